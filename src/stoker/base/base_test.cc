@@ -1,0 +1,145 @@
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <random>
+#include <string>
+#include <thread>
+
+#include "stoker/base/bytes.h"
+#include "stoker/base/clock.h"
+#include "stoker/base/crc32c.h"
+#include "stoker/base/future.h"
+#include "stoker/base/pool.h"
+#include "stoker/base/result.h"
+
+namespace stoker {
+namespace {
+
+Result<int> half(int value) {
+  if (value % 2 != 0) return make_error(Code::invalid_argument, "odd");
+  return value / 2;
+}
+
+Result<int> quarter(int value) {
+  STOKER_ASSIGN(const int once, half(value));
+  STOKER_ASSIGN(const int twice, half(once));
+  return twice;
+}
+
+TEST(Result, CarriesValueOrError) {
+  EXPECT_EQ(*quarter(8), 2);
+  const auto failed = quarter(6);
+  ASSERT_FALSE(failed);
+  EXPECT_EQ(failed.error().code, Code::invalid_argument);
+  EXPECT_EQ(failed.error().with("key w").message(), "invalid argument: key w: odd");
+}
+
+TEST(Error, MapsErrno) {
+  EXPECT_EQ(errno_error(ENOSPC, "x").code, Code::out_of_space);
+  EXPECT_EQ(errno_error(EROFS, "x").code, Code::read_only);
+  EXPECT_EQ(errno_error(EIO, "x").code, Code::io);
+}
+
+TEST(Future, ThenRunsBeforeAndAfterCompletion) {
+  Promise<int> promise;
+  auto future = promise.future();
+  auto doubled = future.then([](const Result<int>& r) -> Result<int> { return *r * 2; });
+  EXPECT_FALSE(doubled.ready());
+  promise.complete(21);
+  EXPECT_EQ(*doubled.wait(), 42);
+  EXPECT_EQ(*future.then([](const Result<int>& r) -> Result<int> { return *r + 1; }).wait(), 22);
+}
+
+TEST(Future, AbandonedPromiseIsCancelled) {
+  Future<void> future;
+  {
+    Promise<void> promise;
+    future = promise.future();
+  }
+  ASSERT_TRUE(future.ready());
+  EXPECT_EQ(future.wait().error().code, Code::cancelled);
+}
+
+TEST(Future, AllReportsFirstErrorAndCompletesOnce) {
+  std::vector<Promise<void>> promises(3);
+  std::vector<Future<void>> futures;
+  for (auto& promise : promises) futures.push_back(promise.future());
+  auto joined = all(futures);
+  promises[2].complete(make_error(Code::io, "third"));
+  promises[0].complete({});
+  EXPECT_FALSE(joined.ready());
+  promises[1].complete(make_error(Code::busy, "second"));
+  EXPECT_EQ(joined.wait().error().code, Code::busy);
+  EXPECT_TRUE(all({}).wait());
+}
+
+TEST(Future, WaitAcrossThreads) {
+  for (int round = 0; round < 200; ++round) {
+    Promise<int> promise;
+    auto future = promise.future();
+    std::thread other([p = std::move(promise)]() mutable { p.complete(7); });
+    EXPECT_EQ(*future.wait(), 7);
+    other.join();
+  }
+}
+
+TEST(Pool, RunsEverythingBeforeItDies) {
+  std::atomic<int> ran{0};
+  {
+    Pool pool(3);
+    for (int i = 0; i < 1000; ++i) pool.run([&] { ++ran; });
+  }
+  EXPECT_EQ(ran, 1000);
+}
+
+TEST(Crc32c, KnownVectorsReferenceAndChaining) {
+  EXPECT_EQ(crc32c("123456789", 9), 0xE3069283U);
+  EXPECT_EQ(crc32c("", 0), 0U);
+  std::mt19937_64 random(1);
+  std::string data(100000, 0);
+  for (auto& byte : data) byte = static_cast<char>(random());
+  for (size_t size : {1UL, 7UL, 8UL, 63UL, 4096UL, 99999UL}) {
+    EXPECT_EQ(crc32c(data.data() + 1, size), crc32c_reference(data.data() + 1, size));
+    EXPECT_EQ(crc32c(data.data() + size / 3, size - size / 3, crc32c(data.data(), size / 3)), crc32c(data.data(), size));
+  }
+}
+
+TEST(Bytes, ReaderNeverPassesTheEnd) {
+  ByteWriter writer;
+  writer.put<uint32_t>(7);
+  writer.put_string("abc");
+  const auto bytes = std::as_bytes(std::span(writer.bytes()));
+  ByteReader whole(bytes);
+  EXPECT_EQ(whole.get<uint32_t>(), 7U);
+  EXPECT_EQ(whole.get_string(), "abc");
+  EXPECT_TRUE(whole.ok());
+  for (size_t cut = 0; cut < bytes.size(); ++cut) {
+    ByteReader part(bytes.first(cut));
+    part.get<uint32_t>();
+    part.get_string();
+    EXPECT_FALSE(part.ok()) << cut;
+  }
+}
+
+TEST(Bytes, ParsesAndPrintsSizes) {
+  EXPECT_EQ(*parse_bytes("160MiB"), 160 * kMiB);
+  EXPECT_EQ(*parse_bytes("1.5 GiB"), 3 * kGiB / 2);
+  EXPECT_EQ(*parse_bytes("7GB"), 7000000000U);
+  EXPECT_EQ(*parse_bytes("4096"), 4096U);
+  EXPECT_FALSE(parse_bytes("lots"));
+  EXPECT_FALSE(parse_bytes("-1"));
+  EXPECT_FALSE(parse_bytes("5 parsecs"));
+  EXPECT_EQ(human_bytes(3 * kGiB / 2), "1.50 GiB");
+}
+
+TEST(Clock, VirtualMovesOnlyWhenTold) {
+  VirtualClock clock;
+  EXPECT_EQ(clock.now_ns(), 0U);
+  clock.advance_to(5);
+  EXPECT_EQ(clock.now_ns(), 5U);
+  const uint64_t before = Clock::real().now_ns();
+  EXPECT_LE(before, Clock::real().now_ns());
+}
+
+}  // namespace
+}  // namespace stoker

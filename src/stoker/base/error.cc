@@ -1,0 +1,70 @@
+#include "stoker/base/error.h"
+
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+namespace stoker {
+
+std::string_view name(Code code) {
+  switch (code) {
+    case Code::invalid_argument: return "invalid argument";
+    case Code::not_found: return "not found";
+    case Code::already_exists: return "already exists";
+    case Code::out_of_space: return "out of space";
+    case Code::over_budget: return "over budget";
+    case Code::corruption: return "corruption";
+    case Code::busy: return "busy";
+    case Code::read_only: return "read only";
+    case Code::io: return "i/o error";
+    case Code::unsupported: return "unsupported";
+    case Code::cancelled: return "cancelled";
+    case Code::mismatch: return "mismatch";
+  }
+  return "unknown";
+}
+
+std::string Error::message() const {
+  std::string text(name(code));
+  text += ": ";
+  text += what;
+  if (sys_errno != 0) {
+    text += " (";
+    text += std::generic_category().message(sys_errno);
+    text += ")";
+  }
+  return text;
+}
+
+Error Error::with(std::string_view context) const {
+  Error copy = *this;
+  copy.what = std::string(context) + ": " + what;
+  return copy;
+}
+
+Error make_error(Code code, std::string what, std::string where) {
+  return Error{code, 0, std::move(what), std::move(where)};
+}
+
+Error errno_error(int sys_errno, std::string what, std::string where) {
+  Code code = Code::io;
+  switch (sys_errno) {
+    case ENOSPC:
+    case EDQUOT: code = Code::out_of_space; break;
+    case ENOENT: code = Code::not_found; break;
+    case EEXIST: code = Code::already_exists; break;
+    case EACCES:
+    case EPERM:
+    case EROFS: code = Code::read_only; break;
+    case EBUSY:
+    case EWOULDBLOCK: code = Code::busy; break;
+    case EINVAL: code = Code::invalid_argument; break;
+    case ENOMEM: code = Code::over_budget; break;
+    case ENOSYS:
+    case EOPNOTSUPP: code = Code::unsupported; break;
+    default: break;
+  }
+  return Error{code, sys_errno, std::move(what), std::move(where)};
+}
+
+}  // namespace stoker

@@ -1,0 +1,44 @@
+// What went wrong, built once at the system call (or check) that saw it and annotated at most once per module boundary.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace stoker {
+
+enum class Code : uint8_t {
+  invalid_argument,  // the caller asked for something that cannot be
+  not_found,
+  already_exists,
+  out_of_space,      // a disk or a store is full
+  over_budget,       // the memory cap would be exceeded
+  corruption,        // bytes differ from their checksum, or a format rule is broken
+  busy,              // somebody else holds it: try later or elsewhere
+  read_only,         // the store refuses writes (see `what`)
+  io,                // the device or the kernel failed the request
+  unsupported,       // this machine, engine or store cannot do it
+  cancelled,         // abandoned before it was done
+  mismatch,          // a store, file or record of another identity or version
+};
+
+// One word for a code, as it stands in messages and in the Python exception table.
+std::string_view name(Code code);
+
+struct Error {
+  Code code = Code::io;
+  int sys_errno = 0;  // errno of the failing call, 0 where there was none
+  std::string what;   // a sentence: what happened, to which key, what to do
+  std::string where;  // the place in the code that built it ("io/uring open"), for the log
+
+  // "corruption: chunk 3 of m/7 ...; No such file or directory"
+  std::string message() const;
+  // The same error with "context: " in front of what: the one annotation a module adds on its boundary.
+  Error with(std::string_view context) const;
+};
+
+Error make_error(Code code, std::string what, std::string where = {});
+// An error of a system call; maps ENOSPC/EDQUOT to out_of_space, ENOENT to not_found, EACCES/EROFS/EPERM to read_only, EEXIST, EBUSY, else io.
+Error errno_error(int sys_errno, std::string what, std::string where = {});
+
+}  // namespace stoker

@@ -1,0 +1,49 @@
+#include "stoker/base/pool.h"
+
+#include <pthread.h>
+
+#include "stoker/base/check.h"
+
+namespace stoker {
+
+Pool::Pool(size_t threads) {
+  STOKER_CHECK(threads > 0);
+  threads_.reserve(threads);
+  for (size_t i = 0; i < threads; ++i) {
+    threads_.emplace_back([this] { work(); });
+    pthread_setname_np(threads_.back().native_handle(), "stoker-cpu");
+  }
+}
+
+Pool::~Pool() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  for (auto& thread : threads_) thread.join();
+}
+
+void Pool::run(std::function<void()> task) {
+  {
+    std::lock_guard lock(mutex_);
+    tasks_.push_back(std::move(task));
+  }
+  wake_.notify_one();
+}
+
+void Pool::work() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    wake_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
+    if (tasks_.empty()) return;
+    auto task = std::move(tasks_.front());
+    tasks_.pop_front();
+    lock.unlock();
+    task();
+    task = nullptr;  // captures die here, outside the lock
+    lock.lock();
+  }
+}
+
+}  // namespace stoker

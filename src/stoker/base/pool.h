@@ -1,0 +1,33 @@
+// The one fixed pool of CPU threads: checksums and optimizer kernels run here, never on the Loop thread.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace stoker {
+
+class Pool {
+ public:
+  explicit Pool(size_t threads);
+  ~Pool();  // runs what is queued, then joins
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  // Runs `task` on a pool thread, in order of arrival. Any thread. The task must not wait for another task.
+  void run(std::function<void()> task);
+  size_t threads() const { return threads_.size(); }
+
+ private:
+  void work();
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::function<void()>> tasks_;  // guarded by mutex_
+  bool stopping_ = false;                    // guarded by mutex_
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace stoker

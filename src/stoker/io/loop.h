@@ -1,0 +1,58 @@
+// Loop: one thread that owns an Engine and decides what it does next.
+//
+// Any thread submits Ops; they wait in a queue a class (ordered by deadline, then arrival) and go to the engine in order of
+// class, with a floor for each class so that none starves, up to `depth` in flight across all files: the queue does not drain
+// at the edge of one request. done() runs on the Loop's thread.
+//
+// Memory that is not aligned for the file goes through the one bounce path here; everything else moves without a copy.
+#pragma once
+
+#include <array>
+#include <memory>
+
+#include "stoker/base/clock.h"
+#include "stoker/base/counters.h"
+#include "stoker/io/engine.h"
+
+namespace stoker {
+
+struct LoopOptions {
+  uint32_t depth = 64;           // ops in flight at most (also bounded by the engine)
+  uint32_t queue_max = 1 << 16;  // ops waiting at most; beyond it submit() says busy
+  std::array<uint8_t, kPriorities> floor_percent = {0, 5, 10, 5, 2};  // of dispatches, while such ops wait
+};
+
+// What went through, by class; read by any thread.
+struct ClassCounters {
+  Counter ops, bytes_read, bytes_written, queue_ns, service_ns, errors;
+};
+
+class Loop {
+ public:
+  static Result<std::unique_ptr<Loop>> make(std::unique_ptr<Engine> engine, LoopOptions options = {}, const Clock& clock = Clock::real());
+  ~Loop();  // finishes everything submitted, then stops the thread
+  Loop(const Loop&) = delete;
+  Loop& operator=(const Loop&) = delete;
+
+  Result<FileInfo> open(const OpenFile& file);
+  Status close(FileId file);
+  Status adopt(const Arena& arena);
+  // Queues the ops (any thread; also from within done()). All are taken, or none and the error is busy.
+  Status submit(std::span<Op* const> ops);
+  Status submit(Op& op);
+
+  EngineTraits traits() const;
+  const IoCounters& counters() const;
+  const ClassCounters& counters(Priority priority) const;
+  const Clock& clock() const;
+
+ private:
+  class Impl;
+  explicit Loop(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// The best engine this machine allows: uring, else posix with a log line that says why. `name`: "auto", "uring" or "posix".
+Result<std::unique_ptr<Engine>> make_engine(const std::string& name = "auto", uint32_t depth = 64);
+
+}  // namespace stoker

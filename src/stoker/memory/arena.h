@@ -1,0 +1,83 @@
+// Arena: one reserved, pre-faulted region in large pages, out of which Buffers are cut.
+//
+// Large pages matter more than anything else here: with O_DIRECT into registered buffers a read runs about three
+// times as fast from 2 MiB pages as from 4 KiB pages. So an arena takes hugetlbfs pages where enough are reserved,
+// else asks for transparent huge pages, and says what it got (`pages()`); it never falls back silently.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "stoker/base/result.h"
+#include "stoker/memory/budget.h"
+#include "stoker/memory/slice.h"
+
+namespace stoker {
+
+class Arena;
+
+// Owns a piece of an Arena; move-only; gives it back when destroyed (from any thread). Must not outlive the Arena.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+  ~Buffer();
+
+  std::byte* data() const { return slice_.data; }
+  size_t size() const { return slice_.size; }
+  Slice slice() const { return slice_; }
+  explicit operator bool() const { return arena_ != nullptr; }
+
+ private:
+  friend class Arena;
+  Buffer(Arena* arena, Slice slice) : arena_(arena), slice_(slice) {}
+  Arena* arena_ = nullptr;
+  Slice slice_;
+};
+
+struct PageReport {
+  enum class Kind { hugetlb, transparent, small } kind = Kind::small;
+  uint64_t large_bytes = 0;  // of the arena's bytes, how many lie in 2 MiB pages
+  uint64_t total_bytes = 0;
+};
+
+// Any thread.
+class Arena {
+ public:
+  // Reserves and pre-faults `bytes` (rounded up to 2 MiB), drawn on `budget`. over_budget where the machine has not the memory.
+  static Result<std::unique_ptr<Arena>> make(uint64_t bytes, Budget& budget);
+  ~Arena();  // every Buffer must be back
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  // First fit at 4 KiB alignment, of `bytes` rounded up to 4 KiB; over_budget if no free range is large enough (asks nobody to wait).
+  Result<Buffer> take(size_t bytes);
+
+  int32_t id() const { return id_; }  // process-wide, never reused
+  std::byte* data() const { return data_; }
+  uint64_t size() const { return size_; }
+  uint64_t used() const;
+  uint64_t peak() const;
+  uint64_t largest_free() const;
+  PageReport pages() const { return pages_; }
+
+ private:
+  friend class Buffer;
+  Arena(std::byte* data, uint64_t size, PageReport pages, Grant grant);
+  void give_back(const Slice& slice);
+
+  std::byte* const data_;
+  const uint64_t size_;
+  const PageReport pages_;
+  const int32_t id_;
+  Grant grant_;
+  mutable std::mutex mutex_;
+  std::map<uint64_t, uint64_t> free_;  // offset -> bytes, coalesced; guarded by mutex_
+  uint64_t used_ = 0;                  // guarded by mutex_
+  uint64_t peak_ = 0;                  // guarded by mutex_
+};
+
+}  // namespace stoker

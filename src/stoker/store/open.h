@@ -1,0 +1,33 @@
+// One string opens any composition of stores. The grammar lives in open.cc and nowhere else.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "stoker/base/pool.h"
+#include "stoker/io/loop.h"
+#include "stoker/memory/budget.h"
+#include "stoker/store/store.h"
+
+namespace stoker {
+
+// The threads and the memory that stores of one process share. The owner keeps it alive longer than every store.
+struct Runtime {
+  Loop& loop;
+  Pool& pool;
+  Budget& budget;
+};
+
+struct StoreOptions {
+  bool create = false;            // make it where there is none
+  bool read_only = false;         // takes no writer's lock; writes nothing, not even on open
+  uint64_t capacity_bytes = 0;    // for data, over all volumes, when made: reserved at once (out_of_space if the disk has not got it)
+  uint32_t chunk_bytes = 1 << 20; // default of new objects
+  uint64_t objects_max = 1 << 16; // sizes the journal when made
+  std::string holder;             // who we are, for the lock's message ("stoker train, pid 7")
+};
+
+// "memory:" · "local:/nvme0,/nvme1" or just "/nvme0,/nvme1" (each a directory, which then holds stoker.volume, a file, or a block device)
+Result<std::unique_ptr<Store>> open_store(const std::string& composition, const Runtime& runtime, const StoreOptions& options);
+
+}  // namespace stoker

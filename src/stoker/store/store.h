@@ -1,0 +1,97 @@
+// Store: named objects of bytes, changed only by atomic transactions. Everything that holds bytes is one, and stores compose.
+//
+// Objects are cut into chunks (a size fixed when the object is made); each chunk carries a CRC32C that every read verifies.
+// All methods may be called by any thread. Futures complete on a Store thread: continuations must not block.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "stoker/base/future.h"
+#include "stoker/base/result.h"
+#include "stoker/io/op.h"
+#include "stoker/memory/slice.h"
+
+namespace stoker {
+
+using Version = uint64_t;  // of the whole store; grows by one a commit; 0 = a store never committed to
+
+enum class Durability : uint8_t {
+  deferred,  // visible now; durable with the next durable commit, or lost with it
+  durable,   // visible and survives power loss when the future completes
+};
+
+struct Features {
+  bool transaction = false;  // several objects change together or not at all
+  bool update = false;       // writes at an offset into an existing object
+  bool snapshots = false;
+};
+
+struct ObjectInfo {
+  std::string key;
+  uint64_t bytes = 0;
+  uint32_t chunk_bytes = 0;
+  Version version = 0;  // the commit that last changed it
+};
+
+struct SnapshotInfo {
+  std::string name;
+  Version version = 0;
+};
+
+struct StoreInfo {
+  std::string composition;      // the string that opens it, e.g. "local:/nvme0,/nvme1"
+  Version committed = 0;        // current version (deferred commits included)
+  Version durable = 0;          // the version a crash returns to
+  uint64_t capacity_bytes = 0;  // for data; 0 = unbounded
+  uint64_t used_bytes = 0;      // named by the current version, a snapshot or an open transaction
+  uint64_t map_bytes = 0;       // memory of the map
+  std::string read_only;        // why it refuses writes; empty if it does not
+  std::vector<SnapshotInfo> snapshots;
+};
+
+struct ReadOptions {
+  std::string_view snapshot = {};  // empty: the current version
+  Priority priority = Priority::demand;
+  uint64_t deadline_ns = 0;
+};
+
+// Owns the objects it wrote until it is committed or destroyed. Methods may be called by any thread, but not commit() beside others.
+class Transaction {
+ public:
+  // Abandons what is not committed, without blocking; buffers handed to write() must still live until their futures are done.
+  virtual ~Transaction() = default;
+
+  // Makes the object (zeros, chunk_bytes: a power of two from 64 KiB to 8 MiB, 0 = the store's default), or changes its size
+  // (chunk_bytes must then be 0 or equal). New bytes read as zeros and cost no I/O until written.
+  virtual Status resize(std::string_view key, uint64_t bytes, uint32_t chunk_bytes = 0) = 0;
+  // Stages bytes at `offset` (inside the size). CRCs are computed on the calling thread; `from` stays untouched until the future is
+  // done. Whole chunks from memory aligned to 4 KiB move without a copy; a part of a chunk is merged with the verified rest.
+  // Errors: busy (another open transaction owns the object), not_found, invalid_argument, out_of_space, read_only.
+  virtual Future<void> write(std::string_view key, uint64_t offset, Slice from, Priority priority = Priority::write_back) = 0;
+  virtual Status remove(std::string_view key) = 0;
+  // Sees the staged bytes, and the committed ones elsewhere; also after commit() was called, until destruction.
+  virtual Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options = {}) = 0;
+  // Everything or nothing. The version that holds it; the first failed write's error if one failed. Call once.
+  virtual Future<Version> commit(Durability durability) = 0;
+};
+
+class Store {
+ public:
+  virtual ~Store() = default;  // no transaction may be open, no future pending
+
+  virtual Features features() const = 0;
+  virtual Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot = {}) = 0;
+  virtual Result<std::vector<ObjectInfo>> list(std::string_view prefix, std::string_view snapshot = {}) = 0;  // sorted by key
+  // All bytes of `into`, verified; not_found, invalid_argument (beyond the end), corruption (names key and chunk), io.
+  virtual Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options = {}) = 0;
+  virtual Result<std::unique_ptr<Transaction>> begin() = 0;  // unsupported where features().transaction is false
+  virtual Future<void> snapshot(std::string_view name) = 0;  // names the current version, durably; already_exists
+  virtual Future<void> drop(std::string_view name) = 0;      // forgets a snapshot, durably; not_found
+  virtual StoreInfo info() const = 0;
+};
+
+}  // namespace stoker
