@@ -44,6 +44,8 @@ class Engine {
   virtual Status close(FileId file) = 0;
   // Registers the arena's memory; failing to register is not an error (logged once, transfers then pin pages each time).
   virtual Status adopt(const Arena& arena) = 0;
+  // Forgets it again, before the arena is destroyed; nothing on it may be in flight. Not adopted: nothing happens.
+  virtual Status unadopt(const Arena&) { return {}; }
   // Takes the first n ops, in order, and starts them; n < size when the queue is full. An op that cannot be started at all is
   // accepted and completes with its error from poll().
   virtual size_t submit(std::span<Op* const> ops) = 0;

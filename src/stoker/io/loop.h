@@ -4,7 +4,7 @@
 // class, with a floor for each class so that none starves, up to `depth` in flight across all files: the queue does not drain
 // at the edge of one request. done() runs on the Loop's thread.
 //
-// Memory that is not aligned for the file goes through the one bounce path here; everything else moves without a copy.
+// Memory that is not aligned goes through the one bounce path (bounce.h); everything else moves without a copy.
 #pragma once
 
 #include <array>
@@ -20,6 +20,7 @@ struct LoopOptions {
   uint32_t depth = 64;           // ops in flight at most (also bounded by the engine)
   uint32_t queue_max = 1 << 16;  // ops waiting at most; beyond it submit() says busy
   std::array<uint8_t, kPriorities> floor_percent = {0, 5, 10, 5, 2};  // of dispatches, while such ops wait
+  Budget* budget = nullptr;      // the 1 MiB of bounce memory is drawn on it, if given; must outlive the Loop
 };
 
 // What went through, by class; read by any thread.
@@ -37,6 +38,7 @@ class Loop {
   Result<FileInfo> open(const OpenFile& file);
   Status close(FileId file);
   Status adopt(const Arena& arena);
+  Status unadopt(const Arena& arena);
   // Queues the ops (any thread; also from within done()). All are taken, or none and the error is busy.
   Status submit(std::span<Op* const> ops);
   Status submit(Op& op);

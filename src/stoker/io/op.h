@@ -21,7 +21,8 @@ struct Op {
   Priority priority = Priority::demand;
   FileId file = -1;
   uint64_t offset = 0;       // bytes; a multiple of the file's alignment
-  Slice bytes;               // size a multiple of the alignment; sync: empty; trim: only the size counts
+  Slice bytes;               // size a multiple of the alignment; sync: empty; trim: only the size counts (its space may go back
+                             // to the file system: what must stay reserved is not trimmed)
   uint64_t deadline_ns = 0;  // on the Loop's clock; within a class earlier deadlines go first; 0 = none
 
   // All bytes or an error: short transfers, EINTR and EAGAIN are continued below this line.
@@ -35,6 +36,8 @@ struct Op {
   Op* next = nullptr;
   size_t moved = 0;
   uint64_t queued_ns = 0;
+  void (*hook)(Op&) noexcept = nullptr;  // the Loop keeps the caller's done here while the Op is in its hands
+  void* holder = nullptr;
 };
 
 }  // namespace stoker

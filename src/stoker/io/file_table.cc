@@ -1,0 +1,195 @@
+#include "stoker/io/file_table.h"
+
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "stoker/base/bytes.h"
+#include "stoker/base/log.h"
+#include "stoker/io/transfer.h"
+
+namespace stoker {
+namespace {
+
+constexpr const char* kWhere = "io/file_table";
+
+std::string parent_of(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+Error open_error(int sys_errno, const OpenFile& request) {
+  const std::string file = "cannot open '" + request.path + "'";
+  switch (sys_errno) {
+    case ENOENT: return errno_error(sys_errno, file + (request.create ? ": its folder does not exist" : ": there is no such file"), kWhere);
+    case EACCES:
+    case EPERM: return errno_error(sys_errno, file + (request.write ? " for writing" : "") + ": permission is denied", kWhere);
+    case EROFS: return errno_error(sys_errno, file + " for writing: its file system is mounted read-only", kWhere);
+    case ETXTBSY: return Error{Code::busy, sys_errno, file + ": it is in use", kWhere};
+    default: return errno_error(sys_errno, file, kWhere);
+  }
+}
+
+// Open without hanging on a pipe or taking a folder for a file.
+Status check_type(const OpenFile& request) {
+  struct stat st {};
+  if (stat(request.path.c_str(), &st) != 0) return {};  // open(2) will say why
+  if (S_ISREG(st.st_mode) || S_ISBLK(st.st_mode)) return {};
+  const std::string what = S_ISDIR(st.st_mode) ? "a folder" : "neither a file nor a block device";
+  return make_error(Code::invalid_argument, "cannot open '" + request.path + "': it is " + what, kWhere);
+}
+
+// open(2) with O_DIRECT where the file system has it. Returns the descriptor or -errno.
+int open_direct(const char* path, int flags, bool* direct) {
+  *direct = true;
+  int fd = ::open(path, flags | O_DIRECT | O_CLOEXEC, 0666);
+  if (fd < 0 && errno == EINVAL) {
+    *direct = false;
+    fd = ::open(path, (flags & ~O_EXCL) | O_CLOEXEC, 0666);  // the refused call may have created it
+  }
+  return fd < 0 ? -errno : fd;
+}
+
+uint64_t free_bytes(int fd) {
+  struct statvfs fs {};
+  return fstatvfs(fd, &fs) == 0 ? static_cast<uint64_t>(fs.f_bavail) * fs.f_frsize : 0;
+}
+
+// Gives the new file its full size in blocks that are its own, so that a full disk shows now and not in the middle of work.
+Status reserve(int fd, const OpenFile& request) {
+  if (request.reserve_bytes == 0) return {};
+  const uint64_t free_before = free_bytes(fd);
+  int error = 0;
+  do {
+    error = fallocate(fd, 0, 0, static_cast<off_t>(request.reserve_bytes)) == 0 ? 0 : errno;
+  } while (error == EINTR);
+  if (error == EOPNOTSUPP) {
+    log().warn("the file system of '{}' cannot reserve space: a full disk will show only while writing", request.path);
+    if (request.reserve_bytes > free_before) error = ENOSPC;
+    else error = ftruncate(fd, static_cast<off_t>(request.reserve_bytes)) == 0 ? 0 : errno;
+  }
+  if (error == 0) return {};
+  const std::string need = human_bytes(request.reserve_bytes) + " for '" + request.path + "'";
+  if (error == ENOSPC || error == EDQUOT) {
+    return errno_error(error, "cannot reserve " + need + ": only " + human_bytes(free_before) + " are free; free some space or ask for less", kWhere);
+  }
+  if (error == EFBIG) return Error{Code::out_of_space, error, "cannot reserve " + need + ": the file system allows no file of that size", kWhere};
+  return errno_error(error, "cannot reserve " + need, kWhere);
+}
+
+// A new name survives power loss only once its folder was flushed.
+Status make_durable(int fd, const std::string& path) {
+  const std::string folder = parent_of(path);
+  const int dir = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const int error = fsync(fd) != 0 || dir < 0 || fsync(dir) != 0 ? errno : 0;
+  if (dir >= 0) ::close(dir);
+  // Some file systems cannot flush a folder; they say so with EINVAL.
+  return error == 0 || error == EINVAL ? Status{} : errno_error(error, "cannot make the new file '" + path + "' durable", kWhere);
+}
+
+Status prepare_new(int fd, const OpenFile& request) {
+  Status status = reserve(fd, request);
+  if (status) status = make_durable(fd, request.path);
+  if (!status) unlink(request.path.c_str());
+  return status;
+}
+
+Result<uint64_t> size_of(int fd, const std::string& path) {
+  struct stat st {};
+  if (fstat(fd, &st) != 0) return errno_error(errno, "cannot tell the size of '" + path + "'", kWhere);
+  if (!S_ISBLK(st.st_mode)) return static_cast<uint64_t>(st.st_size);
+  uint64_t bytes = 0;
+  if (ioctl(fd, BLKGETSIZE64, &bytes) != 0) return errno_error(errno, "cannot tell the size of the device '" + path + "'", kWhere);
+  return bytes;
+}
+
+// Fills in fd and info (but not the id).
+Status open_file(const OpenFile& request, FileTable::File* file) {
+  if (request.create && !request.write) return make_error(Code::invalid_argument, "a file that is to be created must be opened for writing", kWhere);
+  STOKER_TRY(check_type(request));
+  const int access = request.write ? O_RDWR : O_RDONLY;
+  bool created = false;
+  int fd = open_direct(request.path.c_str(), access, &file->info.direct);
+  if (fd == -ENOENT && request.create) {
+    fd = open_direct(request.path.c_str(), access | O_CREAT | O_EXCL, &file->info.direct);
+    created = fd >= 0;
+  }
+  if (fd < 0) return open_error(-fd, request);
+  file->path = request.path;
+  file->write = request.write;
+  Status status = created ? prepare_new(fd, request) : Status{};
+  auto bytes = size_of(fd, request.path);
+  if (status && !bytes) status = bytes.error();
+  if (!status) {
+    ::close(fd);
+    return status;
+  }
+  file->fd = fd;
+  file->info.bytes = *bytes;
+  if (!file->info.direct) log().info("'{}' lies on a file system without direct I/O: transfers go through the page cache", request.path);
+  return {};
+}
+
+}  // namespace
+
+FileTable::~FileTable() {
+  for (const File& file : files_) {
+    if (file.fd >= 0) ::close(file.fd);
+  }
+}
+
+Result<FileInfo> FileTable::open(const OpenFile& request) {
+  File file;
+  STOKER_TRY(open_file(request, &file));
+  std::lock_guard lock(mutex_);
+  auto place = std::find_if(files_.begin(), files_.end(), [](const File& f) { return f.fd < 0; });
+  if (place == files_.end()) place = files_.emplace(files_.end());
+  file.info.id = static_cast<FileId>(place - files_.begin());
+  *place = std::move(file);
+  return place->info;
+}
+
+Status FileTable::close(FileId id) {
+  std::lock_guard lock(mutex_);
+  if (id < 0 || static_cast<size_t>(id) >= files_.size() || files_[static_cast<size_t>(id)].fd < 0) {
+    return make_error(Code::invalid_argument, "no file is open under the id " + std::to_string(id), kWhere);
+  }
+  File& file = files_[static_cast<size_t>(id)];
+  const int result = ::close(file.fd);
+  const int error = errno;
+  const std::string path = std::move(file.path);
+  file = File{};
+  return result == 0 || error == EINTR ? Status{} : errno_error(error, "closing '" + path + "' failed", kWhere);
+}
+
+const FileTable::File* FileTable::find(FileId id) const {
+  std::lock_guard lock(mutex_);
+  if (id < 0 || static_cast<size_t>(id) >= files_.size()) return nullptr;
+  const File& file = files_[static_cast<size_t>(id)];
+  return file.fd < 0 ? nullptr : &file;
+}
+
+bool startable(Op& op, const FileTable::File* file) {
+  if (file == nullptr) {
+    op.result = make_error(Code::invalid_argument, "no file is open under the id " + std::to_string(op.file), kWhere);
+    return false;
+  }
+  if (!file->write && (op.kind == Op::Kind::write || op.kind == Op::Kind::trim)) {
+    op.result = make_error(Code::read_only, "'" + file->path + "' was opened for reading only", kWhere);
+    return false;
+  }
+  if (Status status = check_op(op, file->info.align, file->path); !status) {
+    op.result = status.error();
+    return false;
+  }
+  return true;
+}
+
+}  // namespace stoker

@@ -1,0 +1,205 @@
+#include "stoker/io/loop.h"
+
+#include <atomic>
+#include <numeric>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "stoker/io/bounce.h"
+#include "stoker/io/scheduler.h"
+#include "stoker/io/thread.h"
+
+namespace stoker {
+
+// How an Op travels: submit() (any thread) pushes it on the incoming stack -> the Loop's thread sorts it into the scheduler ->
+// dispatch() hands it to the engine when there is room -> poll() completes it -> completed() counts it and calls the caller's done().
+class Loop::Impl {
+ public:
+  Impl(std::unique_ptr<Engine> engine, const LoopOptions& options, const Clock& clock)
+      : engine_(std::move(engine)), options_(options), clock_(clock), scheduler_(options.floor_percent) {}
+  ~Impl();
+  Status start();
+
+  Status submit(std::span<Op* const> ops);
+  Engine& engine() { return *engine_; }
+  const ClassCounters& counters(Priority priority) const { return counters_[static_cast<size_t>(priority)]; }
+  const Clock& clock() const { return clock_; }
+
+ private:
+  static void completed(Op& op) noexcept;
+  void run();
+  void take_incoming();
+  Op* next();
+  void dispatch();
+  bool idle() const { return in_flight_ == 0 && batch_.empty() && scheduler_.size() == 0 && bounce_.idle(); }
+
+  const std::unique_ptr<Engine> engine_;
+  const LoopOptions options_;
+  const Clock& clock_;
+  std::array<ClassCounters, kPriorities> counters_;
+
+  // Shared with the submitting threads. All sequentially consistent: either the Loop sees the new head before it sleeps, or
+  // the submitter sees that it sleeps and wakes it.
+  std::atomic<Op*> incoming_{nullptr};   // a stack, the newest on top
+  std::atomic<size_t> waiting_{0};       // submitted and not yet handed to the engine
+  std::atomic<bool> sleeping_{false};    // the Loop waits in poll() and has room for more
+  std::atomic<bool> stopping_{false};
+
+  // Of the Loop's thread.
+  Scheduler scheduler_;
+  Bounce bounce_;
+  std::vector<Op*> batch_;  // chosen, not yet taken by the engine
+  size_t in_flight_ = 0;
+  size_t depth_ = 0;
+  std::thread thread_;
+};
+
+Status Loop::Impl::start() {
+  const auto& floors = options_.floor_percent;
+  if (std::accumulate(floors.begin(), floors.end(), 0U) > 100) return make_error(Code::invalid_argument, "the floors of the I/O classes add up to more than 100 percent", "io/loop");
+  if (options_.depth == 0 || options_.queue_max == 0) return make_error(Code::invalid_argument, "an I/O loop needs a depth and a queue of at least 1", "io/loop");
+  depth_ = std::min(options_.depth, engine_->traits().depth_max);
+  batch_.reserve(depth_);
+  STOKER_TRY(bounce_.reserve(options_.budget));
+  try {
+    thread_ = start_io_thread("stoker-io", [this] { run(); });
+  } catch (const std::system_error& error) {
+    return errno_error(error.code().value(), "cannot start the thread of the I/O loop", "io/loop");
+  }
+  return {};
+}
+
+Loop::Impl::~Impl() {
+  if (!thread_.joinable()) return;
+  stopping_ = true;
+  engine_->wake();
+  thread_.join();
+}
+
+Status Loop::Impl::submit(std::span<Op* const> ops) {
+  if (ops.empty()) return {};
+  if (waiting_.fetch_add(ops.size()) + ops.size() > options_.queue_max) {
+    waiting_.fetch_sub(ops.size());
+    return make_error(Code::busy, "the I/O queue is full (" + std::to_string(options_.queue_max) + " operations): wait for some to finish", "io/loop");
+  }
+  const uint64_t now = clock_.now_ns();
+  Op* below = nullptr;
+  for (Op* op : ops) {
+    STOKER_CHECK(op->done != nullptr && static_cast<size_t>(op->priority) < kPriorities);
+    op->hook = op->done;
+    op->done = &Impl::completed;
+    op->holder = this;
+    op->queued_ns = now;
+    op->next = below;
+    below = op;
+  }
+  Op* head = incoming_.load();
+  do {
+    ops.front()->next = head;
+  } while (!incoming_.compare_exchange_weak(head, below));
+  if (sleeping_.exchange(false)) engine_->wake();
+  return {};
+}
+
+// On the Loop's thread, from the engine's poll() or the bounce path.
+void Loop::Impl::completed(Op& op) noexcept {
+  Impl& loop = *static_cast<Impl*>(op.holder);
+  ClassCounters& counters = loop.counters_[static_cast<size_t>(op.priority)];
+  counters.ops.add(1);
+  counters.service_ns.add(loop.clock_.now_ns() - op.queued_ns);
+  if (!op.result) {
+    counters.errors.add(1);
+  } else if (op.kind == Op::Kind::read) {
+    counters.bytes_read.add(op.bytes.size);
+  } else if (op.kind == Op::Kind::write) {
+    counters.bytes_written.add(op.bytes.size);
+  }
+  op.done = op.hook;
+  op.hook = nullptr;
+  op.done(op);  // the op may be gone after this
+}
+
+void Loop::Impl::run() {
+  for (;;) {
+    take_incoming();
+    dispatch();
+    if (idle() && stopping_ && incoming_ == nullptr) return;
+    // With the engine full a new op could not start anyway: nobody need wake us for it.
+    sleeping_ = in_flight_ < depth_;
+    const bool more = incoming_ != nullptr || (stopping_ && idle());
+    in_flight_ -= engine_->poll(more ? 0 : UINT64_MAX);
+    sleeping_ = false;
+  }
+}
+
+void Loop::Impl::take_incoming() {
+  Op* newest = incoming_.exchange(nullptr);
+  Op* oldest = nullptr;
+  while (newest != nullptr) {
+    Op* below = newest->next;
+    newest->next = oldest;
+    oldest = newest;
+    newest = below;
+  }
+  while (oldest != nullptr) {
+    Op* after = oldest->next;
+    scheduler_.push(*oldest);
+    oldest = after;
+  }
+}
+
+// The next op for the engine: pieces of the bounce path first (they were scheduled when their op was). While that path is
+// full everything waits for one of its pieces, a fraction of a millisecond, rather than that the order of classes is lost.
+Op* Loop::Impl::next() {
+  for (;;) {
+    if (Op* piece = bounce_.next_piece()) return piece;
+    if (bounce_.full()) return nullptr;
+    Op* op = scheduler_.pop();
+    if (op == nullptr) return nullptr;
+    waiting_.fetch_sub(1);
+    const uint64_t now = clock_.now_ns();
+    counters_[static_cast<size_t>(op->priority)].queue_ns.add(now - op->queued_ns);
+    op->queued_ns = now;  // from here on: when service began
+    if (!Bounce::needed(*op)) return op;
+    bounce_.add(*op);
+  }
+}
+
+void Loop::Impl::dispatch() {
+  while (in_flight_ + batch_.size() < depth_) {
+    Op* op = next();
+    if (op == nullptr) break;
+    batch_.push_back(op);
+  }
+  if (batch_.empty()) return;
+  const size_t taken = engine_->submit(batch_);
+  in_flight_ += taken;
+  batch_.erase(batch_.begin(), batch_.begin() + static_cast<std::ptrdiff_t>(taken));
+}
+
+Result<std::unique_ptr<Loop>> Loop::make(std::unique_ptr<Engine> engine, LoopOptions options, const Clock& clock) {
+  auto impl = std::make_unique<Impl>(std::move(engine), options, clock);
+  STOKER_TRY(impl->start());
+  return std::unique_ptr<Loop>(new Loop(std::move(impl)));
+}
+
+Loop::Loop(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Loop::~Loop() = default;
+
+Result<FileInfo> Loop::open(const OpenFile& file) { return impl_->engine().open(file); }
+Status Loop::close(FileId file) { return impl_->engine().close(file); }
+Status Loop::adopt(const Arena& arena) { return impl_->engine().adopt(arena); }
+Status Loop::unadopt(const Arena& arena) { return impl_->engine().unadopt(arena); }
+Status Loop::submit(std::span<Op* const> ops) { return impl_->submit(ops); }
+Status Loop::submit(Op& op) {
+  Op* one[] = {&op};
+  return impl_->submit(one);
+}
+EngineTraits Loop::traits() const { return impl_->engine().traits(); }
+const IoCounters& Loop::counters() const { return impl_->engine().counters(); }
+const ClassCounters& Loop::counters(Priority priority) const { return impl_->counters(priority); }
+const Clock& Loop::clock() const { return impl_->clock(); }
+
+}  // namespace stoker

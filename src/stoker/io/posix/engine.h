@@ -1,0 +1,48 @@
+// PosixEngine: pread and pwrite on a fixed set of threads, for machines that refuse io_uring.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "stoker/io/engine.h"
+#include "stoker/io/file_table.h"
+#include "stoker/io/op_list.h"
+
+namespace stoker {
+
+class PosixEngine final : public Engine {
+ public:
+  // `depth` threads at most 32: each carries one op at a time, the rest of the depth waits.
+  static Result<std::unique_ptr<PosixEngine>> make(uint32_t depth);
+  ~PosixEngine() override;
+
+  EngineTraits traits() const override { return {"posix", depth_, false}; }
+  Result<FileInfo> open(const OpenFile& file) override { return files_.open(file); }
+  Status close(FileId file) override { return files_.close(file); }
+  Status adopt(const Arena&) override { return {}; }
+  size_t submit(std::span<Op* const> ops) override;
+  size_t poll(uint64_t wait_ns) override;
+  void wake() override;
+
+ private:
+  explicit PosixEngine(uint32_t depth) : depth_(depth) {}
+  void work();
+  void carry(Op& op);
+
+  const uint32_t depth_;
+  FileTable files_;
+  std::mutex mutex_;
+  std::condition_variable work_;      // for the threads: something queued, or stopping
+  std::condition_variable progress_;  // for poll(): something done, or woken
+  OpList queued_;                     // guarded by mutex_
+  OpList done_;                       // guarded by mutex_
+  bool woken_ = false;                // guarded by mutex_
+  bool stopping_ = false;             // guarded by mutex_
+  uint32_t in_flight_ = 0;            // of the polling thread
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace stoker
