@@ -1,0 +1,165 @@
+"""The compiled core, as Python sees it (bindings/memory.cc, store.cc, offload.cc; the optimizer kernels are in optim.cc).
+
+Addresses are integers (``tensor.data_ptr()``); whoever passes one keeps the memory alive and still until the returned
+Future or job is done. Every call that moves bytes or waits releases the GIL, and every wait can be interrupted by Ctrl-C.
+Errors are raised as the classes of ``stoker.errors``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+Priority = str  # "demand" | "prefetch" | "write_back" | "checkpoint" | "scrub"
+
+class Runtime:
+    """The threads and the memory cap of a process. `threads`: CPU pool; `budget_bytes`: hard cap that arenas and stores draw on;
+    `engine`: "auto", "uring" or "posix"; `depth`: disk operations in flight at most."""
+
+    def __init__(self, engine: str = "auto", threads: int = 2, budget_bytes: int = 1 << 62, depth: int = 64) -> None: ...
+    def arena(self, bytes: int) -> Arena: ...  # OverBudget
+    def open_store(
+        self,
+        composition: str,
+        create: bool = False,
+        capacity_bytes: int = 0,
+        read_only: bool = False,
+        holder: str = "",
+        chunk_bytes: int = 1 << 20,
+        objects_max: int = 1 << 16,
+    ) -> Store: ...
+    def io_counters(self) -> dict[str, int]: ...  # reads writes syncs read_bytes written_bytes submissions short_transfers retries
+    @property
+    def engine(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def budget_bytes(self) -> int: ...
+    @property
+    def budget_used(self) -> int: ...
+    @property
+    def budget_peak(self) -> int: ...
+
+class Arena:
+    """Pre-faulted memory in large pages. Any thread."""
+
+    def take(self, bytes: int) -> Buffer: ...  # rounded up to 4 KiB; OverBudget when no free range is large enough
+    @property
+    def address(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def used(self) -> int: ...
+    @property
+    def peak(self) -> int: ...
+    @property
+    def largest_free(self) -> int: ...
+    @property
+    def pages(self) -> dict[str, Any]: ...  # {"kind": "hugetlb" | "transparent" | "small", "large_bytes", "total_bytes"}
+
+class Buffer:
+    """Memory of an Arena. ``torch.from_dlpack(buffer)`` gives a uint8 tensor [size] without a copy whose storage keeps the memory:
+    it returns to the arena when this handle and every tensor over that storage are gone (on whichever thread that happens)."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def shared(self) -> bool: ...  # whether an exported tensor storage (DLPack) still holds the memory
+    def release(self) -> None: ...  # drops this handle's hold; tensors keep theirs
+    def __dlpack__(self, **_: Any) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __buffer__(self, flags: int) -> memoryview: ...
+
+class Future:
+    def ready(self) -> bool: ...
+    def wait(self, timeout: float | None = None) -> Any: ...  # the result (a version for a commit, else None); raises the error; TimeoutError
+    def error(self) -> str | None: ...  # the message of the error if it is ready and failed, without raising
+
+class Store:
+    def info(self) -> dict[str, Any]: ...  # composition committed durable capacity_bytes used_bytes map_bytes read_only snapshots{name: version}
+    def stat(self, key: str, snapshot: str = "") -> dict[str, Any]: ...  # key bytes chunk_bytes version; NotFound
+    def exists(self, key: str, snapshot: str = "") -> bool: ...
+    def list(self, prefix: str = "", snapshot: str = "") -> list[dict[str, Any]]: ...
+    def read_bytes(self, key: str, offset: int = 0, bytes: int | None = None, snapshot: str = "") -> bytes: ...
+    def read(
+        self, key: str, offset: int, address: int, bytes: int, priority: Priority = "prefetch", txn: Transaction | None = None, snapshot: str = ""
+    ) -> Future: ...
+    def begin(self) -> Transaction: ...
+    def snapshot(self, name: str) -> Future: ...
+    def drop(self, name: str) -> Future: ...
+    def close(self) -> None: ...  # waits for what is in flight; every Transaction and Session must be closed
+
+class Transaction:
+    """A step (or any atomic change). Dropping it abandons it."""
+
+    def resize(self, key: str, bytes: int, chunk_bytes: int = 0) -> None: ...
+    def write_bytes(self, key: str, offset: int, data: bytes) -> None: ...  # waits; the bytes are copied to aligned memory once
+    def write(self, key: str, offset: int, address: int, bytes: int, priority: Priority = "write_back") -> Future: ...
+    def read_bytes(self, key: str, offset: int = 0, bytes: int | None = None) -> bytes: ...  # sees what is staged
+    def remove(self, key: str) -> None: ...
+    def commit(self, durability: str = "durable") -> Future: ...  # "durable" | "deferred"; Busy while updates still run; fails once poisoned
+    def abandon(self) -> None: ...  # stops updates that have not begun, waits for those that have, gives everything up
+    @property
+    def poisoned(self) -> str | None: ...  # why commit would fail (the first failed update), or None
+    @property
+    def active_jobs(self) -> int: ...
+
+class Session:
+    """What moves bytes between a store, the arena and the optimizer kernels, all without the GIL.
+
+    `tiles` buffers of 12 bytes x `tile_elements` (a power of two from 32 Ki to 2 Mi) are taken from the arena at once: the most state in flight.
+    """
+
+    def __init__(self, runtime: Runtime, store: Store, arena: Arena, tiles: int = 4, tile_elements: int = 1 << 19) -> None: ...
+
+    # Blocks. `elements`: padded to a multiple of 2048. `dtype`: "bf16" or "f32". `planes`: which of "rmv" exist beside the weights
+    # ("r" is implied by bf16 unless frozen). A frozen block has weights only, of any `element_bytes`.
+    def add_block(self, name: str, elements: int, dtype: str, planes: str = "mv") -> int: ...
+    def add_frozen(self, name: str, elements: int, element_bytes: int) -> int: ...
+    def create_block(self, block: int, txn: Transaction) -> None: ...  # makes its objects: weights to be written, state as sparse zeros
+    def check_block(self, block: int) -> None: ...  # Mismatch unless the store has its planes with these sizes and chunks
+    def planes(self, block: int) -> dict[str, dict[str, Any]]: ...  # {"w": {"key", "bytes", "chunk_bytes"}, ...}
+
+    def fetch_weights(self, block: int, address: int, priority: Priority = "prefetch", txn: Transaction | None = None) -> Future: ...
+    def store_weights(self, block: int, address: int, txn: Transaction) -> Future: ...  # a whole weight plane; with bf16 the remainder stays as it is
+
+    # A segment = (parameter index, element offset in the block, count, gradient address, gradient dtype "bf16"|"f32", hyper dict).
+    # hyper: algorithm "adamw"|"adam"|"sgd"|"lion", lr, step (after increment), and where they apply beta1 beta2 eps weight_decay
+    # momentum dampening nesterov maximize grad_scale. Sorted by offset, not overlapping.
+    # `source`: where the old state (and weights, if weight_in is 0) come from: None = the committed version, or a Transaction.
+    # weight_in: address of the old weight plane, 0 = read it. weight_out: where the new plane goes (may equal weight_in), 0 = only staged.
+    def update(
+        self,
+        block: int,
+        segments: Sequence[tuple[int, int, int, int, str, dict[str, Any]]],
+        weight_in: int,
+        weight_out: int,
+        txn: Transaction,
+        source: Transaction | None = None,
+        hashes: bool = False,
+    ) -> UpdateJob: ...
+    def prefetch_state(self, block: int, source: Transaction | None = None, weights: bool = False) -> int: ...  # tiles begun; never blocks
+    def drop_prefetched(self) -> None: ...
+    def retain(self, block: int) -> None: ...  # keeps its r, m, v in the arena from now on (OverBudget if they do not fit)
+    def release(self, block: int) -> None: ...
+    def invalidate(self, block: int) -> None: ...  # the next update reads its state again
+    def retained_bytes(self) -> int: ...
+
+    # Gradients: (address, count, dtype).
+    def hash(self, address: int, bytes: int) -> bytes: ...  # 16 bytes; equal to UpdateJob.hashes() of a segment with these bytes
+    def hash_many(self, spans: Sequence[tuple[int, int]]) -> list[bytes]: ...
+    def sum_of_squares(self, spans: Sequence[tuple[int, int, str]]) -> list[float]: ...  # float64, the same whatever the thread count
+    def scale(self, spans: Sequence[tuple[int, int, str]], factor: float) -> None: ...
+
+    def counters(self) -> dict[str, Any]: ...
+    # read_bytes / written_bytes {weights, remainder, m, v, other}; seconds {kernel, hash, copy, stage, read_latency, write_latency,
+    # wait_compute, wait_written}; tiles, tiles_prefetched, tiles_retained, prefetch_dropped
+    def close(self) -> None: ...  # waits for everything in flight and gives the tile buffers back
+
+class UpdateJob:
+    def wait(self) -> None: ...  # all reads consumed, all kernels run, all new bytes handed over: gradients and weight_in are free again
+    def wait_written(self) -> None: ...  # and all writes are done: weight_out may change again
+    def computed(self) -> bool: ...
+    def written(self) -> bool: ...
+    def hashes(self) -> list[bytes]: ...  # of each segment's gradient bytes as consumed; waits; only if asked for

@@ -1,0 +1,84 @@
+"""What can go wrong, as exception classes. The compiled core raises these; each message is a sentence that says what to do.
+
+Classes also derive from the built-in exception a caller would expect, so ``except OSError`` and friends work.
+"""
+
+from __future__ import annotations
+
+
+class StokerError(Exception):
+    """Base of every error Stoker raises. ``errno`` is that of the failing system call, or None."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        if not hasattr(self, "errno"):
+            self.errno: int | None = None
+
+    def __str__(self) -> str:
+        # OSError and KeyError have a form of their own for the message; users get the plain sentence.
+        return " ".join(str(arg) for arg in self.args)
+
+
+class InvalidArgument(StokerError, ValueError):
+    """The caller asked for something that cannot be."""
+
+
+class NotFound(StokerError, FileNotFoundError):
+    """A store, object or snapshot that is not there."""
+
+
+class AlreadyExists(StokerError, FileExistsError):
+    """A name that is taken."""
+
+
+class OutOfSpace(StokerError, OSError):
+    """A disk or a store is full. The last committed version is intact."""
+
+
+class OverBudget(StokerError, MemoryError):
+    """The memory cap would be exceeded."""
+
+
+class Corruption(StokerError, OSError):
+    """Bytes differ from their checksum, or an on-disk rule is broken; the message names object and chunk."""
+
+
+class Busy(StokerError, OSError):
+    """Somebody else holds it: another process the store, another transaction the object."""
+
+
+class ReadOnly(StokerError, PermissionError):
+    """The store refuses writes; the message says why."""
+
+
+class IoError(StokerError, OSError):
+    """The device or the kernel failed a request."""
+
+
+class Unsupported(StokerError, RuntimeError):
+    """This machine, engine or store cannot do it."""
+
+
+class Cancelled(StokerError, RuntimeError):
+    """Abandoned before it was done."""
+
+
+class Mismatch(StokerError, ValueError):
+    """A store, file or record of another identity or version than the one expected."""
+
+
+# By the core's name of a code (stoker::name(Code)); the binding looks classes up here, so this is the one table.
+BY_CODE: dict[str, type[StokerError]] = {
+    "invalid argument": InvalidArgument,
+    "not found": NotFound,
+    "already exists": AlreadyExists,
+    "out of space": OutOfSpace,
+    "over budget": OverBudget,
+    "corruption": Corruption,
+    "busy": Busy,
+    "read only": ReadOnly,
+    "i/o error": IoError,
+    "unsupported": Unsupported,
+    "cancelled": Cancelled,
+    "mismatch": Mismatch,
+}
