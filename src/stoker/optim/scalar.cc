@@ -1,0 +1,133 @@
+#include "stoker/optim/scalar.h"
+
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "stoker/optim/planes.h"
+
+namespace stoker::optim::scalar {
+namespace {
+
+template <typename T>
+T load(const std::byte* at, size_t index) {
+  T value;
+  std::memcpy(&value, at + index * sizeof(T), sizeof(T));
+  return value;
+}
+
+template <typename T>
+void store(std::byte* at, size_t index, T value) {
+  std::memcpy(at + index * sizeof(T), &value, sizeof(T));
+}
+
+// Which payload a NaN result carries depends on operand order and processor; results must not.
+float one_nan(float value) { return std::isnan(value) ? std::bit_cast<float>(0x7fc00000u) : value; }
+
+float load_grad(const std::byte* grad, GradType type, size_t i) {
+  return type == GradType::bf16 ? widen(load<uint16_t>(grad, i)) : load<float>(grad, i);
+}
+
+float load_weight(const Planes& p, WeightType type, size_t i) {
+  if (type == WeightType::f32) return load<float>(p.weight_in, i);
+  return std::bit_cast<float>(join_bits(load<uint16_t>(p.weight_in, i), p.remainder[i]));
+}
+
+void store_weight(const Planes& p, WeightType type, size_t i, float value) {
+  if (type == WeightType::f32) return store(p.weight_out, i, value);
+  const Halves halves = split_bits(std::bit_cast<uint32_t>(value));
+  store(p.weight_out, i, halves.weight);
+  p.remainder[i] = halves.remainder;
+}
+
+float adam(const Coefficients& c, float w, float g, float& m, float& v) {
+  if (c.decay) {
+    if (c.algorithm == Algorithm::adamw) w *= c.weight_factor;
+    else g = std::fma(w, c.weight_decay, g);
+  }
+  m = std::fma(c.lerp_weight, g - m, c.lerp_from_m ? m : g);
+  v = std::fma(v, c.beta2, c.one_minus_beta2 * g * g);
+  const float denominator = std::sqrt(v) / c.root_correction + c.eps;
+  return w + c.negative_step * m / denominator;
+}
+
+float sgd(const Coefficients& c, float w, float g, float* m) {
+  if (c.decay) g = std::fma(w, c.weight_decay, g);
+  if (c.has_momentum) {
+    *m = c.first_step ? g : std::fma(*m, c.momentum, g * c.one_minus_dampening);
+    g = c.nesterov ? std::fma(*m, c.momentum, g) : *m;
+  }
+  return std::fma(g, c.negative_step, w);
+}
+
+float lion(const Coefficients& c, float w, float g, float& m) {
+  const float blend = std::fma(m, c.beta1, g * c.one_minus_beta1);
+  m = std::fma(m, c.beta2, g * c.one_minus_beta2);
+  if (c.decay) w *= c.weight_factor;
+  // sign(0) is 0 and sign(NaN) is NaN
+  const float sign = blend > 0 ? 1.0f : blend < 0 ? -1.0f : blend;
+  return std::fma(sign, c.negative_step, w);
+}
+
+float apply(const Coefficients& c, float w, float g, float* m, float* v) {
+  if (c.algorithm == Algorithm::sgd) return sgd(c, w, g, m);
+  return c.algorithm == Algorithm::lion ? lion(c, w, g, *m) : adam(c, w, g, *m, *v);
+}
+
+}  // namespace
+
+void update(const Coefficients& c, WeightType weight_type, GradType grad_type, const Planes& p, size_t count) {
+  const bool has_v = c.algorithm == Algorithm::adam || c.algorithm == Algorithm::adamw;
+  const bool has_m = c.algorithm != Algorithm::sgd || c.has_momentum;
+  for (size_t i = 0; i < count; ++i) {
+    float g = load_grad(p.grad, grad_type, i);
+    if (c.divide_grad) g /= c.grad_scale;
+    if (c.negate_grad) g = -g;
+    float m = has_m ? p.m[i] : 0;
+    float v = has_v ? p.v[i] : 0;
+    const float w = apply(c, load_weight(p, weight_type, i), g, &m, &v);
+    if (has_m) p.m[i] = one_nan(m);
+    if (has_v) p.v[i] = one_nan(v);
+    store_weight(p, weight_type, i, one_nan(w));
+  }
+}
+
+void split(const float* masters, uint16_t* weights, uint16_t* remainders, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    uint32_t bits;  // not through a float, which could quieten a NaN on its way
+    std::memcpy(&bits, masters + i, sizeof bits);
+    const Halves halves = split_bits(bits);
+    weights[i] = halves.weight;
+    remainders[i] = halves.remainder;
+  }
+}
+
+void join(const uint16_t* weights, const uint16_t* remainders, float* masters, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    const uint32_t bits = join_bits(weights[i], remainders[i]);
+    std::memcpy(masters + i, &bits, sizeof bits);
+  }
+}
+
+// Element i is added to lane i mod 16, then the lanes are added as a balanced tree: an order every vector width up
+// to 16 lanes can keep. Squares of float32 are exact in float64.
+double sum_piece(const std::byte* grad, GradType type, size_t count) {
+  std::array<double, 16> lanes{};
+  for (size_t i = 0; i < count; ++i) {
+    const double g = load_grad(grad, type, i);
+    lanes[i % 16] += g * g;
+  }
+  for (size_t width = 8; width > 0; width /= 2)
+    for (size_t i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+
+void scale_in_place(std::byte* grad, GradType type, size_t count, float factor) {
+  for (size_t i = 0; i < count; ++i) {
+    const float g = load_grad(grad, type, i) * factor;
+    if (type == GradType::bf16) store(grad, i, narrow(g));
+    else store(grad, i, one_nan(g));
+  }
+}
+
+}  // namespace stoker::optim::scalar

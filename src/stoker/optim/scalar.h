@@ -1,0 +1,16 @@
+// The plain reference of every kernel, one element at a time. It defines the results: the SIMD kernels must give the
+// same bits, and machines without fused multiply-add instructions run it as it is.
+#pragma once
+
+#include "stoker/optim/coefficients.h"
+#include "stoker/optim/optim.h"
+
+namespace stoker::optim::scalar {
+
+void update(const Coefficients& c, WeightType weight_type, GradType grad_type, const Planes& planes, size_t count);
+void split(const float* masters, uint16_t* weights, uint16_t* remainders, size_t count);
+void join(const uint16_t* weights, const uint16_t* remainders, float* masters, size_t count);
+double sum_piece(const std::byte* grad, GradType type, size_t count);
+void scale_in_place(std::byte* grad, GradType type, size_t count, float factor);
+
+}  // namespace stoker::optim::scalar
