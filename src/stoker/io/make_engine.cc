@@ -1,12 +1,22 @@
+#include "stoker/base/log.h"
 #include "stoker/io/loop.h"
 #include "stoker/io/posix/engine.h"
+#include "stoker/io/uring/engine.h"
 
 namespace stoker {
 
 Result<std::unique_ptr<Engine>> make_engine(const std::string& name, uint32_t depth) {
-  if (name != "auto" && name != "posix") return make_error(Code::invalid_argument, "unknown I/O engine '" + name + "': choose auto or posix", "io");
-  STOKER_ASSIGN(std::unique_ptr<Engine> engine, PosixEngine::make(depth));
-  return engine;
+  if (name != "auto" && name != "uring" && name != "posix") {
+    return make_error(Code::invalid_argument, "unknown I/O engine '" + name + "': choose auto, uring or posix", "io");
+  }
+  if (name != "posix") {
+    auto uring = UringEngine::make(depth);
+    if (uring) return std::unique_ptr<Engine>(std::move(*uring));
+    if (name == "uring" || uring.error().code == Code::invalid_argument) return uring.error();
+    log().warn("disk I/O by threads (the posix engine): {}", uring.error().message());
+  }
+  STOKER_ASSIGN(std::unique_ptr<Engine> posix, PosixEngine::make(depth));
+  return posix;
 }
 
 }  // namespace stoker

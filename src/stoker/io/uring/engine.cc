@@ -1,0 +1,212 @@
+#include "stoker/io/uring/engine.h"
+
+#include <fcntl.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "stoker/base/bytes.h"
+#include "stoker/io/transfer.h"
+
+namespace stoker {
+namespace {
+
+constexpr const char* kWhere = "io/uring";
+constexpr uint32_t kDepthMax = 4096;
+constexpr size_t kCallBytes = kGiB;  // of one transfer; more is continued
+
+// Why io_uring_setup was refused, for the log line of the fall-back.
+Error refused(int sys_errno) {
+  std::string why = "io_uring cannot be used here";
+  if (sys_errno == ENOSYS) why = "this kernel (or the container's filter) has no io_uring";
+  if (sys_errno == EPERM || sys_errno == EACCES) why = "io_uring is forbidden here (by the sysctl kernel.io_uring_disabled or a container's filter)";
+  if (sys_errno == ENOMEM) why = "io_uring may not lock memory for its rings (see ulimit -l)";
+  return Error{Code::unsupported, sys_errno, why, kWhere};
+}
+
+bool has_operations(io_uring* ring) {
+  io_uring_probe* probe = io_uring_get_probe_ring(ring);
+  if (probe == nullptr) return false;
+  const std::array needed = {IORING_OP_READ, IORING_OP_WRITE, IORING_OP_READ_FIXED, IORING_OP_WRITE_FIXED, IORING_OP_FSYNC, IORING_OP_FALLOCATE};
+  const bool all = std::all_of(needed.begin(), needed.end(), [&](int op) { return io_uring_opcode_supported(probe, op) != 0; });
+  io_uring_free_probe(probe);
+  return all;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<UringEngine>> UringEngine::make(uint32_t depth) {
+  if (depth == 0) return make_error(Code::invalid_argument, "an engine needs a depth of at least 1", kWhere);
+  const int wake_fd = eventfd(0, EFD_CLOEXEC);
+  if (wake_fd < 0) return errno_error(errno, "cannot make an eventfd", kWhere);
+  auto engine = std::unique_ptr<UringEngine>(new UringEngine(std::min(depth, kDepthMax), wake_fd));
+  STOKER_TRY(engine->start());
+  return engine;
+}
+
+Status UringEngine::start() {
+  // Completions need not interrupt the thread, which comes to collect them anyway; one op that cannot start must not hold up
+  // the rest of its batch. Older kernels know neither and refuse.
+  int result = -EINVAL;
+  for (const unsigned flags : {IORING_SETUP_COOP_TASKRUN | IORING_SETUP_SUBMIT_ALL, 0U}) {
+    io_uring_params params{};
+    params.flags = flags;
+    result = io_uring_queue_init_params(depth_ + 1, &ring_, &params);  // one more for the wake-up read
+    if (result != -EINVAL) break;
+  }
+  if (result != 0) return refused(-result);
+  ring_made_ = true;
+  if (!has_operations(&ring_)) return refused(ENOSYS);
+  registry_.start();
+  arm_wake();
+  return {};
+}
+
+UringEngine::~UringEngine() {
+  STOKER_CHECK(in_flight_ == 0);
+  if (ring_made_) io_uring_queue_exit(&ring_);
+  ::close(wake_fd_);
+}
+
+Result<FileInfo> UringEngine::open(const OpenFile& file) {
+  auto info = files_.open(file);
+  if (info) registry_.add_file(info->id, files_.find(info->id)->fd);
+  return info;
+}
+
+Status UringEngine::close(FileId file) {
+  if (files_.find(file) != nullptr) registry_.remove_file(file);
+  return files_.close(file);
+}
+
+Status UringEngine::adopt(const Arena& arena) {
+  registry_.add(arena);
+  return {};
+}
+
+Status UringEngine::unadopt(const Arena& arena) {
+  registry_.remove(arena);
+  return {};
+}
+
+size_t UringEngine::submit(std::span<Op* const> ops) {
+  const size_t taken = std::min<size_t>(ops.size(), depth_ - in_flight_);
+  for (Op* op : ops.first(taken)) {
+    if (startable(*op, files_.find(op->file))) {
+      prepare(*op);
+    } else {
+      failed_.push(*op);
+    }
+  }
+  in_flight_ += static_cast<uint32_t>(taken);
+  return taken;
+}
+
+// A free place in the submission ring. There always is one: it has room for all that may be in flight.
+io_uring_sqe* UringEngine::slot() {
+  io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
+  STOKER_CHECK(sqe != nullptr);
+  return sqe;
+}
+
+// Puts what is left of the op into the ring.
+void UringEngine::prepare(Op& op) {
+  io_uring_sqe* sqe = slot();
+  const bool numbered = registry_.has_file(op.file);
+  const int file = numbered ? op.file : files_.find(op.file)->fd;
+  const uint64_t at = op.offset + op.moved;
+  const Slice rest = op.kind == Op::Kind::sync ? Slice{} : op.bytes.sub(op.moved, op.bytes.size - op.moved);
+  const auto bytes = static_cast<unsigned>(std::min(rest.size, kCallBytes));
+  const int memory = op.kind == Op::Kind::read || op.kind == Op::Kind::write ? registry_.find({rest.data, bytes, rest.arena}) : -1;
+  switch (op.kind) {
+    case Op::Kind::read:
+      if (memory >= 0) io_uring_prep_read_fixed(sqe, file, rest.data, bytes, at, memory);
+      else io_uring_prep_read(sqe, file, rest.data, bytes, at);
+      break;
+    case Op::Kind::write:
+      if (memory >= 0) io_uring_prep_write_fixed(sqe, file, rest.data, bytes, at, memory);
+      else io_uring_prep_write(sqe, file, rest.data, bytes, at);
+      break;
+    case Op::Kind::sync: io_uring_prep_fsync(sqe, file, IORING_FSYNC_DATASYNC); break;
+    case Op::Kind::trim: io_uring_prep_fallocate(sqe, file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at), static_cast<off_t>(rest.size)); break;
+  }
+  if (numbered) io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE);
+  io_uring_sqe_set_data(sqe, &op);
+}
+
+void UringEngine::arm_wake() {
+  io_uring_sqe* sqe = slot();
+  io_uring_prep_read(sqe, wake_fd_, &wake_count_, sizeof wake_count_, 0);
+  io_uring_sqe_set_data(sqe, nullptr);
+}
+
+size_t UringEngine::poll(uint64_t wait_ns) {
+  size_t completed = complete_failed();
+  enter(completed > 0 ? 0 : wait_ns);
+  completed += reap();
+  return completed;
+}
+
+size_t UringEngine::complete_failed() {
+  OpList failed = std::exchange(failed_, {});
+  size_t completed = 0;
+  while (Op* op = failed.pop()) {
+    --in_flight_;
+    ++completed;
+    op->done(*op);
+  }
+  return completed;
+}
+
+// Hands the filled places to the kernel and waits for the first completion. Whatever the kernel could not take now
+// (interrupted, short of memory) stays in the ring for the next call.
+void UringEngine::enter(uint64_t wait_ns) {
+  const bool filled = io_uring_sq_ready(&ring_) > 0;
+  int result = 0;
+  if (wait_ns == 0) {
+    result = io_uring_submit_and_get_events(&ring_);
+  } else if (wait_ns == UINT64_MAX) {
+    result = io_uring_submit_and_wait(&ring_, 1);
+  } else {
+    __kernel_timespec time{static_cast<int64_t>(wait_ns / 1'000'000'000), static_cast<long long>(wait_ns % 1'000'000'000)};
+    io_uring_cqe* first = nullptr;
+    result = io_uring_submit_and_wait_timeout(&ring_, &first, 1, &time, nullptr);
+  }
+  if (filled && result > 0) counters_.submissions.add(1);
+  STOKER_CHECK(result >= 0 || result == -ETIME || result == -EINTR || result == -EAGAIN || result == -EBUSY || result == -ENOMEM);
+}
+
+size_t UringEngine::reap() {
+  size_t completed = 0;
+  // At most as many as were in flight: done() may submit again.
+  for (uint32_t left = depth_ + 1; left > 0; --left) {
+    io_uring_cqe* cqe = nullptr;
+    if (io_uring_peek_cqe(&ring_, &cqe) != 0) break;
+    Op* op = static_cast<Op*>(io_uring_cqe_get_data(cqe));
+    const int outcome = cqe->res;
+    io_uring_cqe_seen(&ring_, cqe);
+    if (op == nullptr) {
+      arm_wake();
+    } else if (advance(*op, outcome, files_.find(op->file)->path, counters_)) {
+      --in_flight_;
+      ++completed;
+      op->done(*op);
+    } else {
+      prepare(*op);
+    }
+  }
+  return completed;
+}
+
+void UringEngine::wake() {
+  const uint64_t one = 1;
+  // Can only fail when the count is about to overflow, and then the engine is awake already.
+  [[maybe_unused]] const ssize_t written = ::write(wake_fd_, &one, sizeof one);
+}
+
+}  // namespace stoker

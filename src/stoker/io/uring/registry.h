@@ -1,0 +1,51 @@
+// UringRegistry: which files and which arenas the ring knows by number, so that the kernel need not look up the file nor pin
+// the pages at each transfer. Both tables start empty and change at any time, also while transfers are on their way.
+#pragma once
+
+#include <liburing.h>
+
+#include <cstdint>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "stoker/io/op.h"
+#include "stoker/memory/arena.h"
+
+namespace stoker {
+
+// Any thread. What cannot be registered is used unregistered; that is logged once and never an error.
+class UringRegistry {
+ public:
+  explicit UringRegistry(io_uring* ring) : ring_(ring) {}
+
+  void start();  // once the ring exists
+  bool has_memory() const { return !slots_.empty(); }
+
+  void add_file(FileId id, int fd);
+  void remove_file(FileId id);
+  bool has_file(FileId id) const { return static_cast<uint32_t>(id) < files_; }
+
+  void add(const Arena& arena);
+  void remove(const Arena& arena);
+  // The slot of the table in which [bytes.data, bytes.data + bytes.size) lies, or -1.
+  int find(const Slice& bytes) const;
+
+ private:
+  struct Region {
+    std::byte* data;
+    uint64_t size;
+    uint32_t first_slot;
+  };
+  int take_slots(uint32_t count);  // adjacent free ones, marked as taken, or -1
+  void free_slots(uint32_t first, uint32_t count);
+
+  io_uring* const ring_;
+  uint32_t files_ = 0;  // size of the file table; 0: none
+  mutable std::mutex mutex_;
+  std::vector<bool> slots_;                      // taken; empty: no table. Its size is fixed by start(); guarded by mutex_
+  std::unordered_map<int32_t, Region> regions_;  // by Arena::id(); guarded by mutex_
+  bool refusal_logged_ = false;                  // guarded by mutex_
+};
+
+}  // namespace stoker
