@@ -1,0 +1,28 @@
+// What the subcommands share: how each adds itself to the command line, and how it says that it failed.
+//
+// A subcommand is one file with one function add_NAME(app, status): it adds its options to `app` and a callback that
+// does the work and puts the exit status in `status`. Results go to stdout, everything else to stderr.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include "stoker/base/error.h"
+
+namespace stoker::cli {
+
+// 0 done, 1 it failed or found a problem, 2 the command line is wrong.
+struct ExitStatus {
+  int code = 0;
+};
+
+// Prints "stoker: <sentence>" on stderr and sets the status to 1.
+void fail(ExitStatus& status, const Error& error);
+
+// Outlive the parse: `app` and `status` are referred to by the callbacks.
+void add_probe(CLI::App& app, ExitStatus& status);
+void add_bench_io(CLI::App& bench, ExitStatus& status);
+void add_ls(CLI::App& app, ExitStatus& status);
+void add_fsck(CLI::App& app, ExitStatus& status);
+void add_export(CLI::App& app, ExitStatus& status);
+
+}  // namespace stoker::cli

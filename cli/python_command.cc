@@ -1,0 +1,93 @@
+#include "python_command.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace stoker::cli {
+namespace {
+
+struct PythonCommand {
+  const char* parent;  // "bench", or null where it stands by itself
+  const char* name;
+  const char* module;
+  const char* help;
+};
+
+constexpr std::array kCommands = {
+    PythonCommand{nullptr, "train", "stoker.train", "Train a language model whose states live on disk (Python, torch)"},
+    PythonCommand{"bench", "offload", "stoker.bench", "Measure offloaded training against its floor (Python, torch)"},
+};
+
+// Run by `python -P -c`: says what is missing in a sentence, else runs the module as `python -m` would.
+// -P keeps the working directory off the search path, so that a folder named "stoker" there is not taken for the package.
+constexpr const char* kLauncher = R"(
+import importlib.util, runpy, sys
+module = sys.argv.pop(1)
+for name, remedy in (("stoker", "install it there with `pip install .`"), ("torch", "install it there with `pip install torch`")):
+    if importlib.util.find_spec(name) is None:
+        sys.exit(f"stoker: this command needs the Python package {name}, which {sys.executable} does not have; {remedy}")
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+)";
+
+// `arguments` start with the program's name; a command of `bench` is two words.
+const PythonCommand* find(std::span<char* const> arguments) {
+  const auto word = [&](size_t i) { return i < arguments.size() ? std::string_view(arguments[i]) : std::string_view(); };
+  for (const PythonCommand& command : kCommands) {
+    const bool nested = command.parent != nullptr;
+    if (nested ? word(1) == command.parent && word(2) == command.name : word(1) == command.name) return &command;
+  }
+  return nullptr;
+}
+
+// The interpreter in the folder of this very program: a virtual environment's bin, or the prefix it was installed to.
+std::optional<std::filesystem::path> python_beside_us() {
+  std::error_code error;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) return std::nullopt;
+  for (const char* name : {"python", "python3"}) {
+    auto python = self.parent_path() / name;
+    if (access(python.c_str(), X_OK) == 0) return python;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+void add_python_commands(CLI::App& app, CLI::App& bench) {
+  for (const PythonCommand& command : kCommands) {
+    CLI::App& parent = command.parent != nullptr ? bench : app;
+    parent.add_subcommand(command.name, command.help);
+  }
+}
+
+int run_python_command(std::span<char* const> arguments) {
+  const PythonCommand* command = find(arguments);
+  if (command == nullptr) return -1;
+  const auto python = python_beside_us();
+  if (!python) {
+    std::fprintf(stderr,
+                 "stoker: `%s` needs Python with torch, and there is no python beside this program; install stoker into a "
+                 "Python environment with `pip install .`\n",
+                 command->name);
+    return 1;
+  }
+  std::string path = python->string(), isolate = "-P", code = "-c", launcher = kLauncher, module = command->module;
+  std::vector<char*> words = {path.data(), isolate.data(), code.data(), launcher.data(), module.data()};
+  const auto rest = arguments.subspan(command->parent != nullptr ? 3 : 2);
+  words.insert(words.end(), rest.begin(), rest.end());
+  words.push_back(nullptr);
+  execv(path.c_str(), words.data());
+  std::fprintf(stderr, "stoker: %s cannot be run: %s\n", path.c_str(), std::strerror(errno));
+  return 1;
+}
+
+}  // namespace stoker::cli

@@ -1,0 +1,26 @@
+// stoker._core: one bind_NAME function a file; the order matters where a later class names an earlier one.
+#include <nanobind/nanobind.h>
+
+namespace nb = nanobind;
+
+void bind_optim(nb::module_& module);
+void bind_memory(nb::module_& module);
+void bind_store(nb::module_& module);
+void bind_offload(nb::module_& module);
+
+NB_MODULE(_core, module) {
+  module.doc() = "The C++ core of Stoker. Use `import stoker`; these names may change.";
+  module.attr("__version__") = STOKER_VERSION;
+#ifdef STOKER_BIND_OPTIM
+  bind_optim(module);
+#endif
+#ifdef STOKER_BIND_MEMORY
+  bind_memory(module);
+#endif
+#ifdef STOKER_BIND_STORE
+  bind_store(module);
+#endif
+#ifdef STOKER_BIND_OFFLOAD
+  bind_offload(module);
+#endif
+}
