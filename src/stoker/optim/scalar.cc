@@ -46,7 +46,7 @@ float adam(const Coefficients& c, float w, float g, float& m, float& v) {
     else g = std::fma(w, c.weight_decay, g);
   }
   m = std::fma(c.lerp_weight, g - m, c.lerp_from_m ? m : g);
-  v = std::fma(v, c.beta2, c.one_minus_beta2 * g * g);
+  v = std::fma(c.one_minus_beta2 * g, g, v * c.beta2);
   const float denominator = std::sqrt(v) / c.root_correction + c.eps;
   return w + c.negative_step * m / denominator;
 }
@@ -54,15 +54,15 @@ float adam(const Coefficients& c, float w, float g, float& m, float& v) {
 float sgd(const Coefficients& c, float w, float g, float* m) {
   if (c.decay) g = std::fma(w, c.weight_decay, g);
   if (c.has_momentum) {
-    *m = c.first_step ? g : std::fma(*m, c.momentum, g * c.one_minus_dampening);
+    *m = c.first_step ? g : std::fma(g, c.one_minus_dampening, *m * c.momentum);
     g = c.nesterov ? std::fma(*m, c.momentum, g) : *m;
   }
   return std::fma(g, c.negative_step, w);
 }
 
 float lion(const Coefficients& c, float w, float g, float& m) {
-  const float blend = std::fma(m, c.beta1, g * c.one_minus_beta1);
-  m = std::fma(m, c.beta2, g * c.one_minus_beta2);
+  const float blend = std::fma(g, c.one_minus_beta1, m * c.beta1);
+  m = std::fma(g, c.one_minus_beta2, m * c.beta2);
   if (c.decay) w *= c.weight_factor;
   // sign(0) is 0 and sign(NaN) is NaN
   const float sign = blend > 0 ? 1.0f : blend < 0 ? -1.0f : blend;
@@ -109,18 +109,17 @@ void join(const uint16_t* weights, const uint16_t* remainders, float* masters, s
   }
 }
 
-// Element i is added to lane i mod 16, then the lanes are added as a balanced tree: an order every vector width up
-// to 16 lanes can keep. Squares of float32 are exact in float64.
-double sum_piece(const std::byte* grad, GradType type, size_t count) {
-  std::array<double, 16> lanes{};
+double finish_piece(std::array<double, 16> lanes, const std::byte* grad, GradType type, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     const double g = load_grad(grad, type, i);
-    lanes[i % 16] += g * g;
+    lanes[i % lanes.size()] += g * g;
   }
-  for (size_t width = 8; width > 0; width /= 2)
+  for (size_t width = lanes.size() / 2; width > 0; width /= 2)
     for (size_t i = 0; i < width; ++i) lanes[i] += lanes[i + width];
   return lanes[0];
 }
+
+double sum_piece(const std::byte* grad, GradType type, size_t count) { return finish_piece({}, grad, type, count); }
 
 void scale_in_place(std::byte* grad, GradType type, size_t count, float factor) {
   for (size_t i = 0; i < count; ++i) {

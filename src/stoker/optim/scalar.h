@@ -2,6 +2,8 @@
 // same bits, and machines without fused multiply-add instructions run it as it is.
 #pragma once
 
+#include <array>
+
 #include "stoker/optim/coefficients.h"
 #include "stoker/optim/optim.h"
 
@@ -10,7 +12,10 @@ namespace stoker::optim::scalar {
 void update(const Coefficients& c, WeightType weight_type, GradType grad_type, const Planes& planes, size_t count);
 void split(const float* masters, uint16_t* weights, uint16_t* remainders, size_t count);
 void join(const uint16_t* weights, const uint16_t* remainders, float* masters, size_t count);
+// Element i is added to lane i mod 16, then the lanes are added as a balanced tree: an order that every vector width up
+// to 16 lanes can keep. Squares of float32 are exact in float64. finish_piece goes on from 16 lanes so far.
 double sum_piece(const std::byte* grad, GradType type, size_t count);
+double finish_piece(std::array<double, 16> lanes, const std::byte* grad, GradType type, size_t count);
 void scale_in_place(std::byte* grad, GradType type, size_t count, float factor);
 
 }  // namespace stoker::optim::scalar

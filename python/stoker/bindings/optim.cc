@@ -1,0 +1,124 @@
+// The optimizer kernels as functions over raw memory: addresses (tensor.data_ptr()), an element count and keyword
+// hyperparameters. All of them release the GIL; the caller keeps the tensors alive and contiguous meanwhile.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "stoker/optim/optim.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+using namespace stoker::optim;
+
+template <typename T>
+T* pointer(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+nb::builtin_exception unknown(std::string_view what, std::string_view name, std::string_view choices) {
+  return nb::value_error((std::string(what) + " '" + std::string(name) + "' is not one of " + std::string(choices)).c_str());
+}
+
+Algorithm algorithm_of(std::string_view name) {
+  if (name == "adamw") return Algorithm::adamw;
+  if (name == "adam") return Algorithm::adam;
+  if (name == "sgd") return Algorithm::sgd;
+  if (name == "lion") return Algorithm::lion;
+  throw unknown("algorithm", name, "adamw, adam, sgd, lion");
+}
+
+bool is_bf16(std::string_view name) {
+  if (name == "bf16") return true;
+  if (name == "f32") return false;
+  throw unknown("type", name, "bf16, f32");
+}
+
+WeightType weight_type_of(std::string_view name) { return is_bf16(name) ? WeightType::bf16 : WeightType::f32; }
+GradType grad_type_of(std::string_view name) { return is_bf16(name) ? GradType::bf16 : GradType::f32; }
+
+// A null plane that the algorithm needs is the caller's mistake: an exception here, where the kernel would abort.
+void require(bool given, const char* plane) {
+  if (!given) throw nb::value_error((std::string("optim_update needs the plane '") + plane + "' with these settings").c_str());
+}
+
+void update_planes(size_t count, std::string_view weight_type, std::string_view grad_type, uintptr_t weight_in,
+                   uintptr_t weight_out, uintptr_t grad, uintptr_t remainder, uintptr_t m, uintptr_t v,
+                   std::string_view algorithm, double lr, double beta1, double beta2, double eps, double weight_decay,
+                   double momentum, double dampening, bool nesterov, bool maximize, double grad_scale, uint64_t step) {
+  const Hyper hyper{algorithm_of(algorithm), lr,        beta1,    beta2,    eps,        weight_decay,
+                    momentum,                dampening, nesterov, maximize, grad_scale, step};
+  const auto weights = weight_type_of(weight_type);
+  const auto grads = grad_type_of(grad_type);
+  if (step == 0) throw nb::value_error("step counts from 1: it is 1 for a parameter's first update");
+  require(weight_in != 0, "weight_in");
+  require(weight_out != 0, "weight_out");
+  require(grad != 0, "grad");
+  require(remainder != 0 || weights == WeightType::f32, "remainder");
+  require(m != 0 || !uses_m(hyper), "m");
+  require(v != 0 || !uses_v(hyper), "v");
+  const Planes planes{pointer<std::byte>(weight_in), pointer<std::byte>(weight_out), pointer<uint16_t>(remainder),
+                      pointer<float>(m),             pointer<float>(v),              pointer<std::byte>(grad)};
+  nb::gil_scoped_release release;
+  update(hyper, weights, grads, planes, count);
+}
+
+std::vector<double> piece_sums(uintptr_t grad, std::string_view type, size_t count) {
+  const auto grads = grad_type_of(type);
+  std::vector<double> pieces(norm_pieces(count));
+  nb::gil_scoped_release release;
+  sums_of_squares(pointer<std::byte>(grad), grads, count, pieces.data());
+  return pieces;
+}
+
+double sum(uintptr_t grad, std::string_view type, size_t count, double so_far) {
+  const auto grads = grad_type_of(type);
+  nb::gil_scoped_release release;
+  return sum_of_squares(pointer<std::byte>(grad), grads, count, so_far);
+}
+
+void scale(uintptr_t grad, std::string_view type, size_t count, float factor) {
+  const auto grads = grad_type_of(type);
+  nb::gil_scoped_release release;
+  scale_in_place(pointer<std::byte>(grad), grads, count, factor);
+}
+
+}  // namespace
+
+void bind_optim(nb::module_& module) {
+  using namespace nb::literals;
+  module.def("optim_update", &update_planes, "count"_a, nb::kw_only(), "weight_type"_a, "grad_type"_a, "weight_in"_a,
+             "weight_out"_a, "grad"_a, "remainder"_a = 0, "m"_a = 0, "v"_a = 0, "algorithm"_a = "adamw", "lr"_a = 1e-3,
+             "beta1"_a = 0.9, "beta2"_a = 0.999, "eps"_a = 1e-8, "weight_decay"_a = 0.0, "momentum"_a = 0.0,
+             "dampening"_a = 0.0, "nesterov"_a = false, "maximize"_a = false, "grad_scale"_a = 1.0, "step"_a = 1,
+             "One optimizer step over `count` elements, in the memory at the given addresses.\n\n"
+             "weight_type and grad_type: 'bf16' or 'f32'. algorithm: 'adamw', 'adam', 'sgd' or 'lion'. step: the\n"
+             "parameter's own count, 1 for its first update. Raises ValueError for a plane that is missing.");
+  module.def(
+      "optim_split",
+      [](uintptr_t masters, uintptr_t weights, uintptr_t remainders, size_t count) {
+        split(pointer<float>(masters), pointer<uint16_t>(weights), pointer<uint16_t>(remainders), count);
+      },
+      "masters"_a, "weights"_a, "remainders"_a, "count"_a, nb::call_guard<nb::gil_scoped_release>(),
+      "float32 masters -> bf16 weights and their 16-bit remainders.");
+  module.def(
+      "optim_join",
+      [](uintptr_t weights, uintptr_t remainders, uintptr_t masters, size_t count) {
+        join(pointer<uint16_t>(weights), pointer<uint16_t>(remainders), pointer<float>(masters), count);
+      },
+      "weights"_a, "remainders"_a, "masters"_a, "count"_a, nb::call_guard<nb::gil_scoped_release>(),
+      "bf16 weights and their 16-bit remainders -> float32 masters.");
+  module.def("optim_sums_of_squares", &piece_sums, "grad"_a, "grad_type"_a, "count"_a,
+             "float64 sum of squares of each piece of 65,536 elements (the last may be shorter).");
+  module.def("optim_sum_of_squares", &sum, "grad"_a, "grad_type"_a, "count"_a, "so_far"_a = 0.0,
+             "so_far plus the pieces' sums of squares in order, in float64.");
+  module.def("optim_scale", &scale, "grad"_a, "grad_type"_a, "count"_a, "factor"_a,
+             "grad *= factor in float32, rounded to the gradient's type: torch's grad.mul_(tensor(factor)).");
+  module.def("optim_target", &target_name, "The instruction set in use: 'AVX3' (AVX-512), 'AVX2' or 'scalar'.");
+}

@@ -1,0 +1,9 @@
+// Included before Highway: which instruction sets the kernels are compiled for. Those without fused multiply-add
+// (SSE) would give other bits; Highway's fallback target stands for them, and runs the scalar reference instead.
+// SVE's vectors have no size at compile time, which the kernels need; such machines use NEON.
+#pragma once
+
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+
+// Inside a target's code: does this target run the scalar reference?
+#define STOKER_OPTIM_SCALAR (HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR)
