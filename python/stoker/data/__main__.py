@@ -1,0 +1,7 @@
+"""`python -m stoker.data`: see prepare.py."""
+
+import sys
+
+from .prepare import main
+
+sys.exit(main())
