@@ -1,0 +1,72 @@
+// MemoryStore: a Store in memory. The reference for what the others must do, and scratch space for those who want no disk.
+//
+// Nothing of it survives the process: deferred and durable commits are the same. Chunks are immutable and shared by the
+// versions, snapshots and open transactions that see them; their bytes are drawn on the Budget.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "stoker/memory/budget.h"
+#include "stoker/store/store.h"
+
+namespace stoker {
+
+struct MemoryStoreOptions {
+  uint32_t chunk_bytes = 1 << 20;  // default of new objects
+  uint64_t capacity_bytes = 0;     // out_of_space beyond it; 0 = only the budget bounds it
+};
+
+class MemoryStore final : public Store {
+ public:
+  // The budget must outlive the store.
+  static Result<std::unique_ptr<MemoryStore>> make(Budget& budget, MemoryStoreOptions options = {});
+
+  Features features() const override { return {.transaction = true, .update = true, .snapshots = true}; }
+  Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot = {}) override;
+  Result<std::vector<ObjectInfo>> list(std::string_view prefix, std::string_view snapshot = {}) override;
+  Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options = {}) override;
+  Result<std::unique_ptr<Transaction>> begin() override;
+  Future<void> snapshot(std::string_view name) override;
+  Future<void> drop(std::string_view name) override;
+  StoreInfo info() const override;
+
+ private:
+  class Chunk;
+  class Staged;  // the Transaction
+  using ChunkPtr = std::shared_ptr<const Chunk>;  // null reads as zeros
+
+  struct Object {
+    uint64_t bytes = 0;
+    uint32_t chunk_bytes = 0;
+    Version version = 0;
+    std::vector<ChunkPtr> chunks;
+  };
+  using ObjectPtr = std::shared_ptr<const Object>;
+  using Map = std::map<std::string, ObjectPtr, std::less<>>;
+  struct Named {
+    Version version = 0;
+    Map map;
+  };
+
+  MemoryStore(Budget& budget, MemoryStoreOptions options) : budget_(budget), options_(options) {}
+  Result<ObjectPtr> find(std::string_view key, std::string_view snapshot) const;
+  const Map* map_of(std::string_view snapshot) const;  // with mutex_ held; null if there is no such snapshot
+  static ObjectInfo describe(std::string_view key, const Object& object);
+  static Status read_object(std::string_view key, const Object& object, uint64_t offset, Slice into);
+
+  Budget& budget_;
+  const MemoryStoreOptions options_;
+  std::atomic<uint64_t> used_bytes_{0};  // of all live chunks, whoever sees them
+  mutable std::mutex mutex_;             // guards what follows
+  Map current_;
+  Version version_ = 0;
+  std::map<std::string, Named, std::less<>> snapshots_;
+  std::set<std::string, std::less<>> owned_;  // by open transactions
+};
+
+}  // namespace stoker
