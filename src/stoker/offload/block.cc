@@ -1,0 +1,93 @@
+#include "stoker/offload/block.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "stoker/base/bytes.h"
+
+namespace stoker::offload {
+
+std::string_view letter(Plane plane) {
+  constexpr std::string_view letters = "wrmv";
+  return letters.substr(static_cast<size_t>(plane), 1);
+}
+
+std::string_view name(Plane plane) {
+  constexpr std::array<std::string_view, kPlanes> names = {"weights", "remainder", "m", "v"};
+  return names[static_cast<size_t>(plane)];
+}
+
+Result<BlockLayout> BlockLayout::make(BlockSpec spec, uint32_t tile_elements) {
+  if (!std::has_single_bit(tile_elements) || tile_elements < kTileElementsMin || tile_elements > kTileElementsMax) {
+    return make_error(Code::invalid_argument, "a tile has a power of two of elements from 32 Ki to 2 Mi, not " + std::to_string(tile_elements), "offload/block");
+  }
+  if (spec.name.empty() || spec.elements == 0) {
+    return make_error(Code::invalid_argument, "a block needs a name and at least one element", "offload/block");
+  }
+  const bool fits = spec.frozen ? std::has_single_bit(spec.weight_bytes) && spec.weight_bytes <= 8 : spec.weight_bytes == 2 || spec.weight_bytes == 4;
+  if (!fits) {
+    return make_error(Code::invalid_argument,
+                      "block " + spec.name + " has weights of " + std::to_string(spec.weight_bytes) + " bytes; bf16 and float32 can be trained", "offload/block");
+  }
+  spec.elements = align_up(spec.elements, spec.weight_bytes == 1 ? 2 * kElementAlign : kElementAlign);
+  return BlockLayout(std::move(spec), tile_elements);
+}
+
+uint32_t BlockLayout::tile_count(uint64_t tile) const {
+  return static_cast<uint32_t>(std::min<uint64_t>(tile_elements_, elements() - tile_first(tile)));
+}
+
+uint32_t BlockLayout::element_bytes(Plane plane) const {
+  switch (plane) {
+    case Plane::weight: return spec_.weight_bytes;
+    case Plane::remainder: return !spec_.frozen && spec_.weight_bytes == 2 ? 2 : 0;
+    case Plane::m: return !spec_.frozen && spec_.m ? 4 : 0;
+    case Plane::v: return !spec_.frozen && spec_.v ? 4 : 0;
+  }
+  return 0;
+}
+
+uint64_t BlockLayout::state_bytes() const {
+  uint64_t bytes = 0;
+  for (Plane plane : kStatePlanes) bytes += plane_bytes(plane);
+  return bytes;
+}
+
+namespace {
+// Frozen planes of 1-byte or 8-byte elements may leave the range of chunks that a store takes.
+uint32_t allowed_chunk(const BlockLayout& layout, Plane plane) {
+  return std::clamp<uint32_t>(layout.chunk_bytes(plane), 64 << 10, 8 << 20);
+}
+}  // namespace
+
+Status BlockLayout::create(Transaction& transaction) const {
+  for (Plane plane : kAllPlanes) {
+    if (!has(plane)) continue;
+    if (auto made = transaction.resize(key(plane), plane_bytes(plane), allowed_chunk(*this, plane)); !made) {
+      return made.error().with("making block " + name() + ", " + std::string(offload::name(plane)));
+    }
+  }
+  return {};
+}
+
+Status BlockLayout::check(Store& store) const {
+  for (Plane plane : kAllPlanes) {
+    if (!has(plane)) continue;
+    auto info = store.stat(key(plane));
+    if (!info && info.error().code == Code::not_found) {
+      return make_error(Code::mismatch, "the store has no object " + key(plane) + ": it belongs to another model or optimizer", "offload/block");
+    }
+    if (!info) return info.error();
+    if (info->bytes != plane_bytes(plane) || info->chunk_bytes != allowed_chunk(*this, plane)) {
+      return make_error(Code::mismatch,
+                        "object " + key(plane) + " has " + std::to_string(info->bytes) + " bytes in chunks of " + std::to_string(info->chunk_bytes) +
+                            ", but this model needs " + std::to_string(plane_bytes(plane)) + " in chunks of " + std::to_string(allowed_chunk(*this, plane)) +
+                            ": open the store with the model and tile size it was made with",
+                        "offload/block");
+    }
+  }
+  return {};
+}
+
+}  // namespace stoker::offload

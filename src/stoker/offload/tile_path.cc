@@ -1,0 +1,243 @@
+// The way of one tile through the Updater: reads -> kernel -> writes.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "stoker/offload/updater.h"
+
+namespace stoker::offload {
+namespace {
+
+std::byte* tile_of_plane(const Slice& plane, const Tile& tile) {
+  return plane.data + tile.block->layout.tile_first(tile.index) * tile.block->layout.element_bytes(Plane::weight);
+}
+
+// The job's slice of the new weight plane for this tile, or the tile's own memory where the plane is only staged.
+Slice new_weights(const Tile& tile, const UpdateRequest& request) {
+  const Slice own = place(tile, Plane::weight);
+  if (request.weight_out.data == nullptr) return own;
+  return {tile_of_plane(request.weight_out, tile), own.size, request.weight_out.arena};
+}
+
+}  // namespace
+
+void Updater::advance(const TilePtr& tile) {
+  const UpdateJob& job = *tile->job;
+  const UpdateRequest& request = job.request_;
+  if (tile->failed && tile->prefetched) {  // a prefetch that failed costs nothing: what it should have read is asked for again
+    tile->status = {};
+    tile->failed = tile->prefetched = tile->has_state = false;
+    tile->weights = nullptr;
+  }
+  if (tile->retained) {
+    std::lock_guard lock(mutex_);
+    tile->has_state = tile->block->retained->valid[tile->index] != 0;
+  }
+  const bool state = job.active(tile->index) && !tile->has_state;
+  const bool weights = request.weight_in.data == nullptr && tile->weights == nullptr;
+  if (job.cancelled() || (!state && !weights)) {
+    pool_.run([this, tile] { compute(tile); });
+    return;
+  }
+  tile->left = 1;
+  tile->since_ns = Clock::real().now_ns();
+  if (state) {
+    for (Plane plane : kStatePlanes) read(tile, plane, request.source, Priority::prefetch);
+    tile->has_state = true;
+  }
+  if (weights) {
+    tile->weights = new_weights(*tile, request).data;
+    read(tile, Plane::weight, request.source, Priority::prefetch);
+  }
+  part_read(tile);
+}
+
+void Updater::read(const TilePtr& tile, Plane plane, const std::shared_ptr<StepTransaction>& source, Priority priority) {
+  const BlockLayout& layout = tile->block->layout;
+  if (!layout.has(plane)) return;
+  Slice into = place(*tile, plane);
+  if (plane == Plane::weight && tile->job) into = new_weights(*tile, tile->job->request_);
+  const uint64_t offset = layout.tile_first(tile->index) * layout.element_bytes(plane);
+  const ReadOptions options{.priority = priority};
+  ++tile->left;
+  const auto done = source ? source->raw().read(layout.key(plane), offset, into, options) : store_.read(layout.key(plane), offset, into, options);
+  done.on_done([this, tile, plane, bytes = into.size](const Status& status) {
+    if (status) {
+      traffic_.read(plane, bytes);
+    } else {
+      tile->status[static_cast<size_t>(plane)] = status;
+      tile->failed = true;
+    }
+    part_read(tile);
+  });
+}
+
+void Updater::part_read(const TilePtr& tile) {
+  if (tile->left.fetch_sub(1) == 1) reads_done(tile);
+}
+
+void Updater::reads_done(const TilePtr& tile) {
+  traffic_.read_latency_ns.add(Clock::real().now_ns() - tile->since_ns);
+  bool dropped = false;
+  {
+    std::lock_guard lock(mutex_);
+    tile->reading = false;
+    if (!tile->job && !tile->dropped) return;  // prefetched: waits for its job
+    dropped = tile->dropped;
+    if (dropped) {
+      std::erase(prefetched_, tile);
+      free_.push_back(std::move(tile->memory));
+    } else if (tile->retained && !tile->failed) {
+      tile->block->retained->valid[tile->index] = 1;
+    }
+  }
+  if (dropped) {
+    pump();
+    leave();
+    return;
+  }
+  if (tile->failed && !tile->prefetched) fail_job(*tile, "reading");
+  advance(tile);
+}
+
+void Updater::compute(const TilePtr& tile) {
+  UpdateJob& job = *tile->job;
+  if (job.cancelled()) {
+    job.fail(make_error(Code::cancelled, "the update of block " + tile->block->layout.name() + " was abandoned", "offload/updater"));
+  } else {
+    run_kernel(*tile);
+  }
+  tile->left = 1;
+  tile->since_ns = Clock::real().now_ns();
+  if (!job.failed() && job.active(tile->index)) write_planes(tile);
+  tile_computed(job, 1);
+  part_written(tile);
+}
+
+void Updater::run_kernel(const Tile& tile) {
+  UpdateJob& job = *tile.job;
+  const UpdateRequest& request = job.request_;
+  const BlockLayout& layout = tile.block->layout;
+  const uint64_t first = layout.tile_first(tile.index);
+  const uint64_t count = layout.tile_count(tile.index);
+  const uint32_t width = layout.element_bytes(Plane::weight);
+  const std::byte* in = request.weight_in.data != nullptr ? tile_of_plane(request.weight_in, tile) : tile.weights;
+  std::byte* out = new_weights(tile, request).data;
+  const Slice remainder = place(tile, Plane::remainder);
+  const Slice m = place(tile, Plane::m);
+  const Slice v = place(tile, Plane::v);
+
+  if (request.hashes) job.hash_tile(first, count);
+  const auto copy = [&](uint64_t from, uint64_t to) {
+    if (in == out || from == to) return;
+    const Stopwatch watch(traffic_.copy_ns);
+    std::memcpy(out + from * width, in + from * width, (to - from) * width);
+  };
+  uint64_t at = 0;  // elements of the tile that are done
+  const Segment* const end = request.segments.data() + request.segments.size();
+  for (const Segment* segment = job.first_segment_after(first); segment != end && segment->offset < first + count; ++segment) {
+    const uint64_t from = std::max(segment->offset, first) - first;
+    const uint64_t to = std::min(segment->offset + segment->count, first + count) - first;
+    copy(at, from);
+    at = to;
+    const optim::Hyper& hyper = segment->hyper;
+    const optim::Planes planes{
+        .weight_in = in + from * width,
+        .weight_out = out + from * width,
+        .remainder = layout.has(Plane::remainder) ? reinterpret_cast<uint16_t*>(remainder.data) + from : nullptr,
+        .m = optim::uses_m(hyper) ? reinterpret_cast<float*>(m.data) + from : nullptr,
+        .v = optim::uses_v(hyper) ? reinterpret_cast<float*>(v.data) + from : nullptr,
+        .grad = segment->grad + (first + from - segment->offset) * optim::grad_bytes(segment->grad_type),
+    };
+    const Stopwatch watch(traffic_.kernel_ns);
+    optim::update(hyper, layout.weight_type(), segment->grad_type, planes, to - from);
+  }
+  copy(at, count);
+}
+
+void Updater::write_planes(const TilePtr& tile) {
+  const BlockLayout& layout = tile->block->layout;
+  const UpdateRequest& request = tile->job->request_;
+  traffic_.tiles.add(1);
+  if (tile->prefetched) traffic_.tiles_prefetched.add(1);
+  if (tile->retained) traffic_.tiles_retained.add(1);
+  const Stopwatch watch(traffic_.stage_ns);
+  for (Plane plane : kAllPlanes) {
+    if (!layout.has(plane)) continue;
+    const Slice from = plane == Plane::weight ? new_weights(*tile, request) : place(*tile, plane);
+    ++tile->left;
+    request.transaction->raw()
+        .write(layout.key(plane), layout.tile_first(tile->index) * layout.element_bytes(plane), from)
+        .on_done([this, tile, plane, bytes = from.size](const Status& status) {
+          if (status) {
+            traffic_.wrote(plane, bytes);
+          } else {
+            tile->status[static_cast<size_t>(plane)] = status;
+            tile->failed = true;
+          }
+          part_written(tile);
+        });
+  }
+}
+
+void Updater::part_written(const TilePtr& tile) {
+  if (tile->left.fetch_sub(1) != 1) return;
+  traffic_.write_latency_ns.add(Clock::real().now_ns() - tile->since_ns);
+  if (tile->failed) fail_job(*tile, "writing");
+  finish_tile(tile);
+}
+
+void Updater::fail_job(const Tile& tile, const char* action) {
+  for (Plane plane : kAllPlanes) {
+    const Status& status = tile.status[static_cast<size_t>(plane)];
+    if (status) continue;
+    tile.job->fail(status.error().with("block " + tile.block->layout.name() + ", " + action + " " + std::string(name(plane)) + ", tile " +
+                                       std::to_string(tile.index)));
+  }
+}
+
+// ---- ends
+
+void Updater::tile_computed(UpdateJob& job, size_t tiles) {
+  if (job.compute_left_.fetch_sub(tiles) != tiles) return;
+  if (!job.failed()) job.combine_hashes();
+  job.computed_.complete(job.status());
+}
+
+void Updater::finish_tile(const TilePtr& tile) {
+  {
+    const JobPtr job = std::move(tile->job);
+    {
+      std::lock_guard lock(mutex_);
+      free_.push_back(std::move(tile->memory));
+    }
+    finish_job(job, 1);
+  }
+  pump();
+  leave();
+}
+
+void Updater::finish_job(const JobPtr& job, size_t tiles) {
+  if (job->write_left_.fetch_sub(tiles) != tiles) return;
+  Block& block = job->block_;
+  const Status status = job->status();
+  JobPtr next;
+  {
+    std::lock_guard lock(mutex_);
+    std::erase(waiting_, job);
+    block.jobs.pop_front();
+    drop_tiles(block);  // what the job had no use for is of the past now
+    if (!status && block.retained) block.retained->stamp = {};
+    if (!block.jobs.empty()) next = block.jobs.front();
+  }
+  // Whoever waits for written() may commit at once, and close the store soon: the transaction is let go of first.
+  job->request_.source.reset();
+  const auto transaction = std::exchange(job->request_.transaction, nullptr);
+  Promise<void> written = std::move(job->written_);
+  transaction->end_job();
+  written.complete(status);
+  if (next) activate(next);
+  leave();
+}
+
+}  // namespace stoker::offload

@@ -1,0 +1,248 @@
+#include "stoker/offload/updater.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace stoker::offload {
+
+Updater::Updater(Store& store, Pool& pool, Traffic& traffic, std::vector<Buffer> memory)
+    : store_(store), pool_(pool), traffic_(traffic), memories_(memory.size()), free_(std::move(memory)) {}
+
+void Updater::close() {
+  drop_prefetched();
+  std::unique_lock lock(mutex_);
+  idle_.wait(lock, [this] { return active_ == 0; });
+}
+
+void Updater::leave() {
+  std::lock_guard lock(mutex_);
+  if (--active_ == 0) idle_.notify_all();
+}
+
+// State of a committed version is told by the version of the block's objects: all of them change together.
+Stamp Updater::stamp_of(const Block& block, const std::shared_ptr<StepTransaction>& source) {
+  if (source) return {0, source->fate(), true};
+  const Plane plane = block.layout.has(Plane::m) ? Plane::m : Plane::weight;
+  const auto info = store_.stat(block.layout.key(plane));
+  return info ? Stamp{info->version, nullptr, true} : Stamp{};
+}
+
+// ---- jobs
+
+std::shared_ptr<UpdateJob> Updater::start(Block& block, UpdateRequest request) {
+  auto job = std::make_shared<UpdateJob>(block, std::move(request), traffic_);
+  bool first = false;
+  {
+    std::lock_guard lock(mutex_);
+    ++active_;
+    block.jobs.push_back(job);
+    first = block.jobs.size() == 1;
+  }
+  if (first) activate(job);
+  return job;
+}
+
+void Updater::activate(const JobPtr& job) {
+  Block& block = job->block_;
+  const Stamp wanted = stamp_of(block, job->request_.source);
+  {
+    std::lock_guard lock(mutex_);
+    std::erase_if(wanted_, [&](const Wanted& each) { return each.block == &block; });
+    if (!block.prefetched_stamp.serves(wanted)) drop_tiles(block);
+    if (block.retained) {
+      auto& valid = block.retained->valid;
+      if (!block.retained->stamp.serves(wanted)) std::fill(valid.begin(), valid.end(), uint8_t{0});
+      block.retained->stamp = {0, job->request_.transaction->fate(), true};
+    }
+    waiting_.push_back(job);
+  }
+  pump();
+}
+
+void Updater::pump() {
+  for (;;) {
+    Begin begin;
+    {
+      std::lock_guard lock(mutex_);
+      if (!next(begin)) return;
+    }
+    if (begin.ended) {
+      skip_rest(begin.ended);
+    } else if (begin.tile->job) {
+      advance(begin.tile);
+    } else {
+      begin_prefetch(begin);
+    }
+  }
+}
+
+// The job left waiting_: nobody else looks at its tiles that have not begun.
+void Updater::skip_rest(const JobPtr& job) {
+  const size_t tiles = job->order_.size() - job->next_;
+  job->next_ = job->order_.size();
+  if (tiles != 0) job->fail(make_error(Code::cancelled, "the update of block " + job->block_.layout.name() + " was abandoned", "offload/updater"));
+  tile_computed(*job, tiles);
+  finish_job(job, tiles);
+}
+
+bool Updater::next(Begin& begin) {
+  while (!waiting_.empty()) {
+    JobPtr job = waiting_.front();
+    if (job->next_ == job->order_.size() || job->cancelled()) {
+      waiting_.pop_front();
+      if (job->next_ == job->order_.size() && !job->order_.empty()) continue;
+      begin.ended = std::move(job);
+      return true;
+    }
+    begin.tile = tile_for(job, job->order_[job->next_]);
+    if (!begin.tile) return false;
+    ++job->next_;
+    begin.tile->job = job;
+    // Reads of a prefetched tile that are still in flight carry it on themselves.
+    if (begin.tile->reading) continue;
+    return true;
+  }
+  while (!wanted_.empty() && !free_.empty()) {
+    Wanted& wanted = wanted_.front();
+    while (wanted.block->prefetched.contains(wanted.next)) ++wanted.next;
+    if (wanted.next == wanted.block->layout.tiles() || !wanted.block->jobs.empty()) {
+      wanted_.pop_front();
+      continue;
+    }
+    begin.source = wanted.source;
+    begin.weights = wanted.weights;
+    begin.tile = new_tile(*wanted.block, wanted.next++);
+    begin.tile->prefetched = true;
+    begin.tile->reading = true;
+    wanted.block->prefetched[begin.tile->index] = begin.tile;
+    prefetched_.push_back(begin.tile);
+    return true;
+  }
+  return false;
+}
+
+Updater::TilePtr Updater::tile_for(const JobPtr& job, uint64_t index) {
+  Block& block = job->block_;
+  if (const auto found = block.prefetched.find(index); found != block.prefetched.end()) {
+    TilePtr tile = found->second;
+    block.prefetched.erase(found);
+    std::erase(prefetched_, tile);
+    return tile;
+  }
+  if (free_.empty() && !steal()) return nullptr;
+  return new_tile(block, index);
+}
+
+Updater::TilePtr Updater::new_tile(Block& block, uint64_t index) {
+  auto tile = std::make_shared<Tile>();
+  tile->block = &block;
+  tile->index = index;
+  tile->memory = std::move(free_.back());
+  free_.pop_back();
+  tile->retained = block.retained != nullptr;
+  ++active_;
+  return tile;
+}
+
+// ---- prefetched tiles
+
+size_t Updater::prefetch(Block& block, std::shared_ptr<StepTransaction> source, bool weights) {
+  const Stamp stamp = stamp_of(block, source);  // before the reads: a commit between makes the stamp stale, never the state
+  size_t before = 0;
+  {
+    std::lock_guard lock(mutex_);
+    if (!block.jobs.empty() || block.retained) return 0;
+    if (!block.prefetched_stamp.serves(stamp)) drop_tiles(block);
+    std::erase_if(wanted_, [&](const Wanted& each) { return each.block == &block; });
+    block.prefetched_stamp = stamp;
+    wanted_.push_back({&block, 0, std::move(source), weights});
+    before = prefetched_.size();
+  }
+  pump();
+  std::lock_guard lock(mutex_);
+  return prefetched_.size() > before ? prefetched_.size() - before : 0;
+}
+
+void Updater::begin_prefetch(const Begin& begin) {
+  const TilePtr& tile = begin.tile;
+  tile->left = 1;
+  tile->since_ns = Clock::real().now_ns();
+  for (Plane plane : kStatePlanes) read(tile, plane, begin.source, Priority::prefetch);
+  if (begin.weights) read(tile, Plane::weight, begin.source, Priority::prefetch);
+  tile->has_state = true;
+  if (begin.weights) tile->weights = place(*tile, Plane::weight).data;
+  part_read(tile);
+}
+
+// A job has no memory although no tile of a job is in flight: prefetched tiles hold it all. The one used last gives way.
+bool Updater::steal() {
+  if (prefetched_.size() < memories_) return false;  // others are at work and will free theirs
+  TilePtr victim = prefetched_.back();
+  if (victim->dropped) return false;
+  victim->block->prefetched.erase(victim->index);
+  std::erase_if(wanted_, [&](const Wanted& each) { return each.block == victim->block; });
+  traffic_.prefetch_dropped.add(1);
+  if (victim->reading) {
+    victim->dropped = true;  // its memory comes back when the reads are done
+    return false;
+  }
+  prefetched_.pop_back();
+  free_.push_back(std::move(victim->memory));
+  --active_;  // not the last: the job that steals is alive
+  return true;
+}
+
+void Updater::drop_tiles(Block& block) {
+  block.prefetched_stamp = {};
+  for (auto& [index, tile] : block.prefetched) {
+    traffic_.prefetch_dropped.add(1);
+    if (tile->reading) {
+      tile->dropped = true;
+      continue;
+    }
+    std::erase(prefetched_, tile);
+    free_.push_back(std::move(tile->memory));
+    if (--active_ == 0) idle_.notify_all();
+  }
+  block.prefetched.clear();
+}
+
+void Updater::drop_prefetched() {
+  {
+    std::lock_guard lock(mutex_);
+    wanted_.clear();
+    std::vector<Block*> blocks;
+    for (const TilePtr& tile : prefetched_) blocks.push_back(tile->block);
+    for (Block* block : blocks) drop_tiles(*block);
+  }
+  pump();
+}
+
+// ---- retained state
+
+bool Updater::retain(Block& block, Buffer memory) {
+  std::lock_guard lock(mutex_);
+  if (!block.jobs.empty() || block.retained) return false;
+  std::erase_if(wanted_, [&](const Wanted& each) { return each.block == &block; });
+  drop_tiles(block);
+  block.retained = std::make_unique<Retained>();
+  block.retained->memory = std::move(memory);
+  block.retained->valid.resize(block.layout.tiles());
+  return true;
+}
+
+bool Updater::release(Block& block) {
+  std::lock_guard lock(mutex_);
+  if (!block.jobs.empty() || !block.retained) return false;
+  block.retained.reset();
+  return true;
+}
+
+void Updater::invalidate(Block& block) {
+  std::lock_guard lock(mutex_);
+  if (block.jobs.empty()) drop_tiles(block);
+  if (block.retained) block.retained->stamp = {};
+}
+
+}  // namespace stoker::offload

@@ -1,0 +1,95 @@
+// Updater: the pipeline disk -> tile memory -> kernel -> the same memory -> disk.
+//
+// Each tile goes through: memory free -> reads in flight (Store) -> compute (one pool task: hash, kernel, checksums and
+// queueing of the writes) -> writes in flight (Store) -> memory free. Tiles of a job begin in order; how many are in
+// flight is bounded by the tile memories, taken once from the arena. Jobs come before prefetches; jobs on one block run
+// one after the other. Nothing here waits, except close().
+//
+// Threads: callers, pool threads and Store threads all enter; mutex_ is never held across a call of the Store or a
+// completion. A job or tile that has ended touches nothing of the Updater after leave().
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "stoker/base/pool.h"
+#include "stoker/offload/tile.h"
+
+namespace stoker::offload {
+
+class Updater {
+ public:
+  Updater(Store& store, Pool& pool, Traffic& traffic, std::vector<Buffer> memory);
+  ~Updater() { close(); }
+
+  // The request is valid (Session checks it) and its transaction counts the job already.
+  std::shared_ptr<UpdateJob> start(Block& block, UpdateRequest request);
+  // Starts reading state for a later update as tile memory is, and becomes, free. Returns how many tiles began at once.
+  size_t prefetch(Block& block, std::shared_ptr<StepTransaction> source, bool weights);
+  void drop_prefetched();
+
+  // Both between updates of that block only: false (and nothing done) while one runs.
+  bool retain(Block& block, Buffer memory);
+  bool release(Block& block);
+  void invalidate(Block& block);
+
+  void close();  // waits until nothing is in flight
+
+ private:
+  using JobPtr = std::shared_ptr<UpdateJob>;
+  using TilePtr = std::shared_ptr<Tile>;
+  struct Wanted {
+    Block* block;
+    uint64_t next;  // tile
+    std::shared_ptr<StepTransaction> source;
+    bool weights;
+  };
+  struct Begin {  // what pump() does next: begin this tile, or end this job that has no tile left
+    TilePtr tile;
+    JobPtr ended;
+    std::shared_ptr<StepTransaction> source;
+    bool weights = false;
+  };
+
+  Stamp stamp_of(const Block& block, const std::shared_ptr<StepTransaction>& source);
+  void activate(const JobPtr& job);  // its block is free: it may begin
+  void pump();                       // begins all that can begin
+  bool next(Begin& begin);           // under mutex_
+  TilePtr tile_for(const JobPtr& job, uint64_t index);  // under mutex_; null: no memory
+  void skip_rest(const JobPtr& job);
+  TilePtr new_tile(Block& block, uint64_t index);       // under mutex_; memory is free
+  bool steal();                                         // under mutex_
+  void drop_tiles(Block& block);                        // under mutex_
+  void begin_prefetch(const Begin& begin);
+
+  void advance(const TilePtr& tile);  // reads what is missing, then computes
+  void read(const TilePtr& tile, Plane plane, const std::shared_ptr<StepTransaction>& source, Priority priority);
+  void part_read(const TilePtr& tile);  // one read less in flight
+  void reads_done(const TilePtr& tile);
+  void compute(const TilePtr& tile);
+  void run_kernel(const Tile& tile);
+  void write_planes(const TilePtr& tile);
+  void part_written(const TilePtr& tile);  // one write less in flight
+  void fail_job(const Tile& tile, const char* action);  // with the first plane that failed
+  void tile_computed(UpdateJob& job, size_t tiles);
+  void finish_tile(const TilePtr& tile);
+  void finish_job(const JobPtr& job, size_t tiles);
+  void leave();
+
+  Store& store_;
+  Pool& pool_;
+  Traffic& traffic_;
+  const size_t memories_;
+  std::mutex mutex_;
+  std::condition_variable idle_;
+  std::vector<Buffer> free_;      // guarded by mutex_, as all below
+  std::deque<JobPtr> waiting_;    // with tiles that have not begun, oldest first
+  std::deque<Wanted> wanted_;     // prefetches with tiles that have not begun
+  std::vector<TilePtr> prefetched_;  // all that no job took yet, oldest first (those dropped while reading included)
+  size_t active_ = 0;             // jobs + tiles alive
+};
+
+}  // namespace stoker::offload
