@@ -1,0 +1,156 @@
+"""`stoker train`: the command line of the trainer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ..errors import StokerError
+from .settings import Settings, read_run, resolve
+
+_DESCRIPTION = """\
+Train a language model whose weights, masters and optimizer state live on disk, under a hard cap on memory.
+Without options it trains a small model on the kernel documentation in about six minutes on two cores, then
+measures the held-out loss, samples a continuation, exports the weights for transformers and writes a report."""
+
+_EPILOG = """\
+In OUT afterwards: report.html, summary.json, ledger.jsonl (one object a step), export/ (for transformers), store/.
+Exit status: 0 done; 2 something was wrong, and a sentence says what; 130 or 143 stopped by SIGINT or SIGTERM with
+the last step committed (--resume goes on; a second signal ends at once)."""
+
+# Options that set a field of Settings: (field, help, keywords for argparse). The default is the field's own.
+_RUN = (
+    ("data", "text files or folders; default: Debian's linux-doc, the kernel documentation", {"nargs": "+", "metavar": "PATH"}),
+    ("tokenizer", "a tokenizer.json (or its folder) to use instead of learning one", {"metavar": "FILE"}),
+    ("vocabulary", "tokens of the vocabulary to learn", {"type": int}),
+    ("steps", "steps of the whole run", {"type": int}),
+    ("batch", "windows a step", {"type": int}),
+    ("window", "tokens a window", {"type": int}),
+    ("learning_rate", "peak of the learning rate; it warms up, then falls along a cosine", {"type": float}),
+    ("warmup", "steps of warm-up", {"type": int}),
+    ("weight_decay", "AdamW's weight decay of the matrices", {"type": float}),
+    ("clip", "limit of the gradient norm", {"type": float}),
+    ("seed", "seed of weights, order of samples and continuation", {"type": int}),
+)
+_MODEL = (
+    ("layers", "decoder layers", {"type": int}),
+    ("hidden", "width of the model", {"type": int}),
+    ("heads", "attention heads", {"type": int}),
+    ("feed_forward", "width of the feed-forward part", {"type": int}),
+    ("precision", "type of the weights; bfloat16 has exact float32 masters", {"choices": ("bfloat16", "float32")}),
+)
+_WHERE = (
+    ("dram", "cap on the memory for weights, gradients, state and staging, as 160MiB or 20GiB", {"metavar": "BYTES"}),
+    ("store", "where weights and state live; default: OUT/store", {"metavar": "DIR"}),
+    ("policy", "when updates run; all give the same bits", {"choices": ("auto", "sync", "speculate")}),
+    ("device", "where to compute: auto or cpu; this version of the offload computes on the CPU", {"metavar": "DEVICE"}),
+    ("cache", "where token files are kept and found again; default: OUT/data", {"metavar": "DIR"}),
+)
+_AFTER = (
+    ("eval_windows", "held-out windows to measure the loss on", {"type": int}),
+    ("sample_tokens", "tokens of the sampled continuation; 0: none", {"type": int}),
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser. Options that are not given are absent from the namespace, so a resume can tell them apart."""
+    top = argparse.ArgumentParser(prog="stoker train", description=_DESCRIPTION, epilog=_EPILOG,
+                                  formatter_class=argparse.RawDescriptionHelpFormatter)
+    run = top.add_argument_group("the run")
+    run.add_argument("--out", type=Path, default=Path("out/train"), metavar="DIR", help="where results go (default: out/train)")
+    start = run.add_mutually_exclusive_group()
+    start.add_argument("--resume", action="store_true",
+                       help="go on with the run in OUT at its last committed step; options left out are those of the run")
+    start.add_argument("--overwrite", action="store_true", help="replace the run that OUT holds, without which that is an error")
+    run.add_argument("--rebuild-tokens", action="store_true", help="build the token file anew even if it is there")
+    run.add_argument("--json", action="store_true", help="print the summary as one JSON object on stdout")
+    for group, options in ((run, _RUN), (top.add_argument_group("the model"), _MODEL),
+                           (top.add_argument_group("where things live"), _WHERE),
+                           (top.add_argument_group("what is measured at the end"), _AFTER)):
+        for name, text, keywords in options:
+            default = Settings.__dataclass_fields__[name].default
+            shown = f"{text} (default: {default})" if default not in ("", ()) else text
+            group.add_argument(f"--{name.replace('_', '-')}", dest=name, default=argparse.SUPPRESS, help=shown, **keywords)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status. Progress goes to stderr, --json to stdout."""
+    args = vars(parser().parse_args(argv))
+    try:
+        return _run(args)
+    except (StokerError, OSError) as error:
+        return _fail(args["json"], _sentence(error))
+
+
+def _run(args: dict[str, Any]) -> int:
+    out: Path = args["out"]
+    given = {field.name: args[field.name] for field in fields(Settings) if field.name in args}
+    if "data" in given:  # absolute, so that a resume from another folder finds the same files
+        given["data"] = tuple(str(Path(path).resolve()) for path in given["data"])
+    stored = read_run(out)
+    if args["resume"] and stored is None:
+        return _fail(args["json"], f"there is no run to resume in {out}: leave --resume out to start one, or name its folder with --out")
+    if not args["resume"] and stored is not None:
+        if not args["overwrite"]:
+            return _fail(args["json"], f"{out} already holds a run: go on with --resume, replace it with --overwrite, or name "
+                                       "another folder with --out")
+    settings = resolve(given, stored["settings"] if args["resume"] else None)
+    summary = _finished(out) if args["resume"] else None
+    if summary is not None:
+        print(f"the run in {out} is finished: {summary['steps']} steps, held-out loss {summary['heldout_loss_before']:.3f} -> "
+              f"{summary['heldout_loss_after']:.3f}", file=sys.stderr)
+    else:
+        summary = _train(settings, out, stored if args["resume"] else None, args)
+    if isinstance(summary, int):
+        return summary
+    if args["json"]:
+        print(json.dumps(summary))
+    return 0
+
+
+def _finished(out: Path) -> dict[str, Any] | None:
+    """The summary of a run that came to its end."""
+    try:
+        summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    return summary if summary.get("finished") else None
+
+
+def _train(settings: Settings, out: Path, stored: dict[str, Any] | None, args: dict[str, Any]) -> dict[str, Any] | int:
+    from .stop import Stopped, StopSignals
+
+    with StopSignals() as stop:
+        try:
+            # Here, not above: torch takes seconds to load, which --help and mistakes in options need not wait for.
+            from .trainer import forget_run, train
+
+            if args["overwrite"]:
+                forget_run(out)
+            summary = train(settings, out, stored, args["rebuild_tokens"], stop)
+        except Stopped as stopped:
+            if args["json"] and (out / "summary.json").exists():
+                print((out / "summary.json").read_text(encoding="utf-8").replace("\n", ""))
+            return stopped.exit_status
+    for name in ("report.html", "summary.json", "ledger.jsonl", "export"):
+        print(f"written      {out / name}", file=sys.stderr)
+    return summary
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, StokerError) or not isinstance(error, OSError) or not error.filename:
+        return str(error)
+    return f"{error.filename} cannot be used ({error.strerror}): make room or make it accessible, or choose another folder with --out"
+
+
+def _fail(as_json: bool, sentence: str) -> int:
+    print(f"stoker train: {sentence}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"error": sentence}))
+    return 2

@@ -1,0 +1,147 @@
+"""What a run is made of: its settings, where they come from, and what must agree at a resume."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidArgument
+
+_UNITS = {"": 1, "b": 1, "k": 1 << 10, "kb": 1000, "kib": 1 << 10, "m": 1 << 20, "mb": 10**6, "mib": 1 << 20,
+          "g": 1 << 30, "gb": 10**9, "gib": 1 << 30, "t": 1 << 40, "tb": 10**12, "tib": 1 << 40}
+RUN_FILE = "run.json"
+
+# What may be another at a resume: where things lie and how fast they go, nothing that the numbers depend on.
+FREE_AT_RESUME = ("dram", "policy", "device", "store", "cache", "eval_windows", "sample_tokens")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of a run. The defaults are tuned to end in about six minutes on two cores."""
+
+    data: tuple[str, ...] = ()  # files and folders of text; none: the kernel documentation
+    tokenizer: str = ""  # a tokenizer.json to use instead of learning one
+    vocabulary: int = 4096
+    layers: int = 4
+    hidden: int = 640
+    heads: int = 10
+    feed_forward: int = 1728
+    window: int = 128  # tokens
+    batch: int = 16  # windows a step
+    steps: int = 200
+    learning_rate: float = 2e-3
+    warmup: int = 15  # steps
+    weight_decay: float = 0.1
+    clip: float = 1.0  # limit of the gradient norm
+    seed: int = 0
+    precision: str = "bfloat16"
+    dram: str = "100MiB"
+    policy: str = "auto"
+    device: str = "auto"
+    store: str = ""  # empty: OUT/store
+    cache: str = ""  # where token files are kept; empty: OUT/data
+    eval_windows: int = 256
+    sample_tokens: int = 64
+
+    @property
+    def dram_bytes(self) -> int:
+        return parse_bytes(self.dram)
+
+    def check(self) -> None:
+        """Raise InvalidArgument with a sentence for values that cannot work together."""
+        least_one = ("layers", "hidden", "heads", "feed_forward", "window", "batch", "steps", "eval_windows")
+        for name in least_one:
+            if getattr(self, name) < 1:
+                raise InvalidArgument(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        if self.vocabulary < 257:
+            raise InvalidArgument(f"--vocabulary must be at least 257 (256 bytes and the end of text), not {self.vocabulary}")
+        if self.hidden % (2 * self.heads):
+            raise InvalidArgument(f"--hidden {self.hidden} must be a multiple of twice --heads {self.heads}: "
+                                  f"try --hidden {-(-self.hidden // (2 * self.heads)) * 2 * self.heads}")
+        if self.learning_rate <= 0 or self.clip <= 0:
+            raise InvalidArgument("--learning-rate and --clip must be above 0")
+        if self.warmup < 0 or self.sample_tokens < 0 or self.weight_decay < 0:
+            raise InvalidArgument("--warmup, --sample-tokens and --weight-decay must not be below 0")
+        parse_bytes(self.dram)
+
+
+def parse_bytes(text: str) -> int:
+    """"160MiB" -> 167772160; a plain number is bytes. Raises InvalidArgument."""
+    head = text.strip()
+    digits = head.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
+    unit = head[len(digits):].strip().lower()
+    try:
+        value = float(digits) * _UNITS[unit]
+    except (ValueError, KeyError) as error:
+        raise InvalidArgument(f"{text!r} is not an amount of memory: write it as 160MiB or 20GiB") from error
+    if value <= 0:
+        raise InvalidArgument(f"an amount of memory must be above 0, not {text}")
+    return int(value)
+
+
+def human_bytes(count: float) -> str:
+    """1234567 -> "1.2 MB" (powers of 1000)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.2f} TB"
+
+
+def resolve(given: dict[str, Any], stored: dict[str, Any] | None) -> Settings:
+    """Settings from what the user gave, over what the stored run has (at a resume), over the defaults.
+
+    Raises InvalidArgument naming each setting that differs from the stored run and that the numbers depend on.
+    """
+    if stored is None:
+        settings = Settings(**given)
+    else:
+        known = {field.name for field in fields(Settings)}
+        kept = {name: tuple(value) if isinstance(value, list) else value
+                for name, value in stored.items() if name in known}
+        before = Settings(**kept)
+        settings = Settings(**{**kept, **given})
+        differ = [f"--{name.replace('_', '-')} {_shown(getattr(settings, name))} (stored: {_shown(getattr(before, name))})"
+                  for name in known if name not in FREE_AT_RESUME and getattr(settings, name) != getattr(before, name)]
+        if differ:
+            raise InvalidArgument("the stored run has other settings: " + ", ".join(sorted(differ)) +
+                                  "; leave them out to resume, or give another --out to start a new run")
+    settings.check()
+    return settings
+
+
+def _shown(value: Any) -> str:
+    return " ".join(value) if isinstance(value, tuple) else str(value)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write atomically and durably: after a crash the file is the old one or the new one, whole."""
+    partial = path.with_name(f".{path.name}.partial")
+    with open(partial, "w", encoding="utf-8") as out:
+        json.dump(content, out, indent=2)
+        out.write("\n")
+        out.flush()
+        os.fsync(out.fileno())
+    partial.rename(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read_run(out: Path) -> dict[str, Any] | None:
+    """The stored run of a folder: {"settings", "heldout_loss_before", "unigram_entropy"}; None if there is none."""
+    try:
+        return json.loads((out / RUN_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, json.JSONDecodeError) as error:
+        raise InvalidArgument(f"{out / RUN_FILE} cannot be read ({error}); give another --out to start a new run") from error
+
+
+def write_run(out: Path, settings: Settings, **facts: Any) -> None:
+    write_json(out / RUN_FILE, {"settings": asdict(settings), **facts})

@@ -1,0 +1,268 @@
+"""One run from its settings to its results: corpus, model, loop, held-out loss, export, report.
+
+The order matters at three places. The data position advances and the schedule steps *after* opt.step(): the record that
+closes a step is taken when the next forward begins (or at flush), so it then says where the run goes on. A step's ledger
+line is written before the step can be committed. run.json is written before the store is made, so a run can be resumed
+whenever it was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import stoker
+
+from ..data import CorpusError, Loader, TokenFile, Windows, default_corpus, load_tokenizer, prepare_apart
+from ..errors import InvalidArgument
+from .evaluate import chosen_windows, continuation, heldout_loss, unigram_entropy
+from .export import export_model
+from .ledger_file import LedgerFile, read_ledger
+from .memory import MemoryPeak
+from .model import Model, ModelConfig, initialise, next_token_loss
+from .plan_text import plan_text
+from .progress import TrainingProgress, counting_bar, say
+from .report import write_report
+from .settings import RUN_FILE, Settings, write_json, write_run
+from .stop import Stopped, StopSignals
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+SUMMARY_FILE, LEDGER_FILE, REPORT_FILE = "summary.json", "ledger.jsonl", "report.html"
+STORE_FOLDER, EXPORT_FOLDER = "store", "export"
+
+
+def choose_device(wanted: str) -> torch.device:
+    """Where to compute. The offload's slots are CPU memory, so this version takes no other device; `auto` says so."""
+    if wanted == "auto":
+        if torch.cuda.is_available():
+            say("device       cpu: torch sees a GPU, but this version of the offload computes on the CPU")
+        return torch.device("cpu")
+    if wanted != "cpu":
+        raise InvalidArgument(f"--device {wanted}: this version of the offload computes on the CPU; leave --device out")
+    return torch.device("cpu")
+
+
+def rate_at(step: int, settings: Settings) -> float:
+    """The factor on the learning rate for the step after `step` decided ones: linear warm-up, cosine to a twentieth."""
+    if step < settings.warmup:
+        return (step + 1) / settings.warmup
+    along = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
+    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, along)))
+
+
+def finite(loss: float, step: int) -> float:
+    """`loss`, or InvalidArgument before a step on a loss that is no number spoils the weights."""
+    if not math.isfinite(loss):
+        raise InvalidArgument(f"the loss of step {step} is {loss}: the training has diverged; start anew with a lower --learning-rate")
+    return loss
+
+
+class Corpus:
+    """The token file of a run and its two splits."""
+
+    def __init__(self, settings: Settings, out: Path, rebuild: bool) -> None:
+        paths, skip = settings.data, ()
+        if not paths:
+            paths, skip = (str(default_corpus()),), ("translations",)
+        cache = Path(settings.cache) if settings.cache else out / "data"
+        tokenizer = Path(settings.tokenizer) if settings.tokenizer else None
+        self.prepared = prepare_apart(paths, cache, settings.vocabulary, tokenizer, skip, rebuild)
+        self.tokens = TokenFile(self.prepared.tokens)
+        self.tokenizer = load_tokenizer(Path(self.prepared.tokenizer))
+        self.train = Windows(self.tokens, "train", settings.window)
+        self.heldout = Windows(self.tokens, "heldout", settings.window)
+        header = self.tokens.header
+        for name, windows, count in (("training", self.train, header.train_tokens),
+                                     ("held-out", self.heldout, header.heldout_tokens)):
+            if not len(windows):
+                raise CorpusError(f"the corpus has {count} {name} tokens, fewer than one window of {settings.window} and "
+                                  "the token behind it: give more text with --data, or a smaller --window")
+
+    def describe(self) -> str:
+        header, how = self.tokens.header, "built" if self.prepared.built else "found again"
+        return (f"corpus       {self.prepared.files} files, {self.prepared.text_bytes / 1e6:.1f} MB, {header.train_tokens} training "
+                f"and {header.heldout_tokens} held-out tokens, vocabulary {header.vocabulary} (token file {how})")
+
+
+class Run:
+    """Everything of one run while it goes. Made by train(); the main thread's."""
+
+    def __init__(self, settings: Settings, out: Path, stored: dict[str, Any] | None, rebuild: bool, stop: StopSignals) -> None:
+        self.settings, self.out, self.stop = settings, out, stop
+        self.device = choose_device(settings.device)
+        self.store = settings.store or str((out / STORE_FOLDER).resolve())
+        out.mkdir(parents=True, exist_ok=True)
+        self.corpus = Corpus(settings, out, rebuild)
+        say(self.corpus.describe())
+        self.chosen = chosen_windows(self.corpus.heldout, settings.eval_windows)
+        self.config = ModelConfig(self.corpus.tokens.header.vocabulary, settings.layers, settings.hidden, settings.heads,
+                                  settings.feed_forward, settings.window)
+        self._check_identity(stored)
+        self.facts = {key: value for key, value in (stored or {}).items() if key != "settings"} | {"corpus_key": self.corpus_key}
+        write_run(out, settings, **self.facts)
+        self.loader = Loader(self.corpus.train, settings.batch, settings.seed)
+        self.model, self.opt = self._offload(resume=stored is not None)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.opt, lambda step: rate_at(step, settings))
+        self.opt.attach(scheduler=self.scheduler, loader=self.loader)
+        for group, rate in zip(self.opt.param_groups, self.scheduler.get_last_lr(), strict=True):
+            group["lr"] = rate  # making a scheduler sets the rate of step 0; a resumed run is elsewhere
+        self.plan = self.opt.plan()
+        self.before = self.facts.get("heldout_loss_before")
+        self.entropy = unigram_entropy(self.corpus.heldout, self.chosen)
+        self.after: float | None = None
+        self.sample = ("", "")
+        self.finished = False
+
+    def _check_identity(self, stored: dict[str, Any] | None) -> None:
+        """The corpus a run began with must still be the same bytes."""
+        key = self.corpus.tokens.header.key.hex()
+        if stored is not None and stored["corpus_key"] != key:
+            raise InvalidArgument("the corpus has changed since this run began, so its order of samples is lost: "
+                                  "restore the files, or give another --out to start a new run")
+        self.corpus_key = key
+
+    def _offload(self, resume: bool):
+        settings, dtype = self.settings, _DTYPES[self.settings.precision]
+
+        def make() -> Model:
+            model = Model(self.config, dtype)
+            initialise(model)
+            return model
+
+        torch.manual_seed(settings.seed)
+        model = stoker.build(make, seed=settings.seed, store=self.store, dram=settings.dram_bytes)
+        matrices = [p for p in model.parameters() if p.dim() > 1]
+        vectors = [p for p in model.parameters() if p.dim() <= 1]
+        groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        original = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.95))
+        return stoker.offload(model, original, store=self.store, dram=settings.dram_bytes, policy=settings.policy,
+                              resume="auto" if resume else False)
+
+    def evaluate(self, what: str) -> float:
+        with counting_bar(len(self.chosen), what) as bar:
+            return heldout_loss(self.model, self.corpus.heldout, self.chosen, self.settings.batch, self.device, bar.update)
+
+    def begin(self) -> None:
+        """Print the plan; measure the untrained model, once in a run's life."""
+        settings = self.settings
+        say(plan_text(self.plan, settings.dram_bytes, self.store, settings.batch * settings.window, settings.steps))
+        if self.before is None:
+            self.before = self.evaluate("held-out loss before")
+            write_run(self.out, settings, **self.facts, heldout_loss_before=self.before)
+        say(f"held-out     loss {self.before:.3f} before the training, unigram entropy {self.entropy:.3f} nats a token")
+        if self.opt.step_count:
+            say(f"resumed      at step {self.opt.step_count} of {settings.steps}")
+
+    def steps(self) -> None:
+        """The loop. Ends early, with the step committed, when a signal has come."""
+        opt, settings = self.opt, self.settings
+        ledger = LedgerFile(self.out / LEDGER_FILE, opt.step_count)
+        progress = TrainingProgress(opt.step_count, settings.steps)
+        opt.ledger.on_step(ledger.decided)
+        opt.ledger.on_step(lambda row: progress.measured(row["seconds"], sum(row["stall_seconds"].values())))
+        tokens = settings.batch * settings.window
+        self.model.train()
+        try:
+            with self.stop.stepping():
+                while opt.step_count < settings.steps and self.stop.requested is None:
+                    loss = next_token_loss(self.model, torch.from_numpy(self.loader.current()).to(self.device))
+                    loss.backward()
+                    opt.clip_grad_norm_(settings.clip)
+                    ledger.about(loss=finite(loss.item(), opt.step_count + 1), tokens=tokens)
+                    opt.step()
+                    opt.zero_grad(set_to_none=True)
+                    self.scheduler.step()
+                    self.loader.advance()
+                    progress.step(opt.step_count, loss.item(), tokens)
+                opt.flush()
+        finally:
+            progress.close()
+            ledger.close()
+            self.loader.close()
+
+    def finish(self) -> None:
+        """What comes after the last step: held-out loss, a continuation, the export."""
+        self.after = self.evaluate("held-out loss after")
+        say(f"held-out     loss {self.before:.3f} -> {self.after:.3f}, unigram entropy {self.entropy:.3f} nats a token")
+        if self.settings.sample_tokens:
+            first = self.corpus.heldout[self.chosen[0]][: self.settings.window // 2]
+            prompt = self.corpus.tokenizer.decode(first.tolist(), skip_special_tokens=False)
+            self.sample = prompt, continuation(self.model, self.corpus.tokenizer, prompt, self.settings.sample_tokens,
+                                               self.settings.window, self.device, self.settings.seed)
+            say(f"continuation {prompt[-80:]!r} ->\n{self.sample[1]}")
+        export_model(self.model, self.corpus.tokenizer, self.out / EXPORT_FOLDER, stoker.gather)
+        self.finished = True
+
+    def close(self) -> None:
+        self.loader.close()
+        self.opt.close()
+        self.corpus.tokens.close()
+
+
+def summarise(run: Run, process_peak: int) -> dict[str, Any]:
+    """OUT/summary.json, over all steps of the run however often it was resumed."""
+    rows = read_ledger(run.out / LEDGER_FILE)
+    seconds = sum(row["seconds"] for row in rows)
+    stalled = sum(sum(row["stall_seconds"].values()) for row in rows)
+    moved = sum(sum(row["read_bytes"].values()) + sum(row["written_bytes"].values()) for row in rows)
+    parameters = run.plan["parameters"]
+    return {
+        "finished": run.finished,
+        "heldout_loss_before": run.before, "heldout_loss_after": run.after, "unigram_entropy": run.entropy,
+        "steps": len(rows), "parameters": parameters, "state_bytes": run.plan["state_bytes"],
+        "dram_cap_bytes": run.settings.dram_bytes, "dram_peak_bytes": max((row["dram_bytes_peak"] for row in rows), default=0),
+        "process_peak_bytes": process_peak,
+        "bytes_per_parameter_step": moved / (parameters * len(rows)) if rows else 0.0,
+        "stall_share": stalled / seconds if seconds else 0.0, "seconds": seconds,
+        "tokens_per_second": sum(row["tokens"] for row in rows) / seconds if seconds else 0.0,
+        "last_loss": rows[-1]["loss"] if rows else None, "device": str(run.device), "store": run.store,
+    }
+
+
+def train(settings: Settings, out: Path, stored: dict[str, Any] | None, rebuild: bool, stop: StopSignals) -> dict[str, Any]:
+    """Run or resume to the end. Returns the summary; raises Stopped (after writing it) when a signal came."""
+    with MemoryPeak() as peak:
+        run = Run(settings, out, stored, rebuild, stop)
+        try:
+            run.begin()
+            run.steps()
+            stop.check()
+            run.finish()
+        except BaseException as error:
+            _ended_early(run, peak, error)
+            raise
+        run.close()
+        return _write_results(run, peak)
+
+
+def _ended_early(run: Run, peak: MemoryPeak, error: BaseException) -> None:
+    """Leave results and a word on how to go on. What fails here must not hide the error that ended the run."""
+    with contextlib.suppress(Exception):
+        run.close()
+    with contextlib.suppress(Exception):
+        _write_results(run, peak)
+    how = "stopped" if isinstance(error, Stopped) else "failed"
+    say(f"{how:<13}step {run.opt.committed_step} of {run.settings.steps} is committed; --resume goes on from there")
+
+
+def forget_run(out: Path) -> None:
+    """Remove the run that `out` holds; token files stay, and so does a store outside of `out`. For --overwrite only."""
+    for name in (RUN_FILE, SUMMARY_FILE, LEDGER_FILE, REPORT_FILE):
+        (out / name).unlink(missing_ok=True)
+    for folder in (out / STORE_FOLDER, out / EXPORT_FOLDER):
+        if folder.is_dir():
+            shutil.rmtree(folder)
+
+
+def _write_results(run: Run, peak: MemoryPeak) -> dict[str, Any]:
+    summary = summarise(run, peak.bytes)
+    write_json(run.out / SUMMARY_FILE, summary)
+    if run.before is not None:
+        write_report(run.out / REPORT_FILE, read_ledger(run.out / LEDGER_FILE), summary, run.plan, asdict(run.settings), *run.sample)
+    return summary

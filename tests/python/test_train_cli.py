@@ -1,0 +1,244 @@
+"""`stoker train` as its users meet it: a whole small run, resumes, signals, mistakes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stoker.train.cli import main, parser
+from stoker.train.settings import Settings
+
+SMALL = ["--vocabulary", "300", "--layers", "2", "--hidden", "64", "--heads", "2", "--feed-forward", "128", "--window", "32", "--batch", "4",
+         "--warmup", "2", "--eval-windows", "8", "--sample-tokens", "4", "--dram", "64MiB"]
+SUMMARY_KEYS = {"heldout_loss_before", "heldout_loss_after", "unigram_entropy", "steps", "parameters", "state_bytes", "dram_cap_bytes",
+                "dram_peak_bytes", "process_peak_bytes", "bytes_per_parameter_step", "stall_share", "seconds"}
+LINE_KEYS = {"step", "loss", "seconds", "tokens", "read_bytes", "written_bytes", "stall_seconds", "dram_bytes_peak", "policy", "committed"}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    rng = np.random.default_rng(2)
+    words = ["".join(chr(97 + c) for c in rng.integers(0, 26, rng.integers(2, 8))) for _ in range(200)]
+    for index in range(30):
+        text = "\n".join(" ".join(words[w] for w in rng.zipf(1.5, 10) % 200) for _ in range(50))
+        (folder / f"{index:02}.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def arguments(corpus: Path, cache: Path, out: Path, steps: int, *more: str) -> list[str]:
+    return ["--out", str(out), "--data", str(corpus), "--cache", str(cache), "--steps", str(steps), *SMALL, *more]
+
+
+def command(*args: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", "stoker.train", *args], capture_output=True, text=True, timeout=300)
+
+
+def ledger(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
+
+
+def weights(out: Path) -> bytes:
+    return (out / "export" / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def whole(corpus, cache, tmp_path_factory) -> Path:
+    """An uninterrupted run of 12 steps, for all tests to compare with."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    done = command(*arguments(corpus, cache, out, 12, "--json"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == json.loads((out / "summary.json").read_text())
+    (out / "stderr.txt").write_text(done.stderr)
+    return out
+
+
+# -- a whole run -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_what_it_promises(whole):
+    summary = json.loads((whole / "summary.json").read_text())
+    assert summary.keys() >= SUMMARY_KEYS and summary["finished"]
+    assert summary["steps"] == 12 and summary["dram_cap_bytes"] == 64 << 20
+    assert summary["heldout_loss_after"] < summary["heldout_loss_before"]
+    assert summary["dram_peak_bytes"] <= summary["dram_cap_bytes"] < summary["process_peak_bytes"]
+    assert summary["state_bytes"] >= 12 * summary["parameters"]  # 2 + 2 + 4 + 4 bytes, planes padded to 4 KiB
+    lines = ledger(whole)
+    assert [line["step"] for line in lines] == list(range(1, 13))
+    for line in lines:
+        assert line.keys() >= LINE_KEYS
+        assert line["tokens"] == 128 and line["committed"] <= line["step"]
+        assert {"weights", "remainder", "m", "v"} <= line["written_bytes"].keys()
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert "Training report" in (whole / "report.html").read_text()
+
+
+def test_a_run_shows_the_plan_before_its_first_step(whole):
+    shown = (whole / "stderr.txt").read_text()
+    for words in ("M parameters", "x the memory cap", "on disk", "in memory", "reads", "writes", "unigram entropy", "continuation"):
+        assert words in shown
+    assert shown.index("writes") < shown.index("step 1/12")
+
+
+def test_the_export_is_what_was_trained(whole):
+    transformers = pytest.importorskip("transformers")
+    words = transformers.AutoTokenizer.from_pretrained(whole / "export")
+    model = transformers.AutoModelForCausalLM.from_pretrained(whole / "export")
+    out = model.generate(**words("the ", return_tensors="pt", return_token_type_ids=False), max_new_tokens=5, min_new_tokens=5)
+    assert out.shape[1] > 5 and model.num_parameters() == json.loads((whole / "summary.json").read_text())["parameters"]
+
+
+# -- resume and signals ------------------------------------------------------------------------------------------------
+
+
+def wait_for_step(process: subprocess.Popen, out: Path, step: int) -> None:
+    limit = time.monotonic() + 120
+    while time.monotonic() < limit and process.poll() is None:
+        if (out / "ledger.jsonl").exists() and len((out / "ledger.jsonl").read_text().splitlines()) >= step:
+            return
+        time.sleep(0.01)
+    pytest.fail(f"step {step} was not reached: {process.communicate()[1]}")
+
+
+def assert_equals(out: Path, whole: Path) -> None:
+    assert [(line["step"], line["loss"]) for line in ledger(out)] == [(line["step"], line["loss"]) for line in ledger(whole)]
+    assert weights(out) == weights(whole)
+    ours, theirs = (json.loads((folder / "summary.json").read_text()) for folder in (out, whole))
+    for key in ("heldout_loss_before", "heldout_loss_after", "unigram_entropy", "steps"):
+        assert ours[key] == theirs[key]
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_behind_a_committed_step_and_a_resume_gives_the_same_bits(corpus, cache, whole, tmp_path, number, status):
+    out = tmp_path / "run"
+    process = subprocess.Popen([sys.executable, "-m", "stoker.train", *arguments(corpus, cache, out, 12)], stderr=subprocess.PIPE, text=True)
+    wait_for_step(process, out, 3)
+    process.send_signal(number)
+    shown = process.communicate(timeout=120)[1]
+    assert process.returncode == status, shown
+    steps = len(ledger(out))
+    assert f"step {steps} of 12 is committed; --resume goes on" in shown
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["steps"] == steps and (steps == 12 or not summary["finished"])
+    done = command("--out", str(out), "--resume")
+    assert done.returncode == 0, done.stderr
+    assert f"at step {steps} of 12" in done.stderr
+    assert_equals(out, whole)
+
+
+def test_kills_anywhere_cost_at_most_the_uncommitted_step(corpus, cache, whole, tmp_path):
+    out = tmp_path / "run"
+    begun = arguments(corpus, cache, out, 12)
+    for step in (1, 4, 8):
+        process = subprocess.Popen([sys.executable, "-m", "stoker.train", *begun], stderr=subprocess.PIPE, text=True)
+        wait_for_step(process, out, step)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stderr.close()
+        lines = [line for line in ledger(out)]
+        assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
+        begun = ["--out", str(out), "--resume"]
+    done = command("--out", str(out), "--resume")
+    assert done.returncode == 0, done.stderr
+    assert_equals(out, whole)
+
+
+def test_a_finished_run_says_so(whole):
+    before = (whole / "summary.json").read_bytes()
+    done = command("--out", str(whole), "--resume", "--json")
+    assert done.returncode == 0 and "is finished: 12 steps" in done.stderr
+    assert json.loads(done.stdout) == json.loads(before) and (whole / "summary.json").read_bytes() == before
+
+
+def test_overwrite_begins_anew(corpus, cache, tmp_path):
+    out = tmp_path / "run"
+    for more in ([], ["--overwrite"]):
+        done = command(*arguments(corpus, cache, out, 2, *more))
+        assert done.returncode == 0, done.stderr
+        assert [line["step"] for line in ledger(out)] == [1, 2]
+
+
+# -- mistakes ------------------------------------------------------------------------------------------------------------
+
+
+def refused(capsys, *args: str) -> str:
+    """The sentence with which a command line is refused."""
+    assert main(list(args)) == 2
+    shown = capsys.readouterr().err
+    assert "Traceback" not in shown
+    return shown.splitlines()[-1]
+
+
+def test_mistakes_are_sentences(corpus, cache, whole, tmp_path, capsys):
+    out = ["--out", str(tmp_path / "new")]
+    assert "there is no run to resume" in refused(capsys, *out, "--resume")
+    assert "gone does not exist: give a text file" in refused(capsys, *out, "--data", str(tmp_path / "gone"))
+    (tmp_path / "empty").mkdir()
+    assert "no text files found" in refused(capsys, *out, "--overwrite", "--data", str(tmp_path / "empty"))
+    assert "fewer than one window" in refused(capsys, *out, "--overwrite", "--data", str(corpus), "--cache", str(cache), "--vocabulary", "300",
+                                              "--window", "100000")
+    assert "already holds a run: go on with --resume" in refused(capsys, *arguments(corpus, cache, whole, 12))
+    assert "other settings: --seed 3 (stored: 0)" in refused(capsys, "--out", str(whole), "--resume", "--seed", "3")
+    assert "amount of memory" in refused(capsys, *out, "--overwrite", "--dram", "lots")
+    assert "computes on the CPU" in refused(capsys, *out, "--overwrite", "--device", "cuda")
+
+
+def test_a_mistake_with_json_is_json(tmp_path, capsys):
+    assert main(["--out", str(tmp_path), "--resume", "--json"]) == 2
+    assert "no run to resume" in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_a_changed_corpus_cannot_be_resumed(corpus, cache, tmp_path, capsys):
+    copy = tmp_path / "text"
+    copy.mkdir()
+    for path in corpus.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    out = tmp_path / "run"
+    process = subprocess.Popen([sys.executable, "-m", "stoker.train", *arguments(copy, cache, out, 12)], stderr=subprocess.DEVNULL)
+    limit = time.monotonic() + 120
+    while not (out / "ledger.jsonl").exists() and time.monotonic() < limit:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    (copy / "00.txt").write_text("other words\n" * 30)
+    assert "the corpus has changed since this run began" in refused(capsys, "--out", str(out), "--resume")
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence(corpus, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert "cannot be used (Not a directory)" in refused(capsys, "--out", str(tmp_path / "file" / "run"), "--data", str(corpus))
+
+
+# -- help --------------------------------------------------------------------------------------------------------------
+
+
+def test_every_setting_is_an_option_with_help():
+    actions = {action.dest: action for action in parser()._actions}
+    for field in fields(Settings):
+        action = actions[field.name]
+        assert action.help and action.default is argparse.SUPPRESS
+        if field.default not in ("", ()):
+            assert f"default: {field.default}" in action.help
+    for name in ("out", "resume", "json", "overwrite", "rebuild_tokens"):
+        assert actions[name].help
+
+
+def test_help_needs_no_torch():
+    done = subprocess.run([sys.executable, "-X", "importtime", "-m", "stoker.train", "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "--resume" in done.stdout and "exit status" in done.stdout.lower()
+    assert os.environ.get("COLUMNS") is None or done.stdout
