@@ -1,0 +1,1 @@
+"""Benchmarks that need torch: `stoker bench offload`."""

@@ -1,0 +1,258 @@
+"""`stoker bench offload`: seconds and bytes a step of a model that does not fit, for each policy, beside the floor.
+
+The floor of a step = max(bytes read / read rate + bytes written / write rate, core-seconds of (plain forward and backward, the
+kernel alone, CRC alone) / cores). The disk is probed just before and after each row; the bytes are those the process moved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import stoker
+from stoker import _core
+from stoker.offload.planes import MIB, parse_dram
+
+TOKENS = 64
+
+
+class Layer(nn.Module):
+    """A GPT-2-like block: pre-norm attention and a feed-forward of four widths."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Model(nn.Module):
+    def __init__(self, layers: int, width: int, vocabulary: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, width)
+        self.layers = nn.ModuleList(Layer(width, width // 64) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        for param in self.parameters():
+            if param.dim() == 2:
+                nn.init.normal_(param, std=0.02)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+def step_loss(model: nn.Module, step: int, vocabulary: int) -> torch.Tensor:
+    tokens = torch.randint(0, vocabulary, (1, TOKENS + 1), generator=torch.Generator().manual_seed(step))
+    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+class PeakMemory(threading.Thread):
+    """The peak of RssAnon + RssShmem + HugetlbPages, sampled every 5 ms."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.peak, self._on = 0, True
+        self.start()
+
+    def run(self) -> None:
+        while self._on:
+            status = open("/proc/self/status").read()
+            now = 1024 * sum(int(n) for n in re.findall(r"^(?:RssAnon|RssShmem|HugetlbPages):\s+(\d+)", status, re.M))
+            self.peak = max(self.peak, now)
+            time.sleep(0.005)
+
+    def stop(self) -> int:
+        self._on = False
+        self.join()
+        return self.peak
+
+
+def process_io() -> tuple[int, int]:
+    """(read_bytes, write_bytes) that this process caused on devices."""
+    fields = dict(line.split(": ") for line in open("/proc/self/io").read().splitlines())
+    return int(fields["read_bytes"]), int(fields["write_bytes"])
+
+
+def disk_rates(directory: str) -> dict[str, float]:
+    """Bytes a second, reading and writing 1 MiB blocks at depth, by `stoker probe`."""
+    command = shutil.which("stoker", path=os.path.dirname(sys.executable)) or "stoker"
+    done = subprocess.run([command, "probe", directory, "--json"], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"stoker probe {directory} failed: {done.stderr.strip()}")
+    probe = json.loads(done.stdout)
+    return {"read": float(probe["read_bytes_per_second"]), "write": float(probe["write_bytes_per_second"])}
+
+
+def plain_compute_seconds(args: argparse.Namespace) -> float:
+    """Core-seconds of forward and backward without any offload (weights in memory, gradients dropped)."""
+    model = Model(args.layers, args.width, args.vocabulary).to(torch.bfloat16)
+    times = []
+    for step in range(args.steps + 1):
+        for param in model.parameters():
+            param.grad = None
+        started = time.process_time()
+        step_loss(model, step, args.vocabulary).backward()
+        times.append(time.process_time() - started)
+    return statistics.median(times[1:])
+
+
+def kernel_seconds(elements: int) -> float:
+    """Core-seconds of the fused AdamW kernel over `elements` bfloat16 parameters whose planes are in memory, not in cache."""
+    count = 16 << 20
+    weight, rest, grad = (torch.zeros(count, dtype=torch.int16) for _ in range(3))
+    m, v = torch.zeros(count), torch.zeros(count)
+    times = []
+    for step in range(6):
+        started = time.process_time()
+        _core.optim_update(
+            count, weight_type="bf16", grad_type="bf16", weight_in=weight.data_ptr(), weight_out=weight.data_ptr(), grad=grad.data_ptr(),
+            remainder=rest.data_ptr(), m=m.data_ptr(), v=v.data_ptr(), algorithm="adamw", step=step + 1,
+        )
+        times.append(time.process_time() - started)
+    return statistics.median(times[1:]) * elements / count
+
+
+def crc_seconds(size: float) -> float:
+    """Core-seconds of CRC32C over `size` bytes that are in memory, not in cache."""
+    count = 256 * MIB
+    data = torch.zeros(count, dtype=torch.uint8)
+    times = []
+    for _ in range(4):
+        started = time.process_time()
+        _core.crc32c(data.data_ptr(), count)
+        times.append(time.process_time() - started)
+    return statistics.median(times[1:]) * size / count
+
+
+def measure(policy: str, args: argparse.Namespace, directory: str) -> dict[str, Any]:
+    """One row: builds the model in a fresh store, warms up, times `steps` steps."""
+    store = os.path.join(directory, policy)
+    model = stoker.build(lambda: Model(args.layers, args.width, args.vocabulary).to(torch.bfloat16), seed=0, store=store, dram=args.dram)
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    model, opt = stoker.offload(model, opt, store=store, dram=args.dram, policy=policy)
+    parameters = opt.plan()["parameters"]
+    before = disk_rates(directory)
+    times, rows, losses = [], [], []
+    memory, started_io = None, (0, 0)
+    for step in range(args.warmup + args.steps):
+        if step == args.warmup:
+            memory, started_io = PeakMemory(), process_io()
+        started = time.perf_counter()
+        loss = step_loss(model, step, args.vocabulary)
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        losses.append(loss.item())
+        if step >= args.warmup:
+            times.append(time.perf_counter() - started)
+            rows.append(opt.ledger.last)
+    started = time.perf_counter()
+    opt.flush()
+    times[-1] += time.perf_counter() - started
+    ended_io = process_io()
+    after = disk_rates(directory)
+    per = lambda total: total / args.steps / parameters
+    read = sum(sum(row["read_bytes"].values()) for row in rows)
+    written = sum(sum(row["written_bytes"].values()) for row in rows)
+    row = {
+        "seconds_per_step": statistics.median(times),
+        "seconds_range": [min(times), max(times)],
+        "read_bytes_per_parameter": per(read),
+        "written_bytes_per_parameter": per(written),
+        "proc_read_bytes_per_parameter": per(ended_io[0] - started_io[0]),
+        "proc_written_bytes_per_parameter": per(ended_io[1] - started_io[1]),
+        "process_peak_bytes": memory.stop(),
+        "disk_read_gbps": (before["read"] + after["read"]) / 2e9,
+        "disk_write_gbps": (before["write"] + after["write"]) / 2e9,
+        "disk_moved": max(abs(before[k] - after[k]) / before[k] for k in before),
+        "stall_seconds": {k: statistics.median(r["stall_seconds"][k] for r in rows) for k in rows[0]["stall_seconds"]},
+        "losses": losses,
+        "plan": opt.plan(),
+    }
+    row["digest"] = digest(model, opt)
+    opt.close()
+    shutil.rmtree(store)
+    io = row["proc_read_bytes_per_parameter"] * parameters / (row["disk_read_gbps"] * 1e9) + row["proc_written_bytes_per_parameter"] * parameters / (row["disk_write_gbps"] * 1e9)
+    cpu = args.compute + kernel_seconds(parameters) + crc_seconds((row["read_bytes_per_parameter"] + row["written_bytes_per_parameter"]) * parameters)
+    row.update(floor_io_seconds=io, floor_cpu_seconds=cpu / os.cpu_count(), floor_seconds=max(io, cpu / os.cpu_count()))
+    row["ratio_to_floor"] = row["seconds_per_step"] / row["floor_seconds"]
+    return row
+
+
+def digest(model: nn.Module, opt: stoker.OffloadedOptimizer) -> str:
+    """Of every weight, m and v."""
+    total = hashlib.blake2b()
+    for info in opt._session.planes.store.list(""):
+        if not info["key"].startswith("meta/"):
+            total.update(info["key"].encode())
+            for start in range(0, info["bytes"], 8 * MIB):
+                total.update(opt._session.planes.store.read_bytes(info["key"], start, min(8 * MIB, info["bytes"] - start)))
+    return total.hexdigest()
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="stoker bench offload", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dir", default=".", help="where the stores are made and the disk is measured (default: here)")
+    parser.add_argument("--dram", default="1GiB", help="memory budget (default: 1GiB)")
+    parser.add_argument("--layers", type=int, default=16, help="blocks of the model (default: 16)")
+    parser.add_argument("--width", type=int, default=1024, help="width of the model (default: 1024: 218 M parameters in all)")
+    parser.add_argument("--vocabulary", type=int, default=8192, help="tokens of the vocabulary (default: 8192)")
+    parser.add_argument("--steps", type=int, default=6, help="timed steps a policy (default: 6)")
+    parser.add_argument("--warmup", type=int, default=3, help="steps before them (default: 3)")
+    parser.add_argument("--policy", action="append", choices=["sync", "speculate"], help="only this policy (may be repeated)")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object on standard output")
+    args = parser.parse_args(argv)
+    args.dram = parse_dram(args.dram)
+    say = lambda text: print(text, file=sys.stderr, flush=True)
+    say("measuring forward and backward without offload ...")
+    args.compute = plain_compute_seconds(args)
+    policies = {}
+    with tempfile.TemporaryDirectory(dir=args.dir, prefix="stoker-bench-") as directory:
+        for policy in args.policy or ["sync", "speculate"]:
+            say(f"measuring policy {policy} ...")
+            policies[policy] = row = measure(policy, args, directory)
+            say(f"  {row['seconds_per_step']:.2f} s a step, floor {row['floor_seconds']:.2f} s (disk {row['floor_io_seconds']:.2f}, cpu {row['floor_cpu_seconds']:.2f}), ratio {row['ratio_to_floor']:.2f}")
+    plan = next(iter(policies.values()))["plan"]
+    result = {
+        "parameters": plan["parameters"],
+        "dram_bytes": args.dram,
+        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__, "stoker": stoker.__version__},
+        "policies": policies,
+        "policies_bit_equal": len({(row["digest"], tuple(row["losses"])) for row in policies.values()}) == 1,
+    }
+    if args.json:
+        print(json.dumps(result))
+    else:
+        for policy, row in policies.items():
+            print(
+                f"{policy:10} {row['seconds_per_step']:.2f} s/step  read {row['read_bytes_per_parameter']:.1f}  written {row['written_bytes_per_parameter']:.1f} B/parameter  "
+                f"floor {row['floor_seconds']:.2f} s  ratio {row['ratio_to_floor']:.2f}  peak {row['process_peak_bytes'] / MIB:.0f} MiB"
+            )
+        print("policies are bit-equal" if result["policies_bit_equal"] else "POLICIES DIFFER")
+    return 0 if result["policies_bit_equal"] else 1

@@ -1,0 +1,84 @@
+"""Offloaded training: `offload` takes over a model and its optimizer, `gather` gives access to weights in between."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+import torch
+from torch import nn
+
+from stoker.errors import AlreadyExists, InvalidArgument, NotFound
+from stoker.offload.access import gather, install_state_dict
+from stoker.offload.blocks import Param, partition
+from stoker.offload.build import Built, build, stored_weights
+from stoker.offload.optimizer import OffloadedOptimizer, algorithm_of
+from stoker.offload.planes import Runtime, parse_dram, store_capacity
+from stoker.offload.session import META_MODEL, Session
+
+__all__ = ["OffloadedOptimizer", "build", "gather", "offload"]
+
+
+def offload(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    store: str | os.PathLike,
+    dram: int | str,
+    policy: Literal["auto", "sync", "speculate"] = "auto",
+    accumulate: int | None = None,
+    weights: str | os.PathLike | None = None,
+    resume: bool | Literal["auto"] = False,
+) -> tuple[nn.Module, OffloadedOptimizer]:
+    """Moves the model's weights and the optimizer's state into `store`; training goes on with the returned pair as before.
+
+    model: any nn.Module on the CPU whose trained weights are bfloat16 (an exact float32 master is kept) or float32.
+    optimizer: torch.optim.AdamW, Adam or SGD over parameters of `model`. Schedulers made from it, or from the returned one, both work.
+    store: a directory (or several, comma-separated: one a disk); made if missing.
+    dram: hard cap in bytes, or "20GiB", on weights, gradients, optimizer state, staging and the store's map in memory.
+    policy: when updates run; all give the same bits. accumulate: backwards a step, if known (else learned).
+    weights: a folder of safetensors files (or one file) with the initial weights, for a model on the meta device.
+    resume: True continues the run in the store; "auto" does so if there is one. False on a store that holds a run is an error.
+
+    Raises OverBudget (naming the smallest budget that works), Mismatch (the store belongs to another model), Busy (in use),
+    AlreadyExists, NotFound, OutOfSpace, InvalidArgument.
+    """
+    algorithm = algorithm_of(optimizer)
+    own = set(model.parameters())
+    optimized = [param for group in optimizer.param_groups for param in group["params"]]
+    if strangers := [param for param in optimized if param not in own]:
+        raise InvalidArgument(f"the optimizer holds {len(strangers)} parameters that are not the model's; offload() takes one model with its optimizer")
+    if not any(param.requires_grad for param in optimized):
+        raise InvalidArgument("no parameter of the optimizer requires a gradient: there is nothing to train")
+    blocks = partition(model, optimized)
+    built = Built.of(model)
+    runtime = built.runtime if built else Runtime(os.fspath(store), parse_dram(dram), store_capacity(blocks, algorithm))
+    if built:
+        built.page_all()
+    holds_run = runtime.holds(META_MODEL)
+    if holds_run and not resume:
+        raise AlreadyExists(f"{runtime.path} already holds a run; pass resume=True to continue it, or give another directory")
+    if resume is True and not holds_run:
+        raise NotFound(f"{runtime.path} holds no run to resume; pass resume=False to start one")
+    session = Session(model, optimizer, runtime, blocks, algorithm, policy, accumulate)
+    if holds_run:
+        session.check_stored()
+        session.adopt()
+        session.resume()
+    elif built:
+        session.create(built.value_of, built.keys())
+    else:
+        session.create(stored_weights(weights) if weights else _present, [])
+    had_state = {param: dict(entry) for param, entry in optimizer.state.items() if entry}
+    session.run()
+    offloaded = OffloadedOptimizer(session, optimizer)
+    if had_state and not holds_run:
+        session.load_full_state(had_state)
+    install_state_dict(model, session)
+    return model, offloaded
+
+
+def _present(param: Param) -> torch.Tensor:
+    if param.tensor.is_meta:
+        raise InvalidArgument(f"parameter {param.name} is on the meta device and has no values; pass weights= with a safetensors folder, or use stoker.build()")
+    return param.tensor.detach()

@@ -1,0 +1,106 @@
+"""Access to offloaded weights between steps: gather(), state_dict() and load_state_dict()."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from typing import TYPE_CHECKING, Iterable, Iterator
+
+import torch
+from torch import nn
+
+from stoker.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from stoker.offload.session import Session
+
+_SESSIONS: dict[int, "Session"] = {}  # id of a parameter -> its session
+
+
+def _session_of(params: list[torch.Tensor]) -> Session:
+    sessions = {_SESSIONS.get(id(param)) for param in params}
+    if None in sessions or len(sessions) != 1:
+        raise InvalidArgument("gather() takes parameters of one offloaded model; these are not")
+    return next(iter(sessions))
+
+
+@contextlib.contextmanager
+def gather(params: torch.Tensor | Iterable[torch.Tensor], write: bool = False) -> Iterator[None]:
+    """Inside, the parameters hold their weights (in ordinary memory, outside the dram cap). With write=True what they hold at the
+    end is written back as one durable commit (optimizer state stays; a bfloat16 weight becomes its own master)."""
+    listed = [params] if isinstance(params, torch.Tensor) else list(params)
+    if not listed:
+        yield
+        return
+    session = _session_of(listed)
+    ours = [session.by_tensor[param] for param in listed]
+    for param in ours:
+        param.tensor.data = session.current_weight(param)
+    try:
+        yield
+        if write:
+            session.write_weights({param: param.tensor.data for param in ours})
+    finally:
+        session.restore(ours)
+
+
+def install_state_dict(model: nn.Module, session: Session) -> None:
+    """state_dict() of the model, or of any module in it, gives the weights instead of placeholders; load_state_dict() writes them.
+
+    The tensors of one state_dict() lie in a private mapping of an unlinked temporary file in the store's directory: they may be
+    larger than memory, cost no budget, and changing them changes nothing else.
+    """
+    for param in session.params:
+        _SESSIONS[id(param.tensor)] = session
+
+    def fill(module: nn.Module, state: dict, prefix: str, _metadata: dict) -> None:
+        ours = {prefix + name: session.by_tensor.get(param) for name, param in module._parameters.items() if param is not None}
+        wanted = {key: param for key, param in ours.items() if param is not None and key in state}
+        if not wanted:
+            return
+        mapped = _Mapped(session.runtime.directory, set(wanted.values()))
+        for param in mapped.params:
+            mapped.tensor(param).copy_(session.current_weight(param))
+        for key, param in wanted.items():
+            state[key] = mapped.tensor(param)
+
+    def page_in(module: nn.Module, *_args) -> None:
+        for param in module._parameters.values():
+            ours = session.by_tensor.get(param)
+            if ours is not None:
+                ours.tensor.data = session.current_weight(ours)
+
+    def page_out(module: nn.Module, _keys) -> None:
+        ours = [session.by_tensor[p] for p in module._parameters.values() if p in session.by_tensor]
+        if ours:
+            session.write_weights({param: param.tensor.data for param in ours})
+            session.restore(ours)
+
+    for module in model.modules():
+        if any(param in session.by_tensor for param in module._parameters.values() if param is not None):
+            module.register_state_dict_post_hook(fill)
+            module.register_load_state_dict_pre_hook(page_in)
+            module.register_load_state_dict_post_hook(page_out)
+
+
+class _Mapped:
+    """Tensors over a private mapping of an unlinked file."""
+
+    def __init__(self, directory: str, params: set) -> None:
+        self.params = sorted(params, key=lambda p: p.index)
+        self._offsets, size = {}, 0
+        for param in self.params:
+            self._offsets[param] = size
+            size += -(-param.numel * param.unit.dtype.itemsize // 64) * 64
+        descriptor, path = tempfile.mkstemp(prefix="stoker-state-", dir=directory)
+        try:
+            os.ftruncate(descriptor, max(size, 1))
+            self._bytes = torch.from_file(path, shared=True, size=max(size, 1), dtype=torch.uint8)
+        finally:
+            os.unlink(path)
+            os.close(descriptor)
+
+    def tensor(self, param) -> torch.Tensor:
+        dtype = param.unit.dtype
+        return torch.empty(0, dtype=dtype).set_(self._bytes.untyped_storage(), self._offsets[param] // dtype.itemsize, param.size, param.stride)

@@ -1,0 +1,173 @@
+"""build(): constructs a model that does not fit in memory, bit-equal to ordinary construction.
+
+The real constructor runs. Parameters are counted as modules register them; when they exceed the budget, those that nothing
+aliases are written to the store and replaced by placeholders. A torch function that touches a placeholder (an initialiser in
+a later `apply`, say) finds the real bytes paged in again.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections import OrderedDict
+from typing import Any, Callable
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
+
+from stoker.errors import InvalidArgument
+from stoker.offload.blocks import Param, partition
+from stoker.offload.planes import Algorithm, Runtime, parse_dram, put, store_capacity
+
+_BUILT: dict[int, Built] = {}
+
+
+def build(factory: Callable[[], nn.Module], *, seed: int | None = None, store: str | os.PathLike, dram: int | str) -> nn.Module:
+    """Runs `factory` with at most `dram` bytes of parameters in memory; the rest lies in `store`. Hand the model and an
+    optimizer over its parameters to stoker.offload(..., store=the same store) next.
+
+    factory: makes the model on the CPU; it is run twice, first on the meta device for sizes. seed: torch.manual_seed before the
+    real run. The weights are those that factory() gives in ordinary memory, bit for bit. Where the store already holds a run (to
+    be resumed) nothing is written.
+    """
+    dram_bytes = parse_dram(dram)
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        sizes = partition(factory(), [])
+    for block in sizes:
+        for unit in block.units:
+            unit.updated = unit.dtype in (torch.bfloat16, torch.float32)
+    capacity = store_capacity(sizes, Algorithm("adamw", True, True)) + sum(block.slot_bytes for block in sizes)
+    runtime = Runtime(os.fspath(store), dram_bytes, capacity)
+    if seed is not None:
+        torch.manual_seed(seed)
+    built = Built(runtime, keep=not runtime.holds("meta/model"))
+    with built:
+        model = factory()
+    _BUILT[id(model)] = built
+    return model
+
+
+class Built(TorchFunctionMode):
+    """The parameters of a model under construction: which are in memory, which in the store."""
+
+    def __init__(self, runtime: Runtime, keep: bool) -> None:
+        super().__init__()
+        self.runtime = runtime
+        self.keep = keep
+        self.limit = runtime.dram_bytes // 2
+        self.resident: OrderedDict[int, nn.Parameter] = OrderedDict()  # oldest use first
+        self.paged: dict[int, tuple[nn.Parameter, str, tuple]] = {}  # id -> (parameter, key, (size, stride))
+        self.written: set[str] = set()
+        self._busy = False
+
+    @staticmethod
+    def of(model: nn.Module) -> Built | None:
+        return _BUILT.pop(id(model), None)
+
+    def __enter__(self) -> Built:
+        self._hook = register_module_parameter_registration_hook(self._registered)
+        return super().__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        self._hook.remove()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if not self._busy and self.paged:
+            for value in (*args, *kwargs.values()):
+                for each in value if isinstance(value, (list, tuple)) else (value,):
+                    if id(each) in self.paged:
+                        self._page_in(each)
+        return func(*args, **kwargs)
+
+    def _registered(self, module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is None or id(param) in self.resident or id(param) in self.paged or param.is_meta:
+            return
+        self.resident[id(param)] = param
+        self._shrink(keep=param)
+
+    def _shrink(self, keep: nn.Parameter | None) -> None:
+        size = lambda param: param.numel() * param.dtype.itemsize
+        held = sum(map(size, self.resident.values()))  # anew each time: factories cast and resize what they made
+        for param in list(self.resident.values()):
+            if held <= self.limit:
+                return
+            # one use is the parameter's own; more means that somebody still holds a view and may write through it
+            if param is not keep and torch._C._storage_Use_Count(param.untyped_storage()._cdata) <= 2:
+                held -= size(param)
+                self._page_out(param)
+
+    def _page_out(self, param: nn.Parameter) -> None:
+        self._busy = True
+        try:
+            key = f"build/{id(param)}"
+            size = param.numel() * param.dtype.itemsize
+            place = (param.size(), param.stride())
+            if self.keep and size:
+                txn = self.runtime.store.begin()
+                put(txn, key, torch.as_strided(param.detach(), (param.numel(),), (1,)).view(torch.uint8).numpy().tobytes())
+                txn.commit("deferred").wait()
+                self.written.add(key)
+            param.data = torch.empty((), dtype=param.dtype).expand(param.size())
+            self.paged[id(param)] = (param, key, place)
+            del self.resident[id(param)]
+        finally:
+            self._busy = False
+
+    def _page_in(self, param: nn.Parameter) -> None:
+        self._busy = True
+        try:
+            _, key, _ = self.paged[id(param)]
+            param.data = self._load(param)
+            del self.paged[id(param)]
+            self.resident[id(param)] = param
+        finally:
+            self._busy = False
+        self._shrink(keep=param)
+
+    def _load(self, param: nn.Parameter) -> torch.Tensor:
+        _, key, (size, stride) = self.paged[id(param)]
+        out = torch.empty_strided(size, stride, dtype=param.dtype)
+        if key in self.written and param.numel():
+            flat = torch.frombuffer(bytearray(self.runtime.store.read_bytes(key)), dtype=param.dtype)
+            torch.as_strided(out, (param.numel(),), (1,)).copy_(flat)
+        return out
+
+    # -- for offload() -------------------------------------------------------------------------------------------------
+
+    def page_all(self) -> None:
+        """Everything to the store: the arena is about to take the budget."""
+        self.limit = 0
+        self._shrink(keep=None)
+
+    def value_of(self, param: Param) -> torch.Tensor:
+        tensor = param.tensor
+        return self._load(tensor) if id(tensor) in self.paged else tensor.detach()
+
+    def keys(self) -> list[str]:
+        return sorted(self.written)
+
+
+def stored_weights(folder: str | os.PathLike) -> Callable[[Param], torch.Tensor]:
+    """Reads parameters by name out of a folder of safetensors files."""
+    from safetensors import safe_open
+
+    path = os.fspath(folder)
+    files = sorted(glob.glob(os.path.join(path, "*.safetensors"))) if os.path.isdir(path) else [path]
+    opened = [safe_open(file, framework="pt") for file in files]
+    where = {name: each for each in opened for name in each.keys()}
+    if not where:
+        raise InvalidArgument(f"{path} holds no safetensors files")
+
+    def value_of(param: Param) -> torch.Tensor:
+        if param.name not in where:
+            raise InvalidArgument(f"{path} has no tensor {param.name}, which the model needs")
+        value = where[param.name].get_tensor(param.name)
+        if value.shape != param.size:
+            raise InvalidArgument(f"tensor {param.name} in {path} has shape {list(value.shape)}; the model needs {list(param.size)}")
+        return value
+
+    return value_of

@@ -1,0 +1,126 @@
+"""Gradients: real tensors in one arena region a unit, and the knowledge of when each is final.
+
+After a parameter's gradient was accumulated it is moved into the arena (None means replace) or already lies there (torch
+accumulates into it in place). A gradient is final when it was accumulated as often as in the call before, in the last
+backward before step(). That is only a forecast: step() compares hashes, so a wrong one costs time, never exactness.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Callable
+
+import torch
+
+from stoker.offload.blocks import Block, Param, Unit
+
+
+class Gradients:
+    """Owns the gradient memory. `on_final(unit)` is called from within backward when a unit's gradients are forecast final."""
+
+    def __init__(self, blocks: list[Block], arena, on_final: Callable[[Unit], None]) -> None:
+        self.on_final = on_final
+        self.accumulate: int | None = None  # declared number of backwards a step
+        self.more_follows = False  # inside `with opt.accumulating()`
+        self._learned_calls = 1
+        self._calls = 0
+        self._fired: dict[Param, int] = {}
+        self._expected: dict[Param, int] = {}
+        self._waiting: dict[Unit, int] = {}
+        self._views: dict[Param, torch.Tensor] = {}
+        self._alone: dict[Unit, int] = {}
+        self.bytes = 0
+        self._handles = []
+        for block in blocks:
+            for unit in block.updated_units:
+                self._reserve(unit, arena)
+
+    def _reserve(self, unit: Unit, arena) -> None:
+        buffer = arena.take(unit.weight_bytes)
+        self.bytes += buffer.size
+        whole = torch.from_dlpack(buffer)
+        for param in unit.params:
+            view = torch.empty(0, dtype=unit.dtype).set_(whole.untyped_storage(), param.offset, param.size, param.stride)
+            self._views[param] = view
+            self._expected[param] = 1
+            hook = lambda tensor, param=param: self._accumulated(param)
+            self._handles.append(param.tensor.register_post_accumulate_grad_hook(hook))
+        del whole, view
+        self._alone[unit] = self._storage_uses(unit)
+
+    def _storage_uses(self, unit: Unit) -> int:
+        return torch._C._storage_Use_Count(self._views[unit.params[0]].untyped_storage()._cdata)
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    # -- calls and finality ------------------------------------------------------------------------------------------
+
+    def call(self) -> None:
+        """A forward that records gradients begins: another micro-batch of the step."""
+        self._calls += 1
+        self._fired.clear()
+        self._waiting = {}
+
+    def decided(self) -> None:
+        """The step was decided (or given up): learn how many calls it had."""
+        if self._calls:
+            self._learned_calls = self._calls
+        self._calls = 0
+
+    @property
+    def last_call(self) -> bool:
+        return not self.more_follows and self._calls >= (self.accumulate or self._learned_calls)
+
+    def learn(self) -> None:
+        """Backward is over: what fired is what the next one is expected to fire."""
+        for param in self._expected:
+            self._expected[param] = self._fired.get(param, 0)
+
+    def _accumulated(self, param: Param) -> None:
+        self._adopt(param)
+        fired = self._fired[param] = self._fired.get(param, 0) + 1
+        if fired != self._expected[param] or not self.last_call:
+            return
+        unit = param.unit
+        left = self._waiting.get(unit)
+        if left is None:
+            left = sum(1 for each in unit.params if self._expected[each] > 0)
+        self._waiting[unit] = left - 1
+        if left == 1:
+            self.on_final(unit)
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def _adopt(self, param: Param) -> None:
+        """Moves a gradient that torch allocated into the arena, unless the user still holds the arena's last one."""
+        view = self._views[param]
+        grad = param.tensor.grad
+        if grad is view or grad is None or grad.is_sparse:
+            return
+        # 3 references are the dictionary, `view` and getrefcount's own; more, or a view of the storage, is the user's
+        if sys.getrefcount(view) > 3 or self._user_holds(param):
+            return
+        with torch.no_grad():
+            view.copy_(grad)
+        param.tensor.grad = view
+
+    def _user_holds(self, param: Param) -> bool:
+        return self._storage_uses(param.unit) > self._alone[param.unit]
+
+    def is_ours(self, param: Param) -> bool:
+        return param.tensor.grad is self._views[param]
+
+    def laid_out(self, param: Param) -> torch.Tensor | None:
+        """The parameter's gradient in the plane's memory order and dtype; a copy only where torch's differs."""
+        grad = param.tensor.grad
+        if grad is None:
+            return None
+        if grad.is_sparse:
+            grad = grad.to_dense()
+        if grad.dtype == param.unit.dtype and tuple(grad.stride()) == param.stride:
+            return grad
+        out = torch.empty_strided(param.size, param.stride, dtype=param.unit.dtype)
+        return out.copy_(grad)

@@ -1,0 +1,190 @@
+"""Hooks: the places where torch tells us that a block's weights are used.
+
+Forward uses hang on module pre-hooks, at the block and at each module inside it that owns parameters (recomputation inside a
+checkpointed segment enters there). Backward uses hang on the unpacking of saved tensors: module backward hooks do not always
+fire. While a block's modules run, saved views of its weights are replaced by (block, dtype, size, stride, offset) and made
+again at unpack. Tensors that are not weights go on to the hooks that were active outside (activation checkpointing, say).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable
+
+import torch
+from torch import nn
+
+from stoker.errors import StokerError
+from stoker.offload.blocks import Block, Param
+from stoker.offload.pager import Pager
+
+_VIEWS = ("TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "ToCopyBackward0")
+_autograd = torch._C._autograd
+
+
+@dataclass(frozen=True)
+class SavedWeight:
+    """A saved view of a block's weights, without the weights. `cast_of`: the parameter of which it viewed an autocast copy."""
+
+    block: Block
+    version: int
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    cast_of: Param | None = None
+
+
+@dataclass(frozen=True)
+class SavedElsewhere:
+    """A tensor that an outer pack hook took; its unpack hook gives it back."""
+
+    packed: Any
+    unpack: Callable[[Any], torch.Tensor]
+
+
+class Hooks:
+    """Installs the hooks on a model and removes them again (`remove()`)."""
+
+    def __init__(self, model: nn.Module, pager: Pager, on_call: Callable[[tuple], None], lock) -> None:
+        self.pager = pager
+        self.on_call = on_call
+        self.lock = lock
+        self.depth = 0
+        self._names = {module: name for name, module in model.named_modules()}
+        self._stack: list[tuple[nn.Module, bool, bool | None]] = []
+        self._casts = {param.tensor: param for block in pager.blocks for param in block.params}
+        self._handles = []
+        self._hook(model, None)
+        for block in pager.blocks:
+            for module in block.modules:
+                self._hook(module, block)
+
+    def _hook(self, module: nn.Module, block: Block | None) -> None:
+        # prepend: before the user's own pre-hooks, which may read weights; after all of them on the way out
+        self._handles.append(module.register_forward_pre_hook(lambda m, args: self._enter(m, block), prepend=True))
+        self._handles.append(module.register_forward_hook(lambda m, args, out: self._exit(m, block), always_call=True))
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    # -- forward -----------------------------------------------------------------------------------------------------
+
+    def _enter(self, module: nn.Module, block: Block | None) -> None:
+        with self.lock:
+            if not self._stack and torch._C._current_graph_task_id() == -1:
+                self.on_call((self._names.get(module, ""), module.training, torch.is_grad_enabled()))
+            pushed, cache = False, None
+            if block is not None:
+                self.pager.entered[block.index] += 1
+                try:
+                    self.pager.use(block)
+                except BaseException:
+                    self.pager.entered[block.index] -= 1
+                    raise
+                if torch.is_grad_enabled() and self._top_is_foreign():
+                    outer = _autograd._top_saved_tensors_default_hooks(False)
+                    _autograd._push_saved_tensors_default_hooks(_Pack(self, outer), self._unpack)
+                    pushed = True
+                if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+                    # autocast would cache a cast copy of every weight until the context ends
+                    cache = torch.is_autocast_cache_enabled()
+                    torch.set_autocast_cache_enabled(False)
+            self._stack.append((module, pushed, cache))
+
+    def _exit(self, module: nn.Module, block: Block | None) -> None:
+        if not any(entry[0] is module for entry in self._stack):
+            return  # its entry failed, or was unwound with an outer module
+        with self.lock:
+            while True:
+                entered, pushed, cache = self._stack.pop()
+                if pushed:
+                    _autograd._pop_saved_tensors_default_hooks()
+                if cache is not None:
+                    torch.set_autocast_cache_enabled(cache)
+                if entered is module:
+                    break
+            if block is not None:
+                self.pager.entered[block.index] -= 1
+
+    def _top_is_foreign(self) -> bool:
+        top = _autograd._top_saved_tensors_default_hooks(False)
+        return top is None or not isinstance(top[0], _Pack)
+
+    # -- saved tensors -----------------------------------------------------------------------------------------------
+
+    def _saved_weight(self, tensor: torch.Tensor) -> SavedWeight | None:
+        if tensor.layout != torch.strided or tensor.numel() == 0:
+            return None
+        known = self.pager.by_address.get(tensor.untyped_storage().data_ptr())
+        if known is not None:
+            return SavedWeight(*known, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
+        param = self._cast_source(tensor)
+        if param is None:
+            return None
+        block = param.unit.block
+        return SavedWeight(block, self.pager.versions[block.index], tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset(), param)
+
+    def _cast_source(self, tensor: torch.Tensor) -> Param | None:
+        """The parameter of which `tensor` views an autocast copy, if it is one."""
+        if tensor.grad_fn is not None:
+            node, cast = tensor.grad_fn, False
+            for _ in range(4):
+                if node is None:
+                    return None
+                if node.name() == "struct torch::autograd::AccumulateGrad":
+                    return self._casts.get(node.variable) if cast else None
+                if node.name() not in _VIEWS:
+                    return None
+                cast = cast or node.name() == "ToCopyBackward0"
+                node = node.next_functions[0][0] if node.next_functions else None
+            return None
+        if not self._stack or not (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")) or tensor.requires_grad:
+            return None
+        # A copy of a frozen weight has no history: equal bytes are the proof.
+        block = self.pager.current
+        count = tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
+        for param in block.params if block is not None else ():
+            if param.unit.updated or param.numel != count or param.tensor.dtype == tensor.dtype:
+                continue
+            cast = param.tensor.data.to(tensor.dtype)
+            flat = torch.as_strided(tensor, (count,), (1,), 0)
+            if torch.equal(torch.as_strided(cast, (count,), (1,), 0), flat):
+                return param
+        return None
+
+    def _unpack(self, packed: Any) -> torch.Tensor:
+        if isinstance(packed, torch.Tensor):
+            return packed
+        if isinstance(packed, SavedElsewhere):
+            return packed.unpack(packed.packed)
+        with self.lock:
+            block = packed.block
+            slot = self.pager.use(block)
+            if slot.version != packed.version:
+                raise StokerError(
+                    f"the weights of block {block.name} were updated between this forward and its backward; run backward before opt.step()"
+                )
+            if packed.cast_of is None:
+                return slot.typed(packed.dtype, packed.size, packed.stride, packed.offset)
+            cast = slot.view(packed.cast_of).to(packed.dtype)
+            return torch.as_strided(cast, packed.size, packed.stride, packed.offset)
+
+
+class _Pack:
+    """The pack hook of one push: weights become SavedWeight; everything else goes to the hooks outside, if there are any."""
+
+    def __init__(self, hooks: Hooks, outer: tuple | None) -> None:
+        self.hooks = hooks
+        self.outer = outer
+
+    def __call__(self, tensor: torch.Tensor) -> Any:
+        saved = self.hooks._saved_weight(tensor)
+        if saved is not None:
+            return saved
+        if self.outer is None:
+            return tensor
+        pack, unpack = self.outer
+        return SavedElsewhere(pack(tensor), unpack)

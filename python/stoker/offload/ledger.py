@@ -1,0 +1,67 @@
+"""Ledger: for each step, how many bytes moved for what, and how long who waited for whom."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable
+
+
+class Ledger:
+    """Rows of closed steps. `last` is the newest row, `on_step(f)` calls f(row) for each new one, `events` explains odd steps.
+
+    A row: step, seconds (wall time since the last decided step), read_bytes and written_bytes {class: bytes}, stall_seconds
+    {cause: seconds}, dram_bytes_peak, policy, kept, redone (units), committed (the step a crash would return to).
+    """
+
+    def __init__(self) -> None:
+        self.last: dict[str, Any] | None = None
+        self.events: list[dict[str, Any]] = []
+        self._listeners: list[Callable[[dict], None]] = []
+        self._before: dict[str, Any] = {}
+        self._started = time.perf_counter()
+        self._total: dict[str, Any] = {"steps": 0, "seconds": 0.0, "read_bytes": {}, "written_bytes": {}, "stall_seconds": {}, "kept": 0, "redone": 0}
+
+    def on_step(self, listener: Callable[[dict], None]) -> None:
+        self._listeners.append(listener)
+
+    def event(self, what: str, **details: Any) -> None:
+        self.events.append({"what": what, **details})
+
+    def start(self, counters: dict[str, Any]) -> None:
+        """Sets the zero point: what moved until now belongs to no step."""
+        self._before, self._started = counters, time.perf_counter()
+
+    def close_step(self, step: int, counters: dict[str, Any], **facts: Any) -> dict[str, Any]:
+        now = time.perf_counter()
+        row: dict[str, Any] = {"step": step, "seconds": now - self._started}
+        for kind in ("read_bytes", "written_bytes", "stall_seconds"):
+            before = self._before.get(kind, {})
+            row[kind] = {name: value - before.get(name, 0) for name, value in counters[kind].items()}
+        for kind in ("kept", "redone"):
+            row[kind] = counters[kind] - self._before.get(kind, 0)
+        row["dram_bytes_peak"] = counters["dram_bytes_peak"]
+        row.update(facts)
+        self.start(counters)
+        self._add(row)
+        self.last = row
+        for listener in self._listeners:
+            listener(row)
+        return row
+
+    def _add(self, row: dict[str, Any]) -> None:
+        total = self._total
+        total["steps"] += 1
+        for name in ("seconds", "kept", "redone"):
+            total[name] += row[name]
+        for kind in ("read_bytes", "written_bytes", "stall_seconds"):
+            for name, value in row[kind].items():
+                total[kind][name] = total[kind].get(name, 0) + value
+        total["dram_bytes_peak"] = row["dram_bytes_peak"]
+
+    def summary(self) -> dict[str, Any]:
+        """Sums over all closed steps, with stall_share = time stalled on storage / wall time."""
+        total = dict(self._total)
+        stalled = sum(total["stall_seconds"].values())
+        total["stall_share"] = stalled / total["seconds"] if total["seconds"] else 0.0
+        total["events"] = list(self.events)
+        return total

@@ -1,0 +1,186 @@
+"""OffloadedOptimizer: a torch.optim.Optimizer whose state lives in the store."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import TYPE_CHECKING, Any, Iterator
+
+import torch
+
+from stoker.errors import InvalidArgument, Mismatch
+from stoker.offload.blocks import Param
+from stoker.offload.planes import Algorithm
+
+if TYPE_CHECKING:
+    from stoker.offload.session import Session
+
+_DTYPE = {torch.bfloat16: "bf16", torch.float32: "f32"}
+CAPTURED = ("params", "initial_lr", "foreach", "fused", "capturable", "differentiable", "amsgrad", "decoupled_weight_decay")
+
+
+def algorithm_of(optimizer: torch.optim.Optimizer) -> Algorithm:
+    """The kernel that does what `optimizer` does. InvalidArgument names what Stoker has no kernel for."""
+    kind = type(optimizer)
+    names = {torch.optim.AdamW: "adamw", torch.optim.Adam: "adam", torch.optim.SGD: "sgd"}
+    if kind not in names:
+        raise InvalidArgument(f"{kind.__name__} has no offloaded form; Stoker updates AdamW, Adam and SGD")
+    for group in optimizer.param_groups:
+        for option in ("amsgrad", "differentiable", "capturable"):
+            if group.get(option):
+                raise InvalidArgument(f"{kind.__name__}({option}=True) has no offloaded form; leave {option} off")
+    name = names[kind]
+    if name == "adam" and any(group.get("decoupled_weight_decay") for group in optimizer.param_groups):
+        name = "adamw"
+    momentum = name != "sgd" or any(group["momentum"] != 0 for group in optimizer.param_groups)
+    return Algorithm(name, momentum=momentum, variance=name != "sgd")
+
+
+class OffloadedOptimizer(torch.optim.Optimizer):
+    """Takes the place of the optimizer it was made from: same param_groups (the same dictionaries), same step().
+
+    Beyond torch's interface: clip_grad_norm_, accumulating(), attach(), flush(), committed_step, step_count, ledger, plan(), close().
+    """
+
+    def __init__(self, session: Session, original: torch.optim.Optimizer) -> None:
+        self._session = session
+        super().__init__(original.param_groups, original.defaults)
+        self._original = original
+        self.original_type = type(original)
+
+    # -- torch's interface -------------------------------------------------------------------------------------------
+
+    def step(self, closure=None):
+        """Decides the step: every parameter with a gradient is updated, exactly as the original optimizer would."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            self._session.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._session.gradients_dropped()
+        super().zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict) -> None:
+        if getattr(self, "_original", None) is not None:
+            raise InvalidArgument("parameters cannot be added after stoker.offload(); add the group first, then offload")
+        super().add_param_group(param_group)
+
+    def state_dict(self, full: bool = False) -> dict[str, Any]:
+        """References by default: which store and which committed step hold the state (`stoker`), and the param_groups.
+        full=True materialises what the original optimizer's state_dict() would hold, all in memory."""
+        self._session.flush()
+        groups, start = [], 0
+        for group in self.param_groups:
+            packed = {key: value for key, value in group.items() if key != "params"}
+            packed["params"] = list(range(start, start + len(group["params"])))
+            start += len(group["params"])
+            groups.append(packed)
+        state: dict[Any, Any] = {}
+        if full:
+            order = [param for group in self.param_groups for param in group["params"]]
+            state = {i: self._session.full_state(param) for i, param in enumerate(order) if self._session.has_state(param)}
+            return {"state": state, "param_groups": groups}
+        return {"state": state, "param_groups": groups, "stoker": self._session.reference()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Accepts references to this very store and step (nothing moves), or a full state_dict of the original optimizer."""
+        if "stoker" in state_dict:
+            ours = self._session.reference()
+            theirs = state_dict["stoker"]
+            if theirs != ours:
+                raise Mismatch(f"this state_dict refers to step {theirs.get('step')} of store {theirs.get('store')}, but the optimizer is at step {ours['step']} of {ours['store']}")
+        for group, loaded in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            if len(group["params"]) != len(loaded["params"]):
+                raise Mismatch("the state_dict's parameter groups have other sizes than the optimizer's")
+            group.update({key: value for key, value in loaded.items() if key != "params"})
+        if "stoker" not in state_dict and state_dict["state"]:
+            order = [param for group in self.param_groups for param in group["params"]]
+            self._session.load_full_state({order[int(i)]: entry for i, entry in state_dict["state"].items()})
+
+    # -- Stoker's ----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float, error_if_nonfinite: bool = False) -> torch.Tensor:
+        """Scales all gradients so that their joint 2-norm is at most max_norm; returns the norm before (float64 scalar).
+
+        Squares are summed in float64, 64 Ki elements at a time, in parameter order: independent of threads and blocks.
+        """
+        return self._session.clip_grad_norm_(float(max_norm), error_if_nonfinite)
+
+    @contextlib.contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Backwards inside are not the last before step(): nothing is updated early."""
+        gradients = self._session.gradients
+        before, gradients.more_follows = gradients.more_follows, True
+        try:
+            yield
+        finally:
+            gradients.more_follows = before
+
+    def attach(self, **objects: Any) -> None:
+        """Objects with state_dict()/load_state_dict() that belong to a step (scheduler=..., loader=..., scaler=...). Their state is
+        captured when the step is closed; after a resume it is loaded into them here."""
+        self._session.attach(objects)
+
+    def flush(self) -> None:
+        """Closes the decided step and waits until it is durable."""
+        self._session.flush()
+
+    def close(self) -> None:
+        """flush(), gives the model its placeholders for good and releases memory, threads and the store's lock."""
+        self._session.close()
+
+    @property
+    def committed_step(self) -> int:
+        """The step that a crash now would return to."""
+        return self._session.committed_step()
+
+    @property
+    def step_count(self) -> int:
+        """Decided steps."""
+        return self._session.step_count
+
+    @property
+    def ledger(self):
+        return self._session.ledger
+
+    def plan(self) -> dict[str, Any]:
+        """Predicted bytes: parameters, state by class, how dram is divided, bytes a step by class."""
+        return self._session.plan()
+
+
+def hyper(group: dict[str, Any], algorithm: Algorithm, step: int) -> dict[str, Any]:
+    """The kernel's hyperparameters for a parameter of `group` at its `step`-th update (1-based)."""
+    number = lambda value: float(value.item() if isinstance(value, torch.Tensor) else value)
+    values: dict[str, Any] = {
+        "algorithm": algorithm.name,
+        "lr": number(group["lr"]),
+        "weight_decay": number(group["weight_decay"]),
+        "maximize": bool(group.get("maximize", False)),
+        "step": step,
+    }
+    if algorithm.name == "sgd":
+        values.update(momentum=number(group["momentum"]), dampening=number(group["dampening"]), nesterov=bool(group["nesterov"]))
+    else:
+        beta1, beta2 = group["betas"]
+        values.update(beta1=number(beta1), beta2=number(beta2), eps=number(group["eps"]))
+    return values
+
+
+def clip(session: Session, params: list[Param], max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
+    grads = [param.tensor.grad for param in params if param.tensor.grad is not None]
+    dense = [g if g.is_contiguous() or g.dim() == 0 else g.contiguous() for g in grads]
+    core = session.planes.session
+    squares = core.sum_of_squares([(g.data_ptr(), g.numel(), _DTYPE[g.dtype]) for g in dense])
+    norm = math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else float("nan") if any(map(math.isnan, squares)) else float("inf")
+    if error_if_nonfinite and not math.isfinite(norm):
+        raise RuntimeError(f"the gradient norm is {norm}, so the gradients cannot be clipped; pass error_if_nonfinite=False to scale them anyway")
+    coefficient = max_norm / (norm + 1e-6)
+    if not coefficient >= 1.0:  # also for NaN
+        for grad in grads:
+            grad.mul_(coefficient)
+    return torch.tensor(norm, dtype=torch.float64)

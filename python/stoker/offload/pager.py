@@ -1,0 +1,239 @@
+"""Pager: which blocks' weights are in memory. Fetches by the recorded order, evicts what is used last (Belady's rule).
+
+Memory rules. Each resident copy of a block is one arena Buffer seen through one torch storage. Evicting drops the pager's
+references; the memory returns to the arena only when the last tensor that aliases the storage is gone, so a view that
+autograd (or a recomputed checkpoint segment, or the user) still holds can never see another block's bytes.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from stoker.errors import OverBudget
+from stoker.offload.blocks import Block, Param
+from stoker.offload.order import Recorder
+
+if TYPE_CHECKING:
+    from stoker.offload.planes import Planes
+    from stoker.offload.steps import Steps
+
+
+def placeholder(param: Param) -> torch.Tensor:
+    """What an evicted parameter holds: its shape and dtype over one scalar, NaN (or the extreme) so that a read is loud."""
+    dtype = param.tensor.dtype
+    loud = float("nan") if dtype.is_floating_point or dtype.is_complex else (True if dtype == torch.bool else torch.iinfo(dtype).max)
+    return torch.full((), loud, dtype=dtype).expand(param.size)
+
+
+@dataclass(eq=False)
+class Slot:
+    """One resident copy of a block's weights."""
+
+    block: Block
+    bytes: torch.Tensor  # uint8 over the whole slot; its storage owns the arena Buffer
+    version: int  # Pager.versions of the block whose weights these are
+    loading: list = field(default_factory=list)  # futures still under way
+    keep_for_step: bool = False  # holds updated weights of a step that is not decided yet
+
+    @property
+    def address(self) -> int:
+        return self.bytes.data_ptr()
+
+    def typed(self, dtype: torch.dtype, size, stride, offset: int) -> torch.Tensor:
+        """A fresh view of the slot's storage; `offset` in elements of dtype from the start of the slot."""
+        return torch.empty(0, dtype=dtype).set_(self.bytes.untyped_storage(), offset, size, stride)
+
+    def view(self, param: Param) -> torch.Tensor:
+        offset = param.unit.slot_offset // param.unit.dtype.itemsize + param.offset
+        return self.typed(param.unit.dtype, param.size, param.stride, offset)
+
+
+class Pager:
+    """Not thread-safe: called by the thread that runs forward or backward, under the session's lock."""
+
+    def __init__(self, blocks: list[Block], planes: Planes, lookahead_bytes: int) -> None:
+        self.blocks = blocks
+        self.planes = planes
+        self.updates: Steps = None  # set by the session: what updates still do with blocks' memory
+        self.recorder = Recorder()
+        self.slots: dict[Block, Slot] = {}  # current weights
+        self.staged: dict[Block, Slot] = {}  # weights of the step that is being made, not visible before it is decided
+        self.versions = [0] * len(blocks)
+        self.entered = [0] * len(blocks)  # forwards under way inside each block
+        self.current: Block | None = None
+        # Start of a slot's storage -> (block, version). Holds no memory; an entry ends when another slot starts there.
+        self.by_address: dict[int, tuple[Block, int]] = {}
+        self.lookahead_bytes = lookahead_bytes
+        self.wait_seconds = 0.0
+        self.demand_fetches = 0
+        self.placeholders = {param: placeholder(param) for block in blocks for param in block.params}
+
+    # -- use ---------------------------------------------------------------------------------------------------------
+
+    def use(self, block: Block) -> Slot:
+        """Makes the block's weights readable through its parameters, and fetches ahead what comes next."""
+        slot = self.slots.get(block)
+        if block is not self.current:
+            self.recorder.use(block.index)
+            self.current = block
+            if slot is None:
+                self.demand_fetches += 1
+                slot = self._load(block, "demand")
+            self.prefetch()
+        elif slot is None:
+            slot = self._load(block, "demand")
+        if slot.loading:
+            self._finish(slot)
+        return slot
+
+    def prefetch(self) -> None:
+        """Starts fetching the blocks that the recorded order names next, while memory is free or holds what is used later."""
+        recorder = self.recorder
+        uses = recorder.order.uses
+        budget = self.lookahead_bytes
+        for position in range(recorder.position, len(uses)):
+            block = self.blocks[uses[position]]
+            slot = self.slots.get(block)
+            if slot is None:
+                distance = position - recorder.position
+                if not self._can_fetch(block) or self._load(block, "prefetch", distance) is None:
+                    return
+            elif not slot.loading:
+                continue
+            budget -= block.slot_bytes
+            if budget <= 0:
+                return
+
+    def _can_fetch(self, block: Block) -> bool:
+        # A block whose update is staged has its next weights there already; fetching the old ones again would be waste.
+        return block not in self.staged
+
+    def _load(self, block: Block, priority: str, distance: int = -1) -> Slot | None:
+        slot = self.take(block, self.versions[block.index], distance)
+        if slot is None:
+            return None
+        slot.loading = self.planes.fetch(block, slot.address, priority)
+        self.slots[block] = slot
+        return slot
+
+    def _finish(self, slot: Slot) -> None:
+        """Waits for the fetch and points the parameters at the slot."""
+        started = time.perf_counter()
+        futures, slot.loading = slot.loading, []
+        try:
+            for future in futures:
+                future.wait()
+        except BaseException:
+            self.slots.pop(slot.block, None)
+            raise
+        self.wait_seconds += time.perf_counter() - started
+        self.expose(slot)
+
+    def expose(self, slot: Slot) -> None:
+        for param in slot.block.params:
+            param.tensor.data = slot.view(param)
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def take(self, block: Block, version: int, distance: int = -1) -> Slot | None:
+        """Memory for a copy of the block. `distance`: uses until it is needed; only copies needed later give way to it.
+        distance -1: it is needed now; anything that may go goes, and OverBudget if that is not enough. Else None."""
+        while True:
+            try:
+                buffer = self.planes.arena.take(block.slot_bytes)
+                break
+            except OverBudget:
+                if self._evict_one(distance, block):
+                    continue
+                if distance >= 0:
+                    return None
+                if self.updates.reclaim():
+                    continue
+                if gc.collect() and self._retry(block):
+                    continue
+                raise self._too_small(block) from None
+        slot = Slot(block, torch.from_dlpack(buffer), version)
+        self.by_address[slot.address] = (block, version)
+        return slot
+
+    def _retry(self, block: Block) -> bool:
+        return self.planes.arena.largest_free >= block.slot_bytes
+
+    def _too_small(self, block: Block) -> OverBudget:
+        arena = self.planes.arena
+        missing = block.slot_bytes - arena.largest_free
+        needed = self.planes.dram_bytes + -(-missing // (1 << 20)) * (1 << 20)
+        return OverBudget(
+            f"the memory budget of {self.planes.dram_bytes >> 20} MiB is too small: block {block.name} needs {block.slot_bytes} bytes more while all other "
+            f"blocks in memory are in use at the same time; the smallest budget that gets past this point is dram=\"{needed >> 20}MiB\""
+        )
+
+    def _evict_one(self, distance: int, wanted: Block) -> bool:
+        """Drops the copy that is used last, if it is used later than `distance`. False when there is none."""
+        worst: tuple[int, dict, Block] | None = None
+        recorder = self.recorder
+        for pool in (self.slots, self.staged):
+            for block, slot in pool.items():
+                if block.pinned or self.entered[block.index] or slot.loading:
+                    continue
+                if pool is self.slots and (block is self.current or block is wanted):
+                    continue
+                if pool is self.staged:
+                    if not self.updates.written(block):
+                        continue
+                    # used first in the next forward: after the rest of this order
+                    away = len(recorder.order.uses) - recorder.position + recorder.order.places.get(block.index, [1 << 30])[0]
+                else:
+                    away = (1 << 30) if block in self.staged or self.updates.superseded(block) else recorder.next_use(block.index)
+                if distance >= 0 and away <= distance:
+                    continue
+                if worst is None or away > worst[0]:
+                    worst = (away, pool, block)
+        if worst is None:
+            return False
+        _, pool, block = worst
+        if pool is self.slots:
+            self.evict(block)
+        else:
+            del self.staged[block]
+        return True
+
+    def evict(self, block: Block) -> None:
+        """Takes the block's weights out of its parameters. The memory is free once nothing aliases it any more."""
+        if self.slots.pop(block, None) is None:
+            return
+        for param in block.params:
+            param.tensor.data = self.placeholders[param]
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def decide(self, changed: list[Block]) -> None:
+        """The step is decided: the changed blocks' staged weights become current; blocks without a staged copy leave memory."""
+        for block in changed:
+            self.versions[block.index] += 1
+            slot = self.staged.pop(block, None)
+            self.evict(block)
+            if slot is not None:
+                slot.version = self.versions[block.index]
+                self.slots[block] = slot
+                self.expose(slot)
+        self.current = None
+        for block in self.blocks:
+            if block.pinned and block not in self.slots:
+                self.use(block)
+        self.current = None
+
+    def abandon(self) -> None:
+        self.staged.clear()
+
+    def restart(self) -> None:
+        """After a step the recorded order begins again: fetch for the start of the next forward."""
+        recorder = self.recorder
+        if recorder.order.uses:
+            recorder.position = 0
+            self.prefetch()

@@ -1,0 +1,190 @@
+"""Planes: the C++ half as the Python front sees it: one memory budget, one arena, the store and the session on it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+import torch
+
+from stoker import _core
+from stoker.errors import InvalidArgument, OverBudget
+from stoker.offload.blocks import Block, Unit
+
+MIB = 1 << 20
+TILES_MIN = 2
+TILES_MAX = 12
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """An optimizer as the kernels know it: its name and which float32 state planes it keeps."""
+
+    name: str
+    momentum: bool  # plane m
+    variance: bool  # plane v
+
+    @property
+    def planes(self) -> str:
+        return ("m" if self.momentum else "") + ("v" if self.variance else "")
+
+    def state_bytes(self, unit: Unit) -> dict[str, int]:
+        """Bytes of each state plane of an updated unit."""
+        planes = {"remainder": 2 * unit.elements} if unit.dtype == torch.bfloat16 else {}
+        if self.momentum:
+            planes["m"] = 4 * unit.elements
+        if self.variance:
+            planes["v"] = 4 * unit.elements
+        return planes
+
+
+def plane_bytes(blocks: list[Block], algorithm: Algorithm) -> dict[str, int]:
+    """Bytes on disk by class, one version."""
+    total = {"weights": 0, "remainder": 0, "m": 0, "v": 0}
+    for block in blocks:
+        total["weights"] += block.slot_bytes
+        for unit in block.updated_units:
+            for name, size in algorithm.state_bytes(unit).items():
+                total[name] += size
+    return total
+
+
+def store_capacity(blocks: list[Block], algorithm: Algorithm) -> int:
+    """Space for two versions of everything that changes (the committed and the staged one) and room for metadata."""
+    sizes = plane_bytes(blocks, algorithm)
+    frozen = sum(unit.weight_bytes for block in blocks for unit in block.units if not unit.updated)
+    return 2 * (sum(sizes.values()) - frozen) + frozen + sum(sizes.values()) // 20 + 96 * MIB
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the memory budget is divided (bytes)."""
+
+    gradients: int
+    pinned: int  # resident copies of pinned blocks, and their updated copies
+    working: int  # the least the pager needs for the blocks in use at one moment
+    tile: int  # one tile buffer
+    tiles: int  # how many
+    retained: list[Unit]  # units whose optimizer state stays in memory
+
+    @property
+    def smallest(self) -> int:
+        return self.gradients + self.pinned + self.working + TILES_MIN * self.tile
+
+
+def divide(blocks: list[Block], algorithm: Algorithm, arena_bytes: int, tile_elements: int) -> Layout:
+    """Divides the arena. Gradients, tile buffers and pinned blocks first; then all weights; what is left retains state."""
+    page = 4096
+    gradients = sum(unit.weight_bytes for block in blocks for unit in block.updated_units)
+    pinned = sum(2 * block.slot_bytes for block in blocks if block.pinned)
+    largest = max((block.slot_bytes for block in blocks if not block.pinned), default=0)
+    nested = _nested_bytes(blocks)
+    working = max(2 * largest, nested + largest) + page
+    tile = 12 * tile_elements  # weight + remainder 4 bytes (or float32 weight), m 4, v 4
+    weights = sum(block.slot_bytes for block in blocks if not block.pinned)
+    spare = arena_bytes - gradients - pinned - working - TILES_MIN * tile
+    tiles = TILES_MIN + max(0, min(TILES_MAX - TILES_MIN, spare // (4 * tile)))
+    spare -= (tiles - TILES_MIN) * tile
+    spare -= weights  # all weights resident saves two reads an element; state only one
+    retained = []
+    for block in blocks:
+        for unit in block.updated_units:
+            need = sum(-(-size // page) * page for size in algorithm.state_bytes(unit).values()) + (1 << 16)
+            if need <= spare:
+                spare -= need
+                retained.append(unit)
+    return Layout(gradients, pinned, working, tile, tiles, retained)
+
+
+def _nested_bytes(blocks: list[Block]) -> int:
+    """The most that blocks in use at the same moment need: a block and those whose modules enclose it."""
+    most = 0
+    for block in blocks:
+        inside = {module for module in block.modules}
+        chain = [other for other in blocks if other is not block and not other.pinned and any(inside & set(m.modules()) for m in other.modules)]
+        most = max(most, block.slot_bytes + sum(other.slot_bytes for other in chain))
+    return most
+
+
+def tile_elements_for(dram_bytes: int) -> int:
+    """512 Ki elements (chunks of 1 and 2 MiB) where memory allows; smaller tiles under small budgets."""
+    for elements in (1 << 19, 1 << 18, 1 << 17):
+        if dram_bytes >= 40 * 12 * elements:
+            return elements
+    return 1 << 16
+
+
+def holder() -> str:
+    return f"{os.path.basename(sys.argv[0]) or 'python'}, pid {os.getpid()}"
+
+
+class Runtime:
+    """Threads, the budget and the open store of one process."""
+
+    def __init__(self, store: str, dram_bytes: int, capacity_bytes: int) -> None:
+        """Opens the store, or makes one with `capacity_bytes` where there is none."""
+        self.path = store
+        self.dram_bytes = dram_bytes
+        self.directory = store.removeprefix("local:").split(",")[0]
+        if not store.startswith("memory:"):
+            for directory in store.removeprefix("local:").split(","):
+                os.makedirs(directory, exist_ok=True)
+        else:
+            self.directory = None
+        self.core = _core.Runtime(threads=torch.get_num_threads(), budget_bytes=dram_bytes)
+        self.store = self.core.open_store(store, create=True, capacity_bytes=capacity_bytes, holder=holder())
+
+    def holds(self, key: str) -> bool:
+        return bool(self.store.list(key))
+
+
+class Planes:
+    """The arena and the session over a model's planes."""
+
+    def __init__(self, runtime: Runtime, blocks: list[Block], algorithm: Algorithm) -> None:
+        self.runtime, self.blocks, self.algorithm = runtime, blocks, algorithm
+        self.dram_bytes = runtime.dram_bytes
+        self.store = runtime.store
+        self.tile_elements = tile_elements_for(runtime.dram_bytes)
+        # the store's map grows a little with the model; the arena takes the rest of the budget
+        used = runtime.core.budget_used
+        reserve = max(2 * MIB, runtime.dram_bytes // 64)
+        arena_bytes = (runtime.dram_bytes - used - reserve) // (2 * MIB) * (2 * MIB)
+        self.layout = divide(blocks, algorithm, arena_bytes, self.tile_elements)
+        if self.layout.smallest > arena_bytes:
+            smallest = -(-(self.layout.smallest + used) * 64 // 63 + 4 * MIB) // MIB
+            raise OverBudget(
+                f"the memory budget dram={runtime.dram_bytes // MIB}MiB is too small for this model: gradients take {self.layout.gradients / MIB:.1f} MiB, the largest "
+                f"blocks in use together {(self.layout.working + self.layout.pinned) / MIB:.1f} MiB, two tiles of optimizer state {TILES_MIN * self.layout.tile / MIB:.1f} MiB; "
+                f'the smallest budget that works is dram="{smallest}MiB"'
+            )
+        self.arena = runtime.core.arena(arena_bytes)
+        self.session = _core.Session(runtime.core, self.store, self.arena, tile_elements=self.tile_elements, tiles=self.layout.tiles)
+        for block in blocks:
+            for unit in block.updated_units:
+                dtype = "bf16" if unit.dtype == torch.bfloat16 else "f32"
+                unit.session_id = self.session.add_block(unit.name, unit.elements, dtype, algorithm.planes)
+            for unit in block.units:
+                if not unit.updated:
+                    unit.session_id = self.session.add_frozen(unit.name, unit.elements, unit.dtype.itemsize)
+        self.source = None  # the decided transaction that is not committed yet: forward reads it
+
+    def fetch(self, block: Block, address: int, priority: str) -> list:
+        """Starts reading the block's weights into the memory at `address`; futures."""
+        return [self.session.fetch_weights(unit.session_id, address + unit.slot_offset, priority, self.source) for unit in block.units]
+
+
+def put(txn, key: str, data: bytes) -> None:
+    """Stages a small object whole."""
+    txn.resize(key, len(data))
+    txn.write_bytes(key, 0, data)
+
+
+def parse_dram(dram: int | str) -> int:
+    if isinstance(dram, int):
+        return dram
+    try:
+        return _core.parse_bytes(dram)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"dram: {error}") from None

@@ -1,0 +1,419 @@
+"""Session: ties a model and its optimizer to the store. One object holds the parts; each part is in a file of its own.
+
+A training step, seen from here:
+  forward   hooks.py -> Pager.use(block): fetch by the recorded order, point parameters at the slot
+  backward  hooks.py (unpack) -> Pager.use; gradients.py -> Steps.on_final(unit): speculative update
+  step()    Steps.decide(): keep or redo each update, make the new weights current
+  next forward (or flush())  close the step: RNG, scheduler, loader... as they are now go into its transaction; commit
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import Any, Callable
+
+import torch
+from torch import nn
+
+from stoker import _core
+from stoker.errors import InvalidArgument, Mismatch, StokerError
+from stoker.offload import optimizer as front
+from stoker.offload import record
+from stoker.offload.blocks import Block, Param, difference, signature
+from stoker.offload.gradients import Gradients
+from stoker.offload.hooks import Hooks
+from stoker.offload.ledger import Ledger
+from stoker.offload.pager import Pager
+from stoker.offload.planes import MIB, Algorithm, Planes, Runtime, plane_bytes, put
+from stoker.offload.steps import Steps
+
+FORMAT = 1
+META_MODEL, META_STATE, META_BUFFERS = "meta/model", "meta/state", "meta/buffers"
+POLICIES = ("auto", "sync", "speculate")
+
+
+class Session:
+    """Made by stoker.offload(); everything the OffloadedOptimizer does goes through here."""
+
+    def __init__(self, model: nn.Module, original: torch.optim.Optimizer, runtime: Runtime, blocks: list[Block], algorithm: Algorithm, policy: str, accumulate: int | None) -> None:
+        if policy not in POLICIES:
+            raise InvalidArgument(f"policy {policy!r} is not one of {', '.join(POLICIES)}")
+        self.model, self.blocks, self.algorithm = model, blocks, algorithm
+        self.runtime = runtime
+        self.lock = threading.RLock()
+        self.ledger = Ledger()
+        self.step_count = 0
+        self._committed = 0
+        self._updates_of: dict[Param, int] = {}  # torch's per-parameter step
+        self._attached: dict[str, Any] = {}
+        self._restored: dict[str, Any] = {}
+        self._buffers_digest: bytes | None = None
+        self._closed = False
+        self.params = sorted((p for b in blocks for p in b.params), key=lambda p: p.index)
+        self.by_tensor = {p.tensor: p for p in self.params}
+        self._group_of = {param: group for group in original.param_groups for param in group["params"]}
+        self.planes = Planes(runtime, blocks, algorithm)
+        self.pager = Pager(blocks, self.planes, lookahead_bytes=max(self.planes.layout.working, 32 * MIB))
+        self.gradients = Gradients(blocks, self.planes.arena, lambda unit: self.steps.on_final(unit))
+        self.gradients.accumulate = accumulate
+        self.steps = Steps(self.planes, self.pager, self.gradients, self._hyper, policy)
+        self.pager.updates = self.steps
+        self._requires_grad = {p: p.tensor.requires_grad for p in self.params}
+
+    # -- start ---------------------------------------------------------------------------------------------------------
+
+    def create(self, value_of: Callable[[Param], torch.Tensor], obsolete: list[str]) -> None:
+        """Writes the model into the store that holds no run yet: the weights; m, v and remainder are sparse zeros.
+
+        value_of gives each parameter's initial weights; `obsolete` objects (of stoker.build) go in the same commit.
+        """
+        store = self.planes.store
+        txn = store.begin()
+        for block in self.blocks:
+            slot = self.pager.take(block, 0)
+            slot.bytes.zero_()
+            for param in block.params:
+                slot.view(param).copy_(value_of(param))
+            futures = []
+            for unit in block.units:
+                core = self.planes.session
+                core.create_block(unit.session_id, txn)
+                futures.append(core.store_weights(unit.session_id, slot.address + unit.slot_offset, txn))
+            for future in futures:
+                future.wait()
+            for param in block.params:
+                param.tensor.data = self.pager.placeholders[param]
+            del slot
+        put(txn, META_MODEL, record.dump({"format": FORMAT, "algorithm": self.algorithm.name, "momentum": self.algorithm.momentum, **signature(self.blocks)}))
+        for key, data in self._records().items():
+            put(txn, key, data)
+        for key in obsolete:
+            txn.remove(key)
+        txn.commit("durable").wait()
+
+    def adopt(self) -> None:
+        """The store already holds this model's weights (made by stoker.build, or by a run that is resumed)."""
+        for param in self.params:
+            param.tensor.data = self.pager.placeholders[param]
+
+    def check_stored(self) -> None:
+        """Mismatch unless the store was made for this model and optimizer."""
+        stored = record.load(self.planes.store.read_bytes(META_MODEL))
+        if stored["format"] != FORMAT:
+            raise Mismatch(f"the store was written by a Stoker with format {stored['format']}; this one reads format {FORMAT}")
+        problem = difference(stored, signature(self.blocks))
+        if problem:
+            raise Mismatch(f"the store at {self.runtime.path} holds another model: {problem}; give the right model, or another store")
+        if (stored["algorithm"], stored["momentum"]) != (self.algorithm.name, self.algorithm.momentum):
+            raise Mismatch(f"the store at {self.runtime.path} holds {stored['algorithm']} state, but the optimizer is {self.algorithm.name}")
+
+    def resume(self) -> None:
+        """Takes the run up at the last committed step: counters, hyperparameters, buffers, RNG; attached objects on attach()."""
+        state = record.load(self.planes.store.read_bytes(META_STATE))
+        self.step_count = self._committed = state["step"]
+        names = {p.name: p for p in self.params}
+        self._updates_of = {names[name]: count for name, count in state["updates"].items()}
+        groups = list({id(g): g for g in self._group_of.values()}.values())
+        for group, stored in zip(groups, state["groups"], strict=True):
+            group.update(stored)
+        buffers = record.load(self.planes.store.read_bytes(META_BUFFERS)) if state["buffers"] else {}
+        own = dict(self.model.named_buffers())
+        for name, tensor in buffers.items():
+            if name not in own or own[name].shape != tensor.shape:
+                raise Mismatch(f"the store's buffer {name} does not fit the model")
+            own[name].data.copy_(tensor)
+        self._restored = state["attached"]
+        record.set_rng_state(state["rng"])
+        here = record.environment()
+        changed = [f"{key} {state['environment'].get(key)} -> {here[key]}" for key in here if state["environment"].get(key) != here[key]]
+        if changed:
+            warnings.warn(f"this run was made under another environment ({', '.join(changed)}): it goes on, but not bit for bit as there", stacklevel=4)
+
+    def run(self) -> None:
+        """Installs the hooks; from here on the model trains out of the store."""
+        for block in self.blocks:
+            if block.pinned:
+                self.pager.use(block)
+        self.pager.current = None
+        self.hooks = Hooks(self.model, self.pager, self._call_begins, self.lock)
+        self.ledger.start(self.counters())
+
+    # -- training ------------------------------------------------------------------------------------------------------
+
+    def _call_begins(self, key: tuple) -> None:
+        """A root call of the model begins (hooks.py)."""
+        self._check_open()
+        if self.steps.decided is not None:
+            self._close_step()
+        self.steps.poll()
+        departures = self.pager.recorder.departures
+        self.pager.recorder.begin(key)
+        if departures != self.pager.recorder.departures:
+            self.ledger.event("order", step=self.step_count, call=key)
+        self.pager.current = None
+        if key[2] and key[1]:
+            self._check_requires_grad()
+            self.gradients.call()
+            self.steps.call_begins()
+        self.pager.prefetch()
+
+    def _check_requires_grad(self) -> None:
+        for param, was in self._requires_grad.items():
+            if param.tensor.requires_grad != was:
+                raise InvalidArgument(
+                    f"requires_grad of {param.name} changed from {was} to {not was} after stoker.offload(); freeze or unfreeze parameters before offloading"
+                )
+
+    def _hyper(self, param: Param) -> dict:
+        return front.hyper(self._group_of[param.tensor], self.algorithm, self._updates_of.get(param, 0) + 1)
+
+    def step(self) -> None:
+        with self.lock:
+            self._check_open()
+            if self.steps.decided is not None:
+                self._close_step()
+            policy = self.steps.active_policy
+            changed = self.steps.decide()
+            for param in self.params:
+                if param.unit in changed and param.tensor.grad is not None:
+                    self._updates_of[param] = self._updates_of.get(param, 0) + 1
+            self.step_count += 1
+            self.ledger.close_step(self.step_count, self.counters(), policy=policy, committed=self.committed_step())
+
+    def gradients_dropped(self) -> None:
+        """zero_grad(): what was speculated since the last step is void."""
+        with self.lock:
+            if self.steps.updates:
+                self.steps.abandon()
+
+    def clip_grad_norm_(self, max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
+        self.steps.clip_limit = max_norm
+        return front.clip(self, [p for p in self.params if p.unit.updated], max_norm, error_if_nonfinite)
+
+    # -- what is durable when ------------------------------------------------------------------------------------------
+
+    def attach(self, objects: dict[str, Any]) -> None:
+        for name, thing in objects.items():
+            if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+                raise InvalidArgument(f"{name} cannot be attached: a {type(thing).__name__} has no state_dict()/load_state_dict()")
+            self._attached[name] = thing
+            if name in self._restored:
+                thing.load_state_dict(self._restored.pop(name))
+
+    def _records(self) -> dict[str, bytes]:
+        """The record that closes a step, as objects to write."""
+        buffers = dict(self.model.named_buffers())
+        groups = list({id(g): g for g in self._group_of.values()}.values())
+        records = {
+            META_STATE: record.dump(
+                {
+                    "step": self.step_count,
+                    "updates": {p.name: n for p, n in self._updates_of.items()},
+                    "groups": [{k: v for k, v in g.items() if k != "params"} for g in groups],
+                    "buffers": bool(buffers),
+                    "attached": {name: thing.state_dict() for name, thing in self._attached.items()},
+                    "rng": record.rng_state(),
+                    "environment": record.environment(),
+                }
+            )
+        }
+        if buffers:
+            data = record.dump(buffers)
+            if data != self._buffers_digest:
+                records[META_BUFFERS] = self._buffers_digest = data
+        return records
+
+    def _close_step(self) -> None:
+        self.steps.close(self._records())
+        self._closing_step = self.step_count
+
+    def committed_step(self) -> int:
+        if self.steps.closing is not None and self.steps.closing[1].ready():
+            self.steps.settle()
+        if self.steps.closing is None and self.steps.decided is None:
+            self._committed = self.step_count
+        elif self.steps.closing is None:
+            self._committed = self.step_count - 1
+        return self._committed
+
+    def flush(self) -> None:
+        with self.lock:
+            self._check_open()
+            if self.steps.decided is not None:
+                self._close_step()
+            self.steps.settle()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StokerError("this optimizer was closed; call stoker.offload() again with resume=True to go on")
+
+    def close(self) -> None:
+        with self.lock:
+            if self._closed:
+                return
+            try:
+                if self.steps.updates:
+                    self.steps.abandon()
+                self.flush()
+            finally:
+                self._closed = True
+                self.hooks.remove()
+                self.gradients.remove()
+                for param in self.params:
+                    param.tensor.grad = None
+                    param.tensor.data = self.pager.placeholders[param]
+                self.pager.slots.clear()
+                self.pager.staged.clear()
+
+    # -- access to all of it -------------------------------------------------------------------------------------------
+
+    def reference(self) -> dict[str, Any]:
+        return {"store": self.runtime.path, "step": self.step_count}
+
+    def has_state(self, param: torch.Tensor) -> bool:
+        ours = self.by_tensor[param]
+        return ours.unit.updated and self._updates_of.get(ours, 0) > 0
+
+    def current_weight(self, param: Param) -> torch.Tensor:
+        """A copy of the parameter's weights as forward would see them now."""
+        slot = self.pager.slots.get(param.unit.block)
+        if slot is not None and not slot.loading:
+            return slot.view(param).clone()
+        return self._plane_slice("w", param, param.unit.dtype)
+
+    def restore(self, params: list[Param]) -> None:
+        """Points the parameters back at their slots, or at their placeholders."""
+        for param in params:
+            slot = self.pager.slots.get(param.unit.block)
+            resident = slot is not None and not slot.loading
+            param.tensor.data = slot.view(param) if resident else self.pager.placeholders[param]
+
+    def _plane_slice(self, plane: str, param: Param, dtype: torch.dtype) -> torch.Tensor:
+        where = self.planes.source or self.planes.store  # a decided step is read before it is committed
+        raw = bytearray(where.read_bytes(f"{plane}/{param.unit.name}", param.offset * dtype.itemsize, param.numel * dtype.itemsize))
+        flat = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+        return torch.as_strided(flat, param.size, param.stride)
+
+    def full_state(self, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+        """One parameter's state as the original optimizer keeps it (float32), plus `master` for bfloat16 weights."""
+        param = self.by_tensor[tensor]
+        count = self._updates_of.get(param, 0)
+        if self.algorithm.name == "sgd":
+            return {"momentum_buffer": self._plane_slice("m", param, torch.float32)} if self.algorithm.momentum else {"momentum_buffer": None}
+        state = {
+            "step": torch.tensor(float(count)),
+            "exp_avg": self._plane_slice("m", param, torch.float32),
+            "exp_avg_sq": self._plane_slice("v", param, torch.float32),
+        }
+        if param.unit.dtype == torch.bfloat16:
+            state["master"] = self.master(tensor)
+        return state
+
+    def master(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The exact float32 value of a bfloat16 parameter, from its weight and remainder planes."""
+        param = self.by_tensor[tensor]
+        weight = self._plane_slice("w", param, torch.bfloat16)
+        rest = self._plane_slice("r", param, torch.int16)
+        out = torch.empty_strided(param.size, param.stride, dtype=torch.float32)
+        _core.optim_join(weight.data_ptr(), rest.data_ptr(), out.data_ptr(), param.numel)
+        return out
+
+    def load_full_state(self, entries: dict[torch.Tensor, dict[str, Any]]) -> None:
+        """Writes an ordinary optimizer's state into the planes, as one durable commit."""
+        self.flush()
+        txn = self.planes.store.begin()
+        kinds = {"exp_avg": "m", "momentum_buffer": "m", "exp_avg_sq": "v"}
+        for tensor, entry in entries.items():
+            param = self.by_tensor.get(tensor)
+            if param is None or not param.unit.updated:
+                continue
+            for key, plane in kinds.items():
+                if entry.get(key) is not None:
+                    self._put_slice(txn, plane, param, entry[key].detach().to(torch.float32))
+            if entry.get("master") is not None and param.unit.dtype == torch.bfloat16:
+                master = entry["master"].detach().to(torch.float32)
+                master = torch.empty_strided(param.size, param.stride, dtype=torch.float32).copy_(master)
+                weight = torch.empty_strided(param.size, param.stride, dtype=torch.bfloat16)
+                rest = torch.empty_strided(param.size, param.stride, dtype=torch.int16)
+                _core.optim_split(master.data_ptr(), weight.data_ptr(), rest.data_ptr(), param.numel)
+                self._put_slice(txn, "w", param, weight)
+                self._put_slice(txn, "r", param, rest)
+            if "step" in entry:
+                self._updates_of[param] = int(entry["step"])
+            elif self.algorithm.name == "sgd":
+                self._updates_of[param] = max(1, self._updates_of.get(param, 0))
+            self.planes.session.invalidate(param.unit.session_id)
+        for key, data in self._records().items():
+            put(txn, key, data)
+        txn.commit("durable").wait()
+        self._refresh({self.by_tensor[t].unit.block for t in entries if t in self.by_tensor})
+
+    def _put_slice(self, txn, plane: str, param: Param, value: torch.Tensor) -> None:
+        data = torch.empty_strided(param.size, param.stride, dtype=value.dtype).copy_(value)
+        flat = torch.as_strided(data, (param.numel,), (1,))
+        raw = flat.view(torch.uint8).numpy().tobytes()
+        txn.write_bytes(f"{plane}/{param.unit.name}", param.offset * value.dtype.itemsize, raw)
+
+    def write_weights(self, values: dict[Param, torch.Tensor]) -> None:
+        """Replaces weights, as one durable commit. The float32 master of a bfloat16 weight becomes the weight itself."""
+        self.flush()
+        txn = self.planes.store.begin()
+        for param, value in values.items():
+            self._put_slice(txn, "w", param, value.detach().to(param.unit.dtype))
+            if param.unit.updated and param.unit.dtype == torch.bfloat16:
+                self._put_slice(txn, "r", param, torch.zeros(param.size, dtype=torch.int16))
+                self.planes.session.invalidate(param.unit.session_id)
+        txn.commit("durable").wait()
+        self._refresh({param.unit.block for param in values})
+
+    def _refresh(self, blocks: set[Block]) -> None:
+        for block in blocks:
+            self.pager.versions[block.index] += 1
+            self.pager.evict(block)
+            if block.pinned:
+                self.pager.use(block)
+        self.pager.current = None
+
+    def counters(self) -> dict[str, Any]:
+        core = self.planes.session.counters()
+        return {
+            "read_bytes": core["read_bytes"],
+            "written_bytes": core["written_bytes"],
+            "stall_seconds": {"weights": self.pager.wait_seconds, **self.steps.wait_seconds},
+            "kept": self.steps.kept,
+            "redone": self.steps.redone,
+            "dram_bytes_peak": self.runtime.core.budget_peak,
+        }
+
+    def plan(self) -> dict[str, Any]:
+        sizes = plane_bytes(self.blocks, self.algorithm)
+        layout = self.planes.layout
+        updated = [unit for block in self.blocks for unit in block.updated_units]
+        weights = sum(unit.weight_bytes for unit in updated)
+        resident = self.planes.arena.size - layout.gradients - layout.tiles * layout.tile - layout.pinned
+        paged = sizes["weights"] - sum(b.slot_bytes for b in self.blocks if b.pinned)
+        kept = max(0, min(paged, resident - layout.working))
+        retained = {id(unit) for unit in layout.retained}
+        read = {"weights": 2 * (paged - kept), "remainder": 0, "m": 0, "v": 0}
+        written = {"weights": weights, "remainder": 0, "m": 0, "v": 0}
+        for unit in updated:
+            for name, size in self.algorithm.state_bytes(unit).items():
+                written[name] += size
+                read[name] += 0 if id(unit) in retained else size
+        return {
+            "parameters": sum(param.numel for param in self.params),
+            "state_bytes": sum(sizes.values()),
+            "classes": {**sizes, "gradients": layout.gradients},
+            "dram": {
+                "cap": self.planes.dram_bytes,
+                "gradients": layout.gradients,
+                "pinned": layout.pinned,
+                "tiles": layout.tiles * layout.tile,
+                "weights": resident,
+                "retained_units": len(layout.retained),
+                "smallest": layout.smallest,
+                "pages": self.planes.arena.pages,
+            },
+            "predicted_bytes_per_step": {"read": read, "written": written},
+        }

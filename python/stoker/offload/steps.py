@@ -1,0 +1,332 @@
+"""Steps: when updates run, and how a step becomes one atomic commit.
+
+``sync`` updates every unit in step(); ``speculate`` updates a unit out of place as soon as its gradients are forecast final,
+during backward. step() then compares: a unit whose gradients (by hash), hyperparameters and parameters are still those that
+were consumed is kept, any other is redone from the committed state and p.grad as it is now. So both give the same bits, and a
+step that is skipped costs nothing but the work. ``auto`` speculates, and goes to sync for 20 steps after a redo.
+
+A step's writes live in one transaction: step() decides it (the next forward reads it), the next forward or flush() closes it
+with the record of everything else that belongs to the step, and the store commits it while training goes on.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any, Callable
+
+import torch
+
+from stoker.offload.blocks import Block, Param, Unit
+from stoker.offload.gradients import Gradients
+from stoker.offload.pager import Pager, Slot
+from stoker.offload.planes import Planes, put
+
+PAUSE_STEPS = 20
+_DTYPE = {torch.bfloat16: "bf16", torch.float32: "f32"}
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One parameter's share of an update: what it consumes."""
+
+    param: Param
+    grad: torch.Tensor  # in plane order; kept alive until the update has consumed it
+    hyper: dict[str, Any]
+
+    def args(self) -> tuple:
+        return (self.param.index, self.param.offset, self.param.numel, self.grad.data_ptr(), _DTYPE[self.grad.dtype], self.hyper)
+
+
+@dataclass(eq=False)
+class Update:
+    """A unit's update under way. Holds the memory that C++ reads and writes until `job` is done with it."""
+
+    unit: Unit
+    segments: list[Segment]
+    job: Any
+    weights: Slot | None  # the old weights it reads
+    staged: Slot | None  # where the new ones go
+    computed: bool = False
+
+    def wait_computed(self) -> None:
+        if not self.computed:
+            self.job.wait()
+            self.computed = True
+            self.weights = None
+
+
+class Steps:
+    """Makes steps. `hyper(param)` gives the kernel's hyperparameters of the step that is being made."""
+
+    def __init__(self, planes: Planes, pager: Pager, gradients: Gradients, hyper: Callable[[Param], dict], policy: str) -> None:
+        self.planes, self.pager, self.gradients, self.hyper = planes, pager, gradients, hyper
+        self.policy = policy
+        self.paused_for = 0  # steps that `auto` still stays on sync
+        self.clip_limit: float | None = None  # max_norm of the last opt.clip_grad_norm_
+        self.updates: dict[Unit, Update] = {}
+        self.sequence: list[Unit] = []  # the order in which units became final in the last step
+        self.units = [unit for block in planes.blocks for unit in block.updated_units]
+        self.kept = self.redone = 0
+        self.wait_seconds = {"state": 0.0, "commit": 0.0}
+        self.decided: Any = None  # transaction of a decided step that is not closed yet
+        self.closing: tuple[Any, Any] | None = None  # (transaction, future) of a closed step on its way to the disk
+        self._txn: Any = None
+        self._norm2 = 0.0
+        self._norm_exceeded = False
+        for unit in planes.layout.retained:
+            planes.session.retain(unit.session_id)
+
+    # -- speculation ---------------------------------------------------------------------------------------------------
+
+    @property
+    def speculating(self) -> bool:
+        return self.policy == "speculate" or (self.policy == "auto" and self.paused_for == 0)
+
+    @property
+    def active_policy(self) -> str:
+        return "speculate" if self.speculating else "sync"
+
+    def call_begins(self) -> None:
+        """A forward that records gradients begins. If the backward after it is the step's last, state can be read ahead."""
+        if self.updates:
+            self.abandon()  # no step() came: the speculation was for nothing
+        if self.speculating and self.gradients.last_call and self.sequence:
+            self._prefetch_state(0)
+
+    def on_final(self, unit: Unit) -> None:
+        """From within backward: the unit's gradients are forecast final."""
+        if not self.speculating or self._norm_exceeded or unit in self.updates:
+            return
+        if self.clip_limit is not None and self._over_limit(unit):
+            self._norm_exceeded = True
+            return
+        torch.autograd.Variable._execution_engine.queue_callback(self._wait_computed)
+        previous = next(reversed(self.updates.values()), None)
+        self._launch(unit)
+        self._prefetch_state(len(self.updates))
+        if previous is not None:
+            self._timed("state", previous.wait_computed)
+
+    def _over_limit(self, unit: Unit) -> bool:
+        grads = [(seg.grad.data_ptr(), seg.grad.numel(), _DTYPE[seg.grad.dtype]) for seg in self._segments(unit)]
+        self._norm2 += math.fsum(self.planes.session.sum_of_squares(grads))
+        return not self._norm2 <= self.clip_limit**2
+
+    def _prefetch_state(self, position: int) -> None:
+        for unit in self.sequence[position : position + 2]:
+            if unit not in self.updates:
+                self.planes.session.prefetch_state(unit.session_id)
+
+    # -- one unit ------------------------------------------------------------------------------------------------------
+
+    def _segments(self, unit: Unit) -> list[Segment]:
+        segments = []
+        for param in unit.params:
+            grad = self.gradients.laid_out(param)
+            if grad is not None:
+                segments.append(Segment(param, grad, self.hyper(param)))
+        return segments
+
+    def _launch(self, unit: Unit, segments: list[Segment] | None = None) -> None:
+        segments = self._segments(unit) if segments is None else segments
+        if not segments:
+            return
+        txn = self._transaction()
+        block = unit.block
+        slot = self.pager.slots.get(block)
+        if slot is not None and slot.loading:
+            slot = None
+        staged = self._staged(block)
+        job = self.planes.session.update(
+            unit.session_id,
+            [segment.args() for segment in segments],
+            slot.address + unit.slot_offset if slot else 0,
+            staged.address + unit.slot_offset if staged else 0,
+            txn,
+            hashes=True,
+        )
+        self.updates[unit] = Update(unit, segments, job, slot, staged)
+
+    def _staged(self, block: Block) -> Slot | None:
+        """Memory for the block's next weights, if there is some that nothing needs sooner."""
+        pager = self.pager
+        staged = pager.staged.get(block)
+        if staged is not None:
+            return staged
+        if any(unit in self.updates for unit in block.updated_units):
+            return None  # a part went to the disk only; half a block is of no use
+        current = pager.slots.get(block)
+        others = [unit for unit in block.units if not unit.updated]
+        if others and (current is None or current.loading):
+            return None
+        recorder = pager.recorder
+        first = recorder.order.places.get(block.index, [1 << 30])[0]
+        distance = -1 if block.pinned else len(recorder.order.uses) - recorder.position + first
+        staged = pager.take(block, pager.versions[block.index] + 1, distance)
+        if staged is not None:
+            for unit in others:
+                self._carry_over(unit, current, staged)
+            pager.staged[block] = staged
+        return staged
+
+    @staticmethod
+    def _carry_over(unit: Unit, current: Slot, staged: Slot) -> None:
+        part = slice(unit.slot_offset, unit.slot_offset + unit.weight_bytes)
+        staged.bytes[part].copy_(current.bytes[part])
+
+    def _transaction(self) -> Any:
+        if self._txn is None:
+            self.settle()
+            self._txn = self.planes.store.begin()
+        return self._txn
+
+    # -- the step ------------------------------------------------------------------------------------------------------
+
+    def decide(self) -> set[Unit]:
+        """Makes every unit's update what p.grad says now, and makes it current. Returns the units that changed.
+
+        On an error everything of this step is abandoned, the step before is intact, and step() may be called again.
+        """
+        launched = list(self.updates)
+        try:
+            changed = self._settle_updates()
+            for update in self.updates.values():
+                self._timed("state", update.wait_computed)
+        except BaseException:
+            self.abandon()
+            raise
+        if launched:
+            self.sequence = launched + [unit for unit in self.units if unit in changed and unit not in set(launched)]
+        elif not self.sequence or set(self.sequence) != changed:
+            self.sequence = [unit for unit in reversed(self.units) if unit in changed]
+        self._make_current(changed)
+        return changed
+
+    def _settle_updates(self) -> set[Unit]:
+        wanted = {unit: self._segments(unit) for unit in self.units}
+        if any(not wanted[unit] for unit in self.updates):
+            self.abandon()  # a unit was updated that has no gradient any more: its writes must not be committed
+        redone = 0
+        for unit, segments in wanted.items():
+            update = self.updates.get(unit)
+            if update is not None and self._consumed(update, segments):
+                self.kept += 1
+                continue
+            if update is not None:
+                redone += 1
+                self._forget(update)
+            self._launch(unit, segments)
+        self.redone += redone
+        if self.policy == "auto":
+            if redone or self._norm_exceeded:
+                self.paused_for = PAUSE_STEPS
+            elif self.paused_for:
+                self.paused_for -= 1
+        return set(self.updates)
+
+    def _consumed(self, update: Update, segments: list[Segment]) -> bool:
+        """Whether the update consumed exactly these gradients with these hyperparameters."""
+        before = update.segments
+        if [(s.param, s.hyper) for s in before] != [(s.param, s.hyper) for s in segments]:
+            return False
+        self._timed("state", update.wait_computed)
+        now = self.planes.session.hash_many([(s.grad.data_ptr(), s.grad.numel() * s.grad.dtype.itemsize) for s in segments])
+        return now == update.job.hashes()
+
+    def _forget(self, update: Update) -> None:
+        update.wait_computed()
+        self.planes.session.invalidate(update.unit.session_id)
+        del self.updates[update.unit]
+
+    def _make_current(self, changed: set[Unit]) -> None:
+        blocks = [block for block in self.planes.blocks if any(unit in changed for unit in block.updated_units)]
+        for block in blocks:
+            staged, current = self.pager.staged.get(block), self.pager.slots.get(block)
+            for unit in block.updated_units:
+                if staged is None or unit in changed:
+                    continue
+                if current is None or current.loading:
+                    staged = self.pager.staged.pop(block) and None
+                else:
+                    self._carry_over(unit, current, staged)
+        self.decided, self._txn = self._txn, None
+        self.planes.source = self.decided
+        self._decided_updates = list(self.updates.values())
+        self.updates = {}
+        self._norm2, self._norm_exceeded = 0.0, False
+        self.gradients.decided()
+        self.pager.decide(blocks)
+        self.pager.restart()
+
+    def abandon(self) -> None:
+        """Forgets the step that is being made: nothing of it becomes visible."""
+        for update in list(self.updates.values()):
+            try:
+                update.wait_computed()
+            except Exception:  # the step is given up anyway; its cause was or will be reported by whoever gave it up
+                pass
+            self.planes.session.invalidate(update.unit.session_id)
+        self.updates = {}
+        self.pager.abandon()
+        self._txn = None
+        self._norm2, self._norm_exceeded = 0.0, False
+        self.planes.session.drop_prefetched()
+
+    # -- commit --------------------------------------------------------------------------------------------------------
+
+    def close(self, records: dict[str, bytes]) -> None:
+        """Puts the step's records into its transaction and starts the durable commit."""
+        txn, self.decided = self.decided, None
+        for key, data in records.items():
+            put(txn, key, data)
+        self.closing = (txn, txn.commit("durable"))
+
+    def poll(self) -> bool:
+        """Whether the closed step is committed; then forward reads the store itself again."""
+        if self.closing is None:
+            return True
+        if not self.closing[1].ready():
+            return False
+        self.settle()
+        return True
+
+    def settle(self) -> None:
+        """Waits for the closed step's commit; raises what went wrong with it."""
+        if self.closing is None:
+            return
+        txn, future = self.closing
+        self._timed("commit", future.wait)
+        self.closing = None
+        self._decided_updates = []
+        if self.planes.source is txn:
+            self.planes.source = None
+
+    # -- what the pager asks -------------------------------------------------------------------------------------------
+
+    def written(self, block: Block) -> bool:
+        """Whether the block's staged weights are on the disk (in the transaction), so that the copy may go."""
+        return all(update.job.written() for update in self.updates.values() if update.unit.block is block)
+
+    def superseded(self, block: Block) -> bool:
+        """Whether nothing needs the block's current weights any more: all its updates have consumed them."""
+        units = block.updated_units
+        return bool(units) and all(unit in self.updates and self.updates[unit].job.computed() for unit in units)
+
+    def reclaim(self) -> bool:
+        """Waits for one update to be done with its memory; False if none is under way."""
+        for update in self.updates.values():
+            if not update.computed:
+                update.wait_computed()
+                return True
+        return False
+
+    def _wait_computed(self) -> None:
+        for update in self.updates.values():
+            self._timed("state", update.wait_computed)
+
+    def _timed(self, cause: str, wait: Callable[[], Any]) -> None:
+        started = time.perf_counter()
+        wait()
+        self.wait_seconds[cause] += time.perf_counter() - started

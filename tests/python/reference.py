@@ -1,0 +1,73 @@
+"""The un-offloaded control: the same kernels over planes in ordinary memory, behind torch's optimizer interface."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from stoker import _core
+from stoker.offload.optimizer import algorithm_of, hyper
+
+_NAMES = {torch.bfloat16: "bf16", torch.float32: "f32"}
+
+
+class ReferenceOptimizer(torch.optim.Optimizer):
+    """Updates parameters in place, tensor by tensor; bfloat16 parameters keep a remainder plane (exact float32 master)."""
+
+    def __init__(self, original: torch.optim.Optimizer) -> None:
+        self.algorithm = algorithm_of(original)
+        super().__init__(original.param_groups, original.defaults)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    self._update(param, group)
+
+    def _update(self, param: torch.Tensor, group: dict) -> None:
+        state = self.state[param]
+        if not state:
+            state["step"] = 0
+            state["remainder"] = torch.zeros(param.numel(), dtype=torch.int16)
+            state["m"] = torch.zeros(param.numel(), dtype=torch.float32)
+            state["v"] = torch.zeros(param.numel(), dtype=torch.float32)
+        state["step"] += 1
+        assert param.is_contiguous()
+        grad = param.grad.contiguous()
+        values = hyper(group, self.algorithm, state["step"])
+        _core.optim_update(
+            param.numel(),
+            weight_type=_NAMES[param.dtype],
+            grad_type=_NAMES[grad.dtype],
+            weight_in=param.data_ptr(),
+            weight_out=param.data_ptr(),
+            grad=grad.data_ptr(),
+            remainder=state["remainder"].data_ptr() if param.dtype == torch.bfloat16 else 0,
+            m=state["m"].data_ptr() if self.algorithm.momentum else 0,
+            v=state["v"].data_ptr() if self.algorithm.variance else 0,
+            **values,
+        )
+
+
+def clip(params, max_norm: float) -> float:
+    """What opt.clip_grad_norm_ does, over ordinary gradients."""
+    squares = [_core.optim_sum_of_squares(p.grad.data_ptr(), _NAMES[p.grad.dtype], p.grad.numel()) for p in params if p.grad is not None]
+    norm = math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.nan
+    coefficient = max_norm / (norm + 1e-6)
+    if not coefficient >= 1.0:
+        for p in params:
+            if p.grad is not None:
+                p.grad.mul_(coefficient)
+    return norm
+
+
+def master(opt: ReferenceOptimizer, param: torch.Tensor) -> torch.Tensor:
+    """The float32 value of a parameter."""
+    if param.dtype == torch.float32:
+        return param.detach().clone()
+    out = torch.empty(param.shape, dtype=torch.float32)
+    rest = opt.state[param]["remainder"] if param in opt.state else torch.zeros(param.numel(), dtype=torch.int16)
+    _core.optim_join(param.data_ptr(), rest.data_ptr(), out.data_ptr(), param.numel())
+    return out

@@ -1,0 +1,205 @@
+"""An offloaded run equals the un-offloaded run with the same kernels bit for bit, whatever the policy."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+import reference
+import stoker
+from models import Tiny, batch, loss_of
+from stoker.offload.pager import Pager
+
+STEPS = 200
+SMALL = "7MiB"
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch):
+    """Memory of an evicted block is overwritten as soon as nothing aliases it; new slots start as garbage."""
+    evict, take = Pager.evict, Pager.take
+
+    def evict_and_poison(self, block):
+        slot = self.slots.get(block)
+        place = (StorageWeakRef(slot.bytes.untyped_storage()), slot.address, slot.bytes.numel()) if slot and not slot.loading else None
+        del slot
+        evict(self, block)
+        # memory that another owner has taken since must stay: only what is free at this moment is overwritten
+        if place and place[0].expired() and self.planes.arena.largest_free and not any(s.address == place[1] for s in (*self.slots.values(), *self.staged.values())):
+            ctypes.memset(place[1], 0xFF, place[2])
+
+    def take_and_poison(self, *args, **kwargs):
+        slot = take(self, *args, **kwargs)
+        if slot is not None:
+            ctypes.memset(slot.address, 0xFF, slot.bytes.numel())
+        return slot
+
+    monkeypatch.setattr(Pager, "evict", evict_and_poison)
+    monkeypatch.setattr(Pager, "take", take_and_poison)
+
+
+def make(dtype, optimizer=torch.optim.AdamW, frozen=False, groups=False, **kwargs):
+    torch.manual_seed(0)
+    model = Tiny(**kwargs).to(dtype)
+    if frozen:
+        for param in model.layers[1].parameters():
+            param.requires_grad_(False)
+        model.layers[2].up.weight.requires_grad_(False)
+    options = {"lr": 3e-3, "momentum": 0.9, "weight_decay": 0.01} if optimizer is torch.optim.SGD else {"lr": 3e-3, "weight_decay": 0.1}
+    if groups:
+        flat = [p for p in model.parameters() if p.dim() < 2]
+        rest = [p for p in model.parameters() if p.dim() >= 2]
+        return model, optimizer([{"params": rest}, {"params": flat, "weight_decay": 0.0, "lr": 1e-3}], **options)
+    return model, optimizer(model.parameters(), **options)
+
+
+def train(model, opt, clip, steps, accumulate=1, autocast=False, inf_at=(), schedule=True):
+    """The user's loop. Returns losses and norms."""
+    scheduler = torch.optim.lr_scheduler.LambdaLR(opt, lambda s: 1.0 / (1 + 0.01 * s)) if schedule else None
+    seen = []
+    for step in range(steps):
+        for micro in range(accumulate):
+            with torch.autocast("cpu", dtype=torch.bfloat16) if autocast else contextlib.nullcontext():
+                loss = loss_of(model, batch(step, micro)) / accumulate
+            loss.backward()
+            seen.append(loss.item())
+        if step in inf_at:
+            next(iter(model.parameters())).grad.view(-1)[0] = float("inf")
+        norm = clip(model, opt)
+        if norm is None or torch.isfinite(torch.as_tensor(norm)):
+            opt.step()
+            if scheduler:
+                scheduler.step()
+        seen.append(float(norm) if norm is not None else 0.0)
+        opt.zero_grad()
+    return seen
+
+
+def no_clip(model, opt):
+    return None
+
+
+def torch_clip(model, opt):
+    return torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+
+
+def own_clip(model, opt):
+    if hasattr(opt, "clip_grad_norm_"):
+        return opt.clip_grad_norm_(CLIP)
+    return reference.clip([p for p in model.parameters() if p.requires_grad], CLIP)
+
+
+CLIP = 1.7  # fires in some of the steps of these models, and not in others
+
+
+def control(dtype, clip, steps, **kwargs):
+    loop = {k: kwargs.pop(k) for k in ("accumulate", "autocast", "inf_at") if k in kwargs}
+    model, original = make(dtype, **kwargs)
+    opt = reference.ReferenceOptimizer(original)
+    seen = train(model, opt, clip, steps, **loop)
+    state = {name: (reference.master(opt, p), opt.state[p]["m"].clone() if p in opt.state else None, opt.state[p]["v"].clone() if p in opt.state else None) for name, p in model.named_parameters()}
+    return seen, state, model
+
+
+def offloaded(path, policy, dtype, clip, steps, dram=SMALL, **kwargs):
+    loop = {k: kwargs.pop(k) for k in ("accumulate", "autocast", "inf_at") if k in kwargs}
+    declared = kwargs.pop("declared", None)
+    model, original = make(dtype, **kwargs)
+    model, opt = stoker.offload(model, original, store=path, dram=dram, policy=policy, accumulate=declared)
+    seen = train(model, opt, clip, steps, **loop)
+    opt.flush()
+    return seen, model, opt
+
+
+def same(model, opt, expected, algorithm="adamw"):
+    full = opt.state_dict(full=True)["state"]
+    order = [p for group in opt.param_groups for p in group["params"]]
+    states = {id(p): full.get(i) for i, p in enumerate(order)}
+    with stoker.gather(list(model.parameters())):
+        for name, param in model.named_parameters():
+            master, m, v = expected[name]
+            entry = states.get(id(param))
+            if param.dtype == torch.bfloat16 and entry is not None and "master" in entry:
+                assert torch.equal(entry["master"], master), f"master of {name}"
+            assert torch.equal(param.detach(), master.to(param.dtype)), f"weights of {name}"
+            if entry is None:
+                continue
+            if algorithm == "sgd":
+                assert torch.equal(entry["momentum_buffer"].flatten(), m), f"momentum of {name}"
+            else:
+                assert torch.equal(entry["exp_avg"].flatten(), m), f"m of {name}"
+                assert torch.equal(entry["exp_avg_sq"].flatten(), v), f"v of {name}"
+
+
+CASES = {
+    "bf16": dict(dtype=torch.bfloat16, clip=no_clip),
+    "f32": dict(dtype=torch.float32, clip=no_clip),
+    "torch_clip": dict(dtype=torch.bfloat16, clip=torch_clip),
+    "own_clip": dict(dtype=torch.bfloat16, clip=own_clip),
+    "own_clip_f32": dict(dtype=torch.float32, clip=own_clip),
+    "infs": dict(dtype=torch.bfloat16, clip=torch_clip, inf_at=(3, 50, 51, 120)),
+    "accumulate": dict(dtype=torch.bfloat16, clip=torch_clip, accumulate=4),
+    "autocast": dict(dtype=torch.float32, clip=torch_clip, autocast=True),
+    "autocast_frozen": dict(dtype=torch.float32, clip=torch_clip, autocast=True, frozen=True),
+    "frozen": dict(dtype=torch.bfloat16, clip=torch_clip, frozen=True),
+    "tied": dict(dtype=torch.bfloat16, clip=own_clip, tied=True),
+    "groups": dict(dtype=torch.bfloat16, clip=own_clip, groups=True),
+    "adam": dict(dtype=torch.float32, clip=torch_clip, optimizer=torch.optim.Adam),
+    "sgd": dict(dtype=torch.bfloat16, clip=torch_clip, optimizer=torch.optim.SGD),
+}
+
+
+@pytest.mark.parametrize("policy", ["sync", "speculate", "auto"])
+@pytest.mark.parametrize("case", CASES)
+def test_bit_equal(tmp_path, case, policy):
+    settings = dict(CASES[case])
+    steps = STEPS if case in ("own_clip", "torch_clip", "infs") else STEPS // 4
+    seen, state, _ = control(steps=steps, **settings)
+    ours, model, opt = offloaded(f"{tmp_path}/s", policy, steps=steps, **settings)
+    assert ours == seen
+    same(model, opt, state, "sgd" if case == "sgd" else "adamw")
+    if case in ("torch_clip", "own_clip"):
+        norms = [n for n in seen[1::2]]
+        fired = sum(n > CLIP for n in norms)
+        assert 0 < fired < steps, "the clip must fire in some steps and not in others"
+        if policy == "speculate":
+            assert opt.ledger.summary()["kept"] > 0
+    opt.close()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("segments", [1, 2, 4, 6])
+@pytest.mark.parametrize("policy", ["sync", "speculate"])
+def test_checkpointed_segments(tmp_path, segments, reentrant, policy):
+    settings = dict(dtype=torch.bfloat16, clip=torch_clip, segments=segments, reentrant=reentrant)
+    seen, state, _ = control(steps=20, **settings)
+    ours, model, opt = offloaded(f"{tmp_path}/s", policy, steps=20, **settings)
+    assert ours == seen
+    same(model, opt, state)
+    opt.close()
+
+
+def test_speculation_keeps_what_it_did(tmp_path):
+    """Without clipping nothing is ever redone, and from the second step on every unit is updated during backward."""
+    _, _, opt = offloaded(f"{tmp_path}/s", "speculate", torch.bfloat16, no_clip, 10)
+    total = opt.ledger.summary()
+    units = len([u for b in opt._session.blocks for u in b.updated_units])
+    assert total["redone"] == 0 and total["kept"] == units * 10
+    opt.close()
+
+
+def test_nothing_leaks(tmp_path):
+    """After training and close() every byte of the arena is free again."""
+    model, opt = make(torch.bfloat16)
+    model, opt = stoker.offload(model, opt, store=f"{tmp_path}/s", dram=SMALL)
+    train(model, opt, no_clip, 5)
+    arena = opt._session.planes.arena
+    opt.close()
+    del opt
+    gc.collect()
+    assert arena.used == 0

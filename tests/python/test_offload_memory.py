@@ -1,0 +1,48 @@
+"""The memory cap is hard: measured on a process from outside the pools, as the design defines it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import stoker
+from models import Tiny
+from stoker.errors import OverBudget
+
+HERE = os.path.dirname(__file__)
+MIB = 1 << 20
+DRAM = 128 * MIB
+
+
+def run(mode: str, store: str) -> dict:
+    done = subprocess.run([sys.executable, os.path.join(HERE, "memory_run.py"), mode, store, str(DRAM)], capture_output=True, text=True, cwd=HERE, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def test_a_process_stays_under_its_cap(tmp_path):
+    control, ours = run("control", ""), run("offloaded", f"{tmp_path}/s")
+    assert ours["state"] > 3 * DRAM
+    assert ours["pools"] <= DRAM
+    allowed = ours["base"] + DRAM + control["activations"] + 32 * MIB
+    print({name: f"{value / MIB:.0f} MiB" for name, value in {**ours, **control, "allowed": allowed}.items()})
+    assert ours["peak"] <= allowed
+
+
+def test_a_budget_too_small_names_the_smallest_that_works(tmp_path):
+    def attempt(dram):
+        model = Tiny().to(torch.bfloat16)
+        return stoker.offload(model, torch.optim.AdamW(model.parameters()), store=f"{tmp_path}/{dram}", dram=dram)
+
+    with pytest.raises(OverBudget, match=r'smallest budget that works is dram="(\d+)MiB"') as refused:
+        attempt("3MiB")
+    smallest = str(refused.value).rpartition('dram="')[2].rstrip('"')
+    model, opt = attempt(smallest)
+    model(torch.zeros(1, 4, dtype=torch.int64)).sum().backward()
+    opt.step()
+    opt.close()
