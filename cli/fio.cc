@@ -75,7 +75,7 @@ Result<FioResult> run_fio(const std::string& path, const Load& load, bool huge) 
   STOKER_ASSIGN(const std::string text,
                 output_of({"fio", "--name=peer", "--output-format=json", "--ioengine=io_uring", "--direct=1", "--registerfiles=1", "--fixedbufs=1",
                            "--filename=" + path, "--rw=" + kind, "--rwmixread=50", "--bs=" + number(load.block_bytes), "--iodepth=" + number(load.depth),
-                           "--size=" + number(load.file_bytes), "--time_based", "--runtime=" + number(load.limit_ns / 1'000'000) + "ms",
+                           "--size=" + number(load.file_bytes), "--scramble_buffers=0", "--gtod_reduce=1", "--time_based", "--runtime=" + number(load.limit_ns / 1'000'000) + "ms",
                            std::string("--iomem=") + (huge ? "shmhuge" : "malloc")}));
   try {
     // Warnings may stand before the JSON.
