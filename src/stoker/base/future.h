@@ -5,6 +5,7 @@
 // wait(): blocks the calling thread. Futures are shared: copying one copies the handle.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -78,6 +79,12 @@ class [[nodiscard]] Future {
     std::unique_lock lock(state_->mutex);
     state_->done.wait(lock, [this] { return state_->result.has_value(); });
     return *state_->result;
+  }
+
+  // Waits at most `timeout`; whether the result is there. For callers that have something else to look at meanwhile (signals).
+  bool wait_for(std::chrono::nanoseconds timeout) const {
+    std::unique_lock lock(state_->mutex);
+    return state_->done.wait_for(lock, timeout, [this] { return state_->result.has_value(); });
   }
 
   // Calls f(const Result<T>&) once the result is there.

@@ -1,0 +1,108 @@
+// What stands behind the Python objects of the core: shared ownership in the order in which things must end
+// (Session before Transaction before Store before Arena before Runtime), whatever order Python drops them in.
+//
+// Destructors here run on any thread, with or without the GIL: they call nothing of Python.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "stoker/offload/session.h"
+#include "stoker/store/runtime.h"
+
+namespace stoker::python {
+
+class RuntimeHandle {
+ public:
+  explicit RuntimeHandle(std::unique_ptr<RuntimeOwner> the_owner) : owner(std::move(the_owner)) {}
+
+  // Raw memory as a Slice that names the arena it lies in, if any: such memory is registered with the engine.
+  Slice slice(uintptr_t address, uint64_t bytes);
+  void add(const Arena& arena);
+  void remove(const Arena& arena);
+
+  const std::unique_ptr<RuntimeOwner> owner;
+
+ private:
+  std::mutex mutex_;
+  std::vector<const Arena*> arenas_;  // guarded by mutex_
+};
+
+struct ArenaHandle {
+  ArenaHandle(std::shared_ptr<RuntimeHandle> the_runtime, std::unique_ptr<Arena> the_arena);
+  ~ArenaHandle();
+  const std::shared_ptr<RuntimeHandle> runtime;
+  const std::unique_ptr<Arena> arena;
+};
+
+// Held by the Python Buffer and by every tensor storage made from it; the memory goes back with the last of them.
+struct HeldBuffer {
+  std::shared_ptr<ArenaHandle> arena;
+  Buffer buffer;  // destroyed before its arena
+};
+
+class StoreHandle {
+ public:
+  StoreHandle(std::shared_ptr<RuntimeHandle> the_runtime, std::unique_ptr<Store> the_store)
+      : runtime(std::move(the_runtime)), store(std::move(the_store)) {}
+  ~StoreHandle() { close(); }
+
+  // Counts a future of the store: it is not closed before all are done.
+  template <typename T>
+  Future<T> track(Future<T> future) {
+    {
+      std::lock_guard lock(mutex_);
+      ++pending_;
+    }
+    future.on_done([this](const Result<T>&) {
+      std::lock_guard lock(mutex_);
+      if (--pending_ == 0) idle_.notify_all();
+    });
+    return future;
+  }
+  void close();
+
+  const std::shared_ptr<RuntimeHandle> runtime;
+  std::unique_ptr<Store> store;         // null once closed
+  Counter read_bytes, written_bytes;    // what Python itself moved, beside Sessions
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable idle_;
+  size_t pending_ = 0;  // guarded by mutex_
+};
+
+struct SessionHandle {
+  std::shared_ptr<StoreHandle> store;
+  std::shared_ptr<ArenaHandle> arena;
+  std::unique_ptr<offload::Session> session;  // null once closed; destroyed first
+};
+
+// The classes Python sees: values that hold a share of the above.
+struct PyRuntime {
+  std::shared_ptr<RuntimeHandle> handle;
+};
+struct PyArena {
+  std::shared_ptr<ArenaHandle> handle;
+};
+struct PyBuffer {
+  std::shared_ptr<HeldBuffer> held;  // null once released
+};
+struct PyStore {
+  std::shared_ptr<StoreHandle> handle;
+};
+struct PyTransaction {
+  std::shared_ptr<StoreHandle> store;
+  std::shared_ptr<offload::StepTransaction> transaction;  // null once abandoned; destroyed before the store
+};
+struct PyFuture {
+  Future<Version> version;  // one of the two is valid
+  Future<void> done;
+  std::shared_ptr<StoreHandle> store;
+};
+
+}  // namespace stoker::python

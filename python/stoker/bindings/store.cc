@@ -1,0 +1,326 @@
+// Runtime, Store, Transaction and Future for Python.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+
+#include "convert.h"
+#include "stoker/base/bytes.h"
+
+namespace stoker::python {
+
+void StoreHandle::close() {
+  std::unique_lock lock(mutex_);
+  idle_.wait(lock, [this] { return pending_ == 0; });
+  lock.unlock();
+  store.reset();
+}
+
+Store& open(const PyStore& store) {
+  if (!store.handle->store) raise_invalid("this store was closed");
+  return *store.handle->store;
+}
+
+offload::StepTransaction& open(const PyTransaction& transaction) {
+  if (!transaction.transaction) raise_invalid("this transaction was abandoned");
+  return *transaction.transaction;
+}
+
+Priority priority_of(std::string_view name) {
+  constexpr std::array<std::string_view, kPriorities> names = {"demand", "prefetch", "write_back", "checkpoint", "scrub"};
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (names[i] == name) return static_cast<Priority>(i);
+  }
+  raise_invalid("priority '" + std::string(name) + "' is not one of demand, prefetch, write_back, checkpoint, scrub");
+}
+
+namespace {
+
+// Aligned memory for bytes that come from, or go to, a Python object; drawn on the budget.
+class Scratch {
+ public:
+  static std::shared_ptr<Scratch> make(RuntimeHandle& runtime, uint64_t bytes) {
+    const uint64_t size = align_up(std::max<uint64_t>(bytes, 1), kIoAlign);
+    return std::make_shared<Scratch>(unwrap(runtime.owner->budget().take(size, "copying bytes for Python")), size);
+  }
+  Scratch(Grant grant, uint64_t size) : grant_(std::move(grant)), data_(static_cast<std::byte*>(std::aligned_alloc(kIoAlign, size))) {
+    STOKER_CHECK(data_ != nullptr);
+  }
+  ~Scratch() { std::free(data_); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  std::byte* data() const { return data_; }
+
+ private:
+  Grant grant_;
+  std::byte* const data_;
+};
+
+PyRuntime make_runtime(const std::string& engine, size_t threads, uint64_t budget_bytes, uint32_t depth) {
+  RuntimeOptions options;
+  options.engine = engine;
+  options.cpu_threads = threads;
+  options.budget_bytes = budget_bytes;
+  options.depth = depth;
+  return {std::make_shared<RuntimeHandle>(unwrap(RuntimeOwner::make(options)))};
+}
+
+PyArena make_arena(const PyRuntime& runtime, uint64_t bytes) {
+  auto arena = [&] {
+    nb::gil_scoped_release release;  // pre-faulting takes a while
+    return Arena::make(bytes, runtime.handle->owner->budget());
+  }();
+  auto made = unwrap(std::move(arena));
+  unwrap(runtime.handle->owner->loop().adopt(*made));
+  return {std::make_shared<ArenaHandle>(runtime.handle, std::move(made))};
+}
+
+PyStore open_python(const PyRuntime& runtime, const std::string& composition, bool create, uint64_t capacity_bytes, bool read_only,
+                    const std::string& holder, uint32_t chunk_bytes, uint64_t objects_max) {
+  StoreOptions options;
+  options.create = create;
+  options.capacity_bytes = capacity_bytes;
+  options.read_only = read_only;
+  options.holder = holder;
+  options.chunk_bytes = chunk_bytes;
+  options.objects_max = objects_max;
+  auto store = [&] {
+    nb::gil_scoped_release release;  // may recover a journal
+    return open_store(composition, runtime.handle->owner->runtime(), options);
+  }();
+  return {std::make_shared<StoreHandle>(runtime.handle, unwrap(std::move(store)))};
+}
+
+nb::dict io_counters(const PyRuntime& runtime) {
+  const IoCounters& counters = runtime.handle->owner->loop().counters();
+  nb::dict out;
+  out["reads"] = counters.reads.get();
+  out["writes"] = counters.writes.get();
+  out["syncs"] = counters.syncs.get();
+  out["read_bytes"] = counters.read_bytes.get();
+  out["written_bytes"] = counters.written_bytes.get();
+  out["submissions"] = counters.submissions.get();
+  out["short_transfers"] = counters.short_transfers.get();
+  out["retries"] = counters.retries.get();
+  return out;
+}
+
+// ---- Store
+
+nb::dict to_dict(const ObjectInfo& object) {
+  nb::dict out;
+  out["key"] = object.key;
+  out["bytes"] = object.bytes;
+  out["chunk_bytes"] = object.chunk_bytes;
+  out["version"] = object.version;
+  return out;
+}
+
+nb::dict info(const PyStore& store) {
+  const StoreInfo info = open(store).info();
+  nb::dict out;
+  nb::dict snapshots;
+  for (const SnapshotInfo& snapshot : info.snapshots) snapshots[snapshot.name.c_str()] = snapshot.version;
+  out["composition"] = info.composition;
+  out["committed"] = info.committed;
+  out["durable"] = info.durable;
+  out["capacity_bytes"] = info.capacity_bytes;
+  out["used_bytes"] = info.used_bytes;
+  out["map_bytes"] = info.map_bytes;
+  out["read_only"] = info.read_only;
+  out["snapshots"] = snapshots;
+  return out;
+}
+
+nb::list list(const PyStore& store, const std::string& prefix, const std::string& snapshot) {
+  nb::list out;
+  for (const ObjectInfo& object : unwrap(open(store).list(prefix, snapshot))) out.append(to_dict(object));
+  return out;
+}
+
+bool exists(const PyStore& store, const std::string& key, const std::string& snapshot) {
+  const auto info = open(store).stat(key, snapshot);
+  if (!info && info.error().code == Code::not_found) return false;
+  if (!info) raise(info.error());
+  return true;
+}
+
+// Counts the bytes once they moved, and lets the store wait for them when it is closed.
+PyFuture transfer(const std::shared_ptr<StoreHandle>& store, const Future<void>& future, Counter& counter, uint64_t bytes) {
+  store->track(future).on_done([&counter, bytes](const Status& status) {
+    if (status) counter.add(bytes);
+  });
+  return {.version = {}, .done = future, .store = store};
+}
+
+PyFuture read_into(const PyStore& store, const std::string& key, uint64_t offset, uintptr_t address, uint64_t bytes, const std::string& priority,
+              const PyTransaction* transaction, const std::string& snapshot) {
+  const ReadOptions options{.snapshot = snapshot, .priority = priority_of(priority)};
+  Store& source = open(store);
+  Transaction* staged = transaction != nullptr ? &open(*transaction).raw() : nullptr;
+  nb::gil_scoped_release release;
+  const Slice into = store.handle->runtime->slice(address, bytes);
+  return transfer(store.handle, staged != nullptr ? staged->read(key, offset, into, options) : source.read(key, offset, into, options),
+                  store.handle->read_bytes, bytes);
+}
+
+template <typename Read>
+nb::bytes read_bytes(StoreHandle& store, uint64_t bytes, Read read) {
+  auto scratch = Scratch::make(*store.runtime, bytes);
+  if (bytes != 0) {
+    const Future<void> done = store.track(read(Slice{scratch->data(), bytes}));
+    done.on_done([scratch](const Status&) {});  // an interrupted wait leaves the read going
+    wait_for(done);
+    store.read_bytes.add(bytes);
+  }
+  return nb::bytes(scratch->data(), bytes);
+}
+
+uint64_t until_end(uint64_t object_bytes, uint64_t offset, std::optional<uint64_t> bytes) {
+  if (bytes) return *bytes;
+  return object_bytes > offset ? object_bytes - offset : 0;
+}
+
+nb::bytes store_read_bytes(const PyStore& store, const std::string& key, uint64_t offset, std::optional<uint64_t> bytes, const std::string& snapshot) {
+  const ObjectInfo object = unwrap(open(store).stat(key, snapshot));
+  return read_bytes(*store.handle, until_end(object.bytes, offset, bytes),
+                    [&](Slice into) { return open(store).read(key, offset, into, {.snapshot = snapshot}); });
+}
+
+PyFuture named(const PyStore& store, const Future<void>& future) { return {.version = {}, .done = store.handle->track(future), .store = store.handle}; }
+
+void close_store(PyStore& store) {
+  open(store);
+  if (store.handle.use_count() > 1) raise(make_error(Code::busy, "the store still has open sessions, transactions or futures; close those first", "python"));
+  nb::gil_scoped_release release;
+  store.handle->close();
+}
+
+// ---- Transaction
+
+PyTransaction begin(const PyStore& store) {
+  return {store.handle, std::make_shared<offload::StepTransaction>(unwrap(open(store).begin()))};
+}
+
+PyFuture write_from(const PyTransaction& transaction, const std::string& key, uint64_t offset, uintptr_t address, uint64_t bytes, const std::string& priority) {
+  const Priority urgency = priority_of(priority);
+  Transaction& staged = open(transaction).raw();
+  nb::gil_scoped_release release;  // checksums are computed in here
+  const Slice from = transaction.store->runtime->slice(address, bytes);
+  return transfer(transaction.store, staged.write(key, offset, from, urgency), transaction.store->written_bytes, bytes);
+}
+
+void write_bytes(const PyTransaction& transaction, const std::string& key, uint64_t offset, const nb::bytes& data) {
+  if (data.size() == 0) return;
+  auto scratch = Scratch::make(*transaction.store->runtime, data.size());
+  std::memcpy(scratch->data(), data.data(), data.size());
+  const Future<void> done = transaction.store->track(open(transaction).raw().write(key, offset, Slice{scratch->data(), data.size()}));
+  done.on_done([scratch](const Status&) {});
+  wait_for(done);
+  transaction.store->written_bytes.add(data.size());
+}
+
+nb::bytes staged_read_bytes(const PyTransaction& transaction, const std::string& key, uint64_t offset, uint64_t bytes) {
+  return read_bytes(*transaction.store, bytes, [&](Slice into) { return open(transaction).raw().read(key, offset, into); });
+}
+
+PyFuture commit(const PyTransaction& transaction, const std::string& durability) {
+  if (durability != "durable" && durability != "deferred") raise_invalid("durability '" + durability + "' is not one of durable, deferred");
+  const Durability named = durability == "durable" ? Durability::durable : Durability::deferred;
+  offload::StepTransaction& step = open(transaction);
+  nb::gil_scoped_release release;
+  return {.version = transaction.store->track(step.commit(named)), .done = {}, .store = transaction.store};
+}
+
+void abandon(PyTransaction& transaction) {
+  if (!transaction.transaction) return;
+  nb::gil_scoped_release release;
+  transaction.transaction->abandon();
+  transaction.transaction->wait_idle();
+  transaction.transaction.reset();
+}
+
+nb::object poisoned(const PyTransaction& transaction) {
+  const auto error = open(transaction).poisoned();
+  return error ? nb::object(nb::str(error->message().c_str())) : nb::none();
+}
+
+// ---- Future
+
+bool ready(const PyFuture& future) { return future.done.valid() ? future.done.ready() : future.version.ready(); }
+
+nb::object wait(const PyFuture& future, std::optional<double> timeout) {
+  const int64_t limit = timeout ? static_cast<int64_t>(std::max(0.0, *timeout) * 1e9) : -1;
+  const bool done = future.done.valid() ? wait_until_done(future.done, limit) : wait_until_done(future.version, limit);
+  if (!done) {
+    PyErr_SetString(PyExc_TimeoutError, "it is not done yet");
+    throw nb::python_error();
+  }
+  if (!future.done.valid()) return nb::int_(unwrap(future.version.wait()));
+  unwrap(future.done.wait());
+  return nb::none();
+}
+
+nb::object error(const PyFuture& future) {
+  if (!ready(future)) return nb::none();
+  const Status status = future.done.valid() ? future.done.wait() : future.version.wait() ? Status() : Status(future.version.wait().error());
+  return status ? nb::none() : nb::object(nb::str(status.error().message().c_str()));
+}
+
+void bind_runtime(nb::module_& module) {
+  nb::class_<PyRuntime>(module, "Runtime", "The threads and the memory cap that arenas and stores of a process share.")
+      .def("__init__",
+           [](PyRuntime* self, const std::string& engine, size_t threads, uint64_t budget_bytes, uint32_t depth) {
+             new (self) PyRuntime(make_runtime(engine, threads, budget_bytes, depth));
+           },
+           nb::arg("engine") = "auto", nb::arg("threads") = 2, nb::arg("budget_bytes") = uint64_t{1} << 62, nb::arg("depth") = 64)
+      .def("arena", &make_arena, nb::arg("bytes"))
+      .def("open_store", &open_python, nb::arg("composition"), nb::arg("create") = false, nb::arg("capacity_bytes") = 0, nb::arg("read_only") = false,
+           nb::arg("holder") = "", nb::arg("chunk_bytes") = 1 << 20, nb::arg("objects_max") = 1 << 16)
+      .def("io_counters", &io_counters)
+      .def_prop_ro("engine", [](const PyRuntime& r) { return r.handle->owner->loop().traits().name; })
+      .def_prop_ro("threads", [](const PyRuntime& r) { return r.handle->owner->pool().threads(); })
+      .def_prop_ro("budget_bytes", [](const PyRuntime& r) { return r.handle->owner->budget().cap(); })
+      .def_prop_ro("budget_used", [](const PyRuntime& r) { return r.handle->owner->budget().used(); })
+      .def_prop_ro("budget_peak", [](const PyRuntime& r) { return r.handle->owner->budget().peak(); });
+}
+
+}  // namespace
+}  // namespace stoker::python
+
+void bind_store(nanobind::module_& module) {
+  using namespace stoker::python;
+  bind_runtime(module);
+  nb::class_<PyFuture>(module, "Future", "The result of something that is still going on.")
+      .def("ready", &ready)
+      .def("wait", &wait, nb::arg("timeout").none() = nb::none())
+      .def("error", &error);
+  nb::class_<PyTransaction>(module, "Transaction", "Changes that become visible together, by one commit, or not at all.")
+      .def("resize", [](const PyTransaction& t, const std::string& key, uint64_t bytes, uint32_t chunk) { unwrap(open(t).raw().resize(key, bytes, chunk)); },
+           nb::arg("key"), nb::arg("bytes"), nb::arg("chunk_bytes") = 0)
+      .def("write_bytes", &write_bytes, nb::arg("key"), nb::arg("offset"), nb::arg("data"))
+      .def("write", &write_from, nb::arg("key"), nb::arg("offset"), nb::arg("address"), nb::arg("bytes"), nb::arg("priority") = "write_back")
+      .def("read_bytes", &staged_read_bytes, nb::arg("key"), nb::arg("offset"), nb::arg("bytes"))
+      .def("remove", [](const PyTransaction& t, const std::string& key) { unwrap(open(t).raw().remove(key)); }, nb::arg("key"))
+      .def("commit", &commit, nb::arg("durability") = "durable")
+      .def("abandon", &abandon)
+      .def_prop_ro("poisoned", &poisoned)
+      .def_prop_ro("active_jobs", [](const PyTransaction& t) { return open(t).active_jobs(); });
+  nb::class_<PyStore>(module, "Store", "Named objects of bytes, changed only by transactions.")
+      .def("info", &info)
+      .def("stat", [](const PyStore& s, const std::string& key, const std::string& snapshot) { return to_dict(unwrap(open(s).stat(key, snapshot))); },
+           nb::arg("key"), nb::arg("snapshot") = "")
+      .def("exists", &exists, nb::arg("key"), nb::arg("snapshot") = "")
+      .def("list", &list, nb::arg("prefix") = "", nb::arg("snapshot") = "")
+      .def("read_bytes", &store_read_bytes, nb::arg("key"), nb::arg("offset") = 0, nb::arg("bytes").none() = nb::none(), nb::arg("snapshot") = "")
+      .def("read", &read_into, nb::arg("key"), nb::arg("offset"), nb::arg("address"), nb::arg("bytes"), nb::arg("priority") = "prefetch",
+           nb::arg("txn").none() = nb::none(), nb::arg("snapshot") = "")
+      .def("begin", &begin)
+      .def("snapshot", [](const PyStore& s, const std::string& name) { return named(s, open(s).snapshot(name)); }, nb::arg("name"))
+      .def("drop", [](const PyStore& s, const std::string& name) { return named(s, open(s).drop(name)); }, nb::arg("name"))
+      .def("close", &close_store);
+}
