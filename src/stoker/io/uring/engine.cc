@@ -74,8 +74,11 @@ UringEngine::~UringEngine() {
 }
 
 Result<FileInfo> UringEngine::open(const OpenFile& file) {
-  auto info = files_.open(file);
-  if (info) registry_.add_file(info->id, files_.find(info->id)->fd);
+  STOKER_ASSIGN(const FileInfo info, files_.open(file));
+  if (const Status added = registry_.add_file(info.id, files_.find(info.id)->fd); !added) {
+    STOKER_TRY(files_.close(info.id));
+    return added.error().with("'" + file.path + "'");
+  }
   return info;
 }
 

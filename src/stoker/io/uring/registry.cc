@@ -35,8 +35,10 @@ void UringRegistry::start() {
   }
 }
 
-void UringRegistry::add_file(FileId id, int fd) {
-  if (has_file(id)) STOKER_CHECK(io_uring_register_files_update(ring_, static_cast<unsigned>(id), &fd, 1) == 1);
+Status UringRegistry::add_file(FileId id, int fd) {
+  if (!has_file(id)) return {};
+  const int result = io_uring_register_files_update(ring_, static_cast<unsigned>(id), &fd, 1);
+  return result == 1 ? Status{} : errno_error(-result, "the kernel does not register the file for io_uring", "io/uring");
 }
 
 void UringRegistry::remove_file(FileId id) {

@@ -14,7 +14,7 @@
 
 namespace stoker {
 
-// Any thread. What cannot be registered is used unregistered; that is logged once and never an error.
+// Any thread. Memory that cannot be registered is used unregistered; that is logged once and never an error.
 class UringRegistry {
  public:
   explicit UringRegistry(io_uring* ring) : ring_(ring) {}
@@ -22,7 +22,7 @@ class UringRegistry {
   void start();  // once the ring exists
   bool has_memory() const { return !slots_.empty(); }
 
-  void add_file(FileId id, int fd);
+  Status add_file(FileId id, int fd);  // files beyond the table go by their descriptor: has_file() tells
   void remove_file(FileId id);
   bool has_file(FileId id) const { return static_cast<uint32_t>(id) < files_; }
 
