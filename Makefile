@@ -1,0 +1,79 @@
+# `make` tells what there is. `make train` and `make test` set up all they need on a fresh Debian or Ubuntu machine.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+# What you may set: the Python that makes .venv; options of `make train` (ARGS="--steps 100"); compile jobs; seconds for
+# each fuzzer; the folder whose disk `make bench` measures.
+PYTHON ?= python3
+ARGS ?=
+JOBS ?= $(shell nproc)
+FUZZ_SECONDS ?= 60
+BENCH_DIR ?= out/bench
+SANITIZERS ?= asan ubsan tsan
+
+# A stamp's name holds the hash of the list it was made from: a changed list is set up again, nothing else is.
+hash = $(firstword $(shell cat $(1) | sha256sum))
+SYSTEM_STAMP := .venv/stamps/system-$(call hash,tools/packages.txt)
+PYTHON_STAMP := .venv/stamps/python-$(call hash,requirements-torch.txt requirements.txt)
+RELEASE := build/release
+
+.PHONY: help setup build build-tests train test soak bench sanitize $(SANITIZERS:%=sanitize-%) tidy fuzz clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(PYTHON_STAMP)  ## system packages, .venv with torch; nothing where all is there
+
+build: $(RELEASE)/build.ninja  ## the stoker command and the Python extension, into .venv and python/stoker
+	@cmake --build --preset release -j $(JOBS) --target stoker_cli _core
+	@cmake --install $(RELEASE) --prefix .venv --component stoker >/dev/null
+
+build-tests: build
+	@cmake --build --preset release -j $(JOBS)
+
+train: build  ## train a language model that does not fit its memory budget, out to out/train
+	.venv/bin/stoker train $(ARGS)
+
+test: build-tests  ## the C++ tests, then the Python tests
+	ctest --preset release -j $(JOBS) --timeout 600
+	.venv/bin/python -m pytest -q tests
+
+soak: build-tests  ## the long forms: replayed crashes, kill -9 at random moments
+	$(RELEASE)/tests/crash/stoker_replay_test --soak
+	.venv/bin/python -m pytest -q -m soak tests
+
+bench: build-tests  ## stoker bench io and offload, kernels; JSON to bench/results
+	mkdir -p $(BENCH_DIR) bench/results
+	.venv/bin/stoker bench io --json $(BENCH_DIR) > bench/results/io.json
+	.venv/bin/stoker bench offload --json > bench/results/offload.json
+
+sanitize: $(SANITIZERS:%=sanitize-%)  ## the C++ tests under address, undefined and thread sanitizers
+
+sanitize-%: $(PYTHON_STAMP)
+	cmake --preset $*
+	cmake --build --preset $* -j $(JOBS)
+	ctest --preset $* -j $(JOBS) --timeout 900
+
+tidy: build  ## clang-tidy over the C++ sources, and the hygiene tests
+	tools/tidy.sh $(RELEASE) $(JOBS)
+	.venv/bin/python -m pytest -q tests/tidy_test.py
+
+fuzz: $(PYTHON_STAMP)  ## every fuzzer for FUZZ_SECONDS=60
+	tools/fuzz.sh $(FUZZ_SECONDS) $(JOBS)
+
+clean:  ## forget what was built (.venv stays; remove it yourself)
+	rm -rf build python/stoker/_core*.so
+
+$(SYSTEM_STAMP):
+	tools/setup_system.sh
+	mkdir -p .venv/stamps
+	touch $@
+
+$(PYTHON_STAMP): | $(SYSTEM_STAMP)
+	tools/setup_python.sh $(PYTHON)
+	touch $@
+
+$(RELEASE)/build.ninja: | $(PYTHON_STAMP)
+	cmake --preset release
