@@ -1,7 +1,11 @@
 // The engines of this machine against the shared suite, and what only they do: falling back, registering.
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -45,40 +49,65 @@ TEST(MakeEngine, KnowsItsNames) {
   EXPECT_EQ(wrong.error().code, Code::invalid_argument);
 }
 
+// Runs `body` in a child of its own, which may spoil itself; what it returns must be 0.
+int in_child(const std::function<int()>& body) {
+  const pid_t child = fork();
+  if (child == 0) _exit(body());
+  int status = 0;
+  return waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+// Makes io_uring_setup fail with `error` from now on, as a container's filter does.
+bool forbid_uring(int error) {
+  const std::array<sock_filter, 4> program = {sock_filter BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
+                                              sock_filter BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+                                              sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<uint32_t>(error)),
+                                              sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  const sock_fprog filter{program.size(), const_cast<sock_filter*>(program.data())};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+TEST(MakeEngine, FallsBackToPosixWhereUringIsRefused) {
+  for (const int error : {EPERM, ENOSYS}) {
+    EXPECT_EQ(in_child([error] {
+      if (!forbid_uring(error)) return 2;
+      const auto best = make_engine("auto", 4);
+      if (!best || (*best)->traits().name != "posix") return 3;
+      const auto uring = make_engine("uring", 4);
+      return uring || uring.error().code != Code::unsupported || uring.error().sys_errno != error ? 4 : 0;
+    }), 0);
+  }
+}
+
 // With little locked memory allowed to an ordinary user the kernel has room for the rings but refuses to register the arena;
 // transfers work all the same.
 TEST(Uring, WorksWhereMemoryCannotBeRegistered) {
   if (!make_engine("uring", 4)) GTEST_SKIP() << "io_uring is refused here";
-  const auto child = fork();
-  if (child == 0) {
+  EXPECT_EQ(in_child([] {
     const rlimit little{1 * kMiB, 1 * kMiB};
     setrlimit(RLIMIT_MEMLOCK, &little);
-    if (geteuid() == 0 && setresuid(65534, 65534, 65534) != 0) _exit(2);
-    auto made = make_engine("uring", 4);
+    if (geteuid() == 0 && setresuid(65534, 65534, 65534) != 0) return 2;
+    const auto made = make_engine("uring", 4);
     Budget budget{64 * kMiB};
-    auto arena = Arena::make(8 * kMiB, budget);
-    if (!made || !arena || !(*made)->adopt(**arena)) _exit(3);
+    const auto arena = Arena::make(8 * kMiB, budget);
+    if (!made || !arena || !(*made)->adopt(**arena)) return 3;
     std::string name = ::testing::TempDir() + "unregistered-XXXXXX";
-    if (mkstemp(name.data()) < 0 || truncate(name.c_str(), 64 * kKiB) != 0) _exit(4);
+    if (mkstemp(name.data()) < 0 || truncate(name.c_str(), 64 * kKiB) != 0) return 4;
     const auto file = (*made)->open({.path = name});
     unlink(name.c_str());
-    if (!file) _exit(5);
-    auto buffer = std::move(*(*arena)->take(64 * kKiB));
+    if (!file) return 5;
+    const Buffer buffer = std::move(*(*arena)->take(64 * kKiB));
     Op op;
     op.file = file->id;
     op.bytes = buffer.slice();
     op.done = [](Op&) noexcept {};
     Op* ops[] = {&op};
-    if ((*made)->submit(ops) != 1) _exit(6);
+    if ((*made)->submit(ops) != 1) return 6;
     for (int i = 0; i < 100; ++i) {
-      if ((*made)->poll(100'000'000) == 1) _exit(op.result ? 0 : 7);
+      if ((*made)->poll(100'000'000) == 1) return op.result ? 0 : 7;
     }
-    _exit(8);
-  }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 0);
+    return 8;
+  }), 0);
 }
 
 }  // namespace
