@@ -1,0 +1,150 @@
+// SimDisk: the disks of a simulated machine. They outlive the engines that use them, lose unflushed writes when the power goes,
+// and misbehave by seed or on order.
+//
+// What counts as written: a write is *pending* from the moment it is submitted until a sync that was submitted after the write
+// had completed has itself completed; from then on it is durable. Each pending write survives a power cut whole, vanishes, or
+// is torn at 512-byte sectors. A recording keeps what a replay needs to build every such outcome.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "stoker/io/op.h"
+
+namespace stoker {
+
+inline constexpr size_t kSector = 512;  // the disk's unit of atomicity
+
+// The bytes of one disk: sparse, and cheap to copy (pages are shared until written).
+class SimImage {
+ public:
+  explicit SimImage(uint64_t bytes = 0) : bytes_(bytes) {}
+  uint64_t bytes() const { return bytes_; }
+  void grow(uint64_t bytes) { bytes_ = std::max(bytes_, bytes); }
+  void read(uint64_t offset, std::span<std::byte> into) const;
+  void write(uint64_t offset, std::span<const std::byte> from);
+  // Only the sectors for which `keep(index)` says so.
+  template <typename Keep>
+  void write_torn(uint64_t offset, std::span<const std::byte> from, Keep keep) {
+    for (size_t at = 0; at < from.size(); at += kSector) {
+      if (keep(at / kSector)) write(offset + at, from.subspan(at, std::min(kSector, from.size() - at)));
+    }
+  }
+  void flip(uint64_t offset, unsigned bit);
+
+ private:
+  static constexpr size_t kPage = 16384;
+  using Page = std::array<std::byte, kPage>;
+  uint64_t bytes_;
+  std::map<uint64_t, std::shared_ptr<Page>> pages_;  // by offset / kPage; missing ones are zeros
+};
+
+// Chances in a million for each transfer, by the disk's seed.
+struct SimFaults {
+  uint32_t eio = 0;          // fails, nothing moved
+  uint32_t torn = 0;         // a write fails with EIO after some of its sectors were written
+  uint32_t enospc = 0;       // a write fails with ENOSPC
+  uint32_t short_transfer = 0;
+  uint32_t interrupted = 0;  // EINTR
+  uint32_t misdirected = 0;  // a write succeeds, but elsewhere on the same disk
+  uint32_t flush_fails = 0;  // a sync fails, and what was pending stays so
+  uint32_t flush_lies = 0;   // a sync succeeds and makes nothing durable
+};
+
+struct SimEvent {
+  enum class Kind : uint8_t { write, flush, note };
+  Kind kind = Kind::write;
+  std::string path;
+  uint64_t offset = 0;
+  std::shared_ptr<const std::vector<std::byte>> bytes;  // of a write
+  std::vector<size_t> covers;                           // of a flush: the indices of the writes that it made durable
+  uint64_t note = 0, value = 0;                         // of a note: whatever the test wants to remember
+};
+
+// Any thread.
+class SimDisk {
+ public:
+  explicit SimDisk(uint64_t seed = 1) : random_(seed) {}
+
+  // Content, with the power on or off. put() makes or replaces a disk, everything on it durable.
+  void put(const std::string& path, SimImage image);
+  SimImage image(const std::string& path) const;  // as reads see it now
+  void flip(const std::string& path, uint64_t offset, unsigned bit);
+  void remove(const std::string& path);
+  // Paths that begin with `folder` share this much space.
+  void limit(const std::string& folder, uint64_t bytes);
+  void unlimit(const std::string& folder);  // and removes what is in it
+
+  void set_faults(const SimFaults& faults);
+  // The nth (1 = the next) transfer of this kind on paths that begin with `prefix` fails with this errno, once.
+  void fail_nth(Op::Kind kind, uint64_t nth, int sys_errno, const std::string& prefix = {});
+
+  // Cuts the power of paths that begin with `prefix`: each pending write survives, vanishes or is torn, by seed; transfers fail with
+  // EIO until restore_power().
+  void cut_power(uint64_t seed, const std::string& prefix = {});
+  void restore_power();
+
+  void start_recording();
+  std::vector<SimEvent> stop_recording();
+  void note(uint64_t note, uint64_t value);  // into the recording, between the transfers
+
+ private:
+  friend class SimEngine;
+  struct Pending {
+    uint64_t id = 0;  // grows with each write, over all disks
+    uint64_t offset = 0;
+    std::shared_ptr<const std::vector<std::byte>> bytes;
+    bool completed = false;
+    size_t event = SIZE_MAX;  // its index in the recording
+  };
+  struct Disk {
+    SimImage now, durable;
+    std::list<Pending> pending;  // in order of submission
+    bool powered = true;
+  };
+  struct Fault {
+    Op::Kind kind;
+    uint64_t countdown;
+    int sys_errno;
+    std::string prefix;
+  };
+  // What one attempt at a transfer will do, decided when it is started.
+  struct Plan {
+    int sys_errno = 0;
+    size_t bytes = 0;         // moved, before the error if there is one
+    bool tears = false;
+    bool lies = false;
+    uint64_t write = 0;            // its id
+    std::vector<uint64_t> covers;  // the ids of the writes that a sync makes durable
+  };
+
+  bool chance(uint32_t per_million) { return per_million != 0 && random_() % 1'000'000 < per_million; }
+  int planned_errno(const Op& op, const std::string& path);
+  Status make(const std::string& path, uint64_t bytes);
+  Status grow(const std::string& path, Disk& disk, uint64_t bytes);
+  uint64_t room(const std::string& path) const;
+  // Both with the op still to move [op.moved, size).
+  Plan start(const Op& op, const std::string& path);
+  int64_t finish(const Op& op, const std::string& path, Plan& plan);
+
+  mutable std::mutex mutex_;  // guards everything
+  std::mt19937_64 random_;
+  std::map<std::string, Disk> disks_;
+  std::map<std::string, uint64_t> limits_;
+  SimFaults faults_;
+  std::vector<Fault> ordered_;
+  uint64_t next_id_ = 1;
+  bool recording_ = false;
+  std::vector<SimEvent> events_;
+};
+
+}  // namespace stoker
