@@ -1,5 +1,7 @@
 // Runs the stores' conformance suite on every store, on every world it can live in.
 #include "stoker/store/memory_store.h"
+#include "stoker/testing/fault_store.h"
+#include "stoker/testing/slow_store.h"
 #include "stoker/testing/store_conformance.h"
 
 namespace stoker {
@@ -17,6 +19,63 @@ class MemoryWorld final : public StoreWorld {
 };
 
 INSTANTIATE_TEST_SUITE_P(Memory, StoreConformance, ::testing::Values(StoreUnderTest{"memory", [] { return std::make_unique<MemoryWorld>(); }}), store_name);
+
+// The wrappers must not change what a store means. A write is slow here, so "a commit is done after its writes" needs a slower commit.
+class WrappedWorld final : public StoreWorld {
+ public:
+  explicit WrappedWorld(bool slow) : slow_(slow) {}
+  Result<std::unique_ptr<Store>> open(const StoreOptions& options) override {
+    STOKER_ASSIGN(auto store, memory_.open(options));
+    if (!slow_) return std::unique_ptr<Store>(new FaultStore(std::move(store)));
+    const SlowDelays delays{std::chrono::microseconds(50), std::chrono::microseconds(50), std::chrono::milliseconds(1)};
+    return std::unique_ptr<Store>(new SlowStore(std::move(store), delays));
+  }
+
+ private:
+  const bool slow_;
+  MemoryWorld memory_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Wrapped, StoreConformance,
+                         ::testing::Values(StoreUnderTest{"fault", [] { return std::make_unique<WrappedWorld>(false); }},
+                                           StoreUnderTest{"slow", [] { return std::make_unique<WrappedWorld>(true); }}),
+                         store_name);
+
+TEST(FaultStore, FailsTheNthCallOfAKindOnce) {
+  Budget budget(4 * kMiB);
+  FaultStore store(std::move(*MemoryStore::make(budget)));
+  Bytes bytes(100);
+  store.plan().fail_nth(StoreCall::write, 2, Code::io);
+  store.plan().fail_nth(StoreCall::commit, 2, Code::out_of_space);
+  {
+    auto change = std::move(*store.begin());
+    EXPECT_OK(change->resize("a", 100));
+    EXPECT_OK(change->write("a", 0, slice_of(bytes)).wait());
+    EXPECT_EQ(code_of(change->write("a", 0, slice_of(bytes)).wait()), Code::io);
+    EXPECT_EQ(code_of(change->commit(Durability::durable).wait()), Code::io);
+  }
+  EXPECT_EQ(code_of(store.stat("a")), Code::not_found);
+  EXPECT_EQ(code_of((*store.begin())->commit(Durability::durable).wait()), Code::out_of_space);
+  EXPECT_OK((*store.begin())->commit(Durability::durable).wait());
+  EXPECT_EQ(store.plan().calls(StoreCall::commit), 3U);
+}
+
+TEST(SlowStore, CompletesLaterAndNothingIsLost) {
+  Budget budget(4 * kMiB);
+  SlowStore store(std::move(*MemoryStore::make(budget)), {std::chrono::milliseconds(20), {}, {}});
+  {
+    auto change = std::move(*store.begin());
+    EXPECT_OK(change->resize("a", 100));
+    EXPECT_OK(change->commit(Durability::durable).wait());
+  }
+  Bytes into(100, std::byte{1});
+  const auto begun = std::chrono::steady_clock::now();
+  const auto read = store.read("a", 0, slice_of(into));
+  EXPECT_FALSE(read.ready());
+  EXPECT_OK(read.wait());
+  EXPECT_GE(std::chrono::steady_clock::now() - begun, std::chrono::milliseconds(20));
+  EXPECT_EQ(into, Bytes(100));
+}
 
 TEST(MemoryStore, DrawsOnTheBudgetAndGivesBack) {
   Budget budget(1 * kMiB);
