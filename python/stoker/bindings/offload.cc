@@ -52,43 +52,65 @@ optim::Algorithm algorithm_of(const std::string& name) {
   raise_invalid("algorithm '" + name + "' is not one of adamw, adam, sgd, lion");
 }
 
+template <typename T>
+T setting(const std::string& name, nb::handle value) {
+  T out{};
+  if (!nb::try_cast(value, out)) raise_invalid("the setting '" + name + "' of an optimizer step has the wrong type");
+  return out;
+}
+
 // An unknown key is an error: a misspelt one would train with a default.
 optim::Hyper hyper_of(const nb::dict& values) {
   optim::Hyper hyper;
   for (const auto& [key, value] : values) {
-    const auto name = nb::cast<std::string>(key);
-    if (name == "algorithm") hyper.algorithm = algorithm_of(nb::cast<std::string>(value));
-    else if (name == "lr") hyper.lr = nb::cast<double>(value);
-    else if (name == "beta1") hyper.beta1 = nb::cast<double>(value);
-    else if (name == "beta2") hyper.beta2 = nb::cast<double>(value);
-    else if (name == "eps") hyper.eps = nb::cast<double>(value);
-    else if (name == "weight_decay") hyper.weight_decay = nb::cast<double>(value);
-    else if (name == "momentum") hyper.momentum = nb::cast<double>(value);
-    else if (name == "dampening") hyper.dampening = nb::cast<double>(value);
-    else if (name == "nesterov") hyper.nesterov = nb::cast<bool>(value);
-    else if (name == "maximize") hyper.maximize = nb::cast<bool>(value);
-    else if (name == "grad_scale") hyper.grad_scale = nb::cast<double>(value);
-    else if (name == "step") hyper.step = nb::cast<uint64_t>(value);
+    const auto name = nb::cast<std::string>(nb::str(key));
+    if (name == "algorithm") hyper.algorithm = algorithm_of(setting<std::string>(name, value));
+    else if (name == "lr") hyper.lr = setting<double>(name, value);
+    else if (name == "beta1") hyper.beta1 = setting<double>(name, value);
+    else if (name == "beta2") hyper.beta2 = setting<double>(name, value);
+    else if (name == "eps") hyper.eps = setting<double>(name, value);
+    else if (name == "weight_decay") hyper.weight_decay = setting<double>(name, value);
+    else if (name == "momentum") hyper.momentum = setting<double>(name, value);
+    else if (name == "dampening") hyper.dampening = setting<double>(name, value);
+    else if (name == "nesterov") hyper.nesterov = setting<bool>(name, value);
+    else if (name == "maximize") hyper.maximize = setting<bool>(name, value);
+    else if (name == "grad_scale") hyper.grad_scale = setting<double>(name, value);
+    else if (name == "step") hyper.step = setting<uint64_t>(name, value);
     else raise_invalid("'" + name + "' is not a setting of an optimizer step");
   }
   if (hyper.step == 0) raise_invalid("step counts from 1: it is 1 for a parameter's first update");
   return hyper;
 }
 
+// The fields of a tuple that Python passes; `form` says what it should have been.
+nb::tuple tuple_of(nb::handle item, size_t size, const char* form) {
+  nb::tuple fields;
+  if (!nb::try_cast(item, fields) || fields.size() != size) raise_invalid(std::string("expected a tuple ") + form);
+  return fields;
+}
+
+template <typename T>
+T field(const nb::tuple& fields, size_t index, const char* form) {
+  T value{};
+  if (!nb::try_cast(nb::object(fields[index]), value)) raise_invalid("field " + std::to_string(index) + " of a tuple " + form + " has the wrong type");
+  return value;
+}
+
 Segment segment_of(nb::handle item) {
-  const auto fields = nb::cast<nb::tuple>(item);
-  if (fields.size() != 6) raise_invalid("a segment is (parameter, offset, count, gradient address, gradient dtype, hyper)");
-  return {nb::cast<uint32_t>(fields[0]), nb::cast<uint64_t>(fields[1]), nb::cast<uint64_t>(fields[2]),
-          reinterpret_cast<const std::byte*>(nb::cast<uintptr_t>(fields[3])), grad_type_of(nb::cast<std::string>(fields[4])),
-          hyper_of(nb::cast<nb::dict>(fields[5]))};
+  constexpr const char* form = "(parameter, offset, count, gradient address, gradient dtype, hyper)";
+  const nb::tuple fields = tuple_of(item, 6, form);
+  return {field<uint32_t>(fields, 0, form), field<uint64_t>(fields, 1, form), field<uint64_t>(fields, 2, form),
+          reinterpret_cast<const std::byte*>(field<uintptr_t>(fields, 3, form)), grad_type_of(field<std::string>(fields, 4, form)),
+          hyper_of(field<nb::dict>(fields, 5, form))};
 }
 
 std::vector<GradSpan> spans_of(const nb::sequence& items) {
   std::vector<GradSpan> spans;
   for (nb::handle item : items) {
-    const auto fields = nb::cast<nb::tuple>(item);
-    if (fields.size() != 3) raise_invalid("a gradient is (address, count, dtype)");
-    spans.push_back({reinterpret_cast<std::byte*>(nb::cast<uintptr_t>(fields[0])), nb::cast<uint64_t>(fields[1]), grad_type_of(nb::cast<std::string>(fields[2]))});
+    constexpr const char* form = "(address, count, dtype)";
+    const nb::tuple fields = tuple_of(item, 3, form);
+    spans.push_back({reinterpret_cast<std::byte*>(field<uintptr_t>(fields, 0, form)), field<uint64_t>(fields, 1, form),
+                     grad_type_of(field<std::string>(fields, 2, form))});
   }
   return spans;
 }
@@ -215,8 +237,9 @@ void close_session(const PySession& session) {
 nb::list hash_many(const PySession& session, const nb::sequence& items) {
   std::vector<std::span<const std::byte>> spans;
   for (nb::handle item : items) {
-    const auto [address, bytes] = nb::cast<std::pair<uintptr_t, uint64_t>>(item);
-    spans.emplace_back(reinterpret_cast<const std::byte*>(address), bytes);
+    constexpr const char* form = "(address, bytes)";
+    const nb::tuple fields = tuple_of(item, 2, form);
+    spans.emplace_back(reinterpret_cast<const std::byte*>(field<uintptr_t>(fields, 0, form)), field<uint64_t>(fields, 1, form));
   }
   Pool& pool = open(session).pool();
   const auto hashes = [&] {
