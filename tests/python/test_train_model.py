@@ -150,7 +150,7 @@ def test_settings_that_cannot_work_are_sentences(given, words):
 
 def test_a_damaged_run_file_is_a_sentence(tmp_path):
     (tmp_path / "run.json").write_text("{ cut")
-    with pytest.raises(InvalidArgument, match=r"run\.json cannot be read"):
+    with pytest.raises(InvalidArgument, match=r"run\.json is damaged"):
         read_run(tmp_path)
 
 

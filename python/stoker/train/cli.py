@@ -12,6 +12,8 @@ from typing import Any
 
 from ..errors import StokerError
 from .settings import Settings, read_run, resolve
+from .stop import Stopped, StopSignals
+from .trainer import forget_run, train
 
 _DESCRIPTION = """\
 Train a language model whose weights, masters and optimizer state live on disk, under a hard cap on memory.
@@ -22,6 +24,8 @@ _EPILOG = """\
 In OUT afterwards: report.html, summary.json, ledger.jsonl (one object a step), export/ (for transformers), store/.
 Exit status: 0 done; 2 something was wrong, and a sentence says what; 130 or 143 stopped by SIGINT or SIGTERM with
 the last step committed (--resume goes on; a second signal ends at once)."""
+
+DEFAULT_OUT = "out/train"
 
 # Options that set a field of Settings: (field, help, keywords for argparse). The default is the field's own.
 _RUN = (
@@ -62,7 +66,8 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="stoker train", description=_DESCRIPTION, epilog=_EPILOG,
                                   formatter_class=argparse.RawDescriptionHelpFormatter)
     run = top.add_argument_group("the run")
-    run.add_argument("--out", type=Path, default=Path("out/train"), metavar="DIR", help="where results go (default: out/train)")
+    run.add_argument("--out", type=Path, metavar="DIR",
+                     help=f"where results go (default: {DEFAULT_OUT}, or {DEFAULT_OUT}-2 and so on where that holds a finished run)")
     start = run.add_mutually_exclusive_group()
     start.add_argument("--resume", action="store_true",
                        help="go on with the run in OUT at its last committed step; options left out are those of the run")
@@ -89,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: dict[str, Any]) -> int:
-    out: Path = args["out"]
+    out: Path = args["out"] or default_out(args["resume"] or args["overwrite"])
     given = {field.name: args[field.name] for field in fields(Settings) if field.name in args}
     if "data" in given:  # absolute, so that a resume from another folder finds the same files
         given["data"] = tuple(str(Path(path).resolve()) for path in given["data"])
@@ -114,6 +119,19 @@ def _run(args: dict[str, Any]) -> int:
     return 0
 
 
+def default_out(existing: bool) -> Path:
+    """The folder of a run that names none: the newest one there is, or the one behind it if that run is finished.
+
+    existing: the newest one, finished or not. A finished run is never overwritten without being asked for.
+    """
+    number, out = 1, Path(DEFAULT_OUT)
+    while True:
+        behind = Path(f"{DEFAULT_OUT}-{number + 1}")
+        if _finished(out) is None or existing and not behind.exists():
+            return out
+        number, out = number + 1, behind
+
+
 def _finished(out: Path) -> dict[str, Any] | None:
     """The summary of a run that came to its end."""
     try:
@@ -124,13 +142,8 @@ def _finished(out: Path) -> dict[str, Any] | None:
 
 
 def _train(settings: Settings, out: Path, stored: dict[str, Any] | None, args: dict[str, Any]) -> dict[str, Any] | int:
-    from .stop import Stopped, StopSignals
-
     with StopSignals() as stop:
         try:
-            # Here, not above: torch takes seconds to load, which --help and mistakes in options need not wait for.
-            from .trainer import forget_run, train
-
             if args["overwrite"]:
                 forget_run(out)
             summary = train(settings, out, stored, args["rebuild_tokens"], stop)

@@ -38,7 +38,7 @@ class Settings:
     clip: float = 1.0  # limit of the gradient norm
     seed: int = 0
     precision: str = "bfloat16"
-    dram: str = "100MiB"
+    dram: str = "95MiB"
     policy: str = "auto"
     device: str = "auto"
     store: str = ""  # empty: OUT/store
@@ -139,8 +139,8 @@ def read_run(out: Path) -> dict[str, Any] | None:
         return json.loads((out / RUN_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, json.JSONDecodeError) as error:
-        raise InvalidArgument(f"{out / RUN_FILE} cannot be read ({error}); give another --out to start a new run") from error
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise InvalidArgument(f"{out / RUN_FILE} is damaged ({error}); give another --out to start a new run") from error
 
 
 def write_run(out: Path, settings: Settings, **facts: Any) -> None:
