@@ -3,6 +3,7 @@
 
 namespace nb = nanobind;
 
+void bind_base(nb::module_& module);
 void bind_optim(nb::module_& module);
 void bind_memory(nb::module_& module);
 void bind_store(nb::module_& module);
@@ -10,7 +11,12 @@ void bind_offload(nb::module_& module);
 
 NB_MODULE(_core, module) {
   module.doc() = "The C++ core of Stoker. Use `import stoker`; these names may change.";
+  // A model that lives until the interpreter ends keeps its store: that is no leak.
+  nb::set_leak_warnings(false);
   module.attr("__version__") = STOKER_VERSION;
+#ifdef STOKER_BIND_BASE
+  bind_base(module);
+#endif
 #ifdef STOKER_BIND_OPTIM
   bind_optim(module);
 #endif

@@ -15,11 +15,8 @@ from stoker.errors import InvalidArgument
 if TYPE_CHECKING:
     from stoker.offload.session import Session
 
-_SESSIONS: dict[int, "Session"] = {}  # id of a parameter -> its session
-
-
 def _session_of(params: list[torch.Tensor]) -> Session:
-    sessions = {_SESSIONS.get(id(param)) for param in params}
+    sessions = {getattr(param, "_stoker_session", None) for param in params}
     if None in sessions or len(sessions) != 1:
         raise InvalidArgument("gather() takes parameters of one offloaded model; these are not")
     return next(iter(sessions))
@@ -52,7 +49,7 @@ def install_state_dict(model: nn.Module, session: Session) -> None:
     larger than memory, cost no budget, and changing them changes nothing else.
     """
     for param in session.params:
-        _SESSIONS[id(param.tensor)] = session
+        param.tensor._stoker_session = session
 
     def fill(module: nn.Module, state: dict, prefix: str, _metadata: dict) -> None:
         ours = {prefix + name: session.by_tensor.get(param) for name, param in module._parameters.items() if param is not None}

@@ -174,6 +174,12 @@ class Planes:
         """Starts reading the block's weights into the memory at `address`; futures."""
         return [self.session.fetch_weights(unit.session_id, address + unit.slot_offset, priority, self.source) for unit in block.units]
 
+    def close(self) -> None:
+        """Waits for what is in flight; gives back the tile buffers and the store's lock."""
+        self.source = None
+        self.session.close()
+        self.store.close()
+
 
 def put(txn, key: str, data: bytes) -> None:
     """Stages a small object whole."""

@@ -263,8 +263,11 @@ class Session:
                 for param in self.params:
                     param.tensor.grad = None
                     param.tensor.data = self.pager.placeholders[param]
+                    param.tensor._stoker_session = None
                 self.pager.slots.clear()
                 self.pager.staged.clear()
+                self.steps.release()
+                self.planes.close()
 
     # -- access to all of it -------------------------------------------------------------------------------------------
 

@@ -72,6 +72,7 @@ class Steps:
         self.wait_seconds = {"state": 0.0, "commit": 0.0}
         self.decided: Any = None  # transaction of a decided step that is not closed yet
         self.closing: tuple[Any, Any] | None = None  # (transaction, future) of a closed step on its way to the disk
+        self._decided_updates: list[Update] = []  # their memory is still being written from
         self._txn: Any = None
         self._norm2 = 0.0
         self._norm_exceeded = False
@@ -302,6 +303,11 @@ class Steps:
         self._decided_updates = []
         if self.planes.source is txn:
             self.planes.source = None
+
+    def release(self) -> None:
+        """Lets go of transactions and memory, whatever state they are in. The end of the session."""
+        self.updates, self._decided_updates = {}, []
+        self._txn = self.decided = self.closing = None
 
     # -- what the pager asks -------------------------------------------------------------------------------------------
 

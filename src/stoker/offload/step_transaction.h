@@ -27,7 +27,7 @@ class StepTransaction {
   Transaction& raw() { return *transaction_; }
   const std::shared_ptr<CommitFate>& fate() const { return fate_; }
 
-  // busy while updates run; the poison if there is any; else the store's commit. Call once.
+  // busy while updates still compute; the poison if there is any; else the store's commit. Call once.
   Future<Version> commit(Durability durability);
   // From now on updates that have not begun are cancelled. The bytes are given up when the last holder lets go.
   void abandon() { abandoned_ = true; }
@@ -36,7 +36,7 @@ class StepTransaction {
   void poison(const Error& error);
   std::optional<Error> poisoned() const;
 
-  // One for every update that may still write.
+  // One for every update that has not handed all its writes to the store.
   Status begin_job();
   void end_job();
   size_t active_jobs() const;

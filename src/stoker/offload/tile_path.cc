@@ -201,6 +201,8 @@ void Updater::fail_job(const Tile& tile, const char* action) {
 void Updater::tile_computed(UpdateJob& job, size_t tiles) {
   if (job.compute_left_.fetch_sub(tiles) != tiles) return;
   if (!job.failed()) job.combine_hashes();
+  // All writes are with the store now: a commit waits for them there, and fails with them.
+  job.request_.transaction->end_job();
   job.computed_.complete(job.status());
 }
 
@@ -232,9 +234,8 @@ void Updater::finish_job(const JobPtr& job, size_t tiles) {
   }
   // Whoever waits for written() may commit at once, and close the store soon: the transaction is let go of first.
   job->request_.source.reset();
-  const auto transaction = std::exchange(job->request_.transaction, nullptr);
+  job->request_.transaction.reset();
   Promise<void> written = std::move(job->written_);
-  transaction->end_job();
   written.complete(status);
   if (next) activate(next);
   leave();
