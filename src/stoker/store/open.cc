@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 
+#include "stoker/store/local/store.h"
 #include "stoker/store/memory_store.h"
 
 // Grammar of a composition:
@@ -62,7 +63,7 @@ Result<std::unique_ptr<Store>> open_store(const std::string& composition, const 
   if (text.ends_with(")")) return bad(composition, "this version composes no stores; there are memory: and local:");
   if (scheme == "local") text.remove_prefix(std::string_view("local:").size());
   STOKER_ASSIGN(auto volumes, parse_volumes(composition, text));
-  return make_error(Code::unsupported, "this build has no local store", "store/open");
+  return open_local_store(std::move(volumes), runtime, options);
 }
 
 }  // namespace stoker

@@ -1,0 +1,132 @@
+#include "stoker/store/local/allocator.h"
+
+#include <algorithm>
+
+#include "stoker/base/check.h"
+
+namespace stoker::local {
+namespace {
+
+constexpr uint64_t kShortBlocks = kChunkMin / kBlock;  // smaller pieces go where they break up no large range
+
+}  // namespace
+
+void FreeMap::add(uint64_t block, uint64_t blocks) {
+  if (blocks == 0) return;
+  free_ += blocks;
+  auto next = ranges_.lower_bound(block);
+  STOKER_CHECK(next == ranges_.end() || block + blocks <= next->first);
+  if (next != ranges_.end() && next->first == block + blocks) {
+    blocks += next->second;
+    sizes_.erase({next->second, next->first});
+    next = ranges_.erase(next);
+  }
+  if (next != ranges_.begin()) {
+    const auto before = std::prev(next);
+    STOKER_CHECK(before->first + before->second <= block);
+    if (before->first + before->second == block) {
+      sizes_.erase({before->second, before->first});
+      block = before->first;
+      blocks += before->second;
+      ranges_.erase(before);
+    }
+  }
+  ranges_.emplace(block, blocks);
+  sizes_.emplace(blocks, block);
+}
+
+void FreeMap::carve(Ranges::iterator range, uint64_t at, uint64_t blocks) {
+  const auto [begin, size] = *range;
+  sizes_.erase({size, begin});
+  ranges_.erase(range);
+  const auto keep = [this](uint64_t from, uint64_t count) {
+    if (count == 0) return;
+    ranges_.emplace(from, count);
+    sizes_.emplace(count, from);
+  };
+  keep(begin, at - begin);
+  keep(at + blocks, begin + size - at - blocks);
+  free_ -= blocks;
+}
+
+bool FreeMap::take_at(uint64_t at, uint64_t blocks) {
+  auto range = ranges_.upper_bound(at);
+  if (range == ranges_.begin()) return false;
+  --range;
+  if (at + blocks > range->first + range->second) return false;
+  carve(range, at, blocks);
+  return true;
+}
+
+std::optional<uint64_t> FreeMap::take(uint64_t blocks) {
+  if (blocks > largest()) return std::nullopt;
+  const auto choice = blocks < kShortBlocks ? sizes_.lower_bound({blocks, 0}) : std::prev(sizes_.end());
+  const uint64_t at = choice->second;
+  carve(ranges_.find(at), at, blocks);
+  return at;
+}
+
+Allocator::Allocator(const MapLimits& limits) : limits_(limits), volumes_(limits.volumes.size()) {
+  for (const auto& range : limits_.volumes) capacity_ += (range.end - range.begin) * kBlock;
+}
+
+Status Allocator::take_all(const Map& map) {
+  for (size_t volume = 0; volume < volumes_.size(); ++volume) {
+    std::vector<std::pair<uint64_t, uint32_t>> used;  // one volume at a time: the peak of memory while opening
+    map.each_extent([&](const Extent& extent) {
+      if (volume_of(extent.place) == volume) used.emplace_back(block_of(extent.place), static_cast<uint32_t>(extent.blocks));
+    });
+    std::sort(used.begin(), used.end());
+    uint64_t at = limits_.volumes[volume].begin;
+    for (const auto& [block, blocks] : used) {
+      if (block < at) {
+        return make_error(Code::corruption, "the map is damaged: two chunks share block " + std::to_string(block) + " of volume " + std::to_string(volume), "store/local/allocator");
+      }
+      volumes_[volume].add(at, block - at);
+      at = block + blocks;
+    }
+    volumes_[volume].add(at, limits_.volumes[volume].end - at);
+  }
+  return {};
+}
+
+std::optional<Extent> Allocator::take(size_t volume, uint64_t blocks, uint64_t ahead, Run& run) {
+  FreeMap& free = volumes_[volume];
+  if (run.left < blocks) {
+    const uint64_t behind = run.next;
+    give_back(volume, run);
+    // Setting space aside must not starve others: only where it is a small part of what is free.
+    const uint64_t want = std::max(blocks, std::min(ahead, free.free_blocks() / 8));
+    const uint64_t get = std::max(blocks, std::min(want, free.largest()));
+    if (behind != 0 && free.take_at(behind, get)) {
+      run = {behind, get};
+    } else if (const auto at = free.take(get)) {
+      run = {*at, get};
+    } else {
+      return std::nullopt;
+    }
+  }
+  const Extent extent{make_place(volume, run.next), blocks};
+  run.next += blocks;
+  run.left -= blocks;
+  return extent;
+}
+
+void Allocator::give_back(size_t volume, Run& run) {
+  volumes_[volume].add(run.next, run.left);
+  run = Run{};
+}
+
+uint64_t Allocator::free_bytes() const {
+  uint64_t blocks = 0;
+  for (const FreeMap& volume : volumes_) blocks += volume.free_blocks();
+  return blocks * kBlock;
+}
+
+uint64_t Allocator::largest_bytes() const {
+  uint64_t blocks = 0;
+  for (const FreeMap& volume : volumes_) blocks = std::max(blocks, volume.largest());
+  return blocks * kBlock;
+}
+
+}  // namespace stoker::local

@@ -1,0 +1,67 @@
+// Allocator: which blocks of the volumes are free. Not thread-safe: the store's mutex guards it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "stoker/base/result.h"
+#include "stoker/store/local/map.h"
+
+namespace stoker::local {
+
+// The free ranges of one volume, coalesced.
+class FreeMap {
+ public:
+  void add(uint64_t block, uint64_t blocks);
+  // Blocks that start exactly at `at`, if they are free.
+  bool take_at(uint64_t at, uint64_t blocks);
+  // From the start of the largest free range, so that what follows can lie behind it; short pieces from the smallest that fits.
+  std::optional<uint64_t> take(uint64_t blocks);
+  uint64_t free_blocks() const { return free_; }
+  uint64_t largest() const { return sizes_.empty() ? 0 : sizes_.rbegin()->first; }
+
+ private:
+  using Ranges = std::map<uint64_t, uint64_t>;  // block -> blocks
+  void carve(Ranges::iterator range, uint64_t at, uint64_t blocks);
+  Ranges ranges_;
+  std::set<std::pair<uint64_t, uint64_t>> sizes_;  // (blocks, block) of the same ranges
+  uint64_t free_ = 0;
+};
+
+// A contiguous piece set aside for the chunks of one object that are still to come.
+struct Run {
+  uint64_t next = 0, left = 0;  // blocks
+};
+
+class Allocator {
+ public:
+  explicit Allocator(const MapLimits& limits);
+  // Takes what `map` names. corruption: two chunks overlap (named by volume and block).
+  Status take_all(const Map& map);
+
+  // `blocks` on `volume`, out of the object's run if there is one; a new run of up to `ahead` blocks is set aside where space
+  // abounds.
+  std::optional<Extent> take(size_t volume, uint64_t blocks, uint64_t ahead, Run& run);
+  void give(const Extent& extent) { volumes_[volume_of(extent.place)].add(block_of(extent.place), extent.blocks); }
+  void give_back(size_t volume, Run& run);
+
+  size_t volumes() const { return volumes_.size(); }
+  uint64_t free_blocks(size_t volume) const { return volumes_[volume].free_blocks(); }
+  uint64_t largest_blocks(size_t volume) const { return volumes_[volume].largest(); }
+  uint64_t free_bytes() const;
+  uint64_t largest_bytes() const;
+  uint64_t capacity_bytes() const { return capacity_; }
+
+ private:
+  const MapLimits limits_;
+  std::vector<FreeMap> volumes_;
+  uint64_t capacity_ = 0;
+};
+
+}  // namespace stoker::local

@@ -1,0 +1,59 @@
+// Transfers that the calling thread waits for: opening, the journal, merges. Never on a Loop's thread.
+#pragma once
+
+#include <condition_variable>
+#include <cstdlib>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+
+#include "stoker/base/bytes.h"
+#include "stoker/io/loop.h"
+#include "stoker/memory/slice.h"
+
+namespace stoker::local {
+
+// Memory that direct I/O takes as it is. Not drawn on a Budget: for what is small or lives shortly.
+class AlignedBytes {
+ public:
+  AlignedBytes() = default;
+  explicit AlignedBytes(size_t bytes) : size_(align_up(bytes, kIoAlign)), data_(static_cast<std::byte*>(std::aligned_alloc(kIoAlign, size_))) {
+    STOKER_CHECK(data_ != nullptr || size_ == 0);
+  }
+  std::byte* data() const { return data_.get(); }
+  size_t size() const { return size_; }
+  Slice slice() const { return {data_.get(), size_, -1}; }
+  std::span<std::byte> span() const { return {data_.get(), size_}; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* data) const { std::free(data); }
+  };
+  size_t size_ = 0;
+  std::unique_ptr<std::byte, Free> data_;
+};
+
+// Ops that start together; run() returns when all are done, with the first error in order of addition. Use once.
+class IoBatch {
+ public:
+  IoBatch(Loop& loop, Priority priority) : loop_(loop), priority_(priority) {}
+  void read(FileId file, uint64_t offset, Slice into) { add(Op::Kind::read, file, offset, into); }
+  void write(FileId file, uint64_t offset, Slice from) { add(Op::Kind::write, file, offset, from); }
+  void sync(FileId file) { add(Op::Kind::sync, file, 0, {}); }
+  bool empty() const { return ops_.empty(); }
+  Status run();
+
+ private:
+  void add(Op::Kind kind, FileId file, uint64_t offset, Slice bytes);
+  static void op_done(Op& op) noexcept;
+
+  Loop& loop_;
+  const Priority priority_;
+  std::deque<Op> ops_;  // do not move
+  std::mutex mutex_;
+  std::condition_variable done_;
+  size_t left_ = 0;  // guarded by mutex_
+};
+
+}  // namespace stoker::local

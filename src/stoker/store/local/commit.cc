@@ -1,0 +1,275 @@
+// LocalStore: commits. All of this runs on the worker, in order of the commit() calls: (1) the data writes have completed,
+// (2) one flush a touched volume, (3) one record in both journal copies, (4) the map flips, (5) acknowledged.
+#include <algorithm>
+#include <utility>
+
+#include "stoker/base/log.h"
+#include "stoker/store/local/local_store.h"
+
+namespace stoker::local {
+namespace {
+
+constexpr const char* kWhere = "store/local/commit";
+
+std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
+
+}  // namespace
+
+Future<Version> LocalStore::commit(const StatePtr& state, Durability durability) {
+  std::lock_guard lock(mutex_);
+  if (state->phase != TransactionState::Phase::open) return make_error(Code::invalid_argument, "the transaction was already committed", kWhere);
+  state->phase = TransactionState::Phase::committing;
+  while (!state->partials.empty()) seal(state, std::shared_ptr<StagedChunk>(state->partials.front()));
+  auto entry = std::make_unique<Entry>();
+  entry->durability = durability;
+  entry->state = state;
+  Future<Version> future = entry->promise.future();
+  queue_.push_back(std::move(entry));
+  if (state->pending == 0) kick();
+  return future;
+}
+
+Future<void> LocalStore::snapshot(std::string_view name) { return enqueue_named(Entry::Kind::snapshot, name); }
+Future<void> LocalStore::drop(std::string_view name) { return enqueue_named(Entry::Kind::drop, name); }
+
+Future<void> LocalStore::enqueue_named(Entry::Kind kind, std::string_view name) {
+  if (name.empty() || name.size() > kKeyMax) return make_error(Code::invalid_argument, "a snapshot's name has 1 to " + std::to_string(kKeyMax) + " bytes", kWhere);
+  std::lock_guard lock(mutex_);
+  if (read_only_option_) return make_error(Code::read_only, "the store '" + composition() + "' was opened to read only", kWhere);
+  auto entry = std::make_unique<Entry>();
+  entry->kind = kind;
+  entry->name = name;
+  Future<void> future = entry->named.future();
+  queue_.push_back(std::move(entry));
+  kick();
+  return future;
+}
+
+// With the mutex: the worker looks at the queue soon.
+void LocalStore::kick() {
+  if (std::exchange(kicked_, true)) return;
+  ++in_flight_;
+  worker_.run([this] { process(); });
+}
+
+void LocalStore::process() {
+  {
+    std::lock_guard lock(mutex_);
+    kicked_ = false;
+  }
+  for (auto group = next_group(); !group.empty(); group = next_group()) run_group(std::move(group));
+  std::lock_guard lock(mutex_);
+  if (--in_flight_ == 0) idle_.notify_all();
+}
+
+// What is ready at the head of the queue and may share a record: commits that wait together, or one snapshot or drop. Deferred
+// commits at the head go alone, since nothing need be written for them.
+std::vector<std::unique_ptr<LocalStore::Entry>> LocalStore::next_group() {
+  std::vector<std::unique_ptr<Entry>> group;
+  std::lock_guard lock(mutex_);
+  while (!queue_.empty()) {
+    const Entry& head = *queue_.front();
+    if (head.kind == Entry::Kind::commit && head.state->pending > 0) break;
+    if (!group.empty()) {
+      const Entry& first = *group.front();
+      if (head.kind != Entry::Kind::commit || first.kind != Entry::Kind::commit) break;
+      if (first.durability == Durability::deferred && head.durability == Durability::durable) break;
+    }
+    group.push_back(std::move(queue_.front()));
+    queue_.pop_front();
+  }
+  return group;
+}
+
+void LocalStore::run_group(std::vector<std::unique_ptr<Entry>> group) {
+  std::string items;
+  uint64_t touched = 0;
+  std::vector<std::pair<std::unique_ptr<Entry>, Status>> refused;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& entry : group) {
+      Status status = encode(*entry, next_version_ + 1);
+      if (status && entry->state) status = check_room(*entry->state, deferred_items_.size() + items.size() + entry->items.size());
+      if (!status) {
+        refused.emplace_back(std::move(entry), status);
+        continue;
+      }
+      if (entry->kind == Entry::Kind::commit) entry->version = ++next_version_;
+      items += entry->items;
+      if (entry->state) touched |= entry->state->touched;
+    }
+  }
+  std::erase(group, nullptr);
+  for (auto& [entry, status] : refused) finish(*entry, status);
+  if (group.empty()) return;
+  if (group.front()->kind == Entry::Kind::commit && group.front()->durability == Durability::deferred) return run_deferred(group);
+
+  const Status status = make_durable(items, touched);
+  {
+    std::lock_guard lock(mutex_);
+    if (status) {
+      for (auto& entry : group) flip(*entry);
+      durable_ = map_->version();
+      for (const Extent& extent : undurable_) limbo_blocks_ -= extent.blocks;
+      release(std::exchange(undurable_, {}));
+    } else {
+      poison(status.error());
+    }
+  }
+  for (auto& entry : group) finish(*entry, status);
+}
+
+// Visible now; carried by the next record.
+void LocalStore::run_deferred(std::vector<std::unique_ptr<Entry>>& group) {
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& entry : group) {
+      deferred_items_ += entry->items;
+      deferred_touched_ |= entry->state->touched;
+      flip(*entry);
+    }
+  }
+  for (auto& entry : group) finish(*entry, Status());
+}
+
+// Checks that the entry can be and says what it does to the map.
+Status LocalStore::encode(Entry& entry, Version version) {
+  if (poisoned_) return make_error(Code::read_only, "the store refuses writes until it is reopened: " + poisoned_->what, kWhere);
+  ByteWriter out;
+  if (entry.kind == Entry::Kind::snapshot) {
+    if (map_->find_snapshot(entry.name) != nullptr) return make_error(Code::already_exists, "there is a snapshot '" + entry.name + "' already; drop it first or take another name", kWhere);
+    put_snapshot(out, entry.name);
+  } else if (entry.kind == Entry::Kind::drop) {
+    if (map_->find_snapshot(entry.name) == nullptr) return make_error(Code::not_found, "there is no snapshot '" + entry.name + "'", kWhere);
+    put_drop(out, entry.name);
+  } else {
+    if (entry.state->error) return *entry.state->error;
+    put_version(out, version);
+    for (const auto& [key, object] : entry.state->objects) encode_object(out, key, object, version);
+  }
+  entry.items = out.take();
+  return {};
+}
+
+// With the mutex; its chunks are done.
+void LocalStore::encode_object(ByteWriter& out, const std::string& key, const StagedObject& object, Version version) const {
+  const auto committed = map_->current().find(key);
+  const Object* base = committed == map_->current().end() ? nullptr : committed->second.get();
+  if (base != nullptr && !object.based) put_remove(out, key);
+  if (object.removed) return;
+  put_object(out, key, object.bytes, object.chunk_bytes, version);
+  std::map<uint32_t, Chunk> changed;
+  if (object.based && object.base_limit < base->bytes) {  // it was cut, and may have grown again
+    const size_t end = std::min<size_t>(base->chunks.size(), (object.bytes + object.chunk_bytes - 1) / object.chunk_bytes);
+    for (size_t i = object.base_limit / object.chunk_bytes; i < end; ++i) {
+      const auto index = static_cast<uint32_t>(i);
+      const Chunk chunk = base_chunk(object, key, index);
+      if (!(chunk == base->chunks[i])) changed[index] = chunk;
+    }
+  }
+  for (const auto& [index, node] : object.chunks) {
+    Chunk chunk = node->chunk;
+    chunk.birth = version;
+    changed[index] = chunk;
+  }
+  std::vector<Chunk> run;
+  uint32_t first = 0;
+  for (const auto& [index, chunk] : changed) {
+    if (!run.empty() && index != first + run.size()) {
+      put_chunks(out, first, run);
+      run.clear();
+    }
+    if (run.empty()) first = index;
+    run.push_back(chunk);
+  }
+  if (!run.empty()) put_chunks(out, first, run);
+}
+
+// The map that results must fit into an area of the journal, and the record too.
+Status LocalStore::check_room(const TransactionState& state, size_t items_bytes) {
+  uint64_t slots = map_->slots();
+  for (const auto& [key, object] : state.objects) {
+    const auto committed = map_->current().find(key);
+    if (committed != map_->current().end()) slots -= committed->second->chunks.size();
+    if (!object.removed) slots += (object.bytes + object.chunk_bytes - 1) / object.chunk_bytes;
+  }
+  if (slots > map_->limits().slots_max) return make_error(Code::out_of_space, "the objects of the store would have too many chunks: use larger ones", kWhere);
+  if (map_->image_bound() + 2 * items_bytes <= journal_.payload_max()) return {};
+  uint64_t exact = 0;
+  STOKER_TRY(map_->image(kMiB, [&exact](std::string_view part) {
+    exact += framed_bytes(part.size() + sizeof(FrameKind));
+    return Status();
+  }));
+  if (exact + items_bytes + 64 * kBlock / 16 <= journal_.payload_max()) return {};
+  return make_error(Code::out_of_space, "the journal of the store is too small for its map: remove objects or snapshots, or make a store for more objects (objects_max)", kWhere);
+}
+
+Status LocalStore::make_durable(const std::string& items, uint64_t touched) {
+  touched |= deferred_touched_;
+  IoBatch flush(runtime_.loop, Priority::demand);
+  for (size_t volume = 0; volume < volumes_.size(); ++volume) {
+    if ((touched >> volume & 1U) != 0) flush.sync(volumes_[volume].file.id);
+  }
+  if (const Status status = flush.run(); !status) return status.error().with("flushing the data of a commit");
+  std::string record = std::exchange(deferred_items_, {});
+  deferred_touched_ = 0;
+  if (!journal_.fits(record.size() + items.size())) {
+    // The image holds the deferred commits. Only this thread changes the map.
+    if (const Status status = journal_.begin(*map_); !status) return status.error().with("writing a new image of the map");
+    record.clear();
+  }
+  record += items;
+  if (const Status status = journal_.append(record); !status) return status.error().with("writing the journal");
+  return {};
+}
+
+// With the mutex.
+void LocalStore::flip(Entry& entry) {
+  std::vector<Extent> freed;
+  const Status applied = map_->apply(bytes_of(entry.items), freed);
+  STOKER_CHECK(applied.has_value());
+  for (const Extent& extent : freed) limbo_blocks_ += extent.blocks;
+  undurable_.insert(undurable_.end(), freed.begin(), freed.end());
+  if (!entry.state) return;
+  TransactionState& state = *entry.state;
+  give_back_runs(state);
+  for (const auto& [key, object] : state.objects) owners_.erase(key);
+  state.objects.clear();  // the chunks are the map's now
+  state.phase = TransactionState::Phase::committed;
+  if (state.orphaned) open_.erase(&state);
+}
+
+void LocalStore::finish(Entry& entry, const Status& status) {
+  bool orphaned = false;
+  if (!status && entry.state) {
+    std::lock_guard lock(mutex_);
+    entry.state->phase = TransactionState::Phase::failed;
+    orphaned = entry.state->orphaned;
+  }
+  if (orphaned) abandon(entry.state);
+  if (entry.kind != Entry::Kind::commit) {
+    entry.named.complete(status);
+  } else if (status) {
+    entry.promise.complete(entry.version);
+  } else {
+    entry.promise.complete(status.error());
+  }
+}
+
+// With the mutex. Whether the record is on disk is unknown: nothing may be written any more that it might name.
+void LocalStore::poison(const Error& error) {
+  log().error("the store '{}' takes no more writes until it is reopened: {}", composition(), error.message());
+  if (!poisoned_) poisoned_ = error;
+}
+
+void LocalStore::release(const std::vector<Extent>& extents) {
+  if (poisoned_ || extents.empty()) return;
+  if (readers_.empty()) {
+    for (const Extent& extent : extents) allocator_.give(extent);
+    return;
+  }
+  for (const Extent& extent : extents) limbo_blocks_ += extent.blocks;
+  limbo_.emplace_back(epoch_++, extents);
+}
+
+}  // namespace stoker::local

@@ -1,0 +1,177 @@
+// LocalStore: a Store on volumes. One mutex guards the map, the allocator and all staged bytes; it is never held over I/O.
+//
+// Threads: any thread calls in. The Loop's thread completes transfers of writes; pool threads verify reads; the store's worker
+// merges partial chunks and commits, one job after the other.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "stoker/base/pool.h"
+#include "stoker/memory/budget.h"
+#include "stoker/store/local/allocator.h"
+#include "stoker/store/local/journal.h"
+#include "stoker/store/local/load.h"
+#include "stoker/store/local/map.h"
+#include "stoker/store/local/staged.h"
+#include "stoker/store/local/transfer.h"
+#include "stoker/store/local/volume.h"
+#include "stoker/store/store.h"
+
+namespace stoker::local {
+
+using StatePtr = std::shared_ptr<TransactionState>;
+
+class LocalStore final : public Store {
+ public:
+  static Result<std::unique_ptr<Store>> open(std::vector<std::string> paths, const Runtime& runtime, const StoreOptions& options, const LocalOptions& local);
+  ~LocalStore() override;
+
+  Features features() const override { return {.transaction = true, .update = true, .snapshots = true}; }
+  Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot) override;
+  Result<std::vector<ObjectInfo>> list(std::string_view prefix, std::string_view snapshot) override;
+  Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) override;
+  Result<std::unique_ptr<Transaction>> begin() override;
+  Future<void> snapshot(std::string_view name) override;
+  Future<void> drop(std::string_view name) override;
+  StoreInfo info() const override;
+
+ private:
+  friend class LocalTransaction;
+  using Lock = std::unique_lock<std::mutex>;
+  using Jobs = std::vector<std::function<void()>>;
+
+  // A commit, snapshot or drop on its way into the journal.
+  struct Entry {
+    enum class Kind : uint8_t { commit, snapshot, drop } kind = Kind::commit;
+    Durability durability = Durability::durable;
+    StatePtr state;
+    Promise<Version> promise;
+    std::string name;
+    Promise<void> named;     // of snapshot and drop
+    std::string items;       // what it does to the map
+    Version version = 0;
+  };
+
+  LocalStore(const Runtime& runtime, VolumeSet volumes, std::unique_ptr<Map> map, Allocator allocator, Journal journal, const StoreOptions& options);
+
+  // read.cc: `state` null: the committed version.
+  Future<void> start_read(StatePtr state, std::string_view key, uint64_t offset, Slice into, const ReadOptions& options);
+  void try_read(std::unique_ptr<Transfer> transfer, StatePtr state, std::string snapshot, uint64_t offset, Slice into);
+  Result<std::shared_ptr<StagedChunk>> gather(Transfer& transfer, const StatePtr& state, std::string_view snapshot, uint64_t offset, Slice into);
+  Status prepare_read(Transfer& transfer);
+  static void read_done(Transfer& transfer, void* store);
+  void verify_read(std::unique_ptr<Transfer> transfer);
+  Status verify_piece(const Transfer& transfer, const Piece& piece) const;
+  Status read_chunk(std::string_view key, uint32_t index, const Chunk& chunk, Slice into);
+  void unpin(uint64_t epoch);
+
+  // write.cc
+  Status resize(TransactionState& state, std::string_view key, uint64_t bytes, uint32_t chunk_bytes);
+  Status remove(TransactionState& state, std::string_view key);
+  Future<void> write(const StatePtr& state, std::string_view key, uint64_t offset, Slice from, Priority priority);
+  Status check_writable(const TransactionState& state) const;
+  Result<StagedObject*> own(TransactionState& state, std::string_view key, bool must_exist);
+  Chunk base_chunk(const StagedObject& object, std::string_view key, uint32_t index) const;
+  Chunk visible_chunk(const StagedObject& object, std::string_view key, uint32_t index) const;
+  Result<Extent> allocate(StagedObject& object, uint64_t bytes, uint64_t ahead_bytes);
+  std::optional<size_t> pick_volume(uint64_t bytes) const;
+  void give_back_runs(TransactionState& state);
+  void install(TransactionState& state, StagedObject& object, uint32_t index, std::shared_ptr<StagedChunk> node);
+  void drop_staged(TransactionState& state, const std::shared_ptr<StagedChunk>& node);
+  void drop_node(const std::shared_ptr<StagedChunk>& node);
+  void settle_node(StagedChunk& node, const Status& status, Jobs& run);
+  static void write_done(Transfer& transfer, void* store);
+  void start_write(std::unique_ptr<Transfer> transfer);
+  void abandon(const StatePtr& state);
+  void write_settled(const StatePtr& state, const Status& status);
+
+  // partial.cc
+  Status write_partial(const StatePtr& state, StagedObject& object, std::string_view key, uint32_t index, uint32_t at, Slice from, Promise<void> promise);
+  void seal(const StatePtr& state, const std::shared_ptr<StagedChunk>& node);
+  void schedule(const StatePtr& state, const std::shared_ptr<StagedChunk>& node);
+  void work_on(const StatePtr& state, const std::shared_ptr<StagedChunk>& node);
+  bool wait_for_base(const StatePtr& state, const std::shared_ptr<StagedChunk>& node);
+  Status lay_over(StagedChunk& node);
+  Status load_partial(Partial& partial);
+  Status write_out(StagedChunk& node);
+  void end_partial(const StatePtr& state, const std::shared_ptr<StagedChunk>& node, const Status& status);
+
+  // commit.cc
+  Future<Version> commit(const StatePtr& state, Durability durability);
+  Future<void> enqueue_named(Entry::Kind kind, std::string_view name);
+  void kick();
+  void process();
+  std::vector<std::unique_ptr<Entry>> next_group();
+  void run_group(std::vector<std::unique_ptr<Entry>> group);
+  Status encode(Entry& entry, Version version);
+  void encode_object(ByteWriter& out, const std::string& key, const StagedObject& object, Version version) const;
+  Status check_room(const TransactionState& state, size_t items_bytes);
+  Status make_durable(const std::string& items, uint64_t touched);
+  void run_deferred(std::vector<std::unique_ptr<Entry>>& group);
+  void flip(Entry& entry);
+  void finish(Entry& entry, const Status& status);
+  void poison(const Error& error);
+  // Extents that nothing names any more, durably: free as soon as no read that is under way may use them.
+  void release(const std::vector<Extent>& extents);
+
+  Status charge_map(uint64_t bytes);
+  Error full(uint64_t bytes) const;
+  std::string composition() const;
+
+  const Runtime runtime_;
+  VolumeSet volumes_;
+  const bool read_only_option_;
+  const uint32_t chunk_bytes_;
+  std::vector<VolumeLoad> loads_;
+  TransferPool transfers_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable idle_;
+  std::unique_ptr<Map> map_;
+  Allocator allocator_;
+  std::map<std::string, TransactionState*, std::less<>> owners_;
+  std::set<TransactionState*> open_;
+  std::map<uint64_t, uint64_t> readers_;                        // reads under way, by the epoch they began in
+  std::deque<std::pair<uint64_t, std::vector<Extent>>> limbo_;  // free once no reader of this epoch or an earlier one is left
+  uint64_t epoch_ = 1;
+  uint64_t limbo_blocks_ = 0;       // in limbo_ and undurable_
+  std::vector<Extent> undurable_;   // freed by deferred commits
+  size_t in_flight_ = 0;            // transfers, merges and jobs: the destructor waits for them
+  std::vector<Grant> map_grants_;
+  uint64_t map_granted_ = 0, map_charged_ = 0;
+  std::deque<std::unique_ptr<Entry>> queue_;  // in order of the commit() calls
+  bool kicked_ = false;
+  std::optional<Error> poisoned_;
+  Version next_version_ = 0, durable_ = 0;
+
+  // Of the worker's thread.
+  Journal journal_;
+  std::string deferred_items_;      // of deferred commits that no record carries yet
+  uint64_t deferred_touched_ = 0;
+
+  Pool worker_{1};                  // the last member: it ends before what its jobs use
+};
+
+class LocalTransaction final : public Transaction {
+ public:
+  LocalTransaction(LocalStore& store, StatePtr state) : store_(store), state_(std::move(state)) {}
+  ~LocalTransaction() override { store_.abandon(state_); }
+  Status resize(std::string_view key, uint64_t bytes, uint32_t chunk_bytes) override { return store_.resize(*state_, key, bytes, chunk_bytes); }
+  Future<void> write(std::string_view key, uint64_t offset, Slice from, Priority priority) override { return store_.write(state_, key, offset, from, priority); }
+  Status remove(std::string_view key) override { return store_.remove(*state_, key); }
+  Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) override { return store_.start_read(state_, key, offset, into, options); }
+  Future<Version> commit(Durability durability) override { return store_.commit(state_, durability); }
+
+ private:
+  LocalStore& store_;
+  const StatePtr state_;
+};
+
+}  // namespace stoker::local

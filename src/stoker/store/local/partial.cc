@@ -1,0 +1,176 @@
+// LocalStore: parts of chunks. The worker reads and verifies the old chunk once, lays the parts over it in memory, and writes it
+// to a fresh extent when the chunk is sealed.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "stoker/base/crc32c.h"
+#include "stoker/store/local/local_store.h"
+
+namespace stoker::local {
+namespace {
+
+constexpr const char* kWhere = "store/local/partial";
+constexpr size_t kOpenPartials = 4;  // of a transaction: each holds a chunk in memory
+
+}  // namespace
+
+// With the mutex. `promise` is kept when the status is good; it completes when `from` was copied.
+Status LocalStore::write_partial(const StatePtr& state, StagedObject& object, std::string_view key, uint32_t index, uint32_t at, Slice from, Promise<void> promise) {
+  auto& place = object.chunks[index];
+  const bool open = place && place->partial && !place->partial->sealed && at + from.size <= place->partial->bytes;
+  if (!open) {
+    auto node = std::make_shared<StagedChunk>();
+    node->partial = std::make_unique<Partial>();
+    Partial& partial = *node->partial;
+    partial.key = key;
+    partial.index = index;
+    partial.bytes = object.length_of(index);
+    const auto extent = allocate(object, partial.bytes, object.bytes - object.chunk_at(index));
+    if (!extent) {
+      if (!place) object.chunks.erase(index);
+      promise.complete(extent.error());
+      return extent.error();
+    }
+    node->chunk.place = extent->place;
+    node->chunk.stored = node->chunk.valid = partial.bytes;
+    state->touched |= uint64_t{1} << volume_of(extent->place);
+    if (place) {
+      if (place->partial && !place->partial->sealed) seal(state, place);
+      partial.base_node = place;  // dropped once it was read
+    } else {
+      partial.base = base_chunk(object, key, index);
+    }
+    place = node;
+    state->partials.push_back(node);
+    if (state->partials.size() > kOpenPartials) seal(state, std::shared_ptr<StagedChunk>(state->partials.front()));
+  }
+  const std::shared_ptr<StagedChunk> node = object.chunks[index];
+  node->partial->patches.push_back({at, from, std::move(promise)});
+  schedule(state, node);
+  return {};
+}
+
+// With the mutex: takes no more parts and goes to disk.
+void LocalStore::seal(const StatePtr& state, const std::shared_ptr<StagedChunk>& node) {
+  node->partial->sealed = true;
+  ++state->pending;
+  std::erase(state->partials, node);
+  schedule(state, node);
+}
+
+void LocalStore::schedule(const StatePtr& state, const std::shared_ptr<StagedChunk>& node) {
+  if (std::exchange(node->partial->scheduled, true)) return;
+  ++in_flight_;
+  worker_.run([this, state, node] { work_on(state, node); });
+}
+
+// On the worker.
+void LocalStore::work_on(const StatePtr& state, const std::shared_ptr<StagedChunk>& node) {
+  if (wait_for_base(state, node)) return;
+  Status status = lay_over(*node);
+  {
+    std::lock_guard lock(mutex_);
+    Partial& partial = *node->partial;
+    if (status && !node->dropped && !partial.patches.empty()) {  // more came meanwhile
+      worker_.run([this, state, node] { work_on(state, node); });
+      return;
+    }
+    if (status && !node->dropped && !partial.sealed) {  // stays open
+      partial.scheduled = false;
+      if (--in_flight_ == 0) idle_.notify_all();
+      return;
+    }
+  }
+  if (status && !node->dropped) status = write_out(*node);
+  end_partial(state, node, status);
+}
+
+// True: the staged chunk under this one is still being written; the worker comes back when it is done.
+bool LocalStore::wait_for_base(const StatePtr& state, const std::shared_ptr<StagedChunk>& node) {
+  std::lock_guard lock(mutex_);
+  const auto& base = node->partial->base_node;
+  if (node->partial->loaded || !base || base->state != StagedChunk::State::pending) return false;
+  base->waiters.push_back([this, state, node] { worker_.run([this, state, node] { work_on(state, node); }); });
+  return true;
+}
+
+// Without the mutex: brings the old bytes and copies the parts that came since.
+Status LocalStore::lay_over(StagedChunk& node) {
+  Partial& partial = *node.partial;
+  std::vector<Partial::Patch> patches;
+  bool needed = true;
+  {
+    std::lock_guard lock(mutex_);
+    patches.swap(partial.patches);
+    needed = !node.dropped;
+  }
+  Status status;
+  if (needed && !partial.loaded) status = load_partial(partial);
+  for (Partial::Patch& patch : patches) {
+    if (needed && status) std::memcpy(partial.buffer.data() + patch.at, patch.from.data, patch.from.size);
+    patch.promise.complete(status);
+  }
+  return status;
+}
+
+Status LocalStore::load_partial(Partial& partial) {
+  Chunk base = partial.base;
+  {
+    std::lock_guard lock(mutex_);
+    if (partial.base_node) {
+      if (partial.base_node->state == StagedChunk::State::failed) return make_error(Code::io, "chunk " + std::to_string(partial.index) + " of '" + partial.key + "' could not be written before", kWhere);
+      base = partial.base_node->chunk;
+    }
+  }
+  const size_t bytes = align_up(std::max(partial.bytes, base.sparse() ? 0 : base.stored), kBlock);
+  STOKER_ASSIGN(partial.grant, runtime_.budget.take(bytes, "writing a part of a chunk of '" + partial.key + "'"));
+  partial.buffer = AlignedBytes(bytes);
+  if (base.sparse()) {
+    std::memset(partial.buffer.data(), 0, bytes);
+  } else {
+    STOKER_TRY(read_chunk(partial.key, partial.index, base, partial.buffer.slice()));
+  }
+  std::lock_guard lock(mutex_);
+  partial.loaded = true;
+  if (partial.base_node) drop_node(std::exchange(partial.base_node, nullptr));
+  return {};
+}
+
+Status LocalStore::write_out(StagedChunk& node) {
+  const Partial& partial = *node.partial;
+  std::memset(partial.buffer.data() + partial.bytes, 0, partial.buffer.size() - partial.bytes);
+  const uint32_t crc = crc32c(partial.buffer.data(), partial.bytes);
+  const Extent extent = node.chunk.extent();
+  IoBatch batch(runtime_.loop, Priority::write_back);
+  batch.write(volumes_[volume_of(extent.place)].file.id, block_of(extent.place) * kBlock, partial.buffer.slice().sub(0, extent.blocks * kBlock));
+  if (const Status status = batch.run(); !status) return status.error().with("writing chunk " + std::to_string(partial.index) + " of '" + partial.key + "'");
+  std::lock_guard lock(mutex_);
+  node.chunk.crc = crc;
+  return {};
+}
+
+void LocalStore::end_partial(const StatePtr& state, const std::shared_ptr<StagedChunk>& node, const Status& status) {
+  Jobs run;
+  std::vector<Partial::Patch> late;
+  {
+    std::lock_guard lock(mutex_);
+    Partial& partial = *node->partial;
+    late.swap(partial.patches);
+    if (partial.base_node) drop_node(partial.base_node);
+    std::erase(state->partials, node);
+    const bool sealed = partial.sealed;
+    settle_node(*node, status, run);
+    if (sealed) {
+      write_settled(state, status);
+    } else if (!status && !state->error) {
+      state->error = status.error();
+    }
+  }
+  for (Partial::Patch& patch : late) patch.promise.complete(status);
+  for (auto& job : run) job();
+  std::lock_guard lock(mutex_);
+  if (--in_flight_ == 0) idle_.notify_all();
+}
+
+}  // namespace stoker::local

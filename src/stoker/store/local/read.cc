@@ -1,0 +1,237 @@
+// LocalStore: reads. Look up and pin under the mutex, transfer, verify on the pool, unpin.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "stoker/base/crc32c.h"
+#include "stoker/store/local/local_store.h"
+
+namespace stoker::local {
+namespace {
+
+constexpr const char* kWhere = "store/local/read";
+
+Error not_found(std::string_view key, std::string_view snapshot) {
+  std::string what = "there is no object '" + std::string(key) + "'";
+  if (!snapshot.empty()) what += " in snapshot '" + std::string(snapshot) + "'";
+  return make_error(Code::not_found, what, kWhere);
+}
+
+Result<const Table*> table_of(const Map& map, std::string_view snapshot) {
+  if (snapshot.empty()) return &map.current();
+  const Snapshot* found = map.find_snapshot(snapshot);
+  if (found == nullptr) return make_error(Code::not_found, "there is no snapshot '" + std::string(snapshot) + "'", kWhere);
+  return &found->table;
+}
+
+ObjectInfo describe(const std::string& key, const Object& object) { return {key, object.bytes, object.chunk_bytes, object.version}; }
+
+Error corrupt(std::string_view key, uint32_t index, const Chunk& chunk) {
+  return make_error(Code::corruption, "chunk " + std::to_string(index) + " of '" + std::string(key) + "' differs from its checksum (volume " + std::to_string(volume_of(chunk.place)) +
+                    ", byte " + std::to_string(block_of(chunk.place) * kBlock) + "): its bytes on disk are damaged; use a snapshot or write it anew", kWhere);
+}
+
+}  // namespace
+
+Result<ObjectInfo> LocalStore::stat(std::string_view key, std::string_view snapshot) {
+  std::lock_guard lock(mutex_);
+  STOKER_ASSIGN(const Table* table, table_of(*map_, snapshot));
+  const auto found = table->find(key);
+  if (found == table->end()) return not_found(key, snapshot);
+  return describe(found->first, *found->second);
+}
+
+Result<std::vector<ObjectInfo>> LocalStore::list(std::string_view prefix, std::string_view snapshot) {
+  std::lock_guard lock(mutex_);
+  STOKER_ASSIGN(const Table* table, table_of(*map_, snapshot));
+  std::vector<ObjectInfo> objects;
+  for (auto at = table->lower_bound(prefix); at != table->end() && at->first.starts_with(prefix); ++at) objects.push_back(describe(at->first, *at->second));
+  return objects;
+}
+
+Future<void> LocalStore::read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) {
+  return start_read(nullptr, key, offset, into, options);
+}
+
+Future<void> LocalStore::start_read(StatePtr state, std::string_view key, uint64_t offset, Slice into, const ReadOptions& options) {
+  if (state && !options.snapshot.empty()) return make_error(Code::invalid_argument, "a transaction reads its own bytes, not a snapshot: read that from the store", kWhere);
+  auto transfer = transfers_.take();
+  transfer->key = key;
+  transfer->priority = options.priority;
+  transfer->deadline_ns = options.deadline_ns;
+  Future<void> future = transfer->promise.future();
+  try_read(std::move(transfer), std::move(state), std::string(options.snapshot), offset, into);
+  return future;
+}
+
+// Where it meets a staged chunk that is still being written it begins anew once that is done.
+void LocalStore::try_read(std::unique_ptr<Transfer> transfer, StatePtr state, std::string snapshot, uint64_t offset, Slice into) {
+  Lock lock(mutex_);
+  auto waits_for = gather(*transfer, state, snapshot, offset, into);
+  if (waits_for && *waits_for != nullptr) {
+    transfer->pieces.clear();
+    auto shared = std::make_shared<std::unique_ptr<Transfer>>(std::move(transfer));
+    (*waits_for)->waiters.push_back([this, shared, state = std::move(state), snapshot = std::move(snapshot), offset, into] { try_read(std::move(*shared), state, snapshot, offset, into); });
+    return;
+  }
+  if (!waits_for) {
+    lock.unlock();
+    Promise<void> promise = std::move(transfer->promise);
+    transfers_.give(std::move(transfer));
+    return promise.complete(waits_for.error());
+  }
+  transfer->epoch = epoch_;
+  ++readers_[epoch_];
+  ++in_flight_;
+  lock.unlock();
+  Transfer& started = *transfer.release();  // owns itself until read_done()
+  started.store = this;
+  started.finish = &LocalStore::read_done;
+  if (const Status ready = prepare_read(started); !ready) {
+    started.refused = ready.error();
+    return verify_read(std::unique_ptr<Transfer>(&started));
+  }
+  started.start(runtime_.loop, loads_);
+  started.release();
+}
+
+// The pieces of the read; or the staged chunk it must wait for; or why it cannot be.
+Result<std::shared_ptr<StagedChunk>> LocalStore::gather(Transfer& transfer, const StatePtr& state, std::string_view snapshot, uint64_t offset, Slice into) {
+  using Phase = TransactionState::Phase;
+  const StagedObject* staged = nullptr;
+  if (state && state->phase == Phase::abandoned) return make_error(Code::cancelled, "the transaction was abandoned before it could be read", kWhere);
+  if (state && state->phase != Phase::committed) {
+    if (const auto own = state->objects.find(transfer.key); own != state->objects.end()) staged = &own->second;
+  }
+  STOKER_ASSIGN(const Table* table, table_of(*map_, snapshot));
+  const auto found = table->find(transfer.key);
+  if (staged != nullptr ? staged->removed : found == table->end()) return not_found(transfer.key, snapshot);
+  const uint64_t bytes = staged != nullptr ? staged->bytes : found->second->bytes;
+  const uint32_t chunk_bytes = staged != nullptr ? staged->chunk_bytes : found->second->chunk_bytes;
+  if (offset > bytes || into.size > bytes - offset) {
+    return make_error(Code::invalid_argument, "reading " + std::to_string(into.size) + " bytes at " + std::to_string(offset) + " of '" + transfer.key + "', which has " + std::to_string(bytes), kWhere);
+  }
+  for (size_t moved = 0; moved < into.size;) {
+    Piece piece;
+    piece.index = static_cast<uint32_t>((offset + moved) / chunk_bytes);
+    piece.from = static_cast<uint32_t>((offset + moved) % chunk_bytes);
+    piece.to = static_cast<uint32_t>(std::min<uint64_t>(chunk_bytes, piece.from + (into.size - moved)));
+    piece.memory = into.sub(moved, piece.to - piece.from);
+    moved += piece.to - piece.from;
+    if (staged == nullptr) {
+      piece.chunk = found->second->chunks[piece.index];
+    } else if (const auto own = staged->chunks.find(piece.index); own != staged->chunks.end()) {
+      const auto& node = own->second;
+      if (node->partial && !node->partial->sealed) seal(state, node);
+      if (node->state == StagedChunk::State::pending) return node;
+      if (node->state == StagedChunk::State::failed) return state->error.value_or(make_error(Code::io, "chunk " + std::to_string(piece.index) + " of '" + transfer.key + "' could not be written", kWhere));
+      piece.chunk = visible_chunk(*staged, transfer.key, piece.index);
+    } else {
+      piece.chunk = visible_chunk(*staged, transfer.key, piece.index);
+    }
+    transfer.pieces.push_back(std::move(piece));
+  }
+  return std::shared_ptr<StagedChunk>();
+}
+
+// Decides what goes straight into the caller's memory and what through scratch, and makes the ops.
+Status LocalStore::prepare_read(Transfer& transfer) {
+  size_t scratch = 0;
+  for (Piece& piece : transfer.pieces) {
+    const Chunk& chunk = piece.chunk;
+    if (chunk.sparse()) {
+      std::memset(piece.memory.data, 0, piece.memory.size);
+      continue;
+    }
+    piece.direct = piece.from == 0 && piece.to >= chunk.stored;
+    const size_t in_scratch = piece.direct ? chunk.stored % kBlock : chunk.stored;
+    if (in_scratch == 0) continue;
+    piece.scratch = scratch;
+    scratch += align_up(in_scratch, kBlock);
+  }
+  if (scratch > 0) {
+    STOKER_ASSIGN(transfer.grant, runtime_.budget.take(scratch, "reading a part of a chunk of '" + transfer.key + "'"));
+    if (transfer.scratch.size() < scratch) transfer.scratch = AlignedBytes(scratch);
+  }
+  for (const Piece& piece : transfer.pieces) {
+    const Chunk& chunk = piece.chunk;
+    if (chunk.sparse()) continue;
+    const size_t volume = volume_of(chunk.place);
+    const uint64_t at = block_of(chunk.place) * kBlock;
+    const size_t straight = piece.direct ? align_down(chunk.stored, kBlock) : 0;
+    const FileId file = volumes_[volume].file.id;
+    if (straight > 0) transfer.add(Op::Kind::read, file, volume, at, piece.memory.sub(0, straight), piece.index);
+    if (straight < chunk.stored) {
+      transfer.add(Op::Kind::read, file, volume, at + straight, transfer.scratch.slice().sub(piece.scratch, align_up(chunk.stored - straight, kBlock)), piece.index);
+    }
+  }
+  return {};
+}
+
+// On the Loop's thread, or the caller's if nothing had to be read.
+void LocalStore::read_done(Transfer& transfer, void* store) {
+  auto& self = *static_cast<LocalStore*>(store);
+  const bool on_disk = std::any_of(transfer.pieces.begin(), transfer.pieces.end(), [](const Piece& piece) { return !piece.chunk.sparse(); });
+  if (!on_disk) return self.verify_read(std::unique_ptr<Transfer>(&transfer));
+  self.runtime_.pool.run([&self, &transfer] { self.verify_read(std::unique_ptr<Transfer>(&transfer)); });
+}
+
+void LocalStore::verify_read(std::unique_ptr<Transfer> transfer) {
+  Status status = transfer->status();
+  for (const Piece& piece : transfer->pieces) {
+    if (!status) break;
+    if (!piece.chunk.sparse()) status = verify_piece(*transfer, piece);
+  }
+  Promise<void> promise = std::move(transfer->promise);
+  const uint64_t epoch = transfer->epoch;
+  transfers_.give(std::move(transfer));
+  unpin(epoch);
+  promise.complete(std::move(status));
+  Lock lock(mutex_);
+  if (--in_flight_ == 0) idle_.notify_all();
+}
+
+// Checks the whole stored chunk, then completes the caller's bytes.
+Status LocalStore::verify_piece(const Transfer& transfer, const Piece& piece) const {
+  const Chunk& chunk = piece.chunk;
+  const std::byte* const scratch = piece.scratch == SIZE_MAX ? nullptr : transfer.scratch.data() + piece.scratch;
+  const size_t straight = piece.direct ? align_down(chunk.stored, kBlock) : 0;
+  const size_t behind = chunk.stored - straight;
+  uint32_t crc = crc32c(piece.memory.data, straight);
+  if (behind > 0) crc = crc32c(scratch, behind, crc);
+  if (crc != chunk.crc) return corrupt(transfer.key, piece.index, chunk);
+  if (behind > 0) {
+    const size_t from = piece.direct ? 0 : piece.from;
+    const size_t to = piece.direct ? behind : std::min<size_t>(piece.to, chunk.stored);
+    if (to > from) std::memcpy(piece.memory.data + straight, scratch + from, to - from);
+  }
+  if (piece.to > chunk.valid) {  // never written there, or cut off
+    const size_t zeros_from = std::max(piece.from, chunk.valid) - piece.from;
+    std::memset(piece.memory.data + zeros_from, 0, piece.memory.size - zeros_from);
+  }
+  return {};
+}
+
+// A whole chunk, verified; what follows the valid bytes is zero. For the worker: it waits.
+Status LocalStore::read_chunk(std::string_view key, uint32_t index, const Chunk& chunk, Slice into) {
+  IoBatch batch(runtime_.loop, Priority::write_back);
+  batch.read(volumes_[volume_of(chunk.place)].file.id, block_of(chunk.place) * kBlock, into.sub(0, align_up(chunk.stored, kBlock)));
+  if (const Status status = batch.run(); !status) return status.error().with("reading chunk " + std::to_string(index) + " of '" + std::string(key) + "'");
+  if (crc32c(into.data, chunk.stored) != chunk.crc) return corrupt(key, index, chunk);
+  std::memset(into.data + chunk.valid, 0, into.size - chunk.valid);
+  return {};
+}
+
+void LocalStore::unpin(uint64_t epoch) {
+  std::lock_guard lock(mutex_);
+  if (const auto found = readers_.find(epoch); --found->second == 0) readers_.erase(found);
+  while (!limbo_.empty() && (readers_.empty() || limbo_.front().first < readers_.begin()->first)) {
+    for (const Extent& extent : limbo_.front().second) {
+      allocator_.give(extent);
+      limbo_blocks_ -= extent.blocks;
+    }
+    limbo_.pop_front();
+  }
+}
+
+}  // namespace stoker::local

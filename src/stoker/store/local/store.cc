@@ -1,0 +1,122 @@
+// LocalStore: opening, closing and telling about itself.
+#include "stoker/store/local/store.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "stoker/base/log.h"
+#include "stoker/store/local/local_store.h"
+
+namespace stoker::local {
+namespace {
+
+constexpr uint64_t kGrantStep = 64 * kKiB;
+
+// A store that is not finished gets its first generation between "making" and "ready": whatever a crash leaves, one of the two is
+// true of it.
+Status finish_making(VolumeSet& volumes, Journal& journal, const Map& map) {
+  STOKER_TRY(volumes.write_headers(VolumeState::making));
+  STOKER_TRY(journal.begin(map));
+  STOKER_TRY(volumes.write_headers(VolumeState::ready));
+  volumes.keep_files();
+  return {};
+}
+
+bool headers_need_writing(const VolumeSet& volumes) {
+  return std::any_of(volumes.all().begin(), volumes.all().end(), [](const Volume& volume) { return !volume.damage.empty() || volume.header.state != VolumeState::ready; });
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Store>> LocalStore::open(std::vector<std::string> paths, const Runtime& runtime, const StoreOptions& options, const LocalOptions& local) {
+  STOKER_ASSIGN(VolumeSet volumes, VolumeSet::open(paths, runtime.loop, options, local));
+  Journal journal(runtime.loop, volumes);
+  std::unique_ptr<Map> map;
+  if (volumes.fresh()) {
+    map = std::make_unique<Map>(volumes.limits());
+    STOKER_TRY(finish_making(volumes, journal, *map));
+  } else {
+    auto recovered = journal.recover(volumes.limits());
+    if (!recovered) return recovered.error().with("the store '" + paths[0] + "'");
+    map = std::move(*recovered);
+    for (const std::string& note : journal.mended()) log().info("the store '{}': {}", paths[0], note);
+  }
+  Allocator allocator(map->limits());
+  if (const Status status = allocator.take_all(*map); !status) return status.error().with("the store '" + paths[0] + "'");
+  if (!options.read_only && !volumes.fresh()) {
+    // From here on no bytes of an older generation can come back, whatever the crash before left in the areas.
+    STOKER_TRY(journal.begin(*map));
+    if (headers_need_writing(volumes)) STOKER_TRY(volumes.write_headers(VolumeState::ready));
+  }
+  std::unique_ptr<LocalStore> store(new LocalStore(runtime, std::move(volumes), std::move(map), std::move(allocator), std::move(journal), options));
+  STOKER_TRY(store->charge_map(0));
+  return std::unique_ptr<Store>(std::move(store));
+}
+
+LocalStore::LocalStore(const Runtime& runtime, VolumeSet volumes, std::unique_ptr<Map> map, Allocator allocator, Journal journal, const StoreOptions& options)
+    : runtime_(runtime),
+      volumes_(std::move(volumes)),
+      read_only_option_(options.read_only),
+      chunk_bytes_(volumes_[0].header.chunk_bytes),
+      loads_(volumes_.size()),
+      map_(std::move(map)),
+      allocator_(std::move(allocator)),
+      next_version_(map_->version()),
+      durable_(map_->version()),
+      journal_(std::move(journal)) {}
+
+// Nothing is made durable that was not: closing is no commit.
+LocalStore::~LocalStore() {
+  Lock lock(mutex_);
+  idle_.wait(lock, [this] { return in_flight_ == 0; });
+}
+
+// Draws on the budget in steps; `bytes` more of map are about to come.
+Status LocalStore::charge_map(uint64_t bytes) {
+  map_charged_ += bytes;
+  if (map_charged_ <= map_granted_) return {};
+  map_charged_ = map_->memory_bytes() + bytes;  // what was removed meanwhile counts no more
+  if (map_charged_ <= map_granted_) return {};
+  const uint64_t more = align_up(map_charged_ - map_granted_, kGrantStep);
+  STOKER_ASSIGN(Grant grant, runtime_.budget.take(more, "the map of the store"));
+  map_grants_.push_back(std::move(grant));
+  map_granted_ += more;
+  return {};
+}
+
+std::string LocalStore::composition() const {
+  std::string text = "local:";
+  for (const Volume& volume : volumes_.all()) text += (volume.header.index == 0 ? "" : ",") + volume.path;
+  return text;
+}
+
+StoreInfo LocalStore::info() const {
+  std::lock_guard lock(mutex_);
+  StoreInfo info;
+  info.composition = composition();
+  info.committed = map_->version();
+  info.durable = durable_;
+  info.capacity_bytes = allocator_.capacity_bytes();
+  uint64_t unused = allocator_.free_bytes() + limbo_blocks_ * kBlock;
+  for (const TransactionState* state : open_) {
+    for (const auto& [key, object] : state->objects) {
+      for (const Run& run : object.runs) unused += run.left * kBlock;
+    }
+  }
+  info.used_bytes = info.capacity_bytes - unused;
+  info.map_bytes = map_->memory_bytes();
+  if (read_only_option_) info.read_only = "it was opened to read only";
+  if (poisoned_) info.read_only = poisoned_->what;
+  for (const Snapshot& snapshot : map_->snapshots()) info.snapshots.push_back({snapshot.name, snapshot.version});
+  return info;
+}
+
+}  // namespace stoker::local
+
+namespace stoker {
+
+Result<std::unique_ptr<Store>> open_local_store(std::vector<std::string> volumes, const Runtime& runtime, const StoreOptions& options, const LocalOptions& local) {
+  return local::LocalStore::open(std::move(volumes), runtime, options, local);
+}
+
+}  // namespace stoker

@@ -1,0 +1,98 @@
+#include "stoker/store/local/transfer.h"
+
+namespace stoker::local {
+
+void Transfer::add(Op::Kind kind, FileId file, size_t volume, uint64_t offset, Slice bytes, uint32_t chunk) {
+  if (!parts_.empty()) {
+    Op& last = parts_.back();
+    const bool goes_on = last.kind == kind && last.file == file && last.offset + last.bytes.size == offset && last.bytes.data + last.bytes.size == bytes.data &&
+                         last.bytes.arena == bytes.arena && last.bytes.size + bytes.size <= kJoinMax;
+    if (goes_on) {
+      last.bytes.size += bytes.size;
+      return;
+    }
+  }
+  Part& part = parts_.emplace_back();
+  part.chunk = chunk;
+  part.volume = static_cast<uint32_t>(volume);
+  part.kind = kind;
+  part.file = file;
+  part.offset = offset;
+  part.bytes = bytes;
+}
+
+void Transfer::start(Loop& loop, std::span<VolumeLoad> loads) {
+  loads_ = loads;
+  clock_ = &loop.clock();
+  const uint64_t now = clock_->now_ns();
+  ops_.clear();
+  for (Part& part : parts_) {
+    part.priority = priority;
+    part.deadline_ns = deadline_ns;
+    part.done = &Transfer::op_done;
+    part.context = this;
+    ops_.push_back(&part);
+    loads[part.volume].begin(part.bytes.size, now);
+  }
+  left_ = ops_.size() + 1;  // one for whoever calls release()
+  if (const Status queued = loop.submit(ops_); !queued) {
+    for (Part& part : parts_) loads[part.volume].end(part.bytes.size, now);
+    refused = queued.error();
+    left_ = 1;
+  }
+}
+
+void Transfer::op_done(Op& op) noexcept {
+  auto& self = *static_cast<Transfer*>(op.context);
+  const auto& part = static_cast<const Part&>(op);
+  self.loads_[part.volume].end(op.bytes.size, self.clock_->now_ns());
+  self.release();
+}
+
+void Transfer::release() {
+  if (left_.fetch_sub(1) == 1) finish(*this, store);
+}
+
+Status Transfer::status() const {
+  if (refused) return *refused;
+  for (const Part& part : parts_) {
+    if (!part.result) {
+      const bool read = part.kind == Op::Kind::read;
+      return part.result.error().with(std::string(read ? "reading" : "writing") + " chunk " + std::to_string(part.chunk) + " of '" + key + "'");
+    }
+  }
+  return {};
+}
+
+void Transfer::clear() {
+  key.clear();
+  deadline_ns = 0;
+  refused.reset();
+  pieces.clear();
+  parts_.clear();
+  if (scratch.size() > kScratchKept) scratch = AlignedBytes();
+  grant = Grant();
+  transaction.reset();
+}
+
+std::unique_ptr<Transfer> TransferPool::take() {
+  std::unique_ptr<Transfer> transfer;
+  {
+    std::lock_guard lock(mutex_);
+    if (!free_.empty()) {
+      transfer = std::move(free_.back());
+      free_.pop_back();
+    }
+  }
+  if (!transfer) transfer = std::make_unique<Transfer>();
+  transfer->promise = Promise<void>();
+  return transfer;
+}
+
+void TransferPool::give(std::unique_ptr<Transfer> transfer) {
+  transfer->clear();
+  std::lock_guard lock(mutex_);
+  if (free_.size() < kKept) free_.push_back(std::move(transfer));
+}
+
+}  // namespace stoker::local

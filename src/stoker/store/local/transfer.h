@@ -1,0 +1,84 @@
+// Transfer: the Ops of one read or write of a store, and what is to be done when the last of them is done. Pooled: in the
+// steady state a transfer allocates nothing.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "stoker/base/future.h"
+#include "stoker/io/loop.h"
+#include "stoker/memory/budget.h"
+#include "stoker/store/local/blocking_io.h"
+#include "stoker/store/local/load.h"
+#include "stoker/store/local/staged.h"
+
+namespace stoker::local {
+
+// One chunk of a transfer.
+struct Piece {
+  Chunk chunk;
+  uint32_t index = 0;
+  uint32_t from = 0, to = 0;      // what is wanted of the chunk
+  Slice memory;                   // the caller's
+  size_t scratch = SIZE_MAX;      // where in the transfer's scratch the chunk (or its last block) goes; SIZE_MAX: nowhere
+  bool direct = false;            // the stored bytes go straight to `memory`, but for a last block that is not full
+  std::shared_ptr<StagedChunk> node;  // of a write
+};
+
+struct Transfer {
+  static constexpr size_t kJoinMax = 4 * kMiB;
+  static constexpr size_t kScratchKept = 64 * kKiB;
+
+  // Adds an op, or lengthens the last one where this one goes on on disk and in memory.
+  void add(Op::Kind kind, FileId file, size_t volume, uint64_t offset, Slice bytes, uint32_t chunk);
+  // Starts all ops; `finish` runs once when they are done and hold() was released (on whichever thread was last).
+  void start(Loop& loop, std::span<VolumeLoad> loads);
+  void release();
+  // `refused`, or the first op's error, naming the chunk.
+  Status status() const;
+  void clear();
+
+  std::string key;
+  Priority priority = Priority::demand;
+  uint64_t deadline_ns = 0;
+  std::vector<Piece> pieces;
+  AlignedBytes scratch;
+  Grant grant;                    // for scratch
+  uint64_t epoch = 0;             // of a read: pins extents
+  Promise<void> promise;
+  std::shared_ptr<TransactionState> transaction;  // of a write
+  std::optional<Error> refused;   // the Loop did not take it
+  void (*finish)(Transfer&, void* store) = nullptr;
+  void* store = nullptr;
+
+ private:
+  static void op_done(Op& op) noexcept;
+  struct Part : Op {
+    uint32_t chunk = 0;
+    uint32_t volume = 0;
+  };
+  std::vector<Part> parts_;
+  std::vector<Op*> ops_;
+  std::span<VolumeLoad> loads_;
+  const Clock* clock_ = nullptr;
+  std::atomic<size_t> left_{0};
+};
+
+class TransferPool {
+ public:
+  std::unique_ptr<Transfer> take();
+  void give(std::unique_ptr<Transfer> transfer);
+
+ private:
+  static constexpr size_t kKept = 64;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Transfer>> free_;  // guarded by mutex_
+};
+
+}  // namespace stoker::local

@@ -1,0 +1,228 @@
+#include "stoker/store/local/volume.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <random>
+#include <utility>
+
+#include "stoker/base/log.h"
+#include "stoker/store/local/blocking_io.h"
+
+namespace stoker::local {
+namespace {
+
+constexpr const char* kWhere = "store/local/volume";
+constexpr const char* kFileName = "stoker.volume";
+
+StoreId random_id() {
+  std::random_device random;
+  StoreId id;
+  for (auto& byte : id) byte = static_cast<uint8_t>(random());
+  return id;
+}
+
+// The file or device behind what the user named; makes the folder of a store that is to be made.
+Result<std::string> resolve(const std::string& path, const StoreOptions& options) {
+  if (path.empty()) return make_error(Code::invalid_argument, "a store's volume has an empty name", kWhere);
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  if (std::filesystem::is_directory(status)) return path + "/" + kFileName;
+  if (std::filesystem::exists(status)) return path;
+  if (error && error.value() != ENOENT) return errno_error(error.value(), "cannot open the store '" + path + "'", kWhere);
+  if (!options.create || options.read_only) return errno_error(ENOENT, "there is no store at '" + path + "'", kWhere);
+  std::filesystem::create_directories(path, error);
+  if (error) return errno_error(error.value(), "cannot make the folder '" + path + "' for the store", kWhere);
+  return path + "/" + kFileName;
+}
+
+std::string read_holder(int fd) {
+  char text[512] = {};
+  const ssize_t got = pread(fd, text, sizeof text - 1, static_cast<off_t>(kHolderAt));
+  return got > 0 && text[0] != '\0' ? std::string(text) : std::string("another process");
+}
+
+void write_holder(int fd, const std::string& holder) {
+  char text[512] = {};
+  const std::string name = holder.empty() ? "pid " + std::to_string(getpid()) : holder;
+  std::memcpy(text, name.data(), std::min(name.size(), sizeof text - 1));
+  if (pwrite(fd, text, sizeof text, static_cast<off_t>(kHolderAt)) < 0) log().info("cannot note the holder of the store: {}", std::strerror(errno));
+}
+
+// One writer, or any number of readers, for as long as the descriptor is open.
+Result<int> lock_volume(const std::string& file_path, const std::string& path, const StoreOptions& options) {
+  const int fd = ::open(file_path.c_str(), (options.read_only ? O_RDONLY : O_RDWR) | O_CLOEXEC);
+  if (fd < 0) return errno_error(errno, "cannot open the store '" + path + "'", kWhere);
+  if (flock(fd, (options.read_only ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0) return fd;
+  const int error = errno;
+  if (error == EWOULDBLOCK) {
+    const std::string holder = read_holder(fd);
+    ::close(fd);
+    return make_error(Code::busy, "the store '" + path + "' is in use by " + holder + "; wait until it ends, or use another store", kWhere);
+  }
+  if (options.read_only) {
+    log().info("the file system of '{}' has no locks: a writer at work would not be noticed", path);
+    return fd;
+  }
+  ::close(fd);
+  return errno_error(error, "cannot lock the store '" + path + "'", kWhere);
+}
+
+bool all_zero(std::span<const std::byte> bytes) {
+  return std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; });
+}
+
+}  // namespace
+
+VolumeSet::~VolumeSet() {
+  for (Volume& volume : volumes_) {
+    if (volume.file.id >= 0) {
+      if (const Status closed = loop_->close(volume.file.id); !closed) log().warn("{}", closed.error().message());
+    }
+    if (volume.made) unlink(volume.file_path.c_str());
+    if (volume.lock_fd >= 0) ::close(volume.lock_fd);
+  }
+}
+
+Result<VolumeSet> VolumeSet::open(const std::vector<std::string>& paths, Loop& loop, const StoreOptions& options, const LocalOptions& local) {
+  if (paths.empty() || paths.size() > kVolumesMax) return make_error(Code::invalid_argument, "a store has 1 to 64 volumes", kWhere);
+  const Geometry geometry{options.capacity_bytes, options.objects_max, options.chunk_bytes, local.area_bytes};
+  const auto plan = plan_volumes(geometry, paths.size(), random_id());
+  VolumeSet set(loop);
+  for (size_t i = 0; i < paths.size(); ++i) STOKER_TRY(set.open_one(paths[i], options, local, plan[i].volume_bytes));
+  STOKER_TRY(set.read_headers());
+  STOKER_TRY(set.identify(options, plan));
+  return set;
+}
+
+Status VolumeSet::open_one(const std::string& path, const StoreOptions& options, const LocalOptions& local, uint64_t bytes) {
+  Volume volume;
+  volume.path = path;
+  volume.file_path = path;
+  if (local.files) {
+    STOKER_ASSIGN(volume.file_path, resolve(path, options));
+  }
+  const bool missing = local.files && !std::filesystem::exists(volume.file_path);
+  if (missing && (!options.create || options.read_only)) return errno_error(ENOENT, "there is no store at '" + path + "'", kWhere);
+  const bool create = options.create && !options.read_only && (missing || !local.files);
+  if (create && options.capacity_bytes == 0 && missing) {
+    return make_error(Code::invalid_argument, "a new store at '" + path + "' needs a capacity: say how many bytes it may hold", kWhere);
+  }
+  auto file = loop_->open(OpenFile{.path = volume.file_path, .create = create, .write = !options.read_only, .reserve_bytes = create ? bytes : 0});
+  if (!file) return file.error().with("the store '" + path + "'");
+  volume.file = *file;
+  volume.made = missing;
+  if (missing) log().info("reserved {} at '{}'; the first pass over new space is slower than later ones", human_bytes(bytes), volume.file_path);
+  volumes_.push_back(std::move(volume));
+  if (local.files) {
+    STOKER_ASSIGN(volumes_.back().lock_fd, lock_volume(volumes_.back().file_path, path, options));
+    if (!options.read_only) write_holder(volumes_.back().lock_fd, options.holder);
+  }
+  return {};
+}
+
+Status VolumeSet::read_headers() {
+  for (Volume& volume : volumes_) {
+    if (volume.file.bytes < kHeaderRegion) return make_error(Code::mismatch, "'" + volume.path + "' is no volume of a store: it is too small", kWhere);
+    AlignedBytes region(kHeaderRegion);
+    IoBatch batch(*loop_, Priority::demand);
+    batch.read(volume.file.id, 0, region.slice());
+    if (const Status status = batch.run(); !status) return status.error().with("reading the header of '" + volume.path + "'");
+    std::optional<VolumeHeader> found;
+    Status error;
+    for (size_t copy = 0; copy < 2; ++copy) {
+      const auto header = decode_header(region.span().subspan(kHeaderAt[copy]));
+      if (!header) error = header.error();
+      // A crash between the two writes leaves "making" in one: the other is the newer.
+      if (header && *header && (!found || (*header)->state == VolumeState::ready)) found = **header;
+      if (!header || !*header) volume.damage.push_back("header copy " + std::to_string(copy) + " of '" + volume.path + "' is damaged");
+    }
+    const std::span<const std::byte> bytes = region.span();
+    const bool blank = !found && all_zero(bytes.first(kHolderAt)) && all_zero(bytes.subspan(kHolderAt + kHeaderBytes));
+    if (!found && !blank) {
+      if (!error && error.error().code == Code::mismatch) return error.error().with("'" + volume.path + "'");
+      return make_error(Code::mismatch, "'" + volume.path + "' holds something that is no Stoker store (or both copies of its header are damaged)", kWhere);
+    }
+    if (found && found->volume_bytes > volume.file.bytes) {
+      return make_error(Code::corruption, "'" + volume.path + "' is cut short: it should have " + std::to_string(found->volume_bytes) + " bytes and has " + std::to_string(volume.file.bytes), kWhere);
+    }
+    blank_.push_back(blank);
+    if (found) volume.header = *found;
+  }
+  return {};
+}
+
+// All volumes of one store, each once; or a store that never came to be.
+Status VolumeSet::identify(const StoreOptions& options, const std::vector<VolumeHeader>& plan) {
+  bool ready = false;
+  for (size_t i = 0; i < volumes_.size(); ++i) ready = ready || (!blank_[i] && volumes_[i].header.state == VolumeState::ready);
+  if (ready) return order_by_index();
+  const std::string& path = volumes_[0].path;
+  if (!options.create || options.read_only) return make_error(Code::not_found, "there is no finished store at '" + path + "'; making it was interrupted: make it again", kWhere);
+  if (options.capacity_bytes == 0) return make_error(Code::invalid_argument, "a new store at '" + path + "' needs a capacity: say how many bytes it may hold", kWhere);
+  for (size_t i = 0; i < volumes_.size(); ++i) {
+    if (volumes_[i].file.bytes < plan[i].volume_bytes) {
+      return make_error(Code::out_of_space, "'" + volumes_[i].path + "' has " + human_bytes(volumes_[i].file.bytes) + ", but the store needs " + human_bytes(plan[i].volume_bytes) +
+                        " there (data and journal); delete the file, or ask for less", kWhere);
+    }
+    volumes_[i].header = plan[i];
+    volumes_[i].damage.clear();
+  }
+  fresh_ = true;
+  return {};
+}
+
+Status VolumeSet::order_by_index() {
+  const auto first = std::find(blank_.begin(), blank_.end(), false) - blank_.begin();
+  const VolumeHeader known = volumes_[static_cast<size_t>(first)].header;
+  for (size_t i = 0; i < volumes_.size(); ++i) {
+    if (blank_[i]) return make_error(Code::mismatch, "'" + volumes_[i].path + "' is empty, but '" + volumes_[static_cast<size_t>(first)].path + "' belongs to a store of " + std::to_string(known.count) + " volumes", kWhere);
+    if (volumes_[i].header.store != known.store) return make_error(Code::mismatch, "'" + volumes_[i].path + "' and '" + volumes_[static_cast<size_t>(first)].path + "' belong to different stores", kWhere);
+  }
+  if (known.count != volumes_.size()) {
+    return make_error(Code::mismatch, "'" + volumes_[0].path + "' belongs to a store of " + std::to_string(known.count) + " volumes, but " + std::to_string(volumes_.size()) + " are given: name them all", kWhere);
+  }
+  std::sort(volumes_.begin(), volumes_.end(), [](const Volume& a, const Volume& b) { return a.header.index < b.header.index; });
+  for (size_t i = 0; i < volumes_.size(); ++i) {
+    if (volumes_[i].header.index != i) return make_error(Code::mismatch, "'" + volumes_[i].path + "' is given twice, or is a copy of another volume", kWhere);
+  }
+  return {};
+}
+
+Status VolumeSet::write_headers(VolumeState state) {
+  IoBatch writes(*loop_, Priority::write_back);
+  IoBatch syncs(*loop_, Priority::write_back);
+  std::vector<AlignedBytes> blocks;
+  for (Volume& volume : volumes_) {
+    volume.header.state = state;
+    const std::string bytes = encode_header(volume.header);
+    AlignedBytes& block = blocks.emplace_back(kBlock);
+    std::memset(block.data(), 0, block.size());
+    std::memcpy(block.data(), bytes.data(), bytes.size());
+    for (const uint64_t at : kHeaderAt) writes.write(volume.file.id, at, block.slice());
+    syncs.sync(volume.file.id);
+  }
+  STOKER_TRY(writes.run());
+  STOKER_TRY(syncs.run());
+  for (Volume& volume : volumes_) volume.damage.clear();
+  return {};
+}
+
+MapLimits VolumeSet::limits() const {
+  MapLimits limits;
+  uint64_t bytes = 0;
+  for (const Volume& volume : volumes_) {
+    limits.volumes.push_back({volume.header.data_at / kBlock, (volume.header.data_at + volume.header.data_bytes) / kBlock});
+    bytes += volume.header.data_bytes;
+  }
+  limits.slots_max = (uint64_t{1} << 16) + 4 * (bytes / kChunkMin);
+  return limits;
+}
+
+}  // namespace stoker::local

@@ -1,0 +1,59 @@
+// Volumes: the files or devices that hold a store: finding, making, locking and identifying them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "stoker/base/result.h"
+#include "stoker/io/loop.h"
+#include "stoker/store/local/format.h"
+#include "stoker/store/local/map.h"
+#include "stoker/store/local/store.h"
+#include "stoker/store/open.h"
+
+namespace stoker::local {
+
+struct Volume {
+  std::string path;  // as given by the user
+  std::string file_path;
+  FileInfo file;
+  VolumeHeader header;
+  int lock_fd = -1;
+  bool made = false;  // by this call, and unlinked again if the store does not come to be
+  std::vector<std::string> damage;  // of its header copies
+};
+
+// Closes and unlocks when destroyed. Not thread-safe.
+class VolumeSet {
+ public:
+  // Opens, locks and checks the volumes of one store; with options.create makes the files where there are none. The headers of
+  // a store that is not finished are planned but not written: fresh() says so, and the caller finishes it.
+  static Result<VolumeSet> open(const std::vector<std::string>& paths, Loop& loop, const StoreOptions& options, const LocalOptions& local);
+  VolumeSet(VolumeSet&& other) noexcept = default;
+  VolumeSet& operator=(VolumeSet&&) = delete;
+  ~VolumeSet();
+
+  bool fresh() const { return fresh_; }
+  // Writes the headers in both copies and flushes them.
+  Status write_headers(VolumeState state);
+  void keep_files() { for (Volume& volume : volumes_) volume.made = false; }
+
+  const std::vector<Volume>& all() const { return volumes_; }
+  const Volume& operator[](size_t i) const { return volumes_[i]; }
+  size_t size() const { return volumes_.size(); }
+  MapLimits limits() const;
+
+ private:
+  explicit VolumeSet(Loop& loop) : loop_(&loop) {}
+  Status open_one(const std::string& path, const StoreOptions& options, const LocalOptions& local, uint64_t bytes);
+  Status read_headers();
+  Status identify(const StoreOptions& options, const std::vector<VolumeHeader>& plan);
+  Status order_by_index();
+
+  Loop* loop_;
+  std::vector<Volume> volumes_;
+  std::vector<bool> blank_;  // no header, only zeros
+  bool fresh_ = false;
+};
+
+}  // namespace stoker::local

@@ -1,0 +1,354 @@
+// LocalStore: staging. Whole chunks go straight to fresh extents; parts of chunks are merged first (partial.cc).
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "stoker/base/crc32c.h"
+#include "stoker/base/log.h"
+#include "stoker/store/local/local_store.h"
+
+namespace stoker::local {
+namespace {
+
+constexpr const char* kWhere = "store/local/write";
+constexpr uint64_t kAheadBytes = 32 * kMiB;  // of an object that is set aside at once, so that it lies in one piece
+
+Chunk trimmed(Chunk chunk, uint64_t chunk_at, uint64_t limit) {
+  if (chunk_at >= limit) return Chunk{};
+  chunk.valid = static_cast<uint32_t>(std::min<uint64_t>(chunk.valid, limit - chunk_at));
+  return chunk;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Transaction>> LocalStore::begin() {
+  std::lock_guard lock(mutex_);
+  if (read_only_option_) return make_error(Code::read_only, "the store '" + composition() + "' was opened to read only", kWhere);
+  if (poisoned_) return make_error(Code::read_only, "the store refuses writes until it is reopened: " + poisoned_->what, kWhere);
+  auto state = std::make_shared<TransactionState>();
+  open_.insert(state.get());
+  return std::unique_ptr<Transaction>(std::make_unique<LocalTransaction>(*this, std::move(state)));
+}
+
+Status LocalStore::check_writable(const TransactionState& state) const {
+  if (poisoned_) return make_error(Code::read_only, "the store refuses writes until it is reopened: " + poisoned_->what, kWhere);
+  if (state.phase != TransactionState::Phase::open) return make_error(Code::invalid_argument, "the transaction was already committed: begin another", kWhere);
+  return {};
+}
+
+// The staged object of `key`, which this transaction owns from now on.
+Result<StagedObject*> LocalStore::own(TransactionState& state, std::string_view key, bool must_exist) {
+  if (key.empty() || key.size() > kKeyMax) return make_error(Code::invalid_argument, "an object's key has 1 to " + std::to_string(kKeyMax) + " bytes", kWhere);
+  if (auto found = state.objects.find(key); found != state.objects.end()) {
+    if (must_exist && found->second.removed) return make_error(Code::not_found, "there is no object '" + std::string(key) + "'", kWhere);
+    return &found->second;
+  }
+  if (const auto owner = owners_.find(key); owner != owners_.end()) {
+    return make_error(Code::busy, "'" + std::string(key) + "' is being written by another transaction; commit or abandon that first", kWhere);
+  }
+  const auto committed = map_->current().find(key);
+  if (committed == map_->current().end() && must_exist) return make_error(Code::not_found, "there is no object '" + std::string(key) + "'", kWhere);
+  StagedObject object;
+  object.runs.resize(volumes_.size());
+  if (committed != map_->current().end()) {
+    object.based = true;
+    object.bytes = object.base_limit = committed->second->bytes;
+    object.chunk_bytes = committed->second->chunk_bytes;
+  } else {
+    object.removed = true;  // until resize() makes it
+  }
+  owners_.emplace(key, &state);
+  return &state.objects.emplace(key, std::move(object)).first->second;
+}
+
+Chunk LocalStore::base_chunk(const StagedObject& object, std::string_view key, uint32_t index) const {
+  if (!object.based) return {};
+  const Object& base = *map_->current().find(key)->second;
+  return index < base.chunks.size() ? trimmed(base.chunks[index], object.chunk_at(index), object.base_limit) : Chunk{};
+}
+
+// What a reader of the transaction sees at `index`; a staged chunk must be done.
+Chunk LocalStore::visible_chunk(const StagedObject& object, std::string_view key, uint32_t index) const {
+  const auto own = object.chunks.find(index);
+  return own == object.chunks.end() ? base_chunk(object, key, index) : own->second->chunk;
+}
+
+Status LocalStore::resize(TransactionState& state, std::string_view key, uint64_t bytes, uint32_t chunk_bytes) {
+  Lock lock(mutex_);
+  STOKER_TRY(check_writable(state));
+  if (chunk_bytes != 0 && (!std::has_single_bit(chunk_bytes) || chunk_bytes < kChunkMin || chunk_bytes > kChunkMax)) {
+    return make_error(Code::invalid_argument, "chunks of '" + std::string(key) + "' must have a power of two from 64 KiB to 8 MiB, not " + std::to_string(chunk_bytes), kWhere);
+  }
+  STOKER_ASSIGN(StagedObject* object, own(state, key, false));
+  const uint32_t unit = !object->removed ? object->chunk_bytes : chunk_bytes != 0 ? chunk_bytes : chunk_bytes_;
+  if (bytes / unit > map_->limits().slots_max) return make_error(Code::out_of_space, "'" + std::string(key) + "' would be too large for the store (" + human_bytes(bytes) + ")", kWhere);
+  STOKER_TRY(charge_map((bytes - std::min(bytes, object->bytes)) / unit * sizeof(Chunk) + 256));
+  if (object->removed) {
+    object->removed = false;
+    object->bytes = object->base_limit = 0;
+    object->chunk_bytes = unit;
+  } else if (chunk_bytes != 0 && chunk_bytes != object->chunk_bytes) {
+    return make_error(Code::invalid_argument, "'" + std::string(key) + "' has chunks of " + std::to_string(object->chunk_bytes) + " bytes; remove it to change that", kWhere);
+  }
+  if (bytes < object->bytes) {
+    object->base_limit = std::min(object->base_limit, bytes);
+    for (auto at = object->chunks.lower_bound(static_cast<uint32_t>(bytes / object->chunk_bytes)); at != object->chunks.end();) {
+      const uint64_t from = object->chunk_at(at->first);
+      if (from < bytes) {
+        auto& node = at->second;
+        if (node->partial && !node->partial->sealed) seal(state.shared_from_this(), node);
+        node->limit = std::min(node->limit, static_cast<uint32_t>(bytes - from));
+        node->chunk.valid = std::min(node->chunk.valid, node->limit);
+        ++at;
+      } else {
+        drop_staged(state, at->second);
+        at = object->chunks.erase(at);
+      }
+    }
+  }
+  object->bytes = bytes;
+  return {};
+}
+
+Status LocalStore::remove(TransactionState& state, std::string_view key) {
+  Lock lock(mutex_);
+  STOKER_TRY(check_writable(state));
+  STOKER_ASSIGN(StagedObject* object, own(state, key, true));
+  for (auto& [index, node] : object->chunks) drop_staged(state, node);
+  object->chunks.clear();
+  for (size_t volume = 0; volume < object->runs.size(); ++volume) allocator_.give_back(volume, object->runs[volume]);
+  object->removed = true;
+  object->based = false;
+  object->bytes = object->base_limit = 0;
+  return {};
+}
+
+// Who is free soonest, of those that have the room.
+std::optional<size_t> LocalStore::pick_volume(uint64_t bytes) const {
+  std::optional<size_t> best;
+  double best_ns = 0;
+  for (size_t volume = 0; volume < volumes_.size(); ++volume) {
+    if (allocator_.largest_blocks(volume) * kBlock < bytes) continue;
+    const double wait_ns = loads_[volume].wait_ns(bytes);
+    if (best && (wait_ns > best_ns || (wait_ns == best_ns && allocator_.free_blocks(volume) <= allocator_.free_blocks(*best)))) continue;
+    best = volume;
+    best_ns = wait_ns;
+  }
+  return best;
+}
+
+Result<Extent> LocalStore::allocate(StagedObject& object, uint64_t bytes, uint64_t ahead_bytes) {
+  const uint64_t blocks = (bytes + kBlock - 1) / kBlock;
+  const uint64_t ahead = std::min(ahead_bytes, kAheadBytes) / kBlock / volumes_.size();
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    // A single volume serves the object's run even where nothing else is free.
+    const auto volume = volumes_.size() == 1 ? std::optional<size_t>(0) : pick_volume(blocks * kBlock);
+    if (volume) {
+      if (const auto extent = allocator_.take(*volume, blocks, ahead, object.runs[*volume])) return *extent;
+    }
+    for (TransactionState* state : open_) give_back_runs(*state);  // what was set aside is needed now
+  }
+  return full(blocks * kBlock);
+}
+
+void LocalStore::give_back_runs(TransactionState& state) {
+  for (auto& [key, object] : state.objects) {
+    for (size_t volume = 0; volume < object.runs.size(); ++volume) allocator_.give_back(volume, object.runs[volume]);
+  }
+}
+
+Error LocalStore::full(uint64_t bytes) const {
+  const uint64_t free = allocator_.free_bytes();
+  std::string what = "the store '" + composition() + "' is full: " + human_bytes(bytes) + " more are needed, " + human_bytes(free) + " of " + human_bytes(allocator_.capacity_bytes()) + " are free";
+  if (free >= bytes) what += " but in pieces of at most " + human_bytes(allocator_.largest_bytes());
+  if (limbo_blocks_ > 0) what += " (" + human_bytes(limbo_blocks_ * kBlock) + " more after the next durable commit and the reads under way)";
+  return make_error(Code::out_of_space, what + "; remove objects or drop snapshots, or make a larger store", kWhere);
+}
+
+void LocalStore::install(TransactionState& state, StagedObject& object, uint32_t index, std::shared_ptr<StagedChunk> node) {
+  auto& place = object.chunks[index];
+  if (place) drop_staged(state, place);
+  place = std::move(node);
+}
+
+// Its extent is free at once, or when its I/O ends (settle_node).
+void LocalStore::drop_node(const std::shared_ptr<StagedChunk>& node) {
+  if (std::exchange(node->dropped, true)) return;
+  const bool idle_partial = node->partial && !node->partial->scheduled && !node->partial->sealed;
+  if (node->state == StagedChunk::State::pending && !idle_partial) return;
+  release({node->chunk.extent()});
+}
+
+void LocalStore::drop_staged(TransactionState& state, const std::shared_ptr<StagedChunk>& node) {
+  std::erase(state.partials, node);
+  drop_node(node);
+}
+
+// A staged chunk's I/O has ended. What waits for it goes to `run`, to be run without the mutex.
+void LocalStore::settle_node(StagedChunk& node, const Status& status, Jobs& run) {
+  node.state = status ? StagedChunk::State::done : StagedChunk::State::failed;
+  node.partial.reset();
+  node.chunk.valid = std::min(node.chunk.valid, node.limit);
+  if (node.dropped) release({node.chunk.extent()});
+  std::move(node.waiters.begin(), node.waiters.end(), std::back_inserter(run));
+  node.waiters.clear();
+}
+
+Future<void> LocalStore::write(const StatePtr& state, std::string_view key, uint64_t offset, Slice from, Priority priority) {
+  struct Part {
+    uint32_t index, at;
+    Slice from;
+  };
+  std::vector<Part> parts;  // of chunks: at most the first and the last
+  std::vector<Future<void>> futures;
+  auto transfer = transfers_.take();
+  transfer->key = key;
+  transfer->priority = priority;
+  const auto refuse = [&](const Error& error) -> Future<void> {
+    for (const Piece& piece : transfer->pieces) allocator_.give(piece.chunk.extent());
+    if (!state->error) state->error = error;  // what was to be written is missing: the commit must not claim it
+    Promise<void> unused = std::move(transfer->promise);
+    unused.complete(error);
+    transfers_.give(std::move(transfer));
+    return error;
+  };
+
+  Lock lock(mutex_);
+  if (const Status status = check_writable(*state); !status) return refuse(status.error());
+  const auto owned = own(*state, key, true);
+  if (!owned) return refuse(owned.error());
+  StagedObject& object = **owned;
+  if (offset > object.bytes || from.size > object.bytes - offset) {
+    return refuse(make_error(Code::invalid_argument, "writing " + std::to_string(from.size) + " bytes at " + std::to_string(offset) + " of '" + std::string(key) + "', which has " +
+                             std::to_string(object.bytes) + ": resize it first", kWhere));
+  }
+  for (size_t moved = 0; moved < from.size;) {
+    const auto index = static_cast<uint32_t>((offset + moved) / object.chunk_bytes);
+    const auto at = static_cast<uint32_t>((offset + moved) % object.chunk_bytes);
+    const auto bytes = static_cast<uint32_t>(std::min<uint64_t>(object.chunk_bytes - at, from.size - moved));
+    const Slice slice = from.sub(moved, bytes);
+    moved += bytes;
+    const auto staged = object.chunks.find(index);
+    const bool nothing_behind = staged == object.chunks.end() ? base_chunk(object, key, index).valid <= bytes : bytes == object.length_of(index);
+    if (at != 0 || !(nothing_behind || bytes == object.length_of(index))) {
+      parts.push_back({index, at, slice});
+      continue;
+    }
+    const auto extent = allocate(object, bytes, object.bytes - object.chunk_at(index));
+    if (!extent) return refuse(extent.error());
+    Piece piece;
+    piece.index = index;
+    piece.memory = slice;
+    piece.chunk.place = extent->place;
+    piece.chunk.stored = piece.chunk.valid = bytes;
+    piece.node = std::make_shared<StagedChunk>();
+    piece.node->chunk = piece.chunk;
+    transfer->pieces.push_back(std::move(piece));
+  }
+  for (Piece& piece : transfer->pieces) {
+    state->touched |= uint64_t{1} << volume_of(piece.chunk.place);
+    install(*state, object, piece.index, piece.node);
+  }
+  Status status;
+  for (Part& part : parts) {
+    Promise<void> promise;
+    futures.push_back(promise.future());
+    if (const Status taken = write_partial(state, object, key, part.index, part.at, part.from, std::move(promise)); !taken && status) status = taken;
+  }
+  if (!status && !state->error) state->error = status.error();
+  if (transfer->pieces.empty()) {
+    lock.unlock();
+    Promise<void> unused = std::move(transfer->promise);
+    unused.complete(Status());
+    transfers_.give(std::move(transfer));
+    return futures.size() == 1 ? futures[0] : all(futures);
+  }
+  transfer->transaction = state;
+  ++state->pending;
+  ++in_flight_;
+  lock.unlock();
+  futures.push_back(transfer->promise.future());
+  start_write(std::move(transfer));
+  return futures.size() == 1 ? futures[0] : all(futures);
+}
+
+// The transfers run while the CRCs are computed here, on the caller's thread.
+void LocalStore::start_write(std::unique_ptr<Transfer> owned) {
+  Transfer& transfer = *owned.release();  // owns itself until write_done()
+  transfer.store = this;
+  transfer.finish = &LocalStore::write_done;
+  size_t scratch = 0;
+  for (Piece& piece : transfer.pieces) {
+    if (piece.chunk.stored % kBlock == 0) continue;
+    piece.scratch = scratch;
+    scratch += kBlock;
+  }
+  if (transfer.scratch.size() < scratch) transfer.scratch = AlignedBytes(scratch);
+  for (const Piece& piece : transfer.pieces) {
+    const size_t volume = volume_of(piece.chunk.place);
+    const uint64_t at = block_of(piece.chunk.place) * kBlock;
+    const FileId file = volumes_[volume].file.id;
+    const size_t straight = align_down(piece.chunk.stored, kBlock);
+    if (straight > 0) transfer.add(Op::Kind::write, file, volume, at, piece.memory.sub(0, straight), piece.index);
+    if (straight == piece.chunk.stored) continue;
+    const Slice last = transfer.scratch.slice().sub(piece.scratch, kBlock);
+    std::memset(last.data, 0, kBlock);
+    std::memcpy(last.data, piece.memory.data + straight, piece.chunk.stored - straight);
+    transfer.add(Op::Kind::write, file, volume, at + straight, last, piece.index);
+  }
+  transfer.start(runtime_.loop, loads_);
+  for (Piece& piece : transfer.pieces) piece.chunk.crc = crc32c(piece.memory.data, piece.chunk.stored);
+  transfer.release();
+}
+
+// On the Loop's thread, or the caller's.
+void LocalStore::write_done(Transfer& transfer, void* store) {
+  auto& self = *static_cast<LocalStore*>(store);
+  std::unique_ptr<Transfer> owned(&transfer);
+  const Status status = transfer.status();
+  const StatePtr state = transfer.transaction;
+  Promise<void> promise = std::move(transfer.promise);
+  Jobs run;
+  {
+    std::lock_guard lock(self.mutex_);
+    for (const Piece& piece : transfer.pieces) {
+      piece.node->chunk.crc = piece.chunk.crc;
+      self.settle_node(*piece.node, status, run);
+    }
+    self.write_settled(state, status);
+  }
+  self.transfers_.give(std::move(owned));
+  for (auto& job : run) job();
+  promise.complete(status);
+  std::lock_guard lock(self.mutex_);
+  if (--self.in_flight_ == 0) self.idle_.notify_all();
+}
+
+void LocalStore::write_settled(const StatePtr& state, const Status& status) {
+  if (!status && !state->error) state->error = status.error();
+  if (--state->pending == 0 && state->phase == TransactionState::Phase::committing) kick();
+}
+
+// Without waiting: what is still being written gives up its extent when that ends.
+void LocalStore::abandon(const StatePtr& state) {
+  using Phase = TransactionState::Phase;
+  std::vector<Promise<void>> cancelled;
+  std::lock_guard lock(mutex_);
+  if (state->phase == Phase::committing) {
+    state->orphaned = true;  // the commit goes on; it is abandoned then if it fails
+    return;
+  }
+  open_.erase(state.get());
+  if (state->phase == Phase::committed) return;
+  state->phase = Phase::abandoned;
+  for (auto& [key, object] : state->objects) {
+    for (auto& [index, node] : object.chunks) drop_node(node);
+    owners_.erase(key);
+  }
+  give_back_runs(*state);
+  state->objects.clear();
+  state->partials.clear();
+}
+
+}  // namespace stoker::local
