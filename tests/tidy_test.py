@@ -1,0 +1,324 @@
+"""Hygiene that must not slip, held as tests. Each rule is a function from a tree to a list of sentences (empty: clean).
+
+Every rule is run on this repository, and on a made-up tree in which it must find exactly what was put there.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# What a folder of src/stoker may include, beside itself. Tests (x_test.cc) and testing/ see everything.
+MAY_INCLUDE = {
+    "base": set(),
+    "memory": {"base"},
+    "io": {"base", "memory"},
+    "optim": {"base"},
+    "store": {"base", "memory", "io"},
+    "offload": {"base", "memory", "io", "store", "optim"},
+    "cli": {"base", "memory", "io", "store"},
+    "bindings": {"base", "memory", "io", "store", "optim", "offload"},
+}
+CODE = {".cc", ".h"}
+TEXT = {".cc", ".h", ".py", ".pyi", ".md", ".sh", ".txt", ".cmake", ".toml", ".json", ".yml", ""}
+
+
+def files(root: Path) -> list[Path]:
+    """What belongs to the tree: what git would commit, or every file where there is no git."""
+    if (root / ".git").exists():
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root, capture_output=True, text=True, check=True
+        ).stdout.split("\0")
+        paths = [root / name for name in listed if name]
+    else:
+        paths = list(root.rglob("*"))
+    return sorted(path for path in paths if path.is_file())
+
+
+def part_of(path: Path, root: Path) -> str:
+    """The folder in the dependency order that a C++ file belongs to ("" for none)."""
+    words = path.relative_to(root).parts
+    if words[:2] == ("src", "stoker"):
+        return words[2]
+    if words[0] == "cli":
+        return "cli"
+    return "bindings" if words[:3] == ("python", "stoker", "bindings") else ""
+
+
+def without_comments(text: str) -> str:
+    """C++ with comments and the contents of strings blanked, lines kept."""
+    pattern = re.compile(r'//[^\n]*|/\*.*?\*/|R"\((.*?)\)"|"(?:\\.|[^"\\\n])*"', re.S)
+    return pattern.sub(lambda found: "\n" * found.group().count("\n"), text)
+
+
+def is_test(path: Path) -> bool:
+    return path.stem.endswith("_test") or "testing" in path.parts or "tests" in path.parts or "bench" in path.parts
+
+
+def upward_includes(root: Path) -> list[str]:
+    problems = []
+    for path in files(root):
+        part = part_of(path, root)
+        if path.suffix not in CODE or is_test(path) or part not in MAY_INCLUDE:
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            found = re.match(r'#include "stoker/(\w+)/', line)
+            if found and found.group(1) not in MAY_INCLUDE[part] | {part}:
+                problems.append(f"{path.relative_to(root)}:{number} includes {found.group(1)}, which stands above {part}")
+    return problems
+
+
+# pattern, the files that may, why
+BANNED_CPP = [
+    (r"(?<![\w.>])(?:std::)?(?:_?exit|quick_exit|_Exit)\s*\(", set(), "a library never ends the process"),
+    (r"(?<![\w.>])(?:std::)?(?:abort|terminate)\s*\(", {"src/stoker/base/check.cc"}, "only a failed check aborts"),
+    (r"(?<![\w.>])(?:std::)?(?:f?printf|f?puts|putchar|perror)\s*\(|std::(?:cout|cerr|clog)\b", {"src/stoker/base/check.cc"}, "a library never prints"),
+    (r"(?<![\w.>])(?:std::)?(?:secure_)?getenv\s*\(", {"src/stoker/base/log.cc"}, "one environment variable, read in one place"),
+]
+PYTHON_MAY_PRINT = {"train", "data", "bench"}  # parts of the command; the offload is a library
+
+
+def banned_calls(root: Path) -> list[str]:
+    problems = []
+    for path in files(root):
+        name = str(path.relative_to(root))
+        if path.suffix in CODE and part_of(path, root) and not is_test(path):
+            text = without_comments(path.read_text())
+            for pattern, allowed, why in BANNED_CPP:
+                if name in allowed or (part_of(path, root) == "cli" and "prints" in why):
+                    continue
+                for found in re.finditer(pattern, text):
+                    line = text.count("\n", 0, found.start()) + 1
+                    problems.append(f"{name}:{line} calls {found.group().strip(' (')}: {why}")
+        elif path.suffix == ".py" and name.startswith("python/stoker/"):
+            problems += banned_in_python(path, name)
+    return problems
+
+
+def banned_in_python(path: Path, name: str) -> list[str]:
+    problems = []
+    part = Path(name).parts[2]
+    for node in ast.walk(ast.parse(path.read_text())):
+        said = ast.unparse(node.func) if isinstance(node, ast.Call) else ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+        if said == "print" and part not in PYTHON_MAY_PRINT:
+            problems.append(f"{name}:{node.lineno} prints: a library never prints")
+        if said in {"os.environ", "os.getenv"}:
+            problems.append(f"{name}:{node.lineno} reads the environment: options are arguments")
+        if isinstance(node, ast.Call) and said == "sys.exit" and path.name != "__main__.py":
+            problems.append(f"{name}:{node.lineno} ends the process: raise, and let __main__.py exit")
+        if isinstance(node, ast.Call) and said in {"pickle.load", "pickle.loads", "eval", "exec"}:
+            problems.append(f"{name}:{node.lineno} calls {said}: files are read as data, never run")
+    return problems
+
+
+def unused_files(root: Path) -> list[str]:
+    """A .cc that no CMakeLists names, a .h that nobody includes, a Python module that nobody imports."""
+    every = files(root)
+    problems = []
+    code = {path: path.read_text() for path in every if path.suffix in CODE}
+    lists = {path.parent: path.read_text() for path in every if path.name == "CMakeLists.txt"}
+    for path, _ in code.items():
+        name = path.relative_to(root)
+        if path.suffix == ".cc":
+            named = any(
+                re.search(rf"(?<![\w/.]){re.escape(spelled)}(?![\w.])", text)
+                for folder, text in lists.items()
+                if folder in path.parents
+                for spelled in (path.relative_to(folder).as_posix(), *call_spelled(path, folder))
+            )
+            if not named:
+                problems.append(f"{name} is built by no CMakeLists.txt")
+        elif not any(re.search(rf'#include "(?:[\w/]*/)?{re.escape(path.name)}"', text) for other, text in code.items() if other != path):
+            problems.append(f"{name} is included by nobody")
+    return problems + unused_modules(root, every)
+
+
+def call_spelled(path: Path, folder: Path) -> tuple[str, ...]:
+    """These name a file without its ending: stoker_command(probe), stoker_binding(optim ...), a list of fuzzers or benchmarks."""
+    if folder == path.parent and folder.name in {"cli", "bindings"}:
+        return (f"stoker_command({path.stem}", f"stoker_binding({path.stem}")
+    if folder == path.parent and folder.name in {"fuzz", "micro"}:
+        return (path.stem,)
+    return ()
+
+
+def unused_modules(root: Path, every: list[Path]) -> list[str]:
+    python = [path for path in every if path.suffix == ".py"]
+    used: dict[str, set[Path]] = {}
+    for path in python:
+        package = ".".join(path.relative_to(root / "python").parent.parts) if (root / "python") in path.parents else ""
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                base = node.module or ""
+                if node.level:
+                    above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                    base = ".".join([*above, base]).strip(".")
+                names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+            for name in names:
+                used.setdefault(name, set()).add(path)
+    # A helper that tests run as a program of its own is named as a file.
+    texts = {path: path.read_text() for path in python}
+    problems = []
+    for path in python:
+        name = path.relative_to(root)
+        if path.name in {"__main__.py", "__init__.py", "conftest.py"} or re.match(r"test_|.*_test$", path.stem):
+            continue
+        module = ".".join((path.relative_to(root / "python") if name.parts[0] == "python" else Path(path.name)).with_suffix("").parts)
+        imported = used.get(module, set()) - {path}
+        named = name.parts[0] == "tests" and any(path.name in text for other, text in texts.items() if other != path)
+        if not imported and not named and name.parts[0] in {"python", "tests"}:
+            problems.append(f"{name} is imported by nobody and is no entry point")
+    return problems
+
+
+# Split, so that this file does not match itself.
+PLACES = re.compile(
+    "|".join(
+        [
+            r"(?<![\w.$}/-])/(?:ro" + r"ot|ho" + r"me|wo" + r"rk|o" + r"pt)/\w",
+            r"(?<![\w.$}/-])/t" + r"mp/\w",
+            r"pypi\.o" + r"rg|pythonho" + r"sted|download\.py" + r"torch|deb\.deb" + r"ian|archive\.ubu" + r"ntu|--(?:extra-)?index-u" + r"rl",
+        ]
+    )
+)
+
+
+def machine_places(root: Path) -> list[str]:
+    problems = []
+    for path in files(root):
+        name = path.relative_to(root)
+        if path.suffix not in TEXT or path.name == "LICENSE" or name.parts[:2] == ("bench", "results") or "corpus" in name.parts:
+            continue
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError:
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            found = PLACES.search(line)
+            if found:
+                problems.append(f"{name}:{number} names {found.group()}: a place of one machine, or a package host")
+    return problems
+
+
+def undocumented_formats(root: Path) -> list[str]:
+    """A file that defines the magic of something on disk names its page in docs/formats; each page holds a worked example."""
+    problems = []
+    pages = {path.name: path.read_text() for path in files(root) if path.parent == root / "docs" / "formats" and path.suffix == ".md"}
+    for path in files(root):
+        if path.suffix not in CODE | {".py"} or is_test(path):
+            continue
+        text = path.read_text()
+        if not re.search(r"^(?:inline |static )*constexpr [\w:\[\] ]*\bk\w*Magic\b[\[\]\d]* ?[={]|^_?\w*MAGIC\w* = ", text, re.M):
+            continue
+        named = re.findall(r"docs/formats/(\w+\.md)", text)
+        if not named:
+            problems.append(f"{path.relative_to(root)} defines a magic but names no page of docs/formats")
+        problems += [f"{path.relative_to(root)} names docs/formats/{page}, which does not exist" for page in named if page not in pages]
+    for page, text in pages.items():
+        if not re.search(r"(?:^|[\s`|])(?:[0-9a-fA-F]{2} ){7}[0-9a-fA-F]{2}", text):
+            problems.append(f"docs/formats/{page} has no worked example in hexadecimal")
+    return problems
+
+
+def unfinished(root: Path) -> list[str]:
+    marks = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b")
+    return [
+        f"{path.relative_to(root)}:{number} is marked unfinished"
+        for path in files(root)
+        if path.suffix in CODE | {".py", ".md", ".sh"}
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if marks.search(line)
+    ]
+
+
+def dead_links(root: Path) -> list[str]:
+    """Files of this repository that its pages link to or name in backticks with a folder exist."""
+    problems = []
+    for path in files(root):
+        if path.suffix != ".md":
+            continue
+        text = path.read_text()
+        targets = {target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target and not target.startswith("#")}
+        targets = {(path.parent / target, target) for target in targets}
+        targets |= {(root / target, target) for target in re.findall(r"`((?:src|cli|python|tests|docs|tools|bench)/[\w./-]+\.(?:cc|h|py|md|sh|txt))`", text)}
+        problems += [f"{path.relative_to(root)} names {target}, which does not exist" for place, target in sorted(targets, key=str) if not place.exists()]
+    return problems
+
+
+RULES: list[Callable[[Path], list[str]]] = [
+    upward_includes,
+    banned_calls,
+    unused_files,
+    machine_places,
+    undocumented_formats,
+    unfinished,
+    dead_links,
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_repository_keeps_the_rule(rule: Callable[[Path], list[str]]) -> None:
+    problems = rule(ROOT)
+    assert not problems, "\n" + "\n".join(problems)
+
+
+CMAKE = "stoker_library(base SOURCES a.cc)"
+# rule, files of a made-up tree, how many problems it must find there
+BROKEN = [
+    (upward_includes, {"src/stoker/io/x.cc": '#include "stoker/store/store.h"\n#include "stoker/base/a.h"'}, 1),
+    (upward_includes, {"src/stoker/store/x.h": '#include "stoker/testing/sim.h"'}, 1),
+    (upward_includes, {"src/stoker/optim/x.cc": '#include "stoker/memory/arena.h"'}, 1),
+    (upward_includes, {"cli/x.cc": '#include "stoker/testing/sim.h"'}, 1),
+    (upward_includes, {"src/stoker/io/x_test.cc": '#include "stoker/testing/sim.h"'}, 0),
+    (banned_calls, {"src/stoker/io/x.cc": "void f() { std::exit(1); }"}, 1),
+    (banned_calls, {"src/stoker/io/x.cc": "void f() { abort(); std::abort(); }"}, 2),
+    (banned_calls, {"src/stoker/base/check.cc": "void f() { std::abort(); }"}, 0),
+    (banned_calls, {"src/stoker/io/x.cc": 'void f() { printf("a"); std::cout << 1; fprintf(stderr, "b"); }'}, 3),
+    (banned_calls, {"cli/x.cc": 'void f() { printf("a"); std::exit(2); }'}, 1),
+    (banned_calls, {"src/stoker/io/x.cc": 'char* f() { return std::getenv("A"); }'}, 1),
+    (banned_calls, {"src/stoker/io/x.cc": 'const char* f() { return "exit(1)"; } // getenv("A")\nvoid g() { pool.exit(); }'}, 0),
+    (banned_calls, {"python/stoker/offload/x.py": "print(1)"}, 1),
+    (banned_calls, {"python/stoker/train/x.py": "import os, sys\nprint(1)\nos.environ['A']\nsys.exit(1)"}, 2),
+    (banned_calls, {"python/stoker/train/x.py": "import pickle\npickle.load(f)"}, 1),
+    (unused_files, {"src/stoker/base/CMakeLists.txt": CMAKE, "src/stoker/base/a.cc": "", "src/stoker/base/b.cc": "", "src/stoker/base/ba.cc": ""}, 2),
+    (unused_files, {"src/stoker/base/a.h": "", "src/stoker/base/b.h": '#include "stoker/base/a.h"'}, 1),
+    (unused_files, {"cli/CMakeLists.txt": "stoker_command(probe)", "cli/probe.cc": "", "cli/probe_more.cc": ""}, 1),
+    (unused_files, {"python/stoker/x.py": "", "python/stoker/y.py": "from stoker import x", "python/stoker/__main__.py": "from . import y"}, 0),
+    (unused_files, {"python/stoker/x.py": "", "python/stoker/xy.py": "from stoker import z"}, 2),
+    (machine_places, {"a.md": "see /ho" + "me/me/stoker", "b.py": "p = '/t" + "mp/x'", "c.txt": "https://pypi.o" + "rg/simple"}, 3),
+    (machine_places, {"a.md": "/nvme0/run, build/work/x, $HOME/work/x, out/tmp/y"}, 0),
+    (undocumented_formats, {"src/stoker/io/x.h": "constexpr uint64_t kVolumeMagic = 1;", "python/stoker/a.py": "MAGIC = b'x'"}, 2),
+    (undocumented_formats, {"src/stoker/io/x.h": "// docs/formats/no.md\ninline constexpr uint32_t kFrameMagic = 1;"}, 1),
+    (undocumented_formats, {"docs/formats/x.md": "# a format without an example"}, 1),
+    (
+        undocumented_formats,
+        {"docs/formats/x.md": "    53 54 4f 4b 45 52 56 31", "src/stoker/io/x.h": "// docs/formats/x.md\nconstexpr uint64_t kMagic = 1;"},
+        0,
+    ),
+    (unfinished, {"src/stoker/io/x.cc": "// TO" + "DO: later", "README.md": "FIX" + "ME"}, 2),
+    (dead_links, {"README.md": "[a](docs/no.md) and `src/stoker/io/no.cc`", "docs/x.md": "[up](../README.md)"}, 2),
+]
+
+
+@pytest.mark.parametrize(("rule", "tree", "count"), BROKEN, ids=lambda value: getattr(value, "__name__", None))
+def test_rule_can_fail(tmp_path: Path, rule: Callable[[Path], list[str]], tree: dict[str, str], count: int) -> None:
+    for name, text in tree.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    problems = rule(tmp_path)
+    assert len(problems) == count, "\n".join(problems)
+
+
+def test_every_rule_has_a_tree_in_which_it_fails() -> None:
+    assert {rule for rule, _, count in BROKEN if count} == set(RULES)
