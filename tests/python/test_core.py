@@ -183,14 +183,20 @@ def test_raw_memory_moves_both_ways(arena, store):
     assert future.ready() and future.error() is None and torch.equal(source, into)
 
 
-def test_a_store_with_open_transactions_does_not_close(store):
+def test_closing_a_store_ends_its_transactions_but_not_its_sessions(runtime, arena, store):
+    session = _core.Session(runtime, store, arena, tiles=1, tile_elements=TILE)
     txn = store.begin()
+    txn.resize("a", 10)
     with pytest.raises(Busy):
         store.close()
-    del txn
+    session.close()
+    assert arena.used == 0
+    store.close()
     store.close()
     with pytest.raises(InvalidArgument):
         store.info()
+    with pytest.raises(InvalidArgument):
+        txn.commit()
 
 
 # ---- session

@@ -102,7 +102,8 @@ def control(dtype, clip, steps, **kwargs):
     model, original = make(dtype, **kwargs)
     opt = reference.ReferenceOptimizer(original)
     seen = train(model, opt, clip, steps, **loop)
-    state = {name: (reference.master(opt, p), opt.state[p]["m"].clone() if p in opt.state else None, opt.state[p]["v"].clone() if p in opt.state else None) for name, p in model.named_parameters()}
+    plane = lambda p, name: opt.state[p][name] if p in opt.state else None
+    state = {name: (p.detach(), reference.master(opt, p), plane(p, "m"), plane(p, "v")) for name, p in model.named_parameters()}
     return seen, state, model
 
 
@@ -122,11 +123,11 @@ def same(model, opt, expected, algorithm="adamw"):
     states = {id(p): full.get(i) for i, p in enumerate(order)}
     with stoker.gather(list(model.parameters())):
         for name, param in model.named_parameters():
-            master, m, v = expected[name]
+            weight, master, m, v = expected[name]
             entry = states.get(id(param))
             if param.dtype == torch.bfloat16 and entry is not None and "master" in entry:
                 assert torch.equal(entry["master"], master), f"master of {name}"
-            assert torch.equal(param.detach(), master.to(param.dtype)), f"weights of {name}"
+            assert torch.equal(param.detach(), weight), f"weights of {name}"
             if entry is None:
                 continue
             if algorithm == "sgd":
@@ -142,7 +143,7 @@ CASES = {
     "torch_clip": dict(dtype=torch.bfloat16, clip=torch_clip),
     "own_clip": dict(dtype=torch.bfloat16, clip=own_clip),
     "own_clip_f32": dict(dtype=torch.float32, clip=own_clip),
-    "infs": dict(dtype=torch.bfloat16, clip=torch_clip, inf_at=(3, 50, 51, 120)),
+    "infs": dict(dtype=torch.bfloat16, clip=torch_clip, inf_at=(3, 20, 21, 120)),
     "accumulate": dict(dtype=torch.bfloat16, clip=torch_clip, accumulate=4),
     "autocast": dict(dtype=torch.float32, clip=torch_clip, autocast=True),
     "autocast_frozen": dict(dtype=torch.float32, clip=torch_clip, autocast=True, frozen=True),
@@ -158,7 +159,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_bit_equal(tmp_path, case, policy):
     settings = dict(CASES[case])
-    steps = STEPS if case in ("own_clip", "torch_clip", "infs") else STEPS // 4
+    steps = STEPS if case in ("own_clip", "torch_clip", "infs") and policy != "auto" else STEPS // 8
     seen, state, _ = control(steps=steps, **settings)
     ours, model, opt = offloaded(f"{tmp_path}/s", policy, steps=steps, **settings)
     assert ours == seen
@@ -177,8 +178,8 @@ def test_bit_equal(tmp_path, case, policy):
 @pytest.mark.parametrize("policy", ["sync", "speculate"])
 def test_checkpointed_segments(tmp_path, segments, reentrant, policy):
     settings = dict(dtype=torch.bfloat16, clip=torch_clip, segments=segments, reentrant=reentrant)
-    seen, state, _ = control(steps=20, **settings)
-    ours, model, opt = offloaded(f"{tmp_path}/s", policy, steps=20, **settings)
+    seen, state, _ = control(steps=10, **settings)
+    ours, model, opt = offloaded(f"{tmp_path}/s", policy, steps=10, **settings)
     assert ours == seen
     same(model, opt, state)
     opt.close()

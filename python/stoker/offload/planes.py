@@ -178,6 +178,7 @@ class Planes:
         """Waits for what is in flight; gives back the tile buffers and the store's lock."""
         self.source = None
         self.session.close()
+        self.session = None  # it holds the store open
         self.store.close()
 
 
