@@ -240,13 +240,11 @@ void LocalStore::flip(Entry& entry) {
 }
 
 void LocalStore::finish(Entry& entry, const Status& status) {
-  bool orphaned = false;
   if (!status && entry.state) {
     std::lock_guard lock(mutex_);
-    entry.state->phase = TransactionState::Phase::failed;
-    orphaned = entry.state->orphaned;
+    let_go(*entry.state, TransactionState::Phase::failed);
+    if (entry.state->orphaned) open_.erase(entry.state.get());
   }
-  if (orphaned) abandon(entry.state);
   if (entry.kind != Entry::Kind::commit) {
     entry.named.complete(status);
   } else if (status) {

@@ -90,6 +90,7 @@ class LocalStore final : public Store {
   static void write_done(Transfer& transfer, void* store);
   void start_write(std::unique_ptr<Transfer> transfer);
   void abandon(const StatePtr& state);
+  void let_go(TransactionState& state, TransactionState::Phase phase);
   void write_settled(const StatePtr& state, const Status& status);
 
   // partial.cc

@@ -99,6 +99,7 @@ void LocalStore::try_read(std::unique_ptr<Transfer> transfer, StatePtr state, st
 Result<std::shared_ptr<StagedChunk>> LocalStore::gather(Transfer& transfer, const StatePtr& state, std::string_view snapshot, uint64_t offset, Slice into) {
   using Phase = TransactionState::Phase;
   const StagedObject* staged = nullptr;
+  if (state && state->phase == Phase::failed) return make_error(Code::cancelled, "the transaction's commit failed: its bytes are gone", kWhere);
   if (state && state->phase == Phase::abandoned) return make_error(Code::cancelled, "the transaction was abandoned before it could be read", kWhere);
   if (state && state->phase != Phase::committed) {
     if (const auto own = state->objects.find(transfer.key); own != state->objects.end()) staged = &own->second;
@@ -124,7 +125,7 @@ Result<std::shared_ptr<StagedChunk>> LocalStore::gather(Transfer& transfer, cons
       const auto& node = own->second;
       if (node->partial && !node->partial->sealed) seal(state, node);
       if (node->state == StagedChunk::State::pending) return node;
-      if (node->state == StagedChunk::State::failed) return state->error.value_or(make_error(Code::io, "chunk " + std::to_string(piece.index) + " of '" + transfer.key + "' could not be written", kWhere));
+      if (node->state == StagedChunk::State::failed) return *state->error;
       piece.chunk = visible_chunk(*staged, transfer.key, piece.index);
     } else {
       piece.chunk = visible_chunk(*staged, transfer.key, piece.index);

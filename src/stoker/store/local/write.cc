@@ -333,22 +333,25 @@ void LocalStore::write_settled(const StatePtr& state, const Status& status) {
 // Without waiting: what is still being written gives up its extent when that ends.
 void LocalStore::abandon(const StatePtr& state) {
   using Phase = TransactionState::Phase;
-  std::vector<Promise<void>> cancelled;
   std::lock_guard lock(mutex_);
   if (state->phase == Phase::committing) {
-    state->orphaned = true;  // the commit goes on; it is abandoned then if it fails
+    state->orphaned = true;  // the commit goes on
     return;
   }
   open_.erase(state.get());
-  if (state->phase == Phase::committed) return;
-  state->phase = Phase::abandoned;
-  for (auto& [key, object] : state->objects) {
+  if (state->phase == Phase::open) let_go(*state, Phase::abandoned);
+}
+
+// With the mutex: nothing that it staged will be committed.
+void LocalStore::let_go(TransactionState& state, TransactionState::Phase phase) {
+  state.phase = phase;
+  give_back_runs(state);
+  state.partials.clear();
+  for (auto& [key, object] : state.objects) {
     for (auto& [index, node] : object.chunks) drop_node(node);
     owners_.erase(key);
   }
-  give_back_runs(*state);
-  state->objects.clear();
-  state->partials.clear();
+  state.objects.clear();
 }
 
 }  // namespace stoker::local
