@@ -11,6 +11,9 @@ from typing import Any, Sequence
 
 Priority = str  # "demand" | "prefetch" | "write_back" | "checkpoint" | "scrub"
 
+def parse_bytes(text: str) -> int: ...  # "20GiB", "160 MiB", "4096"; InvalidArgument
+def human_bytes(bytes: int) -> str: ...  # "1.5 GiB"
+
 class Runtime:
     """The threads and the memory cap of a process. `threads`: CPU pool; `budget_bytes`: hard cap that arenas and stores draw on;
     `engine`: "auto", "uring" or "posix"; `depth`: disk operations in flight at most."""
@@ -88,7 +91,7 @@ class Store:
     def begin(self) -> Transaction: ...
     def snapshot(self, name: str) -> Future: ...
     def drop(self, name: str) -> Future: ...
-    def close(self) -> None: ...  # waits for what is in flight; every Transaction and Session must be closed
+    def close(self) -> None: ...  # waits for what is in flight, abandons what is not committed, frees the lock; Busy while a Session is open
 
 class Transaction:
     """A step (or any atomic change). Dropping it abandons it."""

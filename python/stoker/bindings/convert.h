@@ -46,7 +46,7 @@ T wait_for(const Future<T>& future) {
 }
 
 Priority priority_of(std::string_view name);
-Store& open(const PyStore& store);                                // raises if it was closed
-offload::StepTransaction& open(const PyTransaction& transaction); // raises if it was abandoned
+Store& open(const PyStore& store);                                  // raises if it was closed
+offload::StepTransaction& open(const PyTransaction& transaction);   // raises if it was abandoned
 
 }  // namespace stoker::python

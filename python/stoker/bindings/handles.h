@@ -4,6 +4,7 @@
 // Destructors here run on any thread, with or without the GIL: they call nothing of Python.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -64,22 +65,37 @@ class StoreHandle {
     });
     return future;
   }
+  // Transactions are the store's to end when it is closed: Python may keep their objects for long.
+  std::shared_ptr<struct TransactionBox> add(std::unique_ptr<Transaction> transaction);
+  // Waits for what is in flight and gives up what is not committed. Sessions must be closed.
   void close();
 
   const std::shared_ptr<RuntimeHandle> runtime;
   std::unique_ptr<Store> store;         // null once closed
   Counter read_bytes, written_bytes;    // what Python itself moved, beside Sessions
+  std::atomic<int> sessions{0};         // open ones
 
  private:
   std::mutex mutex_;
   std::condition_variable idle_;
-  size_t pending_ = 0;  // guarded by mutex_
+  size_t pending_ = 0;                                         // guarded by mutex_
+  std::vector<std::weak_ptr<struct TransactionBox>> transactions_;  // guarded by mutex_
+};
+
+struct TransactionBox {
+  ~TransactionBox() { end(); }
+  void end();  // abandons it unless it was committed; waits for the updates that write into it
+  std::shared_ptr<StoreHandle> store;
+  std::shared_ptr<offload::StepTransaction> step;  // null once ended
 };
 
 struct SessionHandle {
+  SessionHandle(std::shared_ptr<StoreHandle> the_store, std::shared_ptr<ArenaHandle> the_arena, std::unique_ptr<offload::Session> the_session);
+  ~SessionHandle() { close(); }
+  void close();
   std::shared_ptr<StoreHandle> store;
   std::shared_ptr<ArenaHandle> arena;
-  std::unique_ptr<offload::Session> session;  // null once closed; destroyed first
+  std::unique_ptr<offload::Session> session;  // null once closed, as are the others
 };
 
 // The classes Python sees: values that hold a share of the above.
@@ -96,8 +112,7 @@ struct PyStore {
   std::shared_ptr<StoreHandle> handle;
 };
 struct PyTransaction {
-  std::shared_ptr<StoreHandle> store;
-  std::shared_ptr<offload::StepTransaction> transaction;  // null once abandoned; destroyed before the store
+  std::shared_ptr<TransactionBox> box;
 };
 struct PyFuture {
   Future<Version> version;  // one of the two is valid

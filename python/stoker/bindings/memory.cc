@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "convert.h"
+#include "stoker/base/bytes.h"
 #include "stoker/base/log.h"
 
 namespace stoker::python {
@@ -143,6 +144,7 @@ uint64_t address(const std::byte* data) { return reinterpret_cast<uintptr_t>(dat
 
 void bind_memory(nanobind::module_& module) {
   using namespace stoker::python;
+  module.def("human_bytes", [](uint64_t bytes) { return stoker::human_bytes(bytes); }, nb::arg("bytes"), "'1.5 GiB' style.");
   nb::class_<PyArena>(module, "Arena", "Pre-faulted memory in large pages, out of which Buffers are cut.")
       .def("take", &take, nb::arg("bytes"))
       .def_prop_ro("address", [](const PyArena& a) { return address(a.handle->arena->data()); })

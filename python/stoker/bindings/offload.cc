@@ -9,6 +9,20 @@
 #include "stoker/offload/gradient.h"
 
 namespace stoker::python {
+
+SessionHandle::SessionHandle(std::shared_ptr<StoreHandle> the_store, std::shared_ptr<ArenaHandle> the_arena, std::unique_ptr<offload::Session> the_session)
+    : store(std::move(the_store)), arena(std::move(the_arena)), session(std::move(the_session)) {
+  ++store->sessions;
+}
+
+void SessionHandle::close() {
+  if (!session) return;
+  session.reset();
+  --store->sessions;
+  arena.reset();
+  store.reset();
+}
+
 namespace {
 
 using offload::BlockId;
@@ -35,7 +49,7 @@ offload::Session& open(const PySession& session) {
 
 PySession make_session(const PyRuntime& runtime, const PyStore& store, const PyArena& arena, uint32_t tiles, uint32_t tile_elements) {
   auto made = offload::Session::make(python::open(store), runtime.handle->owner->runtime(), *arena.handle->arena, {tiles, tile_elements});
-  return {std::make_shared<SessionHandle>(SessionHandle{store.handle, arena.handle, unwrap(std::move(made))})};
+  return {std::make_shared<SessionHandle>(store.handle, arena.handle, unwrap(std::move(made)))};
 }
 
 optim::GradType grad_type_of(const std::string& name) {
@@ -126,7 +140,7 @@ nb::list to_list(const std::vector<Hash128>& hashes) {
 std::shared_ptr<offload::StepTransaction> share(const PyTransaction* transaction) {
   if (transaction == nullptr) return nullptr;
   python::open(*transaction);
-  return transaction->transaction;
+  return transaction->box->step;
 }
 
 // ---- blocks
@@ -229,7 +243,7 @@ nb::list hashes(const PyUpdateJob& job) {
 
 void close_session(const PySession& session) {
   nb::gil_scoped_release release;
-  session.handle->session.reset();
+  session.handle->close();
 }
 
 // ---- gradients

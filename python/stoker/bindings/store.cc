@@ -13,10 +13,30 @@
 
 namespace stoker::python {
 
+std::shared_ptr<TransactionBox> StoreHandle::add(std::unique_ptr<Transaction> transaction) {
+  auto box = std::make_shared<TransactionBox>();
+  box->step = std::make_shared<offload::StepTransaction>(std::move(transaction));
+  std::lock_guard lock(mutex_);
+  std::erase_if(transactions_, [](const auto& each) { return each.expired(); });
+  transactions_.push_back(box);
+  return box;
+}
+
+void TransactionBox::end() {
+  if (!step) return;
+  step->abandon();
+  step->jobs()->wait_none();
+  step.reset();
+}
+
 void StoreHandle::close() {
   std::unique_lock lock(mutex_);
   idle_.wait(lock, [this] { return pending_ == 0; });
+  const auto transactions = std::exchange(transactions_, {});
   lock.unlock();
+  for (const auto& each : transactions) {
+    if (const auto box = each.lock()) box->end();
+  }
   store.reset();
 }
 
@@ -26,8 +46,8 @@ Store& open(const PyStore& store) {
 }
 
 offload::StepTransaction& open(const PyTransaction& transaction) {
-  if (!transaction.transaction) raise_invalid("this transaction was abandoned");
-  return *transaction.transaction;
+  if (!transaction.box->step) raise_invalid("this transaction was abandoned, or its store was closed");
+  return *transaction.box->step;
 }
 
 Priority priority_of(std::string_view name) {
@@ -194,8 +214,8 @@ nb::bytes store_read_bytes(const PyStore& store, const std::string& key, uint64_
 PyFuture named(const PyStore& store, const Future<void>& future) { return {.version = {}, .done = store.handle->track(future), .store = store.handle}; }
 
 void close_store(PyStore& store) {
-  open(store);
-  if (store.handle.use_count() > 1) raise(make_error(Code::busy, "the store still has open sessions, transactions or futures; close those first", "python"));
+  if (!store.handle->store) return;
+  if (store.handle->sessions != 0) raise(make_error(Code::busy, "the store still has an open session; close that first", "python"));
   nb::gil_scoped_release release;
   store.handle->close();
 }
@@ -203,29 +223,31 @@ void close_store(PyStore& store) {
 // ---- Transaction
 
 PyTransaction begin(const PyStore& store) {
-  return {store.handle, std::make_shared<offload::StepTransaction>(unwrap(open(store).begin()))};
+  auto box = store.handle->add(unwrap(open(store).begin()));
+  box->store = store.handle;
+  return {std::move(box)};
 }
 
 PyFuture write_from(const PyTransaction& transaction, const std::string& key, uint64_t offset, uintptr_t address, uint64_t bytes, const std::string& priority) {
   const Priority urgency = priority_of(priority);
   Transaction& staged = open(transaction).raw();
   nb::gil_scoped_release release;  // checksums are computed in here
-  const Slice from = transaction.store->runtime->slice(address, bytes);
-  return transfer(transaction.store, staged.write(key, offset, from, urgency), transaction.store->written_bytes, bytes);
+  const Slice from = transaction.box->store->runtime->slice(address, bytes);
+  return transfer(transaction.box->store, staged.write(key, offset, from, urgency), transaction.box->store->written_bytes, bytes);
 }
 
 void write_bytes(const PyTransaction& transaction, const std::string& key, uint64_t offset, const nb::bytes& data) {
   if (data.size() == 0) return;
-  auto scratch = Scratch::make(*transaction.store->runtime, data.size());
+  auto scratch = Scratch::make(*transaction.box->store->runtime, data.size());
   std::memcpy(scratch->data(), data.data(), data.size());
-  const Future<void> done = transaction.store->track(open(transaction).raw().write(key, offset, Slice{scratch->data(), data.size()}));
+  const Future<void> done = transaction.box->store->track(open(transaction).raw().write(key, offset, Slice{scratch->data(), data.size()}));
   done.on_done([scratch](const Status&) {});
   wait_for(done);
-  transaction.store->written_bytes.add(data.size());
+  transaction.box->store->written_bytes.add(data.size());
 }
 
 nb::bytes staged_read_bytes(const PyTransaction& transaction, const std::string& key, uint64_t offset, uint64_t bytes) {
-  return read_bytes(*transaction.store, bytes, [&](Slice into) { return open(transaction).raw().read(key, offset, into); });
+  return read_bytes(*transaction.box->store, bytes, [&](Slice into) { return open(transaction).raw().read(key, offset, into); });
 }
 
 PyFuture commit(const PyTransaction& transaction, const std::string& durability) {
@@ -233,15 +255,12 @@ PyFuture commit(const PyTransaction& transaction, const std::string& durability)
   const Durability named = durability == "durable" ? Durability::durable : Durability::deferred;
   offload::StepTransaction& step = open(transaction);
   nb::gil_scoped_release release;
-  return {.version = transaction.store->track(step.commit(named)), .done = {}, .store = transaction.store};
+  return {.version = transaction.box->store->track(step.commit(named)), .done = {}, .store = transaction.box->store};
 }
 
-void abandon(PyTransaction& transaction) {
-  if (!transaction.transaction) return;
+void abandon(const PyTransaction& transaction) {
   nb::gil_scoped_release release;
-  transaction.transaction->abandon();
-  transaction.transaction->wait_idle();
-  transaction.transaction.reset();
+  transaction.box->end();
 }
 
 nb::object poisoned(const PyTransaction& transaction) {
@@ -309,7 +328,7 @@ void bind_store(nanobind::module_& module) {
       .def("commit", &commit, nb::arg("durability") = "durable")
       .def("abandon", &abandon)
       .def_prop_ro("poisoned", &poisoned)
-      .def_prop_ro("active_jobs", [](const PyTransaction& t) { return open(t).active_jobs(); });
+      .def_prop_ro("active_jobs", [](const PyTransaction& t) { return open(t).jobs()->computing(); });
   nb::class_<PyStore>(module, "Store", "Named objects of bytes, changed only by transactions.")
       .def("info", &info)
       .def("stat", [](const PyStore& s, const std::string& key, const std::string& snapshot) { return to_dict(unwrap(open(s).stat(key, snapshot))); },

@@ -528,7 +528,8 @@ TEST_F(OffloadTest, AnAbandonedTransactionCancelsWhatHasNotBegun) {
   if (!done) {
     EXPECT_EQ(done.error().code, Code::cancelled);
   }
-  transaction->wait_idle();
+  transaction->jobs()->wait_none();
+  EXPECT_EQ(transaction.use_count(), 1);
   EXPECT_EQ(session_->update(block, request(segments, transaction)).error().code, Code::cancelled);
   transaction.reset();
   expect_equal();
@@ -538,7 +539,8 @@ TEST_F(OffloadTest, CommitBesideARunningUpdateIsRefused) {
   auto transaction = begin();
   ASSERT_TRUE(transaction->begin_job());
   EXPECT_EQ(transaction->commit(Durability::durable).wait().error().code, Code::busy);
-  transaction->end_job();
+  transaction->jobs()->computed();
+  transaction->jobs()->end();
   EXPECT_TRUE(transaction->commit(Durability::durable).wait());
   EXPECT_EQ(transaction->begin_job().error().code, Code::invalid_argument);
 }

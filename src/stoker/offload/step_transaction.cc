@@ -2,12 +2,38 @@
 
 namespace stoker::offload {
 
+void JobCount::begin() {
+  std::lock_guard lock(mutex_);
+  ++computing_;
+  ++holding_;
+}
+
+void JobCount::computed() {
+  std::lock_guard lock(mutex_);
+  --computing_;
+}
+
+void JobCount::end() {
+  std::lock_guard lock(mutex_);
+  if (--holding_ == 0) none_.notify_all();
+}
+
+size_t JobCount::computing() const {
+  std::lock_guard lock(mutex_);
+  return computing_;
+}
+
+void JobCount::wait_none() const {
+  std::unique_lock lock(mutex_);
+  none_.wait(lock, [this] { return holding_ == 0; });
+}
+
 Future<Version> StepTransaction::commit(Durability durability) {
   {
     std::lock_guard lock(mutex_);
     if (committed_) return make_error(Code::invalid_argument, "this transaction was committed already", "offload/step");
-    if (jobs_ != 0) {
-      return make_error(Code::busy, std::to_string(jobs_) + " updates still write into this transaction; wait for them first", "offload/step");
+    if (const size_t jobs = jobs_->computing(); jobs != 0) {
+      return make_error(Code::busy, std::to_string(jobs) + " updates of this transaction still compute; wait for them first", "offload/step");
     }
     if (poison_) return poison_->with("the step cannot be committed");
     if (abandoned_) return make_error(Code::cancelled, "this transaction was abandoned", "offload/step");
@@ -34,23 +60,8 @@ Status StepTransaction::begin_job() {
   std::lock_guard lock(mutex_);
   if (committed_) return make_error(Code::invalid_argument, "this transaction was committed: updates need a new one", "offload/step");
   if (abandoned_) return make_error(Code::cancelled, "this transaction was abandoned: updates need a new one", "offload/step");
-  ++jobs_;
+  jobs_->begin();
   return {};
-}
-
-void StepTransaction::end_job() {
-  std::lock_guard lock(mutex_);
-  if (--jobs_ == 0) idle_.notify_all();
-}
-
-size_t StepTransaction::active_jobs() const {
-  std::lock_guard lock(mutex_);
-  return jobs_;
-}
-
-void StepTransaction::wait_idle() const {
-  std::unique_lock lock(mutex_);
-  idle_.wait(lock, [this] { return jobs_ == 0; });
 }
 
 }  // namespace stoker::offload

@@ -19,6 +19,23 @@ struct CommitFate {
   std::atomic<Version> version{0};  // 0 until committed
 };
 
+// The updates of a transaction, counted. Outlives the transaction by a moment: an update lets go of the transaction first and is
+// counted out then, so whoever waited for none holds the last share.
+class JobCount {
+ public:
+  void begin();
+  void computed();  // the update has handed all its writes to the store
+  void end();       // and they are done, and it let go of the transaction
+  size_t computing() const;
+  void wait_none() const;  // until all have ended
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::condition_variable none_;
+  size_t computing_ = 0;  // guarded by mutex_
+  size_t holding_ = 0;    // guarded by mutex_
+};
+
 // Any thread.
 class StepTransaction {
  public:
@@ -36,20 +53,17 @@ class StepTransaction {
   void poison(const Error& error);
   std::optional<Error> poisoned() const;
 
-  // One for every update that has not handed all its writes to the store.
+  // Counts one update in, unless it is too late for one.
   Status begin_job();
-  void end_job();
-  size_t active_jobs() const;
-  void wait_idle() const;  // until no update runs
+  const std::shared_ptr<JobCount>& jobs() const { return jobs_; }
 
  private:
   const std::unique_ptr<Transaction> transaction_;
   const std::shared_ptr<CommitFate> fate_ = std::make_shared<CommitFate>();
   std::atomic<bool> abandoned_{false};
+  const std::shared_ptr<JobCount> jobs_ = std::make_shared<JobCount>();
   mutable std::mutex mutex_;
-  mutable std::condition_variable idle_;
   std::optional<Error> poison_;  // guarded by mutex_
-  size_t jobs_ = 0;              // guarded by mutex_
   bool committed_ = false;       // commit() was called; guarded by mutex_
 };
 

@@ -202,7 +202,7 @@ void Updater::tile_computed(UpdateJob& job, size_t tiles) {
   if (job.compute_left_.fetch_sub(tiles) != tiles) return;
   if (!job.failed()) job.combine_hashes();
   // All writes are with the store now: a commit waits for them there, and fails with them.
-  job.request_.transaction->end_job();
+  job.request_.transaction->jobs()->computed();
   job.computed_.complete(job.status());
 }
 
@@ -234,7 +234,9 @@ void Updater::finish_job(const JobPtr& job, size_t tiles) {
   }
   // Whoever waits for written() may commit at once, and close the store soon: the transaction is let go of first.
   job->request_.source.reset();
+  const std::shared_ptr<JobCount> jobs = job->request_.transaction->jobs();
   job->request_.transaction.reset();
+  jobs->end();
   Promise<void> written = std::move(job->written_);
   written.complete(status);
   if (next) activate(next);
