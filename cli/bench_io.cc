@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <memory>
@@ -67,6 +69,15 @@ std::string cpu_model() {
     if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
   }
   return "unknown";
+}
+
+// One, five and fifteen minutes: who reads the figures sees whether the machine had other work.
+std::string load_average() {
+  std::array<double, 3> load{};
+  if (getloadavg(load.data(), 3) != 3) return "unknown";
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.2f %.2f %.2f", load[0], load[1], load[2]);
+  return text.data();
 }
 
 Json machine(const std::string& fio) {
@@ -174,7 +185,7 @@ Result<Json> run_bench(const BenchArguments& arguments) {
   STOKER_ASSIGN(const Buffer buffer, arena->take(memory_bytes));
   std::memset(buffer.data(), 0x5A, buffer.size());
   STOKER_ASSIGN(auto engine, make_engine(arguments.engine, arguments.depth));
-  STOKER_ASSIGN(const auto loop, Loop::make(std::move(engine), {.depth = arguments.depth}));
+  STOKER_ASSIGN(const auto loop, Loop::make(std::move(engine), {.depth = arguments.depth, .background_bytes = 0}));
   STOKER_TRY(loop->adopt(*arena));
 
   const std::string path = arguments.folder + "/.stoker.bench." + std::to_string(getpid());
@@ -182,10 +193,12 @@ Result<Json> run_bench(const BenchArguments& arguments) {
   const std::unique_ptr<const char, void (*)(const char*)> remove_file(path.c_str(), [](const char* name) { unlink(name); });
   STOKER_ASSIGN(const FileInfo file, loop->open({.path = path, .create = true, .reserve_bytes = bytes}));
   Bench bench(arguments, *loop, file, path, buffer.slice(), pages.reserved());
+  const std::string load_before = load_average();
   STOKER_ASSIGN(const Json passes, bench.first_pass());
   STOKER_ASSIGN(const Json results, run_all(bench));
   Json json = {{"machine", machine(fio)}, {"engine", loop->traits().name}, {"direct", file.direct}, {"file_bytes", bytes}, {"seconds_per_run", arguments.seconds},
                {"ours_pages", pages_text(arena->pages())}, {"fio_pages", pages.reserved() ? "2 MiB (reserved)" : "4 KiB: huge pages may be reserved by root only"},
+               {"load_average_before", load_before}, {"load_average_after", load_average()},
                {"write_of_reserved_space", passes}, {"results", results}};
   STOKER_TRY(loop->close(file.id));
   STOKER_TRY(loop->unadopt(*arena));

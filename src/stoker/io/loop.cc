@@ -13,6 +13,16 @@
 
 namespace stoker {
 
+namespace {
+
+// What an op counts against the bound on background bytes. The bounce path bounds itself.
+uint64_t background_bytes(const Op& op) {
+  const bool moves = op.kind == Op::Kind::read || op.kind == Op::Kind::write;
+  return moves && op.priority != Priority::demand && !Bounce::needed(op) ? op.bytes.size : 0;
+}
+
+}  // namespace
+
 // How an Op travels: submit() (any thread) pushes it on the incoming stack -> the Loop's thread sorts it into the scheduler ->
 // dispatch() hands it to the engine when there is room -> poll() completes it -> completed() counts it and calls the caller's done().
 class Loop::Impl {
@@ -52,6 +62,7 @@ class Loop::Impl {
   Bounce bounce_;
   std::vector<Op*> batch_;  // chosen, not yet taken by the engine
   size_t in_flight_ = 0;
+  uint64_t background_bytes_ = 0;  // in flight
   size_t depth_ = 0;
   std::thread thread_;
 };
@@ -106,6 +117,7 @@ Status Loop::Impl::submit(std::span<Op* const> ops) {
 // On the Loop's thread, from the engine's poll() or the bounce path.
 void Loop::Impl::completed(Op& op) noexcept {
   Impl& loop = *static_cast<Impl*>(op.holder);
+  loop.background_bytes_ -= background_bytes(op);
   ClassCounters& counters = loop.counters_[static_cast<size_t>(op.priority)];
   counters.ops.add(1);
   counters.service_ns.add(loop.clock_.now_ns() - op.queued_ns);
@@ -156,12 +168,14 @@ Op* Loop::Impl::next() {
   for (;;) {
     if (Op* piece = bounce_.next_piece()) return piece;
     if (bounce_.full()) return nullptr;
-    Op* op = scheduler_.pop();
+    const bool demand_only = options_.background_bytes != 0 && background_bytes_ >= options_.background_bytes;
+    Op* op = scheduler_.pop(demand_only ? Priority::demand : Priority::scrub);
     if (op == nullptr) return nullptr;
     waiting_.fetch_sub(1);
     const uint64_t now = clock_.now_ns();
     counters_[static_cast<size_t>(op->priority)].queue_ns.add(now - op->queued_ns);
     op->queued_ns = now;  // from here on: when service began
+    background_bytes_ += background_bytes(*op);
     if (!Bounce::needed(*op)) return op;
     bounce_.add(*op);
   }

@@ -20,6 +20,9 @@ struct LoopOptions {
   uint32_t depth = 64;           // ops in flight at most (also bounded by the engine)
   uint32_t queue_max = 1 << 16;  // ops waiting at most; beyond it submit() says busy
   std::array<uint8_t, kPriorities> floor_percent = {0, 5, 10, 5, 2};  // of dispatches, while such ops wait
+  // In flight at most of all classes but demand, so that a demand waits for that much and no more; 0: no bound. 8 MiB keep
+  // the disks we know busy. It may be passed by one op.
+  uint64_t background_bytes = 32 << 20;
   Budget* budget = nullptr;      // the 1 MiB of bounce memory is drawn on it, if given; must outlive the Loop
 };
 

@@ -251,6 +251,25 @@ TEST_F(LoopTest, GivesEachClassItsFloor) {
   EXPECT_EQ(early, 5U);
 }
 
+TEST_F(LoopTest, BackgroundBytesAreBoundedSoThatADemandNeedNotWait) {
+  start(16, {.depth = 16, .background_bytes = 2 * kIoAlign}, false);
+  std::vector<Op*> ops;
+  for (int i = 0; i < 6; ++i) ops.push_back(&aligned_read(Priority::prefetch).op);
+  ops.push_back(&aligned_read(Priority::scrub).op);
+  ASSERT_TRUE(loop_->submit(ops));
+  control_->wait_for_seen(2);
+  ASSERT_TRUE(loop_->submit(aligned_read(Priority::demand).op));
+  control_->wait_for_seen(3);
+  {
+    std::lock_guard lock(control_->mutex);
+    EXPECT_EQ(control_->seen.size(), 3U);
+    EXPECT_EQ(control_->seen[2].priority, Priority::demand);
+  }
+  control_->allow_all();
+  wait_for(8);
+  EXPECT_EQ(control_->held_peak, 3U);
+}
+
 TEST_F(LoopTest, AFullQueueIsBusyAndTakesNothing) {
   start(1, {.depth = 1, .queue_max = 4}, false);
   ASSERT_TRUE(loop_->submit(aligned_read(Priority::demand).op));

@@ -154,7 +154,7 @@ Result<Probe> run_probe(const std::string& folder, const ProbeOptions& options) 
   STOKER_ASSIGN(const auto arena, Arena::make(kMemory, budget));
   STOKER_ASSIGN(const Buffer buffer, arena->take(kMemory));
   fill(buffer.slice());
-  STOKER_ASSIGN(const auto loop, Loop::make(std::move(engine), {.depth = kDepth}));
+  STOKER_ASSIGN(const auto loop, Loop::make(std::move(engine), {.depth = kDepth, .background_bytes = 0}));
   STOKER_TRY(loop->adopt(*arena));
   const std::string path = folder + "/.stoker.probe." + std::to_string(getpid());
   const auto file = loop->open({.path = path, .create = true, .reserve_bytes = bytes});

@@ -22,10 +22,10 @@ void Scheduler::push(Op& op) {
   std::push_heap(to.dated.begin(), to.dated.end(), later);
 }
 
-// The most urgent class that is owed a dispatch, else the most urgent that waits.
-size_t Scheduler::choose() const {
+// Of the first `classes`: the most urgent that is owed a dispatch, else the most urgent that waits; kPriorities: none waits.
+size_t Scheduler::choose(size_t classes) const {
   size_t waiting = kPriorities;
-  for (size_t c = 0; c < kPriorities; ++c) {
+  for (size_t c = 0; c < classes; ++c) {
     if (classes_[c].empty()) continue;
     if (classes_[c].credit >= kDispatch) return c;
     waiting = std::min(waiting, c);
@@ -33,13 +33,14 @@ size_t Scheduler::choose() const {
   return waiting;
 }
 
-Op* Scheduler::pop() {
-  if (size_ == 0) return nullptr;
-  for (size_t c = 0; c < kPriorities; ++c) {
+Op* Scheduler::pop(Priority least) {
+  const size_t classes = static_cast<size_t>(least) + 1;
+  if (size_ == 0 || choose(classes) == kPriorities) return nullptr;
+  for (size_t c = 0; c < classes; ++c) {
     Class& each = classes_[c];
     each.credit = each.empty() ? 0 : std::min<uint32_t>(each.credit + floor_percent_[c], kPriorities * kDispatch);
   }
-  Class& chosen = classes_[choose()];
+  Class& chosen = classes_[choose(classes)];
   chosen.credit -= std::min(chosen.credit, kDispatch);
   --size_;
   return take(chosen);

@@ -17,7 +17,8 @@ class Scheduler {
   explicit Scheduler(const std::array<uint8_t, kPriorities>& floor_percent) : floor_percent_(floor_percent) {}
 
   void push(Op& op);
-  Op* pop();  // null when nothing waits
+  // Null when nothing waits, in the classes up to `least` that is.
+  Op* pop(Priority least = Priority::scrub);
   size_t size() const { return size_; }
 
  private:
@@ -32,7 +33,7 @@ class Scheduler {
     bool empty() const { return undated.empty() && dated.empty(); }
   };
   static bool later(const Dated& a, const Dated& b);
-  size_t choose() const;
+  size_t choose(size_t classes) const;
   Op* take(Class& from);
 
   const std::array<uint8_t, kPriorities> floor_percent_;
