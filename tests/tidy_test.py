@@ -145,7 +145,7 @@ def call_spelled(path: Path, folder: Path) -> tuple[str, ...]:
     if folder == path.parent and folder.name in {"cli", "bindings"}:
         return (f"stoker_command({path.stem}", f"stoker_binding({path.stem}")
     if folder == path.parent and folder.name in {"fuzz", "micro"}:
-        return (path.stem,)
+        return (path.stem, f"stoker_bench({path.stem.removesuffix('_bench')}")
     return ()
 
 
