@@ -19,7 +19,7 @@ TILE = 32 << 10  # the smallest tile, so that small blocks have several
 
 @pytest.fixture
 def runtime():
-    return _core.Runtime(engine="posix", threads=2, budget_bytes=512 * MIB)
+    return _core.Runtime(threads=2, budget_bytes=512 * MIB)
 
 
 @pytest.fixture
@@ -27,9 +27,11 @@ def arena(runtime):
     return runtime.arena(32 * MIB)
 
 
-@pytest.fixture
-def store(runtime):
-    return runtime.open_store("memory:")
+@pytest.fixture(params=["memory", "local"])
+def store(request, runtime, tmp_path):
+    if request.param == "memory":
+        return runtime.open_store("memory:")
+    return runtime.open_store(f"local:{tmp_path}", create=True, capacity_bytes=64 * MIB, holder="test_core")
 
 
 def tensor_of(buffer, dtype):

@@ -2,12 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <filesystem>
 #include <random>
 #include <thread>
 
 #include "stoker/base/bytes.h"
 #include "stoker/offload/session.h"
-#include "stoker/store/memory_store.h"
 #include "stoker/store/runtime.h"
 
 namespace stoker::offload {
@@ -19,7 +19,6 @@ constexpr uint32_t kTile = kTileElementsMin;
 
 std::unique_ptr<RuntimeOwner> make_runtime() {
   RuntimeOptions options;
-  options.engine = "posix";
   options.cpu_threads = 2;
   auto runtime = RuntimeOwner::make(options);
   STOKER_CHECK(runtime.has_value());
@@ -94,22 +93,33 @@ struct Reference {
   }
 };
 
-class OffloadTest : public ::testing::Test {
+// On every kind of store that training may use.
+class OffloadTest : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    auto store = MemoryStore::make(runtime_->budget(), {});
-    ASSERT_TRUE(store);
-    memory_store_ = std::move(*store);
-    faulty_ = std::make_unique<FaultyStore>(*memory_store_);
+    std::string folder = ::testing::TempDir() + "stoker_offload_XXXXXX";
+    ASSERT_NE(mkdtemp(folder.data()), nullptr);
+    folder_ = folder;
+    StoreOptions options;
+    options.create = true;
+    options.capacity_bytes = 128 * kMiB;
+    auto store = open_store(GetParam() == "local:" ? "local:" + folder : GetParam(), runtime_->runtime(), options);
+    ASSERT_TRUE(store) << store.error().message();
+    store_ = std::move(*store);
+    faulty_ = std::make_unique<FaultyStore>(*store_);
     auto arena = Arena::make(48 * kMiB, runtime_->budget());
     ASSERT_TRUE(arena);
     arena_ = std::move(*arena);
+    ASSERT_TRUE(runtime_->loop().adopt(*arena_));
     open_session(3);
   }
   void TearDown() override {
     slot_ = {};
     session_.reset();
     EXPECT_EQ(arena_->used(), 0U) << "the session keeps memory";
+    store_.reset();
+    EXPECT_TRUE(runtime_->loop().unadopt(*arena_));
+    std::filesystem::remove_all(folder_);
   }
 
   void open_session(uint32_t tiles) {
@@ -197,7 +207,7 @@ class OffloadTest : public ::testing::Test {
 
   std::vector<std::byte> stored(Plane plane) {
     std::vector<std::byte> bytes(layout_->plane_bytes(plane));
-    const auto done = memory_store_->read(layout_->key(plane), 0, {bytes.data(), bytes.size()});
+    const auto done = store_->read(layout_->key(plane), 0, {bytes.data(), bytes.size()});
     EXPECT_TRUE(done.wait());
     return bytes;
   }
@@ -217,7 +227,8 @@ class OffloadTest : public ::testing::Test {
 
   std::mt19937_64 random_{20240229};
   std::unique_ptr<RuntimeOwner> runtime_ = make_runtime();
-  std::unique_ptr<Store> memory_store_;
+  std::filesystem::path folder_;
+  std::unique_ptr<Store> store_;
   std::unique_ptr<FaultyStore> faulty_;
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<Session> session_;
@@ -227,7 +238,7 @@ class OffloadTest : public ::testing::Test {
   std::vector<std::vector<std::byte>> grads_;
 };
 
-TEST_F(OffloadTest, LayoutPadsPlanesAndMakesATileOneChunkOfEach) {
+TEST_P(OffloadTest, LayoutPadsPlanesAndMakesATileOneChunkOfEach) {
   auto layout = BlockLayout::make({.name = "a", .elements = 5 * kTile + 1}, kTile);
   ASSERT_TRUE(layout);
   EXPECT_EQ(layout->elements(), 5 * kTile + kElementAlign);
@@ -244,7 +255,7 @@ TEST_F(OffloadTest, LayoutPadsPlanesAndMakesATileOneChunkOfEach) {
   EXPECT_EQ(BlockLayout::make({.name = "a", .elements = 1, .weight_bytes = 3}, kTile).error().code, Code::invalid_argument);
 }
 
-TEST_F(OffloadTest, EqualsTheKernelInOneShot) {
+TEST_P(OffloadTest, EqualsTheKernelInOneShot) {
   for (uint32_t width : {2U, 4U}) {
     const BlockId block = make_block({.name = "b" + std::to_string(width), .elements = 7 * kTile + 12345, .weight_bytes = width});
     for (uint64_t step = 1; step <= 6; ++step) {
@@ -272,7 +283,7 @@ TEST_F(OffloadTest, EqualsTheKernelInOneShot) {
   }
 }
 
-TEST_F(OffloadTest, StateThatTheAlgorithmHasNotIsNeverMoved) {
+TEST_P(OffloadTest, StateThatTheAlgorithmHasNotIsNeverMoved) {
   for (auto algorithm : {optim::Algorithm::sgd, optim::Algorithm::lion}) {
     const BlockId block = make_block({.name = "b" + std::to_string(static_cast<int>(algorithm)), .elements = 3 * kTile, .v = false});
     for (uint64_t step = 1; step <= 3; ++step) {
@@ -289,7 +300,7 @@ TEST_F(OffloadTest, StateThatTheAlgorithmHasNotIsNeverMoved) {
   EXPECT_EQ(read(Plane::v) + wrote(Plane::v), 0U);
 }
 
-TEST_F(OffloadTest, ByteCountsAreExact) {
+TEST_P(OffloadTest, ByteCountsAreExact) {
   const BlockId block = make_block({.name = "b", .elements = 6 * kTile + 100});
   const uint64_t padded = layout_->elements();
   const uint64_t before = wrote(Plane::weight);  // the first weights
@@ -320,7 +331,7 @@ TEST_F(OffloadTest, ByteCountsAreExact) {
   EXPECT_EQ(wrote(Plane::v), 4 * padded + 4 * kTile);
 }
 
-TEST_F(OffloadTest, HashesAgreeWithAPassOfTheirOwnAndSeeEveryByte) {
+TEST_P(OffloadTest, HashesAgreeWithAPassOfTheirOwnAndSeeEveryByte) {
   const BlockId block = make_block({.name = "b", .elements = 9 * kTile});
   auto segments = random_segments(1);
   auto transaction = begin();
@@ -343,7 +354,7 @@ TEST_F(OffloadTest, HashesAgreeWithAPassOfTheirOwnAndSeeEveryByte) {
   EXPECT_NE(lengths[0], lengths[1]);
 }
 
-TEST_F(OffloadTest, PrefetchedStateOfAnOlderVersionIsNotUsed) {
+TEST_P(OffloadTest, PrefetchedStateOfAnOlderVersionIsNotUsed) {
   const BlockId block = make_block({.name = "b", .elements = 2 * kTile});
   for (uint64_t step = 1; step <= 3; ++step) {
     const auto segments = random_segments(step);
@@ -370,7 +381,7 @@ TEST_F(OffloadTest, PrefetchedStateOfAnOlderVersionIsNotUsed) {
   EXPECT_GT(session_->traffic().tiles_prefetched.get(), 0U);
 }
 
-TEST_F(OffloadTest, PrefetchOfOneBlockNeverStarvesAnother) {
+TEST_P(OffloadTest, PrefetchOfOneBlockNeverStarvesAnother) {
   const BlockId first = make_block({.name = "first", .elements = 8 * kTile});
   slot_ = {};
   const BlockId second = make_block({.name = "second", .elements = 8 * kTile});
@@ -384,7 +395,7 @@ TEST_F(OffloadTest, PrefetchOfOneBlockNeverStarvesAnother) {
   EXPECT_GT(session_->traffic().prefetch_dropped.get(), 0U);
 }
 
-TEST_F(OffloadTest, ASecondUpdateInOneTransactionReplacesTheFirst) {
+TEST_P(OffloadTest, ASecondUpdateInOneTransactionReplacesTheFirst) {
   const BlockId block = make_block({.name = "b", .elements = 5 * kTile});
   for (bool retained : {false, true}) {
     if (retained) {
@@ -410,7 +421,7 @@ TEST_F(OffloadTest, ASecondUpdateInOneTransactionReplacesTheFirst) {
   }
 }
 
-TEST_F(OffloadTest, AChainThroughAnOpenTransactionReadsItsBytes) {
+TEST_P(OffloadTest, AChainThroughAnOpenTransactionReadsItsBytes) {
   const BlockId block = make_block({.name = "b", .elements = 4 * kTile});
   auto transaction = begin();
   for (uint64_t step = 1; step <= 3; ++step) {
@@ -426,7 +437,7 @@ TEST_F(OffloadTest, AChainThroughAnOpenTransactionReadsItsBytes) {
   expect_equal();
 }
 
-TEST_F(OffloadTest, RetainedStateIsReadOnceAndNoticesAbandonedSteps) {
+TEST_P(OffloadTest, RetainedStateIsReadOnceAndNoticesAbandonedSteps) {
   const BlockId block = make_block({.name = "b", .elements = 5 * kTile});
   ASSERT_TRUE(session_->retain(block));
   EXPECT_EQ(session_->retain(block).error().code, Code::busy);
@@ -456,7 +467,7 @@ TEST_F(OffloadTest, RetainedStateIsReadOnceAndNoticesAbandonedSteps) {
   expect_equal();
 }
 
-TEST_F(OffloadTest, AFailedReadNamesBlockAndPlaneAndPoisonsTheStep) {
+TEST_P(OffloadTest, AFailedReadNamesBlockAndPlaneAndPoisonsTheStep) {
   const BlockId block = make_block({.name = "h.3", .elements = 6 * kTile});
   for (bool prefetched : {false, true}) {
     faulty_->key = "v/h.3";
@@ -481,7 +492,7 @@ TEST_F(OffloadTest, AFailedReadNamesBlockAndPlaneAndPoisonsTheStep) {
   }
 }
 
-TEST_F(OffloadTest, AFailedPrefetchIsReadAgain) {
+TEST_P(OffloadTest, AFailedPrefetchIsReadAgain) {
   const BlockId block = make_block({.name = "b", .elements = 2 * kTile});
   faulty_->key = "m/b";
   faulty_->fail_reads = true;
@@ -495,7 +506,7 @@ TEST_F(OffloadTest, AFailedPrefetchIsReadAgain) {
   expect_equal();
 }
 
-TEST_F(OffloadTest, AFailedWriteLeavesTheCommittedStepAndTheSessionIntact) {
+TEST_P(OffloadTest, AFailedWriteLeavesTheCommittedStepAndTheSessionIntact) {
   const BlockId block = make_block({.name = "b", .elements = 6 * kTile});
   ASSERT_TRUE(session_->retain(block));
   const auto segments = random_segments(1);
@@ -518,7 +529,7 @@ TEST_F(OffloadTest, AFailedWriteLeavesTheCommittedStepAndTheSessionIntact) {
   expect_equal();
 }
 
-TEST_F(OffloadTest, AnAbandonedTransactionCancelsWhatHasNotBegun) {
+TEST_P(OffloadTest, AnAbandonedTransactionCancelsWhatHasNotBegun) {
   const BlockId block = make_block({.name = "b", .elements = 64 * kTile});
   auto transaction = begin();
   const auto segments = random_segments(1);
@@ -535,7 +546,7 @@ TEST_F(OffloadTest, AnAbandonedTransactionCancelsWhatHasNotBegun) {
   expect_equal();
 }
 
-TEST_F(OffloadTest, CommitBesideARunningUpdateIsRefused) {
+TEST_P(OffloadTest, CommitBesideARunningUpdateIsRefused) {
   auto transaction = begin();
   ASSERT_TRUE(transaction->begin_job());
   EXPECT_EQ(transaction->commit(Durability::durable).wait().error().code, Code::busy);
@@ -545,7 +556,7 @@ TEST_F(OffloadTest, CommitBesideARunningUpdateIsRefused) {
   EXPECT_EQ(transaction->begin_job().error().code, Code::invalid_argument);
 }
 
-TEST_F(OffloadTest, ManyBlocksAtOnceFromOneThreadEach) {
+TEST_P(OffloadTest, ManyBlocksAtOnceFromOneThreadEach) {
   std::vector<BlockId> blocks;
   std::vector<const BlockLayout*> layouts;
   auto creation = begin();
@@ -578,7 +589,7 @@ TEST_F(OffloadTest, ManyBlocksAtOnceFromOneThreadEach) {
   session_->drop_prefetched();
 }
 
-TEST_F(OffloadTest, AnEmptyUpdateEndsAtOnce) {
+TEST_P(OffloadTest, AnEmptyUpdateEndsAtOnce) {
   const BlockId block = make_block({.name = "b", .elements = kTile});
   auto transaction = begin();
   const auto job = session_->update(block, request({}, transaction)).value();
@@ -588,7 +599,7 @@ TEST_F(OffloadTest, AnEmptyUpdateEndsAtOnce) {
   expect_equal();
 }
 
-TEST_F(OffloadTest, GradientSumsDoNotDependOnThreads) {
+TEST_P(OffloadTest, GradientSumsDoNotDependOnThreads) {
   Pool one(1);
   Pool three(3);
   std::vector<float> grad(5 * optim::kNormPiece + 77);
@@ -605,12 +616,14 @@ TEST_F(OffloadTest, GradientSumsDoNotDependOnThreads) {
   EXPECT_EQ(grad, expected);
 }
 
-TEST_F(OffloadTest, ASessionThatDoesNotFitSaysSo) {
+TEST_P(OffloadTest, ASessionThatDoesNotFitSaysSo) {
   const auto session = Session::make(*faulty_, runtime_->runtime(), *arena_, {1000, kTile});
   ASSERT_FALSE(session);
   EXPECT_EQ(session.error().code, Code::over_budget);
   EXPECT_THAT(session.error().what, HasSubstr("tile memory"));
 }
+
+INSTANTIATE_TEST_SUITE_P(Stores, OffloadTest, ::testing::Values("memory:", "local:"), [](const auto& param) { return param.param.substr(0, param.param.size() - 1); });
 
 }  // namespace
 }  // namespace stoker::offload
