@@ -5,12 +5,13 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 # What you may set: the Python that makes .venv; options of `make train` (ARGS="--steps 100"); compile jobs; seconds for
-# each fuzzer; the folder whose disk `make bench` measures.
+# each fuzzer; the folder whose disk `make bench` measures; the commit since which `make tidy` looks (default: everything).
 PYTHON ?= python3
 ARGS ?=
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 60
 BENCH_DIR ?= out/bench
+SINCE ?=
 SANITIZERS ?= asan ubsan tsan
 
 # A stamp's name holds the hash of the list it was made from: a changed list is set up again, nothing else is.
@@ -56,8 +57,8 @@ sanitize-%: $(PYTHON_STAMP)
 	cmake --build --preset $* -j $(JOBS)
 	ctest --preset $* -j $(JOBS) --timeout 900
 
-tidy: build  ## clang-tidy over the C++ sources, and the hygiene tests
-	tools/tidy.sh $(RELEASE) $(JOBS)
+tidy: build  ## clang-tidy over the C++ sources (SINCE=main: what changed since), and the hygiene tests
+	tools/tidy.sh $(RELEASE) $(JOBS) $(SINCE)
 	.venv/bin/python -m pytest -q tests/tidy_test.py
 
 fuzz: $(PYTHON_STAMP)  ## every fuzzer for FUZZ_SECONDS=60

@@ -1,7 +1,7 @@
 # One target a folder: stoker_library(NAME SOURCES ... DEPS ... TESTS ... TEST_DEPS ...)
 # makes stoker_NAME (alias stoker::NAME) and, where tests are built, the gtest program stoker_NAME_test.
 set(STOKER_WARNINGS -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion
-  -Wno-restrict # g++ 12 reports std::string concatenation falsely
+  $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> # g++ 12 reports std::string concatenation falsely
   -Werror)
 # Results must not depend on the compiler's mood: no contraction of a*b+c unless written as fma.
 set(STOKER_FLAGS -ffp-contract=off)
