@@ -99,6 +99,26 @@ void SimDisk::fail_nth(Op::Kind kind, uint64_t nth, int sys_errno, const std::st
 
 void SimDisk::cut_power(uint64_t seed, const std::string& prefix) {
   std::lock_guard lock(mutex_);
+  cut(seed, prefix);
+}
+
+void SimDisk::cut_power_after(uint64_t transfers, uint64_t seed, const std::string& prefix) {
+  std::lock_guard lock(mutex_);
+  cuts_.push_back({transfers, seed, prefix});
+}
+
+void SimDisk::count_down_to_cuts(const std::string& path) {
+  for (auto at = cuts_.begin(); at != cuts_.end();) {
+    if (!starts_with(path, at->prefix) || at->countdown-- != 0) {
+      ++at;
+      continue;
+    }
+    cut(at->seed, at->prefix);
+    at = cuts_.erase(at);
+  }
+}
+
+void SimDisk::cut(uint64_t seed, const std::string& prefix) {
   std::mt19937_64 random(seed);
   for (auto& [path, disk] : disks_) {
     if (!starts_with(path, prefix) || !disk.powered) continue;
@@ -116,6 +136,8 @@ void SimDisk::cut_power(uint64_t seed, const std::string& prefix) {
 void SimDisk::restore_power() {
   std::lock_guard lock(mutex_);
   for (auto& [path, disk] : disks_) disk.powered = true;
+  cuts_.clear();
+  ordered_.clear();
 }
 
 void SimDisk::start_recording() {
@@ -179,6 +201,7 @@ int SimDisk::planned_errno(const Op& op, const std::string& path) {
 
 SimDisk::Plan SimDisk::start(const Op& op, const std::string& path) {
   Plan plan;
+  count_down_to_cuts(path);
   Disk& disk = disks_.at(path);
   if (!disk.powered) {
     plan.sys_errno = EIO;

@@ -91,7 +91,9 @@ class SimDisk {
   // Cuts the power of paths that begin with `prefix`: each pending write survives, vanishes or is torn, by seed; transfers fail with
   // EIO until restore_power().
   void cut_power(uint64_t seed, const std::string& prefix = {});
-  void restore_power();
+  // The same after this many further transfers on those paths were started.
+  void cut_power_after(uint64_t transfers, uint64_t seed, const std::string& prefix = {});
+  void restore_power();  // and forgets the cuts and faults that were ordered and have not come
 
   void start_recording();
   std::vector<SimEvent> stop_recording();
@@ -117,6 +119,11 @@ class SimDisk {
     int sys_errno;
     std::string prefix;
   };
+  struct Cut {
+    uint64_t countdown;
+    uint64_t seed;
+    std::string prefix;
+  };
   // What one attempt at a transfer will do, decided when it is started.
   struct Plan {
     int sys_errno = 0;
@@ -128,6 +135,8 @@ class SimDisk {
   };
 
   bool chance(uint32_t per_million) { return per_million != 0 && random_() % 1'000'000 < per_million; }
+  void cut(uint64_t seed, const std::string& prefix);
+  void count_down_to_cuts(const std::string& path);
   int planned_errno(const Op& op, const std::string& path);
   Status make(const std::string& path, uint64_t bytes);
   Status grow(const std::string& path, Disk& disk, uint64_t bytes);
@@ -142,6 +151,7 @@ class SimDisk {
   std::map<std::string, uint64_t> limits_;
   SimFaults faults_;
   std::vector<Fault> ordered_;
+  std::vector<Cut> cuts_;
   uint64_t next_id_ = 1;
   bool recording_ = false;
   std::vector<SimEvent> events_;

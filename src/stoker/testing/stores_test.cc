@@ -1,6 +1,9 @@
 // Runs the stores' conformance suite on every store, on every world it can live in.
+#include "stoker/store/local/store.h"
 #include "stoker/store/memory_store.h"
+#include "stoker/store/runtime.h"
 #include "stoker/testing/fault_store.h"
+#include "stoker/testing/sim_engine.h"
 #include "stoker/testing/slow_store.h"
 #include "stoker/testing/store_conformance.h"
 
@@ -39,6 +42,39 @@ class WrappedWorld final : public StoreWorld {
 INSTANTIATE_TEST_SUITE_P(Wrapped, StoreConformance,
                          ::testing::Values(StoreUnderTest{"fault", [] { return std::make_unique<WrappedWorld>(false); }},
                                            StoreUnderTest{"slow", [] { return std::make_unique<WrappedWorld>(true); }}),
+                         store_name);
+
+// The local store on simulated disks that complete in any order, a part at a time, and are interrupted.
+class SimWorld final : public StoreWorld {
+ public:
+  explicit SimWorld(size_t volumes) {
+    for (size_t i = 0; i < volumes; ++i) volumes_.push_back("v" + std::to_string(i));
+    SimFaults faults;
+    faults.short_transfer = 100'000;
+    faults.interrupted = 100'000;
+    disk_->set_faults(faults);
+    auto engine = std::move(*SimEngine::make(disk_, 64));
+    const Clock& clock = static_cast<SimEngine&>(*engine).clock();
+    RuntimeOptions options;
+    options.cpu_threads = 2;
+    runtime_ = std::move(*RuntimeOwner::make(std::move(engine), options, clock));
+  }
+  Result<std::unique_ptr<Store>> open(const StoreOptions& options) override {
+    LocalOptions local;
+    local.files = false;
+    return open_local_store(volumes_, runtime_->runtime(), options, local);
+  }
+  bool persists() const override { return true; }
+
+ private:
+  std::shared_ptr<SimDisk> disk_ = std::make_shared<SimDisk>();
+  std::vector<std::string> volumes_;
+  std::unique_ptr<RuntimeOwner> runtime_;
+};
+
+INSTANTIATE_TEST_SUITE_P(LocalOnSim, StoreConformance,
+                         ::testing::Values(StoreUnderTest{"one_volume", [] { return std::make_unique<SimWorld>(1); }},
+                                           StoreUnderTest{"three_volumes", [] { return std::make_unique<SimWorld>(3); }}),
                          store_name);
 
 TEST(FaultStore, FailsTheNthCallOfAKindOnce) {

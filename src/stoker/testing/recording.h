@@ -1,0 +1,289 @@
+// Replay of recorded I/O: every disk that a power cut could have left behind, and the oracle that says which states may be on it.
+//
+//   Timeline   the states a store went through, each begun and acknowledged by notes in the recording
+//   Recorder   runs operations on a store and keeps the Timeline
+//   CrashWalk  walks over a recording and hands out crash cases: images of all disks + the states that may be found there
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "stoker/testing/sim_disk.h"
+#include "stoker/testing/store_harness.h"
+
+namespace stoker {
+
+// One state that the store was in: what a crash may return to.
+struct Point {
+  Version version = 0;
+  ModelState objects;
+  std::map<std::string, std::pair<Version, ModelState>> snapshots;
+};
+using Timeline = std::vector<std::shared_ptr<const Point>>;
+
+// Of the points [first, last] of a Timeline one must be found: not older than the newest acknowledged, not newer than the newest begun.
+struct Admissible {
+  size_t first = 0, last = 0;
+};
+
+enum class Note : uint64_t { begun = 1, durable = 2 };  // value: an index in the Timeline
+
+// Single-threaded: each operation is a new Point. Failing operations are part of the game: they are begun, and not acknowledged.
+class Recorder {
+ public:
+  // Starts from the last point of the timeline, in which the store must be.
+  Recorder(SimDisk& disk, Store& store, Timeline& timeline) : disk_(disk), store_(store), timeline_(timeline), now_(*timeline.back()) {}
+
+  // Says that the store opened in the newest state, which is thereby durable.
+  void opened() { acknowledged(); }
+
+  // One transaction. An empty list of bytes removes the key.
+  struct Change {
+    std::string key;
+    size_t bytes = 0;    // resized to; 0: removed
+    size_t offset = 0;
+    size_t written = 0;  // bytes written at `offset`
+    uint64_t seed = 0;   // of their pattern
+  };
+  Status commit(const std::vector<Change>& changes, Durability durability) {
+    Point next = now_;
+    next.version = now_.version + 1;
+    STOKER_ASSIGN(auto open, store_.begin());
+    std::vector<Bytes> memory;
+    for (const Change& change : changes) {
+      STOKER_TRY(apply(*open, change, memory));
+      apply(next, change);
+    }
+    begin(std::move(next));
+    const auto version = open->commit(durability).wait();
+    if (!version) return failed(version.error());
+    if (*version != now_.version) return make_error(Code::mismatch, "the commit has version " + std::to_string(*version) + " instead of " + std::to_string(now_.version));
+    if (durability == Durability::durable) acknowledged();
+    return {};
+  }
+  Status snapshot(const std::string& name) {
+    Point next = now_;
+    next.snapshots[name] = {now_.version, now_.objects};
+    begin(std::move(next));
+    if (const auto status = store_.snapshot(name).wait(); !status) return failed(status.error());
+    acknowledged();
+    return {};
+  }
+  Status drop(const std::string& name) {
+    Point next = now_;
+    next.snapshots.erase(name);
+    begin(std::move(next));
+    if (const auto status = store_.drop(name).wait(); !status) return failed(status.error());
+    acknowledged();
+    return {};
+  }
+  const Point& now() const { return now_; }
+  size_t acknowledged_index() const { return acknowledged_; }
+
+ private:
+  static Status apply(Transaction& open, const Change& change, std::vector<Bytes>& memory) {
+    if (change.bytes == 0) return open.remove(change.key);
+    STOKER_TRY(open.resize(change.key, change.bytes));
+    if (change.written == 0) return {};
+    memory.push_back(pattern(change.written, change.seed));
+    return open.write(change.key, change.offset, slice_of(memory.back())).wait();
+  }
+  static void apply(Point& next, const Change& change) {
+    if (change.bytes == 0) {
+      next.objects.erase(change.key);
+      return;
+    }
+    ModelObject& object = next.objects[change.key];
+    if (object.chunk_bytes == 0) object.chunk_bytes = 64 << 10;
+    object.version = next.version;
+    object.bytes.resize(change.bytes);
+    const Bytes bytes = pattern(change.written, change.seed);
+    std::copy(bytes.begin(), bytes.end(), object.bytes.begin() + static_cast<ptrdiff_t>(change.offset));
+  }
+  void begin(Point next) {
+    now_ = std::move(next);
+    timeline_.push_back(std::make_shared<const Point>(now_));
+    disk_.note(static_cast<uint64_t>(Note::begun), timeline_.size() - 1);
+  }
+  // A store that is still writable has certainly not committed it; one that is not may have, and only opening it again tells.
+  Error failed(const Error& error) {
+    if (store_.info().read_only.empty()) {
+      timeline_.pop_back();
+      now_ = *timeline_.back();
+    }
+    return error;
+  }
+  void acknowledged() {
+    acknowledged_ = timeline_.size() - 1;
+    disk_.note(static_cast<uint64_t>(Note::durable), acknowledged_);
+  }
+
+  SimDisk& disk_;
+  Store& store_;
+  Timeline& timeline_;
+  Point now_;
+  size_t acknowledged_ = 0;
+};
+
+// The oracle. The index of the point that the store is in, checked to the last byte, or what is wrong.
+inline Result<size_t> find_point(Store& store, const Timeline& timeline, Admissible range) {
+  const StoreInfo info = store.info();
+  std::map<std::string, Version> named;
+  for (const SnapshotInfo& snapshot : info.snapshots) named[snapshot.name] = snapshot.version;
+  std::string wrong;
+  for (size_t i = range.first; i <= range.last; ++i) {
+    const Point& point = *timeline[i];
+    if (point.version != info.committed || point.snapshots.size() != named.size()) continue;
+    const bool same = std::all_of(point.snapshots.begin(), point.snapshots.end(), [&](const auto& each) {
+      const auto found = named.find(each.first);
+      return found != named.end() && found->second == each.second.first;
+    });
+    if (!same) continue;
+    auto whole = holds(store, point.objects);
+    for (const auto& [name, snapshot] : point.snapshots) {
+      if (whole) whole = holds(store, snapshot.second, name);
+    }
+    if (whole) return i;
+    wrong = whole.message();  // two points may share a version: after a failed commit the next one takes its number
+  }
+  if (!wrong.empty()) return make_error(Code::corruption, "version " + std::to_string(info.committed) + ": " + wrong);
+  return make_error(Code::corruption, "version " + std::to_string(info.committed) + " with " + std::to_string(named.size()) +
+                                          " snapshots was found, but only versions " + std::to_string(timeline[range.first]->version) + " to " +
+                                          std::to_string(timeline[range.last]->version) + " may come back");
+}
+
+using Images = std::map<std::string, SimImage>;
+
+struct CrashCase {
+  Images images;
+  Admissible admissible;
+  std::string what;  // for messages: which writes survived
+};
+
+// How many cases to make of each moment.
+struct CrashEffort {
+  size_t all_subsets_up_to = 8;  // writes since the last flush
+  size_t samples = 96;           // of subsets, above that
+  uint64_t keep_one_in = 1;      // of the cases at moments with many subsets, by seed
+};
+
+class CrashWalk {
+ public:
+  // The visitor returns false to stop.
+  using Visit = std::function<bool(CrashCase&)>;
+  CrashWalk(const std::vector<SimEvent>& events, Images before, Admissible admissible, uint64_t seed, CrashEffort effort = {})
+      : events_(events), durable_(std::move(before)), admissible_(admissible), random_(seed), effort_(effort) {}
+
+  // Each moment at which something new could be on the disks: after each write was submitted (subsets that hold it: the others came
+  // before), and after each acknowledgement (which narrows what may be found).
+  void run(const Visit& visit) {
+    if (!cases({}, false, visit)) return;
+    for (size_t i = 0; i < events_.size(); ++i) {
+      const SimEvent& event = events_[i];
+      switch (event.kind) {
+        case SimEvent::Kind::write:
+          open_.push_back(i);
+          if (!cases(open_, true, visit)) return;
+          break;
+        case SimEvent::Kind::flush:
+          for (const size_t write : event.covers) {
+            durable_[event.path].write(events_[write].offset, *events_[write].bytes);
+            std::erase(open_, write);
+          }
+          break;
+        case SimEvent::Kind::note:
+          if (event.note == static_cast<uint64_t>(Note::begun)) {
+            admissible_.last = event.value;
+          } else {
+            admissible_ = {event.value, std::max(admissible_.last, event.value)};
+            if (!cases(open_, false, visit)) return;
+          }
+          break;
+      }
+    }
+  }
+
+ private:
+  enum class Fate : uint8_t { lost, whole, torn };
+
+  // All (or a sample of) fates of the open writes; `with_last`: only those in which the last one is not lost.
+  bool cases(const std::vector<size_t>& open, bool with_last, const Visit& visit) {
+    const size_t free_writes = with_last ? open.size() - 1 : open.size();
+    std::vector<std::vector<Fate>> all;
+    if (open.size() <= effort_.all_subsets_up_to) {
+      for (uint64_t subset = 0; subset < uint64_t{1} << free_writes; ++subset) {
+        std::vector<Fate> fates(open.size(), Fate::whole);
+        for (size_t i = 0; i < free_writes; ++i) fates[i] = (subset >> i & 1) != 0 ? Fate::whole : Fate::lost;
+        all.push_back(fates);
+        if (tear(fates)) all.push_back(std::move(fates));
+      }
+    } else {
+      for (size_t sample = 0; sample < effort_.samples; ++sample) {
+        std::vector<Fate> fates(open.size(), Fate::whole);
+        const uint64_t loss = sample % 5;  // from everything survives to nearly nothing does
+        for (size_t i = 0; i < free_writes; ++i) fates[i] = random_() % 4 < loss ? Fate::lost : Fate::whole;
+        if (sample % 2 == 1) tear(fates);
+        all.push_back(std::move(fates));
+      }
+    }
+    for (const auto& fates : all) {
+      if (all.size() > 16 && effort_.keep_one_in > 1 && random_() % effort_.keep_one_in != 0) continue;
+      CrashCase made = build(open, fates);
+      if (!visit(made)) return false;
+    }
+    return true;
+  }
+
+  // Tears at least one of the survivors.
+  bool tear(std::vector<Fate>& fates) {
+    std::vector<size_t> survivors;
+    for (size_t i = 0; i < fates.size(); ++i) {
+      if (fates[i] == Fate::whole) survivors.push_back(i);
+    }
+    if (survivors.empty()) return false;
+    for (const size_t i : survivors) {
+      if (random_() % 2 == 0) fates[i] = Fate::torn;
+    }
+    fates[survivors[random_() % survivors.size()]] = Fate::torn;
+    return true;
+  }
+
+  CrashCase build(const std::vector<size_t>& open, const std::vector<Fate>& fates) {
+    CrashCase made{durable_, admissible_, {}};
+    for (size_t i = 0; i < open.size(); ++i) {
+      const SimEvent& write = events_[open[i]];
+      made.what += "-+~"[static_cast<size_t>(fates[i])];
+      if (fates[i] == Fate::lost) continue;
+      SimImage& image = made.images[write.path];
+      if (fates[i] == Fate::whole) {
+        image.write(write.offset, *write.bytes);
+        continue;
+      }
+      // Torn: the beginning, the end, or a random half of its sectors.
+      const uint64_t mode = random_() % 3;
+      const size_t sectors = write.bytes->size() / kSector;
+      const size_t cut = random_() % (sectors + 1);
+      image.write_torn(write.offset, *write.bytes, [&](size_t sector) {
+        if (mode == 2) return random_() % 2 == 0;
+        return (mode == 0) == (sector < cut);
+      });
+    }
+    return made;
+  }
+
+  const std::vector<SimEvent>& events_;
+  Images durable_;
+  Admissible admissible_;
+  std::mt19937_64 random_;
+  const CrashEffort effort_;
+  std::vector<size_t> open_;  // indices of the writes that are not durable
+};
+
+}  // namespace stoker
