@@ -49,6 +49,14 @@ Result<std::unique_ptr<Store>> open_memory(const Runtime& runtime, const StoreOp
 
 }  // namespace
 
+Result<std::vector<std::string>> local_volumes(const std::string& composition) {
+  std::string_view text = composition;
+  const std::string_view scheme = scheme_of(text);
+  if (!scheme.empty() && scheme != "local") return bad(composition, "this works on a local store: a folder, a file, a device, or local: and several of them");
+  if (scheme == "local") text.remove_prefix(std::string_view("local:").size());
+  return parse_volumes(composition, text);
+}
+
 Result<std::unique_ptr<Store>> open_store(const std::string& composition, const Runtime& runtime, const StoreOptions& options) {
   std::string_view text = composition;
   const std::string_view scheme = scheme_of(text);
@@ -61,8 +69,7 @@ Result<std::unique_ptr<Store>> open_store(const std::string& composition, const 
     return bad(composition, "there is no kind of store called '" + std::string(scheme) + "'; there are memory: and local:");
   }
   if (text.ends_with(")")) return bad(composition, "this version composes no stores; there are memory: and local:");
-  if (scheme == "local") text.remove_prefix(std::string_view("local:").size());
-  STOKER_ASSIGN(auto volumes, parse_volumes(composition, text));
+  STOKER_ASSIGN(auto volumes, local_volumes(composition));
   return open_local_store(std::move(volumes), runtime, options);
 }
 

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "stoker/base/pool.h"
 #include "stoker/io/loop.h"
@@ -26,6 +27,9 @@ struct StoreOptions {
   uint64_t objects_max = 1 << 16; // sizes the journal when made
   std::string holder;             // who we are, for the lock's message ("stoker train, pid 7")
 };
+
+// The volumes of "local:/nvme0,/nvme1" or "/nvme0,/nvme1", for tools that work on a local store itself.
+Result<std::vector<std::string>> local_volumes(const std::string& composition);
 
 // "memory:" · "local:/nvme0,/nvme1" or just "/nvme0,/nvme1" (each a directory, which then holds stoker.volume, a file, or a block device)
 Result<std::unique_ptr<Store>> open_store(const std::string& composition, const Runtime& runtime, const StoreOptions& options);

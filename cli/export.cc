@@ -1,0 +1,107 @@
+// stoker export STORE KEY FILE: takes objects out of a store into plain files.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "command.h"
+#include "stoker/base/bytes.h"
+#include "stoker/store/runtime.h"
+
+namespace stoker::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kPieceBytes = 8 * kMiB;
+
+struct ExportArguments {
+  std::string store, key, target, snapshot;
+};
+
+Error file_error(const std::string& path) { return errno_error(errno, "cannot write '" + path + "'", "cli/export"); }
+
+Status write_all(int fd, const std::byte* data, size_t bytes, const std::string& path) {
+  for (size_t moved = 0; moved < bytes;) {
+    const ssize_t got = write(fd, data + moved, bytes - moved);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return file_error(path);
+    moved += static_cast<size_t>(got);
+  }
+  return {};
+}
+
+// Under a temporary name first: the file is there whole or not at all.
+Status export_object(Store& store, const ObjectInfo& object, const std::string& snapshot, const std::string& path) {
+  const std::string temporary = path + ".partial";
+  const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd < 0) return file_error(temporary);
+  const std::unique_ptr<std::byte, void (*)(void*)> piece(static_cast<std::byte*>(std::aligned_alloc(kIoAlign, kPieceBytes)), std::free);
+  Status status;
+  for (uint64_t at = 0; status && at < object.bytes; at += kPieceBytes) {
+    const size_t bytes = std::min<uint64_t>(kPieceBytes, object.bytes - at);
+    status = store.read(object.key, at, {piece.get(), bytes, -1}, {.snapshot = snapshot}).wait();
+    if (status) status = write_all(fd, piece.get(), bytes, temporary);
+  }
+  if (close(fd) != 0 && status) status = file_error(temporary);
+  if (status && rename(temporary.c_str(), path.c_str()) != 0) status = file_error(path);
+  if (!status) unlink(temporary.c_str());
+  return status;
+}
+
+// A key becomes a path below `folder`; one that would lead out of it is refused.
+Result<std::string> path_below(const fs::path& folder, const std::string& key) {
+  const fs::path relative = fs::path(key).lexically_normal();
+  if (relative.empty() || relative.is_absolute() || *relative.begin() == ".." || relative == "." || !relative.has_filename()) {
+    return make_error(Code::invalid_argument, "the key '" + key + "' makes no file name below a folder; export it alone, into a file", "cli/export");
+  }
+  const fs::path path = folder / relative;
+  std::error_code error;
+  fs::create_directories(path.parent_path(), error);
+  if (error) return errno_error(error.value(), "cannot make the folder '" + path.parent_path().string() + "'", "cli/export");
+  return path.string();
+}
+
+Status run(const ExportArguments& arguments) {
+  STOKER_ASSIGN(const auto runtime, RuntimeOwner::make());
+  StoreOptions options;
+  options.read_only = true;
+  options.holder = "stoker export";
+  STOKER_ASSIGN(const auto store, open_store(arguments.store, runtime->runtime(), options));
+  const auto single = store->stat(arguments.key, arguments.snapshot);
+  if (single) {
+    STOKER_TRY(export_object(*store, *single, arguments.snapshot, arguments.target));
+    std::fprintf(stderr, "'%s': %s into '%s'\n", arguments.key.c_str(), human_bytes(single->bytes).c_str(), arguments.target.c_str());
+    return {};
+  }
+  STOKER_ASSIGN(const auto objects, store->list(arguments.key, arguments.snapshot));
+  if (objects.empty()) return single.error();
+  for (const ObjectInfo& object : objects) {
+    STOKER_ASSIGN(const std::string path, path_below(arguments.target, object.key));
+    STOKER_TRY(export_object(*store, object, arguments.snapshot, path));
+  }
+  std::fprintf(stderr, "%zu objects into '%s'\n", objects.size(), arguments.target.c_str());
+  return {};
+}
+
+}  // namespace
+
+void add_export(CLI::App& app, ExitStatus& status) {
+  const auto arguments = std::make_shared<ExportArguments>();
+  CLI::App* command = app.add_subcommand("export", "Copy an object into a file, or all objects of a prefix into a folder");
+  command->add_option("STORE", arguments->store, "The store: a folder, or local:/a,/b for several volumes")->required();
+  command->add_option("KEY", arguments->key, "The object; where there is none of this key, the prefix of keys")->required();
+  command->add_option("TARGET", arguments->target, "The file, or for a prefix the folder")->required();
+  command->add_option("--snapshot", arguments->snapshot, "From this snapshot instead of the current version");
+  command->callback([arguments, &status] {
+    if (const Status done = run(*arguments); !done) fail(status, done.error());
+  });
+}
+
+}  // namespace stoker::cli

@@ -1,0 +1,80 @@
+// stoker fsck STORE: checks a store that nobody has open; exit status 0 clean, 1 problems found.
+#include "stoker/store/local/fsck.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "command.h"
+#include "stoker/base/bytes.h"
+#include "stoker/store/runtime.h"
+
+namespace stoker::cli {
+namespace {
+
+struct FsckArguments {
+  std::string store;
+  bool quick = false, repair = false, json = false;
+};
+
+void show_progress(uint64_t done, uint64_t total) {
+  if (isatty(STDERR_FILENO) == 0) return;
+  const bool end = done >= total;
+  std::fprintf(stderr, "\r\033[Kchecking data %s of %s%s", human_bytes(done).c_str(), human_bytes(total).c_str(), end ? "\n" : "");
+  std::fflush(stderr);
+}
+
+void print_json(const FsckReport& report) {
+  nlohmann::json json = {{"clean", report.problems.empty()},   {"problems", report.problems}, {"notes", report.notes},           {"repaired", report.repaired},
+                         {"committed_version", report.committed}, {"objects", report.objects},   {"chunks", report.chunks},         {"data_bytes", report.data_bytes},
+                         {"generation", report.generation},       {"records", report.records},   {"snapshots", nlohmann::json::array()}};
+  json["committed_step"] = report.committed_step ? nlohmann::json(*report.committed_step) : nlohmann::json();
+  for (const SnapshotInfo& snapshot : report.snapshots) json["snapshots"].push_back({{"name", snapshot.name}, {"version", snapshot.version}});
+  std::printf("%s\n", json.dump(2).c_str());
+}
+
+void print_text(const FsckReport& report, bool quick) {
+  for (const std::string& problem : report.problems) std::printf("problem: %s\n", problem.c_str());
+  for (const std::string& note : report.notes) std::printf("note: %s\n", note.c_str());
+  if (report.repaired) std::printf("the map was mended: headers and journal were written anew from the good copies\n");
+  std::printf("%llu objects, %llu chunks, %s of data%s; %zu snapshots; journal generation %llu with %llu records\n", static_cast<unsigned long long>(report.objects),
+              static_cast<unsigned long long>(report.chunks), human_bytes(report.data_bytes).c_str(), quick ? " (not read)" : " (all read)", report.snapshots.size(),
+              static_cast<unsigned long long>(report.generation), static_cast<unsigned long long>(report.records));
+  const std::string state = report.problems.empty() ? "clean" : std::to_string(report.problems.size()) + " problems found";
+  const std::string step = report.committed_step ? ", committed step " + std::to_string(*report.committed_step) : "";
+  std::printf("%s, committed version %llu%s\n", state.c_str(), static_cast<unsigned long long>(report.committed), step.c_str());
+}
+
+Result<bool> run(const FsckArguments& arguments) {
+  STOKER_ASSIGN(const auto volumes, local_volumes(arguments.store));
+  STOKER_ASSIGN(const auto runtime, RuntimeOwner::make());
+  STOKER_ASSIGN(const FsckReport report, fsck_local_store(volumes, runtime->runtime(), {.quick = arguments.quick, .repair_map = arguments.repair, .progress = show_progress}));
+  if (arguments.json) {
+    print_json(report);
+  } else {
+    print_text(report, arguments.quick);
+  }
+  return report.problems.empty();
+}
+
+}  // namespace
+
+void add_fsck(CLI::App& app, ExitStatus& status) {
+  const auto arguments = std::make_shared<FsckArguments>();
+  CLI::App* command = app.add_subcommand("fsck", "Check a store: headers, journal, map and every byte of data; tell the committed step");
+  command->add_option("STORE", arguments->store, "The store: a folder, or local:/a,/b for several volumes")->required();
+  command->add_flag("--quick", arguments->quick, "Leave out the data");
+  command->add_flag("--repair-map", arguments->repair, "Write damaged headers and journal copies anew from the good ones");
+  command->add_flag("--json", arguments->json, "Print the result as JSON");
+  command->footer("Exit status: 0 clean, 1 problems were found or the store could not be opened.");
+  command->callback([arguments, &status] {
+    const auto clean = run(*arguments);
+    if (!clean) return fail(status, clean.error());
+    if (!*clean) status.code = 1;
+  });
+}
+
+}  // namespace stoker::cli
