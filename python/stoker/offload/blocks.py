@@ -208,4 +208,4 @@ def difference(stored: dict, current: dict) -> str | None:
         if theirs[name] != what:
             describe = lambda w: f"{list(w[0])} {w[1]}{'' if w[2] else ' frozen'}"
             return f"parameter {name} is {describe(what)} in the model and {describe(theirs[name])} in the store"
-    return None if stored == current else "the blocks are cut differently"
+    return None if stored["blocks"] == current["blocks"] else "the blocks are cut differently"
