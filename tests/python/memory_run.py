@@ -45,7 +45,9 @@ def make() -> torch.nn.Module:
 
 
 def main(mode: str, store: str, dram: str) -> None:
-    # the control's warm-up loads torch's own libraries and thread stacks; both processes do it before the base is read
+    # torch loads libraries, thread stacks and (for the meta device) modules at first use; both processes do that first
+    with torch.device("meta"):
+        Tiny(layers=1)
     small = Tiny(layers=1).to(torch.bfloat16)
     loss_of(small, batch(0)).backward()
     del small

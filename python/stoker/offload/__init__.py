@@ -11,7 +11,7 @@ from torch import nn
 from stoker.errors import AlreadyExists, InvalidArgument, NotFound
 from stoker.offload.access import gather, install_state_dict
 from stoker.offload.blocks import Param, partition
-from stoker.offload.build import Built, build, stored_weights
+from stoker.offload.build import Built, build, stored_weights, trim
 from stoker.offload.optimizer import OffloadedOptimizer, algorithm_of
 from stoker.offload.planes import Runtime, parse_dram, store_capacity
 from stoker.offload.session import META_MODEL, Session
@@ -69,6 +69,7 @@ def offload(
         session.create(built.value_of, built.keys())
     else:
         session.create(stored_weights(weights) if weights else _present, [])
+    trim()
     had_state = {param: dict(entry) for param, entry in optimizer.state.items() if entry}
     session.run()
     offloaded = OffloadedOptimizer(session, optimizer)

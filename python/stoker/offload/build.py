@@ -7,6 +7,7 @@ a later `apply`, say) finds the real bytes paged in again.
 
 from __future__ import annotations
 
+import ctypes
 import glob
 import os
 from collections import OrderedDict
@@ -61,6 +62,7 @@ class Built(TorchFunctionMode):
         self.paged: dict[int, tuple[nn.Parameter, str, tuple]] = {}  # id -> (parameter, key, (size, stride))
         self.written: set[str] = set()
         self._busy = False
+        self._freed = 0  # bytes since the last trim
 
     @staticmethod
     def of(model: nn.Module) -> Built | None:
@@ -94,11 +96,15 @@ class Built(TorchFunctionMode):
         held = sum(map(size, self.resident.values()))  # anew each time: factories cast and resize what they made
         for param in list(self.resident.values()):
             if held <= self.limit:
-                return
+                break
             # one use is the parameter's own; more means that somebody still holds a view and may write through it
             if param is not keep and torch._C._storage_Use_Count(param.untyped_storage()._cdata) <= 2:
                 held -= size(param)
                 self._page_out(param)
+                self._freed += size(param)
+        if self._freed > self.limit // 4:
+            trim()
+            self._freed = 0
 
     def _page_out(self, param: nn.Parameter) -> None:
         self._busy = True
@@ -149,6 +155,13 @@ class Built(TorchFunctionMode):
 
     def keys(self) -> list[str]:
         return sorted(self.written)
+
+
+def trim() -> None:
+    """Hands freed heap memory back to the kernel: glibc keeps what small tensors freed, and the cap counts it."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def stored_weights(folder: str | os.PathLike) -> Callable[[Param], torch.Tensor]:

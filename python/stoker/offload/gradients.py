@@ -55,6 +55,7 @@ class Gradients:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._views.clear()
 
     # -- calls and finality ------------------------------------------------------------------------------------------
 

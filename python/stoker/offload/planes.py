@@ -153,7 +153,7 @@ class Planes:
         arena_bytes = (runtime.dram_bytes - used - reserve) // (2 * MIB) * (2 * MIB)
         self.layout = divide(blocks, algorithm, arena_bytes, self.tile_elements)
         if self.layout.smallest > arena_bytes:
-            smallest = -(-(self.layout.smallest + used) * 64 // 63 + 4 * MIB) // MIB
+            smallest = -(-((self.layout.smallest + used) * 64 // 63 + 4 * MIB) // MIB)
             raise OverBudget(
                 f"the memory budget dram={runtime.dram_bytes // MIB}MiB is too small for this model: gradients take {self.layout.gradients / MIB:.1f} MiB, the largest "
                 f"blocks in use together {(self.layout.working + self.layout.pinned) / MIB:.1f} MiB, two tiles of optimizer state {TILES_MIN * self.layout.tile / MIB:.1f} MiB; "
