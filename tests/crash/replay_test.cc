@@ -68,6 +68,21 @@ std::vector<Script> scripts() {
            ASSERT_OK(run.commit({{"b", 65'536, 0, 65'536, 300 + round}}, round % 2 == 0 ? kDeferred : kDurable));
          }
        }},
+      {"together", three_objects,
+       [](Recorder& run) {
+         for (uint64_t round = 0; round < 4; ++round) {
+           ASSERT_OK(run.commit_together({{{{"b", 65'536, 0, 65'536, 500 + round}}, kDurable},
+                                          {{{"c", 5'000, 0, 5'000, 510 + round}}, kDeferred},
+                                          {{{"d", 9'000, 0, 9'000, 520 + round}, {"e", 1'000, 0, 1'000, 530 + round}}, kDurable}}));
+         }
+       }},
+      {"abandon", three_objects,
+       [](Recorder& run) {
+         for (uint64_t round = 0; round < 5; ++round) {
+           ASSERT_OK(run.abandon({{"a", 150'000, 0, 150'000, 600 + round}, {"c", 5'000, 10, 100, 610 + round}}));
+           ASSERT_OK(run.commit({{"b", 65'536, 0, 65'536, 620 + round}, {"c", 5'000, 700, 3'000, 630 + round}}, kDurable));
+         }
+       }},
   };
 }
 
@@ -136,6 +151,7 @@ void replay_again(Lab& lab, const Recorded& run, const CrashCase& crash, uint64_
   CrashEffort effort;
   effort.keep_one_in = 8;
   effort.samples = 32;
+  effort.tears = 1;
   CrashWalk walk(second.events, second.before, second.admissible, seed, effort);
   walk.run([&](CrashCase& again) {
     ++outcome.nested;
@@ -182,7 +198,7 @@ TEST_P(Replay, EveryCrashLeavesACommittedState) {
   const Recorded run = record_script(lab, script);
   const auto begun = std::chrono::steady_clock::now();
   const bool soak = soak_factor > 1;
-  const Outcome outcome = replay(lab, run, 1000 + script_index, soak ? 3 : 25);
+  const Outcome outcome = replay(lab, run, 1000 + script_index, soak ? 3 : 40);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
   std::printf("replay %s on %zu volume(s): %zu events, %llu cases, %llu after a second crash, %.1f s\n", script.name.c_str(), volumes, run.events.size(),
               static_cast<unsigned long long>(outcome.cases), static_cast<unsigned long long>(outcome.nested), seconds);
@@ -190,7 +206,7 @@ TEST_P(Replay, EveryCrashLeavesACommittedState) {
   EXPECT_EQ(outcome.violations, 0U) << outcome.first;
 }
 
-INSTANTIATE_TEST_SUITE_P(Paths, Replay, ::testing::Combine(::testing::Range<size_t>(0, 7), ::testing::Values<size_t>(1, 2)),
+INSTANTIATE_TEST_SUITE_P(Paths, Replay, ::testing::Combine(::testing::Range<size_t>(0, scripts().size()), ::testing::Values<size_t>(1, 2)),
                          [](const ::testing::TestParamInfo<Replay::ParamType>& test) {
                            return scripts()[std::get<0>(test.param)].name + "_" + std::to_string(std::get<1>(test.param)) + "_volumes";
                          });

@@ -68,6 +68,51 @@ class Recorder {
     if (durability == Durability::durable) acknowledged();
     return {};
   }
+  // Several transactions, one after the other in the order of the list, none waiting for the one before: they may share a record.
+  struct Together {
+    std::vector<Change> changes;
+    Durability durability = Durability::durable;
+  };
+  Status commit_together(const std::vector<Together>& list) {
+    std::vector<std::unique_ptr<Transaction>> open;
+    std::vector<Bytes> memory;
+    for (const Together& each : list) {
+      STOKER_ASSIGN(auto change, store_.begin());
+      for (const Change& part : each.changes) STOKER_TRY(apply(*change, part, memory));
+      open.push_back(std::move(change));
+    }
+    std::vector<Future<Version>> futures;
+    const size_t first = timeline_.size();
+    for (size_t i = 0; i < list.size(); ++i) {
+      Point next = now_;
+      next.version = now_.version + 1;
+      for (const Change& part : list[i].changes) apply(next, part);
+      begin(std::move(next));
+      futures.push_back(open[i]->commit(list[i].durability));
+    }
+    for (size_t i = 0; i < list.size(); ++i) {
+      const auto version = futures[i].wait();
+      if (!version) return version.error();
+      if (*version != timeline_[first + i]->version) return make_error(Code::mismatch, "commits have other versions than their order says");
+      if (list[i].durability == Durability::durable) acknowledged(first + i);
+    }
+    return {};
+  }
+  // A transaction that comes to nothing, while its writes may still be under way.
+  Status abandon(const std::vector<Change>& changes) {
+    std::vector<Bytes> memory;
+    std::vector<Future<void>> writes;
+    {
+      STOKER_ASSIGN(auto open, store_.begin());
+      for (const Change& change : changes) {
+        STOKER_TRY(open->resize(change.key, change.bytes));
+        memory.push_back(pattern(change.written, change.seed));
+        writes.push_back(open->write(change.key, change.offset, slice_of(memory.back())));
+      }
+    }
+    for (const auto& write : writes) static_cast<void>(write.wait());  // abandoned writes may succeed or be cancelled
+    return {};
+  }
   Status snapshot(const std::string& name) {
     Point next = now_;
     next.snapshots[name] = {now_.version, now_.objects};
@@ -120,8 +165,9 @@ class Recorder {
     }
     return error;
   }
-  void acknowledged() {
-    acknowledged_ = timeline_.size() - 1;
+  void acknowledged() { acknowledged(timeline_.size() - 1); }
+  void acknowledged(size_t index) {
+    acknowledged_ = index;
     disk_.note(static_cast<uint64_t>(Note::durable), acknowledged_);
   }
 
@@ -171,6 +217,7 @@ struct CrashCase {
 struct CrashEffort {
   size_t all_subsets_up_to = 8;  // writes since the last flush
   size_t samples = 96;           // of subsets, above that
+  size_t tears = 3;              // ways to tear the survivors of each subset
   uint64_t keep_one_in = 1;      // of the cases at moments with many subsets, by seed
 };
 
@@ -222,7 +269,10 @@ class CrashWalk {
         std::vector<Fate> fates(open.size(), Fate::whole);
         for (size_t i = 0; i < free_writes; ++i) fates[i] = (subset >> i & 1) != 0 ? Fate::whole : Fate::lost;
         all.push_back(fates);
-        if (tear(fates)) all.push_back(std::move(fates));
+        for (size_t i = 0; i < effort_.tears; ++i) {
+          std::vector<Fate> torn = fates;
+          if (tear(torn)) all.push_back(std::move(torn));
+        }
       }
     } else {
       for (size_t sample = 0; sample < effort_.samples; ++sample) {
