@@ -26,6 +26,7 @@ namespace stoker::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
+constexpr size_t kBlockMax = 4 * kMiB;
 
 struct BenchArguments {
   std::string folder = ".";
@@ -36,6 +37,9 @@ struct BenchArguments {
   std::string file_size = "2GiB";
   bool json = false;
 };
+
+// 2 MiB pages for fio's buffers, and some for what it keeps beside them.
+uint64_t peer_pages(const BenchArguments& arguments) { return arguments.depth * kBlockMax / (2 * kMiB) + 16; }
 
 // Set by SIGINT and SIGTERM: the run in progress ends, the reserved pages go back, then we go.
 std::atomic<int> interrupted{0};
@@ -94,8 +98,8 @@ std::string pages_text(const PageReport& pages) {
 // The benchmark with all it holds open.
 class Bench {
  public:
-  Bench(const BenchArguments& arguments, Loop& loop, const FileInfo& file, const std::string& path, const Slice& memory, bool huge)
-      : arguments_(arguments), loop_(loop), file_(file), path_(path), memory_(memory), huge_(huge) {}
+  Bench(const BenchArguments& arguments, Loop& loop, const FileInfo& file, const std::string& path, const Slice& memory, HugePages* pages)
+      : arguments_(arguments), loop_(loop), file_(file), path_(path), memory_(memory), pages_(pages) {}
 
   // The first pass over the reserved file, then a second one: what never written blocks cost.
   Result<Json> first_pass() {
@@ -131,7 +135,10 @@ class Bench {
     return {};
   }
   Status run_peer(const Load& load, Samples& samples) {
-    STOKER_ASSIGN(const FioResult result, run_fio(path_, load, huge_));
+    if (pages_ != nullptr && !pages_->provide(peer_pages(arguments_))) {
+      return make_error(Code::over_budget, "other programs took the 2 MiB pages that fio needs; run the benchmark again when the machine is quiet", "cli/bench_io");
+    }
+    STOKER_ASSIGN(const FioResult result, run_fio(path_, load, pages_ != nullptr));
     samples.add(result.bytes_per_second, result.cpu_seconds, result.bytes);
     return {};
   }
@@ -157,12 +164,12 @@ class Bench {
   const FileInfo file_;
   const std::string path_;
   const Slice memory_;
-  const bool huge_;
+  HugePages* const pages_;  // null: fio gets ordinary pages
 };
 
 Result<Json> run_all(Bench& bench) {
   Json results = Json::array();
-  for (const size_t block : {1 * kMiB, 4 * kMiB}) {
+  for (const size_t block : {1 * kMiB, kBlockMax}) {
     for (const Load::Kind kind : {Load::Kind::read, Load::Kind::write, Load::Kind::mixed}) {
       std::fprintf(stderr, "%s of %s ", std::string(name(kind)).c_str(), human_bytes(block).c_str());
       auto row = bench.compare(kind, block);
@@ -177,9 +184,9 @@ Result<Json> run_all(Bench& bench) {
 Result<Json> run_bench(const BenchArguments& arguments) {
   STOKER_ASSIGN(const std::string fio, fio_version());
   STOKER_ASSIGN(const uint64_t bytes, parse_bytes(arguments.file_size));
-  const uint64_t memory_bytes = arguments.depth * 4 * kMiB;
-  // Ours, fio's, and some to spare.
-  const HugePages pages(2 * memory_bytes / (2 * kMiB) + 16);
+  const uint64_t memory_bytes = arguments.depth * kBlockMax;
+  HugePages pages;
+  const bool huge = pages.provide(memory_bytes / (2 * kMiB) + peer_pages(arguments));
   Budget budget(memory_bytes);
   STOKER_ASSIGN(const auto arena, Arena::make(memory_bytes, budget));
   STOKER_ASSIGN(const Buffer buffer, arena->take(memory_bytes));
@@ -192,12 +199,12 @@ Result<Json> run_bench(const BenchArguments& arguments) {
   // fio opens the file by name, so it keeps its name until the end.
   const std::unique_ptr<const char, void (*)(const char*)> remove_file(path.c_str(), [](const char* name) { unlink(name); });
   STOKER_ASSIGN(const FileInfo file, loop->open({.path = path, .create = true, .reserve_bytes = bytes}));
-  Bench bench(arguments, *loop, file, path, buffer.slice(), pages.reserved());
+  Bench bench(arguments, *loop, file, path, buffer.slice(), huge ? &pages : nullptr);
   const std::string load_before = load_average();
   STOKER_ASSIGN(const Json passes, bench.first_pass());
   STOKER_ASSIGN(const Json results, run_all(bench));
   Json json = {{"machine", machine(fio)}, {"engine", loop->traits().name}, {"direct", file.direct}, {"file_bytes", bytes}, {"seconds_per_run", arguments.seconds},
-               {"ours_pages", pages_text(arena->pages())}, {"fio_pages", pages.reserved() ? "2 MiB (reserved)" : "4 KiB: huge pages may be reserved by root only"},
+               {"ours_pages", pages_text(arena->pages())}, {"fio_pages", huge ? "2 MiB (reserved)" : "4 KiB: huge pages may be reserved by root only"},
                {"load_average_before", load_before}, {"load_average_after", load_average()},
                {"write_of_reserved_space", passes}, {"results", results}};
   STOKER_TRY(loop->close(file.id));

@@ -62,6 +62,14 @@ bool write_number(const char* path, uint64_t value) {
   return static_cast<bool>(file);
 }
 
+uint64_t free_huge_pages() {
+  std::ifstream file("/proc/meminfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind("HugePages_Free:", 0) == 0) return std::stoull(line.substr(15));
+  }
+  return 0;
+}
+
 }  // namespace
 
 Result<std::string> fio_version() {
@@ -93,13 +101,17 @@ Result<FioResult> run_fio(const std::string& path, const Load& load, bool huge) 
   }
 }
 
-HugePages::HugePages(uint64_t pages) : before_(read_number(kHugePages)) {
-  changed_ = write_number(kHugePages, before_ + pages);
-  reserved_ = changed_ && read_number(kHugePages) >= before_ + pages;
-}
+HugePages::HugePages() : before_(read_number(kHugePages)) {}
 
 HugePages::~HugePages() {
   if (changed_) write_number(kHugePages, before_);
+}
+
+bool HugePages::provide(uint64_t pages) {
+  const uint64_t free = free_huge_pages();
+  if (free >= pages) return true;
+  changed_ = write_number(kHugePages, read_number(kHugePages) + pages - free) || changed_;
+  return free_huge_pages() >= pages;
 }
 
 }  // namespace stoker::cli

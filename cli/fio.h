@@ -23,16 +23,17 @@ Result<FioResult> run_fio(const std::string& path, const Load& load, bool huge);
 // Reserves 2 MiB pages for as long as it lives, if we may (root), and puts the number back.
 class HugePages {
  public:
-  explicit HugePages(uint64_t pages);
+  HugePages();
   ~HugePages();
   HugePages(const HugePages&) = delete;
   HugePages& operator=(const HugePages&) = delete;
-  bool reserved() const { return reserved_; }
+
+  // Makes sure that `pages` of them are free just now: other programs may have taken some since. False where we may not.
+  bool provide(uint64_t pages);
 
  private:
-  uint64_t before_ = 0;
+  const uint64_t before_;
   bool changed_ = false;
-  bool reserved_ = false;
 };
 
 }  // namespace stoker::cli
