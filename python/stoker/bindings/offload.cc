@@ -219,10 +219,10 @@ PyUpdateJob update(const PySession& session, BlockId block, const nb::sequence& 
 
 size_t prefetch_state(const PySession& session, BlockId block, const PyTransaction* source, bool with_weights) {
   auto& target = open(session);
-  auto from = share(source);
+  const auto from = share(source);
   auto begun = [&] {
     nb::gil_scoped_release release;
-    return target.prefetch_state(block, std::move(from), with_weights);
+    return target.prefetch_state(block, from, with_weights);
   }();
   return unwrap(std::move(begun));
 }

@@ -131,13 +131,14 @@ Result<std::shared_ptr<UpdateJob>> Session::update(BlockId block, UpdateRequest 
   STOKER_ASSIGN(Block * found, find(block));
   STOKER_TRY(check(found->layout, request));
   STOKER_TRY(request.transaction->begin_job());
+  if (request.source) request.source->jobs()->hold();
   return updater_->start(*found, std::move(request));
 }
 
-Result<size_t> Session::prefetch_state(BlockId block, std::shared_ptr<StepTransaction> source, bool weights) {
+Result<size_t> Session::prefetch_state(BlockId block, const std::shared_ptr<StepTransaction>& source, bool weights) {
   STOKER_ASSIGN(Block * found, find(block));
   if (found->layout.frozen()) return bad("block " + found->layout.name() + " is frozen: it has no state");
-  return updater_->prefetch(*found, std::move(source), weights);
+  return updater_->prefetch(*found, source, weights);
 }
 
 Status Session::retain(BlockId block) {

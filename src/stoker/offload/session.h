@@ -38,7 +38,7 @@ class Session {
   // Errors before anything began are returned; those on the way complete the job and poison the transaction.
   Result<std::shared_ptr<UpdateJob>> update(BlockId block, UpdateRequest request);
   // Reads state ahead of update(), as far as tile memory is free; how many tiles began at once.
-  Result<size_t> prefetch_state(BlockId block, std::shared_ptr<StepTransaction> source = nullptr, bool weights = false);
+  Result<size_t> prefetch_state(BlockId block, const std::shared_ptr<StepTransaction>& source = nullptr, bool weights = false);
   void drop_prefetched() { updater_->drop_prefetched(); }
 
   // Keeps the block's state in the arena from its next update on; that saves reads, never writes. busy while it is updated.

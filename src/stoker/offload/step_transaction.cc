@@ -8,6 +8,11 @@ void JobCount::begin() {
   ++holding_;
 }
 
+void JobCount::hold() {
+  std::lock_guard lock(mutex_);
+  ++holding_;
+}
+
 void JobCount::computed() {
   std::lock_guard lock(mutex_);
   --computing_;

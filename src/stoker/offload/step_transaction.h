@@ -24,6 +24,7 @@ struct CommitFate {
 class JobCount {
  public:
   void begin();
+  void hold();      // as begin(), for one that only reads from it: no commit waits for that
   void computed();  // the update has handed all its writes to the store
   void end();       // and they are done, and it let go of the transaction
   size_t computing() const;

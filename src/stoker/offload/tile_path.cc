@@ -233,10 +233,8 @@ void Updater::finish_job(const JobPtr& job, size_t tiles) {
     if (!block.jobs.empty()) next = block.jobs.front();
   }
   // Whoever waits for written() may commit at once, and close the store soon: the transaction is let go of first.
-  job->request_.source.reset();
-  const std::shared_ptr<JobCount> jobs = job->request_.transaction->jobs();
-  job->request_.transaction.reset();
-  jobs->end();
+  let_go(job->request_.source);
+  let_go(job->request_.transaction);
   Promise<void> written = std::move(job->written_);
   written.complete(status);
   if (next) activate(next);

@@ -106,11 +106,12 @@ bool Updater::next(Begin& begin) {
   while (!wanted_.empty() && !free_.empty()) {
     Wanted& wanted = wanted_.front();
     while (wanted.block->prefetched.contains(wanted.next)) ++wanted.next;
-    if (wanted.next == wanted.block->layout.tiles() || !wanted.block->jobs.empty()) {
+    begin.source = wanted.source.lock();
+    if (wanted.next == wanted.block->layout.tiles() || !wanted.block->jobs.empty() || (wanted.staged && !begin.source)) {
       wanted_.pop_front();
       continue;
     }
-    begin.source = wanted.source;
+    if (begin.source) begin.source->jobs()->hold();
     begin.weights = wanted.weights;
     begin.tile = new_tile(*wanted.block, wanted.next++);
     begin.tile->prefetched = true;
@@ -147,7 +148,7 @@ Updater::TilePtr Updater::new_tile(Block& block, uint64_t index) {
 
 // ---- prefetched tiles
 
-size_t Updater::prefetch(Block& block, std::shared_ptr<StepTransaction> source, bool weights) {
+size_t Updater::prefetch(Block& block, const std::shared_ptr<StepTransaction>& source, bool weights) {
   const Stamp stamp = stamp_of(block, source);  // before the reads: a commit between makes the stamp stale, never the state
   size_t before = 0;
   {
@@ -156,7 +157,7 @@ size_t Updater::prefetch(Block& block, std::shared_ptr<StepTransaction> source, 
     if (!block.prefetched_stamp.serves(stamp)) drop_tiles(block);
     std::erase_if(wanted_, [&](const Wanted& each) { return each.block == &block; });
     block.prefetched_stamp = stamp;
-    wanted_.push_back({&block, 0, std::move(source), weights});
+    wanted_.push_back({&block, 0, source != nullptr, source, weights});
     before = prefetched_.size();
   }
   pump();
@@ -164,7 +165,7 @@ size_t Updater::prefetch(Block& block, std::shared_ptr<StepTransaction> source, 
   return prefetched_.size() > before ? prefetched_.size() - before : 0;
 }
 
-void Updater::begin_prefetch(const Begin& begin) {
+void Updater::begin_prefetch(Begin& begin) {
   const TilePtr& tile = begin.tile;
   tile->left = 1;
   tile->since_ns = Clock::real().now_ns();
@@ -173,6 +174,14 @@ void Updater::begin_prefetch(const Begin& begin) {
   tile->has_state = true;
   if (begin.weights) tile->weights = place(*tile, Plane::weight).data;
   part_read(tile);
+  let_go(begin.source);
+}
+
+void Updater::let_go(std::shared_ptr<StepTransaction>& source) {
+  if (!source) return;
+  const std::shared_ptr<JobCount> jobs = source->jobs();
+  source.reset();
+  jobs->end();
 }
 
 // A job has no memory although no tile of a job is in flight: prefetched tiles hold it all. The one used last gives way.

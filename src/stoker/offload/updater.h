@@ -28,7 +28,7 @@ class Updater {
   // The request is valid (Session checks it) and its transaction counts the job already.
   std::shared_ptr<UpdateJob> start(Block& block, UpdateRequest request);
   // Starts reading state for a later update as tile memory is, and becomes, free. Returns how many tiles began at once.
-  size_t prefetch(Block& block, std::shared_ptr<StepTransaction> source, bool weights);
+  size_t prefetch(Block& block, const std::shared_ptr<StepTransaction>& source, bool weights);
   void drop_prefetched();
 
   // Both between updates of that block only: false (and nothing done) while one runs.
@@ -44,7 +44,8 @@ class Updater {
   struct Wanted {
     Block* block;
     uint64_t next;  // tile
-    std::shared_ptr<StepTransaction> source;
+    bool staged;    // from `source`, which may have gone meanwhile: a prefetch keeps no transaction alive
+    std::weak_ptr<StepTransaction> source;
     bool weights;
   };
   struct Begin {  // what pump() does next: begin this tile, or end this job that has no tile left
@@ -63,7 +64,8 @@ class Updater {
   TilePtr new_tile(Block& block, uint64_t index);       // under mutex_; memory is free
   bool steal();                                         // under mutex_
   void drop_tiles(Block& block);                        // under mutex_
-  void begin_prefetch(const Begin& begin);
+  void begin_prefetch(Begin& begin);
+  static void let_go(std::shared_ptr<StepTransaction>& source);  // drops the share, then counts it out
 
   void advance(const TilePtr& tile);  // reads what is missing, then computes
   void read(const TilePtr& tile, Plane plane, const std::shared_ptr<StepTransaction>& source, Priority priority);
