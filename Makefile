@@ -14,6 +14,10 @@ BENCH_DIR ?= out/bench
 SINCE ?=
 SANITIZERS ?= asan ubsan tsan
 
+# ccache then serves every checkout of this repository from one cache.
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
+
 # A stamp's name holds the hash of the list it was made from: a changed list is set up again, nothing else is.
 hash = $(firstword $(shell cat $(1) | sha256sum))
 SYSTEM_STAMP := .venv/stamps/system-$(call hash,tools/packages.txt)
@@ -48,7 +52,8 @@ soak: build-tests  ## the long forms: replayed crashes, kill -9 at random moment
 bench: build-tests  ## stoker bench io and offload, kernels; JSON to bench/results
 	mkdir -p $(BENCH_DIR) bench/results
 	.venv/bin/stoker bench io --json $(BENCH_DIR) > bench/results/io.json
-	.venv/bin/stoker bench offload --json > bench/results/offload.json
+	.venv/bin/stoker bench offload --dir $(BENCH_DIR) --json > bench/results/offload.json
+	$(RELEASE)/bench/micro/stoker_optim_bench --benchmark_out=bench/results/optim.json --benchmark_out_format=json
 
 sanitize: $(SANITIZERS:%=sanitize-%)  ## the C++ tests under address, undefined and thread sanitizers
 

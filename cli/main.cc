@@ -21,21 +21,11 @@ int run(int argc, char** argv) {
   ExitStatus status;
   CLI::App* bench = app.add_subcommand("bench", "Measure, beside the device's ceiling and a peer");
   bench->require_subcommand(1);
-#ifdef STOKER_COMMAND_PROBE
   add_probe(app, status);
-#endif
-#ifdef STOKER_COMMAND_BENCH_IO
   add_bench_io(*bench, status);
-#endif
-#ifdef STOKER_COMMAND_LS
   add_ls(app, status);
-#endif
-#ifdef STOKER_COMMAND_FSCK
   add_fsck(app, status);
-#endif
-#ifdef STOKER_COMMAND_EXPORT
   add_export(app, status);
-#endif
   add_python_commands(app, *bench);
 
   try {

@@ -14,19 +14,9 @@ NB_MODULE(_core, module) {
   // A model that lives until the interpreter ends keeps its store: that is no leak.
   nb::set_leak_warnings(false);
   module.attr("__version__") = STOKER_VERSION;
-#ifdef STOKER_BIND_BASE
   bind_base(module);
-#endif
-#ifdef STOKER_BIND_OPTIM
   bind_optim(module);
-#endif
-#ifdef STOKER_BIND_MEMORY
   bind_memory(module);
-#endif
-#ifdef STOKER_BIND_STORE
   bind_store(module);
-#endif
-#ifdef STOKER_BIND_OFFLOAD
   bind_offload(module);
-#endif
 }
