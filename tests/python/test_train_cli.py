@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stoker.train.cli import default_out, main, parser
+from stoker.train.cli import _make_absolute, default_out, main, parser
 from stoker.train.settings import Settings
 
 SMALL = ["--vocabulary", "300", "--layers", "2", "--hidden", "64", "--heads", "2", "--feed-forward", "128", "--window", "32", "--batch", "4",
@@ -209,6 +209,16 @@ def test_without_out_a_finished_run_is_kept_and_an_unfinished_one_is_not_passed_
     assert [str(default_out(existing)) for existing in (False, True)] == ["out/train-2", "out/train"]
     hold("out/train-2", False)
     assert [str(default_out(existing)) for existing in (False, True)] == ["out/train-2", "out/train-2"]
+
+
+def test_paths_are_stored_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = {"data": ("a", "/b"), "cache": "c", "store": "d,/e", "steps": 1}
+    _make_absolute(given)
+    assert given == {"data": (f"{tmp_path}/a", "/b"), "cache": f"{tmp_path}/c", "store": f"{tmp_path}/d,/e", "steps": 1}
+    composed = {"store": "local:/x,/y"}
+    _make_absolute(composed)
+    assert composed == {"store": "local:/x,/y"}
 
 
 def test_a_mistake_with_json_is_json(tmp_path, capsys):

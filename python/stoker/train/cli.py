@@ -96,8 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: dict[str, Any]) -> int:
     out: Path = args["out"] or default_out(args["resume"] or args["overwrite"])
     given = {field.name: args[field.name] for field in fields(Settings) if field.name in args}
-    if "data" in given:  # absolute, so that a resume from another folder finds the same files
-        given["data"] = tuple(str(Path(path).resolve()) for path in given["data"])
+    _make_absolute(given)
     stored = read_run(out)
     if args["resume"] and stored is None:
         return _fail(args["json"], f"there is no run to resume in {out}: leave --resume out to start one, or name its folder with --out")
@@ -117,6 +116,17 @@ def _run(args: dict[str, Any]) -> int:
     if args["json"]:
         print(json.dumps(summary))
     return 0
+
+
+def _make_absolute(given: dict[str, Any]) -> None:
+    """Paths become absolute, so that a resume from another folder finds the same files."""
+    if "data" in given:
+        given["data"] = tuple(str(Path(path).resolve()) for path in given["data"])
+    for name in ("tokenizer", "cache"):
+        if given.get(name):
+            given[name] = str(Path(given[name]).resolve())
+    if given.get("store") and not any(sign in given["store"] for sign in ":("):  # else a composition, taken as it is
+        given["store"] = ",".join(str(Path(part).resolve()) for part in given["store"].split(","))
 
 
 def default_out(existing: bool) -> Path:
@@ -159,7 +169,7 @@ def _train(settings: Settings, out: Path, stored: dict[str, Any] | None, args: d
 def _sentence(error: BaseException) -> str:
     if isinstance(error, StokerError) or not isinstance(error, OSError) or not error.filename:
         return str(error)
-    return f"{error.filename} cannot be used ({error.strerror}): make room or make it accessible, or choose another folder with --out"
+    return f"{error.filename} cannot be used ({error.strerror}): make room or make it accessible, or choose another folder with --out or --store"
 
 
 def _fail(as_json: bool, sentence: str) -> int:
