@@ -13,10 +13,17 @@ from models import Tiny, batch, loss_of
 
 
 class Position:
-    """The data position, as a loader would keep it."""
+    """The data position, as a loader keeps it: moved on when a batch is drawn, so it is read at step()."""
 
     def __init__(self) -> None:
         self.next = 0
+
+    def __iter__(self) -> Position:
+        return self
+
+    def __next__(self) -> int:
+        self.next += 1
+        return self.next - 1
 
     def state_dict(self) -> dict:
         return {"next": self.next}
@@ -36,10 +43,9 @@ def main(store: str, steps: int, policy: str) -> None:
     opt.attach(scheduler=scheduler, position=position)
     print(f"at {opt.step_count}", flush=True)
     while position.next < steps:
-        tokens = batch(position.next)
+        tokens = batch(next(position))
         noise = int(torch.randint(0, 96, ()).item()) + random.randrange(3)  # the global generators are part of the run
         tokens = (tokens + noise) % 96
-        position.next += 1
         loss = loss_of(model, tokens)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0)

@@ -122,8 +122,12 @@ class OffloadedOptimizer(torch.optim.Optimizer):
             gradients.more_follows = before
 
     def attach(self, **objects: Any) -> None:
-        """Objects with state_dict()/load_state_dict() that belong to a step (scheduler=..., loader=..., scaler=...). Their state is
-        captured when the step is closed; after a resume it is loaded into them here."""
+        """Objects with state_dict()/load_state_dict() that belong to a step (scheduler=..., loader=..., scaler=...). After a
+        resume their state is loaded into them here.
+
+        What can be iterated (a loader, a sampler) is read at step(), before it hands out the batch of the next step, as are the
+        random states; everything else (schedulers, scalers, averages, counters) when the next forward begins or at flush(). So advance
+        the former before step() and the latter between step() and the next forward, as usual loops do."""
         self._session.attach(objects)
 
     def flush(self) -> None:

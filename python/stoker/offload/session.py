@@ -33,6 +33,11 @@ META_MODEL, META_STATE, META_BUFFERS = "meta/model", "meta/state", "meta/buffers
 POLICIES = ("auto", "sync", "speculate")
 
 
+def _is_source(thing: Any) -> bool:
+    """Whether an attached object hands out batches (a loader, a sampler) rather than following the optimizer."""
+    return hasattr(thing, "__iter__") or hasattr(thing, "__next__")
+
+
 class Session:
     """Made by stoker.offload(); everything the OffloadedOptimizer does goes through here."""
 
@@ -48,6 +53,8 @@ class Session:
         self._updates_of: dict[Param, int] = {}  # torch's per-parameter step
         self._attached: dict[str, Any] = {}
         self._restored: dict[str, Any] = {}
+        self._resumed_groups: list[dict] = []  # until the first step: what making a scheduler anew may have overwritten
+        self._at_step: dict[str, Any] = {"rng": record.rng_state(), "attached": {}}  # what a loop moves on before its next forward
         self._buffers_digest: bytes | None = None
         self._closed = False
         self.params = sorted((p for b in blocks for p in b.params), key=lambda p: p.index)
@@ -114,9 +121,9 @@ class Session:
         self.step_count = self._committed = state["step"]
         names = {p.name: p for p in self.params}
         self._updates_of = {names[name]: count for name, count in state["updates"].items()}
-        groups = list({id(g): g for g in self._group_of.values()}.values())
-        for group, stored in zip(groups, state["groups"], strict=True):
+        for group, stored in zip(self._groups(), state["groups"], strict=True):
             group.update(stored)
+        self._resumed_groups = state["groups"]
         buffers = record.load(self.planes.store.read_bytes(META_BUFFERS)) if state["buffers"] else {}
         own = dict(self.model.named_buffers())
         for name, tensor in buffers.items():
@@ -125,6 +132,7 @@ class Session:
             own[name].data.copy_(tensor)
         self._restored = state["attached"]
         record.set_rng_state(state["rng"])
+        self._at_step = {"rng": state["rng"], "attached": {}}
         here = record.environment()
         changed = [f"{key} {state['environment'].get(key)} -> {here[key]}" for key in here if state["environment"].get(key) != here[key]]
         if changed:
@@ -179,6 +187,8 @@ class Session:
                 if param.unit in changed and param.tensor.grad is not None:
                     self._updates_of[param] = self._updates_of.get(param, 0) + 1
             self.step_count += 1
+            self._resumed_groups = []
+            self._capture_sources()
             self.ledger.close_step(self.step_count, self.counters(), policy=policy, committed=self.committed_step())
 
     def gradients_dropped(self) -> None:
@@ -200,20 +210,32 @@ class Session:
             self._attached[name] = thing
             if name in self._restored:
                 thing.load_state_dict(self._restored.pop(name))
+                for group, stored in zip(self._groups(), self._resumed_groups):
+                    group.update(stored)  # a scheduler's constructor set the learning rate of step 0
+            if _is_source(thing):
+                self._at_step["attached"][name] = thing.state_dict()
+
+    def _capture_sources(self) -> None:
+        """What draws the next batch moves on between step() and the next forward, so its state is taken at step()."""
+        sources = {name: thing.state_dict() for name, thing in self._attached.items() if _is_source(thing)}
+        self._at_step = {"rng": record.rng_state(), "attached": record.load(record.dump(sources))}  # a copy: it may be live
+
+    def _groups(self) -> list[dict]:
+        return list({id(group): group for group in self._group_of.values()}.values())
 
     def _records(self) -> dict[str, bytes]:
         """The record that closes a step, as objects to write."""
         buffers = dict(self.model.named_buffers())
-        groups = list({id(g): g for g in self._group_of.values()}.values())
+        attached = {name: thing.state_dict() for name, thing in self._attached.items() if not _is_source(thing)}
         records = {
             META_STATE: record.dump(
                 {
                     "step": self.step_count,
                     "updates": {p.name: n for p, n in self._updates_of.items()},
-                    "groups": [{k: v for k, v in g.items() if k != "params"} for g in groups],
+                    "groups": [{k: v for k, v in g.items() if k != "params"} for g in self._groups()],
                     "buffers": bool(buffers),
-                    "attached": {name: thing.state_dict() for name, thing in self._attached.items()},
-                    "rng": record.rng_state(),
+                    "attached": {**attached, **self._at_step["attached"]},
+                    "rng": self._at_step["rng"],
                     "environment": record.environment(),
                 }
             )
