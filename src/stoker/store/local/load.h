@@ -24,11 +24,11 @@ class VolumeLoad {
       busy_ns_ /= 2;
     }
   }
-  // When `bytes` more would be done, in nanoseconds from now.
-  double wait_ns(uint64_t bytes) const {
+  // How long what is in flight still takes, in nanoseconds; an idle volume is as good as another.
+  double wait_ns() const {
     std::lock_guard lock(mutex_);
     const double ns_per_byte = bytes_ > 0 && busy_ns_ > 0 ? busy_ns_ / bytes_ : 1.0;
-    return static_cast<double>(in_flight_ + bytes) * ns_per_byte;
+    return static_cast<double>(in_flight_) * ns_per_byte;
   }
 
  private:

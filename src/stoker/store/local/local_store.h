@@ -113,7 +113,8 @@ class LocalStore final : public Store {
   void run_group(std::vector<std::unique_ptr<Entry>> group);
   Status encode(Entry& entry, Version version);
   void encode_object(ByteWriter& out, const std::string& key, const StagedObject& object, Version version) const;
-  Status check_room(const TransactionState& state, size_t items_bytes);
+  uint64_t growth(const Entry& entry) const;
+  Status check_room(const TransactionState* state, uint64_t growth, size_t items_bytes);
   Status make_durable(const std::string& items, uint64_t touched);
   void run_deferred(std::vector<std::unique_ptr<Entry>>& group);
   void flip(Entry& entry);

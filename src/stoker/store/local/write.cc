@@ -130,7 +130,7 @@ std::optional<size_t> LocalStore::pick_volume(uint64_t bytes) const {
   double best_ns = 0;
   for (size_t volume = 0; volume < volumes_.size(); ++volume) {
     if (allocator_.largest_blocks(volume) * kBlock < bytes) continue;
-    const double wait_ns = loads_[volume].wait_ns(bytes);
+    const double wait_ns = loads_[volume].wait_ns();
     if (best && (wait_ns > best_ns || (wait_ns == best_ns && allocator_.free_blocks(volume) <= allocator_.free_blocks(*best)))) continue;
     best = volume;
     best_ns = wait_ns;
