@@ -28,6 +28,11 @@ int run(int argc, char** argv) {
   add_export(app, status);
   add_python_commands(app, *bench);
 
+  const auto named = [&](const CLI::App* command) { return argc > 1 && command->get_name() == argv[1]; };
+  if (argc > 1 && argv[1][0] != '-' && app.get_subcommands(named).empty()) {
+    std::fprintf(stderr, "stoker: there is no command `%s`; `stoker --help` lists them\n", argv[1]);
+    return 2;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
