@@ -567,6 +567,26 @@ TEST_P(OffloadTest, APrefetchKeepsNoAbandonedTransactionAlive) {
   }
 }
 
+TEST_P(OffloadTest, APrefetchGoesOnFromTheStoreOnceItsTransactionIsCommitted) {
+  make_block({.name = "other", .elements = 3 * kTile});
+  slot_ = {};
+  const BlockId other = 0;
+  const BlockId block = make_block({.name = "b", .elements = 9 * kTile});
+  for (uint64_t step = 1; step <= 5; ++step) {
+    const auto segments = random_segments(step);
+    auto transaction = begin();
+    ASSERT_TRUE(session_->update(block, request(segments, transaction)).value()->written().wait());
+    reference_->update(*layout_, segments);
+    EXPECT_EQ(session_->prefetch_state(other).value(), 3U);
+    EXPECT_EQ(session_->prefetch_state(block, transaction).value(), 0U) << "all memory is taken: it waits for some";
+    commit(*transaction);
+    transaction.reset();
+    ASSERT_TRUE(session_->invalidate(other));  // gives the memory free
+    expect_equal();
+  }
+  EXPECT_GT(session_->traffic().tiles_prefetched.get(), 0U);
+}
+
 TEST_P(OffloadTest, AStepCommitsWhileItsLastWritesAreOnTheirWay) {
   const BlockId block = make_block({.name = "b", .elements = 12 * kTile});
   ASSERT_TRUE(session_->retain(block));

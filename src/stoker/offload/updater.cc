@@ -107,7 +107,7 @@ bool Updater::next(Begin& begin) {
     Wanted& wanted = wanted_.front();
     while (wanted.block->prefetched.contains(wanted.next)) ++wanted.next;
     begin.source = wanted.source.lock();
-    if (wanted.next == wanted.block->layout.tiles() || !wanted.block->jobs.empty() || (wanted.staged && !begin.source)) {
+    if (wanted.next == wanted.block->layout.tiles() || !wanted.block->jobs.empty() || (!begin.source && wanted.lost())) {
       wanted_.pop_front();
       continue;
     }
@@ -157,7 +157,7 @@ size_t Updater::prefetch(Block& block, const std::shared_ptr<StepTransaction>& s
     if (!block.prefetched_stamp.serves(stamp)) drop_tiles(block);
     std::erase_if(wanted_, [&](const Wanted& each) { return each.block == &block; });
     block.prefetched_stamp = stamp;
-    wanted_.push_back({&block, 0, source != nullptr, source, weights});
+    wanted_.push_back({&block, 0, source, stamp.staged, weights});
     before = prefetched_.size();
   }
   pump();
@@ -231,13 +231,16 @@ void Updater::drop_prefetched() {
 // ---- retained state
 
 bool Updater::retain(Block& block, Buffer memory) {
-  std::lock_guard lock(mutex_);
-  if (!block.jobs.empty() || block.retained) return false;
-  std::erase_if(wanted_, [&](const Wanted& each) { return each.block == &block; });
-  drop_tiles(block);
-  block.retained = std::make_unique<Retained>();
-  block.retained->memory = std::move(memory);
-  block.retained->valid.resize(block.layout.tiles());
+  {
+    std::lock_guard lock(mutex_);
+    if (!block.jobs.empty() || block.retained) return false;
+    std::erase_if(wanted_, [&](const Wanted& each) { return each.block == &block; });
+    drop_tiles(block);
+    block.retained = std::make_unique<Retained>();
+    block.retained->memory = std::move(memory);
+    block.retained->valid.resize(block.layout.tiles());
+  }
+  pump();
   return true;
 }
 
@@ -249,9 +252,12 @@ bool Updater::release(Block& block) {
 }
 
 void Updater::invalidate(Block& block) {
-  std::lock_guard lock(mutex_);
-  if (block.jobs.empty()) drop_tiles(block);
-  if (block.retained) block.retained->stamp = {};
+  {
+    std::lock_guard lock(mutex_);
+    if (block.jobs.empty()) drop_tiles(block);
+    if (block.retained) block.retained->stamp = {};
+  }
+  pump();  // memory may be free now
 }
 
 }  // namespace stoker::offload

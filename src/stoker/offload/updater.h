@@ -44,9 +44,12 @@ class Updater {
   struct Wanted {
     Block* block;
     uint64_t next;  // tile
-    bool staged;    // from `source`, which may have gone meanwhile: a prefetch keeps no transaction alive
+    // A prefetch keeps no transaction alive. One that has gone left its bytes in the store, if it was committed.
     std::weak_ptr<StepTransaction> source;
+    std::shared_ptr<CommitFate> fate;  // of the source; null: the committed version
     bool weights;
+
+    bool lost() const { return fate && fate->version == 0 && source.expired(); }
   };
   struct Begin {  // what pump() does next: begin this tile, or end this job that has no tile left
     TilePtr tile;
