@@ -211,6 +211,9 @@ struct CrashCase {
   Images images;
   Admissible admissible;
   std::string what;  // for messages: which writes survived
+  // The same moment with the power on: what is durable, and what is under way or only in the disks' caches.
+  Images durable;
+  std::vector<const SimEvent*> pending;
 };
 
 // How many cases to make of each moment.
@@ -306,9 +309,10 @@ class CrashWalk {
   }
 
   CrashCase build(const std::vector<size_t>& open, const std::vector<Fate>& fates) {
-    CrashCase made{durable_, admissible_, {}};
+    CrashCase made{durable_, admissible_, {}, durable_, {}};
     for (size_t i = 0; i < open.size(); ++i) {
       const SimEvent& write = events_[open[i]];
+      made.pending.push_back(&write);
       made.what += "-+~"[static_cast<size_t>(fates[i])];
       if (fates[i] == Fate::lost) continue;
       SimImage& image = made.images[write.path];

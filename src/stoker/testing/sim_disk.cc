@@ -71,6 +71,32 @@ void SimDisk::flip(const std::string& path, uint64_t offset, unsigned bit) {
   disks_.at(path).durable.flip(offset, bit);
 }
 
+void SimDisk::put_pending(const std::string& path, uint64_t offset, std::shared_ptr<const std::vector<std::byte>> bytes) {
+  std::lock_guard lock(mutex_);
+  Disk& disk = disks_.at(path);
+  disk.now.write(offset, *bytes);
+  Pending write = recorded(path, offset, std::move(bytes));
+  write.completed = true;
+  disk.pending.push_back(std::move(write));
+}
+
+// A new pending write, entered in the recording if there is one.
+SimDisk::Pending SimDisk::recorded(const std::string& path, uint64_t offset, std::shared_ptr<const std::vector<std::byte>> bytes) {
+  Pending write;
+  write.id = next_id_++;
+  write.offset = offset;
+  write.bytes = std::move(bytes);
+  if (recording_) {
+    write.event = events_.size();
+    SimEvent event;
+    event.path = path;
+    event.offset = write.offset;
+    event.bytes = write.bytes;
+    events_.push_back(std::move(event));
+  }
+  return write;
+}
+
 void SimDisk::remove(const std::string& path) {
   std::lock_guard lock(mutex_);
   disks_.erase(path);
@@ -231,21 +257,11 @@ SimDisk::Plan SimDisk::start(const Op& op, const std::string& path) {
     plan.bytes = 0;
     return plan;
   }
-  Pending write;
-  write.id = next_id_++;
-  write.offset = from;
-  if (chance(faults_.misdirected)) write.offset = align_down(random_() % std::max<uint64_t>(disk.now.bytes(), 1), kIoAlign);
+  uint64_t offset = from;
+  if (chance(faults_.misdirected)) offset = align_down(random_() % std::max<uint64_t>(disk.now.bytes(), 1), kIoAlign);
   plan.tears = chance(faults_.torn);
   const std::byte* data = op.bytes.data + op.moved;
-  write.bytes = std::make_shared<const std::vector<std::byte>>(data, data + plan.bytes);
-  if (recording_) {
-    write.event = events_.size();
-    SimEvent event;
-    event.path = path;
-    event.offset = write.offset;
-    event.bytes = write.bytes;
-    events_.push_back(std::move(event));
-  }
+  Pending write = recorded(path, offset, std::make_shared<const std::vector<std::byte>>(data, data + plan.bytes));
   plan.write = write.id;
   disk.pending.push_back(std::move(write));
   return plan;

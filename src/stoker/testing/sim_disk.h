@@ -79,6 +79,8 @@ class SimDisk {
   void put(const std::string& path, SimImage image);
   SimImage image(const std::string& path) const;  // as reads see it now
   void flip(const std::string& path, uint64_t offset, unsigned bit);
+  // Adds a completed write that no flush has covered yet: what a killed process leaves behind. Recorded like any other.
+  void put_pending(const std::string& path, uint64_t offset, std::shared_ptr<const std::vector<std::byte>> bytes);
   void remove(const std::string& path);
   // Paths that begin with `folder` share this much space.
   void limit(const std::string& folder, uint64_t bytes);
@@ -136,6 +138,7 @@ class SimDisk {
 
   bool chance(uint32_t per_million) { return per_million != 0 && random_() % 1'000'000 < per_million; }
   void cut(uint64_t seed, const std::string& prefix);
+  Pending recorded(const std::string& path, uint64_t offset, std::shared_ptr<const std::vector<std::byte>> bytes);
   void count_down_to_cuts(const std::string& path);
   int planned_errno(const Op& op, const std::string& path);
   Status make(const std::string& path, uint64_t bytes);

@@ -56,6 +56,9 @@ class Journal {
   // The map of the newest generation whose image is complete, read from whichever copy has each frame intact. corruption: a frame
   // is damaged in both copies and later ones stand behind it, or a sealed generation has lost its image.
   Result<std::unique_ptr<Map>> recover(const MapLimits& limits);
+  // Flushes both copies. Due between recover() and begin(): a killed process may have left what was recovered in the disks' caches
+  // alone, and begin() writes over the generation before it.
+  Status sync();
   // Starts a new generation that holds `map`, durably in both copies, in the areas that do not hold the current one.
   Status begin(const Map& map);
   // Is there room for a record in this generation? If not, begin() a new one.
@@ -86,7 +89,6 @@ class Journal {
   std::vector<Source> sources_of(uint64_t generation);
   void settle(uint64_t generation);
   Status write_frame(FrameKind kind, std::string_view body);
-  Status sync();
 
   Loop& loop_;
   StoreId store_{};

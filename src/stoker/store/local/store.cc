@@ -44,6 +44,7 @@ Result<std::unique_ptr<Store>> LocalStore::open(std::vector<std::string> paths, 
   Allocator allocator(map->limits());
   if (const Status status = allocator.take_all(*map); !status) return status.error().with("the store '" + paths[0] + "'");
   if (!options.read_only && !volumes.fresh()) {
+    STOKER_TRY(journal.sync());
     // From here on no bytes of an older generation can come back, whatever the crash before left in the areas.
     STOKER_TRY(journal.begin(*map));
     if (headers_need_writing(volumes)) STOKER_TRY(volumes.write_headers(VolumeState::ready));

@@ -98,6 +98,10 @@ Result<VolumeSet> VolumeSet::open(const std::vector<std::string>& paths, Loop& l
   for (size_t i = 0; i < paths.size(); ++i) STOKER_TRY(set.open_one(paths[i], options, local, plan[i].volume_bytes));
   STOKER_TRY(set.read_headers());
   STOKER_TRY(set.identify(options, plan));
+  // Only now: what was named might have been somebody's file that is no store at all.
+  for (const Volume& volume : set.volumes_) {
+    if (volume.lock_fd >= 0 && !options.read_only) write_holder(volume.lock_fd, options.holder);
+  }
   return set;
 }
 
@@ -121,8 +125,10 @@ Status VolumeSet::open_one(const std::string& path, const StoreOptions& options,
   if (missing) log().info("reserved {} at '{}'; the first pass over new space is slower than later ones", human_bytes(bytes), volume.file_path);
   volumes_.push_back(std::move(volume));
   if (local.files) {
-    STOKER_ASSIGN(volumes_.back().lock_fd, lock_volume(volumes_.back().file_path, path, options));
-    if (!options.read_only) write_holder(volumes_.back().lock_fd, options.holder);
+    auto locked = lock_volume(volumes_.back().file_path, path, options);
+    // Whoever holds the lock came between our look and our open: the file is theirs.
+    if (!locked && locked.error().code == Code::busy) volumes_.back().made = false;
+    STOKER_ASSIGN(volumes_.back().lock_fd, std::move(locked));
   }
   return {};
 }
@@ -162,7 +168,10 @@ Status VolumeSet::read_headers() {
 Status VolumeSet::identify(const StoreOptions& options, const std::vector<VolumeHeader>& plan) {
   bool ready = false;
   for (size_t i = 0; i < volumes_.size(); ++i) ready = ready || (!blank_[i] && volumes_[i].header.state == VolumeState::ready);
-  if (ready) return order_by_index();
+  if (ready) {
+    keep_files();  // another process made it since we looked
+    return order_by_index();
+  }
   const std::string& path = volumes_[0].path;
   if (!options.create || options.read_only) return make_error(Code::not_found, "there is no finished store at '" + path + "'; making it was interrupted: make it again", kWhere);
   if (options.capacity_bytes == 0) return make_error(Code::invalid_argument, "a new store at '" + path + "' needs a capacity: say how many bytes it may hold", kWhere);
