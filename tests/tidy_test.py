@@ -142,9 +142,8 @@ def unused_files(root: Path) -> list[str]:
 
 def call_spelled(path: Path, folder: Path) -> tuple[str, ...]:
     """Fuzzers and benchmarks are named without their ending: stoker_bench(optim ...) builds optim_bench.cc."""
-    if folder == path.parent and folder.name in {"fuzz", "micro"}:
-        return (path.stem, f"stoker_bench({path.stem.removesuffix('_bench')}")
-    return ()
+    kind = {"fuzz": "fuzz", "micro": "bench"}.get(folder.name)
+    return (f"stoker_{kind}({path.stem.removesuffix('_' + kind)}",) if kind and folder == path.parent else ()
 
 
 def unused_modules(root: Path, every: list[Path]) -> list[str]:
