@@ -22,7 +22,7 @@ Chunk get_chunk(ByteReader& in) {
 }
 
 bool valid_chunk(const Chunk& chunk, uint32_t chunk_bytes, const MapLimits& limits) {
-  if (chunk.sparse()) return chunk.stored == 0 && chunk.valid == 0;
+  if (chunk.sparse()) return chunk == Chunk{};
   if (chunk.stored == 0 || chunk.stored > chunk_bytes || chunk.valid > chunk.stored) return false;
   if (volume_of(chunk.place) >= limits.volumes.size()) return false;
   const auto& range = limits.volumes[volume_of(chunk.place)];
