@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Literal
 
 import torch
 from torch import nn
 
-from stoker.errors import AlreadyExists, InvalidArgument, NotFound
+from stoker.errors import AlreadyExists, InvalidArgument, NotFound, StokerError
 from stoker.offload.access import gather, install_state_dict
 from stoker.offload.blocks import Param, partition
 from stoker.offload.build import Built, build, stored_weights, trim
@@ -55,27 +56,36 @@ def offload(
     runtime = built.runtime if built else Runtime(os.fspath(store), parse_dram(dram), store_capacity(blocks, algorithm))
     if built:
         built.page_all()
-    holds_run = runtime.holds(META_MODEL)
-    if holds_run and not resume:
-        raise AlreadyExists(f"{runtime.path} already holds a run; pass resume=True to continue it, or give another directory")
-    if resume is True and not holds_run:
-        raise NotFound(f"{runtime.path} holds no run to resume; pass resume=False to start one")
-    session = Session(model, optimizer, runtime, blocks, algorithm, policy, accumulate)
-    if holds_run:
-        session.check_stored()
-        session.adopt()
-        session.resume()
-    elif built:
-        session.create(built.value_of, built.keys())
-    else:
-        session.create(stored_weights(weights) if weights else _present, [])
-    trim()
-    had_state = {param: dict(entry) for param, entry in optimizer.state.items() if entry}
-    session.run()
-    offloaded = OffloadedOptimizer(session, optimizer)
-    if had_state and not holds_run:
-        session.load_full_state(had_state)
-    install_state_dict(model, session)
+    session: Session | None = None
+    try:
+        holds_run = runtime.holds(META_MODEL)
+        if holds_run and not resume:
+            raise AlreadyExists(f"{runtime.path} already holds a run; pass resume=True to continue it, or give another directory")
+        if resume is True and not holds_run:
+            raise NotFound(f"{runtime.path} holds no run to resume; pass resume=False to start one")
+        session = Session(model, optimizer, runtime, blocks, algorithm, policy, accumulate)
+        if holds_run:
+            session.check_stored()
+            session.adopt()
+            session.resume()
+        elif built:
+            session.create(built.value_of, built.keys())
+        else:
+            session.create(stored_weights(weights) if weights else _present, [])
+        trim()
+        had_state = {param: dict(entry) for param, entry in optimizer.state.items() if entry}
+        session.run()
+        offloaded = OffloadedOptimizer(session, optimizer)
+        if had_state and not holds_run:
+            session.load_full_state(had_state)
+        install_state_dict(model, session)
+    except BaseException:
+        # a second try, with what the message asked for, must find the store free
+        with contextlib.suppress(StokerError):
+            if session is not None:
+                session.give_up()
+            runtime.store.close()
+        raise
     return model, offloaded
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from stoker.errors import InvalidArgument
+from stoker.offload.hooks import Hook
 
 if TYPE_CHECKING:
     from stoker.offload.session import Session
@@ -31,13 +32,16 @@ def gather(params: torch.Tensor | Iterable[torch.Tensor], write: bool = False) -
         yield
         return
     session = _session_of(listed)
-    ours = [session.by_tensor[param] for param in listed]
-    for param in ours:
-        param.tensor.data = session.current_weight(param)
+    session.check_open()
+    named = list(dict.fromkeys(session.by_tensor[each] for each in listed))  # a tied parameter may come twice
+    ours = [param for param in named if param not in session.pager.held]  # an outer gather() keeps what it holds
     try:
+        for param in ours:
+            param.tensor.data = session.current_weight(param)
+            session.pager.held.add(param)
         yield
         if write:
-            session.write_weights({param: param.tensor.data for param in ours})
+            session.write_weights({param: param.tensor.data for param in named})
     finally:
         session.restore(ours)
 
@@ -50,6 +54,7 @@ def install_state_dict(model: nn.Module, session: Session) -> None:
     """
     for param in session.params:
         param.tensor._stoker_session = session
+        param.tensor.__deepcopy__ = Hook(lambda memo, param=param: nn.Parameter(session.current_weight(param), param.tensor.requires_grad))
 
     def fill(module: nn.Module, state: dict, prefix: str, _metadata: dict) -> None:
         ours = {prefix + name: session.by_tensor.get(param) for name, param in module._parameters.items() if param is not None}
@@ -62,11 +67,14 @@ def install_state_dict(model: nn.Module, session: Session) -> None:
         for key, param in wanted.items():
             state[key] = mapped.tensor(param)
 
-    def page_in(module: nn.Module, *_args) -> None:
+    def page_in(module: nn.Module, _state: dict, _prefix: str, metadata: dict, *_args) -> None:
+        if metadata.get("assign_to_params_buffers"):
+            raise InvalidArgument("load_state_dict(assign=True) would take the parameters away from the optimizer and the store; leave assign off")
         for param in module._parameters.values():
             ours = session.by_tensor.get(param)
-            if ours is not None:
+            if ours is not None and ours not in session.pager.held:
                 ours.tensor.data = session.current_weight(ours)
+                session.pager.held.add(ours)
 
     def page_out(module: nn.Module, _keys) -> None:
         ours = [session.by_tensor[p] for p in module._parameters.values() if p in session.by_tensor]

@@ -91,6 +91,14 @@ def _repeated(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return found
 
 
+def _users(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """(module, name, user): `user` reads the parameters of `module`, which lies inside it, without calling that."""
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.MultiheadAttention, nn.TransformerEncoderLayer)):
+            yield from ((inner, name, module) for inner in module.modules())
+        yield from ((child, name, module) for child in module.children() if isinstance(child, (nn.ParameterList, nn.ParameterDict)))
+
+
 def _owners(model: nn.Module) -> dict[nn.Parameter, list[tuple[str, nn.Module]]]:
     """Each parameter with every (qualified name, owning module) it is reachable by; tied parameters have several."""
     owners: dict[nn.Parameter, list[tuple[str, nn.Module]]] = {}
@@ -130,11 +138,10 @@ def _fills(tensor: torch.Tensor) -> bool:
     return True
 
 
-def partition(model: nn.Module, optimized: Iterable[nn.Parameter], pinned: Iterable[str] = ()) -> list[Block]:
+def partition(model: nn.Module, optimized: Iterable[nn.Parameter]) -> list[Block]:
     """Cuts `model` into blocks in order of definition.
 
     `optimized`: the parameters the optimizer holds; those of them that require a gradient are updated, all others are frozen.
-    `pinned`: names of parameters that must stay resident (found to be used outside their module).
     Raises InvalidArgument for dtypes and layouts that cannot be offloaded.
     """
     optimized_ids = {id(param) for param in optimized}
@@ -144,13 +151,14 @@ def partition(model: nn.Module, optimized: Iterable[nn.Parameter], pinned: Itera
     for name, layer in repeated:
         for module in layer.modules():
             home.setdefault(module, (name, layer))
+    for inner, name, user in _users(model):
+        home.setdefault(inner, home.get(user, (name, user)))
 
-    pinned_names = set(pinned)
     blocks: dict[str, Block] = {}
     for index, (param, places) in enumerate(owners.items()):
         name = places[0][0]
         homes = {home.get(module, (qualified.rpartition(".")[0], module)) for qualified, module in places}
-        shared = len({id(layer) for _, layer in homes}) > 1 or name in pinned_names
+        shared = len({id(layer) for _, layer in homes}) > 1
         block_name, layer = ("shared", None) if shared else next(iter(homes))
         block_name = block_name or "root"
         block = blocks.setdefault(block_name, Block(block_name, len(blocks), pinned=shared))

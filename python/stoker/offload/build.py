@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from stoker.errors import InvalidArgument
 from stoker.offload.blocks import Param, partition
-from stoker.offload.planes import Algorithm, Runtime, parse_dram, put, store_capacity
+from stoker.offload.planes import Algorithm, Runtime, parse_dram, put, read_range, store_capacity
 
 _BUILT: dict[int, Built] = {}
 
@@ -138,7 +138,7 @@ class Built(TorchFunctionMode):
         _, key, (size, stride) = self.paged[id(param)]
         out = torch.empty_strided(size, stride, dtype=param.dtype)
         if key in self.written and param.numel():
-            flat = torch.frombuffer(bytearray(self.runtime.store.read_bytes(key)), dtype=param.dtype)
+            flat = torch.frombuffer(read_range(self.runtime.store, key, 0, param.numel() * param.dtype.itemsize), dtype=param.dtype)
             torch.as_strided(out, (param.numel(),), (1,)).copy_(flat)
         return out
 

@@ -66,19 +66,17 @@ class Gradients:
         self._waiting = {}
 
     def decided(self) -> None:
-        """The step was decided (or given up): learn how many calls it had."""
+        """The step was decided: how many calls it had, and what fired in its last backward, is what the next one is expected to do."""
         if self._calls:
             self._learned_calls = self._calls
+        if self._fired:
+            self._expected = {param: self._fired.get(param, 0) for param in self._expected}
         self._calls = 0
+        self._fired = {}
 
     @property
     def last_call(self) -> bool:
         return not self.more_follows and self._calls >= (self.accumulate or self._learned_calls)
-
-    def learn(self) -> None:
-        """Backward is over: what fired is what the next one is expected to fire."""
-        for param in self._expected:
-            self._expected[param] = self._fired.get(param, 0)
 
     def _accumulated(self, param: Param) -> None:
         self._adopt(param)

@@ -4,6 +4,9 @@ Forward uses hang on module pre-hooks, at the block and at each module inside it
 checkpointed segment enters there). Backward uses hang on the unpacking of saved tensors: module backward hooks do not always
 fire. While a block's modules run, saved views of its weights are replaced by (block, dtype, size, stride, offset) and made
 again at unpack. Tensors that are not weights go on to the hooks that were active outside (activation checkpointing, say).
+
+A weight may be used outside of its modules (``F.linear(x, other.weight)``). The first root call of each kind is watched for
+that: such a block is fetched at once and pinned from then on.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any, Callable
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from stoker.errors import StokerError
 from stoker.offload.blocks import Block, Param
@@ -20,6 +24,13 @@ from stoker.offload.pager import Pager
 
 _VIEWS = ("TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "ToCopyBackward0")
 _autograd = torch._C._autograd
+# Properties of a parameter that give its values; all others are known without them.
+_VALUES = frozenset(("data", "T", "mT", "H", "mH", "real", "imag"))
+# What asks or changes something other than the values.
+_HARMLESS = frozenset(
+    "__set__ __hash__ __len__ size dim ndimension numel nelement stride storage_offset element_size is_contiguous is_floating_point is_complex is_signed "
+    "type requires_grad_ register_hook register_post_accumulate_grad_hook has_names get_device".split()
+)
 
 
 @dataclass(frozen=True)
@@ -46,24 +57,30 @@ class SavedElsewhere:
 class Hooks:
     """Installs the hooks on a model and removes them again (`remove()`)."""
 
-    def __init__(self, model: nn.Module, pager: Pager, on_call: Callable[[tuple], None], lock) -> None:
+    def __init__(self, model: nn.Module, pager: Pager, on_call: Callable[[tuple], None], on_outside: Callable[[Param], None], lock) -> None:
+        self.model = model
         self.pager = pager
-        self.on_call = on_call
+        self.on_call = on_call  # a root call begins
+        self.on_outside = on_outside  # a parameter is used outside of its modules, and its block is pinned now
         self.lock = lock
-        self.depth = 0
+        self._watched: set[tuple] = set()  # kinds of calls that were watched from beginning to end
         self._names = {module: name for name, module in model.named_modules()}
-        self._stack: list[tuple[nn.Module, bool, bool | None]] = []
-        self._casts = {param.tensor: param for block in pager.blocks for param in block.params}
+        self._stack: list[_Entry] = []
+        self._by_tensor = {param.tensor: param for block in pager.blocks for param in block.params}
         self._handles = []
-        self._hook(model, None)
+        used = {module for block in pager.blocks for module in block.modules}
+        for module in model.modules():
+            # a container may be called on its own; one call of it is one root call, not one for each block inside
+            if module is model or (module not in used and any(inner in used for inner in module.modules())):
+                self._hook(module, None)
         for block in pager.blocks:
             for module in block.modules:
                 self._hook(module, block)
 
     def _hook(self, module: nn.Module, block: Block | None) -> None:
         # prepend: before the user's own pre-hooks, which may read weights; after all of them on the way out
-        self._handles.append(module.register_forward_pre_hook(lambda m, args: self._enter(m, block), prepend=True))
-        self._handles.append(module.register_forward_hook(lambda m, args, out: self._exit(m, block), always_call=True))
+        self._handles.append(module.register_forward_pre_hook(Hook(lambda m, args: self._enter(m, block)), prepend=True))
+        self._handles.append(module.register_forward_hook(Hook(lambda m, args, out: self._exit(m, block, out)), always_call=True))
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -74,9 +91,12 @@ class Hooks:
 
     def _enter(self, module: nn.Module, block: Block | None) -> None:
         with self.lock:
+            if module is self.model and any(entry.module is module for entry in self._stack):
+                self.unwind()
+            entry = _Entry(module, block)
             if not self._stack and torch._C._current_graph_task_id() == -1:
-                self.on_call((self._names.get(module, ""), module.training, torch.is_grad_enabled()))
-            pushed, cache = False, None
+                entry.call = (self._names.get(module, ""), module.training, torch.is_grad_enabled())
+                self.on_call(entry.call)
             if block is not None:
                 self.pager.entered[block.index] += 1
                 try:
@@ -87,27 +107,57 @@ class Hooks:
                 if torch.is_grad_enabled() and self._top_is_foreign():
                     outer = _autograd._top_saved_tensors_default_hooks(False)
                     _autograd._push_saved_tensors_default_hooks(_Pack(self, outer), self._unpack)
-                    pushed = True
+                    entry.packs = True
                 if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
                     # autocast would cache a cast copy of every weight until the context ends
-                    cache = torch.is_autocast_cache_enabled()
+                    entry.cache = torch.is_autocast_cache_enabled()
                     torch.set_autocast_cache_enabled(False)
-            self._stack.append((module, pushed, cache))
+            if entry.call is not None and entry.call not in self._watched:
+                entry.watch = _Watch(self)
+                entry.watch.__enter__()
+            self._stack.append(entry)
 
-    def _exit(self, module: nn.Module, block: Block | None) -> None:
-        if not any(entry[0] is module for entry in self._stack):
+    def _exit(self, module: nn.Module, block: Block | None, out: Any) -> None:
+        if not any(entry.module is module for entry in self._stack):
             return  # its entry failed, or was unwound with an outer module
         with self.lock:
             while True:
-                entered, pushed, cache = self._stack.pop()
-                if pushed:
-                    _autograd._pop_saved_tensors_default_hooks()
-                if cache is not None:
-                    torch.set_autocast_cache_enabled(cache)
-                if entered is module:
+                entry = self._leave()
+                if entry.module is module:
                     break
-            if block is not None:
-                self.pager.entered[block.index] -= 1
+            if entry.watch is not None and out is not None:  # None: it raised, so the rest of it was not seen
+                self._watched.add(entry.call)
+
+    def param_of(self, tensor: torch.Tensor) -> Param | None:
+        return self._by_tensor.get(tensor)
+
+    def _leave(self) -> _Entry:
+        entry = self._stack.pop()
+        if entry.watch is not None:
+            entry.watch.__exit__(None, None, None)
+        if entry.packs:
+            _autograd._pop_saved_tensors_default_hooks()
+        if entry.cache is not None:
+            torch.set_autocast_cache_enabled(entry.cache)
+        if entry.block is not None:
+            self.pager.entered[entry.block.index] -= 1
+        return entry
+
+    def unwind(self) -> None:
+        """Leaves every module that is still entered. torch runs no exit hooks after a KeyboardInterrupt; without this the next
+        forward would pass for a part of the interrupted one. Called where no forward can be under way."""
+        with self.lock:
+            while self._stack:
+                self._leave()
+
+    def outside(self, param: Param) -> None:
+        """From a watched call: `param` is an operand. Where its block is not in use, nothing else would bring it into memory."""
+        block = param.unit.block
+        with self.lock:
+            if block.pinned or self.pager.entered[block.index]:
+                return
+            self.pager.pin(block)
+            self.on_outside(param)
 
     def _top_is_foreign(self) -> bool:
         top = _autograd._top_saved_tensors_default_hooks(False)
@@ -135,7 +185,7 @@ class Hooks:
                 if node is None:
                     return None
                 if node.name() == "struct torch::autograd::AccumulateGrad":
-                    return self._casts.get(node.variable) if cast else None
+                    return self._by_tensor.get(node.variable) if cast else None
                 if node.name() not in _VIEWS:
                     return None
                 cast = cast or node.name() == "ToCopyBackward0"
@@ -171,6 +221,59 @@ class Hooks:
                 return slot.typed(packed.dtype, packed.size, packed.stride, packed.offset)
             cast = slot.view(packed.cast_of).to(packed.dtype)
             return torch.as_strided(cast, packed.size, packed.stride, packed.offset)
+
+
+@dataclass(eq=False)
+class _Entry:
+    """A module that is being run."""
+
+    module: nn.Module
+    block: Block | None
+    call: tuple | None = None  # the kind of root call, where it is one
+    packs: bool = False  # it pushed saved-tensor hooks
+    cache: bool | None = None  # whether the autocast cache was on before
+    watch: _Watch | None = None
+
+
+class Hook:
+    """A module hook that belongs to this model only: a deep copy of the model gets hooks that do nothing."""
+
+    def __init__(self, call: Callable | None) -> None:
+        self.call = call
+
+    def __call__(self, *args: Any) -> Any:
+        return self.call(*args) if self.call is not None else None
+
+    def __deepcopy__(self, memo: dict) -> Hook:
+        return Hook(None)
+
+    def __reduce__(self):
+        raise StokerError("an offloaded model cannot be pickled: its weights are in the store; save model.state_dict() instead")
+
+
+class _Watch(TorchFunctionMode):
+    """Tells the hooks of every parameter that a torch function is given."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        super().__init__()
+        self._hooks = hooks
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        harmless = name in _HARMLESS or (name == "__get__" and getattr(func.__self__, "__name__", "") not in _VALUES)
+        if not harmless:
+            self._look((*args, *kwargs.values()))
+        return func(*args, **kwargs)
+
+    def _look(self, values: Any) -> None:
+        for value in values:
+            if isinstance(value, nn.Parameter):
+                param = self._hooks.param_of(value)
+                if param is not None:
+                    self._hooks.outside(param)
+            elif isinstance(value, (list, tuple)):
+                self._look(value)
 
 
 class _Pack:

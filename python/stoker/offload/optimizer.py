@@ -58,6 +58,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         with torch.no_grad():
             self._session.step()
+        self._original._opt_called = True  # for schedulers made before stoker.offload()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -151,6 +152,10 @@ class OffloadedOptimizer(torch.optim.Optimizer):
     @property
     def ledger(self):
         return self._session.ledger
+
+    def restart_ledger(self) -> None:
+        """What moved and passed until now, an evaluation say, belongs to no step: the next row begins here."""
+        self._session.ledger.start(self._session.counters())
 
     def plan(self) -> dict[str, Any]:
         """Predicted bytes: parameters, state by class, how dram is divided, bytes a step by class."""

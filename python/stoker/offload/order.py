@@ -37,7 +37,7 @@ class Recorder:
     def __init__(self) -> None:
         self.orders: dict[tuple, Order] = {}
         self.departures = 0  # calls that left their recorded order
-        self._key: tuple | None = None
+        self.key: tuple | None = None  # the kind of the call under way
         self._actual: list[int] = []
         self._order = Order()
         self._departed = False
@@ -50,15 +50,15 @@ class Recorder:
     def begin(self, key: tuple) -> None:
         """A root call starts: what was seen since the last one becomes (or corrects) the order of that kind of call."""
         self._remember()
-        self._key, self._actual, self._departed, self.position = key, [], False, 0
+        self.key, self._actual, self._departed, self.position = key, [], False, 0
         self._order = self.orders.get(key, Order())
 
     def _remember(self) -> None:
-        if self._key is None or not self._actual:
+        if self.key is None or not self._actual:
             return
-        known = self.orders.get(self._key)
+        known = self.orders.get(self.key)
         if known is None or self._departed or len(self._actual) != len(known.uses):
-            self.orders[self._key] = Order.of(self._actual)
+            self.orders[self.key] = Order.of(self._actual)
 
     def use(self, block: int) -> None:
         if self._actual and self._actual[-1] == block:

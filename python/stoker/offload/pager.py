@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from stoker.errors import OverBudget
+from stoker.errors import OverBudget, StokerError
 from stoker.offload.blocks import Block, Param
 from stoker.offload.order import Recorder
 
@@ -38,12 +38,12 @@ class Slot:
     bytes: torch.Tensor  # uint8 over the whole slot; its storage owns the arena Buffer
     version: int  # Pager.versions of the block whose weights these are
     loading: list = field(default_factory=list)  # futures still under way
-    keep_for_step: bool = False  # holds updated weights of a step that is not decided yet
 
     @property
     def address(self) -> int:
         return self.bytes.data_ptr()
 
+    @torch.inference_mode(False)  # it outlives the mode that its first use happens to be in
     def typed(self, dtype: torch.dtype, size, stride, offset: int) -> torch.Tensor:
         """A fresh view of the slot's storage; `offset` in elements of dtype from the start of the slot."""
         return torch.empty(0, dtype=dtype).set_(self.bytes.untyped_storage(), offset, size, stride)
@@ -51,6 +51,15 @@ class Slot:
     def view(self, param: Param) -> torch.Tensor:
         offset = param.unit.slot_offset // param.unit.dtype.itemsize + param.offset
         return self.typed(param.unit.dtype, param.size, param.stride, offset)
+
+
+def drain(futures: list) -> None:
+    """Waits until reads are done with their memory, however they end: it may be another block's a moment later."""
+    for future in futures:
+        try:
+            future.wait()
+        except StokerError:  # these weights are not wanted any more
+            pass
 
 
 class Pager:
@@ -65,6 +74,7 @@ class Pager:
         self.staged: dict[Block, Slot] = {}  # weights of the step that is being made, not visible before it is decided
         self.versions = [0] * len(blocks)
         self.entered = [0] * len(blocks)  # forwards under way inside each block
+        self.held: set[Param] = set()  # of gather(): they hold the user's copies, which stay theirs
         self.current: Block | None = None
         # Start of a slot's storage -> (block, version). Holds no memory; an entry ends when another slot starts there.
         self.by_address: dict[int, tuple[Block, int]] = {}
@@ -129,6 +139,8 @@ class Pager:
             for future in futures:
                 future.wait()
         except BaseException:
+            drain(futures)
+            del futures, future  # a traceback would keep them, and with them the store, open
             self.slots.pop(slot.block, None)
             raise
         self.wait_seconds += time.perf_counter() - started
@@ -136,10 +148,19 @@ class Pager:
 
     def expose(self, slot: Slot) -> None:
         for param in slot.block.params:
-            param.tensor.data = slot.view(param)
+            if param not in self.held:
+                param.tensor.data = slot.view(param)
+
+    def pin(self, block: Block) -> None:
+        """Fetches the block now and keeps it in memory from here on."""
+        slot = self.slots.get(block) or self._load(block, "demand")
+        if slot.loading:
+            self._finish(slot)
+        block.pinned = True
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
+    @torch.inference_mode(False)
     def take(self, block: Block, version: int, distance: int = -1) -> Slot | None:
         """Memory for a copy of the block. `distance`: uses until it is needed; only copies needed later give way to it.
         distance -1: it is needed now; anything that may go goes, and OverBudget if that is not enough. Else None."""
@@ -179,8 +200,10 @@ class Pager:
         recorder = self.recorder
         for pool in (self.slots, self.staged):
             for block, slot in pool.items():
-                if block.pinned or self.entered[block.index] or slot.loading:
+                if block.pinned or self.entered[block.index]:
                     continue
+                if slot.loading and distance >= 0:
+                    continue  # a prefetch gives way only to what is needed now
                 if pool is self.slots and (block is self.current or block is wanted):
                     continue
                 if pool is self.staged:
@@ -205,10 +228,13 @@ class Pager:
 
     def evict(self, block: Block) -> None:
         """Takes the block's weights out of its parameters. The memory is free once nothing aliases it any more."""
-        if self.slots.pop(block, None) is None:
+        slot = self.slots.pop(block, None)
+        if slot is None:
             return
+        drain(slot.loading)
         for param in block.params:
-            param.tensor.data = self.placeholders[param]
+            if param not in self.held:
+                param.tensor.data = self.placeholders[param]
 
     # -- steps -------------------------------------------------------------------------------------------------------
 

@@ -182,10 +182,24 @@ class Planes:
         self.store.close()
 
 
+def write_range(txn, key: str, offset: int, data: bytes) -> None:
+    """Stages bytes piece by piece: the core copies each through scratch memory of the budget."""
+    for start in range(0, len(data), MIB):
+        txn.write_bytes(key, offset + start, data[start : start + MIB])
+
+
+def read_range(where, key: str, offset: int, size: int) -> bytearray:
+    """Bytes of an object, of a store or as a transaction sees them, piece by piece."""
+    data = bytearray()
+    for start in range(0, size, MIB):
+        data += where.read_bytes(key, offset + start, min(MIB, size - start))
+    return data
+
+
 def put(txn, key: str, data: bytes) -> None:
-    """Stages a small object whole."""
+    """Stages an object whole."""
     txn.resize(key, len(data))
-    txn.write_bytes(key, 0, data)
+    write_range(txn, key, 0, data)
 
 
 def parse_dram(dram: int | str) -> int:

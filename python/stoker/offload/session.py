@@ -20,12 +20,12 @@ from stoker import _core
 from stoker.errors import InvalidArgument, Mismatch, StokerError
 from stoker.offload import optimizer as front
 from stoker.offload import record
-from stoker.offload.blocks import Block, Param, difference, signature
+from stoker.offload.blocks import Block, Param, Unit, difference, signature
 from stoker.offload.gradients import Gradients
 from stoker.offload.hooks import Hooks
 from stoker.offload.ledger import Ledger
 from stoker.offload.pager import Pager
-from stoker.offload.planes import MIB, Algorithm, Planes, Runtime, plane_bytes, put
+from stoker.offload.planes import MIB, Algorithm, Planes, Runtime, plane_bytes, put, read_range, write_range
 from stoker.offload.steps import Steps
 
 FORMAT = 1
@@ -51,12 +51,15 @@ class Session:
         self.step_count = 0
         self._committed = 0
         self._updates_of: dict[Param, int] = {}  # torch's per-parameter step
+        self._last_updated: list[Param] = []  # by the last decided step
         self._attached: dict[str, Any] = {}
         self._restored: dict[str, Any] = {}
         self._resumed_groups: list[dict] = []  # until the first step: what making a scheduler anew may have overwritten
         self._at_step: dict[str, Any] = {"rng": record.rng_state(), "attached": {}}  # what a loop moves on before its next forward
         self._buffers_digest: bytes | None = None
+        self._departures = 0  # from the recorded order, that the ledger knows of
         self._closed = False
+        self.hooks: Hooks | None = None  # once the model trains out of the store
         self.params = sorted((p for b in blocks for p in b.params), key=lambda p: p.index)
         self.by_tensor = {p.tensor: p for p in self.params}
         self._group_of = {param: group for group in original.param_groups for param in group["params"]}
@@ -64,7 +67,7 @@ class Session:
         self.pager = Pager(blocks, self.planes, lookahead_bytes=max(self.planes.layout.working, 32 * MIB))
         self.gradients = Gradients(blocks, self.planes.arena, lambda unit: self.steps.on_final(unit))
         self.gradients.accumulate = accumulate
-        self.steps = Steps(self.planes, self.pager, self.gradients, self._hyper, policy)
+        self.steps = Steps(self.planes, self.pager, self.gradients, self._hyper, policy, self._lost)
         self.pager.updates = self.steps
         self._requires_grad = {p: p.tensor.requires_grad for p in self.params}
 
@@ -144,30 +147,38 @@ class Session:
             if block.pinned:
                 self.pager.use(block)
         self.pager.current = None
-        self.hooks = Hooks(self.model, self.pager, self._call_begins, self.lock)
+        self.hooks = Hooks(self.model, self.pager, self._call_begins, self._pinned, self.lock)
         self.ledger.start(self.counters())
 
     # -- training ------------------------------------------------------------------------------------------------------
 
     def _call_begins(self, key: tuple) -> None:
         """A root call of the model begins (hooks.py)."""
-        self._check_open()
+        self.check_open()
         if self.steps.decided is not None:
             self._close_step()
         self.steps.poll()
-        departures = self.pager.recorder.departures
-        self.pager.recorder.begin(key)
-        if departures != self.pager.recorder.departures:
-            self.ledger.event("order", step=self.step_count, call=key)
+        recorder = self.pager.recorder
+        if recorder.departures != self._departures:
+            self._departures = recorder.departures
+            self.ledger.event("order", step=self.step_count, call=recorder.key)
+        recorder.begin(key)
         self.pager.current = None
+        self._check_unchanged()
         if key[2] and key[1]:
-            self._check_requires_grad()
             self.gradients.call()
             self.steps.call_begins()
         self.pager.prefetch()
 
-    def _check_requires_grad(self) -> None:
+    def _pinned(self, param: Param) -> None:
+        self.ledger.event("pinned", step=self.step_count, block=param.unit.block.name, parameter=param.name)
+
+    def _check_unchanged(self) -> None:
         for param, was in self._requires_grad.items():
+            if param.tensor.dtype != param.unit.dtype:
+                raise InvalidArgument(
+                    f"{param.name} was converted to {param.tensor.dtype} after stoker.offload(), which changes nothing in the store; convert the model first, then offload it"
+                )
             if param.tensor.requires_grad != was:
                 raise InvalidArgument(
                     f"requires_grad of {param.name} changed from {was} to {not was} after stoker.offload(); freeze or unfreeze parameters before offloading"
@@ -178,22 +189,37 @@ class Session:
 
     def step(self) -> None:
         with self.lock:
-            self._check_open()
+            self.check_open()
+            self.hooks.unwind()
+            if self.pager.held:
+                raise InvalidArgument("opt.step() inside stoker.gather() would be undone by it; leave the with block first")
             if self.steps.decided is not None:
                 self._close_step()
             policy = self.steps.active_policy
             changed = self.steps.decide()
-            for param in self.params:
-                if param.unit in changed and param.tensor.grad is not None:
-                    self._updates_of[param] = self._updates_of.get(param, 0) + 1
+            self._last_updated = [param for param in self.params if param.unit in changed and param.tensor.grad is not None]
+            for param in self._last_updated:
+                self._updates_of[param] = self._updates_of.get(param, 0) + 1
             self.step_count += 1
             self._resumed_groups = []
             self._capture_sources()
             self.ledger.close_step(self.step_count, self.counters(), policy=policy, committed=self.committed_step())
 
+    def _lost(self, units: set[Unit]) -> None:
+        """The last step could not be committed: weights, state and counters are those of the step before."""
+        self.step_count -= 1
+        for param in self._last_updated:
+            self._updates_of[param] -= 1
+            if not self._updates_of[param]:
+                del self._updates_of[param]
+        self._last_updated = []
+        self.ledger.event("lost", step=self.step_count + 1)
+        self._refresh({unit.block for unit in units})
+
     def gradients_dropped(self) -> None:
         """zero_grad(): what was speculated since the last step is void."""
         with self.lock:
+            self.hooks.unwind()
             if self.steps.updates:
                 self.steps.abandon()
 
@@ -207,6 +233,7 @@ class Session:
         for name, thing in objects.items():
             if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
                 raise InvalidArgument(f"{name} cannot be attached: a {type(thing).__name__} has no state_dict()/load_state_dict()")
+            record.encode(thing.state_dict(), name)  # raises now what would otherwise stop the training after a step
             self._attached[name] = thing
             if name in self._restored:
                 thing.load_state_dict(self._restored.pop(name))
@@ -261,12 +288,12 @@ class Session:
 
     def flush(self) -> None:
         with self.lock:
-            self._check_open()
+            self.check_open()
             if self.steps.decided is not None:
                 self._close_step()
             self.steps.settle()
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         if self._closed:
             raise StokerError("this optimizer was closed; call stoker.offload() again with resume=True to go on")
 
@@ -275,21 +302,29 @@ class Session:
             if self._closed:
                 return
             try:
+                self.hooks.unwind()
                 if self.steps.updates:
                     self.steps.abandon()
                 self.flush()
             finally:
-                self._closed = True
-                self.hooks.remove()
-                self.gradients.remove()
                 for param in self.params:
                     param.tensor.grad = None
                     param.tensor.data = self.pager.placeholders[param]
-                    param.tensor._stoker_session = None
-                self.pager.slots.clear()
-                self.pager.staged.clear()
-                self.steps.release()
-                self.planes.close()
+                self.give_up()
+
+    def give_up(self) -> None:
+        """Lets go of the model, memory, threads and the store, as they are."""
+        self._closed = True
+        if self.hooks is not None:
+            self.hooks.remove()
+        self.gradients.remove()
+        for param in self.params:
+            for name in ("_stoker_session", "__deepcopy__"):
+                vars(param.tensor).pop(name, None)
+        self.pager.slots.clear()
+        self.pager.staged.clear()
+        self.steps.release()
+        self.planes.close()
 
     # -- access to all of it -------------------------------------------------------------------------------------------
 
@@ -310,13 +345,14 @@ class Session:
     def restore(self, params: list[Param]) -> None:
         """Points the parameters back at their slots, or at their placeholders."""
         for param in params:
+            self.pager.held.discard(param)
             slot = self.pager.slots.get(param.unit.block)
             resident = slot is not None and not slot.loading
             param.tensor.data = slot.view(param) if resident else self.pager.placeholders[param]
 
     def _plane_slice(self, plane: str, param: Param, dtype: torch.dtype) -> torch.Tensor:
         where = self.planes.source or self.planes.store  # a decided step is read before it is committed
-        raw = bytearray(where.read_bytes(f"{plane}/{param.unit.name}", param.offset * dtype.itemsize, param.numel * dtype.itemsize))
+        raw = read_range(where, f"{plane}/{param.unit.name}", param.offset * dtype.itemsize, param.numel * dtype.itemsize)
         flat = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
         return torch.as_strided(flat, param.size, param.stride)
 
@@ -346,6 +382,7 @@ class Session:
 
     def load_full_state(self, entries: dict[torch.Tensor, dict[str, Any]]) -> None:
         """Writes an ordinary optimizer's state into the planes, as one durable commit."""
+        self.steps.abandon()  # what was speculated consumed the old state
         self.flush()
         txn = self.planes.store.begin()
         kinds = {"exp_avg": "m", "momentum_buffer": "m", "exp_avg_sq": "v"}
@@ -378,10 +415,11 @@ class Session:
         data = torch.empty_strided(param.size, param.stride, dtype=value.dtype).copy_(value)
         flat = torch.as_strided(data, (param.numel,), (1,))
         raw = flat.view(torch.uint8).numpy().tobytes()
-        txn.write_bytes(f"{plane}/{param.unit.name}", param.offset * value.dtype.itemsize, raw)
+        write_range(txn, f"{plane}/{param.unit.name}", param.offset * value.dtype.itemsize, raw)
 
     def write_weights(self, values: dict[Param, torch.Tensor]) -> None:
         """Replaces weights, as one durable commit. The float32 master of a bfloat16 weight becomes the weight itself."""
+        self.steps.abandon()  # what was speculated consumed the old weights
         self.flush()
         txn = self.planes.store.begin()
         for param, value in values.items():

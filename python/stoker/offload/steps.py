@@ -18,6 +18,7 @@ from typing import Any, Callable
 
 import torch
 
+from stoker.errors import StokerError
 from stoker.offload.blocks import Block, Param, Unit
 from stoker.offload.gradients import Gradients
 from stoker.offload.pager import Pager, Slot
@@ -60,9 +61,10 @@ class Update:
 class Steps:
     """Makes steps. `hyper(param)` gives the kernel's hyperparameters of the step that is being made."""
 
-    def __init__(self, planes: Planes, pager: Pager, gradients: Gradients, hyper: Callable[[Param], dict], policy: str) -> None:
+    def __init__(self, planes: Planes, pager: Pager, gradients: Gradients, hyper: Callable[[Param], dict], policy: str, lost: Callable[[set[Unit]], None]) -> None:
         self.planes, self.pager, self.gradients, self.hyper = planes, pager, gradients, hyper
         self.policy = policy
+        self.lost = lost  # a decided step could not be committed: these units are at the step before again
         self.paused_for = 0  # steps that `auto` still stays on sync
         self.clip_limit: float | None = None  # max_norm of the last opt.clip_grad_norm_
         self.updates: dict[Unit, Update] = {}
@@ -118,7 +120,7 @@ class Steps:
     def _prefetch_state(self, position: int) -> None:
         for unit in self.sequence[position : position + 2]:
             if unit not in self.updates:
-                self.planes.session.prefetch_state(unit.session_id)
+                self.planes.session.prefetch_state(unit.session_id, self.planes.source)
 
     # -- one unit ------------------------------------------------------------------------------------------------------
 
@@ -126,7 +128,7 @@ class Steps:
         segments = []
         for param in unit.params:
             grad = self.gradients.laid_out(param)
-            if grad is not None:
+            if grad is not None and param.numel:
                 segments.append(Segment(param, grad, self.hyper(param)))
         return segments
 
@@ -238,6 +240,7 @@ class Steps:
 
     def _forget(self, update: Update) -> None:
         update.wait_computed()
+        self._timed("state", update.job.wait_written)  # it is written from the memory that the next one computes into
         self.planes.session.invalidate(update.unit.session_id)
         del self.updates[update.unit]
 
@@ -252,7 +255,7 @@ class Steps:
                     staged = self.pager.staged.pop(block) and None
                 else:
                     self._carry_over(unit, current, staged)
-        self.decided, self._txn = self._txn, None
+        self.decided, self._txn = self._transaction(), None  # also a step without updates has a record
         self.planes.source = self.decided
         self._decided_updates = list(self.updates.values())
         self.updates = {}
@@ -270,8 +273,10 @@ class Steps:
                 pass
             self.planes.session.invalidate(update.unit.session_id)
         self.updates = {}
+        if self._txn is not None:
+            self._txn.abandon()  # waits for its writes: the next transaction may want the same objects
+            self._txn = None
         self.pager.abandon()
-        self._txn = None
         self._norm2, self._norm_exceeded = 0.0, False
         self.planes.session.drop_prefetched()
 
@@ -279,10 +284,16 @@ class Steps:
 
     def close(self, records: dict[str, bytes]) -> None:
         """Puts the step's records into its transaction and starts the durable commit."""
-        txn, self.decided = self.decided, None
-        for key, data in records.items():
-            put(txn, key, data)
-        self.closing = (txn, txn.commit("durable"))
+        txn = self.decided
+        try:
+            for key, data in records.items():
+                put(txn, key, data)
+            future = txn.commit("durable")
+        except BaseException:
+            del txn
+            self._lose()
+            raise
+        self.decided, self.closing = None, (txn, future)
 
     def poll(self) -> bool:
         """Whether the closed step is committed; then forward reads the store itself again."""
@@ -294,15 +305,33 @@ class Steps:
         return True
 
     def settle(self) -> None:
-        """Waits for the closed step's commit; raises what went wrong with it."""
+        """Waits for the closed step's commit; raises what went wrong with it, and then the step is as if it had never been made."""
         if self.closing is None:
             return
         txn, future = self.closing
-        self._timed("commit", future.wait)
+        try:
+            self._timed("commit", future.wait)
+        except StokerError:
+            del txn, future
+            self._lose()
+            raise
         self.closing = None
         self._decided_updates = []
         if self.planes.source is txn:
             self.planes.source = None
+
+    def _lose(self) -> None:
+        """The last decided step cannot be committed: goes back to the one before, which is in the store whole."""
+        units = {update.unit for update in self._decided_updates}
+        for txn in (self.decided, *(self.closing or ())[:1]):
+            if txn is not None:
+                txn.abandon()
+        self.decided = self.closing = self.planes.source = None
+        self._decided_updates = []
+        self.abandon()
+        for unit in units:
+            self.planes.session.invalidate(unit.session_id)
+        self.lost(units)
 
     def release(self) -> None:
         """Lets go of transactions and memory, whatever state they are in. The end of the session."""
@@ -334,5 +363,8 @@ class Steps:
 
     def _timed(self, cause: str, wait: Callable[[], Any]) -> None:
         started = time.perf_counter()
-        wait()
-        self.wait_seconds[cause] += time.perf_counter() - started
+        try:
+            wait()
+        finally:
+            del wait  # a traceback would keep what it waited for, and with that the store, open
+            self.wait_seconds[cause] += time.perf_counter() - started
