@@ -2,11 +2,31 @@
 #include <cstdio>
 #include <exception>
 #include <span>
+#include <string>
 
 #include "command.h"
 #include "python_command.h"
 
 namespace {
+
+// The first word that should name a command and does not; empty where there is none. CLI11 would only say that one is required.
+std::string unknown_command(const CLI::App& app, std::span<char* const> arguments) {
+  const CLI::App* at = &app;
+  for (char* const word : arguments) {
+    if (at->get_require_subcommand_min() == 0 || *word == '-') break;
+    const auto named = at->get_subcommands([word](const CLI::App* command) { return command->get_name() == word; });
+    if (named.empty()) return word;
+    at = named[0];
+  }
+  return {};
+}
+
+// What is wrong with a command line, and where its options are told.
+std::string usage_error(const CLI::App* app, const CLI::Error& error) {
+  std::string command = "stoker";
+  for (auto parsed = app->get_subcommands(); !parsed.empty(); parsed = parsed[0]->get_subcommands()) command += " " + parsed[0]->get_name();
+  return "stoker: " + std::string(error.what()) + "; `" + command + " --help` tells what it takes\n";
+}
 
 int run(int argc, char** argv) {
   using namespace stoker::cli;
@@ -17,9 +37,10 @@ int run(int argc, char** argv) {
   CLI::App app("Stoker keeps AI training fed: weights, gradients and optimizer state on disk, under a hard memory cap.", "stoker");
   app.set_version_flag("--version", "stoker " STOKER_VERSION);
   app.require_subcommand(1);
-  app.footer("`stoker COMMAND --help` tells the options of one command.");
+  app.footer("`stoker COMMAND --help` tells the options of one command.\nExit status: 0 done, 1 it failed or found a problem, 2 the command line is wrong; `train` tells its own.");
+  app.failure_message(usage_error);
   ExitStatus status;
-  CLI::App* bench = app.add_subcommand("bench", "Measure, beside the device's ceiling and a peer");
+  CLI::App* bench = app.add_subcommand("bench", "Measure beside the device's ceiling and a peer: bench io, bench offload");
   bench->require_subcommand(1);
   add_probe(app, status);
   add_bench_io(*bench, status);
@@ -28,9 +49,8 @@ int run(int argc, char** argv) {
   add_export(app, status);
   add_python_commands(app, *bench);
 
-  const auto named = [&](const CLI::App* command) { return argc > 1 && command->get_name() == argv[1]; };
-  if (argc > 1 && argv[1][0] != '-' && app.get_subcommands(named).empty()) {
-    std::fprintf(stderr, "stoker: there is no command `%s`; `stoker --help` lists them\n", argv[1]);
+  if (const std::string word = unknown_command(app, std::span(argv, static_cast<size_t>(argc)).subspan(1)); !word.empty()) {
+    std::fprintf(stderr, "stoker: there is no command `%s`; `stoker --help` lists them\n", word.c_str());
     return 2;
   }
   try {

@@ -28,6 +28,7 @@ constexpr std::array kCommands = {
 };
 
 // Run by `python -P -c`: says what is missing in a sentence, else runs the module as `python -m` would.
+// An interrupt while torch is loaded ends it without a traceback.
 // -P keeps the working directory off the search path, so that a folder named "stoker" there is not taken for the package.
 constexpr const char* kLauncher = R"(
 import importlib.util, runpy, sys
@@ -35,7 +36,10 @@ module = sys.argv.pop(1)
 for name, remedy in (("stoker", "install it there with `pip install .`"), ("torch", "install it there with `pip install torch`")):
     if importlib.util.find_spec(name) is None:
         sys.exit(f"stoker: this command needs the Python package {name}, which {sys.executable} does not have; {remedy}")
-runpy.run_module(module, run_name="__main__", alter_sys=True)
+try:
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+except KeyboardInterrupt:
+    sys.exit(130)
 )";
 
 // `arguments` start with the program's name; a command of `bench` is two words.
