@@ -169,7 +169,7 @@ Status VolumeSet::identify(const StoreOptions& options, const std::vector<Volume
   bool ready = false;
   for (size_t i = 0; i < volumes_.size(); ++i) ready = ready || (!blank_[i] && volumes_[i].header.state == VolumeState::ready);
   if (ready) {
-    keep_files();  // another process made it since we looked
+    for (size_t i = 0; i < volumes_.size(); ++i) volumes_[i].made = volumes_[i].made && blank_[i];  // else another process made it since we looked
     return order_by_index();
   }
   const std::string& path = volumes_[0].path;
