@@ -20,7 +20,7 @@ import torch
 import stoker
 
 from ..data import CorpusError, Loader, TokenFile, Windows, default_corpus, load_tokenizer, prepare_apart
-from ..errors import InvalidArgument
+from ..errors import AlreadyExists, InvalidArgument, StokerError
 from .evaluate import chosen_windows, continuation, heldout_loss, unigram_entropy
 from .export import export_model
 from .ledger_file import LedgerFile, read_ledger
@@ -107,7 +107,12 @@ class Run:
         self.facts = {key: value for key, value in (stored or {}).items() if key != "settings"} | {"corpus_key": self.corpus_key}
         write_run(out, settings, **self.facts)
         self.loader = Loader(self.corpus.train, settings.batch, settings.seed)
-        self.model, self.opt = self._offload(resume=stored is not None)
+        try:
+            self.model, self.opt = self._offload(resume=stored is not None)
+        except StokerError:
+            if stored is None:  # nothing was begun that a resume could go on with
+                (out / RUN_FILE).unlink()
+            raise
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.opt, lambda step: rate_at(step, settings))
         self.opt.attach(scheduler=self.scheduler, loader=self.loader)
         for group, rate in zip(self.opt.param_groups, self.scheduler.get_last_lr(), strict=True):
@@ -141,8 +146,12 @@ class Run:
         vectors = [p for p in model.parameters() if p.dim() <= 1]
         groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         original = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.95))
-        return stoker.offload(model, original, store=self.store, dram=settings.dram_bytes, policy=settings.policy,
-                              resume="auto" if resume else False)
+        try:
+            return stoker.offload(model, original, store=self.store, dram=settings.dram_bytes, policy=settings.policy,
+                                  resume="auto" if resume else False)
+        except AlreadyExists as error:
+            raise AlreadyExists(f"the store {self.store} holds another run: go on with that one by --resume and its own --out, "
+                                "or give another --store") from error
 
     def evaluate(self, what: str) -> float:
         with counting_bar(len(self.chosen), what) as bar:
@@ -168,6 +177,7 @@ class Run:
         opt.ledger.on_step(lambda row: progress.measured(row["seconds"], sum(row["stall_seconds"].values())))
         tokens = settings.batch * settings.window
         self.model.train()
+        opt.restart_ledger()
         try:
             with self.stop.stepping():
                 while opt.step_count < settings.steps and self.stop.requested is None:
