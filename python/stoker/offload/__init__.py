@@ -15,7 +15,7 @@ from stoker.offload.blocks import Param, partition
 from stoker.offload.build import Built, build, stored_weights, trim
 from stoker.offload.optimizer import OffloadedOptimizer, algorithm_of
 from stoker.offload.planes import Runtime, parse_dram, store_capacity
-from stoker.offload.session import META_MODEL, Session
+from stoker.offload.session import META_MODEL, Session, check_stored
 
 __all__ = ["OffloadedOptimizer", "build", "gather", "offload"]
 
@@ -63,9 +63,10 @@ def offload(
             raise AlreadyExists(f"{runtime.path} already holds a run; pass resume=True to continue it, or give another directory")
         if resume is True and not holds_run:
             raise NotFound(f"{runtime.path} holds no run to resume; pass resume=False to start one")
+        if holds_run:
+            check_stored(runtime, blocks, algorithm)
         session = Session(model, optimizer, runtime, blocks, algorithm, policy, accumulate)
         if holds_run:
-            session.check_stored()
             session.adopt()
             session.resume()
         elif built:

@@ -115,8 +115,29 @@ def tile_elements_for(dram_bytes: int) -> int:
     return 1 << 16
 
 
+def arena_bytes_for(dram_bytes: int, used: int) -> int:
+    """What of the budget the arena takes: the store's map, of which `used` bytes are there already, grows a little with the model."""
+    reserve = max(2 * MIB, dram_bytes // 64)
+    return (dram_bytes - used - reserve) // (2 * MIB) * (2 * MIB)
+
+
+def smallest_mib(blocks: list[Block], algorithm: Algorithm, used: int) -> int:
+    """The smallest budget that the model can be trained in."""
+
+    def fits(mib: int) -> bool:
+        arena = arena_bytes_for(mib * MIB, used)
+        return divide(blocks, algorithm, arena, tile_elements_for(mib * MIB)).smallest <= arena
+
+    mib = (divide(blocks, algorithm, 0, tile_elements_for(0)).smallest + used) // MIB
+    while not fits(mib):
+        mib += 1
+    return mib
+
+
 def holder() -> str:
-    return f"{os.path.basename(sys.argv[0]) or 'python'}, pid {os.getpid()}"
+    """Who has the store open, for those who find it in use: the module or script that runs, and its process."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m package`, where the script is only __main__.py
+    return f"{spec and spec.parent or os.path.basename(sys.argv[0]) or 'python'}, pid {os.getpid()}"
 
 
 class Runtime:
@@ -147,13 +168,11 @@ class Planes:
         self.dram_bytes = runtime.dram_bytes
         self.store = runtime.store
         self.tile_elements = tile_elements_for(runtime.dram_bytes)
-        # the store's map grows a little with the model; the arena takes the rest of the budget
         used = runtime.core.budget_used
-        reserve = max(2 * MIB, runtime.dram_bytes // 64)
-        arena_bytes = (runtime.dram_bytes - used - reserve) // (2 * MIB) * (2 * MIB)
+        arena_bytes = arena_bytes_for(runtime.dram_bytes, used)
         self.layout = divide(blocks, algorithm, arena_bytes, self.tile_elements)
         if self.layout.smallest > arena_bytes:
-            smallest = -(-((self.layout.smallest + used) * 64 // 63 + 4 * MIB) // MIB)
+            smallest = smallest_mib(blocks, algorithm, used)
             raise OverBudget(
                 f"the memory budget dram={runtime.dram_bytes // MIB}MiB is too small for this model: gradients take {self.layout.gradients / MIB:.1f} MiB, the largest "
                 f"blocks in use together {(self.layout.working + self.layout.pinned) / MIB:.1f} MiB, two tiles of optimizer state {TILES_MIN * self.layout.tile / MIB:.1f} MiB; "

@@ -38,6 +38,18 @@ def _is_source(thing: Any) -> bool:
     return hasattr(thing, "__iter__") or hasattr(thing, "__next__")
 
 
+def check_stored(runtime: Runtime, blocks: list[Block], algorithm: Algorithm) -> None:
+    """Mismatch unless the run in the store is of this model and optimizer."""
+    stored = record.load(runtime.store.read_bytes(META_MODEL))
+    if stored["format"] != FORMAT:
+        raise Mismatch(f"the store was written by a Stoker with format {stored['format']}; this one reads format {FORMAT}")
+    problem = difference(stored, signature(blocks))
+    if problem:
+        raise Mismatch(f"the store at {runtime.path} holds another model: {problem}; give the right model, or another store")
+    if (stored["algorithm"], stored["momentum"]) != (algorithm.name, algorithm.momentum):
+        raise Mismatch(f"the store at {runtime.path} holds {stored['algorithm']} state, but the optimizer is {algorithm.name}")
+
+
 class Session:
     """Made by stoker.offload(); everything the OffloadedOptimizer does goes through here."""
 
@@ -106,17 +118,6 @@ class Session:
         """The store already holds this model's weights (made by stoker.build, or by a run that is resumed)."""
         for param in self.params:
             param.tensor.data = self.pager.placeholders[param]
-
-    def check_stored(self) -> None:
-        """Mismatch unless the store was made for this model and optimizer."""
-        stored = record.load(self.planes.store.read_bytes(META_MODEL))
-        if stored["format"] != FORMAT:
-            raise Mismatch(f"the store was written by a Stoker with format {stored['format']}; this one reads format {FORMAT}")
-        problem = difference(stored, signature(self.blocks))
-        if problem:
-            raise Mismatch(f"the store at {self.runtime.path} holds another model: {problem}; give the right model, or another store")
-        if (stored["algorithm"], stored["momentum"]) != (self.algorithm.name, self.algorithm.momentum):
-            raise Mismatch(f"the store at {self.runtime.path} holds {stored['algorithm']} state, but the optimizer is {self.algorithm.name}")
 
     def resume(self) -> None:
         """Takes the run up at the last committed step: counters, hyperparameters, buffers, RNG; attached objects on attach()."""
@@ -224,6 +225,7 @@ class Session:
                 self.steps.abandon()
 
     def clip_grad_norm_(self, max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
+        self.check_open()
         self.steps.clip_limit = max_norm
         return front.clip(self, [p for p in self.params if p.unit.updated], max_norm, error_if_nonfinite)
 

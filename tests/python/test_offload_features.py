@@ -1,0 +1,976 @@
+"""What a user of stoker.offload() expects to work, and the sentences where something cannot."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import os
+import pickle
+import random
+import re
+import shutil
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import reference
+import stoker
+from models import Tiny, batch, loss_of
+from stoker import errors
+
+DRAM = "8MiB"
+TIGHT = "tight"  # the smallest budget that works, so that weights are paged
+
+
+def tiny(dtype=torch.float32, **kwargs) -> Tiny:
+    torch.manual_seed(0)
+    return Tiny(**{"layers": 4, **kwargs}).to(dtype)
+
+
+def wide() -> Tiny:
+    """Large enough that its smallest budget does not hold all of its weights."""
+    return tiny(width=128)
+
+
+def adamw(model, **kwargs):
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], **{"lr": 3e-3, "weight_decay": 0.1, **kwargs})
+
+
+@pytest.fixture
+def offload(tmp_path):
+    """stoker.offload() into a store of the test's own; closed at the end."""
+    opened = []
+
+    def start(model, opt=None, path="store", **kwargs):
+        options = {"store": f"{tmp_path}/{path}", "dram": DRAM, "policy": "speculate", **kwargs}
+        opt = opt if opt is not None else adamw(model)
+        if options["dram"] == TIGHT:
+            options["dram"] = smallest(model, opt, **options)
+        model, opt = stoker.offload(model, opt, **options)
+        opened.append(opt)
+        return model, opt
+
+    yield start
+    for opt in opened:
+        opt.close()
+    gc.collect()
+
+
+def smallest(model, opt, **options) -> str:
+    with pytest.raises(errors.OverBudget) as error:
+        stoker.offload(model, opt, **{**options, "dram": "2MiB"})
+    return re.search(r'the smallest budget that works is dram="(\d+MiB)"', str(error.value)).group(1)
+
+
+def train_step(model, opt, step, **kwargs):
+    loss = loss_of(model, batch(step, **kwargs))
+    loss.backward()
+    opt.step()
+    opt.zero_grad()
+    return loss.item()
+
+
+def weights(model) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def assert_same(ours: dict, theirs: dict) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert torch.equal(ours[name], value), name
+
+
+def both(offload, make, loop, *, options=adamw, **kwargs):
+    """Runs `loop(model, opt)` on the un-offloaded control and offloaded; results and weights must be equal, bit for bit."""
+    control = make()
+    expected = loop(control, reference.ReferenceOptimizer(options(control)))
+    ours = make()
+    ours, opt = offload(ours, options(ours), **kwargs)
+    got = loop(ours, opt)
+    assert got == expected
+    assert_same(weights(ours), weights(control))
+    return ours, opt, control
+
+
+# -- state_dict() -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_state_dict_at_every_moment(offload, dtype):
+    control, model = tiny(dtype), tiny(dtype)
+    theirs = reference.ReferenceOptimizer(adamw(control))
+    model, opt = offload(model)
+    assert_same(weights(model), weights(control))
+    for step in range(3):
+        for each, its in ((control, theirs), (model, opt)):
+            loss_of(each, batch(step)).backward()
+        assert_same(weights(model), weights(control))  # the update has run ahead, and is not visible
+        theirs.step(), opt.step()
+        assert_same(weights(model), weights(control))  # decided, not yet closed
+        assert_same(model.layers[1].state_dict(), control.layers[1].state_dict())
+        theirs.zero_grad(), opt.zero_grad()
+    held = model.state_dict()
+    before = {name: value.clone() for name, value in held.items()}
+    train_step(model, opt, 9)
+    assert_same({k: v for k, v in held.items() if k != "seen"}, {k: v for k, v in before.items() if k != "seen"})  # a snapshot
+    for value in held.values():
+        value.zero_()
+    assert all(value.abs().sum() > 0 for name, value in model.state_dict().items() if name.endswith("weight"))
+
+
+def test_load_state_dict_and_torch_save(offload):
+    source = tiny()
+    train_step(source, adamw(source), 0)
+    file = io.BytesIO()
+    torch.save(source.state_dict(), file)
+    model, opt = offload(nn.Module.train(tiny()))
+    train_step(model, opt, 1)
+    file.seek(0)
+    model.load_state_dict(torch.load(file))
+    assert_same(weights(model), weights(source))
+    with torch.no_grad():
+        assert torch.equal(model.eval()(batch(0)), source.eval()(batch(0)))
+    again = io.BytesIO()
+    torch.save(model.state_dict(), again)
+    again.seek(0)
+    assert_same(torch.load(again), weights(source))
+    with pytest.raises(RuntimeError, match="Missing key"):
+        model.load_state_dict({})
+    train_step(model.train(), opt, 2)
+
+
+def test_load_state_dict_between_backward_and_step(offload):
+    """What was speculated consumed the old weights."""
+
+    def loop(model, opt):
+        other = tiny(layers=4).state_dict()
+        other = {name: value * 2 if value.is_floating_point() else value for name, value in other.items()}
+        train_step(model, opt, 0)
+        loss_of(model, batch(1)).backward()
+        model.load_state_dict(other)
+        opt.step()
+        opt.zero_grad()
+        return train_step(model, opt, 2)
+
+    both(offload, tiny, loop)
+
+
+def test_load_state_dict_by_assignment_is_refused(offload):
+    model, opt = offload(tiny())
+    with pytest.raises(errors.InvalidArgument, match="assign"):
+        model.load_state_dict(tiny().state_dict(), assign=True)
+    train_step(model, opt, 0)
+
+
+def test_deep_copy_is_an_ordinary_model(offload):
+    model, opt = offload(tiny())
+    train_step(model, opt, 0)
+    twin = copy.deepcopy(model)
+    assert_same(weights(twin), weights(model))
+    assert not torch.isnan(loss_of(twin, batch(1)))
+    kept = weights(twin)
+    train_step(model, opt, 1)
+    assert_same(weights(twin), kept)
+    train_step(twin, torch.optim.SGD(twin.parameters(), lr=0.1), 1)
+
+
+def test_pickle_is_a_sentence(offload):
+    model, opt = offload(tiny())
+    for what in (model, model.layers[0], next(model.parameters())):
+        with pytest.raises(errors.StokerError, match=r"state_dict\(\)"):
+            pickle.dumps(what)
+    with pytest.raises(errors.StokerError, match=r"state_dict\(\)"):
+        pickle.dumps(opt)
+
+
+# -- the optimizer's state --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_full_state_is_that_of_torch(offload, dtype):
+    control, model = tiny(dtype), tiny(dtype)
+    model, opt = offload(model)
+    theirs = adamw(control)
+    ours = reference.ReferenceOptimizer(adamw(control))
+    for step in range(3):
+        train_step(model, opt, step)
+        train_step(control, ours, step)
+    train_step(tiny(dtype), theirs, 0)
+    full = opt.state_dict(full=True)
+    assert set(full) == {"state", "param_groups"}
+    assert full["param_groups"][0]["params"] == list(range(len(list(model.parameters()))))
+    for index, param in enumerate(control.parameters()):
+        assert torch.equal(full["state"][index]["exp_avg"].flatten(), ours.state[param]["m"])
+        assert torch.equal(full["state"][index]["exp_avg_sq"].flatten(), ours.state[param]["v"])
+        assert full["state"][index]["step"] == 3
+    # it goes into torch's own optimizer, and back
+    back = adamw(tiny(dtype))
+    back.load_state_dict(full)
+    light = opt.state_dict()
+    assert light["state"] == {} and light["stoker"]["step"] == 3
+    train_step(model, opt, 3)
+    with pytest.raises(errors.Mismatch, match="step 3"):
+        opt.load_state_dict(light)
+    opt.load_state_dict(opt.state_dict())
+    opt.load_state_dict(full)
+    again = opt.state_dict(full=True)
+    for index, entry in full["state"].items():
+        for name, value in entry.items():
+            assert torch.equal(again["state"][index][name], value), name
+
+
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_state_from_before_is_taken_over(offload, kind):
+    def make_opt(model):
+        if kind == "sgd":
+            return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        return adamw(model, fused=True)
+
+    control, model = tiny(), tiny()
+    theirs, ours = make_opt(control), make_opt(model)
+    for step in range(3):
+        train_step(control, theirs, step), train_step(model, ours, step)
+    model, ours = offload(model, ours)
+    for step in range(3, 6):
+        train_step(control, theirs, step), train_step(model, ours, step)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, control.state_dict()[name], rtol=1e-4, atol=1e-5)
+    for index, entry in ours.state_dict(full=True)["state"].items():
+        for name, value in entry.items():
+            torch.testing.assert_close(value, theirs.state_dict()["state"][index][name], rtol=1e-3, atol=1e-5)
+
+
+def test_groups_and_options(offload):
+    model, opt = offload(tiny())
+    with pytest.raises(errors.InvalidArgument, match="add the group first"):
+        opt.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+    assert isinstance(opt, torch.optim.Optimizer)
+    assert len(opt.param_groups[0]["params"]) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_schedulers(offload, before):
+    def loop(model, opt, scheduler):
+        lrs = []
+        for step in range(4):
+            lrs.append(opt.param_groups[0]["lr"])
+            train_step(model, opt, step)
+            scheduler.step()
+        return lrs
+
+    make = lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, 4)
+    control, model = tiny(), tiny()
+    theirs = reference.ReferenceOptimizer(adamw(control))
+    expected = loop(control, theirs, make(theirs))
+    original = adamw(model)
+    scheduler = make(original) if before else None
+    model, opt = offload(model, original)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert loop(model, opt, scheduler or make(opt)) == expected
+    assert_same(weights(model), weights(control))
+
+
+# -- loops ------------------------------------------------------------------------------------------------------------
+
+
+def test_grad_scaler_skips(offload):
+    def loop(model, opt):
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+        seen = []
+        for step in range(6):
+            scaler.scale(loss_of(model, batch(step))).backward()
+            if step == 2:
+                model.head.weight.grad[0, 0] = float("inf")
+            scaler.unscale_(opt)
+            seen.append(float(nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
+            scaler.step(opt)
+            scaler.update()
+            opt.zero_grad()
+            seen.append(scaler.get_scale())
+        return str(seen)
+
+    both(offload, tiny, loop)
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("whose", ["opt", "model"])
+def test_zero_grad(offload, to_none, whose):
+    def loop(model, opt):
+        seen = []
+        for step in range(4):
+            loss = loss_of(model, batch(step))
+            loss.backward()
+            if step == 1:  # these gradients are thrown away
+                (opt if whose == "opt" else model).zero_grad(set_to_none=to_none)
+                loss = loss_of(model, batch(step, 1))
+                loss.backward()
+            opt.step()
+            (opt if whose == "opt" else model).zero_grad(set_to_none=to_none)
+            seen.append(loss.item())
+        return seen
+
+    both(offload, tiny, loop)
+
+
+def test_closure(offload):
+    def loop(model, opt):
+        seen = []
+        for step in range(3):
+
+            def closure():
+                opt.zero_grad()
+                loss = loss_of(model, batch(step))
+                loss.backward()
+                return loss
+
+            seen.append(opt.step(closure).item())
+        return seen
+
+    control, ours = tiny(), tiny()
+    theirs = reference.ReferenceOptimizer(adamw(control))
+    expected = [train_step(control, theirs, step) for step in range(3)]
+    ours, opt = offload(ours)
+    assert loop(ours, opt) == expected
+    assert_same(weights(ours), weights(control))
+
+
+def test_evaluation_between_steps_and_before_step(offload):
+    def loop(model, opt):
+        seen = []
+        for step in range(4):
+            loss_of(model, batch(step)).backward()
+            model.eval()
+            with torch.no_grad():
+                seen.append(loss_of(model, batch(50 + step)).item())  # the version before this step
+            model.train()
+            opt.step()
+            model.eval()
+            with torch.inference_mode():
+                seen.append(loss_of(model, batch(50 + step)).item())
+            model.train()
+            opt.zero_grad()
+        return seen
+
+    both(offload, wide, loop, dram=TIGHT)
+
+
+def test_generation_reads_nothing_it_has(offload):
+    model, opt = offload(tiny(), dram="16MiB")
+    train_step(model, opt, 0)
+    control = tiny()
+    train_step(control, reference.ReferenceOptimizer(adamw(control)), 0)
+
+    def generate(m):
+        tokens = batch(3)[:, :4]
+        with torch.no_grad():
+            for _ in range(12):
+                tokens = torch.cat([tokens, m(tokens)[:, -1:].argmax(-1)], 1)
+        return tokens
+
+    generate(model.eval())
+    before = opt._session.counters()["read_bytes"]["weights"]
+    assert torch.equal(generate(model), generate(control.eval()))
+    assert opt._session.counters()["read_bytes"]["weights"] == before
+
+
+def test_parts_called_on_their_own(offload):
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = nn.Sequential(nn.Linear(16, 256), nn.GELU(), nn.Linear(256, 256))
+            self.heads = nn.ModuleDict({"a": nn.Linear(256, 16), "b": nn.Linear(256, 16)})
+
+    def make():
+        torch.manual_seed(1)
+        return Two()
+
+    def loop(model, opt):
+        seen = []
+        for step in range(6):
+            x = torch.randn(4, 16, generator=torch.Generator().manual_seed(step))
+            loss = model.heads["ab"[step % 2]](model.encoder(x)).square().mean()
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+            seen.append(loss.item())
+        return seen
+
+    both(offload, make, loop, dram=TIGHT)
+
+
+def test_order_that_departs_from_the_record(offload):
+    class Skips(Tiny):
+        def forward(self, tokens):
+            x = self.embed(tokens)
+            for index, layer in enumerate(self.layers):
+                if not self.skip[index]:
+                    x = layer(x)
+            return self.head(self.norm(x))
+
+    def make():
+        torch.manual_seed(0)
+        return Skips(layers=5, width=128)
+
+    def loop(model, opt):
+        rng = random.Random(3)
+        seen = []
+        for step in range(10):
+            model.skip = [rng.random() < 0.4 for _ in range(5)]
+            seen.append(train_step(model, opt, step))
+        return seen
+
+    _, opt, _ = both(offload, make, loop, dram=TIGHT)
+    assert any(event["what"] == "order" for event in opt.ledger.events)
+
+
+def test_two_forwards_before_one_backward(offload):
+    def loop(model, opt):
+        seen = []
+        for step in range(4):
+            loss = loss_of(model, batch(step)) + 0.5 * loss_of(model, batch(step, 1))
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+            seen.append(loss.item())
+        return seen
+
+    both(offload, wide, loop, dram=TIGHT)
+
+
+def test_backward_twice(offload):
+    def loop(model, opt):
+        for step in range(3):
+            loss = loss_of(model, batch(step))
+            loss.backward(retain_graph=True)
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+        return loss.item()
+
+    both(offload, wide, loop, dram=TIGHT)
+
+
+def test_backward_after_step_is_an_error(offload):
+    model, opt = offload(tiny())
+    loss = loss_of(model, batch(0))
+    loss.backward(retain_graph=True)
+    opt.step()
+    with pytest.raises((errors.StokerError, RuntimeError), match="before opt.step"):
+        loss.backward()
+
+
+def test_user_keeps_a_gradient(offload):
+    model, opt = offload(tiny())
+    loss_of(model, batch(0)).backward()
+    held = model.head.weight.grad
+    copied = held.clone()
+    opt.step()
+    opt.zero_grad()
+    for step in range(1, 4):
+        train_step(model, opt, step)
+    assert torch.equal(held, copied)
+
+
+@pytest.mark.parametrize("change", ["scale", "replace", "none", "assign", "lr", "noise in place of data"])
+def test_changes_between_backward_and_step(offload, change):
+    def loop(model, opt):
+        seen = []
+        for step in range(5):
+            loss_of(model, batch(step)).backward()
+            param = model.layers[1].up.weight
+            if step % 2:
+                if change == "scale":
+                    param.grad.mul_(0.5)
+                elif change == "replace":
+                    param.grad = torch.ones_like(param.grad)
+                elif change == "none":
+                    param.grad = None
+                elif change == "assign":
+                    param.grad.data = torch.full_like(param.grad, 0.25)
+                elif change == "lr":
+                    opt.param_groups[0]["lr"] *= 0.5
+                else:
+                    param.grad.data.view(-1)[7] += 1.0
+            opt.step()
+            seen.append(opt.param_groups[0]["lr"])
+            opt.zero_grad()
+        return seen
+
+    both(offload, tiny, loop)
+
+
+def test_step_without_backward(offload):
+    def loop(model, opt):
+        opt.step()
+        train_step(model, opt, 0)
+        opt.step()
+        opt.step()
+        return train_step(model, opt, 1)
+
+    _, opt, _ = both(offload, tiny, loop)
+    opt.flush()
+    assert opt.committed_step == opt.step_count == 5
+
+
+def test_parameters_without_gradients(offload):
+    """Unused layers, and layers used in some steps only; their weights decay only with a gradient, as in torch."""
+
+    class Partial(Tiny):
+        def forward(self, tokens):
+            x = self.embed(tokens)
+            for layer in self.layers[: self.used]:
+                x = layer(x)
+            return self.head(self.norm(x))
+
+    def make():
+        torch.manual_seed(0)
+        return Partial(layers=4, width=128)
+
+    def loop(model, opt):
+        seen = []
+        for step in range(8):
+            model.used = 1 + step % 3
+            seen.append(train_step(model, opt, step))
+        return seen
+
+    _, opt, _ = both(offload, make, loop, dram=TIGHT)
+    full = opt.state_dict(full=True)["state"]
+    assert {int(entry["step"]) for entry in full.values()} == {2, 5, 8}
+
+
+def test_interrupted_forward(offload):
+    """torch runs no exit hooks after a KeyboardInterrupt; the next forward must not pass for a part of that one."""
+    model, opt = offload(tiny(), dram=TIGHT)
+    control = tiny()
+    theirs = reference.ReferenceOptimizer(adamw(control))
+    train_step(model, opt, 0), train_step(control, theirs, 0)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    for layer in (1, 3):
+        handle = model.layers[layer].register_forward_pre_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            loss_of(model, batch(1))
+        handle.remove()
+        model.seen -= 1
+        assert train_step(model, opt, 1 + layer) == train_step(control, theirs, 1 + layer)
+    assert_same(weights(model), weights(control))
+    assert opt.step_count == 3 and not opt._session.hooks._stack and not any(opt._session.pager.entered)
+
+
+# -- access -----------------------------------------------------------------------------------------------------------
+
+
+def test_gather(offload):
+    model, opt = offload(tiny(), dram=TIGHT)
+    train_step(model, opt, 0)
+    params = list(model.parameters())
+    expected = weights(model)
+    with stoker.gather(params):
+        assert all(torch.equal(p, expected[n]) for n, p in model.named_parameters())
+    loss_of(model, batch(1)).backward()
+    with stoker.gather(model.layers[2].up.weight, write=True), torch.no_grad():
+        model.layers[2].up.weight.fill_(0.01)
+        inside = loss_of(model, batch(1)).item()  # a forward inside sees what the user wrote
+        with pytest.raises(errors.InvalidArgument, match="gather"):
+            opt.step()
+    with torch.no_grad():
+        assert loss_of(model, batch(1)).item() == inside
+    assert torch.all(model.state_dict()["layers.2.up.weight"] == 0.01)
+    opt.zero_grad()
+    with pytest.raises(ZeroDivisionError), stoker.gather(params, write=True), torch.no_grad():
+        params[0].zero_()
+        raise ZeroDivisionError
+    assert torch.equal(model.state_dict()["embed.weight"], expected["embed.weight"])
+    with pytest.raises(errors.InvalidArgument, match="offloaded model"):
+        with stoker.gather(nn.Parameter(torch.zeros(1))):
+            pass
+    train_step(model, opt, 2)
+
+
+# -- unusual models ---------------------------------------------------------------------------------------------------
+
+
+class Outside(nn.Module):
+    """Uses weights of modules that it does not call."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(96, 64)
+        self.other = nn.Linear(64, 512)
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+        self.wide = nn.ModuleList(nn.Linear(64, 1024) for _ in range(4))
+        self.extra = nn.ParameterList([torch.randn(64) * 0.1, torch.randn(64) * 0.1])
+        self.head = nn.Linear(64, 96)
+        self.where = where
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        for wide in self.wide:
+            x = x + torch.tanh(wide(x)[..., :64])
+        if self.where == "linear":
+            x = x + torch.tanh(F.linear(F.linear(x, self.other.weight, self.other.bias), self.other.weight.t()))
+        elif self.where == "matmul":
+            x = x + (x @ self.layers[2].weight).tanh() + self.other.weight.mean()
+        elif self.where == "data":
+            x = x + self.layers[1].bias.data + self.other.bias.sum()
+        return self.head(x + self.extra[0] * self.extra[1])
+
+
+@pytest.mark.parametrize("where", ["linear", "matmul", "data"])
+def test_weights_used_outside_their_module(offload, where):
+    def make():
+        torch.manual_seed(0)
+        return Outside(where)
+
+    def loop(model, opt):
+        seen = []
+        for step in range(4):
+            seen.append(train_step(model, opt, step))
+            with torch.no_grad():
+                seen.append(loss_of(model.eval(), batch(step)).item())
+            model.train()
+        return seen
+
+    _, opt, _ = both(offload, make, loop, dram="9MiB")
+    assert any(event["what"] == "pinned" for event in opt.ledger.events)
+
+
+@pytest.mark.parametrize("kind", ["layer", "attention", "encoder"])
+def test_transformer_modules(offload, kind):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(96, 64)
+            layer = lambda: nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, batch_first=True)
+            self.body = {
+                "layer": layer,
+                "attention": lambda: nn.MultiheadAttention(64, 4, batch_first=True),
+                "encoder": lambda: nn.TransformerEncoder(layer(), 3, enable_nested_tensor=False),
+            }[kind]()
+            self.head = nn.Linear(64, 96)
+
+        def forward(self, tokens):
+            x = self.embed(tokens)
+            x = self.body(x, x, x, need_weights=False)[0] if kind == "attention" else self.body(x)
+            return self.head(x)
+
+    def make():
+        torch.manual_seed(0)
+        return Model()
+
+    def loop(model, opt):
+        return [train_step(model, opt, step) for step in range(4)]
+
+    model, opt, control = both(offload, make, loop, dram=TIGHT)
+    for _ in range(3):  # torch has other kernels for this, and hooks keep it from taking them
+        with torch.no_grad():
+            torch.testing.assert_close(model.eval()(batch(7)), control.eval()(batch(7)), rtol=1e-4, atol=1e-5)
+    assert not any(event["what"] == "pinned" for event in opt.ledger.events)
+
+
+def test_sequential_with_convolutions_and_batch_norm(offload, tmp_path):
+    def make():
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 4 * 4, 8)]
+        return nn.Sequential(*layers).to(memory_format=torch.channels_last)
+
+    def steps(model, opt, first, last):
+        for step in range(first, last):
+            x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(step)).to(memory_format=torch.channels_last)
+            model(x).square().mean().backward()
+            opt.step()
+            opt.zero_grad()
+
+    control = make()
+    steps(control, torch.optim.AdamW(control.parameters(), lr=1e-3, fused=True), 0, 6)
+    model = make()
+    model, opt = offload(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+    steps(model, opt, 0, 3)
+    opt.close()
+    model = make()
+    model, opt = offload(model, torch.optim.AdamW(model.parameters(), lr=1e-3), resume=True)
+    assert int(model[1].num_batches_tracked) == 3
+    steps(model, opt, 3, 6)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, control.state_dict()[name], rtol=1e-4, atol=1e-6)
+        assert value.stride() == control.state_dict()[name].stride()
+
+
+def test_recurrent_and_scalar_parameters(offload):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(96, 32)
+            self.rnn = nn.LSTM(32, 32, num_layers=2, batch_first=True)
+            self.scale = nn.Parameter(torch.tensor(1.5))
+            self.head = nn.Linear(32, 96)
+
+        def forward(self, tokens):
+            return self.head(self.rnn(self.embed(tokens))[0] * self.scale)
+
+    def make():
+        torch.manual_seed(0)
+        return Model()
+
+    both(offload, make, lambda model, opt: [train_step(model, opt, step) for step in range(4)])
+
+
+def test_empty_parameters(offload):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.empty = nn.Parameter(torch.zeros(0, 4))
+            self.head = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.head(x) + self.empty.sum()
+
+    model, opt = offload(Model())
+    for _ in range(3):
+        model(torch.ones(1, 8)).sum().backward()
+        opt.step()
+        opt.zero_grad()
+    assert model.state_dict()["empty"].shape == (0, 4)
+
+
+# -- what offload() refuses -------------------------------------------------------------------------------------------
+
+
+def test_sentences_about_optimizers(offload):
+    model = tiny()
+    cases = [
+        (torch.optim.RMSprop(model.parameters()), "RMSprop has no offloaded form"),
+        (adamw(model, amsgrad=True), r"AdamW\(amsgrad=True\)"),
+        (torch.optim.AdamW([*model.parameters(), nn.Parameter(torch.zeros(2))]), "1 parameters that are not the model's"),
+    ]
+    for opt, sentence in cases:
+        with pytest.raises(errors.InvalidArgument, match=sentence):
+            offload(model, opt)
+    with pytest.raises(errors.InvalidArgument, match="convert the model first"):
+        offload(tiny(torch.float16))
+    with pytest.raises(errors.InvalidArgument, match="'fast' is not one of auto, sync, speculate"):
+        offload(model, policy="fast")
+    with pytest.raises(errors.InvalidArgument, match="dram"):
+        offload(model, dram="7 potatoes")
+    frozen = tiny()
+    opt = torch.optim.AdamW(frozen.parameters())
+    frozen.requires_grad_(False)
+    with pytest.raises(errors.InvalidArgument, match="nothing to train"):
+        offload(frozen, opt)
+    with torch.device("meta"):
+        meta = Tiny(layers=2)
+    with pytest.raises(errors.InvalidArgument, match=r"meta device.*stoker.build\(\)"):
+        offload(meta, path="meta")
+    offload(model)  # what was refused took nothing
+    assert not any(torch.isnan(value).any() for value in model.state_dict().values())
+
+
+def test_sentences_about_stores(offload, tmp_path):
+    with pytest.raises(errors.NotFound, match="holds no run to resume"):
+        offload(tiny(), resume=True)
+    model, opt = offload(tiny())
+    with pytest.raises(errors.Busy, match=str(os.getpid())):
+        offload(tiny())
+    opt.close()
+    with pytest.raises(errors.AlreadyExists, match="resume=True"):
+        offload(tiny())
+    with pytest.raises(errors.Mismatch, match="holds another model"):
+        offload(tiny(width=128), resume=True)
+    other = tiny()
+    with pytest.raises(errors.Mismatch, match="adamw state, but the optimizer is sgd"):
+        offload(other, torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9), resume=True)
+    for again in (lambda: opt.step(), lambda: opt.flush(), lambda: opt.state_dict(), lambda: opt.clip_grad_norm_(1.0)):
+        with pytest.raises(errors.StokerError, match="was closed"):
+            again()
+    opt.close()
+    offload(tiny(), resume=True)
+
+
+@pytest.mark.parametrize("make", [tiny, wide])
+def test_smallest_budget_is_the_smallest(offload, make):
+    """The budget that the message names works for training, and one MiB less does not get as far as that."""
+    model, opt = offload(make(), dram=TIGHT)
+    mib = opt.plan()["dram"]["cap"] >> 20
+    for step in range(3):
+        train_step(model, opt, step)
+    opt.close()
+    with pytest.raises(errors.OverBudget, match=rf'dram="{mib}MiB"'):
+        offload(make(), dram=f"{mib - 1}MiB", path="other")
+
+
+def test_conversion_after_offload(offload):
+    model, opt = offload(tiny())
+    with pytest.raises(errors.InvalidArgument, match="convert the model first"):
+        loss_of(model.bfloat16(), batch(0))
+    model, opt = offload(tiny(), path="second")
+    model.layers[0].requires_grad_(False)
+    with pytest.raises(errors.InvalidArgument, match="before offloading"):
+        loss_of(model, batch(0))
+
+
+# -- resume -----------------------------------------------------------------------------------------------------------
+
+
+class Loader:
+    """Hands out batch numbers, as a loader does: its position moves on before the next forward."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self) -> int:
+        self.next += 1
+        return self.next - 1
+
+    def state_dict(self) -> dict:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.next = state["next"]
+
+
+class Counter(Loader):
+    """Follows the optimizer: moves on after step()."""
+
+    __iter__ = __next__ = property()
+
+
+def journey(model, opt, attach: bool, steps: int, stop_after: int | None = None):
+    """A usual loop. Returns what each step saw: data, noise, learning rate, average, loss."""
+    scheduler = torch.optim.lr_scheduler.LambdaLR(opt, lambda s: 1 / (1 + 0.5 * s))
+    loader, counter = Loader(), Counter()
+    if attach:
+        opt.attach(scheduler=scheduler, loader=loader, counter=counter)
+    seen = {}
+    while (index := next(loader)) < steps:
+        noise = torch.rand(()).item() + random.random()
+        loss = loss_of(model, batch(index)) * noise
+        loss.backward()
+        opt.step()
+        seen[counter.next] = (index, noise, opt.param_groups[0]["lr"], loss.item())
+        if index == stop_after:
+            return seen
+        scheduler.step()
+        counter.next += 1
+        opt.zero_grad()
+    return seen
+
+
+@pytest.mark.parametrize("resumed_path", ["crashed", "store"])
+def test_resume_is_never_off_by_one(offload, tmp_path, resumed_path):
+    """Killed between step() and scheduler.step(): that step is gone, and everything else stands at the one before."""
+    torch.manual_seed(7), random.seed(7)
+    control = tiny()
+    torch.manual_seed(7), random.seed(7)
+    expected = journey(control, reference.ReferenceOptimizer(adamw(control)), False, 7)
+    model, opt = offload(tiny())
+    torch.manual_seed(7), random.seed(7)
+    seen = journey(model, opt, True, 7, stop_after=4)
+    if resumed_path == "crashed":
+        shutil.copytree(tmp_path / "store", tmp_path / "crashed")  # what a kill leaves
+        at = 4
+    else:
+        opt.zero_grad()
+        opt.close()  # flushed before the scheduler stepped: all as it was at that moment
+        at = 5
+    torch.manual_seed(99), random.seed(99)
+    model, opt = offload(tiny(), path=resumed_path, resume=True)
+    assert opt.step_count == opt.committed_step == at
+    rest = journey(model, opt, True, 7)
+    if at == 4:
+        assert {**seen, **rest} == expected
+        assert_same(weights(model), weights(control))
+    else:
+        assert [row[0] for row in rest.values()] == [5, 6]
+
+
+def test_resume_under_another_thread_count_warns(offload):
+    model, opt = offload(tiny())
+    train_step(model, opt, 0)
+    opt.close()
+    torch.set_num_threads(2)
+    try:
+        with pytest.warns(UserWarning, match="threads 1 -> 2.*not bit for bit"):
+            model, opt = offload(tiny(), resume="auto")
+    finally:
+        torch.set_num_threads(1)
+    train_step(model, opt, 1)
+
+
+def test_attach_refuses_what_it_cannot_record(offload):
+    model, opt = offload(tiny())
+    with pytest.raises(errors.InvalidArgument, match="tracker cannot be attached: a int has no state_dict"):
+        opt.attach(tracker=3)
+
+    class Odd(Loader):
+        def state_dict(self):
+            return {"file": object()}
+
+    with pytest.raises(errors.InvalidArgument, match=r"odd.file is a object"):
+        opt.attach(odd=Odd())
+    train_step(model, opt, 0)
+    train_step(model, opt, 1)
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_store_loses_one_step(offload):
+    """Data writes fail for want of space: OutOfSpace, the step before is intact, and training goes on once there is room."""
+    model, opt = offload(tiny(), dram="16MiB")
+    control = tiny()
+    theirs = reference.ReferenceOptimizer(adamw(control))
+    for step in range(2):
+        train_step(model, opt, step), train_step(control, theirs, step)
+    opt.flush()
+    store = opt._session.planes.store
+    fill(store)
+    with pytest.raises(errors.OutOfSpace):
+        for step in range(2, 6):
+            train_step(model, opt, step)
+    lost = opt.step_count
+    assert lost == opt.committed_step == 2
+    opt.zero_grad()
+    with torch.no_grad():
+        assert loss_of(model.eval(), batch(0)).item() == loss_of(control.eval(), batch(0)).item()
+    ours = weights(model)
+    assert_same({**ours, "seen": control.seen}, weights(control))
+    txn = store.begin()
+    for key in store.list("garbage"):
+        txn.remove(key if isinstance(key, str) else key["key"])
+    txn.commit("durable").wait()
+    del txn
+    model.train(), control.train()
+    control.seen.copy_(model.seen)  # buffers are the model's own: they saw the lost forward
+    for step in range(2, 5):
+        assert train_step(model, opt, step) == train_step(control, theirs, step)
+    assert_same(weights(model), weights(control))
+    opt.flush()
+    assert opt.committed_step == 5
+
+
+def fill(store) -> None:
+    """Takes what space there is, to the last 64 KiB."""
+    size, index = 32 << 20, 0
+    while size >= 1 << 16:
+        try:
+            txn = store.begin()
+            txn.resize(f"garbage/{index}", size, 1 << 16)
+            for offset in range(0, size, 1 << 16):
+                txn.write_bytes(f"garbage/{index}", offset, b"x" * (1 << 16))
+            txn.commit("durable").wait()
+            index += 1
+        except errors.OutOfSpace:
+            txn.abandon()
+            size //= 2
