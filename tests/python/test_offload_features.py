@@ -594,6 +594,43 @@ def test_gather(offload):
     train_step(model, opt, 2)
 
 
+def test_changes_in_place_are_not_lost_silently(offload):
+    model, opt = offload(tiny())
+    train_step(model, opt, 0)
+    expected = weights(model)
+    with torch.no_grad():
+        model(batch(0))
+        model.layers[0].up.weight.clamp_(-1e-3, 1e-3)
+    with pytest.raises(errors.InvalidArgument, match=r"layers.0.up.weight was changed in place.*gather"):
+        model(batch(0))
+    assert torch.equal(model.state_dict()["layers.0.up.weight"], expected["layers.0.up.weight"])
+    with stoker.gather(model.layers[0].up.weight, write=True), torch.no_grad():
+        model.layers[0].up.weight.clamp_(-1e-3, 1e-3)
+    train_step(model, opt, 1)
+
+
+def test_same_model_again(offload):
+    """After close() the weights are in the store only: a resume takes them up, and nothing else takes placeholders for weights."""
+    model = tiny().to(memory_format=torch.channels_last)
+    model, opt = offload(model)
+    train_step(model, opt, 0)
+    with pytest.raises(errors.InvalidArgument, match="offloaded already"):
+        offload(model, adamw(model), path="other")
+    expected = weights(model)
+    opt.close()
+    with pytest.raises(errors.StokerError, match=r"call state_dict\(\) before close\(\)"):
+        model.state_dict()
+    with pytest.raises(errors.InvalidArgument, match="resume=True with that store"):
+        offload(model, adamw(model), path="other")
+    model, opt = offload(model, adamw(model), resume=True)
+    assert_same(weights(model), expected)
+    train_step(model, opt, 1)
+    opt.close()
+    halves = [{"params": list(model.parameters())[:3]}, {"params": list(model.parameters())[3:]}]
+    with pytest.raises(errors.Mismatch, match="1 parameter groups, the optimizer has 2"):
+        offload(model, torch.optim.AdamW(halves), resume=True)
+
+
 # -- unusual models ---------------------------------------------------------------------------------------------------
 
 

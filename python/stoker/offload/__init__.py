@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stoker.errors import AlreadyExists, InvalidArgument, NotFound, StokerError
-from stoker.offload.access import gather, install_state_dict
+from stoker.offload.access import Left, gather, install_state_dict
 from stoker.offload.blocks import Param, partition
 from stoker.offload.build import Built, build, stored_weights, trim
 from stoker.offload.optimizer import OffloadedOptimizer, algorithm_of
@@ -49,6 +49,11 @@ def offload(
     optimized = [param for group in optimizer.param_groups for param in group["params"]]
     if strangers := [param for param in optimized if param not in own]:
         raise InvalidArgument(f"the optimizer holds {len(strangers)} parameters that are not the model's; offload() takes one model with its optimizer")
+    if any(hasattr(param, "_stoker_session") for param in own):
+        raise InvalidArgument("this model is offloaded already; close() its optimizer first")
+    if left := next((param._stoker_left.path for param in own if hasattr(param, "_stoker_left")), None):
+        if not resume and weights is None:
+            raise InvalidArgument(f"this model's weights were left in the store at {left} when its optimizer was closed; pass resume=True with that store, or make a new model")
     if not any(param.requires_grad for param in optimized):
         raise InvalidArgument("no parameter of the optimizer requires a gradient: there is nothing to train")
     blocks = partition(model, optimized)
@@ -79,7 +84,8 @@ def offload(
         offloaded = OffloadedOptimizer(session, optimizer)
         if had_state and not holds_run:
             session.load_full_state(had_state)
-        install_state_dict(model, session)
+        Left.forget(own)
+        session.access = install_state_dict(model, session)
     except BaseException:
         # a second try, with what the message asked for, must find the store free
         with contextlib.suppress(StokerError):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Iterable, Iterator
 
 import torch
 from torch import nn
 
-from stoker.errors import InvalidArgument
+from stoker.errors import InvalidArgument, StokerError
 from stoker.offload.hooks import Hook
 
 if TYPE_CHECKING:
@@ -46,11 +47,11 @@ def gather(params: torch.Tensor | Iterable[torch.Tensor], write: bool = False) -
         session.restore(ours)
 
 
-def install_state_dict(model: nn.Module, session: Session) -> None:
+def install_state_dict(model: nn.Module, session: Session) -> list:
     """state_dict() of the model, or of any module in it, gives the weights instead of placeholders; load_state_dict() writes them.
 
     The tensors of one state_dict() lie in a private mapping of an unlinked temporary file in the store's directory: they may be
-    larger than memory, cost no budget, and changing them changes nothing else.
+    larger than memory, cost no budget, and changing them changes nothing else. Returns the handles of the hooks.
     """
     for param in session.params:
         param.tensor._stoker_session = session
@@ -82,11 +83,45 @@ def install_state_dict(model: nn.Module, session: Session) -> None:
             session.write_weights({param: param.tensor.data for param in ours})
             session.restore(ours)
 
-    for module in model.modules():
-        if any(param in session.by_tensor for param in module._parameters.values() if param is not None):
-            module.register_state_dict_post_hook(fill)
-            module.register_load_state_dict_pre_hook(page_in)
-            module.register_load_state_dict_post_hook(page_out)
+    handles = []
+    for module in _owners(model, session):
+        handles.append(module.register_state_dict_post_hook(fill))
+        handles.append(module.register_load_state_dict_pre_hook(page_in))
+        handles.append(module.register_load_state_dict_post_hook(page_out))
+    return handles
+
+
+def refuse_state_dict(model: nn.Module, session: Session) -> None:
+    """After close(): the weights are in the store, and a state_dict() of placeholders would pass for one."""
+    path = session.runtime.path
+
+    def refuse(module: nn.Module, prefix: str, keep_vars: bool) -> None:
+        raise StokerError(f"this model's weights are in the store at {path}, whose optimizer was closed; call state_dict() before close(), or offload again with resume=True")
+
+    handles = [module.register_state_dict_pre_hook(Hook(refuse)) for module in _owners(model, session)]
+    for param in session.params:
+        param.tensor._stoker_left = Left(path, param.stride, handles)
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a parameter knows after close(): where its weights are, their stride, and the hooks that say so."""
+
+    path: str
+    stride: tuple[int, ...]
+    handles: list
+
+    @staticmethod
+    def forget(params: Iterable[torch.Tensor]) -> None:
+        """The weights are taken up again."""
+        for param in params:
+            left = vars(param).pop("_stoker_left", None)
+            for handle in left.handles if left else ():
+                handle.remove()
+
+
+def _owners(model: nn.Module, session: Session) -> list[nn.Module]:
+    return [module for module in model.modules() if any(param in session.by_tensor for param in module._parameters.values() if param is not None)]
 
 
 class _Mapped:

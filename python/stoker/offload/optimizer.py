@@ -94,9 +94,10 @@ class OffloadedOptimizer(torch.optim.Optimizer):
             theirs = state_dict["stoker"]
             if theirs != ours:
                 raise Mismatch(f"this state_dict refers to step {theirs.get('step')} of store {theirs.get('store')}, but the optimizer is at step {ours['step']} of {ours['store']}")
-        for group, loaded in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            if len(group["params"]) != len(loaded["params"]):
-                raise Mismatch("the state_dict's parameter groups have other sizes than the optimizer's")
+        sizes = lambda groups: [len(group["params"]) for group in groups]
+        if sizes(self.param_groups) != sizes(state_dict["param_groups"]):
+            raise Mismatch(f"the state_dict has parameter groups of {sizes(state_dict['param_groups'])} parameters, the optimizer of {sizes(self.param_groups)}")
+        for group, loaded in zip(self.param_groups, state_dict["param_groups"]):
             group.update({key: value for key, value in loaded.items() if key != "params"})
         if "stoker" not in state_dict and state_dict["state"]:
             order = [param for group in self.param_groups for param in group["params"]]

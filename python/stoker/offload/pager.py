@@ -81,6 +81,7 @@ class Pager:
         self.lookahead_bytes = lookahead_bytes
         self.wait_seconds = 0.0
         self.demand_fetches = 0
+        self._counts: dict[Param, int] = {}  # torch's count of in-place writes when a parameter got its bytes
         self.placeholders = {param: placeholder(param) for block in blocks for param in block.params}
 
     # -- use ---------------------------------------------------------------------------------------------------------
@@ -149,7 +150,28 @@ class Pager:
     def expose(self, slot: Slot) -> None:
         for param in slot.block.params:
             if param not in self.held:
-                param.tensor.data = slot.view(param)
+                self.point(param, slot.view(param))
+
+    def point(self, param: Param, tensor: torch.Tensor) -> None:
+        """Gives the parameter other bytes. What changes it in place from here on is counted by torch (`changed`)."""
+        param.tensor.data = tensor
+        self._counts[param] = param.tensor._version
+
+    def changed(self) -> Param | None:
+        """A parameter that was written to in place since it got its bytes; its block leaves memory, and the change with it."""
+        for param, count in self._counts.items():
+            if param.tensor._version != count and param not in self.held:
+                self._counts[param] = param.tensor._version
+                self.discard(param.unit.block)
+                return param
+        return None
+
+    def discard(self, block: Block) -> None:
+        """Forgets the copy in memory: the next use reads the store."""
+        self.evict(block)
+        if block.pinned:
+            self.pin(block)
+        self.current = None
 
     def pin(self, block: Block) -> None:
         """Fetches the block now and keeps it in memory from here on."""
@@ -234,7 +256,7 @@ class Pager:
         drain(slot.loading)
         for param in block.params:
             if param not in self.held:
-                param.tensor.data = self.placeholders[param]
+                self.point(param, self.placeholders[param])
 
     # -- steps -------------------------------------------------------------------------------------------------------
 

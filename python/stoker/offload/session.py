@@ -20,6 +20,7 @@ from stoker import _core
 from stoker.errors import InvalidArgument, Mismatch, StokerError
 from stoker.offload import optimizer as front
 from stoker.offload import record
+from stoker.offload.access import refuse_state_dict
 from stoker.offload.blocks import Block, Param, Unit, difference, signature
 from stoker.offload.gradients import Gradients
 from stoker.offload.hooks import Hooks
@@ -71,6 +72,7 @@ class Session:
         self._buffers_digest: bytes | None = None
         self._departures = 0  # from the recorded order, that the ledger knows of
         self._closed = False
+        self.access: list = []  # handles of access.py's hooks
         self.hooks: Hooks | None = None  # once the model trains out of the store
         self.params = sorted((p for b in blocks for p in b.params), key=lambda p: p.index)
         self.by_tensor = {p.tensor: p for p in self.params}
@@ -125,7 +127,9 @@ class Session:
         self.step_count = self._committed = state["step"]
         names = {p.name: p for p in self.params}
         self._updates_of = {names[name]: count for name, count in state["updates"].items()}
-        for group, stored in zip(self._groups(), state["groups"], strict=True):
+        if len(self._groups()) != len(state["groups"]):
+            raise Mismatch(f"the run in {self.runtime.path} has {len(state['groups'])} parameter groups, the optimizer has {len(self._groups())}; make it as then")
+        for group, stored in zip(self._groups(), state["groups"]):
             group.update(stored)
         self._resumed_groups = state["groups"]
         buffers = record.load(self.planes.store.read_bytes(META_BUFFERS)) if state["buffers"] else {}
@@ -174,7 +178,15 @@ class Session:
     def _pinned(self, param: Param) -> None:
         self.ledger.event("pinned", step=self.step_count, block=param.unit.block.name, parameter=param.name)
 
+    def _check_in_place(self) -> None:
+        if (param := self.pager.changed()) is not None:
+            raise InvalidArgument(
+                f"{param.name} was changed in place, which the store did not see, so the change was dropped; make it inside "
+                "`with stoker.gather(parameter, write=True):`"
+            )
+
     def _check_unchanged(self) -> None:
+        self._check_in_place()
         for param, was in self._requires_grad.items():
             if param.tensor.dtype != param.unit.dtype:
                 raise InvalidArgument(
@@ -194,6 +206,7 @@ class Session:
             self.hooks.unwind()
             if self.pager.held:
                 raise InvalidArgument("opt.step() inside stoker.gather() would be undone by it; leave the with block first")
+            self._check_in_place()
             if self.steps.decided is not None:
                 self._close_step()
             policy = self.steps.active_policy
@@ -313,6 +326,7 @@ class Session:
                     param.tensor.grad = None
                     param.tensor.data = self.pager.placeholders[param]
                 self.give_up()
+                refuse_state_dict(self.model, self)
 
     def give_up(self) -> None:
         """Lets go of the model, memory, threads and the store, as they are."""
@@ -320,6 +334,8 @@ class Session:
         if self.hooks is not None:
             self.hooks.remove()
         self.gradients.remove()
+        for handle in self.access:
+            handle.remove()
         for param in self.params:
             for name in ("_stoker_session", "__deepcopy__"):
                 vars(param.tensor).pop(name, None)
@@ -350,7 +366,7 @@ class Session:
             self.pager.held.discard(param)
             slot = self.pager.slots.get(param.unit.block)
             resident = slot is not None and not slot.loading
-            param.tensor.data = slot.view(param) if resident else self.pager.placeholders[param]
+            self.pager.point(param, slot.view(param) if resident else self.pager.placeholders[param])
 
     def _plane_slice(self, plane: str, param: Param, dtype: torch.dtype) -> torch.Tensor:
         where = self.planes.source or self.planes.store  # a decided step is read before it is committed
@@ -435,10 +451,7 @@ class Session:
     def _refresh(self, blocks: set[Block]) -> None:
         for block in blocks:
             self.pager.versions[block.index] += 1
-            self.pager.evict(block)
-            if block.pinned:
-                self.pager.use(block)
-        self.pager.current = None
+            self.pager.discard(block)
 
     def counters(self) -> dict[str, Any]:
         core = self.planes.session.counters()
