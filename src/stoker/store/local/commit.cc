@@ -84,21 +84,22 @@ std::vector<std::unique_ptr<LocalStore::Entry>> LocalStore::next_group() {
 void LocalStore::run_group(std::vector<std::unique_ptr<Entry>> group) {
   std::string items;
   uint64_t touched = 0;
-  uint64_t grown = 0;
+  Growth grown;  // by the whole group
   std::vector<std::pair<std::unique_ptr<Entry>, Status>> refused;
   {
     std::lock_guard lock(mutex_);
     for (auto& entry : group) {
       Status status = encode(*entry, next_version_ + 1);
-      const uint64_t more = status ? growth(*entry) : 0;
-      if (status) status = check_room(entry->state.get(), grown + more, deferred_items_.size() + items.size() + entry->items.size());
+      Growth more = grown;
+      if (status) more += growth_of(*entry);
+      if (status) status = check_room(more, deferred_items_.size() + items.size() + entry->items.size());
       if (!status) {
         refused.emplace_back(std::move(entry), status);
         continue;
       }
       if (entry->kind == Entry::Kind::commit) entry->version = ++next_version_;
       items += entry->items;
-      grown += more;
+      grown = more;
       if (entry->state) touched |= entry->state->touched;
     }
   }
@@ -188,41 +189,37 @@ void LocalStore::encode_object(ByteWriter& out, const std::string& key, const St
   if (!run.empty()) put_chunks(out, first, run);
 }
 
-// By how many bytes of image the map grows at most.
-uint64_t LocalStore::growth(const Entry& entry) const {
+// By how much the map grows at most.
+LocalStore::Growth LocalStore::growth_of(const Entry& entry) const {
   constexpr uint64_t per_extent = kChunkRecordBytes + 9, per_object = 40;
-  if (entry.kind == Entry::Kind::snapshot) return entry.items.size() + per_object;
-  if (entry.kind == Entry::Kind::drop) return 0;
+  if (entry.kind == Entry::Kind::snapshot) return {entry.items.size() + per_object, 0};
+  if (entry.kind == Entry::Kind::drop) return {};
   const bool kept = !map_->snapshots().empty();  // what is replaced may stay, for a snapshot
-  uint64_t bytes = 0;
+  Growth growth;
   for (const auto& [key, object] : entry.state->objects) {
+    const auto committed = map_->current().find(key);
+    if (committed != map_->current().end()) growth.slots -= static_cast<int64_t>(committed->second->chunks.size());
+    if (!object.removed) growth.slots += static_cast<int64_t>((object.bytes + object.chunk_bytes - 1) / object.chunk_bytes);
     if (object.removed && !kept) continue;
-    if (!object.based || kept) bytes += per_object + 2 * key.size();
+    if (!object.based || kept) growth.image_bytes += per_object + 2 * key.size();
     for (const auto& [index, node] : object.chunks) {
-      if (kept || base_chunk(object, key, index).sparse()) bytes += per_extent;
+      if (kept || base_chunk(object, key, index).sparse()) growth.image_bytes += per_extent;
     }
   }
-  return bytes;
+  return growth;
 }
 
 // The map that results must fit into half an area of the journal, and the record too: else the store could not be opened again.
-Status LocalStore::check_room(const TransactionState* state, uint64_t growth, size_t items_bytes) {
-  uint64_t slots = map_->slots();
-  static const decltype(TransactionState::objects) nothing;
-  for (const auto& [key, object] : state != nullptr ? state->objects : nothing) {
-    const auto committed = map_->current().find(key);
-    if (committed != map_->current().end()) slots -= committed->second->chunks.size();
-    if (!object.removed) slots += (object.bytes + object.chunk_bytes - 1) / object.chunk_bytes;
-  }
-  if (slots > map_->limits().slots_max) return make_error(Code::out_of_space, "the objects of the store would have too many chunks: use larger ones", kWhere);
+Status LocalStore::check_room(const Growth& growth, size_t items_bytes) {
+  if (static_cast<int64_t>(map_->slots()) + growth.slots > static_cast<int64_t>(map_->limits().slots_max)) return make_error(Code::out_of_space, "the objects of the store would have too many chunks: use larger ones", kWhere);
   if (items_bytes <= journal_.payload_max()) {
-    if (map_->image_bound() + growth <= journal_.payload_max()) return {};
+    if (map_->image_bound() + growth.image_bytes <= journal_.payload_max()) return {};
     uint64_t exact = 0;
     STOKER_TRY(map_->image(kMiB, [&exact](std::string_view part) {
       exact += framed_bytes(part.size() + sizeof(FrameKind));
       return Status();
     }));
-    if (exact + growth <= journal_.payload_max() || growth == 0) return {};
+    if (exact + growth.image_bytes <= journal_.payload_max() || growth.image_bytes == 0) return {};
   }
   return make_error(Code::out_of_space, "the journal of the store is too small for its map: remove objects or snapshots, or make a store for more objects (objects_max)", kWhere);
 }

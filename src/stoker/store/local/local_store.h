@@ -59,6 +59,17 @@ class LocalStore final : public Store {
     Version version = 0;
   };
 
+  // What commits add to the map.
+  struct Growth {
+    uint64_t image_bytes = 0;
+    int64_t slots = 0;
+    Growth& operator+=(const Growth& more) {
+      image_bytes += more.image_bytes;
+      slots += more.slots;
+      return *this;
+    }
+  };
+
   LocalStore(const Runtime& runtime, VolumeSet volumes, std::unique_ptr<Map> map, Allocator allocator, Journal journal, const StoreOptions& options);
 
   // read.cc: `state` null: the committed version.
@@ -113,8 +124,8 @@ class LocalStore final : public Store {
   void run_group(std::vector<std::unique_ptr<Entry>> group);
   Status encode(Entry& entry, Version version);
   void encode_object(ByteWriter& out, const std::string& key, const StagedObject& object, Version version) const;
-  uint64_t growth(const Entry& entry) const;
-  Status check_room(const TransactionState* state, uint64_t growth, size_t items_bytes);
+  Growth growth_of(const Entry& entry) const;
+  Status check_room(const Growth& growth, size_t items_bytes);
   Status make_durable(const std::string& items, uint64_t touched);
   void run_deferred(std::vector<std::unique_ptr<Entry>>& group);
   void flip(Entry& entry);

@@ -365,6 +365,29 @@ TEST_F(LocalStoreTest, AMapThatOutgrowsTheJournalIsRefusedAndTheStoreStaysUsable
   EXPECT_OK(change->commit(Durability::durable).wait());
 }
 
+TEST_F(LocalStoreTest, ObjectsOfTooManyChunksAreRefusedAlsoWhereCommitsShareARecord) {
+  open();
+  const uint64_t bytes = uint64_t{30'000} * 64 * kKiB;
+  std::vector<std::unique_ptr<Transaction>> changes;
+  std::vector<Future<Version>> commits;
+  for (const char* key : {"x", "y", "z"}) {
+    changes.push_back(std::move(*store_->begin()));
+    ASSERT_OK(changes.back()->resize(key, bytes));
+  }
+  for (auto& change : changes) commits.push_back(change->commit(Durability::durable));
+  EXPECT_OK(commits[0].wait());
+  EXPECT_OK(commits[1].wait());
+  EXPECT_EQ(code_of(commits[2].wait()), Code::out_of_space);
+  changes.clear();
+  auto change = std::move(*store_->begin());
+  ASSERT_OK(change->resize("a", 2 * bytes));  // comes before what it replaces
+  for (const char* key : {"x", "y"}) ASSERT_OK(change->remove(key));
+  ASSERT_OK(change->commit(Durability::durable).wait());
+  change.reset();
+  open();
+  EXPECT_EQ(store_->list("")->size(), 1U);
+}
+
 TEST_F(LocalStoreTest, AFlippedDataBitNamesKeyAndChunkAndTheSnapshotStillReads) {
   open();
   put("a", pattern(200'000, 1));

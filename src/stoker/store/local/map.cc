@@ -161,7 +161,8 @@ Status Map::apply_put(ByteReader& in, std::vector<Extent>& freed) {
   const uint64_t count = bytes / chunk_bytes + (bytes % chunk_bytes != 0);
   auto found = current_.find(key);
   const uint64_t before = found == current_.end() ? 0 : found->second->chunks.size();
-  if (count > limits_.slots_max || slots_ - before + count > limits_.slots_max) return damaged("an object too large for the store");
+  // Within a commit one object may grow before another shrinks or goes: twice the limit is never passed.
+  if (count > limits_.slots_max || slots_ - before + count > 2 * limits_.slots_max) return damaged("an object too large for the store");
   if (found == current_.end()) {
     found = current_.emplace(key, std::make_shared<Object>()).first;
     found->second->chunk_bytes = chunk_bytes;
