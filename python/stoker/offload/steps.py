@@ -258,6 +258,8 @@ class Steps:
         self.decided, self._txn = self._transaction(), None  # also a step without updates has a record
         self.planes.source = self.decided
         self._decided_updates = list(self.updates.values())
+        for update in self._decided_updates:
+            update.segments = []  # lets go of the gradients: the next backward reuses their memory
         self.updates = {}
         self._norm2, self._norm_exceeded = 0.0, False
         self.gradients.decided()
