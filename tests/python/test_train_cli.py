@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -264,3 +265,46 @@ def test_every_setting_is_an_option_with_help():
 def test_help_is_complete_and_ends_well():
     done = command("--help")
     assert done.returncode == 0 and "--resume" in done.stdout and "130 or 143" in done.stdout
+
+
+# -- faults of the store -----------------------------------------------------------------------------------------------
+
+
+def test_a_budget_too_small_names_the_smallest_that_works(corpus, cache, tmp_path):
+    out = tmp_path / "run"
+    failed = command(*arguments(corpus, cache, out, 2, "--dram", "2MiB"))
+    assert failed.returncode == 2 and "the smallest budget that works is dram=" in failed.stderr and "Traceback" not in failed.stderr
+    smallest = re.search(r'dram="(\w+)"', failed.stderr)[1]
+    done = command(*arguments(corpus, cache, out, 2, "--dram", smallest))  # what failed to begin left nothing in the way
+    assert done.returncode == 0, done.stderr
+    assert json.loads((out / "summary.json").read_text())["dram_cap_bytes"] == int(smallest.removesuffix("MiB")) << 20
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 16 MiB; needs root and the right to mount."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", str(place)], capture_output=True)
+    if made.returncode:
+        pytest.skip("mounting a small file system is not permitted here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_disk_too_small_for_the_store_is_a_sentence(corpus, cache, small_disk, tmp_path):
+    failed = command(*arguments(corpus, cache, tmp_path / "run", 2, "--store", str(small_disk / "store")))
+    assert failed.returncode == 2 and "Traceback" not in failed.stderr
+    assert "cannot reserve" in failed.stderr and "free some space" in failed.stderr
+
+
+def test_a_store_in_use_is_a_sentence(corpus, cache, tmp_path):
+    out = tmp_path / "run"
+    process = subprocess.Popen([sys.executable, "-m", "stoker.train", *arguments(corpus, cache, out, 100_000)], stderr=subprocess.PIPE, text=True)
+    wait_for_step(process, out, 1)
+    lines = len(ledger(out))
+    failed = command("--out", str(out), "--resume")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=120)
+    assert failed.returncode == 2 and "in use" in failed.stderr and "Traceback" not in failed.stderr
+    assert process.returncode == 130 and len(ledger(out)) >= lines  # the run itself was not disturbed

@@ -31,7 +31,7 @@ class Settings:
     feed_forward: int = 1728
     window: int = 128  # tokens
     batch: int = 16  # windows a step
-    steps: int = 200
+    steps: int = 230
     learning_rate: float = 2e-3
     warmup: int = 15  # steps
     weight_decay: float = 0.1
