@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..errors import StokerError
 from .settings import Settings, read_run, resolve
@@ -61,10 +61,17 @@ _AFTER = (
 )
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, without the list of all options in front of it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` tells what it takes\n")
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser. Options that are not given are absent from the namespace, so a resume can tell them apart."""
-    top = argparse.ArgumentParser(prog="stoker train", description=_DESCRIPTION, epilog=_EPILOG,
-                                  formatter_class=argparse.RawDescriptionHelpFormatter)
+    top = _Parser(prog="stoker train", description=_DESCRIPTION, epilog=_EPILOG,
+                  formatter_class=argparse.RawDescriptionHelpFormatter)
     run = top.add_argument_group("the run")
     run.add_argument("--out", type=Path, metavar="DIR",
                      help=f"where results go (default: {DEFAULT_OUT}, or {DEFAULT_OUT}-2 and so on where that holds a finished run)")

@@ -1,0 +1,92 @@
+"""`stoker ls`, `fsck`, `export` and `probe` as a user runs them: results, exit statuses, sentences; all without Python."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from faults import COMMAND, make_small_store, mounted, refused, run
+
+if not COMMAND.exists():
+    pytest.skip("the stoker command is not installed beside this Python: run `make build`", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> Path:
+    return make_small_store(tmp_path_factory.mktemp("cli") / "s")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Path:
+    """The command by itself: no python beside it."""
+    return Path(shutil.copy(COMMAND, tmp_path_factory.mktemp("alone") / "stoker"))
+
+
+def test_ls_tells_objects_snapshots_and_space(store):
+    shown = run("ls", store).stdout
+    assert "200000" in shown and "w/2" in shown and "snapshot 'good' of version 2" in shown and "2 objects; version 3" in shown
+    answer = json.loads(run("ls", store, "w/1", "--json").stdout)
+    assert [(o["key"], o["bytes"], o["version"]) for o in answer["objects"]] == [("w/1", 200_000, 3)]
+    assert answer["snapshots"] == [{"name": "good", "version": 2}]
+    before = json.loads(run("ls", store, "w/1", "--snapshot", "good", "--json").stdout)
+    assert before["objects"][0]["version"] == 1
+
+
+def test_export_gives_the_bytes_of_now_and_of_a_snapshot(store, tmp_path):
+    assert run("export", store, "w/1", tmp_path / "now").returncode == 0
+    assert run("export", store, "w/1", tmp_path / "then", "--snapshot", "good").returncode == 0
+    assert (tmp_path / "now").read_bytes() == b"C" * 200_000 and (tmp_path / "then").read_bytes() == b"A" * 200_000
+    done = run("export", store, "w/", tmp_path / "folder")
+    assert done.returncode == 0 and "2 objects" in done.stderr
+    assert (tmp_path / "folder" / "w" / "2").read_bytes() == b"B" * 70_000
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_fsck_of_a_whole_store_is_clean(store):
+    done = run("fsck", store)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "clean, committed version 3"
+
+
+def test_none_of_it_needs_python(alone, store, tmp_path):
+    bare = {"command": alone, "env": {"PATH": "/nowhere"}}
+    assert run("ls", store, **bare).returncode == run("fsck", store, **bare).returncode == 0
+    assert run("export", store, "w/2", tmp_path / "x", **bare).returncode == 0
+    probe = run("probe", tmp_path, "--seconds", "1", "--json", **bare)
+    assert probe.returncode == 0 and json.loads(probe.stdout)
+
+
+def test_what_is_not_there_is_named(store, tmp_path):
+    assert "there is no snapshot 'nix'" in refused(1, "ls", store, "--snapshot", "nix")
+    assert "there is no object 'nix'" in refused(1, "export", store, "nix", tmp_path / "x")
+    for words in (("ls",), ("fsck",)):
+        assert "there is no store at" in refused(1, *words, tmp_path)
+    assert "this works on a local store" in refused(1, "fsck", "memory:")
+    (tmp_path / "text").write_text("no store" * 20_000)
+    assert "is no Stoker store" in refused(1, "ls", tmp_path / "text")
+    target = tmp_path / "gone" / "x"
+    assert str(target) in refused(1, "export", store, "w/1", target)
+
+
+def test_probe_of_a_bad_folder_says_why(tmp_path):
+    assert "No such file" in refused(1, "probe", tmp_path / "gone")
+    (tmp_path / "file").write_text("")
+    assert "is not a folder" in refused(1, "probe", tmp_path / "file")
+    assert "choose auto, uring or posix" in refused(1, "probe", tmp_path, "--engine", "tape")
+    assert "--seconds" in refused(2, "probe", tmp_path, "--seconds", "0")
+
+
+def test_probe_of_a_read_only_or_small_folder_says_why(tmp_path):
+    with mounted(["-t", "tmpfs", "-o", "ro", "tmpfs"], tmp_path / "ro") as folder:
+        assert "Read-only file system" in refused(1, "probe", folder)
+    with mounted(["-t", "tmpfs", "-o", "size=8m", "tmpfs"], tmp_path / "small") as folder:
+        assert "128 MiB are needed" in refused(1, "probe", folder)
+        assert not any(folder.iterdir())
+
+
+@pytest.mark.parametrize("words", [("bench", "nothing"), ("bench",), ("ls", "--bogus", "x"), ("export", "x"), ("train", "--bogus"), ("train", "--steps", "some")])
+def test_a_wrong_command_line_is_one_sentence_and_2(words):
+    shown = refused(2, *words)
+    assert shown.startswith("stoker") and "--help" in shown
