@@ -69,6 +69,7 @@ void LocalStore::schedule(const StatePtr& state, const std::shared_ptr<StagedChu
 void LocalStore::work_on(const StatePtr& state, const std::shared_ptr<StagedChunk>& node) {
   if (wait_for_base(state, node)) return;
   Status status = lay_over(*node);
+  bool wanted = false;
   {
     std::lock_guard lock(mutex_);
     Partial& partial = *node->partial;
@@ -81,8 +82,9 @@ void LocalStore::work_on(const StatePtr& state, const std::shared_ptr<StagedChun
       if (--in_flight_ == 0) idle_.notify_all();
       return;
     }
+    wanted = !node->dropped;
   }
-  if (status && !node->dropped) status = write_out(*node);
+  if (status && wanted) status = write_out(*node);
   end_partial(state, node, status);
 }
 
