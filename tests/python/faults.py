@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 COMMAND = Path(sys.executable).parent / "stoker"
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}  # the models are tiny: a second thread would only wait for the first
 
 # Makes the store of argv[1]: w/1 of 200,000 bytes and w/2 of 70,000, the snapshot "good", then w/1 anew.
 _SMALL_STORE = """
@@ -36,7 +37,8 @@ store.close()
 
 def run(*words: str | Path, command: Path = COMMAND, **options) -> subprocess.CompletedProcess[str]:
     """The installed command, to its end."""
-    return subprocess.run([command, *map(str, words)], capture_output=True, text=True, timeout=300, **options)
+    options = {"env": ONE_THREAD, "timeout": 300, **options}
+    return subprocess.run([command, *map(str, words)], capture_output=True, text=True, **options)
 
 
 def refused(status: int, *words: str | Path, **options) -> str:

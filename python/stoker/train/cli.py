@@ -174,8 +174,10 @@ def _train(settings: Settings, out: Path, stored: dict[str, Any] | None, args: d
 
 
 def _sentence(error: BaseException) -> str:
-    if isinstance(error, StokerError) or not isinstance(error, OSError) or not error.filename:
+    if isinstance(error, StokerError) or not isinstance(error, OSError):
         return str(error)
+    if not error.filename:
+        return f"a file of the run cannot be written ({error.strerror or error}): make room, then go on with --resume"
     return f"{error.filename} cannot be used ({error.strerror}): make room or make it accessible, or choose another folder with --out or --store"
 
 

@@ -35,9 +35,12 @@ class LedgerFile:
 
     def decided(self, measured: dict[str, Any]) -> None:
         """The offload's part of that step: write its line."""
-        self._out.write(json.dumps({**measured, **self._facts}) + "\n")
-        self._out.flush()
-        os.fdatasync(self._out.fileno())
+        try:
+            self._out.write(json.dumps({**measured, **self._facts}) + "\n")
+            self._out.flush()
+            os.fdatasync(self._out.fileno())
+        except OSError as error:  # which file it was, is known only here
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def close(self) -> None:
         self._out.close()
