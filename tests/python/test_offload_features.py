@@ -244,6 +244,12 @@ def test_state_from_before_is_taken_over(offload, kind):
             torch.testing.assert_close(value, theirs.state_dict()["state"][index][name], rtol=1e-3, atol=1e-5)
 
 
+def test_plain_sgd_has_no_state(offload):
+    plain = lambda model: torch.optim.SGD(model.parameters(), lr=0.05)
+    for dtype, path in ((torch.float32, "f"), (torch.bfloat16, "b")):
+        both(offload, lambda dtype=dtype: tiny(dtype), lambda model, opt: [train_step(model, opt, step) for step in range(3)], options=plain, dram="24MiB", path=path)
+
+
 def test_groups_and_options(offload):
     model, opt = offload(tiny())
     with pytest.raises(errors.InvalidArgument, match="add the group first"):
@@ -777,6 +783,24 @@ def test_empty_parameters(offload):
         opt.step()
         opt.zero_grad()
     assert model.state_dict()["empty"].shape == (0, 4)
+
+
+def test_sparse_gradients(offload):
+    def make(sparse):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Embedding(100, 16, sparse=sparse), nn.Linear(16, 4))
+
+    results = []
+    for sparse in (False, True):
+        model = make(sparse)
+        model, opt = offload(model, torch.optim.SGD(model.parameters(), lr=0.1), path=str(sparse))
+        for _ in range(3):
+            model(torch.arange(5)).square().sum().backward()
+            opt.clip_grad_norm_(0.1)
+            opt.step()
+            opt.zero_grad()
+        results.append(weights(model))
+    assert_same(*results)
 
 
 # -- what offload() refuses -------------------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ def hyper(group: dict[str, Any], algorithm: Algorithm, step: int) -> dict[str, A
 
 def clip(session: Session, params: list[Param], max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
     grads = [param.tensor.grad for param in params if param.tensor.grad is not None]
-    dense = [g if g.is_contiguous() or g.dim() == 0 else g.contiguous() for g in grads]
+    dense = [g.to_dense() if g.is_sparse else g.contiguous() for g in grads]
     core = session.planes.session
     squares = core.sum_of_squares([(g.data_ptr(), g.numel(), _DTYPE[g.dtype]) for g in dense])
     norm = math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else float("nan") if any(map(math.isnan, squares)) else float("inf")

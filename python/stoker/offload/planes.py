@@ -90,8 +90,9 @@ def divide(blocks: list[Block], algorithm: Algorithm, arena_bytes: int, tile_ele
     retained = []
     for block in blocks:
         for unit in block.updated_units:
-            need = sum(-(-size // page) * page for size in algorithm.state_bytes(unit).values()) + (1 << 16)
-            if need <= spare:
+            state = algorithm.state_bytes(unit)  # none for plain SGD over float32
+            need = sum(-(-size // page) * page for size in state.values()) + (1 << 16)
+            if state and need <= spare:
                 spare -= need
                 retained.append(unit)
     return Layout(gradients, pinned, working, tile, tiles, retained)
