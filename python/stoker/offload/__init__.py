@@ -12,7 +12,7 @@ from torch import nn
 from stoker.errors import AlreadyExists, InvalidArgument, NotFound, StokerError
 from stoker.offload.access import Left, gather, install_state_dict
 from stoker.offload.blocks import Param, partition
-from stoker.offload.build import Built, build, stored_weights, trim
+from stoker.offload.build import Built, build, keep_heap, stored_weights, trim
 from stoker.offload.optimizer import OffloadedOptimizer, algorithm_of
 from stoker.offload.planes import Runtime, parse_dram, store_capacity
 from stoker.offload.session import META_MODEL, Session, check_stored
@@ -79,6 +79,7 @@ def offload(
         else:
             session.create(stored_weights(weights) if weights else _present, [])
         trim()
+        keep_heap()
         had_state = {param: dict(entry) for param, entry in optimizer.state.items() if entry}
         session.run()
         offloaded = OffloadedOptimizer(session, optimizer)
