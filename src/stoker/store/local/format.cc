@@ -65,7 +65,7 @@ Result<std::optional<VolumeHeader>> decode_header(std::span<const std::byte> sec
   const bool sane = header.count >= 1 && header.count <= kVolumesMax && header.index < header.count && header.area_bytes >= 4 * kBlock &&
                     is_aligned(header.area_bytes, kBlock) && inside(header.data_at, header.data_bytes) && journal_inside(header.journal_at[0]) &&
                     journal_inside(header.journal_at[1]) && (header.state == VolumeState::making || header.state == VolumeState::ready) &&
-                    end / kBlock < (uint64_t{1} << 48);
+                    end / kBlock < (uint64_t{1} << 48) && valid_chunk_bytes(header.chunk_bytes);
   if (!sane) return make_error(Code::corruption, "the volume header breaks its own rules", kWhere);
   return std::optional<VolumeHeader>(header);
 }

@@ -144,6 +144,20 @@ TEST_F(LocalStoreTest, RefusesWhatIsNoStoreOrNotThere) {
   EXPECT_EQ(code_of(try_open()), Code::mismatch);
 }
 
+TEST_F(LocalStoreTest, RefusesOptionsThatMakeNoStore) {
+  StoreOptions odd = options_;
+  odd.chunk_bytes = 100'000;
+  EXPECT_EQ(code_of(try_open(odd)), Code::invalid_argument);
+  odd = options_;
+  odd.capacity_bytes = 0;
+  EXPECT_EQ(code_of(try_open(odd)), Code::invalid_argument);
+  odd.capacity_bytes = uint64_t{1} << 50;
+  const auto full = try_open(odd);
+  EXPECT_EQ(code_of(full), Code::out_of_space);
+  EXPECT_FALSE(std::filesystem::exists(file()));
+  open();
+}
+
 TEST_F(LocalStoreTest, ASecondWriterIsToldWhoHoldsIt) {
   open();
   const auto second = try_open();

@@ -1,7 +1,6 @@
 #include "stoker/store/local/map.h"
 
 #include <algorithm>
-#include <bit>
 #include <utility>
 
 #include "stoker/base/check.h"
@@ -157,7 +156,7 @@ Status Map::apply_put(ByteReader& in, std::vector<Extent>& freed) {
   const auto chunk_bytes = in.get<uint32_t>();
   const auto version = in.get<Version>();
   if (!in.ok() || key.empty() || key.size() > kKeyMax) return damaged("an object without a proper key");
-  if (!std::has_single_bit(chunk_bytes) || chunk_bytes < kChunkMin || chunk_bytes > kChunkMax) return damaged("chunks of an impossible size");
+  if (!valid_chunk_bytes(chunk_bytes)) return damaged("chunks of an impossible size");
   const uint64_t count = bytes / chunk_bytes + (bytes % chunk_bytes != 0);
   auto found = current_.find(key);
   const uint64_t before = found == current_.end() ? 0 : found->second->chunks.size();

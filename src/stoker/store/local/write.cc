@@ -1,6 +1,5 @@
 // LocalStore: staging. Whole chunks go straight to fresh extents; parts of chunks are merged first (partial.cc).
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -77,7 +76,7 @@ Chunk LocalStore::visible_chunk(const StagedObject& object, std::string_view key
 Status LocalStore::resize(TransactionState& state, std::string_view key, uint64_t bytes, uint32_t chunk_bytes) {
   Lock lock(mutex_);
   STOKER_TRY(check_writable(state));
-  if (chunk_bytes != 0 && (!std::has_single_bit(chunk_bytes) || chunk_bytes < kChunkMin || chunk_bytes > kChunkMax)) {
+  if (chunk_bytes != 0 && !valid_chunk_bytes(chunk_bytes)) {
     return make_error(Code::invalid_argument, "chunks of '" + std::string(key) + "' must have a power of two from 64 KiB to 8 MiB, not " + std::to_string(chunk_bytes), kWhere);
   }
   STOKER_ASSIGN(StagedObject* object, own(state, key, false));
