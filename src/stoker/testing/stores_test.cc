@@ -1,4 +1,8 @@
 // Runs the stores' conformance suite on every store, on every world it can live in.
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
 #include "stoker/store/local/store.h"
 #include "stoker/store/memory_store.h"
 #include "stoker/store/runtime.h"
@@ -76,6 +80,23 @@ INSTANTIATE_TEST_SUITE_P(LocalOnSim, StoreConformance,
                          ::testing::Values(StoreUnderTest{"one_volume", [] { return std::make_unique<SimWorld>(1); }},
                                            StoreUnderTest{"three_volumes", [] { return std::make_unique<SimWorld>(3); }}),
                          store_name);
+
+// Somebody's file that is no store, named by mistake: refused, and not one byte of it changed.
+TEST(LocalStore, AForeignFileIsRefusedUnharmed) {
+  const std::string path = ::testing::TempDir() + "foreign.bin";
+  const std::string content(256 * kKiB, 'x');
+  std::ofstream(path, std::ios::binary) << content;
+  auto owner = std::move(*RuntimeOwner::make({.engine = "posix", .cpu_threads = 1}));
+  StoreOptions options;
+  options.create = true;
+  options.capacity_bytes = 1 * kMiB;
+  options.holder = "a test";
+  EXPECT_EQ(code_of(open_local_store({path}, owner->runtime(), options)), Code::mismatch);
+  std::ostringstream after;
+  after << std::ifstream(path, std::ios::binary).rdbuf();
+  EXPECT_TRUE(after.str() == content);
+  std::filesystem::remove(path);
+}
 
 TEST(FaultStore, FailsTheNthCallOfAKindOnce) {
   Budget budget(4 * kMiB);
