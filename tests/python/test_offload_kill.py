@@ -13,7 +13,7 @@ import time
 import pytest
 
 HERE = os.path.dirname(__file__)
-STEPS, KILLS = 400, 20
+STEPS, KILLS = 160, 20
 
 
 def start(store: str, policy: str) -> subprocess.Popen:
