@@ -365,7 +365,7 @@ TEST_F(LocalStoreTest, AMapThatOutgrowsTheJournalIsRefusedAndTheStoreStaysUsable
   for (; status && made < 5000; ++made) {
     auto change = std::move(*store_->begin());
     ASSERT_OK(change->resize("object/" + std::to_string(made), 1));
-    if (const auto& done = change->commit(Durability::durable).wait(); !done) status = done.error();
+    if (const auto done = change->commit(Durability::durable).wait(); !done) status = done.error();
   }
   EXPECT_EQ(code_of(status), Code::out_of_space);
   EXPECT_NE(status.error().what.find("objects_max"), std::string::npos);
