@@ -198,6 +198,8 @@ def test_a_full_store_stops_the_step_and_goes_on_after_room_is_made(run_copy):
 import sys
 from stoker import _core
 from stoker.errors import OutOfSpace
+
+pytestmark = pytest.mark.soak  # twenty starts of torch: minutes, so in `make soak`
 store = _core.Runtime(threads=1, budget_bytes=64 << 20).open_store(sys.argv[1])
 piece, n = bytes(range(1, 256)) * 4112, 0
 while sys.argv[2] == "fill":
