@@ -15,6 +15,8 @@ import pytest
 
 from faults import COMMAND, ONE_THREAD, fill, find, flip, fsck, make_small_store, mounted, refused, run, small_disk, volume
 
+pytestmark = pytest.mark.soak  # twenty starts of torch: minutes, so in `make soak`
+
 if not COMMAND.exists():
     pytest.skip("the stoker command is not installed beside this Python: run `make build`", allow_module_level=True)
 
@@ -199,7 +201,6 @@ import sys
 from stoker import _core
 from stoker.errors import OutOfSpace
 
-pytestmark = pytest.mark.soak  # twenty starts of torch: minutes, so in `make soak`
 store = _core.Runtime(threads=1, budget_bytes=64 << 20).open_store(sys.argv[1])
 piece, n = bytes(range(1, 256)) * 4112, 0
 while sys.argv[2] == "fill":
