@@ -24,7 +24,7 @@ struct PythonCommand {
 
 constexpr std::array kCommands = {
     PythonCommand{nullptr, "train", "stoker.train", "Train a language model whose states live on disk (Python, torch)"},
-    PythonCommand{"bench", "offload", "stoker.bench", "Measure offloaded training against its floor (Python, torch)"},
+    PythonCommand{"bench", "offload", "stoker.bench.offload", "Measure offloaded training against its floor (Python, torch)"},
 };
 
 // Run by `python -P -c`: says what is missing in a sentence, else runs the module as `python -m` would.

@@ -260,3 +260,7 @@ def main(argv: list[str]) -> int:
             )
         print("policies are bit-equal" if result["policies_bit_equal"] else "POLICIES DIFFER")
     return 0 if result["policies_bit_equal"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
