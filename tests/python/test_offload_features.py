@@ -21,6 +21,7 @@ import reference
 import stoker
 from models import Tiny, batch, loss_of
 from stoker import errors
+from stoker.offload.gradients import Gradients
 
 DRAM = "8MiB"
 TIGHT = "tight"  # the smallest budget that works, so that weights are paged
@@ -480,6 +481,38 @@ def test_user_keeps_a_gradient(offload):
     for step in range(1, 4):
         train_step(model, opt, step)
     assert torch.equal(held, copied)
+
+
+@pytest.mark.parametrize("between", ["nothing", "held gradients", "evaluation", "a second forward", "zeroed gradients", "an abandoned step"])
+def test_gradient_memory_is_lent_during_forward(offload, monkeypatch, between):
+    """State is read ahead into memory of gradients that do not exist then; nobody sees it there."""
+    lent = []
+    recall = Gradients._recall
+    monkeypatch.setattr(Gradients, "_recall", lambda self, unit: (lent.append(unit), recall(self, unit)))
+
+    def loop(model, opt):
+        held, seen = [], []
+        for step in range(6):
+            if between == "a second forward":
+                seen.append(loss_of(model, batch(step, 1)).item())
+            loss = loss_of(model, batch(step))
+            loss.backward()
+            if between == "held gradients":
+                held += [(p.grad[:1], p.grad[:1].clone()) for p in model.layers[step % 4].parameters()]
+            if between != "an abandoned step" or step % 2:
+                opt.step()
+            opt.zero_grad(set_to_none=between != "zeroed gradients" or step % 2 == 0)
+            if between == "evaluation":
+                with torch.no_grad():
+                    seen.append(loss_of(model.eval(), batch(step)).item())
+                model.train()
+            seen.append(loss.item())
+        assert all(torch.equal(view, copied) for view, copied in held)
+        return seen
+
+    _, opt, _ = both(offload, lambda: tiny(torch.bfloat16, width=256), loop, dram=TIGHT)
+    assert lent
+    assert opt._session.planes.session.counters()["tiles_prefetched"] > 0
 
 
 @pytest.mark.parametrize("change", ["scale", "replace", "none", "assign", "lr", "noise in place of data"])

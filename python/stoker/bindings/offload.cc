@@ -227,6 +227,26 @@ size_t prefetch_state(const PySession& session, BlockId block, const PyTransacti
   return unwrap(std::move(begun));
 }
 
+Slice region(const PySession& session, uintptr_t address, uint64_t bytes) {
+  const Slice slice = session.handle->store->runtime->slice(address, bytes);
+  if (slice.arena < 0) raise_invalid("only memory of an arena can be lent");
+  return slice;
+}
+
+size_t lend(const PySession& session, uintptr_t address, uint64_t bytes) {
+  auto& target = open(session);
+  const Slice lent = region(session, address, bytes);
+  nb::gil_scoped_release release;
+  return target.lend(lent);
+}
+
+void recall(const PySession& session, uintptr_t address, uint64_t bytes) {
+  auto& target = open(session);
+  const Slice lent = region(session, address, bytes);
+  nb::gil_scoped_release release;
+  target.recall(lent);
+}
+
 void wait_counted(const PyUpdateJob& job, const Future<void>& future, Counter offload::Traffic::*counter) {
   if (!future.ready() && job.session->session) {
     const Stopwatch watch(job.session->session->traffic().*counter);
@@ -348,6 +368,8 @@ void bind_offload(nanobind::module_& module) {
            nb::arg("source").none() = nb::none(), nb::arg("hashes") = false)
       .def("prefetch_state", &prefetch_state, nb::arg("block"), nb::arg("source").none() = nb::none(), nb::arg("weights") = false)
       .def("drop_prefetched", [](const PySession& s) { open(s).drop_prefetched(); })
+      .def("lend", &lend, nb::arg("address"), nb::arg("bytes"))
+      .def("recall", &recall, nb::arg("address"), nb::arg("bytes"))
       .def("retain", [](const PySession& s, BlockId block) { unwrap(open(s).retain(block)); }, nb::arg("block"))
       .def("release", [](const PySession& s, BlockId block) { unwrap(open(s).release(block)); }, nb::arg("block"))
       .def("invalidate", [](const PySession& s, BlockId block) { unwrap(open(s).invalidate(block)); }, nb::arg("block"))

@@ -3,23 +3,30 @@
 After a parameter's gradient was accumulated it is moved into the arena (None means replace) or already lies there (torch
 accumulates into it in place). A gradient is final when it was accumulated as often as in the call before, in the last
 backward before step(). That is only a forecast: step() compares hashes, so a wrong one costs time, never exactness.
+
+During forward no gradient exists yet: their memory is lent to optimizer state that is read ahead, and comes back before the
+first gradient is laid there.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Callable
+from typing import TYPE_CHECKING, Callable
 
 import torch
 
 from stoker.offload.blocks import Block, Param, Unit
 
+if TYPE_CHECKING:
+    from stoker.offload.planes import Planes
+
 
 class Gradients:
     """Owns the gradient memory. `on_final(unit)` is called from within backward when a unit's gradients are forecast final."""
 
-    def __init__(self, blocks: list[Block], arena, on_final: Callable[[Unit], None]) -> None:
+    def __init__(self, blocks: list[Block], planes: Planes, on_final: Callable[[Unit], None]) -> None:
         self.on_final = on_final
+        self._session = planes.session
         self.accumulate: int | None = None  # declared number of backwards a step
         self.more_follows = False  # inside `with opt.accumulating()`
         self._learned_calls = 1
@@ -29,16 +36,19 @@ class Gradients:
         self._waiting: dict[Unit, int] = {}
         self._views: dict[Param, torch.Tensor] = {}
         self._alone: dict[Unit, int] = {}
+        self._memory: dict[Unit, tuple[int, int]] = {}  # address and bytes
+        self._lent: set[Unit] = set()
         self.bytes = 0
         self._handles = []
         for block in blocks:
             for unit in block.updated_units:
-                self._reserve(unit, arena)
+                self._reserve(unit, planes.arena)
 
     def _reserve(self, unit: Unit, arena) -> None:
         buffer = arena.take(unit.weight_bytes)
         self.bytes += buffer.size
         whole = torch.from_dlpack(buffer)
+        self._memory[unit] = (whole.data_ptr(), buffer.size)
         for param in unit.params:
             view = torch.empty(0, dtype=unit.dtype).set_(whole.untyped_storage(), param.offset, param.size, param.stride)
             self._views[param] = view
@@ -55,6 +65,7 @@ class Gradients:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self.recall()
         self._views.clear()
 
     # -- calls and finality ------------------------------------------------------------------------------------------
@@ -73,6 +84,7 @@ class Gradients:
             self._expected = {param: self._fired.get(param, 0) for param in self._expected}
         self._calls = 0
         self._fired = {}
+        self.recall()
 
     @property
     def last_call(self) -> bool:
@@ -100,14 +112,40 @@ class Gradients:
         if grad is view or grad is None or grad.is_sparse:
             return
         # 3 references are the dictionary, `view` and getrefcount's own; more, or a view of the storage, is the user's
-        if sys.getrefcount(view) > 3 or self._user_holds(param):
+        if sys.getrefcount(view) > 3 or self._user_holds(param.unit):
             return
+        if param.unit in self._lent:
+            self._recall(param.unit)
         with torch.no_grad():
             view.copy_(grad)
         param.tensor.grad = view
 
-    def _user_holds(self, param: Param) -> bool:
-        return self._storage_uses(param.unit) > self._alone[param.unit]
+    def _user_holds(self, unit: Unit) -> bool:
+        return self._storage_uses(unit) > self._alone[unit]
+
+    def lend(self, order: list[Unit]) -> None:
+        """Lends the memory of gradients that do not exist now. `order`: units as they become final. What becomes final first
+        keeps its memory: it is wanted before the state in it could be consumed, of which there is five times as much."""
+        left = self.bytes * 2 // 3
+        for unit in reversed(order):
+            address, size = self._memory[unit]
+            left -= size
+            if left < 0:
+                return
+            if unit not in self._lent and self._idle(unit) and self._session.lend(address, size):
+                self._lent.add(unit)
+
+    def _idle(self, unit: Unit) -> bool:
+        # 2 references are the dictionary and getrefcount's own
+        return all(p.tensor.grad is None and sys.getrefcount(self._views[p]) == 2 for p in unit.params) and not self._user_holds(unit)
+
+    def recall(self) -> None:
+        for unit in list(self._lent):
+            self._recall(unit)
+
+    def _recall(self, unit: Unit) -> None:
+        self._session.recall(*self._memory[unit])
+        self._lent.remove(unit)
 
     def is_ours(self, param: Param) -> bool:
         return param.tensor.grad is self._views[param]

@@ -79,7 +79,7 @@ class Session:
         self._group_of = {param: group for group in original.param_groups for param in group["params"]}
         self.planes = Planes(runtime, blocks, algorithm)
         self.pager = Pager(blocks, self.planes, lookahead_bytes=max(self.planes.layout.working, 32 * MIB))
-        self.gradients = Gradients(blocks, self.planes.arena, lambda unit: self.steps.on_final(unit))
+        self.gradients = Gradients(blocks, self.planes, lambda unit: self.steps.on_final(unit))
         self.gradients.accumulate = accumulate
         self.steps = Steps(self.planes, self.pager, self.gradients, self._hyper, policy, self._lost)
         self.pager.updates = self.steps

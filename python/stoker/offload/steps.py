@@ -95,8 +95,9 @@ class Steps:
         """A forward that records gradients begins. If the backward after it is the step's last, state can be read ahead."""
         if self.updates:
             self.abandon()  # no step() came: the speculation was for nothing
-        if self.speculating and self.gradients.last_call and self.sequence:
-            self._prefetch_state(0)
+        if self.speculating and self.gradients.last_call:
+            self.gradients.lend(self.sequence)
+            self._prefetch_state(self.sequence)
 
     def on_final(self, unit: Unit) -> None:
         """From within backward: the unit's gradients are forecast final."""
@@ -106,19 +107,19 @@ class Steps:
             self._norm_exceeded = True
             return
         torch.autograd.Variable._execution_engine.queue_callback(self._wait_computed)
-        previous = next(reversed(self.updates.values()), None)
         self._launch(unit)
-        self._prefetch_state(len(self.updates))
-        if previous is not None:
-            self._timed("state", previous.wait_computed)
+        self._prefetch_state(self.sequence[len(self.updates) :][:2])
+        while self.reclaim(keep=1):  # running on would keep weights in memory that the next forward's could take the place of
+            pass
 
     def _over_limit(self, unit: Unit) -> bool:
         grads = [(seg.grad.data_ptr(), seg.grad.numel(), _DTYPE[seg.grad.dtype]) for seg in self._segments(unit)]
         self._norm2 += math.fsum(self.planes.session.sum_of_squares(grads))
         return not self._norm2 <= self.clip_limit**2
 
-    def _prefetch_state(self, position: int) -> None:
-        for unit in self.sequence[position : position + 2]:
+    def _prefetch_state(self, units: list[Unit]) -> None:
+        """Reads ahead in this order, as tile memory is, and becomes, free."""
+        for unit in units:
             if unit not in self.updates:
                 self.planes.session.prefetch_state(unit.session_id, self.planes.source)
 
@@ -168,6 +169,8 @@ class Steps:
         first = recorder.order.places.get(block.index, [1 << 30])[0]
         distance = -1 if block.pinned else len(recorder.order.uses) - recorder.position + first
         staged = pager.take(block, pager.versions[block.index] + 1, distance)
+        while staged is None and self.reclaim(keep=1):  # one more keeps the disk at work meanwhile
+            staged = pager.take(block, pager.versions[block.index] + 1, distance)
         if staged is not None:
             for unit in others:
                 self._carry_over(unit, current, staged)
@@ -212,8 +215,8 @@ class Steps:
         if any(not wanted[unit] for unit in self.updates):
             self.abandon()  # a unit was updated that has no gradient any more: its writes must not be committed
         redone = 0
-        for unit, segments in wanted.items():
-            update = self.updates.get(unit)
+        for unit in [*self.updates, *(unit for unit in self.units if unit not in self.updates)]:  # those computed last come last
+            segments, update = wanted[unit], self.updates.get(unit)
             if update is not None and self._consumed(update, segments):
                 self.kept += 1
                 continue
@@ -280,6 +283,7 @@ class Steps:
             self._txn = None
         self.pager.abandon()
         self._norm2, self._norm_exceeded = 0.0, False
+        self.gradients.recall()
         self.planes.session.drop_prefetched()
 
     # -- commit --------------------------------------------------------------------------------------------------------
@@ -351,13 +355,13 @@ class Steps:
         units = block.updated_units
         return bool(units) and all(unit in self.updates and self.updates[unit].job.computed() for unit in units)
 
-    def reclaim(self) -> bool:
-        """Waits for one update to be done with its memory; False if none is under way."""
-        for update in self.updates.values():
-            if not update.computed:
-                update.wait_computed()
-                return True
-        return False
+    def reclaim(self, keep: int = 0) -> bool:
+        """Waits for the oldest update under way to be done with its memory; False if no more than `keep` are under way."""
+        under_way = [update for update in self.updates.values() if not update.computed]
+        if len(under_way) <= keep:
+            return False
+        self._timed("state", under_way[0].wait_computed)
+        return True
 
     def _wait_computed(self) -> None:
         for update in self.updates.values():

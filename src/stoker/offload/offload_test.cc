@@ -396,6 +396,33 @@ TEST_P(OffloadTest, PrefetchOfOneBlockNeverStarvesAnother) {
   EXPECT_GT(session_->traffic().prefetch_dropped.get(), 0U);
 }
 
+// Lent memory holds what was prefetched and is the lender's again after recall(): whatever the update is doing then.
+TEST_P(OffloadTest, LentMemoryIsFilledAheadAndComesBackWhole) {
+  const BlockId block = make_block({.name = "b", .elements = 9 * kTile});
+  const uint64_t place = tile_memory_bytes(kTile);
+  const Buffer idle = arena_->take(4 * place + 4096).value();
+  const std::byte mark{0x5a};
+  for (uint64_t step = 1; step <= 8; ++step) {
+    const auto segments = random_segments(step);
+    EXPECT_EQ(session_->lend(idle.slice()), 4U);
+    EXPECT_EQ(session_->lend(idle.slice()), 0U) << "it is lent already";
+    EXPECT_EQ(session_->prefetch_state(block).value(), 7U) << "own and lent memory";
+    if (step % 3 == 0) session_->recall(idle.slice());  // drops what was read there
+    auto transaction = begin();
+    const auto job = session_->update(block, request(segments, transaction)).value();
+    session_->recall(idle.slice());
+    std::fill_n(idle.data(), idle.size(), mark);
+    ASSERT_TRUE(job->written().wait());
+    commit(*transaction);
+    EXPECT_EQ(std::count(idle.data(), idle.data() + idle.size(), mark), static_cast<std::ptrdiff_t>(idle.size())) << "step " << step;
+    reference_->update(*layout_, segments);
+    expect_equal();
+  }
+  EXPECT_GT(session_->traffic().tiles_prefetched.get(), 8U * 4U);
+  session_->recall(idle.slice());  // of nothing
+  EXPECT_EQ(session_->lend(idle.slice().sub(0, place - 1)), 0U) << "no tile fits";
+}
+
 TEST_P(OffloadTest, ASecondUpdateInOneTransactionReplacesTheFirst) {
   const BlockId block = make_block({.name = "b", .elements = 5 * kTile});
   for (bool retained : {false, true}) {

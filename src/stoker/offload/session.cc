@@ -82,7 +82,8 @@ Future<void> Session::fetch_weights(BlockId block, Slice into, Priority priority
   if (!found) return found.error();
   const BlockLayout& layout = (*found)->layout;
   if (into.size != layout.plane_bytes(Plane::weight)) return bad("the slot of block " + layout.name() + " has the wrong size");
-  const ReadOptions options{.priority = priority};
+  // Dated, and so ahead of the optimizer state, which is read earlier than it is needed.
+  const ReadOptions options{.priority = priority, .deadline_ns = Clock::real().now_ns()};
   const std::string key = layout.key(Plane::weight);
   begin_transfer();
   const auto read = source != nullptr ? source->raw().read(key, 0, into, options) : store_.read(key, 0, into, options);

@@ -40,6 +40,9 @@ class Session {
   // Reads state ahead of update(), as far as tile memory is free; how many tiles began at once.
   Result<size_t> prefetch_state(BlockId block, const std::shared_ptr<StepTransaction>& source = nullptr, bool weights = false);
   void drop_prefetched() { updater_->drop_prefetched(); }
+  // Lets state that is read ahead live in arena memory that is idle for now, a gradient's say; see Updater.
+  size_t lend(const Slice& region) { return updater_->lend(region); }
+  void recall(const Slice& region) { updater_->recall(region); }
 
   // Keeps the block's state in the arena from its next update on; that saves reads, never writes. busy while it is updated.
   Status retain(BlockId block);

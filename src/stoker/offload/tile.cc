@@ -23,7 +23,7 @@ Slice place(const Tile& tile, Plane plane) {
   // Float32 weights take the place of bf16 weights and their remainder.
   const uint64_t elements = layout.tile_elements();
   constexpr std::array<uint64_t, kPlanes> starts = {8, 10, 0, 4};  // bytes an element before weight, remainder, m, v
-  return tile.memory.slice().sub(starts[static_cast<size_t>(plane)] * elements, bytes);
+  return tile.memory.sub(starts[static_cast<size_t>(plane)] * elements, bytes);
 }
 
 }  // namespace stoker::offload

@@ -26,7 +26,7 @@ struct Stamp {
 struct Tile {
   Block* block = nullptr;
   uint64_t index = 0;
-  Buffer memory;                   // m, v, weights, remainder; also the token that bounds the tiles in flight
+  Slice memory;                    // m, v, weights, remainder; of the Updater's TileMemory
   std::shared_ptr<UpdateJob> job;  // guarded by the Updater's mutex until the tile belongs to a job
   bool reading = false;            // reads are in flight; guarded by the Updater's mutex
   bool dropped = false;            // prefetched, but of no use any more; guarded by the Updater's mutex

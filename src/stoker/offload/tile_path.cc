@@ -86,7 +86,7 @@ void Updater::reads_done(const TilePtr& tile) {
     dropped = tile->dropped;
     if (dropped) {
       std::erase(prefetched_, tile);
-      free_.push_back(std::move(tile->memory));
+      give(tile);
     } else if (tile->retained && !tile->failed) {
       tile->block->retained->valid[tile->index] = 1;
     }
@@ -211,7 +211,7 @@ void Updater::finish_tile(const TilePtr& tile) {
     const JobPtr job = std::move(tile->job);
     {
       std::lock_guard lock(mutex_);
-      free_.push_back(std::move(tile->memory));
+      give(tile);
     }
     finish_job(job, 1);
   }

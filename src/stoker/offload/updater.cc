@@ -7,7 +7,7 @@
 namespace stoker::offload {
 
 Updater::Updater(Store& store, Pool& pool, Traffic& traffic, std::vector<Buffer> memory)
-    : store_(store), pool_(pool), traffic_(traffic), memories_(memory.size()), free_(std::move(memory)) {}
+    : store_(store), pool_(pool), traffic_(traffic), memory_(std::move(memory)) {}
 
 void Updater::close() {
   drop_prefetched();
@@ -103,7 +103,7 @@ bool Updater::next(Begin& begin) {
     if (begin.tile->reading) continue;
     return true;
   }
-  while (!wanted_.empty() && !free_.empty()) {
+  while (!wanted_.empty() && memory_.any_free()) {
     Wanted& wanted = wanted_.front();
     while (wanted.block->prefetched.contains(wanted.next)) ++wanted.next;
     begin.source = wanted.source.lock();
@@ -131,7 +131,7 @@ Updater::TilePtr Updater::tile_for(const JobPtr& job, uint64_t index) {
     std::erase(prefetched_, tile);
     return tile;
   }
-  if (free_.empty() && !steal()) return nullptr;
+  if (!memory_.any_free() && !steal()) return nullptr;
   return new_tile(block, index);
 }
 
@@ -139,8 +139,7 @@ Updater::TilePtr Updater::new_tile(Block& block, uint64_t index) {
   auto tile = std::make_shared<Tile>();
   tile->block = &block;
   tile->index = index;
-  tile->memory = std::move(free_.back());
-  free_.pop_back();
+  tile->memory = memory_.take();
   tile->retained = block.retained != nullptr;
   ++active_;
   return tile;
@@ -186,35 +185,63 @@ void Updater::let_go(std::shared_ptr<StepTransaction>& source) {
 
 // A job has no memory although no tile of a job is in flight: prefetched tiles hold it all. The one used last gives way.
 bool Updater::steal() {
-  if (prefetched_.size() < memories_) return false;  // others are at work and will free theirs
-  TilePtr victim = prefetched_.back();
+  if (prefetched_.size() < memory_.places()) return false;  // others are at work and will free theirs
+  const TilePtr victim = prefetched_.back();
   if (victim->dropped) return false;
   victim->block->prefetched.erase(victim->index);
   std::erase_if(wanted_, [&](const Wanted& each) { return each.block == victim->block; });
+  drop(victim);
+  return memory_.any_free();
+}
+
+// Its memory is free now, or when its reads are done.
+void Updater::drop(const TilePtr& tile) {
   traffic_.prefetch_dropped.add(1);
-  if (victim->reading) {
-    victim->dropped = true;  // its memory comes back when the reads are done
-    return false;
+  if (tile->reading) {
+    tile->dropped = true;
+    return;
   }
-  prefetched_.pop_back();
-  free_.push_back(std::move(victim->memory));
-  --active_;  // not the last: the job that steals is alive
-  return true;
+  std::erase(prefetched_, tile);
+  give(tile);
+  if (--active_ == 0) idle_.notify_all();
 }
 
 void Updater::drop_tiles(Block& block) {
   block.prefetched_stamp = {};
-  for (auto& [index, tile] : block.prefetched) {
-    traffic_.prefetch_dropped.add(1);
-    if (tile->reading) {
-      tile->dropped = true;
-      continue;
-    }
-    std::erase(prefetched_, tile);
-    free_.push_back(std::move(tile->memory));
-    if (--active_ == 0) idle_.notify_all();
-  }
+  for (const auto& [index, tile] : block.prefetched) drop(tile);
   block.prefetched.clear();
+}
+
+void Updater::give(const TilePtr& tile) {
+  memory_.give(tile->memory);
+  returned_.notify_all();
+}
+
+// ---- lent memory
+
+size_t Updater::lend(const Slice& region) {
+  size_t places = 0;
+  {
+    std::lock_guard lock(mutex_);
+    places = memory_.lend(region);
+  }
+  if (places != 0) pump();
+  return places;
+}
+
+void Updater::recall(const Slice& region) {
+  {
+    std::unique_lock lock(mutex_);
+    if (!memory_.begin_recall(region)) return;
+    const std::vector<TilePtr> prefetched = prefetched_;
+    for (const TilePtr& tile : prefetched) {
+      if (tile->dropped || !TileMemory::within(tile->memory, region)) continue;
+      tile->block->prefetched.erase(tile->index);
+      drop(tile);
+    }
+    returned_.wait(lock, [&] { return memory_.end_recall(region); });
+  }
+  pump();  // a job that hoped for this memory may have to take a prefetched tile's now
 }
 
 void Updater::drop_prefetched() {

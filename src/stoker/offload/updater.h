@@ -2,8 +2,8 @@
 //
 // Each tile goes through: memory free -> reads in flight (Store) -> compute (one pool task: hash, kernel, checksums and
 // queueing of the writes) -> writes in flight (Store) -> memory free. Tiles of a job begin in order; how many are in
-// flight is bounded by the tile memories, taken once from the arena. Jobs come before prefetches; jobs on one block run
-// one after the other. Nothing here waits, except close().
+// flight is bounded by the tile memories: own ones, taken once from the arena, and lent ones. Jobs come before prefetches;
+// jobs on one block run one after the other. Nothing here waits, except close() and recall().
 //
 // Threads: callers, pool threads and Store threads all enter; mutex_ is never held across a call of the Store or a
 // completion. A job or tile that has ended touches nothing of the Updater after leave().
@@ -17,6 +17,7 @@
 
 #include "stoker/base/pool.h"
 #include "stoker/offload/tile.h"
+#include "stoker/offload/tile_memory.h"
 
 namespace stoker::offload {
 
@@ -30,6 +31,11 @@ class Updater {
   // Starts reading state for a later update as tile memory is, and becomes, free. Returns how many tiles began at once.
   size_t prefetch(Block& block, const std::shared_ptr<StepTransaction>& source, bool weights);
   void drop_prefetched();
+
+  // Arena memory that the caller has no use for now: each tile that fits may live there once. How many fit.
+  size_t lend(const Slice& region);
+  // Waits until no tile lives there (what was only prefetched into it is dropped). Nothing happens if it is not lent.
+  void recall(const Slice& region);
 
   // Both between updates of that block only: false (and nothing done) while one runs.
   bool retain(Block& block, Buffer memory);
@@ -66,7 +72,9 @@ class Updater {
   void skip_rest(const JobPtr& job);
   TilePtr new_tile(Block& block, uint64_t index);       // under mutex_; memory is free
   bool steal();                                         // under mutex_
+  void drop(const TilePtr& tile);                       // under mutex_; its block forgets it apart from this
   void drop_tiles(Block& block);                        // under mutex_
+  void give(const TilePtr& tile);                       // under mutex_
   void begin_prefetch(Begin& begin);
   static void let_go(std::shared_ptr<StepTransaction>& source);  // drops the share, then counts it out
 
@@ -87,10 +95,10 @@ class Updater {
   Store& store_;
   Pool& pool_;
   Traffic& traffic_;
-  const size_t memories_;
   std::mutex mutex_;
-  std::condition_variable idle_;
-  std::vector<Buffer> free_;      // guarded by mutex_, as all below
+  std::condition_variable idle_;      // active_ became 0
+  std::condition_variable returned_;  // a tile gave its memory back
+  TileMemory memory_;                 // guarded by mutex_, as all below
   std::deque<JobPtr> waiting_;    // with tiles that have not begun, oldest first
   std::deque<Wanted> wanted_;     // prefetches with tiles that have not begun
   std::vector<TilePtr> prefetched_;  // all that no job took yet, oldest first (those dropped while reading included)

@@ -29,7 +29,7 @@ Status IoBatch::run() {
   for (Op& op : ops_) ops.push_back(&op);
   left_ = ops.size();
   for (;;) {
-    const Status queued = loop_.submit(ops);
+    Status queued = loop_.submit(ops);
     if (queued) break;
     if (queued.error().code != Code::busy) return queued;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the queue is full of others' work, which ends

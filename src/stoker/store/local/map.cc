@@ -8,7 +8,7 @@
 namespace stoker::local {
 namespace {
 
-Error damaged(std::string what) { return make_error(Code::corruption, "the map is damaged: " + what, "store/local/map"); }
+Error damaged(const std::string& what) { return make_error(Code::corruption, "the map is damaged: " + what, "store/local/map"); }
 
 Chunk get_chunk(ByteReader& in) {
   Chunk chunk;
