@@ -265,6 +265,7 @@ def test_a_disk_that_fills_up_under_a_run_costs_no_step(run_copy, tmp_path):
         done = run("train", "--out", out, "--resume")
         assert done.returncode == 0, done.stderr
         assert fsck(run_copy / "store")[1]["committed_step"] == committed + 2
+        assert [json.loads(line)["step"] for line in (out / "ledger.jsonl").read_text().splitlines()] == list(range(1, committed + 3))
 
 
 def test_a_read_only_folder_is_a_sentence(train, tmp_path):

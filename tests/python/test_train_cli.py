@@ -158,6 +158,33 @@ def test_kills_anywhere_cost_at_most_the_uncommitted_step(corpus, cache, whole, 
     assert_equals(out, whole)
 
 
+def test_a_ledger_line_that_finds_no_room_costs_neither_the_step_nor_the_line(corpus, cache, whole, tmp_path):
+    """The step is committed all the same, with what moves on after it: the resumed run is the uninterrupted one, bit for bit."""
+    full = """
+import errno, os, sys
+from stoker.train.cli import main
+
+calls, sync = [], os.fdatasync
+
+def fills_up(descriptor):
+    calls.append(descriptor)
+    if len(calls) == 5:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    sync(descriptor)
+
+os.fdatasync = fills_up
+sys.exit(main(sys.argv[1:]))
+"""
+    out = tmp_path / "run"
+    done = subprocess.run([sys.executable, "-c", full, *arguments(corpus, cache, out, 12)], capture_output=True, text=True, timeout=300)
+    assert done.returncode != 0 and "step 5 of 12 is committed" in done.stderr, done.stderr
+    assert f"{out}/ledger.jsonl cannot be used (No space left on device)" in done.stderr.splitlines()[-1]
+    assert [line["step"] for line in ledger(out)] == [1, 2, 3, 4]
+    done = command("--out", str(out), "--resume")
+    assert done.returncode == 0 and "at step 5 of 12" in done.stderr, done.stderr
+    assert_equals(out, whole)
+
+
 def test_a_finished_run_says_so(whole):
     before = (whole / "summary.json").read_bytes()
     done = command("--out", str(whole), "--resume", "--json")

@@ -2,8 +2,8 @@
 
 The order matters at three places. The data position advances and the schedule steps *after* opt.step(): the record that
 closes a step is taken when the next forward begins (or at flush), so it then says where the run goes on. A step's ledger
-line is written before the step can be committed. run.json is written before the store is made, so a run can be resumed
-whenever it was killed.
+line is written before the step can be committed, or committed with it; that it could not be written is raised only after
+both have moved on. run.json is written before the store is made, so a run can be resumed whenever it was killed.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ class Run:
                 (out / RUN_FILE).unlink()
             raise
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.opt, lambda step: rate_at(step, settings))
-        self.opt.attach(scheduler=self.scheduler, loader=self.loader)
+        self.ledger = LedgerFile(out / LEDGER_FILE)
+        self.opt.attach(scheduler=self.scheduler, loader=self.loader, ledger=self.ledger)
         for group, rate in zip(self.opt.param_groups, self.scheduler.get_last_lr(), strict=True):
             group["lr"] = rate  # making a scheduler sets the rate of step 0; a resumed run is elsewhere
         self.plan = self.opt.plan()
@@ -170,8 +171,8 @@ class Run:
 
     def steps(self) -> None:
         """The loop. Ends early, with the step committed, when a signal has come."""
-        opt, settings = self.opt, self.settings
-        ledger = LedgerFile(self.out / LEDGER_FILE, opt.step_count)
+        opt, settings, ledger = self.opt, self.settings, self.ledger
+        ledger.open(opt.step_count)
         progress = TrainingProgress(opt.step_count, settings.steps)
         opt.ledger.on_step(ledger.decided)
         opt.ledger.on_step(lambda row: progress.measured(row["seconds"], sum(row["stall_seconds"].values())))
@@ -189,6 +190,7 @@ class Run:
                     opt.zero_grad(set_to_none=True)
                     self.scheduler.step()
                     self.loader.advance()
+                    ledger.check()
                     progress.step(opt.step_count, loss.item(), tokens)
                 opt.flush()
         finally:
