@@ -37,12 +37,12 @@ Result<std::unique_ptr<Store>> LocalStore::open(std::vector<std::string> paths, 
     STOKER_TRY(finish_making(volumes, journal, *map));
   } else {
     auto recovered = journal.recover(volumes.limits());
-    if (!recovered) return recovered.error().with("the store '" + paths[0] + "'");
+    if (!recovered) return opening_error(recovered.error(), paths[0]);
     map = std::move(*recovered);
     for (const std::string& note : journal.mended()) log().info("the store '{}': {}", paths[0], note);
   }
   Allocator allocator(map->limits());
-  if (const Status status = allocator.take_all(*map); !status) return status.error().with("the store '" + paths[0] + "'");
+  if (const Status status = allocator.take_all(*map); !status) return opening_error(status.error(), paths[0]);
   if (!options.read_only && !volumes.fresh()) {
     STOKER_TRY(journal.sync());
     // From here on no bytes of an older generation can come back, whatever the crash before left in the areas.
