@@ -58,7 +58,7 @@ def start(words: list[str], errors: Path) -> subprocess.Popen:
         return subprocess.Popen([COMMAND, *words], stderr=file, stdout=subprocess.DEVNULL, env=ONE_THREAD)
 
 
-def train_refused(*words: str | Path, status: int = 2) -> str:
+def train_refused(*words: str | Path, status: int = 1) -> str:
     """The one sentence with which `stoker train` refuses `words`, in this process."""
     shown = io.StringIO()
     with contextlib.redirect_stderr(shown):
@@ -154,21 +154,15 @@ def test_a_damaged_token_file_is_named_and_rebuilt_on_request(train, cache, kill
     flip(tokens, tokens.stat().st_size // 2)
     shown = train_refused(*train(tmp_path / "flipped", "--steps", "1", "--cache", str(own)))
     assert str(tokens) in shown and "block" in shown and "--rebuild-tokens" in shown
+    assert not list((tmp_path / "flipped").rglob("*.*"))  # neither run.json nor a store, which would be in the way of the next try
     tokens.write_bytes(tokens.read_bytes()[:-100])
-    shown = train_refused(*train(tmp_path / "cut", "--steps", "1", "--cache", str(own)))
+    shown = train_refused(*train(tmp_path / "flipped", "--steps", "1", "--cache", str(own)))
     assert str(tokens) in shown and "--rebuild-tokens" in shown
-    done = run("train", *train(tmp_path / "rebuilt", "--steps", "1", "--cache", str(own), "--rebuild-tokens"))
+    done = run("train", *train(tmp_path / "flipped", "--steps", "1", "--cache", str(own), "--rebuild-tokens"))
     assert done.returncode == 0, done.stderr
 
 
 # -- the store of a run ------------------------------------------------------------------------------------------------------
-
-
-def test_a_budget_too_small_names_the_smallest_and_that_works(train, tmp_path):
-    shown = train_refused(*train(tmp_path / "run", "--steps", "1", "--dram", "3MiB"))
-    smallest = re.search(r'smallest budget that works is \D*(\d+MiB)', shown).group(1)
-    done = run("train", *train(tmp_path / "run", "--steps", "1", "--dram", smallest))
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_store_of_another_run_or_model_is_refused_and_left_as_it_is(train, run_copy, tmp_path):
@@ -236,7 +230,7 @@ store.close()
     before = fsck(store)[1]["committed_step"]
     subprocess.run([sys.executable, "-c", ballast, store, "fill"], check=True, timeout=120)
     done = run("train", "--out", run_copy, "--resume")
-    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.returncode == 1 and "Traceback" not in done.stderr
     assert f"step {before} of" in done.stderr and "full" in done.stderr.splitlines()[-1]
     status, report = fsck(store)
     assert status == 0 and report["committed_step"] == before
@@ -267,7 +261,7 @@ def test_a_disk_that_fills_up_under_a_run_costs_no_step(run_copy, tmp_path):
         process = start(["train", "--out", str(out), "--resume"], tmp_path / "errors")
         wait_for_step(process, out, fsck_before + 2)
         ballast = fill(disk)
-        assert process.wait(120) == 2
+        assert process.wait(120) == 1
         shown = (tmp_path / "errors").read_text()
         assert "No space left" in shown.splitlines()[-1] and "make room" in shown and "Traceback" not in shown
         committed = fsck(run_copy / "store")[1]["committed_step"]

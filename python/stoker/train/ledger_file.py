@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ..errors import naming
+
 
 class LedgerFile:
     """Joins what the trainer knows of a step (loss, tokens) with what the offload's ledger measured of it.
@@ -30,15 +32,12 @@ class LedgerFile:
         """Go on behind `committed_step` (0: begin anew), with the lines that the record of that step brought along."""
         lines = {line["step"]: line for line in [*self._unwritten, *read_ledger(self.path)] if line["step"] <= committed_step}
         partial = self.path.with_name(f".{self.path.name}.partial")
-        try:
-            with open(partial, "wb") as out:
-                out.writelines(_encoded(lines[step]) for step in sorted(lines))
-                out.flush()
-                os.fsync(out.fileno())
-                self._size = out.tell()
-            partial.rename(self.path)
-        except OSError as error:
-            raise self._named(error) from error
+        with naming(self.path), open(partial, "wb") as out:
+            out.writelines(_encoded(lines[step]) for step in sorted(lines))
+            out.flush()
+            os.fsync(out.fileno())
+            self._size = out.tell()
+        partial.rename(self.path)
         self._unwritten = []
         self._out = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
@@ -51,12 +50,13 @@ class LedgerFile:
         self._unwritten.append({**measured, **self._facts})
         data = b"".join(map(_encoded, self._unwritten))
         try:
-            written = os.write(self._out, data)
-            while written < len(data):  # a disk that fills up takes a part first
-                written += os.write(self._out, data[written:])
-            os.fdatasync(self._out)
+            with naming(self.path):
+                written = os.write(self._out, data)
+                while written < len(data):  # a disk that fills up takes a part first
+                    written += os.write(self._out, data[written:])
+                os.fdatasync(self._out)
         except OSError as error:
-            self._failure = self._named(error)
+            self._failure = error
             with contextlib.suppress(OSError):  # read_ledger() leaves out a torn line as well
                 os.ftruncate(self._out, self._size)
             return
@@ -79,9 +79,6 @@ class LedgerFile:
         if self._out is not None:
             os.close(self._out)
             self._out = None
-
-    def _named(self, error: OSError) -> OSError:
-        return OSError(error.errno, error.strerror, str(self.path))  # which file it was, is known only here
 
 
 def _encoded(line: dict[str, Any]) -> bytes:
