@@ -215,15 +215,15 @@ while sys.argv[2] == "fill":
     txn = store.begin()
     try:
         txn.resize(f"ballast/{n}", len(piece)); txn.write_bytes(f"ballast/{n}", 0, piece)
-        txn.commit("durable").wait()
+        txn.commit("deferred").wait()
     except OutOfSpace:
         if len(piece) < 4096: break
         piece = piece[:len(piece) // 2]
     n += 1
+txn = store.begin()
 if sys.argv[2] == "free":
-    txn = store.begin()
     for thing in store.list("ballast/"): txn.remove(thing["key"])
-    txn.commit("durable").wait()
+txn.commit("durable").wait()
 store.close()
 """
     store = run_copy / "store"
