@@ -244,7 +244,7 @@ void add_bench_io(CLI::App& bench, ExitStatus& status) {
   const auto arguments = std::make_shared<BenchArguments>();
   CLI::App* command = bench.add_subcommand("io", "Measure our disk I/O beside fio on the same file (about 2.5 minutes)");
   command->add_option("DIR", arguments->folder, "The folder whose disk is measured")->capture_default_str();
-  command->add_option("--engine", arguments->engine, "auto, uring or posix")->capture_default_str();
+  command->add_option("--engine", arguments->engine, "auto, uring or posix")->capture_default_str()->check(CLI::IsMember({"auto", "uring", "posix"}));
   command->add_option("--depth", arguments->depth, "Operations under way")->capture_default_str()->check(CLI::Range(1U, 256U));
   command->add_option("--seconds", arguments->seconds, "Length of one run")->capture_default_str()->check(CLI::Range(0.1, 600.0));
   command->add_option("--repetitions", arguments->repetitions, "Pairs of runs that count; one more warms up")->capture_default_str()->check(CLI::Range(1, 100));

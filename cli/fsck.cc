@@ -28,7 +28,7 @@ void show_progress(uint64_t done, uint64_t total) {
 }
 
 void print_json(const FsckReport& report) {
-  nlohmann::json json = {{"clean", report.problems.empty()},   {"problems", report.problems}, {"notes", report.notes},           {"repaired", report.repaired},
+  nlohmann::json json = {{"clean", report.problems.empty()},   {"problems", report.problems}, {"advice", report.advice},         {"notes", report.notes},           {"repaired", report.repaired},
                          {"committed_version", report.committed}, {"objects", report.objects},   {"chunks", report.chunks},         {"data_bytes", report.data_bytes},
                          {"generation", report.generation},       {"records", report.records},   {"snapshots", nlohmann::json::array()}};
   json["committed_step"] = report.committed_step ? nlohmann::json(*report.committed_step) : nlohmann::json();
@@ -38,6 +38,7 @@ void print_json(const FsckReport& report) {
 
 void print_text(const FsckReport& report, bool quick) {
   for (const std::string& problem : report.problems) std::printf("problem: %s\n", problem.c_str());
+  for (const std::string& advice : report.advice) std::printf("to do: %s\n", advice.c_str());
   for (const std::string& note : report.notes) std::printf("note: %s\n", note.c_str());
   if (report.repaired) std::printf("the map was mended: headers and journal were written anew from the good copies\n");
   std::printf("%llu objects, %llu chunks, %s of data%s; %zu snapshots; journal generation %llu with %llu records\n", static_cast<unsigned long long>(report.objects),

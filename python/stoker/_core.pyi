@@ -1,4 +1,4 @@
-"""The compiled core, as Python sees it (bindings/memory.cc, store.cc, offload.cc; the optimizer kernels are in optim.cc).
+"""The compiled core, as Python sees it: bindings/base.cc, memory.cc, store.cc, offload.cc and optim.cc, in this order.
 
 Addresses are integers (``tensor.data_ptr()``); whoever passes one keeps the memory alive and still until the returned
 Future or job is done. Every call that moves bytes or waits releases the GIL, and every wait can be interrupted by Ctrl-C.
@@ -11,7 +11,10 @@ from typing import Any, Sequence
 
 Priority = str  # "demand" | "prefetch" | "write_back" | "checkpoint" | "scrub"
 
+__version__: str
+
 def parse_bytes(text: str) -> int: ...  # "20GiB", "160 MiB", "4096"; InvalidArgument
+def crc32c(address: int, bytes: int, seed: int = 0) -> int: ...  # seed: the CRC of the bytes before
 def human_bytes(bytes: int) -> str: ...  # "1.5 GiB"
 
 class Runtime:
@@ -168,3 +171,36 @@ class UpdateJob:
     def computed(self) -> bool: ...
     def written(self) -> bool: ...
     def hashes(self) -> list[bytes]: ...  # of each segment's gradient bytes as consumed; waits; only if asked for
+
+# The kernels by themselves, over memory at the given addresses; `count` elements. Types: "bf16" or "f32".
+
+def optim_update(
+    count: int,
+    *,
+    weight_type: str,
+    grad_type: str,
+    weight_in: int,
+    weight_out: int,  # may equal weight_in
+    grad: int,
+    remainder: int = 0,  # with bf16 weights
+    m: int = 0,
+    v: int = 0,
+    algorithm: str = "adamw",  # "adamw", "adam", "sgd" or "lion"
+    lr: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    dampening: float = 0.0,
+    nesterov: bool = False,
+    maximize: bool = False,
+    grad_scale: float = 1.0,
+    step: int = 1,  # the parameter's own count, 1 for its first update
+) -> None: ...  # ValueError for a plane that is missing or a name that is unknown
+def optim_split(masters: int, weights: int, remainders: int, count: int) -> None: ...  # float32 -> bf16 weights and 16-bit remainders
+def optim_join(weights: int, remainders: int, masters: int, count: int) -> None: ...  # and back
+def optim_sums_of_squares(grad: int, grad_type: str, count: int) -> list[float]: ...  # of each piece of 65,536 elements, in float64
+def optim_sum_of_squares(grad: int, grad_type: str, count: int, so_far: float = 0.0) -> float: ...  # so_far plus these, in order
+def optim_scale(grad: int, grad_type: str, count: int, factor: float) -> None: ...  # in float32, rounded to the gradient's type
+def optim_target() -> str: ...  # the instruction set in use: "AVX3" (AVX-512), "AVX2" or "scalar"

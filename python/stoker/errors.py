@@ -5,6 +5,10 @@ Classes also derive from the built-in exception a caller would expect, so ``exce
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
+
 
 class StokerError(Exception):
     """Base of every error Stoker raises. ``errno`` is that of the failing system call, or None."""
@@ -65,6 +69,17 @@ class Cancelled(StokerError, RuntimeError):
 
 class Mismatch(StokerError, ValueError):
     """A store, file or record of another identity or version than the one expected."""
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike) -> Iterator[None]:
+    """An OSError from inside that names no file is about `path`: open() names its file, write() and fsync() do not."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, StokerError) or error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
 # By the core's name of a code (stoker::name(Code)); the binding looks classes up here, so this is the one table.

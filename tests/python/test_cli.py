@@ -74,7 +74,7 @@ def test_probe_of_a_bad_folder_says_why(tmp_path):
     assert "No such file" in refused(1, "probe", tmp_path / "gone")
     (tmp_path / "file").write_text("")
     assert "is not a folder" in refused(1, "probe", tmp_path / "file")
-    assert "choose auto, uring or posix" in refused(1, "probe", tmp_path, "--engine", "tape")
+    assert "--engine: tape not in {auto,uring,posix}" in refused(2, "probe", tmp_path, "--engine", "tape")
     assert "--seconds" in refused(2, "probe", tmp_path, "--seconds", "0")
 
 
@@ -86,7 +86,8 @@ def test_probe_of_a_read_only_or_small_folder_says_why(tmp_path):
         assert not any(folder.iterdir())
 
 
-@pytest.mark.parametrize("words", [("bench", "nothing"), ("bench",), ("ls", "--bogus", "x"), ("export", "x"), ("train", "--bogus"), ("train", "--steps", "some")])
+@pytest.mark.parametrize("words", [("bench", "nothing"), ("bench",), ("ls", "--bogus", "x"), ("export", "x"), ("probe", ".", "--engine", "tape"),
+                                   ("train", "--bogus"), ("train", "--steps", "some"), ("train", "--dram", "lots")])
 def test_a_wrong_command_line_is_one_sentence_and_2(words):
     shown = refused(2, *words)
     assert shown.startswith("stoker") and "--help" in shown

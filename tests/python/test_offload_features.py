@@ -144,6 +144,34 @@ def test_load_state_dict_and_torch_save(offload):
     train_step(model.train(), opt, 2)
 
 
+def test_load_state_dict_is_one_commit_or_none(offload):
+    model, opt = offload(tiny())
+    train_step(model, opt, 0)
+    opt.flush()
+    store, before, other = opt._session.planes.store, weights(model), weights(tiny(torch.float64))
+    version = store.info()["committed"]
+    model.load_state_dict(other)
+    assert store.info()["committed"] == version + 1
+    assert_same(weights(model), weights(tiny()))
+    model.layers[1].load_state_dict({name: value + 1 for name, value in model.layers[1].state_dict().items()})
+    assert store.info()["committed"] == version + 2
+    after = weights(model)
+    assert torch.equal(after["layers.1.up.weight"], tiny().state_dict()["layers.1.up.weight"] + 1)
+
+    def broken(*_):
+        raise KeyboardInterrupt
+
+    handle = model.layers[2].register_load_state_dict_post_hook(broken)
+    with pytest.raises(KeyboardInterrupt):
+        model.load_state_dict(before)
+    handle.remove()
+    train_step(model, opt, 1)  # what broke off is in nobody's way
+    opt.flush()
+    assert store.info()["committed"] == version + 3
+    model.load_state_dict(after)
+    assert_same(weights(model), after)
+
+
 def test_load_state_dict_between_backward_and_step(offload):
     """What was speculated consumed the old weights."""
 
@@ -1040,11 +1068,7 @@ def test_a_full_store_loses_one_step(offload):
         assert loss_of(model.eval(), batch(0)).item() == loss_of(control.eval(), batch(0)).item()
     ours = weights(model)
     assert_same({**ours, "seen": control.seen}, weights(control))
-    txn = store.begin()
-    for key in store.list("garbage"):
-        txn.remove(key if isinstance(key, str) else key["key"])
-    txn.commit("durable").wait()
-    del txn
+    empty(store)
     model.train(), control.train()
     control.seen.copy_(model.seen)  # buffers are the model's own: they saw the lost forward
     for step in range(2, 5):
@@ -1054,16 +1078,62 @@ def test_a_full_store_loses_one_step(offload):
     assert opt.committed_step == 5
 
 
-def fill(store) -> None:
-    """Takes what space there is, to the last 64 KiB."""
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_lost_step_takes_back_all_that_belongs_to_it(offload, at):
+    """The commit of step `at` fails when its record finds no room, with the next batch drawn and the schedule moved on. After
+    room was made the very same loop goes on, and ends with the bits of a run that nothing happened to."""
+    torch.manual_seed(7), random.seed(7)
+    control = tiny()
+    torch.manual_seed(7), random.seed(7)
+    expected = journey(control, reference.ReferenceOptimizer(adamw(control)), False, 5)
+    torch.manual_seed(7), random.seed(7)
+    rng = torch.get_rng_state(), random.getstate()
+    model = tiny()
+    torch.set_rng_state(rng[0]), random.setstate(rng[1])
+    model, opt = offload(model, dram="16MiB")
+    scheduler, loader, counter = torch.optim.lr_scheduler.LambdaLR(opt, lambda s: 1 / (1 + 0.5 * s)), Loader(), Counter()
+    opt.attach(scheduler=scheduler, loader=loader, counter=counter)
+    store, seen, failed = opt._session.planes.store, {}, []
+    while (index := next(loader)) < 5:
+        noise = torch.rand(()).item() + random.random()
+        try:
+            loss = loss_of(model, batch(index)) * noise
+        except errors.OutOfSpace:
+            failed.append(index)
+            assert opt.step_count == opt.committed_step == counter.next == loader.next == scheduler.last_epoch == model.seen == at
+            assert {opt._session._updates_of.get(param, 0) for param in opt._session.params} == {at}
+            assert opt.param_groups[0]["lr"] == 3e-3 / (1 + 0.5 * at)
+            empty(store)
+            continue
+        loss.backward()
+        opt.step()
+        seen[counter.next] = (index, noise, opt.param_groups[0]["lr"], loss.item())
+        if index == at and not failed:
+            fill(store, 4096)
+        scheduler.step()
+        counter.next += 1
+        opt.zero_grad()
+    assert failed == [at + 1] and seen == expected
+    assert_same(weights(model), weights(control))
+
+
+def empty(store) -> None:
+    txn = store.begin()
+    for entry in store.list("garbage"):
+        txn.remove(entry["key"])
+    txn.commit("durable").wait()
+
+
+def fill(store, least: int = 1 << 16) -> None:
+    """Takes what space there is, to the last `least` bytes."""
     size, index = 32 << 20, 0
-    while size >= 1 << 16:
+    while size >= least:
         try:
             txn = store.begin()
             txn.resize(f"garbage/{index}", size, 1 << 16)
             for offset in range(0, size, 1 << 16):
-                txn.write_bytes(f"garbage/{index}", offset, b"x" * (1 << 16))
-            txn.commit("durable").wait()
+                txn.write_bytes(f"garbage/{index}", offset, b"x" * min(size, 1 << 16))
+            txn.commit("deferred").wait()
             index += 1
         except errors.OutOfSpace:
             txn.abandon()

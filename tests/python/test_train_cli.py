@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
+import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stoker.train.cli import _make_absolute, default_out, main, parser
-from stoker.train.settings import Settings
+from stoker.train.cli import _make_absolute, _sentence, default_out, main, parser
+from stoker.train.settings import Settings, write_json
 
 SMALL = ["--vocabulary", "300", "--layers", "2", "--hidden", "64", "--heads", "2", "--feed-forward", "128", "--window", "32", "--batch", "4",
          "--warmup", "2", "--eval-windows", "8", "--sample-tokens", "4", "--dram", "64MiB"]
@@ -65,6 +68,17 @@ def whole(corpus, cache, tmp_path_factory) -> Path:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == json.loads((out / "summary.json").read_text())
     (out / "stderr.txt").write_text(done.stderr)
+    return out
+
+
+@pytest.fixture
+def killed_at_work(corpus, cache, tmp_path) -> Path:
+    """The folder of a run that kill -9 ended after a few steps."""
+    out = tmp_path / "run"
+    process = subprocess.Popen([sys.executable, "-m", "stoker.train", *arguments(corpus, cache, out, 100_000)], stderr=subprocess.PIPE, text=True)
+    wait_for_step(process, out, 3)
+    process.kill()
+    process.communicate()
     return out
 
 
@@ -158,6 +172,54 @@ def test_kills_anywhere_cost_at_most_the_uncommitted_step(corpus, cache, whole, 
     assert_equals(out, whole)
 
 
+def test_a_ledger_line_that_finds_no_room_costs_neither_the_step_nor_the_line(corpus, cache, whole, tmp_path):
+    """The step is committed all the same, with what moves on after it: the resumed run is the uninterrupted one, bit for bit."""
+    full = """
+import errno, os, sys
+from stoker.train.cli import main
+
+calls, sync = [], os.fdatasync
+
+def fills_up(descriptor):
+    calls.append(descriptor)
+    if len(calls) == 5:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    sync(descriptor)
+
+os.fdatasync = fills_up
+sys.exit(main(sys.argv[1:]))
+"""
+    out = tmp_path / "run"
+    done = subprocess.run([sys.executable, "-c", full, *arguments(corpus, cache, out, 12)], capture_output=True, text=True, timeout=300)
+    assert done.returncode != 0 and "step 5 of 12 is committed" in done.stderr, done.stderr
+    assert f"{out}/ledger.jsonl cannot be used (No space left on device)" in done.stderr.splitlines()[-1]
+    assert [line["step"] for line in ledger(out)] == [1, 2, 3, 4]
+    done = command("--out", str(out), "--resume")
+    assert done.returncode == 0 and "at step 5 of 12" in done.stderr, done.stderr
+    assert_equals(out, whole)
+
+
+def test_a_run_whose_store_is_gone_does_not_begin_anew_by_itself(killed_at_work, capsys):
+    steps = max(line["committed"] for line in ledger(killed_at_work))
+    before = (killed_at_work / "ledger.jsonl").read_bytes()
+    shutil.move(killed_at_work / "store", killed_at_work / "elsewhere")
+    for _ in range(2):  # the first call made an empty store there
+        shown = refused(capsys, "--out", str(killed_at_work), "--resume")
+        assert f"{killed_at_work}/store is empty, but {steps} steps" in shown and "--overwrite" in shown
+    assert (killed_at_work / "ledger.jsonl").read_bytes() == before
+
+
+def test_a_full_disk_is_named_whatever_was_being_written(tmp_path, monkeypatch):
+    """open() names its file in the error; what is written behind it must, too."""
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError) as failed:
+        write_json(tmp_path / "x.json", {})
+    assert f"{tmp_path}/.x.json.partial cannot be used (No space left on device): make room" in _sentence(failed.value)
+
+
 def test_a_finished_run_says_so(whole):
     before = (whole / "summary.json").read_bytes()
     done = command("--out", str(whole), "--resume", "--json")
@@ -176,9 +238,9 @@ def test_overwrite_begins_anew(corpus, cache, tmp_path):
 # -- mistakes ------------------------------------------------------------------------------------------------------------
 
 
-def refused(capsys, *args: str) -> str:
+def refused(capsys, *args: str, status: int = 1) -> str:
     """The sentence with which a command line is refused."""
-    assert main(list(args)) == 2
+    assert main(list(args)) == status
     shown = capsys.readouterr().err
     assert "Traceback" not in shown
     return shown.splitlines()[-1]
@@ -194,8 +256,10 @@ def test_mistakes_are_sentences(corpus, cache, whole, tmp_path, capsys):
                                               "--window", "100000")
     assert "already holds a run: go on with --resume" in refused(capsys, *arguments(corpus, cache, whole, 12))
     assert "other settings: --seed 3 (stored: 0)" in refused(capsys, "--out", str(whole), "--resume", "--seed", "3")
-    assert "amount of memory" in refused(capsys, *out, "--overwrite", "--dram", "lots")
-    assert "computes on the CPU" in refused(capsys, *out, "--overwrite", "--device", "cuda")
+    assert "amount of memory" in refused(capsys, *out, "--overwrite", "--dram", "lots", status=2)
+    assert "computes on the CPU" in refused(capsys, *out, "--overwrite", "--device", "cuda", status=2)
+    assert "multiple of twice --heads 3: try --hidden 66" in refused(capsys, *out, "--overwrite", "--hidden", "64", "--heads", "3", status=2)
+    assert not (tmp_path / "new" / "run.json").exists()
 
 
 def test_without_out_a_finished_run_is_kept_and_an_unfinished_one_is_not_passed_by(tmp_path, monkeypatch):
@@ -223,7 +287,7 @@ def test_paths_are_stored_absolute(tmp_path, monkeypatch):
 
 
 def test_a_mistake_with_json_is_json(tmp_path, capsys):
-    assert main(["--out", str(tmp_path), "--resume", "--json"]) == 2
+    assert main(["--out", str(tmp_path), "--resume", "--json"]) == 1
     assert "no run to resume" in json.loads(capsys.readouterr().out)["error"]
 
 
@@ -270,11 +334,14 @@ def test_help_is_complete_and_ends_well():
 # -- faults of the store -----------------------------------------------------------------------------------------------
 
 
-def test_a_budget_too_small_names_the_smallest_that_works(corpus, cache, tmp_path):
+def test_a_budget_too_small_names_the_smallest_that_works(corpus, cache, tmp_path, capsys):
     out = tmp_path / "run"
-    failed = command(*arguments(corpus, cache, out, 2, "--dram", "2MiB"))
-    assert failed.returncode == 2 and "the smallest budget that works is dram=" in failed.stderr and "Traceback" not in failed.stderr
-    smallest = re.search(r'dram="(\w+)"', failed.stderr)[1]
+    named = set()
+    for budget in ("1000", "300KiB", "2MiB"):  # too small for the store's map, for building the model, for training it
+        shown = refused(capsys, *arguments(corpus, cache, out, 2, "--dram", budget))
+        named.add(re.search(r"the smallest budget that works is --dram (\w+)$", shown)[1])
+        assert not (out / "run.json").exists() and not (out / "store" / "stoker.volume").exists()
+    (smallest,) = named
     done = command(*arguments(corpus, cache, out, 2, "--dram", smallest))  # what failed to begin left nothing in the way
     assert done.returncode == 0, done.stderr
     assert json.loads((out / "summary.json").read_text())["dram_cap_bytes"] == int(smallest.removesuffix("MiB")) << 20
@@ -294,7 +361,7 @@ def small_disk(tmp_path):
 
 def test_a_disk_too_small_for_the_store_is_a_sentence(corpus, cache, small_disk, tmp_path):
     failed = command(*arguments(corpus, cache, tmp_path / "run", 2, "--store", str(small_disk / "store")))
-    assert failed.returncode == 2 and "Traceback" not in failed.stderr
+    assert failed.returncode == 1 and "Traceback" not in failed.stderr
     assert "cannot reserve" in failed.stderr and "free some space" in failed.stderr
 
 
@@ -306,5 +373,5 @@ def test_a_store_in_use_is_a_sentence(corpus, cache, tmp_path):
     failed = command("--out", str(out), "--resume")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=120)
-    assert failed.returncode == 2 and "in use" in failed.stderr and "Traceback" not in failed.stderr
+    assert failed.returncode == 1 and "in use" in failed.stderr and "Traceback" not in failed.stderr
     assert process.returncode == 130 and len(ledger(out)) >= lines  # the run itself was not disturbed

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import mmap
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -165,23 +167,71 @@ def test_the_rate_warms_up_and_falls():
 # -- ledger file -----------------------------------------------------------------------------------------------------------
 
 
+def opened(path: Path, committed_step: int, record: dict | None = None) -> LedgerFile:
+    ledger = LedgerFile(path)
+    if record is not None:
+        ledger.load_state_dict(record)
+    ledger.open(committed_step)
+    return ledger
+
+
+def losses(path: Path) -> list[tuple[int, float]]:
+    return [(line["step"], line["loss"]) for line in read_ledger(path)]
+
+
 def test_a_reopened_ledger_loses_what_was_not_committed_and_no_more(tmp_path):
     path = tmp_path / "ledger.jsonl"
-    ledger = LedgerFile(path, 0)
+    ledger = opened(path, 0)
     for step in range(1, 6):
         ledger.about(loss=float(step))
         ledger.decided({"step": step, "seconds": 1.0})
+        ledger.check()
         assert read_ledger(path)[-1] == {"step": step, "seconds": 1.0, "loss": float(step)}  # there before the commit
+        assert ledger.state_dict() == {"unwritten": []}
     ledger.close()
     with open(path, "a", encoding="utf-8") as torn:
         torn.write('{"step": 6, "lo')
-    again = LedgerFile(path, 3)
+    again = opened(path, 3)
     again.about(loss=40.0)
     again.decided({"step": 4})
     again.close()
-    assert [(line["step"], line["loss"]) for line in read_ledger(path)] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
-    LedgerFile(path, 0).close()
+    assert losses(path) == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
+    opened(path, 0).close()
     assert read_ledger(path) == []
+
+
+@pytest.mark.parametrize("call", ["write", "fdatasync"])
+def test_a_line_that_the_disk_did_not_take_travels_with_the_step(tmp_path, monkeypatch, call):
+    path, write = tmp_path / "ledger.jsonl", os.write
+
+    def full(descriptor: int, data: bytes = b"") -> int:
+        write(descriptor, data[:7])  # a torn line, as a disk leaves it that is almost full
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    ledger = opened(path, 0)
+    ledger.about(loss=1.0)
+    ledger.decided({"step": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, full)
+        ledger.about(loss=2.0)
+        ledger.decided({"step": 2})
+        with pytest.raises(OSError, match=r"No space left.*ledger\.jsonl"):
+            ledger.check()
+    assert losses(path) == [(1, 1.0)]
+    record = ledger.state_dict()
+    assert record == {"unwritten": [{"step": 2, "loss": 2.0}]}
+    ledger.about(loss=3.0)
+    ledger.decided({"step": 3})  # room was made: all that is missing is written
+    ledger.check()
+    ledger.close()
+    assert losses(path) == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    opened(path, 2, record).close()  # the line is in both: once
+    assert losses(path) == [(1, 1.0), (2, 2.0)]
+    opened(path, 1).close()
+    opened(path, 2, record).close()
+    assert losses(path) == [(1, 1.0), (2, 2.0)]
+    opened(path, 1, record).close()  # step 2 was not committed after all
+    assert losses(path) == [(1, 1.0)]
 
 
 # -- memory and signals --------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from torch.nn import functional as F
 
 import stoker
 from stoker import _core
+from stoker.errors import StokerError
 from stoker.offload.build import keep_heap
 from stoker.offload.planes import MIB, parse_dram
 
@@ -231,7 +232,19 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--policy", action="append", choices=["sync", "speculate"], help="only this policy (may be repeated)")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object on standard output")
     args = parser.parse_args(argv)
-    args.dram = parse_dram(args.dram)
+    try:
+        args.dram = parse_dram(args.dram)
+    except StokerError as error:
+        parser.error(str(error).replace("dram:", "--dram:"))
+    try:
+        return run(args)
+    except (StokerError, OSError) as error:
+        print(f"stoker bench offload: {error}", file=sys.stderr)
+        return 1
+
+
+def run(args: argparse.Namespace) -> int:
+    """The measurement and its result; the exit status."""
     say = lambda text: print(text, file=sys.stderr, flush=True)
     say("measuring forward and backward without offload ...")
     args.compute = plain_compute_seconds(args)

@@ -193,7 +193,7 @@ def _write_atomically(path: Path, text: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints one JSON object: a Prepared, or {"error": sentence}."""
+    """Prints one JSON object: a Prepared, or {"error": sentence}. Exit status as of `stoker train`."""
     parser = argparse.ArgumentParser(prog="python -m stoker.data",
                                      description="Turn text files or folders into a token file.")
     parser.add_argument("paths", nargs="+", help="text files or folders of text")
@@ -207,11 +207,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         prepared = prepare(args.paths, args.folder, args.vocabulary, args.tokenizer, args.skip, args.rebuild)
     except (StokerError, ValueError) as error:
         print(json.dumps({"error": str(error)}))
-        return 2
+        return 1
     except OSError as error:
         print(json.dumps({"error": f"the token file cannot be written to {args.folder} ({error.strerror}): "
                                    "make room or choose another --out"}))
-        return 2
+        return 1
     except KeyboardInterrupt:
         return 130
     print(json.dumps(asdict(prepared)))

@@ -12,9 +12,10 @@ from torch import nn
 from stoker.errors import AlreadyExists, InvalidArgument, NotFound, StokerError
 from stoker.offload.access import Left, gather, install_state_dict
 from stoker.offload.blocks import Param, partition
+from stoker.offload.budget import open_runtime
 from stoker.offload.build import Built, build, keep_heap, stored_weights, trim
 from stoker.offload.optimizer import OffloadedOptimizer, algorithm_of
-from stoker.offload.planes import Runtime, parse_dram, store_capacity
+from stoker.offload.planes import parse_dram, store_capacity
 from stoker.offload.session import META_MODEL, Session, check_stored
 
 __all__ = ["OffloadedOptimizer", "build", "gather", "offload"]
@@ -58,7 +59,7 @@ def offload(
         raise InvalidArgument("no parameter of the optimizer requires a gradient: there is nothing to train")
     blocks = partition(model, optimized)
     built = Built.of(model)
-    runtime = built.runtime if built else Runtime(os.fspath(store), parse_dram(dram), store_capacity(blocks, algorithm))
+    runtime = built.runtime if built else open_runtime(os.fspath(store), parse_dram(dram), store_capacity(blocks, algorithm), blocks, algorithm)
     if built:
         built.page_all()
     session: Session | None = None

@@ -68,27 +68,66 @@ def install_state_dict(model: nn.Module, session: Session) -> list:
         for key, param in wanted.items():
             state[key] = mapped.tensor(param)
 
-    def page_in(module: nn.Module, _state: dict, _prefix: str, metadata: dict, *_args) -> None:
+    handles = [module.register_state_dict_post_hook(fill) for module in _owners(model, session)]
+    session.loading = Loading(session)
+    for module in model.modules():
+        handles.append(module.register_load_state_dict_pre_hook(Hook(session.loading.enter)))
+        handles.append(module.register_load_state_dict_post_hook(Hook(session.loading.leave)))
+    return handles
+
+
+class Loading:
+    """load_state_dict() as one commit: each module's weights are staged when it has taken them, and leave memory again.
+
+    torch tells nobody when a call as a whole begins or ends. But all modules of one call see the same list of missing keys, and the
+    first that begins is the last that ends. A call that broke off in the middle is given up when anything else begins.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._call: list | None = None  # the missing keys of the call under way
+        self._first: nn.Module | None = None
+        self._writing = None
+        self._paged: set = set()  # parameters that hold their weights for it
+
+    def give_up(self) -> None:
+        """Forgets the call under way, if there is one: the store keeps the weights it had."""
+        if self._call is not None:
+            self._call = self._first = self._writing = None
+            self.session.restore([*self._paged])
+            self._paged.clear()
+
+    def enter(self, module: nn.Module, _state: dict, _prefix: str, metadata: dict, _strict: bool, missing: list, *_others) -> None:
         if metadata.get("assign_to_params_buffers"):
             raise InvalidArgument("load_state_dict(assign=True) would take the parameters away from the optimizer and the store; leave assign off")
-        for param in module._parameters.values():
-            ours = session.by_tensor.get(param)
-            if ours is not None and ours not in session.pager.held:
-                ours.tensor.data = session.current_weight(ours)
-                session.pager.held.add(ours)
+        session = self.session
+        if missing is not self._call:
+            self.give_up()
+            self._writing = session.writing_weights()
+            self._call, self._first = missing, module
+        for param in self._ours(module):
+            if param not in session.pager.held:
+                param.tensor.data = session.current_weight(param)
+                session.pager.held.add(param)
+                self._paged.add(param)
 
-    def page_out(module: nn.Module, _keys) -> None:
-        ours = [session.by_tensor[p] for p in module._parameters.values() if p in session.by_tensor]
-        if ours:
-            session.write_weights({param: param.tensor.data for param in ours})
-            session.restore(ours)
+    def leave(self, module: nn.Module, keys) -> None:
+        if keys.missing_keys is not self._call:
+            return
+        try:
+            ours = self._ours(module)
+            self._writing.stage({param: param.tensor.data for param in ours})
+            self.session.restore(ours)
+            self._paged.difference_update(ours)
+            if module is self._first:
+                self._writing.commit()
+                self.give_up()
+        except BaseException:
+            self.give_up()
+            raise
 
-    handles = []
-    for module in _owners(model, session):
-        handles.append(module.register_state_dict_post_hook(fill))
-        handles.append(module.register_load_state_dict_pre_hook(page_in))
-        handles.append(module.register_load_state_dict_post_hook(page_out))
-    return handles
+    def _ours(self, module: nn.Module) -> list:
+        return [self.session.by_tensor[param] for param in module._parameters.values() if param in self.session.by_tensor]
 
 
 def refuse_state_dict(model: nn.Module, session: Session) -> None:

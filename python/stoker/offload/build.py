@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from stoker.errors import InvalidArgument
 from stoker.offload.blocks import Param, partition
+from stoker.offload.budget import naming_the_smallest, open_runtime
 from stoker.offload.planes import Algorithm, Runtime, parse_dram, put, read_range, store_capacity
 
 _BUILT: dict[int, Built] = {}
@@ -39,13 +40,19 @@ def build(factory: Callable[[], nn.Module], *, seed: int | None = None, store: s
     for block in sizes:
         for unit in block.units:
             unit.updated = unit.dtype in (torch.bfloat16, torch.float32)
-    capacity = store_capacity(sizes, Algorithm("adamw", True, True)) + sum(block.slot_bytes for block in sizes)
-    runtime = Runtime(os.fspath(store), dram_bytes, capacity)
+    largest = Algorithm("adamw", True, True)  # the optimizer is not known yet
+    capacity = store_capacity(sizes, largest) + sum(block.slot_bytes for block in sizes)
+    runtime = open_runtime(os.fspath(store), dram_bytes, capacity, sizes, largest)
     if seed is not None:
         torch.manual_seed(seed)
-    built = Built(runtime, keep=not runtime.holds("meta/model"))
-    with built:
-        model = factory()
+    try:
+        built = Built(runtime, keep=not runtime.holds("meta/model"))
+        with built:
+            model = factory()
+    except BaseException as error:
+        runtime.store.close()  # a second try must find the store free
+        with naming_the_smallest(runtime.path, dram_bytes, sizes, largest):
+            raise error
     _BUILT[id(model)] = built
     return model
 

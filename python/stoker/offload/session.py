@@ -64,8 +64,8 @@ class Session:
         self.step_count = 0
         self._committed = 0
         self._updates_of: dict[Param, int] = {}  # torch's per-parameter step
-        self._last_updated: list[Param] = []  # by the last decided step
         self._attached: dict[str, Any] = {}
+        self._when_attached: dict[str, Any] = {}  # their states then, until a record holds later ones
         self._restored: dict[str, Any] = {}
         self._resumed_groups: list[dict] = []  # until the first step: what making a scheduler anew may have overwritten
         self._at_step: dict[str, Any] = {"rng": record.rng_state(), "attached": {}}  # what a loop moves on before its next forward
@@ -73,6 +73,7 @@ class Session:
         self._departures = 0  # from the recorded order, that the ledger knows of
         self._closed = False
         self.access: list = []  # handles of access.py's hooks
+        self.loading: Any = None  # access.py's Loading: a load_state_dict() of the model that may be under way
         self.hooks: Hooks | None = None  # once the model trains out of the store
         self.params = sorted((p for b in blocks for p in b.params), key=lambda p: p.index)
         self.by_tensor = {p.tensor: p for p in self.params}
@@ -124,27 +125,32 @@ class Session:
     def resume(self) -> None:
         """Takes the run up at the last committed step: counters, hyperparameters, buffers, RNG; attached objects on attach()."""
         state = record.load(self.planes.store.read_bytes(META_STATE))
-        self.step_count = self._committed = state["step"]
-        names = {p.name: p for p in self.params}
-        self._updates_of = {names[name]: count for name, count in state["updates"].items()}
         if len(self._groups()) != len(state["groups"]):
             raise Mismatch(f"the run in {self.runtime.path} has {len(state['groups'])} parameter groups, the optimizer has {len(self._groups())}; make it as then")
+        self._committed = state["step"]
+        self._take_up(state)
+        self._resumed_groups = state["groups"]
+        self._restored = state["attached"]
+        here = record.environment()
+        changed = [f"{key} {state['environment'].get(key)} -> {here[key]}" for key in here if state["environment"].get(key) != here[key]]
+        if changed:
+            warnings.warn(f"this run was made under another environment ({', '.join(changed)}): it goes on, but not bit for bit as there", stacklevel=4)
+
+    def _take_up(self, state: dict[str, Any]) -> None:
+        """Counters, hyperparameters, buffers and random states become those of the record that closed the last committed step."""
+        self.step_count = state["step"]
+        names = {p.name: p for p in self.params}
+        self._updates_of = {names[name]: count for name, count in state["updates"].items()}
         for group, stored in zip(self._groups(), state["groups"]):
             group.update(stored)
-        self._resumed_groups = state["groups"]
         buffers = record.load(self.planes.store.read_bytes(META_BUFFERS)) if state["buffers"] else {}
         own = dict(self.model.named_buffers())
         for name, tensor in buffers.items():
             if name not in own or own[name].shape != tensor.shape:
                 raise Mismatch(f"the store's buffer {name} does not fit the model")
             own[name].data.copy_(tensor)
-        self._restored = state["attached"]
         record.set_rng_state(state["rng"])
         self._at_step = {"rng": state["rng"], "attached": {}}
-        here = record.environment()
-        changed = [f"{key} {state['environment'].get(key)} -> {here[key]}" for key in here if state["environment"].get(key) != here[key]]
-        if changed:
-            warnings.warn(f"this run was made under another environment ({', '.join(changed)}): it goes on, but not bit for bit as there", stacklevel=4)
 
     def run(self) -> None:
         """Installs the hooks; from here on the model trains out of the store."""
@@ -160,6 +166,7 @@ class Session:
     def _call_begins(self, key: tuple) -> None:
         """A root call of the model begins (hooks.py)."""
         self.check_open()
+        self.loading.give_up()
         if self.steps.decided is not None:
             self._close_step()
         self.steps.poll()
@@ -203,6 +210,7 @@ class Session:
     def step(self) -> None:
         with self.lock:
             self.check_open()
+            self.loading.give_up()
             self.hooks.unwind()
             if self.pager.held:
                 raise InvalidArgument("opt.step() inside stoker.gather() would be undone by it; leave the with block first")
@@ -211,24 +219,26 @@ class Session:
                 self._close_step()
             policy = self.steps.active_policy
             changed = self.steps.decide()
-            self._last_updated = [param for param in self.params if param.unit in changed and param.tensor.grad is not None]
-            for param in self._last_updated:
-                self._updates_of[param] = self._updates_of.get(param, 0) + 1
+            for param in self.params:
+                if param.unit in changed and param.tensor.grad is not None:
+                    self._updates_of[param] = self._updates_of.get(param, 0) + 1
             self.step_count += 1
             self._resumed_groups = []
             self._capture_sources()
             self.ledger.close_step(self.step_count, self.counters(), policy=policy, committed=self.committed_step())
 
     def _lost(self, units: set[Unit]) -> None:
-        """The last step could not be committed: weights, state and counters are those of the step before."""
+        """The last step could not be committed: everything that belongs to a step is that of the step before."""
+        self.ledger.event("lost", step=self.step_count)
         self.step_count -= 1
-        for param in self._last_updated:
-            self._updates_of[param] -= 1
-            if not self._updates_of[param]:
-                del self._updates_of[param]
-        self._last_updated = []
-        self.ledger.event("lost", step=self.step_count + 1)
         self._refresh({unit.block for unit in units})
+        state = record.load(self.planes.store.read_bytes(META_STATE))
+        attached = {**self._when_attached, **state["attached"]}
+        for name, thing in self._attached.items():
+            thing.load_state_dict(attached[name])
+        self._take_up(state)  # behind the schedulers, which may set a learning rate
+        self._at_step["attached"] = {name: attached[name] for name, thing in self._attached.items() if _is_source(thing)}
+        self._buffers_digest = None
 
     def gradients_dropped(self) -> None:
         """zero_grad(): what was speculated since the last step is void."""
@@ -248,12 +258,14 @@ class Session:
         for name, thing in objects.items():
             if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
                 raise InvalidArgument(f"{name} cannot be attached: a {type(thing).__name__} has no state_dict()/load_state_dict()")
-            record.encode(thing.state_dict(), name)  # raises now what would otherwise stop the training after a step
+            state = record.decode(record.encode(thing.state_dict(), name))  # raises now what would otherwise stop the training after a step
             self._attached[name] = thing
             if name in self._restored:
-                thing.load_state_dict(self._restored.pop(name))
+                state = self._restored.pop(name)
+                thing.load_state_dict(state)
                 for group, stored in zip(self._groups(), self._resumed_groups):
                     group.update(stored)  # a scheduler's constructor set the learning rate of step 0
+            self._when_attached[name] = state
             if _is_source(thing):
                 self._at_step["attached"][name] = thing.state_dict()
 
@@ -435,18 +447,16 @@ class Session:
         raw = flat.view(torch.uint8).numpy().tobytes()
         write_range(txn, f"{plane}/{param.unit.name}", param.offset * value.dtype.itemsize, raw)
 
-    def write_weights(self, values: dict[Param, torch.Tensor]) -> None:
-        """Replaces weights, as one durable commit. The float32 master of a bfloat16 weight becomes the weight itself."""
+    def writing_weights(self) -> WeightWriting:
+        """Begins to replace weights, as one durable commit."""
         self.steps.abandon()  # what was speculated consumed the old weights
         self.flush()
-        txn = self.planes.store.begin()
-        for param, value in values.items():
-            self._put_slice(txn, "w", param, value.detach().to(param.unit.dtype))
-            if param.unit.updated and param.unit.dtype == torch.bfloat16:
-                self._put_slice(txn, "r", param, torch.zeros(param.size, dtype=torch.int16))
-                self.planes.session.invalidate(param.unit.session_id)
-        txn.commit("durable").wait()
-        self._refresh({param.unit.block for param in values})
+        return WeightWriting(self)
+
+    def write_weights(self, values: dict[Param, torch.Tensor]) -> None:
+        writing = self.writing_weights()
+        writing.stage(values)
+        writing.commit()
 
     def _refresh(self, blocks: set[Block]) -> None:
         for block in blocks:
@@ -495,3 +505,27 @@ class Session:
             },
             "predicted_bytes_per_step": {"read": read, "written": written},
         }
+
+
+class WeightWriting:
+    """New weights on their way into the store: all of them or, if it is dropped before commit(), none."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._txn = session.planes.store.begin()
+        self._params: set[Param] = set()
+
+    def stage(self, values: dict[Param, torch.Tensor]) -> None:
+        """The float32 master of a bfloat16 weight becomes the weight itself."""
+        for param, value in values.items():
+            self._session._put_slice(self._txn, "w", param, value.detach().to(param.unit.dtype))
+            if param.unit.updated and param.unit.dtype == torch.bfloat16:
+                self._session._put_slice(self._txn, "r", param, torch.zeros(param.size, dtype=torch.int16))
+        self._params.update(values)
+
+    def commit(self) -> None:
+        self._txn.commit("durable").wait()
+        for unit in {param.unit for param in self._params}:
+            if unit.updated:
+                self._session.planes.session.invalidate(unit.session_id)
+        self._session._refresh({param.unit.block for param in self._params})

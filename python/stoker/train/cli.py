@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import StokerError
-from .settings import Settings, read_run, resolve
+from .settings import Settings, UsageError, read_run, resolve
 from .stop import Stopped, StopSignals
 from .trainer import forget_run, train
 
@@ -22,10 +23,11 @@ measures the held-out loss, samples a continuation, exports the weights for tran
 
 _EPILOG = """\
 In OUT afterwards: report.html, summary.json, ledger.jsonl (one object a step), export/ (for transformers), store/.
-Exit status: 0 done; 2 something was wrong, and a sentence says what; 130 or 143 stopped by SIGINT or SIGTERM with
-the last step committed (--resume goes on; a second signal ends at once)."""
+Exit status: 0 done; 1 it failed, and a sentence says why; 2 the command line is wrong; 130 or 143 stopped by SIGINT or
+SIGTERM with the last step committed (--resume goes on; a second signal ends at once)."""
 
 DEFAULT_OUT = "out/train"
+FAILED, WRONG = 1, 2  # exit statuses, as of all commands
 
 # Options that set a field of Settings: (field, help, keywords for argparse). The default is the field's own.
 _RUN = (
@@ -65,7 +67,7 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one sentence, without the list of all options in front of it."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` tells what it takes\n")
+        self.exit(WRONG, f"{self.prog}: {message}; `{self.prog} --help` tells what it takes\n")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -96,6 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = vars(parser().parse_args(argv))
     try:
         return _run(args)
+    except UsageError as error:
+        return _fail(args["json"], f"{error}; `stoker train --help` tells what it takes", WRONG)
     except (StokerError, OSError) as error:
         return _fail(args["json"], _sentence(error))
 
@@ -175,14 +179,14 @@ def _train(settings: Settings, out: Path, stored: dict[str, Any] | None, args: d
 
 def _sentence(error: BaseException) -> str:
     if isinstance(error, StokerError) or not isinstance(error, OSError):
-        return str(error)
+        return re.sub(r'\bdram="?(\w+)"?', r"--dram \1", str(error))  # as it is said here
     if not error.filename:
         return f"a file of the run cannot be written ({error.strerror or error}): make room, then go on with --resume"
     return f"{error.filename} cannot be used ({error.strerror}): make room or make it accessible, or choose another folder with --out or --store"
 
 
-def _fail(as_json: bool, sentence: str) -> int:
+def _fail(as_json: bool, sentence: str, status: int = FAILED) -> int:
     print(f"stoker train: {sentence}", file=sys.stderr)
     if as_json:
         print(json.dumps({"error": sentence}))
-    return 2
+    return status

@@ -13,6 +13,7 @@ from torch import nn
 from tokenizers import Tokenizer
 
 from ..data.vocabulary import end_of_text
+from ..errors import naming
 from .model import Model
 from .settings import write_json
 
@@ -65,7 +66,7 @@ def write_safetensors(path: Path, tensors: dict[str, nn.Parameter],
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "wb") as out:
+    with naming(partial), open(partial, "wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
             with gather([tensor]):

@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from ..errors import naming
 from . import charts
 from .charts import Series
 from .settings import human_bytes
@@ -61,9 +62,10 @@ def write_report(path: Path, rows: Sequence[dict[str, Any]], summary: dict[str, 
         body.append(_section("A sampled continuation", f"<pre><em>{escape(prompt)}</em>{escape(sample)}</pre>",
                              "Grey: the prompt, from the held-out part. Then the model's own words."))
     body.append(_section("All figures", _table({**summary, **{f"setting {k}": v for k, v in settings.items()}}), ""))
-    path.write_text("<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-                    "<meta name='viewport' content='width=device-width,initial-scale=1'><title>Stoker training report</title>"
-                    f"<style>{_STYLE}</style></head><body><main>{''.join(body)}</main></body></html>\n", encoding="utf-8")
+    with naming(path):
+        path.write_text("<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+                        "<meta name='viewport' content='width=device-width,initial-scale=1'><title>Stoker training report</title>"
+                        f"<style>{_STYLE}</style></head><body><main>{''.join(body)}</main></body></html>\n", encoding="utf-8")
 
 
 def _section(title: str, content: str, note: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, naming
 
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kb": 1000, "kib": 1 << 10, "m": 1 << 20, "mb": 10**6, "mib": 1 << 20,
           "g": 1 << 30, "gb": 10**9, "gib": 1 << 30, "t": 1 << 40, "tb": 10**12, "tib": 1 << 40}
@@ -16,6 +16,10 @@ RUN_FILE = "run.json"
 
 # What may be another at a resume: where things lie and how fast they go, nothing that the numbers depend on.
 FREE_AT_RESUME = ("dram", "policy", "device", "store", "cache", "eval_windows", "sample_tokens")
+
+
+class UsageError(InvalidArgument):
+    """An option has a value that cannot be, whatever there is on the disk."""
 
 
 @dataclass(frozen=True)
@@ -51,34 +55,34 @@ class Settings:
         return parse_bytes(self.dram)
 
     def check(self) -> None:
-        """Raise InvalidArgument with a sentence for values that cannot work together."""
+        """Raise UsageError with a sentence for values that cannot work together."""
         least_one = ("layers", "hidden", "heads", "feed_forward", "window", "batch", "steps", "eval_windows")
         for name in least_one:
             if getattr(self, name) < 1:
-                raise InvalidArgument(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
         if self.vocabulary < 257:
-            raise InvalidArgument(f"--vocabulary must be at least 257 (256 bytes and the end of text), not {self.vocabulary}")
+            raise UsageError(f"--vocabulary must be at least 257 (256 bytes and the end of text), not {self.vocabulary}")
         if self.hidden % (2 * self.heads):
-            raise InvalidArgument(f"--hidden {self.hidden} must be a multiple of twice --heads {self.heads}: "
+            raise UsageError(f"--hidden {self.hidden} must be a multiple of twice --heads {self.heads}: "
                                   f"try --hidden {-(-self.hidden // (2 * self.heads)) * 2 * self.heads}")
         if self.learning_rate <= 0 or self.clip <= 0:
-            raise InvalidArgument("--learning-rate and --clip must be above 0")
+            raise UsageError("--learning-rate and --clip must be above 0")
         if self.warmup < 0 or self.sample_tokens < 0 or self.weight_decay < 0:
-            raise InvalidArgument("--warmup, --sample-tokens and --weight-decay must not be below 0")
+            raise UsageError("--warmup, --sample-tokens and --weight-decay must not be below 0")
         parse_bytes(self.dram)
 
 
 def parse_bytes(text: str) -> int:
-    """"160MiB" -> 167772160; a plain number is bytes. Raises InvalidArgument."""
+    """"160MiB" -> 167772160; a plain number is bytes. Raises UsageError."""
     head = text.strip()
     digits = head.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
     unit = head[len(digits):].strip().lower()
     try:
         value = float(digits) * _UNITS[unit]
     except (ValueError, KeyError) as error:
-        raise InvalidArgument(f"{text!r} is not an amount of memory: write it as 160MiB or 20GiB") from error
+        raise UsageError(f"{text!r} is not an amount of memory: write it as 160MiB or 20GiB") from error
     if value <= 0:
-        raise InvalidArgument(f"an amount of memory must be above 0, not {text}")
+        raise UsageError(f"an amount of memory must be above 0, not {text}")
     return int(value)
 
 
@@ -120,7 +124,7 @@ def _shown(value: Any) -> str:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write atomically and durably: after a crash the file is the old one or the new one, whole."""
     partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "w", encoding="utf-8") as out:
+    with naming(partial), open(partial, "w", encoding="utf-8") as out:
         json.dump(content, out, indent=2)
         out.write("\n")
         out.flush()

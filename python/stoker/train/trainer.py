@@ -2,8 +2,8 @@
 
 The order matters at three places. The data position advances and the schedule steps *after* opt.step(): the record that
 closes a step is taken when the next forward begins (or at flush), so it then says where the run goes on. A step's ledger
-line is written before the step can be committed. run.json is written before the store is made, so a run can be resumed
-whenever it was killed.
+line is written before the step can be committed, or committed with it; that it could not be written is raised only after
+both have moved on. run.json is written before the store is made, so a run can be resumed whenever it was killed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 import stoker
 
 from ..data import CorpusError, Loader, TokenFile, Windows, default_corpus, load_tokenizer, prepare_apart
-from ..errors import AlreadyExists, InvalidArgument, StokerError
+from ..errors import AlreadyExists, InvalidArgument, NotFound
 from .evaluate import chosen_windows, continuation, heldout_loss, unigram_entropy
 from .export import export_model
 from .ledger_file import LedgerFile, read_ledger
@@ -29,7 +29,7 @@ from .model import Model, ModelConfig, initialise, next_token_loss
 from .plan_text import plan_text
 from .progress import TrainingProgress, counting_bar, say
 from .report import write_report
-from .settings import RUN_FILE, Settings, write_json, write_run
+from .settings import RUN_FILE, Settings, UsageError, write_json, write_run
 from .stop import Stopped, StopSignals
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -44,7 +44,7 @@ def choose_device(wanted: str) -> torch.device:
             say("device       cpu: torch sees a GPU, but this version of the offload computes on the CPU")
         return torch.device("cpu")
     if wanted != "cpu":
-        raise InvalidArgument(f"--device {wanted}: this version of the offload computes on the CPU; leave --device out")
+        raise UsageError(f"--device {wanted}: this version of the offload computes on the CPU; leave --device out")
     return torch.device("cpu")
 
 
@@ -105,21 +105,23 @@ class Run:
                                   settings.feed_forward, settings.window)
         self._check_identity(stored)
         self.facts = {key: value for key, value in (stored or {}).items() if key != "settings"} | {"corpus_key": self.corpus_key}
-        write_run(out, settings, **self.facts)
         self.loader = Loader(self.corpus.train, settings.batch, settings.seed)
+        self.entropy = unigram_entropy(self.corpus.heldout, self.chosen)
+        self.begun_here = stored is None
+        self._made = [file for file in volume_files(self.store) if not file.exists()]
+        write_run(out, settings, **self.facts)
         try:
             self.model, self.opt = self._offload(resume=stored is not None)
-        except StokerError:
-            if stored is None:  # nothing was begun that a resume could go on with
-                (out / RUN_FILE).unlink()
+        except BaseException:
+            self.undo()
             raise
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.opt, lambda step: rate_at(step, settings))
-        self.opt.attach(scheduler=self.scheduler, loader=self.loader)
+        self.ledger = LedgerFile(out / LEDGER_FILE)
+        self.opt.attach(scheduler=self.scheduler, loader=self.loader, ledger=self.ledger)
         for group, rate in zip(self.opt.param_groups, self.scheduler.get_last_lr(), strict=True):
             group["lr"] = rate  # making a scheduler sets the rate of step 0; a resumed run is elsewhere
         self.plan = self.opt.plan()
         self.before = self.facts.get("heldout_loss_before")
-        self.entropy = unigram_entropy(self.corpus.heldout, self.chosen)
         self.after: float | None = None
         self.sample = ("", "")
         self.finished = False
@@ -146,9 +148,14 @@ class Run:
         vectors = [p for p in model.parameters() if p.dim() <= 1]
         groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         original = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.95))
+        # A run that was killed before its store was whole begins anew; one that has committed steps must find them.
+        steps = max((line["committed"] for line in read_ledger(self.out / LEDGER_FILE)), default=0) if resume else 0
         try:
             return stoker.offload(model, original, store=self.store, dram=settings.dram_bytes, policy=settings.policy,
-                                  resume="auto" if resume else False)
+                                  resume=True if steps else "auto" if resume else False)
+        except NotFound as error:
+            raise NotFound(f"the store {self.store} is empty, but {steps} steps of this run were committed to it: bring it back, or name "
+                           "where it is with --store; --overwrite begins the run anew") from error
         except AlreadyExists as error:
             raise AlreadyExists(f"the store {self.store} holds another run: go on with that one by --resume and its own --out, "
                                 "or give another --store") from error
@@ -170,8 +177,8 @@ class Run:
 
     def steps(self) -> None:
         """The loop. Ends early, with the step committed, when a signal has come."""
-        opt, settings = self.opt, self.settings
-        ledger = LedgerFile(self.out / LEDGER_FILE, opt.step_count)
+        opt, settings, ledger = self.opt, self.settings, self.ledger
+        ledger.open(opt.step_count)
         progress = TrainingProgress(opt.step_count, settings.steps)
         opt.ledger.on_step(ledger.decided)
         opt.ledger.on_step(lambda row: progress.measured(row["seconds"], sum(row["stall_seconds"].values())))
@@ -189,6 +196,7 @@ class Run:
                     opt.zero_grad(set_to_none=True)
                     self.scheduler.step()
                     self.loader.advance()
+                    ledger.check()
                     progress.step(opt.step_count, loss.item(), tokens)
                 opt.flush()
         finally:
@@ -209,10 +217,23 @@ class Run:
         export_model(self.model, self.corpus.tokenizer, self.out / EXPORT_FOLDER, stoker.gather)
         self.finished = True
 
+    def undo(self) -> None:
+        """Leave nothing of a run that this call began and that has no step to go on from: it would be in the way of the next try."""
+        if self.begun_here:
+            for file in (*self._made, self.out / RUN_FILE, self.out / LEDGER_FILE):
+                file.unlink(missing_ok=True)
+
     def close(self) -> None:
         self.loader.close()
         self.opt.close()
         self.corpus.tokens.close()
+
+
+def volume_files(store: str) -> list[Path]:
+    """The files that making the store would make; none of a composition, whose parts are not ours to tell."""
+    if any(sign in store for sign in ":("):
+        return []
+    return [Path(part) / "stoker.volume" for part in store.split(",")]
 
 
 def summarise(run: Run, process_peak: int) -> dict[str, Any]:
@@ -255,6 +276,9 @@ def _ended_early(run: Run, peak: MemoryPeak, error: BaseException) -> None:
     """Leave results and a word on how to go on. What fails here must not hide the error that ended the run."""
     with contextlib.suppress(Exception):
         run.close()
+    if run.begun_here and not run.opt.committed_step and not isinstance(error, Stopped):
+        say("failed       before its first step was committed: nothing of the run is left")
+        return run.undo()
     with contextlib.suppress(Exception):
         _write_results(run, peak)
     how = "stopped" if isinstance(error, Stopped) else "failed"

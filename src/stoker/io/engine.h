@@ -23,7 +23,7 @@ struct EngineTraits {
 
 struct OpenFile {
   std::string path;
-  bool create = false;          // make it if missing (then `reserve_bytes` are allocated, or out_of_space)
+  bool create = false;          // make it if missing; of a new or empty file `reserve_bytes` are allocated, or out_of_space
   bool write = true;
   uint64_t reserve_bytes = 0;
 };

@@ -95,10 +95,13 @@ Status make_durable(int fd, const std::string& path) {
 }
 
 Status prepare_new(int fd, const OpenFile& request) {
-  Status status = reserve(fd, request);
-  if (status) status = make_durable(fd, request.path);
-  if (!status) unlink(request.path.c_str());
-  return status;
+  STOKER_TRY(reserve(fd, request));
+  return make_durable(fd, request.path);
+}
+
+bool is_empty_file(int fd) {
+  struct stat st {};
+  return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == 0;
 }
 
 Result<uint64_t> size_of(int fd, const std::string& path) {
@@ -124,7 +127,10 @@ Status open_file(const OpenFile& request, FileTable::File* file) {
   if (fd < 0) return open_error(-fd, request);
   file->path = request.path;
   file->write = request.write;
-  Status status = created ? prepare_new(fd, request) : Status{};
+  const bool fresh = created || (request.create && is_empty_file(fd));
+  Status status = fresh ? prepare_new(fd, request) : Status{};
+  if (!status && created) unlink(request.path.c_str());
+  else if (!status && fresh && ftruncate(fd, 0) != 0) log().info("'{}' keeps a part of the size it was to have", request.path);
   auto bytes = size_of(fd, request.path);
   if (status && !bytes) status = bytes.error();
   if (!status) {

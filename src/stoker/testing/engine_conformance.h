@@ -343,7 +343,7 @@ TEST_P(EngineConformance, CreatingKeepsWhatIsThere) {
   ASSERT_TRUE(run(Op::Kind::write, file.id, 0, buffer.slice()));
   ASSERT_TRUE(engine_->close(file.id));
   const FileInfo again = open_new("keep", 1 * kMiB);
-  EXPECT_EQ(again.bytes, 64 * kKiB) << "reserve_bytes is for new files";
+  EXPECT_EQ(again.bytes, 64 * kKiB) << "reserve_bytes is for new and empty files";
   std::memset(buffer.data(), 0, buffer.size());
   ASSERT_TRUE(run(Op::Kind::read, again.id, 0, buffer.slice()));
   EXPECT_TRUE(filled(buffer.slice(), 3));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <set>
 #include <nlohmann/json.hpp>
 
 #include "stoker/store/local/allocator.h"
@@ -56,10 +57,13 @@ Result<std::unique_ptr<Map>> check_map(const std::vector<std::string>& paths, co
   STOKER_ASSIGN(VolumeSet volumes, VolumeSet::open(paths, runtime.loop, reading(), local));
   for (const auto& volume : volumes.all()) report.problems.insert(report.problems.end(), volume.damage.begin(), volume.damage.end());
   Journal journal(runtime.loop, volumes);
-  STOKER_ASSIGN(auto map, journal.recover(volumes.limits()));
+  auto recovered = journal.recover(volumes.limits());
+  if (!recovered) return local::opening_error(recovered.error(), paths[0]);
+  std::unique_ptr<Map> map = std::move(*recovered);
   report.generation = journal.generation() >> 32;
   report.records = journal.records();
   STOKER_TRY(check_copies(journal, report));
+  if (!report.problems.empty()) report.advice.push_back("`stoker fsck --repair-map` writes the damaged headers and journal copies anew: their other copies have all that belongs there");
   local::Allocator allocator(map->limits());
   if (const Status status = allocator.take_all(*map); !status) report.problems.push_back(status.error().what);
   report.committed = map->version();
@@ -85,12 +89,14 @@ class DataCheck {
       later = &snapshot->table;
     }
     while (!reads_.empty()) finish_one();
+    if (!damaged_.empty()) advise(map);
   }
 
  private:
   struct Read {
     std::unique_ptr<local::AlignedBytes> bytes;
     std::string snapshot;
+    uint64_t place = 0;
     Future<void> future;
     uint64_t disk_bytes = 0;
   };
@@ -117,21 +123,48 @@ class DataCheck {
     Read& read = reads_.emplace_back();
     read.bytes = std::make_unique<local::AlignedBytes>(bytes);
     read.snapshot = snapshot;
+    read.place = object.chunks[index].place;
     read.disk_bytes = object.chunks[index].extent().blocks * local::kBlock;
     read.future = store_.read(key, from, read.bytes->slice().sub(0, bytes), {.snapshot = read.snapshot, .priority = Priority::scrub});
   }
 
   void finish_one() {
     Read& read = reads_.front();
-    if (const Status& status = read.future.wait(); !status) report_.problems.push_back(read.snapshot.empty() ? status.error().what : "snapshot '" + read.snapshot + "': " + status.error().what);
+    if (const Status& status = read.future.wait(); !status) {
+      report_.problems.push_back(read.snapshot.empty() ? status.error().what : "snapshot '" + read.snapshot + "': " + status.error().what);
+      damaged_.insert(read.place);
+    }
     done_bytes_ += read.disk_bytes;
     if (options_.progress) options_.progress(done_bytes_, report_.data_bytes);
     reads_.pop_front();
   }
 
+  bool is_whole(const local::Table& table) const {
+    return std::none_of(table.begin(), table.end(), [this](const auto& entry) {
+      const auto& chunks = entry.second->chunks;
+      return std::any_of(chunks.begin(), chunks.end(), [this](const local::Chunk& chunk) { return !chunk.sparse() && damaged_.count(chunk.place) > 0; });
+    });
+  }
+
+  // Which version of the whole still is.
+  void advise(const Map& map) {
+    std::string whole;
+    for (const auto& snapshot : map.snapshots()) {
+      if (is_whole(snapshot.table)) whole = snapshot.name;
+    }
+    if (is_whole(map.current())) {
+      report_.advice.push_back("the current version is whole: only snapshots are damaged, which may be dropped");
+    } else if (!whole.empty()) {
+      report_.advice.push_back("the current version is damaged, snapshot '" + whole + "' is whole: `stoker ls` and `stoker export` read it with --snapshot " + whole);
+    } else {
+      report_.advice.push_back("neither the current version nor a snapshot is whole: restore the store from a copy; `stoker export` still reads the objects that are not named above");
+    }
+  }
+
   Store& store_;
   const FsckOptions& options_;
   FsckReport& report_;
+  std::set<uint64_t> damaged_;  // places of chunks
   std::deque<Read> reads_;
   uint64_t done_bytes_ = 0;
 };
@@ -160,6 +193,7 @@ Result<FsckReport> fsck_local_store(const std::vector<std::string>& volumes, con
     STOKER_TRY(check_map(volumes, runtime, local, after));
     report.repaired = after.problems.empty();
     report.problems = after.problems;
+    report.advice = after.advice;
   }
   auto store = open_local_store(volumes, runtime, reading(), local);
   if (!store) {

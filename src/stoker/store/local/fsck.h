@@ -21,6 +21,7 @@ struct FsckOptions {
 
 struct FsckReport {
   std::vector<std::string> problems;  // empty: clean
+  std::vector<std::string> advice;    // what to do about the problems
   std::vector<std::string> notes;     // what a crash leaves and recovery takes care of
   bool repaired = false;              // the headers and journal copies found damaged were written anew
   uint64_t generation = 0, records = 0;

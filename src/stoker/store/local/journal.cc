@@ -90,6 +90,12 @@ Status FrameReader::apply(std::span<const std::byte> payload) {
   return make_error(Code::corruption, "the journal holds a frame out of its order", kWhere);
 }
 
+Error opening_error(const Error& error, const std::string& path) {
+  Error named = error.with("the store '" + path + "'");
+  if (error.code == Code::corruption) named.what += ". Without its map nothing in it can be found: restore the store from a copy, or make a new one elsewhere";
+  return named;
+}
+
 Journal::Journal(Loop& loop, const VolumeSet& volumes) : loop_(loop), store_(volumes[0].header.store), area_bytes_(volumes[0].header.area_bytes) {
   for (const Volume& volume : volumes.all()) {
     for (size_t copy = 0; copy < 2; ++copy) {

@@ -49,6 +49,9 @@ class FrameReader {
   uint64_t records_ = 0;
 };
 
+// An error of opening the store at `path`, for its user: where the map is damaged, with what is left to do.
+Error opening_error(const Error& error, const std::string& path);
+
 class Journal {
  public:
   Journal(Loop& loop, const VolumeSet& volumes);

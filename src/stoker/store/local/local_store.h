@@ -81,6 +81,7 @@ class LocalStore final : public Store {
   void verify_read(std::unique_ptr<Transfer> transfer);
   Status verify_piece(const Transfer& transfer, const Piece& piece) const;
   Status read_chunk(std::string_view key, uint32_t index, const Chunk& chunk, Slice into);
+  Error corrupt(std::string_view key, uint32_t index, const Chunk& chunk) const;
   void unpin(uint64_t epoch);
 
   // write.cc

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cstdio>
 #include <filesystem>
@@ -117,6 +118,7 @@ TEST_F(LocalStoreTest, ComesBackWithWhatWasDurable) {
   EXPECT_EQ(store_->info().durable, 3U);
   open();
   EXPECT_EQ(store_->info().committed, 3U);
+  EXPECT_GE(runtime_->budget().used(), store_->info().map_bytes) << "the recovered map counts, too";
   EXPECT_EQ(read_all(*store_, "a"), pattern(100'000, 1));
   EXPECT_EQ(read_all(*store_, "b"), pattern(10, 2));
   EXPECT_EQ(read_all(*store_, "c"), pattern(70'000, 3));
@@ -171,7 +173,60 @@ TEST_F(LocalStoreTest, ASecondWriterIsToldWhoHoldsIt) {
   auto two = try_open(reader);  // readers share
   EXPECT_OK(one);
   EXPECT_OK(two);
-  EXPECT_EQ(code_of(try_open()), Code::busy);
+  // The name of the writer that is gone would send its user looking for the wrong process.
+  const auto writer = try_open();
+  EXPECT_EQ(code_of(writer), Code::busy);
+  EXPECT_NE(writer.error().what.find("being read by another process"), std::string::npos) << writer.error().what;
+  EXPECT_EQ(writer.error().what.find("the test"), std::string::npos) << writer.error().what;
+}
+
+TEST_F(LocalStoreTest, WhoeverLetsGoLeavesNoName) {
+  open();
+  store_.reset();
+  const Bytes text = bytes_at(local::kHolderAt, 512);
+  EXPECT_TRUE(std::all_of(text.begin(), text.end(), [](std::byte byte) { return byte == std::byte{0}; }));
+}
+
+TEST_F(LocalStoreTest, AFileThatBeginsWithZerosIsTakenOnlyIfThereIsNothingElseInIt) {
+  std::filesystem::create_directories(volumes_[0]);
+  const uint64_t size = 16 * kMiB;
+  for (const uint64_t at : {local::kHeaderRegion, 5 * kMiB + 4097, size - 1}) {
+    std::ofstream(file()) << "";
+    std::filesystem::resize_file(file(), size);
+    const int fd = ::open(file().c_str(), O_WRONLY);
+    ASSERT_EQ(pwrite(fd, "!", 1, static_cast<off_t>(at)), 1);
+    close(fd);
+    const auto store = try_open();
+    EXPECT_EQ(code_of(store), Code::mismatch) << at;
+    EXPECT_NE(store.error().what.find("holds data from byte " + std::to_string(at / 4096 * 4096)), std::string::npos) << store.error().what;
+    EXPECT_EQ(bytes_at(at, 1)[0], static_cast<std::byte>('!'));
+    EXPECT_EQ(std::filesystem::file_size(file()), size);
+  }
+  std::ofstream(file()) << std::string(size, '\0');  // written, so that no hole tells that it is empty
+  open();
+  put("a", pattern(1000, 1));
+  open();
+  EXPECT_EQ(read_all(*store_, "a"), pattern(1000, 1));
+}
+
+TEST_F(LocalStoreTest, WhatACutOffMakingLeavesIsMadeAgain) {
+  std::filesystem::create_directories(volumes_[0]);
+  std::ofstream(file()) << "";  // the name was made, the size was not
+  StoreOptions reader = options_;
+  reader.read_only = true;
+  EXPECT_FALSE(try_open(reader));
+  EXPECT_EQ(std::filesystem::file_size(file()), 0U);
+  open();
+  struct stat st {};
+  ASSERT_EQ(stat(file().c_str(), &st), 0);
+  EXPECT_GE(static_cast<uint64_t>(st.st_blocks) * 512, options_.capacity_bytes);
+  store_.reset();
+  const auto size = std::filesystem::file_size(file());
+  std::filesystem::resize_file(file(), 0);
+  std::filesystem::resize_file(file(), size);  // the size was made, the headers were not
+  open();
+  put("a", pattern(1000, 1));
+  EXPECT_EQ(read_all(*store_, "a"), pattern(1000, 1));
 }
 
 TEST_F(LocalStoreTest, ReadOnlyWritesNothing) {
@@ -422,6 +477,7 @@ TEST_F(LocalStoreTest, AFlippedDataBitNamesKeyAndChunkAndTheSnapshotStillReads) 
   const auto read = store_->read("a", 0, slice_of(into), {}).wait();
   EXPECT_EQ(code_of(read), Code::corruption);
   EXPECT_NE(read.error().what.find("chunk 2 of 'a'"), std::string::npos) << read.error().what;
+  EXPECT_NE(read.error().what.find("snapshot 'good' has an earlier form of it"), std::string::npos) << read.error().what;
   EXPECT_OK(store_->read("a", 0, {into.data(), 128 * kKiB}, {}).wait());
   EXPECT_EQ(read_all(*store_, "a", "good"), pattern(200'000, 1));
   // A part of a chunk is merged with verified bytes only.
@@ -433,6 +489,8 @@ TEST_F(LocalStoreTest, AFlippedDataBitNamesKeyAndChunkAndTheSnapshotStillReads) 
   const auto report = fsck();
   ASSERT_EQ(report.problems.size(), 1U);
   EXPECT_NE(report.problems[0].find("chunk 2 of 'a'"), std::string::npos);
+  ASSERT_EQ(report.advice.size(), 1U);
+  EXPECT_NE(report.advice[0].find("snapshot 'good' is whole"), std::string::npos) << report.advice[0];
   EXPECT_TRUE(fsck({.quick = true, .repair_map = false, .progress = {}}).problems.empty());
 }
 

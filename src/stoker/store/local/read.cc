@@ -26,11 +26,6 @@ Result<const Table*> table_of(const Map& map, std::string_view snapshot) {
 
 ObjectInfo describe(const std::string& key, const Object& object) { return {key, object.bytes, object.chunk_bytes, object.version}; }
 
-Error corrupt(std::string_view key, uint32_t index, const Chunk& chunk) {
-  return make_error(Code::corruption, "chunk " + std::to_string(index) + " of '" + std::string(key) + "' differs from its checksum (volume " + std::to_string(volume_of(chunk.place)) +
-                    ", byte " + std::to_string(block_of(chunk.place) * kBlock) + "): its bytes on disk are damaged; use a snapshot or write it anew", kWhere);
-}
-
 }  // namespace
 
 Result<ObjectInfo> LocalStore::stat(std::string_view key, std::string_view snapshot) {
@@ -211,6 +206,21 @@ Status LocalStore::verify_piece(const Transfer& transfer, const Piece& piece) co
     std::memset(piece.memory.data + zeros_from, 0, piece.memory.size - zeros_from);
   }
   return {};
+}
+
+// Not under the mutex. The chunk's bytes are lost; a snapshot may still have those from before they were written.
+Error LocalStore::corrupt(std::string_view key, uint32_t index, const Chunk& chunk) const {
+  std::string older;
+  {
+    std::lock_guard lock(mutex_);
+    for (const Snapshot& snapshot : map_->snapshots()) {  // the newest such one is the last
+      const auto found = snapshot.table.find(key);
+      if (found != snapshot.table.end() && (index >= found->second->chunks.size() || found->second->chunks[index].place != chunk.place)) older = snapshot.name;
+    }
+  }
+  const std::string rest = older.empty() ? "no snapshot has an earlier form of it, so restore the store from a copy or write the object anew" : "snapshot '" + older + "' has an earlier form of it";
+  return make_error(Code::corruption, "chunk " + std::to_string(index) + " of '" + std::string(key) + "' differs from its checksum (volume " + std::to_string(volume_of(chunk.place)) +
+                    ", byte " + std::to_string(block_of(chunk.place) * kBlock) + "): its bytes on disk are damaged. `stoker fsck` tells all that is; " + rest, kWhere);
 }
 
 // A whole chunk, verified; what follows the valid bytes is zero. For the worker: it waits.

@@ -37,12 +37,12 @@ Result<std::unique_ptr<Store>> LocalStore::open(std::vector<std::string> paths, 
     STOKER_TRY(finish_making(volumes, journal, *map));
   } else {
     auto recovered = journal.recover(volumes.limits());
-    if (!recovered) return recovered.error().with("the store '" + paths[0] + "'");
+    if (!recovered) return opening_error(recovered.error(), paths[0]);
     map = std::move(*recovered);
     for (const std::string& note : journal.mended()) log().info("the store '{}': {}", paths[0], note);
   }
   Allocator allocator(map->limits());
-  if (const Status status = allocator.take_all(*map); !status) return status.error().with("the store '" + paths[0] + "'");
+  if (const Status status = allocator.take_all(*map); !status) return opening_error(status.error(), paths[0]);
   if (!options.read_only && !volumes.fresh()) {
     STOKER_TRY(journal.sync());
     // From here on no bytes of an older generation can come back, whatever the crash before left in the areas.
@@ -50,7 +50,7 @@ Result<std::unique_ptr<Store>> LocalStore::open(std::vector<std::string> paths, 
     if (headers_need_writing(volumes)) STOKER_TRY(volumes.write_headers(VolumeState::ready));
   }
   std::unique_ptr<LocalStore> store(new LocalStore(runtime, std::move(volumes), std::move(map), std::move(allocator), std::move(journal), options));
-  STOKER_TRY(store->charge_map(0));
+  STOKER_TRY(store->charge_map(0));  // what was recovered
   return std::unique_ptr<Store>(std::move(store));
 }
 
@@ -62,6 +62,7 @@ LocalStore::LocalStore(const Runtime& runtime, VolumeSet volumes, std::unique_pt
       loads_(volumes_.size()),
       map_(std::move(map)),
       allocator_(std::move(allocator)),
+      map_charged_(map_->memory_bytes()),
       next_version_(map_->version()),
       durable_(map_->version()),
       journal_(std::move(journal)) {}

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "stoker/base/log.h"
+#include "stoker/store/local/blank.h"
 #include "stoker/store/local/blocking_io.h"
 
 namespace stoker::local {
@@ -48,11 +49,18 @@ std::string read_holder(int fd) {
   return got > 0 && text[0] != '\0' ? std::string(text) : std::string("another process");
 }
 
-void write_holder(int fd, const std::string& holder) {
+// An empty name: nobody holds it.
+void write_holder(int fd, const std::string& name) {
   char text[512] = {};
-  const std::string name = holder.empty() ? "pid " + std::to_string(getpid()) : holder;
   std::memcpy(text, name.data(), std::min(name.size(), sizeof text - 1));
   if (pwrite(fd, text, sizeof text, static_cast<off_t>(kHolderAt)) < 0) log().info("cannot note the holder of the store: {}", std::strerror(errno));
+}
+
+// Who is in the way of a lock that was refused; readers leave no name. Empty: nobody any more, and the lock is ours.
+std::string in_the_way(int fd, const StoreOptions& options) {
+  if (options.read_only || flock(fd, LOCK_SH | LOCK_NB) != 0) return "in use by " + read_holder(fd);
+  if (flock(fd, LOCK_EX | LOCK_NB) == 0) return {};
+  return "being read by another process (`stoker ls`, `fsck` or `export`, say)";
 }
 
 // One writer, or any number of readers, for as long as the descriptor is open.
@@ -62,9 +70,10 @@ Result<int> lock_volume(const std::string& file_path, const std::string& path, c
   if (flock(fd, (options.read_only ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0) return fd;
   const int error = errno;
   if (error == EWOULDBLOCK) {
-    const std::string holder = read_holder(fd);
+    const std::string who = in_the_way(fd, options);
+    if (who.empty()) return fd;
     ::close(fd);
-    return make_error(Code::busy, "the store '" + path + "' is in use by " + holder + "; wait until it ends, or use another store", kWhere);
+    return make_error(Code::busy, "the store '" + path + "' is " + who + "; wait until it ends, or use another store", kWhere);
   }
   if (options.read_only) {
     log().info("the file system of '{}' has no locks: a writer at work would not be noticed", path);
@@ -86,6 +95,7 @@ VolumeSet::~VolumeSet() {
       if (const Status closed = loop_->close(volume.file.id); !closed) log().warn("{}", closed.error().message());
     }
     if (volume.made) unlink(volume.file_path.c_str());
+    if (volume.named) write_holder(volume.lock_fd, "");  // the next holder is not taken for us before it has put its own name there
     if (volume.lock_fd >= 0) ::close(volume.lock_fd);
   }
 }
@@ -102,8 +112,10 @@ Result<VolumeSet> VolumeSet::open(const std::vector<std::string>& paths, Loop& l
   STOKER_TRY(set.read_headers());
   STOKER_TRY(set.identify(options, plan));
   // Only now: what was named might have been somebody's file that is no store at all.
-  for (const Volume& volume : set.volumes_) {
-    if (volume.lock_fd >= 0 && !options.read_only) write_holder(volume.lock_fd, options.holder);
+  for (Volume& volume : set.volumes_) {
+    if (volume.lock_fd < 0 || options.read_only) continue;
+    write_holder(volume.lock_fd, options.holder.empty() ? "pid " + std::to_string(getpid()) : options.holder);
+    volume.named = true;
   }
   return set;
 }
@@ -115,10 +127,14 @@ Status VolumeSet::open_one(const std::string& path, const StoreOptions& options,
   if (local.files) {
     STOKER_ASSIGN(volume.file_path, resolve(path, options));
   }
-  const bool missing = local.files && !std::filesystem::exists(volume.file_path);
+  std::error_code error;
+  const auto status = std::filesystem::status(volume.file_path, error);
+  const bool missing = local.files && !std::filesystem::exists(status);
   if (missing && (!options.create || options.read_only)) return errno_error(ENOENT, "there is no store at '" + path + "'", kWhere);
-  const bool create = options.create && !options.read_only && (missing || !local.files);
-  if (create && options.capacity_bytes == 0 && missing) {
+  // A crash between making the file and giving it its size leaves an empty one.
+  const bool empty = local.files && std::filesystem::is_regular_file(status) && std::filesystem::file_size(volume.file_path, error) == 0;
+  const bool create = options.create && !options.read_only && (missing || empty || !local.files);
+  if (create && options.capacity_bytes == 0 && local.files) {
     return make_error(Code::invalid_argument, "a new store at '" + path + "' needs a capacity: say how many bytes it may hold", kWhere);
   }
   auto file = loop_->open(OpenFile{.path = volume.file_path, .create = create, .write = !options.read_only, .reserve_bytes = create ? bytes : 0});
@@ -159,7 +175,8 @@ Status VolumeSet::read_headers() {
       return make_error(Code::mismatch, "'" + volume.path + "' holds something that is no Stoker store (or both copies of its header are damaged)", kWhere);
     }
     if (found && found->volume_bytes > volume.file.bytes) {
-      return make_error(Code::corruption, "'" + volume.path + "' is cut short: it should have " + std::to_string(found->volume_bytes) + " bytes and has " + std::to_string(volume.file.bytes), kWhere);
+      return make_error(Code::corruption, "'" + volume.path + "' is cut short: it should have " + std::to_string(found->volume_bytes) + " bytes and has " + std::to_string(volume.file.bytes) +
+                        "; put the whole file back, or restore the store from a copy", kWhere);
     }
     blank_.push_back(blank);
     if (found) volume.header = *found;
@@ -176,18 +193,30 @@ Status VolumeSet::identify(const StoreOptions& options, const std::vector<Volume
     return order_by_index();
   }
   const std::string& path = volumes_[0].path;
-  if (!options.create || options.read_only) return make_error(Code::not_found, "there is no finished store at '" + path + "'; making it was interrupted: make it again", kWhere);
+  if (!options.create || options.read_only) return make_error(Code::not_found, "there is no finished store at '" + path + "'; if making one there was interrupted, make it again", kWhere);
   if (options.capacity_bytes == 0) return make_error(Code::invalid_argument, "a new store at '" + path + "' needs a capacity: say how many bytes it may hold", kWhere);
   for (size_t i = 0; i < volumes_.size(); ++i) {
     if (volumes_[i].file.bytes < plan[i].volume_bytes) {
       return make_error(Code::out_of_space, "'" + volumes_[i].path + "' has " + human_bytes(volumes_[i].file.bytes) + ", but the store needs " + human_bytes(plan[i].volume_bytes) +
                         " there (data and journal); delete the file, or ask for less", kWhere);
     }
+    if (blank_[i]) STOKER_TRY(check_fresh(volumes_[i]));
     volumes_[i].header = plan[i];
     volumes_[i].damage.clear();
   }
   fresh_ = true;
   return {};
+}
+
+// A blank header proves nothing: a file system may begin behind 64 KiB of zeros, or a program have put its data there. An attempt to make a
+// store that was cut off before its headers were flushed has written nothing else.
+Status VolumeSet::check_fresh(const Volume& volume) const {
+  if (volume.made) return {};
+  const auto written = first_written(*loop_, volume.file, volume.lock_fd, kHeaderRegion);
+  if (!written) return written.error().with("looking whether '" + volume.path + "' is empty");
+  if (!*written) return {};
+  return make_error(Code::mismatch, "'" + volume.path + "' begins like an empty file, but holds data from byte " + std::to_string(**written) +
+                    " on that is no Stoker store: give another path, or delete the file (of a device, its data: blkdiscard) if nobody needs it", kWhere);
 }
 
 Status VolumeSet::order_by_index() {

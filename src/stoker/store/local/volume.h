@@ -20,6 +20,7 @@ struct Volume {
   VolumeHeader header;
   int lock_fd = -1;
   bool made = false;  // by this call, and unlinked again if the store does not come to be
+  bool named = false;  // our name stands in it as the holder's
   std::vector<std::string> damage;  // of its header copies
 };
 
@@ -48,6 +49,7 @@ class VolumeSet {
   Status open_one(const std::string& path, const StoreOptions& options, const LocalOptions& local, uint64_t bytes);
   Status read_headers();
   Status identify(const StoreOptions& options, const std::vector<VolumeHeader>& plan);
+  Status check_fresh(const Volume& volume) const;
   Status order_by_index();
 
   Loop* loop_;
