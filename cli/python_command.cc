@@ -24,7 +24,7 @@ struct PythonCommand {
 
 constexpr std::array kCommands = {
     PythonCommand{nullptr, "train", "stoker.train", "Train a language model whose states live on disk (Python, torch)"},
-    PythonCommand{"bench", "offload", "stoker.bench.offload", "Measure offloaded training against its floor (Python, torch)"},
+    PythonCommand{"bench", "offload", "stoker.bench", "Measure offloaded training against its floor (Python, torch)"},
 };
 
 // Run by `python -P -c`: says what is missing in a sentence, else runs the module as `python -m` would.
@@ -86,7 +86,7 @@ int run_python_command(std::span<char* const> arguments) {
   }
   std::string path = python->string(), isolate = "-P", code = "-c", launcher = kLauncher, module = command->module;
   std::vector<char*> words = {path.data(), isolate.data(), code.data(), launcher.data(), module.data()};
-  const auto rest = arguments.subspan(command->parent != nullptr ? 3 : 2);
+  const auto rest = arguments.subspan(2);  // of `bench`, the benchmark's name comes first
   words.insert(words.end(), rest.begin(), rest.end());
   words.push_back(nullptr);
   execv(path.c_str(), words.data());

@@ -273,7 +273,3 @@ def run(args: argparse.Namespace) -> int:
             )
         print("policies are bit-equal" if result["policies_bit_equal"] else "POLICIES DIFFER")
     return 0 if result["policies_bit_equal"] else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

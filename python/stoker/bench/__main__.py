@@ -1,0 +1,13 @@
+"""`python -m stoker.bench NAME ARGS`: what `stoker bench NAME` runs where NAME needs torch."""
+
+import sys
+
+from stoker.bench import offload
+
+BENCHMARKS = {"offload": offload.main}
+
+if __name__ == "__main__":
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name not in BENCHMARKS:
+        sys.exit(f"stoker bench: {name!r} is not one of {', '.join(BENCHMARKS)}")
+    sys.exit(BENCHMARKS[name](sys.argv[2:]))
