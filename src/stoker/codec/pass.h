@@ -28,8 +28,9 @@ class Pass {
   // Runs work(size) for one piece of the range after the other, and takes the CRCs of what each piece holds then.
   //
   // The arithmetic comes first: it streams all chunks from memory at once, which the hardware prefetches best, and leaves one
-  // block of each in the near caches (36 KiB for 6+3), where the checksums cost computing only. Other orders (a chunk at a
-  // time, checksums first, software prefetch, parity by non-temporal stores) were measured on cold data and are slower.
+  // block of each in the near caches (36 KiB for 6+3), so that the checksums cost their computing and no second pass over
+  // memory. Other orders were measured on cold data and are slower or no faster: checksums first, a chunk at a time through
+  // ec_encode_data_update, longer or shorter pieces, software prefetch, parity by non-temporal stores.
   template <typename Work>
   void run(Work&& work) const {
     constexpr size_t unsummed_piece = 256 * kKiB;
