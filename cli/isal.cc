@@ -12,8 +12,9 @@ namespace stoker::cli {
 namespace {
 
 constexpr size_t kDifferenceBytes = 64 * kKiB;  // stays in L2
-constexpr int kTableBytes = 32;                 // for each cell of a matrix
+constexpr size_t kTableBytes = 32;              // for each cell of a matrix
 
+size_t cells(int rows, int columns) { return static_cast<size_t>(rows) * static_cast<size_t>(columns); }
 unsigned char* plain(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
 unsigned char** plain(std::byte* const* chunks) { return reinterpret_cast<unsigned char**>(const_cast<std::byte**>(chunks)); }
 
@@ -24,13 +25,18 @@ void exclusive_or(const std::byte* a, const std::byte* b, std::byte* to, size_t 
 }  // namespace
 
 PlainIsal::PlainIsal(int k, int m)
-    : k_(k), m_(m), lost_(std::min(k, m)), encode_tables_(kTableBytes * k * m), decode_tables_(kTableBytes * k * lost_), difference_(kDifferenceBytes) {
-  std::vector<unsigned char> rows((k + m) * k);
+    : k_(k),
+      m_(m),
+      lost_(std::min(k, m)),
+      encode_tables_(kTableBytes * cells(m, k)),
+      decode_tables_(kTableBytes * cells(lost_, k)),
+      difference_(kDifferenceBytes) {
+  std::vector<unsigned char> rows(cells(k + m, k));
   gf_gen_cauchy1_matrix(rows.data(), k + m, k);
-  ec_init_tables(k, m, rows.data() + k * k, encode_tables_.data());
-  // Of what the k chunks after the lost ones are made of, the inverse tells what the lost ones are.
-  std::vector<unsigned char> inverse(k * k);
-  gf_invert_matrix(rows.data() + lost_ * k, inverse.data(), k);
+  ec_init_tables(k, m, rows.data() + cells(k, k), encode_tables_.data());
+  // The rows of the k chunks that follow the lost ones say how they come of the data; the inverse says the reverse.
+  std::vector<unsigned char> inverse(cells(k, k));
+  gf_invert_matrix(rows.data() + cells(lost_, k), inverse.data(), k);
   ec_init_tables(k, lost_, inverse.data(), decode_tables_.data());
 }
 

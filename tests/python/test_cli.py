@@ -66,9 +66,11 @@ def test_bench_codec_tells_ours_beside_isal_and_a_copy(alone):
     for row in answer["results"]:
         for key in ("ours_gbps", "ours_with_crc_gbps", "isal_gbps", "isal_then_crc_gbps", "copy_gbps"):
             assert len(row[key + "_all"]) == 3 and min(row[key + "_all"]) <= row[key] <= max(row[key + "_all"])
+    near = answer["near_cache"]
+    assert 0 < near["one_after_the_other_gbps"] < min(near["isal_encode_gbps"], near["crc_of_all_chunks_gbps"])
     assert answer["isal"] and answer["pages"] and answer["memory_bytes"] == 8 << 20
     shown = run("bench", "codec", "--memory", "8MiB", "--chunk", "64KiB", "--repetitions", "1").stdout.splitlines()
-    assert [line.split()[:2] for line in shown[2:]] == [[op, "6+3"] for op in ("encode", "delta", "decode")]
+    assert [line.split()[:2] for line in shown[3:]] == [[op, "6+3"] for op in ("encode", "delta", "decode")]
 
 
 def test_bench_codec_refuses_what_cannot_be():
