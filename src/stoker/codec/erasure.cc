@@ -117,9 +117,15 @@ Status ErasureCode::delta(int chunk, std::span<const std::byte> older, const Sou
     live.push_back(j);
   }
   if (live.empty()) return refuse("delta was given no parity to change");
-  Matrix column(static_cast<int>(live.size()), 1);
-  for (int row = 0; row < column.rows(); ++row) column.at(row, 0) = parity_rows_->at(live[row], chunk);
-  const auto kernel = make_kernel(arithmetic_, column);
+  // Where all parities are there, as nearly always, the encoder's tables serve; else those left get tables of their own.
+  std::unique_ptr<const Kernel> partial;
+  if (static_cast<int>(live.size()) < m_) {
+    Matrix column(static_cast<int>(live.size()), 1);
+    for (int row = 0; row < column.rows(); ++row) column.at(row, 0) = parity_rows_->at(live[row], chunk);
+    partial = make_kernel(arithmetic_, column);
+  }
+  const Kernel& kernel = partial ? *partial : *encoder_;
+  const int column = partial ? 0 : chunk;
 
   size_t at = 0;
   pass.run([&](size_t size) {
@@ -132,7 +138,7 @@ Status ErasureCode::delta(int chunk, std::span<const std::byte> older, const Sou
         exclusive_or(source, older.data() + at, difference.data(), piece);
         source = difference.data();
       }
-      kernel->add_product(&source, writing.get(), piece);
+      kernel.add(column, source, writing.get(), piece);
       writing.advance(piece);
       at += piece;
     }

@@ -27,10 +27,8 @@ class IsalKernel final : public Kernel {
     ec_encode_data(static_cast<int>(bytes), columns_, rows_, tables(), plain(sources), plain(targets));
   }
 
-  void add_product(const std::byte* const* sources, std::byte* const* targets, size_t bytes) const override {
-    for (int column = 0; column < columns_; ++column) {
-      ec_encode_data_update(static_cast<int>(bytes), columns_, rows_, column, tables(), plain(sources[column]), plain(targets));
-    }
+  void add(int column, const std::byte* source, std::byte* const* targets, size_t bytes) const override {
+    ec_encode_data_update(static_cast<int>(bytes), columns_, rows_, column, tables(), plain(source), plain(targets));
   }
 
  private:

@@ -17,8 +17,8 @@ class Kernel {
 
   // targets = matrix * sources
   virtual void multiply(const std::byte* const* sources, std::byte* const* targets, size_t bytes) const = 0;
-  // targets ^= matrix * sources
-  virtual void add_product(const std::byte* const* sources, std::byte* const* targets, size_t bytes) const = 0;
+  // targets ^= what one source, that of `column`, adds to the product
+  virtual void add(int column, const std::byte* source, std::byte* const* targets, size_t bytes) const = 0;
 };
 
 std::unique_ptr<const Kernel> make_isal_kernel(const Matrix& matrix);

@@ -6,7 +6,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,6 +20,8 @@ namespace stoker::codec {
 // All slices of a call. Those that are not there (empty) must not be added.
 class Pass {
  public:
+  Pass() { parts_.reserve(kChunksMax + 1); }  // a delta into 31 parities has one slice more than chunks: two of its own
+
   // `chunk`: data chunks count from 0, parity chunks from k. Errors name it.
   Status add(int chunk, const Source& source) { return add(Part{chunk, source.bytes.data(), source.bytes.size(), source.crcs, false}); }
   Status add(int chunk, const Target& target) { return add(Part{chunk, target.bytes.data(), target.bytes.size(), target.crcs, true}); }
@@ -34,13 +35,14 @@ class Pass {
   template <typename Work>
   void run(Work&& work) const {
     constexpr size_t unsummed_piece = 256 * kKiB;
-    std::vector<Part> summed;
-    std::copy_if(parts_.begin(), parts_.end(), std::back_inserter(summed), [](const Part& part) { return !part.crcs.empty(); });
-    const size_t piece = summed.empty() ? unsummed_piece : kCrcBlock;
+    const bool summed = std::any_of(parts_.begin(), parts_.end(), [](const Part& part) { return !part.crcs.empty(); });
+    const size_t piece = summed ? kCrcBlock : unsummed_piece;
     for (size_t at = 0; at < bytes(); at += piece) {
       const size_t size = std::min(piece, bytes() - at);
       work(size);
-      for (const Part& part : summed) part.crcs[at / kCrcBlock] = crc32c(part.bytes + at, size);
+      for (const Part& part : parts_) {
+        if (!part.crcs.empty()) part.crcs[at / kCrcBlock] = crc32c(part.bytes + at, size);
+      }
     }
   }
 

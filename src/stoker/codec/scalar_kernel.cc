@@ -14,9 +14,9 @@ class ScalarKernel final : public Kernel {
     }
   }
 
-  void add_product(const std::byte* const* sources, std::byte* const* targets, size_t bytes) const override {
+  void add(int column, const std::byte* source, std::byte* const* targets, size_t bytes) const override {
     for (int row = 0; row < matrix_.rows(); ++row) {
-      for (size_t at = 0; at < bytes; ++at) targets[row][at] ^= product(row, sources, at);
+      for (size_t at = 0; at < bytes; ++at) targets[row][at] ^= std::byte{codec::multiply(matrix_.at(row, column), static_cast<uint8_t>(source[at]))};
     }
   }
 
