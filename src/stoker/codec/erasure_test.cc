@@ -231,6 +231,29 @@ TEST(Erasure, DeltasInAnyOrderGiveTheParityOfAFullEncode) {
   EXPECT_EQ(orders, 120);
 }
 
+// One page of zeros can stand for all chunks that were never written.
+TEST(Erasure, SlicesThatAreOnlyReadMayShareMemory) {
+  std::mt19937 random(14);
+  const Bytes zeros(500);
+  Stripe stripe(4, 2, 500, random);
+  for (const int i : {0, 1, 3}) stripe.chunks[i] = zeros;
+  std::vector<Source> data(4, Source{zeros, {}});
+  data[2] = {stripe.chunks[2], {}};
+  ASSERT_TRUE(code(4, 2).encode(data, stripe.parity()));
+  expect_rebuilt(code(4, 2), stripe, 0b001100, 0b001100);
+  ASSERT_TRUE(code(4, 2).delta(2, stripe.chunks[2], {stripe.chunks[2], {}}, stripe.parity()));  // no change at all
+  expect_rebuilt(code(4, 2), stripe, 0b000101, 0b000101);
+}
+
+TEST(Erasure, DeltaIntoAsManyParitiesAsCanBe) {
+  std::mt19937 random(15);
+  Stripe stripe = encoded(1, 31, 100, random);
+  const Bytes newer = random_bytes(100, random);
+  ASSERT_TRUE(code(1, 31).delta(0, stripe.chunks[0], {newer, {}}, stripe.parity()));
+  stripe.chunks[0] = newer;
+  expect_rebuilt(code(1, 31), stripe, 0x7fffffff, 0x7fffffff);
+}
+
 TEST(Erasure, DeltaTakesADifferenceAndSkipsAbsentParities) {
   std::mt19937 random(8);
   const size_t bytes = kCrcBlock + 1;
