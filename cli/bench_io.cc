@@ -1,22 +1,18 @@
 // stoker bench io: our engine beside fio on the same file, with the same block sizes, depth and pages, taking turns.
 #include <signal.h>
 #include <sys/resource.h>
-#include <sys/utsname.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "bench.h"
 #include "command.h"
 #include "fio.h"
 #include "stoker/base/bytes.h"
@@ -25,7 +21,6 @@
 namespace stoker::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
 constexpr size_t kBlockMax = 4 * kMiB;
 
 struct BenchArguments {
@@ -54,45 +49,11 @@ struct Samples {
   }
 };
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
-
 double cpu_seconds() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);  // the kernel's io_uring workers count as ours
   const auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) / 1e6; };
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
-
-std::string cpu_model() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
-  }
-  return "unknown";
-}
-
-// One, five and fifteen minutes: who reads the figures sees whether the machine had other work.
-std::string load_average() {
-  std::array<double, 3> load{};
-  if (getloadavg(load.data(), 3) != 3) return "unknown";
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), "%.2f %.2f %.2f", load[0], load[1], load[2]);
-  return text.data();
-}
-
-Json machine(const std::string& fio) {
-  utsname kernel{};
-  uname(&kernel);
-  return {{"kernel", kernel.release}, {"cpu", cpu_model()}, {"cores", std::thread::hardware_concurrency()}, {"peer", fio}, {"stoker", STOKER_VERSION}};
-}
-
-std::string pages_text(const PageReport& pages) {
-  if (pages.large_bytes < pages.total_bytes) return "4 KiB (" + human_bytes(pages.large_bytes) + " of " + human_bytes(pages.total_bytes) + " in 2 MiB)";
-  return pages.kind == PageReport::Kind::hugetlb ? "2 MiB (reserved)" : "2 MiB (transparent)";
 }
 
 // The benchmark with all it holds open.
@@ -203,7 +164,9 @@ Result<Json> run_bench(const BenchArguments& arguments) {
   const std::string load_before = load_average();
   STOKER_ASSIGN(const Json passes, bench.first_pass());
   STOKER_ASSIGN(const Json results, run_all(bench));
-  Json json = {{"machine", machine(fio)}, {"engine", loop->traits().name}, {"direct", file.direct}, {"file_bytes", bytes}, {"seconds_per_run", arguments.seconds},
+  Json machine = bench_machine();
+  machine["peer"] = fio;
+  Json json = {{"machine", machine}, {"engine", loop->traits().name}, {"direct", file.direct}, {"file_bytes", bytes}, {"seconds_per_run", arguments.seconds},
                {"ours_pages", pages_text(arena->pages())}, {"fio_pages", huge ? "2 MiB (reserved)" : "4 KiB: huge pages may be reserved by root only"},
                {"load_average_before", load_before}, {"load_average_after", load_average()},
                {"write_of_reserved_space", passes}, {"results", results}};

@@ -21,6 +21,7 @@ void fail(ExitStatus& status, const Error& error);
 // Outlive the parse: `app` and `status` are referred to by the callbacks.
 void add_probe(CLI::App& app, ExitStatus& status);
 void add_bench_io(CLI::App& bench, ExitStatus& status);
+void add_bench_codec(CLI::App& bench, ExitStatus& status);
 void add_ls(CLI::App& app, ExitStatus& status);
 void add_fsck(CLI::App& app, ExitStatus& status);
 void add_export(CLI::App& app, ExitStatus& status);

@@ -40,10 +40,11 @@ int run(int argc, char** argv) {
   app.footer("`stoker COMMAND --help` tells the options of one command.\nExit status: 0 done, 1 it failed or found a problem, 2 the command line is wrong; `train` tells its own.");
   app.failure_message(usage_error);
   ExitStatus status;
-  CLI::App* bench = app.add_subcommand("bench", "Measure beside the device's ceiling and a peer: bench io, bench offload");
+  CLI::App* bench = app.add_subcommand("bench", "Measure beside the device's ceiling and a peer: bench io, bench codec, bench offload");
   bench->require_subcommand(1);
   add_probe(app, status);
   add_bench_io(*bench, status);
+  add_bench_codec(*bench, status);
   add_ls(app, status);
   add_fsck(app, status);
   add_export(app, status);

@@ -20,10 +20,11 @@ MAY_INCLUDE = {
     "base": set(),
     "memory": {"base"},
     "io": {"base", "memory"},
+    "codec": {"base"},
     "optim": {"base"},
     "store": {"base", "memory", "io"},
     "offload": {"base", "memory", "io", "store", "optim"},
-    "cli": {"base", "memory", "io", "store"},
+    "cli": {"base", "memory", "codec", "io", "store"},
     "bindings": {"base", "memory", "io", "store", "optim", "offload"},
 }
 CODE = {".cc", ".h"}

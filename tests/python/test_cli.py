@@ -58,6 +58,29 @@ def test_none_of_it_needs_python(alone, store, tmp_path):
     assert probe.returncode == 0 and json.loads(probe.stdout)
 
 
+def test_bench_codec_tells_ours_beside_isal_and_a_copy(alone):
+    done = run("bench", "codec", "--memory", "8MiB", "--chunk", "64KiB", "--code", "4+2", "--repetitions", "3", "--json", command=alone, env={"PATH": "/nowhere"})
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert [(row["op"], row["code"], row["chunk_bytes"]) for row in answer["results"]] == [(op, "4+2", 65536) for op in ("encode", "delta", "decode")]
+    for row in answer["results"]:
+        for key in ("ours_gbps", "ours_with_crc_gbps", "isal_gbps", "isal_then_crc_gbps", "copy_gbps"):
+            assert len(row[key + "_all"]) == 3 and min(row[key + "_all"]) <= row[key] <= max(row[key + "_all"])
+    near = answer["near_cache"]
+    assert 0 < near["one_after_the_other_gbps"] < min(near["isal_encode_gbps"], near["crc_of_all_chunks_gbps"])
+    assert answer["isal"] and answer["pages"] and answer["memory_bytes"] == 8 << 20
+    shown = run("bench", "codec", "--memory", "8MiB", "--chunk", "64KiB", "--repetitions", "1").stdout.splitlines()
+    assert [line.split()[:2] for line in shown[3:]] == [[op, "6+3"] for op in ("encode", "delta", "decode")]
+
+
+def test_bench_codec_refuses_what_cannot_be():
+    assert "a code of 30+3 chunks cannot be" in refused(1, "bench", "codec", "--code", "30+3")
+    for code in ("6", "6+3x", "six"):
+        assert f"`{code}` is no code" in refused(1, "bench", "codec", "--code", code)
+    assert "more than half of this machine's memory" in refused(1, "bench", "codec", "--memory", "1000TiB")
+    assert "there must be room for two stripes" in refused(1, "bench", "codec", "--memory", "4MiB")
+
+
 def test_what_is_not_there_is_named(store, tmp_path):
     assert "there is no snapshot 'nix'" in refused(1, "ls", store, "--snapshot", "nix")
     assert "there is no object 'nix'" in refused(1, "export", store, "nix", tmp_path / "x")

@@ -1,0 +1,52 @@
+#include "bench.h"
+
+#include <sys/utsname.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <thread>
+
+#include "stoker/base/bytes.h"
+
+namespace stoker::cli {
+namespace {
+
+std::string cpu_model() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+Json bench_machine() {
+  utsname kernel{};
+  uname(&kernel);
+  return {{"kernel", kernel.release}, {"cpu", cpu_model()}, {"cores", std::thread::hardware_concurrency()}, {"stoker", STOKER_VERSION}};
+}
+
+std::string load_average() {
+  std::array<double, 3> load{};
+  if (getloadavg(load.data(), 3) != 3) return "unknown";
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.2f %.2f %.2f", load[0], load[1], load[2]);
+  return text.data();
+}
+
+std::string pages_text(const PageReport& pages) {
+  if (pages.large_bytes < pages.total_bytes) return "4 KiB (" + human_bytes(pages.large_bytes) + " of " + human_bytes(pages.total_bytes) + " in 2 MiB)";
+  return pages.kind == PageReport::Kind::hugetlb ? "2 MiB (reserved)" : "2 MiB (transparent)";
+}
+
+}  // namespace stoker::cli
