@@ -37,7 +37,7 @@ int run(int argc, char** argv) {
   CLI::App app("Stoker keeps AI training fed: weights, gradients and optimizer state on disk, under a hard memory cap.", "stoker");
   app.set_version_flag("--version", "stoker " STOKER_VERSION);
   app.require_subcommand(1);
-  app.footer("`stoker COMMAND --help` tells the options of one command.\nExit status: 0 done, 1 it failed or found a problem, 2 the command line is wrong; `train` tells its own.");
+  app.footer("`stoker COMMAND --help` tells the options of one command.\nExit status: 0 done, 1 it failed or found a problem, 2 the command line is wrong, 130 or 143 ended by SIGINT or SIGTERM.");
   app.failure_message(usage_error);
   ExitStatus status;
   CLI::App* bench = app.add_subcommand("bench", "Measure beside the device's ceiling and a peer: bench io, bench codec, bench offload");

@@ -378,7 +378,9 @@ TEST(BadDisk, MisdirectedWritesAreNoticed) {
     ++cases_checked;
     store = lab.open();
     if (!store) {
-      EXPECT_EQ(store.error().code, Code::corruption) << store.error().message();
+      // Where both copies of the header were hit, nothing tells that there was a store: refused as somebody's data, and left as it is.
+      const bool headers = store.error().code == Code::mismatch && store.error().what.find("both copies of its header are damaged") != std::string::npos;
+      EXPECT_TRUE(headers || store.error().code == Code::corruption) << store.error().message();
       ++noticed;
       continue;
     }

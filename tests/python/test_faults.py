@@ -306,6 +306,8 @@ def test_a_flipped_bit_names_object_and_chunk_and_the_snapshot_still_opens(small
     assert not (tmp_path / "x").exists() and not list(tmp_path.glob("*.partial"))
     status, report = fsck(small)
     assert status == 1 and len(report["problems"]) == 1 and "w/1" in report["problems"][0]
+    assert report["advice"] == ["the current version is damaged, snapshot 'good' is whole: `stoker ls` and `stoker export` read it with --snapshot good"]
+    assert "snapshot 'good' has an earlier form of it" in shown and "\nto do: the current version" in run("fsck", small).stdout
     assert run("export", small, "w/1", tmp_path / "good", "--snapshot", "good").returncode == 0
     assert (tmp_path / "good").read_bytes() == b"A" * 200_000
     assert run("export", small, "w/2", tmp_path / "other").returncode == 0
@@ -315,7 +317,7 @@ def test_a_flipped_bit_in_a_journal_is_mended_from_the_other_copy(small, tmp_pat
     frames = find(volume(small), b"SKL1")
     flip(volume(small), frames[0] + 80)
     status, report = fsck(small)
-    assert status == 1 and any("journal" in problem for problem in report["problems"])
+    assert status == 1 and any("journal" in problem for problem in report["problems"]) and "--repair-map" in report["advice"][0]
     assert run("export", small, "w/1", tmp_path / "x").returncode == 0 and (tmp_path / "x").read_bytes() == b"C" * 200_000
     done = run("fsck", small, "--repair-map")
     assert done.returncode == 0 and "mended" in done.stdout, done.stdout + done.stderr
@@ -325,8 +327,9 @@ def test_a_flipped_bit_in_a_journal_is_mended_from_the_other_copy(small, tmp_pat
 def test_both_journals_damaged_is_said_and_not_guessed(small):
     for frame in find(volume(small), b"SKL1"):
         flip(volume(small), frame + 80)
-    shown = refused(1, "ls", small)
-    assert str(small) in shown and "journal" in shown
+    for words in ("ls", "fsck"):
+        shown = refused(1, words, small)
+        assert str(small) in shown and "journal" in shown and "restore the store from a copy" in shown
 
 
 def test_a_flipped_bit_in_a_header_is_mended_from_the_other_copy(small):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import gc
 import io
 import os
@@ -142,6 +143,23 @@ def test_load_state_dict_and_torch_save(offload):
     with pytest.raises(RuntimeError, match="Missing key"):
         model.load_state_dict({})
     train_step(model.train(), opt, 2)
+
+
+def test_state_dict_on_a_full_disk_is_an_error_and_not_the_end(offload, tmp_path, monkeypatch):
+    model, opt = offload(tiny())
+    train_step(model, opt, 0)
+
+    def full(descriptor, offset, size):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(errors.OutOfSpace, match=rf"in {tmp_path}/store, which has no room for \d+ MiB.*make room"):
+            model.state_dict()
+    train_step(model, opt, 1)
+    held = model.state_dict()
+    assert not list((tmp_path / "store").glob("stoker-state-*"))
+    assert all(value.untyped_storage().nbytes() for value in held.values())
 
 
 def test_load_state_dict_is_one_commit_or_none(offload):

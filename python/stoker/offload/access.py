@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Iterable, Iterator
 import torch
 from torch import nn
 
-from stoker.errors import InvalidArgument, StokerError
+from stoker.errors import InvalidArgument, OutOfSpace, StokerError
 from stoker.offload.hooks import Hook
 
 if TYPE_CHECKING:
@@ -163,6 +163,18 @@ def _owners(model: nn.Module, session: Session) -> list[nn.Module]:
     return [module for module in model.modules() if any(param in session.by_tensor for param in module._parameters.values() if param is not None)]
 
 
+def _reserve(descriptor: int, size: int, directory: str | None) -> None:
+    """Gives the file blocks of its own: a mapping that finds the disk full while it is written to ends the process (SIGBUS)."""
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        folder = directory or tempfile.gettempdir()
+        raise OutOfSpace(
+            f"state_dict() keeps the weights in a file in {folder}, which has no room for {size / 2**20:.0f} MiB ({error.strerror}); "
+            "make room there, or read the weights a few at a time inside `with stoker.gather(parameters):`"
+        ) from error
+
+
 class _Mapped:
     """Tensors over a private mapping of an unlinked file."""
 
@@ -174,7 +186,7 @@ class _Mapped:
             size += -(-param.numel * param.unit.dtype.itemsize // 64) * 64
         descriptor, path = tempfile.mkstemp(prefix="stoker-state-", dir=directory)
         try:
-            os.ftruncate(descriptor, max(size, 1))
+            _reserve(descriptor, max(size, 1), directory)
             self._bytes = torch.from_file(path, shared=True, size=max(size, 1), dtype=torch.uint8)
         finally:
             os.unlink(path)

@@ -172,7 +172,7 @@ Status VolumeSet::read_headers() {
     const bool blank = !found && all_zero(bytes.first(kHolderAt)) && all_zero(bytes.subspan(kHolderAt + kHeaderBytes));
     if (!found && !blank) {
       if (!error && error.error().code == Code::mismatch) return error.error().with("'" + volume.path + "'");
-      return make_error(Code::mismatch, "'" + volume.path + "' holds something that is no Stoker store (or both copies of its header are damaged)", kWhere);
+      return make_error(Code::mismatch, "'" + volume.path + "' holds something that is no Stoker store (or both copies of its header are damaged): give another path, or restore the store from a copy", kWhere);
     }
     if (found && found->volume_bytes > volume.file.bytes) {
       return make_error(Code::corruption, "'" + volume.path + "' is cut short: it should have " + std::to_string(found->volume_bytes) + " bytes and has " + std::to_string(volume.file.bytes) +
