@@ -12,7 +12,7 @@ JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 60
 BENCH_DIR ?= out/bench
 SINCE ?=
-SANITIZERS ?= asan ubsan tsan
+SANITIZERS ?= asan-ubsan tsan
 
 # ccache then serves every checkout of this repository from one cache.
 export CCACHE_BASEDIR := $(CURDIR)
@@ -58,7 +58,7 @@ bench: build-tests  ## stoker bench io, codec and offload, kernels; JSON to benc
 
 sanitize: $(SANITIZERS:%=sanitize-%)  ## the C++ tests under address, undefined and thread sanitizers
 
-sanitize-%: $(PYTHON_STAMP)
+$(SANITIZERS:%=sanitize-%): sanitize-%: $(PYTHON_STAMP)
 	cmake --preset $*
 	cmake --build --preset $* -j $(JOBS)
 	ctest --preset $* -j $(JOBS) --timeout 900

@@ -28,6 +28,7 @@ Result<std::string> output_of(std::vector<std::string> arguments) {
   posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
   posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
   std::vector<char*> argv;
+  argv.reserve(arguments.size() + 1);
   for (std::string& each : arguments) argv.push_back(each.data());
   argv.push_back(nullptr);
   pid_t child = 0;

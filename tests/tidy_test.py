@@ -320,3 +320,9 @@ def test_rule_can_fail(tmp_path: Path, rule: Callable[[Path], list[str]], tree: 
 
 def test_every_rule_has_a_tree_in_which_it_fails() -> None:
     assert {rule for rule, _, count in BROKEN if count} == set(RULES)
+
+
+def test_make_sanitize_runs_the_tests_of_each_sanitizer() -> None:
+    planned = subprocess.run(["make", "--dry-run", "sanitize"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for sanitizer in ("asan-ubsan", "tsan"):
+        assert f"ctest --preset {sanitizer}" in planned

@@ -54,12 +54,10 @@ Result<Mapping> map_transparent(uint64_t bytes) {
   void* raw = mmap(nullptr, bytes + kLargePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) return errno_error(errno, "cannot reserve " + human_bytes(bytes) + " of memory", "memory/arena");
   const auto start = reinterpret_cast<uintptr_t>(raw);
-  const uintptr_t aligned = align_up(start, kLargePage);
-  if (aligned > start) munmap(raw, aligned - start);
-  if (aligned + bytes < start + bytes + kLargePage) {
-    munmap(reinterpret_cast<void*>(aligned + bytes), start + kLargePage - aligned);
-  }
-  auto* data = reinterpret_cast<std::byte*>(aligned);
+  const uint64_t before = align_up(start, kLargePage) - start;
+  auto* data = static_cast<std::byte*>(raw) + before;
+  if (before > 0) munmap(raw, before);
+  if (before < kLargePage) munmap(data + bytes, kLargePage - before);
   const bool advised = madvise(data, bytes, MADV_HUGEPAGE) == 0;
   if (madvise(data, bytes, MADV_POPULATE_WRITE) != 0) {
     if (errno != EINVAL) {
