@@ -561,6 +561,74 @@ def test_gradient_memory_is_lent_during_forward(offload, monkeypatch, between):
     assert opt._session.planes.session.counters()["tiles_prefetched"] > 0
 
 
+def test_an_interrupt_while_memory_is_lent(offload, monkeypatch):
+    """Ctrl-C between the core's lend() and its return to Python: the memory is known to be lent all the same."""
+    make = lambda: tiny(torch.bfloat16, width=256, layers=6)
+    control = make()
+    expected = reference.ReferenceOptimizer(adamw(control))
+    model, opt = offload(make(), dram=TIGHT)
+    gradients = opt._session.gradients
+    core = gradients._session
+
+    class Interrupted:
+        armed = False
+
+        def __getattr__(self, name):
+            return getattr(core, name)
+
+        def lend(self, address, size):
+            places = core.lend(address, size)
+            if self.armed and places:
+                Interrupted.armed = False
+                raise KeyboardInterrupt
+            return places
+
+    monkeypatch.setattr(gradients, "_session", Interrupted())
+    interrupts = 0
+    for step in range(8):
+        train_step(control, expected, step)
+        Interrupted.armed = step in (3, 5)
+        try:
+            loss_of(model, batch(step)).backward()
+        except KeyboardInterrupt:
+            interrupts += 1
+            loss_of(model, batch(step)).backward()
+        opt.clip_grad_norm_(1e9)
+        opt.step()
+        opt.zero_grad()
+        ours = weights(model)
+        ours["seen"] = control.seen
+        assert_same(ours, weights(control))
+    assert interrupts
+
+
+@pytest.mark.parametrize("policy", ["speculate", "auto"])
+def test_stochastic_depth(offload, policy):
+    """Each step uses other layers: units that were read ahead get no gradient, and their tiles must not starve the others."""
+
+    class Drop(Tiny):
+        def forward(self, tokens):
+            x = self.embed(tokens)
+            for layer in self.used:
+                x = layer(x)
+            return self.head(self.norm(x))
+
+    def make():
+        torch.manual_seed(0)
+        model = Drop(layers=6, width=256).to(torch.bfloat16)
+        model.used = tuple(model.layers)
+        return model
+
+    def loop(model, opt):
+        chosen, seen = random.Random(1), []
+        for step in range(25):
+            model.used = tuple(layer for layer in model.layers if chosen.random() < 0.6)
+            seen.append(train_step(model, opt, step))
+        return seen
+
+    both(offload, make, loop, dram=TIGHT, policy=policy)
+
+
 @pytest.mark.parametrize("change", ["scale", "replace", "none", "assign", "lr", "noise in place of data"])
 def test_changes_between_backward_and_step(offload, change):
     def loop(model, opt):

@@ -132,8 +132,10 @@ class Gradients:
             left -= size
             if left < 0:
                 return
-            if unit not in self._lent and self._idle(unit) and self._session.lend(address, size):
-                self._lent.add(unit)
+            if unit not in self._lent and self._idle(unit):
+                self._lent.add(unit)  # first: an interrupt may come before lend() returns
+                if not self._session.lend(address, size):
+                    self._lent.remove(unit)
 
     def _idle(self, unit: Unit) -> bool:
         # 2 references are the dictionary and getrefcount's own

@@ -38,6 +38,11 @@ class LedgerFile:
             os.fsync(out.fileno())
             self._size = out.tell()
         partial.rename(self.path)
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)  # else a power cut could bring back the file of before, without the lines to come
+        finally:
+            os.close(folder)
         self._unwritten = []
         self._out = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 

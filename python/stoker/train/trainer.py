@@ -238,7 +238,7 @@ def volume_files(store: str) -> list[Path]:
 
 def summarise(run: Run, process_peak: int) -> dict[str, Any]:
     """OUT/summary.json, over all steps of the run however often it was resumed."""
-    rows = read_ledger(run.out / LEDGER_FILE)
+    rows = [row for row in read_ledger(run.out / LEDGER_FILE) if row["step"] <= run.opt.committed_step]
     seconds = sum(row["seconds"] for row in rows)
     stalled = sum(sum(row["stall_seconds"].values()) for row in rows)
     moved = sum(sum(row["read_bytes"].values()) + sum(row["written_bytes"].values()) for row in rows)

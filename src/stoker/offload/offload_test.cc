@@ -423,6 +423,25 @@ TEST_P(OffloadTest, LentMemoryIsFilledAheadAndComesBackWhole) {
   EXPECT_EQ(session_->lend(idle.slice().sub(0, place - 1)), 0U) << "no tile fits";
 }
 
+TEST_P(OffloadTest, PrefetchedTilesInLentMemoryNeverStarveAnUpdate) {
+  const BlockId first = make_block({.name = "first", .elements = 8 * kTile});
+  slot_ = {};
+  const BlockId second = make_block({.name = "second", .elements = 8 * kTile});
+  slot_ = {};
+  const BlockId third = make_block({.name = "third", .elements = 8 * kTile});
+  const Buffer idle = arena_->take(2 * tile_memory_bytes(kTile)).value();
+  const auto segments = random_segments(1);
+  EXPECT_EQ(session_->prefetch_state(first).value(), 3U) << "takes all own memory";
+  EXPECT_EQ(session_->lend(idle.slice()), 2U);
+  session_->prefetch_state(second).value();  // the lent places are filled: the newest prefetched tiles lie there
+  auto transaction = begin();
+  ASSERT_TRUE(session_->update(third, request(segments, transaction)).value()->written().wait());
+  commit(*transaction);
+  reference_->update(*layout_, segments);
+  expect_equal();
+  session_->recall(idle.slice());
+}
+
 TEST_P(OffloadTest, ASecondUpdateInOneTransactionReplacesTheFirst) {
   const BlockId block = make_block({.name = "b", .elements = 5 * kTile});
   for (bool retained : {false, true}) {

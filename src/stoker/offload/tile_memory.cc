@@ -34,6 +34,8 @@ void TileMemory::give(const Slice& place) {
   if (!loan->recalled) --places_;
 }
 
+bool TileMemory::lent(const Slice& place) const { return loan_of(place) != nullptr; }
+
 size_t TileMemory::lend(const Slice& region) {
   const size_t places = region.size / place_bytes_;
   if (places == 0 || loan_of(region) != nullptr) return 0;
@@ -46,15 +48,17 @@ size_t TileMemory::lend(const Slice& region) {
 bool TileMemory::begin_recall(const Slice& region) {
   Loan* loan = loan_of(region);
   if (loan == nullptr) return false;
-  STOKER_CHECK(!loan->recalled);
+  if (loan->recalled) return true;
   loan->recalled = true;
   places_ -= loan->taken + std::erase_if(free_, [&](const Slice& place) { return within(place, region); });
   return true;
 }
 
 bool TileMemory::end_recall(const Slice& region) {
-  if (loan_of(region)->taken != 0) return false;
-  std::erase_if(loans_, [&](const Loan& loan) { return within(loan.region, region); });
+  const Loan* loan = loan_of(region);
+  if (loan == nullptr) return true;  // another one was first
+  if (loan->taken != 0) return false;
+  std::erase_if(loans_, [&](const Loan& each) { return within(each.region, region); });
   return true;
 }
 

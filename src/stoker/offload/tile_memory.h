@@ -20,10 +20,11 @@ class TileMemory {
   bool any_free() const { return !free_.empty(); }
   Slice take();               // one is free; lent ones first
   void give(const Slice& place);
+  bool lent(const Slice& place) const;  // it serves no other tile after this one
 
   // Adds as many places as the region holds whole; how many. The region lent last is taken first.
   size_t lend(const Slice& region);
-  // No place of the region is handed out any more. False if it is not lent.
+  // No place of the region is handed out any more. False if it is not lent. Several may recall one region.
   bool begin_recall(const Slice& region);
   // Whether no tile lives there any more; then the region is its lender's again.
   bool end_recall(const Slice& region);
@@ -36,6 +37,7 @@ class TileMemory {
     bool recalled = false;
   };
   Loan* loan_of(const Slice& place);
+  const Loan* loan_of(const Slice& place) const { return const_cast<TileMemory*>(this)->loan_of(place); }
 
   const std::vector<Buffer> own_;
   const size_t place_bytes_;

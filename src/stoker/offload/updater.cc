@@ -153,8 +153,13 @@ size_t Updater::prefetch(Block& block, const std::shared_ptr<StepTransaction>& s
   {
     std::lock_guard lock(mutex_);
     if (!block.jobs.empty() || block.retained) return 0;
-    if (!block.prefetched_stamp.serves(stamp)) drop_tiles(block);
-    std::erase_if(wanted_, [&](const Wanted& each) { return each.block == &block; });
+    const bool current = block.prefetched_stamp.serves(stamp);
+    const auto queued = std::find_if(wanted_.begin(), wanted_.end(), [&](const Wanted& each) { return each.block == &block; });
+    if (queued != wanted_.end()) {
+      if (current && queued->weights == weights) return 0;  // it keeps its turn
+      wanted_.erase(queued);
+    }
+    if (!current) drop_tiles(block);
     block.prefetched_stamp = stamp;
     wanted_.push_back({&block, 0, source, stamp.staged, weights});
     before = prefetched_.size();
@@ -183,11 +188,13 @@ void Updater::let_go(std::shared_ptr<StepTransaction>& source) {
   jobs->end();
 }
 
-// A job has no memory although no tile of a job is in flight: prefetched tiles hold it all. The one used last gives way.
+// A job has no memory although no tile of a job is in flight: prefetched tiles hold it all. The one used last gives way, of
+// those in own places: a lent one would be of no use to the job.
 bool Updater::steal() {
   if (prefetched_.size() < memory_.places()) return false;  // others are at work and will free theirs
-  const TilePtr victim = prefetched_.back();
-  if (victim->dropped) return false;
+  const auto found = std::find_if(prefetched_.rbegin(), prefetched_.rend(), [this](const TilePtr& tile) { return !tile->dropped && !memory_.lent(tile->memory); });
+  if (found == prefetched_.rend()) return false;  // dropped already: they pump when their reads are done
+  const TilePtr victim = *found;
   victim->block->prefetched.erase(victim->index);
   std::erase_if(wanted_, [&](const Wanted& each) { return each.block == victim->block; });
   drop(victim);
