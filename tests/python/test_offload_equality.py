@@ -155,13 +155,25 @@ CASES = {
 }
 
 
+LONG = ("own_clip", "torch_clip", "infs", "accumulate", "autocast")  # all steps in every run of the tests; the others in the soak
+
+
 @pytest.mark.parametrize("policy", ["sync", "speculate", "auto"])
 @pytest.mark.parametrize("case", CASES)
 def test_bit_equal(tmp_path, case, policy):
-    settings = dict(CASES[case])
-    steps = STEPS if case in ("own_clip", "torch_clip", "infs") and policy != "auto" else STEPS // 8
-    seen, state, _ = control(steps=steps, **settings)
-    ours, model, opt = offloaded(f"{tmp_path}/s", policy, steps=steps, **settings)
+    bit_equal(f"{tmp_path}/s", case, policy, STEPS if case in LONG and policy != "auto" else STEPS // 8)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("policy", ["sync", "speculate", "auto"])
+@pytest.mark.parametrize("case", CASES)
+def test_bit_equal_for_long(tmp_path, case, policy):
+    bit_equal(f"{tmp_path}/s", case, policy, STEPS)
+
+
+def bit_equal(store, case, policy, steps):
+    seen, state, _ = control(steps=steps, **CASES[case])
+    ours, model, opt = offloaded(store, policy, steps=steps, **CASES[case])
     assert ours == seen
     same(model, opt, state, "sgd" if case == "sgd" else "adamw")
     if case in ("torch_clip", "own_clip"):
@@ -177,9 +189,21 @@ def test_bit_equal(tmp_path, case, policy):
 @pytest.mark.parametrize("segments", [1, 2, 4, 6])
 @pytest.mark.parametrize("policy", ["sync", "speculate"])
 def test_checkpointed_segments(tmp_path, segments, reentrant, policy):
+    bit_equal_in_segments(f"{tmp_path}/s", segments, reentrant, policy, STEPS if segments == 2 else 10)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("segments", [1, 2, 4, 6])
+@pytest.mark.parametrize("policy", ["sync", "speculate"])
+def test_checkpointed_segments_for_long(tmp_path, segments, reentrant, policy):
+    bit_equal_in_segments(f"{tmp_path}/s", segments, reentrant, policy, STEPS)
+
+
+def bit_equal_in_segments(store, segments, reentrant, policy, steps):
     settings = dict(dtype=torch.bfloat16, clip=torch_clip, segments=segments, reentrant=reentrant)
-    seen, state, _ = control(steps=10, **settings)
-    ours, model, opt = offloaded(f"{tmp_path}/s", policy, steps=10, **settings)
+    seen, state, _ = control(steps=steps, **settings)
+    ours, model, opt = offloaded(store, policy, steps=steps, **settings)
     assert ours == seen
     same(model, opt, state)
     opt.close()

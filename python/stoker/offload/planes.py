@@ -175,7 +175,7 @@ class Planes:
         if self.layout.smallest > arena_bytes:
             smallest = smallest_mib(blocks, algorithm, used)
             raise OverBudget(
-                f"the memory budget dram={runtime.dram_bytes // MIB}MiB is too small for this model: gradients take {self.layout.gradients / MIB:.1f} MiB, the largest "
+                f"the memory budget of {_core.human_bytes(runtime.dram_bytes)} is too small for this model: gradients take {self.layout.gradients / MIB:.1f} MiB, the largest "
                 f"blocks in use together {(self.layout.working + self.layout.pinned) / MIB:.1f} MiB, two tiles of optimizer state {TILES_MIN * self.layout.tile / MIB:.1f} MiB; "
                 f'the smallest budget that works is dram="{smallest}MiB"'
             )
