@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 import reference
 import stoker
+from kill_run import Position as Loader
 from models import Tiny, batch, loss_of
 from stoker import errors
 from stoker.offload.gradients import Gradients
@@ -456,15 +457,20 @@ def test_parts_called_on_their_own(offload):
     both(offload, make, loop, dram=TIGHT)
 
 
-def test_order_that_departs_from_the_record(offload):
-    class Skips(Tiny):
-        def forward(self, tokens):
-            x = self.embed(tokens)
-            for index, layer in enumerate(self.layers):
-                if not self.skip[index]:
-                    x = layer(x)
-            return self.head(self.norm(x))
+class Skips(Tiny):
+    """Runs only some of its layers: those that `skip` does not name."""
 
+    skip: set[int] = set()
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for index, layer in enumerate(self.layers):
+            if index not in self.skip:
+                x = layer(x)
+        return self.head(self.norm(x))
+
+
+def test_order_that_departs_from_the_record(offload):
     def make():
         torch.manual_seed(0)
         return Skips(layers=5, width=128)
@@ -473,7 +479,7 @@ def test_order_that_departs_from_the_record(offload):
         rng = random.Random(3)
         seen = []
         for step in range(10):
-            model.skip = [rng.random() < 0.4 for _ in range(5)]
+            model.skip = {index for index in range(5) if rng.random() < 0.4}
             seen.append(train_step(model, opt, step))
         return seen
 
@@ -610,23 +616,14 @@ def test_an_interrupt_while_memory_is_lent(offload, monkeypatch, after):
 def test_stochastic_depth(offload, policy):
     """Each step uses other layers: units that were read ahead get no gradient, and their tiles must not starve the others."""
 
-    class Drop(Tiny):
-        def forward(self, tokens):
-            x = self.embed(tokens)
-            for layer in self.used:
-                x = layer(x)
-            return self.head(self.norm(x))
-
     def make():
         torch.manual_seed(0)
-        model = Drop(layers=6, width=256).to(torch.bfloat16)
-        model.used = tuple(model.layers)
-        return model
+        return Skips(layers=6, width=256).to(torch.bfloat16)
 
     def loop(model, opt):
-        chosen, seen = random.Random(1), []
+        rng, seen = random.Random(1), []
         for step in range(25):
-            model.used = tuple(layer for layer in model.layers if chosen.random() < 0.6)
+            model.skip = {index for index in range(6) if rng.random() >= 0.6}
             seen.append(train_step(model, opt, step))
         return seen
 
@@ -1030,26 +1027,6 @@ def test_conversion_after_offload(offload):
 
 
 # -- resume -----------------------------------------------------------------------------------------------------------
-
-
-class Loader:
-    """Hands out batch numbers, as a loader does: its position moves on before the next forward."""
-
-    def __init__(self) -> None:
-        self.next = 0
-
-    def __iter__(self):
-        return self
-
-    def __next__(self) -> int:
-        self.next += 1
-        return self.next - 1
-
-    def state_dict(self) -> dict:
-        return {"next": self.next}
-
-    def load_state_dict(self, state: dict) -> None:
-        self.next = state["next"]
 
 
 class Counter(Loader):
