@@ -30,7 +30,7 @@ import stoker
 from stoker import _core
 from stoker.errors import StokerError
 from stoker.offload.build import keep_heap
-from stoker.offload.planes import MIB, parse_dram
+from stoker.offload.planes import MIB, parse_bytes
 
 TOKENS = 64
 
@@ -233,7 +233,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object on standard output")
     args = parser.parse_args(argv)
     try:
-        args.dram = parse_dram(args.dram)
+        args.dram = parse_bytes("dram", args.dram)
     except StokerError as error:
         parser.error(str(error).replace("dram:", "--dram:"))
     try:

@@ -183,9 +183,11 @@ def hyper(group: dict[str, Any], algorithm: Algorithm, step: int) -> dict[str, A
 
 def clip(session: Session, params: list[Param], max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
     grads = [param.tensor.grad for param in params if param.tensor.grad is not None]
-    dense = [g.to_dense() if g.is_sparse else g.contiguous() for g in grads]
+    for unit in dict.fromkeys(param.unit for param in params):
+        session.gradients.land(unit)
+    landed = [grad for param in params if (grad := session.gradients.laid_out(param)) is not None]
     core = session.planes.session
-    squares = core.sum_of_squares([(g.data_ptr(), g.numel(), _DTYPE[g.dtype]) for g in dense])
+    squares = core.sum_of_squares([(g.data_ptr(), g.numel(), _DTYPE[g.dtype]) for g in landed])
     norm = math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else float("nan") if any(map(math.isnan, squares)) else float("inf")
     if error_if_nonfinite and not math.isfinite(norm):
         raise RuntimeError(f"the gradient norm is {norm}, so the gradients cannot be clipped; pass error_if_nonfinite=False to scale them anyway")

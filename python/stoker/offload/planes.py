@@ -222,10 +222,11 @@ def put(txn, key: str, data: bytes) -> None:
     write_range(txn, key, 0, data)
 
 
-def parse_dram(dram: int | str) -> int:
-    if isinstance(dram, int):
-        return dram
+def parse_bytes(name: str, amount: int | str) -> int:
+    """20 << 30, or "20GiB". InvalidArgument names the argument."""
+    if isinstance(amount, int):
+        return amount
     try:
-        return _core.parse_bytes(dram)
+        return _core.parse_bytes(amount)
     except InvalidArgument as error:
-        raise InvalidArgument(f"dram: {error}") from None
+        raise InvalidArgument(f"{name}: {error}") from None

@@ -22,9 +22,11 @@ from stoker.offload import optimizer as front
 from stoker.offload import record
 from stoker.offload.access import refuse_state_dict
 from stoker.offload.blocks import Block, Param, Unit, difference, signature
+from stoker.offload.device import DeviceGradients, DevicePager
 from stoker.offload.gradients import Gradients
 from stoker.offload.hooks import Hooks
 from stoker.offload.ledger import Ledger
+from stoker.offload.link import Link
 from stoker.offload.pager import Pager
 from stoker.offload.planes import MIB, Algorithm, Planes, Runtime, plane_bytes, put, read_range, write_range
 from stoker.offload.steps import Steps
@@ -54,7 +56,19 @@ def check_stored(runtime: Runtime, blocks: list[Block], algorithm: Algorithm) ->
 class Session:
     """Made by stoker.offload(); everything the OffloadedOptimizer does goes through here."""
 
-    def __init__(self, model: nn.Module, original: torch.optim.Optimizer, runtime: Runtime, blocks: list[Block], algorithm: Algorithm, policy: str, accumulate: int | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        original: torch.optim.Optimizer,
+        runtime: Runtime,
+        blocks: list[Block],
+        algorithm: Algorithm,
+        policy: str,
+        accumulate: int | None,
+        link: Link | None = None,
+        device_memory: int | None = None,
+    ) -> None:
+        """link: the way to the device on which the model computes, if that is not the CPU; device_memory: cap on weights there."""
         if policy not in POLICIES:
             raise InvalidArgument(f"policy {policy!r} is not one of {', '.join(POLICIES)}")
         self.model, self.blocks, self.algorithm = model, blocks, algorithm
@@ -79,8 +93,15 @@ class Session:
         self.by_tensor = {p.tensor: p for p in self.params}
         self._group_of = {param: group for group in original.param_groups for param in group["params"]}
         self.planes = Planes(runtime, blocks, algorithm)
-        self.pager = Pager(blocks, self.planes, lookahead_bytes=max(self.planes.layout.working, 32 * MIB))
-        self.gradients = Gradients(blocks, self.planes, lambda unit: self.steps.on_final(unit))
+        self.link = link
+        lookahead_bytes = max(self.planes.layout.working, 32 * MIB)
+        on_final = lambda unit: self.steps.on_final(unit)
+        if link is None:
+            self.pager = Pager(blocks, self.planes, lookahead_bytes)
+            self.gradients = Gradients(blocks, self.planes, on_final)
+        else:
+            self.pager = DevicePager(blocks, self.planes, lookahead_bytes, link, device_memory)
+            self.gradients = DeviceGradients(blocks, self.planes, on_final, link)
         self.gradients.accumulate = accumulate
         self.steps = Steps(self.planes, self.pager, self.gradients, self._hyper, policy, self._lost)
         self.pager.updates = self.steps
@@ -131,8 +152,8 @@ class Session:
         self._take_up(state)
         self._resumed_groups = state["groups"]
         self._restored = state["attached"]
-        here = record.environment()
-        changed = [f"{key} {state['environment'].get(key)} -> {here[key]}" for key in here if state["environment"].get(key) != here[key]]
+        here = record.environment(self.pager.device)
+        changed = [f"{key} {state['environment'].get(key)} -> {here[key]}" for key in here if state["environment"].get(key, here[key]) != here[key]]
         if changed:
             warnings.warn(f"this run was made under another environment ({', '.join(changed)}): it goes on, but not bit for bit as there", stacklevel=4)
 
@@ -154,10 +175,14 @@ class Session:
 
     def run(self) -> None:
         """Installs the hooks; from here on the model trains out of the store."""
+        if self.link is not None:
+            self.link.pin(self.planes.arena.address, self.planes.arena.size)
+            for module in self.model.modules():
+                for name, buffer in module._buffers.items():
+                    module._buffers[name] = buffer.to(self.link.device) if buffer is not None else None
         for block in self.blocks:
             if block.pinned:
-                self.pager.use(block)
-        self.pager.current = None
+                self.pager.fetch(block)
         self.hooks = Hooks(self.model, self.pager, self._call_begins, self._pinned, self.lock)
         self.ledger.start(self.counters())
 
@@ -290,7 +315,7 @@ class Session:
                     "buffers": bool(buffers),
                     "attached": {**attached, **self._at_step["attached"]},
                     "rng": self._at_step["rng"],
-                    "environment": record.environment(),
+                    "environment": record.environment(self.pager.device),
                 }
             )
         }
@@ -351,9 +376,10 @@ class Session:
         for param in self.params:
             for name in ("_stoker_session", "__deepcopy__"):
                 vars(param.tensor).pop(name, None)
-        self.pager.slots.clear()
-        self.pager.staged.clear()
+        self.pager.clear()
         self.steps.release()
+        if self.link is not None:
+            self.link.unpin()
         self.planes.close()
 
     # -- access to all of it -------------------------------------------------------------------------------------------
@@ -366,19 +392,17 @@ class Session:
         return ours.unit.updated and self._updates_of.get(ours, 0) > 0
 
     def current_weight(self, param: Param) -> torch.Tensor:
-        """A copy of the parameter's weights as forward would see them now."""
+        """A copy, in host memory, of the parameter's weights as forward would see them now."""
         slot = self.pager.slots.get(param.unit.block)
         if slot is not None and not slot.loading:
             return slot.view(param).clone()
         return self._plane_slice("w", param, param.unit.dtype)
 
     def restore(self, params: list[Param]) -> None:
-        """Points the parameters back at their slots, or at their placeholders."""
+        """Points the parameters back at their block's weights in memory, or at their placeholders."""
         for param in params:
             self.pager.held.discard(param)
-            slot = self.pager.slots.get(param.unit.block)
-            resident = slot is not None and not slot.loading
-            self.pager.point(param, slot.view(param) if resident else self.pager.placeholders[param])
+            self.pager.show(param)
 
     def _plane_slice(self, plane: str, param: Param, dtype: torch.dtype) -> torch.Tensor:
         where = self.planes.source or self.planes.store  # a decided step is read before it is committed
