@@ -11,8 +11,8 @@ with the record of everything else that belongs to the step, and the store commi
 
 from __future__ import annotations
 
+import contextlib
 import math
-import time
 from dataclasses import dataclass
 from typing import Any, Callable
 
@@ -21,6 +21,7 @@ import torch
 from stoker.errors import StokerError
 from stoker.offload.blocks import Block, Param, Unit
 from stoker.offload.gradients import Gradients
+from stoker.offload.ledger import Waits
 from stoker.offload.pager import Pager, Slot
 from stoker.offload.planes import Planes, put
 
@@ -71,7 +72,7 @@ class Steps:
         self.sequence: list[Unit] = []  # the order in which units became final in the last step
         self.units = [unit for block in planes.blocks for unit in block.updated_units]
         self.kept = self.redone = 0
-        self.wait_seconds = {"state": 0.0, "commit": 0.0}
+        self.waiting = Waits()  # the session's own, once it has one
         self.decided: Any = None  # transaction of a decided step that is not closed yet
         self.closing: tuple[Any, Any] | None = None  # (transaction, future) of a closed step on its way to the disk
         self._decided_updates: list[Update] = []  # their memory is still being written from
@@ -106,11 +107,15 @@ class Steps:
         if self.clip_limit is not None and self._over_limit(unit):
             self._norm_exceeded = True
             return
-        torch.autograd.Variable._execution_engine.queue_callback(self._wait_computed)
+        self._when_backward_ends(self._wait_computed)
         self._launch(unit)
         self._prefetch_state(self.sequence[len(self.updates) :][:2])
         while self.reclaim(keep=1):  # running on would keep weights in memory that the next forward's could take the place of
             pass
+
+    @staticmethod
+    def _when_backward_ends(callback: Callable[[], None]) -> None:
+        torch.autograd.Variable._execution_engine.queue_callback(callback)
 
     def _over_limit(self, unit: Unit) -> bool:
         grads = [(seg.grad.data_ptr(), seg.grad.numel(), _DTYPE[seg.grad.dtype]) for seg in self._segments(unit)]
@@ -243,7 +248,7 @@ class Steps:
 
     def _forget(self, update: Update) -> None:
         update.wait_computed()
-        self._timed("state", update.job.wait_written)  # it is written from the memory that the next one computes into
+        self._timed("writing", update.job.wait_written)  # it is written from the memory that the next one computes into
         self.planes.session.invalidate(update.unit.session_id)
         del self.updates[update.unit]
 
@@ -315,6 +320,9 @@ class Steps:
         if self.closing is None:
             return
         txn, future = self.closing
+        for update in self._decided_updates:
+            with contextlib.suppress(StokerError):  # the commit fails with it, and says so
+                self._timed("writing", update.job.wait_written)
         try:
             self._timed("commit", future.wait)
         except StokerError:
@@ -368,9 +376,8 @@ class Steps:
             self._timed("state", update.wait_computed)
 
     def _timed(self, cause: str, wait: Callable[[], Any]) -> None:
-        started = time.perf_counter()
         try:
-            wait()
+            with self.waiting(cause):
+                wait()
         finally:
             del wait  # a traceback would keep what it waited for, and with that the store, open
-            self.wait_seconds[cause] += time.perf_counter() - started
