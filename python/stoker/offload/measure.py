@@ -72,9 +72,11 @@ def product_flops(tokens: int, width: int, dtype: torch.dtype = torch.bfloat16) 
     return 6.0 * tokens * width * width / min(times)
 
 
-def measure_machine(directory: str | None, seconds: float, sample_bytes: int = 256 << 20) -> Machine:
-    """The machine under this process, with the disk of `directory` (None: no disk, a store in memory). `sample_bytes`: memory to measure with."""
-    disk = disk_rates(directory, seconds) if directory else {"read": 1e12, "write": 1e12, "mixed": 1e12}
+def measure_machine(directories: list[str], seconds: float, sample_bytes: int = 256 << 20) -> Machine:
+    """The machine under this process, with the disks of `directories`: one a volume, striped; none: a store in memory.
+    `sample_bytes`: memory to measure with."""
+    disks = [disk_rates(directory, seconds) for directory in directories]
+    disk = {kind: sum(each[kind] for each in disks) or 1e12 for kind in ("read", "write", "mixed")}
     return Machine(
         read=disk["read"], write=disk["write"], mixed=disk["mixed"], cores=torch.get_num_threads(),
         update_seconds=kernel_seconds(sample_bytes // 16), byte_seconds=checksum_seconds(sample_bytes), commit_seconds=COMMIT_SECONDS,

@@ -7,7 +7,9 @@ which the blocks are defined.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from torch import nn
@@ -171,18 +173,35 @@ class Moments(Algorithm):
         return {name: round(unit.elements * each) if name in ("m", "v") else size for name, size in super().state_bytes(unit).items()}
 
 
-def compare(row: dict[str, Any], measured: list[dict[str, Any]]) -> dict[str, Any]:
-    """Prediction beside the medians of measured ledger rows: {item: {"planned", "measured", "miss"}}, the miss as a part of what was measured."""
-    from statistics import median
+def expected(plan: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The row that the plan gives for these measured rows: where the policy changed between steps, the mean of what each was planned to be."""
+    used = Counter(row["policy"] for row in rows)
+    if not used:
+        return plan["step"]
+    steps = [(plan["steps"][policy], count / len(rows)) for policy, count in used.items()]
+    row: dict[str, Any] = {"policy": ", ".join(f"{policy} {count}" for policy, count in used.items())}
+    for item, value in plan["step"].items():
+        if isinstance(value, dict):
+            row[item] = {name: sum(step[item][name] * part for step, part in steps) for name in value}
+        elif item != "policy":
+            row[item] = sum(step[item] * part for step, part in steps)
+    return row
 
+
+def compare(plan: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """The plan beside measured ledger rows: {item: {"planned", "measured", "miss"}}, the miss as a part of what was measured.
+
+    Seconds and bytes read are medians; bytes written and waits are means, as a step's may fall into the next one.
+    """
+    row = expected(plan, rows)
+    mean = lambda pick: sum(map(pick, rows)) / len(rows)
     items = {
-        "seconds": (row.get("seconds"), median(each["seconds"] for each in measured)),
-        "read_bytes": (sum(row["read_bytes"].values()), median(sum(each["read_bytes"].values()) for each in measured)),
-        "written_bytes": (sum(row["written_bytes"].values()), sum(sum(each["written_bytes"].values()) for each in measured) / len(measured)),
+        "seconds": (row.get("seconds"), median(each["seconds"] for each in rows)),
+        "read_bytes": (sum(row["read_bytes"].values()), median(sum(each["read_bytes"].values()) for each in rows)),
+        "written_bytes": (sum(row["written_bytes"].values()), mean(lambda each: sum(each["written_bytes"].values()))),
+        "compute_seconds": (row.get("compute_seconds"), mean(lambda each: each["compute_seconds"])),
     }
-    for cause in CAUSES if "stall_seconds" in row else ():
-        items[cause] = (row["stall_seconds"][cause], median(each["stall_seconds"].get(cause, 0.0) for each in measured))
+    for cause in CAUSES:
+        planned = row["stall_seconds"][cause] if "stall_seconds" in row else None
+        items[cause] = (planned, mean(lambda each: each["stall_seconds"].get(cause, 0.0)))
     return {name: {"planned": planned, "measured": got, "miss": planned / got - 1 if planned is not None and got else None} for name, (planned, got) in items.items()}
-
-
-__all__ = ["CAUSES", "MOMENT_BYTES", "POLICIES", "Machine", "Setting", "compare", "course", "expected_uses", "flops", "limits", "map_bytes", "plan", "replace", "with_moments"]
