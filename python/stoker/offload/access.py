@@ -62,9 +62,10 @@ def install_state_dict(model: nn.Module, session: Session) -> list:
         wanted = {key: param for key, param in ours.items() if param is not None and key in state}
         if not wanted:
             return
-        mapped = _Mapped(session.runtime.directory, set(wanted.values()))
-        for param in mapped.params:
-            mapped.tensor(param).copy_(session.current_weight(param))
+        with session.ledger.waiting("checkpoint"):
+            mapped = _Mapped(session.runtime.directory, set(wanted.values()))
+            for param in mapped.params:
+                mapped.tensor(param).copy_(session.current_weight(param))
         for key, param in wanted.items():
             state[key] = mapped.tensor(param)
 

@@ -226,8 +226,10 @@ class DeviceGradients(Gradients):
         return self._views[param]
 
     def _await(self, unit: Unit) -> None:
-        for event in self._landing.pop(unit, ()):
-            self._link.wait(event)
+        events = self._landing.pop(unit, ())
+        with self.waiting("gradients"):
+            for event in events:
+                self._link.wait(event)
 
     def remove(self) -> None:
         for unit in list(self._landing):

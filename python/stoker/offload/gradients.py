@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Callable
 import torch
 
 from stoker.offload.blocks import Block, Param, Unit
+from stoker.offload.ledger import Waits
 
 if TYPE_CHECKING:
     from stoker.offload.planes import Planes
@@ -30,6 +31,7 @@ class Gradients:
     def __init__(self, blocks: list[Block], planes: Planes, on_final: Callable[[Unit], None]) -> None:
         self.on_final = on_final
         self._session = planes.session
+        self.waiting = Waits()  # the session's own, once it has one
         self.accumulate: int | None = None  # declared number of backwards a step
         self.more_follows = False  # inside `with opt.accumulating()`
         self._learned_calls = 1
@@ -149,7 +151,8 @@ class Gradients:
             self._recall(unit)
 
     def _recall(self, unit: Unit) -> None:
-        self._session.recall(*self._memory[unit])
+        with self.waiting("gradients"):
+            self._session.recall(*self._memory[unit])
         self._lent.remove(unit)
 
     def is_ours(self, param: Param) -> bool:

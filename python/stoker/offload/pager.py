@@ -8,7 +8,6 @@ autograd (or a recomputed checkpoint segment, or the user) still holds can never
 from __future__ import annotations
 
 import gc
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ import torch
 
 from stoker.errors import OverBudget, StokerError
 from stoker.offload.blocks import Block, Param
+from stoker.offload.ledger import Waits
 from stoker.offload.order import Recorder
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Pager:
         # Start of a slot's storage -> (block, version). Holds no memory; an entry ends when another slot starts there.
         self.by_address: dict[int, tuple[Block, int]] = {}
         self.lookahead_bytes = lookahead_bytes
-        self.wait_seconds = 0.0
+        self.waiting = Waits()  # the session's own, once it has one
         self._counts: dict[Param, int] = {}  # torch's count of in-place writes when a parameter got its bytes
         self.placeholders = {param: placeholder(param, self.device) for block in blocks for param in block.params}
 
@@ -143,17 +143,16 @@ class Pager:
 
     def _finish(self, slot: Slot) -> None:
         """Waits for the fetch and points the parameters at the slot."""
-        started = time.perf_counter()
         futures, slot.loading = slot.loading, []
         try:
-            for future in futures:
-                future.wait()
+            with self.waiting("weights"):
+                for future in futures:
+                    future.wait()
         except BaseException:
             drain(futures)
             del futures, future  # a traceback would keep them, and with them the store, open
             self.slots.pop(slot.block, None)
             raise
-        self.wait_seconds += time.perf_counter() - started
         self.expose(slot)
 
     def expose(self, slot: Slot) -> None:
@@ -214,7 +213,7 @@ class Pager:
                 if gc.collect() and self._retry(block):
                     continue
                 raise self._too_small(block) from None
-        slot = Slot(block, torch.from_dlpack(buffer), version)
+        slot = Slot(block, self.planes.storage(buffer), version)
         self.by_address[slot.address] = (block, version)
         return slot
 

@@ -194,6 +194,11 @@ class Planes:
         """Starts reading the block's weights into the memory at `address`; futures."""
         return [self.session.fetch_weights(unit.session_id, address + unit.slot_offset, priority, self.source) for unit in block.units]
 
+    @staticmethod
+    def storage(buffer: _core.Buffer) -> torch.Tensor:
+        """The bytes of a Buffer of the arena; its memory goes back with the last tensor over that storage."""
+        return torch.from_dlpack(buffer)
+
     def close(self) -> None:
         """Waits for what is in flight; gives back the tile buffers and the store's lock."""
         self.source = None

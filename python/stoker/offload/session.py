@@ -19,7 +19,7 @@ from torch import nn
 from stoker import _core
 from stoker.errors import InvalidArgument, Mismatch, StokerError
 from stoker.offload import optimizer as front
-from stoker.offload import record
+from stoker.offload import planner, record
 from stoker.offload.access import refuse_state_dict
 from stoker.offload.blocks import Block, Param, Unit, difference, signature
 from stoker.offload.device import DeviceGradients, DevicePager
@@ -27,8 +27,10 @@ from stoker.offload.gradients import Gradients
 from stoker.offload.hooks import Hooks
 from stoker.offload.ledger import Ledger
 from stoker.offload.link import Link
+from stoker.offload.machine import Machine
 from stoker.offload.pager import Pager
-from stoker.offload.planes import MIB, Algorithm, Planes, Runtime, plane_bytes, put, read_range, write_range
+from stoker.offload.planes import MIB, Algorithm, Planes, Runtime, put, read_range, write_range
+from stoker.offload.planner import Setting
 from stoker.offload.steps import Steps
 
 FORMAT = 1
@@ -105,6 +107,8 @@ class Session:
         self.gradients.accumulate = accumulate
         self.steps = Steps(self.planes, self.pager, self.gradients, self._hyper, policy, self._lost)
         self.pager.updates = self.steps
+        self.ledger.waiting.arithmetic = lambda: self.planes.session.arithmetic_seconds() if self.planes.session else 0.0
+        self.pager.waiting = self.steps.waiting = self.gradients.waiting = self.ledger.waiting
         self._requires_grad = {p: p.tensor.requires_grad for p in self.params}
 
     # -- start ---------------------------------------------------------------------------------------------------------
@@ -492,43 +496,23 @@ class Session:
         return {
             "read_bytes": core["read_bytes"],
             "written_bytes": core["written_bytes"],
-            "stall_seconds": {"weights": self.pager.wait_seconds, **self.steps.wait_seconds},
+            "stall_seconds": dict(self.ledger.waiting.seconds),
             "kept": self.steps.kept,
             "redone": self.steps.redone,
             "dram_bytes_peak": self.runtime.core.budget_peak,
         }
 
-    def plan(self) -> dict[str, Any]:
-        sizes = plane_bytes(self.blocks, self.algorithm)
-        layout = self.planes.layout
-        updated = [unit for block in self.blocks for unit in block.updated_units]
-        weights = sum(unit.weight_bytes for unit in updated)
-        resident = self.planes.arena.size - layout.gradients - layout.tiles * layout.tile - layout.pinned
-        paged = sizes["weights"] - sum(b.slot_bytes for b in self.blocks if b.pinned)
-        kept = max(0, min(paged, resident - layout.working))
-        retained = {id(unit) for unit in layout.retained}
-        read = {"weights": 2 * (paged - kept), "remainder": 0, "m": 0, "v": 0}
-        written = {"weights": weights, "remainder": 0, "m": 0, "v": 0}
-        for unit in updated:
-            for name, size in self.algorithm.state_bytes(unit).items():
-                written[name] += size
-                read[name] += 0 if id(unit) in retained else size
-        return {
-            "parameters": sum(param.numel for param in self.params),
-            "state_bytes": sum(sizes.values()),
-            "classes": {**sizes, "gradients": layout.gradients},
-            "dram": {
-                "cap": self.planes.dram_bytes,
-                "gradients": layout.gradients,
-                "pinned": layout.pinned,
-                "tiles": layout.tiles * layout.tile,
-                "weights": resident,
-                "retained_units": len(layout.retained),
-                "smallest": layout.smallest,
-                "pages": self.planes.arena.pages,
-            },
-            "predicted_bytes_per_step": {"read": read, "written": written},
-        }
+    def plan(self, machine: Machine | None = None, compute_seconds: float = 0.0) -> dict[str, Any]:
+        """planner.plan() of this session, by the recorded order once there is one. `step`: the row of the policy in use."""
+        planes, recorder = self.planes, self.pager.recorder
+        recorded = max((order.uses for key, order in recorder.orders.items() if key[1] and key[2]), key=len, default=None)
+        setting = Setting(self.blocks, self.algorithm, planes.layout, planes.arena.size, planes.tile_elements)
+        made = planner.plan(setting, machine, compute_seconds, recorded, self.steps.sequence)
+        if self.steps.policy != "auto":
+            made |= {"policy": self.steps.policy, "reason": "as you asked"}
+        made["step"] = made["steps"][made["policy"]]
+        made["dram"] |= {"cap": planes.dram_bytes, "pages": planes.arena.pages}
+        return made
 
 
 class WeightWriting:

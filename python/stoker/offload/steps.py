@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator
 
@@ -22,6 +21,7 @@ import torch
 from stoker.errors import StokerError
 from stoker.offload.blocks import Block, Param, Unit
 from stoker.offload.gradients import Gradients
+from stoker.offload.ledger import Waits
 from stoker.offload.pager import Pager, Slot
 from stoker.offload.planes import Planes, put
 
@@ -72,7 +72,7 @@ class Steps:
         self.sequence: list[Unit] = []  # the order in which units became final in the last step
         self.units = [unit for block in planes.blocks for unit in block.updated_units]
         self.kept = self.redone = 0
-        self.wait_seconds = {"state": 0.0, "commit": 0.0}
+        self.waiting = Waits()  # the session's own, once it has one
         self.decided: Any = None  # transaction of a decided step that is not closed yet
         self.closing: tuple[Any, Any] | None = None  # (transaction, future) of a closed step on its way to the disk
         self._decided_updates: list[Update] = []  # their memory is still being written from
@@ -106,7 +106,7 @@ class Steps:
         """From within backward: the unit's gradients are forecast final."""
         if not self.speculating or self._norm_exceeded or unit in self.updates:
             return
-        torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
+        self._when_backward_ends(self.backward_ends)
         self.gradients.land(unit)
         self._landing.append(unit)
         self._speculate(self.gradients.in_flight)
@@ -124,10 +124,14 @@ class Steps:
             while self.reclaim(keep=1):  # running on would keep weights in memory that the next forward's could take the place of
                 pass
 
-    def _backward_ends(self) -> None:
+    def backward_ends(self) -> None:
         self._speculate(0)
         for update in self.updates.values():
             self._timed("state", update.wait_computed)
+
+    @staticmethod
+    def _when_backward_ends(callback: Callable[[], None]) -> None:
+        torch.autograd.Variable._execution_engine.queue_callback(callback)
 
     def _over_limit(self, segments: list[Segment]) -> bool:
         grads = [(seg.grad.data_ptr(), seg.grad.numel(), _DTYPE[seg.grad.dtype]) for seg in segments]
@@ -273,7 +277,7 @@ class Steps:
 
     def _forget(self, update: Update) -> None:
         update.wait_computed()
-        self._timed("state", update.job.wait_written)  # it is written from the memory that the next one computes into
+        self._timed("writing", update.job.wait_written)  # it is written from the memory that the next one computes into
         self.planes.session.invalidate(update.unit.session_id)
         del self.updates[update.unit]
 
@@ -346,6 +350,9 @@ class Steps:
         if self.closing is None:
             return
         txn, future = self.closing
+        for update in self._decided_updates:
+            with contextlib.suppress(StokerError):  # the commit fails with it, and says so
+                self._timed("writing", update.job.wait_written)
         try:
             self._timed("commit", future.wait)
         except StokerError:
@@ -406,9 +413,8 @@ class Steps:
         return bool(written)
 
     def _timed(self, cause: str, wait: Callable[[], Any]) -> None:
-        started = time.perf_counter()
         try:
-            wait()
+            with self.waiting(cause):
+                wait()
         finally:
             del wait  # a traceback would keep what it waited for, and with that the store, open
-            self.wait_seconds[cause] += time.perf_counter() - started
