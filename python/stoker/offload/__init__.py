@@ -17,6 +17,7 @@ from stoker.offload.build import Built, build, keep_heap, stored_weights, trim
 from stoker.offload.optimizer import OffloadedOptimizer, algorithm_of
 from stoker.offload.planes import parse_dram, store_capacity
 from stoker.offload.session import META_MODEL, Session, check_stored
+from stoker.offload.snapshots import check_room
 
 __all__ = ["OffloadedOptimizer", "build", "gather", "offload"]
 
@@ -31,6 +32,7 @@ def offload(
     accumulate: int | None = None,
     weights: str | os.PathLike | None = None,
     resume: bool | Literal["auto"] = False,
+    snapshots: int = 0,
 ) -> tuple[nn.Module, OffloadedOptimizer]:
     """Moves the model's weights and the optimizer's state into `store`; training goes on with the returned pair as before.
 
@@ -41,6 +43,7 @@ def offload(
     policy: when updates run; all give the same bits. accumulate: backwards a step, if known (else learned).
     weights: a folder of safetensors files (or one file) with the initial weights, for a model on the meta device.
     resume: True continues the run in the store; "auto" does so if there is one. False on a store that holds a run is an error.
+    snapshots: how many earlier steps opt.snapshot() can keep; each takes as much of the disk as all that a step changes.
 
     Raises OverBudget (naming the smallest budget that works), Mismatch (the store belongs to another model), Busy (in use),
     AlreadyExists, NotFound, OutOfSpace, InvalidArgument.
@@ -59,7 +62,7 @@ def offload(
         raise InvalidArgument("no parameter of the optimizer requires a gradient: there is nothing to train")
     blocks = partition(model, optimized)
     built = Built.of(model)
-    runtime = built.runtime if built else open_runtime(os.fspath(store), parse_dram(dram), store_capacity(blocks, algorithm), blocks, algorithm)
+    runtime = built.runtime if built else open_runtime(os.fspath(store), parse_dram(dram), store_capacity(blocks, algorithm, snapshots), blocks, algorithm)
     if built:
         built.page_all()
     session: Session | None = None
@@ -71,7 +74,8 @@ def offload(
             raise NotFound(f"{runtime.path} holds no run to resume; pass resume=False to start one")
         if holds_run:
             check_stored(runtime, blocks, algorithm)
-        session = Session(model, optimizer, runtime, blocks, algorithm, policy, accumulate)
+        check_room(runtime, blocks, algorithm, snapshots)
+        session = Session(model, optimizer, runtime, blocks, algorithm, policy, accumulate, snapshots)
         if holds_run:
             session.adopt()
             session.resume()
