@@ -182,7 +182,7 @@ class Session:
             self.ledger.event("order", step=self.step_count, call=recorder.key)
         recorder.begin(key)
         self.pager.current = None
-        self._check_unchanged()
+        self._check_unchanged(grad=key[2])
         if key[2] and key[1]:
             self.gradients.call()
             self.steps.call_begins()
@@ -198,14 +198,14 @@ class Session:
                 "`with stoker.gather(parameter, write=True):`"
             )
 
-    def _check_unchanged(self) -> None:
+    def _check_unchanged(self, grad: bool) -> None:
         self._check_in_place()
         for param, was in self._requires_grad.items():
             if param.tensor.dtype != param.unit.dtype:
                 raise InvalidArgument(
                     f"{param.name} was converted to {param.tensor.dtype} after stoker.offload(), which changes nothing in the store; convert the model first, then offload it"
                 )
-            if param.tensor.requires_grad != was:
+            if grad and param.tensor.requires_grad != was:  # without gradients nobody asks: adapters are switched off and on that way
                 raise InvalidArgument(
                     f"requires_grad of {param.name} changed from {was} to {not was} after stoker.offload(); freeze or unfreeze parameters before offloading"
                 )
@@ -400,6 +400,8 @@ class Session:
 
     def current_weight(self, param: Param) -> torch.Tensor:
         """A copy of the parameter's weights as forward would see them now."""
+        if param in self.pager.held:
+            return param.tensor.detach().clone()
         slot = self.pager.slots.get(param.unit.block)
         if slot is not None and not slot.loading:
             return slot.view(param).clone()
