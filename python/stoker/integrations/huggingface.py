@@ -67,6 +67,7 @@ def _check(trainer: Trainer) -> None:
         "auto_find_batch_size": (args.auto_find_batch_size, "begins anew after steps were made; choose a batch size"),
         "deepspeed": (trainer.is_deepspeed_enabled, "offloads on its own; leave it out"),
         "fsdp": (trainer.is_fsdp_enabled, "replaces the parameters; leave it out"),
+        "torch_compile": (args.torch_compile, "compiles the whole model, which offloading cuts apart; call compile() of each layer before the Trainer is offloaded"),
         "several GPUs in one process": (args.n_gpu > 1, "would copy the model to each; show one with CUDA_VISIBLE_DEVICES"),
     }
     for name, (found, why) in wrong.items():

@@ -13,6 +13,7 @@ from stoker.errors import AlreadyExists, InvalidArgument, NotFound, StokerError
 from stoker.offload.access import Left, gather, install_state_dict
 from stoker.offload.blocks import Param, partition
 from stoker.offload.budget import open_runtime
+from stoker.offload.compiled import refuse_cuda_graphs
 from stoker.offload.build import Built, build, keep_heap, stored_weights, trim
 from stoker.offload.optimizer import OffloadedOptimizer, algorithm_of
 from stoker.offload.planes import parse_dram, store_capacity
@@ -60,6 +61,7 @@ def offload(
             raise InvalidArgument(f"this model's weights were left in the store at {left} when its optimizer was closed; pass resume=True with that store, or make a new model")
     if not any(param.requires_grad for param in optimized):
         raise InvalidArgument("no parameter of the optimizer requires a gradient: there is nothing to train")
+    refuse_cuda_graphs(model)
     blocks = partition(model, optimized)
     built = Built.of(model)
     runtime = built.runtime if built else open_runtime(os.fspath(store), parse_dram(dram), store_capacity(blocks, algorithm, snapshots), blocks, algorithm)

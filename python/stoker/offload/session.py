@@ -23,6 +23,7 @@ from stoker.offload import optimizer as front
 from stoker.offload import record
 from stoker.offload.access import refuse_state_dict
 from stoker.offload.blocks import Block, Param, Unit, difference, signature
+from stoker.offload.compiled import plain
 from stoker.offload.gradients import Gradients
 from stoker.offload.hooks import Hooks
 from stoker.offload.ledger import Ledger
@@ -150,7 +151,7 @@ class Session:
         for group, stored in zip(self._groups(), state["groups"]):
             group.update(stored)
         buffers = record.load(self.planes.store.read_bytes(META_BUFFERS)) if state["buffers"] else {}
-        own = dict(self.model.named_buffers())
+        own = self._buffers()
         for name, tensor in buffers.items():
             if name not in own or own[name].shape != tensor.shape:
                 raise Mismatch(f"the store's buffer {name} does not fit the model")
@@ -291,12 +292,15 @@ class Session:
         sources = {name: thing.state_dict() for name, thing in self._attached.items() if _is_source(thing)}
         self._at_step = {"rng": record.rng_state(), "attached": record.load(record.dump(sources))}  # a copy: it may be live
 
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        return {plain(name): tensor for name, tensor in self.model.named_buffers()}
+
     def _groups(self) -> list[dict]:
         return list({id(group): group for group in self._group_of.values()}.values())
 
     def _records(self) -> dict[str, bytes]:
         """The record that closes a step, as objects to write."""
-        buffers = dict(self.model.named_buffers())
+        buffers = self._buffers()
         attached = {name: thing.state_dict() for name, thing in self._attached.items() if not _is_source(thing)}
         records = {
             META_STATE: record.dump(
