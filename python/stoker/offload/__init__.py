@@ -13,11 +13,13 @@ from stoker.errors import AlreadyExists, InvalidArgument, NotFound, StokerError
 from stoker.offload.access import Left, gather, install_state_dict
 from stoker.offload.blocks import Param, partition
 from stoker.offload.budget import open_runtime
+from stoker.offload.compiled import refuse_cuda_graphs
 from stoker.offload.build import Built, build, keep_heap, stored_weights, trim
 from stoker.offload.link import open_link
 from stoker.offload.optimizer import OffloadedOptimizer, algorithm_of
 from stoker.offload.planes import parse_bytes, store_capacity
-from stoker.offload.session import META_MODEL, Session, check_stored
+from stoker.offload.session import META_MODEL, Choices, Session, check_stored
+from stoker.offload.snapshots import check_room
 
 __all__ = ["OffloadedOptimizer", "build", "gather", "offload"]
 
@@ -32,6 +34,7 @@ def offload(
     accumulate: int | None = None,
     weights: str | os.PathLike | None = None,
     resume: bool | Literal["auto"] = False,
+    snapshots: int = 0,
     device: str | torch.device | None = None,
     device_memory: int | str | None = None,
 ) -> tuple[nn.Module, OffloadedOptimizer]:
@@ -47,6 +50,7 @@ def offload(
     device: where the model computes ("cpu", "cuda", "cuda:1"); default: where its parameters are. Weights are copied there for their use,
     gradients stay there until step() (and are not counted in dram), updates run on the CPU; buffers are moved, inputs are yours to move.
     device_memory: cap in bytes, or "8GiB", on weights on that device; default: what one use needs and as much fetched ahead.
+    snapshots: how many earlier steps opt.snapshot() can keep; each takes as much of the disk as all that a step changes.
 
     Raises OverBudget (naming the smallest budget that works), Mismatch (the store belongs to another model), Busy (in use),
     AlreadyExists, NotFound, OutOfSpace, InvalidArgument.
@@ -63,10 +67,11 @@ def offload(
             raise InvalidArgument(f"this model's weights were left in the store at {left} when its optimizer was closed; pass resume=True with that store, or make a new model")
     if not any(param.requires_grad for param in optimized):
         raise InvalidArgument("no parameter of the optimizer requires a gradient: there is nothing to train")
+    refuse_cuda_graphs(model)
     link = open_link(torch.device(device) if device is not None else _device_of(own))
     blocks = partition(model, optimized)
     built = Built.of(model)
-    runtime = built.runtime if built else open_runtime(os.fspath(store), parse_bytes("dram", dram), store_capacity(blocks, algorithm), blocks, algorithm)
+    runtime = built.runtime if built else open_runtime(os.fspath(store), parse_bytes("dram", dram), store_capacity(blocks, algorithm, snapshots), blocks, algorithm)
     if built:
         built.page_all()
     session: Session | None = None
@@ -78,7 +83,9 @@ def offload(
             raise NotFound(f"{runtime.path} holds no run to resume; pass resume=False to start one")
         if holds_run:
             check_stored(runtime, blocks, algorithm)
-        session = Session(model, optimizer, runtime, blocks, algorithm, policy, accumulate, link, device_memory and parse_bytes("device_memory", device_memory))
+        check_room(runtime, blocks, algorithm, snapshots)
+        how = Choices(policy, accumulate, snapshots, link, parse_bytes("device_memory", device_memory) if device_memory is not None else None)
+        session = Session(model, optimizer, runtime, blocks, algorithm, how)
         if holds_run:
             session.adopt()
             session.resume()

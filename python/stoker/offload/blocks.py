@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from stoker.errors import InvalidArgument
+from stoker.offload.compiled import plain
 
 PARAM_ALIGN = 64  # elements; SIMD kernels start each parameter on a cache line
 PLANE_ALIGN = 4096  # bytes; planes go to the disk without a bounce
@@ -158,11 +159,11 @@ def partition(model: nn.Module, optimized: Iterable[nn.Parameter]) -> list[Block
 
     blocks: dict[str, Block] = {}
     for index, (param, places) in enumerate(owners.items()):
-        name = places[0][0]
+        name = plain(places[0][0])
         homes = {home.get(module, (qualified.rpartition(".")[0], module)) for qualified, module in places}
         shared = len({id(layer) for _, layer in homes}) > 1
         block_name, layer = ("shared", None) if shared else next(iter(homes))
-        block_name = block_name or "root"
+        block_name = plain(block_name) or "root"
         block = blocks.setdefault(block_name, Block(block_name, len(blocks), pinned=shared))
         updated = id(param) in optimized_ids and param.requires_grad
         _check_dtype(name, param, updated)

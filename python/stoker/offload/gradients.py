@@ -34,6 +34,7 @@ class Gradients:
         self.waiting = Waits()  # the session's own, once it has one
         self.accumulate: int | None = None  # declared number of backwards a step
         self.more_follows = False  # inside `with opt.accumulating()`
+        self.sync: Callable[[], bool] | None = None  # whoever drives the loop says whether the backward under way is the step's last
         self._learned_calls = 1
         self._calls = 0
         self._fired: dict[Param, int] = {}
@@ -93,6 +94,8 @@ class Gradients:
 
     @property
     def last_call(self) -> bool:
+        if self.sync is not None and not self.more_follows:
+            return self.sync()
         return not self.more_follows and self._calls >= (self.accumulate or self._learned_calls)
 
     def _accumulated(self, param: Param) -> None:

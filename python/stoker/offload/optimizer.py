@@ -40,7 +40,8 @@ def algorithm_of(optimizer: torch.optim.Optimizer) -> Algorithm:
 class OffloadedOptimizer(torch.optim.Optimizer):
     """Takes the place of the optimizer it was made from: same param_groups (the same dictionaries), same step().
 
-    Beyond torch's interface: clip_grad_norm_, accumulating(), attach(), flush(), committed_step, step_count, ledger, plan(), close().
+    Beyond torch's interface: clip_grad_norm_, accumulating(), attach(), flush(), snapshot(), drop_snapshot(), snapshots,
+    committed_step, step_count, ledger, plan(), close().
     """
 
     def __init__(self, session: Session, original: torch.optim.Optimizer) -> None:
@@ -93,15 +94,12 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         return {"state": state, "param_groups": groups, "stoker": self._session.reference()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Accepts references to this very store and step (nothing moves), or a full state_dict of the original optimizer."""
-        if "stoker" in state_dict:
-            ours = self._session.reference()
-            theirs = state_dict["stoker"]
-            if theirs != ours:
-                raise Mismatch(f"this state_dict refers to step {theirs.get('step')} of store {theirs.get('store')}, but the optimizer is at step {ours['step']} of {ours['store']}")
+        """Accepts references to this run (nothing moves, or it goes back to a snapshot), or a full state_dict of the original optimizer."""
         sizes = lambda groups: [len(group["params"]) for group in groups]
         if sizes(self.param_groups) != sizes(state_dict["param_groups"]):
             raise Mismatch(f"the state_dict has parameter groups of {sizes(state_dict['param_groups'])} parameters, the optimizer of {sizes(self.param_groups)}")
+        if "stoker" in state_dict:
+            self._session.refer(state_dict["stoker"])
         for group, loaded in zip(self.param_groups, state_dict["param_groups"]):
             group.update({key: value for key, value in loaded.items() if key != "params"})
         if "stoker" not in state_dict and state_dict["state"]:
@@ -140,6 +138,20 @@ class OffloadedOptimizer(torch.optim.Optimizer):
     def flush(self) -> None:
         """Closes the decided step and waits until it is durable."""
         self._session.flush()
+
+    def snapshot(self) -> int:
+        """Keeps the present step: load_state_dict() of a state_dict() from now goes back to it, weights and all else included, as long
+        as it is one of the newest `snapshots` (stoker.offload). Closes the step first; returns its number."""
+        return self._session.snapshots.make()
+
+    def drop_snapshot(self, step: int) -> None:
+        """Gives up a step that snapshot() kept."""
+        self._session.snapshots.drop(step)
+
+    @property
+    def snapshots(self) -> list[int]:
+        """The steps that the store keeps, oldest first."""
+        return self._session.snapshots.steps()
 
     def close(self) -> None:
         """flush(), gives the model its placeholders for good and releases memory, threads and the store's lock."""

@@ -50,11 +50,16 @@ def plane_bytes(blocks: list[Block], algorithm: Algorithm) -> dict[str, int]:
     return total
 
 
-def store_capacity(blocks: list[Block], algorithm: Algorithm) -> int:
-    """Space for two versions of everything that changes (the committed and the staged one) and room for metadata."""
-    sizes = plane_bytes(blocks, algorithm)
+def changing_bytes(blocks: list[Block], algorithm: Algorithm) -> int:
+    """What of a version a step makes anew: all but the frozen weights."""
     frozen = sum(unit.weight_bytes for block in blocks for unit in block.units if not unit.updated)
-    return 2 * (sum(sizes.values()) - frozen) + frozen + sum(sizes.values()) // 20 + 96 * MIB
+    return sum(plane_bytes(blocks, algorithm).values()) - frozen
+
+
+def store_capacity(blocks: list[Block], algorithm: Algorithm, snapshots: int = 0) -> int:
+    """Space for two versions of everything that changes (the committed and the staged one), for snapshots, and room for metadata."""
+    total, changing = sum(plane_bytes(blocks, algorithm).values()), changing_bytes(blocks, algorithm)
+    return total + changing + snapshots * (changing + MIB) + total // 20 + 96 * MIB
 
 
 @dataclass(frozen=True)

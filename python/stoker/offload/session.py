@@ -9,8 +9,10 @@ A training step, seen from here:
 
 from __future__ import annotations
 
+import secrets
 import threading
 import warnings
+from dataclasses import dataclass
 from typing import Any, Callable
 
 import torch
@@ -22,6 +24,7 @@ from stoker.offload import optimizer as front
 from stoker.offload import planner, record
 from stoker.offload.access import refuse_state_dict
 from stoker.offload.blocks import Block, Param, Unit, difference, signature
+from stoker.offload.compiled import plain
 from stoker.offload.device import DeviceGradients, DevicePager
 from stoker.offload.gradients import Gradients
 from stoker.offload.hooks import Hooks
@@ -31,6 +34,7 @@ from stoker.offload.machine import Machine
 from stoker.offload.pager import Pager
 from stoker.offload.planes import MIB, Algorithm, Planes, Runtime, put, read_range, write_range
 from stoker.offload.planner import Setting
+from stoker.offload.snapshots import Snapshots
 from stoker.offload.steps import Steps
 
 FORMAT = 1
@@ -55,22 +59,22 @@ def check_stored(runtime: Runtime, blocks: list[Block], algorithm: Algorithm) ->
         raise Mismatch(f"the store at {runtime.path} holds {stored['algorithm']} state, but the optimizer is {algorithm.name}")
 
 
+@dataclass(frozen=True)
+class Choices:
+    """What the caller of stoker.offload() chose, beyond model, optimizer and store."""
+
+    policy: str
+    accumulate: int | None = None  # backwards a step, if known
+    snapshots: int = 0  # how many earlier steps may be kept
+    link: Link | None = None  # the way to the device on which the model computes, if that is not the CPU
+    device_memory: int | None = None  # cap on weights there, bytes
+
+
 class Session:
     """Made by stoker.offload(); everything the OffloadedOptimizer does goes through here."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        original: torch.optim.Optimizer,
-        runtime: Runtime,
-        blocks: list[Block],
-        algorithm: Algorithm,
-        policy: str,
-        accumulate: int | None,
-        link: Link | None = None,
-        device_memory: int | None = None,
-    ) -> None:
-        """link: the way to the device on which the model computes, if that is not the CPU; device_memory: cap on weights there."""
+    def __init__(self, model: nn.Module, original: torch.optim.Optimizer, runtime: Runtime, blocks: list[Block], algorithm: Algorithm, how: Choices) -> None:
+        policy, link = how.policy, how.link
         if policy not in POLICIES:
             raise InvalidArgument(f"policy {policy!r} is not one of {', '.join(POLICIES)}")
         self.model, self.blocks, self.algorithm = model, blocks, algorithm
@@ -88,6 +92,7 @@ class Session:
         self._buffers_digest: bytes | None = None
         self._departures = 0  # from the recorded order, that the ledger knows of
         self._closed = False
+        self._run: str | None = None  # tells this run from others in the same place
         self.access: list = []  # handles of access.py's hooks
         self.loading: Any = None  # access.py's Loading: a load_state_dict() of the model that may be under way
         self.hooks: Hooks | None = None  # once the model trains out of the store
@@ -102,13 +107,14 @@ class Session:
             self.pager = Pager(blocks, self.planes, lookahead_bytes)
             self.gradients = Gradients(blocks, self.planes, on_final)
         else:
-            self.pager = DevicePager(blocks, self.planes, lookahead_bytes, link, device_memory)
+            self.pager = DevicePager(blocks, self.planes, lookahead_bytes, link, how.device_memory)
             self.gradients = DeviceGradients(blocks, self.planes, on_final, link)
-        self.gradients.accumulate = accumulate
+        self.gradients.accumulate = how.accumulate
         self.steps = Steps(self.planes, self.pager, self.gradients, self._hyper, policy, self._lost)
         self.pager.updates = self.steps
         self.ledger.waiting.arithmetic = lambda: self.planes.session.arithmetic_seconds() if self.planes.session else 0.0
         self.pager.waiting = self.steps.waiting = self.gradients.waiting = self.ledger.waiting
+        self.snapshots = Snapshots(self, how.snapshots)
         self._requires_grad = {p: p.tensor.requires_grad for p in self.params}
 
     # -- start ---------------------------------------------------------------------------------------------------------
@@ -135,7 +141,8 @@ class Session:
             for param in block.params:
                 param.tensor.data = self.pager.placeholders[param]
             del slot
-        put(txn, META_MODEL, record.dump({"format": FORMAT, "algorithm": self.algorithm.name, "momentum": self.algorithm.momentum, **signature(self.blocks)}))
+        self._run = secrets.token_hex(8)
+        put(txn, META_MODEL, record.dump({"format": FORMAT, "run": self._run, "algorithm": self.algorithm.name, "momentum": self.algorithm.momentum, **signature(self.blocks)}))
         for key, data in self._records().items():
             put(txn, key, data)
         for key in obsolete:
@@ -144,6 +151,7 @@ class Session:
 
     def adopt(self) -> None:
         """The store already holds this model's weights (made by stoker.build, or by a run that is resumed)."""
+        self._run = record.load(self.planes.store.read_bytes(META_MODEL)).get("run")
         for param in self.params:
             param.tensor.data = self.pager.placeholders[param]
 
@@ -169,7 +177,7 @@ class Session:
         for group, stored in zip(self._groups(), state["groups"]):
             group.update(stored)
         buffers = record.load(self.planes.store.read_bytes(META_BUFFERS)) if state["buffers"] else {}
-        own = dict(self.model.named_buffers())
+        own = self._buffers()
         for name, tensor in buffers.items():
             if name not in own or own[name].shape != tensor.shape:
                 raise Mismatch(f"the store's buffer {name} does not fit the model")
@@ -205,7 +213,7 @@ class Session:
             self.ledger.event("order", step=self.step_count, call=recorder.key)
         recorder.begin(key)
         self.pager.current = None
-        self._check_unchanged()
+        self._check_unchanged(grad=key[2])
         if key[2] and key[1]:
             self.gradients.call()
             self.steps.call_begins()
@@ -221,14 +229,14 @@ class Session:
                 "`with stoker.gather(parameter, write=True):`"
             )
 
-    def _check_unchanged(self) -> None:
+    def _check_unchanged(self, grad: bool) -> None:
         self._check_in_place()
         for param, was in self._requires_grad.items():
             if param.tensor.dtype != param.unit.dtype:
                 raise InvalidArgument(
                     f"{param.name} was converted to {param.tensor.dtype} after stoker.offload(), which changes nothing in the store; convert the model first, then offload it"
                 )
-            if param.tensor.requires_grad != was:
+            if grad and param.tensor.requires_grad != was:  # without gradients nobody asks: adapters are switched off and on that way
                 raise InvalidArgument(
                     f"requires_grad of {param.name} changed from {was} to {not was} after stoker.offload(); freeze or unfreeze parameters before offloading"
                 )
@@ -260,8 +268,19 @@ class Session:
         """The last step could not be committed: everything that belongs to a step is that of the step before."""
         self.ledger.event("lost", step=self.step_count)
         self.step_count -= 1
-        self._refresh({unit.block for unit in units})
-        state = record.load(self.planes.store.read_bytes(META_STATE))
+        self._take_back({unit.block for unit in units}, record.load(self.planes.store.read_bytes(META_STATE)))
+
+    def become(self, state: dict[str, Any]) -> None:
+        """The store went to another step, whose record is `state`."""
+        self.ledger.event("rolled back", step=self.step_count, to=state["step"])
+        for block in self.blocks:
+            for unit in block.updated_units:
+                self.planes.session.invalidate(unit.session_id)
+        self._committed = state["step"]
+        self._take_back(set(self.blocks), state)
+
+    def _take_back(self, blocks: set[Block], state: dict[str, Any]) -> None:
+        self._refresh(blocks)
         attached = {**self._when_attached, **state["attached"]}
         for name, thing in self._attached.items():
             thing.load_state_dict(attached[name])
@@ -303,12 +322,15 @@ class Session:
         sources = {name: thing.state_dict() for name, thing in self._attached.items() if _is_source(thing)}
         self._at_step = {"rng": record.rng_state(), "attached": record.load(record.dump(sources))}  # a copy: it may be live
 
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        return {plain(name): tensor for name, tensor in self.model.named_buffers()}
+
     def _groups(self) -> list[dict]:
         return list({id(group): group for group in self._group_of.values()}.values())
 
     def _records(self) -> dict[str, bytes]:
         """The record that closes a step, as objects to write."""
-        buffers = dict(self.model.named_buffers())
+        buffers = self._buffers()
         attached = {name: thing.state_dict() for name, thing in self._attached.items() if not _is_source(thing)}
         records = {
             META_STATE: record.dump(
@@ -389,7 +411,23 @@ class Session:
     # -- access to all of it -------------------------------------------------------------------------------------------
 
     def reference(self) -> dict[str, Any]:
-        return {"store": self.runtime.path, "step": self.step_count}
+        return {"store": self.runtime.path, "run": self._run, "step": self.step_count, "version": self.planes.store.info()["committed"]}
+
+    def refer(self, to: dict[str, Any]) -> None:
+        """Goes to the step that a reference names. Nothing moves where nothing was committed since."""
+        self.flush()
+        now = self.reference()
+        if to.get("run") != now["run"]:
+            raise Mismatch(f"this state_dict refers to a run in {to.get('store')}, which is not the run in {now['store']}; offload with the store that it refers to")
+        if to["version"] == now["version"]:
+            return
+        if to["step"] in self.snapshots.steps():
+            self.snapshots.go_back(to["step"])
+        elif to["step"] != now["step"]:
+            raise Mismatch(
+                f"this state_dict refers to step {to['step']}, but the run in {now['store']} is at step {now['step']} and keeps no snapshot of that step; "
+                f"go on from step {now['step']}, and keep the steps that you want to return to with stoker.offload(snapshots=) and opt.snapshot()"
+            )
 
     def has_state(self, param: torch.Tensor) -> bool:
         ours = self.by_tensor[param]
@@ -397,6 +435,8 @@ class Session:
 
     def current_weight(self, param: Param) -> torch.Tensor:
         """A copy, in host memory, of the parameter's weights as forward would see them now."""
+        if param in self.pager.held:
+            return param.tensor.detach().clone().cpu()
         slot = self.pager.slots.get(param.unit.block)
         if slot is not None and not slot.loading:
             return slot.view(param).clone()
@@ -470,10 +510,7 @@ class Session:
         self._refresh({self.by_tensor[t].unit.block for t in entries if t in self.by_tensor})
 
     def _put_slice(self, txn, plane: str, param: Param, value: torch.Tensor) -> None:
-        data = torch.empty_strided(param.size, param.stride, dtype=value.dtype).copy_(value)
-        flat = torch.as_strided(data, (param.numel,), (1,))
-        raw = flat.view(torch.uint8).numpy().tobytes()
-        write_range(txn, f"{plane}/{param.unit.name}", param.offset * value.dtype.itemsize, raw)
+        write_range(txn, f"{plane}/{param.unit.name}", param.offset * value.dtype.itemsize, laid_out(param, value))
 
     def writing_weights(self) -> WeightWriting:
         """Begins to replace weights, as one durable commit."""
@@ -515,6 +552,12 @@ class Session:
         return made
 
 
+def laid_out(param: Param, value: torch.Tensor) -> bytes:
+    """The bytes of `value` in the order that the parameter's planes have."""
+    data = torch.empty_strided(param.size, param.stride, dtype=value.dtype).copy_(value)
+    return torch.as_strided(data, (param.numel,), (1,)).view(torch.uint8).numpy().tobytes()
+
+
 class WeightWriting:
     """New weights on their way into the store: all of them or, if it is dropped before commit(), none."""
 
@@ -524,14 +567,23 @@ class WeightWriting:
         self._params: set[Param] = set()
 
     def stage(self, values: dict[Param, torch.Tensor]) -> None:
-        """The float32 master of a bfloat16 weight becomes the weight itself."""
+        """The float32 master of a bfloat16 weight becomes the weight itself. What has the bits that are there already is not written:
+        a checkpoint that is loaded into the run that it was made of changes nothing, and leaves the masters as exact as they were."""
+        store = self._session.planes.store
         for param, value in values.items():
-            self._session._put_slice(self._txn, "w", param, value.detach().to(param.unit.dtype))
+            value = value.detach().to(param.unit.dtype)
+            raw = laid_out(param, value)
+            if param not in self._params and raw == read_range(store, f"w/{param.unit.name}", param.offset * value.dtype.itemsize, len(raw)):
+                continue
+            self._session._put_slice(self._txn, "w", param, value)
             if param.unit.updated and param.unit.dtype == torch.bfloat16:
                 self._session._put_slice(self._txn, "r", param, torch.zeros(param.size, dtype=torch.int16))
-        self._params.update(values)
+            self._params.add(param)
 
     def commit(self) -> None:
+        if not self._params:
+            self._txn.abandon()
+            return
         self._txn.commit("durable").wait()
         for unit in {param.unit for param in self._params}:
             if unit.updated:
