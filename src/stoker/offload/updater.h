@@ -23,7 +23,8 @@ namespace stoker::offload {
 
 class Updater {
  public:
-  Updater(Store& store, Pool& pool, Traffic& traffic, std::vector<Buffer> memory);
+  // `seed`: of the draws that round lossy moments.
+  Updater(Store& store, Pool& pool, Traffic& traffic, std::vector<Buffer> memory, uint64_t seed);
   ~Updater() { close(); }
 
   // The request is valid (Session checks it) and its transaction counts the job already.
@@ -95,6 +96,7 @@ class Updater {
   Store& store_;
   Pool& pool_;
   Traffic& traffic_;
+  const uint64_t seed_;
   std::mutex mutex_;
   std::condition_variable idle_;      // active_ became 0
   std::condition_variable returned_;  // a tile gave its memory back
