@@ -5,7 +5,7 @@
 //   m/NAME  v/NAME  optimizer state: float32, bfloat16, or 8-bit codes and their scales
 //
 // A tile is one chunk of every plane: the same `tile_elements` elements in each, so a tile is read, verified, updated
-// and written by itself, in any order. Inside a tile elements lie by index, and the scales of 8-bit codes behind the codes.
+// and written by itself, in any order. All elements lie at the same index in every plane; among 8-bit codes lie their scales.
 // docs/formats/planes.md is the specification.
 #pragma once
 
@@ -27,8 +27,11 @@ inline constexpr std::array<Plane, 3> kStatePlanes = {Plane::remainder, Plane::m
 std::string_view letter(Plane plane);  // "w", "r", "m", "v": the first part of the object's key
 std::string_view name(Plane plane);    // as it stands in messages and counters
 
-// Bytes of `elements` of m or v in a tile: whole blocks of 4 KiB.
-uint32_t moment_tile_bytes(optim::MomentType type, uint32_t elements);
+// 8-bit moments lie in cells: so many codes, their scales, zeros up to 4 KiB. The last cell of a plane may be shorter.
+inline constexpr uint64_t kMomentCell = 128 << 10;
+uint64_t moment_cell_bytes(uint64_t elements);
+// Bytes of m or v of so many elements, from the start of a cell on.
+uint64_t moment_plane_bytes(optim::MomentType type, uint64_t elements);
 
 // Every plane of a block is padded to a multiple of this: 4 KiB of the narrowest plane without scales.
 inline constexpr uint64_t kElementAlign = 2048;
@@ -62,10 +65,10 @@ class BlockLayout {
 
   bool has(Plane plane) const { return element_bytes(plane) != 0; }
   uint32_t element_bytes(Plane plane) const;  // 0 where the block has no such plane; without scales
-  uint64_t plane_bytes(Plane plane) const { return tile_offset(plane, tiles() - 1) + tile_bytes(plane, tiles() - 1); }
-  uint32_t chunk_bytes(Plane plane) const { return bytes_of(plane, tile_elements_); }
+  uint64_t plane_bytes(Plane plane) const { return bytes_of(plane, elements()); }
+  uint32_t chunk_bytes(Plane plane) const { return static_cast<uint32_t>(bytes_of(plane, tile_elements_)); }
   uint64_t tile_offset(Plane plane, uint64_t tile) const { return tile * chunk_bytes(plane); }
-  uint32_t tile_bytes(Plane plane, uint64_t tile) const { return bytes_of(plane, tile_count(tile)); }
+  uint64_t tile_bytes(Plane plane, uint64_t tile) const { return bytes_of(plane, tile_count(tile)); }
   std::string key(Plane plane) const { return std::string(letter(plane)) + "/" + spec_.name; }
   uint64_t state_bytes() const;  // r, m and v together
 
@@ -76,7 +79,7 @@ class BlockLayout {
 
  private:
   BlockLayout(BlockSpec spec, uint32_t tile_elements) : spec_(std::move(spec)), tile_elements_(tile_elements) {}
-  uint32_t bytes_of(Plane plane, uint32_t elements) const;
+  uint64_t bytes_of(Plane plane, uint64_t elements) const;  // from the start of a tile on
   BlockSpec spec_;
   uint32_t tile_elements_;
 };

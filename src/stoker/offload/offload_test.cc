@@ -20,7 +20,8 @@ using optim::MomentType;
 
 constexpr uint64_t kSeed = 77;
 
-uint32_t smallest_tile(MomentType moments) { return moments == MomentType::q8 ? 2 * kTileElementsMin : kTileElementsMin; }
+// Of 8-bit moments two cells, so that a tile is cut as well.
+uint32_t smallest_tile(MomentType moments) { return moments == MomentType::q8 ? 2 * kMomentCell : kTileElementsMin; }
 
 std::unique_ptr<RuntimeOwner> make_runtime() {
   RuntimeOptions options;
@@ -88,14 +89,15 @@ struct PlainMoment {
   optim::KeptMoment at(uint64_t element) {
     return {data.data() + element * optim::moment_bytes(layout.moments()), scales.empty() ? nullptr : scales.data() + element / optim::kMomentGroup};
   }
-  // The plane as docs/formats/planes.md tells it: tile by tile codes, then scales, then zeros up to 4 KiB.
+  // The plane as docs/formats/planes.md tells it: cell by cell codes, then scales, then zeros up to 4 KiB.
   std::vector<std::byte> plane(Plane plane) {
     std::vector<std::byte> bytes(layout.plane_bytes(plane));
-    for (uint64_t tile = 0; layout.has(plane) && tile < layout.tiles(); ++tile) {
-      const uint64_t count = layout.tile_count(tile), width = optim::moment_bytes(layout.moments());
-      std::byte* const to = bytes.data() + layout.tile_offset(plane, tile);
-      std::memcpy(to, at(layout.tile_first(tile)).data, count * width);
-      if (!scales.empty()) std::memcpy(to + count, at(layout.tile_first(tile)).scales, count / optim::kMomentGroup * sizeof(float));
+    if (scales.empty()) std::copy(data.begin(), data.begin() + static_cast<std::ptrdiff_t>(bytes.size()), bytes.begin());
+    for (uint64_t first = 0; !bytes.empty() && !scales.empty() && first < layout.elements(); first += 131072) {
+      const uint64_t count = std::min<uint64_t>(131072, layout.elements() - first);
+      std::byte* const to = bytes.data() + first / 131072 * (131072 + 4096);
+      std::memcpy(to, at(first).data, count);
+      std::memcpy(to + count, at(first).scales, count / 256 * sizeof(float));
     }
     return bytes;
   }
@@ -139,7 +141,7 @@ class OffloadTest : public ::testing::TestWithParam<Setting> {
     folder_ = folder;
     StoreOptions options;
     options.create = true;
-    options.capacity_bytes = 128 * kMiB;
+    options.capacity_bytes = 192 * kMiB;
     auto store = open_store(GetParam().store == "local:" ? "local:" + folder : GetParam().store, runtime_->runtime(), options);
     ASSERT_TRUE(store) << store.error().message();
     store_ = std::move(*store);
@@ -264,7 +266,7 @@ class OffloadTest : public ::testing::TestWithParam<Setting> {
   uint64_t wrote(Plane plane) { return session_->traffic().written_bytes[static_cast<size_t>(plane)].get(); }
 
   // Bytes of as many elements of m or v, in whole tiles.
-  uint64_t moment_bytes(uint64_t elements) const { return elements / tile_ * layout_->chunk_bytes(Plane::m) + moment_tile_bytes(GetParam().moments, static_cast<uint32_t>(elements % tile_)); }
+  static uint64_t moment_bytes(uint64_t elements) { return moment_plane_bytes(GetParam().moments, elements); }
 
   const uint32_t tile_ = smallest_tile(GetParam().moments);
   std::mt19937_64 random_{20240229};
@@ -294,7 +296,7 @@ TEST_P(OffloadTest, LayoutPadsPlanesAndMakesATileOneChunkOfEach) {
     EXPECT_GE(layout->chunk_bytes(plane), 64 * kKiB);
     EXPECT_EQ(layout->plane_bytes(plane), 5 * layout->chunk_bytes(plane) + layout->tile_bytes(plane, 5));
   }
-  const uint64_t chunk = moments == MomentType::f32 ? 128 * kKiB : moments == MomentType::bf16 ? 64 * kKiB : 68 * kKiB;
+  const uint64_t chunk = moments == MomentType::f32 ? 128 * kKiB : moments == MomentType::bf16 ? 64 * kKiB : 2 * 132 * kKiB;
   const uint64_t last = moments == MomentType::f32 ? 8 * kKiB : 4 * kKiB;
   EXPECT_EQ(layout->plane_bytes(Plane::m), 5 * chunk + last);
   EXPECT_EQ(layout->plane_bytes(Plane::remainder), 2 * layout->elements());
@@ -643,7 +645,7 @@ TEST_P(OffloadTest, AFailedWriteLeavesTheCommittedStepAndTheSessionIntact) {
 }
 
 TEST_P(OffloadTest, AnAbandonedTransactionCancelsWhatHasNotBegun) {
-  const BlockId block = make_block({.name = "b", .elements = 64 * tile_});
+  const BlockId block = make_block({.name = "b", .elements = 2 << 20});
   auto transaction = begin();
   const auto segments = random_segments(1);
   const auto job = session_->update(block, request(segments, transaction)).value();

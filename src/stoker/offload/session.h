@@ -16,7 +16,7 @@ using BlockId = uint32_t;
 
 struct SessionOptions {
   uint32_t tiles = 4;                  // tile memories: the tiles in flight at most
-  uint32_t tile_elements = 512 << 10;  // a power of two from 32 Ki (8-bit moments: 64 Ki) to 2 Mi
+  uint32_t tile_elements = 512 << 10;  // a power of two from 32 Ki (8-bit moments: 128 Ki) to 2 Mi
   optim::MomentType moments = optim::MomentType::f32;  // how m and v of every block are kept
   uint64_t seed = 0;                   // of the draws that round them
 };

@@ -1,5 +1,9 @@
 #include "stoker/offload/tile.h"
 
+#include <algorithm>
+
+#include "stoker/base/bytes.h"
+
 namespace stoker::offload {
 
 bool Stamp::serves(const Stamp& wanted) const {
@@ -10,7 +14,7 @@ bool Stamp::serves(const Stamp& wanted) const {
 }
 
 uint64_t tile_memory_bytes(uint32_t tile_elements, optim::MomentType moments) {
-  return uint64_t{4} * tile_elements + uint64_t{2} * moment_tile_bytes(moments, tile_elements);
+  return uint64_t{4} * tile_elements + 2 * moment_plane_bytes(moments, tile_elements);
 }
 
 Slice place(const Tile& tile, Plane plane) {
@@ -23,7 +27,7 @@ Slice place(const Tile& tile, Plane plane) {
     return tile.block->retained->memory.slice().sub(at, bytes);
   }
   // m, v, weights, remainder; float32 weights take the place of bf16 weights and their remainder.
-  const uint64_t moment = moment_tile_bytes(layout.moments(), layout.tile_elements());
+  const uint64_t moment = moment_plane_bytes(layout.moments(), layout.tile_elements());
   uint64_t at = plane == Plane::m ? 0 : moment;
   if (plane == Plane::weight || plane == Plane::remainder) at += moment;
   if (plane == Plane::remainder) at += uint64_t{2} * layout.tile_elements();
@@ -33,9 +37,16 @@ Slice place(const Tile& tile, Plane plane) {
 optim::KeptMoment kept(const Tile& tile, Plane plane, uint64_t element) {
   const BlockLayout& layout = tile.block->layout;
   std::byte* const data = place(tile, plane).data;
-  auto* const scales = reinterpret_cast<float*>(data + layout.tile_count(tile.index));  // behind the codes
-  const bool q8 = layout.moments() == optim::MomentType::q8;
-  return {data + element * layout.element_bytes(plane), q8 ? scales + element / optim::kMomentGroup : nullptr};
+  if (layout.moments() != optim::MomentType::q8) return {data + element * layout.element_bytes(plane), nullptr};
+  const uint64_t first = align_down(element, kMomentCell);  // of the cell
+  const uint64_t codes = std::min(kMomentCell, layout.tile_count(tile.index) - first);
+  std::byte* const cell = data + moment_plane_bytes(layout.moments(), first);
+  return {cell + (element - first), reinterpret_cast<float*>(cell + codes) + (element - first) / optim::kMomentGroup};
+}
+
+uint64_t kept_together(const Tile& tile, uint64_t from, uint64_t to) {
+  if (tile.block->layout.moments() != optim::MomentType::q8) return to;
+  return std::min(to, align_down(from, kMomentCell) + kMomentCell);
 }
 
 }  // namespace stoker::offload

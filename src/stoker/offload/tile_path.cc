@@ -123,7 +123,6 @@ void Updater::run_kernel(const Tile& tile) {
   const uint32_t width = layout.element_bytes(Plane::weight);
   const std::byte* in = request.weight_in.data != nullptr ? tile_of_plane(request.weight_in, tile) : tile.weights;
   std::byte* out = new_weights(tile, request).data;
-  const Slice remainder = place(tile, Plane::remainder);
 
   if (request.hashes) job.hash_tile(first, count);
   const auto copy = [&](uint64_t from, uint64_t to) {
@@ -137,27 +136,37 @@ void Updater::run_kernel(const Tile& tile) {
     const uint64_t from = std::max(segment->offset, first) - first;
     const uint64_t to = std::min(segment->offset + segment->count, first + count) - first;
     copy(at, from);
-    at = to;
-    const uint64_t element = first + from - segment->offset;  // of the parameter
-    const optim::Hyper& hyper = segment->hyper;
-    const optim::Planes planes{
-        .weight_in = in + from * width,
-        .weight_out = out + from * width,
-        .remainder = layout.has(Plane::remainder) ? reinterpret_cast<uint16_t*>(remainder.data) + from : nullptr,
-        .grad = segment->grad + element * optim::grad_bytes(segment->grad_type),
-    };
-    const optim::Moments moments{
-        .type = layout.moments(),
-        .m = optim::uses_m(hyper) ? kept(tile, Plane::m, from) : optim::KeptMoment{},
-        .v = optim::uses_v(hyper) ? kept(tile, Plane::v, from) : optim::KeptMoment{},
-        .seed = seed_,
-        .parameter = segment->parameter,
-        .element = element,
-    };
     const Stopwatch watch(traffic_.kernel_ns);
-    optim::update(hyper, layout.weight_type(), segment->grad_type, planes, moments, to - from);
+    for (at = from; at < to;) {
+      const uint64_t next = kept_together(tile, at, to);
+      update_elements(tile, *segment, in, out, at, next);
+      at = next;
+    }
   }
   copy(at, count);
+}
+
+// Elements of the tile that lie in one segment, and their moments in one piece.
+void Updater::update_elements(const Tile& tile, const Segment& segment, const std::byte* in, std::byte* out, uint64_t from, uint64_t to) const {
+  const BlockLayout& layout = tile.block->layout;
+  const optim::Hyper& hyper = segment.hyper;
+  const uint32_t width = layout.element_bytes(Plane::weight);
+  const uint64_t element = layout.tile_first(tile.index) + from - segment.offset;  // of the parameter
+  const optim::Planes planes{
+      .weight_in = in + from * width,
+      .weight_out = out + from * width,
+      .remainder = layout.has(Plane::remainder) ? reinterpret_cast<uint16_t*>(place(tile, Plane::remainder).data) + from : nullptr,
+      .grad = segment.grad + element * optim::grad_bytes(segment.grad_type),
+  };
+  const optim::Moments moments{
+      .type = layout.moments(),
+      .m = optim::uses_m(hyper) ? kept(tile, Plane::m, from) : optim::KeptMoment{},
+      .v = optim::uses_v(hyper) ? kept(tile, Plane::v, from) : optim::KeptMoment{},
+      .seed = seed_,
+      .parameter = segment.parameter,
+      .element = element,
+  };
+  optim::update(hyper, layout.weight_type(), segment.grad_type, planes, moments, to - from);
 }
 
 void Updater::write_planes(const TilePtr& tile) {

@@ -85,6 +85,7 @@ class Updater {
   void reads_done(const TilePtr& tile);
   void compute(const TilePtr& tile);
   void run_kernel(const Tile& tile);
+  void update_elements(const Tile& tile, const Segment& segment, const std::byte* in, std::byte* out, uint64_t from, uint64_t to) const;
   void write_planes(const TilePtr& tile);
   void part_written(const TilePtr& tile);  // one write less in flight
   void fail_job(const Tile& tile, const char* action);  // with the first plane that failed
