@@ -15,7 +15,7 @@ from torch import nn
 
 from stoker.errors import InvalidArgument
 
-PARAM_ALIGN = 64  # elements; SIMD kernels start each parameter on a cache line
+PARAM_ALIGN = 64  # elements; SIMD kernels start each parameter on a cache line (and on a group that shares a scale)
 PLANE_ALIGN = 4096  # bytes; planes go to the disk without a bounce
 
 
@@ -140,13 +140,15 @@ def _fills(tensor: torch.Tensor) -> bool:
     return True
 
 
-def partition(model: nn.Module, optimized: Iterable[nn.Parameter]) -> list[Block]:
+def partition(model: nn.Module, optimized: Iterable[nn.Parameter], group: int = 0) -> list[Block]:
     """Cuts `model` into blocks in order of definition.
 
     `optimized`: the parameters the optimizer holds; those of them that require a gradient are updated, all others are frozen.
+    `group`: elements that share a scale in their moments' planes, if they do; two parameters share none.
     Raises InvalidArgument for dtypes and layouts that cannot be offloaded.
     """
     optimized_ids = {id(param) for param in optimized}
+    align = max(PARAM_ALIGN, group)
     owners = _owners(model)
     repeated = _repeated(model)
     home: dict[nn.Module, tuple[str, nn.Module]] = {}
@@ -172,7 +174,7 @@ def partition(model: nn.Module, optimized: Iterable[nn.Parameter]) -> list[Block
             unit = Unit(f"{block_name}/{kind}", block, param.dtype, updated)
             block.units.append(unit)
         unit.params.append(Param(name, param, unit, unit.elements, param.numel(), param.shape, _dense_stride(param), index))
-        unit.elements += -(-param.numel() // PARAM_ALIGN) * PARAM_ALIGN
+        unit.elements += -(-param.numel() // align) * align
         if layer is not None:
             for module in [layer, *(module for _, module in places)]:
                 if module not in block.modules:
