@@ -99,19 +99,19 @@ CLIP = 1.7  # fires in some of the steps of these models, and not in others
 
 def control(dtype, clip, steps, **kwargs):
     loop = {k: kwargs.pop(k) for k in ("accumulate", "autocast", "inf_at") if k in kwargs}
+    moments = kwargs.pop("moments", "exact")
     model, original = make(dtype, **kwargs)
-    opt = reference.ReferenceOptimizer(original)
+    opt = reference.ReferenceOptimizer(original, moments, model)
     seen = train(model, opt, clip, steps, **loop)
-    plane = lambda p, name: opt.state[p][name] if p in opt.state else None
-    state = {name: (p.detach(), reference.master(opt, p), plane(p, "m"), plane(p, "v")) for name, p in model.named_parameters()}
+    state = {name: (p.detach(), reference.master(opt, p), opt.moment(p, "m"), opt.moment(p, "v")) for name, p in model.named_parameters()}
     return seen, state, model
 
 
 def offloaded(path, policy, dtype, clip, steps, dram=SMALL, **kwargs):
     loop = {k: kwargs.pop(k) for k in ("accumulate", "autocast", "inf_at") if k in kwargs}
-    declared = kwargs.pop("declared", None)
+    declared, moments = kwargs.pop("declared", None), kwargs.pop("moments", "exact")
     model, original = make(dtype, **kwargs)
-    model, opt = stoker.offload(model, original, store=path, dram=dram, policy=policy, accumulate=declared)
+    model, opt = stoker.offload(model, original, store=path, dram=dram, policy=policy, accumulate=declared, moments=moments)
     seen = train(model, opt, clip, steps, **loop)
     opt.flush()
     return seen, model, opt

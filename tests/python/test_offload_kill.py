@@ -16,8 +16,8 @@ HERE = os.path.dirname(__file__)
 STEPS, KILLS = 160, 20
 
 
-def start(store: str, policy: str) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, os.path.join(HERE, "kill_run.py"), store, str(STEPS), policy], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE)
+def start(store: str, policy: str, moments: str) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, os.path.join(HERE, "kill_run.py"), store, str(STEPS), policy, moments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE)
 
 
 def finish(process: subprocess.Popen) -> tuple[dict[int, str], str, int]:
@@ -29,10 +29,9 @@ def finish(process: subprocess.Popen) -> tuple[dict[int, str], str, int]:
     return losses, digest.group(1) if digest else "", int(at.group(1)) if at else -1
 
 
-@pytest.mark.parametrize("policy", ["speculate", "sync"])
-def test_killed_runs_end_like_the_uninterrupted_one(tmp_path, policy):
-    kills = KILLS if policy == "speculate" else KILLS // 4
-    losses, digest, _ = finish(start(f"{tmp_path}/whole", policy))
+@pytest.mark.parametrize(("policy", "moments", "kills"), [("speculate", "exact", KILLS), ("sync", "exact", KILLS // 4), ("speculate", "bf16", KILLS // 5), ("speculate", "8bit", KILLS // 5)])
+def test_killed_runs_end_like_the_uninterrupted_one(tmp_path, policy, moments, kills):
+    losses, digest, _ = finish(start(f"{tmp_path}/whole", policy, moments))
     assert len(losses) == STEPS and digest
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
@@ -40,7 +39,7 @@ def test_killed_runs_end_like_the_uninterrupted_one(tmp_path, policy):
     seen: dict[int, str] = {}
     reached, killed = 0, 0
     while True:
-        process = start(f"{tmp_path}/killed", policy)
+        process = start(f"{tmp_path}/killed", policy, moments)
         if killed < kills:
             # wait until it trains, then kill it some steps on, at a random moment of a step
             target = reached + rng.randrange(1, max(2, (STEPS - reached) // (kills - killed) * 2))

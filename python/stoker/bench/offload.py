@@ -30,6 +30,7 @@ import stoker
 from stoker import _core
 from stoker.errors import StokerError
 from stoker.offload.build import keep_heap
+from stoker.offload.moments import MODES
 from stoker.offload.planes import MIB, parse_dram
 
 TOKENS = 64
@@ -126,17 +127,19 @@ def plain_compute_seconds(args: argparse.Namespace) -> float:
     return statistics.median(times[1:])
 
 
-def kernel_seconds(elements: int) -> float:
+def kernel_seconds(elements: int, moments: str) -> float:
     """Core-seconds of the fused AdamW kernel over `elements` bfloat16 parameters whose planes are in memory, not in cache."""
     count = 16 << 20
     weight, rest, grad = (torch.zeros(count, dtype=torch.int16) for _ in range(3))
-    m, v = torch.zeros(count), torch.zeros(count)
+    m, v = (torch.zeros(count * MODES[moments].element_bytes, dtype=torch.uint8) for _ in range(2))
+    m_scales, v_scales = torch.zeros(count // 256), torch.zeros(count // 256)
     times = []
     for step in range(6):
         started = time.process_time()
         _core.optim_update(
             count, weight_type="bf16", grad_type="bf16", weight_in=weight.data_ptr(), weight_out=weight.data_ptr(), grad=grad.data_ptr(),
             remainder=rest.data_ptr(), m=m.data_ptr(), v=v.data_ptr(), algorithm="adamw", step=step + 1,
+            moments=moments, m_scales=m_scales.data_ptr(), v_scales=v_scales.data_ptr(),
         )
         times.append(time.process_time() - started)
     return statistics.median(times[1:]) * elements / count
@@ -159,7 +162,7 @@ def measure(policy: str, args: argparse.Namespace, directory: str) -> dict[str, 
     store = os.path.join(directory, policy)
     model = stoker.build(lambda: Model(args.layers, args.width, args.vocabulary).to(torch.bfloat16), seed=0, store=store, dram=args.dram)
     opt = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    model, opt = stoker.offload(model, opt, store=store, dram=args.dram, policy=policy)
+    model, opt = stoker.offload(model, opt, store=store, dram=args.dram, policy=policy, moments=args.moments)
     parameters = opt.plan()["parameters"]
     before = disk_rates(directory)
     times, rows, losses = [], [], []
@@ -203,7 +206,7 @@ def measure(policy: str, args: argparse.Namespace, directory: str) -> dict[str, 
     opt.close()
     shutil.rmtree(store)
     io = row["proc_read_bytes_per_parameter"] * parameters / (row["disk_read_gbps"] * 1e9) + row["proc_written_bytes_per_parameter"] * parameters / (row["disk_write_gbps"] * 1e9)
-    cpu = args.compute + kernel_seconds(parameters) + crc_seconds((row["read_bytes_per_parameter"] + row["written_bytes_per_parameter"]) * parameters)
+    cpu = args.compute + kernel_seconds(parameters, args.moments) + crc_seconds((row["read_bytes_per_parameter"] + row["written_bytes_per_parameter"]) * parameters)
     row.update(floor_io_seconds=io, floor_cpu_seconds=cpu / os.cpu_count(), compute_core_seconds=args.compute, floor_seconds=max(io, cpu / os.cpu_count()))
     row["ratio_to_floor"] = row["seconds_per_step"] / row["floor_seconds"]
     return row
@@ -230,6 +233,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=6, help="timed steps a policy (default: 6)")
     parser.add_argument("--warmup", type=int, default=3, help="steps before them (default: 3)")
     parser.add_argument("--policy", action="append", choices=["sync", "speculate"], help="only this policy (may be repeated)")
+    parser.add_argument("--moments", default="exact", choices=list(MODES), help="how m and v are kept (default: exact)")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object on standard output")
     args = parser.parse_args(argv)
     try:
@@ -259,6 +263,7 @@ def run(args: argparse.Namespace) -> int:
     result = {
         "parameters": plan["parameters"],
         "dram_bytes": args.dram,
+        "moments": args.moments,
         "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__, "stoker": stoker.__version__},
         "policies": policies,
         "policies_bit_equal": len({(row["digest"], tuple(row["losses"])) for row in policies.values()}) == 1,

@@ -214,6 +214,8 @@ TEST(Moments, Float32IsTheExactUpdate) {
 TEST(Moments, DrawsAreKeyedByAllFour) {
   constexpr uint64_t kFar = uint64_t{1} << 32;
   const uint32_t base = Draws(1, 2, 3, 4)[0];
+  EXPECT_EQ(base, 0x68bfdcc3U);  // computed apart from docs/formats/planes.md: changing a draw changes every run
+  EXPECT_EQ(Draws(1, 2, 3, 4 + kFar)[0], 0xa7668e6aU);
   EXPECT_EQ(Draws(1, 2, 3, 0)[4], base);
   EXPECT_EQ(Draws(1, 2, 3, 1)[3], base);
   for (const Draws other : {Draws(2, 2, 3, 4), Draws(1, 3, 3, 4), Draws(1, 2, 4, 4), Draws(1, 2, 3, 5), Draws(1 + kFar, 2, 3, 4), Draws(1, 2 + kFar, 3, 4),
