@@ -23,10 +23,11 @@ SMALL = "7MiB"
 def poison(monkeypatch):
     """Memory of an evicted block is overwritten as soon as nothing aliases it; new slots start as garbage."""
     evict, take = Pager.evict, Pager.take
+    real = lambda slot: slot is not None and isinstance(slot.bytes, torch.Tensor)  # a rehearsal's has no memory
 
     def evict_and_poison(self, block):
         slot = self.slots.get(block)
-        place = (StorageWeakRef(slot.bytes.untyped_storage()), slot.address, slot.bytes.numel()) if slot and not slot.loading else None
+        place = (StorageWeakRef(slot.bytes.untyped_storage()), slot.address, slot.bytes.numel()) if real(slot) and not slot.loading else None
         del slot
         evict(self, block)
         # memory that another owner has taken since must stay: only what is free at this moment is overwritten
@@ -35,7 +36,7 @@ def poison(monkeypatch):
 
     def take_and_poison(self, *args, **kwargs):
         slot = take(self, *args, **kwargs)
-        if slot is not None:
+        if real(slot):
             ctypes.memset(slot.address, 0xFF, slot.bytes.numel())
         return slot
 

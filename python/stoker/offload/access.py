@@ -38,7 +38,7 @@ def gather(params: torch.Tensor | Iterable[torch.Tensor], write: bool = False) -
     ours = [param for param in named if param not in session.pager.held]  # an outer gather() keeps what it holds
     try:
         for param in ours:
-            param.tensor.data = session.current_weight(param)
+            param.tensor.data = session.current_weight(param).to(session.pager.device)
             session.pager.held.add(param)
         yield
         if write:
@@ -55,16 +55,17 @@ def install_state_dict(model: nn.Module, session: Session) -> list:
     """
     for param in session.params:
         param.tensor._stoker_session = session
-        param.tensor.__deepcopy__ = Hook(lambda memo, param=param: nn.Parameter(session.current_weight(param), param.tensor.requires_grad))
+        param.tensor.__deepcopy__ = Hook(lambda memo, param=param: nn.Parameter(session.current_weight(param).to(session.pager.device), param.tensor.requires_grad))
 
     def fill(module: nn.Module, state: dict, prefix: str, _metadata: dict) -> None:
         ours = {prefix + name: session.by_tensor.get(param) for name, param in module._parameters.items() if param is not None}
         wanted = {key: param for key, param in ours.items() if param is not None and key in state}
         if not wanted:
             return
-        mapped = _Mapped(session.runtime.directory, set(wanted.values()))
-        for param in mapped.params:
-            mapped.tensor(param).copy_(session.current_weight(param))
+        with session.ledger.waiting("checkpoint"):
+            mapped = _Mapped(session.runtime.directory, set(wanted.values()))
+            for param in mapped.params:
+                mapped.tensor(param).copy_(session.current_weight(param))
         for key, param in wanted.items():
             state[key] = mapped.tensor(param)
 
@@ -107,7 +108,7 @@ class Loading:
             self._call, self._first = missing, module
         for param in self._ours(module):
             if param not in session.pager.held:
-                param.tensor.data = session.current_weight(param)
+                param.tensor.data = session.current_weight(param).to(session.pager.device)
                 session.pager.held.add(param)
                 self._paged.add(param)
 
