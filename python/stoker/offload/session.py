@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 import threading
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable
 
 import torch
@@ -47,16 +47,20 @@ def _is_source(thing: Any) -> bool:
     return hasattr(thing, "__iter__") or hasattr(thing, "__next__")
 
 
-def check_stored(runtime: Runtime, blocks: list[Block], algorithm: Algorithm) -> None:
-    """Mismatch unless the run in the store is of this model and optimizer."""
+def check_stored(runtime: Runtime, blocks: list[Block], algorithm: Algorithm) -> Algorithm:
+    """The algorithm with the stored run's seed. Mismatch unless that run is of this model and optimizer."""
     stored = record.load(runtime.store.read_bytes(META_MODEL))
     if stored["format"] != FORMAT:
         raise Mismatch(f"the store was written by a Stoker with format {stored['format']}; this one reads format {FORMAT}")
+    kept = stored.get("moments", "exact")
+    if kept != algorithm.moments.name:
+        raise Mismatch(f'the run in {runtime.path} keeps its moments as "{kept}", not "{algorithm.moments.name}"; resume it with moments="{kept}"')
     problem = difference(stored, signature(blocks))
     if problem:
         raise Mismatch(f"the store at {runtime.path} holds another model: {problem}; give the right model, or another store")
     if (stored["algorithm"], stored["momentum"]) != (algorithm.name, algorithm.momentum):
         raise Mismatch(f"the store at {runtime.path} holds {stored['algorithm']} state, but the optimizer is {algorithm.name}")
+    return replace(algorithm, seed=stored.get("seed", 0))
 
 
 @dataclass(frozen=True)
@@ -142,12 +146,17 @@ class Session:
                 param.tensor.data = self.pager.placeholders[param]
             del slot
         self._run = secrets.token_hex(8)
-        put(txn, META_MODEL, record.dump({"format": FORMAT, "run": self._run, "algorithm": self.algorithm.name, "momentum": self.algorithm.momentum, **signature(self.blocks)}))
+        put(txn, META_MODEL, record.dump(self._model_record()))
         for key, data in self._records().items():
             put(txn, key, data)
         for key in obsolete:
             txn.remove(key)
         txn.commit("durable").wait()
+
+    def _model_record(self) -> dict[str, Any]:
+        algorithm = self.algorithm
+        kept = {"moments": algorithm.moments.name, "seed": algorithm.seed}
+        return {"format": FORMAT, "run": self._run, "algorithm": algorithm.name, "momentum": algorithm.momentum, **kept, **signature(self.blocks)}
 
     def adopt(self) -> None:
         """The store already holds this model's weights (made by stoker.build, or by a run that is resumed)."""
@@ -454,16 +463,27 @@ class Session:
         flat = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
         return torch.as_strided(flat, param.size, param.stride)
 
+    def _moment(self, plane: str, param: Param) -> torch.Tensor:
+        """m or v of a parameter, as float32."""
+        where, key, moments = self.planes.source or self.planes.store, f"{plane}/{param.unit.name}", self.algorithm.moments
+        flat = torch.empty(param.numel, dtype=torch.float32)
+        at = 0
+        for run in moments.runs(param.unit.elements, param.offset, param.numel):
+            data, scales = read_range(where, key, run.data_at, run.data_bytes), read_range(where, key, run.scales_at, run.scales_bytes)
+            flat[at : at + run.count] = moments.decode(plane, run.count, data, scales)
+            at += run.count
+        return torch.as_strided(flat, param.size, param.stride)
+
     def full_state(self, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
         """One parameter's state as the original optimizer keeps it (float32), plus `master` for bfloat16 weights."""
         param = self.by_tensor[tensor]
         count = self._updates_of.get(param, 0)
         if self.algorithm.name == "sgd":
-            return {"momentum_buffer": self._plane_slice("m", param, torch.float32)} if self.algorithm.momentum else {"momentum_buffer": None}
+            return {"momentum_buffer": self._moment("m", param)} if self.algorithm.momentum else {"momentum_buffer": None}
         state = {
             "step": torch.tensor(float(count)),
-            "exp_avg": self._plane_slice("m", param, torch.float32),
-            "exp_avg_sq": self._plane_slice("v", param, torch.float32),
+            "exp_avg": self._moment("m", param),
+            "exp_avg_sq": self._moment("v", param),
         }
         if param.unit.dtype == torch.bfloat16:
             state["master"] = self.master(tensor)
@@ -490,7 +510,7 @@ class Session:
                 continue
             for key, plane in kinds.items():
                 if entry.get(key) is not None:
-                    self._put_slice(txn, plane, param, entry[key].detach().to(torch.float32))
+                    self._put_moment(txn, plane, param, entry[key])
             if entry.get("master") is not None and param.unit.dtype == torch.bfloat16:
                 master = entry["master"].detach().to(torch.float32)
                 master = torch.empty_strided(param.size, param.stride, dtype=torch.float32).copy_(master)
@@ -508,6 +528,16 @@ class Session:
             put(txn, key, data)
         txn.commit("durable").wait()
         self._refresh({self.by_tensor[t].unit.block for t in entries if t in self.by_tensor})
+
+    def _put_moment(self, txn, plane: str, param: Param, value: torch.Tensor) -> None:
+        key, moments = f"{plane}/{param.unit.name}", self.algorithm.moments
+        flat = torch.as_strided(torch.empty_strided(param.size, param.stride, dtype=torch.float32).copy_(value.detach()), (param.numel,), (1,))
+        at = 0
+        for run in moments.runs(param.unit.elements, param.offset, param.numel):
+            data, scales = moments.encode(plane, flat[at : at + run.count])
+            write_range(txn, key, run.data_at, data)
+            write_range(txn, key, run.scales_at, scales)
+            at += run.count
 
     def _put_slice(self, txn, plane: str, param: Param, value: torch.Tensor) -> None:
         write_range(txn, f"{plane}/{param.unit.name}", param.offset * value.dtype.itemsize, laid_out(param, value))
