@@ -70,6 +70,7 @@ class Steps:
         self.lost = lost  # a decided step could not be committed: these units are at the step before again
         self.lock: Any = contextlib.nullcontext()  # the session's own, once it has one: a GPU's backward runs on a thread of torch's
         self.paused_for = 0  # steps that `auto` still stays on sync
+        self.reason = ""  # of auto's last change
         self.clip_limit: float | None = None  # max_norm of the last opt.clip_grad_norm_
         self.updates: dict[Unit, Update] = {}
         self.sequence: list[Unit] = []  # the order in which units became final in the last step
@@ -286,6 +287,7 @@ class Steps:
             self.pager.outdate(block)
         if self.policy == "auto":
             self.paused_for -= 1
+            self.reason = f"{PAUSE_STEPS} steps have passed"
         self._make_current({unit for unit in changed if unit.block.pinned})
         return set(changed)
 
@@ -311,6 +313,7 @@ class Steps:
         if self.policy == "auto":
             if redone or self._norm_exceeded:
                 self.paused_for = PAUSE_STEPS
+                self.reason = f"{redone} updates had to be done again" if redone else "the gradient norm passed the limit before the last update"
             elif self.paused_for:
                 self.paused_for -= 1
         return set(self.updates)
