@@ -124,6 +124,49 @@ def test_scaling_gradients_after_step_is_noticed(pair):
     assert all(torch.equal(weights(model)[name], value) for name, value in weights(control).items() if name != "seen")
 
 
+@pytest.mark.parametrize("zero", ["model", "by hand"])
+def test_a_loop_that_zeroes_in_place_is_not_made_lazy_by_auto(tmp_path, zero):
+    control, model = tiny(), tiny()
+    expected = reference.ReferenceOptimizer(torch.optim.AdamW(control.parameters(), lr=3e-3))
+    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT)
+    policies = []
+    for step in range(6):
+        for each, by in ((control, expected), (model, opt)):
+            loss_of(each, batch(step)).backward()
+            next(each.parameters()).grad.mul_(0.5)  # so updates have to be done again
+            by.step()
+            if zero == "model":
+                each.zero_grad(set_to_none=False)
+            else:
+                for param in each.parameters():
+                    param.grad.detach_()
+                    param.grad.zero_()
+        policies.append(opt.ledger.last["policy"])
+    assert set(policies[1:]) <= {"sync", "speculate"} and "sync" in policies
+    assert all(torch.equal(weights(model)[name], value) for name, value in weights(control).items())
+    opt.close()
+
+
+def test_gradients_zeroed_while_an_update_reads_them_are_noticed(pair, monkeypatch):
+    """The core hashes a gradient and then reads it again; what counts are the bytes behind the last read."""
+    _, _, model, opt = pair
+    train(model, opt, range(3))
+    late = opt._session.steps.late
+    finish = type(late).finish
+
+    def zeroed(self, block):
+        for update in self.updates:
+            update.wait_computed()
+            for segment in update.segments:
+                segment.grad.zero_()
+        finish(self, block)
+
+    monkeypatch.setattr(type(late), "finish", zeroed)
+    with pytest.raises(errors.StokerError, match="were changed between"):
+        loss_of(model, batch(3))
+    assert opt.step_count == 2
+
+
 def test_hyperparameters_are_those_of_step(pair):
     control, expected, model, opt = pair
     for step in range(4):
