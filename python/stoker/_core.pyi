@@ -160,6 +160,7 @@ class Session:
     def sum_of_squares(self, spans: Sequence[tuple[int, int, str]]) -> list[float]: ...  # float64, the same whatever the thread count
     def scale(self, spans: Sequence[tuple[int, int, str]], factor: float) -> None: ...
 
+    def arithmetic_seconds(self) -> float: ...  # of kernels, hashes and checksums of updates so far, over the threads of the pool
     def counters(self) -> dict[str, Any]: ...
     # read_bytes / written_bytes {weights, remainder, m, v, other}; seconds {kernel, hash, copy, stage, read_latency, write_latency,
     # wait_compute, wait_written}; tiles, tiles_prefetched, tiles_retained, prefetch_dropped

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from stoker.train.cli import _make_absolute, _sentence, default_out, main, parser
 from stoker.train.settings import Settings, write_json
@@ -257,7 +258,10 @@ def test_mistakes_are_sentences(corpus, cache, whole, tmp_path, capsys):
     assert "already holds a run: go on with --resume" in refused(capsys, *arguments(corpus, cache, whole, 12))
     assert "other settings: --seed 3 (stored: 0)" in refused(capsys, "--out", str(whole), "--resume", "--seed", "3")
     assert "amount of memory" in refused(capsys, *out, "--overwrite", "--dram", "lots", status=2)
-    assert "computes on the CPU" in refused(capsys, *out, "--overwrite", "--device", "cuda", status=2)
+    assert "cpu or cuda" in refused(capsys, *out, "--overwrite", "--device", "mps", status=2)
+    assert "tpuu" in refused(capsys, *out, "--overwrite", "--device", "tpuu", status=2)
+    if not torch.cuda.is_available():
+        assert "no GPU" in refused(capsys, *out, "--overwrite", "--device", "cuda", status=2)
     assert "multiple of twice --heads 3: try --hidden 66" in refused(capsys, *out, "--overwrite", "--hidden", "64", "--heads", "3", status=2)
     assert not (tmp_path / "new" / "run.json").exists()
 

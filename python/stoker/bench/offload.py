@@ -15,7 +15,6 @@ import platform
 import re
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -27,10 +26,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import stoker
-from stoker import _core
 from stoker.errors import StokerError
 from stoker.offload.build import keep_heap
-from stoker.offload.planes import MIB, parse_dram
+from stoker.offload.measure import checksum_seconds, disk_rates, kernel_seconds
+from stoker.offload.planes import MIB, parse_bytes
 
 TOKENS = 64
 
@@ -102,16 +101,6 @@ def process_io() -> tuple[int, int]:
     return int(fields["read_bytes"]), int(fields["write_bytes"])
 
 
-def disk_rates(directory: str) -> dict[str, float]:
-    """Bytes a second, reading and writing at the best block size and depth, by `stoker probe`."""
-    command = shutil.which("stoker", path=os.path.dirname(sys.executable)) or "stoker"
-    done = subprocess.run([command, "probe", directory, "--json"], capture_output=True, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(f"stoker probe {directory} failed: {done.stderr.strip()}")
-    best = json.loads(done.stdout)["best_bytes_per_second"]
-    return {"read": best["read"], "write": best["write"]}
-
-
 def plain_compute_seconds(args: argparse.Namespace) -> float:
     """Core-seconds of forward and backward without any offload (weights in memory, gradients dropped)."""
     keep_heap()  # as offload() does: page faults are no part of the arithmetic
@@ -124,34 +113,6 @@ def plain_compute_seconds(args: argparse.Namespace) -> float:
         step_loss(model, step, args.vocabulary).backward()
         times.append(time.process_time() - started)
     return statistics.median(times[1:])
-
-
-def kernel_seconds(elements: int) -> float:
-    """Core-seconds of the fused AdamW kernel over `elements` bfloat16 parameters whose planes are in memory, not in cache."""
-    count = 16 << 20
-    weight, rest, grad = (torch.zeros(count, dtype=torch.int16) for _ in range(3))
-    m, v = torch.zeros(count), torch.zeros(count)
-    times = []
-    for step in range(6):
-        started = time.process_time()
-        _core.optim_update(
-            count, weight_type="bf16", grad_type="bf16", weight_in=weight.data_ptr(), weight_out=weight.data_ptr(), grad=grad.data_ptr(),
-            remainder=rest.data_ptr(), m=m.data_ptr(), v=v.data_ptr(), algorithm="adamw", step=step + 1,
-        )
-        times.append(time.process_time() - started)
-    return statistics.median(times[1:]) * elements / count
-
-
-def crc_seconds(size: float) -> float:
-    """Core-seconds of CRC32C over `size` bytes that are in memory, not in cache."""
-    count = 256 * MIB
-    data = torch.zeros(count, dtype=torch.uint8)
-    times = []
-    for _ in range(4):
-        started = time.process_time()
-        _core.crc32c(data.data_ptr(), count)
-        times.append(time.process_time() - started)
-    return statistics.median(times[1:]) * size / count
 
 
 def measure(policy: str, args: argparse.Namespace, directory: str) -> dict[str, Any]:
@@ -203,7 +164,7 @@ def measure(policy: str, args: argparse.Namespace, directory: str) -> dict[str, 
     opt.close()
     shutil.rmtree(store)
     io = row["proc_read_bytes_per_parameter"] * parameters / (row["disk_read_gbps"] * 1e9) + row["proc_written_bytes_per_parameter"] * parameters / (row["disk_write_gbps"] * 1e9)
-    cpu = args.compute + kernel_seconds(parameters) + crc_seconds((row["read_bytes_per_parameter"] + row["written_bytes_per_parameter"]) * parameters)
+    cpu = args.compute + kernel_seconds() * parameters + checksum_seconds() * (row["read_bytes_per_parameter"] + row["written_bytes_per_parameter"]) * parameters
     row.update(floor_io_seconds=io, floor_cpu_seconds=cpu / os.cpu_count(), compute_core_seconds=args.compute, floor_seconds=max(io, cpu / os.cpu_count()))
     row["ratio_to_floor"] = row["seconds_per_step"] / row["floor_seconds"]
     return row
@@ -233,7 +194,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object on standard output")
     args = parser.parse_args(argv)
     try:
-        args.dram = parse_dram(args.dram)
+        args.dram = parse_bytes("dram", args.dram)
     except StokerError as error:
         parser.error(str(error).replace("dram:", "--dram:"))
     try:

@@ -316,6 +316,12 @@ nb::dict by_class(const std::array<Counter, offload::kPlanes>& planes, const Cou
   return out;
 }
 
+double arithmetic_seconds(const PySession& session) {
+  const offload::Traffic& traffic = open(session).traffic();
+  const uint64_t ns = traffic.kernel_ns.get() + traffic.hash_ns.get() + traffic.copy_ns.get() + traffic.stage_ns.get();
+  return static_cast<double>(ns) * 1e-9 / static_cast<double>(open(session).pool().threads());
+}
+
 nb::dict counters(const PySession& session) {
   const offload::Traffic& traffic = open(session).traffic();
   const auto seconds_of = [](const Counter& counter) { return static_cast<double>(counter.get()) * 1e-9; };
@@ -378,6 +384,7 @@ void bind_offload(nanobind::module_& module) {
       .def("hash_many", &hash_many, nb::arg("spans"))
       .def("sum_of_squares", &sum_of_squares, nb::arg("spans"))
       .def("scale", &scale, nb::arg("spans"), nb::arg("factor"))
+      .def("arithmetic_seconds", &arithmetic_seconds)
       .def("counters", &counters)
       .def("close", &close_session);
 }

@@ -15,9 +15,10 @@ from stoker.offload.blocks import Param, partition
 from stoker.offload.budget import open_runtime
 from stoker.offload.compiled import refuse_cuda_graphs
 from stoker.offload.build import Built, build, keep_heap, leave_meta, leave_meta_buffers, stored_weights, trim
+from stoker.offload.link import open_link
 from stoker.offload.optimizer import OffloadedOptimizer, algorithm_of
-from stoker.offload.planes import parse_dram, store_capacity
-from stoker.offload.session import META_MODEL, Session, check_stored
+from stoker.offload.planes import parse_bytes, store_capacity
+from stoker.offload.session import META_MODEL, Choices, Session, check_stored
 from stoker.offload.snapshots import check_room
 
 __all__ = ["OffloadedOptimizer", "build", "gather", "offload"]
@@ -34,16 +35,21 @@ def offload(
     weights: str | os.PathLike | None = None,
     resume: bool | Literal["auto"] = False,
     snapshots: int = 0,
+    device: str | torch.device | None = None,
+    device_memory: int | str | None = None,
 ) -> tuple[nn.Module, OffloadedOptimizer]:
     """Moves the model's weights and the optimizer's state into `store`; training goes on with the returned pair as before.
 
-    model: any nn.Module on the CPU whose trained weights are bfloat16 (an exact float32 master is kept) or float32.
+    model: any nn.Module whose trained weights are bfloat16 (an exact float32 master is kept) or float32.
     optimizer: torch.optim.AdamW, Adam or SGD over parameters of `model`. Schedulers made from it, or from the returned one, both work.
     store: a directory (or several, comma-separated: one a disk); made if missing.
     dram: hard cap in bytes, or "20GiB", on weights, gradients, optimizer state, staging and the store's map in memory.
     policy: when updates run; all give the same bits. accumulate: backwards a step, if known (else learned).
     weights: a folder of safetensors files (or one file) with the initial weights, for a model on the meta device.
     resume: True continues the run in the store; "auto" does so if there is one. False on a store that holds a run is an error.
+    device: where the model computes ("cpu", "cuda", "cuda:1"); default: where its parameters are. Weights are copied there for their use,
+    gradients stay there until step() (and are not counted in dram), updates run on the CPU; buffers are moved, inputs are yours to move.
+    device_memory: cap in bytes, or "8GiB", on weights on that device; default: what one use needs and as much fetched ahead.
     snapshots: how many earlier steps opt.snapshot() can keep; each takes as much of the disk as all that a step changes.
 
     Raises OverBudget (naming the smallest budget that works), Mismatch (the store belongs to another model), Busy (in use),
@@ -62,9 +68,10 @@ def offload(
     if not any(param.requires_grad for param in optimized):
         raise InvalidArgument("no parameter of the optimizer requires a gradient: there is nothing to train")
     refuse_cuda_graphs(model)
+    link = open_link(torch.device(device) if device is not None else _device_of(own))
     blocks = partition(model, optimized)
     built = Built.of(model)
-    runtime = built.runtime if built else open_runtime(os.fspath(store), parse_dram(dram), store_capacity(blocks, algorithm, snapshots), blocks, algorithm)
+    runtime = built.runtime if built else open_runtime(os.fspath(store), parse_bytes("dram", dram), store_capacity(blocks, algorithm, snapshots), blocks, algorithm)
     if built:
         built.page_all()
     session: Session | None = None
@@ -80,7 +87,8 @@ def offload(
         check_room(runtime, blocks, algorithm, snapshots)
         if holds_run or weights is not None or not any(hasattr(param, "_stoker_empty") for param in own):
             leave_meta_buffers(model, weights, recorded=holds_run)
-        session = Session(model, optimizer, runtime, blocks, algorithm, policy, accumulate, snapshots)
+        how = Choices(policy, accumulate, snapshots, link, parse_bytes("device_memory", device_memory) if device_memory is not None else None)
+        session = Session(model, optimizer, runtime, blocks, algorithm, how)
         if holds_run:
             session.adopt()
             session.resume()
@@ -107,6 +115,13 @@ def offload(
             runtime.store.close()
         raise
     return model, offloaded
+
+
+def _device_of(params: set[nn.Parameter]) -> torch.device:
+    devices = {param.device for param in params if not param.is_meta}
+    if len(devices) > 1:
+        raise InvalidArgument(f"the model's parameters are on {', '.join(sorted(map(str, devices)))}: say which one computes with device=")
+    return next(iter(devices), torch.device("cpu"))
 
 
 def _present(param: Param) -> torch.Tensor:

@@ -41,7 +41,7 @@ def gather(params: torch.Tensor | Iterable[torch.Tensor], write: bool = False) -
     ours = [param for param in named if param not in session.pager.held]  # an outer gather() keeps what it holds
     try:
         for param in ours:
-            param.tensor.data = session.current_weight(param)
+            param.tensor.data = session.current_weight(param).to(session.pager.device)
             session.pager.held.add(param)
         yield
         if write:
@@ -59,7 +59,7 @@ def install_state_dict(model: nn.Module, session: Session) -> list:
     """
     for param in session.params:
         param.tensor._stoker_session = session
-        param.tensor.__deepcopy__ = Hook(lambda memo, param=param: nn.Parameter(session.current_weight(param), param.tensor.requires_grad))
+        param.tensor.__deepcopy__ = Hook(lambda memo, param=param: nn.Parameter(session.current_weight(param).to(session.pager.device), param.tensor.requires_grad))
 
     given: dict = {}  # parameters that several modules have -> the tensor that stands for them in the newest state_dict()
 
@@ -70,11 +70,12 @@ def install_state_dict(model: nn.Module, session: Session) -> list:
         shared = {param for param, tensor in known.items() if any(value is tensor for value in state.values())}
         tensors = {param: known[param] for param in shared}
         tensors |= _mapped(session.runtime.directory, [param for param in session.params if param in set(wanted.values()) - shared])
-        for param, tensor in tensors.items():
-            if param not in shared:
-                tensor.copy_(session.current_weight(param))
-            if param.unit.block.pinned:
-                given[param] = weakref.ref(tensor)
+        with session.ledger.waiting("checkpoint"):
+            for param, tensor in tensors.items():
+                if param not in shared:
+                    tensor.copy_(session.current_weight(param))
+                if param.unit.block.pinned:
+                    given[param] = weakref.ref(tensor)
         for key, param in wanted.items():
             state[key] = tensors[param]
 
@@ -120,7 +121,7 @@ class Loading:
             if param is None or param in session.pager.held:
                 continue
             if prefix + name in state or type(module)._load_from_state_dict is not nn.Module._load_from_state_dict:
-                param.tensor.data = session.current_weight(param)
+                param.tensor.data = session.current_weight(param).to(session.pager.device)
                 session.pager.held.add(param)
                 self._paged.add(param)
 

@@ -169,19 +169,45 @@ def partition(model: nn.Module, optimized: Iterable[nn.Parameter]) -> list[Block
         block = blocks.setdefault(block_name, Block(block_name, len(blocks), pinned=shared))
         updated = id(param) in optimized_ids and param.requires_grad
         _check_dtype(name, param, updated)
-        kind = str(param.dtype).removeprefix("torch.") + ("" if updated else ".frozen")
-        unit = next((u for u in block.units if u.name == f"{block_name}/{kind}"), None)
-        if unit is None:
-            unit = Unit(f"{block_name}/{kind}", block, param.dtype, updated)
-            block.units.append(unit)
-        unit.params.append(Param(name, param, unit, unit.elements, param.numel(), param.shape, _dense_stride(param), index))
-        unit.elements += -(-param.numel() // PARAM_ALIGN) * PARAM_ALIGN
+        _append(block, name, param, updated, _dense_stride(param), index)
         if layer is not None:
             for module in [layer, *(module for _, module in places)]:
                 if module not in block.modules:
                     block.modules.append(module)
 
-    for block in blocks.values():
+    _pad(blocks.values())
+    return list(blocks.values())
+
+
+def blocks_of_shapes(shapes: Iterable[tuple[str, tuple[int, ...], torch.dtype]]) -> list[Block]:
+    """Blocks as `partition` would cut a model with these parameters, as far as names tell: what stands under the first number of a
+    name is a repeated layer, any other module a block of its own. For planning; there is no model, so nothing is tied."""
+    blocks: dict[str, Block] = {}
+    for index, (name, shape, dtype) in enumerate(shapes):
+        words = name.split(".")
+        layer = next((i for i, word in enumerate(words) if word.isdigit()), len(words) - 2)
+        block_name = ".".join(words[: layer + 1]) or "root"
+        block = blocks.setdefault(block_name, Block(block_name, len(blocks)))
+        param = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"))
+        _append(block, name, param, True, tuple(param.stride()), index)
+    _pad(blocks.values())
+    return list(blocks.values())
+
+
+def _append(block: Block, name: str, param: nn.Parameter, updated: bool, stride: tuple[int, ...], index: int) -> None:
+    """Gives the parameter its place in the block."""
+    kind = str(param.dtype).removeprefix("torch.") + ("" if updated else ".frozen")
+    unit = next((u for u in block.units if u.name == f"{block.name}/{kind}"), None)
+    if unit is None:
+        unit = Unit(f"{block.name}/{kind}", block, param.dtype, updated)
+        block.units.append(unit)
+    unit.params.append(Param(name, param, unit, unit.elements, param.numel(), param.shape, stride, index))
+    unit.elements += -(-param.numel() // PARAM_ALIGN) * PARAM_ALIGN
+
+
+def _pad(blocks: Iterable[Block]) -> None:
+    """Units get whole pages, and their places in the slots of their blocks."""
+    for block in blocks:
         offset = 0
         for unit in block.units:
             # 2048 elements are 4 KiB of a 2-byte plane; a frozen plane may have elements of one byte
@@ -189,7 +215,6 @@ def partition(model: nn.Module, optimized: Iterable[nn.Parameter]) -> list[Block
             unit.elements = -(-max(unit.elements, 1) // step) * step
             unit.slot_offset = offset
             offset += unit.weight_bytes
-    return list(blocks.values())
 
 
 def signature(blocks: list[Block]) -> dict:

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from stoker.errors import InvalidArgument
 from stoker.offload.blocks import Block, Param, partition
 from stoker.offload.budget import naming_the_smallest, open_runtime
-from stoker.offload.planes import Algorithm, Runtime, parse_dram, put, read_range, store_capacity
+from stoker.offload.planes import Algorithm, Runtime, parse_bytes, put, read_range, store_capacity
 
 _BUILT: dict[int, Built] = {}
 
@@ -34,7 +34,7 @@ def build(factory: Callable[[], nn.Module], *, seed: int | None = None, store: s
     real run. snapshots: as for stoker.offload(). The weights are those that factory() gives in ordinary memory, bit for bit. Where the
     store already holds a run (to be resumed) nothing is written.
     """
-    dram_bytes = parse_dram(dram)
+    dram_bytes = parse_bytes("dram", dram)
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         sizes = partition(factory(), [])
     for block in sizes:

@@ -13,6 +13,7 @@ from stoker.offload.blocks import Param
 from stoker.offload.planes import Algorithm
 
 if TYPE_CHECKING:
+    from stoker.offload.machine import Machine
     from stoker.offload.session import Session
 
 _DTYPE = {torch.bfloat16: "bf16", torch.float32: "f32"}
@@ -74,6 +75,10 @@ class OffloadedOptimizer(torch.optim.Optimizer):
     def state_dict(self, full: bool = False) -> dict[str, Any]:
         """References by default: which store and which committed step hold the state (`stoker`), and the param_groups.
         full=True materialises what the original optimizer's state_dict() would hold, all in memory."""
+        with self.ledger.waiting("checkpoint"):
+            return self._state_dict(full)
+
+    def _state_dict(self, full: bool) -> dict[str, Any]:
         self._session.flush()
         groups, start = [], 0
         for group in self.param_groups:
@@ -170,9 +175,10 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         """What moved and passed until now, an evaluation say, belongs to no step: the next row begins here."""
         self._session.ledger.start(self._session.counters())
 
-    def plan(self) -> dict[str, Any]:
-        """Predicted bytes: parameters, state by class, how dram is divided, bytes a step by class."""
-        return self._session.plan()
+    def plan(self, machine: Machine | None = None, compute_seconds: float = 0.0) -> dict[str, Any]:
+        """What a step will move, and on a known machine how long it takes: parameters, state by class, how dram is divided, and in
+        `step` the items of a ledger row. compute_seconds: of forward and backward with nothing beside them."""
+        return self._session.plan(machine, compute_seconds)
 
 
 def hyper(group: dict[str, Any], algorithm: Algorithm, step: int) -> dict[str, Any]:
@@ -195,9 +201,11 @@ def hyper(group: dict[str, Any], algorithm: Algorithm, step: int) -> dict[str, A
 
 def clip(session: Session, params: list[Param], max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
     grads = [param.tensor.grad for param in params if param.tensor.grad is not None]
-    dense = [g.to_dense() if g.is_sparse else g.contiguous() for g in grads]
+    for unit in dict.fromkeys(param.unit for param in params):
+        session.gradients.land(unit)
+    landed = [grad for param in params if (grad := session.gradients.laid_out(param)) is not None]
     core = session.planes.session
-    squares = core.sum_of_squares([(g.data_ptr(), g.numel(), _DTYPE[g.dtype]) for g in dense])
+    squares = core.sum_of_squares([(g.data_ptr(), g.numel(), _DTYPE[g.dtype]) for g in landed])
     norm = math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else float("nan") if any(map(math.isnan, squares)) else float("inf")
     if error_if_nonfinite and not math.isfinite(norm):
         raise RuntimeError(f"the gradient norm is {norm}, so the gradients cannot be clipped; pass error_if_nonfinite=False to scale them anyway")

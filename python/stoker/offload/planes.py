@@ -199,6 +199,11 @@ class Planes:
         """Starts reading the block's weights into the memory at `address`; futures."""
         return [self.session.fetch_weights(unit.session_id, address + unit.slot_offset, priority, self.source) for unit in block.units]
 
+    @staticmethod
+    def storage(buffer: _core.Buffer) -> torch.Tensor:
+        """The bytes of a Buffer of the arena; its memory goes back with the last tensor over that storage."""
+        return torch.from_dlpack(buffer)
+
     def close(self) -> None:
         """Waits for what is in flight; gives back the tile buffers and the store's lock."""
         self.source = None
@@ -227,10 +232,11 @@ def put(txn, key: str, data: bytes) -> None:
     write_range(txn, key, 0, data)
 
 
-def parse_dram(dram: int | str) -> int:
-    if isinstance(dram, int):
-        return dram
+def parse_bytes(name: str, amount: int | str) -> int:
+    """20 << 30, or "20GiB". InvalidArgument names the argument."""
+    if isinstance(amount, int):
+        return amount
     try:
-        return _core.parse_bytes(dram)
+        return _core.parse_bytes(amount)
     except InvalidArgument as error:
-        raise InvalidArgument(f"dram: {error}") from None
+        raise InvalidArgument(f"{name}: {error}") from None

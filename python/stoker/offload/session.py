@@ -12,6 +12,7 @@ from __future__ import annotations
 import secrets
 import threading
 import warnings
+from dataclasses import dataclass
 from typing import Any, Callable
 
 import torch
@@ -20,15 +21,19 @@ from torch import nn
 from stoker import _core
 from stoker.errors import InvalidArgument, Mismatch, StokerError
 from stoker.offload import optimizer as front
-from stoker.offload import record
+from stoker.offload import planner, record
 from stoker.offload.access import refuse_state_dict
 from stoker.offload.blocks import Block, Param, Unit, difference, signature
 from stoker.offload.compiled import plain
+from stoker.offload.device import DeviceGradients, DevicePager
 from stoker.offload.gradients import Gradients
 from stoker.offload.hooks import Hooks
 from stoker.offload.ledger import Ledger
+from stoker.offload.link import Link
+from stoker.offload.machine import Machine
 from stoker.offload.pager import Pager
-from stoker.offload.planes import MIB, Algorithm, Planes, Runtime, plane_bytes, put, read_range, write_range
+from stoker.offload.planes import MIB, Algorithm, Planes, Runtime, put, read_range, write_range
+from stoker.offload.planner import Setting
 from stoker.offload.snapshots import Snapshots
 from stoker.offload.steps import Steps
 
@@ -54,10 +59,22 @@ def check_stored(runtime: Runtime, blocks: list[Block], algorithm: Algorithm) ->
         raise Mismatch(f"the store at {runtime.path} holds {stored['algorithm']} state, but the optimizer is {algorithm.name}")
 
 
+@dataclass(frozen=True)
+class Choices:
+    """What the caller of stoker.offload() chose, beyond model, optimizer and store."""
+
+    policy: str
+    accumulate: int | None = None  # backwards a step, if known
+    snapshots: int = 0  # how many earlier steps may be kept
+    link: Link | None = None  # the way to the device on which the model computes, if that is not the CPU
+    device_memory: int | None = None  # cap on weights there, bytes
+
+
 class Session:
     """Made by stoker.offload(); everything the OffloadedOptimizer does goes through here."""
 
-    def __init__(self, model: nn.Module, original: torch.optim.Optimizer, runtime: Runtime, blocks: list[Block], algorithm: Algorithm, policy: str, accumulate: int | None, snapshots: int) -> None:
+    def __init__(self, model: nn.Module, original: torch.optim.Optimizer, runtime: Runtime, blocks: list[Block], algorithm: Algorithm, how: Choices) -> None:
+        policy, link = how.policy, how.link
         if policy not in POLICIES:
             raise InvalidArgument(f"policy {policy!r} is not one of {', '.join(POLICIES)}")
         self.model, self.blocks, self.algorithm = model, blocks, algorithm
@@ -83,12 +100,21 @@ class Session:
         self.by_tensor = {p.tensor: p for p in self.params}
         self._group_of = {param: group for group in original.param_groups for param in group["params"]}
         self.planes = Planes(runtime, blocks, algorithm)
-        self.pager = Pager(blocks, self.planes, lookahead_bytes=max(self.planes.layout.working, 32 * MIB))
-        self.gradients = Gradients(blocks, self.planes, lambda unit: self.steps.on_final(unit))
-        self.gradients.accumulate = accumulate
+        self.link = link
+        lookahead_bytes = max(self.planes.layout.working, 32 * MIB)
+        on_final = lambda unit: self.steps.on_final(unit)
+        if link is None:
+            self.pager = Pager(blocks, self.planes, lookahead_bytes)
+            self.gradients = Gradients(blocks, self.planes, on_final)
+        else:
+            self.pager = DevicePager(blocks, self.planes, lookahead_bytes, link, how.device_memory)
+            self.gradients = DeviceGradients(blocks, self.planes, on_final, link)
+        self.gradients.accumulate = how.accumulate
         self.steps = Steps(self.planes, self.pager, self.gradients, self._hyper, policy, self._lost)
         self.pager.updates = self.steps
-        self.snapshots = Snapshots(self, snapshots)
+        self.ledger.waiting.arithmetic = lambda: self.planes.session.arithmetic_seconds() if self.planes.session else 0.0
+        self.pager.waiting = self.steps.waiting = self.gradients.waiting = self.ledger.waiting
+        self.snapshots = Snapshots(self, how.snapshots)
         self._requires_grad = {p: p.tensor.requires_grad for p in self.params}
 
     # -- start ---------------------------------------------------------------------------------------------------------
@@ -138,8 +164,8 @@ class Session:
         self._take_up(state)
         self._resumed_groups = state["groups"]
         self._restored = state["attached"]
-        here = record.environment()
-        changed = [f"{key} {state['environment'].get(key)} -> {here[key]}" for key in here if state["environment"].get(key) != here[key]]
+        here = record.environment(self.pager.device)
+        changed = [f"{key} {state['environment'].get(key)} -> {here[key]}" for key in here if state["environment"].get(key, here[key]) != here[key]]
         if changed:
             warnings.warn(f"this run was made under another environment ({', '.join(changed)}): it goes on, but not bit for bit as there", stacklevel=4)
 
@@ -161,10 +187,14 @@ class Session:
 
     def run(self) -> None:
         """Installs the hooks; from here on the model trains out of the store."""
+        if self.link is not None:
+            self.link.pin(self.planes.arena.address, self.planes.arena.size)
+            for module in self.model.modules():
+                for name, buffer in module._buffers.items():
+                    module._buffers[name] = buffer.to(self.link.device) if buffer is not None else None
         for block in self.blocks:
             if block.pinned:
-                self.pager.use(block)
-        self.pager.current = None
+                self.pager.fetch(block)
         self.hooks = Hooks(self.model, self.pager, self._call_begins, self._pinned, self.lock)
         self.ledger.start(self.counters())
 
@@ -311,7 +341,7 @@ class Session:
                     "buffers": bool(buffers),
                     "attached": {**attached, **self._at_step["attached"]},
                     "rng": self._at_step["rng"],
-                    "environment": record.environment(),
+                    "environment": record.environment(self.pager.device),
                 }
             )
         }
@@ -372,9 +402,10 @@ class Session:
         for param in self.params:
             for name in ("_stoker_session", "__deepcopy__"):
                 vars(param.tensor).pop(name, None)
-        self.pager.slots.clear()
-        self.pager.staged.clear()
+        self.pager.clear()
         self.steps.release()
+        if self.link is not None:
+            self.link.unpin()
         self.planes.close()
 
     # -- access to all of it -------------------------------------------------------------------------------------------
@@ -403,21 +434,19 @@ class Session:
         return ours.unit.updated and self._updates_of.get(ours, 0) > 0
 
     def current_weight(self, param: Param) -> torch.Tensor:
-        """A copy of the parameter's weights as forward would see them now."""
+        """A copy, in host memory, of the parameter's weights as forward would see them now."""
         if param in self.pager.held:
-            return param.tensor.detach().clone()
+            return param.tensor.detach().clone().cpu()
         slot = self.pager.slots.get(param.unit.block)
         if slot is not None and not slot.loading:
             return slot.view(param).clone()
         return self._plane_slice("w", param, param.unit.dtype)
 
     def restore(self, params: list[Param]) -> None:
-        """Points the parameters back at their slots, or at their placeholders."""
+        """Points the parameters back at their block's weights in memory, or at their placeholders."""
         for param in params:
             self.pager.held.discard(param)
-            slot = self.pager.slots.get(param.unit.block)
-            resident = slot is not None and not slot.loading
-            self.pager.point(param, slot.view(param) if resident else self.pager.placeholders[param])
+            self.pager.show(param)
 
     def _plane_slice(self, plane: str, param: Param, dtype: torch.dtype) -> torch.Tensor:
         where = self.planes.source or self.planes.store  # a decided step is read before it is committed
@@ -504,43 +533,23 @@ class Session:
         return {
             "read_bytes": core["read_bytes"],
             "written_bytes": core["written_bytes"],
-            "stall_seconds": {"weights": self.pager.wait_seconds, **self.steps.wait_seconds},
+            "stall_seconds": dict(self.ledger.waiting.seconds),
             "kept": self.steps.kept,
             "redone": self.steps.redone,
             "dram_bytes_peak": self.runtime.core.budget_peak,
         }
 
-    def plan(self) -> dict[str, Any]:
-        sizes = plane_bytes(self.blocks, self.algorithm)
-        layout = self.planes.layout
-        updated = [unit for block in self.blocks for unit in block.updated_units]
-        weights = sum(unit.weight_bytes for unit in updated)
-        resident = self.planes.arena.size - layout.gradients - layout.tiles * layout.tile - layout.pinned
-        paged = sizes["weights"] - sum(b.slot_bytes for b in self.blocks if b.pinned)
-        kept = max(0, min(paged, resident - layout.working))
-        retained = {id(unit) for unit in layout.retained}
-        read = {"weights": 2 * (paged - kept), "remainder": 0, "m": 0, "v": 0}
-        written = {"weights": weights, "remainder": 0, "m": 0, "v": 0}
-        for unit in updated:
-            for name, size in self.algorithm.state_bytes(unit).items():
-                written[name] += size
-                read[name] += 0 if id(unit) in retained else size
-        return {
-            "parameters": sum(param.numel for param in self.params),
-            "state_bytes": sum(sizes.values()),
-            "classes": {**sizes, "gradients": layout.gradients},
-            "dram": {
-                "cap": self.planes.dram_bytes,
-                "gradients": layout.gradients,
-                "pinned": layout.pinned,
-                "tiles": layout.tiles * layout.tile,
-                "weights": resident,
-                "retained_units": len(layout.retained),
-                "smallest": layout.smallest,
-                "pages": self.planes.arena.pages,
-            },
-            "predicted_bytes_per_step": {"read": read, "written": written},
-        }
+    def plan(self, machine: Machine | None = None, compute_seconds: float = 0.0) -> dict[str, Any]:
+        """planner.plan() of this session, by the recorded order once there is one. `step`: the row of the policy in use."""
+        planes, recorder = self.planes, self.pager.recorder
+        recorded = max((order.uses for key, order in recorder.orders.items() if key[1] and key[2]), key=len, default=None)
+        setting = Setting(self.blocks, self.algorithm, planes.layout, planes.arena.size, planes.tile_elements)
+        made = planner.plan(setting, machine, compute_seconds, recorded, self.steps.sequence)
+        if self.steps.policy != "auto":
+            made |= {"policy": self.steps.policy, "reason": "as you asked"}
+        made["step"] = made["steps"][made["policy"]]
+        made["dram"] |= {"cap": planes.dram_bytes, "pages": planes.arena.pages}
+        return made
 
 
 def laid_out(param: Param, value: torch.Tensor) -> bytes:
