@@ -228,6 +228,30 @@ def test_prediction_with_generate(offload, tmp_path):
     assert opt.step_count == 5
 
 
+def test_a_model_that_was_offloaded_before(tmp_path):
+    """Made empty, its weights taken from a folder: it never was in memory, nor could the Trainer have moved it."""
+    llama().save_pretrained(tmp_path / "weights")
+    control = control_of(llama(), arguments(tmp_path / "control", weight_decay=0.0))
+    control.train()
+    with accelerate.init_empty_weights(include_buffers=False):
+        model = LlamaForCausalLM(LlamaConfig.from_pretrained(tmp_path / "weights"))
+
+    def offloaded():
+        opt = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
+        return stoker.offload(model, opt, store=tmp_path / "store", dram="8MiB", weights=tmp_path / "weights")
+
+    with pytest.raises(errors.InvalidArgument, match=r"has no tensor lm_head.weight, which the model needs; where it should be tied.*tie_weights\(\)"):
+        offloaded()
+    model.tie_weights()
+    model, opt = offloaded()
+    trainer = trainer_of(model, arguments(tmp_path / "ours"), optimizers=(opt, None))
+    huggingface.connect(trainer)
+    trainer.train()
+    assert history(trainer) == history(control)
+    same_weights(model, control.model)
+    opt.close()
+
+
 def test_training_twice(offload, tmp_path):
     control = control_of(llama(), arguments(tmp_path / "control"))
     control.train(), control.train()
@@ -258,6 +282,10 @@ def test_sentences_about_the_trainer(offload, tmp_path):
     opt = offload(trainer)  # what was refused left the Trainer as it was
     with pytest.raises(errors.InvalidArgument, match="offloaded already"):
         offload(trainer)
+    with pytest.raises(errors.InvalidArgument, match="connected to its offloaded optimizer already"):
+        huggingface.connect(trainer)
+    with pytest.raises(errors.InvalidArgument, match="is not offloaded; call offload"):
+        huggingface.connect(trainer_of(llama(), args))
     trainer.train()
     opt.close()
     again = trainer_of(llama(), args)

@@ -228,7 +228,7 @@ def stored_weights(folder: str | os.PathLike) -> Callable[[Param], torch.Tensor]
 
     def value_of(param: Param) -> torch.Tensor:
         if param.name not in where:
-            raise InvalidArgument(f"{path} has no tensor {param.name}, which the model needs")
+            raise InvalidArgument(f"{path} has no tensor {param.name}, which the model needs; where it should be tied to another weight, tie it first (model.tie_weights())")
         value = where[param.name].get_tensor(param.name)
         if value.shape != param.size:
             raise InvalidArgument(f"tensor {param.name} in {path} has shape {list(value.shape)}; the model needs {list(param.size)}")
