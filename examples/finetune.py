@@ -66,7 +66,7 @@ def loss_of(model: torch.nn.Module, tokenizer, batch: list[tuple[str, str]]) -> 
 def train(model, opt, tokenizer, data, first: int, steps: int) -> list[float]:
     losses = []
     for step in range(first, steps):
-        batch = [data[(step % 4 * PAIRS + at) % len(data)] for at in range(PAIRS)]  # four batches, over and over
+        batch = [data[(step % 2 * PAIRS + at) % len(data)] for at in range(PAIRS)]  # two batches, over and over
         loss = loss_of(model, tokenizer, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)

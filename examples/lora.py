@@ -33,8 +33,8 @@ def main() -> None:
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(given.model), LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "up_proj"], task_type="CAUSAL_LM"))
     opt = torch.optim.AdamW(model.parameters(), lr=5e-3)  # all of them: those that are frozen are known by requires_grad
     model, opt = stoker.offload(model, opt, store=given.out / "store", dram=given.dram)
-    plan = opt.plan()
-    print(f"parameters: {plan['parameters']}, written a step: {sum(plan['predicted_bytes_per_step']['written'].values())} bytes")
+    trained = sum(param.numel() for param in model.parameters() if param.requires_grad)
+    print(f"{trained} of {sum(param.numel() for param in model.parameters())} parameters train")
 
     text = torch.tensor(list(b"\n".join(file.read_bytes() for file in given.text)))
     windows = text[: len(text) // WINDOW * WINDOW].view(-1, WINDOW)
@@ -47,6 +47,9 @@ def main() -> None:
         opt.zero_grad()
         print(f"step {step + 1} loss {loss.item():.4f}")
 
+    opt.flush()
+    totals = opt.ledger.summary()
+    print(f"written a step: {sum(totals['written_bytes'].values()) // max(1, totals['steps'])} bytes")
     model.save_pretrained(given.out / "adapter")
     with stoker.gather(model.parameters()):  # in here the weights are ordinary tensors in memory
         model.merge_adapter()

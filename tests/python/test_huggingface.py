@@ -34,7 +34,7 @@ class Samples(torch.utils.data.Dataset):
 
 def llama(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, tie_word_embeddings=True, attention_dropout=0.1, **shape)).to(dtype)
 
 

@@ -57,7 +57,7 @@ def test_a_disk_that_fills_while_it_trains(script, right, tmp_path):
 def test_a_kill_in_the_step(script, right, tmp_path):
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
-    failures.killed_in_the_step(script, tmp_path / "run", right, 2, seed)
+    failures.killed_in_the_step(script, tmp_path / "run", right, 1, seed)
 
 
 def test_a_resume(script, right, tmp_path):
