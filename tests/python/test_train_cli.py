@@ -236,6 +236,17 @@ def test_overwrite_begins_anew(corpus, cache, tmp_path):
         assert [line["step"] for line in ledger(out)] == [1, 2]
 
 
+def test_lossy_moments(corpus, cache, whole, tmp_path, capsys):
+    out = tmp_path / "run"
+    done = command(*arguments(corpus, cache, out, 12, "--moments", "8bit"))
+    assert done.returncode == 0, done.stderr
+    ours, exact = (json.loads((folder / "summary.json").read_text()) for folder in (out, whole))
+    assert ours["state_bytes"] < 0.6 * exact["state_bytes"]
+    assert ours["last_loss"] != exact["last_loss"] and abs(ours["last_loss"] - exact["last_loss"]) < 0.1
+    (out / "summary.json").unlink()
+    assert "--moments exact (stored: 8bit)" in refused(capsys, "--out", str(out), "--resume", "--moments", "exact")
+
+
 # -- mistakes ------------------------------------------------------------------------------------------------------------
 
 

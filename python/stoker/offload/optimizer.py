@@ -10,6 +10,7 @@ import torch
 
 from stoker.errors import InvalidArgument, Mismatch
 from stoker.offload.blocks import Param
+from stoker.offload.moments import moments_of
 from stoker.offload.planes import Algorithm
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ _DTYPE = {torch.bfloat16: "bf16", torch.float32: "f32"}
 CAPTURED = ("params", "initial_lr", "foreach", "fused", "capturable", "differentiable", "amsgrad", "decoupled_weight_decay")
 
 
-def algorithm_of(optimizer: torch.optim.Optimizer) -> Algorithm:
-    """The kernel that does what `optimizer` does. InvalidArgument names what Stoker has no kernel for."""
+def algorithm_of(optimizer: torch.optim.Optimizer, moments: str = "exact") -> Algorithm:
+    """The kernel that does what `optimizer` does, keeping its state as `moments` says. InvalidArgument names what Stoker has no kernel for."""
     kind = type(optimizer)
     names = {torch.optim.AdamW: "adamw", torch.optim.Adam: "adam", torch.optim.SGD: "sgd"}
     if kind not in names:
@@ -34,7 +35,7 @@ def algorithm_of(optimizer: torch.optim.Optimizer) -> Algorithm:
     if name == "adam" and any(group.get("decoupled_weight_decay") for group in optimizer.param_groups):
         name = "adamw"
     momentum = name != "sgd" or any(group["momentum"] != 0 for group in optimizer.param_groups)
-    return Algorithm(name, momentum=momentum, variance=name != "sgd")
+    return Algorithm(name, momentum=momentum, variance=name != "sgd", moments=moments_of(moments), seed=torch.initial_seed())
 
 
 class OffloadedOptimizer(torch.optim.Optimizer):
@@ -213,4 +214,4 @@ def clip(session: Session, params: list[Param], max_norm: float, error_if_nonfin
     if not coefficient >= 1.0:  # also for NaN
         for grad in grads:
             grad.mul_(coefficient)
-    return torch.tensor(norm, dtype=torch.float64)
+    return torch.tensor(norm, dtype=torch.float64, device="cpu")

@@ -49,6 +49,7 @@ _MODEL = (
     ("heads", "attention heads", {"type": int}),
     ("feed_forward", "width of the feed-forward part", {"type": int}),
     ("precision", "type of the weights; bfloat16 has exact float32 masters", {"choices": ("bfloat16", "float32")}),
+    ("moments", "how AdamW's running means are kept; bf16 and 8bit are lossy and move 8 and 12 bytes a parameter less in a step", {"choices": ("exact", "bf16", "8bit")}),
 )
 _WHERE = (
     ("dram", "cap on the memory for weights, gradients, state and staging, as 160MiB or 20GiB", {"metavar": "BYTES"}),

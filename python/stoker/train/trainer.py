@@ -144,7 +144,7 @@ class Run:
         try:
             for file in volumes:
                 file.parent.mkdir(parents=True, exist_ok=True)
-            machine = measure_machine([str(file.parent) for file in volumes], PROBE_SECONDS, PROBE_BYTES)
+            machine = measure_machine([str(file.parent) for file in volumes], PROBE_SECONDS, PROBE_BYTES, self.settings.moments)
         except (StokerError, OSError) as error:
             say(f"not planned  how long a step takes: {error}")
             return None
@@ -177,7 +177,7 @@ class Run:
         steps = max((line["committed"] for line in read_ledger(self.out / LEDGER_FILE)), default=0) if resume else 0
         try:
             return stoker.offload(model, original, store=self.store, dram=settings.dram_bytes, policy=settings.policy, device=self.device,
-                                  resume=True if steps else "auto" if resume else False)
+                                  resume=True if steps else "auto" if resume else False, moments=settings.moments)
         except NotFound as error:
             raise NotFound(f"the store {self.store} is empty, but {steps} steps of this run were committed to it: bring it back, or name "
                            "where it is with --store; --overwrite begins the run anew") from error
