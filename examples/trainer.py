@@ -2,7 +2,7 @@
 
     python examples/trainer.py OUT [--text FILE ...] [--steps 40] [--dram 12MiB]
 
-Trains a small Llama on the bytes of some text (by default this repository's pages), saves a checkpoint every ten steps, and leaves the
+Trains a small Llama on the bytes of some text (by default this repository's pages), saves a checkpoint every five steps, and leaves the
 model in OUT/model, which `from_pretrained` loads. Kill it and run it again: it goes on from the last checkpoint, with the same bits.
 Needs transformers and accelerate.
 """
@@ -47,7 +47,7 @@ def main() -> None:
     data = Windows(given.text)
     arguments = TrainingArguments(
         output_dir=str(given.out), max_steps=given.steps, per_device_train_batch_size=4, gradient_accumulation_steps=2, learning_rate=2e-3, lr_scheduler_type="constant",
-        max_grad_norm=1.0, logging_steps=5, save_steps=10, save_total_limit=2, eval_strategy="steps", eval_steps=20, use_cpu=True, report_to=[], disable_tqdm=True,
+        max_grad_norm=1.0, logging_steps=5, save_steps=5, save_total_limit=2, eval_strategy="steps", eval_steps=20, use_cpu=True, report_to=[], disable_tqdm=True,
     )  # fmt: skip
     trainer = Trainer(model, arguments, train_dataset=data, eval_dataset=torch.utils.data.Subset(data, range(16)))
 

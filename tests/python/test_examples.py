@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -26,11 +28,21 @@ def run(name: str, *words) -> str:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """What the Trainer example leaves after a run that went on once."""
+    """What the Trainer example leaves after it was killed behind its first checkpoint, and run again."""
     out = tmp_path_factory.mktemp("trainer")
-    assert "steps: 4" in run("trainer.py", out, "--steps", 4)
-    text = run("trainer.py", out, "--steps", 6)
-    assert "steps: 6" in text and "it says: 'The store " in text
+    killed = subprocess.Popen([sys.executable, EXAMPLES / "trainer.py", out, "--steps", "1000"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ONE_THREAD)
+    limit = time.monotonic() + 200
+    while not (out / "checkpoint-5" / "trainer_state.json").exists() and killed.poll() is None and time.monotonic() < limit:
+        time.sleep(0.01)
+    killed.kill()
+    said = killed.communicate()[1]
+    assert (out / "checkpoint-5" / "trainer_state.json").exists(), said
+    for folder in out.glob("checkpoint-*"):
+        if not (folder / "trainer_state.json").exists():
+            shutil.rmtree(folder)  # the next one, cut off: the Trainer would take it for whole
+    steps = max(int(folder.name.partition("-")[2]) for folder in out.glob("checkpoint-*")) + 2
+    text = run("trainer.py", out, "--steps", steps)
+    assert f"steps: {steps} " in text and "it says: 'The store " in text
     return out / "model"
 
 

@@ -157,6 +157,29 @@ def test_trainer_resumes_with_the_same_bits(offload, tmp_path, dtype):
     same_weights(again, kept)
 
 
+def test_trainer_that_was_interrupted_goes_on_in_the_same_process(offload, tmp_path):
+    """In the middle of a backward of step 5, with a checkpoint of step 3: what lay about is given up."""
+    saving = {"save_strategy": "steps", "save_steps": 3, "eval_strategy": "no"}
+    control = control_of(llama(), arguments(tmp_path / "control", **saving, save_only_model=True))
+    control.train()
+    trainer = trainer_of(llama(), arguments(tmp_path / "ours", **saving))
+    offload(trainer)
+    layer, calls = trainer.model.model.layers[0], []
+
+    def interrupt(grad):
+        calls.append(None)
+        if len(calls) == 18:  # four micro-batches a step
+            raise KeyboardInterrupt
+
+    handle = layer.register_forward_hook(lambda module, args, out: out.register_hook(interrupt) and None)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    handle.remove()
+    trainer.train(resume_from_checkpoint=True)
+    assert history(trainer)[-5:] == history(control)[-5:]
+    same_weights(trainer.model, control.model)
+
+
 def test_trainer_that_ended_with_a_checkpoint_goes_on(offload, tmp_path):
     """More epochs than last time: nothing has to go back, and nothing is written before the first step."""
     saving = {"save_strategy": "epoch", "lr_scheduler_type": "constant", "eval_strategy": "no"}
@@ -188,7 +211,7 @@ class AtBegin(TrainerCallback):
 def test_checkpoints_are_rotated_and_the_best_is_loaded(offload, tmp_path):
     options = {"save_strategy": "steps", "save_steps": 2, "eval_steps": 2, "load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True, "save_total_limit": 2}
     trainer = trainer_of(llama(), arguments(tmp_path / "ours", **options))
-    opt = offload(trainer)
+    opt = offload(trainer, snapshots=2)
     trainer.train()
     best = trainer.state.best_model_checkpoint
     assert trainer.state.best_global_step < 10

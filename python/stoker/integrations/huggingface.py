@@ -28,8 +28,8 @@ def offload(trainer: Trainer, *, store: str | os.PathLike, dram: int | str, **op
     """Moves the weights and optimizer state of a Trainer into `store`; call it between Trainer(...) and trainer.train().
 
     The optimizer is the one that the Trainer was given, or else makes from its arguments. `options`: those of stoker.offload(). By
-    default a run that the store holds is resumed, and the steps of as many checkpoints as `save_total_limit` (else: of the newest) are
-    kept, so that trainer.train(resume_from_checkpoint=...) goes on from there with the same bits.
+    default a run that the store holds is resumed, and the step of the newest checkpoint is kept (snapshots=1), so that
+    trainer.train(resume_from_checkpoint=True) goes on from there with the same bits.
 
     InvalidArgument says what of the Trainer's arguments does not go with it.
     """
@@ -38,7 +38,7 @@ def offload(trainer: Trainer, *, store: str | os.PathLike, dram: int | str, **op
         raise InvalidArgument("this Trainer's optimizer is offloaded already; connect(trainer) is what remains to be done")
     args = trainer.args
     saves = str(getattr(args.save_strategy, "value", args.save_strategy)) != "no" and not args.save_only_model
-    options = {"resume": "auto", "snapshots": (args.save_total_limit or 1) if saves else 0, **options}
+    options = {"resume": "auto", "snapshots": 1 if saves else 0, **options}
     made_here = trainer.optimizer is None
     if made_here:
         trainer.create_optimizer()
@@ -69,6 +69,8 @@ def connect(trainer: Trainer) -> None:
 def follow(optimizer: OffloadedOptimizer, accelerator: Accelerator) -> None:
     """For a loop of one's own: `accelerator.accumulate(model)` then tells which backward is a step's last, and
     accelerator.save_state() keeps the step where the store has room for it (stoker.offload(snapshots=...))."""
+    if accelerator.num_processes > 1:
+        raise InvalidArgument("an Accelerator of several processes copies gradients between them, which offloading does not know of; start one process")
     optimizer._session.gradients.sync = lambda: accelerator.sync_gradients
     if optimizer._session.snapshots.keep:
         accelerator.register_save_state_pre_hook(lambda models, weights, folder: optimizer.snapshot())
@@ -82,6 +84,7 @@ def _check(trainer: Trainer) -> None:
         "deepspeed": (trainer.is_deepspeed_enabled, "offloads on its own; leave it out"),
         "fsdp": (trainer.is_fsdp_enabled, "replaces the parameters; leave it out"),
         "torch_compile": (args.torch_compile, "compiles the whole model, which offloading cuts apart; call compile() of each layer before the Trainer is offloaded"),
+        "a Trainer of several processes": (args.world_size > 1, "copies gradients between them, which offloading does not know of; start one process"),
         "several GPUs in one process": (args.n_gpu > 1, "would copy the model to each; show one with CUDA_VISIBLE_DEVICES"),
     }
     for name, (found, why) in wrong.items():
