@@ -26,7 +26,7 @@ def link(request, monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("policy", ["sync", "speculate"])
+@pytest.mark.parametrize("policy", ["sync", "speculate", "lazy"])
 @pytest.mark.parametrize("case", CASES)
 def test_bit_equal(tmp_path, link, case, policy):
     seen, state, _ = control(steps=STEPS, **CASES[case])
@@ -39,7 +39,7 @@ def test_bit_equal(tmp_path, link, case, policy):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("policy", ["sync", "speculate"])
+@pytest.mark.parametrize("policy", ["sync", "speculate", "lazy"])
 def test_checkpointed_segments(tmp_path, link, reentrant, policy):
     settings = dict(dtype=torch.bfloat16, clip=torch_clip, segments=2, reentrant=reentrant)
     seen, state, _ = control(steps=STEPS, **settings)

@@ -159,14 +159,14 @@ CASES = {
 LONG = ("own_clip", "torch_clip", "infs", "accumulate", "autocast")  # all steps in every run of the tests; the others in the soak
 
 
-@pytest.mark.parametrize("policy", ["sync", "speculate", "auto"])
+@pytest.mark.parametrize("policy", ["sync", "speculate", "auto", "lazy"])
 @pytest.mark.parametrize("case", CASES)
 def test_bit_equal(tmp_path, case, policy):
     bit_equal(f"{tmp_path}/s", case, policy, STEPS if case in LONG and policy != "auto" else STEPS // 8)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("policy", ["sync", "speculate", "auto"])
+@pytest.mark.parametrize("policy", ["sync", "speculate", "auto", "lazy"])
 @pytest.mark.parametrize("case", CASES)
 def test_bit_equal_for_long(tmp_path, case, policy):
     bit_equal(f"{tmp_path}/s", case, policy, STEPS)
@@ -188,7 +188,7 @@ def bit_equal(store, case, policy, steps):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("segments", [1, 2, 4, 6])
-@pytest.mark.parametrize("policy", ["sync", "speculate"])
+@pytest.mark.parametrize("policy", ["sync", "speculate", "lazy"])
 def test_checkpointed_segments(tmp_path, segments, reentrant, policy):
     bit_equal_in_segments(f"{tmp_path}/s", segments, reentrant, policy, STEPS if segments == 2 else 10)
 
@@ -196,7 +196,7 @@ def test_checkpointed_segments(tmp_path, segments, reentrant, policy):
 @pytest.mark.soak
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("segments", [1, 2, 4, 6])
-@pytest.mark.parametrize("policy", ["sync", "speculate"])
+@pytest.mark.parametrize("policy", ["sync", "speculate", "lazy"])
 def test_checkpointed_segments_for_long(tmp_path, segments, reentrant, policy):
     bit_equal_in_segments(f"{tmp_path}/s", segments, reentrant, policy, STEPS)
 

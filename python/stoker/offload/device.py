@@ -111,7 +111,7 @@ class DevicePager(Pager):
             if block in self.images:
                 continue
             slot = self.slots.get(block)
-            if slot is None or not all(future.ready() for future in slot.loading):
+            if slot is None or self.updates.late.owes(block) or not all(future.ready() for future in slot.loading):
                 return
             try:
                 self._finish(slot)
@@ -189,6 +189,9 @@ class DevicePager(Pager):
         for block in changed:
             self._drop(block)
         super().decide(changed)
+
+    def outdate(self, block: Block) -> None:
+        self._drop(block)
 
     def discard(self, block: Block) -> None:
         self._drop(block)

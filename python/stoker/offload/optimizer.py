@@ -65,7 +65,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        self._session.gradients_dropped()
+        self._session.gradients_dropped(kept=not set_to_none)
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict) -> None:

@@ -39,7 +39,7 @@ from stoker.offload.steps import Steps
 
 FORMAT = 1
 META_MODEL, META_STATE, META_BUFFERS = "meta/model", "meta/state", "meta/buffers"
-POLICIES = ("auto", "sync", "speculate")
+POLICIES = ("auto", "sync", "speculate", "lazy")
 
 
 def _is_source(thing: Any) -> bool:
@@ -224,8 +224,9 @@ class Session:
         """A root call of the model begins (hooks.py)."""
         self.check_open()
         self.loading.give_up()
-        if self.steps.decided is not None:
-            self._close_step()
+        if not (key[1] and key[2]):
+            self.steps.late.complete()
+        self._close_step()
         self.steps.poll()
         recorder = self.pager.recorder
         if recorder.departures != self._departures:
@@ -272,8 +273,7 @@ class Session:
             if self.pager.held:
                 raise InvalidArgument("opt.step() inside stoker.gather() would be undone by it; leave the with block first")
             self._check_in_place()
-            if self.steps.decided is not None:
-                self._close_step()
+            self._close_step()
             policy = self.steps.active_policy
             changed = self.steps.decide()
             for param in self.params:
@@ -308,10 +308,12 @@ class Session:
         self._at_step["attached"] = {name: attached[name] for name, thing in self._attached.items() if _is_source(thing)}
         self._buffers_digest = None
 
-    def gradients_dropped(self) -> None:
-        """zero_grad(): what was speculated since the last step is void."""
+    def gradients_dropped(self, kept: bool) -> None:
+        """zero_grad(): what was speculated since the last step is void. `kept`: the tensors stay, and become zeros."""
         with self.lock:
             self.hooks.unwind()
+            if kept:
+                self.steps.late.complete()  # it wants their bytes
             if self.steps.updates:
                 self.steps.abandon()
 
@@ -372,8 +374,9 @@ class Session:
         return records
 
     def _close_step(self) -> None:
-        self.steps.close(self._records())
-        self._closing_step = self.step_count
+        """What belongs to the decided step, as it is now, goes into its record; unless that was done."""
+        if self.steps.decided is not None and self.steps.late.records is None:
+            self.steps.close(self._records())
 
     def committed_step(self) -> int:
         if self.steps.closing is not None and self.steps.closing[1].ready():
@@ -387,8 +390,8 @@ class Session:
     def flush(self) -> None:
         with self.lock:
             self.check_open()
-            if self.steps.decided is not None:
-                self._close_step()
+            self.steps.late.complete()
+            self._close_step()
             self.steps.settle()
 
     def check_open(self) -> None:
@@ -460,6 +463,7 @@ class Session:
         """A copy, in host memory, of the parameter's weights as forward would see them now."""
         if param in self.pager.held:
             return param.tensor.detach().clone().cpu()
+        self.steps.late.catch_up(param.unit.block)
         slot = self.pager.slots.get(param.unit.block)
         if slot is not None and not slot.loading:
             return slot.view(param).clone()
@@ -472,6 +476,7 @@ class Session:
             self.pager.show(param)
 
     def _plane_slice(self, plane: str, param: Param, dtype: torch.dtype) -> torch.Tensor:
+        self.steps.late.catch_up(param.unit.block)
         where = self.planes.source or self.planes.store  # a decided step is read before it is committed
         raw = read_range(where, f"{plane}/{param.unit.name}", param.offset * dtype.itemsize, param.numel * dtype.itemsize)
         flat = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype, device="cpu")
@@ -479,6 +484,7 @@ class Session:
 
     def _moment(self, plane: str, param: Param) -> torch.Tensor:
         """m or v of a parameter, as float32."""
+        self.steps.late.catch_up(param.unit.block)
         where, key, moments = self.planes.source or self.planes.store, f"{plane}/{param.unit.name}", self.algorithm.moments
         flat = torch.empty(param.numel, dtype=torch.float32, device="cpu")
         at = 0
