@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from models import batch, loss_of
@@ -34,7 +35,8 @@ def wrap(optimizer):
     return Base()
 
 
-def test_automatic_loop(offload):
+@pytest.mark.parametrize("policy", ["speculate", "lazy"])
+def test_automatic_loop(offload, policy):
     """step(closure) with forward, zero_grad and backward inside, gradient clipping in the closure, two batches a step in the end."""
 
     def loop(model, opt):
@@ -54,7 +56,7 @@ def test_automatic_loop(offload):
             scheduler.step()
         return losses
 
-    both(offload, tiny, loop)
+    both(offload, tiny, loop, policy=policy)
 
 
 def test_manual_loop(offload):
