@@ -25,6 +25,11 @@ class ReferenceOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+            self.step()
+            return loss
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:

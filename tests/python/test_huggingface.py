@@ -34,7 +34,7 @@ class Samples(torch.utils.data.Dataset):
 
 def llama(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, tie_word_embeddings=True, attention_dropout=0.1, **shape)).to(dtype)
 
 
@@ -132,14 +132,14 @@ def test_trainer_gives_the_same_bits(offload, tmp_path, options):
     assert trainer.evaluate()["eval_loss"] == control.evaluate()["eval_loss"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_trainer_resumes_with_the_same_bits(offload, tmp_path, dtype):
+@pytest.mark.parametrize(("dtype", "policy"), [(torch.float32, "speculate"), (torch.bfloat16, "lazy")])
+def test_trainer_resumes_with_the_same_bits(offload, tmp_path, dtype, policy):
     """Stopped at step 7 with a checkpoint of step 6: the Trainer resumes at 6 as it always does, and so does the store."""
     saving = {"save_strategy": "steps", "save_steps": 3}
     control = control_of(llama(dtype), arguments(tmp_path / "control", **saving, save_only_model=True))
     control.train()
     trainer = trainer_of(llama(dtype), arguments(tmp_path / "ours", **saving), [StopAt(7)])
-    opt = offload(trainer)
+    opt = offload(trainer, policy=policy)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     assert opt.snapshots == [6]
@@ -147,7 +147,7 @@ def test_trainer_resumes_with_the_same_bits(offload, tmp_path, dtype):
     assert size < 8192  # references
     opt.close()
     trainer = trainer_of(llama(dtype), arguments(tmp_path / "ours", **saving))
-    opt = offload(trainer)
+    opt = offload(trainer, policy=policy)
     assert opt.step_count == 7
     trainer.train(resume_from_checkpoint=True)
     assert history(trainer) == history(control)
@@ -155,6 +155,29 @@ def test_trainer_resumes_with_the_same_bits(offload, tmp_path, dtype):
     again = LlamaForCausalLM.from_pretrained(tmp_path / "ours" / "checkpoint-9", dtype=dtype)
     kept = LlamaForCausalLM.from_pretrained(tmp_path / "control" / "checkpoint-9", dtype=dtype)
     same_weights(again, kept)
+
+
+def test_trainer_that_was_interrupted_goes_on_in_the_same_process(offload, tmp_path):
+    """In the middle of a backward of step 5, with a checkpoint of step 3: what lay about is given up."""
+    saving = {"save_strategy": "steps", "save_steps": 3, "eval_strategy": "no"}
+    control = control_of(llama(), arguments(tmp_path / "control", **saving, save_only_model=True))
+    control.train()
+    trainer = trainer_of(llama(), arguments(tmp_path / "ours", **saving))
+    offload(trainer)
+    layer, calls = trainer.model.model.layers[0], []
+
+    def interrupt(grad):
+        calls.append(None)
+        if len(calls) == 18:  # four micro-batches a step
+            raise KeyboardInterrupt
+
+    handle = layer.register_forward_hook(lambda module, args, out: out.register_hook(interrupt) and None)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    handle.remove()
+    trainer.train(resume_from_checkpoint=True)
+    assert history(trainer)[-5:] == history(control)[-5:]
+    same_weights(trainer.model, control.model)
 
 
 def test_trainer_that_ended_with_a_checkpoint_goes_on(offload, tmp_path):
@@ -188,7 +211,7 @@ class AtBegin(TrainerCallback):
 def test_checkpoints_are_rotated_and_the_best_is_loaded(offload, tmp_path):
     options = {"save_strategy": "steps", "save_steps": 2, "eval_steps": 2, "load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True, "save_total_limit": 2}
     trainer = trainer_of(llama(), arguments(tmp_path / "ours", **options))
-    opt = offload(trainer)
+    opt = offload(trainer, snapshots=2)
     trainer.train()
     best = trainer.state.best_model_checkpoint
     assert trainer.state.best_global_step < 10
@@ -228,6 +251,30 @@ def test_prediction_with_generate(offload, tmp_path):
     assert opt.step_count == 5
 
 
+def test_a_model_that_was_offloaded_before(tmp_path):
+    """Made empty, its weights taken from a folder: it never was in memory, nor could the Trainer have moved it."""
+    llama().save_pretrained(tmp_path / "weights")
+    control = control_of(llama(), arguments(tmp_path / "control", weight_decay=0.0))
+    control.train()
+    with accelerate.init_empty_weights(include_buffers=False):
+        model = LlamaForCausalLM(LlamaConfig.from_pretrained(tmp_path / "weights"))
+
+    def offloaded():
+        opt = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
+        return stoker.offload(model, opt, store=tmp_path / "store", dram="8MiB", weights=tmp_path / "weights")
+
+    with pytest.raises(errors.InvalidArgument, match=r"has no tensor lm_head.weight, which the model needs; where it should be tied.*tie_weights\(\)"):
+        offloaded()
+    model.tie_weights()
+    model, opt = offloaded()
+    trainer = trainer_of(model, arguments(tmp_path / "ours"), optimizers=(opt, None))
+    huggingface.connect(trainer)
+    trainer.train()
+    assert history(trainer) == history(control)
+    same_weights(model, control.model)
+    opt.close()
+
+
 def test_training_twice(offload, tmp_path):
     control = control_of(llama(), arguments(tmp_path / "control"))
     control.train(), control.train()
@@ -258,6 +305,10 @@ def test_sentences_about_the_trainer(offload, tmp_path):
     opt = offload(trainer)  # what was refused left the Trainer as it was
     with pytest.raises(errors.InvalidArgument, match="offloaded already"):
         offload(trainer)
+    with pytest.raises(errors.InvalidArgument, match="connected to its offloaded optimizer already"):
+        huggingface.connect(trainer)
+    with pytest.raises(errors.InvalidArgument, match="is not offloaded; call offload"):
+        huggingface.connect(trainer_of(llama(), args))
     trainer.train()
     opt.close()
     again = trainer_of(llama(), args)

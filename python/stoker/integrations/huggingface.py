@@ -1,4 +1,5 @@
-"""transformers.Trainer and accelerate. One line: `offload(trainer, store=..., dram=...)`, or `follow(optimizer, accelerator)`.
+"""transformers.Trainer and accelerate. One line: `offload(trainer, store=..., dram=...)`; or, where the model was offloaded before
+(it does not fit anywhere else), `connect(trainer)`; or, for a loop of one's own, `follow(optimizer, accelerator)`.
 
 Nothing in here is needed for exactness: an offloaded optimizer is a torch.optim.Optimizer. What it adds is what the optimizer cannot
 know: which backward is a step's last, above which norm gradients will be clipped, and when a checkpoint was saved that one may want
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
 from transformers import Trainer, TrainerCallback
 
 import stoker
@@ -26,15 +28,17 @@ def offload(trainer: Trainer, *, store: str | os.PathLike, dram: int | str, **op
     """Moves the weights and optimizer state of a Trainer into `store`; call it between Trainer(...) and trainer.train().
 
     The optimizer is the one that the Trainer was given, or else makes from its arguments. `options`: those of stoker.offload(). By
-    default a run that the store holds is resumed, and the steps of as many checkpoints as `save_total_limit` (else: of the newest) are
-    kept, so that trainer.train(resume_from_checkpoint=...) goes on from there with the same bits.
+    default a run that the store holds is resumed, and the step of the newest checkpoint is kept (snapshots=1), so that
+    trainer.train(resume_from_checkpoint=True) goes on from there with the same bits.
 
     InvalidArgument says what of the Trainer's arguments does not go with it.
     """
     _check(trainer)
+    if isinstance(_plain(trainer.optimizer), OffloadedOptimizer):
+        raise InvalidArgument("this Trainer's optimizer is offloaded already; connect(trainer) is what remains to be done")
     args = trainer.args
     saves = str(getattr(args.save_strategy, "value", args.save_strategy)) != "no" and not args.save_only_model
-    options = {"resume": "auto", "snapshots": (args.save_total_limit or 1) if saves else 0, **options}
+    options = {"resume": "auto", "snapshots": 1 if saves else 0, **options}
     made_here = trainer.optimizer is None
     if made_here:
         trainer.create_optimizer()
@@ -45,16 +49,28 @@ def offload(trainer: Trainer, *, store: str | os.PathLike, dram: int | str, **op
             trainer.optimizer = None  # a second try must find the Trainer as it was
         raise
     trainer.optimizer = optimizer
-    gradients = optimizer._session.gradients
-    gradients.sync = lambda: trainer.accelerator.sync_gradients  # the Trainer may make another accelerator
+    connect(trainer)
+    return optimizer
+
+
+def connect(trainer: Trainer) -> None:
+    """For Trainer(model, optimizers=(optimizer, None)) with what stoker.offload() returned."""
+    _check(trainer)
+    optimizer = _plain(trainer.optimizer)
+    if not isinstance(optimizer, OffloadedOptimizer):
+        raise InvalidArgument("this Trainer's optimizer is not offloaded; call offload(trainer, store=..., dram=...), or pass optimizers=(optimizer, None) with what stoker.offload() returned")
+    if any(isinstance(callback, StokerCallback) for callback in trainer.callback_handler.callbacks):
+        raise InvalidArgument("this Trainer is connected to its offloaded optimizer already")
+    optimizer._session.gradients.sync = lambda: trainer.accelerator.sync_gradients  # the Trainer may make another accelerator
     trainer.add_callback(StokerCallback(optimizer))
     trainer._load_from_checkpoint = functools.partial(_load_from_checkpoint, optimizer, trainer._load_from_checkpoint)
-    return optimizer
 
 
 def follow(optimizer: OffloadedOptimizer, accelerator: Accelerator) -> None:
     """For a loop of one's own: `accelerator.accumulate(model)` then tells which backward is a step's last, and
     accelerator.save_state() keeps the step where the store has room for it (stoker.offload(snapshots=...))."""
+    if accelerator.num_processes > 1:
+        raise InvalidArgument("an Accelerator of several processes copies gradients between them, which offloading does not know of; start one process")
     optimizer._session.gradients.sync = lambda: accelerator.sync_gradients
     if optimizer._session.snapshots.keep:
         accelerator.register_save_state_pre_hook(lambda models, weights, folder: optimizer.snapshot())
@@ -68,13 +84,17 @@ def _check(trainer: Trainer) -> None:
         "deepspeed": (trainer.is_deepspeed_enabled, "offloads on its own; leave it out"),
         "fsdp": (trainer.is_fsdp_enabled, "replaces the parameters; leave it out"),
         "torch_compile": (args.torch_compile, "compiles the whole model, which offloading cuts apart; call compile() of each layer before the Trainer is offloaded"),
+        "a Trainer of several processes": (args.world_size > 1, "copies gradients between them, which offloading does not know of; start one process"),
         "several GPUs in one process": (args.n_gpu > 1, "would copy the model to each; show one with CUDA_VISIBLE_DEVICES"),
     }
     for name, (found, why) in wrong.items():
         if found:
             raise InvalidArgument(f"{name} does not go with an offloaded Trainer: it {why}")
-    if isinstance(trainer.optimizer, OffloadedOptimizer):
-        raise InvalidArgument("this Trainer is offloaded already; close() its optimizer and make a new Trainer")
+
+
+def _plain(optimizer: Any) -> Any:
+    """What accelerate wraps in train()."""
+    return optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
 
 
 def _load_from_checkpoint(optimizer: OffloadedOptimizer, load, checkpoint: str, *args: Any, **kwargs: Any) -> None:

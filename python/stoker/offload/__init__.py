@@ -14,7 +14,7 @@ from stoker.offload.access import Left, gather, install_state_dict
 from stoker.offload.blocks import Param, partition
 from stoker.offload.budget import open_runtime
 from stoker.offload.compiled import refuse_cuda_graphs
-from stoker.offload.build import Built, build, keep_heap, stored_weights, trim
+from stoker.offload.build import Built, build, keep_heap, leave_meta, leave_meta_buffers, stored_weights, trim
 from stoker.offload.link import open_link
 from stoker.offload.optimizer import OffloadedOptimizer, algorithm_of
 from stoker.offload.planes import parse_bytes, store_capacity
@@ -79,6 +79,7 @@ def offload(
         built.page_all()
     session: Session | None = None
     try:
+        leave_meta(blocks)
         holds_run = runtime.holds(META_MODEL)
         if holds_run and not resume:
             raise AlreadyExists(f"{runtime.path} already holds a run; pass resume=True to continue it, or give another directory")
@@ -87,6 +88,8 @@ def offload(
         if holds_run:
             algorithm = check_stored(runtime, blocks, algorithm)
         check_room(runtime, blocks, algorithm, snapshots)
+        if holds_run or weights is not None or not any(hasattr(param, "_stoker_empty") for param in own):
+            leave_meta_buffers(model, weights, recorded=holds_run)
         how = Choices(policy, accumulate, snapshots, link, parse_bytes("device_memory", device_memory) if device_memory is not None else None)
         session = Session(model, optimizer, runtime, blocks, algorithm, how)
         session.move()
@@ -105,6 +108,8 @@ def offload(
         if had_state and not holds_run:
             session.load_full_state(had_state)
         Left.forget(own)
+        for param in own:
+            vars(param).pop("_stoker_empty", None)
         session.access = install_state_dict(model, session)
     except BaseException:
         # a second try, with what the message asked for, must find the store free
@@ -124,6 +129,6 @@ def _device_of(params: set[nn.Parameter]) -> torch.device:
 
 
 def _present(param: Param) -> torch.Tensor:
-    if param.tensor.is_meta:
+    if hasattr(param.tensor, "_stoker_empty"):
         raise InvalidArgument(f"parameter {param.name} is on the meta device and has no values; pass weights= with a safetensors folder, or use stoker.build()")
     return param.tensor.detach()

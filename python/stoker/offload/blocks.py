@@ -127,6 +127,8 @@ def _dense_stride(param: torch.Tensor) -> tuple[int, ...]:
     """The parameter's own stride where it fills its memory without gaps, else the contiguous one."""
     if hasattr(param, "_stoker_left"):
         return param._stoker_left.stride  # a placeholder; this is the stride it had
+    if hasattr(param, "_stoker_empty"):
+        return param._stoker_empty
     if _fills(param):
         return tuple(param.stride())
     return tuple(torch.empty(param.shape, device="meta").stride())

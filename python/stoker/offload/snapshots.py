@@ -57,15 +57,20 @@ class Snapshots:
     def go_back(self, step: int) -> None:
         """Makes everything what it was at that snapshot, as one durable commit. Other snapshots stay."""
         session, name = self._session, f"{_NAME}{step}"
-        session.steps.abandon()
-        session.flush()
+        with session.lock:
+            session.hooks.unwind()
+            session.steps.abandon()
+            session.flush()
+            self._bring_back(name)
+
+    def _bring_back(self, name: str) -> None:
         now = {each["key"]: each for each in self._store.list()}
         txn = self._store.begin()
         for then in self._store.list(snapshot=name):
             if now[then["key"]]["version"] != then["version"]:
                 self._restore(txn, then, name)
         txn.commit("durable").wait()
-        session.become(record.load(self._store.read_bytes("meta/state")))
+        self._session.become(record.load(self._store.read_bytes("meta/state")))
 
     def _restore(self, txn, then: dict, name: str) -> None:
         key, size = then["key"], then["bytes"]
