@@ -214,4 +214,4 @@ def clip(session: Session, params: list[Param], max_norm: float, error_if_nonfin
     if not coefficient >= 1.0:  # also for NaN
         for grad in grads:
             grad.mul_(coefficient)
-    return torch.tensor(norm, dtype=torch.float64)
+    return torch.tensor(norm, dtype=torch.float64, device="cpu")

@@ -66,6 +66,7 @@ class Steps:
         self.planes, self.pager, self.gradients, self.hyper = planes, pager, gradients, hyper
         self.policy = policy
         self.lost = lost  # a decided step could not be committed: these units are at the step before again
+        self.lock: Any = contextlib.nullcontext()  # the session's own, once it has one: a GPU's backward runs on a thread of torch's
         self.paused_for = 0  # steps that `auto` still stays on sync
         self.clip_limit: float | None = None  # max_norm of the last opt.clip_grad_norm_
         self.updates: dict[Unit, Update] = {}
@@ -104,12 +105,13 @@ class Steps:
 
     def on_final(self, unit: Unit) -> None:
         """From within backward: the unit's gradients are forecast final."""
-        if not self.speculating or self._norm_exceeded or unit in self.updates:
-            return
-        self._when_backward_ends(self.backward_ends)
-        self.gradients.land(unit)
-        self._landing.append(unit)
-        self._speculate(self.gradients.in_flight)
+        with self.lock:
+            if not self.speculating or self._norm_exceeded or unit in self.updates:
+                return
+            self._when_backward_ends(self.backward_ends)
+            self.gradients.land(unit)
+            self._landing.append(unit)
+            self._speculate(self.gradients.in_flight)
 
     def _speculate(self, keep: int) -> None:
         """Starts the updates of final units, but for the last `keep`, whose gradients are still on their way."""
@@ -125,9 +127,10 @@ class Steps:
                 pass
 
     def backward_ends(self) -> None:
-        self._speculate(0)
-        for update in self.updates.values():
-            self._timed("state", update.wait_computed)
+        with self.lock:
+            self._speculate(0)
+            for update in self.updates.values():
+                self._timed("state", update.wait_computed)
 
     @staticmethod
     def _when_backward_ends(callback: Callable[[], None]) -> None:
