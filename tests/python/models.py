@@ -54,6 +54,19 @@ class Tiny(nn.Module):
         return self.head(self.norm(x))
 
 
+class Skips(Tiny):
+    """Runs only some of its layers: those that `skip` does not name."""
+
+    skip: set[int] = set()
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for index, layer in enumerate(self.layers):
+            if index not in self.skip:
+                x = layer(x)
+        return self.head(self.norm(x))
+
+
 def _run(layers, x: torch.Tensor) -> torch.Tensor:
     for layer in layers:
         x = layer(x)

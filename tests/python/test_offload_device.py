@@ -12,7 +12,7 @@ import torch
 
 import stoker
 from fake_link import FakeLink
-from models import batch, loss_of
+from models import Skips, batch, loss_of
 from stoker.offload.device import DeviceGradients, DevicePager
 from test_offload_equality import CASES, SMALL, control, make, no_clip, offloaded, own_clip, poison, same, torch_clip, train  # noqa: F401
 
@@ -241,6 +241,28 @@ def test_a_default_device_of_torch_moves_nothing_of_ours(tmp_path):
         model, opt = stoker.offload(model, original, store=f"{tmp_path}/t", dram=SMALL)
     train(model, opt, no_clip, 1)
     opt.close()
+
+
+def test_gradients_of_blocks_that_were_not_used_are_filled_in(tmp_path, link):
+    """They land where the gradients lie that a late update of the step before still wants."""
+    losses = {}
+    for policy in ("sync", "lazy"):
+        torch.manual_seed(0)
+        model = Skips(layers=6).to(torch.bfloat16)
+        model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/{policy}", dram=SMALL, policy=policy)
+        for step in range(8):
+            model.skip = {step % 6, (step + 2) % 6}
+            loss = loss_of(model, batch(step))
+            loss.backward()
+            losses.setdefault(policy, []).append(loss.item())
+            for param in model.parameters():
+                if param.grad is None:
+                    param.grad = torch.zeros(param.shape, dtype=param.dtype)
+            opt.clip_grad_norm_(1.0)
+            opt.step()
+            opt.zero_grad()
+        opt.close()
+    assert losses["lazy"] == losses["sync"]
 
 
 def test_what_torch_cannot_use_is_refused(tmp_path):

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 import reference
 import stoker
 from kill_run import Position as Loader
-from models import Tiny, batch, loss_of
+from models import Skips, Tiny, batch, loss_of
 from stoker import errors
 from stoker.offload.gradients import Gradients
 
@@ -455,19 +455,6 @@ def test_parts_called_on_their_own(offload):
         return seen
 
     both(offload, make, loop, dram=TIGHT)
-
-
-class Skips(Tiny):
-    """Runs only some of its layers: those that `skip` does not name."""
-
-    skip: set[int] = set()
-
-    def forward(self, tokens):
-        x = self.embed(tokens)
-        for index, layer in enumerate(self.layers):
-            if index not in self.skip:
-                x = layer(x)
-        return self.head(self.norm(x))
 
 
 def test_order_that_departs_from_the_record(offload):

@@ -167,6 +167,38 @@ def test_gradients_zeroed_while_an_update_reads_them_are_noticed(pair, monkeypat
     assert opt.step_count == 2
 
 
+@pytest.mark.parametrize("where", ["start", "promote", "take", "close"])
+def test_an_interrupt_leaves_this_step_or_the_one_before(pair, monkeypatch, where):
+    control, expected, model, opt = pair
+    both(pair, range(3))
+    steps = opt._session.steps
+    owner = {"start": steps, "promote": opt._session.pager, "take": steps.late, "close": steps}[where]
+    calls, whole = 0, getattr(owner, where)
+
+    def interrupted(*args):
+        nonlocal calls
+        calls += 1
+        if calls == (1 if where == "close" else 4):
+            raise KeyboardInterrupt
+        return whole(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(model, opt, [3])
+    opt.zero_grad()
+    done = opt.step_count  # steps of which nothing is lost
+    assert done in (2, 3)
+    again = tiny()
+    reference_again = reference.ReferenceOptimizer(torch.optim.AdamW(again.parameters(), lr=3e-3))
+    train(again, reference_again, range(done))
+    train(again, reference_again, [3, 4])
+    train(model, opt, [3, 4])
+    opt.flush()
+    assert opt.committed_step == done + 2
+    assert all(torch.equal(weights(model)[name], value) for name, value in weights(again).items() if name != "seen")
+
+
 def test_hyperparameters_are_those_of_step(pair):
     control, expected, model, opt = pair
     for step in range(4):

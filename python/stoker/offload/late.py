@@ -52,6 +52,8 @@ class Late:
 
     def begin(self, block: Block, distance: int = 0) -> bool:
         """Starts what is owed to the block, which is used in `distance` uses. False if nothing is owed to it."""
+        if self._owed and self._steps.decided is None:
+            self._give_up()
         owed = [unit for unit in block.updated_units if unit in self._owed]
         try:
             for unit in owed:
@@ -87,12 +89,15 @@ class Late:
             self._steps.drops_gradients = False
             self._steps.lose()
             raise
-        for unit in units:
-            self._steps.computed(self._under_way.pop(unit)[0])
-        self._steps.pager.promote(block)
+        try:
+            for unit in units:
+                self._steps.computed(self._under_way.pop(unit)[0])
+            self._steps.pager.promote(block)
+        except BaseException:  # Ctrl-C: the block is neither old nor new
+            self._steps.lose()
+            raise
         if not self and self.records is not None:
-            records, self.records = self.records, None
-            self._steps.close(records)
+            self._steps.close(self.records)
 
     def catch_up(self, block: Block) -> None:
         """The block is as the decided step leaves it when this returns."""
@@ -103,6 +108,13 @@ class Late:
         """Every block is."""
         for block in dict.fromkeys(unit.block for unit in (*self._under_way, *self._owed)):
             self.catch_up(block)
+
+    def _give_up(self) -> None:
+        """step() was interrupted between taking and deciding: it may be called again."""
+        blocks = {unit.block for unit in self._owed}
+        self.clear()
+        for block in blocks:
+            self._steps.pager.discard(block)
 
     def clear(self) -> None:
         """Forgets what is owed: the step is lost, or everything ends."""

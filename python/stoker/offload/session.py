@@ -321,6 +321,7 @@ class Session:
 
     def clip_grad_norm_(self, max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
         self.check_open()
+        self.steps.late.complete()  # it wants gradients, which may land where these do
         self.steps.clip_limit = max_norm
         return front.clip(self, [p for p in self.params if p.unit.updated], max_norm, error_if_nonfinite)
 
@@ -377,8 +378,9 @@ class Session:
 
     def _close_step(self) -> None:
         """What belongs to the decided step, as it is now, goes into its record; unless that was done."""
-        if self.steps.decided is not None and self.steps.late.records is None:
-            self.steps.close(self._records())
+        steps = self.steps
+        if steps.decided is not None and (steps.late.records is None or not steps.late):
+            steps.close(steps.late.records or self._records())
 
     def committed_step(self) -> int:
         if self.steps.closing is not None and self.steps.closing[1].ready():

@@ -249,6 +249,7 @@ class Steps:
 
         On an error everything of this step is abandoned, the step before is intact, and step() may be called again.
         """
+        self.late.complete()  # it wants gradients, which may land where those of this step do
         if self.active_policy == "lazy":
             return self._owe()
         launched = list(self.updates)
@@ -268,7 +269,6 @@ class Steps:
 
     def _owe(self) -> set[Unit]:
         """decide() of ``lazy``: only pinned blocks, which may be read at any time, are updated now."""
-        self.late.complete()  # what the step before still owes comes first
         if self.updates:
             self.abandon()
         self._transaction()
@@ -406,7 +406,7 @@ class Steps:
             del txn
             self.lose()
             raise
-        self.decided, self.closing = None, (txn, future)
+        self.decided, self.closing, self.late.records = None, (txn, future), None
 
     def poll(self) -> bool:
         """Whether the closed step is committed; then forward reads the store itself again."""
