@@ -194,7 +194,7 @@ class Pager:
                     continue
                 if distance >= 0:
                     return None
-                if self.updates.reclaim():
+                if self.updates.reclaim() or self.updates.reclaim_written():
                     continue
                 if gc.collect() and self._retry(block):
                     continue

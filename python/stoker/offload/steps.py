@@ -371,6 +371,16 @@ class Steps:
         self._timed("state", under_way[0].wait_computed)
         return True
 
+    def reclaim_written(self) -> bool:
+        """Waits until one copy of new weights that is still being written from is on the disk, and lets go of it; False if there is none."""
+        for update in (*self._decided_updates, *self.updates.values()):
+            if update.staged is not None:
+                with contextlib.suppress(StokerError):  # the commit fails with it, and says so
+                    self._timed("writing", update.job.wait_written)
+                update.staged = None
+                return True
+        return False
+
     def _wait_computed(self) -> None:
         for update in self.updates.values():
             self._timed("state", update.wait_computed)
