@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from typing import TYPE_CHECKING, Any, Iterator
 
 import torch
@@ -162,6 +163,11 @@ class OffloadedOptimizer(torch.optim.Optimizer):
     def restart_ledger(self) -> None:
         """What moved and passed until now, an evaluation say, belongs to no step: the next row begins here."""
         self._session.ledger.start(self._session.counters())
+
+    def trace(self, path: str | os.PathLike) -> None:
+        """From now until the next step is decided, notes what disk, kernels and this thread do, and writes it to `path` as a Chrome
+        trace (JSON; chrome://tracing and Perfetto show it)."""
+        self._session.trace(path)
 
     def plan(self, machine: Machine | None = None, compute_seconds: float = 0.0) -> dict[str, Any]:
         """What a step will move, and on a known machine how long it takes: parameters, state by class, how dram is divided, and in

@@ -9,6 +9,7 @@ A training step, seen from here:
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from typing import Any, Callable
@@ -30,6 +31,7 @@ from stoker.offload.pager import Pager
 from stoker.offload.planes import MIB, Algorithm, Planes, Runtime, put, read_range, write_range
 from stoker.offload.planner import Setting
 from stoker.offload.steps import Steps
+from stoker.offload.trace import StepTrace
 
 FORMAT = 1
 META_MODEL, META_STATE, META_BUFFERS = "meta/model", "meta/state", "meta/buffers"
@@ -74,6 +76,7 @@ class Session:
         self._buffers_digest: bytes | None = None
         self._departures = 0  # from the recorded order, that the ledger knows of
         self._closed = False
+        self.tracing: StepTrace | None = None
         self.access: list = []  # handles of access.py's hooks
         self.loading: Any = None  # access.py's Loading: a load_state_dict() of the model that may be under way
         self.hooks: Hooks | None = None  # once the model trains out of the store
@@ -222,6 +225,8 @@ class Session:
             if self.steps.decided is not None:
                 self._close_step()
             policy = self.steps.active_policy
+            if self.tracing is not None:
+                self.tracing.mark("step()")
             changed = self.steps.decide()
             for param in self.params:
                 if param.unit in changed and param.tensor.grad is not None:
@@ -229,7 +234,10 @@ class Session:
             self.step_count += 1
             self._resumed_groups = []
             self._capture_sources()
-            self.ledger.close_step(self.step_count, self.counters(), policy=policy, committed=self.committed_step())
+            row = self.ledger.close_step(self.step_count, self.counters(), policy=policy, committed=self.committed_step())
+            if self.tracing is not None:
+                tracing, self.tracing = self.tracing, None
+                tracing.end(row)
 
     def _lost(self, units: set[Unit]) -> None:
         """The last step could not be committed: everything that belongs to a step is that of the step before."""
@@ -243,6 +251,13 @@ class Session:
         self._take_up(state)  # behind the schedulers, which may set a learning rate
         self._at_step["attached"] = {name: attached[name] for name, thing in self._attached.items() if _is_source(thing)}
         self._buffers_digest = None
+
+    def trace(self, path: str | os.PathLike) -> None:
+        with self.lock:
+            self.check_open()
+            if self.tracing is not None:
+                raise InvalidArgument("a step is being traced already; its trace is written when that step is decided")
+            self.tracing = StepTrace(self, path)
 
     def gradients_dropped(self) -> None:
         """zero_grad(): what was speculated since the last step is void."""
