@@ -23,10 +23,11 @@ SMALL = "7MiB"
 def poison(monkeypatch):
     """Memory of an evicted block is overwritten as soon as nothing aliases it; new slots start as garbage."""
     evict, take = Pager.evict, Pager.take
+    real = lambda slot: slot is not None and isinstance(slot.bytes, torch.Tensor)  # a rehearsal's has no memory
 
     def evict_and_poison(self, block):
         slot = self.slots.get(block)
-        place = (StorageWeakRef(slot.bytes.untyped_storage()), slot.address, slot.bytes.numel()) if slot and not slot.loading else None
+        place = (StorageWeakRef(slot.bytes.untyped_storage()), slot.address, slot.bytes.numel()) if real(slot) and not slot.loading else None
         del slot
         evict(self, block)
         # memory that another owner has taken since must stay: only what is free at this moment is overwritten
@@ -35,7 +36,7 @@ def poison(monkeypatch):
 
     def take_and_poison(self, *args, **kwargs):
         slot = take(self, *args, **kwargs)
-        if slot is not None:
+        if real(slot):
             ctypes.memset(slot.address, 0xFF, slot.bytes.numel())
         return slot
 
@@ -99,19 +100,19 @@ CLIP = 1.7  # fires in some of the steps of these models, and not in others
 
 def control(dtype, clip, steps, **kwargs):
     loop = {k: kwargs.pop(k) for k in ("accumulate", "autocast", "inf_at") if k in kwargs}
+    moments = kwargs.pop("moments", "exact")
     model, original = make(dtype, **kwargs)
-    opt = reference.ReferenceOptimizer(original)
+    opt = reference.ReferenceOptimizer(original, moments, model)
     seen = train(model, opt, clip, steps, **loop)
-    plane = lambda p, name: opt.state[p][name] if p in opt.state else None
-    state = {name: (p.detach(), reference.master(opt, p), plane(p, "m"), plane(p, "v")) for name, p in model.named_parameters()}
+    state = {name: (p.detach(), reference.master(opt, p), opt.moment(p, "m"), opt.moment(p, "v")) for name, p in model.named_parameters()}
     return seen, state, model
 
 
 def offloaded(path, policy, dtype, clip, steps, dram=SMALL, **kwargs):
     loop = {k: kwargs.pop(k) for k in ("accumulate", "autocast", "inf_at") if k in kwargs}
-    declared = kwargs.pop("declared", None)
+    declared, moments = kwargs.pop("declared", None), kwargs.pop("moments", "exact")
     model, original = make(dtype, **kwargs)
-    model, opt = stoker.offload(model, original, store=path, dram=dram, policy=policy, accumulate=declared)
+    model, opt = stoker.offload(model, original, store=path, dram=dram, policy=policy, accumulate=declared, moments=moments)
     seen = train(model, opt, clip, steps, **loop)
     opt.flush()
     return seen, model, opt

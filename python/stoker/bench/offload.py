@@ -29,7 +29,8 @@ import stoker
 from stoker.errors import StokerError
 from stoker.offload.build import keep_heap
 from stoker.offload.measure import checksum_seconds, disk_rates, kernel_seconds
-from stoker.offload.planes import MIB, parse_dram
+from stoker.offload.moments import MODES
+from stoker.offload.planes import MIB, parse_bytes
 
 TOKENS = 64
 
@@ -120,7 +121,7 @@ def measure(policy: str, args: argparse.Namespace, directory: str) -> dict[str, 
     store = os.path.join(directory, policy)
     model = stoker.build(lambda: Model(args.layers, args.width, args.vocabulary).to(torch.bfloat16), seed=0, store=store, dram=args.dram)
     opt = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    model, opt = stoker.offload(model, opt, store=store, dram=args.dram, policy=policy)
+    model, opt = stoker.offload(model, opt, store=store, dram=args.dram, policy=policy, moments=args.moments)
     parameters = opt.plan()["parameters"]
     before = disk_rates(directory)
     times, rows, losses = [], [], []
@@ -164,7 +165,7 @@ def measure(policy: str, args: argparse.Namespace, directory: str) -> dict[str, 
     opt.close()
     shutil.rmtree(store)
     io = row["proc_read_bytes_per_parameter"] * parameters / (row["disk_read_gbps"] * 1e9) + row["proc_written_bytes_per_parameter"] * parameters / (row["disk_write_gbps"] * 1e9)
-    cpu = args.compute + kernel_seconds() * parameters + checksum_seconds() * (row["read_bytes_per_parameter"] + row["written_bytes_per_parameter"]) * parameters
+    cpu = args.compute + kernel_seconds(moments=args.moments) * parameters + checksum_seconds() * (row["read_bytes_per_parameter"] + row["written_bytes_per_parameter"]) * parameters
     row.update(floor_io_seconds=io, floor_cpu_seconds=cpu / os.cpu_count(), compute_core_seconds=args.compute, floor_seconds=max(io, cpu / os.cpu_count()))
     row["ratio_to_floor"] = row["seconds_per_step"] / row["floor_seconds"]
     return row
@@ -196,10 +197,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=6, help="timed steps a policy (default: 6)")
     parser.add_argument("--warmup", type=int, default=3, help="steps before them (default: 3)")
     parser.add_argument("--policy", action="append", choices=["sync", "speculate"], help="only this policy (may be repeated)")
+    parser.add_argument("--moments", default="exact", choices=list(MODES), help="how m and v are kept (default: exact)")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object on standard output")
     args = parser.parse_args(argv)
     try:
-        args.dram = parse_dram(args.dram)
+        args.dram = parse_bytes("dram", args.dram)
     except StokerError as error:
         parser.error(str(error).replace("dram:", "--dram:"))
     try:
@@ -225,6 +227,7 @@ def run(args: argparse.Namespace) -> int:
     result = {
         "parameters": plan["parameters"],
         "dram_bytes": args.dram,
+        "moments": args.moments,
         "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__, "stoker": stoker.__version__},
         "policies": policies,
         "policies_bit_equal": len({(row["digest"], tuple(row["losses"])) for row in policies.values()}) == 1,

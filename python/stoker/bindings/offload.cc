@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "convert.h"
+#include "names.h"
 #include "stoker/offload/gradient.h"
 
 namespace stoker::python {
@@ -47,8 +48,8 @@ offload::Session& open(const PySession& session) {
   return *session.handle->session;
 }
 
-PySession make_session(const PyRuntime& runtime, const PyStore& store, const PyArena& arena, uint32_t tiles, uint32_t tile_elements) {
-  auto made = offload::Session::make(python::open(store), runtime.handle->owner->runtime(), *arena.handle->arena, {tiles, tile_elements});
+PySession make_session(const PyRuntime& runtime, const PyStore& store, const PyArena& arena, const offload::SessionOptions& options) {
+  auto made = offload::Session::make(python::open(store), runtime.handle->owner->runtime(), *arena.handle->arena, options);
   return {std::make_shared<SessionHandle>(store.handle, arena.handle, unwrap(std::move(made)))};
 }
 
@@ -358,10 +359,12 @@ void bind_offload(nanobind::module_& module) {
       .def("hashes", &hashes);
   nb::class_<PySession>(module, "Session", "What moves bytes between a store, the arena and the optimizer kernels.")
       .def("__init__",
-           [](PySession* self, const PyRuntime& runtime, const PyStore& store, const PyArena& arena, uint32_t tiles, uint32_t tile_elements) {
-             new (self) PySession(make_session(runtime, store, arena, tiles, tile_elements));
+           [](PySession* self, const PyRuntime& runtime, const PyStore& store, const PyArena& arena, uint32_t tiles, uint32_t tile_elements,
+              const std::string& moments, uint64_t seed) {
+             new (self) PySession(make_session(runtime, store, arena, {tiles, tile_elements, moment_type_of(moments), seed}));
            },
-           nb::arg("runtime"), nb::arg("store"), nb::arg("arena"), nb::arg("tiles") = 4, nb::arg("tile_elements") = 1 << 19)
+           nb::arg("runtime"), nb::arg("store"), nb::arg("arena"), nb::arg("tiles") = 4, nb::arg("tile_elements") = 1 << 19,
+           nb::arg("moments") = "exact", nb::arg("seed") = 0)
       .def("add_block", &add_block, nb::arg("name"), nb::arg("elements"), nb::arg("dtype"), nb::arg("planes") = "mv")
       .def("add_frozen", &add_frozen, nb::arg("name"), nb::arg("elements"), nb::arg("element_bytes"))
       .def("create_block", [](const PySession& s, BlockId block, const PyTransaction& txn) { unwrap(layout(s, block).create(stoker::python::open(txn).raw())); },

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from stoker.errors import InvalidArgument
+from stoker.offload.compiled import plain
 
-PARAM_ALIGN = 64  # elements; SIMD kernels start each parameter on a cache line
+PARAM_ALIGN = 64  # elements; SIMD kernels start each parameter on a cache line (and on a group that shares a scale)
 PLANE_ALIGN = 4096  # bytes; planes go to the disk without a bounce
 
 
@@ -140,13 +141,15 @@ def _fills(tensor: torch.Tensor) -> bool:
     return True
 
 
-def partition(model: nn.Module, optimized: Iterable[nn.Parameter]) -> list[Block]:
+def partition(model: nn.Module, optimized: Iterable[nn.Parameter], group: int = 0) -> list[Block]:
     """Cuts `model` into blocks in order of definition.
 
     `optimized`: the parameters the optimizer holds; those of them that require a gradient are updated, all others are frozen.
+    `group`: elements that share a scale in their moments' planes, if they do; two parameters share none.
     Raises InvalidArgument for dtypes and layouts that cannot be offloaded.
     """
     optimized_ids = {id(param) for param in optimized}
+    align = max(PARAM_ALIGN, group)
     owners = _owners(model)
     repeated = _repeated(model)
     home: dict[nn.Module, tuple[str, nn.Module]] = {}
@@ -158,15 +161,15 @@ def partition(model: nn.Module, optimized: Iterable[nn.Parameter]) -> list[Block
 
     blocks: dict[str, Block] = {}
     for index, (param, places) in enumerate(owners.items()):
-        name = places[0][0]
+        name = plain(places[0][0])
         homes = {home.get(module, (qualified.rpartition(".")[0], module)) for qualified, module in places}
         shared = len({id(layer) for _, layer in homes}) > 1
         block_name, layer = ("shared", None) if shared else next(iter(homes))
-        block_name = block_name or "root"
+        block_name = plain(block_name) or "root"
         block = blocks.setdefault(block_name, Block(block_name, len(blocks), pinned=shared))
         updated = id(param) in optimized_ids and param.requires_grad
         _check_dtype(name, param, updated)
-        _append(block, name, param, updated, _dense_stride(param), index)
+        _append(block, name, param, updated, _dense_stride(param), index, align)
         if layer is not None:
             for module in [layer, *(module for _, module in places)]:
                 if module not in block.modules:
@@ -191,7 +194,7 @@ def blocks_of_shapes(shapes: Iterable[tuple[str, tuple[int, ...], torch.dtype]])
     return list(blocks.values())
 
 
-def _append(block: Block, name: str, param: nn.Parameter, updated: bool, stride: tuple[int, ...], index: int) -> None:
+def _append(block: Block, name: str, param: nn.Parameter, updated: bool, stride: tuple[int, ...], index: int, align: int = PARAM_ALIGN) -> None:
     """Gives the parameter its place in the block."""
     kind = str(param.dtype).removeprefix("torch.") + ("" if updated else ".frozen")
     unit = next((u for u in block.units if u.name == f"{block.name}/{kind}"), None)
@@ -199,7 +202,7 @@ def _append(block: Block, name: str, param: nn.Parameter, updated: bool, stride:
         unit = Unit(f"{block.name}/{kind}", block, param.dtype, updated)
         block.units.append(unit)
     unit.params.append(Param(name, param, unit, unit.elements, param.numel(), param.shape, stride, index))
-    unit.elements += -(-param.numel() // PARAM_ALIGN) * PARAM_ALIGN
+    unit.elements += -(-param.numel() // align) * align
 
 
 def _pad(blocks: Iterable[Block]) -> None:

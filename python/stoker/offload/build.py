@@ -21,27 +21,27 @@ from torch.overrides import TorchFunctionMode
 from stoker.errors import InvalidArgument
 from stoker.offload.blocks import Param, partition
 from stoker.offload.budget import naming_the_smallest, open_runtime
-from stoker.offload.planes import Algorithm, Runtime, parse_dram, put, read_range, store_capacity
+from stoker.offload.planes import Algorithm, Runtime, parse_bytes, put, read_range, store_capacity
 
 _BUILT: dict[int, Built] = {}
 
 
-def build(factory: Callable[[], nn.Module], *, seed: int | None = None, store: str | os.PathLike, dram: int | str) -> nn.Module:
+def build(factory: Callable[[], nn.Module], *, seed: int | None = None, store: str | os.PathLike, dram: int | str, snapshots: int = 0) -> nn.Module:
     """Runs `factory` with at most `dram` bytes of parameters in memory; the rest lies in `store`. Hand the model and an
     optimizer over its parameters to stoker.offload(..., store=the same store) next.
 
     factory: makes the model on the CPU; it is run twice, first on the meta device for sizes. seed: torch.manual_seed before the
-    real run. The weights are those that factory() gives in ordinary memory, bit for bit. Where the store already holds a run (to
-    be resumed) nothing is written.
+    real run. snapshots: as for stoker.offload(). The weights are those that factory() gives in ordinary memory, bit for bit. Where the
+    store already holds a run (to be resumed) nothing is written.
     """
-    dram_bytes = parse_dram(dram)
+    dram_bytes = parse_bytes("dram", dram)
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         sizes = partition(factory(), [])
     for block in sizes:
         for unit in block.units:
             unit.updated = unit.dtype in (torch.bfloat16, torch.float32)
     largest = Algorithm("adamw", True, True)  # the optimizer is not known yet
-    capacity = store_capacity(sizes, largest) + sum(block.slot_bytes for block in sizes)
+    capacity = store_capacity(sizes, largest, snapshots) + sum(block.slot_bytes for block in sizes)
     runtime = open_runtime(os.fspath(store), dram_bytes, capacity, sizes, largest)
     if seed is not None:
         torch.manual_seed(seed)

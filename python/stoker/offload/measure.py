@@ -17,6 +17,7 @@ from torch import nn
 from stoker import _core
 from stoker.errors import StokerError
 from stoker.offload.machine import Machine
+from stoker.offload.moments import MODES
 
 COMMIT_SECONDS = 0.005  # two barriers and a journal record
 
@@ -44,13 +45,15 @@ def disk_rates(directory: str, seconds: float = 8.0) -> dict[str, float]:
     return json.loads(done.stdout)["best_bytes_per_second"]
 
 
-def kernel_seconds(count: int = 16 << 20) -> float:
-    """Core-seconds an element of the fused AdamW kernel over `count` bfloat16 parameters in memory."""
+def kernel_seconds(count: int = 16 << 20, moments: str = "exact") -> float:
+    """Core-seconds an element of the fused AdamW kernel over `count` bfloat16 parameters in memory, its moments kept so."""
     weight, rest, grad = (torch.zeros(count, dtype=torch.int16) for _ in range(3))
-    m, v = torch.zeros(count), torch.zeros(count)
+    m, v = (torch.zeros(count * MODES[moments].element_bytes, dtype=torch.uint8) for _ in range(2))
+    m_scales, v_scales = (torch.zeros(count // 256 + 1) for _ in range(2))
     update = lambda: _core.optim_update(
         count, weight_type="bf16", grad_type="bf16", weight_in=weight.data_ptr(), weight_out=weight.data_ptr(), grad=grad.data_ptr(),
         remainder=rest.data_ptr(), m=m.data_ptr(), v=v.data_ptr(), algorithm="adamw", step=2,
+        moments=moments, m_scales=m_scales.data_ptr(), v_scales=v_scales.data_ptr(),
     )  # fmt: skip
     return core_seconds(update) / count
 
@@ -72,12 +75,12 @@ def product_flops(tokens: int, width: int, dtype: torch.dtype = torch.bfloat16) 
     return 6.0 * tokens * width * width / min(times)
 
 
-def measure_machine(directories: list[str], seconds: float, sample_bytes: int = 256 << 20) -> Machine:
+def measure_machine(directories: list[str], seconds: float, sample_bytes: int = 256 << 20, moments: str = "exact") -> Machine:
     """The machine under this process, with the disks of `directories`: one a volume, striped; none: a store in memory.
     `sample_bytes`: memory to measure with."""
     disks = [disk_rates(directory, seconds) for directory in directories]
     disk = {kind: sum(each[kind] for each in disks) or 1e12 for kind in ("read", "write", "mixed")}
     return Machine(
         read=disk["read"], write=disk["write"], mixed=disk["mixed"], cores=torch.get_num_threads(),
-        update_seconds=kernel_seconds(sample_bytes // 16), byte_seconds=checksum_seconds(sample_bytes), commit_seconds=COMMIT_SECONDS,
+        update_seconds=kernel_seconds(sample_bytes // 16, moments), byte_seconds=checksum_seconds(sample_bytes), commit_seconds=COMMIT_SECONDS,
     )  # fmt: skip

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from stoker.offload.steps import Steps
 
 
-def placeholder(param: Param) -> torch.Tensor:
+def placeholder(param: Param, device: torch.device) -> torch.Tensor:
     """What an evicted parameter holds: its shape and dtype over one scalar, NaN (or the extreme) so that a read is loud."""
     dtype = param.tensor.dtype
     loud = float("nan") if dtype.is_floating_point or dtype.is_complex else (True if dtype == torch.bool else torch.iinfo(dtype).max)
-    return torch.full((), loud, dtype=dtype).expand(param.size)
+    return torch.full((), loud, dtype=dtype, device=device).expand(param.size)
 
 
 @dataclass(eq=False)
 class Slot:
-    """One resident copy of a block's weights."""
+    """One copy of a block's weights in memory."""
 
     block: Block
     bytes: torch.Tensor  # uint8 over the whole slot; its storage owns the arena Buffer
@@ -46,7 +46,7 @@ class Slot:
     @torch.inference_mode(False)  # it outlives the mode that its first use happens to be in
     def typed(self, dtype: torch.dtype, size, stride, offset: int) -> torch.Tensor:
         """A fresh view of the slot's storage; `offset` in elements of dtype from the start of the slot."""
-        return torch.empty(0, dtype=dtype).set_(self.bytes.untyped_storage(), offset, size, stride)
+        return torch.empty(0, dtype=dtype, device=self.bytes.device).set_(self.bytes.untyped_storage(), offset, size, stride)
 
     def view(self, param: Param) -> torch.Tensor:
         offset = param.unit.slot_offset // param.unit.dtype.itemsize + param.offset
@@ -63,7 +63,11 @@ def drain(futures: list) -> None:
 
 
 class Pager:
-    """Not thread-safe: called by the thread that runs forward or backward, under the session's lock."""
+    """Not thread-safe: called by the thread that runs forward or backward, under the session's lock.
+
+    Parameters show the slots themselves. Where the model computes on another device than the CPU, DevicePager (device.py) copies."""
+
+    device = torch.device("cpu")
 
     def __init__(self, blocks: list[Block], planes: Planes, lookahead_bytes: int) -> None:
         self.blocks = blocks
@@ -80,27 +84,32 @@ class Pager:
         self.by_address: dict[int, tuple[Block, int]] = {}
         self.lookahead_bytes = lookahead_bytes
         self.waiting = Waits()  # the session's own, once it has one
-        self.demand_fetches = 0
         self._counts: dict[Param, int] = {}  # torch's count of in-place writes when a parameter got its bytes
-        self.placeholders = {param: placeholder(param) for block in blocks for param in block.params}
+        self.placeholders = {param: placeholder(param, self.device) for block in blocks for param in block.params}
 
     # -- use ---------------------------------------------------------------------------------------------------------
 
     def use(self, block: Block) -> Slot:
         """Makes the block's weights readable through its parameters, and fetches ahead what comes next."""
-        slot = self.slots.get(block)
-        if block is not self.current:
-            self.recorder.use(block.index)
-            self.current = block
-            if slot is None:
-                self.demand_fetches += 1
-                slot = self._load(block, "demand")
+        arrived = self._arrive(block)
+        slot = self.slots.get(block) or self._load(block, "demand")
+        if arrived:
             self.prefetch()
-        elif slot is None:
-            slot = self._load(block, "demand")
         if slot.loading:
             self._finish(slot)
         return slot
+
+    def _arrive(self, block: Block) -> bool:
+        """Notes a use; False if the last one was of the same block."""
+        if block is self.current:
+            return False
+        self.recorder.use(block.index)
+        self.current = block
+        return True
+
+    def copy_of(self, block: Block) -> Slot | None:
+        """What the block's next use finds in memory, or on its way there."""
+        return self.slots.get(block)
 
     def prefetch(self) -> None:
         """Starts fetching the blocks that the recorded order names next, while memory is free or holds what is used later."""
@@ -109,7 +118,7 @@ class Pager:
         budget = self.lookahead_bytes
         for position in range(recorder.position, len(uses)):
             block = self.blocks[uses[position]]
-            slot = self.slots.get(block)
+            slot = self.copy_of(block)
             if slot is None:
                 distance = position - recorder.position
                 if not self._can_fetch(block) or self._load(block, "prefetch", distance) is None:
@@ -147,6 +156,7 @@ class Pager:
         self.expose(slot)
 
     def expose(self, slot: Slot) -> None:
+        """Points the block's parameters at this copy."""
         for param in slot.block.params:
             if param not in self.held:
                 self.point(param, slot.view(param))
@@ -172,11 +182,15 @@ class Pager:
             self.pin(block)
         self.current = None
 
-    def pin(self, block: Block) -> None:
-        """Fetches the block now and keeps it in memory from here on."""
+    def fetch(self, block: Block) -> None:
+        """Makes the block's weights readable, apart from the order of uses."""
         slot = self.slots.get(block) or self._load(block, "demand")
         if slot.loading:
             self._finish(slot)
+
+    def pin(self, block: Block) -> None:
+        """Fetches the block now and keeps it in memory from here on."""
+        self.fetch(block)
         block.pinned = True
 
     # -- memory ------------------------------------------------------------------------------------------------------
@@ -190,11 +204,11 @@ class Pager:
                 buffer = self.planes.arena.take(block.slot_bytes)
                 break
             except OverBudget:
-                if self._evict_one(distance, block):
+                if self.updates.release_written() or self._evict_one(distance, block):
                     continue
                 if distance >= 0:
                     return None
-                if self.updates.reclaim() or self.updates.reclaim_written():
+                if self.updates.reclaim() or self.updates.release_written(wait=True):
                     continue
                 if gc.collect() and self._retry(block):
                     continue
@@ -253,6 +267,15 @@ class Pager:
         if slot is None:
             return
         drain(slot.loading)
+        self._hide(block)
+
+    def show(self, param: Param) -> None:
+        """Points one parameter at what its block has in memory, or at its placeholder."""
+        slot = self.slots.get(param.unit.block)
+        resident = slot is not None and not slot.loading
+        self.point(param, slot.view(param) if resident else self.placeholders[param])
+
+    def _hide(self, block: Block) -> None:
         for param in block.params:
             if param not in self.held:
                 self.point(param, self.placeholders[param])
@@ -269,13 +292,17 @@ class Pager:
                 slot.version = self.versions[block.index]
                 self.slots[block] = slot
                 self.expose(slot)
-        self.current = None
         for block in self.blocks:
-            if block.pinned and block not in self.slots:
-                self.use(block)
+            if block.pinned:
+                self.fetch(block)
         self.current = None
 
     def abandon(self) -> None:
+        self.staged.clear()
+
+    def clear(self) -> None:
+        """Lets go of all memory."""
+        self.slots.clear()
         self.staged.clear()
 
     def restart(self) -> None:

@@ -8,7 +8,7 @@ which the blocks are defined.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import nn
 from stoker.errors import OverBudget
 from stoker.offload.blocks import Block, Unit
 from stoker.offload.machine import CAUSES, Machine
+from stoker.offload.moments import moments_of
 from stoker.offload.planes import Algorithm, Layout, arena_bytes_for, divide, plane_bytes, smallest_mib, tile_elements_for
 from stoker.offload.rehearsal import Course, Rehearsal
 
@@ -40,7 +41,7 @@ class Setting:
     def of(blocks: list[Block], algorithm: Algorithm, dram_bytes: int) -> Setting:
         """As Planes will divide `dram_bytes`. OverBudget names the smallest that works."""
         used = map_bytes(blocks, algorithm)
-        arena, tile = arena_bytes_for(dram_bytes, used), tile_elements_for(dram_bytes)
+        arena, tile = arena_bytes_for(dram_bytes, used), tile_elements_for(dram_bytes, algorithm)
         layout = divide(blocks, algorithm, arena, tile)
         if layout.smallest > arena:
             raise OverBudget(f'{dram_bytes >> 20} MiB are too small for this model; the smallest budget that works is dram="{smallest_mib(blocks, algorithm, used)}MiB"')
@@ -154,23 +155,8 @@ def limits(row: dict[str, Any], machine: Machine) -> dict[str, float]:
 
 
 def with_moments(algorithm: Algorithm, mode: str) -> Algorithm:
-    """The algorithm keeping its moments in another number of bytes."""
-    return algorithm if mode == "exact" else Moments(algorithm.name, algorithm.momentum, algorithm.variance, mode)
-
-
-# Bytes of a moment in each byte mode; 8bit has a float32 scale for each 256 elements.
-MOMENT_BYTES = {"exact": 4.0, "bf16": 2.0, "8bit": 1.0 + 4 / 256}
-
-
-@dataclass(frozen=True)
-class Moments(Algorithm):
-    """An algorithm of which the plan thinks with lossy moments."""
-
-    mode: str = "exact"
-
-    def state_bytes(self, unit: Unit) -> dict[str, int]:
-        each = MOMENT_BYTES[self.mode]
-        return {name: round(unit.elements * each) if name in ("m", "v") else size for name, size in super().state_bytes(unit).items()}
+    """The algorithm keeping its moments another way."""
+    return replace(algorithm, moments=moments_of(mode))
 
 
 def expected(plan: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -94,6 +94,7 @@ def set_rng_state(state: dict) -> None:
         numpy.random.set_state(state["numpy"])
 
 
-def environment() -> dict:
+def environment(device: torch.device) -> dict:
     """What bit-equality depends on besides the data; a resume under another one warns."""
-    return {"torch": torch.__version__, "isa": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    return {"torch": torch.__version__, "isa": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads(), "device": where}

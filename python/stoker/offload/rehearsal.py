@@ -372,6 +372,8 @@ class _CountedPlanes:
 class _CountedGradients:
     """Stands for Gradients: their memory, and lending it."""
 
+    in_flight = 0
+
     def __init__(self, units: list[Unit], planes: _CountedPlanes) -> None:
         self.last_call = True
         self._session = planes.session
@@ -385,6 +387,9 @@ class _CountedGradients:
                 return
             self._session.lend(self._memory[unit].size)
 
+    def land(self, unit: Unit, reader: Any = None) -> None:
+        pass
+
     def decided(self) -> None:
         self._session.recall()
 
@@ -396,6 +401,10 @@ class _RehearsedSteps(Steps):
         return [Segment(SimpleNamespace(index=0, offset=0, numel=unit.elements), _NOTHING, {})]
 
     def _consumed(self, update: Any, segments: list[Segment]) -> bool:
+        return True
+
+    @staticmethod
+    def _has_gradients(unit: Unit) -> bool:
         return True
 
     @staticmethod
@@ -430,7 +439,7 @@ class Rehearsal:
         self.pager.recorder.orders[_CALL] = Order.of(course.uses)
         for block in self.blocks:
             if block.pinned:
-                self.pager.use(block)
+                self.pager.fetch(block)
 
     def step(self) -> Step:
         """What Session does in a step, in its order."""
@@ -450,7 +459,7 @@ class Rehearsal:
                 clock.compute(seconds)
             else:
                 steps.on_final(whom)
-        steps._wait_computed()
+        steps.backward_ends()
         steps.decide()
         since = lambda now, before: {name: now[name] - before[name] for name in now}
         return Step(clock.now - started, since(session.read, read), since(session.written, written), since(clock.waited, waited), since(clock.busy, busy))

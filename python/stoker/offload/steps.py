@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import torch
 
@@ -77,6 +77,7 @@ class Steps:
         self.closing: tuple[Any, Any] | None = None  # (transaction, future) of a closed step on its way to the disk
         self._decided_updates: list[Update] = []  # their memory is still being written from
         self._txn: Any = None
+        self._landing: list[Unit] = []  # final in this backward, on their way to where updates read them
         self._norm2 = 0.0
         self._norm_exceeded = False
         for unit in planes.layout.retained:
@@ -94,6 +95,7 @@ class Steps:
 
     def call_begins(self) -> None:
         """A forward that records gradients begins. If the backward after it is the step's last, state can be read ahead."""
+        self._landing = []  # of a backward that broke off
         if self.updates:
             self.abandon()  # no step() came: the speculation was for nothing
         if self.speculating and self.gradients.last_call:
@@ -104,21 +106,35 @@ class Steps:
         """From within backward: the unit's gradients are forecast final."""
         if not self.speculating or self._norm_exceeded or unit in self.updates:
             return
-        if self.clip_limit is not None and self._over_limit(unit):
-            self._norm_exceeded = True
-            return
-        self._when_backward_ends(self._wait_computed)
-        self._launch(unit)
-        self._prefetch_state(self.sequence[len(self.updates) :][:2])
-        while self.reclaim(keep=1):  # running on would keep weights in memory that the next forward's could take the place of
-            pass
+        self._when_backward_ends(self.backward_ends)
+        self.gradients.land(unit)
+        self._landing.append(unit)
+        self._speculate(self.gradients.in_flight)
+
+    def _speculate(self, keep: int) -> None:
+        """Starts the updates of final units, but for the last `keep`, whose gradients are still on their way."""
+        while len(self._landing) > keep:
+            segments = self._segments(unit := self._landing.pop(0))
+            if self.clip_limit is not None and self._over_limit(segments):
+                self._norm_exceeded = True
+                self._landing.clear()
+                return
+            self._launch(unit, segments)
+            self._prefetch_state(self.sequence[len(self.updates) :][:2])
+            while self.reclaim(keep=1):  # running on would keep weights in memory that the next forward's could take the place of
+                pass
+
+    def backward_ends(self) -> None:
+        self._speculate(0)
+        for update in self.updates.values():
+            self._timed("state", update.wait_computed)
 
     @staticmethod
     def _when_backward_ends(callback: Callable[[], None]) -> None:
         torch.autograd.Variable._execution_engine.queue_callback(callback)
 
-    def _over_limit(self, unit: Unit) -> bool:
-        grads = [(seg.grad.data_ptr(), seg.grad.numel(), _DTYPE[seg.grad.dtype]) for seg in self._segments(unit)]
+    def _over_limit(self, segments: list[Segment]) -> bool:
+        grads = [(seg.grad.data_ptr(), seg.grad.numel(), _DTYPE[seg.grad.dtype]) for seg in segments]
         self._norm2 += math.fsum(self.planes.session.sum_of_squares(grads))
         return not self._norm2 <= self.clip_limit**2
 
@@ -130,7 +146,21 @@ class Steps:
 
     # -- one unit ------------------------------------------------------------------------------------------------------
 
+    @staticmethod
+    def _has_gradients(unit: Unit) -> bool:
+        return any(param.tensor.grad is not None and param.numel for param in unit.params)
+
+    def _landed(self, units: list[Unit]) -> Iterator[tuple[Unit, list[Segment]]]:
+        """Each unit with what its update consumes as p.grad is now; as many of those that follow as may be are on their way."""
+        ahead = self.gradients.in_flight
+        for i in range(len(units) + ahead):
+            if i < len(units):
+                self.gradients.land(units[i], self.updates.get(units[i]))
+            if i >= ahead:
+                yield units[i - ahead], self._segments(units[i - ahead])
+
     def _segments(self, unit: Unit) -> list[Segment]:
+        """The gradients have landed."""
         segments = []
         for param in unit.params:
             grad = self.gradients.laid_out(param)
@@ -138,8 +168,7 @@ class Steps:
                 segments.append(Segment(param, grad, self.hyper(param)))
         return segments
 
-    def _launch(self, unit: Unit, segments: list[Segment] | None = None) -> None:
-        segments = self._segments(unit) if segments is None else segments
+    def _launch(self, unit: Unit, segments: list[Segment]) -> None:
         if not segments:
             return
         txn = self._transaction()
@@ -216,12 +245,12 @@ class Steps:
         return changed
 
     def _settle_updates(self) -> set[Unit]:
-        wanted = {unit: self._segments(unit) for unit in self.units}
-        if any(not wanted[unit] for unit in self.updates):
+        if not all(self._has_gradients(unit) for unit in self.updates):
             self.abandon()  # a unit was updated that has no gradient any more: its writes must not be committed
         redone = 0
-        for unit in [*self.updates, *(unit for unit in self.units if unit not in self.updates)]:  # those computed last come last
-            segments, update = wanted[unit], self.updates.get(unit)
+        order = [*self.updates, *(unit for unit in self.units if unit not in self.updates)]  # those computed last come last
+        for unit, segments in self._landed(order):
+            update = self.updates.get(unit)
             if update is not None and self._consumed(update, segments):
                 self.kept += 1
                 continue
@@ -268,7 +297,7 @@ class Steps:
         self._decided_updates = list(self.updates.values())
         for update in self._decided_updates:
             update.segments = []  # lets go of the gradients: the next backward reuses their memory
-        self.updates = {}
+        self.updates, self._landing = {}, []
         self._norm2, self._norm_exceeded = 0.0, False
         self.gradients.decided()
         self.pager.decide(blocks)
@@ -287,6 +316,7 @@ class Steps:
             self._txn.abandon()  # waits for its writes: the next transaction may want the same objects
             self._txn = None
         self.pager.abandon()
+        self._landing = []
         self._norm2, self._norm_exceeded = 0.0, False
         self.gradients.recall()
         self.planes.session.drop_prefetched()
@@ -371,19 +401,16 @@ class Steps:
         self._timed("state", under_way[0].wait_computed)
         return True
 
-    def reclaim_written(self) -> bool:
-        """Waits until one copy of new weights that is still being written from is on the disk, and lets go of it; False if there is none."""
-        for update in (*self._decided_updates, *self.updates.values()):
-            if update.staged is not None:
-                with contextlib.suppress(StokerError):  # the commit fails with it, and says so
-                    self._timed("writing", update.job.wait_written)
-                update.staged = None
-                return True
-        return False
-
-    def _wait_computed(self) -> None:
-        for update in self.updates.values():
-            self._timed("state", update.wait_computed)
+    def release_written(self, wait: bool = False) -> bool:
+        """Lets go of memory of new weights that is on the disk by now, or (`wait`) of the oldest that is not. False if there is none."""
+        held = [update for update in (*self._decided_updates, *self.updates.values()) if update.staged is not None]
+        if wait and held:
+            with contextlib.suppress(StokerError):  # the commit fails for the same reason, and says so
+                self._timed("writing", held[0].job.wait_written)
+        written = [update for update in held if update.job.written()]
+        for update in written:
+            update.staged = None
+        return bool(written)
 
     def _timed(self, cause: str, wait: Callable[[], Any]) -> None:
         try:

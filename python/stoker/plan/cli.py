@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import InvalidArgument, StokerError
 from ..offload.machine import Machine
 from ..offload.measure import measure_machine, product_flops
-from ..offload.planner import MOMENT_BYTES
+from ..offload.moments import MODES
 from ..train.settings import human_bytes
 from .outlook import Wish, advice, outlook
 from .shapes import DTYPES, Described, describe
@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
     add("--link", type=quantity, metavar="RATE", help=f"bytes a second to the accelerator and back (default: {GPU_LINK / 1e9:.0f}GB/s)")
     add("--cores", type=int, help="cores of the machine (default: those of this one)")
     add("--precision", choices=tuple(DTYPES), default="bfloat16", help="type of the weights (default: bfloat16, with exact float32 masters)")
-    add("--moments", choices=tuple(MOMENT_BYTES), default="exact", help="how the optimizer's moments are kept (default: exact)")
+    add("--moments", choices=tuple(MODES), default="exact", help="how the optimizer's moments are kept (default: exact)")
     add("--endurance", type=quantity, default=0.0, metavar="BYTES", help="what the drive may be written in its life, as 1200TB")
     add("--json", action="store_true", help="print the plan as one JSON object on standard output")
     return top

@@ -9,8 +9,9 @@ from ..errors import OverBudget
 from ..offload import planner
 from ..offload.blocks import Block
 from ..offload.machine import Machine
+from ..offload.moments import MODES
 from ..offload.planes import Algorithm, plane_bytes, smallest_mib, store_capacity
-from ..offload.planner import MOMENT_BYTES, Setting
+from ..offload.planner import Setting
 from ..train.settings import human_bytes
 
 HIDDEN = 0.05  # the storage is hidden where less than this part of a step is spent waiting for it
@@ -92,7 +93,7 @@ def _round(tokens: float) -> int:
 def byte_modes(wish: Wish, compute: float, exact: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The fastest policy of each byte mode: {mode: {policy, seconds, bytes_per_parameter}}."""
     modes = {}
-    for mode in MOMENT_BYTES:
+    for mode in MODES:
         try:
             made = exact if mode == wish.moments else planner.plan(Setting.of(wish.blocks, planner.with_moments(ADAMW, mode), wish.dram_bytes), wish.machine, compute)
         except OverBudget:

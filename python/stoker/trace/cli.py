@@ -16,7 +16,7 @@ import stoker
 
 from ..bench.offload import Model, add_model_options, step_loss
 from ..errors import StokerError
-from ..offload.planes import parse_dram
+from ..offload.planes import parse_bytes
 
 STEPS_BEFORE = 3  # the order is recorded in the first; the moments are no sparse zeros any more
 
@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     add_model_options(parser, dram="96MiB", layers=8, width=512)
     args = parser.parse_args(argv)
     try:
-        args.dram = parse_dram(args.dram)
+        args.dram = parse_bytes("dram", args.dram)
     except StokerError as error:
         parser.error(str(error).replace("dram:", "--dram:"))
     try:

@@ -21,6 +21,7 @@ import stoker
 
 from ..data import CorpusError, Loader, TokenFile, Windows, default_corpus, load_tokenizer, prepare_apart
 from ..errors import AlreadyExists, InvalidArgument, NotFound, StokerError
+from ..offload.link import open_link
 from ..offload.measure import measure_machine
 from ..offload.planner import compare
 from ..plan.text import comparison_text, plan_text, rates_text
@@ -45,14 +46,15 @@ WARM_UP = 3  # steps that are not compared with the plan: the order is not recor
 
 
 def choose_device(wanted: str) -> torch.device:
-    """Where to compute. The offload's slots are CPU memory, so this version takes no other device; `auto` says so."""
+    """Where to compute; `auto` takes a GPU if torch sees one."""
     if wanted == "auto":
-        if torch.cuda.is_available():
-            say("device       cpu: torch sees a GPU, but this version of the offload computes on the CPU")
-        return torch.device("cpu")
-    if wanted != "cpu":
-        raise UsageError(f"--device {wanted}: this version of the offload computes on the CPU; leave --device out")
-    return torch.device("cpu")
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+        open_link(device)
+    except (RuntimeError, InvalidArgument) as error:
+        raise UsageError(f"--device {wanted}: {str(error).splitlines()[0]}") from None
+    return device
 
 
 def rate_at(step: int, settings: Settings) -> float:
@@ -103,6 +105,7 @@ class Run:
     def __init__(self, settings: Settings, out: Path, stored: dict[str, Any] | None, rebuild: bool, stop: StopSignals) -> None:
         self.settings, self.out, self.stop = settings, out, stop
         self.device = choose_device(settings.device)
+        say(f"device       {torch.cuda.get_device_name(self.device) if self.device.type == 'cuda' else self.device}")
         self.store = settings.store or str((out / STORE_FOLDER).resolve())
         out.mkdir(parents=True, exist_ok=True)
         self.corpus = Corpus(settings, out, rebuild)
@@ -141,7 +144,7 @@ class Run:
         try:
             for file in volumes:
                 file.parent.mkdir(parents=True, exist_ok=True)
-            machine = measure_machine([str(file.parent) for file in volumes], PROBE_SECONDS, PROBE_BYTES)
+            machine = measure_machine([str(file.parent) for file in volumes], PROBE_SECONDS, PROBE_BYTES, self.settings.moments)
         except (StokerError, OSError) as error:
             say(f"not planned  how long a step takes: {error}")
             return None
@@ -173,8 +176,8 @@ class Run:
         # A run that was killed before its store was whole begins anew; one that has committed steps must find them.
         steps = max((line["committed"] for line in read_ledger(self.out / LEDGER_FILE)), default=0) if resume else 0
         try:
-            return stoker.offload(model, original, store=self.store, dram=settings.dram_bytes, policy=settings.policy,
-                                  resume=True if steps else "auto" if resume else False)
+            return stoker.offload(model, original, store=self.store, dram=settings.dram_bytes, policy=settings.policy, device=self.device,
+                                  resume=True if steps else "auto" if resume else False, moments=settings.moments)
         except NotFound as error:
             raise NotFound(f"the store {self.store} is empty, but {steps} steps of this run were committed to it: bring it back, or name "
                            "where it is with --store; --overwrite begins the run anew") from error
