@@ -33,7 +33,7 @@ def test_version_is_the_packages() -> None:
     assert stoker._core.__version__ == stoker.__version__
 
 
-@pytest.mark.parametrize("words", [("train",), ("plan",), ("trace",), ("bench", "offload")])
+@pytest.mark.parametrize("words", [("train",), ("plan",), ("trace",), ("bench", "offload"), ("bench", "plan")])
 def test_python_command_shows_its_own_help(words: tuple[str, ...]) -> None:
     done = run(*words, "--help")
     assert done.returncode == 0, done.stderr

@@ -70,9 +70,9 @@ class Model(nn.Module):
         return self.head(self.norm(x))
 
 
-def step_loss(model: nn.Module, step: int, vocabulary: int) -> torch.Tensor:
-    tokens = torch.randint(0, vocabulary, (1, TOKENS + 1), generator=torch.Generator().manual_seed(step))
-    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten())
+def step_loss(model: nn.Module, step: int, vocabulary: int, tokens: int = TOKENS) -> torch.Tensor:
+    drawn = torch.randint(0, vocabulary, (1, tokens + 1), generator=torch.Generator().manual_seed(step))
+    return F.cross_entropy(model(drawn[:, :-1]).flatten(0, 1).float(), drawn[:, 1:].flatten())
 
 
 class PeakMemory(threading.Thread):

@@ -26,6 +26,8 @@ class Machine:
     flops: float = 0.0  # of forward and backward, at the size of this model's products; 0: not known
     update_seconds: float = 0.0  # an element, the optimizer's kernel
     byte_seconds: float = 0.0  # a byte that moves: its checksum
+    copy_seconds: float = 0.0  # a byte of a gradient that is moved into its place, on all cores
+    share: float = 1.0  # what of the disk's rates is left beside kernels and checksums, which want the same cores and memory
     commit_seconds: float = 0.0  # flush and journal, once the data is written
     link: float = 0.0  # bytes a second between memory and the accelerator; 0: the cores compute
 
@@ -64,7 +66,7 @@ class Clock:
         self._duplex = machine.duplex
 
     def transfer(self, queue: int, size: int, then: Callable[[], None] | None = None) -> Task:
-        return self._begin(self._disk[queue], size / (self.machine.write if queue == WRITES else self.machine.read), then)
+        return self._begin(self._disk[queue], size / self.machine.share / (self.machine.write if queue == WRITES else self.machine.read), then)
 
     def work(self, core_seconds: float, then: Callable[[], None] | None = None) -> Task:
         """A task of the pool."""

@@ -401,6 +401,9 @@ class _RehearsedSteps(Steps):
         return [Segment(SimpleNamespace(index=0, offset=0, numel=unit.elements), _NOTHING, {})]
 
     def _consumed(self, update: Any, segments: list[Segment]) -> bool:
+        self._timed("state", update.wait_computed)
+        machine = self.planes.clock.machine
+        self.planes.clock.compute(update.unit.weight_bytes * machine.byte_seconds / machine.cores)  # their hash, once more
         return True
 
     @staticmethod
@@ -458,6 +461,7 @@ class Rehearsal:
                 pager.use(self.blocks[whom])
                 clock.compute(seconds)
             else:
+                clock.compute(whom.weight_bytes * clock.machine.copy_seconds)
                 steps.on_final(whom)
         steps.backward_ends()
         steps.decide()

@@ -584,11 +584,14 @@ class Session:
             "dram_bytes_peak": self.runtime.core.budget_peak,
         }
 
+    def setting(self) -> Setting:
+        """What the planner plans for."""
+        return Setting(self.blocks, self.algorithm, self.planes.layout, self.planes.arena.size, self.planes.tile_elements)
+
     def plan(self, machine: Machine | None = None, compute_seconds: float = 0.0) -> dict[str, Any]:
         """planner.plan() of this session, by the recorded order once there is one. `step`: the row of the policy in use."""
-        planes, recorder = self.planes, self.pager.recorder
+        planes, setting, recorder = self.planes, self.setting(), self.pager.recorder
         recorded = max((order.uses for key, order in recorder.orders.items() if key[1] and key[2]), key=len, default=None)
-        setting = Setting(self.blocks, self.algorithm, planes.layout, planes.arena.size, planes.tile_elements)
         made = planner.plan(setting, machine, compute_seconds, recorded, self.steps.sequence)
         if self.steps.policy != "auto":
             made |= {"policy": self.steps.policy, "reason": "as you asked"}

@@ -108,7 +108,7 @@ def _wish(args: argparse.Namespace, described: Described) -> Wish:
     folders = [str(_existing(Path(part))) for part in args.store.split(",")] if args.store else []
     machine = measure_machine([] if args.disk else folders, args.seconds)
     if args.disk:
-        machine = replace(machine, read=args.disk["read"], write=args.disk["write"], mixed=args.disk.get("mixed", 0.0))
+        machine = replace(machine, read=args.disk["read"], write=args.disk["write"], mixed=args.disk.get("mixed", 0.0), share=1.0)
     width = min(4096, max((min(p.size) for block in described.blocks for p in block.params if len(p.size) == 2), default=1024))
     flops = args.flops or (GPU_FLOPS if args.gpu else product_flops(min(args.tokens, 1024), width, DTYPES[args.precision]))
     machine = replace(machine, flops=flops, cores=args.cores or os.cpu_count() or 1, link=(args.link or GPU_LINK) if args.gpu else 0.0)
