@@ -25,7 +25,7 @@ def test_help_lists_cpp_and_python_commands() -> None:
     for name in ("probe", "bench", "ls", "fsck", "export", "train", "plan", "trace"):
         assert f"\n  {name} " in done.stdout
     bench = run("bench", "--help").stdout
-    assert "\n  io " in bench and "\n  codec " in bench and "\n  offload " in bench
+    assert "\n  io " in bench and "\n  codec " in bench and "\n  offload " in bench and "\n  plan " in bench
 
 
 def test_version_is_the_packages() -> None:
