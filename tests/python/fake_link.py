@@ -9,21 +9,38 @@ import torch
 
 class FakeLink:
     """Stands for link.CudaLink. Computing is the CPU's, so what a GPU does late are only the copies: `lazy` ones happen when
-    somebody waits for them and not before, others at once. They go by address, as a GPU's do: memory that was given to others in
-    between is read, or written to, all the same."""
+    somebody waits for them (or at `finish()`) and not before, others at once. They go by address, as a GPU's do: memory that was
+    given to others in between is read, or written to, all the same. `failing` names the call that raises, once."""
 
     def __init__(self, lazy: bool) -> None:
         self.device = torch.device("cpu")
         self.lazy = lazy
-        self.uploads = self.downloads = self.bytes = self.peak = 0
-        self.pinned: tuple[int, int] | None = None
+        self.uploads = self.downloads = 0
+        self.pinned = None
+        self.failing: str | None = None
+        self._pending: list[list] = []
 
-    def pin(self, address: int, size: int) -> None:
+    def _may_fail(self, call: str) -> None:
+        if self.failing == call:
+            self.failing = None
+            raise RuntimeError(f"the device failed at {call}")
+
+    def pin(self, arena) -> None:
         assert self.pinned is None
-        self.pinned = (address, size)
+        self._may_fail("pin")
+        self.pinned = arena
 
     def unpin(self) -> None:
+        self.finish()
         self.pinned = None
+
+    def finish(self) -> None:
+        """The device has done all that was asked of it."""
+        for event in self._pending:
+            if event:
+                event[0]()
+                event.clear()
+        self._pending.clear()
 
     def empty(self, size: int) -> torch.Tensor:
         return torch.full((size,), 0xFF, dtype=torch.uint8)  # NaN
@@ -35,20 +52,21 @@ class FakeLink:
 
     def download(self, source: torch.Tensor, host: torch.Tensor) -> list:
         self.downloads += 1
+        self._may_fail("download")
         self._in_pinned(host)
         assert host.dtype == source.dtype and host.is_contiguous() and source.is_contiguous() and host.nbytes == source.nbytes
-        return self._copy(host.data_ptr(), source.data_ptr(), host.nbytes, keep=source.clone())  # later writes are ordered behind the copy
+        return self._copy(host.data_ptr(), source.data_ptr(), host.nbytes, keep=source.clone())
 
     def _copy(self, to: int, source: int, size: int, keep: torch.Tensor) -> list:
         source = keep.data_ptr() if to != keep.data_ptr() else source
         event = [lambda: ctypes.memmove(to, source, size), keep]
+        self._pending.append(event)
         if not self.lazy:
-            self.wait(event)
+            self.finish()
         return event
 
     def _in_pinned(self, host: torch.Tensor) -> None:
-        address, size = self.pinned
-        assert address <= host.data_ptr() and host.data_ptr() + host.nbytes <= address + size
+        assert self.pinned.address <= host.data_ptr() and host.data_ptr() + host.nbytes <= self.pinned.address + self.pinned.size
 
     def join(self, image: torch.Tensor, uploaded: list) -> None:
         self.wait(uploaded)
@@ -60,6 +78,7 @@ class FakeLink:
         return not event
 
     def wait(self, event: list) -> None:
+        self._may_fail("wait")
         if event:
             event[0]()
             event.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import sys
+import time
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def link(request, monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("policy", ["sync", "speculate"])
+@pytest.mark.parametrize("policy", ["sync", "speculate", "lazy"])
 @pytest.mark.parametrize("case", CASES)
 def test_bit_equal(tmp_path, link, case, policy):
     seen, state, _ = control(steps=STEPS, **CASES[case])
@@ -38,7 +39,7 @@ def test_bit_equal(tmp_path, link, case, policy):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("policy", ["sync", "speculate"])
+@pytest.mark.parametrize("policy", ["sync", "speculate", "lazy"])
 def test_checkpointed_segments(tmp_path, link, reentrant, policy):
     settings = dict(dtype=torch.bfloat16, clip=torch_clip, segments=2, reentrant=reentrant)
     seen, state, _ = control(steps=STEPS, **settings)
@@ -160,6 +161,86 @@ def test_a_run_goes_on_bit_for_bit_on_another_device(tmp_path, link, monkeypatch
     begun = some("b", range(4))
     monkeypatch.setattr(sys.modules["stoker.offload"], "open_link", lambda device: None)
     assert begun + some("b", range(4, 8), resume=True) == whole
+
+
+@pytest.mark.parametrize("how", ["a backward that breaks off", "a copy that fails"])
+def test_copies_that_nobody_waited_for_end_before_their_memory_is_lent(tmp_path, link, monkeypatch, how):
+    land = DeviceGradients.land  # by the first of the next backward, state was read into the lent memory
+    monkeypatch.setattr(DeviceGradients, "land", lambda self, *args: (time.sleep(0.02), link.finish(), land(self, *args)))
+    losses = {}
+    for place, broken in (("whole", ()), ("broken", (3,) if how == "a copy that fails" else (3, 4, 5))):
+        model, original = make(torch.bfloat16, width=256)
+        model, opt = stoker.offload(model, original, store=f"{tmp_path}/{place}", dram="48MiB", policy="speculate")
+        for step in range(8):
+            if step in broken:
+                handle = None
+                if how == "a copy that fails":
+                    link.failing = "download"
+                else:
+                    handle = model.layers[1].norm2.weight.register_post_accumulate_grad_hook(_break_off)
+                with pytest.raises(RuntimeError):
+                    loss_of(model, batch(step)).backward()
+                if handle is not None:
+                    handle.remove()
+                opt.zero_grad()
+            loss = loss_of(model, batch(step))
+            loss.backward()
+            losses.setdefault(place, []).append(loss.item())
+            opt.step()
+            opt.zero_grad()
+        assert opt._session.planes.session.counters()["tiles_prefetched"]
+        opt.close()
+    assert losses["broken"] == losses["whole"]
+
+
+def _break_off(_param):
+    raise RuntimeError("out of memory, say")
+
+
+def test_an_offload_that_fails_leaves_the_model_whole(tmp_path, link):
+    """What could not be pinned is tried again with less; the weights are still there."""
+    model, original = make(torch.bfloat16)
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    link.failing = "pin"
+    with pytest.raises(RuntimeError, match="failed at pin"):
+        stoker.offload(model, original, store=f"{tmp_path}/a", dram=SMALL)
+    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+    model, opt = stoker.offload(model, original, store=f"{tmp_path}/a", dram=SMALL)
+    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+    opt.close()
+
+
+def test_a_device_that_does_not_answer_leaves_the_store_free(tmp_path, link, monkeypatch):
+    model, opt = stoker.offload(*make(torch.bfloat16), store=f"{tmp_path}/s", dram=SMALL)
+    train(model, opt, no_clip, 2)
+    link.lazy = True
+    loss_of(model, batch(2))  # copies are under way
+    link.failing = "wait"
+    with pytest.raises(RuntimeError, match="failed at wait"):
+        opt.close()
+    monkeypatch.setattr(sys.modules["stoker.offload"], "open_link", lambda device: None)
+    model, opt = stoker.offload(*make(torch.bfloat16), store=f"{tmp_path}/s", dram=SMALL, resume=True)
+    assert opt.step_count == 2
+    opt.close()
+
+
+def test_a_default_device_of_torch_moves_nothing_of_ours(tmp_path):
+    """Scripts for GPUs set it; what Stoker keeps in host memory says so. The meta device stands for one here."""
+    model, opt = stoker.offload(*make(torch.bfloat16), store=f"{tmp_path}/s", dram=SMALL)
+    train(model, opt, no_clip, 2)
+    with torch.device("meta"):
+        weights = model.state_dict()
+        full = opt.state_dict(full=True)
+    assert all(value.device.type == "cpu" for value in weights.values())
+    assert all(entry["exp_avg"].device.type == "cpu" and entry["master"].device.type == "cpu" for entry in full["state"].values())
+    with torch.device("meta"):
+        opt.load_state_dict(full)
+    opt.close()
+    model, original = make(torch.bfloat16)
+    with torch.device("meta"):
+        model, opt = stoker.offload(model, original, store=f"{tmp_path}/t", dram=SMALL)
+    train(model, opt, no_clip, 1)
+    opt.close()
 
 
 def test_what_torch_cannot_use_is_refused(tmp_path):

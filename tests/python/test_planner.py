@@ -32,7 +32,7 @@ def trained(store, dram: str, policy: str, **shape):
     return before, after, rows[3:]
 
 
-@pytest.mark.parametrize("policy", ["sync", "speculate"])
+@pytest.mark.parametrize("policy", ["sync", "speculate", "lazy"])
 @pytest.mark.parametrize("dram", ["23MiB", "36MiB", "160MiB"])
 def test_the_plan_knows_the_bytes_of_a_step(tmp_path, dram, policy):
     before, after, rows = trained(tmp_path / "store", dram, policy)

@@ -196,7 +196,7 @@ def main(argv: list[str]) -> int:
     add_model_options(parser)
     parser.add_argument("--steps", type=int, default=6, help="timed steps a policy (default: 6)")
     parser.add_argument("--warmup", type=int, default=3, help="steps before them (default: 3)")
-    parser.add_argument("--policy", action="append", choices=["sync", "speculate"], help="only this policy (may be repeated)")
+    parser.add_argument("--policy", action="append", choices=["sync", "speculate", "lazy"], help="only this policy (may be repeated)")
     parser.add_argument("--moments", default="exact", choices=list(MODES), help="how m and v are kept (default: exact)")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object on standard output")
     args = parser.parse_args(argv)
@@ -218,7 +218,7 @@ def run(args: argparse.Namespace) -> int:
     args.compute = plain_compute_seconds(args)
     policies = {}
     with tempfile.TemporaryDirectory(dir=args.dir, prefix="stoker-bench-") as directory:
-        for policy in args.policy or ["sync", "speculate"]:
+        for policy in args.policy or ["sync", "speculate", "lazy"]:
             say(f"measuring policy {policy} ...")
             policies[policy] = row = measure(policy, args, directory)
             gc.collect()  # the arena of this row must not count in the next

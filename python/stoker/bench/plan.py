@@ -48,8 +48,8 @@ class Row:
 
 SETTINGS = [
     Row(6, 512, 64, "84MiB", "sync"), Row(6, 512, 64, "84MiB", "speculate"), Row(6, 512, 1024, "84MiB", "speculate"),
-    Row(6, 512, 64, "300MiB", "speculate"), Row(6, 512, 1024, "300MiB", "sync"), Row(16, 512, 64, "190MiB", "speculate"),
-    Row(16, 512, 512, "190MiB", "sync"), Row(16, 512, 512, "400MiB", "speculate"),
+    Row(6, 512, 64, "84MiB", "lazy"), Row(6, 512, 64, "300MiB", "speculate"), Row(6, 512, 1024, "300MiB", "sync"),
+    Row(16, 512, 64, "190MiB", "speculate"), Row(16, 512, 512, "190MiB", "sync"), Row(16, 512, 512, "400MiB", "speculate"),
 ]  # fmt: skip
 
 

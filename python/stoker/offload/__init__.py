@@ -89,6 +89,7 @@ def offload(
         check_room(runtime, blocks, algorithm, snapshots)
         how = Choices(policy, accumulate, snapshots, link, parse_bytes("device_memory", device_memory) if device_memory is not None else None)
         session = Session(model, optimizer, runtime, blocks, algorithm, how)
+        session.move()
         if holds_run:
             session.adopt()
             session.resume()
@@ -107,7 +108,7 @@ def offload(
         session.access = install_state_dict(model, session)
     except BaseException:
         # a second try, with what the message asked for, must find the store free
-        with contextlib.suppress(StokerError):
+        with contextlib.suppress(StokerError, RuntimeError):
             if session is not None:
                 session.give_up()
             runtime.store.close()

@@ -195,7 +195,7 @@ def _mapped(directory: str | None, params: list) -> dict[Param, torch.Tensor]:
         places[param] = size
         size += -(-sizes[param] // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
     if not size:
-        return {param: torch.empty_strided(param.size, param.stride, dtype=param.unit.dtype) for param in params}
+        return {param: torch.empty_strided(param.size, param.stride, dtype=param.unit.dtype, device="cpu") for param in params}
     descriptor, path = tempfile.mkstemp(prefix="stoker-state-", dir=directory)
     try:
         os.unlink(path)
@@ -206,5 +206,5 @@ def _mapped(directory: str | None, params: list) -> dict[Param, torch.Tensor]:
 
 
 def _piece(descriptor: int, offset: int, size: int, param: Param) -> torch.Tensor:
-    flat = torch.frombuffer(mmap.mmap(descriptor, size, offset=offset), dtype=param.unit.dtype) if size else torch.empty(0, dtype=param.unit.dtype)
+    flat = torch.frombuffer(mmap.mmap(descriptor, size, offset=offset), dtype=param.unit.dtype) if size else torch.empty(0, dtype=param.unit.dtype, device="cpu")
     return torch.as_strided(flat, param.size, param.stride)

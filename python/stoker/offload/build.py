@@ -143,7 +143,7 @@ class Built(TorchFunctionMode):
 
     def _load(self, param: nn.Parameter) -> torch.Tensor:
         _, key, (size, stride) = self.paged[id(param)]
-        out = torch.empty_strided(size, stride, dtype=param.dtype)
+        out = torch.empty_strided(size, stride, dtype=param.dtype, device="cpu")
         if key in self.written and param.numel():
             flat = torch.frombuffer(read_range(self.runtime.store, key, 0, param.numel() * param.dtype.itemsize), dtype=param.dtype)
             torch.as_strided(out, (param.numel(),), (1,)).copy_(flat)

@@ -84,8 +84,8 @@ class DevicePager(Pager):
 
     def _show(self, block: Block) -> Image:
         image = self.images[block]
+        self.link.join(image.bytes, image.uploaded)  # each time: another stream may be computing
         if not image.shown:
-            self.link.join(image.bytes, image.uploaded)
             super().expose(image)
             image.shown = True
         return image
@@ -98,8 +98,8 @@ class DevicePager(Pager):
         image = Image(block, self.link.empty(block.slot_bytes), slot.version)
         image.uploaded = self.link.upload(slot.bytes, image.bytes)
         self._uploads.append(Upload(image.uploaded, slot))
-        self.images[block] = image
         self.by_address[image.address] = (block, image.version)
+        self.images[block] = image
         return True
 
     def _upload_ahead(self) -> None:
@@ -111,13 +111,16 @@ class DevicePager(Pager):
             if block in self.images:
                 continue
             slot = self.slots.get(block)
-            if slot is None or not all(future.ready() for future in slot.loading):
+            if slot is None or self.updates.late.owes(block) or not all(future.ready() for future in slot.loading):
                 return
             try:
                 self._finish(slot)
             except StokerError:  # the use itself reads again, and raises
                 return
-            if not self._upload(slot, position - recorder.position):
+            try:
+                if not self._upload(slot, position - recorder.position):
+                    return
+            except torch.OutOfMemoryError:  # it may fit later; a use that needs it now raises
                 return
 
     # -- memory of the device --------------------------------------------------------------------------------------------
@@ -140,7 +143,11 @@ class DevicePager(Pager):
             else:
                 break
         while self._leaving and held + wanted.slot_bytes + sum(size for _, size in self._leaving) > self.capacity:
-            self.link.wait(self._leaving.pop(0)[0])  # else this thread would run ahead of the device, and fill its memory
+            event, _ = self._leaving[0]
+            if distance >= 0 and not self.link.done(event):
+                return False
+            self.link.wait(event)  # else this thread would run ahead of the device, and fill its memory
+            self._leaving.pop(0)
         return True
 
     def _used_last(self, distance: int, wanted: Block) -> Block | None:
@@ -150,13 +157,16 @@ class DevicePager(Pager):
         return last if last is not None and (distance < 0 or recorder.next_use(last.index) > distance) else None
 
     def _drop(self, block: Block) -> None:
-        image = self.images.pop(block, None)
+        image = self.images.get(block)
         if image is None:
             return
         # torch gives this address to other tensors once nothing aliases the image: it must not pass for weights then
-        del self.by_address[image.address]
-        self._leaving.append((self.link.mark(), image.bytes.numel()))
+        self.by_address.pop(image.address, None)
+        del self.images[block]
+        size = image.bytes.numel()
         super()._hide(block)
+        del image
+        self._leaving.append((self.link.mark(), size))  # behind the release: the allocator's own mark has passed when this one has
 
     # -- host memory that copies read ------------------------------------------------------------------------------------
 
@@ -179,6 +189,9 @@ class DevicePager(Pager):
         for block in changed:
             self._drop(block)
         super().decide(changed)
+
+    def outdate(self, block: Block) -> None:
+        self._drop(block)
 
     def discard(self, block: Block) -> None:
         self._drop(block)
@@ -213,11 +226,14 @@ class DeviceGradients(Gradients):
             reader.wait_computed()
         if unit in self._lent:
             self._recall(unit)
-        self._landing[unit] = [
-            self._link.download(_flat(in_plane_order(param.tensor.grad, param), param), _flat(self._views[param], param))
-            for param in unit.params
-            if param.tensor.grad is not None and param.numel
-        ]
+        events = self._landing[unit] = []  # known one by one: memory may run out, or Ctrl-C come, in between
+        for param in unit.params:
+            if param.tensor.grad is not None and param.numel:
+                events.append(self._link.download(_flat(in_plane_order(param.tensor.grad, param), param), _flat(self._views[param], param)))
+
+    def _idle(self, unit: Unit) -> bool:
+        self._await(unit)  # of a backward that broke off
+        return super()._idle(unit)
 
     def laid_out(self, param: Param) -> torch.Tensor | None:
         if param.tensor.grad is None:
@@ -226,10 +242,10 @@ class DeviceGradients(Gradients):
         return self._views[param]
 
     def _await(self, unit: Unit) -> None:
-        events = self._landing.pop(unit, ())
         with self.waiting("gradients"):
-            for event in events:
+            for event in self._landing.get(unit, ()):
                 self._link.wait(event)
+        self._landing.pop(unit, None)
 
     def remove(self) -> None:
         for unit in list(self._landing):

@@ -56,7 +56,7 @@ class Gradients:
         whole = torch.from_dlpack(buffer)
         self._memory[unit] = (whole.data_ptr(), buffer.size)
         for param in unit.params:
-            view = torch.empty(0, dtype=unit.dtype).set_(whole.untyped_storage(), param.offset, param.size, param.stride)
+            view = torch.empty(0, dtype=unit.dtype, device="cpu").set_(whole.untyped_storage(), param.offset, param.size, param.stride)
             self._views[param] = view
             self._expected[param] = 1
             hook = lambda tensor, param=param: self._accumulated(param)

@@ -7,11 +7,15 @@ the calling thread computes from `join()` on.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import contextlib
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from stoker.errors import InvalidArgument, StokerError
+
+if TYPE_CHECKING:
+    from stoker._core import Arena
 
 
 class Link(Protocol):
@@ -19,7 +23,7 @@ class Link(Protocol):
 
     device: torch.device
 
-    def pin(self, address: int, size: int) -> None: ...  # host memory that copies use, until unpin()
+    def pin(self, arena: Arena) -> None: ...  # host memory that copies use, until unpin()
     def unpin(self) -> None: ...
     def empty(self, size: int) -> torch.Tensor: ...  # uint8 on the device; its first content comes by upload()
     def upload(self, host: torch.Tensor, image: torch.Tensor) -> Any: ...  # starts image.copy_(host); the event
@@ -50,20 +54,26 @@ class CudaLink:
         self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         self._up = torch.cuda.Stream(self.device)
         self._down = torch.cuda.Stream(self.device)
-        self._pinned: int | None = None
+        self._pinned: Arena | None = None  # it must not be unmapped before it is unpinned
 
-    def pin(self, address: int, size: int) -> None:
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.unpin()
+
+    def pin(self, arena: Arena) -> None:
         """Only pinned memory lets copies run beside the computation, at the full rate."""
         with torch.cuda.device(self.device):
-            status = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))
+            status = int(torch.cuda.cudart().cudaHostRegister(arena.address, arena.size, 0))
         if status:
-            raise StokerError(f"{size >> 20} MiB of host memory could not be pinned for {self.device} (CUDA error {status}); give a smaller dram, or raise the limit that `ulimit -l` shows")
-        self._pinned = address
+            with contextlib.suppress(RuntimeError):  # torch would find the error once more, at whatever it does next
+                torch.zeros(1, device=self.device)
+            raise StokerError(f"{arena.size >> 20} MiB of host memory could not be pinned for {self.device} (CUDA error {status}); give a smaller dram, or raise the limit that `ulimit -l` shows")
+        self._pinned = arena
 
     def unpin(self) -> None:
-        torch.cuda.synchronize(self.device)
         if self._pinned is not None:
-            torch.cuda.cudart().cudaHostUnregister(self._pinned)
+            torch.cuda.synchronize(self.device)
+            torch.cuda.cudart().cudaHostUnregister(self._pinned.address)
             self._pinned = None
 
     def empty(self, size: int) -> torch.Tensor:
@@ -73,14 +83,14 @@ class CudaLink:
     def upload(self, host: torch.Tensor, image: torch.Tensor) -> torch.cuda.Event:
         with torch.cuda.stream(self._up):
             image.copy_(host, non_blocking=True)
-            return self._up.record_event()
+            return self._event(self._up)
 
     def download(self, source: torch.Tensor, host: torch.Tensor) -> torch.cuda.Event:
         self._down.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._down):
             host.copy_(source, non_blocking=True)
             source.record_stream(self._down)
-            return self._down.record_event()
+            return self._event(self._down)
 
     def join(self, image: torch.Tensor, uploaded: torch.cuda.Event) -> None:
         stream = torch.cuda.current_stream(self.device)
@@ -88,7 +98,11 @@ class CudaLink:
         image.record_stream(stream)  # its memory is not given to another upload before the work queued until its release is done
 
     def mark(self) -> torch.cuda.Event:
-        return torch.cuda.current_stream(self.device).record_event()
+        return self._event(torch.cuda.current_stream(self.device))
+
+    @staticmethod
+    def _event(stream: torch.cuda.Stream) -> torch.cuda.Event:
+        return stream.record_event(torch.cuda.Event(blocking=True))  # who waits for it sleeps
 
     def done(self, event: torch.cuda.Event) -> bool:
         return event.query()

@@ -49,9 +49,9 @@ def disk_rates(directory: str, seconds: float = 8.0) -> dict[str, float]:
 
 def kernel_seconds(count: int = 16 << 20, moments: str = "exact") -> float:
     """Core-seconds an element of the fused AdamW kernel over `count` bfloat16 parameters in memory, its moments kept so."""
-    weight, rest, grad = (torch.zeros(count, dtype=torch.int16) for _ in range(3))
-    m, v = (torch.zeros(count * MODES[moments].element_bytes, dtype=torch.uint8) for _ in range(2))
-    m_scales, v_scales = (torch.zeros(count // 256 + 1) for _ in range(2))
+    weight, rest, grad = (torch.zeros(count, dtype=torch.int16, device="cpu") for _ in range(3))
+    m, v = (torch.zeros(count * MODES[moments].element_bytes, dtype=torch.uint8, device="cpu") for _ in range(2))
+    m_scales, v_scales = (torch.zeros(count // 256 + 1, device="cpu") for _ in range(2))
     update = lambda: _core.optim_update(
         count, weight_type="bf16", grad_type="bf16", weight_in=weight.data_ptr(), weight_out=weight.data_ptr(), grad=grad.data_ptr(),
         remainder=rest.data_ptr(), m=m.data_ptr(), v=v.data_ptr(), algorithm="adamw", step=2,
@@ -62,7 +62,7 @@ def kernel_seconds(count: int = 16 << 20, moments: str = "exact") -> float:
 
 def checksum_seconds(size: int = 256 << 20) -> float:
     """Core-seconds a byte of CRC32C over `size` bytes in memory."""
-    data = torch.zeros(size, dtype=torch.uint8)
+    data = torch.zeros(size, dtype=torch.uint8, device="cpu")
     return core_seconds(lambda: _core.crc32c(data.data_ptr(), size)) / size
 
 

@@ -52,7 +52,7 @@ class Moments:
 
     def decode(self, which: str, count: int, data: bytearray, scales: bytearray) -> torch.Tensor:
         """m or v ("m", "v") as kept -> float32."""
-        out = torch.empty(count, dtype=torch.float32)
+        out = torch.empty(count, dtype=torch.float32, device="cpu")
         _core.optim_decode_moment(self.name, which, _address(data), _address(scales), out.data_ptr(), count)
         return out
 

@@ -67,7 +67,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        self._session.gradients_dropped()
+        self._session.gradients_dropped(kept=not set_to_none)
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict) -> None:
@@ -225,4 +225,4 @@ def clip(session: Session, params: list[Param], max_norm: float, error_if_nonfin
     if not coefficient >= 1.0:  # also for NaN
         for grad in grads:
             grad.mul_(coefficient)
-    return torch.tensor(norm, dtype=torch.float64)
+    return torch.tensor(norm, dtype=torch.float64, device="cpu")

@@ -92,9 +92,13 @@ class Pager:
     def use(self, block: Block) -> Slot:
         """Makes the block's weights readable through its parameters, and fetches ahead what comes next."""
         arrived = self._arrive(block)
-        slot = self.slots.get(block) or self._load(block, "demand")
+        late = self.updates.late.begin(block)
+        slot = None if late else self.slots.get(block) or self._load(block, "demand")
         if arrived:
             self.prefetch()
+        if late:
+            self.updates.late.finish(block)
+            slot = self.slots.get(block) or self._load(block, "demand")
         if slot.loading:
             self._finish(slot)
         return slot
@@ -118,9 +122,12 @@ class Pager:
         budget = self.lookahead_bytes
         for position in range(recorder.position, len(uses)):
             block = self.blocks[uses[position]]
+            distance = position - recorder.position
             slot = self.copy_of(block)
-            if slot is None:
-                distance = position - recorder.position
+            if self.updates.late.owes(block):
+                if not self.updates.late.ahead(block, distance):
+                    return
+            elif slot is None:
                 if not self._can_fetch(block) or self._load(block, "prefetch", distance) is None:
                     return
             elif not slot.loading:
@@ -184,6 +191,7 @@ class Pager:
 
     def fetch(self, block: Block) -> None:
         """Makes the block's weights readable, apart from the order of uses."""
+        self.updates.late.catch_up(block)
         slot = self.slots.get(block) or self._load(block, "demand")
         if slot.loading:
             self._finish(slot)
@@ -272,7 +280,7 @@ class Pager:
     def show(self, param: Param) -> None:
         """Points one parameter at what its block has in memory, or at its placeholder."""
         slot = self.slots.get(param.unit.block)
-        resident = slot is not None and not slot.loading
+        resident = slot is not None and not slot.loading and not self.updates.late.owes(param.unit.block)
         self.point(param, slot.view(param) if resident else self.placeholders[param])
 
     def _hide(self, block: Block) -> None:
@@ -285,17 +293,25 @@ class Pager:
     def decide(self, changed: list[Block]) -> None:
         """The step is decided: the changed blocks' staged weights become current; blocks without a staged copy leave memory."""
         for block in changed:
-            self.versions[block.index] += 1
-            slot = self.staged.pop(block, None)
-            self.evict(block)
-            if slot is not None:
-                slot.version = self.versions[block.index]
-                self.slots[block] = slot
-                self.expose(slot)
+            self.promote(block)
         for block in self.blocks:
             if block.pinned:
                 self.fetch(block)
         self.current = None
+
+    def promote(self, block: Block) -> None:
+        """The block's staged weights are the current ones; where there is no staged copy, those on the disk are."""
+        self.versions[block.index] += 1
+        slot = self.staged.pop(block, None)
+        self.evict(block)
+        if slot is not None:
+            slot.version = self.versions[block.index]
+            self.slots[block] = slot
+            self.expose(slot)
+
+    def outdate(self, block: Block) -> None:
+        """A decided step owes the block an update: nobody may read its weights, but the update may."""
+        self._hide(block)
 
     def abandon(self) -> None:
         self.staged.clear()

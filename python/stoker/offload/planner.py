@@ -22,7 +22,7 @@ from stoker.offload.planes import Algorithm, Layout, arena_bytes_for, divide, pl
 from stoker.offload.rehearsal import Course, Rehearsal
 
 # When updates run. A new policy of Steps is planned by its name alone: the rehearsal runs the code of Steps itself.
-POLICIES = ("sync", "speculate")
+POLICIES = ("sync", "speculate", "lazy")
 # Only for the order of what depends on it, where nothing was measured; no second of it is shown.
 NOMINAL = Machine(read=3e9, write=3e9, flops=1e12, update_seconds=1e-9, byte_seconds=1e-10, commit_seconds=0.005)
 

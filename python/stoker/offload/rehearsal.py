@@ -401,7 +401,7 @@ class _RehearsedSteps(Steps):
         return [Segment(SimpleNamespace(index=0, offset=0, numel=unit.elements), _NOTHING, {})]
 
     def _consumed(self, update: Any, segments: list[Segment]) -> bool:
-        self._timed("state", update.wait_computed)
+        self.timed("state", update.wait_computed)
         machine = self.planes.clock.machine
         self.planes.clock.compute(update.unit.weight_bytes * machine.byte_seconds / machine.cores)  # their hash, once more
         return True

@@ -41,7 +41,7 @@ from stoker.offload.trace import StepTrace
 
 FORMAT = 1
 META_MODEL, META_STATE, META_BUFFERS = "meta/model", "meta/state", "meta/buffers"
-POLICIES = ("auto", "sync", "speculate")
+POLICIES = ("auto", "sync", "speculate", "lazy")
 
 
 def _is_source(thing: Any) -> bool:
@@ -96,6 +96,7 @@ class Session:
         self._resumed_groups: list[dict] = []  # until the first step: what making a scheduler anew may have overwritten
         self._at_step: dict[str, Any] = {"rng": record.rng_state(), "attached": {}}  # what a loop moves on before its next forward
         self._buffers_digest: bytes | None = None
+        self._left = False  # the weights are in the store and not in the model
         self._departures = 0  # from the recorded order, that the ledger knows of
         self._closed = False
         self.tracing: StepTrace | None = None
@@ -118,6 +119,7 @@ class Session:
             self.gradients = DeviceGradients(blocks, self.planes, on_final, link)
         self.gradients.accumulate = how.accumulate
         self.steps = Steps(self.planes, self.pager, self.gradients, self._hyper, policy, self._lost)
+        self.steps.lock = self.lock
         self.pager.updates = self.steps
         self.ledger.waiting.arithmetic = lambda: self.planes.session.arithmetic_seconds() if self.planes.session else 0.0
         self.pager.waiting = self.steps.waiting = self.gradients.waiting = self.ledger.waiting
@@ -145,8 +147,6 @@ class Session:
                 futures.append(core.store_weights(unit.session_id, slot.address + unit.slot_offset, txn))
             for future in futures:
                 future.wait()
-            for param in block.params:
-                param.tensor.data = self.pager.placeholders[param]
             del slot
         self._run = secrets.token_hex(8)
         put(txn, META_MODEL, record.dump(self._model_record()))
@@ -155,6 +155,7 @@ class Session:
         for key in obsolete:
             txn.remove(key)
         txn.commit("durable").wait()
+        self._leave_memory()
 
     def _model_record(self) -> dict[str, Any]:
         algorithm = self.algorithm
@@ -164,8 +165,15 @@ class Session:
     def adopt(self) -> None:
         """The store already holds this model's weights (made by stoker.build, or by a run that is resumed)."""
         self._run = record.load(self.planes.store.read_bytes(META_MODEL)).get("run")
+        self._leave_memory()
+
+    def _leave_memory(self) -> None:
+        """From here on the weights are in the store only."""
+        self._left = True
         for param in self.params:
+            grad, param.tensor.grad = param.tensor.grad, None
             param.tensor.data = self.pager.placeholders[param]
+            param.tensor.grad = grad.to(self.pager.device) if grad is not None else None
 
     def resume(self) -> None:
         """Takes the run up at the last committed step: counters, hyperparameters, buffers, RNG; attached objects on attach()."""
@@ -197,13 +205,16 @@ class Session:
         record.set_rng_state(state["rng"])
         self._at_step = {"rng": state["rng"], "attached": {}}
 
+    def move(self) -> None:
+        """What is not paged goes to the device that computes, and host memory is made ready for copies. Before anything is stored."""
+        if self.link is not None:
+            self.link.pin(self.planes.arena)
+        for module in self.model.modules():
+            for name, buffer in module._buffers.items():
+                module._buffers[name] = buffer.to(self.pager.device) if buffer is not None else None
+
     def run(self) -> None:
         """Installs the hooks; from here on the model trains out of the store."""
-        if self.link is not None:
-            self.link.pin(self.planes.arena.address, self.planes.arena.size)
-            for module in self.model.modules():
-                for name, buffer in module._buffers.items():
-                    module._buffers[name] = buffer.to(self.link.device) if buffer is not None else None
         for block in self.blocks:
             if block.pinned:
                 self.pager.fetch(block)
@@ -216,8 +227,9 @@ class Session:
         """A root call of the model begins (hooks.py)."""
         self.check_open()
         self.loading.give_up()
-        if self.steps.decided is not None:
-            self._close_step()
+        if not (key[1] and key[2]):
+            self.steps.late.complete()
+        self._close_step()
         self.steps.poll()
         recorder = self.pager.recorder
         if recorder.departures != self._departures:
@@ -264,9 +276,8 @@ class Session:
             if self.pager.held:
                 raise InvalidArgument("opt.step() inside stoker.gather() would be undone by it; leave the with block first")
             self._check_in_place()
-            if self.steps.decided is not None:
-                self._close_step()
-            policy = self.steps.active_policy
+            self._close_step()
+            policy, reason = self.steps.active_policy, self.steps.reason
             if self.tracing is not None:
                 self.tracing.mark("step()")
             changed = self.steps.decide()
@@ -276,6 +287,8 @@ class Session:
             self.step_count += 1
             self._resumed_groups = []
             self._capture_sources()
+            if self.ledger.last is not None and policy != self.ledger.last["policy"]:
+                self.ledger.event("policy", step=self.step_count, policy=policy, reason=reason)
             row = self.ledger.close_step(self.step_count, self.counters(), policy=policy, committed=self.committed_step())
             if self.tracing is not None:
                 tracing, self.tracing = self.tracing, None
@@ -312,10 +325,12 @@ class Session:
                 raise InvalidArgument("a step is being traced already; its trace is written when that step is decided")
             self.tracing = StepTrace(self, path)
 
-    def gradients_dropped(self) -> None:
-        """zero_grad(): what was speculated since the last step is void."""
+    def gradients_dropped(self, kept: bool) -> None:
+        """zero_grad(): what was speculated since the last step is void. `kept`: the tensors stay, and become zeros."""
         with self.lock:
             self.hooks.unwind()
+            if kept:
+                self.steps.late.complete()  # it wants their bytes
             if self.steps.updates:
                 self.steps.abandon()
 
@@ -376,8 +391,9 @@ class Session:
         return records
 
     def _close_step(self) -> None:
-        self.steps.close(self._records())
-        self._closing_step = self.step_count
+        """What belongs to the decided step, as it is now, goes into its record; unless that was done."""
+        if self.steps.decided is not None and self.steps.late.records is None:
+            self.steps.close(self._records())
 
     def committed_step(self) -> int:
         if self.steps.closing is not None and self.steps.closing[1].ready():
@@ -391,8 +407,8 @@ class Session:
     def flush(self) -> None:
         with self.lock:
             self.check_open()
-            if self.steps.decided is not None:
-                self._close_step()
+            self.steps.late.complete()
+            self._close_step()
             self.steps.settle()
 
     def check_open(self) -> None:
@@ -413,24 +429,27 @@ class Session:
                     param.tensor.grad = None
                     param.tensor.data = self.pager.placeholders[param]
                 self.give_up()
-                refuse_state_dict(self.model, self)
 
     def give_up(self) -> None:
         """Lets go of the model, memory, threads and the store, as they are."""
         self._closed = True
         if self.hooks is not None:
             self.hooks.remove()
-        self.gradients.remove()
         for handle in self.access:
             handle.remove()
         for param in self.params:
             for name in ("_stoker_session", "__deepcopy__"):
                 vars(param.tensor).pop(name, None)
-        self.pager.clear()
-        self.steps.release()
-        if self.link is not None:
-            self.link.unpin()
-        self.planes.close()
+        try:
+            self.gradients.remove()
+            self.pager.clear()
+            if self.link is not None:
+                self.link.unpin()
+        finally:  # also where the device does not answer any more
+            self.steps.release()
+            self.planes.close()
+            if self._left:
+                refuse_state_dict(self.model, self)
 
     # -- access to all of it -------------------------------------------------------------------------------------------
 
@@ -461,6 +480,7 @@ class Session:
         """A copy, in host memory, of the parameter's weights as forward would see them now."""
         if param in self.pager.held:
             return param.tensor.detach().clone().cpu()
+        self.steps.late.catch_up(param.unit.block)
         slot = self.pager.slots.get(param.unit.block)
         if slot is not None and not slot.loading:
             return slot.view(param).clone()
@@ -473,15 +493,17 @@ class Session:
             self.pager.show(param)
 
     def _plane_slice(self, plane: str, param: Param, dtype: torch.dtype) -> torch.Tensor:
+        self.steps.late.catch_up(param.unit.block)
         where = self.planes.source or self.planes.store  # a decided step is read before it is committed
         raw = read_range(where, f"{plane}/{param.unit.name}", param.offset * dtype.itemsize, param.numel * dtype.itemsize)
-        flat = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+        flat = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype, device="cpu")
         return torch.as_strided(flat, param.size, param.stride)
 
     def _moment(self, plane: str, param: Param) -> torch.Tensor:
         """m or v of a parameter, as float32."""
+        self.steps.late.catch_up(param.unit.block)
         where, key, moments = self.planes.source or self.planes.store, f"{plane}/{param.unit.name}", self.algorithm.moments
-        flat = torch.empty(param.numel, dtype=torch.float32)
+        flat = torch.empty(param.numel, dtype=torch.float32, device="cpu")
         at = 0
         for run in moments.runs(param.unit.elements, param.offset, param.numel):
             data, scales = read_range(where, key, run.data_at, run.data_bytes), read_range(where, key, run.scales_at, run.scales_bytes)
@@ -496,7 +518,7 @@ class Session:
         if self.algorithm.name == "sgd":
             return {"momentum_buffer": self._moment("m", param)} if self.algorithm.momentum else {"momentum_buffer": None}
         state = {
-            "step": torch.tensor(float(count)),
+            "step": torch.tensor(float(count), device="cpu"),
             "exp_avg": self._moment("m", param),
             "exp_avg_sq": self._moment("v", param),
         }
@@ -509,7 +531,7 @@ class Session:
         param = self.by_tensor[tensor]
         weight = self._plane_slice("w", param, torch.bfloat16)
         rest = self._plane_slice("r", param, torch.int16)
-        out = torch.empty_strided(param.size, param.stride, dtype=torch.float32)
+        out = torch.empty_strided(param.size, param.stride, dtype=torch.float32, device="cpu")
         _core.optim_join(weight.data_ptr(), rest.data_ptr(), out.data_ptr(), param.numel)
         return out
 
@@ -528,9 +550,9 @@ class Session:
                     self._put_moment(txn, plane, param, entry[key])
             if entry.get("master") is not None and param.unit.dtype == torch.bfloat16:
                 master = entry["master"].detach().to(torch.float32)
-                master = torch.empty_strided(param.size, param.stride, dtype=torch.float32).copy_(master)
-                weight = torch.empty_strided(param.size, param.stride, dtype=torch.bfloat16)
-                rest = torch.empty_strided(param.size, param.stride, dtype=torch.int16)
+                master = torch.empty_strided(param.size, param.stride, dtype=torch.float32, device="cpu").copy_(master)
+                weight = torch.empty_strided(param.size, param.stride, dtype=torch.bfloat16, device="cpu")
+                rest = torch.empty_strided(param.size, param.stride, dtype=torch.int16, device="cpu")
                 _core.optim_split(master.data_ptr(), weight.data_ptr(), rest.data_ptr(), param.numel)
                 self._put_slice(txn, "w", param, weight)
                 self._put_slice(txn, "r", param, rest)
@@ -546,7 +568,7 @@ class Session:
 
     def _put_moment(self, txn, plane: str, param: Param, value: torch.Tensor) -> None:
         key, moments = f"{plane}/{param.unit.name}", self.algorithm.moments
-        flat = torch.as_strided(torch.empty_strided(param.size, param.stride, dtype=torch.float32).copy_(value.detach()), (param.numel,), (1,))
+        flat = torch.as_strided(torch.empty_strided(param.size, param.stride, dtype=torch.float32, device="cpu").copy_(value.detach()), (param.numel,), (1,))
         at = 0
         for run in moments.runs(param.unit.elements, param.offset, param.numel):
             data, scales = moments.encode(plane, flat[at : at + run.count])
@@ -602,7 +624,7 @@ class Session:
 
 def laid_out(param: Param, value: torch.Tensor) -> bytes:
     """The bytes of `value` in the order that the parameter's planes have."""
-    data = torch.empty_strided(param.size, param.stride, dtype=value.dtype).copy_(value)
+    data = torch.empty_strided(param.size, param.stride, dtype=value.dtype, device="cpu").copy_(value)
     return torch.as_strided(data, (param.numel,), (1,)).view(torch.uint8).numpy().tobytes()
 
 
@@ -625,7 +647,7 @@ class WeightWriting:
                 continue
             self._session._put_slice(self._txn, "w", param, value)
             if param.unit.updated and param.unit.dtype == torch.bfloat16:
-                self._session._put_slice(self._txn, "r", param, torch.zeros(param.size, dtype=torch.int16))
+                self._session._put_slice(self._txn, "r", param, torch.zeros(param.size, dtype=torch.int16, device="cpu"))
             self._params.add(param)
 
     def commit(self) -> None:

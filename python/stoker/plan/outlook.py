@@ -57,7 +57,7 @@ def outlook(wish: Wish) -> dict[str, Any]:
         "compute_alone_seconds": compute,
         "resource_seconds": resources,
         "bottleneck": max(resources, key=lambda name: resources[name]),
-        "tokens_hidden": tokens_hidden(wish, setting, compute / wish.tokens, resources["disk"]),
+        "tokens_hidden": tokens_hidden(wish, setting, plan["policy"], compute / wish.tokens, resources["disk"]),
         "byte_modes": byte_modes(wish, compute, plan),
         "wear": {
             "bytes_per_1000_steps": 1000 * written,
@@ -68,7 +68,7 @@ def outlook(wish: Wish) -> dict[str, Any]:
     }
 
 
-def tokens_hidden(wish: Wish, setting: Setting, seconds_a_token: float, disk_seconds: float) -> int | None:
+def tokens_hidden(wish: Wish, setting: Setting, policy: str, seconds_a_token: float, disk_seconds: float) -> int | None:
     """The tokens a step from which on less than HIDDEN of it waits for the storage, to within an eighth; None: none do.
 
     Computing must last at least as long as the disk is busy; from there on it is tried by rehearsal.
@@ -77,7 +77,7 @@ def tokens_hidden(wish: Wish, setting: Setting, seconds_a_token: float, disk_sec
     for _ in range(12):
         rounded = _round(tokens)
         seconds = rounded * seconds_a_token
-        row = planner.predict(setting, wish.machine, seconds, "speculate")
+        row = planner.predict(setting, wish.machine, seconds, policy)
         if sum(row["stall_seconds"].values()) <= HIDDEN * row["seconds"]:
             return rounded
         tokens *= 1.125

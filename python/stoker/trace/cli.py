@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="stoker trace", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="trace.json", metavar="FILE", help="the trace (default: trace.json), for chrome://tracing or Perfetto")
     parser.add_argument("--dir", default=".", help="where the store is made (default: here)")
-    parser.add_argument("--policy", choices=["auto", "sync", "speculate"], default="speculate", help="when updates run (default: speculate)")
+    parser.add_argument("--policy", choices=["auto", "sync", "speculate", "lazy"], default="speculate", help="when updates run (default: speculate)")
     add_model_options(parser, dram="96MiB", layers=8, width=512)
     args = parser.parse_args(argv)
     try:
