@@ -49,11 +49,12 @@ soak: build-tests  ## the long forms: replayed crashes, kill -9 at random moment
 	$(RELEASE)/tests/crash/stoker_replay_test --soak
 	.venv/bin/python -m pytest -q -m soak tests
 
-bench: build-tests  ## stoker bench io, codec and offload, kernels; JSON to bench/results
+bench: build-tests  ## stoker bench io, codec, offload and plan, kernels; JSON to bench/results
 	mkdir -p $(BENCH_DIR) bench/results
 	.venv/bin/stoker bench io --json $(BENCH_DIR) > bench/results/io.json
 	.venv/bin/stoker bench codec --json > bench/results/codec.json
 	.venv/bin/stoker bench offload --dir $(BENCH_DIR) --json > bench/results/offload.json
+	.venv/bin/stoker bench plan --dir $(BENCH_DIR) --json > bench/results/plan.json
 	$(RELEASE)/bench/micro/stoker_optim_bench --benchmark_out=bench/results/optim.json --benchmark_out_format=json
 
 sanitize: $(SANITIZERS:%=sanitize-%)  ## the C++ tests under address, undefined and thread sanitizers

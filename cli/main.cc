@@ -40,7 +40,7 @@ int run(int argc, char** argv) {
   app.footer("`stoker COMMAND --help` tells the options of one command.\nExit status: 0 done, 1 it failed or found a problem, 2 the command line is wrong, 130 or 143 ended by SIGINT or SIGTERM.");
   app.failure_message(usage_error);
   ExitStatus status;
-  CLI::App* bench = app.add_subcommand("bench", "Measure beside the device's ceiling and a peer: bench io, bench codec, bench offload");
+  CLI::App* bench = app.add_subcommand("bench", "Measure beside the device's ceiling and a peer: bench io, bench codec, bench offload, bench plan");
   bench->require_subcommand(1);
   add_probe(app, status);
   add_bench_io(*bench, status);

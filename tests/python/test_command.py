@@ -22,10 +22,10 @@ def run(*words: str | Path, command: Path = COMMAND, cwd: Path | None = None) ->
 def test_help_lists_cpp_and_python_commands() -> None:
     done = run("--help")
     assert done.returncode == 0
-    for name in ("probe", "bench", "ls", "fsck", "export", "train"):
+    for name in ("probe", "bench", "ls", "fsck", "export", "train", "plan", "trace"):
         assert f"\n  {name} " in done.stdout
     bench = run("bench", "--help").stdout
-    assert "\n  io " in bench and "\n  codec " in bench and "\n  offload " in bench
+    assert "\n  io " in bench and "\n  codec " in bench and "\n  offload " in bench and "\n  plan " in bench
 
 
 def test_version_is_the_packages() -> None:
@@ -33,7 +33,7 @@ def test_version_is_the_packages() -> None:
     assert stoker._core.__version__ == stoker.__version__
 
 
-@pytest.mark.parametrize("words", [("train",), ("bench", "offload")])
+@pytest.mark.parametrize("words", [("train",), ("plan",), ("trace",), ("bench", "offload"), ("bench", "plan")])
 def test_python_command_shows_its_own_help(words: tuple[str, ...]) -> None:
     done = run(*words, "--help")
     assert done.returncode == 0, done.stderr

@@ -50,3 +50,89 @@ def test_the_plan_knows_the_bytes_of_a_step(tmp_path, dram, policy):
         assert sum(plan["step"]["written_bytes"].values()) == pytest.approx(sum(written.values()), rel=0.12)
         elements = sum(plan["step"]["written_bytes"][name] for name in CLASSES) / 12
         assert 0 <= elements - plan["parameters"] < 9 * 2048  # 2 + 2 + 4 + 4 bytes of each, padded to 4 KiB planes in 9 blocks
+
+
+def test_the_clock_moves_what_is_urgent_first_and_adds_up():
+    clock = Clock(Machine(read=2.0, write=1.0, cores=2))
+    order = []
+    clock.transfer(WRITES, 3, lambda: order.append("write"))
+    clock.transfer(STATE, 4, lambda: order.append("state"))
+    clock.transfer(WEIGHTS, 2, lambda: order.append("weights"))
+    demand = clock.transfer(DEMAND, 2, lambda: order.append("demand"))
+    clock.wait(lambda: demand.done, "weights")
+    assert clock.now == 1.0 and clock.waited["weights"] == 1.0
+    clock.wait(lambda: len(order) == 4, "writing")
+    assert order == ["demand", "weights", "state", "write"] and clock.now == 4.0 + 3.0 and clock.waited["writing"] == 6.0
+
+
+def test_a_disk_that_does_both_at_once_is_reckoned_so():
+    clock = Clock(Machine(read=2.0, write=2.0, mixed=3.0))  # one and a half times what it moves one after the other
+    read, write = clock.transfer(STATE, 4), clock.transfer(WRITES, 4)
+    clock.wait(lambda: read.done, "state")
+    assert clock.now == 2.0
+    clock.wait(lambda: write.done, "writing")
+    assert clock.now == pytest.approx(3.0)
+
+
+def test_kernels_share_the_cores_with_torch_and_are_no_waiting():
+    clock = Clock(Machine(read=1.0, write=1.0, cores=2))
+    tasks = [clock.work(1.0), clock.work(1.0)]
+    clock.compute(1.0)  # four threads on two cores
+    assert clock.now == pytest.approx(2.0) and all(task.done for task in tasks)
+    last = [clock.work(1.0), clock.work(1.0)]
+    clock.wait(lambda: all(task.done for task in last), "state")
+    assert clock.now == pytest.approx(3.0) and clock.waited["state"] == pytest.approx(0.0)
+    one = clock.work(1.0)
+    clock.wait(lambda: one.done, "state")  # one thread computes, and half of the cores wait
+    assert clock.waited["state"] == pytest.approx(0.5)
+
+
+def test_the_counted_arena_gives_out_what_the_arena_does():
+    """The same takes and releases at random: the same places, the same refusals."""
+    import random
+
+    from stoker import _core
+    from stoker.errors import OverBudget
+
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    draw = random.Random(seed)
+    real, counted = _core.Runtime(threads=1).arena(4 << 20), CountedArena(4 << 20)
+    held = []
+    for _ in range(2000):
+        if held and draw.random() < 0.48:
+            held.pop(draw.randrange(len(held)))
+            continue
+        size = draw.randrange(1, 400_000)
+        try:
+            buffer = real.take(size)
+        except OverBudget:
+            with pytest.raises(OverBudget):
+                counted.take(size)
+            continue
+        piece = counted.take(size)
+        assert piece.data_ptr() - 4096 == buffer.address - real.address and piece.size == buffer.size
+        held.append((buffer, piece))
+        del buffer, piece
+        assert counted.largest_free == real.largest_free and counted.used == real.used
+
+
+@pytest.mark.parametrize("policy", ["sync", "speculate"])
+def test_the_smallest_budget_trains_a_model_of_very_different_blocks(tmp_path, policy):
+    """Its largest block is written from most of the memory while the next forward wants that memory: it waits for the write."""
+    from stoker.bench.offload import Model, step_loss
+    from stoker.errors import OverBudget
+
+    make = lambda: Model(4, 256, 16384).bfloat16()
+    model = make()
+    with pytest.raises(OverBudget) as refused:
+        stoker.offload(model, torch.optim.AdamW(model.parameters()), store=str(tmp_path / "none"), dram="8MiB")
+    smallest = str(refused.value).split('dram="')[1].split('"')[0]
+    model = make()
+    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters()), store=str(tmp_path / "store"), dram=smallest, policy=policy)
+    for step in range(6):
+        step_loss(model, step, 16384).backward()
+        opt.step()
+        opt.zero_grad()
+    opt.plan()  # the rehearsal fits into it as well
+    opt.close()

@@ -2,9 +2,9 @@
 
 import sys
 
-from stoker.bench import offload
+from stoker.bench import offload, plan
 
-BENCHMARKS = {"offload": offload.main}
+BENCHMARKS = {"offload": offload.main, "plan": plan.main}
 
 if __name__ == "__main__":
     name = sys.argv[1] if len(sys.argv) > 1 else ""

@@ -70,9 +70,9 @@ class Model(nn.Module):
         return self.head(self.norm(x))
 
 
-def step_loss(model: nn.Module, step: int, vocabulary: int) -> torch.Tensor:
-    tokens = torch.randint(0, vocabulary, (1, TOKENS + 1), generator=torch.Generator().manual_seed(step))
-    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten())
+def step_loss(model: nn.Module, step: int, vocabulary: int, tokens: int = TOKENS) -> torch.Tensor:
+    drawn = torch.randint(0, vocabulary, (1, tokens + 1), generator=torch.Generator().manual_seed(step))
+    return F.cross_entropy(model(drawn[:, :-1]).flatten(0, 1).float(), drawn[:, 1:].flatten())
 
 
 class PeakMemory(threading.Thread):
@@ -182,13 +182,18 @@ def digest(model: nn.Module, opt: stoker.OffloadedOptimizer) -> str:
     return total.hexdigest()
 
 
+def add_model_options(parser: argparse.ArgumentParser, dram: str = "1GiB", layers: int = 16, width: int = 1024) -> None:
+    """The model that is trained, and the memory it gets."""
+    parser.add_argument("--dram", default=dram, help=f"memory budget (default: {dram})")
+    parser.add_argument("--layers", type=int, default=layers, help=f"blocks of the model (default: {layers})")
+    parser.add_argument("--width", type=int, default=width, help=f"width of the model (default: {width})")
+    parser.add_argument("--vocabulary", type=int, default=8192, help="tokens of the vocabulary (default: 8192)")
+
+
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="stoker bench offload", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", default=".", help="where the stores are made and the disk is measured (default: here)")
-    parser.add_argument("--dram", default="1GiB", help="memory budget (default: 1GiB)")
-    parser.add_argument("--layers", type=int, default=16, help="blocks of the model (default: 16)")
-    parser.add_argument("--width", type=int, default=1024, help="width of the model (default: 1024: 218 M parameters in all)")
-    parser.add_argument("--vocabulary", type=int, default=8192, help="tokens of the vocabulary (default: 8192)")
+    add_model_options(parser)
     parser.add_argument("--steps", type=int, default=6, help="timed steps a policy (default: 6)")
     parser.add_argument("--warmup", type=int, default=3, help="steps before them (default: 3)")
     parser.add_argument("--policy", action="append", choices=["sync", "speculate", "lazy"], help="only this policy (may be repeated)")

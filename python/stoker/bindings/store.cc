@@ -129,6 +129,15 @@ nb::dict io_counters(const PyRuntime& runtime) {
   return out;
 }
 
+// ---- trace
+
+nb::tuple stop_trace(const PyRuntime& runtime) {
+  auto [spans, dropped] = runtime.handle->owner->trace().stop();
+  nb::list out;
+  for (const Span& span : spans) out.append(nb::make_tuple(span.track, span.name, span.begin_ns, span.end_ns, span.bytes, span.thread));
+  return nb::make_tuple(out, dropped);
+}
+
 // ---- Store
 
 nb::dict to_dict(const ObjectInfo& object) {
@@ -301,6 +310,8 @@ void bind_runtime(nb::module_& module) {
       .def("open_store", &open_python, nb::arg("composition"), nb::arg("create") = false, nb::arg("capacity_bytes") = 0, nb::arg("read_only") = false,
            nb::arg("holder") = "", nb::arg("chunk_bytes") = 1 << 20, nb::arg("objects_max") = 1 << 16)
       .def("io_counters", &io_counters)
+      .def("start_trace", [](const PyRuntime& r, size_t spans_max) { r.handle->owner->trace().start(spans_max); }, nb::arg("spans_max") = 1 << 18)
+      .def("stop_trace", &stop_trace)
       .def_prop_ro("engine", [](const PyRuntime& r) { return r.handle->owner->loop().traits().name; })
       .def_prop_ro("threads", [](const PyRuntime& r) { return r.handle->owner->pool().threads(); })
       .def_prop_ro("budget_bytes", [](const PyRuntime& r) { return r.handle->owner->budget().cap(); })

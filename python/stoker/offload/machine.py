@@ -12,6 +12,7 @@ from typing import Callable
 
 CAUSES = ("weights", "state", "gradients", "writing", "commit", "checkpoint", "data")  # what a training thread waits for
 DEMAND, WEIGHTS, STATE, WRITES = range(4)  # the disk's queues, in order of urgency
+_FOREVER = float("inf")
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Machine:
     flops: float = 0.0  # of forward and backward, at the size of this model's products; 0: not known
     update_seconds: float = 0.0  # an element, the optimizer's kernel
     byte_seconds: float = 0.0  # a byte that moves: its checksum
+    copy_seconds: float = 0.0  # a byte of a gradient that is moved into its place, on all cores
+    share: float = 1.0  # what of the disk's rates is left beside kernels and checksums, which want the same cores and memory
     commit_seconds: float = 0.0  # flush and journal, once the data is written
     link: float = 0.0  # bytes a second between memory and the accelerator; 0: the cores compute
 
@@ -60,9 +63,10 @@ class Clock:
         self.busy = {"read": 0.0, "write": 0.0, "cores": 0.0, "accelerator": 0.0}  # seconds of each at work
         self._disk: tuple[deque[Task], ...] = tuple(deque() for _ in range(4))
         self._pool: deque[Task] = deque()
+        self._duplex = machine.duplex
 
     def transfer(self, queue: int, size: int, then: Callable[[], None] | None = None) -> Task:
-        return self._begin(self._disk[queue], size / (self.machine.write if queue == WRITES else self.machine.read), then)
+        return self._begin(self._disk[queue], size / self.machine.share / (self.machine.write if queue == WRITES else self.machine.read), then)
 
     def work(self, core_seconds: float, then: Callable[[], None] | None = None) -> Task:
         """A task of the pool."""
@@ -86,51 +90,51 @@ class Clock:
         """Until done(). While pool tasks run, that share of the cores is computing, not waiting."""
         started, worked = self.now, self.busy["cores"]
         while not done():
-            if self._advance(float("inf"), computing=False) == 0.0:
+            if self._advance(_FOREVER, computing=False) == 0.0:
                 raise RuntimeError(f"the rehearsal waits for {cause} that nobody brings")
         waited = self.now - started
         self.waited[cause] += max(0.0, waited - (self.busy["cores"] - worked) / self.machine.cores)
 
     def _advance(self, limit: float, computing: bool) -> float:
         """To the next end of a task, or until `limit` seconds of the caller's work are done. How many were, or passed."""
-        machine, busy = self.machine, self.busy
+        machine, busy, pool = self.machine, self.busy, self._pool
         on_cores = computing and not machine.link
         read = next((queue for queue in self._disk[:WRITES] if queue), None)
         write = self._disk[WRITES]
-        read_rate = write_rate = 1.0
-        if read and write:
-            read_rate, write_rate = min(1.0, machine.duplex), max(0.0, machine.duplex - 1)
-        running = min(len(self._pool), machine.cores)
+        read_rate, write_rate = (min(1.0, self._duplex), max(0.0, self._duplex - 1)) if read and write else (1.0, 1.0)
+        running = min(len(pool), machine.cores)
         threads = running + (machine.cores if on_cores else 0)
         pool_rate = min(1.0, machine.cores / threads) if threads else 0.0  # of one task
         own_rate = machine.cores / threads if on_cores else 1.0
-        ends = [limit / own_rate]
+        passed = limit / own_rate
         if read:
-            ends.append(read[0].left / read_rate)
+            passed = min(passed, read[0].left / read_rate)
         if write and write_rate:
-            ends.append(write[0].left / write_rate)
-        tasks = [self._pool[i] for i in range(running)]
-        ends += [task.left / pool_rate for task in tasks]
-        passed = min(ends)
-        if passed == float("inf"):
+            passed = min(passed, write[0].left / write_rate)
+        tasks = [pool[i] for i in range(running)]
+        for task in tasks:
+            passed = min(passed, task.left / pool_rate)
+        if passed == _FOREVER:
             return 0.0
         self.now += passed
-        busy["read"] += passed if read else 0.0
-        busy["write"] += passed * write_rate if write else 0.0
         busy["cores"] += passed * (running * pool_rate + (machine.cores * own_rate if on_cores else 0.0))
-        busy["accelerator"] += passed if computing and machine.link else 0.0
-        self._progress(read, passed * read_rate)
-        self._progress(write, passed * write_rate)
+        if computing and machine.link:
+            busy["accelerator"] += passed
         for task in tasks:
             task.left -= passed * pool_rate
-        for task in [task for task in tasks if task.left <= 1e-12]:
-            self._pool.remove(task)
-            task.end()
+            if task.left <= 1e-12:
+                pool.remove(task)
+                task.end()
+        if read:
+            busy["read"] += passed * read_rate
+            self._progress(read, passed * read_rate)
+        if write and write_rate:
+            busy["write"] += passed * write_rate
+            self._progress(write, passed * write_rate)
         return passed * own_rate if computing else passed
 
     @staticmethod
-    def _progress(queue: deque[Task] | None, amount: float) -> None:
-        if queue:
-            queue[0].left -= amount
-            if queue[0].left <= 1e-12:
-                queue.popleft().end()
+    def _progress(queue: deque[Task], amount: float) -> None:
+        queue[0].left -= amount
+        if queue[0].left <= 1e-12:
+            queue.popleft().end()

@@ -8,7 +8,9 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from dataclasses import replace
 from typing import Callable
 
 import torch
@@ -75,12 +77,48 @@ def product_flops(tokens: int, width: int, dtype: torch.dtype = torch.bfloat16) 
     return 6.0 * tokens * width * width / min(times)
 
 
+def copy_seconds(size: int = 64 << 20) -> float:
+    """Seconds a byte of moving a gradient to where it stays, on all cores."""
+    source, target = torch.ones(size // 2, dtype=torch.bfloat16), torch.zeros(size // 2, dtype=torch.bfloat16)
+    taken = []
+    for _ in range(5):
+        started = time.perf_counter()
+        target.copy_(source)
+        taken.append(time.perf_counter() - started)
+    return min(taken) / size
+
+
+def disk_share(directory: str, machine: Machine) -> float:
+    """What updates get of the disk's rates: those of a small model, out of a store in `directory`, beside what the rehearsal makes of them."""
+    from stoker.offload import offload  # the package is made of modules like this one
+    from stoker.offload.rehearsal import Course, Rehearsal
+
+    model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False, dtype=torch.bfloat16) for _ in range(6)))
+    gradients = [torch.ones_like(param) for param in model.parameters()]
+    with tempfile.TemporaryDirectory(dir=directory, prefix="stoker-probe-") as store:
+        model, opt = offload(model, torch.optim.AdamW(model.parameters()), store=store, dram="64MiB", policy="sync")
+        try:
+            for param, gradient in zip(model.parameters(), gradients):
+                param.grad = gradient
+            taken = []
+            for _ in range(12):
+                opt.step()
+                taken.append(opt.ledger.last["seconds"])
+            setting = opt.setting()
+        finally:
+            opt.close()
+    course = Course([], [unit for block in setting.blocks for unit in block.updated_units])
+    planned = Rehearsal(setting.blocks, setting.algorithm, setting.layout, setting.arena_bytes, setting.tile_elements, course, "sync", machine).steady().seconds
+    return min(1.0, max(0.1, planned / statistics.median(taken[4:])))
+
+
 def measure_machine(directories: list[str], seconds: float, sample_bytes: int = 256 << 20, moments: str = "exact") -> Machine:
     """The machine under this process, with the disks of `directories`: one a volume, striped; none: a store in memory.
     `sample_bytes`: memory to measure with."""
     disks = [disk_rates(directory, seconds) for directory in directories]
     disk = {kind: sum(each[kind] for each in disks) or 1e12 for kind in ("read", "write", "mixed")}
-    return Machine(
+    machine = Machine(
         read=disk["read"], write=disk["write"], mixed=disk["mixed"], cores=torch.get_num_threads(),
-        update_seconds=kernel_seconds(sample_bytes // 16, moments), byte_seconds=checksum_seconds(sample_bytes), commit_seconds=COMMIT_SECONDS,
+        update_seconds=kernel_seconds(sample_bytes // 16, moments), byte_seconds=checksum_seconds(sample_bytes), commit_seconds=COMMIT_SECONDS, copy_seconds=copy_seconds(sample_bytes // 4),
     )  # fmt: skip
+    return replace(machine, share=disk_share(directories[0], machine)) if directories else machine

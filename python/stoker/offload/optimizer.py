@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from typing import TYPE_CHECKING, Any, Iterator
 
 import torch
@@ -15,6 +16,7 @@ from stoker.offload.planes import Algorithm
 
 if TYPE_CHECKING:
     from stoker.offload.machine import Machine
+    from stoker.offload.planner import Setting
     from stoker.offload.session import Session
 
 _DTYPE = {torch.bfloat16: "bf16", torch.float32: "f32"}
@@ -175,6 +177,15 @@ class OffloadedOptimizer(torch.optim.Optimizer):
     def restart_ledger(self) -> None:
         """What moved and passed until now, an evaluation say, belongs to no step: the next row begins here."""
         self._session.ledger.start(self._session.counters())
+
+    def trace(self, path: str | os.PathLike) -> None:
+        """From now until the next step is decided, notes what disk, kernels and this thread do, and writes it to `path` as a Chrome
+        trace (JSON; chrome://tracing and Perfetto show it)."""
+        self._session.trace(path)
+
+    def setting(self) -> Setting:
+        """The model and the division of memory, as planner.plan() takes them."""
+        return self._session.setting()
 
     def plan(self, machine: Machine | None = None, compute_seconds: float = 0.0) -> dict[str, Any]:
         """What a step will move, and on a known machine how long it takes: parameters, state by class, how dram is divided, and in

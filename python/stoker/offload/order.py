@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from typing import Callable
 
 
 @dataclass
@@ -38,6 +39,7 @@ class Recorder:
         self.orders: dict[tuple, Order] = {}
         self.departures = 0  # calls that left their recorded order
         self.key: tuple | None = None  # the kind of the call under way
+        self.on_use: Callable[[int], None] | None = None  # told of each use while a step is traced
         self._actual: list[int] = []
         self._order = Order()
         self._departed = False
@@ -64,6 +66,8 @@ class Recorder:
         if self._actual and self._actual[-1] == block:
             return
         self._actual.append(block)
+        if self.on_use is not None:
+            self.on_use(block)
         uses = self._order.uses
         if self.position < len(uses) and uses[self.position] == block:
             self.position += 1

@@ -19,7 +19,7 @@ from stoker.offload.blocks import Block, Unit
 from stoker.offload.machine import CAUSES, Machine
 from stoker.offload.moments import moments_of
 from stoker.offload.planes import Algorithm, Layout, arena_bytes_for, divide, plane_bytes, smallest_mib, tile_elements_for
-from stoker.offload.rehearsal import Course, Rehearsal, Step
+from stoker.offload.rehearsal import Course, Rehearsal
 
 # When updates run. A new policy of Steps is planned by its name alone: the rehearsal runs the code of Steps itself.
 POLICIES = ("sync", "speculate", "lazy")
@@ -101,10 +101,7 @@ def plan(setting: Setting, machine: Machine | None = None, compute_seconds: floa
 
     steps: {policy: what a ledger row has}; seconds and stall_seconds only where the machine is known. policy: what to choose, and why.
     """
-    on = machine or NOMINAL
-    seconds = compute_seconds or (flops(setting.blocks, 512) / on.flops if machine is None else 0.0)
-    goes = course(setting, seconds, uses, finals, on.link)
-    steps = {policy: _row(policy, _rehearse(setting, goes, policy, on), machine is not None) for policy in POLICIES}
+    steps = {policy: predict(setting, machine, compute_seconds, policy, uses, finals) for policy in POLICIES}
     sizes = plane_bytes(setting.blocks, setting.algorithm)
     layout = setting.layout
     retained = sum(sum(setting.algorithm.state_bytes(unit).values()) for unit in layout.retained)
@@ -126,13 +123,16 @@ def plan(setting: Setting, machine: Machine | None = None, compute_seconds: floa
     }
 
 
-def _rehearse(setting: Setting, goes: Course, policy: str, machine: Machine) -> Step:
-    return Rehearsal(setting.blocks, setting.algorithm, setting.layout, setting.arena_bytes, setting.tile_elements, goes, policy, machine).steady()
-
-
-def _row(policy: str, step: Step, timed: bool) -> dict[str, Any]:
+def predict(
+    setting: Setting, machine: Machine | None, compute_seconds: float, policy: str, uses: list[int] | None = None, finals: list[Unit] | None = None
+) -> dict[str, Any]:
+    """What the ledger's row of a step will be under this policy; without seconds where the machine is not known."""
+    on = machine or NOMINAL
+    seconds = compute_seconds or (0.0 if machine else flops(setting.blocks, 512) / on.flops)
+    goes = course(setting, seconds, uses, finals, on.link)
+    step = Rehearsal(setting.blocks, setting.algorithm, setting.layout, setting.arena_bytes, setting.tile_elements, goes, policy, on).steady()
     row: dict[str, Any] = {"policy": policy, "read_bytes": step.read, "written_bytes": step.written}
-    if timed:
+    if machine:
         row |= {"seconds": step.seconds, "compute_seconds": step.seconds - sum(step.stalls.values()), "stall_seconds": step.stalls, "busy_seconds": step.busy}
     return row
 

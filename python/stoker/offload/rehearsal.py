@@ -24,7 +24,7 @@ from stoker.offload.steps import Segment, Steps
 
 PAGE = 4096
 CLASSES = ("weights", "remainder", "m", "v")
-TILES_A_STEP = 2000  # at most; tiles of larger models are reckoned in groups
+TILES_A_STEP = 600  # at most; tiles of larger models are reckoned in groups
 _NOTHING = torch.empty(0)
 _CALL = ("", True, True)
 
@@ -401,6 +401,9 @@ class _RehearsedSteps(Steps):
         return [Segment(SimpleNamespace(index=0, offset=0, numel=unit.elements), _NOTHING, {})]
 
     def _consumed(self, update: Any, segments: list[Segment]) -> bool:
+        self.timed("state", update.wait_computed)
+        machine = self.planes.clock.machine
+        self.planes.clock.compute(update.unit.weight_bytes * machine.byte_seconds / machine.cores)  # their hash, once more
         return True
 
     @staticmethod
@@ -458,19 +461,20 @@ class Rehearsal:
                 pager.use(self.blocks[whom])
                 clock.compute(seconds)
             else:
+                clock.compute(whom.weight_bytes * clock.machine.copy_seconds)
                 steps.on_final(whom)
         steps.backward_ends()
         steps.decide()
         since = lambda now, before: {name: now[name] - before[name] for name in now}
         return Step(clock.now - started, since(session.read, read), since(session.written, written), since(clock.waited, waited), since(clock.busy, busy))
 
-    def steady(self, most: int = 12) -> Step:
+    def steady(self, most: int = 8) -> Step:
         """A step once they repeat: the mean of the last ones if they never do."""
         rows = [self.step() for _ in range(3)]
         while len(rows) < most and rows[-1].read != rows[-2].read:
             rows.append(self.step())
         rows.append(self.step())
-        rows = rows[-2:] if rows[-1].read == rows[-2].read else rows[-6:]
+        rows = rows[-2:] if rows[-1].read == rows[-2].read else rows[-4:]
         mean = lambda pick: {name: sum(pick(row)[name] for row in rows) / len(rows) for name in pick(rows[0])}
         whole = lambda pick: {name: round(value) for name, value in mean(pick).items()}
         return Step(sum(row.seconds for row in rows) / len(rows), whole(lambda r: r.read), whole(lambda r: r.written), mean(lambda r: r.stalls), mean(lambda r: r.busy))

@@ -9,6 +9,7 @@ A training step, seen from here:
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 import warnings
@@ -36,6 +37,7 @@ from stoker.offload.planes import MIB, Algorithm, Planes, Runtime, put, read_ran
 from stoker.offload.planner import Setting
 from stoker.offload.snapshots import Snapshots
 from stoker.offload.steps import Steps
+from stoker.offload.trace import StepTrace
 
 FORMAT = 1
 META_MODEL, META_STATE, META_BUFFERS = "meta/model", "meta/state", "meta/buffers"
@@ -97,6 +99,7 @@ class Session:
         self._left = False  # the weights are in the store and not in the model
         self._departures = 0  # from the recorded order, that the ledger knows of
         self._closed = False
+        self.tracing: StepTrace | None = None
         self._run: str | None = None  # tells this run from others in the same place
         self.access: list = []  # handles of access.py's hooks
         self.loading: Any = None  # access.py's Loading: a load_state_dict() of the model that may be under way
@@ -275,6 +278,8 @@ class Session:
             self._check_in_place()
             self._close_step()
             policy, reason = self.steps.active_policy, self.steps.reason
+            if self.tracing is not None:
+                self.tracing.mark("step()")
             changed = self.steps.decide()
             for param in self.params:
                 if param.unit in changed and param.tensor.grad is not None:
@@ -284,7 +289,10 @@ class Session:
             self._capture_sources()
             if self.ledger.last is not None and policy != self.ledger.last["policy"]:
                 self.ledger.event("policy", step=self.step_count, policy=policy, reason=reason)
-            self.ledger.close_step(self.step_count, self.counters(), policy=policy, committed=self.committed_step())
+            row = self.ledger.close_step(self.step_count, self.counters(), policy=policy, committed=self.committed_step())
+            if self.tracing is not None:
+                tracing, self.tracing = self.tracing, None
+                tracing.end(row)
 
     def _lost(self, units: set[Unit]) -> None:
         """The last step could not be committed: everything that belongs to a step is that of the step before."""
@@ -309,6 +317,13 @@ class Session:
         self._take_up(state)  # behind the schedulers, which may set a learning rate
         self._at_step["attached"] = {name: attached[name] for name, thing in self._attached.items() if _is_source(thing)}
         self._buffers_digest = None
+
+    def trace(self, path: str | os.PathLike) -> None:
+        with self.lock:
+            self.check_open()
+            if self.tracing is not None:
+                raise InvalidArgument("a step is being traced already; its trace is written when that step is decided")
+            self.tracing = StepTrace(self, path)
 
     def gradients_dropped(self, kept: bool) -> None:
         """zero_grad(): what was speculated since the last step is void. `kept`: the tensors stay, and become zeros."""
@@ -593,11 +608,14 @@ class Session:
             "dram_bytes_peak": self.runtime.core.budget_peak,
         }
 
+    def setting(self) -> Setting:
+        """What the planner plans for."""
+        return Setting(self.blocks, self.algorithm, self.planes.layout, self.planes.arena.size, self.planes.tile_elements)
+
     def plan(self, machine: Machine | None = None, compute_seconds: float = 0.0) -> dict[str, Any]:
         """planner.plan() of this session, by the recorded order once there is one. `step`: the row of the policy in use."""
-        planes, recorder = self.planes, self.pager.recorder
+        planes, setting, recorder = self.planes, self.setting(), self.pager.recorder
         recorded = max((order.uses for key, order in recorder.orders.items() if key[1] and key[2]), key=len, default=None)
-        setting = Setting(self.blocks, self.algorithm, planes.layout, planes.arena.size, planes.tile_elements)
         made = planner.plan(setting, machine, compute_seconds, recorded, self.steps.sequence)
         if self.steps.policy != "auto":
             made |= {"policy": self.steps.policy, "reason": "as you asked"}

@@ -481,11 +481,11 @@ class Steps:
         return True
 
     def release_written(self, wait: bool = False) -> bool:
-        """Lets go of the decided step's memory that is on the disk by now, or (`wait`) of the oldest that is not. False if there is none."""
-        held = [update for update in self._decided_updates if update.staged is not None]
+        """Lets go of memory of new weights that is on the disk by now, or (`wait`) of the oldest that is not. False if there is none."""
+        held = [update for update in (*self._decided_updates, *self.updates.values()) if update.staged is not None]
         if wait and held:
             with contextlib.suppress(StokerError):  # the commit fails for the same reason, and says so
-                self.timed("state", held[0].job.wait_written)
+                self.timed("writing", held[0].job.wait_written)
         written = [update for update in held if update.job.written()]
         for update in written:
             update.staged = None

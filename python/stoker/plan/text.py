@@ -37,7 +37,8 @@ def moves(row: dict[str, Any], parameters: int) -> list[str]:
 
 
 def rates_text(machine: Machine) -> str:
-    return (f"disk {machine.read / 1e9:.2f} GB/s reading, {machine.write / 1e9:.2f} writing{f', {machine.mixed / 1e9:.2f} both' if machine.mixed else ''}; {machine.cores} cores, "
+    return (f"disk {machine.read / 1e9:.2f} GB/s reading, {machine.write / 1e9:.2f} writing{f', {machine.mixed / 1e9:.2f} both' if machine.mixed else ''}"
+            f"{f', {machine.share:.0%} of it beside updates' if machine.share < 1 else ''}; {machine.cores} cores, "
             f"{1e9 * machine.update_seconds:.2f} ns an update, checksums {1e-9 / max(machine.byte_seconds, 1e-15):.1f} GB/s, each a core")
 
 

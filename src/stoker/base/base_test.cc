@@ -11,6 +11,7 @@
 #include "stoker/base/future.h"
 #include "stoker/base/pool.h"
 #include "stoker/base/result.h"
+#include "stoker/base/trace.h"
 
 namespace stoker {
 namespace {
@@ -142,4 +143,42 @@ TEST(Clock, VirtualMovesOnlyWhenTold) {
 }
 
 }  // namespace
+TEST(Trace, KeepsSpansOnlyWhileItIsOnAndNoMoreThanItWasGivenRoomFor) {
+  Trace trace;
+  trace.add({.track = "disk", .name = "before"});
+  EXPECT_TRUE(trace.stop().first.empty());
+  trace.start(2);
+  int named = 0;
+  for (int i = 0; i < 3; ++i) {
+    const TraceScope scope(&trace, "kernels", [&] { return "scope " + std::to_string(++named); });
+  }
+  const auto [spans, dropped] = trace.stop();
+  ASSERT_EQ(spans.size(), 2U);
+  EXPECT_EQ(dropped, 1U);
+  EXPECT_EQ(spans[1].name, "scope 2");
+  EXPECT_LE(spans[0].begin_ns, spans[0].end_ns);
+  EXPECT_EQ(spans[0].thread, spans[1].thread);
+  {
+    const TraceScope off(&trace, "kernels", [&] { return std::to_string(++named); });
+    const TraceScope none(nullptr, "kernels", [&] { return std::to_string(++named); });
+  }
+  EXPECT_EQ(named, 3);  // nobody makes a name for a trace that is off
+}
+
+TEST(Trace, TakesSpansOfManyThreadsWhileItIsStopped) {
+  Trace trace;
+  trace.start(1 << 20);
+  std::atomic<bool> go{true};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&] {
+      while (go) trace.add({.track = "disk", .name = "op"});
+    });
+  }
+  while (trace.stop().first.empty()) trace.start(1 << 20);
+  go = false;
+  for (auto& thread : threads) thread.join();
+  EXPECT_TRUE(trace.stop().first.empty());
+}
+
 }  // namespace stoker

@@ -21,6 +21,13 @@ uint64_t background_bytes(const Op& op) {
   return moves && op.priority != Priority::demand && !Bounce::needed(op) ? op.bytes.size : 0;
 }
 
+// In the trace: "prefetch read" and the like.
+std::string span_name(const Op& op) {
+  constexpr std::array<const char*, kPriorities> classes = {"demand", "prefetch", "write back", "checkpoint", "scrub"};
+  constexpr std::array<const char*, 4> kinds = {"read", "write", "sync", "trim"};
+  return std::string(classes[static_cast<size_t>(op.priority)]) + " " + kinds[static_cast<size_t>(op.kind)];
+}
+
 }  // namespace
 
 // How an Op travels: submit() (any thread) pushes it on the incoming stack -> the Loop's thread sorts it into the scheduler ->
@@ -43,6 +50,11 @@ class Loop::Impl {
   void take_incoming();
   Op* next();
   void dispatch();
+  bool tracing() const { return options_.trace != nullptr && options_.trace->on(); }
+  // Out of line: what is not traced pays for two branches, not for this one's frame.
+  [[gnu::noinline, gnu::cold]] void add_span(const char* track, const Op& op, uint64_t begin_ns, uint64_t end_ns) const {
+    options_.trace->add({.track = track, .name = span_name(op), .begin_ns = begin_ns, .end_ns = end_ns, .bytes = op.bytes.size});
+  }
   bool idle() const { return in_flight_ == 0 && batch_.empty() && scheduler_.size() == 0 && bounce_.idle(); }
 
   const std::unique_ptr<Engine> engine_;
@@ -120,7 +132,9 @@ void Loop::Impl::completed(Op& op) noexcept {
   loop.background_bytes_ -= background_bytes(op);
   ClassCounters& counters = loop.counters_[static_cast<size_t>(op.priority)];
   counters.ops.add(1);
-  counters.service_ns.add(loop.clock_.now_ns() - op.queued_ns);
+  const uint64_t now = loop.clock_.now_ns();
+  counters.service_ns.add(now - op.queued_ns);
+  if (loop.tracing()) loop.add_span("disk", op, op.queued_ns, now);
   if (!op.result) {
     counters.errors.add(1);
   } else if (op.kind == Op::Kind::read) {
@@ -174,6 +188,7 @@ Op* Loop::Impl::next() {
     waiting_.fetch_sub(1);
     const uint64_t now = clock_.now_ns();
     counters_[static_cast<size_t>(op->priority)].queue_ns.add(now - op->queued_ns);
+    if (tracing()) add_span("queue", *op, op->queued_ns, now);
     op->queued_ns = now;  // from here on: when service began
     background_bytes_ += background_bytes(*op);
     if (!Bounce::needed(*op)) return op;

@@ -12,6 +12,7 @@
 
 #include "stoker/base/clock.h"
 #include "stoker/base/counters.h"
+#include "stoker/base/trace.h"
 #include "stoker/io/engine.h"
 
 namespace stoker {
@@ -24,6 +25,7 @@ struct LoopOptions {
   // the disks we know busy. It may be passed by one op.
   uint64_t background_bytes = 32 << 20;
   Budget* budget = nullptr;      // the 1 MiB of bounce memory is drawn on it, if given; must outlive the Loop
+  Trace* trace = nullptr;        // gets a span for each op's wait in the queue, and one for its service; must outlive the Loop
 };
 
 // What went through, by class; read by any thread.

@@ -200,6 +200,24 @@ TEST_F(LoopTest, MovesBytesAndCountsThemByClass) {
   EXPECT_EQ(loop_->counters(Priority::scrub).bytes_read.get(), 0U);
 }
 
+TEST_F(LoopTest, TracesTheWaitAndTheServiceOfEachOpOnlyWhileAsked) {
+  Trace trace;
+  start(4, {.trace = &trace});
+  ASSERT_TRUE(loop_->submit(job(Op::Kind::read, 0, page_, kIoAlign).op));
+  wait_for(1);
+  trace.start(16);
+  ASSERT_TRUE(loop_->submit(job(Op::Kind::write, 8192, page_, kIoAlign, Priority::write_back).op));
+  wait_for(2);
+  const auto spans = trace.stop().first;
+  ASSERT_EQ(spans.size(), 2U);
+  EXPECT_STREQ(spans[0].track, "queue");
+  EXPECT_STREQ(spans[1].track, "disk");
+  EXPECT_EQ(spans[1].name, "write back write");
+  EXPECT_EQ(spans[1].bytes, kIoAlign);
+  EXPECT_EQ(spans[0].end_ns, spans[1].begin_ns);
+  loop_.reset();  // before the trace
+}
+
 TEST_F(LoopTest, NeverExceedsItsDepthNorTheEngines) {
   start(4, {.depth = 64});
   std::vector<Op*> ops;

@@ -57,7 +57,7 @@ class Session {
   Traffic& traffic() { return traffic_; }
 
  private:
-  Session(Store& store, const Runtime& runtime, Arena& arena, SessionOptions options) : store_(store), pool_(runtime.pool), arena_(arena), options_(options) {}
+  Session(Store& store, const Runtime& runtime, Arena& arena, SessionOptions options) : store_(store), pool_(runtime.pool), arena_(arena), options_(options) { traffic_.trace = runtime.trace; }
   Result<Block*> find(BlockId block) const;
   Status check(const BlockLayout& layout, const UpdateRequest& request) const;
   void begin_transfer();

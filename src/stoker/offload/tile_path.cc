@@ -19,6 +19,9 @@ Slice new_weights(const Tile& tile, const UpdateRequest& request) {
   return {tile_of_plane(request.weight_out, tile), own.size, request.weight_out.arena};
 }
 
+// In the trace.
+std::string tile_name(const Tile& tile) { return tile.block->layout.name() + " [" + std::to_string(tile.index) + "]"; }
+
 }  // namespace
 
 void Updater::advance(const TilePtr& tile) {
@@ -105,6 +108,7 @@ void Updater::compute(const TilePtr& tile) {
   if (job.cancelled()) {
     job.fail(make_error(Code::cancelled, "the update of block " + tile->block->layout.name() + " was abandoned", "offload/updater"));
   } else {
+    const TraceScope traced(traffic_.trace, "kernels", [&] { return "update " + tile_name(*tile); });
     run_kernel(*tile);
   }
   tile->left = 1;
@@ -176,6 +180,7 @@ void Updater::write_planes(const TilePtr& tile) {
   if (tile->prefetched) traffic_.tiles_prefetched.add(1);
   if (tile->retained) traffic_.tiles_retained.add(1);
   const Stopwatch watch(traffic_.stage_ns);
+  const TraceScope traced(traffic_.trace, "kernels", [&] { return "stage " + tile_name(*tile); });
   for (Plane plane : kAllPlanes) {
     if (!layout.has(plane)) continue;
     const Slice from = plane == Plane::weight ? new_weights(*tile, request) : place(*tile, plane);

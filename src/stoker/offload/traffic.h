@@ -5,6 +5,7 @@
 
 #include "stoker/base/clock.h"
 #include "stoker/base/counters.h"
+#include "stoker/base/trace.h"
 #include "stoker/offload/block.h"
 
 namespace stoker::offload {
@@ -20,6 +21,7 @@ struct Traffic {
   Counter wait_compute_ns, wait_written_ns;
   // Tiles updated; those of them whose state had been prefetched; whose state was retained; prefetched ones that were of no use.
   Counter tiles, tiles_prefetched, tiles_retained, prefetch_dropped;
+  Trace* trace = nullptr;  // gets a span for each tile's kernels, and one for staging what they wrote
 
   void read(Plane plane, uint64_t bytes) { read_bytes[static_cast<size_t>(plane)].add(bytes); }
   void wrote(Plane plane, uint64_t bytes) { written_bytes[static_cast<size_t>(plane)].add(bytes); }

@@ -17,6 +17,7 @@ struct Runtime {
   Loop& loop;
   Pool& pool;
   Budget& budget;
+  Trace* trace = nullptr;  // of what Loop and pool do, if anyone may ask for it
 };
 
 struct StoreOptions {

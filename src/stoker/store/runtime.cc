@@ -30,6 +30,7 @@ Result<std::unique_ptr<RuntimeOwner>> RuntimeOwner::make(std::unique_ptr<Engine>
   std::unique_ptr<RuntimeOwner> owner(new RuntimeOwner(options));
   LoopOptions loop_options;
   loop_options.depth = options.depth;
+  loop_options.trace = &owner->trace_;
   STOKER_ASSIGN(owner->loop_, Loop::make(std::move(engine), loop_options, clock));
   return owner;
 }

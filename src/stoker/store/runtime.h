@@ -22,14 +22,16 @@ class RuntimeOwner {
   // Takes an engine made elsewhere (a simulated disk, say). `clock` is what the Loop measures and orders deadlines by.
   static Result<std::unique_ptr<RuntimeOwner>> make(std::unique_ptr<Engine> engine, const RuntimeOptions& options, const Clock& clock = Clock::real());
 
-  Runtime runtime() { return {*loop_, pool_, budget_}; }
+  Runtime runtime() { return {*loop_, pool_, budget_, &trace_}; }
   Loop& loop() { return *loop_; }
   Pool& pool() { return pool_; }
   Budget& budget() { return budget_; }
+  Trace& trace() { return trace_; }
 
  private:
   explicit RuntimeOwner(const RuntimeOptions& options);
   // Destroyed from the last to the first: the Loop finishes its transfers, which may hand work to the pool, which draws on the budget.
+  Trace trace_;
   Budget budget_;
   Pool pool_;
   std::unique_ptr<Loop> loop_;

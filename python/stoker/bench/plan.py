@@ -1,0 +1,138 @@
+"""`stoker bench plan`: the planner's prediction beside the measured step, over settings from bound by the disk to bound by computing.
+
+Each row: the disk, the kernels and forward and backward without offload are measured, the step is planned from that, and then
+measured as the median of the steps after the warm-up. A row across which the disk's rates moved by more than a tenth is repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+import stoker
+from stoker.bench.offload import Model, step_loss
+from stoker.errors import StokerError
+from stoker.offload.build import keep_heap
+from stoker.offload.measure import disk_rates, measure_machine
+from stoker.offload.planner import compare
+
+VOCABULARY = 8192
+WARM_UP = 4
+GOAL = 0.15  # of the measured seconds
+MOVED = 0.10  # of a disk's rate, from which on a row is repeated
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting."""
+
+    layers: int
+    width: int
+    tokens: int
+    dram: str
+    policy: str
+
+    def make(self) -> torch.nn.Module:
+        return Model(self.layers, self.width, VOCABULARY).to(torch.bfloat16)
+
+
+SETTINGS = [
+    Row(6, 512, 64, "84MiB", "sync"), Row(6, 512, 64, "84MiB", "speculate"), Row(6, 512, 1024, "84MiB", "speculate"),
+    Row(6, 512, 64, "84MiB", "lazy"), Row(6, 512, 64, "300MiB", "speculate"), Row(6, 512, 1024, "300MiB", "sync"),
+    Row(16, 512, 64, "190MiB", "speculate"), Row(16, 512, 512, "190MiB", "sync"), Row(16, 512, 512, "400MiB", "speculate"),
+]  # fmt: skip
+
+
+def compute_seconds(row: Row, times: int = 7) -> float:
+    """Forward and backward of the whole model in memory, nothing beside it."""
+    keep_heap()  # as offload() does: page faults are no part of the arithmetic
+    model, taken = row.make(), []
+    for step in range(times + 1):
+        for param in model.parameters():
+            param.grad = None
+        started = time.perf_counter()
+        step_loss(model, step, VOCABULARY, row.tokens).backward()
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken[1:])
+
+
+def measure(row: Row, steps: int, directory: str, probe_seconds: float) -> dict[str, Any]:
+    """The row with its plan, what was measured, and how far the disk moved meanwhile."""
+    compute = compute_seconds(row)
+    gc.collect()
+    with tempfile.TemporaryDirectory(dir=directory, prefix="stoker-bench-") as store:
+        model = stoker.build(row.make, seed=0, store=store, dram=row.dram)
+        model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=1e-4), store=store, dram=row.dram, policy=row.policy)
+        try:
+            machine = measure_machine([directory], probe_seconds)
+            plan = opt.plan(machine, compute)
+            rows = []
+            for step in range(WARM_UP + steps):
+                step_loss(model, step, VOCABULARY, row.tokens).backward()
+                opt.step()
+                opt.zero_grad()
+                rows.append(opt.ledger.last)
+        finally:
+            opt.close()
+        after = disk_rates(directory, probe_seconds)
+    before = {"read": machine.read, "write": machine.write}
+    seconds = [each["seconds"] for each in rows[WARM_UP:]]
+    return {
+        **asdict(row),
+        "parameters": plan["parameters"],
+        "steps": steps,
+        "machine": asdict(machine),
+        "compute_alone_seconds": compute,
+        "compared": compare(plan, rows[WARM_UP:]),
+        "seconds_range": [min(seconds), max(seconds)],
+        "disk_moved": max(abs(after[kind] / before[kind] - 1) for kind in before),
+    }
+
+
+def line(result: dict[str, Any]) -> str:
+    of = result["compared"]
+    show = lambda item: f"{of[item]['planned'] / 1e6:7.1f} / {of[item]['measured'] / 1e6:7.1f}"
+    moved = f"  (the disk moved by {result['disk_moved']:.0%})" if result["disk_moved"] > MOVED else ""
+    return (f"{result['parameters'] / 1e6:4.0f} M  {result['tokens']:5} tokens  {result['dram']:>7}  {result['policy']:9}  planned {of['seconds']['planned']:.3f} s  measured "
+            f"{of['seconds']['measured']:.3f} s  {of['seconds']['miss']:+.0%}  MB read {show('read_bytes')}  written {show('written_bytes')}{moved}")
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="stoker bench plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dir", default=".", help="where the stores are made and the disk is measured (default: here)")
+    parser.add_argument("--steps", type=int, default=20, help="measured steps a setting (default: 20)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="about how long the disk is measured each time (default: 3)")
+    parser.add_argument("--rows", type=int, default=len(SETTINGS), help=f"only the first so many settings (default: all {len(SETTINGS)})")
+    parser.add_argument("--repeat", type=int, default=2, help="how often a row is repeated while the disk's rates move (default: 2)")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object on standard output")
+    args = parser.parse_args(argv)
+    if min(args.steps, args.rows) < 1 or args.seconds < 1 or args.repeat < 0:
+        parser.error("--steps, --rows and --seconds are at least 1")
+    say = lambda text: print(text, file=sys.stderr, flush=True)
+    results = []
+    try:
+        for row in SETTINGS[: args.rows]:
+            for _ in range(1 + args.repeat):
+                result = measure(row, args.steps, args.dir, args.seconds)
+                say(line(result))
+                if result["disk_moved"] <= MOVED:
+                    break
+            results.append(result)
+    except (StokerError, OSError) as error:
+        say(f"stoker bench plan: {error}")
+        return 1
+    within = sum(abs(result["compared"]["seconds"]["miss"]) <= GOAL for result in results)
+    say(f"{within} of {len(results)} settings within {GOAL:.0%} of the measured seconds")
+    if args.json:
+        print(json.dumps({"cores": os.cpu_count(), "torch": torch.__version__, "stoker": stoker.__version__, "load_before": os.getloadavg()[0], "goal": GOAL, "within_goal": within, "rows": results}))
+    return 0

@@ -1,0 +1,155 @@
+"""`stoker plan`: its command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidArgument, StokerError
+from ..offload.machine import Machine
+from ..offload.measure import measure_machine, product_flops
+from ..offload.moments import MODES
+from ..train.settings import human_bytes
+from .outlook import Wish, advice, outlook
+from .shapes import DTYPES, Described, describe
+from .text import classes_text, plan_text, rates_text, seconds_text
+
+_DESCRIPTION = """\
+Tell what training MODEL will take before there is a weight of it: bytes by class, seconds by resource and by cause of
+waiting, the bottleneck, the tokens a step from which the storage is hidden, peaks of memory, space and wear of the disk,
+which policy and byte mode to choose; and where it does not fit, what would.
+
+MODEL is a folder with a config.json of transformers, such a file, a folder of safetensors files, or counts of parameters:
+7B (a Llama-shaped model of about that many) or "embed=131M,layer=202M*32,head=131M" (blocks in order)."""
+
+_EPILOG = """\
+The disk is measured unless --disk gives its rates, the cores are those of this machine unless --cores says otherwise.
+Exit status: 0 it fits; 1 it does not, and a sentence says what would; 2 the command line is wrong."""
+
+GPU_FLOPS, GPU_LINK = 70e12, 20e9  # assumed where --gpu comes without --flops and --link; the text says so
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` tells what it takes\n")
+
+
+def quantity(text: str) -> float:
+    """"7GB/s", "70T", "1.2P", "20GiB" -> a number."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGTP]?)(i?)(?:B|FLOPS?|flops?)?(?:/s)?\s*", text)
+    if found is None or float(found[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no amount: write it as 7GB/s, 20GiB or 70T")
+    return float(found[1]) * (1024 if found[3] else 1000) ** " kMGTP".index(found[2].replace("K", "k") or " ")
+
+
+def disk(text: str) -> dict[str, float]:
+    rates = {}
+    for part in text.split(","):
+        name, sign, value = part.strip().partition("=")
+        if name not in ("read", "write", "mixed") or not sign:
+            raise argparse.ArgumentTypeError(f"{part.strip()!r} is not read=, write= or mixed= with a rate, as in read=7GB/s,write=5GB/s")
+        rates[name] = quantity(value)
+    if not {"read", "write"} <= rates.keys():
+        raise argparse.ArgumentTypeError("a disk has both rates: read=7GB/s,write=5GB/s")
+    return rates
+
+
+def parser() -> argparse.ArgumentParser:
+    top = _Parser(prog="stoker plan", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = top.add_argument
+    add("model", metavar="MODEL", help="what to plan for")
+    add("--dram", type=quantity, required=True, metavar="BYTES", help="cap on the memory for weights, gradients, state and staging, as 20GiB")
+    add("--store", metavar="DIR", help="where the store would be (several: comma-separated): its disk is measured, its free space looked at")
+    add("--disk", type=disk, metavar="RATES", help="the disk's rates instead of measuring it: read=7GB/s,write=5GB/s (and mixed=)")
+    add("--seconds", type=float, default=4.0, help="about how long the disk is measured (default: 4)")
+    add("--tokens", type=int, default=8192, help="tokens a step (default: 8192)")
+    add("--gpu", type=quantity, metavar="BYTES", help="memory of the accelerator that computes; left out: the cores compute")
+    add("--flops", type=quantity, metavar="RATE", help=f"operations a second that the products run at (measured on the cores; with --gpu {GPU_FLOPS / 1e12:.0f}T is assumed)")
+    add("--link", type=quantity, metavar="RATE", help=f"bytes a second to the accelerator and back (default: {GPU_LINK / 1e9:.0f}GB/s)")
+    add("--cores", type=int, help="cores of the machine (default: those of this one)")
+    add("--precision", choices=tuple(DTYPES), default="bfloat16", help="type of the weights (default: bfloat16, with exact float32 masters)")
+    add("--moments", choices=tuple(MODES), default="exact", help="how the optimizer's moments are kept (default: exact)")
+    add("--endurance", type=quantity, default=0.0, metavar="BYTES", help="what the drive may be written in its life, as 1200TB")
+    add("--json", action="store_true", help="print the plan as one JSON object on standard output")
+    return top
+
+
+def main(argv: Sequence[str]) -> int:
+    top = parser()
+    args = top.parse_args(argv)
+    if not args.store and not args.disk:
+        top.error("give --store to measure its disk, or --disk with its rates")
+    if args.tokens < 1 or (args.cores is not None and args.cores < 1) or args.seconds < 1:
+        top.error("--tokens, --cores and --seconds are at least 1")
+    try:
+        described = describe(args.model, args.precision)
+        wish = _wish(args, described)
+        result = {"model": described.origin, "machine": asdict(wish.machine), **outlook(wish)}
+    except InvalidArgument as error:
+        top.error(str(error))
+    except (StokerError, OSError) as error:
+        print(f"stoker plan: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(result) if args.json else _text(result, args, wish.machine))
+    for problem in result["problems"]:
+        print(f"stoker plan: it does not fit: {problem}", file=sys.stderr)
+    return 0 if result["fits"] else 1
+
+
+def _wish(args: argparse.Namespace, described: Described) -> Wish:
+    folders = [str(_existing(Path(part))) for part in args.store.split(",")] if args.store else []
+    machine = measure_machine([] if args.disk else folders, args.seconds)
+    if args.disk:
+        machine = replace(machine, read=args.disk["read"], write=args.disk["write"], mixed=args.disk.get("mixed", 0.0), share=1.0)
+    width = min(4096, max((min(p.size) for block in described.blocks for p in block.params if len(p.size) == 2), default=1024))
+    flops = args.flops or (GPU_FLOPS if args.gpu else product_flops(min(args.tokens, 1024), width, DTYPES[args.precision]))
+    machine = replace(machine, flops=flops, cores=args.cores or os.cpu_count() or 1, link=(args.link or GPU_LINK) if args.gpu else 0.0)
+    space = sum(shutil.disk_usage(folder).free for folder in folders) if folders else None
+    return Wish(described.blocks, int(args.dram), machine, args.tokens, args.moments, int(args.gpu or 0), space, args.endurance)
+
+
+def _existing(folder: Path) -> Path:
+    """The nearest folder that is there: the store's is made by training."""
+    while not folder.is_dir():
+        folder = folder.parent
+    return folder
+
+
+def _text(result: dict[str, Any], args: argparse.Namespace, machine: Machine) -> str:
+    lines = [f"planned      {result['model']}, AdamW, {result['tokens']} tokens a step", f"machine      {rates_text(machine)}"]
+    if "step" in result:
+        lines += [plan_text(result, int(args.dram), args.store or ""), *_time_lines(result)]
+    if result["gpu"]:
+        gpu = result["gpu"]
+        how = "recomputing activations" if gpu["recompute"] else "keeping activations"
+        lines.append(f"accelerator  about {human_bytes(gpu['peak_bytes'])} of {human_bytes(gpu['cap'])} at the peak, {how}: {classes_text(gpu['classes'])}")
+        if not args.flops:
+            lines.append(f"             assumed to sustain {GPU_FLOPS / 1e12:.0f} T operations a second (--flops) over a link of {(args.link or GPU_LINK) / 1e9:.0f} GB/s (--link)")
+    space = result["disk_space"]
+    lines.append(f"disk space   {human_bytes(space['needed'])}: two versions of {human_bytes(space['one_version'])} and room" + (f"; {human_bytes(space['free'])} are free" if space["free"] is not None else ""))
+    if "wear" in result:
+        wear = result["wear"]
+        worn = f", {wear['share_per_1000_steps']:.2%} of the {human_bytes(wear['endurance_bytes'])} it may take; {wear['steps_to_endurance']} steps wear it out" if wear["endurance_bytes"] else ""
+        lines.append(f"wear         {human_bytes(wear['bytes_per_1000_steps'])} written in 1,000 steps{worn}")
+    return "\n".join(lines)
+
+
+def _time_lines(result: dict[str, Any]) -> list[str]:
+    resources = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in result["resource_seconds"].items() if seconds)
+    others = [f"  {name:11}{seconds_text(row)}" for name, row in result["steps"].items()]
+    hidden = result["tokens_hidden"]
+    return [
+        *others,
+        f"at least     {resources}: the bottleneck is the {result['bottleneck']}",
+        f"hidden       {f'from {hidden} tokens a step on, storage takes less than a twentieth of it' if hidden else 'at no number of tokens: the cores that compute are those that update'}",
+        f"byte mode    {advice(result)}",
+    ]
+

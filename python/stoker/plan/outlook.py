@@ -1,0 +1,168 @@
+"""What `stoker plan` says beyond the plan of a step: resources, the accelerator's memory, space and wear of the disk, what else would do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import OverBudget
+from ..offload import planner
+from ..offload.blocks import Block
+from ..offload.machine import Machine
+from ..offload.moments import MODES
+from ..offload.planes import Algorithm, plane_bytes, smallest_mib, store_capacity
+from ..offload.planner import Setting
+from ..train.settings import human_bytes
+
+HIDDEN = 0.05  # the storage is hidden where less than this part of a step is spent waiting for it
+ADAMW = Algorithm("adamw", momentum=True, variance=True)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked for."""
+
+    blocks: list[Block]
+    dram_bytes: int
+    machine: Machine
+    tokens: int
+    moments: str = "exact"
+    gpu_bytes: int = 0
+    space_bytes: int | None = None  # free on the disk; None: not known
+    endurance_bytes: float = 0.0
+
+
+def outlook(wish: Wish) -> dict[str, Any]:
+    """All of it as a dictionary that JSON can hold. `problems` are sentences: what does not fit, and what would."""
+    algorithm = planner.with_moments(ADAMW, wish.moments)
+    result: dict[str, Any] = {"tokens": wish.tokens, "moments": wish.moments, "problems": _disk_problems(wish, algorithm), "disk_space": _space(wish, algorithm)}
+    result["gpu"] = gpu = gpu_memory(wish.blocks, wish.tokens, wish.gpu_bytes) if wish.gpu_bytes else None
+    if gpu and gpu["problem"]:
+        result["problems"].append(gpu["problem"])
+    try:
+        setting = Setting.of(wish.blocks, algorithm, wish.dram_bytes)
+    except OverBudget:
+        result["problems"].append(_too_little_memory(wish, algorithm))
+        return {**result, "fits": False}
+    compute = planner.flops(wish.blocks, wish.tokens) / wish.machine.flops * (4 / 3 if gpu and gpu["recompute"] else 1.0)
+    plan = planner.plan(setting, wish.machine, compute)
+    plan["step"] = row = plan["steps"][plan["policy"]]
+    plan["dram"]["cap"] = wish.dram_bytes
+    resources = planner.limits(row, wish.machine)
+    written = sum(row["written_bytes"].values())
+    return {
+        **result,
+        **plan,
+        "fits": not result["problems"],
+        "compute_alone_seconds": compute,
+        "resource_seconds": resources,
+        "bottleneck": max(resources, key=lambda name: resources[name]),
+        "tokens_hidden": tokens_hidden(wish, setting, plan["policy"], compute / wish.tokens, resources["disk"]),
+        "byte_modes": byte_modes(wish, compute, plan),
+        "wear": {
+            "bytes_per_1000_steps": 1000 * written,
+            "endurance_bytes": wish.endurance_bytes or None,
+            "share_per_1000_steps": 1000 * written / wish.endurance_bytes if wish.endurance_bytes else None,
+            "steps_to_endurance": int(wish.endurance_bytes / written) if wish.endurance_bytes else None,
+        },
+    }
+
+
+def tokens_hidden(wish: Wish, setting: Setting, policy: str, seconds_a_token: float, disk_seconds: float) -> int | None:
+    """The tokens a step from which on less than HIDDEN of it waits for the storage, to within an eighth; None: none do.
+
+    Computing must last at least as long as the disk is busy; from there on it is tried by rehearsal.
+    """
+    tokens = max(1.0, disk_seconds / seconds_a_token)
+    for _ in range(12):
+        rounded = _round(tokens)
+        seconds = rounded * seconds_a_token
+        row = planner.predict(setting, wish.machine, seconds, policy)
+        if sum(row["stall_seconds"].values()) <= HIDDEN * row["seconds"]:
+            return rounded
+        tokens *= 1.125
+    return None
+
+
+def _round(tokens: float) -> int:
+    """Two digits that matter, upwards."""
+    step = 10 ** max(0, len(str(int(tokens))) - 2)
+    return int(-(-tokens // step) * step)
+
+
+def byte_modes(wish: Wish, compute: float, exact: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The fastest policy of each byte mode: {mode: {policy, seconds, bytes_per_parameter}}."""
+    modes = {}
+    for mode in MODES:
+        try:
+            made = exact if mode == wish.moments else planner.plan(Setting.of(wish.blocks, planner.with_moments(ADAMW, mode), wish.dram_bytes), wish.machine, compute)
+        except OverBudget:
+            continue
+        row = made["steps"][made["policy"]]
+        moved = sum(row["read_bytes"].values()) + sum(row["written_bytes"].values())
+        modes[mode] = {"policy": made["policy"], "seconds": row["seconds"], "bytes_per_parameter": moved / exact["parameters"]}
+    return modes
+
+
+def advice(result: dict[str, Any]) -> str:
+    """Which byte mode, and why."""
+    modes, mode = result["byte_modes"], result["moments"]
+    own = modes[mode]["seconds"]
+    faster = {name: each for name, each in modes.items() if name != mode and each["seconds"] < 0.95 * own}
+    if not faster:
+        return f"{mode} moments: the others would save less than a twentieth of the step"
+    offers = ", ".join(f"{name} moments {each['seconds']:.3g} s ({1 - each['seconds'] / own:.0%} less)" for name, each in faster.items())
+    if mode == "exact":
+        return f"exact moments, as nothing else gives the bits of ordinary training; if you may lose some: {offers}"
+    return f"{mode} moments, as you asked; {offers}"
+
+
+def gpu_memory(blocks: list[Block], tokens: int, gpu_bytes: int) -> dict[str, Any]:
+    """What an accelerator holds at its peak, about: weights and gradients of the blocks at work, activations, logits.
+
+    Activations are reckoned as the inputs and outputs of every product, two bytes each; with recomputation as the inputs of the
+    blocks, and all of one block.
+    """
+    largest = max(block.slot_bytes for block in blocks)
+    pinned = sum(2 * block.slot_bytes for block in blocks if block.pinned)
+    rows = [(block, [p.size for p in block.params if len(p.size) == 2]) for block in blocks]
+    inside = {block.name: 2 * sum(sum(size) for size in sizes) for block, sizes in rows if sizes}
+    width = min((min(size) for _, sizes in rows for size in sizes), default=0)
+    # Where the logits are: the block at the end whose one matrix maps the width to the vocabulary.
+    ends = [max(sizes[0]) for block, sizes in rows if len(sizes) == 1 and max(sizes[0]) > min(sizes[0])]
+    logits = 10 * ends[-1] if ends else 0  # bf16, float32 and its gradient
+    layers = {name: size for name, size in inside.items() if name not in {block.name for block, sizes in rows if len(sizes) == 1}}
+    fixed = {"weights": 3 * largest + pinned, "gradients": 2 * largest}
+    full = sum(layers.values())
+    lean = 2 * width * max(1, len(layers)) + max(layers.values(), default=0)
+    room = gpu_bytes - sum(fixed.values())
+    recompute = (full + logits) * tokens > room
+    a_token = (lean if recompute else full) + logits
+    most = int(room // (lean + logits)) if lean + logits else 0
+    peak = {**fixed, "activations": (lean if recompute else full) * tokens, "logits": logits * tokens}
+    problem = None
+    if room <= 0:
+        problem = f"the accelerator's {human_bytes(gpu_bytes)} do not hold the blocks at work ({human_bytes(sum(fixed.values()))}); one of {human_bytes(1.2 * sum(fixed.values()))} would"
+    elif a_token * tokens > room:
+        problem = (f"{tokens} tokens at once do not fit the accelerator: {human_bytes(sum(peak.values()))} of {human_bytes(gpu_bytes)} even with recomputation; "
+                   f"micro-batches of {most} tokens that accumulate would")
+    return {"cap": gpu_bytes, "peak_bytes": sum(peak.values()), "classes": peak, "recompute": recompute, "tokens_most": most, "problem": problem}
+
+
+def _space(wish: Wish, algorithm: Algorithm) -> dict[str, Any]:
+    return {"needed": store_capacity(wish.blocks, algorithm), "one_version": sum(plane_bytes(wish.blocks, algorithm).values()), "free": wish.space_bytes}
+
+
+def _disk_problems(wish: Wish, algorithm: Algorithm) -> list[str]:
+    needed = store_capacity(wish.blocks, algorithm)
+    if wish.space_bytes is None or wish.space_bytes >= needed:
+        return []
+    return [f"the disk has {human_bytes(wish.space_bytes)} free, and two versions of the states take {human_bytes(needed)}: free {human_bytes(needed - wish.space_bytes)} more, or name a larger disk"]
+
+
+def _too_little_memory(wish: Wish, algorithm: Algorithm) -> str:
+    smallest = smallest_mib(wish.blocks, algorithm, planner.map_bytes(wish.blocks, algorithm))
+    gradients = sum(unit.weight_bytes for block in wish.blocks for unit in block.updated_units)
+    return (f"{human_bytes(wish.dram_bytes)} of memory are too little: the gradients of a step alone take {human_bytes(gradients)}; "
+            f"--dram {smallest}MiB is the least that works" + (f" ({smallest / 1024:.1f} GiB)" if smallest > 1024 else ""))
+

@@ -1,0 +1,138 @@
+"""MODEL of `stoker plan`: what it may be, and the blocks it comes to. Nothing here needs a weight."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..errors import InvalidArgument, NotFound, naming
+from ..offload.blocks import Block, blocks_of_shapes, partition
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMbBtT]?)")
+_SCALE = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_PART = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<count>[^*]+?)(?:\*(?P<times>\d+))?")
+_NEEDED = 'a folder with a config.json or safetensors files, a config file, or counts of parameters such as 7B or "embed=131M,layer=202M*32,head=131M"'
+
+
+@dataclass(frozen=True)
+class Described:
+    """A model that is planned: its blocks, and how it was understood."""
+
+    blocks: list[Block]
+    origin: str
+
+
+def describe(model: str, precision: str) -> Described:
+    """NotFound or InvalidArgument, as a sentence, where `model` is nothing that can be planned."""
+    dtype, path = DTYPES[precision], Path(model)
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return Described(_from_config(path / "config.json", dtype), f"{path / 'config.json'}, weights as {precision}")
+        files = sorted(path.glob("*.safetensors"))
+        if not files:
+            raise NotFound(f"{path} holds neither a config.json nor safetensors files; MODEL is {_NEEDED}")
+        return Described(_from_safetensors(files), f"{len(files)} safetensors files in {path}")
+    if path.is_file():
+        if path.suffix == ".safetensors":
+            return Described(_from_safetensors([path]), str(path))
+        return Described(_from_config(path, dtype), f"{path}, weights as {precision}")
+    if "=" in model:
+        return Described(_from_parts(model, dtype), f"the counts given, weights as {precision}")
+    if _COUNT.fullmatch(model.strip()):
+        return _from_total(_count(model), dtype, precision)
+    raise NotFound(f"there is no folder or file {model}; MODEL is {_NEEDED}")
+
+
+def _count(text: str) -> int:
+    found = _COUNT.fullmatch(text.strip())
+    if found is None or float(found[1]) == 0:
+        raise InvalidArgument(f"{text!r} is no count of parameters: write it as 7B, 125M or 6738415616")
+    return int(float(found[1]) * _SCALE[found[2].lower()])
+
+
+def _from_config(path: Path, dtype: torch.dtype) -> list[Block]:
+    try:
+        from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+    except ImportError as error:
+        raise NotFound("a transformers config needs the package transformers, which this Python lacks; install it, or give counts of parameters") from error
+    try:
+        config = AutoConfig.from_pretrained(path.parent if path.name == "config.json" else path, local_files_only=True)
+        with torch.device("meta"):
+            try:
+                made = AutoModelForCausalLM.from_config(config, dtype=dtype)
+            except ValueError:  # no language model with a head: an encoder, say
+                made = AutoModel.from_config(config, dtype=dtype)
+    except (ValueError, KeyError, OSError, TypeError, AttributeError) as error:
+        raise InvalidArgument(f"{path} is no config that transformers can make a model of: {str(error).splitlines()[0]}") from error
+    return partition(made, made.parameters())
+
+
+def _from_safetensors(files: list[Path]) -> list[Block]:
+    shapes = [(name, tuple(info["shape"]), _stored(info["dtype"], file, name)) for file in files for name, info in _header(file).items()]
+    return blocks_of_shapes(sorted(shapes, key=lambda each: _natural(each[0])))
+
+
+def _natural(name: str) -> tuple:
+    """layers.2 before layers.10; embeddings before layers, the final norm and head behind them, as models define them."""
+    first = 0 if "embed" in name or name.split(".")[-2:-1] in (["wte"], ["wpe"]) else 1 if re.search(r"\.\d+\.", name) else 3 if "head" in name else 2
+    return (first, *((1, int(word), "") if word.isdigit() else (0, 0, word) for word in name.split(".")))
+
+
+def _header(file: Path) -> dict[str, dict]:
+    """The tensors of a safetensors file: 8 bytes of length, then JSON."""
+    with naming(file), open(file, "rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        raw = opened.read(length) if length <= 100 << 20 else b""
+    try:
+        header = json.loads(raw)
+        return {name: info for name, info in header.items() if name != "__metadata__"}
+    except (ValueError, AttributeError) as error:
+        raise InvalidArgument(f"{file} is no safetensors file: its header cannot be read") from error
+
+
+def _stored(kind: str, file: Path, name: str) -> torch.dtype:
+    """Trained as float32 where stored so, else as bfloat16 with an exact float32 master."""
+    kinds = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.bfloat16}
+    if kind not in kinds:
+        raise InvalidArgument(f"{name} in {file} is of type {kind}: Stoker trains bfloat16 and float32 weights")
+    return kinds[kind]
+
+
+def _from_parts(text: str, dtype: torch.dtype) -> list[Block]:
+    """"embed=131M,layer=202M*32": blocks in order, of a square matrix each as far as its count goes."""
+    shapes = []
+    for part in text.split(","):
+        found = _PART.fullmatch(part.strip())
+        if found is None:
+            raise InvalidArgument(f"{part.strip()!r} is no part of a model: write it as layer=202M or layer=202M*32")
+        count, times = _count(found["count"]), found["times"]
+        width = max(1, int(count**0.5))
+        for i in range(int(times or 1)):
+            shapes.append((f"{found['name']}.{i}.weight" if times else f"{found['name']}.weight", (-(-count // width), width), dtype))
+    return blocks_of_shapes(shapes)
+
+
+def _from_total(total: int, dtype: torch.dtype, precision: str) -> Described:
+    """A Llama-shaped model of about that many parameters: width 128 times its depth, 32,000 tokens."""
+    layers = max(1, round((total / (12 * 128**2)) ** (1 / 3)))
+    width = next(h for h in range(64 * layers, 1 << 20, 64) if _llama(layers, h)[0] >= total or h >= 512 * layers)
+    counted, shapes = _llama(layers, width)
+    blocks = blocks_of_shapes((name, shape, dtype) for name, shape in shapes)
+    return Described(blocks, f"a Llama-shaped model of {counted / 1e9:.2f} B parameters: {layers} layers of width {width}, weights as {precision}")
+
+
+def _llama(layers: int, width: int) -> tuple[int, list[tuple[str, tuple[int, ...]]]]:
+    inner, vocabulary = -(-8 * width // 3 // 256) * 256, 32000
+    shapes: list[tuple[str, tuple[int, ...]]] = [("model.embed_tokens.weight", (vocabulary, width))]
+    for i in range(layers):
+        name = f"model.layers.{i}"
+        shapes += [(f"{name}.self_attn.{each}_proj.weight", (width, width)) for each in "qkvo"]
+        shapes += [(f"{name}.mlp.{each}_proj.weight", (inner, width)) for each in ("gate", "up")]
+        shapes += [(f"{name}.mlp.down_proj.weight", (width, inner)), (f"{name}.norms.weight", (2 * width,))]
+    shapes += [("model.norm.weight", (width,)), ("lm_head.weight", (vocabulary, width))]
+    return sum(rows * (cols[0] if cols else 1) for _, (rows, *cols) in shapes), shapes

@@ -1,0 +1,1 @@
+"""`stoker trace`: one step of a model that does not fit, as a picture."""

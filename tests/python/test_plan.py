@@ -1,0 +1,180 @@
+"""`stoker plan`: plans of models of which there is no weight, checked against calculations by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from stoker.offload.machine import Machine
+from stoker.plan import cli
+from stoker.plan.cli import main, quantity
+from stoker.plan.shapes import describe
+
+DISK = ["--disk", "read=7GB/s,write=5GB/s"]
+GIB = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def known_processor(monkeypatch):
+    """Kernels and checksums are not measured: the plan is then a matter of arithmetic."""
+    known = Machine(read=1e12, write=1e12, update_seconds=1e-9, byte_seconds=4e-11, commit_seconds=0.005)
+    monkeypatch.setattr(cli, "measure_machine", lambda folders, seconds: known)
+
+
+def planned(capsys, *words: str) -> dict:
+    status = main([*words, "--json"])
+    made = capsys.readouterr()
+    result = json.loads(made.out)
+    assert status == (0 if result["fits"] else 1), made.err
+    return result
+
+
+def llama_config(folder, width: int, layers: int, inner: int, **more) -> str:
+    folder.mkdir(exist_ok=True)
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": width, "num_hidden_layers": layers, "intermediate_size": inner,
+              "num_attention_heads": width // 128, "vocab_size": 32000, "tie_word_embeddings": False}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps({**config, **more}))
+    return str(folder)
+
+
+def test_7b_on_a_24_gib_gpu_by_hand(tmp_path, capsys):
+    words = [llama_config(tmp_path / "llama", 4096, 32, 11008), "--dram", "32GiB", "--gpu", "24GiB", "--cores", "16", "--endurance", "1200TB", *DISK]
+    plan = planned(capsys, *words)
+    # 2 x 32000 x 4096 of embedding and head; a layer has 4 x 4096^2 + 3 x 4096 x 11008 + 2 x 4096; the last norm 4096
+    layer = 4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096
+    parameters = 2 * 32000 * 4096 + 32 * layer + 4096
+    assert plan["parameters"] == parameters == 6_738_415_616
+    assert plan["classes"] == {"weights": 2 * parameters, "remainder": 2 * parameters, "m": 4 * parameters, "v": 4 * parameters, "gradients": 2 * parameters}
+    # 32 GiB, less a 64th for the map's growth, hold gradients and weights (13.5 GB each), two layers at work (0.8), twelve tiles of
+    # 6 MiB, and then in order the state of the embedding, of two layers and of the norm: 10 B for each of their parameters.
+    kept = 10 * (32000 * 4096 + 2 * layer + 4096)
+    assert plan["dram"]["state"] == kept == 5_358_428_160 and plan["dram"]["retained_units"] == 4
+    step = plan["step"]
+    assert plan["policy"] == "speculate" and step["written_bytes"] == {"weights": 2 * parameters, "remainder": 2 * parameters, "m": 4 * parameters, "v": 4 * parameters}
+    assert step["read_bytes"]["weights"] == 0
+    assert sum(step["read_bytes"].values()) == pytest.approx(10 * parameters - kept, rel=1e-3)
+    disk = (10 * parameters - kept) / 7e9 + 12 * parameters / 5e9  # 8.86 + 16.17 s
+    assert plan["resource_seconds"]["disk"] == pytest.approx(disk, rel=1e-3) and plan["bottleneck"] == "disk"
+    # 6 operations a token and parameter, a third more to recompute; the embedding is looked up
+    compute = 6 * 8192 * (parameters - 32000 * 4096) / 70e12 * 4 / 3
+    assert plan["compute_alone_seconds"] == pytest.approx(compute) and compute == pytest.approx(6.19, rel=0.01)
+    assert disk < step["seconds"] < disk + compute  # the overlap hides a part of the computing, and no more than all of it
+    assert sum(step["stall_seconds"].values()) + step["compute_seconds"] == pytest.approx(step["seconds"])
+    assert plan["steps"]["sync"]["seconds"] == pytest.approx(disk + compute, rel=0.05)
+    least = disk / (compute / 8192)  # tokens that take as long as the disk
+    assert least <= plan["tokens_hidden"] <= 1.6 * least
+    assert plan["gpu"]["recompute"] and plan["gpu"]["peak_bytes"] < 24 * GIB
+    assert plan["gpu"]["classes"]["weights"] == 3 * 2 * layer
+    assert plan["disk_space"]["needed"] == pytest.approx(2 * 12 * parameters * 1.025, rel=0.01)
+    assert plan["wear"]["bytes_per_1000_steps"] == 12_000 * parameters and plan["wear"]["steps_to_endurance"] == int(1200e12 / (12 * parameters))
+    modes = plan["byte_modes"]
+    assert modes["exact"]["bytes_per_parameter"] == pytest.approx(22 - kept / parameters, rel=1e-3)
+    assert modes["8bit"]["seconds"] < modes["bf16"]["seconds"] < modes["exact"]["seconds"] == step["seconds"]
+
+
+def test_13b_on_a_24_gib_gpu_by_hand(tmp_path, capsys):
+    plan = planned(capsys, llama_config(tmp_path / "llama", 5120, 40, 13824), "--dram", "32GiB", "--gpu", "24GiB", "--cores", "16", *DISK)
+    layer = 4 * 5120**2 + 3 * 5120 * 13824 + 2 * 5120
+    parameters = 2 * 32000 * 5120 + 40 * layer + 5120
+    assert plan["parameters"] == parameters == 13_015_864_320
+    elements = parameters + 1024  # the norm's 5120 become 6144: three planes of 4 KiB
+    assert plan["dram"]["gradients"] == 2 * elements and plan["dram"]["retained_units"] == 0
+    step = plan["step"]
+    assert sum(step["written_bytes"].values()) == 12 * elements
+    assert {name: step["read_bytes"][name] for name in "mv"} == {"m": 4 * elements, "v": 4 * elements}
+    # Weights are used twice (embedding and norm apart), and what is in memory at the turn need not be read again.
+    room = plan["dram"]["weights"]
+    assert 7e9 < room < 8e9
+    assert 2 * (2 * elements - room) - 2 * 2 * 32000 * 5120 <= step["read_bytes"]["weights"] <= 2 * 2 * elements
+    disk = sum(step["read_bytes"].values()) / 7e9 + 12 * elements / 5e9
+    assert plan["resource_seconds"]["disk"] == pytest.approx(disk) and 50 < disk < 58
+    assert disk < step["seconds"] < 1.1 * disk
+    assert plan["steps"]["sync"]["seconds"] > step["seconds"]
+    assert plan["gpu"]["peak_bytes"] < 24 * GIB and plan["gpu"]["problem"] is None
+
+
+def test_the_text_says_all_of_it(tmp_path, capsys):
+    assert main(["1B", "--dram", "4GiB", "--gpu", "24GiB", "--endurance", "600TB", *DISK]) == 0
+    text = capsys.readouterr().out
+    for words in ("planned", "on disk", "in memory", "a step reads", "and writes", "takes", "sync", "speculate", "the bottleneck is the disk", "tokens a step on",
+                  "byte mode", "bf16 moments", "accelerator", "assumed to sustain", "disk space", "wear", "steps wear it out"):  # fmt: skip
+        assert words in text, words
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["1B", "--dram", "1GiB", *DISK], "MiB is the least that works"),
+        (["1B", "--dram", "8GiB", "--gpu", "200MiB", *DISK], "do not hold the blocks at work"),
+        (["1B", "--dram", "8GiB", "--gpu", "2GiB", "--tokens", "65536", *DISK], "micro-batches of"),
+    ],
+)
+def test_what_does_not_fit_is_told_with_what_would(words, sentence, capsys):
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("stoker plan: it does not fit: ") and sentence in said
+
+
+def test_what_it_names_as_the_least_works(capsys):
+    assert main(["125M", "--dram", "128MiB", *DISK]) == 1
+    least = int(capsys.readouterr().err.split("--dram ")[1].split("MiB")[0])
+    assert main(["125M", "--dram", f"{least}MiB", *DISK]) == 0
+    assert main(["125M", "--dram", f"{least - 1}MiB", *DISK]) == 1
+
+
+def test_a_full_disk_is_told(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(cli.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10 << 30}))
+    assert main(["1B", "--dram", "4GiB", "--store", str(tmp_path / "not" / "there"), *DISK]) == 1
+    assert "GB free, and two versions" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["7B", "--dram", "32GiB"],
+        ["7B", "--dram", "none", *DISK],
+        ["7B", "--dram", "32GiB", "--disk", "read=7GB/s"],
+        ["layer=", "--dram", "32GiB", *DISK],
+        ["0B", "--dram", "32GiB", *DISK],
+        ["7B", "--dram", "32GiB", "--tokens", "0", *DISK],
+    ],
+)
+def test_a_wrong_command_line_is_status_2(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2 and capsys.readouterr().err.startswith("stoker plan: ")
+
+
+def test_a_model_that_is_not_there_is_a_sentence(tmp_path, capsys):
+    assert main([str(tmp_path / "none"), "--dram", "1GiB", *DISK]) == 1
+    assert main([str(tmp_path), "--dram", "1GiB", *DISK]) == 1
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
+    with pytest.raises(SystemExit):
+        main([str(tmp_path), "--dram", "1GiB", *DISK])
+    assert "no safetensors file" in capsys.readouterr().err
+
+
+def test_all_ways_to_name_a_model_agree(tmp_path):
+    """A config, a safetensors folder and counts come to the same blocks."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder = tmp_path / "config"
+    llama_config(folder, 256, 12, 512, num_attention_heads=4)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16)
+    stored = tmp_path / "stored"
+    stored.mkdir()
+    save_file({name: value.clone() for name, value in model.state_dict().items()}, stored / "model.safetensors")
+    sizes = lambda described: [(block.name, block.slot_bytes) for block in described.blocks]
+    by_config, by_files = describe(str(folder), "bfloat16"), describe(str(stored), "bfloat16")
+    assert sizes(by_config) == sizes(by_files) and len(by_config.blocks) == 15
+    assert [block.name for block in by_files.blocks][:3] == ["model.embed_tokens", "model.layers.0", "model.layers.1"]
+    layer = 4 * 256 * 256 + 3 * 256 * 512 + 512
+    by_counts = describe(f"embed={32000 * 256},layer={layer}*12,norm=256,head={32000 * 256}", "bfloat16")
+    assert [b.slot_bytes for b in by_counts.blocks] == pytest.approx([b.slot_bytes for b in by_config.blocks], rel=0.01, abs=4096)
+
+
+@pytest.mark.parametrize(("text", "value"), [("7GB/s", 7e9), ("20GiB", 20 * GIB), ("70T", 70e12), ("1.5 PB", 1.5e15), ("4096", 4096), ("2KiB", 2048)])
+def test_amounts(text, value):
+    assert quantity(text) == value

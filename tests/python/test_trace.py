@@ -1,0 +1,85 @@
+"""The Chrome trace of one step against what the ledger says of it."""
+
+from __future__ import annotations
+
+import json
+
+import models
+import pytest
+import stoker
+import torch
+from stoker.errors import InvalidArgument
+
+
+@pytest.fixture
+def training(tmp_path):
+    torch.manual_seed(0)
+    model = models.Tiny(width=256).bfloat16()
+    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters()), store=str(tmp_path / "store"), dram="23MiB", policy="speculate")
+
+    def step(number: int) -> dict:
+        models.loss_of(model, models.batch(number)).backward()
+        opt.step()
+        opt.zero_grad()
+        return opt.ledger.last
+
+    yield opt, step
+    opt.close()
+
+
+def spans(content: dict, row: str) -> list[dict]:
+    rows = {event["tid"] for event in content["traceEvents"] if event["name"] == "thread_name" and event["args"]["name"].startswith(row)}
+    return [event for event in content["traceEvents"] if event["ph"] == "X" and event["tid"] in rows]
+
+
+def test_a_trace_holds_the_disk_the_kernels_and_the_blocks_of_one_step(training, tmp_path):
+    opt, step = training
+    step(0), step(1)
+    opt.flush()
+    before = opt._session.planes.session.counters()["tiles"]
+    opt.trace(tmp_path / "trace.json")
+    with pytest.raises(InvalidArgument, match="traced already"):
+        opt.trace(tmp_path / "other.json")
+    row = step(2)
+    tiles = opt._session.planes.session.counters()["tiles"] - before
+    content = json.loads((tmp_path / "trace.json").read_text())
+    assert content["otherData"] == {"step": 3, "policy": "speculate", "dropped_spans": 0}
+    blocks = [span["name"] for span in spans(content, "training thread, block")]
+    order = [opt._session.blocks[i].name for i in opt._session.pager.recorder.order.uses]
+    assert [name for name in blocks if name != "step()"] == order and blocks[-1] == "step()"
+    kernels = spans(content, "kernel thread")
+    assert sum(span["name"].startswith("update ") for span in kernels) == tiles > 0
+    assert all(span["dur"] >= 0 for span in kernels)
+    disk = spans(content, "disk")
+    assert {"prefetch read", "write back write"} <= {span["name"] for span in disk}
+    read = sum(span["args"]["bytes"] for span in disk if span["name"].endswith(" read"))
+    assert read >= 0.5 * sum(row["read_bytes"].values()) > 0  # the last of them were begun in the step before
+    for track in {span["tid"] for span in disk}:  # a row shows one operation at a time
+        lane = sorted((span["ts"], span["ts"] + span["dur"]) for span in disk if span["tid"] == track)
+        assert all(first[1] <= second[0] + 1e-3 for first, second in zip(lane, lane[1:]))
+    counters = [event["args"] for event in content["traceEvents"] if event["ph"] == "C"]
+    assert counters and all(each["waiting"] >= 0 and each["in service"] >= 0 for each in counters) and counters[-1] == {"waiting": 0, "in service": 0}
+
+
+def test_only_one_step_is_traced_and_nothing_stays_behind(training, tmp_path):
+    opt, step = training
+    opt.trace(tmp_path / "trace.json")
+    step(0)
+    written = (tmp_path / "trace.json").read_bytes()
+    step(1)
+    assert (tmp_path / "trace.json").read_bytes() == written
+    session = opt._session
+    assert session.tracing is None and session.ledger.waiting.spans is None and session.pager.recorder.on_use is None
+    assert session.runtime.core.stop_trace() == ([], 0)
+
+
+def test_a_trace_that_cannot_be_written_names_the_file_and_the_step_stands(training, tmp_path):
+    opt, step = training
+    opt.trace(tmp_path / "none" / "trace.json")
+    with pytest.raises(OSError, match="none"):
+        step(0)
+    opt.zero_grad()
+    assert opt.step_count == 1
+    step(1)
+    opt.flush()
+    assert opt.committed_step == 2
