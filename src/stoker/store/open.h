@@ -25,6 +25,7 @@ struct StoreOptions {
   uint64_t capacity_bytes = 0;    // for data, over all volumes, when made: reserved at once (out_of_space if the disk has not got it)
   uint32_t chunk_bytes = 1 << 20; // default of new objects
   uint64_t objects_max = 1 << 16; // sizes the journal when made
+  bool same_disk = false;         // when made: shards of a coded store may share a disk, although they are then lost together
   std::string holder;             // who we are, for the lock's message ("stoker train, pid 7")
 };
 
