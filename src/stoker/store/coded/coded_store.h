@@ -51,9 +51,9 @@ class CodedStore final : public Store {
   StoreInfo info() const override;
 
   Health health() const;
-  // Folds all that is in the log; resyncs all shards that came back. Done when there is nothing left to do.
+  // Folds all that is in the log; resyncs all shards that came back and mends blocks that were found bad. Done when there is nothing left to do.
   Future<void> fold_all();
-  Future<void> resync();
+  Future<void> repair();
 
  private:
   friend class StagedTransaction;
@@ -111,7 +111,7 @@ class CodedStore final : public Store {
   // commit.cc: the writer thread
   void run();
   void commit_batch(std::vector<Request> batch);
-  void prepare(Prepared& commit);
+  void prepare(Prepared& commit, uint64_t& table_bytes);
   Status write_fresh(const Prepared& commit, const StagedStripe& staged, ShardSet& touched);
   Status append_vals(std::vector<Prepared>& commits, ShardSet& touched);
   Status append_commits(std::vector<Prepared>& commits);
@@ -123,12 +123,12 @@ class CodedStore final : public Store {
   Status append(std::map<size_t, FrameBuilder>& frames, ShardSet touched, std::map<size_t, LogFrame>& written);
   Status flush(ShardSet set);
   Status make_room(size_t bytes);
+  Status restore_reserve();
   Status checkpoint();
   bool fits(size_t bytes, size_t reserve) const;
   size_t free_segments() const;
   Status drop_shards(ShardSet failed, const std::string& why);
   Status change_epoch(ShardSet to);
-  Status write_superblocks(ShardSet set, ShardSet& failed, std::string& why);
 
   // fold.cc, resync.cc: the writer thread
   Result<size_t> fold_step(size_t stripes_max);
@@ -136,6 +136,7 @@ class CodedStore final : public Store {
   Result<size_t> rebuild(const StripePtr& stripe, size_t position);
   Result<bool> resync_step();  // false: there is nothing to do
   Status admit();              // the joining shard has all bases
+  Result<bool> mend_step();    // false: there is nothing to do
   bool background_step();      // false: there is nothing to do
   Shards& shards() { return *shards_; }
 
@@ -158,9 +159,12 @@ class CodedStore final : public Store {
   ShardSet live_ = 0;
   std::optional<Error> refused_;      // why nothing is written any more
   Health counts_;
+  std::map<std::pair<uint64_t, size_t>, std::weak_ptr<Stripe>> bad_;  // chunks with bad blocks on a live shard, by stripe and position
+  std::set<uint64_t> stuck_;          // stripes with rows that cannot be folded
 
   // Of the writer thread.
   std::vector<std::shared_ptr<const void>> since_image_;  // what the table image does not make superfluous yet
+  std::vector<SegmentRef> stand_ins_;                     // of folds that could not be finished
   std::optional<size_t> joining_;                         // the shard that is being resynced
   std::set<uint64_t> joined_;                             // stripes that it has by now
   std::set<size_t> given_up_;                             // shards that failed while they were resynced

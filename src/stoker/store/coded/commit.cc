@@ -34,6 +34,13 @@ void put_items(ByteWriter& out, const Shape& shape, std::string_view key, const 
   }
 }
 
+// What a commit may add to a shard's log at most: VALs, and the record that names its stripes.
+uint64_t log_bytes_of(const Shape& shape, const TransactionState& state) {
+  uint64_t bytes = state.log_bytes + state.log_bytes / 16 + kBlock;
+  for (const auto& [key, object] : state.objects) bytes += 3 * (key.size() + 30) + object.stripes.size() * (13 + 4 * shape.n());
+  return bytes;
+}
+
 }  // namespace
 
 Result<StripePtr> CodedStore::make_stripe() {
@@ -66,8 +73,8 @@ void CodedStore::run() {
       while (!queue_.empty()) {
         Request& next = queue_.front();
         if (!next.state && !batch.empty()) break;
-        if (next.state) log_bytes += next.state->log_bytes + kBlock;
-        if (!batch.empty() && log_bytes > shape_.segment_bytes / 2) break;
+        if (next.state) log_bytes += log_bytes_of(shape_, *next.state);
+        if (!batch.empty() && log_bytes > shape_.segment_bytes / 2) break;  // a frame holds a batch
         const bool alone = !next.state;
         batch.push_back(std::move(next));
         queue_.pop_front();
@@ -94,8 +101,9 @@ void CodedStore::commit_batch(std::vector<Request> batch) {
   ShardSet touched = 0;
   Version next = 0;
   uint64_t bytes = 4 * kBlock;
-  for (const Request& request : batch) bytes += request.state->log_bytes + request.state->log_bytes / 16 + kBlock;
+  for (const Request& request : batch) bytes += log_bytes_of(shape_, *request.state);
   Status status = make_room(bytes);
+  uint64_t table_bytes = 0;  // added by the commits before
   {
     std::lock_guard lock(mutex_);
     next = version_ + 1;
@@ -107,7 +115,7 @@ void CodedStore::commit_batch(std::vector<Request> batch) {
     commit.status = status;
     if (!status) continue;
     commit.stamp = make_stamp(epoch_, next);
-    prepare(commit);
+    prepare(commit, table_bytes);
     if (commit.status) ++next;
   }
   std::vector<Prepared> going;
@@ -128,6 +136,9 @@ void CodedStore::commit_batch(std::vector<Request> batch) {
     if (done) {
       flip(going);
     } else {
+      // What of it is durable shows when the store is opened again; until then its numbers must not be drawn again.
+      const std::lock_guard lock(mutex_);
+      if (!refused_) refused_ = make_error(Code::read_only, "a commit failed half-way (" + done.error().what + "): open the store again", kWhere);
       for (Prepared& commit : going) failed.emplace_back(commit.request, done);
       going.clear();
     }
@@ -136,12 +147,18 @@ void CodedStore::commit_batch(std::vector<Request> batch) {
     std::lock_guard lock(mutex_);
     for (const auto& [key, object] : request->state->objects) owned_.erase(key);
   }
-  for (Prepared& commit : going) commit.request->committed.complete(Result<Version>(number_of(commit.stamp)));
-  for (const auto& [request, why] : failed) request->committed.complete(why.error());
+  std::vector<std::pair<Request*, Result<Version>>> done;
+  for (const Prepared& commit : going) done.emplace_back(commit.request, number_of(commit.stamp));
+  for (const auto& [request, why] : failed) done.emplace_back(request, why.error());
+  // Whoever is told finds the space free that the commit gave up: we hold none of its stripes any more.
+  going.clear();
+  commits.clear();
+  for (Request& request : batch) request.state.reset();
+  for (auto& [request, result] : done) request->committed.complete(std::move(result));
 }
 
 // Table items, VALs and fresh stripes of one commit; the fresh stripes are written, not flushed.
-void CodedStore::prepare(Prepared& commit) {
+void CodedStore::prepare(Prepared& commit, uint64_t& table_bytes) {
   TransactionState& state = *commit.request->state;
   std::lock_guard lock(state.mutex);
   commit.needs_commit = !is_update(state);
@@ -174,10 +191,15 @@ void CodedStore::prepare(Prepared& commit) {
     }
   }
   commit.items = items.take();
-  const bool large = commit.items.size() > shape_.segment_bytes / 4;
-  if (large) commit.status = make_error(Code::invalid_argument, "the transaction changes more stripes than one record of the log can name: commit it in parts", kWhere);
+  if (commit.items.size() > shape_.segment_bytes / 4) {
+    commit.status = make_error(Code::invalid_argument, "the transaction changes more stripes than one record of the log can name: commit it in parts", kWhere);
+    return;
+  }
+  const bool adds = std::any_of(state.objects.begin(), state.objects.end(), [](const auto& each) { return each.second.exists; });
+  if (!commit.needs_commit || !adds) return;
+  table_bytes += commit.items.size() * 9 / 8 + 64;
   std::lock_guard store_lock(mutex_);
-  if (!large && commit.needs_commit && table_.image_bytes(shape_) + commit.items.size() * 9 / 8 > shape_.area_bytes) {
+  if (table_.image_bytes(shape_) + table_bytes > shape_.area_bytes) {
     commit.status = make_error(Code::out_of_space, "the object table of the coded store is full: remove objects, or make a store for more of them", kWhere);
   }
 }
@@ -259,13 +281,9 @@ Status CodedStore::write_fresh(const Prepared& commit, const StagedStripe& stage
     }
     first = end;
   }
+  // All pages of all chunks: a page that is not there is then a lost one, never one that was not written.
   for (size_t c = 0; c < shape_.n(); ++c) {
     for (size_t page = 0; page < shape_.pages() && is_live(c); ++page) {
-      bool used = false;
-      for (size_t row = page * shape_.rows_per_page(); row < std::min(shape_.rows(), (page + 1) * shape_.rows_per_page()); ++row) {
-        used = used || (c < shape_.k ? headers.versions[row * shape_.k + c] != 0 : !row_is_blank(shape_, headers, row));
-      }
-      if (!used) continue;
       const HeaderPage header = page_of(shape_, fresh.id, headers, c, page);
       headers.counters[c * shape_.pages() + page] = header.counter;
       encode_page(shape_, shards_->store(), header, pages.emplace_back(kBlock).span());

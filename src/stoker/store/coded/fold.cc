@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "stoker/base/check.h"
-#include "stoker/base/crc32c.h"
+#include "stoker/base/log.h"
 #include "stoker/store/coded/coded_store.h"
 #include "stoker/store/coded/headers.h"
 
@@ -39,11 +39,13 @@ class Folding {
  private:
   void choose(size_t stripes_max);
   void add_groups(const StripePtr& stripe, size_t& rows_left);
+  void compute_all();
   Status compute(Group& group);
   Status stage();
   Status decide();
   Status apply();
   void finish();
+  void stand_in();
   Headers& next_headers(const StripePtr& stripe) { return next_.at(stripe->id); }
   void set_folding(bool folding);
 
@@ -53,6 +55,12 @@ class Folding {
   std::vector<Group> groups_;
   std::map<uint64_t, uint64_t> ids_;      // of the folds, by stripe
   std::map<uint64_t, Headers> next_;      // by stripe: as they will be
+  struct Staged {
+    size_t row, position;
+    Place place;
+    size_t at;  // of the block, in its frame
+  };
+  std::map<uint64_t, std::vector<Staged>> staged_;  // by stripe
   std::vector<SegmentRef> held_;          // what a crash would need to roll forward
 };
 
@@ -64,7 +72,8 @@ Result<size_t> CodedStore::fold_step(size_t stripes_max) {
 Result<size_t> Folding::run(size_t stripes_max) {
   choose(stripes_max);
   if (groups_.empty()) return size_t{0};
-  for (Group& group : groups_) STOKER_TRY(compute(group));
+  compute_all();
+  if (groups_.empty()) return size_t{0};
   STOKER_TRY(stage());
   STOKER_TRY(decide());
   set_folding(true);
@@ -72,11 +81,7 @@ Result<size_t> Folding::run(size_t stripes_max) {
   if (applied) {
     finish();
   } else {
-    // Nothing is written any more. What the bases hold of these rows is unknown; the log has the newest, and opening again sets it right.
-    std::lock_guard lock(store_.mutex_);
-    for (const Group& group : groups_) {
-      for (size_t i = group.first * shape_.m; i < (group.first + group.count) * shape_.m; ++i) group.stripe->headers->unsound[i] = true;
-    }
+    stand_in();
   }
   set_folding(false);
   STOKER_TRY(applied);
@@ -91,6 +96,7 @@ void Folding::choose(size_t stripes_max) {
     std::erase_if(store_.dirty_, [&](const auto& each) {
       const StripePtr stripe = each.second.lock();
       if (!stripe || stripe->overlay.empty()) return true;
+      if (store_.stuck_.contains(stripe->id)) return false;
       Stamp stamp = UINT64_MAX;
       for (const auto& [block, newer] : stripe->overlay) stamp = std::min(stamp, newer.val->stamp);
       oldest.emplace_back(stamp, stripe);
@@ -131,6 +137,22 @@ void Folding::add_groups(const StripePtr& stripe, size_t& rows_left) {
     ++group.count;
     group.newer.insert(group.newer.end(), newer.begin(), newer.end());
   }
+}
+
+// A stripe with rows that have lost too much stays in the log, and out of the way.
+void Folding::compute_all() {
+  std::set<uint64_t> stuck;
+  for (Group& group : groups_) {
+    if (stuck.contains(group.stripe->id)) continue;
+    const Status computed = compute(group);
+    if (computed) continue;
+    stuck.insert(group.stripe->id);
+    log().warn("a stripe cannot be folded: {}", computed.error().message());
+  }
+  std::erase_if(groups_, [&](const Group& group) { return stuck.contains(group.stripe->id); });
+  std::erase_if(stripes_, [&](const StripePtr& stripe) { return stuck.contains(stripe->id); });
+  std::lock_guard lock(store_.mutex_);
+  store_.stuck_.insert(stuck.begin(), stuck.end());
 }
 
 // New data and new parity of the rows, by whichever way reads less.
@@ -225,12 +247,24 @@ Status Folding::stage() {
         const uint32_t* crcs = &next.crcs[row * shape_.n()];
         item.rows.push_back({row, {crcs[shape_.k + j], {versions, versions + shape_.k}, {crcs, crcs + shape_.k}}});
       }
-      frames[group.stripe->shards[shape_.k + j]].add(shape_, std::move(item), group.chunk(shape_.k + j));
+      const size_t shard = group.stripe->shards[shape_.k + j];
+      FrameBuilder& frame = frames[shard];
+      for (size_t r = 0; r < group.count; ++r) staged_[group.stripe->id].push_back({group.first + r, shape_.k + j, {shard, 0}, frame.block_count() + r});
+      frame.add(shape_, std::move(item), group.chunk(shape_.k + j));
     }
   }
   std::map<size_t, LogFrame> written;
+  for (const auto& [shard, frame] : frames) {
+    // One segment stays for the next opening.
+    if (!store_.shards()[shard].log->fits(frame.bytes() + kBlock, 1)) return make_error(Code::out_of_space, "the logs of the coded store have no room for a fold", kWhere);
+  }
   STOKER_TRY(store_.append(frames, 0, written));
   for (const auto& [shard, frame] : written) held_.push_back(frame.segment);
+  for (auto& [id, blocks] : staged_) {
+    for (Staged& block : blocks) {
+      if (const auto frame = written.find(block.place.shard); frame != written.end()) block.place.offset = frame->second.blocks_at + block.at * kBlock;
+    }
+  }
   return {};
 }
 
@@ -305,6 +339,28 @@ Status Folding::apply() {
   failed = headers.run();
   if (failed != 0) STOKER_TRY(store_.drop_shards(failed, headers.why()));
   return store_.flush(touched);
+}
+
+// Too few shards are left to write to. What the bases hold of these rows is unknown; VALs and staged blocks stand for them, as they would after
+// opening again.
+void Folding::stand_in() {
+  std::lock_guard lock(store_.mutex_);
+  for (const Group& group : groups_) {
+    const auto dirty_count = static_cast<size_t>(std::popcount(group.dirty));
+    for (size_t i = 0; i < group.newer.size(); ++i) {
+      const Stripe::Newer& newer = group.newer[i];
+      Place place = newer.val->places.front();
+      place.offset += newer.index * kBlock;
+      group.stripe->overrides[(group.first + i / dirty_count) * shape_.n() + newer.val->chunk] = {place, newer.val, newer.index};
+    }
+  }
+  for (const StripePtr& stripe : stripes_) {
+    for (const Staged& block : staged_[stripe->id]) {
+      if (block.place.offset != 0) stripe->overrides[block.row * shape_.n() + block.position] = {block.place, nullptr, 0};
+    }
+    stripe->headers = std::move(next_headers(stripe));
+  }
+  store_.stand_ins_.insert(store_.stand_ins_.end(), held_.begin(), held_.end());
 }
 
 void Folding::finish() {

@@ -70,6 +70,8 @@ std::string encode_superblock(const Superblock& super) {
   out.put(shape.segments);
   out.put(shape.slots);
   out.put(shape.object_chunk_bytes);
+  out.put(super.incarnation);
+  for (const uint32_t each : super.incarnations) out.put(each);
   std::string bytes = out.take();
   bytes.resize(kSuperblockBytes - 4);
   const uint32_t crc = crc32c(bytes.data(), bytes.size());
@@ -104,6 +106,8 @@ Result<std::optional<Superblock>> decode_superblock(std::span<const std::byte> s
   shape.segments = in.get<uint32_t>();
   shape.slots = in.get<uint32_t>();
   shape.object_chunk_bytes = in.get<uint32_t>();
+  super.incarnation = in.get<uint32_t>();
+  for (uint32_t& each : super.incarnations) each = in.get<uint32_t>();
   if (!in.ok() || !possible(super)) return broken("a shard's superblock is intact and says what cannot be");
   return Found(std::move(super));
 }

@@ -2,6 +2,7 @@
 // Pure functions: any thread. Every decoder takes any bytes.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -30,6 +31,8 @@ inline constexpr unsigned kNumberBits = 40;
 constexpr Stamp make_stamp(uint64_t epoch, uint64_t number) { return epoch << kNumberBits | number; }
 constexpr uint64_t number_of(Stamp stamp) { return stamp & ((uint64_t{1} << kNumberBits) - 1); }
 
+inline constexpr Stamp kUnknown = UINT64_MAX;  // the version of a block of which no header is left, and of no block ever
+
 using ShardSet = uint64_t;  // bit s: shard s
 constexpr ShardSet shard_bit(size_t shard) { return ShardSet{1} << shard; }
 
@@ -56,6 +59,8 @@ struct Shape {
   uint64_t file_bytes() const { return slot_at(slots); }
   // Whether a set of live shards may be written to: any two such sets meet, and each stripe has at least k chunks on it.
   bool writable(ShardSet live) const;
+  // Of so many shards at least one is in every set that was ever written to, and knows the newest epoch.
+  size_t present_min() const { return shards - std::max(shards - m, shards / 2 + 1) + 1; }
 };
 
 struct Epoch {
@@ -70,6 +75,8 @@ struct Superblock {
   uint64_t counter = 0;  // of writes of the superblock
   Epoch confirmed, proposed;
   uint64_t log_floor = 0;
+  uint32_t incarnation = 0;                            // of this shard: drawn when it is made and at each resync
+  std::array<uint32_t, kShardsMax> incarnations{};     // of the members of the confirmed set
 };
 
 std::string encode_superblock(const Superblock& superblock);

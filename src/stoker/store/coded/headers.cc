@@ -20,8 +20,12 @@ void RawHeaders::take(const Shape& shape, const StoreId& store, uint64_t stripe,
     if (!newest) continue;
     counters[position * shape.pages() + page] = newest->counter;
     const size_t first = page * shape.rows_per_page();
-    for (size_t i = 0; i < newest->data.size(); ++i) data[position][first + i] = newest->data[i];
-    for (size_t i = 0; i < newest->parity.size(); ++i) parity[position - shape.k][first + i] = std::move(newest->parity[i]);
+    for (size_t i = 0; i < newest->data.size(); ++i) {
+      if (newest->data[i].version != kUnknown) data[position][first + i] = newest->data[i];
+    }
+    for (size_t i = 0; i < newest->parity.size(); ++i) {
+      if (newest->parity[i].versions[0] != kUnknown) parity[position - shape.k][first + i] = std::move(newest->parity[i]);
+    }
   }
 }
 
@@ -31,8 +35,9 @@ Headers RawHeaders::merge(const Shape& shape) const {
   for (size_t row = 0; row < shape.rows(); ++row) {
     Stamp* versions = &merged.versions[row * shape.k];
     uint32_t* crcs = &merged.crcs[row * shape.n()];
+    std::fill_n(versions, shape.k, kUnknown);
     const auto offer = [&](size_t chunk, Stamp version, uint32_t crc) {
-      if (version <= versions[chunk]) return;
+      if (versions[chunk] != kUnknown && version <= versions[chunk]) return;
       versions[chunk] = version;
       crcs[chunk] = crc;
     };
@@ -44,9 +49,9 @@ Headers RawHeaders::merge(const Shape& shape) const {
     }
     for (size_t j = 0; j < shape.m; ++j) {
       const auto& entry = parity[j][row];
-      const bool sound = entry ? std::equal(versions, versions + shape.k, entry->versions.begin()) : row_is_blank(shape, merged, row);
+      const bool sound = entry && std::equal(versions, versions + shape.k, entry->versions.begin());
       merged.unsound[row * shape.m + j] = !sound;
-      if (sound && entry) crcs[shape.k + j] = entry->crc;
+      if (sound) crcs[shape.k + j] = entry->crc;
     }
   }
   return merged;
@@ -75,7 +80,7 @@ HeaderPage page_of(const Shape& shape, uint64_t stripe, const Headers& headers, 
     if (position < shape.k) {
       out.data.push_back({versions[position], crcs[position]});
     } else if (headers.unsound[row * shape.m + position - shape.k]) {
-      out.parity.push_back({0, std::vector<Stamp>(shape.k), std::vector<uint32_t>(shape.k)});
+      out.parity.push_back({0, std::vector<Stamp>(shape.k, kUnknown), std::vector<uint32_t>(shape.k)});
     } else {
       out.parity.push_back({crcs[position], {versions, versions + shape.k}, {crcs, crcs + shape.k}});
     }

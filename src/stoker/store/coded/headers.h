@@ -25,7 +25,7 @@ inline size_t header_bytes(const Shape& shape) { return 2 * shape.pages() * kBlo
 
 // Headers of a stripe that was never written.
 Headers blank_headers(const Shape& shape);
-// One page as the headers say, with its next counter; of an unsound row it says nothing.
+// One page as the headers say, with its next counter; of an unsound row it says that nothing is known.
 HeaderPage page_of(const Shape& shape, uint64_t stripe, const Headers& headers, size_t position, size_t page);
 
 // All data blocks of the row are zeros that were never written; then so is the parity.

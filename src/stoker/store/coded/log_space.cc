@@ -26,8 +26,11 @@ Status CodedStore::append(std::map<size_t, FrameBuilder>& frames, ShardSet touch
   ShardBatch batch(*shards_, Priority::demand);
   const ShardSet set = live();
   for (auto& [shard, frame] : frames) {
+    const bool fits = frame.bytes() <= shape_.segment_bytes && (*shards_)[shard].log->fits(frame.bytes(), 0);
+    if ((set & shard_bit(shard)) != 0 && !fits) return make_error(Code::out_of_space, "the log of '" + (*shards_)[shard].path + "' is full", kWhere);
+  }
+  for (auto& [shard, frame] : frames) {
     if ((set & shard_bit(shard)) == 0) continue;
-    if (!(*shards_)[shard].log->fits(frame.bytes(), 0)) return make_error(Code::out_of_space, "the log of '" + (*shards_)[shard].path + "' is full", kWhere);
     const LogFrame& made = written.emplace(shard, (*shards_)[shard].log->append(frame)).first->second;
     batch.write(shard, made.offset, made.bytes.slice());
     touched |= shard_bit(shard);
@@ -76,6 +79,19 @@ Status CodedStore::make_room(size_t bytes) {
     if (folded == 0 && !held) break;
   }
   return make_error(Code::out_of_space, "the logs of the coded store have no room for " + human_bytes(bytes) + ": commit less at a time", kWhere);
+}
+
+// Crash after crash must not eat up the segments that opening needs.
+Status CodedStore::restore_reserve() {
+  while (free_segments() < kReserve) {
+    const auto folded = fold_step(kFoldAtOnce);
+    if (folded) STOKER_TRY(checkpoint());
+    if (!folded || *folded == 0) {
+      log().warn("the logs of the coded store are nearly full and cannot be folded");
+      return {};
+    }
+  }
+  return {};
 }
 
 // Writes the table as an image on every live shard, into the area that does not hold the newest one.
@@ -142,22 +158,6 @@ Status CodedStore::drop_shards(ShardSet failed, const std::string& why) {
   return change_epoch(left);
 }
 
-Status CodedStore::write_superblocks(ShardSet set, ShardSet& failed, std::string& why) {
-  ShardBatch flush(*shards_, Priority::demand);
-  for (size_t shard = 0; shard < shape_.shards; ++shard) {
-    if ((set & shard_bit(shard)) == 0) continue;
-    if (const Status written = shards_->write_superblock(shard); !written) {
-      failed |= shard_bit(shard);
-      why = written.error().message();
-    }
-  }
-  flush.sync(set & ~failed);
-  const ShardSet unflushed = flush.run();
-  if (unflushed != 0) why = flush.why();
-  failed |= unflushed;
-  return {};
-}
-
 // Proposes, then confirms. A shard that fails meanwhile is left out of the next attempt.
 Status CodedStore::change_epoch(ShardSet to) {
   for (;;) {
@@ -167,17 +167,22 @@ Status CodedStore::change_epoch(ShardSet to) {
       return make_error(Code::io, refused_->what, kWhere);
     }
     const Epoch next{shards_->epoch_seen() + 1, to};
-    ShardSet failed = 0;
+    if (next.number >= uint64_t{1} << (64 - kNumberBits)) return make_error(Code::unsupported, "this coded store was opened more often than its format can count: copy its objects into a new one", kWhere);
+    std::array<uint32_t, kShardsMax> incarnations{};
     std::string why;
     for (size_t shard = 0; shard < shape_.shards; ++shard) {
-      if ((to & shard_bit(shard)) != 0) (*shards_)[shard].super.proposed = next;
+      if ((to & shard_bit(shard)) == 0) continue;
+      (*shards_)[shard].super.proposed = next;
+      incarnations[shard] = (*shards_)[shard].super.incarnation;
     }
-    STOKER_TRY(write_superblocks(to, failed, why));
+    ShardSet failed = shards_->write_superblocks(to, why);
     if (failed == 0) {
       for (size_t shard = 0; shard < shape_.shards; ++shard) {
-        if ((to & shard_bit(shard)) != 0) (*shards_)[shard].super.confirmed = next;
+        if ((to & shard_bit(shard)) == 0) continue;
+        (*shards_)[shard].super.confirmed = next;
+        (*shards_)[shard].super.incarnations = incarnations;
       }
-      STOKER_TRY(write_superblocks(to, failed, why));
+      failed = shards_->write_superblocks(to, why);
     }
     if (failed == 0) {
       std::lock_guard lock(mutex_);

@@ -244,6 +244,11 @@ Status CodedStore::fetch_from_log(const Run& run, Priority priority) {
 }
 
 Status CodedStore::fetch_degraded(const Run& run, Priority priority) {
+  {
+    std::lock_guard lock(mutex_);
+    const bool live = (live_ & shard_bit(run.stripe->shards[run.chunk])) != 0;
+    if (live && run.stripe->overrides.empty()) bad_[{run.stripe->id, run.chunk}] = run.stripe;
+  }
   AlignedBytes blocks(shape_.n() * run.count * kBlock);
   STOKER_TRY(read_rows(*run.stripe, run.first, run.count, uint32_t{1} << run.chunk, blocks.span(), priority));
   std::memcpy(run.into, blocks.data() + run.chunk * run.count * kBlock, run.count * kBlock);
@@ -272,7 +277,7 @@ class RowSet {
   bool all_have(size_t c) const {
     return std::all_of(have_.begin(), have_.end(), [c](uint32_t have) { return is_set(have, c); });
   }
-  bool known(size_t c, size_t r) const { return c < shape_.k || !headers_.unsound[(first_ + r) * shape_.m + c - shape_.k]; }
+  bool known(size_t c, size_t r) const { return c < shape_.k ? headers_.versions[(first_ + r) * shape_.k + c] != kUnknown : !headers_.unsound[(first_ + r) * shape_.m + c - shape_.k]; }
   bool intact(size_t c, size_t r) const { return crc32c(at(c, r), kBlock) == headers_.crcs[(first_ + r) * shape_.n() + c]; }
   // What was read of chunk c (or failed to be: `ok`) is taken where it is right.
   void took(size_t c, bool ok) {
@@ -299,8 +304,8 @@ class RowSet {
     }
     if (!code.decode(sources, targets)) return false;
     for (size_t c = 0; c < shape_.n(); ++c) {
-      // An unsound parity has no checksum to compare with; it is computed from blocks that have.
-      if (is_set(missing, c) && known(c, r) && !intact(c, r)) return false;
+      // An unsound parity has no checksum to compare with; it is computed from blocks that have. A data block of no known version has none either.
+      if (is_set(missing, c) && (known(c, r) ? !intact(c, r) : c < shape_.k)) return false;
     }
     return true;
   }

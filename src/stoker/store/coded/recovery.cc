@@ -44,6 +44,10 @@ std::optional<Image> read_image(const StoreId& store, std::span<const std::byte>
 }  // namespace
 
 Status Recovery::run(bool read_only) {
+  if (const auto there = static_cast<size_t>(std::popcount(shards_.present())); there < shape_.present_min()) {
+    return make_error(Code::not_found, "only " + std::to_string(there) + " of the " + std::to_string(shape_.shards) + " shards are there: with fewer than " + std::to_string(shape_.present_min()) +
+                      " it cannot be told what was written last; bring more disks back", kWhere);
+  }
   ShardSet current = shards_.current();
   bool writable = false;
   for (;;) {
@@ -234,13 +238,28 @@ void Recovery::choose_folds() {
     const StripePtr stripe = find_stripe(found.item.stripe);
     if (!stripe) continue;
     RawHeaders& raw = raw_.at(stripe->id);
+    const Headers newest = raw.merge(shape_);
     const uint32_t live = store_.live_positions(*stripe);
     bool undone = false;
     std::set<size_t> rows;
+    std::set<size_t> outdone;  // rows of which a later fold is in the base: that shard or page has lost them, and gets them from the others
+    const auto above = [&](size_t row, size_t chunk, Stamp version) {
+      const Stamp now = newest.versions[row * shape_.k + chunk];
+      return now != kUnknown && now > version;
+    };
     for (const FoldRow& row : found.item.rows) {
       rows.insert(row.row);
+      if (above(row.row, row.chunk, row.version)) outdone.insert(row.row);
+    }
+    for (const auto& [stage_key, stage] : stages_) {
+      if (std::get<0>(stage_key) != found.item.fold || std::get<1>(stage_key) != stripe->id) continue;
+      for (size_t c = 0; c < shape_.k; ++c) {
+        if (above(std::get<3>(stage_key), c, stage.entry.versions[c])) outdone.insert(std::get<3>(stage_key));
+      }
+    }
+    for (const FoldRow& row : found.item.rows) {
       auto& entry = raw.data[row.chunk][row.row];
-      if ((live >> row.chunk & 1) == 0 || (entry && entry->version >= row.version)) continue;
+      if (outdone.contains(row.row) || (live >> row.chunk & 1) == 0 || (entry && entry->version >= row.version)) continue;
       for (auto val = vals_.lower_bound({row.version, stripe->id, row.chunk, 0}); val != vals_.end(); ++val) {
         const ValItem& item = val->second.item;
         if (item.stamp != row.version || item.stripe != stripe->id || item.chunk != row.chunk) break;
@@ -257,7 +276,7 @@ void Recovery::choose_folds() {
       if ((live >> (shape_.k + j) & 1) == 0) continue;
       for (const size_t row : rows) {
         const auto stage = stages_.find({found.item.fold, stripe->id, shape_.k + j, row});
-        if (stage == stages_.end()) continue;
+        if (stage == stages_.end() || outdone.contains(row)) continue;
         auto& entry = raw.parity[j][row];
         bool done = entry.has_value();
         for (size_t c = 0; done && c < shape_.k; ++c) done = entry->versions[c] >= stage->second.entry.versions[c];
@@ -285,7 +304,7 @@ void Recovery::choose_vals() {
     std::stable_partition(places.begin(), places.end(), [&](const Place& place) { return place.shard == stripe->shards[found.item.chunk]; });
     for (size_t i = 0; i < found.item.crcs.size(); ++i) {
       const size_t block = (found.item.first + i) * shape_.k + found.item.chunk;
-      if (found.item.stamp <= stripe->headers->versions[block]) continue;
+      if (found.item.stamp <= stripe->headers->versions[block]) continue;  // of an unknown block no VAL is believed either: it may be an old one
       const auto at = stripe->overlay.find(block);
       if (at != stripe->overlay.end() && at->second.val->stamp > found.item.stamp) continue;
       stripe->overlay[block] = {found.val, i};
@@ -309,7 +328,8 @@ Status Recovery::settle() {
   STOKER_TRY(append_folds());
   STOKER_TRY(store_.flush(store_.live()));
   STOKER_TRY(roll_forward());
-  return store_.checkpoint();
+  STOKER_TRY(store_.checkpoint());  // above all old COMMITs: none of them is ever chosen late
+  return store_.restore_reserve();  // also for the next opening
 }
 
 Status Recovery::append_commits() {
@@ -400,18 +420,28 @@ Status Recovery::roll_forward() {
   std::set<uint64_t> stripes;
   for (const auto& [key, found] : folds_) stripes.insert(found.item.stripe);
   for (const uint64_t id : stripes) STOKER_TRY(roll_forward(find_stripe(id)));
-  // What no staged block was found for is computed again.
+  // What nothing was found for, or was lost since, comes from the others.
   for (const auto& [id, raw] : raw_) {
     const StripePtr stripe = find_stripe(id);
     if (!stripe) continue;
-    for (size_t j = 0; j < shape_.m; ++j) {
-      bool unsound = false;
-      for (size_t row = 0; row < shape_.rows(); ++row) unsound = unsound || stripe->headers->unsound[row * shape_.m + j];
-      if (!unsound || (store_.live_positions(*stripe) >> (shape_.k + j) & 1) == 0) continue;
-      if (const auto rebuilt = store_.rebuild(stripe, shape_.k + j); !rebuilt) log().warn("{}", rebuilt.error().message());
+    for (size_t position = 0; position < shape_.n(); ++position) {
+      if ((store_.live_positions(*stripe) >> position & 1) == 0 || !lags(*stripe, raw, position)) continue;
+      if (const auto rebuilt = store_.rebuild(stripe, position); !rebuilt) log().warn("{}", rebuilt.error().message());
     }
   }
   return {};
+}
+
+// Whether the shard's own header does not say of every row what the headers together say.
+bool Recovery::lags(const Stripe& stripe, const RawHeaders& raw, size_t position) const {
+  for (size_t row = 0; row < shape_.rows(); ++row) {
+    if (position >= shape_.k) {
+      if (stripe.headers->unsound[row * shape_.m + position - shape_.k]) return true;
+    } else if (const auto& entry = raw.data[position][row]; !entry || entry->version != stripe.headers->versions[row * shape_.k + position]) {
+      return true;
+    }
+  }
+  return false;
 }
 
 // Blocks in place, durable, then their header pages, durable.

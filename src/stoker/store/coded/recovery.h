@@ -60,6 +60,7 @@ class Recovery {
   Status append_folds();
   Status roll_forward();
   Status roll_forward(const StripePtr& stripe);
+  bool lags(const Stripe& stripe, const RawHeaders& raw, size_t position) const;
   StripePtr find_stripe(uint64_t id) const;
   bool counts(const FoundVal& found) const { return !found.item.needs_commit || commits_.contains(found.item.stamp); }
 

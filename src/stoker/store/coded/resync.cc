@@ -1,6 +1,7 @@
 // Resync: a shard that was away gets the chunks that it missed, while the store works on, and counts again once it has all.
 #include <algorithm>
 #include <cstring>
+#include <random>
 
 #include "stoker/base/check.h"
 #include "stoker/base/crc32c.h"
@@ -66,14 +67,23 @@ Result<size_t> CodedStore::rebuild(const StripePtr& stripe, size_t position) {
   ShardBatch blocks(*shards_, Priority::scrub);
   std::set<size_t> pages;
   std::vector<AlignedBytes> memory;
+  for (size_t page = 0; page < shape_.pages(); ++page) {
+    if (raw.counters[position * shape_.pages() + page] == 0) pages.insert(page);  // lost, or never written on this disk
+  }
   for (const size_t row : wrong) {
+    pages.insert(row / shape_.rows_per_page());
     AlignedBytes& all = memory.emplace_back(shape_.n() * kBlock);
-    STOKER_TRY(read_rows(*stripe, row, 1, uint32_t{1} << position, all.span(), Priority::scrub, uint32_t{1} << position));
+    const Status decoded = read_rows(*stripe, row, 1, uint32_t{1} << position, all.span(), Priority::scrub, uint32_t{1} << position);
+    if (!decoded) {
+      // Lost for good: it stays an erasure, and no reason to go without the rest.
+      log().warn("{}", decoded.error().message());
+      if (position >= shape_.k) next.unsound[row * shape_.m + position - shape_.k] = true;
+      continue;
+    }
     const Slice block{all.data() + position * kBlock, kBlock, -1};
     next.crcs[row * shape_.n() + position] = crc32c(block.data, kBlock);
     if (position >= shape_.k) next.unsound[row * shape_.m + position - shape_.k] = false;
     blocks.write(shard, shape_.block_at(slot, row), block);
-    pages.insert(row / shape_.rows_per_page());
   }
   const auto durable = [&](ShardBatch& batch) -> Status {
     if (batch.run() != 0) return failing(path, batch.why());
@@ -81,7 +91,7 @@ Result<size_t> CodedStore::rebuild(const StripePtr& stripe, size_t position) {
     sync.sync(shard_bit(shard));
     return sync.run() == 0 ? Status() : failing(path, sync.why());
   };
-  if (!wrong.empty()) {
+  if (!pages.empty()) {
     STOKER_TRY(durable(blocks));
     ShardBatch headers(*shards_, Priority::scrub);
     for (const size_t page : pages) {
@@ -149,6 +159,7 @@ Result<bool> CodedStore::resync_step() {
 Status CodedStore::admit() {
   const size_t shard = *joining_;
   Shard& each = (*shards_)[shard];
+  each.super.incarnation = std::random_device{}();
   // A log of its own, above all that it ever wrote.
   uint64_t highest = each.super.log_floor;
   for (size_t segment = 0; segment < shape_.segments; ++segment) {
@@ -209,6 +220,8 @@ Status CodedStore::admit() {
 
 bool CodedStore::background_step() {
   if (const std::lock_guard lock(mutex_); refused_) return false;
+  const auto mended = mend_step();
+  if (mended && *mended) return true;
   const auto resynced = resync_step();
   if (resynced && *resynced) return true;
   const auto folded = fold_step(1);
@@ -217,13 +230,36 @@ bool CodedStore::background_step() {
   return false;
 }
 
-Future<void> CodedStore::resync() {
+// A chunk in which a reader found a bad block is compared with the others and written where it differs.
+Result<bool> CodedStore::mend_step() {
+  StripePtr stripe;
+  size_t position = 0;
+  {
+    std::lock_guard lock(mutex_);
+    if (refused_ || bad_.empty()) return false;
+    position = bad_.begin()->first.second;
+    stripe = bad_.begin()->second.lock();
+    bad_.erase(bad_.begin());
+  }
+  if (!stripe || (live_positions(*stripe) >> position & 1) == 0) return true;
+  const auto mended = rebuild(stripe, position);
+  if (!mended) {
+    log().warn("{}", mended.error().message());
+    return true;
+  }
+  std::lock_guard lock(mutex_);
+  counts_.mended_blocks += *mended;
+  return true;
+}
+
+Future<void> CodedStore::repair() {
   Request request;
   request.work = [this]() -> Status {
     given_up_.clear();
     for (;;) {
-      STOKER_ASSIGN(const bool more, resync_step());
-      if (!more) return {};
+      STOKER_ASSIGN(const bool mended, mend_step());
+      STOKER_ASSIGN(const bool resynced, resync_step());
+      if (!mended && !resynced) return {};
     }
   };
   Future<void> future = request.done.future();

@@ -243,13 +243,11 @@ Status Shards::make(const CodedPlan& plan, const StoreOptions& options, const Co
   if (coded.files && !options.same_disk) STOKER_TRY(check_disks(shards_));
   ShardSet all = 0;
   for (size_t i = 0; i < shards_.size(); ++i) {
-    shards_[i].super = Superblock{shape_, i, store_, found[i] ? found[i]->counter : 0, {}, {}, 0};
-    STOKER_TRY(write_superblock(i));
+    shards_[i].super = Superblock{shape_, i, store_, found[i] ? found[i]->counter : 0, {}, {}, 0, std::random_device{}(), {}};
     all |= shard_bit(i);
   }
-  ShardBatch flush(*this, Priority::write_back);
-  flush.sync(all);
-  if (flush.run() != 0) return make_error(Code::io, "making the store: " + flush.why(), kWhere);
+  std::string why;
+  if (write_superblocks(all, why) != 0) return make_error(Code::io, "making the store: " + why, kWhere);
   fresh_ = true;
   return {};
 }
@@ -291,11 +289,21 @@ ShardSet Shards::present() const {
 
 ShardSet Shards::current() const {
   Epoch highest;
+  std::array<uint32_t, kShardsMax> incarnations{};
   for (const Shard& shard : shards_) {
-    if (shard.present() && shard.super.confirmed.number > highest.number) highest = shard.super.confirmed;
+    if (!shard.present() || shard.super.confirmed.number <= highest.number) continue;
+    highest = shard.super.confirmed;
+    incarnations = shard.super.incarnations;
   }
   if (highest.number == 0) return present();  // made a moment ago
-  return highest.live & present();
+  // A member that does not is another disk, or an older copy of it.
+  ShardSet members = 0;
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    const Superblock& own = shards_[i].super;
+    const bool knows = std::max(own.confirmed.number, own.proposed.number) >= highest.number;
+    if (shards_[i].present() && knows && own.incarnation == incarnations[i]) members |= shard_bit(i);
+  }
+  return highest.live & members;
 }
 
 uint64_t Shards::epoch_seen() const {
@@ -306,16 +314,30 @@ uint64_t Shards::epoch_seen() const {
   return highest;
 }
 
-Status Shards::write_superblock(size_t shard) {
-  Superblock& super = shards_[shard].super;
-  ++super.counter;
-  const std::string bytes = encode_superblock(super);
-  AlignedBytes block(kBlock);
-  std::memset(block.data(), 0, kBlock);
-  std::memcpy(block.data(), bytes.data(), bytes.size());
-  IoBatch batch(loop_, Priority::demand);
-  batch.write(shards_[shard].file.id, kSuperblockAt[super.counter & 1], block.slice());
-  return batch.run();
+ShardSet Shards::write_superblocks(ShardSet set, std::string& why) {
+  std::vector<AlignedBytes> blocks(size());
+  for (size_t i = 0; i < size(); ++i) {
+    if ((set & shard_bit(i)) == 0) continue;
+    ++shards_[i].super.counter;
+    const std::string bytes = encode_superblock(shards_[i].super);
+    blocks[i] = AlignedBytes(kBlock);
+    std::memset(blocks[i].data(), 0, kBlock);
+    std::memcpy(blocks[i].data(), bytes.data(), bytes.size());
+  }
+  ShardSet failed = 0;
+  for (const uint64_t turn : {0, 1}) {
+    ShardBatch writes(*this, Priority::demand);
+    for (size_t i = 0; i < size(); ++i) {
+      if ((set & ~failed & shard_bit(i)) != 0) writes.write(i, kSuperblockAt[(shards_[i].super.counter + turn) & 1], blocks[i].slice());
+    }
+    failed |= writes.run();
+    if (!writes.why().empty()) why = writes.why();
+    ShardBatch flush(*this, Priority::demand);
+    flush.sync(set & ~failed);
+    failed |= flush.run();
+    if (!flush.why().empty()) why = flush.why();
+  }
+  return failed;
 }
 
 void ShardBatch::sync(ShardSet set) {

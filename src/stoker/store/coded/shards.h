@@ -48,11 +48,11 @@ class Shards {
   size_t size() const { return shards_.size(); }
   Loop& loop() { return loop_; }
   ShardSet present() const;
-  // The present members of the highest confirmed epoch: those that hold what was acknowledged.
+  // The members of the highest confirmed epoch that are there and know of it: those that hold what was acknowledged.
   ShardSet current() const;
   uint64_t epoch_seen() const;  // the highest, confirmed or proposed
-  // Writes the shard's superblock in the copy whose turn it is. The caller flushes.
-  Status write_superblock(size_t shard);
+  // Writes the superblocks of these shards, one copy after the other, durably. Returns the shards that failed.
+  ShardSet write_superblocks(ShardSet set, std::string& why);
 
  private:
   explicit Shards(Loop& loop) : loop_(loop) {}
