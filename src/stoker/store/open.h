@@ -32,7 +32,7 @@ struct StoreOptions {
 // The volumes of "local:/nvme0,/nvme1" or "/nvme0,/nvme1", for tools that work on a local store itself.
 Result<std::vector<std::string>> local_volumes(const std::string& composition);
 
-// "memory:" · "local:/nvme0,/nvme1" or just "/nvme0,/nvme1" (each a directory, which then holds stoker.volume, a file, or a block device)
+// "memory:" · "coded(6+3, /disk{0..8})" (any three of nine disks may be lost) · "local:/nvme0,/nvme1" or just "/nvme0,/nvme1" (each a directory, which then holds stoker.volume, a file, or a block device)
 Result<std::unique_ptr<Store>> open_store(const std::string& composition, const Runtime& runtime, const StoreOptions& options);
 
 }  // namespace stoker

@@ -19,6 +19,7 @@
 #include "stoker/base/pool.h"
 #include "stoker/codec/erasure.h"
 #include "stoker/store/coded/shards.h"
+#include "stoker/store/coded/headers.h"
 #include "stoker/store/coded/staged.h"
 #include "stoker/store/coded/store.h"
 #include "stoker/store/coded/table.h"
@@ -59,7 +60,7 @@ class CodedStore final : public Store {
   friend class StagedTransaction;
   friend class Recovery;
   friend class Folding;
-  friend class Resync;
+  friend class Checking;
   struct Request {
     std::shared_ptr<TransactionState> state;  // null: `work` is to be done
     std::function<Status()> work;
@@ -132,6 +133,12 @@ class CodedStore final : public Store {
 
   // fold.cc, resync.cc: the writer thread
   Result<size_t> fold_step(size_t stripes_max);
+  struct Compared {
+    Headers next;                    // with what was found out of this chunk
+    std::vector<size_t> wrong_rows;  // whose block, version or entry is not what it should be
+    std::set<size_t> lost_pages;
+  };
+  Result<Compared> compare(const StripePtr& stripe, size_t position);
   // Makes the chunk at this position right on its shard, live or not, where it differs from what the others say. How many blocks that were.
   Result<size_t> rebuild(const StripePtr& stripe, size_t position);
   Result<bool> resync_step();  // false: there is nothing to do

@@ -19,11 +19,10 @@ Error failing(const std::string& path, const std::string& why) { return make_err
 
 }  // namespace
 
-// Compares every row with what the headers of the others say. Blocks first, durable, then the header pages, durable: as in a fold.
-Result<size_t> CodedStore::rebuild(const StripePtr& stripe, size_t position) {
+// Every row of the chunk with what the headers of all say.
+Result<CodedStore::Compared> CodedStore::compare(const StripePtr& stripe, size_t position) {
   STOKER_TRY(load_headers(stripe, Priority::scrub));
   const size_t shard = stripe->shards[position];
-  const std::string& path = (*shards_)[shard].path;
   const size_t slot = stripe->slots[position];
   AlignedBytes pairs(header_bytes(shape_));
   AlignedBytes own(shape_.chunk_bytes);
@@ -36,13 +35,13 @@ Result<size_t> CodedStore::rebuild(const StripePtr& stripe, size_t position) {
   }
   RawHeaders raw(shape_);
   if (readable) raw.take(shape_, shards_->store(), stripe->id, position, pairs.span());
-  Headers next = *stripe->headers;
-  std::vector<size_t> wrong;
+  Compared found;
+  found.next = *stripe->headers;
+  Headers& next = found.next;
   for (size_t row = 0; row < shape_.rows(); ++row) {
     const Stamp* versions = &next.versions[row * shape_.k];
     const bool data = position < shape_.k;
-    const bool blank = data ? versions[position] == 0 : row_is_blank(shape_, next, row);
-    if (blank) continue;
+    if (data ? versions[position] == 0 : row_is_blank(shape_, next, row)) continue;
     uint32_t crc = next.crcs[row * shape_.n() + position];
     bool right = readable;
     if (data) {
@@ -57,20 +56,29 @@ Result<size_t> CodedStore::rebuild(const StripePtr& stripe, size_t position) {
       next.crcs[row * shape_.n() + position] = crc;
       if (!data) next.unsound[row * shape_.m + position - shape_.k] = false;
     } else {
-      wrong.push_back(row);
+      found.wrong_rows.push_back(row);
     }
   }
   for (size_t page = 0; page < shape_.pages(); ++page) {
+    const uint64_t own_counter = raw.counters[position * shape_.pages() + page];
+    if (own_counter == 0) found.lost_pages.insert(page);  // or never written on this disk
     uint64_t& counter = next.counters[position * shape_.pages() + page];
-    counter = std::max(counter, raw.counters[position * shape_.pages() + page]);
+    counter = std::max(counter, own_counter);
   }
+  return found;
+}
+
+// Blocks first, durable, then the header pages, durable: as in a fold.
+Result<size_t> CodedStore::rebuild(const StripePtr& stripe, size_t position) {
+  STOKER_ASSIGN(Compared found, compare(stripe, position));
+  const size_t shard = stripe->shards[position];
+  const std::string& path = (*shards_)[shard].path;
+  const size_t slot = stripe->slots[position];
+  Headers& next = found.next;
+  std::set<size_t> pages = found.lost_pages;
   ShardBatch blocks(*shards_, Priority::scrub);
-  std::set<size_t> pages;
   std::vector<AlignedBytes> memory;
-  for (size_t page = 0; page < shape_.pages(); ++page) {
-    if (raw.counters[position * shape_.pages() + page] == 0) pages.insert(page);  // lost, or never written on this disk
-  }
-  for (const size_t row : wrong) {
+  for (const size_t row : found.wrong_rows) {
     pages.insert(row / shape_.rows_per_page());
     AlignedBytes& all = memory.emplace_back(shape_.n() * kBlock);
     const Status decoded = read_rows(*stripe, row, 1, uint32_t{1} << position, all.span(), Priority::scrub, uint32_t{1} << position);
@@ -108,7 +116,7 @@ Result<size_t> CodedStore::rebuild(const StripePtr& stripe, size_t position) {
   stripe->headers = std::move(next);
   stripe->folding = false;
   unpinned_.notify_all();
-  return wrong.size();
+  return found.wrong_rows.size();
 }
 
 // One stripe of the joining shard, or its admission when it has all of them.
