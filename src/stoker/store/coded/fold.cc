@@ -11,8 +11,6 @@
 namespace stoker::coded {
 namespace {
 
-constexpr const char* kWhere = "store/coded/fold";
-
 // Rows that stand together and are newer in the same chunks.
 struct Group {
   StripePtr stripe;
@@ -254,10 +252,6 @@ Status Folding::stage() {
     }
   }
   std::map<size_t, LogFrame> written;
-  for (const auto& [shard, frame] : frames) {
-    // One segment stays for the next opening.
-    if (!store_.shards()[shard].log->fits(frame.bytes() + kBlock, 1)) return make_error(Code::out_of_space, "the logs of the coded store have no room for a fold", kWhere);
-  }
   STOKER_TRY(store_.append(frames, 0, written));
   for (const auto& [shard, frame] : written) held_.push_back(frame.segment);
   for (auto& [id, blocks] : staged_) {

@@ -16,8 +16,15 @@ SegmentRef ShardLog::hold(size_t segment) {
   return ref;
 }
 
+void ShardLog::resume(size_t segment, const SegmentEnd& end) {
+  current_ = hold(segment);
+  writer_ = LogWriter({store_, end.generation}, shape_.segment_bytes, end.cursor);
+}
+
+// The current one counts if nobody but us holds it: it can be begun anew.
 size_t ShardLog::free_segments() const {
-  return static_cast<size_t>(std::count_if(refs_.begin(), refs_.end(), [](const auto& ref) { return ref.expired(); }));
+  const auto expired = static_cast<size_t>(std::count_if(refs_.begin(), refs_.end(), [](const auto& ref) { return ref.expired(); }));
+  return expired + (current_ && current_.use_count() == 1 ? 1 : 0);
 }
 
 bool ShardLog::fits(size_t bytes, size_t reserve) const {
@@ -55,6 +62,7 @@ namespace {
 // The frame at `at`, if it says of itself that it belongs there.
 struct Found {
   uint64_t generation, end;
+  LogCursor next;
   FrameContent content;
 };
 std::optional<Found> frame_at(const Shape& shape, const StoreId& store, const FrameHome& home, std::span<const std::byte> bytes) {
@@ -64,12 +72,12 @@ std::optional<Found> frame_at(const Shape& shape, const StoreId& store, const Fr
   if (!*frame) return {};
   auto content = decode_payload(shape, (*frame)->payload);
   if (!content || content->home != home) return {};
-  return Found{(*frame)->generation, (*frame)->end, std::move(*content)};
+  return Found{(*frame)->generation, (*frame)->end, (*frame)->next(), std::move(*content)};
 }
 
 }  // namespace
 
-uint64_t read_segment(const Shape& shape, const StoreId& store, size_t shard, size_t segment, uint64_t floor, std::span<const std::byte> bytes,
+SegmentEnd read_segment(const Shape& shape, const StoreId& store, size_t shard, size_t segment, uint64_t floor, std::span<const std::byte> bytes,
                       const std::function<void(uint64_t at, FrameContent content)>& visit) {
   uint64_t generation = 0;
   for (uint64_t at = 0; at + kBlock <= bytes.size(); at += kBlock) {
@@ -77,14 +85,16 @@ uint64_t read_segment(const Shape& shape, const StoreId& store, size_t shard, si
     if (found) generation = std::max(generation, found->generation);
     if (found && at == 0) break;
   }
-  if (generation >> 32 < floor || generation == 0) return 0;
+  if (generation >> 32 < floor || generation == 0) return {};
+  SegmentEnd end{generation, {}};
   for (uint64_t at = 0; at + kBlock <= bytes.size();) {
     auto found = frame_at(shape, store, {shard, segment, at}, bytes);
     const bool ours = found && found->generation == generation;
     if (ours) visit(at, std::move(found->content));
+    if (ours) end.cursor = found->next;
     at = ours ? found->end : at + kBlock;
   }
-  return generation >> 32;
+  return end;
 }
 
 }  // namespace stoker::coded

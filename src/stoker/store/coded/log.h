@@ -21,6 +21,13 @@ struct LogFrame {
   AlignedBytes bytes;
 };
 
+// How far a segment is written.
+struct SegmentEnd {
+  uint64_t generation = 0;  // 0: there is no frame that counts
+  LogCursor cursor;         // behind the last intact frame
+  uint64_t count() const { return generation >> 32; }
+};
+
 class ShardLog {
  public:
   ShardLog(const Shape& shape, const StoreId& store, size_t shard) : shape_(shape), store_(store), shard_(shard), refs_(shape.segments) {}
@@ -29,9 +36,8 @@ class ShardLog {
   SegmentRef hold(size_t segment);
   // Generation counts already used on this shard end here.
   void seen(uint64_t generation_count) { next_count_ = std::max(next_count_, generation_count + 1); }
-  uint64_t next_count() const { return next_count_; }
-  // Nothing more goes into the current segment.
-  void close_segment() { current_.reset(); }
+  // Goes on behind the last intact frame of this segment, which is the one begun last: opening takes no room.
+  void resume(size_t segment, const SegmentEnd& end);
 
   size_t free_segments() const;
   // Whether frames of this many bytes in all (each smaller than a segment) can be appended, leaving `reserve` segments free.
@@ -51,8 +57,8 @@ class ShardLog {
 };
 
 // Hands out every frame of the segment's generation with its place in the segment; `bytes` is all of it. What is damaged is skipped.
-// Returns the generation's count; 0: there is none at or above `floor`.
-uint64_t read_segment(const Shape& shape, const StoreId& store, size_t shard, size_t segment, uint64_t floor, std::span<const std::byte> bytes,
+// Generation counts below `floor` do not count.
+SegmentEnd read_segment(const Shape& shape, const StoreId& store, size_t shard, size_t segment, uint64_t floor, std::span<const std::byte> bytes,
                       const std::function<void(uint64_t at, FrameContent content)>& visit);
 
 }  // namespace stoker::coded

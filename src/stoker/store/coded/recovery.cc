@@ -117,6 +117,8 @@ void Recovery::read_images(size_t shard, ShardSet& failed) {
 
 void Recovery::read_log(size_t shard, ShardSet& failed) {
   Shard& each = shards_[shard];
+  SegmentEnd newest;
+  size_t newest_at = 0;
   for (size_t segment = 0; segment < shape_.segments; ++segment) {
     AlignedBytes bytes(shape_.segment_bytes);
     ShardBatch batch(shards_, Priority::demand);
@@ -127,12 +129,16 @@ void Recovery::read_log(size_t shard, ShardSet& failed) {
       return;
     }
     SegmentRef ref;
-    const uint64_t count = read_segment(shape_, shards_.store(), shard, segment, each.super.log_floor, bytes.span(), [&](uint64_t at, FrameContent content) {
+    const SegmentEnd end = read_segment(shape_, shards_.store(), shard, segment, each.super.log_floor, bytes.span(), [&](uint64_t at, FrameContent content) {
       if (!ref) ref = each.log->hold(segment);
       take(shard, ref, shape_.segment_at(segment) + at, std::move(content));
     });
-    each.log->seen(std::max(count, each.super.log_floor));
+    each.log->seen(std::max(end.count(), each.super.log_floor));
+    if (end.generation <= newest.generation) continue;
+    newest = end;
+    newest_at = segment;
   }
+  if (newest.generation != 0) each.log->resume(newest_at, newest);
 }
 
 void Recovery::take(size_t shard, const SegmentRef& segment, uint64_t frame_at, FrameContent content) {

@@ -175,7 +175,7 @@ Status CodedStore::admit() {
     ShardBatch batch(*shards_, Priority::scrub);
     batch.read(shard, shape_.segment_at(segment), bytes.slice());
     if (batch.run() != 0) return failing(each.path, batch.why());
-    highest = std::max(highest, read_segment(shape_, shards_->store(), shard, segment, 0, bytes.span(), [](uint64_t, const FrameContent&) {}));
+    highest = std::max(highest, read_segment(shape_, shards_->store(), shard, segment, 0, bytes.span(), [](uint64_t, const FrameContent&) {}).count());
   }
   each.log = std::make_unique<ShardLog>(shape_, shards_->store(), shard);
   each.log->seen(highest);

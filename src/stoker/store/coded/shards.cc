@@ -95,7 +95,7 @@ Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop, 
     exists = exists || (found[i] && found[i]->confirmed.number > 0);
   }
   if (exists) {
-    STOKER_TRY(shards->identify(plan, found, options));
+    STOKER_TRY(shards->identify(plan, found));
   } else if (options.create && !options.read_only) {
     STOKER_TRY(shards->make(plan, options, coded, found));
   } else {
@@ -179,7 +179,7 @@ Status Shards::read_superblock(Shard& shard, std::optional<Superblock>& found) {
 }
 
 // Every shard of one store, each once, in the order of their indices; what is not there is missing.
-Status Shards::identify(const CodedPlan& plan, const std::vector<std::optional<Superblock>>& found, const StoreOptions& options) {
+Status Shards::identify(const CodedPlan& plan, const std::vector<std::optional<Superblock>>& found) {
   const Superblock* known = nullptr;
   size_t known_at = 0;
   for (size_t i = 0; i < found.size(); ++i) {
@@ -194,31 +194,23 @@ Status Shards::identify(const CodedPlan& plan, const std::vector<std::optional<S
     return make_error(Code::mismatch, "'" + shards_[known_at].path + "' is a shard of a store coded " + code_text(shape_.k, shape_.m) + " over " + std::to_string(shape_.shards) + " disks, not " + code_text(plan.k, plan.m) + " over " +
                       std::to_string(plan.paths.size()) + ": name it as it was made", kWhere);
   }
-  std::vector<Shard> ordered(shards_.size());
-  std::vector<bool> placed(shards_.size());
-  std::vector<size_t> homeless;
+  std::vector<size_t> from(shards_.size(), SIZE_MAX);  // by index: where it stands in our list
   for (size_t i = 0; i < shards_.size(); ++i) {
-    if (!found[i]) {
-      homeless.push_back(i);
-      continue;
-    }
+    if (!found[i]) continue;
     if (found[i]->shape != shape_) return make_error(Code::mismatch, "'" + shards_[i].path + "' and '" + shards_[known_at].path + "' disagree on the shape of their store", kWhere);
-    const size_t index = found[i]->shard;
-    if (placed[index]) return make_error(Code::mismatch, "'" + shards_[i].path + "' is a copy of '" + ordered[index].path + "', or the same shard twice", kWhere);
-    placed[index] = true;
-    ordered[index] = std::move(shards_[i]);
-    ordered[index].super = *found[i];
-    shards_[i] = Shard();
+    size_t& at = from[found[i]->shard];
+    if (at != SIZE_MAX) return make_error(Code::mismatch, "'" + shards_[i].path + "' is a copy of '" + shards_[at].path + "', or the same shard twice", kWhere);
+    at = i;
+    shards_[i].super = *found[i];
   }
-  size_t index = 0;
-  for (const size_t i : homeless) {
-    while (placed[index]) ++index;
-    placed[index] = true;
-    ordered[index] = std::move(shards_[i]);
-    shards_[i] = Shard();
-    Shard& shard = ordered[index];
-    if (shard.trouble.empty()) shard.trouble = "'" + shard.path + "' is blank";
+  // What has no superblock takes the places that are left.
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    if (found[i]) continue;
+    *std::find(from.begin(), from.end(), SIZE_MAX) = i;
+    if (shards_[i].trouble.empty()) shards_[i].trouble = "'" + shards_[i].path + "' is blank";
   }
+  std::vector<Shard> ordered;
+  for (const size_t at : from) ordered.push_back(std::move(shards_[at]));
   shards_ = std::move(ordered);
   for (size_t i = 0; i < shards_.size(); ++i) {
     Shard& shard = shards_[i];
@@ -227,7 +219,6 @@ Status Shards::identify(const CodedPlan& plan, const std::vector<std::optional<S
     static_cast<void>(loop_.close(shard.file.id));
     shard.file.id = -1;
   }
-  static_cast<void>(options);
   return {};
 }
 

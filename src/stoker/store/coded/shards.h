@@ -58,7 +58,7 @@ class Shards {
   explicit Shards(Loop& loop) : loop_(loop) {}
   Status open_one(const std::string& path, const StoreOptions& options, bool files);
   Status read_superblock(Shard& shard, std::optional<Superblock>& found);
-  Status identify(const CodedPlan& plan, const std::vector<std::optional<Superblock>>& found, const StoreOptions& options);
+  Status identify(const CodedPlan& plan, const std::vector<std::optional<Superblock>>& found);
   Status make(const CodedPlan& plan, const StoreOptions& options, const CodedOptions& coded, const std::vector<std::optional<Superblock>>& found);
   Status make_one(Shard& shard, const StoreOptions& options, bool files, bool had_superblock);
 
