@@ -181,7 +181,7 @@ TEST(CodedKill, AnyThreeOfNineFoldersMayGoAfterAKill) {
   Told told;
   uint64_t commits = 0;
   const auto begun = std::chrono::steady_clock::now();
-  const uint64_t kills = soak_factor > 1 ? 60 : 20;
+  const uint64_t kills = soak_factor > 1 ? 60 : 12;
   uint64_t done = 0;
   std::vector<size_t> gone;
   for (; done < kills; ++done) {

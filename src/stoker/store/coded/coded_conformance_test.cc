@@ -1,5 +1,5 @@
 // CodedStore passes the suite that every Store passes, with all shards there and with any m of them lost.
-#include "stoker/store/coded/coded_world.h"
+#include "stoker/testing/coded_world.h"
 #include "stoker/testing/store_conformance.h"
 
 namespace stoker {

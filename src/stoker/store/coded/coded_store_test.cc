@@ -9,7 +9,7 @@
 #include <set>
 #include <sstream>
 
-#include "stoker/store/coded/coded_world.h"
+#include "stoker/testing/coded_world.h"
 #include "stoker/store/local/fsck.h"
 
 namespace stoker::coded {

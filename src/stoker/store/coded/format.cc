@@ -1,3 +1,4 @@
+// The bytes of docs/formats/coded_store.md.
 #include "stoker/store/coded/format.h"
 
 #include <algorithm>
