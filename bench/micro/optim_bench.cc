@@ -1,4 +1,4 @@
-// AdamW against the machine's memory: bytes a second that the kernel must touch (each plane read once, and written
+// AdamW, with m and v as float32, bfloat16 and in 8 bits, against the machine's memory: bytes a second that the kernel must touch (each plane read once, and written
 // once if it changes), beside a stream over the very same buffers that reads and writes the same bytes and computes
 // next to nothing. The ratio of the two is printed at the end. Buffers are larger than any cache, in large pages
 // where the kernel grants them, and touched before the first measurement.
@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "stoker/optim/optim.h"
+#include "stoker/optim/moments.h"
 
 namespace {
 
@@ -53,9 +53,18 @@ struct Buffers {
     std::memset(weight, 0x3c, kCount * weight_bytes(type));
   }
 
-  size_t written_bytes() const { return weight_bytes(weight_type) + (planes.remainder ? 2 : 0) + 8; }
-  size_t touched_bytes() const { return 2 * written_bytes() + grad_bytes(grad_type); }
+  double written_bytes(MomentType moments) const {  // of an element
+    const double scales = moments == MomentType::q8 ? 8.0 / kMomentGroup : 0;
+    return static_cast<double>(weight_bytes(weight_type) + (planes.remainder ? 2 : 0) + 2 * moment_bytes(moments)) + scales;
+  }
+  double touched_bytes(MomentType moments) const { return 2 * written_bytes(moments) + static_cast<double>(grad_bytes(grad_type)); }
 };
+
+// m, or v, of float32 is long enough for what is kept in fewer bytes, and the scales behind it.
+KeptMoment kept(float* plane, MomentType type, size_t begin) {
+  const KeptMoment whole{reinterpret_cast<std::byte*>(plane), type == MomentType::q8 ? plane + kCount / 2 : nullptr};
+  return {whole.data + begin * moment_bytes(type), whole.scales ? whole.scales + begin / kMomentGroup : nullptr};
+}
 
 Buffers& buffers(WeightType type) {
   static Buffers bf16(WeightType::bf16), f32(WeightType::f32);
@@ -72,26 +81,29 @@ Share share_of(const benchmark::State& state) {
   return {each * static_cast<size_t>(state.thread_index()), each};
 }
 
-void count_bytes(benchmark::State& state, const Buffers& buffers, size_t count) {
-  state.SetBytesProcessed(static_cast<int64_t>(state.iterations()) * static_cast<int64_t>(count * buffers.touched_bytes()));
+void count_bytes(benchmark::State& state, const Buffers& buffers, MomentType moments, size_t count) {
+  state.SetBytesProcessed(static_cast<int64_t>(static_cast<double>(state.iterations()) * static_cast<double>(count) * buffers.touched_bytes(moments)));
 }
 
-void adamw(benchmark::State& state, WeightType type) {
+void adamw(benchmark::State& state, WeightType type, MomentType moment_type) {
   const Buffers& b = buffers(type);
   const auto [begin, count] = share_of(state);
   Planes p = b.planes;
   p.weight_in += begin * weight_bytes(type);
   p.weight_out += begin * weight_bytes(type);
   p.grad += begin * grad_bytes(b.grad_type);
-  p.m += begin;
-  p.v += begin;
   if (p.remainder) p.remainder += begin;
+  const Moments moments{.type = moment_type, .m = kept(p.m, moment_type, begin), .v = kept(p.v, moment_type, begin), .element = begin};
   Hyper hyper{.lr = 1e-6, .weight_decay = 0.01};
+  if (state.thread_index() == 0) {
+    std::memset(b.planes.m, 0, kCount * 4);  // zeros in every form
+    std::memset(b.planes.v, 0, kCount * 4);
+  }
   for (auto _ : state) {
-    update(hyper, type, b.grad_type, p, count);
+    update(hyper, type, b.grad_type, p, moments, count);
     ++hyper.step;
   }
-  count_bytes(state, b, count);
+  count_bytes(state, b, moment_type, count);
 }
 
 #if defined(__x86_64__) && !defined(__clang__)
@@ -114,23 +126,26 @@ STOKER_WIDEST uint64_t read_all(const void* at, size_t bytes) {
 }
 
 // One plane after the other: few streams at a time is what memory likes best, so this is the higher ceiling.
-void stream(benchmark::State& state, WeightType type) {
+void stream(benchmark::State& state, WeightType type, MomentType moments) {
   const Buffers& b = buffers(type);
   const auto [begin, count] = share_of(state);
   for (auto _ : state) {
     rewrite(b.planes.weight_out + begin * weight_bytes(type), count * weight_bytes(type));
     if (b.planes.remainder) rewrite(b.planes.remainder + begin, count * 2);
-    rewrite(b.planes.m + begin, count * 4);
-    rewrite(b.planes.v + begin, count * 4);
+    rewrite(b.planes.m + begin, count * moment_bytes(moments));
+    rewrite(b.planes.v + begin, count * moment_bytes(moments));
     benchmark::DoNotOptimize(read_all(b.planes.grad + begin * grad_bytes(b.grad_type), count * grad_bytes(b.grad_type)));
   }
-  count_bytes(state, b, count);
+  count_bytes(state, b, moments, count);
 }
 
-BENCHMARK_CAPTURE(adamw, bf16, WeightType::bf16)->Threads(1)->Threads(2)->UseRealTime()->Unit(benchmark::kMillisecond);
-BENCHMARK_CAPTURE(stream, bf16, WeightType::bf16)->Threads(1)->Threads(2)->UseRealTime()->Unit(benchmark::kMillisecond);
-BENCHMARK_CAPTURE(adamw, f32, WeightType::f32)->Threads(1)->Threads(2)->UseRealTime()->Unit(benchmark::kMillisecond);
-BENCHMARK_CAPTURE(stream, f32, WeightType::f32)->Threads(1)->Threads(2)->UseRealTime()->Unit(benchmark::kMillisecond);
+#define STOKER_BESIDE_ITS_STREAM(name, weights, moments)                                                                         \
+  BENCHMARK_CAPTURE(adamw, name, weights, moments)->Threads(1)->Threads(2)->UseRealTime()->Unit(benchmark::kMillisecond); \
+  BENCHMARK_CAPTURE(stream, name, weights, moments)->Threads(1)->Threads(2)->UseRealTime()->Unit(benchmark::kMillisecond)
+STOKER_BESIDE_ITS_STREAM(bf16, WeightType::bf16, MomentType::f32);
+STOKER_BESIDE_ITS_STREAM(f32, WeightType::f32, MomentType::f32);
+STOKER_BESIDE_ITS_STREAM(bf16_moments_bf16, WeightType::bf16, MomentType::bf16);
+STOKER_BESIDE_ITS_STREAM(bf16_moments_8bit, WeightType::bf16, MomentType::q8);
 
 // Keeps the medians, to set each kernel beside its stream.
 class Ratios : public benchmark::ConsoleReporter {

@@ -114,10 +114,11 @@ class Transaction:
 class Session:
     """What moves bytes between a store, the arena and the optimizer kernels, all without the GIL.
 
-    `tiles` buffers of 12 bytes x `tile_elements` (a power of two from 32 Ki to 2 Mi) are taken from the arena at once: the most state in flight.
+    `tiles` buffers of 12 bytes (8 with moments "bf16", a little over 6 with "8bit") x `tile_elements` (a power of two from 32 Ki, "8bit" 64 Ki, to
+    2 Mi) are taken from the arena at once: the most state in flight. `moments`: how m and v are kept; `seed`: of the draws that round them.
     """
 
-    def __init__(self, runtime: Runtime, store: Store, arena: Arena, tiles: int = 4, tile_elements: int = 1 << 19) -> None: ...
+    def __init__(self, runtime: Runtime, store: Store, arena: Arena, tiles: int = 4, tile_elements: int = 1 << 19, moments: str = "exact", seed: int = 0) -> None: ...
 
     # Blocks. `elements`: padded to a multiple of 2048. `dtype`: "bf16" or "f32". `planes`: which of "rmv" exist beside the weights
     # ("r" is implied by bf16 unless frozen). A frozen block has weights only, of any `element_bytes`.
@@ -160,6 +161,7 @@ class Session:
     def sum_of_squares(self, spans: Sequence[tuple[int, int, str]]) -> list[float]: ...  # float64, the same whatever the thread count
     def scale(self, spans: Sequence[tuple[int, int, str]], factor: float) -> None: ...
 
+    def arithmetic_seconds(self) -> float: ...  # of kernels, hashes and checksums of updates so far, over the threads of the pool
     def counters(self) -> dict[str, Any]: ...
     # read_bytes / written_bytes {weights, remainder, m, v, other}; seconds {kernel, hash, copy, stage, read_latency, write_latency,
     # wait_compute, wait_written}; tiles, tiles_prefetched, tiles_retained, prefetch_dropped
@@ -197,7 +199,15 @@ def optim_update(
     maximize: bool = False,
     grad_scale: float = 1.0,
     step: int = 1,  # the parameter's own count, 1 for its first update
+    moments: str = "exact",  # how m and v are kept: "exact", "bf16" or "8bit"
+    m_scales: int = 0,  # with "8bit": float32, one for each 256 elements
+    v_scales: int = 0,
+    seed: int = 0,  # beside step, parameter and element the key of the draws that round them
+    parameter: int = 0,
+    element: int = 0,  # of the parameter, that the slice begins with; a multiple of 256 with "8bit"
 ) -> None: ...  # ValueError for a plane that is missing or a name that is unknown
+def optim_decode_moment(moments: str, which: str, data: int, scales: int, to: int, count: int) -> None: ...  # "m" or "v" as kept -> float32
+def optim_encode_moment(moments: str, which: str, from_: int, data: int, scales: int, count: int) -> None: ...  # and back, to the nearest
 def optim_split(masters: int, weights: int, remainders: int, count: int) -> None: ...  # float32 -> bf16 weights and 16-bit remainders
 def optim_join(weights: int, remainders: int, masters: int, count: int) -> None: ...  # and back
 def optim_sums_of_squares(grad: int, grad_type: str, count: int) -> list[float]: ...  # of each piece of 65,536 elements, in float64

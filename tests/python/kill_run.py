@@ -1,4 +1,4 @@
-"""A training run for the kill tests: `python kill_run.py STORE STEPS POLICY` trains (or goes on) and prints a digest at the end."""
+"""A training run for the kill tests: `python kill_run.py STORE STEPS POLICY MOMENTS` trains (or goes on) and prints a digest at the end."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Position:
         self.next = state["next"]
 
 
-def main(store: str, steps: int, policy: str) -> None:
+def main(store: str, steps: int, policy: str, moments: str) -> None:
     torch.manual_seed(0)
     random.seed(0)
     model = Tiny().to(torch.bfloat16)
     opt = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
-    model, opt = stoker.offload(model, opt, store=store, dram="7MiB", policy=policy, resume="auto")
+    model, opt = stoker.offload(model, opt, store=store, dram="7MiB", policy=policy, resume="auto", moments=moments)
     scheduler = torch.optim.lr_scheduler.LambdaLR(opt, lambda s: 1.0 / (1 + 0.05 * s))
     position = Position()
     opt.attach(scheduler=scheduler, position=position)
@@ -67,4 +67,4 @@ def main(store: str, steps: int, policy: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

@@ -13,14 +13,23 @@ _NAMES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
 class ReferenceOptimizer(torch.optim.Optimizer):
-    """Updates parameters in place, tensor by tensor; bfloat16 parameters keep a remainder plane (exact float32 master)."""
+    """Updates parameters in place, tensor by tensor; bfloat16 parameters keep a remainder plane (exact float32 master).
 
-    def __init__(self, original: torch.optim.Optimizer) -> None:
-        self.algorithm = algorithm_of(original)
+    `moments`: how m and v are kept; lossy ones are keyed by a parameter's place in `model`.
+    """
+
+    def __init__(self, original: torch.optim.Optimizer, moments: str = "exact", model: torch.nn.Module | None = None) -> None:
+        self.algorithm = algorithm_of(original, moments)
+        self.index = {param: i for i, param in enumerate(model.parameters())} if model is not None else {}
         super().__init__(original.param_groups, original.defaults)
 
     @torch.no_grad()
     def step(self, closure=None):
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+            self.step()
+            return loss
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
@@ -31,8 +40,9 @@ class ReferenceOptimizer(torch.optim.Optimizer):
         if not state:
             state["step"] = 0
             state["remainder"] = torch.zeros(param.numel(), dtype=torch.int16)
-            state["m"] = torch.zeros(param.numel(), dtype=torch.float32)
-            state["v"] = torch.zeros(param.numel(), dtype=torch.float32)
+            for plane in "mv":
+                state[f"kept_{plane}"] = torch.zeros(self.algorithm.moments.element_bytes * param.numel(), dtype=torch.uint8)
+                state[f"scales_{plane}"] = torch.zeros(-(-param.numel() // 256), dtype=torch.float32)
         state["step"] += 1
         assert param.is_contiguous()
         grad = param.grad.contiguous()
@@ -45,10 +55,22 @@ class ReferenceOptimizer(torch.optim.Optimizer):
             weight_out=param.data_ptr(),
             grad=grad.data_ptr(),
             remainder=state["remainder"].data_ptr() if param.dtype == torch.bfloat16 else 0,
-            m=state["m"].data_ptr() if self.algorithm.momentum else 0,
-            v=state["v"].data_ptr() if self.algorithm.variance else 0,
+            m=state["kept_m"].data_ptr() if self.algorithm.momentum else 0,
+            v=state["kept_v"].data_ptr() if self.algorithm.variance else 0,
+            m_scales=state["scales_m"].data_ptr(),
+            v_scales=state["scales_v"].data_ptr(),
+            moments=self.algorithm.moments.name,
+            seed=self.algorithm.seed,
+            parameter=self.index.get(param, 0),
             **values,
         )
+
+    def moment(self, param: torch.Tensor, plane: str) -> torch.Tensor | None:
+        """m or v as float32, flat; None before the first update."""
+        if param not in self.state:
+            return None
+        kept, scales = (self.state[param][f"{name}_{plane}"] for name in ("kept", "scales"))
+        return self.algorithm.moments.decode(plane, param.numel(), bytearray(kept.numpy().tobytes()), bytearray(scales.numpy().tobytes()))
 
 
 def clip(params, max_norm: float) -> float:

@@ -612,7 +612,7 @@ def test_an_interrupt_while_memory_is_lent(offload, monkeypatch, after):
     assert interrupts == 1
 
 
-@pytest.mark.parametrize("policy", ["speculate", "auto"])
+@pytest.mark.parametrize("policy", ["speculate", "auto", "lazy"])
 def test_stochastic_depth(offload, policy):
     """Each step uses other layers: units that were read ahead get no gradient, and their tiles must not starve the others."""
 
@@ -981,6 +981,39 @@ def test_sentences_about_optimizers(offload):
         offload(meta, path="meta")
     offload(model)  # what was refused took nothing
     assert not any(torch.isnan(value).any() for value in model.state_dict().values())
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_model_on_the_meta_device(offload, tmp_path, resumes):
+    """Its weights come from a folder of safetensors, or from the store of a run; optimizer and users keep the parameters they have."""
+    from safetensors.torch import save_file
+
+    source = tiny(torch.bfloat16)
+    save_file(source.state_dict(), tmp_path / "weights.safetensors")
+    control = tiny(torch.bfloat16)
+    theirs = reference.ReferenceOptimizer(adamw(control))
+    with torch.device("meta"):
+        model = Tiny(layers=4).to(torch.bfloat16)
+    kept, its = list(model.parameters()), adamw(model)
+    save_file({name: value for name, value in source.state_dict().items() if name != "seen"}, tmp_path / "other.safetensors")
+    with pytest.raises(errors.InvalidArgument, match=r"buffer seen is on the meta device and its values are not in .*include_buffers=False"):
+        offload(model, its, weights=tmp_path / "other.safetensors")
+    with pytest.raises(errors.OverBudget):
+        offload(model, its, weights=tmp_path / "weights.safetensors", dram="2MiB")
+    with pytest.raises(errors.InvalidArgument, match=r"parameter embed.weight is on the meta device.*stoker.build\(\)"):
+        offload(model, its)  # no longer there, but still without values
+    model, opt = offload(model, its, weights=tmp_path / "weights.safetensors")
+    assert all(a is b for a, b in zip(kept, model.parameters()))
+    for step in range(2):
+        assert train_step(model, opt, step) == train_step(control, theirs, step)
+    if resumes:
+        opt.close()
+        with torch.device("meta"):
+            model = Tiny(layers=4).to(torch.bfloat16)
+        model, opt = offload(model, resume=True)
+    for step in range(2, 4):
+        assert train_step(model, opt, step) == train_step(control, theirs, step)
+    assert_same(weights(model), weights(control))
 
 
 def test_sentences_about_stores(offload, tmp_path):

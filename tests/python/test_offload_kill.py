@@ -13,11 +13,10 @@ import time
 import pytest
 
 HERE = os.path.dirname(__file__)
-STEPS, KILLS = 160, 20
 
 
-def start(store: str, policy: str) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, os.path.join(HERE, "kill_run.py"), store, str(STEPS), policy], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE)
+def start(store: str, steps: int, policy: str, moments: str) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, os.path.join(HERE, "kill_run.py"), store, str(steps), policy, moments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE)
 
 
 def finish(process: subprocess.Popen) -> tuple[dict[int, str], str, int]:
@@ -29,21 +28,23 @@ def finish(process: subprocess.Popen) -> tuple[dict[int, str], str, int]:
     return losses, digest.group(1) if digest else "", int(at.group(1)) if at else -1
 
 
-@pytest.mark.parametrize("policy", ["speculate", "sync"])
-def test_killed_runs_end_like_the_uninterrupted_one(tmp_path, policy):
-    kills = KILLS if policy == "speculate" else KILLS // 4
-    losses, digest, _ = finish(start(f"{tmp_path}/whole", policy))
-    assert len(losses) == STEPS and digest
+@pytest.mark.parametrize(
+    ("policy", "moments", "steps", "kills"),
+    [("speculate", "exact", 160, 20), ("sync", "exact", 160, 5), ("lazy", "exact", 80, 8), ("speculate", "bf16", 40, 3), ("speculate", "8bit", 40, 3)],
+)
+def test_killed_runs_end_like_the_uninterrupted_one(tmp_path, policy, moments, steps, kills):
+    losses, digest, _ = finish(start(f"{tmp_path}/whole", steps, policy, moments))
+    assert len(losses) == steps and digest
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     rng = random.Random(seed)
     seen: dict[int, str] = {}
     reached, killed = 0, 0
     while True:
-        process = start(f"{tmp_path}/killed", policy)
+        process = start(f"{tmp_path}/killed", steps, policy, moments)
         if killed < kills:
             # wait until it trains, then kill it some steps on, at a random moment of a step
-            target = reached + rng.randrange(1, max(2, (STEPS - reached) // (kills - killed) * 2))
+            target = reached + rng.randrange(1, max(2, (steps - reached) // (kills - killed) * 2))
             lines = []
             for line in process.stdout:
                 lines.append(line)

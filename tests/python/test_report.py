@@ -7,12 +7,15 @@ from html.parser import HTMLParser
 
 import pytest
 
+from stoker.offload.machine import CAUSES
 from stoker.train.charts import Series, bars, columns, lines, ticks
 from stoker.train.report import write_report
 
+STEP = {"policy": "speculate", "read_bytes": {"weights": 4000, "m": 4000, "v": 4000, "remainder": 2000},
+        "written_bytes": {"weights": 2000, "m": 4000, "v": 4000, "remainder": 2000},
+        "seconds": 0.9, "compute_seconds": 0.7, "stall_seconds": {**dict.fromkeys(CAUSES, 0.0), "state": 0.2}}
 PLAN = {"parameters": 1000, "state_bytes": 12000,
-        "predicted_bytes_per_step": {"read": {"weights": 4000, "m": 4000, "v": 4000, "remainder": 2000},
-                                     "written": {"weights": 2000, "m": 4000, "v": 4000, "remainder": 2000}}}
+        "policy": "speculate", "step": STEP, "steps": {"speculate": STEP}}
 SUMMARY = {"finished": True, "heldout_loss_before": 7.7, "heldout_loss_after": 4.9, "unigram_entropy": 6.2, "steps": 3,
            "parameters": 1000, "state_bytes": 12000, "dram_cap_bytes": 4000, "dram_peak_bytes": 3900,
            "process_peak_bytes": 50_000, "bytes_per_parameter_step": 26.0, "stall_share": 0.2, "seconds": 30.0,
@@ -20,7 +23,7 @@ SUMMARY = {"finished": True, "heldout_loss_before": 7.7, "heldout_loss_after": 4
 
 
 def rows(count: int) -> list[dict]:
-    return [{"step": i, "loss": 8.0 - i / count, "seconds": 1.0, "tokens": 10, "dram_bytes_peak": 3000 + i,
+    return [{"step": i, "loss": 8.0 - i / count, "seconds": 1.0, "tokens": 10, "policy": "speculate", "dram_bytes_peak": 3000 + i,
              "read_bytes": {"weights": 4000, "m": 4000}, "written_bytes": {"weights": 2000},
              "stall_seconds": {"weights": 0.1, "state": 0.2 * (i % 2)}} for i in range(1, count + 1)]
 
@@ -56,7 +59,7 @@ def test_the_report_is_one_well_formed_file_without_network(tmp_path, count):
     checker.feed(text)
     assert checker.outside == [] and "script" not in checker.tags and "@import" not in text
     assert not re.search(r"https?:", text)
-    assert checker.tags.count("svg") == (4 if count else 3)  # without steps: no time chart
+    assert checker.tags.count("svg") == (5 if count else 4)  # without steps: no time chart
     assert "the &lt;kernel&gt;" in text and " &amp; more" in text
     assert "prefers-color-scheme:dark" in text and "nan" not in text.lower().replace("finance", "")
     for figure in ("7.700", "4.900", "6.200", "3.0 x"):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from stoker.train.cli import _make_absolute, _sentence, default_out, main, parser
 from stoker.train.settings import Settings, write_json
@@ -235,6 +236,17 @@ def test_overwrite_begins_anew(corpus, cache, tmp_path):
         assert [line["step"] for line in ledger(out)] == [1, 2]
 
 
+def test_lossy_moments(corpus, cache, whole, tmp_path, capsys):
+    out = tmp_path / "run"
+    done = command(*arguments(corpus, cache, out, 12, "--moments", "8bit"))
+    assert done.returncode == 0, done.stderr
+    ours, exact = (json.loads((folder / "summary.json").read_text()) for folder in (out, whole))
+    assert ours["state_bytes"] < 0.6 * exact["state_bytes"]
+    assert ours["last_loss"] != exact["last_loss"] and abs(ours["last_loss"] - exact["last_loss"]) < 0.1
+    (out / "summary.json").unlink()
+    assert "--moments exact (stored: 8bit)" in refused(capsys, "--out", str(out), "--resume", "--moments", "exact")
+
+
 # -- mistakes ------------------------------------------------------------------------------------------------------------
 
 
@@ -257,7 +269,10 @@ def test_mistakes_are_sentences(corpus, cache, whole, tmp_path, capsys):
     assert "already holds a run: go on with --resume" in refused(capsys, *arguments(corpus, cache, whole, 12))
     assert "other settings: --seed 3 (stored: 0)" in refused(capsys, "--out", str(whole), "--resume", "--seed", "3")
     assert "amount of memory" in refused(capsys, *out, "--overwrite", "--dram", "lots", status=2)
-    assert "computes on the CPU" in refused(capsys, *out, "--overwrite", "--device", "cuda", status=2)
+    assert "cpu or cuda" in refused(capsys, *out, "--overwrite", "--device", "mps", status=2)
+    assert "tpuu" in refused(capsys, *out, "--overwrite", "--device", "tpuu", status=2)
+    if not torch.cuda.is_available():
+        assert "no GPU" in refused(capsys, *out, "--overwrite", "--device", "cuda", status=2)
     assert "multiple of twice --heads 3: try --hidden 66" in refused(capsys, *out, "--overwrite", "--hidden", "64", "--heads", "3", status=2)
     assert not (tmp_path / "new" / "run.json").exists()
 

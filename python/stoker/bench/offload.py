@@ -15,7 +15,6 @@ import platform
 import re
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -27,10 +26,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import stoker
-from stoker import _core
 from stoker.errors import StokerError
 from stoker.offload.build import keep_heap
-from stoker.offload.planes import MIB, parse_dram
+from stoker.offload.measure import checksum_seconds, disk_rates, kernel_seconds
+from stoker.offload.moments import MODES
+from stoker.offload.planes import MIB, parse_bytes
 
 TOKENS = 64
 
@@ -102,16 +102,6 @@ def process_io() -> tuple[int, int]:
     return int(fields["read_bytes"]), int(fields["write_bytes"])
 
 
-def disk_rates(directory: str) -> dict[str, float]:
-    """Bytes a second, reading and writing at the best block size and depth, by `stoker probe`."""
-    command = shutil.which("stoker", path=os.path.dirname(sys.executable)) or "stoker"
-    done = subprocess.run([command, "probe", directory, "--json"], capture_output=True, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(f"stoker probe {directory} failed: {done.stderr.strip()}")
-    best = json.loads(done.stdout)["best_bytes_per_second"]
-    return {"read": best["read"], "write": best["write"]}
-
-
 def plain_compute_seconds(args: argparse.Namespace) -> float:
     """Core-seconds of forward and backward without any offload (weights in memory, gradients dropped)."""
     keep_heap()  # as offload() does: page faults are no part of the arithmetic
@@ -126,40 +116,12 @@ def plain_compute_seconds(args: argparse.Namespace) -> float:
     return statistics.median(times[1:])
 
 
-def kernel_seconds(elements: int) -> float:
-    """Core-seconds of the fused AdamW kernel over `elements` bfloat16 parameters whose planes are in memory, not in cache."""
-    count = 16 << 20
-    weight, rest, grad = (torch.zeros(count, dtype=torch.int16) for _ in range(3))
-    m, v = torch.zeros(count), torch.zeros(count)
-    times = []
-    for step in range(6):
-        started = time.process_time()
-        _core.optim_update(
-            count, weight_type="bf16", grad_type="bf16", weight_in=weight.data_ptr(), weight_out=weight.data_ptr(), grad=grad.data_ptr(),
-            remainder=rest.data_ptr(), m=m.data_ptr(), v=v.data_ptr(), algorithm="adamw", step=step + 1,
-        )
-        times.append(time.process_time() - started)
-    return statistics.median(times[1:]) * elements / count
-
-
-def crc_seconds(size: float) -> float:
-    """Core-seconds of CRC32C over `size` bytes that are in memory, not in cache."""
-    count = 256 * MIB
-    data = torch.zeros(count, dtype=torch.uint8)
-    times = []
-    for _ in range(4):
-        started = time.process_time()
-        _core.crc32c(data.data_ptr(), count)
-        times.append(time.process_time() - started)
-    return statistics.median(times[1:]) * size / count
-
-
 def measure(policy: str, args: argparse.Namespace, directory: str) -> dict[str, Any]:
     """One row: builds the model in a fresh store, warms up, times `steps` steps."""
     store = os.path.join(directory, policy)
     model = stoker.build(lambda: Model(args.layers, args.width, args.vocabulary).to(torch.bfloat16), seed=0, store=store, dram=args.dram)
     opt = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    model, opt = stoker.offload(model, opt, store=store, dram=args.dram, policy=policy)
+    model, opt = stoker.offload(model, opt, store=store, dram=args.dram, policy=policy, moments=args.moments)
     parameters = opt.plan()["parameters"]
     before = disk_rates(directory)
     times, rows, losses = [], [], []
@@ -203,7 +165,7 @@ def measure(policy: str, args: argparse.Namespace, directory: str) -> dict[str, 
     opt.close()
     shutil.rmtree(store)
     io = row["proc_read_bytes_per_parameter"] * parameters / (row["disk_read_gbps"] * 1e9) + row["proc_written_bytes_per_parameter"] * parameters / (row["disk_write_gbps"] * 1e9)
-    cpu = args.compute + kernel_seconds(parameters) + crc_seconds((row["read_bytes_per_parameter"] + row["written_bytes_per_parameter"]) * parameters)
+    cpu = args.compute + kernel_seconds(moments=args.moments) * parameters + checksum_seconds() * (row["read_bytes_per_parameter"] + row["written_bytes_per_parameter"]) * parameters
     row.update(floor_io_seconds=io, floor_cpu_seconds=cpu / os.cpu_count(), compute_core_seconds=args.compute, floor_seconds=max(io, cpu / os.cpu_count()))
     row["ratio_to_floor"] = row["seconds_per_step"] / row["floor_seconds"]
     return row
@@ -229,11 +191,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--vocabulary", type=int, default=8192, help="tokens of the vocabulary (default: 8192)")
     parser.add_argument("--steps", type=int, default=6, help="timed steps a policy (default: 6)")
     parser.add_argument("--warmup", type=int, default=3, help="steps before them (default: 3)")
-    parser.add_argument("--policy", action="append", choices=["sync", "speculate"], help="only this policy (may be repeated)")
+    parser.add_argument("--policy", action="append", choices=["sync", "speculate", "lazy"], help="only this policy (may be repeated)")
+    parser.add_argument("--moments", default="exact", choices=list(MODES), help="how m and v are kept (default: exact)")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object on standard output")
     args = parser.parse_args(argv)
     try:
-        args.dram = parse_dram(args.dram)
+        args.dram = parse_bytes("dram", args.dram)
     except StokerError as error:
         parser.error(str(error).replace("dram:", "--dram:"))
     try:
@@ -250,7 +213,7 @@ def run(args: argparse.Namespace) -> int:
     args.compute = plain_compute_seconds(args)
     policies = {}
     with tempfile.TemporaryDirectory(dir=args.dir, prefix="stoker-bench-") as directory:
-        for policy in args.policy or ["sync", "speculate"]:
+        for policy in args.policy or ["sync", "speculate", "lazy"]:
             say(f"measuring policy {policy} ...")
             policies[policy] = row = measure(policy, args, directory)
             gc.collect()  # the arena of this row must not count in the next
@@ -259,6 +222,7 @@ def run(args: argparse.Namespace) -> int:
     result = {
         "parameters": plan["parameters"],
         "dram_bytes": args.dram,
+        "moments": args.moments,
         "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__, "stoker": stoker.__version__},
         "policies": policies,
         "policies_bit_equal": len({(row["digest"], tuple(row["losses"])) for row in policies.values()}) == 1,

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "convert.h"
+#include "names.h"
 #include "stoker/offload/gradient.h"
 
 namespace stoker::python {
@@ -47,8 +48,8 @@ offload::Session& open(const PySession& session) {
   return *session.handle->session;
 }
 
-PySession make_session(const PyRuntime& runtime, const PyStore& store, const PyArena& arena, uint32_t tiles, uint32_t tile_elements) {
-  auto made = offload::Session::make(python::open(store), runtime.handle->owner->runtime(), *arena.handle->arena, {tiles, tile_elements});
+PySession make_session(const PyRuntime& runtime, const PyStore& store, const PyArena& arena, const offload::SessionOptions& options) {
+  auto made = offload::Session::make(python::open(store), runtime.handle->owner->runtime(), *arena.handle->arena, options);
   return {std::make_shared<SessionHandle>(store.handle, arena.handle, unwrap(std::move(made)))};
 }
 
@@ -316,6 +317,12 @@ nb::dict by_class(const std::array<Counter, offload::kPlanes>& planes, const Cou
   return out;
 }
 
+double arithmetic_seconds(const PySession& session) {
+  const offload::Traffic& traffic = open(session).traffic();
+  const uint64_t ns = traffic.kernel_ns.get() + traffic.hash_ns.get() + traffic.copy_ns.get() + traffic.stage_ns.get();
+  return static_cast<double>(ns) * 1e-9 / static_cast<double>(open(session).pool().threads());
+}
+
 nb::dict counters(const PySession& session) {
   const offload::Traffic& traffic = open(session).traffic();
   const auto seconds_of = [](const Counter& counter) { return static_cast<double>(counter.get()) * 1e-9; };
@@ -352,10 +359,12 @@ void bind_offload(nanobind::module_& module) {
       .def("hashes", &hashes);
   nb::class_<PySession>(module, "Session", "What moves bytes between a store, the arena and the optimizer kernels.")
       .def("__init__",
-           [](PySession* self, const PyRuntime& runtime, const PyStore& store, const PyArena& arena, uint32_t tiles, uint32_t tile_elements) {
-             new (self) PySession(make_session(runtime, store, arena, tiles, tile_elements));
+           [](PySession* self, const PyRuntime& runtime, const PyStore& store, const PyArena& arena, uint32_t tiles, uint32_t tile_elements,
+              const std::string& moments, uint64_t seed) {
+             new (self) PySession(make_session(runtime, store, arena, {tiles, tile_elements, moment_type_of(moments), seed}));
            },
-           nb::arg("runtime"), nb::arg("store"), nb::arg("arena"), nb::arg("tiles") = 4, nb::arg("tile_elements") = 1 << 19)
+           nb::arg("runtime"), nb::arg("store"), nb::arg("arena"), nb::arg("tiles") = 4, nb::arg("tile_elements") = 1 << 19,
+           nb::arg("moments") = "exact", nb::arg("seed") = 0)
       .def("add_block", &add_block, nb::arg("name"), nb::arg("elements"), nb::arg("dtype"), nb::arg("planes") = "mv")
       .def("add_frozen", &add_frozen, nb::arg("name"), nb::arg("elements"), nb::arg("element_bytes"))
       .def("create_block", [](const PySession& s, BlockId block, const PyTransaction& txn) { unwrap(layout(s, block).create(stoker::python::open(txn).raw())); },
@@ -378,6 +387,7 @@ void bind_offload(nanobind::module_& module) {
       .def("hash_many", &hash_many, nb::arg("spans"))
       .def("sum_of_squares", &sum_of_squares, nb::arg("spans"))
       .def("scale", &scale, nb::arg("spans"), nb::arg("factor"))
+      .def("arithmetic_seconds", &arithmetic_seconds)
       .def("counters", &counters)
       .def("close", &close_session);
 }

@@ -9,7 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "stoker/optim/optim.h"
+#include "names.h"
+#include "stoker/optim/moments.h"
 
 namespace nb = nanobind;
 
@@ -51,7 +52,9 @@ void require(bool given, const char* plane) {
 void update_planes(size_t count, std::string_view weight_type, std::string_view grad_type, uintptr_t weight_in,
                    uintptr_t weight_out, uintptr_t grad, uintptr_t remainder, uintptr_t m, uintptr_t v,
                    std::string_view algorithm, double lr, double beta1, double beta2, double eps, double weight_decay,
-                   double momentum, double dampening, bool nesterov, bool maximize, double grad_scale, uint64_t step) {
+                   double momentum, double dampening, bool nesterov, bool maximize, double grad_scale, uint64_t step,
+                   std::string_view moments, uintptr_t m_scales, uintptr_t v_scales, uint64_t seed, uint64_t parameter,
+                   uint64_t element) {
   const Hyper hyper{algorithm_of(algorithm), lr,        beta1,    beta2,    eps,        weight_decay,
                     momentum,                dampening, nesterov, maximize, grad_scale, step};
   const auto weights = weight_type_of(weight_type);
@@ -63,10 +66,36 @@ void update_planes(size_t count, std::string_view weight_type, std::string_view 
   require(remainder != 0 || weights == WeightType::f32, "remainder");
   require(m != 0 || !uses_m(hyper), "m");
   require(v != 0 || !uses_v(hyper), "v");
-  const Planes planes{pointer<std::byte>(weight_in), pointer<std::byte>(weight_out), pointer<uint16_t>(remainder),
-                      pointer<float>(m),             pointer<float>(v),              pointer<std::byte>(grad)};
+  const MomentType type = moment_type_of(moments);
+  require(m == 0 || m_scales != 0 || type != MomentType::q8, "m_scales");
+  require(v == 0 || v_scales != 0 || type != MomentType::q8, "v_scales");
+  if (type == MomentType::q8 && element % kMomentGroup != 0) throw nb::value_error("8-bit moments are updated from the start of a group of 256 elements on");
+  const Planes planes{.weight_in = pointer<std::byte>(weight_in),
+                      .weight_out = pointer<std::byte>(weight_out),
+                      .remainder = pointer<uint16_t>(remainder),
+                      .grad = pointer<std::byte>(grad)};
+  const Moments kept{.type = type,
+                     .m = {pointer<std::byte>(m), pointer<float>(m_scales)},
+                     .v = {pointer<std::byte>(v), pointer<float>(v_scales)},
+                     .seed = seed,
+                     .parameter = parameter,
+                     .element = element};
   nb::gil_scoped_release release;
-  update(hyper, weights, grads, planes, count);
+  update(hyper, weights, grads, planes, kept, count);
+}
+
+Which which_of(std::string_view name) {
+  if (name == "m") return Which::m;
+  if (name == "v") return Which::v;
+  throw unknown("moment", name, "m, v");
+}
+
+void decode_moment(std::string_view moments, std::string_view which, uintptr_t data, uintptr_t scales, uintptr_t to, size_t count) {
+  decode(moment_type_of(moments), which_of(which), {pointer<std::byte>(data), pointer<float>(scales)}, pointer<float>(to), count);
+}
+
+void encode_moment(std::string_view moments, std::string_view which, uintptr_t from, uintptr_t data, uintptr_t scales, size_t count) {
+  encode(moment_type_of(moments), which_of(which), pointer<float>(from), {pointer<std::byte>(data), pointer<float>(scales)}, count);
 }
 
 std::vector<double> piece_sums(uintptr_t grad, std::string_view type, size_t count) {
@@ -97,9 +126,16 @@ void bind_optim(nb::module_& module) {
              "weight_out"_a, "grad"_a, "remainder"_a = 0, "m"_a = 0, "v"_a = 0, "algorithm"_a = "adamw", "lr"_a = 1e-3,
              "beta1"_a = 0.9, "beta2"_a = 0.999, "eps"_a = 1e-8, "weight_decay"_a = 0.0, "momentum"_a = 0.0,
              "dampening"_a = 0.0, "nesterov"_a = false, "maximize"_a = false, "grad_scale"_a = 1.0, "step"_a = 1,
+             "moments"_a = "exact", "m_scales"_a = 0, "v_scales"_a = 0, "seed"_a = 0, "parameter"_a = 0, "element"_a = 0,
              "One optimizer step over `count` elements, in the memory at the given addresses.\n\n"
              "weight_type and grad_type: 'bf16' or 'f32'. algorithm: 'adamw', 'adam', 'sgd' or 'lion'. step: the\n"
-             "parameter's own count, 1 for its first update. Raises ValueError for a plane that is missing.");
+             "parameter's own count, 1 for its first update. moments: how m and v are kept, 'exact', 'bf16' or '8bit' (with\n"
+             "scales); seed, parameter, element: what the draws that round them are keyed by. Raises ValueError for a plane\n"
+             "that is missing.");
+  module.def("optim_decode_moment", &decode_moment, "moments"_a, "which"_a, "data"_a, "scales"_a, "to"_a, "count"_a,
+             "m or v ('m', 'v'), as kept, from the start of a group on -> float32.");
+  module.def("optim_encode_moment", &encode_moment, "moments"_a, "which"_a, "from_"_a, "data"_a, "scales"_a, "count"_a,
+             "float32 -> m or v as kept, to the nearest.");
   module.def(
       "optim_split",
       [](uintptr_t masters, uintptr_t weights, uintptr_t remainders, size_t count) {

@@ -13,10 +13,13 @@ from stoker.errors import AlreadyExists, InvalidArgument, NotFound, StokerError
 from stoker.offload.access import Left, gather, install_state_dict
 from stoker.offload.blocks import Param, partition
 from stoker.offload.budget import open_runtime
-from stoker.offload.build import Built, build, keep_heap, stored_weights, trim
+from stoker.offload.compiled import refuse_cuda_graphs
+from stoker.offload.build import Built, build, keep_heap, leave_meta, leave_meta_buffers, stored_weights, trim
+from stoker.offload.link import open_link
 from stoker.offload.optimizer import OffloadedOptimizer, algorithm_of
-from stoker.offload.planes import parse_dram, store_capacity
-from stoker.offload.session import META_MODEL, Session, check_stored
+from stoker.offload.planes import parse_bytes, store_capacity
+from stoker.offload.session import META_MODEL, Choices, Session, check_stored
+from stoker.offload.snapshots import check_room
 
 __all__ = ["OffloadedOptimizer", "build", "gather", "offload"]
 
@@ -31,21 +34,31 @@ def offload(
     accumulate: int | None = None,
     weights: str | os.PathLike | None = None,
     resume: bool | Literal["auto"] = False,
+    snapshots: int = 0,
+    device: str | torch.device | None = None,
+    device_memory: int | str | None = None,
+    moments: Literal["exact", "bf16", "8bit"] = "exact",
 ) -> tuple[nn.Module, OffloadedOptimizer]:
     """Moves the model's weights and the optimizer's state into `store`; training goes on with the returned pair as before.
 
-    model: any nn.Module on the CPU whose trained weights are bfloat16 (an exact float32 master is kept) or float32.
+    model: any nn.Module whose trained weights are bfloat16 (an exact float32 master is kept) or float32.
     optimizer: torch.optim.AdamW, Adam or SGD over parameters of `model`. Schedulers made from it, or from the returned one, both work.
     store: a directory (or several, comma-separated: one a disk); made if missing.
     dram: hard cap in bytes, or "20GiB", on weights, gradients, optimizer state, staging and the store's map in memory.
     policy: when updates run; all give the same bits. accumulate: backwards a step, if known (else learned).
     weights: a folder of safetensors files (or one file) with the initial weights, for a model on the meta device.
     resume: True continues the run in the store; "auto" does so if there is one. False on a store that holds a run is an error.
+    device: where the model computes ("cpu", "cuda", "cuda:1"); default: where its parameters are. Weights are copied there for their use,
+    gradients stay there until step() (and are not counted in dram), updates run on the CPU; buffers are moved, inputs are yours to move.
+    device_memory: cap in bytes, or "8GiB", on weights on that device; default: what one use needs and as much fetched ahead.
+    moments: how the optimizer's running means are kept: "exact" is float32; "bf16" and "8bit" are lossy and move 8 and 12 bytes a
+    parameter less in a step with AdamW. They are rounded stochastically, the same way whatever the policy.
+    snapshots: how many earlier steps opt.snapshot() can keep; each takes as much of the disk as all that a step changes.
 
     Raises OverBudget (naming the smallest budget that works), Mismatch (the store belongs to another model), Busy (in use),
     AlreadyExists, NotFound, OutOfSpace, InvalidArgument.
     """
-    algorithm = algorithm_of(optimizer)
+    algorithm = algorithm_of(optimizer, moments)
     own = set(model.parameters())
     optimized = [param for group in optimizer.param_groups for param in group["params"]]
     if strangers := [param for param in optimized if param not in own]:
@@ -57,21 +70,29 @@ def offload(
             raise InvalidArgument(f"this model's weights were left in the store at {left} when its optimizer was closed; pass resume=True with that store, or make a new model")
     if not any(param.requires_grad for param in optimized):
         raise InvalidArgument("no parameter of the optimizer requires a gradient: there is nothing to train")
-    blocks = partition(model, optimized)
+    refuse_cuda_graphs(model)
+    link = open_link(torch.device(device) if device is not None else _device_of(own))
+    blocks = partition(model, optimized, algorithm.moments.group)
     built = Built.of(model)
-    runtime = built.runtime if built else open_runtime(os.fspath(store), parse_dram(dram), store_capacity(blocks, algorithm), blocks, algorithm)
+    runtime = built.runtime if built else open_runtime(os.fspath(store), parse_bytes("dram", dram), store_capacity(blocks, algorithm, snapshots), blocks, algorithm)
     if built:
         built.page_all()
     session: Session | None = None
     try:
+        leave_meta(blocks)
         holds_run = runtime.holds(META_MODEL)
         if holds_run and not resume:
             raise AlreadyExists(f"{runtime.path} already holds a run; pass resume=True to continue it, or give another directory")
         if resume is True and not holds_run:
             raise NotFound(f"{runtime.path} holds no run to resume; pass resume=False to start one")
         if holds_run:
-            check_stored(runtime, blocks, algorithm)
-        session = Session(model, optimizer, runtime, blocks, algorithm, policy, accumulate)
+            algorithm = check_stored(runtime, blocks, algorithm)
+        check_room(runtime, blocks, algorithm, snapshots)
+        if holds_run or weights is not None or not any(hasattr(param, "_stoker_empty") for param in own):
+            leave_meta_buffers(model, weights, recorded=holds_run)
+        how = Choices(policy, accumulate, snapshots, link, parse_bytes("device_memory", device_memory) if device_memory is not None else None)
+        session = Session(model, optimizer, runtime, blocks, algorithm, how)
+        session.move()
         if holds_run:
             session.adopt()
             session.resume()
@@ -87,10 +108,12 @@ def offload(
         if had_state and not holds_run:
             session.load_full_state(had_state)
         Left.forget(own)
+        for param in own:
+            vars(param).pop("_stoker_empty", None)
         session.access = install_state_dict(model, session)
     except BaseException:
         # a second try, with what the message asked for, must find the store free
-        with contextlib.suppress(StokerError):
+        with contextlib.suppress(StokerError, RuntimeError):
             if session is not None:
                 session.give_up()
             runtime.store.close()
@@ -98,7 +121,14 @@ def offload(
     return model, offloaded
 
 
+def _device_of(params: set[nn.Parameter]) -> torch.device:
+    devices = {param.device for param in params if not param.is_meta}
+    if len(devices) > 1:
+        raise InvalidArgument(f"the model's parameters are on {', '.join(sorted(map(str, devices)))}: say which one computes with device=")
+    return next(iter(devices), torch.device("cpu"))
+
+
 def _present(param: Param) -> torch.Tensor:
-    if param.tensor.is_meta:
+    if hasattr(param.tensor, "_stoker_empty"):
         raise InvalidArgument(f"parameter {param.name} is on the meta device and has no values; pass weights= with a safetensors folder, or use stoker.build()")
     return param.tensor.detach()

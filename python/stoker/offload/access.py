@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import tempfile
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Iterable, Iterator
 
@@ -15,6 +17,7 @@ from stoker.errors import InvalidArgument, OutOfSpace, StokerError
 from stoker.offload.hooks import Hook
 
 if TYPE_CHECKING:
+    from stoker.offload.blocks import Param
     from stoker.offload.session import Session
 
 def _session_of(params: list[torch.Tensor]) -> Session:
@@ -38,7 +41,7 @@ def gather(params: torch.Tensor | Iterable[torch.Tensor], write: bool = False) -
     ours = [param for param in named if param not in session.pager.held]  # an outer gather() keeps what it holds
     try:
         for param in ours:
-            param.tensor.data = session.current_weight(param)
+            param.tensor.data = session.current_weight(param).to(session.pager.device)
             session.pager.held.add(param)
         yield
         if write:
@@ -50,23 +53,31 @@ def gather(params: torch.Tensor | Iterable[torch.Tensor], write: bool = False) -
 def install_state_dict(model: nn.Module, session: Session) -> list:
     """state_dict() of the model, or of any module in it, gives the weights instead of placeholders; load_state_dict() writes them.
 
-    The tensors of one state_dict() lie in a private mapping of an unlinked temporary file in the store's directory: they may be
-    larger than memory, cost no budget, and changing them changes nothing else. Returns the handles of the hooks.
+    Each tensor of a state_dict() is a mapping of a piece of an unlinked temporary file in the store's directory: together they may be
+    larger than memory, they cost no budget, and changing them changes nothing else. As in any state_dict(), two names share a storage
+    where they name one parameter and nowhere else: those who save it copy what shares. Returns the handles of the hooks.
     """
     for param in session.params:
         param.tensor._stoker_session = session
-        param.tensor.__deepcopy__ = Hook(lambda memo, param=param: nn.Parameter(session.current_weight(param), param.tensor.requires_grad))
+        param.tensor.__deepcopy__ = Hook(lambda memo, param=param: nn.Parameter(session.current_weight(param).to(session.pager.device), param.tensor.requires_grad))
+
+    given: dict = {}  # parameters that several modules have -> the tensor that stands for them in the newest state_dict()
 
     def fill(module: nn.Module, state: dict, prefix: str, _metadata: dict) -> None:
         ours = {prefix + name: session.by_tensor.get(param) for name, param in module._parameters.items() if param is not None}
         wanted = {key: param for key, param in ours.items() if param is not None and key in state}
-        if not wanted:
-            return
-        mapped = _Mapped(session.runtime.directory, set(wanted.values()))
-        for param in mapped.params:
-            mapped.tensor(param).copy_(session.current_weight(param))
+        known = {param: tensor for param in wanted.values() if (tensor := given.get(param, lambda: None)()) is not None}
+        shared = {param for param, tensor in known.items() if any(value is tensor for value in state.values())}
+        tensors = {param: known[param] for param in shared}
+        tensors |= _mapped(session.runtime.directory, [param for param in session.params if param in set(wanted.values()) - shared])
+        with session.ledger.waiting("checkpoint"):
+            for param, tensor in tensors.items():
+                if param not in shared:
+                    tensor.copy_(session.current_weight(param))
+                if param.unit.block.pinned:
+                    given[param] = weakref.ref(tensor)
         for key, param in wanted.items():
-            state[key] = mapped.tensor(param)
+            state[key] = tensors[param]
 
     handles = [module.register_state_dict_post_hook(fill) for module in _owners(model, session)]
     session.loading = Loading(session)
@@ -97,7 +108,7 @@ class Loading:
             self.session.restore([*self._paged])
             self._paged.clear()
 
-    def enter(self, module: nn.Module, _state: dict, _prefix: str, metadata: dict, _strict: bool, missing: list, *_others) -> None:
+    def enter(self, module: nn.Module, state: dict, prefix: str, metadata: dict, _strict: bool, missing: list, *_others) -> None:
         if metadata.get("assign_to_params_buffers"):
             raise InvalidArgument("load_state_dict(assign=True) would take the parameters away from the optimizer and the store; leave assign off")
         session = self.session
@@ -105,19 +116,23 @@ class Loading:
             self.give_up()
             self._writing = session.writing_weights()
             self._call, self._first = missing, module
-        for param in self._ours(module):
-            if param not in session.pager.held:
-                param.tensor.data = session.current_weight(param)
+        for name, tensor in module._parameters.items():
+            param = session.by_tensor.get(tensor)
+            if param is None or param in session.pager.held:
+                continue
+            if prefix + name in state or type(module)._load_from_state_dict is not nn.Module._load_from_state_dict:
+                param.tensor.data = session.current_weight(param).to(session.pager.device)
                 session.pager.held.add(param)
                 self._paged.add(param)
 
     def leave(self, module: nn.Module, keys) -> None:
         if keys.missing_keys is not self._call:
             return
+        session = self.session
         try:
-            ours = self._ours(module)
+            ours = [session.by_tensor[param] for param in module._parameters.values() if session.by_tensor.get(param) in session.pager.held]
             self._writing.stage({param: param.tensor.data for param in ours})
-            self.session.restore(ours)
+            session.restore([param for param in ours if param in self._paged])
             self._paged.difference_update(ours)
             if module is self._first:
                 self._writing.commit()
@@ -125,9 +140,6 @@ class Loading:
         except BaseException:
             self.give_up()
             raise
-
-    def _ours(self, module: nn.Module) -> list:
-        return [self.session.by_tensor[param] for param in module._parameters.values() if param in self.session.by_tensor]
 
 
 def refuse_state_dict(model: nn.Module, session: Session) -> None:
@@ -175,23 +187,24 @@ def _reserve(descriptor: int, size: int, directory: str | None) -> None:
         ) from error
 
 
-class _Mapped:
-    """Tensors over a private mapping of an unlinked file."""
+def _mapped(directory: str | None, params: list) -> dict[Param, torch.Tensor]:
+    """For each parameter an empty tensor over a mapping of its own: the pieces of one unlinked file."""
+    sizes = {param: param.numel * param.unit.dtype.itemsize for param in params}
+    places, size = {}, 0
+    for param in params:
+        places[param] = size
+        size += -(-sizes[param] // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+    if not size:
+        return {param: torch.empty_strided(param.size, param.stride, dtype=param.unit.dtype, device="cpu") for param in params}
+    descriptor, path = tempfile.mkstemp(prefix="stoker-state-", dir=directory)
+    try:
+        os.unlink(path)
+        _reserve(descriptor, size, directory)
+        return {param: _piece(descriptor, places[param], sizes[param], param) for param in params}
+    finally:
+        os.close(descriptor)
 
-    def __init__(self, directory: str, params: set) -> None:
-        self.params = sorted(params, key=lambda p: p.index)
-        self._offsets, size = {}, 0
-        for param in self.params:
-            self._offsets[param] = size
-            size += -(-param.numel * param.unit.dtype.itemsize // 64) * 64
-        descriptor, path = tempfile.mkstemp(prefix="stoker-state-", dir=directory)
-        try:
-            _reserve(descriptor, max(size, 1), directory)
-            self._bytes = torch.from_file(path, shared=True, size=max(size, 1), dtype=torch.uint8)
-        finally:
-            os.unlink(path)
-            os.close(descriptor)
 
-    def tensor(self, param) -> torch.Tensor:
-        dtype = param.unit.dtype
-        return torch.empty(0, dtype=dtype).set_(self._bytes.untyped_storage(), self._offsets[param] // dtype.itemsize, param.size, param.stride)
+def _piece(descriptor: int, offset: int, size: int, param: Param) -> torch.Tensor:
+    flat = torch.frombuffer(mmap.mmap(descriptor, size, offset=offset), dtype=param.unit.dtype) if size else torch.empty(0, dtype=param.unit.dtype, device="cpu")
+    return torch.as_strided(flat, param.size, param.stride)

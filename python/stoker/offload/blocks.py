@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from stoker.errors import InvalidArgument
+from stoker.offload.compiled import plain
 
-PARAM_ALIGN = 64  # elements; SIMD kernels start each parameter on a cache line
+PARAM_ALIGN = 64  # elements; SIMD kernels start each parameter on a cache line (and on a group that shares a scale)
 PLANE_ALIGN = 4096  # bytes; planes go to the disk without a bounce
 
 
@@ -126,6 +127,8 @@ def _dense_stride(param: torch.Tensor) -> tuple[int, ...]:
     """The parameter's own stride where it fills its memory without gaps, else the contiguous one."""
     if hasattr(param, "_stoker_left"):
         return param._stoker_left.stride  # a placeholder; this is the stride it had
+    if hasattr(param, "_stoker_empty"):
+        return param._stoker_empty
     if _fills(param):
         return tuple(param.stride())
     return tuple(torch.empty(param.shape, device="meta").stride())
@@ -140,13 +143,15 @@ def _fills(tensor: torch.Tensor) -> bool:
     return True
 
 
-def partition(model: nn.Module, optimized: Iterable[nn.Parameter]) -> list[Block]:
+def partition(model: nn.Module, optimized: Iterable[nn.Parameter], group: int = 0) -> list[Block]:
     """Cuts `model` into blocks in order of definition.
 
     `optimized`: the parameters the optimizer holds; those of them that require a gradient are updated, all others are frozen.
+    `group`: elements that share a scale in their moments' planes, if they do; two parameters share none.
     Raises InvalidArgument for dtypes and layouts that cannot be offloaded.
     """
     optimized_ids = {id(param) for param in optimized}
+    align = max(PARAM_ALIGN, group)
     owners = _owners(model)
     repeated = _repeated(model)
     home: dict[nn.Module, tuple[str, nn.Module]] = {}
@@ -158,27 +163,53 @@ def partition(model: nn.Module, optimized: Iterable[nn.Parameter]) -> list[Block
 
     blocks: dict[str, Block] = {}
     for index, (param, places) in enumerate(owners.items()):
-        name = places[0][0]
+        name = plain(places[0][0])
         homes = {home.get(module, (qualified.rpartition(".")[0], module)) for qualified, module in places}
         shared = len({id(layer) for _, layer in homes}) > 1
         block_name, layer = ("shared", None) if shared else next(iter(homes))
-        block_name = block_name or "root"
+        block_name = plain(block_name) or "root"
         block = blocks.setdefault(block_name, Block(block_name, len(blocks), pinned=shared))
         updated = id(param) in optimized_ids and param.requires_grad
         _check_dtype(name, param, updated)
-        kind = str(param.dtype).removeprefix("torch.") + ("" if updated else ".frozen")
-        unit = next((u for u in block.units if u.name == f"{block_name}/{kind}"), None)
-        if unit is None:
-            unit = Unit(f"{block_name}/{kind}", block, param.dtype, updated)
-            block.units.append(unit)
-        unit.params.append(Param(name, param, unit, unit.elements, param.numel(), param.shape, _dense_stride(param), index))
-        unit.elements += -(-param.numel() // PARAM_ALIGN) * PARAM_ALIGN
+        _append(block, name, param, updated, _dense_stride(param), index, align)
         if layer is not None:
             for module in [layer, *(module for _, module in places)]:
                 if module not in block.modules:
                     block.modules.append(module)
 
-    for block in blocks.values():
+    _pad(blocks.values())
+    return list(blocks.values())
+
+
+def blocks_of_shapes(shapes: Iterable[tuple[str, tuple[int, ...], torch.dtype]]) -> list[Block]:
+    """Blocks as `partition` would cut a model with these parameters, as far as names tell: what stands under the first number of a
+    name is a repeated layer, any other module a block of its own. For planning; there is no model, so nothing is tied."""
+    blocks: dict[str, Block] = {}
+    for index, (name, shape, dtype) in enumerate(shapes):
+        words = name.split(".")
+        layer = next((i for i, word in enumerate(words) if word.isdigit()), len(words) - 2)
+        block_name = ".".join(words[: layer + 1]) or "root"
+        block = blocks.setdefault(block_name, Block(block_name, len(blocks)))
+        param = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"))
+        _append(block, name, param, True, tuple(param.stride()), index)
+    _pad(blocks.values())
+    return list(blocks.values())
+
+
+def _append(block: Block, name: str, param: nn.Parameter, updated: bool, stride: tuple[int, ...], index: int, align: int = PARAM_ALIGN) -> None:
+    """Gives the parameter its place in the block."""
+    kind = str(param.dtype).removeprefix("torch.") + ("" if updated else ".frozen")
+    unit = next((u for u in block.units if u.name == f"{block.name}/{kind}"), None)
+    if unit is None:
+        unit = Unit(f"{block.name}/{kind}", block, param.dtype, updated)
+        block.units.append(unit)
+    unit.params.append(Param(name, param, unit, unit.elements, param.numel(), param.shape, stride, index))
+    unit.elements += -(-param.numel() // align) * align
+
+
+def _pad(blocks: Iterable[Block]) -> None:
+    """Units get whole pages, and their places in the slots of their blocks."""
+    for block in blocks:
         offset = 0
         for unit in block.units:
             # 2048 elements are 4 KiB of a 2-byte plane; a frozen plane may have elements of one byte
@@ -186,7 +217,6 @@ def partition(model: nn.Module, optimized: Iterable[nn.Parameter]) -> list[Block
             unit.elements = -(-max(unit.elements, 1) // step) * step
             unit.slot_offset = offset
             offset += unit.weight_bytes
-    return list(blocks.values())
 
 
 def signature(blocks: list[Block]) -> dict:

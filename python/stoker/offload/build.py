@@ -19,29 +19,29 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from stoker.errors import InvalidArgument
-from stoker.offload.blocks import Param, partition
+from stoker.offload.blocks import Block, Param, partition
 from stoker.offload.budget import naming_the_smallest, open_runtime
-from stoker.offload.planes import Algorithm, Runtime, parse_dram, put, read_range, store_capacity
+from stoker.offload.planes import Algorithm, Runtime, parse_bytes, put, read_range, store_capacity
 
 _BUILT: dict[int, Built] = {}
 
 
-def build(factory: Callable[[], nn.Module], *, seed: int | None = None, store: str | os.PathLike, dram: int | str) -> nn.Module:
+def build(factory: Callable[[], nn.Module], *, seed: int | None = None, store: str | os.PathLike, dram: int | str, snapshots: int = 0) -> nn.Module:
     """Runs `factory` with at most `dram` bytes of parameters in memory; the rest lies in `store`. Hand the model and an
     optimizer over its parameters to stoker.offload(..., store=the same store) next.
 
     factory: makes the model on the CPU; it is run twice, first on the meta device for sizes. seed: torch.manual_seed before the
-    real run. The weights are those that factory() gives in ordinary memory, bit for bit. Where the store already holds a run (to
-    be resumed) nothing is written.
+    real run. snapshots: as for stoker.offload(). The weights are those that factory() gives in ordinary memory, bit for bit. Where the
+    store already holds a run (to be resumed) nothing is written.
     """
-    dram_bytes = parse_dram(dram)
+    dram_bytes = parse_bytes("dram", dram)
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         sizes = partition(factory(), [])
     for block in sizes:
         for unit in block.units:
             unit.updated = unit.dtype in (torch.bfloat16, torch.float32)
     largest = Algorithm("adamw", True, True)  # the optimizer is not known yet
-    capacity = store_capacity(sizes, largest) + sum(block.slot_bytes for block in sizes)
+    capacity = store_capacity(sizes, largest, snapshots) + sum(block.slot_bytes for block in sizes)
     runtime = open_runtime(os.fspath(store), dram_bytes, capacity, sizes, largest)
     if seed is not None:
         torch.manual_seed(seed)
@@ -143,7 +143,7 @@ class Built(TorchFunctionMode):
 
     def _load(self, param: nn.Parameter) -> torch.Tensor:
         _, key, (size, stride) = self.paged[id(param)]
-        out = torch.empty_strided(size, stride, dtype=param.dtype)
+        out = torch.empty_strided(size, stride, dtype=param.dtype, device="cpu")
         if key in self.written and param.numel():
             flat = torch.frombuffer(read_range(self.runtime.store, key, 0, param.numel() * param.dtype.itemsize), dtype=param.dtype)
             torch.as_strided(out, (param.numel(),), (1,)).copy_(flat)
@@ -181,8 +181,36 @@ def trim() -> None:
         libc.malloc_trim(0)
 
 
-def stored_weights(folder: str | os.PathLike) -> Callable[[Param], torch.Tensor]:
-    """Reads parameters by name out of a folder of safetensors files."""
+def leave_meta(blocks: list[Block]) -> None:
+    """Parameters on the meta device become ones of the CPU that hold nothing yet; who has them keeps them."""
+    for param in (param for block in blocks for param in block.params):
+        if param.tensor.is_meta:
+            nothing = torch.empty((), dtype=param.tensor.dtype).expand(param.size)
+            torch.utils.swap_tensors(param.tensor, nn.Parameter(nothing, param.tensor.requires_grad))
+            param.tensor._stoker_empty = param.stride  # until its weights are in a store
+
+
+def leave_meta_buffers(model: nn.Module, folder: str | os.PathLike | None, recorded: bool) -> None:
+    """Buffers on the meta device are read from the folder, or (`recorded`) will be from the run in the store."""
+    where, path = stored_tensors(folder) if folder is not None else ({}, "a folder of weights")
+    for prefix, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            full = f"{prefix}.{name}" if prefix else name
+            if buffer is None or not buffer.is_meta:
+                continue
+            if recorded:
+                module._buffers[name] = torch.empty_like(buffer, device="cpu")
+            elif full in where:
+                module._buffers[name] = where[full].get_tensor(full).to(buffer.dtype)
+            else:
+                raise InvalidArgument(
+                    f"buffer {full} is on the meta device and its values are not in {path}; make the model with its buffers, as "
+                    "accelerate.init_empty_weights(include_buffers=False) does"
+                )
+
+
+def stored_tensors(folder: str | os.PathLike) -> tuple[dict[str, Any], str]:
+    """The safetensors file of each name in a folder (or file), and the path of that."""
     from safetensors import safe_open
 
     path = os.fspath(folder)
@@ -191,10 +219,16 @@ def stored_weights(folder: str | os.PathLike) -> Callable[[Param], torch.Tensor]
     where = {name: each for each in opened for name in each.keys()}
     if not where:
         raise InvalidArgument(f"{path} holds no safetensors files")
+    return where, path
+
+
+def stored_weights(folder: str | os.PathLike) -> Callable[[Param], torch.Tensor]:
+    """Reads parameters by name out of a folder of safetensors files."""
+    where, path = stored_tensors(folder)
 
     def value_of(param: Param) -> torch.Tensor:
         if param.name not in where:
-            raise InvalidArgument(f"{path} has no tensor {param.name}, which the model needs")
+            raise InvalidArgument(f"{path} has no tensor {param.name}, which the model needs; where it should be tied to another weight, tie it first (model.tie_weights())")
         value = where[param.name].get_tensor(param.name)
         if value.shape != param.size:
             raise InvalidArgument(f"tensor {param.name} in {path} has shape {list(value.shape)}; the model needs {list(param.size)}")

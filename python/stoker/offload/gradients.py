@@ -6,6 +6,8 @@ backward before step(). That is only a forecast: step() compares hashes, so a wr
 
 During forward no gradient exists yet: their memory is lent to optimizer state that is read ahead, and comes back before the
 first gradient is laid there.
+
+On another device (device.py) p.grad stays where torch put it, and the same memory takes the copies that updates consume.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from typing import TYPE_CHECKING, Callable
 import torch
 
 from stoker.offload.blocks import Block, Param, Unit
+from stoker.offload.ledger import Waits
 
 if TYPE_CHECKING:
     from stoker.offload.planes import Planes
+    from stoker.offload.steps import Update
 
 
 class Gradients:
@@ -27,8 +31,10 @@ class Gradients:
     def __init__(self, blocks: list[Block], planes: Planes, on_final: Callable[[Unit], None]) -> None:
         self.on_final = on_final
         self._session = planes.session
+        self.waiting = Waits()  # the session's own, once it has one
         self.accumulate: int | None = None  # declared number of backwards a step
         self.more_follows = False  # inside `with opt.accumulating()`
+        self.sync: Callable[[], bool] | None = None  # whoever drives the loop says whether the backward under way is the step's last
         self._learned_calls = 1
         self._calls = 0
         self._fired: dict[Param, int] = {}
@@ -50,7 +56,7 @@ class Gradients:
         whole = torch.from_dlpack(buffer)
         self._memory[unit] = (whole.data_ptr(), buffer.size)
         for param in unit.params:
-            view = torch.empty(0, dtype=unit.dtype).set_(whole.untyped_storage(), param.offset, param.size, param.stride)
+            view = torch.empty(0, dtype=unit.dtype, device="cpu").set_(whole.untyped_storage(), param.offset, param.size, param.stride)
             self._views[param] = view
             self._expected[param] = 1
             hook = lambda tensor, param=param: self._accumulated(param)
@@ -88,6 +94,8 @@ class Gradients:
 
     @property
     def last_call(self) -> bool:
+        if self.sync is not None and not self.more_follows:
+            return self.sync()
         return not self.more_follows and self._calls >= (self.accumulate or self._learned_calls)
 
     def _accumulated(self, param: Param) -> None:
@@ -146,20 +154,31 @@ class Gradients:
             self._recall(unit)
 
     def _recall(self, unit: Unit) -> None:
-        self._session.recall(*self._memory[unit])
+        with self.waiting("gradients"):
+            self._session.recall(*self._memory[unit])
         self._lent.remove(unit)
 
     def is_ours(self, param: Param) -> bool:
         return param.tensor.grad is self._views[param]
 
+    # -- what updates consume ----------------------------------------------------------------------------------------
+
+    in_flight = 0  # units whose gradients may be on their way (`land`) while those before them are consumed
+
+    def land(self, unit: Unit, reader: Update | None = None) -> None:
+        """Starts to bring the unit's gradients, as they are now, to where updates read them. `reader`: an update that may still be
+        reading what an earlier call brought. In host memory they are there already."""
+
     def laid_out(self, param: Param) -> torch.Tensor | None:
-        """The parameter's gradient in the plane's memory order and dtype; a copy only where torch's differs."""
+        """The parameter's gradient, landed, in the plane's memory order and dtype; a copy only where torch's differs."""
         grad = param.tensor.grad
-        if grad is None:
-            return None
-        if grad.is_sparse:
-            grad = grad.to_dense()
-        if grad.dtype == param.unit.dtype and tuple(grad.stride()) == param.stride:
-            return grad
-        out = torch.empty_strided(param.size, param.stride, dtype=param.unit.dtype)
-        return out.copy_(grad)
+        return None if grad is None else in_plane_order(grad, param)
+
+
+def in_plane_order(grad: torch.Tensor, param: Param) -> torch.Tensor:
+    """`grad` with the strides and the dtype of the parameter's plane, on the device it is on; itself if it has them."""
+    if grad.is_sparse:
+        grad = grad.to_dense()
+    if grad.dtype == param.unit.dtype and tuple(grad.stride()) == param.stride:
+        return grad
+    return torch.empty_strided(param.size, param.stride, dtype=param.unit.dtype, device=grad.device).copy_(grad)

@@ -16,10 +16,11 @@ from typing import Any, Callable
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from stoker.errors import StokerError
 from stoker.offload.blocks import Block, Param
+from stoker.offload.compiled import CUT, Around, compiled, in_place, refuse_cuda_graphs_of_callers
 from stoker.offload.pager import Pager
 
 _VIEWS = ("TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "ToCopyBackward0")
@@ -68,19 +69,26 @@ class Hooks:
         self._stack: list[_Entry] = []
         self._by_tensor = {param.tensor: param for block in pager.blocks for param in block.params}
         self._handles = []
+        self.enter, self.exit = (torch.compiler.disable(each, reason=CUT) for each in (self._enter, self._exit))
         used = {module for block in pager.blocks for module in block.modules}
+        self._graphs = {module for module in used if compiled(module) and len(_blocks_in(module, pager.blocks)) == 1}
+        inside = {inner for module in self._graphs for inner in module.modules() if inner is not module}
         for module in model.modules():
             # a container may be called on its own; one call of it is one root call, not one for each block inside
-            if module is model or (module not in used and any(inner in used for inner in module.modules())):
+            if module is model or (module not in used | inside and any(each in used for each in module.modules())):
                 self._hook(module, None)
         for block in pager.blocks:
             for module in block.modules:
-                self._hook(module, block)
+                if module not in inside:
+                    self._hook(module, block)
 
     def _hook(self, module: nn.Module, block: Block | None) -> None:
+        if module in self._graphs and in_place(module):
+            self._handles.append(Around(self, module, block))
+            return
         # prepend: before the user's own pre-hooks, which may read weights; after all of them on the way out
-        self._handles.append(module.register_forward_pre_hook(Hook(lambda m, args: self._enter(m, block)), prepend=True))
-        self._handles.append(module.register_forward_hook(Hook(lambda m, args, out: self._exit(m, block, out)), always_call=True))
+        self._handles.append(module.register_forward_pre_hook(Hook(lambda m, args: self.enter(m, block)), prepend=True))
+        self._handles.append(module.register_forward_hook(Hook(lambda m, args, out: self.exit(m, out)), always_call=True))
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -96,6 +104,8 @@ class Hooks:
             entry = _Entry(module, block)
             if not self._stack and torch._C._current_graph_task_id() == -1:
                 entry.call = (self._names.get(module, ""), module.training, torch.is_grad_enabled())
+                if entry.call not in self._watched:
+                    refuse_cuda_graphs_of_callers()
                 self.on_call(entry.call)
             if block is not None:
                 self.pager.entered[block.index] += 1
@@ -115,9 +125,12 @@ class Hooks:
             if entry.call is not None and entry.call not in self._watched:
                 entry.watch = _Watch(self)
                 entry.watch.__enter__()
+            elif module in self._graphs and isinstance(_get_current_function_mode(), _Watch):
+                entry.pause = _get_current_function_mode()
+                entry.pause.__exit__(None, None, None)
             self._stack.append(entry)
 
-    def _exit(self, module: nn.Module, block: Block | None, out: Any) -> None:
+    def _exit(self, module: nn.Module, out: Any) -> None:
         if not any(entry.module is module for entry in self._stack):
             return  # its entry failed, or was unwound with an outer module
         with self.lock:
@@ -135,6 +148,8 @@ class Hooks:
         entry = self._stack.pop()
         if entry.watch is not None:
             entry.watch.__exit__(None, None, None)
+        if entry.pause is not None:
+            entry.pause.__enter__()
         if entry.packs:
             _autograd._pop_saved_tensors_default_hooks()
         if entry.cache is not None:
@@ -223,6 +238,11 @@ class Hooks:
             return torch.as_strided(cast, packed.size, packed.stride, packed.offset)
 
 
+def _blocks_in(module: nn.Module, blocks: list[Block]) -> list[Block]:
+    inside = set(module.modules())
+    return [block for block in blocks if not inside.isdisjoint(block.modules)]
+
+
 @dataclass(eq=False)
 class _Entry:
     """A module that is being run."""
@@ -233,6 +253,7 @@ class _Entry:
     packs: bool = False  # it pushed saved-tensor hooks
     cache: bool | None = None  # whether the autocast cache was on before
     watch: _Watch | None = None
+    pause: _Watch | None = None  # an outer call's, which a graph cannot be watched by
 
 
 class Hook:

@@ -2,24 +2,59 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
+
+from stoker.errors import InvalidArgument
+from stoker.offload.machine import CAUSES
+
+
+class Waits:
+    """How long the thread that trains waited, by cause. What is waited for inside another wait belongs to the outer one."""
+
+    def __init__(self, arithmetic: Callable[[], float] = lambda: 0.0) -> None:
+        self.seconds = dict.fromkeys(CAUSES, 0.0)
+        self.arithmetic = arithmetic  # seconds the kernels have computed so far, over all cores: not waiting, but computing
+        self.spans: list[tuple[str, float, float]] | None = None  # (cause, begin, end) while somebody traces
+        self._inside = False
+
+    @contextlib.contextmanager
+    def __call__(self, cause: str) -> Iterator[None]:
+        if cause not in self.seconds:
+            raise InvalidArgument(f"{cause!r} is no cause of waiting; the ledger knows {', '.join(CAUSES)}")
+        if self._inside:
+            yield
+            return
+        self._inside = True
+        started, computed = time.perf_counter(), self.arithmetic()
+        try:
+            yield
+        finally:
+            ended = time.perf_counter()
+            self._inside = False
+            self.seconds[cause] += max(0.0, ended - started - (self.arithmetic() - computed))
+            if self.spans is not None:
+                self.spans.append((cause, started, ended))
 
 
 class Ledger:
     """Rows of closed steps. `last` is the newest row, `on_step(f)` calls f(row) for each new one, `events` explains odd steps.
 
-    A row: step, seconds (wall time since the last decided step), read_bytes and written_bytes {class: bytes}, stall_seconds
-    {cause: seconds}, dram_bytes_peak, policy, kept, redone (units), committed (the step a crash would return to).
+    A row: step, seconds (wall time since the last decided step), read_bytes and written_bytes {class: bytes}, compute_seconds and
+    stall_seconds {cause: seconds} that together are its seconds, dram_bytes_peak, policy, kept, redone (units), committed (the
+    step a crash would return to). The causes: weights and state to come from disk, gradients to land in their memory, writing
+    behind (writes of the step before), commit (its barriers), checkpoint (state_dict), data (`with ledger.waiting("data")`).
     """
 
     def __init__(self) -> None:
+        self.waiting = Waits()
         self.last: dict[str, Any] | None = None
         self.events: list[dict[str, Any]] = []
         self._listeners: list[Callable[[dict], None]] = []
         self._before: dict[str, Any] = {}
         self._started = time.perf_counter()
-        self._total: dict[str, Any] = {"steps": 0, "seconds": 0.0, "read_bytes": {}, "written_bytes": {}, "stall_seconds": {}, "kept": 0, "redone": 0}
+        self._total: dict[str, Any] = {"steps": 0, "seconds": 0.0, "read_bytes": {}, "written_bytes": {}, "stall_seconds": {}, "compute_seconds": 0.0, "kept": 0, "redone": 0}
 
     def on_step(self, listener: Callable[[dict], None]) -> None:
         self._listeners.append(listener)
@@ -39,6 +74,7 @@ class Ledger:
             row[kind] = {name: value - before.get(name, 0) for name, value in counters[kind].items()}
         for kind in ("kept", "redone"):
             row[kind] = counters[kind] - self._before.get(kind, 0)
+        row["compute_seconds"] = max(0.0, row["seconds"] - sum(row["stall_seconds"].values()))
         row["dram_bytes_peak"] = counters["dram_bytes_peak"]
         row.update(facts)
         self.start(counters)
@@ -51,7 +87,7 @@ class Ledger:
     def _add(self, row: dict[str, Any]) -> None:
         total = self._total
         total["steps"] += 1
-        for name in ("seconds", "kept", "redone"):
+        for name in ("seconds", "compute_seconds", "kept", "redone"):
             total[name] += row[name]
         for kind in ("read_bytes", "written_bytes", "stall_seconds"):
             for name, value in row[kind].items():

@@ -10,17 +10,19 @@ import torch
 
 from stoker.errors import InvalidArgument, Mismatch
 from stoker.offload.blocks import Param
+from stoker.offload.moments import moments_of
 from stoker.offload.planes import Algorithm
 
 if TYPE_CHECKING:
+    from stoker.offload.machine import Machine
     from stoker.offload.session import Session
 
 _DTYPE = {torch.bfloat16: "bf16", torch.float32: "f32"}
 CAPTURED = ("params", "initial_lr", "foreach", "fused", "capturable", "differentiable", "amsgrad", "decoupled_weight_decay")
 
 
-def algorithm_of(optimizer: torch.optim.Optimizer) -> Algorithm:
-    """The kernel that does what `optimizer` does. InvalidArgument names what Stoker has no kernel for."""
+def algorithm_of(optimizer: torch.optim.Optimizer, moments: str = "exact") -> Algorithm:
+    """The kernel that does what `optimizer` does, keeping its state as `moments` says. InvalidArgument names what Stoker has no kernel for."""
     kind = type(optimizer)
     names = {torch.optim.AdamW: "adamw", torch.optim.Adam: "adam", torch.optim.SGD: "sgd"}
     if kind not in names:
@@ -33,13 +35,14 @@ def algorithm_of(optimizer: torch.optim.Optimizer) -> Algorithm:
     if name == "adam" and any(group.get("decoupled_weight_decay") for group in optimizer.param_groups):
         name = "adamw"
     momentum = name != "sgd" or any(group["momentum"] != 0 for group in optimizer.param_groups)
-    return Algorithm(name, momentum=momentum, variance=name != "sgd")
+    return Algorithm(name, momentum=momentum, variance=name != "sgd", moments=moments_of(moments), seed=torch.initial_seed())
 
 
 class OffloadedOptimizer(torch.optim.Optimizer):
     """Takes the place of the optimizer it was made from: same param_groups (the same dictionaries), same step().
 
-    Beyond torch's interface: clip_grad_norm_, accumulating(), attach(), flush(), committed_step, step_count, ledger, plan(), close().
+    Beyond torch's interface: clip_grad_norm_, accumulating(), attach(), flush(), snapshot(), drop_snapshot(), snapshots,
+    committed_step, step_count, ledger, plan(), close().
     """
 
     def __init__(self, session: Session, original: torch.optim.Optimizer) -> None:
@@ -62,7 +65,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        self._session.gradients_dropped()
+        self._session.gradients_dropped(kept=not set_to_none)
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict) -> None:
@@ -73,6 +76,10 @@ class OffloadedOptimizer(torch.optim.Optimizer):
     def state_dict(self, full: bool = False) -> dict[str, Any]:
         """References by default: which store and which committed step hold the state (`stoker`), and the param_groups.
         full=True materialises what the original optimizer's state_dict() would hold, all in memory."""
+        with self.ledger.waiting("checkpoint"):
+            return self._state_dict(full)
+
+    def _state_dict(self, full: bool) -> dict[str, Any]:
         self._session.flush()
         groups, start = [], 0
         for group in self.param_groups:
@@ -88,15 +95,12 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         return {"state": state, "param_groups": groups, "stoker": self._session.reference()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Accepts references to this very store and step (nothing moves), or a full state_dict of the original optimizer."""
-        if "stoker" in state_dict:
-            ours = self._session.reference()
-            theirs = state_dict["stoker"]
-            if theirs != ours:
-                raise Mismatch(f"this state_dict refers to step {theirs.get('step')} of store {theirs.get('store')}, but the optimizer is at step {ours['step']} of {ours['store']}")
+        """Accepts references to this run (nothing moves, or it goes back to a snapshot), or a full state_dict of the original optimizer."""
         sizes = lambda groups: [len(group["params"]) for group in groups]
         if sizes(self.param_groups) != sizes(state_dict["param_groups"]):
             raise Mismatch(f"the state_dict has parameter groups of {sizes(state_dict['param_groups'])} parameters, the optimizer of {sizes(self.param_groups)}")
+        if "stoker" in state_dict:
+            self._session.refer(state_dict["stoker"])
         for group, loaded in zip(self.param_groups, state_dict["param_groups"]):
             group.update({key: value for key, value in loaded.items() if key != "params"})
         if "stoker" not in state_dict and state_dict["state"]:
@@ -136,6 +140,20 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         """Closes the decided step and waits until it is durable."""
         self._session.flush()
 
+    def snapshot(self) -> int:
+        """Keeps the present step: load_state_dict() of a state_dict() from now goes back to it, weights and all else included, as long
+        as it is one of the newest `snapshots` (stoker.offload). Closes the step first; returns its number."""
+        return self._session.snapshots.make()
+
+    def drop_snapshot(self, step: int) -> None:
+        """Gives up a step that snapshot() kept."""
+        self._session.snapshots.drop(step)
+
+    @property
+    def snapshots(self) -> list[int]:
+        """The steps that the store keeps, oldest first."""
+        return self._session.snapshots.steps()
+
     def close(self) -> None:
         """flush(), gives the model its placeholders for good and releases memory, threads and the store's lock."""
         self._session.close()
@@ -158,9 +176,10 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         """What moved and passed until now, an evaluation say, belongs to no step: the next row begins here."""
         self._session.ledger.start(self._session.counters())
 
-    def plan(self) -> dict[str, Any]:
-        """Predicted bytes: parameters, state by class, how dram is divided, bytes a step by class."""
-        return self._session.plan()
+    def plan(self, machine: Machine | None = None, compute_seconds: float = 0.0) -> dict[str, Any]:
+        """What a step will move, and on a known machine how long it takes: parameters, state by class, how dram is divided, and in
+        `step` the items of a ledger row. compute_seconds: of forward and backward with nothing beside them."""
+        return self._session.plan(machine, compute_seconds)
 
 
 def hyper(group: dict[str, Any], algorithm: Algorithm, step: int) -> dict[str, Any]:
@@ -183,9 +202,11 @@ def hyper(group: dict[str, Any], algorithm: Algorithm, step: int) -> dict[str, A
 
 def clip(session: Session, params: list[Param], max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
     grads = [param.tensor.grad for param in params if param.tensor.grad is not None]
-    dense = [g.to_dense() if g.is_sparse else g.contiguous() for g in grads]
+    for unit in dict.fromkeys(param.unit for param in params):
+        session.gradients.land(unit)
+    landed = [grad for param in params if (grad := session.gradients.laid_out(param)) is not None]
     core = session.planes.session
-    squares = core.sum_of_squares([(g.data_ptr(), g.numel(), _DTYPE[g.dtype]) for g in dense])
+    squares = core.sum_of_squares([(g.data_ptr(), g.numel(), _DTYPE[g.dtype]) for g in landed])
     norm = math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else float("nan") if any(map(math.isnan, squares)) else float("inf")
     if error_if_nonfinite and not math.isfinite(norm):
         raise RuntimeError(f"the gradient norm is {norm}, so the gradients cannot be clipped; pass error_if_nonfinite=False to scale them anyway")
@@ -193,4 +214,4 @@ def clip(session: Session, params: list[Param], max_norm: float, error_if_nonfin
     if not coefficient >= 1.0:  # also for NaN
         for grad in grads:
             grad.mul_(coefficient)
-    return torch.tensor(norm, dtype=torch.float64)
+    return torch.tensor(norm, dtype=torch.float64, device="cpu")

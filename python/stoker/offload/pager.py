@@ -8,7 +8,6 @@ autograd (or a recomputed checkpoint segment, or the user) still holds can never
 from __future__ import annotations
 
 import gc
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ import torch
 
 from stoker.errors import OverBudget, StokerError
 from stoker.offload.blocks import Block, Param
+from stoker.offload.ledger import Waits
 from stoker.offload.order import Recorder
 
 if TYPE_CHECKING:
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from stoker.offload.steps import Steps
 
 
-def placeholder(param: Param) -> torch.Tensor:
+def placeholder(param: Param, device: torch.device) -> torch.Tensor:
     """What an evicted parameter holds: its shape and dtype over one scalar, NaN (or the extreme) so that a read is loud."""
     dtype = param.tensor.dtype
     loud = float("nan") if dtype.is_floating_point or dtype.is_complex else (True if dtype == torch.bool else torch.iinfo(dtype).max)
-    return torch.full((), loud, dtype=dtype).expand(param.size)
+    return torch.full((), loud, dtype=dtype, device=device).expand(param.size)
 
 
 @dataclass(eq=False)
 class Slot:
-    """One resident copy of a block's weights."""
+    """One copy of a block's weights in memory."""
 
     block: Block
     bytes: torch.Tensor  # uint8 over the whole slot; its storage owns the arena Buffer
@@ -46,7 +46,7 @@ class Slot:
     @torch.inference_mode(False)  # it outlives the mode that its first use happens to be in
     def typed(self, dtype: torch.dtype, size, stride, offset: int) -> torch.Tensor:
         """A fresh view of the slot's storage; `offset` in elements of dtype from the start of the slot."""
-        return torch.empty(0, dtype=dtype).set_(self.bytes.untyped_storage(), offset, size, stride)
+        return torch.empty(0, dtype=dtype, device=self.bytes.device).set_(self.bytes.untyped_storage(), offset, size, stride)
 
     def view(self, param: Param) -> torch.Tensor:
         offset = param.unit.slot_offset // param.unit.dtype.itemsize + param.offset
@@ -63,7 +63,11 @@ def drain(futures: list) -> None:
 
 
 class Pager:
-    """Not thread-safe: called by the thread that runs forward or backward, under the session's lock."""
+    """Not thread-safe: called by the thread that runs forward or backward, under the session's lock.
+
+    Parameters show the slots themselves. Where the model computes on another device than the CPU, DevicePager (device.py) copies."""
+
+    device = torch.device("cpu")
 
     def __init__(self, blocks: list[Block], planes: Planes, lookahead_bytes: int) -> None:
         self.blocks = blocks
@@ -79,28 +83,37 @@ class Pager:
         # Start of a slot's storage -> (block, version). Holds no memory; an entry ends when another slot starts there.
         self.by_address: dict[int, tuple[Block, int]] = {}
         self.lookahead_bytes = lookahead_bytes
-        self.wait_seconds = 0.0
-        self.demand_fetches = 0
+        self.waiting = Waits()  # the session's own, once it has one
         self._counts: dict[Param, int] = {}  # torch's count of in-place writes when a parameter got its bytes
-        self.placeholders = {param: placeholder(param) for block in blocks for param in block.params}
+        self.placeholders = {param: placeholder(param, self.device) for block in blocks for param in block.params}
 
     # -- use ---------------------------------------------------------------------------------------------------------
 
     def use(self, block: Block) -> Slot:
         """Makes the block's weights readable through its parameters, and fetches ahead what comes next."""
-        slot = self.slots.get(block)
-        if block is not self.current:
-            self.recorder.use(block.index)
-            self.current = block
-            if slot is None:
-                self.demand_fetches += 1
-                slot = self._load(block, "demand")
+        arrived = self._arrive(block)
+        late = self.updates.late.begin(block)
+        slot = None if late else self.slots.get(block) or self._load(block, "demand")
+        if arrived:
             self.prefetch()
-        elif slot is None:
-            slot = self._load(block, "demand")
+        if late:
+            self.updates.late.finish(block)
+            slot = self.slots.get(block) or self._load(block, "demand")
         if slot.loading:
             self._finish(slot)
         return slot
+
+    def _arrive(self, block: Block) -> bool:
+        """Notes a use; False if the last one was of the same block."""
+        if block is self.current:
+            return False
+        self.recorder.use(block.index)
+        self.current = block
+        return True
+
+    def copy_of(self, block: Block) -> Slot | None:
+        """What the block's next use finds in memory, or on its way there."""
+        return self.slots.get(block)
 
     def prefetch(self) -> None:
         """Starts fetching the blocks that the recorded order names next, while memory is free or holds what is used later."""
@@ -109,9 +122,12 @@ class Pager:
         budget = self.lookahead_bytes
         for position in range(recorder.position, len(uses)):
             block = self.blocks[uses[position]]
-            slot = self.slots.get(block)
-            if slot is None:
-                distance = position - recorder.position
+            distance = position - recorder.position
+            slot = self.copy_of(block)
+            if self.updates.late.owes(block):
+                if not self.updates.late.ahead(block, distance):
+                    return
+            elif slot is None:
                 if not self._can_fetch(block) or self._load(block, "prefetch", distance) is None:
                     return
             elif not slot.loading:
@@ -134,20 +150,20 @@ class Pager:
 
     def _finish(self, slot: Slot) -> None:
         """Waits for the fetch and points the parameters at the slot."""
-        started = time.perf_counter()
         futures, slot.loading = slot.loading, []
         try:
-            for future in futures:
-                future.wait()
+            with self.waiting("weights"):
+                for future in futures:
+                    future.wait()
         except BaseException:
             drain(futures)
             del futures, future  # a traceback would keep them, and with them the store, open
             self.slots.pop(slot.block, None)
             raise
-        self.wait_seconds += time.perf_counter() - started
         self.expose(slot)
 
     def expose(self, slot: Slot) -> None:
+        """Points the block's parameters at this copy."""
         for param in slot.block.params:
             if param not in self.held:
                 self.point(param, slot.view(param))
@@ -173,11 +189,16 @@ class Pager:
             self.pin(block)
         self.current = None
 
-    def pin(self, block: Block) -> None:
-        """Fetches the block now and keeps it in memory from here on."""
+    def fetch(self, block: Block) -> None:
+        """Makes the block's weights readable, apart from the order of uses."""
+        self.updates.late.catch_up(block)
         slot = self.slots.get(block) or self._load(block, "demand")
         if slot.loading:
             self._finish(slot)
+
+    def pin(self, block: Block) -> None:
+        """Fetches the block now and keeps it in memory from here on."""
+        self.fetch(block)
         block.pinned = True
 
     # -- memory ------------------------------------------------------------------------------------------------------
@@ -191,16 +212,16 @@ class Pager:
                 buffer = self.planes.arena.take(block.slot_bytes)
                 break
             except OverBudget:
-                if self._evict_one(distance, block):
+                if self.updates.release_written() or self._evict_one(distance, block):
                     continue
                 if distance >= 0:
                     return None
-                if self.updates.reclaim():
+                if self.updates.reclaim() or self.updates.release_written(wait=True):
                     continue
                 if gc.collect() and self._retry(block):
                     continue
                 raise self._too_small(block) from None
-        slot = Slot(block, torch.from_dlpack(buffer), version)
+        slot = Slot(block, self.planes.storage(buffer), version)
         self.by_address[slot.address] = (block, version)
         return slot
 
@@ -254,6 +275,15 @@ class Pager:
         if slot is None:
             return
         drain(slot.loading)
+        self._hide(block)
+
+    def show(self, param: Param) -> None:
+        """Points one parameter at what its block has in memory, or at its placeholder."""
+        slot = self.slots.get(param.unit.block)
+        resident = slot is not None and not slot.loading and not self.updates.late.owes(param.unit.block)
+        self.point(param, slot.view(param) if resident else self.placeholders[param])
+
+    def _hide(self, block: Block) -> None:
         for param in block.params:
             if param not in self.held:
                 self.point(param, self.placeholders[param])
@@ -263,20 +293,32 @@ class Pager:
     def decide(self, changed: list[Block]) -> None:
         """The step is decided: the changed blocks' staged weights become current; blocks without a staged copy leave memory."""
         for block in changed:
-            self.versions[block.index] += 1
-            slot = self.staged.pop(block, None)
-            self.evict(block)
-            if slot is not None:
-                slot.version = self.versions[block.index]
-                self.slots[block] = slot
-                self.expose(slot)
-        self.current = None
+            self.promote(block)
         for block in self.blocks:
-            if block.pinned and block not in self.slots:
-                self.use(block)
+            if block.pinned:
+                self.fetch(block)
         self.current = None
 
+    def promote(self, block: Block) -> None:
+        """The block's staged weights are the current ones; where there is no staged copy, those on the disk are."""
+        self.versions[block.index] += 1
+        slot = self.staged.pop(block, None)
+        self.evict(block)
+        if slot is not None:
+            slot.version = self.versions[block.index]
+            self.slots[block] = slot
+            self.expose(slot)
+
+    def outdate(self, block: Block) -> None:
+        """A decided step owes the block an update: nobody may read its weights, but the update may."""
+        self._hide(block)
+
     def abandon(self) -> None:
+        self.staged.clear()
+
+    def clear(self) -> None:
+        """Lets go of all memory."""
+        self.slots.clear()
         self.staged.clear()
 
     def restart(self) -> None:

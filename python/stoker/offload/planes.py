@@ -11,19 +11,23 @@ import torch
 from stoker import _core
 from stoker.errors import InvalidArgument, OverBudget
 from stoker.offload.blocks import Block, Unit
+from stoker.offload.moments import EXACT, Moments
 
 MIB = 1 << 20
 TILES_MIN = 2
 TILES_MAX = 12
+TILE_ELEMENTS_MAX = 1 << 19  # chunks of 1 and 2 MiB
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """An optimizer as the kernels know it: its name and which float32 state planes it keeps."""
+    """An optimizer as the kernels know it: its name, which state planes it keeps, and how."""
 
     name: str
     momentum: bool  # plane m
     variance: bool  # plane v
+    moments: Moments = EXACT
+    seed: int = 0  # of the draws that round lossy moments
 
     @property
     def planes(self) -> str:
@@ -32,11 +36,11 @@ class Algorithm:
     def state_bytes(self, unit: Unit) -> dict[str, int]:
         """Bytes of each state plane of an updated unit."""
         planes = {"remainder": 2 * unit.elements} if unit.dtype == torch.bfloat16 else {}
-        if self.momentum:
-            planes["m"] = 4 * unit.elements
-        if self.variance:
-            planes["v"] = 4 * unit.elements
-        return planes
+        return planes | {plane: self.moments.plane_bytes(unit.elements) for plane in self.planes}
+
+    def tile_bytes(self, elements: int) -> int:
+        """Bytes of one tile buffer: weights and remainder (or float32 weights), m and v of any unit."""
+        return 4 * elements + 2 * self.moments.plane_bytes(elements)
 
 
 def plane_bytes(blocks: list[Block], algorithm: Algorithm) -> dict[str, int]:
@@ -50,11 +54,16 @@ def plane_bytes(blocks: list[Block], algorithm: Algorithm) -> dict[str, int]:
     return total
 
 
-def store_capacity(blocks: list[Block], algorithm: Algorithm) -> int:
-    """Space for two versions of everything that changes (the committed and the staged one) and room for metadata."""
-    sizes = plane_bytes(blocks, algorithm)
+def changing_bytes(blocks: list[Block], algorithm: Algorithm) -> int:
+    """What of a version a step makes anew: all but the frozen weights."""
     frozen = sum(unit.weight_bytes for block in blocks for unit in block.units if not unit.updated)
-    return 2 * (sum(sizes.values()) - frozen) + frozen + sum(sizes.values()) // 20 + 96 * MIB
+    return sum(plane_bytes(blocks, algorithm).values()) - frozen
+
+
+def store_capacity(blocks: list[Block], algorithm: Algorithm, snapshots: int = 0) -> int:
+    """Space for two versions of everything that changes (the committed and the staged one), for snapshots, and room for metadata."""
+    total, changing = sum(plane_bytes(blocks, algorithm).values()), changing_bytes(blocks, algorithm)
+    return total + changing + snapshots * (changing + MIB) + total // 20 + 96 * MIB
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,7 @@ def divide(blocks: list[Block], algorithm: Algorithm, arena_bytes: int, tile_ele
     largest = max((block.slot_bytes for block in blocks if not block.pinned), default=0)
     nested = _nested_bytes(blocks)
     working = max(2 * largest, nested + largest) + page
-    tile = 12 * tile_elements  # weight + remainder 4 bytes (or float32 weight), m 4, v 4
+    tile = algorithm.tile_bytes(tile_elements)
     weights = sum(block.slot_bytes for block in blocks if not block.pinned)
     spare = arena_bytes - gradients - pinned - working - TILES_MIN * tile
     tiles = TILES_MIN + max(0, min(TILES_MAX - TILES_MIN, spare // (4 * tile)))
@@ -108,12 +117,12 @@ def _nested_bytes(blocks: list[Block]) -> int:
     return most
 
 
-def tile_elements_for(dram_bytes: int) -> int:
-    """512 Ki elements (chunks of 1 and 2 MiB) where memory allows; smaller tiles under small budgets."""
-    for elements in (1 << 19, 1 << 18, 1 << 17):
-        if dram_bytes >= 40 * 12 * elements:
-            return elements
-    return 1 << 16
+def tile_elements_for(dram_bytes: int, algorithm: Algorithm) -> int:
+    """512 Ki elements where memory allows; smaller tiles under small budgets."""
+    elements = TILE_ELEMENTS_MAX
+    while elements > algorithm.moments.cell and dram_bytes < 40 * algorithm.tile_bytes(elements):
+        elements //= 2
+    return elements
 
 
 def arena_bytes_for(dram_bytes: int, used: int) -> int:
@@ -127,9 +136,9 @@ def smallest_mib(blocks: list[Block], algorithm: Algorithm, used: int) -> int:
 
     def fits(mib: int) -> bool:
         arena = arena_bytes_for(mib * MIB, used)
-        return divide(blocks, algorithm, arena, tile_elements_for(mib * MIB)).smallest <= arena
+        return divide(blocks, algorithm, arena, tile_elements_for(mib * MIB, algorithm)).smallest <= arena
 
-    mib = (divide(blocks, algorithm, 0, tile_elements_for(0)).smallest + used) // MIB
+    mib = (divide(blocks, algorithm, 0, tile_elements_for(0, algorithm)).smallest + used) // MIB
     while not fits(mib):
         mib += 1
     return mib
@@ -168,7 +177,7 @@ class Planes:
         self.runtime, self.blocks, self.algorithm = runtime, blocks, algorithm
         self.dram_bytes = runtime.dram_bytes
         self.store = runtime.store
-        self.tile_elements = tile_elements_for(runtime.dram_bytes)
+        self.tile_elements = tile_elements_for(runtime.dram_bytes, algorithm)
         used = runtime.core.budget_used
         arena_bytes = arena_bytes_for(runtime.dram_bytes, used)
         self.layout = divide(blocks, algorithm, arena_bytes, self.tile_elements)
@@ -180,7 +189,7 @@ class Planes:
                 f'the smallest budget that works is dram="{smallest}MiB"'
             )
         self.arena = runtime.core.arena(arena_bytes)
-        self.session = _core.Session(runtime.core, self.store, self.arena, tile_elements=self.tile_elements, tiles=self.layout.tiles)
+        self.session = _core.Session(runtime.core, self.store, self.arena, tile_elements=self.tile_elements, tiles=self.layout.tiles, moments=algorithm.moments.name, seed=algorithm.seed)
         for block in blocks:
             for unit in block.updated_units:
                 dtype = "bf16" if unit.dtype == torch.bfloat16 else "f32"
@@ -193,6 +202,11 @@ class Planes:
     def fetch(self, block: Block, address: int, priority: str) -> list:
         """Starts reading the block's weights into the memory at `address`; futures."""
         return [self.session.fetch_weights(unit.session_id, address + unit.slot_offset, priority, self.source) for unit in block.units]
+
+    @staticmethod
+    def storage(buffer: _core.Buffer) -> torch.Tensor:
+        """The bytes of a Buffer of the arena; its memory goes back with the last tensor over that storage."""
+        return torch.from_dlpack(buffer)
 
     def close(self) -> None:
         """Waits for what is in flight; gives back the tile buffers and the store's lock."""
@@ -222,10 +236,11 @@ def put(txn, key: str, data: bytes) -> None:
     write_range(txn, key, 0, data)
 
 
-def parse_dram(dram: int | str) -> int:
-    if isinstance(dram, int):
-        return dram
+def parse_bytes(name: str, amount: int | str) -> int:
+    """20 << 30, or "20GiB". InvalidArgument names the argument."""
+    if isinstance(amount, int):
+        return amount
     try:
-        return _core.parse_bytes(dram)
+        return _core.parse_bytes(amount)
     except InvalidArgument as error:
-        raise InvalidArgument(f"dram: {error}") from None
+        raise InvalidArgument(f"{name}: {error}") from None

@@ -54,7 +54,7 @@ def decode(value: Any) -> Any:
     if "__tensor__" in value:
         dtype, shape, data = value["__tensor__"]
         raw = bytearray(base64.b64decode(data))
-        flat = torch.frombuffer(raw, dtype=torch.uint8).view(getattr(torch, dtype)) if raw else torch.empty(0, dtype=getattr(torch, dtype))
+        flat = torch.frombuffer(raw, dtype=torch.uint8).view(getattr(torch, dtype)) if raw else torch.empty(0, dtype=getattr(torch, dtype), device="cpu")
         return flat.reshape(shape).clone()
     if "__bytes__" in value:
         return base64.b64decode(value["__bytes__"])
@@ -89,11 +89,12 @@ def set_rng_state(state: dict) -> None:
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+        torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
     if "numpy" in state and numpy is not None:
         numpy.random.set_state(state["numpy"])
 
 
-def environment() -> dict:
+def environment(device: torch.device) -> dict:
     """What bit-equality depends on besides the data; a resume under another one warns."""
-    return {"torch": torch.__version__, "isa": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    return {"torch": torch.__version__, "isa": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads(), "device": where}

@@ -9,8 +9,10 @@ A training step, seen from here:
 
 from __future__ import annotations
 
+import secrets
 import threading
 import warnings
+from dataclasses import dataclass, replace
 from typing import Any, Callable
 
 import torch
@@ -19,19 +21,25 @@ from torch import nn
 from stoker import _core
 from stoker.errors import InvalidArgument, Mismatch, StokerError
 from stoker.offload import optimizer as front
-from stoker.offload import record
+from stoker.offload import planner, record
 from stoker.offload.access import refuse_state_dict
 from stoker.offload.blocks import Block, Param, Unit, difference, signature
+from stoker.offload.compiled import plain
+from stoker.offload.device import DeviceGradients, DevicePager
 from stoker.offload.gradients import Gradients
 from stoker.offload.hooks import Hooks
 from stoker.offload.ledger import Ledger
+from stoker.offload.link import Link
+from stoker.offload.machine import Machine
 from stoker.offload.pager import Pager
-from stoker.offload.planes import MIB, Algorithm, Planes, Runtime, plane_bytes, put, read_range, write_range
+from stoker.offload.planes import MIB, Algorithm, Planes, Runtime, put, read_range, write_range
+from stoker.offload.planner import Setting
+from stoker.offload.snapshots import Snapshots
 from stoker.offload.steps import Steps
 
 FORMAT = 1
 META_MODEL, META_STATE, META_BUFFERS = "meta/model", "meta/state", "meta/buffers"
-POLICIES = ("auto", "sync", "speculate")
+POLICIES = ("auto", "sync", "speculate", "lazy")
 
 
 def _is_source(thing: Any) -> bool:
@@ -39,22 +47,38 @@ def _is_source(thing: Any) -> bool:
     return hasattr(thing, "__iter__") or hasattr(thing, "__next__")
 
 
-def check_stored(runtime: Runtime, blocks: list[Block], algorithm: Algorithm) -> None:
-    """Mismatch unless the run in the store is of this model and optimizer."""
+def check_stored(runtime: Runtime, blocks: list[Block], algorithm: Algorithm) -> Algorithm:
+    """The algorithm with the stored run's seed. Mismatch unless that run is of this model and optimizer."""
     stored = record.load(runtime.store.read_bytes(META_MODEL))
     if stored["format"] != FORMAT:
         raise Mismatch(f"the store was written by a Stoker with format {stored['format']}; this one reads format {FORMAT}")
+    kept = stored.get("moments", "exact")
+    if kept != algorithm.moments.name:
+        raise Mismatch(f'the run in {runtime.path} keeps its moments as "{kept}", not "{algorithm.moments.name}"; resume it with moments="{kept}"')
     problem = difference(stored, signature(blocks))
     if problem:
         raise Mismatch(f"the store at {runtime.path} holds another model: {problem}; give the right model, or another store")
     if (stored["algorithm"], stored["momentum"]) != (algorithm.name, algorithm.momentum):
         raise Mismatch(f"the store at {runtime.path} holds {stored['algorithm']} state, but the optimizer is {algorithm.name}")
+    return replace(algorithm, seed=stored.get("seed", 0))
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the caller of stoker.offload() chose, beyond model, optimizer and store."""
+
+    policy: str
+    accumulate: int | None = None  # backwards a step, if known
+    snapshots: int = 0  # how many earlier steps may be kept
+    link: Link | None = None  # the way to the device on which the model computes, if that is not the CPU
+    device_memory: int | None = None  # cap on weights there, bytes
 
 
 class Session:
     """Made by stoker.offload(); everything the OffloadedOptimizer does goes through here."""
 
-    def __init__(self, model: nn.Module, original: torch.optim.Optimizer, runtime: Runtime, blocks: list[Block], algorithm: Algorithm, policy: str, accumulate: int | None) -> None:
+    def __init__(self, model: nn.Module, original: torch.optim.Optimizer, runtime: Runtime, blocks: list[Block], algorithm: Algorithm, how: Choices) -> None:
+        policy, link = how.policy, how.link
         if policy not in POLICIES:
             raise InvalidArgument(f"policy {policy!r} is not one of {', '.join(POLICIES)}")
         self.model, self.blocks, self.algorithm = model, blocks, algorithm
@@ -70,8 +94,10 @@ class Session:
         self._resumed_groups: list[dict] = []  # until the first step: what making a scheduler anew may have overwritten
         self._at_step: dict[str, Any] = {"rng": record.rng_state(), "attached": {}}  # what a loop moves on before its next forward
         self._buffers_digest: bytes | None = None
+        self._left = False  # the weights are in the store and not in the model
         self._departures = 0  # from the recorded order, that the ledger knows of
         self._closed = False
+        self._run: str | None = None  # tells this run from others in the same place
         self.access: list = []  # handles of access.py's hooks
         self.loading: Any = None  # access.py's Loading: a load_state_dict() of the model that may be under way
         self.hooks: Hooks | None = None  # once the model trains out of the store
@@ -79,11 +105,22 @@ class Session:
         self.by_tensor = {p.tensor: p for p in self.params}
         self._group_of = {param: group for group in original.param_groups for param in group["params"]}
         self.planes = Planes(runtime, blocks, algorithm)
-        self.pager = Pager(blocks, self.planes, lookahead_bytes=max(self.planes.layout.working, 32 * MIB))
-        self.gradients = Gradients(blocks, self.planes, lambda unit: self.steps.on_final(unit))
-        self.gradients.accumulate = accumulate
+        self.link = link
+        lookahead_bytes = max(self.planes.layout.working, 32 * MIB)
+        on_final = lambda unit: self.steps.on_final(unit)
+        if link is None:
+            self.pager = Pager(blocks, self.planes, lookahead_bytes)
+            self.gradients = Gradients(blocks, self.planes, on_final)
+        else:
+            self.pager = DevicePager(blocks, self.planes, lookahead_bytes, link, how.device_memory)
+            self.gradients = DeviceGradients(blocks, self.planes, on_final, link)
+        self.gradients.accumulate = how.accumulate
         self.steps = Steps(self.planes, self.pager, self.gradients, self._hyper, policy, self._lost)
+        self.steps.lock = self.lock
         self.pager.updates = self.steps
+        self.ledger.waiting.arithmetic = lambda: self.planes.session.arithmetic_seconds() if self.planes.session else 0.0
+        self.pager.waiting = self.steps.waiting = self.gradients.waiting = self.ledger.waiting
+        self.snapshots = Snapshots(self, how.snapshots)
         self._requires_grad = {p: p.tensor.requires_grad for p in self.params}
 
     # -- start ---------------------------------------------------------------------------------------------------------
@@ -107,20 +144,33 @@ class Session:
                 futures.append(core.store_weights(unit.session_id, slot.address + unit.slot_offset, txn))
             for future in futures:
                 future.wait()
-            for param in block.params:
-                param.tensor.data = self.pager.placeholders[param]
             del slot
-        put(txn, META_MODEL, record.dump({"format": FORMAT, "algorithm": self.algorithm.name, "momentum": self.algorithm.momentum, **signature(self.blocks)}))
+        self._run = secrets.token_hex(8)
+        put(txn, META_MODEL, record.dump(self._model_record()))
         for key, data in self._records().items():
             put(txn, key, data)
         for key in obsolete:
             txn.remove(key)
         txn.commit("durable").wait()
+        self._leave_memory()
+
+    def _model_record(self) -> dict[str, Any]:
+        algorithm = self.algorithm
+        kept = {"moments": algorithm.moments.name, "seed": algorithm.seed}
+        return {"format": FORMAT, "run": self._run, "algorithm": algorithm.name, "momentum": algorithm.momentum, **kept, **signature(self.blocks)}
 
     def adopt(self) -> None:
         """The store already holds this model's weights (made by stoker.build, or by a run that is resumed)."""
+        self._run = record.load(self.planes.store.read_bytes(META_MODEL)).get("run")
+        self._leave_memory()
+
+    def _leave_memory(self) -> None:
+        """From here on the weights are in the store only."""
+        self._left = True
         for param in self.params:
+            grad, param.tensor.grad = param.tensor.grad, None
             param.tensor.data = self.pager.placeholders[param]
+            param.tensor.grad = grad.to(self.pager.device) if grad is not None else None
 
     def resume(self) -> None:
         """Takes the run up at the last committed step: counters, hyperparameters, buffers, RNG; attached objects on attach()."""
@@ -131,8 +181,8 @@ class Session:
         self._take_up(state)
         self._resumed_groups = state["groups"]
         self._restored = state["attached"]
-        here = record.environment()
-        changed = [f"{key} {state['environment'].get(key)} -> {here[key]}" for key in here if state["environment"].get(key) != here[key]]
+        here = record.environment(self.pager.device)
+        changed = [f"{key} {state['environment'].get(key)} -> {here[key]}" for key in here if state["environment"].get(key, here[key]) != here[key]]
         if changed:
             warnings.warn(f"this run was made under another environment ({', '.join(changed)}): it goes on, but not bit for bit as there", stacklevel=4)
 
@@ -144,7 +194,7 @@ class Session:
         for group, stored in zip(self._groups(), state["groups"]):
             group.update(stored)
         buffers = record.load(self.planes.store.read_bytes(META_BUFFERS)) if state["buffers"] else {}
-        own = dict(self.model.named_buffers())
+        own = self._buffers()
         for name, tensor in buffers.items():
             if name not in own or own[name].shape != tensor.shape:
                 raise Mismatch(f"the store's buffer {name} does not fit the model")
@@ -152,12 +202,19 @@ class Session:
         record.set_rng_state(state["rng"])
         self._at_step = {"rng": state["rng"], "attached": {}}
 
+    def move(self) -> None:
+        """What is not paged goes to the device that computes, and host memory is made ready for copies. Before anything is stored."""
+        if self.link is not None:
+            self.link.pin(self.planes.arena)
+        for module in self.model.modules():
+            for name, buffer in module._buffers.items():
+                module._buffers[name] = buffer.to(self.pager.device) if buffer is not None else None
+
     def run(self) -> None:
         """Installs the hooks; from here on the model trains out of the store."""
         for block in self.blocks:
             if block.pinned:
-                self.pager.use(block)
-        self.pager.current = None
+                self.pager.fetch(block)
         self.hooks = Hooks(self.model, self.pager, self._call_begins, self._pinned, self.lock)
         self.ledger.start(self.counters())
 
@@ -167,8 +224,9 @@ class Session:
         """A root call of the model begins (hooks.py)."""
         self.check_open()
         self.loading.give_up()
-        if self.steps.decided is not None:
-            self._close_step()
+        if not (key[1] and key[2]):
+            self.steps.late.complete()
+        self._close_step()
         self.steps.poll()
         recorder = self.pager.recorder
         if recorder.departures != self._departures:
@@ -176,7 +234,7 @@ class Session:
             self.ledger.event("order", step=self.step_count, call=recorder.key)
         recorder.begin(key)
         self.pager.current = None
-        self._check_unchanged()
+        self._check_unchanged(grad=key[2])
         if key[2] and key[1]:
             self.gradients.call()
             self.steps.call_begins()
@@ -192,14 +250,14 @@ class Session:
                 "`with stoker.gather(parameter, write=True):`"
             )
 
-    def _check_unchanged(self) -> None:
+    def _check_unchanged(self, grad: bool) -> None:
         self._check_in_place()
         for param, was in self._requires_grad.items():
             if param.tensor.dtype != param.unit.dtype:
                 raise InvalidArgument(
                     f"{param.name} was converted to {param.tensor.dtype} after stoker.offload(), which changes nothing in the store; convert the model first, then offload it"
                 )
-            if param.tensor.requires_grad != was:
+            if grad and param.tensor.requires_grad != was:  # without gradients nobody asks: adapters are switched off and on that way
                 raise InvalidArgument(
                     f"requires_grad of {param.name} changed from {was} to {not was} after stoker.offload(); freeze or unfreeze parameters before offloading"
                 )
@@ -215,9 +273,8 @@ class Session:
             if self.pager.held:
                 raise InvalidArgument("opt.step() inside stoker.gather() would be undone by it; leave the with block first")
             self._check_in_place()
-            if self.steps.decided is not None:
-                self._close_step()
-            policy = self.steps.active_policy
+            self._close_step()
+            policy, reason = self.steps.active_policy, self.steps.reason
             changed = self.steps.decide()
             for param in self.params:
                 if param.unit in changed and param.tensor.grad is not None:
@@ -225,14 +282,27 @@ class Session:
             self.step_count += 1
             self._resumed_groups = []
             self._capture_sources()
+            if self.ledger.last is not None and policy != self.ledger.last["policy"]:
+                self.ledger.event("policy", step=self.step_count, policy=policy, reason=reason)
             self.ledger.close_step(self.step_count, self.counters(), policy=policy, committed=self.committed_step())
 
     def _lost(self, units: set[Unit]) -> None:
         """The last step could not be committed: everything that belongs to a step is that of the step before."""
         self.ledger.event("lost", step=self.step_count)
         self.step_count -= 1
-        self._refresh({unit.block for unit in units})
-        state = record.load(self.planes.store.read_bytes(META_STATE))
+        self._take_back({unit.block for unit in units}, record.load(self.planes.store.read_bytes(META_STATE)))
+
+    def become(self, state: dict[str, Any]) -> None:
+        """The store went to another step, whose record is `state`."""
+        self.ledger.event("rolled back", step=self.step_count, to=state["step"])
+        for block in self.blocks:
+            for unit in block.updated_units:
+                self.planes.session.invalidate(unit.session_id)
+        self._committed = state["step"]
+        self._take_back(set(self.blocks), state)
+
+    def _take_back(self, blocks: set[Block], state: dict[str, Any]) -> None:
+        self._refresh(blocks)
         attached = {**self._when_attached, **state["attached"]}
         for name, thing in self._attached.items():
             thing.load_state_dict(attached[name])
@@ -240,10 +310,12 @@ class Session:
         self._at_step["attached"] = {name: attached[name] for name, thing in self._attached.items() if _is_source(thing)}
         self._buffers_digest = None
 
-    def gradients_dropped(self) -> None:
-        """zero_grad(): what was speculated since the last step is void."""
+    def gradients_dropped(self, kept: bool) -> None:
+        """zero_grad(): what was speculated since the last step is void. `kept`: the tensors stay, and become zeros."""
         with self.lock:
             self.hooks.unwind()
+            if kept:
+                self.steps.late.complete()  # it wants their bytes
             if self.steps.updates:
                 self.steps.abandon()
 
@@ -274,12 +346,15 @@ class Session:
         sources = {name: thing.state_dict() for name, thing in self._attached.items() if _is_source(thing)}
         self._at_step = {"rng": record.rng_state(), "attached": record.load(record.dump(sources))}  # a copy: it may be live
 
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        return {plain(name): tensor for name, tensor in self.model.named_buffers()}
+
     def _groups(self) -> list[dict]:
         return list({id(group): group for group in self._group_of.values()}.values())
 
     def _records(self) -> dict[str, bytes]:
         """The record that closes a step, as objects to write."""
-        buffers = dict(self.model.named_buffers())
+        buffers = self._buffers()
         attached = {name: thing.state_dict() for name, thing in self._attached.items() if not _is_source(thing)}
         records = {
             META_STATE: record.dump(
@@ -290,7 +365,7 @@ class Session:
                     "buffers": bool(buffers),
                     "attached": {**attached, **self._at_step["attached"]},
                     "rng": self._at_step["rng"],
-                    "environment": record.environment(),
+                    "environment": record.environment(self.pager.device),
                 }
             )
         }
@@ -301,8 +376,9 @@ class Session:
         return records
 
     def _close_step(self) -> None:
-        self.steps.close(self._records())
-        self._closing_step = self.step_count
+        """What belongs to the decided step, as it is now, goes into its record; unless that was done."""
+        if self.steps.decided is not None and self.steps.late.records is None:
+            self.steps.close(self._records())
 
     def committed_step(self) -> int:
         if self.steps.closing is not None and self.steps.closing[1].ready():
@@ -316,8 +392,8 @@ class Session:
     def flush(self) -> None:
         with self.lock:
             self.check_open()
-            if self.steps.decided is not None:
-                self._close_step()
+            self.steps.late.complete()
+            self._close_step()
             self.steps.settle()
 
     def check_open(self) -> None:
@@ -338,52 +414,86 @@ class Session:
                     param.tensor.grad = None
                     param.tensor.data = self.pager.placeholders[param]
                 self.give_up()
-                refuse_state_dict(self.model, self)
 
     def give_up(self) -> None:
         """Lets go of the model, memory, threads and the store, as they are."""
         self._closed = True
         if self.hooks is not None:
             self.hooks.remove()
-        self.gradients.remove()
         for handle in self.access:
             handle.remove()
         for param in self.params:
             for name in ("_stoker_session", "__deepcopy__"):
                 vars(param.tensor).pop(name, None)
-        self.pager.slots.clear()
-        self.pager.staged.clear()
-        self.steps.release()
-        self.planes.close()
+        try:
+            self.gradients.remove()
+            self.pager.clear()
+            if self.link is not None:
+                self.link.unpin()
+        finally:  # also where the device does not answer any more
+            self.steps.release()
+            self.planes.close()
+            if self._left:
+                refuse_state_dict(self.model, self)
 
     # -- access to all of it -------------------------------------------------------------------------------------------
 
     def reference(self) -> dict[str, Any]:
-        return {"store": self.runtime.path, "step": self.step_count}
+        return {"store": self.runtime.path, "run": self._run, "step": self.step_count, "version": self.planes.store.info()["committed"]}
+
+    def refer(self, to: dict[str, Any]) -> None:
+        """Goes to the step that a reference names. Nothing moves where nothing was committed since."""
+        self.flush()
+        now = self.reference()
+        if to.get("run") != now["run"]:
+            raise Mismatch(f"this state_dict refers to a run in {to.get('store')}, which is not the run in {now['store']}; offload with the store that it refers to")
+        if to["version"] == now["version"]:
+            return
+        if to["step"] in self.snapshots.steps():
+            self.snapshots.go_back(to["step"])
+        elif to["step"] != now["step"]:
+            raise Mismatch(
+                f"this state_dict refers to step {to['step']}, but the run in {now['store']} is at step {now['step']} and keeps no snapshot of that step; "
+                f"go on from step {now['step']}, and keep the steps that you want to return to with stoker.offload(snapshots=) and opt.snapshot()"
+            )
 
     def has_state(self, param: torch.Tensor) -> bool:
         ours = self.by_tensor[param]
         return ours.unit.updated and self._updates_of.get(ours, 0) > 0
 
     def current_weight(self, param: Param) -> torch.Tensor:
-        """A copy of the parameter's weights as forward would see them now."""
+        """A copy, in host memory, of the parameter's weights as forward would see them now."""
+        if param in self.pager.held:
+            return param.tensor.detach().clone().cpu()
+        self.steps.late.catch_up(param.unit.block)
         slot = self.pager.slots.get(param.unit.block)
         if slot is not None and not slot.loading:
             return slot.view(param).clone()
         return self._plane_slice("w", param, param.unit.dtype)
 
     def restore(self, params: list[Param]) -> None:
-        """Points the parameters back at their slots, or at their placeholders."""
+        """Points the parameters back at their block's weights in memory, or at their placeholders."""
         for param in params:
             self.pager.held.discard(param)
-            slot = self.pager.slots.get(param.unit.block)
-            resident = slot is not None and not slot.loading
-            self.pager.point(param, slot.view(param) if resident else self.pager.placeholders[param])
+            self.pager.show(param)
 
     def _plane_slice(self, plane: str, param: Param, dtype: torch.dtype) -> torch.Tensor:
+        self.steps.late.catch_up(param.unit.block)
         where = self.planes.source or self.planes.store  # a decided step is read before it is committed
         raw = read_range(where, f"{plane}/{param.unit.name}", param.offset * dtype.itemsize, param.numel * dtype.itemsize)
-        flat = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+        flat = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype, device="cpu")
+        return torch.as_strided(flat, param.size, param.stride)
+
+    def _moment(self, plane: str, param: Param) -> torch.Tensor:
+        """m or v of a parameter, as float32."""
+        self.steps.late.catch_up(param.unit.block)
+        where, key, moments = self.planes.source or self.planes.store, f"{plane}/{param.unit.name}", self.algorithm.moments
+        flat = torch.empty(param.numel, dtype=torch.float32, device="cpu")
+        at = 0
+        for run in moments.runs(param.unit.elements, param.offset, param.numel):
+            data, scales = read_range(where, key, run.data_at, run.data_bytes), read_range(where, key, run.scales_at, run.scales_bytes)
+            flat[at : at + run.count] = moments.decode(plane, run.count, data, scales)
+            at += run.count
         return torch.as_strided(flat, param.size, param.stride)
 
     def full_state(self, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -391,11 +501,11 @@ class Session:
         param = self.by_tensor[tensor]
         count = self._updates_of.get(param, 0)
         if self.algorithm.name == "sgd":
-            return {"momentum_buffer": self._plane_slice("m", param, torch.float32)} if self.algorithm.momentum else {"momentum_buffer": None}
+            return {"momentum_buffer": self._moment("m", param)} if self.algorithm.momentum else {"momentum_buffer": None}
         state = {
-            "step": torch.tensor(float(count)),
-            "exp_avg": self._plane_slice("m", param, torch.float32),
-            "exp_avg_sq": self._plane_slice("v", param, torch.float32),
+            "step": torch.tensor(float(count), device="cpu"),
+            "exp_avg": self._moment("m", param),
+            "exp_avg_sq": self._moment("v", param),
         }
         if param.unit.dtype == torch.bfloat16:
             state["master"] = self.master(tensor)
@@ -406,7 +516,7 @@ class Session:
         param = self.by_tensor[tensor]
         weight = self._plane_slice("w", param, torch.bfloat16)
         rest = self._plane_slice("r", param, torch.int16)
-        out = torch.empty_strided(param.size, param.stride, dtype=torch.float32)
+        out = torch.empty_strided(param.size, param.stride, dtype=torch.float32, device="cpu")
         _core.optim_join(weight.data_ptr(), rest.data_ptr(), out.data_ptr(), param.numel)
         return out
 
@@ -422,12 +532,12 @@ class Session:
                 continue
             for key, plane in kinds.items():
                 if entry.get(key) is not None:
-                    self._put_slice(txn, plane, param, entry[key].detach().to(torch.float32))
+                    self._put_moment(txn, plane, param, entry[key])
             if entry.get("master") is not None and param.unit.dtype == torch.bfloat16:
                 master = entry["master"].detach().to(torch.float32)
-                master = torch.empty_strided(param.size, param.stride, dtype=torch.float32).copy_(master)
-                weight = torch.empty_strided(param.size, param.stride, dtype=torch.bfloat16)
-                rest = torch.empty_strided(param.size, param.stride, dtype=torch.int16)
+                master = torch.empty_strided(param.size, param.stride, dtype=torch.float32, device="cpu").copy_(master)
+                weight = torch.empty_strided(param.size, param.stride, dtype=torch.bfloat16, device="cpu")
+                rest = torch.empty_strided(param.size, param.stride, dtype=torch.int16, device="cpu")
                 _core.optim_split(master.data_ptr(), weight.data_ptr(), rest.data_ptr(), param.numel)
                 self._put_slice(txn, "w", param, weight)
                 self._put_slice(txn, "r", param, rest)
@@ -441,11 +551,18 @@ class Session:
         txn.commit("durable").wait()
         self._refresh({self.by_tensor[t].unit.block for t in entries if t in self.by_tensor})
 
+    def _put_moment(self, txn, plane: str, param: Param, value: torch.Tensor) -> None:
+        key, moments = f"{plane}/{param.unit.name}", self.algorithm.moments
+        flat = torch.as_strided(torch.empty_strided(param.size, param.stride, dtype=torch.float32, device="cpu").copy_(value.detach()), (param.numel,), (1,))
+        at = 0
+        for run in moments.runs(param.unit.elements, param.offset, param.numel):
+            data, scales = moments.encode(plane, flat[at : at + run.count])
+            write_range(txn, key, run.data_at, data)
+            write_range(txn, key, run.scales_at, scales)
+            at += run.count
+
     def _put_slice(self, txn, plane: str, param: Param, value: torch.Tensor) -> None:
-        data = torch.empty_strided(param.size, param.stride, dtype=value.dtype).copy_(value)
-        flat = torch.as_strided(data, (param.numel,), (1,))
-        raw = flat.view(torch.uint8).numpy().tobytes()
-        write_range(txn, f"{plane}/{param.unit.name}", param.offset * value.dtype.itemsize, raw)
+        write_range(txn, f"{plane}/{param.unit.name}", param.offset * value.dtype.itemsize, laid_out(param, value))
 
     def writing_weights(self) -> WeightWriting:
         """Begins to replace weights, as one durable commit."""
@@ -468,43 +585,29 @@ class Session:
         return {
             "read_bytes": core["read_bytes"],
             "written_bytes": core["written_bytes"],
-            "stall_seconds": {"weights": self.pager.wait_seconds, **self.steps.wait_seconds},
+            "stall_seconds": dict(self.ledger.waiting.seconds),
             "kept": self.steps.kept,
             "redone": self.steps.redone,
             "dram_bytes_peak": self.runtime.core.budget_peak,
         }
 
-    def plan(self) -> dict[str, Any]:
-        sizes = plane_bytes(self.blocks, self.algorithm)
-        layout = self.planes.layout
-        updated = [unit for block in self.blocks for unit in block.updated_units]
-        weights = sum(unit.weight_bytes for unit in updated)
-        resident = self.planes.arena.size - layout.gradients - layout.tiles * layout.tile - layout.pinned
-        paged = sizes["weights"] - sum(b.slot_bytes for b in self.blocks if b.pinned)
-        kept = max(0, min(paged, resident - layout.working))
-        retained = {id(unit) for unit in layout.retained}
-        read = {"weights": 2 * (paged - kept), "remainder": 0, "m": 0, "v": 0}
-        written = {"weights": weights, "remainder": 0, "m": 0, "v": 0}
-        for unit in updated:
-            for name, size in self.algorithm.state_bytes(unit).items():
-                written[name] += size
-                read[name] += 0 if id(unit) in retained else size
-        return {
-            "parameters": sum(param.numel for param in self.params),
-            "state_bytes": sum(sizes.values()),
-            "classes": {**sizes, "gradients": layout.gradients},
-            "dram": {
-                "cap": self.planes.dram_bytes,
-                "gradients": layout.gradients,
-                "pinned": layout.pinned,
-                "tiles": layout.tiles * layout.tile,
-                "weights": resident,
-                "retained_units": len(layout.retained),
-                "smallest": layout.smallest,
-                "pages": self.planes.arena.pages,
-            },
-            "predicted_bytes_per_step": {"read": read, "written": written},
-        }
+    def plan(self, machine: Machine | None = None, compute_seconds: float = 0.0) -> dict[str, Any]:
+        """planner.plan() of this session, by the recorded order once there is one. `step`: the row of the policy in use."""
+        planes, recorder = self.planes, self.pager.recorder
+        recorded = max((order.uses for key, order in recorder.orders.items() if key[1] and key[2]), key=len, default=None)
+        setting = Setting(self.blocks, self.algorithm, planes.layout, planes.arena.size, planes.tile_elements)
+        made = planner.plan(setting, machine, compute_seconds, recorded, self.steps.sequence)
+        if self.steps.policy != "auto":
+            made |= {"policy": self.steps.policy, "reason": "as you asked"}
+        made["step"] = made["steps"][made["policy"]]
+        made["dram"] |= {"cap": planes.dram_bytes, "pages": planes.arena.pages}
+        return made
+
+
+def laid_out(param: Param, value: torch.Tensor) -> bytes:
+    """The bytes of `value` in the order that the parameter's planes have."""
+    data = torch.empty_strided(param.size, param.stride, dtype=value.dtype, device="cpu").copy_(value)
+    return torch.as_strided(data, (param.numel,), (1,)).view(torch.uint8).numpy().tobytes()
 
 
 class WeightWriting:
@@ -516,14 +619,23 @@ class WeightWriting:
         self._params: set[Param] = set()
 
     def stage(self, values: dict[Param, torch.Tensor]) -> None:
-        """The float32 master of a bfloat16 weight becomes the weight itself."""
+        """The float32 master of a bfloat16 weight becomes the weight itself. What has the bits that are there already is not written:
+        a checkpoint that is loaded into the run that it was made of changes nothing, and leaves the masters as exact as they were."""
+        store = self._session.planes.store
         for param, value in values.items():
-            self._session._put_slice(self._txn, "w", param, value.detach().to(param.unit.dtype))
+            value = value.detach().to(param.unit.dtype)
+            raw = laid_out(param, value)
+            if param not in self._params and raw == read_range(store, f"w/{param.unit.name}", param.offset * value.dtype.itemsize, len(raw)):
+                continue
+            self._session._put_slice(self._txn, "w", param, value)
             if param.unit.updated and param.unit.dtype == torch.bfloat16:
-                self._session._put_slice(self._txn, "r", param, torch.zeros(param.size, dtype=torch.int16))
-        self._params.update(values)
+                self._session._put_slice(self._txn, "r", param, torch.zeros(param.size, dtype=torch.int16, device="cpu"))
+            self._params.add(param)
 
     def commit(self) -> None:
+        if not self._params:
+            self._txn.abandon()
+            return
         self._txn.commit("durable").wait()
         for unit in {param.unit for param in self._params}:
             if unit.updated:

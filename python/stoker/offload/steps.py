@@ -2,8 +2,9 @@
 
 ``sync`` updates every unit in step(); ``speculate`` updates a unit out of place as soon as its gradients are forecast final,
 during backward. step() then compares: a unit whose gradients (by hash), hyperparameters and parameters are still those that
-were consumed is kept, any other is redone from the committed state and p.grad as it is now. So both give the same bits, and a
-step that is skipped costs nothing but the work. ``auto`` speculates, and goes to sync for 20 steps after a redo.
+were consumed is kept, any other is redone from the committed state and p.grad as it is now. ``lazy`` decides without updating: each
+unit is updated just before the next use of its block (late.py). So all give the same bits, and a step that is skipped costs
+nothing but the work. ``auto`` speculates, and for 20 steps after a redo it is lazy; or sync, if the loop keeps gradients over step().
 
 A step's writes live in one transaction: step() decides it (the next forward reads it), the next forward or flush() closes it
 with the record of everything else that belongs to the step, and the store commits it while training goes on.
@@ -11,16 +12,18 @@ with the record of everything else that belongs to the step, and the store commi
 
 from __future__ import annotations
 
+import contextlib
 import math
-import time
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any, Callable, Iterable, Iterator
 
 import torch
 
 from stoker.errors import StokerError
 from stoker.offload.blocks import Block, Param, Unit
 from stoker.offload.gradients import Gradients
+from stoker.offload.late import Late
+from stoker.offload.ledger import Waits
 from stoker.offload.pager import Pager, Slot
 from stoker.offload.planes import Planes, put
 
@@ -65,17 +68,23 @@ class Steps:
         self.planes, self.pager, self.gradients, self.hyper = planes, pager, gradients, hyper
         self.policy = policy
         self.lost = lost  # a decided step could not be committed: these units are at the step before again
+        self.lock: Any = contextlib.nullcontext()  # the session's own, once it has one: a GPU's backward runs on a thread of torch's
         self.paused_for = 0  # steps that `auto` still stays on sync
+        self.drops_gradients = False  # the loop was seen to set them to None after step(); who zeroes them in place takes them from lazy updates
+        self._step_made = False
+        self.reason = ""  # of auto's last change
         self.clip_limit: float | None = None  # max_norm of the last opt.clip_grad_norm_
         self.updates: dict[Unit, Update] = {}
         self.sequence: list[Unit] = []  # the order in which units became final in the last step
         self.units = [unit for block in planes.blocks for unit in block.updated_units]
         self.kept = self.redone = 0
-        self.wait_seconds = {"state": 0.0, "commit": 0.0}
+        self.waiting = Waits()  # the session's own, once it has one
         self.decided: Any = None  # transaction of a decided step that is not closed yet
         self.closing: tuple[Any, Any] | None = None  # (transaction, future) of a closed step on its way to the disk
         self._decided_updates: list[Update] = []  # their memory is still being written from
         self._txn: Any = None
+        self.late = Late(self)  # what the decided step still owes
+        self._landing: list[Unit] = []  # final in this backward, on their way to where updates read them
         self._norm2 = 0.0
         self._norm_exceeded = False
         for unit in planes.layout.retained:
@@ -85,47 +94,87 @@ class Steps:
 
     @property
     def speculating(self) -> bool:
-        return self.policy == "speculate" or (self.policy == "auto" and self.paused_for == 0)
+        return self.active_policy == "speculate"
 
     @property
     def active_policy(self) -> str:
-        return "speculate" if self.speculating else "sync"
+        if self.policy != "auto":
+            return self.policy
+        return "speculate" if not self.paused_for else "lazy" if self.drops_gradients else "sync"
 
     def call_begins(self) -> None:
         """A forward that records gradients begins. If the backward after it is the step's last, state can be read ahead."""
+        self._landing = []  # of a backward that broke off
+        if self._step_made:
+            self._step_made = False
+            self.drops_gradients = all(param.tensor.grad is None for unit in self.units for param in unit.params)
         if self.updates:
             self.abandon()  # no step() came: the speculation was for nothing
-        if self.speculating and self.gradients.last_call:
+        if self.speculating and self.gradients.last_call and not self.late:
             self.gradients.lend(self.sequence)
             self._prefetch_state(self.sequence)
 
     def on_final(self, unit: Unit) -> None:
         """From within backward: the unit's gradients are forecast final."""
-        if not self.speculating or self._norm_exceeded or unit in self.updates:
-            return
-        if self.clip_limit is not None and self._over_limit(unit):
-            self._norm_exceeded = True
-            return
-        torch.autograd.Variable._execution_engine.queue_callback(self._wait_computed)
-        self._launch(unit)
-        self._prefetch_state(self.sequence[len(self.updates) :][:2])
-        while self.reclaim(keep=1):  # running on would keep weights in memory that the next forward's could take the place of
-            pass
+        with self.lock:
+            if not self.speculating or self._norm_exceeded or unit in self.updates:
+                return
+            self._when_backward_ends(self.backward_ends)
+            self.gradients.land(unit)
+            self._landing.append(unit)
+            self._speculate(self.gradients.in_flight)
 
-    def _over_limit(self, unit: Unit) -> bool:
-        grads = [(seg.grad.data_ptr(), seg.grad.numel(), _DTYPE[seg.grad.dtype]) for seg in self._segments(unit)]
+    def _speculate(self, keep: int) -> None:
+        """Starts the updates of final units, but for the last `keep`, whose gradients are still on their way."""
+        while len(self._landing) > keep:
+            segments = self._segments(unit := self._landing.pop(0))
+            if self.clip_limit is not None and self._over_limit(segments):
+                self._norm_exceeded = True
+                self._landing.clear()
+                return
+            self._launch(unit, segments)
+            self._prefetch_state(self.sequence[len(self.updates) :][:2])
+            while self.reclaim(keep=1):  # running on would keep weights in memory that the next forward's could take the place of
+                pass
+
+    def backward_ends(self) -> None:
+        with self.lock:
+            self._speculate(0)
+            for update in self.updates.values():
+                self.timed("state", update.wait_computed)
+
+    @staticmethod
+    def _when_backward_ends(callback: Callable[[], None]) -> None:
+        torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+    def _over_limit(self, segments: list[Segment]) -> bool:
+        grads = [(seg.grad.data_ptr(), seg.grad.numel(), _DTYPE[seg.grad.dtype]) for seg in segments]
         self._norm2 += math.fsum(self.planes.session.sum_of_squares(grads))
         return not self._norm2 <= self.clip_limit**2
 
     def _prefetch_state(self, units: list[Unit]) -> None:
         """Reads ahead in this order, as tile memory is, and becomes, free."""
         for unit in units:
-            if unit not in self.updates:
+            if unit not in self.updates and unit not in self.late.units:  # what those will write is not there to be read yet
                 self.planes.session.prefetch_state(unit.session_id, self.planes.source)
 
     # -- one unit ------------------------------------------------------------------------------------------------------
 
+    @staticmethod
+    def _has_gradients(unit: Unit) -> bool:
+        return any(param.tensor.grad is not None and param.numel for param in unit.params)
+
+    def _landed(self, units: list[Unit]) -> Iterator[tuple[Unit, list[Segment]]]:
+        """Each unit with what its update consumes as p.grad is now; as many of those that follow as may be are on their way."""
+        ahead = self.gradients.in_flight
+        for i in range(len(units) + ahead):
+            if i < len(units):
+                self.gradients.land(units[i], self.updates.get(units[i]))
+            if i >= ahead:
+                yield units[i - ahead], self._segments(units[i - ahead])
+
     def _segments(self, unit: Unit) -> list[Segment]:
+        """The gradients have landed."""
         segments = []
         for param in unit.params:
             grad = self.gradients.laid_out(param)
@@ -133,16 +182,23 @@ class Steps:
                 segments.append(Segment(param, grad, self.hyper(param)))
         return segments
 
-    def _launch(self, unit: Unit, segments: list[Segment] | None = None) -> None:
-        segments = self._segments(unit) if segments is None else segments
-        if not segments:
-            return
-        txn = self._transaction()
+    def _launch(self, unit: Unit, segments: list[Segment]) -> None:
+        if segments:
+            recorder, block = self.pager.recorder, unit.block
+            first = recorder.order.places.get(block.index, [1 << 30])[0]  # its next weights are used in the next forward
+            distance = -1 if block.pinned else len(recorder.order.uses) - recorder.position + first
+            self.updates[unit] = self._start(unit, segments, self._transaction(), block.updated_units, self.updates, distance)
+
+    def start(self, unit: Unit, segments: list[Segment], along: list[Unit], distance: int) -> Update:
+        """An update that the decided step owes. `along`: units of its block that are owed theirs now, too."""
+        return self._start(unit, segments, self.decided, along, self.late.units, distance)
+
+    def _start(self, unit: Unit, segments: list[Segment], txn: Any, along: list[Unit], begun: Iterable[Unit], distance: int) -> Update:
         block = unit.block
         slot = self.pager.slots.get(block)
         if slot is not None and slot.loading:
             slot = None
-        staged = self._staged(block)
+        staged = self._staged(block, along, begun, distance)
         job = self.planes.session.update(
             unit.session_id,
             [segment.args() for segment in segments],
@@ -151,23 +207,20 @@ class Steps:
             txn,
             hashes=True,
         )
-        self.updates[unit] = Update(unit, segments, job, slot, staged)
+        return Update(unit, segments, job, slot, staged)
 
-    def _staged(self, block: Block) -> Slot | None:
-        """Memory for the block's next weights, if there is some that nothing needs sooner."""
+    def _staged(self, block: Block, along: list[Unit], begun: Iterable[Unit], distance: int) -> Slot | None:
+        """Memory for the block's next weights, if there is some that nothing needs sooner. Units that are not updated `along` keep theirs."""
         pager = self.pager
         staged = pager.staged.get(block)
         if staged is not None:
             return staged
-        if any(unit in self.updates for unit in block.updated_units):
+        if any(unit in begun for unit in block.updated_units):
             return None  # a part went to the disk only; half a block is of no use
         current = pager.slots.get(block)
-        others = [unit for unit in block.units if not unit.updated]
+        others = [unit for unit in block.units if unit not in along]
         if others and (current is None or current.loading):
             return None
-        recorder = pager.recorder
-        first = recorder.order.places.get(block.index, [1 << 30])[0]
-        distance = -1 if block.pinned else len(recorder.order.uses) - recorder.position + first
         staged = pager.take(block, pager.versions[block.index] + 1, distance)
         while staged is None and self.reclaim(keep=1):  # one more keeps the disk at work meanwhile
             staged = pager.take(block, pager.versions[block.index] + 1, distance)
@@ -184,6 +237,7 @@ class Steps:
 
     def _transaction(self) -> Any:
         if self._txn is None:
+            self.late.complete()
             self.settle()
             self._txn = self.planes.store.begin()
         return self._txn
@@ -195,11 +249,13 @@ class Steps:
 
         On an error everything of this step is abandoned, the step before is intact, and step() may be called again.
         """
+        if self.active_policy == "lazy":
+            return self._owe()
         launched = list(self.updates)
         try:
             changed = self._settle_updates()
             for update in self.updates.values():
-                self._timed("state", update.wait_computed)
+                self.timed("state", update.wait_computed)
         except BaseException:
             self.abandon()
             raise
@@ -210,13 +266,49 @@ class Steps:
         self._make_current(changed)
         return changed
 
+    def _owe(self) -> set[Unit]:
+        """decide() of ``lazy``: only pinned blocks, which may be read at any time, are updated now."""
+        self.late.complete()  # what the step before still owes comes first
+        if self.updates:
+            self.abandon()
+        self._transaction()
+        changed = [unit for unit in self.units if self._has_gradients(unit)]
+        order = self.pager.recorder.order.places
+        changed.sort(key=lambda unit: order.get(unit.block.index, [1 << 30])[0])
+        owed = []
+        try:
+            for unit, segments in self._landed(changed):
+                if unit.block.pinned:
+                    self._launch(unit, segments)
+                else:
+                    owed.append((unit, segments))
+            for unit, segments in owed:
+                self.late.take(unit, segments)
+            for update in self.updates.values():
+                self.timed("state", update.wait_computed)
+        except BaseException:
+            self.late.clear()
+            self.abandon()
+            raise
+        for block in dict.fromkeys(unit.block for unit, _ in owed):
+            self.pager.outdate(block)
+        if self.policy == "auto":
+            self.paused_for -= 1
+            self.reason = f"{PAUSE_STEPS} steps have passed"
+        self._make_current({unit for unit in changed if unit.block.pinned})
+        return set(changed)
+
+    def hashes(self, segments: list[Segment]) -> list[bytes]:
+        """Of the gradients' bytes as they are now."""
+        return self.planes.session.hash_many([(s.grad.data_ptr(), s.grad.numel() * s.grad.dtype.itemsize) for s in segments])
+
     def _settle_updates(self) -> set[Unit]:
-        wanted = {unit: self._segments(unit) for unit in self.units}
-        if any(not wanted[unit] for unit in self.updates):
+        if not all(self._has_gradients(unit) for unit in self.updates):
             self.abandon()  # a unit was updated that has no gradient any more: its writes must not be committed
         redone = 0
-        for unit in [*self.updates, *(unit for unit in self.units if unit not in self.updates)]:  # those computed last come last
-            segments, update = wanted[unit], self.updates.get(unit)
+        order = [*self.updates, *(unit for unit in self.units if unit not in self.updates)]  # those computed last come last
+        for unit, segments in self._landed(order):
+            update = self.updates.get(unit)
             if update is not None and self._consumed(update, segments):
                 self.kept += 1
                 continue
@@ -228,6 +320,7 @@ class Steps:
         if self.policy == "auto":
             if redone or self._norm_exceeded:
                 self.paused_for = PAUSE_STEPS
+                self.reason = f"{redone} updates had to be done again" if redone else "the gradient norm passed the limit before the last update"
             elif self.paused_for:
                 self.paused_for -= 1
         return set(self.updates)
@@ -237,13 +330,12 @@ class Steps:
         before = update.segments
         if [(s.param, s.hyper) for s in before] != [(s.param, s.hyper) for s in segments]:
             return False
-        self._timed("state", update.wait_computed)
-        now = self.planes.session.hash_many([(s.grad.data_ptr(), s.grad.numel() * s.grad.dtype.itemsize) for s in segments])
-        return now == update.job.hashes()
+        self.timed("state", update.wait_computed)
+        return self.hashes(segments) == update.job.hashes()
 
     def _forget(self, update: Update) -> None:
         update.wait_computed()
-        self._timed("state", update.job.wait_written)  # it is written from the memory that the next one computes into
+        self.timed("writing", update.job.wait_written)  # it is written from the memory that the next one computes into
         self.planes.session.invalidate(update.unit.session_id)
         del self.updates[update.unit]
 
@@ -263,11 +355,22 @@ class Steps:
         self._decided_updates = list(self.updates.values())
         for update in self._decided_updates:
             update.segments = []  # lets go of the gradients: the next backward reuses their memory
-        self.updates = {}
+        self.updates, self._landing, self._step_made = {}, [], True
         self._norm2, self._norm_exceeded = 0.0, False
         self.gradients.decided()
         self.pager.decide(blocks)
+        self._prefetch_owed()
         self.pager.restart()
+
+    def _prefetch_owed(self) -> None:
+        """Reads ahead the state of what this step owes, in the order of use."""
+        for unit in self.late.owed:
+            self.planes.session.prefetch_state(unit.session_id, None)
+
+    def computed(self, update: Update) -> None:
+        """A late update is done: like those of the others, its memory is being written from."""
+        update.segments = []
+        self._decided_updates.append(update)
 
     def abandon(self) -> None:
         """Forgets the step that is being made: nothing of it becomes visible."""
@@ -282,6 +385,7 @@ class Steps:
             self._txn.abandon()  # waits for its writes: the next transaction may want the same objects
             self._txn = None
         self.pager.abandon()
+        self._landing = []
         self._norm2, self._norm_exceeded = 0.0, False
         self.gradients.recall()
         self.planes.session.drop_prefetched()
@@ -289,7 +393,10 @@ class Steps:
     # -- commit --------------------------------------------------------------------------------------------------------
 
     def close(self, records: dict[str, bytes]) -> None:
-        """Puts the step's records into its transaction and starts the durable commit."""
+        """Puts the step's records into its transaction and starts the durable commit, once nothing is owed any more."""
+        if self.late:
+            self.late.records = records
+            return
         txn = self.decided
         try:
             for key, data in records.items():
@@ -297,7 +404,7 @@ class Steps:
             future = txn.commit("durable")
         except BaseException:
             del txn
-            self._lose()
+            self.lose()
             raise
         self.decided, self.closing = None, (txn, future)
 
@@ -315,25 +422,31 @@ class Steps:
         if self.closing is None:
             return
         txn, future = self.closing
+        for update in self._decided_updates:
+            with contextlib.suppress(StokerError):  # the commit fails with it, and says so
+                self.timed("writing", update.job.wait_written)
         try:
-            self._timed("commit", future.wait)
+            self.timed("commit", future.wait)
         except StokerError:
             del txn, future
-            self._lose()
+            self.lose()
             raise
         self.closing = None
         self._decided_updates = []
         if self.planes.source is txn:
             self.planes.source = None
 
-    def _lose(self) -> None:
+    def lose(self) -> None:
         """The last decided step cannot be committed: goes back to the one before, which is in the store whole."""
-        units = {update.unit for update in self._decided_updates}
+        under_way = self.late.updates  # their memory is read and written until abandon() returns
+        units = {update.unit for update in self._decided_updates} | self.late.units
+        self.late.clear()
         for txn in (self.decided, *(self.closing or ())[:1]):
             if txn is not None:
                 txn.abandon()
         self.decided = self.closing = self.planes.source = None
         self._decided_updates = []
+        del under_way
         self.abandon()
         for unit in units:
             self.planes.session.invalidate(unit.session_id)
@@ -342,35 +455,45 @@ class Steps:
     def release(self) -> None:
         """Lets go of transactions and memory, whatever state they are in. The end of the session."""
         self.updates, self._decided_updates = {}, []
+        self.late.clear()
         self._txn = self.decided = self.closing = None
 
     # -- what the pager asks -------------------------------------------------------------------------------------------
 
+    def _all(self) -> list[Update]:
+        return [*self.late.updates, *self.updates.values()]
+
     def written(self, block: Block) -> bool:
         """Whether the block's staged weights are on the disk (in the transaction), so that the copy may go."""
-        return all(update.job.written() for update in self.updates.values() if update.unit.block is block)
+        return all(update.job.written() for update in self._all() if update.unit.block is block)
 
     def superseded(self, block: Block) -> bool:
         """Whether nothing needs the block's current weights any more: all its updates have consumed them."""
-        units = block.updated_units
-        return bool(units) and all(unit in self.updates and self.updates[unit].job.computed() for unit in units)
+        done = {update.unit for update in self._all() if update.job.computed()}
+        return bool(block.updated_units) and all(unit in done for unit in block.updated_units)
 
     def reclaim(self, keep: int = 0) -> bool:
         """Waits for the oldest update under way to be done with its memory; False if no more than `keep` are under way."""
-        under_way = [update for update in self.updates.values() if not update.computed]
+        under_way = [update for update in self._all() if not update.computed]
         if len(under_way) <= keep:
             return False
-        self._timed("state", under_way[0].wait_computed)
+        self.timed("state", under_way[0].wait_computed)
         return True
 
-    def _wait_computed(self) -> None:
-        for update in self.updates.values():
-            self._timed("state", update.wait_computed)
+    def release_written(self, wait: bool = False) -> bool:
+        """Lets go of the decided step's memory that is on the disk by now, or (`wait`) of the oldest that is not. False if there is none."""
+        held = [update for update in self._decided_updates if update.staged is not None]
+        if wait and held:
+            with contextlib.suppress(StokerError):  # the commit fails for the same reason, and says so
+                self.timed("state", held[0].job.wait_written)
+        written = [update for update in held if update.job.written()]
+        for update in written:
+            update.staged = None
+        return bool(written)
 
-    def _timed(self, cause: str, wait: Callable[[], Any]) -> None:
-        started = time.perf_counter()
+    def timed(self, cause: str, wait: Callable[[], Any]) -> None:
         try:
-            wait()
+            with self.waiting(cause):
+                wait()
         finally:
             del wait  # a traceback would keep what it waited for, and with that the store, open
-            self.wait_seconds[cause] += time.perf_counter() - started

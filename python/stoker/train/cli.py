@@ -49,12 +49,13 @@ _MODEL = (
     ("heads", "attention heads", {"type": int}),
     ("feed_forward", "width of the feed-forward part", {"type": int}),
     ("precision", "type of the weights; bfloat16 has exact float32 masters", {"choices": ("bfloat16", "float32")}),
+    ("moments", "how AdamW's running means are kept; bf16 and 8bit are lossy and move 8 and 12 bytes a parameter less in a step", {"choices": ("exact", "bf16", "8bit")}),
 )
 _WHERE = (
     ("dram", "cap on the memory for weights, gradients, state and staging, as 160MiB or 20GiB", {"metavar": "BYTES"}),
     ("store", "where weights and state live; default: OUT/store", {"metavar": "DIR"}),
-    ("policy", "when updates run; all give the same bits", {"choices": ("auto", "sync", "speculate")}),
-    ("device", "where to compute: auto or cpu; this version of the offload computes on the CPU", {"metavar": "DEVICE"}),
+    ("policy", "when updates run; all give the same bits", {"choices": ("auto", "sync", "speculate", "lazy")}),
+    ("device", "where to compute: cpu, cuda, cuda:1; auto takes a GPU if torch sees one", {"metavar": "DEVICE"}),
     ("cache", "where token files are kept and found again; default: OUT/data", {"metavar": "DIR"}),
 )
 _AFTER = (

@@ -6,7 +6,10 @@ export (export.py) writes the same names and a config, so transformers computes 
 
 from __future__ import annotations
 
+import statistics
+import time
 from dataclasses import dataclass
+from typing import Callable
 
 import torch
 import torch.nn.functional as F
@@ -146,6 +149,26 @@ def initialise(model: Model) -> None:
         if parameter.dim() > 1:
             shrink = (2 * model.config.layers) ** -0.5 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
             nn.init.normal_(parameter, std=std * shrink)
+
+
+def compute_seconds(config: ModelConfig, dtype: torch.dtype, batch: int) -> float:
+    """Forward and backward of a step with nothing beside them: one block is timed for all, and the head with the loss."""
+    block, head = Block(config, dtype), nn.Linear(config.hidden, config.vocabulary, bias=False, dtype=dtype)
+    x = torch.randn(batch, config.window, config.hidden, dtype=dtype, requires_grad=True)
+    cos, sin = rotary(config.window, config, x)
+    targets = torch.zeros(batch * config.window, dtype=torch.int64)
+    layer = lambda: block(x, cos, sin).backward(x)
+    ends = lambda: F.cross_entropy(head(x).flatten(0, 1).float(), targets).backward()
+    return config.layers * _seconds(layer) + _seconds(ends)
+
+
+def _seconds(run: Callable[[], object], times: int = 3) -> float:
+    taken = []
+    for _ in range(times + 1):
+        started = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken[1:])
 
 
 def next_token_loss(model: nn.Module, windows: Tensor) -> Tensor:

@@ -11,13 +11,14 @@ _LINE_EVERY_SECONDS = 15.0
 
 
 class TrainingProgress:
-    """Step, loss, tokens a second, share of time stalled on storage, time left."""
+    """Step, loss, tokens a second, share of time spent waiting by cause, time left."""
 
     def __init__(self, first_step: int, steps: int) -> None:
         self._steps, self._first, self._done = steps, first_step, first_step
         self._began = self._last_line = time.monotonic()
         self._tokens = 0
-        self._stalled = self._seconds = 0.0
+        self._stalled: dict[str, float] = {}
+        self._seconds = 0.0
         self._bar = None
         if sys.stderr.isatty():
             self._bar = tqdm(total=steps, initial=first_step, desc="training", unit="step", dynamic_ncols=True)
@@ -27,8 +28,7 @@ class TrainingProgress:
         self._done = done
         self._tokens += tokens
         rate = self._tokens / (time.monotonic() - self._began)
-        stalled = self._stalled / self._seconds if self._seconds else 0.0
-        shown = f"loss {loss:.3f}, {rate:.0f} tokens/s, {stalled:.0%} stalled on storage"
+        shown = f"loss {loss:.3f}, {rate:.0f} tokens/s, {self._waits()}"
         if self._bar is not None:
             self._bar.set_postfix_str(shown, refresh=False)
             self._bar.update(done - self._bar.n)
@@ -39,10 +39,17 @@ class TrainingProgress:
             left = (now - self._began) / (done - self._first) * (self._steps - done)
             print(f"step {done}/{self._steps}: {shown}, {left:.0f} s left", file=sys.stderr, flush=True)
 
-    def measured(self, seconds: float, stalled: float) -> None:
-        """The ledger closed a step that took `seconds`, `stalled` of them waiting for storage."""
+    def measured(self, seconds: float, stalled: dict[str, float]) -> None:
+        """The ledger closed a step that took `seconds`, of which it waited `stalled` seconds by cause."""
         self._seconds += seconds
-        self._stalled += stalled
+        for cause, waited in stalled.items():
+            self._stalled[cause] = self._stalled.get(cause, 0.0) + waited
+
+    def _waits(self) -> str:
+        """Shares of the time: "12% waiting (state 9%, commit 3%)"."""
+        shares = {cause: waited / self._seconds for cause, waited in self._stalled.items()} if self._seconds else {}
+        parts = [f"{cause} {share:.0%}" for cause, share in sorted(shares.items(), key=lambda item: -item[1]) if share >= 0.005]
+        return f"{sum(shares.values()):.0%} waiting" + (f" ({', '.join(parts)})" if parts else "")
 
     def close(self) -> None:
         if self._bar is not None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import naming
+from ..offload.machine import CAUSES
+from ..offload.planner import expected
 from . import charts
 from .charts import Series
 from .settings import human_bytes
@@ -37,7 +39,7 @@ td:last-child{text-align:right;font-variant-numeric:tabular-nums;overflow-wrap:a
               for i in range(8))
 
 _CLASS_STYLES = {"weights": "s0", "remainder": "s1", "m": "s2", "v": "s3", "gradients": "s4"}
-_CAUSE_STYLES = ("s1", "s4", "s3", "s5", "s6", "s2")
+_CAUSE_STYLES = dict(zip(CAUSES, ("s1", "s4", "s3", "s5", "s6", "s2", "s7"), strict=True))
 
 
 def write_report(path: Path, rows: Sequence[dict[str, Any]], summary: dict[str, Any], plan: dict[str, Any],
@@ -54,6 +56,8 @@ def write_report(path: Path, rows: Sequence[dict[str, Any]], summary: dict[str, 
                  "a model below it has learned more than which tokens are common."),
         _section("Time by cause", _time(rows), "Seconds of each step. What is not waiting is computing: forward, backward, "
                  "the optimizer's kernels and checksums."),
+        _section("Seconds a step by cause", _causes(rows, plan), "The plan's prediction from a measurement of the disk and of a layer just "
+                 "before, and the mean of the measured steps."),
         _section("Bytes a step by class", _bytes(rows, plan), "Megabytes (10^6) moved between disk and memory: the plan's "
                  "prediction, and the mean of the measured steps."),
         _section("Memory against the cap", _memory(rows, summary), _memory_note(summary)),
@@ -61,7 +65,7 @@ def write_report(path: Path, rows: Sequence[dict[str, Any]], summary: dict[str, 
     if sample:
         body.append(_section("A sampled continuation", f"<pre><em>{escape(prompt)}</em>{escape(sample)}</pre>",
                              "Grey: the prompt, from the held-out part. Then the model's own words."))
-    body.append(_section("All figures", _table({**summary, **{f"setting {k}": v for k, v in settings.items()}}), ""))
+    body.append(_section("All figures", _table({**{k: v for k, v in summary.items() if k != "plan"}, **{f"setting {k}": v for k, v in settings.items()}}), ""))
     with naming(path):
         path.write_text("<!doctype html><html lang='en'><head><meta charset='utf-8'>"
                         "<meta name='viewport' content='width=device-width,initial-scale=1'><title>Stoker training report</title>"
@@ -106,19 +110,32 @@ def _loss(rows: Sequence[dict[str, Any]], summary: dict[str, Any]) -> str:
 
 
 def _time(rows: Sequence[dict[str, Any]]) -> str:
-    causes = sorted({cause for row in rows for cause, seconds in row["stall_seconds"].items() if seconds > 0})
+    causes = [cause for cause in CAUSES if any(row["stall_seconds"].get(cause, 0.0) > 0 for row in rows)]
     stalls = [Series(f"waiting: {cause.replace('_', ' ')}", [(row["step"], row["stall_seconds"].get(cause, 0.0)) for row in rows],
-                     _CAUSE_STYLES[i % len(_CAUSE_STYLES)]) for i, cause in enumerate(causes)]
+                     _CAUSE_STYLES[cause]) for cause in causes]
     computing = Series("computing", [(row["step"], max(0.0, row["seconds"] - sum(row["stall_seconds"].values())))
                                      for row in rows], "s0")
     return charts.columns([row["step"] for row in rows], [computing, *stalls], "Seconds of each step by cause", "step", "seconds")
 
 
+def _causes(rows: Sequence[dict[str, Any]], plan: dict[str, Any]) -> str:
+    bars, planned = [], expected(plan, list(rows))
+    if "seconds" in planned:
+        bars.append(("planned", _parts(planned["compute_seconds"], planned["stall_seconds"])))
+    if rows:
+        stalls = {cause: sum(row["stall_seconds"].get(cause, 0.0) for row in rows) / len(rows) for cause in CAUSES}
+        bars.append(("measured", _parts(sum(row["seconds"] for row in rows) / len(rows) - sum(stalls.values()), stalls)))
+    return charts.bars(bars, "Seconds a step by cause", "s")
+
+
+def _parts(computing: float, stalls: dict[str, float]) -> list[tuple[str, float, str]]:
+    return [("computing", max(0.0, computing), "s0"), *((f"waiting: {cause}", stalls[cause], _CAUSE_STYLES[cause]) for cause in CAUSES)]
+
+
 def _bytes(rows: Sequence[dict[str, Any]], plan: dict[str, Any]) -> str:
-    bars = []
+    bars, planned = [], expected(plan, list(rows))
     for way in ("read", "written"):
-        predicted = plan["predicted_bytes_per_step"][way]
-        bars.append((f"{way}, planned", _shares(predicted)))
+        bars.append((f"{way}, planned", _shares(planned[f"{way}_bytes"])))
         total: dict[str, float] = {}
         for row in rows:
             for name, count in row[f"{way}_bytes"].items():

@@ -42,6 +42,7 @@ class Settings:
     clip: float = 1.0  # limit of the gradient norm
     seed: int = 0
     precision: str = "bfloat16"
+    moments: str = "exact"
     dram: str = "95MiB"
     policy: str = "auto"
     device: str = "auto"

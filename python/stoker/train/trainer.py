@@ -13,39 +13,48 @@ import math
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import stoker
 
 from ..data import CorpusError, Loader, TokenFile, Windows, default_corpus, load_tokenizer, prepare_apart
-from ..errors import AlreadyExists, InvalidArgument, NotFound
+from ..errors import AlreadyExists, InvalidArgument, NotFound, StokerError
+from ..offload.link import open_link
+from ..offload.measure import measure_machine
+from ..offload.planner import compare
+from ..plan.text import comparison_text, plan_text, rates_text
 from .evaluate import chosen_windows, continuation, heldout_loss, unigram_entropy
 from .export import export_model
 from .ledger_file import LedgerFile, read_ledger
 from .memory import MemoryPeak
-from .model import Model, ModelConfig, initialise, next_token_loss
-from .plan_text import plan_text
+from .model import Model, ModelConfig, compute_seconds, initialise, next_token_loss
 from .progress import TrainingProgress, counting_bar, say
 from .report import write_report
 from .settings import RUN_FILE, Settings, UsageError, write_json, write_run
 from .stop import Stopped, StopSignals
 
+if TYPE_CHECKING:
+    from ..offload.machine import Machine
+
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 SUMMARY_FILE, LEDGER_FILE, REPORT_FILE = "summary.json", "ledger.jsonl", "report.html"
 STORE_FOLDER, EXPORT_FOLDER = "store", "export"
+PROBE_SECONDS, PROBE_BYTES = 1.0, 16 << 20  # to measure the machine with before a run
+WARM_UP = 3  # steps that are not compared with the plan: the order is not recorded yet, the moments are sparse zeros
 
 
 def choose_device(wanted: str) -> torch.device:
-    """Where to compute. The offload's slots are CPU memory, so this version takes no other device; `auto` says so."""
+    """Where to compute; `auto` takes a GPU if torch sees one."""
     if wanted == "auto":
-        if torch.cuda.is_available():
-            say("device       cpu: torch sees a GPU, but this version of the offload computes on the CPU")
-        return torch.device("cpu")
-    if wanted != "cpu":
-        raise UsageError(f"--device {wanted}: this version of the offload computes on the CPU; leave --device out")
-    return torch.device("cpu")
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+        open_link(device)
+    except (RuntimeError, InvalidArgument) as error:
+        raise UsageError(f"--device {wanted}: {str(error).splitlines()[0]}") from None
+    return device
 
 
 def rate_at(step: int, settings: Settings) -> float:
@@ -96,6 +105,7 @@ class Run:
     def __init__(self, settings: Settings, out: Path, stored: dict[str, Any] | None, rebuild: bool, stop: StopSignals) -> None:
         self.settings, self.out, self.stop = settings, out, stop
         self.device = choose_device(settings.device)
+        say(f"device       {torch.cuda.get_device_name(self.device) if self.device.type == 'cuda' else self.device}")
         self.store = settings.store or str((out / STORE_FOLDER).resolve())
         out.mkdir(parents=True, exist_ok=True)
         self.corpus = Corpus(settings, out, rebuild)
@@ -110,6 +120,7 @@ class Run:
         self.begun_here = stored is None
         self._made = [file for file in volume_files(self.store) if not file.exists()]
         write_run(out, settings, **self.facts)
+        self.machine = self._measure()
         try:
             self.model, self.opt = self._offload(resume=stored is not None)
         except BaseException:
@@ -120,11 +131,25 @@ class Run:
         self.opt.attach(scheduler=self.scheduler, loader=self.loader, ledger=self.ledger)
         for group, rate in zip(self.opt.param_groups, self.scheduler.get_last_lr(), strict=True):
             group["lr"] = rate  # making a scheduler sets the rate of step 0; a resumed run is elsewhere
-        self.plan = self.opt.plan()
+        compute = compute_seconds(self.config, _DTYPES[settings.precision], settings.batch) if self.machine else 0.0
+        self.plan = self.opt.plan(self.machine, compute)
         self.before = self.facts.get("heldout_loss_before")
         self.after: float | None = None
         self.sample = ("", "")
         self.finished = False
+
+    def _measure(self) -> Machine | None:
+        """What the plan reckons with; None where the disk cannot be measured, and then the plan has no seconds."""
+        volumes = volume_files(self.store)
+        try:
+            for file in volumes:
+                file.parent.mkdir(parents=True, exist_ok=True)
+            machine = measure_machine([str(file.parent) for file in volumes], PROBE_SECONDS, PROBE_BYTES, self.settings.moments)
+        except (StokerError, OSError) as error:
+            say(f"not planned  how long a step takes: {error}")
+            return None
+        say(f"measured     {rates_text(machine)}")
+        return machine
 
     def _check_identity(self, stored: dict[str, Any] | None) -> None:
         """The corpus a run began with must still be the same bytes."""
@@ -151,8 +176,8 @@ class Run:
         # A run that was killed before its store was whole begins anew; one that has committed steps must find them.
         steps = max((line["committed"] for line in read_ledger(self.out / LEDGER_FILE)), default=0) if resume else 0
         try:
-            return stoker.offload(model, original, store=self.store, dram=settings.dram_bytes, policy=settings.policy,
-                                  resume=True if steps else "auto" if resume else False)
+            return stoker.offload(model, original, store=self.store, dram=settings.dram_bytes, policy=settings.policy, device=self.device,
+                                  resume=True if steps else "auto" if resume else False, moments=settings.moments)
         except NotFound as error:
             raise NotFound(f"the store {self.store} is empty, but {steps} steps of this run were committed to it: bring it back, or name "
                            "where it is with --store; --overwrite begins the run anew") from error
@@ -167,7 +192,8 @@ class Run:
     def begin(self) -> None:
         """Print the plan; measure the untrained model, once in a run's life."""
         settings = self.settings
-        say(plan_text(self.plan, settings.dram_bytes, self.store, settings.batch * settings.window, settings.steps))
+        say(plan_text(self.plan, settings.dram_bytes, self.store))
+        say(f"training     {settings.batch * settings.window} tokens a step, {settings.steps} steps in all")
         if self.before is None:
             self.before = self.evaluate("held-out loss before")
             write_run(self.out, settings, **self.facts, heldout_loss_before=self.before)
@@ -181,14 +207,16 @@ class Run:
         ledger.open(opt.step_count)
         progress = TrainingProgress(opt.step_count, settings.steps)
         opt.ledger.on_step(ledger.decided)
-        opt.ledger.on_step(lambda row: progress.measured(row["seconds"], sum(row["stall_seconds"].values())))
+        opt.ledger.on_step(lambda row: progress.measured(row["seconds"], row["stall_seconds"]))
         tokens = settings.batch * settings.window
         self.model.train()
         opt.restart_ledger()
         try:
             with self.stop.stepping():
                 while opt.step_count < settings.steps and self.stop.requested is None:
-                    loss = next_token_loss(self.model, torch.from_numpy(self.loader.current()).to(self.device))
+                    with opt.ledger.waiting("data"):
+                        windows = torch.from_numpy(self.loader.current()).to(self.device)
+                    loss = next_token_loss(self.model, windows)
                     loss.backward()
                     opt.clip_grad_norm_(settings.clip)
                     ledger.about(loss=finite(loss.item(), opt.step_count + 1), tokens=tokens)
@@ -253,6 +281,7 @@ def summarise(run: Run, process_peak: int) -> dict[str, Any]:
         "stall_share": stalled / seconds if seconds else 0.0, "seconds": seconds,
         "tokens_per_second": sum(row["tokens"] for row in rows) / seconds if seconds else 0.0,
         "last_loss": rows[-1]["loss"] if rows else None, "device": str(run.device), "store": run.store,
+        "plan": compare(run.plan, rows[WARM_UP:] or rows) if rows else {},
     }
 
 
@@ -297,6 +326,8 @@ def forget_run(out: Path) -> None:
 def _write_results(run: Run, peak: MemoryPeak) -> dict[str, Any]:
     summary = summarise(run, peak.bytes)
     write_json(run.out / SUMMARY_FILE, summary)
+    if summary["plan"]:
+        say(comparison_text(summary["plan"]))
     if run.before is not None:
         write_report(run.out / REPORT_FILE, read_ledger(run.out / LEDGER_FILE), summary, run.plan, asdict(run.settings), *run.sample)
     return summary

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -84,6 +85,10 @@ Result<std::unique_ptr<Arena>> Arena::make(uint64_t bytes, Budget& budget) {
   if (mapping->pages.large_bytes < bytes) {
     log().warn("only {} of an arena of {} lie in large pages: disk transfers will be slower; reserve some with "
                "'sysctl vm.nr_hugepages' or enable transparent huge pages", human_bytes(mapping->pages.large_bytes), human_bytes(bytes));
+  }
+  // Pages that the kernel or a driver has pinned are copied by fork() at once: a data loader's worker would cost the whole cap again.
+  if (madvise(mapping->data, bytes, MADV_DONTFORK) != 0) {
+    log().warn("an arena of {} stays mapped in child processes ({}): starting one may take time and memory", human_bytes(bytes), std::strerror(errno));
   }
   return std::unique_ptr<Arena>(new Arena(mapping->data, bytes, mapping->pages, std::move(grant)));
 }

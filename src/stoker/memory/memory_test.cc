@@ -1,5 +1,9 @@
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -36,6 +40,21 @@ TEST(Arena, IsAlignedPrefaultedAndSaysItsPages) {
   EXPECT_FALSE(Arena::make(64 * kMiB, budget));
   arena->reset();
   EXPECT_EQ(budget.used(), 0U);
+}
+
+TEST(Arena, IsNotInChildProcesses) {
+  Budget budget{64 << 20};
+  auto arena = Arena::make(4 << 20, budget);
+  ASSERT_TRUE(arena);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    unsigned char resident = 0;
+    _exit(mincore((*arena)->data(), 4096, &resident) != 0 && errno == ENOMEM ? 0 : 1);  // not mapped
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 TEST(Arena, NeverHandsOutOverlappingBuffersAndCoalesces) {

@@ -18,9 +18,21 @@ std::string_view name(Plane plane) {
   return names[static_cast<size_t>(plane)];
 }
 
+uint64_t moment_cell_bytes(uint64_t elements) {
+  return align_up(elements + optim::moment_scales(optim::MomentType::q8, elements) * sizeof(float), kIoAlign);
+}
+
+uint64_t moment_plane_bytes(optim::MomentType type, uint64_t elements) {
+  if (type != optim::MomentType::q8) return elements * optim::moment_bytes(type);
+  return elements / kMomentCell * moment_cell_bytes(kMomentCell) + moment_cell_bytes(elements % kMomentCell);
+}
+
 Result<BlockLayout> BlockLayout::make(BlockSpec spec, uint32_t tile_elements) {
   if (!std::has_single_bit(tile_elements) || tile_elements < kTileElementsMin || tile_elements > kTileElementsMax) {
     return make_error(Code::invalid_argument, "a tile has a power of two of elements from 32 Ki to 2 Mi, not " + std::to_string(tile_elements), "offload/block");
+  }
+  if (spec.moments == optim::MomentType::q8 && tile_elements < kMomentCell) {
+    return make_error(Code::invalid_argument, "with 8-bit moments a tile has at least 128 Ki elements, not " + std::to_string(tile_elements), "offload/block");
   }
   if (spec.name.empty() || spec.elements == 0) {
     return make_error(Code::invalid_argument, "a block needs a name and at least one element", "offload/block");
@@ -42,10 +54,15 @@ uint32_t BlockLayout::element_bytes(Plane plane) const {
   switch (plane) {
     case Plane::weight: return spec_.weight_bytes;
     case Plane::remainder: return !spec_.frozen && spec_.weight_bytes == 2 ? 2 : 0;
-    case Plane::m: return !spec_.frozen && spec_.m ? 4 : 0;
-    case Plane::v: return !spec_.frozen && spec_.v ? 4 : 0;
+    case Plane::m: return !spec_.frozen && spec_.m ? static_cast<uint32_t>(optim::moment_bytes(spec_.moments)) : 0;
+    case Plane::v: return !spec_.frozen && spec_.v ? static_cast<uint32_t>(optim::moment_bytes(spec_.moments)) : 0;
   }
   return 0;
+}
+
+uint64_t BlockLayout::bytes_of(Plane plane, uint64_t elements) const {
+  if (plane == Plane::m || plane == Plane::v) return has(plane) ? moment_plane_bytes(spec_.moments, elements) : 0;
+  return elements * element_bytes(plane);
 }
 
 uint64_t BlockLayout::state_bytes() const {

@@ -16,7 +16,12 @@ namespace {
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
-constexpr uint32_t kTile = kTileElementsMin;
+using optim::MomentType;
+
+constexpr uint64_t kSeed = 77;
+
+// Of 8-bit moments two cells, so that a tile is cut as well.
+uint32_t smallest_tile(MomentType moments) { return moments == MomentType::q8 ? 2 * kMomentCell : kTileElementsMin; }
 
 std::unique_ptr<RuntimeOwner> make_runtime() {
   RuntimeOptions options;
@@ -73,12 +78,37 @@ Result<std::unique_ptr<Transaction>> FaultyStore::begin() {
   return std::unique_ptr<Transaction>(std::make_unique<FaultyTransaction>(*this, std::move(under)));
 }
 
+// A moment of a whole block in plain memory.
+struct PlainMoment {
+  explicit PlainMoment(const BlockLayout& of)
+      : layout(of), data(of.elements() * optim::moment_bytes(of.moments())), scales(optim::moment_scales(of.moments(), of.elements())) {}
+  const BlockLayout& layout;
+  std::vector<std::byte> data;
+  std::vector<float> scales;
+
+  optim::KeptMoment at(uint64_t element) {
+    return {data.data() + element * optim::moment_bytes(layout.moments()), scales.empty() ? nullptr : scales.data() + element / optim::kMomentGroup};
+  }
+  // The plane as docs/formats/planes.md tells it: cell by cell codes, then scales, then zeros up to 4 KiB.
+  std::vector<std::byte> plane(Plane plane) {
+    std::vector<std::byte> bytes(layout.plane_bytes(plane));
+    if (scales.empty()) std::copy(data.begin(), data.begin() + static_cast<std::ptrdiff_t>(bytes.size()), bytes.begin());
+    for (uint64_t first = 0; !bytes.empty() && !scales.empty() && first < layout.elements(); first += 131072) {
+      const uint64_t count = std::min<uint64_t>(131072, layout.elements() - first);
+      std::byte* const to = bytes.data() + first / 131072 * (131072 + 4096);
+      std::memcpy(to, at(first).data, count);
+      std::memcpy(to + count, at(first).scales, count / 256 * sizeof(float));
+    }
+    return bytes;
+  }
+};
+
 // The planes of one block in plain memory, updated by one call of the kernel a segment: what the pipeline must equal.
 struct Reference {
-  explicit Reference(const BlockLayout& layout) : weights(layout.plane_bytes(Plane::weight)), remainder(layout.elements()), m(layout.elements()), v(layout.elements()) {}
+  explicit Reference(const BlockLayout& layout) : weights(layout.plane_bytes(Plane::weight)), remainder(layout.elements()), m(layout), v(layout) {}
   std::vector<std::byte> weights;
   std::vector<uint16_t> remainder;
-  std::vector<float> m, v;
+  PlainMoment m, v;
 
   void update(const BlockLayout& layout, const std::vector<Segment>& segments) {
     const uint32_t width = layout.element_bytes(Plane::weight);
@@ -86,16 +116,24 @@ struct Reference {
       const optim::Planes planes{.weight_in = weights.data() + s.offset * width,
                                  .weight_out = weights.data() + s.offset * width,
                                  .remainder = width == 2 ? remainder.data() + s.offset : nullptr,
-                                 .m = optim::uses_m(s.hyper) ? m.data() + s.offset : nullptr,
-                                 .v = optim::uses_v(s.hyper) ? v.data() + s.offset : nullptr,
                                  .grad = s.grad};
-      optim::update(s.hyper, layout.weight_type(), s.grad_type, planes, s.count);
+      const optim::Moments moments{.type = layout.moments(),
+                                   .m = optim::uses_m(s.hyper) ? m.at(s.offset) : optim::KeptMoment{},
+                                   .v = optim::uses_v(s.hyper) ? v.at(s.offset) : optim::KeptMoment{},
+                                   .seed = kSeed,
+                                   .parameter = s.parameter};
+      optim::update(s.hyper, layout.weight_type(), s.grad_type, planes, moments, s.count);
     }
   }
 };
 
-// On every kind of store that training may use.
-class OffloadTest : public ::testing::TestWithParam<std::string> {
+struct Setting {
+  std::string store;
+  MomentType moments;
+};
+
+// On every kind of store that training may use, with every way to keep moments.
+class OffloadTest : public ::testing::TestWithParam<Setting> {
  protected:
   void SetUp() override {
     std::string folder = ::testing::TempDir() + "stoker_offload_XXXXXX";
@@ -103,8 +141,8 @@ class OffloadTest : public ::testing::TestWithParam<std::string> {
     folder_ = folder;
     StoreOptions options;
     options.create = true;
-    options.capacity_bytes = 128 * kMiB;
-    auto store = open_store(GetParam() == "local:" ? "local:" + folder : GetParam(), runtime_->runtime(), options);
+    options.capacity_bytes = 192 * kMiB;
+    auto store = open_store(GetParam().store == "local:" ? "local:" + folder : GetParam().store, runtime_->runtime(), options);
     ASSERT_TRUE(store) << store.error().message();
     store_ = std::move(*store);
     faulty_ = std::make_unique<FaultyStore>(*store_);
@@ -125,7 +163,7 @@ class OffloadTest : public ::testing::TestWithParam<std::string> {
 
   void open_session(uint32_t tiles) {
     session_.reset();
-    auto session = Session::make(*faulty_, runtime_->runtime(), *arena_, {tiles, kTile});
+    auto session = Session::make(*faulty_, runtime_->runtime(), *arena_, {tiles, tile_, GetParam().moments, kSeed});
     ASSERT_TRUE(session) << session.error().message();
     session_ = std::move(*session);
   }
@@ -172,14 +210,15 @@ class OffloadTest : public ::testing::TestWithParam<std::string> {
     }
   }
 
-  // Segments anywhere at multiples of 64, some parts of the block in none; mixed gradient types.
+  // Segments anywhere at multiples of 64 (of a group with 8-bit moments), some parts of the block in none; mixed gradient types.
   std::vector<Segment> random_segments(uint64_t step, optim::Algorithm algorithm = optim::Algorithm::adamw) {
     std::vector<Segment> segments;
     std::normal_distribution<float> normal;
     grads_.clear();
-    uint64_t at = align_down(random_() % 5000, 64);
+    const uint64_t border = GetParam().moments == MomentType::q8 ? optim::kMomentGroup : 64;
+    uint64_t at = align_down(random_() % 5000, border);
     while (at < layout_->elements()) {
-      const uint64_t count = std::min<uint64_t>(1 + random_() % (3 * kTile), layout_->elements() - at);
+      const uint64_t count = std::min<uint64_t>(1 + random_() % (3 * tile_), layout_->elements() - at);
       Segment s;
       s.parameter = static_cast<uint32_t>(segments.size());
       s.offset = at;
@@ -193,7 +232,7 @@ class OffloadTest : public ::testing::TestWithParam<std::string> {
         std::memcpy(&grad[i * width], reinterpret_cast<const std::byte*>(&bits) + (4 - width), width);
       }
       segments.push_back(s);
-      at = align_up(at + count, 64) + (random_() % 3 == 0 ? align_down(random_() % (2 * kTile), 64) : 0);
+      at = align_up(at + count, border) + (random_() % 3 == 0 ? align_down(random_() % (2 * tile_), border) : 0);
     }
     for (size_t i = 0; i < segments.size(); ++i) segments[i].grad = grads_[i].data();
     return segments;
@@ -220,12 +259,16 @@ class OffloadTest : public ::testing::TestWithParam<std::string> {
       }
     };
     same(Plane::remainder, reference_->remainder.data());
-    same(Plane::m, reference_->m.data());
-    same(Plane::v, reference_->v.data());
+    same(Plane::m, reference_->m.plane(Plane::m).data());
+    same(Plane::v, reference_->v.plane(Plane::v).data());
   }
   uint64_t read(Plane plane) { return session_->traffic().read_bytes[static_cast<size_t>(plane)].get(); }
   uint64_t wrote(Plane plane) { return session_->traffic().written_bytes[static_cast<size_t>(plane)].get(); }
 
+  // Bytes of as many elements of m or v, in whole tiles.
+  static uint64_t moment_bytes(uint64_t elements) { return moment_plane_bytes(GetParam().moments, elements); }
+
+  const uint32_t tile_ = smallest_tile(GetParam().moments);
   std::mt19937_64 random_{20240229};
   std::unique_ptr<RuntimeOwner> runtime_ = make_runtime();
   std::filesystem::path folder_;
@@ -240,25 +283,50 @@ class OffloadTest : public ::testing::TestWithParam<std::string> {
 };
 
 TEST_P(OffloadTest, LayoutPadsPlanesAndMakesATileOneChunkOfEach) {
-  auto layout = BlockLayout::make({.name = "a", .elements = 5 * kTile + 1}, kTile);
+  const MomentType moments = GetParam().moments;
+  auto layout = BlockLayout::make({.name = "a", .elements = 5 * tile_ + 1, .moments = moments}, tile_);
   ASSERT_TRUE(layout);
-  EXPECT_EQ(layout->elements(), 5 * kTile + kElementAlign);
+  EXPECT_EQ(layout->elements(), 5 * tile_ + kElementAlign);
   EXPECT_EQ(layout->tiles(), 6U);
-  EXPECT_EQ(layout->tile_count(4), kTile);
+  EXPECT_EQ(layout->tile_count(4), tile_);
   EXPECT_EQ(layout->tile_count(5), kElementAlign);
   EXPECT_EQ(layout->key(Plane::remainder), "r/a");
   for (Plane plane : kAllPlanes) {
     EXPECT_EQ(layout->plane_bytes(plane) % 4096, 0U);
-    EXPECT_EQ(layout->chunk_bytes(plane), kTile * layout->element_bytes(plane));
+    EXPECT_GE(layout->chunk_bytes(plane), 64 * kKiB);
+    EXPECT_EQ(layout->plane_bytes(plane), 5 * layout->chunk_bytes(plane) + layout->tile_bytes(plane, 5));
   }
-  EXPECT_EQ(layout->state_bytes(), layout->elements() * 10);
+  const uint64_t chunk = moments == MomentType::f32 ? 128 * kKiB : moments == MomentType::bf16 ? 64 * kKiB : 2 * 132 * kKiB;
+  const uint64_t last = moments == MomentType::f32 ? 8 * kKiB : 4 * kKiB;
+  EXPECT_EQ(layout->plane_bytes(Plane::m), 5 * chunk + last);
+  EXPECT_EQ(layout->plane_bytes(Plane::remainder), 2 * layout->elements());
+  EXPECT_EQ(layout->state_bytes(), layout->elements() * 2 + 2 * (5 * chunk + last));
   EXPECT_EQ(BlockLayout::make({.name = "a", .elements = 1}, 100).error().code, Code::invalid_argument);
-  EXPECT_EQ(BlockLayout::make({.name = "a", .elements = 1, .weight_bytes = 3}, kTile).error().code, Code::invalid_argument);
+  EXPECT_EQ(BlockLayout::make({.name = "a", .elements = 1, .weight_bytes = 3}, tile_).error().code, Code::invalid_argument);
+  EXPECT_EQ(BlockLayout::make({.name = "a", .elements = 1, .moments = MomentType::q8}, kTileElementsMin).error().code, Code::invalid_argument);
+}
+
+TEST_P(OffloadTest, GroupsOf8BitMomentsAreNotCut) {
+  const BlockId block = make_block({.name = "b", .elements = 3 * tile_});
+  std::vector<std::byte> grad(1024);
+  Segment segment;
+  segment.offset = 128;
+  segment.count = 100;
+  segment.grad = grad.data();
+  auto transaction = begin();
+  const auto job = session_->update(block, request({segment}, transaction));
+  if (GetParam().moments != MomentType::q8) {
+    ASSERT_TRUE(job);
+    EXPECT_TRUE((*job)->written().wait());
+    return;
+  }
+  ASSERT_FALSE(job);
+  EXPECT_THAT(job.error().what, HasSubstr("multiple of 256"));
 }
 
 TEST_P(OffloadTest, EqualsTheKernelInOneShot) {
   for (uint32_t width : {2U, 4U}) {
-    const BlockId block = make_block({.name = "b" + std::to_string(width), .elements = 7 * kTile + 12345, .weight_bytes = width});
+    const BlockId block = make_block({.name = "b" + std::to_string(width), .elements = 7 * tile_ + 12345, .weight_bytes = width});
     for (uint64_t step = 1; step <= 6; ++step) {
       const auto segments = random_segments(step);
       auto transaction = begin();
@@ -286,7 +354,7 @@ TEST_P(OffloadTest, EqualsTheKernelInOneShot) {
 
 TEST_P(OffloadTest, StateThatTheAlgorithmHasNotIsNeverMoved) {
   for (auto algorithm : {optim::Algorithm::sgd, optim::Algorithm::lion}) {
-    const BlockId block = make_block({.name = "b" + std::to_string(static_cast<int>(algorithm)), .elements = 3 * kTile, .v = false});
+    const BlockId block = make_block({.name = "b" + std::to_string(static_cast<int>(algorithm)), .elements = 3 * tile_, .v = false});
     for (uint64_t step = 1; step <= 3; ++step) {
       const auto segments = random_segments(step, algorithm);
       auto transaction = begin();
@@ -302,12 +370,12 @@ TEST_P(OffloadTest, StateThatTheAlgorithmHasNotIsNeverMoved) {
 }
 
 TEST_P(OffloadTest, ByteCountsAreExact) {
-  const BlockId block = make_block({.name = "b", .elements = 6 * kTile + 100});
+  const BlockId block = make_block({.name = "b", .elements = 6 * tile_ + 100});
   const uint64_t padded = layout_->elements();
   const uint64_t before = wrote(Plane::weight);  // the first weights
   Segment all;
   std::vector<std::byte> grad(2 * padded);
-  all.count = 6 * kTile + 100;
+  all.count = 6 * tile_ + 100;
   all.grad = grad.data();
   auto transaction = begin();
   UpdateRequest r = request({all}, transaction);
@@ -316,24 +384,24 @@ TEST_P(OffloadTest, ByteCountsAreExact) {
   commit(*transaction);
   EXPECT_EQ(read(Plane::weight), 0U);
   EXPECT_EQ(read(Plane::remainder), 2 * padded);
-  EXPECT_EQ(read(Plane::m), 4 * padded);
-  EXPECT_EQ(read(Plane::v), 4 * padded);
+  EXPECT_EQ(read(Plane::m), moment_bytes(padded));
+  EXPECT_EQ(read(Plane::v), moment_bytes(padded));
   EXPECT_EQ(wrote(Plane::weight) - before, 2 * padded);
   EXPECT_EQ(wrote(Plane::remainder), 2 * padded);
-  EXPECT_EQ(wrote(Plane::m), 4 * padded);
-  EXPECT_EQ(wrote(Plane::v), 4 * padded);
+  EXPECT_EQ(wrote(Plane::m), moment_bytes(padded));
+  EXPECT_EQ(wrote(Plane::v), moment_bytes(padded));
   // A segment inside one tile moves that tile only; weights not given are read too.
   auto second = begin();
-  all.offset = 2 * kTile;
+  all.offset = 2 * tile_;
   all.count = 64;
   ASSERT_TRUE(session_->update(block, request({all}, second)).value()->written().wait());
-  EXPECT_EQ(read(Plane::weight), 2 * kTile);
-  EXPECT_EQ(read(Plane::m), 4 * padded + 4 * kTile);
-  EXPECT_EQ(wrote(Plane::v), 4 * padded + 4 * kTile);
+  EXPECT_EQ(read(Plane::weight), 2 * tile_);
+  EXPECT_EQ(read(Plane::m), moment_bytes(padded) + moment_bytes(tile_));
+  EXPECT_EQ(wrote(Plane::v), moment_bytes(padded) + moment_bytes(tile_));
 }
 
 TEST_P(OffloadTest, HashesAgreeWithAPassOfTheirOwnAndSeeEveryByte) {
-  const BlockId block = make_block({.name = "b", .elements = 9 * kTile});
+  const BlockId block = make_block({.name = "b", .elements = 9 * tile_});
   auto segments = random_segments(1);
   auto transaction = begin();
   UpdateRequest r = request(segments, transaction);
@@ -356,7 +424,7 @@ TEST_P(OffloadTest, HashesAgreeWithAPassOfTheirOwnAndSeeEveryByte) {
 }
 
 TEST_P(OffloadTest, PrefetchedStateOfAnOlderVersionIsNotUsed) {
-  const BlockId block = make_block({.name = "b", .elements = 2 * kTile});
+  const BlockId block = make_block({.name = "b", .elements = 2 * tile_});
   for (uint64_t step = 1; step <= 3; ++step) {
     const auto segments = random_segments(step);
     auto transaction = begin();
@@ -383,9 +451,9 @@ TEST_P(OffloadTest, PrefetchedStateOfAnOlderVersionIsNotUsed) {
 }
 
 TEST_P(OffloadTest, PrefetchOfOneBlockNeverStarvesAnother) {
-  const BlockId first = make_block({.name = "first", .elements = 8 * kTile});
+  const BlockId first = make_block({.name = "first", .elements = 8 * tile_});
   slot_ = {};
-  const BlockId second = make_block({.name = "second", .elements = 8 * kTile});
+  const BlockId second = make_block({.name = "second", .elements = 8 * tile_});
   const auto segments = random_segments(1);
   EXPECT_EQ(session_->prefetch_state(first).value(), 3U) << "takes every tile memory";
   auto transaction = begin();
@@ -398,8 +466,8 @@ TEST_P(OffloadTest, PrefetchOfOneBlockNeverStarvesAnother) {
 
 // Lent memory holds what was prefetched and is the lender's again after recall(): whatever the update is doing then.
 TEST_P(OffloadTest, LentMemoryIsFilledAheadAndComesBackWhole) {
-  const BlockId block = make_block({.name = "b", .elements = 9 * kTile});
-  const uint64_t place = tile_memory_bytes(kTile);
+  const BlockId block = make_block({.name = "b", .elements = 9 * tile_});
+  const uint64_t place = tile_memory_bytes(tile_, GetParam().moments);
   const Buffer idle = arena_->take(4 * place + 4096).value();
   const std::byte mark{0x5a};
   for (uint64_t step = 1; step <= 8; ++step) {
@@ -424,12 +492,12 @@ TEST_P(OffloadTest, LentMemoryIsFilledAheadAndComesBackWhole) {
 }
 
 TEST_P(OffloadTest, PrefetchedTilesInLentMemoryNeverStarveAnUpdate) {
-  const BlockId first = make_block({.name = "first", .elements = 8 * kTile});
+  const BlockId first = make_block({.name = "first", .elements = 8 * tile_});
   slot_ = {};
-  const BlockId second = make_block({.name = "second", .elements = 8 * kTile});
+  const BlockId second = make_block({.name = "second", .elements = 8 * tile_});
   slot_ = {};
-  const BlockId third = make_block({.name = "third", .elements = 8 * kTile});
-  const Buffer idle = arena_->take(2 * tile_memory_bytes(kTile)).value();
+  const BlockId third = make_block({.name = "third", .elements = 8 * tile_});
+  const Buffer idle = arena_->take(2 * tile_memory_bytes(tile_, GetParam().moments)).value();
   const auto segments = random_segments(1);
   EXPECT_EQ(session_->prefetch_state(first).value(), 3U) << "takes all own memory";
   EXPECT_EQ(session_->lend(idle.slice()), 2U);
@@ -443,7 +511,7 @@ TEST_P(OffloadTest, PrefetchedTilesInLentMemoryNeverStarveAnUpdate) {
 }
 
 TEST_P(OffloadTest, ASecondUpdateInOneTransactionReplacesTheFirst) {
-  const BlockId block = make_block({.name = "b", .elements = 5 * kTile});
+  const BlockId block = make_block({.name = "b", .elements = 5 * tile_});
   for (bool retained : {false, true}) {
     if (retained) {
       ASSERT_TRUE(session_->retain(block));
@@ -469,7 +537,7 @@ TEST_P(OffloadTest, ASecondUpdateInOneTransactionReplacesTheFirst) {
 }
 
 TEST_P(OffloadTest, AChainThroughAnOpenTransactionReadsItsBytes) {
-  const BlockId block = make_block({.name = "b", .elements = 4 * kTile});
+  const BlockId block = make_block({.name = "b", .elements = 4 * tile_});
   auto transaction = begin();
   for (uint64_t step = 1; step <= 3; ++step) {
     const auto segments = random_segments(step);
@@ -485,7 +553,7 @@ TEST_P(OffloadTest, AChainThroughAnOpenTransactionReadsItsBytes) {
 }
 
 TEST_P(OffloadTest, RetainedStateIsReadOnceAndNoticesAbandonedSteps) {
-  const BlockId block = make_block({.name = "b", .elements = 5 * kTile});
+  const BlockId block = make_block({.name = "b", .elements = 5 * tile_});
   ASSERT_TRUE(session_->retain(block));
   EXPECT_EQ(session_->retain(block).error().code, Code::busy);
   EXPECT_EQ(session_->retained_bytes(), layout_->state_bytes());
@@ -515,10 +583,10 @@ TEST_P(OffloadTest, RetainedStateIsReadOnceAndNoticesAbandonedSteps) {
 }
 
 TEST_P(OffloadTest, AFailedReadNamesBlockAndPlaneAndPoisonsTheStep) {
-  const BlockId block = make_block({.name = "h.3", .elements = 6 * kTile});
+  const BlockId block = make_block({.name = "h.3", .elements = 6 * tile_});
   for (bool prefetched : {false, true}) {
     faulty_->key = "v/h.3";
-    faulty_->from = 3 * kTile * 4;
+    faulty_->from = layout_->tile_offset(Plane::v, 3);
     faulty_->fail_reads = true;
     auto transaction = begin();
     if (prefetched) {
@@ -540,7 +608,7 @@ TEST_P(OffloadTest, AFailedReadNamesBlockAndPlaneAndPoisonsTheStep) {
 }
 
 TEST_P(OffloadTest, AFailedPrefetchIsReadAgain) {
-  const BlockId block = make_block({.name = "b", .elements = 2 * kTile});
+  const BlockId block = make_block({.name = "b", .elements = 2 * tile_});
   faulty_->key = "m/b";
   faulty_->fail_reads = true;
   EXPECT_EQ(session_->prefetch_state(block).value(), 2U);
@@ -554,7 +622,7 @@ TEST_P(OffloadTest, AFailedPrefetchIsReadAgain) {
 }
 
 TEST_P(OffloadTest, AFailedWriteLeavesTheCommittedStepAndTheSessionIntact) {
-  const BlockId block = make_block({.name = "b", .elements = 6 * kTile});
+  const BlockId block = make_block({.name = "b", .elements = 6 * tile_});
   ASSERT_TRUE(session_->retain(block));
   const auto segments = random_segments(1);
   faulty_->key = "r/b";
@@ -577,7 +645,7 @@ TEST_P(OffloadTest, AFailedWriteLeavesTheCommittedStepAndTheSessionIntact) {
 }
 
 TEST_P(OffloadTest, AnAbandonedTransactionCancelsWhatHasNotBegun) {
-  const BlockId block = make_block({.name = "b", .elements = 64 * kTile});
+  const BlockId block = make_block({.name = "b", .elements = 2 << 20});
   auto transaction = begin();
   const auto segments = random_segments(1);
   const auto job = session_->update(block, request(segments, transaction)).value();
@@ -594,7 +662,7 @@ TEST_P(OffloadTest, AnAbandonedTransactionCancelsWhatHasNotBegun) {
 }
 
 TEST_P(OffloadTest, APrefetchKeepsNoAbandonedTransactionAlive) {
-  const BlockId block = make_block({.name = "b", .elements = 16 * kTile});
+  const BlockId block = make_block({.name = "b", .elements = 16 * tile_});
   for (int round = 0; round < 5; ++round) {
     auto transaction = begin();
     auto segments = random_segments(1);
@@ -614,10 +682,10 @@ TEST_P(OffloadTest, APrefetchKeepsNoAbandonedTransactionAlive) {
 }
 
 TEST_P(OffloadTest, APrefetchGoesOnFromTheStoreOnceItsTransactionIsCommitted) {
-  make_block({.name = "other", .elements = 3 * kTile});
+  make_block({.name = "other", .elements = 3 * tile_});
   slot_ = {};
   const BlockId other = 0;
-  const BlockId block = make_block({.name = "b", .elements = 9 * kTile});
+  const BlockId block = make_block({.name = "b", .elements = 9 * tile_});
   for (uint64_t step = 1; step <= 5; ++step) {
     const auto segments = random_segments(step);
     auto transaction = begin();
@@ -634,7 +702,7 @@ TEST_P(OffloadTest, APrefetchGoesOnFromTheStoreOnceItsTransactionIsCommitted) {
 }
 
 TEST_P(OffloadTest, AStepCommitsWhileItsLastWritesAreOnTheirWay) {
-  const BlockId block = make_block({.name = "b", .elements = 12 * kTile});
+  const BlockId block = make_block({.name = "b", .elements = 12 * tile_});
   ASSERT_TRUE(session_->retain(block));
   for (uint64_t step = 1; step <= 8; ++step) {
     const auto segments = random_segments(step);
@@ -663,13 +731,13 @@ TEST_P(OffloadTest, ManyBlocksAtOnceFromOneThreadEach) {
   std::vector<const BlockLayout*> layouts;
   auto creation = begin();
   for (int i = 0; i < 8; ++i) {
-    blocks.push_back(session_->add_block({.name = "b" + std::to_string(i), .elements = (2 + i % 3) * kTile}).value());
+    blocks.push_back(session_->add_block({.name = "b" + std::to_string(i), .elements = (2 + i % 3) * tile_}).value());
     layouts.push_back(session_->layout(blocks.back()).value());
     ASSERT_TRUE(layouts.back()->create(creation->raw()));
   }
   commit(*creation);
   creation.reset();
-  std::vector<std::byte> grad(4 * 5 * kTile);
+  std::vector<std::byte> grad(4 * 5 * tile_);
   for (int step = 1; step <= 5; ++step) {
     auto transaction = begin();
     std::vector<std::thread> threads;
@@ -692,7 +760,7 @@ TEST_P(OffloadTest, ManyBlocksAtOnceFromOneThreadEach) {
 }
 
 TEST_P(OffloadTest, AnEmptyUpdateEndsAtOnce) {
-  const BlockId block = make_block({.name = "b", .elements = kTile});
+  const BlockId block = make_block({.name = "b", .elements = tile_});
   auto transaction = begin();
   const auto job = session_->update(block, request({}, transaction)).value();
   EXPECT_TRUE(job->computed().wait());
@@ -719,13 +787,23 @@ TEST_P(OffloadTest, GradientSumsDoNotDependOnThreads) {
 }
 
 TEST_P(OffloadTest, ASessionThatDoesNotFitSaysSo) {
-  const auto session = Session::make(*faulty_, runtime_->runtime(), *arena_, {1000, kTile});
+  const auto session = Session::make(*faulty_, runtime_->runtime(), *arena_, {1000, tile_, GetParam().moments});
   ASSERT_FALSE(session);
   EXPECT_EQ(session.error().code, Code::over_budget);
   EXPECT_THAT(session.error().what, HasSubstr("tile memory"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Stores, OffloadTest, ::testing::Values("memory:", "local:"), [](const auto& param) { return param.param.substr(0, param.param.size() - 1); });
+std::vector<Setting> settings() {
+  std::vector<Setting> all;
+  for (const char* store : {"memory:", "local:"})
+    for (const MomentType moments : {MomentType::f32, MomentType::bf16, MomentType::q8}) all.push_back({store, moments});
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Stores, OffloadTest, ::testing::ValuesIn(settings()), [](const auto& param) {
+  const MomentType moments = param.param.moments;
+  return param.param.store.substr(0, param.param.store.size() - 1) + (moments == MomentType::f32 ? "_exact" : moments == MomentType::bf16 ? "_bf16" : "_8bit");
+});
 
 }  // namespace
 }  // namespace stoker::offload

@@ -14,6 +14,9 @@ Status check_segment(const BlockLayout& layout, const Segment& segment, uint64_t
   if (segment.count == 0 || segment.grad == nullptr) return bad(who + " has no gradient");
   if (segment.offset < free_from) return bad(who + " overlaps the one before, or the segments are not sorted");
   if (segment.offset > layout.elements() || segment.count > layout.elements() - segment.offset) return bad(who + " reaches beyond the block");
+  if (layout.moments() == optim::MomentType::q8 && segment.offset % optim::kMomentGroup != 0) {
+    return bad(who + " begins inside a group of 8-bit moments: give each parameter an offset that is a multiple of " + std::to_string(optim::kMomentGroup));
+  }
   if ((optim::uses_m(segment.hyper) && !layout.has(Plane::m)) || (optim::uses_v(segment.hyper) && !layout.has(Plane::v))) {
     return bad(who + " needs optimizer state that the block was declared without");
   }
@@ -28,15 +31,15 @@ Result<std::unique_ptr<Session>> Session::make(Store& store, const Runtime& runt
     return make_error(Code::unsupported, "training needs a store with transactions and updates in place, such as local: or memory:", "offload/session");
   }
   if (options.tiles == 0) return bad("a session needs at least one tile memory");
-  STOKER_TRY(BlockLayout::make({.name = "tile", .elements = 1}, options.tile_elements));  // checks tile_elements
+  STOKER_TRY(BlockLayout::make({.name = "tile", .elements = 1, .moments = options.moments}, options.tile_elements));  // checks tile_elements
   std::vector<Buffer> memory;
   for (uint32_t i = 0; i < options.tiles; ++i) {
-    auto buffer = arena.take(tile_memory_bytes(options.tile_elements));
+    auto buffer = arena.take(tile_memory_bytes(options.tile_elements, options.moments));
     if (!buffer) return buffer.error().with("tile memory " + std::to_string(i + 1) + " of " + std::to_string(options.tiles));
     memory.push_back(std::move(*buffer));
   }
   std::unique_ptr<Session> session(new Session(store, runtime, arena, options));
-  session->updater_ = std::make_unique<Updater>(store, runtime.pool, session->traffic_, std::move(memory));
+  session->updater_ = std::make_unique<Updater>(store, runtime.pool, session->traffic_, std::move(memory), options.seed);
   return session;
 }
 
@@ -57,6 +60,7 @@ void Session::end_transfer() {
 }
 
 Result<BlockId> Session::add_block(BlockSpec spec) {
+  spec.moments = options_.moments;
   STOKER_ASSIGN(BlockLayout layout, BlockLayout::make(std::move(spec), options_.tile_elements));
   std::lock_guard lock(mutex_);
   for (const auto& block : blocks_) {

@@ -16,12 +16,14 @@ using BlockId = uint32_t;
 
 struct SessionOptions {
   uint32_t tiles = 4;                  // tile memories: the tiles in flight at most
-  uint32_t tile_elements = 512 << 10;  // a power of two from 32 Ki to 2 Mi
+  uint32_t tile_elements = 512 << 10;  // a power of two from 32 Ki (8-bit moments: 128 Ki) to 2 Mi
+  optim::MomentType moments = optim::MomentType::f32;  // how m and v of every block are kept
+  uint64_t seed = 0;                   // of the draws that round them
 };
 
 class Session {
  public:
-  // Takes the tile memories (12 bytes an element each) from the arena at once: over_budget if they do not fit.
+  // Takes the tile memories (tile_memory_bytes each) from the arena at once: over_budget if they do not fit.
   // Store, runtime and arena must outlive the session.
   static Result<std::unique_ptr<Session>> make(Store& store, const Runtime& runtime, Arena& arena, SessionOptions options = {});
   ~Session();  // waits for everything in flight; a transaction it may still hold is abandoned then

@@ -1,5 +1,9 @@
 #include "stoker/offload/tile.h"
 
+#include <algorithm>
+
+#include "stoker/base/bytes.h"
+
 namespace stoker::offload {
 
 bool Stamp::serves(const Stamp& wanted) const {
@@ -9,21 +13,40 @@ bool Stamp::serves(const Stamp& wanted) const {
   return version == wanted.version;
 }
 
-uint64_t tile_memory_bytes(uint32_t tile_elements) { return uint64_t{12} * tile_elements; }
+uint64_t tile_memory_bytes(uint32_t tile_elements, optim::MomentType moments) {
+  return uint64_t{4} * tile_elements + 2 * moment_plane_bytes(moments, tile_elements);
+}
 
 Slice place(const Tile& tile, Plane plane) {
   const BlockLayout& layout = tile.block->layout;
-  const uint64_t bytes = uint64_t{layout.tile_count(tile.index)} * layout.element_bytes(plane);
+  const uint64_t bytes = layout.tile_bytes(plane, tile.index);
   if (tile.retained && plane != Plane::weight) {
-    uint64_t at = layout.tile_first(tile.index) * layout.element_bytes(plane);
+    uint64_t at = layout.tile_offset(plane, tile.index);
     if (plane != Plane::remainder) at += layout.plane_bytes(Plane::remainder);
     if (plane == Plane::v) at += layout.plane_bytes(Plane::m);
     return tile.block->retained->memory.slice().sub(at, bytes);
   }
-  // Float32 weights take the place of bf16 weights and their remainder.
-  const uint64_t elements = layout.tile_elements();
-  constexpr std::array<uint64_t, kPlanes> starts = {8, 10, 0, 4};  // bytes an element before weight, remainder, m, v
-  return tile.memory.sub(starts[static_cast<size_t>(plane)] * elements, bytes);
+  // m, v, weights, remainder; float32 weights take the place of bf16 weights and their remainder.
+  const uint64_t moment = moment_plane_bytes(layout.moments(), layout.tile_elements());
+  uint64_t at = plane == Plane::m ? 0 : moment;
+  if (plane == Plane::weight || plane == Plane::remainder) at += moment;
+  if (plane == Plane::remainder) at += uint64_t{2} * layout.tile_elements();
+  return tile.memory.sub(at, bytes);
+}
+
+optim::KeptMoment kept(const Tile& tile, Plane plane, uint64_t element) {
+  const BlockLayout& layout = tile.block->layout;
+  std::byte* const data = place(tile, plane).data;
+  if (layout.moments() != optim::MomentType::q8) return {data + element * layout.element_bytes(plane), nullptr};
+  const uint64_t first = align_down(element, kMomentCell);  // of the cell
+  const uint64_t codes = std::min(kMomentCell, layout.tile_count(tile.index) - first);
+  std::byte* const cell = data + moment_plane_bytes(layout.moments(), first);
+  return {cell + (element - first), reinterpret_cast<float*>(cell + codes) + (element - first) / optim::kMomentGroup};
+}
+
+uint64_t kept_together(const Tile& tile, uint64_t from, uint64_t to) {
+  if (tile.block->layout.moments() != optim::MomentType::q8) return to;
+  return std::min(to, align_down(from, kMomentCell) + kMomentCell);
 }
 
 }  // namespace stoker::offload

@@ -57,8 +57,13 @@ struct Block {
   std::unique_ptr<Retained> retained;
 };
 
-uint64_t tile_memory_bytes(uint32_t tile_elements);  // 12 bytes an element: weights, remainder, m and v of any block
+// Weights, remainder, m and v of any block: 12 bytes an element where moments are float32.
+uint64_t tile_memory_bytes(uint32_t tile_elements, optim::MomentType moments);
 // Where a plane's part of the tile lies: in the tile's memory, or for retained state in the block's.
 Slice place(const Tile& tile, Plane plane);
+// m or v there, from an element of the tile on: with 8-bit moments the first one of a group.
+optim::KeptMoment kept(const Tile& tile, Plane plane, uint64_t element);
+// The end of the elements from `from` to `to` whose moments lie in one piece from there on: 8-bit ones are cut into cells.
+uint64_t kept_together(const Tile& tile, uint64_t from, uint64_t to);
 
 }  // namespace stoker::offload

@@ -57,7 +57,7 @@ void Updater::read(const TilePtr& tile, Plane plane, const std::shared_ptr<StepT
   if (!layout.has(plane)) return;
   Slice into = place(*tile, plane);
   if (plane == Plane::weight && tile->job) into = new_weights(*tile, tile->job->request_);
-  const uint64_t offset = layout.tile_first(tile->index) * layout.element_bytes(plane);
+  const uint64_t offset = layout.tile_offset(plane, tile->index);
   const ReadOptions options{.priority = priority};
   ++tile->left;
   const auto done = source ? source->raw().read(layout.key(plane), offset, into, options) : store_.read(layout.key(plane), offset, into, options);
@@ -123,9 +123,6 @@ void Updater::run_kernel(const Tile& tile) {
   const uint32_t width = layout.element_bytes(Plane::weight);
   const std::byte* in = request.weight_in.data != nullptr ? tile_of_plane(request.weight_in, tile) : tile.weights;
   std::byte* out = new_weights(tile, request).data;
-  const Slice remainder = place(tile, Plane::remainder);
-  const Slice m = place(tile, Plane::m);
-  const Slice v = place(tile, Plane::v);
 
   if (request.hashes) job.hash_tile(first, count);
   const auto copy = [&](uint64_t from, uint64_t to) {
@@ -139,20 +136,37 @@ void Updater::run_kernel(const Tile& tile) {
     const uint64_t from = std::max(segment->offset, first) - first;
     const uint64_t to = std::min(segment->offset + segment->count, first + count) - first;
     copy(at, from);
-    at = to;
-    const optim::Hyper& hyper = segment->hyper;
-    const optim::Planes planes{
-        .weight_in = in + from * width,
-        .weight_out = out + from * width,
-        .remainder = layout.has(Plane::remainder) ? reinterpret_cast<uint16_t*>(remainder.data) + from : nullptr,
-        .m = optim::uses_m(hyper) ? reinterpret_cast<float*>(m.data) + from : nullptr,
-        .v = optim::uses_v(hyper) ? reinterpret_cast<float*>(v.data) + from : nullptr,
-        .grad = segment->grad + (first + from - segment->offset) * optim::grad_bytes(segment->grad_type),
-    };
     const Stopwatch watch(traffic_.kernel_ns);
-    optim::update(hyper, layout.weight_type(), segment->grad_type, planes, to - from);
+    for (at = from; at < to;) {
+      const uint64_t next = kept_together(tile, at, to);
+      update_elements(tile, *segment, in, out, at, next);
+      at = next;
+    }
   }
   copy(at, count);
+}
+
+// Elements of the tile that lie in one segment, and their moments in one piece.
+void Updater::update_elements(const Tile& tile, const Segment& segment, const std::byte* in, std::byte* out, uint64_t from, uint64_t to) const {
+  const BlockLayout& layout = tile.block->layout;
+  const optim::Hyper& hyper = segment.hyper;
+  const uint32_t width = layout.element_bytes(Plane::weight);
+  const uint64_t element = layout.tile_first(tile.index) + from - segment.offset;  // of the parameter
+  const optim::Planes planes{
+      .weight_in = in + from * width,
+      .weight_out = out + from * width,
+      .remainder = layout.has(Plane::remainder) ? reinterpret_cast<uint16_t*>(place(tile, Plane::remainder).data) + from : nullptr,
+      .grad = segment.grad + element * optim::grad_bytes(segment.grad_type),
+  };
+  const optim::Moments moments{
+      .type = layout.moments(),
+      .m = optim::uses_m(hyper) ? kept(tile, Plane::m, from) : optim::KeptMoment{},
+      .v = optim::uses_v(hyper) ? kept(tile, Plane::v, from) : optim::KeptMoment{},
+      .seed = seed_,
+      .parameter = segment.parameter,
+      .element = element,
+  };
+  optim::update(hyper, layout.weight_type(), segment.grad_type, planes, moments, to - from);
 }
 
 void Updater::write_planes(const TilePtr& tile) {
@@ -167,7 +181,7 @@ void Updater::write_planes(const TilePtr& tile) {
     const Slice from = plane == Plane::weight ? new_weights(*tile, request) : place(*tile, plane);
     ++tile->left;
     request.transaction->raw()
-        .write(layout.key(plane), layout.tile_first(tile->index) * layout.element_bytes(plane), from)
+        .write(layout.key(plane), layout.tile_offset(plane, tile->index), from)
         .on_done([this, tile, plane, bytes = from.size](const Status& status) {
           if (status) {
             traffic_.wrote(plane, bytes);

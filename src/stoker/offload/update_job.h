@@ -19,7 +19,7 @@ struct Block;
 
 // A parameter, or a part of one, inside its block. The gradient stays untouched until the job is computed.
 struct Segment {
-  uint32_t parameter = 0;  // the caller's index, for messages
+  uint32_t parameter = 0;  // the caller's index, for messages and for the draws that round lossy moments
   uint64_t offset = 0;     // elements from the start of the block
   uint64_t count = 0;      // elements
   const std::byte* grad = nullptr;

@@ -6,8 +6,8 @@
 
 namespace stoker::offload {
 
-Updater::Updater(Store& store, Pool& pool, Traffic& traffic, std::vector<Buffer> memory)
-    : store_(store), pool_(pool), traffic_(traffic), memory_(std::move(memory)) {}
+Updater::Updater(Store& store, Pool& pool, Traffic& traffic, std::vector<Buffer> memory, uint64_t seed)
+    : store_(store), pool_(pool), traffic_(traffic), seed_(seed), memory_(std::move(memory)) {}
 
 void Updater::close() {
   drop_prefetched();

@@ -23,7 +23,8 @@ namespace stoker::offload {
 
 class Updater {
  public:
-  Updater(Store& store, Pool& pool, Traffic& traffic, std::vector<Buffer> memory);
+  // `seed`: of the draws that round lossy moments.
+  Updater(Store& store, Pool& pool, Traffic& traffic, std::vector<Buffer> memory, uint64_t seed);
   ~Updater() { close(); }
 
   // The request is valid (Session checks it) and its transaction counts the job already.
@@ -84,6 +85,7 @@ class Updater {
   void reads_done(const TilePtr& tile);
   void compute(const TilePtr& tile);
   void run_kernel(const Tile& tile);
+  void update_elements(const Tile& tile, const Segment& segment, const std::byte* in, std::byte* out, uint64_t from, uint64_t to) const;
   void write_planes(const TilePtr& tile);
   void part_written(const TilePtr& tile);  // one write less in flight
   void fail_job(const Tile& tile, const char* action);  // with the first plane that failed
@@ -95,6 +97,7 @@ class Updater {
   Store& store_;
   Pool& pool_;
   Traffic& traffic_;
+  const uint64_t seed_;
   std::mutex mutex_;
   std::condition_variable idle_;      // active_ became 0
   std::condition_variable returned_;  // a tile gave its memory back

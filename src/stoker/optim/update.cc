@@ -178,7 +178,11 @@ void update(const Hyper& hyper, WeightType weight_type, GradType grad_type, cons
   STOKER_CHECK(planes.remainder || weight_type == WeightType::f32);
   STOKER_CHECK(planes.m || !uses_m(hyper));
   STOKER_CHECK(planes.v || !uses_v(hyper));
-  HWY_DYNAMIC_DISPATCH(update_planes)(Coefficients(hyper), weight_type, grad_type, planes, count);
+  update(Coefficients(hyper), weight_type, grad_type, planes, count);
+}
+
+void update(const Coefficients& coefficients, WeightType weight_type, GradType grad_type, const Planes& planes, size_t count) {
+  HWY_DYNAMIC_DISPATCH(update_planes)(coefficients, weight_type, grad_type, planes, count);
 }
 
 const char* target_name() { return HWY_DYNAMIC_DISPATCH(name)(); }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -25,8 +24,8 @@ Error no_snapshot(std::string_view name) {
 }
 
 Status check_chunk_bytes(uint32_t chunk_bytes) {
-  if (std::has_single_bit(chunk_bytes) && chunk_bytes >= kChunkMin && chunk_bytes <= kChunkMax) return {};
-  return make_error(Code::invalid_argument, "a chunk is a power of two from 64 KiB to 8 MiB, not " + std::to_string(chunk_bytes) + " bytes", "store/memory");
+  if (chunk_bytes % kIoAlign == 0 && chunk_bytes >= kChunkMin && chunk_bytes <= kChunkMax) return {};
+  return make_error(Code::invalid_argument, "a chunk is a multiple of 4 KiB from 64 KiB to 8 MiB, not " + std::to_string(chunk_bytes) + " bytes", "store/memory");
 }
 
 Status check_range(std::string_view key, uint64_t object_bytes, uint64_t offset, size_t bytes) {

@@ -65,7 +65,7 @@ class Transaction {
   // Abandons what is not committed, without blocking; buffers handed to write() must still live until their futures are done.
   virtual ~Transaction() = default;
 
-  // Makes the object (zeros, chunk_bytes: a power of two from 64 KiB to 8 MiB, 0 = the store's default), or changes its size
+  // Makes the object (zeros, chunk_bytes: a multiple of 4 KiB from 64 KiB to 8 MiB, 0 = the store's default), or changes its size
   // (chunk_bytes must then be 0 or equal). New bytes read as zeros and cost no I/O until written.
   virtual Status resize(std::string_view key, uint64_t bytes, uint32_t chunk_bytes = 0) = 0;
   // Stages bytes at `offset` (inside the size). CRCs are computed on the calling thread; `from` stays untouched until the future is

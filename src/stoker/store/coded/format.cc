@@ -24,7 +24,7 @@ Error broken(const std::string& what) { return make_error(Code::corruption, what
 bool possible(const Superblock& super) {
   const Shape& shape = super.shape;
   const bool code = shape.k >= 1 && shape.m >= 1 && shape.n() <= 32 && shape.shards >= shape.n() && shape.shards <= kShardsMax && super.shard < shape.shards;
-  const bool chunk = std::has_single_bit(shape.chunk_bytes) && shape.chunk_bytes >= kChunkMin && shape.chunk_bytes <= kChunkMax;
+  const bool chunk = is_aligned(shape.chunk_bytes, kBlock) && shape.chunk_bytes >= kChunkMin && shape.chunk_bytes <= kChunkMax;
   const auto blocks = [](uint64_t bytes) { return bytes != 0 && is_aligned(bytes, kBlock) && bytes < uint64_t{1} << 40; };
   return code && chunk && blocks(shape.segment_bytes) && blocks(shape.area_bytes) && shape.segments >= 4 && shape.segments <= 65536 && shape.slots > 0;
 }

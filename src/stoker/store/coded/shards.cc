@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -224,8 +223,8 @@ Status Shards::identify(const CodedPlan& plan, const std::vector<std::optional<S
 
 // All shards blank, or left behind by an attempt that never came to be.
 Status Shards::make(const CodedPlan& plan, const StoreOptions& options, const CodedOptions& coded, const std::vector<std::optional<Superblock>>& found) {
-  if (!std::has_single_bit(options.chunk_bytes) || options.chunk_bytes < kChunkMin || options.chunk_bytes > 8 * kMiB) {
-    return make_error(Code::invalid_argument, "the chunks of a store must have a power of two from 64 KiB to 8 MiB, not " + std::to_string(options.chunk_bytes) + " bytes", kWhere);
+  if (options.chunk_bytes % kBlock != 0 || options.chunk_bytes < kChunkMin || options.chunk_bytes > 8 * kMiB) {
+    return make_error(Code::invalid_argument, "the chunks of a store must be a multiple of 4 KiB from 64 KiB to 8 MiB, not " + std::to_string(options.chunk_bytes) + " bytes", kWhere);
   }
   if (options.capacity_bytes == 0) return make_error(Code::invalid_argument, "a new store at '" + plan.paths[0] + "' needs a capacity: say how many bytes it may hold", kWhere);
   shape_ = plan_shape(plan, options, coded);

@@ -1,7 +1,6 @@
 #include "stoker/store/coded/transaction.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 namespace stoker::coded {
@@ -47,8 +46,8 @@ Result<StagedObject*> StagedTransaction::own(std::string_view key) {
 
 Status StagedTransaction::resize(std::string_view key, uint64_t bytes, uint32_t chunk_bytes) {
   std::lock_guard lock(state_->mutex);
-  if (chunk_bytes != 0 && (!std::has_single_bit(chunk_bytes) || chunk_bytes < 64 * kKiB || chunk_bytes > 8 * kMiB)) {
-    return make_error(Code::invalid_argument, "a chunk is a power of two from 64 KiB to 8 MiB, not " + std::to_string(chunk_bytes) + " bytes", kWhere);
+  if (chunk_bytes != 0 && (chunk_bytes % kBlock != 0 || chunk_bytes < 64 * kKiB || chunk_bytes > 8 * kMiB)) {
+    return make_error(Code::invalid_argument, "a chunk is a multiple of 4 KiB from 64 KiB to 8 MiB, not " + std::to_string(chunk_bytes) + " bytes", kWhere);
   }
   if (bytes > kObjectBytesMax) return make_error(Code::invalid_argument, "an object of a coded store has at most " + human_bytes(kObjectBytesMax), kWhere);
   STOKER_ASSIGN(StagedObject * object, own(key));

@@ -1,7 +1,6 @@
 // The bytes of a volume's header and where everything lies on a volume. docs/formats/local_store.md is the specification.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -25,7 +24,7 @@ inline constexpr uint32_t kChunkMin = 64 * kKiB;
 inline constexpr uint32_t kChunkMax = 8 * kMiB;
 inline constexpr size_t kKeyMax = 1024;
 
-constexpr bool valid_chunk_bytes(uint32_t bytes) { return std::has_single_bit(bytes) && bytes >= kChunkMin && bytes <= kChunkMax; }
+constexpr bool valid_chunk_bytes(uint32_t bytes) { return bytes % kBlock == 0 && bytes >= kChunkMin && bytes <= kChunkMax; }
 
 enum class VolumeState : uint32_t {
   making = 1,  // the store is not finished: nothing was ever acknowledged

@@ -61,7 +61,7 @@ VolumeSet::~VolumeSet() {
 Result<VolumeSet> VolumeSet::open(const std::vector<std::string>& paths, Loop& loop, const StoreOptions& options, const LocalOptions& local) {
   if (paths.empty() || paths.size() > kVolumesMax) return make_error(Code::invalid_argument, "a store has 1 to 64 volumes", kWhere);
   if (options.create && !valid_chunk_bytes(options.chunk_bytes)) {
-    return make_error(Code::invalid_argument, "the chunks of a store must have a power of two from 64 KiB to 8 MiB, not " + std::to_string(options.chunk_bytes) + " bytes", kWhere);
+    return make_error(Code::invalid_argument, "the chunks of a store must be a multiple of 4 KiB from 64 KiB to 8 MiB, not " + std::to_string(options.chunk_bytes) + " bytes", kWhere);
   }
   const Geometry geometry{options.capacity_bytes, options.objects_max, options.chunk_bytes, local.area_bytes};
   const auto plan = plan_volumes(geometry, paths.size(), random_id());

@@ -77,7 +77,7 @@ Status LocalStore::resize(TransactionState& state, std::string_view key, uint64_
   Lock lock(mutex_);
   STOKER_TRY(check_writable(state));
   if (chunk_bytes != 0 && !valid_chunk_bytes(chunk_bytes)) {
-    return make_error(Code::invalid_argument, "chunks of '" + std::string(key) + "' must have a power of two from 64 KiB to 8 MiB, not " + std::to_string(chunk_bytes), kWhere);
+    return make_error(Code::invalid_argument, "chunks of '" + std::string(key) + "' must be a multiple of 4 KiB from 64 KiB to 8 MiB, not " + std::to_string(chunk_bytes), kWhere);
   }
   STOKER_ASSIGN(StagedObject* object, own(state, key, false));
   const uint32_t unit = !object->removed ? object->chunk_bytes : chunk_bytes != 0 ? chunk_bytes : chunk_bytes_;

@@ -1,0 +1,258 @@
+"""The model computes on another device than the CPU: weights are copied there before their use, gradients back for their update.
+
+Host memory is used as without it: slots take what comes from the disk, and what updates write for the next forward. An *image* is a
+slot's copy on the device; parameters show images only. Images are kept by the same rule as slots, under a cap of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable
+
+import torch
+
+from stoker.errors import OverBudget, StokerError
+from stoker.offload.blocks import Block, Param, Unit
+from stoker.offload.gradients import Gradients, in_plane_order
+from stoker.offload.link import Link
+from stoker.offload.pager import Pager, Slot
+
+if TYPE_CHECKING:
+    from stoker.offload.planes import Planes
+    from stoker.offload.steps import Update
+
+
+@dataclass(eq=False)
+class Image(Slot):
+    """A block's weights on the device."""
+
+    uploaded: Any = None  # event
+    shown: bool = False  # the parameters point at it, and what is computed now may read it
+
+
+@dataclass(frozen=True)
+class Upload:
+    """Host memory that a copy may still be reading."""
+
+    event: Any
+    source: Slot
+
+
+class DevicePager(Pager):
+    def __init__(self, blocks: list[Block], planes: Planes, lookahead_bytes: int, link: Link, capacity: int | None) -> None:
+        """capacity: bytes of images on the device; None for those that one use needs and as many fetched ahead."""
+        self.device = link.device
+        super().__init__(blocks, planes, lookahead_bytes)
+        self.link = link
+        smallest = planes.layout.working + planes.layout.pinned // 2
+        if capacity is not None and capacity < smallest:
+            raise OverBudget(f'{link.device} needs at least device_memory="{-(-smallest >> 20)}MiB" for the weights of the blocks in use at one time, not {capacity} bytes')
+        self._fixed = capacity is not None
+        self.capacity = capacity or smallest + lookahead_bytes
+        self.images: dict[Block, Image] = {}
+        self._uploads: list[Upload] = []  # oldest first
+        self._leaving: list[tuple[Any, int]] = []  # (event, bytes) of images that the device may still be reading, oldest first
+
+    # -- use ---------------------------------------------------------------------------------------------------------
+
+    def use(self, block: Block) -> Image:
+        if block not in self.images:
+            self._upload(super().use(block))
+        elif self._arrive(block):
+            self.prefetch()
+        self._upload_ahead()
+        return self._show(block)
+
+    def fetch(self, block: Block) -> None:
+        if block not in self.images:
+            super().fetch(block)
+            self._upload(self.slots[block])
+        self._show(block)
+
+    def copy_of(self, block: Block) -> Slot | None:
+        return self.images.get(block) or super().copy_of(block)
+
+    def expose(self, slot: Slot) -> None:
+        """A slot has its bytes. Parameters show images instead."""
+
+    def _hide(self, block: Block) -> None:
+        """A slot goes. The image, if there is one, stays."""
+
+    def show(self, param: Param) -> None:
+        image = self.images.get(param.unit.block)
+        self.point(param, image.view(param) if image is not None and image.shown else self.placeholders[param])
+
+    def _show(self, block: Block) -> Image:
+        image = self.images[block]
+        self.link.join(image.bytes, image.uploaded)  # each time: another stream may be computing
+        if not image.shown:
+            super().expose(image)
+            image.shown = True
+        return image
+
+    @torch.inference_mode(False)  # an image outlives the mode that its first use happens to be in
+    def _upload(self, slot: Slot, distance: int = -1) -> bool:
+        block = slot.block
+        if not self._make_room(block, distance):
+            return False
+        image = Image(block, self.link.empty(block.slot_bytes), slot.version)
+        image.uploaded = self.link.upload(slot.bytes, image.bytes)
+        self._uploads.append(Upload(image.uploaded, slot))
+        self.by_address[image.address] = (block, image.version)
+        self.images[block] = image
+        return True
+
+    def _upload_ahead(self) -> None:
+        """Copies what the recorded order names next, as far as it has come from the disk and there is room."""
+        self._forget_uploads()
+        recorder = self.recorder
+        for position in range(recorder.position, len(recorder.order.uses)):
+            block = self.blocks[recorder.order.uses[position]]
+            if block in self.images:
+                continue
+            slot = self.slots.get(block)
+            if slot is None or self.updates.late.owes(block) or not all(future.ready() for future in slot.loading):
+                return
+            try:
+                self._finish(slot)
+            except StokerError:  # the use itself reads again, and raises
+                return
+            try:
+                if not self._upload(slot, position - recorder.position):
+                    return
+            except torch.OutOfMemoryError:  # it may fit later; a use that needs it now raises
+                return
+
+    # -- memory of the device --------------------------------------------------------------------------------------------
+
+    def _make_room(self, wanted: Block, distance: int) -> bool:
+        """Drops images that are used later than `distance` (-1: whatever may go). False if that is not enough."""
+        held = sum(image.bytes.numel() for image in self.images.values())
+        while held + wanted.slot_bytes > self.capacity:
+            block = self._used_last(distance, wanted)
+            if block is not None:
+                held -= block.slot_bytes
+                self._drop(block)
+            elif distance >= 0:
+                return False
+            elif self._fixed:
+                raise OverBudget(
+                    f"block {wanted.name} does not fit on {self.device} beside the blocks in use at the same time; "
+                    f'the smallest device_memory that gets past this point is "{-(-(held + wanted.slot_bytes) >> 20)}MiB"'
+                )
+            else:
+                break
+        while self._leaving and held + wanted.slot_bytes + sum(size for _, size in self._leaving) > self.capacity:
+            event, _ = self._leaving[0]
+            if distance >= 0 and not self.link.done(event):
+                return False
+            self.link.wait(event)  # else this thread would run ahead of the device, and fill its memory
+            self._leaving.pop(0)
+        return True
+
+    def _used_last(self, distance: int, wanted: Block) -> Block | None:
+        recorder = self.recorder
+        free = [b for b in self.images if not (b.pinned or self.entered[b.index] or b is self.current or b is wanted)]
+        last = max(free, key=lambda block: recorder.next_use(block.index), default=None)
+        return last if last is not None and (distance < 0 or recorder.next_use(last.index) > distance) else None
+
+    def _drop(self, block: Block) -> None:
+        image = self.images.get(block)
+        if image is None:
+            return
+        # torch gives this address to other tensors once nothing aliases the image: it must not pass for weights then
+        self.by_address.pop(image.address, None)
+        del self.images[block]
+        size = image.bytes.numel()
+        super()._hide(block)
+        del image
+        self._leaving.append((self.link.mark(), size))  # behind the release: the allocator's own mark has passed when this one has
+
+    # -- host memory that copies read ------------------------------------------------------------------------------------
+
+    def _forget_uploads(self) -> None:
+        while self._uploads and self.link.done(self._uploads[0].event):
+            self._uploads.pop(0)
+
+    def _evict_one(self, distance: int, wanted: Block) -> bool:
+        self._forget_uploads()
+        gone = [upload for upload in self._uploads if self.slots.get(upload.source.block) is not upload.source]
+        if gone:  # its memory comes free as soon as it is copied
+            self.link.wait(gone[0].event)
+            self._uploads.remove(gone[0])
+            return True
+        return super()._evict_one(distance, wanted)
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def decide(self, changed: list[Block]) -> None:
+        for block in changed:
+            self._drop(block)
+        super().decide(changed)
+
+    def outdate(self, block: Block) -> None:
+        self._drop(block)
+
+    def discard(self, block: Block) -> None:
+        self._drop(block)
+        super().discard(block)
+
+    def clear(self) -> None:
+        for upload in self._uploads:
+            self.link.wait(upload.event)
+        self._uploads.clear()
+        self._leaving.clear()
+        self.images.clear()
+        super().clear()
+
+
+class DeviceGradients(Gradients):
+    """p.grad stays on the device, where torch accumulates; a unit's host memory takes copies of it."""
+
+    in_flight = 1  # the device computes the next unit's gradients while one's are copied
+
+    def __init__(self, blocks: list[Block], planes: Planes, on_final: Callable[[Unit], None], link: Link) -> None:
+        super().__init__(blocks, planes, on_final)
+        self._link = link
+        self._landing: dict[Unit, list] = {}  # events of copies that nobody has waited for
+
+    def _adopt(self, param: Param) -> None:
+        """The gradient stays where it is."""
+
+    @torch.no_grad()
+    def land(self, unit: Unit, reader: Update | None = None) -> None:
+        self._await(unit)
+        if reader is not None:
+            reader.wait_computed()
+        if unit in self._lent:
+            self._recall(unit)
+        events = self._landing[unit] = []  # known one by one: memory may run out, or Ctrl-C come, in between
+        for param in unit.params:
+            if param.tensor.grad is not None and param.numel:
+                events.append(self._link.download(_flat(in_plane_order(param.tensor.grad, param), param), _flat(self._views[param], param)))
+
+    def _idle(self, unit: Unit) -> bool:
+        self._await(unit)  # of a backward that broke off
+        return super()._idle(unit)
+
+    def laid_out(self, param: Param) -> torch.Tensor | None:
+        if param.tensor.grad is None:
+            return None
+        self._await(param.unit)
+        return self._views[param]
+
+    def _await(self, unit: Unit) -> None:
+        with self.waiting("gradients"):
+            for event in self._landing.get(unit, ()):
+                self._link.wait(event)
+        self._landing.pop(unit, None)
+
+    def remove(self) -> None:
+        for unit in list(self._landing):
+            self._await(unit)
+        super().remove()
+
+
+def _flat(tensor: torch.Tensor, param: Param) -> torch.Tensor:
+    """The parameter's elements in memory order, so that a copy is one piece."""
+    return torch.as_strided(tensor, (param.numel,), (1,), tensor.storage_offset())

@@ -1,0 +1,109 @@
+"""Late updates (policy ``lazy``): those of a decided step, each made just before the next use of its block.
+
+step() takes what they consume: gradients, where they lie, and hyperparameters. The next forward then starts as soon as its first block
+is updated; the others follow in the order of their use, a little ahead of it. The step's transaction stays open until the last one
+is computed; the record that closes the step waits here for that. What must see all weights at once completes them first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker.errors import StokerError
+from stoker.offload.blocks import Block, Unit
+
+if TYPE_CHECKING:
+    from stoker.offload.steps import Segment, Steps, Update
+
+AHEAD = 2  # updates that may be under way before their block is used; more would only want more memory
+
+
+class Late:
+    """The updates that a decided step still owes. Used by the thread that runs the model, under the session's lock."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._owed: dict[Unit, tuple[list[Segment], list[bytes]]] = {}  # in the order of use; the gradients' hashes at step()
+        self._under_way: dict[Unit, tuple[Update, list[bytes]]] = {}
+        self.records: dict[str, bytes] | None = None  # of the closed step: it commits when nothing is owed any more
+
+    def __bool__(self) -> bool:
+        return bool(self._owed or self._under_way)
+
+    @property
+    def owed(self) -> list[Unit]:
+        """Units whose update has not begun, in the order of use."""
+        return list(self._owed)
+
+    @property
+    def units(self) -> set[Unit]:
+        return {*self._owed, *self._under_way}
+
+    @property
+    def updates(self) -> list[Update]:
+        return [update for update, _ in self._under_way.values()]
+
+    def take(self, unit: Unit, segments: list[Segment]) -> None:
+        """The unit's update is owed from here on. Its gradients must keep their bytes until then, which is checked."""
+        self._owed[unit] = segments, self._steps.hashes(segments)
+
+    def owes(self, block: Block) -> bool:
+        return any(unit in self._owed or unit in self._under_way for unit in block.updated_units)
+
+    def begin(self, block: Block, distance: int = 0) -> bool:
+        """Starts what is owed to the block, which is used in `distance` uses. False if nothing is owed to it."""
+        owed = [unit for unit in block.updated_units if unit in self._owed]
+        try:
+            for unit in owed:
+                segments, hashes = self._owed[unit]
+                self._under_way[unit] = self._steps.start(unit, segments, owed, distance), hashes
+                del self._owed[unit]
+        except BaseException:  # Ctrl-C as well: whether the update was started is not known then
+            self._steps.lose()
+            raise
+        return self.owes(block)
+
+    def ahead(self, block: Block, distance: int) -> bool:
+        """begin(), if not enough are under way already."""
+        if all(unit in self._under_way for unit in block.updated_units if unit in self.units):
+            return True
+        if sum(not update.job.computed() for update in self.updates) >= AHEAD:
+            return False
+        return self.begin(block, distance)
+
+    def finish(self, block: Block) -> None:
+        """Waits for the block's updates, and makes its new weights current."""
+        units = [unit for unit in block.updated_units if unit in self._under_way]
+        try:
+            for unit in units:
+                update, hashes = self._under_way[unit]
+                self._steps.timed("state", update.wait_computed)
+                if self._steps.hashes(update.segments) != hashes:  # now, behind the last read: then they were right throughout
+                    raise StokerError(
+                        f"gradients of {block.name} were changed between opt.step() and the update that policy lazy makes of them in the next forward, so that step "
+                        "is lost and the one before it stands; clear gradients with opt.zero_grad(), or use another policy"
+                    )
+        except StokerError:
+            self._steps.drops_gradients = False
+            self._steps.lose()
+            raise
+        for unit in units:
+            self._steps.computed(self._under_way.pop(unit)[0])
+        self._steps.pager.promote(block)
+        if not self and self.records is not None:
+            records, self.records = self.records, None
+            self._steps.close(records)
+
+    def catch_up(self, block: Block) -> None:
+        """The block is as the decided step leaves it when this returns."""
+        if self.begin(block):
+            self.finish(block)
+
+    def complete(self) -> None:
+        """Every block is."""
+        for block in dict.fromkeys(unit.block for unit in (*self._under_way, *self._owed)):
+            self.catch_up(block)
+
+    def clear(self) -> None:
+        """Forgets what is owed: the step is lost, or everything ends."""
+        self._owed, self._under_way, self.records = {}, {}, None

@@ -1,0 +1,111 @@
+"""Link: copies between host memory and the device that the model computes on, beside its work.
+
+The library itself links nothing of CUDA; all that is needed of it is in torch. A copy gives an event. Host memory that a copy
+reads or writes may be used again only after `wait(event)` (or once `done(event)`); device memory that one wrote may be read by what
+the calling thread computes from `join()` on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from stoker.errors import InvalidArgument, StokerError
+
+if TYPE_CHECKING:
+    from stoker._core import Arena
+
+
+class Link(Protocol):
+    """Used by one thread at a time, under the session's lock."""
+
+    device: torch.device
+
+    def pin(self, arena: Arena) -> None: ...  # host memory that copies use, until unpin()
+    def unpin(self) -> None: ...
+    def empty(self, size: int) -> torch.Tensor: ...  # uint8 on the device; its first content comes by upload()
+    def upload(self, host: torch.Tensor, image: torch.Tensor) -> Any: ...  # starts image.copy_(host); the event
+    def download(self, source: torch.Tensor, host: torch.Tensor) -> Any: ...  # starts host.copy_(source), once source is computed; the event
+    def join(self, image: torch.Tensor, uploaded: Any) -> None: ...  # what is computed from now on may read `image`
+    def mark(self) -> Any: ...  # an event: the device has done what was asked of it until now
+    def done(self, event: Any) -> bool: ...
+    def wait(self, event: Any) -> None: ...
+
+
+def open_link(device: torch.device) -> Link | None:
+    """The way to `device`; None for the CPU, which computes in host memory. InvalidArgument for one that torch cannot use."""
+    if device.type == "cpu":
+        return None
+    if device.type != "cuda":
+        raise InvalidArgument(f"device {device} is not supported: a model computes on cpu or cuda")
+    if not torch.cuda.is_available():
+        raise InvalidArgument(f"torch sees no GPU here, so device={str(device)!r} cannot be used; leave it out to compute on the CPU")
+    if device.index is not None and device.index >= torch.cuda.device_count():
+        raise InvalidArgument(f"torch sees {torch.cuda.device_count()} GPUs, so there is no {device}")
+    return CudaLink(device)
+
+
+class CudaLink:
+    """One stream up and one down, so that neither waits for the other nor for the computing stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        self._up = torch.cuda.Stream(self.device)
+        self._down = torch.cuda.Stream(self.device)
+        self._pinned: Arena | None = None  # it must not be unmapped before it is unpinned
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.unpin()
+
+    def pin(self, arena: Arena) -> None:
+        """Only pinned memory lets copies run beside the computation, at the full rate."""
+        with torch.cuda.device(self.device):
+            status = int(torch.cuda.cudart().cudaHostRegister(arena.address, arena.size, 0))
+        if status:
+            with contextlib.suppress(RuntimeError):  # torch would find the error once more, at whatever it does next
+                torch.zeros(1, device=self.device)
+            raise StokerError(f"{arena.size >> 20} MiB of host memory could not be pinned for {self.device} (CUDA error {status}); give a smaller dram, or raise the limit that `ulimit -l` shows")
+        self._pinned = arena
+
+    def unpin(self) -> None:
+        if self._pinned is not None:
+            torch.cuda.synchronize(self.device)
+            torch.cuda.cudart().cudaHostUnregister(self._pinned.address)
+            self._pinned = None
+
+    def empty(self, size: int) -> torch.Tensor:
+        with torch.cuda.stream(self._up):  # memory of this stream: the upload need not wait for the computing one
+            return torch.empty(size, dtype=torch.uint8, device=self.device)
+
+    def upload(self, host: torch.Tensor, image: torch.Tensor) -> torch.cuda.Event:
+        with torch.cuda.stream(self._up):
+            image.copy_(host, non_blocking=True)
+            return self._event(self._up)
+
+    def download(self, source: torch.Tensor, host: torch.Tensor) -> torch.cuda.Event:
+        self._down.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._down):
+            host.copy_(source, non_blocking=True)
+            source.record_stream(self._down)
+            return self._event(self._down)
+
+    def join(self, image: torch.Tensor, uploaded: torch.cuda.Event) -> None:
+        stream = torch.cuda.current_stream(self.device)
+        stream.wait_event(uploaded)
+        image.record_stream(stream)  # its memory is not given to another upload before the work queued until its release is done
+
+    def mark(self) -> torch.cuda.Event:
+        return self._event(torch.cuda.current_stream(self.device))
+
+    @staticmethod
+    def _event(stream: torch.cuda.Stream) -> torch.cuda.Event:
+        return stream.record_event(torch.cuda.Event(blocking=True))  # who waits for it sleeps
+
+    def done(self, event: torch.cuda.Event) -> bool:
+        return event.query()
+
+    def wait(self, event: torch.cuda.Event) -> None:
+        event.synchronize()

@@ -1,0 +1,86 @@
+"""Measuring a Machine: its disk (by `stoker probe`), its kernels and checksums, and products of matrices as a model makes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from typing import Callable
+
+import torch
+from torch import nn
+
+from stoker import _core
+from stoker.errors import StokerError
+from stoker.offload.machine import Machine
+from stoker.offload.moments import MODES
+
+COMMIT_SECONDS = 0.005  # two barriers and a journal record
+
+
+def core_seconds(run: Callable[[], object], times: int = 5) -> float:
+    """The median processor time of run(), after one that does not count."""
+    run()
+    taken = []
+    for _ in range(times):
+        started = time.process_time()
+        run()
+        taken.append(time.process_time() - started)
+    return statistics.median(taken)
+
+
+def disk_rates(directory: str, seconds: float = 8.0) -> dict[str, float]:
+    """Bytes a second, reading, writing and both, at the best block size and depth, by `stoker probe`."""
+    command = shutil.which("stoker", path=os.path.dirname(sys.executable)) or "stoker"
+    try:
+        done = subprocess.run([command, "probe", directory, "--json", "--seconds", str(seconds)], capture_output=True, text=True)
+    except OSError as error:
+        raise StokerError(f"the disk cannot be measured: the command `stoker` is not beside this Python ({error.strerror})") from error
+    if done.returncode != 0:
+        raise StokerError(f"stoker probe {directory} failed: {done.stderr.strip().removeprefix('stoker: ')}")
+    return json.loads(done.stdout)["best_bytes_per_second"]
+
+
+def kernel_seconds(count: int = 16 << 20, moments: str = "exact") -> float:
+    """Core-seconds an element of the fused AdamW kernel over `count` bfloat16 parameters in memory, its moments kept so."""
+    weight, rest, grad = (torch.zeros(count, dtype=torch.int16, device="cpu") for _ in range(3))
+    m, v = (torch.zeros(count * MODES[moments].element_bytes, dtype=torch.uint8, device="cpu") for _ in range(2))
+    m_scales, v_scales = (torch.zeros(count // 256 + 1, device="cpu") for _ in range(2))
+    update = lambda: _core.optim_update(
+        count, weight_type="bf16", grad_type="bf16", weight_in=weight.data_ptr(), weight_out=weight.data_ptr(), grad=grad.data_ptr(),
+        remainder=rest.data_ptr(), m=m.data_ptr(), v=v.data_ptr(), algorithm="adamw", step=2,
+        moments=moments, m_scales=m_scales.data_ptr(), v_scales=v_scales.data_ptr(),
+    )  # fmt: skip
+    return core_seconds(update) / count
+
+
+def checksum_seconds(size: int = 256 << 20) -> float:
+    """Core-seconds a byte of CRC32C over `size` bytes in memory."""
+    data = torch.zeros(size, dtype=torch.uint8, device="cpu")
+    return core_seconds(lambda: _core.crc32c(data.data_ptr(), size)) / size
+
+
+def product_flops(tokens: int, width: int, dtype: torch.dtype = torch.bfloat16) -> float:
+    """Floating-point operations a second of forward and backward through one linear layer of width x width."""
+    layer, x = nn.Linear(width, width, bias=False, dtype=dtype), torch.ones(tokens, width, dtype=dtype, requires_grad=True)
+    times = []
+    for _ in range(4):
+        started = time.perf_counter()
+        layer(x).backward(x)
+        times.append(time.perf_counter() - started)
+    return 6.0 * tokens * width * width / min(times)
+
+
+def measure_machine(directories: list[str], seconds: float, sample_bytes: int = 256 << 20, moments: str = "exact") -> Machine:
+    """The machine under this process, with the disks of `directories`: one a volume, striped; none: a store in memory.
+    `sample_bytes`: memory to measure with."""
+    disks = [disk_rates(directory, seconds) for directory in directories]
+    disk = {kind: sum(each[kind] for each in disks) or 1e12 for kind in ("read", "write", "mixed")}
+    return Machine(
+        read=disk["read"], write=disk["write"], mixed=disk["mixed"], cores=torch.get_num_threads(),
+        update_seconds=kernel_seconds(sample_bytes // 16, moments), byte_seconds=checksum_seconds(sample_bytes), commit_seconds=COMMIT_SECONDS,
+    )  # fmt: skip

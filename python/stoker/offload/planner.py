@@ -1,0 +1,193 @@
+"""The planner: what a step will move, how long it will take and who will wait for whom, from sizes alone.
+
+A plan has the items of a ledger row (ledger.py), so that prediction and measurement stand side by side: bytes by class, seconds,
+stall_seconds by cause. It comes from a rehearsal (rehearsal.py) of the recorded order, or before there is one of the order in
+which the blocks are defined.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from torch import nn
+
+from stoker.errors import OverBudget
+from stoker.offload.blocks import Block, Unit
+from stoker.offload.machine import CAUSES, Machine
+from stoker.offload.moments import moments_of
+from stoker.offload.planes import Algorithm, Layout, arena_bytes_for, divide, plane_bytes, smallest_mib, tile_elements_for
+from stoker.offload.rehearsal import Course, Rehearsal, Step
+
+# When updates run. A new policy of Steps is planned by its name alone: the rehearsal runs the code of Steps itself.
+POLICIES = ("sync", "speculate", "lazy")
+# Only for the order of what depends on it, where nothing was measured; no second of it is shown.
+NOMINAL = Machine(read=3e9, write=3e9, flops=1e12, update_seconds=1e-9, byte_seconds=1e-10, commit_seconds=0.005)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is planned: a model cut into blocks, and the memory it trains in."""
+
+    blocks: list[Block]
+    algorithm: Algorithm
+    layout: Layout
+    arena_bytes: int
+    tile_elements: int
+
+    @staticmethod
+    def of(blocks: list[Block], algorithm: Algorithm, dram_bytes: int) -> Setting:
+        """As Planes will divide `dram_bytes`. OverBudget names the smallest that works."""
+        used = map_bytes(blocks, algorithm)
+        arena, tile = arena_bytes_for(dram_bytes, used), tile_elements_for(dram_bytes, algorithm)
+        layout = divide(blocks, algorithm, arena, tile)
+        if layout.smallest > arena:
+            raise OverBudget(f'{dram_bytes >> 20} MiB are too small for this model; the smallest budget that works is dram="{smallest_mib(blocks, algorithm, used)}MiB"')
+        return Setting(blocks, algorithm, layout, arena, tile)
+
+    @property
+    def parameters(self) -> int:
+        return sum(sum(p.numel for p in unit.params) or unit.elements for block in self.blocks for unit in block.units)
+
+
+def map_bytes(blocks: list[Block], algorithm: Algorithm) -> int:
+    """About what the store's map takes of the budget: 32 bytes a chunk of a megabyte, in two versions."""
+    return (1 << 16) + sum(plane_bytes(blocks, algorithm).values()) * 64 // (1 << 20)
+
+
+def _forward_only(block: Block) -> bool:
+    """Whether backward does without the weights: an embedding's gradient needs the tokens alone."""
+    if block.pinned:
+        return False
+    own = [module for module in block.modules if next(module.parameters(recurse=False), None) is not None]
+    if own:
+        return all(isinstance(module, (nn.Embedding, nn.EmbeddingBag)) for module in own)
+    return block.name.rpartition(".")[2] in ("embed", "embed_tokens", "wte", "wpe", "word_embeddings", "embeddings")
+
+
+def expected_uses(blocks: list[Block]) -> list[int]:
+    """Forward through the blocks as they are defined, backward the other way round."""
+    forward = [block.index for block in blocks]
+    uses = forward + [block.index for block in reversed(blocks) if not _forward_only(block)]
+    return [block for i, block in enumerate(uses) if not i or uses[i - 1] != block]
+
+
+def flops(blocks: list[Block], tokens: int) -> float:
+    """Of forward and backward: the products with weights, which are nearly all of it."""
+    return 6.0 * tokens * sum(unit.elements for block in blocks if not _forward_only(block) for unit in block.units)
+
+
+def course(setting: Setting, compute_seconds: float, uses: list[int] | None, finals: list[Unit] | None, link: float = 0.0) -> Course:
+    """compute_seconds: of forward and backward through the whole model with nothing beside it. Where an accelerator computes, a block
+    takes at least as long as its weights (and back, its gradients) take over the link."""
+    blocks = setting.blocks
+    weighty = {block.index: sum(unit.elements for unit in block.units) for block in blocks if not _forward_only(block)}
+    total = sum(weighty.values()) or 1
+    compute = {}
+    for block in blocks:
+        share = compute_seconds * weighty.get(block.index, 0) / total
+        over = block.slot_bytes / link if link else 0.0
+        compute[block.index] = (max(share / 3, over), max(share * 2 / 3, 2 * over))
+    updated = {unit for block in blocks for unit in block.updated_units}
+    order = [unit for unit in finals or () if unit in updated]
+    order += [unit for block in reversed(blocks) for unit in block.updated_units if unit not in set(order)]
+    return Course(uses or expected_uses(blocks), order, compute)
+
+
+def plan(setting: Setting, machine: Machine | None = None, compute_seconds: float = 0.0, uses: list[int] | None = None, finals: list[Unit] | None = None) -> dict[str, Any]:
+    """The plan as a dictionary that JSON can hold. `uses`, `finals`: the recorded order and that in which gradients become final.
+
+    steps: {policy: what a ledger row has}; seconds and stall_seconds only where the machine is known. policy: what to choose, and why.
+    """
+    on = machine or NOMINAL
+    seconds = compute_seconds or (flops(setting.blocks, 512) / on.flops if machine is None else 0.0)
+    goes = course(setting, seconds, uses, finals, on.link)
+    steps = {policy: _row(policy, _rehearse(setting, goes, policy, on), machine is not None) for policy in POLICIES}
+    sizes = plane_bytes(setting.blocks, setting.algorithm)
+    layout = setting.layout
+    retained = sum(sum(setting.algorithm.state_bytes(unit).values()) for unit in layout.retained)
+    return {
+        "parameters": setting.parameters,
+        "state_bytes": sum(sizes.values()),
+        "classes": {**sizes, "gradients": layout.gradients},
+        "dram": {
+            "gradients": layout.gradients,
+            "pinned": layout.pinned,
+            "tiles": layout.tiles * layout.tile,
+            "state": retained,
+            "weights": setting.arena_bytes - layout.gradients - layout.tiles * layout.tile - layout.pinned - retained,
+            "retained_units": len(layout.retained),
+            "smallest": layout.smallest,
+        },
+        "steps": steps,
+        **_choice(steps, machine is not None),
+    }
+
+
+def _rehearse(setting: Setting, goes: Course, policy: str, machine: Machine) -> Step:
+    return Rehearsal(setting.blocks, setting.algorithm, setting.layout, setting.arena_bytes, setting.tile_elements, goes, policy, machine).steady()
+
+
+def _row(policy: str, step: Step, timed: bool) -> dict[str, Any]:
+    row: dict[str, Any] = {"policy": policy, "read_bytes": step.read, "written_bytes": step.written}
+    if timed:
+        row |= {"seconds": step.seconds, "compute_seconds": step.seconds - sum(step.stalls.values()), "stall_seconds": step.stalls, "busy_seconds": step.busy}
+    return row
+
+
+def _choice(steps: dict[str, dict], timed: bool) -> dict[str, str]:
+    if not timed:
+        return {"policy": "speculate", "reason": "updates hide behind backward; nothing was measured that speaks against it"}
+    chosen = min(steps.values(), key=lambda row: row["seconds"])
+    others = ", ".join(f"{name} {row['seconds']:.2f} s" for name, row in steps.items() if row is not chosen)
+    return {"policy": chosen["policy"], "reason": f"{chosen['seconds']:.2f} s a step, against {others}"}
+
+
+def limits(row: dict[str, Any], machine: Machine) -> dict[str, float]:
+    """Seconds by resource that a step of this plan cannot go below, each alone."""
+    return {
+        "disk": sum(row["read_bytes"].values()) / machine.read + sum(row["written_bytes"].values()) / machine.write,
+        "cores": row["busy_seconds"]["cores"] / machine.cores,
+        "accelerator": row["busy_seconds"]["accelerator"],
+    }
+
+
+def with_moments(algorithm: Algorithm, mode: str) -> Algorithm:
+    """The algorithm keeping its moments another way."""
+    return replace(algorithm, moments=moments_of(mode))
+
+
+def expected(plan: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The row that the plan gives for these measured rows: where the policy changed between steps, the mean of what each was planned to be."""
+    used = Counter(row["policy"] for row in rows)
+    if not used:
+        return plan["step"]
+    steps = [(plan["steps"][policy], count / len(rows)) for policy, count in used.items()]
+    row: dict[str, Any] = {"policy": ", ".join(f"{policy} {count}" for policy, count in used.items())}
+    for item, value in plan["step"].items():
+        if isinstance(value, dict):
+            row[item] = {name: sum(step[item][name] * part for step, part in steps) for name in value}
+        elif item != "policy":
+            row[item] = sum(step[item] * part for step, part in steps)
+    return row
+
+
+def compare(plan: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """The plan beside measured ledger rows: {item: {"planned", "measured", "miss"}}, the miss as a part of what was measured.
+
+    Seconds and bytes read are medians; bytes written and waits are means, as a step's may fall into the next one.
+    """
+    row = expected(plan, rows)
+    mean = lambda pick: sum(map(pick, rows)) / len(rows)
+    items = {
+        "seconds": (row.get("seconds"), median(each["seconds"] for each in rows)),
+        "read_bytes": (sum(row["read_bytes"].values()), median(sum(each["read_bytes"].values()) for each in rows)),
+        "written_bytes": (sum(row["written_bytes"].values()), mean(lambda each: sum(each["written_bytes"].values()))),
+        "compute_seconds": (row.get("compute_seconds"), mean(lambda each: each["compute_seconds"])),
+    }
+    for cause in CAUSES:
+        planned = row["stall_seconds"][cause] if "stall_seconds" in row else None
+        items[cause] = (planned, mean(lambda each: each["stall_seconds"].get(cause, 0.0)))
+    return {name: {"planned": planned, "measured": got, "miss": planned / got - 1 if planned is not None and got else None} for name, (planned, got) in items.items()}

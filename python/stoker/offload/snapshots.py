@@ -1,0 +1,79 @@
+"""Snapshots: steps of a run that the store keeps beside the current one, and the way back to them.
+
+A snapshot is a name for a committed version: making one moves no bytes, but what it holds stays on the disk while training goes on.
+So room is reserved for a number of them when the store is made, and the newest that many are kept.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker.errors import InvalidArgument
+from stoker.offload import record
+from stoker.offload.blocks import Block
+from stoker.offload.planes import MIB, Algorithm, Runtime, changing_bytes, store_capacity
+
+if TYPE_CHECKING:
+    from stoker.offload.session import Session
+
+_NAME = "step-"
+
+
+def check_room(runtime: Runtime, blocks: list[Block], algorithm: Algorithm, keep: int) -> None:
+    """InvalidArgument unless the store has room for so many snapshots of the model."""
+    room = max(0, (runtime.store.info()["capacity_bytes"] - store_capacity(blocks, algorithm)) // changing_bytes(blocks, algorithm))
+    if keep > room:
+        raise InvalidArgument(f"the store at {runtime.path} was made with room for {room} snapshots, not {keep}; pass snapshots={room}, or give a new store")
+
+
+class Snapshots:
+    """The snapshots of a session's run. `keep`: how many at most."""
+
+    def __init__(self, session: Session, keep: int) -> None:
+        self._session = session
+        self._store = session.planes.store
+        self.keep = keep
+
+    def steps(self) -> list[int]:
+        return sorted(int(name.removeprefix(_NAME)) for name in self._store.info()["snapshots"] if name.startswith(_NAME))
+
+    def make(self) -> int:
+        """Keeps the step as it is now, and forgets the oldest where there are too many."""
+        if self.keep < 1:
+            raise InvalidArgument("the store has no room for snapshots; pass snapshots=1 (or more) to stoker.offload() when the store is made")
+        self._session.flush()
+        step, there = self._session.step_count, self.steps()
+        if step in there:
+            self.drop(step)  # what was attached, or a learning rate, may have changed since
+            there.remove(step)
+        for old in there[: max(0, len(there) - self.keep + 1)]:
+            self.drop(old)
+        self._store.snapshot(f"{_NAME}{step}").wait()
+        return step
+
+    def drop(self, step: int) -> None:
+        self._store.drop(f"{_NAME}{step}").wait()
+
+    def go_back(self, step: int) -> None:
+        """Makes everything what it was at that snapshot, as one durable commit. Other snapshots stay."""
+        session, name = self._session, f"{_NAME}{step}"
+        with session.lock:
+            session.hooks.unwind()
+            session.steps.abandon()
+            session.flush()
+            self._bring_back(name)
+
+    def _bring_back(self, name: str) -> None:
+        now = {each["key"]: each for each in self._store.list()}
+        txn = self._store.begin()
+        for then in self._store.list(snapshot=name):
+            if now[then["key"]]["version"] != then["version"]:
+                self._restore(txn, then, name)
+        txn.commit("durable").wait()
+        self._session.become(record.load(self._store.read_bytes("meta/state")))
+
+    def _restore(self, txn, then: dict, name: str) -> None:
+        key, size = then["key"], then["bytes"]
+        txn.resize(key, size)
+        for start in range(0, size, MIB):
+            txn.write_bytes(key, start, self._store.read_bytes(key, start, min(MIB, size - start), snapshot=name))

