@@ -10,6 +10,7 @@
 
 #include "command.h"
 #include "stoker/base/bytes.h"
+#include "stoker/store/coded/store.h"
 #include "stoker/store/runtime.h"
 
 namespace stoker::cli {
@@ -49,10 +50,17 @@ void print_text(const FsckReport& report, bool quick) {
   std::printf("%s, committed version %llu%s\n", state.c_str(), static_cast<unsigned long long>(report.committed), step.c_str());
 }
 
-Result<bool> run(const FsckArguments& arguments) {
+Result<FsckReport> check(const FsckArguments& arguments, const Runtime& runtime) {
+  const FsckOptions options{.quick = arguments.quick, .repair_map = arguments.repair, .progress = show_progress};
+  STOKER_ASSIGN(const auto coded, coded_plan(arguments.store));
+  if (coded) return fsck_coded_store(*coded, runtime, options);
   STOKER_ASSIGN(const auto volumes, local_volumes(arguments.store));
+  return fsck_local_store(volumes, runtime, options);
+}
+
+Result<bool> run(const FsckArguments& arguments) {
   STOKER_ASSIGN(const auto runtime, RuntimeOwner::make());
-  STOKER_ASSIGN(const FsckReport report, fsck_local_store(volumes, runtime->runtime(), {.quick = arguments.quick, .repair_map = arguments.repair, .progress = show_progress}));
+  STOKER_ASSIGN(const FsckReport report, check(arguments, runtime->runtime()));
   if (arguments.json) {
     print_json(report);
   } else {
@@ -66,7 +74,7 @@ Result<bool> run(const FsckArguments& arguments) {
 void add_fsck(CLI::App& app, ExitStatus& status) {
   const auto arguments = std::make_shared<FsckArguments>();
   CLI::App* command = app.add_subcommand("fsck", "Check a store: headers, journal, map and every byte of data; tell the committed step");
-  command->add_option("STORE", arguments->store, "The store: a folder, or local:/a,/b for several volumes")->required();
+  command->add_option("STORE", arguments->store, "The store: a folder, local:/a,/b for several volumes, or coded(6+3, /disk{0..8})")->required();
   command->add_flag("--quick", arguments->quick, "Leave out the data");
   command->add_flag("--repair-map", arguments->repair, "Write damaged headers and journal copies anew from the good ones");
   command->add_flag("--json", arguments->json, "Print the result as JSON");

@@ -22,7 +22,7 @@ MAY_INCLUDE = {
     "io": {"base", "memory"},
     "codec": {"base"},
     "optim": {"base"},
-    "store": {"base", "memory", "io"},
+    "store": {"base", "memory", "io", "codec"},
     "offload": {"base", "memory", "io", "store", "optim"},
     "cli": {"base", "memory", "codec", "io", "store"},
     "bindings": {"base", "memory", "io", "store", "optim", "offload"},

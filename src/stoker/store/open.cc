@@ -2,13 +2,17 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
+#include <optional>
 
+#include "stoker/store/coded/store.h"
 #include "stoker/store/local/store.h"
 #include "stoker/store/memory_store.h"
 
 // Grammar of a composition:
-//   composition = "memory:" | "local:" volumes | volumes
+//   composition = "memory:" | "local:" volumes | volumes | "coded(" number "+" number "," shards ")"
 //   volumes     = path { "," path }
+//   shards      = as volumes, with blanks around commas; a path may hold one "{" number ".." number "}", which stands for each number
 // A path may hold anything but a comma; one that starts with a word and a colon is written after "local:".
 
 namespace stoker {
@@ -47,7 +51,68 @@ Result<std::unique_ptr<Store>> open_memory(const Runtime& runtime, const StoreOp
   return store;
 }
 
+std::optional<size_t> number(std::string_view text) {
+  size_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || text.empty() || value > 1'000'000) return {};
+  return value;
+}
+
+std::string_view trim(std::string_view text) {
+  while (text.starts_with(' ')) text.remove_prefix(1);
+  while (text.ends_with(' ')) text.remove_suffix(1);
+  return text;
+}
+
+// "/disk{0..2}" -> /disk0, /disk1, /disk2.
+Result<std::vector<std::string>> expand(const std::string& composition, std::string_view path) {
+  const size_t open = path.find('{');
+  if (open == std::string_view::npos) return std::vector<std::string>{std::string(path)};
+  const size_t dots = path.find("..", open);
+  const size_t close = path.find('}', open);
+  if (close == std::string_view::npos || dots > close) return bad(composition, "'" + std::string(path) + "' has a brace that is no range; write for example /disk{0..8}");
+  const auto first = number(path.substr(open + 1, dots - open - 1));
+  const auto last = number(path.substr(dots + 2, close - dots - 2));
+  if (!first || !last || *first > *last || *last - *first >= 1024) return bad(composition, "'" + std::string(path) + "' has a brace that is no range; write for example /disk{0..8}");
+  std::vector<std::string> paths;
+  for (size_t i = *first; i <= *last; ++i) paths.push_back(std::string(path.substr(0, open)) + std::to_string(i) + std::string(path.substr(close + 1)));
+  return paths;
+}
+
+bool is_coded(std::string_view text) { return text.starts_with("coded("); }
+
 }  // namespace
+
+Result<std::optional<CodedPlan>> coded_plan(const std::string& composition) {
+  std::string_view text = composition;
+  if (!is_coded(text)) return std::optional<CodedPlan>();
+  const char* how = "write for example coded(6+3, /disk{0..8})";
+  if (!text.ends_with(")")) return bad(composition, std::string("the closing parenthesis is missing; ") + how);
+  text = text.substr(6, text.size() - 7);
+  const size_t plus = text.find('+');
+  const size_t comma = text.find(',');
+  if (plus == std::string_view::npos || comma == std::string_view::npos || plus > comma) return bad(composition, std::string("a code and its disks are needed; ") + how);
+  const auto k = number(trim(text.substr(0, plus)));
+  const auto m = number(trim(text.substr(plus + 1, comma - plus - 1)));
+  if (!k || !m) return bad(composition, std::string("the code is no pair of numbers; ") + how);
+  CodedPlan plan{*k, *m, {}};
+  std::string list;
+  for (std::string_view rest = text.substr(comma + 1);;) {
+    const size_t next = rest.find(',');
+    list += (list.empty() ? "" : ",") + std::string(trim(rest.substr(0, next)));
+    if (next == std::string_view::npos) break;
+    rest.remove_prefix(next + 1);
+  }
+  STOKER_ASSIGN(const auto patterns, parse_volumes(composition, list));
+  for (const std::string& each : patterns) {
+    STOKER_ASSIGN(const auto paths, expand(composition, each));
+    for (const std::string& path : paths) {
+      if (std::count(plan.paths.begin(), plan.paths.end(), path) != 0) return bad(composition, "'" + path + "' is named twice");
+      plan.paths.push_back(path);
+    }
+  }
+  return std::optional<CodedPlan>(std::move(plan));
+}
 
 Result<std::vector<std::string>> local_volumes(const std::string& composition) {
   std::string_view text = composition;
@@ -66,9 +131,11 @@ Result<std::unique_ptr<Store>> open_store(const std::string& composition, const 
     return open_memory(runtime, options);
   }
   if (!scheme.empty() && scheme != "local") {
-    return bad(composition, "there is no kind of store called '" + std::string(scheme) + "'; there are memory: and local:");
+    return bad(composition, "there is no kind of store called '" + std::string(scheme) + "'; there are memory:, local: and coded(k+m, ...)");
   }
-  if (text.ends_with(")")) return bad(composition, "this version composes no stores; there are memory: and local:");
+  STOKER_ASSIGN(auto coded, coded_plan(composition));
+  if (coded) return open_coded_store(std::move(*coded), runtime, options);
+  if (text.ends_with(")")) return bad(composition, "this version composes no stores in this way; there are memory:, local: and coded(k+m, ...)");
   STOKER_ASSIGN(auto volumes, local_volumes(composition));
   return open_local_store(std::move(volumes), runtime, options);
 }

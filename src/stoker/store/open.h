@@ -26,13 +26,14 @@ struct StoreOptions {
   uint64_t capacity_bytes = 0;    // for data, over all volumes, when made: reserved at once (out_of_space if the disk has not got it)
   uint32_t chunk_bytes = 1 << 20; // default of new objects
   uint64_t objects_max = 1 << 16; // sizes the journal when made
+  bool same_disk = false;         // when made: shards of a coded store may share a disk, although they are then lost together
   std::string holder;             // who we are, for the lock's message ("stoker train, pid 7")
 };
 
 // The volumes of "local:/nvme0,/nvme1" or "/nvme0,/nvme1", for tools that work on a local store itself.
 Result<std::vector<std::string>> local_volumes(const std::string& composition);
 
-// "memory:" · "local:/nvme0,/nvme1" or just "/nvme0,/nvme1" (each a directory, which then holds stoker.volume, a file, or a block device)
+// "memory:" · "coded(6+3, /disk{0..8})" (any three of nine disks may be lost) · "local:/nvme0,/nvme1" or just "/nvme0,/nvme1" (each a directory, which then holds stoker.volume, a file, or a block device)
 Result<std::unique_ptr<Store>> open_store(const std::string& composition, const Runtime& runtime, const StoreOptions& options);
 
 }  // namespace stoker

@@ -75,7 +75,8 @@ class MemoryLogSource final : public LogSource {
 class LogWriter {
  public:
   LogWriter() = default;
-  LogWriter(const LogIdentity& identity, uint64_t area_bytes) : identity_(identity), area_bytes_(area_bytes) {}
+  // Goes on from `cursor`, where no frame stands that counts.
+  LogWriter(const LogIdentity& identity, uint64_t area_bytes, const LogCursor& cursor = {}) : identity_(identity), area_bytes_(area_bytes), cursor_(cursor) {}
 
   const LogIdentity& identity() const { return identity_; }
   const LogCursor& cursor() const { return cursor_; }

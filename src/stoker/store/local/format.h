@@ -17,7 +17,6 @@ inline constexpr uint64_t kVolumeMagic = 0x3156'5245'4B4F'5453;  // "STOKERV1"
 inline constexpr uint32_t kFormatVersion = 1;
 inline constexpr uint64_t kHeaderRegion = 64 * kKiB;
 inline constexpr uint64_t kHeaderAt[2] = {0, 32 * kKiB};  // two copies
-inline constexpr uint64_t kHolderAt = 8 * kKiB;           // who holds the lock: text for people, no part of the state
 inline constexpr size_t kHeaderBytes = 512;               // one sector: never torn
 inline constexpr uint64_t kBlock = kIoAlign;
 inline constexpr size_t kVolumesMax = 64;

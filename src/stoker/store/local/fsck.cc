@@ -94,7 +94,7 @@ class DataCheck {
 
  private:
   struct Read {
-    std::unique_ptr<local::AlignedBytes> bytes;
+    std::unique_ptr<AlignedBytes> bytes;
     std::string snapshot;
     uint64_t place = 0;
     Future<void> future;
@@ -121,7 +121,7 @@ class DataCheck {
     const uint64_t from = object.chunk_at(index);
     const size_t bytes = std::min<uint64_t>(object.chunk_bytes, object.bytes - from);
     Read& read = reads_.emplace_back();
-    read.bytes = std::make_unique<local::AlignedBytes>(bytes);
+    read.bytes = std::make_unique<AlignedBytes>(bytes);
     read.snapshot = snapshot;
     read.place = object.chunks[index].place;
     read.disk_bytes = object.chunks[index].extent().blocks * local::kBlock;

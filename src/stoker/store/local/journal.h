@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "stoker/io/loop.h"
-#include "stoker/store/local/blocking_io.h"
+#include "stoker/store/blocking_io.h"
 #include "stoker/store/local/map.h"
 #include "stoker/store/local/volume.h"
 #include "stoker/store/record_log.h"

@@ -19,6 +19,7 @@
 #include "stoker/store/local/journal.h"
 #include "stoker/store/local/volume.h"
 #include "stoker/store/runtime.h"
+#include "stoker/store/writer_lock.h"
 #include "stoker/testing/store_harness.h"
 
 namespace stoker {
@@ -183,7 +184,7 @@ TEST_F(LocalStoreTest, ASecondWriterIsToldWhoHoldsIt) {
 TEST_F(LocalStoreTest, WhoeverLetsGoLeavesNoName) {
   open();
   store_.reset();
-  const Bytes text = bytes_at(local::kHolderAt, 512);
+  const Bytes text = bytes_at(kHolderAt, 512);
   EXPECT_TRUE(std::all_of(text.begin(), text.end(), [](std::byte byte) { return byte == std::byte{0}; }));
 }
 
@@ -302,7 +303,7 @@ TEST_F(LocalStoreTest, CommitsThatWaitTogetherShareARecord) {
 TEST_F(LocalStoreTest, WholeChunksMoveAsTheyAreAndAdjacentOnesTogether) {
   open();
   auto change = std::move(*store_->begin());
-  const local::AlignedBytes bytes(8 * 64 * kKiB);
+  const AlignedBytes bytes(8 * 64 * kKiB);
   std::memset(bytes.data(), 7, bytes.size());
   ASSERT_OK(change->resize("w", bytes.size()));
   const IoCounters& io = runtime_->loop().counters();
@@ -321,14 +322,14 @@ TEST_F(LocalStoreTest, AnObjectWrittenChunkByChunkBesideOthersLiesInOnePiece) {
   options_.capacity_bytes = 32 * kMiB;
   open();
   auto change = std::move(*store_->begin());
-  const local::AlignedBytes chunk(64 * kKiB);
+  const AlignedBytes chunk(64 * kKiB);
   std::memset(chunk.data(), 7, chunk.size());
   for (const char* key : {"w", "m", "v"}) ASSERT_OK(change->resize(key, 16 * chunk.size()));
   for (size_t i = 0; i < 16; ++i) {
     for (const char* key : {"w", "m", "v"}) ASSERT_OK(change->write(key, i * chunk.size(), chunk.slice()).wait());
   }
   ASSERT_OK(change->commit(Durability::durable).wait());
-  const local::AlignedBytes all(16 * chunk.size());
+  const AlignedBytes all(16 * chunk.size());
   for (const char* key : {"w", "m", "v"}) {
     const uint64_t reads_before = runtime_->loop().counters().reads.get();
     ASSERT_OK(store_->read(key, 0, all.slice(), {}).wait());

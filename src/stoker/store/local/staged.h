@@ -13,7 +13,7 @@
 #include "stoker/base/future.h"
 #include "stoker/memory/budget.h"
 #include "stoker/store/local/allocator.h"
-#include "stoker/store/local/blocking_io.h"
+#include "stoker/store/blocking_io.h"
 #include "stoker/store/local/map.h"
 
 namespace stoker::local {

@@ -14,7 +14,7 @@
 #include "stoker/base/future.h"
 #include "stoker/io/loop.h"
 #include "stoker/memory/budget.h"
-#include "stoker/store/local/blocking_io.h"
+#include "stoker/store/blocking_io.h"
 #include "stoker/store/local/load.h"
 #include "stoker/store/local/staged.h"
 

@@ -1,8 +1,5 @@
 #include "stoker/store/local/volume.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,8 +10,9 @@
 #include <utility>
 
 #include "stoker/base/log.h"
-#include "stoker/store/local/blank.h"
-#include "stoker/store/local/blocking_io.h"
+#include "stoker/store/blank.h"
+#include "stoker/store/blocking_io.h"
+#include "stoker/store/writer_lock.h"
 
 namespace stoker::local {
 namespace {
@@ -41,46 +39,6 @@ Result<std::string> resolve(const std::string& path, const StoreOptions& options
   std::filesystem::create_directories(path, error);
   if (error) return errno_error(error.value(), "cannot make the folder '" + path + "' for the store", kWhere);
   return path + "/" + kFileName;
-}
-
-std::string read_holder(int fd) {
-  char text[512] = {};
-  const ssize_t got = pread(fd, text, sizeof text - 1, static_cast<off_t>(kHolderAt));
-  return got > 0 && text[0] != '\0' ? std::string(text) : std::string("another process");
-}
-
-// An empty name: nobody holds it.
-void write_holder(int fd, const std::string& name) {
-  char text[512] = {};
-  std::memcpy(text, name.data(), std::min(name.size(), sizeof text - 1));
-  if (pwrite(fd, text, sizeof text, static_cast<off_t>(kHolderAt)) < 0) log().info("cannot note the holder of the store: {}", std::strerror(errno));
-}
-
-// Who is in the way of a lock that was refused; readers leave no name. Empty: nobody any more, and the lock is ours.
-std::string in_the_way(int fd, const StoreOptions& options) {
-  if (options.read_only || flock(fd, LOCK_SH | LOCK_NB) != 0) return "in use by " + read_holder(fd);
-  if (flock(fd, LOCK_EX | LOCK_NB) == 0) return {};
-  return "being read by another process (`stoker ls`, `fsck` or `export`, say)";
-}
-
-// One writer, or any number of readers, for as long as the descriptor is open.
-Result<int> lock_volume(const std::string& file_path, const std::string& path, const StoreOptions& options) {
-  const int fd = ::open(file_path.c_str(), (options.read_only ? O_RDONLY : O_RDWR) | O_CLOEXEC);
-  if (fd < 0) return errno_error(errno, "cannot open the store '" + path + "'", kWhere);
-  if (flock(fd, (options.read_only ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0) return fd;
-  const int error = errno;
-  if (error == EWOULDBLOCK) {
-    const std::string who = in_the_way(fd, options);
-    if (who.empty()) return fd;
-    ::close(fd);
-    return make_error(Code::busy, "the store '" + path + "' is " + who + "; wait until it ends, or use another store", kWhere);
-  }
-  if (options.read_only) {
-    log().info("the file system of '{}' has no locks: a writer at work would not be noticed", path);
-    return fd;
-  }
-  ::close(fd);
-  return errno_error(error, "cannot lock the store '" + path + "'", kWhere);
 }
 
 bool all_zero(std::span<const std::byte> bytes) {
@@ -144,7 +102,7 @@ Status VolumeSet::open_one(const std::string& path, const StoreOptions& options,
   if (missing) log().info("reserved {} at '{}'; the first pass over new space is slower than later ones", human_bytes(bytes), volume.file_path);
   volumes_.push_back(std::move(volume));
   if (local.files) {
-    auto locked = lock_volume(volumes_.back().file_path, path, options);
+    auto locked = lock_file(volumes_.back().file_path, path, options.read_only);
     // Whoever holds the lock came between our look and our open: the file is theirs.
     if (!locked && locked.error().code == Code::busy) volumes_.back().made = false;
     STOKER_ASSIGN(volumes_.back().lock_fd, std::move(locked));

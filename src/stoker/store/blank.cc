@@ -1,4 +1,4 @@
-#include "stoker/store/local/blank.h"
+#include "stoker/store/blank.h"
 
 #include <unistd.h>
 
@@ -6,10 +6,9 @@
 #include <cerrno>
 
 #include "stoker/base/bytes.h"
-#include "stoker/store/local/blocking_io.h"
-#include "stoker/store/local/format.h"
+#include "stoker/store/blocking_io.h"
 
-namespace stoker::local {
+namespace stoker {
 namespace {
 
 constexpr size_t kReadBytes = 1 * kMiB;
@@ -28,14 +27,14 @@ Range next_data(int fd, uint64_t at, uint64_t end) {
   const off_t data = fd < 0 ? -1 : lseek(fd, static_cast<off_t>(at), SEEK_DATA);
   if (data < 0) return fd >= 0 && errno == ENXIO ? Range{end, end} : Range{at, end};
   const off_t hole = lseek(fd, data, SEEK_HOLE);
-  const uint64_t to = hole < 0 ? end : align_up(static_cast<uint64_t>(hole), kBlock);
-  return {std::min(end, align_down(static_cast<uint64_t>(data), kBlock)), std::min(end, to)};
+  const uint64_t to = hole < 0 ? end : align_up(static_cast<uint64_t>(hole), kIoAlign);
+  return {std::min(end, align_down(static_cast<uint64_t>(data), kIoAlign)), std::min(end, to)};
 }
 
 }  // namespace
 
 Result<std::optional<uint64_t>> first_written(Loop& loop, const FileInfo& file, int fd, uint64_t from) {
-  const uint64_t end = align_down(file.bytes, kBlock);
+  const uint64_t end = align_down(file.bytes, kIoAlign);
   AlignedBytes memory(kReads * kReadBytes);
   for (Range range = next_data(fd, from, end); range.from < range.to; range = next_data(fd, range.to, end)) {
     for (uint64_t at = range.from; at < range.to;) {
@@ -43,8 +42,8 @@ Result<std::optional<uint64_t>> first_written(Loop& loop, const FileInfo& file, 
       IoBatch batch(loop, Priority::scrub);
       for (size_t piece = 0; piece < bytes; piece += kReadBytes) batch.read(file.id, at + piece, memory.slice().sub(piece, std::min(kReadBytes, bytes - piece)));
       STOKER_TRY(batch.run());
-      for (size_t block = 0; block < bytes; block += kBlock) {
-        if (!all_zero(memory.span().subspan(block, kBlock))) return std::optional<uint64_t>(at + block);
+      for (size_t block = 0; block < bytes; block += kIoAlign) {
+        if (!all_zero(memory.span().subspan(block, kIoAlign))) return std::optional<uint64_t>(at + block);
       }
       at += bytes;
     }
@@ -52,4 +51,4 @@ Result<std::optional<uint64_t>> first_written(Loop& loop, const FileInfo& file, 
   return std::optional<uint64_t>();
 }
 
-}  // namespace stoker::local
+}  // namespace stoker

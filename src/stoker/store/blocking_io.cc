@@ -1,10 +1,10 @@
-#include "stoker/store/local/blocking_io.h"
+#include "stoker/store/blocking_io.h"
 
 #include <chrono>
 #include <thread>
 #include <vector>
 
-namespace stoker::local {
+namespace stoker {
 
 void IoBatch::add(Op::Kind kind, FileId file, uint64_t offset, Slice bytes) {
   Op& op = ops_.emplace_back();
@@ -42,4 +42,4 @@ Status IoBatch::run() {
   return {};
 }
 
-}  // namespace stoker::local
+}  // namespace stoker

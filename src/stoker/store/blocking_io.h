@@ -12,7 +12,7 @@
 #include "stoker/io/loop.h"
 #include "stoker/memory/slice.h"
 
-namespace stoker::local {
+namespace stoker {
 
 // Memory that direct I/O takes as it is. Not drawn on a Budget: for what is small or lives shortly.
 class AlignedBytes {
@@ -42,7 +42,10 @@ class IoBatch {
   void write(FileId file, uint64_t offset, Slice from) { add(Op::Kind::write, file, offset, from); }
   void sync(FileId file) { add(Op::Kind::sync, file, 0, {}); }
   bool empty() const { return ops_.empty(); }
+  size_t size() const { return ops_.size(); }
   Status run();
+  // What came of the op that was added as the index-th, after run().
+  const Result<size_t>& result(size_t index) const { return ops_[index].result; }
 
  private:
   void add(Op::Kind kind, FileId file, uint64_t offset, Slice bytes);
@@ -56,4 +59,4 @@ class IoBatch {
   size_t left_ = 0;  // guarded by mutex_
 };
 
-}  // namespace stoker::local
+}  // namespace stoker

@@ -1,0 +1,22 @@
+// CodedStore passes the suite that every Store passes, with all shards there and with any m of them lost.
+#include "stoker/testing/coded_world.h"
+#include "stoker/testing/store_conformance.h"
+
+namespace stoker {
+namespace {
+
+using coded::CodedWorld;
+using coded::CodedWorldOptions;
+
+StoreUnderTest on(const char* name, const CodedWorldOptions& options) {
+  return {name, [options] { return std::make_unique<CodedWorld>(options); }};
+}
+
+INSTANTIATE_TEST_SUITE_P(Coded, StoreConformance,
+                         ::testing::Values(on("all_of_4_2", {.k = 4, .m = 2, .faults = true}), on("lost_first_of_6_3", {.k = 6, .m = 3, .lost = {0, 1, 2}}),
+                                           on("lost_two_of_4_2", {.k = 4, .m = 2, .lost = {3, 5}}),
+                                           on("over_8_disks", {.k = 4, .m = 2, .shards = 8, .lost = {1, 6}})),
+                         store_name);
+
+}  // namespace
+}  // namespace stoker

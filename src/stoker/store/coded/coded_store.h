@@ -1,0 +1,188 @@
+// CodedStore: the Store over the shards. docs/formats/coded_store.md is the protocol; this class is its state.
+//
+// Threads: the writer thread alone commits, folds, resyncs and changes the epoch, one after the other. Reads run on threads of their own and
+// wait for I/O there. `mutex_` guards the map in memory; nobody holds it during I/O.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "stoker/base/pool.h"
+#include "stoker/codec/erasure.h"
+#include "stoker/store/coded/shards.h"
+#include "stoker/store/coded/headers.h"
+#include "stoker/store/coded/staged.h"
+#include "stoker/store/coded/store.h"
+#include "stoker/store/coded/table.h"
+
+namespace stoker::coded {
+
+// How the store is, beside what StoreInfo says.
+struct Health {
+  uint64_t epoch = 0;
+  ShardSet live = 0;
+  std::vector<std::string> troubles;  // of the shards that are not live
+  uint64_t newer_blocks = 0;          // in the log, not folded yet
+  uint64_t decoded_blocks = 0;        // read by decoding since it was opened
+  uint64_t mended_blocks = 0;
+  uint64_t folds = 0;                 // stripes folded
+};
+
+class CodedStore final : public Store {
+ public:
+  static Result<std::unique_ptr<CodedStore>> open(const CodedPlan& plan, const Runtime& runtime, const StoreOptions& options, const CodedOptions& coded);
+  ~CodedStore() override;
+
+  Features features() const override { return {.transaction = true, .update = true, .snapshots = false}; }
+  Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot) override;
+  Result<std::vector<ObjectInfo>> list(std::string_view prefix, std::string_view snapshot) override;
+  Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) override;
+  Result<std::unique_ptr<Transaction>> begin() override;
+  Future<void> snapshot(std::string_view name) override;
+  Future<void> drop(std::string_view name) override;
+  StoreInfo info() const override;
+
+  Health health() const;
+  // Folds all that is in the log; resyncs all shards that came back and mends blocks that were found bad. Done when there is nothing left to do.
+  Future<void> fold_all();
+  Future<void> repair();
+
+ private:
+  friend class StagedTransaction;
+  friend class Recovery;
+  friend class Folding;
+  friend class Checking;
+  struct Request {
+    std::shared_ptr<TransactionState> state;  // null: `work` is to be done
+    std::function<Status()> work;
+    Promise<Version> committed;
+    Promise<void> done;
+  };
+  // A piece of a read: blocks that stand together in one place.
+  struct Run {
+    enum class From : uint8_t { zeros, log, base };
+    From from = From::zeros;
+    StripePtr stripe;
+    size_t chunk = 0, first = 0, count = 0;
+    ValRef val;
+    size_t index = 0;  // of the first block in the VAL
+    std::byte* into = nullptr;
+  };
+  // Blocks of one chunk on their way into the logs.
+  struct NewVal {
+    ValRef val;
+    StripePtr stripe;
+    std::span<const std::byte> blocks;
+  };
+  // What one commit of a batch is about to do.
+  struct Prepared {
+    Request* request = nullptr;
+    Stamp stamp = 0;
+    bool needs_commit = false;
+    std::string items;
+    std::vector<NewVal> vals;
+    std::map<uint64_t, StripePtr> fresh;
+    std::vector<std::string> touched;
+    Status status;
+  };
+
+  CodedStore(std::unique_ptr<Shards> shards, codec::ErasureCode code, const Runtime& runtime, const StoreOptions& options, const CodedOptions& coded);
+
+  // read.cc: any thread but the Loop's
+  Status read_now(std::string_view key, const ObjectPtr& object, uint64_t offset, Slice into, Priority priority);
+  Status load_headers(const StripePtr& stripe, Priority priority);
+  void plan_chunk(const StripePtr& stripe, size_t chunk, size_t first, size_t count, std::byte* into, std::vector<Run>& runs) const;  // with mutex_
+  Status fetch(std::vector<Run>& runs, Priority priority);
+  Status fetch_from_log(const Run& run, Priority priority);
+  Status fetch_degraded(const Run& run, Priority priority);
+  // The bases of rows [first, first + count): chunk c goes to blocks + c * count * kBlock. At least the wanted positions are there then.
+  Status read_rows(const Stripe& stripe, size_t first, size_t count, uint32_t wanted, std::span<std::byte> blocks, Priority priority, uint32_t avoid = 0);
+  ShardSet live() const;
+  uint32_t live_positions(const Stripe& stripe) const;
+
+  // commit.cc: the writer thread
+  void run();
+  void commit_batch(std::vector<Request> batch);
+  void prepare(Prepared& commit, uint64_t& table_bytes);
+  Status write_fresh(const Prepared& commit, const StagedStripe& staged, ShardSet& touched);
+  Status append_vals(std::vector<Prepared>& commits, ShardSet& touched);
+  Status append_commits(std::vector<Prepared>& commits);
+  void flip(std::vector<Prepared>& commits);
+  Result<StripePtr> make_stripe();  // any thread
+
+  // log_space.cc: the writer thread
+  // Writes the frames, one a shard, and flushes these shards and `touched`. Drops shards that fail; an error if too few are left.
+  Status append(std::map<size_t, FrameBuilder>& frames, ShardSet touched, std::map<size_t, LogFrame>& written);
+  Status flush(ShardSet set);
+  Status make_room(size_t bytes);
+  Status restore_reserve();
+  Status checkpoint();
+  bool fits(size_t bytes, size_t reserve) const;
+  size_t free_segments() const;
+  Status drop_shards(ShardSet failed, const std::string& why);
+  Status change_epoch(ShardSet to);
+
+  // fold.cc, resync.cc: the writer thread
+  Result<size_t> fold_step(size_t stripes_max);
+  struct Compared {
+    Headers next;                    // with what was found out of this chunk
+    std::vector<size_t> wrong_rows;  // whose block, version or entry is not what it should be
+    std::set<size_t> lost_pages;
+  };
+  Result<Compared> compare(const StripePtr& stripe, size_t position);
+  // Makes the chunk at this position right on its shard, live or not, where it differs from what the others say. How many blocks that were.
+  Result<size_t> rebuild(const StripePtr& stripe, size_t position);
+  Result<bool> resync_step();  // false: there is nothing to do
+  Status admit();              // the joining shard has all bases
+  Result<bool> mend_step();    // false: there is nothing to do
+  bool background_step();      // false: there is nothing to do
+  Shards& shards() { return *shards_; }
+
+  const Runtime runtime_;
+  const CodedOptions coded_;
+  const std::unique_ptr<Shards> shards_;
+  const Shape shape_;
+  const codec::ErasureCode code_;
+  std::string composition_;
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable unpinned_;  // a stripe has no readers any more, or is folded
+  Slots slots_;                       // has a lock of its own; outlives the stripes
+  Table table_;
+  std::set<std::string, std::less<>> owned_;  // by open transactions
+  std::map<uint64_t, std::weak_ptr<Stripe>> dirty_;  // stripes with blocks in the log
+  Version version_ = 0;
+  uint64_t epoch_ = 0;
+  uint64_t next_id_ = 1;              // of stripes and folds, within the epoch
+  ShardSet live_ = 0;
+  std::optional<Error> refused_;      // why nothing is written any more
+  Health counts_;
+  std::map<std::pair<uint64_t, size_t>, std::weak_ptr<Stripe>> bad_;  // chunks with bad blocks on a live shard, by stripe and position
+  std::set<uint64_t> stuck_;          // stripes with rows that cannot be folded
+
+  // Of the writer thread.
+  std::vector<std::shared_ptr<const void>> since_image_;  // what the table image does not make superfluous yet
+  std::vector<SegmentRef> stand_ins_;                     // of folds that could not be finished
+  std::optional<size_t> joining_;                         // the shard that is being resynced
+  std::set<uint64_t> joined_;                             // stripes that it has by now
+  std::set<size_t> given_up_;                             // shards that failed while they were resynced
+
+  std::mutex queue_mutex_;  // guards what follows
+  std::condition_variable queued_;
+  std::deque<Request> queue_;
+  bool stopping_ = false;
+
+  std::unique_ptr<Pool> readers_;
+  std::thread writer_;
+};
+
+}  // namespace stoker::coded

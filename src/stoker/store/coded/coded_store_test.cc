@@ -1,0 +1,379 @@
+#include "stoker/store/coded/coded_store.h"
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "stoker/testing/coded_world.h"
+#include "stoker/store/local/fsck.h"
+
+namespace stoker::coded {
+namespace {
+
+Bytes put(Store& store, const std::string& key, size_t bytes, uint64_t seed) {
+  Bytes content = pattern(bytes, seed);
+  auto change = std::move(*store.begin());
+  EXPECT_OK(change->resize(key, bytes));
+  EXPECT_OK(change->write(key, 0, slice_of(content)).wait());
+  EXPECT_OK(change->commit(Durability::durable).wait());
+  return content;
+}
+
+void update(Store& store, const std::string& key, Bytes& content, size_t offset, size_t bytes, uint64_t seed) {
+  Bytes from = pattern(bytes, seed);
+  auto change = std::move(*store.begin());
+  ASSERT_OK(change->write(key, offset, slice_of(from)).wait());
+  ASSERT_OK(change->commit(Durability::durable).wait());
+  std::memcpy(content.data() + offset, from.data(), bytes);
+}
+
+CodedWorldOptions quiet(size_t k, size_t m) {
+  CodedWorldOptions options;
+  options.k = k;
+  options.m = m;
+  options.background = false;
+  return options;
+}
+
+struct Counts {
+  size_t writes = 0, flushes = 0;
+  std::set<std::string> disks;
+};
+Counts counted(const std::vector<SimEvent>& events) {
+  Counts counts;
+  for (const SimEvent& event : events) {
+    counts.writes += event.kind == SimEvent::Kind::write ? 1 : 0;
+    counts.flushes += event.kind == SimEvent::Kind::flush ? 1 : 0;
+    counts.disks.insert(event.path);
+  }
+  return counts;
+}
+
+class Counted : public ::testing::TestWithParam<std::pair<size_t, size_t>> {};
+
+TEST_P(Counted, AnUpdateReadsNothingAndAppendsOnceOnTheDataShardAndEachParity) {
+  const auto [k, m] = GetParam();
+  CodedWorld world(quiet(k, m));
+  auto store = std::move(*world.open_small());
+  Bytes content = put(*store, "a", k * 64 * kKiB, 1);
+  update(*store, "a", content, 0, 4096, 9);  // begins the segments
+  const uint64_t reads = world.runtime().loop().counters().reads.get();
+  std::vector<SimEvent> appends;
+  for (uint64_t i = 1; i <= 5; ++i) {
+    world.disk().start_recording();
+    update(*store, "a", content, i * 4096, 4096, i);
+    const auto events = world.disk().stop_recording();
+    const Counts counts = counted(events);
+    EXPECT_EQ(counts.writes, 1 + m);
+    EXPECT_EQ(counts.flushes, 1 + m);
+    EXPECT_EQ(counts.disks.size(), 1 + m);
+    for (const SimEvent& event : events) {
+      if (event.kind != SimEvent::Kind::write) continue;
+      EXPECT_EQ(event.bytes->size(), 8192U) << "a block, and one for the frame and the item";
+      appends.push_back(event);
+    }
+  }
+  EXPECT_EQ(world.runtime().loop().counters().reads.get(), reads);
+  for (const SimEvent& each : appends) {  // sequential: each begins where another of its disk ends, or is the first
+    const bool first = std::none_of(appends.begin(), appends.end(), [&](const SimEvent& other) { return other.path == each.path && other.offset < each.offset; });
+    const bool follows = std::any_of(appends.begin(), appends.end(), [&](const SimEvent& other) { return other.path == each.path && other.offset + other.bytes->size() == each.offset; });
+    EXPECT_TRUE(first || follows);
+  }
+  EXPECT_EQ(read_all(*store, "a"), content);
+}
+
+// One block: staged on m, decided on 1 + m, blocks on 1 + m, pages on 1 + m. By delta it reads the old and the new block and the parities; where that
+// is more than the rest of the row, the rest of the row.
+TEST_P(Counted, AFoldOfOneBlock) {
+  const auto [k, m] = GetParam();
+  CodedWorld world(quiet(k, m));
+  auto store = std::move(*world.open_small());
+  Bytes content = put(*store, "a", k * 64 * kKiB, 1);
+  ASSERT_OK(store->fold_all().wait());
+  update(*store, "a", content, 8192, 4096, 9);
+  EXPECT_EQ(store->health().newer_blocks, 1U);
+  const uint64_t reads = world.runtime().loop().counters().reads.get();
+  world.disk().start_recording();
+  ASSERT_OK(store->fold_all().wait());
+  const Counts counts = counted(world.disk().stop_recording());
+  const size_t n = k + m;
+  EXPECT_EQ(counts.writes, m + 3 * (1 + m) + n) << "and the image of the table on all";
+  EXPECT_EQ(counts.flushes, m + 3 * (1 + m) + n);
+  EXPECT_EQ(world.runtime().loop().counters().reads.get() - reads, 1 + std::min(1 + m, k - 1));
+  EXPECT_EQ(store->health().newer_blocks, 0U);
+  EXPECT_EQ(read_all(*store, "a"), content);
+}
+
+// All data blocks of a row are new: nothing but the log is read.
+TEST_P(Counted, AFoldOfAWholeRowReadsNoBase) {
+  const auto [k, m] = GetParam();
+  CodedWorld world(quiet(k, m));
+  auto store = std::move(*world.open_small());
+  Bytes content = put(*store, "a", k * 64 * kKiB, 1);
+  for (size_t c = 0; c < k; ++c) update(*store, "a", content, c * 64 * kKiB + 4096, 4096, 20 + c);
+  const uint64_t reads = world.runtime().loop().counters().reads.get();
+  ASSERT_OK(store->fold_all().wait());
+  EXPECT_EQ(world.runtime().loop().counters().reads.get() - reads, k);
+  EXPECT_EQ(read_all(*store, "a"), content);
+}
+
+INSTANTIATE_TEST_SUITE_P(Codes, Counted, ::testing::Values(std::pair<size_t, size_t>{4, 2}, std::pair<size_t, size_t>{6, 3}, std::pair<size_t, size_t>{10, 4}),
+                         [](const auto& test) { return std::to_string(test.param.first) + "_" + std::to_string(test.param.second); });
+
+// Every set of up to m of the shards: what is on the others suffices, base and log.
+TEST(CodedStore, ReadsWithoutAnySetOfUpToMShards) {
+  CodedWorld world(quiet(4, 2));
+  Bytes content;
+  {
+    auto store = std::move(*world.open_small());
+    content = put(*store, "a", 500'000, 1);
+    update(*store, "a", content, 70'000, 30'000, 2);
+    ASSERT_OK(store->fold_all().wait());
+    update(*store, "a", content, 4096, 4096, 3);
+    update(*store, "a", content, 200'000, 5'000, 4);
+  }
+  std::map<std::string, SimImage> images;
+  for (const auto& path : world.paths()) images[path] = world.disk().image(path);
+  for (unsigned lost = 1; lost < 64; ++lost) {
+    if (std::popcount(lost) > 2) continue;
+    for (const bool read_only : {true, false}) {
+      for (const auto& [path, image] : images) world.disk().put(path, image);
+      for (size_t i = 0; i < 6; ++i) {
+        if ((lost >> i & 1) != 0) world.disk().remove(world.paths()[i]);
+      }
+      auto store = world.open_small(read_only);
+      ASSERT_OK(store) << lost;
+      ASSERT_EQ(read_all(**store, "a"), content) << "without the shards " << lost;
+      EXPECT_EQ((*store)->info().read_only.empty(), !read_only);
+    }
+  }
+}
+
+TEST(CodedStore, WithMoreThanMLostWhatCanBeVerifiedIsServedAndTheRestNamed) {
+  CodedWorld world(quiet(4, 2));
+  Bytes small, large;
+  size_t home = 0;  // the shard that alone has the data of "small"
+  {
+    auto store = std::move(*world.open_small());
+    world.disk().start_recording();
+    small = put(*store, "small", 4096, 1);
+    for (const SimEvent& event : world.disk().stop_recording()) {
+      if (event.kind == SimEvent::Kind::write && event.bytes->size() == 4096 && std::memcmp(event.bytes->data(), small.data(), 4096) == 0) home = static_cast<size_t>(event.path[1] - '0');
+    }
+    large = put(*store, "large", 256 * kKiB, 2);
+  }
+  size_t left = 3;
+  for (size_t i = 0; i < 6 && left > 0; ++i) {
+    if (i == home) continue;
+    world.disk().remove(world.paths()[i]);
+    --left;
+  }
+  auto store = world.open_small();
+  ASSERT_OK(store);
+  EXPECT_NE((*store)->info().read_only.find("3 of the 6 shards are missing"), std::string::npos) << (*store)->info().read_only;
+  EXPECT_EQ(read_all(**store, "small"), small);
+  Bytes into(large.size());
+  const auto read = (*store)->read("large", 0, slice_of(into), {}).wait();
+  ASSERT_FALSE(read);
+  EXPECT_EQ(read.error().code, Code::corruption);
+  EXPECT_NE(read.error().what.find("'large'"), std::string::npos) << read.error().what;
+  EXPECT_EQ(code_of((*store)->begin()), Code::read_only);
+  store->reset();
+  world.disk().remove(world.paths()[home]);
+  EXPECT_EQ(code_of(world.open_small()), Code::not_found) << "two of six cannot tell what was written last";
+}
+
+// A disk that comes back from before, or from a copy, is recognised, not believed, and brought up to date.
+TEST(CodedStore, AnOldCopyOfAShardIsStaleAndResynced) {
+  CodedWorld world(quiet(4, 2));
+  Bytes content;
+  std::map<std::string, SimImage> old;
+  {
+    auto store = std::move(*world.open_small());
+    content = put(*store, "a", 300'000, 1);
+  }
+  for (const auto& path : world.paths()) old[path] = world.disk().image(path);
+  {
+    auto store = std::move(*world.open_small());
+    for (size_t i = 0; i < 4; ++i) update(*store, "a", content, i * 64 * kKiB, 4096, 5 + i);
+    ASSERT_OK(store->fold_all().wait());
+  }
+  for (size_t i = 0; i < 2; ++i) world.disk().put(world.paths()[i], old[world.paths()[i]]);
+  {
+    auto store = std::move(*world.open_small());
+    EXPECT_EQ(store->health().troubles.size(), 2U);
+    EXPECT_EQ(read_all(*store, "a"), content);
+    ASSERT_OK(store->repair().wait());
+    EXPECT_TRUE(store->health().troubles.empty());
+  }
+  for (size_t i = 4; i < 6; ++i) world.disk().remove(world.paths()[i]);
+  auto store = std::move(*world.open_small());
+  EXPECT_EQ(read_all(*store, "a"), content) << "from the two that came back and two others";
+}
+
+TEST(CodedStore, WritesGoOnWhenAShardFailsUnderThem) {
+  for (uint64_t nth = 1; nth <= 40; nth += 3) {
+    for (const auto kind : {Op::Kind::write, Op::Kind::sync}) {
+      CodedWorld world(quiet(4, 2));
+      auto store = std::move(*world.open_small());
+      Bytes content = put(*store, "a", 300'000, 1);
+      world.disk().fail_nth(kind, nth, EIO);
+      for (uint64_t i = 0; i < 6; ++i) {
+        update(*store, "a", content, i * 20'000, 9'000, 30 + i);
+        if (i != 2) continue;
+        ASSERT_OK(store->fold_all().wait());
+      }
+      const Bytes other = put(*store, "b", 400'000, 2);
+      ASSERT_TRUE(store->info().read_only.empty());
+      EXPECT_EQ(read_all(*store, "a"), content);
+      EXPECT_EQ(read_all(*store, "b"), other);
+      ASSERT_OK(store->repair().wait());
+      ASSERT_TRUE(store->health().troubles.empty()) << nth;
+      store.reset();
+      for (const size_t shard : {nth % 6, (nth + 3) % 6}) world.disk().remove(world.paths()[shard]);
+      store = std::move(*world.open_small());
+      ASSERT_EQ(read_all(*store, "a"), content) << nth;
+      ASSERT_EQ(read_all(*store, "b"), other) << nth;
+    }
+  }
+}
+
+// Wherever one bit flips on one shard: what is read is right, what was found is mended, and fsck is clean after a repair.
+TEST(CodedStore, AFlippedBitAnywhereIsOverruledAndMended) {
+  CodedWorld world(quiet(4, 2));
+  Bytes content;
+  {
+    auto store = std::move(*world.open_small());
+    content = put(*store, "a", 300'000, 1);
+    update(*store, "a", content, 8192, 8192, 2);
+    ASSERT_OK(store->fold_all().wait());
+    update(*store, "a", content, 12'288, 8192, 3);
+    update(*store, "a", content, 100'000, 50'000, 4);
+  }
+  std::map<std::string, SimImage> images;
+  for (const auto& path : world.paths()) images[path] = world.disk().image(path);
+  std::mt19937_64 random(11);
+  uint64_t decoded = 0;
+  uint64_t mended = 0;
+  for (int i = 0; i < 80; ++i) {
+    const std::string& path = world.paths()[random() % 6];
+    for (const auto& [each, image] : images) world.disk().put(each, image);
+    // Most of the file is empty: look for a block that is not.
+    Bytes block(4096);
+    uint64_t at = 0;
+    do {
+      at = align_down(random() % images[path].bytes(), 4096);
+      images[path].read(at, block);
+    } while (std::all_of(block.begin(), block.end(), [](std::byte byte) { return byte == std::byte{0}; }));
+    world.disk().flip(path, at + random() % 4096, static_cast<unsigned>(random() % 8));
+    auto store = world.open_small();
+    ASSERT_OK(store) << path << " at " << at;
+    ASSERT_EQ(read_all(**store, "a"), content) << path << " at " << at;
+    ASSERT_OK((*store)->repair().wait());
+    decoded += (*store)->health().decoded_blocks;
+    mended += (*store)->health().mended_blocks;
+    ASSERT_OK((*store)->fold_all().wait());
+    ASSERT_EQ(read_all(**store, "a"), content) << path << " at " << at;
+  }
+  EXPECT_GT(decoded, 5U);
+  EXPECT_GT(mended, 5U);
+}
+
+class CodedFiles : public ::testing::Test {
+ protected:
+  CodedFiles() : root_(testing::TempDir() + "coded_files") {
+    std::filesystem::remove_all(root_);
+    std::filesystem::create_directories(root_);
+    options_.create = true;
+    options_.capacity_bytes = 2 << 20;
+    options_.chunk_bytes = 64 << 10;
+    options_.objects_max = 64;
+    options_.same_disk = true;
+    small_.segment_bytes = 1 << 20;
+    small_.segments = 6;
+  }
+  ~CodedFiles() override { std::filesystem::remove_all(root_); }
+  std::string composition(const std::string& code, const std::string& disks) const { return "coded(" + code + ", " + root_ + disks + ")"; }
+  Result<std::unique_ptr<Store>> open(const std::string& code, const std::string& disks) {
+    auto plan = coded_plan(composition(code, disks));
+    if (!plan) return plan.error();
+    return open_coded_store(plan->value_or(CodedPlan()), runtime_->runtime(), options_, small_);
+  }
+  std::string error_of(const std::string& code, const std::string& disks, Code expected) {
+    const auto opened = open(code, disks);
+    EXPECT_FALSE(opened) << code << " " << disks;
+    if (opened) return {};
+    EXPECT_EQ(opened.error().code, expected) << opened.error().message();
+    return opened.error().what;
+  }
+  const std::string root_;
+  StoreOptions options_;
+  CodedOptions small_;
+  std::unique_ptr<RuntimeOwner> runtime_ = std::move(*RuntimeOwner::make({.engine = "posix", .cpu_threads = 1}));
+};
+
+bool says(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+TEST_F(CodedFiles, BadPlansAreRefusedInASentence) {
+  EXPECT_TRUE(says(error_of("0+3", "/d{0..8}", Code::invalid_argument), "at least one data and one parity"));
+  EXPECT_TRUE(says(error_of("6+0", "/d{0..8}", Code::invalid_argument), "at least one data and one parity"));
+  EXPECT_TRUE(says(error_of("30+3", "/d{0..40}", Code::invalid_argument), "at most 32 chunks"));
+  EXPECT_TRUE(says(error_of("6+3", "/d{0..7}", Code::invalid_argument), "needs at least 9 disks, but 8 are given"));
+  options_.same_disk = false;
+  EXPECT_TRUE(says(error_of("2+1", "/d{0..2}", Code::invalid_argument), "are on the same disk"));
+  EXPECT_FALSE(std::filesystem::exists(root_ + "/d0/stoker.shard")) << "what was made for nothing is gone";
+  for (const char* wrong : {"coded(", "coded()", "coded(6+3)", "coded(6, /a)", "coded(a+b, /a,/b)", "coded(2+1, /a,/a,/b)", "coded(2+1, /d{0..})", "coded(2+1, /d{2..0})", "coded(2+1, /a,,/b)", "coded(2+1, /a"}) {
+    EXPECT_EQ(code_of(open_store(wrong, runtime_->runtime(), options_)), Code::invalid_argument) << wrong;
+  }
+}
+
+TEST_F(CodedFiles, SwappedForeignAndDoubledShardsAreRecognised) {
+  Bytes content;
+  {
+    auto store = std::move(*open("2+1", "/d{0..2}"));
+    content = put(*store, "a", 100'000, 1);
+    EXPECT_EQ(code_of(open("2+1", "/d{0..2}")), Code::busy);
+  }
+  {
+    auto store = open("2+1", "/d2," + root_ + "/d0," + root_ + "/d1");
+    ASSERT_OK(store);
+    EXPECT_EQ(read_all(**store, "a"), content) << "in any order";
+  }
+  std::filesystem::rename(root_ + "/d0", root_ + "/x");
+  std::filesystem::rename(root_ + "/d1", root_ + "/d0");
+  std::filesystem::rename(root_ + "/x", root_ + "/d1");
+  EXPECT_EQ(read_all(**open("2+1", "/d{0..2}"), "a"), content) << "swapped";
+  EXPECT_TRUE(says(error_of("3+1", "/d{0..3}", Code::mismatch), "coded 2+1 over 3 disks"));
+  { EXPECT_OK(open("2+1", "/e{0..2}")); }
+  EXPECT_TRUE(says(error_of("2+1", "/d0," + root_ + "/d1," + root_ + "/e2", Code::mismatch), "shards of different stores"));
+  std::filesystem::copy(root_ + "/d0", root_ + "/copy");
+  EXPECT_TRUE(says(error_of("2+1", "/d0," + root_ + "/copy," + root_ + "/d2", Code::mismatch), "is a copy of"));
+  std::ofstream(root_ + "/foreign", std::ios::binary) << std::string(256 * kKiB, 'x');
+  EXPECT_TRUE(says(error_of("2+1", "/d0," + root_ + "/d1," + root_ + "/foreign", Code::mismatch), "holds something that is no shard"));
+  options_.create = false;
+  EXPECT_EQ(code_of(open("2+1", "/none{0..2}")), Code::not_found);
+}
+
+TEST_F(CodedFiles, AnyMFoldersMayBeDeletedTheFirstOneToo) {
+  Bytes content;
+  {
+    auto store = std::move(*open("6+3", "/d{0..8}"));
+    content = put(*store, "a/b", 700'000, 1);
+    update(*store, "a/b", content, 5'000, 20'000, 2);
+  }
+  for (const char* folder : {"/d0", "/d4", "/d8"}) std::filesystem::remove_all(root_ + folder);
+  auto store = open("6+3", "/d{0..8}");
+  ASSERT_OK(store);
+  EXPECT_EQ(read_all(**store, "a/b"), content);
+  update(**store, "a/b", content, 100'000, 20'000, 3);
+  EXPECT_EQ(read_all(**store, "a/b"), content);
+  EXPECT_FALSE(std::filesystem::exists(root_ + "/d0/stoker.shard")) << "a disk that is not there may only not be mounted: nothing is made in its place";
+}
+
+}  // namespace
+}  // namespace stoker::coded

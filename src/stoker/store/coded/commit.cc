@@ -1,0 +1,376 @@
+// Committing: the writer thread takes what waits, writes it in two rounds at most, and flips the map.
+#include <algorithm>
+#include <cstring>
+
+#include "stoker/base/check.h"
+#include "stoker/base/crc32c.h"
+#include "stoker/store/coded/coded_store.h"
+#include "stoker/store/coded/headers.h"
+
+namespace stoker::coded {
+namespace {
+
+constexpr const char* kWhere = "store/coded/commit";
+constexpr int kPlacementTries = 64;  // with more shards than chunks: stripes that would need a full shard are passed over
+
+// An update of blocks in one chunk that changes no size: one VAL a shard says it all.
+bool is_update(const TransactionState& state) {
+  if (state.objects.size() != 1) return false;
+  const StagedObject& object = state.objects.begin()->second;
+  if (!object.exists || object.made || !object.base || object.bytes != object.base->bytes || object.kept != object.bytes || object.stripes.size() != 1) return false;
+  const StagedStripe& stripe = object.stripes.begin()->second;
+  return !stripe.fresh && stripe.chunks.size() == 1;
+}
+
+void put_items(ByteWriter& out, const Shape& shape, std::string_view key, const StagedObject& object, Version number) {
+  const auto stripes_of = [&](uint64_t bytes) { return (bytes + shape.stripe_bytes() - 1) / shape.stripe_bytes(); };
+  if (object.base && (!object.exists || object.made)) put_remove(out, key);
+  if (!object.exists) return;
+  const bool cut = object.base && !object.made && stripes_of(object.kept) < object.base->stripes.size();
+  if (cut && object.kept < object.bytes) put_object(out, key, object.kept, object.chunk_bytes, number);  // the stripes behind go, although it grew again
+  put_object(out, key, object.bytes, object.chunk_bytes, number);
+  for (const auto& [index, stripe] : object.stripes) {
+    if (stripe.fresh) put_stripe(out, index, *stripe.fresh);
+  }
+}
+
+// What a commit may add to a shard's log at most: VALs, and the record that names its stripes.
+uint64_t log_bytes_of(const Shape& shape, const TransactionState& state) {
+  uint64_t bytes = state.log_bytes + state.log_bytes / 16 + kBlock;
+  for (const auto& [key, object] : state.objects) bytes += 3 * (key.size() + 30) + object.stripes.size() * (13 + 4 * shape.n());
+  return bytes;
+}
+
+}  // namespace
+
+Result<StripePtr> CodedStore::make_stripe() {
+  for (int i = 0; i < kPlacementTries; ++i) {
+    uint64_t id = 0;
+    {
+      std::lock_guard lock(mutex_);
+      id = make_stamp(epoch_, next_id_++);
+    }
+    std::vector<size_t> shards = placement(shape_, id);
+    if (auto slots = slots_.take(shards)) return std::make_shared<Stripe>(id, std::move(shards), std::move(*slots), slots_);
+  }
+  return make_error(Code::out_of_space, "the coded store of " + human_bytes(info().capacity_bytes) + " is full; remove objects", kWhere);
+}
+
+void CodedStore::run() {
+  for (;;) {
+    std::vector<Request> batch;
+    bool idle = false;
+    {
+      std::unique_lock lock(queue_mutex_);
+      const auto ready = [&] { return stopping_ || !queue_.empty(); };
+      if (coded_.background) {
+        idle = !queued_.wait_for(lock, std::chrono::milliseconds(100), ready);
+      } else {
+        queued_.wait(lock, ready);
+      }
+      if (queue_.empty() && stopping_) return;
+      uint64_t log_bytes = 0;
+      while (!queue_.empty()) {
+        Request& next = queue_.front();
+        if (!next.state && !batch.empty()) break;
+        if (next.state) log_bytes += log_bytes_of(shape_, *next.state);
+        if (!batch.empty() && log_bytes > shape_.segment_bytes / 2) break;  // a frame holds a batch
+        const bool alone = !next.state;
+        batch.push_back(std::move(next));
+        queue_.pop_front();
+        if (alone) break;
+      }
+    }
+    if (idle) {
+      const auto waits = [&] {
+        std::lock_guard lock(queue_mutex_);
+        return stopping_ || !queue_.empty();
+      };
+      while (!waits() && background_step()) {
+      }
+    } else if (batch.size() == 1 && !batch[0].state) {
+      batch[0].done.complete(batch[0].work());
+    } else if (!batch.empty()) {
+      commit_batch(std::move(batch));
+    }
+  }
+}
+
+void CodedStore::commit_batch(std::vector<Request> batch) {
+  std::vector<Prepared> commits;
+  ShardSet touched = 0;
+  Version next = 0;
+  uint64_t bytes = 4 * kBlock;
+  for (const Request& request : batch) bytes += log_bytes_of(shape_, *request.state);
+  Status status = make_room(bytes);
+  uint64_t table_bytes = 0;  // added by the commits before
+  {
+    std::lock_guard lock(mutex_);
+    next = version_ + 1;
+    if (refused_) status = *refused_;
+  }
+  for (Request& request : batch) {
+    Prepared& commit = commits.emplace_back();
+    commit.request = &request;
+    commit.status = status;
+    if (!status) continue;
+    commit.stamp = make_stamp(epoch_, next);
+    prepare(commit, table_bytes);
+    if (commit.status) ++next;
+  }
+  std::vector<Prepared> going;
+  std::vector<std::pair<Request*, Status>> failed;
+  for (Prepared& commit : commits) {
+    if (commit.status) {
+      for (const auto& [id, stripe] : commit.fresh) {
+        for (const size_t shard : stripe->shards) touched |= shard_bit(shard);
+      }
+      going.push_back(std::move(commit));
+    } else {
+      failed.emplace_back(commit.request, commit.status);
+    }
+  }
+  if (!going.empty()) {
+    Status done = append_vals(going, touched);
+    if (done) done = append_commits(going);
+    if (done) {
+      flip(going);
+    } else {
+      // What of it is durable shows when the store is opened again; until then its numbers must not be drawn again.
+      const std::lock_guard lock(mutex_);
+      if (!refused_) refused_ = make_error(Code::read_only, "a commit failed half-way (" + done.error().what + "): open the store again", kWhere);
+      for (Prepared& commit : going) failed.emplace_back(commit.request, done);
+      going.clear();
+    }
+  }
+  for (const auto& [request, why] : failed) {
+    std::lock_guard lock(mutex_);
+    for (const auto& [key, object] : request->state->objects) owned_.erase(key);
+  }
+  std::vector<std::pair<Request*, Result<Version>>> done;
+  for (const Prepared& commit : going) done.emplace_back(commit.request, number_of(commit.stamp));
+  for (const auto& [request, why] : failed) done.emplace_back(request, why.error());
+  // Whoever is told finds the space free that the commit gave up: we hold none of its stripes any more.
+  going.clear();
+  commits.clear();
+  for (Request& request : batch) request.state.reset();
+  for (auto& [request, result] : done) request->committed.complete(std::move(result));
+}
+
+// Table items, VALs and fresh stripes of one commit; the fresh stripes are written, not flushed.
+void CodedStore::prepare(Prepared& commit, uint64_t& table_bytes) {
+  TransactionState& state = *commit.request->state;
+  std::lock_guard lock(state.mutex);
+  commit.needs_commit = !is_update(state);
+  ByteWriter items;
+  for (auto& [key, object] : state.objects) {
+    commit.touched.push_back(key);
+    if (commit.needs_commit) put_items(items, shape_, key, object, number_of(commit.stamp));
+    for (auto& [index, stripe] : object.stripes) {
+      if (stripe.fresh) {
+        ShardSet written = 0;
+        commit.fresh[stripe.fresh->id] = stripe.fresh;
+        commit.status = write_fresh(commit, stripe, written);
+        if (!commit.status) return;
+        continue;
+      }
+      for (auto& [position, chunk] : stripe.chunks) {
+        for (size_t row = 0; row < chunk.rows.size(); ++row) {
+          if (!chunk.rows[row]) continue;
+          NewVal added{std::make_shared<Val>(), stripe.base, {}};
+          Val& val = *added.val;
+          val.stamp = commit.stamp;
+          val.stripe = stripe.base->id;
+          val.chunk = position;
+          val.first = row;
+          for (; row < chunk.rows.size() && chunk.rows[row]; ++row) val.crcs.push_back(crc32c(chunk.bytes.data() + row * kBlock, kBlock));
+          added.blocks = {chunk.bytes.data() + val.first * kBlock, val.crcs.size() * kBlock};
+          commit.vals.push_back(std::move(added));
+        }
+      }
+    }
+  }
+  commit.items = items.take();
+  if (commit.items.size() > shape_.segment_bytes / 4) {
+    commit.status = make_error(Code::invalid_argument, "the transaction changes more stripes than one record of the log can name: commit it in parts", kWhere);
+    return;
+  }
+  const bool adds = std::any_of(state.objects.begin(), state.objects.end(), [](const auto& each) { return each.second.exists; });
+  if (!commit.needs_commit || !adds) return;
+  table_bytes += commit.items.size() * 9 / 8 + 64;
+  std::lock_guard store_lock(mutex_);
+  if (table_.image_bytes(shape_) + table_bytes > shape_.area_bytes) {
+    commit.status = make_error(Code::out_of_space, "the object table of the coded store is full: remove objects, or make a store for more of them", kWhere);
+  }
+}
+
+namespace {
+
+// All chunks of a stripe that is being made.
+struct Building {
+  AlignedBytes memory;
+  size_t chunk_bytes;
+  std::byte* at(size_t chunk, size_t row) const { return memory.data() + chunk * chunk_bytes + row * kBlock; }
+};
+
+}  // namespace
+
+// Old content where it is not overwritten, the new blocks, and their parity go into the slots of the fresh stripe.
+Status CodedStore::write_fresh(const Prepared& commit, const StagedStripe& staged, ShardSet& touched) {
+  const Stripe& fresh = *staged.fresh;
+  Building all{AlignedBytes(shape_.n() * shape_.chunk_bytes), shape_.chunk_bytes};
+  std::memset(all.memory.data(), 0, shape_.stripe_bytes());
+  Headers headers = blank_headers(shape_);
+  if (staged.base) {
+    std::vector<Run> runs;
+    const StripePtr& base = staged.base;
+    STOKER_TRY(load_headers(base, Priority::write_back));
+    {
+      std::lock_guard lock(mutex_);
+      for (size_t chunk = 0; chunk < shape_.k; ++chunk) {
+        const auto over = staged.chunks.find(chunk);
+        for (size_t row = 0; row < shape_.rows(); ++row) {
+          if (over != staged.chunks.end() && over->second.rows[row]) continue;
+          const bool there = base->headers->versions[row * shape_.k + chunk] != 0 || base->overlay.contains(row * shape_.k + chunk);
+          if (!there) continue;
+          plan_chunk(base, chunk, row, 1, all.at(chunk, row), runs);
+          headers.versions[row * shape_.k + chunk] = commit.stamp;
+        }
+      }
+    }
+    STOKER_TRY(fetch(runs, Priority::write_back));
+  }
+  for (const auto& [position, chunk] : staged.chunks) {
+    for (size_t row = 0; row < shape_.rows(); ++row) {
+      if (!chunk.rows[row]) continue;
+      std::memcpy(all.at(position, row), chunk.bytes.data() + row * kBlock, kBlock);
+      headers.versions[row * shape_.k + position] = commit.stamp;
+    }
+  }
+  const uint32_t positions = live_positions(fresh);
+  ShardBatch batch(*shards_, Priority::write_back);
+  std::vector<AlignedBytes> pages;
+  const auto is_live = [&](size_t c) { return (positions >> c & 1) != 0; };
+  // Rows in which anything was written, as many as stand together at once.
+  for (size_t first = 0; first < shape_.rows();) {
+    size_t end = first;
+    while (end < shape_.rows() && !row_is_blank(shape_, headers, end)) ++end;
+    if (end == first) {
+      ++first;
+      continue;
+    }
+    const size_t count = end - first;
+    std::vector<std::vector<uint32_t>> crcs(shape_.n(), std::vector<uint32_t>(count));
+    std::vector<codec::Source> sources(shape_.k);
+    std::vector<codec::Target> targets(shape_.m);
+    for (size_t c = 0; c < shape_.k; ++c) sources[c] = {{all.at(c, first), count * kBlock}, crcs[c]};
+    for (size_t j = 0; j < shape_.m; ++j) targets[j] = {{all.at(shape_.k + j, first), count * kBlock}, crcs[shape_.k + j]};
+    STOKER_TRY(code_.encode(sources, targets));
+    for (size_t c = 0; c < shape_.n(); ++c) {
+      for (size_t row = first; row < end; ++row) {
+        const bool written = c >= shape_.k || headers.versions[row * shape_.k + c] != 0;
+        headers.crcs[row * shape_.n() + c] = written ? crcs[c][row - first] : 0;
+        if (c >= shape_.k && !is_live(c)) headers.unsound[row * shape_.m + c - shape_.k] = true;
+      }
+      for (size_t row = first; row < end && is_live(c);) {
+        size_t to = row;
+        while (to < end && (c >= shape_.k || headers.versions[to * shape_.k + c] != 0)) ++to;
+        if (to > row) batch.write(fresh.shards[c], shape_.block_at(fresh.slots[c], row), {all.at(c, row), (to - row) * kBlock, -1});
+        row = to + 1;
+      }
+    }
+    first = end;
+  }
+  // All pages of all chunks: a page that is not there is then a lost one, never one that was not written.
+  for (size_t c = 0; c < shape_.n(); ++c) {
+    for (size_t page = 0; page < shape_.pages() && is_live(c); ++page) {
+      const HeaderPage header = page_of(shape_, fresh.id, headers, c, page);
+      headers.counters[c * shape_.pages() + page] = header.counter;
+      encode_page(shape_, shards_->store(), header, pages.emplace_back(kBlock).span());
+      batch.write(fresh.shards[c], shape_.page_at(fresh.slots[c], page, header.counter), pages.back().slice());
+    }
+    if (is_live(c)) touched |= shard_bit(fresh.shards[c]);
+  }
+  const ShardSet failed = batch.run();
+  if (failed != 0) STOKER_TRY(drop_shards(failed, batch.why()));
+  std::lock_guard lock(mutex_);
+  staged.fresh->headers = std::move(headers);
+  return {};
+}
+
+// One frame a shard with all VALs that belong there; then everything the batch has written so far is flushed.
+Status CodedStore::append_vals(std::vector<Prepared>& commits, ShardSet& touched) {
+  std::map<size_t, FrameBuilder> frames;
+  struct Home {
+    Val* val;
+    size_t shard, at;
+  };
+  std::vector<Home> homes;
+  for (Prepared& commit : commits) {
+    const auto record = commit.needs_commit ? std::make_shared<CommitRecord>(CommitRecord{commit.stamp, {}}) : nullptr;
+    for (NewVal& added : commit.vals) {
+      Val& val = *added.val;
+      val.commit = record;
+      const uint32_t positions = live_positions(*added.stripe);
+      for (size_t c = 0; c < shape_.n(); ++c) {
+        if ((positions >> c & 1) == 0 || (c < shape_.k && c != val.chunk)) continue;
+        const size_t shard = added.stripe->shards[c];
+        FrameBuilder& frame = frames[shard];
+        homes.push_back({&val, shard, frame.block_count()});
+        frame.add(ValItem{val.stamp, commit.needs_commit, val.stripe, val.chunk, val.first, val.crcs, 0}, added.blocks);
+      }
+    }
+  }
+  std::map<size_t, LogFrame> written;
+  STOKER_TRY(append(frames, touched, written));
+  for (const Home& home : homes) {
+    const auto frame = written.find(home.shard);
+    if (frame == written.end()) continue;  // the shard was dropped
+    home.val->places.push_back({home.shard, frame->second.blocks_at + home.at * kBlock});
+    home.val->held.push_back(frame->second.segment);
+  }
+  return {};
+}
+
+Status CodedStore::append_commits(std::vector<Prepared>& commits) {
+  std::map<size_t, FrameBuilder> frames;
+  const ShardSet set = live();
+  for (const Prepared& commit : commits) {
+    if (!commit.needs_commit) continue;
+    for (size_t shard = 0; shard < shape_.shards; ++shard) {
+      if ((set & shard_bit(shard)) != 0) frames[shard].add(CommitItem{commit.stamp, commit.items});
+    }
+  }
+  if (frames.empty()) return {};
+  std::map<size_t, LogFrame> written;
+  STOKER_TRY(append(frames, 0, written));
+  for (Prepared& commit : commits) {
+    if (!commit.needs_commit) continue;
+    auto record = commit.vals.empty() ? std::make_shared<CommitRecord>(CommitRecord{commit.stamp, {}}) : commit.vals.front().val->commit;
+    for (const auto& [shard, frame] : written) record->held.push_back(frame.segment);
+    since_image_.push_back(std::move(record));
+  }
+  return {};
+}
+
+// What is durable becomes visible, all of a batch at one moment.
+void CodedStore::flip(std::vector<Prepared>& commits) {
+  std::lock_guard lock(mutex_);
+  for (Prepared& commit : commits) {
+    const auto resolve = [&](uint64_t id, const std::vector<uint32_t>&) { return commit.fresh.at(id); };
+    const Status applied = table_.apply(shape_, commit.items, resolve);
+    STOKER_CHECK(applied.has_value());  // these are our own items
+    version_ = number_of(commit.stamp);
+    for (const NewVal& added : commit.vals) {
+      for (size_t i = 0; i < added.val->crcs.size(); ++i) added.stripe->overlay[(added.val->first + i) * shape_.k + added.val->chunk] = {added.val, i};
+      dirty_[added.stripe->id] = added.stripe;
+      since_image_.push_back(added.val);
+    }
+    for (const std::string& key : commit.touched) {
+      if (const ObjectPtr object = table_.find(key); object && !commit.needs_commit) object->number = version_;
+      owned_.erase(key);
+    }
+  }
+}
+
+}  // namespace stoker::coded

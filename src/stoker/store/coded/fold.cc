@@ -1,0 +1,392 @@
+// Folding: what is newer in the logs goes into the bases, parity included, so that the logs' segments are free again.
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "stoker/base/check.h"
+#include "stoker/base/log.h"
+#include "stoker/store/coded/coded_store.h"
+#include "stoker/store/coded/headers.h"
+
+namespace stoker::coded {
+namespace {
+
+// Rows that stand together and are newer in the same chunks.
+struct Group {
+  StripePtr stripe;
+  size_t first = 0, count = 0;
+  uint32_t dirty = 0;
+  std::vector<Stripe::Newer> newer;  // by row, then by chunk of `dirty`
+  AlignedBytes blocks;               // chunk c at c * count blocks: what the base will hold
+  std::vector<std::vector<uint32_t>> parity_crcs;
+
+  std::span<std::byte> chunk(size_t c) const { return blocks.span().subspan(c * count * kBlock, count * kBlock); }
+};
+
+bool is_set(uint32_t set, size_t position) { return (set >> position & 1) != 0; }
+
+}  // namespace
+
+// One step of folding: some stripes from reading to durable headers. Writer thread.
+class Folding {
+ public:
+  explicit Folding(CodedStore& store) : store_(store), shape_(store.shape_) {}
+  // How many stripes were folded.
+  Result<size_t> run(size_t stripes_max);
+
+ private:
+  void choose(size_t stripes_max);
+  void add_groups(const StripePtr& stripe, size_t& rows_left);
+  void compute_all();
+  Status compute(Group& group);
+  Status stage();
+  Status decide();
+  Status apply();
+  void finish();
+  void stand_in();
+  Headers& next_headers(const StripePtr& stripe) { return next_.at(stripe->id); }
+  void set_folding(bool folding);
+
+  CodedStore& store_;
+  const Shape& shape_;
+  std::vector<StripePtr> stripes_;
+  std::vector<Group> groups_;
+  std::map<uint64_t, uint64_t> ids_;      // of the folds, by stripe
+  std::map<uint64_t, Headers> next_;      // by stripe: as they will be
+  struct Staged {
+    size_t row, position;
+    Place place;
+    size_t at;  // of the block, in its frame
+  };
+  std::map<uint64_t, std::vector<Staged>> staged_;  // by stripe
+  std::vector<SegmentRef> held_;          // what a crash would need to roll forward
+};
+
+Result<size_t> CodedStore::fold_step(size_t stripes_max) {
+  if (const std::lock_guard lock(mutex_); refused_) return *refused_;
+  return Folding(*this).run(stripes_max);
+}
+
+Result<size_t> Folding::run(size_t stripes_max) {
+  choose(stripes_max);
+  if (groups_.empty()) return size_t{0};
+  compute_all();
+  if (groups_.empty()) return size_t{0};
+  STOKER_TRY(stage());
+  STOKER_TRY(decide());
+  set_folding(true);
+  const Status applied = apply();
+  if (applied) {
+    finish();
+  } else {
+    stand_in();
+  }
+  set_folding(false);
+  STOKER_TRY(applied);
+  return stripes_.size();
+}
+
+// The stripes whose blocks have waited longest, as long as one frame can stage their parity.
+void Folding::choose(size_t stripes_max) {
+  std::vector<std::pair<Stamp, StripePtr>> oldest;
+  {
+    std::lock_guard lock(store_.mutex_);
+    std::erase_if(store_.dirty_, [&](const auto& each) {
+      const StripePtr stripe = each.second.lock();
+      if (!stripe || stripe->overlay.empty()) return true;
+      if (store_.stuck_.contains(stripe->id)) return false;
+      Stamp stamp = UINT64_MAX;
+      for (const auto& [block, newer] : stripe->overlay) stamp = std::min(stamp, newer.val->stamp);
+      oldest.emplace_back(stamp, stripe);
+      return false;
+    });
+  }
+  std::sort(oldest.begin(), oldest.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  size_t rows_left = std::max<size_t>(1, shape_.segment_bytes / 4 / (kBlock + 8 + shape_.parity_entry_bytes()));
+  for (const auto& [stamp, stripe] : oldest) {
+    if (stripes_.size() == stripes_max || rows_left == 0) break;
+    if (!store_.load_headers(stripe, Priority::scrub)) continue;
+    add_groups(stripe, rows_left);
+    stripes_.push_back(stripe);
+  }
+}
+
+void Folding::add_groups(const StripePtr& stripe, size_t& rows_left) {
+  std::lock_guard lock(store_.mutex_);
+  ids_[stripe->id] = make_stamp(store_.epoch_, store_.next_id_++);
+  next_.emplace(stripe->id, *stripe->headers);
+  for (auto at = stripe->overlay.begin(); at != stripe->overlay.end() && rows_left > 0; --rows_left) {
+    const size_t row = at->first / shape_.k;
+    uint32_t dirty = 0;
+    std::vector<Stripe::Newer> newer;
+    for (; at != stripe->overlay.end() && at->first / shape_.k == row; ++at) {
+      dirty |= uint32_t{1} << at->first % shape_.k;
+      newer.push_back(at->second);
+    }
+    const bool goes_on = !groups_.empty() && groups_.back().stripe == stripe && groups_.back().first + groups_.back().count == row && groups_.back().dirty == dirty;
+    if (!goes_on) {
+      Group group;
+      group.stripe = stripe;
+      group.first = row;
+      group.dirty = dirty;
+      groups_.push_back(std::move(group));
+    }
+    Group& group = groups_.back();
+    ++group.count;
+    group.newer.insert(group.newer.end(), newer.begin(), newer.end());
+  }
+}
+
+// A stripe with rows that have lost too much stays in the log, and out of the way.
+void Folding::compute_all() {
+  std::set<uint64_t> stuck;
+  for (Group& group : groups_) {
+    if (stuck.contains(group.stripe->id)) continue;
+    const Status computed = compute(group);
+    if (computed) continue;
+    stuck.insert(group.stripe->id);
+    log().warn("a stripe cannot be folded: {}", computed.error().message());
+  }
+  std::erase_if(groups_, [&](const Group& group) { return stuck.contains(group.stripe->id); });
+  std::erase_if(stripes_, [&](const StripePtr& stripe) { return stuck.contains(stripe->id); });
+  std::lock_guard lock(store_.mutex_);
+  store_.stuck_.insert(stuck.begin(), stuck.end());
+}
+
+// New data and new parity of the rows, by whichever way reads less.
+Status Folding::compute(Group& group) {
+  const Stripe& stripe = *group.stripe;
+  const Headers& headers = *stripe.headers;
+  Headers& next = next_headers(group.stripe);
+  group.blocks = AlignedBytes(shape_.n() * group.count * kBlock);
+  AlignedBytes fresh(static_cast<size_t>(std::popcount(group.dirty)) * group.count * kBlock);  // in the order of group.newer, chunk by chunk
+  std::vector<CodedStore::Run> runs;
+  size_t nth = 0;
+  const auto dirty_count = static_cast<size_t>(std::popcount(group.dirty));
+  for (size_t c = 0; c < shape_.k; ++c) {
+    if (!is_set(group.dirty, c)) continue;
+    for (size_t r = 0; r < group.count; ++r) {
+      const Stripe::Newer& newer = group.newer[r * dirty_count + nth];
+      std::byte* into = fresh.data() + (nth * group.count + r) * kBlock;
+      const bool goes_on = !runs.empty() && r > 0 && runs.back().val == newer.val && runs.back().index + runs.back().count == newer.index;
+      if (goes_on) {
+        ++runs.back().count;
+      } else {
+        runs.push_back({CodedStore::Run::From::log, group.stripe, c, group.first + r, 1, newer.val, newer.index, into});
+      }
+      next.versions[(group.first + r) * shape_.k + c] = newer.val->stamp;
+      next.crcs[(group.first + r) * shape_.n() + c] = newer.val->crcs[newer.index];
+    }
+    ++nth;
+  }
+  STOKER_TRY(store_.fetch(runs, Priority::scrub));
+
+  const uint32_t live = store_.live_positions(stripe);
+  const uint32_t data_all = (uint32_t{1} << shape_.k) - 1;
+  const uint32_t parity_all = ((uint32_t{1} << shape_.n()) - 1) & ~data_all;
+  bool sound = (group.dirty & ~live) == 0;
+  size_t delta_reads = 0, encode_reads = 0;
+  for (size_t row = group.first; row < group.first + group.count; ++row) {
+    const bool blank = row_is_blank(shape_, headers, row);
+    for (size_t c = 0; c < shape_.k; ++c) {
+      if (headers.versions[row * shape_.k + c] == 0) continue;
+      (is_set(group.dirty, c) ? delta_reads : encode_reads) += 1;
+    }
+    for (size_t j = 0; j < shape_.m; ++j) {
+      if (!is_set(live, shape_.k + j)) continue;
+      delta_reads += blank ? 0 : 1;
+      sound = sound && !headers.unsound[row * shape_.m + j];
+    }
+  }
+  group.parity_crcs.assign(shape_.m, std::vector<uint32_t>(group.count));
+  std::vector<codec::Target> targets(shape_.m);
+  const bool by_delta = sound && delta_reads < encode_reads;
+  const uint32_t wanted = by_delta ? group.dirty | (parity_all & live) : data_all & ~group.dirty;
+  if (wanted != 0) STOKER_TRY(store_.read_rows(stripe, group.first, group.count, wanted, group.blocks.span(), Priority::scrub));
+  for (size_t j = 0; j < shape_.m; ++j) {
+    if (by_delta && !is_set(live, shape_.k + j)) continue;
+    targets[j] = {group.chunk(shape_.k + j), group.parity_crcs[j]};
+  }
+  nth = 0;
+  for (size_t c = 0; c < shape_.k; ++c) {
+    if (!is_set(group.dirty, c)) continue;
+    const auto newest = fresh.span().subspan(nth++ * group.count * kBlock, group.count * kBlock);
+    if (by_delta) STOKER_TRY(store_.code_.delta(static_cast<int>(c), group.chunk(c), {newest, {}}, targets));
+    std::memcpy(group.chunk(c).data(), newest.data(), newest.size());
+  }
+  if (!by_delta) {
+    std::vector<codec::Source> sources(shape_.k);
+    for (size_t c = 0; c < shape_.k; ++c) sources[c].bytes = group.chunk(c);
+    STOKER_TRY(store_.code_.encode(sources, targets));
+  }
+  for (size_t r = 0; r < group.count; ++r) {
+    for (size_t j = 0; j < shape_.m; ++j) {
+      next.unsound[(group.first + r) * shape_.m + j] = !is_set(live, shape_.k + j);
+      next.crcs[(group.first + r) * shape_.n() + shape_.k + j] = group.parity_crcs[j][r];
+    }
+  }
+  return {};
+}
+
+// The new parity, durable in the logs of the live parities.
+Status Folding::stage() {
+  std::map<size_t, FrameBuilder> frames;
+  for (const Group& group : groups_) {
+    const uint32_t live = store_.live_positions(*group.stripe);
+    const Headers& next = next_headers(group.stripe);
+    for (size_t j = 0; j < shape_.m; ++j) {
+      if (!is_set(live, shape_.k + j)) continue;
+      StageItem item;
+      item.fold = ids_.at(group.stripe->id);
+      item.stripe = group.stripe->id;
+      item.chunk = shape_.k + j;
+      for (size_t row = group.first; row < group.first + group.count; ++row) {
+        const Stamp* versions = &next.versions[row * shape_.k];
+        const uint32_t* crcs = &next.crcs[row * shape_.n()];
+        item.rows.push_back({row, {crcs[shape_.k + j], {versions, versions + shape_.k}, {crcs, crcs + shape_.k}}});
+      }
+      const size_t shard = group.stripe->shards[shape_.k + j];
+      FrameBuilder& frame = frames[shard];
+      for (size_t r = 0; r < group.count; ++r) staged_[group.stripe->id].push_back({group.first + r, shape_.k + j, {shard, 0}, frame.block_count() + r});
+      frame.add(shape_, std::move(item), group.chunk(shape_.k + j));
+    }
+  }
+  std::map<size_t, LogFrame> written;
+  STOKER_TRY(store_.append(frames, 0, written));
+  for (const auto& [shard, frame] : written) held_.push_back(frame.segment);
+  for (auto& [id, blocks] : staged_) {
+    for (Staged& block : blocks) {
+      if (const auto frame = written.find(block.place.shard); frame != written.end()) block.place.offset = frame->second.blocks_at + block.at * kBlock;
+    }
+  }
+  return {};
+}
+
+// From here on a crash rolls the folds forward.
+Status Folding::decide() {
+  std::map<uint64_t, FoldItem> items;
+  std::map<uint64_t, uint32_t> concerned;
+  for (const Group& group : groups_) {
+    FoldItem& item = items[group.stripe->id];
+    item.fold = ids_.at(group.stripe->id);
+    item.stripe = group.stripe->id;
+    concerned[group.stripe->id] |= group.dirty;
+    const auto dirty_count = static_cast<size_t>(std::popcount(group.dirty));
+    for (size_t i = 0; i < group.newer.size(); ++i) {
+      const Stripe::Newer& newer = group.newer[i];
+      item.rows.push_back({group.first + i / dirty_count, newer.val->chunk, newer.val->stamp});
+    }
+  }
+  std::map<size_t, FrameBuilder> frames;
+  for (const StripePtr& stripe : stripes_) {
+    const auto item = items.find(stripe->id);
+    if (item == items.end()) continue;
+    const uint32_t live = store_.live_positions(*stripe);
+    for (size_t c = 0; c < shape_.n(); ++c) {
+      if (is_set(live, c) && (c >= shape_.k || is_set(concerned[stripe->id], c))) frames[stripe->shards[c]].add(item->second);
+    }
+  }
+  std::map<size_t, LogFrame> written;
+  STOKER_TRY(store_.append(frames, 0, written));
+  for (const auto& [shard, frame] : written) held_.push_back(frame.segment);
+  return {};
+}
+
+void Folding::set_folding(bool folding) {
+  std::unique_lock lock(store_.mutex_);
+  for (const StripePtr& stripe : stripes_) stripe->folding = folding;
+  store_.unpinned_.notify_all();
+  if (!folding) return;
+  store_.unpinned_.wait(lock, [&] { return std::all_of(stripes_.begin(), stripes_.end(), [](const StripePtr& stripe) { return stripe->readers == 0; }); });
+}
+
+// Blocks in place, durable; then the headers, durable.
+Status Folding::apply() {
+  ShardBatch blocks(store_.shards(), Priority::scrub);
+  ShardSet touched = 0;
+  std::map<uint64_t, std::set<std::pair<size_t, size_t>>> pages;  // by stripe: position, page
+  for (const Group& group : groups_) {
+    const uint32_t live = store_.live_positions(*group.stripe);
+    for (size_t c = 0; c < shape_.n(); ++c) {
+      if (!is_set(live, c) || (c < shape_.k && !is_set(group.dirty, c))) continue;
+      blocks.write(group.stripe->shards[c], shape_.block_at(group.stripe->slots[c], group.first), {group.chunk(c).data(), group.count * kBlock, -1});
+      touched |= shard_bit(group.stripe->shards[c]);
+      for (size_t page = group.first / shape_.rows_per_page(); page <= (group.first + group.count - 1) / shape_.rows_per_page(); ++page) pages[group.stripe->id].emplace(c, page);
+    }
+  }
+  ShardSet failed = blocks.run();
+  if (failed != 0) STOKER_TRY(store_.drop_shards(failed, blocks.why()));
+  STOKER_TRY(store_.flush(touched));
+  std::vector<AlignedBytes> memory;
+  ShardBatch headers(store_.shards(), Priority::scrub);
+  for (const StripePtr& stripe : stripes_) {
+    Headers& next = next_headers(stripe);
+    const uint32_t live = store_.live_positions(*stripe);
+    for (const auto& [position, page] : pages[stripe->id]) {
+      if (!is_set(live, position)) continue;
+      const HeaderPage header = page_of(shape_, stripe->id, next, position, page);
+      next.counters[position * shape_.pages() + page] = header.counter;
+      encode_page(shape_, store_.shards().store(), header, memory.emplace_back(kBlock).span());
+      headers.write(stripe->shards[position], shape_.page_at(stripe->slots[position], page, header.counter), memory.back().slice());
+    }
+  }
+  failed = headers.run();
+  if (failed != 0) STOKER_TRY(store_.drop_shards(failed, headers.why()));
+  return store_.flush(touched);
+}
+
+// Too few shards are left to write to. What the bases hold of these rows is unknown; VALs and staged blocks stand for them, as they would after
+// opening again.
+void Folding::stand_in() {
+  std::lock_guard lock(store_.mutex_);
+  for (const Group& group : groups_) {
+    const auto dirty_count = static_cast<size_t>(std::popcount(group.dirty));
+    for (size_t i = 0; i < group.newer.size(); ++i) {
+      const Stripe::Newer& newer = group.newer[i];
+      Place place = newer.val->places.front();
+      place.offset += newer.index * kBlock;
+      group.stripe->overrides[(group.first + i / dirty_count) * shape_.n() + newer.val->chunk] = {place, newer.val, newer.index};
+    }
+  }
+  for (const StripePtr& stripe : stripes_) {
+    for (const Staged& block : staged_[stripe->id]) {
+      if (block.place.offset != 0) stripe->overrides[block.row * shape_.n() + block.position] = {block.place, nullptr, 0};
+    }
+    stripe->headers = std::move(next_headers(stripe));
+  }
+  store_.stand_ins_.insert(store_.stand_ins_.end(), held_.begin(), held_.end());
+}
+
+void Folding::finish() {
+  std::lock_guard lock(store_.mutex_);
+  for (const Group& group : groups_) {
+    const auto dirty_count = static_cast<size_t>(std::popcount(group.dirty));
+    for (size_t i = 0; i < group.newer.size(); ++i) {
+      const size_t block = (group.first + i / dirty_count) * shape_.k + group.newer[i].val->chunk;
+      const auto at = group.stripe->overlay.find(block);
+      if (at != group.stripe->overlay.end() && at->second.val == group.newer[i].val) group.stripe->overlay.erase(at);
+    }
+  }
+  for (const StripePtr& stripe : stripes_) {
+    stripe->headers = std::move(next_headers(stripe));
+    store_.joined_.erase(stripe->id);
+    ++store_.counts_.folds;
+  }
+}
+
+Future<void> CodedStore::fold_all() {
+  Request request;
+  request.work = [this]() -> Status {
+    for (;;) {
+      STOKER_ASSIGN(const size_t folded, fold_step(16));
+      if (folded == 0) return checkpoint();
+    }
+  };
+  Future<void> future = request.done.future();
+  std::lock_guard lock(queue_mutex_);
+  queue_.push_back(std::move(request));
+  queued_.notify_all();
+  return future;
+}
+
+}  // namespace stoker::coded

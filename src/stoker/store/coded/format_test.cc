@@ -1,0 +1,187 @@
+// The example of docs/formats/coded_store.md is decoded, and encoded to the same bytes.
+#include "stoker/store/coded/format.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "stoker/base/crc32c.h"
+#include "stoker/testing/store_harness.h"
+
+namespace stoker::coded {
+namespace {
+
+// The block ```hex NAME of the document, padded with zeros.
+Bytes example(const std::string& name, size_t bytes) {
+  std::ifstream file(STOKER_SOURCE_DIR "/docs/formats/coded_store.md");
+  std::string line;
+  while (std::getline(file, line) && line != "```hex " + name) {
+  }
+  Bytes out(bytes);
+  while (std::getline(file, line) && line != "```") {
+    std::istringstream words(line);
+    size_t at = 0;
+    words >> std::hex >> at;
+    for (unsigned byte = 0; words >> byte;) out.at(at++) = static_cast<std::byte>(byte);
+  }
+  return out;
+}
+
+StoreId example_store() {
+  StoreId id;
+  for (size_t i = 0; i < id.size(); ++i) id[i] = static_cast<uint8_t>(0xA0 + i);
+  return id;
+}
+
+Shape example_shape() {
+  Shape shape;
+  shape.k = 2;
+  shape.m = 1;
+  shape.shards = 3;
+  shape.chunk_bytes = 64 << 10;
+  shape.segment_bytes = 16 << 20;
+  shape.area_bytes = 128 << 10;
+  shape.segments = 8;
+  shape.slots = 12;
+  shape.object_chunk_bytes = 1 << 20;
+  return shape;
+}
+
+// What the example says, and the bytes that it must be.
+std::string example_superblock() {
+  Superblock super;
+  super.shape = example_shape();
+  super.shard = 1;
+  super.store = example_store();
+  super.counter = 6;
+  super.confirmed = super.proposed = {3, 7};
+  super.incarnation = 0x22222222;
+  super.incarnations[0] = 0x11111111;
+  super.incarnations[1] = 0x22222222;
+  super.incarnations[2] = 0x33333333;
+  return encode_superblock(super);
+}
+
+Bytes example_page() {
+  HeaderPage page;
+  page.stripe = make_stamp(3, 1);
+  page.counter = 1;
+  page.chunk = 2;
+  page.parity.resize(example_shape().rows(), {0, {0, 0}, {0, 0}});
+  page.parity[0] = {0xC0C0C0C0, {make_stamp(3, 5), 0}, {0xD0D0D0D0, 0}};
+  Bytes out(kBlock);
+  encode_page(example_shape(), example_store(), page, out);
+  return out;
+}
+
+Bytes example_frame() {
+  const Bytes block(kBlock, std::byte{0x42});
+  FrameBuilder frame;
+  frame.add(ValItem{make_stamp(3, 6), false, make_stamp(3, 1), 0, 4, {crc32c(block.data(), block.size())}, 0}, block);
+  std::vector<std::byte> payload(frame.payload_bytes());
+  frame.payload({1, 0, 0}, payload);
+  LogWriter writer({example_store(), uint64_t{1} << 32 | 0x5EED}, 16 << 20);
+  Bytes out(frame.bytes());
+  writer.append(payload, out);
+  return out;
+}
+
+std::string hex(std::span<const std::byte> bytes) {
+  std::ostringstream out;
+  for (size_t line = 0; line < bytes.size(); line += 16) {
+    const auto part = bytes.subspan(line, std::min<size_t>(16, bytes.size() - line));
+    if (std::all_of(part.begin(), part.end(), [](std::byte byte) { return byte == std::byte{0}; })) continue;
+    char text[24];
+    std::snprintf(text, sizeof text, "%04zx ", line);
+    out << text;
+    for (const std::byte byte : part) {
+      std::snprintf(text, sizeof text, " %02x", static_cast<unsigned>(byte));
+      out << text;
+    }
+    out << "\n";
+  }
+  return out.str();
+}
+
+TEST(CodedFormat, TheExampleSuperblock) {
+  const std::string mine = example_superblock();
+  const auto bytes = example("superblock", kSuperblockBytes);
+  ASSERT_EQ(hex(bytes), hex(std::as_bytes(std::span(mine))));
+  const auto found = decode_superblock(bytes);
+  ASSERT_OK(found);
+  ASSERT_TRUE(*found);
+  EXPECT_EQ((*found)->shape, example_shape());
+  EXPECT_EQ((*found)->shard, 1U);
+  EXPECT_EQ((*found)->confirmed.number, 3U);
+  EXPECT_EQ((*found)->confirmed.live, 7U);
+  EXPECT_EQ((*found)->incarnations[2], 0x33333333U);
+}
+
+TEST(CodedFormat, TheExampleHeaderPage) {
+  const auto bytes = example("page", kBlock);
+  ASSERT_EQ(hex(bytes), hex(example_page()));
+  const auto page = decode_page(example_shape(), example_store(), make_stamp(3, 1), 2, 0, bytes);
+  ASSERT_TRUE(page);
+  EXPECT_EQ(page->parity.size(), 16U);
+  EXPECT_EQ(page->parity[0].crc, 0xC0C0C0C0U);
+  EXPECT_EQ(page->parity[0].versions[0], make_stamp(3, 5));
+  EXPECT_FALSE(decode_page(example_shape(), example_store(), make_stamp(3, 2), 2, 0, bytes)) << "of another stripe";
+}
+
+TEST(CodedFormat, TheExampleFrame) {
+  auto bytes = example("frame", 2 * kBlock);
+  std::fill(bytes.begin() + kBlock, bytes.end(), std::byte{0x42});
+  const Bytes mine = example_frame();
+  ASSERT_EQ(hex(std::span(bytes).first(kBlock)), hex(std::span(mine).first(kBlock)));
+  MemoryLogSource source(bytes);
+  const auto frame = read_frame(source, example_store(), 0);
+  ASSERT_TRUE(frame && *frame);
+  const auto content = decode_payload(example_shape(), (*frame)->payload);
+  ASSERT_OK(content);
+  EXPECT_EQ(content->home, (FrameHome{1, 0, 0}));
+  EXPECT_EQ(content->blocks_at, kBlock);
+  const auto& val = std::get<ValItem>(content->items.at(0));
+  EXPECT_EQ(val.stamp, make_stamp(3, 6));
+  EXPECT_EQ(val.first, 4U);
+  EXPECT_EQ(val.crcs.at(0), crc32c(bytes.data() + kBlock, kBlock));
+}
+
+// Cut or changed anywhere, a payload is refused or still obeys the rules; it never reads beyond its end.
+TEST(CodedFormat, DamagedPayloadsAreRefusedOrObeyTheRules) {
+  const Shape shape = example_shape();
+  const Bytes block(2 * kBlock, std::byte{7});
+  FrameBuilder builder;
+  builder.add(ValItem{1, true, 2, 1, 3, {5, 6}, 0}, block);
+  builder.add(CommitItem{9, "items"});
+  builder.add(shape, StageItem{4, 2, 2, {{1, {7, {1, 2}, {3, 4}}}}, 0}, std::span(block).first(kBlock));
+  builder.add(FoldItem{4, 2, {{1, 0, 8}}});
+  std::vector<std::byte> payload(builder.payload_bytes());
+  builder.payload({0, 0, 0}, payload);
+  const auto whole = decode_payload(shape, payload);
+  ASSERT_OK(whole);
+  EXPECT_EQ(whole->items.size(), 4U);
+  std::mt19937_64 random(1);
+  uint64_t refused = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    auto damaged = payload;
+    for (uint64_t flips = random() % 3 + 1; flips > 0; --flips) damaged[random() % 200] ^= static_cast<std::byte>(1U << random() % 8);
+    if (random() % 8 == 0) damaged.resize(random() % damaged.size());
+    const auto content = decode_payload(shape, damaged);
+    if (!content) {
+      EXPECT_EQ(content.error().code, Code::corruption);
+      ++refused;
+      continue;
+    }
+    for (const Item& item : content->items) {
+      if (const auto* val = std::get_if<ValItem>(&item)) {
+        EXPECT_LT(val->chunk, shape.k);
+        EXPECT_LE(val->first + val->crcs.size(), shape.rows());
+      }
+    }
+  }
+  EXPECT_GT(refused, 1000U);
+}
+
+}  // namespace
+}  // namespace stoker::coded

@@ -1,0 +1,202 @@
+// What the writer thread does to the shards as a set: appending frames, making room in the logs, table images, the epoch.
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <random>
+
+#include "stoker/base/log.h"
+#include "stoker/store/coded/coded_store.h"
+
+namespace stoker::coded {
+namespace {
+
+constexpr const char* kWhere = "store/coded/log_space";
+constexpr size_t kReserve = 2;         // segments that commits leave to folds and to the next opening
+constexpr size_t kImagePiece = 256 * kKiB;
+constexpr size_t kFoldAtOnce = 16;     // stripes
+
+uint64_t random_generation() {
+  std::random_device random;
+  return (uint64_t{random()} << 32 | random()) | 1;
+}
+
+}  // namespace
+
+Status CodedStore::append(std::map<size_t, FrameBuilder>& frames, ShardSet touched, std::map<size_t, LogFrame>& written) {
+  ShardBatch batch(*shards_, Priority::demand);
+  const ShardSet set = live();
+  for (auto& [shard, frame] : frames) {
+    const bool fits = frame.bytes() <= shape_.segment_bytes && (*shards_)[shard].log->fits(frame.bytes(), 0);
+    if ((set & shard_bit(shard)) != 0 && !fits) return make_error(Code::out_of_space, "the log of '" + (*shards_)[shard].path + "' is full", kWhere);
+  }
+  for (auto& [shard, frame] : frames) {
+    if ((set & shard_bit(shard)) == 0) continue;
+    const LogFrame& made = written.emplace(shard, (*shards_)[shard].log->append(frame)).first->second;
+    batch.write(shard, made.offset, made.bytes.slice());
+    touched |= shard_bit(shard);
+  }
+  const ShardSet failed = batch.run();
+  if (failed != 0) STOKER_TRY(drop_shards(failed, batch.why()));
+  STOKER_TRY(flush(touched));
+  const ShardSet left = live();
+  std::erase_if(written, [&](const auto& each) { return (left & shard_bit(each.first)) == 0; });
+  for (auto& [shard, frame] : written) frame.bytes = AlignedBytes();
+  return {};
+}
+
+Status CodedStore::flush(ShardSet set) {
+  ShardBatch batch(*shards_, Priority::demand);
+  batch.sync(set & live());
+  const ShardSet failed = batch.run();
+  return failed == 0 ? Status() : drop_shards(failed, batch.why());
+}
+
+bool CodedStore::fits(size_t bytes, size_t reserve) const {
+  const ShardSet set = live();
+  for (size_t shard = 0; shard < shape_.shards; ++shard) {
+    if ((set & shard_bit(shard)) != 0 && !(*shards_)[shard].log->fits(bytes, reserve)) return false;
+  }
+  return true;
+}
+
+size_t CodedStore::free_segments() const {
+  const ShardSet set = live();
+  size_t free = SIZE_MAX;
+  for (size_t shard = 0; shard < shape_.shards; ++shard) {
+    if ((set & shard_bit(shard)) != 0) free = std::min(free, (*shards_)[shard].log->free_segments());
+  }
+  return free;
+}
+
+// A full log holds commits up until enough is folded; it fails them only if nothing is left to fold.
+Status CodedStore::make_room(size_t bytes) {
+  for (;;) {
+    if (fits(bytes, kReserve)) return {};
+    STOKER_ASSIGN(const size_t folded, fold_step(kFoldAtOnce));
+    const bool held = !since_image_.empty();
+    if (held) STOKER_TRY(checkpoint());
+    if (fits(bytes, kReserve)) return {};
+    if (folded == 0 && !held) break;
+  }
+  return make_error(Code::out_of_space, "the logs of the coded store have no room for " + human_bytes(bytes) + ": commit less at a time", kWhere);
+}
+
+// Crash after crash must not eat up the segments that opening needs.
+Status CodedStore::restore_reserve() {
+  while (free_segments() < kReserve) {
+    const auto folded = fold_step(kFoldAtOnce);
+    if (folded) STOKER_TRY(checkpoint());
+    if (!folded || *folded == 0) {
+      log().warn("the logs of the coded store are nearly full and cannot be folded");
+      return {};
+    }
+  }
+  return {};
+}
+
+// Writes the table as an image on every live shard, into the area that does not hold the newest one.
+Status CodedStore::checkpoint() {
+  std::vector<std::string> pieces;
+  Stamp stamp = 0;
+  {
+    std::lock_guard lock(mutex_);
+    pieces = table_.image(kImagePiece);
+    stamp = make_stamp(epoch_, version_);
+  }
+  std::vector<std::string> payloads;
+  for (const std::string& piece : pieces) {
+    ByteWriter out;
+    out.put(uint32_t{1});
+    payloads.push_back(out.take() + piece);
+  }
+  ByteWriter end;
+  end.put(uint32_t{2});
+  end.put(static_cast<uint32_t>(pieces.size()));
+  end.put(stamp);
+  payloads.push_back(end.take());
+  const uint64_t generation = random_generation();
+  LogWriter writer({shards_->store(), generation}, shape_.area_bytes);
+  uint64_t bytes = 0;
+  for (const std::string& payload : payloads) bytes += framed_bytes(payload.size());
+  if (bytes > shape_.area_bytes) return make_error(Code::out_of_space, "the object table does not fit its area", kWhere);
+  AlignedBytes image(bytes);
+  for (const std::string& payload : payloads) {
+    const auto source = std::as_bytes(std::span(payload));
+    writer.append(source, image.span().subspan(writer.cursor().offset, framed_bytes(payload.size())));
+  }
+  const ShardSet set = live();
+  const auto write = [&](ShardSet to) -> ShardSet {
+    ShardBatch batch(*shards_, Priority::write_back);
+    for (size_t shard = 0; shard < shape_.shards; ++shard) {
+      if ((to & shard_bit(shard)) == 0) continue;
+      Shard& each = (*shards_)[shard];
+      each.image_area ^= 1;
+      batch.write(shard, shape_.area_at(each.image_area), image.slice());
+    }
+    return batch.run();
+  };
+  const ShardSet failed = write(set | (joining_ ? shard_bit(*joining_) : 0));
+  if (joining_ && (failed & shard_bit(*joining_)) != 0) return make_error(Code::io, "writing the object table on '" + (*shards_)[*joining_].path + "' failed", kWhere);
+  if (failed != 0) STOKER_TRY(drop_shards(failed, "writing the object table failed"));
+  STOKER_TRY(flush(set));
+  since_image_.clear();
+  return {};
+}
+
+// These shards failed: the others go on, once they have agreed on that durably.
+Status CodedStore::drop_shards(ShardSet failed, const std::string& why) {
+  ShardSet left = 0;
+  {
+    std::lock_guard lock(mutex_);
+    left = live_ & ~failed;
+    for (size_t shard = 0; shard < shape_.shards; ++shard) {
+      if ((failed & live_ & shard_bit(shard)) != 0) (*shards_)[shard].trouble = why;
+    }
+    if (left == live_) return {};  // not live any more, or not yet
+  }
+  log().warn("a shard of a coded store failed and is left out from now on: {}", why);
+  return change_epoch(left);
+}
+
+// Proposes, then confirms. A shard that fails meanwhile is left out of the next attempt.
+Status CodedStore::change_epoch(ShardSet to) {
+  for (;;) {
+    if (!shape_.writable(to)) {
+      std::lock_guard lock(mutex_);
+      refused_ = make_error(Code::read_only, "only " + std::to_string(std::popcount(to)) + " of the " + std::to_string(shape_.shards) + " shards are left, too few to write to: bring missing disks back and open the store again", kWhere);
+      return make_error(Code::io, refused_->what, kWhere);
+    }
+    const Epoch next{shards_->epoch_seen() + 1, to};
+    if (next.number >= uint64_t{1} << (64 - kNumberBits)) return make_error(Code::unsupported, "this coded store was opened more often than its format can count: copy its objects into a new one", kWhere);
+    std::array<uint32_t, kShardsMax> incarnations{};
+    std::string why;
+    for (size_t shard = 0; shard < shape_.shards; ++shard) {
+      if ((to & shard_bit(shard)) == 0) continue;
+      (*shards_)[shard].super.proposed = next;
+      incarnations[shard] = (*shards_)[shard].super.incarnation;
+    }
+    ShardSet failed = shards_->write_superblocks(to, why);
+    if (failed == 0) {
+      for (size_t shard = 0; shard < shape_.shards; ++shard) {
+        if ((to & shard_bit(shard)) == 0) continue;
+        (*shards_)[shard].super.confirmed = next;
+        (*shards_)[shard].super.incarnations = incarnations;
+      }
+      failed = shards_->write_superblocks(to, why);
+    }
+    if (failed == 0) {
+      std::lock_guard lock(mutex_);
+      epoch_ = next.number;
+      next_id_ = 1;
+      live_ = to;
+      return {};
+    }
+    log().warn("a shard of a coded store failed and is left out from now on: {}", why);
+    for (size_t shard = 0; shard < shape_.shards; ++shard) {
+      if ((failed & shard_bit(shard)) != 0) (*shards_)[shard].trouble = why;
+    }
+    to &= ~failed;
+  }
+}
+
+}  // namespace stoker::coded

@@ -1,0 +1,497 @@
+#include "stoker/store/coded/recovery.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "stoker/base/crc32c.h"
+#include "stoker/base/log.h"
+
+namespace stoker::coded {
+namespace {
+
+constexpr const char* kWhere = "store/coded/recovery";
+
+// The table image in an area, if there is a whole one.
+struct Image {
+  Stamp stamp = 0;
+  std::vector<std::string> pieces;
+};
+std::optional<Image> read_image(const StoreId& store, std::span<const std::byte> area) {
+  MemoryLogSource source(area);
+  const auto first = read_frame(source, store, 0);
+  if (!first || !*first) return {};
+  LogScan scan(source, {store, (*first)->generation});
+  Image image;
+  for (auto item = scan.next(); item && *item; item = scan.next()) {
+    const auto* record = std::get_if<LogRecord>(&**item);
+    if (record == nullptr) return {};
+    ByteReader in(record->payload);
+    const auto kind = in.get<uint32_t>();
+    if (kind == 1) {
+      const auto piece = in.get_bytes(in.left());
+      image.pieces.emplace_back(reinterpret_cast<const char*>(piece.data()), piece.size());
+      continue;
+    }
+    const auto pieces = in.get<uint32_t>();
+    image.stamp = in.get<uint64_t>();
+    if (kind != 2 || !in.ok() || pieces != image.pieces.size()) return {};
+    return image;
+  }
+  return {};
+}
+
+}  // namespace
+
+Status Recovery::run(bool read_only) {
+  if (const auto there = static_cast<size_t>(std::popcount(shards_.present())); there < shape_.present_min()) {
+    return make_error(Code::not_found, "only " + std::to_string(there) + " of the " + std::to_string(shape_.shards) + " shards are there: with fewer than " + std::to_string(shape_.present_min()) +
+                      " it cannot be told what was written last; bring more disks back", kWhere);
+  }
+  ShardSet current = shards_.current();
+  bool writable = false;
+  for (;;) {
+    writable = !read_only && shape_.writable(current);
+    ShardSet failed = 0;
+    STOKER_TRY(read_all(current, failed));
+    if (failed == 0) break;
+    current &= ~failed;
+  }
+  if (current == 0) return make_error(Code::not_found, "none of the shards that are there holds what was written last: bring more disks back", kWhere);
+  if (!image_found_) return make_error(Code::corruption, "no shard has an intact object table: bring missing disks back, or restore the store from a copy", kWhere);
+  {
+    const std::lock_guard lock(store_.mutex_);
+    store_.live_ = current;
+    for (size_t shard = 0; shard < shape_.shards; ++shard) store_.epoch_ = std::max(store_.epoch_, (current & shard_bit(shard)) != 0 ? shards_[shard].super.confirmed.number : 0);
+  }
+  STOKER_TRY(load_table());
+  STOKER_TRY(load_raw());
+  choose_folds();
+  choose_vals();
+  let_go();
+  if (read_only) {
+    store_.refused_ = make_error(Code::read_only, "it was opened to read only", kWhere);
+  } else if (!writable) {
+    const auto missing = static_cast<size_t>(shape_.shards) - static_cast<size_t>(std::popcount(current));
+    store_.refused_ = make_error(Code::read_only, std::to_string(missing) + " of the " + std::to_string(shape_.shards) + " shards are missing or not up to date, too many to write to it; what can be read is served: bring disks back", kWhere);
+  }
+  return writable ? settle() : Status();
+}
+
+Status Recovery::read_all(ShardSet current, ShardSet& failed) {
+  image_found_ = false;
+  image_stamp_ = 0;
+  vals_.clear();
+  commits_.clear();
+  stages_.clear();
+  folds_.clear();
+  for (size_t shard = 0; shard < shape_.shards; ++shard) {
+    if ((current & shard_bit(shard)) == 0) continue;
+    read_images(shard, failed);
+    read_log(shard, failed);
+  }
+  return {};
+}
+
+void Recovery::read_images(size_t shard, ShardSet& failed) {
+  std::optional<Image> newest;
+  for (size_t area = 0; area < 2; ++area) {
+    AlignedBytes bytes(shape_.area_bytes);
+    ShardBatch batch(shards_, Priority::demand);
+    batch.read(shard, shape_.area_at(area), bytes.slice());
+    if (batch.run() != 0) {
+      failed |= shard_bit(shard);
+      shards_[shard].trouble = batch.why();
+      return;
+    }
+    auto image = read_image(shards_.store(), bytes.span());
+    if (!image || (newest && image->stamp < newest->stamp)) continue;
+    newest = std::move(image);
+    shards_[shard].image_area = area;
+  }
+  if (!newest || (image_found_ && newest->stamp <= image_stamp_)) return;
+  image_found_ = true;
+  image_stamp_ = newest->stamp;
+  image_ = std::move(newest->pieces);
+}
+
+void Recovery::read_log(size_t shard, ShardSet& failed) {
+  Shard& each = shards_[shard];
+  SegmentEnd newest;
+  size_t newest_at = 0;
+  for (size_t segment = 0; segment < shape_.segments; ++segment) {
+    AlignedBytes bytes(shape_.segment_bytes);
+    ShardBatch batch(shards_, Priority::demand);
+    batch.read(shard, shape_.segment_at(segment), bytes.slice());
+    if (batch.run() != 0) {
+      failed |= shard_bit(shard);
+      each.trouble = batch.why();
+      return;
+    }
+    SegmentRef ref;
+    const SegmentEnd end = read_segment(shape_, shards_.store(), shard, segment, each.super.log_floor, bytes.span(), [&](uint64_t at, FrameContent content) {
+      if (!ref) ref = each.log->hold(segment);
+      take(shard, ref, shape_.segment_at(segment) + at, std::move(content));
+    });
+    each.log->seen(std::max(end.count(), each.super.log_floor));
+    if (end.generation <= newest.generation) continue;
+    newest = end;
+    newest_at = segment;
+  }
+  if (newest.generation != 0) each.log->resume(newest_at, newest);
+}
+
+void Recovery::take(size_t shard, const SegmentRef& segment, uint64_t frame_at, FrameContent content) {
+  const auto place = [&](size_t block) { return Place{shard, frame_at + content.blocks_at + block * kBlock}; };
+  for (Item& item : content.items) {
+    if (auto* val = std::get_if<ValItem>(&item)) {
+      FoundVal& found = vals_[{val->stamp, val->stripe, val->chunk, val->first}];
+      if (!found.val) {
+        found.item = *val;
+        found.val = std::make_shared<Val>(Val{val->stamp, val->stripe, val->chunk, val->first, val->crcs, {}, {}, nullptr});
+      }
+      if (!val->needs_commit) found.item.needs_commit = false;  // settled once, and appended again since
+      if ((found.seen & shard_bit(shard)) != 0 || found.val->crcs != val->crcs) continue;
+      found.seen |= shard_bit(shard);
+      found.val->places.push_back(place(val->at));
+      found.val->held.push_back(segment);
+    } else if (auto* commit = std::get_if<CommitItem>(&item)) {
+      FoundCommit& found = commits_[commit->stamp];
+      if (!found.record) found.record = std::make_shared<CommitRecord>(CommitRecord{commit->stamp, {}});
+      found.items = std::move(commit->items);
+      found.seen |= shard_bit(shard);
+      found.record->held.push_back(segment);
+    } else if (auto* stage = std::get_if<StageItem>(&item)) {
+      for (size_t i = 0; i < stage->rows.size(); ++i) stages_[{stage->fold, stage->stripe, stage->chunk, stage->rows[i].row}] = {std::move(stage->rows[i].entry), place(stage->at + i), segment};
+    } else if (auto* fold = std::get_if<FoldItem>(&item)) {
+      FoundFold& found = folds_[{fold->fold, fold->stripe}];
+      found.item = std::move(*fold);
+      found.seen |= shard_bit(shard);
+      found.held.push_back(segment);
+    }
+  }
+}
+
+// The image, then the COMMITs above it.
+Status Recovery::load_table() {
+  const auto resolve = [this](uint64_t id, std::vector<uint32_t> slots) -> StripePtr {
+    std::vector<size_t> shards = placement(shape_, id);
+    if (find_stripe(id) || !store_.slots_.take(shards, slots)) return nullptr;
+    auto stripe = std::make_shared<Stripe>(id, std::move(shards), std::move(slots), store_.slots_);
+    stripes_[id] = stripe;
+    return stripe;
+  };
+  const std::lock_guard lock(store_.mutex_);
+  for (const std::string& piece : image_) STOKER_TRY(store_.table_.apply(shape_, piece, resolve));
+  Version version = number_of(image_stamp_);
+  for (const auto& [stamp, found] : commits_) {
+    if (stamp <= image_stamp_) continue;
+    STOKER_TRY(store_.table_.apply(shape_, found.items, resolve));
+    version = std::max(version, number_of(stamp));
+  }
+  for (const auto& [key, object] : store_.table_.objects()) {
+    for (const StripePtr& stripe : object->stripes) {
+      if (stripe) object_of_[stripe->id] = key;
+    }
+  }
+  for (const auto& [key, found] : vals_) {
+    const Stamp stamp = found.item.stamp;
+    if (stamp <= image_stamp_ || found.item.needs_commit) continue;
+    version = std::max(version, number_of(stamp));
+    if (const auto object = object_of_.find(found.item.stripe); object != object_of_.end()) {
+      Version& number = store_.table_.find(object->second)->number;
+      number = std::max(number, number_of(stamp));
+    }
+  }
+  store_.version_ = version;
+  return {};
+}
+
+StripePtr Recovery::find_stripe(uint64_t id) const {
+  const auto at = stripes_.find(id);
+  return at == stripes_.end() ? nullptr : at->second.lock();
+}
+
+// The headers of all stripes that the logs speak of, source by source.
+Status Recovery::load_raw() {
+  std::set<uint64_t> wanted;
+  for (const auto& [key, found] : vals_) wanted.insert(found.item.stripe);
+  for (const auto& [key, found] : folds_) wanted.insert(found.item.stripe);
+  for (const uint64_t id : wanted) {
+    const StripePtr stripe = find_stripe(id);
+    if (!stripe) continue;
+    RawHeaders& raw = raw_.emplace(id, RawHeaders(shape_)).first->second;
+    const uint32_t positions = store_.live_positions(*stripe);
+    std::vector<AlignedBytes> memory(shape_.n());
+    std::vector<size_t> ops(shape_.n(), SIZE_MAX);
+    ShardBatch batch(shards_, Priority::demand);
+    for (size_t i = 0; i < shape_.n(); ++i) {
+      if ((positions >> i & 1) == 0) continue;
+      memory[i] = AlignedBytes(header_bytes(shape_));
+      ops[i] = batch.read(stripe->shards[i], shape_.slot_at(stripe->slots[i]), memory[i].slice());
+    }
+    batch.run();
+    for (size_t i = 0; i < shape_.n(); ++i) {
+      if (ops[i] != SIZE_MAX && batch.ok(ops[i])) raw.take(shape_, shards_.store(), id, i, memory[i].span());
+    }
+  }
+  return {};
+}
+
+// Folds that were decided and are not done everywhere: their blocks lie in the log, and stand for the base until they are written there.
+void Recovery::choose_folds() {
+  for (auto& [key, found] : folds_) {
+    const StripePtr stripe = find_stripe(found.item.stripe);
+    if (!stripe) continue;
+    RawHeaders& raw = raw_.at(stripe->id);
+    const Headers newest = raw.merge(shape_);
+    const uint32_t live = store_.live_positions(*stripe);
+    bool undone = false;
+    std::set<size_t> rows;
+    std::set<size_t> outdone;  // rows of which a later fold is in the base: that shard or page has lost them, and gets them from the others
+    const auto above = [&](size_t row, size_t chunk, Stamp version) {
+      const Stamp now = newest.versions[row * shape_.k + chunk];
+      return now != kUnknown && now > version;
+    };
+    for (const FoldRow& row : found.item.rows) {
+      rows.insert(row.row);
+      if (above(row.row, row.chunk, row.version)) outdone.insert(row.row);
+    }
+    for (const auto& [stage_key, stage] : stages_) {
+      if (std::get<0>(stage_key) != found.item.fold || std::get<1>(stage_key) != stripe->id) continue;
+      for (size_t c = 0; c < shape_.k; ++c) {
+        if (above(std::get<3>(stage_key), c, stage.entry.versions[c])) outdone.insert(std::get<3>(stage_key));
+      }
+    }
+    for (const FoldRow& row : found.item.rows) {
+      auto& entry = raw.data[row.chunk][row.row];
+      if (outdone.contains(row.row) || (live >> row.chunk & 1) == 0 || (entry && entry->version >= row.version)) continue;
+      for (auto val = vals_.lower_bound({row.version, stripe->id, row.chunk, 0}); val != vals_.end(); ++val) {
+        const ValItem& item = val->second.item;
+        if (item.stamp != row.version || item.stripe != stripe->id || item.chunk != row.chunk) break;
+        if (row.row < item.first || row.row >= item.first + item.crcs.size()) continue;
+        const size_t index = row.row - item.first;
+        entry = DataEntry{row.version, item.crcs[index]};
+        Place place = val->second.val->places.front();
+        place.offset += index * kBlock;
+        stripe->overrides[row.row * shape_.n() + row.chunk] = {place, val->second.val, index};
+        undone = true;
+      }
+    }
+    for (size_t j = 0; j < shape_.m; ++j) {
+      if ((live >> (shape_.k + j) & 1) == 0) continue;
+      for (const size_t row : rows) {
+        const auto stage = stages_.find({found.item.fold, stripe->id, shape_.k + j, row});
+        if (stage == stages_.end() || outdone.contains(row)) continue;
+        auto& entry = raw.parity[j][row];
+        bool done = entry.has_value();
+        for (size_t c = 0; done && c < shape_.k; ++c) done = entry->versions[c] >= stage->second.entry.versions[c];
+        if (done) continue;
+        entry = stage->second.entry;
+        stripe->overrides[row * shape_.n() + shape_.k + j] = {stage->second.place, nullptr, 0};
+        undone = true;
+      }
+    }
+    found.undone = undone;
+  }
+}
+
+// Of each block the newest VAL that counts and that the base has not got.
+void Recovery::choose_vals() {
+  const std::lock_guard lock(store_.mutex_);
+  for (const auto& [id, raw] : raw_) {
+    if (const StripePtr stripe = find_stripe(id)) stripe->headers = raw.merge(shape_);
+  }
+  for (auto& [key, found] : vals_) {
+    const StripePtr stripe = find_stripe(found.item.stripe);
+    if (!stripe || !counts(found)) continue;
+    if (found.item.needs_commit) found.val->commit = commits_.at(found.item.stamp).record;
+    std::vector<Place>& places = found.val->places;
+    std::stable_partition(places.begin(), places.end(), [&](const Place& place) { return place.shard == stripe->shards[found.item.chunk]; });
+    for (size_t i = 0; i < found.item.crcs.size(); ++i) {
+      const size_t block = (found.item.first + i) * shape_.k + found.item.chunk;
+      if (found.item.stamp <= stripe->headers->versions[block]) continue;  // of an unknown block no VAL is believed either: it may be an old one
+      const auto at = stripe->overlay.find(block);
+      if (at != stripe->overlay.end() && at->second.val->stamp > found.item.stamp) continue;
+      stripe->overlay[block] = {found.val, i};
+      store_.dirty_[stripe->id] = stripe;
+    }
+  }
+}
+
+// Segments with nothing in them that is needed are free from here on: what is appended next must go somewhere.
+void Recovery::let_go() {
+  std::erase_if(vals_, [&](const auto& each) { return each.second.val.use_count() == 1 && each.second.item.stamp <= image_stamp_; });
+  std::erase_if(commits_, [&](const auto& each) { return each.second.record.use_count() == 1 && each.first <= image_stamp_; });
+  std::erase_if(folds_, [](const auto& each) { return !each.second.undone; });
+  std::erase_if(stages_, [&](const auto& each) { return !folds_.contains({std::get<0>(each.first), std::get<1>(each.first)}); });
+}
+
+Status Recovery::settle() {
+  STOKER_TRY(store_.change_epoch(store_.live()));
+  STOKER_TRY(append_commits());
+  STOKER_TRY(append_vals());
+  STOKER_TRY(append_folds());
+  STOKER_TRY(store_.flush(store_.live()));
+  STOKER_TRY(roll_forward());
+  STOKER_TRY(store_.checkpoint());  // above all old COMMITs: none of them is ever chosen late
+  return store_.restore_reserve();  // also for the next opening
+}
+
+Status Recovery::append_commits() {
+  std::map<size_t, FrameBuilder> frames;
+  const ShardSet live = store_.live();
+  for (const auto& [stamp, found] : commits_) {
+        for (size_t shard = 0; shard < shape_.shards; ++shard) {
+      if ((live & ~found.seen & shard_bit(shard)) != 0) frames[shard].add(CommitItem{stamp, found.items});
+    }
+  }
+  std::map<size_t, LogFrame> written;
+  STOKER_TRY(store_.append(frames, 0, written));
+  for (const auto& [shard, frame] : written) {
+    for (const auto& [stamp, found] : commits_) found.record->held.push_back(frame.segment);
+  }
+  return {};
+}
+
+// Only now: with its COMMIT on all shards a VAL of a transaction cannot come to stand alone.
+Status Recovery::append_vals() {
+  std::map<size_t, FrameBuilder> frames;
+  std::vector<AlignedBytes> memory;
+  struct Home {
+    Val* val;
+    size_t shard, at;
+  };
+  std::vector<Home> homes;
+  const ShardSet live = store_.live();
+  const auto write = [&]() -> Status {
+    std::map<size_t, LogFrame> written;
+    STOKER_TRY(store_.append(frames, 0, written));
+    for (const Home& home : homes) {
+      const auto frame = written.find(home.shard);
+      if (frame == written.end()) continue;
+      home.val->places.push_back({home.shard, frame->second.blocks_at + home.at * kBlock});
+      home.val->held.push_back(frame->second.segment);
+    }
+    frames.clear();
+    homes.clear();
+    memory.clear();
+    return {};
+  };
+  for (auto& [key, found] : vals_) {
+    const StripePtr stripe = find_stripe(found.item.stripe);
+    if (!stripe || !counts(found)) continue;
+    const bool newest = std::any_of(stripe->overlay.begin(), stripe->overlay.end(), [&](const auto& each) { return each.second.val == found.val; });
+    ShardSet lacking = 0;
+    for (size_t c = 0; c < shape_.n(); ++c) {
+      if (c == found.item.chunk || c >= shape_.k) lacking |= shard_bit(stripe->shards[c]) & live & ~found.seen;
+    }
+    if (!newest || lacking == 0) continue;
+    AlignedBytes& blocks = memory.emplace_back(found.item.crcs.size() * kBlock);
+    std::vector<CodedStore::Run> runs = {{CodedStore::Run::From::log, stripe, found.item.chunk, found.item.first, found.item.crcs.size(), found.val, 0, blocks.data()}};
+    STOKER_TRY(store_.fetch(runs, Priority::demand));
+    size_t largest = 0;
+    for (size_t shard = 0; shard < shape_.shards; ++shard) {
+      if ((lacking & shard_bit(shard)) == 0) continue;
+      homes.push_back({found.val.get(), shard, frames[shard].block_count()});
+      frames[shard].add(found.item, blocks.span());
+      largest = std::max(largest, frames[shard].bytes());
+    }
+    if (largest > shape_.segment_bytes / 2) STOKER_TRY(write());
+  }
+  return write();
+}
+
+Status Recovery::append_folds() {
+  std::map<size_t, FrameBuilder> frames;
+  const ShardSet live = store_.live();
+  for (const auto& [key, found] : folds_) {
+    const StripePtr stripe = find_stripe(found.item.stripe);
+    uint32_t concerned = 0;
+    for (const FoldRow& row : found.item.rows) concerned |= uint32_t{1} << row.chunk;
+    for (size_t c = 0; c < shape_.n(); ++c) {
+      const ShardSet shard = shard_bit(stripe->shards[c]);
+      if ((c >= shape_.k || (concerned >> c & 1) != 0) && (live & ~found.seen & shard) != 0) frames[stripe->shards[c]].add(found.item);
+    }
+  }
+  std::map<size_t, LogFrame> written;
+  STOKER_TRY(store_.append(frames, 0, written));
+  for (auto& [key, found] : folds_) {
+    for (const auto& [shard, frame] : written) found.held.push_back(frame.segment);
+  }
+  return {};
+}
+
+Status Recovery::roll_forward() {
+  std::set<uint64_t> stripes;
+  for (const auto& [key, found] : folds_) stripes.insert(found.item.stripe);
+  for (const uint64_t id : stripes) STOKER_TRY(roll_forward(find_stripe(id)));
+  // What nothing was found for, or was lost since, comes from the others.
+  for (const auto& [id, raw] : raw_) {
+    const StripePtr stripe = find_stripe(id);
+    if (!stripe) continue;
+    for (size_t position = 0; position < shape_.n(); ++position) {
+      if ((store_.live_positions(*stripe) >> position & 1) == 0 || !lags(*stripe, raw, position)) continue;
+      if (const auto rebuilt = store_.rebuild(stripe, position); !rebuilt) log().warn("{}", rebuilt.error().message());
+    }
+  }
+  return {};
+}
+
+// Whether the shard's own header does not say of every row what the headers together say.
+bool Recovery::lags(const Stripe& stripe, const RawHeaders& raw, size_t position) const {
+  for (size_t row = 0; row < shape_.rows(); ++row) {
+    if (position >= shape_.k) {
+      if (stripe.headers->unsound[row * shape_.m + position - shape_.k]) return true;
+    } else if (const auto& entry = raw.data[position][row]; !entry || entry->version != stripe.headers->versions[row * shape_.k + position]) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Blocks in place, durable, then their header pages, durable.
+Status Recovery::roll_forward(const StripePtr& stripe) {
+  Headers& headers = *stripe->headers;
+  const uint32_t live = store_.live_positions(*stripe);
+  ShardBatch blocks(shards_, Priority::demand);
+  std::vector<AlignedBytes> memory;
+  std::set<std::pair<size_t, size_t>> pages;  // position, page
+  ShardSet touched = 0;
+  for (const auto& [at, over] : stripe->overrides) {
+    const size_t row = at / shape_.n();
+    const size_t position = at % shape_.n();
+    if ((live >> position & 1) == 0) continue;
+    AlignedBytes& block = memory.emplace_back(kBlock);
+    if (over.val) {
+      std::vector<CodedStore::Run> runs = {{CodedStore::Run::From::log, stripe, position, row, 1, over.val, over.index, block.data()}};
+      STOKER_TRY(store_.fetch(runs, Priority::demand));
+    } else {
+      ShardBatch read(shards_, Priority::demand);
+      read.read(over.place.shard, over.place.offset, block.slice());
+      const bool intact = read.run() == 0 && crc32c(block.data(), kBlock) == headers.crcs[row * shape_.n() + position];
+      if (!intact) {
+        headers.unsound[row * shape_.m + position - shape_.k] = true;
+        continue;
+      }
+    }
+    blocks.write(stripe->shards[position], shape_.block_at(stripe->slots[position], row), block.slice());
+    pages.emplace(position, row / shape_.rows_per_page());
+    touched |= shard_bit(stripe->shards[position]);
+  }
+  if (const ShardSet failed = blocks.run(); failed != 0) STOKER_TRY(store_.drop_shards(failed, blocks.why()));
+  STOKER_TRY(store_.flush(touched));
+  ShardBatch batch(shards_, Priority::demand);
+  for (const auto& [position, page] : pages) {
+    const HeaderPage header = page_of(shape_, stripe->id, headers, position, page);
+    headers.counters[position * shape_.pages() + page] = header.counter;
+    encode_page(shape_, shards_.store(), header, memory.emplace_back(kBlock).span());
+    batch.write(stripe->shards[position], shape_.page_at(stripe->slots[position], page, header.counter), memory.back().slice());
+  }
+  if (const ShardSet failed = batch.run(); failed != 0) STOKER_TRY(store_.drop_shards(failed, batch.why()));
+  STOKER_TRY(store_.flush(touched));
+  stripe->overrides.clear();
+  return {};
+}
+
+}  // namespace stoker::coded

@@ -1,0 +1,82 @@
+// Recovery: from what lies on the shards to a store that serves: steps 2 to 10 of *Open* in docs/formats/coded_store.md.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "stoker/store/coded/coded_store.h"
+#include "stoker/store/coded/headers.h"
+
+namespace stoker::coded {
+
+// Used once, before the store has threads.
+class Recovery {
+ public:
+  explicit Recovery(CodedStore& store) : store_(store), shape_(store.shape_), shards_(store.shards()) {}
+  Status run(bool read_only);
+
+ private:
+  struct FoundVal {
+    ValItem item;
+    ValRef val;
+    ShardSet seen = 0;
+  };
+  struct FoundCommit {
+    std::string items;
+    std::shared_ptr<CommitRecord> record;
+    ShardSet seen = 0;
+  };
+  struct FoundStage {
+    ParityEntry entry;
+    Place place;
+    SegmentRef held;
+  };
+  struct FoundFold {
+    FoldItem item;
+    ShardSet seen = 0;
+    bool undone = false;
+    std::vector<SegmentRef> held;
+  };
+  using ValKey = std::tuple<Stamp, uint64_t, size_t, size_t>;               // stamp, stripe, chunk, first row
+  using StageKey = std::tuple<uint64_t, uint64_t, size_t, size_t>;          // fold, stripe, chunk, row
+
+  // Everything that is read, in memory. Shards that cannot be read are in `failed`.
+  Status read_all(ShardSet current, ShardSet& failed);
+  void read_images(size_t shard, ShardSet& failed);
+  void read_log(size_t shard, ShardSet& failed);
+  void take(size_t shard, const SegmentRef& segment, uint64_t frame_at, FrameContent content);
+  Status load_table();
+  Status load_raw();
+  void choose_folds();
+  void choose_vals();
+  void let_go();
+  // Everything that is written.
+  Status settle();
+  Status append_commits();
+  Status append_vals();
+  Status append_folds();
+  Status roll_forward();
+  Status roll_forward(const StripePtr& stripe);
+  bool lags(const Stripe& stripe, const RawHeaders& raw, size_t position) const;
+  StripePtr find_stripe(uint64_t id) const;
+  bool counts(const FoundVal& found) const { return !found.item.needs_commit || commits_.contains(found.item.stamp); }
+
+  CodedStore& store_;
+  const Shape& shape_;
+  Shards& shards_;
+  Stamp image_stamp_ = 0;
+  bool image_found_ = false;
+  std::vector<std::string> image_;
+  std::map<ValKey, FoundVal> vals_;
+  std::map<Stamp, FoundCommit> commits_;
+  std::map<StageKey, FoundStage> stages_;
+  std::map<std::pair<uint64_t, uint64_t>, FoundFold> folds_;  // by fold, stripe
+  std::map<uint64_t, std::weak_ptr<Stripe>> stripes_;
+  std::map<uint64_t, std::string> object_of_;                 // the key, by stripe
+  std::map<uint64_t, RawHeaders> raw_;
+};
+
+}  // namespace stoker::coded

@@ -1,0 +1,350 @@
+#include "stoker/store/coded/shards.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <random>
+
+#include "stoker/base/log.h"
+#include "stoker/store/blank.h"
+#include "stoker/store/writer_lock.h"
+
+namespace stoker::coded {
+namespace {
+
+constexpr const char* kWhere = "store/coded/shards";
+constexpr const char* kFileName = "stoker.shard";
+
+StoreId random_id() {
+  std::random_device random;
+  StoreId id;
+  for (auto& byte : id) byte = static_cast<uint8_t>(random());
+  return id;
+}
+
+std::string code_text(size_t k, size_t m) { return std::to_string(k) + "+" + std::to_string(m); }
+
+// A folder holds its shard in a file; a name of nothing will be a folder.
+std::string file_of(const std::string& path) {
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  const bool itself = std::filesystem::exists(status) && !std::filesystem::is_directory(status);
+  return itself ? path : path + "/" + kFileName;
+}
+
+Shape plan_shape(const CodedPlan& plan, const StoreOptions& options, const CodedOptions& coded) {
+  Shape shape;
+  shape.k = plan.k;
+  shape.m = plan.m;
+  shape.shards = plan.paths.size();
+  shape.object_chunk_bytes = options.chunk_bytes;
+  shape.chunk_bytes = std::min(options.chunk_bytes, kChunkMax);
+  shape.segment_bytes = coded.segment_bytes;
+  shape.segments = coded.segments;
+  // An eighth more stripes than the bytes need: objects end within a stripe.
+  const uint64_t stripes = (options.capacity_bytes + shape.stripe_bytes() - 1) / shape.stripe_bytes() * 9 / 8 + 4;
+  shape.slots = static_cast<uint32_t>((stripes * shape.n() + shape.shards - 1) / shape.shards);
+  const uint64_t image = stripes * (13 + 4 * shape.n()) + options.objects_max * 192;
+  shape.area_bytes = align_up(image + image / 8 + 64 * kKiB, 64 * kKiB);
+  return shape;
+}
+
+Status check_plan(const CodedPlan& plan) {
+  if (plan.k < 1 || plan.m < 1 || plan.k + plan.m > 32) {
+    return make_error(Code::invalid_argument, "a code has at least one data and one parity chunk and at most 32 chunks in all, not " + code_text(plan.k, plan.m) + "; 6+3 is a good choice for nine disks", kWhere);
+  }
+  if (plan.paths.size() < plan.k + plan.m) {
+    return make_error(Code::invalid_argument, "a code of " + code_text(plan.k, plan.m) + " needs at least " + std::to_string(plan.k + plan.m) + " disks, but " + std::to_string(plan.paths.size()) +
+                      " are given: name more, or take a smaller code", kWhere);
+  }
+  if (plan.paths.size() > kShardsMax) return make_error(Code::invalid_argument, "a coded store has at most 64 shards, not " + std::to_string(plan.paths.size()), kWhere);
+  return {};
+}
+
+// Disks fail as a whole: two shards on one disk are lost together.
+Status check_disks(const std::vector<Shard>& shards) {
+  std::vector<std::pair<dev_t, const Shard*>> seen;
+  for (const Shard& shard : shards) {
+    struct stat status{};
+    if (stat(shard.file_path.c_str(), &status) != 0) return errno_error(errno, "cannot look at '" + shard.path + "'", kWhere);
+    for (const auto& [device, other] : seen) {
+      if (device != status.st_dev) continue;
+      return make_error(Code::invalid_argument, "'" + other->path + "' and '" + shard.path + "' are on the same disk and would be lost together: give each shard a disk of its own, or consent with --same-disk", kWhere);
+    }
+    seen.emplace_back(status.st_dev, &shard);
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop, const StoreOptions& options, const CodedOptions& coded) {
+  STOKER_TRY(check_plan(plan));
+  std::unique_ptr<Shards> shards(new Shards(loop));
+  std::vector<std::optional<Superblock>> found(plan.paths.size());
+  bool exists = false;
+  for (size_t i = 0; i < plan.paths.size(); ++i) {
+    STOKER_TRY(shards->open_one(plan.paths[i], options, coded.files));
+    Shard& shard = shards->shards_.back();
+    if (shard.present()) STOKER_TRY(shards->read_superblock(shard, found[i]));
+    exists = exists || (found[i] && found[i]->confirmed.number > 0);
+  }
+  if (exists) {
+    STOKER_TRY(shards->identify(plan, found));
+  } else if (options.create && !options.read_only) {
+    STOKER_TRY(shards->make(plan, options, coded, found));
+  } else {
+    return make_error(Code::not_found, "there is no finished coded store at '" + plan.paths[0] + "' and its companions; make it first", kWhere);
+  }
+  for (Shard& shard : shards->shards_) {
+    shard.log = std::make_unique<ShardLog>(shards->shape_, shards->store_, static_cast<size_t>(&shard - shards->shards_.data()));
+    if (shard.lock_fd < 0 || options.read_only) continue;
+    write_holder(shard.lock_fd, options.holder.empty() ? "pid " + std::to_string(getpid()) : options.holder);
+    shard.named = true;
+  }
+  return shards;
+}
+
+Shards::~Shards() {
+  for (Shard& shard : shards_) {
+    if (shard.present()) {
+      if (const Status closed = loop_.close(shard.file.id); !closed) log().warn("{}", closed.error().message());
+    }
+    if (shard.made) unlink(shard.file_path.c_str());
+    if (shard.named) write_holder(shard.lock_fd, "");
+    if (shard.lock_fd >= 0) ::close(shard.lock_fd);
+  }
+}
+
+void Shards::keep_files() {
+  for (Shard& shard : shards_) shard.made = false;
+}
+
+// What is not there is noted, not made: whether that is a lost shard or a store to be made shows when all were looked at.
+Status Shards::open_one(const std::string& path, const StoreOptions& options, bool files) {
+  Shard& shard = shards_.emplace_back();
+  shard.path = path;
+  shard.file_path = files ? file_of(path) : path;
+  std::error_code error;
+  if (files && !std::filesystem::exists(shard.file_path, error)) {
+    shard.trouble = "'" + path + "' is not there";
+    return {};
+  }
+  if (files) {
+    auto locked = lock_file(shard.file_path, path, options.read_only);
+    if (!locked && locked.error().code == Code::busy) return locked.error();
+    if (!locked) {
+      shard.trouble = locked.error().message();
+      return {};
+    }
+    shard.lock_fd = *locked;
+  }
+  auto file = loop_.open(OpenFile{.path = shard.file_path, .write = !options.read_only});
+  if (file) {
+    shard.file = *file;
+  } else {
+    shard.trouble = file.error().message();
+  }
+  return {};
+}
+
+// Of the two copies the one with the higher counter. An unreadable shard is a missing one.
+Status Shards::read_superblock(Shard& shard, std::optional<Superblock>& found) {
+  if (shard.file.bytes < kHeadBytes) return {};  // empty: a crash came between making it and giving it its size
+  AlignedBytes head(kHeadBytes);
+  IoBatch batch(loop_, Priority::demand);
+  batch.read(shard.file.id, 0, head.slice());
+  if (const Status status = batch.run(); !status) {
+    shard.trouble = status.error().message();
+    return {};
+  }
+  bool text = false;
+  for (const uint64_t at : kSuperblockAt) {
+    STOKER_ASSIGN(auto superblock, decode_superblock(head.span().subspan(at)));
+    if (superblock && (!found || superblock->counter > found->counter)) found = superblock;
+  }
+  for (size_t at = 0; at < kHeadBytes; ++at) text = text || ((at < kHolderAt || at >= kHolderAt + kHolderBytes) && head.span()[at] != std::byte{0});
+  if (!found && text) {
+    return make_error(Code::mismatch, "'" + shard.path + "' holds something that is no shard of a coded store (or both copies of its superblock are damaged): take it out of the list if the others suffice, or give another path", kWhere);
+  }
+  if (found && found->shape.file_bytes() > shard.file.bytes) {
+    shard.trouble = "'" + shard.path + "' is cut short: it should have " + std::to_string(found->shape.file_bytes()) + " bytes";
+  }
+  return {};
+}
+
+// Every shard of one store, each once, in the order of their indices; what is not there is missing.
+Status Shards::identify(const CodedPlan& plan, const std::vector<std::optional<Superblock>>& found) {
+  const Superblock* known = nullptr;
+  size_t known_at = 0;
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (!found[i] || (known != nullptr && found[i]->store == known->store)) continue;
+    if (known != nullptr) return make_error(Code::mismatch, "'" + shards_[known_at].path + "' and '" + shards_[i].path + "' are shards of different stores: name those of one store", kWhere);
+    known = &*found[i];
+    known_at = i;
+  }
+  shape_ = known->shape;
+  store_ = known->store;
+  if (shape_.k != plan.k || shape_.m != plan.m || shape_.shards != plan.paths.size()) {
+    return make_error(Code::mismatch, "'" + shards_[known_at].path + "' is a shard of a store coded " + code_text(shape_.k, shape_.m) + " over " + std::to_string(shape_.shards) + " disks, not " + code_text(plan.k, plan.m) + " over " +
+                      std::to_string(plan.paths.size()) + ": name it as it was made", kWhere);
+  }
+  std::vector<size_t> from(shards_.size(), SIZE_MAX);  // by index: where it stands in our list
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    if (!found[i]) continue;
+    if (found[i]->shape != shape_) return make_error(Code::mismatch, "'" + shards_[i].path + "' and '" + shards_[known_at].path + "' disagree on the shape of their store", kWhere);
+    size_t& at = from[found[i]->shard];
+    if (at != SIZE_MAX) return make_error(Code::mismatch, "'" + shards_[i].path + "' is a copy of '" + shards_[at].path + "', or the same shard twice", kWhere);
+    at = i;
+    shards_[i].super = *found[i];
+  }
+  // What has no superblock takes the places that are left.
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    if (found[i]) continue;
+    *std::find(from.begin(), from.end(), SIZE_MAX) = i;
+    if (shards_[i].trouble.empty()) shards_[i].trouble = "'" + shards_[i].path + "' is blank";
+  }
+  std::vector<Shard> ordered;
+  for (const size_t at : from) ordered.push_back(std::move(shards_[at]));
+  shards_ = std::move(ordered);
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    Shard& shard = shards_[i];
+    shard.super.shard = i;
+    if (shard.trouble.empty() || !shard.present()) continue;
+    static_cast<void>(loop_.close(shard.file.id));
+    shard.file.id = -1;
+  }
+  return {};
+}
+
+// All shards blank, or left behind by an attempt that never came to be.
+Status Shards::make(const CodedPlan& plan, const StoreOptions& options, const CodedOptions& coded, const std::vector<std::optional<Superblock>>& found) {
+  if (options.chunk_bytes % kBlock != 0 || options.chunk_bytes < kChunkMin || options.chunk_bytes > 8 * kMiB) {
+    return make_error(Code::invalid_argument, "the chunks of a store must be a multiple of 4 KiB from 64 KiB to 8 MiB, not " + std::to_string(options.chunk_bytes) + " bytes", kWhere);
+  }
+  if (options.capacity_bytes == 0) return make_error(Code::invalid_argument, "a new store at '" + plan.paths[0] + "' needs a capacity: say how many bytes it may hold", kWhere);
+  shape_ = plan_shape(plan, options, coded);
+  store_ = random_id();
+  for (size_t i = 0; i < shards_.size(); ++i) STOKER_TRY(make_one(shards_[i], options, coded.files, found[i].has_value()));
+  if (coded.files && !options.same_disk) STOKER_TRY(check_disks(shards_));
+  ShardSet all = 0;
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    shards_[i].super = Superblock{shape_, i, store_, found[i] ? found[i]->counter : 0, {}, {}, 0, std::random_device{}(), {}};
+    all |= shard_bit(i);
+  }
+  std::string why;
+  if (write_superblocks(all, why) != 0) return make_error(Code::io, "making the store: " + why, kWhere);
+  fresh_ = true;
+  return {};
+}
+
+Status Shards::make_one(Shard& shard, const StoreOptions& options, bool files, bool had_superblock) {
+  const bool there = shard.present();
+  if (there && !had_superblock && shard.file.bytes >= kHeadBytes) {
+    const auto written = first_written(loop_, shard.file, shard.lock_fd, kHeadBytes);
+    if (!written) return written.error().with("looking whether '" + shard.path + "' is empty");
+    if (*written) return make_error(Code::mismatch, "'" + shard.path + "' begins like an empty file, but holds data that is no shard: give another path, or delete the file if nobody needs it", kWhere);
+  }
+  if (there && shard.file.bytes >= shape_.file_bytes()) return {};
+  if (there) {
+    STOKER_TRY(loop_.close(shard.file.id));
+    shard.file.id = -1;
+    if (files && shard.file.bytes != 0) {
+      return make_error(Code::out_of_space, "'" + shard.path + "' has " + human_bytes(shard.file.bytes) + ", but the shard needs " + human_bytes(shape_.file_bytes()) + ": delete the file, or ask for less", kWhere);
+    }
+  }
+  std::error_code error;
+  if (files) std::filesystem::create_directories(std::filesystem::path(shard.file_path).parent_path(), error);
+  if (error) return errno_error(error.value(), "cannot make the folder of '" + shard.path + "'", kWhere);
+  auto file = loop_.open(OpenFile{.path = shard.file_path, .create = true, .reserve_bytes = shape_.file_bytes()});
+  if (!file) return file.error().with("the shard '" + shard.path + "'");
+  shard.file = *file;
+  shard.made = !there && files;
+  shard.trouble.clear();
+  if (files && shard.lock_fd < 0) {
+    STOKER_ASSIGN(shard.lock_fd, lock_file(shard.file_path, shard.path, options.read_only));
+  }
+  return {};
+}
+
+ShardSet Shards::present() const {
+  ShardSet set = 0;
+  for (size_t i = 0; i < shards_.size(); ++i) set |= shards_[i].present() ? shard_bit(i) : 0;
+  return set;
+}
+
+ShardSet Shards::current() const {
+  Epoch highest;
+  std::array<uint32_t, kShardsMax> incarnations{};
+  for (const Shard& shard : shards_) {
+    if (!shard.present() || shard.super.confirmed.number <= highest.number) continue;
+    highest = shard.super.confirmed;
+    incarnations = shard.super.incarnations;
+  }
+  if (highest.number == 0) return present();  // made a moment ago
+  // A member that does not is another disk, or an older copy of it.
+  ShardSet members = 0;
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    const Superblock& own = shards_[i].super;
+    const bool knows = std::max(own.confirmed.number, own.proposed.number) >= highest.number;
+    if (shards_[i].present() && knows && own.incarnation == incarnations[i]) members |= shard_bit(i);
+  }
+  return highest.live & members;
+}
+
+uint64_t Shards::epoch_seen() const {
+  uint64_t highest = 0;
+  for (const Shard& shard : shards_) {
+    if (shard.present()) highest = std::max({highest, shard.super.confirmed.number, shard.super.proposed.number});
+  }
+  return highest;
+}
+
+ShardSet Shards::write_superblocks(ShardSet set, std::string& why) {
+  std::vector<AlignedBytes> blocks(size());
+  for (size_t i = 0; i < size(); ++i) {
+    if ((set & shard_bit(i)) == 0) continue;
+    ++shards_[i].super.counter;
+    const std::string bytes = encode_superblock(shards_[i].super);
+    blocks[i] = AlignedBytes(kBlock);
+    std::memset(blocks[i].data(), 0, kBlock);
+    std::memcpy(blocks[i].data(), bytes.data(), bytes.size());
+  }
+  ShardSet failed = 0;
+  for (const uint64_t turn : {0, 1}) {
+    ShardBatch writes(*this, Priority::demand);
+    for (size_t i = 0; i < size(); ++i) {
+      if ((set & ~failed & shard_bit(i)) != 0) writes.write(i, kSuperblockAt[(shards_[i].super.counter + turn) & 1], blocks[i].slice());
+    }
+    failed |= writes.run();
+    if (!writes.why().empty()) why = writes.why();
+    ShardBatch flush(*this, Priority::demand);
+    flush.sync(set & ~failed);
+    failed |= flush.run();
+    if (!flush.why().empty()) why = flush.why();
+  }
+  return failed;
+}
+
+void ShardBatch::sync(ShardSet set) {
+  for (size_t shard = 0; shard < shards_.size(); ++shard) {
+    if ((set & shard_bit(shard)) != 0) note(shard, [&] { batch_.sync(shards_[shard].file.id); });
+  }
+}
+
+ShardSet ShardBatch::run() {
+  static_cast<void>(batch_.run());  // each op is looked at below
+  ShardSet failed = 0;
+  for (size_t i = 0; i < batch_.size(); ++i) {
+    if (batch_.result(i)) continue;
+    if (failed == 0) why_ = "'" + shards_[shard_of_[i]].path + "': " + batch_.result(i).error().message();
+    failed |= shard_bit(shard_of_[i]);
+  }
+  return failed;
+}
+
+}  // namespace stoker::coded

@@ -1,0 +1,99 @@
+// The shards of a coded store: their files, locks, identity and superblocks; who is live; batches of transfers that tell which shard failed.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "stoker/io/loop.h"
+#include "stoker/store/blocking_io.h"
+#include "stoker/store/coded/format.h"
+#include "stoker/store/coded/log.h"
+#include "stoker/store/coded/store.h"
+#include "stoker/store/open.h"
+
+namespace stoker::coded {
+
+struct Shard {
+  std::string path;       // as the user named it
+  std::string file_path;
+  FileInfo file;          // id -1: not there
+  int lock_fd = -1;
+  bool made = false;      // by this call, and unlinked again if the store does not come to be
+  bool named = false;     // our name stands in it as the holder's
+  Superblock super;
+  std::string trouble;    // why it is missing or was dropped; empty: nothing is wrong with it
+  std::unique_ptr<ShardLog> log;
+  size_t image_area = 1;  // that holds the newest table image; the next goes into the other
+
+  bool present() const { return file.id >= 0; }
+};
+
+// Closes and unlocks when destroyed. Not thread-safe, but for the files, which any thread may read and write.
+class Shards {
+ public:
+  // Opens, locks and identifies the shards of one store and puts them in the order of their indices; makes them where there is none
+  // (fresh() then), if options.create says so.
+  static Result<std::unique_ptr<Shards>> open(const CodedPlan& plan, Loop& loop, const StoreOptions& options, const CodedOptions& coded);
+  ~Shards();
+
+  const Shape& shape() const { return shape_; }
+  const StoreId& store() const { return store_; }
+  bool fresh() const { return fresh_; }
+  void keep_files();
+
+  Shard& operator[](size_t shard) { return shards_[shard]; }
+  const Shard& operator[](size_t shard) const { return shards_[shard]; }
+  size_t size() const { return shards_.size(); }
+  Loop& loop() { return loop_; }
+  ShardSet present() const;
+  // The members of the highest confirmed epoch that are there and know of it: those that hold what was acknowledged.
+  ShardSet current() const;
+  uint64_t epoch_seen() const;  // the highest, confirmed or proposed
+  // Writes the superblocks of these shards, one copy after the other, durably. Returns the shards that failed.
+  ShardSet write_superblocks(ShardSet set, std::string& why);
+
+ private:
+  explicit Shards(Loop& loop) : loop_(loop) {}
+  Status open_one(const std::string& path, const StoreOptions& options, bool files);
+  Status read_superblock(Shard& shard, std::optional<Superblock>& found);
+  Status identify(const CodedPlan& plan, const std::vector<std::optional<Superblock>>& found);
+  Status make(const CodedPlan& plan, const StoreOptions& options, const CodedOptions& coded, const std::vector<std::optional<Superblock>>& found);
+  Status make_one(Shard& shard, const StoreOptions& options, bool files, bool had_superblock);
+
+  Loop& loop_;
+  Shape shape_;
+  StoreId store_{};
+  std::vector<Shard> shards_;
+  bool fresh_ = false;
+};
+
+// Transfers on several shards that start together. Use once.
+class ShardBatch {
+ public:
+  ShardBatch(Shards& shards, Priority priority) : shards_(shards), batch_(shards.loop(), priority) {}
+  size_t read(size_t shard, uint64_t offset, Slice into) { return note(shard, [&] { batch_.read(shards_[shard].file.id, offset, into); }); }
+  size_t write(size_t shard, uint64_t offset, Slice from) { return note(shard, [&] { batch_.write(shards_[shard].file.id, offset, from); }); }
+  void sync(ShardSet set);
+  bool empty() const { return batch_.empty(); }
+  // The shards of which any transfer failed; each is told in `trouble` of its Shard by whoever drops it.
+  ShardSet run();
+  bool ok(size_t index) const { return batch_.result(index).has_value(); }
+  const std::string& why() const { return why_; }  // of the first failure
+
+ private:
+  template <typename Add>
+  size_t note(size_t shard, Add add) {
+    STOKER_CHECK(shards_[shard].present());
+    add();
+    shard_of_.push_back(shard);
+    return shard_of_.size() - 1;
+  }
+  Shards& shards_;
+  IoBatch batch_;
+  std::vector<size_t> shard_of_;
+  std::string why_;
+};
+
+}  // namespace stoker::coded

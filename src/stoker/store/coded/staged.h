@@ -1,0 +1,53 @@
+// What an open transaction of a coded store has written and not committed: blocks in memory, and the stripes reserved for them.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "stoker/memory/budget.h"
+#include "stoker/store/blocking_io.h"
+#include "stoker/store/coded/table.h"
+
+namespace stoker::coded {
+
+struct StagedChunk {
+  AlignedBytes bytes;      // of the whole chunk; only what is staged is touched
+  std::vector<bool> rows;  // staged
+};
+
+struct StagedStripe {
+  StripePtr base;   // that it changes; null: none, all else is zeros
+  StripePtr fresh;  // that takes its place; null: the changes go to the log
+  std::map<size_t, StagedChunk> chunks;
+  size_t blocks = 0;  // staged
+};
+
+struct StagedObject {
+  ObjectPtr base;           // as committed; null: there is none
+  bool exists = false;      // in the transaction
+  bool made = false;        // anew, whatever there was
+  uint64_t bytes = 0;
+  uint64_t kept = 0;        // of the base's bytes: it was cut to this and perhaps grew again
+  uint32_t chunk_bytes = 0;
+  std::map<size_t, StagedStripe> stripes;  // by index
+
+  StripePtr base_stripe(size_t index, size_t stripe_bytes) const {
+    return base && !made && index * stripe_bytes < kept && index < base->stripes.size() ? base->stripes[index] : nullptr;
+  }
+};
+
+// Outlives its transaction while the commit is under way.
+struct TransactionState {
+  std::mutex mutex;  // guards what follows; taken before the store's
+  std::map<std::string, StagedObject, std::less<>> objects;
+  std::optional<Error> failed;  // of the first write that failed
+  bool done = false;            // committed or refused
+  uint64_t log_bytes = 0;       // staged for the log
+  std::vector<Grant> grants;    // for the blocks
+};
+
+}  // namespace stoker::coded

@@ -1,0 +1,99 @@
+#include "stoker/store/coded/store.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "stoker/base/log.h"
+#include "stoker/store/coded/coded_store.h"
+#include "stoker/store/coded/recovery.h"
+
+namespace stoker::coded {
+namespace {
+
+constexpr const char* kWhere = "store/coded/store";
+constexpr size_t kReaders = 4;  // threads
+
+}  // namespace
+
+CodedStore::CodedStore(std::unique_ptr<Shards> shards, codec::ErasureCode code, const Runtime& runtime, const StoreOptions&, const CodedOptions& coded)
+    : runtime_(runtime), coded_(coded), shards_(std::move(shards)), shape_(shards_->shape()), code_(std::move(code)), slots_(shape_) {}
+
+Result<std::unique_ptr<CodedStore>> CodedStore::open(const CodedPlan& plan, const Runtime& runtime, const StoreOptions& options, const CodedOptions& coded) {
+  STOKER_ASSIGN(auto shards, Shards::open(plan, runtime.loop, options, coded));
+  STOKER_ASSIGN(auto code, codec::ErasureCode::make(static_cast<int>(plan.k), static_cast<int>(plan.m)));
+  std::unique_ptr<CodedStore> store(new CodedStore(std::move(shards), std::move(code), runtime, options, coded));
+  store->composition_ = "coded(" + std::to_string(plan.k) + "+" + std::to_string(plan.m) + ", ";
+  for (size_t i = 0; i < plan.paths.size(); ++i) store->composition_ += (i == 0 ? "" : ",") + plan.paths[i];
+  store->composition_ += ")";
+  if (store->shards_->fresh()) {
+    store->live_ = store->shards_->present();
+    STOKER_TRY(store->checkpoint());  // an empty table; nothing is served before the first epoch is confirmed
+  }
+  STOKER_TRY(Recovery(*store).run(options.read_only));
+  store->shards_->keep_files();
+  for (size_t shard = 0; shard < store->shape_.shards; ++shard) {
+    const Shard& each = (*store->shards_)[shard];
+    if ((store->live() & shard_bit(shard)) == 0) log().warn("a coded store works without a shard: {}", each.trouble.empty() ? "'" + each.path + "' missed what was written meanwhile" : each.trouble);
+  }
+  store->readers_ = std::make_unique<Pool>(kReaders);
+  store->writer_ = std::thread([raw = store.get()] { raw->run(); });
+  return store;
+}
+
+CodedStore::~CodedStore() {
+  {
+    std::lock_guard lock(queue_mutex_);
+    stopping_ = true;
+    queued_.notify_all();
+  }
+  readers_.reset();
+  if (writer_.joinable()) writer_.join();
+}
+
+Future<void> CodedStore::snapshot(std::string_view) {
+  std::lock_guard lock(mutex_);
+  if (refused_) return *refused_;
+  return make_error(Code::unsupported, "a coded store has no snapshots", kWhere);
+}
+
+Future<void> CodedStore::drop(std::string_view name) { return snapshot(name); }
+
+StoreInfo CodedStore::info() const {
+  std::lock_guard lock(mutex_);
+  StoreInfo info;
+  info.composition = composition_;
+  info.committed = info.durable = version_;
+  // Slots of all shards, as data: of each stripe's k + m chunks k count.
+  info.capacity_bytes = uint64_t{shape_.slots} * shape_.shards / shape_.n() * shape_.stripe_bytes();
+  info.used_bytes = slots_.used() / shape_.n() * shape_.stripe_bytes();
+  info.map_bytes = table_.memory_bytes(shape_);
+  if (refused_) info.read_only = refused_->what;
+  return info;
+}
+
+Health CodedStore::health() const {
+  std::lock_guard lock(mutex_);
+  Health health = counts_;
+  health.epoch = epoch_;
+  health.live = live_;
+  for (size_t shard = 0; shard < shape_.shards; ++shard) {
+    const Shard& each = (*shards_)[shard];
+    if ((live_ & shard_bit(shard)) == 0) health.troubles.push_back(each.trouble.empty() ? "'" + each.path + "' is not up to date" : each.trouble);
+  }
+  for (const auto& [id, weak] : dirty_) {
+    if (const StripePtr stripe = weak.lock()) health.newer_blocks += stripe->overlay.size();
+  }
+  return health;
+}
+
+}  // namespace stoker::coded
+
+namespace stoker {
+
+Result<std::unique_ptr<Store>> open_coded_store(CodedPlan plan, const Runtime& runtime, const StoreOptions& options, const CodedOptions& coded) {
+  STOKER_ASSIGN(std::unique_ptr<Store> store, coded::CodedStore::open(plan, runtime, options, coded));
+  return store;
+}
+
+}  // namespace stoker

@@ -1,0 +1,75 @@
+#include "stoker/store/coded/stripe.h"
+
+#include <algorithm>
+
+#include "stoker/base/check.h"
+
+namespace stoker::coded {
+namespace {
+
+uint64_t mix(uint64_t x) {
+  x ^= x >> 30;
+  x *= 0xBF58476D1CE4E5B9ULL;
+  x ^= x >> 27;
+  x *= 0x94D049BB133111EBULL;
+  return x ^ x >> 31;
+}
+
+}  // namespace
+
+std::vector<size_t> placement(const Shape& shape, uint64_t stripe) {
+  std::vector<std::pair<uint64_t, size_t>> ranked;
+  for (size_t shard = 0; shard < shape.shards; ++shard) ranked.emplace_back(mix(stripe * kShardsMax + shard), shard);
+  std::sort(ranked.rbegin(), ranked.rend());
+  std::vector<size_t> shards;
+  for (size_t i = 0; i < shape.n(); ++i) shards.push_back(ranked[i].second);
+  return shards;
+}
+
+std::optional<std::vector<uint32_t>> Slots::take(const std::vector<size_t>& shards) {
+  std::lock_guard lock(mutex_);
+  for (const size_t shard : shards) {
+    if (free_count_[shard] == 0) return {};
+  }
+  std::vector<uint32_t> slots;
+  for (const size_t shard : shards) {
+    std::vector<bool>& free = free_[shard];
+    size_t at = next_[shard];
+    while (!free[at]) at = (at + 1) % free.size();
+    free[at] = false;
+    next_[shard] = (at + 1) % free.size();
+    --free_count_[shard];
+    slots.push_back(static_cast<uint32_t>(at));
+  }
+  return slots;
+}
+
+bool Slots::take(const std::vector<size_t>& shards, const std::vector<uint32_t>& slots) {
+  std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < shards.size(); ++i) {
+    if (slots[i] >= free_[shards[i]].size() || !free_[shards[i]][slots[i]]) return false;
+  }
+  for (size_t i = 0; i < shards.size(); ++i) {
+    free_[shards[i]][slots[i]] = false;
+    --free_count_[shards[i]];
+  }
+  return true;
+}
+
+void Slots::give(const std::vector<size_t>& shards, const std::vector<uint32_t>& slots) {
+  std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < shards.size(); ++i) {
+    STOKER_CHECK(!free_[shards[i]][slots[i]]);
+    free_[shards[i]][slots[i]] = true;
+    ++free_count_[shards[i]];
+  }
+}
+
+uint64_t Slots::used() const {
+  std::lock_guard lock(mutex_);
+  uint64_t used = 0;
+  for (size_t shard = 0; shard < free_.size(); ++shard) used += free_[shard].size() - free_count_[shard];
+  return used;
+}
+
+}  // namespace stoker::coded

@@ -1,0 +1,109 @@
+// What a coded store keeps in memory of a stripe: where its chunks are, what its headers say, and which blocks are newer in the log.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "stoker/store/coded/format.h"
+
+namespace stoker::coded {
+
+// A segment of a shard's log. Whoever needs a record in it holds a reference; without any it is free to be begun anew.
+struct Segment {
+  size_t shard = 0, index = 0;
+};
+using SegmentRef = std::shared_ptr<const Segment>;
+
+struct Place {
+  size_t shard = 0;
+  uint64_t offset = 0;  // in the shard's file
+};
+
+// A COMMIT in the logs.
+struct CommitRecord {
+  Stamp stamp = 0;
+  std::vector<SegmentRef> held;
+};
+
+// New blocks of one chunk in the logs of its data shard and its parities. Immutable once readers can see it.
+struct Val {
+  Stamp stamp = 0;
+  uint64_t stripe = 0;
+  size_t chunk = 0, first = 0;
+  std::vector<uint32_t> crcs;
+  std::vector<Place> places;  // of the first block; the data shard's first, if it has it
+  std::vector<SegmentRef> held;
+  std::shared_ptr<CommitRecord> commit;  // none: it counts by itself
+};
+using ValRef = std::shared_ptr<Val>;
+
+// What all header pages of a stripe say together.
+struct Headers {
+  std::vector<Stamp> versions;     // row * k + chunk
+  std::vector<uint32_t> crcs;      // row * n + chunk, data and parity
+  std::vector<bool> unsound;       // row * m + parity: this parity's block is not at these versions, or not known
+  std::vector<uint64_t> counters;  // chunk * pages + page: of the newest copy of a page; 0: never written
+};
+
+// A block of the base that a committed fold has changed, but that lies in the log still (only a store that may not write keeps it so).
+struct Override {
+  Place place;
+  ValRef val;        // of a data block
+  size_t index = 0;  // of the block in it
+};
+
+// The free slots of all shards. Any thread.
+class Slots {
+ public:
+  explicit Slots(const Shape& shape) : free_(shape.shards, std::vector<bool>(shape.slots, true)), free_count_(shape.shards, shape.slots), next_(shape.shards, 0) {}
+  // One slot on each of these shards, or none at all.
+  std::optional<std::vector<uint32_t>> take(const std::vector<size_t>& shards);
+  // A slot that the table names. False: another stripe has it.
+  bool take(const std::vector<size_t>& shards, const std::vector<uint32_t>& slots);
+  void give(const std::vector<size_t>& shards, const std::vector<uint32_t>& slots);
+  uint64_t used() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::vector<bool>> free_;  // guarded by mutex_, as all that follows
+  std::vector<size_t> free_count_;
+  std::vector<size_t> next_;  // where to look first
+};
+
+class Stripe {
+ public:
+  Stripe(uint64_t the_id, std::vector<size_t> on_shards, std::vector<uint32_t> in_slots, Slots& owner)
+      : id(the_id), shards(std::move(on_shards)), slots(std::move(in_slots)), owner_(owner) {}
+  ~Stripe() { owner_.give(shards, slots); }
+  Stripe(const Stripe&) = delete;
+  Stripe& operator=(const Stripe&) = delete;
+
+  const uint64_t id;
+  const std::vector<size_t> shards;   // by position of the chunk
+  const std::vector<uint32_t> slots;
+
+  // Guarded by the store's mutex. `headers` change only while `folding` is set and nobody reads; so a reader that is counted may look without it.
+  std::optional<Headers> headers;
+  size_t readers = 0;
+  bool folding = false;
+  struct Newer {
+    ValRef val;
+    size_t index = 0;  // of the block in it
+  };
+  std::map<size_t, Newer> overlay;        // by row * k + chunk
+  std::map<size_t, Override> overrides;   // by row * n + chunk
+
+ private:
+  Slots& owner_;
+};
+using StripePtr = std::shared_ptr<Stripe>;
+
+// The shards of the chunks of a stripe, by position.
+std::vector<size_t> placement(const Shape& shape, uint64_t stripe);
+
+}  // namespace stoker::coded

@@ -1,0 +1,120 @@
+#include "stoker/store/coded/table.h"
+
+#include <algorithm>
+
+namespace stoker::coded {
+namespace {
+
+
+enum Kind : uint8_t { kObject = 1, kStripe = 2, kRemove = 3 };
+
+Error broken(const std::string& what) { return make_error(Code::corruption, what, "store/coded/table"); }
+
+}  // namespace
+
+void put_object(ByteWriter& out, std::string_view key, uint64_t bytes, uint32_t chunk_bytes, Version number) {
+  out.put(uint8_t{kObject});
+  out.put_string(key);
+  out.put(bytes);
+  out.put(chunk_bytes);
+  out.put(number);
+}
+
+void put_stripe(ByteWriter& out, size_t index, const Stripe& stripe) {
+  out.put(uint8_t{kStripe});
+  out.put(static_cast<uint32_t>(index));
+  out.put(stripe.id);
+  for (const uint32_t slot : stripe.slots) out.put(slot);
+}
+
+void put_remove(ByteWriter& out, std::string_view key) {
+  out.put(uint8_t{kRemove});
+  out.put_string(key);
+}
+
+ObjectPtr Table::find(std::string_view key) const {
+  const auto at = objects_.find(key);
+  return at == objects_.end() ? nullptr : at->second;
+}
+
+Status Table::apply(const Shape& shape, std::string_view items, const Resolve& resolve) {
+  ByteReader in(std::as_bytes(std::span(items)));
+  ObjectPtr object;  // the one put last, ours alone
+  while (in.left() > 0) {
+    const auto kind = in.get<uint8_t>();
+    if (kind == kStripe) {
+      const auto index = in.get<uint32_t>();
+      const auto id = in.get<uint64_t>();
+      std::vector<uint32_t> slots;
+      for (size_t i = 0; i < shape.n(); ++i) slots.push_back(in.get<uint32_t>());
+      if (!in.ok() || !object || index >= object->stripes.size()) return broken("the object table names a stripe outside of its object");
+      object->stripes[index] = id == 0 ? nullptr : resolve(id, std::move(slots));
+      if (id != 0 && !object->stripes[index]) return broken("the object table names a stripe twice, or one in slots that cannot be");
+      continue;
+    }
+    const std::string key(in.get_string());
+    if (!in.ok() || key.empty() || key.size() > kKeyMax) return broken("the object table has a name that cannot be");
+    if (kind == kRemove) {
+      objects_.erase(key);
+      object.reset();
+    } else if (kind == kObject) {
+      const ObjectPtr old = find(key);
+      object = old ? std::make_shared<Object>(*old) : std::make_shared<Object>();
+      object->bytes = in.get<uint64_t>();
+      object->chunk_bytes = in.get<uint32_t>();
+      object->number = in.get<uint64_t>();
+      if (!in.ok() || object->bytes > kObjectBytesMax) return broken("the object table has an object whose size cannot be");
+      object->stripes.resize((object->bytes + shape.stripe_bytes() - 1) / shape.stripe_bytes());
+      objects_.insert_or_assign(key, object);
+    } else {
+      return broken("the object table has an item of no known kind");
+    }
+  }
+  return {};
+}
+
+std::vector<std::string> Table::image(size_t piece_bytes) const {
+  std::vector<std::string> pieces;
+  ByteWriter out;
+  const auto cut = [&] {
+    if (out.size() > 0) pieces.push_back(out.take());
+    out = ByteWriter();
+  };
+  for (const auto& [key, object] : objects_) {
+    put_object(out, key, object->bytes, object->chunk_bytes, object->number);
+    for (size_t i = 0; i < object->stripes.size(); ++i) {
+      if (!object->stripes[i]) continue;
+      put_stripe(out, i, *object->stripes[i]);
+      if (out.size() < piece_bytes) continue;
+      cut();
+      put_object(out, key, object->bytes, object->chunk_bytes, object->number);  // a piece begins with its object
+    }
+    if (out.size() >= piece_bytes) cut();
+  }
+  cut();
+  return pieces;
+}
+
+uint64_t Table::image_bytes(const Shape& shape) const {
+  uint64_t bytes = 0;
+  for (const auto& [key, object] : objects_) {
+    bytes += 25 + key.size();
+    for (const StripePtr& stripe : object->stripes) bytes += stripe ? 13 + 4 * shape.n() : 0;
+  }
+  return bytes + bytes / 8 + 4 * kBlock;  // framing, and the objects that are named again where a piece begins
+}
+
+uint64_t Table::memory_bytes(const Shape& shape) const {
+  uint64_t bytes = 0;
+  for (const auto& [key, object] : objects_) {
+    bytes += sizeof(Object) + key.size() + object->stripes.size() * sizeof(StripePtr);
+    for (const StripePtr& stripe : object->stripes) {
+      if (!stripe) continue;
+      bytes += sizeof(Stripe) + shape.n() * 12 + stripe->overlay.size() * 80;
+      if (stripe->headers) bytes += shape.rows() * (12 * shape.k + 4 * shape.m);
+    }
+  }
+  return bytes;
+}
+
+}  // namespace stoker::coded

@@ -1,0 +1,52 @@
+// The object table of a coded store: names, sizes, and which stripes hold an object. Guarded by the store's mutex.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "stoker/store/coded/stripe.h"
+#include "stoker/store/store.h"
+
+namespace stoker::coded {
+
+inline constexpr uint64_t kObjectBytesMax = uint64_t{1} << 42;
+inline constexpr size_t kKeyMax = 1024;
+
+// Once shared only `number` changes, under the store's mutex; anything else makes a new Object. So a reader keeps what it looked up.
+struct Object {
+  uint64_t bytes = 0;
+  uint32_t chunk_bytes = 0;
+  Version number = 0;               // the commit that last changed it
+  std::vector<StripePtr> stripes;   // as many as the bytes need; null: a hole
+};
+using ObjectPtr = std::shared_ptr<Object>;
+
+// Table items, as in COMMIT records and images.
+void put_object(ByteWriter& out, std::string_view key, uint64_t bytes, uint32_t chunk_bytes, Version number);
+void put_stripe(ByteWriter& out, size_t index, const Stripe& stripe);
+void put_remove(ByteWriter& out, std::string_view key);
+
+class Table {
+ public:
+  using Objects = std::map<std::string, ObjectPtr, std::less<>>;
+  // Finds or makes the stripe that an item names; null: it cannot be (corruption).
+  using Resolve = std::function<StripePtr(uint64_t id, std::vector<uint32_t> slots)>;
+
+  const Objects& objects() const { return objects_; }
+  ObjectPtr find(std::string_view key) const;
+  // Changes the table by the items of one commit. On corruption it may be changed in part.
+  Status apply(const Shape& shape, std::string_view items, const Resolve& resolve);
+  // All of it, in pieces of about this many bytes.
+  std::vector<std::string> image(size_t piece_bytes) const;
+  uint64_t image_bytes(const Shape& shape) const;
+  uint64_t memory_bytes(const Shape& shape) const;
+
+ private:
+  Objects objects_;
+};
+
+}  // namespace stoker::coded

@@ -1,0 +1,58 @@
+#include "stoker/store/writer_lock.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "stoker/base/log.h"
+
+namespace stoker {
+namespace {
+
+constexpr const char* kWhere = "store/writer_lock";
+
+std::string read_holder(int fd) {
+  char text[kHolderBytes] = {};
+  const ssize_t got = pread(fd, text, sizeof text - 1, static_cast<off_t>(kHolderAt));
+  return got > 0 && text[0] != '\0' ? std::string(text) : std::string("another process");
+}
+
+// Who is in the way of a lock that was refused; readers leave no name. Empty: nobody any more, and the lock is ours.
+std::string in_the_way(int fd, bool read_only) {
+  if (read_only || flock(fd, LOCK_SH | LOCK_NB) != 0) return "in use by " + read_holder(fd);
+  if (flock(fd, LOCK_EX | LOCK_NB) == 0) return {};
+  return "being read by another process (`stoker ls`, `fsck` or `export`, say)";
+}
+
+}  // namespace
+
+void write_holder(int fd, const std::string& name) {
+  char text[kHolderBytes] = {};
+  std::memcpy(text, name.data(), std::min(name.size(), sizeof text - 1));
+  if (pwrite(fd, text, sizeof text, static_cast<off_t>(kHolderAt)) < 0) log().info("cannot note the holder of the store: {}", std::strerror(errno));
+}
+
+Result<int> lock_file(const std::string& file_path, const std::string& path, bool read_only) {
+  const int fd = ::open(file_path.c_str(), (read_only ? O_RDONLY : O_RDWR) | O_CLOEXEC);
+  if (fd < 0) return errno_error(errno, "cannot open the store '" + path + "'", kWhere);
+  if (flock(fd, (read_only ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0) return fd;
+  const int error = errno;
+  if (error == EWOULDBLOCK) {
+    const std::string who = in_the_way(fd, read_only);
+    if (who.empty()) return fd;
+    ::close(fd);
+    return make_error(Code::busy, "the store '" + path + "' is " + who + "; wait until it ends, or use another store", kWhere);
+  }
+  if (read_only) {
+    log().info("the file system of '{}' has no locks: a writer at work would not be noticed", path);
+    return fd;
+  }
+  ::close(fd);
+  return errno_error(error, "cannot lock the store '" + path + "'", kWhere);
+}
+
+}  // namespace stoker

@@ -1,0 +1,87 @@
+// Coded stores on simulated disks, for their tests.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "stoker/store/coded/coded_store.h"
+#include "stoker/store/runtime.h"
+#include "stoker/testing/sim_engine.h"
+#include "stoker/testing/store_harness.h"
+
+namespace stoker::coded {
+
+struct CodedWorldOptions {
+  size_t k = 4, m = 2, shards = 0;     // 0: k + m
+  std::vector<size_t> lost = {};       // shards that go right after the store was made
+  uint32_t segment_bytes = 1 << 20;
+  uint32_t segments = 8;
+  bool background = true;
+  bool faults = false;                 // transfers that are short or interrupted
+  uint64_t seed = 1;
+};
+
+class CodedWorld final : public StoreWorld {
+ public:
+  explicit CodedWorld(CodedWorldOptions options) : options_(std::move(options)), disk_(std::make_shared<SimDisk>(options_.seed)) {
+    if (options_.shards == 0) options_.shards = options_.k + options_.m;
+    for (size_t i = 0; i < options_.shards; ++i) paths_.push_back("d" + std::to_string(i));
+    if (options_.faults) {
+      SimFaults faults;
+      faults.short_transfer = 100'000;
+      faults.interrupted = 100'000;
+      disk_->set_faults(faults);
+    }
+    SimDevice device;
+    device.seed = options_.seed;
+    auto engine = std::move(*SimEngine::make(disk_, 64, device));
+    const Clock& clock = static_cast<SimEngine&>(*engine).clock();
+    RuntimeOptions runtime;
+    runtime.cpu_threads = 1;
+    runtime_ = std::move(*RuntimeOwner::make(std::move(engine), runtime, clock));
+  }
+
+  Result<std::unique_ptr<Store>> open(const StoreOptions& options) override {
+    STOKER_ASSIGN(auto store, open_coded(options));
+    if (!made_ && !options_.lost.empty()) {
+      store.reset();
+      for (const size_t shard : options_.lost) disk_->remove(paths_[shard]);
+      STOKER_ASSIGN(store, open_coded(options));
+    }
+    made_ = true;
+    return std::unique_ptr<Store>(std::move(store));
+  }
+  bool persists() const override { return true; }
+
+  Result<std::unique_ptr<CodedStore>> open_coded(const StoreOptions& options) {
+    CodedOptions coded;
+    coded.files = false;
+    coded.segment_bytes = options_.segment_bytes;
+    coded.segments = options_.segments;
+    coded.background = options_.background;
+    return CodedStore::open({options_.k, options_.m, paths_}, runtime_->runtime(), options, coded);
+  }
+  Result<std::unique_ptr<CodedStore>> open_small(bool read_only = false) {
+    StoreOptions options;
+    options.create = !read_only;
+    options.read_only = read_only;
+    options.capacity_bytes = 4 << 20;
+    options.chunk_bytes = 64 << 10;
+    options.objects_max = 64;
+    return open_coded(options);
+  }
+
+  SimDisk& disk() { return *disk_; }
+  RuntimeOwner& runtime() { return *runtime_; }
+  const std::vector<std::string>& paths() const { return paths_; }
+
+ private:
+  CodedWorldOptions options_;
+  std::shared_ptr<SimDisk> disk_;
+  std::vector<std::string> paths_;
+  std::unique_ptr<RuntimeOwner> runtime_;
+  bool made_ = false;
+};
+
+}  // namespace stoker::coded
