@@ -22,9 +22,10 @@ MAY_INCLUDE = {
     "io": {"base", "memory"},
     "codec": {"base"},
     "optim": {"base"},
+    "curm": {"base", "codec"},
     "store": {"base", "memory", "io"},
     "offload": {"base", "memory", "io", "store", "optim"},
-    "cli": {"base", "memory", "codec", "io", "store"},
+    "cli": {"base", "memory", "codec", "curm", "io", "store"},
     "bindings": {"base", "memory", "io", "store", "optim", "offload"},
 }
 CODE = {".cc", ".h"}
