@@ -27,12 +27,15 @@ std::vector<uint64_t> Curm::pending() const {
   return stripes;
 }
 
-Status Curm::make_room(uint64_t logged_bytes_max) {
+std::vector<uint64_t> Curm::make_room(uint64_t logged_bytes_max) const {
+  std::vector<uint64_t> folded;
+  uint64_t left = Vdl::logged_bytes();
   for (const uint64_t stripe : pending()) {
-    if (logged_bytes() <= logged_bytes_max / 2) break;
-    STOKER_TRY(fold(stripe));
+    if (left <= logged_bytes_max / 2) break;
+    left -= Vdl::logged_bytes(stripe);
+    folded.push_back(stripe);
   }
-  return {};
+  return folded;
 }
 
 }  // namespace stoker::curm

@@ -21,7 +21,7 @@ class Curm final : public Vdl {
 
   Status update_together(const std::vector<Update>& pieces) override;
   std::vector<uint64_t> pending() const override;
-  Status make_room(uint64_t logged_bytes_max) override;
+  std::vector<uint64_t> make_room(uint64_t logged_bytes_max) const override;
 
  private:
   bool reconstructs(int dirty) const override { return k() - dirty < dirty + m(); }

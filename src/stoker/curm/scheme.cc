@@ -121,6 +121,11 @@ Status Scheme::fold_all() {
   return {};
 }
 
-Status Scheme::make_room(uint64_t /*logged_bytes_max*/) { return fold_all(); }
+std::vector<uint64_t> Scheme::make_room(uint64_t /*logged_bytes_max*/) const { return pending(); }
+
+uint64_t Scheme::logged_bytes(uint64_t stripe) const {
+  const auto dirt = dirt_.find(stripe);
+  return dirt == dirt_.end() ? 0 : dirt->second.bytes;
+}
 
 }  // namespace stoker::curm

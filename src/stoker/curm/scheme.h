@@ -59,8 +59,8 @@ class Scheme {
   uint64_t logged_bytes() const { return logged_bytes_; }
   virtual std::vector<uint64_t> pending() const;
   Status fold_all();
-  // The logs hold as much as they may: folds all, unless a scheme knows better.
-  virtual Status make_room(uint64_t logged_bytes_max);
+  // The stripes to fold when the logs hold as much as they may: all, unless a scheme knows better.
+  virtual std::vector<uint64_t> make_room(uint64_t logged_bytes_max) const;
 
  protected:
   // A record that recovery found and that still counts.
@@ -117,6 +117,7 @@ class Scheme {
   // again on the spare where its base does not have it.
   virtual Status rebuilt(const Chunk& lost, NodeId spare);
 
+  uint64_t logged_bytes(uint64_t stripe) const;
   void count_logged(uint64_t stripe, uint64_t bytes);
   void count_folded(uint64_t stripe);
 

@@ -98,7 +98,10 @@ class Lab {
     const uint64_t what = random_() % 16;
     if (what == 0) return scheme_->fold(random_() % geometry_.stripes);
     if (what == 1) return scheme_->fold_all();
-    if (what == 2) return scheme_->make_room(scheme_->logged_bytes());
+    if (what == 2) {
+      for (const uint64_t stripe : scheme_->make_room(scheme_->logged_bytes())) STOKER_TRY(scheme_->fold(stripe));
+      return {};
+    }
     in_flight_ = what <= 4 ? random_row() : std::vector<Update>{random_update()};
     STOKER_TRY(what <= 4 ? scheme_->update_together(in_flight_) : scheme_->update(in_flight_[0]));
     for (const Update& each : in_flight_) lay(each);
