@@ -49,7 +49,7 @@ def as_json(tree, features: list[str], trained_on: list[str]) -> dict:
 def fit(x: list[list[float]], y: list[str], depth: int):
     from sklearn.tree import DecisionTreeClassifier
 
-    return DecisionTreeClassifier(max_depth=depth, min_samples_leaf=20, random_state=0).fit(x, y)
+    return DecisionTreeClassifier(max_depth=depth, min_samples_leaf=100, random_state=0).fit(x, y)
 
 
 def accuracy(tree, x: list[list[float]], y: list[str]) -> float:

@@ -2,6 +2,7 @@
 //
 // - Pieces of one stripe that are written together and cover most of it are written through: parity from the data, nothing logged.
 // - A fold takes, range by range, the cheaper of old bytes with old parity, and the clean chunks (reconstruct-write).
+// - A record that newer ones cover whole is let go of at once, so hot ranges take little of the log.
 // - Full logs are not emptied: the stripes folded first are those whose class says that they will not be rewritten (write-only),
 //   then those longest untouched; half of the room stays with what is still being rewritten.
 #pragma once
@@ -24,6 +25,7 @@ class Curm final : public Vdl {
   std::vector<uint64_t> make_room(uint64_t logged_bytes_max) const override;
 
  private:
+  bool lets_go_early() const override { return true; }
   bool reconstructs(int dirty) const override { return k() - dirty < dirty + m(); }
 
   std::function<Class(uint64_t)> classes_;

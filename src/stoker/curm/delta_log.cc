@@ -131,9 +131,8 @@ Status DeltaLog::recover(const std::set<NodeId>& replaced) {
   return release(std::move(found.places));
 }
 
-Status DeltaLog::rebuilt(const Chunk& lost, NodeId /*spare*/) {
-  entries_.erase(lost);  // their content is in the new base
-  return {};
+std::function<void()> DeltaLog::rebuilt(const Chunk& lost, Errand& /*errand*/) {
+  return [this, lost] { entries_.erase(lost); };  // their content is in the new base
 }
 
 Slot DeltaLog::logical(Errand& errand, const Chunk& chunk) {

@@ -30,7 +30,7 @@ class DeltaLog : public Scheme {
   virtual bool reserves() const { return false; }
   uint64_t reserved_used(const Chunk& parity) const;
   Slot logical(Errand& errand, const Chunk& chunk) override;
-  Status rebuilt(const Chunk& lost, NodeId spare) override;
+  std::function<void()> rebuilt(const Chunk& lost, Errand& errand) override;
 
  private:
   struct Entry {

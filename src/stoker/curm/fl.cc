@@ -90,9 +90,11 @@ Slot FullLogging::logical(Errand& errand, const Chunk& chunk) {
   return chunk.position < k() ? read_newest(errand, chunk, 0, geometry().chunk_bytes) : DeltaLog::logical(errand, chunk);
 }
 
-Status FullLogging::rebuilt(const Chunk& lost, NodeId spare) {
-  logged_.erase(lost);
-  return DeltaLog::rebuilt(lost, spare);
+std::function<void()> FullLogging::rebuilt(const Chunk& lost, Errand& errand) {
+  return [this, lost, others = DeltaLog::rebuilt(lost, errand)] {
+    logged_.erase(lost);
+    others();
+  };
 }
 
 }  // namespace stoker::curm

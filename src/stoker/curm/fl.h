@@ -19,7 +19,7 @@ class FullLogging : public DeltaLog {
   Status fold_data(uint64_t stripe, uint64_t fold_seq) override;
   Status redo(const Survivor& survivor, bool alive) override;
   Slot logical(Errand& errand, const Chunk& chunk) override;
-  Status rebuilt(const Chunk& lost, NodeId spare) override;
+  std::function<void()> rebuilt(const Chunk& lost, Errand& errand) override;
   void index(const Chunk& chunk, uint64_t offset, uint64_t bytes, const LogPlace& place);
 
   struct Logged {

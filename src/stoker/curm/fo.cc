@@ -91,4 +91,9 @@ Status FullOverwrite::recover(const std::set<NodeId>& replaced) {
   return release(std::move(found.places));
 }
 
+// Its intents went with it; the new base is flushed.
+std::function<void()> FullOverwrite::rebuilt(const Chunk& lost, Errand& /*errand*/) {
+  return [this, lost] { overwritten_.erase(lost); };
+}
+
 }  // namespace stoker::curm

@@ -18,6 +18,8 @@ class FullOverwrite final : public Scheme {
   Status recover(const std::set<NodeId>& replaced) override;
 
  private:
+  std::function<void()> rebuilt(const Chunk& lost, Errand& errand) override;
+
   std::map<uint64_t, std::vector<LogPlace>> intents_;  // by stripe
   std::set<Chunk> overwritten_;                        // since their stripe was folded
 };

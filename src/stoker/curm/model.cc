@@ -12,17 +12,20 @@ uint64_t area_of(const Chunk& chunk) { return chunk.stripe * 64 + static_cast<ui
 
 Play::Step Model::read(const Step& step) {
   Play::Step play{Play::Kind::read, area_of(step.chunk), 0, 0, 0, 0};
-  bool logged = false;
+  uint64_t runs = 0, run_end = UINT64_MAX;
   for (const Step::Part& part : step.parts) {
     play.bytes += part.bytes;
     if (part.logged) {
-      logged = logged || !part.place.reserved;  // a log is read in the order it was written; what is reserved comes with its chunk
+      const auto found = part.place.reserved ? logged_.end() : logged_.find(part.place.id);  // what is reserved comes with its chunk
+      if (found == logged_.end()) continue;
+      runs += found->second.at == run_end ? 0 : 1;
+      run_end = found->second.at + found->second.bytes;
     } else {
       if (play.seeks++ == 0) play.at = part.offset;
     }
   }
-  if (logged) {
-    ++play.seeks;
+  if (runs != 0) {
+    play.seeks += rebuilds_ ? runs : 1;
     play.area = UINT64_MAX;
   }
   *step.value = Value::sized(play.bytes);
@@ -33,8 +36,9 @@ Play::Step Model::append(NodeId node, Step& step, bool background) {
   const Record record = step.record();
   const uint64_t payload = record.payload_bytes(), bytes = payload + kRecordHeaderBytes;
   *step.place = {node, ++ids_, step.reserved};
-  logged_[ids_] = bytes;
-  if (counting_) {
+  logged_[ids_] = {log_ends_[node], bytes};
+  if (!step.reserved) log_ends_[node] += bytes;
+  if (!rebuilds_) {
     (background ? counts_.background_payload_bytes : counts_.payload_bytes) += payload;
     (background ? counts_.background_framing_bytes : counts_.framing_bytes) += kRecordHeaderBytes;
     if (background) {
@@ -45,11 +49,11 @@ Play::Step Model::append(NodeId node, Step& step, bool background) {
   }
   // What is reserved is space that was taken when the chunk was made.
   if (step.reserved) return {Play::Kind::write, area_of(step.chunk) + 32, ids_, bytes, 1, 0};
-  return {Play::Kind::append, 0, 0, bytes, 1, static_cast<int64_t>(bytes)};
+  return {Play::Kind::append, 0, 0, bytes, 1, bytes};
 }
 
 void Model::count(const Round& round, const Step& step, uint64_t bytes) {
-  if (!counting_) return;
+  if (!!rebuilds_) return;
   if (step.kind == Step::Kind::mark) {
     (round.background ? counts_.background_framing_bytes : counts_.framing_bytes) += bytes;
     return;
@@ -65,7 +69,8 @@ Status Model::run(Round& round) {
   play.kind = round.kind;
   bool remote = false;
   for (Errand& errand : round.errands) {
-    Play::Errand& mine = play.errands.emplace_back();
+    const bool says = std::any_of(errand.steps.begin(), errand.steps.end(), [](const Step& step) { return step.kind != Step::Kind::release; });
+    Play::Errand mine;
     mine.node = errand.node;
     mine.sent = errand.sent;
     mine.answered = errand.answered;
@@ -76,7 +81,7 @@ Status Model::run(Round& round) {
           mine.steps.push_back(read(step));
           count(round, step, mine.steps.back().bytes);
           // Records reserved behind a chunk are read in one go with it: no request of their own.
-          if (mine.steps.back().seeks == 0 && counting_) --(round.background ? counts_.background_reads : counts_.reads);
+          if (mine.steps.back().seeks == 0 && !rebuilds_) --(round.background ? counts_.background_reads : counts_.reads);
           break;
         case Step::Kind::write:
           mine.steps.push_back({Play::Kind::write, area_of(step.chunk), step.offset, step.value->size(), 1, 0});
@@ -86,30 +91,37 @@ Status Model::run(Round& round) {
           mine.steps.push_back({Play::Kind::write, area_of(step.chunk), UINT64_MAX / 2, kChunkHeaderBytes, 1, 0});
           count(round, step, kChunkHeaderBytes);
           break;
-        case Step::Kind::append: mine.steps.push_back(append(errand.node, step, round.background)); break;
+        case Step::Kind::append: {
+          const Play::Step next = append(errand.node, step, round.background);
+          if (next.kind == Play::Kind::append && !mine.steps.empty() && mine.steps.back().kind == Play::Kind::append) {
+            mine.steps.back().bytes += next.bytes;  // records that follow each other leave together
+            mine.steps.back().space += next.space;
+          } else {
+            mine.steps.push_back(next);
+          }
+          break;
+        }
         case Step::Kind::flush:
           mine.steps.push_back({Play::Kind::flush, 0, 0, 0, 0, 0});
-          if (counting_ && !round.background) ++counts_.flushes;
+          if (!rebuilds_ && !round.background) ++counts_.flushes;
           break;
-        case Step::Kind::release: {
-          int64_t freed = 0;
+        case Step::Kind::release:
           for (const LogPlace& place : step.released) {
             const auto found = logged_.find(place.id);
             if (found == logged_.end()) continue;
-            if (!place.reserved) freed += static_cast<int64_t>(found->second);
+            if (!place.reserved) play.freed += found->second.bytes;
             logged_.erase(found);
           }
-          mine.steps.push_back({Play::Kind::space, 0, 0, 0, 0, -freed});
           break;
-        }
       }
     }
+    if (!says && !errand.steps.empty()) continue;
     const bool away = errand.node != round.from;
-    const bool says = std::any_of(errand.steps.begin(), errand.steps.end(), [](const Step& step) { return step.kind != Step::Kind::release; });
-    remote = remote || (away && says);
-    if (counting_ && !round.background && away) counts_.messages += round.kind == Round::Kind::entry ? 1 : 2;
+    remote = remote || away;
+    play.errands.push_back(std::move(mine));
+    if (!rebuilds_ && !round.background && away) counts_.messages += round.kind == Round::Kind::entry ? 1 : 2;
   }
-  if (counting_ && !round.background) {
+  if (!rebuilds_ && !round.background) {
     if (round.kind == Round::Kind::acknowledge && round.from != kClient) ++counts_.messages;
     if (round.kind == Round::Kind::entry || (round.kind == Round::Kind::exchange && remote)) ++counts_.round_trips;
   }

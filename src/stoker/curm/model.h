@@ -9,7 +9,7 @@
 
 namespace stoker::curm {
 
-// What a device takes. A disk with lanes works on so many requests at once, each at its share of the bandwidth.
+// What a device takes. A disk with lanes works on so many requests at once, which share its bandwidth.
 struct Device {
   std::string_view name;
   int lanes = 1;
@@ -33,13 +33,13 @@ struct Counts {
 
 // A round as the player sees it.
 struct Play {
-  enum class Kind : uint8_t { read, write, append, flush, space };
+  enum class Kind : uint8_t { read, write, append, flush };
   struct Step {
     Kind kind = Kind::read;
     uint64_t area = 0, at = 0;  // where on the disk; of appends the log
     uint64_t bytes = 0;
     uint64_t seeks = 1;
-    int64_t space = 0;  // bytes of log taken or given back when it is done
+    uint64_t space = 0;  // bytes of log that are taken when it is done
   };
   struct Errand {
     NodeId node = 0;
@@ -48,6 +48,7 @@ struct Play {
   };
   NodeId from = kClient;
   Round::Kind kind = Round::Kind::exchange;
+  uint64_t freed = 0;  // bytes of log given back: word of it goes along with other messages
   std::vector<Errand> errands;
 };
 
@@ -59,9 +60,9 @@ class Model final : public Substrate {
   // The rounds since the last call, for the player.
   std::vector<Play> take() { return std::exchange(plays_, {}); }
   const Counts& counts() const { return counts_; }
-  // What comes now is not part of the comparison's counts (a rebuild).
-  void stop_counting() { counting_ = false; }
-  void count_again() { counting_ = true; }
+  // What comes from now on rebuilds lost chunks: it is not counted, and picks the records that it needs from the logs, which is a
+  // random read for each that does not follow the last. (Folds read a log from front to back, for many stripes at once.)
+  void rebuild_from_now() { rebuilds_ = true; }
 
  private:
   Play::Step read(const Step& step);
@@ -70,9 +71,13 @@ class Model final : public Substrate {
 
   std::vector<Play> plays_;
   Counts counts_;
-  bool counting_ = true;
+  struct Logged {
+    uint64_t at = 0, bytes = 0;  // in its node's log
+  };
+  bool rebuilds_ = false;
   uint64_t ids_ = 0;
-  std::unordered_map<uint64_t, uint64_t> logged_;  // bytes by record
+  std::unordered_map<uint64_t, Logged> logged_;    // by record
+  std::unordered_map<NodeId, uint64_t> log_ends_;
 };
 
 }  // namespace stoker::curm

@@ -206,10 +206,11 @@ Slot Parix::logical(Errand& errand, const Chunk& chunk) {
   });
 }
 
-Status Parix::rebuilt(const Chunk& lost, NodeId /*spare*/) {
-  sides_.erase(lost);
-  intents_.erase(lost);
-  return {};
+std::function<void()> Parix::rebuilt(const Chunk& lost, Errand& /*errand*/) {
+  return [this, lost] {
+    sides_.erase(lost);
+    intents_.erase(lost);
+  };
 }
 
 }  // namespace stoker::curm

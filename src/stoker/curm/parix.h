@@ -38,7 +38,7 @@ class Parix final : public Scheme {
   Reads read_differences(Errand& errand, const Chunk& parity, const Known& known) const;
   PlaceSlot fold_parity(Errand& errand, const Chunk& parity, const std::map<int, Known>& batch, uint64_t fold_seq);
   Slot logical(Errand& errand, const Chunk& chunk) override;
-  Status rebuilt(const Chunk& lost, NodeId spare) override;
+  std::function<void()> rebuilt(const Chunk& lost, Errand& errand) override;
 
   std::map<Chunk, RangeMap<bool>> touched_;            // by data chunk: the parities know the original
   std::map<Chunk, Side> sides_;                        // by parity chunk

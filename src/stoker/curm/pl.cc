@@ -63,9 +63,11 @@ Status ParityLogging::redo(const Survivor& survivor, bool alive) {
   return {};
 }
 
-Status ParityLogging::rebuilt(const Chunk& lost, NodeId spare) {
-  intents_.erase(lost);
-  return DeltaLog::rebuilt(lost, spare);
+std::function<void()> ParityLogging::rebuilt(const Chunk& lost, Errand& errand) {
+  return [this, lost, others = DeltaLog::rebuilt(lost, errand)] {
+    intents_.erase(lost);
+    others();
+  };
 }
 
 Status ReservedParityLogging::update(const Update& update) {

@@ -18,7 +18,7 @@ class ParityLogging : public DeltaLog {
  private:
   Status fold_data(uint64_t stripe, uint64_t fold_seq) override;
   Status redo(const Survivor& survivor, bool alive) override;
-  Status rebuilt(const Chunk& lost, NodeId spare) override;
+  std::function<void()> rebuilt(const Chunk& lost, Errand& errand) override;
 
   std::map<Chunk, std::vector<LogPlace>> intents_;  // by data chunk
 };

@@ -39,7 +39,8 @@ struct Player::Disk {
   std::deque<Task*> updates, folds;
   std::vector<std::vector<Task*>> batches;  // by lane; empty: the lane is free
   uint64_t turns = 0;
-  uint64_t area = 0, at = 0;  // where the last request ended
+  uint64_t area = 0, at = 0;                 // where the last request ended
+  uint64_t read_free = 0, write_free = 0;    // when its bandwidth is
 };
 
 Player::Player(const Device& device, int nodes, int clients)
@@ -139,6 +140,7 @@ void Player::begin_round(Running& job) {
   }
   const Play& play = job.plays[job.at];
   job.tasks.clear();
+  space_ -= static_cast<int64_t>(play.freed);
   job.left = play.errands.size();
   if (play.kind == Round::Kind::acknowledge && play.from != kClient) {
     static const Play::Errand kAnswer;
@@ -234,13 +236,7 @@ void Player::task_done(Task& task) {
 // ---- disks --------------------------------------------------------------------------------------------------------------
 
 void Player::go_on(Task& task) {
-  while (task.step < task.errand->steps.size()) {
-    const Play::Step& step = task.errand->steps[task.step];
-    if (step.kind == Play::Kind::space) {
-      space_ += step.space;
-      ++task.step;
-      continue;
-    }
+  if (task.step < task.errand->steps.size()) {
     Disk& disk = *disks_[static_cast<size_t>(task.errand->node)];
     (task.job->client == kFold ? disk.folds : disk.updates).push_back(&task);
     serve(disk);
@@ -255,8 +251,9 @@ void Player::go_on(Task& task) {
   }
 }
 
-uint64_t Player::duration(Disk& disk, const Play::Step& step, uint64_t bytes) const {
-  if (step.kind == Play::Kind::flush) return device_.flush_ns;
+// Lanes wait at once for their first byte, and take turns with the bandwidth.
+uint64_t Player::end_of(Disk& disk, const Play::Step& step, uint64_t bytes) const {
+  if (step.kind == Play::Kind::flush) return now_ + device_.flush_ns;
   const bool reads = step.kind == Play::Kind::read, appends = step.kind == Play::Kind::append;
   const uint64_t area = appends ? kLog : step.area;
   // One arm follows on only where it stands; a disk with many lanes has none, and takes appends as they come.
@@ -266,7 +263,8 @@ uint64_t Player::duration(Disk& disk, const Play::Step& step, uint64_t bytes) co
   takes += follows || step.seeks == 0 ? device_.next_ns : seek;
   disk.area = area;
   disk.at = step.at + bytes;
-  return takes + ns(bytes * static_cast<uint64_t>(device_.lanes), reads ? device_.read_bytes_per_s : device_.write_bytes_per_s);
+  uint64_t& free = reads ? disk.read_free : disk.write_free;
+  return free = std::max(now_ + takes, free) + ns(bytes, reads ? device_.read_bytes_per_s : device_.write_bytes_per_s);
 }
 
 void Player::serve(Disk& disk) {
@@ -293,14 +291,14 @@ void Player::serve(Disk& disk) {
       }
       queue.swap(others);
     }
-    events_.push({now_ + duration(disk, first, bytes), ++orders_, nullptr, &disk, lane});
+    events_.push({end_of(disk, first, bytes), ++orders_, nullptr, &disk, lane});
   }
 }
 
 void Player::batch_done(Disk& disk, size_t lane) {
   const std::vector<Task*> batch = std::exchange(disk.batches[lane], {});
   for (Task* task : batch) {
-    space_ += task->errand->steps[task->step].space;
+    space_ += static_cast<int64_t>(task->errand->steps[task->step].space);
     space_peak_ = std::max(space_peak_, space_);
     ++task->step;
     go_on(*task);

@@ -65,7 +65,7 @@ class Player {
   void go_on(Task& task);
   void task_done(Task& task);
   void serve(Disk& disk);
-  uint64_t duration(Disk& disk, const Play::Step& step, uint64_t bytes) const;
+  uint64_t end_of(Disk& disk, const Play::Step& step, uint64_t bytes) const;
   void batch_done(Disk& disk, size_t batch);
 
   const Device device_;

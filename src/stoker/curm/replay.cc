@@ -49,20 +49,42 @@ class Replay {
   }
 
   Result<ReplayResult> run(std::string_view name, Form form) {
+    STOKER_TRY(make(name, form));
+    const uint64_t acknowledged = player_.play_updates([this](Player::Next& next) { return this->next(next); });
+    STOKER_TRY(status_);
+    STOKER_TRY(drain());
+    return summary(name, acknowledged);
+  }
+
+  // Plays until as much was updated as the logs hold, or to the end; then loses a node. So all schemes lose it at the same point. How long it takes to rebuild its chunks.
+  Result<double> rebuild_seconds(std::string_view name, Form form) {
+    stops_early_ = true;
+    STOKER_TRY(make(name, form));
+    player_.play_updates([this](Player::Next& next) { return this->next(next); });
+    STOKER_TRY(status_);
+    model_.rebuild_from_now();
+    std::vector<Player::Job> rebuilds;
+    for (uint64_t stripe = 0; stripe < stripes_.count(); ++stripe) {
+      for (int position = 0; position < options_.k + options_.m; ++position) {
+        if (geometry_.node({stripe, position}) != 0) continue;
+        if (const auto rebuilt = scheme_->rebuild({stripe, position}); !rebuilt) return rebuilt.error();
+        rebuilds.push_back(model_.take());
+      }
+    }
+    return static_cast<double>(player_.play_background(std::move(rebuilds))) / 1e9;
+  }
+
+ private:
+  Status make(std::string_view name, Form form) {
     STOKER_ASSIGN(const auto code, codec::ErasureCode::make(options_.k, options_.m));
     scheme_ = make_scheme(name, {&model_, geometry_, code, form, options_.reserved_bytes});
     if (!scheme_) return make_error(Code::invalid_argument, "there is no scheme `" + std::string(name) + "`; there are fo, fl, pl, plr, parix, vdl and curm", "curm/replay");
     if (auto* curm = dynamic_cast<Curm*>(scheme_.get()); curm != nullptr && classes_) {
       curm->set_classes([this](uint64_t stripe) { return classes_->of(stripe); });
     }
-    const uint64_t acknowledged = player_.play_updates([this](Player::Next& next) { return this->next(next); });
-    STOKER_TRY(status_);
-    STOKER_TRY(lose_a_node());
-    STOKER_TRY(drain());
-    return summary(name, acknowledged);
+    return {};
   }
 
- private:
   // The rounds of the next write, and of the folds that are due.
   bool next(Player::Next& next) {
     for (; at_ < trace_.requests.size() && status_; ++at_) {
@@ -72,7 +94,9 @@ class Replay {
       ++at_;
       status_ = update(request);
       next.update = model_.take();
-      if (status_ && scheme_->logged_bytes() >= options_.log_bytes) {
+      if (stops_early_ && result_.update_bytes >= options_.log_bytes) {
+        at_ = trace_.requests.size();
+      } else if (status_ && scheme_->logged_bytes() >= options_.log_bytes) {
         for (const uint64_t stripe : scheme_->make_room(options_.log_bytes)) {
           if (status_ = scheme_->fold(stripe); !status_) break;
           next.folds.push_back(model_.take());
@@ -92,29 +116,13 @@ class Replay {
     return {};
   }
 
-  Status lose_a_node() {
-    model_.stop_counting();
-    played_ns_ = player_.now_ns();
-    std::vector<Player::Job> rebuilds;
-    for (uint64_t stripe = 0; stripe < stripes_.count(); ++stripe) {
-      for (int position = 0; position < options_.k + options_.m; ++position) {
-        if (geometry_.node({stripe, position}) != 0) continue;
-        if (const auto rebuilt = scheme_->rebuild({stripe, position}); !rebuilt) return rebuilt.error();
-        rebuilds.push_back(model_.take());
-      }
-    }
-    result_.recovery_seconds = static_cast<double>(player_.play_background(std::move(rebuilds))) / 1e9;
-    model_.count_again();
-    return {};
-  }
-
   Status drain() {
     std::vector<Player::Job> folds;
     for (const uint64_t stripe : scheme_->pending()) {
       STOKER_TRY(scheme_->fold(stripe));
       folds.push_back(model_.take());
     }
-    played_ns_ += player_.play_background(std::move(folds));
+    played_ns_ = player_.now_ns() + player_.play_background(std::move(folds));
     return {};
   }
 
@@ -143,6 +151,7 @@ class Replay {
   std::optional<ClassTable> classes_;
   std::unique_ptr<Scheme> scheme_;
   size_t at_ = 0;
+  bool stops_early_ = false;
   uint64_t played_ns_ = 0;
   Status status_;
   ReplayResult result_;
@@ -154,7 +163,9 @@ Result<ReplayResult> replay(const Trace& trace, std::string_view scheme, Form fo
   if (options.k < 1 || options.m < 1 || options.nodes < options.k + options.m) {
     return make_error(Code::invalid_argument, "a code of " + std::to_string(options.k) + "+" + std::to_string(options.m) + " needs at least as many nodes as chunks, and there are " + std::to_string(options.nodes) + "; give more with --nodes", "curm/replay");
   }
-  return Replay(trace, options, tree).run(scheme, form);
+  STOKER_ASSIGN(ReplayResult result, Replay(trace, options, tree).run(scheme, form));
+  STOKER_ASSIGN(result.recovery_seconds, Replay(trace, options, tree).rebuild_seconds(scheme, form));
+  return result;
 }
 
 }  // namespace stoker::curm

@@ -1,8 +1,8 @@
 // Replay: the writes of a trace as updates of a modelled cluster, by one scheme.
 //
 // A volume (or file) of the trace is cut into stripes; a write becomes one update, of whole 4 KiB blocks, for each data chunk that it touches. Reads change
-// nothing and are not played; classes see them. When the logs hold log_bytes, stripes are folded. At the end one node is lost and its
-// chunks rebuilt, with the logs as they are; then everything is folded. Counts include all folds, not the rebuild.
+// nothing and are not played; classes see them. When the logs hold log_bytes, stripes are folded, and everything at the end: counts include that.
+// A second replay loses a node after the first log_bytes of updates (or at the end), and rebuilds its chunks.
 #pragma once
 
 #include <string_view>

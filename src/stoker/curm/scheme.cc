@@ -61,8 +61,6 @@ Status Scheme::release(std::vector<LogPlace> places) {
 
 Slot Scheme::logical(Errand& errand, const Chunk& chunk) { return errand.read(chunk, 0, geometry().chunk_bytes); }
 
-Status Scheme::rebuilt(const Chunk& /*lost*/, NodeId /*spare*/) { return {}; }
-
 Result<Value> Scheme::rebuild(const Chunk& lost) {
   const bool room = geometry().nodes > k() + m();
   const NodeId spare = room ? node({lost.stripe, k() + m()}) : node(lost);
@@ -87,9 +85,10 @@ Result<Value> Scheme::rebuild(const Chunk& lost) {
   place.background = true;
   Errand& errand = place.to(spare);
   errand.write(lost, 0, whole);
+  const auto done = rebuilt(lost, errand);
   errand.flush();
   STOKER_TRY(run(place));
-  STOKER_TRY(rebuilt(lost, spare));
+  done();
   return whole;
 }
 
@@ -100,6 +99,11 @@ void Scheme::count_logged(uint64_t stripe, uint64_t bytes) {
   dirt.touched = ++touches_;
   by_touch_[dirt.touched] = stripe;
   logged_bytes_ += bytes;
+}
+
+void Scheme::count_dead(uint64_t stripe, uint64_t bytes) {
+  dirt_[stripe].bytes -= bytes;
+  logged_bytes_ -= bytes;
 }
 
 void Scheme::count_folded(uint64_t stripe) {

@@ -113,12 +113,13 @@ class Scheme {
 
   // The newest content of a chunk as its node can tell it alone; for decoding. The default is the base.
   virtual Slot logical(Errand& errand, const Chunk& chunk);
-  // The lost chunk's base is written anew, as `logical` of its sources gave it: what was pending of it is forgotten, or appended
-  // again on the spare where its base does not have it.
-  virtual Status rebuilt(const Chunk& lost, NodeId spare);
+  // The errand writes the lost chunk's base anew, as `logical` of its sources gave it. What was pending of it and is not in that
+  // base is appended there again; else it is forgotten. What is returned is called when the errand is done.
+  virtual std::function<void()> rebuilt(const Chunk& lost, Errand& errand) = 0;
 
   uint64_t logged_bytes(uint64_t stripe) const;
   void count_logged(uint64_t stripe, uint64_t bytes);
+  void count_dead(uint64_t stripe, uint64_t bytes);  // of what was counted as logged: overtaken by newer bytes
   void count_folded(uint64_t stripe);
 
  private:

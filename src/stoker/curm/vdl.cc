@@ -17,16 +17,41 @@ std::function<Record()> staged(Record stage, const Fold::Ranges& changed) {
 }  // namespace
 
 Status Vdl::update(const Update& update) {
-  const Record entry = record(Record::Kind::value, next_seq(), update.chunk, update.offset, update.value);
+  const uint64_t seq = next_seq();
+  const Record entry = record(Record::Kind::value, seq, update.chunk, update.offset, update.value);
   Round round;
-  std::vector<PlaceSlot> places = {log(round.to(node(update.chunk), update.value.size()), entry)};
-  for (int j = 0; j < m(); ++j) places.push_back(log(round.to(node(geometry().parity(update.chunk.stripe, j)), update.value.size()), entry));
+  std::vector<PlaceSlot> slots = {log(round.to(node(update.chunk), update.value.size()), entry)};
+  for (int j = 0; j < m(); ++j) slots.push_back(log(round.to(node(geometry().parity(update.chunk.stripe, j)), update.value.size()), entry));
   STOKER_TRY(run(round));
-  Dirty& dirty = dirty_[update.chunk.stripe];
-  dirty.newest[update.chunk.position].put(update.offset, update.value.size(), update.value);
-  for (const PlaceSlot& place : places) dirty.places.push_back(*place);
+  STOKER_TRY(acknowledge(kClient));
+  std::vector<LogPlace> places;
+  for (const PlaceSlot& slot : slots) places.push_back(*slot);
   count_logged(update.chunk.stripe, update.value.size());
-  return acknowledge(kClient);
+  std::vector<LogPlace> overtaken = put(update, seq, std::move(places));
+  return overtaken.empty() ? Status() : release(std::move(overtaken));
+}
+
+// Makes an update the newest of its range. The places of records that it overtook, where they are let go of.
+std::vector<LogPlace> Vdl::put(const Update& update, uint64_t seq, std::vector<LogPlace> places) {
+  const uint64_t bytes = update.value.size();
+  Dirty& dirty = dirty_[update.chunk.stripe];
+  RangeMap<uint64_t>& owners = dirty.owners[update.chunk.position];
+  std::set<uint64_t> covered;
+  for (const auto& piece : owners.within(update.offset, bytes)) covered.insert(piece.value);
+  owners.put(update.offset, bytes, seq);
+  dirty.newest[update.chunk.position].put(update.offset, bytes, update.value);
+  dirty.logged[seq] = {update.chunk.position, update.offset, bytes, std::move(places)};
+  std::vector<LogPlace> overtaken;
+  if (!lets_go_early()) return overtaken;
+  for (const uint64_t each : covered) {
+    const auto logged = dirty.logged.find(each);
+    const auto left = owners.within(logged->second.offset, logged->second.bytes);
+    if (std::any_of(left.begin(), left.end(), [each](const auto& piece) { return piece.value == each; })) continue;
+    count_dead(update.chunk.stripe, logged->second.bytes);
+    overtaken.insert(overtaken.end(), logged->second.places.begin(), logged->second.places.end());
+    dirty.logged.erase(logged);
+  }
+  return overtaken;
 }
 
 Result<Value> Vdl::read(const Chunk& chunk, uint64_t offset, uint64_t bytes) {
@@ -104,7 +129,8 @@ Status Vdl::fold(uint64_t stripe) {
   } else {  // one data chunk after the other, as published
     for (const auto& [position, ranges] : found->second.newest) STOKER_TRY(bring_in(stripe, {{position, ranges}}, Why::fold));
   }
-  std::vector<LogPlace> places = std::move(found->second.places);
+  std::vector<LogPlace> places;
+  for (const auto& [seq, logged] : found->second.logged) places.insert(places.end(), logged.places.begin(), logged.places.end());
   dirty_.erase(found);
   count_folded(stripe);
   return release(std::move(places));
@@ -140,16 +166,17 @@ Status Vdl::resolve_folds(Recovered& found) {
 
 // The live records, wherever they were found: on the nodes of their group that came back blank.
 Status Vdl::append_again(const Recovered& found, const std::set<NodeId>& replaced) {
-  std::set<uint64_t> done;
   std::map<NodeId, std::vector<const Record*>> missing;
   for (const Survivor& each : found.updates) {
     const Chunk data = each.record.chunk;
     if (each.record.seq <= found.folded_of(chunk_on(data.stripe, each.node))) continue;
-    Dirty& dirty = dirty_[data.stripe];
-    dirty.places.push_back(each.place);
-    if (!done.insert(each.record.seq).second) continue;
+    auto& logged = dirty_[data.stripe].logged;
+    if (const auto known = logged.find(each.record.seq); known != logged.end()) {
+      known->second.places.push_back(each.place);
+      continue;
+    }
     const Record::Range& range = each.record.ranges[0];
-    dirty.newest[data.position].put(range.offset, range.value.size(), range.value);
+    put({data, range.offset, range.value}, each.record.seq, {each.place});  // what it overtakes is released at the end, like all that was found
     if (replaced.count(node(data)) != 0) missing[node(data)].push_back(&each.record);
     for (int j = 0; j < m(); ++j) {
       const NodeId parity = node(geometry().parity(data.stripe, j));
@@ -157,14 +184,14 @@ Status Vdl::append_again(const Recovered& found, const std::set<NodeId>& replace
     }
   }
   Round round;
-  std::vector<std::pair<uint64_t, PlaceSlot>> places;
+  std::vector<std::pair<const Record*, PlaceSlot>> places;
   for (const auto& [id, records] : missing) {
     Errand& errand = round.to(id);
-    for (const Record* each : records) places.emplace_back(each->chunk.stripe, errand.append(*each));
+    for (const Record* each : records) places.emplace_back(each, errand.append(*each));
     errand.flush();
   }
   STOKER_TRY(run(round));
-  for (const auto& [stripe, place] : places) dirty_[stripe].places.push_back(*place);
+  for (const auto& [each, place] : places) dirty_[each->chunk.stripe].logged[each->seq].places.push_back(*place);
   return {};
 }
 
@@ -179,26 +206,21 @@ Status Vdl::recover(const std::set<NodeId>& replaced) {
   return release(std::move(found.places));
 }
 
-Status Vdl::rebuilt(const Chunk& lost, NodeId spare) {
-  const auto dirty = dirty_.find(lost.stripe);
-  if (dirty == dirty_.end()) return {};
-  const uint64_t seq = next_seq();
-  Round round;
-  round.background = true;
-  Errand& errand = round.to(spare);
-  std::vector<PlaceSlot> places;
-  for (const auto& [position, ranges] : dirty->second.newest) {
-    if (lost.position < k() && position != lost.position) continue;
-    for (const auto& piece : ranges.all()) {
-      errand.sent += piece.size();
-      places.push_back(errand.append(record(Record::Kind::value, seq, {lost.stripe, position}, piece.at, piece.value.slice(piece.at - piece.origin, piece.size()))));
+std::function<void()> Vdl::rebuilt(const Chunk& lost, Errand& errand) {
+  std::vector<std::pair<uint64_t, PlaceSlot>> places;
+  if (const auto dirty = dirty_.find(lost.stripe); dirty != dirty_.end()) {
+    for (const auto& [position, owners] : dirty->second.owners) {
+      if (lost.position < k() && position != lost.position) continue;
+      for (const auto& piece : owners.all()) {
+        const auto value = dirty->second.newest[position].within(piece.at, piece.size()).front();
+        errand.sent += piece.size();
+        places.emplace_back(piece.value, errand.append(record(Record::Kind::value, piece.value, {lost.stripe, position}, piece.at, value.value.slice(value.at - value.origin, value.size()))));
+      }
     }
   }
-  if (places.empty()) return {};
-  errand.flush();
-  STOKER_TRY(run(round));
-  for (const PlaceSlot& place : places) dirty->second.places.push_back(*place);
-  return {};
+  return [this, stripe = lost.stripe, places] {
+    for (const auto& [seq, place] : places) dirty_[stripe].logged[seq].places.push_back(*place);
+  };
 }
 
 }  // namespace stoker::curm

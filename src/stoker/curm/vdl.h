@@ -23,20 +23,29 @@ class Vdl : public Scheme {
  protected:
   // Whether ranges where so many data chunks are dirty are folded from the clean ones instead of from old bytes and old parity.
   virtual bool reconstructs(int /*dirty*/) const { return false; }
+  // Whether a record that newer ones cover whole is let go of at once. It may come back: what overtook it then lies over it.
+  virtual bool lets_go_early() const { return false; }
   // Writes new bytes of a clean stripe without a log: the four steps with the data staged as well; acknowledged after the commit.
   Status write_through(uint64_t stripe, const Fold::Newest& newest);
   bool clean(uint64_t stripe) const { return dirty_.count(stripe) == 0; }
 
  private:
-  struct Dirty {
-    Fold::Newest newest;
+  struct Logged {
+    int position = 0;
+    uint64_t offset = 0, bytes = 0;
     std::vector<LogPlace> places;
   };
+  struct Dirty {
+    Fold::Newest newest;
+    std::map<int, RangeMap<uint64_t>> owners;  // seq of the record that holds the newest bytes
+    std::map<uint64_t, Logged> logged;         // by seq
+  };
+  std::vector<LogPlace> put(const Update& update, uint64_t seq, std::vector<LogPlace> places);
   enum class Why : uint8_t { fold, write };
   Status bring_in(uint64_t stripe, const Fold::Newest& newest, Why why);
   Status resolve_folds(Recovered& found);
   Status append_again(const Recovered& found, const std::set<NodeId>& replaced);
-  Status rebuilt(const Chunk& lost, NodeId spare) override;
+  std::function<void()> rebuilt(const Chunk& lost, Errand& errand) override;
 
   std::map<uint64_t, Dirty> dirty_;  // by stripe
 };
