@@ -89,7 +89,8 @@ class Replay {
   bool next(Player::Next& next) {
     for (; at_ < trace_.requests.size() && status_; ++at_) {
       const Request& request = trace_.requests[at_];
-      if (classes_) classes_->see(stripes_.at(request, request.offset), request);
+      const uint64_t touched = stripes_.at(request, request.offset);  // what is only read is stored as well
+      if (classes_) classes_->see(touched, request);
       if (!request.write) continue;
       ++at_;
       status_ = update(request);
