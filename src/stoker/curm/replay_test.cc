@@ -23,7 +23,7 @@ double per_byte(uint64_t bytes, const ReplayResult& result) { return static_cast
 double per_update(uint64_t count, const ReplayResult& result) { return static_cast<double>(count) / static_cast<double>(result.updates); }
 
 TEST(Replay, PublishedCountsAreThoseOfThePapers) {
-  for (const std::string_view profile : {"hm", "rsrch", "wdev"}) {
+  for (const std::string_view profile : {"hm", "wdev"}) {
     const Trace trace = of(profile);
     const auto run = [&](std::string_view scheme) { return played(trace, scheme, Form::published); };
     const auto expect = [&](std::string_view scheme, double reads, double random, double sequential, double bytes, double trips, double messages) {
@@ -53,7 +53,7 @@ TEST(Replay, PublishedCountsAreThoseOfThePapers) {
     EXPECT_LT(per_update(parix.counts.reads, parix), 1);
     EXPECT_DOUBLE_EQ(per_update(parix.counts.round_trips, parix), 2 + per_update(parix.counts.reads, parix));
     if (profile == "wdev") continue;
-    // The ranges known of public traces, to which these profiles were fitted.
+    // The ranges known of public traces, to which this profile was fitted.
     EXPECT_THAT(fl, testing::AllOf(testing::Ge(8.6), testing::Le(10.3)));
     EXPECT_THAT(pl, testing::AllOf(testing::Ge(6.9), testing::Le(8.5)));
     EXPECT_THAT(12 * w, testing::AllOf(testing::Ge(8.4), testing::Le(10.8)));
