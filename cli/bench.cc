@@ -30,6 +30,16 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
+Result<codec::ErasureCode> parse_code(const std::string& text) {
+  int k = 0;
+  int m = 0;
+  int used = 0;
+  if (std::sscanf(text.c_str(), "%4d+%4d%n", &k, &m, &used) != 2 || static_cast<size_t>(used) != text.size()) {
+    return make_error(Code::invalid_argument, "`" + text + "` is no code: give data and parity chunks as in 6+3", "cli/bench");
+  }
+  return codec::ErasureCode::make(k, m);
+}
+
 Json bench_machine() {
   utsname kernel{};
   uname(&kernel);

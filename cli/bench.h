@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "stoker/codec/erasure.h"
 #include "stoker/memory/arena.h"
 
 namespace stoker::cli {
@@ -14,6 +15,8 @@ using Json = nlohmann::ordered_json;
 // Of at least one value.
 double median(std::vector<double> values);
 
+// "6+3": data and parity chunks.
+Result<codec::ErasureCode> parse_code(const std::string& text);
 // Kernel, processor, cores, version of Stoker.
 Json bench_machine();
 // Of the last one, five and fifteen minutes: who reads the figures sees whether the machine had other work.

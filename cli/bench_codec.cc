@@ -250,16 +250,6 @@ class Bench {
   PlainIsal isal_;
 };
 
-Result<ErasureCode> parse_code(const std::string& text) {
-  int k = 0;
-  int m = 0;
-  int used = 0;
-  if (std::sscanf(text.c_str(), "%4d+%4d%n", &k, &m, &used) != 2 || static_cast<size_t>(used) != text.size()) {
-    return make_error(Code::invalid_argument, "`" + text + "` is no code: give data and parity chunks as in 6+3", "cli/bench_codec");
-  }
-  return ErasureCode::make(k, m);
-}
-
 Result<Json> run_bench(const BenchArguments& arguments) {
   STOKER_ASSIGN(const ErasureCode code, parse_code(arguments.code));
   STOKER_ASSIGN(const uint64_t chunk_bytes, parse_bytes(arguments.chunk));

@@ -25,5 +25,6 @@ void add_bench_codec(CLI::App& bench, ExitStatus& status);
 void add_ls(CLI::App& app, ExitStatus& status);
 void add_fsck(CLI::App& app, ExitStatus& status);
 void add_export(CLI::App& app, ExitStatus& status);
+void add_curm(CLI::App& app, ExitStatus& status);
 
 }  // namespace stoker::cli

@@ -48,7 +48,8 @@ int run(int argc, char** argv) {
   add_ls(app, status);
   add_fsck(app, status);
   add_export(app, status);
-  add_python_commands(app, *bench);
+  add_curm(app, status);
+  add_python_commands(app);
 
   if (const std::string word = unknown_command(app, std::span(argv, static_cast<size_t>(argc)).subspan(1)); !word.empty()) {
     std::fprintf(stderr, "stoker: there is no command `%s`; `stoker --help` lists them\n", word.c_str());

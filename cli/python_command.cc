@@ -16,7 +16,7 @@ namespace stoker::cli {
 namespace {
 
 struct PythonCommand {
-  const char* parent;  // "bench", or null where it stands by itself
+  const char* parent;  // "bench", say, or null where it stands by itself
   const char* name;
   const char* module;
   const char* help;
@@ -28,6 +28,7 @@ constexpr std::array kCommands = {
     PythonCommand{nullptr, "trace", "stoker.trace", "Write a Chrome trace of one step: disk, kernels, computing (Python, torch)"},
     PythonCommand{"bench", "offload", "stoker.bench", "Measure offloaded training against its floor (Python, torch)"},
     PythonCommand{"bench", "plan", "stoker.bench", "Measure how close plans come to the steps they predict (Python, torch)"},
+    PythonCommand{"curm", "train", "stoker.curm", "Train the class tree on traces (Python, scikit-learn)"},
 };
 
 // Run by `python -P -c`: says what is missing in a sentence, else runs the module as `python -m` would.
@@ -45,7 +46,7 @@ except KeyboardInterrupt:
     sys.exit(130)
 )";
 
-// `arguments` start with the program's name; a command of `bench` is two words.
+// `arguments` start with the program's name; a nested command is two words.
 const PythonCommand* find(std::span<char* const> arguments) {
   const auto word = [&](size_t i) { return i < arguments.size() ? std::string_view(arguments[i]) : std::string_view(); };
   for (const PythonCommand& command : kCommands) {
@@ -69,9 +70,9 @@ std::optional<std::filesystem::path> python_beside_us() {
 
 }  // namespace
 
-void add_python_commands(CLI::App& app, CLI::App& bench) {
+void add_python_commands(CLI::App& app) {
   for (const PythonCommand& command : kCommands) {
-    CLI::App& parent = command.parent != nullptr ? bench : app;
+    CLI::App& parent = command.parent != nullptr ? *app.get_subcommand(command.parent) : app;
     parent.add_subcommand(command.name, command.help);
   }
 }
@@ -89,7 +90,7 @@ int run_python_command(std::span<char* const> arguments) {
   }
   std::string path = python->string(), isolate = "-P", code = "-c", launcher = kLauncher, module = command->module;
   std::vector<char*> words = {path.data(), isolate.data(), code.data(), launcher.data(), module.data()};
-  const auto rest = arguments.subspan(2);  // of `bench`, the benchmark's name comes first
+  const auto rest = arguments.subspan(2);  // of a nested command, its name comes first
   words.insert(words.end(), rest.begin(), rest.end());
   words.push_back(nullptr);
   execv(path.c_str(), words.data());

@@ -6,8 +6,8 @@
 
 namespace stoker::cli {
 
-// Adds the Python subcommands to the help of the app and of its `bench`.
-void add_python_commands(CLI::App& app, CLI::App& bench);
+// Adds the Python subcommands to the help of the app and of those of its commands that have some. These stand there already.
+void add_python_commands(CLI::App& app);
 
 // Where the arguments name a Python subcommand, becomes that Python (its own --help included) and does not return; if it
 // cannot, says why and returns the exit status. Returns -1 where the command is not Python's.

@@ -22,9 +22,10 @@ MAY_INCLUDE = {
     "io": {"base", "memory"},
     "codec": {"base"},
     "optim": {"base"},
+    "curm": {"base", "codec"},
     "store": {"base", "memory", "io", "codec"},
     "offload": {"base", "memory", "io", "store", "optim"},
-    "cli": {"base", "memory", "codec", "io", "store"},
+    "cli": {"base", "memory", "codec", "curm", "io", "store"},
     "bindings": {"base", "memory", "io", "store", "optim", "offload"},
 }
 CODE = {".cc", ".h"}
@@ -83,7 +84,7 @@ BANNED_CPP = [
     (r"(?<![\w.>])(?:std::)?(?:f?printf|f?puts|putchar|perror)\s*\(|std::(?:cout|cerr|clog)\b", {"src/stoker/base/check.cc"}, "a library never prints"),
     (r"(?<![\w.>])(?:std::)?(?:secure_)?getenv\s*\(", {"src/stoker/base/log.cc"}, "one environment variable, read in one place"),
 ]
-PYTHON_MAY_PRINT = {"train", "data", "bench", "plan", "trace"}  # parts of the command; the offload is a library
+PYTHON_MAY_PRINT = {"train", "data", "bench", "plan", "trace", "curm"}  # parts of the command; the offload is a library
 
 
 def banned_calls(root: Path) -> list[str]:

@@ -22,7 +22,7 @@ def run(*words: str | Path, command: Path = COMMAND, cwd: Path | None = None) ->
 def test_help_lists_cpp_and_python_commands() -> None:
     done = run("--help")
     assert done.returncode == 0
-    for name in ("probe", "bench", "ls", "fsck", "export", "train", "plan", "trace"):
+    for name in ("probe", "bench", "ls", "fsck", "export", "train", "plan", "trace", "curm"):
         assert f"\n  {name} " in done.stdout
     bench = run("bench", "--help").stdout
     assert "\n  io " in bench and "\n  codec " in bench and "\n  offload " in bench and "\n  plan " in bench
@@ -33,7 +33,7 @@ def test_version_is_the_packages() -> None:
     assert stoker._core.__version__ == stoker.__version__
 
 
-@pytest.mark.parametrize("words", [("train",), ("plan",), ("trace",), ("bench", "offload"), ("bench", "plan")])
+@pytest.mark.parametrize("words", [("train",), ("plan",), ("trace",), ("bench", "offload"), ("bench", "plan"), ("curm", "train")])
 def test_python_command_shows_its_own_help(words: tuple[str, ...]) -> None:
     done = run(*words, "--help")
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,89 @@
+// stoker curm: update schemes compared on traces (curm_replay.cc); traces made; what the class tree learns from.
+#include "curm.h"
+
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "command.h"
+#include "stoker/curm/classes.h"
+#include "stoker/curm/generator.h"
+
+namespace stoker::cli {
+namespace {
+
+struct GenerateArguments {
+  std::string profile;
+  uint64_t seed = 1, requests = 0;
+};
+
+Status generate(const GenerateArguments& arguments) {
+  const curm::Profile* profile = curm::find_profile(arguments.profile);
+  if (profile == nullptr) {
+    std::string names;
+    for (const curm::Profile& each : curm::profiles()) names += (names.empty() ? "" : ", ") + std::string(each.name);
+    return make_error(Code::invalid_argument, "there is no profile `" + arguments.profile + "`; there are " + names, "cli/curm");
+  }
+  const std::string text = msr_text(curm::generate(*profile, arguments.seed, arguments.requests));
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) return make_error(Code::io, "the trace could not be written to its end", "cli/curm");
+  return {};
+}
+
+struct SamplesArguments {
+  std::vector<std::string> traces;
+  bool lenient = false;
+};
+
+Status samples(const SamplesArguments& arguments) {
+  std::string header = "trace";
+  for (const std::string_view name : curm::kFeatureNames) header += "," + std::string(name);
+  std::printf("%s,class,said\n", header.c_str());
+  for (const std::string& path : arguments.traces) {
+    STOKER_ASSIGN(const curm::Trace trace, read_trace_and_tell(path, arguments.lenient));
+    curm::ClassTable table(curm::ClassTree::shipped());
+    table.on_sample([&trace](const curm::Features& features, curm::Class was) {
+      std::printf("%s", trace.name.c_str());
+      for (const float feature : features) std::printf(",%.9g", static_cast<double>(feature));
+      const curm::Class said = curm::ClassTree::shipped().classify(features);
+      std::printf(",%s,%s\n", curm::kClasses[static_cast<size_t>(was)].data(), curm::kClasses[static_cast<size_t>(said)].data());
+    });
+    constexpr uint64_t kObjectBytes = 6 << 20;  // a volume tells of no files: its stripes are the objects, as in a replay of 6+3
+    for (const curm::Request& request : trace.requests) table.see(uint64_t{request.object} << 40 | request.offset / kObjectBytes, request);
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<curm::Trace> read_trace_and_tell(const std::string& path, bool lenient) {
+  auto trace = curm::read_trace(path, lenient);
+  if (!trace || trace->malformed == 0) return trace;
+  std::fprintf(stderr, "stoker: %s: skipped %llu malformed lines\n", trace->name.c_str(), static_cast<unsigned long long>(trace->malformed));
+  for (const std::string& complaint : trace->complaints) std::fprintf(stderr, "stoker:   %s\n", complaint.c_str());
+  return trace;
+}
+
+void add_curm(CLI::App& app, ExitStatus& status) {
+  CLI::App* curm = app.add_subcommand("curm", "Erasure-coded updates: compare schemes on traces, make traces, train the class tree");
+  curm->require_subcommand(1);
+  add_curm_replay(*curm, status);
+
+  const auto generated = std::make_shared<GenerateArguments>();
+  CLI::App* command = curm->add_subcommand("generate", "Print a trace made by a seed, with the statistics of a public one");
+  command->add_option("PROFILE", generated->profile, "rsrch, hm, wdev, mds or vm")->required();
+  command->add_option("--seed", generated->seed, "Another seed, another trace")->capture_default_str();
+  command->add_option("--requests", generated->requests, "How many (default: as many as the profile's)")->check(CLI::Range(1, 100'000'000));
+  command->callback([generated, &status] {
+    if (const Status done = generate(*generated); !done) fail(status, done.error());
+  });
+
+  const auto sampled = std::make_shared<SamplesArguments>();
+  command = curm->add_subcommand("samples", "Print what the class tree learns from, as CSV: features, and the class that came true");
+  command->add_option("TRACE", sampled->traces, "Trace files")->required();
+  command->add_flag("--lenient", sampled->lenient, "Skip malformed lines");
+  command->callback([sampled, &status] {
+    if (const Status done = samples(*sampled); !done) fail(status, done.error());
+  });
+}
+
+}  // namespace stoker::cli

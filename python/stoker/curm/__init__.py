@@ -1,0 +1,1 @@
+"""What of the erasure-coded store's tools needs Python: `stoker curm train`."""

@@ -1,0 +1,112 @@
+"""`stoker curm train TRACE...`: fits the decision tree that tells the classes of objects, and writes it as JSON.
+
+The rows it learns from come from `stoker curm samples`, so features and truth are computed where the tree is used, by the same code.
+scikit-learn is needed here and nowhere else: the tree that comes out is data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+DEPTH_MAX = 6
+Rows = tuple[list[str], list[list[float]], list[str]]  # trace, features, class
+
+
+def samples(traces: list[str], lenient: bool) -> tuple[list[str], Rows]:
+    """Names of the features, and the rows of all traces."""
+    command = [str(Path(sys.executable).parent / "stoker"), "curm", "samples", *traces, *(["--lenient"] if lenient else [])]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ValueError(f"{command[0]} cannot be run ({error.strerror}); install stoker into this Python") from error
+    sys.stderr.write(done.stderr)
+    if done.returncode != 0:
+        raise ValueError("the traces could not be read; see above")
+    names, *rows = csv.reader(done.stdout.splitlines())
+    features = names[1:-2]
+    return features, ([row[0] for row in rows], [[float(value) for value in row[1:-2]] for row in rows], [row[-2] for row in rows])
+
+
+def as_json(tree, features: list[str], trained_on: list[str]) -> dict:
+    """The fitted tree as `class_tree.json` holds it: nodes in depth-first order, children behind their parent."""
+    inner = tree.tree_
+    nodes = []
+    for node in range(inner.node_count):
+        left, right = int(inner.children_left[node]), int(inner.children_right[node])
+        if left < 0:
+            nodes.append({"class": str(tree.classes_[int(inner.value[node][0].argmax())])})
+        else:
+            # Features are float32 where the tree is used.
+            nodes.append({"feature": features[int(inner.feature[node])], "threshold": float(inner.threshold[node]), "left": left, "right": right})
+    return {"trained_on": trained_on, "nodes": nodes}
+
+
+def fit(x: list[list[float]], y: list[str], depth: int):
+    from sklearn.tree import DecisionTreeClassifier
+
+    return DecisionTreeClassifier(max_depth=depth, min_samples_leaf=100, random_state=0).fit(x, y)
+
+
+def accuracy(tree, x: list[list[float]], y: list[str]) -> float:
+    return sum(said == was for said, was in zip(tree.predict(x), y, strict=True)) / len(y)
+
+
+def majority(y: list[str], of: list[str]) -> float:
+    """How often always saying the most frequent class of `y` is right about `of`."""
+    frequent = max(sorted(set(y)), key=y.count)
+    return of.count(frequent) / len(of)
+
+
+def held_out(rows: Rows, depth: int) -> None:
+    """Prints, for each trace, how right a tree is that has not seen it."""
+    names, x, y = rows
+    for name in sorted(set(names)):
+        inside = [i for i, each in enumerate(names) if each != name]
+        outside = [i for i, each in enumerate(names) if each == name]
+        if not inside:
+            print(f"{name}: there is no other trace to learn from, so how right the tree is is not known")
+            continue
+        tree = fit([x[i] for i in inside], [y[i] for i in inside], depth)
+        truth = [y[i] for i in outside]
+        right, frequent = accuracy(tree, [x[i] for i in outside], truth), majority([y[i] for i in inside], truth)
+        print(f"{name}: learnt from the others, right {right:.1%} of {len(outside)}; always their majority class {frequent:.1%}")
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="stoker curm train", description="Fit the class tree on traces, and write it as JSON.")
+    parser.add_argument("traces", nargs="+", metavar="TRACE", help="trace files, as `stoker curm replay` takes them")
+    parser.add_argument("--out", default="class_tree.json", metavar="FILE", help="where the tree goes (default: %(default)s)")
+    parser.add_argument("--test", action="append", default=[], metavar="TRACE", help="tell how right the tree is on this trace, which it does not learn from")
+    parser.add_argument("--depth", type=int, default=DEPTH_MAX, choices=range(1, DEPTH_MAX + 1), help="of the tree, at most (default: %(default)s)")
+    parser.add_argument("--lenient", action="store_true", help="skip malformed lines")
+    arguments = parser.parse_args(words)
+    try:
+        import sklearn  # noqa: F401
+    except ImportError:
+        print("stoker curm train: scikit-learn is missing; install it into this Python with `pip install scikit-learn`", file=sys.stderr)
+        return 1
+    try:
+        features, rows = samples(arguments.traces, arguments.lenient)
+        names, x, y = rows
+        if not y:
+            raise ValueError("the traces are too short: no object was seen in two windows of requests; give longer ones")
+        held_out(rows, arguments.depth)
+        tree = fit(x, y, arguments.depth)
+        print(f"all together: {len(y)} samples, depth {tree.get_depth()}, {tree.tree_.node_count} nodes, right {accuracy(tree, x, y):.1%} of what it learnt")
+        if arguments.test:
+            _, (tested, others, truth) = samples(arguments.test, arguments.lenient)
+            for name in sorted(set(tested)):
+                mine = [i for i, each in enumerate(tested) if each == name]
+                was = [truth[i] for i in mine]
+                print(f"{name}: not learnt from, right {accuracy(tree, [others[i] for i in mine], was):.1%} of {len(mine)}; its own majority class {majority(was, was):.1%}")
+        Path(arguments.out).write_text(json.dumps(as_json(tree, features, sorted(set(names))), indent=1) + "\n")
+    except (ValueError, OSError) as error:
+        print(f"stoker curm train: {error}", file=sys.stderr)
+        return 1
+    print(f"written to {arguments.out}")
+    return 0

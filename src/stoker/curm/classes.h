@@ -1,0 +1,110 @@
+// Classes of objects: what each is expected to see next. Stated by our own interfaces where they know, else told by a decision tree
+// of depth at most 6 over counters. A wrong class costs speed only.
+//
+// Counters are closed every window of requests (and halved: what is older counts less). The tree then says a class for each object that was touched;
+// an object changes its class when it was said twice in a row. In the next window the tree is judged by what the objects
+// did; while it is right less often than always saying the most frequent class would be, it is not listened to.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <functional>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "stoker/base/result.h"
+#include "stoker/curm/trace.h"
+
+namespace stoker::curm {
+
+enum class Class : uint8_t { read_only, write_only, read_write };
+inline constexpr std::array<std::string_view, 3> kClasses = {"read_only", "write_only", "read_write"};
+
+inline constexpr size_t kFeatures = 8;
+inline constexpr std::array<std::string_view, kFeatures> kFeatureNames = {
+    "read_share",        // of requests
+    "log_writes",        // log2(1 + writes)
+    "rewrite_ratio",     // of written 4 KiB blocks, those written before
+    "log_mean_bytes",    // log2 of the mean request
+    "sequential_share",  // of requests, those that begin where the last one ended
+    "idle_windows",      // since it was touched before this window
+    "log_blocks",        // log2(1 + 4 KiB blocks ever written): its size as far as is known
+    "rewriting_peers",   // share of its volume's objects that were read-write when last seen (the history of its folder)
+};
+using Features = std::array<float, kFeatures>;
+
+class ClassTree {
+ public:
+  // The tree that ships (class_tree.json).
+  static const ClassTree& shipped();
+  // JSON as `stoker curm train` writes it; docs/curm.md tells its form.
+  static Result<ClassTree> parse(std::string_view json);
+
+  Class classify(const Features& features) const {
+    size_t at = 0;
+    while (nodes_[at].feature >= 0) at = features[static_cast<size_t>(nodes_[at].feature)] <= nodes_[at].threshold ? nodes_[at].left : nodes_[at].right;
+    return nodes_[at].leaf;
+  }
+  // Says write-only for read-write and the other way round: what being wrong costs.
+  ClassTree contrary() const;
+
+ private:
+  struct Node {
+    int16_t feature = -1;  // of kFeatureNames; -1: a leaf
+    float threshold = 0;
+    uint16_t left = 0, right = 0;  // both behind this node; left where the feature is at most the threshold
+    Class leaf = Class::read_write;
+  };
+  std::vector<Node> nodes_;  // the root first
+};
+
+class ClassTable {
+ public:
+  static constexpr uint64_t kWindow = 1024;  // requests
+  explicit ClassTable(const ClassTree& tree) : tree_(tree) {}  // which outlives it
+
+  void see(uint64_t object, const Request& request);
+  // Read-write where nothing is known.
+  Class of(uint64_t object) const;
+
+  struct Score {
+    uint64_t judged = 0, right = 0, majority_right = 0;  // majority: always saying what was most frequent until then
+    uint64_t distrusted = 0;                             // windows in which the guard did not listen to the tree
+    std::array<uint64_t, kClasses.size()> truth{};       // how often each class was what happened
+  };
+  const Score& score() const { return score_; }
+  // Told of each object that was judged: what was known before the window, what it did in it. For training.
+  void on_sample(std::function<void(const Features&, Class)> sample) { sample_ = std::move(sample); }
+
+ private:
+  struct Object {
+    uint32_t volume = 0;
+    float reads = 0, writes = 0, bytes = 0, blocks_written = 0, blocks_rewritten = 0, follows = 0;  // halved each window
+    uint32_t window_reads = 0, window_blocks = 0, window_rewritten = 0;                             // of this window
+    uint64_t end = 0, last_window = 0;
+    std::unordered_set<uint64_t> written;  // 4 KiB blocks
+    bool has_features = false;
+    Features features{};
+    Class said = Class::read_write, held = Class::read_write;
+  };
+  struct Volume {
+    uint64_t objects = 0, read_write = 0;
+  };
+  void close_window();
+  void judge(Object& object);
+  Features features_of(const Object& object) const;
+
+  const ClassTree& tree_;
+  std::unordered_map<uint64_t, Object> objects_;
+  std::unordered_map<uint32_t, Volume> volumes_;
+  std::vector<uint64_t> touched_;  // in this window
+  uint64_t window_ = 1, seen_ = 0;
+  float recent_right_ = 0, recent_majority_right_ = 0;  // rolling
+  Score score_;
+  std::function<void(const Features&, Class)> sample_;
+};
+
+}  // namespace stoker::curm

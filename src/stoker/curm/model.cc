@@ -1,0 +1,132 @@
+#include "stoker/curm/model.h"
+
+#include <algorithm>
+#include <set>
+
+namespace stoker::curm {
+namespace {
+
+uint64_t area_of(const Chunk& chunk) { return chunk.stripe * 64 + static_cast<uint64_t>(chunk.position); }
+
+}  // namespace
+
+Play::Step Model::read(const Step& step) {
+  Play::Step play{Play::Kind::read, area_of(step.chunk), 0, 0, 0, 0};
+  uint64_t runs = 0, run_end = UINT64_MAX;
+  for (const Step::Part& part : step.parts) {
+    play.bytes += part.bytes;
+    if (part.logged) {
+      const auto found = part.place.reserved ? logged_.end() : logged_.find(part.place.id);  // what is reserved comes with its chunk
+      if (found == logged_.end()) continue;
+      runs += found->second.at == run_end ? 0 : 1;
+      run_end = found->second.at + found->second.bytes;
+    } else {
+      if (play.seeks++ == 0) play.at = part.offset;
+    }
+  }
+  if (runs != 0) {
+    play.seeks += rebuilds_ ? runs : 1;
+    play.area = UINT64_MAX;
+  }
+  *step.value = Value::sized(play.bytes);
+  return play;
+}
+
+Play::Step Model::append(NodeId node, Step& step, bool background) {
+  const Record record = step.record();
+  const uint64_t payload = record.payload_bytes(), bytes = payload + kRecordHeaderBytes;
+  *step.place = {node, ++ids_, step.reserved};
+  logged_[ids_] = {log_ends_[node], bytes};
+  if (!step.reserved) log_ends_[node] += bytes;
+  if (!rebuilds_) {
+    (background ? counts_.background_payload_bytes : counts_.payload_bytes) += payload;
+    (background ? counts_.background_framing_bytes : counts_.framing_bytes) += kRecordHeaderBytes;
+    if (background) {
+      ++counts_.background_writes;
+    } else {
+      ++(step.reserved ? counts_.random_writes : counts_.sequential_writes);
+    }
+  }
+  // What is reserved is space that was taken when the chunk was made.
+  if (step.reserved) return {Play::Kind::write, area_of(step.chunk) + 32, ids_, bytes, 1, 0};
+  return {Play::Kind::append, 0, 0, bytes, 1, bytes};
+}
+
+void Model::count(const Round& round, const Step& step, uint64_t bytes) {
+  if (!!rebuilds_) return;
+  if (step.kind == Step::Kind::mark) {
+    (round.background ? counts_.background_framing_bytes : counts_.framing_bytes) += bytes;
+    return;
+  }
+  (round.background ? counts_.background_payload_bytes : counts_.payload_bytes) += bytes;
+  if (step.kind == Step::Kind::read) ++(round.background ? counts_.background_reads : counts_.reads);
+  if (step.kind == Step::Kind::write) ++(round.background ? counts_.background_writes : counts_.random_writes);
+}
+
+Status Model::run(Round& round) {
+  Play play;
+  play.from = round.from;
+  play.kind = round.kind;
+  bool remote = false;
+  for (Errand& errand : round.errands) {
+    const bool says = std::any_of(errand.steps.begin(), errand.steps.end(), [](const Step& step) { return step.kind != Step::Kind::release; });
+    Play::Errand mine;
+    mine.node = errand.node;
+    mine.sent = errand.sent;
+    mine.answered = errand.answered;
+    for (Step& step : errand.steps) {
+      switch (step.kind) {
+        case Step::Kind::derive: *step.value = step.compute(); break;
+        case Step::Kind::read:
+          mine.steps.push_back(read(step));
+          count(round, step, mine.steps.back().bytes);
+          // Records reserved behind a chunk are read in one go with it: no request of their own.
+          if (mine.steps.back().seeks == 0 && !rebuilds_) --(round.background ? counts_.background_reads : counts_.reads);
+          break;
+        case Step::Kind::write:
+          mine.steps.push_back({Play::Kind::write, area_of(step.chunk), step.offset, step.value->size(), 1, 0});
+          count(round, step, step.value->size());
+          break;
+        case Step::Kind::mark:
+          mine.steps.push_back({Play::Kind::write, area_of(step.chunk), UINT64_MAX / 2, kChunkHeaderBytes, 1, 0});
+          count(round, step, kChunkHeaderBytes);
+          break;
+        case Step::Kind::append: {
+          const Play::Step next = append(errand.node, step, round.background);
+          if (next.kind == Play::Kind::append && !mine.steps.empty() && mine.steps.back().kind == Play::Kind::append) {
+            mine.steps.back().bytes += next.bytes;  // records that follow each other leave together
+            mine.steps.back().space += next.space;
+          } else {
+            mine.steps.push_back(next);
+          }
+          break;
+        }
+        case Step::Kind::flush:
+          mine.steps.push_back({Play::Kind::flush, 0, 0, 0, 0, 0});
+          if (!rebuilds_ && !round.background) ++counts_.flushes;
+          break;
+        case Step::Kind::release:
+          for (const LogPlace& place : step.released) {
+            const auto found = logged_.find(place.id);
+            if (found == logged_.end()) continue;
+            if (!place.reserved) play.freed += found->second.bytes;
+            logged_.erase(found);
+          }
+          break;
+      }
+    }
+    if (!says && !errand.steps.empty()) continue;
+    const bool away = errand.node != round.from;
+    remote = remote || away;
+    play.errands.push_back(std::move(mine));
+    if (!rebuilds_ && !round.background && away) counts_.messages += round.kind == Round::Kind::entry ? 1 : 2;
+  }
+  if (!rebuilds_ && !round.background) {
+    if (round.kind == Round::Kind::acknowledge && round.from != kClient) ++counts_.messages;
+    if (round.kind == Round::Kind::entry || (round.kind == Round::Kind::exchange && remote)) ++counts_.round_trips;
+  }
+  plays_.push_back(std::move(play));
+  return {};
+}
+
+}  // namespace stoker::curm

@@ -1,0 +1,166 @@
+#include "stoker/curm/trace.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <unordered_map>
+
+namespace stoker::curm {
+namespace {
+
+constexpr size_t kComplaintsMax = 5;
+constexpr std::string_view kCloudPhysicsHeader = "version,time,op,size,lbn";
+
+std::vector<std::string_view> split(std::string_view line, char separator) {
+  std::vector<std::string_view> fields;
+  while (!line.empty()) {
+    const size_t end = std::min(line.find(separator), line.size());
+    if (separator != ' ' || end != 0) fields.push_back(line.substr(0, end));
+    if (end == line.size()) break;
+    line.remove_prefix(end + 1);
+  }
+  return fields;
+}
+
+std::optional<uint64_t> number(std::string_view text, int base = 10) {
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, base);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+// Takes the lines of one format. A line is a request, nothing that concerns us, or malformed: then it says why.
+class Reader {
+ public:
+  explicit Reader(Trace& trace) : trace_(trace) {}
+  std::string msr(std::string_view line);
+  std::string cloud_physics(std::string_view line);
+  std::string nfs(std::string_view line);
+
+ private:
+  std::string add(double time_us, std::string_view object, bool write, std::optional<uint64_t> offset, std::optional<uint64_t> bytes);
+
+  Trace& trace_;
+  std::unordered_map<std::string, uint32_t> objects_;
+  std::optional<double> began_;
+};
+
+std::string Reader::add(double time_us, std::string_view object, bool write, std::optional<uint64_t> offset, std::optional<uint64_t> bytes) {
+  if (!offset) return "the offset is no number";
+  if (!bytes) return "the size is no number";
+  if (*bytes == 0) return "the size is 0";
+  if (*bytes > kRequestBytesMax) return "the size is more than 1 GiB";
+  if (*offset > kOffsetMax) return "the offset is beyond 1 PiB";
+  if (!began_) began_ = time_us;
+  const auto [found, fresh] = objects_.try_emplace(std::string(object), static_cast<uint32_t>(trace_.objects.size()));
+  if (fresh) trace_.objects.emplace_back(object);
+  // Some clocks step back for a moment.
+  trace_.requests.push_back({static_cast<uint64_t>(std::max(0.0, time_us - *began_)), found->second, write, *offset, *bytes});
+  return {};
+}
+
+// timestamp (100 ns), host, disk, Read or Write, offset, bytes, response (100 ns)
+std::string Reader::msr(std::string_view line) {
+  const auto fields = split(line, ',');
+  if (fields.size() != 7) return "it has " + std::to_string(fields.size()) + " fields, not 7";
+  const auto time = number(fields[0]);
+  if (!time) return "the time is no number";
+  const bool write = fields[3] == "Write";
+  if (!write && fields[3] != "Read") return "`" + std::string(fields[3].substr(0, 20)) + "` is neither Read nor Write";
+  return add(static_cast<double>(*time) / 10, std::string(fields[1]) + "." + std::string(fields[2]), write, number(fields[4]), number(fields[5]));
+}
+
+// version, seconds, SCSI operation (hexadecimal), bytes, block of 512 bytes
+std::string Reader::cloud_physics(std::string_view line) {
+  const auto fields = split(line, ',');
+  if (fields.size() != 5) return "it has " + std::to_string(fields.size()) + " fields, not 5";
+  const auto time = number(fields[1]), op = number(fields[2], 16), block = number(fields[4]);
+  if (!time) return "the time is no number";
+  if (!block || *block > kOffsetMax / 512) return "the block is no number, or beyond 1 PiB";
+  // The READs and WRITEs of 6, 10, 12 and 16 bytes.
+  const bool read = op == 0x08 || op == 0x28 || op == 0xa8 || op == 0x88;
+  const bool write = op == 0x0a || op == 0x2a || op == 0xaa || op == 0x8a;
+  if (!read && !write) return "operation `" + std::string(fields[2].substr(0, 20)) + "` neither reads nor writes";
+  return add(static_cast<double>(*time) * 1e6, "disk", write, *block * 512, number(fields[3]));
+}
+
+// seconds.microseconds source destination U|T C3|R3 id number name, then words: fh F, off O, count N; all hexadecimal but the time.
+std::string Reader::nfs(std::string_view line) {
+  const auto words = split(line, ' ');
+  if (words.size() < 8) return "it has " + std::to_string(words.size()) + " words, fewer than 8";
+  double seconds = 0;
+  const auto [end, error] = std::from_chars(words[0].data(), words[0].data() + words[0].size(), seconds);
+  if (error != std::errc() || end != words[0].data() + words[0].size() || !std::isfinite(seconds) || seconds < 0 || seconds > 1e11) return "the time is no number";
+  const bool call = words[4] == "C2" || words[4] == "C3", answer = words[4] == "R2" || words[4] == "R3";
+  if (!call && !answer) return "`" + std::string(words[4].substr(0, 20)) + "` is neither a call nor an answer";
+  const bool write = words[7] == "write";
+  if (answer || (!write && words[7] != "read")) return {};
+  const auto value_of = [&](std::initializer_list<std::string_view> names) {
+    for (size_t i = 8; i + 1 < words.size(); ++i) {
+      if (std::find(names.begin(), names.end(), words[i]) != names.end()) return words[i + 1];
+    }
+    return std::string_view();
+  };
+  const std::string_view handle = value_of({"fh", "file"});
+  if (handle.empty()) return "it names no file handle";
+  return add(seconds * 1e6, handle, write, number(value_of({"off", "offset"}), 16), number(value_of({"count", "tcount"}), 16));
+}
+
+}  // namespace
+
+Result<Trace> parse_trace(std::string name, std::string_view text, bool lenient) {
+  Trace trace;
+  trace.name = std::move(name);
+  Reader reader(trace);
+  uint64_t line_number = 0;
+  auto form = &Reader::msr;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    std::string_view line = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    ++line_number;
+    if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
+    if (line.empty()) continue;
+    if (trace.format.empty()) {
+      const bool header = line == kCloudPhysicsHeader, spaces = line.find(',') == std::string_view::npos && line.find(' ') != std::string_view::npos;
+      trace.format = header ? "cloudphysics" : spaces ? "nfs" : "msr";
+      form = header ? &Reader::cloud_physics : spaces ? &Reader::nfs : &Reader::msr;
+      if (header) continue;
+    }
+    const std::string wrong = (reader.*form)(line);
+    if (wrong.empty()) continue;
+    ++trace.malformed;
+    if (trace.complaints.size() < kComplaintsMax) trace.complaints.push_back("line " + std::to_string(line_number) + ": " + wrong);
+  }
+  if (trace.malformed != 0 && !lenient) {
+    return make_error(Code::invalid_argument, trace.name + ": " + std::to_string(trace.malformed) + " malformed lines, read as " + trace.format + "; " + trace.complaints[0] + "; mend them, or skip them with --lenient", "curm/trace");
+  }
+  if (trace.requests.empty()) return make_error(Code::invalid_argument, trace.name + ": holds no request that reads or writes; MSR Cambridge CSV, CloudPhysics CSV and nfsdump records are understood", "curm/trace");
+  return trace;
+}
+
+Result<Trace> read_trace(const std::string& path, bool lenient) {
+  std::error_code not_there;
+  if (std::filesystem::is_directory(path, not_there)) return make_error(Code::invalid_argument, path + " is a folder; name the trace files in it", "curm/trace");
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return make_error(Code::not_found, "the trace " + path + " cannot be opened; check the path", "curm/trace");
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (file.bad()) return make_error(Code::io, "the trace " + path + " cannot be read to its end", "curm/trace");
+  return parse_trace(std::filesystem::path(path).filename().string(), text.str(), lenient);
+}
+
+std::string msr_text(const Trace& trace) {
+  std::string text;
+  for (const Request& request : trace.requests) {
+    text += std::to_string(128166372000000000 + request.time_us * 10) + "," + trace.name + "," + std::to_string(request.object) + (request.write ? ",Write," : ",Read,") + std::to_string(request.offset) + "," +
+            std::to_string(request.bytes) + ",0\n";
+  }
+  return text;
+}
+
+}  // namespace stoker::curm

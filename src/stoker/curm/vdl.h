@@ -1,0 +1,53 @@
+// VDL, versioned data difference: the new bytes go to the log of the data node and of every parity at once, straight from the client.
+// Nothing is read, nothing computed, one round trip. The client (the one writer) keeps the newest bytes of what is not folded.
+//
+// A fold of a stripe, in the four steps of the coded store: (1) the data nodes read what is needed of their bases; (2) each parity computes its new
+// bytes and stages them, flushed; (3) a commit with the fold's number, flushed, on all that take part; (4) all write in place,
+// flush, and mark. A commit seen anywhere rolls the fold forward, else its stages are void. What is lost is decoded from bases,
+// which agree between folds; then the live records are appended again.
+#pragma once
+
+#include "stoker/curm/fold.h"
+#include "stoker/curm/scheme.h"
+
+namespace stoker::curm {
+
+class Vdl : public Scheme {
+ public:
+  using Scheme::Scheme;
+  Status update(const Update& update) override;
+  Result<Value> read(const Chunk& chunk, uint64_t offset, uint64_t bytes) override;
+  Status fold(uint64_t stripe) final;
+  Status recover(const std::set<NodeId>& replaced) final;
+
+ protected:
+  // Whether ranges where so many data chunks are dirty are folded from the clean ones instead of from old bytes and old parity.
+  virtual bool reconstructs(int /*dirty*/) const { return false; }
+  // Whether a record that newer ones cover whole is let go of at once. It may come back: what overtook it then lies over it.
+  virtual bool lets_go_early() const { return false; }
+  // Writes new bytes of a clean stripe without a log: the four steps with the data staged as well; acknowledged after the commit.
+  Status write_through(uint64_t stripe, const Fold::Newest& newest);
+  bool clean(uint64_t stripe) const { return dirty_.count(stripe) == 0; }
+
+ private:
+  struct Logged {
+    int position = 0;
+    uint64_t offset = 0, bytes = 0;
+    std::vector<LogPlace> places;
+  };
+  struct Dirty {
+    Fold::Newest newest;
+    std::map<int, RangeMap<uint64_t>> owners;  // seq of the record that holds the newest bytes
+    std::map<uint64_t, Logged> logged;         // by seq
+  };
+  std::vector<LogPlace> put(const Update& update, uint64_t seq, std::vector<LogPlace> places);
+  enum class Why : uint8_t { fold, write };
+  Status bring_in(uint64_t stripe, const Fold::Newest& newest, Why why);
+  Status resolve_folds(Recovered& found);
+  Status append_again(const Recovered& found, const std::set<NodeId>& replaced);
+  std::function<void()> rebuilt(const Chunk& lost, Errand& errand) override;
+
+  std::map<uint64_t, Dirty> dirty_;  // by stripe
+};
+
+}  // namespace stoker::curm

@@ -1,0 +1,108 @@
+"""`stoker curm`: traces made and read, schemes compared, the class tree trained; as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import xml.etree.ElementTree as xml
+from pathlib import Path
+
+import pytest
+
+from faults import COMMAND, refused, run
+
+if not COMMAND.exists():
+    pytest.skip("the stoker command is not installed beside this Python: run `make build`", allow_module_level=True)
+
+SCHEMES = ["fo", "fl", "pl", "plr", "parix", "vdl", "curm"]
+# What issue and documentation promise of each result, in this order.
+FIELDS = [
+    "trace", "scheme", "form", "code", "mode", "updates", "foreground_reads_per_update", "foreground_random_writes_per_update",
+    "foreground_sequential_writes_per_update", "foreground_bytes_per_byte", "background_bytes_per_byte", "messages_per_update",
+    "round_trips_per_update", "flushes_per_update", "updates_per_second", "p50_us", "p99_us", "recovery_seconds", "space_peak_bytes",
+]  # fmt: skip
+
+
+def generated(folder: Path, profile: str, seed: int = 1, requests: int | None = None) -> Path:
+    path = folder / f"{profile}_{seed}.csv"
+    words = ["--requests", str(requests)] if requests else []
+    done = run("curm", "generate", profile, "--seed", str(seed), *words)
+    assert done.returncode == 0, done.stderr
+    path.write_text(done.stdout)
+    return path
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("traces")
+    return [generated(folder, "wdev"), generated(folder, "hm", requests=3000)]
+
+
+def test_replay_compares_all_schemes_in_both_forms(traces, tmp_path):
+    plot = tmp_path / "plot.svg"
+    done = run("curm", "replay", *traces, "--code", "6+3,10+4", "--nodes", "25", "--json", "--plot", plot)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert [list(row) for row in answer["results"]] == [FIELDS] * (2 * 2 * 7 * 2)
+    assert {(row["trace"], row["code"]) for row in answer["results"]} == {(path.name, code) for path in traces for code in ("6+3", "10+4")}
+    assert len(answer["more"]) == len(answer["results"]) and len(answer["classes"]) == 4
+    assert answer["settings"]["nodes"] == 25 and answer["settings"]["device"]["name"] == "ssd"
+    for row in answer["results"]:
+        m = int(row["code"].split("+")[1])
+        assert row["mode"] == "modelled" and row["updates_per_second"] > 0 and 0 < row["p50_us"] <= row["p99_us"] and row["space_peak_bytes"] > 0
+        assert row["flushes_per_update"] == (0 if row["form"] == "published" else 1 + m)
+        if row["scheme"] == "vdl":
+            assert (row["foreground_reads_per_update"], row["round_trips_per_update"], row["foreground_bytes_per_byte"]) == (0, 1, 1 + m)
+    assert list(dict.fromkeys(row["scheme"] for row in answer["results"])) == SCHEMES
+    root = xml.parse(plot).getroot()
+    assert root.tag.endswith("svg") and len(list(root.iter("{http://www.w3.org/2000/svg}rect"))) > 5 * 4 * 7
+
+
+def test_replay_is_the_same_every_time(traces):
+    words = ("curm", "replay", traces[0], "--json", "--device", "hdd")
+    assert run(*words).stdout == run(*words).stdout
+
+
+def test_replay_prints_a_table(traces):
+    done = run("curm", "replay", traces[0], "--scheme", "parix", "--form", "safe")
+    assert done.returncode == 0
+    assert [line.split()[:4] for line in done.stdout.splitlines()[1:]][1] == [traces[0].name, "6+3", "parix", "safe"]
+
+
+def test_bad_input_is_a_sentence(traces, tmp_path):
+    assert "not there yet" in refused(1, "curm", "replay", traces[0], "--mode", "files")
+    assert "cannot be opened" in refused(1, "curm", "replay", tmp_path / "none.csv")
+    bad = tmp_path / "bad.csv"
+    bad.write_text(traces[0].read_text() + "what is this\n")
+    assert "bad.csv: 1 malformed lines" in refused(1, "curm", "replay", bad)
+    done = run("curm", "replay", bad, "--lenient", "--scheme", "vdl", "--json")
+    assert done.returncode == 0 and "skipped 1 malformed lines" in done.stderr
+    assert "needs at least as many nodes as chunks" in refused(1, "curm", "replay", traces[0], "--nodes", "8")
+    assert "is no code" in refused(1, "curm", "replay", traces[0], "--code", "six")
+    assert "--scheme" in refused(2, "curm", "replay", traces[0], "--scheme", "raid")
+    assert "there is no profile `x`" in refused(1, "curm", "generate", "x")
+    (tmp_path / "tree.json").write_text('{"nodes": [{"feature": "read_share", "threshold": 0, "left": 0, "right": 0}]}')
+    assert "this is no class tree" in refused(1, "curm", "replay", traces[0], "--tree", tmp_path / "tree.json")
+    assert "cannot be written" in refused(1, "curm", "replay", traces[0], "--scheme", "vdl", "--plot", tmp_path / "gone" / "x.svg")
+
+
+def test_train_writes_a_tree_that_replay_takes(tmp_path):
+    learnt = [generated(tmp_path, "hm", seed) for seed in (1, 2)] + [generated(tmp_path, "vm", 1, 20_000)]
+    out = tmp_path / "tree.json"
+    done = run("curm", "train", *learnt, "--out", out, "--test", generated(tmp_path, "rsrch"))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["hm_1.csv", "hm_2.csv", "vm_1.csv", "all together", "rsrch_1.csv", f"written to {out}"]
+    assert "not learnt from, right" in lines[4] and "majority class" in lines[4]
+    tree = json.loads(out.read_text())
+    assert 1 < len(tree["nodes"]) < 128 and tree["trained_on"] == ["hm_1.csv", "hm_2.csv", "vm_1.csv"]
+    replayed = run("curm", "replay", learnt[0], "--scheme", "curm", "--tree", out, "--json")
+    assert replayed.returncode == 0, replayed.stderr
+    [classes] = json.loads(replayed.stdout)["classes"]
+    assert classes["judged"] > 0 and {"tree", "no_classes", "contrary"} < set(classes)
+
+
+def test_train_without_samples_says_so(tmp_path):
+    short = generated(tmp_path, "wdev", requests=10)
+    done = subprocess.run([COMMAND, "curm", "train", short], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 1 and "too short" in done.stderr and not (tmp_path / "class_tree.json").exists()
