@@ -28,12 +28,12 @@ Class truth(uint32_t reads, uint32_t blocks, uint32_t rewritten) {
 }  // namespace
 
 const ClassTree& ClassTree::shipped() {
-  static const ClassTree kTree = [] {
+  static const ClassTree shipped = [] {
     auto tree = parse(kShippedTree);
     STOKER_CHECK(tree.has_value());  // a test parses it
     return std::move(*tree);
   }();
-  return kTree;
+  return shipped;
 }
 
 Result<ClassTree> ClassTree::parse(std::string_view text) {

@@ -31,6 +31,7 @@ uint64_t DeltaLog::reserved_used(const Chunk& parity) const {
 // All entries' bytes, one after the other.
 Slot DeltaLog::load(Errand& errand, const Chunk& parity, const Entries& entries) const {
   std::vector<Step::Part> parts;
+  parts.reserve(entries.size());
   for (const Entry& entry : entries) parts.push_back({true, 0, entry.bytes, entry.place});
   return errand.gather(parity, std::move(parts));
 }

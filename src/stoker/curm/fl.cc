@@ -12,6 +12,7 @@ Slot FullLogging::read_newest(Errand& errand, const Chunk& chunk, uint64_t offse
   for (const auto& gap : found->second.newest.gaps(offset, bytes)) parts.push_back({gap.at, {false, gap.at, gap.size(), {}}});
   std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<Step::Part> ordered;
+  ordered.reserve(parts.size());
   for (const auto& [at, part] : parts) ordered.push_back(part);
   return errand.gather(chunk, std::move(ordered));
 }

@@ -84,8 +84,9 @@ Fold::Ranges Fold::parity(Errand& errand, int index) const {
   }
   for (const auto& range : by_columns_.joined()) {
     std::vector<Value> columns;
+    columns.reserve(geometry_.chunks());
     for (int position = 0; position < geometry_.k; ++position) columns.push_back(newest(position, range.at, range.size()));
-    columns.resize(static_cast<size_t>(geometry_.k + geometry_.m));
+    columns.resize(geometry_.chunks());
     changed.emplace_back(range.at, std::make_shared<Value>(decoded(code_, columns, chunk.position)));
     errand.sent += range.size();
   }

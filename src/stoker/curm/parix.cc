@@ -13,6 +13,7 @@ Status Parix::update(const Update& update) {
   Slot old;
   if (!first.empty()) {
     std::vector<Step::Part> parts;
+    parts.reserve(first.size());
     for (const auto& gap : first) parts.push_back({false, gap.at, gap.size(), {}});
     old = in.errands[0].gather(data, std::move(parts));
   }
@@ -33,6 +34,7 @@ Status Parix::update(const Update& update) {
   Round out;
   out.from = leader;
   std::vector<PlaceSlot> places;
+  places.reserve(static_cast<size_t>(m()));
   for (int j = 0; j < m(); ++j) places.push_back(log(out.to(node(geometry().parity(data.stripe, j)), entry.payload_bytes()), entry));
   PlaceSlot mine;
   if (safe()) mine = log(out.to(leader), intent);
@@ -85,6 +87,7 @@ Parix::Reads Parix::read_differences(Errand& errand, const Chunk& parity, const 
   Reads reads;
   const auto parts_of = [](const std::vector<RangeMap<Where>::Piece>& pieces) {
     std::vector<Step::Part> parts;
+    parts.reserve(pieces.size());
     for (const auto& piece : pieces) parts.push_back({true, piece.value.begin + piece.at - piece.origin, piece.size(), piece.value.place});
     return parts;
   };
@@ -192,7 +195,7 @@ Status Parix::recover(const std::set<NodeId>& replaced) {
 }
 
 Slot Parix::logical(Errand& errand, const Chunk& chunk) {
-  const Slot base = Scheme::logical(errand, chunk);
+  Slot base = Scheme::logical(errand, chunk);
   const auto side = sides_.find(chunk);
   if (side == sides_.end()) return base;
   std::map<int, Reads> differences;

@@ -143,9 +143,9 @@ void Player::begin_round(Running& job) {
   space_ -= static_cast<int64_t>(play.freed);
   job.left = play.errands.size();
   if (play.kind == Round::Kind::acknowledge && play.from != kClient) {
-    static const Play::Errand kAnswer;
+    static const Play::Errand answer;
     job.left = 1;
-    send(job.tasks.emplace_back(Task{&job, &kAnswer, 0, true}), play.from, kClient, 0);
+    send(job.tasks.emplace_back(Task{&job, &answer, 0, true}), play.from, kClient, 0);
     return;
   }
   if (play.errands.empty()) {
@@ -208,7 +208,7 @@ void Player::finish(Running& job) {
 // Of a fold's coordinator there is one on each node: its card is not what limits.
 uint64_t* Player::free_at(std::vector<uint64_t>& table, NodeId place, const Running& job) {
   if (place != kClient) return &table[static_cast<size_t>(place)];
-  return job.client == kFold ? nullptr : &table[static_cast<size_t>(nodes_ + job.client)];
+  return job.client == kFold ? nullptr : &table[static_cast<size_t>(nodes_) + static_cast<size_t>(job.client)];
 }
 
 void Player::send(Task& task, NodeId from, NodeId to, uint64_t bytes) {

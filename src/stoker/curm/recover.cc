@@ -88,7 +88,7 @@ Status Scheme::roll_forward_stages(Recovered& recovered) {
 Status Scheme::rebuild_bases(const std::set<NodeId>& replaced, const Recovered& recovered) {
   const uint64_t bytes = geometry().chunk_bytes;
   for (uint64_t stripe = 0; stripe < geometry().stripes; ++stripe) {
-    std::vector<Slot> slots(static_cast<size_t>(k() + m()));
+    std::vector<Slot> slots(geometry().chunks());
     std::vector<int> lost;
     uint64_t folded = 0;
     Round gather;
@@ -104,6 +104,7 @@ Status Scheme::rebuild_bases(const std::set<NodeId>& replaced, const Recovered& 
     if (lost.empty()) continue;
     STOKER_TRY(run(gather));
     std::vector<Value> present;
+    present.reserve(slots.size());
     for (const Slot& slot : slots) present.push_back(slot ? *slot : Value());
     Round place;
     for (const int position : lost) {

@@ -137,7 +137,7 @@ class Replay {
     const auto quantile = [&](size_t percent) { return latencies.empty() ? 0.0 : static_cast<double>(latencies[(latencies.size() - 1) * percent / 100]) / 1e3; };
     result_.p50_us = quantile(50);
     result_.p99_us = quantile(99);
-    const auto chunks = static_cast<uint64_t>(options_.k + options_.m), parities = static_cast<uint64_t>(options_.m);
+    const uint64_t chunks = geometry_.chunks(), parities = static_cast<uint64_t>(options_.m);
     result_.space_base_bytes = stripes_.count() * chunks * options_.chunk_bytes;
     result_.space_peak_bytes = result_.space_base_bytes + static_cast<uint64_t>(player_.log_bytes_peak()) + (name == "plr" ? stripes_.count() * parities * options_.reserved_bytes : 0);
     return result_;

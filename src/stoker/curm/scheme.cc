@@ -64,7 +64,7 @@ Slot Scheme::logical(Errand& errand, const Chunk& chunk) { return errand.read(ch
 Result<Value> Scheme::rebuild(const Chunk& lost) {
   const bool room = geometry().nodes > k() + m();
   const NodeId spare = room ? node({lost.stripe, k() + m()}) : node(lost);
-  std::vector<Slot> slots(static_cast<size_t>(k() + m()));
+  std::vector<Slot> slots(geometry().chunks());
   Round gather;
   gather.from = spare;
   gather.background = true;
@@ -78,6 +78,7 @@ Result<Value> Scheme::rebuild(const Chunk& lost) {
   }
   STOKER_TRY(run(gather));
   std::vector<Value> present;
+  present.reserve(slots.size());
   for (const Slot& slot : slots) present.push_back(slot ? *slot : Value());
   Value whole = decoded(code(), present, lost.position);
   Round place;
@@ -116,6 +117,7 @@ void Scheme::count_folded(uint64_t stripe) {
 
 std::vector<uint64_t> Scheme::pending() const {
   std::vector<uint64_t> stripes;
+  stripes.reserve(by_touch_.size());
   for (const auto& [touched, stripe] : by_touch_) stripes.push_back(stripe);
   return stripes;
 }

@@ -9,12 +9,12 @@
 // nodes by rounds. A released record may come back from the dead as long as it likes: its chunk's mark says that it is dead.
 #pragma once
 
-#include <compare>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -31,7 +31,8 @@ inline constexpr uint64_t kChunkHeaderBytes = 4096;  // likewise, of a mark
 struct Chunk {
   uint64_t stripe = 0;
   int position = 0;
-  auto operator<=>(const Chunk&) const = default;
+  bool operator==(const Chunk&) const = default;
+  bool operator<(const Chunk& other) const { return std::tie(stripe, position) < std::tie(other.stripe, other.position); }
 };
 
 struct Geometry {
@@ -39,6 +40,7 @@ struct Geometry {
   uint64_t chunk_bytes = 1 << 20;
   uint64_t stripes = 0;
   NodeId node(const Chunk& chunk) const { return static_cast<NodeId>((chunk.stripe + static_cast<uint64_t>(chunk.position)) % static_cast<uint64_t>(nodes)); }
+  size_t chunks() const { return static_cast<size_t>(k) + static_cast<size_t>(m); }
   Chunk parity(uint64_t stripe, int index) const { return {stripe, k + index}; }
 };
 
@@ -47,7 +49,8 @@ struct LogPlace {
   NodeId node = kClient;
   uint64_t id = 0;  // of the record, on its node; never used twice
   bool reserved = false;
-  auto operator<=>(const LogPlace&) const = default;
+  bool operator==(const LogPlace&) const = default;
+  bool operator<(const LogPlace& other) const { return std::tie(node, id) < std::tie(other.node, other.id); }
 };
 
 // What stands in a log. `chunk` is the data chunk whose update it belongs to, or the parity that was staged.

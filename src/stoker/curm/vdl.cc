@@ -25,6 +25,7 @@ Status Vdl::update(const Update& update) {
   STOKER_TRY(run(round));
   STOKER_TRY(acknowledge(kClient));
   std::vector<LogPlace> places;
+  places.reserve(slots.size());
   for (const PlaceSlot& slot : slots) places.push_back(*slot);
   count_logged(update.chunk.stripe, update.value.size());
   std::vector<LogPlace> overtaken = put(update, seq, std::move(places));
@@ -115,6 +116,7 @@ Status Vdl::bring_in(uint64_t stripe, const Fold::Newest& newest, Why why) {
   STOKER_TRY(run(place));
   if (why == Why::write && !safe()) STOKER_TRY(acknowledge(kClient));
   std::vector<LogPlace> done;
+  done.reserve(places.size());
   for (const PlaceSlot& each : places) done.push_back(*each);
   return release(std::move(done));
 }
@@ -201,6 +203,7 @@ Status Vdl::recover(const std::set<NodeId>& replaced) {
   STOKER_TRY(rebuild_bases(replaced, found));
   STOKER_TRY(append_again(found, replaced));
   std::vector<uint64_t> stripes;
+  stripes.reserve(dirty_.size());
   for (const auto& [stripe, dirty] : dirty_) stripes.push_back(stripe);
   for (const uint64_t stripe : stripes) STOKER_TRY(fold(stripe));
   return release(std::move(found.places));
