@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidArgument, StokerError
-from ..offload.machine import Machine
+from ..offload.machine import LINK, Machine
 from ..offload.measure import measure_machine, product_flops
 from ..offload.moments import MODES
 from ..train.settings import human_bytes
@@ -34,7 +34,7 @@ _EPILOG = """\
 The disk is measured unless --disk gives its rates, the cores are those of this machine unless --cores says otherwise.
 Exit status: 0 it fits; 1 it does not, and a sentence says what would; 2 the command line is wrong."""
 
-GPU_FLOPS, GPU_LINK = 70e12, 20e9  # assumed where --gpu comes without --flops and --link; the text says so
+GPU_FLOPS = 70e12  # assumed where --gpu comes without --flops, as LINK without --link; the text says so
 
 
 class _Parser(argparse.ArgumentParser):
@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     add("--tokens", type=int, default=8192, help="tokens a step (default: 8192)")
     add("--gpu", type=quantity, metavar="BYTES", help="memory of the accelerator that computes; left out: the cores compute")
     add("--flops", type=quantity, metavar="RATE", help=f"operations a second that the products run at (measured on the cores; with --gpu {GPU_FLOPS / 1e12:.0f}T is assumed)")
-    add("--link", type=quantity, metavar="RATE", help=f"bytes a second to the accelerator and back (default: {GPU_LINK / 1e9:.0f}GB/s)")
+    add("--link", type=quantity, metavar="RATE", help=f"bytes a second to the accelerator and back (default: {LINK / 1e9:.0f}GB/s)")
     add("--cores", type=int, help="cores of the machine (default: those of this one)")
     add("--precision", choices=tuple(DTYPES), default="bfloat16", help="type of the weights (default: bfloat16, with exact float32 masters)")
     add("--moments", choices=tuple(MODES), default="exact", help="how the optimizer's moments are kept (default: exact)")
@@ -111,7 +111,7 @@ def _wish(args: argparse.Namespace, described: Described) -> Wish:
         machine = replace(machine, read=args.disk["read"], write=args.disk["write"], mixed=args.disk.get("mixed", 0.0), share=1.0)
     width = min(4096, max((min(p.size) for block in described.blocks for p in block.params if len(p.size) == 2), default=1024))
     flops = args.flops or (GPU_FLOPS if args.gpu else product_flops(min(args.tokens, 1024), width, DTYPES[args.precision]))
-    machine = replace(machine, flops=flops, cores=args.cores or os.cpu_count() or 1, link=(args.link or GPU_LINK) if args.gpu else 0.0)
+    machine = replace(machine, flops=flops, cores=args.cores or os.cpu_count() or 1, link=(args.link or LINK) if args.gpu else 0.0)
     space = sum(shutil.disk_usage(folder).free for folder in folders) if folders else None
     return Wish(described.blocks, int(args.dram), machine, args.tokens, args.moments, int(args.gpu or 0), space, args.endurance)
 
@@ -132,7 +132,7 @@ def _text(result: dict[str, Any], args: argparse.Namespace, machine: Machine) ->
         how = "recomputing activations" if gpu["recompute"] else "keeping activations"
         lines.append(f"accelerator  about {human_bytes(gpu['peak_bytes'])} of {human_bytes(gpu['cap'])} at the peak, {how}: {classes_text(gpu['classes'])}")
         if not args.flops:
-            lines.append(f"             assumed to sustain {GPU_FLOPS / 1e12:.0f} T operations a second (--flops) over a link of {(args.link or GPU_LINK) / 1e9:.0f} GB/s (--link)")
+            lines.append(f"             assumed to sustain {GPU_FLOPS / 1e12:.0f} T operations a second (--flops) over a link of {(args.link or LINK) / 1e9:.0f} GB/s (--link)")
     space = result["disk_space"]
     lines.append(f"disk space   {human_bytes(space['needed'])}: two versions of {human_bytes(space['one_version'])} and room" + (f"; {human_bytes(space['free'])} are free" if space["free"] is not None else ""))
     if "wear" in result:

@@ -151,22 +151,24 @@ def initialise(model: Model) -> None:
             nn.init.normal_(parameter, std=std * shrink)
 
 
-def compute_seconds(config: ModelConfig, dtype: torch.dtype, batch: int) -> float:
+def compute_seconds(config: ModelConfig, dtype: torch.dtype, batch: int, device: torch.device) -> float:
     """Forward and backward of a step with nothing beside them: one block is timed for all, and the head with the loss."""
-    block, head = Block(config, dtype), nn.Linear(config.hidden, config.vocabulary, bias=False, dtype=dtype)
-    x = torch.randn(batch, config.window, config.hidden, dtype=dtype, requires_grad=True)
+    block, head = Block(config, dtype).to(device), nn.Linear(config.hidden, config.vocabulary, bias=False, dtype=dtype, device=device)
+    x = torch.randn(batch, config.window, config.hidden, dtype=dtype, device=device, requires_grad=True)
     cos, sin = rotary(config.window, config, x)
-    targets = torch.zeros(batch * config.window, dtype=torch.int64)
+    targets = torch.zeros(batch * config.window, dtype=torch.int64, device=device)
     layer = lambda: block(x, cos, sin).backward(x)
     ends = lambda: F.cross_entropy(head(x).flatten(0, 1).float(), targets).backward()
-    return config.layers * _seconds(layer) + _seconds(ends)
+    return config.layers * _seconds(layer, device) + _seconds(ends, device)
 
 
-def _seconds(run: Callable[[], object], times: int = 3) -> float:
+def _seconds(run: Callable[[], object], device: torch.device, times: int = 3) -> float:
     taken = []
     for _ in range(times + 1):
         started = time.perf_counter()
         run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         taken.append(time.perf_counter() - started)
     return statistics.median(taken[1:])
 

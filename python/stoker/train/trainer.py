@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ import stoker
 from ..data import CorpusError, Loader, TokenFile, Windows, default_corpus, load_tokenizer, prepare_apart
 from ..errors import AlreadyExists, InvalidArgument, NotFound, StokerError
 from ..offload.link import open_link
+from ..offload.machine import LINK
 from ..offload.measure import measure_machine
 from ..offload.planner import compare
 from ..plan.text import comparison_text, plan_text, rates_text
@@ -121,6 +122,8 @@ class Run:
         self._made = [file for file in volume_files(self.store) if not file.exists()]
         write_run(out, settings, **self.facts)
         self.machine = self._measure()
+        # Before the model is made or taken up: it draws random numbers, which belong to the run from there on.
+        compute = compute_seconds(self.config, _DTYPES[settings.precision], settings.batch, self.device) if self.machine else 0.0
         try:
             self.model, self.opt = self._offload(resume=stored is not None)
         except BaseException:
@@ -131,7 +134,6 @@ class Run:
         self.opt.attach(scheduler=self.scheduler, loader=self.loader, ledger=self.ledger)
         for group, rate in zip(self.opt.param_groups, self.scheduler.get_last_lr(), strict=True):
             group["lr"] = rate  # making a scheduler sets the rate of step 0; a resumed run is elsewhere
-        compute = compute_seconds(self.config, _DTYPES[settings.precision], settings.batch) if self.machine else 0.0
         self.plan = self.opt.plan(self.machine, compute)
         self.before = self.facts.get("heldout_loss_before")
         self.after: float | None = None
@@ -149,7 +151,7 @@ class Run:
             say(f"not planned  how long a step takes: {error}")
             return None
         say(f"measured     {rates_text(machine)}")
-        return machine
+        return machine if self.device.type == "cpu" else replace(machine, link=LINK)
 
     def _check_identity(self, stored: dict[str, Any] | None) -> None:
         """The corpus a run began with must still be the same bytes."""
