@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import sys
 
 import pytest
 import torch
@@ -162,7 +163,7 @@ LONG = ("own_clip", "torch_clip", "infs", "accumulate", "autocast")  # all steps
 @pytest.mark.parametrize("policy", ["sync", "speculate", "auto", "lazy"])
 @pytest.mark.parametrize("case", CASES)
 def test_bit_equal(tmp_path, case, policy):
-    bit_equal(f"{tmp_path}/s", case, policy, STEPS if case in LONG and policy != "auto" else STEPS // 8)
+    bit_equal(f"{tmp_path}/s", case, policy, STEPS if case in LONG and policy in ("sync", "speculate") else STEPS // 8)
 
 
 @pytest.mark.soak
@@ -170,6 +171,26 @@ def test_bit_equal(tmp_path, case, policy):
 @pytest.mark.parametrize("case", CASES)
 def test_bit_equal_for_long(tmp_path, case, policy):
     bit_equal(f"{tmp_path}/s", case, policy, STEPS)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("policy", ["sync", "speculate", "auto", "lazy"])
+@pytest.mark.parametrize("clip", ["torch", "own"])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 1.0])
+def test_clips_that_fire_now_and_then_for_long(tmp_path, monkeypatch, share, clip, policy):
+    """1,000 steps in which the clip fires in about this share of them."""
+    steps, how = 1000, own_clip if clip == "own" else torch_clip
+    monkeypatch.setattr(sys.modules[__name__], "CLIP", 1e9)
+    norms = sorted(control(torch.bfloat16, how, steps)[0][1::2])
+    monkeypatch.setattr(sys.modules[__name__], "CLIP", {0.0: 1e9, 1.0: norms[0] / 10}.get(share) or norms[int(steps * (1 - share))])
+    seen, state, _ = control(torch.bfloat16, how, steps)
+    fired = sum(norm > CLIP for norm in seen[1::2]) / steps
+    print(f"the clip fires in {fired:.1%} of the steps")
+    assert share / 4 <= fired <= 4 * share
+    ours, model, opt = offloaded(f"{tmp_path}/s", policy, torch.bfloat16, how, steps)
+    assert ours == seen
+    same(model, opt, state)
+    opt.close()
 
 
 def bit_equal(store, case, policy, steps):
@@ -190,7 +211,7 @@ def bit_equal(store, case, policy, steps):
 @pytest.mark.parametrize("segments", [1, 2, 4, 6])
 @pytest.mark.parametrize("policy", ["sync", "speculate", "lazy"])
 def test_checkpointed_segments(tmp_path, segments, reentrant, policy):
-    bit_equal_in_segments(f"{tmp_path}/s", segments, reentrant, policy, STEPS if segments == 2 else 10)
+    bit_equal_in_segments(f"{tmp_path}/s", segments, reentrant, policy, STEPS if segments == 2 and policy != "lazy" else 10)
 
 
 @pytest.mark.soak

@@ -612,7 +612,7 @@ def test_an_interrupt_while_memory_is_lent(offload, monkeypatch, after):
     assert interrupts == 1
 
 
-@pytest.mark.parametrize("policy", ["speculate", "auto"])
+@pytest.mark.parametrize("policy", ["speculate", "auto", "lazy"])
 def test_stochastic_depth(offload, policy):
     """Each step uses other layers: units that were read ahead get no gradient, and their tiles must not starve the others."""
 

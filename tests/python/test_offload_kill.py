@@ -30,7 +30,7 @@ def finish(process: subprocess.Popen) -> tuple[dict[int, str], str, int]:
 
 @pytest.mark.parametrize(
     ("policy", "moments", "steps", "kills"),
-    [("speculate", "exact", 160, 20), ("sync", "exact", 160, 5), ("speculate", "bf16", 40, 3), ("speculate", "8bit", 40, 3)],
+    [("speculate", "exact", 160, 20), ("sync", "exact", 160, 5), ("lazy", "exact", 80, 8), ("speculate", "bf16", 40, 3), ("speculate", "8bit", 40, 3)],
 )
 def test_killed_runs_end_like_the_uninterrupted_one(tmp_path, policy, moments, steps, kills):
     losses, digest, _ = finish(start(f"{tmp_path}/whole", steps, policy, moments))

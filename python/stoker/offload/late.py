@@ -78,12 +78,13 @@ class Late:
             for unit in units:
                 update, hashes = self._under_way[unit]
                 self._steps.timed("state", update.wait_computed)
-                if update.job.hashes() != hashes:
+                if self._steps.hashes(update.segments) != hashes:  # now, behind the last read: then they were right throughout
                     raise StokerError(
                         f"gradients of {block.name} were changed between opt.step() and the update that policy lazy makes of them in the next forward, so that step "
                         "is lost and the one before it stands; clear gradients with opt.zero_grad(), or use another policy"
                     )
         except StokerError:
+            self._steps.drops_gradients = False
             self._steps.lose()
             raise
         for unit in units:

@@ -274,7 +274,7 @@ class Session:
                 raise InvalidArgument("opt.step() inside stoker.gather() would be undone by it; leave the with block first")
             self._check_in_place()
             self._close_step()
-            policy = self.steps.active_policy
+            policy, reason = self.steps.active_policy, self.steps.reason
             changed = self.steps.decide()
             for param in self.params:
                 if param.unit in changed and param.tensor.grad is not None:
@@ -282,6 +282,8 @@ class Session:
             self.step_count += 1
             self._resumed_groups = []
             self._capture_sources()
+            if self.ledger.last is not None and policy != self.ledger.last["policy"]:
+                self.ledger.event("policy", step=self.step_count, policy=policy, reason=reason)
             self.ledger.close_step(self.step_count, self.counters(), policy=policy, committed=self.committed_step())
 
     def _lost(self, units: set[Unit]) -> None:

@@ -4,7 +4,7 @@
 during backward. step() then compares: a unit whose gradients (by hash), hyperparameters and parameters are still those that
 were consumed is kept, any other is redone from the committed state and p.grad as it is now. ``lazy`` decides without updating: each
 unit is updated just before the next use of its block (late.py). So all give the same bits, and a step that is skipped costs
-nothing but the work. ``auto`` speculates, and is lazy for 20 steps after a redo.
+nothing but the work. ``auto`` speculates, and for 20 steps after a redo it is lazy; or sync, if the loop keeps gradients over step().
 
 A step's writes live in one transaction: step() decides it (the next forward reads it), the next forward or flush() closes it
 with the record of everything else that belongs to the step, and the store commits it while training goes on.
@@ -70,6 +70,9 @@ class Steps:
         self.lost = lost  # a decided step could not be committed: these units are at the step before again
         self.lock: Any = contextlib.nullcontext()  # the session's own, once it has one: a GPU's backward runs on a thread of torch's
         self.paused_for = 0  # steps that `auto` still stays on sync
+        self.drops_gradients = False  # the loop was seen to set them to None after step(); who zeroes them in place takes them from lazy updates
+        self._step_made = False
+        self.reason = ""  # of auto's last change
         self.clip_limit: float | None = None  # max_norm of the last opt.clip_grad_norm_
         self.updates: dict[Unit, Update] = {}
         self.sequence: list[Unit] = []  # the order in which units became final in the last step
@@ -95,11 +98,16 @@ class Steps:
 
     @property
     def active_policy(self) -> str:
-        return self.policy if self.policy != "auto" else "lazy" if self.paused_for else "speculate"
+        if self.policy != "auto":
+            return self.policy
+        return "speculate" if not self.paused_for else "lazy" if self.drops_gradients else "sync"
 
     def call_begins(self) -> None:
         """A forward that records gradients begins. If the backward after it is the step's last, state can be read ahead."""
         self._landing = []  # of a backward that broke off
+        if self._step_made:
+            self._step_made = False
+            self.drops_gradients = all(param.tensor.grad is None for unit in self.units for param in unit.params)
         if self.updates:
             self.abandon()  # no step() came: the speculation was for nothing
         if self.speculating and self.gradients.last_call and not self.late:
@@ -286,6 +294,7 @@ class Steps:
             self.pager.outdate(block)
         if self.policy == "auto":
             self.paused_for -= 1
+            self.reason = f"{PAUSE_STEPS} steps have passed"
         self._make_current({unit for unit in changed if unit.block.pinned})
         return set(changed)
 
@@ -311,6 +320,7 @@ class Steps:
         if self.policy == "auto":
             if redone or self._norm_exceeded:
                 self.paused_for = PAUSE_STEPS
+                self.reason = f"{redone} updates had to be done again" if redone else "the gradient norm passed the limit before the last update"
             elif self.paused_for:
                 self.paused_for -= 1
         return set(self.updates)
@@ -345,7 +355,7 @@ class Steps:
         self._decided_updates = list(self.updates.values())
         for update in self._decided_updates:
             update.segments = []  # lets go of the gradients: the next backward reuses their memory
-        self.updates, self._landing = {}, []
+        self.updates, self._landing, self._step_made = {}, [], True
         self._norm2, self._norm_exceeded = 0.0, False
         self.gradients.decided()
         self.pager.decide(blocks)

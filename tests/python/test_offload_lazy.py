@@ -1,0 +1,198 @@
+"""Policy lazy: what a decided step owes is made up for before anybody could see that it was not there yet."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import reference
+import stoker
+from models import Tiny, batch, loss_of
+from stoker import errors
+
+TIGHT = "7MiB"
+
+
+def tiny() -> Tiny:
+    torch.manual_seed(0)
+    return Tiny().to(torch.bfloat16)
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """(un-offloaded model, its reference optimizer, the same offloaded, its optimizer)"""
+    control, model = tiny(), tiny()
+    expected = reference.ReferenceOptimizer(torch.optim.AdamW(control.parameters(), lr=3e-3))
+    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT, policy="lazy")
+    yield control, expected, model, opt
+    opt.close()
+
+
+def train(model, opt, steps) -> None:
+    for step in steps:
+        loss_of(model, batch(step)).backward()
+        opt.step()
+        opt.zero_grad()
+
+
+def both(pair, steps) -> None:
+    control, expected, model, opt = pair
+    train(control, expected, steps)
+    train(model, opt, steps)
+
+
+def owed(opt) -> bool:
+    return bool(opt._session.steps.late)
+
+
+def weights(model) -> dict:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(pair) -> None:
+    control, _, model, _ = pair
+    ours, theirs = weights(model), weights(control)
+    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+
+
+def test_step_owes_and_the_next_forward_pays(pair):
+    control, expected, model, opt = pair
+    both(pair, range(3))
+    assert owed(opt) and opt.step_count == 3 and opt.committed_step == 2
+    loss_of(control, batch(3)).backward()
+    loss_of(model, batch(3)).backward()
+    assert not owed(opt)
+    opt.flush()
+    assert opt.committed_step == 3
+    same(pair)
+
+
+LOOKS = {
+    "state_dict": lambda model, opt: weights(model),
+    "optimizer state": lambda model, opt: opt.state_dict(full=True),
+    "evaluation": lambda model, opt: _evaluate(model),
+    "a copy": lambda model, opt: copy.deepcopy(model),
+    "zeros in place": lambda model, opt: opt.zero_grad(set_to_none=False),
+    "flush": lambda model, opt: opt.flush(),
+}
+
+
+def _evaluate(model) -> None:
+    model.eval()
+    with torch.no_grad():
+        loss_of(model, batch(99))
+    model.train()
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_nobody_sees_weights_that_are_owed_an_update(pair, look):
+    control, expected, model, opt = pair
+    for step in range(4):
+        both(pair, [step])
+        LOOKS[look](model, opt)
+        assert not owed(opt)
+        same(pair)
+    assert opt.ledger.last["policy"] == "lazy"
+
+
+def test_a_part_that_is_looked_at_is_made_up_for_alone(pair):
+    control, _, model, opt = pair
+    both(pair, range(3))
+    with stoker.gather(model.layers[4].up.weight):
+        assert torch.equal(model.layers[4].up.weight, control.layers[4].up.weight)
+    assert owed(opt)
+    assert model.layers[5].up.weight.isnan().all()  # not the weights of the step before
+    both(pair, [3])
+    same(pair)
+
+
+def test_scaling_gradients_after_step_is_noticed(pair):
+    _, _, model, opt = pair
+    train(model, opt, range(3))
+    loss_of(model, batch(3)).backward()
+    opt.step()
+    model.zero_grad(set_to_none=False)  # torch's own, of which the optimizer hears nothing
+    with pytest.raises(errors.StokerError, match="were changed between opt.step\\(\\) and the update"):
+        loss_of(model, batch(4))
+    assert opt.step_count == 3 and not owed(opt)
+    opt.zero_grad()
+    train(model, opt, range(3, 6))
+    control = tiny()
+    train(control, reference.ReferenceOptimizer(torch.optim.AdamW(control.parameters(), lr=3e-3)), range(6))
+    assert all(torch.equal(weights(model)[name], value) for name, value in weights(control).items() if name != "seen")
+
+
+@pytest.mark.parametrize("zero", ["model", "by hand"])
+def test_a_loop_that_zeroes_in_place_is_not_made_lazy_by_auto(tmp_path, zero):
+    control, model = tiny(), tiny()
+    expected = reference.ReferenceOptimizer(torch.optim.AdamW(control.parameters(), lr=3e-3))
+    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT)
+    policies = []
+    for step in range(6):
+        for each, by in ((control, expected), (model, opt)):
+            loss_of(each, batch(step)).backward()
+            next(each.parameters()).grad.mul_(0.5)  # so updates have to be done again
+            by.step()
+            if zero == "model":
+                each.zero_grad(set_to_none=False)
+            else:
+                for param in each.parameters():
+                    param.grad.detach_()
+                    param.grad.zero_()
+        policies.append(opt.ledger.last["policy"])
+    assert set(policies[1:]) <= {"sync", "speculate"} and "sync" in policies
+    assert all(torch.equal(weights(model)[name], value) for name, value in weights(control).items())
+    opt.close()
+
+
+def test_gradients_zeroed_while_an_update_reads_them_are_noticed(pair, monkeypatch):
+    """The core hashes a gradient and then reads it again; what counts are the bytes behind the last read."""
+    _, _, model, opt = pair
+    train(model, opt, range(3))
+    late = opt._session.steps.late
+    finish = type(late).finish
+
+    def zeroed(self, block):
+        for update in self.updates:
+            update.wait_computed()
+            for segment in update.segments:
+                segment.grad.zero_()
+        finish(self, block)
+
+    monkeypatch.setattr(type(late), "finish", zeroed)
+    with pytest.raises(errors.StokerError, match="were changed between"):
+        loss_of(model, batch(3))
+    assert opt.step_count == 2
+
+
+def test_hyperparameters_are_those_of_step(pair):
+    control, expected, model, opt = pair
+    for step in range(4):
+        both(pair, [step])
+        for each in (expected, opt):
+            for group in each.param_groups:
+                group["lr"] *= 0.5
+    same(pair)
+
+
+def test_auto_is_lazy_while_updates_have_to_be_done_again(tmp_path):
+    control, model = tiny(), tiny()
+    expected = reference.ReferenceOptimizer(torch.optim.AdamW(control.parameters(), lr=3e-3))
+    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT)
+    policies = []
+    for step in range(50):
+        for each, by in ((control, expected), (model, opt)):
+            loss_of(each, batch(step)).backward()
+            if step in (4, 5, 30):
+                next(each.parameters()).grad.mul_(0.5)
+            by.step()
+            by.zero_grad()
+        policies.append(opt.ledger.last["policy"])
+    assert policies == ["speculate"] * 5 + ["lazy"] * 20 + ["speculate"] * 6 + ["lazy"] * 19
+    switches = [event for event in opt.ledger.events if event["what"] == "policy"]
+    assert [(event["step"], event["policy"]) for event in switches] == [(6, "lazy"), (26, "speculate"), (32, "lazy")]
+    assert all(event["reason"] for event in switches)
+    assert all(torch.equal(weights(model)[name], value) for name, value in weights(control).items())
+    opt.close()
