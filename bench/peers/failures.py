@@ -109,7 +109,7 @@ def check(holds: bool, what: str) -> None:
 def too_small_a_disk(script: Script, disk: Path) -> dict:
     """`disk`: a folder on a file system with slightly too little room."""
     status, _, losses, said = script.run(disk / "run")
-    sentence = said.strip().splitlines()[-1] if said.strip() else ""
+    sentence = said.strip().splitlines()[-1].replace(f"{disk}/", "") if said.strip() else ""
     check(status != 0 and not losses, f"on too small a disk it ended with status {status} after {len(losses)} steps")
     check("OutOfSpace" in sentence, f"it did not say that the disk is too small: {sentence}")
     return {"status": status, "steps": len(losses), "says": sentence}

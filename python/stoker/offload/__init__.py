@@ -11,7 +11,7 @@ from torch import nn
 
 from stoker.errors import AlreadyExists, InvalidArgument, NotFound, StokerError
 from stoker.offload.access import Left, gather, install_state_dict
-from stoker.offload.blocks import Param, partition
+from stoker.offload.blocks import Block, Param, partition
 from stoker.offload.budget import open_runtime
 from stoker.offload.compiled import refuse_cuda_graphs
 from stoker.offload.build import Built, build, keep_heap, leave_meta, leave_meta_buffers, stored_weights, trim
@@ -88,8 +88,9 @@ def offload(
         if holds_run:
             algorithm = check_stored(runtime, blocks, algorithm)
         check_room(runtime, blocks, algorithm, snapshots)
-        if holds_run or weights is not None or not any(hasattr(param, "_stoker_empty") for param in own):
-            leave_meta_buffers(model, weights, recorded=holds_run)
+        if not holds_run and weights is None:
+            _check_values(blocks)
+        leave_meta_buffers(model, weights, recorded=holds_run)
         how = Choices(policy, accumulate, snapshots, link, parse_bytes("device_memory", device_memory) if device_memory is not None else None)
         session = Session(model, optimizer, runtime, blocks, algorithm, how)
         session.move()
@@ -128,7 +129,11 @@ def _device_of(params: set[nn.Parameter]) -> torch.device:
     return next(iter(devices), torch.device("cpu"))
 
 
+def _check_values(blocks: list[Block]) -> None:
+    empty = next((param.name for block in blocks for param in block.params if hasattr(param.tensor, "_stoker_empty")), None)
+    if empty is not None:
+        raise InvalidArgument(f"parameter {empty} is on the meta device and has no values; pass weights= with a safetensors folder, or use stoker.build()")
+
+
 def _present(param: Param) -> torch.Tensor:
-    if hasattr(param.tensor, "_stoker_empty"):
-        raise InvalidArgument(f"parameter {param.name} is on the meta device and has no values; pass weights= with a safetensors folder, or use stoker.build()")
     return param.tensor.detach()
