@@ -97,6 +97,17 @@ def test_nobody_sees_weights_that_are_owed_an_update(pair, look):
     assert opt.ledger.last["policy"] == "lazy"
 
 
+def test_updated_weights_stay_in_memory(tmp_path):
+    """With room for all of the weights none is read again: what a late update computes is what forward uses."""
+    model, opt = tiny(), None
+    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters()), store=f"{tmp_path}/s", dram="64MiB", policy="lazy")
+    rows = []
+    opt.ledger.on_step(rows.append)
+    train(model, opt, range(6))
+    opt.close()
+    assert all(row["read_bytes"]["weights"] == 0 for row in rows[3:]), [row["read_bytes"] for row in rows]
+
+
 def test_a_part_that_is_looked_at_is_made_up_for_alone(pair):
     control, _, model, opt = pair
     both(pair, range(3))
@@ -167,18 +178,18 @@ def test_gradients_zeroed_while_an_update_reads_them_are_noticed(pair, monkeypat
     assert opt.step_count == 2
 
 
-@pytest.mark.parametrize("where", ["start", "promote", "take", "close"])
+@pytest.mark.parametrize("where", ["start", "promote", "take", "close", "restart"])
 def test_an_interrupt_leaves_this_step_or_the_one_before(pair, monkeypatch, where):
     control, expected, model, opt = pair
     both(pair, range(3))
     steps = opt._session.steps
-    owner = {"start": steps, "promote": opt._session.pager, "take": steps.late, "close": steps}[where]
+    owner = {"start": steps, "promote": opt._session.pager, "take": steps.late, "close": steps, "restart": opt._session.pager}[where]
     calls, whole = 0, getattr(owner, where)
 
     def interrupted(*args):
         nonlocal calls
         calls += 1
-        if calls == (1 if where == "close" else 4):
+        if calls == (1 if where in ("close", "restart") else 4):
             raise KeyboardInterrupt
         return whole(*args)
 

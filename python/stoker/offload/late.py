@@ -91,7 +91,8 @@ class Late:
             raise
         try:
             for unit in units:
-                self._steps.computed(self._under_way.pop(unit)[0])
+                self._steps.computed(self._under_way[unit][0])  # first: lose() must know of it
+                del self._under_way[unit]
             self._steps.pager.promote(block)
         except BaseException:  # Ctrl-C: the block is neither old nor new
             self._steps.lose()

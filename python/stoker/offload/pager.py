@@ -252,8 +252,10 @@ class Pager:
                 if pool is self.staged:
                     if not self.updates.written(block):
                         continue
-                    # used first in the next forward: after the rest of this order
-                    away = len(recorder.order.uses) - recorder.position + recorder.order.places.get(block.index, [1 << 30])[0]
+                    if self.updates.late.owes(block):
+                        away = recorder.next_use(block.index)
+                    else:  # used first in the next forward: after the rest of this order
+                        away = len(recorder.order.uses) - recorder.position + recorder.order.places.get(block.index, [1 << 30])[0]
                 else:
                     away = (1 << 30) if block in self.staged or self.updates.superseded(block) else recorder.next_use(block.index)
                 if distance >= 0 and away <= distance:

@@ -280,11 +280,17 @@ class Session:
             policy, reason = self.steps.active_policy, self.steps.reason
             if self.tracing is not None:
                 self.tracing.mark("step()")
-            changed = self.steps.decide()
-            for param in self.params:
-                if param.unit in changed and param.tensor.grad is not None:
-                    self._updates_of[param] = self._updates_of.get(param, 0) + 1
-            self.step_count += 1
+            before = self.steps.decided  # a lazy step that waits for its last updates
+            try:
+                changed = self.steps.decide()
+                for param in self.params:
+                    if param.unit in changed and param.tensor.grad is not None:
+                        self._updates_of[param] = self._updates_of.get(param, 0) + 1
+                self.step_count += 1
+            except BaseException:  # Ctrl-C between deciding and counting: the step would be committed under the number of the one before
+                if self.steps.decided is not None and self.steps.decided is not before:
+                    self.steps.lose()
+                raise
             self._resumed_groups = []
             self._capture_sources()
             if self.ledger.last is not None and policy != self.ledger.last["policy"]:

@@ -191,7 +191,7 @@ class Steps:
 
     def start(self, unit: Unit, segments: list[Segment], along: list[Unit], distance: int) -> Update:
         """An update that the decided step owes. `along`: units of its block that are owed theirs now, too."""
-        return self._start(unit, segments, self.decided, along, self.late.units, distance)
+        return self._start(unit, segments, self.decided, along, {update.unit for update in self.late.updates}, distance)
 
     def _start(self, unit: Unit, segments: list[Segment], txn: Any, along: list[Unit], begun: Iterable[Unit], distance: int) -> Update:
         block = unit.block
