@@ -148,6 +148,7 @@ void CodedStore::commit_batch(std::vector<Request> batch) {
     for (const auto& [key, object] : request->state->objects) owned_.erase(key);
   }
   std::vector<std::pair<Request*, Result<Version>>> done;
+  done.reserve(going.size() + failed.size());
   for (const Prepared& commit : going) done.emplace_back(commit.request, number_of(commit.stamp));
   for (const auto& [request, why] : failed) done.emplace_back(request, why.error());
   // Whoever is told finds the space free that the commit gave up: we hold none of its stripes any more.

@@ -82,7 +82,7 @@ Result<size_t> Folding::run(size_t stripes_max) {
     stand_in();
   }
   set_folding(false);
-  STOKER_TRY(applied);
+  if (!applied) return applied.error();
   return stripes_.size();
 }
 
@@ -248,7 +248,7 @@ Status Folding::stage() {
       const size_t shard = group.stripe->shards[shape_.k + j];
       FrameBuilder& frame = frames[shard];
       for (size_t r = 0; r < group.count; ++r) staged_[group.stripe->id].push_back({group.first + r, shape_.k + j, {shard, 0}, frame.block_count() + r});
-      frame.add(shape_, std::move(item), group.chunk(shape_.k + j));
+      frame.add(shape_, item, group.chunk(shape_.k + j));
     }
   }
   std::map<size_t, LogFrame> written;

@@ -110,7 +110,7 @@ Result<std::optional<Superblock>> decode_superblock(std::span<const std::byte> s
   super.incarnation = in.get<uint32_t>();
   for (uint32_t& each : super.incarnations) each = in.get<uint32_t>();
   if (!in.ok() || !possible(super)) return broken("a shard's superblock is intact and says what cannot be");
-  return Found(std::move(super));
+  return Found(super);
 }
 
 void encode_page(const Shape& shape, const StoreId& store, const HeaderPage& page, std::span<std::byte> out) {
@@ -167,7 +167,7 @@ std::optional<HeaderPage> decode_page(const Shape& shape, const StoreId& store, 
   return found;
 }
 
-void FrameBuilder::add(ValItem item, std::span<const std::byte> blocks) {
+void FrameBuilder::add(const ValItem& item, std::span<const std::byte> blocks) {
   STOKER_CHECK(blocks.size() == item.crcs.size() * kBlock);
   items_.put(uint8_t{kVal});
   items_.put(item.stamp);
@@ -187,7 +187,7 @@ void FrameBuilder::add(const CommitItem& item) {
   items_.put_string(item.items);
 }
 
-void FrameBuilder::add(const Shape& shape, StageItem item, std::span<const std::byte> blocks) {
+void FrameBuilder::add(const Shape& shape, const StageItem& item, std::span<const std::byte> blocks) {
   STOKER_CHECK(blocks.size() == item.rows.size() * kBlock);
   items_.put(uint8_t{kStage});
   items_.put(item.fold);

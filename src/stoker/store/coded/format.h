@@ -148,9 +148,9 @@ struct FrameHome {
 // Gathers what goes into one frame. Borrows the blocks until payload() is done.
 class FrameBuilder {
  public:
-  void add(ValItem item, std::span<const std::byte> blocks);
+  void add(const ValItem& item, std::span<const std::byte> blocks);
   void add(const CommitItem& item);
-  void add(const Shape& shape, StageItem item, std::span<const std::byte> blocks);
+  void add(const Shape& shape, const StageItem& item, std::span<const std::byte> blocks);
   void add(const FoldItem& item);
   bool empty() const { return items_.size() == 0; }
   size_t block_count() const { return block_count_; }  // of what was added so far

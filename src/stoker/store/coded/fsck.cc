@@ -53,8 +53,13 @@ class Checking {
         // What a committed fold is about to overwrite is no damage.
         if (!stripe->overrides.empty()) continue;
         const std::string& path = store_.shards()[stripe->shards[position]].path;
-        report_.problems.push_back("chunk " + std::to_string(position) + " of a stripe of '" + key + "' on '" + path + "' " +
-                                   (compared ? "has " + std::to_string(compared->wrong_rows.size()) + " bad blocks and " + std::to_string(compared->lost_pages.size()) + " bad header pages" : compared.error().what));
+        std::string what = "chunk " + std::to_string(position) + " of a stripe of '" + key + "' on '" + path + "' ";
+        if (compared) {
+          what += "has " + std::to_string(compared->wrong_rows.size()) + " bad blocks and " + std::to_string(compared->lost_pages.size()) + " bad header pages";
+        } else {
+          what += compared.error().what;
+        }
+        report_.problems.push_back(std::move(what));
       }
     }
   }
