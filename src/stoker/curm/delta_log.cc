@@ -108,7 +108,7 @@ Status DeltaLog::fold(uint64_t stripe) {
   STOKER_TRY(fold_data(stripe, fold_seq));
   for (int j = 0; j < m(); ++j) entries_.erase(geometry().parity(stripe, j));
   count_folded(stripe);
-  return release(std::move(done));
+  return release(done);
 }
 
 Status DeltaLog::recover(const std::set<NodeId>& replaced) {
@@ -129,7 +129,7 @@ Status DeltaLog::recover(const std::set<NodeId>& replaced) {
   // Every node brings its own log into its base; then the bases agree, and what is lost is decoded from them.
   for (const uint64_t stripe : stripes) STOKER_TRY(fold(stripe));
   STOKER_TRY(rebuild_bases(replaced, found));
-  return release(std::move(found.places));
+  return release(found.places);
 }
 
 std::function<void()> DeltaLog::rebuilt(const Chunk& lost, Errand& /*errand*/) {

@@ -78,7 +78,7 @@ Status FullLogging::fold_data(uint64_t stripe, uint64_t fold_seq) {
   }
   STOKER_TRY(run(round));
   for (int position = 0; position < k(); ++position) logged_.erase({stripe, position});
-  return release(std::move(done));
+  return release(done);
 }
 
 Status FullLogging::redo(const Survivor& survivor, bool alive) {

@@ -68,7 +68,7 @@ Status FullOverwrite::fold(uint64_t stripe) {
   std::vector<LogPlace> places = std::move(intents_[stripe]);
   intents_.erase(stripe);
   count_folded(stripe);
-  return release(std::move(places));
+  return release(places);
 }
 
 Status FullOverwrite::recover(const std::set<NodeId>& replaced) {
@@ -88,7 +88,7 @@ Status FullOverwrite::recover(const std::set<NodeId>& replaced) {
   std::set<uint64_t> stripes;
   for (const auto& [stripe, places] : intents_) stripes.insert(stripe);
   for (const uint64_t stripe : stripes) STOKER_TRY(fold(stripe));
-  return release(std::move(found.places));
+  return release(found.places);
 }
 
 // Its intents went with it; the new base is flushed.

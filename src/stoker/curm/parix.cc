@@ -161,7 +161,7 @@ Status Parix::fold(uint64_t stripe) {
   for (int j = 0; j < m(); ++j) sides_.erase(geometry().parity(stripe, j));
   for (int position = 0; position < k(); ++position) touched_.erase({stripe, position});
   count_folded(stripe);
-  return release(std::move(done));
+  return release(done);
 }
 
 Status Parix::recover(const std::set<NodeId>& replaced) {
@@ -191,7 +191,7 @@ Status Parix::recover(const std::set<NodeId>& replaced) {
   }
   for (const uint64_t stripe : stripes) STOKER_TRY(fold(stripe));
   STOKER_TRY(rebuild_bases(replaced, found));
-  return release(std::move(found.places));
+  return release(found.places);
 }
 
 Slot Parix::logical(Errand& errand, const Chunk& chunk) {

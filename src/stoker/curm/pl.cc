@@ -50,7 +50,7 @@ Status ParityLogging::fold_data(uint64_t stripe, uint64_t fold_seq) {
     intents_.erase(found);
   }
   STOKER_TRY(run(round));
-  return release(std::move(done));
+  return release(done);
 }
 
 Status ParityLogging::redo(const Survivor& survivor, bool alive) {

@@ -50,7 +50,7 @@ void Scheme::flush_and_mark(Errand& errand, const Chunk& chunk, uint64_t fold_se
   errand.flush();
 }
 
-Status Scheme::release(std::vector<LogPlace> places) {
+Status Scheme::release(const std::vector<LogPlace>& places) {
   std::map<NodeId, std::vector<LogPlace>> by_node;
   for (const LogPlace& place : places) by_node[place.node].push_back(place);
   Round round;

@@ -100,7 +100,7 @@ class Scheme {
   // What was written in place is durable, then marked: all records of the chunk up to the fold are dead.
   static void flush_and_mark(Errand& errand, const Chunk& chunk, uint64_t fold_seq);
   // The settled watermark and the places, on every node they are on.
-  Status release(std::vector<LogPlace> places);
+  Status release(const std::vector<LogPlace>& places);
 
   // Settles what was found on the nodes that are not replaced, and begins a new epoch on all.
   Result<Recovered> settle(const std::set<NodeId>& replaced);

@@ -1,6 +1,7 @@
 #include "stoker/curm/trace.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
@@ -82,8 +83,9 @@ std::string Reader::cloud_physics(std::string_view line) {
   if (!time) return "the time is no number";
   if (!block || *block > kOffsetMax / 512) return "the block is no number, or beyond 1 PiB";
   // The READs and WRITEs of 6, 10, 12 and 16 bytes.
-  const bool read = op == 0x08 || op == 0x28 || op == 0xa8 || op == 0x88;
-  const bool write = op == 0x0a || op == 0x2a || op == 0xaa || op == 0x8a;
+  constexpr std::array<uint64_t, 4> kReads{0x08, 0x28, 0xa8, 0x88}, kWrites{0x0a, 0x2a, 0xaa, 0x8a};
+  const bool read = op && std::find(kReads.begin(), kReads.end(), *op) != kReads.end();
+  const bool write = op && std::find(kWrites.begin(), kWrites.end(), *op) != kWrites.end();
   if (!read && !write) return "operation `" + std::string(fields[2].substr(0, 20)) + "` neither reads nor writes";
   return add(static_cast<double>(*time) * 1e6, "disk", write, *block * 512, number(fields[3]));
 }

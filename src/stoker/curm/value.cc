@@ -54,6 +54,7 @@ Value decoded(const codec::ErasureCode& code, const std::vector<Value>& present,
   if (!some->has_bytes()) return Value::sized(some->size());
   std::vector<std::byte> out(some->size());
   std::vector<codec::Source> sources;
+  sources.reserve(present.size());
   for (const Value& value : present) sources.push_back({value.bytes(), {}});
   std::vector<codec::Target> targets(present.size());
   targets[static_cast<size_t>(wanted)].bytes = out;

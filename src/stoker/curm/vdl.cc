@@ -29,7 +29,7 @@ Status Vdl::update(const Update& update) {
   for (const PlaceSlot& slot : slots) places.push_back(*slot);
   count_logged(update.chunk.stripe, update.value.size());
   std::vector<LogPlace> overtaken = put(update, seq, std::move(places));
-  return overtaken.empty() ? Status() : release(std::move(overtaken));
+  return overtaken.empty() ? Status() : release(overtaken);
 }
 
 // Makes an update the newest of its range. The places of records that it overtook, where they are let go of.
@@ -118,7 +118,7 @@ Status Vdl::bring_in(uint64_t stripe, const Fold::Newest& newest, Why why) {
   std::vector<LogPlace> done;
   done.reserve(places.size());
   for (const PlaceSlot& each : places) done.push_back(*each);
-  return release(std::move(done));
+  return release(done);
 }
 
 Status Vdl::write_through(uint64_t stripe, const Fold::Newest& newest) { return bring_in(stripe, newest, Why::write); }
@@ -135,7 +135,7 @@ Status Vdl::fold(uint64_t stripe) {
   for (const auto& [seq, logged] : found->second.logged) places.insert(places.end(), logged.places.begin(), logged.places.end());
   dirty_.erase(found);
   count_folded(stripe);
-  return release(std::move(places));
+  return release(places);
 }
 
 // Folds that a commit decided: parities and written-through data from their stages, other data from its own records.
@@ -206,7 +206,7 @@ Status Vdl::recover(const std::set<NodeId>& replaced) {
   stripes.reserve(dirty_.size());
   for (const auto& [stripe, dirty] : dirty_) stripes.push_back(stripe);
   for (const uint64_t stripe : stripes) STOKER_TRY(fold(stripe));
-  return release(std::move(found.places));
+  return release(found.places);
 }
 
 std::function<void()> Vdl::rebuilt(const Chunk& lost, Errand& errand) {

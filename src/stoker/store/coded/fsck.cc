@@ -53,7 +53,8 @@ class Checking {
         // What a committed fold is about to overwrite is no damage.
         if (!stripe->overrides.empty()) continue;
         const std::string& path = store_.shards()[stripe->shards[position]].path;
-        std::string what = "chunk " + std::to_string(position) + " of a stripe of '" + key + "' on '" + path + "' ";
+        std::string what = "chunk ";
+        what.append(std::to_string(position)).append(" of a stripe of '").append(key).append("' on '").append(path).append("' ");
         if (compared) {
           what += "has " + std::to_string(compared->wrong_rows.size()) + " bad blocks and " + std::to_string(compared->lost_pages.size()) + " bad header pages";
         } else {

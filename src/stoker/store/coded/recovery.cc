@@ -307,7 +307,8 @@ void Recovery::choose_vals() {
     if (!stripe || !counts(found)) continue;
     if (found.item.needs_commit) found.val->commit = commits_.at(found.item.stamp).record;
     std::vector<Place>& places = found.val->places;
-    std::stable_partition(places.begin(), places.end(), [&](const Place& place) { return place.shard == stripe->shards[found.item.chunk]; });
+    const size_t home = stripe->shards[found.item.chunk];
+    std::stable_partition(places.begin(), places.end(), [home](const Place& place) { return place.shard == home; });
     for (size_t i = 0; i < found.item.crcs.size(); ++i) {
       const size_t block = (found.item.first + i) * shape_.k + found.item.chunk;
       if (found.item.stamp <= stripe->headers->versions[block]) continue;  // of an unknown block no VAL is believed either: it may be an old one
@@ -381,7 +382,8 @@ Status Recovery::append_vals() {
   for (auto& [key, found] : vals_) {
     const StripePtr stripe = find_stripe(found.item.stripe);
     if (!stripe || !counts(found)) continue;
-    const bool newest = std::any_of(stripe->overlay.begin(), stripe->overlay.end(), [&](const auto& each) { return each.second.val == found.val; });
+    const auto& val = found.val;
+    const bool newest = std::any_of(stripe->overlay.begin(), stripe->overlay.end(), [&val](const auto& each) { return each.second.val == val; });
     ShardSet lacking = 0;
     for (size_t c = 0; c < shape_.n(); ++c) {
       if (c == found.item.chunk || c >= shape_.k) lacking |= shard_bit(stripe->shards[c]) & live & ~found.seen;

@@ -209,6 +209,7 @@ Status Shards::identify(const CodedPlan& plan, const std::vector<std::optional<S
     if (shards_[i].trouble.empty()) shards_[i].trouble = "'" + shards_[i].path + "' is blank";
   }
   std::vector<Shard> ordered;
+  ordered.reserve(from.size());
   for (const size_t at : from) ordered.push_back(std::move(shards_[at]));
   shards_ = std::move(ordered);
   for (size_t i = 0; i < shards_.size(); ++i) {

@@ -91,7 +91,7 @@ Health CodedStore::health() const {
 
 namespace stoker {
 
-Result<std::unique_ptr<Store>> open_coded_store(CodedPlan plan, const Runtime& runtime, const StoreOptions& options, const CodedOptions& coded) {
+Result<std::unique_ptr<Store>> open_coded_store(const CodedPlan& plan, const Runtime& runtime, const StoreOptions& options, const CodedOptions& coded) {
   STOKER_ASSIGN(std::unique_ptr<Store> store, coded::CodedStore::open(plan, runtime, options, coded));
   return store;
 }

@@ -32,6 +32,6 @@ struct FsckOptions;
 // Reads every chunk of every shard that is there, parity too, and compares it with what all headers say. Changes nothing.
 Result<FsckReport> fsck_coded_store(const CodedPlan& plan, const Runtime& runtime, const FsckOptions& options, const CodedOptions& coded = {});
 
-Result<std::unique_ptr<Store>> open_coded_store(CodedPlan plan, const Runtime& runtime, const StoreOptions& options, const CodedOptions& coded = {});
+Result<std::unique_ptr<Store>> open_coded_store(const CodedPlan& plan, const Runtime& runtime, const StoreOptions& options, const CodedOptions& coded = {});
 
 }  // namespace stoker

@@ -67,7 +67,7 @@ Status StagedTransaction::resize(std::string_view key, uint64_t bytes, uint32_t 
   }
   object->bytes = bytes;
   if (bytes > before) {
-    const Status zeroed = zero_to(key, *object, before, bytes);
+    Status zeroed = zero_to(key, *object, before, bytes);
     if (!zeroed && !state_->failed) state_->failed = zeroed.error();
     return zeroed;
   }
