@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+import time
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import reference
 import stoker
 from models import Tiny, batch, loss_of
 from stoker import errors
+from stoker.offload.steps import Steps
 
 TIGHT = "7MiB"
 
@@ -238,4 +241,48 @@ def test_auto_is_lazy_while_updates_have_to_be_done_again(tmp_path):
     assert [(event["step"], event["policy"]) for event in switches] == [(6, "lazy"), (26, "speculate"), (32, "lazy")]
     assert all(event["reason"] for event in switches)
     assert all(torch.equal(weights(model)[name], value) for name, value in weights(control).items())
+    opt.close()
+
+
+class _Slow:
+    def __init__(self, job) -> None:
+        self._job, self._waited = job, False
+
+    def __getattr__(self, name):
+        return getattr(self._job, name)
+
+    def written(self) -> bool:
+        return self._waited
+
+    def wait_written(self) -> None:
+        self._job.wait_written()
+        self._waited = True
+
+
+@pytest.mark.parametrize("policy", ["sync", "speculate", "lazy", "auto"])
+@pytest.mark.parametrize("above", [0, 1, 2, 3, 5])
+def test_the_smallest_budgets_do(tmp_path, monkeypatch, policy, above):
+    """Memory that new weights are written from comes free for what is needed now, also while their block's turn is yet to come, on a
+    disk that is never done before somebody waits for it."""
+    start = Steps._start
+
+    def slowly(self, *args):
+        update = start(self, *args)
+        update.job = _Slow(update.job)
+        return update
+
+    monkeypatch.setattr(Steps, "_start", slowly)
+    torch.manual_seed(0)
+    model = Tiny(width=256).to(torch.bfloat16)
+    with pytest.raises(errors.OverBudget, match="the smallest budget that works") as refused:
+        stoker.offload(model, torch.optim.AdamW(model.parameters()), store=f"{tmp_path}/small", dram="2MiB")
+    dram = int(re.search(r'dram="(\d+)MiB"', str(refused.value)).group(1)) + above
+    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=f"{dram}MiB", policy=policy)
+    for layer in model.layers:
+        layer.register_forward_pre_hook(lambda *_: time.sleep(0.03))  # updates that were begun ahead are done long before their turn
+    for step in range(4):
+        loss_of(model, batch(step)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)  # it fires
+        opt.step()
+        opt.zero_grad()
     opt.close()

@@ -28,8 +28,8 @@ def offload(trainer: Trainer, *, store: str | os.PathLike, dram: int | str, **op
     """Moves the weights and optimizer state of a Trainer into `store`; call it between Trainer(...) and trainer.train().
 
     The optimizer is the one that the Trainer was given, or else makes from its arguments. `options`: those of stoker.offload(). By
-    default a run that the store holds is resumed, and the step of the newest checkpoint is kept (snapshots=1), so that
-    trainer.train(resume_from_checkpoint=True) goes on from there with the same bits.
+    default a run that the store holds is resumed, and the steps of the newest two checkpoints are kept (snapshots=2: the one being
+    written and the whole one before it), so that trainer.train(resume_from_checkpoint=True) goes on from there with the same bits.
 
     InvalidArgument says what of the Trainer's arguments does not go with it.
     """
@@ -38,7 +38,7 @@ def offload(trainer: Trainer, *, store: str | os.PathLike, dram: int | str, **op
         raise InvalidArgument("this Trainer's optimizer is offloaded already; connect(trainer) is what remains to be done")
     args = trainer.args
     saves = str(getattr(args.save_strategy, "value", args.save_strategy)) != "no" and not args.save_only_model
-    options = {"resume": "auto", "snapshots": 1 if saves else 0, **options}
+    options = {"resume": "auto", "snapshots": 2 if saves else 0, **options}
     made_here = trainer.optimizer is None
     if made_here:
         trainer.create_optimizer()
@@ -128,13 +128,23 @@ class StokerCallback(TrainerCallback):
         if args.max_grad_norm and not args.fp16:
             self._optimizer._session.steps.clip_limit = args.max_grad_norm
 
+    def on_step_end(self, args, state, control, **_) -> None:
+        if control.should_save and self._keeps(args):
+            self._optimizer.snapshot()  # before there is a checkpoint that names the step: a crash in between leaves none without it
+
+    on_epoch_end = on_step_end
+
     def on_save(self, args, state, control, **_) -> None:
-        if not self._optimizer._session.snapshots.keep or args.save_only_model:
+        if not self._keeps(args):
             return
         for step in self._optimizer.snapshots:
             if not os.path.isdir(os.path.join(args.output_dir, f"checkpoint-{step}")):
                 self._optimizer.drop_snapshot(step)
-        self._optimizer.snapshot()
+        if self._optimizer.step_count not in self._optimizer.snapshots:
+            self._optimizer.snapshot()
+
+    def _keeps(self, args) -> bool:
+        return self._optimizer._session.snapshots.keep > 0 and not args.save_only_model
 
     def on_train_end(self, args, state, control, **_) -> None:
         self._optimizer.flush()

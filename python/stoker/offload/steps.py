@@ -482,7 +482,7 @@ class Steps:
 
     def release_written(self, wait: bool = False) -> bool:
         """Lets go of memory of new weights that is on the disk by now, or (`wait`) of the oldest that is not. False if there is none."""
-        held = [update for update in (*self._decided_updates, *self.updates.values()) if update.staged is not None]
+        held = [update for update in (*self._decided_updates, *self._all()) if update.staged is not None]
         if wait and held:
             with contextlib.suppress(StokerError):  # the commit fails for the same reason, and says so
                 self.timed("writing", held[0].job.wait_written)
