@@ -227,7 +227,7 @@ void FrameBuilder::payload(const FrameHome& home, std::span<std::byte> out) cons
   head.put(static_cast<uint32_t>(items_.size()));
   head.put(home.offset);
   std::memcpy(out.data(), head.bytes().data(), head.size());
-  std::memcpy(out.data() + head.size(), items_.bytes().data(), items_.size());
+  if (items_.size() > 0) std::memcpy(out.data() + head.size(), items_.bytes().data(), items_.size());
   size_t at = head.size() + items_.size();
   std::memset(out.data() + at, 0, blocks_at() - kFrameHeaderBytes - at);
   at = blocks_at() - kFrameHeaderBytes;

@@ -127,7 +127,7 @@ Status CodedStore::read_now(std::string_view key, const ObjectPtr& given, uint64
     }
   }
   if (!status) return status.error().with("'" + std::string(key) + "'");
-  std::memcpy(into.data, scratch.data() + (offset - begin), into.size);
+  if (into.size > 0) std::memcpy(into.data, scratch.data() + (offset - begin), into.size);
   return {};
 }
 

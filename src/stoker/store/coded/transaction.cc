@@ -159,7 +159,7 @@ Status StagedTransaction::stage_block(const StagedObject& object, StagedStripe& 
     chunk.rows[row] = true;
     ++stripe.blocks;
   }
-  std::memcpy(block + in_chunk % kBlock, from.data, from.size);
+  if (from.size > 0) std::memcpy(block + in_chunk % kBlock, from.data, from.size);
   return {};
 }
 
@@ -204,7 +204,7 @@ Status StagedTransaction::read_locked(std::string_view key, const StagedObject& 
   const Shape& shape = store_.shape_;
   const uint64_t kept = object.base && !object.made && object.kept > offset ? std::min<uint64_t>(object.kept - offset, into.size) : 0;
   if (kept > 0) STOKER_TRY(store_.read_now(key, object.base, offset, into.sub(0, kept), priority));
-  std::memset(into.data + kept, 0, into.size - kept);
+  if (into.size > kept) std::memset(into.data + kept, 0, into.size - kept);
   for (uint64_t at = offset; at < offset + into.size;) {
     const size_t piece = std::min<uint64_t>(kBlock - at % kBlock, offset + into.size - at);
     const auto stripe = object.stripes.find(at / shape.stripe_bytes());
