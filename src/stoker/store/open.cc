@@ -134,7 +134,7 @@ Result<std::unique_ptr<Store>> open_store(const std::string& composition, const 
     return bad(composition, "there is no kind of store called '" + std::string(scheme) + "'; there are memory:, local: and coded(k+m, ...)");
   }
   STOKER_ASSIGN(auto coded, coded_plan(composition));
-  if (coded) return open_coded_store(std::move(*coded), runtime, options);
+  if (coded) return open_coded_store(*coded, runtime, options);
   if (text.ends_with(")")) return bad(composition, "this version composes no stores in this way; there are memory:, local: and coded(k+m, ...)");
   STOKER_ASSIGN(auto volumes, local_volumes(composition));
   return open_local_store(std::move(volumes), runtime, options);
