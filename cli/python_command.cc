@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -32,15 +33,20 @@ constexpr std::array kCommands = {
 };
 
 // Run by `python -P -c`: says what is missing in a sentence, else runs the module as `python -m` would.
-// An interrupt while torch is loaded ends it without a traceback.
+// An interrupt comes blocked; while torch is loaded it ends the process like any program, without a traceback: nothing is at stake yet.
 // -P keeps the working directory off the search path, so that a folder named "stoker" there is not taken for the package.
 constexpr const char* kLauncher = R"(
+import signal
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 import importlib.util, runpy, sys
 module = sys.argv.pop(1)
 for name, remedy in (("stoker", "install it there with `pip install .`"), ("torch", "install it there with `pip install torch`")):
     if importlib.util.find_spec(name) is None:
         sys.exit(f"stoker: this command needs the Python package {name}, which {sys.executable} does not have; {remedy}")
+import stoker
 try:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 except KeyboardInterrupt:
     sys.exit(130)
@@ -93,7 +99,12 @@ int run_python_command(std::span<char* const> arguments) {
   const auto rest = arguments.subspan(2);  // of a nested command, its name comes first
   words.insert(words.end(), rest.begin(), rest.end());
   words.push_back(nullptr);
+  sigset_t interrupt;
+  sigemptyset(&interrupt);
+  sigaddset(&interrupt, SIGINT);
+  sigprocmask(SIG_BLOCK, &interrupt, nullptr);
   execv(path.c_str(), words.data());
+  sigprocmask(SIG_UNBLOCK, &interrupt, nullptr);
   std::fprintf(stderr, "stoker: %s cannot be run: %s\n", path.c_str(), std::strerror(errno));
   return 1;
 }

@@ -125,9 +125,10 @@ def test_a_signal_commits_and_a_resume_goes_on(train, run_copy, tmp_path, number
     assert json.loads((run_copy / "summary.json").read_text())["steps"] == committed
 
 
-def test_an_interrupt_while_it_starts_is_no_traceback(train, tmp_path):
+@pytest.mark.parametrize("after", [0.0, 0.03, 0.4, 1.0])
+def test_an_interrupt_while_it_starts_is_no_traceback(train, tmp_path, after):
     process = start(["train", *train(tmp_path / "run", "--steps", "1")], tmp_path / "errors")
-    time.sleep(0.4)
+    time.sleep(after)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) in (130, -signal.SIGINT)
     assert "Traceback" not in (tmp_path / "errors").read_text()
