@@ -19,9 +19,10 @@ def human_bytes(bytes: int) -> str: ...  # "1.5 GiB"
 
 class Runtime:
     """The threads and the memory cap of a process. `threads`: CPU pool; `budget_bytes`: hard cap that arenas and stores draw on;
-    `engine`: "auto", "uring" or "posix"; `depth`: disk operations in flight at most."""
+    `engine`: "auto", "uring" or "posix"; `depth`: disk operations in flight at most; `stall_seconds`: a disk that has not answered for
+    so long is given up, which is an IoError with errno ETIMEDOUT (the log names it before that)."""
 
-    def __init__(self, engine: str = "auto", threads: int = 2, budget_bytes: int = 1 << 62, depth: int = 64) -> None: ...
+    def __init__(self, engine: str = "auto", threads: int = 2, budget_bytes: int = 1 << 62, depth: int = 64, stall_seconds: int = 300) -> None: ...
     def arena(self, bytes: int) -> Arena: ...  # OverBudget
     def open_store(
         self,

@@ -80,12 +80,13 @@ class Scratch {
   std::byte* const data_;
 };
 
-PyRuntime make_runtime(const std::string& engine, size_t threads, uint64_t budget_bytes, uint32_t depth) {
+PyRuntime make_runtime(const std::string& engine, size_t threads, uint64_t budget_bytes, uint32_t depth, uint64_t stall_seconds) {
   RuntimeOptions options;
   options.engine = engine;
   options.cpu_threads = threads;
   options.budget_bytes = budget_bytes;
   options.depth = depth;
+  options.stall_seconds = stall_seconds;
   return {std::make_shared<RuntimeHandle>(unwrap(RuntimeOwner::make(options)))};
 }
 
@@ -302,10 +303,10 @@ nb::object error(const PyFuture& future) {
 void bind_runtime(nb::module_& module) {
   nb::class_<PyRuntime>(module, "Runtime", "The threads and the memory cap that arenas and stores of a process share.")
       .def("__init__",
-           [](PyRuntime* self, const std::string& engine, size_t threads, uint64_t budget_bytes, uint32_t depth) {
-             new (self) PyRuntime(make_runtime(engine, threads, budget_bytes, depth));
+           [](PyRuntime* self, const std::string& engine, size_t threads, uint64_t budget_bytes, uint32_t depth, uint64_t stall_seconds) {
+             new (self) PyRuntime(make_runtime(engine, threads, budget_bytes, depth, stall_seconds));
            },
-           nb::arg("engine") = "auto", nb::arg("threads") = 2, nb::arg("budget_bytes") = uint64_t{1} << 62, nb::arg("depth") = 64)
+           nb::arg("engine") = "auto", nb::arg("threads") = 2, nb::arg("budget_bytes") = uint64_t{1} << 62, nb::arg("depth") = 64, nb::arg("stall_seconds") = 300)
       .def("arena", &make_arena, nb::arg("bytes"))
       .def("open_store", &open_python, nb::arg("composition"), nb::arg("create") = false, nb::arg("capacity_bytes") = 0, nb::arg("read_only") = false,
            nb::arg("holder") = "", nb::arg("chunk_bytes") = 1 << 20, nb::arg("objects_max") = 1 << 16)

@@ -12,19 +12,24 @@
 namespace stoker {
 
 Bounce::~Bounce() {
-  if (memory_ != nullptr) munmap(memory_, kLanes * kLaneBytes);
+  for (Lane& lane : lanes_) {
+    if (lane.memory != nullptr) munmap(lane.memory, kLaneBytes);
+  }
+}
+
+std::byte* Bounce::map_lane() {
+  void* at = mmap(nullptr, kLaneBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return at == MAP_FAILED ? nullptr : static_cast<std::byte*>(at);
 }
 
 Status Bounce::reserve(Budget* budget) {
   if (budget != nullptr) {
     STOKER_ASSIGN(grant_, budget->take(kLanes * kLaneBytes, "the bounce memory of the I/O loop"));
   }
-  void* at = mmap(nullptr, kLanes * kLaneBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (at == MAP_FAILED) return errno_error(errno, "no memory for the bounce path of the I/O loop", "io/bounce");
-  memory_ = static_cast<std::byte*>(at);
-  for (size_t i = 0; i < kLanes; ++i) {
-    lanes_[i].memory = memory_ + i * kLaneBytes;
-    lanes_[i].owner = this;
+  for (Lane& lane : lanes_) {
+    lane.owner = this;
+    lane.memory = map_lane();
+    if (lane.memory == nullptr) return errno_error(errno, "no memory for the bounce path of the I/O loop", "io/bounce");
   }
   return {};
 }
@@ -46,6 +51,12 @@ Op* Bounce::next_piece() {
   ++lanes_busy_;
   prepare(lane);
   return &lane.piece;
+}
+
+bool Bounce::keep_back(Op& piece) {
+  std::byte* fresh = map_lane();
+  if (fresh != nullptr) static_cast<Lane*>(piece.context)->memory = fresh;  // the old memory stays mapped until the process ends
+  return fresh != nullptr;
 }
 
 // The piece that starts at op.moved. An offset or size off the alignment is left to the engine to refuse.

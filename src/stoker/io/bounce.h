@@ -33,6 +33,9 @@ class Bounce {
   bool idle() const { return ops_ == 0; }
   // The next piece to hand to the engine, or null: nothing waits, or all lanes are on their way.
   Op* next_piece();
+  // The piece will never be done by its disk: its lane gets other memory. False: there is none.
+  static bool keep_back(Op& piece);
+  static bool is_piece(const Op& op) { return op.done == &Bounce::piece_done; }
 
  private:
   struct Lane {
@@ -42,6 +45,7 @@ class Bounce {
     Bounce* owner = nullptr;
   };
   static void piece_done(Op& piece) noexcept;
+  static std::byte* map_lane();
   static void prepare(Lane& lane);
   void finish(Op& op);
 
@@ -50,7 +54,6 @@ class Bounce {
   size_t ops_ = 0;  // taken over and not finished
   OpList waiting_;  // for a lane: new ones, and each again after every piece, so that a large op does not block a small one
   Grant grant_;
-  std::byte* memory_ = nullptr;
 };
 
 }  // namespace stoker

@@ -1,6 +1,8 @@
 #include "stoker/io/loop.h"
 
+#include <algorithm>
 #include <atomic>
+#include <mutex>
 #include <numeric>
 #include <string>
 #include <system_error>
@@ -8,7 +10,9 @@
 #include <vector>
 
 #include "stoker/io/bounce.h"
+#include "stoker/io/flights.h"
 #include "stoker/io/scheduler.h"
+#include "stoker/io/stalls.h"
 #include "stoker/io/thread.h"
 
 namespace stoker {
@@ -21,6 +25,15 @@ uint64_t background_bytes(const Op& op) {
   return moves && op.priority != Priority::demand && !Bounce::needed(op) ? op.bytes.size : 0;
 }
 
+// Of disks that never answered: the engine may still write to its flights, and the kernel to what they name.
+void keep_until_the_end(std::unique_ptr<Engine> engine, std::unique_ptr<Flights> flights) {
+  using Kept = std::vector<std::pair<std::unique_ptr<Engine>, std::unique_ptr<Flights>>>;
+  static std::mutex mutex;
+  static Kept* kept = new Kept;
+  std::lock_guard lock(mutex);
+  kept->emplace_back(std::move(engine), std::move(flights));
+}
+
 // In the trace: "prefetch read" and the like.
 std::string span_name(const Op& op) {
   constexpr std::array<const char*, kPriorities> classes = {"demand", "prefetch", "write back", "checkpoint", "scrub"};
@@ -31,22 +44,28 @@ std::string span_name(const Op& op) {
 }  // namespace
 
 // How an Op travels: submit() (any thread) pushes it on the incoming stack -> the Loop's thread sorts it into the scheduler ->
-// dispatch() hands it to the engine when there is room -> poll() completes it -> completed() counts it and calls the caller's done().
+// dispatch() hands a flight of it to the engine when there is room -> poll() completes that -> landed() -> completed() counts the op and
+// calls the caller's done(). An op of a disk that does not answer goes from watch() to completed().
 class Loop::Impl {
  public:
   Impl(std::unique_ptr<Engine> engine, const LoopOptions& options, const Clock& clock)
-      : engine_(std::move(engine)), options_(options), clock_(clock), scheduler_(options.floor_percent) {}
+      : engine_(std::move(engine)), options_(options), clock_(clock), scheduler_(options.floor_percent), flights_(std::make_unique<Flights>(engine_->traits().depth_max)) {}
   ~Impl();
   Status start();
 
   Status submit(std::span<Op* const> ops);
   Engine& engine() { return *engine_; }
+  Stalls& stalls() { return stalls_; }
   const ClassCounters& counters(Priority priority) const { return counters_[static_cast<size_t>(priority)]; }
   const Clock& clock() const { return clock_; }
 
  private:
   static void completed(Op& op) noexcept;
+  static void landed(Op& flight) noexcept;
   void run();
+  uint64_t wait_ns() const;
+  void watch();
+  void give_up(Op& flight, uint64_t age_ns);
   void take_incoming();
   Op* next();
   void dispatch();
@@ -57,7 +76,7 @@ class Loop::Impl {
   }
   bool idle() const { return in_flight_ == 0 && batch_.empty() && scheduler_.size() == 0 && bounce_.idle(); }
 
-  const std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Engine> engine_;
   const LoopOptions options_;
   const Clock& clock_;
   std::array<ClassCounters, kPriorities> counters_;
@@ -71,9 +90,13 @@ class Loop::Impl {
 
   // Of the Loop's thread.
   Scheduler scheduler_;
+  Stalls stalls_;
   Bounce bounce_;
-  std::vector<Op*> batch_;  // chosen, not yet taken by the engine
-  size_t in_flight_ = 0;
+  std::unique_ptr<Flights> flights_;
+  std::vector<Op*> batch_;  // flights, not yet taken by the engine
+  size_t in_flight_ = 0;    // taken by it, without the orphans
+  uint64_t watched_ns_ = 0;
+  uint64_t awake_ns_ = 0;   // since when this thread has run; before that it idled, or the process was stopped: not the disk's fault
   uint64_t background_bytes_ = 0;  // in flight
   size_t depth_ = 0;
   std::thread thread_;
@@ -82,6 +105,7 @@ class Loop::Impl {
 Status Loop::Impl::start() {
   const auto& floors = options_.floor_percent;
   if (std::accumulate(floors.begin(), floors.end(), 0U) > 100) return make_error(Code::invalid_argument, "the floors of the I/O classes add up to more than 100 percent", "io/loop");
+  if (options_.stall_warn_ns == 0 || options_.stall_error_ns < options_.stall_warn_ns) return make_error(Code::invalid_argument, "an I/O loop must warn of a stalled disk before it gives it up", "io/loop");
   if (options_.depth == 0 || options_.queue_max == 0) return make_error(Code::invalid_argument, "an I/O loop needs a depth and a queue of at least 1", "io/loop");
   depth_ = std::min(options_.depth, engine_->traits().depth_max);
   batch_.reserve(depth_);
@@ -99,6 +123,8 @@ Loop::Impl::~Impl() {
   stopping_ = true;
   engine_->wake();
   thread_.join();
+  if (flights_->orphans() == 0) return;
+  keep_until_the_end(std::move(engine_), std::move(flights_));
 }
 
 Status Loop::Impl::submit(std::span<Op* const> ops) {
@@ -126,7 +152,19 @@ Status Loop::Impl::submit(std::span<Op* const> ops) {
   return {};
 }
 
-// On the Loop's thread, from the engine's poll() or the bounce path.
+// From the engine's poll().
+void Loop::Impl::landed(Op& flight) noexcept {
+  Impl& loop = *static_cast<Impl*>(flight.holder);
+  const FileId file = flight.file;
+  const uint64_t began = flight.queued_ns;
+  Op* op = loop.flights_->landed(flight);
+  if (op == nullptr) return loop.stalls_.landed(file);
+  --loop.in_flight_;
+  if (loop.stalls_.any()) loop.stalls_.answered(file, loop.clock_.now_ns() - began);
+  op->done(*op);
+}
+
+// On the Loop's thread: the op has landed, or is the last piece of one that was bounced, or was given up.
 void Loop::Impl::completed(Op& op) noexcept {
   Impl& loop = *static_cast<Impl*>(op.holder);
   loop.background_bytes_ -= background_bytes(op);
@@ -150,14 +188,42 @@ void Loop::Impl::completed(Op& op) noexcept {
 void Loop::Impl::run() {
   for (;;) {
     take_incoming();
+    watch();
     dispatch();
     if (idle() && stopping_ && incoming_ == nullptr) return;
     // With the engine full a new op could not start anyway: nobody need wake us for it.
     sleeping_ = in_flight_ < depth_;
     const bool more = incoming_ != nullptr || (stopping_ && idle());
-    in_flight_ -= engine_->poll(more ? 0 : UINT64_MAX);
+    engine_->poll(more ? 0 : wait_ns());
     sleeping_ = false;
   }
+}
+
+// With nothing under way there is nothing to watch.
+uint64_t Loop::Impl::wait_ns() const { return in_flight_ == 0 ? UINT64_MAX : options_.stall_warn_ns / 4; }
+
+// Looks for ops that are older than any should be; seldom, and at no more than `depth` of them.
+void Loop::Impl::watch() {
+  const uint64_t now = clock_.now_ns();
+  const uint64_t gap = now - watched_ns_;
+  if (gap < options_.stall_warn_ns / 4 || !batch_.empty()) return;  // what the engine did not take is not the disk's
+  if (gap > options_.stall_warn_ns) awake_ns_ = now;
+  watched_ns_ = now;
+  flights_->each([&](Op& flight) {
+    const uint64_t age_ns = now - std::max(flight.queued_ns, awake_ns_);
+    if (age_ns >= options_.stall_warn_ns) stalls_.slow(flight.file, age_ns, options_.stall_error_ns);
+    if (age_ns >= options_.stall_error_ns) give_up(flight, age_ns);
+  });
+}
+
+void Loop::Impl::give_up(Op& flight, uint64_t age_ns) {
+  Op& op = Flights::caller(flight);
+  const bool kept = Bounce::is_piece(op) ? Bounce::keep_back(op) : stalls_.keep_back(flight.bytes);
+  if (!kept && flight.kind == Op::Kind::read) return;  // its memory would be written to under its next owner
+  flights_->orphan(flight);
+  op.result = stalls_.give_up(flight.file, age_ns);
+  --in_flight_;
+  op.done(op);
 }
 
 void Loop::Impl::take_incoming() {
@@ -176,11 +242,14 @@ void Loop::Impl::take_incoming() {
   }
 }
 
-// The next op for the engine: pieces of the bounce path first (they were scheduled when their op was). While that path is
+// The next flight for the engine: pieces of the bounce path first (they were scheduled when their op was). While that path is
 // full everything waits for one of its pieces, a fraction of a millisecond, rather than that the order of classes is lost.
 Op* Loop::Impl::next() {
   for (;;) {
-    if (Op* piece = bounce_.next_piece()) return piece;
+    if (Op* piece = bounce_.next_piece()) {
+      piece->queued_ns = clock_.now_ns();
+      return &flights_->launch(*piece, &Impl::landed, this);
+    }
     if (bounce_.full()) return nullptr;
     const bool demand_only = options_.background_bytes != 0 && background_bytes_ >= options_.background_bytes;
     Op* op = scheduler_.pop(demand_only ? Priority::demand : Priority::scrub);
@@ -191,13 +260,19 @@ Op* Loop::Impl::next() {
     if (tracing()) add_span("queue", *op, op->queued_ns, now);
     op->queued_ns = now;  // from here on: when service began
     background_bytes_ += background_bytes(*op);
-    if (!Bounce::needed(*op)) return op;
-    bounce_.add(*op);
+    if (auto error = stalls_.given_up(op->file)) {
+      op->result = *std::move(error);
+      op->done(*op);
+    } else if (Bounce::needed(*op)) {
+      bounce_.add(*op);
+    } else {
+      return &flights_->launch(*op, &Impl::landed, this);
+    }
   }
 }
 
 void Loop::Impl::dispatch() {
-  while (in_flight_ + batch_.size() < depth_) {
+  while (in_flight_ + batch_.size() < depth_ && flights_->room()) {
     Op* op = next();
     if (op == nullptr) break;
     batch_.push_back(op);
@@ -217,10 +292,23 @@ Result<std::unique_ptr<Loop>> Loop::make(std::unique_ptr<Engine> engine, LoopOpt
 Loop::Loop(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Loop::~Loop() = default;
 
-Result<FileInfo> Loop::open(const OpenFile& file) { return impl_->engine().open(file); }
-Status Loop::close(FileId file) { return impl_->engine().close(file); }
-Status Loop::adopt(const Arena& arena) { return impl_->engine().adopt(arena); }
-Status Loop::unadopt(const Arena& arena) { return impl_->engine().unadopt(arena); }
+Result<FileInfo> Loop::open(const OpenFile& file) {
+  auto info = impl_->engine().open(file);
+  if (info) impl_->stalls().opened(info->id, file.path);
+  return info;
+}
+Status Loop::close(FileId file) {
+  STOKER_TRY(impl_->stalls().closed(file));
+  return impl_->engine().close(file);
+}
+Status Loop::adopt(Arena& arena) {
+  impl_->stalls().adopted(arena);
+  return impl_->engine().adopt(arena);
+}
+Status Loop::unadopt(Arena& arena) {
+  impl_->stalls().unadopted(arena);
+  return impl_->engine().unadopt(arena);
+}
 Status Loop::submit(std::span<Op* const> ops) { return impl_->submit(ops); }
 Status Loop::submit(Op& op) {
   Op* one[] = {&op};

@@ -5,6 +5,11 @@
 // at the edge of one request. done() runs on the Loop's thread.
 //
 // Memory that is not aligned goes through the one bounce path (bounce.h); everything else moves without a copy.
+//
+// A disk that stops answering is named in the log after `stall_warn_ns`, and given up after `stall_error_ns`: its ops, those to come
+// too, end with the error io (errno ETIMEDOUT). What the kernel may still read or write then stays untouched for the life of the
+// process: arenas keep back the memory (Arena::lose), close() keeps the file and refuses. A read into memory of no adopted
+// arena, not bounced, cannot be given up: it is waited for.
 #pragma once
 
 #include <array>
@@ -25,6 +30,7 @@ struct LoopOptions {
   // the disks we know busy. It may be passed by one op.
   uint64_t background_bytes = 32 << 20;
   Budget* budget = nullptr;      // the 1 MiB of bounce memory is drawn on it, if given; must outlive the Loop
+  uint64_t stall_warn_ns = 30'000'000'000, stall_error_ns = 300'000'000'000;
   Trace* trace = nullptr;        // gets a span for each op's wait in the queue, and one for its service; must outlive the Loop
 };
 
@@ -41,9 +47,9 @@ class Loop {
   Loop& operator=(const Loop&) = delete;
 
   Result<FileInfo> open(const OpenFile& file);
-  Status close(FileId file);
-  Status adopt(const Arena& arena);
-  Status unadopt(const Arena& arena);
+  Status close(FileId file);  // busy: it was given up, and the kernel still has transfers of it
+  Status adopt(Arena& arena);
+  Status unadopt(Arena& arena);
   // Queues the ops (any thread; also from within done()). All are taken, or none and the error is busy.
   Status submit(std::span<Op* const> ops);
   Status submit(Op& op);

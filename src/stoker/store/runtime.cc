@@ -22,7 +22,8 @@ RuntimeOwner::RuntimeOwner(const RuntimeOptions& options)
     : budget_(options.budget_bytes), pool_(options.cpu_threads != 0 ? options.cpu_threads : usable_cores()) {}
 
 Result<std::unique_ptr<RuntimeOwner>> RuntimeOwner::make(const RuntimeOptions& options) {
-  STOKER_ASSIGN(auto engine, make_engine(options.engine, options.depth));
+  // Deeper than the Loop goes: what a disk that was given up still holds takes no place from the others.
+  STOKER_ASSIGN(auto engine, make_engine(options.engine, 4 * options.depth));
   return make(std::move(engine), options);
 }
 
@@ -31,6 +32,8 @@ Result<std::unique_ptr<RuntimeOwner>> RuntimeOwner::make(std::unique_ptr<Engine>
   LoopOptions loop_options;
   loop_options.depth = options.depth;
   loop_options.trace = &owner->trace_;
+  loop_options.stall_error_ns = std::max<uint64_t>(1, options.stall_seconds) * 1'000'000'000;
+  loop_options.stall_warn_ns = std::min(loop_options.stall_warn_ns, loop_options.stall_error_ns / 2);
   STOKER_ASSIGN(owner->loop_, Loop::make(std::move(engine), loop_options, clock));
   return owner;
 }

@@ -13,6 +13,7 @@ struct RuntimeOptions {
   size_t cpu_threads = 0;             // of the pool; 0 = as many as the process may use cores
   uint64_t budget_bytes = UINT64_MAX; // the hard cap on memory; the default is none
   uint32_t depth = 64;                // transfers in flight
+  uint64_t stall_seconds = 300;       // a disk that has not answered for so long is given up (loop.h); the log names it before that
 };
 
 // Every store opened with runtime() must be closed before its owner goes.

@@ -112,7 +112,10 @@ Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop, 
 Shards::~Shards() {
   for (Shard& shard : shards_) {
     if (shard.present()) {
-      if (const Status closed = loop_.close(shard.file.id); !closed) log().warn("{}", closed.error().message());
+      if (const Status closed = loop_.close(shard.file.id); !closed) {
+        log().warn("{}", closed.error().message());
+        continue;  // the lock stays, too: nobody may write where a late write of ours can still land
+      }
     }
     if (shard.made) unlink(shard.file_path.c_str());
     if (shard.named) write_holder(shard.lock_fd, "");

@@ -50,7 +50,10 @@ bool all_zero(std::span<const std::byte> bytes) {
 VolumeSet::~VolumeSet() {
   for (Volume& volume : volumes_) {
     if (volume.file.id >= 0) {
-      if (const Status closed = loop_->close(volume.file.id); !closed) log().warn("{}", closed.error().message());
+      if (const Status closed = loop_->close(volume.file.id); !closed) {
+        log().warn("{}", closed.error().message());
+        continue;  // the lock stays, too: nobody may write where a late write of ours can still land
+      }
     }
     if (volume.made) unlink(volume.file_path.c_str());
     if (volume.named) write_holder(volume.lock_fd, "");  // the next holder is not taken for us before it has put its own name there

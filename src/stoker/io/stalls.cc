@@ -1,0 +1,91 @@
+#include "stoker/io/stalls.h"
+
+#include <cerrno>
+
+#include "stoker/base/log.h"
+
+namespace stoker {
+namespace {
+
+std::string seconds(uint64_t ns) { return std::to_string((ns + 500'000'000) / 1'000'000'000) + " s"; }
+
+}  // namespace
+
+void Stalls::opened(FileId file, const std::string& path) {
+  std::lock_guard lock(mutex_);
+  files_[file] = File{path, false, std::nullopt, 0};
+}
+
+Status Stalls::closed(FileId file) {
+  std::lock_guard lock(mutex_);
+  const auto found = files_.find(file);
+  if (found == files_.end()) return {};
+  if (found->second.orphans > 0) {
+    return make_error(Code::busy, "'" + found->second.path + "' cannot be closed: its disk has not answered, and the kernel still has " + std::to_string(found->second.orphans) +
+                      " transfers of it; it stays locked until this process ends", "io/stalls");
+  }
+  files_.erase(found);
+  return {};
+}
+
+void Stalls::adopted(Arena& arena) {
+  std::lock_guard lock(mutex_);
+  arenas_[arena.id()] = &arena;
+}
+
+void Stalls::unadopted(const Arena& arena) {
+  std::lock_guard lock(mutex_);
+  arenas_.erase(arena.id());
+}
+
+std::optional<Error> Stalls::given_up(FileId file) const {
+  if (!any()) return std::nullopt;
+  std::lock_guard lock(mutex_);
+  const auto found = files_.find(file);
+  return found == files_.end() ? std::nullopt : found->second.error;
+}
+
+void Stalls::slow(FileId file, uint64_t age_ns, uint64_t error_ns) {
+  std::lock_guard lock(mutex_);
+  File& state = files_[file];
+  if (state.slow) return;
+  state.slow = true;
+  any_ = true;
+  log().warn("the disk of '{}' has not answered for {}; it is waited for, and given up with an error after {}", state.path, seconds(age_ns), seconds(error_ns));
+}
+
+void Stalls::answered(FileId file, uint64_t age_ns) {
+  std::lock_guard lock(mutex_);
+  File& state = files_[file];
+  if (!state.slow || state.error) return;
+  state.slow = false;
+  log().warn("the disk of '{}' answers again, after {}", state.path, seconds(age_ns));
+}
+
+bool Stalls::keep_back(const Slice& memory) {
+  std::lock_guard lock(mutex_);
+  const auto found = arenas_.find(memory.arena);
+  if (found == arenas_.end()) return false;
+  found->second->lose(memory);
+  return true;
+}
+
+Error Stalls::give_up(FileId file, uint64_t age_ns) {
+  std::lock_guard lock(mutex_);
+  File& state = files_[file];
+  ++state.orphans;
+  if (!state.error) {
+    any_ = true;
+    state.error = Error{Code::io, ETIMEDOUT, "the disk of '" + state.path + "' has not answered for " + seconds(age_ns) + " and was given up; see what the kernel's log says of it, and start again when it is well",
+                        "io/stalls"};
+    log().error("{}", state.error->what);
+  }
+  return *state.error;
+}
+
+void Stalls::landed(FileId file) {
+  std::lock_guard lock(mutex_);
+  --files_[file].orphans;
+}
+
+}  // namespace stoker

@@ -1,0 +1,245 @@
+// A disk that stops answering: its callers get an error, what the kernel may still touch stays untouched, the others go on.
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <set>
+
+#include "stoker/base/bytes.h"
+#include "stoker/io/bounce.h"
+#include "stoker/io/loop.h"
+
+namespace stoker {
+namespace {
+
+// Disks in memory. Those named in `stuck` keep their ops until they are let go; the others complete at once.
+class StuckEngine final : public Engine {
+ public:
+  struct Disks {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::set<FileId> stuck;
+    std::vector<Op*> held;
+    bool woken = false;
+    std::map<FileId, std::vector<std::byte>> bytes;
+    size_t closed = 0;
+
+    void let_go() {
+      std::lock_guard lock(mutex);
+      stuck.clear();
+      changed.notify_all();
+    }
+    void stick(FileId file) {
+      std::lock_guard lock(mutex);
+      stuck.insert(file);
+    }
+  };
+  StuckEngine(uint32_t depth, std::shared_ptr<Disks> disks) : depth_(depth), disks_(std::move(disks)) {}
+  ~StuckEngine() override { EXPECT_TRUE(disks_->held.empty()); }
+
+  EngineTraits traits() const override { return {"stuck", depth_, false}; }
+  Result<FileInfo> open(const OpenFile&) override {
+    std::lock_guard lock(disks_->mutex);
+    const auto id = static_cast<FileId>(disks_->bytes.size());
+    disks_->bytes[id].resize(4 * kMiB);
+    return FileInfo{.id = id};
+  }
+  Status close(FileId) override {
+    ++disks_->closed;
+    return {};
+  }
+  Status adopt(const Arena&) override { return {}; }
+  size_t submit(std::span<Op* const> ops) override {
+    std::lock_guard lock(disks_->mutex);
+    const size_t taken = std::min<size_t>(ops.size(), depth_ - disks_->held.size());
+    disks_->held.insert(disks_->held.end(), ops.begin(), ops.begin() + static_cast<std::ptrdiff_t>(taken));
+    return taken;
+  }
+  size_t poll(uint64_t wait_ns) override {
+    std::vector<Op*> done;
+    {
+      std::unique_lock lock(disks_->mutex);
+      const auto movable = [&](const Op* op) { return disks_->stuck.count(op->file) == 0; };
+      const auto ready = [&] { return disks_->woken || std::any_of(disks_->held.begin(), disks_->held.end(), movable); };
+      disks_->changed.wait_for(lock, std::chrono::nanoseconds(std::min<uint64_t>(wait_ns, 3'600'000'000'000)), ready);
+      disks_->woken = false;
+      const auto stay = std::stable_partition(disks_->held.begin(), disks_->held.end(), movable);
+      done.assign(disks_->held.begin(), stay);
+      disks_->held.erase(disks_->held.begin(), stay);
+      for (Op* op : done) carry(*op);
+    }
+    for (Op* op : done) op->done(*op);
+    return done.size();
+  }
+  void wake() override {
+    std::lock_guard lock(disks_->mutex);
+    disks_->woken = true;
+    disks_->changed.notify_all();
+  }
+
+ private:
+  void carry(Op& op) {
+    std::byte* at = disks_->bytes[op.file].data() + op.offset;
+    if (op.kind == Op::Kind::read) std::memcpy(op.bytes.data, at, op.bytes.size);
+    if (op.kind == Op::Kind::write) std::memcpy(at, op.bytes.data, op.bytes.size);
+    op.result = op.bytes.size;
+  }
+  const uint32_t depth_;
+  const std::shared_ptr<Disks> disks_;
+};
+
+class StallTest : public ::testing::Test {
+ protected:
+  struct Job {
+    Op op;
+    StallTest* test = nullptr;
+    bool done = false;
+  };
+
+  StallTest() {
+    arena_ = std::move(*Arena::make(4 * kMiB, budget_));
+    start({.depth = 8, .stall_warn_ns = 20'000'000, .stall_error_ns = 60'000'000});
+  }
+  ~StallTest() override {
+    EXPECT_TRUE(loop_->unadopt(*arena_));
+    loop_.reset();
+  }
+  void start(const LoopOptions& options) {
+    loop_ = std::move(*Loop::make(std::make_unique<StuckEngine>(32, disks_), options));
+    EXPECT_TRUE(loop_->adopt(*arena_));
+    dead_ = loop_->open({.path = "/dead"})->id;
+    live_ = loop_->open({.path = "/live"})->id;
+    disks_->stick(dead_);
+  }
+
+  Job& submit(Op::Kind kind, FileId file, Slice bytes) {
+    Job& job = jobs_.emplace_back();
+    job.test = this;
+    job.op.kind = kind;
+    job.op.file = file;
+    job.op.bytes = bytes;
+    job.op.context = &job;
+    job.op.done = [](Op& op) noexcept {
+      Job& self = *static_cast<Job*>(op.context);
+      std::lock_guard lock(self.test->mutex_);
+      self.done = true;
+      self.test->changed_.notify_all();
+    };
+    EXPECT_TRUE(loop_->submit(job.op));
+    return job;
+  }
+  bool done(const Job& job, std::chrono::milliseconds within = std::chrono::seconds(30)) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, within, [&] { return job.done; });
+  }
+  void expect_given_up(const Job& job) {
+    ASSERT_TRUE(done(job));
+    ASSERT_FALSE(job.op.result);
+    EXPECT_EQ(job.op.result.error().code, Code::io);
+    EXPECT_EQ(job.op.result.error().sys_errno, ETIMEDOUT);
+    EXPECT_NE(job.op.result.error().what.find("'/dead'"), std::string::npos) << job.op.result.error().what;
+  }
+
+  Budget budget_{64 * kMiB};
+  std::shared_ptr<StuckEngine::Disks> disks_ = std::make_shared<StuckEngine::Disks>();
+  std::unique_ptr<Arena> arena_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Job> jobs_;
+  FileId dead_ = -1, live_ = -1;
+  std::unique_ptr<Loop> loop_;
+};
+
+TEST_F(StallTest, IsGivenUpWithAnErrorThatNamesItAndTheOthersGoOn) {
+  Buffer buffer = *arena_->take(256 * kKiB);
+  std::vector<Job*> jobs;
+  for (size_t i = 0; i < 20; ++i) jobs.push_back(&submit(i % 2 == 0 ? Op::Kind::read : Op::Kind::write, dead_, buffer.slice().sub(i * kIoAlign, kIoAlign)));
+  jobs.push_back(&submit(Op::Kind::sync, dead_, {}));
+  for (const Job* job : jobs) expect_given_up(*job);
+  expect_given_up(submit(Op::Kind::read, dead_, buffer.slice()));  // at once: nothing more is asked of it
+  EXPECT_EQ(disks_->held.size(), 8U);                              // the depth; what waited was never handed over
+  // Its transfers take no place from the others'.
+  for (size_t i = 0; i < 30; ++i) {
+    const Job& job = submit(Op::Kind::write, live_, buffer.slice());
+    ASSERT_TRUE(done(job));
+    EXPECT_TRUE(job.op.result);
+  }
+}
+
+TEST_F(StallTest, KeepsBackTheMemoryAndTheFileThatTheKernelMayStillTouch) {
+  std::byte* at = nullptr;
+  {
+    Buffer buffer = *arena_->take(1 * kMiB);
+    at = buffer.data();
+    expect_given_up(submit(Op::Kind::read, dead_, buffer.slice().sub(64 * kKiB, kIoAlign)));
+  }
+  EXPECT_EQ(arena_->largest_free(), 3 * kMiB);  // the whole Buffer: nobody gets it again
+  Buffer rest = *arena_->take(3 * kMiB);
+  EXPECT_EQ(rest.data(), at + 1 * kMiB);
+  const Status closed = loop_->close(dead_);
+  ASSERT_FALSE(closed);
+  EXPECT_EQ(closed.error().code, Code::busy);
+  EXPECT_EQ(disks_->closed, 0U);
+
+  disks_->let_go();
+  const Job& other = submit(Op::Kind::read, live_, rest.slice());
+  ASSERT_TRUE(done(other));
+  while (!loop_->close(dead_)) std::this_thread::yield();  // once the late ones have landed
+  EXPECT_EQ(disks_->closed, 1U);
+  EXPECT_TRUE(loop_->close(live_));
+}
+
+TEST_F(StallTest, ABouncedReadLeavesItsLaneToTheDiskAndTheOthersGetAnother) {
+  std::vector<std::byte> mine(2 * Bounce::kLaneBytes + 1);
+  disks_->bytes[dead_].assign(4 * kMiB, std::byte{7});
+  disks_->bytes[live_].assign(4 * kMiB, std::byte{9});
+  for (size_t i = 0; i < 2 * Bounce::kLanes; ++i) expect_given_up(submit(Op::Kind::read, dead_, {mine.data() + 1, Bounce::kLaneBytes}));
+  EXPECT_EQ(mine, std::vector<std::byte>(mine.size()));
+  disks_->let_go();  // the late ones write to lanes that nobody uses any longer
+  for (size_t i = 0; i < 10; ++i) {
+    const Job& job = submit(Op::Kind::read, live_, {mine.data() + 1, 2 * Bounce::kLaneBytes});
+    ASSERT_TRUE(done(job));
+    EXPECT_EQ(std::count(mine.begin() + 1, mine.end(), std::byte{9}), static_cast<std::ptrdiff_t>(2 * Bounce::kLaneBytes));
+  }
+}
+
+TEST_F(StallTest, AReadIntoMemoryThatCannotBeKeptBackIsWaitedFor) {
+  alignas(kIoAlign) std::byte page[kIoAlign];
+  Job& read = submit(Op::Kind::read, dead_, {page, kIoAlign});
+  expect_given_up(submit(Op::Kind::sync, dead_, {}));
+  EXPECT_FALSE(done(read, std::chrono::milliseconds(100)));
+  disks_->let_go();
+  ASSERT_TRUE(done(read));
+  EXPECT_TRUE(read.op.result);
+}
+
+TEST_F(StallTest, AnswersInTimeAreNoError) {
+  loop_.reset();
+  start({.depth = 8, .stall_warn_ns = 10'000'000, .stall_error_ns = 3'600'000'000'000});
+  Buffer buffer = *arena_->take(kIoAlign);
+  Job& read = submit(Op::Kind::read, dead_, buffer.slice());
+  EXPECT_FALSE(done(read, std::chrono::milliseconds(50)));
+  disks_->let_go();
+  ASSERT_TRUE(done(read));
+  EXPECT_TRUE(read.op.result);
+  EXPECT_TRUE(loop_->close(dead_));
+}
+
+TEST_F(StallTest, TheLoopEndsThoughItsDiskDoesNot) {
+  Buffer buffer = *arena_->take(kIoAlign);
+  expect_given_up(submit(Op::Kind::write, dead_, buffer.slice()));
+  loop_.reset();
+  EXPECT_EQ(disks_->held.size(), 1U);  // still with the engine, which stays
+  disks_ = std::make_shared<StuckEngine::Disks>();
+  start({.depth = 8});
+}
+
+TEST_F(StallTest, RefusesToGiveUpBeforeItWarns) {
+  EXPECT_FALSE(Loop::make(std::make_unique<StuckEngine>(4, disks_), {.stall_warn_ns = 2, .stall_error_ns = 1}));
+  EXPECT_FALSE(Loop::make(std::make_unique<StuckEngine>(4, disks_), {.stall_warn_ns = 0}));
+}
+
+}  // namespace
+}  // namespace stoker
