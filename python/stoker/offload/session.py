@@ -38,6 +38,7 @@ from stoker.offload.planner import Setting
 from stoker.offload.snapshots import Snapshots
 from stoker.offload.steps import Steps
 from stoker.offload.trace import StepTrace
+from stoker.offload.volumes import Shares
 
 FORMAT = 1
 META_MODEL, META_STATE, META_BUFFERS = "meta/model", "meta/state", "meta/buffers"
@@ -219,6 +220,7 @@ class Session:
             if block.pinned:
                 self.pager.fetch(block)
         self.hooks = Hooks(self.model, self.pager, self._call_begins, self._pinned, self.lock)
+        self.volumes = Shares(self.planes.store)
         self.ledger.start(self.counters())
 
     # -- training ------------------------------------------------------------------------------------------------------
@@ -295,7 +297,10 @@ class Session:
             self._capture_sources()
             if self.ledger.last is not None and policy != self.ledger.last["policy"]:
                 self.ledger.event("policy", step=self.step_count, policy=policy, reason=reason)
-            row = self.ledger.close_step(self.step_count, self.counters(), policy=policy, committed=self.committed_step())
+            volume_bytes, told = self.volumes.step()
+            if told is not None:
+                self.ledger.event("volumes", step=self.step_count, **told)
+            row = self.ledger.close_step(self.step_count, self.counters(), policy=policy, committed=self.committed_step(), volume_bytes=volume_bytes)
             if self.tracing is not None:
                 tracing, self.tracing = self.tracing, None
                 tracing.end(row)

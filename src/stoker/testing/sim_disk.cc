@@ -113,6 +113,11 @@ void SimDisk::unlimit(const std::string& folder) {
   std::erase_if(disks_, [&](const auto& each) { return starts_with(each.first, folder); });
 }
 
+void SimDisk::throttle(const std::string& path, uint64_t bytes_per_s) {
+  std::lock_guard lock(mutex_);
+  disks_.at(path).bytes_per_s = bytes_per_s;
+}
+
 void SimDisk::set_faults(const SimFaults& faults) {
   std::lock_guard lock(mutex_);
   faults_ = faults;

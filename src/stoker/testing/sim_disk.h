@@ -87,6 +87,8 @@ class SimDisk {
   void unlimit(const std::string& folder);  // and removes what is in it
 
   void set_faults(const SimFaults& faults);
+  // This disk alone moves so many bytes a second, on top of what the device model says; 0: no longer.
+  void throttle(const std::string& path, uint64_t bytes_per_s);
   // The nth (1 = the next) transfer of this kind on paths that begin with `prefix` fails with this errno, once.
   void fail_nth(Op::Kind kind, uint64_t nth, int sys_errno, const std::string& prefix = {});
 
@@ -114,6 +116,7 @@ class SimDisk {
     SimImage now, durable;
     std::list<Pending> pending;  // in order of submission
     bool powered = true;
+    uint64_t bytes_per_s = 0;
   };
   struct Fault {
     Op::Kind kind;

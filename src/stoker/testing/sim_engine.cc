@@ -43,7 +43,7 @@ Status SimEngine::close(FileId file) {
 }
 
 // Transfers of one direction share the device's bandwidth; latencies overlap.
-uint64_t SimEngine::due(const Op& op) {
+uint64_t SimEngine::due(const Op& op, const std::string& path) {
   uint64_t ready = clock_.now_ns();
   const bool reads = op.kind == Op::Kind::read;
   const uint64_t rate = reads ? device_.read_bytes_per_s : device_.write_bytes_per_s;
@@ -51,6 +51,16 @@ uint64_t SimEngine::due(const Op& op) {
     uint64_t& free_ns = reads ? read_free_ns_ : write_free_ns_;
     free_ns = std::max(free_ns, ready) + (op.bytes.size - op.moved) * 1'000'000'000 / rate;
     ready = free_ns;
+  }
+  uint64_t throttle = 0;
+  {
+    std::lock_guard lock(disk_->mutex_);
+    throttle = disk_->disks_.at(path).bytes_per_s;
+  }
+  if (throttle != 0) {
+    uint64_t& free_ns = throttled_free_ns_[path];
+    free_ns = std::max(free_ns, clock_.now_ns()) + (op.bytes.size - op.moved) * 1'000'000'000 / throttle;
+    ready = std::max(ready, free_ns);
   }
   return ready + device_.latency_ns + (device_.jitter_ns != 0 ? random_() % device_.jitter_ns : 0);
 }
@@ -85,7 +95,7 @@ void SimEngine::launch(Op& op) {
   flight->order = ++orders_;
   flight->due_ns = clock_.now_ns();
   if (start(*flight)) {
-    flight->due_ns = due(op);
+    flight->due_ns = due(op, flight->path);
     std::lock_guard lock(disk_->mutex_);
     flight->plan = disk_->start(op, flight->path);
   }
@@ -124,7 +134,7 @@ size_t SimEngine::poll(uint64_t wait_ns) {
         outcome = disk_->finish(op, flight->path, flight->plan);
       }
       if (!advance(op, outcome, flight->path, counters_)) {
-        flight->due_ns = due(op);
+        flight->due_ns = due(op, flight->path);
         std::lock_guard lock(disk_->mutex_);
         flight->plan = disk_->start(op, flight->path);
         flights_.push(std::move(flight));
