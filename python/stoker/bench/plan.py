@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import stoker
-from stoker.bench.offload import Model, step_loss
+from stoker.bench.model import Model, step_loss
 from stoker.errors import StokerError
 from stoker.offload.build import keep_heap
 from stoker.offload.measure import disk_rates, measure_machine
