@@ -242,7 +242,7 @@ def ratio_table(result: dict[str, Any]) -> list[list[str]]:
     lines = [["ratio", "median (range)", "rounds", "goal", "met"]]
     for each in result["ratios"]:
         met = {None: "", True: "yes", False: "NO"}[each["met"]]
-        lines.append([each["what"], f"{each['value']:.2f} ({each['range'][0]:.2f} to {each['range'][1]:.2f})", str(each["rounds"]), told(each), met])
+        lines.append([each["what"], f"{each['value']:.3f} ({each['range'][0]:.2f} to {each['range'][1]:.2f})", str(each["rounds"]), told(each), met])
     return lines
 
 
