@@ -26,7 +26,7 @@ import stoker
 from stoker.bench.model import TOKENS, Model, step_loss
 from stoker.bench.process import PeakMemory, process_io
 from stoker.errors import StokerError
-from stoker.offload.build import keep_heap
+from stoker.offload.build import keep_heap, sleep_between_operators
 from stoker.offload.measure import checksum_seconds, disk_rates, kernel_seconds
 from stoker.offload.moments import MODES
 from stoker.offload.planes import MIB, parse_bytes
@@ -34,7 +34,8 @@ from stoker.offload.planes import MIB, parse_bytes
 
 def plain_compute_seconds(model: nn.Module, vocabulary: int, tokens: int, steps: int) -> float:
     """Core-seconds of forward and backward without any offload (weights in memory, gradients dropped)."""
-    keep_heap()  # as offload() does: page faults are no part of the arithmetic
+    keep_heap()  # as offload() does: page faults are no part of the arithmetic, nor is spinning
+    sleep_between_operators()
     times = []
     for step in range(steps + 1):
         model.zero_grad(set_to_none=True)
