@@ -14,7 +14,7 @@ from stoker.offload.access import Left, gather, install_state_dict
 from stoker.offload.blocks import Block, Param, partition
 from stoker.offload.budget import open_runtime
 from stoker.offload.compiled import refuse_cuda_graphs
-from stoker.offload.build import Built, build, keep_heap, leave_meta, leave_meta_buffers, stored_weights, trim
+from stoker.offload.build import Built, build, keep_heap, leave_meta, leave_meta_buffers, sleep_between_operators, stored_weights, trim
 from stoker.offload.link import open_link
 from stoker.offload.optimizer import OffloadedOptimizer, algorithm_of
 from stoker.offload.planes import parse_bytes, store_capacity
@@ -103,6 +103,7 @@ def offload(
             session.create(stored_weights(weights) if weights else _present, [])
         trim()
         keep_heap()
+        sleep_between_operators()
         had_state = {param: dict(entry) for param, entry in optimizer.state.items() if entry}
         session.run()
         offloaded = OffloadedOptimizer(session, optimizer)
