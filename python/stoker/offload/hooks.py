@@ -22,6 +22,7 @@ from stoker.errors import StokerError
 from stoker.offload.blocks import Block, Param
 from stoker.offload.compiled import CUT, Around, compiled, in_place, refuse_cuda_graphs_of_callers
 from stoker.offload.pager import Pager
+from stoker.offload.saved import Kept
 
 _VIEWS = ("TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "ToCopyBackward0")
 _autograd = torch._C._autograd
@@ -221,8 +222,8 @@ class Hooks:
         return None
 
     def _unpack(self, packed: Any) -> torch.Tensor:
-        if isinstance(packed, torch.Tensor):
-            return packed
+        if isinstance(packed, Kept):
+            return packed.get()
         if isinstance(packed, SavedElsewhere):
             return packed.unpack(packed.packed)
         with self.lock:
@@ -298,7 +299,7 @@ class _Watch(TorchFunctionMode):
 
 
 class _Pack:
-    """The pack hook of one push: weights become SavedWeight; everything else goes to the hooks outside, if there are any."""
+    """The pack hook of one push: weights become SavedWeight; everything else goes to the hooks outside, or stays."""
 
     def __init__(self, hooks: Hooks, outer: tuple | None) -> None:
         self.hooks = hooks
@@ -309,6 +310,6 @@ class _Pack:
         if saved is not None:
             return saved
         if self.outer is None:
-            return tensor
+            return Kept(tensor)
         pack, unpack = self.outer
         return SavedElsewhere(pack(tensor), unpack)
