@@ -12,8 +12,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import stoker
 
 
-
-
 class Layer(nn.Linear):
     change = False
     seen: list

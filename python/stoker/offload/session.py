@@ -24,6 +24,7 @@ from stoker.errors import InvalidArgument, Mismatch, StokerError
 from stoker.offload import optimizer as front
 from stoker.offload import planner, record
 from stoker.offload.access import refuse_state_dict
+from stoker.offload.activations import MODES, Activations
 from stoker.offload.blocks import Block, Param, Unit, difference, signature
 from stoker.offload.compiled import plain
 from stoker.offload.device import DeviceGradients, DevicePager
@@ -74,6 +75,7 @@ class Choices:
     snapshots: int = 0  # how many earlier steps may be kept
     link: Link | None = None  # the way to the device on which the model computes, if that is not the CPU
     device_memory: int | None = None  # cap on weights there, bytes
+    activations: str = "keep"  # where what autograd saves goes (activations.py)
 
 
 class Session:
@@ -83,6 +85,8 @@ class Session:
         policy, link = how.policy, how.link
         if policy not in POLICIES:
             raise InvalidArgument(f"policy {policy!r} is not one of {', '.join(POLICIES)}")
+        if how.activations not in MODES:
+            raise InvalidArgument(f"activations {how.activations!r} is not one of {', '.join(MODES)}")
         self.model, self.blocks, self.algorithm = model, blocks, algorithm
         self.runtime = runtime
         self.lock = threading.RLock()
@@ -107,6 +111,7 @@ class Session:
         self.params = sorted((p for b in blocks for p in b.params), key=lambda p: p.index)
         self.by_tensor = {p.tensor: p for p in self.params}
         self._group_of = {param: group for group in original.param_groups for param in group["params"]}
+        self.activations = Activations.of(how.activations, runtime, blocks, algorithm, link)  # takes its memory first: planes divide the rest
         self.planes = Planes(runtime, blocks, algorithm)
         self.link = link
         lookahead_bytes = max(self.planes.layout.working, 32 * MIB)
@@ -123,6 +128,8 @@ class Session:
         self.pager.updates = self.steps
         self.ledger.waiting.arithmetic = lambda: self.planes.session.arithmetic_seconds() if self.planes.session else 0.0
         self.pager.waiting = self.steps.waiting = self.gradients.waiting = self.ledger.waiting
+        if self.activations is not None:
+            self.activations.waiting, self.activations.event, self.activations.stays = self.ledger.waiting, self.ledger.event, self._stays
         self.snapshots = Snapshots(self, how.snapshots)
         self._requires_grad = {p: p.tensor.requires_grad for p in self.params}
 
@@ -209,6 +216,8 @@ class Session:
         """What is not paged goes to the device that computes, and host memory is made ready for copies. Before anything is stored."""
         if self.link is not None:
             self.link.pin(self.planes.arena)
+            if self.activations is not None and self.activations.arena is not None:
+                self.link.pin(self.activations.arena)
         for module in self.model.modules():
             for name, buffer in module._buffers.items():
                 module._buffers[name] = buffer.to(self.pager.device) if buffer is not None else None
@@ -218,7 +227,7 @@ class Session:
         for block in self.blocks:
             if block.pinned:
                 self.pager.fetch(block)
-        self.hooks = Hooks(self.model, self.pager, self._call_begins, self._pinned, self.lock)
+        self.hooks = Hooks(self.model, self.pager, self._call_begins, self._pinned, self.lock, self.activations)
         self.ledger.start(self.counters())
 
     # -- training ------------------------------------------------------------------------------------------------------
@@ -238,10 +247,17 @@ class Session:
         recorder.begin(key)
         self.pager.current = None
         self._check_unchanged(grad=key[2])
+        if key[2] and self.activations is not None:
+            self.activations.call()
         if key[2] and key[1]:
             self.gradients.call()
             self.steps.call_begins()
         self.pager.prefetch()
+
+    def _stays(self, tensor: torch.Tensor) -> bool:
+        """Whether the model holds this tensor's storage anyhow."""
+        key = tensor.untyped_storage()._cdata
+        return tensor.grad_fn is None and any(buffer.untyped_storage()._cdata == key for buffer in self.model.buffers())
 
     def _pinned(self, param: Param) -> None:
         self.ledger.event("pinned", step=self.step_count, block=param.unit.block.name, parameter=param.name)
@@ -293,6 +309,8 @@ class Session:
                 raise
             self._resumed_groups = []
             self._capture_sources()
+            if self.activations is not None:
+                self.activations.sweep()
             if self.ledger.last is not None and policy != self.ledger.last["policy"]:
                 self.ledger.event("policy", step=self.step_count, policy=policy, reason=reason)
             row = self.ledger.close_step(self.step_count, self.counters(), policy=policy, committed=self.committed_step())
@@ -451,6 +469,8 @@ class Session:
         try:
             self.gradients.remove()
             self.pager.clear()
+            if self.activations is not None:
+                self.activations.close()
             if self.link is not None:
                 self.link.unpin()
         finally:  # also where the device does not answer any more
@@ -605,9 +625,11 @@ class Session:
 
     def counters(self) -> dict[str, Any]:
         core = self.planes.session.counters()
+        activations = self.activations
+        moved = (activations.read_bytes, activations.written_bytes) if activations is not None else (0, 0)
         return {
-            "read_bytes": core["read_bytes"],
-            "written_bytes": core["written_bytes"],
+            "read_bytes": {**core["read_bytes"], "activations": moved[0]},
+            "written_bytes": {**core["written_bytes"], "activations": moved[1]},
             "stall_seconds": dict(self.ledger.waiting.seconds),
             "kept": self.steps.kept,
             "redone": self.steps.redone,
@@ -627,6 +649,9 @@ class Session:
             made |= {"policy": self.steps.policy, "reason": "as you asked"}
         made["step"] = made["steps"][made["policy"]]
         made["dram"] |= {"cap": planes.dram_bytes, "pages": planes.arena.pages}
+        if self.activations is not None:
+            made["activations"] = self.activations.told()
+            made["dram"]["activations"] = self.activations.arena_bytes
         return made
 
 

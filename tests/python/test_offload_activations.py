@@ -1,0 +1,518 @@
+"""Activations out of memory: the same bits, each storage moved once, and nothing left of it behind a step, an error or a crash."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import stoker
+from fake_link import FakeLink
+from faults import fsck
+from models import Skips, Tiny, batch, loss_of
+from stoker.errors import Corruption, InvalidArgument, StokerError
+
+activations = importlib.import_module("stoker.offload.activations")
+scratch = importlib.import_module("stoker.offload.scratch")
+HERE = os.path.dirname(__file__)
+MIB = 1 << 20
+AWAY = ["disk", "dram"]  # where nothing is computed again
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """The models are tiny, so what counts as large is too."""
+    monkeypatch.setattr(activations, "LEAST_BYTES", 1024)
+    monkeypatch.setattr(scratch, "FIRST_BYTES", 16 * MIB)
+
+
+@pytest.fixture
+def offload(tmp_path):
+    opened = []
+
+    def start(model, opt=None, path="store", **kwargs):
+        opt = opt or torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-3, weight_decay=0.1)
+        model, opt = stoker.offload(model, opt, **{"store": f"{tmp_path}/{path}", "dram": "16MiB", "policy": "speculate", "activations": "disk", **kwargs})
+        opened.append(opt)
+        return model, opt
+
+    yield start
+    for opt in opened:
+        opt.close()
+
+
+def tiny(kind=Tiny, dtype=torch.float32, **kwargs) -> Tiny:
+    torch.manual_seed(0)
+    return kind(**{"layers": 4, **kwargs}).to(dtype)
+
+
+def kept(opt):
+    return opt._session.activations
+
+
+def nothing_left(opt) -> None:
+    """No entry, no memory of the arena, no space on the disk."""
+    ours = kept(opt)
+    ours.sweep()
+    for entry in list(ours._leaving):
+        activations._ended(entry.piece and entry.piece.written)
+    ours.sweep()
+    assert ours._last is None and not ours._leaving and not ours._resident and not ours._known
+    assert ours.arena is None or ours.arena.used == 0
+    assert ours.scratch.used_bytes == 0
+
+
+def gradients(model) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same(ours: dict, theirs: dict) -> None:
+    assert ours.keys() == theirs.keys() and theirs
+    for name, value in theirs.items():
+        assert torch.equal(ours[name], value), name
+
+
+def both(offload, make, backward, mode, steps=3, **kwargs):
+    """`backward(model, step)` in memory and offloaded: gradients and losses bit for bit, step after step."""
+    control, (model, opt) = make(), offload(make(), activations=mode, **kwargs)
+    theirs = torch.optim.AdamW([p for p in control.parameters() if p.requires_grad], lr=3e-3, weight_decay=0.1, fused=True)
+    for step in range(steps):
+        torch.manual_seed(step)
+        expected = backward(control, step)
+        torch.manual_seed(step)
+        got = backward(model, step)
+        assert got == expected
+        assert_same(gradients(model), gradients(control))
+        for each in (theirs, opt):
+            each.step()
+            each.zero_grad()
+        if step == 0:  # the kernels differ from torch's in the last bits of odd lengths
+            model.load_state_dict(control.state_dict())
+        else:
+            control.load_state_dict(model.state_dict())
+    del expected, got
+    if kept(opt) is not None:
+        nothing_left(opt)
+    return model, opt
+
+
+def plain(model, step):
+    loss = loss_of(model, batch(step))
+    loss.backward()
+    return loss.item()
+
+
+def accumulated(model, step):
+    """Two graphs at once, then their backwards in the order of their forwards."""
+    losses = [loss_of(model, batch(step, micro)) for micro in range(3)]
+    for loss in losses:
+        loss.backward()
+    return [loss.item() for loss in losses]
+
+
+def twice(model, step):
+    loss = loss_of(model, batch(step))
+    loss.backward(retain_graph=True)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    return loss.item()
+
+
+def penalty(model, step):
+    """Double backward: the gradient's norm is part of the loss. (The fused attention has no second derivative.)"""
+    embedded = model.embed(batch(step)[:, :-1]).detach().requires_grad_()
+    out = model.norm(model.layers[0].down(F.gelu(model.layers[0].up(model.layers[0].norm2(embedded)))))
+    first = torch.autograd.grad(out.square().sum(), embedded, create_graph=True)[0]
+    loss = out.sum() + first.square().sum()
+    loss.backward()
+    return loss.item()
+
+
+def autocast(model, step):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = loss_of(model, batch(step))
+    loss.backward()
+    return loss.item()
+
+
+def evaluated(model, step):
+    with torch.no_grad():
+        before = loss_of(model, batch(50 + step)).item()
+    model.eval()
+    after = loss_of(model, batch(60 + step)).item()  # a graph that is dropped
+    model.train()
+    return before, after, plain(model, step)
+
+
+@pytest.mark.parametrize("mode", AWAY)
+@pytest.mark.parametrize("backward", [plain, accumulated, twice, penalty, autocast, evaluated])
+def test_gradients_are_those_of_a_model_in_memory(offload, backward, mode):
+    both(offload, tiny, backward, mode)
+
+
+@pytest.mark.parametrize("mode", AWAY)
+@pytest.mark.parametrize("make", [lambda: tiny(dtype=torch.bfloat16), lambda: tiny(tied=True), lambda: tiny(segments=2), lambda: tiny(segments=2, reentrant=True)])
+def test_gradients_of_other_models(offload, make, mode):
+    both(offload, make, plain, mode)
+
+
+@pytest.mark.parametrize("mode", AWAY)
+def test_little_memory_and_none(offload, monkeypatch, mode):
+    """An arena that holds a few storages, and no arena at all: what has no room is written from where it is."""
+    for size in (0, 2 * MIB):
+        monkeypatch.setattr(activations, "arena_bytes", lambda *_: size)
+        model, opt = both(offload, lambda: tiny(width=128), lambda model, step: plain_of(model, step, 32), mode, path=f"store{size}")
+        assert (kept(opt).arena is None) == (size == 0)
+        assert opt.ledger.summary()["read_bytes"]["activations"] > 0
+
+
+def plain_of(model, step, size):
+    loss = loss_of(model, batch(step, size=size))
+    loss.backward()
+    return loss.item()
+
+
+def storages_saved(model, tokens) -> int:
+    """Bytes of distinct storages that autograd saves in forward, weights and inputs aside."""
+    seen: dict[int, torch.Tensor] = {}
+    own = {t.untyped_storage().data_ptr() for t in (tokens, *model.parameters())}
+    handles = []
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.nbytes() >= activations.LEAST_BYTES and storage.data_ptr() not in own:
+            seen[storage._cdata] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = model(tokens)
+    del out
+    return sum(tensor.untyped_storage().nbytes() for tensor in seen.values())
+
+
+def test_each_storage_is_written_once_and_read_at_most_once(offload, monkeypatch):
+    monkeypatch.setattr(activations, "arena_bytes", lambda *_: 2 * MIB)
+    tokens = batch(0, size=32)[:, :-1]
+    expected = storages_saved(tiny(width=128), tokens)
+    model, opt = offload(tiny(width=128))
+    model(tokens).sum().backward()  # the first call is watched
+    opt.step()
+    for _ in range(3):
+        model(tokens).sum().backward()
+        opt.step()
+        opt.zero_grad()
+        row = opt.ledger.last
+        assert row["written_bytes"]["activations"] == expected
+        assert 0 < row["read_bytes"]["activations"] <= expected - MIB  # what was saved last is still there
+    assert opt.plan()["activations"]["bytes"] and sum(opt.plan()["activations"]["bytes"].values()) == expected
+    nothing_left(opt)
+
+
+def test_dram_writes_only_what_does_not_fit(offload, monkeypatch):
+    model, opt = offload(tiny(), activations="dram")
+    plain(model, 0)
+    opt.step()
+    assert opt.ledger.last["written_bytes"]["activations"] == opt.ledger.last["read_bytes"]["activations"] == 0
+    opt.close()
+    monkeypatch.setattr(activations, "arena_bytes", lambda *_: 2 * MIB)
+    model, opt = offload(tiny(width=128), activations="dram", path="other")
+    plain_of(model, 0, 32)
+    opt.step()
+    total = sum(kept(opt).saved_bytes.values())
+    assert total - 2 * MIB <= opt.ledger.last["written_bytes"]["activations"] < total
+    nothing_left(opt)
+
+
+class Views(nn.Module):
+    """Saves one storage as several views, an expanded one, a small view of a large one, a mask, and complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(2))
+        self.register_buffer("table", torch.linspace(-1, 1, 64 * 64).view(64, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = Views.mixed(layer(x), self.table)
+        return x
+
+    @staticmethod
+    def mixed(y: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        a, b = y.chunk(2, dim=1)
+        wide = ((a * b).repeat(1, 2) * y.t().contiguous().t()).tanh()
+        wide = (wide * y[:, :1].expand(-1, 64) * y[:1, :1].expand(64, 64)).tanh()
+        wide = wide.masked_fill(y > 0.5, 0.25) * table.sin() + y * table
+        spectrum = torch.fft.rfft(wide)
+        return torch.fft.irfft(spectrum * spectrum.conj(), n=64).tanh() + F.dropout(y, 0.25, training=True)
+
+
+@pytest.mark.parametrize("mode", AWAY)
+def test_views_of_many_kinds(offload, mode):
+    def backward(model, step):
+        loss = model(torch.linspace(-2, 2, 64 * 64).view(64, 64) + step).square().mean()
+        loss.backward()
+        return loss.item()
+
+    def make():
+        torch.manual_seed(0)
+        return Views()
+
+    both(offload, make, backward, mode)
+
+
+@pytest.mark.parametrize("mode", AWAY)
+def test_a_change_in_place_is_torchs_error(offload, mode):
+    class Careless(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x).exp()
+            z = y * 2
+            y.detach().add_(1)
+            return z
+
+    x = torch.randn(64, 64)
+    with pytest.raises(RuntimeError) as theirs:
+        nn.Sequential(Careless(64, 64), Careless(64, 64))(x).sum().backward()
+    model, opt = offload(nn.Sequential(Careless(64, 64), Careless(64, 64)), activations=mode)
+    with pytest.raises(RuntimeError) as ours:
+        model(x).sum().backward()
+    assert str(ours.value) == str(theirs.value)
+    del ours  # its traceback holds the graph
+    gc.collect()
+    nothing_left(opt)
+
+
+@pytest.mark.parametrize("mode", AWAY)
+def test_graphs_without_a_backward_leave_nothing(offload, mode):
+    model, opt = offload(tiny(), activations=mode)
+    plain(model, 0)
+    opt.step()
+    loss = loss_of(model, batch(1))
+    assert sum(kept(opt).saved_bytes.values()) > 0 and kept(opt)._last is not None
+    del loss
+    nothing_left(opt)
+    stop = model.norm.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        loss_of(model, batch(2))
+    stop.remove()
+    gc.collect()
+    nothing_left(opt)
+    loss = loss_of(model, batch(3))
+    held = model.layers[0].up.weight.register_hook(lambda grad: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        loss.backward()
+    held.remove()
+    del loss
+    gc.collect()
+    opt.zero_grad()
+    nothing_left(opt)
+    plain(model, 4)
+    opt.step()
+
+
+def test_an_order_that_departs(offload, monkeypatch):
+    monkeypatch.setattr(activations, "arena_bytes", lambda *_: 2 * MIB)
+
+    def backward(model, step):
+        model.skip = {step % 4}
+        return plain_of(model, step, 32)
+
+    both(offload, lambda: tiny(Skips, width=128), backward, "disk", steps=4)
+
+
+def test_nothing_is_saved_without_gradients(offload):
+    model, opt = offload(tiny())
+    with torch.no_grad():
+        loss_of(model, batch(0))
+    model.eval()
+    with torch.inference_mode():
+        loss_of(model, batch(0))
+    assert not kept(opt).saved_bytes and kept(opt).written_bytes == 0
+
+
+def test_hooks_of_the_user_come_first(offload):
+    """save_on_cpu and its like around a forward take what is saved, as without us."""
+    taken = []
+
+    def backward(model, step):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: taken.append(t.shape) or t, lambda t: t):
+            loss = loss_of(model, batch(step))
+        loss.backward()
+        return loss.item()
+
+    _, opt = both(offload, tiny, backward, "disk")
+    assert taken and kept(opt).written_bytes == 0
+
+
+def test_an_unknown_mode_is_refused(offload):
+    with pytest.raises(InvalidArgument, match="is not one of keep, disk"):
+        offload(tiny(), activations="tape")
+
+
+# -- memory, on another device --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("mode", AWAY)
+@pytest.mark.parametrize("size", [2 * MIB, 6 * MIB])
+def test_on_a_device(offload, monkeypatch, mode, lazy, size):
+    monkeypatch.setattr(sys.modules["stoker.offload"], "open_link", lambda device: FakeLink(lazy))
+    monkeypatch.setattr(activations, "arena_bytes", lambda *_: size)
+    _, opt = both(offload, lambda: tiny(width=128), lambda model, step: plain_of(model, step, 32), mode, device="cpu", dram="24MiB")
+    assert opt.ledger.summary()["read_bytes"]["activations"] > 0 or size > 2 * MIB
+
+
+def test_peak_of_live_storages_falls(offload, monkeypatch):
+    """Outside of the arena, the activations alive when forward ends are those that were too small, and the output."""
+    alive = []
+
+    def live(model, tokens) -> int:
+        refs: dict = {}
+        handles = []
+        for module in model.modules():
+            handles.append(module.register_forward_hook(lambda m, args, out: refs.setdefault(out.untyped_storage()._cdata, activations.StorageWeakRef(out.untyped_storage())) and None))
+        out = model(tokens)
+        for handle in handles:
+            handle.remove()
+        sizes = [torch.UntypedStorage._new_with_weak_ptr(ref.cdata) for ref in refs.values()]
+        return sum(storage.nbytes() for storage in sizes if storage is not None) - out.untyped_storage().nbytes()
+
+    tokens = batch(0, size=32)[:, :-1]
+    control = live(tiny(width=128), tokens)
+    model, opt = offload(tiny(width=128))
+    live(model, tokens)
+    assert control > 4 * MIB
+    assert live(model, tokens) == 0
+
+
+# -- faults ---------------------------------------------------------------------------------------------------------------
+
+
+def open_scratch_files() -> list[int]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if ".stoker-scratch-" in os.readlink(f"/proc/self/fd/{name}"):
+                found.append(int(name))
+    return found
+
+
+def damaged(how) -> None:
+    for fd in open_scratch_files():
+        with open(f"/proc/self/fd/{fd}", "r+b", buffering=0) as file:
+            how(file)
+
+
+def overwrite(file) -> None:
+    size = file.seek(0, os.SEEK_END)
+    for at in range(0, size, MIB):
+        file.seek(at)
+        file.write(os.urandom(MIB))
+
+
+def cut(file) -> None:
+    file.truncate(1 << 16)
+
+
+@pytest.mark.parametrize("how", [overwrite, cut])
+def test_a_read_that_fails_loses_the_step_and_nothing_else(offload, monkeypatch, how):
+    monkeypatch.setattr(activations, "arena_bytes", lambda *_: 2 * MIB)
+    model, opt = offload(tiny(width=128))
+    plain_of(model, 0, 32)
+    opt.step()
+    opt.zero_grad()
+    opt.flush()
+    before = {name: value.clone() for name, value in model.state_dict().items() if name != "seen"}
+    loss = loss_of(model, batch(1, size=32))
+    damaged(how)
+    with pytest.raises(StokerError, match="bytes of activations of .* cannot be read back.*opt.zero_grad"):
+        loss.backward()
+    del loss
+    gc.collect()
+    opt.zero_grad()
+    assert opt.step_count == opt.committed_step == 1
+    assert_same({name: value for name, value in model.state_dict().items() if name != "seen"}, before)
+    nothing_left(opt)
+
+
+def test_a_disk_without_space_keeps_activations_and_says_so(offload, monkeypatch):
+    def full(self, capacity):
+        raise scratch.OutOfSpace("the disk is full")
+
+    monkeypatch.setattr(scratch.Scratch, "_make", full)
+    with pytest.warns(UserWarning, match="stay in memory .the disk is full.; training goes on"):
+        _, opt = both(offload, tiny, plain, "disk")
+    assert any(event["what"] == "activations" and "full" in event["problem"] for event in opt.ledger.events)
+    assert kept(opt).written_bytes == 0
+
+
+def test_scratch_grows_and_its_space_is_used_again(offload, monkeypatch):
+    monkeypatch.setattr(scratch, "FIRST_BYTES", 4 * MIB)
+    monkeypatch.setattr(activations, "arena_bytes", lambda *_: 2 * MIB)
+    model, opt = offload(tiny(width=128))
+    for step in range(6):
+        plain_of(model, step, 32)
+        opt.step()
+        opt.zero_grad()
+        if step == 1:
+            parts = len(kept(opt).scratch._parts)
+    assert parts > 1 and len(kept(opt).scratch._parts) == parts
+    nothing_left(opt)
+
+
+def test_nothing_has_a_name_on_the_disk(offload, tmp_path):
+    model, opt = offload(tiny())
+    plain(model, 0)
+    assert open_scratch_files() and not [name for name in os.listdir(tmp_path / "store") if "scratch" in name]
+    opt.step()
+    opt.close()
+    assert not open_scratch_files()
+
+
+KILLED = """
+import importlib, os, signal, sys, torch, stoker
+sys.path.insert(0, sys.argv[2])
+from models import Tiny, batch, loss_of
+activations = importlib.import_module("stoker.offload.activations")
+activations.LEAST_BYTES = 1024
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = Tiny(layers=4)
+model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters()), store=sys.argv[1], dram="16MiB", activations="disk")
+loss_of(model, batch(0)).backward()
+opt.step()
+opt.flush()
+loss = loss_of(model, batch(1))
+assert opt._session.activations.written_bytes
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_crash_leaves_the_store_clean(offload, tmp_path):
+    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "store", HERE], capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    status, report = fsck(tmp_path / "store")
+    assert status == 0 and report["clean"] and report["committed_step"] == 1
+    assert sorted(os.listdir(tmp_path / "store")) == ["stoker.volume"]
+    model, opt = offload(tiny(), resume=True)
+    plain(model, 1)
+    opt.step()
+    assert opt.step_count == 2
+
+
+def test_after_close_a_backward_says_why_it_cannot_be(offload):
+    model, opt = offload(tiny())
+    loss = loss_of(model, batch(0))
+    opt.close()
+    with pytest.raises(StokerError, match="was closed"):
+        loss.backward()
