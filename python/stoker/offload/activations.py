@@ -23,6 +23,7 @@ Rules, in the order in which a saved tensor meets them. docs/semantics.md promis
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, Callable, Iterator
@@ -44,6 +45,7 @@ MODES = ("keep", "disk", "dram", "recompute", "auto")
 LEAST_BYTES = MIB  # smaller storages stay: a transfer costs about as much as so many bytes, and all of them together are little
 WHOLE = 8  # a storage larger than its view by more than this is somebody's pool, and stays
 AHEAD_BYTES = 64 * MIB  # how far reading ahead goes, at least
+TRIAL_BYTES = 64 * MIB
 
 
 class Entry:
@@ -121,6 +123,7 @@ class Activations:
         self.event: Callable[..., None] = lambda what, **details: None
         self.read_bytes = self.written_bytes = 0
         self.saved_bytes: Counter[str] = Counter()  # by block, in the forward under way or the last one
+        self.choices: dict[str, str] = {}  # of "auto", by block
         self._last: Entry | None = None  # the newest
         self._known: dict[int, Entry] = {}  # by storage, the newest version
         self._resident: dict[Entry, None] = {}  # with a copy in memory
@@ -432,7 +435,26 @@ class Activations:
 
     def told(self) -> dict[str, Any]:
         """For the plan: bytes by block, as the last forward saved them."""
-        return {"mode": self.mode, "bytes": dict(self.saved_bytes)}
+        return {"mode": self.mode, "bytes": dict(self.saved_bytes), "choices": dict(self.choices)}
+
+    def rates(self) -> tuple[float, float]:
+        """Bytes a second of reading and of writing, by a short trial on the very files. Nothing where there is no memory for it."""
+        if self.arena is None:
+            return 1.0, 1.0
+        size = min(TRIAL_BYTES, self.arena.size // 2)
+        memory = self._room(size)
+        if memory is None:
+            return 1.0, 1.0
+        started = time.perf_counter()
+        piece = self.scratch.write(memory.data_ptr(), size, "demand")
+        try:
+            piece.written.wait()
+            written = time.perf_counter()
+            self.scratch.read(piece, memory.data_ptr(), "demand").wait()
+        finally:
+            _ended(piece.written)
+            self.scratch.free(piece)
+        return size / (time.perf_counter() - written), size / (written - started)
 
     def close(self) -> None:
         """Nobody can use what was saved any more."""

@@ -190,6 +190,11 @@ class Hooks:
         top = _autograd._top_saved_tensors_default_hooks(False)
         return top is None or not isinstance(top[0], _Pack)
 
+    def saves_here(self) -> bool:
+        """Whether what autograd saves now comes to us, and to nobody outside."""
+        top = _autograd._top_saved_tensors_default_hooks(False)
+        return top is not None and isinstance(top[0], _Pack) and top[0].outer is None
+
     # -- saved tensors -----------------------------------------------------------------------------------------------
 
     def _saved_weight(self, tensor: torch.Tensor) -> SavedWeight | None:

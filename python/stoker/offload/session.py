@@ -36,6 +36,7 @@ from stoker.offload.machine import Machine
 from stoker.offload.pager import Pager
 from stoker.offload.planes import MIB, Algorithm, Planes, Runtime, put, read_range, write_range
 from stoker.offload.planner import Setting
+from stoker.offload.recompute import Auto, Recomputed, layers_of
 from stoker.offload.snapshots import Snapshots
 from stoker.offload.steps import Steps
 from stoker.offload.trace import StepTrace
@@ -82,7 +83,7 @@ class Session:
     """Made by stoker.offload(); everything the OffloadedOptimizer does goes through here."""
 
     def __init__(self, model: nn.Module, original: torch.optim.Optimizer, runtime: Runtime, blocks: list[Block], algorithm: Algorithm, how: Choices) -> None:
-        policy, link = how.policy, how.link
+        policy, link, self.how = how.policy, how.link, how
         if policy not in POLICIES:
             raise InvalidArgument(f"policy {policy!r} is not one of {', '.join(POLICIES)}")
         if how.activations not in MODES:
@@ -108,6 +109,8 @@ class Session:
         self.access: list = []  # handles of access.py's hooks
         self.loading: Any = None  # access.py's Loading: a load_state_dict() of the model that may be under way
         self.hooks: Hooks | None = None  # once the model trains out of the store
+        self.layers: list[Recomputed] = []  # those that may be computed again
+        self._auto: Auto | None = None
         self.params = sorted((p for b in blocks for p in b.params), key=lambda p: p.index)
         self.by_tensor = {p.tensor: p for p in self.params}
         self._group_of = {param: group for group in original.param_groups for param in group["params"]}
@@ -227,7 +230,13 @@ class Session:
         for block in self.blocks:
             if block.pinned:
                 self.pager.fetch(block)
+        if self.how.activations in ("recompute", "auto"):
+            self.layers = layers_of(self.model, self.blocks, self.ledger.waiting, on=self.activations is None)
+            if self.activations is not None:
+                self._auto = Auto(self.layers, self.activations, self.ledger.event)
         self.hooks = Hooks(self.model, self.pager, self._call_begins, self._pinned, self.lock, self.activations)
+        for layer in self.layers:
+            layer.hooks = self.hooks
         self.ledger.start(self.counters())
 
     # -- training ------------------------------------------------------------------------------------------------------
@@ -247,6 +256,8 @@ class Session:
         recorder.begin(key)
         self.pager.current = None
         self._check_unchanged(grad=key[2])
+        if key[2] and key[1] and self._auto is not None:
+            self._auto.call(self.plan, self.ledger.last)
         if key[2] and self.activations is not None:
             self.activations.call()
         if key[2] and key[1]:
@@ -461,6 +472,8 @@ class Session:
         self._closed = True
         if self.hooks is not None:
             self.hooks.remove()
+        for layer in self.layers:
+            layer.remove()
         for handle in self.access:
             handle.remove()
         for param in self.params:
