@@ -617,3 +617,89 @@ def test_after_close_a_backward_says_why_it_cannot_be(offload):
     opt.close()
     with pytest.raises(StokerError, match="was closed"):
         loss.backward()
+
+
+# -- beside what else torch and its users do ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["disk", "recompute"])
+@pytest.mark.parametrize("place", ["in place", "wrapped"])
+def test_compiled_layers(offload, mode, place):
+    def make():
+        torch._dynamo.reset()
+        model = tiny(layers=2)
+        for index, layer in enumerate(model.layers):
+            if place == "in place":
+                layer.compile(backend="aot_eager")
+            else:
+                model.layers[index] = torch.compile(layer, backend="aot_eager")
+        return model
+
+    def backward(model, step):
+        model.zero_grad()
+        return plain(model, step)
+
+    control = make()
+    expected = [backward(control, step) for step in range(2)]
+    theirs = gradients(control)
+    model, opt = offload(make(), activations=mode)
+    assert [backward(model, step) for step in range(2)] == expected
+    assert_same(gradients(model), theirs)
+    if mode == "disk":
+        assert sum(kept(opt).saved_bytes.values()) > 0
+        nothing_left(opt)
+
+
+@pytest.mark.parametrize("mode", ["disk", "recompute"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_model_of_transformers_with_its_cache_and_generate(offload, mode, checkpointing):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, vocab_size=96, max_position_embeddings=64)
+
+    def make():
+        torch.manual_seed(0)
+        model = transformers.LlamaForCausalLM(config)
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        return model.train()
+
+    def backward(model, step):
+        tokens = batch(step)
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        model.eval()
+        said = model.generate(tokens[:, :4], max_new_tokens=4, do_sample=False, pad_token_id=0).tolist()
+        model.train()
+        return loss.item(), said
+
+    model, opt = both(offload, make, backward, mode, steps=2)
+    if mode == "disk":
+        assert opt.ledger.summary()["written_bytes"]["activations"] > 0
+
+
+def test_dropped_hooks_do_not_pile_up(offload):
+    """An interrupted forward leaves no hooks behind that would take what other models save."""
+    model, opt = offload(tiny())
+    stop = model.head.register_forward_pre_hook(lambda *_: 1 / 0)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            loss_of(model, batch(0))
+    stop.remove()
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    plain(model, 1)
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+
+
+@pytest.mark.parametrize("mode", AWAY)
+def test_the_plan_knows_the_bytes(offload, monkeypatch, mode):
+    monkeypatch.setattr(activations, "arena_bytes", lambda *_: 4 * MIB)
+    model, opt = offload(tiny(width=128), activations=mode, policy="sync")
+    for step in range(3):
+        plain_of(model, step, 32)
+        opt.step()
+        opt.zero_grad()
+    planned, row = opt.plan()["step"], opt.ledger.last
+    outside = kept(opt).saved_bytes[""] if mode == "disk" else 0  # the loss and what is between layers
+    assert planned["written_bytes"]["activations"] == pytest.approx(row["written_bytes"]["activations"] - outside, rel=0.15)
+    assert planned["read_bytes"]["activations"] == pytest.approx(row["read_bytes"]["activations"], rel=0.35)
+    assert planned["read_bytes"]["activations"] > 0 and "activations" in opt.plan()["dram"]

@@ -34,6 +34,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from stoker.errors import OverBudget, StokerError
 from stoker.offload.ledger import Waits
 from stoker.offload.planes import MIB, Algorithm, Planes, Runtime, arena_bytes_for, divide, tile_elements_for
+from stoker.offload.planner import Away
 from stoker.offload.saved import Version
 from stoker.offload.scratch import Piece, Scratch, clean
 
@@ -358,12 +359,12 @@ class Activations:
                         self.link.wait(entry.landing)
                     if not self._write(entry, entry.host):
                         return False
-                    size -= entry.size
+                size -= entry.size
         elif self.link is not None and self._unwritten and self._unwritten[0].landing is not None:
             self.link.wait(self._unwritten[0].landing)
             self._write_landed()
         for entry in mine:
-            if entry.piece is None or entry.piece.written.ready():
+            if entry.piece is None or entry.reading is not None:
                 continue
             with self.waiting("activations"):
                 _ended(entry.piece.written)
@@ -436,6 +437,16 @@ class Activations:
     def told(self) -> dict[str, Any]:
         """For the plan: bytes by block, as the last forward saved them."""
         return {"mode": self.mode, "bytes": dict(self.saved_bytes), "choices": dict(self.choices)}
+
+    def away(self, index: dict[str, int]) -> Away:
+        """What the last forward moved, for the planner. What is saved outside of blocks is left out. `index`: of blocks by name."""
+        saved = {index[block]: size for block, size in self.saved_bytes.items() if block in index}
+        outside = sum(self.saved_bytes.values()) - sum(saved.values())
+        left = max(0, self.arena_bytes - outside) if self.mode == "dram" else 0  # what was saved last is never written
+        for block in reversed(saved):
+            held = min(left, saved[block])
+            saved[block], left = saved[block] - held, left - held
+        return Away({block: size for block, size in saved.items() if size}, self.arena_bytes if self.mode != "dram" else 0)
 
     def rates(self) -> tuple[float, float]:
         """Bytes a second of reading and of writing, by a short trial on the very files. Nothing where there is no memory for it."""

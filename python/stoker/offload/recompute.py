@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator
 
@@ -56,8 +57,12 @@ class Recomputed:
         return copy.deepcopy(self._forward, memo)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        if not torch.is_grad_enabled() or not self.hooks.saves_here() or torch._C._current_graph_task_id() != -1 or _fills_a_cache(args, named):
+        if not torch.is_grad_enabled() or not self.hooks.saves_here() or torch._C._current_graph_task_id() != -1:
             return self._forward(*args, **named)  # nothing is saved, or somebody else sees to it
+        if _fills_a_cache(args, named):
+            if self.on and self._module.training:
+                warnings.warn(f"layer {self.block.name} is not computed again: it adds to a cache of keys and values; switch that off for training (use_cache=False)", stacklevel=2)
+            return self._forward(*args, **named)
         if self.on:
             return checkpoint(lambda *inputs: self._run(inputs, named), *args, use_reentrant=False)
         self.input_bytes = sum(tensor.untyped_storage().nbytes() for tensor in args if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided)
@@ -124,10 +129,14 @@ class Auto:
         disk = (others[0] + moved) / read + (others[1] + moved) / write
         costs = []
         for layer in self._layers:
+            if layer.seconds == float("inf"):
+                continue  # it never ran so that it could be computed again: it fills a cache, or the model checkpoints it
             spared = max(0, saved.get(layer.block.name, 0) - layer.input_bytes)
             costs.append(Cost(layer.block.name, spared, spared / read + spared / write, layer.seconds))
         chosen = choose(costs, disk, last["compute_seconds"])
-        for layer, cost in zip(self._layers, costs):
+        layers = {layer.block.name: layer for layer in self._layers}
+        for cost in costs:
+            layer = layers[cost.name]
             layer.on = cost.name in chosen
             why = chosen.get(cost.name) or (
                 f"{human_bytes(cost.bytes)} take the disk {cost.transfer_seconds:.3g} s, computing them again {cost.compute_seconds:.3g} s, "

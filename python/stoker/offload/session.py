@@ -657,7 +657,8 @@ class Session:
         """planner.plan() of this session, by the recorded order once there is one. `step`: the row of the policy in use."""
         planes, setting, recorder = self.planes, self.setting(), self.pager.recorder
         recorded = max((order.uses for key, order in recorder.orders.items() if key[1] and key[2]), key=len, default=None)
-        made = planner.plan(setting, machine, compute_seconds, recorded, self.steps.sequence)
+        away = self.activations.away({block.name: block.index for block in self.blocks}) if self.activations is not None else None
+        made = planner.plan(setting, machine, compute_seconds, recorded, self.steps.sequence, away)
         if self.steps.policy != "auto":
             made |= {"policy": self.steps.policy, "reason": "as you asked"}
         made["step"] = made["steps"][made["policy"]]
