@@ -55,7 +55,8 @@ def offload(
     moments: how the optimizer's running means are kept: "exact" is float32; "bf16" and "8bit" are lossy and move 8 and 12 bytes a
     parameter less in a step with AdamW. They are rounded stochastically, the same way whatever the policy.
     activations: where goes what autograd saves in forward for backward. "keep": it stays in memory. "disk": to scratch files in `store`, by way of
-    a part of dram. "dram": to a part of dram (from a GPU, to host memory), and beyond that to scratch files. All give the same bits.
+    a part of dram. "dram": to a part of dram (from a GPU, to host memory), and beyond that to scratch files. "recompute": nowhere; repeated layers
+    keep their inputs and run again in backward. "auto": the disk or again, by layer, as measured. All give the same bits (docs/activations.md).
     snapshots: how many earlier steps opt.snapshot() can keep; each takes as much of the disk as all that a step changes.
 
     Raises OverBudget (naming the smallest budget that works), Mismatch (the store belongs to another model), Busy (in use),
