@@ -39,6 +39,7 @@ def offload(
     device_memory: int | str | None = None,
     moments: Literal["exact", "bf16", "8bit"] = "exact",
     activations: Literal["keep", "disk", "dram", "recompute", "auto"] = "keep",
+    activations_form: Literal["exact", "sparse", "bf16"] = "exact",
 ) -> tuple[nn.Module, OffloadedOptimizer]:
     """Moves the model's weights and the optimizer's state into `store`; training goes on with the returned pair as before.
 
@@ -57,6 +58,8 @@ def offload(
     activations: where goes what autograd saves in forward for backward. "keep": it stays in memory. "disk": to scratch files in `store`, by way of
     a part of dram. "dram": to a part of dram (from a GPU, to host memory), and beyond that to scratch files. "recompute": nowhere; repeated layers
     keep their inputs and run again in backward. "auto": the disk or again, by layer, as measured. All give the same bits (docs/activations.md).
+    activations_form: how they go. "sparse": masks as bits, and without zeros what is mostly zeros; the same bits. "bf16" is lossy: float32 ones
+    are rounded to bfloat16, and gradients are no longer those of a run in memory.
     snapshots: how many earlier steps opt.snapshot() can keep; each takes as much of the disk as all that a step changes.
 
     Raises OverBudget (naming the smallest budget that works), Mismatch (the store belongs to another model), Busy (in use),
@@ -95,7 +98,7 @@ def offload(
         if not holds_run and weights is None:
             _check_values(blocks)
         leave_meta_buffers(model, weights, recorded=holds_run)
-        how = Choices(policy, accumulate, snapshots, link, parse_bytes("device_memory", device_memory) if device_memory is not None else None, activations)
+        how = Choices(policy, accumulate, snapshots, link, parse_bytes("device_memory", device_memory) if device_memory is not None else None, activations, activations_form)
         session = Session(model, optimizer, runtime, blocks, algorithm, how)
         session.move()
         if holds_run:

@@ -32,6 +32,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from stoker.errors import OverBudget, StokerError
+from stoker.offload.build import Trimmer
+from stoker.offload.forms import Decode, encode
 from stoker.offload.ledger import Waits
 from stoker.offload.planes import MIB, Algorithm, Planes, Runtime, arena_bytes_for, divide, tile_elements_for
 from stoker.offload.planner import Away
@@ -50,10 +52,12 @@ TRIAL_BYTES = 64 * MIB
 
 
 class Entry:
-    """The bytes of one storage. `host` is their copy in memory, or the memory that they are being read into."""
+    """The bytes of one storage. `host` is their copy in memory, or the memory that they are being read into, in whole pages."""
 
     def __init__(self, storage: torch.UntypedStorage, version: int, block: str) -> None:
         self.size, self.version, self.block = storage.nbytes(), version, block
+        self.stored = self.size  # bytes in `host` and on the disk
+        self.decode: Decode | None = None  # what makes them the storage's, if they are in another form
         self.key = storage._cdata
         self.origin = StorageWeakRef(storage)  # while this is held no other storage has that key
         self.alive = self.origin  # the storage that uses find without a read, as long as somebody holds it
@@ -61,7 +65,6 @@ class Entry:
         self.piece: Piece | None = None
         self.landing: Any = None  # the event of the copy from another device to `host`
         self.reading: Any = None  # the future of the read into `host`
-        self.image: tuple[torch.Tensor, Any] | None = None  # on another device: the copy, and the event of its upload
         self.kept: torch.UntypedStorage | None = None  # the storage itself, where its bytes could not be kept elsewhere
         self.holders = self.unused = 0  # `Saved`s, and those of them that were not used in this round
         self.place = 0  # in the order of saving
@@ -106,24 +109,25 @@ class Activations:
     """Called under the session's lock by whoever runs forward or backward."""
 
     @staticmethod
-    def of(mode: str, runtime: Runtime, blocks: list[Block], algorithm: Algorithm, link: Link | None) -> Activations | None:
+    def of(mode: str, form: str, runtime: Runtime, blocks: list[Block], algorithm: Algorithm, link: Link | None) -> Activations | None:
         """None where nothing leaves memory."""
         if mode in ("keep", "recompute"):
             return None
         size = arena_bytes(mode, runtime, blocks, algorithm)
         clean(runtime.directories)
         device = torch.device("cpu") if link is None else link.device
-        return Activations(mode, runtime.core.arena(size) if size else None, Scratch(runtime.core, runtime.directories), device, link)
+        return Activations(mode, form, runtime.core.arena(size) if size else None, Scratch(runtime.core, runtime.directories), device, link)
 
-    def __init__(self, mode: str, arena: Any, scratch: Scratch, device: torch.device, link: Link | None) -> None:
+    def __init__(self, mode: str, form: str, arena: Any, scratch: Scratch, device: torch.device, link: Link | None) -> None:
         """arena: None where there is no memory for it."""
-        self.mode, self.arena, self.scratch, self.device, self.link = mode, arena, scratch, device, link
+        self.mode, self.form, self.arena, self.scratch, self.device, self.link = mode, form, arena, scratch, device, link
         self.arena_bytes = arena.size if arena is not None else 0
         self.waiting = Waits()  # the session's own, once it has one
         self.stays: Callable[[torch.Tensor], bool] = lambda tensor: False  # told of tensors that live on anyhow
         self.event: Callable[..., None] = lambda what, **details: None
         self.read_bytes = self.written_bytes = 0
         self.saved_bytes: Counter[str] = Counter()  # by block, in the forward under way or the last one
+        self.trimmer = Trimmer()
         self.choices: dict[str, str] = {}  # of "auto", by block
         self._last: Entry | None = None  # the newest
         self._known: dict[int, Entry] = {}  # by storage, the newest version
@@ -143,7 +147,7 @@ class Activations:
         entry = self._last
         while entry is not None:
             before = entry.before
-            if entry.holders == 0:  # a Ctrl-C came before its first `Saved` was made
+            if entry.holders == 0:  # a Ctrl-C, or an error, came before its first `Saved` was made
                 self._end(entry)
             entry = before
 
@@ -159,7 +163,7 @@ class Activations:
         if entry is None or entry.version != tensor._version:
             if self.stays(tensor):
                 return None
-            entry = self._keep(storage, tensor._version, block)
+            entry = self._keep(storage, tensor, block)
         return Saved(entry, tensor, self._gone)
 
     def _takes(self, tensor: torch.Tensor) -> bool:
@@ -172,28 +176,38 @@ class Activations:
             return False
         return torch._C._current_graph_task_id() == -1
 
-    def _keep(self, storage: torch.UntypedStorage, version: int, block: str) -> Entry:
-        entry = Entry(storage, version, block)
-        self.saved_bytes[block] += entry.size
+    def _keep(self, storage: torch.UntypedStorage, tensor: torch.Tensor, block: str) -> Entry:
+        entry = Entry(storage, tensor._version, block)
+        if self.link is None:
+            self.trimmer.freed(entry.size)
         flat = _bytes_of(storage)
-        entry.host = self._room(entry.size)
-        if entry.host is None:
+        formed = encode(self.form, tensor.dtype, flat)
+        if formed is not None:
+            flat, entry.decode = formed
+            entry.stored = flat.numel()
+        self.saved_bytes[block] += entry.stored
+        host = self._room(entry.stored)
+        self._append(entry, host)  # first: from here on its memory is not forgotten, whatever interrupts us
+        if host is None:
             self._keep_without_memory(entry, storage, flat)
         elif self.link is not None:
-            entry.landing = self.link.download(flat, entry.host)
+            entry.landing = self.link.download(flat, host[: entry.stored])
         else:
-            entry.host.copy_(flat)
+            host[: entry.stored].copy_(flat)
         self._known[entry.key] = entry
-        entry.before, self._last = self._last, entry
-        entry.place = entry.before.place + 1 if entry.before is not None else 0
-        if entry.before is not None:
-            entry.before.after = entry
-        if entry.host is not None:
-            self._resident[entry] = None
-            if self.mode != "dram":
-                self._unwritten.append(entry)
-                self._write_landed()
+        if host is not None and self.mode != "dram":
+            self._unwritten.append(entry)
+            self._write_landed()
         return entry
+
+    def _append(self, entry: Entry, host: torch.Tensor | None) -> None:
+        entry.before, self._last = self._last, entry
+        if entry.before is not None:
+            entry.place = entry.before.place + 1
+            entry.before.after = entry
+        if host is not None:
+            entry.host = host
+            self._resident[entry] = None
 
     def _keep_without_memory(self, entry: Entry, storage: torch.UntypedStorage, flat: torch.Tensor) -> None:
         """Writes from the storage itself, and waits: nobody may change it meanwhile. Where that cannot be, it stays."""
@@ -217,11 +231,11 @@ class Activations:
 
     def _write(self, entry: Entry, flat: torch.Tensor, priority: str = "write_back") -> bool:
         try:
-            entry.piece = self.scratch.write(flat.data_ptr(), entry.size, priority)
+            entry.piece = self.scratch.write(flat.data_ptr(), flat.numel(), priority)
         except (StokerError, OSError) as error:
             self._warn(error)
             return False
-        self.written_bytes += entry.size
+        self.written_bytes += entry.stored
         return True
 
     def _failed(self, entry: Entry) -> None:
@@ -247,6 +261,8 @@ class Activations:
         storage = entry.kept or _living(entry)
         if storage is None:
             storage = self._bring(entry)
+        if self.link is None:
+            self.trimmer.freed(entry.size)
         tensor = torch.empty(0, dtype=saved.dtype, device=self.device).set_(storage, saved.offset, saved.size, saved.stride)
         if saved.used_in != entry.round:
             saved.used_in = entry.round
@@ -258,23 +274,26 @@ class Activations:
     def _bring(self, entry: Entry) -> torch.UntypedStorage:
         """The bytes, in memory again; waits for them if need be."""
         if entry.host is None:
-            host = self._room(entry.size, before=entry)
-            self._read(entry, host if host is not None else self._room(entry.size), "demand")
+            host = self._room(entry.stored, before=entry)
+            self._read(entry, host if host is not None else self._room(entry.stored), "demand")
         self._read_ahead(entry)
         if entry.reading is not None:
             self._finish(entry)
-        bytes_ = entry.host if self.link is None else self._to_device(entry)
-        entry.alive = StorageWeakRef(bytes_.untyped_storage())
-        return bytes_.untyped_storage()
+        flat = entry.host if self.link is None else self._to_device(entry)
+        if entry.decode is not None:
+            flat = entry.decode(flat[: entry.stored])
+        entry.alive = StorageWeakRef(flat.untyped_storage())
+        return flat.untyped_storage()
 
     def _read(self, entry: Entry, host: torch.Tensor | None, priority: str) -> None:
-        entry.host = host if host is not None else torch.empty(entry.size, dtype=torch.uint8)
+        entry.reading = _BEGINNING  # before there is memory: a Ctrl-C must not make it look read, nor free it
+        entry.host = host if host is not None else torch.empty(entry.piece.size, dtype=torch.uint8)
         try:
             entry.reading = self.scratch.read(entry.piece, entry.host.data_ptr(), priority)
-        except BaseException:
-            entry.host = None
+        except StokerError:  # nothing was started
+            entry.host = entry.reading = None
             raise
-        self.read_bytes += entry.size
+        self.read_bytes += entry.stored
         self._resident[entry] = None
         entry.round += 1
         entry.unused = entry.holders
@@ -282,15 +301,15 @@ class Activations:
     def _read_ahead(self, entry: Entry) -> None:
         if self.arena is None:
             return
-        budget = min(self.arena.size, max(AHEAD_BYTES, 4 * entry.size))
+        budget = min(self.arena.size, max(AHEAD_BYTES, 4 * entry.stored))
         ahead = entry.before
         while ahead is not None and budget > 0:
             if ahead.host is None and ahead.written and ahead.kept is None and _living(ahead) is None:
-                host = self._room(ahead.size, before=ahead, wait=False)
+                host = self._room(ahead.stored, before=ahead, wait=False)
                 if host is None:
                     return
                 self._read(ahead, host, "prefetch")
-            budget -= ahead.size
+            budget -= ahead.stored
             ahead = ahead.before
 
     def _finish(self, entry: Entry) -> None:
@@ -298,9 +317,10 @@ class Activations:
             with self.waiting("activations"):
                 entry.reading.wait()
         except StokerError as error:
-            self._drop(entry)
+            if entry.reading is not _BEGINNING:
+                self._drop(entry)
             raise type(error)(
-                f"{entry.size} bytes of activations of {entry.block or 'the model'} cannot be read back: {error}; this backward cannot be finished, and the last "
+                f"{entry.stored} bytes of activations of {entry.block or 'the model'} cannot be read back: {error}; this backward cannot be finished, and the last "
                 "committed step is whole: drop the gradients with opt.zero_grad() and do the step again"
             ) from error
         entry.reading = None
@@ -309,8 +329,8 @@ class Activations:
         if entry.landing is not None:
             self.link.wait(entry.landing)
             entry.landing = None
-        image = self.link.empty(entry.size)
-        uploaded = self.link.upload(entry.host, image)
+        image = self.link.empty(entry.stored)
+        uploaded = self.link.upload(entry.host[: entry.stored], image)
         self._uploads.append((uploaded, entry.host))
         self.link.join(image, uploaded)
         return image
@@ -328,7 +348,7 @@ class Activations:
             return None
         while True:
             try:
-                return Planes.storage(self.arena.take(size))[:size]
+                return Planes.storage(self.arena.take(size))
             except OverBudget:
                 if self._give_way(before) or (self._forget_uploads() if wait else False):
                     continue
@@ -359,7 +379,7 @@ class Activations:
                         self.link.wait(entry.landing)
                     if not self._write(entry, entry.host):
                         return False
-                size -= entry.size
+                size -= entry.stored
         elif self.link is not None and self._unwritten and self._unwritten[0].landing is not None:
             self.link.wait(self._unwritten[0].landing)
             self._write_landed()
@@ -436,7 +456,7 @@ class Activations:
 
     def told(self) -> dict[str, Any]:
         """For the plan: bytes by block, as the last forward saved them."""
-        return {"mode": self.mode, "bytes": dict(self.saved_bytes), "choices": dict(self.choices)}
+        return {"mode": self.mode, "form": self.form, "bytes": dict(self.saved_bytes), "choices": dict(self.choices)}
 
     def away(self, index: dict[str, int]) -> Away:
         """What the last forward moved, for the planner. What is saved outside of blocks is left out. `index`: of blocks by name."""
@@ -490,6 +510,21 @@ class Activations:
         self._unwritten.clear()
         self.scratch.close()
         self.arena = None
+
+
+class _Beginning:
+    """Stands for the future of a read that is being started; for ever, where a Ctrl-C kept it from us."""
+
+    @staticmethod
+    def ready() -> bool:
+        return False
+
+    @staticmethod
+    def wait() -> None:
+        raise StokerError("reading them was interrupted")
+
+
+_BEGINNING = _Beginning()
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

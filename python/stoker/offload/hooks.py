@@ -188,12 +188,12 @@ class Hooks:
 
     def _top_is_foreign(self) -> bool:
         top = _autograd._top_saved_tensors_default_hooks(False)
-        return top is None or not isinstance(top[0], _Pack)
+        return top is None or not isinstance(top[0], _Pack) or top[0].hooks is not self
 
     def saves_here(self) -> bool:
         """Whether what autograd saves now comes to us, and to nobody outside."""
         top = _autograd._top_saved_tensors_default_hooks(False)
-        return top is not None and isinstance(top[0], _Pack) and top[0].outer is None
+        return top is not None and isinstance(top[0], _Pack) and top[0].hooks is self and top[0].outer is None
 
     # -- saved tensors -----------------------------------------------------------------------------------------------
 

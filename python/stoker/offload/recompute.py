@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from stoker._core import human_bytes
 from stoker.offload.blocks import repeated_layers
+from stoker.offload.build import trim
 from stoker.offload.compiled import in_place
 from stoker.offload.ledger import Waits
 
@@ -64,6 +65,7 @@ class Recomputed:
                 warnings.warn(f"layer {self.block.name} is not computed again: it adds to a cache of keys and values; switch that off for training (use_cache=False)", stacklevel=2)
             return self._forward(*args, **named)
         if self.on:
+            trim()  # what the layer before it computed and freed
             return checkpoint(lambda *inputs: self._run(inputs, named), *args, use_reentrant=False)
         self.input_bytes = sum(tensor.untyped_storage().nbytes() for tensor in args if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided)
         started, waited = time.perf_counter(), sum(self._waiting.seconds.values())
@@ -73,6 +75,8 @@ class Recomputed:
 
     def _run(self, args: tuple, named: dict) -> Any:
         again = torch._C._current_graph_task_id() != -1
+        if again:
+            trim()
         with _unchanged(self._module) if again else contextlib.nullcontext():
             self.hooks.enter(self._module, self.block)
             out = None

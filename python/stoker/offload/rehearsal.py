@@ -353,7 +353,7 @@ class CountedActivations:
         clock = self._session.clock
         first, self._backward = not self._backward, True
         room = self._memory
-        for ahead in reversed(self._order):
+        for ahead in reversed(self._order[: self._order.index(block) + 1]):
             size = self._saved[ahead]
             room -= size
             if room < 0 and ahead != block:

@@ -15,7 +15,8 @@ class Version:
     def __init__(self, tensor: torch.Tensor, counter: torch.Tensor) -> None:
         """`counter`: a tensor that shares the version counter."""
         self._counter, self._number = counter, tensor._version
-        self._dtype, self._size = tensor.type(), list(tensor.shape)
+        plain = type(tensor) is torch.Tensor and not tensor.is_nested
+        self._dtype, self._size = (tensor.type(), list(tensor.shape)) if plain else (type(tensor).__name__, "")
         self._made_by = (tensor.grad_fn.name(), tensor.output_nr) if tensor.grad_fn is not None else None
 
     @staticmethod

@@ -28,6 +28,7 @@ from stoker.offload.activations import MODES, Activations
 from stoker.offload.blocks import Block, Param, Unit, difference, signature
 from stoker.offload.compiled import plain
 from stoker.offload.device import DeviceGradients, DevicePager
+from stoker.offload.forms import FORMS
 from stoker.offload.gradients import Gradients
 from stoker.offload.hooks import Hooks
 from stoker.offload.ledger import Ledger
@@ -77,6 +78,7 @@ class Choices:
     link: Link | None = None  # the way to the device on which the model computes, if that is not the CPU
     device_memory: int | None = None  # cap on weights there, bytes
     activations: str = "keep"  # where what autograd saves goes (activations.py)
+    activations_form: str = "exact"  # and how (forms.py)
 
 
 class Session:
@@ -88,6 +90,8 @@ class Session:
             raise InvalidArgument(f"policy {policy!r} is not one of {', '.join(POLICIES)}")
         if how.activations not in MODES:
             raise InvalidArgument(f"activations {how.activations!r} is not one of {', '.join(MODES)}")
+        if how.activations_form not in FORMS:
+            raise InvalidArgument(f"activations_form {how.activations_form!r} is not one of {', '.join(FORMS)}")
         self.model, self.blocks, self.algorithm = model, blocks, algorithm
         self.runtime = runtime
         self.lock = threading.RLock()
@@ -114,7 +118,7 @@ class Session:
         self.params = sorted((p for b in blocks for p in b.params), key=lambda p: p.index)
         self.by_tensor = {p.tensor: p for p in self.params}
         self._group_of = {param: group for group in original.param_groups for param in group["params"]}
-        self.activations = Activations.of(how.activations, runtime, blocks, algorithm, link)  # takes its memory first: planes divide the rest
+        self.activations = Activations.of(how.activations, how.activations_form, runtime, blocks, algorithm, link)  # takes its memory first: planes divide the rest
         self.planes = Planes(runtime, blocks, algorithm)
         self.link = link
         lookahead_bytes = max(self.planes.layout.working, 32 * MIB)
