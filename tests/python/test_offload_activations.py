@@ -296,6 +296,36 @@ def test_a_change_in_place_is_torchs_error(offload, mode):
     nothing_left(opt)
 
 
+class Spoils(torch.autograd.Function):
+    """Changes in backward what it saved."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 3
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0].mul_(2)
+
+
+@pytest.mark.parametrize("size", [0, 2 * MIB])
+def test_a_backward_that_changes_what_others_saved_is_torchs_error(offload, monkeypatch, size):
+    class Layer(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x).exp()
+            return Spoils.apply(y.sin()) + Spoils.apply(y)
+
+    monkeypatch.setattr(activations, "arena_bytes", lambda *_: size)
+    x = torch.randn(64, 64)
+    with pytest.raises(RuntimeError) as theirs:
+        nn.Sequential(Layer(64, 64), Layer(64, 64))(x).sum().backward()
+    model, opt = offload(nn.Sequential(Layer(64, 64), Layer(64, 64)))
+    with pytest.raises(RuntimeError) as ours:
+        model(x).sum().backward()
+    assert str(ours.value) == str(theirs.value) and "inplace" in str(ours.value)
+
+
 @pytest.mark.parametrize("mode", AWAY)
 def test_graphs_without_a_backward_leave_nothing(offload, mode):
     model, opt = offload(tiny(), activations=mode)

@@ -269,7 +269,7 @@ class Activations:
             entry.unused -= 1
         if entry.unused <= 0:
             self._let_go(entry)
-        return tensor
+        return saved.version.of(tensor)
 
     def _bring(self, entry: Entry) -> torch.UntypedStorage:
         """The bytes, in memory again; waits for them if need be."""

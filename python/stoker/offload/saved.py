@@ -26,6 +26,12 @@ class Version:
         counter.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         return Version(tensor, counter)
 
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor`, sharing the version counter: a backward that changes what it saved is found out by the others that saved it."""
+        shared = self._counter.detach()
+        shared.data = tensor
+        return shared
+
     def check(self) -> None:
         """RuntimeError, in torch's words, if it was."""
         now = self._counter._version
