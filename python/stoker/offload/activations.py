@@ -45,7 +45,9 @@ if TYPE_CHECKING:
     from stoker.offload.link import Link
 
 MODES = ("keep", "disk", "dram", "recompute", "auto")
-LEAST_BYTES = MIB  # smaller storages stay: a transfer costs about as much as so many bytes, and all of them together are little
+# Smaller storages stay. Whatever its size one costs about 60 us of processor time, there and back (measured); from here on that is less
+# than a tenth of what its bytes take a disk of 3 GB/s.
+LEAST_BYTES = MIB
 WHOLE = 8  # a storage larger than its view by more than this is somebody's pool, and stays
 AHEAD_BYTES = 64 * MIB  # how far reading ahead goes, at least
 TRIAL_BYTES = 64 * MIB
