@@ -68,6 +68,14 @@ def test_lora(trained, tmp_path):
             assert not torch.allclose(adapted(tokens).logits, there, atol=1e-4)
 
 
+def test_activations(tmp_path):
+    text = run("activations.py", tmp_path, "--layers", 3, "--steps", 4, "--dram", "48MiB")
+    kept = {mode: (int(left), int(written)) for mode, left, written in re.findall(r"^(\w+): (\d) of 3 layers' activations in memory, (\d+) bytes written", text, re.M)}
+    assert kept["keep"] == (3, 0) and kept["disk"][0] == kept["dram"][0] == kept["recompute"][0] == 0
+    assert kept["disk"][1] > 3 * 64 * 64 * 1024 * 4 and kept["recompute"][1] == 0
+    assert text.endswith("the same losses\n")
+
+
 def test_finetuning_a_pretrained_model(tmp_path):
     """The encoder's weights go from the package's file into the store; the losses are those of the model in memory, also across a restart."""
     pytest.importorskip("accelerate")

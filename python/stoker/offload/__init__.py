@@ -38,6 +38,8 @@ def offload(
     device: str | torch.device | None = None,
     device_memory: int | str | None = None,
     moments: Literal["exact", "bf16", "8bit"] = "exact",
+    activations: Literal["keep", "disk", "dram", "recompute", "auto"] = "keep",
+    activations_form: Literal["exact", "sparse", "bf16"] = "exact",
 ) -> tuple[nn.Module, OffloadedOptimizer]:
     """Moves the model's weights and the optimizer's state into `store`; training goes on with the returned pair as before.
 
@@ -53,6 +55,11 @@ def offload(
     device_memory: cap in bytes, or "8GiB", on weights on that device; default: what one use needs and as much fetched ahead.
     moments: how the optimizer's running means are kept: "exact" is float32; "bf16" and "8bit" are lossy and move 8 and 12 bytes a
     parameter less in a step with AdamW. They are rounded stochastically, the same way whatever the policy.
+    activations: where goes what autograd saves in forward for backward. "keep": it stays in memory. "disk": to scratch files in `store`, by way of
+    a part of dram. "dram": to a part of dram (from a GPU, to host memory), and beyond that to scratch files. "recompute": nowhere; repeated layers
+    keep their inputs and run again in backward. "auto": the disk or again, by layer, as measured. All give the same bits (docs/activations.md).
+    activations_form: how they go. "sparse": masks as bits, and without zeros what is mostly zeros; the same bits. "bf16" is lossy: float32 ones
+    are rounded to bfloat16, and gradients are no longer those of a run in memory.
     snapshots: how many earlier steps opt.snapshot() can keep; each takes as much of the disk as all that a step changes.
 
     Raises OverBudget (naming the smallest budget that works), Mismatch (the store belongs to another model), Busy (in use),
@@ -91,7 +98,7 @@ def offload(
         if not holds_run and weights is None:
             _check_values(blocks)
         leave_meta_buffers(model, weights, recorded=holds_run)
-        how = Choices(policy, accumulate, snapshots, link, parse_bytes("device_memory", device_memory) if device_memory is not None else None)
+        how = Choices(policy, accumulate, snapshots, link, parse_bytes("device_memory", device_memory) if device_memory is not None else None, activations, activations_form)
         session = Session(model, optimizer, runtime, blocks, algorithm, how)
         session.move()
         if holds_run:

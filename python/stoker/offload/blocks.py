@@ -92,6 +92,10 @@ def _repeated(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return found
 
 
+def repeated_layers(model: nn.Module) -> list[nn.Module]:
+    return [layer for _, layer in _repeated(model)]
+
+
 def _users(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
     """(module, name, user): `user` reads the parameters of `module`, which lies inside it, without calling that."""
     for name, module in model.named_modules():

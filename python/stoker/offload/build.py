@@ -202,6 +202,21 @@ def trim() -> None:
         libc.malloc_trim(0)
 
 
+class Trimmer:
+    """Calls trim() now and then: once so many bytes were freed that the heap, being fragmented, may not use again by itself."""
+
+    BYTES = 64 << 20
+
+    def __init__(self) -> None:
+        self._freed = 0
+
+    def freed(self, size: int) -> None:
+        self._freed += size
+        if self._freed >= self.BYTES:
+            self._freed = 0
+            trim()
+
+
 def leave_meta(blocks: list[Block]) -> None:
     """Parameters on the meta device become ones of the CPU that hold nothing yet; who has them keeps them."""
     for param in (param for block in blocks for param in block.params):

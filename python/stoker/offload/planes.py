@@ -157,12 +157,10 @@ class Runtime:
         """Opens the store, or makes one with `capacity_bytes` where there is none."""
         self.path = store
         self.dram_bytes = dram_bytes
-        self.directory = store.removeprefix("local:").split(",")[0]
-        if not store.startswith("memory:"):
-            for directory in store.removeprefix("local:").split(","):
-                os.makedirs(directory, exist_ok=True)
-        else:
-            self.directory = None
+        self.directories = [] if store.startswith("memory:") else store.removeprefix("local:").split(",")
+        self.directory = self.directories[0] if self.directories else None
+        for directory in self.directories:
+            os.makedirs(directory, exist_ok=True)
         self.core = _core.Runtime(threads=torch.get_num_threads(), budget_bytes=dram_bytes)
         self.store = self.core.open_store(store, create=True, capacity_bytes=capacity_bytes, holder=holder())
 

@@ -24,9 +24,11 @@ from stoker.errors import InvalidArgument, Mismatch, StokerError
 from stoker.offload import optimizer as front
 from stoker.offload import planner, record
 from stoker.offload.access import refuse_state_dict
+from stoker.offload.activations import MODES, Activations
 from stoker.offload.blocks import Block, Param, Unit, difference, signature
 from stoker.offload.compiled import plain
 from stoker.offload.device import DeviceGradients, DevicePager
+from stoker.offload.forms import FORMS
 from stoker.offload.gradients import Gradients
 from stoker.offload.hooks import Hooks
 from stoker.offload.ledger import Ledger
@@ -35,6 +37,7 @@ from stoker.offload.machine import Machine
 from stoker.offload.pager import Pager
 from stoker.offload.planes import MIB, Algorithm, Planes, Runtime, put, read_range, write_range
 from stoker.offload.planner import Setting
+from stoker.offload.recompute import Auto, Recomputed, layers_of
 from stoker.offload.snapshots import Snapshots
 from stoker.offload.steps import Steps
 from stoker.offload.trace import StepTrace
@@ -75,15 +78,21 @@ class Choices:
     snapshots: int = 0  # how many earlier steps may be kept
     link: Link | None = None  # the way to the device on which the model computes, if that is not the CPU
     device_memory: int | None = None  # cap on weights there, bytes
+    activations: str = "keep"  # where what autograd saves goes (activations.py)
+    activations_form: str = "exact"  # and how (forms.py)
 
 
 class Session:
     """Made by stoker.offload(); everything the OffloadedOptimizer does goes through here."""
 
     def __init__(self, model: nn.Module, original: torch.optim.Optimizer, runtime: Runtime, blocks: list[Block], algorithm: Algorithm, how: Choices) -> None:
-        policy, link = how.policy, how.link
+        policy, link, self.how = how.policy, how.link, how
         if policy not in POLICIES:
             raise InvalidArgument(f"policy {policy!r} is not one of {', '.join(POLICIES)}")
+        if how.activations not in MODES:
+            raise InvalidArgument(f"activations {how.activations!r} is not one of {', '.join(MODES)}")
+        if how.activations_form not in FORMS:
+            raise InvalidArgument(f"activations_form {how.activations_form!r} is not one of {', '.join(FORMS)}")
         self.model, self.blocks, self.algorithm = model, blocks, algorithm
         self.runtime = runtime
         self.lock = threading.RLock()
@@ -105,9 +114,12 @@ class Session:
         self.access: list = []  # handles of access.py's hooks
         self.loading: Any = None  # access.py's Loading: a load_state_dict() of the model that may be under way
         self.hooks: Hooks | None = None  # once the model trains out of the store
+        self.layers: list[Recomputed] = []  # those that may be computed again
+        self._auto: Auto | None = None
         self.params = sorted((p for b in blocks for p in b.params), key=lambda p: p.index)
         self.by_tensor = {p.tensor: p for p in self.params}
         self._group_of = {param: group for group in original.param_groups for param in group["params"]}
+        self.activations = Activations.of(how.activations, how.activations_form, runtime, blocks, algorithm, link)  # takes its memory first: planes divide the rest
         self.planes = Planes(runtime, blocks, algorithm)
         self.link = link
         lookahead_bytes = max(self.planes.layout.working, 32 * MIB)
@@ -124,6 +136,8 @@ class Session:
         self.pager.updates = self.steps
         self.ledger.waiting.arithmetic = lambda: self.planes.session.arithmetic_seconds() if self.planes.session else 0.0
         self.pager.waiting = self.steps.waiting = self.gradients.waiting = self.ledger.waiting
+        if self.activations is not None:
+            self.activations.waiting, self.activations.event, self.activations.stays = self.ledger.waiting, self.ledger.event, self._stays
         self.snapshots = Snapshots(self, how.snapshots)
         self._requires_grad = {p: p.tensor.requires_grad for p in self.params}
 
@@ -210,6 +224,8 @@ class Session:
         """What is not paged goes to the device that computes, and host memory is made ready for copies. Before anything is stored."""
         if self.link is not None:
             self.link.pin(self.planes.arena)
+            if self.activations is not None and self.activations.arena is not None:
+                self.link.pin(self.activations.arena)
         for module in self.model.modules():
             for name, buffer in module._buffers.items():
                 module._buffers[name] = buffer.to(self.pager.device) if buffer is not None else None
@@ -219,7 +235,13 @@ class Session:
         for block in self.blocks:
             if block.pinned:
                 self.pager.fetch(block)
-        self.hooks = Hooks(self.model, self.pager, self._call_begins, self._pinned, self.lock)
+        if self.how.activations in ("recompute", "auto"):
+            self.layers = layers_of(self.model, self.blocks, self.ledger.waiting, on=self.activations is None)
+            if self.activations is not None:
+                self._auto = Auto(self.layers, self.activations, self.ledger.event)
+        self.hooks = Hooks(self.model, self.pager, self._call_begins, self._pinned, self.lock, self.activations)
+        for layer in self.layers:
+            layer.hooks = self.hooks
         self.volumes = Shares(self.planes.store)
         self.ledger.start(self.counters())
 
@@ -240,10 +262,19 @@ class Session:
         recorder.begin(key)
         self.pager.current = None
         self._check_unchanged(grad=key[2])
+        if key[2] and key[1] and self._auto is not None:
+            self._auto.call(self.plan, self.ledger.last)
+        if key[2] and self.activations is not None:
+            self.activations.call()
         if key[2] and key[1]:
             self.gradients.call()
             self.steps.call_begins()
         self.pager.prefetch()
+
+    def _stays(self, tensor: torch.Tensor) -> bool:
+        """Whether the model holds this tensor's storage anyhow."""
+        key = tensor.untyped_storage()._cdata
+        return tensor.grad_fn is None and any(buffer.untyped_storage()._cdata == key for buffer in self.model.buffers())
 
     def _pinned(self, param: Param) -> None:
         self.ledger.event("pinned", step=self.step_count, block=param.unit.block.name, parameter=param.name)
@@ -295,6 +326,8 @@ class Session:
                 raise
             self._resumed_groups = []
             self._capture_sources()
+            if self.activations is not None:
+                self.activations.sweep()
             if self.ledger.last is not None and policy != self.ledger.last["policy"]:
                 self.ledger.event("policy", step=self.step_count, policy=policy, reason=reason)
             volume_bytes, told = self.volumes.step()
@@ -448,6 +481,8 @@ class Session:
         self._closed = True
         if self.hooks is not None:
             self.hooks.remove()
+        for layer in self.layers:
+            layer.remove()
         for handle in self.access:
             handle.remove()
         for param in self.params:
@@ -456,6 +491,8 @@ class Session:
         try:
             self.gradients.remove()
             self.pager.clear()
+            if self.activations is not None:
+                self.activations.close()
             if self.link is not None:
                 self.link.unpin()
         finally:  # also where the device does not answer any more
@@ -610,9 +647,11 @@ class Session:
 
     def counters(self) -> dict[str, Any]:
         core = self.planes.session.counters()
+        activations = self.activations
+        moved = (activations.read_bytes, activations.written_bytes) if activations is not None else (0, 0)
         return {
-            "read_bytes": core["read_bytes"],
-            "written_bytes": core["written_bytes"],
+            "read_bytes": {**core["read_bytes"], "activations": moved[0]},
+            "written_bytes": {**core["written_bytes"], "activations": moved[1]},
             "stall_seconds": dict(self.ledger.waiting.seconds),
             "kept": self.steps.kept,
             "redone": self.steps.redone,
@@ -627,11 +666,15 @@ class Session:
         """planner.plan() of this session, by the recorded order once there is one. `step`: the row of the policy in use."""
         planes, setting, recorder = self.planes, self.setting(), self.pager.recorder
         recorded = max((order.uses for key, order in recorder.orders.items() if key[1] and key[2]), key=len, default=None)
-        made = planner.plan(setting, machine, compute_seconds, recorded, self.steps.sequence)
+        away = self.activations.away({block.name: block.index for block in self.blocks}) if self.activations is not None else None
+        made = planner.plan(setting, machine, compute_seconds, recorded, self.steps.sequence, away)
         if self.steps.policy != "auto":
             made |= {"policy": self.steps.policy, "reason": "as you asked"}
         made["step"] = made["steps"][made["policy"]]
         made["dram"] |= {"cap": planes.dram_bytes, "pages": planes.arena.pages}
+        if self.activations is not None:
+            made["activations"] = self.activations.told()
+            made["dram"]["activations"] = self.activations.arena_bytes
         return made
 
 

@@ -1,0 +1,177 @@
+"""Recompute: a layer keeps its inputs, and what else it would save is computed again in backward, by torch's own checkpoint().
+
+A layer is one that repeats (blocks.py). The second time it runs under our hooks like the first, with the random state and the autocast of
+then; buffers that it changed (running means) are as they were before. With "recompute" every layer does so; with "auto" those for
+which the plan says that the disk would take longer than they do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import time
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from stoker._core import human_bytes
+from stoker.offload.blocks import repeated_layers
+from stoker.offload.build import trim
+from stoker.offload.compiled import in_place
+from stoker.offload.ledger import Waits
+
+if TYPE_CHECKING:
+    from stoker.offload.activations import Activations
+    from stoker.offload.blocks import Block
+    from stoker.offload.hooks import Hooks
+
+
+class Recomputed:
+    """Stands in for a layer's forward (or for what module.compile() made of it)."""
+
+    hooks: Hooks  # set once there are any: they go around this
+
+    def __init__(self, module: nn.Module, block: Block, waiting: Waits, on: bool) -> None:
+        self.block, self.on = block, on
+        self.seconds = float("inf")  # the shortest forward, without what it waited for
+        self.input_bytes = 0
+        self._module, self._waiting = module, waiting
+        self._own = "forward" in vars(module)  # not its class's
+        if in_place(module):
+            self._forward, module._compiled_call_impl = module._compiled_call_impl, self
+        else:
+            self._forward, vars(module)["forward"] = module.forward, self
+
+    def remove(self) -> None:
+        if vars(self._module).get("forward") is self:
+            del vars(self._module)["forward"]
+            if self._own:
+                vars(self._module)["forward"] = self._forward
+        elif self._module._compiled_call_impl is self:
+            self._module._compiled_call_impl = self._forward
+
+    def __deepcopy__(self, memo: dict) -> Callable:
+        return copy.deepcopy(self._forward, memo)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled() or not self.hooks.saves_here() or torch._C._current_graph_task_id() != -1:
+            return self._forward(*args, **named)  # nothing is saved, or somebody else sees to it
+        if _fills_a_cache(args, named):
+            if self.on and self._module.training:
+                warnings.warn(f"layer {self.block.name} is not computed again: it adds to a cache of keys and values; switch that off for training (use_cache=False)", stacklevel=2)
+            return self._forward(*args, **named)
+        if self.on:
+            trim()  # what the layer before it computed and freed
+            return checkpoint(lambda *inputs: self._run(inputs, named), *args, use_reentrant=False)
+        self.input_bytes = sum(tensor.untyped_storage().nbytes() for tensor in args if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided)
+        started, waited = time.perf_counter(), sum(self._waiting.seconds.values())
+        out = self._forward(*args, **named)
+        self.seconds = min(self.seconds, time.perf_counter() - started - (sum(self._waiting.seconds.values()) - waited))
+        return out
+
+    def _run(self, args: tuple, named: dict) -> Any:
+        again = torch._C._current_graph_task_id() != -1
+        if again:
+            trim()
+        with _unchanged(self._module) if again else contextlib.nullcontext():
+            self.hooks.enter(self._module, self.block)
+            out = None
+            try:
+                out = self._forward(*args, **named)
+                return out
+            finally:
+                self.hooks.exit(self._module, out)
+
+
+def layers_of(model: nn.Module, blocks: list[Block], waiting: Waits, on: bool) -> list[Recomputed]:
+    """Every repeated layer that is a block."""
+    homes = {module: block for block in blocks for module in block.modules}
+    return [Recomputed(layer, homes[layer], waiting, on) for layer in repeated_layers(model) if layer in homes]
+
+
+def _fills_a_cache(args: tuple, named: dict) -> bool:
+    """Whether the layer is given keys and values to add to: twice would be once too often."""
+    return any(type(value).__name__.endswith("Cache") for value in (*args, *named.values()))
+
+
+@contextlib.contextmanager
+def _unchanged(module: nn.Module) -> Iterator[None]:
+    """Puts the module's buffers back as they were."""
+    before = [(each, name, buffer, buffer.clone()) for each in module.modules() for name, buffer in each._buffers.items() if buffer is not None]
+    try:
+        yield
+    finally:
+        for each, name, buffer, value in before:
+            each._buffers[name] = buffer
+            buffer.data.copy_(value)  # uncounted, as what saved it saw this value; batch_norm does not count its changes either
+
+
+class Auto:
+    """Chooses between the disk and computing again, layer by layer, after two steps in which everything went to the disk."""
+
+    MEASURED = 2
+
+    def __init__(self, layers: list[Recomputed], activations: Activations, event: Callable[..., None]) -> None:
+        self._layers, self._activations, self._event, self._calls = layers, activations, event, 0
+
+    def call(self, plan: Callable[[], dict[str, Any]], last: dict[str, Any] | None) -> None:
+        """A training forward begins. `last`: the ledger's newest row."""
+        if last is not None:
+            self._calls += 1
+        if self._calls == self.MEASURED + 1 and last is not None:
+            self._choose(plan()["step"], last)
+
+    def _choose(self, step: dict[str, Any], last: dict[str, Any]) -> None:
+        read, write = self._activations.rates()
+        saved = dict(self._activations.saved_bytes)
+        moved = sum(saved.values())
+        others = [sum(count for name, count in step[kind].items() if name != "activations") for kind in ("read_bytes", "written_bytes")]
+        disk = (others[0] + moved) / read + (others[1] + moved) / write
+        costs = []
+        for layer in self._layers:
+            if layer.seconds == float("inf"):
+                continue  # it never ran so that it could be computed again: it fills a cache, or the model checkpoints it
+            spared = max(0, saved.get(layer.block.name, 0) - layer.input_bytes)
+            costs.append(Cost(layer.block.name, spared, spared / read + spared / write, layer.seconds))
+        chosen = choose(costs, disk, last["compute_seconds"])
+        layers = {layer.block.name: layer for layer in self._layers}
+        for cost in costs:
+            layer = layers[cost.name]
+            layer.on = cost.name in chosen
+            why = chosen.get(cost.name) or (
+                f"{human_bytes(cost.bytes)} take the disk {cost.transfer_seconds:.3g} s, computing them again {cost.compute_seconds:.3g} s, "
+                f"and a step {disk:.3g} s of the disk beside {last['compute_seconds']:.3g} s of computing"
+            )
+            self._activations.choices[cost.name] = "recompute" if layer.on else "disk"
+            self._event("activations", block=cost.name, choice="recompute" if layer.on else "disk", reason=why)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a layer's activations cost in a step: on the disk, and computed again."""
+
+    name: str
+    bytes: int
+    transfer_seconds: float
+    compute_seconds: float
+
+
+def choose(layers: Iterable[Cost], disk: float, compute: float) -> dict[str, str]:
+    """The layers to be computed again, each with the reason. `disk`, `compute`: seconds of a step if all go to the disk. The disk works
+    beside the computation, so a step takes as long as the longer of the two: layers that save the disk most for their computation come
+    first, as long as that becomes shorter."""
+    chosen: dict[str, str] = {}
+    for layer in sorted(layers, key=lambda layer: layer.transfer_seconds / max(layer.compute_seconds, 1e-9), reverse=True):
+        after = max(disk - layer.transfer_seconds, compute + layer.compute_seconds)
+        if layer.transfer_seconds <= 0 or after >= max(disk, compute):
+            continue
+        chosen[layer.name] = (
+            f"{layer.compute_seconds:.3g} s of computing spare the disk {human_bytes(layer.bytes)} or {layer.transfer_seconds:.3g} s, "
+            f"while a step takes it {disk:.3g} s beside {compute:.3g} s of computing"
+        )
+        disk, compute = disk - layer.transfer_seconds, compute + layer.compute_seconds
+    return chosen
