@@ -11,6 +11,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import signal
 import tempfile
 import time
@@ -35,15 +36,16 @@ from stoker.offload.shared import SharedSteps
 
 LIMIT = 120  # seconds
 _servers = multiprocessing.get_context("forkserver")
-_servers.set_forkserver_preload(["fsdp_run"])
+_servers.set_forkserver_preload(["torch", "torch.distributed.fsdp", "stoker"])  # it does not see this folder
 
 
 class Group:
     """Processes that train together: start(), then finish(), or kill() in between. Each tells lines (JSON) in a file of its own."""
 
-    def __init__(self, folder: Path, world: int, work, **options) -> None:
+    def __init__(self, folder: Path, world: int, work, limit: float = 60, **options) -> None:
+        """limit: of the process group, seconds."""
         self.folder = Path(tempfile.mkdtemp(dir=folder, prefix="group-"))
-        self.processes = [_servers.Process(target=_in_process, args=(self.folder, rank, world, work, options)) for rank in range(world)]
+        self.processes = [_servers.Process(target=_in_process, args=(self.folder, rank, world, work, limit, options)) for rank in range(world)]
         for process in self.processes:
             process.start()
 
@@ -76,12 +78,22 @@ class Group:
         return [process.exitcode for process in self.processes]
 
 
-def _in_process(folder: Path, rank: int, world: int, work, options: dict) -> None:
+class Tell:
+    """Writes what a rank tells."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._told = open(file, "w", buffering=1)
+
+    def __call__(self, **what) -> None:
+        self._told.write(json.dumps(what) + "\n")
+
+
+def _in_process(folder: Path, rank: int, world: int, work, limit: float, options: dict) -> None:
     torch.set_num_threads(1)
-    told = open(folder / f"rank-{rank}", "w", buffering=1)
-    tell = lambda **what: told.write(json.dumps(what) + "\n")
+    tell = Tell(folder / f"rank-{rank}")
     try:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world, timeout=datetime.timedelta(seconds=60))
+        dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world, timeout=datetime.timedelta(seconds=limit))
         work(tell, rank, world, **options)
     except Exception as error:
         tell(error=type(error).__name__, text=str(error))
@@ -102,9 +114,9 @@ class Odd(Tiny):
         return super().forward(tokens) + self.odd(self.embed(tokens)).sum(-1, keepdim=True)
 
 
-def make(world: int, dtype: torch.dtype = torch.bfloat16, kind=Tiny, frozen: tuple = (), **options):
+def make(world: int, dtype: torch.dtype = torch.bfloat16, kind=Tiny, frozen: tuple = (), layers: int = 2, width: int = 32):
     torch.manual_seed(0)
-    model = kind(layers=2, width=32, **options).to(dtype)
+    model = kind(layers=layers, width=width).to(dtype)
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
     mesh = init_device_mesh("cpu", (world,))
@@ -189,8 +201,9 @@ class Growing:
 
 def train(tell, rank: int, world: int, store: str = "", steps: int = 6, faults=(), full=None, resume="auto", policy: str = "sync", **options) -> None:
     """A run that may be killed and goes on where it was. faults: see break_at; full: (rank, at) of a store that is full at a commit."""
+    dying = [each for _, where, _ in faults for each in (where if isinstance(where, tuple) else (where,))]
     for fault in faults:
-        break_at(*fault, rank)
+        break_at(*fault, rank, dying, os.path.join(os.path.dirname(tell.file), "faults"))
     model = make(world)
     opt = adamw(model)
     model, opt = stoker.offload(model, opt, store=store, dram="8MiB", resume=resume, policy=policy, **options)
@@ -227,17 +240,38 @@ def train(tell, rank: int, world: int, store: str = "", steps: int = 6, faults=(
 # -- faults -----------------------------------------------------------------------------------------------------------------
 
 
-def _die() -> None:
+def _die(rank: int, dying: list[int], folder: str) -> None:
+    """When all that are to die are where they shall: an earlier death might keep a later one from its place."""
+    os.makedirs(folder, exist_ok=True)
+    Path(folder, str(rank)).touch()
+    end = time.monotonic() + LIMIT
+    while not all(os.path.exists(f"{folder}/{each}") for each in dying) and time.monotonic() < end:
+        time.sleep(0.002)
+    time.sleep(0.05)  # the others see it too
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _hang(*_) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def smallest(model, store: str) -> str:
+    """The smallest budget, as the error names it."""
+    try:
+        stoker.offload(model, adamw(model), store=f"{store}-tried", dram="3MiB")
+    except stoker.errors.OverBudget as error:
+        return re.search(r'dram="(\d+MiB)"', str(error)).group(1)
+    raise AssertionError("3 MiB are enough")
 
 
 def compare(tell, rank: int, world: int, store: str, cases: list) -> None:
     """Each case: a run out of the store against the same one in memory, bit for bit."""
-    for index, (dtype, kind, frozen, policy, accumulate, clip, theirs) in enumerate(cases):
-        control, model = (make(world, dtype, kind, frozen) for _ in range(2))
+    for index, (dtype, kind, frozen, policy, accumulate, clip, theirs, size) in enumerate(cases):
+        control, model = (make(world, dtype, kind, frozen, **size) for _ in range(2))
         torch_adamw = adamw(control)
         theirs = torch_adamw if theirs == "torch" else Reference(torch_adamw)
-        model, opt = stoker.offload(model, adamw(model), store=f"{store}/{index}", dram="8MiB", policy=policy)
+        dram = "8MiB" if size == {} else smallest(model, f"{store}/{index}")
+        model, opt = stoker.offload(model, adamw(model), store=f"{store}/{index}", dram=dram, policy=policy)
         ranks = opt._session.agreement.ranks
         norms: dict = {}
         clips = {
@@ -322,7 +356,7 @@ def refuse(tell, rank: int, world: int, store: str = "") -> None:
     tell(end=digest(model), before=before)
 
 
-def break_at(point: str, where: int | tuple, at: int, rank: int) -> None:
+def break_at(point: str, where: int | tuple, at: int, rank: int, dying: list[int], folder: str) -> None:
     """Ends the process (or lets something fail) on the ranks `where` at a point, the at-th time it is passed."""
     if rank not in (where if isinstance(where, (tuple, list)) else (where,)):
         return
@@ -330,6 +364,7 @@ def break_at(point: str, where: int | tuple, at: int, rank: int) -> None:
         "before commit": (SharedSteps, "close", "before", _die),
         "behind commit": (SharedSteps, "close", "committed", _die),
         "before agreeing": (Agreement, "committed", "before", _die),
+        "hangs": (Agreement, "committed", "before", _hang),
         "behind agreeing": (Agreement, "keep", "before", _die),
         "behind keeping": (Agreement, "kept", "behind", _die),
         "before deciding": (SharedSteps, "_computed", "before", _die),
@@ -355,11 +390,11 @@ def break_at(point: str, where: int | tuple, at: int, rank: int) -> None:
                 return original(self, *args, **kwargs)
             raise stoker.errors.IoError("the disk is broken, says the test")
         if when == "before":
-            act()
+            act(rank, dying, folder)
         result = original(self, *args, **kwargs)
         if when == "committed":
             self.closing[1].wait()
-        act()
+        act(rank, dying, folder)
         return result
 
     setattr(kind, name, broken)

@@ -58,11 +58,11 @@ def whole(tmp_path_factory):
 def test_two_processes_train_as_in_memory(tmp_path):
     """With torch's own fused AdamW over the shards where it has a reference for us (float32, lengths that are multiples of 16), else with our kernels."""
     cases = [
-        (F32, fsdp_run.Tiny, (), "sync", 1, "torch", "torch"),
-        (F32, fsdp_run.Tiny, (), "speculate", 2, None, "torch"),
-        (BF16, fsdp_run.Tiny, (), "sync", 2, "torch", "kernels"),
-        (BF16, fsdp_run.Tiny, (), "speculate", 1, None, "kernels"),
-        (BF16, fsdp_run.Tiny, (), "auto", 2, "own", "kernels"),
+        (F32, fsdp_run.Tiny, (), "sync", 1, "torch", "torch", {}),
+        (F32, fsdp_run.Tiny, (), "speculate", 2, None, "torch", {}),
+        (BF16, fsdp_run.Tiny, (), "sync", 2, "torch", "kernels", {}),
+        (BF16, fsdp_run.Tiny, (), "speculate", 1, None, "kernels", {}),
+        (BF16, fsdp_run.Tiny, (), "auto", 2, "own", "kernels", {}),
     ]
     told = complete(Group(tmp_path, 2, fsdp_run.compare, store=str(tmp_path / "stores"), cases=cases))
     for lines in told:
@@ -70,12 +70,19 @@ def test_two_processes_train_as_in_memory(tmp_path):
         assert lines[1]["kept"] > 0 and lines[3]["kept"] > 0 and lines[3]["redone"] == 0  # updates ran during backward
 
 
+def test_under_the_smallest_budget(tmp_path):
+    """New weights that do not fit the arena go over the disk, and nothing else changes."""
+    cases = [(BF16, fsdp_run.Tiny, (), policy, 1, None, "kernels", {"layers": 8, "width": 160}) for policy in ("sync", "speculate")]
+    for lines in complete(Group(tmp_path, 2, fsdp_run.compare, store=str(tmp_path / "stores"), cases=cases)):
+        assert all(line["weights_read"] > 0 for line in lines if "case" in line)
+
+
 def test_four_processes_train_as_in_memory(tmp_path):
     """Also with shards of uneven lengths, empty ones, and frozen parameters."""
     cases = [
-        (BF16, fsdp_run.Odd, (), "sync", 1, "own", "kernels"),
-        (BF16, fsdp_run.Odd, ("layers.0.up.weight", "head.weight"), "speculate", 2, "torch", "kernels"),
-        (F32, fsdp_run.Odd, (), "auto", 1, None, "kernels"),
+        (BF16, fsdp_run.Odd, (), "sync", 1, "own", "kernels", {}),
+        (BF16, fsdp_run.Odd, ("layers.0.up.weight", "head.weight"), "speculate", 2, "torch", "kernels", {}),
+        (F32, fsdp_run.Odd, (), "auto", 1, None, "kernels", {}),
     ]
     complete(Group(tmp_path, 4, fsdp_run.compare, store=str(tmp_path / "stores"), cases=cases))
 
@@ -186,6 +193,18 @@ def test_what_fails_on_one_rank_is_raised_by_all(tmp_path, whole, point, at):
         assert [line["caught"] for line in caught] == ["IoError"], lines
         assert caught[0]["at"] == (3 if point == "update fails" else 1)
         assert caught[0]["text"] == ("" if rank == 0 else "rank 0: ") + "the disk is broken, says the test"
+    assert ends(told) == ends(whole(2, 8))
+
+
+def test_nobody_waits_for_ever_for_a_rank_that_hangs(tmp_path, whole):
+    group = Group(tmp_path, 2, fsdp_run.train, limit=5, store=f"{tmp_path}/store", steps=8, faults=[("hangs", 1, 3)])
+    group.processes[0].join(100)
+    group.kill(1)
+    told = group.finish()
+    assert (told[0][-1].get("error"), group.codes()) == ("RankLost", [1, KILLED])
+    assert "rank 0 does not hear from all other ranks any more" in told[0][-1]["text"] and "start them again with resume=True" in told[0][-1]["text"]
+    told = complete(Group(tmp_path, 2, fsdp_run.train, store=f"{tmp_path}/store", steps=8))
+    assert {lines[0]["at"] for lines in told} == {3}
     assert ends(told) == ends(whole(2, 8))
 
 
