@@ -24,6 +24,13 @@ WINDOW = 64
 CONFIG = LlamaConfig(vocab_size=256, hidden_size=64, intermediate_size=192, num_hidden_layers=4, num_attention_heads=4, max_position_embeddings=WINDOW)
 
 
+def meeting() -> dist.Store:
+    """Where the processes find each other. torchrun keeps it over restarts, and with it the addresses of those that ended: hence a
+    part of it for each attempt."""
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    return dist.PrefixStore(f"attempt-{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("out", type=Path)
@@ -35,8 +42,8 @@ def main() -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    rank = dist.get_rank()
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=meeting(), rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
 
     torch.manual_seed(0)  # the same weights everywhere, of which each rank keeps its shards
     model = LlamaForCausalLM(CONFIG).to(device, torch.bfloat16)

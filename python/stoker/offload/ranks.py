@@ -8,8 +8,10 @@ messages have a process group of their own, over gloo, which serves hosts whatev
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
+import secrets
 import sys
 from typing import Any, Callable, TypeVar
 
@@ -60,10 +62,14 @@ class Ranks:
 
     @staticmethod
     def _over(mesh: Any, device: torch.device) -> Ranks:
+        """A group over the ranks of the mesh. Not by new_group(): its names are those of the attempt before where torchrun has started the
+        processes again, whose addresses the store still knows."""
         distributed = torch.distributed
-        theirs = mesh.get_group()
-        group = distributed.new_group(distributed.get_process_group_ranks(theirs), timeout=_timeout(theirs, mesh.device_type), backend="gloo", use_local_synchronization=True)
-        return Ranks(group, distributed.get_rank(group), distributed.get_world_size(group), device)
+        theirs, rank, world = mesh.get_group(), mesh.get_local_rank(), mesh.size()
+        name = torch.tensor(secrets.randbits(62), device=mesh.device_type)
+        distributed.broadcast(name, group=theirs, group_src=0)
+        store = distributed.PrefixStore(f"stoker/{name.item():x}", distributed.distributed_c10d._get_default_store())
+        return Ranks(distributed.ProcessGroupGloo(store, rank, world, _timeout(theirs, mesh.device_type)), rank, world, device)
 
     def place(self, store: str) -> str:
         """Where this rank keeps its part: a folder of its own in each of the store's folders."""
@@ -130,7 +136,7 @@ class Ranks:
         mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         all_of_them = [torch.empty_like(mine) for _ in range(self.world)]
         try:
-            torch.distributed.all_gather(all_of_them, mine, group=self._group)
+            self._group.allgather([all_of_them], [mine]).wait()
         except RuntimeError as error:  # gloo: a connection was closed, or nothing came in time
             self._lost = f"rank {self.rank} does not hear from all other ranks any more ({str(error).splitlines()[0]})"
             raise self._gone() from error
@@ -147,8 +153,8 @@ def _of_rank(rank: int, name: str, text: str) -> StokerError:
     return kind(f"rank {rank}: {text}")
 
 
-def _timeout(group: Any, device_type: str) -> Any:
-    """That of the group which the gradients go through; None for torch's own."""
+def _timeout(group: Any, device_type: str) -> datetime.timedelta:
+    """That of the group which the gradients go through, where it tells."""
     with contextlib.suppress(Exception):
         return group._get_backend(torch.device(device_type)).options._timeout
-    return None
+    return torch.distributed.distributed_c10d.default_pg_timeout
