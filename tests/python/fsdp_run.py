@@ -268,10 +268,12 @@ def compare(tell, rank: int, world: int, store: str, cases: list) -> None:
     """Each case: a run out of the store against the same one in memory, bit for bit."""
     for index, (dtype, kind, frozen, policy, accumulate, clip, theirs, size) in enumerate(cases):
         control, model = (make(world, dtype, kind, frozen, **size) for _ in range(2))
-        torch_adamw = adamw(control)
+        torch_adamw, original = adamw(control), adamw(model)
+        for warm in range(2 if theirs == "torch" else 0):  # the state that there is comes along
+            assert step_of(model, original, 50 + warm, rank, world) == step_of(control, torch_adamw, 50 + warm, rank, world)
         theirs = torch_adamw if theirs == "torch" else Reference(torch_adamw)
         dram = "8MiB" if size == {} else smallest(model, f"{store}/{index}")
-        model, opt = stoker.offload(model, adamw(model), store=f"{store}/{index}", dram=dram, policy=policy)
+        model, opt = stoker.offload(model, original, store=f"{store}/{index}", dram=dram, policy=policy)
         ranks = opt._session.agreement.ranks
         norms: dict = {}
         clips = {

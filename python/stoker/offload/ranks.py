@@ -28,10 +28,9 @@ T = TypeVar("T")
 class Ranks:
     """This process among those that share the model. Used by the thread that trains."""
 
-    def __init__(self, group: Any, rank: int, world: int, device: torch.device) -> None:
+    def __init__(self, group: Any, rank: int, world: int) -> None:
         self._group = group
         self.rank, self.world = rank, world
-        self.device = device  # where the shards are
         self._told: BaseException | None = None  # the error that all ranks know of
         self._lost: str | None = None
 
@@ -58,18 +57,21 @@ class Ranks:
                 raise InvalidArgument(f"parameter {name} is placed as {placements} over a mesh of {mesh.ndim} dimensions; Stoker offloads what one mesh of one dimension shards (no HSDP, no tensor parallelism)")
             if param.is_meta:
                 raise InvalidArgument(f"parameter {name} is on the meta device and has no values; give the sharded model its weights before stoker.offload()")
-        return Ranks._over(mesh, param.to_local().device)
+        return Ranks._over(mesh)
 
     @staticmethod
-    def _over(mesh: Any, device: torch.device) -> Ranks:
+    def _over(mesh: Any) -> Ranks:
         """A group over the ranks of the mesh. Not by new_group(): its names are those of the attempt before where torchrun has started the
         processes again, whose addresses the store still knows."""
         distributed = torch.distributed
         theirs, rank, world = mesh.get_group(), mesh.get_local_rank(), mesh.size()
         name = torch.tensor(secrets.randbits(62), device=mesh.device_type)
-        distributed.broadcast(name, group=theirs, group_src=0)
-        store = distributed.PrefixStore(f"stoker/{name.item():x}", distributed.distributed_c10d._get_default_store())
-        return Ranks(distributed.ProcessGroupGloo(store, rank, world, _timeout(theirs, mesh.device_type)), rank, world, device)
+        try:
+            distributed.broadcast(name, group=theirs, group_src=0)
+            store = distributed.PrefixStore(f"stoker/{name.item():x}", distributed.distributed_c10d._get_default_store())
+            return Ranks(distributed.ProcessGroupGloo(store, rank, world, _timeout(theirs, mesh.device_type)), rank, world)
+        except RuntimeError as error:
+            raise RankLost(f"rank {rank} cannot reach all other ranks ({str(error).splitlines()[0]}); start all processes again") from error
 
     def place(self, store: str) -> str:
         """Where this rank keeps its part: a folder of its own in each of the store's folders."""
