@@ -275,6 +275,8 @@ def compare(tell, rank: int, world: int, store: str, cases: list) -> None:
         dram = "8MiB" if size == {} else smallest(model, f"{store}/{index}")
         model, opt = stoker.offload(model, original, store=f"{store}/{index}", dram=dram, policy=policy)
         ranks = opt._session.agreement.ranks
+        weights_read = lambda: opt._session.planes.session.counters()["read_bytes"]["weights"]
+        moved = weights_read()  # state that comes along has them read back
         norms: dict = {}
         clips = {
             None: (None, None),
@@ -299,8 +301,7 @@ def compare(tell, rank: int, world: int, store: str, cases: list) -> None:
                     assert value.shape == param.shape and value.device_mesh == param.device_mesh
                     if here.numel():
                         assert torch.equal(value.to_local().flatten(), theirs.moment(here, plane))
-        moved = opt._session.planes.session.counters()["read_bytes"]["weights"]
-        tell(case=index, weights_read=moved, kept=opt._session.steps.kept, redone=opt._session.steps.redone)
+        tell(case=index, weights_read=weights_read() - moved, kept=opt._session.steps.kept, redone=opt._session.steps.redone)
         opt.close()
     tell(end="")
 
