@@ -37,6 +37,11 @@ def gather(params: torch.Tensor | Iterable[torch.Tensor], write: bool = False) -
         return
     session = _session_of(listed)
     session.check_open()
+    if session.pager.resident:  # the weights are there: each rank's shards
+        if write:
+            session.writing_weights()
+        yield
+        return
     named = list(dict.fromkeys(session.by_tensor[each] for each in listed))  # a tied parameter may come twice
     ours = [param for param in named if param not in session.pager.held]  # an outer gather() keeps what it holds
     try:
@@ -48,6 +53,13 @@ def gather(params: torch.Tensor | Iterable[torch.Tensor], write: bool = False) -
             session.write_weights({param: param.tensor.data for param in named})
     finally:
         session.restore(ours)
+
+
+def install_shards(session: Session) -> None:
+    """The same of a sharded model, whose weights are in memory: its state_dict() is torch's own, of shards."""
+    for param in session.params:
+        param.tensor._stoker_session = session
+    session.loading = Loading(session)
 
 
 def install_state_dict(model: nn.Module, session: Session) -> list:

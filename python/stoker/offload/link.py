@@ -47,6 +47,34 @@ def open_link(device: torch.device) -> Link | None:
     return CudaLink(device)
 
 
+class HostLink:
+    """Both sides are host memory (the shards of a model on the CPU): a copy is done when it was asked for."""
+
+    device = torch.device("cpu")
+
+    def pin(self, arena: Arena) -> None: ...
+
+    def unpin(self) -> None: ...
+
+    def empty(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8)
+
+    def upload(self, host: torch.Tensor, image: torch.Tensor) -> None:
+        image.copy_(host)
+
+    def download(self, source: torch.Tensor, host: torch.Tensor) -> None:
+        host.copy_(source)
+
+    def join(self, image: torch.Tensor, uploaded: Any) -> None: ...
+
+    def mark(self) -> None: ...
+
+    def done(self, event: Any) -> bool:
+        return True
+
+    def wait(self, event: Any) -> None: ...
+
+
 class CudaLink:
     """One stream up and one down, so that neither waits for the other nor for the computing stream."""
 

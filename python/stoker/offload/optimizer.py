@@ -115,7 +115,8 @@ class OffloadedOptimizer(torch.optim.Optimizer):
     def clip_grad_norm_(self, max_norm: float, error_if_nonfinite: bool = False) -> torch.Tensor:
         """Scales all gradients so that their joint 2-norm is at most max_norm; returns the norm before (float64 scalar).
 
-        Squares are summed in float64, 64 Ki elements at a time, in parameter order: independent of threads and blocks.
+        Squares are summed in float64, 64 Ki elements at a time, in parameter order: independent of threads and blocks. Of a sharded
+        model each rank sums its shards, and all of them the same sums in the same order: every rank must call it, and gets the same norm.
         """
         return self._session.clip_grad_norm_(float(max_norm), error_if_nonfinite)
 
@@ -218,6 +219,8 @@ def clip(session: Session, params: list[Param], max_norm: float, error_if_nonfin
     landed = [grad for param in params if (grad := session.gradients.laid_out(param)) is not None]
     core = session.planes.session
     squares = core.sum_of_squares([(g.data_ptr(), g.numel(), _DTYPE[g.dtype]) for g in landed])
+    if session.agreement is not None:
+        squares = session.agreement.ranks.numbers("opt.clip_grad_norm_()", math.fsum(squares))
     norm = math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else float("nan") if any(map(math.isnan, squares)) else float("inf")
     if error_if_nonfinite and not math.isfinite(norm):
         raise RuntimeError(f"the gradient norm is {norm}, so the gradients cannot be clipped; pass error_if_nonfinite=False to scale them anyway")

@@ -197,9 +197,10 @@ class Planes:
                     unit.session_id = self.session.add_frozen(unit.name, unit.elements, unit.dtype.itemsize)
         self.source = None  # the decided transaction that is not committed yet: forward reads it
 
-    def fetch(self, block: Block, address: int, priority: str) -> list:
-        """Starts reading the block's weights into the memory at `address`; futures."""
-        return [self.session.fetch_weights(unit.session_id, address + unit.slot_offset, priority, self.source) for unit in block.units]
+    def fetch(self, block: Block, address: int, priority: str, units: list[Unit] | None = None) -> list:
+        """Starts reading the block's weights (or those of some of its units) into the memory at `address`; futures."""
+        units = block.units if units is None else units
+        return [self.session.fetch_weights(unit.session_id, address + unit.slot_offset, priority, self.source) for unit in units]
 
     @staticmethod
     def storage(buffer: _core.Buffer) -> torch.Tensor:

@@ -20,12 +20,13 @@ import torch
 from torch import nn
 
 from stoker import _core
-from stoker.errors import InvalidArgument, Mismatch, StokerError
+from stoker.errors import InvalidArgument, Mismatch, StokerError, Unsupported
 from stoker.offload import optimizer as front
 from stoker.offload import planner, record
 from stoker.offload.access import refuse_state_dict
 from stoker.offload.activations import MODES, Activations
-from stoker.offload.blocks import Block, Param, Unit, difference, signature
+from stoker.offload.agreement import Agreement
+from stoker.offload.blocks import Block, Param, Unit, difference, like, local, signature
 from stoker.offload.compiled import plain
 from stoker.offload.device import DeviceGradients, DevicePager
 from stoker.offload.forms import FORMS
@@ -38,6 +39,8 @@ from stoker.offload.pager import Pager
 from stoker.offload.planes import MIB, Algorithm, Planes, Runtime, put, read_range, write_range
 from stoker.offload.planner import Setting
 from stoker.offload.recompute import Auto, Recomputed, layers_of
+from stoker.offload.shards import Calls, ShardPager
+from stoker.offload.shared import SharedSteps
 from stoker.offload.snapshots import Snapshots
 from stoker.offload.steps import Steps
 from stoker.offload.trace import StepTrace
@@ -80,13 +83,14 @@ class Choices:
     device_memory: int | None = None  # cap on weights there, bytes
     activations: str = "keep"  # where what autograd saves goes (activations.py)
     activations_form: str = "exact"  # and how (forms.py)
+    agreement: Agreement | None = None  # with the other processes that have shards of the model
 
 
 class Session:
     """Made by stoker.offload(); everything the OffloadedOptimizer does goes through here."""
 
     def __init__(self, model: nn.Module, original: torch.optim.Optimizer, runtime: Runtime, blocks: list[Block], algorithm: Algorithm, how: Choices) -> None:
-        policy, link, self.how = how.policy, how.link, how
+        policy, link, agreement, self.how = how.policy, how.link, how.agreement, how
         if policy not in POLICIES:
             raise InvalidArgument(f"policy {policy!r} is not one of {', '.join(POLICIES)}")
         if how.activations not in MODES:
@@ -94,7 +98,7 @@ class Session:
         if how.activations_form not in FORMS:
             raise InvalidArgument(f"activations_form {how.activations_form!r} is not one of {', '.join(FORMS)}")
         self.model, self.blocks, self.algorithm = model, blocks, algorithm
-        self.runtime = runtime
+        self.runtime, self.agreement = runtime, agreement
         self.lock = threading.RLock()
         self.ledger = Ledger()
         self.step_count = 0
@@ -128,10 +132,12 @@ class Session:
             self.pager = Pager(blocks, self.planes, lookahead_bytes)
             self.gradients = Gradients(blocks, self.planes, on_final)
         else:
-            self.pager = DevicePager(blocks, self.planes, lookahead_bytes, link, how.device_memory)
+            whole = agreement is None
+            self.pager = DevicePager(blocks, self.planes, lookahead_bytes, link, how.device_memory) if whole else ShardPager(blocks, self.planes, lookahead_bytes, link)
             self.gradients = DeviceGradients(blocks, self.planes, on_final, link)
         self.gradients.accumulate = how.accumulate
-        self.steps = Steps(self.planes, self.pager, self.gradients, self._hyper, policy, self._lost)
+        making = (self.planes, self.pager, self.gradients, self._hyper, policy, self._lost)
+        self.steps = Steps(*making) if agreement is None else SharedSteps(*making, agreement=agreement, become=self.become)
         self.steps.lock = self.lock
         self.pager.updates = self.steps
         self.ledger.waiting.arithmetic = lambda: self.planes.session.arithmetic_seconds() if self.planes.session else 0.0
@@ -154,7 +160,7 @@ class Session:
             slot = self.pager.take(block, 0)
             slot.bytes.zero_()
             for param in block.params:
-                slot.view(param).copy_(value_of(param))
+                slot.view(param).copy_(local(value_of(param)))
             futures = []
             for unit in block.units:
                 core = self.planes.session
@@ -163,7 +169,7 @@ class Session:
             for future in futures:
                 future.wait()
             del slot
-        self._run = secrets.token_hex(8)
+        self._run = self.agreement.run if self.agreement else secrets.token_hex(8)
         put(txn, META_MODEL, record.dump(self._model_record()))
         for key, data in self._records().items():
             put(txn, key, data)
@@ -175,15 +181,20 @@ class Session:
     def _model_record(self) -> dict[str, Any]:
         algorithm = self.algorithm
         kept = {"moments": algorithm.moments.name, "seed": algorithm.seed}
-        return {"format": FORMAT, "run": self._run, "algorithm": algorithm.name, "momentum": algorithm.momentum, **kept, **signature(self.blocks)}
+        ranks = {"ranks": self.agreement.signature()} if self.agreement else {}
+        return {"format": FORMAT, "run": self._run, **ranks, "algorithm": algorithm.name, "momentum": algorithm.momentum, **kept, **signature(self.blocks)}
 
     def adopt(self) -> None:
         """The store already holds this model's weights (made by stoker.build, or by a run that is resumed)."""
         self._run = record.load(self.planes.store.read_bytes(META_MODEL)).get("run")
         self._leave_memory()
+        if self.pager.resident:
+            self._refresh(set(self.blocks))
 
     def _leave_memory(self) -> None:
-        """From here on the weights are in the store only."""
+        """From here on the weights are in the store only. Shards stay."""
+        if self.pager.resident:
+            return
         self._left = True
         for param in self.params:
             grad, param.tensor.grad = param.tensor.grad, None
@@ -226,6 +237,8 @@ class Session:
             self.link.pin(self.planes.arena)
             if self.activations is not None and self.activations.arena is not None:
                 self.link.pin(self.activations.arena)
+        if self.pager.resident:
+            return
         for module in self.model.modules():
             for name, buffer in module._buffers.items():
                 module._buffers[name] = buffer.to(self.pager.device) if buffer is not None else None
@@ -239,7 +252,7 @@ class Session:
             self.layers = layers_of(self.model, self.blocks, self.ledger.waiting, on=self.activations is None)
             if self.activations is not None:
                 self._auto = Auto(self.layers, self.activations, self.ledger.event)
-        self.hooks = Hooks(self.model, self.pager, self._call_begins, self._pinned, self.lock, self.activations)
+        self.hooks = Calls(self.model, self._call_begins) if self.pager.resident else Hooks(self.model, self.pager, self._call_begins, self._pinned, self.lock, self.activations)
         for layer in self.layers:
             layer.hooks = self.hooks
         self.volumes = Shares(self.planes.store)
@@ -281,10 +294,8 @@ class Session:
 
     def _check_in_place(self) -> None:
         if (param := self.pager.changed()) is not None:
-            raise InvalidArgument(
-                f"{param.name} was changed in place, which the store did not see, so the change was dropped; make it inside "
-                "`with stoker.gather(parameter, write=True):`"
-            )
+            advice = "make it before stoker.offload()" if self.pager.resident else "make it inside `with stoker.gather(parameter, write=True):`"
+            raise InvalidArgument(f"{param.name} was changed in place, which the store did not see, so the change was dropped; {advice}")
 
     def _check_unchanged(self, grad: bool) -> None:
         self._check_in_place()
@@ -317,7 +328,7 @@ class Session:
             try:
                 changed = self.steps.decide()
                 for param in self.params:
-                    if param.unit in changed and param.tensor.grad is not None:
+                    if (param.unit in changed or not param.numel) and param.tensor.grad is not None:
                         self._updates_of[param] = self._updates_of.get(param, 0) + 1
                 self.step_count += 1
             except BaseException:  # Ctrl-C between deciding and counting: the step would be committed under the number of the one before
@@ -426,6 +437,7 @@ class Session:
                     "attached": {**attached, **self._at_step["attached"]},
                     "rng": self._at_step["rng"],
                     "environment": record.environment(self.pager.device),
+                    **({"timeline": self.agreement.timeline} if self.agreement else {}),
                 }
             )
         }
@@ -442,12 +454,8 @@ class Session:
             steps.close(steps.late.records or self._records())
 
     def committed_step(self) -> int:
-        if self.steps.closing is not None and self.steps.closing[1].ready():
-            self.steps.settle()
-        if self.steps.closing is None and self.steps.decided is None:
-            self._committed = self.step_count
-        elif self.steps.closing is None:
-            self._committed = self.step_count - 1
+        if self.steps.poll():
+            self._committed = self.step_count - (self.steps.decided is not None)
         return self._committed
 
     def flush(self) -> None:
@@ -473,7 +481,8 @@ class Session:
             finally:
                 for param in self.params:
                     param.tensor.grad = None
-                    param.tensor.data = self.pager.placeholders[param]
+                    if not self.pager.resident:
+                        param.tensor.data = self.pager.placeholders[param]
                 self.give_up()
 
     def give_up(self) -> None:
@@ -562,18 +571,19 @@ class Session:
         return torch.as_strided(flat, param.size, param.stride)
 
     def full_state(self, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-        """One parameter's state as the original optimizer keeps it (float32), plus `master` for bfloat16 weights."""
+        """One parameter's state as the original optimizer keeps it (float32; sharded as the parameter is), plus `master` for bfloat16 weights."""
         param = self.by_tensor[tensor]
         count = self._updates_of.get(param, 0)
+        moment = lambda plane: like(self._moment(plane, param), tensor)
         if self.algorithm.name == "sgd":
-            return {"momentum_buffer": self._moment("m", param)} if self.algorithm.momentum else {"momentum_buffer": None}
+            return {"momentum_buffer": moment("m")} if self.algorithm.momentum else {"momentum_buffer": None}
         state = {
             "step": torch.tensor(float(count), device="cpu"),
-            "exp_avg": self._moment("m", param),
-            "exp_avg_sq": self._moment("v", param),
+            "exp_avg": moment("m"),
+            "exp_avg_sq": moment("v"),
         }
         if param.unit.dtype == torch.bfloat16:
-            state["master"] = self.master(tensor)
+            state["master"] = like(self.master(tensor), tensor)
         return state
 
     def master(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -587,6 +597,8 @@ class Session:
 
     def load_full_state(self, entries: dict[torch.Tensor, dict[str, Any]]) -> None:
         """Writes an ordinary optimizer's state into the planes, as one durable commit."""
+        if self.agreement is not None and not self.agreement.opening:
+            raise Unsupported("a sharded run takes no state from elsewhere once it has begun; load it into the optimizer before stoker.offload()")
         self.steps.abandon()  # what was speculated consumed the old state
         self.flush()
         txn = self.planes.store.begin()
@@ -597,7 +609,7 @@ class Session:
                 continue
             for key, plane in kinds.items():
                 if entry.get(key) is not None:
-                    self._put_moment(txn, plane, param, entry[key])
+                    self._put_moment(txn, plane, param, local(entry[key]))
             if entry.get("master") is not None and param.unit.dtype == torch.bfloat16:
                 master = entry["master"].detach().to(torch.float32)
                 master = torch.empty_strided(param.size, param.stride, dtype=torch.float32, device="cpu").copy_(master)
@@ -631,6 +643,8 @@ class Session:
 
     def writing_weights(self) -> WeightWriting:
         """Begins to replace weights, as one durable commit."""
+        if self.agreement is not None:
+            raise Unsupported("a sharded run takes no weights from elsewhere once it has begun; load them into the model before stoker.offload()")
         self.steps.abandon()  # what was speculated consumed the old weights
         self.flush()
         return WeightWriting(self)
@@ -664,6 +678,8 @@ class Session:
 
     def plan(self, machine: Machine | None = None, compute_seconds: float = 0.0) -> dict[str, Any]:
         """planner.plan() of this session, by the recorded order once there is one. `step`: the row of the policy in use."""
+        if self.agreement is not None:
+            raise Unsupported("there is no plan of a sharded run; opt.ledger tells what it does")
         planes, setting, recorder = self.planes, self.setting(), self.pager.recorder
         recorded = max((order.uses for key, order in recorder.orders.items() if key[1] and key[2]), key=len, default=None)
         away = self.activations.away({block.name: block.index for block in self.blocks}) if self.activations is not None else None
