@@ -1,6 +1,6 @@
 """Sharded models: several processes, each with a store of its own, whose steps are made by all of them or by none.
 
-Processes are killed with kill -9 at random moments, and at each place of the protocol (docs/formats/ranks.md).
+Processes are killed with kill -9 at random moments, and at each place of the protocol (docs/ranks.md).
 """
 
 from __future__ import annotations
