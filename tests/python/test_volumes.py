@@ -39,7 +39,7 @@ def test_the_ledger_says_what_each_volume_took_and_the_bits_are_the_same(tmp_pat
     assert set(event["volumes"]) == set(folders) and abs(sum(event["volumes"].values()) - 1) < 1e-9
     assert all(folder in event["reason"] for folder in folders) and "GB/s" in event["reason"]
     taken = opt.ledger.last["volume_bytes"]
-    assert set(taken) == set(folders) and all(taken.values())
+    assert set(taken) == set(folders)  # so little may go to one of them alone
     # what a step stages is what its volumes take, but for the chunks that are still on their way when the row is closed
     written = sum(opt.ledger.summary()["written_bytes"].values())
     assert 0 < sum(taken.values()) <= written
