@@ -192,6 +192,7 @@ Status CodedStore::change_epoch(ShardSet to) {
       return {};
     }
     log().warn("a shard of a coded store failed and is left out from now on: {}", why);
+    const std::lock_guard lock(mutex_);
     for (size_t shard = 0; shard < shape_.shards; ++shard) {
       if ((failed & shard_bit(shard)) != 0) (*shards_)[shard].trouble = why;
     }
