@@ -52,6 +52,7 @@ test: build-tests  ## the C++ tests, then the Python tests
 
 soak: build-tests  ## the long forms: replayed crashes, kill -9 at random moments
 	$(RELEASE)/tests/crash/stoker_replay_test --soak
+	$(RELEASE)/tests/crash/stoker_coded_checker_test --soak
 	.venv/bin/python -m pytest -q -m soak tests
 
 bench: build-tests  ## stoker bench io, codec, offload and plan, kernels; JSON to bench/results
