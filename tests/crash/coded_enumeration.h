@@ -13,6 +13,7 @@
 
 namespace stoker {
 
+// A code: data and parity chunks of a stripe.
 struct KM {
   size_t k, m;
   std::string text() const { return std::to_string(k) + "+" + std::to_string(m); }
@@ -45,10 +46,15 @@ class Stage {
   std::map<size_t, SimImage> away_;
 };
 
+// The store of all plays, small.
+Result<std::unique_ptr<coded::CodedStore>> open_store(coded::CodedWorld& world);
+// What is there before a play begins.
+Status prepare(Stage& on);
+
 struct NamedState {
   std::string name;
   std::function<Status(Stage&)> play;
-  enum class Kind : uint8_t { steps, torn_apply, in_recovery } kind = Kind::steps;
+  enum class Kind : uint8_t { steps, torn_apply, in_recovery, rotten_pages } kind = Kind::steps;
 };
 const std::vector<NamedState>& named_states();
 

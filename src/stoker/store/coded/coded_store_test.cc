@@ -1,5 +1,7 @@
 #include "stoker/store/coded/coded_store.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -352,7 +354,7 @@ TEST(CodedStore, AFlippedBitAnywhereIsOverruledAndMended) {
 
 class CodedFiles : public ::testing::Test {
  protected:
-  CodedFiles() : root_(testing::TempDir() + "coded_files") {
+  CodedFiles() : root_(testing::TempDir() + "coded_files." + std::to_string(getpid())) {
     std::filesystem::remove_all(root_);
     std::filesystem::create_directories(root_);
     options_.create = true;
