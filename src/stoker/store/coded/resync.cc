@@ -8,6 +8,7 @@
 #include "stoker/base/log.h"
 #include "stoker/store/coded/coded_store.h"
 #include "stoker/store/coded/headers.h"
+#include "stoker/store/coded/mutation.h"
 
 namespace stoker::coded {
 namespace {
@@ -19,8 +20,8 @@ bool says_blank(const RawHeaders& raw, size_t position, size_t row) {
   const auto& entry = raw.parity[position - raw.data.size()][row];
   return entry && std::all_of(entry->versions.begin(), entry->versions.end(), [](Stamp version) { return version == 0; });
 }
-Error failing(const std::string& path, const std::string& why) { return make_error(Code::io, "the shard '" + path + "' cannot be resynced: " + why, kWhere); }
 
+Error failing(const std::string& path, const std::string& why) { return make_error(Code::io, "the shard '" + path + "' cannot be resynced: " + why, kWhere); }
 
 }  // namespace
 
@@ -146,7 +147,7 @@ Result<bool> CodedStore::resync_step() {
     std::lock_guard lock(mutex_);
     for (const auto& [key, object] : table_.objects()) {
       for (const StripePtr& stripe : object->stripes) {
-        if (stripe && !joined_.contains(stripe->id) && std::find(stripe->shards.begin(), stripe->shards.end(), *joining_) != stripe->shards.end()) next = stripe;
+        if (stripe && !joined_.contains(stripe->id) && !mutated(Mutation::admit_stale) && std::find(stripe->shards.begin(), stripe->shards.end(), *joining_) != stripe->shards.end()) next = stripe;
         if (next) break;
       }
       if (next) break;
@@ -166,8 +167,8 @@ Result<bool> CodedStore::resync_step() {
   }
   if (!status) {
     log().warn("{}", status.error().message());
-    (*shards_)[*joining_].trouble = status.error().message();
     const std::lock_guard lock(mutex_);
+    (*shards_)[*joining_].trouble = status.error().message();
     given_up_.insert(*joining_);
   }
   if (!status || !next) joining_.reset();
@@ -207,6 +208,7 @@ Status CodedStore::admit() {
   }
   std::sort(vals.begin(), vals.end());
   vals.erase(std::unique(vals.begin(), vals.end()), vals.end());
+  if (mutated(Mutation::resync_without_vals)) vals.clear();
   for (const auto& [stripe, val] : vals) {
     AlignedBytes blocks(val->crcs.size() * kBlock);
     std::vector<Run> runs = {{Run::From::log, stripe, val->chunk, val->first, val->crcs.size(), val, 0, blocks.data()}};
