@@ -15,8 +15,9 @@ BENCH_DIR ?= out/bench
 PEERS_VENV ?= out/peers
 SINCE ?=
 SANITIZERS ?= asan-ubsan tsan
-# Tests that were not yet seen to pass under the sanitizers: of the coded store and of curm. UNSANITIZED=none runs them too.
-UNSANITIZED ?= coded_test|curm_test|replay_test
+# Left out: what runs bugs on purpose; under asan-ubsan also tests that were not yet seen to pass there.
+UNSANITIZED_tsan := coded_mutation_test
+UNSANITIZED_asan-ubsan := coded_mutation_test|coded_test|coded_checker_test|curm_test
 
 # ccache then serves every checkout of this repository from one cache.
 export CCACHE_BASEDIR := $(CURDIR)
@@ -52,6 +53,7 @@ test: build-tests  ## the C++ tests, then the Python tests
 
 soak: build-tests  ## the long forms: replayed crashes, kill -9 at random moments
 	$(RELEASE)/tests/crash/stoker_replay_test --soak
+	$(RELEASE)/tests/crash/stoker_coded_checker_test --soak
 	.venv/bin/python -m pytest -q -m soak tests
 
 bench: build-tests  ## stoker bench io, codec, offload and plan, kernels; JSON to bench/results
@@ -70,7 +72,7 @@ sanitize: $(SANITIZERS:%=sanitize-%)  ## the C++ tests under address, undefined 
 $(SANITIZERS:%=sanitize-%): sanitize-%: $(PYTHON_STAMP)
 	cmake --preset $*
 	cmake --build --preset $* -j $(JOBS)
-	ctest --preset $* -j $(JOBS) --timeout 900 -E "$(UNSANITIZED)"
+	ctest --preset $* -j $(JOBS) --timeout 900 -E "$(UNSANITIZED_$*)"
 
 tidy: build  ## clang-tidy over the C++ sources (SINCE=main: what changed since), and the hygiene tests
 	tools/tidy.sh $(RELEASE) $(JOBS) $(SINCE)

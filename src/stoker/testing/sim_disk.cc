@@ -171,6 +171,11 @@ void SimDisk::restore_power() {
   ordered_.clear();
 }
 
+void SimDisk::slow(const std::string& path, uint64_t delay_ns) {
+  std::lock_guard lock(mutex_);
+  slow_ns_[path] = delay_ns;
+}
+
 void SimDisk::start_recording() {
   std::lock_guard lock(mutex_);
   recording_ = true;

@@ -99,6 +99,11 @@ class SimDisk {
   void cut_power_after(uint64_t transfers, uint64_t seed, const std::string& prefix = {});
   void restore_power();  // and forgets the cuts and faults that were ordered and have not come
 
+  // Transfers of this disk take so much longer from now on; 0: no longer.
+  void slow(const std::string& path, uint64_t delay_ns);
+  // No transfer starts while this lives: what is submitted meanwhile waits.
+  std::unique_lock<std::mutex> hold() { return std::unique_lock(gate_); }
+
   void start_recording();
   std::vector<SimEvent> stop_recording();
   void note(uint64_t note, uint64_t value);  // into the recording, between the transfers
@@ -151,6 +156,7 @@ class SimDisk {
   Plan start(const Op& op, const std::string& path);
   int64_t finish(const Op& op, const std::string& path, Plan& plan);
 
+  std::mutex gate_;           // taken before mutex_ by whatever starts
   mutable std::mutex mutex_;  // guards everything
   std::mt19937_64 random_;
   std::map<std::string, Disk> disks_;
@@ -158,6 +164,7 @@ class SimDisk {
   SimFaults faults_;
   std::vector<Fault> ordered_;
   std::vector<Cut> cuts_;
+  std::map<std::string, uint64_t> slow_ns_;
   uint64_t next_id_ = 1;
   bool recording_ = false;
   std::vector<SimEvent> events_;

@@ -95,8 +95,9 @@ void SimEngine::launch(Op& op) {
   flight->order = ++orders_;
   flight->due_ns = clock_.now_ns();
   if (start(*flight)) {
-    flight->due_ns = due(op, flight->path);
-    std::lock_guard lock(disk_->mutex_);
+    std::scoped_lock lock(disk_->gate_, disk_->mutex_);
+    const auto slow = disk_->slow_ns_.find(flight->path);
+    flight->due_ns = due(op, flight->path) + (slow == disk_->slow_ns_.end() ? 0 : slow->second);
     flight->plan = disk_->start(op, flight->path);
   }
   flights_.push(std::move(flight));

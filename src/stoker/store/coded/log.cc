@@ -4,6 +4,7 @@
 #include <random>
 
 #include "stoker/base/check.h"
+#include "stoker/store/coded/mutation.h"
 
 namespace stoker::coded {
 
@@ -30,7 +31,7 @@ size_t ShardLog::free_segments() const {
 bool ShardLog::fits(size_t bytes, size_t reserve) const {
   // What does not go into the current segment goes into the next ones; a frame may leave up to its own size unused at an end.
   const uint64_t left = current_ ? shape_.segment_bytes - writer_.cursor().offset : 0;
-  if (bytes <= left) return true;
+  if (bytes <= left || mutated(Mutation::reuse_segment_early)) return true;
   const size_t segments = 1 + 2 * bytes / shape_.segment_bytes;
   return free_segments() >= segments + reserve;
 }
@@ -38,6 +39,10 @@ bool ShardLog::fits(size_t bytes, size_t reserve) const {
 void ShardLog::begin_segment() {
   current_.reset();
   size_t segment = 0;
+  if (mutated(Mutation::reuse_segment_early)) {
+    segment = next_count_ % refs_.size();
+    refs_[segment].reset();
+  }
   while (segment < refs_.size() && !refs_[segment].expired()) ++segment;
   STOKER_CHECK(segment < refs_.size());  // fits() was asked
   current_ = hold(segment);

@@ -8,12 +8,18 @@
 #include "stoker/base/log.h"
 #include "stoker/store/coded/coded_store.h"
 #include "stoker/store/coded/headers.h"
+#include "stoker/store/coded/mutation.h"
 
 namespace stoker::coded {
 namespace {
 
 constexpr const char* kWhere = "store/coded/resync";
 
+bool says_blank(const RawHeaders& raw, size_t position, size_t row) {
+  if (position < raw.data.size()) return raw.data[position][row] && raw.data[position][row]->version == 0;
+  const auto& entry = raw.parity[position - raw.data.size()][row];
+  return entry && std::all_of(entry->versions.begin(), entry->versions.end(), [](Stamp version) { return version == 0; });
+}
 
 Error failing(const std::string& path, const std::string& why) { return make_error(Code::io, "the shard '" + path + "' cannot be resynced: " + why, kWhere); }
 
@@ -41,7 +47,12 @@ Result<CodedStore::Compared> CodedStore::compare(const StripePtr& stripe, size_t
   for (size_t row = 0; row < shape_.rows(); ++row) {
     const Stamp* versions = &next.versions[row * shape_.k];
     const bool data = position < shape_.k;
-    if (data ? versions[position] == 0 : row_is_blank(shape_, next, row)) continue;
+    if (data ? versions[position] == 0 : row_is_blank(shape_, next, row)) {
+      // Zeros that were never written: there is no block, but the page must say so. Or nothing is known of them once the others are lost.
+      if (!says_blank(raw, position, row)) found.lost_pages.insert(row / shape_.rows_per_page());
+      if (!data) next.unsound[row * shape_.m + position - shape_.k] = false;
+      continue;
+    }
     uint32_t crc = next.crcs[row * shape_.n() + position];
     bool right = readable;
     if (data) {
@@ -136,7 +147,7 @@ Result<bool> CodedStore::resync_step() {
     std::lock_guard lock(mutex_);
     for (const auto& [key, object] : table_.objects()) {
       for (const StripePtr& stripe : object->stripes) {
-        if (stripe && !joined_.contains(stripe->id) && std::find(stripe->shards.begin(), stripe->shards.end(), *joining_) != stripe->shards.end()) next = stripe;
+        if (stripe && !joined_.contains(stripe->id) && !mutated(Mutation::admit_stale) && std::find(stripe->shards.begin(), stripe->shards.end(), *joining_) != stripe->shards.end()) next = stripe;
         if (next) break;
       }
       if (next) break;
@@ -156,6 +167,7 @@ Result<bool> CodedStore::resync_step() {
   }
   if (!status) {
     log().warn("{}", status.error().message());
+    const std::lock_guard lock(mutex_);
     (*shards_)[*joining_].trouble = status.error().message();
     given_up_.insert(*joining_);
   }
@@ -196,6 +208,7 @@ Status CodedStore::admit() {
   }
   std::sort(vals.begin(), vals.end());
   vals.erase(std::unique(vals.begin(), vals.end()), vals.end());
+  if (mutated(Mutation::resync_without_vals)) vals.clear();
   for (const auto& [stripe, val] : vals) {
     AlignedBytes blocks(val->crcs.size() * kBlock);
     std::vector<Run> runs = {{Run::From::log, stripe, val->chunk, val->first, val->crcs.size(), val, 0, blocks.data()}};
@@ -221,7 +234,10 @@ Status CodedStore::admit() {
   if (flush.run() != 0) return failing(each.path, flush.why());
   STOKER_TRY(change_epoch(live() | shard_bit(shard)));
   if ((live() & shard_bit(shard)) == 0) return failing(each.path, each.trouble);
-  each.trouble.clear();
+  {
+    const std::lock_guard lock(mutex_);
+    each.trouble.clear();
+  }
   log().info("the shard '{}' is up to date and counts again", each.path);
   return {};
 }
