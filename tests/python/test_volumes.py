@@ -1,4 +1,4 @@
-"""Several volumes under one model. How a slow one gets less is shown over simulated disks, in local_store_test.cc."""
+"""Several volumes under one model. How a slow one gets less is shown over simulated disks, in volumes_test.cc."""
 
 from __future__ import annotations
 

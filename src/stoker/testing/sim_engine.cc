@@ -43,6 +43,7 @@ Status SimEngine::close(FileId file) {
 }
 
 // Transfers of one direction share the device's bandwidth; latencies overlap.
+// With the disk's mutex.
 uint64_t SimEngine::due(const Op& op, const std::string& path) {
   uint64_t ready = clock_.now_ns();
   const bool reads = op.kind == Op::Kind::read;
@@ -52,12 +53,8 @@ uint64_t SimEngine::due(const Op& op, const std::string& path) {
     free_ns = std::max(free_ns, ready) + (op.bytes.size - op.moved) * 1'000'000'000 / rate;
     ready = free_ns;
   }
-  uint64_t throttle = 0;
-  {
-    std::lock_guard lock(disk_->mutex_);
-    throttle = disk_->disks_.at(path).bytes_per_s;
-  }
-  if (throttle != 0) {
+  const auto disk = disk_->disks_.find(path);
+  if (const uint64_t throttle = disk == disk_->disks_.end() ? 0 : disk->second.bytes_per_s; throttle != 0) {
     uint64_t& free_ns = throttled_free_ns_[path];
     free_ns = std::max(free_ns, clock_.now_ns()) + (op.bytes.size - op.moved) * 1'000'000'000 / throttle;
     ready = std::max(ready, free_ns);
@@ -135,8 +132,8 @@ size_t SimEngine::poll(uint64_t wait_ns) {
         outcome = disk_->finish(op, flight->path, flight->plan);
       }
       if (!advance(op, outcome, flight->path, counters_)) {
-        flight->due_ns = due(op, flight->path);
         std::lock_guard lock(disk_->mutex_);
+        flight->due_ns = due(op, flight->path);
         flight->plan = disk_->start(op, flight->path);
         flights_.push(std::move(flight));
         continue;
