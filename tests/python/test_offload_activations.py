@@ -439,6 +439,66 @@ def test_draws_and_buffers_are_as_without(offload, mode):
     assert {layer.runs for layer in model.layers} == {6 if mode == "recompute" else 3}
 
 
+class Named(nn.Module):
+    """Layers that are given everything by name, some of it in a tuple, and a list to add to."""
+
+    def __init__(self, careless: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(NamedLayer(careless) for _ in range(3))
+        self.told: list[float] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.told = []
+        for layer in self.layers:
+            x = layer(x=x, scales=(x.detach().abs().mean(), x.detach().square().mean()), told=self.told)
+        return x
+
+
+class NamedLayer(nn.Linear):
+    def __init__(self, careless: bool) -> None:
+        super().__init__(64, 64)
+        self.careless = careless
+
+    def forward(self, *, x, scales, told):
+        told.append(scales[0].item())
+        y = F.dropout(super().forward(x), 0.3) * scales[0] + scales[1]
+        if self.careless:
+            x.mul_(2)
+        return y
+
+
+@pytest.mark.parametrize("mode", ["recompute", "auto"])
+def test_inputs_given_by_name(offload, mode):
+    """They are kept as any, and what a layer adds to is the caller's own list."""
+    def backward(model, step):
+        loss = model(torch.linspace(-2, 2, 64 * 64).view(64, 64) + step).square().mean()
+        told = list(model.told)
+        loss.backward()
+        return loss.item(), told
+
+    model, opt = both(offload, Named, backward, mode, steps=2)
+    assert {layer.input_bytes for layer in opt._session.layers} == ({64 * 64 * 4 + 8} if mode == "auto" else {0})
+
+
+def test_an_input_given_by_name_and_changed_is_torchs_error(offload):
+    x = torch.randn(64, 64)
+    model, opt = offload(Named(careless=True), activations="recompute")
+    loss = model(x.clone()).sum()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    del loss
+
+
+def test_an_input_given_by_name_leaves_memory(offload):
+    model, opt = offload(Named(), activations="auto")
+    for layer in opt._session.layers:
+        layer.on = True
+    loss = model(torch.ones(64, 64)).sum()
+    assert sum(kept(opt).saved_bytes.values()) == 2 * 64 * 64 * 4  # the first layer's is the caller's
+    loss.backward()
+
+
 def test_recompute_keeps_inputs_only(offload):
     """Of what a layer computes nothing but its input is alive when forward ends."""
     model, opt = offload(noise(), activations="recompute")

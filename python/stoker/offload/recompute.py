@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from stoker._core import human_bytes
@@ -64,10 +65,12 @@ class Recomputed:
             if self.on and self._module.training:
                 warnings.warn(f"layer {self.block.name} is not computed again: it adds to a cache of keys and values; switch that off for training (use_cache=False)", stacklevel=2)
             return self._forward(*args, **named)
+        # Tensors are checkpoint()'s own arguments, by whatever name they come. Lists and dicts are not taken apart: the layer may add to them.
+        flat, spec = tree_flatten((args, named), is_leaf=lambda value: value is not named and not isinstance(value, tuple))
         if self.on:
             trim()  # what the layer before it computed and freed
-            return checkpoint(lambda *inputs: self._run(inputs, named), *args, use_reentrant=False)
-        self.input_bytes = sum(tensor.untyped_storage().nbytes() for tensor in args if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided)
+            return checkpoint(lambda *inputs: self._run(*tree_unflatten(inputs, spec)), *flat, use_reentrant=False)
+        self.input_bytes = _bytes_of(flat)
         started, waited = time.perf_counter(), sum(self._waiting.seconds.values())
         out = self._forward(*args, **named)
         self.seconds = min(self.seconds, time.perf_counter() - started - (sum(self._waiting.seconds.values()) - waited))
@@ -91,6 +94,12 @@ def layers_of(model: nn.Module, blocks: list[Block], waiting: Waits, on: bool) -
     """Every repeated layer that is a block."""
     homes = {module: block for block in blocks for module in block.modules}
     return [Recomputed(layer, homes[layer], waiting, on) for layer in repeated_layers(model) if layer in homes]
+
+
+def _bytes_of(values: list) -> int:
+    """Of the storages of the tensors among them."""
+    storages = [value.untyped_storage() for value in values if isinstance(value, torch.Tensor) and value.layout is torch.strided]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
 def _fills_a_cache(args: tuple, named: dict) -> bool:
