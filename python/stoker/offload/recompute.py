@@ -1,7 +1,7 @@
 """Recompute: a layer keeps its inputs, and what else it would save is computed again in backward, by torch's own checkpoint().
 
 A layer is one that repeats (blocks.py). The second time it runs under our hooks like the first, with the random state and the autocast of
-then; buffers that it changed (running means) are as they were before. With "recompute" every layer does so; with "auto" those for
+then, and with the buffers that it changed (running means) as they were before it. With "recompute" every layer does so; with "auto" those for
 which the plan says that the disk would take longer than they do.
 """
 
@@ -69,18 +69,19 @@ class Recomputed:
         flat, spec = tree_flatten((args, named), is_leaf=lambda value: value is not named and not isinstance(value, tuple))
         if self.on:
             trim()  # what the layer before it computed and freed
-            return checkpoint(lambda *inputs: self._run(*tree_unflatten(inputs, spec)), *flat, use_reentrant=False)
+            before = Buffers(self._module)
+            return checkpoint(lambda *inputs: self._run(before, *tree_unflatten(inputs, spec)), *flat, use_reentrant=False)
         self.input_bytes = _bytes_of(flat)
         started, waited = time.perf_counter(), sum(self._waiting.seconds.values())
         out = self._forward(*args, **named)
         self.seconds = min(self.seconds, time.perf_counter() - started - (sum(self._waiting.seconds.values()) - waited))
         return out
 
-    def _run(self, args: tuple, named: dict) -> Any:
+    def _run(self, before: Buffers, args: tuple, named: dict) -> Any:
         again = torch._C._current_graph_task_id() != -1
         if again:
             trim()
-        with _unchanged(self._module) if again else contextlib.nullcontext():
+        with before.installed() if again else before.noted():
             self.hooks.enter(self._module, self.block)
             out = None
             try:
@@ -88,6 +89,55 @@ class Recomputed:
                 return out
             finally:
                 self.hooks.exit(self._module, out)
+
+
+class Buffers:
+    """Buffers that a layer's first run changes (running means, a counter), as they were before it: what it computed may depend on them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._modules = list(module.modules())
+        self._before: dict[tuple[nn.Module, str], torch.Tensor | None] = {}
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """The first run."""
+        clones = _clones({(each, name): buffer for each in self._modules for name, buffer in each._buffers.items()})
+        yield
+        self._before = {(each, name): was for (each, name), was in clones.items() if not _same(was, each._buffers.get(name))}
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """A later run. It is given copies: what it saves of them must outlive it, and what is the model's stays as it is."""
+        present = [(each, dict(each._buffers)) for each in self._modules]
+        for (each, name), was in _clones(self._before).items():
+            each._buffers[name] = was
+        try:
+            yield
+        finally:
+            for each, buffers in present:
+                each._buffers.clear()
+                each._buffers.update(buffers)
+
+
+def _clones(buffers: dict[Any, torch.Tensor | None]) -> dict[Any, torch.Tensor | None]:
+    """One of each, as two modules may share one."""
+    made = {id(each): each.detach().clone().requires_grad_(each.requires_grad) for each in buffers.values() if each is not None}
+    return {place: made.get(id(each)) for place, each in buffers.items()}
+
+
+def _same(was: torch.Tensor | None, now: torch.Tensor | None) -> bool:
+    """Whether the bytes are; False where that cannot be told. (Versions do not tell: batch_norm does not count what it changes.)"""
+    if was is None or now is None:
+        return was is now
+    if any(type(each) is not torch.Tensor or each.layout is not torch.strided or each.is_quantized or each.is_meta for each in (was, now)):
+        return False
+    if (was.shape, was.dtype, was.device) != (now.shape, now.dtype, now.device):
+        return False
+    return torch.equal(_bits(was), _bits(now))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8)
 
 
 def layers_of(model: nn.Module, blocks: list[Block], waiting: Waits, on: bool) -> list[Recomputed]:
@@ -105,18 +155,6 @@ def _bytes_of(values: list) -> int:
 def _fills_a_cache(args: tuple, named: dict) -> bool:
     """Whether the layer is given keys and values to add to: twice would be once too often."""
     return any(type(value).__name__.endswith("Cache") for value in (*args, *named.values()))
-
-
-@contextlib.contextmanager
-def _unchanged(module: nn.Module) -> Iterator[None]:
-    """Puts the module's buffers back as they were."""
-    before = [(each, name, buffer, buffer.clone()) for each in module.modules() for name, buffer in each._buffers.items() if buffer is not None]
-    try:
-        yield
-    finally:
-        for each, name, buffer, value in before:
-            each._buffers[name] = buffer
-            buffer.data.copy_(value)  # uncounted, as what saved it saw this value; batch_norm does not count its changes either
 
 
 class Auto:
