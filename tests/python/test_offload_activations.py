@@ -589,10 +589,60 @@ def test_the_choice_balances_the_disk_against_the_cores():
     assert not recompute.choose(layers, disk=1.0, compute=1.0)
 
 
-def test_measured_rates_are_of_the_disk(offload):
+def test_the_choice_counts_every_forward_of_a_step(offload, monkeypatch):
+    costs = []
+    monkeypatch.setattr(activations.Activations, "rates", lambda self: (1e15, 1e15))
+    monkeypatch.setattr(recompute, "choose", lambda layers, disk, compute: costs.append(layers) or {})
+    model, opt = offload(tiny(), activations="auto")
+    for step in range(4):
+        assert bool(costs) == (step > recompute.Auto.MEASURED + 1)
+        accumulated(model, step)
+        opt.step()
+        opt.zero_grad()
+    layers = opt._session.layers
+    assert [cost.bytes for cost in costs[0]] == [3 * (kept(opt).saved_bytes[layer.block.name] - layer.input_bytes) for layer in layers]
+    assert all(cost.compute_seconds >= 3 * layer.seconds for cost, layer in zip(costs[0], layers, strict=True))
+
+
+@pytest.mark.parametrize("size", [0, 6 * MIB])
+def test_measured_rates_are_of_the_disk(offload, monkeypatch, size):
+    monkeypatch.setattr(activations, "arena_bytes", lambda *_: size)
     _, opt = offload(tiny())
     read, write = kept(opt).rates()
     assert 1e6 < read < 1e12 and 1e6 < write < 1e12
+    nothing_left(opt)
+
+
+@pytest.mark.parametrize("error", [scratch.OutOfSpace("the disk is full"), OSError("it is gone")])
+def test_a_trial_that_fails_chooses_nothing(offload, monkeypatch, error):
+    def failing(self):
+        raise error
+
+    monkeypatch.setattr(activations.Activations, "rates", failing)
+    with pytest.warns(UserWarning, match="could not be tried") as told:
+        _, opt = both(offload, tiny, plain, "auto", steps=6)
+    assert len([each for each in told if "could not be tried" in str(each.message)]) == 1
+    assert not opt.plan()["activations"]["choices"] and not any(layer.on for layer in opt._session.layers)
+
+
+def test_an_interrupted_trial_waits_for_its_read(offload, monkeypatch):
+    waits, start = [], scratch.Scratch.read
+
+    class Interrupted:
+        def __init__(self, future):
+            self.future = future
+
+        def wait(self):
+            waits.append(1)
+            if len(waits) == 1:
+                raise KeyboardInterrupt
+            self.future.wait()
+
+    _, opt = offload(tiny())
+    monkeypatch.setattr(scratch.Scratch, "read", lambda *args: Interrupted(start(*args)))
+    with pytest.raises(KeyboardInterrupt):
+        kept(opt).rates()
+    assert len(waits) == 2
     nothing_left(opt)
 
 

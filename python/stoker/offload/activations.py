@@ -51,6 +51,7 @@ LEAST_BYTES = MIB
 WHOLE = 8  # a storage larger than its view by more than this is somebody's pool, and stays
 AHEAD_BYTES = 64 * MIB  # how far reading ahead goes, at least
 TRIAL_BYTES = 64 * MIB
+SMALL_TRIAL_BYTES = 8 * MIB  # where the arena has no room for a trial
 
 
 class Entry:
@@ -471,23 +472,23 @@ class Activations:
         return Away({block: size for block, size in saved.items() if size}, self.arena_bytes if self.mode != "dram" else 0)
 
     def rates(self) -> tuple[float, float]:
-        """Bytes a second of reading and of writing, by a short trial on the very files. Nothing where there is no memory for it."""
-        if self.arena is None:
-            return 1.0, 1.0
-        size = min(TRIAL_BYTES, self.arena.size // 2)
-        memory = self._room(size)
+        """Bytes a second of reading and of writing, by a short trial on the very files. StokerError or OSError where they fail."""
+        memory = self._room(min(TRIAL_BYTES, self.arena.size // 2)) if self.arena is not None else None
         if memory is None:
-            return 1.0, 1.0
+            memory = torch.zeros(SMALL_TRIAL_BYTES, dtype=torch.uint8, device="cpu")
         started = time.perf_counter()
-        piece = self.scratch.write(memory.data_ptr(), size, "demand")
+        piece, reading = self.scratch.write(memory.data_ptr(), memory.nbytes, "demand"), None
         try:
             piece.written.wait()
             written = time.perf_counter()
-            self.scratch.read(piece, memory.data_ptr(), "demand").wait()
+            reading = self.scratch.read(piece, memory.data_ptr(), "demand")
+            reading.wait()
+            read = time.perf_counter()
         finally:
-            _ended(piece.written)
+            for future in (piece.written, reading):  # a Ctrl-C must not free memory that a transfer uses
+                _ended(future)
             self.scratch.free(piece)
-        return size / (time.perf_counter() - written), size / (written - started)
+        return memory.nbytes / (read - written), memory.nbytes / (written - started)
 
     def close(self) -> None:
         """Nobody can use what was saved any more."""

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from stoker._core import human_bytes
+from stoker.errors import StokerError
 from stoker.offload.blocks import repeated_layers
 from stoker.offload.build import trim
 from stoker.offload.compiled import in_place
@@ -163,27 +164,37 @@ class Auto:
     MEASURED = 2
 
     def __init__(self, layers: list[Recomputed], activations: Activations, event: Callable[..., None]) -> None:
-        self._layers, self._activations, self._event, self._calls = layers, activations, event, 0
+        self._layers, self._activations, self._event = layers, activations, event
+        self._last: dict[str, Any] | None = None
+        self._steps = self._calls = 0  # steps closed, and forwards since the last of them
 
-    def call(self, plan: Callable[[], dict[str, Any]], last: dict[str, Any] | None) -> None:
+    def call(self, last: dict[str, Any] | None) -> None:
         """A training forward begins. `last`: the ledger's newest row."""
-        if last is not None:
-            self._calls += 1
-        if self._calls == self.MEASURED + 1 and last is not None:
-            self._choose(plan()["step"], last)
+        if last is not None and last is not self._last:
+            self._last, self._steps, calls, self._calls = last, self._steps + 1, self._calls, 0
+            if self._steps == self.MEASURED + 1:  # the first is no measure
+                self._try(last, calls)
+        self._calls += 1
 
-    def _choose(self, step: dict[str, Any], last: dict[str, Any]) -> None:
-        read, write = self._activations.rates()
-        saved = dict(self._activations.saved_bytes)
-        moved = sum(saved.values())
-        others = [sum(count for name, count in step[kind].items() if name != "activations") for kind in ("read_bytes", "written_bytes")]
-        disk = (others[0] + moved) / read + (others[1] + moved) / write
+    def _try(self, last: dict[str, Any], calls: int) -> None:
+        try:
+            rates = self._activations.rates()
+        except (StokerError, OSError) as error:
+            self._event("activations", problem=str(error))
+            warnings.warn(f"how fast the disk is could not be tried ({error}), so activations=\"auto\" computes nothing again; training goes on", stacklevel=2)
+            return
+        self._choose(*rates, last, calls)
+
+    def _choose(self, read: float, write: float, last: dict[str, Any], calls: int) -> None:
+        """`calls`: the forwards of a step."""
+        saved = self._activations.saved_bytes
+        disk = sum(last["read_bytes"].values()) / read + sum(last["written_bytes"].values()) / write
         costs = []
         for layer in self._layers:
             if layer.seconds == float("inf"):
                 continue  # it never ran so that it could be computed again: it fills a cache, or the model checkpoints it
-            spared = max(0, saved.get(layer.block.name, 0) - layer.input_bytes)
-            costs.append(Cost(layer.block.name, spared, spared / read + spared / write, layer.seconds))
+            spared = calls * max(0, saved.get(layer.block.name, 0) - layer.input_bytes)
+            costs.append(Cost(layer.block.name, spared, spared / read + spared / write, calls * layer.seconds))
         chosen = choose(costs, disk, last["compute_seconds"])
         layers = {layer.block.name: layer for layer in self._layers}
         for cost in costs:
