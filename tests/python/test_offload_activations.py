@@ -296,6 +296,22 @@ def test_a_change_in_place_is_torchs_error(offload, mode):
     nothing_left(opt)
 
 
+@pytest.mark.parametrize("form", ["exact", "sparse", "bf16"])
+def test_what_was_written_behind_torchs_back_is_saved_anew(offload, form):
+    _, opt = offload(tiny(layers=1), activations_form=form)
+    ours, y = kept(opt), torch.linspace(0, 2, 64 * 64).round()
+    first, again = ours.save(y, ""), ours.save(y, "")
+    assert again.entry is first.entry
+    y.data.clamp_(max=1)
+    clamped, same = ours.save(y, ""), ours.save(y.view(64, 64), "")
+    assert clamped.entry is not first.entry and same.entry is clamped.entry
+    expected = y.clone()
+    del y
+    assert ours.restore(first).max() == 2 and torch.equal(ours.restore(clamped), expected)
+    del first, again, clamped, same
+    nothing_left(opt)
+
+
 class Spoils(torch.autograd.Function):
     """Changes in backward what it saved."""
 
@@ -729,6 +745,34 @@ def test_a_process_needs_less_memory(tmp_path):
     assert told["recompute"]["grown"] < told["keep"]["grown"] - 160 * MIB  # all but its inputs, 4 MiB a layer
 
 
+@pytest.mark.parametrize("form", ["exact", "sparse"])
+def test_every_use_of_what_came_back_joins_the_device(offload, monkeypatch, form):
+    """A view may be used on another stream than that which brought the bytes."""
+    joined: list[int] = []
+
+    class Joins(FakeLink):
+        def join(self, image, uploaded):
+            joined.append(image.untyped_storage()._cdata)
+            super().join(image, uploaded)
+
+    monkeypatch.setattr(sys.modules["stoker.offload"], "open_link", lambda device: Joins(False))
+    model, opt = offload(tiny(layers=1), device="cpu", activations_form=form)
+    ours = kept(opt)
+    with torch.no_grad():
+        whole = torch.ones(64, 64).tril(-40)
+        parts = [ours.save(view, "") for view in (whole, whole.t(), whole.view(-1))]
+        values = whole.clone()
+        assert (parts[0].entry.decode is not None) == (form == "sparse")
+        del whole
+        opt._session.link.finish()
+        joined.clear()
+        views = [ours.restore(part) for part in parts]
+    assert [view.untyped_storage()._cdata for view in views[1:]] == joined[1:] and len(joined) == 3
+    assert torch.equal(views[0], values) and torch.equal(views[1], values.t())
+    del parts, views
+    nothing_left(opt)
+
+
 # -- faults ---------------------------------------------------------------------------------------------------------------
 
 
@@ -776,6 +820,26 @@ def test_a_read_that_fails_loses_the_step_and_nothing_else(offload, monkeypatch,
     opt.zero_grad()
     assert opt.step_count == opt.committed_step == 1
     assert_same({name: value for name, value in model.state_dict().items() if name != "seen"}, before)
+    nothing_left(opt)
+
+
+@pytest.mark.parametrize("fails", ["memory", "read"])
+def test_a_read_that_cannot_start_may_be_tried_again(offload, monkeypatch, fails):
+    monkeypatch.setattr(activations, "arena_bytes", lambda *_: 0)
+    _, opt = offload(tiny(layers=1))
+    ours, y = kept(opt), torch.arange(4096.0)
+    saved, expected = ours.save(y, ""), y.clone()
+    del y
+
+    def fail(*args, **kwargs):
+        raise MemoryError("there is none")
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(*(torch, "empty") if fails == "memory" else (ours.scratch, "read"), fail)
+        ours.restore(saved)
+    with torch.device("meta"):  # the default device is not where what is read comes to
+        assert torch.equal(ours.restore(saved), expected)
+    del saved
     nothing_left(opt)
 
 
@@ -913,7 +977,15 @@ def test_a_model_of_transformers_and_generate(offload, mode, checkpointing, cach
         model, opt = both(offload, make, backward, mode, steps=2)
     assert len(runs) == 1 + (checkpointing or (mode == "recompute" and not cache))
     if mode == "disk":
-        assert opt.ledger.summary()["written_bytes"]["activations"] > 0
+        layers = [size for name, size in kept(opt).saved_bytes.items() if name.startswith("model.layers.")]
+        inputs = batch(0).numel() * 64 * 4
+        assert len(layers) == 3 and all(size == inputs if checkpointing else size > inputs for size in layers)
+
+
+def test_what_the_model_checkpoints_from_outside_stays(offload):
+    model, opt = offload(tiny(segments=4))
+    plain(model, 0)
+    assert kept(opt).saved_bytes and not [name for name in kept(opt).saved_bytes if name.startswith("layers.")]
 
 
 def test_dropped_hooks_do_not_pile_up(offload):
