@@ -730,6 +730,7 @@ opt.close()
 """
 
 
+@pytest.mark.soak
 def test_a_process_needs_less_memory(tmp_path):
     """24 layers save about 12 MiB each. Away from memory, what a step takes on top of the pools is what a few layers work on."""
     told = {}
