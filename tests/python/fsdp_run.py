@@ -320,6 +320,7 @@ def refuse(tell, rank: int, world: int, store: str = "") -> None:
         return stoker.offload(model, adamw(model), **{"store": store, "dram": "8MiB", **options})
 
     told("lazy", lambda: offload(make(world), policy="lazy"))
+    told("activations", lambda: offload(make(world), activations="disk"))
     told("snapshots", lambda: offload(make(world), snapshots=1))
     told("device", lambda: offload(make(world), device="cpu"))
     told("memory", lambda: offload(make(world), store="memory:"))

@@ -215,6 +215,7 @@ def test_what_a_sharded_model_cannot_have(tmp_path):
     told = complete(Group(tmp_path, 2, fsdp_run.refuse, store=str(tmp_path / "store")))
     expected = {
         "lazy": ("InvalidArgument", "ahead of that"),
+        "activations": ("InvalidArgument", "stay in memory"),
         "snapshots": ("InvalidArgument", "snapshots=0"),
         "device": ("InvalidArgument", "leave out device="),
         "memory": ("InvalidArgument", "give a folder"),

@@ -296,6 +296,22 @@ def test_a_change_in_place_is_torchs_error(offload, mode):
     nothing_left(opt)
 
 
+@pytest.mark.parametrize("form", ["exact", "sparse", "bf16"])
+def test_what_was_written_behind_torchs_back_is_saved_anew(offload, form):
+    _, opt = offload(tiny(layers=1), activations_form=form)
+    ours, y = kept(opt), torch.linspace(0, 2, 64 * 64).round()
+    first, again = ours.save(y, ""), ours.save(y, "")
+    assert again.entry is first.entry
+    y.data.clamp_(max=1)
+    clamped, same = ours.save(y, ""), ours.save(y.view(64, 64), "")
+    assert clamped.entry is not first.entry and same.entry is clamped.entry
+    expected = y.clone()
+    del y
+    assert ours.restore(first).max() == 2 and torch.equal(ours.restore(clamped), expected)
+    del first, again, clamped, same
+    nothing_left(opt)
+
+
 class Spoils(torch.autograd.Function):
     """Changes in backward what it saved."""
 
@@ -439,6 +455,110 @@ def test_draws_and_buffers_are_as_without(offload, mode):
     assert {layer.runs for layer in model.layers} == {6 if mode == "recompute" else 3}
 
 
+class Named(nn.Module):
+    """Layers that are given everything by name, some of it in a tuple, and a list to add to."""
+
+    def __init__(self, careless: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(NamedLayer(careless) for _ in range(3))
+        self.told: list[float] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.told = []
+        for layer in self.layers:
+            x = layer(x=x, scales=(x.detach().abs().mean(), x.detach().square().mean()), told=self.told)
+        return x
+
+
+class NamedLayer(nn.Linear):
+    def __init__(self, careless: bool) -> None:
+        super().__init__(64, 64)
+        self.careless = careless
+
+    def forward(self, *, x, scales, told):
+        told.append(scales[0].item())
+        y = F.dropout(super().forward(x), 0.3) * scales[0] + scales[1]
+        if self.careless:
+            x.mul_(2)
+        return y
+
+
+@pytest.mark.parametrize("mode", ["recompute", "auto"])
+def test_inputs_given_by_name(offload, mode):
+    """They are kept as any, and what a layer adds to is the caller's own list."""
+    def backward(model, step):
+        loss = model(torch.linspace(-2, 2, 64 * 64).view(64, 64) + step).square().mean()
+        told = list(model.told)
+        loss.backward()
+        return loss.item(), told
+
+    model, opt = both(offload, Named, backward, mode, steps=2)
+    assert {layer.input_bytes for layer in opt._session.layers} == ({64 * 64 * 4 + 8} if mode == "auto" else {0})
+
+
+def test_an_input_given_by_name_and_changed_is_torchs_error(offload):
+    x = torch.randn(64, 64)
+    model, opt = offload(Named(careless=True), activations="recompute")
+    loss = model(x.clone()).sum()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    del loss
+
+
+def test_an_input_given_by_name_leaves_memory(offload):
+    model, opt = offload(Named(), activations="auto")
+    for layer in opt._session.layers:
+        layer.on = True
+    loss = model(torch.ones(64, 64)).sum()
+    assert sum(kept(opt).saved_bytes.values()) == 2 * 64 * 64 * 4  # the first layer's is the caller's
+    loss.backward()
+
+
+class Counting(nn.Linear):
+    """Reads what it changes: a counter, in place or by another, and a vector that a power iteration moves on. Its mask is one byte, expanded."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__(64, 64)
+        self.in_place = in_place
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("u", torch.randn(64), persistent=False)
+        self.register_buffer("mask", torch.ones((), dtype=torch.bool).expand(64, 64), persistent=False)
+        self.register_buffer("later", None)
+
+    def forward(self, x):
+        if self.in_place:
+            self.calls += 1
+        else:
+            self.calls = self.calls + 1
+        with torch.no_grad():
+            self.u = F.normalize(self.weight @ self.u, dim=0)
+        scale = 1 if self.later is None else self.later
+        self.later = torch.tensor(2.0)
+        sigma = self.u @ (self.weight @ self.u)
+        return (super().forward(x) / sigma * self.calls.clone() * self.u * scale).masked_fill(~self.mask, 0)
+
+
+@pytest.mark.parametrize("mode", ["disk", "recompute"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_layer_that_reads_buffers_that_it_changes(offload, mode, in_place):
+    """Its second run sees them as its first did, however many forwards came in between, and leaves them alone."""
+    def make():
+        torch.manual_seed(0)
+        return nn.Sequential(*(Counting(in_place) for _ in range(3)))
+
+    def backward(model, step):
+        losses = [model(torch.linspace(-2, 2, 64 * 64).view(64, 64) + step + micro).square().mean() for micro in range(2)]
+        first = {name: buffer.tolist() for name, buffer in model.named_buffers()}
+        losses[0].backward(retain_graph=True)
+        for loss in losses:
+            loss.backward()
+        assert {name: buffer.tolist() for name, buffer in model.named_buffers()} == first
+        return [loss.item() for loss in losses], first
+
+    both(offload, make, backward, mode)
+
+
 def test_recompute_keeps_inputs_only(offload):
     """Of what a layer computes nothing but its input is alive when forward ends."""
     model, opt = offload(noise(), activations="recompute")
@@ -485,10 +605,60 @@ def test_the_choice_balances_the_disk_against_the_cores():
     assert not recompute.choose(layers, disk=1.0, compute=1.0)
 
 
-def test_measured_rates_are_of_the_disk(offload):
+def test_the_choice_counts_every_forward_of_a_step(offload, monkeypatch):
+    costs = []
+    monkeypatch.setattr(activations.Activations, "rates", lambda self: (1e15, 1e15))
+    monkeypatch.setattr(recompute, "choose", lambda layers, disk, compute: costs.append(layers) or {})
+    model, opt = offload(tiny(), activations="auto")
+    for step in range(4):
+        assert bool(costs) == (step > recompute.Auto.MEASURED + 1)
+        accumulated(model, step)
+        opt.step()
+        opt.zero_grad()
+    layers = opt._session.layers
+    assert [cost.bytes for cost in costs[0]] == [3 * (kept(opt).saved_bytes[layer.block.name] - layer.input_bytes) for layer in layers]
+    assert all(cost.compute_seconds >= 3 * layer.seconds for cost, layer in zip(costs[0], layers, strict=True))
+
+
+@pytest.mark.parametrize("size", [0, 6 * MIB])
+def test_measured_rates_are_of_the_disk(offload, monkeypatch, size):
+    monkeypatch.setattr(activations, "arena_bytes", lambda *_: size)
     _, opt = offload(tiny())
     read, write = kept(opt).rates()
     assert 1e6 < read < 1e12 and 1e6 < write < 1e12
+    nothing_left(opt)
+
+
+@pytest.mark.parametrize("error", [scratch.OutOfSpace("the disk is full"), OSError("it is gone")])
+def test_a_trial_that_fails_chooses_nothing(offload, monkeypatch, error):
+    def failing(self):
+        raise error
+
+    monkeypatch.setattr(activations.Activations, "rates", failing)
+    with pytest.warns(UserWarning, match="could not be tried") as told:
+        _, opt = both(offload, tiny, plain, "auto", steps=6)
+    assert len([each for each in told if "could not be tried" in str(each.message)]) == 1
+    assert not opt.plan()["activations"]["choices"] and not any(layer.on for layer in opt._session.layers)
+
+
+def test_an_interrupted_trial_waits_for_its_read(offload, monkeypatch):
+    waits, start = [], scratch.Scratch.read
+
+    class Interrupted:
+        def __init__(self, future):
+            self.future = future
+
+        def wait(self):
+            waits.append(1)
+            if len(waits) == 1:
+                raise KeyboardInterrupt
+            self.future.wait()
+
+    _, opt = offload(tiny())
+    monkeypatch.setattr(scratch.Scratch, "read", lambda *args: Interrupted(start(*args)))
+    with pytest.raises(KeyboardInterrupt):
+        kept(opt).rates()
+    assert len(waits) == 2
     nothing_left(opt)
 
 
@@ -560,6 +730,7 @@ opt.close()
 """
 
 
+@pytest.mark.soak
 def test_a_process_needs_less_memory(tmp_path):
     """24 layers save about 12 MiB each. Away from memory, what a step takes on top of the pools is what a few layers work on."""
     told = {}
@@ -573,6 +744,34 @@ def test_a_process_needs_less_memory(tmp_path):
     assert told["disk"]["arena"] == 8 * MIB
     assert told["disk"]["grown"] < told["keep"]["grown"] - 200 * MIB
     assert told["recompute"]["grown"] < told["keep"]["grown"] - 160 * MIB  # all but its inputs, 4 MiB a layer
+
+
+@pytest.mark.parametrize("form", ["exact", "sparse"])
+def test_every_use_of_what_came_back_joins_the_device(offload, monkeypatch, form):
+    """A view may be used on another stream than that which brought the bytes."""
+    joined: list[int] = []
+
+    class Joins(FakeLink):
+        def join(self, image, uploaded):
+            joined.append(image.untyped_storage()._cdata)
+            super().join(image, uploaded)
+
+    monkeypatch.setattr(sys.modules["stoker.offload"], "open_link", lambda device: Joins(False))
+    model, opt = offload(tiny(layers=1), device="cpu", activations_form=form)
+    ours = kept(opt)
+    with torch.no_grad():
+        whole = torch.ones(64, 64).tril(-40)
+        parts = [ours.save(view, "") for view in (whole, whole.t(), whole.view(-1))]
+        values = whole.clone()
+        assert (parts[0].entry.decode is not None) == (form == "sparse")
+        del whole
+        opt._session.link.finish()
+        joined.clear()
+        views = [ours.restore(part) for part in parts]
+    assert [view.untyped_storage()._cdata for view in views[1:]] == joined[1:] and len(joined) == 3
+    assert torch.equal(views[0], values) and torch.equal(views[1], values.t())
+    del parts, views
+    nothing_left(opt)
 
 
 # -- faults ---------------------------------------------------------------------------------------------------------------
@@ -622,6 +821,26 @@ def test_a_read_that_fails_loses_the_step_and_nothing_else(offload, monkeypatch,
     opt.zero_grad()
     assert opt.step_count == opt.committed_step == 1
     assert_same({name: value for name, value in model.state_dict().items() if name != "seen"}, before)
+    nothing_left(opt)
+
+
+@pytest.mark.parametrize("fails", ["memory", "read"])
+def test_a_read_that_cannot_start_may_be_tried_again(offload, monkeypatch, fails):
+    monkeypatch.setattr(activations, "arena_bytes", lambda *_: 0)
+    _, opt = offload(tiny(layers=1))
+    ours, y = kept(opt), torch.arange(4096.0)
+    saved, expected = ours.save(y, ""), y.clone()
+    del y
+
+    def fail(*args, **kwargs):
+        raise MemoryError("there is none")
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(*(torch, "empty") if fails == "memory" else (ours.scratch, "read"), fail)
+        ours.restore(saved)
+    with torch.device("meta"):  # the default device is not where what is read comes to
+        assert torch.equal(ours.restore(saved), expected)
+    del saved
     nothing_left(opt)
 
 
@@ -759,7 +978,15 @@ def test_a_model_of_transformers_and_generate(offload, mode, checkpointing, cach
         model, opt = both(offload, make, backward, mode, steps=2)
     assert len(runs) == 1 + (checkpointing or (mode == "recompute" and not cache))
     if mode == "disk":
-        assert opt.ledger.summary()["written_bytes"]["activations"] > 0
+        layers = [size for name, size in kept(opt).saved_bytes.items() if name.startswith("model.layers.")]
+        inputs = batch(0).numel() * 64 * 4
+        assert len(layers) == 3 and all(size == inputs if checkpointing else size > inputs for size in layers)
+
+
+def test_what_the_model_checkpoints_from_outside_stays(offload):
+    model, opt = offload(tiny(segments=4))
+    plain(model, 0)
+    assert kept(opt).saved_bytes and not [name for name in kept(opt).saved_bytes if name.startswith("layers.")]
 
 
 def test_dropped_hooks_do_not_pile_up(offload):

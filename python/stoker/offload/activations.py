@@ -51,6 +51,7 @@ LEAST_BYTES = MIB
 WHOLE = 8  # a storage larger than its view by more than this is somebody's pool, and stays
 AHEAD_BYTES = 64 * MIB  # how far reading ahead goes, at least
 TRIAL_BYTES = 64 * MIB
+SMALL_TRIAL_BYTES = 8 * MIB  # where the arena has no room for a trial
 
 
 class Entry:
@@ -67,6 +68,7 @@ class Entry:
         self.piece: Piece | None = None
         self.landing: Any = None  # the event of the copy from another device to `host`
         self.reading: Any = None  # the future of the read into `host`
+        self.ready: Any = None  # the event from which on the device has the bytes that came back to it
         self.kept: torch.UntypedStorage | None = None  # the storage itself, where its bytes could not be kept elsewhere
         self.holders = self.unused = 0  # `Saved`s, and those of them that were not used in this round
         self.place = 0  # in the order of saving
@@ -162,7 +164,7 @@ class Activations:
         self.sweep()
         storage = tensor.untyped_storage()
         entry = self._known.get(storage._cdata)
-        if entry is None or entry.version != tensor._version:
+        if entry is None or entry.version != tensor._version or self._rewritten(entry, storage, tensor):
             if self.stays(tensor):
                 return None
             entry = self._keep(storage, tensor, block)
@@ -201,6 +203,14 @@ class Activations:
             self._unwritten.append(entry)
             self._write_landed()
         return entry
+
+    def _rewritten(self, entry: Entry, storage: torch.UntypedStorage, tensor: torch.Tensor) -> bool:
+        """Whether the storage changed and its version did not (`.data`, NumPy). Not seen where the copy is not in memory, nor on another device."""
+        if self.link is not None or entry.host is None or entry.reading is not None:
+            return False
+        flat = _bytes_of(storage)
+        formed = encode(self.form, tensor.dtype, flat)
+        return not torch.equal(formed[0] if formed is not None else flat, entry.host[: entry.stored])
 
     def _append(self, entry: Entry, host: torch.Tensor | None) -> None:
         entry.before, self._last = self._last, entry
@@ -261,11 +271,14 @@ class Activations:
         self.sweep()
         entry = saved.entry
         storage = entry.kept or _living(entry)
-        if storage is None:
+        brought = storage is None
+        if brought:
             storage = self._bring(entry)
         if self.link is None:
             self.trimmer.freed(entry.size)
         tensor = torch.empty(0, dtype=saved.dtype, device=self.device).set_(storage, saved.offset, saved.size, saved.stride)
+        if not brought and entry.ready is not None:  # this use may be on another stream than that which brought it
+            self.link.join(tensor, entry.ready)
         if saved.used_in != entry.round:
             saved.used_in = entry.round
             entry.unused -= 1
@@ -284,15 +297,19 @@ class Activations:
         flat = entry.host if self.link is None else self._to_device(entry)
         if entry.decode is not None:
             flat = entry.decode(flat[: entry.stored])
+            if self.link is not None:
+                entry.ready = self.link.mark()
         entry.alive = StorageWeakRef(flat.untyped_storage())
         return flat.untyped_storage()
 
     def _read(self, entry: Entry, host: torch.Tensor | None, priority: str) -> None:
-        entry.reading = _BEGINNING  # before there is memory: a Ctrl-C must not make it look read, nor free it
-        entry.host = host if host is not None else torch.empty(entry.piece.size, dtype=torch.uint8)
+        if host is None:
+            host = torch.empty(entry.piece.size, dtype=torch.uint8, device="cpu")
+        entry.reading = _BEGINNING  # before it has memory: a Ctrl-C must not make it look read, nor free it
+        entry.host = host
         try:
-            entry.reading = self.scratch.read(entry.piece, entry.host.data_ptr(), priority)
-        except StokerError:  # nothing was started
+            entry.reading = self.scratch.read(entry.piece, host.data_ptr(), priority)
+        except Exception:  # nothing was started
             entry.host = entry.reading = None
             raise
         self.read_bytes += entry.stored
@@ -335,6 +352,7 @@ class Activations:
         uploaded = self.link.upload(entry.host[: entry.stored], image)
         self._uploads.append((uploaded, entry.host))
         self.link.join(image, uploaded)
+        entry.ready = uploaded
         return image
 
     def _let_go(self, entry: Entry) -> None:
@@ -471,23 +489,23 @@ class Activations:
         return Away({block: size for block, size in saved.items() if size}, self.arena_bytes if self.mode != "dram" else 0)
 
     def rates(self) -> tuple[float, float]:
-        """Bytes a second of reading and of writing, by a short trial on the very files. Nothing where there is no memory for it."""
-        if self.arena is None:
-            return 1.0, 1.0
-        size = min(TRIAL_BYTES, self.arena.size // 2)
-        memory = self._room(size)
+        """Bytes a second of reading and of writing, by a short trial on the very files. StokerError or OSError where they fail."""
+        memory = self._room(min(TRIAL_BYTES, self.arena.size // 2)) if self.arena is not None else None
         if memory is None:
-            return 1.0, 1.0
+            memory = torch.zeros(SMALL_TRIAL_BYTES, dtype=torch.uint8, device="cpu")
         started = time.perf_counter()
-        piece = self.scratch.write(memory.data_ptr(), size, "demand")
+        piece, reading = self.scratch.write(memory.data_ptr(), memory.nbytes, "demand"), None
         try:
             piece.written.wait()
             written = time.perf_counter()
-            self.scratch.read(piece, memory.data_ptr(), "demand").wait()
+            reading = self.scratch.read(piece, memory.data_ptr(), "demand")
+            reading.wait()
+            read = time.perf_counter()
         finally:
-            _ended(piece.written)
+            for future in (piece.written, reading):  # a Ctrl-C must not free memory that a transfer uses
+                _ended(future)
             self.scratch.free(piece)
-        return size / (time.perf_counter() - written), size / (written - started)
+        return memory.nbytes / (read - written), memory.nbytes / (written - started)
 
     def close(self) -> None:
         """Nobody can use what was saved any more."""

@@ -1,7 +1,7 @@
 """Recompute: a layer keeps its inputs, and what else it would save is computed again in backward, by torch's own checkpoint().
 
 A layer is one that repeats (blocks.py). The second time it runs under our hooks like the first, with the random state and the autocast of
-then; buffers that it changed (running means) are as they were before. With "recompute" every layer does so; with "auto" those for
+then, and with the buffers that it changed (running means) as they were before it. With "recompute" every layer does so; with "auto" those for
 which the plan says that the disk would take longer than they do.
 """
 
@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from stoker._core import human_bytes
+from stoker.errors import StokerError
 from stoker.offload.blocks import repeated_layers
 from stoker.offload.build import trim
 from stoker.offload.compiled import in_place
@@ -64,20 +66,23 @@ class Recomputed:
             if self.on and self._module.training:
                 warnings.warn(f"layer {self.block.name} is not computed again: it adds to a cache of keys and values; switch that off for training (use_cache=False)", stacklevel=2)
             return self._forward(*args, **named)
+        # Tensors are checkpoint()'s own arguments, by whatever name they come. Lists and dicts are not taken apart: the layer may add to them.
+        flat, spec = tree_flatten((args, named), is_leaf=lambda value: value is not named and not isinstance(value, tuple))
         if self.on:
             trim()  # what the layer before it computed and freed
-            return checkpoint(lambda *inputs: self._run(inputs, named), *args, use_reentrant=False)
-        self.input_bytes = sum(tensor.untyped_storage().nbytes() for tensor in args if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided)
+            before = Buffers(self._module)
+            return checkpoint(lambda *inputs: self._run(before, *tree_unflatten(inputs, spec)), *flat, use_reentrant=False)
+        self.input_bytes = _bytes_of(flat)
         started, waited = time.perf_counter(), sum(self._waiting.seconds.values())
         out = self._forward(*args, **named)
         self.seconds = min(self.seconds, time.perf_counter() - started - (sum(self._waiting.seconds.values()) - waited))
         return out
 
-    def _run(self, args: tuple, named: dict) -> Any:
+    def _run(self, before: Buffers, args: tuple, named: dict) -> Any:
         again = torch._C._current_graph_task_id() != -1
         if again:
             trim()
-        with _unchanged(self._module) if again else contextlib.nullcontext():
+        with before.installed() if again else before.noted():
             self.hooks.enter(self._module, self.block)
             out = None
             try:
@@ -87,27 +92,70 @@ class Recomputed:
                 self.hooks.exit(self._module, out)
 
 
+class Buffers:
+    """Buffers that a layer's first run changes (running means, a counter), as they were before it: what it computed may depend on them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._modules = list(module.modules())
+        self._before: dict[tuple[nn.Module, str], torch.Tensor | None] = {}
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """The first run."""
+        clones = _clones({(each, name): buffer for each in self._modules for name, buffer in each._buffers.items()})
+        yield
+        self._before = {(each, name): was for (each, name), was in clones.items() if not _same(was, each._buffers.get(name))}
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """A later run. It is given copies: what it saves of them must outlive it, and what is the model's stays as it is."""
+        present = [(each, dict(each._buffers)) for each in self._modules]
+        for (each, name), was in _clones(self._before).items():
+            each._buffers[name] = was
+        try:
+            yield
+        finally:
+            for each, buffers in present:
+                each._buffers.clear()
+                each._buffers.update(buffers)
+
+
+def _clones(buffers: dict[Any, torch.Tensor | None]) -> dict[Any, torch.Tensor | None]:
+    """One of each, as two modules may share one."""
+    made = {id(each): each.detach().clone().requires_grad_(each.requires_grad) for each in buffers.values() if each is not None}
+    return {place: made.get(id(each)) for place, each in buffers.items()}
+
+
+def _same(was: torch.Tensor | None, now: torch.Tensor | None) -> bool:
+    """Whether the bytes are; False where that cannot be told. (Versions do not tell: batch_norm does not count what it changes.)"""
+    if was is None or now is None:
+        return was is now
+    if any(type(each) is not torch.Tensor or each.layout is not torch.strided or each.is_quantized or each.is_meta for each in (was, now)):
+        return False
+    if (was.shape, was.dtype, was.device) != (now.shape, now.dtype, now.device):
+        return False
+    return torch.equal(_bits(was), _bits(now))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8)
+
+
 def layers_of(model: nn.Module, blocks: list[Block], waiting: Waits, on: bool) -> list[Recomputed]:
     """Every repeated layer that is a block."""
     homes = {module: block for block in blocks for module in block.modules}
     return [Recomputed(layer, homes[layer], waiting, on) for layer in repeated_layers(model) if layer in homes]
 
 
+def _bytes_of(values: list) -> int:
+    """Of the storages of the tensors among them."""
+    storages = [value.untyped_storage() for value in values if isinstance(value, torch.Tensor) and value.layout is torch.strided]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+
 def _fills_a_cache(args: tuple, named: dict) -> bool:
     """Whether the layer is given keys and values to add to: twice would be once too often."""
     return any(type(value).__name__.endswith("Cache") for value in (*args, *named.values()))
-
-
-@contextlib.contextmanager
-def _unchanged(module: nn.Module) -> Iterator[None]:
-    """Puts the module's buffers back as they were."""
-    before = [(each, name, buffer, buffer.clone()) for each in module.modules() for name, buffer in each._buffers.items() if buffer is not None]
-    try:
-        yield
-    finally:
-        for each, name, buffer, value in before:
-            each._buffers[name] = buffer
-            buffer.data.copy_(value)  # uncounted, as what saved it saw this value; batch_norm does not count its changes either
 
 
 class Auto:
@@ -116,27 +164,37 @@ class Auto:
     MEASURED = 2
 
     def __init__(self, layers: list[Recomputed], activations: Activations, event: Callable[..., None]) -> None:
-        self._layers, self._activations, self._event, self._calls = layers, activations, event, 0
+        self._layers, self._activations, self._event = layers, activations, event
+        self._last: dict[str, Any] | None = None
+        self._steps = self._calls = 0  # steps closed, and forwards since the last of them
 
-    def call(self, plan: Callable[[], dict[str, Any]], last: dict[str, Any] | None) -> None:
+    def call(self, last: dict[str, Any] | None) -> None:
         """A training forward begins. `last`: the ledger's newest row."""
-        if last is not None:
-            self._calls += 1
-        if self._calls == self.MEASURED + 1 and last is not None:
-            self._choose(plan()["step"], last)
+        if last is not None and last is not self._last:
+            self._last, self._steps, calls, self._calls = last, self._steps + 1, self._calls, 0
+            if self._steps == self.MEASURED + 1:  # the first is no measure
+                self._try(last, calls)
+        self._calls += 1
 
-    def _choose(self, step: dict[str, Any], last: dict[str, Any]) -> None:
-        read, write = self._activations.rates()
-        saved = dict(self._activations.saved_bytes)
-        moved = sum(saved.values())
-        others = [sum(count for name, count in step[kind].items() if name != "activations") for kind in ("read_bytes", "written_bytes")]
-        disk = (others[0] + moved) / read + (others[1] + moved) / write
+    def _try(self, last: dict[str, Any], calls: int) -> None:
+        try:
+            rates = self._activations.rates()
+        except (StokerError, OSError) as error:
+            self._event("activations", problem=str(error))
+            warnings.warn(f"how fast the disk is could not be tried ({error}), so activations=\"auto\" computes nothing again; training goes on", stacklevel=2)
+            return
+        self._choose(*rates, last, calls)
+
+    def _choose(self, read: float, write: float, last: dict[str, Any], calls: int) -> None:
+        """`calls`: the forwards of a step."""
+        saved = self._activations.saved_bytes
+        disk = sum(last["read_bytes"].values()) / read + sum(last["written_bytes"].values()) / write
         costs = []
         for layer in self._layers:
             if layer.seconds == float("inf"):
                 continue  # it never ran so that it could be computed again: it fills a cache, or the model checkpoints it
-            spared = max(0, saved.get(layer.block.name, 0) - layer.input_bytes)
-            costs.append(Cost(layer.block.name, spared, spared / read + spared / write, layer.seconds))
+            spared = calls * max(0, saved.get(layer.block.name, 0) - layer.input_bytes)
+            costs.append(Cost(layer.block.name, spared, spared / read + spared / write, calls * layer.seconds))
         chosen = choose(costs, disk, last["compute_seconds"])
         layers = {layer.block.name: layer for layer in self._layers}
         for cost in costs:

@@ -276,7 +276,7 @@ class Session:
         self.pager.current = None
         self._check_unchanged(grad=key[2])
         if key[2] and key[1] and self._auto is not None:
-            self._auto.call(self.plan, self.ledger.last)
+            self._auto.call(self.ledger.last)
         if key[2] and self.activations is not None:
             self.activations.call()
         if key[2] and key[1]:
