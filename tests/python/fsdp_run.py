@@ -114,14 +114,14 @@ class Odd(Tiny):
         return super().forward(tokens) + self.odd(self.embed(tokens)).sum(-1, keepdim=True)
 
 
-def make(world: int, dtype: torch.dtype = torch.bfloat16, kind=Tiny, frozen: tuple = (), layers: int = 2, width: int = 32):
+def make(world: int, dtype: torch.dtype = torch.bfloat16, kind=Tiny, frozen: tuple = (), layers: int = 2, width: int = 32, reshard: bool | None = None):
     torch.manual_seed(0)
     model = kind(layers=layers, width=width).to(dtype)
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
     mesh = init_device_mesh("cpu", (world,))
     for layer in model.layers:
-        fully_shard(layer, mesh=mesh)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
     return fully_shard(model, mesh=mesh)
 
 
@@ -199,12 +199,13 @@ class Growing:
     def load_state_dict(self, state: dict) -> None: ...
 
 
-def train(tell, rank: int, world: int, store: str = "", steps: int = 6, faults=(), full=None, resume="auto", policy: str = "sync", **options) -> None:
-    """A run that may be killed and goes on where it was. faults: see break_at; full: (rank, at) of a store that is full at a commit."""
+def train(tell, rank: int, world: int, store: str = "", steps: int = 6, faults=(), full=None, resume="auto", policy: str = "sync", look=None, **options) -> None:
+    """A run that may be killed and goes on where it was. faults: see break_at; full: (rank, at) of a store that is full at a commit;
+    look: a step behind which weights stay gathered, by a forward without a backward, while it is committed."""
     dying = [each for _, where, _ in faults for each in (where if isinstance(where, tuple) else (where,))]
     for fault in faults:
         break_at(*fault, rank, dying, os.path.join(os.path.dirname(tell.file), "faults"))
-    model = make(world)
+    model = make(world, reshard=None if look is None else False)
     opt = adamw(model)
     model, opt = stoker.offload(model, opt, store=store, dram="8MiB", resume=resume, policy=policy, **options)
     scheduler, position = torch.optim.lr_scheduler.LambdaLR(opt, lambda s: 1.0 / (1 + 0.05 * s)), Position()
@@ -231,6 +232,14 @@ def train(tell, rank: int, world: int, store: str = "", steps: int = 6, faults=(
         opt.zero_grad()
         scheduler.step()
         tell(step=opt.step_count, loss=loss, committed=opt.committed_step)
+        if opt.step_count == look:
+            look = None
+            with torch.no_grad():
+                loss_of(model, batch(number))
+            try:
+                opt.flush()
+            except stoker.errors.OutOfSpace as error:
+                tell(caught=type(error).__name__, text=str(error), at=opt.step_count)
     opt.flush()
     assert opt.committed_step == opt.step_count == steps
     tell(end=digest(model, [*state_of(opt), opt.param_groups[0]["lr"], position.next, torch.rand(3)]))

@@ -184,6 +184,12 @@ def test_a_step_that_one_rank_cannot_commit_is_taken_back_by_all(tmp_path, whole
     assert ends(told) == ends(whole(2, 8))
 
 
+def test_what_a_lost_step_left_gathered_is_not_trained_on(tmp_path, whole):
+    told = complete(Group(tmp_path, 2, fsdp_run.train, store=f"{tmp_path}/store", steps=8, full=(1, 4), look=3))
+    assert [[(line["caught"], line["at"]) for line in lines if "caught" in line] for lines in told] == [[("OutOfSpace", 2)]] * 2
+    assert ends(told) == ends(whole(2, 8))
+
+
 @pytest.mark.parametrize(("point", "at"), [("update fails", 3), ("weights fail", 2)])
 def test_what_fails_on_one_rank_is_raised_by_all(tmp_path, whole, point, at):
     """An update that fails is undone everywhere before the step counts; new weights that do not reach the shards lose a step that did."""

@@ -38,7 +38,7 @@ class Ranks:
     def of(model: nn.Module) -> Ranks | None:
         """Those that fully_shard() gave the model to; None for a model that one process has whole."""
         fsdp = sys.modules.get("torch.distributed.fsdp")
-        sharded = [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)] if fsdp else []
+        sharded = sharded_modules(model)
         if fsdp and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules()):
             raise InvalidArgument("FullyShardedDataParallel keeps its parameters in flat buffers; shard the model with torch.distributed.fsdp.fully_shard() instead")
         for module in sharded:
@@ -146,6 +146,12 @@ class Ranks:
 
     def _gone(self) -> RankLost:
         return RankLost(f"{self._lost}; end all processes and start them again with resume=True: the run goes on behind the last step that all of them have committed")
+
+
+def sharded_modules(model: nn.Module) -> list:
+    """Those that fully_shard() was called with."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)] if fsdp else []
 
 
 def _of_rank(rank: int, name: str, text: str) -> StokerError:

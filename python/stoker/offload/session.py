@@ -38,6 +38,7 @@ from stoker.offload.machine import Machine
 from stoker.offload.pager import Pager
 from stoker.offload.planes import MIB, Algorithm, Planes, Runtime, put, read_range, write_range
 from stoker.offload.planner import Setting
+from stoker.offload.ranks import sharded_modules
 from stoker.offload.recompute import Auto, Recomputed, layers_of
 from stoker.offload.shards import Calls, ShardPager
 from stoker.offload.shared import SharedSteps
@@ -132,8 +133,8 @@ class Session:
             self.pager = Pager(blocks, self.planes, lookahead_bytes)
             self.gradients = Gradients(blocks, self.planes, on_final)
         else:
-            whole = agreement is None
-            self.pager = DevicePager(blocks, self.planes, lookahead_bytes, link, how.device_memory) if whole else ShardPager(blocks, self.planes, lookahead_bytes, link)
+            paging = (blocks, self.planes, lookahead_bytes, link)
+            self.pager = DevicePager(*paging, how.device_memory) if agreement is None else ShardPager(*paging, sharded_modules(model))
             self.gradients = DeviceGradients(blocks, self.planes, on_final, link)
         self.gradients.accumulate = how.accumulate
         making = (self.planes, self.pager, self.gradients, self._hyper, policy, self._lost)
@@ -365,6 +366,8 @@ class Session:
         self._take_back(set(self.blocks), state)
 
     def _take_back(self, blocks: set[Block], state: dict[str, Any]) -> None:
+        if self.pager.resident:
+            self.pager.forget_gathered()
         self._refresh(blocks)
         attached = {**self._when_attached, **state["attached"]}
         for name, thing in self._attached.items():
