@@ -32,6 +32,7 @@ class Ranks:
         self._group = group
         self.rank, self.world = rank, world
         self._told: BaseException | None = None  # the error that all ranks know of
+        self._passed: str | None = None  # the last point, if this rank heard all there and no error
         self._lost: str | None = None
 
     @staticmethod
@@ -85,7 +86,17 @@ class Ranks:
     def exchange(self, point: str, error: BaseException | None = None, facts: Any = None) -> list[Any]:
         """What each rank tells at this point, in their order. Returns when all have told; raises on all of them if one tells an error:
         where it happened that error, elsewhere one of the same class that names the rank."""
-        told = [self._parse(each) for each in self._gather(self._message(point, error, facts))]
+        self._passed = None
+        message = self._message(point, error, facts)
+        try:
+            return self._hear(point, error, message)
+        except BaseException as raised:
+            if raised is not self._told and not isinstance(raised, RankLost):  # Ctrl-C: the others may have heard this rank, which has not heard them
+                self.leave(f"rank {self.rank} was interrupted at {point!r}")
+            raise
+
+    def _hear(self, point: str, error: BaseException | None, message: bytes) -> list[Any]:
+        told = [self._parse(each) for each in self._gather(message)]
         if any(each["point"] != point for each in told):
             self._lost = "the ranks are at different points: " + ", ".join(f"rank {rank} at {each['point']!r}" for rank, each in enumerate(told))
             raise self._gone()
@@ -93,11 +104,14 @@ class Ranks:
         if failed:
             self._told = error if error is not None else _of_rank(*failed[0])
             raise self._told
+        self._passed = point
         return [each["facts"] for each in told]
 
     def tell(self, point: str, error: BaseException) -> None:
-        """The others wait, or will, at `point` for what cannot come; unless it was they who told the error."""
-        if error is not self._told and not isinstance(error, RankLost):
+        """The others wait, or will, at `point` for what cannot come; unless it was they who told the error, or have gone on from there."""
+        if self._passed == point:
+            self.leave(f"rank {self.rank} was interrupted behind {point!r}")
+        elif error is not self._told and not isinstance(error, RankLost):
             with contextlib.suppress(StokerError, type(error)):
                 self.exchange(point, error)
 
@@ -110,8 +124,16 @@ class Ranks:
             raise
 
     def leave(self, why: str) -> None:
-        """This rank does not know its place among the others any more: it meets them at no point from here on."""
-        self._lost = why
+        """This rank does not know its place among the others any more, or is done: it meets them at no point from here on. They hear of
+        it at their next: its connections are closed."""
+        if self._lost is None:
+            self._lost = why
+        self._group = None
+
+    def check(self) -> None:
+        """RankLost if this rank meets the others no more."""
+        if self._lost is not None:
+            raise self._gone()
 
     def numbers(self, point: str, number: float) -> list[float]:
         """One number of each rank."""
@@ -133,8 +155,7 @@ class Ranks:
         return json.loads(message.numpy().tobytes())
 
     def _gather(self, message: bytes) -> list[torch.Tensor]:
-        if self._lost is not None:
-            raise self._gone()
+        self.check()
         mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         all_of_them = [torch.empty_like(mine) for _ in range(self.world)]
         try:
@@ -152,6 +173,15 @@ def sharded_modules(model: nn.Module) -> list:
     """Those that fully_shard() was called with."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)] if fsdp else []
+
+
+def telling(error: Exception) -> StokerError:
+    """What ranks can tell each other."""
+    if isinstance(error, StokerError):
+        return error
+    told = StokerError(f"{type(error).__name__}: {error}")
+    told.__cause__ = error
+    return told
 
 
 def _of_rank(rank: int, name: str, text: str) -> StokerError:

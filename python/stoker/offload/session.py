@@ -334,6 +334,8 @@ class Session:
                 self.step_count += 1
             except BaseException:  # Ctrl-C between deciding and counting: the step would be committed under the number of the one before
                 if self.steps.decided is not None and self.steps.decided is not before:
+                    if self.agreement is not None:  # the others have that step
+                        self.agreement.ranks.leave(f"rank {self.agreement.ranks.rank} was interrupted behind the decision of step {self.step_count + 1}")
                     self.steps.lose()
                 raise
             self._resumed_groups = []
@@ -454,9 +456,11 @@ class Session:
         """What belongs to the decided step, as it is now, goes into its record; unless that was done."""
         steps = self.steps
         if steps.decided is not None and (steps.late.records is None or not steps.late):
-            steps.close(steps.late.records or self._records())
+            steps.close(lambda: steps.late.records or self._records())
 
     def committed_step(self) -> int:
+        if self.agreement is not None:
+            return self.agreement.step
         if self.steps.poll():
             self._committed = self.step_count - (self.steps.decided is not None)
         return self._committed
