@@ -22,6 +22,7 @@ from stoker import errors
 from stoker.errors import InvalidArgument, RankLost, StokerError
 
 MESSAGE_BYTES = 4096
+EVERY_RANK = "step(), flush(), state_dict(), close() and clip_grad_norm_() must be called by every rank"
 T = TypeVar("T")
 
 
@@ -96,9 +97,9 @@ class Ranks:
             raise
 
     def _hear(self, point: str, error: BaseException | None, message: bytes) -> list[Any]:
-        told = [self._parse(each) for each in self._gather(message)]
+        told = [self._parse(each) for each in self._gather(point, message)]
         if any(each["point"] != point for each in told):
-            self._lost = "the ranks are at different points: " + ", ".join(f"rank {rank} at {each['point']!r}" for rank, each in enumerate(told))
+            self._lost = "the ranks are at different points: " + ", ".join(f"rank {rank} at {each['point']!r}" for rank, each in enumerate(told)) + f"; {EVERY_RANK}"
             raise self._gone()
         failed = [(rank, *each["error"]) for rank, each in enumerate(told) if each["error"]]
         if failed:
@@ -154,14 +155,14 @@ class Ranks:
     def _parse(message: torch.Tensor) -> dict[str, Any]:
         return json.loads(message.numpy().tobytes())
 
-    def _gather(self, message: bytes) -> list[torch.Tensor]:
+    def _gather(self, point: str, message: bytes) -> list[torch.Tensor]:
         self.check()
         mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         all_of_them = [torch.empty_like(mine) for _ in range(self.world)]
         try:
             self._group.allgather([all_of_them], [mine]).wait()
         except RuntimeError as error:  # gloo: a connection was closed, or nothing came in time
-            self._lost = f"rank {self.rank} does not hear from all other ranks any more ({str(error).splitlines()[0]})"
+            self.leave(f"rank {self.rank} does not hear from all other ranks any more ({str(error).splitlines()[0]}), while it waited at {point!r}; {EVERY_RANK}")
             raise self._gone() from error
         return all_of_them
 

@@ -605,7 +605,10 @@ class Session:
     def load_full_state(self, entries: dict[torch.Tensor, dict[str, Any]]) -> None:
         """Writes an ordinary optimizer's state into the planes, as one durable commit."""
         if self.agreement is not None and not self.agreement.opening:
-            raise Unsupported("a sharded run takes no state from elsewhere once it has begun; load it into the optimizer before stoker.offload()")
+            raise Unsupported(
+                "a sharded run takes no state from elsewhere once it has begun; load it into the optimizer before stoker.offload(), whose load_state_dict() rounds it to "
+                "the weights' type, or resume the run itself from its store, which is exact"
+            )
         self.steps.abandon()  # what was speculated consumed the old state
         self.flush()
         txn = self.planes.store.begin()
@@ -618,7 +621,7 @@ class Session:
                 if entry.get(key) is not None:
                     self._put_moment(txn, plane, param, local(entry[key]))
             if entry.get("master") is not None and param.unit.dtype == torch.bfloat16:
-                master = entry["master"].detach().to(torch.float32)
+                master = local(entry["master"]).detach().to(torch.float32)
                 master = torch.empty_strided(param.size, param.stride, dtype=torch.float32, device="cpu").copy_(master)
                 weight = torch.empty_strided(param.size, param.stride, dtype=torch.bfloat16, device="cpu")
                 rest = torch.empty_strided(param.size, param.stride, dtype=torch.int16, device="cpu")
