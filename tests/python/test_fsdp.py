@@ -186,7 +186,8 @@ def test_a_step_that_one_rank_cannot_commit_is_taken_back_by_all(tmp_path, whole
 
 def test_what_a_lost_step_left_gathered_is_not_trained_on(tmp_path, whole):
     told = complete(Group(tmp_path, 2, fsdp_run.train, store=f"{tmp_path}/store", steps=8, full=(1, 4), look=3))
-    assert [[(line["caught"], line["at"]) for line in lines if "caught" in line] for lines in told] == [[("OutOfSpace", 2)]] * 2
+    assert [[(line["caught"], line["at"]) for line in lines if "caught" in line] for lines in told] == [[("StokerError", 2)]] * 2
+    assert [line["text"] for lines in told for line in lines if "caught" in line] == [text + "ValueError: there is none, says the test" for text in ("rank 1: ", "")]
     assert ends(told) == ends(whole(2, 8))
 
 
@@ -196,10 +197,30 @@ def test_what_fails_on_one_rank_is_raised_by_all(tmp_path, whole, point, at):
     told = complete(Group(tmp_path, 2, fsdp_run.train, store=f"{tmp_path}/store", steps=8, faults=[(point, 0, at + 1 if point == "update fails" else at)], policy="auto"))
     for rank, lines in enumerate(told):
         caught = [line for line in lines if "caught" in line]
-        assert [line["caught"] for line in caught] == ["IoError"], lines
-        assert caught[0]["at"] == (3 if point == "update fails" else 1)
-        assert caught[0]["text"] == ("" if rank == 0 else "rank 0: ") + "the disk is broken, says the test"
+        kind, step, text = ("IoError", 3, "the disk") if point == "update fails" else ("StokerError", 1, "RuntimeError: the device")
+        assert [line["caught"] for line in caught] == [kind], lines
+        assert caught[0]["at"] == step
+        assert caught[0]["text"] == ("" if rank == 0 else "rank 0: ") + text + " is broken, says the test"
     assert ends(told) == ends(whole(2, 8))
+
+
+def test_a_rank_that_cannot_go_back_says_so_from_then_on(tmp_path):
+    group = Group(tmp_path, 2, fsdp_run.train, store=f"{tmp_path}/store", steps=8, full=(1, 4), faults=[("going back fails", 0, 1)])
+    told = group.finish()
+    assert group.codes() == [1, 1]
+    caught = [next(line for line in lines if "caught" in line) for lines in told]
+    assert [(line["caught"], line["committed"]) for line in caught] == [("IoError", 2), ("OutOfSpace", 2)]
+    assert told[0][-1]["error"] == "RankLost" and "rank 0 could not go back to step 2" in told[0][-1]["text"]
+
+
+@pytest.mark.parametrize(("point", "at"), [("interrupted at a point", 5), ("interrupted behind deciding", 2), ("interrupted committing", 3)])
+def test_ctrl_c_on_one_rank_waits_for_nobody(tmp_path, point, at):
+    """Its own error leaves that rank at once, where the others have gone on already; the process group would wait for longer than the test does."""
+    group = Group(tmp_path, 2, fsdp_run.train, limit=10 * fsdp_run.LIMIT, store=f"{tmp_path}/store", steps=8, faults=[(point, 1, at)])
+    told = group.finish()
+    assert group.codes() == [1, 1]
+    assert told[1][-1]["error"] == "KeyboardInterrupt"
+    assert told[0][-1]["error"] in ("RankLost", "RuntimeError", "DistBackendError"), told[0][-1]
 
 
 def test_nobody_waits_for_ever_for_a_rank_that_hangs(tmp_path, whole):
@@ -209,6 +230,7 @@ def test_nobody_waits_for_ever_for_a_rank_that_hangs(tmp_path, whole):
     told = group.finish()
     assert (told[0][-1].get("error"), group.codes()) == ("RankLost", [1, KILLED])
     assert "rank 0 does not hear from all other ranks any more" in told[0][-1]["text"] and "start them again with resume=True" in told[0][-1]["text"]
+    assert "while it waited at 'commit of step 3'; step(), flush()" in told[0][-1]["text"]
     told = complete(Group(tmp_path, 2, fsdp_run.train, store=f"{tmp_path}/store", steps=8))
     assert {lines[0]["at"] for lines in told} == {3}
     assert ends(told) == ends(whole(2, 8))
@@ -232,7 +254,9 @@ def test_what_a_sharded_model_cannot_have(tmp_path):
         "state": ("Unsupported", "before stoker.offload"),
         "in place": ("InvalidArgument", "make it before stoker.offload"),
         "load": ("InvalidArgument", "make it before stoker.offload"),
+        "assign": ("InvalidArgument", "leave assign off"),
         "again": ("InvalidArgument", "offloaded already"),
+        "parent": ("Mismatch", "one process with the whole model"),
         "there": ("AlreadyExists", "pass resume=True"),
         "nothing": ("NotFound", "holds no run"),
     }

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from stoker import errors
-from stoker.errors import InvalidArgument, RankLost, StokerError
+from stoker.errors import InvalidArgument, Mismatch, RankLost, StokerError
 
 MESSAGE_BYTES = 4096
 EVERY_RANK = "step(), flush(), state_dict(), close() and clip_grad_norm_() must be called by every rank"
@@ -79,8 +79,11 @@ class Ranks:
         """Where this rank keeps its part: a folder of its own in each of the store's folders."""
         if store.startswith("memory:") or "(" in store:
             raise InvalidArgument(f"a sharded model is kept in folders, one a rank, so store={store!r} cannot be used; give a folder, or several separated by commas")
-        scheme = "local:" if store.startswith("local:") else ""
-        return scheme + ",".join(os.path.join(folder, f"rank-{self.rank}") for folder in store.removeprefix("local:").split(","))
+        scheme, folders = "local:" if store.startswith("local:") else "", store.removeprefix("local:").split(",")
+        for folder in folders:
+            if os.path.exists(os.path.join(folder, "stoker.volume")):
+                raise Mismatch(f"the store in {folder} was made by one process with the whole model; give a sharded model another store")
+        return scheme + ",".join(os.path.join(folder, f"rank-{self.rank}") for folder in folders)
 
     # -- messages ------------------------------------------------------------------------------------------------------
 

@@ -514,6 +514,8 @@ class Session:
         finally:  # also where the device does not answer any more
             self.steps.release()
             self.planes.close()
+            if self.agreement is not None:
+                self.agreement.ranks.leave("the optimizer was closed")
             if self._left:
                 refuse_state_dict(self.model, self)
 
