@@ -18,6 +18,7 @@ import fsdp_run
 from fsdp_run import Group
 from stoker import errors
 from stoker.offload.agreement import judge
+from stoker.offload.ranks import Ranks
 
 BF16, F32 = torch.bfloat16, torch.float32
 KILLED = -signal.SIGKILL
@@ -123,7 +124,7 @@ def kill_at_random(folder: Path, whole: list[list[dict]], count: int, kills: int
 
 
 def test_killed_ranks_go_on_alike(tmp_path, whole):
-    kill_at_random(tmp_path, whole(2, 20), 20, 5, "auto")
+    kill_at_random(tmp_path, whole(2, 12), 12, 3, "auto")
 
 
 @pytest.mark.soak
@@ -148,12 +149,10 @@ CHAIN = [
 ]
 
 
-def test_killed_at_each_point_of_the_protocol(tmp_path, whole):
-    """One run through all of them, one after the other; each time it goes on from a step that all ranks had."""
-    count = 12
-    theirs = whole(2, count)
+def kill_through(chain: list, tmp_path: Path, theirs: list[list[dict]], count: int) -> None:
+    """One run through all of it, one after the other; each time it goes on from a step that all ranks had."""
     expected = None
-    for faults, then in [*CHAIN, ([], None)]:
+    for faults, then in [*chain, ([], None)]:
         group = Group(tmp_path, 2, fsdp_run.train, store=f"{tmp_path}/store", steps=count, faults=faults)
         told = group.finish()
         for _, where, _ in faults:
@@ -169,6 +168,15 @@ def test_killed_at_each_point_of_the_protocol(tmp_path, whole):
         expected = then
     assert group.codes() == [0, 0], told
     assert ends(told) == ends(theirs)
+
+
+def test_killed_between_the_commits_of_two_ranks(tmp_path, whole):
+    kill_through([([("before commit", 0, 3), ("behind commit", 1, 3)], 2)], tmp_path, whole(2, 8), 8)
+
+
+@pytest.mark.soak
+def test_killed_at_each_point_of_the_protocol(tmp_path, whole):
+    kill_through(CHAIN, tmp_path, whole(2, 12), 12)
 
 
 # -- failures that are no crash ----------------------------------------------------------------------------------------------------
@@ -296,6 +304,14 @@ def test_stores_that_do_not_belong_together(tmp_path):
     shutil.copytree(old, run / "rank-1")
     (sentence,) = refused(2, run)
     assert "is at step 1, and the one in" in sentence and "an old copy" in sentence
+
+
+def test_a_message_is_as_documented():
+    page = (Path(__file__).parents[2] / "docs/formats/ranks.md").read_text()
+    message = Ranks._message("commit of step 5", errors.OutOfSpace("full"), None)
+    for offset in range(0, len(message.rstrip()), 16):
+        assert f"{offset:04x}  {message[offset : offset + 16].hex(' ')}\n" in page
+    assert len(message) == 4096
 
 
 def holds(path: str, rank: int, step: int, agreed: tuple = (), run: str | None = "r", world: int | None = 2, timeline: str = "t") -> dict:
