@@ -103,7 +103,6 @@ class Agreement:
 
     def go_back(self) -> dict[str, Any]:
         """This rank committed a step that another could not: its store goes back to the one before, whose record is returned."""
-        self.kept()
         bring_back(self._store, f"{_NAME}{self.step}")
         return record.load(self._store.read_bytes(META_STATE))
 
