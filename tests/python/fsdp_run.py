@@ -95,9 +95,9 @@ def _in_process(folder: Path, rank: int, world: int, work, limit: float, options
     try:
         dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world, timeout=datetime.timedelta(seconds=limit))
         work(tell, rank, world, **options)
-    except Exception as error:
+    except BaseException as error:
         tell(error=type(error).__name__, text=str(error))
-        if not isinstance(error, (stoker.errors.StokerError, RuntimeError)):
+        if not isinstance(error, (stoker.errors.StokerError, RuntimeError, KeyboardInterrupt)):
             tell(trace=traceback.format_exc())
         os._exit(1)
     os._exit(0)
@@ -114,14 +114,14 @@ class Odd(Tiny):
         return super().forward(tokens) + self.odd(self.embed(tokens)).sum(-1, keepdim=True)
 
 
-def make(world: int, dtype: torch.dtype = torch.bfloat16, kind=Tiny, frozen: tuple = (), layers: int = 2, width: int = 32):
+def make(world: int, dtype: torch.dtype = torch.bfloat16, kind=Tiny, frozen: tuple = (), layers: int = 2, width: int = 32, reshard: bool | None = None):
     torch.manual_seed(0)
     model = kind(layers=layers, width=width).to(dtype)
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
     mesh = init_device_mesh("cpu", (world,))
     for layer in model.layers:
-        fully_shard(layer, mesh=mesh)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
     return fully_shard(model, mesh=mesh)
 
 
@@ -187,30 +187,33 @@ def step_of(model, opt, number: int, rank: int, world: int, accumulate: int = 1,
 
 
 class Growing:
-    """Something attached that for once is larger than the store has room for."""
+    """Something attached that for once is larger than the store has room for, or cannot be had at all."""
 
-    def __init__(self, at: int) -> None:
-        self.at, self.asked = at, 0
+    def __init__(self, at: int, broken: bool = False) -> None:
+        self.at, self.asked, self.broken = at, 0, broken
 
     def state_dict(self) -> dict:
         self.asked += 1
+        if self.asked == self.at and self.broken:
+            raise ValueError("there is none, says the test")
         return {"text": "x" * (200 << 20 if self.asked == self.at else 1)}
 
     def load_state_dict(self, state: dict) -> None: ...
 
 
-def train(tell, rank: int, world: int, store: str = "", steps: int = 6, faults=(), full=None, resume="auto", policy: str = "sync", **options) -> None:
-    """A run that may be killed and goes on where it was. faults: see break_at; full: (rank, at) of a store that is full at a commit."""
+def train(tell, rank: int, world: int, store: str = "", steps: int = 6, faults=(), full=None, resume="auto", policy: str = "sync", look=None, **options) -> None:
+    """A run that may be killed and goes on where it was. faults: see break_at; full: (rank, at) of a store that is full at a commit;
+    look: a step behind which weights stay gathered, by a forward without a backward, while it is committed; `full` is an object that cannot be saved then."""
     dying = [each for _, where, _ in faults for each in (where if isinstance(where, tuple) else (where,))]
     for fault in faults:
         break_at(*fault, rank, dying, os.path.join(os.path.dirname(tell.file), "faults"))
-    model = make(world)
+    model = make(world, reshard=None if look is None else False)
     opt = adamw(model)
     model, opt = stoker.offload(model, opt, store=store, dram="8MiB", resume=resume, policy=policy, **options)
     scheduler, position = torch.optim.lr_scheduler.LambdaLR(opt, lambda s: 1.0 / (1 + 0.05 * s)), Position()
     opt.attach(scheduler=scheduler, position=position)
     if full is not None:
-        opt.attach(growing=Growing(full[1] if full[0] == rank else -1))
+        opt.attach(growing=Growing(full[1] if full[0] == rank else -1, broken=look is not None))
     tell(at=opt.step_count, digest=digest(model))
     while position.next < steps:
         number = next(position)
@@ -223,7 +226,7 @@ def train(tell, rank: int, world: int, store: str = "", steps: int = 6, faults=(
         except stoker.errors.RankLost:
             raise
         except stoker.errors.StokerError as error:
-            tell(caught=type(error).__name__, text=str(error), at=opt.step_count)
+            tell(caught=type(error).__name__, text=str(error), at=opt.step_count, committed=opt.committed_step)
             if opt.step_count < before:  # taken back: position, schedule and generators as well
                 opt.zero_grad()
                 continue
@@ -231,6 +234,14 @@ def train(tell, rank: int, world: int, store: str = "", steps: int = 6, faults=(
         opt.zero_grad()
         scheduler.step()
         tell(step=opt.step_count, loss=loss, committed=opt.committed_step)
+        if opt.step_count == look:
+            look = None
+            with torch.no_grad():
+                loss_of(model, batch(number))
+            try:
+                opt.flush()
+            except stoker.errors.StokerError as error:
+                tell(caught=type(error).__name__, text=str(error), at=opt.step_count)
     opt.flush()
     assert opt.committed_step == opt.step_count == steps
     tell(end=digest(model, [*state_of(opt), opt.param_groups[0]["lr"], position.next, torch.rand(3)]))
@@ -249,6 +260,10 @@ def _die(rank: int, dying: list[int], folder: str) -> None:
         time.sleep(0.002)
     time.sleep(0.05)  # the others see it too
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _interrupt(*_) -> None:
+    raise KeyboardInterrupt("as Ctrl-C does")
 
 
 def _hang(*_) -> None:
@@ -331,7 +346,15 @@ def refuse(tell, rank: int, world: int, store: str = "") -> None:
     mixed = Tiny(layers=2, width=32)
     fully_shard(mixed, mesh=init_device_mesh("cpu", (1, world), mesh_dim_names=("replicate", "shard")))
     told("hybrid", lambda: offload(mixed))
-    model, opt = offload(make(world))
+    model = make(world)
+    original = adamw(model)
+    step_of(model, original, 0, rank, world)
+    for param, entry in original.state.items():  # what state_dict(full=True) gave, say
+        entry["master"] = param.detach().float() * (1 + 2**-12)
+    masters = [original.state[param]["master"].to_local() for group in original.param_groups for param in group["params"]]
+    model, opt = stoker.offload(model, original, store=store, dram="8MiB")
+    full = opt.state_dict(full=True)["state"]
+    assert all(torch.equal(full[place]["master"].to_local(), master) for place, master in enumerate(masters))
     before = digest(model)
     with stoker.gather(model.parameters()):
         assert digest(model) == before
@@ -353,9 +376,13 @@ def refuse(tell, rank: int, world: int, store: str = "") -> None:
     assert digest(model) == before
     model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})
     told("load", lambda: loss_of(model, batch(0)))
+    told("assign", lambda: model.load_state_dict(model.state_dict(), assign=True))
     told("again", lambda: offload(model, store=f"{store}2"))
     opt.close()
     told("there", lambda: offload(make(world)))
+    os.makedirs(f"{store}4", exist_ok=True)
+    Path(f"{store}4", "stoker.volume").touch()
+    told("parent", lambda: offload(make(world), store=f"{store}4", resume="auto"))
     told("nothing", lambda: offload(make(world), store=f"{store}3", resume=True))
     tell(end=digest(model), before=before)
 
@@ -373,6 +400,10 @@ def break_at(point: str, where: int | tuple, at: int, rank: int, dying: list[int
         "behind keeping": (Agreement, "kept", "behind", _die),
         "before deciding": (SharedSteps, "_computed", "before", _die),
         "behind deciding": (SharedSteps, "_computed", "behind", _die),
+        "interrupted at a point": (Ranks, "_gather", "behind", _interrupt),
+        "interrupted behind deciding": (SharedSteps, "_computed", "behind", _interrupt),
+        "interrupted committing": (Agreement, "kept", "behind", _interrupt),
+        "going back fails": (Agreement, "go_back", "before", None),
         "update fails": (SharedSteps, "_computed", "before", None),
         "weights fail": (SharedSteps, "_make_current", "before", None),
         "opening": (Agreement, "meet", "before", _die),
@@ -407,6 +438,6 @@ def break_at(point: str, where: int | tuple, at: int, rank: int, dying: list[int
 def _fail_once(pager):
     def fail(units):
         del pager._read
-        raise stoker.errors.IoError("the disk is broken, says the test")
+        raise RuntimeError("the device is broken, says the test")
 
     return fail

@@ -18,6 +18,7 @@ import fsdp_run
 from fsdp_run import Group
 from stoker import errors
 from stoker.offload.agreement import judge
+from stoker.offload.ranks import Ranks
 
 BF16, F32 = torch.bfloat16, torch.float32
 KILLED = -signal.SIGKILL
@@ -123,7 +124,7 @@ def kill_at_random(folder: Path, whole: list[list[dict]], count: int, kills: int
 
 
 def test_killed_ranks_go_on_alike(tmp_path, whole):
-    kill_at_random(tmp_path, whole(2, 20), 20, 5, "auto")
+    kill_at_random(tmp_path, whole(2, 12), 12, 3, "auto")
 
 
 @pytest.mark.soak
@@ -148,12 +149,10 @@ CHAIN = [
 ]
 
 
-def test_killed_at_each_point_of_the_protocol(tmp_path, whole):
-    """One run through all of them, one after the other; each time it goes on from a step that all ranks had."""
-    count = 12
-    theirs = whole(2, count)
+def kill_through(chain: list, tmp_path: Path, theirs: list[list[dict]], count: int) -> None:
+    """One run through all of it, one after the other; each time it goes on from a step that all ranks had."""
     expected = None
-    for faults, then in [*CHAIN, ([], None)]:
+    for faults, then in [*chain, ([], None)]:
         group = Group(tmp_path, 2, fsdp_run.train, store=f"{tmp_path}/store", steps=count, faults=faults)
         told = group.finish()
         for _, where, _ in faults:
@@ -171,6 +170,15 @@ def test_killed_at_each_point_of_the_protocol(tmp_path, whole):
     assert ends(told) == ends(theirs)
 
 
+def test_killed_between_the_commits_of_two_ranks(tmp_path, whole):
+    kill_through([([("before commit", 0, 3), ("behind commit", 1, 3)], 2)], tmp_path, whole(2, 8), 8)
+
+
+@pytest.mark.soak
+def test_killed_at_each_point_of_the_protocol(tmp_path, whole):
+    kill_through(CHAIN, tmp_path, whole(2, 12), 12)
+
+
 # -- failures that are no crash ----------------------------------------------------------------------------------------------------
 
 
@@ -184,16 +192,43 @@ def test_a_step_that_one_rank_cannot_commit_is_taken_back_by_all(tmp_path, whole
     assert ends(told) == ends(whole(2, 8))
 
 
+def test_what_a_lost_step_left_gathered_is_not_trained_on(tmp_path, whole):
+    told = complete(Group(tmp_path, 2, fsdp_run.train, store=f"{tmp_path}/store", steps=8, full=(1, 4), look=3))
+    assert [[(line["caught"], line["at"]) for line in lines if "caught" in line] for lines in told] == [[("StokerError", 2)]] * 2
+    assert [line["text"] for lines in told for line in lines if "caught" in line] == [text + "ValueError: there is none, says the test" for text in ("rank 1: ", "")]
+    assert ends(told) == ends(whole(2, 8))
+
+
 @pytest.mark.parametrize(("point", "at"), [("update fails", 3), ("weights fail", 2)])
 def test_what_fails_on_one_rank_is_raised_by_all(tmp_path, whole, point, at):
     """An update that fails is undone everywhere before the step counts; new weights that do not reach the shards lose a step that did."""
     told = complete(Group(tmp_path, 2, fsdp_run.train, store=f"{tmp_path}/store", steps=8, faults=[(point, 0, at + 1 if point == "update fails" else at)], policy="auto"))
     for rank, lines in enumerate(told):
         caught = [line for line in lines if "caught" in line]
-        assert [line["caught"] for line in caught] == ["IoError"], lines
-        assert caught[0]["at"] == (3 if point == "update fails" else 1)
-        assert caught[0]["text"] == ("" if rank == 0 else "rank 0: ") + "the disk is broken, says the test"
+        kind, step, text = ("IoError", 3, "the disk") if point == "update fails" else ("StokerError", 1, "RuntimeError: the device")
+        assert [line["caught"] for line in caught] == [kind], lines
+        assert caught[0]["at"] == step
+        assert caught[0]["text"] == ("" if rank == 0 else "rank 0: ") + text + " is broken, says the test"
     assert ends(told) == ends(whole(2, 8))
+
+
+def test_a_rank_that_cannot_go_back_says_so_from_then_on(tmp_path):
+    group = Group(tmp_path, 2, fsdp_run.train, store=f"{tmp_path}/store", steps=8, full=(1, 4), faults=[("going back fails", 0, 1)])
+    told = group.finish()
+    assert group.codes() == [1, 1]
+    caught = [next(line for line in lines if "caught" in line) for lines in told]
+    assert [(line["caught"], line["committed"]) for line in caught] == [("IoError", 2), ("OutOfSpace", 2)]
+    assert told[0][-1]["error"] == "RankLost" and "rank 0 could not go back to step 2" in told[0][-1]["text"]
+
+
+@pytest.mark.parametrize(("point", "at"), [("interrupted at a point", 5), ("interrupted behind deciding", 2), ("interrupted committing", 3)])
+def test_ctrl_c_on_one_rank_waits_for_nobody(tmp_path, point, at):
+    """Its own error leaves that rank at once, where the others have gone on already; the process group would wait for longer than the test does."""
+    group = Group(tmp_path, 2, fsdp_run.train, limit=10 * fsdp_run.LIMIT, store=f"{tmp_path}/store", steps=8, faults=[(point, 1, at)])
+    told = group.finish()
+    assert group.codes() == [1, 1]
+    assert told[1][-1]["error"] == "KeyboardInterrupt"
+    assert told[0][-1]["error"] in ("RankLost", "RuntimeError", "DistBackendError"), told[0][-1]
 
 
 def test_nobody_waits_for_ever_for_a_rank_that_hangs(tmp_path, whole):
@@ -203,6 +238,7 @@ def test_nobody_waits_for_ever_for_a_rank_that_hangs(tmp_path, whole):
     told = group.finish()
     assert (told[0][-1].get("error"), group.codes()) == ("RankLost", [1, KILLED])
     assert "rank 0 does not hear from all other ranks any more" in told[0][-1]["text"] and "start them again with resume=True" in told[0][-1]["text"]
+    assert "while it waited at 'commit of step 3'; step(), flush()" in told[0][-1]["text"]
     told = complete(Group(tmp_path, 2, fsdp_run.train, store=f"{tmp_path}/store", steps=8))
     assert {lines[0]["at"] for lines in told} == {3}
     assert ends(told) == ends(whole(2, 8))
@@ -227,7 +263,9 @@ def test_what_a_sharded_model_cannot_have(tmp_path):
         "state": ("Unsupported", "before stoker.offload"),
         "in place": ("InvalidArgument", "make it before stoker.offload"),
         "load": ("InvalidArgument", "make it before stoker.offload"),
+        "assign": ("InvalidArgument", "leave assign off"),
         "again": ("InvalidArgument", "offloaded already"),
+        "parent": ("Mismatch", "one process with the whole model"),
         "there": ("AlreadyExists", "pass resume=True"),
         "nothing": ("NotFound", "holds no run"),
     }
@@ -267,6 +305,14 @@ def test_stores_that_do_not_belong_together(tmp_path):
     shutil.copytree(old, run / "rank-1")
     (sentence,) = refused(2, run)
     assert "is at step 1, and the one in" in sentence and "an old copy" in sentence
+
+
+def test_a_message_is_as_documented():
+    page = (Path(__file__).parents[2] / "docs/formats/ranks.md").read_text()
+    message = Ranks._message("commit of step 5", errors.OutOfSpace("full"), None)
+    for offset in range(0, len(message.rstrip()), 16):
+        assert f"{offset:04x}  {message[offset : offset + 16].hex(' ')}\n" in page
+    assert len(message) == 4096
 
 
 def holds(path: str, rank: int, step: int, agreed: tuple = (), run: str | None = "r", world: int | None = 2, timeline: str = "t") -> dict:

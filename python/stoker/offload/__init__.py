@@ -90,8 +90,8 @@ def offload(
     if agreement is not None:
         _check_shared(policy, snapshots, device, device_memory, weights, activations)
         link = link or HostLink()
-        place, room = agreement.ranks.place(os.fspath(store)), store_capacity(blocks, algorithm, 1)  # for the step that all ranks have
-        runtime = agreement.ranks.guard("open", lambda: open_runtime(place, parse_bytes("dram", dram), room, blocks, algorithm))
+        place, room = agreement.ranks.place, store_capacity(blocks, algorithm, 1)  # for the step that all ranks have
+        runtime = agreement.ranks.guard("open", lambda: open_runtime(place(os.fspath(store)), parse_bytes("dram", dram), room, blocks, algorithm))
     else:
         runtime = built.runtime if built else open_runtime(os.fspath(store), parse_bytes("dram", dram), store_capacity(blocks, algorithm, snapshots), blocks, algorithm)
     if built:
@@ -132,7 +132,7 @@ def offload(
         for param in own:
             vars(param).pop("_stoker_empty", None)
         if agreement is not None:
-            install_shards(session)
+            session.access = install_shards(model, session)
             agreement.ready()
         else:
             session.access = install_state_dict(model, session)

@@ -6,10 +6,11 @@ So two stores of a run are at most one step apart, and the one ahead can go back
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from typing import Any
 
-from stoker.errors import Mismatch
+from stoker.errors import Mismatch, StokerError
 from stoker.offload import record
 from stoker.offload.planes import Runtime
 from stoker.offload.ranks import Ranks
@@ -28,7 +29,7 @@ class Agreement:
         self.run = self.timeline = ""  # the same on all ranks: names of the run, and of this stretch of it
         self._next_point: str | None = "open"
         self._store: Any = None
-        self._keeping: list = []
+        self._keeping: list | None = []  # on its way to be durable; None where it failed
 
     @property
     def opening(self) -> bool:
@@ -74,25 +75,34 @@ class Agreement:
     def committed(self, step: int, error: BaseException | None) -> None:
         """This rank has committed the step (or failed to). Returns when all have, and raises on all if one has not."""
         self.ranks.exchange(f"commit of step {step}", error)
-        self.keep(step)
+        with contextlib.suppress(StokerError):  # kept() tries again
+            self.keep(step)
 
     def keep(self, step: int) -> None:
         """Every rank has committed `step`: this is what they go back to from here on, and no further."""
-        self.step = step
+        self.step, self._keeping = step, None
         there = [name for name in self._store.info()["snapshots"] if name.startswith(_NAME)]
         name = f"{_NAME}{step}"
-        self._keeping = [] if name in there else [self._store.snapshot(name)]
-        self._keeping += [self._store.drop(other) for other in there if other != name]
+        made = [] if name in there else [self._store.snapshot(name)]
+        self._keeping = made + [self._store.drop(other) for other in there if other != name]
 
     def kept(self) -> None:
-        """Waits until that is durable. Before the next commit: it would have nothing to go back to."""
-        for future in self._keeping:
-            future.wait()
+        """Waits until that is durable. Before the next commit: it would have nothing to go back to. What failed is done anew by the next call."""
+        if self._keeping is None:
+            self.keep(self.step)
+        futures, self._keeping = self._keeping or [], None
+        failures = []
+        for future in futures:
+            try:
+                future.wait()
+            except StokerError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
         self._keeping = []
 
     def go_back(self) -> dict[str, Any]:
         """This rank committed a step that another could not: its store goes back to the one before, whose record is returned."""
-        self.kept()
         bring_back(self._store, f"{_NAME}{self.step}")
         return record.load(self._store.read_bytes(META_STATE))
 

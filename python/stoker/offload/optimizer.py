@@ -77,7 +77,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self, full: bool = False) -> dict[str, Any]:
         """References by default: which store and which committed step hold the state (`stoker`), and the param_groups.
-        full=True materialises what the original optimizer's state_dict() would hold, all in memory."""
+        full=True materialises what the original optimizer's state_dict() would hold, all in memory. Of a sharded model every rank must call it."""
         with self.ledger.waiting("checkpoint"):
             return self._state_dict(full)
 
@@ -140,7 +140,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         self._session.attach(objects)
 
     def flush(self) -> None:
-        """Closes the decided step and waits until it is durable."""
+        """Closes the decided step and waits until it is durable. Of a sharded model every rank must call it."""
         self._session.flush()
 
     def snapshot(self) -> int:
@@ -158,7 +158,8 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         return self._session.snapshots.steps()
 
     def close(self) -> None:
-        """flush(), gives the model its placeholders for good and releases memory, threads and the store's lock."""
+        """flush(), gives the model its placeholders for good and releases memory, threads and the store's lock. Of a sharded model, whose
+        shards stay, every rank must call it."""
         self._session.close()
 
     @property

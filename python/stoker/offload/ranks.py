@@ -19,9 +19,10 @@ import torch
 from torch import nn
 
 from stoker import errors
-from stoker.errors import InvalidArgument, RankLost, StokerError
+from stoker.errors import InvalidArgument, Mismatch, RankLost, StokerError
 
 MESSAGE_BYTES = 4096
+EVERY_RANK = "step(), flush(), state_dict(), close() and clip_grad_norm_() must be called by every rank"
 T = TypeVar("T")
 
 
@@ -32,13 +33,14 @@ class Ranks:
         self._group = group
         self.rank, self.world = rank, world
         self._told: BaseException | None = None  # the error that all ranks know of
+        self._passed: str | None = None  # the last point, if this rank heard all there and no error
         self._lost: str | None = None
 
     @staticmethod
     def of(model: nn.Module) -> Ranks | None:
         """Those that fully_shard() gave the model to; None for a model that one process has whole."""
         fsdp = sys.modules.get("torch.distributed.fsdp")
-        sharded = [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)] if fsdp else []
+        sharded = sharded_modules(model)
         if fsdp and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules()):
             raise InvalidArgument("FullyShardedDataParallel keeps its parameters in flat buffers; shard the model with torch.distributed.fsdp.fully_shard() instead")
         for module in sharded:
@@ -77,27 +79,43 @@ class Ranks:
         """Where this rank keeps its part: a folder of its own in each of the store's folders."""
         if store.startswith("memory:") or "(" in store:
             raise InvalidArgument(f"a sharded model is kept in folders, one a rank, so store={store!r} cannot be used; give a folder, or several separated by commas")
-        scheme = "local:" if store.startswith("local:") else ""
-        return scheme + ",".join(os.path.join(folder, f"rank-{self.rank}") for folder in store.removeprefix("local:").split(","))
+        scheme, folders = "local:" if store.startswith("local:") else "", store.removeprefix("local:").split(",")
+        for folder in folders:
+            if os.path.exists(os.path.join(folder, "stoker.volume")):
+                raise Mismatch(f"the store in {folder} was made by one process with the whole model; give a sharded model another store")
+        return scheme + ",".join(os.path.join(folder, f"rank-{self.rank}") for folder in folders)
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
     def exchange(self, point: str, error: BaseException | None = None, facts: Any = None) -> list[Any]:
         """What each rank tells at this point, in their order. Returns when all have told; raises on all of them if one tells an error:
         where it happened that error, elsewhere one of the same class that names the rank."""
-        told = [self._parse(each) for each in self._gather(self._message(point, error, facts))]
+        self._passed = None
+        message = self._message(point, error, facts)
+        try:
+            return self._hear(point, error, message)
+        except BaseException as raised:
+            if raised is not self._told and not isinstance(raised, RankLost):  # Ctrl-C: the others may have heard this rank, which has not heard them
+                self.leave(f"rank {self.rank} was interrupted at {point!r}")
+            raise
+
+    def _hear(self, point: str, error: BaseException | None, message: bytes) -> list[Any]:
+        told = [self._parse(each) for each in self._gather(point, message)]
         if any(each["point"] != point for each in told):
-            self._lost = "the ranks are at different points: " + ", ".join(f"rank {rank} at {each['point']!r}" for rank, each in enumerate(told))
+            self._lost = "the ranks are at different points: " + ", ".join(f"rank {rank} at {each['point']!r}" for rank, each in enumerate(told)) + f"; {EVERY_RANK}"
             raise self._gone()
         failed = [(rank, *each["error"]) for rank, each in enumerate(told) if each["error"]]
         if failed:
             self._told = error if error is not None else _of_rank(*failed[0])
             raise self._told
+        self._passed = point
         return [each["facts"] for each in told]
 
     def tell(self, point: str, error: BaseException) -> None:
-        """The others wait, or will, at `point` for what cannot come; unless it was they who told the error."""
-        if error is not self._told and not isinstance(error, RankLost):
+        """The others wait, or will, at `point` for what cannot come; unless it was they who told the error, or have gone on from there."""
+        if self._passed == point:
+            self.leave(f"rank {self.rank} was interrupted behind {point!r}")
+        elif error is not self._told and not isinstance(error, RankLost):
             with contextlib.suppress(StokerError, type(error)):
                 self.exchange(point, error)
 
@@ -110,8 +128,16 @@ class Ranks:
             raise
 
     def leave(self, why: str) -> None:
-        """This rank does not know its place among the others any more: it meets them at no point from here on."""
-        self._lost = why
+        """This rank does not know its place among the others any more, or is done: it meets them at no point from here on. They hear of
+        it at their next: its connections are closed."""
+        if self._lost is None:
+            self._lost = why
+        self._group = None
+
+    def check(self) -> None:
+        """RankLost if this rank meets the others no more."""
+        if self._lost is not None:
+            raise self._gone()
 
     def numbers(self, point: str, number: float) -> list[float]:
         """One number of each rank."""
@@ -132,20 +158,34 @@ class Ranks:
     def _parse(message: torch.Tensor) -> dict[str, Any]:
         return json.loads(message.numpy().tobytes())
 
-    def _gather(self, message: bytes) -> list[torch.Tensor]:
-        if self._lost is not None:
-            raise self._gone()
+    def _gather(self, point: str, message: bytes) -> list[torch.Tensor]:
+        self.check()
         mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         all_of_them = [torch.empty_like(mine) for _ in range(self.world)]
         try:
             self._group.allgather([all_of_them], [mine]).wait()
         except RuntimeError as error:  # gloo: a connection was closed, or nothing came in time
-            self._lost = f"rank {self.rank} does not hear from all other ranks any more ({str(error).splitlines()[0]})"
+            self.leave(f"rank {self.rank} does not hear from all other ranks any more ({str(error).splitlines()[0]}), while it waited at {point!r}; {EVERY_RANK}")
             raise self._gone() from error
         return all_of_them
 
     def _gone(self) -> RankLost:
         return RankLost(f"{self._lost}; end all processes and start them again with resume=True: the run goes on behind the last step that all of them have committed")
+
+
+def sharded_modules(model: nn.Module) -> list:
+    """Those that fully_shard() was called with."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)] if fsdp else []
+
+
+def telling(error: Exception) -> StokerError:
+    """What ranks can tell each other."""
+    if isinstance(error, StokerError):
+        return error
+    told = StokerError(f"{type(error).__name__}: {error}")
+    told.__cause__ = error
+    return told
 
 
 def _of_rank(rank: int, name: str, text: str) -> StokerError:

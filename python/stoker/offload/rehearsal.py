@@ -494,7 +494,7 @@ class Rehearsal:
         started, waited, busy = clock.now, dict(clock.waited), dict(clock.busy)
         read, written = dict(session.read), dict(session.written)
         if steps.decided is not None:
-            steps.close({})
+            steps.close(dict)
         steps.poll()
         pager.recorder.begin(_CALL)
         pager.current = None

@@ -38,6 +38,7 @@ from stoker.offload.machine import Machine
 from stoker.offload.pager import Pager
 from stoker.offload.planes import MIB, Algorithm, Planes, Runtime, put, read_range, write_range
 from stoker.offload.planner import Setting
+from stoker.offload.ranks import sharded_modules
 from stoker.offload.recompute import Auto, Recomputed, layers_of
 from stoker.offload.shards import Calls, ShardPager
 from stoker.offload.shared import SharedSteps
@@ -132,8 +133,8 @@ class Session:
             self.pager = Pager(blocks, self.planes, lookahead_bytes)
             self.gradients = Gradients(blocks, self.planes, on_final)
         else:
-            whole = agreement is None
-            self.pager = DevicePager(blocks, self.planes, lookahead_bytes, link, how.device_memory) if whole else ShardPager(blocks, self.planes, lookahead_bytes, link)
+            paging = (blocks, self.planes, lookahead_bytes, link)
+            self.pager = DevicePager(*paging, how.device_memory) if agreement is None else ShardPager(*paging, sharded_modules(model))
             self.gradients = DeviceGradients(blocks, self.planes, on_final, link)
         self.gradients.accumulate = how.accumulate
         making = (self.planes, self.pager, self.gradients, self._hyper, policy, self._lost)
@@ -333,6 +334,8 @@ class Session:
                 self.step_count += 1
             except BaseException:  # Ctrl-C between deciding and counting: the step would be committed under the number of the one before
                 if self.steps.decided is not None and self.steps.decided is not before:
+                    if self.agreement is not None:  # the others have that step
+                        self.agreement.ranks.leave(f"rank {self.agreement.ranks.rank} was interrupted behind the decision of step {self.step_count + 1}")
                     self.steps.lose()
                 raise
             self._resumed_groups = []
@@ -365,6 +368,8 @@ class Session:
         self._take_back(set(self.blocks), state)
 
     def _take_back(self, blocks: set[Block], state: dict[str, Any]) -> None:
+        if self.pager.resident:
+            self.pager.forget_gathered()
         self._refresh(blocks)
         attached = {**self._when_attached, **state["attached"]}
         for name, thing in self._attached.items():
@@ -451,9 +456,11 @@ class Session:
         """What belongs to the decided step, as it is now, goes into its record; unless that was done."""
         steps = self.steps
         if steps.decided is not None and (steps.late.records is None or not steps.late):
-            steps.close(steps.late.records or self._records())
+            steps.close(lambda: steps.late.records or self._records())
 
     def committed_step(self) -> int:
+        if self.agreement is not None:
+            return self.agreement.step
         if self.steps.poll():
             self._committed = self.step_count - (self.steps.decided is not None)
         return self._committed
@@ -507,6 +514,8 @@ class Session:
         finally:  # also where the device does not answer any more
             self.steps.release()
             self.planes.close()
+            if self.agreement is not None:
+                self.agreement.ranks.leave("the optimizer was closed")
             if self._left:
                 refuse_state_dict(self.model, self)
 
@@ -598,7 +607,10 @@ class Session:
     def load_full_state(self, entries: dict[torch.Tensor, dict[str, Any]]) -> None:
         """Writes an ordinary optimizer's state into the planes, as one durable commit."""
         if self.agreement is not None and not self.agreement.opening:
-            raise Unsupported("a sharded run takes no state from elsewhere once it has begun; load it into the optimizer before stoker.offload()")
+            raise Unsupported(
+                "a sharded run takes no state from elsewhere once it has begun; load it into the optimizer before stoker.offload(), whose load_state_dict() rounds it to "
+                "the weights' type, or resume the run itself from its store, which is exact"
+            )
         self.steps.abandon()  # what was speculated consumed the old state
         self.flush()
         txn = self.planes.store.begin()
@@ -611,7 +623,7 @@ class Session:
                 if entry.get(key) is not None:
                     self._put_moment(txn, plane, param, local(entry[key]))
             if entry.get("master") is not None and param.unit.dtype == torch.bfloat16:
-                master = entry["master"].detach().to(torch.float32)
+                master = local(entry["master"]).detach().to(torch.float32)
                 master = torch.empty_strided(param.size, param.stride, dtype=torch.float32, device="cpu").copy_(master)
                 weight = torch.empty_strided(param.size, param.stride, dtype=torch.bfloat16, device="cpu")
                 rest = torch.empty_strided(param.size, param.stride, dtype=torch.int16, device="cpu")

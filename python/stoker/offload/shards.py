@@ -24,8 +24,9 @@ class ShardPager(Pager):
 
     resident = True
 
-    def __init__(self, blocks: list[Block], planes: Planes, lookahead_bytes: int, link: Link) -> None:
+    def __init__(self, blocks: list[Block], planes: Planes, lookahead_bytes: int, link: Link, modules: list) -> None:
         self.device = link.device
+        self._modules = modules  # that gather weights from the shards
         super().__init__(blocks, planes, lookahead_bytes)
         self._link = link
         self._seen: dict[Param, tuple[int, int]] = {}  # torch's counts of in-place writes that are known of
@@ -76,6 +77,13 @@ class ShardPager(Pager):
 
     # -- what a Pager does for weights that come and go ------------------------------------------------------------------------
 
+    def forget_gathered(self) -> None:
+        """The shards are about to change behind fully_shard()'s back. What a forward has left gathered (always the root's weights, where no backward
+        followed) would be taken for theirs by the next. On all ranks, or some gather while others do not."""
+        self._link.wait(self._link.mark())
+        for module in self._modules:
+            module.reshard()
+
     def discard(self, block: Block) -> None:
         """What the shards hold of the block is not wanted: it is read anew."""
         self.staged.pop(block, None)
@@ -84,6 +92,7 @@ class ShardPager(Pager):
     def changed(self) -> Param | None:
         for param, count in self._seen.items():
             if self._writes(param) != count:
+                self.forget_gathered()
                 self.discard(param.unit.block)
                 self._note([param])  # where it is empty
                 return param

@@ -13,6 +13,7 @@ from stoker.errors import RankLost, StokerError
 from stoker.offload.agreement import Agreement
 from stoker.offload.blocks import Unit
 from stoker.offload.planes import put
+from stoker.offload.ranks import telling
 from stoker.offload.steps import Steps
 
 
@@ -89,23 +90,28 @@ class SharedSteps(Steps):
     def _make_current(self, changed: set[Unit]) -> None:
         try:
             super()._make_current(changed)
-        except StokerError as error:  # the others have decided
-            self._failure = error
+        except Exception as error:  # the others have decided
+            if self.decided is None:
+                raise  # there is no step that a failure could be told of
+            self._failure = telling(error)
 
     # -- commit ----------------------------------------------------------------------------------------------------------
 
-    def close(self, records: dict[str, bytes]) -> None:
+    def close(self, records: Callable[[], dict[str, bytes]]) -> None:
         txn, self.decided, self._waited = self.decided, None, False
         self.closing = (txn, Failed(StokerError("the commit was interrupted")))
         try:
             if self._failure is not None:
                 raise self._failure
             self._agreement.kept()
-            for key, data in records.items():
+            for key, data in records().items():
                 put(txn, key, data)
             self.closing = (txn, txn.commit("durable"))
-        except StokerError as error:
-            self.closing = (txn, Failed(error))
+        except Exception as error:
+            self.closing = (txn, Failed(telling(error)))
+        except BaseException:  # whether the commit has begun is not known
+            self._agreement.ranks.leave(f"rank {self._agreement.ranks.rank} was interrupted while it committed")
+            raise
 
     def poll(self) -> bool:
         """A closed step is committed when every rank has told so, which they do in settle()."""
@@ -128,6 +134,7 @@ class SharedSteps(Steps):
 
     def settle(self) -> None:
         """Until every rank has committed the closed step. If one of them cannot, all go back to the step before, and raise."""
+        self._agreement.ranks.check()
         if self.closing is None:
             return
         failure = self._own_commit()

@@ -393,14 +393,15 @@ class Steps:
 
     # -- commit --------------------------------------------------------------------------------------------------------
 
-    def close(self, records: dict[str, bytes]) -> None:
+    def close(self, records: Callable[[], dict[str, bytes]]) -> None:
         """Puts the step's records into its transaction and starts the durable commit, once nothing is owed any more."""
+        made = records()
         if self.late:
-            self.late.records = records
+            self.late.records = made
             return
         txn = self.decided
         try:
-            for key, data in records.items():
+            for key, data in made.items():
                 put(txn, key, data)
             future = txn.commit("durable")
         except BaseException:
