@@ -18,7 +18,6 @@ import fsdp_run
 from fsdp_run import Group
 from stoker import errors
 from stoker.offload.agreement import judge
-from stoker.offload.ranks import Ranks
 
 BF16, F32 = torch.bfloat16, torch.float32
 KILLED = -signal.SIGKILL
@@ -305,14 +304,6 @@ def test_stores_that_do_not_belong_together(tmp_path):
     shutil.copytree(old, run / "rank-1")
     (sentence,) = refused(2, run)
     assert "is at step 1, and the one in" in sentence and "an old copy" in sentence
-
-
-def test_a_message_is_as_documented():
-    page = (Path(__file__).parents[2] / "docs/formats/ranks.md").read_text()
-    message = Ranks._message("commit of step 5", errors.OutOfSpace("full"), None)
-    for offset in range(0, len(message.rstrip()), 16):
-        assert f"{offset:04x}  {message[offset : offset + 16].hex(' ')}\n" in page
-    assert len(message) == 4096
 
 
 def holds(path: str, rank: int, step: int, agreed: tuple = (), run: str | None = "r", world: int | None = 2, timeline: str = "t") -> dict:
