@@ -220,7 +220,7 @@ def test_a_rank_that_cannot_go_back_says_so_from_then_on(tmp_path):
     assert told[0][-1]["error"] == "RankLost" and "rank 0 could not go back to step 2" in told[0][-1]["text"]
 
 
-@pytest.mark.parametrize(("point", "at"), [("interrupted at a point", 5), ("interrupted behind deciding", 2), ("interrupted committing", 3)])
+@pytest.mark.parametrize(("point", "at"), [("interrupted at a point", 6), ("interrupted behind deciding", 2), ("interrupted committing", 3)])
 def test_ctrl_c_on_one_rank_waits_for_nobody(tmp_path, point, at):
     """Its own error leaves that rank at once, where the others have gone on already; the process group would wait for longer than the test does."""
     group = Group(tmp_path, 2, fsdp_run.train, limit=10 * fsdp_run.LIMIT, store=f"{tmp_path}/store", steps=8, faults=[(point, 1, at)])

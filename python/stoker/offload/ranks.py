@@ -71,9 +71,11 @@ class Ranks:
         try:
             distributed.broadcast(name, group=theirs, group_src=0)
             store = distributed.PrefixStore(f"stoker/{name.item():x}", distributed.distributed_c10d._get_default_store())
-            return Ranks(distributed.ProcessGroupGloo(store, rank, world, _timeout(theirs, mesh.device_type)), rank, world)
+            ranks = Ranks(distributed.ProcessGroupGloo(store, rank, world, _timeout(theirs, mesh.device_type)), rank, world)
         except RuntimeError as error:
             raise RankLost(f"rank {rank} cannot reach all other ranks ({str(error).splitlines()[0]}); start all processes again") from error
+        ranks.exchange("meet")  # one that raises and lets go before all are connected would be lost to those that still connect
+        return ranks
 
     def place(self, store: str) -> str:
         """Where this rank keeps its part: a folder of its own in each of the store's folders."""
