@@ -136,10 +136,11 @@ Status CodedStore::checkpoint() {
     return batch.run();
   };
   const ShardSet failed = write(set | (joining_ ? shard_bit(*joining_) : 0));
-  if (joining_ && (failed & shard_bit(*joining_)) != 0) return make_error(Code::io, "writing the object table on '" + (*shards_)[*joining_].path + "' failed", kWhere);
+  if (joining_ && (failed & shard_bit(*joining_)) != 0) give_up_joining("writing the object table on '" + (*shards_)[*joining_].path + "' failed");
   if (failed != 0) STOKER_TRY(drop_shards(failed, "writing the object table failed"));
   STOKER_TRY(flush(set));
   since_image_.clear();
+  image_stamp_ = stamp;
   return {};
 }
 
@@ -192,10 +193,15 @@ Status CodedStore::change_epoch(ShardSet to) {
       return {};
     }
     log().warn("a shard of a coded store failed and is left out from now on: {}", why);
-    for (size_t shard = 0; shard < shape_.shards; ++shard) {
-      if ((failed & shard_bit(shard)) != 0) (*shards_)[shard].trouble = why;
-    }
+    set_trouble(failed, why);
     to &= ~failed;
+  }
+}
+
+void CodedStore::set_trouble(ShardSet set, const std::string& why) {
+  std::lock_guard lock(mutex_);
+  for (size_t shard = 0; shard < shape_.shards; ++shard) {
+    if ((set & shard_bit(shard)) != 0) (*shards_)[shard].trouble = why;
   }
 }
 

@@ -45,6 +45,7 @@ Result<std::vector<ObjectInfo>> CodedStore::list(std::string_view prefix, std::s
 
 Future<void> CodedStore::read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) {
   if (!options.snapshot.empty()) return no_snapshot(options.snapshot);
+  if (options.priority != Priority::scrub) pace_.used();
   auto promise = std::make_shared<Promise<void>>();
   Future<void> future = promise->future();
   readers_->run([this, promise, key = std::string(key), offset, into, priority = options.priority] { promise->complete(read_now(key, nullptr, offset, into, priority)); });

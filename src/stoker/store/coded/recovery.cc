@@ -12,17 +12,14 @@ namespace {
 
 constexpr const char* kWhere = "store/coded/recovery";
 
-// The table image in an area, if there is a whole one.
-struct Image {
-  Stamp stamp = 0;
-  std::vector<std::string> pieces;
-};
-std::optional<Image> read_image(const StoreId& store, std::span<const std::byte> area) {
+}  // namespace
+
+std::optional<TableImage> read_table_image(const StoreId& store, std::span<const std::byte> area) {
   MemoryLogSource source(area);
   const auto first = read_frame(source, store, 0);
   if (!first || !*first) return {};
   LogScan scan(source, {store, (*first)->generation});
-  Image image;
+  TableImage image;
   for (auto item = scan.next(); item && *item; item = scan.next()) {
     const auto* record = std::get_if<LogRecord>(&**item);
     if (record == nullptr) return {};
@@ -41,10 +38,8 @@ std::optional<Image> read_image(const StoreId& store, std::span<const std::byte>
   return {};
 }
 
-}  // namespace
-
 Status Recovery::run(bool read_only) {
-  if (const auto there = static_cast<size_t>(std::popcount(shards_.present())); there < shape_.present_min()) {
+  if (const auto there = static_cast<size_t>(std::popcount(shards_.knowing())); there < shape_.present_min()) {
     return make_error(Code::not_found, "only " + std::to_string(there) + " of the " + std::to_string(shape_.shards) + " shards are there: with fewer than " + std::to_string(shape_.present_min()) +
                       " it cannot be told what was written last; bring more disks back", kWhere);
   }
@@ -94,7 +89,7 @@ Status Recovery::read_all(ShardSet current, ShardSet& failed) {
 }
 
 void Recovery::read_images(size_t shard, ShardSet& failed) {
-  std::optional<Image> newest;
+  std::optional<TableImage> newest;
   for (size_t area = 0; area < 2; ++area) {
     AlignedBytes bytes(shape_.area_bytes);
     ShardBatch batch(shards_, Priority::demand);
@@ -104,7 +99,7 @@ void Recovery::read_images(size_t shard, ShardSet& failed) {
       shards_[shard].trouble = batch.why();
       return;
     }
-    auto image = read_image(shards_.store(), bytes.span());
+    auto image = read_table_image(shards_.store(), bytes.span());
     if (!image || (newest && image->stamp < newest->stamp)) continue;
     newest = std::move(image);
     shards_[shard].image_area = area;

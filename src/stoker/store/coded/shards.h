@@ -42,12 +42,16 @@ class Shards {
   const StoreId& store() const { return store_; }
   bool fresh() const { return fresh_; }
   void keep_files();
+  // Makes the shard at this path anew, to be rebuilt: a superblock of epoch 0, durable. Nothing where one of this store is there already.
+  Status replace(const std::string& path, const StoreOptions& options, bool files);
 
   Shard& operator[](size_t shard) { return shards_[shard]; }
   const Shard& operator[](size_t shard) const { return shards_[shard]; }
   size_t size() const { return shards_.size(); }
   Loop& loop() { return loop_; }
   ShardSet present() const;
+  // Those of them that ever were members: a new one knows of no epoch. All, of a store that is being made.
+  ShardSet knowing() const;
   // The members of the highest confirmed epoch that are there and know of it: those that hold what was acknowledged.
   ShardSet current() const;
   uint64_t epoch_seen() const;  // the highest, confirmed or proposed
@@ -56,11 +60,12 @@ class Shards {
 
  private:
   explicit Shards(Loop& loop) : loop_(loop) {}
-  Status open_one(const std::string& path, const StoreOptions& options, bool files);
+  Status open_one(Shard& shard, const StoreOptions& options, bool files);
   Status read_superblock(Shard& shard, std::optional<Superblock>& found);
   Status identify(const CodedPlan& plan, const std::vector<std::optional<Superblock>>& found);
   Status make(const CodedPlan& plan, const StoreOptions& options, const CodedOptions& coded, const std::vector<std::optional<Superblock>>& found);
   Status make_one(Shard& shard, const StoreOptions& options, bool files, bool had_superblock);
+  void name_holder(Shard& shard, const StoreOptions& options);
 
   Loop& loop_;
   Shape shape_;
