@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
+from stoker import _core
 
 from faults import COMMAND, refused, run
 
@@ -157,3 +159,24 @@ def test_scrub_finds_and_mends_damage_and_fsck_is_clean_then(store: Path, tmp_pa
 def test_only_coded_stores_have_copies_to_repair_from(tmp_path: Path) -> None:
     assert "is no coded store" in refused(1, "repair", tmp_path)
     assert "is no coded store" in refused(1, "scrub", tmp_path)
+
+
+def test_a_store_opened_with_replace_rebuilds_beside_its_work(store: Path, tmp_path: Path) -> None:
+    shutil.rmtree(store / "d1")
+    opened = _core.Runtime(threads=1, budget_bytes=256 << 20).open_store(coded(store), same_disk=True, replace=[str(store / "d1")], holder="a test")
+    change = opened.begin()
+    change.write_bytes("x/big", 4096, b"n" * 5000)
+    change.commit().wait()
+    content = (store / "in" / "big").read_bytes()
+    (store / "in" / "big").write_bytes(content[:4096] + b"n" * 5000 + content[9096:])
+    confirmed = 0
+    deadline = time.monotonic() + 60
+    while confirmed == 0 and time.monotonic() < deadline:
+        time.sleep(0.05)
+        confirmed = int.from_bytes((store / "d1" / "stoker.shard").read_bytes()[40:48], "little")
+    opened.close()
+    assert confirmed > 0, "it counts once it has everything"
+    assert run("fsck", coded(store)).returncode == 0
+    for lost in ("d0", "d4"):
+        shutil.rmtree(store / lost)
+    assert exported(store, tmp_path / "out") == expected(store)
