@@ -174,7 +174,8 @@ std::vector<std::pair<StripePtr, ValRef>> CodedStore::vals_of(size_t shard) cons
       if (position >= shape_.k || position == newer.val->chunk) vals.emplace_back(stripe, newer.val);
     }
   }
-  std::sort(vals.begin(), vals.end());
+  // The oldest first: they are folded first, and segments come free.
+  std::sort(vals.begin(), vals.end(), [](const auto& a, const auto& b) { return std::pair(a.second->stamp, a.second) < std::pair(b.second->stamp, b.second); });
   vals.erase(std::unique(vals.begin(), vals.end()), vals.end());
   return vals;
 }
@@ -195,7 +196,9 @@ Status CodedStore::append_settled(size_t shard, const std::vector<std::pair<Stri
       at.push_back(frame.block_count());
       frame.add(ValItem{val->stamp, false, val->stripe, val->chunk, val->first, val->crcs, 0}, blocks.span());
     }
-    if (frame.bytes() > shape_.segment_bytes || !each.log->fits(frame.bytes(), 1)) return failing(each.path, "its log is full", Code::out_of_space);
+    // Half of it stays free, or what comes next had no room for the folds that make room.
+    const size_t reserve = std::max<size_t>(3, shape_.segments / 2);
+    if (frame.bytes() > shape_.segment_bytes || !each.log->fits(frame.bytes(), reserve)) return failing(each.path, "its log is full", Code::out_of_space);
     const LogFrame made = each.log->append(frame);
     ShardBatch batch(*shards_, Priority::scrub);
     batch.write(shard, made.offset, made.bytes.slice());
