@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <set>
 #include <sstream>
 
@@ -271,6 +272,24 @@ TEST(CodedStore, AFullLogHoldsCommitsUpAndFailsNone) {
   EXPECT_GT(store->health().folds, 0U);
   EXPECT_TRUE(store->info().read_only.empty());
   EXPECT_EQ(read_all(*store, "a"), content);
+}
+
+// Blocks all over the store: each fold frees next to nothing of the oldest segment, and what folds need must stay theirs through all of them.
+TEST(CodedStore, UpdatesAllOverTheStoreNeverTakeTheRoomOfTheFolds) {
+  for (const uint32_t segments : {4U, 8U}) {
+    CodedWorldOptions options = quiet(4, 2);
+    options.segment_bytes = 128 << 10;
+    options.segments = segments;
+    CodedWorld world(options);
+    auto store = std::move(*world.open_small());
+    Bytes content = put(*store, "a", 2'621'440, 1);
+    std::mt19937_64 random(segments);
+    for (uint64_t i = 0; i < 1500; ++i) {
+      ASSERT_NO_FATAL_FAILURE(update(*store, "a", content, random() % 640 * 4096, 4096, 100 + i)) << "update " << i << " of " << segments << " segments";
+    }
+    EXPECT_GT(store->health().folds, 100U);
+    EXPECT_EQ(read_all(*store, "a"), content);
+  }
 }
 
 TEST(CodedStore, AStoreThatDoesNotFitOneOfItsDisksIsNotMade) {
