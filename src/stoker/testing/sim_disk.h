@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -86,6 +87,10 @@ class SimDisk {
   void limit(const std::string& folder, uint64_t bytes);
   void unlimit(const std::string& folder);  // and removes what is in it
 
+  // A block that cannot be read (EIO, with whatever is read together with it) until it is written, or until heal().
+  void spoil(const std::string& path, uint64_t offset);
+  void heal();
+
   void set_faults(const SimFaults& faults);
   // The nth (1 = the next) transfer of this kind on paths that begin with `prefix` fails with this errno, once.
   void fail_nth(Op::Kind kind, uint64_t nth, int sys_errno, const std::string& prefix = {});
@@ -154,6 +159,7 @@ class SimDisk {
   std::map<std::string, uint64_t> limits_;
   SimFaults faults_;
   std::vector<Fault> ordered_;
+  std::map<std::string, std::set<uint64_t>> spoilt_;  // offsets, of kIoAlign each
   std::vector<Cut> cuts_;
   uint64_t next_id_ = 1;
   bool recording_ = false;

@@ -38,6 +38,9 @@ struct Health {
   uint64_t mended_blocks = 0;
   uint64_t rebuilt_bytes = 0;         // of shards that were made anew or came back
   uint64_t folds = 0;                 // stripes folded
+  uint64_t lost_chunks = 0;           // of which not all could be rebuilt or mended
+  uint64_t stuck_stripes = 0;         // that cannot be folded
+  std::string lost_why;               // of the first of these
 };
 
 class CodedStore final : public Store {
@@ -120,6 +123,7 @@ class CodedStore final : public Store {
   // read.cc: any thread but the Loop's
   Status read_now(std::string_view key, const ObjectPtr& object, uint64_t offset, Slice into, Priority priority);
   Status load_headers(const StripePtr& stripe, Priority priority);
+  bool read_headers(const Stripe& stripe, Priority priority, RawHeaders& raw, std::string& why);
   void plan_chunk(const StripePtr& stripe, size_t chunk, size_t first, size_t count, std::byte* into, std::vector<Run>& runs) const;  // with mutex_
   Status fetch(std::vector<Run>& runs, Priority priority);
   Status fetch_from_log(const Run& run, Priority priority);
@@ -146,6 +150,7 @@ class CodedStore final : public Store {
   Result<StripePtr> make_stripe();  // any thread
 
   // log_space.cc: the writer thread
+  static constexpr size_t kReserve = 2;  // segments that commits leave to folds and to the next opening
   // Writes the frames, one a shard, and flushes these shards and `touched`. Drops shards that fail; an error if too few are left.
   Status append(std::map<size_t, FrameBuilder>& frames, ShardSet touched, std::map<size_t, LogFrame>& written);
   Status flush(ShardSet set);
@@ -168,6 +173,8 @@ class CodedStore final : public Store {
     std::set<size_t> wrong_pages;    // with entries that are not what they should be
     std::set<size_t> bad_copies;     // whose older copy should be intact too, and is not
   };
+  bool adopt(Headers& headers, const RawHeaders& own, size_t position) const;
+  void install(const StripePtr& stripe, Headers headers);
   Result<Compared> compare(const StripePtr& stripe, size_t position);
   struct Rebuilt {
     size_t blocks = 0, pages = 0;  // that were wrong and are right now
@@ -176,6 +183,7 @@ class CodedStore final : public Store {
   };
   // Makes the chunk at this position right on its shard, live or not, where it differs from what the others say.
   Result<Rebuilt> rebuild(const StripePtr& stripe, size_t position);
+  void note_loss(const StripePtr& stripe, size_t position, const std::string& why);
   Status decode_wrong(const Stripe& stripe, size_t position, Compared& found, AlignedBytes& chunk, Rebuilt& rebuilt);
   // resync.cc: the writer thread
   Result<bool> repair_step();  // false: there is nothing to do
@@ -183,6 +191,8 @@ class CodedStore final : public Store {
   Result<bool> resync_step();  // false: there is nothing to do
   bool choose_joining();
   StripePtr next_to_join();    // null: the joining shard has all
+  Status join(const StripePtr& stripe);
+  Status forget(const StripePtr& stripe, size_t position);
   Status admit();
   void end_joining();
   void give_up_joining(const std::string& why);  // until the next repair() or opening
@@ -212,7 +222,12 @@ class CodedStore final : public Store {
   std::optional<Error> refused_;      // why nothing is written any more
   Health counts_;
   std::map<std::pair<uint64_t, size_t>, std::weak_ptr<Stripe>> bad_;  // chunks with bad blocks on a live shard, by stripe and position
-  std::set<uint64_t> stuck_;          // stripes with rows that cannot be folded
+  struct Loss {
+    std::weak_ptr<Stripe> stripe;
+    std::string why;
+  };
+  std::map<std::pair<uint64_t, size_t>, Loss> lost_;  // chunks with rows that could not be rebuilt, as bad_; tried again when a shard came back
+  std::map<uint64_t, std::string> stuck_;             // why stripes cannot be folded; tried again likewise
 
   // Of the writer thread.
   std::vector<std::shared_ptr<const void>> since_image_;  // what the table image does not make superfluous yet

@@ -11,7 +11,6 @@ namespace stoker::coded {
 namespace {
 
 constexpr const char* kWhere = "store/coded/log_space";
-constexpr size_t kReserve = 2;         // segments that commits leave to folds and to the next opening
 constexpr size_t kImagePiece = 256 * kKiB;
 constexpr size_t kFoldAtOnce = 16;     // stripes
 

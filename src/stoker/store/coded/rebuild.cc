@@ -1,5 +1,6 @@
 // Rebuilding a chunk: what a shard has of it is compared with what the headers of all say, and written where it differs.
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "stoker/base/crc32c.h"
@@ -22,23 +23,48 @@ struct ChunkBytes {
 
 ChunkBytes read_chunk(Shards& shards, size_t shard, size_t slot) {
   const Shape& shape = shards.shape();
-  ChunkBytes chunk{AlignedBytes(header_bytes(shape)), AlignedBytes(shape.chunk_bytes), std::vector<bool>(shape.rows(), true)};
-  ShardBatch batch(shards, Priority::scrub);
-  batch.read(shard, shape.slot_at(slot), chunk.pairs.slice());
-  batch.read(shard, shape.block_at(slot, 0), chunk.blocks.slice());
-  if (batch.run() == 0) return chunk;
-  ShardBatch each(shards, Priority::scrub);
-  for (size_t page = 0; page < 2 * shape.pages(); ++page) each.read(shard, shape.slot_at(slot) + page * kBlock, chunk.pairs.slice().sub(page * kBlock, kBlock));
-  for (size_t row = 0; row < shape.rows(); ++row) each.read(shard, shape.block_at(slot, row), chunk.blocks.slice().sub(row * kBlock, kBlock));
-  each.run();
-  for (size_t page = 0; page < 2 * shape.pages(); ++page) {
-    if (!each.ok(page)) std::memset(chunk.pairs.data() + page * kBlock, 0, kBlock);
-  }
-  for (size_t row = 0; row < shape.rows(); ++row) chunk.readable[row] = each.ok(2 * shape.pages() + row);
+  ChunkBytes chunk{AlignedBytes(header_bytes(shape)), AlignedBytes(shape.chunk_bytes), {}};
+  std::array<Area, 2> areas = {Area{shard, shape.slot_at(slot), chunk.pairs.slice()}, Area{shard, shape.block_at(slot, 0), chunk.blocks.slice()}};
+  read_areas(shards, Priority::scrub, areas);
+  chunk.readable = std::move(areas[1].readable);
   return chunk;
 }
 
 }  // namespace
+
+// What the chunk's own intact entries say beyond what is known: they could not be read when the stripe's headers were. As in RawHeaders::merge the newest
+// version counts, and a parity is sound if its entry is of these versions.
+bool CodedStore::adopt(Headers& headers, const RawHeaders& own, size_t position) const {
+  bool adopted = false;
+  for (size_t row = 0; row < shape_.rows(); ++row) {
+    const auto offer = [&](size_t chunk, Stamp version, uint32_t crc) {
+      Stamp& known = headers.versions[row * shape_.k + chunk];
+      if (version == kUnknown || version == known || (known != kUnknown && version < known)) return;
+      known = version;
+      headers.crcs[row * shape_.n() + chunk] = crc;
+      for (size_t j = 0; j < shape_.m; ++j) headers.unsound[row * shape_.m + j] = true;  // until their own entries were looked at
+      adopted = true;
+    };
+    if (position < shape_.k) {
+      if (const auto& entry = own.data[position][row]) offer(position, entry->version, entry->crc);
+      continue;
+    }
+    const auto& entry = own.parity[position - shape_.k][row];
+    if (!entry) continue;
+    for (size_t chunk = 0; chunk < shape_.k; ++chunk) offer(chunk, entry->versions[chunk], entry->crcs[chunk]);
+  }
+  return adopted;
+}
+
+// Nobody looks at the old ones while they change.
+void CodedStore::install(const StripePtr& stripe, Headers headers) {
+  std::unique_lock lock(mutex_);
+  stripe->folding = true;
+  unpinned_.wait(lock, [&] { return stripe->readers == 0; });
+  stripe->headers = std::move(headers);
+  stripe->folding = false;
+  unpinned_.notify_all();
+}
 
 // Every row of the chunk with what the headers of all say.
 Result<CodedStore::Compared> CodedStore::compare(const StripePtr& stripe, size_t position) {
@@ -48,6 +74,8 @@ Result<CodedStore::Compared> CodedStore::compare(const StripePtr& stripe, size_t
   raw.take(shape_, shards_->store(), stripe->id, position, own.pairs.span());
   Compared found;
   found.next = *stripe->headers;
+  // Of a shard that is not live nothing is believed: it may be old.
+  if ((live_positions(*stripe) >> position & 1) != 0 && adopt(found.next, raw, position)) install(stripe, found.next);
   Headers& next = found.next;
   const bool data = position < shape_.k;
   for (size_t row = 0; row < shape_.rows(); ++row) {
@@ -63,6 +91,7 @@ Result<CodedStore::Compared> CodedStore::compare(const StripePtr& stripe, size_t
       entry_right = std::equal(versions, versions + shape_.k, entry->versions.begin()) && (!known || entry->crc == crc);
       if (entry_right && !known) crc = entry->crc;  // it was not live when the headers were read
       known = known || entry_right;
+      if (entry_right) next.unsound[row * shape_.m + position - shape_.k] = false;  // its block may be wrong yet: by its CRC
     }
     if (!data && blank) {
       next.unsound[row * shape_.m + position - shape_.k] = false;  // zeros that are not written
@@ -114,7 +143,6 @@ Status CodedStore::decode_wrong(const Stripe& stripe, size_t position, Compared&
       const Status one = decode(row, 1);
       if (one) continue;
       if (rebuilt.lost++ == 0) rebuilt.why = one.error().what;
-      if (position >= shape_.k) found.next.unsound[row * shape_.m + position - shape_.k] = true;
     }
   }
   for (const size_t row : right) {
@@ -172,12 +200,14 @@ Result<CodedStore::Rebuilt> CodedStore::rebuild(const StripePtr& stripe, size_t 
     if (found.lost_pages.contains(page)) write_page(page);  // both copies: there is none that a torn write could spoil
   }
   STOKER_TRY(durable(headers));
-  std::unique_lock lock(mutex_);
-  stripe->folding = true;
-  unpinned_.wait(lock, [&] { return stripe->readers == 0; });
-  stripe->headers = std::move(found.next);
-  stripe->folding = false;
-  unpinned_.notify_all();
+  install(stripe, std::move(found.next));
+  if (rebuilt.lost > 0) {
+    note_loss(stripe, position, rebuilt.why);
+  } else {
+    std::lock_guard lock(mutex_);
+    lost_.erase({stripe->id, position});
+    if (!rows.empty()) stuck_.erase(stripe->id);
+  }
   rebuilt.blocks = rows.size();
   rebuilt.pages = pages.size();
   return rebuilt;

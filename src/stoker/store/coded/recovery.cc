@@ -216,19 +216,8 @@ Status Recovery::load_raw() {
     const StripePtr stripe = find_stripe(id);
     if (!stripe) continue;
     RawHeaders& raw = raw_.emplace(id, RawHeaders(shape_)).first->second;
-    const uint32_t positions = store_.live_positions(*stripe);
-    std::vector<AlignedBytes> memory(shape_.n());
-    std::vector<size_t> ops(shape_.n(), SIZE_MAX);
-    ShardBatch batch(shards_, Priority::demand);
-    for (size_t i = 0; i < shape_.n(); ++i) {
-      if ((positions >> i & 1) == 0) continue;
-      memory[i] = AlignedBytes(header_bytes(shape_));
-      ops[i] = batch.read(stripe->shards[i], shape_.slot_at(stripe->slots[i]), memory[i].slice());
-    }
-    batch.run();
-    for (size_t i = 0; i < shape_.n(); ++i) {
-      if (ops[i] != SIZE_MAX && batch.ok(ops[i])) raw.take(shape_, shards_.store(), id, i, memory[i].span());
-    }
+    std::string why;
+    if (!store_.read_headers(*stripe, Priority::demand, raw, why)) log().warn("none of the headers of stripe {} can be read: {}", id, why);
   }
   return {};
 }

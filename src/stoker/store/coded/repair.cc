@@ -17,7 +17,10 @@ std::string some_of(const std::vector<std::string>& keys) {
 }
 
 void tell_losses(const CodedStore& store, RepairReport& report) {
-  for (const std::string& trouble : store.health().troubles) report.problems.push_back("a shard does not count: " + trouble);
+  const Health health = store.health();
+  for (const std::string& trouble : health.troubles) report.problems.push_back("a shard does not count: " + trouble);
+  if (health.lost_chunks > 0) report.problems.push_back(std::to_string(health.lost_chunks) + " chunks could not be rebuilt in full: " + health.lost_why);
+  if (health.stuck_stripes > 0) report.problems.push_back(std::to_string(health.stuck_stripes) + " stripes with updates in the log cannot be folded: " + health.lost_why);
   if (const auto keys = store.affected(); !keys.empty()) report.problems.push_back(std::to_string(keys.size()) + " objects cannot be read in full without the missing shards: " + some_of(keys));
 }
 
@@ -55,7 +58,7 @@ Result<RepairReport> repair(const CodedPlan& plan, const Runtime& runtime, const
   report.problems = scrubbed->lost;
   tell_losses(*store, report);
   if (!store->health().troubles.empty()) report.advice.emplace_back("bring a missing disk back; or put a new one in its place, and name it with --replace: what was on the old one is rebuilt from the others");
-  if (!scrubbed->lost.empty()) report.advice.emplace_back("bring missing disks back and scrub again, or restore these objects from a copy");
+  if (!scrubbed->lost.empty() || store->health().lost_chunks + store->health().stuck_stripes > 0) report.advice.emplace_back("bring missing disks back and scrub again, or restore these objects from a copy");
   return report;
 }
 

@@ -211,6 +211,33 @@ TEST(CodedReplace, WhatIsWrittenMeanwhileIsOnTheNewDiskToo) {
   EXPECT_EQ(read_all(*store, "b"), b);
 }
 
+// Whoever writes so much that the logs are folded all the time does not keep the new disk away for ever.
+TEST(CodedReplace, FoldsAllTheTimeDoNotKeepANewDiskAway) {
+  CodedWorldOptions options = quiet(4, 2);
+  options.segment_bytes = 128 << 10;
+  options.segments = 4;
+  CodedWorld world(options);
+  Bytes a;
+  {
+    auto store = std::move(*world.open_small());
+    a = put(*store, "a", 2'621'440, 1);
+  }
+  world.disk().remove(world.paths()[3]);
+  {
+    auto store = std::move(*open_replacing(world, {3}));
+    auto repaired = store->repair();
+    uint64_t updates = 0;
+    for (; !repaired.ready() && updates < 3000; ++updates) ASSERT_NO_FATAL_FAILURE(update(*store, "a", a, updates * 211 % 640 * 4096, 4096, 100 + updates));
+    ASSERT_TRUE(repaired.ready()) << "not after " << updates << " updates";
+    ASSERT_OK(repaired.wait());
+    EXPECT_TRUE(store->health().troubles.empty());
+    for (; updates < 600; ++updates) ASSERT_NO_FATAL_FAILURE(update(*store, "a", a, updates * 211 % 640 * 4096, 4096, 100 + updates));
+  }
+  for (const size_t lost : {0U, 5U}) world.disk().remove(world.paths()[lost]);
+  auto store = std::move(*world.open_small());
+  EXPECT_EQ(read_all(*store, "a"), a);
+}
+
 // With more shards than chunks the stripes differ in what they have lost: those that have lost most come first.
 TEST(CodedReplace, WhatHasTheFewestSurvivorsComesFirst) {
   CodedWorldOptions options = quiet(2, 2);

@@ -11,7 +11,7 @@ namespace stoker::coded {
 namespace {
 
 constexpr const char* kWhere = "store/coded/resync";
-constexpr size_t kLastFew = 8;  // stripes that are not left to be folded again before the admission
+constexpr size_t kFoldedAtOnce = 8;  // stripes, when the admission needs room
 
 Error failing(const std::string& path, const std::string& why, Code code = Code::io) { return make_error(code, "the shard '" + path + "' cannot be brought up to date: " + why, kWhere); }
 
@@ -60,7 +60,7 @@ StripePtr CodedStore::next_to_join() {
       if (stripe && !joined_.contains(stripe->id)) return stripe;
     }
     if (looks > 0) break;
-    // All that is missing: at first everything, later what came or was folded meanwhile.
+    // All that is missing: at first everything, later what came meanwhile.
     std::vector<std::pair<size_t, StripePtr>> missing;  // by chunks lost
     std::lock_guard lock(mutex_);
     for (const auto& [key, object] : table_.objects()) {
@@ -76,42 +76,64 @@ StripePtr CodedStore::next_to_join() {
   return nullptr;
 }
 
-// One stripe of the joining shard, or the last few of them and its admission.
+// One stripe of the joining shard, or its admission.
 Result<bool> CodedStore::resync_step() {
   if (const std::lock_guard lock(mutex_); refused_) return false;
   if (!joining_ && !choose_joining()) return false;
   Status status;
-  bool more = true;
-  do {
-    if (const StripePtr next = next_to_join()) {
-      const auto position = static_cast<size_t>(std::find(next->shards.begin(), next->shards.end(), *joining_) - next->shards.begin());
-      if (const Status loaded = load_headers(next, Priority::scrub); !loaded) {
-        log().warn("{}", loaded.error().message());  // lost for good, here too
-        joined_.insert(next->id);
-        continue;
-      }
-      const auto rebuilt = rebuild(next, position);
-      if (!rebuilt) {
-        status = rebuilt.error();
-        break;
-      }
-      joined_.insert(next->id);
+  if (const StripePtr next = next_to_join()) {
+    const auto joined = join(next);
+    if (joined) {
       std::lock_guard lock(mutex_);
       counts_.doing.done = joined_.size();
       counts_.doing.bytes = joined_.size() * shape_.chunk_bytes;
-      counts_.rebuilt_bytes += rebuilt->blocks * kBlock;
-    } else {
-      status = admit();
-      more = false;
+      return true;
     }
-  } while (status && more && joining_ && to_join_.size() < kLastFew);
-  if (!more && !status && status.error().code == Code::out_of_space) {
-    // What is newer in the logs of the others does not fit its log: it goes into the bases first.
-    if (const auto folded = fold_step(kLastFew); folded && *folded > 0) return true;
+    status = joined.error();
+  } else {
+    status = admit();
+    if (status) {
+      end_joining();
+    } else if (status.error().code == Code::out_of_space) {
+      // What is newer in the logs of the others does not fit its log: it goes into the bases first.
+      if (const auto folded = fold_step(kFoldedAtOnce); folded && *folded > 0) return true;
+    }
   }
   if (!status && joining_) give_up_joining(status.error().message());
-  if (!more) end_joining();
   return true;
+}
+
+// Makes the stripe's chunk on the joining shard right, if it has one.
+Status CodedStore::join(const StripePtr& stripe) {
+  const auto at = std::find(stripe->shards.begin(), stripe->shards.end(), *joining_);
+  if (at == stripe->shards.end()) return {};
+  const auto position = static_cast<size_t>(at - stripe->shards.begin());
+  if (const Status loaded = load_headers(stripe, Priority::scrub); loaded) {
+    STOKER_ASSIGN(const Rebuilt rebuilt, rebuild(stripe, position));
+    std::lock_guard lock(mutex_);
+    counts_.rebuilt_bytes += rebuilt.blocks * kBlock;
+  } else {
+    log().warn("{}", loaded.error().message());
+    STOKER_TRY(forget(stripe, position));
+    note_loss(stripe, position, loaded.error().what);
+  }
+  joined_.insert(stripe->id);
+  return {};
+}
+
+// Nobody knows what belongs there: what stands there is old, and must not count once the shard does.
+Status CodedStore::forget(const StripePtr& stripe, size_t position) {
+  const size_t shard = stripe->shards[position];
+  AlignedBytes zeros(header_bytes(shape_));
+  std::memset(zeros.data(), 0, zeros.size());
+  ShardBatch batch(*shards_, Priority::scrub);
+  batch.write(shard, shape_.slot_at(stripe->slots[position]), zeros.slice());
+  return batch.run() == 0 ? Status() : failing((*shards_)[shard].path, batch.why());
+}
+
+void CodedStore::note_loss(const StripePtr& stripe, size_t position, const std::string& why) {
+  std::lock_guard lock(mutex_);
+  lost_[{stripe->id, position}] = {stripe, why};
 }
 
 void CodedStore::end_joining() {
@@ -130,17 +152,11 @@ void CodedStore::give_up_joining(const std::string& why) {
 // Reads an area of the joining shard; what cannot be read is made zeros, on the disk too: it is not read again, and must not come back.
 Status CodedStore::make_readable(size_t shard, uint64_t offset, size_t bytes, AlignedBytes& content) {
   content = AlignedBytes(bytes);
-  ShardBatch whole(*shards_, Priority::scrub);
-  whole.read(shard, offset, content.slice());
-  if (whole.run() == 0) return {};
-  ShardBatch each(*shards_, Priority::scrub);
-  for (size_t at = 0; at < bytes; at += kBlock) each.read(shard, offset + at, content.slice().sub(at, kBlock));
-  each.run();
+  Area area{shard, offset, content.slice()};
+  if (read_areas(*shards_, Priority::scrub, {&area, 1}).empty()) return {};
   ShardBatch writes(*shards_, Priority::scrub);
   for (size_t i = 0; i * kBlock < bytes; ++i) {
-    if (each.ok(i)) continue;
-    std::memset(content.data() + i * kBlock, 0, kBlock);
-    writes.write(shard, offset + i * kBlock, content.slice().sub(i * kBlock, kBlock));
+    if (!area.readable[i]) writes.write(shard, offset + i * kBlock, content.slice().sub(i * kBlock, kBlock));
   }
   return writes.run() == 0 ? Status() : failing((*shards_)[shard].path, writes.why());
 }
@@ -196,9 +212,7 @@ Status CodedStore::append_settled(size_t shard, const std::vector<std::pair<Stri
       at.push_back(frame.block_count());
       frame.add(ValItem{val->stamp, false, val->stripe, val->chunk, val->first, val->crcs, 0}, blocks.span());
     }
-    // Half of it stays free, or what comes next had no room for the folds that make room.
-    const size_t reserve = std::max<size_t>(3, shape_.segments / 2);
-    if (frame.bytes() > shape_.segment_bytes || !each.log->fits(frame.bytes(), reserve)) return failing(each.path, "its log is full", Code::out_of_space);
+    if (frame.bytes() > shape_.segment_bytes || !each.log->fits(frame.bytes(), kReserve)) return failing(each.path, "its log is full", Code::out_of_space);
     const LogFrame made = each.log->append(frame);
     ShardBatch batch(*shards_, Priority::scrub);
     batch.write(shard, made.offset, made.bytes.slice());
@@ -234,6 +248,13 @@ Status CodedStore::admit() {
   STOKER_TRY(change_epoch(live() | shard_bit(shard)));
   if ((live() & shard_bit(shard)) == 0) return failing(each.path, each.trouble);
   set_trouble(shard_bit(shard), "");
+  {
+    // What was too much to be decoded may not be any more.
+    std::lock_guard lock(mutex_);
+    stuck_.clear();
+    for (const auto& [at, loss] : lost_) bad_[at] = loss.stripe;
+    lost_.clear();
+  }
   log().info("the shard '{}' is up to date and counts again", each.path);
   return {};
 }
@@ -253,6 +274,7 @@ Result<bool> CodedStore::mend_step() {
   const auto mended = rebuild(stripe, position);
   if (!mended) {
     log().warn("{}", mended.error().message());
+    note_loss(stripe, position, mended.error().what);
     return true;
   }
   std::lock_guard lock(mutex_);

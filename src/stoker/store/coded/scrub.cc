@@ -21,6 +21,7 @@ class Scrubbing {
     if (segment_ < shape_.segments) return read_segments();
     if (!logs_done_) return judge_logs();
     if (next_ < stripes_.size()) return check_chunk();
+    if (unreadable_ != 0) return renew_log();
     const std::lock_guard lock(store_.mutex_);
     store_.counts_.doing = {};
     return false;
@@ -160,19 +161,34 @@ class Scrubbing {
     STOKER_TRY(store_.flush(touched));
     if (!status) {
       // The log has no room for a second copy: what is newer there goes into the bases of all.
-      STOKER_ASSIGN(const size_t folded, store_.fold_step(SIZE_MAX));
-      if (folded == 0) report_->lost.push_back(status.error().what);
+      size_t folded = 0, all = 0;
+      do {
+        STOKER_ASSIGN(folded, store_.fold_step(SIZE_MAX));
+        all += folded;
+      } while (folded > 0);
+      if (all == 0) report_->lost.push_back(status.error().what);
     }
     if (commits_lost > 0 || !status) STOKER_TRY(store_.checkpoint());
-    const ShardSet rest = store_.live() & ~unreadable_;
-    if ((store_.live() & unreadable_) == 0) return true;
-    if (!shape_.writable(rest)) {
-      report_->lost.emplace_back("the log or table of a shard has sectors that cannot be read, and there are too few other shards to leave it out: bring missing disks back first");
+    return true;
+  }
+
+  // A shard whose log or table cannot be read is left out and brought back, which makes them readable; after all chunks were looked at, and one after
+  // the other, so that nothing is left to fewer shards than it must be.
+  Result<bool> renew_log() {
+    STOKER_ASSIGN(const bool more, store_.repair_step());
+    if (more) return true;
+    const auto shard = static_cast<size_t>(std::countr_zero(unreadable_));
+    const ShardSet rest = store_.live() & ~shard_bit(shard);
+    unreadable_ &= ~shard_bit(shard);
+    if (rest == store_.live()) return true;  // it failed meanwhile
+    if (!shape_.writable(rest) || !report_->lost.empty() || (left_out_ & ~rest) != 0) {
+      report_->lost.push_back("the log or table of '" + shards_[shard].path + "' has sectors that cannot be read, and too little is left without it to leave it out: bring missing disks back first");
       return true;
     }
-    report_->records += static_cast<uint64_t>(std::popcount(store_.live() & unreadable_));
-    STOKER_TRY(store_.drop_shards(store_.live() & unreadable_, "its log or table has sectors that cannot be read"));
-    return true;  // resynced after the rest was looked at, which makes them readable
+    ++report_->records;
+    left_out_ |= shard_bit(shard);
+    STOKER_TRY(store_.drop_shards(shard_bit(shard), "its log or table has sectors that cannot be read"));
+    return true;
   }
 
   Result<bool> check_chunk() {
@@ -212,7 +228,8 @@ class Scrubbing {
   Stamp begun_at_ = 0;
   size_t segment_ = 0;                   // read next
   std::map<size_t, Log> logs_;           // by shard
-  ShardSet unreadable_ = 0;
+  ShardSet unreadable_ = 0;              // log or table, in part
+  ShardSet left_out_ = 0;                // and brought back for that
   std::vector<std::pair<std::string, std::weak_ptr<Stripe>>> stripes_;
   size_t next_ = 0, position_ = 0;       // looked at next
 };

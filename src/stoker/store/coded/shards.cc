@@ -317,7 +317,8 @@ Status Shards::replace(const std::string& path, const StoreOptions& options, boo
   std::optional<Superblock> found;
   if (shard.present()) STOKER_TRY(read_superblock(shard, found));
   if (found) return make_error(Code::mismatch, "'" + path + "' holds a shard that cannot be used" + (shard.trouble.empty() ? "" : " (" + shard.trouble + ")") + ": delete the file if nobody needs it, and replace it then", kWhere);
-  if (files && !shard.present() && std::filesystem::exists(shard.file_path)) return make_error(Code::io, "'" + path + "' cannot be replaced: " + shard.trouble, kWhere);
+  std::error_code unknown;  // a disk that is dead is not there either
+  if (files && !shard.present() && std::filesystem::exists(shard.file_path, unknown)) return make_error(Code::io, "'" + path + "' cannot be replaced: " + shard.trouble, kWhere);
   const size_t index = shard.super.shard;
   const Status made = make_one(shard, options, files, false);
   if (!made) return made.error().with("replacing '" + path + "'");
@@ -397,6 +398,28 @@ ShardSet Shards::write_superblocks(ShardSet set, std::string& why) {
     if (!flush.why().empty()) why = flush.why();
   }
   return failed;
+}
+
+std::string read_areas(Shards& shards, Priority priority, std::span<Area> areas) {
+  ShardBatch whole(shards, priority);
+  for (Area& area : areas) {
+    area.readable.assign(area.into.size / kBlock, true);
+    whole.read(area.shard, area.offset, area.into);
+  }
+  if (areas.empty() || whole.run() == 0) return {};
+  ShardBatch each(shards, priority);
+  for (size_t i = 0; i < areas.size(); ++i) {
+    for (size_t at = 0; !whole.ok(i) && at < areas[i].into.size; at += kBlock) each.read(areas[i].shard, areas[i].offset + at, areas[i].into.sub(at, kBlock));
+  }
+  each.run();
+  size_t op = 0;
+  for (size_t i = 0; i < areas.size(); ++i) {
+    for (size_t block = 0; !whole.ok(i) && block < areas[i].readable.size(); ++block, ++op) {
+      areas[i].readable[block] = each.ok(op);
+      if (!each.ok(op)) std::memset(areas[i].into.data + block * kBlock, 0, kBlock);
+    }
+  }
+  return each.why();
 }
 
 void ShardBatch::sync(ShardSet set) {

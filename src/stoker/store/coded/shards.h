@@ -1,8 +1,10 @@
 // The shards of a coded store: their files, locks, identity and superblocks; who is live; batches of transfers that tell which shard failed.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -73,6 +75,18 @@ class Shards {
   std::vector<Shard> shards_;
   bool fresh_ = false;
 };
+
+// A piece of a shard that is to be read as far as it can be.
+struct Area {
+  size_t shard = 0;
+  uint64_t offset = 0;
+  Slice into;
+  std::vector<bool> readable = {};  // by block
+  bool any() const { return std::find(readable.begin(), readable.end(), true) != readable.end(); }
+};
+// Reads them all at once, and what fails of them block by block: a bad sector takes nothing with it that stands beside it. What cannot be read is zeros.
+// Why something could not; empty: all was read.
+std::string read_areas(Shards& shards, Priority priority, std::span<Area> areas);
 
 // Transfers on several shards that start together. Use once.
 class ShardBatch {

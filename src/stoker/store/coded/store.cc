@@ -89,6 +89,15 @@ Health CodedStore::health() const {
     const Shard& each = (*shards_)[shard];
     if ((live_ & shard_bit(shard)) == 0) health.troubles.push_back(each.trouble.empty() ? "'" + each.path + "' is not up to date" : each.trouble);
   }
+  for (const auto& [at, loss] : lost_) {
+    if (loss.stripe.expired()) continue;
+    if (health.lost_chunks++ == 0) health.lost_why = loss.why;
+  }
+  for (const auto& [id, weak] : dirty_) {
+    const auto stuck = stuck_.find(id);
+    if (stuck == stuck_.end() || weak.expired()) continue;
+    if (health.stuck_stripes++ == 0 && health.lost_chunks == 0) health.lost_why = stuck->second;
+  }
   for (const auto& [id, weak] : dirty_) {
     if (const StripePtr stripe = weak.lock()) health.newer_blocks += stripe->overlay.size();
   }
