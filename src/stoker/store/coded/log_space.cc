@@ -69,13 +69,19 @@ size_t CodedStore::free_segments() const {
 
 // A full log holds commits up until enough is folded; it fails them only if nothing is left to fold.
 Status CodedStore::make_room(size_t bytes) {
+  bool again = false;
   for (;;) {
     if (fits(bytes, kReserve)) return {};
     STOKER_ASSIGN(const size_t folded, fold_step(kFoldAtOnce));
     const bool held = !since_image_.empty();
     if (held) STOKER_TRY(checkpoint());
     if (fits(bytes, kReserve)) return {};
-    if (folded == 0 && !held) break;
+    if (folded > 0 || held) continue;
+    // What could not be folded once may be by now.
+    std::lock_guard lock(mutex_);
+    if (again || stuck_.empty()) break;
+    stuck_.clear();
+    again = true;
   }
   return make_error(Code::out_of_space, "the logs of the coded store have no room for " + human_bytes(bytes) + ": commit less at a time", kWhere);
 }

@@ -51,7 +51,7 @@ Result<RepairReport> repair(const CodedPlan& plan, const Runtime& runtime, const
   while (!done.wait_for(std::chrono::milliseconds(200))) {
     if (options.progress) options.progress(store->health().doing);
   }
-  STOKER_TRY(done.wait());
+  if (const Status& ended = done.wait(); !ended) return ended.error();
   STOKER_TRY(store->fold_all().wait());  // the next opening finds nothing to do
   report.scrub = *scrubbed;
   report.rebuilt_bytes = store->health().rebuilt_bytes;

@@ -55,7 +55,7 @@ bool CodedStore::choose_joining() {
 StripePtr CodedStore::next_to_join() {
   for (int looks = 0; looks < 2; ++looks) {
     while (!to_join_.empty()) {
-      const StripePtr stripe = to_join_.back().lock();
+      StripePtr stripe = to_join_.back().lock();
       to_join_.pop_back();
       if (stripe && !joined_.contains(stripe->id)) return stripe;
     }
