@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Installs the system packages of tools/packages.txt that are missing, as root or with sudo. Does nothing where all are there.
+# Installs the system packages of a list that are missing, as root or with sudo. Does nothing where all are there.
+# Usage: setup_system.sh [LIST], by default tools/packages.txt.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-list=tools/packages.txt
+list=${1:-tools/packages.txt}
 
 fail() {
   echo "stoker setup: $*" >&2

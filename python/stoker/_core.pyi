@@ -90,7 +90,9 @@ class Future:
     def error(self) -> str | None: ...  # the message of the error if it is ready and failed, without raising
 
 class Store:
-    def info(self) -> dict[str, Any]: ...  # composition committed durable capacity_bytes used_bytes map_bytes read_only snapshots{name: version}
+    # composition committed durable capacity_bytes used_bytes map_bytes read_only snapshots{name: version}
+    # volumes{path: {read_bytes, written_bytes, bytes_per_second}}: of a local store, since it was opened; the rate of the last gigabyte
+    def info(self) -> dict[str, Any]: ...
     def stat(self, key: str, snapshot: str = "") -> dict[str, Any]: ...  # key bytes chunk_bytes version; NotFound
     def exists(self, key: str, snapshot: str = "") -> bool: ...
     def list(self, prefix: str = "", snapshot: str = "") -> list[dict[str, Any]]: ...

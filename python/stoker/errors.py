@@ -71,6 +71,10 @@ class Mismatch(StokerError, ValueError):
     """A store, file or record of another identity or version than the one expected."""
 
 
+class RankLost(StokerError, ConnectionError):
+    """Another process of a sharded run is gone, or somewhere else in its program. What all ranks committed stands."""
+
+
 @contextlib.contextmanager
 def naming(path: str | os.PathLike) -> Iterator[None]:
     """An OSError from inside that names no file is about `path`: open() names its file, write() and fsync() do not."""

@@ -172,7 +172,7 @@ Status check_without(const std::string& folder, const Told& told) {
 }
 
 TEST(CodedKill, AnyThreeOfNineFoldersMayGoAfterAKill) {
-  const std::string folder = testing::TempDir() + "coded_kill";
+  const std::string folder = testing::TempDir() + "coded_kill." + std::to_string(getpid());  // two runs at once do not meet
   std::filesystem::remove_all(folder);
   std::filesystem::create_directories(folder);
   const uint64_t seed = GTEST_FLAG_GET(random_seed) != 0 ? static_cast<uint64_t>(GTEST_FLAG_GET(random_seed)) : std::random_device{}() & 0x7FFFFFFF;

@@ -1,6 +1,7 @@
 #include "lab.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "stoker/base/log.h"
@@ -10,6 +11,7 @@ namespace stoker {
 
 uint64_t soak_factor = 1;
 uint64_t cases_checked = 0;
+uint64_t story_seed = 0;
 
 Lab::Lab(const LabOptions& options, uint64_t seed) : options_(options), disk_(std::make_shared<SimDisk>(seed)) {
   for (size_t i = 0; i < options.volumes; ++i) volumes_.push_back("v" + std::to_string(i));
@@ -85,19 +87,21 @@ Status Lab::works(const Timeline& timeline, size_t point) {
 
 }  // namespace stoker
 
-// stoker_replay_test [--soak] [gtest flags]
+// stoker_X_test [--soak] [--seed=N] [gtest flags]
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--soak") == 0) {
       stoker::soak_factor = 20;
+    } else if (std::strncmp(argv[i], "--seed=", 7) == 0) {
+      stoker::story_seed = std::strtoull(argv[i] + 7, nullptr, 10);
     } else {
-      std::fprintf(stderr, "unknown argument '%s'; there is only --soak\n", argv[i]);
+      std::fprintf(stderr, "unknown argument '%s'; there are --soak and --seed=N\n", argv[i]);
       return 2;
     }
   }
   stoker::log().set_level(spdlog::level::off);  // thousands of failing disks are the subject here, not news
   const int failed = RUN_ALL_TESTS();
-  std::printf("replay: %llu cases\n", static_cast<unsigned long long>(stoker::cases_checked));
+  std::printf("%llu cases\n", static_cast<unsigned long long>(stoker::cases_checked));
   return failed;
 }

@@ -16,7 +16,7 @@ class FakeLink:
         self.device = torch.device("cpu")
         self.lazy = lazy
         self.uploads = self.downloads = 0
-        self.pinned = None
+        self.pinned = None  # the arenas
         self.failing: str | None = None
         self._pending: list[list] = []
 
@@ -26,9 +26,8 @@ class FakeLink:
             raise RuntimeError(f"the device failed at {call}")
 
     def pin(self, arena) -> None:
-        assert self.pinned is None
         self._may_fail("pin")
-        self.pinned = arena
+        self.pinned = [*(self.pinned or []), arena]
 
     def unpin(self) -> None:
         self.finish()
@@ -66,7 +65,7 @@ class FakeLink:
         return event
 
     def _in_pinned(self, host: torch.Tensor) -> None:
-        assert self.pinned.address <= host.data_ptr() and host.data_ptr() + host.nbytes <= self.pinned.address + self.pinned.size
+        assert any(arena.address <= host.data_ptr() and host.data_ptr() + host.nbytes <= arena.address + arena.size for arena in self.pinned)
 
     def join(self, image: torch.Tensor, uploaded: list) -> None:
         self.wait(uploaded)

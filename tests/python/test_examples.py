@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -66,6 +68,43 @@ def test_lora(trained, tmp_path):
         assert torch.allclose(adapted(tokens).logits, there, atol=1e-4)
         with adapted.disable_adapter():
             assert not torch.allclose(adapted(tokens).logits, there, atol=1e-4)
+
+
+def test_activations(tmp_path):
+    text = run("activations.py", tmp_path, "--layers", 3, "--steps", 4, "--dram", "48MiB")
+    kept = {mode: (int(left), int(written)) for mode, left, written in re.findall(r"^(\w+): (\d) of 3 layers' activations in memory, (\d+) bytes written", text, re.M)}
+    assert kept["keep"] == (3, 0) and kept["disk"][0] == kept["dram"][0] == kept["recompute"][0] == 0
+    assert kept["disk"][1] > 3 * 64 * 64 * 1024 * 4 and kept["recompute"][1] == 0
+    assert text.endswith("the same losses\n")
+
+
+def test_sharded(tmp_path):
+    """A rank is killed, torchrun starts all of them again, and the losses and weights are those of a run that was not killed."""
+
+    def start(out: Path) -> subprocess.Popen:
+        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2", EXAMPLES / "fsdp.py", out, "--steps", "12"]
+        return subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ONE_THREAD)
+
+    def losses(text: str) -> set[str]:
+        return set(re.findall(r"rank \d step \d+ loss \d+\.\d{6}", text))  # two may share a line
+
+    said = (whole := start(tmp_path / "whole")).communicate(timeout=300)
+    assert whole.returncode == 0, said[1]
+    assert len(losses(said[0])) == 24
+    killed, text = start(tmp_path / "killed"), ""
+    for line in killed.stdout:
+        text += line
+        if "rank 1 step 5 " in line:
+            break
+    children = Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text().split()
+    os.kill(int(max(children, key=int)), signal.SIGKILL)
+    rest, errors = killed.communicate(timeout=300)
+    assert killed.returncode == 0, errors
+    begun = [int(step) for step in re.findall(r"2 ranks begin behind step (\d+)", text + rest)]
+    assert len(begun) == 2 and begun[0] == 0 and 4 <= begun[1] <= 6
+    assert losses(text + rest) <= losses(said[0])
+    models = [transformers.AutoModelForCausalLM.from_pretrained(tmp_path / which / "model").state_dict() for which in ("whole", "killed")]
+    assert all(torch.equal(models[1][name], value) for name, value in models[0].items())
 
 
 def test_finetuning_a_pretrained_model(tmp_path):

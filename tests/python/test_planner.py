@@ -120,7 +120,7 @@ def test_the_counted_arena_gives_out_what_the_arena_does():
 @pytest.mark.parametrize("policy", ["sync", "speculate"])
 def test_the_smallest_budget_trains_a_model_of_very_different_blocks(tmp_path, policy):
     """Its largest block is written from most of the memory while the next forward wants that memory: it waits for the write."""
-    from stoker.bench.offload import Model, step_loss
+    from stoker.bench.model import Model, step_loss
     from stoker.errors import OverBudget
 
     make = lambda: Model(4, 256, 16384).bfloat16()

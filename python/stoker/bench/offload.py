@@ -12,106 +12,35 @@ import hashlib
 import json
 import os
 import platform
-import re
 import shutil
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import stoker
+from stoker.bench.model import TOKENS, Model, step_loss
+from stoker.bench.process import PeakMemory, process_io
 from stoker.errors import StokerError
-from stoker.offload.build import keep_heap
+from stoker.offload.build import keep_heap, sleep_between_operators
 from stoker.offload.measure import checksum_seconds, disk_rates, kernel_seconds
 from stoker.offload.moments import MODES
 from stoker.offload.planes import MIB, parse_bytes
 
-TOKENS = 64
 
-
-class Layer(nn.Module):
-    """A GPT-2-like block: pre-norm attention and a feed-forward of four widths."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
-
-
-class Model(nn.Module):
-    def __init__(self, layers: int, width: int, vocabulary: int) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(vocabulary, width)
-        self.layers = nn.ModuleList(Layer(width, width // 64) for _ in range(layers))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, vocabulary, bias=False)
-        for param in self.parameters():
-            if param.dim() == 2:
-                nn.init.normal_(param, std=0.02)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embed(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(self.norm(x))
-
-
-def step_loss(model: nn.Module, step: int, vocabulary: int, tokens: int = TOKENS) -> torch.Tensor:
-    drawn = torch.randint(0, vocabulary, (1, tokens + 1), generator=torch.Generator().manual_seed(step))
-    return F.cross_entropy(model(drawn[:, :-1]).flatten(0, 1).float(), drawn[:, 1:].flatten())
-
-
-class PeakMemory(threading.Thread):
-    """The peak of RssAnon + RssShmem + HugetlbPages, sampled every 5 ms."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.peak, self._on = 0, True
-        self.start()
-
-    def run(self) -> None:
-        while self._on:
-            status = open("/proc/self/status").read()
-            now = 1024 * sum(int(n) for n in re.findall(r"^(?:RssAnon|RssShmem|HugetlbPages):\s+(\d+)", status, re.M))
-            self.peak = max(self.peak, now)
-            time.sleep(0.005)
-
-    def stop(self) -> int:
-        self._on = False
-        self.join()
-        return self.peak
-
-
-def process_io() -> tuple[int, int]:
-    """(read_bytes, write_bytes) that this process caused on devices."""
-    fields = dict(line.split(": ") for line in open("/proc/self/io").read().splitlines())
-    return int(fields["read_bytes"]), int(fields["write_bytes"])
-
-
-def plain_compute_seconds(args: argparse.Namespace) -> float:
+def plain_compute_seconds(model: nn.Module, vocabulary: int, tokens: int, steps: int) -> float:
     """Core-seconds of forward and backward without any offload (weights in memory, gradients dropped)."""
-    keep_heap()  # as offload() does: page faults are no part of the arithmetic
-    model = Model(args.layers, args.width, args.vocabulary).to(torch.bfloat16)
+    keep_heap()  # as offload() does: page faults are no part of the arithmetic, nor is spinning
+    sleep_between_operators()
     times = []
-    for step in range(args.steps + 1):
-        for param in model.parameters():
-            param.grad = None
+    for step in range(steps + 1):
+        model.zero_grad(set_to_none=True)
         started = time.process_time()
-        step_loss(model, step, args.vocabulary).backward()
+        step_loss(model, step, vocabulary, tokens).backward()
         times.append(time.process_time() - started)
     return statistics.median(times[1:])
 
@@ -215,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
     """The measurement and its result; the exit status."""
     say = lambda text: print(text, file=sys.stderr, flush=True)
     say("measuring forward and backward without offload ...")
-    args.compute = plain_compute_seconds(args)
+    args.compute = plain_compute_seconds(Model(args.layers, args.width, args.vocabulary).to(torch.bfloat16), args.vocabulary, TOKENS, args.steps)
     policies = {}
     with tempfile.TemporaryDirectory(dir=args.dir, prefix="stoker-bench-") as directory:
         for policy in args.policy or ["sync", "speculate", "lazy"]:

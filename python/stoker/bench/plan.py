@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 import stoker
-from stoker.bench.offload import Model, step_loss
+from stoker.bench.model import Model, step_loss
 from stoker.errors import StokerError
-from stoker.offload.build import keep_heap
+from stoker.offload.build import keep_heap, sleep_between_operators
 from stoker.offload.measure import disk_rates, measure_machine
 from stoker.offload.planner import compare
 
@@ -55,7 +55,8 @@ SETTINGS = [
 
 def compute_seconds(row: Row, times: int = 7) -> float:
     """Forward and backward of the whole model in memory, nothing beside it."""
-    keep_heap()  # as offload() does: page faults are no part of the arithmetic
+    keep_heap()  # as offload() does: page faults are no part of the arithmetic, nor is spinning
+    sleep_between_operators()
     model, taken = row.make(), []
     for step in range(times + 1):
         for param in model.parameters():

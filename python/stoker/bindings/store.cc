@@ -12,6 +12,7 @@
 
 #include "convert.h"
 #include "stoker/base/bytes.h"
+#include "stoker/memory/lost.h"
 
 namespace stoker::python {
 
@@ -69,16 +70,20 @@ class Scratch {
     const uint64_t size = align_up(std::max<uint64_t>(bytes, 1), kIoAlign);
     return std::make_shared<Scratch>(unwrap(runtime.owner->budget().take(size, "copying bytes for Python")), size);
   }
-  Scratch(Grant grant, uint64_t size) : grant_(std::move(grant)), data_(static_cast<std::byte*>(std::aligned_alloc(kIoAlign, size))) {
+  Scratch(Grant grant, uint64_t size) : grant_(std::move(grant)), size_(size), data_(static_cast<std::byte*>(std::aligned_alloc(kIoAlign, size))) {
     STOKER_CHECK(data_ != nullptr);
   }
-  ~Scratch() { std::free(data_); }
+  ~Scratch() {
+    if (!is_lost(data_, size_)) std::free(data_);
+  }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
   std::byte* data() const { return data_; }
+  Slice slice(size_t bytes) const { return {data_, bytes, kLosableHeap}; }
 
  private:
   Grant grant_;
+  const uint64_t size_;
   std::byte* const data_;
 };
 
@@ -167,6 +172,15 @@ nb::dict info(const PyStore& store) {
   out["map_bytes"] = info.map_bytes;
   out["read_only"] = info.read_only;
   out["snapshots"] = snapshots;
+  nb::dict volumes;
+  for (const VolumeInfo& volume : info.volumes) {
+    nb::dict each;
+    each["read_bytes"] = volume.read_bytes;
+    each["written_bytes"] = volume.written_bytes;
+    each["bytes_per_second"] = volume.bytes_per_second;
+    volumes[volume.path.c_str()] = each;
+  }
+  out["volumes"] = volumes;
   return out;
 }
 
@@ -206,7 +220,7 @@ template <typename Read>
 nb::bytes read_bytes(StoreHandle& store, uint64_t bytes, Read read) {
   auto scratch = Scratch::make(*store.runtime, bytes);
   if (bytes != 0) {
-    const Future<void> done = store.track(read(Slice{scratch->data(), bytes}));
+    const Future<void> done = store.track(read(scratch->slice(bytes)));
     done.on_done([scratch](const Status&) {});  // an interrupted wait leaves the read going
     wait_for(done);
     store.read_bytes.add(bytes);
@@ -254,7 +268,7 @@ void write_bytes(const PyTransaction& transaction, const std::string& key, uint6
   if (data.size() == 0) return;
   auto scratch = Scratch::make(*transaction.box->store->runtime, data.size());
   std::memcpy(scratch->data(), data.data(), data.size());
-  const Future<void> done = transaction.box->store->track(open(transaction).raw().write(key, offset, Slice{scratch->data(), data.size()}));
+  const Future<void> done = transaction.box->store->track(open(transaction).raw().write(key, offset, scratch->slice(data.size())));
   done.on_done([scratch](const Status&) {});
   wait_for(done);
   transaction.box->store->written_bytes.add(data.size());

@@ -10,14 +10,16 @@ import torch
 from torch import nn
 
 from stoker.errors import AlreadyExists, InvalidArgument, NotFound, StokerError
-from stoker.offload.access import Left, gather, install_state_dict
+from stoker.offload.access import Left, gather, install_shards, install_state_dict
+from stoker.offload.agreement import Agreement
 from stoker.offload.blocks import Block, Param, partition
 from stoker.offload.budget import open_runtime
 from stoker.offload.compiled import refuse_cuda_graphs
-from stoker.offload.build import Built, build, keep_heap, leave_meta, leave_meta_buffers, stored_weights, trim
-from stoker.offload.link import open_link
+from stoker.offload.build import Built, build, keep_heap, leave_meta, leave_meta_buffers, sleep_between_operators, stored_weights, trim
+from stoker.offload.link import HostLink, open_link
 from stoker.offload.optimizer import OffloadedOptimizer, algorithm_of
 from stoker.offload.planes import parse_bytes, store_capacity
+from stoker.offload.ranks import Ranks
 from stoker.offload.session import META_MODEL, Choices, Session, check_stored
 from stoker.offload.snapshots import check_room
 
@@ -38,6 +40,8 @@ def offload(
     device: str | torch.device | None = None,
     device_memory: int | str | None = None,
     moments: Literal["exact", "bf16", "8bit"] = "exact",
+    activations: Literal["keep", "disk", "dram", "recompute", "auto"] = "keep",
+    activations_form: Literal["exact", "sparse", "bf16"] = "exact",
 ) -> tuple[nn.Module, OffloadedOptimizer]:
     """Moves the model's weights and the optimizer's state into `store`; training goes on with the returned pair as before.
 
@@ -53,12 +57,21 @@ def offload(
     device_memory: cap in bytes, or "8GiB", on weights on that device; default: what one use needs and as much fetched ahead.
     moments: how the optimizer's running means are kept: "exact" is float32; "bf16" and "8bit" are lossy and move 8 and 12 bytes a
     parameter less in a step with AdamW. They are rounded stochastically, the same way whatever the policy.
+    activations: where goes what autograd saves in forward for backward. "keep": it stays in memory. "disk": to scratch files in `store`, by way of
+    a part of dram. "dram": to a part of dram (from a GPU, to host memory), and beyond that to scratch files. "recompute": nowhere; repeated layers
+    keep their inputs and run again in backward. "auto": the disk or again, by layer, as measured. All give the same bits (docs/activations.md).
+    activations_form: how they go. "sparse": masks as bits, and without zeros what is mostly zeros; the same bits. "bf16" is lossy: float32 ones
+    are rounded to bfloat16, and gradients are no longer those of a run in memory.
+    A model that torch's fully_shard() gave to several processes: call it on each of them. Optimizer state is offloaded shard by shard, in
+    the folder rank-N of `store`; weights stay in memory; steps are committed by all ranks or none.
     snapshots: how many earlier steps opt.snapshot() can keep; each takes as much of the disk as all that a step changes.
 
     Raises OverBudget (naming the smallest budget that works), Mismatch (the store belongs to another model), Busy (in use),
     AlreadyExists, NotFound, OutOfSpace, InvalidArgument.
     """
     algorithm = algorithm_of(optimizer, moments)
+    ranks = Ranks.of(model)
+    agreement = Agreement(ranks) if ranks is not None else None
     own = set(model.parameters())
     optimized = [param for group in optimizer.param_groups for param in group["params"]]
     if strangers := [param for param in optimized if param not in own]:
@@ -74,13 +87,19 @@ def offload(
     link = open_link(torch.device(device) if device is not None else _device_of(own))
     blocks = partition(model, optimized, algorithm.moments.group)
     built = Built.of(model)
-    runtime = built.runtime if built else open_runtime(os.fspath(store), parse_bytes("dram", dram), store_capacity(blocks, algorithm, snapshots), blocks, algorithm)
+    if agreement is not None:
+        _check_shared(policy, snapshots, device, device_memory, weights, activations)
+        link = link or HostLink()
+        place, room = agreement.ranks.place, store_capacity(blocks, algorithm, 1)  # for the step that all ranks have
+        runtime = agreement.ranks.guard("open", lambda: open_runtime(place(os.fspath(store)), parse_bytes("dram", dram), room, blocks, algorithm))
+    else:
+        runtime = built.runtime if built else open_runtime(os.fspath(store), parse_bytes("dram", dram), store_capacity(blocks, algorithm, snapshots), blocks, algorithm)
     if built:
         built.page_all()
     session: Session | None = None
     try:
         leave_meta(blocks)
-        holds_run = runtime.holds(META_MODEL)
+        holds_run = agreement.meet(runtime) if agreement is not None else runtime.holds(META_MODEL)
         if holds_run and not resume:
             raise AlreadyExists(f"{runtime.path} already holds a run; pass resume=True to continue it, or give another directory")
         if resume is True and not holds_run:
@@ -91,7 +110,7 @@ def offload(
         if not holds_run and weights is None:
             _check_values(blocks)
         leave_meta_buffers(model, weights, recorded=holds_run)
-        how = Choices(policy, accumulate, snapshots, link, parse_bytes("device_memory", device_memory) if device_memory is not None else None)
+        how = Choices(policy, accumulate, snapshots, link, parse_bytes("device_memory", device_memory) if device_memory is not None else None, activations, activations_form, agreement)
         session = Session(model, optimizer, runtime, blocks, algorithm, how)
         session.move()
         if holds_run:
@@ -103,6 +122,7 @@ def offload(
             session.create(stored_weights(weights) if weights else _present, [])
         trim()
         keep_heap()
+        sleep_between_operators()
         had_state = {param: dict(entry) for param, entry in optimizer.state.items() if entry}
         session.run()
         offloaded = OffloadedOptimizer(session, optimizer)
@@ -111,8 +131,14 @@ def offload(
         Left.forget(own)
         for param in own:
             vars(param).pop("_stoker_empty", None)
-        session.access = install_state_dict(model, session)
-    except BaseException:
+        if agreement is not None:
+            session.access = install_shards(model, session)
+            agreement.ready()
+        else:
+            session.access = install_state_dict(model, session)
+    except BaseException as error:
+        if agreement is not None:
+            agreement.withdraw(error)
         # a second try, with what the message asked for, must find the store free
         with contextlib.suppress(StokerError, RuntimeError):
             if session is not None:
@@ -127,6 +153,20 @@ def _device_of(params: set[nn.Parameter]) -> torch.device:
     if len(devices) > 1:
         raise InvalidArgument(f"the model's parameters are on {', '.join(sorted(map(str, devices)))}: say which one computes with device=")
     return next(iter(devices), torch.device("cpu"))
+
+
+def _check_shared(policy: str, snapshots: int, device: object, device_memory: object, weights: object, activations: str) -> None:
+    """InvalidArgument for what a model of several processes cannot have."""
+    if policy == "lazy":
+        raise InvalidArgument('policy "lazy" updates a block just before its use, and fully_shard gathers weights ahead of that; use "auto", "speculate" or "sync"')
+    if activations != "keep":
+        raise InvalidArgument('the activations of a sharded model stay in memory; leave activations="keep", and use torch.utils.checkpoint to have fewer')
+    if snapshots:
+        raise InvalidArgument("opt.snapshot() would keep a step of one rank's shards; leave snapshots=0 for a sharded model")
+    if device is not None or device_memory is not None:
+        raise InvalidArgument("the mesh that fully_shard() was given says where a sharded model computes; leave out device= and device_memory=")
+    if weights is not None:
+        raise InvalidArgument("weights= reads whole parameters, and this model has shards; load the weights before stoker.offload()")
 
 
 def _check_values(blocks: list[Block]) -> None:

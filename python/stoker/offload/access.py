@@ -37,6 +37,11 @@ def gather(params: torch.Tensor | Iterable[torch.Tensor], write: bool = False) -
         return
     session = _session_of(listed)
     session.check_open()
+    if session.pager.resident:  # the weights are there: each rank's shards
+        if write:
+            session.writing_weights()
+        yield
+        return
     named = list(dict.fromkeys(session.by_tensor[each] for each in listed))  # a tied parameter may come twice
     ours = [param for param in named if param not in session.pager.held]  # an outer gather() keeps what it holds
     try:
@@ -48,6 +53,20 @@ def gather(params: torch.Tensor | Iterable[torch.Tensor], write: bool = False) -
             session.write_weights({param: param.tensor.data for param in named})
     finally:
         session.restore(ours)
+
+
+def _check_assign(metadata: dict) -> None:
+    if metadata.get("assign_to_params_buffers"):
+        raise InvalidArgument("load_state_dict(assign=True) would take the parameters away from the optimizer and the store; leave assign off")
+
+
+def install_shards(model: nn.Module, session: Session) -> list:
+    """The same of a sharded model, whose weights are in memory: its state_dict() is torch's own, of shards."""
+    for param in session.params:
+        param.tensor._stoker_session = session
+    session.loading = Loading(session)
+    check = Hook(lambda module, state, prefix, metadata, *_others: _check_assign(metadata))
+    return [module.register_load_state_dict_pre_hook(check) for module in model.modules()]
 
 
 def install_state_dict(model: nn.Module, session: Session) -> list:
@@ -109,8 +128,7 @@ class Loading:
             self._paged.clear()
 
     def enter(self, module: nn.Module, state: dict, prefix: str, metadata: dict, _strict: bool, missing: list, *_others) -> None:
-        if metadata.get("assign_to_params_buffers"):
-            raise InvalidArgument("load_state_dict(assign=True) would take the parameters away from the optimizer and the store; leave assign off")
+        _check_assign(metadata)
         session = self.session
         if missing is not self._call:
             self.give_up()

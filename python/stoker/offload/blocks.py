@@ -75,6 +75,18 @@ class Block:
         return [unit for unit in self.units if unit.updated]
 
 
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process has of a tensor: its shard of a distributed one, else all of it."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def like(here: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+    """`here` as what this process has of a tensor that is distributed as `param` is; itself where that is not distributed."""
+    if not hasattr(param, "to_local"):
+        return here
+    return type(param.data).from_local(here, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride())
+
+
 def _repeated(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """The members of the outermost module lists (and Sequentials) that own parameters: the repeated layers."""
     found: list[tuple[str, nn.Module]] = []
@@ -90,6 +102,10 @@ def _repeated(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
     walk("", model)
     return found
+
+
+def repeated_layers(model: nn.Module) -> list[nn.Module]:
+    return [layer for _, layer in _repeated(model)]
 
 
 def _users(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
@@ -129,9 +145,10 @@ def _dense_stride(param: torch.Tensor) -> tuple[int, ...]:
         return param._stoker_left.stride  # a placeholder; this is the stride it had
     if hasattr(param, "_stoker_empty"):
         return param._stoker_empty
-    if _fills(param):
-        return tuple(param.stride())
-    return tuple(torch.empty(param.shape, device="meta").stride())
+    here = local(param)
+    if _fills(here):
+        return tuple(here.stride())
+    return tuple(torch.empty(here.shape, device="meta").stride())
 
 
 def _fills(tensor: torch.Tensor) -> bool:
@@ -203,8 +220,9 @@ def _append(block: Block, name: str, param: nn.Parameter, updated: bool, stride:
     if unit is None:
         unit = Unit(f"{block.name}/{kind}", block, param.dtype, updated)
         block.units.append(unit)
-    unit.params.append(Param(name, param, unit, unit.elements, param.numel(), param.shape, stride, index))
-    unit.elements += -(-param.numel() // align) * align
+    here = local(param)
+    unit.params.append(Param(name, param, unit, unit.elements, here.numel(), here.shape, stride, index))
+    unit.elements += -(-here.numel() // align) * align
 
 
 def _pad(blocks: Iterable[Block]) -> None:

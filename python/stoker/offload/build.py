@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import glob
 import os
+import threading
 from collections import OrderedDict
 from typing import Any, Callable
 
@@ -174,11 +175,46 @@ def keep_heap() -> None:
         libc.mallopt(m_trim_threshold, 512 << 20)
 
 
+def sleep_between_operators() -> None:
+    """Lets torch's OpenMP threads sleep when they have nothing to do: kernels, checksums and the disk's thread need the cores.
+
+    GNU OpenMP spins for milliseconds after each operator for as long as it counts no more threads than cores, and hardly at all beyond that.
+    A thread with a parallel region of its own raises the count for as long as it lives; ours lives as long as the process and only waits.
+    """
+    global _sleeper
+    if _sleeper is None and torch.get_num_threads() > 1:
+        _sleeper = threading.Thread(target=_have_a_region, name="stoker-openmp", daemon=True)
+        _sleeper.start()
+
+
+def _have_a_region() -> None:
+    torch.ones(1 << 18, device="cpu").add_(1.0)
+    threading.Event().wait()
+
+
+_sleeper: threading.Thread | None = None
+
+
 def trim() -> None:
     """Hands freed heap memory back to the kernel: glibc keeps what small tensors freed, and the cap counts it."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
+
+
+class Trimmer:
+    """Calls trim() now and then: once so many bytes were freed that the heap, being fragmented, may not use again by itself."""
+
+    BYTES = 64 << 20
+
+    def __init__(self) -> None:
+        self._freed = 0
+
+    def freed(self, size: int) -> None:
+        self._freed += size
+        if self._freed >= self.BYTES:
+            self._freed = 0
+            trim()
 
 
 def leave_meta(blocks: list[Block]) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Callable
 
 import torch
 
-from stoker.offload.blocks import Block, Param, Unit
+from stoker.offload.blocks import Block, Param, Unit, local
 from stoker.offload.ledger import Waits
 
 if TYPE_CHECKING:
@@ -177,6 +177,7 @@ class Gradients:
 
 def in_plane_order(grad: torch.Tensor, param: Param) -> torch.Tensor:
     """`grad` with the strides and the dtype of the parameter's plane, on the device it is on; itself if it has them."""
+    grad = local(grad)
     if grad.is_sparse:
         grad = grad.to_dense()
     if grad.dtype == param.unit.dtype and tuple(grad.stride()) == param.stride:

@@ -12,16 +12,18 @@ that: such a block is fetched at once and pinned from then on.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from stoker.errors import StokerError
-from stoker.offload.blocks import Block, Param
+from stoker.offload.activations import Activations, Saved
+from stoker.offload.blocks import Block, Param, repeated_layers
 from stoker.offload.compiled import CUT, Around, compiled, in_place, refuse_cuda_graphs_of_callers
 from stoker.offload.pager import Pager
+from stoker.offload.saved import Kept
 
 _VIEWS = ("TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "ToCopyBackward0")
 _autograd = torch._C._autograd
@@ -58,9 +60,14 @@ class SavedElsewhere:
 class Hooks:
     """Installs the hooks on a model and removes them again (`remove()`)."""
 
-    def __init__(self, model: nn.Module, pager: Pager, on_call: Callable[[tuple], None], on_outside: Callable[[Param], None], lock) -> None:
+    def __init__(
+        self, model: nn.Module, pager: Pager, on_call: Callable[[tuple], None], on_outside: Callable[[Param], None], lock, activations: Activations | None = None
+    ) -> None:
         self.model = model
         self.pager = pager
+        self.activations = activations  # None: what is no weight stays
+        self._layers = set(repeated_layers(model))
+        self._inputs: set[int] = set()  # storages that the caller of the root call holds
         self.on_call = on_call  # a root call begins
         self.on_outside = on_outside  # a parameter is used outside of its modules, and its block is pinned now
         self.lock = lock
@@ -69,6 +76,7 @@ class Hooks:
         self._stack: list[_Entry] = []
         self._by_tensor = {param.tensor: param for block in pager.blocks for param in block.params}
         self._handles = []
+        self._removed = False
         self.enter, self.exit = (torch.compiler.disable(each, reason=CUT) for each in (self._enter, self._exit))
         used = {module for block in pager.blocks for module in block.modules}
         self._graphs = {module for module in used if compiled(module) and len(_blocks_in(module, pager.blocks)) == 1}
@@ -87,17 +95,18 @@ class Hooks:
             self._handles.append(Around(self, module, block))
             return
         # prepend: before the user's own pre-hooks, which may read weights; after all of them on the way out
-        self._handles.append(module.register_forward_pre_hook(Hook(lambda m, args: self.enter(m, block)), prepend=True))
+        self._handles.append(module.register_forward_pre_hook(Hook(lambda m, args, named: self.enter(m, block, (args, named))), prepend=True, with_kwargs=True))
         self._handles.append(module.register_forward_hook(Hook(lambda m, args, out: self.exit(m, out)), always_call=True))
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._removed = True
 
     # -- forward -----------------------------------------------------------------------------------------------------
 
-    def _enter(self, module: nn.Module, block: Block | None) -> None:
+    def _enter(self, module: nn.Module, block: Block | None, inputs: Any = ()) -> None:
         with self.lock:
             if module is self.model and any(entry.module is module for entry in self._stack):
                 self.unwind()
@@ -107,6 +116,7 @@ class Hooks:
                 if entry.call not in self._watched:
                     refuse_cuda_graphs_of_callers()
                 self.on_call(entry.call)
+                self._inputs = set(_storages(inputs)) if self.activations is not None else set()
             if block is not None:
                 self.pager.entered[block.index] += 1
                 try:
@@ -117,7 +127,9 @@ class Hooks:
                 if torch.is_grad_enabled() and self._top_is_foreign():
                     outer = _autograd._top_saved_tensors_default_hooks(False)
                     _autograd._push_saved_tensors_default_hooks(_Pack(self, outer), self._unpack)
-                    entry.packs = True
+                    # Where activations leave memory, those between and behind the layers do too: the hooks stay until the root call ends.
+                    whole = self.activations is not None and outer is None and module in self._layers and self._stack and self._stack[0].call is not None
+                    (self._stack[0] if whole else entry).packs = True
                 if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
                     # autocast would cache a cast copy of every weight until the context ends
                     entry.cache = torch.is_autocast_cache_enabled()
@@ -176,7 +188,12 @@ class Hooks:
 
     def _top_is_foreign(self) -> bool:
         top = _autograd._top_saved_tensors_default_hooks(False)
-        return top is None or not isinstance(top[0], _Pack)
+        return top is None or not isinstance(top[0], _Pack) or top[0].hooks is not self
+
+    def saves_here(self) -> bool:
+        """Whether what autograd saves now comes to us, and to nobody outside."""
+        top = _autograd._top_saved_tensors_default_hooks(False)
+        return top is not None and isinstance(top[0], _Pack) and top[0].hooks is self and top[0].outer is None
 
     # -- saved tensors -----------------------------------------------------------------------------------------------
 
@@ -220,11 +237,24 @@ class Hooks:
                 return param
         return None
 
+    def _saved_activation(self, tensor: torch.Tensor) -> Saved | Kept:
+        saved = None
+        if self.activations is not None and not (tensor.grad_fn is None and self._inputs and tensor.untyped_storage()._cdata in self._inputs):
+            with self.lock:
+                block = next((entry.block.name for entry in reversed(self._stack) if entry.block is not None), "")
+                saved = self.activations.save(tensor, block)
+        return saved if saved is not None else Kept(tensor)
+
     def _unpack(self, packed: Any) -> torch.Tensor:
-        if isinstance(packed, torch.Tensor):
-            return packed
+        if isinstance(packed, Kept):
+            return packed.get()
         if isinstance(packed, SavedElsewhere):
             return packed.unpack(packed.packed)
+        if self._removed:
+            raise StokerError("this backward belongs to an optimizer that was closed: what it needs is not in memory any more; run backward before opt.close()")
+        if isinstance(packed, Saved):
+            with self.lock:
+                return self.activations.restore(packed)
         with self.lock:
             block = packed.block
             slot = self.pager.use(block)
@@ -236,6 +266,17 @@ class Hooks:
                 return slot.typed(packed.dtype, packed.size, packed.stride, packed.offset)
             cast = slot.view(packed.cast_of).to(packed.dtype)
             return torch.as_strided(cast, packed.size, packed.stride, packed.offset)
+
+
+def _storages(values: Any) -> Iterator[int]:
+    """Of the tensors in nested arguments."""
+    if type(values) is torch.Tensor and values.layout is torch.strided:
+        yield values.untyped_storage()._cdata
+    elif isinstance(values, dict):
+        yield from _storages(list(values.values()))
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _storages(value)
 
 
 def _blocks_in(module: nn.Module, blocks: list[Block]) -> list[Block]:
@@ -298,7 +339,7 @@ class _Watch(TorchFunctionMode):
 
 
 class _Pack:
-    """The pack hook of one push: weights become SavedWeight; everything else goes to the hooks outside, if there are any."""
+    """The pack hook of one push: weights become SavedWeight; everything else goes to the hooks outside, or stays."""
 
     def __init__(self, hooks: Hooks, outer: tuple | None) -> None:
         self.hooks = hooks
@@ -309,6 +350,6 @@ class _Pack:
         if saved is not None:
             return saved
         if self.outer is None:
-            return tensor
+            return self.hooks._saved_activation(tensor)
         pack, unpack = self.outer
         return SavedElsewhere(pack(tensor), unpack)

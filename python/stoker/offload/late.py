@@ -97,8 +97,8 @@ class Late:
         except BaseException:  # Ctrl-C: the block is neither old nor new
             self._steps.lose()
             raise
-        if not self and self.records is not None:
-            self._steps.close(self.records)
+        if not self and (records := self.records) is not None:
+            self._steps.close(lambda: records)
 
     def catch_up(self, block: Block) -> None:
         """The block is as the decided step leaves it when this returns."""

@@ -47,6 +47,34 @@ def open_link(device: torch.device) -> Link | None:
     return CudaLink(device)
 
 
+class HostLink:
+    """Both sides are host memory (the shards of a model on the CPU): a copy is done when it was asked for."""
+
+    device = torch.device("cpu")
+
+    def pin(self, arena: Arena) -> None: ...
+
+    def unpin(self) -> None: ...
+
+    def empty(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8)
+
+    def upload(self, host: torch.Tensor, image: torch.Tensor) -> None:
+        image.copy_(host)
+
+    def download(self, source: torch.Tensor, host: torch.Tensor) -> None:
+        host.copy_(source)
+
+    def join(self, image: torch.Tensor, uploaded: Any) -> None: ...
+
+    def mark(self) -> None: ...
+
+    def done(self, event: Any) -> bool:
+        return True
+
+    def wait(self, event: Any) -> None: ...
+
+
 class CudaLink:
     """One stream up and one down, so that neither waits for the other nor for the computing stream."""
 
@@ -54,7 +82,7 @@ class CudaLink:
         self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         self._up = torch.cuda.Stream(self.device)
         self._down = torch.cuda.Stream(self.device)
-        self._pinned: Arena | None = None  # it must not be unmapped before it is unpinned
+        self._pinned: list[Arena] = []  # they must not be unmapped before they are unpinned
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
@@ -68,13 +96,13 @@ class CudaLink:
             with contextlib.suppress(RuntimeError):  # torch would find the error once more, at whatever it does next
                 torch.zeros(1, device=self.device)
             raise StokerError(f"{arena.size >> 20} MiB of host memory could not be pinned for {self.device} (CUDA error {status}); give a smaller dram, or raise the limit that `ulimit -l` shows")
-        self._pinned = arena
+        self._pinned.append(arena)
 
     def unpin(self) -> None:
-        if self._pinned is not None:
+        if self._pinned:
             torch.cuda.synchronize(self.device)
-            torch.cuda.cudart().cudaHostUnregister(self._pinned.address)
-            self._pinned = None
+        while self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(self._pinned.pop().address)
 
     def empty(self, size: int) -> torch.Tensor:
         with torch.cuda.stream(self._up):  # memory of this stream: the upload need not wait for the computing one

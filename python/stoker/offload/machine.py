@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Callable
 
-CAUSES = ("weights", "state", "gradients", "writing", "commit", "checkpoint", "data")  # what a training thread waits for
+CAUSES = ("weights", "state", "gradients", "writing", "commit", "checkpoint", "data", "activations")  # what a training thread waits for
 DEMAND, WEIGHTS, STATE, WRITES = range(4)  # the disk's queues, in order of urgency
 LINK = 20e9  # bytes a second between memory and an accelerator, assumed where nobody says
 _FOREVER = float("inf")

@@ -77,7 +77,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self, full: bool = False) -> dict[str, Any]:
         """References by default: which store and which committed step hold the state (`stoker`), and the param_groups.
-        full=True materialises what the original optimizer's state_dict() would hold, all in memory."""
+        full=True materialises what the original optimizer's state_dict() would hold, all in memory. Of a sharded model every rank must call it."""
         with self.ledger.waiting("checkpoint"):
             return self._state_dict(full)
 
@@ -115,7 +115,8 @@ class OffloadedOptimizer(torch.optim.Optimizer):
     def clip_grad_norm_(self, max_norm: float, error_if_nonfinite: bool = False) -> torch.Tensor:
         """Scales all gradients so that their joint 2-norm is at most max_norm; returns the norm before (float64 scalar).
 
-        Squares are summed in float64, 64 Ki elements at a time, in parameter order: independent of threads and blocks.
+        Squares are summed in float64, 64 Ki elements at a time, in parameter order: independent of threads and blocks. Of a sharded
+        model each rank sums its shards, and all of them the same sums in the same order: every rank must call it, and gets the same norm.
         """
         return self._session.clip_grad_norm_(float(max_norm), error_if_nonfinite)
 
@@ -139,7 +140,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         self._session.attach(objects)
 
     def flush(self) -> None:
-        """Closes the decided step and waits until it is durable."""
+        """Closes the decided step and waits until it is durable. Of a sharded model every rank must call it."""
         self._session.flush()
 
     def snapshot(self) -> int:
@@ -157,7 +158,8 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         return self._session.snapshots.steps()
 
     def close(self) -> None:
-        """flush(), gives the model its placeholders for good and releases memory, threads and the store's lock."""
+        """flush(), gives the model its placeholders for good and releases memory, threads and the store's lock. Of a sharded model, whose
+        shards stay, every rank must call it."""
         self._session.close()
 
     @property
@@ -218,6 +220,8 @@ def clip(session: Session, params: list[Param], max_norm: float, error_if_nonfin
     landed = [grad for param in params if (grad := session.gradients.laid_out(param)) is not None]
     core = session.planes.session
     squares = core.sum_of_squares([(g.data_ptr(), g.numel(), _DTYPE[g.dtype]) for g in landed])
+    if session.agreement is not None:
+        squares = session.agreement.ranks.numbers("opt.clip_grad_norm_()", math.fsum(squares))
     norm = math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else float("nan") if any(map(math.isnan, squares)) else float("inf")
     if error_if_nonfinite and not math.isfinite(norm):
         raise RuntimeError(f"the gradient norm is {norm}, so the gradients cannot be clipped; pass error_if_nonfinite=False to scale them anyway")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from stoker.errors import OverBudget, StokerError
-from stoker.offload.blocks import Block, Param
+from stoker.offload.blocks import Block, Param, Unit
 from stoker.offload.ledger import Waits
 from stoker.offload.order import Recorder
 
@@ -68,6 +68,7 @@ class Pager:
     Parameters show the slots themselves. Where the model computes on another device than the CPU, DevicePager (device.py) copies."""
 
     device = torch.device("cpu")
+    resident = False  # whether weights have a place of their own in memory, so that copies hold what updates made and nothing else
 
     def __init__(self, blocks: list[Block], planes: Planes, lookahead_bytes: int) -> None:
         self.blocks = blocks
@@ -110,6 +111,12 @@ class Pager:
         self.recorder.use(block.index)
         self.current = block
         return True
+
+    def old_weights(self, unit: Unit, staged: Slot | None) -> tuple[Slot | None, int]:
+        """Where an update finds the unit's weights in memory, and who keeps them there; (None, 0) if it has to read them.
+        `staged`: where it leaves the new ones."""
+        slot = self.slots.get(unit.block)
+        return (slot, slot.address + unit.slot_offset) if slot is not None and not slot.loading else (None, 0)
 
     def copy_of(self, block: Block) -> Slot | None:
         """What the block's next use finds in memory, or on its way there."""

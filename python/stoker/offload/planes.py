@@ -157,12 +157,10 @@ class Runtime:
         """Opens the store, or makes one with `capacity_bytes` where there is none."""
         self.path = store
         self.dram_bytes = dram_bytes
-        self.directory = store.removeprefix("local:").split(",")[0]
-        if not store.startswith("memory:"):
-            for directory in store.removeprefix("local:").split(","):
-                os.makedirs(directory, exist_ok=True)
-        else:
-            self.directory = None
+        self.directories = [] if store.startswith("memory:") else store.removeprefix("local:").split(",")
+        self.directory = self.directories[0] if self.directories else None
+        for directory in self.directories:
+            os.makedirs(directory, exist_ok=True)
         self.core = _core.Runtime(threads=torch.get_num_threads(), budget_bytes=dram_bytes)
         self.store = self.core.open_store(store, create=True, capacity_bytes=capacity_bytes, holder=holder())
 
@@ -199,9 +197,10 @@ class Planes:
                     unit.session_id = self.session.add_frozen(unit.name, unit.elements, unit.dtype.itemsize)
         self.source = None  # the decided transaction that is not committed yet: forward reads it
 
-    def fetch(self, block: Block, address: int, priority: str) -> list:
-        """Starts reading the block's weights into the memory at `address`; futures."""
-        return [self.session.fetch_weights(unit.session_id, address + unit.slot_offset, priority, self.source) for unit in block.units]
+    def fetch(self, block: Block, address: int, priority: str, units: list[Unit] | None = None) -> list:
+        """Starts reading the block's weights (or those of some of its units) into the memory at `address`; futures."""
+        units = block.units if units is None else units
+        return [self.session.fetch_weights(unit.session_id, address + unit.slot_offset, priority, self.source) for unit in units]
 
     @staticmethod
     def storage(buffer: _core.Buffer) -> torch.Tensor:

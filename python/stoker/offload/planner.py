@@ -96,12 +96,23 @@ def course(setting: Setting, compute_seconds: float, uses: list[int] | None, fin
     return Course(uses or expected_uses(blocks), order, compute)
 
 
-def plan(setting: Setting, machine: Machine | None = None, compute_seconds: float = 0.0, uses: list[int] | None = None, finals: list[Unit] | None = None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Away:
+    """Activations that go to the disk: bytes by block, and the memory that holds the newest of them."""
+
+    saved: dict[int, int]
+    memory: int
+
+
+def plan(
+    setting: Setting, machine: Machine | None = None, compute_seconds: float = 0.0, uses: list[int] | None = None, finals: list[Unit] | None = None,
+    away: Away | None = None,
+) -> dict[str, Any]:
     """The plan as a dictionary that JSON can hold. `uses`, `finals`: the recorded order and that in which gradients become final.
 
     steps: {policy: what a ledger row has}; seconds and stall_seconds only where the machine is known. policy: what to choose, and why.
     """
-    steps = {policy: predict(setting, machine, compute_seconds, policy, uses, finals) for policy in POLICIES}
+    steps = {policy: predict(setting, machine, compute_seconds, policy, uses, finals, away) for policy in POLICIES}
     sizes = plane_bytes(setting.blocks, setting.algorithm)
     layout = setting.layout
     retained = sum(sum(setting.algorithm.state_bytes(unit).values()) for unit in layout.retained)
@@ -124,12 +135,15 @@ def plan(setting: Setting, machine: Machine | None = None, compute_seconds: floa
 
 
 def predict(
-    setting: Setting, machine: Machine | None, compute_seconds: float, policy: str, uses: list[int] | None = None, finals: list[Unit] | None = None
+    setting: Setting, machine: Machine | None, compute_seconds: float, policy: str, uses: list[int] | None = None, finals: list[Unit] | None = None,
+    away: Away | None = None,
 ) -> dict[str, Any]:
     """What the ledger's row of a step will be under this policy; without seconds where the machine is not known."""
     on = machine or NOMINAL
     seconds = compute_seconds or (0.0 if machine else flops(setting.blocks, 512) / on.flops)
     goes = course(setting, seconds, uses, finals, on.link)
+    if away is not None:
+        goes = replace(goes, saved=away.saved, activation_memory=away.memory)
     step = Rehearsal(setting.blocks, setting.algorithm, setting.layout, setting.arena_bytes, setting.tile_elements, goes, policy, on).steady()
     row: dict[str, Any] = {"policy": policy, "read_bytes": step.read, "written_bytes": step.written}
     if machine:

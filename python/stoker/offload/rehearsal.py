@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Callable, Iterable
 
@@ -36,9 +36,11 @@ class Course:
     uses: list[int]
     finals: list[Unit]
     compute: dict[int, tuple[float, float]] = field(default_factory=dict)  # block -> seconds of forward and of backward, alone
+    saved: dict[int, int] = field(default_factory=dict)  # block -> bytes of activations that go to the disk in forward, and come back
+    activation_memory: int = 0  # bytes of them that stay in memory too, the newest
 
     def events(self) -> Iterable[tuple[str, Any, float]]:
-        """("use", block index, seconds after it) and ("final", unit, 0.0) in order."""
+        """("use", block index, seconds after it), ("save" and "restore", block index, 0.0) and ("final", unit, 0.0) in order."""
         order = Order.of(self.uses)
         due: dict[int, list[Unit]] = {}
         at = 0
@@ -48,7 +50,11 @@ class Course:
         for place, block in enumerate(self.uses):
             places = order.places[block]
             forward, backward = self.compute.get(block, (0.0, 0.0))
+            if block in self.saved and place == places[-1] != places[0]:
+                yield "restore", block, 0.0
             yield "use", block, (forward if place == places[0] else 0.0) + (backward if place == places[-1] else 0.0)
+            if block in self.saved and place == places[0]:
+                yield "save", block, 0.0
             for unit in due.get(place, ()):
                 yield "final", unit, 0.0
 
@@ -323,6 +329,43 @@ class CountedSession:
         return total
 
 
+class CountedActivations:
+    """Stands for Activations: each block's are written as it is left, and read ahead of its backward in the reverse order."""
+
+    def __init__(self, course: Course, session: CountedSession) -> None:
+        self._saved, self._memory, self._session = course.saved, course.activation_memory, session
+        self._order: list[int] = []  # saved and not restored
+        self._reads: dict[int, Task] = {}
+        self._backward = False
+        if self._saved:
+            session.read["activations"] = session.written["activations"] = 0
+
+    def save(self, block: int) -> None:
+        if self._backward:
+            self._order, self._reads, self._backward = [], {}, False
+        size, clock = self._saved[block], self._session.clock
+        self._order.append(block)
+        clock.compute(size * clock.machine.copy_seconds)
+        self._session.written["activations"] += size
+        clock.transfer(WRITES, size)
+
+    def restore(self, block: int) -> None:
+        clock = self._session.clock
+        first, self._backward = not self._backward, True
+        room = self._memory
+        for ahead in reversed(self._order[: self._order.index(block) + 1]):
+            size = self._saved[ahead]
+            room -= size
+            if room < 0 and ahead != block:
+                break
+            if ahead not in self._reads:
+                held = first and room >= 0
+                self._session.read["activations"] += 0 if held else size
+                self._reads[ahead] = clock.transfer(WEIGHTS, 0 if held else size)
+        clock.wait(lambda: self._reads[block].done, "activations")
+        self._order.remove(block)
+
+
 class _Transaction:
     """Stands for a step's transaction, and for the future of its commit."""
 
@@ -430,9 +473,10 @@ class Rehearsal:
             unit.session_id = index
         updated = [unit for unit in shadows.values() if unit.updated]
         layout = Layout(layout.gradients, layout.pinned, layout.working, layout.tile, layout.tiles, [shadows[unit] for unit in layout.retained])
-        self._events = list(Course(course.uses, [shadows[unit] for unit in course.finals], course.compute).events())
+        self._events = list(replace(course, finals=[shadows[unit] for unit in course.finals]).events())
         self.arena = CountedArena(arena_bytes)
         self.session = CountedSession(list(shadows.values()), algorithm, self.arena, self.clock, layout, tile_elements)
+        self.activations = CountedActivations(course, self.session)
         planes = _CountedPlanes(self.blocks, layout, self.arena, self.session, self.clock)
         self.pager = Pager(self.blocks, planes, lookahead_bytes=max(layout.working, 32 * MIB))
         self.gradients = _CountedGradients(updated, planes)
@@ -450,7 +494,7 @@ class Rehearsal:
         started, waited, busy = clock.now, dict(clock.waited), dict(clock.busy)
         read, written = dict(session.read), dict(session.written)
         if steps.decided is not None:
-            steps.close({})
+            steps.close(dict)
         steps.poll()
         pager.recorder.begin(_CALL)
         pager.current = None
@@ -460,6 +504,10 @@ class Rehearsal:
             if what == "use":
                 pager.use(self.blocks[whom])
                 clock.compute(seconds)
+            elif what == "save":
+                self.activations.save(whom)
+            elif what == "restore":
+                self.activations.restore(whom)
             else:
                 clock.compute(whom.weight_bytes * clock.machine.copy_seconds)
                 steps.on_final(whom)

@@ -20,13 +20,16 @@ import torch
 from torch import nn
 
 from stoker import _core
-from stoker.errors import InvalidArgument, Mismatch, StokerError
+from stoker.errors import InvalidArgument, Mismatch, StokerError, Unsupported
 from stoker.offload import optimizer as front
 from stoker.offload import planner, record
 from stoker.offload.access import refuse_state_dict
-from stoker.offload.blocks import Block, Param, Unit, difference, signature
+from stoker.offload.activations import MODES, Activations
+from stoker.offload.agreement import Agreement
+from stoker.offload.blocks import Block, Param, Unit, difference, like, local, signature
 from stoker.offload.compiled import plain
 from stoker.offload.device import DeviceGradients, DevicePager
+from stoker.offload.forms import FORMS
 from stoker.offload.gradients import Gradients
 from stoker.offload.hooks import Hooks
 from stoker.offload.ledger import Ledger
@@ -35,9 +38,14 @@ from stoker.offload.machine import Machine
 from stoker.offload.pager import Pager
 from stoker.offload.planes import MIB, Algorithm, Planes, Runtime, put, read_range, write_range
 from stoker.offload.planner import Setting
+from stoker.offload.ranks import sharded_modules
+from stoker.offload.recompute import Auto, Recomputed, layers_of
+from stoker.offload.shards import Calls, ShardPager
+from stoker.offload.shared import SharedSteps
 from stoker.offload.snapshots import Snapshots
 from stoker.offload.steps import Steps
 from stoker.offload.trace import StepTrace
+from stoker.offload.volumes import Shares
 
 FORMAT = 1
 META_MODEL, META_STATE, META_BUFFERS = "meta/model", "meta/state", "meta/buffers"
@@ -74,17 +82,24 @@ class Choices:
     snapshots: int = 0  # how many earlier steps may be kept
     link: Link | None = None  # the way to the device on which the model computes, if that is not the CPU
     device_memory: int | None = None  # cap on weights there, bytes
+    activations: str = "keep"  # where what autograd saves goes (activations.py)
+    activations_form: str = "exact"  # and how (forms.py)
+    agreement: Agreement | None = None  # with the other processes that have shards of the model
 
 
 class Session:
     """Made by stoker.offload(); everything the OffloadedOptimizer does goes through here."""
 
     def __init__(self, model: nn.Module, original: torch.optim.Optimizer, runtime: Runtime, blocks: list[Block], algorithm: Algorithm, how: Choices) -> None:
-        policy, link = how.policy, how.link
+        policy, link, agreement, self.how = how.policy, how.link, how.agreement, how
         if policy not in POLICIES:
             raise InvalidArgument(f"policy {policy!r} is not one of {', '.join(POLICIES)}")
+        if how.activations not in MODES:
+            raise InvalidArgument(f"activations {how.activations!r} is not one of {', '.join(MODES)}")
+        if how.activations_form not in FORMS:
+            raise InvalidArgument(f"activations_form {how.activations_form!r} is not one of {', '.join(FORMS)}")
         self.model, self.blocks, self.algorithm = model, blocks, algorithm
-        self.runtime = runtime
+        self.runtime, self.agreement = runtime, agreement
         self.lock = threading.RLock()
         self.ledger = Ledger()
         self.step_count = 0
@@ -104,9 +119,12 @@ class Session:
         self.access: list = []  # handles of access.py's hooks
         self.loading: Any = None  # access.py's Loading: a load_state_dict() of the model that may be under way
         self.hooks: Hooks | None = None  # once the model trains out of the store
+        self.layers: list[Recomputed] = []  # those that may be computed again
+        self._auto: Auto | None = None
         self.params = sorted((p for b in blocks for p in b.params), key=lambda p: p.index)
         self.by_tensor = {p.tensor: p for p in self.params}
         self._group_of = {param: group for group in original.param_groups for param in group["params"]}
+        self.activations = Activations.of(how.activations, how.activations_form, runtime, blocks, algorithm, link)  # takes its memory first: planes divide the rest
         self.planes = Planes(runtime, blocks, algorithm)
         self.link = link
         lookahead_bytes = max(self.planes.layout.working, 32 * MIB)
@@ -115,14 +133,18 @@ class Session:
             self.pager = Pager(blocks, self.planes, lookahead_bytes)
             self.gradients = Gradients(blocks, self.planes, on_final)
         else:
-            self.pager = DevicePager(blocks, self.planes, lookahead_bytes, link, how.device_memory)
+            paging = (blocks, self.planes, lookahead_bytes, link)
+            self.pager = DevicePager(*paging, how.device_memory) if agreement is None else ShardPager(*paging, sharded_modules(model))
             self.gradients = DeviceGradients(blocks, self.planes, on_final, link)
         self.gradients.accumulate = how.accumulate
-        self.steps = Steps(self.planes, self.pager, self.gradients, self._hyper, policy, self._lost)
+        making = (self.planes, self.pager, self.gradients, self._hyper, policy, self._lost)
+        self.steps = Steps(*making) if agreement is None else SharedSteps(*making, agreement=agreement, become=self.become)
         self.steps.lock = self.lock
         self.pager.updates = self.steps
         self.ledger.waiting.arithmetic = lambda: self.planes.session.arithmetic_seconds() if self.planes.session else 0.0
         self.pager.waiting = self.steps.waiting = self.gradients.waiting = self.ledger.waiting
+        if self.activations is not None:
+            self.activations.waiting, self.activations.event, self.activations.stays = self.ledger.waiting, self.ledger.event, self._stays
         self.snapshots = Snapshots(self, how.snapshots)
         self._requires_grad = {p: p.tensor.requires_grad for p in self.params}
 
@@ -139,7 +161,7 @@ class Session:
             slot = self.pager.take(block, 0)
             slot.bytes.zero_()
             for param in block.params:
-                slot.view(param).copy_(value_of(param))
+                slot.view(param).copy_(local(value_of(param)))
             futures = []
             for unit in block.units:
                 core = self.planes.session
@@ -148,7 +170,7 @@ class Session:
             for future in futures:
                 future.wait()
             del slot
-        self._run = secrets.token_hex(8)
+        self._run = self.agreement.run if self.agreement else secrets.token_hex(8)
         put(txn, META_MODEL, record.dump(self._model_record()))
         for key, data in self._records().items():
             put(txn, key, data)
@@ -160,15 +182,20 @@ class Session:
     def _model_record(self) -> dict[str, Any]:
         algorithm = self.algorithm
         kept = {"moments": algorithm.moments.name, "seed": algorithm.seed}
-        return {"format": FORMAT, "run": self._run, "algorithm": algorithm.name, "momentum": algorithm.momentum, **kept, **signature(self.blocks)}
+        ranks = {"ranks": self.agreement.signature()} if self.agreement else {}
+        return {"format": FORMAT, "run": self._run, **ranks, "algorithm": algorithm.name, "momentum": algorithm.momentum, **kept, **signature(self.blocks)}
 
     def adopt(self) -> None:
         """The store already holds this model's weights (made by stoker.build, or by a run that is resumed)."""
         self._run = record.load(self.planes.store.read_bytes(META_MODEL)).get("run")
         self._leave_memory()
+        if self.pager.resident:
+            self._refresh(set(self.blocks))
 
     def _leave_memory(self) -> None:
-        """From here on the weights are in the store only."""
+        """From here on the weights are in the store only. Shards stay."""
+        if self.pager.resident:
+            return
         self._left = True
         for param in self.params:
             grad, param.tensor.grad = param.tensor.grad, None
@@ -209,6 +236,10 @@ class Session:
         """What is not paged goes to the device that computes, and host memory is made ready for copies. Before anything is stored."""
         if self.link is not None:
             self.link.pin(self.planes.arena)
+            if self.activations is not None and self.activations.arena is not None:
+                self.link.pin(self.activations.arena)
+        if self.pager.resident:
+            return
         for module in self.model.modules():
             for name, buffer in module._buffers.items():
                 module._buffers[name] = buffer.to(self.pager.device) if buffer is not None else None
@@ -218,7 +249,14 @@ class Session:
         for block in self.blocks:
             if block.pinned:
                 self.pager.fetch(block)
-        self.hooks = Hooks(self.model, self.pager, self._call_begins, self._pinned, self.lock)
+        if self.how.activations in ("recompute", "auto"):
+            self.layers = layers_of(self.model, self.blocks, self.ledger.waiting, on=self.activations is None)
+            if self.activations is not None:
+                self._auto = Auto(self.layers, self.activations, self.ledger.event)
+        self.hooks = Calls(self.model, self._call_begins) if self.pager.resident else Hooks(self.model, self.pager, self._call_begins, self._pinned, self.lock, self.activations)
+        for layer in self.layers:
+            layer.hooks = self.hooks
+        self.volumes = Shares(self.planes.store)
         self.ledger.start(self.counters())
 
     # -- training ------------------------------------------------------------------------------------------------------
@@ -238,20 +276,27 @@ class Session:
         recorder.begin(key)
         self.pager.current = None
         self._check_unchanged(grad=key[2])
+        if key[2] and key[1] and self._auto is not None:
+            self._auto.call(self.ledger.last)
+        if key[2] and self.activations is not None:
+            self.activations.call()
         if key[2] and key[1]:
             self.gradients.call()
             self.steps.call_begins()
         self.pager.prefetch()
+
+    def _stays(self, tensor: torch.Tensor) -> bool:
+        """Whether the model holds this tensor's storage anyhow."""
+        key = tensor.untyped_storage()._cdata
+        return tensor.grad_fn is None and any(buffer.untyped_storage()._cdata == key for buffer in self.model.buffers())
 
     def _pinned(self, param: Param) -> None:
         self.ledger.event("pinned", step=self.step_count, block=param.unit.block.name, parameter=param.name)
 
     def _check_in_place(self) -> None:
         if (param := self.pager.changed()) is not None:
-            raise InvalidArgument(
-                f"{param.name} was changed in place, which the store did not see, so the change was dropped; make it inside "
-                "`with stoker.gather(parameter, write=True):`"
-            )
+            advice = "make it before stoker.offload()" if self.pager.resident else "make it inside `with stoker.gather(parameter, write=True):`"
+            raise InvalidArgument(f"{param.name} was changed in place, which the store did not see, so the change was dropped; {advice}")
 
     def _check_unchanged(self, grad: bool) -> None:
         self._check_in_place()
@@ -284,18 +329,25 @@ class Session:
             try:
                 changed = self.steps.decide()
                 for param in self.params:
-                    if param.unit in changed and param.tensor.grad is not None:
+                    if (param.unit in changed or not param.numel) and param.tensor.grad is not None:
                         self._updates_of[param] = self._updates_of.get(param, 0) + 1
                 self.step_count += 1
             except BaseException:  # Ctrl-C between deciding and counting: the step would be committed under the number of the one before
                 if self.steps.decided is not None and self.steps.decided is not before:
+                    if self.agreement is not None:  # the others have that step
+                        self.agreement.ranks.leave(f"rank {self.agreement.ranks.rank} was interrupted behind the decision of step {self.step_count + 1}")
                     self.steps.lose()
                 raise
             self._resumed_groups = []
             self._capture_sources()
+            if self.activations is not None:
+                self.activations.sweep()
             if self.ledger.last is not None and policy != self.ledger.last["policy"]:
                 self.ledger.event("policy", step=self.step_count, policy=policy, reason=reason)
-            row = self.ledger.close_step(self.step_count, self.counters(), policy=policy, committed=self.committed_step())
+            volume_bytes, told = self.volumes.step()
+            if told is not None:
+                self.ledger.event("volumes", step=self.step_count, **told)
+            row = self.ledger.close_step(self.step_count, self.counters(), policy=policy, committed=self.committed_step(), volume_bytes=volume_bytes)
             if self.tracing is not None:
                 tracing, self.tracing = self.tracing, None
                 tracing.end(row)
@@ -316,6 +368,8 @@ class Session:
         self._take_back(set(self.blocks), state)
 
     def _take_back(self, blocks: set[Block], state: dict[str, Any]) -> None:
+        if self.pager.resident:
+            self.pager.forget_gathered()
         self._refresh(blocks)
         attached = {**self._when_attached, **state["attached"]}
         for name, thing in self._attached.items():
@@ -388,6 +442,7 @@ class Session:
                     "attached": {**attached, **self._at_step["attached"]},
                     "rng": self._at_step["rng"],
                     "environment": record.environment(self.pager.device),
+                    **({"timeline": self.agreement.timeline} if self.agreement else {}),
                 }
             )
         }
@@ -401,15 +456,13 @@ class Session:
         """What belongs to the decided step, as it is now, goes into its record; unless that was done."""
         steps = self.steps
         if steps.decided is not None and (steps.late.records is None or not steps.late):
-            steps.close(steps.late.records or self._records())
+            steps.close(lambda: steps.late.records or self._records())
 
     def committed_step(self) -> int:
-        if self.steps.closing is not None and self.steps.closing[1].ready():
-            self.steps.settle()
-        if self.steps.closing is None and self.steps.decided is None:
-            self._committed = self.step_count
-        elif self.steps.closing is None:
-            self._committed = self.step_count - 1
+        if self.agreement is not None:
+            return self.agreement.step
+        if self.steps.poll():
+            self._committed = self.step_count - (self.steps.decided is not None)
         return self._committed
 
     def flush(self) -> None:
@@ -435,7 +488,8 @@ class Session:
             finally:
                 for param in self.params:
                     param.tensor.grad = None
-                    param.tensor.data = self.pager.placeholders[param]
+                    if not self.pager.resident:
+                        param.tensor.data = self.pager.placeholders[param]
                 self.give_up()
 
     def give_up(self) -> None:
@@ -443,6 +497,8 @@ class Session:
         self._closed = True
         if self.hooks is not None:
             self.hooks.remove()
+        for layer in self.layers:
+            layer.remove()
         for handle in self.access:
             handle.remove()
         for param in self.params:
@@ -451,11 +507,15 @@ class Session:
         try:
             self.gradients.remove()
             self.pager.clear()
+            if self.activations is not None:
+                self.activations.close()
             if self.link is not None:
                 self.link.unpin()
         finally:  # also where the device does not answer any more
             self.steps.release()
             self.planes.close()
+            if self.agreement is not None:
+                self.agreement.ranks.leave("the optimizer was closed")
             if self._left:
                 refuse_state_dict(self.model, self)
 
@@ -520,18 +580,19 @@ class Session:
         return torch.as_strided(flat, param.size, param.stride)
 
     def full_state(self, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-        """One parameter's state as the original optimizer keeps it (float32), plus `master` for bfloat16 weights."""
+        """One parameter's state as the original optimizer keeps it (float32; sharded as the parameter is), plus `master` for bfloat16 weights."""
         param = self.by_tensor[tensor]
         count = self._updates_of.get(param, 0)
+        moment = lambda plane: like(self._moment(plane, param), tensor)
         if self.algorithm.name == "sgd":
-            return {"momentum_buffer": self._moment("m", param)} if self.algorithm.momentum else {"momentum_buffer": None}
+            return {"momentum_buffer": moment("m")} if self.algorithm.momentum else {"momentum_buffer": None}
         state = {
             "step": torch.tensor(float(count), device="cpu"),
-            "exp_avg": self._moment("m", param),
-            "exp_avg_sq": self._moment("v", param),
+            "exp_avg": moment("m"),
+            "exp_avg_sq": moment("v"),
         }
         if param.unit.dtype == torch.bfloat16:
-            state["master"] = self.master(tensor)
+            state["master"] = like(self.master(tensor), tensor)
         return state
 
     def master(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -545,6 +606,11 @@ class Session:
 
     def load_full_state(self, entries: dict[torch.Tensor, dict[str, Any]]) -> None:
         """Writes an ordinary optimizer's state into the planes, as one durable commit."""
+        if self.agreement is not None and not self.agreement.opening:
+            raise Unsupported(
+                "a sharded run takes no state from elsewhere once it has begun; load it into the optimizer before stoker.offload(), whose load_state_dict() rounds it to "
+                "the weights' type, or resume the run itself from its store, which is exact"
+            )
         self.steps.abandon()  # what was speculated consumed the old state
         self.flush()
         txn = self.planes.store.begin()
@@ -555,9 +621,9 @@ class Session:
                 continue
             for key, plane in kinds.items():
                 if entry.get(key) is not None:
-                    self._put_moment(txn, plane, param, entry[key])
+                    self._put_moment(txn, plane, param, local(entry[key]))
             if entry.get("master") is not None and param.unit.dtype == torch.bfloat16:
-                master = entry["master"].detach().to(torch.float32)
+                master = local(entry["master"]).detach().to(torch.float32)
                 master = torch.empty_strided(param.size, param.stride, dtype=torch.float32, device="cpu").copy_(master)
                 weight = torch.empty_strided(param.size, param.stride, dtype=torch.bfloat16, device="cpu")
                 rest = torch.empty_strided(param.size, param.stride, dtype=torch.int16, device="cpu")
@@ -589,6 +655,8 @@ class Session:
 
     def writing_weights(self) -> WeightWriting:
         """Begins to replace weights, as one durable commit."""
+        if self.agreement is not None:
+            raise Unsupported("a sharded run takes no weights from elsewhere once it has begun; load them into the model before stoker.offload()")
         self.steps.abandon()  # what was speculated consumed the old weights
         self.flush()
         return WeightWriting(self)
@@ -605,9 +673,11 @@ class Session:
 
     def counters(self) -> dict[str, Any]:
         core = self.planes.session.counters()
+        activations = self.activations
+        moved = (activations.read_bytes, activations.written_bytes) if activations is not None else (0, 0)
         return {
-            "read_bytes": core["read_bytes"],
-            "written_bytes": core["written_bytes"],
+            "read_bytes": {**core["read_bytes"], "activations": moved[0]},
+            "written_bytes": {**core["written_bytes"], "activations": moved[1]},
             "stall_seconds": dict(self.ledger.waiting.seconds),
             "kept": self.steps.kept,
             "redone": self.steps.redone,
@@ -620,13 +690,19 @@ class Session:
 
     def plan(self, machine: Machine | None = None, compute_seconds: float = 0.0) -> dict[str, Any]:
         """planner.plan() of this session, by the recorded order once there is one. `step`: the row of the policy in use."""
+        if self.agreement is not None:
+            raise Unsupported("there is no plan of a sharded run; opt.ledger tells what it does")
         planes, setting, recorder = self.planes, self.setting(), self.pager.recorder
         recorded = max((order.uses for key, order in recorder.orders.items() if key[1] and key[2]), key=len, default=None)
-        made = planner.plan(setting, machine, compute_seconds, recorded, self.steps.sequence)
+        away = self.activations.away({block.name: block.index for block in self.blocks}) if self.activations is not None else None
+        made = planner.plan(setting, machine, compute_seconds, recorded, self.steps.sequence, away)
         if self.steps.policy != "auto":
             made |= {"policy": self.steps.policy, "reason": "as you asked"}
         made["step"] = made["steps"][made["policy"]]
         made["dram"] |= {"cap": planes.dram_bytes, "pages": planes.arena.pages}
+        if self.activations is not None:
+            made["activations"] = self.activations.told()
+            made["dram"]["activations"] = self.activations.arena_bytes
         return made
 
 

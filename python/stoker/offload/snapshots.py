@@ -64,16 +64,22 @@ class Snapshots:
             self._bring_back(name)
 
     def _bring_back(self, name: str) -> None:
-        now = {each["key"]: each for each in self._store.list()}
-        txn = self._store.begin()
-        for then in self._store.list(snapshot=name):
-            if now[then["key"]]["version"] != then["version"]:
-                self._restore(txn, then, name)
-        txn.commit("durable").wait()
+        bring_back(self._store, name)
         self._session.become(record.load(self._store.read_bytes("meta/state")))
 
-    def _restore(self, txn, then: dict, name: str) -> None:
-        key, size = then["key"], then["bytes"]
-        txn.resize(key, size)
-        for start in range(0, size, MIB):
-            txn.write_bytes(key, start, self._store.read_bytes(key, start, min(MIB, size - start), snapshot=name))
+
+def bring_back(store, name: str) -> None:
+    """Makes every object what it was at the snapshot, as one durable commit."""
+    now = {each["key"]: each for each in store.list()}
+    txn = store.begin()
+    for then in store.list(snapshot=name):
+        if now[then["key"]]["version"] != then["version"]:
+            _restore(store, txn, then, name)
+    txn.commit("durable").wait()
+
+
+def _restore(store, txn, then: dict, name: str) -> None:
+    key, size = then["key"], then["bytes"]
+    txn.resize(key, size)
+    for start in range(0, size, MIB):
+        txn.write_bytes(key, start, store.read_bytes(key, start, min(MIB, size - start), snapshot=name))

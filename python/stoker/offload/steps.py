@@ -194,20 +194,17 @@ class Steps:
         return self._start(unit, segments, self.decided, along, {update.unit for update in self.late.updates}, distance)
 
     def _start(self, unit: Unit, segments: list[Segment], txn: Any, along: list[Unit], begun: Iterable[Unit], distance: int) -> Update:
-        block = unit.block
-        slot = self.pager.slots.get(block)
-        if slot is not None and slot.loading:
-            slot = None
-        staged = self._staged(block, along, begun, distance)
+        staged = self._staged(unit.block, along, begun, distance)
+        weights, address = self.pager.old_weights(unit, staged)
         job = self.planes.session.update(
             unit.session_id,
             [segment.args() for segment in segments],
-            slot.address + unit.slot_offset if slot else 0,
+            address,
             staged.address + unit.slot_offset if staged else 0,
             txn,
             hashes=True,
         )
-        return Update(unit, segments, job, slot, staged)
+        return Update(unit, segments, job, weights, staged)
 
     def _staged(self, block: Block, along: list[Unit], begun: Iterable[Unit], distance: int) -> Slot | None:
         """Memory for the block's next weights, if there is some that nothing needs sooner. Units that are not updated `along` keep theirs."""
@@ -218,7 +215,7 @@ class Steps:
         if any(unit in begun for unit in block.updated_units):
             return None  # a part went to the disk only; half a block is of no use
         current = pager.slots.get(block)
-        others = [unit for unit in block.units if unit not in along]
+        others = [] if pager.resident else [unit for unit in block.units if unit not in along]
         if others and (current is None or current.loading):
             return None
         staged = pager.take(block, pager.versions[block.index] + 1, distance)
@@ -257,6 +254,7 @@ class Steps:
             changed = self._settle_updates()
             for update in self.updates.values():
                 self.timed("state", update.wait_computed)
+            self._computed()
         except BaseException:
             self.abandon()
             raise
@@ -266,6 +264,9 @@ class Steps:
             self.sequence = [unit for unit in reversed(self.units) if unit in changed]
         self._make_current(changed)
         return changed
+
+    def _computed(self) -> None:
+        """All is done that the step asks for; from here on it is decided."""
 
     def _owe(self) -> set[Unit]:
         """decide() of ``lazy``: only pinned blocks, which may be read at any time, are updated now."""
@@ -344,7 +345,7 @@ class Steps:
         for block in blocks:
             staged, current = self.pager.staged.get(block), self.pager.slots.get(block)
             for unit in block.updated_units:
-                if staged is None or unit in changed:
+                if staged is None or unit in changed or self.pager.resident:
                     continue
                 if current is None or current.loading:
                     staged = self.pager.staged.pop(block) and None
@@ -392,14 +393,15 @@ class Steps:
 
     # -- commit --------------------------------------------------------------------------------------------------------
 
-    def close(self, records: dict[str, bytes]) -> None:
+    def close(self, records: Callable[[], dict[str, bytes]]) -> None:
         """Puts the step's records into its transaction and starts the durable commit, once nothing is owed any more."""
+        made = records()
         if self.late:
-            self.late.records = records
+            self.late.records = made
             return
         txn = self.decided
         try:
-            for key, data in records.items():
+            for key, data in made.items():
                 put(txn, key, data)
             future = txn.commit("durable")
         except BaseException:
@@ -422,9 +424,7 @@ class Steps:
         if self.closing is None:
             return
         txn, future = self.closing
-        for update in self._decided_updates:
-            with contextlib.suppress(StokerError):  # the commit fails with it, and says so
-                self.timed("writing", update.job.wait_written)
+        self._wait_written()
         try:
             self.timed("commit", future.wait)
         except StokerError:
@@ -436,10 +436,20 @@ class Steps:
         if self.planes.source is txn:
             self.planes.source = None
 
+    def _wait_written(self) -> None:
+        for update in self._decided_updates:
+            with contextlib.suppress(StokerError):  # the commit fails with it, and says so
+                self.timed("writing", update.job.wait_written)
+
+    @property
+    def decided_units(self) -> set[Unit]:
+        """Those that the decided step has changed by now."""
+        return {update.unit for update in self._decided_updates}
+
     def lose(self) -> None:
         """The last decided step cannot be committed: goes back to the one before, which is in the store whole."""
         under_way = self.late.updates  # their memory is read and written until abandon() returns
-        units = {update.unit for update in self._decided_updates} | self.late.units
+        units = self.decided_units | self.late.units
         self.late.clear()
         for txn in (self.decided, *(self.closing or ())[:1]):
             if txn is not None:

@@ -9,7 +9,7 @@ from ..train.settings import human_bytes
 
 IN_MEMORY = ("gradients", "pinned", "tiles", "state", "weights")  # the shares of the cap in a plan's "dram"
 WAITING = {"weights": "weights", "state": "state", "gradients": "gradients to land", "writing": "writing behind", "commit": "commit",
-           "checkpoint": "checkpoint", "data": "data"}  # what the training thread waits for
+           "checkpoint": "checkpoint", "data": "data", "activations": "activations"}  # what the training thread waits for
 
 
 def plan_text(plan: dict[str, Any], dram_bytes: int, store: str) -> str:

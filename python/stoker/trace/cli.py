@@ -14,7 +14,8 @@ import torch
 
 import stoker
 
-from ..bench.offload import Model, add_model_options, step_loss
+from ..bench.model import Model, step_loss
+from ..bench.offload import add_model_options
 from ..errors import StokerError
 from ..offload.planes import parse_bytes
 

@@ -16,9 +16,9 @@ from .settings import human_bytes
 
 _STYLE = """
 :root{color-scheme:light dark;--page:#f7f7f5;--card:#fff;--ink:#16181d;--soft:#5c626d;--edge:#e2e3e6;--grid:#e9eaec;
---s0:#2a6fdb;--s1:#e07b1a;--s2:#16946a;--s3:#8b4fc8;--s4:#d33f57;--s5:#b99500;--s6:#0f93a8;--s7:#7a7f8a;--ref:#b3261e}
+--s0:#2a6fdb;--s1:#e07b1a;--s2:#16946a;--s3:#8b4fc8;--s4:#d33f57;--s5:#b99500;--s6:#0f93a8;--s7:#7a7f8a;--s8:#a0522d;--ref:#b3261e}
 @media (prefers-color-scheme:dark){:root{--page:#121418;--card:#1b1e24;--ink:#eceef2;--soft:#a2a9b5;--edge:#2d3139;
---grid:#2a2e36;--s0:#6ea8ff;--s1:#ff9f45;--s2:#45c796;--s3:#b98cf0;--s4:#ff7186;--s5:#e0c04a;--s6:#4cc6da;--s7:#9aa1ad;
+--grid:#2a2e36;--s0:#6ea8ff;--s1:#ff9f45;--s2:#45c796;--s3:#b98cf0;--s4:#ff7186;--s5:#e0c04a;--s6:#4cc6da;--s7:#9aa1ad;--s8:#d08a63;
 --ref:#ff8a80}}
 *{box-sizing:border-box}body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,-apple-system,
 "Segoe UI","DejaVu Sans",sans-serif}main{max-width:1000px;margin:0 auto;padding:32px 20px 60px}h1{font-size:26px;margin:0}
@@ -39,7 +39,7 @@ td:last-child{text-align:right;font-variant-numeric:tabular-nums;overflow-wrap:a
               for i in range(8))
 
 _CLASS_STYLES = {"weights": "s0", "remainder": "s1", "m": "s2", "v": "s3", "gradients": "s4"}
-_CAUSE_STYLES = dict(zip(CAUSES, ("s1", "s4", "s3", "s5", "s6", "s2", "s7"), strict=True))
+_CAUSE_STYLES = dict(zip(CAUSES, ("s1", "s4", "s3", "s5", "s6", "s2", "s7", "s8"), strict=True))
 
 
 def write_report(path: Path, rows: Sequence[dict[str, Any]], summary: dict[str, Any], plan: dict[str, Any],

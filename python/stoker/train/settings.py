@@ -15,7 +15,7 @@ _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kb": 1000, "kib": 1 << 10, "m": 1 << 20,
 RUN_FILE = "run.json"
 
 # What may be another at a resume: where things lie and how fast they go, nothing that the numbers depend on.
-FREE_AT_RESUME = ("dram", "policy", "device", "store", "cache", "eval_windows", "sample_tokens")
+FREE_AT_RESUME = ("dram", "policy", "activations", "device", "store", "cache", "eval_windows", "sample_tokens")
 
 
 class UsageError(InvalidArgument):
@@ -45,6 +45,7 @@ class Settings:
     moments: str = "exact"
     dram: str = "95MiB"
     policy: str = "auto"
+    activations: str = "keep"
     device: str = "auto"
     store: str = ""  # empty: OUT/store
     cache: str = ""  # where token files are kept; empty: OUT/data

@@ -179,7 +179,7 @@ class Run:
         steps = max((line["committed"] for line in read_ledger(self.out / LEDGER_FILE)), default=0) if resume else 0
         try:
             return stoker.offload(model, original, store=self.store, dram=settings.dram_bytes, policy=settings.policy, device=self.device,
-                                  resume=True if steps else "auto" if resume else False, moments=settings.moments)
+                                  resume=True if steps else "auto" if resume else False, moments=settings.moments, activations=settings.activations)
         except NotFound as error:
             raise NotFound(f"the store {self.store} is empty, but {steps} steps of this run were committed to it: bring it back, or name "
                            "where it is with --store; --overwrite begins the run anew") from error

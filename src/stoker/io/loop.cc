@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <mutex>
 #include <numeric>
 #include <string>
@@ -14,6 +15,7 @@
 #include "stoker/io/scheduler.h"
 #include "stoker/io/stalls.h"
 #include "stoker/io/thread.h"
+#include "stoker/memory/lost.h"
 
 namespace stoker {
 
@@ -66,6 +68,12 @@ class Loop::Impl {
   uint64_t wait_ns() const;
   void watch();
   void give_up(Op& flight, uint64_t age_ns);
+  uint64_t& answered_ns(FileId file) {
+    const auto at = static_cast<size_t>(std::max(file, 0));
+    if (at >= answered_ns_.size()) answered_ns_.resize(at + 1);
+    return answered_ns_[at];
+  }
+  bool refuse(Op& op);
   void take_incoming();
   Op* next();
   void dispatch();
@@ -95,6 +103,7 @@ class Loop::Impl {
   std::unique_ptr<Flights> flights_;
   std::vector<Op*> batch_;  // flights, not yet taken by the engine
   size_t in_flight_ = 0;    // taken by it, without the orphans
+  std::vector<uint64_t> answered_ns_;  // by file: when an op of it came back last
   uint64_t watched_ns_ = 0;
   uint64_t awake_ns_ = 0;   // since when this thread has run; before that it idled, or the process was stopped: not the disk's fault
   uint64_t background_bytes_ = 0;  // in flight
@@ -160,7 +169,9 @@ void Loop::Impl::landed(Op& flight) noexcept {
   Op* op = loop.flights_->landed(flight);
   if (op == nullptr) return loop.stalls_.landed(file);
   --loop.in_flight_;
-  if (loop.stalls_.any()) loop.stalls_.answered(file, loop.clock_.now_ns() - began);
+  const uint64_t now = loop.clock_.now_ns();
+  loop.answered_ns(file) = now;
+  if (loop.stalls_.any()) loop.stalls_.answered(file, now - began);
   op->done(*op);
 }
 
@@ -210,18 +221,24 @@ void Loop::Impl::watch() {
   if (gap > options_.stall_warn_ns) awake_ns_ = now;
   watched_ns_ = now;
   flights_->each([&](Op& flight) {
-    const uint64_t age_ns = now - std::max(flight.queued_ns, awake_ns_);
+    const uint64_t age_ns = now - std::max({flight.queued_ns, awake_ns_, answered_ns(flight.file)});
     if (age_ns >= options_.stall_warn_ns) stalls_.slow(flight.file, age_ns, options_.stall_error_ns);
     if (age_ns >= options_.stall_error_ns) give_up(flight, age_ns);
   });
 }
 
 void Loop::Impl::give_up(Op& flight, uint64_t age_ns) {
+  Error error = stalls_.give_up(flight.file, age_ns);
   Op& op = Flights::caller(flight);
-  const bool kept = Bounce::is_piece(op) ? Bounce::keep_back(op) : stalls_.keep_back(flight.bytes);
-  if (!kept && flight.kind == Op::Kind::read) return;  // its memory would be written to under its next owner
+  if (Bounce::is_piece(op)) {
+    if (!Bounce::keep_back(op)) return;
+  } else if (flight.bytes.size > 0 && flight.kind != Op::Kind::trim) {
+    if (!losable(flight.bytes)) return;  // its next owner would have it written to, or its bytes to the disk
+    lose(flight.bytes);
+  }
   flights_->orphan(flight);
-  op.result = stalls_.give_up(flight.file, age_ns);
+  stalls_.orphaned(flight.file);
+  op.result = std::move(error);
   --in_flight_;
   op.done(op);
 }
@@ -242,11 +259,22 @@ void Loop::Impl::take_incoming() {
   }
 }
 
+// Ends an op that must not go to the engine: of a disk that was given up, or when such disks have taken all there is.
+bool Loop::Impl::refuse(Op& op) {
+  auto error = stalls_.given_up(op.file);
+  if (!error && !flights_->room()) error = Error{Code::io, ETIMEDOUT, "no more can be moved: transfers of disks that do not answer fill the queue; end this process", "io/loop"};
+  if (!error) return false;
+  op.result = *std::move(error);
+  op.done(op);
+  return true;
+}
+
 // The next flight for the engine: pieces of the bounce path first (they were scheduled when their op was). While that path is
 // full everything waits for one of its pieces, a fraction of a millisecond, rather than that the order of classes is lost.
 Op* Loop::Impl::next() {
   for (;;) {
     if (Op* piece = bounce_.next_piece()) {
+      if (refuse(*piece)) continue;
       piece->queued_ns = clock_.now_ns();
       return &flights_->launch(*piece, &Impl::landed, this);
     }
@@ -260,19 +288,14 @@ Op* Loop::Impl::next() {
     if (tracing()) add_span("queue", *op, op->queued_ns, now);
     op->queued_ns = now;  // from here on: when service began
     background_bytes_ += background_bytes(*op);
-    if (auto error = stalls_.given_up(op->file)) {
-      op->result = *std::move(error);
-      op->done(*op);
-    } else if (Bounce::needed(*op)) {
-      bounce_.add(*op);
-    } else {
-      return &flights_->launch(*op, &Impl::landed, this);
-    }
+    if (refuse(*op)) continue;
+    if (!Bounce::needed(*op)) return &flights_->launch(*op, &Impl::landed, this);
+    bounce_.add(*op);
   }
 }
 
 void Loop::Impl::dispatch() {
-  while (in_flight_ + batch_.size() < depth_ && flights_->room()) {
+  while (in_flight_ + batch_.size() < depth_) {
     Op* op = next();
     if (op == nullptr) break;
     batch_.push_back(op);
@@ -301,14 +324,8 @@ Status Loop::close(FileId file) {
   STOKER_TRY(impl_->stalls().closed(file));
   return impl_->engine().close(file);
 }
-Status Loop::adopt(Arena& arena) {
-  impl_->stalls().adopted(arena);
-  return impl_->engine().adopt(arena);
-}
-Status Loop::unadopt(Arena& arena) {
-  impl_->stalls().unadopted(arena);
-  return impl_->engine().unadopt(arena);
-}
+Status Loop::adopt(const Arena& arena) { return impl_->engine().adopt(arena); }
+Status Loop::unadopt(const Arena& arena) { return impl_->engine().unadopt(arena); }
 Status Loop::submit(std::span<Op* const> ops) { return impl_->submit(ops); }
 Status Loop::submit(Op& op) {
   Op* one[] = {&op};

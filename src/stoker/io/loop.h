@@ -8,8 +8,8 @@
 //
 // A disk that stops answering is named in the log after `stall_warn_ns`, and given up after `stall_error_ns`: its ops, those to come
 // too, end with the error io (errno ETIMEDOUT). What the kernel may still read or write then stays untouched for the life of the
-// process: arenas keep back the memory (Arena::lose), close() keeps the file and refuses. A read into memory of no adopted
-// arena, not bounced, cannot be given up: it is waited for.
+// process: its owner keeps back the memory (memory/lost.h), close() keeps the file and refuses. An op on memory that nobody could
+// keep back is waited for.
 #pragma once
 
 #include <array>
@@ -48,8 +48,8 @@ class Loop {
 
   Result<FileInfo> open(const OpenFile& file);
   Status close(FileId file);  // busy: it was given up, and the kernel still has transfers of it
-  Status adopt(Arena& arena);
-  Status unadopt(Arena& arena);
+  Status adopt(const Arena& arena);
+  Status unadopt(const Arena& arena);
   // Queues the ops (any thread; also from within done()). All are taken, or none and the error is busy.
   Status submit(std::span<Op* const> ops);
   Status submit(Op& op);

@@ -28,16 +28,6 @@ Status Stalls::closed(FileId file) {
   return {};
 }
 
-void Stalls::adopted(Arena& arena) {
-  std::lock_guard lock(mutex_);
-  arenas_[arena.id()] = &arena;
-}
-
-void Stalls::unadopted(const Arena& arena) {
-  std::lock_guard lock(mutex_);
-  arenas_.erase(arena.id());
-}
-
 std::optional<Error> Stalls::given_up(FileId file) const {
   if (!any()) return std::nullopt;
   std::lock_guard lock(mutex_);
@@ -62,18 +52,14 @@ void Stalls::answered(FileId file, uint64_t age_ns) {
   log().warn("the disk of '{}' answers again, after {}", state.path, seconds(age_ns));
 }
 
-bool Stalls::keep_back(const Slice& memory) {
+void Stalls::orphaned(FileId file) {
   std::lock_guard lock(mutex_);
-  const auto found = arenas_.find(memory.arena);
-  if (found == arenas_.end()) return false;
-  found->second->lose(memory);
-  return true;
+  ++files_[file].orphans;
 }
 
 Error Stalls::give_up(FileId file, uint64_t age_ns) {
   std::lock_guard lock(mutex_);
   File& state = files_[file];
-  ++state.orphans;
   if (!state.error) {
     any_ = true;
     state.error = Error{Code::io, ETIMEDOUT, "the disk of '" + state.path + "' has not answered for " + seconds(age_ns) + " and was given up; see what the kernel's log says of it, and start again when it is well",

@@ -1,6 +1,6 @@
 // Stalls: which disks have stopped answering. Counts nothing while all is well: the Loop asks it about an op only when that is old.
 //
-// Thread rules: opened() and closed(), adopted() and unadopted() come from any thread, the rest from the Loop's.
+// Thread rules: opened() and closed() come from any thread, the rest from the Loop's.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,6 @@
 #include <string>
 
 #include "stoker/io/op.h"
-#include "stoker/memory/arena.h"
 
 namespace stoker {
 
@@ -20,8 +19,6 @@ class Stalls {
   void opened(FileId file, const std::string& path);
   // busy: transfers of the file are still with the kernel.
   Status closed(FileId file);
-  void adopted(Arena& arena);
-  void unadopted(const Arena& arena);
 
   // The file was given up: why. One load while none was.
   std::optional<Error> given_up(FileId file) const;
@@ -29,10 +26,10 @@ class Stalls {
   void slow(FileId file, uint64_t age_ns, uint64_t error_ns);
   // An op of the file came back after `age_ns`.
   void answered(FileId file, uint64_t age_ns);
-  // Keeps back the memory of a transfer that nobody waits for any longer. False: that cannot be done.
-  bool keep_back(const Slice& memory);
-  // From now on the file is given up; one more orphan of it.
+  // From now on the file is given up.
   Error give_up(FileId file, uint64_t age_ns);
+  // One more of its transfers is left with the kernel.
+  void orphaned(FileId file);
   // An orphan of the file has come back.
   void landed(FileId file);
   // Some file is slow or given up.
@@ -46,8 +43,7 @@ class Stalls {
     size_t orphans = 0;
   };
   mutable std::mutex mutex_;
-  std::map<FileId, File> files_;      // guarded by mutex_
-  std::map<int32_t, Arena*> arenas_;  // by Arena::id(); guarded by mutex_
+  std::map<FileId, File> files_;  // guarded by mutex_
   std::atomic<bool> any_{false};
 };
 

@@ -13,6 +13,7 @@
 
 #include "stoker/base/bytes.h"
 #include "stoker/base/log.h"
+#include "stoker/memory/lost.h"
 
 namespace stoker {
 namespace {
@@ -99,18 +100,8 @@ Arena::Arena(std::byte* data, uint64_t size, PageReport pages, Grant grant)
 }
 
 Arena::~Arena() {
-  STOKER_CHECK(used_ == lost_used_);
-  if (lost_.empty()) munmap(data_, size_);
-}
-
-void Arena::lose(const Slice& slice) {
-  std::lock_guard lock(mutex_);
-  uint64_t& bytes = lost_[static_cast<uint64_t>(slice.data - data_)];
-  bytes = std::max<uint64_t>(bytes, slice.size);
-}
-
-bool Arena::is_lost(uint64_t offset, uint64_t size) const {
-  return std::any_of(lost_.begin(), lost_.end(), [&](const auto& lost) { return lost.first < offset + size && offset < lost.first + lost.second; });
+  STOKER_CHECK(used_ == lost_);
+  if (!is_lost(data_, size_)) munmap(data_, size_);
 }
 
 Result<Buffer> Arena::take(size_t bytes) {
@@ -133,8 +124,8 @@ void Arena::give_back(const Slice& slice) {
   std::lock_guard lock(mutex_);
   uint64_t offset = static_cast<uint64_t>(slice.data - data_);
   uint64_t size = slice.size;
-  if (!lost_.empty() && is_lost(offset, size)) {
-    lost_used_ += size;
+  if (is_lost(slice.data, size)) {
+    lost_ += size;
     return;
   }
   used_ -= size;

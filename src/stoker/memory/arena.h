@@ -49,15 +49,12 @@ class Arena {
  public:
   // Reserves and pre-faults `bytes` (rounded up to 2 MiB), drawn on `budget`. over_budget where the machine has not the memory.
   static Result<std::unique_ptr<Arena>> make(uint64_t bytes, Budget& budget);
-  ~Arena();  // every Buffer must be back; an arena with lost ones stays mapped until the process ends
+  ~Arena();  // every Buffer must be back; with lost memory (lost.h) it stays mapped until the process ends
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
   // First fit at 4 KiB alignment, of `bytes` rounded up to 4 KiB; over_budget if no free range is large enough (asks nobody to wait).
   Result<Buffer> take(size_t bytes);
-
-  // Bytes that the kernel may write to, or read, at any later time: the Buffers that they belong to never come back.
-  void lose(const Slice& slice);
 
   int32_t id() const { return id_; }  // process-wide, never reused
   std::byte* data() const { return data_; }
@@ -71,7 +68,6 @@ class Arena {
   friend class Buffer;
   Arena(std::byte* data, uint64_t size, PageReport pages, Grant grant);
   void give_back(const Slice& slice);
-  bool is_lost(uint64_t offset, uint64_t size) const;  // with the mutex held
 
   std::byte* const data_;
   const uint64_t size_;
@@ -80,8 +76,7 @@ class Arena {
   Grant grant_;
   mutable std::mutex mutex_;
   std::map<uint64_t, uint64_t> free_;  // offset -> bytes, coalesced; guarded by mutex_
-  std::map<uint64_t, uint64_t> lost_;  // offset -> bytes; guarded by mutex_
-  uint64_t lost_used_ = 0;             // of used_: in Buffers that are gone, but were lost; guarded by mutex_
+  uint64_t lost_ = 0;                  // of used_: in Buffers that are gone and never come back (lost.h); guarded by mutex_
   uint64_t used_ = 0;                  // guarded by mutex_
   uint64_t peak_ = 0;                  // guarded by mutex_
 };

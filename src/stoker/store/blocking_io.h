@@ -10,7 +10,7 @@
 
 #include "stoker/base/bytes.h"
 #include "stoker/io/loop.h"
-#include "stoker/memory/slice.h"
+#include "stoker/memory/lost.h"
 
 namespace stoker {
 
@@ -18,17 +18,22 @@ namespace stoker {
 class AlignedBytes {
  public:
   AlignedBytes() = default;
-  explicit AlignedBytes(size_t bytes) : size_(align_up(bytes, kIoAlign)), data_(static_cast<std::byte*>(std::aligned_alloc(kIoAlign, size_))) {
+  explicit AlignedBytes(size_t bytes) : size_(align_up(bytes, kIoAlign)), data_(static_cast<std::byte*>(std::aligned_alloc(kIoAlign, size_)), Free{size_}) {
     STOKER_CHECK(data_ != nullptr || size_ == 0);
   }
   std::byte* data() const { return data_.get(); }
   size_t size() const { return size_; }
-  Slice slice() const { return {data_.get(), size_, -1}; }
+  Slice slice() const { return {data_.get(), size_, kLosableHeap}; }
   std::span<std::byte> span() const { return {data_.get(), size_}; }
 
  private:
   struct Free {
-    void operator()(std::byte* data) const { std::free(data); }
+    size_t size;
+    Free() : size(0) {}
+    explicit Free(size_t bytes) : size(bytes) {}
+    void operator()(std::byte* data) const {
+      if (!is_lost(data, size)) std::free(data);
+    }
   };
   size_t size_ = 0;
   std::unique_ptr<std::byte, Free> data_;

@@ -23,7 +23,7 @@ RuntimeOwner::RuntimeOwner(const RuntimeOptions& options)
 
 Result<std::unique_ptr<RuntimeOwner>> RuntimeOwner::make(const RuntimeOptions& options) {
   // Deeper than the Loop goes: what a disk that was given up still holds takes no place from the others.
-  STOKER_ASSIGN(auto engine, make_engine(options.engine, 4 * options.depth));
+  STOKER_ASSIGN(auto engine, make_engine(options.engine, std::min(options.depth, 1U << 20) * 4));
   return make(std::move(engine), options);
 }
 
@@ -32,7 +32,7 @@ Result<std::unique_ptr<RuntimeOwner>> RuntimeOwner::make(std::unique_ptr<Engine>
   LoopOptions loop_options;
   loop_options.depth = options.depth;
   loop_options.trace = &owner->trace_;
-  loop_options.stall_error_ns = std::max<uint64_t>(1, options.stall_seconds) * 1'000'000'000;
+  loop_options.stall_error_ns = std::clamp<uint64_t>(options.stall_seconds, 1, 1'000'000'000) * 1'000'000'000;
   loop_options.stall_warn_ns = std::min(loop_options.stall_warn_ns, loop_options.stall_error_ns / 2);
   STOKER_ASSIGN(owner->loop_, Loop::make(std::move(engine), loop_options, clock));
   return owner;

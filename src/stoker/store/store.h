@@ -42,6 +42,13 @@ struct SnapshotInfo {
   Version version = 0;
 };
 
+// One of several volumes, since the store was opened.
+struct VolumeInfo {
+  std::string path;
+  uint64_t read_bytes = 0, written_bytes = 0;  // of data
+  double bytes_per_second = 0;                 // while it was busy, of about the last gigabyte; 0: nothing moved yet
+};
+
 struct StoreInfo {
   std::string composition;      // the string that opens it, e.g. "local:/nvme0,/nvme1"
   Version committed = 0;        // current version (deferred commits included)
@@ -51,6 +58,7 @@ struct StoreInfo {
   uint64_t map_bytes = 0;       // memory of the map
   std::string read_only;        // why it refuses writes; empty if it does not
   std::vector<SnapshotInfo> snapshots;
+  std::vector<VolumeInfo> volumes;  // of a local store
 };
 
 struct ReadOptions {

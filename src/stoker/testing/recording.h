@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <set>
 #include <string>
@@ -33,7 +34,8 @@ struct Admissible {
   size_t first = 0, last = 0;
 };
 
-enum class Note : uint64_t { begun = 1, durable = 2 };  // value: an index in the Timeline
+// Value: an index in the Timeline; of `troubled` a set of disks (bit i: the i-th) that count among the lost from here on.
+enum class Note : uint64_t { begun = 1, durable = 2, troubled = 3 };
 
 // Single-threaded: each operation is a new Point. Failing operations are part of the game: they are begun, and not acknowledged.
 class Recorder {
@@ -76,11 +78,7 @@ class Recorder {
   Status commit_together(const std::vector<Together>& list) {
     std::vector<std::unique_ptr<Transaction>> open;
     std::vector<Bytes> memory;
-    for (const Together& each : list) {
-      STOKER_ASSIGN(auto change, store_.begin());
-      for (const Change& part : each.changes) STOKER_TRY(apply(*change, part, memory));
-      open.push_back(std::move(change));
-    }
+    STOKER_TRY(stage(list, open, memory));
     std::vector<Future<Version>> futures;
     const size_t first = timeline_.size();
     for (size_t i = 0; i < list.size(); ++i) {
@@ -97,6 +95,41 @@ class Recorder {
       if (list[i].durability == Durability::durable) acknowledged(first + i);
     }
     return {};
+  }
+  // Several transactions on different objects that form one batch, of which a crash may keep any: each of them is whole or not at all.
+  // `gather` is called when all is staged; what it returns lives until the last commit was called.
+  Status commit_batch(const std::vector<Together>& list, const std::function<std::unique_lock<std::mutex>()>& gather) {
+    std::vector<std::unique_ptr<Transaction>> open;
+    std::vector<Bytes> memory;
+    STOKER_TRY(stage(list, open, memory));
+    auto gathered = gather();
+    const Point before = now_;
+    const size_t known = timeline_.size();
+    for (size_t some = 1; some < size_t{1} << list.size(); ++some) {
+      Point next = before;
+      for (size_t i = 0; i < list.size(); ++i) {
+        if ((some >> i & 1) == 0) continue;
+        next.version = before.version + 1 + i;
+        for (const Change& part : list[i].changes) apply(next, part);
+      }
+      begin(std::move(next));  // all of them is the last
+    }
+    std::vector<Future<Version>> futures;
+    for (const auto& each : open) futures.push_back(each->commit(Durability::durable));
+    gathered.unlock();
+    Status status;
+    for (size_t i = 0; i < list.size(); ++i) {
+      const auto version = futures[i].wait();
+      if (!version && status) status = version.error();
+      if (version && *version != before.version + 1 + i) return make_error(Code::mismatch, "commits have other versions than their order says");
+    }
+    if (status) {
+      acknowledged();
+    } else if (store_.info().read_only.empty()) {
+      timeline_.resize(known);
+      now_ = before;
+    }
+    return status;
   }
   // A transaction that comes to nothing, while its writes may still be under way.
   Status abandon(const std::vector<Change>& changes) {
@@ -133,6 +166,14 @@ class Recorder {
   size_t acknowledged_index() const { return acknowledged_; }
 
  private:
+  Status stage(const std::vector<Together>& list, std::vector<std::unique_ptr<Transaction>>& open, std::vector<Bytes>& memory) {
+    for (const Together& each : list) {
+      STOKER_ASSIGN(auto change, store_.begin());
+      for (const Change& part : each.changes) STOKER_TRY(apply(*change, part, memory));
+      open.push_back(std::move(change));
+    }
+    return {};
+  }
   static Status apply(Transaction& open, const Change& change, std::vector<Bytes>& memory) {
     if (change.bytes == 0) return open.remove(change.key);
     STOKER_TRY(open.resize(change.key, change.bytes));
@@ -214,6 +255,7 @@ struct CrashCase {
   // The same moment with the power on: what is durable, and what is under way or only in the disks' caches.
   Images durable;
   std::vector<const SimEvent*> pending;
+  uint64_t troubled = 0;
 };
 
 // How many cases to make of each moment.
@@ -251,6 +293,8 @@ class CrashWalk {
         case SimEvent::Kind::note:
           if (event.note == static_cast<uint64_t>(Note::begun)) {
             admissible_.last = event.value;
+          } else if (event.note == static_cast<uint64_t>(Note::troubled)) {
+            troubled_ = event.value;
           } else {
             admissible_ = {event.value, std::max(admissible_.last, event.value)};
             if (!cases(open_, false, visit)) return;
@@ -309,7 +353,7 @@ class CrashWalk {
   }
 
   CrashCase build(const std::vector<size_t>& open, const std::vector<Fate>& fates) {
-    CrashCase made{durable_, admissible_, {}, durable_, {}};
+    CrashCase made{durable_, admissible_, {}, durable_, {}, troubled_};
     for (size_t i = 0; i < open.size(); ++i) {
       const SimEvent& write = events_[open[i]];
       made.pending.push_back(&write);
@@ -335,6 +379,7 @@ class CrashWalk {
   const std::vector<SimEvent>& events_;
   Images durable_;
   Admissible admissible_;
+  uint64_t troubled_ = 0;
   std::mt19937_64 random_;
   const CrashEffort effort_;
   std::vector<size_t> open_;  // indices of the writes that are not durable

@@ -123,6 +123,11 @@ void SimDisk::unlimit(const std::string& folder) {
   std::erase_if(disks_, [&](const auto& each) { return starts_with(each.first, folder); });
 }
 
+void SimDisk::throttle(const std::string& path, uint64_t bytes_per_s) {
+  std::lock_guard lock(mutex_);
+  disks_.at(path).bytes_per_s = bytes_per_s;
+}
+
 void SimDisk::set_faults(const SimFaults& faults) {
   std::lock_guard lock(mutex_);
   faults_ = faults;
@@ -174,6 +179,11 @@ void SimDisk::restore_power() {
   for (auto& [path, disk] : disks_) disk.powered = true;
   cuts_.clear();
   ordered_.clear();
+}
+
+void SimDisk::slow(const std::string& path, uint64_t delay_ns) {
+  std::lock_guard lock(mutex_);
+  slow_ns_[path] = delay_ns;
 }
 
 void SimDisk::start_recording() {

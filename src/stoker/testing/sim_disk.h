@@ -92,6 +92,8 @@ class SimDisk {
   void heal();
 
   void set_faults(const SimFaults& faults);
+  // This disk alone moves so many bytes a second, on top of what the device model says; 0: no longer.
+  void throttle(const std::string& path, uint64_t bytes_per_s);
   // The nth (1 = the next) transfer of this kind on paths that begin with `prefix` fails with this errno, once.
   void fail_nth(Op::Kind kind, uint64_t nth, int sys_errno, const std::string& prefix = {});
 
@@ -101,6 +103,11 @@ class SimDisk {
   // The same after this many further transfers on those paths were started.
   void cut_power_after(uint64_t transfers, uint64_t seed, const std::string& prefix = {});
   void restore_power();  // and forgets the cuts and faults that were ordered and have not come
+
+  // Transfers of this disk take so much longer from now on; 0: no longer.
+  void slow(const std::string& path, uint64_t delay_ns);
+  // No transfer starts while this lives: what is submitted meanwhile waits.
+  std::unique_lock<std::mutex> hold() { return std::unique_lock(gate_); }
 
   void start_recording();
   std::vector<SimEvent> stop_recording();
@@ -119,6 +126,7 @@ class SimDisk {
     SimImage now, durable;
     std::list<Pending> pending;  // in order of submission
     bool powered = true;
+    uint64_t bytes_per_s = 0;
   };
   struct Fault {
     Op::Kind kind;
@@ -153,6 +161,7 @@ class SimDisk {
   Plan start(const Op& op, const std::string& path);
   int64_t finish(const Op& op, const std::string& path, Plan& plan);
 
+  std::mutex gate_;           // taken before mutex_ by whatever starts
   mutable std::mutex mutex_;  // guards everything
   std::mt19937_64 random_;
   std::map<std::string, Disk> disks_;
@@ -161,6 +170,7 @@ class SimDisk {
   std::vector<Fault> ordered_;
   std::map<std::string, std::set<uint64_t>> spoilt_;  // offsets, of kIoAlign each
   std::vector<Cut> cuts_;
+  std::map<std::string, uint64_t> slow_ns_;
   uint64_t next_id_ = 1;
   bool recording_ = false;
   std::vector<SimEvent> events_;

@@ -43,7 +43,8 @@ Status SimEngine::close(FileId file) {
 }
 
 // Transfers of one direction share the device's bandwidth; latencies overlap.
-uint64_t SimEngine::due(const Op& op) {
+// With the disk's mutex.
+uint64_t SimEngine::due(const Op& op, const std::string& path) {
   uint64_t ready = clock_.now_ns();
   const bool reads = op.kind == Op::Kind::read;
   const uint64_t rate = reads ? device_.read_bytes_per_s : device_.write_bytes_per_s;
@@ -51,6 +52,12 @@ uint64_t SimEngine::due(const Op& op) {
     uint64_t& free_ns = reads ? read_free_ns_ : write_free_ns_;
     free_ns = std::max(free_ns, ready) + (op.bytes.size - op.moved) * 1'000'000'000 / rate;
     ready = free_ns;
+  }
+  const auto disk = disk_->disks_.find(path);
+  if (const uint64_t throttle = disk == disk_->disks_.end() ? 0 : disk->second.bytes_per_s; throttle != 0) {
+    uint64_t& free_ns = throttled_free_ns_[path];
+    free_ns = std::max(free_ns, clock_.now_ns()) + (op.bytes.size - op.moved) * 1'000'000'000 / throttle;
+    ready = std::max(ready, free_ns);
   }
   return ready + device_.latency_ns + (device_.jitter_ns != 0 ? random_() % device_.jitter_ns : 0);
 }
@@ -85,8 +92,9 @@ void SimEngine::launch(Op& op) {
   flight->order = ++orders_;
   flight->due_ns = clock_.now_ns();
   if (start(*flight)) {
-    flight->due_ns = due(op);
-    std::lock_guard lock(disk_->mutex_);
+    std::scoped_lock lock(disk_->gate_, disk_->mutex_);
+    const auto slow = disk_->slow_ns_.find(flight->path);
+    flight->due_ns = due(op, flight->path) + (slow == disk_->slow_ns_.end() ? 0 : slow->second);
     flight->plan = disk_->start(op, flight->path);
   }
   flights_.push(std::move(flight));
@@ -124,8 +132,8 @@ size_t SimEngine::poll(uint64_t wait_ns) {
         outcome = disk_->finish(op, flight->path, flight->plan);
       }
       if (!advance(op, outcome, flight->path, counters_)) {
-        flight->due_ns = due(op);
         std::lock_guard lock(disk_->mutex_);
+        flight->due_ns = due(op, flight->path);
         flight->plan = disk_->start(op, flight->path);
         flights_.push(std::move(flight));
         continue;

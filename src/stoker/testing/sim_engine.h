@@ -57,7 +57,7 @@ class SimEngine final : public Engine {
   };
 
   SimEngine(std::shared_ptr<SimDisk> disk, uint32_t depth, const SimDevice& device) : disk_(std::move(disk)), depth_(depth), device_(device), random_(device.seed) {}
-  uint64_t due(const Op& op);
+  uint64_t due(const Op& op, const std::string& path);
   void launch(Op& op);
   bool start(Flight& flight);
 
@@ -68,6 +68,7 @@ class SimEngine final : public Engine {
   VirtualClock clock_;
   std::mt19937_64 random_;
   uint64_t read_free_ns_ = 0, write_free_ns_ = 0;  // when the device can begin the next transfer
+  std::map<std::string, uint64_t> throttled_free_ns_;  // the same for throttled disks
   uint64_t orders_ = 0;
   std::priority_queue<std::unique_ptr<Flight>, std::vector<std::unique_ptr<Flight>>, Later> flights_;
 

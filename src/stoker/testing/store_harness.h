@@ -15,6 +15,7 @@
 
 #include "stoker/base/bytes.h"
 #include "stoker/store/open.h"
+#include "stoker/testing/sanitized.h"
 
 namespace stoker {
 

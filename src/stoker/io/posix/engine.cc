@@ -34,13 +34,17 @@ int64_t call(const Op& op, int fd) {
 Result<std::unique_ptr<PosixEngine>> PosixEngine::make(uint32_t depth) {
   if (depth == 0) return make_error(Code::invalid_argument, "an engine needs a depth of at least 1", "io/posix");
   auto engine = std::unique_ptr<PosixEngine>(new PosixEngine(depth));
-  const uint32_t threads = std::min(depth, 32U);
-  try {
-    for (uint32_t i = 0; i < threads; ++i) engine->threads_.push_back(start_io_thread("stoker-posix", [e = engine.get()] { e->work(); }));
-  } catch (const std::system_error& error) {
-    if (engine->threads_.empty()) return errno_error(error.code().value(), "cannot start a thread for disk I/O", "io/posix");
-  }
+  STOKER_TRY(engine->add_thread());
   return engine;
+}
+
+Status PosixEngine::add_thread() {
+  try {
+    threads_.push_back(start_io_thread("stoker-posix", [this] { work(); }));
+  } catch (const std::system_error& error) {
+    return errno_error(error.code().value(), "cannot start a thread for disk I/O", "io/posix");
+  }
+  return {};
 }
 
 PosixEngine::~PosixEngine() {
@@ -63,6 +67,10 @@ size_t PosixEngine::submit(std::span<Op* const> ops) {
       const bool good = startable(*op, files_.find(op->file));
       (good ? queued_ : done_).push(*op);
       started += good ? 1 : 0;
+    }
+    working_ += static_cast<uint32_t>(started);
+    while (threads_.size() < working_) {
+      if (!add_thread()) break;  // the machine has no more: those that are there do it
     }
   }
   in_flight_ += static_cast<uint32_t>(taken);
@@ -114,6 +122,7 @@ void PosixEngine::work() {
     lock.unlock();
     carry(*op);
     lock.lock();
+    --working_;
     const bool first = done_.empty();
     done_.push(*op);
     if (first) progress_.notify_one();

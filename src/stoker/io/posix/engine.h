@@ -15,7 +15,8 @@ namespace stoker {
 
 class PosixEngine final : public Engine {
  public:
-  // `depth` threads at most 32: each carries one op at a time, the rest of the depth waits.
+  // A thread carries one op at a time; there come to be as many as ops were ever under way at once, so that those of a disk that
+  // hangs hold up no others.
   static Result<std::unique_ptr<PosixEngine>> make(uint32_t depth);
   ~PosixEngine() override;
 
@@ -29,6 +30,7 @@ class PosixEngine final : public Engine {
 
  private:
   explicit PosixEngine(uint32_t depth) : depth_(depth) {}
+  Status add_thread();
   void work();
   void carry(Op& op);
 
@@ -41,6 +43,7 @@ class PosixEngine final : public Engine {
   OpList done_;                       // guarded by mutex_
   bool woken_ = false;                // guarded by mutex_
   bool stopping_ = false;             // guarded by mutex_
+  uint32_t working_ = 0;              // queued or carried; guarded by mutex_
   uint32_t in_flight_ = 0;            // of the polling thread
   std::vector<std::thread> threads_;
 };

@@ -62,6 +62,9 @@ Status UringEngine::start() {
   if (result != 0) return refused(-result);
   ring_made_ = true;
   if (!has_operations(&ring_)) return refused(ENOSYS);
+  // What the kernel hands to threads (syncs, say) must not wait behind those of a disk that hangs. Older kernels know no limit.
+  std::array<unsigned, 2> workers = {std::min(depth_, 64U), std::min(depth_, 64U)};
+  static_cast<void>(io_uring_register_iowq_max_workers(&ring_, workers.data()));
   registry_.start();
   arm_wake();
   return {};

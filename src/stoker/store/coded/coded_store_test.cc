@@ -1,6 +1,9 @@
 #include "stoker/store/coded/coded_store.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cerrno>
 #include <cstring>
@@ -9,6 +12,7 @@
 #include <random>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include "stoker/testing/coded_lab.h"
 #include "stoker/store/local/fsck.h"
@@ -115,7 +119,7 @@ TEST(CodedStore, ReadsWithoutAnySetOfUpToMShards) {
   }
   std::map<std::string, SimImage> images;
   for (const auto& path : world.paths()) images[path] = world.disk().image(path);
-  for (unsigned lost = 1; lost < 64; ++lost) {
+  for (unsigned lost = 1; lost < 64; lost += kLess == 1 ? 1 : 5) {
     if (std::popcount(lost) > 2) continue;
     for (const bool read_only : {true, false}) {
       for (const auto& [path, image] : images) world.disk().put(path, image);
@@ -200,7 +204,7 @@ TEST(CodedStore, AnOldCopyOfAShardIsStaleAndResynced) {
 }
 
 TEST(CodedStore, WritesGoOnWhenAShardFailsUnderThem) {
-  for (uint64_t nth = 1; nth <= 40; nth += 3) {
+  for (uint64_t nth = 1; nth <= 40; nth += 3 * kLess) {
     for (const auto kind : {Op::Kind::write, Op::Kind::sync}) {
       CodedWorld world(quiet(4, 2));
       auto store = std::move(*world.open_small());
@@ -301,6 +305,70 @@ TEST(CodedStore, AStoreThatDoesNotFitOneOfItsDisksIsNotMade) {
   EXPECT_NE(store.error().what.find("d3"), std::string::npos) << store.error().what;
 }
 
+// Rows that were never written are known to be zeros by every header; so they must be by that of a shard that was resynced, also when a fold has
+// written the page anew since. (Found by the simulation: they could not be read any more once other shards were lost.)
+TEST(CodedStore, ZerosThatWereNeverWrittenSurviveAResyncAndAFold) {
+  for (size_t away = 0; away < 3; ++away) {
+    CodedWorld world(quiet(2, 1));
+    Bytes content(100'000);
+    {
+      auto store = std::move(*world.open_small());
+      auto change = std::move(*store->begin());
+      ASSERT_OK(change->resize("a", content.size()));
+      ASSERT_OK(change->commit(Durability::durable).wait());
+      update(*store, "a", content, 4096, 4096, 1);
+    }
+    const SimImage kept = world.disk().image(world.paths()[away]);
+    world.disk().remove(world.paths()[away]);
+    update(**world.open_small(), "a", content, 20'000, 100, 2);
+    world.disk().put(world.paths()[away], kept);
+    {
+      auto store = std::move(*world.open_small());
+      ASSERT_OK(store->repair().wait());
+      update(*store, "a", content, 70'000, 100, 3);
+      ASSERT_OK(store->fold_all().wait());
+      EXPECT_EQ(read_all(*store, "a"), content);
+    }
+    for (size_t lost = 0; lost < 3; ++lost) {
+      const SimImage image = world.disk().image(world.paths()[lost]);
+      world.disk().remove(world.paths()[lost]);
+      EXPECT_EQ(read_all(**world.open_small(true), "a"), content) << away << " came back, " << lost << " is lost";
+      world.disk().put(world.paths()[lost], image);
+    }
+  }
+}
+
+// For the sanitizer of threads: whoever asks how the store is, or reads, does so beside shards that fail and come back.
+TEST(CodedStore, MayBeAskedAndReadWhileShardsFailAndComeBack) {
+  CodedWorldOptions options;
+  options.k = 4;
+  options.m = 2;
+  CodedWorld world(options);
+  auto store = std::move(*world.open_small());
+  Bytes content = put(*store, "a", 300'000, 1);
+  const Bytes still = put(*store, "b", 100'000, 2);
+  std::atomic<bool> done = false;
+  std::atomic<uint64_t> troubles = 0;
+  std::thread asking([&] {
+    while (!done) {
+      troubles += store->health().troubles.size();
+      EXPECT_EQ(read_all(*store, "b"), still);
+    }
+  });
+  for (uint64_t i = 0; i < 8; ++i) {
+    world.disk().fail_nth(i % 2 == 0 ? Op::Kind::write : Op::Kind::sync, 1 + i % 3, EIO, world.paths()[i % 6]);
+    update(*store, "a", content, i * 30'000, 9'000, 10 + i);
+    if (i % 3 == 0) {
+      EXPECT_OK(store->fold_all().wait());
+    }
+    world.disk().restore_power();  // a fault that has not come does not come any more: there are never two shards that fail
+    EXPECT_OK(store->repair().wait());
+  }
+  done = true;
+  asking.join();
+  EXPECT_EQ(read_all(*store, "a"), content);
+}
+
 // Wherever one bit flips on one shard: what is read is right, what was found is mended, and fsck is clean after a repair.
 TEST(CodedStore, AFlippedBitAnywhereIsOverruledAndMended) {
   CodedWorld world(quiet(4, 2));
@@ -318,7 +386,7 @@ TEST(CodedStore, AFlippedBitAnywhereIsOverruledAndMended) {
   std::mt19937_64 random(11);
   uint64_t decoded = 0;
   uint64_t mended = 0;
-  for (int i = 0; i < 80; ++i) {
+  for (uint64_t i = 0; i < 80 / kLess; ++i) {
     const std::string& path = world.paths()[random() % 6];
     for (const auto& [each, image] : images) world.disk().put(each, image);
     // Most of the file is empty: look for a block that is not.
@@ -338,13 +406,13 @@ TEST(CodedStore, AFlippedBitAnywhereIsOverruledAndMended) {
     ASSERT_OK((*store)->fold_all().wait());
     ASSERT_EQ(read_all(**store, "a"), content) << path << " at " << at;
   }
-  EXPECT_GT(decoded, 5U);
-  EXPECT_GT(mended, 5U);
+  EXPECT_GT(decoded, 5 / kLess);
+  EXPECT_GT(mended, 5 / kLess);
 }
 
 class CodedFiles : public ::testing::Test {
  protected:
-  CodedFiles() : root_(testing::TempDir() + "coded_files") {
+  CodedFiles() : root_(testing::TempDir() + "coded_files." + std::to_string(getpid())) {
     std::filesystem::remove_all(root_);
     std::filesystem::create_directories(root_);
     options_.create = true;

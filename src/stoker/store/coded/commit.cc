@@ -6,6 +6,7 @@
 #include "stoker/base/crc32c.h"
 #include "stoker/store/coded/coded_store.h"
 #include "stoker/store/coded/headers.h"
+#include "stoker/store/coded/mutation.h"
 
 namespace stoker::coded {
 namespace {
@@ -28,7 +29,7 @@ void put_items(ByteWriter& out, const Shape& shape, std::string_view key, const 
   if (!object.exists) return;
   const bool cut = object.base && !object.made && stripes_of(object.kept) < object.base->stripes.size();
   if (cut && object.kept < object.bytes) put_object(out, key, object.kept, object.chunk_bytes, number);  // the stripes behind go, although it grew again
-  put_object(out, key, object.bytes, object.chunk_bytes, number);
+  put_object(out, key, object.base && !object.made && mutated(Mutation::size_outside_commit) ? object.base->bytes : object.bytes, object.chunk_bytes, number);
   for (const auto& [index, stripe] : object.stripes) {
     if (stripe.fresh) put_stripe(out, index, *stripe.fresh);
   }
@@ -76,7 +77,7 @@ void CodedStore::commit_batch(std::vector<Request> batch) {
   for (Prepared& commit : commits) {
     if (commit.status) {
       for (const auto& [id, stripe] : commit.fresh) {
-        for (const size_t shard : stripe->shards) touched |= shard_bit(shard);
+        for (const size_t shard : stripe->shards) touched |= mutated(Mutation::commit_before_blocks) ? 0 : shard_bit(shard);
       }
       going.push_back(std::move(commit));
     } else {
@@ -273,10 +274,11 @@ Status CodedStore::append_vals(std::vector<Prepared>& commits, ShardSet& touched
       const uint32_t positions = live_positions(*added.stripe);
       for (size_t c = 0; c < shape_.n(); ++c) {
         if ((positions >> c & 1) == 0 || (c < shape_.k && c != val.chunk)) continue;
+        if (mutated(Mutation::acknowledge_before_parity) && c > shape_.k) continue;
         const size_t shard = added.stripe->shards[c];
         FrameBuilder& frame = frames[shard];
         homes.push_back({&val, shard, frame.block_count()});
-        frame.add(ValItem{val.stamp, commit.needs_commit, val.stripe, val.chunk, val.first, val.crcs, 0}, added.blocks);
+        frame.add(ValItem{val.stamp, commit.needs_commit && !mutated(Mutation::val_without_flag), val.stripe, val.chunk, val.first, val.crcs, 0}, added.blocks);
       }
     }
   }
@@ -295,7 +297,7 @@ Status CodedStore::append_commits(std::vector<Prepared>& commits) {
   std::map<size_t, FrameBuilder> frames;
   const ShardSet set = live();
   for (const Prepared& commit : commits) {
-    if (!commit.needs_commit) continue;
+    if (!commit.needs_commit || mutated(Mutation::drop_commit)) continue;
     for (size_t shard = 0; shard < shape_.shards; ++shard) {
       if ((set & shard_bit(shard)) != 0) frames[shard].add(CommitItem{commit.stamp, commit.items});
     }

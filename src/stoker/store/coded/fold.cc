@@ -7,6 +7,7 @@
 #include "stoker/base/log.h"
 #include "stoker/store/coded/coded_store.h"
 #include "stoker/store/coded/headers.h"
+#include "stoker/store/coded/mutation.h"
 
 namespace stoker::coded {
 namespace {
@@ -73,8 +74,8 @@ Result<size_t> Folding::run(size_t stripes_max) {
   if (groups_.empty()) return size_t{0};
   compute_all();
   if (groups_.empty()) return size_t{0};
-  STOKER_TRY(stage());
-  STOKER_TRY(decide());
+  if (!mutated(Mutation::skip_stage)) STOKER_TRY(stage());
+  if (!mutated(Mutation::skip_fold_record)) STOKER_TRY(decide());
   set_folding(true);
   const Status applied = apply();
   if (applied) {
@@ -180,7 +181,7 @@ Status Folding::compute(Group& group) {
       } else {
         runs.push_back({CodedStore::Run::From::log, group.stripe, c, group.first + r, 1, newer.val, newer.index, into});
       }
-      next.versions[(group.first + r) * shape_.k + c] = newer.val->stamp;
+      next.versions[(group.first + r) * shape_.k + c] = newer.val->stamp + (mutated(Mutation::fold_oldest) ? 1 : 0);
       next.crcs[(group.first + r) * shape_.n() + c] = newer.val->crcs[newer.index];
     }
     ++nth;
@@ -217,6 +218,8 @@ Status Folding::compute(Group& group) {
   for (size_t c = 0; c < shape_.k; ++c) {
     if (!is_set(group.dirty, c)) continue;
     const auto newest = fresh.span().subspan(nth++ * group.count * kBlock, group.count * kBlock);
+    if (by_delta && mutated(Mutation::delta_against_new)) std::memcpy(group.chunk(c).data(), newest.data(), newest.size());
+    if (by_delta && mutated(Mutation::apply_delta_twice)) STOKER_TRY(store_.code_.delta(static_cast<int>(c), group.chunk(c), {newest, {}}, targets));
     if (by_delta) STOKER_TRY(store_.code_.delta(static_cast<int>(c), group.chunk(c), {newest, {}}, targets));
     std::memcpy(group.chunk(c).data(), newest.data(), newest.size());
   }
@@ -322,7 +325,7 @@ Status Folding::apply() {
   }
   ShardSet failed = blocks.run();
   if (failed != 0) STOKER_TRY(store_.drop_shards(failed, blocks.why()));
-  STOKER_TRY(store_.flush(touched));
+  if (!mutated(Mutation::header_before_blocks)) STOKER_TRY(store_.flush(touched));
   std::vector<AlignedBytes> memory;
   ShardBatch headers(store_.shards(), Priority::scrub);
   for (const StripePtr& stripe : stripes_) {

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "stoker/base/check.h"
+#include "stoker/store/coded/mutation.h"
 
 namespace stoker::coded {
 
@@ -30,6 +31,7 @@ size_t ShardLog::expired_segments() const {
 
 bool ShardLog::fits(size_t bytes, size_t reserve) const {
   const uint64_t left = current_ ? shape_.segment_bytes - writer_.cursor().offset : 0;
+  if (mutated(Mutation::reuse_segment_early)) return true;
   // What goes into the current segment keeps it; so the reserve is others. (Else commits eat it up: each fold begins a segment of the reserve, and the
   // commit behind it moves in.)
   if (bytes <= left) return expired_segments() >= reserve;
@@ -41,6 +43,10 @@ bool ShardLog::fits(size_t bytes, size_t reserve) const {
 void ShardLog::begin_segment() {
   current_.reset();
   size_t segment = 0;
+  if (mutated(Mutation::reuse_segment_early)) {
+    segment = next_count_ % refs_.size();
+    refs_[segment].reset();
+  }
   while (segment < refs_.size() && !refs_[segment].expired()) ++segment;
   STOKER_CHECK(segment < refs_.size());  // fits() was asked
   current_ = hold(segment);

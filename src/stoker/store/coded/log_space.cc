@@ -6,6 +6,7 @@
 
 #include "stoker/base/log.h"
 #include "stoker/store/coded/coded_store.h"
+#include "stoker/store/coded/mutation.h"
 
 namespace stoker::coded {
 namespace {
@@ -36,7 +37,7 @@ Status CodedStore::append(std::map<size_t, FrameBuilder>& frames, ShardSet touch
   }
   const ShardSet failed = batch.run();
   if (failed != 0) STOKER_TRY(drop_shards(failed, batch.why()));
-  STOKER_TRY(flush(touched));
+  if (!mutated(Mutation::skip_flush)) STOKER_TRY(flush(touched));
   const ShardSet left = live();
   std::erase_if(written, [&](const auto& each) { return (left & shard_bit(each.first)) == 0; });
   for (auto& [shard, frame] : written) frame.bytes = AlignedBytes();
@@ -161,6 +162,11 @@ Status CodedStore::drop_shards(ShardSet failed, const std::string& why) {
     if (left == live_) return {};  // not live any more, or not yet
   }
   log().warn("a shard of a coded store failed and is left out from now on: {}", why);
+  if (mutated(Mutation::no_durable_exclusion)) {
+    const std::lock_guard lock(mutex_);
+    live_ = left;
+    return {};
+  }
   return change_epoch(left);
 }
 

@@ -6,6 +6,7 @@
 
 #include "stoker/base/crc32c.h"
 #include "stoker/base/log.h"
+#include "stoker/store/coded/mutation.h"
 
 namespace stoker::coded {
 namespace {
@@ -295,7 +296,7 @@ void Recovery::choose_vals() {
     std::stable_partition(places.begin(), places.end(), [home](const Place& place) { return place.shard == home; });
     for (size_t i = 0; i < found.item.crcs.size(); ++i) {
       const size_t block = (found.item.first + i) * shape_.k + found.item.chunk;
-      if (found.item.stamp <= stripe->headers->versions[block]) continue;  // of an unknown block no VAL is believed either: it may be an old one
+      if (found.item.stamp <= stripe->headers->versions[block] && !mutated(Mutation::believe_old_vals)) continue;  // of an unknown block no VAL is believed either: it may be an old one
       const auto at = stripe->overlay.find(block);
       if (at != stripe->overlay.end() && at->second.val->stamp > found.item.stamp) continue;
       stripe->overlay[block] = {found.val, i};
@@ -314,8 +315,10 @@ void Recovery::let_go() {
 
 Status Recovery::settle() {
   STOKER_TRY(store_.change_epoch(store_.live()));
-  STOKER_TRY(append_commits());
-  STOKER_TRY(append_vals());
+  if (!mutated(Mutation::settle_nothing)) {
+    STOKER_TRY(append_commits());
+    STOKER_TRY(append_vals());
+  }
   STOKER_TRY(append_folds());
   STOKER_TRY(store_.flush(store_.live()));
   STOKER_TRY(roll_forward());

@@ -6,6 +6,7 @@
 
 #include "stoker/base/log.h"
 #include "stoker/store/coded/coded_store.h"
+#include "stoker/store/coded/mutation.h"
 
 namespace stoker::coded {
 namespace {
@@ -65,7 +66,7 @@ StripePtr CodedStore::next_to_join() {
     std::lock_guard lock(mutex_);
     for (const auto& [key, object] : table_.objects()) {
       for (const StripePtr& stripe : object->stripes) {
-        if (!stripe || joined_.contains(stripe->id) || std::find(stripe->shards.begin(), stripe->shards.end(), *joining_) == stripe->shards.end()) continue;
+        if (!stripe || joined_.contains(stripe->id) || mutated(Mutation::admit_stale) || std::find(stripe->shards.begin(), stripe->shards.end(), *joining_) == stripe->shards.end()) continue;
         missing.emplace_back(std::count_if(stripe->shards.begin(), stripe->shards.end(), [&](size_t each) { return (live_ & shard_bit(each)) == 0; }), stripe);
       }
     }
@@ -239,7 +240,9 @@ Status CodedStore::admit() {
   Shard& each = (*shards_)[shard];
   each.super.incarnation = std::random_device{}();
   STOKER_TRY(begin_log(shard));
-  STOKER_TRY(append_settled(shard, vals_of(shard)));
+  auto vals = vals_of(shard);
+  if (mutated(Mutation::resync_without_vals)) vals.clear();
+  STOKER_TRY(append_settled(shard, vals));
   STOKER_TRY(checkpoint());  // on the joining shard too
   if (!joining_) return failing(each.path, each.trouble);
   ShardBatch flush(*shards_, Priority::scrub);

@@ -12,6 +12,7 @@
 
 #include "stoker/base/log.h"
 #include "stoker/store/blank.h"
+#include "stoker/store/coded/mutation.h"
 #include "stoker/store/disk_of.h"
 #include "stoker/store/writer_lock.h"
 
@@ -361,7 +362,7 @@ ShardSet Shards::current() const {
   for (size_t i = 0; i < shards_.size(); ++i) {
     const Superblock& own = shards_[i].super;
     const bool knows = std::max(own.confirmed.number, own.proposed.number) >= highest.number;
-    if (shards_[i].present() && knows && own.incarnation == incarnations[i]) members |= shard_bit(i);
+    if (shards_[i].present() && ((knows && own.incarnation == incarnations[i]) || mutated(Mutation::ignore_epoch))) members |= shard_bit(i);
   }
   return highest.live & members;
 }

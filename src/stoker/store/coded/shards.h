@@ -25,7 +25,7 @@ struct Shard {
   bool made = false;      // by this call, and unlinked again if the store does not come to be
   bool named = false;     // our name stands in it as the holder's
   Superblock super;
-  std::string trouble;    // why it is missing or was dropped; empty: nothing is wrong with it
+  std::string trouble;    // why it is missing or was dropped; empty: nothing is wrong with it. Of a store that serves: guarded by its mutex
   std::unique_ptr<ShardLog> log;
   size_t image_area = 1;  // that holds the newest table image; the next goes into the other
 

@@ -1,6 +1,7 @@
 // LocalStore: commits. All of this runs on the worker, in order of the commit() calls: (1) the data writes have completed,
 // (2) one flush a touched volume, (3) one record in both journal copies, (4) the map flips, (5) acknowledged.
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "stoker/base/log.h"
@@ -278,6 +279,11 @@ void LocalStore::finish(Entry& entry, const Status& status) {
 void LocalStore::poison(const Error& error) {
   log().error("the store '{}' takes no more writes until it is reopened: {}", composition(), error.message());
   if (!poisoned_) poisoned_ = error;
+}
+
+// With the mutex. What failed so may still reach memory that has new owners by now, or the disk: nothing of that may be committed.
+void LocalStore::note_given_up(const Status& status) {
+  if (!status && status.error().sys_errno == ETIMEDOUT && !poisoned_) poison(status.error());
 }
 
 void LocalStore::release(const std::vector<Extent>& extents) {

@@ -13,9 +13,12 @@ class VolumeLoad {
     if (in_flight_ == 0) busy_since_ = now_ns;
     in_flight_ += bytes;
   }
-  void end(uint64_t bytes, uint64_t now_ns) {
+  // done: they were moved; else only taken back.
+  void end(uint64_t bytes, uint64_t now_ns, bool read, bool done) {
     std::lock_guard lock(mutex_);
     in_flight_ -= bytes;
+    if (!done) return;
+    (read ? read_ : written_) += bytes;
     bytes_ += static_cast<double>(bytes);
     busy_ns_ += static_cast<double>(now_ns - busy_since_);
     busy_since_ = now_ns;
@@ -24,17 +27,29 @@ class VolumeLoad {
       busy_ns_ /= 2;
     }
   }
-  // How long what is in flight still takes, in nanoseconds; an idle volume is as good as another.
-  double wait_ns() const {
+  uint64_t read_bytes() const {
+    std::lock_guard lock(mutex_);
+    return read_;
+  }
+  uint64_t written_bytes() const {
+    std::lock_guard lock(mutex_);
+    return written_;
+  }
+  double bytes_per_second() const {
+    std::lock_guard lock(mutex_);
+    return busy_ns_ > 0 ? bytes_ * 1e9 / busy_ns_ : 0.0;
+  }
+  // How long what is in flight, and `more` bytes, will take, in nanoseconds.
+  double wait_ns(uint64_t more) const {
     std::lock_guard lock(mutex_);
     const double ns_per_byte = bytes_ > 0 && busy_ns_ > 0 ? busy_ns_ / bytes_ : 1.0;
-    return static_cast<double>(in_flight_) * ns_per_byte;
+    return static_cast<double>(in_flight_ + more) * ns_per_byte;
   }
 
  private:
   static constexpr double kWindowBytes = 1e9;
   mutable std::mutex mutex_;
-  uint64_t in_flight_ = 0, busy_since_ = 0;
+  uint64_t in_flight_ = 0, busy_since_ = 0, read_ = 0, written_ = 0;
   double bytes_ = 0, busy_ns_ = 0;
 };
 

@@ -4,6 +4,7 @@
 // merges partial chunks and commits, one job after the other.
 #pragma once
 
+#include <array>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -92,8 +93,10 @@ class LocalStore final : public Store {
   Result<StagedObject*> own(TransactionState& state, std::string_view key, bool must_exist);
   Chunk base_chunk(const StagedObject& object, std::string_view key, uint32_t index) const;
   Chunk visible_chunk(const StagedObject& object, std::string_view key, uint32_t index) const;
-  Result<Extent> allocate(StagedObject& object, uint64_t bytes, uint64_t ahead_bytes);
-  std::optional<size_t> pick_volume(uint64_t bytes) const;
+  using ByVolume = std::array<uint64_t, kVolumesMax>;
+  // `given`: bytes of the same write that go to each volume and are not under way yet; grows by these.
+  Result<Extent> allocate(StagedObject& object, uint64_t bytes, uint64_t ahead_bytes, ByVolume& given);
+  std::optional<size_t> pick_volume(uint64_t bytes, const ByVolume& given) const;
   void give_back_runs(TransactionState& state);
   void install(TransactionState& state, StagedObject& object, uint32_t index, std::shared_ptr<StagedChunk> node);
   void drop_staged(TransactionState& state, const std::shared_ptr<StagedChunk>& node);
@@ -132,6 +135,7 @@ class LocalStore final : public Store {
   void flip(Entry& entry);
   void finish(Entry& entry, const Status& status);
   void poison(const Error& error);
+  void note_given_up(const Status& status);
   // Extents that nothing names any more, durably: free as soon as no read that is under way may use them.
   void release(const std::vector<Extent>& extents);
 

@@ -26,7 +26,8 @@ Status LocalStore::write_partial(const StatePtr& state, StagedObject& object, st
     partial.key = key;
     partial.index = index;
     partial.bytes = object.length_of(index);
-    const auto extent = allocate(object, partial.bytes, object.bytes - object.chunk_at(index));
+    ByVolume given{};
+    const auto extent = allocate(object, partial.bytes, object.bytes - object.chunk_at(index), given);
     if (!extent) {
       if (!place) object.chunks.erase(index);
       promise.complete(extent.error());

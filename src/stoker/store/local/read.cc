@@ -180,6 +180,10 @@ void LocalStore::verify_read(std::unique_ptr<Transfer> transfer) {
   }
   Promise<void> promise = std::move(transfer->promise);
   const uint64_t epoch = transfer->epoch;
+  if (!status) {
+    Lock lock(mutex_);
+    note_given_up(status);
+  }
   transfers_.give(std::move(transfer));
   unpin(epoch);
   promise.complete(std::move(status));

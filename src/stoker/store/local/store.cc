@@ -110,6 +110,10 @@ StoreInfo LocalStore::info() const {
   if (read_only_option_) info.read_only = "it was opened to read only";
   if (poisoned_) info.read_only = poisoned_->what;
   for (const Snapshot& snapshot : map_->snapshots()) info.snapshots.push_back({snapshot.name, snapshot.version});
+  for (size_t volume = 0; volume < volumes_.size(); ++volume) {
+    const VolumeLoad& load = loads_[volume];
+    info.volumes.push_back({volumes_[volume].path, load.read_bytes(), load.written_bytes(), load.bytes_per_second()});
+  }
   return info;
 }
 

@@ -36,7 +36,7 @@ void Transfer::start(Loop& loop, std::span<VolumeLoad> loads) {
   }
   left_ = ops_.size() + 1;  // one for whoever calls release()
   if (const Status queued = loop.submit(ops_); !queued) {
-    for (Part& part : parts_) loads[part.volume].end(part.bytes.size, now);
+    for (Part& part : parts_) loads[part.volume].end(part.bytes.size, now, false, false);
     refused = queued.error();
     left_ = 1;
   }
@@ -45,7 +45,7 @@ void Transfer::start(Loop& loop, std::span<VolumeLoad> loads) {
 void Transfer::op_done(Op& op) noexcept {
   auto& self = *static_cast<Transfer*>(op.context);
   const auto& part = static_cast<const Part&>(op);
-  self.loads_[part.volume].end(op.bytes.size, self.clock_->now_ns());
+  self.loads_[part.volume].end(op.bytes.size, self.clock_->now_ns(), op.kind == Op::Kind::read, op.result.has_value());
   self.release();
 }
 
@@ -70,7 +70,7 @@ void Transfer::clear() {
   refused.reset();
   pieces.clear();
   parts_.clear();
-  if (scratch.size() > kScratchKept) scratch = AlignedBytes();
+  if (scratch.size() > kScratchKept || is_lost(scratch.data(), scratch.size())) scratch = AlignedBytes();
   grant = Grant();
   transaction.reset();
 }

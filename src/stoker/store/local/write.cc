@@ -123,13 +123,13 @@ Status LocalStore::remove(TransactionState& state, std::string_view key) {
   return {};
 }
 
-// Who is free soonest, of those that have the room.
-std::optional<size_t> LocalStore::pick_volume(uint64_t bytes) const {
+// Who will have it written soonest, of those that have the room.
+std::optional<size_t> LocalStore::pick_volume(uint64_t bytes, const ByVolume& given) const {
   std::optional<size_t> best;
   double best_ns = 0;
   for (size_t volume = 0; volume < volumes_.size(); ++volume) {
     if (allocator_.largest_blocks(volume) * kBlock < bytes) continue;
-    const double wait_ns = loads_[volume].wait_ns();
+    const double wait_ns = loads_[volume].wait_ns(given[volume] + bytes);
     if (best && (wait_ns > best_ns || (wait_ns == best_ns && allocator_.free_blocks(volume) <= allocator_.free_blocks(*best)))) continue;
     best = volume;
     best_ns = wait_ns;
@@ -137,14 +137,17 @@ std::optional<size_t> LocalStore::pick_volume(uint64_t bytes) const {
   return best;
 }
 
-Result<Extent> LocalStore::allocate(StagedObject& object, uint64_t bytes, uint64_t ahead_bytes) {
+Result<Extent> LocalStore::allocate(StagedObject& object, uint64_t bytes, uint64_t ahead_bytes, ByVolume& given) {
   const uint64_t blocks = (bytes + kBlock - 1) / kBlock;
   const uint64_t ahead = std::min(ahead_bytes, kAheadBytes) / kBlock / volumes_.size();
   for (int attempt = 0; attempt < 2; ++attempt) {
     // A single volume serves the object's run even where nothing else is free.
-    const auto volume = volumes_.size() == 1 ? std::optional<size_t>(0) : pick_volume(blocks * kBlock);
+    const auto volume = volumes_.size() == 1 ? std::optional<size_t>(0) : pick_volume(blocks * kBlock, given);
     if (volume) {
-      if (const auto extent = allocator_.take(*volume, blocks, ahead, object.runs[*volume])) return *extent;
+      if (const auto extent = allocator_.take(*volume, blocks, ahead, object.runs[*volume])) {
+        given[*volume] += blocks * kBlock;
+        return *extent;
+      }
     }
     for (TransactionState* state : open_) give_back_runs(*state);  // what was set aside is needed now
   }
@@ -222,6 +225,7 @@ Future<void> LocalStore::write(const StatePtr& state, std::string_view key, uint
     return refuse(make_error(Code::invalid_argument, "writing " + std::to_string(from.size) + " bytes at " + std::to_string(offset) + " of '" + std::string(key) + "', which has " +
                              std::to_string(object.bytes) + ": resize it first", kWhere));
   }
+  ByVolume given{};
   for (size_t moved = 0; moved < from.size;) {
     const auto index = static_cast<uint32_t>((offset + moved) / object.chunk_bytes);
     const auto at = static_cast<uint32_t>((offset + moved) % object.chunk_bytes);
@@ -234,7 +238,7 @@ Future<void> LocalStore::write(const StatePtr& state, std::string_view key, uint
       parts.push_back({index, at, slice});
       continue;
     }
-    const auto extent = allocate(object, bytes, object.bytes - object.chunk_at(index));
+    const auto extent = allocate(object, bytes, object.bytes - object.chunk_at(index), given);
     if (!extent) return refuse(extent.error());
     Piece piece;
     piece.index = index;
@@ -316,6 +320,7 @@ void LocalStore::write_done(Transfer& transfer, void* store) {
       self.settle_node(*piece.node, status, run);
     }
     self.write_settled(state, status);
+    self.note_given_up(status);
   }
   self.transfers_.give(std::move(owned));
   for (auto& job : run) job();

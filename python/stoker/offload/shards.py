@@ -1,0 +1,130 @@
+"""Weights of a sharded model: they stay in memory, as the local shards that fully_shard() made and gathers from.
+
+A shard is only ever written in place: torch ignores it where the data of one is replaced. An update reads the old weights from a copy in the
+arena and leaves the new ones there (or, where the arena has no room for it, on the disk alone); they go to the shards when the step
+is decided.
+"""
+
+from __future__ import annotations
+
+from typing import Callable
+
+import torch
+from torch import nn
+
+from stoker.offload.blocks import Block, Param, Unit
+from stoker.offload.hooks import Hook
+from stoker.offload.link import Link
+from stoker.offload.pager import Pager, Slot, drain
+from stoker.offload.planes import Planes
+
+
+class ShardPager(Pager):
+    """Nothing is fetched and nothing evicted. `staged` alone is used as in Pager."""
+
+    resident = True
+
+    def __init__(self, blocks: list[Block], planes: Planes, lookahead_bytes: int, link: Link, modules: list) -> None:
+        self.device = link.device
+        self._modules = modules  # that gather weights from the shards
+        super().__init__(blocks, planes, lookahead_bytes)
+        self._link = link
+        self._seen: dict[Param, tuple[int, int]] = {}  # torch's counts of in-place writes that are known of
+        self._note([param for block in blocks for param in block.params])
+
+    @staticmethod
+    def _shard(param: Param) -> torch.Tensor:
+        return param.tensor._local_tensor.detach()  # to_local() takes torch a hundred times as long
+
+    # -- what updates read and write ---------------------------------------------------------------------------------------
+
+    def old_weights(self, unit: Unit, staged: Slot | None) -> tuple[Slot | None, int]:
+        if staged is None:
+            return None, 0
+        for event in [self._link.download(self._shard(param), staged.view(param)) for param in unit.params if param.numel]:
+            self._link.wait(event)
+        return staged, staged.address + unit.slot_offset
+
+    def decide(self, changed: list[Block]) -> None:
+        self._link.wait(self._link.mark())  # the device may still be gathering the old ones
+        for unit in self.updates.decided_units:
+            slot = self.staged.get(unit.block) or self._read([unit])
+            self._upload([unit], slot)
+        for block in changed:
+            self.versions[block.index] += 1
+            self.staged.pop(block, None)
+
+    def _upload(self, units: list[Unit], slot: Slot) -> None:
+        params = [param for unit in units for param in unit.params if param.numel]
+        for event in [self._link.upload(slot.view(param), self._shard(param)) for param in params]:
+            self._link.wait(event)
+        self._note(params)
+
+    def _read(self, units: list[Unit]) -> Slot:
+        """What the store, or the decided step, holds of units of one block."""
+        block = units[0].block
+        slot = self.take(block, self.versions[block.index])
+        futures = self.planes.fetch(block, slot.address, "demand", units)
+        try:
+            with self.waiting("weights"):
+                for future in futures:
+                    future.wait()
+        except BaseException:
+            drain(futures)
+            del futures, future  # a traceback would keep them, and with them the store, open
+            raise
+        return slot
+
+    # -- what a Pager does for weights that come and go ------------------------------------------------------------------------
+
+    def forget_gathered(self) -> None:
+        """The shards are about to change behind fully_shard()'s back. What a forward has left gathered (always the root's weights, where no backward
+        followed) would be taken for theirs by the next. On all ranks, or some gather while others do not."""
+        self._link.wait(self._link.mark())
+        for module in self._modules:
+            module.reshard()
+
+    def discard(self, block: Block) -> None:
+        """What the shards hold of the block is not wanted: it is read anew."""
+        self.staged.pop(block, None)
+        self._upload(block.units, self._read(block.units))
+
+    def changed(self) -> Param | None:
+        for param, count in self._seen.items():
+            if self._writes(param) != count:
+                self.forget_gathered()
+                self.discard(param.unit.block)
+                self._note([param])  # where it is empty
+                return param
+        return None
+
+    def _note(self, params: list[Param]) -> None:
+        self._seen |= {param: self._writes(param) for param in params}
+
+    def _writes(self, param: Param) -> tuple[int, int]:
+        return param.tensor._version, self._shard(param)._version
+
+    def fetch(self, block: Block) -> None: ...
+
+    def prefetch(self) -> None: ...
+
+    def restart(self) -> None: ...
+
+    def show(self, param: Param) -> None: ...
+
+
+class Calls:
+    """In the place of Hooks: root calls of a model whose weights are there anyhow."""
+
+    def __init__(self, model: nn.Module, on_call: Callable[[tuple], None]) -> None:
+        def enter(module: nn.Module, args: tuple) -> None:
+            if torch._C._current_graph_task_id() == -1:  # else it is recomputed inside a backward
+                on_call(("", module.training, torch.is_grad_enabled()))
+
+        # before fully_shard's own, which gathers weights
+        self._handle = model.register_forward_pre_hook(Hook(torch.compiler.disable(enter)), prepend=True)
+
+    def unwind(self) -> None: ...
+
+    def remove(self) -> None:
+        self._handle.remove()

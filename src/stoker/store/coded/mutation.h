@@ -1,0 +1,38 @@
+// Deliberate bugs, one at a time, to show that the checker finds each (tests/crash/coded_mutation_test.cc). Only that test's own build of these
+// sources has them: in any other mutated() is a constant false, and the compiler leaves nothing of what it guards.
+#pragma once
+
+namespace stoker::coded {
+
+enum class Mutation {
+  none,
+  skip_flush,                // what is appended is not flushed
+  acknowledge_before_parity, // a VAL goes to the data's shard and one parity only
+  drop_commit,               // no COMMIT is written
+  commit_before_blocks,      // a COMMIT names fresh stripes that are not durable
+  val_without_flag,          // a VAL of a transaction counts by itself
+  size_outside_commit,       // a COMMIT does not carry the new size
+  delta_against_new,         // a fold takes the difference to what is new already
+  apply_delta_twice,
+  fold_oldest,               // a fold takes a block for newer than it is
+  skip_stage,                // parity in place without a copy in the log
+  skip_fold_record,          // blocks in place before the decision
+  header_before_blocks,      // a header says of blocks that they are there while they are not durable
+  reuse_segment_early,
+  ignore_epoch,              // a shard counts whatever its epoch is
+  no_durable_exclusion,      // a shard that failed is left out in memory only
+  admit_stale,               // a shard that comes back counts without having been resynced
+  resync_without_vals,       // a shard that was resynced lacks what is in the logs
+  skip_crc,                  // blocks are taken as they are read
+  believe_old_vals,          // a VAL below the base's version counts
+  settle_nothing,            // opening does not append what it chose where it is lacking
+};
+
+#ifdef STOKER_MUTATIONS
+inline Mutation mutation = Mutation::none;
+inline bool mutated(Mutation which) { return mutation == which; }
+#else
+constexpr bool mutated(Mutation) { return false; }
+#endif
+
+}  // namespace stoker::coded

@@ -1,0 +1,93 @@
+"""Several volumes under one model. How a slow one gets less is shown over simulated disks, in volumes_test.cc."""
+
+from __future__ import annotations
+
+import torch
+
+import stoker
+from models import Tiny, batch, loss_of
+from stoker import _core
+from stoker.offload.volumes import Shares
+
+
+def train(store: str, steps: int = 4) -> tuple[list[float], stoker.OffloadedOptimizer]:
+    torch.manual_seed(0)
+    model = Tiny()
+    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=1e-3), store=store, dram="16MiB")
+    losses = []
+    for step in range(steps):
+        loss = loss_of(model, batch(step))
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        losses.append(loss.item())
+    opt.flush()
+    return losses, opt
+
+
+def test_the_ledger_says_what_each_volume_took_and_the_bits_are_the_same(tmp_path):
+    losses, opt = train(f"{tmp_path}/one")
+    assert opt.ledger.last["volume_bytes"] == {} and not [event for event in opt.ledger.events if event["what"] == "volumes"]
+    opt.close()
+
+    rows = []
+    folders = [f"{tmp_path}/a", f"{tmp_path}/b"]
+    both, opt = train(",".join(folders))
+    opt.ledger.on_step(rows.append)
+    assert both == losses
+    event = next(event for event in opt.ledger.events if event["what"] == "volumes")
+    assert set(event["volumes"]) == set(folders) and abs(sum(event["volumes"].values()) - 1) < 1e-9
+    assert all(folder in event["reason"] for folder in folders) and "GB/s" in event["reason"]
+    taken = opt.ledger.last["volume_bytes"]
+    assert set(taken) == set(folders)  # so little may go to one of them alone
+    # what a step stages is what its volumes take, but for the chunks that are still on their way when the row is closed
+    written = sum(opt.ledger.summary()["written_bytes"].values())
+    assert 0 < sum(taken.values()) <= written
+    opt.close()
+
+
+class Fake:
+    """A store whose volumes wrote what it is told."""
+
+    def __init__(self) -> None:
+        self.volumes = {"/a": {"written_bytes": 0, "bytes_per_second": 1e9}, "/b": {"written_bytes": 0, "bytes_per_second": 1e9}}
+
+    def info(self) -> dict:
+        return {"volumes": {path: dict(volume) for path, volume in self.volumes.items()}}
+
+    def write(self, a: int, b: int) -> Fake:
+        self.volumes["/a"]["written_bytes"] += a
+        self.volumes["/b"]["written_bytes"] += b
+        return self
+
+
+def test_only_a_share_that_changes_is_told():
+    store = Fake()
+    shares = Shares(store)
+    assert shares.step() == ({"/a": 0, "/b": 0}, None)
+    store.write(50, 50)
+    taken, told = shares.step()
+    assert taken == {"/a": 50, "/b": 50} and told["volumes"] == {"/a": 0.5, "/b": 0.5}
+    store.write(55, 45)
+    assert shares.step() == ({"/a": 55, "/b": 45}, None)
+    store.volumes["/b"]["bytes_per_second"] = 2e8
+    store.write(80, 20)
+    taken, told = shares.step()
+    assert told["volumes"] == {"/a": 0.8, "/b": 0.2}
+    assert told["reason"] == "/a moves 1.00 GB/s and takes 80%, /b moves 0.20 GB/s and takes 20%"
+
+
+def test_a_store_tells_of_its_volumes(tmp_path):
+    runtime = _core.Runtime(threads=1, budget_bytes=64 << 20)
+    store = runtime.open_store(f"{tmp_path}/a,{tmp_path}/b", create=True, capacity_bytes=32 << 20)
+    txn = store.begin()
+    txn.resize("x", 8 << 20)
+    txn.write_bytes("x", 0, bytes(8 << 20))
+    txn.commit("durable").wait()
+    store.read_bytes("x")
+    volumes = store.info()["volumes"]
+    assert set(volumes) == {f"{tmp_path}/a", f"{tmp_path}/b"}
+    assert sum(volume["written_bytes"] for volume in volumes.values()) == 8 << 20
+    assert sum(volume["read_bytes"] for volume in volumes.values()) == 8 << 20
+    assert any(volume["bytes_per_second"] > 0 for volume in volumes.values())
+    store.close()
