@@ -22,9 +22,15 @@ void fail(ExitStatus& status, const Error& error);
 void add_probe(CLI::App& app, ExitStatus& status);
 void add_bench_io(CLI::App& bench, ExitStatus& status);
 void add_bench_codec(CLI::App& bench, ExitStatus& status);
+void add_bench_repair(CLI::App& bench, ExitStatus& status);
 void add_ls(CLI::App& app, ExitStatus& status);
 void add_fsck(CLI::App& app, ExitStatus& status);
 void add_export(CLI::App& app, ExitStatus& status);
+void add_create(CLI::App& app, ExitStatus& status);
+void add_put(CLI::App& app, ExitStatus& status);
+void add_rm(CLI::App& app, ExitStatus& status);
+void add_repair(CLI::App& app, ExitStatus& status);
+void add_scrub(CLI::App& app, ExitStatus& status);
 void add_curm(CLI::App& app, ExitStatus& status);
 
 }  // namespace stoker::cli

@@ -40,14 +40,20 @@ int run(int argc, char** argv) {
   app.footer("`stoker COMMAND --help` tells the options of one command.\nExit status: 0 done, 1 it failed or found a problem, 2 the command line is wrong, 130 or 143 ended by SIGINT or SIGTERM.");
   app.failure_message(usage_error);
   ExitStatus status;
-  CLI::App* bench = app.add_subcommand("bench", "Measure beside the device's ceiling and a peer: bench io, bench codec, bench offload, bench plan");
+  CLI::App* bench = app.add_subcommand("bench", "Measure beside the device's ceiling and a peer: bench io, bench codec, bench repair, bench offload, bench plan");
   bench->require_subcommand(1);
   add_probe(app, status);
   add_bench_io(*bench, status);
   add_bench_codec(*bench, status);
+  add_bench_repair(*bench, status);
+  add_create(app, status);
+  add_put(app, status);
+  add_export(app, status);
+  add_rm(app, status);
   add_ls(app, status);
   add_fsck(app, status);
-  add_export(app, status);
+  add_repair(app, status);
+  add_scrub(app, status);
   add_curm(app, status);
   add_python_commands(app);
 

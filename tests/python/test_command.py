@@ -22,10 +22,10 @@ def run(*words: str | Path, command: Path = COMMAND, cwd: Path | None = None) ->
 def test_help_lists_cpp_and_python_commands() -> None:
     done = run("--help")
     assert done.returncode == 0
-    for name in ("probe", "bench", "ls", "fsck", "export", "train", "plan", "trace", "curm"):
+    for name in ("probe", "bench", "create", "put", "rm", "ls", "fsck", "repair", "scrub", "export", "train", "plan", "trace", "curm"):
         assert f"\n  {name} " in done.stdout
     bench = run("bench", "--help").stdout
-    assert "\n  io " in bench and "\n  codec " in bench and "\n  offload " in bench and "\n  plan " in bench
+    assert "\n  io " in bench and "\n  codec " in bench and "\n  repair " in bench and "\n  offload " in bench and "\n  plan " in bench
 
 
 def test_version_is_the_packages() -> None:

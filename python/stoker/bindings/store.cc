@@ -2,11 +2,13 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <array>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
+#include <vector>
 
 #include "convert.h"
 #include "stoker/base/bytes.h"
@@ -106,7 +108,7 @@ PyArena make_arena(const PyRuntime& runtime, uint64_t bytes) {
 }
 
 PyStore open_python(const PyRuntime& runtime, const std::string& composition, bool create, uint64_t capacity_bytes, bool read_only,
-                    const std::string& holder, uint32_t chunk_bytes, uint64_t objects_max) {
+                    const std::string& holder, uint32_t chunk_bytes, uint64_t objects_max, bool same_disk, const std::vector<std::string>& replace) {
   StoreOptions options;
   options.create = create;
   options.capacity_bytes = capacity_bytes;
@@ -114,6 +116,8 @@ PyStore open_python(const PyRuntime& runtime, const std::string& composition, bo
   options.holder = holder;
   options.chunk_bytes = chunk_bytes;
   options.objects_max = objects_max;
+  options.same_disk = same_disk;
+  options.replace = replace;
   auto store = [&] {
     nb::gil_scoped_release release;  // may recover a journal
     return open_store(composition, runtime.handle->owner->runtime(), options);
@@ -323,7 +327,8 @@ void bind_runtime(nb::module_& module) {
            nb::arg("engine") = "auto", nb::arg("threads") = 2, nb::arg("budget_bytes") = uint64_t{1} << 62, nb::arg("depth") = 64, nb::arg("stall_seconds") = 300)
       .def("arena", &make_arena, nb::arg("bytes"))
       .def("open_store", &open_python, nb::arg("composition"), nb::arg("create") = false, nb::arg("capacity_bytes") = 0, nb::arg("read_only") = false,
-           nb::arg("holder") = "", nb::arg("chunk_bytes") = 1 << 20, nb::arg("objects_max") = 1 << 16)
+           nb::arg("holder") = "", nb::arg("chunk_bytes") = 1 << 20, nb::arg("objects_max") = 1 << 16,
+           nb::arg("same_disk") = false, nb::arg("replace") = std::vector<std::string>())
       .def("io_counters", &io_counters)
       .def("start_trace", [](const PyRuntime& r, size_t spans_max) { r.handle->owner->trace().start(spans_max); }, nb::arg("spans_max") = 1 << 18)
       .def("stop_trace", &stop_trace)

@@ -27,6 +27,7 @@ struct StoreOptions {
   uint32_t chunk_bytes = 1 << 20; // default of new objects
   uint64_t objects_max = 1 << 16; // sizes the journal when made
   bool same_disk = false;         // when made: shards of a coded store may share a disk, although they are then lost together
+  std::vector<std::string> replace; // shards of a coded store, as the composition names them: where there is nothing or what is blank, a new one is made and rebuilt
   std::string holder;             // who we are, for the lock's message ("stoker train, pid 7")
 };
 

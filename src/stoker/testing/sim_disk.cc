@@ -102,6 +102,16 @@ void SimDisk::remove(const std::string& path) {
   disks_.erase(path);
 }
 
+void SimDisk::spoil(const std::string& path, uint64_t offset) {
+  std::lock_guard lock(mutex_);
+  spoilt_[path].insert(align_down(offset, kIoAlign));
+}
+
+void SimDisk::heal() {
+  std::lock_guard lock(mutex_);
+  spoilt_.clear();
+}
+
 void SimDisk::limit(const std::string& folder, uint64_t bytes) {
   std::lock_guard lock(mutex_);
   limits_[folder] = bytes;
@@ -260,6 +270,10 @@ SimDisk::Plan SimDisk::start(const Op& op, const std::string& path) {
   const uint64_t from = op.offset + op.moved;
   if (op.kind == Op::Kind::read) {
     plan.bytes = from >= disk.now.bytes() ? 0 : std::min<uint64_t>(plan.bytes, disk.now.bytes() - from);
+    if (const auto spoilt = spoilt_.find(path); spoilt != spoilt_.end()) {
+      const auto first = spoilt->second.lower_bound(align_down(from, kIoAlign));
+      if (first != spoilt->second.end() && *first < from + plan.bytes) plan.sys_errno = EIO;
+    }
     return plan;
   }
   if (from + plan.bytes > disk.now.bytes() && from + plan.bytes - disk.now.bytes() > room(path)) {
@@ -295,6 +309,9 @@ int64_t SimDisk::finish(const Op& op, const std::string& path, Plan& plan) {
       return -EIO;
     }
     disk.now.write(write.offset, *write.bytes);
+    if (const auto spoilt = spoilt_.find(path); spoilt != spoilt_.end()) {
+      std::erase_if(spoilt->second, [&](uint64_t each) { return each >= write.offset && each < write.offset + write.bytes->size(); });
+    }
   } else if (op.kind == Op::Kind::sync && !plan.lies) {
     SimEvent event;
     event.kind = SimEvent::Kind::flush;

@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -85,6 +86,10 @@ class SimDisk {
   // Paths that begin with `folder` share this much space.
   void limit(const std::string& folder, uint64_t bytes);
   void unlimit(const std::string& folder);  // and removes what is in it
+
+  // A block that cannot be read (EIO, with whatever is read together with it) until it is written, or until heal().
+  void spoil(const std::string& path, uint64_t offset);
+  void heal();
 
   void set_faults(const SimFaults& faults);
   // This disk alone moves so many bytes a second, on top of what the device model says; 0: no longer.
@@ -163,6 +168,7 @@ class SimDisk {
   std::map<std::string, uint64_t> limits_;
   SimFaults faults_;
   std::vector<Fault> ordered_;
+  std::map<std::string, std::set<uint64_t>> spoilt_;  // offsets, of kIoAlign each
   std::vector<Cut> cuts_;
   std::map<std::string, uint64_t> slow_ns_;
   uint64_t next_id_ = 1;

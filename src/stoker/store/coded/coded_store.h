@@ -20,6 +20,7 @@
 #include "stoker/codec/erasure.h"
 #include "stoker/store/coded/shards.h"
 #include "stoker/store/coded/headers.h"
+#include "stoker/store/coded/pace.h"
 #include "stoker/store/coded/staged.h"
 #include "stoker/store/coded/store.h"
 #include "stoker/store/coded/table.h"
@@ -30,11 +31,16 @@ namespace stoker::coded {
 struct Health {
   uint64_t epoch = 0;
   ShardSet live = 0;
+  RepairProgress doing;
   std::vector<std::string> troubles;  // of the shards that are not live
   uint64_t newer_blocks = 0;          // in the log, not folded yet
   uint64_t decoded_blocks = 0;        // read by decoding since it was opened
   uint64_t mended_blocks = 0;
+  uint64_t rebuilt_bytes = 0;         // of shards that were made anew or came back
   uint64_t folds = 0;                 // stripes folded
+  uint64_t lost_chunks = 0;           // of which not all could be rebuilt or mended
+  uint64_t stuck_stripes = 0;         // that cannot be folded
+  std::string lost_why;               // of the first of these
 };
 
 class CodedStore final : public Store {
@@ -52,8 +58,17 @@ class CodedStore final : public Store {
   StoreInfo info() const override;
 
   Health health() const;
-  // Folds all that is in the log; resyncs all shards that came back and mends blocks that were found bad. Done when there is nothing left to do.
+  // Folds all that is in the log. Nothing else is done meanwhile.
   Future<void> fold_all();
+  // Looks at everything that is on the live shards, once, and mends what differs from what the others say; then as repair(). `report` is the
+  // writer's until it is done.
+  Future<void> scrub(std::shared_ptr<ScrubReport> report);
+  // What repair() will do, a sentence for each shard that does not count.
+  std::vector<std::string> repair_plan() const;
+  // The objects of which something is on no live shard, and cannot be decoded, as long as shards are missing.
+  std::vector<std::string> affected() const;
+  // Resyncs all shards that came back or were made anew, and mends blocks that were found bad, between commits. Done when there is nothing
+  // left to do; a shard that could not be brought up to date is told in Health.
   Future<void> repair();
 
  private:
@@ -61,10 +76,16 @@ class CodedStore final : public Store {
   friend class Recovery;
   friend class Folding;
   friend class Checking;
+  friend class Scrubbing;
   struct Request {
     std::shared_ptr<TransactionState> state;  // null: `work` is to be done
     std::function<Status()> work;
     Promise<Version> committed;
+    Promise<void> done;
+  };
+  // What goes on between batches, a step at a time, until one returns false.
+  struct Job {
+    std::function<Result<bool>()> step;
     Promise<void> done;
   };
   // A piece of a read: blocks that stand together in one place.
@@ -95,11 +116,14 @@ class CodedStore final : public Store {
     Status status;
   };
 
+  Status replace(const StoreOptions& options);
+
   CodedStore(std::unique_ptr<Shards> shards, codec::ErasureCode code, const Runtime& runtime, const StoreOptions& options, const CodedOptions& coded);
 
   // read.cc: any thread but the Loop's
   Status read_now(std::string_view key, const ObjectPtr& object, uint64_t offset, Slice into, Priority priority);
   Status load_headers(const StripePtr& stripe, Priority priority);
+  bool read_headers(const Stripe& stripe, Priority priority, RawHeaders& raw, std::string& why);
   void plan_chunk(const StripePtr& stripe, size_t chunk, size_t first, size_t count, std::byte* into, std::vector<Run>& runs) const;  // with mutex_
   Status fetch(std::vector<Run>& runs, Priority priority);
   Status fetch_from_log(const Run& run, Priority priority);
@@ -109,8 +133,14 @@ class CodedStore final : public Store {
   ShardSet live() const;
   uint32_t live_positions(const Stripe& stripe) const;
 
-  // commit.cc: the writer thread
+  // writer.cc: the writer thread
   void run();
+  void serve(std::vector<Request> batch);
+  uint64_t log_bytes(const TransactionState& state) const;
+  void work_on(Job& job);
+  bool background_step();  // false: there is nothing to do
+  Future<void> add_job(std::function<Result<bool>()> step);  // any thread
+  // commit.cc: the writer thread
   void commit_batch(std::vector<Request> batch);
   void prepare(Prepared& commit, uint64_t& table_bytes);
   Status write_fresh(const Prepared& commit, const StagedStripe& staged, ShardSet& touched);
@@ -120,6 +150,7 @@ class CodedStore final : public Store {
   Result<StripePtr> make_stripe();  // any thread
 
   // log_space.cc: the writer thread
+  static constexpr size_t kReserve = 2;  // segments that commits leave to folds and to the next opening
   // Writes the frames, one a shard, and flushes these shards and `touched`. Drops shards that fail; an error if too few are left.
   Status append(std::map<size_t, FrameBuilder>& frames, ShardSet touched, std::map<size_t, LogFrame>& written);
   Status flush(ShardSet set);
@@ -130,21 +161,45 @@ class CodedStore final : public Store {
   size_t free_segments() const;
   Status drop_shards(ShardSet failed, const std::string& why);
   Status change_epoch(ShardSet to);
+  void set_trouble(ShardSet set, const std::string& why);
 
   // fold.cc, resync.cc: the writer thread
   Result<size_t> fold_step(size_t stripes_max);
+  // rebuild.cc: the writer thread
   struct Compared {
     Headers next;                    // with what was found out of this chunk
-    std::vector<size_t> wrong_rows;  // whose block, version or entry is not what it should be
-    std::set<size_t> lost_pages;
+    std::vector<size_t> wrong_rows;  // whose block is not what it should be, or not known
+    std::set<size_t> lost_pages;     // header pages of which no copy is intact
+    std::set<size_t> wrong_pages;    // with entries that are not what they should be
+    std::set<size_t> bad_copies;     // whose older copy should be intact too, and is not
   };
+  bool adopt(Headers& headers, const RawHeaders& own, size_t position) const;
+  void install(const StripePtr& stripe, Headers headers);
   Result<Compared> compare(const StripePtr& stripe, size_t position);
-  // Makes the chunk at this position right on its shard, live or not, where it differs from what the others say. How many blocks that were.
-  Result<size_t> rebuild(const StripePtr& stripe, size_t position);
-  Result<bool> resync_step();  // false: there is nothing to do
-  Status admit();              // the joining shard has all bases
+  struct Rebuilt {
+    size_t blocks = 0, pages = 0;  // that were wrong and are right now
+    size_t lost = 0;               // blocks that could not be decoded
+    std::string why;               // of the first of these
+  };
+  // Makes the chunk at this position right on its shard, live or not, where it differs from what the others say.
+  Result<Rebuilt> rebuild(const StripePtr& stripe, size_t position);
+  void note_loss(const StripePtr& stripe, size_t position, const std::string& why);
+  Status decode_wrong(const Stripe& stripe, size_t position, Compared& found, AlignedBytes& chunk, Rebuilt& rebuilt);
+  // resync.cc: the writer thread
+  Result<bool> repair_step();  // false: there is nothing to do
   Result<bool> mend_step();    // false: there is nothing to do
-  bool background_step();      // false: there is nothing to do
+  Result<bool> resync_step();  // false: there is nothing to do
+  bool choose_joining();
+  StripePtr next_to_join();    // null: the joining shard has all
+  Status join(const StripePtr& stripe);
+  Status forget(const StripePtr& stripe, size_t position);
+  Status admit();
+  void end_joining();
+  void give_up_joining(const std::string& why);  // until the next repair() or opening
+  Status make_readable(size_t shard, uint64_t offset, size_t bytes, AlignedBytes& content);
+  Status begin_log(size_t shard);
+  Status append_settled(size_t shard, const std::vector<std::pair<StripePtr, ValRef>>& vals);
+  std::vector<std::pair<StripePtr, ValRef>> vals_of(size_t shard) const;
   Shards& shards() { return *shards_; }
 
   const Runtime runtime_;
@@ -167,19 +222,29 @@ class CodedStore final : public Store {
   std::optional<Error> refused_;      // why nothing is written any more
   Health counts_;
   std::map<std::pair<uint64_t, size_t>, std::weak_ptr<Stripe>> bad_;  // chunks with bad blocks on a live shard, by stripe and position
-  std::set<uint64_t> stuck_;          // stripes with rows that cannot be folded
+  struct Loss {
+    std::weak_ptr<Stripe> stripe;
+    std::string why;
+  };
+  std::map<std::pair<uint64_t, size_t>, Loss> lost_;  // chunks with rows that could not be rebuilt, as bad_; tried again when a shard came back
+  std::map<uint64_t, std::string> stuck_;             // why stripes cannot be folded; tried again likewise
 
   // Of the writer thread.
   std::vector<std::shared_ptr<const void>> since_image_;  // what the table image does not make superfluous yet
+  Stamp image_stamp_ = 0;                                 // of the newest table image
   std::vector<SegmentRef> stand_ins_;                     // of folds that could not be finished
   std::optional<size_t> joining_;                         // the shard that is being resynced
+  std::vector<std::weak_ptr<Stripe>> to_join_;            // stripes to look at, the last one first
   std::set<uint64_t> joined_;                             // stripes that it has by now
   std::set<size_t> given_up_;                             // shards that failed while they were resynced
 
   std::mutex queue_mutex_;  // guards what follows
   std::condition_variable queued_;
   std::deque<Request> queue_;
+  std::deque<Job> jobs_;
   bool stopping_ = false;
+
+  Pace pace_;
 
   std::unique_ptr<Pool> readers_;
   std::thread writer_;

@@ -9,40 +9,16 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <set>
 #include <sstream>
 #include <thread>
 
-#include "stoker/testing/coded_world.h"
+#include "stoker/testing/coded_lab.h"
 #include "stoker/store/local/fsck.h"
 
 namespace stoker::coded {
 namespace {
-
-Bytes put(Store& store, const std::string& key, size_t bytes, uint64_t seed) {
-  Bytes content = pattern(bytes, seed);
-  auto change = std::move(*store.begin());
-  EXPECT_OK(change->resize(key, bytes));
-  EXPECT_OK(change->write(key, 0, slice_of(content)).wait());
-  EXPECT_OK(change->commit(Durability::durable).wait());
-  return content;
-}
-
-void update(Store& store, const std::string& key, Bytes& content, size_t offset, size_t bytes, uint64_t seed) {
-  Bytes from = pattern(bytes, seed);
-  auto change = std::move(*store.begin());
-  ASSERT_OK(change->write(key, offset, slice_of(from)).wait());
-  ASSERT_OK(change->commit(Durability::durable).wait());
-  std::memcpy(content.data() + offset, from.data(), bytes);
-}
-
-CodedWorldOptions quiet(size_t k, size_t m) {
-  CodedWorldOptions options;
-  options.k = k;
-  options.m = m;
-  options.background = false;
-  return options;
-}
 
 struct Counts {
   size_t writes = 0, flushes = 0;
@@ -187,7 +163,14 @@ TEST(CodedStore, WithMoreThanMLostWhatCanBeVerifiedIsServedAndTheRestNamed) {
   EXPECT_EQ(read.error().code, Code::corruption);
   EXPECT_NE(read.error().what.find("'large'"), std::string::npos) << read.error().what;
   EXPECT_EQ(code_of((*store)->begin()), Code::read_only);
+  EXPECT_EQ((*store)->affected(), std::vector<std::string>{"large"});
   store->reset();
+  CodedOptions coded;
+  coded.files = false;
+  const auto repaired = repair_coded_store({4, 2, world.paths()}, world.runtime().runtime(), {}, coded);
+  ASSERT_OK(repaired);
+  EXPECT_TRUE(std::any_of(repaired->problems.begin(), repaired->problems.end(), [](const std::string& each) { return each.find("'large'") != std::string::npos; }));
+  EXPECT_FALSE(repaired->advice.empty());
   world.disk().remove(world.paths()[home]);
   EXPECT_EQ(code_of(world.open_small()), Code::not_found) << "two of six cannot tell what was written last";
 }
@@ -245,6 +228,81 @@ TEST(CodedStore, WritesGoOnWhenAShardFailsUnderThem) {
       ASSERT_EQ(read_all(*store, "b"), other) << nth;
     }
   }
+}
+
+// A disk that is full, though the space was reserved (a thin volume, say), is a shard that failed.
+TEST(CodedStore, ADiskThatIsFullIsLeftOutLikeOneThatFailed) {
+  for (uint64_t nth = 1; nth <= 20; nth += 4) {
+    CodedWorld world(quiet(4, 2));
+    auto store = std::move(*world.open_small());
+    Bytes content = put(*store, "a", 300'000, 1);
+    world.disk().fail_nth(Op::Kind::write, nth, ENOSPC);
+    for (uint64_t i = 0; i < 6; ++i) update(*store, "a", content, i * 20'000, 9'000, 30 + i);
+    ASSERT_OK(store->fold_all().wait());
+    EXPECT_TRUE(store->info().read_only.empty());
+    EXPECT_EQ(store->health().troubles.size(), 1U) << nth;
+    EXPECT_EQ(read_all(*store, "a"), content);
+    ASSERT_OK(store->repair().wait());
+    EXPECT_TRUE(store->health().troubles.empty()) << nth;
+  }
+}
+
+TEST(CodedStore, ABlockThatCannotBeReadIsDecoded) {
+  CodedWorld world(quiet(4, 2));
+  auto store = std::move(*world.open_small());
+  Bytes content = put(*store, "a", 300'000, 1);
+  update(*store, "a", content, 8192, 8192, 2);
+  for (uint64_t nth = 1; nth <= 8; ++nth) {
+    for (uint64_t again = nth + 1; again <= 16; ++again) {  // it is read once more before it is decoded
+      world.disk().fail_nth(Op::Kind::read, nth, EIO);
+      world.disk().fail_nth(Op::Kind::read, again, EIO);
+      EXPECT_EQ(read_all(*store, "a"), content) << nth << " " << again;
+      world.disk().restore_power();  // and forgets a fault that has not come
+    }
+  }
+  EXPECT_GT(store->health().decoded_blocks, 0U);
+  EXPECT_TRUE(store->health().troubles.empty()) << "a read that fails is an erasure, not a failure of the shard";
+}
+
+// Nobody folds here but the commits themselves, when there is no room left: they wait for it and do not fail.
+TEST(CodedStore, AFullLogHoldsCommitsUpAndFailsNone) {
+  CodedWorldOptions options = quiet(4, 2);
+  options.segment_bytes = 256 << 10;
+  options.segments = 4;
+  CodedWorld world(options);
+  auto store = std::move(*world.open_small());
+  Bytes content = put(*store, "a", 600'000, 1);
+  for (uint64_t i = 0; i < 250; ++i) update(*store, "a", content, i * 31 % 140 * 4096, 4096, 100 + i);
+  EXPECT_GT(store->health().folds, 0U);
+  EXPECT_TRUE(store->info().read_only.empty());
+  EXPECT_EQ(read_all(*store, "a"), content);
+}
+
+// Blocks all over the store: each fold frees next to nothing of the oldest segment, and what folds need must stay theirs through all of them.
+TEST(CodedStore, UpdatesAllOverTheStoreNeverTakeTheRoomOfTheFolds) {
+  for (const uint32_t segments : {4U, 8U}) {
+    CodedWorldOptions options = quiet(4, 2);
+    options.segment_bytes = 128 << 10;
+    options.segments = segments;
+    CodedWorld world(options);
+    auto store = std::move(*world.open_small());
+    Bytes content = put(*store, "a", 2'621'440, 1);
+    std::mt19937_64 random(segments);
+    for (uint64_t i = 0; i < 1500; ++i) {
+      ASSERT_NO_FATAL_FAILURE(update(*store, "a", content, random() % 640 * 4096, 4096, 100 + i)) << "update " << i << " of " << segments << " segments";
+    }
+    EXPECT_GT(store->health().folds, 100U);
+    EXPECT_EQ(read_all(*store, "a"), content);
+  }
+}
+
+TEST(CodedStore, AStoreThatDoesNotFitOneOfItsDisksIsNotMade) {
+  CodedWorld world(quiet(4, 2));
+  world.disk().limit("d3", 1 << 20);
+  const auto store = world.open_small();
+  ASSERT_FALSE(store);
+  EXPECT_EQ(store.error().code, Code::out_of_space);
+  EXPECT_NE(store.error().what.find("d3"), std::string::npos) << store.error().what;
 }
 
 // Rows that were never written are known to be zeros by every header; so they must be by that of a shard that was resynced, also when a fold has
@@ -398,6 +456,45 @@ TEST_F(CodedFiles, BadPlansAreRefusedInASentence) {
   for (const char* wrong : {"coded(", "coded()", "coded(6+3)", "coded(6, /a)", "coded(a+b, /a,/b)", "coded(2+1, /a,/a,/b)", "coded(2+1, /d{0..})", "coded(2+1, /d{2..0})", "coded(2+1, /a,,/b)", "coded(2+1, /a"}) {
     EXPECT_EQ(code_of(open_store(wrong, runtime_->runtime(), options_)), Code::invalid_argument) << wrong;
   }
+}
+
+TEST_F(CodedFiles, AReplacedShardIsMadeWhereThatIsAskedForAndOnADiskOfItsOwn) {
+  Bytes content;
+  {
+    auto store = std::move(*open("2+1", "/d{0..2}"));
+    content = put(*store, "a", 100'000, 1);
+  }
+  std::filesystem::remove_all(root_ + "/d0");
+  options_.create = false;
+  options_.same_disk = false;
+  options_.replace = {root_ + "/d0"};
+  EXPECT_TRUE(says(error_of("2+1", "/d{0..2}", Code::invalid_argument), "are on the same disk"));
+  EXPECT_FALSE(std::filesystem::exists(root_ + "/d0/stoker.shard")) << "what was made for nothing is gone";
+  // Something else stands there: it is not touched.
+  std::filesystem::create_directories(root_ + "/d0");
+  std::ofstream(root_ + "/d0/stoker.shard", std::ios::binary) << "my only copy of something";
+  options_.same_disk = true;
+  EXPECT_TRUE(says(error_of("2+1", "/d{0..2}", Code::out_of_space), "delete the file, or ask for less"));
+  std::filesystem::remove_all(root_ + "/d0");
+  {
+    RepairOptions repair;
+    repair.replace = options_.replace;
+    repair.same_disk = true;
+    std::vector<std::string> told;
+    repair.plan = [&](const std::string& sentence) { told.push_back(sentence); };
+    const auto report = repair_coded_store(**coded_plan(composition("2+1", "/d{0..2}")), runtime_->runtime(), repair);
+    ASSERT_OK(report);
+    EXPECT_TRUE(report->problems.empty()) << report->problems[0];
+    ASSERT_EQ(told.size(), 1U);
+    EXPECT_TRUE(says(told[0], "is rebuilt from the others")) << told[0];
+  }
+  options_.replace.clear();
+  std::filesystem::remove_all(root_ + "/d1");
+  EXPECT_EQ(read_all(**open("2+1", "/d{0..2}"), "a"), content);
+  // Two of three lost: told, with the objects that it concerns, and nothing is made.
+  std::filesystem::remove_all(root_ + "/d2");
+  const auto report = repair_coded_store(**coded_plan(composition("2+1", "/d{0..2}")), runtime_->runtime(), {});
+  EXPECT_FALSE(report) << "one of three cannot tell what was written last";
 }
 
 TEST_F(CodedFiles, SwappedForeignAndDoubledShardsAreRecognised) {

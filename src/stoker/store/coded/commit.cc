@@ -35,13 +35,6 @@ void put_items(ByteWriter& out, const Shape& shape, std::string_view key, const 
   }
 }
 
-// What a commit may add to a shard's log at most: VALs, and the record that names its stripes.
-uint64_t log_bytes_of(const Shape& shape, const TransactionState& state) {
-  uint64_t bytes = state.log_bytes + state.log_bytes / 16 + kBlock;
-  for (const auto& [key, object] : state.objects) bytes += 3 * (key.size() + 30) + object.stripes.size() * (13 + 4 * shape.n());
-  return bytes;
-}
-
 }  // namespace
 
 Result<StripePtr> CodedStore::make_stripe() {
@@ -57,52 +50,12 @@ Result<StripePtr> CodedStore::make_stripe() {
   return make_error(Code::out_of_space, "the coded store of " + human_bytes(info().capacity_bytes) + " is full; remove objects", kWhere);
 }
 
-void CodedStore::run() {
-  for (;;) {
-    std::vector<Request> batch;
-    bool idle = false;
-    {
-      std::unique_lock lock(queue_mutex_);
-      const auto ready = [&] { return stopping_ || !queue_.empty(); };
-      if (coded_.background) {
-        idle = !queued_.wait_for(lock, std::chrono::milliseconds(100), ready);
-      } else {
-        queued_.wait(lock, ready);
-      }
-      if (queue_.empty() && stopping_) return;
-      uint64_t log_bytes = 0;
-      while (!queue_.empty()) {
-        Request& next = queue_.front();
-        if (!next.state && !batch.empty()) break;
-        if (next.state) log_bytes += log_bytes_of(shape_, *next.state);
-        if (!batch.empty() && log_bytes > shape_.segment_bytes / 2) break;  // a frame holds a batch
-        const bool alone = !next.state;
-        batch.push_back(std::move(next));
-        queue_.pop_front();
-        if (alone) break;
-      }
-    }
-    if (idle) {
-      const auto waits = [&] {
-        std::lock_guard lock(queue_mutex_);
-        return stopping_ || !queue_.empty();
-      };
-      while (!waits() && background_step()) {
-      }
-    } else if (batch.size() == 1 && !batch[0].state) {
-      batch[0].done.complete(batch[0].work());
-    } else if (!batch.empty()) {
-      commit_batch(std::move(batch));
-    }
-  }
-}
-
 void CodedStore::commit_batch(std::vector<Request> batch) {
   std::vector<Prepared> commits;
   ShardSet touched = 0;
   Version next = 0;
   uint64_t bytes = 4 * kBlock;
-  for (const Request& request : batch) bytes += log_bytes_of(shape_, *request.state);
+  for (const Request& request : batch) bytes += log_bytes(*request.state);
   Status status = make_room(bytes);
   uint64_t table_bytes = 0;  // added by the commits before
   {
@@ -249,7 +202,11 @@ Status CodedStore::write_fresh(const Prepared& commit, const StagedStripe& stage
       headers.versions[row * shape_.k + position] = commit.stamp;
     }
   }
-  const uint32_t positions = live_positions(fresh);
+  uint32_t positions = live_positions(fresh);
+  // What comes while a shard is rebuilt goes there too, or it would never have all. It counts for nothing until then.
+  size_t joining = shape_.n();
+  if (joining_) joining = static_cast<size_t>(std::find(fresh.shards.begin(), fresh.shards.end(), *joining_) - fresh.shards.begin());
+  if (joining < shape_.n()) positions |= uint32_t{1} << joining;
   ShardBatch batch(*shards_, Priority::write_back);
   std::vector<AlignedBytes> pages;
   const auto is_live = [&](size_t c) { return (positions >> c & 1) != 0; };
@@ -295,6 +252,7 @@ Status CodedStore::write_fresh(const Prepared& commit, const StagedStripe& stage
   }
   const ShardSet failed = batch.run();
   if (failed != 0) STOKER_TRY(drop_shards(failed, batch.why()));
+  if (joining < shape_.n() && (failed & shard_bit(*joining_)) == 0) joined_.insert(fresh.id);
   std::lock_guard lock(mutex_);
   staged.fresh->headers = std::move(headers);
   return {};

@@ -44,6 +44,7 @@ class Folding {
   Status decide();
   Status apply();
   void finish();
+  void rejoin();
   void stand_in();
   Headers& next_headers(const StripePtr& stripe) { return next_.at(stripe->id); }
   void set_folding(bool folding);
@@ -84,6 +85,7 @@ Result<size_t> Folding::run(size_t stripes_max) {
   }
   set_folding(false);
   if (!applied) return applied.error();
+  rejoin();
   return stripes_.size();
 }
 
@@ -106,7 +108,11 @@ void Folding::choose(size_t stripes_max) {
   size_t rows_left = std::max<size_t>(1, shape_.segment_bytes / 4 / (kBlock + 8 + shape_.parity_entry_bytes()));
   for (const auto& [stamp, stripe] : oldest) {
     if (stripes_.size() == stripes_max || rows_left == 0) break;
-    if (!store_.load_headers(stripe, Priority::scrub)) continue;
+    if (const Status loaded = store_.load_headers(stripe, Priority::scrub); !loaded) {
+      const std::lock_guard lock(store_.mutex_);
+      store_.stuck_.emplace(stripe->id, loaded.error().what);
+      continue;
+    }
     add_groups(stripe, rows_left);
     stripes_.push_back(stripe);
   }
@@ -140,12 +146,12 @@ void Folding::add_groups(const StripePtr& stripe, size_t& rows_left) {
 
 // A stripe with rows that have lost too much stays in the log, and out of the way.
 void Folding::compute_all() {
-  std::set<uint64_t> stuck;
+  std::map<uint64_t, std::string> stuck;
   for (Group& group : groups_) {
     if (stuck.contains(group.stripe->id)) continue;
     const Status computed = compute(group);
     if (computed) continue;
-    stuck.insert(group.stripe->id);
+    stuck.emplace(group.stripe->id, computed.error().what);
     log().warn("a stripe cannot be folded: {}", computed.error().message());
   }
   std::erase_if(groups_, [&](const Group& group) { return stuck.contains(group.stripe->id); });
@@ -372,8 +378,15 @@ void Folding::finish() {
   }
   for (const StripePtr& stripe : stripes_) {
     stripe->headers = std::move(next_headers(stripe));
-    store_.joined_.erase(stripe->id);
     ++store_.counts_.folds;
+  }
+}
+
+// The joining shard had these already: it gets them again at once, or folds beside it would keep it away for ever.
+void Folding::rejoin() {
+  for (const StripePtr& stripe : stripes_) {
+    if (!store_.joining_ || store_.joined_.erase(stripe->id) == 0) continue;
+    if (const auto joined = store_.join(stripe); !joined) store_.give_up_joining(joined.error().message());
   }
 }
 

@@ -16,7 +16,12 @@ class Checking {
     report_.generation = health.epoch;
     report_.records = health.newer_blocks;
     for (const std::string& trouble : health.troubles) report_.problems.push_back("a shard does not count: " + trouble);
-    if (!health.troubles.empty()) report_.advice.emplace_back("bring missing disks back; a shard that is there and not up to date is resynced when the store is opened for writing");
+    if (!health.troubles.empty()) report_.advice.emplace_back("bring missing disks back; a shard that is there and not up to date is resynced by `stoker repair`, or when the store is opened for writing; a disk that is lost for good is replaced by `stoker repair --replace`");
+    if (const auto keys = store_.affected(); !keys.empty()) {
+      std::string names;
+      for (const std::string& key : keys) names += " '" + key + "'";
+      report_.problems.push_back("without the missing shards these objects cannot be read in full:" + names);
+    }
     if (health.newer_blocks > 0) report_.notes.push_back(std::to_string(health.newer_blocks) + " blocks are newer in the logs than in the bases, as after a crash or while it is in use");
     std::vector<std::pair<std::string, ObjectPtr>> objects;
     {
@@ -31,6 +36,7 @@ class Checking {
       report_.data_bytes += object->bytes;
       if (options_.progress && !options_.quick) options_.progress(report_.data_bytes, total);
     }
+    if (single_copies_ > 0) report_.notes.push_back(std::to_string(single_copies_) + " header pages have one intact copy instead of two, as after a crash: `stoker scrub` writes the other");
   }
 
  private:
@@ -48,15 +54,19 @@ class Checking {
       for (size_t position = 0; position < store_.shape_.n(); ++position) {
         if ((live >> position & 1) == 0) continue;
         ++report_.chunks;
-        const auto compared = store_.compare(stripe, position);
-        if (compared && compared->wrong_rows.empty() && compared->lost_pages.empty()) continue;
+        auto compared = store_.compare(stripe, position);
+        if (compared) {
+          single_copies_ += compared->bad_copies.size();
+          compared->wrong_pages.insert(compared->lost_pages.begin(), compared->lost_pages.end());
+        }
+        if (compared && compared->wrong_rows.empty() && compared->wrong_pages.empty()) continue;
         // What a committed fold is about to overwrite is no damage.
         if (!stripe->overrides.empty()) continue;
         const std::string& path = store_.shards()[stripe->shards[position]].path;
         std::string what = "chunk ";
         what.append(std::to_string(position)).append(" of a stripe of '").append(key).append("' on '").append(path).append("' ");
         if (compared) {
-          what += "has " + std::to_string(compared->wrong_rows.size()) + " bad blocks and " + std::to_string(compared->lost_pages.size()) + " bad header pages";
+          what += "has " + std::to_string(compared->wrong_rows.size()) + " bad blocks and " + std::to_string(compared->wrong_pages.size()) + " bad header pages";
         } else {
           what += compared.error().what;
         }
@@ -68,6 +78,7 @@ class Checking {
   CodedStore& store_;
   const FsckOptions& options_;
   FsckReport& report_;
+  size_t single_copies_ = 0;
 };
 
 }  // namespace stoker::coded
@@ -75,7 +86,7 @@ class Checking {
 namespace stoker {
 
 Result<FsckReport> fsck_coded_store(const CodedPlan& plan, const Runtime& runtime, const FsckOptions& options, const CodedOptions& coded) {
-  if (options.repair_map) return make_error(Code::unsupported, "a coded store mends itself when it is opened for writing; --repair-map is for local stores", "store/coded/fsck");
+  if (options.repair_map) return make_error(Code::unsupported, "a coded store is mended by `stoker scrub`; --repair-map is for local stores", "store/coded/fsck");
   StoreOptions open;
   open.read_only = true;
   open.holder = "stoker fsck";

@@ -23,15 +23,19 @@ void ShardLog::resume(size_t segment, const SegmentEnd& end) {
 }
 
 // The current one counts if nobody but us holds it: it can be begun anew.
-size_t ShardLog::free_segments() const {
-  const auto expired = static_cast<size_t>(std::count_if(refs_.begin(), refs_.end(), [](const auto& ref) { return ref.expired(); }));
-  return expired + (current_ && current_.use_count() == 1 ? 1 : 0);
+size_t ShardLog::free_segments() const { return expired_segments() + (current_ && current_.use_count() == 1 ? 1 : 0); }
+
+size_t ShardLog::expired_segments() const {
+  return static_cast<size_t>(std::count_if(refs_.begin(), refs_.end(), [](const auto& ref) { return ref.expired(); }));
 }
 
 bool ShardLog::fits(size_t bytes, size_t reserve) const {
-  // What does not go into the current segment goes into the next ones; a frame may leave up to its own size unused at an end.
   const uint64_t left = current_ ? shape_.segment_bytes - writer_.cursor().offset : 0;
-  if (bytes <= left || mutated(Mutation::reuse_segment_early)) return true;
+  if (mutated(Mutation::reuse_segment_early)) return true;
+  // What goes into the current segment keeps it; so the reserve is others. (Else commits eat it up: each fold begins a segment of the reserve, and the
+  // commit behind it moves in.)
+  if (bytes <= left) return expired_segments() >= reserve;
+  // What does not go there goes into the next ones; a frame may leave up to its own size unused at an end.
   const size_t segments = 1 + 2 * bytes / shape_.segment_bytes;
   return free_segments() >= segments + reserve;
 }

@@ -40,12 +40,13 @@ class ShardLog {
   void resume(size_t segment, const SegmentEnd& end);
 
   size_t free_segments() const;
-  // Whether frames of this many bytes in all (each smaller than a segment) can be appended, leaving `reserve` segments free.
+  // Whether frames of this many bytes in all (each smaller than a segment) can be appended, leaving `reserve` other segments free.
   bool fits(size_t bytes, size_t reserve) const;
   LogFrame append(const FrameBuilder& frame);
 
  private:
   void begin_segment();
+  size_t expired_segments() const;  // that nobody holds, the current one aside
 
   const Shape shape_;
   const StoreId store_;

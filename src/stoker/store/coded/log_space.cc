@@ -12,7 +12,6 @@ namespace stoker::coded {
 namespace {
 
 constexpr const char* kWhere = "store/coded/log_space";
-constexpr size_t kReserve = 2;         // segments that commits leave to folds and to the next opening
 constexpr size_t kImagePiece = 256 * kKiB;
 constexpr size_t kFoldAtOnce = 16;     // stripes
 
@@ -71,13 +70,19 @@ size_t CodedStore::free_segments() const {
 
 // A full log holds commits up until enough is folded; it fails them only if nothing is left to fold.
 Status CodedStore::make_room(size_t bytes) {
+  bool again = false;
   for (;;) {
     if (fits(bytes, kReserve)) return {};
     STOKER_ASSIGN(const size_t folded, fold_step(kFoldAtOnce));
     const bool held = !since_image_.empty();
     if (held) STOKER_TRY(checkpoint());
     if (fits(bytes, kReserve)) return {};
-    if (folded == 0 && !held) break;
+    if (folded > 0 || held) continue;
+    // What could not be folded once may be by now.
+    std::lock_guard lock(mutex_);
+    if (again || stuck_.empty()) break;
+    stuck_.clear();
+    again = true;
   }
   return make_error(Code::out_of_space, "the logs of the coded store have no room for " + human_bytes(bytes) + ": commit less at a time", kWhere);
 }
@@ -137,10 +142,11 @@ Status CodedStore::checkpoint() {
     return batch.run();
   };
   const ShardSet failed = write(set | (joining_ ? shard_bit(*joining_) : 0));
-  if (joining_ && (failed & shard_bit(*joining_)) != 0) return make_error(Code::io, "writing the object table on '" + (*shards_)[*joining_].path + "' failed", kWhere);
+  if (joining_ && (failed & shard_bit(*joining_)) != 0) give_up_joining("writing the object table on '" + (*shards_)[*joining_].path + "' failed");
   if (failed != 0) STOKER_TRY(drop_shards(failed, "writing the object table failed"));
   STOKER_TRY(flush(set));
   since_image_.clear();
+  image_stamp_ = stamp;
   return {};
 }
 
@@ -198,11 +204,15 @@ Status CodedStore::change_epoch(ShardSet to) {
       return {};
     }
     log().warn("a shard of a coded store failed and is left out from now on: {}", why);
-    const std::lock_guard lock(mutex_);
-    for (size_t shard = 0; shard < shape_.shards; ++shard) {
-      if ((failed & shard_bit(shard)) != 0) (*shards_)[shard].trouble = why;
-    }
+    set_trouble(failed, why);
     to &= ~failed;
+  }
+}
+
+void CodedStore::set_trouble(ShardSet set, const std::string& why) {
+  std::lock_guard lock(mutex_);
+  for (size_t shard = 0; shard < shape_.shards; ++shard) {
+    if ((set & shard_bit(shard)) != 0) (*shards_)[shard].trouble = why;
   }
 }
 

@@ -46,6 +46,7 @@ Result<std::vector<ObjectInfo>> CodedStore::list(std::string_view prefix, std::s
 
 Future<void> CodedStore::read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) {
   if (!options.snapshot.empty()) return no_snapshot(options.snapshot);
+  if (options.priority != Priority::scrub) pace_.used();
   auto promise = std::make_shared<Promise<void>>();
   Future<void> future = promise->future();
   readers_->run([this, promise, key = std::string(key), offset, into, priority = options.priority] { promise->complete(read_now(key, nullptr, offset, into, priority)); });
@@ -121,6 +122,7 @@ Status CodedStore::read_now(std::string_view key, const ObjectPtr& given, uint64
     break;
   }
   const Status status = fetch(runs, priority);
+  runs.clear();  // before a fold goes on: it waits for us to let the logs go
   {
     std::lock_guard lock(mutex_);
     for (const StripePtr& stripe : pinned) {
@@ -139,27 +141,28 @@ Status CodedStore::load_headers(const StripePtr& stripe, Priority priority) {
     if (stripe->headers) return {};
   }
   RawHeaders raw(shape_);
-  const uint32_t positions = live_positions(*stripe);
-  std::vector<AlignedBytes> memory(shape_.n());
-  std::vector<size_t> ops(shape_.n(), SIZE_MAX);
-  ShardBatch batch(*shards_, priority);
-  for (size_t i = 0; i < shape_.n(); ++i) {
-    if (!is_set(positions, i)) continue;
-    memory[i] = AlignedBytes(header_bytes(shape_));
-    ops[i] = batch.read(stripe->shards[i], shape_.slot_at(stripe->slots[i]), memory[i].slice());
-  }
-  batch.run();
-  size_t known = 0;
-  for (size_t i = 0; i < shape_.n(); ++i) {
-    if (ops[i] == SIZE_MAX || !batch.ok(ops[i])) continue;
-    raw.take(shape_, shards_->store(), stripe->id, i, memory[i].span());
-    ++known;
-  }
-  if (known == 0) return make_error(Code::io, "none of the headers of stripe " + std::to_string(stripe->id) + " can be read: " + batch.why(), kWhere);
+  std::string why;
+  if (!read_headers(*stripe, priority, raw, why)) return make_error(Code::io, "none of the headers of stripe " + std::to_string(stripe->id) + " can be read: " + why, kWhere);
   Headers merged = raw.merge(shape_);
   std::lock_guard lock(mutex_);
   if (!stripe->headers) stripe->headers = std::move(merged);
   return {};
+}
+
+// Takes what can be read of the header pages of all live chunks; false: nothing.
+bool CodedStore::read_headers(const Stripe& stripe, Priority priority, RawHeaders& raw, std::string& why) {
+  const uint32_t positions = live_positions(stripe);
+  std::vector<AlignedBytes> memory;
+  std::vector<Area> areas;
+  std::vector<size_t> at;
+  for (size_t i = 0; i < shape_.n(); ++i) {
+    if (!is_set(positions, i)) continue;
+    areas.push_back({stripe.shards[i], shape_.slot_at(stripe.slots[i]), memory.emplace_back(header_bytes(shape_)).slice()});
+    at.push_back(i);
+  }
+  why = read_areas(*shards_, priority, areas);
+  for (size_t i = 0; i < areas.size(); ++i) raw.take(shape_, shards_->store(), stripe.id, at[i], memory[i].span());
+  return std::any_of(areas.begin(), areas.end(), [](const Area& area) { return area.any(); });
 }
 
 // Where the newest bytes of these rows are, as runs; zeros are filled in at once.

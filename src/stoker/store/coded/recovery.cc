@@ -13,17 +13,14 @@ namespace {
 
 constexpr const char* kWhere = "store/coded/recovery";
 
-// The table image in an area, if there is a whole one.
-struct Image {
-  Stamp stamp = 0;
-  std::vector<std::string> pieces;
-};
-std::optional<Image> read_image(const StoreId& store, std::span<const std::byte> area) {
+}  // namespace
+
+std::optional<TableImage> read_table_image(const StoreId& store, std::span<const std::byte> area) {
   MemoryLogSource source(area);
   const auto first = read_frame(source, store, 0);
   if (!first || !*first) return {};
   LogScan scan(source, {store, (*first)->generation});
-  Image image;
+  TableImage image;
   for (auto item = scan.next(); item && *item; item = scan.next()) {
     const auto* record = std::get_if<LogRecord>(&**item);
     if (record == nullptr) return {};
@@ -42,10 +39,8 @@ std::optional<Image> read_image(const StoreId& store, std::span<const std::byte>
   return {};
 }
 
-}  // namespace
-
 Status Recovery::run(bool read_only) {
-  if (const auto there = static_cast<size_t>(std::popcount(shards_.present())); there < shape_.present_min()) {
+  if (const auto there = static_cast<size_t>(std::popcount(shards_.knowing())); there < shape_.present_min()) {
     return make_error(Code::not_found, "only " + std::to_string(there) + " of the " + std::to_string(shape_.shards) + " shards are there: with fewer than " + std::to_string(shape_.present_min()) +
                       " it cannot be told what was written last; bring more disks back", kWhere);
   }
@@ -95,7 +90,7 @@ Status Recovery::read_all(ShardSet current, ShardSet& failed) {
 }
 
 void Recovery::read_images(size_t shard, ShardSet& failed) {
-  std::optional<Image> newest;
+  std::optional<TableImage> newest;
   for (size_t area = 0; area < 2; ++area) {
     AlignedBytes bytes(shape_.area_bytes);
     ShardBatch batch(shards_, Priority::demand);
@@ -105,7 +100,7 @@ void Recovery::read_images(size_t shard, ShardSet& failed) {
       shards_[shard].trouble = batch.why();
       return;
     }
-    auto image = read_image(shards_.store(), bytes.span());
+    auto image = read_table_image(shards_.store(), bytes.span());
     if (!image || (newest && image->stamp < newest->stamp)) continue;
     newest = std::move(image);
     shards_[shard].image_area = area;
@@ -222,19 +217,8 @@ Status Recovery::load_raw() {
     const StripePtr stripe = find_stripe(id);
     if (!stripe) continue;
     RawHeaders& raw = raw_.emplace(id, RawHeaders(shape_)).first->second;
-    const uint32_t positions = store_.live_positions(*stripe);
-    std::vector<AlignedBytes> memory(shape_.n());
-    std::vector<size_t> ops(shape_.n(), SIZE_MAX);
-    ShardBatch batch(shards_, Priority::demand);
-    for (size_t i = 0; i < shape_.n(); ++i) {
-      if ((positions >> i & 1) == 0) continue;
-      memory[i] = AlignedBytes(header_bytes(shape_));
-      ops[i] = batch.read(stripe->shards[i], shape_.slot_at(stripe->slots[i]), memory[i].slice());
-    }
-    batch.run();
-    for (size_t i = 0; i < shape_.n(); ++i) {
-      if (ops[i] != SIZE_MAX && batch.ok(ops[i])) raw.take(shape_, shards_.store(), id, i, memory[i].span());
-    }
+    std::string why;
+    if (!store_.read_headers(*stripe, Priority::demand, raw, why)) log().warn("none of the headers of stripe {} can be read: {}", id, why);
   }
   return {};
 }

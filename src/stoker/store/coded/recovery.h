@@ -12,6 +12,13 @@
 
 namespace stoker::coded {
 
+// The table image in an area, if there is a whole one.
+struct TableImage {
+  Stamp stamp = 0;
+  std::vector<std::string> pieces;
+};
+std::optional<TableImage> read_table_image(const StoreId& store, std::span<const std::byte> area);
+
 // Used once, before the store has threads.
 class Recovery {
  public:

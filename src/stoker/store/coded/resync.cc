@@ -1,178 +1,237 @@
-// Resync: a shard that was away gets the chunks that it missed, while the store works on, and counts again once it has all.
+// Resync: a shard that was away, or made anew, gets the chunks that it misses, while the store works on, and counts again once it has all.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <random>
 
-#include "stoker/base/check.h"
-#include "stoker/base/crc32c.h"
 #include "stoker/base/log.h"
 #include "stoker/store/coded/coded_store.h"
-#include "stoker/store/coded/headers.h"
 #include "stoker/store/coded/mutation.h"
 
 namespace stoker::coded {
 namespace {
 
 constexpr const char* kWhere = "store/coded/resync";
+constexpr size_t kFoldedAtOnce = 8;  // stripes, when the admission needs room
 
-bool says_blank(const RawHeaders& raw, size_t position, size_t row) {
-  if (position < raw.data.size()) return raw.data[position][row] && raw.data[position][row]->version == 0;
-  const auto& entry = raw.parity[position - raw.data.size()][row];
-  return entry && std::all_of(entry->versions.begin(), entry->versions.end(), [](Stamp version) { return version == 0; });
-}
-
-Error failing(const std::string& path, const std::string& why) { return make_error(Code::io, "the shard '" + path + "' cannot be resynced: " + why, kWhere); }
+Error failing(const std::string& path, const std::string& why, Code code = Code::io) { return make_error(code, "the shard '" + path + "' cannot be brought up to date: " + why, kWhere); }
 
 }  // namespace
 
-// Every row of the chunk with what the headers of all say.
-Result<CodedStore::Compared> CodedStore::compare(const StripePtr& stripe, size_t position) {
-  STOKER_TRY(load_headers(stripe, Priority::scrub));
-  const size_t shard = stripe->shards[position];
-  const size_t slot = stripe->slots[position];
-  AlignedBytes pairs(header_bytes(shape_));
-  AlignedBytes own(shape_.chunk_bytes);
-  bool readable = false;
-  {
-    ShardBatch batch(*shards_, Priority::scrub);
-    batch.read(shard, shape_.slot_at(slot), pairs.slice());
-    batch.read(shard, shape_.block_at(slot, 0), own.slice());
-    readable = batch.run() == 0;
-  }
-  RawHeaders raw(shape_);
-  if (readable) raw.take(shape_, shards_->store(), stripe->id, position, pairs.span());
-  Compared found;
-  found.next = *stripe->headers;
-  Headers& next = found.next;
-  for (size_t row = 0; row < shape_.rows(); ++row) {
-    const Stamp* versions = &next.versions[row * shape_.k];
-    const bool data = position < shape_.k;
-    if (data ? versions[position] == 0 : row_is_blank(shape_, next, row)) {
-      // Zeros that were never written: there is no block, but the page must say so. Or nothing is known of them once the others are lost.
-      if (!says_blank(raw, position, row)) found.lost_pages.insert(row / shape_.rows_per_page());
-      if (!data) next.unsound[row * shape_.m + position - shape_.k] = false;
-      continue;
-    }
-    uint32_t crc = next.crcs[row * shape_.n() + position];
-    bool right = readable;
-    if (data) {
-      const auto& entry = raw.data[position][row];
-      right = right && entry && entry->version == versions[position] && entry->crc == crc;
-    } else {
-      const auto& entry = raw.parity[position - shape_.k][row];
-      right = right && entry && std::equal(versions, versions + shape_.k, entry->versions.begin());
-      if (right) crc = entry->crc;
-    }
-    if (right && crc32c(own.data() + row * kBlock, kBlock) == crc) {
-      next.crcs[row * shape_.n() + position] = crc;
-      if (!data) next.unsound[row * shape_.m + position - shape_.k] = false;
-    } else {
-      found.wrong_rows.push_back(row);
-    }
-  }
-  for (size_t page = 0; page < shape_.pages(); ++page) {
-    const uint64_t own_counter = raw.counters[position * shape_.pages() + page];
-    if (own_counter == 0) found.lost_pages.insert(page);  // or never written on this disk
-    uint64_t& counter = next.counters[position * shape_.pages() + page];
-    counter = std::max(counter, own_counter);
-  }
-  return found;
+Result<bool> CodedStore::repair_step() {
+  STOKER_ASSIGN(const bool mended, mend_step());
+  if (mended) return true;
+  return resync_step();
 }
 
-// Blocks first, durable, then the header pages, durable: as in a fold.
-Result<size_t> CodedStore::rebuild(const StripePtr& stripe, size_t position) {
-  STOKER_ASSIGN(Compared found, compare(stripe, position));
-  const size_t shard = stripe->shards[position];
-  const std::string& path = (*shards_)[shard].path;
-  const size_t slot = stripe->slots[position];
-  Headers& next = found.next;
-  std::set<size_t> pages = found.lost_pages;
-  ShardBatch blocks(*shards_, Priority::scrub);
-  std::vector<AlignedBytes> memory;
-  for (const size_t row : found.wrong_rows) {
-    pages.insert(row / shape_.rows_per_page());
-    AlignedBytes& all = memory.emplace_back(shape_.n() * kBlock);
-    const Status decoded = read_rows(*stripe, row, 1, uint32_t{1} << position, all.span(), Priority::scrub, uint32_t{1} << position);
-    if (!decoded) {
-      // Lost for good: it stays an erasure, and no reason to go without the rest.
-      log().warn("{}", decoded.error().message());
-      if (position >= shape_.k) next.unsound[row * shape_.m + position - shape_.k] = true;
-      continue;
+// The shard without which most of what has the fewest survivors is at risk; its stripes in that order.
+bool CodedStore::choose_joining() {
+  const ShardSet away = shards_->present() & ~live();
+  std::optional<size_t> best;
+  std::pair<size_t, size_t> best_risk;  // chunks lost of its worst stripe; how many stripes have lost that many
+  for (size_t shard = 0; shard < shape_.shards; ++shard) {
+    if ((away & shard_bit(shard)) == 0 || given_up_.contains(shard)) continue;
+    std::pair<size_t, size_t> risk;
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, object] : table_.objects()) {
+      for (const StripePtr& stripe : object->stripes) {
+        if (!stripe || std::find(stripe->shards.begin(), stripe->shards.end(), shard) == stripe->shards.end()) continue;
+        const auto lost = static_cast<size_t>(std::count_if(stripe->shards.begin(), stripe->shards.end(), [&](size_t each) { return (live_ & shard_bit(each)) == 0; }));
+        if (lost > risk.first) risk = {lost, 0};
+        risk.second += lost == risk.first ? 1 : 0;
+      }
     }
-    const Slice block{all.data() + position * kBlock, kBlock, -1};
-    next.crcs[row * shape_.n() + position] = crc32c(block.data, kBlock);
-    if (position >= shape_.k) next.unsound[row * shape_.m + position - shape_.k] = false;
-    blocks.write(shard, shape_.block_at(slot, row), block);
+    if (best && risk <= best_risk) continue;
+    best = shard;
+    best_risk = risk;
   }
-  const auto durable = [&](ShardBatch& batch) -> Status {
-    if (batch.run() != 0) return failing(path, batch.why());
-    ShardBatch sync(*shards_, Priority::scrub);
-    sync.sync(shard_bit(shard));
-    return sync.run() == 0 ? Status() : failing(path, sync.why());
-  };
-  if (!pages.empty()) {
-    STOKER_TRY(durable(blocks));
-    ShardBatch headers(*shards_, Priority::scrub);
-    for (const size_t page : pages) {
-      const HeaderPage header = page_of(shape_, stripe->id, next, position, page);
-      next.counters[position * shape_.pages() + page] = header.counter;
-      encode_page(shape_, shards_->store(), header, memory.emplace_back(kBlock).span());
-      headers.write(shard, shape_.page_at(slot, page, header.counter), memory.back().slice());
-    }
-    STOKER_TRY(durable(headers));
-  }
-  std::unique_lock lock(mutex_);
-  stripe->folding = true;
-  unpinned_.wait(lock, [&] { return stripe->readers == 0; });
-  stripe->headers = std::move(next);
-  stripe->folding = false;
-  unpinned_.notify_all();
-  return found.wrong_rows.size();
+  if (!best) return false;
+  joining_ = best;
+  joined_.clear();
+  to_join_.clear();
+  log().info("the shard '{}' is being brought up to date", (*shards_)[*best].path);
+  return true;
 }
 
-// One stripe of the joining shard, or its admission when it has all of them.
-Result<bool> CodedStore::resync_step() {
-  if (const std::lock_guard lock(mutex_); refused_) return false;
-  if (!joining_) {
-    const ShardSet away = shards_->present() & ~live();
-    for (size_t shard = 0; shard < shape_.shards && !joining_; ++shard) {
-      if ((away & shard_bit(shard)) != 0 && !given_up_.contains(shard)) joining_ = shard;
+StripePtr CodedStore::next_to_join() {
+  for (int looks = 0; looks < 2; ++looks) {
+    while (!to_join_.empty()) {
+      StripePtr stripe = to_join_.back().lock();
+      to_join_.pop_back();
+      if (stripe && !joined_.contains(stripe->id)) return stripe;
     }
-    if (!joining_) return false;
-    joined_.clear();
-    log().info("the shard '{}' is being brought up to date", (*shards_)[*joining_].path);
-  }
-  StripePtr next;
-  {
+    if (looks > 0) break;
+    // All that is missing: at first everything, later what came meanwhile.
+    std::vector<std::pair<size_t, StripePtr>> missing;  // by chunks lost
     std::lock_guard lock(mutex_);
     for (const auto& [key, object] : table_.objects()) {
       for (const StripePtr& stripe : object->stripes) {
-        if (stripe && !joined_.contains(stripe->id) && !mutated(Mutation::admit_stale) && std::find(stripe->shards.begin(), stripe->shards.end(), *joining_) != stripe->shards.end()) next = stripe;
-        if (next) break;
+        if (!stripe || joined_.contains(stripe->id) || mutated(Mutation::admit_stale) || std::find(stripe->shards.begin(), stripe->shards.end(), *joining_) == stripe->shards.end()) continue;
+        missing.emplace_back(std::count_if(stripe->shards.begin(), stripe->shards.end(), [&](size_t each) { return (live_ & shard_bit(each)) == 0; }), stripe);
       }
-      if (next) break;
     }
+    std::stable_sort(missing.begin(), missing.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    for (const auto& [lost, stripe] : missing) to_join_.push_back(stripe);
+    counts_.doing = {"rebuilding '" + (*shards_)[*joining_].path + "'", joined_.size(), joined_.size() + missing.size(), joined_.size() * shape_.chunk_bytes};
   }
+  return nullptr;
+}
+
+// One stripe of the joining shard, or its admission.
+Result<bool> CodedStore::resync_step() {
+  if (const std::lock_guard lock(mutex_); refused_) return false;
+  if (!joining_ && !choose_joining()) return false;
   Status status;
-  if (next) {
-    const auto position = static_cast<size_t>(std::find(next->shards.begin(), next->shards.end(), *joining_) - next->shards.begin());
-    const auto rebuilt = rebuild(next, position);
-    if (rebuilt) {
-      joined_.insert(next->id);
-    } else {
-      status = rebuilt.error();
+  if (const StripePtr next = next_to_join()) {
+    const auto joined = join(next);
+    if (joined) {
+      std::lock_guard lock(mutex_);
+      counts_.doing.done = joined_.size();
+      counts_.doing.bytes = joined_.size() * shape_.chunk_bytes;
+      return true;
     }
+    status = joined.error();
   } else {
     status = admit();
+    if (status) {
+      end_joining();
+    } else if (status.error().code == Code::out_of_space) {
+      // What is newer in the logs of the others does not fit its log: it goes into the bases first.
+      if (const auto folded = fold_step(kFoldedAtOnce); folded && *folded > 0) return true;
+    }
   }
-  if (!status) {
-    log().warn("{}", status.error().message());
-    const std::lock_guard lock(mutex_);
-    (*shards_)[*joining_].trouble = status.error().message();
-    given_up_.insert(*joining_);
-  }
-  if (!status || !next) joining_.reset();
+  if (!status && joining_) give_up_joining(status.error().message());
   return true;
+}
+
+// Makes the stripe's chunk on the joining shard right, if it has one.
+Status CodedStore::join(const StripePtr& stripe) {
+  const auto at = std::find(stripe->shards.begin(), stripe->shards.end(), *joining_);
+  if (at == stripe->shards.end()) return {};
+  const auto position = static_cast<size_t>(at - stripe->shards.begin());
+  if (const Status loaded = load_headers(stripe, Priority::scrub); loaded) {
+    STOKER_ASSIGN(const Rebuilt rebuilt, rebuild(stripe, position));
+    std::lock_guard lock(mutex_);
+    counts_.rebuilt_bytes += rebuilt.blocks * kBlock;
+  } else {
+    log().warn("{}", loaded.error().message());
+    STOKER_TRY(forget(stripe, position));
+    note_loss(stripe, position, loaded.error().what);
+  }
+  joined_.insert(stripe->id);
+  return {};
+}
+
+// Nobody knows what belongs there: what stands there is old, and must not count once the shard does.
+Status CodedStore::forget(const StripePtr& stripe, size_t position) {
+  const size_t shard = stripe->shards[position];
+  AlignedBytes zeros(header_bytes(shape_));
+  std::memset(zeros.data(), 0, zeros.size());
+  ShardBatch batch(*shards_, Priority::scrub);
+  batch.write(shard, shape_.slot_at(stripe->slots[position]), zeros.slice());
+  return batch.run() == 0 ? Status() : failing((*shards_)[shard].path, batch.why());
+}
+
+void CodedStore::note_loss(const StripePtr& stripe, size_t position, const std::string& why) {
+  std::lock_guard lock(mutex_);
+  lost_[{stripe->id, position}] = {stripe, why};
+}
+
+void CodedStore::end_joining() {
+  joining_.reset();
+  std::lock_guard lock(mutex_);
+  counts_.doing = {};
+}
+
+void CodedStore::give_up_joining(const std::string& why) {
+  log().warn("{}", why);
+  set_trouble(shard_bit(*joining_), why);
+  given_up_.insert(*joining_);
+  end_joining();
+}
+
+// Reads an area of the joining shard; what cannot be read is made zeros, on the disk too: it is not read again, and must not come back.
+Status CodedStore::make_readable(size_t shard, uint64_t offset, size_t bytes, AlignedBytes& content) {
+  content = AlignedBytes(bytes);
+  Area area{shard, offset, content.slice()};
+  if (read_areas(*shards_, Priority::scrub, {&area, 1}).empty()) return {};
+  ShardBatch writes(*shards_, Priority::scrub);
+  for (size_t i = 0; i * kBlock < bytes; ++i) {
+    if (!area.readable[i]) writes.write(shard, offset + i * kBlock, content.slice().sub(i * kBlock, kBlock));
+  }
+  return writes.run() == 0 ? Status() : failing((*shards_)[shard].path, writes.why());
+}
+
+// A log of its own, above all that it ever wrote.
+Status CodedStore::begin_log(size_t shard) {
+  Shard& each = (*shards_)[shard];
+  AlignedBytes bytes;
+  for (size_t area = 0; area < 2; ++area) STOKER_TRY(make_readable(shard, shape_.area_at(area), shape_.area_bytes, bytes));
+  uint64_t highest = each.super.log_floor;
+  for (size_t segment = 0; segment < shape_.segments; ++segment) {
+    STOKER_TRY(make_readable(shard, shape_.segment_at(segment), shape_.segment_bytes, bytes));
+    highest = std::max(highest, read_segment(shape_, shards_->store(), shard, segment, 0, bytes.span(), [](uint64_t, const FrameContent&) {}).count());
+  }
+  each.log = std::make_unique<ShardLog>(shape_, shards_->store(), shard);
+  each.log->seen(highest);
+  each.super.log_floor = highest + 1;
+  return {};
+}
+
+// The VALs that count and have their place on this shard, each once.
+std::vector<std::pair<StripePtr, ValRef>> CodedStore::vals_of(size_t shard) const {
+  std::vector<std::pair<StripePtr, ValRef>> vals;
+  std::lock_guard lock(mutex_);
+  for (const auto& [id, weak] : dirty_) {
+    const StripePtr stripe = weak.lock();
+    if (!stripe) continue;
+    const auto position = static_cast<size_t>(std::find(stripe->shards.begin(), stripe->shards.end(), shard) - stripe->shards.begin());
+    if (position == shape_.n()) continue;
+    for (const auto& [block, newer] : stripe->overlay) {
+      if (position >= shape_.k || position == newer.val->chunk) vals.emplace_back(stripe, newer.val);
+    }
+  }
+  // The oldest first: they are folded first, and segments come free.
+  std::sort(vals.begin(), vals.end(), [](const auto& a, const auto& b) { return std::pair(a.second->stamp, a.second) < std::pair(b.second->stamp, b.second); });
+  vals.erase(std::unique(vals.begin(), vals.end()), vals.end());
+  return vals;
+}
+
+// Into the shard's log, not flushed. They are settled: none of them needs its COMMIT any more.
+Status CodedStore::append_settled(size_t shard, const std::vector<std::pair<StripePtr, ValRef>>& vals) {
+  Shard& each = (*shards_)[shard];
+  for (size_t first = 0; first < vals.size();) {
+    FrameBuilder frame;
+    std::vector<AlignedBytes> memory;
+    std::vector<size_t> at;
+    size_t end = first;
+    for (; end < vals.size() && frame.bytes() < shape_.segment_bytes / 4; ++end) {
+      const auto& [stripe, val] = vals[end];
+      AlignedBytes& blocks = memory.emplace_back(val->crcs.size() * kBlock);
+      std::vector<Run> runs = {{Run::From::log, stripe, val->chunk, val->first, val->crcs.size(), val, 0, blocks.data()}};
+      STOKER_TRY(fetch(runs, Priority::scrub));
+      at.push_back(frame.block_count());
+      frame.add(ValItem{val->stamp, false, val->stripe, val->chunk, val->first, val->crcs, 0}, blocks.span());
+    }
+    if (frame.bytes() > shape_.segment_bytes || !each.log->fits(frame.bytes(), kReserve)) return failing(each.path, "its log is full", Code::out_of_space);
+    const LogFrame made = each.log->append(frame);
+    ShardBatch batch(*shards_, Priority::scrub);
+    batch.write(shard, made.offset, made.bytes.slice());
+    if (batch.run() != 0) return failing(each.path, batch.why());
+    std::lock_guard lock(mutex_);
+    for (size_t i = first; i < end; ++i) {
+      const auto& [stripe, val] = vals[i];
+      const auto more = std::make_shared<Val>(*val);  // readers may be looking at the old one
+      std::erase_if(more->places, [shard](const Place& place) { return place.shard == shard; });
+      more->places.push_back({shard, made.blocks_at + at[i - first] * kBlock});
+      more->held.push_back(made.segment);
+      for (auto& [block, newer] : stripe->overlay) {
+        if (newer.val == val) newer.val = more;
+      }
+    }
+    first = end;
+  }
+  return {};
 }
 
 // The VALs that belong to the shard, the table, and then the epoch that counts it.
@@ -180,78 +239,27 @@ Status CodedStore::admit() {
   const size_t shard = *joining_;
   Shard& each = (*shards_)[shard];
   each.super.incarnation = std::random_device{}();
-  // A log of its own, above all that it ever wrote.
-  uint64_t highest = each.super.log_floor;
-  for (size_t segment = 0; segment < shape_.segments; ++segment) {
-    AlignedBytes bytes(shape_.segment_bytes);
-    ShardBatch batch(*shards_, Priority::scrub);
-    batch.read(shard, shape_.segment_at(segment), bytes.slice());
-    if (batch.run() != 0) return failing(each.path, batch.why());
-    highest = std::max(highest, read_segment(shape_, shards_->store(), shard, segment, 0, bytes.span(), [](uint64_t, const FrameContent&) {}).count());
-  }
-  each.log = std::make_unique<ShardLog>(shape_, shards_->store(), shard);
-  each.log->seen(highest);
-  each.super.log_floor = highest + 1;
-  std::vector<std::pair<StripePtr, ValRef>> vals;
-  {
-    std::lock_guard lock(mutex_);
-    for (const auto& [id, weak] : dirty_) {
-      const StripePtr stripe = weak.lock();
-      if (!stripe) continue;
-      const auto position = static_cast<size_t>(std::find(stripe->shards.begin(), stripe->shards.end(), shard) - stripe->shards.begin());
-      if (position == shape_.n()) continue;
-      for (const auto& [block, newer] : stripe->overlay) {
-        const bool belongs = position >= shape_.k || position == newer.val->chunk;
-        if (belongs && (vals.empty() || vals.back().second != newer.val)) vals.emplace_back(stripe, newer.val);
-      }
-    }
-  }
-  std::sort(vals.begin(), vals.end());
-  vals.erase(std::unique(vals.begin(), vals.end()), vals.end());
+  STOKER_TRY(begin_log(shard));
+  auto vals = vals_of(shard);
   if (mutated(Mutation::resync_without_vals)) vals.clear();
-  for (const auto& [stripe, val] : vals) {
-    AlignedBytes blocks(val->crcs.size() * kBlock);
-    std::vector<Run> runs = {{Run::From::log, stripe, val->chunk, val->first, val->crcs.size(), val, 0, blocks.data()}};
-    STOKER_TRY(fetch(runs, Priority::scrub));
-    FrameBuilder frame;
-    frame.add(ValItem{val->stamp, false, val->stripe, val->chunk, val->first, val->crcs, 0}, blocks.span());  // settled: it needs no COMMIT any more
-    if (!each.log->fits(frame.bytes(), 1)) return failing(each.path, "its log is full");
-    const LogFrame made = each.log->append(frame);
-    ShardBatch batch(*shards_, Priority::scrub);
-    batch.write(shard, made.offset, made.bytes.slice());
-    if (batch.run() != 0) return failing(each.path, batch.why());
-    const auto more = std::make_shared<Val>(*val);  // readers may be looking at the old one
-    more->places.push_back({shard, made.blocks_at});
-    more->held.push_back(made.segment);
-    std::lock_guard lock(mutex_);
-    for (auto& [block, newer] : stripe->overlay) {
-      if (newer.val == val) newer.val = more;
-    }
-  }
+  STOKER_TRY(append_settled(shard, vals));
   STOKER_TRY(checkpoint());  // on the joining shard too
+  if (!joining_) return failing(each.path, each.trouble);
   ShardBatch flush(*shards_, Priority::scrub);
   flush.sync(shard_bit(shard));
   if (flush.run() != 0) return failing(each.path, flush.why());
   STOKER_TRY(change_epoch(live() | shard_bit(shard)));
   if ((live() & shard_bit(shard)) == 0) return failing(each.path, each.trouble);
+  set_trouble(shard_bit(shard), "");
   {
-    const std::lock_guard lock(mutex_);
-    each.trouble.clear();
+    // What was too much to be decoded may not be any more.
+    std::lock_guard lock(mutex_);
+    stuck_.clear();
+    for (const auto& [at, loss] : lost_) bad_[at] = loss.stripe;
+    lost_.clear();
   }
   log().info("the shard '{}' is up to date and counts again", each.path);
   return {};
-}
-
-bool CodedStore::background_step() {
-  if (const std::lock_guard lock(mutex_); refused_) return false;
-  const auto mended = mend_step();
-  if (mended && *mended) return true;
-  const auto resynced = resync_step();
-  if (resynced && *resynced) return true;
-  const auto folded = fold_step(1);
-  if (folded && *folded > 0) return true;
-  if (!folded) log().warn("folding: {}", folded.error().message());
-  return false;
 }
 
 // A chunk in which a reader found a bad block is compared with the others and written where it differs.
@@ -269,28 +277,20 @@ Result<bool> CodedStore::mend_step() {
   const auto mended = rebuild(stripe, position);
   if (!mended) {
     log().warn("{}", mended.error().message());
+    note_loss(stripe, position, mended.error().what);
     return true;
   }
   std::lock_guard lock(mutex_);
-  counts_.mended_blocks += *mended;
+  counts_.mended_blocks += mended->blocks;
   return true;
 }
 
 Future<void> CodedStore::repair() {
-  Request request;
-  request.work = [this]() -> Status {
-    given_up_.clear();
-    for (;;) {
-      STOKER_ASSIGN(const bool mended, mend_step());
-      STOKER_ASSIGN(const bool resynced, resync_step());
-      if (!mended && !resynced) return {};
-    }
-  };
-  Future<void> future = request.done.future();
-  std::lock_guard lock(queue_mutex_);
-  queue_.push_back(std::move(request));
-  queued_.notify_all();
-  return future;
+  return add_job([this, begun = false]() mutable -> Result<bool> {
+    if (!begun) given_up_.clear();
+    begun = true;
+    return repair_step();
+  });
 }
 
 }  // namespace stoker::coded

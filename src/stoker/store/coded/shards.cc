@@ -1,9 +1,10 @@
 #include "stoker/store/coded/shards.h"
 
-#include <sys/stat.h>
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -12,6 +13,7 @@
 #include "stoker/base/log.h"
 #include "stoker/store/blank.h"
 #include "stoker/store/coded/mutation.h"
+#include "stoker/store/disk_of.h"
 #include "stoker/store/writer_lock.h"
 
 namespace stoker::coded {
@@ -44,11 +46,13 @@ Shape plan_shape(const CodedPlan& plan, const StoreOptions& options, const Coded
   shape.shards = plan.paths.size();
   shape.object_chunk_bytes = options.chunk_bytes;
   shape.chunk_bytes = std::min(options.chunk_bytes, kChunkMax);
-  shape.segment_bytes = coded.segment_bytes;
   shape.segments = coded.segments;
   // An eighth more stripes than the bytes need: objects end within a stripe.
   const uint64_t stripes = (options.capacity_bytes + shape.stripe_bytes() - 1) / shape.stripe_bytes() * 9 / 8 + 4;
   shape.slots = static_cast<uint32_t>((stripes * shape.n() + shape.shards - 1) / shape.shards);
+  // A quarter of the slots, at most.
+  const uint64_t quarter = uint64_t{shape.slots} * shape.chunk_bytes / 4 / coded.segments;
+  shape.segment_bytes = coded.segment_bytes != 0 ? coded.segment_bytes : static_cast<uint32_t>(std::clamp<uint64_t>(std::bit_floor(quarter), kMiB, 16 * kMiB));
   const uint64_t image = stripes * (13 + 4 * shape.n()) + options.objects_max * 192;
   shape.area_bytes = align_up(image + image / 8 + 64 * kKiB, 64 * kKiB);
   return shape;
@@ -66,31 +70,53 @@ Status check_plan(const CodedPlan& plan) {
   return {};
 }
 
-// Disks fail as a whole: two shards on one disk are lost together.
-Status check_disks(const std::vector<Shard>& shards) {
-  std::vector<std::pair<dev_t, const Shard*>> seen;
+// Disks fail as a whole: two shards on one disk are lost together. With `only`, just that one is compared with the others.
+Status check_disks(const std::vector<Shard>& shards, const Shard* only = nullptr) {
+  std::vector<std::pair<uint64_t, const Shard*>> seen;
   for (const Shard& shard : shards) {
-    struct stat status{};
-    if (stat(shard.file_path.c_str(), &status) != 0) return errno_error(errno, "cannot look at '" + shard.path + "'", kWhere);
-    for (const auto& [device, other] : seen) {
-      if (device != status.st_dev) continue;
+    if (!shard.present()) continue;
+    STOKER_ASSIGN(const uint64_t disk, disk_of(shard.file_path));
+    for (const auto& [other_disk, other] : seen) {
+      if (disk != other_disk || (only != nullptr && only != &shard && only != other)) continue;
       return make_error(Code::invalid_argument, "'" + other->path + "' and '" + shard.path + "' are on the same disk and would be lost together: give each shard a disk of its own, or consent with --same-disk", kWhere);
     }
-    seen.emplace_back(status.st_dev, &shard);
+    seen.emplace_back(disk, &shard);
   }
   return {};
+}
+
+Status flush_folder(const std::filesystem::path& folder) {
+  const int fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const int error = fd < 0 || fsync(fd) != 0 ? errno : 0;
+  if (fd >= 0) ::close(fd);
+  return error == 0 || error == EINVAL ? Status() : errno_error(error, "cannot make a folder in '" + folder.string() + "' durable", kWhere);  // EINVAL: cannot be flushed
+}
+
+// And those above it; a new name survives power loss once the folder that it stands in was flushed.
+Status make_folder(const std::filesystem::path& folder) {
+  std::error_code error;
+  if (folder.empty() || std::filesystem::exists(folder, error)) return {};
+  STOKER_TRY(make_folder(folder.parent_path()));
+  std::filesystem::create_directory(folder, error);
+  if (error) return errno_error(error.value(), "cannot make the folder '" + folder.string() + "'", kWhere);
+  return flush_folder(folder.parent_path());
 }
 
 }  // namespace
 
 Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop, const StoreOptions& options, const CodedOptions& coded) {
   STOKER_TRY(check_plan(plan));
+  for (const std::string& path : options.replace) {
+    if (std::find(plan.paths.begin(), plan.paths.end(), path) != plan.paths.end()) continue;
+    return make_error(Code::invalid_argument, "'" + path + "' is none of the shards of this store: name the new disk in the composition in the place of the lost one, and again as the one to replace", kWhere);
+  }
   std::unique_ptr<Shards> shards(new Shards(loop));
   std::vector<std::optional<Superblock>> found(plan.paths.size());
   bool exists = false;
   for (size_t i = 0; i < plan.paths.size(); ++i) {
-    STOKER_TRY(shards->open_one(plan.paths[i], options, coded.files));
-    Shard& shard = shards->shards_.back();
+    Shard& shard = shards->shards_.emplace_back();
+    shard.path = plan.paths[i];
+    STOKER_TRY(shards->open_one(shard, options, coded.files));
     if (shard.present()) STOKER_TRY(shards->read_superblock(shard, found[i]));
     exists = exists || (found[i] && found[i]->confirmed.number > 0);
   }
@@ -103,11 +129,16 @@ Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop, 
   }
   for (Shard& shard : shards->shards_) {
     shard.log = std::make_unique<ShardLog>(shards->shape_, shards->store_, static_cast<size_t>(&shard - shards->shards_.data()));
-    if (shard.lock_fd < 0 || options.read_only) continue;
-    write_holder(shard.lock_fd, options.holder.empty() ? "pid " + std::to_string(getpid()) : options.holder);
-    shard.named = true;
+    shards->name_holder(shard, options);
   }
   return shards;
+}
+
+// Not into a blank file, which may be anybody's.
+void Shards::name_holder(Shard& shard, const StoreOptions& options) {
+  if (shard.lock_fd < 0 || options.read_only || !shard.present()) return;
+  write_holder(shard.lock_fd, options.holder.empty() ? "pid " + std::to_string(getpid()) : options.holder);
+  shard.named = true;
 }
 
 Shards::~Shards() {
@@ -129,9 +160,8 @@ void Shards::keep_files() {
 }
 
 // What is not there is noted, not made: whether that is a lost shard or a store to be made shows when all were looked at.
-Status Shards::open_one(const std::string& path, const StoreOptions& options, bool files) {
-  Shard& shard = shards_.emplace_back();
-  shard.path = path;
+Status Shards::open_one(Shard& shard, const StoreOptions& options, bool files) {
+  const std::string& path = shard.path;
   shard.file_path = files ? file_of(path) : path;
   std::error_code error;
   if (files && !std::filesystem::exists(shard.file_path, error)) {
@@ -160,18 +190,21 @@ Status Shards::open_one(const std::string& path, const StoreOptions& options, bo
 Status Shards::read_superblock(Shard& shard, std::optional<Superblock>& found) {
   if (shard.file.bytes < kHeadBytes) return {};  // empty: a crash came between making it and giving it its size
   AlignedBytes head(kHeadBytes);
+  std::memset(head.data(), 0, kHeadBytes);
+  // Block by block: one that cannot be read does not take the other copy with it, and is written anew with the next epoch.
   IoBatch batch(loop_, Priority::demand);
-  batch.read(shard.file.id, 0, head.slice());
-  if (const Status status = batch.run(); !status) {
-    shard.trouble = status.error().message();
-    return {};
-  }
+  for (size_t at = 0; at < kHeadBytes; at += kBlock) batch.read(shard.file.id, at, head.slice().sub(at, kBlock));
+  const Status status = batch.run();
   bool text = false;
   for (const uint64_t at : kSuperblockAt) {
     STOKER_ASSIGN(auto superblock, decode_superblock(head.span().subspan(at)));
     if (superblock && (!found || superblock->counter > found->counter)) found = superblock;
   }
   for (size_t at = 0; at < kHeadBytes; ++at) text = text || ((at < kHolderAt || at >= kHolderAt + kHolderBytes) && head.span()[at] != std::byte{0});
+  if (!found && !status) {
+    shard.trouble = status.error().message();
+    return {};
+  }
   if (!found && text) {
     return make_error(Code::mismatch, "'" + shard.path + "' holds something that is no shard of a coded store (or both copies of its superblock are damaged): take it out of the list if the others suffice, or give another path", kWhere);
   }
@@ -262,9 +295,7 @@ Status Shards::make_one(Shard& shard, const StoreOptions& options, bool files, b
       return make_error(Code::out_of_space, "'" + shard.path + "' has " + human_bytes(shard.file.bytes) + ", but the shard needs " + human_bytes(shape_.file_bytes()) + ": delete the file, or ask for less", kWhere);
     }
   }
-  std::error_code error;
-  if (files) std::filesystem::create_directories(std::filesystem::path(shard.file_path).parent_path(), error);
-  if (error) return errno_error(error.value(), "cannot make the folder of '" + shard.path + "'", kWhere);
+  if (files) STOKER_TRY(make_folder(std::filesystem::path(shard.file_path).parent_path()));
   auto file = loop_.open(OpenFile{.path = shard.file_path, .create = true, .reserve_bytes = shape_.file_bytes()});
   if (!file) return file.error().with("the shard '" + shard.path + "'");
   shard.file = *file;
@@ -274,6 +305,41 @@ Status Shards::make_one(Shard& shard, const StoreOptions& options, bool files, b
     STOKER_ASSIGN(shard.lock_fd, lock_file(shard.file_path, shard.path, options.read_only));
   }
   return {};
+}
+
+Status Shards::replace(const std::string& path, const StoreOptions& options, bool files) {
+  Shard& shard = *std::find_if(shards_.begin(), shards_.end(), [&](const Shard& each) { return each.path == path; });
+  if (shard.present()) return {};  // a shard of this store: it is brought up to date without being made anew
+  // What is there now, from the beginning: it may have come back, or have been put in, since.
+  if (shard.lock_fd >= 0) ::close(shard.lock_fd);
+  shard.lock_fd = -1;
+  shard.trouble.clear();
+  STOKER_TRY(open_one(shard, options, files));
+  std::optional<Superblock> found;
+  if (shard.present()) STOKER_TRY(read_superblock(shard, found));
+  if (found) return make_error(Code::mismatch, "'" + path + "' holds a shard that cannot be used" + (shard.trouble.empty() ? "" : " (" + shard.trouble + ")") + ": delete the file if nobody needs it, and replace it then", kWhere);
+  std::error_code unknown;  // a disk that is dead is not there either
+  if (files && !shard.present() && std::filesystem::exists(shard.file_path, unknown)) return make_error(Code::io, "'" + path + "' cannot be replaced: " + shard.trouble, kWhere);
+  const size_t index = shard.super.shard;
+  const Status made = make_one(shard, options, files, false);
+  if (!made) return made.error().with("replacing '" + path + "'");
+  if (files && !options.same_disk) STOKER_TRY(check_disks(shards_, &shard));
+  shard.super = Superblock{shape_, index, store_, 0, {}, {}, 0, std::random_device{}(), {}};
+  name_holder(shard, options);
+  std::string why;
+  if (write_superblocks(shard_bit(index), why) != 0) return make_error(Code::io, "replacing '" + path + "': " + why, kWhere);
+  shard.made = false;
+  shard.trouble = "'" + path + "' is new and is not rebuilt yet";
+  return {};
+}
+
+ShardSet Shards::knowing() const {
+  ShardSet set = 0;
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    const Superblock& super = shards_[i].super;
+    if (shards_[i].present() && (fresh_ || super.confirmed.number > 0 || super.proposed.number > 0)) set |= shard_bit(i);
+  }
+  return set;
 }
 
 ShardSet Shards::present() const {
@@ -333,6 +399,28 @@ ShardSet Shards::write_superblocks(ShardSet set, std::string& why) {
     if (!flush.why().empty()) why = flush.why();
   }
   return failed;
+}
+
+std::string read_areas(Shards& shards, Priority priority, std::span<Area> areas) {
+  ShardBatch whole(shards, priority);
+  for (Area& area : areas) {
+    area.readable.assign(area.into.size / kBlock, true);
+    whole.read(area.shard, area.offset, area.into);
+  }
+  if (areas.empty() || whole.run() == 0) return {};
+  ShardBatch each(shards, priority);
+  for (size_t i = 0; i < areas.size(); ++i) {
+    for (size_t at = 0; !whole.ok(i) && at < areas[i].into.size; at += kBlock) each.read(areas[i].shard, areas[i].offset + at, areas[i].into.sub(at, kBlock));
+  }
+  each.run();
+  size_t op = 0;
+  for (size_t i = 0; i < areas.size(); ++i) {
+    for (size_t block = 0; !whole.ok(i) && block < areas[i].readable.size(); ++block, ++op) {
+      areas[i].readable[block] = each.ok(op);
+      if (!each.ok(op)) std::memset(areas[i].into.data + block * kBlock, 0, kBlock);
+    }
+  }
+  return each.why();
 }
 
 void ShardBatch::sync(ShardSet set) {

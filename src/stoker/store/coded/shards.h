@@ -1,8 +1,10 @@
 // The shards of a coded store: their files, locks, identity and superblocks; who is live; batches of transfers that tell which shard failed.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -42,12 +44,16 @@ class Shards {
   const StoreId& store() const { return store_; }
   bool fresh() const { return fresh_; }
   void keep_files();
+  // Makes the shard at this path anew, to be rebuilt: a superblock of epoch 0, durable. Nothing where one of this store is there already.
+  Status replace(const std::string& path, const StoreOptions& options, bool files);
 
   Shard& operator[](size_t shard) { return shards_[shard]; }
   const Shard& operator[](size_t shard) const { return shards_[shard]; }
   size_t size() const { return shards_.size(); }
   Loop& loop() { return loop_; }
   ShardSet present() const;
+  // Those of them that ever were members: a new one knows of no epoch. All, of a store that is being made.
+  ShardSet knowing() const;
   // The members of the highest confirmed epoch that are there and know of it: those that hold what was acknowledged.
   ShardSet current() const;
   uint64_t epoch_seen() const;  // the highest, confirmed or proposed
@@ -56,11 +62,12 @@ class Shards {
 
  private:
   explicit Shards(Loop& loop) : loop_(loop) {}
-  Status open_one(const std::string& path, const StoreOptions& options, bool files);
+  Status open_one(Shard& shard, const StoreOptions& options, bool files);
   Status read_superblock(Shard& shard, std::optional<Superblock>& found);
   Status identify(const CodedPlan& plan, const std::vector<std::optional<Superblock>>& found);
   Status make(const CodedPlan& plan, const StoreOptions& options, const CodedOptions& coded, const std::vector<std::optional<Superblock>>& found);
   Status make_one(Shard& shard, const StoreOptions& options, bool files, bool had_superblock);
+  void name_holder(Shard& shard, const StoreOptions& options);
 
   Loop& loop_;
   Shape shape_;
@@ -68,6 +75,18 @@ class Shards {
   std::vector<Shard> shards_;
   bool fresh_ = false;
 };
+
+// A piece of a shard that is to be read as far as it can be.
+struct Area {
+  size_t shard = 0;
+  uint64_t offset = 0;
+  Slice into;
+  std::vector<bool> readable = {};  // by block
+  bool any() const { return std::find(readable.begin(), readable.end(), true) != readable.end(); }
+};
+// Reads them all at once, and what fails of them block by block: a bad sector takes nothing with it that stands beside it. What cannot be read is zeros.
+// Why something could not; empty: all was read.
+std::string read_areas(Shards& shards, Priority priority, std::span<Area> areas);
 
 // Transfers on several shards that start together. Use once.
 class ShardBatch {

@@ -17,7 +17,7 @@ constexpr size_t kReaders = 4;  // threads
 }  // namespace
 
 CodedStore::CodedStore(std::unique_ptr<Shards> shards, codec::ErasureCode code, const Runtime& runtime, const StoreOptions&, const CodedOptions& coded)
-    : runtime_(runtime), coded_(coded), shards_(std::move(shards)), shape_(shards_->shape()), code_(std::move(code)), slots_(shape_) {}
+    : runtime_(runtime), coded_(coded), shards_(std::move(shards)), shape_(shards_->shape()), code_(std::move(code)), slots_(shape_), pace_(coded.repair_rate, coded.busy_repair_rate) {}
 
 Result<std::unique_ptr<CodedStore>> CodedStore::open(const CodedPlan& plan, const Runtime& runtime, const StoreOptions& options, const CodedOptions& coded) {
   STOKER_ASSIGN(auto shards, Shards::open(plan, runtime.loop, options, coded));
@@ -32,6 +32,7 @@ Result<std::unique_ptr<CodedStore>> CodedStore::open(const CodedPlan& plan, cons
   }
   STOKER_TRY(Recovery(*store).run(options.read_only));
   store->shards_->keep_files();
+  if (!options.replace.empty()) STOKER_TRY(store->replace(options));
   for (size_t shard = 0; shard < store->shape_.shards; ++shard) {
     const Shard& each = (*store->shards_)[shard];
     if ((store->live() & shard_bit(shard)) == 0) log().warn("a coded store works without a shard: {}", each.trouble.empty() ? "'" + each.path + "' missed what was written meanwhile" : each.trouble);
@@ -39,6 +40,13 @@ Result<std::unique_ptr<CodedStore>> CodedStore::open(const CodedPlan& plan, cons
   store->readers_ = std::make_unique<Pool>(kReaders);
   store->writer_ = std::thread([raw = store.get()] { raw->run(); });
   return store;
+}
+
+// New shards for lost ones: they have no part in any epoch until they are rebuilt.
+Status CodedStore::replace(const StoreOptions& options) {
+  if (refused_) return refused_->with("no shard can be replaced");
+  for (const std::string& path : options.replace) STOKER_TRY(shards_->replace(path, options, coded_.files));
+  return {};
 }
 
 CodedStore::~CodedStore() {
@@ -80,6 +88,15 @@ Health CodedStore::health() const {
   for (size_t shard = 0; shard < shape_.shards; ++shard) {
     const Shard& each = (*shards_)[shard];
     if ((live_ & shard_bit(shard)) == 0) health.troubles.push_back(each.trouble.empty() ? "'" + each.path + "' is not up to date" : each.trouble);
+  }
+  for (const auto& [at, loss] : lost_) {
+    if (loss.stripe.expired()) continue;
+    if (health.lost_chunks++ == 0) health.lost_why = loss.why;
+  }
+  for (const auto& [id, weak] : dirty_) {
+    const auto stuck = stuck_.find(id);
+    if (stuck == stuck_.end() || weak.expired()) continue;
+    if (health.stuck_stripes++ == 0 && health.lost_chunks == 0) health.lost_why = stuck->second;
   }
   for (const auto& [id, weak] : dirty_) {
     if (const StripePtr stripe = weak.lock()) health.newer_blocks += stripe->overlay.size();

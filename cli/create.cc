@@ -1,0 +1,57 @@
+// stoker create STORE: makes an empty store.
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "command.h"
+#include "stoker/base/bytes.h"
+#include "stoker/store/runtime.h"
+
+namespace stoker::cli {
+namespace {
+
+struct CreateArguments {
+  std::string store, capacity, chunk = "1MiB";
+  uint64_t objects = 1 << 16;
+  bool same_disk = false;
+};
+
+Status run(const CreateArguments& arguments) {
+  STOKER_ASSIGN(const uint64_t capacity, parse_bytes(arguments.capacity));
+  STOKER_ASSIGN(const uint64_t chunk, parse_bytes(arguments.chunk));
+  STOKER_ASSIGN(const auto runtime, RuntimeOwner::make());
+  StoreOptions options;
+  options.holder = "stoker create";
+  options.read_only = true;
+  const auto there = open_store(arguments.store, runtime->runtime(), options);
+  if (there) return make_error(Code::already_exists, "there is a store at '" + arguments.store + "' already", "cli/create");
+  if (there.error().code != Code::not_found) return there.error();
+  options.read_only = false;
+  options.create = true;
+  options.capacity_bytes = capacity;
+  options.chunk_bytes = static_cast<uint32_t>(std::min<uint64_t>(chunk, UINT32_MAX));
+  options.objects_max = arguments.objects;
+  options.same_disk = arguments.same_disk;
+  STOKER_ASSIGN(const auto store, open_store(arguments.store, runtime->runtime(), options));
+  std::fprintf(stderr, "made '%s' for %s\n", arguments.store.c_str(), human_bytes(store->info().capacity_bytes).c_str());
+  return {};
+}
+
+}  // namespace
+
+void add_create(CLI::App& app, ExitStatus& status) {
+  const auto arguments = std::make_shared<CreateArguments>();
+  CLI::App* command = app.add_subcommand("create", "Make an empty store");
+  command->add_option("STORE", arguments->store, "Where: a folder, local:/a,/b for several volumes, or coded(6+3, /disk{0..8}), of which any 3 disks may be lost")->required();
+  command->add_option("--capacity", arguments->capacity, "How many bytes of objects it holds (100GiB, say); reserved on the disks at once")->required();
+  command->add_option("--chunk", arguments->chunk, "Chunk size of new objects, 64KiB to 8MiB")->capture_default_str();
+  command->add_option("--objects", arguments->objects, "How many objects it should have room for in its table")->capture_default_str();
+  command->add_flag("--same-disk", arguments->same_disk, "Disks of a coded store may be folders on one disk, although they are then lost together: to try it out");
+  command->footer("Only what is missing, empty or wholly zero is made into a store. Exit status: 0 made, 1 not.");
+  command->callback([arguments, &status] {
+    if (const Status done = run(*arguments); !done) fail(status, done.error());
+  });
+}
+
+}  // namespace stoker::cli

@@ -1,0 +1,150 @@
+// stoker put STORE KEY SOURCE: copies a file, or all files of a folder, into a store.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "command.h"
+#include "stoker/base/bytes.h"
+#include "stoker/store/runtime.h"
+
+namespace stoker::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kPieceBytes = 8 * kMiB;    // read at a time
+constexpr size_t kCommitBytes = 64 * kMiB;  // in one transaction: a coded store keeps what is not committed in memory
+
+struct PutArguments {
+  std::string store, key, source;
+  std::optional<uint64_t> at;
+};
+
+Error file_error(const std::string& path) { return errno_error(errno, "cannot read '" + path + "'", "cli/put"); }
+
+struct File {
+  explicit File(const std::string& name) : path(name), fd(open(name.c_str(), O_RDONLY | O_CLOEXEC)) {}
+  ~File() {
+    if (fd >= 0) close(fd);
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  // Fewer bytes than asked for: the file ends.
+  Result<size_t> read(std::byte* into, size_t bytes) const {
+    size_t moved = 0;
+    while (moved < bytes) {
+      const ssize_t got = ::read(fd, into + moved, bytes - moved);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) return file_error(path);
+      if (got == 0) break;
+      moved += static_cast<size_t>(got);
+    }
+    return moved;
+  }
+  const std::string path;
+  const int fd;
+};
+
+// Sets where an object begins to be new, and how long it is so far.
+Status begin_object(Store& store, Transaction& change, const std::string& key, const std::optional<uint64_t>& at) {
+  const auto old = store.stat(key);
+  if (at) return old ? Status() : Status(old.error().with("--at changes a part of an object"));
+  return change.resize(key, 0);
+}
+
+Status write_piece(Transaction& change, const std::string& key, uint64_t offset, uint64_t& size, Slice piece) {
+  if (offset + piece.size > size) {
+    size = offset + piece.size;
+    STOKER_TRY(change.resize(key, size));
+  }
+  return change.write(key, offset, piece).wait();
+}
+
+Result<uint64_t> put_file(Store& store, const std::string& key, const std::string& path, const std::optional<uint64_t>& at) {
+  const File file(path);
+  if (file.fd < 0) return file_error(path);
+  const std::unique_ptr<std::byte, void (*)(void*)> piece(static_cast<std::byte*>(std::aligned_alloc(kIoAlign, kPieceBytes)), std::free);
+  STOKER_ASSIGN(auto change, store.begin());
+  STOKER_TRY(begin_object(store, *change, key, at));
+  const auto old = at ? store.stat(key) : Result<ObjectInfo>(ObjectInfo{});
+  uint64_t size = old ? old->bytes : 0;
+  uint64_t offset = at.value_or(0);
+  if (offset > size) return make_error(Code::invalid_argument, "'" + key + "' has " + std::to_string(size) + " bytes, so nothing can be put at " + std::to_string(offset), "cli/put");
+  uint64_t total = 0;
+  for (size_t staged = 0;;) {
+    STOKER_ASSIGN(const size_t bytes, file.read(piece.get(), kPieceBytes));
+    if (bytes > 0) STOKER_TRY(write_piece(*change, key, offset + total, size, {piece.get(), bytes, -1}));
+    total += bytes;
+    staged += bytes;
+    const bool ends = bytes < kPieceBytes;
+    if (!ends && staged < kCommitBytes) continue;
+    if (const auto done = change->commit(Durability::durable).wait(); !done) return done.error();
+    if (ends) return total;
+    staged = 0;
+    STOKER_ASSIGN(change, store.begin());
+  }
+}
+
+// The files of a folder, with the keys that they get.
+Result<std::vector<std::pair<std::string, std::string>>> files_of(const fs::path& folder, const std::string& prefix) {
+  std::vector<std::pair<std::string, std::string>> files;
+  std::error_code error;
+  for (auto at = fs::recursive_directory_iterator(folder, error); !error && at != fs::recursive_directory_iterator(); at.increment(error)) {
+    if (!at->is_regular_file(error)) continue;
+    files.emplace_back(prefix + at->path().lexically_relative(folder).string(), at->path().string());
+  }
+  if (error) return errno_error(error.value(), "cannot look through '" + folder.string() + "'", "cli/put");
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+Status run(const PutArguments& arguments) {
+  STOKER_ASSIGN(const auto runtime, RuntimeOwner::make());
+  StoreOptions options;
+  options.holder = "stoker put";
+  STOKER_ASSIGN(const auto store, open_store(arguments.store, runtime->runtime(), options));
+  std::error_code error;
+  if (!fs::is_directory(arguments.source, error)) {
+    STOKER_ASSIGN(const uint64_t bytes, put_file(*store, arguments.key, arguments.source, arguments.at));
+    std::fprintf(stderr, "'%s': %s from '%s'\n", arguments.key.c_str(), human_bytes(bytes).c_str(), arguments.source.c_str());
+    return {};
+  }
+  if (arguments.at) return make_error(Code::invalid_argument, "--at takes one file, and '" + arguments.source + "' is a folder", "cli/put");
+  STOKER_ASSIGN(const auto files, files_of(arguments.source, arguments.key));
+  uint64_t bytes = 0;
+  for (const auto& [key, path] : files) {
+    STOKER_ASSIGN(const uint64_t more, put_file(*store, key, path, {}));
+    bytes += more;
+  }
+  std::fprintf(stderr, "%zu objects, %s, from '%s'\n", files.size(), human_bytes(bytes).c_str(), arguments.source.c_str());
+  return {};
+}
+
+}  // namespace
+
+void add_put(CLI::App& app, ExitStatus& status) {
+  const auto arguments = std::make_shared<PutArguments>();
+  CLI::App* command = app.add_subcommand("put", "Copy a file into a store as an object, or all files of a folder as objects of a prefix");
+  command->add_option("STORE", arguments->store, "The store: a folder, local:/a,/b for several volumes, or coded(6+3, /disk{0..8}); `stoker create` makes one")->required();
+  command->add_option("KEY", arguments->key, "The object; of a folder, what the keys begin with: photos/ makes photos/a.jpg of a.jpg")->required();
+  command->add_option("SOURCE", arguments->source, "The file, or the folder with all that is below it")->required();
+  command->add_option("--at", arguments->at, "Change the object from this byte on by what is in the file, and leave the rest as it is");
+  command->footer(
+      "An object that is there already is replaced. Up to 64 MiB that is one transaction: after a crash the old object is there or the new one. What is larger\n"
+      "goes in steps of 64 MiB, and a crash leaves a beginning of it. `stoker export` is the way back. Exit status: 0 all is durable, 1 something failed.");
+  command->callback([arguments, &status] {
+    if (const Status done = run(*arguments); !done) fail(status, done.error());
+  });
+}
+
+}  // namespace stoker::cli

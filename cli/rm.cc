@@ -1,0 +1,41 @@
+// stoker rm STORE KEY...: removes objects.
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "command.h"
+#include "stoker/store/runtime.h"
+
+namespace stoker::cli {
+namespace {
+
+struct RmArguments {
+  std::string store;
+  std::vector<std::string> keys;
+};
+
+Status run(const RmArguments& arguments) {
+  STOKER_ASSIGN(const auto runtime, RuntimeOwner::make());
+  StoreOptions options;
+  options.holder = "stoker rm";
+  STOKER_ASSIGN(const auto store, open_store(arguments.store, runtime->runtime(), options));
+  STOKER_ASSIGN(auto change, store->begin());
+  for (const std::string& key : arguments.keys) STOKER_TRY(change->remove(key));
+  const auto done = change->commit(Durability::durable).wait();
+  return done ? Status() : Status(done.error());
+}
+
+}  // namespace
+
+void add_rm(CLI::App& app, ExitStatus& status) {
+  const auto arguments = std::make_shared<RmArguments>();
+  CLI::App* command = app.add_subcommand("rm", "Remove objects from a store, all of them or none");
+  command->add_option("STORE", arguments->store, "The store: a folder, local:/a,/b for several volumes, or coded(6+3, /disk{0..8})")->required();
+  command->add_option("KEY", arguments->keys, "The objects; snapshots that have them keep them")->required();
+  command->callback([arguments, &status] {
+    if (const Status done = run(*arguments); !done) fail(status, done.error());
+  });
+}
+
+}  // namespace stoker::cli

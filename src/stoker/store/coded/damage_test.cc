@@ -1,0 +1,240 @@
+// Sectors that cannot be read and blocks that cannot be decoded: nothing that is intact is given up for them, and what is lost is told.
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <set>
+
+#include "stoker/store/coded/coded_store.h"
+#include "stoker/testing/coded_lab.h"
+
+namespace stoker::coded {
+namespace {
+
+// One stripe, coded 2+1, that was folded into twice; closed.
+class Damaged {
+ public:
+  Damaged() : world_(quiet(2, 1)) {
+    auto store = std::move(*world_.open_small());
+    content_ = put(*store, "a", 120'000, 1);
+    for (uint64_t seed = 2; seed < 4; ++seed) {
+      update(*store, "a", content_, 8192, 8192, seed);
+      update(*store, "a", content_, 81'920, 4096, seed + 10);
+      EXPECT_OK(store->fold_all().wait());
+    }
+    store.reset();
+    images_ = images_of(world_);
+    find_chunks();
+  }
+
+  struct Chunk {
+    std::string path;
+    uint64_t pages_at = 0, blocks_at = 0;
+    std::array<uint64_t, 2> counters{};  // of the copies of its page
+    uint64_t newest() const { return pages_at + (counters[1] > counters[0] ? kBlock : 0); }
+    uint64_t other() const { return pages_at + (counters[1] > counters[0] ? 0 : kBlock); }
+  };
+  const Chunk& chunk(size_t position) const { return chunks_[position]; }
+  static constexpr size_t kParity = 2;
+
+  // As it was closed.
+  void reset() {
+    world_.disk().heal();
+    put_back(world_, images_);
+  }
+  void lose(size_t position) { world_.disk().remove(chunk(position).path); }
+  void bring_back(size_t position) { world_.disk().put(chunk(position).path, images_.at(chunk(position).path)); }
+  void flip(size_t position, size_t row) { world_.disk().flip(chunk(position).path, chunk(position).blocks_at + row * kBlock + 77, 2); }
+  std::unique_ptr<CodedStore> open() { return std::move(*world_.open_small()); }
+  static ScrubReport scrub(CodedStore& store) {
+    const auto report = std::make_shared<ScrubReport>();
+    EXPECT_OK(store.scrub(report).wait());
+    return *report;
+  }
+  Result<RepairReport> repair(const RepairOptions& options) {
+    CodedOptions coded;
+    coded.files = false;
+    return repair_coded_store({2, 1, world_.paths()}, world_.runtime().runtime(), options, coded);
+  }
+  CodedWorld& world() { return world_; }
+  const Bytes& content() const { return content_; }
+
+ private:
+  void find_chunks() {
+    for (const std::string& path : world_.paths()) {
+      const SimImage& image = images_.at(path);
+      Bytes bytes(kBlock);
+      image.read(0, bytes);
+      const Shape shape = (**decode_superblock(bytes)).shape;
+      ASSERT_EQ(shape.pages(), 1U);
+      for (size_t slot = 0; slot < shape.slots; ++slot) {
+        Chunk found{path, shape.slot_at(slot), shape.block_at(slot, 0), {}};
+        size_t position = SIZE_MAX;
+        for (const size_t copy : {0, 1}) {
+          image.read(found.pages_at + copy * kBlock, bytes);
+          if (std::memcmp(bytes.data(), "SKH1", 4) != 0) continue;
+          std::memcpy(&found.counters[copy], bytes.data() + 16, 8);
+          position = static_cast<size_t>(bytes[24]);
+        }
+        if (position < chunks_.size()) chunks_[position] = found;
+      }
+    }
+    for (const Chunk& each : chunks_) ASSERT_GT(each.counters[0] + each.counters[1], 2U);
+  }
+
+  CodedWorld world_;
+  Bytes content_;
+  std::map<std::string, SimImage> images_;
+  std::array<Chunk, 3> chunks_;
+};
+
+// With the parity away, one sector of a data chunk's header pages cannot be read: the one that does not matter.
+TEST(CodedDamage, AnUnreadableCopyOfAHeaderPageTakesNothingWithIt) {
+  Damaged run;
+  for (const size_t position : {0U, 1U}) {
+    for (const bool logs : {false, true}) {
+      run.reset();
+      Bytes content = run.content();
+      if (logs) {  // so that opening for writing reads the headers
+        auto store = run.open();
+        update(*store, "a", content, 4096, 4096, 30);
+        update(*store, "a", content, 70'000, 4096, 31);
+      }
+      run.lose(Damaged::kParity);
+      run.world().disk().spoil(run.chunk(position).path, run.chunk(position).other());
+      {
+        auto store = run.open();
+        EXPECT_EQ(read_all(*store, "a"), content);
+        EXPECT_TRUE(Damaged::scrub(*store).lost.empty());
+        EXPECT_EQ(read_all(*store, "a"), content);
+      }
+      {
+        auto store = run.open();
+        EXPECT_EQ(read_all(*store, "a"), content);
+      }
+      run.bring_back(Damaged::kParity);
+      {
+        auto store = run.open();
+        ASSERT_OK(store->repair().wait());
+        EXPECT_EQ(read_all(*store, "a"), content);
+      }
+      run.lose(position);
+      EXPECT_EQ(read_all(*run.open(), "a"), content);
+    }
+  }
+}
+
+// The headers were not to be read for a while, and are in memory as unknown. What is on the disk is believed once it can be read.
+TEST(CodedDamage, HeadersThatCanBeReadAgainAreAdopted) {
+  Damaged run;
+  for (const size_t away : {2U, 0U}) {
+    for (const size_t position : {0U, 1U, 2U}) {
+      if (position == away) continue;
+      run.reset();
+      run.lose(away);
+      {
+        auto store = run.open();
+        for (const uint64_t at : {run.chunk(position).newest(), run.chunk(position).other()}) run.world().disk().spoil(run.chunk(position).path, at);
+        Bytes into(run.content().size());
+        const auto read = store->read("a", 0, slice_of(into), {}).wait();
+        if (read) {
+          EXPECT_EQ(into, run.content());
+        } else {
+          EXPECT_EQ(read.error().code, Code::corruption);
+        }
+        run.world().disk().heal();
+        EXPECT_TRUE(Damaged::scrub(*store).lost.empty());
+        EXPECT_EQ(read_all(*store, "a"), run.content()) << position << " without " << away;
+      }
+      EXPECT_EQ(read_all(*run.open(), "a"), run.content());
+      run.bring_back(away);
+      auto store = run.open();
+      ASSERT_OK(store->repair().wait());
+      EXPECT_EQ(read_all(*store, "a"), run.content());
+      EXPECT_EQ(Damaged::scrub(*store).found(), 0U);
+    }
+  }
+}
+
+TEST(CodedDamage, ARepairThatCouldNotRebuildAllSaysSo) {
+  Damaged run;
+  run.flip(0, 2);
+  run.lose(Damaged::kParity);
+  RepairOptions options;
+  options.replace = {run.chunk(Damaged::kParity).path};
+  const auto report = run.repair(options);
+  ASSERT_OK(report);
+  ASSERT_EQ(report->problems.size(), 1U);
+  EXPECT_NE(report->problems[0].find("could not be rebuilt in full"), std::string::npos) << report->problems[0];
+  EXPECT_FALSE(report->advice.empty());
+  run.flip(0, 2);  // it can be read again
+  EXPECT_EQ(read_all(*run.open(), "a"), run.content());
+  options = {};
+  options.scrub = true;
+  const auto again = run.repair(options);
+  ASSERT_OK(again);
+  EXPECT_TRUE(again->problems.empty());
+  run.lose(1);
+  EXPECT_EQ(read_all(*run.open(), "a"), run.content());
+}
+
+// What could not be rebuilt of one disk is rebuilt when another came back; and what is in the log of such a stripe is folded then.
+TEST(CodedDamage, WhatCouldNotBeDecodedIsTriedAgainWhenAShardCameBack) {
+  Damaged run;
+  run.lose(Damaged::kParity);
+  run.flip(0, 2);
+  Bytes content = run.content();
+  {
+    auto store = run.open();
+    update(*store, "a", content, 65'536 + 8192, 4096, 40);  // row 2 of the other chunk: its parity needs what was flipped
+  }
+  RepairOptions options;
+  options.replace = {run.chunk(Damaged::kParity).path};
+  auto report = run.repair(options);
+  ASSERT_OK(report);
+  ASSERT_FALSE(report->problems.empty());
+  run.flip(0, 2);
+  options = {};
+  options.scrub = true;
+  report = run.repair(options);
+  ASSERT_OK(report);
+  EXPECT_TRUE(report->problems.empty()) << report->problems[0];
+  run.lose(0);
+  EXPECT_EQ(read_all(*run.open(), "a"), content);
+}
+
+// The parity of a row is wrong and cannot be made anew: its header still says what it should be, and so it counts once it is right again.
+TEST(CodedDamage, AParityThatCannotBeDecodedKeepsItsEntry) {
+  Damaged run;
+  run.flip(0, 2);
+  run.flip(Damaged::kParity, 2);
+  auto store = run.open();
+  EXPECT_EQ(Damaged::scrub(*store).lost.size(), 2U);
+  store.reset();
+  run.flip(Damaged::kParity, 2);
+  store = run.open();
+  EXPECT_EQ(read_all(*store, "a"), run.content());
+  EXPECT_TRUE(Damaged::scrub(*store).lost.empty());
+}
+
+// Sectors of the logs of all shards: each is left out and comes back before the next.
+TEST(CodedDamage, LogsThatCannotBeReadAreMadeAnewOneAfterTheOther) {
+  Damaged run;
+  Bytes content = run.content();
+  auto store = run.open();
+  update(*store, "a", content, 0, 4096, 50);
+  Bytes head(kBlock);
+  run.world().disk().image(run.chunk(0).path).read(0, head);
+  const Shape shape = (**decode_superblock(head)).shape;
+  for (const std::string& path : run.world().paths()) run.world().disk().spoil(path, shape.segment_at(5) + 3 * kBlock);
+  run.flip(1, 3);
+  const ScrubReport report = Damaged::scrub(*store);
+  EXPECT_TRUE(report.lost.empty()) << report.lost[0];
+  EXPECT_EQ(report.records, 3U);
+  EXPECT_EQ(report.blocks, 1U) << "mended while all shards were there";
+  EXPECT_TRUE(store->health().troubles.empty());
+  EXPECT_EQ(read_all(*store, "a"), content);
+  EXPECT_EQ(Damaged::scrub(*store).found(), 0U);
+}
+
+}  // namespace
+}  // namespace stoker::coded

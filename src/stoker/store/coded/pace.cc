@@ -1,0 +1,29 @@
+#include "stoker/store/coded/pace.h"
+
+#include <algorithm>
+
+namespace stoker::coded {
+namespace {
+
+constexpr uint64_t kBusyNs = 100'000'000;
+constexpr double kBurstSeconds = 0.1;  // what may be saved up
+
+}  // namespace
+
+uint64_t Pace::wait_ns() {
+  const uint64_t now = clock_.now_ns();
+  const uint64_t used = used_ns_.load(std::memory_order_relaxed);
+  const bool busy = used != 0 && now < used + kBusyNs;
+  uint64_t rate = rate_;
+  if (busy && busy_rate_ != 0) rate = rate == 0 ? busy_rate_ : std::min(rate, busy_rate_);
+  const auto seconds = static_cast<double>(now - at_ns_) / 1e9;
+  at_ns_ = now;
+  if (rate == 0) {
+    tokens_ = 0;
+    return 0;
+  }
+  tokens_ = std::min(tokens_ + seconds * static_cast<double>(rate), kBurstSeconds * static_cast<double>(rate));
+  return tokens_ >= 0 ? 0 : static_cast<uint64_t>(-tokens_ / static_cast<double>(rate) * 1e9) + 1;
+}
+
+}  // namespace stoker::coded

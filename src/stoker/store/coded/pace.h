@@ -1,0 +1,31 @@
+// Pace: how much of the background may move now, so that those who use the store are not kept waiting. A token bucket with two rates.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "stoker/base/clock.h"
+
+namespace stoker::coded {
+
+// One thread asks and spends; any thread tells that the store is used.
+class Pace {
+ public:
+  // Bytes a second, 0: no limit; `busy_rate` also holds while others use the store (within the last 100 ms).
+  Pace(uint64_t rate, uint64_t busy_rate, const Clock& clock = Clock::real()) : rate_(rate), busy_rate_(busy_rate), clock_(clock), at_ns_(clock.now_ns()) {}
+
+  void used() { used_ns_.store(clock_.now_ns(), std::memory_order_relaxed); }
+  // How long until the next step may begin; 0: now.
+  uint64_t wait_ns();
+  // What a step moved. It may be more than was there: the next one then waits for it.
+  void spend(uint64_t bytes) { tokens_ -= static_cast<double>(bytes); }
+
+ private:
+  const uint64_t rate_, busy_rate_;
+  const Clock& clock_;
+  std::atomic<uint64_t> used_ns_{0};
+  uint64_t at_ns_;      // when tokens_ was counted
+  double tokens_ = 0;   // bytes; below 0: owed
+};
+
+}  // namespace stoker::coded

@@ -1,0 +1,91 @@
+// Repair and scrub of a coded store that nobody else has open: started, watched, and told.
+#include <algorithm>
+#include <bit>
+#include <chrono>
+
+#include "stoker/store/coded/coded_store.h"
+
+namespace stoker::coded {
+namespace {
+
+// "'a', 'b' and 7 more"
+std::string some_of(const std::vector<std::string>& keys) {
+  constexpr size_t kShown = 5;
+  std::string text;
+  for (size_t i = 0; i < keys.size() && i < kShown; ++i) text += (i == 0 ? "'" : ", '") + keys[i] + "'";
+  return keys.size() > kShown ? text + " and " + std::to_string(keys.size() - kShown) + " more" : text;
+}
+
+void tell_losses(const CodedStore& store, RepairReport& report) {
+  const Health health = store.health();
+  for (const std::string& trouble : health.troubles) report.problems.push_back("a shard does not count: " + trouble);
+  if (health.lost_chunks > 0) report.problems.push_back(std::to_string(health.lost_chunks) + " chunks could not be rebuilt in full: " + health.lost_why);
+  if (health.stuck_stripes > 0) report.problems.push_back(std::to_string(health.stuck_stripes) + " stripes with updates in the log cannot be folded: " + health.lost_why);
+  if (const auto keys = store.affected(); !keys.empty()) report.problems.push_back(std::to_string(keys.size()) + " objects cannot be read in full without the missing shards: " + some_of(keys));
+}
+
+}  // namespace
+
+Result<RepairReport> repair(const CodedPlan& plan, const Runtime& runtime, const RepairOptions& options, const CodedOptions& coded) {
+  StoreOptions open;
+  open.holder = options.scrub ? "stoker scrub" : "stoker repair";
+  open.replace = options.replace;
+  open.same_disk = options.same_disk;
+  CodedOptions own = coded;
+  own.background = false;  // nothing begins before it was told what will be done
+  own.repair_rate = options.rate;
+  STOKER_ASSIGN(const auto store, CodedStore::open(plan, runtime, open, own));
+  RepairReport report;
+  report.committed = store->info().committed;
+  if (const std::string refused = store->info().read_only; !refused.empty()) {
+    report.problems.push_back(refused);
+    tell_losses(*store, report);
+    report.advice.emplace_back("bring missing disks back: with so few nothing can be repaired; what can be read can be exported");
+    return report;
+  }
+  if (options.plan) {
+    for (const std::string& sentence : store->repair_plan()) options.plan(sentence);
+  }
+  const auto scrubbed = std::make_shared<ScrubReport>();
+  const Future<void> done = options.scrub ? store->scrub(scrubbed) : store->repair();
+  while (!done.wait_for(std::chrono::milliseconds(200))) {
+    if (options.progress) options.progress(store->health().doing);
+  }
+  if (const Status& ended = done.wait(); !ended) return ended.error();
+  STOKER_TRY(store->fold_all().wait());  // the next opening finds nothing to do
+  report.scrub = *scrubbed;
+  report.rebuilt_bytes = store->health().rebuilt_bytes;
+  report.problems = scrubbed->lost;
+  tell_losses(*store, report);
+  if (!store->health().troubles.empty()) report.advice.emplace_back("bring a missing disk back; or put a new one in its place, and name it with --replace: what was on the old one is rebuilt from the others");
+  if (!scrubbed->lost.empty() || store->health().lost_chunks + store->health().stuck_stripes > 0) report.advice.emplace_back("bring missing disks back and scrub again, or restore these objects from a copy");
+  return report;
+}
+
+// One sentence for each shard that does not count.
+std::vector<std::string> CodedStore::repair_plan() const {
+  std::vector<std::string> plan;
+  const ShardSet now = live();
+  for (size_t shard = 0; shard < shape_.shards; ++shard) {
+    const Shard& each = (*shards_)[shard];
+    if ((now & shard_bit(shard)) != 0) continue;
+    if (!each.present()) {
+      plan.push_back((each.trouble.empty() ? "'" + each.path + "' is not there" : each.trouble) + ": left as it is; to replace it for good, name it with --replace");
+    } else if ((shards_->knowing() & shard_bit(shard)) == 0) {
+      plan.push_back("'" + each.path + "' is new, of " + human_bytes(shape_.file_bytes()) + ", and is rebuilt from the others");
+    } else {
+      plan.push_back("'" + each.path + "' missed what was written meanwhile and is brought up to date");
+    }
+  }
+  return plan;
+}
+
+}  // namespace stoker::coded
+
+namespace stoker {
+
+Result<RepairReport> repair_coded_store(const CodedPlan& plan, const Runtime& runtime, const RepairOptions& options, const CodedOptions& coded) {
+  return coded::repair(plan, runtime, options, coded);
+}
+
+}  // namespace stoker

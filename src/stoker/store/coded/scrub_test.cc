@@ -1,0 +1,278 @@
+// Scrub: one bit flipped in any kind of place is found in one pass and made right from the others; more than that never changes what was acknowledged.
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <random>
+
+#include "stoker/base/crc32c.h"
+#include "stoker/store/coded/coded_store.h"
+#include "stoker/store/coded/recovery.h"
+#include "stoker/store/local/fsck.h"
+#include "stoker/testing/coded_lab.h"
+
+namespace stoker::coded {
+namespace {
+
+enum class Kind : uint8_t { superblock, table, record, page, older_page, data, parity };
+constexpr std::array<const char*, 7> kNames = {"superblock", "table", "record", "page", "older_page", "data", "parity"};
+
+struct Spot {
+  Kind kind;
+  std::string path;
+  uint64_t offset;
+};
+
+// A store with bases that were folded into, and blocks that are newer in the logs; opened and at rest.
+class Scrubbed {
+ public:
+  Scrubbed() : world_(options()) {
+    store_ = std::move(*world_.open_small());
+    content_ = put(*store_, "a", 300'000, 1);
+    other_ = put(*store_, "b", 90'000, 2);
+    update(*store_, "a", content_, 8192, 8192, 3);
+    update(*store_, "b", other_, 0, 4096, 4);
+    EXPECT_OK(store_->fold_all().wait());
+    folded_ = store_->info().committed;
+    update(*store_, "a", content_, 12'288, 8192, 5);
+    update(*store_, "a", content_, 200'000, 10'000, 6);
+    auto both = std::move(*store_->begin());  // of a COMMIT
+    Bytes bytes = pattern(4096, 7);
+    EXPECT_OK(both->write("a", 0, slice_of(bytes)).wait());
+    EXPECT_OK(both->write("b", 40'960, slice_of(bytes)).wait());
+    EXPECT_OK(both->commit(Durability::durable).wait());
+    std::memcpy(content_.data(), bytes.data(), 4096);
+    std::memcpy(other_.data() + 40'960, bytes.data(), 4096);
+    images_ = images_of(world_);
+    find_spots();
+  }
+
+  ScrubReport scrub() {
+    const auto report = std::make_shared<ScrubReport>();
+    EXPECT_OK(store_->scrub(report).wait());
+    return *report;
+  }
+  // As it was: the disks, and the store opened anew without a look at them (nothing that a flip would spoil is in memory but headers).
+  void flip(const Spot& spot, unsigned bit) { world_.disk().flip(spot.path, spot.offset, bit); }
+  bool whole() { return read_all(*store_, "a") == content_ && read_all(*store_, "b") == other_; }
+  const std::vector<Spot>& spots() const { return spots_; }
+  CodedStore& store() { return *store_; }
+  CodedWorld& world() { return world_; }
+  const Bytes& content() const { return content_; }
+  Bytes block(const Spot& spot) const {
+    Bytes bytes(4096);
+    images_.at(spot.path).read(align_down(spot.offset, 4096), bytes);
+    return bytes;
+  }
+
+ private:
+  static CodedWorldOptions options() {
+    CodedWorldOptions options = quiet(4, 2);
+    options.segment_bytes = 256 << 10;
+    options.segments = 4;
+    return options;
+  }
+  void find_spots() {
+    for (const std::string& path : world_.paths()) {
+      const SimImage& image = images_.at(path);
+      Bytes head(4096);
+      image.read(0, head);
+      const Superblock super = **decode_superblock(head);
+      const Shape& shape = super.shape;
+      for (const uint64_t at : kSuperblockAt) spots_.push_back({Kind::superblock, path, at + 60});
+      Stamp newest = 0;
+      uint64_t newest_at = 0;
+      for (size_t area = 0; area < 2; ++area) {
+        Bytes bytes(shape.area_bytes);
+        image.read(shape.area_at(area), bytes);
+        const auto found = read_table_image(super.store, bytes);
+        if (found && found->stamp > newest) newest_at = shape.area_at(area);
+        if (found) newest = std::max(newest, found->stamp);
+      }
+      spots_.push_back({Kind::table, path, newest_at + 75});
+      for (size_t segment = 0; segment < shape.segments; ++segment) {
+        Bytes bytes(shape.segment_bytes);
+        image.read(shape.segment_at(segment), bytes);
+        read_segment(shape, super.store, super.shard, segment, super.log_floor, bytes, [&](uint64_t at, const FrameContent& frame) {
+          for (const Item& item : frame.items) {
+            const auto* val = std::get_if<ValItem>(&item);
+            const auto* commit = std::get_if<CommitItem>(&item);
+            if (!(val && number_of(val->stamp) > folded_) && !(commit && commit->stamp > newest)) continue;
+            spots_.push_back({Kind::record, path, shape.segment_at(segment) + at + 70});
+            if (val) spots_.push_back({Kind::record, path, shape.segment_at(segment) + at + frame.blocks_at + val->at * 4096 + 99});
+          }
+        });
+      }
+      for (size_t slot = 0; slot < shape.slots; ++slot) {
+        size_t chunk = SIZE_MAX;
+        for (size_t page = 0; page < shape.pages(); ++page) {
+          std::array<uint64_t, 2> counter{};
+          for (const size_t copy : {0, 1}) {
+            Bytes bytes(4096);
+            image.read(shape.slot_at(slot) + (2 * page + copy) * 4096, bytes);
+            if (std::memcmp(bytes.data(), "SKH1", 4) != 0) continue;
+            std::memcpy(&counter[copy], bytes.data() + 16, 8);
+            chunk = static_cast<size_t>(bytes[24]);
+          }
+          for (const size_t copy : {0, 1}) {
+            if (counter[copy] == 0) continue;
+            const Kind kind = counter[copy] > counter[1 - copy] ? Kind::page : Kind::older_page;
+            spots_.push_back({kind, path, shape.slot_at(slot) + (2 * page + copy) * 4096 + 64 + 7});
+          }
+        }
+        if (chunk == SIZE_MAX) continue;
+        for (size_t row = 0; row < shape.rows(); ++row) {
+          Bytes bytes(4096);
+          image.read(shape.block_at(slot, row), bytes);
+          if (std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; })) continue;
+          spots_.push_back({chunk < shape.k ? Kind::data : Kind::parity, path, shape.block_at(slot, row) + 1234});
+        }
+      }
+    }
+  }
+
+  CodedWorld world_;
+  std::unique_ptr<CodedStore> store_;
+  Bytes content_, other_;
+  Version folded_ = 0;
+  std::map<std::string, SimImage> images_;
+  std::vector<Spot> spots_;
+};
+
+uint64_t of_kind(const ScrubReport& report, Kind kind) {
+  switch (kind) {
+    case Kind::superblock: return report.superblocks;
+    case Kind::table: return report.tables;
+    case Kind::record: return report.records;
+    case Kind::page:
+    case Kind::older_page: return report.pages;
+    default: return report.blocks;
+  }
+}
+
+TEST(CodedScrub, FindsNothingWhereNothingIsWrong) {
+  Scrubbed run;
+  const ScrubReport report = run.scrub();
+  EXPECT_EQ(report.found(), 0U);
+  EXPECT_GT(report.chunks, 10U);
+  EXPECT_TRUE(run.whole());
+}
+
+TEST(CodedScrub, OneFlippedBitInEveryKindOfPlaceIsFoundAndMended) {
+  std::map<Kind, size_t> tried;
+  std::mt19937_64 random(5);
+  Scrubbed run;
+  for (const Spot& spot : run.spots()) {
+    // Blocks are many and alike.
+    if ((spot.kind == Kind::data || spot.kind == Kind::parity) && random() % 4 != 0) continue;
+    Scrubbed fresh;
+    ASSERT_EQ(fresh.spots().size(), run.spots().size());
+    const auto nth = static_cast<size_t>(&spot - run.spots().data());
+    const std::string what = std::string(kNames[static_cast<size_t>(spot.kind)]) + " on " + spot.path + " at " + std::to_string(spot.offset);
+    // Another store of the same story: stamps and places are the same, identities are not.
+    fresh.flip(fresh.spots()[nth], static_cast<unsigned>(random() % 8));
+    const ScrubReport report = fresh.scrub();
+    ASSERT_GE(of_kind(report, spot.kind), 1U) << what;
+    ASSERT_TRUE(report.lost.empty()) << what;
+    ASSERT_TRUE(fresh.whole()) << what;
+    ASSERT_EQ(fresh.scrub().found(), 0U) << what << ": a second scrub finds nothing";
+    ++tried[spot.kind];
+  }
+  for (size_t kind = 0; kind < kNames.size(); ++kind) {
+    EXPECT_GE(tried[static_cast<Kind>(kind)], 4U) << kNames[kind];
+    RecordProperty(kNames[kind], static_cast<int>(tried[static_cast<Kind>(kind)]));
+  }
+}
+
+// Up to m wrong blocks of a row are mended; what was never wrong is not touched by that.
+TEST(CodedScrub, TwoFlippedBitsNeverChangeWhatWasAcknowledged) {
+  std::mt19937_64 random(17);
+  for (int i = 0; i < 40; ++i) {
+    Scrubbed run;
+    const Spot& first = run.spots()[random() % run.spots().size()];
+    const Spot& second = run.spots()[random() % run.spots().size()];
+    run.flip(first, 1);
+    run.flip(second, 2);
+    const std::string what = std::string(kNames[static_cast<size_t>(first.kind)]) + " on " + first.path + " at " + std::to_string(first.offset) + ", " + kNames[static_cast<size_t>(second.kind)] + " on " + second.path + " at " +
+                             std::to_string(second.offset);
+    const ScrubReport report = run.scrub();
+    ASSERT_TRUE(report.lost.empty()) << what;
+    ASSERT_GE(report.found(), 1U) << what;
+    ASSERT_TRUE(run.whole()) << what;
+    ASSERT_EQ(run.scrub().found(), 0U) << what;
+  }
+}
+
+// More of a row is wrong than can be decoded: nothing is made up. Once the bits are right again (a better copy of the disk, say), so is everything.
+TEST(CodedScrub, WhatCannotBeDecodedIsToldAndLeftAsItIs) {
+  Scrubbed run;
+  std::vector<Spot> row;
+  for (const Spot& spot : run.spots()) {
+    if (spot.kind != Kind::data && spot.kind != Kind::parity) continue;
+    // Of one row: the first spot of each of three shards that hold the same row of the first stripe, which stands in the first slot.
+    const bool shard_seen = std::any_of(row.begin(), row.end(), [&](const Spot& each) { return each.path == spot.path; });
+    if (!shard_seen && row.size() < 3 && (row.empty() || spot.offset == row[0].offset)) row.push_back(spot);
+  }
+  ASSERT_EQ(row.size(), 3U);
+  for (const Spot& spot : row) run.flip(spot, 3);
+  const ScrubReport report = run.scrub();
+  EXPECT_FALSE(report.lost.empty());
+  EXPECT_NE(report.lost[0].find("cannot be decoded"), std::string::npos) << report.lost[0];
+  for (const char* key : {"a", "b"}) {
+    const auto info = run.store().stat(key, "");
+    Bytes into(info->bytes);
+    const auto read = run.store().read(key, 0, slice_of(into), {}).wait();
+    EXPECT_TRUE(read || read.error().code == Code::corruption);
+  }
+  for (const Spot& spot : row) run.flip(spot, 3);
+  EXPECT_TRUE(run.whole());
+  const ScrubReport again = run.scrub();
+  EXPECT_TRUE(again.lost.empty());
+}
+
+// Any number of bits anywhere: what is read is what was acknowledged, or an error; before the scrub, after it, and after it was opened again.
+TEST(CodedScrub, ManyFlippedBitsNeverPassForData) {
+  std::mt19937_64 random(23);
+  size_t lost = 0;
+  for (int i = 0; i < 25; ++i) {
+    Scrubbed run;
+    const size_t flips = 3 + random() % 40;
+    for (size_t n = 0; n < flips; ++n) {
+      const Spot& spot = run.spots()[random() % run.spots().size()];
+      if (spot.kind != Kind::superblock) run.flip(spot, static_cast<unsigned>(random() % 8));
+    }
+    const ScrubReport report = run.scrub();
+    lost += report.lost.size();
+    Bytes into(run.content().size());
+    const auto read = run.store().read("a", 0, slice_of(into), {}).wait();
+    if (read) {
+      ASSERT_EQ(into, run.content()) << i;
+    } else {
+      ASSERT_EQ(read.error().code, Code::corruption);
+    }
+    if (report.lost.empty()) {
+      ASSERT_TRUE(run.whole()) << i;
+    }
+  }
+  EXPECT_GT(lost, 0U);
+}
+
+// It goes on while the store is written to, and while a shard fails under it.
+TEST(CodedScrub, GoesOnBesideCommitsAndWithoutAShardThatFails) {
+  Scrubbed run;
+  Bytes bytes = pattern(4096, 50);
+  const auto report = std::make_shared<ScrubReport>();
+  auto done = run.store().scrub(report);
+  for (uint64_t i = 0; i < 20; ++i) {
+    auto change = std::move(*run.store().begin());
+    ASSERT_OK(change->write("a", i * 4096, slice_of(bytes)).wait());
+    ASSERT_OK(change->commit(Durability::durable).wait());
+    if (i == 5) run.world().disk().fail_nth(Op::Kind::write, 1, EIO, run.world().paths()[2]);
+  }
+  ASSERT_OK(done.wait());
+  EXPECT_TRUE(report->lost.empty());
+  EXPECT_TRUE(run.store().health().troubles.empty()) << "the shard that failed was brought back";
+  EXPECT_EQ(run.scrub().found(), 0U);
+}
+
+}  // namespace
+}  // namespace stoker::coded

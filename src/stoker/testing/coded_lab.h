@@ -1,0 +1,46 @@
+// What tests of coded stores share: writing to one, and its disks as they are.
+#pragma once
+
+#include <cstring>
+#include <map>
+#include <string>
+
+#include "stoker/testing/coded_world.h"
+
+namespace stoker::coded {
+
+inline Bytes put(Store& store, const std::string& key, size_t bytes, uint64_t seed) {
+  Bytes content = pattern(bytes, seed);
+  auto change = std::move(*store.begin());
+  EXPECT_OK(change->resize(key, bytes));
+  EXPECT_OK(change->write(key, 0, slice_of(content)).wait());
+  EXPECT_OK(change->commit(Durability::durable).wait());
+  return content;
+}
+
+inline void update(Store& store, const std::string& key, Bytes& content, size_t offset, size_t bytes, uint64_t seed) {
+  Bytes from = pattern(bytes, seed);
+  auto change = std::move(*store.begin());
+  ASSERT_OK(change->write(key, offset, slice_of(from)).wait());
+  ASSERT_OK(change->commit(Durability::durable).wait());
+  std::memcpy(content.data() + offset, from.data(), bytes);
+}
+
+inline CodedWorldOptions quiet(size_t k, size_t m) {
+  CodedWorldOptions options;
+  options.k = k;
+  options.m = m;
+  options.background = false;
+  return options;
+}
+
+inline std::map<std::string, SimImage> images_of(CodedWorld& world) {
+  std::map<std::string, SimImage> images;
+  for (const auto& path : world.paths()) images[path] = world.disk().image(path);
+  return images;
+}
+inline void put_back(CodedWorld& world, const std::map<std::string, SimImage>& images) {
+  for (const auto& [path, image] : images) world.disk().put(path, image);
+}
+
+}  // namespace stoker::coded

@@ -1,0 +1,182 @@
+"""`stoker create`, `put`, `rm`, `repair` and `scrub` of a coded store as an operator runs them: results, exit statuses, sentences."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from stoker import _core
+
+from faults import COMMAND, refused, run
+
+if not COMMAND.exists():
+    pytest.skip("the stoker command is not installed beside this Python: run `make build`", allow_module_level=True)
+
+BIG = 3_000_000
+
+
+def coded(folder: Path, last: int = 5) -> str:
+    return f"coded(4+2, {folder}/d{{0..{last}}})"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A folder with six shards and two objects; copied by each test."""
+    folder = tmp_path_factory.mktemp("made")
+    assert run("create", coded(folder), "--capacity", "8MiB", "--chunk", "64KiB", "--objects", "64", "--same-disk").returncode == 0
+    (folder / "in").mkdir()
+    (folder / "in" / "big").write_bytes(os.urandom(BIG))
+    (folder / "in" / "sub").mkdir()
+    (folder / "in" / "sub" / "small").write_bytes(b"small")
+    (folder / "in" / "empty").write_bytes(b"")
+    done = run("put", coded(folder), "x/", folder / "in")
+    assert done.returncode == 0 and "3 objects" in done.stderr
+    return folder
+
+
+@pytest.fixture
+def store(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "s")
+    return tmp_path / "s"
+
+
+def exported(store: Path, out: Path) -> dict[str, bytes]:
+    assert run("export", coded(store), "x/", out).returncode == 0
+    return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+
+
+def expected(store: Path) -> dict[str, bytes]:
+    return {f"x/{path.relative_to(store / 'in')}": path.read_bytes() for path in sorted((store / "in").rglob("*")) if path.is_file()}
+
+
+def test_put_and_export_give_the_same_bytes(store: Path, tmp_path: Path) -> None:
+    assert exported(store, tmp_path / "out") == expected(store)
+
+
+def test_put_replaces_and_changes_a_part_and_rm_removes(store: Path, tmp_path: Path) -> None:
+    (store / "in" / "big").write_bytes(os.urandom(1_000_000))
+    assert run("put", coded(store), "x/big", store / "in" / "big").returncode == 0
+    (tmp_path / "patch").write_bytes(b"patch" * 1000)
+    assert run("put", coded(store), "x/big", tmp_path / "patch", "--at", "500001").returncode == 0
+    content = bytearray((store / "in" / "big").read_bytes())
+    content[500_001:505_001] = b"patch" * 1000
+    (store / "in" / "big").write_bytes(content)
+    assert run("put", coded(store), "x/big", tmp_path / "patch", "--at", "1000000").returncode == 0  # beyond the end: it grows
+    (store / "in" / "big").write_bytes(content + b"patch" * 1000)
+    assert run("rm", coded(store), "x/empty").returncode == 0
+    (store / "in" / "empty").unlink()
+    assert exported(store, tmp_path / "out") == expected(store)
+    assert "nothing can be put at" in refused(1, "put", coded(store), "x/big", tmp_path / "patch", "--at", "9000000")
+    assert "there is no object" in refused(1, "put", coded(store), "x/none", tmp_path / "patch", "--at", "0")
+    assert "there is no object" in refused(1, "rm", coded(store), "x/none")
+    assert "cannot read" in refused(1, "put", coded(store), "x/none", tmp_path / "nowhere")
+
+
+def test_put_is_for_local_stores_too_and_takes_what_is_larger_than_a_commit(tmp_path: Path) -> None:
+    large = os.urandom(1 << 20) * 130
+    (tmp_path / "large").write_bytes(large)
+    local = tmp_path / "local"
+    assert run("create", local, "--capacity", "300MiB").returncode == 0
+    assert run("put", local, "large", tmp_path / "large").returncode == 0
+    assert json.loads(run("ls", local, "--json").stdout)["committed_version"] == 3
+    assert run("export", local, "large", tmp_path / "back").returncode == 0
+    assert (tmp_path / "back").read_bytes() == large
+    assert "there is a store" in refused(1, "create", local, "--capacity", "1MiB")
+
+
+def test_create_refuses_what_cannot_be(tmp_path: Path) -> None:
+    size = ("--capacity", "8MiB", "--chunk", "64KiB")
+    assert "on the same disk" in refused(1, "create", coded(tmp_path), *size)
+    assert not list(tmp_path.rglob("stoker.shard"))
+    assert "needs at least 6 disks" in refused(1, "create", coded(tmp_path, last=4), *size, "--same-disk")
+    assert "at most 32 chunks" in refused(1, "create", f"coded(30+3, {tmp_path}/d{{0..40}})", *size, "--same-disk")
+    (tmp_path / "d0").mkdir(exist_ok=True)
+    (tmp_path / "d0" / "stoker.shard").write_bytes(b"x" * 200_000)
+    assert "holds something that is no shard" in refused(1, "create", coded(tmp_path), *size, "--same-disk")
+    assert (tmp_path / "d0" / "stoker.shard").read_bytes() == b"x" * 200_000
+
+
+def test_lost_disks_are_rebuilt_where_that_is_asked_for(store: Path, tmp_path: Path) -> None:
+    for lost in ("d0", "d3"):
+        shutil.rmtree(store / lost)
+    done = run("repair", coded(store))
+    assert done.returncode == 1
+    assert "'" + str(store / "d0") + "' is not there: left as it is" in done.stderr
+    assert "2 problems left" in done.stdout and "--replace" in done.stdout
+    assert not (store / "d0").exists()
+    assert "on the same disk" in refused(1, "repair", coded(store), "--replace", store / "d0")
+    assert not (store / "d0" / "stoker.shard").exists()
+    done = run("repair", coded(store), "--same-disk", "--json", "--replace", store / "d0", store / "d3")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("is rebuilt from the others") == 2
+    answer = json.loads(done.stdout)
+    assert answer["clean"] and answer["rebuilt_bytes"] > BIG // 4
+    assert run("fsck", coded(store)).returncode == 0
+    again = run("repair", coded(store), "--same-disk", "--replace", store / "d0", store / "d3")
+    assert again.returncode == 0 and "rebuilt 0" in again.stdout
+    for lost in ("d1", "d2"):
+        shutil.rmtree(store / lost)
+    assert exported(store, tmp_path / "out") == expected(store)
+
+
+def test_a_new_disk_may_stand_elsewhere(store: Path, tmp_path: Path) -> None:
+    shutil.rmtree(store / "d2")
+    moved = f"coded(4+2, {store}/d{{0..1}}, {store}/new, {store}/d{{3..5}})"
+    assert "none of the shards of this store" in refused(1, "repair", coded(store), "--same-disk", "--replace", store / "new")
+    assert run("repair", moved, "--same-disk", "--replace", store / "new", "--rate", "1GiB").returncode == 0
+    assert run("fsck", moved).returncode == 0
+    assert run("fsck", coded(store)).returncode == 1
+
+
+def test_more_lost_than_the_code_bears_names_the_objects(store: Path) -> None:
+    for lost in ("d0", "d1", "d2"):
+        shutil.rmtree(store / lost)
+    done = run("repair", coded(store))
+    assert done.returncode == 1
+    assert "too many to write to it" in done.stdout and "cannot be read in full without the missing shards" in done.stdout and "'x/big'" in done.stdout
+    assert "'x/big'" in run("fsck", "--quick", coded(store)).stdout
+
+
+def test_scrub_finds_and_mends_damage_and_fsck_is_clean_then(store: Path, tmp_path: Path) -> None:
+    clean = json.loads(run("scrub", coded(store), "--json").stdout)
+    assert clean["clean"] and not any(clean["scrub"]["mended"].values())
+    shard = store / "d4" / "stoker.shard"
+    content = bytearray(shard.read_bytes())
+    block = next(at for at in range(9 << 20, len(content), 4096) if content[at : at + 4] != b"SKH1" and any(content[at : at + 4096]))
+    content[block + 100] ^= 4
+    shard.write_bytes(content)
+    assert run("fsck", coded(store)).returncode == 1
+    done = run("scrub", coded(store), "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["scrub"]["mended"]["blocks"] == 1
+    assert run("fsck", coded(store)).returncode == 0
+    assert exported(store, tmp_path / "out") == expected(store)
+
+
+def test_only_coded_stores_have_copies_to_repair_from(tmp_path: Path) -> None:
+    assert "is no coded store" in refused(1, "repair", tmp_path)
+    assert "is no coded store" in refused(1, "scrub", tmp_path)
+
+
+def test_a_store_opened_with_replace_rebuilds_beside_its_work(store: Path, tmp_path: Path) -> None:
+    shutil.rmtree(store / "d1")
+    opened = _core.Runtime(threads=1, budget_bytes=256 << 20).open_store(coded(store), same_disk=True, replace=[str(store / "d1")], holder="a test")
+    change = opened.begin()
+    change.write_bytes("x/big", 4096, b"n" * 5000)
+    change.commit().wait()
+    content = (store / "in" / "big").read_bytes()
+    (store / "in" / "big").write_bytes(content[:4096] + b"n" * 5000 + content[9096:])
+    confirmed = 0
+    deadline = time.monotonic() + 60
+    while confirmed == 0 and time.monotonic() < deadline:
+        time.sleep(0.05)
+        confirmed = int.from_bytes((store / "d1" / "stoker.shard").read_bytes()[40:48], "little")
+    opened.close()
+    assert confirmed > 0, "it counts once it has everything"
+    assert run("fsck", coded(store)).returncode == 0
+    for lost in ("d0", "d4"):
+        shutil.rmtree(store / lost)
+    assert exported(store, tmp_path / "out") == expected(store)
