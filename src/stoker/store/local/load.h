@@ -1,6 +1,7 @@
 // VolumeLoad: how busy a volume is, in seconds of its own measured speed. Any thread.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <mutex>
 
@@ -8,20 +9,22 @@ namespace stoker::local {
 
 class VolumeLoad {
  public:
-  void begin(uint64_t bytes, uint64_t now_ns) {
+  void begin(uint64_t bytes) {
     std::lock_guard lock(mutex_);
-    if (in_flight_ == 0) busy_since_ = now_ns;
     in_flight_ += bytes;
   }
-  // done: they were moved; else only taken back.
-  void end(uint64_t bytes, uint64_t now_ns, bool read, bool done) {
+  void take_back(uint64_t bytes) {
     std::lock_guard lock(mutex_);
     in_flight_ -= bytes;
-    if (!done) return;
+  }
+  // The disk had them from `from_ns` on: what they waited for before that was not its doing.
+  void end(uint64_t bytes, uint64_t from_ns, uint64_t now_ns, bool read) {
+    std::lock_guard lock(mutex_);
+    in_flight_ -= bytes;
     (read ? read_ : written_) += bytes;
     bytes_ += static_cast<double>(bytes);
-    busy_ns_ += static_cast<double>(now_ns - busy_since_);
-    busy_since_ = now_ns;
+    busy_ns_ += static_cast<double>(now_ns - std::min(now_ns, std::max(from_ns, ended_ns_)));  // what overlaps counts once
+    ended_ns_ = now_ns;
     if (bytes_ > kWindowBytes) {  // forget slowly: the speed of about the last gigabyte counts
       bytes_ /= 2;
       busy_ns_ /= 2;
@@ -49,7 +52,7 @@ class VolumeLoad {
  private:
   static constexpr double kWindowBytes = 1e9;
   mutable std::mutex mutex_;
-  uint64_t in_flight_ = 0, busy_since_ = 0, read_ = 0, written_ = 0;
+  uint64_t in_flight_ = 0, ended_ns_ = 0, read_ = 0, written_ = 0;
   double bytes_ = 0, busy_ns_ = 0;
 };
 

@@ -257,6 +257,7 @@ TEST_F(LocalStoreTest, CommitCostsOneFlushAVolumeAndOneRecordInTwoPlaces) {
     for (size_t i = 0; i < count; ++i) volumes_.push_back(root_ + "/" + std::to_string(count) + std::to_string(i));
     open();
     put("warm", pattern(10, 1));
+    const auto idle = store_->info().volumes;
     auto change = std::move(*store_->begin());
     Bytes bytes = pattern(4 * 64 * kKiB, 1);
     ASSERT_OK(change->resize("w", bytes.size()));
@@ -268,7 +269,11 @@ TEST_F(LocalStoreTest, CommitCostsOneFlushAVolumeAndOneRecordInTwoPlaces) {
     ASSERT_OK(change->commit(Durability::durable).wait());
     EXPECT_EQ(io.writes.get() - writes_before, 2U) << "the record, in two places";
     EXPECT_EQ(io.written_bytes.get() - bytes_before, 2 * 4096U);
-    EXPECT_EQ(io.syncs.get() - syncs_before, count == 1 ? 2U : 4U) << "of the data, of the journal, on each volume";
+    const auto moved = store_->info().volumes;
+    size_t touched = 0;  // one alone, where it is so much quicker
+    for (size_t i = 0; i < count; ++i) touched += moved[i].written_bytes > idle[i].written_bytes ? 1 : 0;
+    EXPECT_GE(touched, 1U);
+    EXPECT_EQ(io.syncs.get() - syncs_before, touched + count) << "of the data on each volume that it went to, of the journal on each that has a copy";
   }
 }
 

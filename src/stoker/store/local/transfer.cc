@@ -24,7 +24,6 @@ void Transfer::add(Op::Kind kind, FileId file, size_t volume, uint64_t offset, S
 void Transfer::start(Loop& loop, std::span<VolumeLoad> loads) {
   loads_ = loads;
   clock_ = &loop.clock();
-  const uint64_t now = clock_->now_ns();
   ops_.clear();
   for (Part& part : parts_) {
     part.priority = priority;
@@ -32,11 +31,11 @@ void Transfer::start(Loop& loop, std::span<VolumeLoad> loads) {
     part.done = &Transfer::op_done;
     part.context = this;
     ops_.push_back(&part);
-    loads[part.volume].begin(part.bytes.size, now);
+    loads[part.volume].begin(part.bytes.size);
   }
   left_ = ops_.size() + 1;  // one for whoever calls release()
   if (const Status queued = loop.submit(ops_); !queued) {
-    for (Part& part : parts_) loads[part.volume].end(part.bytes.size, now, false, false);
+    for (Part& part : parts_) loads[part.volume].take_back(part.bytes.size);
     refused = queued.error();
     left_ = 1;
   }
@@ -45,7 +44,12 @@ void Transfer::start(Loop& loop, std::span<VolumeLoad> loads) {
 void Transfer::op_done(Op& op) noexcept {
   auto& self = *static_cast<Transfer*>(op.context);
   const auto& part = static_cast<const Part&>(op);
-  self.loads_[part.volume].end(op.bytes.size, self.clock_->now_ns(), op.kind == Op::Kind::read, op.result.has_value());
+  VolumeLoad& load = self.loads_[part.volume];
+  if (op.result) {
+    load.end(op.bytes.size, op.queued_ns, self.clock_->now_ns(), op.kind == Op::Kind::read);  // queued_ns: when the engine got it
+  } else {
+    load.take_back(op.bytes.size);
+  }
   self.release();
 }
 
