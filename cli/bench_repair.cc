@@ -106,7 +106,9 @@ class RepairBench {
     const double rebuilding = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
     Row row{rate, repairs, waited.size(), 0, 0, 0};
     row.rebuilt_bytes_per_second = static_cast<double>(store->health().rebuilt_bytes) / rebuilding;
-    if (repairs) STOKER_TRY(repaired.wait());
+    if (repairs) {
+      if (const auto& done = repaired.wait(); !done) return done.error();
+    }
     std::sort(waited.begin(), waited.end());
     if (waited.empty()) return make_error(Code::invalid_argument, "the repair was over before the first update: give more bytes", "cli/bench_repair");
     row.p50_us = waited[waited.size() / 2];
