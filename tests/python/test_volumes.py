@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import stoker
 from models import Tiny, batch, loss_of
 from stoker import _core
+from stoker.errors import InvalidArgument
 from stoker.offload.volumes import Shares
 
 
@@ -75,6 +77,13 @@ def test_only_a_share_that_changes_is_told():
     taken, told = shares.step()
     assert told["volumes"] == {"/a": 0.8, "/b": 0.2}
     assert told["reason"] == "/a moves 1.00 GB/s and takes 80%, /b moves 0.20 GB/s and takes 20%"
+
+
+def test_a_coded_store_is_refused_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgument, match="local store"):
+        train("coded(2+1, a, b, c)")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_store_tells_of_its_volumes(tmp_path):

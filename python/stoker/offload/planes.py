@@ -155,6 +155,8 @@ class Runtime:
 
     def __init__(self, store: str, dram_bytes: int, capacity_bytes: int) -> None:
         """Opens the store, or makes one with `capacity_bytes` where there is none."""
+        if store.startswith("coded("):
+            raise InvalidArgument(f"a run's state lies in a local store, not in {store}; give one folder, or several with commas between them")
         self.path = store
         self.dram_bytes = dram_bytes
         self.directories = [] if store.startswith("memory:") else store.removeprefix("local:").split(",")

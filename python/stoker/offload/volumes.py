@@ -14,19 +14,17 @@ class Shares:
 
     def __init__(self, store: _core.Store) -> None:
         self._store = store
-        self._before = self._written()
+        self._before = _written(store.info()["volumes"])
         self._told: dict[str, float] = {}
-
-    def _written(self) -> dict[str, int]:
-        return {path: volume["written_bytes"] for path, volume in self._store.info()["volumes"].items()}
 
     def step(self) -> tuple[dict[str, int], dict[str, Any] | None]:
         """Bytes written since the last call {volume: bytes}, and what is worth telling of it: volumes {path: share}, and a reason."""
         if len(self._before) < 2:
             return {}, None
         volumes = self._store.info()["volumes"]
-        written = {path: volume["written_bytes"] - self._before[path] for path, volume in volumes.items()}
-        self._before = {path: volume["written_bytes"] for path, volume in volumes.items()}
+        now = _written(volumes)
+        written = {path: total - self._before[path] for path, total in now.items()}
+        self._before = now
         total = sum(written.values())
         if total == 0:
             return written, None
@@ -36,3 +34,7 @@ class Shares:
         self._told = shares
         rates = ", ".join(f"{path} moves {volumes[path]['bytes_per_second'] / 1e9:.2f} GB/s and takes {share:.0%}" for path, share in shares.items())
         return written, {"volumes": shares, "reason": rates}
+
+
+def _written(volumes: dict[str, dict]) -> dict[str, int]:
+    return {path: volume["written_bytes"] for path, volume in volumes.items()}
