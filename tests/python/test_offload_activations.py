@@ -24,6 +24,7 @@ from fake_link import FakeLink
 from faults import fsck
 from models import Skips, Tiny, batch, loss_of
 from stoker.errors import Corruption, InvalidArgument, StokerError
+from stoker.plan.text import event_text
 
 activations = importlib.import_module("stoker.offload.activations")
 forms = importlib.import_module("stoker.offload.forms")
@@ -595,6 +596,9 @@ def test_auto_computes_again_what_the_disk_is_too_slow_for(offload, monkeypatch)
         written = opt.ledger.last["written_bytes"]["activations"]
         assert 0 < written == sum(kept(opt).saved_bytes.values())
         assert (opt._session.layers[0].on is True) == (choice == "recompute")
+        again = 4 if choice == "recompute" else 0
+        assert opt.plan()["activations"]["again"] == again
+        assert any(f"{again} of 4 layers are computed again" in line for line in event_text(events))
 
 
 def test_the_choice_balances_the_disk_against_the_cores():

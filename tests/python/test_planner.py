@@ -8,6 +8,7 @@ import models
 import pytest
 import stoker
 import torch
+from stoker.offload.ledger import Ledger
 from stoker.offload.machine import DEMAND, STATE, WEIGHTS, WRITES, Clock, Machine
 from stoker.offload.rehearsal import CountedArena
 
@@ -50,6 +51,28 @@ def test_the_plan_knows_the_bytes_of_a_step(tmp_path, dram, policy):
         assert sum(plan["step"]["written_bytes"].values()) == pytest.approx(sum(written.values()), rel=0.12)
         elements = sum(plan["step"]["written_bytes"][name] for name in CLASSES) / 12
         assert 0 <= elements - plan["parameters"] < 9 * 2048  # 2 + 2 + 4 + 4 bytes of each, padded to 4 KiB planes in 9 blocks
+
+
+@pytest.mark.parametrize("mode", ["keep", "recompute"])
+def test_the_plan_counts_a_forward_that_is_computed_again(tmp_path, mode):
+    model = models.Tiny(width=256)
+    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=1e-3), store=str(tmp_path), dram="160MiB", policy="sync", activations=mode)
+    machine = Machine(read=1e15, write=1e15, flops=1e15, update_seconds=0.0, byte_seconds=0.0, commit_seconds=0.0)
+    plan = opt.plan(machine, 30.0)
+    layers = sum(unit.elements for layer in opt._session.blocks if layer.name.startswith("layers.") for unit in layer.units)
+    head = sum(unit.elements for block in opt._session.blocks if block.name == "head" for unit in block.units)
+    again = 10.0 * layers / (layers + head) if mode == "recompute" else 0.0  # a third of their computing is forward
+    assert plan["step"]["seconds"] == pytest.approx(30.0 + again, rel=0.02)
+    opt.close()
+
+
+def test_a_row_has_the_events_since_the_row_before():
+    ledger, counters = Ledger(), {"read_bytes": {}, "written_bytes": {}, "stall_seconds": {}, "kept": 0, "redone": 0, "dram_bytes_peak": 0}
+    assert "events" not in ledger.close_step(1, counters)
+    ledger.event("policy", policy="lazy", reason="clips")
+    ledger.event("pinned", block="a")
+    assert [each["what"] for each in ledger.close_step(2, counters)["events"]] == ["policy", "pinned"]
+    assert "events" not in ledger.close_step(3, counters) and len(ledger.events) == 2
 
 
 def test_the_clock_moves_what_is_urgent_first_and_adds_up():

@@ -66,6 +66,13 @@ def test_the_report_is_one_well_formed_file_without_network(tmp_path, count):
         assert figure in text
 
 
+def test_what_changed_on_the_way_is_told(tmp_path):
+    ran = rows(3)
+    ran[1]["events"] = [{"what": "policy", "step": 2, "policy": "lazy", "reason": "clips fire in <40%> of the steps"}, {"what": "order", "step": 2, "call": ["", True, True]}]
+    write_report(tmp_path / "r.html", ran, SUMMARY, PLAN, {"steps": 3})
+    assert "step 2: policy       lazy from here on: clips fire in &lt;40%&gt; of the steps" in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
 def test_a_run_that_was_stopped_says_so(tmp_path):
     write_report(tmp_path / "r.html", rows(2), {**SUMMARY, "heldout_loss_after": None, "finished": False}, PLAN, {"steps": 9})
     text = (tmp_path / "r.html").read_text(encoding="utf-8")

@@ -43,7 +43,7 @@ class Ledger:
 
     A row: step, seconds (wall time since the last decided step), read_bytes and written_bytes {class: bytes}, compute_seconds and
     stall_seconds {cause: seconds} that together are its seconds, dram_bytes_peak, policy, kept, redone (units), committed (the
-    step a crash would return to), volume_bytes {volume: bytes written}, where there are several. The causes: weights and state to come
+    step a crash would return to), volume_bytes {volume: bytes written}, where there are several, events, where there were any since the row before. The causes: weights and state to come
     from disk, gradients to land in their memory, writing behind (writes of the step before), commit (its barriers), checkpoint
     (state_dict), data (`with ledger.waiting("data")`), activations to be written or to come back.
     """
@@ -52,6 +52,7 @@ class Ledger:
         self.waiting = Waits()
         self.last: dict[str, Any] | None = None
         self.events: list[dict[str, Any]] = []
+        self._told = 0  # of the events, those that a row has
         self._listeners: list[Callable[[dict], None]] = []
         self._before: dict[str, Any] = {}
         self._started = time.perf_counter()
@@ -78,6 +79,8 @@ class Ledger:
         row["compute_seconds"] = max(0.0, row["seconds"] - sum(row["stall_seconds"].values()))
         row["dram_bytes_peak"] = counters["dram_bytes_peak"]
         row.update(facts)
+        if news := self.events[self._told :]:
+            row["events"], self._told = news, len(self.events)
         self.start(counters)
         self._add(row)
         self.last = row

@@ -79,9 +79,11 @@ def flops(blocks: list[Block], tokens: int) -> float:
     return 6.0 * tokens * sum(unit.elements for block in blocks if not _forward_only(block) for unit in block.units)
 
 
-def course(setting: Setting, compute_seconds: float, uses: list[int] | None, finals: list[Unit] | None, link: float = 0.0) -> Course:
+def course(
+    setting: Setting, compute_seconds: float, uses: list[int] | None, finals: list[Unit] | None, link: float = 0.0, again: frozenset[int] = frozenset()
+) -> Course:
     """compute_seconds: of forward and backward through the whole model with nothing beside it. Where an accelerator computes, a block
-    takes at least as long as its weights (and back, its gradients) take over the link."""
+    takes at least as long as its weights (and back, its gradients) take over the link. again: blocks whose forward is computed once more in backward."""
     blocks = setting.blocks
     weighty = {block.index: sum(unit.elements for unit in block.units) for block in blocks if not _forward_only(block)}
     total = sum(weighty.values()) or 1
@@ -89,7 +91,8 @@ def course(setting: Setting, compute_seconds: float, uses: list[int] | None, fin
     for block in blocks:
         share = compute_seconds * weighty.get(block.index, 0) / total
         over = block.slot_bytes / link if link else 0.0
-        compute[block.index] = (max(share / 3, over), max(share * 2 / 3, 2 * over))
+        forward, backward = share / 3, share * (1 if block.index in again else 2 / 3)
+        compute[block.index] = (max(forward, over), max(backward, 2 * over))
     updated = {unit for block in blocks for unit in block.updated_units}
     order = [unit for unit in finals or () if unit in updated]
     order += [unit for block in reversed(blocks) for unit in block.updated_units if unit not in set(order)]
@@ -98,10 +101,12 @@ def course(setting: Setting, compute_seconds: float, uses: list[int] | None, fin
 
 @dataclass(frozen=True)
 class Away:
-    """Activations that go to the disk: bytes by block, and the memory that holds the newest of them."""
+    """Activations that do not stay: bytes by block that go to the disk, the memory that holds the newest of them, and the blocks that
+    are computed again."""
 
     saved: dict[int, int]
     memory: int
+    again: frozenset[int] = frozenset()
 
 
 def plan(
@@ -141,7 +146,7 @@ def predict(
     """What the ledger's row of a step will be under this policy; without seconds where the machine is not known."""
     on = machine or NOMINAL
     seconds = compute_seconds or (0.0 if machine else flops(setting.blocks, 512) / on.flops)
-    goes = course(setting, seconds, uses, finals, on.link)
+    goes = course(setting, seconds, uses, finals, on.link, away.again if away is not None else frozenset())
     if away is not None:
         goes = replace(goes, saved=away.saved, activation_memory=away.memory)
     step = Rehearsal(setting.blocks, setting.algorithm, setting.layout, setting.arena_bytes, setting.tile_elements, goes, policy, on).steady()

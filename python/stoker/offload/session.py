@@ -694,14 +694,17 @@ class Session:
             raise Unsupported("there is no plan of a sharded run; opt.ledger tells what it does")
         planes, setting, recorder = self.planes, self.setting(), self.pager.recorder
         recorded = max((order.uses for key, order in recorder.orders.items() if key[1] and key[2]), key=len, default=None)
-        away = self.activations.away({block.name: block.index for block in self.blocks}) if self.activations is not None else None
+        away = self.activations.away({block.name: block.index for block in self.blocks}) if self.activations is not None else planner.Away({}, 0)
+        away = replace(away, again=frozenset(layer.block.index for layer in self.layers if layer.on))
         made = planner.plan(setting, machine, compute_seconds, recorded, self.steps.sequence, away)
         if self.steps.policy != "auto":
             made |= {"policy": self.steps.policy, "reason": "as you asked"}
         made["step"] = made["steps"][made["policy"]]
         made["dram"] |= {"cap": planes.dram_bytes, "pages": planes.arena.pages}
+        if self.how.activations != "keep":
+            made["activations"] = self.activations.told() if self.activations is not None else {"mode": self.how.activations, "bytes": {}, "choices": {}}
+            made["activations"]["again"] = len(away.again)
         if self.activations is not None:
-            made["activations"] = self.activations.told()
             made["dram"]["activations"] = self.activations.arena_bytes
         return made
 

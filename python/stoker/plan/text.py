@@ -22,6 +22,8 @@ def plan_text(plan: dict[str, Any], dram_bytes: int, store: str) -> str:
         f"in memory    {classes_text({k: plan['dram'][k] for k in IN_MEMORY})}{_pages(plan)}",
         *moves(plan["step"], parameters),
     ]
+    if activations := plan.get("activations"):
+        lines.append(f"activations  {_activations(activations)}")
     if "seconds" in plan["step"]:
         lines.append(f"takes        {seconds_text(plan['step'])}, policy {plan['policy']} ({plan['reason']})")
     return "\n".join(lines)
@@ -60,6 +62,32 @@ def comparison_text(compared: dict[str, dict[str, Any]]) -> str:
 
 
 _LABELS = {"seconds": "a step", "compute_seconds": "computing", "read_bytes": "read", "written_bytes": "written", **{cause: f"  {cause}" for cause in CAUSES}}
+
+
+def _activations(told: dict[str, Any]) -> str:
+    again = f"{told['again']} layers are computed again in backward" if told["again"] else ""
+    if told["mode"] == "recompute":
+        return again or "nothing is computed again: no layer repeats"
+    kept = {"disk": "to the disk", "dram": "to memory of the cap, and beyond that to the disk", "auto": "to the disk for two steps; then each layer's are chosen by what was measured"}
+    return "; ".join(filter(None, (kept[told["mode"]] if not told["choices"] else "as chosen by what was measured", again)))
+
+
+def event_text(events: list[dict[str, Any]]) -> list[str]:
+    """The events of a ledger row, a line for each that a user should read; layers' choices as one."""
+    lines = []
+    chosen = [each for each in events if each["what"] == "activations" and "choice" in each]
+    if chosen:
+        again = [each for each in chosen if each["choice"] == "recompute"]
+        first = (again or chosen)[0]
+        lines.append(f"activations  {len(again)} of {len(chosen)} layers are computed again from here on, the others go to the disk; {first['block']}: {first['reason']}")
+    for each in events:
+        if each["what"] == "policy":
+            lines.append(f"policy       {each['policy']} from here on: {each['reason']}")
+        elif each["what"] == "volumes":
+            lines.append(f"volumes      {each['reason']}")
+        elif "problem" in each:
+            lines.append(f"{each['what']:<13}{each['problem']}")
+    return lines
 
 
 def _pages(plan: dict[str, Any]) -> str:

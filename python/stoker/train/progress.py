@@ -45,6 +45,11 @@ class TrainingProgress:
         for cause, waited in stalled.items():
             self._stalled[cause] = self._stalled.get(cause, 0.0) + waited
 
+    def tell(self, lines: list[str]) -> None:
+        """What happened beside the steps."""
+        for line in lines:
+            tqdm.write(line, file=sys.stderr)
+
     def _waits(self) -> str:
         """Shares of the time: "12% waiting (state 9%, commit 3%)"."""
         shares = {cause: waited / self._seconds for cause, waited in self._stalled.items()} if self._seconds else {}

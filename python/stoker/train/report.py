@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import naming
 from ..offload.machine import CAUSES
 from ..offload.planner import expected
+from ..plan.text import event_text
 from . import charts
 from .charts import Series
 from .settings import human_bytes
@@ -62,6 +63,8 @@ def write_report(path: Path, rows: Sequence[dict[str, Any]], summary: dict[str, 
                  "prediction, and the mean of the measured steps."),
         _section("Memory against the cap", _memory(rows, summary), _memory_note(summary)),
     ]
+    if told := [f"step {row['step']}: {line}" for row in rows for line in event_text(row.get("events", []))]:
+        body.append(_section("What changed on the way", f"<pre>{escape(chr(10).join(told))}</pre>", "Policies, volumes and layers' activations, with the reason for each change."))
     if sample:
         body.append(_section("A sampled continuation", f"<pre><em>{escape(prompt)}</em>{escape(sample)}</pre>",
                              "Grey: the prompt, from the held-out part. Then the model's own words."))

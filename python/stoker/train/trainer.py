@@ -25,7 +25,7 @@ from ..offload.link import open_link
 from ..offload.machine import LINK
 from ..offload.measure import measure_machine
 from ..offload.planner import compare
-from ..plan.text import comparison_text, plan_text, rates_text
+from ..plan.text import comparison_text, event_text, plan_text, rates_text
 from .evaluate import chosen_windows, continuation, heldout_loss, unigram_entropy
 from .export import export_model
 from .ledger_file import LedgerFile, read_ledger
@@ -210,6 +210,7 @@ class Run:
         progress = TrainingProgress(opt.step_count, settings.steps)
         opt.ledger.on_step(ledger.decided)
         opt.ledger.on_step(lambda row: progress.measured(row["seconds"], row["stall_seconds"]))
+        opt.ledger.on_step(lambda row: progress.tell(event_text(row.get("events", []))))
         tokens = settings.batch * settings.window
         self.model.train()
         opt.restart_ledger()
