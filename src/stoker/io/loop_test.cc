@@ -12,101 +12,10 @@
 
 #include "stoker/base/bytes.h"
 #include "stoker/io/bounce.h"
+#include "stoker/testing/held_engine.h"
 
 namespace stoker {
 namespace {
-
-// An engine in memory that completes ops only when told to, and records what it was given and in which order.
-class FakeEngine final : public Engine {
- public:
-  struct Control {
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::vector<Op*> held;       // submitted, not completed
-    std::vector<Op> seen;        // copies, in order of submission
-    size_t allowed = 0;          // how many may complete
-    bool open = true;            // all may
-    size_t held_peak = 0;
-    size_t wakes = 0;
-    bool woken = false;
-    std::vector<std::byte> disk = std::vector<std::byte>(16 * kMiB);
-
-    void allow(size_t more) {
-      std::lock_guard lock(mutex);
-      allowed += more;
-      changed.notify_all();
-    }
-    void allow_all() {
-      std::lock_guard lock(mutex);
-      open = true;
-      changed.notify_all();
-    }
-    void wait_for_seen(size_t count) {
-      std::unique_lock lock(mutex);
-      ASSERT_TRUE(changed.wait_for(lock, std::chrono::seconds(30), [&] { return seen.size() >= count; })) << seen.size();
-    }
-  };
-
-  FakeEngine(uint32_t depth, std::shared_ptr<Control> control) : depth_(depth), control_(std::move(control)) {}
-  ~FakeEngine() override { EXPECT_TRUE(control_->held.empty()); }
-
-  EngineTraits traits() const override { return {"fake", depth_, false}; }
-  Result<FileInfo> open(const OpenFile&) override { return FileInfo{.id = 0}; }
-  Status close(FileId) override { return {}; }
-  Status adopt(const Arena&) override { return {}; }
-
-  size_t submit(std::span<Op* const> ops) override {
-    std::lock_guard lock(control_->mutex);
-    const size_t taken = std::min<size_t>(ops.size(), depth_ - control_->held.size());
-    for (Op* op : ops.first(taken)) {
-      control_->held.push_back(op);
-      control_->seen.push_back(*op);
-    }
-    control_->held_peak = std::max(control_->held_peak, control_->held.size());
-    control_->changed.notify_all();
-    return taken;
-  }
-
-  size_t poll(uint64_t wait_ns) override {
-    std::vector<Op*> done;
-    {
-      std::unique_lock lock(control_->mutex);
-      const auto ready = [&] { return control_->woken || (!control_->held.empty() && (control_->open || control_->allowed > 0)); };
-      if (wait_ns != 0) control_->changed.wait(lock, ready);
-      control_->woken = false;
-      while (!control_->held.empty() && (control_->open || control_->allowed > 0)) {
-        if (!control_->open) --control_->allowed;
-        done.push_back(control_->held.front());
-        control_->held.erase(control_->held.begin());
-      }
-      for (Op* op : done) carry(*op);
-    }
-    for (Op* op : done) op->done(*op);
-    return done.size();
-  }
-
-  void wake() override {
-    std::lock_guard lock(control_->mutex);
-    control_->woken = true;
-    ++control_->wakes;
-    control_->changed.notify_all();
-  }
-
- private:
-  void carry(Op& op) {
-    std::byte* at = control_->disk.data() + op.offset;
-    if (op.offset + op.bytes.size > control_->disk.size()) {
-      op.result = make_error(Code::io, "beyond the disk");
-      return;
-    }
-    EXPECT_TRUE(is_aligned(reinterpret_cast<uintptr_t>(op.bytes.data), kIoAlign));
-    if (op.kind == Op::Kind::read) std::memcpy(op.bytes.data, at, op.bytes.size);
-    if (op.kind == Op::Kind::write) std::memcpy(at, op.bytes.data, op.bytes.size);
-    op.result = op.bytes.size;
-  }
-  const uint32_t depth_;
-  const std::shared_ptr<Control> control_;
-};
 
 class LoopTest : public ::testing::Test {
  protected:
@@ -117,8 +26,8 @@ class LoopTest : public ::testing::Test {
   };
 
   void start(uint32_t engine_depth, LoopOptions options = {}, bool open = true) {
-    control_->open = open;
-    auto loop = Loop::make(std::make_unique<FakeEngine>(engine_depth, control_), options);
+    disks_->open = open;
+    auto loop = Loop::make(std::make_unique<HeldEngine>(engine_depth, disks_), options);
     ASSERT_TRUE(loop) << loop.error().message();
     loop_ = std::move(*loop);
   }
@@ -152,7 +61,7 @@ class LoopTest : public ::testing::Test {
     ASSERT_TRUE(changed_.wait_for(lock, std::chrono::seconds(30), [&] { return finished_ >= finished; })) << finished_;
   }
 
-  std::shared_ptr<FakeEngine::Control> control_ = std::make_shared<FakeEngine::Control>();
+  std::shared_ptr<HeldEngine::Disks> disks_ = std::make_shared<HeldEngine::Disks>();
   std::mutex mutex_;
   std::condition_variable changed_;
   size_t finished_ = 0;  // guarded by mutex_
@@ -162,7 +71,7 @@ class LoopTest : public ::testing::Test {
 };
 
 TEST_F(LoopTest, RefusesNonsense) {
-  const auto make = [&](LoopOptions options) { return Loop::make(std::make_unique<FakeEngine>(4, control_), options); };
+  const auto make = [&](LoopOptions options) { return Loop::make(std::make_unique<HeldEngine>(4, disks_), options); };
   EXPECT_FALSE(make({.depth = 0}));
   EXPECT_FALSE(make({.queue_max = 0}));
   EXPECT_FALSE(make({.floor_percent = {50, 20, 20, 10, 1}}));
@@ -224,28 +133,28 @@ TEST_F(LoopTest, NeverExceedsItsDepthNorTheEngines) {
   for (int i = 0; i < 100; ++i) ops.push_back(&aligned_read(Priority::demand).op);
   ASSERT_TRUE(loop_->submit(ops));
   wait_for(100);
-  EXPECT_EQ(control_->held_peak, 4U);
+  EXPECT_EQ(disks_->held_peak, 4U);
   loop_.reset();
-  control_->held_peak = 0;
+  disks_->held_peak = 0;
   start(64, {.depth = 3});
   ops.clear();
   for (int i = 0; i < 100; ++i) ops.push_back(&aligned_read(Priority::demand).op);
   ASSERT_TRUE(loop_->submit(ops));
   wait_for(200);
-  EXPECT_EQ(control_->held_peak, 3U);
+  EXPECT_EQ(disks_->held_peak, 3U);
 }
 
 // While one op occupies the engine others queue up; then they must come in order of class and deadline, with floors.
 TEST_F(LoopTest, ChoosesByClassAndDeadlineWhatWaits) {
   start(1, {.depth = 1, .floor_percent = {0, 0, 0, 0, 0}}, false);
   ASSERT_TRUE(loop_->submit(aligned_read(Priority::scrub).op));
-  control_->wait_for_seen(1);
+  disks_->wait_for_seen(1);
   std::vector<Op*> ops = {&aligned_read(Priority::scrub).op, &aligned_read(Priority::prefetch).op, &aligned_read(Priority::prefetch, 50).op,
                           &aligned_read(Priority::demand).op, &aligned_read(Priority::prefetch, 20).op};
   ASSERT_TRUE(loop_->submit(ops));
-  control_->allow_all();
+  disks_->allow_all();
   wait_for(6);
-  const auto& seen = control_->seen;
+  const auto& seen = disks_->seen;
   ASSERT_EQ(seen.size(), 6U);
   EXPECT_EQ(seen[1].priority, Priority::demand);
   EXPECT_EQ(seen[2].deadline_ns, 20U);
@@ -257,15 +166,15 @@ TEST_F(LoopTest, ChoosesByClassAndDeadlineWhatWaits) {
 TEST_F(LoopTest, GivesEachClassItsFloor) {
   start(1, {.depth = 1, .floor_percent = {0, 0, 25, 0, 0}}, false);
   ASSERT_TRUE(loop_->submit(aligned_read(Priority::demand).op));
-  control_->wait_for_seen(1);
+  disks_->wait_for_seen(1);
   std::vector<Op*> ops;
   for (int i = 0; i < 30; ++i) ops.push_back(&aligned_read(Priority::demand).op);
   for (int i = 0; i < 10; ++i) ops.push_back(&aligned_read(Priority::write_back).op);
   ASSERT_TRUE(loop_->submit(ops));
-  control_->allow_all();
+  disks_->allow_all();
   wait_for(41);
   size_t early = 0;
-  for (size_t i = 1; i < 21; ++i) early += control_->seen[i].priority == Priority::write_back ? 1 : 0;
+  for (size_t i = 1; i < 21; ++i) early += disks_->seen[i].priority == Priority::write_back ? 1 : 0;
   EXPECT_EQ(early, 5U);
 }
 
@@ -275,23 +184,23 @@ TEST_F(LoopTest, BackgroundBytesAreBoundedSoThatADemandNeedNotWait) {
   for (int i = 0; i < 6; ++i) ops.push_back(&aligned_read(Priority::prefetch).op);
   ops.push_back(&aligned_read(Priority::scrub).op);
   ASSERT_TRUE(loop_->submit(ops));
-  control_->wait_for_seen(2);
+  disks_->wait_for_seen(2);
   ASSERT_TRUE(loop_->submit(aligned_read(Priority::demand).op));
-  control_->wait_for_seen(3);
+  disks_->wait_for_seen(3);
   {
-    std::lock_guard lock(control_->mutex);
-    EXPECT_EQ(control_->seen.size(), 3U);
-    EXPECT_EQ(control_->seen[2].priority, Priority::demand);
+    std::lock_guard lock(disks_->mutex);
+    EXPECT_EQ(disks_->seen.size(), 3U);
+    EXPECT_EQ(disks_->seen[2].priority, Priority::demand);
   }
-  control_->allow_all();
+  disks_->allow_all();
   wait_for(8);
-  EXPECT_EQ(control_->held_peak, 3U);
+  EXPECT_EQ(disks_->held_peak, 3U);
 }
 
 TEST_F(LoopTest, AFullQueueIsBusyAndTakesNothing) {
   start(1, {.depth = 1, .queue_max = 4}, false);
   ASSERT_TRUE(loop_->submit(aligned_read(Priority::demand).op));
-  control_->wait_for_seen(1);
+  disks_->wait_for_seen(1);
   std::vector<Op*> ops;
   for (int i = 0; i < 5; ++i) ops.push_back(&aligned_read(Priority::demand).op);
   const Status refused = loop_->submit(ops);
@@ -299,7 +208,7 @@ TEST_F(LoopTest, AFullQueueIsBusyAndTakesNothing) {
   EXPECT_EQ(refused.error().code, Code::busy);
   ASSERT_TRUE(loop_->submit(std::span(ops).first(4)));
   EXPECT_FALSE(loop_->submit(*ops[4]));
-  control_->allow_all();
+  disks_->allow_all();
   wait_for(5);
   ASSERT_TRUE(loop_->submit(*ops[4]));  // room again, and the refused op is untouched
   wait_for(6);
@@ -322,7 +231,7 @@ TEST_F(LoopTest, TheDestructorFinishesWhatWasSubmittedEvenFromDone) {
   Loop* loop = loop_.get();
   std::thread destroyer([&] { delete loop; });
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  control_->allow_all();
+  disks_->allow_all();
   destroyer.join();
   EXPECT_EQ(finished_, 30U);
   static_cast<void>(loop_.release());
@@ -374,7 +283,7 @@ TEST_F(LoopTest, ManyUnalignedOpsShareTheBouncePathWithAlignedOnes) {
   }
   ASSERT_TRUE(loop_->submit(ops));
   wait_for(128);
-  for (size_t i = 0; i < 64; ++i) EXPECT_EQ(control_->disk[i * 64 * kKiB + 5], static_cast<std::byte>(i));
+  for (size_t i = 0; i < 64; ++i) EXPECT_EQ(disks_->disk(0)[i * 64 * kKiB + 5], static_cast<std::byte>(i));
 }
 
 TEST_F(LoopTest, AnErrorOnTheBouncePathEndsTheOp) {
@@ -396,7 +305,7 @@ TEST_F(LoopTest, ABatchWakesTheLoopOnce) {
     ASSERT_TRUE(loop_->submit(ops));
     wait_for(static_cast<size_t>(round + 1) * 32);
   }
-  EXPECT_LE(control_->wakes, 5U);
+  EXPECT_LE(disks_->wakes, 5U);
 }
 
 TEST_F(LoopTest, ManyThreadsSubmitAtOnce) {

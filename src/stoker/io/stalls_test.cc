@@ -6,103 +6,15 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <set>
 
 #include "stoker/base/bytes.h"
 #include "stoker/io/bounce.h"
 #include "stoker/io/loop.h"
 #include "stoker/memory/lost.h"
+#include "stoker/testing/held_engine.h"
 
 namespace stoker {
 namespace {
-
-// Disks in memory. Those named in `stuck` keep their ops until they are let go; the others complete at once.
-class StuckEngine final : public Engine {
- public:
-  struct Disks {
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::set<FileId> stuck;
-    std::vector<Op*> held;
-    std::set<Op*> released;
-    bool woken = false;
-    std::map<FileId, std::vector<std::byte>> bytes;
-    size_t closed = 0;
-
-    void let_go() {
-      std::lock_guard lock(mutex);
-      stuck.clear();
-      changed.notify_all();
-    }
-    // What a disk that is slow does: one of its ops is done. `like`: the caller's op; the place in memory tells which.
-    void let_one_go(const Op& like) {
-      std::lock_guard lock(mutex);
-      const auto found = std::find_if(held.begin(), held.end(), [&](const Op* op) { return op->bytes.data == like.bytes.data; });
-      ASSERT_NE(found, held.end());
-      released.insert(*found);
-      changed.notify_all();
-    }
-    void stick(FileId file) {
-      std::lock_guard lock(mutex);
-      stuck.insert(file);
-    }
-  };
-  StuckEngine(uint32_t depth, std::shared_ptr<Disks> disks) : depth_(depth), disks_(std::move(disks)) {}
-  ~StuckEngine() override { EXPECT_TRUE(disks_->held.empty()); }
-
-  EngineTraits traits() const override { return {"stuck", depth_, false}; }
-  Result<FileInfo> open(const OpenFile&) override {
-    std::lock_guard lock(disks_->mutex);
-    const auto id = static_cast<FileId>(disks_->bytes.size());
-    disks_->bytes[id].resize(4 * kMiB);
-    return FileInfo{.id = id};
-  }
-  Status close(FileId) override {
-    ++disks_->closed;
-    return {};
-  }
-  Status adopt(const Arena&) override { return {}; }
-  size_t submit(std::span<Op* const> ops) override {
-    std::lock_guard lock(disks_->mutex);
-    const size_t taken = std::min<size_t>(ops.size(), depth_ - disks_->held.size());
-    disks_->held.insert(disks_->held.end(), ops.begin(), ops.begin() + static_cast<std::ptrdiff_t>(taken));
-    return taken;
-  }
-  size_t poll(uint64_t wait_ns) override {
-    std::vector<Op*> done;
-    {
-      std::unique_lock lock(disks_->mutex);
-      const auto movable = [&](Op* op) { return disks_->stuck.count(op->file) == 0 || disks_->released.count(op) != 0; };
-      const auto ready = [&] { return disks_->woken || std::any_of(disks_->held.begin(), disks_->held.end(), movable); };
-      disks_->changed.wait_for(lock, std::chrono::nanoseconds(std::min<uint64_t>(wait_ns, 3'600'000'000'000)), ready);
-      disks_->woken = false;
-      const auto stay = std::stable_partition(disks_->held.begin(), disks_->held.end(), movable);
-      done.assign(disks_->held.begin(), stay);
-      disks_->held.erase(disks_->held.begin(), stay);
-      for (Op* op : done) {
-        disks_->released.erase(op);
-        carry(*op);
-      }
-    }
-    for (Op* op : done) op->done(*op);
-    return done.size();
-  }
-  void wake() override {
-    std::lock_guard lock(disks_->mutex);
-    disks_->woken = true;
-    disks_->changed.notify_all();
-  }
-
- private:
-  void carry(Op& op) {
-    std::byte* at = disks_->bytes[op.file].data() + op.offset;
-    if (op.kind == Op::Kind::read) std::memcpy(op.bytes.data, at, op.bytes.size);
-    if (op.kind == Op::Kind::write) std::memcpy(at, op.bytes.data, op.bytes.size);
-    op.result = op.bytes.size;
-  }
-  const uint32_t depth_;
-  const std::shared_ptr<Disks> disks_;
-};
 
 class StallTest : public ::testing::Test {
  protected:
@@ -121,7 +33,7 @@ class StallTest : public ::testing::Test {
     loop_.reset();
   }
   void start(const LoopOptions& options) {
-    loop_ = std::move(*Loop::make(std::make_unique<StuckEngine>(32, disks_), options));
+    loop_ = std::move(*Loop::make(std::make_unique<HeldEngine>(32, disks_), options));
     EXPECT_TRUE(loop_->adopt(*arena_));
     dead_ = loop_->open({.path = "/dead"})->id;
     live_ = loop_->open({.path = "/live"})->id;
@@ -157,7 +69,7 @@ class StallTest : public ::testing::Test {
   }
 
   Budget budget_{64 * kMiB};
-  std::shared_ptr<StuckEngine::Disks> disks_ = std::make_shared<StuckEngine::Disks>();
+  std::shared_ptr<HeldEngine::Disks> disks_ = std::make_shared<HeldEngine::Disks>();
   std::unique_ptr<Arena> arena_;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -296,13 +208,13 @@ TEST_F(StallTest, TheLoopEndsThoughItsDiskDoesNot) {
   expect_given_up(submit(Op::Kind::write, dead_, buffer.slice()));
   loop_.reset();
   EXPECT_EQ(disks_->held.size(), 1U);  // still with the engine, which stays
-  disks_ = std::make_shared<StuckEngine::Disks>();
+  disks_ = std::make_shared<HeldEngine::Disks>();
   start({.depth = 8});
 }
 
 TEST_F(StallTest, RefusesToGiveUpBeforeItWarns) {
-  EXPECT_FALSE(Loop::make(std::make_unique<StuckEngine>(4, disks_), {.stall_warn_ns = 2, .stall_error_ns = 1}));
-  EXPECT_FALSE(Loop::make(std::make_unique<StuckEngine>(4, disks_), {.stall_warn_ns = 0}));
+  EXPECT_FALSE(Loop::make(std::make_unique<HeldEngine>(4, disks_), {.stall_warn_ns = 2, .stall_error_ns = 1}));
+  EXPECT_FALSE(Loop::make(std::make_unique<HeldEngine>(4, disks_), {.stall_warn_ns = 0}));
 }
 
 }  // namespace
