@@ -1,12 +1,9 @@
 #include "stoker/store/local/volume.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <random>
 #include <utility>
 
 #include "stoker/base/log.h"
@@ -19,13 +16,6 @@ namespace {
 
 constexpr const char* kWhere = "store/local/volume";
 constexpr const char* kFileName = "stoker.volume";
-
-StoreId random_id() {
-  std::random_device random;
-  StoreId id;
-  for (auto& byte : id) byte = static_cast<uint8_t>(random());
-  return id;
-}
 
 // The file or device behind what the user named; makes the folder of a store that is to be made.
 Result<std::string> resolve(const std::string& path, const StoreOptions& options) {
@@ -48,17 +38,7 @@ bool all_zero(std::span<const std::byte> bytes) {
 }  // namespace
 
 VolumeSet::~VolumeSet() {
-  for (Volume& volume : volumes_) {
-    if (volume.file.id >= 0) {
-      if (const Status closed = loop_->close(volume.file.id); !closed) {
-        log().warn("{}", closed.error().message());
-        continue;  // the lock stays, too: nobody may write where a late write of ours can still land
-      }
-    }
-    if (volume.made) unlink(volume.file_path.c_str());
-    if (volume.named) write_holder(volume.lock_fd, "");  // the next holder is not taken for us before it has put its own name there
-    if (volume.lock_fd >= 0) ::close(volume.lock_fd);
-  }
+  for (Volume& volume : volumes_) close_store_file(*loop_, volume);
 }
 
 Result<VolumeSet> VolumeSet::open(const std::vector<std::string>& paths, Loop& loop, const StoreOptions& options, const LocalOptions& local) {
@@ -67,17 +47,13 @@ Result<VolumeSet> VolumeSet::open(const std::vector<std::string>& paths, Loop& l
     return make_error(Code::invalid_argument, "the chunks of a store must be a multiple of 4 KiB from 64 KiB to 8 MiB, not " + std::to_string(options.chunk_bytes) + " bytes", kWhere);
   }
   const Geometry geometry{options.capacity_bytes, options.objects_max, options.chunk_bytes, local.area_bytes};
-  const auto plan = plan_volumes(geometry, paths.size(), random_id());
+  const auto plan = plan_volumes(geometry, paths.size(), random_store_id());
   VolumeSet set(loop);
   for (size_t i = 0; i < paths.size(); ++i) STOKER_TRY(set.open_one(paths[i], options, local, plan[i].volume_bytes));
   STOKER_TRY(set.read_headers());
   STOKER_TRY(set.identify(options, plan));
   // Only now: what was named might have been somebody's file that is no store at all.
-  for (Volume& volume : set.volumes_) {
-    if (volume.lock_fd < 0 || options.read_only) continue;
-    write_holder(volume.lock_fd, options.holder.empty() ? "pid " + std::to_string(getpid()) : options.holder);
-    volume.named = true;
-  }
+  for (Volume& volume : set.volumes_) name_holder(volume, options);
   return set;
 }
 

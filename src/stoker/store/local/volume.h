@@ -10,17 +10,12 @@
 #include "stoker/store/local/map.h"
 #include "stoker/store/local/store.h"
 #include "stoker/store/open.h"
+#include "stoker/store/store_file.h"
 
 namespace stoker::local {
 
-struct Volume {
-  std::string path;  // as given by the user
-  std::string file_path;
-  FileInfo file;
+struct Volume : StoreFile {
   VolumeHeader header;
-  int lock_fd = -1;
-  bool made = false;  // by this call, and unlinked again if the store does not come to be
-  bool named = false;  // our name stands in it as the holder's
   std::vector<std::string> damage;  // of its header copies
 };
 

@@ -1,0 +1,37 @@
+#include "stoker/store/store_file.h"
+
+#include <unistd.h>
+
+#include <random>
+
+#include "stoker/base/log.h"
+#include "stoker/store/writer_lock.h"
+
+namespace stoker {
+
+void name_holder(StoreFile& file, const StoreOptions& options) {
+  if (file.lock_fd < 0 || options.read_only) return;
+  write_holder(file.lock_fd, options.holder.empty() ? "pid " + std::to_string(getpid()) : options.holder);
+  file.named = true;
+}
+
+void close_store_file(Loop& loop, StoreFile& file) {
+  if (file.file.id >= 0) {
+    if (const Status closed = loop.close(file.file.id); !closed) {
+      log().warn("{}", closed.error().message());
+      return;
+    }
+  }
+  if (file.made) unlink(file.file_path.c_str());
+  if (file.named) write_holder(file.lock_fd, "");  // the next holder is not taken for us before it has put its own name there
+  if (file.lock_fd >= 0) ::close(file.lock_fd);
+}
+
+StoreId random_store_id() {
+  std::random_device random;
+  StoreId id;
+  for (auto& byte : id) byte = static_cast<uint8_t>(random());
+  return id;
+}
+
+}  // namespace stoker
