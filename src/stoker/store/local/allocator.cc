@@ -12,6 +12,7 @@ constexpr uint64_t kShortBlocks = kChunkMin / kBlock;  // smaller pieces go wher
 }  // namespace
 
 void FreeMap::add(uint64_t block, uint64_t blocks) {
+  end_ = std::max(end_, block + blocks);
   if (blocks == 0) return;
   free_ += blocks;
   auto next = ranges_.lower_bound(block);
@@ -60,7 +61,12 @@ bool FreeMap::take_at(uint64_t at, uint64_t blocks) {
 
 std::optional<uint64_t> FreeMap::take(uint64_t blocks) {
   if (blocks > largest()) return std::nullopt;
-  const auto choice = blocks < kShortBlocks ? sizes_.lower_bound({blocks, 0}) : std::prev(sizes_.end());
+  const bool is_short = blocks < kShortBlocks;
+  auto choice = is_short ? sizes_.lower_bound({blocks, 0}) : std::prev(sizes_.end());
+  if (at_end(*choice)) {
+    const auto other = is_short ? std::next(choice) : choice == sizes_.begin() ? sizes_.end() : std::prev(choice);
+    if (other != sizes_.end() && other->first >= blocks) choice = other;
+  }
   const uint64_t at = choice->second;
   carve(ranges_.find(at), at, blocks);
   return at;

@@ -21,17 +21,21 @@ class FreeMap {
   void add(uint64_t block, uint64_t blocks);
   // Blocks that start exactly at `at`, if they are free.
   bool take_at(uint64_t at, uint64_t blocks);
-  // From the start of the largest free range, so that what follows can lie behind it; short pieces from the smallest that fits.
+  // From the start of the largest free range, so that what follows can lie behind it; short pieces from the smallest that fits. The range at
+  // the end comes last: what was never written lies there, and costs a file system more (it must note that it was) than to be written again.
   std::optional<uint64_t> take(uint64_t blocks);
   uint64_t free_blocks() const { return free_; }
   uint64_t largest() const { return sizes_.empty() ? 0 : sizes_.rbegin()->first; }
 
  private:
-  using Ranges = std::map<uint64_t, uint64_t>;  // block -> blocks
+  using Ranges = std::map<uint64_t, uint64_t>;            // block -> blocks
+  using Sizes = std::set<std::pair<uint64_t, uint64_t>>;  // (blocks, block) of the same ranges
   void carve(Ranges::iterator range, uint64_t at, uint64_t blocks);
+  bool at_end(const Sizes::value_type& range) const { return range.second + range.first == end_; }
   Ranges ranges_;
-  std::set<std::pair<uint64_t, uint64_t>> sizes_;  // (blocks, block) of the same ranges
+  Sizes sizes_;
   uint64_t free_ = 0;
+  uint64_t end_ = 0;  // behind the last block there ever was
 };
 
 // A contiguous piece set aside for the chunks of one object that are still to come.
