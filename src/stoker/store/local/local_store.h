@@ -78,9 +78,8 @@ class LocalStore final : public Store {
   void try_read(std::unique_ptr<Transfer> transfer, StatePtr state, std::string snapshot, uint64_t offset, Slice into);
   Result<std::shared_ptr<StagedChunk>> gather(Transfer& transfer, const StatePtr& state, std::string_view snapshot, uint64_t offset, Slice into);
   Status prepare_read(Transfer& transfer);
+  static void verify(Transfer& transfer, const Piece& piece, void* store);
   static void read_done(Transfer& transfer, void* store);
-  void verify_read(std::unique_ptr<Transfer> transfer);
-  Status verify_piece(const Transfer& transfer, const Piece& piece) const;
   Status read_chunk(std::string_view key, uint32_t index, const Chunk& chunk, Slice into);
   Error corrupt(std::string_view key, uint32_t index, const Chunk& chunk) const;
   void unpin(uint64_t epoch);

@@ -1,4 +1,4 @@
-// LocalStore: reads. Look up and pin under the mutex, transfer, verify on the pool, unpin.
+// LocalStore: reads. Look up and pin under the mutex, transfer, verify on the pool what has come while the rest is on its way, unpin.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -81,12 +81,13 @@ void LocalStore::try_read(std::unique_ptr<Transfer> transfer, StatePtr state, st
   lock.unlock();
   Transfer& started = *transfer.release();  // owns itself until read_done()
   started.store = this;
+  started.arrived = &LocalStore::verify;
   started.finish = &LocalStore::read_done;
   if (const Status ready = prepare_read(started); !ready) {
     started.refused = ready.error();
-    return verify_read(std::unique_ptr<Transfer>(&started));
+    return read_done(started, this);
   }
-  started.start(runtime_.loop, loads_);
+  started.start(runtime_.loop, loads_, runtime_.pool);
   started.release();
 }
 
@@ -149,57 +150,31 @@ Status LocalStore::prepare_read(Transfer& transfer) {
     STOKER_ASSIGN(transfer.grant, runtime_.budget.take(scratch, "reading a part of a chunk of '" + transfer.key + "'"));
     if (transfer.scratch.size() < scratch) transfer.scratch = AlignedBytes(scratch);
   }
-  for (const Piece& piece : transfer.pieces) {
+  for (size_t i = 0; i < transfer.pieces.size(); ++i) {
+    const Piece& piece = transfer.pieces[i];
     const Chunk& chunk = piece.chunk;
     if (chunk.sparse()) continue;
     const size_t volume = volume_of(chunk.place);
     const uint64_t at = block_of(chunk.place) * kBlock;
     const size_t straight = piece.direct ? align_down(chunk.stored, kBlock) : 0;
     const FileId file = volumes_[volume].file.id;
-    if (straight > 0) transfer.add(Op::Kind::read, file, volume, at, piece.memory.sub(0, straight), piece.index);
+    if (straight > 0) transfer.add(Op::Kind::read, file, volume, at, piece.memory.sub(0, straight), i);
     if (straight < chunk.stored) {
-      transfer.add(Op::Kind::read, file, volume, at + straight, transfer.scratch.slice().sub(piece.scratch, align_up(chunk.stored - straight, kBlock)), piece.index);
+      transfer.add(Op::Kind::read, file, volume, at + straight, transfer.scratch.slice().sub(piece.scratch, align_up(chunk.stored - straight, kBlock)), i);
     }
   }
   return {};
 }
 
-// On the Loop's thread, or the caller's if nothing had to be read.
-void LocalStore::read_done(Transfer& transfer, void* store) {
-  auto& self = *static_cast<LocalStore*>(store);
-  const bool on_disk = std::any_of(transfer.pieces.begin(), transfer.pieces.end(), [](const Piece& piece) { return !piece.chunk.sparse(); });
-  if (!on_disk) return self.verify_read(std::unique_ptr<Transfer>(&transfer));
-  self.runtime_.pool.run([&self, &transfer] { self.verify_read(std::unique_ptr<Transfer>(&transfer)); });
-}
-
-void LocalStore::verify_read(std::unique_ptr<Transfer> transfer) {
-  Status status = transfer->status();
-  for (const Piece& piece : transfer->pieces) {
-    if (!status) break;
-    if (!piece.chunk.sparse()) status = verify_piece(*transfer, piece);
-  }
-  Promise<void> promise = std::move(transfer->promise);
-  const uint64_t epoch = transfer->epoch;
-  if (!status) {
-    Lock lock(mutex_);
-    note_given_up(status);
-  }
-  transfers_.give(std::move(transfer));
-  unpin(epoch);
-  promise.complete(std::move(status));
-  Lock lock(mutex_);
-  if (--in_flight_ == 0) idle_.notify_all();
-}
-
-// Checks the whole stored chunk, then completes the caller's bytes.
-Status LocalStore::verify_piece(const Transfer& transfer, const Piece& piece) const {
+// On the pool, for several pieces of a transfer at a time: checks the whole stored chunk, then completes the caller's bytes.
+void LocalStore::verify(Transfer& transfer, const Piece& piece, void* /*store*/) {
   const Chunk& chunk = piece.chunk;
   const std::byte* const scratch = piece.scratch == SIZE_MAX ? nullptr : transfer.scratch.data() + piece.scratch;
   const size_t straight = piece.direct ? align_down(chunk.stored, kBlock) : 0;
   const size_t behind = chunk.stored - straight;
   uint32_t crc = crc32c(piece.memory.data, straight);
   if (behind > 0) crc = crc32c(scratch, behind, crc);
-  if (crc != chunk.crc) return corrupt(transfer.key, piece.index, chunk);
+  if (crc != chunk.crc) return transfer.bad(piece);
   if (behind > 0) {
     const size_t from = piece.direct ? 0 : piece.from;
     const size_t to = piece.direct ? behind : std::min<size_t>(piece.to, chunk.stored);
@@ -209,7 +184,27 @@ Status LocalStore::verify_piece(const Transfer& transfer, const Piece& piece) co
     const size_t zeros_from = std::max(piece.from, chunk.valid) - piece.from;
     std::memset(piece.memory.data + zeros_from, 0, piece.memory.size - zeros_from);
   }
-  return {};
+}
+
+// All pieces came and were verified, or an op failed. On the pool, or the caller's thread if nothing was read.
+void LocalStore::read_done(Transfer& transfer, void* store) {
+  auto& self = *static_cast<LocalStore*>(store);
+  std::unique_ptr<Transfer> owned(&transfer);
+  Status status = transfer.status();
+  const Piece* const bad = transfer.first_bad();
+  if (status && bad != nullptr) status = self.corrupt(transfer.key, bad->index, bad->chunk);
+  if (status) STOKER_CHECK(std::all_of(transfer.pieces.begin(), transfer.pieces.end(), [](const Piece& piece) { return piece.to_come == 0; }));  // all were verified
+  Promise<void> promise = std::move(transfer.promise);
+  const uint64_t epoch = transfer.epoch;
+  if (!status) {
+    Lock lock(self.mutex_);
+    self.note_given_up(status);
+  }
+  self.transfers_.give(std::move(owned));
+  self.unpin(epoch);
+  promise.complete(std::move(status));
+  Lock lock(self.mutex_);
+  if (--self.in_flight_ == 0) self.idle_.notify_all();
 }
 
 // Not under the mutex. The chunk's bytes are lost; a snapshot may still have those from before they were written.

@@ -1,19 +1,24 @@
 #include "stoker/store/local/transfer.h"
 
+#include <utility>
+
 namespace stoker::local {
 
-void Transfer::add(Op::Kind kind, FileId file, size_t volume, uint64_t offset, Slice bytes, uint32_t chunk) {
+void Transfer::add(Op::Kind kind, FileId file, size_t volume, uint64_t offset, Slice bytes, size_t piece) {
+  const size_t join_max = kind == Op::Kind::read ? kJoinRead : kJoinWrite;
   if (!parts_.empty()) {
-    Op& last = parts_.back();
+    Part& last = parts_.back();
     const bool goes_on = last.kind == kind && last.file == file && last.offset + last.bytes.size == offset && last.bytes.data + last.bytes.size == bytes.data &&
-                         last.bytes.arena == bytes.arena && last.bytes.size + bytes.size <= kJoinMax;
+                         last.bytes.arena == bytes.arena && last.bytes.size + bytes.size <= join_max;
     if (goes_on) {
       last.bytes.size += bytes.size;
+      if (std::exchange(last.last, piece) != piece) ++pieces[piece].to_come;
       return;
     }
   }
   Part& part = parts_.emplace_back();
-  part.chunk = chunk;
+  part.first = part.last = piece;
+  ++pieces[piece].to_come;
   part.volume = static_cast<uint32_t>(volume);
   part.kind = kind;
   part.file = file;
@@ -21,8 +26,9 @@ void Transfer::add(Op::Kind kind, FileId file, size_t volume, uint64_t offset, S
   part.bytes = bytes;
 }
 
-void Transfer::start(Loop& loop, std::span<VolumeLoad> loads) {
+void Transfer::start(Loop& loop, std::span<VolumeLoad> loads, Pool& pool) {
   loads_ = loads;
+  pool_ = &pool;
   clock_ = &loop.clock();
   ops_.clear();
   for (Part& part : parts_) {
@@ -50,7 +56,19 @@ void Transfer::op_done(Op& op) noexcept {
   } else {
     load.take_back(op.bytes.size);
   }
-  self.release();
+  if (part.kind != Op::Kind::read) return self.release();
+  self.pool_->run([&self, &part] { self.came(part); });
+}
+
+// On the pool. The ops of one piece may come here at the same time; a piece of which one failed is never complete.
+void Transfer::came(const Part& part) {
+  if (part.result) {
+    for (size_t i = part.first; i <= part.last; ++i) {
+      const bool here = !pieces[i].chunk.sparse();  // else it lies between two that are on disk
+      if (here && std::atomic_ref(pieces[i].to_come).fetch_sub(1) == 1) arrived(*this, pieces[i], store);
+    }
+  }
+  release();
 }
 
 void Transfer::release() {
@@ -62,16 +80,26 @@ Status Transfer::status() const {
   for (const Part& part : parts_) {
     if (!part.result) {
       const bool read = part.kind == Op::Kind::read;
-      return part.result.error().with(std::string(read ? "reading" : "writing") + " chunk " + std::to_string(part.chunk) + " of '" + key + "'");
+      return part.result.error().with(std::string(read ? "reading" : "writing") + " chunk " + std::to_string(pieces[part.first].index) + " of '" + key + "'");
     }
   }
   return {};
 }
 
+void Transfer::bad(const Piece& piece) {
+  const size_t at = static_cast<size_t>(&piece - pieces.data());
+  size_t first = first_bad_;
+  while (at < first && !first_bad_.compare_exchange_weak(first, at)) {
+  }
+}
+
+const Piece* Transfer::first_bad() const { return first_bad_ == SIZE_MAX ? nullptr : &pieces[first_bad_]; }
+
 void Transfer::clear() {
   key.clear();
   deadline_ns = 0;
   refused.reset();
+  first_bad_ = SIZE_MAX;
   pieces.clear();
   parts_.clear();
   if (scratch.size() > kScratchKept || is_lost(scratch.data(), scratch.size())) scratch = AlignedBytes();

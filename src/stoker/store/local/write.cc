@@ -288,19 +288,20 @@ void LocalStore::start_write(std::unique_ptr<Transfer> owned) {
     scratch += kBlock;
   }
   if (transfer.scratch.size() < scratch) transfer.scratch = AlignedBytes(scratch);
-  for (const Piece& piece : transfer.pieces) {
+  for (size_t i = 0; i < transfer.pieces.size(); ++i) {
+    const Piece& piece = transfer.pieces[i];
     const size_t volume = volume_of(piece.chunk.place);
     const uint64_t at = block_of(piece.chunk.place) * kBlock;
     const FileId file = volumes_[volume].file.id;
     const size_t straight = align_down(piece.chunk.stored, kBlock);
-    if (straight > 0) transfer.add(Op::Kind::write, file, volume, at, piece.memory.sub(0, straight), piece.index);
+    if (straight > 0) transfer.add(Op::Kind::write, file, volume, at, piece.memory.sub(0, straight), i);
     if (straight == piece.chunk.stored) continue;
     const Slice last = transfer.scratch.slice().sub(piece.scratch, kBlock);
     std::memset(last.data, 0, kBlock);
     std::memcpy(last.data, piece.memory.data + straight, piece.chunk.stored - straight);
-    transfer.add(Op::Kind::write, file, volume, at + straight, last, piece.index);
+    transfer.add(Op::Kind::write, file, volume, at + straight, last, i);
   }
-  transfer.start(runtime_.loop, loads_);
+  transfer.start(runtime_.loop, loads_, runtime_.pool);
   for (Piece& piece : transfer.pieces) piece.chunk.crc = crc32c(piece.memory.data, piece.chunk.stored);
   transfer.release();
 }
