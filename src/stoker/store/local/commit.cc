@@ -1,5 +1,6 @@
 // LocalStore: commits. All of this runs on the worker, in order of the commit() calls: (1) the data writes have completed,
-// (2) one flush a touched volume, (3) one record in both journal copies, (4) the map flips, (5) acknowledged.
+// (2) one flush a touched volume, (3) one record in both journal copies, (4) the map flips, (5) acknowledged. A deferred commit needs
+// none of the flushes and records: where the worker has nothing to do it runs at once, on the thread that called.
 #include <algorithm>
 #include <cerrno>
 #include <utility>
@@ -17,7 +18,7 @@ std::span<const std::byte> bytes_of(std::string_view text) { return std::as_byte
 }  // namespace
 
 Future<Version> LocalStore::commit(const StatePtr& state, Durability durability) {
-  std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   if (state->phase != TransactionState::Phase::open) return make_error(Code::invalid_argument, "the transaction was already committed", kWhere);
   state->phase = TransactionState::Phase::committing;
   while (!state->partials.empty()) seal(state, std::shared_ptr<StagedChunk>(state->partials.front()));
@@ -26,7 +27,19 @@ Future<Version> LocalStore::commit(const StatePtr& state, Durability durability)
   entry->state = state;
   Future<Version> future = entry->promise.future();
   queue_.push_back(std::move(entry));
-  if (state->pending == 0) kick();
+  if (state->pending > 0) return future;  // the last of its writes kicks
+  if (durability == Durability::durable || queue_.size() > 1 || processing_) {
+    kick();
+    return future;
+  }
+  start_processing();
+  auto group = next_group();
+  lock.unlock();
+  run_group(std::move(group));
+  lock.lock();
+  // What came meanwhile may have to wait for a disk: not here.
+  if (queue_.empty()) stop_processing();
+  else worker_.run([this] { process(); });
   return future;
 }
 
@@ -46,28 +59,38 @@ Future<void> LocalStore::enqueue_named(Entry::Kind kind, std::string_view name) 
   return future;
 }
 
-// With the mutex: the worker looks at the queue soon.
+// With the mutex: the worker looks at the queue soon, or whoever does already looks once more.
 void LocalStore::kick() {
-  if (std::exchange(kicked_, true)) return;
-  ++in_flight_;
+  if (processing_) return;
+  start_processing();
   worker_.run([this] { process(); });
 }
 
 void LocalStore::process() {
-  {
-    std::lock_guard lock(mutex_);
-    kicked_ = false;
+  Lock lock(mutex_);
+  for (auto group = next_group(); !group.empty(); group = next_group()) {
+    lock.unlock();
+    run_group(std::move(group));
+    lock.lock();
   }
-  for (auto group = next_group(); !group.empty(); group = next_group()) run_group(std::move(group));
-  std::lock_guard lock(mutex_);
+  stop_processing();
+}
+
+// Both with the mutex. One thread at a time takes entries out of the queue.
+void LocalStore::start_processing() {
+  processing_ = true;
+  ++in_flight_;
+}
+
+void LocalStore::stop_processing() {
+  processing_ = false;
   if (--in_flight_ == 0) idle_.notify_all();
 }
 
-// What is ready at the head of the queue and may share a record: commits that wait together, or one snapshot or drop. Deferred
-// commits at the head go alone, since nothing need be written for them.
+// With the mutex: what is ready at the head of the queue and may share a record: commits that wait together, or one snapshot or drop.
+// Deferred commits at the head go alone, since nothing need be written for them.
 std::vector<std::unique_ptr<LocalStore::Entry>> LocalStore::next_group() {
   std::vector<std::unique_ptr<Entry>> group;
-  std::lock_guard lock(mutex_);
   while (!queue_.empty()) {
     const Entry& head = *queue_.front();
     if (head.kind == Entry::Kind::commit && head.state->pending > 0) break;
@@ -235,7 +258,7 @@ Status LocalStore::make_durable(const std::string& items, uint64_t touched) {
   std::string record = std::exchange(deferred_items_, {});
   deferred_touched_ = 0;
   if (!journal_.fits(record.size() + items.size())) {
-    // The image holds the deferred commits. Only this thread changes the map.
+    // The image holds the deferred commits. Nobody else changes the map meanwhile (processing_).
     if (const Status status = journal_.begin(*map_); !status) return status.error().with("writing a new image of the map");
     record.clear();
   }

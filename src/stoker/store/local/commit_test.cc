@@ -1,5 +1,8 @@
 // What commits cost, where their bytes go, when space comes back, and what does not fit.
+#include <algorithm>
 #include <cstring>
+#include <set>
+#include <thread>
 
 #include "stoker/store/blocking_io.h"
 #include "stoker/testing/local_lab.h"
@@ -45,6 +48,68 @@ TEST_F(LocalStoreTest, DeferredCommitsCostNothingUntilADurableOne) {
   EXPECT_EQ(io.writes.get() - writes_before, 5U + 1U + 2U);
   EXPECT_EQ(io.syncs.get() - syncs_before, 2U);
   EXPECT_EQ(store_->info().durable, 6U);
+}
+
+TEST_F(LocalStoreTest, ADeferredCommitIsDoneWhenItReturnsWhereNothingElseIsUnderWay) {
+  open();
+  Bytes bytes = pattern(70'000, 1);
+  for (Version version = 1; version <= 3; ++version) {
+    auto change = std::move(*store_->begin());
+    ASSERT_OK(change->resize("a", bytes.size()));
+    ASSERT_OK(change->write("a", 0, slice_of(bytes)).wait());
+    const auto done = change->commit(Durability::deferred);
+    ASSERT_TRUE(done.ready());
+    EXPECT_EQ(*done.wait(), version);
+  }
+  EXPECT_EQ(store_->info().durable, 0U);
+}
+
+TEST_F(LocalStoreTest, CommitsOfManyThreadsAndBothKindsKeepTheirOrder) {
+  constexpr int threads = 4, rounds = 40;
+  options_.capacity_bytes = 16 * kMiB;
+  open();
+  std::vector<std::vector<Version>> versions(threads);
+  std::vector<std::thread> writers;
+  for (int thread = 0; thread < threads; ++thread) {
+    writers.emplace_back([&, thread] {
+      for (int round = 0; round < rounds; ++round) {
+        auto change = std::move(*store_->begin());
+        Bytes bytes = pattern(5000, static_cast<uint64_t>(thread * rounds + round));
+        const std::string key = "k" + std::to_string(thread);
+        ASSERT_OK(change->resize(key, bytes.size()));
+        const auto written = change->write(key, 0, slice_of(bytes));
+        const auto done = change->commit((thread + round) % 3 == 0 ? Durability::durable : Durability::deferred);
+        ASSERT_OK(written.wait());  // most commits wait for it, some find it done
+        ASSERT_OK(done.wait());
+        versions[static_cast<size_t>(thread)].push_back(*done.wait());
+      }
+    });
+  }
+  for (auto& writer : writers) writer.join();
+  std::set<Version> all;
+  for (const auto& mine : versions) {
+    EXPECT_TRUE(std::is_sorted(mine.begin(), mine.end()));
+    all.insert(mine.begin(), mine.end());
+  }
+  EXPECT_EQ(all.size(), size_t{threads * rounds});
+  EXPECT_EQ(*all.rbegin(), Version{threads * rounds});
+  ASSERT_OK((*store_->begin())->commit(Durability::durable).wait());
+  open();
+  for (int thread = 0; thread < threads; ++thread) {
+    EXPECT_EQ(read_all(*store_, "k" + std::to_string(thread)), pattern(5000, static_cast<uint64_t>(thread * rounds + rounds - 1)));
+  }
+}
+
+TEST_F(LocalStoreTest, WhatIsWrittenAnewGoesWhereSomethingWasBefore) {
+  options_.capacity_bytes = 16 * kMiB;
+  open();
+  for (uint64_t round = 0; round < 30; ++round) put("a", pattern(512 * kKiB, round + 1));
+  store_.reset();
+  const auto head = header();
+  const Bytes data = bytes_at(head.data_at, head.data_bytes);
+  size_t touched = 0;
+  for (size_t at = 0; at < data.size(); at += 4096) touched += std::any_of(data.begin() + static_cast<ptrdiff_t>(at), data.begin() + static_cast<ptrdiff_t>(at + 4096), [](std::byte byte) { return byte != std::byte{0}; });
+  EXPECT_EQ(touched * 4096, 2 * 512 * kKiB) << "one place to be read from and one to write to";
 }
 
 TEST_F(LocalStoreTest, CommitsThatWaitTogetherShareARecord) {

@@ -1,7 +1,7 @@
 // LocalStore: a Store on volumes. One mutex guards the map, the allocator and all staged bytes; it is never held over I/O.
 //
 // Threads: any thread calls in. The Loop's thread completes transfers of writes; pool threads verify reads; the store's worker
-// merges partial chunks and commits, one job after the other.
+// merges partial chunks and commits, one job after the other (a deferred commit may run on its caller's thread).
 #pragma once
 
 #include <array>
@@ -123,6 +123,8 @@ class LocalStore final : public Store {
   Future<void> enqueue_named(Entry::Kind kind, std::string_view name);
   void kick();
   void process();
+  void start_processing();
+  void stop_processing();
   std::vector<std::unique_ptr<Entry>> next_group();
   void run_group(std::vector<std::unique_ptr<Entry>> group);
   Status encode(Entry& entry, Version version);
@@ -164,11 +166,11 @@ class LocalStore final : public Store {
   std::vector<Grant> map_grants_;
   uint64_t map_granted_ = 0, map_charged_ = 0;
   std::deque<std::unique_ptr<Entry>> queue_;  // in order of the commit() calls
-  bool kicked_ = false;
+  bool processing_ = false;                   // a thread takes entries out of it, or the worker is about to
   std::optional<Error> poisoned_;
   Version next_version_ = 0, durable_ = 0;
 
-  // Of the worker's thread.
+  // Of whoever processes the queue: the worker, or the caller of a deferred commit.
   Journal journal_;
   std::string deferred_items_;      // of deferred commits that no record carries yet
   uint64_t deferred_touched_ = 0;
