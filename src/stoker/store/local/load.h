@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <mutex>
 
@@ -22,6 +23,7 @@ class VolumeLoad {
     std::lock_guard lock(mutex_);
     in_flight_ -= bytes;
     (read ? read_ : written_) += bytes;
+    forget(from_ns);
     bytes_ += static_cast<double>(bytes);
     busy_ns_ += static_cast<double>(now_ns - std::min(now_ns, std::max(from_ns, ended_ns_)));  // what overlaps counts once
     ended_ns_ = now_ns;
@@ -42,15 +44,29 @@ class VolumeLoad {
     std::lock_guard lock(mutex_);
     return busy_ns_ > 0 ? bytes_ * 1e9 / busy_ns_ : 0.0;
   }
-  // How long what is in flight, and `more` bytes, will take, in nanoseconds.
-  double wait_ns(uint64_t more) const {
+  // When it last ended something.
+  uint64_t ended_ns() const {
+    std::lock_guard lock(mutex_);
+    return ended_ns_;
+  }
+  // How long what is in flight, `given` bytes that are about to be, and `more` will take, in nanoseconds. `latest_ns`: when any of the
+  // volumes last ended something. One that was passed over since may be faster by now: the longer ago, the less is what it once needed
+  // believed, so that it is tried again, with one piece.
+  double wait_ns(uint64_t given, uint64_t more, uint64_t latest_ns) const {
     std::lock_guard lock(mutex_);
     const double ns_per_byte = bytes_ > 0 && busy_ns_ > 0 ? busy_ns_ / bytes_ : 1.0;
-    return static_cast<double>(in_flight_ + more) * ns_per_byte;
+    return static_cast<double>(in_flight_ + given + more) * ns_per_byte * (in_flight_ + given > 0 ? 1.0 : belief(latest_ns));
   }
 
  private:
   static constexpr double kWindowBytes = 1e9;
+  static constexpr double kHalfLifeNs = 5e9;  // of what is known, while nothing moves
+  double belief(uint64_t now_ns) const { return now_ns > ended_ns_ ? std::exp2(-static_cast<double>(now_ns - ended_ns_) / kHalfLifeNs) : 1.0; }
+  void forget(uint64_t now_ns) {
+    const double kept = belief(now_ns);
+    bytes_ *= kept;
+    busy_ns_ *= kept;
+  }
   mutable std::mutex mutex_;
   uint64_t in_flight_ = 0, ended_ns_ = 0, read_ = 0, written_ = 0;
   double bytes_ = 0, busy_ns_ = 0;

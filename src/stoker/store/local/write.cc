@@ -127,9 +127,11 @@ Status LocalStore::remove(TransactionState& state, std::string_view key) {
 std::optional<size_t> LocalStore::pick_volume(uint64_t bytes, const ByVolume& given) const {
   std::optional<size_t> best;
   double best_ns = 0;
+  uint64_t latest_ns = 0;
+  for (const VolumeLoad& load : loads_) latest_ns = std::max(latest_ns, load.ended_ns());
   for (size_t volume = 0; volume < volumes_.size(); ++volume) {
     if (allocator_.largest_blocks(volume) * kBlock < bytes) continue;
-    const double wait_ns = loads_[volume].wait_ns(given[volume] + bytes);
+    const double wait_ns = loads_[volume].wait_ns(given[volume], bytes, latest_ns);
     if (best && (wait_ns > best_ns || (wait_ns == best_ns && allocator_.free_blocks(volume) <= allocator_.free_blocks(*best)))) continue;
     best = volume;
     best_ns = wait_ns;
