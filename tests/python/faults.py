@@ -108,6 +108,58 @@ def small_disk(folder: Path, mebibytes: int) -> Iterator[Path]:
         yield disk
 
 
+class Throttle:
+    """A control group whose transfers to a block device can be slowed down, by whichever version of the kernel's interface has block devices here."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def enter(self) -> None:
+        """This process belongs to it from now on, and what it starts."""
+        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+
+    def limit(self, disk: Path, bytes_per_s: int) -> None:
+        """The device that the file system at `disk` lies on moves no more from now on, of reads and of writes."""
+        number = os.stat(disk).st_dev
+        device = f"{os.major(number)}:{os.minor(number)}"
+        if (self.folder / "io.max").exists():
+            (self.folder / "io.max").write_text(f"{device} rbps={bytes_per_s} wbps={bytes_per_s}")
+        else:
+            for kind in ("read", "write"):
+                (self.folder / f"blkio.throttle.{kind}_bps_device").write_text(f"{device} {bytes_per_s}")
+
+
+def _block_device_controllers() -> Iterator[Path]:
+    """The folders in which groups can be made whose block devices are limited."""
+    with open("/proc/mounts") as mounts:
+        for line in mounts:
+            _, where, kind, options, *_ = line.split()
+            if kind == "cgroup" and "blkio" in options.split(","):
+                yield Path(where)
+            if kind == "cgroup2" and "io" in (Path(where) / "cgroup.controllers").read_text().split():
+                (Path(where) / "cgroup.subtree_control").write_text("+io")
+                yield Path(where)
+
+
+@contextmanager
+def throttle() -> Iterator[Throttle]:
+    """Skips where this kernel, or this container, cannot slow block devices down."""
+    try:
+        parent = next(_block_device_controllers(), None)
+        if parent is None:
+            pytest.skip("no control group governs block devices here")
+        group = parent / f"stoker-test-{os.getpid()}"
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"control groups for block devices cannot be made here: {error}")
+    try:
+        if not (group / "io.max").exists() and not (group / "blkio.throttle.write_bps_device").exists():
+            pytest.skip("this kernel cannot throttle block devices")
+        yield Throttle(group)
+    finally:
+        group.rmdir()
+
+
 def fill(disk: Path) -> Path:
     """Takes all space that is left; remove the file that comes back to make room."""
     ballast = disk / "ballast"

@@ -1,11 +1,18 @@
-"""Several volumes under one model. How a slow one gets less is shown over simulated disks, in volumes_test.cc."""
+"""Several volumes under one model. How shares follow the speeds is held over simulated disks, in volumes_test.cc; here a real one is throttled."""
 
 from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+import slow_volume_run
 import stoker
+from faults import ONE_THREAD, small_disk, throttle
 from models import Tiny, batch, loss_of
 from stoker import _core
 from stoker.errors import InvalidArgument
@@ -100,3 +107,29 @@ def test_a_store_tells_of_its_volumes(tmp_path):
     assert sum(volume["read_bytes"] for volume in volumes.values()) == 8 << 20
     assert any(volume["bytes_per_second"] > 0 for volume in volumes.values())
     store.close()
+
+
+def throttled_run(*words: object) -> dict:
+    done = subprocess.run([sys.executable, slow_volume_run.__file__, *map(str, words)], capture_output=True, text=True, timeout=300, env=ONE_THREAD)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_disk_that_is_throttled_gets_less_and_the_ledger_says_so(tmp_path):
+    folders = [tmp_path / "1", tmp_path / "2"]
+    for folder in folders:
+        folder.mkdir()
+    with small_disk(folders[0], 300) as quick, small_disk(folders[1], 300) as slow, throttle() as group:
+        both = throttled_run(f"{quick}/store,{slow}/store", group.folder, quick, slow)
+    alone = throttled_run(tmp_path / "store")
+    assert both["digest"] == alone["digest"]
+
+    def share_of_the_slow(first: int, last: int) -> float:
+        steps = both["written"][first:last]
+        return sum(step[f"{slow}/store"] for step in steps) / sum(sum(step.values()) for step in steps)
+
+    before = share_of_the_slow(slow_volume_run.SLOW - 4, slow_volume_run.SLOW)  # what each can do is known by then
+    after = share_of_the_slow(slow_volume_run.SLOW + 1, slow_volume_run.STEPS)
+    assert after < 0.15 and after < before / 2, both["written"]
+    told = [event for event in both["events"] if event["step"] > slow_volume_run.SLOW]
+    assert told and told[-1]["volumes"][f"{slow}/store"] < 0.15 and f"{slow}/store moves" in told[-1]["reason"]
