@@ -1,6 +1,7 @@
 // LocalStore: commits. All of this runs on the worker, in order of the commit() calls: (1) the data writes have completed,
 // (2) one flush a touched volume, (3) one record in both journal copies, (4) the map flips, (5) acknowledged. A deferred commit needs
-// none of the flushes and records: where the worker has nothing to do it runs at once, on the thread that called.
+// none of the flushes and records: where no other commit is under way it runs at once, on the thread that called. The worker may be
+// laying parts over a chunk then; that chunk's space is not given back before a durable commit, which is the worker's.
 #include <algorithm>
 #include <cerrno>
 #include <utility>
@@ -32,6 +33,12 @@ Future<Version> LocalStore::commit(const StatePtr& state, Durability durability)
     kick();
     return future;
   }
+  process_here(lock);
+  return future;
+}
+
+// With the mutex, which is let go of meanwhile. Nothing could go on behind half a commit, so what throws in here ends the process, as on the worker.
+void LocalStore::process_here(Lock& lock) noexcept {
   start_processing();
   auto group = next_group();
   lock.unlock();
@@ -40,7 +47,6 @@ Future<Version> LocalStore::commit(const StatePtr& state, Durability durability)
   // What came meanwhile may have to wait for a disk: not here.
   if (queue_.empty()) stop_processing();
   else worker_.run([this] { process(); });
-  return future;
 }
 
 Future<void> LocalStore::snapshot(std::string_view name) { return enqueue_named(Entry::Kind::snapshot, name); }

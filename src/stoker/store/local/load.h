@@ -51,7 +51,7 @@ class VolumeLoad {
   }
   // How long what is in flight, `given` bytes that are about to be, and `more` will take, in nanoseconds. `latest_ns`: when any of the
   // volumes last ended something. One that was passed over since may be faster by now: the longer ago, the less is what it once needed
-  // believed, so that it is tried again, with one piece.
+  // believed, so that it is tried again, with a piece of each write.
   double wait_ns(uint64_t given, uint64_t more, uint64_t latest_ns) const {
     std::lock_guard lock(mutex_);
     const double ns_per_byte = bytes_ > 0 && busy_ns_ > 0 ? busy_ns_ / bytes_ : 1.0;
@@ -61,9 +61,10 @@ class VolumeLoad {
  private:
   static constexpr double kWindowBytes = 1e9;
   static constexpr double kHalfLifeNs = 5e9;  // of what is known, while nothing moves
+  static constexpr double kLeastBytes = 1 << 18;  // that stay known: one small operation after a rest does not tell how fast a disk is
   double belief(uint64_t now_ns) const { return now_ns > ended_ns_ ? std::exp2(-static_cast<double>(now_ns - ended_ns_) / kHalfLifeNs) : 1.0; }
   void forget(uint64_t now_ns) {
-    const double kept = belief(now_ns);
+    const double kept = bytes_ > kLeastBytes ? std::max(belief(now_ns), kLeastBytes / bytes_) : 1.0;
     bytes_ *= kept;
     busy_ns_ *= kept;
   }

@@ -123,6 +123,7 @@ class LocalStore final : public Store {
   Future<void> enqueue_named(Entry::Kind kind, std::string_view name);
   void kick();
   void process();
+  void process_here(Lock& lock) noexcept;
   void start_processing();
   void stop_processing();
   std::vector<std::unique_ptr<Entry>> next_group();

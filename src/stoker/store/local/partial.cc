@@ -145,9 +145,16 @@ Status LocalStore::write_out(StagedChunk& node) {
   std::memset(partial.buffer.data() + partial.bytes, 0, partial.buffer.size() - partial.bytes);
   const uint32_t crc = crc32c(partial.buffer.data(), partial.bytes);
   const Extent extent = node.chunk.extent();
+  const size_t volume = volume_of(extent.place), bytes = extent.blocks * kBlock;
   IoBatch batch(runtime_.loop, Priority::write_back);
-  batch.write(volumes_[volume_of(extent.place)].file.id, block_of(extent.place) * kBlock, partial.buffer.slice().sub(0, extent.blocks * kBlock));
-  if (const Status status = batch.run(); !status) return status.error().with("writing chunk " + std::to_string(partial.index) + " of '" + partial.key + "'");
+  batch.write(volumes_[volume].file.id, block_of(extent.place) * kBlock, partial.buffer.slice().sub(0, bytes));
+  loads_[volume].begin(bytes);
+  const Clock& clock = runtime_.loop.clock();
+  const uint64_t from_ns = clock.now_ns();
+  const Status status = batch.run();
+  if (status) loads_[volume].end(bytes, from_ns, clock.now_ns(), false);
+  else loads_[volume].take_back(bytes);
+  if (!status) return status.error().with("writing chunk " + std::to_string(partial.index) + " of '" + partial.key + "'");
   std::lock_guard lock(mutex_);
   node.chunk.crc = crc;
   return {};

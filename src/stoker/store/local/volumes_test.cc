@@ -80,5 +80,24 @@ TEST_F(LocalStoreVolumes, AVolumeThatWasPassedOverForLongIsTriedAgain) {
   EXPECT_GT(share_of(10), 0.3);
 }
 
+// Chunks of which a part is written anew are written like others: what that takes a volume counts.
+TEST_F(LocalStoreVolumes, PartsOfChunksDoNotStayWithASlowVolume) {
+  constexpr size_t bytes = 4 * kMiB;
+  disk_->throttle("a", 10'000'000);
+  disk_->throttle("b", 10'000'000);
+  for (int i = 0; i < 10; ++i) static_cast<void>(share_of_b(bytes));
+  disk_->throttle("b", 100'000);
+  for (int i = 0; i < 10; ++i) static_cast<void>(share_of_b(bytes));
+  for (int i = 0; i < 400; ++i) {
+    auto change = std::move(*store_->begin());
+    ASSERT_OK(change->write("x", 4096, bytes_.slice().sub(0, 4096)).wait());
+    ASSERT_OK(change->commit(Durability::durable).wait());
+  }
+  const auto volumes = store_->info().volumes;
+  const uint64_t a = volumes[0].written_bytes - before_[0], b = volumes[1].written_bytes - before_[1];
+  EXPECT_GE(a + b, 400 * kMiB) << "merged chunks count";
+  EXPECT_LT(static_cast<double>(b), 0.05 * static_cast<double>(a));
+}
+
 }  // namespace
 }  // namespace stoker
