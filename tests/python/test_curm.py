@@ -59,8 +59,8 @@ def test_replay_compares_all_schemes_in_both_forms(traces, tmp_path):
 
 
 def test_replay_on_files(tmp_path):
-    trace = generated(tmp_path, "hm", requests=120)
-    where = ("--dir", tmp_path / "disk", "--chunk", "64KiB", "--log", "1MiB", "--nodes", "9")
+    trace = generated(tmp_path, "hm", requests=60)
+    where = ("--dir", tmp_path / "disk", "--chunk", "64KiB", "--log", "1MiB", "--reserve", "16KiB", "--nodes", "9")
     done = run("curm", "replay", trace, "--mode", "files", *where, "--scheme", "all", "--clients", "8", "--json")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)

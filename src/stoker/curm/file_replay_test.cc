@@ -24,7 +24,7 @@ class FileReplay : public testing::TestWithParam<std::string_view> {
 INSTANTIATE_TEST_SUITE_P(All, FileReplay, testing::ValuesIn(kSchemes), [](const auto& each) { return std::string(each.param); });
 
 Trace small_trace() {
-  Trace trace = generate(*find_profile("hm"), 1, 120);
+  Trace trace = generate(*find_profile("hm"), 1, 60);
   for (Request& request : trace.requests) request.offset %= 4 << 20;  // few stripes, much overlap
   return trace;
 }
@@ -34,7 +34,7 @@ ReplayOptions small_options(int clients) {
   options.nodes = 10;
   options.clients = clients;
   options.chunk_bytes = 64 << 10;
-  options.log_bytes = 512 << 10;
+  options.log_bytes = 256 << 10;
   options.reserved_bytes = 16 << 10;
   return options;
 }
@@ -91,7 +91,9 @@ TEST(FileReplayBytes, AnUpdateIsTwoBlocksInEachLog) {
   for (uint64_t i = 0; i < 16; ++i) trace.requests.push_back({i, 0, true, i * 4096, 4096});
   FileReplayOptions files;
   files.folder = testing::TempDir() + "file_replay_bytes." + std::to_string(getpid());
-  const auto done = replay_on_files(trace, "vdl", small_options(1), files);
+  ReplayOptions options = small_options(1);
+  options.log_bytes = 4 << 20;  // segments that hold it all
+  const auto done = replay_on_files(trace, "vdl", options, files);
   ASSERT_TRUE(done) << done.error().message();
   const uint64_t begun = 4 * 4096, frames = 16 * 4 * 8192;            // four segments are begun
   const uint64_t fold_reads = (1 + 3) * 16 * 4096;                    // old data, old parity

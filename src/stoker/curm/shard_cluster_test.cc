@@ -7,8 +7,8 @@
 
 #include "stoker/curm/scheme_switch.h"
 #include "stoker/curm/schemes_lab.h"
-#include "stoker/curm/shard_sim.h"
 #include "stoker/testing/sanitized.h"
+#include "stoker/testing/shard_sim.h"
 
 namespace stoker::curm {
 namespace {
