@@ -13,13 +13,17 @@ thread_local uint64_t answered_ns = 0;  // this thread's update was acknowledged
 Clients::Held::Held(Clients& clients, uint64_t stripe, uint64_t last_seq, std::unique_lock<std::mutex>& lock) : clients_(clients), stripe_(stripe) {
   // Who waits draws no number before it holds the stripe; counting it from now on is early, which is safe.
   since_ = clients_.begun_.insert(last_seq);
-  clients_.changed_.wait(lock, [&] { return clients_.held_.count(stripe) == 0; });
-  clients_.held_.insert(stripe);
+  const uint64_t mine = ++clients_.tickets_;
+  std::deque<uint64_t>& line = clients_.held_[stripe];
+  line.push_back(mine);
+  clients_.changed_.wait(lock, [&] { return line.front() == mine; });
 }
 
 Clients::Held::~Held() {
   clients_.begun_.erase(since_);
-  clients_.held_.erase(stripe_);
+  const auto line = clients_.held_.find(stripe_);
+  line->second.pop_front();
+  if (line->second.empty()) clients_.held_.erase(line);
   clients_.changed_.notify_all();
 }
 

@@ -9,6 +9,7 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <map>
 #include <set>
 
 #include "stoker/base/clock.h"
@@ -43,7 +44,7 @@ class Clients final : public Substrate {
   uint64_t update_bytes() const { return update_bytes_; }
 
  private:
-  // A stripe, from when it is free.
+  // A stripe, from when it is free; who asks first has it first.
   class Held {
    public:
     Held(Clients& clients, uint64_t stripe, uint64_t last_seq, std::unique_lock<std::mutex>& lock);
@@ -67,7 +68,8 @@ class Clients final : public Substrate {
   Substrate& under_;
   std::mutex mutex_;  // guards the scheme and everything here
   std::condition_variable changed_;
-  std::set<uint64_t> held_;
+  std::map<uint64_t, std::deque<uint64_t>> held_;  // tickets by stripe, the holder's in front
+  uint64_t tickets_ = 0;
   std::multiset<uint64_t> begun_;  // the last seq before each update or fold that is under way
   std::deque<uint64_t> to_fold_;
   size_t folding_ = 0;
