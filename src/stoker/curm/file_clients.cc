@@ -139,6 +139,7 @@ Status Clients::drain(Scheme& scheme, int folders) {
     done_ = true;
   }
   std::vector<std::thread> threads;
+  threads.reserve(static_cast<size_t>(folders));
   for (int i = 0; i < folders; ++i) threads.emplace_back([this, &scheme] { folder(scheme); });
   for (std::thread& thread : threads) thread.join();
   return status_;

@@ -122,6 +122,7 @@ class FileReplay {
   }
   Result<std::vector<Value>> stripe_content(uint64_t stripe) const {
     std::vector<std::vector<std::byte>> chunks;
+    chunks.reserve(geometry_.chunks());
     for (int position = 0; position < options_.k; ++position) chunks.push_back(expected(stripe, position));
     chunks.resize(geometry_.chunks(), std::vector<std::byte>(options_.chunk_bytes));
     std::vector<codec::Source> data;
@@ -132,6 +133,7 @@ class FileReplay {
     }
     STOKER_TRY(code_->encode(data, parity));
     std::vector<Value> values;
+    values.reserve(chunks.size());
     for (auto& chunk : chunks) values.push_back(Value::of(std::move(chunk)));
     return values;
   }
@@ -260,6 +262,7 @@ class FileReplay {
       Round round;
       round.background = true;
       std::vector<Slot> slots;
+      slots.reserve(chunks.size());
       for (int position = 0; position < options_.k + options_.m; ++position) slots.push_back(round.to(geometry_.node({stripe, position})).read({stripe, position}, 0, options_.chunk_bytes));
       STOKER_TRY(cluster_->run(round));
       for (size_t i = 0; i < slots.size(); ++i) {
@@ -300,7 +303,7 @@ class FileReplay {
 uint64_t space_needed(const Trace& trace, std::string_view scheme, const ReplayOptions& options) {
   const ShardOptions shards = shard_options(scheme, options);
   const ShardLayout layout{geometry_of(trace, options), align_up(2 * shards.reserved_bytes, kShardBlock), shards.segment_bytes};
-  const auto nodes = static_cast<uint64_t>(options.nodes), copies = static_cast<uint64_t>(options.m + 1);
+  const auto nodes = static_cast<uint64_t>(options.nodes), copies = static_cast<uint64_t>(options.m) + 1;
   const uint64_t files = layout.slots(true) * layout.slot_bytes(true) + layout.slots(false) * layout.slot_bytes(false) + kHeadFileBytes;
   // An update of a block takes two in the log, and clients go on while the logs are folded; a segment is begun, and one is half empty.
   return nodes * (files + 3 * shards.segment_bytes) + 4 * copies * options.log_bytes;
