@@ -12,7 +12,7 @@ Status ShardCluster::run(Round& round) {
     if (failed_) return *failed_;
     count_messages(round, counts_);
   }
-  const Status done = ShardRound(*this, round).run();
+  Status done = ShardRound(*this, round).run();
   if (done) return done;
   {
     const std::lock_guard lock(mutex_);

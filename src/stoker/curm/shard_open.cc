@@ -303,7 +303,7 @@ Status ShardCluster::blank(Node& node) {
     }
     opened = open_files(node, true);
   }
-  STOKER_TRY(opened);
+  if (!opened) return opened;
   node.head.layout = layout_;
   node.head.incarnation = random_id();
   node.head.member = false;
