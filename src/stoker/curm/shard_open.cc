@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <random>
 
 #include "stoker/base/log.h"
 #include "stoker/curm/shard_cluster.h"
 #include "stoker/store/folder.h"
+#include "stoker/store/store_file.h"
 #include "stoker/store/writer_lock.h"
 
 namespace stoker::curm {
@@ -17,13 +17,6 @@ namespace {
 constexpr const char* kWhere = "curm/shard_open";
 constexpr uint64_t kReadAtOnce = 32 * kMiB;
 
-StoreId random_id() {
-  std::random_device random;
-  StoreId id;
-  for (auto& byte : id) byte = static_cast<uint8_t>(random());
-  return id;
-}
-
 }  // namespace
 
 Result<std::unique_ptr<ShardCluster>> ShardCluster::make(Loop& loop, const std::vector<std::string>& paths, const Geometry& geometry, const ShardOptions& options) {
@@ -31,14 +24,14 @@ Result<std::unique_ptr<ShardCluster>> ShardCluster::make(Loop& loop, const std::
   cluster->layout_ = {geometry, align_up(2 * options.reserved_bytes, kShardBlock), options.segment_bytes};
   if (const std::string problem = cluster->layout_.problem(); !problem.empty()) return make_error(Code::invalid_argument, "a cluster of such nodes cannot be: " + problem, kWhere);
   if (paths.size() != static_cast<size_t>(geometry.nodes)) return make_error(Code::invalid_argument, std::to_string(geometry.nodes) + " nodes need as many folders, and " + std::to_string(paths.size()) + " are given", kWhere);
-  const StoreId id = random_id();
+  const StoreId id = random_store_id();
   for (const std::string& path : paths) {
     Node& node = *cluster->nodes_.emplace_back(std::make_unique<Node>(path));
     if (options.files) STOKER_TRY(make_folder(path));
     std::optional<NodeHead> found;
     STOKER_TRY(cluster->open_head(node, true, found));
     if (found) return make_error(Code::already_exists, "'" + path + "' holds a node already: delete the folder if nobody needs it, or give another", kWhere);
-    node.head = {cluster->layout_, id, random_id(), static_cast<NodeId>(cluster->nodes_.size() - 1), 0, 0, 0, true};
+    node.head = {cluster->layout_, id, random_store_id(), static_cast<NodeId>(cluster->nodes_.size() - 1), 0, 0, 0, true};
     STOKER_TRY(cluster->open_files(node, true));
     node.log->become(node.head, node.parity_file);
   }
@@ -97,13 +90,17 @@ Result<std::unique_ptr<ShardCluster>> ShardCluster::open(Loop& loop, const std::
 
 ShardCluster::~ShardCluster() {
   for (const auto& node : nodes_) {
+    bool late = false;  // a write of ours may still land: the lock stays
+    const auto note = [&late](const Status& closed) {
+      if (closed) return;
+      log().warn("{}", closed.error().message());
+      late = true;
+    };
     for (const FileId file : {node->head_file, node->data_file, node->parity_file}) {
-      if (file < 0) continue;
-      if (const Status closed = loop_.close(file); !closed) log().warn("{}", closed.error().message());
+      if (file >= 0) note(loop_.close(file));
     }
-    if (node->log) {
-      if (const Status closed = node->log->close(); !closed) log().warn("{}", closed.error().message());
-    }
+    if (node->log) note(node->log->close());
+    if (late) continue;
     if (node->named) write_holder(node->lock_fd, "");
     if (node->lock_fd >= 0) ::close(node->lock_fd);
   }
@@ -305,7 +302,7 @@ Status ShardCluster::blank(Node& node) {
   }
   if (!opened) return opened;
   node.head.layout = layout_;
-  node.head.incarnation = random_id();
+  node.head.incarnation = random_store_id();
   node.head.member = false;
   node.headers.clear();
   node.found = {};
