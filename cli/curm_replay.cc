@@ -1,4 +1,4 @@
-// stoker curm replay: the writes of traces, by each update scheme, on a modelled cluster.
+// stoker curm replay: the writes of traces, by each update scheme, on a modelled cluster or on real files.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -7,6 +7,7 @@
 #include <string>
 
 #include "curm.h"
+#include "stoker/curm/file_replay.h"
 #include "stoker/curm/replay.h"
 
 namespace stoker::cli {
@@ -20,21 +21,22 @@ struct ReplayArguments {
   std::vector<std::string> codes = {"6+3"};
   std::string scheme = "all", form = "both", mode = "modelled", device = "ssd", tree, plot;
   ReplayOptions options;
-  std::string log = "64MiB", chunk = "1MiB", reserve = "256KiB";
-  bool json = false, lenient = false;
+  std::string log = "64MiB", chunk = "1MiB", reserve = "256KiB", folder;
+  bool json = false, lenient = false, keep = false;
+  bool on_files() const { return mode == "files"; }
 };
 
 double per(uint64_t count, uint64_t of) { return of == 0 ? 0 : static_cast<double>(count) / static_cast<double>(of); }
 
 // The fields of the comparison, and nothing else.
-Json row(const std::string& trace, std::string_view scheme, curm::Form form, const std::string& code, const ReplayResult& result) {
+Json row(const std::string& trace, std::string_view scheme, curm::Form form, const std::string& code, const std::string& mode, const ReplayResult& result) {
   const curm::Counts& counts = result.counts;
   const uint64_t updates = result.updates;
   return {{"trace", trace},
           {"scheme", scheme},
           {"form", form == curm::Form::safe ? "safe" : "published"},
           {"code", code},
-          {"mode", "modelled"},
+          {"mode", mode},
           {"updates", updates},
           {"foreground_reads_per_update", per(counts.reads, updates)},
           {"foreground_random_writes_per_update", per(counts.random_writes, updates)},
@@ -64,7 +66,7 @@ Json more(const ReplayResult& result) {
 Json settings_json(const ReplayArguments& arguments) {
   const ReplayOptions& options = arguments.options;
   const curm::Device& device = options.device;
-  return {{"stoker", STOKER_VERSION},
+  Json json = {{"stoker", STOKER_VERSION},
           {"nodes", options.nodes},
           {"clients", options.clients},
           {"chunk_bytes", options.chunk_bytes},
@@ -81,6 +83,8 @@ Json settings_json(const ReplayArguments& arguments) {
             {"write_bytes_per_s", device.write_bytes_per_s},
             {"link_bytes_per_s", device.link_bytes_per_s},
             {"message_us", static_cast<double>(device.link_ns) / 1e3}}}};
+  if (arguments.on_files()) json["device"] = {{"name", "files"}};
+  return json;
 }
 
 // How right the class tree is, and what it costs to be wrong: CURM with it, without it, and with the contrary of what it says.
@@ -111,10 +115,41 @@ Result<curm::ClassTree> tree_of(const std::string& path) {
   return curm::ClassTree::parse(text);
 }
 
-Result<Json> run(ReplayArguments& arguments) {
-  if (arguments.mode == "files") {
-    return make_error(Code::unsupported, "replay on real files is not there yet: the schemes do not run on shards so far; use --mode modelled", "cli/curm");
+// One scheme on one trace; a row of the results, and what else was counted.
+Status replay_one(const ReplayArguments& arguments, const curm::Trace& trace, std::string_view scheme, curm::Form form, const std::string& code, const curm::ClassTree& tree, Json& json) {
+  if (!arguments.on_files()) {
+    STOKER_ASSIGN(const ReplayResult result, curm::replay(trace, scheme, form, arguments.options, &tree));
+    json["results"].push_back(row(trace.name, scheme, form, code, arguments.mode, result));
+    json["more"].push_back(more(result));
+    return {};
   }
+  curm::FileReplayOptions files;
+  files.folder = arguments.folder;
+  files.keep = arguments.keep;
+  files.tell = [&trace](const std::string& what) { std::fprintf(stderr, "stoker: %s, %s\n", trace.name.c_str(), what.c_str()); };
+  STOKER_ASSIGN(const curm::FileReplayResult done, curm::replay_on_files(trace, scheme, arguments.options, files, &tree));
+  json["results"].push_back(row(trace.name, scheme, form, code, arguments.mode, done.result));
+  Json rest = more(done.result);
+  rest["disk_bytes_read_per_byte"] = per(done.disk_bytes_read, done.result.update_bytes);
+  rest["disk_bytes_written_per_byte"] = per(done.disk_bytes_written, done.result.update_bytes);
+  rest["verified_bytes"] = done.verified_bytes;
+  json["more"].push_back(std::move(rest));
+  json["settings"]["device"]["engine"] = done.engine;
+  return {};
+}
+
+Status check_mode(const ReplayArguments& arguments) {
+  if (!arguments.on_files()) {
+    if (!arguments.folder.empty() || arguments.keep) return make_error(Code::invalid_argument, "--dir and --keep are for --mode files: a modelled cluster has no files", "cli/curm");
+    return {};
+  }
+  if (arguments.form == "published") return make_error(Code::unsupported, "published forms are modelled only: what they leave after a crash nobody could recover; take --form safe, or --mode modelled", "cli/curm");
+  if (arguments.folder.empty()) return make_error(Code::invalid_argument, "--mode files needs --dir, a folder on the disk that is to be measured", "cli/curm");
+  return {};
+}
+
+Result<Json> run(ReplayArguments& arguments) {
+  STOKER_TRY(check_mode(arguments));
   ReplayOptions& options = arguments.options;
   options.device = arguments.device == "hdd" ? curm::kHdd : curm::kSsd;
   STOKER_ASSIGN(options.log_bytes, parse_bytes(arguments.log));
@@ -140,12 +175,11 @@ Result<Json> run(ReplayArguments& arguments) {
         if (arguments.scheme != "all" && arguments.scheme != scheme) continue;
         for (const curm::Form form : {curm::Form::published, curm::Form::safe}) {
           if (arguments.form != "both" && (arguments.form == "safe") != (form == curm::Form::safe)) continue;
-          STOKER_ASSIGN(const ReplayResult result, curm::replay(trace, scheme, form, options, &tree));
-          json["results"].push_back(row(trace.name, scheme, form, code, result));
-          json["more"].push_back(more(result));
+          if (arguments.on_files() && form == curm::Form::published) continue;
+          STOKER_TRY(replay_one(arguments, trace, scheme, form, code, tree, json));
         }
       }
-      if (arguments.scheme == "all" || arguments.scheme == "curm") {
+      if (!arguments.on_files() && (arguments.scheme == "all" || arguments.scheme == "curm")) {
         STOKER_ASSIGN(Json classes, class_row(trace, options, tree));
         classes["code"] = code;
         json["classes"].push_back(std::move(classes));
@@ -157,8 +191,9 @@ Result<Json> run(ReplayArguments& arguments) {
 
 void print_table(const Json& json) {
   const Json& settings = json["settings"];
-  std::printf("modelled: %d nodes with one %s each, %d clients, logs of %s; reads, writes, bytes, messages, round trips and flushes are those of one update\n", settings["nodes"].get<int>(),
-              settings["device"]["name"].get<std::string>().c_str(), settings["clients"].get<int>(), human_bytes(settings["log_bytes"].get<uint64_t>()).c_str());
+  const std::string device = settings["device"]["name"].get<std::string>();
+  std::printf("%s: %d nodes %s, %d clients, logs of %s; reads, writes, bytes, messages, round trips and flushes are those of one update\n", device == "files" ? "real files" : "modelled", settings["nodes"].get<int>(),
+              device == "files" ? "that share this machine's disk" : ("with one " + device + " each").c_str(), settings["clients"].get<int>(), human_bytes(settings["log_bytes"].get<uint64_t>()).c_str());
   std::printf("%-26s %-5s %-6s %-9s %6s %7s %7s %7s %7s %6s %5s %7s %10s %9s %9s %8s %9s\n", "trace", "code", "scheme", "form", "reads", "random", "sequent", "fg B/B", "bg B/B", "msgs", "trips", "flushes", "updates/s", "p50 us",
               "p99 us", "rebuild", "space");
   for (const Json& r : json["results"]) {
@@ -189,14 +224,16 @@ Status write_plot(const std::string& path, const Json& json) {
 void add_curm_replay(CLI::App& curm, ExitStatus& status) {
   const auto arguments = std::make_shared<ReplayArguments>();
   ReplayOptions& options = arguments->options;
-  CLI::App* command = curm.add_subcommand("replay", "Compare update schemes on traces: counts, throughput, latency, recovery, space (modelled)");
+  CLI::App* command = curm.add_subcommand("replay", "Compare update schemes on traces: counts, throughput, latency, recovery, space; modelled, or on real files");
   command->add_option("TRACE", arguments->traces, "Trace files: MSR Cambridge CSV, CloudPhysics CSV or nfsdump records")->required();
   std::vector<std::string> schemes = {"all"};
   schemes.insert(schemes.end(), std::begin(curm::kSchemes), std::end(curm::kSchemes));
   command->add_option("--scheme", arguments->scheme, "all, or one")->capture_default_str()->check(CLI::IsMember(schemes));
   command->add_option("--form", arguments->form, "As published, safe through crashes, or both")->capture_default_str()->check(CLI::IsMember({"published", "safe", "both"}));
   command->add_option("--code", arguments->codes, "Data and parity chunks; several may be given")->capture_default_str()->delimiter(',');
-  command->add_option("--mode", arguments->mode, "On a modelled cluster; on real files later")->capture_default_str()->check(CLI::IsMember({"modelled", "files"}));
+  command->add_option("--mode", arguments->mode, "On a modelled cluster, or (safe forms) on real files of this machine")->capture_default_str()->check(CLI::IsMember({"modelled", "files"}));
+  command->add_option("--dir", arguments->folder, "Of --mode files: where the nodes' folders are made; they are removed at the end");
+  command->add_flag("--keep", arguments->keep, "Of --mode files: leave the folders of the last scheme");
   command->add_option("--nodes", options.nodes, "Nodes, each with a disk and a network card")->capture_default_str()->check(CLI::Range(2, 10'000));
   command->add_option("--clients", options.clients, "Writers, each with one write under way")->capture_default_str()->check(CLI::Range(1, 100'000));
   command->add_option("--device", arguments->device, "Preset of the modelled disks; --json tells its parameters")->capture_default_str()->check(CLI::IsMember({"ssd", "hdd"}));

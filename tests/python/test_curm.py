@@ -58,6 +58,27 @@ def test_replay_compares_all_schemes_in_both_forms(traces, tmp_path):
     assert root.tag.endswith("svg") and len(list(root.iter("{http://www.w3.org/2000/svg}rect"))) > 5 * 4 * 7
 
 
+def test_replay_on_files(tmp_path):
+    trace = generated(tmp_path, "hm", requests=60)
+    where = ("--dir", tmp_path / "disk", "--chunk", "64KiB", "--log", "1MiB", "--reserve", "16KiB", "--nodes", "9")
+    done = run("curm", "replay", trace, "--mode", "files", *where, "--scheme", "all", "--clients", "8", "--json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert [list(row) for row in answer["results"]] == [FIELDS] * 7
+    assert [row["scheme"] for row in answer["results"]] == SCHEMES
+    for row, more in zip(answer["results"], answer["more"], strict=True):
+        assert row["mode"] == "files" and row["form"] == "safe" and row["updates"] == answer["results"][0]["updates"]
+        assert row["updates_per_second"] > 0 and 0 < row["p50_us"] <= row["p99_us"] and row["recovery_seconds"] > 0
+        assert row["space_peak_bytes"] >= more["space_base_bytes"] == more["verified_bytes"] > 0
+        assert more["disk_bytes_written_per_byte"] > 1
+    assert "vdl: rebuilding a node" in done.stderr
+    assert list((tmp_path / "disk").iterdir()) == []
+    kept = run("curm", "replay", trace, "--mode", "files", *where, "--scheme", "pl", "--keep")
+    assert kept.returncode == 0 and kept.stdout.startswith("real files: 9 nodes that share this machine's disk")
+    assert (tmp_path / "disk" / "stoker-curm-replay" / "node0" / "head").exists()
+    assert "is there already" in refused(1, "curm", "replay", trace, "--mode", "files", *where)
+
+
 def test_replay_is_the_same_every_time(traces):
     words = ("curm", "replay", traces[0], "--json", "--device", "hdd")
     assert run(*words).stdout == run(*words).stdout
@@ -70,7 +91,11 @@ def test_replay_prints_a_table(traces):
 
 
 def test_bad_input_is_a_sentence(traces, tmp_path):
-    assert "not there yet" in refused(1, "curm", "replay", traces[0], "--mode", "files")
+    assert "published forms are modelled only" in refused(1, "curm", "replay", traces[0], "--mode", "files", "--form", "published", "--dir", tmp_path)
+    assert "needs --dir" in refused(1, "curm", "replay", traces[0], "--mode", "files")
+    assert "has no files" in refused(1, "curm", "replay", traces[0], "--keep")
+    assert "free some space" in refused(1, "curm", "replay", traces[0], "--mode", "files", "--dir", tmp_path / "x", "--log", "100000000GiB")
+    assert not (tmp_path / "x").exists()
     assert "cannot be opened" in refused(1, "curm", "replay", tmp_path / "none.csv")
     bad = tmp_path / "bad.csv"
     bad.write_text(traces[0].read_text() + "what is this\n")

@@ -4,19 +4,20 @@
 
 namespace stoker::curm {
 
-void DeltaLog::send_delta(Round& round, const Chunk& data, uint64_t offset, const Value& delta, uint64_t seq) {
-  sent_.clear();
+std::vector<PlaceSlot> DeltaLog::send_delta(Round& round, const Chunk& data, uint64_t offset, const Value& delta, uint64_t seq) const {
+  std::vector<PlaceSlot> places;
   for (int j = 0; j < m(); ++j) {
     const Chunk parity = geometry().parity(data.stripe, j);
     Errand& errand = round.to(node(parity), delta.size());
     Record entry = record(Record::Kind::delta, seq, data, offset, delta);
-    sent_.push_back(reserves() ? errand.append_behind(parity, std::move(entry)) : errand.append(std::move(entry)));
+    places.push_back(reserves() ? errand.append_behind(parity, std::move(entry)) : errand.append(std::move(entry)));
     if (safe()) errand.flush();
   }
+  return places;
 }
 
-void DeltaLog::index_delta(const Chunk& data, uint64_t offset, uint64_t bytes, uint64_t seq) {
-  for (int j = 0; j < m(); ++j) entries_[geometry().parity(data.stripe, j)].push_back({data.position, offset, bytes, seq, *sent_[static_cast<size_t>(j)]});
+void DeltaLog::index_delta(const Chunk& data, uint64_t offset, uint64_t bytes, uint64_t seq, const std::vector<PlaceSlot>& places) {
+  for (int j = 0; j < m(); ++j) entries_[geometry().parity(data.stripe, j)].push_back({data.position, offset, bytes, seq, *places[static_cast<size_t>(j)]});
   count_logged(data.stripe, bytes);
 }
 

@@ -17,10 +17,9 @@ class DeltaLog : public Scheme {
   Status recover(const std::set<NodeId>& replaced) final;
 
  protected:
-  // Sends the difference to every parity of the round and appends it there.
-  void send_delta(Round& round, const Chunk& data, uint64_t offset, const Value& delta, uint64_t seq);
-  // After the round was run.
-  void index_delta(const Chunk& data, uint64_t offset, uint64_t bytes, uint64_t seq);
+  // Sends the difference to every parity of the round and appends it there; where, by parity, is known once the round was run.
+  std::vector<PlaceSlot> send_delta(Round& round, const Chunk& data, uint64_t offset, const Value& delta, uint64_t seq) const;
+  void index_delta(const Chunk& data, uint64_t offset, uint64_t bytes, uint64_t seq, const std::vector<PlaceSlot>& places);
 
   // The data node's own share of a fold: what of its log goes into the base. Called before the parities let go of theirs.
   virtual Status fold_data(uint64_t stripe, uint64_t fold_seq) = 0;
@@ -47,8 +46,7 @@ class DeltaLog : public Scheme {
   // Null where nothing is staged.
   PlaceSlot fold_parity(Round& round, const Chunk& parity, uint64_t fold_seq);
 
-  std::map<Chunk, Entries> entries_;      // by parity chunk
-  std::vector<PlaceSlot> sent_;           // of the update that is under way, one a parity
+  std::map<Chunk, Entries> entries_;  // by parity chunk
 };
 
 }  // namespace stoker::curm

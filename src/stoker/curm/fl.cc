@@ -36,10 +36,10 @@ Status FullLogging::update(const Update& update) {
 
   Round out;
   out.from = leader;
-  send_delta(out, data, update.offset, difference(*old, update.value), seq);
+  const std::vector<PlaceSlot> sent = send_delta(out, data, update.offset, difference(*old, update.value), seq);
   if (safe()) place = log(out.to(leader), entry);
   STOKER_TRY(run(out));
-  index_delta(data, update.offset, bytes, seq);
+  index_delta(data, update.offset, bytes, seq, sent);
   index(data, update.offset, bytes, *place);
   return acknowledge(leader);
 }

@@ -133,7 +133,7 @@ Result<NodeState> MemoryCluster::scan(NodeId id) {
   return state;
 }
 
-std::vector<std::byte> MemoryCluster::base(const Chunk& chunk) const {
+std::vector<std::byte> MemoryCluster::base(const Chunk& chunk) {
   const Contents& contents = nodes_[static_cast<size_t>(geometry_.node(chunk))].now;
   const auto found = contents.base.find(chunk);
   return found == contents.base.end() ? std::vector<std::byte>(geometry_.chunk_bytes) : found->second;

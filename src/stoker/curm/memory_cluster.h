@@ -7,30 +7,25 @@
 #include <set>
 #include <variant>
 
-#include "stoker/curm/substrate.h"
+#include "stoker/curm/crash_cluster.h"
 
 namespace stoker::curm {
 
-class MemoryCluster final : public Substrate {
+class MemoryCluster final : public CrashCluster {
  public:
   MemoryCluster(const Geometry& geometry, uint64_t seed) : geometry_(geometry), random_(seed), nodes_(static_cast<size_t>(geometry.nodes)) {}
 
   Status run(Round& round) override;  // errands take turns in a random order, step by step
   Result<NodeState> scan(NodeId node) override;
 
-  // A bug, for the tests of the tests: changes each round before it runs.
-  void mutate(std::function<void(Round&)> bug) { bug_ = std::move(bug); }
+  void mutate(std::function<void(Round&)> bug) override { bug_ = std::move(bug); }
+  void crash_after(uint64_t durable_steps) override { left_ = durable_steps; }
+  bool crashed() const override { return crashed_; }
+  void restart(const std::set<NodeId>& lost) override;
+  void wipe(NodeId node) override { nodes_[static_cast<size_t>(node)] = {}; }
 
-  // The power goes before the nth durable step from now; run() fails from then on, until restart().
-  void crash_after(uint64_t durable_steps) { left_ = durable_steps; }
-  bool crashed() const { return crashed_; }
-  // Each unflushed thing survives, vanishes or (a write) is torn; the nodes in `lost` come back blank.
-  void restart(const std::set<NodeId>& lost);
-  // The node is blank from now on, while everything goes on.
-  void wipe(NodeId node) { nodes_[static_cast<size_t>(node)] = {}; }
-
-  std::vector<std::byte> base(const Chunk& chunk) const;
-  uint64_t records() const;  // still in the logs, epochs apart
+  std::vector<std::byte> base(const Chunk& chunk) override;
+  uint64_t records() const override;
 
  private:
   struct Contents {

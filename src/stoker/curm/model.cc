@@ -8,6 +8,11 @@ namespace {
 
 uint64_t area_of(const Chunk& chunk) { return chunk.stripe * 64 + static_cast<uint64_t>(chunk.position); }
 
+// Word of what is released goes along with other messages.
+bool says_something(const Errand& errand) {
+  return std::any_of(errand.steps.begin(), errand.steps.end(), [](const Step& step) { return step.kind != Step::Kind::release; });
+}
+
 }  // namespace
 
 Play::Step Model::read(const Step& step) {
@@ -63,13 +68,25 @@ void Model::count(const Round& round, const Step& step, uint64_t bytes) {
   if (step.kind == Step::Kind::write) ++(round.background ? counts_.background_writes : counts_.random_writes);
 }
 
+void count_messages(const Round& round, Counts& counts) {
+  if (round.background) return;
+  bool remote = false;
+  for (const Errand& errand : round.errands) {
+    if (errand.node == round.from || (!says_something(errand) && !errand.steps.empty())) continue;
+    remote = true;
+    counts.messages += round.kind == Round::Kind::entry ? 1 : 2;
+  }
+  if (round.kind == Round::Kind::acknowledge && round.from != kClient) ++counts.messages;
+  if (round.kind == Round::Kind::entry || (round.kind == Round::Kind::exchange && remote)) ++counts.round_trips;
+}
+
 Status Model::run(Round& round) {
   Play play;
   play.from = round.from;
   play.kind = round.kind;
-  bool remote = false;
+  if (!rebuilds_) count_messages(round, counts_);
   for (Errand& errand : round.errands) {
-    const bool says = std::any_of(errand.steps.begin(), errand.steps.end(), [](const Step& step) { return step.kind != Step::Kind::release; });
+    const bool says = says_something(errand);
     Play::Errand mine;
     mine.node = errand.node;
     mine.sent = errand.sent;
@@ -116,14 +133,7 @@ Status Model::run(Round& round) {
       }
     }
     if (!says && !errand.steps.empty()) continue;
-    const bool away = errand.node != round.from;
-    remote = remote || away;
     play.errands.push_back(std::move(mine));
-    if (!rebuilds_ && !round.background && away) counts_.messages += round.kind == Round::Kind::entry ? 1 : 2;
-  }
-  if (!rebuilds_ && !round.background) {
-    if (round.kind == Round::Kind::acknowledge && round.from != kClient) ++counts_.messages;
-    if (round.kind == Round::Kind::entry || (round.kind == Round::Kind::exchange && remote)) ++counts_.round_trips;
   }
   plays_.push_back(std::move(play));
   return {};

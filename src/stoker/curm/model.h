@@ -31,6 +31,9 @@ struct Counts {
   uint64_t background_reads = 0, background_writes = 0, background_payload_bytes = 0, background_framing_bytes = 0;
 };
 
+// The messages and round trips of a foreground round.
+void count_messages(const Round& round, Counts& counts);
+
 // A round as the player sees it.
 struct Play {
   enum class Kind : uint8_t { read, write, append, flush };

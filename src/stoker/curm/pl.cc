@@ -15,11 +15,11 @@ Status ParityLogging::update(const Update& update) {
 
   Round out;
   out.from = leader;
-  send_delta(out, data, update.offset, difference(*old, update.value), seq);
+  const std::vector<PlaceSlot> sent = send_delta(out, data, update.offset, difference(*old, update.value), seq);
   PlaceSlot intent;
   if (safe()) intent = log(out.to(leader), record(Record::Kind::value, seq, data, update.offset, update.value));
   STOKER_TRY(run(out));
-  index_delta(data, update.offset, bytes, seq);
+  index_delta(data, update.offset, bytes, seq, sent);
   STOKER_TRY(acknowledge(leader));
   if (!safe()) return {};
   intents_[data].push_back(*intent);

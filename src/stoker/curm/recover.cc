@@ -31,8 +31,8 @@ Result<Scheme::Recovered> Scheme::settle(const std::set<NodeId>& replaced) {
     watermark = std::max(watermark, state.settled);
     found.folded.merge(state.folded);
     for (auto& [place, entry] : state.records) {
-      epoch_ = std::max(epoch_, entry.epoch);
-      seq_ = std::max(seq_, entry.seq);
+      numbers_->epoch = std::max(numbers_->epoch, entry.epoch);
+      numbers_->seq = std::max(numbers_->seq, entry.seq);
       dropped.insert(entry.dropped.begin(), entry.dropped.end());
       if (is_update(entry)) holders[entry.seq].insert(id);
       if (entry.kind == Record::Kind::epoch) continue;
@@ -40,8 +40,8 @@ Result<Scheme::Recovered> Scheme::settle(const std::set<NodeId>& replaced) {
       (is_update(entry) ? found.updates : found.folds).push_back({id, place, std::move(entry)});
     }
   }
-  seq_ = std::max(seq_, watermark);
-  for (const auto& [chunk, seq] : found.folded) seq_ = std::max(seq_, seq);
+  numbers_->seq = std::max(numbers_->seq, watermark);
+  for (const auto& [chunk, seq] : found.folded) numbers_->seq = std::max(numbers_->seq, seq);
   for (const Survivor& survivor : found.updates) {
     const Record& entry = survivor.record;
     if (entry.seq <= watermark) continue;
@@ -56,8 +56,8 @@ Result<Scheme::Recovered> Scheme::settle(const std::set<NodeId>& replaced) {
   std::stable_sort(found.updates.begin(), found.updates.end(), earlier);
   std::stable_sort(found.folds.begin(), found.folds.end(), earlier);
 
-  ++epoch_;
-  Record epoch{Record::Kind::epoch, epoch_, ++seq_, {}, {}, {}, {dropped.begin(), dropped.end()}};
+  ++numbers_->epoch;
+  Record epoch{Record::Kind::epoch, numbers_->epoch, ++numbers_->seq, {}, {}, {}, {dropped.begin(), dropped.end()}};
   Round round;
   for (NodeId id = 0; id < geometry().nodes; ++id) {
     Errand& errand = round.to(id);
@@ -88,6 +88,7 @@ Status Scheme::roll_forward_stages(Recovered& recovered) {
 Status Scheme::rebuild_bases(const std::set<NodeId>& replaced, const Recovered& recovered) {
   const uint64_t bytes = geometry().chunk_bytes;
   for (uint64_t stripe = 0; stripe < geometry().stripes; ++stripe) {
+    if (setup_.owns && !setup_.owns(stripe)) continue;
     std::vector<Slot> slots(geometry().chunks());
     std::vector<int> lost;
     uint64_t folded = 0;

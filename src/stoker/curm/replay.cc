@@ -2,49 +2,18 @@
 
 #include <algorithm>
 #include <string>
-#include <unordered_map>
 
 #include "stoker/curm/curm.h"
 #include "stoker/curm/player.h"
+#include "stoker/curm/stripes.h"
 
 namespace stoker::curm {
 namespace {
 
-constexpr uint64_t kBlock = 4096;
-
-// Stripes get numbers in the order in which they are first touched.
-class Stripes {
- public:
-  explicit Stripes(const ReplayOptions& options) : stripe_bytes_(static_cast<uint64_t>(options.k) * options.chunk_bytes), chunk_bytes_(options.chunk_bytes) {}
-
-  uint64_t at(const Request& request, uint64_t offset) { return numbers_.try_emplace(uint64_t{request.object} << 40 | offset / stripe_bytes_, numbers_.size()).first->second; }
-  uint64_t count() const { return numbers_.size(); }
-
-  // The updates that the write makes, by stripe.
-  std::vector<std::vector<Update>> cut(const Request& request) {
-    std::vector<std::vector<Update>> result;
-    uint64_t last = 0;
-    const uint64_t end = align_up(request.offset + request.bytes, kBlock);
-    for (uint64_t offset = align_down(request.offset, kBlock); offset < end;) {
-      const uint64_t inside = offset % chunk_bytes_, bytes = std::min(end - offset, chunk_bytes_ - inside);
-      const uint64_t stripe = at(request, offset);
-      if (result.empty() || stripe != last) result.emplace_back();
-      last = stripe;
-      result.back().push_back({{stripe, static_cast<int>(offset % stripe_bytes_ / chunk_bytes_)}, inside, Value::sized(bytes)});
-      offset += bytes;
-    }
-    return result;
-  }
-
- private:
-  const uint64_t stripe_bytes_, chunk_bytes_;
-  std::unordered_map<uint64_t, uint64_t> numbers_;
-};
-
 class Replay {
  public:
   Replay(const Trace& trace, const ReplayOptions& options, const ClassTree* tree)
-      : trace_(trace), options_(options), geometry_{options.k, options.m, options.nodes, options.chunk_bytes, 0}, stripes_(options), player_(options.device, options.nodes, options.clients) {
+      : trace_(trace), options_(options), geometry_{options.k, options.m, options.nodes, options.chunk_bytes, 0}, stripes_(options.k, options.chunk_bytes), player_(options.device, options.nodes, options.clients) {
     if (tree != nullptr) classes_.emplace(*tree);
   }
 

@@ -21,7 +21,7 @@ Chunk Scheme::chunk_on(uint64_t stripe, NodeId wanted) const {
 }
 
 Record Scheme::record(Record::Kind kind, uint64_t seq, const Chunk& chunk, uint64_t offset, Value value) const {
-  return {kind, epoch_, seq, chunk, {{offset, std::move(value)}}, {}, {}};
+  return {kind, numbers_->epoch, seq, chunk, {{offset, std::move(value)}}, {}, {}};
 }
 
 Round Scheme::enter(const Update& update, NodeId leader) {
@@ -55,7 +55,7 @@ Status Scheme::release(const std::vector<LogPlace>& places) {
   for (const LogPlace& place : places) by_node[place.node].push_back(place);
   Round round;
   round.background = true;
-  for (auto& [id, mine] : by_node) round.to(id).release(std::move(mine), seq_);
+  for (auto& [id, mine] : by_node) round.to(id).release(std::move(mine), numbers_->seq);
   return run(round);
 }
 

@@ -26,17 +26,24 @@ struct Update {
   Value value;
 };
 
+// What orders updates. Schemes that share a substrate draw from one, so that a chunk's mark is above whatever any of them did to it.
+struct Numbers {
+  uint64_t epoch = 1, seq = 0;
+};
+
 struct Setup {
   Substrate* substrate = nullptr;  // outlives the scheme
   Geometry geometry;
   codec::ErasureCode code;
   Form form = Form::safe;
   uint64_t reserved_bytes = 256 << 10;  // behind each parity chunk, where a scheme reserves space
+  std::shared_ptr<Numbers> numbers = nullptr;          // its own, where none are given
+  std::function<bool(uint64_t stripe)> owns = nullptr;  // the stripes whose lost chunks it rebuilds; all, where nothing is said
 };
 
 class Scheme {
  public:
-  explicit Scheme(const Setup& setup) : setup_(setup) {}
+  explicit Scheme(const Setup& setup) : setup_(setup), numbers_(setup.numbers ? setup.numbers : std::make_shared<Numbers>()) {}
   virtual ~Scheme() = default;
   Scheme(const Scheme&) = delete;
   Scheme& operator=(const Scheme&) = delete;
@@ -57,6 +64,7 @@ class Scheme {
 
   // Bytes that were logged (one copy each) since their stripe was folded last, and the stripes, the one longest untouched first.
   uint64_t logged_bytes() const { return logged_bytes_; }
+  uint64_t last_seq() const { return numbers_->seq; }
   virtual std::vector<uint64_t> pending() const;
   Status fold_all();
   // The stripes to fold when the logs hold as much as they may: all, unless a scheme knows better.
@@ -87,8 +95,7 @@ class Scheme {
   // The chunk of the stripe that lies on the node.
   Chunk chunk_on(uint64_t stripe, NodeId node) const;
 
-  uint64_t next_seq() { return ++seq_; }
-  uint64_t last_seq() const { return seq_; }
+  uint64_t next_seq() { return ++numbers_->seq; }
   Status run(Round& round) { return setup_.substrate->run(round); }
   Record record(Record::Kind kind, uint64_t seq, const Chunk& chunk, uint64_t offset, Value value) const;
 
@@ -124,7 +131,7 @@ class Scheme {
 
  private:
   const Setup setup_;
-  uint64_t epoch_ = 1, seq_ = 0;
+  const std::shared_ptr<Numbers> numbers_;
   struct Dirt {
     uint64_t bytes = 0, touched = 0;
   };

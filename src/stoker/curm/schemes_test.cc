@@ -6,17 +6,15 @@
 
 #include "stoker/curm/curm.h"
 #include "stoker/curm/fl.h"
-#include "stoker/curm/memory_cluster.h"
 #include "stoker/curm/parix.h"
 #include "stoker/curm/pl.h"
 #include "stoker/curm/range_map.h"
 #include "stoker/curm/scheme.h"
+#include "stoker/curm/schemes_lab.h"
 #include "stoker/testing/sanitized.h"
 
 namespace stoker::curm {
 namespace {
-
-using Bytes = std::vector<std::byte>;
 
 TEST(RangeMap, IsAnArrayOfBytes) {
   const uint64_t seed = static_cast<uint64_t>(testing::UnitTest::GetInstance()->random_seed());
@@ -50,169 +48,6 @@ TEST(RangeMap, IsAnArrayOfBytes) {
     }
     ASSERT_EQ(empty, 0);
   }
-}
-
-using Made = std::function<std::unique_ptr<Scheme>(const Setup&)>;
-Made by_name(std::string_view name) {
-  return [name](const Setup& setup) { return make_scheme(name, setup); };
-}
-
-// A cluster, a scheme on it, and what its bytes must be.
-class Lab {
- public:
-  Lab(Made made, Form form, int k, int m, uint64_t seed, std::function<void(Round&)> bug = {})
-      : geometry_{k, m, k + m + static_cast<int>(seed % 2), 8192, 3}, made_(std::move(made)), form_(form), cluster_(geometry_, seed), random_(seed ^ 0x5eed) {
-    cluster_.mutate(std::move(bug));
-    start();
-  }
-
-  void start() { scheme_ = made_({&cluster_, geometry_, *codec::ErasureCode::make(geometry_.k, geometry_.m), form_, 4096}); }
-  Scheme& scheme() { return *scheme_; }
-  MemoryCluster& cluster() { return cluster_; }
-  std::mt19937_64& random() { return random_; }
-  const Geometry& geometry() const { return geometry_; }
-
-  Bytes random_bytes(uint64_t n) {
-    Bytes bytes(n);
-    for (std::byte& each : bytes) each = static_cast<std::byte>(random_());
-    return bytes;
-  }
-  Update random_update() {
-    const uint64_t at = random_() % geometry_.chunk_bytes;
-    // Few places, so that updates overlap; now and then a long one.
-    const uint64_t n = std::min(geometry_.chunk_bytes - at, random_() % 8 == 0 ? 1 + random_() % 8000 : 1 + random_() % 1500);
-    return {{random_() % geometry_.stripes, static_cast<int>(random_() % static_cast<uint64_t>(geometry_.k))}, at, Value::of(random_bytes(n))};
-  }
-  std::vector<Update> random_row() {
-    const uint64_t at = random_() % 4000, n = 1 + random_() % 3000, stripe = random_() % geometry_.stripes;
-    std::vector<Update> pieces;
-    for (int position = 0; position < geometry_.k; ++position) {
-      if (random_() % 8 != 0) pieces.push_back({{stripe, position}, at, Value::of(random_bytes(n))});
-    }
-    if (pieces.empty()) pieces.push_back({{stripe, 0}, at, Value::of(random_bytes(n))});
-    return pieces;
-  }
-
-  // One random operation. What it writes may or may not be there after a crash.
-  Status act() {
-    in_flight_.clear();
-    const uint64_t what = random_() % 16;
-    if (what == 0) return scheme_->fold(random_() % geometry_.stripes);
-    if (what == 1) return scheme_->fold_all();
-    if (what == 2) {
-      for (const uint64_t stripe : scheme_->make_room(scheme_->logged_bytes())) STOKER_TRY(scheme_->fold(stripe));
-      return {};
-    }
-    in_flight_ = what <= 4 ? random_row() : std::vector<Update>{random_update()};
-    STOKER_TRY(what <= 4 ? scheme_->update_together(in_flight_) : scheme_->update(in_flight_[0]));
-    for (const Update& each : in_flight_) lay(each);
-    in_flight_.clear();
-    return {};
-  }
-  void lay(const Update& update) {
-    Bytes& data = model(update.chunk);
-    std::copy(update.value.bytes().begin(), update.value.bytes().end(), data.begin() + static_cast<ptrdiff_t>(update.offset));
-  }
-  Bytes& model(const Chunk& chunk) {
-    Bytes& data = model_[chunk];
-    data.resize(geometry_.chunk_bytes);
-    return data;
-  }
-
-  std::set<NodeId> random_losses() {
-    std::set<NodeId> lost;
-    for (uint64_t n = random_() % static_cast<uint64_t>(geometry_.m + 1); n > 0; --n) lost.insert(static_cast<NodeId>(random_() % static_cast<uint64_t>(geometry_.nodes)));
-    return lost;
-  }
-  // After a crash: recovers, through further crashes inside the recovery. Empty, or what is wrong.
-  std::string recover() {
-    const std::set<NodeId> lost = random_losses();
-    for (uint64_t again = random_() % 3;; --again) {
-      cluster_.restart(lost);
-      start();
-      if (again > 0) cluster_.crash_after(random_() % 60);
-      const Status done = scheme_->recover(lost);
-      if (done) break;
-      if (!cluster_.crashed()) return done.error().message();
-      if (again == 0) return "recovery crashed by itself";
-    }
-    cluster_.restart({});  // what recovery did not flush may be lost once more
-    start();
-    if (const Status done = scheme_->recover({}); !done) return done.error().message();
-    // What was under way is there whole or not at all; PLR cuts it where its reserve ends.
-    const uint64_t whole = dynamic_cast<ReservedParityLogging*>(scheme_.get()) != nullptr ? 4096 : geometry_.chunk_bytes;
-    for (const Update& each : in_flight_) {
-      const Bytes now = cluster_.base(each.chunk);
-      for (uint64_t at = 0; at < each.value.size(); at += whole) {
-        const Update part{each.chunk, each.offset + at, each.value.slice(at, std::min(whole, each.value.size() - at))};
-        if (std::equal(part.value.bytes().begin(), part.value.bytes().end(), now.begin() + static_cast<ptrdiff_t>(part.offset))) lay(part);
-      }
-    }
-    in_flight_.clear();
-    if (cluster_.records() != 0) return "recovery left records in the logs";
-    return at_rest();
-  }
-
-  // Everything is folded: bases are the newest data and their parities. Empty, or what is wrong.
-  std::string at_rest() {
-    const auto code = *codec::ErasureCode::make(geometry_.k, geometry_.m);
-    for (uint64_t stripe = 0; stripe < geometry_.stripes; ++stripe) {
-      std::vector<Value> columns;
-      for (int position = 0; position < geometry_.k; ++position) {
-        if (cluster_.base({stripe, position}) != model({stripe, position})) return "data chunk " + std::to_string(position) + " of stripe " + std::to_string(stripe) + " is not the newest";
-        columns.push_back(Value::of(model({stripe, position})));
-      }
-      columns.resize(static_cast<size_t>(geometry_.k + geometry_.m));
-      for (int j = 0; j < geometry_.m; ++j) {
-        const Value expected = decoded(code, columns, geometry_.k + j);
-        const Bytes parity = cluster_.base(geometry_.parity(stripe, j));
-        if (!std::equal(parity.begin(), parity.end(), expected.bytes().begin())) return "parity " + std::to_string(j) + " of stripe " + std::to_string(stripe) + " is not that of its data";
-      }
-    }
-    return {};
-  }
-
- private:
-  const Geometry geometry_;
-  const Made made_;
-  const Form form_;
-  MemoryCluster cluster_;
-  std::mt19937_64 random_;
-  std::unique_ptr<Scheme> scheme_;
-  std::map<Chunk, Bytes> model_;
-  std::vector<Update> in_flight_;
-};
-
-constexpr std::array<std::pair<int, int>, 3> kCodes = {{{4, 2}, {6, 3}, {2, 1}}};
-
-// Random overlapping updates and folds; newest bytes are read back on the way. Empty, or what is wrong.
-std::string calm_run(const Made& made, Form form, uint64_t seed, const std::function<void(Round&)>& bug = {}) {
-  const auto [k, m] = kCodes[seed % kCodes.size()];
-  Lab lab(made, form, k, m, seed, bug);
-  for (int i = 0; i < 60; ++i) {
-    if (const Status done = lab.act(); !done) return done.error().message();
-    const Update where = lab.random_update();
-    const auto read = lab.scheme().read(where.chunk, where.offset, where.value.size());
-    if (!read) return read.error().message();
-    if (!std::equal(read->bytes().begin(), read->bytes().end(), lab.model(where.chunk).begin() + static_cast<ptrdiff_t>(where.offset))) return "a read did not see the newest bytes";
-  }
-  if (const Status done = lab.scheme().fold_all(); !done) return done.error().message();
-  if (lab.cluster().records() != 0) return std::to_string(lab.cluster().records()) + " records were never released";
-  if (lab.scheme().logged_bytes() != 0) return "bytes count as logged that are folded";
-  return lab.at_rest();
-}
-
-std::string crash_run(const Made& made, uint64_t seed, const std::function<void(Round&)>& bug = {}) {
-  const auto [k, m] = kCodes[seed % kCodes.size()];
-  Lab lab(made, Form::safe, k, m, seed, bug);
-  for (int life = 0; life < 4; ++life) {
-    lab.cluster().crash_after(lab.random()() % 400);
-    while (lab.act()) {
-    }
-    if (!lab.cluster().crashed()) return "an operation failed by itself";
-    if (std::string wrong = lab.recover(); !wrong.empty()) return wrong;
-  }
-  return {};
 }
 
 class Schemes : public testing::TestWithParam<std::string_view> {};

@@ -2,7 +2,7 @@
 //
 // A scheme is written once, as rounds. A round goes from one place (the client, or a node) to several nodes at once; each node
 // does its steps in order and answers; the round is over when all have. A Substrate runs rounds: in memory with every crash that
-// can be (tests), on a modelled cluster that counts and times them, on real shards.
+// can be (tests), on a modelled cluster that counts and times them, on real files (shard_cluster.h).
 //
 // What a crash leaves: steps `write`, `append` and `mark` of a node may survive or vanish, each by itself, until a later `flush`
 // of that node is done; a write may also be torn at 512 bytes. So order between durable things is made by flushes, and between
@@ -74,6 +74,8 @@ struct Record {
   std::vector<Range> ranges;
   std::vector<Range> before = {};  // with a value: what these ranges held, where the fold does not know it yet
   std::vector<uint64_t> dropped = {};
+  uint8_t scheme = 0;         // whose it is, where several share a substrate (scheme_switch.h)
+  bool needs_commit = false;  // a value: the base is overwritten with it only when a commit stands in the log behind it
   uint64_t payload_bytes() const {
     uint64_t sum = 8 * dropped.size();
     for (const Range& range : ranges) sum += range.value.size();

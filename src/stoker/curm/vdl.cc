@@ -18,7 +18,8 @@ std::function<Record()> staged(Record stage, const Fold::Ranges& changed) {
 
 Status Vdl::update(const Update& update) {
   const uint64_t seq = next_seq();
-  const Record entry = record(Record::Kind::value, seq, update.chunk, update.offset, update.value);
+  Record entry = record(Record::Kind::value, seq, update.chunk, update.offset, update.value);
+  entry.needs_commit = true;
   Round round;
   std::vector<PlaceSlot> slots = {log(round.to(node(update.chunk), update.value.size()), entry)};
   for (int j = 0; j < m(); ++j) slots.push_back(log(round.to(node(geometry().parity(update.chunk.stripe, j)), update.value.size()), entry));
@@ -217,7 +218,9 @@ std::function<void()> Vdl::rebuilt(const Chunk& lost, Errand& errand) {
       for (const auto& piece : owners.all()) {
         const auto value = dirty->second.newest[position].within(piece.at, piece.size()).front();
         errand.sent += piece.size();
-        places.emplace_back(piece.value, errand.append(record(Record::Kind::value, piece.value, {lost.stripe, position}, piece.at, value.value.slice(value.at - value.origin, value.size()))));
+        Record again = record(Record::Kind::value, piece.value, {lost.stripe, position}, piece.at, value.value.slice(value.at - value.origin, value.size()));
+        again.needs_commit = true;
+        places.emplace_back(piece.value, errand.append(std::move(again)));
       }
     }
   }

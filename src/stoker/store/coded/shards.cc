@@ -1,11 +1,9 @@
 #include "stoker/store/coded/shards.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <random>
@@ -14,6 +12,7 @@
 #include "stoker/store/blank.h"
 #include "stoker/store/coded/mutation.h"
 #include "stoker/store/disk_of.h"
+#include "stoker/store/folder.h"
 #include "stoker/store/writer_lock.h"
 
 namespace stoker::coded {
@@ -83,23 +82,6 @@ Status check_disks(const std::vector<Shard>& shards, const Shard* only = nullptr
     seen.emplace_back(disk, &shard);
   }
   return {};
-}
-
-Status flush_folder(const std::filesystem::path& folder) {
-  const int fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  const int error = fd < 0 || fsync(fd) != 0 ? errno : 0;
-  if (fd >= 0) ::close(fd);
-  return error == 0 || error == EINVAL ? Status() : errno_error(error, "cannot make a folder in '" + folder.string() + "' durable", kWhere);  // EINVAL: cannot be flushed
-}
-
-// And those above it; a new name survives power loss once the folder that it stands in was flushed.
-Status make_folder(const std::filesystem::path& folder) {
-  std::error_code error;
-  if (folder.empty() || std::filesystem::exists(folder, error)) return {};
-  STOKER_TRY(make_folder(folder.parent_path()));
-  std::filesystem::create_directory(folder, error);
-  if (error) return errno_error(error.value(), "cannot make the folder '" + folder.string() + "'", kWhere);
-  return flush_folder(folder.parent_path());
 }
 
 }  // namespace

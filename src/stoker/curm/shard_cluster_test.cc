@@ -1,0 +1,337 @@
+// The update schemes over the production code of real shards, on simulated disks: crashes between any two transfers, torn writes, lost nodes,
+// flipped bits, old copies. The same stories as in memory (schemes_lab.h).
+#include "stoker/curm/shard_cluster.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "stoker/curm/scheme_switch.h"
+#include "stoker/curm/schemes_lab.h"
+#include "stoker/testing/sanitized.h"
+#include "stoker/testing/shard_sim.h"
+
+namespace stoker::curm {
+namespace {
+
+std::unique_ptr<CrashCluster> on_shards(const Geometry& geometry, uint64_t seed) { return std::make_unique<ShardSim>(geometry, seed); }
+
+class Shards : public testing::TestWithParam<std::string_view> {};
+INSTANTIATE_TEST_SUITE_P(All, Shards, testing::ValuesIn(kSchemes), [](const auto& each) { return std::string(each.param); });
+
+TEST_P(Shards, HoldNewestDataAndItsParityAtRest) {
+  for (uint64_t seed = 1; seed <= 6; ++seed) EXPECT_EQ(calm_run(by_name(GetParam()), Form::safe, seed, {}, on_shards), "") << "seed " << seed;
+}
+
+TEST_P(Shards, SurviveCrashesAndLosses) {
+  for (uint64_t seed = 1; seed <= 12 / kLess + 1; ++seed) EXPECT_EQ(crash_run(by_name(GetParam()), seed, {}, on_shards), "") << "seed " << seed;
+}
+
+// Two overlapping updates, a fold, an update after it, another fold; the power goes before each transfer of it, and a node with it or none.
+TEST_P(Shards, SurviveEveryCrashPoint) {
+  uint64_t states = 0;
+  for (uint64_t point = 0;; point += kLess) {
+    Lab lab(by_name(GetParam()), Form::safe, 4, 2, 2 * point, {}, on_shards);
+    const auto update = [&](uint64_t offset, uint64_t n) { return Update{{1, 2}, offset, Value::of(lab.random_bytes(n))}; };
+    const std::vector<Update> updates = {update(100, 3000), update(1000, 4096), update(600, 700)};
+    static_cast<ShardSim&>(lab.cluster()).crash_at_transfer(point);
+    size_t acknowledged = 0;
+    const auto scenario = [&]() -> Status {
+      STOKER_TRY(lab.scheme().update(updates[0]));
+      ++acknowledged;
+      STOKER_TRY(lab.scheme().update(updates[1]));
+      ++acknowledged;
+      STOKER_TRY(lab.scheme().fold(1));
+      STOKER_TRY(lab.scheme().update(updates[2]));
+      ++acknowledged;
+      return lab.scheme().fold(1);
+    };
+    const bool finished = scenario().has_value();
+    std::set<NodeId> blank;
+    if (point % 3 != 0) blank.insert(static_cast<NodeId>(point % 6));
+    lab.cluster().restart(blank);
+    lab.start();
+    const Status done = lab.scheme().recover(blank);
+    ASSERT_TRUE(done) << done.error().message() << ", point " << point;
+    ASSERT_TRUE(lab.cluster().recovered());
+    for (size_t i = 0; i < acknowledged; ++i) lab.lay(updates[i]);
+    std::string wrong = lab.at_rest();
+    if (!wrong.empty() && acknowledged < updates.size()) {  // or with the one that was under way
+      lab.lay(updates[acknowledged]);
+      wrong = lab.at_rest();
+    }
+    ASSERT_EQ(wrong, "") << "point " << point;
+    ++states;
+    if (finished) break;
+  }
+  RecordProperty("states", static_cast<int>(states));
+  EXPECT_GT(states, 60 / kLess);
+}
+
+TEST_P(Shards, MutationSkippedFlushIsCaught) {
+  const auto bug = [](Round& round) {
+    for (Errand& errand : round.errands) std::erase_if(errand.steps, [](const Step& step) { return step.kind == Step::Kind::flush; });
+  };
+  bool caught = false;
+  for (uint64_t seed = 1; seed <= 40 && !caught; ++seed) caught = !crash_run(by_name(GetParam()), seed, bug, on_shards).empty();
+  EXPECT_TRUE(caught);
+}
+
+// ---- damage -------------------------------------------------------------------------------------------------------------
+
+// What a story on shards needs beside the Lab.
+struct Damaged {
+  Damaged(std::string_view scheme, uint64_t seed) : lab(by_name(scheme), Form::safe, 4, 2, 2 * seed, {}, on_shards), sim(static_cast<ShardSim&>(lab.cluster())), random(seed) {}
+  Lab lab;
+  ShardSim& sim;
+  std::mt19937_64 random;
+
+  void act(int times) {
+    for (int i = 0; i < times && lab.act(); ++i) {
+    }
+  }
+  // An update of every data chunk: each node's log goes on.
+  Status touch_all() {
+    for (int i = 0; i < 2; ++i) {
+      for (uint64_t stripe = 0; stripe < 3; ++stripe) {
+        for (int position = 0; position < 4; ++position) {
+          const Update update{{stripe, position}, random() % 8000, Value::of(lab.random_bytes(100))};
+          STOKER_TRY(lab.scheme().update(update));
+          lab.lay(update);
+        }
+      }
+    }
+    return {};
+  }
+  std::vector<std::string> logs(NodeId node) {
+    std::vector<std::string> paths;
+    for (int i = 0; sim.disk().image(ShardSim::path(node) + "/log." + std::to_string(i)).bytes() != 0; ++i) paths.push_back(ShardSim::path(node) + "/log." + std::to_string(i));
+    return paths;
+  }
+  void flip(const std::string& path) { sim.disk().flip(path, random() % sim.disk().image(path).bytes(), static_cast<unsigned>(random() % 8)); }
+  Status recover() {
+    STOKER_TRY(sim.reopen());
+    lab.start();
+    STOKER_TRY(lab.scheme().recover(sim.lost()));
+    return sim.recovered();
+  }
+};
+
+TEST_P(Shards, ADamagedLogCountsAsALostNode) {
+  size_t noticed = 0, compared = 0;
+  for (uint64_t seed = 1; seed <= 30 / kLess; ++seed) {
+    Damaged story(GetParam(), seed);
+    story.act(20);
+    const std::set<NodeId> victims = {static_cast<NodeId>(seed % 6), static_cast<NodeId>((seed + 2) % 6)};
+    for (const NodeId victim : victims) {
+      for (const std::string& log : story.logs(victim)) {
+        for (int i = 0; i < 8; ++i) story.flip(log);
+      }
+    }
+    // A round that reads a damaged record fails. Then damage in a node's newest frame may go unnoticed: it is not told from one that was never written.
+    const Status touched = story.touch_all();
+    if (!touched) {
+      ASSERT_EQ(touched.error().code, Code::corruption) << touched.error().message();
+    }
+    const Status done = story.recover();
+    ASSERT_TRUE(done) << done.error().message() << ", seed " << seed;
+    noticed += story.sim.lost().size();
+    for (const NodeId lost : story.sim.lost()) EXPECT_EQ(victims.count(lost), 1U);
+    if (!touched) continue;
+    ++compared;
+    EXPECT_EQ(story.lab.after_recovery(), "") << "seed " << seed;
+  }
+  EXPECT_GT(noticed, 0U);
+  if (GetParam() != "fl") {  // whose updates read its log
+    EXPECT_GT(compared, 0U);
+  }
+}
+
+TEST_P(Shards, DamagedBlocksAndHeadersAreErasures) {
+  size_t noticed = 0;
+  for (uint64_t seed = 1; seed <= 20 / kLess + 1; ++seed) {
+    Damaged story(GetParam(), seed);
+    story.act(20);
+    ASSERT_TRUE(story.lab.scheme().fold_all());
+    const std::set<NodeId> victims = {static_cast<NodeId>(seed % 6), static_cast<NodeId>((seed + 1) % 6)};
+    for (const NodeId victim : victims) {
+      for (const char* file : {"/data", "/parity", "/head"}) {
+        for (int i = 0; i < 4; ++i) story.flip(ShardSim::path(victim) + file);
+      }
+    }
+    const Status done = story.recover();
+    ASSERT_TRUE(done) << done.error().message() << ", seed " << seed;
+    noticed += story.sim.lost().size();
+    for (const NodeId lost : story.sim.lost()) EXPECT_EQ(victims.count(lost), 1U);
+    EXPECT_EQ(story.lab.after_recovery(), "") << "seed " << seed;
+    story.act(10);
+    ASSERT_TRUE(story.lab.scheme().fold_all());
+    EXPECT_EQ(story.lab.at_rest(), "");
+  }
+  EXPECT_GT(noticed, 0U);
+}
+
+TEST(ShardCluster, ABlockThatIsReadAndDiffersFromItsChecksumIsAnErrorThatNamesIt) {
+  Damaged story("vdl", 3);
+  story.act(20);
+  ASSERT_TRUE(story.lab.scheme().fold_all());
+  const ShardLayout layout{story.lab.geometry(), 8192, 0};
+  const Chunk chunk{2, 1};
+  const Update update{chunk, 0, Value::of(story.lab.random_bytes(8192))};
+  ASSERT_TRUE(story.lab.scheme().update(update));
+  story.lab.lay(update);
+  ASSERT_TRUE(story.lab.scheme().fold_all());
+  const NodeId node = story.lab.geometry().node(chunk);
+  story.sim.disk().flip(ShardSim::path(node) + "/data", layout.block_at(chunk, 1) + 77, 3);
+  const auto read = story.lab.scheme().read(chunk, 5000, 10);
+  ASSERT_FALSE(read);
+  EXPECT_EQ(read.error().code, Code::corruption);
+  EXPECT_THAT(read.error().what, testing::HasSubstr("block 1 of chunk 1 of stripe 2 in 'n" + std::to_string(node) + "' differs from its checksum"));
+  EXPECT_FALSE(story.lab.scheme().fold_all() && story.lab.scheme().read({0, 0}, 0, 1));  // nothing runs any more
+  ASSERT_TRUE(story.recover());
+  EXPECT_EQ(story.sim.lost(), std::set<NodeId>{node});
+  EXPECT_EQ(story.lab.after_recovery(), "");
+}
+
+TEST(ShardCluster, MoreThanMLostNodesAreNamedAndNothingIsChanged) {
+  Damaged story("pl", 4);
+  story.act(20);
+  story.sim.close();
+  std::map<NodeId, SimImage> kept;
+  for (const NodeId node : {0, 1, 2}) {
+    kept.emplace(node, story.sim.disk().image(ShardSim::path(node) + "/head"));
+    story.sim.disk().remove(ShardSim::path(node) + "/head");
+  }
+  const Status opened = story.sim.reopen();
+  ASSERT_FALSE(opened);
+  EXPECT_THAT(opened.error().what, testing::AllOf(testing::HasSubstr("3 of 6 nodes are lost, and the code bears 2"), testing::HasSubstr("'n0' is not there"), testing::HasSubstr("'n2' is not there")));
+  for (const auto& [node, head] : kept) story.sim.disk().put(ShardSim::path(node) + "/head", head);
+  ASSERT_TRUE(story.recover());
+  EXPECT_TRUE(story.sim.lost().empty());
+  EXPECT_EQ(story.lab.after_recovery(), "");
+}
+
+TEST(ShardCluster, NodesAreKnownByIdentityAndOldCopiesAreNotTaken) {
+  Damaged story("vdl", 5);
+  story.act(20);
+  std::map<std::string, SimImage> old;
+  for (const char* file : {"/head", "/data", "/parity", "/log.0"}) old.emplace("n3" + std::string(file), story.sim.disk().image("n3" + std::string(file)));
+  story.sim.close();
+  story.sim.disk().unlimit("n3/");
+  story.sim.reorder();
+  ASSERT_TRUE(story.recover());
+  EXPECT_EQ(story.sim.lost().size(), 1U);
+  EXPECT_EQ(story.lab.after_recovery(), "");
+  story.act(10);
+  story.sim.close();
+  for (const auto& [path, image] : old) story.sim.disk().put(path, image);  // the lost disk is put back
+  ASSERT_TRUE(story.recover());
+  EXPECT_EQ(story.sim.lost().size(), 1U);
+  EXPECT_EQ(story.lab.after_recovery(), "");
+
+  Damaged other("vdl", 5);
+  story.sim.close();
+  story.sim.disk().put("n4/head", other.sim.disk().image("n4/head"));
+  const Status mixed = story.sim.reopen();
+  ASSERT_FALSE(mixed);
+  EXPECT_THAT(mixed.error().what, testing::HasSubstr("is a node of another cluster"));
+}
+
+TEST(ShardCluster, SegmentsAreFreedAndUsedAgain) {
+  Damaged story("vdl", 6);
+  for (int i = 0; i < 60; ++i) {
+    ASSERT_TRUE(story.touch_all());
+    ASSERT_TRUE(story.lab.scheme().fold_all());
+  }
+  for (NodeId node = 0; node < 6; ++node) EXPECT_LE(story.logs(node).size(), 3U);
+  ASSERT_TRUE(story.recover());
+  EXPECT_EQ(story.lab.after_recovery(), "");
+}
+
+// ---- schemes changed in use ---------------------------------------------------------------------------------------------
+
+// Before an update its stripe may be given another scheme.
+class Switching final : public Scheme {
+ public:
+  explicit Switching(const Setup& setup) : Scheme(setup), random_(setup.geometry.stripes), switch_(*SchemeSwitch::make(setup, "vdl")) {}
+  Status update(const Update& update) override {
+    if (random_() % 3 == 0) STOKER_TRY(switch_->change(update.chunk.stripe, kSchemes[random_() % std::size(kSchemes)]));
+    // PLR cuts what is longer than its reserve, and the parts are there or not each by itself.
+    if (switch_->scheme_of(update.chunk.stripe) == "plr" && update.value.size() > 4096) STOKER_TRY(switch_->change(update.chunk.stripe, "pl"));
+    return switch_->update(update);
+  }
+  Status update_together(const std::vector<Update>& pieces) override {
+    if (switch_->scheme_of(pieces[0].chunk.stripe) == "curm") return switch_->update_together(pieces);
+    return Scheme::update_together(pieces);
+  }
+  Result<Value> read(const Chunk& chunk, uint64_t offset, uint64_t bytes) override { return switch_->read(chunk, offset, bytes); }
+  Status fold(uint64_t stripe) override { return switch_->fold(stripe); }
+  std::vector<uint64_t> pending() const override { return {0, 1, 2}; }
+  Status recover(const std::set<NodeId>& replaced) override { return switch_->recover(replaced); }
+  std::function<void()> rebuilt(const Chunk&, Errand&) override { return [] {}; }
+
+ private:
+  std::mt19937_64 random_;
+  const std::unique_ptr<SchemeSwitch> switch_;
+};
+const Made kSwitching = [](const curm::Setup& setup) { return std::make_unique<Switching>(setup); };
+
+TEST(SchemeSwitch, StripesChangeTheirSchemeInUse) {
+  for (uint64_t seed = 1; seed <= 30; ++seed) EXPECT_EQ(calm_run(kSwitching, Form::safe, seed), "") << "seed " << seed;
+  for (uint64_t seed = 1; seed <= 4; ++seed) EXPECT_EQ(calm_run(kSwitching, Form::safe, seed, {}, on_shards), "") << "seed " << seed;
+}
+
+TEST(SchemeSwitch, SurvivesCrashesAroundTheChange) {
+  for (uint64_t seed = 1; seed <= 150 / kLess; ++seed) EXPECT_EQ(crash_run(kSwitching, seed), "") << "seed " << seed;
+  for (uint64_t seed = 1; seed <= 20 / kLess + 1; ++seed) EXPECT_EQ(crash_run(kSwitching, seed, {}, on_shards), "") << "seed " << seed;
+}
+
+// Every point of: an update by one scheme, the change, an update by the other.
+TEST(SchemeSwitch, SurvivesEveryCrashPointOfAChange) {
+  const std::array<std::pair<std::string_view, std::string_view>, 6> changes = {{{"vdl", "pl"}, {"pl", "vdl"}, {"fo", "parix"}, {"parix", "fl"}, {"plr", "curm"}, {"curm", "fo"}}};
+  for (const auto& [from, to] : changes) {
+    for (uint64_t point = 0;; point += kLess) {
+      Lab lab(kSwitching, Form::safe, 4, 2, 2 * point);  // its own scheme is not used
+      const curm::Setup setup{&lab.cluster(), lab.geometry(), *codec::ErasureCode::make(4, 2), Form::safe, 4096};
+      auto schemes = *SchemeSwitch::make(setup, from);
+      const Update first{{1, 2}, 100, Value::of(lab.random_bytes(3000))}, second{{1, 2}, 1000, Value::of(lab.random_bytes(4096))};
+      lab.cluster().crash_after(point);
+      size_t acknowledged = 0;
+      const auto scenario = [&]() -> Status {
+        STOKER_TRY(schemes->update(first));
+        ++acknowledged;
+        STOKER_TRY(schemes->change(1, to));
+        EXPECT_EQ(schemes->scheme_of(1), to);
+        EXPECT_EQ(schemes->scheme_of(0), from);
+        STOKER_TRY(schemes->update(second));
+        ++acknowledged;
+        return {};
+      };
+      const bool finished = scenario().has_value();
+      std::set<NodeId> blank;
+      if (point % 2 == 1) blank.insert(static_cast<NodeId>(point / 2 % 6));
+      lab.cluster().restart(blank);
+      schemes = *SchemeSwitch::make(setup, from);  // who opens need not know of the change
+      const Status done = schemes->recover(blank);
+      ASSERT_TRUE(done) << done.error().message();
+      if (acknowledged > 0) lab.lay(first);
+      if (acknowledged > 1) lab.lay(second);
+      std::string wrong = lab.at_rest();
+      if (!wrong.empty() && acknowledged < 2) {
+        lab.lay(acknowledged == 0 ? first : second);
+        wrong = lab.at_rest();
+      }
+      ASSERT_EQ(wrong, "") << from << " to " << to << ", point " << point;
+      if (finished) break;
+    }
+  }
+}
+
+TEST(SchemeSwitch, RefusesASchemeThatThereIsNot) {
+  MemoryCluster cluster({2, 1, 3, 8192, 1}, 1);
+  const curm::Setup setup{&cluster, {2, 1, 3, 8192, 1}, *codec::ErasureCode::make(2, 1), Form::safe, 4096};
+  EXPECT_FALSE(SchemeSwitch::make(setup, "raid"));
+  EXPECT_THAT((*SchemeSwitch::make(setup, "vdl"))->change(0, "raid").error().what, testing::HasSubstr("there is no scheme `raid`"));
+}
+
+}  // namespace
+}  // namespace stoker::curm

@@ -1,0 +1,143 @@
+// A ShardCluster on simulated disks, for tests: the production code, with the power that goes between any two of its transfers.
+#pragma once
+
+#include <algorithm>
+#include <random>
+
+#include "stoker/base/check.h"
+#include "stoker/curm/crash_cluster.h"
+#include "stoker/curm/shard_cluster.h"
+#include "stoker/testing/sim_engine.h"
+
+namespace stoker::curm {
+
+inline ShardOptions small_options(const Geometry& geometry) {
+  ShardOptions options;
+  options.files = false;
+  options.reserved_bytes = 4096;
+  options.segment_bytes = ShardLayout::segment_min(geometry.chunk_bytes);
+  return options;
+}
+
+inline std::unique_ptr<Loop> loop_on(const std::shared_ptr<SimDisk>& disk, uint64_t seed) {
+  SimDevice device;
+  device.seed = seed;
+  auto engine = std::move(*SimEngine::make(disk, 64, device));
+  const Clock& clock = static_cast<SimEngine&>(*engine).clock();
+  return std::move(*Loop::make(std::move(engine), {}, clock));
+}
+
+class ShardSim final : public CrashCluster {
+ public:
+  ShardSim(const Geometry& geometry, uint64_t seed);
+
+  Status run(Round& round) override;
+  Result<NodeState> scan(NodeId node) override;
+  void mutate(std::function<void(Round&)> bug) override { bug_ = std::move(bug); }
+  void crash_after(uint64_t steps) override { crash_at_transfer(2 * steps); }
+  void crash_at_transfer(uint64_t transfers);
+  bool crashed() const override { return crashed_; }
+  void restart(const std::set<NodeId>& lost) override;
+  Status recovered() override { return watched(opened_->admit()); }
+  std::vector<std::byte> base(const Chunk& chunk) override;
+  uint64_t records() const override { return opened_->live_records(); }
+  void wipe(NodeId) override {}  // spares are modelled only
+
+  static std::string path(NodeId node) { return "n" + std::to_string(node); }
+  SimDisk& disk() { return *disk_; }
+  ShardCluster& cluster() { return *opened_; }
+  void close();
+  // Opens what there is, and takes what is lost then for what was to be; recover(lost()) comes next.
+  Status open();
+  Status reopen();
+  const std::set<NodeId>& lost() const { return lost_; }
+  void reorder() { std::shuffle(paths_.begin(), paths_.end(), random_); }
+
+ private:
+  Status watched(Status done);
+
+  const Geometry geometry_;
+  std::vector<std::string> paths_;
+  std::mt19937_64 random_;
+  std::shared_ptr<SimDisk> disk_;
+  std::unique_ptr<Loop> loop_;
+  std::unique_ptr<ShardCluster> opened_;
+  std::set<NodeId> lost_;
+  std::function<void(Round&)> bug_;
+  bool ordered_ = false, crashed_ = false;
+};
+
+inline ShardSim::ShardSim(const Geometry& geometry, uint64_t seed) : geometry_(geometry), random_(seed), disk_(std::make_shared<SimDisk>(seed)), loop_(loop_on(disk_, seed)) {
+  for (NodeId id = 0; id < geometry.nodes; ++id) paths_.push_back(path(id));
+  auto made = ShardCluster::make(*loop_, paths_, geometry, small_options(geometry));
+  STOKER_CHECK(made.has_value());
+  opened_ = std::move(*made);
+}
+
+inline void ShardSim::close() {
+  opened_.reset();
+  loop_.reset();
+}
+
+inline Status ShardSim::open() {
+  if (opened_) return {};
+  loop_ = loop_on(disk_, random_());
+  auto opened = ShardCluster::open(*loop_, paths_, small_options(geometry_));
+  if (!opened) return opened.error();
+  opened_ = std::move(*opened);
+  return {};
+}
+
+inline Status ShardSim::reopen() {
+  close();
+  STOKER_TRY(open());
+  lost_ = opened_->replaced();
+  return {};
+}
+
+// After an order the first failure is the crash. (Opening then finds that too many nodes cannot be read.)
+inline Status ShardSim::watched(Status done) {
+  crashed_ = crashed_ || (ordered_ && !done && (done.error().code == Code::io || !opened_));
+  return done;
+}
+
+inline Status ShardSim::run(Round& round) {
+  if (bug_) bug_(round);
+  STOKER_TRY(watched(open()));
+  return watched(opened_->run(round));
+}
+
+inline Result<NodeState> ShardSim::scan(NodeId node) {
+  STOKER_TRY(watched(open()));
+  if (opened_->replaced() != lost_) {
+    std::string all;
+    for (const std::string& trouble : opened_->troubles()) all += "; " + trouble;
+    return make_error(Code::corruption, "the cluster counts other nodes as lost than were taken away" + all);
+  }
+  return opened_->scan(node);
+}
+
+inline void ShardSim::crash_at_transfer(uint64_t transfers) {
+  disk_->cut_power_after(transfers + 1, random_());
+  ordered_ = true;
+}
+
+inline void ShardSim::restart(const std::set<NodeId>& lost) {
+  close();
+  disk_->cut_power(random_());
+  disk_->restore_power();
+  for (const NodeId id : lost) disk_->unlimit(path(id) + "/");
+  lost_ = lost;
+  ordered_ = crashed_ = false;
+}
+
+inline std::vector<std::byte> ShardSim::base(const Chunk& chunk) {
+  Round round;
+  const Slot value = round.to(geometry_.node(chunk)).read(chunk, 0, geometry_.chunk_bytes);
+  STOKER_CHECK(open().has_value());
+  const Status done = opened_->run(round);
+  if (!done) return std::vector<std::byte>(geometry_.chunk_bytes, std::byte{0xEE});  // what no test writes a chunk full of
+  return {value->bytes().begin(), value->bytes().end()};
+}
+
+}  // namespace stoker::curm

@@ -1,0 +1,191 @@
+// kill -9 of a process that updates stripes on nine folders, by each scheme; then any three folders are deleted, and every acknowledged byte is
+// there when they are rebuilt, with the parity that belongs to it.
+#include <gtest/gtest.h>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <random>
+#include <string>
+#include <thread>
+
+#include "lab.h"
+#include "stoker/curm/scheme.h"
+#include "stoker/curm/shard_cluster.h"
+
+namespace stoker::curm {
+namespace {
+
+const Geometry kGeometry{6, 3, 9, 64 << 10, 4};
+
+ShardOptions options() {
+  ShardOptions shards;
+  shards.segment_bytes = 256 << 10;
+  shards.reserved_bytes = 32 << 10;
+  return shards;
+}
+
+std::vector<std::string> paths_in(const std::string& folder) {
+  std::vector<std::string> paths;
+  for (int i = 0; i < kGeometry.nodes; ++i) paths.push_back(folder + "/node" + std::to_string(i));
+  return paths;
+}
+
+// The n-th update, the same in every run.
+Update update_of(uint64_t n) {
+  std::mt19937_64 random(n);
+  const uint64_t at = random() % (kGeometry.chunk_bytes - 1), bytes = std::min(kGeometry.chunk_bytes - at, 1 + random() % 9000);
+  std::vector<std::byte> content(bytes);
+  for (std::byte& each : content) each = static_cast<std::byte>(random());
+  return {{random() % kGeometry.stripes, static_cast<int>(random() % 6)}, at, Value::of(std::move(content))};
+}
+
+struct Serving {
+  std::unique_ptr<Loop> loop;
+  std::unique_ptr<ShardCluster> cluster;
+  std::unique_ptr<Scheme> scheme;
+};
+
+Result<Serving> serve(const std::string& folder, std::string_view name) {
+  Serving serving;
+  STOKER_ASSIGN(auto engine, make_engine());
+  STOKER_ASSIGN(serving.loop, Loop::make(std::move(engine)));
+  STOKER_ASSIGN(const auto code, codec::ErasureCode::make(kGeometry.k, kGeometry.m));
+  const bool fresh = !std::filesystem::exists(folder);
+  if (fresh) {
+    STOKER_ASSIGN(serving.cluster, ShardCluster::make(*serving.loop, paths_in(folder), kGeometry, options()));
+  } else {
+    STOKER_ASSIGN(serving.cluster, ShardCluster::open(*serving.loop, paths_in(folder), options()));
+  }
+  serving.scheme = make_scheme(name, {serving.cluster.get(), kGeometry, code, Form::safe, options().reserved_bytes});
+  STOKER_TRY(serving.scheme->recover(serving.cluster->replaced()));
+  STOKER_TRY(serving.cluster->admit());
+  return serving;
+}
+
+// In the child: updates until it is killed, and tells of each by a record in the pipe.
+Status write_on(const std::string& folder, std::string_view name, uint64_t n, int out) {
+  STOKER_ASSIGN(const Serving serving, serve(folder, name));
+  for (;; ++n) {
+    const uint64_t begun[2] = {0, n}, acknowledged[2] = {1, n};
+    if (write(out, begun, sizeof begun) != sizeof begun) return {};
+    STOKER_TRY(serving.scheme->update(update_of(n)));
+    if (write(out, acknowledged, sizeof acknowledged) != sizeof acknowledged) return {};
+    if (n % 12 == 0) STOKER_TRY(serving.scheme->fold(n / 12 % kGeometry.stripes));
+    if (n % 50 == 0) STOKER_TRY(serving.scheme->fold_all());
+  }
+}
+
+class CurmKill : public testing::TestWithParam<std::string_view> {
+ protected:
+  CurmKill() : folder_(testing::TempDir() + "curm_kill." + std::string(GetParam()) + std::to_string(getpid())) { std::filesystem::remove_all(folder_); }
+  ~CurmKill() override { std::filesystem::remove_all(folder_); }
+
+  // Runs a writer until it has acknowledged `updates` more, and kills it in the midst of something.
+  void run_and_kill(uint64_t updates) {
+    int ends[2];
+    ASSERT_EQ(pipe(ends), 0);
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      close(ends[0]);
+      const Status done = write_on(folder_, GetParam(), acknowledged_ + 1, ends[1]);
+      if (!done) std::fprintf(stderr, "the writer failed: %s\n", done.error().message().c_str());
+      _exit(done ? 0 : 1);
+    }
+    close(ends[1]);
+    uint64_t record[2], seen = 0;
+    bool killed = false;
+    while (read(ends[0], record, sizeof record) == sizeof record) {  // also what it said before it was killed
+      (record[0] == 0 ? begun_ : acknowledged_) = record[1];
+      seen += record[0];
+      if (killed || seen < updates || record[0] != 0) continue;
+      std::this_thread::sleep_for(std::chrono::microseconds(random_() % 3000));
+      kill(child, SIGKILL);
+      killed = true;
+    }
+    close(ends[0]);
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_TRUE(killed && WIFSIGNALED(status)) << "the writer ended by itself with status " << status;
+  }
+
+  void lay(uint64_t n) {
+    const Update update = update_of(n);
+    std::vector<std::byte>& chunk = chunk_of(update.chunk);
+    std::copy(update.value.bytes().begin(), update.value.bytes().end(), chunk.begin() + static_cast<ptrdiff_t>(update.offset));
+  }
+  std::vector<std::byte>& chunk_of(const Chunk& chunk) {
+    auto& bytes = model_[chunk];
+    bytes.resize(kGeometry.chunk_bytes);
+    return bytes;
+  }
+
+  // All that was acknowledged, perhaps what was begun, and nothing else; in data and parity.
+  void check(Substrate& cluster) {
+    for (; laid_ < acknowledged_; ++laid_) lay(laid_ + 1);
+    const auto bases = [&](uint64_t stripe) {
+      Round round;
+      std::vector<Slot> slots;
+      for (int position = 0; position < 9; ++position) slots.push_back(round.to(kGeometry.node({stripe, position})).read({stripe, position}, 0, kGeometry.chunk_bytes));
+      const Status done = cluster.run(round);
+      EXPECT_TRUE(done) << done.error().message();
+      std::vector<Value> values;
+      for (const Slot& slot : slots) values.push_back(*slot);
+      return values;
+    };
+    if (begun_ > acknowledged_) {
+      const Update update = update_of(begun_);
+      const Value now = bases(update.chunk.stripe)[static_cast<size_t>(update.chunk.position)].slice(update.offset, update.value.size());
+      if (std::equal(now.bytes().begin(), now.bytes().end(), update.value.bytes().begin())) {
+        lay(begun_);
+        acknowledged_ = laid_ = begun_;
+      }
+    }
+    const auto code = *codec::ErasureCode::make(6, 3);
+    for (uint64_t stripe = 0; stripe < kGeometry.stripes; ++stripe) {
+      const std::vector<Value> values = bases(stripe);
+      std::vector<Value> data(values.begin(), values.begin() + 6);
+      data.resize(9);
+      for (int position = 0; position < 6; ++position) {
+        ASSERT_TRUE(std::equal(chunk_of({stripe, position}).begin(), chunk_of({stripe, position}).end(), values[static_cast<size_t>(position)].bytes().begin())) << "data " << position << " of stripe " << stripe;
+      }
+      for (int position = 6; position < 9; ++position) {
+        const Value expected = decoded(code, data, position);
+        ASSERT_TRUE(std::equal(expected.bytes().begin(), expected.bytes().end(), values[static_cast<size_t>(position)].bytes().begin())) << "parity " << position << " of stripe " << stripe;
+      }
+    }
+  }
+
+  const std::string folder_;
+  std::mt19937_64 random_{std::random_device{}()};
+  std::map<Chunk, std::vector<std::byte>> model_;
+  uint64_t begun_ = 0, acknowledged_ = 0, laid_ = 0;
+};
+INSTANTIATE_TEST_SUITE_P(All, CurmKill, testing::ValuesIn(kSchemes), [](const auto& each) { return std::string(each.param); });
+
+TEST_P(CurmKill, AnyThreeOfNineFoldersMayGo) {
+  const uint64_t seed = GTEST_FLAG_GET(random_seed) != 0 ? static_cast<uint64_t>(GTEST_FLAG_GET(random_seed)) : std::random_device{}() & 0x7FFFFFFF;
+  std::printf("replay with --gtest_random_seed=%llu\n", static_cast<unsigned long long>(seed));
+  random_.seed(seed);
+  const auto started = std::chrono::steady_clock::now();
+  for (uint64_t kills = 0; kills < 3 * soak_factor; ++kills) {
+    if (soak_factor == 1 && kills > 0 && std::chrono::steady_clock::now() - started > std::chrono::seconds(5)) break;  // a slow machine does fewer in CI
+    ASSERT_NO_FATAL_FAILURE(run_and_kill(5 + random_() % 60));
+    std::vector<std::string> gone = paths_in(folder_);
+    std::shuffle(gone.begin(), gone.end(), random_);
+    gone.resize(3);
+    for (const std::string& path : gone) std::filesystem::remove_all(path);
+    const auto serving = serve(folder_, GetParam());
+    ASSERT_TRUE(serving) << serving.error().message();
+    ASSERT_NO_FATAL_FAILURE(check(*serving->cluster));
+    ++cases_checked;
+  }
+}
+
+}  // namespace
+}  // namespace stoker::curm
