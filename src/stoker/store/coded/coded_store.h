@@ -27,6 +27,16 @@
 
 namespace stoker::coded {
 
+// The scrub that goes on by itself.
+struct Patrol {
+  uint64_t passes = 0;   // over everything, since the store was opened
+  int64_t ended_at = 0;  // the last of them: seconds since 1970
+  ScrubReport last;      // what it found
+  uint64_t found = 0;    // damages that all of them found
+  RepairProgress doing;
+  std::string stopped;   // why there is none any more, until the store is opened again
+};
+
 // How the store is, beside what StoreInfo says.
 struct Health {
   uint64_t epoch = 0;
@@ -41,7 +51,10 @@ struct Health {
   uint64_t lost_chunks = 0;           // of which not all could be rebuilt or mended
   uint64_t stuck_stripes = 0;         // that cannot be folded
   std::string lost_why;               // of the first of these
+  Patrol patrol;
 };
+
+class Scrubbing;
 
 class CodedStore final : public Store {
  public:
@@ -139,6 +152,7 @@ class CodedStore final : public Store {
   uint64_t log_bytes(const TransactionState& state) const;
   void work_on(Job& job);
   bool background_step();  // false: there is nothing to do
+  bool patrol_step();      // likewise, or not yet
   Future<void> add_job(std::function<Result<bool>()> step);  // any thread
   // commit.cc: the writer thread
   void commit_batch(std::vector<Request> batch);
@@ -232,11 +246,15 @@ class CodedStore final : public Store {
   // Of the writer thread.
   std::vector<std::shared_ptr<const void>> since_image_;  // what the table image does not make superfluous yet
   Stamp image_stamp_ = 0;                                 // of the newest table image
+  uint64_t images_ = 0;                                   // written since it was opened
   std::vector<SegmentRef> stand_ins_;                     // of folds that could not be finished
   std::optional<size_t> joining_;                         // the shard that is being resynced
   std::vector<std::weak_ptr<Stripe>> to_join_;            // stripes to look at, the last one first
   std::set<uint64_t> joined_;                             // stripes that it has by now
   std::set<size_t> given_up_;                             // shards that failed while they were resynced
+  std::shared_ptr<Scrubbing> patrol_;                     // the pass that goes on
+  ShardSet renewed_ = 0;                                  // left out and brought back by a scrub, to have log and table readable
+  Pace patrol_pace_;
 
   std::mutex queue_mutex_;  // guards what follows
   std::condition_variable queued_;

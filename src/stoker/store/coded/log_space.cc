@@ -130,6 +130,7 @@ Status CodedStore::checkpoint() {
     const auto source = std::as_bytes(std::span(payload));
     writer.append(source, image.span().subspan(writer.cursor().offset, framed_bytes(payload.size())));
   }
+  ++images_;
   const ShardSet set = live();
   const auto write = [&](ShardSet to) -> ShardSet {
     ShardBatch batch(*shards_, Priority::write_back);

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstring>
 #include <random>
+#include <utility>
 
 #include "stoker/base/log.h"
 #include "stoker/store/coded/coded_store.h"
@@ -114,7 +115,6 @@ Status CodedStore::join(const StripePtr& stripe) {
     std::lock_guard lock(mutex_);
     counts_.rebuilt_bytes += rebuilt.blocks * kBlock;
   } else {
-    log().warn("{}", loaded.error().message());
     STOKER_TRY(forget(stripe, position));
     note_loss(stripe, position, loaded.error().what);
   }
@@ -133,8 +133,13 @@ Status CodedStore::forget(const StripePtr& stripe, size_t position) {
 }
 
 void CodedStore::note_loss(const StripePtr& stripe, size_t position, const std::string& why) {
-  std::lock_guard lock(mutex_);
-  lost_[{stripe->id, position}] = {stripe, why};
+  {
+    std::lock_guard lock(mutex_);
+    Loss& loss = lost_[{stripe->id, position}];
+    if (std::exchange(loss.why, why) == why) return;  // every scrub finds it again
+    loss.stripe = stripe;
+  }
+  log().warn("{}", why);
 }
 
 void CodedStore::end_joining() {
@@ -276,7 +281,6 @@ Result<bool> CodedStore::mend_step() {
   if (!stripe || (live_positions(*stripe) >> position & 1) == 0) return true;
   const auto mended = rebuild(stripe, position);
   if (!mended) {
-    log().warn("{}", mended.error().message());
     note_loss(stripe, position, mended.error().what);
     return true;
   }

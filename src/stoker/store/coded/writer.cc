@@ -65,7 +65,9 @@ void CodedStore::run() {
       }
     } else if (coded_.background && pace_.wait_ns() == 0) {
       // Who lacks a shard must not wait for it until nobody writes any more.
-      if (const auto stepped = repair_step(); !stepped) log().warn("{}", stepped.error().message());
+      const auto stepped = repair_step();
+      if (!stepped) log().warn("{}", stepped.error().message());
+      if (stepped && !*stepped) patrol_step();
     }
   }
   // Nobody waits for these any more who could still be told.
@@ -99,7 +101,7 @@ bool CodedStore::background_step() {
   const auto folded = fold_step(1);
   if (folded && *folded > 0) return true;
   if (!folded) log().warn("folding: {}", folded.error().message());
-  return false;
+  return patrol_step();
 }
 
 Future<void> CodedStore::add_job(std::function<Result<bool>()> step) {
