@@ -19,6 +19,7 @@ struct CodedWorldOptions {
   uint32_t segments = 8;
   bool background = true;
   uint64_t scrub_rate = 0;             // of the scrub that goes on by itself; 0: none
+  const ClassTree* tree = nullptr;     // that tells classes; null: the one that ships
   bool faults = false;                 // transfers that are short or interrupted
   uint64_t seed = 1;
 };
@@ -62,6 +63,7 @@ class CodedWorld final : public StoreWorld {
     coded.segments = options_.segments;
     coded.background = options_.background;
     coded.scrub_rate = options_.scrub_rate;
+    coded.tree = options_.tree;
     coded.busy_repair_rate = 0;  // by the real clock: tests do not wait for it
     return CodedStore::open({options_.k, options_.m, paths_}, runtime_->runtime(), options, coded);
   }

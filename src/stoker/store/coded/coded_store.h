@@ -14,6 +14,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "stoker/base/pool.h"
@@ -117,6 +118,13 @@ class CodedStore final : public Store {
     StripePtr stripe;
     std::span<const std::byte> blocks;
   };
+  // What a commit does to an object, beside its bytes.
+  struct Touched {
+    std::string key;
+    bool made = false;  // anew
+    std::optional<Class> stated;
+    std::vector<std::pair<uint64_t, size_t>> writes;
+  };
   // What one commit of a batch is about to do.
   struct Prepared {
     Request* request = nullptr;
@@ -125,7 +133,7 @@ class CodedStore final : public Store {
     std::string items;
     std::vector<NewVal> vals;
     std::map<uint64_t, StripePtr> fresh;
-    std::vector<std::string> touched;
+    std::vector<Touched> touched;
     Status status;
   };
 
@@ -134,6 +142,7 @@ class CodedStore final : public Store {
   CodedStore(std::unique_ptr<Shards> shards, codec::ErasureCode code, const Runtime& runtime, const StoreOptions& options, const CodedOptions& coded);
 
   // read.cc: any thread but the Loop's
+  ObjectInfo info_of(std::string_view key, const Object& object) const;  // with mutex_
   Status read_now(std::string_view key, const ObjectPtr& object, uint64_t offset, Slice into, Priority priority);
   Status load_headers(const StripePtr& stripe, Priority priority);
   bool read_headers(const Stripe& stripe, Priority priority, RawHeaders& raw, std::string& why);
@@ -161,7 +170,7 @@ class CodedStore final : public Store {
   Status append_vals(std::vector<Prepared>& commits, ShardSet& touched);
   Status append_commits(std::vector<Prepared>& commits);
   void flip(std::vector<Prepared>& commits);
-  Result<StripePtr> make_stripe();  // any thread
+  Result<StripePtr> make_stripe(Class expected);  // any thread
 
   // log_space.cc: the writer thread
   static constexpr size_t kReserve = 2;  // segments that commits leave to folds and to the next opening
@@ -178,7 +187,8 @@ class CodedStore final : public Store {
   void set_trouble(ShardSet set, const std::string& why);
 
   // fold.cc, resync.cc: the writer thread
-  Result<size_t> fold_step(size_t stripes_max);
+  // With `spare`, what is still rewritten stays in the log.
+  Result<size_t> fold_step(size_t stripes_max, bool spare = false);
   // rebuild.cc: the writer thread
   struct Compared {
     Headers next;                    // with what was found out of this chunk
@@ -205,6 +215,8 @@ class CodedStore final : public Store {
   Result<bool> resync_step();  // false: there is nothing to do
   bool choose_joining();
   StripePtr next_to_join();    // null: the joining shard has all
+  using Urgency = std::tuple<size_t, size_t, uint64_t>;
+  Urgency urgency(const Stripe& stripe) const;  // with mutex_
   Status join(const StripePtr& stripe);
   Status forget(const StripePtr& stripe, size_t position);
   Status admit();
@@ -227,6 +239,7 @@ class CodedStore final : public Store {
   std::condition_variable unpinned_;  // a stripe has no readers any more, or is folded
   Slots slots_;                       // has a lock of its own; outlives the stripes
   Table table_;
+  ClassTable classes_;                        // by class_id
   std::set<std::string, std::less<>> owned_;  // by open transactions
   std::map<uint64_t, std::weak_ptr<Stripe>> dirty_;  // stripes with blocks in the log
   Version version_ = 0;

@@ -106,6 +106,7 @@ Status CodedStore::checkpoint() {
   Stamp stamp = 0;
   {
     std::lock_guard lock(mutex_);
+    table_.learn(classes_);
     pieces = table_.image(kImagePiece);
     stamp = make_stamp(epoch_, version_);
   }

@@ -358,7 +358,9 @@ TEST(CodedPatrol, OneFlippedBitInEveryKindOfPlaceIsMendedWithoutBeingAskedFor) {
     run.look_again();
     std::vector<Spot> spots = run.spots();
     std::erase_if(spots, [&](const Spot& spot) { return static_cast<size_t>(spot.kind) != turn % kNames.size(); });
-    if (spots.empty()) continue;
+    // Once: what was mended of a log is there twice afterwards, and one of them is not needed.
+    if (turn % kNames.size() == static_cast<size_t>(Kind::record) && turn > kNames.size()) continue;
+    ASSERT_FALSE(spots.empty());
     const Spot spot = spots[random() % spots.size()];
     run.flip(spot, static_cast<unsigned>(random() % 8));
     const std::string what = std::string(kNames[static_cast<size_t>(spot.kind)]) + " on " + spot.path + " at " + std::to_string(spot.offset);
@@ -373,9 +375,7 @@ TEST(CodedPatrol, OneFlippedBitInEveryKindOfPlaceIsMendedWithoutBeingAskedFor) {
   }
   EXPECT_EQ(run.scrub().found(), 0U) << "asked for, it finds what the other left: nothing";
   for (size_t kind = 0; kind < kNames.size(); ++kind) {
-    if (static_cast<Kind>(kind) != Kind::record) {
-      EXPECT_EQ(tried[static_cast<Kind>(kind)], 3U) << kNames[kind];
-    }
+    EXPECT_EQ(tried[static_cast<Kind>(kind)], static_cast<Kind>(kind) == Kind::record ? 1U : 3U) << kNames[kind];
   }
 }
 

@@ -17,7 +17,7 @@ constexpr size_t kReaders = 4;  // threads
 }  // namespace
 
 CodedStore::CodedStore(std::unique_ptr<Shards> shards, codec::ErasureCode code, const Runtime& runtime, const StoreOptions&, const CodedOptions& coded)
-    : runtime_(runtime), coded_(coded), shards_(std::move(shards)), shape_(shards_->shape()), code_(std::move(code)), slots_(shape_), patrol_pace_(coded.scrub_rate, 0), pace_(coded.repair_rate, coded.busy_repair_rate) {}
+    : runtime_(runtime), coded_(coded), shards_(std::move(shards)), shape_(shards_->shape()), code_(std::move(code)), slots_(shape_), classes_(coded.tree != nullptr ? *coded.tree : ClassTree::shipped()), patrol_pace_(coded.scrub_rate, 0), pace_(coded.repair_rate, coded.busy_repair_rate) {}
 
 Result<std::unique_ptr<CodedStore>> CodedStore::open(const CodedPlan& plan, const Runtime& runtime, const StoreOptions& options, const CodedOptions& given) {
   CodedOptions coded = given;
@@ -77,7 +77,7 @@ StoreInfo CodedStore::info() const {
   // Slots of all shards, as data: of each stripe's k + m chunks k count.
   info.capacity_bytes = uint64_t{shape_.slots} * shape_.shards / shape_.n() * shape_.stripe_bytes();
   info.used_bytes = slots_.used() / shape_.n() * shape_.stripe_bytes();
-  info.map_bytes = table_.memory_bytes(shape_);
+  info.map_bytes = table_.memory_bytes(shape_) + classes_.memory_bytes();
   if (refused_) info.read_only = refused_->what;
   return info;
 }

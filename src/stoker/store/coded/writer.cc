@@ -98,9 +98,16 @@ bool CodedStore::background_step() {
   if (const std::lock_guard lock(mutex_); refused_) return false;
   const auto repaired = repair_step();
   if (repaired && *repaired) return true;
-  const auto folded = fold_step(1);
+  const bool half_free = 2 * free_segments() >= shape_.segments;
+  const auto folded = fold_step(1, half_free);
   if (folded && *folded > 0) return true;
   if (!folded) log().warn("folding: {}", folded.error().message());
+  if (folded && !half_free && !since_image_.empty()) {
+    // What is folded still holds its segments until an image of the table makes it superfluous.
+    const Status written = checkpoint();
+    if (!written) log().warn("{}", written.error().message());
+    if (written) return true;
+  }
   return patrol_step();
 }
 
