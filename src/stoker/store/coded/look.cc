@@ -35,7 +35,7 @@ std::array<std::optional<Superblock>, 2> superblock_copies(Shards& shards, size_
     ShardBatch batch(shards, Priority::scrub);
     batch.read(shard, kSuperblockAt[copy], block.slice());
     if (batch.run() != 0) continue;
-    if (auto found = decode_superblock(block.span())) copies[copy] = std::move(*found);
+    if (auto found = decode_superblock(block.span())) copies[copy] = *found;
   }
   return copies;
 }

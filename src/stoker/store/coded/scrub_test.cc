@@ -292,13 +292,21 @@ TEST(CodedScrub, GoesOnBesideCommitsAndWithoutAShardThatFails) {
   Scrubbed run;
   Bytes bytes = pattern(4096, 50);
   const auto report = std::make_shared<ScrubReport>();
-  auto done = run.store().scrub(report);
-  for (uint64_t i = 0; i < 20; ++i) {
+  const auto commit = [&](const std::vector<uint64_t>& at) {
     auto change = std::move(*run.store().begin());
-    ASSERT_OK(change->write("a", i * 4096, slice_of(bytes)).wait());
-    ASSERT_OK(change->commit(Durability::durable).wait());
-    if (i == 5) run.world().disk().fail_nth(Op::Kind::write, 1, EIO, run.world().paths()[2]);
+    for (const uint64_t offset : at) EXPECT_OK(change->write("a", offset, slice_of(bytes)).wait());
+    return change->commit(Durability::durable);
+  };
+  Future<void> done;
+  Future<Version> first;
+  {
+    const auto held = run.world().disk().hold();  // it cannot come to an end before the shard fails
+    done = run.store().scrub(report);
+    run.world().disk().fail_nth(Op::Kind::write, 1, EIO, run.world().paths()[2]);
+    first = commit({0, 98'304});  // whole blocks (nothing is read) in two chunks: its COMMIT goes to all shards
   }
+  ASSERT_OK(first.wait());
+  for (uint64_t i = 0; i < 20; ++i) ASSERT_OK(commit({i * 4096}).wait());
   ASSERT_OK(done.wait());
   EXPECT_TRUE(report->lost.empty());
   EXPECT_TRUE(run.store().health().troubles.empty()) << "the shard that failed was brought back";
