@@ -6,7 +6,7 @@
 #include <string>
 
 #include "command.h"
-#include "stoker/curm/classes.h"
+#include "stoker/classes/classes.h"
 #include "stoker/curm/generator.h"
 
 namespace stoker::cli {
@@ -36,19 +36,19 @@ struct SamplesArguments {
 
 Status samples(const SamplesArguments& arguments) {
   std::string header = "trace";
-  for (const std::string_view name : curm::kFeatureNames) header += "," + std::string(name);
+  for (const std::string_view name : kFeatureNames) header += "," + std::string(name);
   std::printf("%s,class,said\n", header.c_str());
   for (const std::string& path : arguments.traces) {
     STOKER_ASSIGN(const curm::Trace trace, read_trace_and_tell(path, arguments.lenient));
-    curm::ClassTable table(curm::ClassTree::shipped());
-    table.on_sample([&trace](const curm::Features& features, curm::Class was) {
+    ClassTable table(ClassTree::shipped());
+    table.on_sample([&trace](const ClassFeatures& features, Class was) {
       std::printf("%s", trace.name.c_str());
       for (const float feature : features) std::printf(",%.9g", static_cast<double>(feature));
-      const curm::Class said = curm::ClassTree::shipped().classify(features);
-      std::printf(",%s,%s\n", curm::kClasses[static_cast<size_t>(was)].data(), curm::kClasses[static_cast<size_t>(said)].data());
+      const Class said = ClassTree::shipped().classify(features);
+      std::printf(",%s,%s\n", kClasses[static_cast<size_t>(was)].data(), kClasses[static_cast<size_t>(said)].data());
     });
     constexpr uint64_t kObjectBytes = 6 << 20;  // a volume tells of no files: its stripes are the objects, as in a replay of 6+3
-    for (const curm::Request& request : trace.requests) table.see(uint64_t{request.object} << 40 | request.offset / kObjectBytes, request);
+    for (const curm::Request& request : trace.requests) table.see(uint64_t{request.object} << 40 | request.offset / kObjectBytes, curm::access_of(request));
   }
   return {};
 }

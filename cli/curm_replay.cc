@@ -88,31 +88,31 @@ Json settings_json(const ReplayArguments& arguments) {
 }
 
 // How right the class tree is, and what it costs to be wrong: CURM with it, without it, and with the contrary of what it says.
-Result<Json> class_row(const curm::Trace& trace, const ReplayOptions& options, const curm::ClassTree& tree) {
-  curm::ClassTable table(tree);
+Result<Json> class_row(const curm::Trace& trace, const ReplayOptions& options, const ClassTree& tree) {
+  ClassTable table(tree);
   const uint64_t object_bytes = static_cast<uint64_t>(options.k) * options.chunk_bytes;
-  for (const curm::Request& request : trace.requests) table.see(uint64_t{request.object} << 40 | request.offset / object_bytes, request);
-  const curm::ClassTable::Score& score = table.score();
+  for (const curm::Request& request : trace.requests) table.see(uint64_t{request.object} << 40 | request.offset / object_bytes, curm::access_of(request));
+  const ClassTable::Score& score = table.score();
   Json json = {{"trace", trace.name},
                {"judged", score.judged},
                {"accuracy", per(score.right, score.judged)},
                {"majority_accuracy", per(score.majority_right, score.judged)},
                {"windows_not_trusted", score.distrusted}};
-  for (size_t each = 0; each < curm::kClasses.size(); ++each) json["truth"][std::string(curm::kClasses[each])] = score.truth[each];
-  const curm::ClassTree contrary = tree.contrary();
-  for (const auto& [name, classes] : {std::pair<const char*, const curm::ClassTree*>{"tree", &tree}, {"no_classes", nullptr}, {"contrary", &contrary}}) {
+  for (size_t each = 0; each < kClasses.size(); ++each) json["truth"][std::string(kClasses[each])] = score.truth[each];
+  const ClassTree contrary = tree.contrary();
+  for (const auto& [name, classes] : {std::pair<const char*, const ClassTree*>{"tree", &tree}, {"no_classes", nullptr}, {"contrary", &contrary}}) {
     STOKER_ASSIGN(const ReplayResult result, curm::replay(trace, "curm", curm::Form::safe, options, classes));
     json[name] = {{"background_bytes_per_byte", per(result.counts.background_payload_bytes, result.update_bytes)}, {"updates_per_second", result.updates_per_second}};
   }
   return json;
 }
 
-Result<curm::ClassTree> tree_of(const std::string& path) {
-  if (path.empty()) return curm::ClassTree::shipped();
+Result<ClassTree> tree_of(const std::string& path) {
+  if (path.empty()) return ClassTree::shipped();
   std::ifstream file(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   if (!file) return make_error(Code::not_found, "the class tree " + path + " cannot be read; check the path", "cli/curm");
-  return curm::ClassTree::parse(text);
+  return ClassTree::parse(text);
 }
 
 // One scheme on one trace; a row of the results, and what else was counted.
@@ -158,7 +158,7 @@ Result<Json> run(ReplayArguments& arguments) {
   if (options.chunk_bytes < 64 * kKiB || options.chunk_bytes > 4 * kMiB) return make_error(Code::invalid_argument, "a chunk of " + human_bytes(options.chunk_bytes) + " cannot be: from 64 KiB to 4 MiB", "cli/curm");
   if (options.log_bytes < kMiB) return make_error(Code::invalid_argument, "logs of " + human_bytes(options.log_bytes) + " are too small: give at least 1 MiB", "cli/curm");
   if (options.reserved_bytes < 4 * kKiB || options.reserved_bytes > options.chunk_bytes) return make_error(Code::invalid_argument, "a reserve of " + human_bytes(options.reserved_bytes) + " cannot be: from 4 KiB to a chunk", "cli/curm");
-  STOKER_ASSIGN(const curm::ClassTree tree, tree_of(arguments.tree));
+  STOKER_ASSIGN(const ClassTree tree, tree_of(arguments.tree));
 
   std::vector<curm::Trace> traces;
   for (const std::string& path : arguments.traces) {

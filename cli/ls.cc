@@ -19,7 +19,10 @@ struct LsArguments {
 void print_json(const StoreInfo& info, const std::vector<ObjectInfo>& objects) {
   nlohmann::json json = {{"store", info.composition},         {"committed_version", info.committed}, {"capacity_bytes", info.capacity_bytes},
                          {"used_bytes", info.used_bytes},     {"objects", nlohmann::json::array()},  {"snapshots", nlohmann::json::array()}};
-  for (const ObjectInfo& object : objects) json["objects"].push_back({{"key", object.key}, {"bytes", object.bytes}, {"chunk_bytes", object.chunk_bytes}, {"version", object.version}});
+  for (const ObjectInfo& object : objects) {
+    json["objects"].push_back({{"key", object.key}, {"bytes", object.bytes}, {"chunk_bytes", object.chunk_bytes}, {"version", object.version}});
+    if (object.expected) json["objects"].back()["class"] = kClasses[static_cast<size_t>(*object.expected)];
+  }
   for (const SnapshotInfo& snapshot : info.snapshots) json["snapshots"].push_back({{"name", snapshot.name}, {"version", snapshot.version}});
   std::printf("%s\n", json.dump(2).c_str());
 }

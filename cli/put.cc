@@ -28,6 +28,7 @@ constexpr size_t kCommitBytes = 64 * kMiB;  // in one transaction: a coded store
 struct PutArguments {
   std::string store, key, source;
   std::optional<uint64_t> at;
+  std::optional<std::string> expected;  // of kClasses
 };
 
 Error file_error(const std::string& path) { return errno_error(errno, "cannot read '" + path + "'", "cli/put"); }
@@ -56,10 +57,15 @@ struct File {
 };
 
 // Sets where an object begins to be new, and how long it is so far.
-Status begin_object(Store& store, Transaction& change, const std::string& key, const std::optional<uint64_t>& at) {
-  const auto old = store.stat(key);
-  if (at) return old ? Status() : Status(old.error().with("--at changes a part of an object"));
-  return change.resize(key, 0);
+Status begin_object(Store& store, Transaction& change, const std::string& key, const PutArguments& arguments) {
+  if (arguments.at) {
+    const auto old = store.stat(key);
+    if (!old) return old.error().with("--at changes a part of an object");
+  } else {
+    STOKER_TRY(change.resize(key, 0));
+  }
+  if (!arguments.expected) return {};
+  return change.expect(key, static_cast<Class>(std::find(kClasses.begin(), kClasses.end(), *arguments.expected) - kClasses.begin()));
 }
 
 Status write_piece(Transaction& change, const std::string& key, uint64_t offset, uint64_t& size, Slice piece) {
@@ -70,12 +76,13 @@ Status write_piece(Transaction& change, const std::string& key, uint64_t offset,
   return change.write(key, offset, piece).wait();
 }
 
-Result<uint64_t> put_file(Store& store, const std::string& key, const std::string& path, const std::optional<uint64_t>& at) {
+Result<uint64_t> put_file(Store& store, const std::string& key, const std::string& path, const PutArguments& arguments) {
+  const std::optional<uint64_t>& at = arguments.at;
   const File file(path);
   if (file.fd < 0) return file_error(path);
   const std::unique_ptr<std::byte, void (*)(void*)> piece(static_cast<std::byte*>(std::aligned_alloc(kIoAlign, kPieceBytes)), std::free);
   STOKER_ASSIGN(auto change, store.begin());
-  STOKER_TRY(begin_object(store, *change, key, at));
+  STOKER_TRY(begin_object(store, *change, key, arguments));
   const auto old = at ? store.stat(key) : Result<ObjectInfo>(ObjectInfo{});
   uint64_t size = old ? old->bytes : 0;
   uint64_t offset = at.value_or(0);
@@ -115,7 +122,7 @@ Status run(const PutArguments& arguments) {
   STOKER_ASSIGN(const auto store, open_store(arguments.store, runtime->runtime(), options));
   std::error_code error;
   if (!fs::is_directory(arguments.source, error)) {
-    STOKER_ASSIGN(const uint64_t bytes, put_file(*store, arguments.key, arguments.source, arguments.at));
+    STOKER_ASSIGN(const uint64_t bytes, put_file(*store, arguments.key, arguments.source, arguments));
     std::fprintf(stderr, "'%s': %s from '%s'\n", arguments.key.c_str(), human_bytes(bytes).c_str(), arguments.source.c_str());
     return {};
   }
@@ -123,7 +130,7 @@ Status run(const PutArguments& arguments) {
   STOKER_ASSIGN(const auto files, files_of(arguments.source, arguments.key));
   uint64_t bytes = 0;
   for (const auto& [key, path] : files) {
-    STOKER_ASSIGN(const uint64_t more, put_file(*store, key, path, {}));
+    STOKER_ASSIGN(const uint64_t more, put_file(*store, key, path, arguments));
     bytes += more;
   }
   std::fprintf(stderr, "%zu objects, %s, from '%s'\n", files.size(), human_bytes(bytes).c_str(), arguments.source.c_str());
@@ -139,6 +146,8 @@ void add_put(CLI::App& app, ExitStatus& status) {
   command->add_option("KEY", arguments->key, "The object; of a folder, what the keys begin with: photos/ makes photos/a.jpg of a.jpg")->required();
   command->add_option("SOURCE", arguments->source, "The file, or the folder with all that is below it")->required();
   command->add_option("--at", arguments->at, "Change the object from this byte on by what is in the file, and leave the rest as it is");
+  command->add_option("--class", arguments->expected, "What the objects are for: read_only (a data set), write_only (a checkpoint) or read_write (what is rewritten). A coded store works by it, and finds out itself what nobody says; being wrong costs speed only")
+      ->check(CLI::IsMember(std::vector<std::string>(kClasses.begin(), kClasses.end())));
   command->footer(
       "An object that is there already is replaced. Up to 64 MiB that is one transaction: after a crash the old object is there or the new one. What is larger\n"
       "goes in steps of 64 MiB, and a crash leaves a beginning of it. `stoker export` is the way back. Exit status: 0 all is durable, 1 something failed.");

@@ -21,11 +21,12 @@ MAY_INCLUDE = {
     "memory": {"base"},
     "io": {"base", "memory"},
     "codec": {"base"},
+    "classes": {"base"},
     "optim": {"base"},
-    "store": {"base", "memory", "io", "codec"},
-    "curm": {"base", "memory", "io", "store", "codec"},
+    "store": {"base", "memory", "io", "classes", "codec"},
+    "curm": {"base", "memory", "io", "store", "classes", "codec"},
     "offload": {"base", "memory", "io", "store", "optim"},
-    "cli": {"base", "memory", "codec", "curm", "io", "store"},
+    "cli": {"base", "memory", "classes", "codec", "curm", "io", "store"},
     "bindings": {"base", "memory", "io", "store", "optim", "offload"},
 }
 CODE = {".cc", ".h"}

@@ -113,6 +113,7 @@ class Transaction:
     def write(self, key: str, offset: int, address: int, bytes: int, priority: Priority = "write_back") -> Future: ...
     def read_bytes(self, key: str, offset: int, bytes: int) -> bytes: ...  # sees what is staged
     def remove(self, key: str) -> None: ...
+    def expect(self, key: str, expected: str) -> None: ...  # "read_only" | "write_only" | "read_write": what the object is for; wrong, it costs speed only
     def commit(self, durability: str = "durable") -> Future: ...  # "durable" | "deferred"; Busy while updates still run; fails once poisoned
     def abandon(self) -> None: ...  # stops updates that have not begun, waits for those that have, gives everything up
     @property

@@ -375,10 +375,12 @@ Status Story::fold(bool& failed) {
 }
 
 Status Story::repair(bool& failed) {
-  ++counts_.repairs;
-  say("repair");
-  STOKER_TRY(expect(store_->repair().wait(), "repair", failed));
+  const bool scrubs = ++counts_.repairs % 2 == 0;
+  say(scrubs ? "scrub" : "repair");
+  const auto scrubbed = std::make_shared<ScrubReport>();
+  STOKER_TRY(expect((scrubs ? store_->scrub(scrubbed) : store_->repair()).wait(), "repair", failed));
   if (cut_ || failing_) return {};
+  if (!scrubbed->lost.empty()) return wrong("no more than m shards are in trouble, and yet: " + scrubbed->lost[0]);
   const coded::Health health = store_->health();
   for (size_t shard = 0; shard < options_.shards; ++shard) {
     const auto trouble = troubles_.find(shard);

@@ -5,10 +5,11 @@
 #include <string_view>
 
 #include "stoker/base/check.h"
-#include "stoker/curm/classes.h"
+#include "stoker/classes/classes.h"
 #include "stoker/curm/trace.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace stoker;
   using namespace stoker::curm;
   if (size == 0) return 0;
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
@@ -17,7 +18,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (!tree) return 0;
     // Whatever was taken ends at a leaf.
     for (const float value : {-1e30F, 0.F, 0.5F, 1e30F}) {
-      Features features;
+      ClassFeatures features;
       features.fill(value);
       STOKER_CHECK(static_cast<size_t>(tree->classify(features)) < kClasses.size());
     }
@@ -30,7 +31,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   ClassTable table(ClassTree::shipped());
   for (const Request& request : lenient->requests) {
     STOKER_CHECK(request.object < lenient->objects.size() && request.bytes > 0 && request.bytes <= kRequestBytesMax && request.offset <= kOffsetMax);
-    if (request.bytes <= 1 << 20) table.see(request.offset >> 20, request);
+    if (request.bytes <= 1 << 20) table.see(request.offset >> 20, access_of(request));
   }
   return 0;
 }

@@ -156,6 +156,55 @@ def test_scrub_finds_and_mends_damage_and_fsck_is_clean_then(store: Path, tmp_pa
     assert exported(store, tmp_path / "out") == expected(store)
 
 
+def test_a_class_is_stated_told_and_kept(store: Path, tmp_path: Path) -> None:
+    def classes() -> dict[str, str | None]:
+        return {row["key"]: row.get("class") for row in json.loads(run("ls", coded(store), "--json").stdout)["objects"]}
+
+    assert set(classes().values()) == {None}
+    assert run("put", coded(store), "y/", store / "in", "--class", "read_only").returncode == 0
+    assert classes()["y/big"] == "read_only" and classes()["x/big"] is None
+    opened = _core.Runtime(threads=1, budget_bytes=256 << 20).open_store(coded(store))
+    change = opened.begin()
+    change.expect("x/big", "write_only")
+    with pytest.raises(ValueError, match="is not one of read_only"):
+        change.expect("x/big", "hot")
+    change.commit().wait()
+    assert opened.stat("x/big")["class"] == "write_only"
+    opened.close()
+    assert classes()["x/big"] == "write_only"
+    assert "--class" in refused(2, "put", coded(store), "y/", store / "in", "--class", "hot")
+    local = tmp_path / "local"
+    assert run("create", local, "--capacity", "64MiB").returncode == 0
+    assert run("put", local, "y/", store / "in", "--class", "read_only").returncode == 0, "a store to which all are alike ignores it"
+
+
+def test_fsck_looks_at_every_copy(store: Path) -> None:
+    shard = store / "d2" / "stoker.shard"
+    content = bytearray(shard.read_bytes())
+    content[32_768 + 40] ^= 1  # the second copy of the superblock
+    shard.write_bytes(content)
+    done = run("fsck", "--quick", coded(store))
+    assert done.returncode == 1 and "one copy of the superblock" in done.stdout and "stoker scrub" in done.stdout
+    assert run("scrub", coded(store)).returncode == 0
+    assert run("fsck", coded(store)).returncode == 0
+
+
+def test_the_rate_of_the_scrub_is_part_of_the_composition(store: Path) -> None:
+    quiet = coded(store).replace("4+2", "4+2 scrub=0")
+    assert run("put", quiet, "z", store / "in" / "big").returncode == 0
+    assert json.loads(run("ls", quiet, "--json").stdout)["store"].startswith("coded(4+2 scrub=0, ")
+    assert "is no option" in refused(1, "ls", coded(store).replace("4+2", "4+2 fast"))
+
+
+def test_bench_repair_tells_the_cap_and_what_users_wait(tmp_path: Path) -> None:
+    done = run("bench", "repair", tmp_path, "--size", "8MiB", "--rate", "4MiB", "--seconds", "0.5", "--json")
+    assert done.returncode == 0, done.stderr
+    alone, beside = json.loads(done.stdout)["results"]
+    assert not alone["repair"] and beside["repair"] and beside["rate_bytes_per_second"] == 4 << 20
+    assert 0 < beside["p50_us"] <= beside["p99_us"] and beside["updates"] > 0
+    assert not list(tmp_path.iterdir())
+
+
 def test_only_coded_stores_have_copies_to_repair_from(tmp_path: Path) -> None:
     assert "is no coded store" in refused(1, "repair", tmp_path)
     assert "is no coded store" in refused(1, "scrub", tmp_path)

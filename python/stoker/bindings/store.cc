@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <cstring>
@@ -156,6 +157,7 @@ nb::dict to_dict(const ObjectInfo& object) {
   out["bytes"] = object.bytes;
   out["chunk_bytes"] = object.chunk_bytes;
   out["version"] = object.version;
+  if (object.expected) out["class"] = nb::str(kClasses[static_cast<size_t>(*object.expected)].data());
   return out;
 }
 
@@ -296,6 +298,12 @@ nb::object poisoned(const PyTransaction& transaction) {
   return error ? nb::object(nb::str(error->message().c_str())) : nb::none();
 }
 
+void expect(const PyTransaction& transaction, const std::string& key, const std::string& expected) {
+  const auto found = std::find(kClasses.begin(), kClasses.end(), expected);
+  if (found == kClasses.end()) raise_invalid("class '" + expected + "' is not one of read_only, write_only, read_write");
+  unwrap(open(transaction).raw().expect(key, static_cast<Class>(found - kClasses.begin())));
+}
+
 // ---- Future
 
 bool ready(const PyFuture& future) { return future.done.valid() ? future.done.ready() : future.version.ready(); }
@@ -356,6 +364,7 @@ void bind_store(nanobind::module_& module) {
       .def("write", &write_from, nb::arg("key"), nb::arg("offset"), nb::arg("address"), nb::arg("bytes"), nb::arg("priority") = "write_back")
       .def("read_bytes", &staged_read_bytes, nb::arg("key"), nb::arg("offset"), nb::arg("bytes"))
       .def("remove", [](const PyTransaction& t, const std::string& key) { unwrap(open(t).raw().remove(key)); }, nb::arg("key"))
+      .def("expect", &expect, nb::arg("key"), nb::arg("expected"))
       .def("commit", &commit, nb::arg("durability") = "durable")
       .def("abandon", &abandon)
       .def_prop_ro("poisoned", &poisoned)

@@ -9,7 +9,7 @@
 
 #include <functional>
 
-#include "stoker/curm/classes.h"
+#include "stoker/classes/classes.h"
 #include "stoker/curm/vdl.h"
 
 namespace stoker::curm {

@@ -59,7 +59,7 @@ class Replay {
     for (; at_ < trace_.requests.size() && status_; ++at_) {
       const Request& request = trace_.requests[at_];
       const uint64_t touched = stripes_.at(request, request.offset);  // what is only read is stored as well
-      if (classes_) classes_->see(touched, request);
+      if (classes_) classes_->see(touched, access_of(request));
       if (!request.write) continue;
       ++at_;
       status_ = update(request);

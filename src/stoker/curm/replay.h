@@ -7,7 +7,7 @@
 
 #include <string_view>
 
-#include "stoker/curm/classes.h"
+#include "stoker/classes/classes.h"
 #include "stoker/curm/model.h"
 #include "stoker/curm/scheme.h"
 #include "stoker/curm/trace.h"

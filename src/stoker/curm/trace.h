@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "stoker/base/result.h"
+#include "stoker/classes/classes.h"
 
 namespace stoker::curm {
 
@@ -17,6 +18,9 @@ struct Request {
   bool write = false;
   uint64_t offset = 0, bytes = 0;
 };
+
+// As the classes see it.
+inline Access access_of(const Request& request) { return {request.object, request.write, request.offset, request.bytes}; }
 
 struct Trace {
   std::string name;

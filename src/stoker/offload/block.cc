@@ -84,6 +84,7 @@ Status BlockLayout::create(Transaction& transaction) const {
     if (auto made = transaction.resize(key(plane), plane_bytes(plane), allowed_chunk(*this, plane)); !made) {
       return made.error().with("making block " + name() + ", " + std::string(offload::name(plane)));
     }
+    STOKER_TRY(transaction.expect(key(plane), frozen() ? Class::read_only : Class::read_write));
   }
   return {};
 }

@@ -5,12 +5,13 @@
 #include <charconv>
 #include <optional>
 
+#include "stoker/base/bytes.h"
 #include "stoker/store/coded/store.h"
 #include "stoker/store/local/store.h"
 #include "stoker/store/memory_store.h"
 
 // Grammar of a composition:
-//   composition = "memory:" | "local:" volumes | volumes | "coded(" number "+" number "," shards ")"
+//   composition = "memory:" | "local:" volumes | volumes | "coded(" number "+" number [ " scrub=" bytes ] "," shards ")"
 //   volumes     = path { "," path }
 //   shards      = as volumes, with blanks around commas; a path may hold one "{" number ".." number "}", which stands for each number
 // A path may hold anything but a comma; one that starts with a word and a colon is written after "local:".
@@ -93,9 +94,17 @@ Result<std::optional<CodedPlan>> coded_plan(const std::string& composition) {
   const size_t comma = text.find(',');
   if (plus == std::string_view::npos || comma == std::string_view::npos || plus > comma) return bad(composition, std::string("a code and its disks are needed; ") + how);
   const auto k = number(trim(text.substr(0, plus)));
-  const auto m = number(trim(text.substr(plus + 1, comma - plus - 1)));
+  const std::string_view behind = trim(text.substr(plus + 1, comma - plus - 1));
+  const std::string_view option = behind.find(' ') == std::string_view::npos ? std::string_view() : trim(behind.substr(behind.find(' ')));
+  const auto m = number(behind.substr(0, behind.find(' ')));
   if (!k || !m) return bad(composition, std::string("the code is no pair of numbers; ") + how);
-  CodedPlan plan{*k, *m, {}};
+  CodedPlan plan{*k, *m, {}, {}};
+  if (!option.empty()) {
+    constexpr std::string_view kScrub = "scrub=";
+    const auto rate = option.starts_with(kScrub) ? parse_bytes(option.substr(kScrub.size())) : Result<uint64_t>(uint64_t{0});
+    if (!option.starts_with(kScrub) || !rate) return bad(composition, "'" + std::string(option) + "' is no option; behind the code may stand how many bytes a second are scrubbed all the time: coded(6+3 scrub=4MiB, /disk{0..8}), or scrub=0");
+    plan.scrub_rate = *rate;
+  }
   std::string list;
   for (std::string_view rest = text.substr(comma + 1);;) {
     const size_t next = rest.find(',');

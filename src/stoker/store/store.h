@@ -6,12 +6,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "stoker/base/future.h"
 #include "stoker/base/result.h"
+#include "stoker/classes/class.h"
 #include "stoker/io/op.h"
 #include "stoker/memory/slice.h"
 
@@ -35,6 +37,7 @@ struct ObjectInfo {
   uint64_t bytes = 0;
   uint32_t chunk_bytes = 0;
   Version version = 0;  // the commit that last changed it
+  std::optional<Class> expected = {};  // what the store takes it for, if it makes a difference and anything is known
 };
 
 struct SnapshotInfo {
@@ -81,6 +84,9 @@ class Transaction {
   // Errors: busy (another open transaction owns the object), not_found, invalid_argument, out_of_space, read_only.
   virtual Future<void> write(std::string_view key, uint64_t offset, Slice from, Priority priority = Priority::write_back) = 0;
   virtual Status remove(std::string_view key) = 0;
+  // Says what the object, which is there or was made here, is for: a data set is read_only, a checkpoint write_only, offloaded state read_write. A store
+  // to which all are alike ignores it; one to which they are not finds out by itself what nobody said. Being wrong costs speed only.
+  virtual Status expect(std::string_view /*key*/, Class /*expected*/) { return {}; }
   // Sees the staged bytes, and the committed ones elsewhere; also after commit() was called, until destruction.
   virtual Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options = {}) = 0;
   // Everything or nothing. The version that holds it; the first failed write's error if one failed. Call once.

@@ -18,6 +18,8 @@ struct CodedWorldOptions {
   uint32_t segment_bytes = 1 << 20;
   uint32_t segments = 8;
   bool background = true;
+  uint64_t scrub_rate = 0;             // of the scrub that goes on by itself; 0: none
+  const ClassTree* tree = nullptr;     // that tells classes; null: the one that ships
   bool faults = false;                 // transfers that are short or interrupted
   uint64_t seed = 1;
 };
@@ -60,6 +62,8 @@ class CodedWorld final : public StoreWorld {
     coded.segment_bytes = options_.segment_bytes;
     coded.segments = options_.segments;
     coded.background = options_.background;
+    coded.scrub_rate = options_.scrub_rate;
+    coded.tree = options_.tree;
     coded.busy_repair_rate = 0;  // by the real clock: tests do not wait for it
     return CodedStore::open({options_.k, options_.m, paths_}, runtime_->runtime(), options, coded);
   }
@@ -74,6 +78,11 @@ class CodedWorld final : public StoreWorld {
   }
 
   SimDisk& disk() { return *disk_; }
+  // From the next opening on, it works by itself, and scrubs at this rate.
+  void begin_background(uint64_t scrub_rate) {
+    options_.background = true;
+    options_.scrub_rate = scrub_rate;
+  }
   RuntimeOwner& runtime() { return *runtime_; }
   const std::vector<std::string>& paths() const { return paths_; }
 

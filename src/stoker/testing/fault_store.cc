@@ -49,6 +49,7 @@ class FaultTransaction final : public Transaction {
     if (auto fault = plan_.meet(StoreCall::remove)) return *fault;
     return inner_->remove(key);
   }
+  Status expect(std::string_view key, Class expected) override { return inner_->expect(key, expected); }
   Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) override {
     if (auto fault = plan_.meet(StoreCall::read)) return *fault;
     return inner_->read(key, offset, into, options);

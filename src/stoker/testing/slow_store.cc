@@ -54,6 +54,7 @@ class SlowTransaction final : public Transaction {
     return line_.delay(inner_->write(key, offset, from, priority), delays_.write);
   }
   Status remove(std::string_view key) override { return inner_->remove(key); }
+  Status expect(std::string_view key, Class expected) override { return inner_->expect(key, expected); }
   Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) override {
     return line_.delay(inner_->read(key, offset, into, options), delays_.read);
   }

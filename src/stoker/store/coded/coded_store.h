@@ -14,6 +14,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "stoker/base/pool.h"
@@ -26,6 +27,16 @@
 #include "stoker/store/coded/table.h"
 
 namespace stoker::coded {
+
+// The scrub that goes on by itself.
+struct Patrol {
+  uint64_t passes = 0;   // over everything, since the store was opened
+  int64_t ended_at = 0;  // the last of them: seconds since 1970
+  ScrubReport last;      // what it found
+  uint64_t found = 0;    // damages that all of them found
+  RepairProgress doing;
+  std::string stopped;   // why there is none any more, until the store is opened again
+};
 
 // How the store is, beside what StoreInfo says.
 struct Health {
@@ -41,7 +52,10 @@ struct Health {
   uint64_t lost_chunks = 0;           // of which not all could be rebuilt or mended
   uint64_t stuck_stripes = 0;         // that cannot be folded
   std::string lost_why;               // of the first of these
+  Patrol patrol;
 };
+
+class Scrubbing;
 
 class CodedStore final : public Store {
  public:
@@ -104,6 +118,13 @@ class CodedStore final : public Store {
     StripePtr stripe;
     std::span<const std::byte> blocks;
   };
+  // What a commit does to an object, beside its bytes.
+  struct Touched {
+    std::string key;
+    bool made = false;  // anew
+    std::optional<Class> stated;
+    std::vector<std::pair<uint64_t, size_t>> writes;
+  };
   // What one commit of a batch is about to do.
   struct Prepared {
     Request* request = nullptr;
@@ -112,7 +133,7 @@ class CodedStore final : public Store {
     std::string items;
     std::vector<NewVal> vals;
     std::map<uint64_t, StripePtr> fresh;
-    std::vector<std::string> touched;
+    std::vector<Touched> touched;
     Status status;
   };
 
@@ -121,6 +142,7 @@ class CodedStore final : public Store {
   CodedStore(std::unique_ptr<Shards> shards, codec::ErasureCode code, const Runtime& runtime, const StoreOptions& options, const CodedOptions& coded);
 
   // read.cc: any thread but the Loop's
+  ObjectInfo info_of(std::string_view key, const Object& object) const;  // with mutex_
   Status read_now(std::string_view key, const ObjectPtr& object, uint64_t offset, Slice into, Priority priority);
   Status load_headers(const StripePtr& stripe, Priority priority);
   bool read_headers(const Stripe& stripe, Priority priority, RawHeaders& raw, std::string& why);
@@ -139,6 +161,7 @@ class CodedStore final : public Store {
   uint64_t log_bytes(const TransactionState& state) const;
   void work_on(Job& job);
   bool background_step();  // false: there is nothing to do
+  bool patrol_step();      // likewise, or not yet
   Future<void> add_job(std::function<Result<bool>()> step);  // any thread
   // commit.cc: the writer thread
   void commit_batch(std::vector<Request> batch);
@@ -147,7 +170,7 @@ class CodedStore final : public Store {
   Status append_vals(std::vector<Prepared>& commits, ShardSet& touched);
   Status append_commits(std::vector<Prepared>& commits);
   void flip(std::vector<Prepared>& commits);
-  Result<StripePtr> make_stripe();  // any thread
+  Result<StripePtr> make_stripe(Class expected);  // any thread
 
   // log_space.cc: the writer thread
   static constexpr size_t kReserve = 2;  // segments that commits leave to folds and to the next opening
@@ -164,7 +187,8 @@ class CodedStore final : public Store {
   void set_trouble(ShardSet set, const std::string& why);
 
   // fold.cc, resync.cc: the writer thread
-  Result<size_t> fold_step(size_t stripes_max);
+  // With `spare`, what is still rewritten stays in the log.
+  Result<size_t> fold_step(size_t stripes_max, bool spare = false);
   // rebuild.cc: the writer thread
   struct Compared {
     Headers next;                    // with what was found out of this chunk
@@ -191,6 +215,8 @@ class CodedStore final : public Store {
   Result<bool> resync_step();  // false: there is nothing to do
   bool choose_joining();
   StripePtr next_to_join();    // null: the joining shard has all
+  using Urgency = std::tuple<size_t, size_t, uint64_t>;
+  Urgency urgency(const Stripe& stripe) const;  // with mutex_
   Status join(const StripePtr& stripe);
   Status forget(const StripePtr& stripe, size_t position);
   Status admit();
@@ -213,6 +239,7 @@ class CodedStore final : public Store {
   std::condition_variable unpinned_;  // a stripe has no readers any more, or is folded
   Slots slots_;                       // has a lock of its own; outlives the stripes
   Table table_;
+  ClassTable classes_;                        // by class_id
   std::set<std::string, std::less<>> owned_;  // by open transactions
   std::map<uint64_t, std::weak_ptr<Stripe>> dirty_;  // stripes with blocks in the log
   Version version_ = 0;
@@ -232,11 +259,15 @@ class CodedStore final : public Store {
   // Of the writer thread.
   std::vector<std::shared_ptr<const void>> since_image_;  // what the table image does not make superfluous yet
   Stamp image_stamp_ = 0;                                 // of the newest table image
+  uint64_t images_ = 0;                                   // written since it was opened
   std::vector<SegmentRef> stand_ins_;                     // of folds that could not be finished
   std::optional<size_t> joining_;                         // the shard that is being resynced
   std::vector<std::weak_ptr<Stripe>> to_join_;            // stripes to look at, the last one first
   std::set<uint64_t> joined_;                             // stripes that it has by now
   std::set<size_t> given_up_;                             // shards that failed while they were resynced
+  std::shared_ptr<Scrubbing> patrol_;                     // the pass that goes on
+  ShardSet renewed_ = 0;                                  // left out and brought back by a scrub, to have log and table readable
+  Pace patrol_pace_;
 
   std::mutex queue_mutex_;  // guards what follows
   std::condition_variable queued_;

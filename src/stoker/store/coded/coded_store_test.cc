@@ -458,6 +458,26 @@ TEST_F(CodedFiles, BadPlansAreRefusedInASentence) {
   }
 }
 
+TEST_F(CodedFiles, TheRateOfTheScrubStandsBehindTheCode) {
+  const auto rate = [&](const std::string& code) {
+    const auto plan = coded_plan(composition(code, "/d{0..2}"));
+    EXPECT_OK(plan);
+    return plan && *plan ? (*plan)->scrub_rate : std::nullopt;
+  };
+  EXPECT_EQ(rate("2+1"), std::nullopt);
+  EXPECT_EQ(rate("2+1 scrub=0"), 0U);
+  EXPECT_EQ(rate(" 2 + 1  scrub=4MiB "), 4U << 20);
+  for (const char* wrong : {"2+1 scrub", "2+1 scrub=fast", "2+1 rate=1", "2+1 scrub=1 scrub=2"}) {
+    const auto plan = coded_plan(composition(wrong, "/d{0..2}"));
+    ASSERT_FALSE(plan) << wrong;
+    EXPECT_TRUE(says(plan.error().what, "scrub=4MiB")) << plan.error().what;
+  }
+  const auto store = open("2+1 scrub=1MiB", "/d{0..2}");
+  ASSERT_OK(store);
+  EXPECT_TRUE(says((*store)->info().composition, "coded(2+1 scrub=1048576, ")) << (*store)->info().composition;
+  EXPECT_OK(coded_plan((*store)->info().composition));
+}
+
 TEST_F(CodedFiles, AReplacedShardIsMadeWhereThatIsAskedForAndOnADiskOfItsOwn) {
   Bytes content;
   {

@@ -18,7 +18,7 @@ constexpr int kPlacementTries = 64;  // with more shards than chunks: stripes th
 bool is_update(const TransactionState& state) {
   if (state.objects.size() != 1) return false;
   const StagedObject& object = state.objects.begin()->second;
-  if (!object.exists || object.made || !object.base || object.bytes != object.base->bytes || object.kept != object.bytes || object.stripes.size() != 1) return false;
+  if (!object.exists || object.made || !object.base || object.stated || object.bytes != object.base->bytes || object.kept != object.bytes || object.stripes.size() != 1) return false;
   const StagedStripe& stripe = object.stripes.begin()->second;
   return !stripe.fresh && stripe.chunks.size() == 1;
 }
@@ -30,6 +30,7 @@ void put_items(ByteWriter& out, const Shape& shape, std::string_view key, const 
   const bool cut = object.base && !object.made && stripes_of(object.kept) < object.base->stripes.size();
   if (cut && object.kept < object.bytes) put_object(out, key, object.kept, object.chunk_bytes, number);  // the stripes behind go, although it grew again
   put_object(out, key, object.base && !object.made && mutated(Mutation::size_outside_commit) ? object.base->bytes : object.bytes, object.chunk_bytes, number);
+  if (object.stated) put_class(out, {object.expected, true});
   for (const auto& [index, stripe] : object.stripes) {
     if (stripe.fresh) put_stripe(out, index, *stripe.fresh);
   }
@@ -37,7 +38,7 @@ void put_items(ByteWriter& out, const Shape& shape, std::string_view key, const 
 
 }  // namespace
 
-Result<StripePtr> CodedStore::make_stripe() {
+Result<StripePtr> CodedStore::make_stripe(Class expected) {
   for (int i = 0; i < kPlacementTries; ++i) {
     uint64_t id = 0;
     {
@@ -45,7 +46,7 @@ Result<StripePtr> CodedStore::make_stripe() {
       id = make_stamp(epoch_, next_id_++);
     }
     std::vector<size_t> shards = placement(shape_, id);
-    if (auto slots = slots_.take(shards)) return std::make_shared<Stripe>(id, std::move(shards), std::move(*slots), slots_);
+    if (auto slots = slots_.take(shards, expected)) return std::make_shared<Stripe>(id, std::move(shards), std::move(*slots), slots_);
   }
   return make_error(Code::out_of_space, "the coded store of " + human_bytes(info().capacity_bytes) + " is full; remove objects", kWhere);
 }
@@ -119,7 +120,7 @@ void CodedStore::prepare(Prepared& commit, uint64_t& table_bytes) {
   commit.needs_commit = !is_update(state);
   ByteWriter items;
   for (auto& [key, object] : state.objects) {
-    commit.touched.push_back(key);
+    commit.touched.push_back({key, object.made, object.stated ? std::optional(object.expected) : std::nullopt, std::move(object.writes)});
     if (commit.needs_commit) put_items(items, shape_, key, object, number_of(commit.stamp));
     for (auto& [index, stripe] : object.stripes) {
       if (stripe.fresh) {
@@ -327,9 +328,15 @@ void CodedStore::flip(std::vector<Prepared>& commits) {
       dirty_[added.stripe->id] = added.stripe;
       since_image_.push_back(added.val);
     }
-    for (const std::string& key : commit.touched) {
-      if (const ObjectPtr object = table_.find(key); object && !commit.needs_commit) object->number = version_;
-      owned_.erase(key);
+    for (const Touched& touched : commit.touched) {
+      const ObjectPtr object = table_.find(touched.key);
+      if (object && !commit.needs_commit) object->number = version_;
+      owned_.erase(touched.key);
+      const uint64_t id = class_id(touched.key);
+      if (!object || touched.made) classes_.forget(id);
+      if (!object) continue;
+      if (touched.stated) classes_.set(id, {*touched.stated, true});
+      for (const auto& [offset, bytes] : touched.writes) classes_.see(id, {class_volume(touched.key), true, offset, bytes});
     }
   }
 }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <tuple>
 
 #include "stoker/base/check.h"
 #include "stoker/base/log.h"
@@ -11,6 +12,8 @@
 
 namespace stoker::coded {
 namespace {
+
+constexpr Version kStillRewritten = 1024;  // commits since a stripe was updated
 
 // Rows that stand together and are newer in the same chunks.
 struct Group {
@@ -33,10 +36,10 @@ class Folding {
  public:
   explicit Folding(CodedStore& store) : store_(store), shape_(store.shape_) {}
   // How many stripes were folded.
-  Result<size_t> run(size_t stripes_max);
+  Result<size_t> run(size_t stripes_max, bool spare);
 
  private:
-  void choose(size_t stripes_max);
+  void choose(size_t stripes_max, bool spare);
   void add_groups(const StripePtr& stripe, size_t& rows_left);
   void compute_all();
   Status compute(Group& group);
@@ -64,13 +67,13 @@ class Folding {
   std::vector<SegmentRef> held_;          // what a crash would need to roll forward
 };
 
-Result<size_t> CodedStore::fold_step(size_t stripes_max) {
+Result<size_t> CodedStore::fold_step(size_t stripes_max, bool spare) {
   if (const std::lock_guard lock(mutex_); refused_) return *refused_;
-  return Folding(*this).run(stripes_max);
+  return Folding(*this).run(stripes_max, spare);
 }
 
-Result<size_t> Folding::run(size_t stripes_max) {
-  choose(stripes_max);
+Result<size_t> Folding::run(size_t stripes_max, bool spare) {
+  choose(stripes_max, spare);
   if (groups_.empty()) return size_t{0};
   compute_all();
   if (groups_.empty()) return size_t{0};
@@ -89,24 +92,28 @@ Result<size_t> Folding::run(size_t stripes_max) {
   return stripes_.size();
 }
 
-// The stripes whose blocks have waited longest, as long as one frame can stage their parity.
-void Folding::choose(size_t stripes_max) {
-  std::vector<std::pair<Stamp, StripePtr>> oldest;
+// Stripes of objects that are not rewritten first, of these the ones whose blocks have waited longest; as long as one frame can stage their parity.
+void Folding::choose(size_t stripes_max, bool spare) {
+  std::vector<std::tuple<bool, Stamp, StripePtr>> first;  // by whether it is still rewritten
   {
     std::lock_guard lock(store_.mutex_);
     std::erase_if(store_.dirty_, [&](const auto& each) {
       const StripePtr stripe = each.second.lock();
       if (!stripe || stripe->overlay.empty()) return true;
       if (store_.stuck_.contains(stripe->id)) return false;
-      Stamp stamp = UINT64_MAX;
-      for (const auto& [block, newer] : stripe->overlay) stamp = std::min(stamp, newer.val->stamp);
-      oldest.emplace_back(stamp, stripe);
+      Stamp oldest = UINT64_MAX, newest = 0;
+      for (const auto& [block, newer] : stripe->overlay) {
+        oldest = std::min(oldest, newer.val->stamp);
+        newest = std::max(newest, newer.val->stamp);
+      }
+      const bool rewritten = store_.classes_.of(stripe->object) == Class::read_write && number_of(newest) + kStillRewritten > store_.version_;
+      if (!rewritten || !spare) first.emplace_back(rewritten, oldest, stripe);
       return false;
     });
   }
-  std::sort(oldest.begin(), oldest.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::sort(first.begin(), first.end(), [](const auto& a, const auto& b) { return std::pair(std::get<0>(a), std::get<1>(a)) < std::pair(std::get<0>(b), std::get<1>(b)); });
   size_t rows_left = std::max<size_t>(1, shape_.segment_bytes / 4 / (kBlock + 8 + shape_.parity_entry_bytes()));
-  for (const auto& [stamp, stripe] : oldest) {
+  for (const auto& [rewritten, oldest, stripe] : first) {
     if (stripes_.size() == stripes_max || rows_left == 0) break;
     if (const Status loaded = store_.load_headers(stripe, Priority::scrub); !loaded) {
       const std::lock_guard lock(store_.mutex_);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char* kWhere = "store/coded/format";
 constexpr std::string_view kSuperMagic = "STOKERC1";
-constexpr uint32_t kFormatVersion = 1;
+constexpr uint32_t kFormatVersion = 2;
 constexpr uint32_t kPageMagic = 0x31484B53;  // "SKH1"
 constexpr size_t kPageHeadBytes = 64;
 constexpr size_t kPayloadHeadBytes = 16;
@@ -88,8 +88,8 @@ Result<std::optional<Superblock>> decode_superblock(std::span<const std::byte> s
   std::memcpy(&crc, sector.data() + kSuperblockBytes - 4, 4);
   if (crc != crc32c(sector.data(), kSuperblockBytes - 4)) return Found();
   ByteReader in(sector.subspan(kSuperMagic.size(), kSuperblockBytes - kSuperMagic.size()));
-  if (const auto version = in.get<uint32_t>(); version != kFormatVersion) {
-    return make_error(Code::mismatch, "a shard has format version " + std::to_string(version) + ", this program knows " + std::to_string(kFormatVersion) + ": use a newer one", kWhere);
+  if (const auto version = in.get<uint32_t>(); version == 0 || version > kFormatVersion) {
+    return make_error(Code::mismatch, "a shard has format version " + std::to_string(version) + ", this program knows 1 to " + std::to_string(kFormatVersion) + ": use a newer one", kWhere);
   }
   Superblock super;
   Shape& shape = super.shape;

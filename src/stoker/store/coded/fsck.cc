@@ -1,7 +1,13 @@
 // fsck of a coded store: what is there is compared with what it should be; nothing is written.
 #include "stoker/store/local/fsck.h"
 
+#include <algorithm>
+#include <map>
+#include <set>
+
 #include "stoker/store/coded/coded_store.h"
+#include "stoker/store/coded/look.h"
+#include "stoker/store/coded/recovery.h"
 
 namespace stoker::coded {
 
@@ -23,6 +29,12 @@ class Checking {
       report_.problems.push_back("without the missing shards these objects cannot be read in full:" + names);
     }
     if (health.newer_blocks > 0) report_.notes.push_back(std::to_string(health.newer_blocks) + " blocks are newer in the logs than in the bases, as after a crash or while it is in use");
+    const ShardSet live = store_.live();
+    for (size_t shard = 0; shard < store_.shape_.shards; ++shard) {
+      if ((store_.shards().present() & shard_bit(shard)) != 0) superblocks(shard);
+      if ((live & shard_bit(shard)) != 0) table(shard);
+    }
+    logs();
     std::vector<std::pair<std::string, ObjectPtr>> objects;
     {
       std::lock_guard lock(store_.mutex_);
@@ -36,10 +48,85 @@ class Checking {
       report_.data_bytes += object->bytes;
       if (options_.progress && !options_.quick) options_.progress(report_.data_bytes, total);
     }
+    if (report_.problems.size() > health.troubles.size() && report_.advice.empty()) report_.advice.emplace_back("`stoker scrub` mends from the others what is damaged on one disk");
     if (single_copies_ > 0) report_.notes.push_back(std::to_string(single_copies_) + " header pages have one intact copy instead of two, as after a crash: `stoker scrub` writes the other");
   }
 
  private:
+  const std::string& path(size_t shard) const { return store_.shards()[shard].path; }
+
+  // Of a crash between the two writes both copies are intact, and one is older.
+  void superblocks(size_t shard) {
+    const auto copies = superblock_copies(store_.shards(), shard);
+    const auto bad = std::count(copies.begin(), copies.end(), std::nullopt);
+    if (bad > 0) report_.problems.push_back((bad == 1 ? "one copy" : "both copies") + std::string(" of the superblock of '") + path(shard) + "' cannot be read or is damaged");
+    if (bad == 0 && copies[0]->counter != copies[1]->counter) report_.notes.push_back("the copies of the superblock of '" + path(shard) + "' are not of one write, as after a crash: the next opening for writing makes them so");
+  }
+
+  // The newest image is on every live shard before anything is written that is newer.
+  void table(size_t shard) {
+    Stamp newest = 0;
+    for (size_t area = 0; area < 2; ++area) {
+      const auto bytes = all_of(shard, store_.shape_.area_at(area), store_.shape_.area_bytes, "object table");
+      if (const auto image = bytes.readable() ? read_table_image(store_.shards().store(), bytes.bytes()) : std::nullopt) newest = std::max(newest, image->stamp);
+    }
+    if (newest == store_.image_stamp_) return;
+    std::string what = "the newest object table is not whole on '" + path(shard) + "'";
+    if (newest != 0 && number_of(store_.image_stamp_) == report_.committed) {
+      report_.notes.push_back(std::move(what) + ", as after a crash: it is written anew when the store is opened for writing");
+    } else {
+      report_.problems.push_back(std::move(what));
+    }
+  }
+
+  LogContent log_of(size_t shard) {
+    LogContent content;
+    for (size_t segment = 0; segment < store_.shape_.segments; ++segment) {
+      const auto bytes = all_of(shard, store_.shape_.segment_at(segment), store_.shape_.segment_bytes, "log");
+      read_segment(store_.shape_, store_.shards().store(), shard, segment, store_.shards()[shard].super.log_floor, bytes.bytes(), [&](uint64_t, const FrameContent& frame) { content.take(frame); });
+    }
+    return content;
+  }
+
+  // Every VAL that counts must be in every log that it belongs in, and every COMMIT that is needed in all. One that is missing although the log has
+  // something of a later batch was damaged; else a crash may have come before it was written. (What an opening writes once more is flushed before that.)
+  void logs() {
+    std::map<size_t, LogContent> contents;
+    std::set<Stamp> commits;
+    for (size_t shard = 0; shard < store_.shape_.shards; ++shard) {
+      if ((store_.live() & shard_bit(shard)) == 0) continue;
+      const LogContent& content = contents.emplace(shard, log_of(shard)).first->second;
+      for (const Stamp stamp : content.commits) {
+        if (stamp > store_.image_stamp_) commits.insert(stamp);
+      }
+    }
+    size_t lacking = 0;
+    for (const auto& [shard, content] : contents) {
+      std::set<Stamp> needed = commits;
+      size_t damaged = 0;
+      for (const auto& [stripe, val] : store_.vals_of(shard)) {
+        const auto found = content.vals.find(key_of(*val));
+        if (found == content.vals.end()) {
+          ++(val->stamp < content.newest ? damaged : lacking);
+        } else if (found->second) {
+          needed.insert(val->stamp);
+        }
+      }
+      for (const Stamp stamp : needed) {
+        if (!content.commits.contains(stamp)) ++(!content.commits.empty() && stamp < *content.commits.rbegin() ? damaged : lacking);
+      }
+      if (damaged > 0) report_.problems.push_back(std::to_string(damaged) + " records that are still needed are damaged in the log of '" + path(shard) + "'");
+    }
+    if (lacking > 0) report_.notes.push_back(std::to_string(lacking) + " records are not in all the logs that they belong in, as after a crash: they are written there when the store is opened for writing");
+  }
+
+  PiecewiseRead all_of(size_t shard, uint64_t offset, size_t bytes, const char* what) {
+    PiecewiseRead read(store_.shards(), shard, offset, bytes);
+    while (!read.done()) read.step();
+    if (!read.readable()) report_.problems.push_back(std::string("the ") + what + " of '" + path(shard) + "' has sectors that cannot be read");
+    return read;
+  }
+
   // The bytes as a reader gets them, then every chunk by itself: a bad one that can be decoded is a problem too.
   void check(const std::string& key, const Object& object) {
     std::vector<std::byte> memory(std::min<uint64_t>(object.bytes, 8 * kMiB));
@@ -62,9 +149,8 @@ class Checking {
         if (compared && compared->wrong_rows.empty() && compared->wrong_pages.empty()) continue;
         // What a committed fold is about to overwrite is no damage.
         if (!stripe->overrides.empty()) continue;
-        const std::string& path = store_.shards()[stripe->shards[position]].path;
         std::string what = "chunk ";
-        what.append(std::to_string(position)).append(" of a stripe of '").append(key).append("' on '").append(path).append("' ");
+        what.append(std::to_string(position)).append(" of a stripe of '").append(key).append("' on '").append(path(stripe->shards[position])).append("' ");
         if (compared) {
           what += "has " + std::to_string(compared->wrong_rows.size()) + " bad blocks and " + std::to_string(compared->wrong_pages.size()) + " bad header pages";
         } else {

@@ -106,6 +106,7 @@ Status CodedStore::checkpoint() {
   Stamp stamp = 0;
   {
     std::lock_guard lock(mutex_);
+    table_.learn(classes_);
     pieces = table_.image(kImagePiece);
     stamp = make_stamp(epoch_, version_);
   }
@@ -130,6 +131,7 @@ Status CodedStore::checkpoint() {
     const auto source = std::as_bytes(std::span(payload));
     writer.append(source, image.span().subspan(writer.cursor().offset, framed_bytes(payload.size())));
   }
+  ++images_;
   const ShardSet set = live();
   const auto write = [&](ShardSet to) -> ShardSet {
     ShardBatch batch(*shards_, Priority::write_back);

@@ -26,12 +26,18 @@ bool is_set(uint32_t set, size_t position) { return (set >> position & 1) != 0; 
 
 }  // namespace
 
+ObjectInfo CodedStore::info_of(std::string_view key, const Object& object) const {
+  ObjectInfo info{std::string(key), object.bytes, object.chunk_bytes, object.number, {}};
+  if (classes_.known(class_id(key))) info.expected = classes_.of(class_id(key));
+  return info;
+}
+
 Result<ObjectInfo> CodedStore::stat(std::string_view key, std::string_view snapshot) {
   if (!snapshot.empty()) return no_snapshot(snapshot);
   std::lock_guard lock(mutex_);
   const ObjectPtr object = table_.find(key);
   if (!object) return no_object(key);
-  return ObjectInfo{std::string(key), object->bytes, object->chunk_bytes, object->number};
+  return info_of(key, *object);
 }
 
 Result<std::vector<ObjectInfo>> CodedStore::list(std::string_view prefix, std::string_view snapshot) {
@@ -39,14 +45,18 @@ Result<std::vector<ObjectInfo>> CodedStore::list(std::string_view prefix, std::s
   std::lock_guard lock(mutex_);
   std::vector<ObjectInfo> found;
   for (auto at = table_.objects().lower_bound(prefix); at != table_.objects().end() && at->first.starts_with(prefix); ++at) {
-    found.push_back({at->first, at->second->bytes, at->second->chunk_bytes, at->second->number});
+    found.push_back(info_of(at->first, *at->second));
   }
   return found;
 }
 
 Future<void> CodedStore::read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) {
   if (!options.snapshot.empty()) return no_snapshot(options.snapshot);
-  if (options.priority != Priority::scrub) pace_.used();
+  if (options.priority != Priority::scrub) {
+    pace_.used();
+    std::lock_guard lock(mutex_);
+    if (table_.find(key)) classes_.see(class_id(key), {class_volume(key), false, offset, into.size});
+  }
   auto promise = std::make_shared<Promise<void>>();
   Future<void> future = promise->future();
   readers_->run([this, promise, key = std::string(key), offset, into, priority = options.priority] { promise->complete(read_now(key, nullptr, offset, into, priority)); });
@@ -252,6 +262,7 @@ Status CodedStore::fetch_degraded(const Run& run, Priority priority) {
     std::lock_guard lock(mutex_);
     const bool live = (live_ & shard_bit(run.stripe->shards[run.chunk])) != 0;
     if (live && run.stripe->overrides.empty()) bad_[{run.stripe->id, run.chunk}] = run.stripe;
+    run.stripe->misses += priority == Priority::scrub ? 0 : 1;
   }
   AlignedBytes blocks(shape_.n() * run.count * kBlock);
   STOKER_TRY(read_rows(*run.stripe, run.first, run.count, uint32_t{1} << run.chunk, blocks.span(), priority));

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "stoker/base/crc32c.h"
-#include "stoker/base/log.h"
 #include "stoker/store/coded/coded_store.h"
 #include "stoker/store/coded/headers.h"
 
@@ -166,7 +165,6 @@ Result<CodedStore::Rebuilt> CodedStore::rebuild(const StripePtr& stripe, size_t 
   Rebuilt rebuilt;
   AlignedBytes chunk(shape_.chunk_bytes);
   STOKER_TRY(decode_wrong(*stripe, position, found, chunk, rebuilt));
-  if (rebuilt.lost > 0) log().warn("{}", rebuilt.why);
   std::set<size_t> pages = found.lost_pages;
   pages.insert(found.wrong_pages.begin(), found.wrong_pages.end());
   pages.insert(found.bad_copies.begin(), found.bad_copies.end());

@@ -60,6 +60,7 @@ Status Recovery::run(bool read_only) {
     store_.live_ = current;
     for (size_t shard = 0; shard < shape_.shards; ++shard) store_.epoch_ = std::max(store_.epoch_, (current & shard_bit(shard)) != 0 ? shards_[shard].super.confirmed.number : 0);
   }
+  store_.image_stamp_ = image_stamp_;
   STOKER_TRY(load_table());
   STOKER_TRY(load_raw());
   choose_folds();
@@ -186,6 +187,7 @@ Status Recovery::load_table() {
     version = std::max(version, number_of(stamp));
   }
   for (const auto& [key, object] : store_.table_.objects()) {
+    if (object->known) store_.classes_.set(class_id(key), *object->known);
     for (const StripePtr& stripe : object->stripes) {
       if (stripe) object_of_[stripe->id] = key;
     }

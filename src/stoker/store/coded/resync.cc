@@ -1,8 +1,10 @@
 // Resync: a shard that was away, or made anew, gets the chunks that it misses, while the store works on, and counts again once it has all.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <random>
+#include <utility>
 
 #include "stoker/base/log.h"
 #include "stoker/store/coded/coded_store.h"
@@ -12,7 +14,8 @@ namespace stoker::coded {
 namespace {
 
 constexpr const char* kWhere = "store/coded/resync";
-constexpr size_t kFoldedAtOnce = 8;  // stripes, when the admission needs room
+constexpr size_t kFoldedAtOnce = 8;    // stripes, when the admission needs room
+constexpr size_t kJoinedAtOnce = 256;  // stripes, at least, before it is asked again which are the most urgent
 
 Error failing(const std::string& path, const std::string& why, Code code = Code::io) { return make_error(code, "the shard '" + path + "' cannot be brought up to date: " + why, kWhere); }
 
@@ -53,6 +56,14 @@ bool CodedStore::choose_joining() {
   return true;
 }
 
+// What is repaired first, the highest: what has lost most; then by class (what is rewritten: its updates are on fewer disks, and each fold of it has to
+// decode; what is read: its readers have to; what is only written is missed by nobody yet); then what readers had to decode most often.
+CodedStore::Urgency CodedStore::urgency(const Stripe& stripe) const {
+  const auto lost = static_cast<size_t>(std::count_if(stripe.shards.begin(), stripe.shards.end(), [this](size_t shard) { return (live_ & shard_bit(shard)) == 0; }));
+  constexpr std::array<size_t, kClasses.size()> kRank = {1, 0, 2};  // read_only, write_only, read_write
+  return {lost, kRank[static_cast<size_t>(classes_.of(stripe.object))], stripe.misses};
+}
+
 StripePtr CodedStore::next_to_join() {
   for (int looks = 0; looks < 2; ++looks) {
     while (!to_join_.empty()) {
@@ -61,17 +72,19 @@ StripePtr CodedStore::next_to_join() {
       if (stripe && !joined_.contains(stripe->id)) return stripe;
     }
     if (looks > 0) break;
-    // All that is missing: at first everything, later what came meanwhile.
-    std::vector<std::pair<size_t, StripePtr>> missing;  // by chunks lost
+    // The most urgent of all that is missing: at first everything, later what is left and what came meanwhile.
+    std::vector<std::pair<Urgency, StripePtr>> missing;
     std::lock_guard lock(mutex_);
     for (const auto& [key, object] : table_.objects()) {
       for (const StripePtr& stripe : object->stripes) {
         if (!stripe || joined_.contains(stripe->id) || mutated(Mutation::admit_stale) || std::find(stripe->shards.begin(), stripe->shards.end(), *joining_) == stripe->shards.end()) continue;
-        missing.emplace_back(std::count_if(stripe->shards.begin(), stripe->shards.end(), [&](size_t each) { return (live_ & shard_bit(each)) == 0; }), stripe);
+        missing.emplace_back(urgency(*stripe), stripe);
       }
     }
     std::stable_sort(missing.begin(), missing.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-    for (const auto& [lost, stripe] : missing) to_join_.push_back(stripe);
+    // Some of them: what readers miss in the meantime comes forward then.
+    const size_t now = std::max(kJoinedAtOnce, missing.size() / 16);
+    for (size_t i = missing.size() - std::min(now, missing.size()); i < missing.size(); ++i) to_join_.push_back(missing[i].second);
     counts_.doing = {"rebuilding '" + (*shards_)[*joining_].path + "'", joined_.size(), joined_.size() + missing.size(), joined_.size() * shape_.chunk_bytes};
   }
   return nullptr;
@@ -114,7 +127,6 @@ Status CodedStore::join(const StripePtr& stripe) {
     std::lock_guard lock(mutex_);
     counts_.rebuilt_bytes += rebuilt.blocks * kBlock;
   } else {
-    log().warn("{}", loaded.error().message());
     STOKER_TRY(forget(stripe, position));
     note_loss(stripe, position, loaded.error().what);
   }
@@ -133,8 +145,13 @@ Status CodedStore::forget(const StripePtr& stripe, size_t position) {
 }
 
 void CodedStore::note_loss(const StripePtr& stripe, size_t position, const std::string& why) {
-  std::lock_guard lock(mutex_);
-  lost_[{stripe->id, position}] = {stripe, why};
+  {
+    std::lock_guard lock(mutex_);
+    Loss& loss = lost_[{stripe->id, position}];
+    if (std::exchange(loss.why, why) == why) return;  // every scrub finds it again
+    loss.stripe = stripe;
+  }
+  log().warn("{}", why);
 }
 
 void CodedStore::end_joining() {
@@ -269,14 +286,18 @@ Result<bool> CodedStore::mend_step() {
   {
     std::lock_guard lock(mutex_);
     if (refused_ || bad_.empty()) return false;
-    position = bad_.begin()->first.second;
-    stripe = bad_.begin()->second.lock();
-    bad_.erase(bad_.begin());
+    const auto urgency_of = [this](const auto& each) {
+      const StripePtr held = each.second.lock();
+      return held ? urgency(*held) : Urgency();
+    };
+    const auto next = std::max_element(bad_.begin(), bad_.end(), [&](const auto& a, const auto& b) { return urgency_of(a) < urgency_of(b); });
+    position = next->first.second;
+    stripe = next->second.lock();
+    bad_.erase(next);
   }
   if (!stripe || (live_positions(*stripe) >> position & 1) == 0) return true;
   const auto mended = rebuild(stripe, position);
   if (!mended) {
-    log().warn("{}", mended.error().message());
     note_loss(stripe, position, mended.error().what);
     return true;
   }

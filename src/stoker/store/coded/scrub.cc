@@ -1,11 +1,14 @@
-// Scrub: everything on the live shards is looked at once, in steps between commits, and mended from the others where it is damaged.
+// Scrub: everything on the live shards is looked at once, in steps between commits, and mended from the others where it is damaged. When it is asked for
+// (`stoker scrub`), and by itself at a low rate, pass after pass; where a pass stands is in memory only. Nothing is folded beside a step.
 #include <algorithm>
 #include <bit>
-#include <cstring>
-#include <tuple>
+#include <chrono>
+#include <deque>
+#include <utility>
 
 #include "stoker/base/log.h"
 #include "stoker/store/coded/coded_store.h"
+#include "stoker/store/coded/look.h"
 #include "stoker/store/coded/recovery.h"
 
 namespace stoker::coded {
@@ -14,27 +17,31 @@ class Scrubbing {
  public:
   Scrubbing(CodedStore& store, std::shared_ptr<ScrubReport> report) : store_(store), shape_(store.shape_), shards_(store.shards()), report_(std::move(report)) {}
 
-  // False: all was looked at.
+  // A piece of it: one chunk, or as much of a log or table at most as is read at once. False: all was looked at.
   Result<bool> step() {
     if (const std::lock_guard lock(store_.mutex_); store_.refused_) return *store_.refused_;
     if (!begun_) return begin();
-    if (segment_ < shape_.segments) return read_segments();
+    if (!areas_.empty()) return read_area();
     if (!logs_done_) return judge_logs();
-    if (next_ < stripes_.size()) return check_chunk();
+    if (!chunks_done_) return check_chunk();
     if (unreadable_ != 0) return renew_log();
-    const std::lock_guard lock(store_.mutex_);
-    store_.counts_.doing = {};
     return false;
   }
+  const ScrubReport& report() const { return *report_; }
+  RepairProgress progress() const { return {"scrubbing", report_->chunks, std::max(report_->chunks, total_), report_->bytes}; }
+  // Bytes that were read since this was asked last.
+  uint64_t moved() { return std::exchange(moved_, 0); }
 
  private:
-  using ValKey = std::tuple<Stamp, uint64_t, size_t, size_t>;  // stamp, stripe, chunk, first row
   struct Log {
-    std::set<ValKey> wanted;             // when the scrub began
-    std::map<ValKey, bool> seen;         // whether it needs its COMMIT
-    std::set<Stamp> commits;
+    std::set<ValKey> wanted;   // when the logs were begun with
+    uint32_t incarnation = 0;  // of the shard, then
+    LogContent content;
   };
-  static ValKey key_of(const Val& val) { return {val.stamp, val.stripe, val.chunk, val.first}; }
+  struct Region {
+    bool log;  // a segment of it; else an area of the table
+    size_t shard, nth;
+  };
   template <typename Each>
   void each_live(Each each) const {
     const ShardSet set = store_.live();
@@ -42,23 +49,24 @@ class Scrubbing {
       if ((set & shard_bit(shard)) != 0) each(shard);
     }
   }
+  void spend(uint64_t bytes) {
+    moved_ += bytes;
+    store_.pace_.spend(bytes);
+  }
 
   Result<bool> begin() {
     begun_ = true;
     STOKER_TRY(superblocks());
-    STOKER_TRY(tables());
     each_live([&](size_t shard) {
-      Log& log = logs_[shard];
-      for (const auto& [stripe, val] : store_.vals_of(shard)) log.wanted.insert(key_of(*val));
+      for (size_t area = 0; area < 2; ++area) areas_.push_back({false, shard, area});
+    });
+    each_live([&](size_t shard) {
+      for (size_t segment = 0; segment < shape_.segments; ++segment) areas_.push_back({true, shard, segment});
     });
     std::lock_guard lock(store_.mutex_);
-    begun_at_ = make_stamp(store_.epoch_, store_.version_);
     for (const auto& [key, object] : store_.table_.objects()) {
-      for (const StripePtr& stripe : object->stripes) {
-        if (stripe) stripes_.emplace_back(key, stripe);
-      }
+      total_ += shape_.n() * static_cast<uint64_t>(std::count_if(object->stripes.begin(), object->stripes.end(), [](const StripePtr& stripe) { return stripe != nullptr; }));
     }
-    store_.counts_.doing = {"scrubbing", 0, stripes_.size() * shape_.n(), 0};
     return true;
   }
 
@@ -70,11 +78,10 @@ class Scrubbing {
       Shard& each = shards_[shard];
       const std::string expected = encode_superblock(each.super);
       std::optional<size_t> bad;
+      const auto copies = superblock_copies(shards_, shard);
+      spend(2 * kBlock);
       for (const size_t copy : {0, 1}) {
-        AlignedBytes block(kBlock);
-        ShardBatch batch(shards_, Priority::scrub);
-        batch.read(shard, kSuperblockAt[copy], block.slice());
-        const bool right = batch.run() == 0 && std::memcmp(block.data(), expected.data(), kSuperblockBytes) == 0;
+        const bool right = copies[copy] && encode_superblock(*copies[copy]) == expected;
         if (!right) bad = copy;
         report_->superblocks += right ? 0 : 1;
       }
@@ -85,55 +92,63 @@ class Scrubbing {
     return failed == 0 ? Status() : store_.drop_shards(failed, why);
   }
 
-  // Every shard has the newest image whole; and can be read, or the next opening would leave it out.
-  Status tables() {
-    each_live([&](size_t shard) {
-      Stamp newest = 0;
-      for (size_t area = 0; area < 2; ++area) {
-        AlignedBytes bytes(shape_.area_bytes);
-        ShardBatch batch(shards_, Priority::scrub);
-        batch.read(shard, shape_.area_at(area), bytes.slice());
-        if (batch.run() != 0) unreadable_ |= shard_bit(shard);
-        store_.pace_.spend(bytes.size());
-        if (const auto image = read_table_image(shards_.store(), bytes.span()); image && batch.ok(0)) newest = std::max(newest, image->stamp);
-      }
-      report_->tables += newest == store_.image_stamp_ ? 0 : 1;
-    });
-    return report_->tables == 0 ? Status() : store_.checkpoint();
-  }
-
-  // One segment of every shard.
-  Result<bool> read_segments() {
-    each_live([&](size_t shard) {
-      AlignedBytes bytes(shape_.segment_bytes);
-      ShardBatch batch(shards_, Priority::scrub);
-      batch.read(shard, shape_.segment_at(segment_), bytes.slice());
-      store_.pace_.spend(bytes.size());
-      if (batch.run() != 0) {
-        unreadable_ |= shard_bit(shard);
-        return;
-      }
-      Log& log = logs_[shard];
-      read_segment(shape_, shards_.store(), shard, segment_, shards_[shard].super.log_floor, bytes.span(), [&](uint64_t, const FrameContent& content) {
-        for (const Item& item : content.items) {
-          if (const auto* val = std::get_if<ValItem>(&item)) {
-            auto [at, added] = log.seen.emplace(ValKey{val->stamp, val->stripe, val->chunk, val->first}, val->needs_commit);
-            at->second = at->second && val->needs_commit;
-          }
-          if (const auto* commit = std::get_if<CommitItem>(&item)) log.commits.insert(commit->stamp);
-        }
-      });
-    });
-    ++segment_;
+  // A piece of an area; the last one of it shows what is there.
+  Result<bool> read_area() {
+    const Region& area = areas_.front();
+    if (!reading_) {
+      if (area.log && !logs_begun_) begin_logs();
+      if (area.nth == 0) images_ = store_.images_;
+      const uint64_t at = area.log ? shape_.segment_at(area.nth) : shape_.area_at(area.nth);
+      reading_.emplace(shards_, area.shard, at, area.log ? shape_.segment_bytes : shape_.area_bytes);
+    }
+    spend(reading_->step());
+    if (!reading_->done()) return true;
+    if (!reading_->readable()) unreadable_ |= shard_bit(area.shard);
+    const Status looked = area.log ? take_segment(area) : take_table(area);
+    reading_.reset();
+    areas_.pop_front();
+    if (!looked) return looked.error();
     return true;
   }
 
-  // What is needed of the logs and was needed when the scrub began; the segments that hold it were not begun anew since.
+  // Every shard has the newest image whole; and can be read, or the next opening would leave it out.
+  Status take_table(const Region& area) {
+    if (area.nth == 0) newest_image_ = 0;
+    const auto image = reading_->readable() ? read_table_image(shards_.store(), reading_->bytes()) : std::nullopt;
+    if (image) newest_image_ = std::max(newest_image_, image->stamp);
+    // One that was written on all shards meanwhile is whole.
+    if (area.nth == 0 || (store_.live() & shard_bit(area.shard)) == 0 || images_ != store_.images_ || newest_image_ == store_.image_stamp_) return {};
+    ++report_->tables;
+    return store_.checkpoint();
+  }
+
+  // What is needed of the logs from here on, or not any more when they are judged: what was durable by now does not change while it is needed.
+  void begin_logs() {
+    logs_begun_ = true;
+    each_live([&](size_t shard) {
+      Log& log = logs_[shard];
+      log.incarnation = shards_[shard].super.incarnation;
+      for (const auto& [stripe, val] : store_.vals_of(shard)) log.wanted.insert(key_of(*val));
+    });
+    std::lock_guard lock(store_.mutex_);
+    begun_at_ = make_stamp(store_.epoch_, store_.version_);
+  }
+
+  Status take_segment(const Region& area) {
+    if (!reading_->readable()) return {};
+    LogContent& content = logs_[area.shard].content;
+    read_segment(shape_, shards_.store(), area.shard, area.nth, shards_[area.shard].super.log_floor, reading_->bytes(), [&](uint64_t, const FrameContent& frame) { content.take(frame); });
+    return {};
+  }
+
+  // What is needed of the logs and was needed when they were begun with; the segments that hold it were not begun anew since.
   Result<bool> judge_logs() {
     logs_done_ = true;
+    // A shard that was left out and came back meanwhile has a log of its own, which was just written.
+    std::erase_if(logs_, [&](const auto& each) { return each.second.incarnation != shards_[each.first].super.incarnation; });
     std::set<Stamp> commits;
     for (const auto& [shard, log] : logs_) {
-      for (const Stamp stamp : log.commits) {
+      for (const Stamp stamp : log.content.commits) {
         if (stamp > store_.image_stamp_ && stamp <= begun_at_) commits.insert(stamp);
       }
     }
@@ -141,22 +156,19 @@ class Scrubbing {
     ShardSet touched = 0;
     Status status;
     each_live([&](size_t shard) {
-      const Log& log = logs_[shard];
-      if ((unreadable_ & shard_bit(shard)) != 0 || !status) return;
-      for (const Stamp stamp : commits) commits_lost += log.commits.contains(stamp) ? 0 : 1;
+      const auto at = logs_.find(shard);
+      if (at == logs_.end() || (unreadable_ & shard_bit(shard)) != 0 || !status) return;
+      const Log& log = at->second;
+      for (const Stamp stamp : commits) commits_lost += log.content.commits.contains(stamp) ? 0 : 1;
       auto lacking = store_.vals_of(shard);
-      std::erase_if(lacking, [&](const auto& each) {
-        const ValKey key = key_of(*each.second);
-        const auto seen = log.seen.find(key);
-        const bool intact = seen != log.seen.end() && (!seen->second || log.commits.contains(std::get<0>(key)));
-        return intact || !log.wanted.contains(key);
-      });
+      std::erase_if(lacking, [&](const auto& each) { return log.content.holds(*each.second) || !log.wanted.contains(key_of(*each.second)); });
       if (lacking.empty()) return;
       report_->records += lacking.size();
       touched |= shard_bit(shard);
       status = store_.append_settled(shard, lacking);
     });
     report_->records += commits_lost;
+    logs_.clear();
     if (!status && status.error().code != Code::out_of_space) return status.error();
     STOKER_TRY(store_.flush(touched));
     if (!status) {
@@ -181,42 +193,61 @@ class Scrubbing {
     const ShardSet rest = store_.live() & ~shard_bit(shard);
     unreadable_ &= ~shard_bit(shard);
     if (rest == store_.live()) return true;  // it failed meanwhile
-    if (!shape_.writable(rest) || !report_->lost.empty() || (left_out_ & ~rest) != 0) {
+    if ((store_.renewed_ & shard_bit(shard)) != 0) {
+      report_->lost.push_back("the log or table of '" + shards_[shard].path + "' has sectors that cannot be read, although it was written anew: replace that disk");
+      return true;
+    }
+    if (!shape_.writable(rest) || !report_->lost.empty() || (store_.renewed_ & ~rest) != 0) {
       report_->lost.push_back("the log or table of '" + shards_[shard].path + "' has sectors that cannot be read, and too little is left without it to leave it out: bring missing disks back first");
       return true;
     }
     ++report_->records;
-    left_out_ |= shard_bit(shard);
+    store_.renewed_ |= shard_bit(shard);
     STOKER_TRY(store_.drop_shards(shard_bit(shard), "its log or table has sectors that cannot be read"));
     return true;
   }
 
-  Result<bool> check_chunk() {
-    const auto& [key, weak] = stripes_[next_];
-    const StripePtr stripe = weak.lock();
-    if (stripe && (store_.live_positions(*stripe) >> position_ & 1) != 0) {
-      const size_t shard = stripe->shards[position_];
-      const Status loaded = store_.load_headers(stripe, Priority::scrub);
-      const auto rebuilt = loaded ? store_.rebuild(stripe, position_) : Result<CodedStore::Rebuilt>(loaded.error());
-      if (!loaded) {
-        report_->lost.push_back("'" + key + "': " + loaded.error().what);
-      } else if (!rebuilt) {
-        STOKER_TRY(store_.drop_shards(shard_bit(shard), rebuilt.error().what));  // it cannot be written
-      } else {
-        report_->blocks += rebuilt->blocks;
-        report_->pages += rebuilt->pages;
-        if (rebuilt->lost > 0) report_->lost.push_back(std::to_string(rebuilt->lost) + " blocks of '" + key + "' on '" + shards_[shard].path + "' cannot be decoded: " + rebuilt->why);
+  // By the names of objects: those that come, go and change meanwhile do not matter.
+  StripePtr next_stripe() {
+    const std::lock_guard lock(store_.mutex_);
+    const Table::Objects& objects = store_.table_.objects();
+    for (auto at = objects.lower_bound(key_); at != objects.end(); ++at) {
+      if (at->first != key_) index_ = 0;
+      key_ = at->first;
+      while (index_ < at->second->stripes.size()) {
+        if (const StripePtr& stripe = at->second->stripes[index_++]) return stripe;
       }
-      ++report_->chunks;
-      report_->bytes += shape_.chunk_bytes;
     }
-    if (++position_ == shape_.n()) {
-      position_ = 0;
-      ++next_;
+    return nullptr;
+  }
+
+  Result<bool> check_chunk() {
+    StripePtr stripe;
+    if (position_ > 0) {
+      stripe = stripe_.lock();
+    } else {
+      stripe = next_stripe();
+      chunks_done_ = !stripe;
+      stripe_ = stripe;  // weak: what is removed meanwhile frees its slots
     }
-    std::lock_guard lock(store_.mutex_);
-    store_.counts_.doing.done = next_ * shape_.n() + position_;
-    store_.counts_.doing.bytes = report_->bytes;
+    const size_t position = position_;
+    position_ = stripe ? (position_ + 1) % shape_.n() : 0;
+    if (!stripe || (store_.live_positions(*stripe) >> position & 1) == 0) return true;
+    const size_t shard = stripe->shards[position];
+    const Status loaded = store_.load_headers(stripe, Priority::scrub);
+    const auto rebuilt = loaded ? store_.rebuild(stripe, position) : Result<CodedStore::Rebuilt>(loaded.error());
+    moved_ += header_bytes(shape_) + shape_.chunk_bytes;
+    if (!loaded) {
+      report_->lost.push_back("'" + key_ + "': " + loaded.error().what);
+    } else if (!rebuilt) {
+      STOKER_TRY(store_.drop_shards(shard_bit(shard), rebuilt.error().what));  // it cannot be written
+    } else {
+      report_->blocks += rebuilt->blocks;
+      report_->pages += rebuilt->pages;
+      if (rebuilt->lost > 0) report_->lost.push_back(std::to_string(rebuilt->lost) + " blocks of '" + key_ + "' on '" + shards_[shard].path + "' cannot be decoded: " + rebuilt->why);
+    }
+    ++report_->chunks;
+    report_->bytes += shape_.chunk_bytes;
     return true;
   }
 
@@ -224,14 +255,20 @@ class Scrubbing {
   const Shape& shape_;
   Shards& shards_;
   const std::shared_ptr<ScrubReport> report_;
-  bool begun_ = false, logs_done_ = false;
-  Stamp begun_at_ = 0;
-  size_t segment_ = 0;                   // read next
+  bool begun_ = false, logs_begun_ = false, logs_done_ = false, chunks_done_ = false;
+  std::deque<Region> areas_;             // read next
+  std::optional<PiecewiseRead> reading_; // of the first of them
+  uint64_t images_ = 0;                  // written, when the shard's first area was begun with
+  Stamp newest_image_ = 0;               // of the areas of this shard
+  Stamp begun_at_ = 0;                   // when the logs were
   std::map<size_t, Log> logs_;           // by shard
   ShardSet unreadable_ = 0;              // log or table, in part
-  ShardSet left_out_ = 0;                // and brought back for that
-  std::vector<std::pair<std::string, std::weak_ptr<Stripe>>> stripes_;
-  size_t next_ = 0, position_ = 0;       // looked at next
+  std::string key_;                      // of the object that is looked at
+  size_t index_ = 0;                     // of its stripe that comes next
+  std::weak_ptr<Stripe> stripe_;
+  size_t position_ = 0;                  // of its chunk that is next
+  uint64_t total_ = 0;                   // chunks, when it began
+  uint64_t moved_ = 0;
 };
 
 Future<void> CodedStore::scrub(std::shared_ptr<ScrubReport> report) {
@@ -240,8 +277,44 @@ Future<void> CodedStore::scrub(std::shared_ptr<ScrubReport> report) {
     if (scrubbed) return repair_step();
     STOKER_ASSIGN(const bool more, scrubbing->step());
     scrubbed = !more;
+    std::lock_guard lock(mutex_);
+    if (!more || !joining_) counts_.doing = more ? scrubbing->progress() : RepairProgress();
     return true;
   });
+}
+
+// The same look at everything, without being asked and one after the other: a step whenever the rate allows it.
+bool CodedStore::patrol_step() {
+  const auto allowed = [&] {
+    const std::lock_guard lock(mutex_);
+    return coded_.scrub_rate != 0 && !refused_ && counts_.patrol.stopped.empty();
+  };
+  if (!allowed() || patrol_pace_.wait_ns() > 0 || pace_.wait_ns() > 0) return false;
+  if (!patrol_) patrol_ = std::make_shared<Scrubbing>(*this, std::make_shared<ScrubReport>());
+  const auto more = patrol_->step();
+  patrol_pace_.spend(patrol_->moved());
+  const ScrubReport& report = patrol_->report();
+  bool news = false;
+  {
+    std::lock_guard lock(mutex_);
+    Patrol& told = counts_.patrol;
+    told.doing = more && *more ? patrol_->progress() : RepairProgress();
+    if (more && *more) return true;
+    if (more) {
+      ++told.passes;
+      told.ended_at = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+      told.found += report.found();
+      news = report.lost != told.last.lost;
+      told.last = report;
+    } else if (!refused_) {
+      told.stopped = more.error().what;
+    }
+  }
+  if (!more) log().warn("the background scrub of a coded store stopped: {}", more.error().message());
+  if (report.found() > 0) log().warn("the background scrub of a coded store found and mended {} blocks, {} header pages, {} log records, {} tables, {} superblocks", report.blocks, report.pages, report.records, report.tables, report.superblocks);
+  for (size_t i = 0; news && i < report.lost.size(); ++i) log().warn("the background scrub of a coded store: {}", report.lost[i]);
+  patrol_.reset();
+  return more.has_value();
 }
 
 std::vector<std::string> CodedStore::affected() const {

@@ -1,8 +1,10 @@
 // Scrub: one bit flipped in any kind of place is found in one pass and made right from the others; more than that never changes what was acknowledged.
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <random>
+#include <thread>
 
 #include "stoker/base/crc32c.h"
 #include "stoker/store/coded/coded_store.h"
@@ -55,6 +57,35 @@ class Scrubbed {
   void flip(const Spot& spot, unsigned bit) { world_.disk().flip(spot.path, spot.offset, bit); }
   bool whole() { return read_all(*store_, "a") == content_ && read_all(*store_, "b") == other_; }
   const std::vector<Spot>& spots() const { return spots_; }
+  // Closed, and opened again as a store that works by itself, and scrubs at this rate.
+  void go_on_alone(uint64_t scrub_rate) {
+    store_.reset();
+    world_.begin_background(scrub_rate);
+    store_ = std::move(*world_.open_small());
+  }
+  // So many passes that began after now have ended.
+  bool await_passes(uint64_t count) {
+    const uint64_t until = store_->health().patrol.passes + count + 1;
+    for (const auto begun = std::chrono::steady_clock::now(); store_->health().patrol.passes < until;) {
+      if (!store_->health().patrol.stopped.empty() || std::chrono::steady_clock::now() - begun > std::chrono::minutes(5)) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    return true;
+  }
+  void look_again() {
+    images_ = images_of(world_);
+    spots_.clear();
+    find_spots();
+  }
+  void close() { store_.reset(); }
+  FsckReport fsck() {
+    CodedOptions coded;
+    coded.files = false;
+    auto report = fsck_coded_store({4, 2, world_.paths()}, world_.runtime().runtime(), {}, coded);
+    EXPECT_OK(report);
+    return report ? *report : FsckReport();
+  }
+  void change(size_t offset, size_t bytes, uint64_t seed) { update(*store_, "a", content_, offset, bytes, seed); }
   CodedStore& store() { return *store_; }
   CodedWorld& world() { return world_; }
   const Bytes& content() const { return content_; }
@@ -261,17 +292,125 @@ TEST(CodedScrub, GoesOnBesideCommitsAndWithoutAShardThatFails) {
   Scrubbed run;
   Bytes bytes = pattern(4096, 50);
   const auto report = std::make_shared<ScrubReport>();
-  auto done = run.store().scrub(report);
-  for (uint64_t i = 0; i < 20; ++i) {
+  const auto commit = [&](const std::vector<uint64_t>& at) {
     auto change = std::move(*run.store().begin());
-    ASSERT_OK(change->write("a", i * 4096, slice_of(bytes)).wait());
-    ASSERT_OK(change->commit(Durability::durable).wait());
-    if (i == 5) run.world().disk().fail_nth(Op::Kind::write, 1, EIO, run.world().paths()[2]);
+    for (const uint64_t offset : at) EXPECT_OK(change->write("a", offset, slice_of(bytes)).wait());
+    return change->commit(Durability::durable);
+  };
+  Future<void> done;
+  Future<Version> first;
+  {
+    const auto held = run.world().disk().hold();  // it cannot come to an end before the shard fails
+    done = run.store().scrub(report);
+    run.world().disk().fail_nth(Op::Kind::write, 1, EIO, run.world().paths()[2]);
+    first = commit({0, 98'304});  // whole blocks (nothing is read) in two chunks: its COMMIT goes to all shards
   }
+  ASSERT_OK(first.wait());
+  for (uint64_t i = 0; i < 20; ++i) ASSERT_OK(commit({i * 4096}).wait());
   ASSERT_OK(done.wait());
   EXPECT_TRUE(report->lost.empty());
   EXPECT_TRUE(run.store().health().troubles.empty()) << "the shard that failed was brought back";
   EXPECT_EQ(run.scrub().found(), 0U);
+}
+
+// Fsck changes nothing, and looks at every copy: what a reader would not notice is a problem too, or a note where a crash may have left it so.
+TEST(CodedFsck, TellsOfOneFlippedBitInEveryKindOfPlace) {
+  std::mt19937_64 random(41);
+  Scrubbed run;
+  run.close();
+  const FsckReport before = run.fsck();
+  ASSERT_TRUE(before.problems.empty()) << before.problems[0];
+  std::map<Kind, size_t> problems;
+  for (size_t turn = 0; turn < 6 * kNames.size(); ++turn) {
+    std::vector<Spot> spots = run.spots();
+    std::erase_if(spots, [&](const Spot& spot) { return static_cast<size_t>(spot.kind) != turn % kNames.size(); });
+    ASSERT_FALSE(spots.empty());
+    const Spot spot = spots[random() % spots.size()];
+    const auto bit = static_cast<unsigned>(random() % 8);
+    const auto changes = run.world().disk().image(spot.path);
+    run.flip(spot, bit);
+    const FsckReport report = run.fsck();
+    const std::string what = std::string(kNames[static_cast<size_t>(spot.kind)]) + " on " + spot.path + " at " + std::to_string(spot.offset);
+    ASSERT_GT(report.problems.size() + report.notes.size(), before.notes.size()) << what;
+    problems[spot.kind] += report.problems.empty() ? 0 : 1;
+    if (!report.problems.empty()) {
+      ASSERT_FALSE(report.advice.empty()) << what;
+    }
+    Bytes now(4096), then(4096);
+    run.world().disk().image(spot.path).read(align_down(spot.offset, 4096), now);
+    changes.read(align_down(spot.offset, 4096), then);
+    ASSERT_NE(now, then) << "nothing was mended";
+    run.flip(spot, bit);
+  }
+  for (const Kind kind : {Kind::superblock, Kind::table, Kind::page, Kind::data, Kind::parity}) EXPECT_EQ(problems[kind], 6U) << kNames[static_cast<size_t>(kind)];
+  EXPECT_GE(problems[Kind::record], 1U) << "of the last one in a log it is not told from one that a crash left out";
+  EXPECT_EQ(problems[Kind::older_page], 0U) << "the other copy suffices: a note";
+}
+
+constexpr uint64_t kFast = uint64_t{1} << 30;
+
+// Nobody asks for it: within a pass it is found and made right again.
+TEST(CodedPatrol, OneFlippedBitInEveryKindOfPlaceIsMendedWithoutBeingAskedFor) {
+  std::mt19937_64 random(31);
+  Scrubbed run;
+  run.go_on_alone(kFast);
+  std::map<Kind, size_t> tried;
+  uint64_t found = 0;
+  for (size_t turn = 0; turn < 3 * kNames.size(); ++turn) {
+    if (turn % kNames.size() == static_cast<size_t>(Kind::table) && turn > kNames.size()) {
+      run.change(0, 4096, 300 + turn);  // else both areas may hold an image of the same moment, and one of them suffices
+      ASSERT_OK(run.store().fold_all().wait());
+    }
+    ASSERT_TRUE(run.await_passes(1)) << run.store().health().patrol.stopped;
+    ASSERT_EQ(run.store().health().patrol.last.found(), 0U) << "nothing is wrong any more";
+    run.look_again();
+    std::vector<Spot> spots = run.spots();
+    std::erase_if(spots, [&](const Spot& spot) { return static_cast<size_t>(spot.kind) != turn % kNames.size(); });
+    // Once: what was mended of a log is there twice afterwards, and one of them is not needed.
+    if (turn % kNames.size() == static_cast<size_t>(Kind::record) && turn > kNames.size()) continue;
+    ASSERT_FALSE(spots.empty());
+    const Spot spot = spots[random() % spots.size()];
+    run.flip(spot, static_cast<unsigned>(random() % 8));
+    const std::string what = std::string(kNames[static_cast<size_t>(spot.kind)]) + " on " + spot.path + " at " + std::to_string(spot.offset);
+    ASSERT_TRUE(run.await_passes(1)) << what << ": " << run.store().health().patrol.stopped;
+    const Patrol patrol = run.store().health().patrol;
+    ASSERT_GT(patrol.found, found) << what;
+    ASSERT_TRUE(patrol.last.lost.empty()) << what;
+    ASSERT_GT(patrol.ended_at, 1'600'000'000) << what;
+    ASSERT_TRUE(run.whole()) << what;
+    found = patrol.found;
+    ++tried[spot.kind];
+  }
+  EXPECT_EQ(run.scrub().found(), 0U) << "asked for, it finds what the other left: nothing";
+  for (size_t kind = 0; kind < kNames.size(); ++kind) {
+    EXPECT_EQ(tried[static_cast<Kind>(kind)], static_cast<Kind>(kind) == Kind::record ? 1U : 3U) << kNames[kind];
+  }
+}
+
+TEST(CodedPatrol, GoesOnBesideCommitsAndEndsWithTheStore) {
+  Scrubbed run;
+  run.go_on_alone(kFast);
+  for (uint64_t i = 0; i < 100; ++i) run.change(i % 70 * 4096, 4096, 200 + i);
+  EXPECT_TRUE(run.whole());
+  ASSERT_TRUE(run.await_passes(1));
+  EXPECT_EQ(run.store().health().patrol.found, 0U);
+  // So slow that its first pass, once begun, does not come to an end before the store does.
+  run.go_on_alone(4096);
+  while (run.store().health().patrol.doing.what.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  run.change(0, 4096, 400);
+  EXPECT_EQ(run.store().health().patrol.passes, 0U);
+  run.go_on_alone(kFast);
+  EXPECT_TRUE(run.whole());
+  ASSERT_TRUE(run.await_passes(1));
+}
+
+TEST(CodedPatrol, WithoutARateThereIsNone) {
+  Scrubbed run;
+  run.go_on_alone(0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(250));  // longer than the background waits before it works
+  const Patrol patrol = run.store().health().patrol;
+  EXPECT_EQ(patrol.passes, 0U);
+  EXPECT_TRUE(patrol.doing.what.empty());
 }
 
 }  // namespace

@@ -33,6 +33,9 @@ struct StagedObject {
   uint64_t bytes = 0;
   uint64_t kept = 0;        // of the base's bytes: it was cut to this and perhaps grew again
   uint32_t chunk_bytes = 0;
+  Class expected = Class::read_write;
+  bool stated = false;      // in this transaction
+  std::vector<std::pair<uint64_t, size_t>> writes;  // offset and size, as they came
   std::map<size_t, StagedStripe> stripes;  // by index
 
   StripePtr base_stripe(size_t index, size_t stripe_bytes) const {

@@ -17,13 +17,15 @@ constexpr size_t kReaders = 4;  // threads
 }  // namespace
 
 CodedStore::CodedStore(std::unique_ptr<Shards> shards, codec::ErasureCode code, const Runtime& runtime, const StoreOptions&, const CodedOptions& coded)
-    : runtime_(runtime), coded_(coded), shards_(std::move(shards)), shape_(shards_->shape()), code_(std::move(code)), slots_(shape_), pace_(coded.repair_rate, coded.busy_repair_rate) {}
+    : runtime_(runtime), coded_(coded), shards_(std::move(shards)), shape_(shards_->shape()), code_(std::move(code)), slots_(shape_), classes_(coded.tree != nullptr ? *coded.tree : ClassTree::shipped()), patrol_pace_(coded.scrub_rate, 0), pace_(coded.repair_rate, coded.busy_repair_rate) {}
 
-Result<std::unique_ptr<CodedStore>> CodedStore::open(const CodedPlan& plan, const Runtime& runtime, const StoreOptions& options, const CodedOptions& coded) {
+Result<std::unique_ptr<CodedStore>> CodedStore::open(const CodedPlan& plan, const Runtime& runtime, const StoreOptions& options, const CodedOptions& given) {
+  CodedOptions coded = given;
+  coded.scrub_rate = plan.scrub_rate.value_or(given.scrub_rate);
   STOKER_ASSIGN(auto shards, Shards::open(plan, runtime.loop, options, coded));
   STOKER_ASSIGN(auto code, codec::ErasureCode::make(static_cast<int>(plan.k), static_cast<int>(plan.m)));
   std::unique_ptr<CodedStore> store(new CodedStore(std::move(shards), std::move(code), runtime, options, coded));
-  store->composition_ = "coded(" + std::to_string(plan.k) + "+" + std::to_string(plan.m) + ", ";
+  store->composition_ = "coded(" + std::to_string(plan.k) + "+" + std::to_string(plan.m) + (plan.scrub_rate ? " scrub=" + std::to_string(*plan.scrub_rate) : "") + ", ";
   for (size_t i = 0; i < plan.paths.size(); ++i) store->composition_ += (i == 0 ? "" : ",") + plan.paths[i];
   store->composition_ += ")";
   if (store->shards_->fresh()) {
@@ -75,7 +77,7 @@ StoreInfo CodedStore::info() const {
   // Slots of all shards, as data: of each stripe's k + m chunks k count.
   info.capacity_bytes = uint64_t{shape_.slots} * shape_.shards / shape_.n() * shape_.stripe_bytes();
   info.used_bytes = slots_.used() / shape_.n() * shape_.stripe_bytes();
-  info.map_bytes = table_.memory_bytes(shape_);
+  info.map_bytes = table_.memory_bytes(shape_) + classes_.memory_bytes();
   if (refused_) info.read_only = refused_->what;
   return info;
 }

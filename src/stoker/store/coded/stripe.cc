@@ -26,18 +26,22 @@ std::vector<size_t> placement(const Shape& shape, uint64_t stripe) {
   return shards;
 }
 
-std::optional<std::vector<uint32_t>> Slots::take(const std::vector<size_t>& shards) {
+Slots::Slots(const Shape& shape)
+    : free_(shape.shards, std::vector<bool>(shape.slots, true)), free_count_(shape.shards, shape.slots), next_{std::vector<size_t>(shape.shards, 0), std::vector<size_t>(shape.shards, shape.slots / 2)} {}
+
+std::optional<std::vector<uint32_t>> Slots::take(const std::vector<size_t>& shards, Class expected) {
   std::lock_guard lock(mutex_);
+  std::vector<size_t>& next = next_[expected == Class::read_write ? 0 : 1];
   for (const size_t shard : shards) {
     if (free_count_[shard] == 0) return {};
   }
   std::vector<uint32_t> slots;
   for (const size_t shard : shards) {
     std::vector<bool>& free = free_[shard];
-    size_t at = next_[shard];
+    size_t at = next[shard];
     while (!free[at]) at = (at + 1) % free.size();
     free[at] = false;
-    next_[shard] = (at + 1) % free.size();
+    next[shard] = (at + 1) % free.size();
     --free_count_[shard];
     slots.push_back(static_cast<uint32_t>(at));
   }

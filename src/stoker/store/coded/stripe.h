@@ -1,6 +1,7 @@
 // What a coded store keeps in memory of a stripe: where its chunks are, what its headers say, and which blocks are newer in the log.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -9,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "stoker/classes/class.h"
 #include "stoker/store/coded/format.h"
 
 namespace stoker::coded {
@@ -57,12 +59,13 @@ struct Override {
   size_t index = 0;  // of the block in it
 };
 
-// The free slots of all shards. Any thread.
+// The free slots of all shards. Any thread. Stripes of objects that are rewritten take them from the first one on, and all others from the middle on: what
+// is written once stays in the order in which it was written, and is read in that order.
 class Slots {
  public:
-  explicit Slots(const Shape& shape) : free_(shape.shards, std::vector<bool>(shape.slots, true)), free_count_(shape.shards, shape.slots), next_(shape.shards, 0) {}
+  explicit Slots(const Shape& shape);
   // One slot on each of these shards, or none at all.
-  std::optional<std::vector<uint32_t>> take(const std::vector<size_t>& shards);
+  std::optional<std::vector<uint32_t>> take(const std::vector<size_t>& shards, Class expected);
   // A slot that the table names. False: another stripe has it.
   bool take(const std::vector<size_t>& shards, const std::vector<uint32_t>& slots);
   void give(const std::vector<size_t>& shards, const std::vector<uint32_t>& slots);
@@ -72,7 +75,7 @@ class Slots {
   mutable std::mutex mutex_;
   std::vector<std::vector<bool>> free_;  // guarded by mutex_, as all that follows
   std::vector<size_t> free_count_;
-  std::vector<size_t> next_;  // where to look first
+  std::array<std::vector<size_t>, 2> next_;  // where to look first: for what is rewritten, for all else
 };
 
 class Stripe {
@@ -91,6 +94,8 @@ class Stripe {
   std::optional<Headers> headers;
   size_t readers = 0;
   bool folding = false;
+  uint64_t object = 0;  // whose it is: its class_id
+  uint64_t misses = 0;  // reads that had to be decoded
   struct Newer {
     ValRef val;
     size_t index = 0;  // of the block in it

@@ -1,12 +1,13 @@
 #include "stoker/store/coded/table.h"
 
 #include <algorithm>
+#include <functional>
 
 namespace stoker::coded {
 namespace {
 
-
-enum Kind : uint8_t { kObject = 1, kStripe = 2, kRemove = 3 };
+enum Kind : uint8_t { kObject = 1, kStripe = 2, kRemove = 3, kClass = 4 };
+constexpr uint8_t kStated = 128;  // of a class
 
 Error broken(const std::string& what) { return make_error(Code::corruption, what, "store/coded/table"); }
 
@@ -32,6 +33,25 @@ void put_remove(ByteWriter& out, std::string_view key) {
   out.put_string(key);
 }
 
+void put_class(ByteWriter& out, const ClassTable::Known& known) {
+  out.put(uint8_t{kClass});
+  out.put(static_cast<uint8_t>(static_cast<uint8_t>(known.held) | (known.stated ? kStated : 0)));
+}
+
+uint64_t class_id(std::string_view key) { return std::hash<std::string_view>()(key); }
+
+uint32_t class_volume(std::string_view key) {
+  const size_t slash = key.rfind('/');
+  return static_cast<uint32_t>(class_id(slash == std::string_view::npos ? std::string_view() : key.substr(0, slash)));
+}
+
+void Table::learn(const ClassTable& classes) {
+  for (const auto& [key, object] : objects_) {
+    object->known = classes.known(class_id(key));
+    if (object->known == ClassTable::Known()) object->known.reset();  // what is taken for granted
+  }
+}
+
 ObjectPtr Table::find(std::string_view key) const {
   const auto at = objects_.find(key);
   return at == objects_.end() ? nullptr : at->second;
@@ -40,6 +60,7 @@ ObjectPtr Table::find(std::string_view key) const {
 Status Table::apply(const Shape& shape, std::string_view items, const Resolve& resolve) {
   ByteReader in(std::as_bytes(std::span(items)));
   ObjectPtr object;  // the one put last, ours alone
+  uint64_t of = 0;   // its class_id
   while (in.left() > 0) {
     const auto kind = in.get<uint8_t>();
     if (kind == kStripe) {
@@ -49,7 +70,14 @@ Status Table::apply(const Shape& shape, std::string_view items, const Resolve& r
       for (size_t i = 0; i < shape.n(); ++i) slots.push_back(in.get<uint32_t>());
       if (!in.ok() || !object || index >= object->stripes.size()) return broken("the object table names a stripe outside of its object");
       object->stripes[index] = id == 0 ? nullptr : resolve(id, std::move(slots));
+      if (object->stripes[index]) object->stripes[index]->object = of;
       if (id != 0 && !object->stripes[index]) return broken("the object table names a stripe twice, or one in slots that cannot be");
+      continue;
+    }
+    if (kind == kClass) {
+      const auto said = in.get<uint8_t>();
+      if (!in.ok() || !object || (said & ~kStated) >= kClasses.size()) return broken("the object table says of an object a class that cannot be");
+      object->known = ClassTable::Known{static_cast<Class>(said & ~kStated), (said & kStated) != 0};
       continue;
     }
     const std::string key(in.get_string());
@@ -66,6 +94,7 @@ Status Table::apply(const Shape& shape, std::string_view items, const Resolve& r
       if (!in.ok() || object->bytes > kObjectBytesMax) return broken("the object table has an object whose size cannot be");
       object->stripes.resize((object->bytes + shape.stripe_bytes() - 1) / shape.stripe_bytes());
       objects_.insert_or_assign(key, object);
+      of = class_id(key);
     } else {
       return broken("the object table has an item of no known kind");
     }
@@ -82,6 +111,7 @@ std::vector<std::string> Table::image(size_t piece_bytes) const {
   };
   for (const auto& [key, object] : objects_) {
     put_object(out, key, object->bytes, object->chunk_bytes, object->number);
+    if (object->known) put_class(out, *object->known);
     for (size_t i = 0; i < object->stripes.size(); ++i) {
       if (!object->stripes[i]) continue;
       put_stripe(out, i, *object->stripes[i]);
@@ -98,7 +128,7 @@ std::vector<std::string> Table::image(size_t piece_bytes) const {
 uint64_t Table::image_bytes(const Shape& shape) const {
   uint64_t bytes = 0;
   for (const auto& [key, object] : objects_) {
-    bytes += 25 + key.size();
+    bytes += 27 + key.size();
     for (const StripePtr& stripe : object->stripes) bytes += stripe ? 13 + 4 * shape.n() : 0;
   }
   return bytes + bytes / 8 + 4 * kBlock;  // framing, and the objects that are named again where a piece begins

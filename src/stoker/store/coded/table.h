@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "stoker/classes/classes.h"
 #include "stoker/store/coded/stripe.h"
 #include "stoker/store/store.h"
 
@@ -16,11 +17,12 @@ namespace stoker::coded {
 inline constexpr uint64_t kObjectBytesMax = uint64_t{1} << 42;
 inline constexpr size_t kKeyMax = 1024;
 
-// Once shared only `number` changes, under the store's mutex; anything else makes a new Object. So a reader keeps what it looked up.
+// Once shared only `number` and `known` change, under the store's mutex; anything else makes a new Object. So a reader keeps what it looked up.
 struct Object {
   uint64_t bytes = 0;
   uint32_t chunk_bytes = 0;
   Version number = 0;               // the commit that last changed it
+  std::optional<ClassTable::Known> known;  // of its class, as the table had it or is about to have it; what counts is in the ClassTable
   std::vector<StripePtr> stripes;   // as many as the bytes need; null: a hole
 };
 using ObjectPtr = std::shared_ptr<Object>;
@@ -29,6 +31,12 @@ using ObjectPtr = std::shared_ptr<Object>;
 void put_object(ByteWriter& out, std::string_view key, uint64_t bytes, uint32_t chunk_bytes, Version number);
 void put_stripe(ByteWriter& out, size_t index, const Stripe& stripe);
 void put_remove(ByteWriter& out, std::string_view key);
+void put_class(ByteWriter& out, const ClassTable::Known& known);
+
+// An object as the ClassTable knows it, within this process; two that are taken for one are treated alike, no more.
+uint64_t class_id(std::string_view key);
+// The folder that it lies in.
+uint32_t class_volume(std::string_view key);
 
 class Table {
  public:
@@ -37,6 +45,8 @@ class Table {
   using Resolve = std::function<StripePtr(uint64_t id, std::vector<uint32_t> slots)>;
 
   const Objects& objects() const { return objects_; }
+  // Before an image is taken: what was learnt since.
+  void learn(const ClassTable& classes);
   ObjectPtr find(std::string_view key) const;
   // Changes the table by the items of one commit. On corruption it may be changed in part.
   Status apply(const Shape& shape, std::string_view items, const Resolve& resolve);

@@ -40,6 +40,7 @@ Result<StagedObject*> StagedTransaction::own(std::string_view key) {
     staged.exists = true;
     staged.bytes = staged.kept = staged.base->bytes;
     staged.chunk_bytes = staged.base->chunk_bytes;
+    staged.expected = store_.classes_.of(class_id(key));
   }
   return &state_->objects.emplace(key, std::move(staged)).first->second;
 }
@@ -100,6 +101,7 @@ Future<void> StagedTransaction::write(std::string_view key, uint64_t offset, Sli
       return make_error(Code::invalid_argument, "bytes " + std::to_string(offset) + " to " + std::to_string(offset + from.size) + " are beyond the end of '" + std::string(key) + "', which has " +
                         std::to_string(object->bytes) + "; resize it first", kWhere);
     }
+    if (from.size > 0) object->writes.emplace_back(offset, from.size);
     return write_locked(key, *object, offset, from, priority);
   }();
   if (!status && !state_->failed && !state_->done) state_->failed = status.error();
@@ -111,7 +113,7 @@ Result<StagedStripe*> StagedTransaction::stage_stripe(StagedObject& object, size
   StagedStripe stripe;
   stripe.base = object.base_stripe(index, store_.shape_.stripe_bytes());
   if (!stripe.base) {
-    STOKER_ASSIGN(stripe.fresh, store_.make_stripe());
+    STOKER_ASSIGN(stripe.fresh, store_.make_stripe(object.expected));
   }
   return &object.stripes.emplace(index, std::move(stripe)).first->second;
 }
@@ -128,10 +130,17 @@ Status StagedTransaction::write_locked(std::string_view key, StagedObject& objec
     if (const Status staged = stage_block(object, *stripe, index, in_stripe, from.sub(moved, piece), priority); !staged) return staged.error().with("'" + std::string(key) + "'");
     if (!stripe->fresh) {
       state_->log_bytes += (stripe->blocks - before) * kBlock;
-      // Most of it is new, or the log would be flooded: the stripe is written anew.
-      if (2 * stripe->blocks > shape.k * shape.rows() || state_->log_bytes > shape.segment_bytes / 4) {
-        STOKER_ASSIGN(stripe->fresh, store_.make_stripe());
-        state_->log_bytes -= stripe->blocks * kBlock;
+      // Most of it is new, or the log would be flooded: the stripe is written anew. So is one that will not be rewritten, from a chunk on, if there is room:
+      // logged, that is appended 1 + m times, read, staged and written, about as much as the rest of the stripe, and nothing comes to share its fold.
+      const bool must = 2 * stripe->blocks > shape.k * shape.rows() || state_->log_bytes > shape.segment_bytes / 4;
+      const bool better = object.expected != Class::read_write && stripe->blocks >= shape.rows();
+      if (must || better) {
+        auto fresh = store_.make_stripe(object.expected);
+        if (!fresh && must) return fresh.error();
+        if (fresh) {
+          stripe->fresh = std::move(*fresh);
+          state_->log_bytes -= stripe->blocks * kBlock;
+        }
       }
     }
     moved += piece;
@@ -182,6 +191,18 @@ Status StagedTransaction::remove(std::string_view key) {
   object->made = true;  // if it comes again
   object->bytes = object->kept = 0;
   object->stripes.clear();
+  object->expected = Class::read_write;
+  object->stated = false;
+  object->writes.clear();
+  return {};
+}
+
+Status StagedTransaction::expect(std::string_view key, Class expected) {
+  std::lock_guard lock(state_->mutex);
+  STOKER_ASSIGN(StagedObject * object, own(key));
+  if (!object->exists) return no_object(key);
+  object->expected = expected;
+  object->stated = true;
   return {};
 }
 

@@ -16,6 +16,7 @@ class StagedTransaction final : public Transaction {
   Status resize(std::string_view key, uint64_t bytes, uint32_t chunk_bytes) override;
   Future<void> write(std::string_view key, uint64_t offset, Slice from, Priority priority) override;
   Status remove(std::string_view key) override;
+  Status expect(std::string_view key, Class expected) override;
   Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) override;
   Future<Version> commit(Durability durability) override;
 

@@ -65,7 +65,9 @@ void CodedStore::run() {
       }
     } else if (coded_.background && pace_.wait_ns() == 0) {
       // Who lacks a shard must not wait for it until nobody writes any more.
-      if (const auto stepped = repair_step(); !stepped) log().warn("{}", stepped.error().message());
+      const auto stepped = repair_step();
+      if (!stepped) log().warn("{}", stepped.error().message());
+      if (stepped && !*stepped) patrol_step();
     }
   }
   // Nobody waits for these any more who could still be told.
@@ -96,10 +98,17 @@ bool CodedStore::background_step() {
   if (const std::lock_guard lock(mutex_); refused_) return false;
   const auto repaired = repair_step();
   if (repaired && *repaired) return true;
-  const auto folded = fold_step(1);
+  const bool half_free = 2 * free_segments() >= shape_.segments;
+  const auto folded = fold_step(1, half_free);
   if (folded && *folded > 0) return true;
   if (!folded) log().warn("folding: {}", folded.error().message());
-  return false;
+  if (folded && !half_free && !since_image_.empty()) {
+    // What is folded still holds its segments until an image of the table makes it superfluous.
+    const Status written = checkpoint();
+    if (!written) log().warn("{}", written.error().message());
+    if (written) return true;
+  }
+  return patrol_step();
 }
 
 Future<void> CodedStore::add_job(std::function<Result<bool>()> step) {

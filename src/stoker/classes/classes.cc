@@ -1,4 +1,4 @@
-#include "stoker/curm/classes.h"
+#include "stoker/classes/classes.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,9 +6,9 @@
 #include <string>
 
 #include "stoker/base/check.h"
-#include "stoker/curm/class_tree.h"
+#include "stoker/classes/class_tree.h"
 
-namespace stoker::curm {
+namespace stoker {
 namespace {
 
 constexpr size_t kDepthMax = 6;
@@ -16,7 +16,7 @@ constexpr float kRolling = 0.998F;       // a judgement's weight after the next
 constexpr float kRewritesMuch = 0.25F;   // of the blocks an object writes: more makes it read-write
 constexpr uint64_t kBlock = 4096;
 
-Error bad(const std::string& what) { return make_error(Code::invalid_argument, "this is no class tree: " + what + "; make one with `stoker curm train`", "curm/classes"); }
+Error bad(const std::string& what) { return make_error(Code::invalid_argument, "this is no class tree: " + what + "; make one with `stoker curm train`", "classes"); }
 
 // What an object did in a window.
 Class truth(uint32_t reads, uint32_t blocks, uint32_t rewritten) {
@@ -82,40 +82,92 @@ ClassTree ClassTree::contrary() const {
 Class ClassTable::of(uint64_t id) const {
   const bool trusted = recent_right_ >= recent_majority_right_;
   const auto found = objects_.find(id);
-  return found == objects_.end() || !trusted ? Class::read_write : found->second.held;
+  if (found == objects_.end()) return Class::read_write;
+  return trusted || found->second.stated ? found->second.held : Class::read_write;
 }
 
-void ClassTable::see(uint64_t id, const Request& request) {
-  const auto [found, fresh] = objects_.try_emplace(id);
-  Object& object = found->second;
-  if (fresh) {
-    object.volume = request.object;
+std::optional<ClassTable::Known> ClassTable::known(uint64_t id) const {
+  const auto found = objects_.find(id);
+  if (found == objects_.end()) return {};
+  return Known{found->second.held, found->second.stated};
+}
+
+void ClassTable::set(uint64_t id, Known known) {
+  Object& object = objects_[id];
+  object.stated = known.stated;
+  object.said = known.held;
+  hold(object, known.held);
+}
+
+void ClassTable::forget(uint64_t id) {
+  const auto found = objects_.find(id);
+  if (found == objects_.end()) return;
+  if (found->second.seen) {
+    hold(found->second, Class::read_only);
+    --volumes_.at(found->second.volume).objects;
+  }
+  objects_.erase(found);
+  std::erase(touched_, id);
+}
+
+uint64_t ClassTable::memory_bytes() const {
+  uint64_t bytes = objects_.size() * (sizeof(Object) + 64);
+  for (const auto& [id, object] : objects_) bytes += object.written.size() * (kPageBlocks / 8 + 40);
+  return bytes;
+}
+
+void ClassTable::hold(Object& object, Class held) {
+  if (object.seen) {
+    Volume& volume = volumes_.at(object.volume);
+    volume.read_write += held == Class::read_write ? 1 : 0;
+    volume.read_write -= object.held == Class::read_write ? 1 : 0;
+  }
+  object.held = held;
+}
+
+void ClassTable::write(Object& object, const Access& access) {
+  std::bitset<kPageBlocks>* page = nullptr;
+  uint64_t page_at = 0;
+  for (uint64_t block = access.offset / kBlock; block * kBlock < access.offset + access.bytes; ++block) {
+    if (page == nullptr || block / kPageBlocks != page_at) {
+      page_at = block / kPageBlocks;
+      page = &object.written[page_at];
+    }
+    const bool again = page->test(block % kPageBlocks);
+    page->set(block % kPageBlocks);
+    object.blocks += again ? 0 : 1;
+    ++object.blocks_written;
+    ++object.window_blocks;
+    object.blocks_rewritten += again ? 1.F : 0.F;
+    object.window_rewritten += again ? 1 : 0;
+  }
+}
+
+void ClassTable::see(uint64_t id, const Access& access) {
+  Object& object = objects_[id];
+  if (!object.seen) {
+    object.seen = true;
+    object.volume = access.volume;
     object.last_window = window_;
-    Volume& volume = volumes_[request.object];
+    Volume& volume = volumes_[access.volume];
     ++volume.objects;
-    ++volume.read_write;
+    volume.read_write += object.held == Class::read_write ? 1 : 0;
   }
   if (object.window_reads == 0 && object.window_blocks == 0) touched_.push_back(id);
-  object.follows += request.offset == object.end ? 1.F : 0.F;
-  object.end = request.offset + request.bytes;
-  object.bytes += static_cast<float>(request.bytes);
-  if (!request.write) {
+  object.follows += access.offset == object.end ? 1.F : 0.F;
+  object.end = access.offset + access.bytes;
+  object.bytes += static_cast<float>(access.bytes);
+  if (!access.write) {
     ++object.reads;
     ++object.window_reads;
   } else {
     ++object.writes;
-    for (uint64_t block = request.offset / kBlock; block * kBlock < object.end; ++block) {
-      const bool again = !object.written.insert(block).second;
-      ++object.blocks_written;
-      ++object.window_blocks;
-      object.blocks_rewritten += again ? 1.F : 0.F;
-      object.window_rewritten += again ? 1 : 0;
-    }
+    write(object, access);
   }
   if (++seen_ % kWindow == 0) close_window();
 }
 
-Features ClassTable::features_of(const Object& object) const {
+ClassFeatures ClassTable::features_of(const Object& object) const {
   const float requests = object.reads + object.writes;
   const Volume& volume = volumes_.at(object.volume);
   return {object.reads / requests,
@@ -124,7 +176,7 @@ Features ClassTable::features_of(const Object& object) const {
           std::log2(1 + object.bytes / requests),
           object.follows / requests,
           static_cast<float>(std::min<uint64_t>(window_ - object.last_window, 1000)),
-          std::log2(1 + static_cast<float>(object.written.size())),
+          std::log2(1 + static_cast<float>(object.blocks)),
           static_cast<float>(volume.read_write) / static_cast<float>(volume.objects)};
 }
 
@@ -152,12 +204,7 @@ void ClassTable::close_window() {
     object.features = features_of(object);
     object.has_features = true;
     const Class says = tree_.classify(object.features);
-    if (says == object.said && says != object.held) {
-      Volume& volume = volumes_[object.volume];
-      volume.read_write += says == Class::read_write ? 1 : 0;
-      volume.read_write -= object.held == Class::read_write ? 1 : 0;
-      object.held = says;
-    }
+    if (says == object.said && says != object.held && !object.stated) hold(object, says);
     object.said = says;
     object.last_window = window_;
     object.window_reads = object.window_blocks = object.window_rewritten = 0;
@@ -167,4 +214,4 @@ void ClassTable::close_window() {
   ++window_;
 }
 
-}  // namespace stoker::curm
+}  // namespace stoker

@@ -7,21 +7,18 @@
 #pragma once
 
 #include <array>
-#include <bit>
+#include <bitset>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "stoker/base/result.h"
-#include "stoker/curm/trace.h"
+#include "stoker/classes/class.h"
 
-namespace stoker::curm {
-
-enum class Class : uint8_t { read_only, write_only, read_write };
-inline constexpr std::array<std::string_view, 3> kClasses = {"read_only", "write_only", "read_write"};
+namespace stoker {
 
 inline constexpr size_t kFeatures = 8;
 inline constexpr std::array<std::string_view, kFeatures> kFeatureNames = {
@@ -34,7 +31,7 @@ inline constexpr std::array<std::string_view, kFeatures> kFeatureNames = {
     "log_blocks",        // log2(1 + 4 KiB blocks ever written): its size as far as is known
     "rewriting_peers",   // share of its volume's objects that were read-write when last seen (the history of its folder)
 };
-using Features = std::array<float, kFeatures>;
+using ClassFeatures = std::array<float, kFeatures>;
 
 class ClassTree {
  public:
@@ -43,7 +40,7 @@ class ClassTree {
   // JSON as `stoker curm train` writes it; docs/curm.md tells its form.
   static Result<ClassTree> parse(std::string_view json);
 
-  Class classify(const Features& features) const {
+  Class classify(const ClassFeatures& features) const {
     size_t at = 0;
     while (nodes_[at].feature >= 0) at = features[static_cast<size_t>(nodes_[at].feature)] <= nodes_[at].threshold ? nodes_[at].left : nodes_[at].right;
     return nodes_[at].leaf;
@@ -61,14 +58,33 @@ class ClassTree {
   std::vector<Node> nodes_;  // the root first
 };
 
+// A request, as the classes see it.
+struct Access {
+  uint32_t volume = 0;  // or folder: what has a history of its own
+  bool write = false;
+  uint64_t offset = 0, bytes = 0;
+};
+
+// Not thread-safe.
 class ClassTable {
  public:
   static constexpr uint64_t kWindow = 1024;  // requests
   explicit ClassTable(const ClassTree& tree) : tree_(tree) {}  // which outlives it
 
-  void see(uint64_t object, const Request& request);
+  void see(uint64_t object, const Access& access);
   // Read-write where nothing is known.
   Class of(uint64_t object) const;
+
+  // What is known of an object beyond its counters: its class, stated by an interface that knows and changed by nothing else; or learnt.
+  struct Known {
+    Class held = Class::read_write;
+    bool stated = false;
+    bool operator==(const Known&) const = default;
+  };
+  std::optional<Known> known(uint64_t object) const;  // none: never touched
+  void set(uint64_t object, Known known);
+  void forget(uint64_t object);
+  uint64_t memory_bytes() const;
 
   struct Score {
     uint64_t judged = 0, right = 0, majority_right = 0;  // majority: always saying what was most frequent until then
@@ -77,17 +93,21 @@ class ClassTable {
   };
   const Score& score() const { return score_; }
   // Told of each object that was judged: what was known before the window, what it did in it. For training.
-  void on_sample(std::function<void(const Features&, Class)> sample) { sample_ = std::move(sample); }
+  void on_sample(std::function<void(const ClassFeatures&, Class)> sample) { sample_ = std::move(sample); }
 
  private:
+  static constexpr size_t kPageBlocks = 512;
   struct Object {
+    bool seen = false;  // and counted in its volume
+    bool stated = false;
     uint32_t volume = 0;
     float reads = 0, writes = 0, bytes = 0, blocks_written = 0, blocks_rewritten = 0, follows = 0;  // halved each window
     uint32_t window_reads = 0, window_blocks = 0, window_rewritten = 0;                             // of this window
     uint64_t end = 0, last_window = 0;
-    std::unordered_set<uint64_t> written;  // 4 KiB blocks
+    std::unordered_map<uint64_t, std::bitset<kPageBlocks>> written;  // 4 KiB blocks, by 2 MiB
+    uint64_t blocks = 0;                                              // of these
     bool has_features = false;
-    Features features{};
+    ClassFeatures features{};
     Class said = Class::read_write, held = Class::read_write;
   };
   struct Volume {
@@ -95,7 +115,9 @@ class ClassTable {
   };
   void close_window();
   void judge(Object& object);
-  Features features_of(const Object& object) const;
+  void write(Object& object, const Access& access);
+  void hold(Object& object, Class held);
+  ClassFeatures features_of(const Object& object) const;
 
   const ClassTree& tree_;
   std::unordered_map<uint64_t, Object> objects_;
@@ -104,7 +126,7 @@ class ClassTable {
   uint64_t window_ = 1, seen_ = 0;
   float recent_right_ = 0, recent_majority_right_ = 0;  // rolling
   Score score_;
-  std::function<void(const Features&, Class)> sample_;
+  std::function<void(const ClassFeatures&, Class)> sample_;
 };
 
-}  // namespace stoker::curm
+}  // namespace stoker

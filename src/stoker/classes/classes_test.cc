@@ -1,4 +1,4 @@
-#include "stoker/curm/classes.h"
+#include "stoker/classes/classes.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 
 #include "stoker/curm/generator.h"
 
-namespace stoker::curm {
+namespace stoker {
 namespace {
 
 using testing::HasSubstr;
@@ -16,8 +16,8 @@ constexpr std::string_view kByWrites = R"({"nodes": [
   {"feature": "log_writes", "threshold": 0.5, "left": 1, "right": 2}, {"class": "read_only"},
   {"feature": "rewrite_ratio", "threshold": 0.25, "left": 3, "right": 4}, {"class": "write_only"}, {"class": "read_write"}]})";
 
-Features features(float writes, float rewrites) {
-  Features all{};
+ClassFeatures features(float writes, float rewrites) {
+  ClassFeatures all{};
   all[1] = writes;
   all[2] = rewrites;
   return all;
@@ -37,9 +37,9 @@ TEST(ClassTree, TheOneThatShipsKnowsTheClasses) {
   EXPECT_EQ(ClassTree::shipped().classify({}), Class::read_only);  // never written
   std::array<int, 3> said{};
   ClassTable table(ClassTree::shipped());
-  table.on_sample([&](const Features& known, Class) { ++said[static_cast<size_t>(ClassTree::shipped().classify(known))]; });
-  const Trace trace = generate(*find_profile("vm"), 9, 30'000);
-  for (const Request& request : trace.requests) table.see(request.offset >> 20, request);
+  table.on_sample([&](const ClassFeatures& known, Class) { ++said[static_cast<size_t>(ClassTree::shipped().classify(known))]; });
+  const curm::Trace trace = curm::generate(*curm::find_profile("vm"), 9, 30'000);
+  for (const curm::Request& request : trace.requests) table.see(request.offset >> 20, curm::access_of(request));
   for (const int times : said) EXPECT_GT(times, 0);
 }
 
@@ -68,9 +68,9 @@ constexpr uint64_t kMiBytes = 1 << 20;
 void rewrite(ClassTable& table, uint64_t& fresh) {
   for (uint64_t i = 0; i < ClassTable::kWindow; ++i) {
     if (i % 2 == 0) {
-      table.see(1, {0, 0, true, 4096 * (i % 8), 4096});
+      table.see(1, {0, true, 4096 * (i % 8), 4096});
     } else {
-      table.see(2, {0, 0, true, kMiBytes + 4096 * fresh++, 4096});
+      table.see(2, {0, true, kMiBytes + 4096 * fresh++, 4096});
     }
   }
 }
@@ -97,7 +97,7 @@ TEST(ClassTable, DoesNotListenToATreeThatIsWorseThanTheMajority) {
   ClassTable table(*tree);
   uint64_t at = 0;
   for (int window = 0; window < 12; ++window) {  // everything is rewritten, always
-    for (uint64_t i = 0; i < ClassTable::kWindow; ++i, ++at) table.see(i % 4, {at, 0, true, 4096 * (i % 8), 4096});
+    for (uint64_t i = 0; i < ClassTable::kWindow; ++i, ++at) table.see(i % 4, {0, true, 4096 * (i % 8), 4096});
   }
   EXPECT_GT(table.score().distrusted, 5U);
   EXPECT_EQ(table.score().right, 0U);
@@ -106,11 +106,11 @@ TEST(ClassTable, DoesNotListenToATreeThatIsWorseThanTheMajority) {
 
 TEST(ClassTable, JudgesByWhatHappenedNext) {
   ClassTable table(ClassTree::shipped());
-  std::vector<std::pair<Features, Class>> samples;
-  table.on_sample([&](const Features& known, Class was) { samples.emplace_back(known, was); });
-  for (uint64_t i = 0; i < ClassTable::kWindow; ++i) table.see(7, {i, 0, true, 4096 * (i % 16), 4096});  // rewritten in the first window
+  std::vector<std::pair<ClassFeatures, Class>> samples;
+  table.on_sample([&](const ClassFeatures& known, Class was) { samples.emplace_back(known, was); });
+  for (uint64_t i = 0; i < ClassTable::kWindow; ++i) table.see(7, {0, true, 4096 * (i % 16), 4096});  // rewritten in the first window
   EXPECT_TRUE(samples.empty());
-  for (uint64_t i = 0; i < ClassTable::kWindow; ++i) table.see(7, {i, 0, false, 0, 8192});  // only read in the second
+  for (uint64_t i = 0; i < ClassTable::kWindow; ++i) table.see(7, {0, false, 0, 8192});  // only read in the second
   ASSERT_EQ(samples.size(), 1U);
   EXPECT_EQ(samples[0].second, Class::read_only);
   EXPECT_EQ(samples[0].first[0], 0.F);                        // no reads until then
@@ -120,5 +120,32 @@ TEST(ClassTable, JudgesByWhatHappenedNext) {
   EXPECT_NEAR(samples[0].first[6], std::log2(17.F), 1e-5);
 }
 
+// A stated class is not changed by what the object does; a learnt one goes on from where it was; a forgotten object begins anew.
+TEST(ClassTable, KeepsWhatIsStatedAndGoesOnFromWhatWasLearnt) {
+  const auto tree = ClassTree::parse(kByWrites);
+  ASSERT_TRUE(tree);
+  ClassTable table(*tree);
+  table.set(1, {Class::read_only, true});
+  table.set(2, {Class::write_only, false});
+  EXPECT_EQ(table.of(1), Class::read_only);
+  EXPECT_EQ(table.of(2), Class::write_only);
+  EXPECT_FALSE(table.known(3));
+  for (uint64_t window = 0; window < 4; ++window) {  // both are rewritten
+    for (uint64_t i = 0; i < ClassTable::kWindow; ++i) table.see(1 + i % 2, {0, true, 4096 * (i % 8), 4096});
+  }
+  EXPECT_EQ(table.of(1), Class::read_only);
+  EXPECT_EQ(table.of(2), Class::read_write);
+  EXPECT_EQ(table.known(1), (ClassTable::Known{Class::read_only, true}));
+  EXPECT_EQ(table.known(2), (ClassTable::Known{Class::read_write, false}));
+  EXPECT_GT(table.memory_bytes(), 0U);
+  table.see(2, {0, true, 0, 4096});  // touched in the window in which it is forgotten
+  table.forget(2);
+  table.forget(3);
+  EXPECT_FALSE(table.known(2));
+  for (uint64_t i = 0; i < ClassTable::kWindow; ++i) table.see(1, {0, true, 0, 4096});
+  EXPECT_FALSE(table.known(2));
+  EXPECT_EQ(table.of(2), Class::read_write);
+}
+
 }  // namespace
-}  // namespace stoker::curm
+}  // namespace stoker

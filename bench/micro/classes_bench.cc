@@ -4,16 +4,16 @@
 #include <random>
 #include <vector>
 
-#include "stoker/curm/classes.h"
+#include "stoker/classes/classes.h"
 
 namespace {
 
-using namespace stoker::curm;
+using namespace stoker;
 
 void classify(benchmark::State& state) {
   std::mt19937 random(1);
-  std::vector<Features> all(4096);
-  for (Features& features : all) {
+  std::vector<ClassFeatures> all(4096);
+  for (ClassFeatures& features : all) {
     for (float& feature : features) feature = static_cast<float>(random() % 1000) / 100;
   }
   const ClassTree& tree = ClassTree::shipped();

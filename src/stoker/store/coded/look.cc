@@ -1,0 +1,52 @@
+#include "stoker/store/coded/look.h"
+
+#include <algorithm>
+
+namespace stoker::coded {
+namespace {
+
+constexpr size_t kPieceBytes = kMiB;
+
+}  // namespace
+
+void LogContent::take(const FrameContent& frame) {
+  for (const Item& item : frame.items) {
+    if (const auto* val = std::get_if<ValItem>(&item)) {
+      auto [at, added] = vals.emplace(ValKey{val->stamp, val->stripe, val->chunk, val->first}, val->needs_commit);
+      at->second = at->second && val->needs_commit;  // settled once, and appended again since
+      newest = std::max(newest, val->stamp);
+    }
+    if (const auto* commit = std::get_if<CommitItem>(&item)) {
+      commits.insert(commit->stamp);
+      newest = std::max(newest, commit->stamp);
+    }
+  }
+}
+
+bool LogContent::holds(const Val& val) const {
+  const auto found = vals.find(key_of(val));
+  return found != vals.end() && (!found->second || commits.contains(val.stamp));
+}
+
+std::array<std::optional<Superblock>, 2> superblock_copies(Shards& shards, size_t shard) {
+  std::array<std::optional<Superblock>, 2> copies;
+  for (const size_t copy : {0, 1}) {
+    AlignedBytes block(kBlock);
+    ShardBatch batch(shards, Priority::scrub);
+    batch.read(shard, kSuperblockAt[copy], block.slice());
+    if (batch.run() != 0) continue;
+    if (auto found = decode_superblock(block.span())) copies[copy] = *found;
+  }
+  return copies;
+}
+
+size_t PiecewiseRead::step() {
+  const size_t piece = std::min(kPieceBytes, bytes_.size() - at_);
+  ShardBatch batch(shards_, Priority::scrub);
+  batch.read(shard_, offset_ + at_, bytes_.slice().sub(at_, piece));
+  readable_ = batch.run() == 0 && readable_;
+  at_ += piece;
+  return piece;
+}
+
+}  // namespace stoker::coded

@@ -1,0 +1,51 @@
+// Looking at what lies on a shard beside its slots: superblocks, table areas, logs. Nothing is written here. Scrub mends by it, fsck tells.
+#pragma once
+
+#include <array>
+#include <map>
+#include <set>
+#include <span>
+#include <string>
+#include <tuple>
+
+#include "stoker/store/coded/shards.h"
+
+namespace stoker::coded {
+
+using ValKey = std::tuple<Stamp, uint64_t, size_t, size_t>;  // stamp, stripe, chunk, first row
+inline ValKey key_of(const Val& val) { return {val.stamp, val.stripe, val.chunk, val.first}; }
+
+// What the intact frames of one shard's log say.
+struct LogContent {
+  std::map<ValKey, bool> vals;  // whether it needs its COMMIT
+  std::set<Stamp> commits;
+  Stamp newest = 0;             // of both
+
+  void take(const FrameContent& frame);
+  // The VAL is there, and so is its COMMIT if it needs that.
+  bool holds(const Val& val) const;
+};
+
+// Both copies of a shard's superblock as they are on the disk; none: damaged, or not readable.
+std::array<std::optional<Superblock>, 2> superblock_copies(Shards& shards, size_t shard);
+
+// An area of a shard, read in pieces: whoever wants the disk waits for one of them at most.
+class PiecewiseRead {
+ public:
+  PiecewiseRead(Shards& shards, size_t shard, uint64_t offset, size_t bytes) : shards_(shards), shard_(shard), offset_(offset), bytes_(bytes) {}
+  // One piece; how many bytes that were.
+  size_t step();
+  bool done() const { return at_ == bytes_.size(); }
+  bool readable() const { return readable_; }  // all of it
+  std::span<const std::byte> bytes() const { return bytes_.span(); }
+
+ private:
+  Shards& shards_;
+  const size_t shard_;
+  const uint64_t offset_;
+  AlignedBytes bytes_;
+  size_t at_ = 0;
+  bool readable_ = true;
+};
+
+}  // namespace stoker::coded
