@@ -191,9 +191,9 @@ class Steps:
 
     def start(self, unit: Unit, segments: list[Segment], along: list[Unit], distance: int) -> Update:
         """An update that the decided step owes. `along`: units of its block that are owed theirs now, too."""
-        return self._start(unit, segments, self.decided, along, {update.unit for update in self.late.updates}, distance)
+        return self._start(unit, segments, self.decided, along, {update.unit for update in self.late.updates}, distance, hashes=False)
 
-    def _start(self, unit: Unit, segments: list[Segment], txn: Any, along: list[Unit], begun: Iterable[Unit], distance: int) -> Update:
+    def _start(self, unit: Unit, segments: list[Segment], txn: Any, along: list[Unit], begun: Iterable[Unit], distance: int, hashes: bool = True) -> Update:
         staged = self._staged(unit.block, along, begun, distance)
         weights, address = self.pager.old_weights(unit, staged)
         job = self.planes.session.update(
@@ -202,7 +202,7 @@ class Steps:
             address,
             staged.address + unit.slot_offset if staged else 0,
             txn,
-            hashes=True,
+            hashes=hashes,
         )
         return Update(unit, segments, job, weights, staged)
 
