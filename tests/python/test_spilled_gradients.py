@@ -115,6 +115,14 @@ def _assigned(model):
     for param in model.parameters():
         param.grad *= 3
         param.grad = param.grad / 7
+        param.grad.data = torch.full_like(param.grad, 0.25) - param.grad
+
+
+def _data(model):
+    for i, param in enumerate(model.parameters()):
+        param.grad.data /= 3
+        if i % 2:
+            param.grad.data = torch.full_like(param.grad, 0.25) - param.grad
 
 
 def _each_other(model):
@@ -187,6 +195,7 @@ CHANGES = {
     "views": _through_views,
     "out": _out,
     "assigned": _assigned,
+    "data": _data,
     "each other": _each_other,
     "indexed": _indexed,
 }
@@ -301,6 +310,8 @@ def test_what_cannot_be_is_a_sentence(pair):
     for wrong in (grad.t_, lambda: grad.resize_(3), lambda: grad.set_(torch.zeros(3, dtype=grad.dtype))):
         with pytest.raises((errors.Unsupported, RuntimeError)):
             wrong()
+    with pytest.raises(errors.Unsupported, match="keeps its shape"):
+        grad.data = torch.zeros(3, dtype=grad.dtype)
     array = grad.view(torch.int16).numpy()
     with pytest.raises(ValueError):
         array[0, 0] = 1

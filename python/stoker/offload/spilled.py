@@ -78,6 +78,20 @@ class SpilledGradient(torch.Tensor):
     def tolist(self) -> Any:
         return self.clone().tolist()
 
+    @property
+    def data(self) -> torch.Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        """`p.grad.data /= n` ends here with what it began with. Anything else is copied: the memory that an ordinary tensor would share is not the disk's."""
+        if isinstance(value, SpilledGradient) and value.region is self.region and self.geometry() == value.geometry():
+            return
+        if value.shape != self.shape or value.dtype != self.dtype:
+            raise Unsupported(f"the spilled gradient of {self.region.param.name} keeps its shape and type; assign a new tensor to .grad, or give a larger dram")
+        with torch.no_grad():
+            self.copy_(value)
+
     def data_ptr(self) -> int:
         raise self._no_address()
 
@@ -100,6 +114,9 @@ class SpilledGradient(torch.Tensor):
         return self.clone().__reduce_ex__(protocol)
 
     # -- geometry
+
+    def geometry(self) -> tuple:
+        return self.dtype, self.size(), self.stride(), self.storage_offset()
 
     def over(self, storage: torch.UntypedStorage, device: str = "cpu") -> torch.Tensor:
         """The ordinary tensor that this one would be over that storage."""
@@ -178,7 +195,7 @@ def _whole(func: Any, args: tuple, kwargs: dict, given: list[SpilledGradient]) -
         out = func(*use(args), **use(kwargs))
     for each in changed:
         now = real[id(each)]
-        if (now.size(), now.stride(), now.storage_offset()) != (each.size(), each.stride(), each.storage_offset()) or now.untyped_storage()._cdata != storages[each.region.home]._cdata:
+        if (now.dtype, now.size(), now.stride(), now.storage_offset()) != each.geometry() or now.untyped_storage()._cdata != storages[each.region.home]._cdata:
             raise Unsupported(f"{func} would give the spilled gradient of {each.region.param.name} another shape or storage; assign a new tensor to .grad, or give a larger dram")
     return tree_map(lambda value: _outward(value, given, real, storages), out)
 

@@ -141,7 +141,7 @@ class SpillingGradients(Gradients):
     def mark(self, grad: torch.Tensor) -> tuple | None:
         if not isinstance(grad, SpilledGradient):
             return None
-        return grad.region.number, grad.region.writes, grad.dtype, grad.stride(), grad.storage_offset()
+        return grad.region.number, grad.region.writes, *grad.geometry()
 
     def read_by(self, unit: Unit, job: Any) -> None:
         home = self._homes.get(unit)
