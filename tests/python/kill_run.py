@@ -1,4 +1,4 @@
-"""A training run for the kill tests: `python kill_run.py STORE STEPS POLICY MOMENTS` trains (or goes on) and prints a digest at the end."""
+"""A training run for the kill tests: `python kill_run.py STORE STEPS POLICY MOMENTS [DRAM]` trains (or goes on) and prints a digest at the end."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Position:
         self.next = state["next"]
 
 
-def main(store: str, steps: int, policy: str, moments: str) -> None:
+def main(store: str, steps: int, policy: str, moments: str, dram: str = "7MiB") -> None:
     torch.manual_seed(0)
     random.seed(0)
     model = Tiny().to(torch.bfloat16)
     opt = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
-    model, opt = stoker.offload(model, opt, store=store, dram="7MiB", policy=policy, resume="auto", moments=moments)
+    model, opt = stoker.offload(model, opt, store=store, dram=dram, policy=policy, resume="auto", moments=moments)
     scheduler = torch.optim.lr_scheduler.LambdaLR(opt, lambda s: 1.0 / (1 + 0.05 * s))
     position = Position()
     opt.attach(scheduler=scheduler, position=position)

@@ -1,4 +1,4 @@
-"""One process of the memory test: `memory_run.py control|offloaded STORE DRAM` prints base, peak and activation bytes as JSON.
+"""One process of the memory test: `memory_run.py control|offloaded STORE DRAM` prints base, peak and activation bytes (and of gradients, those spilled) as JSON.
 
 Memory = RssAnon + RssShmem + HugetlbPages of this process, sampled every 5 ms.
 """
@@ -75,7 +75,8 @@ def main(mode: str, store: str, dram: str) -> None:
         opt.zero_grad()
     opt.flush()
     peak = sampler.stop()
-    print(json.dumps({"base": base, "peak": peak, "pools": opt.ledger.last["dram_bytes_peak"], "state": opt.plan()["state_bytes"]}))
+    plan = opt.plan()
+    print(json.dumps({"base": base, "peak": peak, "pools": opt.ledger.last["dram_bytes_peak"], "state": plan["state_bytes"], "spilled": plan.get("spilled_gradients", {}).get("bytes", 0), "gradients": plan["classes"]["gradients"]}))
     opt.close()
 
 

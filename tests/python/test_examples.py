@@ -70,6 +70,14 @@ def test_lora(trained, tmp_path):
             assert not torch.allclose(adapted(tokens).logits, there, atol=1e-4)
 
 
+def test_gradients(tmp_path):
+    text = run("gradients.py", tmp_path)
+    fits, spills = ([int(number) for number in found] for found in re.findall(r": (\d+) of (\d+) bytes of gradients are spilled; a step wrote (\d+) of them and read (\d+)", text))
+    assert fits[0] == fits[2] == fits[3] == 0 and spills[1] == fits[1]
+    assert spills[0] > spills[1] // 2 and spills[2] >= 2 * spills[0] and spills[3] >= 2 * spills[0]
+    assert "the same losses" in text
+
+
 def test_activations(tmp_path):
     text = run("activations.py", tmp_path, "--layers", 3, "--steps", 4, "--dram", "48MiB")
     kept = {mode: (int(left), int(written)) for mode, left, written in re.findall(r"^(\w+): (\d) of 3 layers' activations in memory, (\d+) bytes written", text, re.M)}

@@ -15,6 +15,8 @@ import reference
 import stoker
 from models import Tiny, batch, loss_of
 from stoker.offload.pager import Pager
+from stoker.offload.planes import Planes
+from stoker.offload.window import Window
 
 STEPS = 200
 SMALL = "7MiB"
@@ -43,6 +45,23 @@ def poison(monkeypatch):
 
     monkeypatch.setattr(Pager, "evict", evict_and_poison)
     monkeypatch.setattr(Pager, "take", take_and_poison)
+    vacate = Window._vacate
+
+    def vacate_and_poison(self, place):
+        size = place.home.size
+        vacate(self, place)
+        if isinstance(place.owner, torch.Tensor):
+            ctypes.memset(place.address, 0xFF, size)
+
+    monkeypatch.setattr(Window, "_vacate", vacate_and_poison)
+
+
+@pytest.fixture
+def spilled(monkeypatch):
+    """As many gradients as can be go to the disk, whatever the memory."""
+    planes = sys.modules[Planes.__module__]
+    choose = planes.choose
+    monkeypatch.setattr(planes, "choose", lambda blocks, room: choose(blocks, 0))
 
 
 def make(dtype, optimizer=torch.optim.AdamW, frozen=False, groups=False, **kwargs):
@@ -164,6 +183,18 @@ LONG = ("own_clip", "torch_clip", "infs", "accumulate", "autocast")  # all steps
 @pytest.mark.parametrize("case", CASES)
 def test_bit_equal(tmp_path, case, policy):
     bit_equal(f"{tmp_path}/s", case, policy, STEPS if case in LONG and policy in ("sync", "speculate") else STEPS // 8)
+
+
+@pytest.mark.parametrize(("case", "policy"), [*((case, "speculate") for case in CASES), *((case, policy) for case in ("torch_clip", "infs", "tied") for policy in ("sync", "lazy"))])
+def test_bit_equal_with_spilled_gradients(tmp_path, spilled, case, policy):
+    bit_equal(f"{tmp_path}/s", case, policy, STEPS // 8)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("policy", ["sync", "speculate", "auto", "lazy"])
+@pytest.mark.parametrize("case", CASES)
+def test_bit_equal_with_spilled_gradients_for_long(tmp_path, spilled, case, policy):
+    bit_equal(f"{tmp_path}/s", case, policy, STEPS)
 
 
 @pytest.mark.soak

@@ -23,10 +23,14 @@ import stoker
 from kill_run import Position as Loader
 from models import Skips, Tiny, batch, loss_of
 from stoker import errors
+from stoker.offload.blocks import partition
 from stoker.offload.gradients import Gradients
+from stoker.offload.optimizer import algorithm_of
+from stoker.offload.planes import smallest_mib
 
 DRAM = "8MiB"
 TIGHT = "tight"  # the smallest budget that works, so that weights are paged
+SNUG = "snug"  # the smallest in which all gradients stay in memory
 
 
 def tiny(dtype=torch.float32, **kwargs) -> Tiny:
@@ -53,6 +57,8 @@ def offload(tmp_path):
         opt = opt if opt is not None else adamw(model)
         if options["dram"] == TIGHT:
             options["dram"] = smallest(model, opt, **options)
+        if options["dram"] == SNUG:
+            options["dram"] = f"{smallest_mib(partition(model, model.parameters()), algorithm_of(opt), 1 << 17, spills=False)}MiB"
         model, opt = stoker.offload(model, opt, **options)
         opened.append(opt)
         return model, opt
@@ -549,7 +555,7 @@ def test_gradient_memory_is_lent_during_forward(offload, monkeypatch, between):
         assert all(torch.equal(view, copied) for view, copied in held)
         return seen
 
-    _, opt, _ = both(offload, lambda: tiny(torch.bfloat16, width=256), loop, dram=TIGHT)
+    _, opt, _ = both(offload, lambda: tiny(torch.bfloat16, width=256), loop, dram=SNUG)
     assert lent
     assert opt._session.planes.session.counters()["tiles_prefetched"] > 0
 
@@ -560,7 +566,7 @@ def test_an_interrupt_while_memory_is_lent(offload, monkeypatch, after):
     make = lambda: tiny(torch.bfloat16, width=256, layers=6)
     control = make()
     expected = reference.ReferenceOptimizer(adamw(control))
-    model, opt = offload(make(), dram=TIGHT)
+    model, opt = offload(make(), dram=SNUG)
     gradients = opt._session.gradients
     core = gradients._session
 

@@ -15,8 +15,8 @@ import pytest
 HERE = os.path.dirname(__file__)
 
 
-def start(store: str, steps: int, policy: str, moments: str) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, os.path.join(HERE, "kill_run.py"), store, str(steps), policy, moments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE)
+def start(store: str, steps: int, policy: str, moments: str, dram: str = "7MiB") -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, os.path.join(HERE, "kill_run.py"), store, str(steps), policy, moments, dram], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE)
 
 
 def finish(process: subprocess.Popen) -> tuple[dict[int, str], str, int]:
@@ -29,10 +29,14 @@ def finish(process: subprocess.Popen) -> tuple[dict[int, str], str, int]:
 
 
 @pytest.mark.parametrize(
-    ("policy", "moments", "steps", "kills"),
-    [("speculate", "exact", 160, 20), ("sync", "exact", 160, 5), ("lazy", "exact", 80, 8), ("speculate", "bf16", 40, 3), ("speculate", "8bit", 40, 3)],
+    ("policy", "moments", "steps", "kills", "dram"),
+    [
+        *(("speculate", "exact", 160, 20, "7MiB"), ("sync", "exact", 160, 5, "7MiB"), ("lazy", "exact", 80, 8, "7MiB")),
+        *(("speculate", "bf16", 40, 3, "7MiB"), ("speculate", "8bit", 40, 3, "7MiB")),
+        *(("speculate", "exact", 40, 4, "5MiB"), ("lazy", "exact", 40, 4, "5MiB")),  # with spilled gradients
+    ],
 )
-def test_killed_runs_end_like_the_uninterrupted_one(tmp_path, policy, moments, steps, kills):
+def test_killed_runs_end_like_the_uninterrupted_one(tmp_path, policy, moments, steps, kills, dram):
     losses, digest, _ = finish(start(f"{tmp_path}/whole", steps, policy, moments))
     assert len(losses) == steps and digest
     seed = random.randrange(1 << 30)
@@ -41,7 +45,7 @@ def test_killed_runs_end_like_the_uninterrupted_one(tmp_path, policy, moments, s
     seen: dict[int, str] = {}
     reached, killed = 0, 0
     while True:
-        process = start(f"{tmp_path}/killed", steps, policy, moments)
+        process = start(f"{tmp_path}/killed", steps, policy, moments, dram)
         if killed < kills:
             # wait until it trains, then kill it some steps on, at a random moment of a step
             target = reached + rng.randrange(1, max(2, (steps - reached) // (kills - killed) * 2))

@@ -266,8 +266,8 @@ def test_the_smallest_budgets_do(tmp_path, monkeypatch, policy, above):
     disk that is never done before somebody waits for it."""
     start = Steps._start
 
-    def slowly(self, *args):
-        update = start(self, *args)
+    def slowly(self, *args, **named):
+        update = start(self, *args, **named)
         update.job = _Slow(update.job)
         return update
 

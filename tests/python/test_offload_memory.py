@@ -19,17 +19,24 @@ MIB = 1 << 20
 DRAM = 128 * MIB
 
 
-def run(mode: str, store: str) -> dict:
-    done = subprocess.run([sys.executable, os.path.join(HERE, "memory_run.py"), mode, store, str(DRAM)], capture_output=True, text=True, cwd=HERE, timeout=300)
+def run(mode: str, store: str, dram: int = DRAM) -> dict:
+    done = subprocess.run([sys.executable, os.path.join(HERE, "memory_run.py"), mode, store, str(dram)], capture_output=True, text=True, cwd=HERE, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
 
-def test_a_process_stays_under_its_cap(tmp_path):
-    control, ours = run("control", ""), run("offloaded", f"{tmp_path}/s")
-    assert ours["state"] > 3 * DRAM
-    assert ours["pools"] <= DRAM
-    allowed = ours["base"] + DRAM + control["activations"] + 32 * MIB
+@pytest.fixture(scope="module")
+def control() -> dict:
+    return run("control", "")
+
+
+@pytest.mark.parametrize("dram", [DRAM, DRAM // 2], ids=["gradients that fit", "gradients that do not"])
+def test_a_process_stays_under_its_cap(tmp_path, control, dram):
+    ours = run("offloaded", f"{tmp_path}/s", dram)
+    assert ours["state"] > 3 * dram
+    assert (ours["gradients"] > dram) == (dram < DRAM) == (ours["spilled"] > 0)
+    assert ours["pools"] <= dram
+    allowed = ours["base"] + dram + control["activations"] + 32 * MIB
     print({name: f"{value / MIB:.0f} MiB" for name, value in {**ours, **control, "allowed": allowed}.items()})
     assert ours["peak"] <= allowed
 

@@ -106,7 +106,8 @@ def test_the_text_says_all_of_it(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["1B", "--dram", "1GiB", *DISK], "MiB is the least that works"),
+        (["1B", "--dram", "64MiB", *DISK], "MiB is the least that works"),
+        (["1B", "--dram", "1GiB", "--gpu", "24GiB", *DISK], "the gradients of a step alone take"),
         (["1B", "--dram", "8GiB", "--gpu", "200MiB", *DISK], "do not hold the blocks at work"),
         (["1B", "--dram", "8GiB", "--gpu", "2GiB", "--tokens", "65536", *DISK], "micro-batches of"),
     ],

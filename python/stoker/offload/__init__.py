@@ -48,7 +48,8 @@ def offload(
     model: any nn.Module whose trained weights are bfloat16 (an exact float32 master is kept) or float32.
     optimizer: torch.optim.AdamW, Adam or SGD over parameters of `model`. Schedulers made from it, or from the returned one, both work.
     store: a directory (or several, comma-separated: one a disk); made if missing.
-    dram: hard cap in bytes, or "20GiB", on weights, gradients, optimizer state, staging and the store's map in memory.
+    dram: hard cap in bytes, or "20GiB", on weights, gradients, optimizer state, staging and the store's map in memory. Gradients that find no room
+    in it go to scratch files in `store`, and p.grad is a tensor that fetches them (docs/gradients.md).
     policy: when updates run; all give the same bits. accumulate: backwards a step, if known (else learned).
     weights: a folder of safetensors files (or one file) with the initial weights, for a model on the meta device.
     resume: True continues the run in the store; "auto" does so if there is one. False on a store that holds a run is an error.
@@ -91,9 +92,9 @@ def offload(
         _check_shared(policy, snapshots, device, device_memory, weights, activations)
         link = link or HostLink()
         place, room = agreement.ranks.place, store_capacity(blocks, algorithm, 1)  # for the step that all ranks have
-        runtime = agreement.ranks.guard("open", lambda: open_runtime(place(os.fspath(store)), parse_bytes("dram", dram), room, blocks, algorithm))
+        runtime = agreement.ranks.guard("open", lambda: open_runtime(place(os.fspath(store)), parse_bytes("dram", dram), room, blocks, algorithm, spills=False))
     else:
-        runtime = built.runtime if built else open_runtime(os.fspath(store), parse_bytes("dram", dram), store_capacity(blocks, algorithm, snapshots), blocks, algorithm)
+        runtime = built.runtime if built else open_runtime(os.fspath(store), parse_bytes("dram", dram), store_capacity(blocks, algorithm, snapshots), blocks, algorithm, spills=link is None)
     if built:
         built.page_all()
     session: Session | None = None

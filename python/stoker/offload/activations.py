@@ -101,11 +101,12 @@ class Saved:
         self._gone.append((self.entry, self.used_in))
 
 
-def arena_bytes(mode: str, runtime: Runtime, blocks: list[Block], algorithm: Algorithm) -> int:
+def arena_bytes(mode: str, runtime: Runtime, blocks: list[Block], algorithm: Algorithm, spills: bool) -> int:
     """The arena's part of the budget: half of it for "dram", else an eighth, as much as weights, gradients and state can spare."""
     dram = runtime.dram_bytes
     whole = arena_bytes_for(dram, runtime.core.budget_used)
-    spare = whole - divide(blocks, algorithm, whole, tile_elements_for(dram, algorithm)).smallest
+    layout = divide(blocks, algorithm, whole, tile_elements_for(dram, algorithm), spills)
+    spare = whole - (layout.smallest if layout.spilled else layout.needed)  # no gradients are spilled for it that would not be anyhow
     return max(0, min(dram // (2 if mode == "dram" else 8), spare - 2 * MIB)) // (2 * MIB) * (2 * MIB)
 
 
@@ -117,7 +118,7 @@ class Activations:
         """None where nothing leaves memory."""
         if mode in ("keep", "recompute"):
             return None
-        size = arena_bytes(mode, runtime, blocks, algorithm)
+        size = arena_bytes(mode, runtime, blocks, algorithm, link is None)
         clean(runtime.directories)
         device = torch.device("cpu") if link is None else link.device
         return Activations(mode, form, runtime.core.arena(size) if size else None, Scratch(runtime.core, runtime.directories), device, link)

@@ -11,19 +11,19 @@ from stoker.offload.blocks import Block
 from stoker.offload.planes import Algorithm, Runtime, smallest_mib
 
 
-def open_runtime(store: str, dram_bytes: int, capacity_bytes: int, blocks: list[Block], algorithm: Algorithm) -> Runtime:
+def open_runtime(store: str, dram_bytes: int, capacity_bytes: int, blocks: list[Block], algorithm: Algorithm, spills: bool = True) -> Runtime:
     """The Runtime over `store`, which is made if missing. OverBudget as told above."""
-    with naming_the_smallest(store, dram_bytes, blocks, algorithm):
+    with naming_the_smallest(store, dram_bytes, blocks, algorithm, spills):
         return Runtime(store, dram_bytes, capacity_bytes)
 
 
 @contextlib.contextmanager
-def naming_the_smallest(store: str, dram_bytes: int, blocks: list[Block], algorithm: Algorithm) -> Iterator[None]:
+def naming_the_smallest(store: str, dram_bytes: int, blocks: list[Block], algorithm: Algorithm, spills: bool = True) -> Iterator[None]:
     """An OverBudget from inside becomes one that names the smallest budget that works for `blocks`."""
     try:
         yield
     except OverBudget as error:
-        smallest = smallest_mib(blocks, algorithm, _map_bytes(store))
+        smallest = smallest_mib(blocks, algorithm, _map_bytes(store), spills)
         raise OverBudget(
             f"the memory budget of {_core.human_bytes(dram_bytes)} is too small for this model ({str(error).removesuffix('; give a larger budget')}); "
             f'the smallest budget that works is dram="{smallest}MiB"'

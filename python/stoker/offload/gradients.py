@@ -7,13 +7,15 @@ backward before step(). That is only a forecast: step() compares hashes, so a wr
 During forward no gradient exists yet: their memory is lent to optimizer state that is read ahead, and comes back before the
 first gradient is laid there.
 
-On another device (device.py) p.grad stays where torch put it, and the same memory takes the copies that updates consume.
+On another device (device.py) p.grad stays where torch put it, and the same memory takes the copies that updates consume. Where memory cannot hold
+the gradients of all units, some of them are spilled to the disk (spilling.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 
@@ -22,7 +24,7 @@ from stoker.offload.ledger import Waits
 
 if TYPE_CHECKING:
     from stoker.offload.planes import Planes
-    from stoker.offload.steps import Update
+    from stoker.offload.steps import Segment, Update
 
 
 class Gradients:
@@ -32,6 +34,7 @@ class Gradients:
         self.on_final = on_final
         self._session = planes.session
         self.waiting = Waits()  # the session's own, once it has one
+        self.lock: Any = contextlib.nullcontext()  # likewise
         self.accumulate: int | None = None  # declared number of backwards a step
         self.more_follows = False  # inside `with opt.accumulating()`
         self.sync: Callable[[], bool] | None = None  # whoever drives the loop says whether the backward under way is the step's last
@@ -48,7 +51,14 @@ class Gradients:
         self._handles = []
         for block in blocks:
             for unit in block.updated_units:
+                self._watch(unit)
                 self._reserve(unit, planes.arena)
+
+    def _watch(self, unit: Unit) -> None:
+        for param in unit.params:
+            self._expected[param] = 1
+            hook = lambda tensor, param=param: self._accumulated(param)
+            self._handles.append(param.tensor.register_post_accumulate_grad_hook(hook))
 
     def _reserve(self, unit: Unit, arena) -> None:
         buffer = arena.take(unit.weight_bytes)
@@ -58,9 +68,6 @@ class Gradients:
         for param in unit.params:
             view = torch.empty(0, dtype=unit.dtype, device="cpu").set_(whole.untyped_storage(), param.offset, param.size, param.stride)
             self._views[param] = view
-            self._expected[param] = 1
-            hook = lambda tensor, param=param: self._accumulated(param)
-            self._handles.append(param.tensor.register_post_accumulate_grad_hook(hook))
         del whole, view
         self._alone[unit] = self._storage_uses(unit)
 
@@ -101,7 +108,7 @@ class Gradients:
     def _accumulated(self, param: Param) -> None:
         self._adopt(param)
         fired = self._fired[param] = self._fired.get(param, 0) + 1
-        if fired != self._expected[param] or not self.last_call:
+        if fired != self._expected[param]:
             return
         unit = param.unit
         left = self._waiting.get(unit)
@@ -109,7 +116,12 @@ class Gradients:
             left = sum(1 for each in unit.params if self._expected[each] > 0)
         self._waiting[unit] = left - 1
         if left == 1:
-            self.on_final(unit)
+            if self.last_call:
+                self.on_final(unit)
+            self._backward_done(unit)
+
+    def _backward_done(self, unit: Unit) -> None:
+        """Nothing more is expected for the unit in this backward."""
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
@@ -135,7 +147,7 @@ class Gradients:
         """Lends the memory of gradients that do not exist now. `order`: units as they become final. What becomes final first
         keeps its memory: it is wanted before the state in it could be consumed, of which there is five times as much."""
         left = self.bytes * 2 // 3
-        for unit in reversed(order):
+        for unit in reversed([unit for unit in order if unit in self._memory]):
             address, size = self._memory[unit]
             left -= size
             if left < 0:
@@ -158,9 +170,6 @@ class Gradients:
             self._session.recall(*self._memory[unit])
         self._lent.remove(unit)
 
-    def is_ours(self, param: Param) -> bool:
-        return param.tensor.grad is self._views[param]
-
     # -- what updates consume ----------------------------------------------------------------------------------------
 
     in_flight = 0  # units whose gradients may be on their way (`land`) while those before them are consumed
@@ -173,6 +182,30 @@ class Gradients:
         """The parameter's gradient, landed, in the plane's memory order and dtype; a copy only where torch's differs."""
         grad = param.tensor.grad
         return None if grad is None else in_plane_order(grad, param)
+
+    # -- spilling.py: gradients that are in memory only while they are consumed
+
+    def spills(self, unit: Unit) -> bool:
+        return False
+
+    def kept(self, param: Param) -> torch.Tensor | None:
+        """For an update that comes later: what keeps the gradient's bytes until then, wherever they are."""
+        return self.laid_out(param)
+
+    def landed(self, unit: Unit, segments: list[Segment]) -> list[Segment]:
+        """Segments with what kept() gave, as an update consumes them now."""
+        return segments
+
+    def mark(self, grad: torch.Tensor) -> tuple | None:
+        """Tells the gradient's bytes from any that it had or will have; None where only the bytes can tell."""
+        return None
+
+    def read_by(self, unit: Unit, job: Any) -> None:
+        """An update that has begun reads the unit's gradients until it is computed."""
+
+    def moved(self) -> tuple[int, int]:
+        """Bytes of gradients read from the disk, and written to it."""
+        return 0, 0
 
 
 def in_plane_order(grad: torch.Tensor, param: Param) -> torch.Tensor:

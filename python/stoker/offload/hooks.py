@@ -24,6 +24,7 @@ from stoker.offload.blocks import Block, Param, repeated_layers
 from stoker.offload.compiled import CUT, Around, compiled, in_place, refuse_cuda_graphs_of_callers
 from stoker.offload.pager import Pager
 from stoker.offload.saved import Kept
+from stoker.offload.spilled import SpilledGradient
 
 _VIEWS = ("TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "ToCopyBackward0")
 _autograd = torch._C._autograd
@@ -198,7 +199,7 @@ class Hooks:
     # -- saved tensors -----------------------------------------------------------------------------------------------
 
     def _saved_weight(self, tensor: torch.Tensor) -> SavedWeight | None:
-        if tensor.layout != torch.strided or tensor.numel() == 0:
+        if tensor.layout != torch.strided or tensor.numel() == 0 or isinstance(tensor, SpilledGradient):
             return None
         known = self.pager.by_address.get(tensor.untyped_storage().data_ptr())
         if known is not None:

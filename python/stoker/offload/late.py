@@ -23,8 +23,8 @@ class Late:
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
-        self._owed: dict[Unit, tuple[list[Segment], list[bytes]]] = {}  # in the order of use; the gradients' hashes at step()
-        self._under_way: dict[Unit, tuple[Update, list[bytes]]] = {}
+        self._owed: dict[Unit, tuple[list[Segment], tuple]] = {}  # in the order of use; what tells the gradients' bytes at step()
+        self._under_way: dict[Unit, tuple[Update, list[Segment], tuple]] = {}
         self.records: dict[str, bytes] | None = None  # of the closed step: it commits when nothing is owed any more
 
     def __bool__(self) -> bool:
@@ -41,11 +41,11 @@ class Late:
 
     @property
     def updates(self) -> list[Update]:
-        return [update for update, _ in self._under_way.values()]
+        return [update for update, *_ in self._under_way.values()]
 
     def take(self, unit: Unit, segments: list[Segment]) -> None:
         """The unit's update is owed from here on. Its gradients must keep their bytes until then, which is checked."""
-        self._owed[unit] = segments, self._steps.hashes(segments)
+        self._owed[unit] = segments, self._steps.bytes_of(segments)
 
     def owes(self, block: Block) -> bool:
         return any(unit in self._owed or unit in self._under_way for unit in block.updated_units)
@@ -57,8 +57,8 @@ class Late:
         owed = [unit for unit in block.updated_units if unit in self._owed]
         try:
             for unit in owed:
-                segments, hashes = self._owed[unit]
-                self._under_way[unit] = self._steps.start(unit, segments, owed, distance), hashes
+                segments, known = self._owed[unit]
+                self._under_way[unit] = self._steps.start(unit, segments, owed, distance), segments, known
                 del self._owed[unit]
         except BaseException:  # Ctrl-C as well: whether the update was started is not known then
             self._steps.lose()
@@ -78,9 +78,9 @@ class Late:
         units = [unit for unit in block.updated_units if unit in self._under_way]
         try:
             for unit in units:
-                update, hashes = self._under_way[unit]
+                update, segments, known = self._under_way[unit]
                 self._steps.timed("state", update.wait_computed)
-                if self._steps.hashes(update.segments) != hashes:  # now, behind the last read: then they were right throughout
+                if self._steps.bytes_of(segments) != known:  # now, behind the last read: then they were right throughout
                     raise StokerError(
                         f"gradients of {block.name} were changed between opt.step() and the update that policy lazy makes of them in the next forward, so that step "
                         "is lost and the one before it stands; clear gradients with opt.zero_grad(), or use another policy"

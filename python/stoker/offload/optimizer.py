@@ -215,11 +215,13 @@ def hyper(group: dict[str, Any], algorithm: Algorithm, step: int) -> dict[str, A
 
 def clip(session: Session, params: list[Param], max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
     grads = [param.tensor.grad for param in params if param.tensor.grad is not None]
-    for unit in dict.fromkeys(param.unit for param in params):
+    units = list(dict.fromkeys(param.unit for param in params))
+    for unit in units:
         session.gradients.land(unit)
-    landed = [grad for param in params if (grad := session.gradients.laid_out(param)) is not None]
-    core = session.planes.session
-    squares = core.sum_of_squares([(g.data_ptr(), g.numel(), _DTYPE[g.dtype]) for g in landed])
+    core, squares = session.planes.session, []
+    for unit in units:  # one at a time: of spilled gradients no more may be in memory
+        landed = [grad for param in unit.params if (grad := session.gradients.laid_out(param)) is not None]
+        squares += core.sum_of_squares([(g.data_ptr(), g.numel(), _DTYPE[g.dtype]) for g in landed])
     if session.agreement is not None:
         squares = session.agreement.ranks.numbers("opt.clip_grad_norm_()", math.fsum(squares))
     norm = math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else float("nan") if any(map(math.isnan, squares)) else float("inf")

@@ -12,6 +12,7 @@ from stoker import _core
 from stoker.errors import InvalidArgument, OverBudget
 from stoker.offload.blocks import Block, Unit
 from stoker.offload.moments import EXACT, Moments
+from stoker.offload.window import choose, least, memory
 
 MIB = 1 << 20
 TILES_MIN = 2
@@ -70,28 +71,42 @@ def store_capacity(blocks: list[Block], algorithm: Algorithm, snapshots: int = 0
 class Layout:
     """How the memory budget is divided (bytes)."""
 
-    gradients: int
+    gradients: int  # what has a place of its own, and the places that spilled ones share
     pinned: int  # resident copies of pinned blocks, and their updated copies
     working: int  # the least the pager needs for the blocks in use at one moment
     tile: int  # one tile buffer
     tiles: int  # how many
     retained: list[Unit]  # units whose optimizer state stays in memory
+    spilled: list[Unit]  # units whose gradients go to the disk (window.py)
+    gradients_least: int  # what gradients can do with
+
+    @property
+    def needed(self) -> int:
+        """With these gradients in memory."""
+        return self.gradients + self.pinned + self.working + TILES_MIN * self.tile
 
     @property
     def smallest(self) -> int:
-        return self.gradients + self.pinned + self.working + TILES_MIN * self.tile
+        return self.needed - self.gradients + self.gradients_least
+
+    @property
+    def spilled_bytes(self) -> int:
+        return sum(unit.weight_bytes for unit in self.spilled)
 
 
-def divide(blocks: list[Block], algorithm: Algorithm, arena_bytes: int, tile_elements: int) -> Layout:
-    """Divides the arena. Gradients, tile buffers and pinned blocks first; then all weights; what is left retains state."""
+def divide(blocks: list[Block], algorithm: Algorithm, arena_bytes: int, tile_elements: int, spills: bool = True) -> Layout:
+    """Divides the arena. Gradients, tile buffers and pinned blocks first; then all weights; what is left retains state. `spills`: what of the
+    gradients has no room may go to the disk. A byte of memory spares a step at least two of gradients, two of weights, one of state."""
     page = 4096
-    gradients = sum(unit.weight_bytes for block in blocks for unit in block.updated_units)
+    updated = [unit for block in blocks for unit in block.updated_units]
     pinned = sum(2 * block.slot_bytes for block in blocks if block.pinned)
     largest = max((block.slot_bytes for block in blocks if not block.pinned), default=0)
     nested = _nested_bytes(blocks)
     working = max(2 * largest, nested + largest) + page
     tile = algorithm.tile_bytes(tile_elements)
     weights = sum(block.slot_bytes for block in blocks if not block.pinned)
+    spilled = choose(blocks, arena_bytes - pinned - working - TILES_MIN * tile) if spills else []
+    gradients = memory(updated, spilled)
     spare = arena_bytes - gradients - pinned - working - TILES_MIN * tile
     tiles = TILES_MIN + max(0, min(TILES_MAX - TILES_MIN, spare // (4 * tile)))
     spare -= (tiles - TILES_MIN) * tile
@@ -104,7 +119,7 @@ def divide(blocks: list[Block], algorithm: Algorithm, arena_bytes: int, tile_ele
             if state and need <= spare:
                 spare -= need
                 retained.append(unit)
-    return Layout(gradients, pinned, working, tile, tiles, retained)
+    return Layout(gradients, pinned, working, tile, tiles, retained, spilled, least(blocks) if spills else gradients)
 
 
 def _nested_bytes(blocks: list[Block]) -> int:
@@ -131,14 +146,14 @@ def arena_bytes_for(dram_bytes: int, used: int) -> int:
     return (dram_bytes - used - reserve) // (2 * MIB) * (2 * MIB)
 
 
-def smallest_mib(blocks: list[Block], algorithm: Algorithm, used: int) -> int:
+def smallest_mib(blocks: list[Block], algorithm: Algorithm, used: int, spills: bool = True) -> int:
     """The smallest budget that the model can be trained in."""
 
     def fits(mib: int) -> bool:
         arena = arena_bytes_for(mib * MIB, used)
-        return divide(blocks, algorithm, arena, tile_elements_for(mib * MIB, algorithm)).smallest <= arena
+        return divide(blocks, algorithm, arena, tile_elements_for(mib * MIB, algorithm), spills).smallest <= arena
 
-    mib = (divide(blocks, algorithm, 0, tile_elements_for(0, algorithm)).smallest + used) // MIB
+    mib = (divide(blocks, algorithm, 0, tile_elements_for(0, algorithm), spills).smallest + used) // MIB
     while not fits(mib):
         mib += 1
     return mib
@@ -173,19 +188,20 @@ class Runtime:
 class Planes:
     """The arena and the session over a model's planes."""
 
-    def __init__(self, runtime: Runtime, blocks: list[Block], algorithm: Algorithm) -> None:
+    def __init__(self, runtime: Runtime, blocks: list[Block], algorithm: Algorithm, spills: bool = True) -> None:
         self.runtime, self.blocks, self.algorithm = runtime, blocks, algorithm
         self.dram_bytes = runtime.dram_bytes
         self.store = runtime.store
         self.tile_elements = tile_elements_for(runtime.dram_bytes, algorithm)
         used = runtime.core.budget_used
         arena_bytes = arena_bytes_for(runtime.dram_bytes, used)
-        self.layout = divide(blocks, algorithm, arena_bytes, self.tile_elements)
-        if self.layout.smallest > arena_bytes:
-            smallest = smallest_mib(blocks, algorithm, used)
+        self.layout = layout = divide(blocks, algorithm, arena_bytes, self.tile_elements, spills)
+        if layout.smallest > arena_bytes:
+            smallest = smallest_mib(blocks, algorithm, used, spills)
+            spilling = "those at work alone" if spills else "which are not spilled to the disk where the model computes on another device or is sharded"
             raise OverBudget(
-                f"the memory budget of {_core.human_bytes(runtime.dram_bytes)} is too small for this model: gradients take {self.layout.gradients / MIB:.1f} MiB, the largest "
-                f"blocks in use together {(self.layout.working + self.layout.pinned) / MIB:.1f} MiB, two tiles of optimizer state {TILES_MIN * self.layout.tile / MIB:.1f} MiB; "
+                f"the memory budget of {_core.human_bytes(runtime.dram_bytes)} is too small for this model: gradients ({spilling}) take {layout.gradients_least / MIB:.1f} MiB, the "
+                f"largest blocks in use together {(layout.working + layout.pinned) / MIB:.1f} MiB, two tiles of optimizer state {TILES_MIN * layout.tile / MIB:.1f} MiB; "
                 f'the smallest budget that works is dram="{smallest}MiB"'
             )
         self.arena = runtime.core.arena(arena_bytes)

@@ -38,13 +38,13 @@ class Setting:
     tile_elements: int
 
     @staticmethod
-    def of(blocks: list[Block], algorithm: Algorithm, dram_bytes: int) -> Setting:
-        """As Planes will divide `dram_bytes`. OverBudget names the smallest that works."""
+    def of(blocks: list[Block], algorithm: Algorithm, dram_bytes: int, spills: bool = True) -> Setting:
+        """As Planes will divide `dram_bytes`. `spills`: whether gradients may go to the disk. OverBudget names the smallest that works."""
         used = map_bytes(blocks, algorithm)
         arena, tile = arena_bytes_for(dram_bytes, used), tile_elements_for(dram_bytes, algorithm)
-        layout = divide(blocks, algorithm, arena, tile)
+        layout = divide(blocks, algorithm, arena, tile, spills)
         if layout.smallest > arena:
-            raise OverBudget(f'{dram_bytes >> 20} MiB are too small for this model; the smallest budget that works is dram="{smallest_mib(blocks, algorithm, used)}MiB"')
+            raise OverBudget(f'{dram_bytes >> 20} MiB are too small for this model; the smallest budget that works is dram="{smallest_mib(blocks, algorithm, used, spills)}MiB"')
         return Setting(blocks, algorithm, layout, arena, tile)
 
     @property
@@ -124,7 +124,7 @@ def plan(
     return {
         "parameters": setting.parameters,
         "state_bytes": sum(sizes.values()),
-        "classes": {**sizes, "gradients": layout.gradients},
+        "classes": {**sizes, "gradients": sum(unit.weight_bytes for block in setting.blocks for unit in block.updated_units)},
         "dram": {
             "gradients": layout.gradients,
             "pinned": layout.pinned,
@@ -134,9 +134,22 @@ def plan(
             "retained_units": len(layout.retained),
             "smallest": layout.smallest,
         },
+        **({"spilled_gradients": _spilled(setting)} if layout.spilled else {}),
         "steps": steps,
         **_choice(steps, machine is not None),
     }
+
+
+def _spilled(setting: Setting) -> dict[str, Any]:
+    """What of the gradients goes to the disk, and why."""
+    layout = setting.layout
+    units = sum(len(block.updated_units) for block in setting.blocks)
+    enough = smallest_mib(setting.blocks, setting.algorithm, map_bytes(setting.blocks, setting.algorithm), spills=False)
+    reason = (
+        f"the gradients of {len(layout.spilled)} of {units} groups of parameters find no room in memory beside the blocks at work and two tiles of state; "
+        f"with {enough} MiB they would"
+    )
+    return {"bytes": layout.spilled_bytes, "units": len(layout.spilled), "reason": reason}
 
 
 def predict(

@@ -21,6 +21,7 @@ from stoker.offload.order import Order
 from stoker.offload.pager import Pager
 from stoker.offload.planes import MIB, Algorithm, Layout
 from stoker.offload.steps import Segment, Steps
+from stoker.offload.window import PLACES, Home, Place, Window, place_bytes
 
 PAGE = 4096
 CLASSES = ("weights", "remainder", "m", "v")
@@ -119,9 +120,10 @@ class Piece:
 class _Fetch:
     clock: Clock
     tasks: list[Task]
+    cause: str = "weights"
 
     def wait(self) -> None:
-        self.clock.wait(lambda: all(task.done for task in self.tasks), "weights")
+        self.clock.wait(lambda: all(task.done for task in self.tasks), self.cause)
 
 
 @dataclass(eq=False)
@@ -412,26 +414,82 @@ class _CountedPlanes:
         return buffer
 
 
+class _CountedScratch:
+    """Stands for Scratch, of spilled gradients."""
+
+    def __init__(self, session: CountedSession) -> None:
+        self._session = session
+        session.read["gradients"] = session.written["gradients"] = 0
+
+    def write(self, address: int, size: int) -> SimpleNamespace:
+        return SimpleNamespace(size=size, written=self._moved(self._session.written, WRITES, size))
+
+    def read(self, piece: SimpleNamespace, address: int, priority: str) -> _Fetch:
+        return self._moved(self._session.read, DEMAND, piece.size)
+
+    def free(self, piece: SimpleNamespace) -> None: ...
+
+    def _moved(self, count: dict[str, int], queue: int, size: int) -> _Fetch:
+        clock = self._session.clock
+        count["gradients"] += size
+        return _Fetch(clock, [clock.transfer(queue, size), clock.work(size * clock.machine.byte_seconds)], "gradients")
+
+
 class _CountedGradients:
-    """Stands for Gradients: their memory, and lending it."""
+    """Stands for Gradients: their memory, lending it, and the real Window of those that are spilled."""
 
     in_flight = 0
 
     def __init__(self, units: list[Unit], planes: _CountedPlanes) -> None:
+        spilled = planes.layout.spilled
         self.last_call = True
         self._session = planes.session
-        self._memory = {unit: planes.arena.take(unit.weight_bytes) for unit in units}
+        self._alive: set[Unit] = set()
+        self._homes = {unit: Home(unit, lambda unit=unit: unit in self._alive) for unit in spilled}
+        memory = [planes.arena.take(place_bytes(spilled)) for _ in range(PLACES if spilled else 0)]
+        self._window = Window([Place(each.data_ptr(), each) for each in memory], _CountedScratch(planes.session)) if spilled else None
+        self._memory = {unit: planes.arena.take(unit.weight_bytes) for unit in units if unit not in self._homes}
+
+    def made(self, unit: Unit) -> None:
+        """Backward has laid the unit's gradients there; those of the step before are gone."""
+        if unit in self._homes:
+            self._alive.discard(unit)
+            self._bring(unit)
+            self._homes[unit].dirty = True
+            self._alive.add(unit)
+
+    def backward_done(self, unit: Unit) -> None:
+        if unit in self._homes:
+            self._window.write(self._homes[unit])
+
+    def _bring(self, unit: Unit) -> None:
+        if unit in self._homes:
+            self._window.bring(self._homes[unit])
+
+    def spills(self, unit: Unit) -> bool:
+        return unit in self._homes
+
+    def landed(self, unit: Unit, segments: list[Segment]) -> list[Segment]:
+        self._bring(unit)
+        return segments
+
+    def mark(self, grad: Any) -> None:
+        return None
+
+    def read_by(self, unit: Unit, job: _Job) -> None:
+        if unit in self._homes:
+            self._homes[unit].place.readers.append(job)
 
     def lend(self, order: list[Unit]) -> None:
         left = sum(piece.size for piece in self._memory.values()) * 2 // 3
-        for unit in reversed(order):
+        for unit in reversed([unit for unit in order if unit in self._memory]):
             left -= self._memory[unit].size
             if left < 0:
                 return
             self._session.lend(self._memory[unit].size)
 
     def land(self, unit: Unit, reader: Any = None) -> None:
-        pass
+        self._bring(unit)
 
     def decided(self) -> None:
         self._session.recall()
@@ -440,8 +498,11 @@ class _CountedGradients:
 class _RehearsedSteps(Steps):
     """Steps over units without parameters: each has a gradient, and nothing changes it between backward and step()."""
 
-    def _segments(self, unit: Unit) -> list[Segment]:
+    def _segments(self, unit: Unit, later: bool = False) -> list[Segment]:
         return [Segment(SimpleNamespace(index=0, offset=0, numel=unit.elements), _NOTHING, {})]
+
+    def _untouched(self, update: Any) -> bool:
+        return self.gradients.spills(update.unit)
 
     def _consumed(self, update: Any, segments: list[Segment]) -> bool:
         self.timed("state", update.wait_computed)
@@ -472,7 +533,7 @@ class Rehearsal:
         for index, unit in enumerate(shadows.values()):
             unit.session_id = index
         updated = [unit for unit in shadows.values() if unit.updated]
-        layout = Layout(layout.gradients, layout.pinned, layout.working, layout.tile, layout.tiles, [shadows[unit] for unit in layout.retained])
+        layout = replace(layout, retained=[shadows[unit] for unit in layout.retained], spilled=[shadows[unit] for unit in layout.spilled])
         self._events = list(replace(course, finals=[shadows[unit] for unit in course.finals]).events())
         self.arena = CountedArena(arena_bytes)
         self.session = CountedSession(list(shadows.values()), algorithm, self.arena, self.clock, layout, tile_elements)
@@ -510,7 +571,9 @@ class Rehearsal:
                 self.activations.restore(whom)
             else:
                 clock.compute(whom.weight_bytes * clock.machine.copy_seconds)
+                self.gradients.made(whom)
                 steps.on_final(whom)
+                self.gradients.backward_done(whom)
         steps.backward_ends()
         steps.decide()
         since = lambda now, before: {name: now[name] - before[name] for name in now}

@@ -20,7 +20,7 @@ from stoker import _core
 from stoker.errors import OutOfSpace, StokerError
 from stoker.offload.planes import MIB, holder
 
-FIRST_BYTES = 256 * MIB  # of the first store; each further one doubles what there is
+FIRST_BYTES = 256 * MIB  # of the first store, where nobody knows what is needed; each further one doubles what there is
 CHUNK_BYTES = MIB
 PAGE = 4096
 SPARE = 16  # of a store's space, a part that stays free: pieces of different sizes leave gaps
@@ -54,10 +54,13 @@ class Piece:
 class Scratch:
     """Used under the session's lock. The memory of a transfer stays the caller's to keep until the future is done."""
 
-    def __init__(self, core: _core.Runtime, directories: list[str]) -> None:
-        """directories: one a disk, for what is to be striped; none: memory."""
-        self._core, self._directories = core, directories
+    def __init__(self, core: _core.Runtime, directories: list[str], reserved: int = 0) -> None:
+        """directories: one a disk, for what is to be striped; none: memory. reserved: bytes that are known to be needed; a disk without room for
+        them shows now."""
+        self._core, self._directories, self._first = core, directories, reserved or FIRST_BYTES
         self._parts: list[_Part] = []
+        if reserved:
+            self._part_for(reserved)
 
     def write(self, address: int, size: int, priority: str = "write_back") -> Piece:
         """Starts writing. OutOfSpace where the disk has no room for it."""
@@ -102,8 +105,8 @@ class Scratch:
         for part in self._parts:
             if part.free() >= size:
                 return part
-        least = size + size // (SPARE - 1) + 2 * PAGE
-        wanted = max(FIRST_BYTES, least, sum(part.capacity for part in self._parts))
+        least = scratch_bytes(size)
+        wanted = max(self._first, least, sum(part.capacity for part in self._parts))
         while True:
             try:
                 part = self._make(wanted)
@@ -139,6 +142,11 @@ def clean(directories: list[str]) -> None:
             for name in os.listdir(directory):
                 if name.startswith(".stoker-scratch-"):
                     shutil.rmtree(os.path.join(directory, name), ignore_errors=True)
+
+
+def scratch_bytes(size: int) -> int:
+    """The capacity of a store that takes so many bytes."""
+    return size + size // (SPARE - 1) + 2 * PAGE
 
 
 def _rounded(size: int) -> int:

@@ -43,6 +43,7 @@ from stoker.offload.recompute import Auto, Recomputed, layers_of
 from stoker.offload.shards import Calls, ShardPager
 from stoker.offload.shared import SharedSteps
 from stoker.offload.snapshots import Snapshots
+from stoker.offload.spilling import SpillingGradients
 from stoker.offload.steps import Steps
 from stoker.offload.trace import StepTrace
 from stoker.offload.volumes import Shares
@@ -125,13 +126,13 @@ class Session:
         self.by_tensor = {p.tensor: p for p in self.params}
         self._group_of = {param: group for group in original.param_groups for param in group["params"]}
         self.activations = Activations.of(how.activations, how.activations_form, runtime, blocks, algorithm, link)  # takes its memory first: planes divide the rest
-        self.planes = Planes(runtime, blocks, algorithm)
+        self.planes = Planes(runtime, blocks, algorithm, spills=link is None)
         self.link = link
         lookahead_bytes = max(self.planes.layout.working, 32 * MIB)
         on_final = lambda unit: self.steps.on_final(unit)
         if link is None:
             self.pager = Pager(blocks, self.planes, lookahead_bytes)
-            self.gradients = Gradients(blocks, self.planes, on_final)
+            self.gradients = (SpillingGradients if self.planes.layout.spilled else Gradients)(blocks, self.planes, on_final)
         else:
             paging = (blocks, self.planes, lookahead_bytes, link)
             self.pager = DevicePager(*paging, how.device_memory) if agreement is None else ShardPager(*paging, sharded_modules(model))
@@ -139,7 +140,7 @@ class Session:
         self.gradients.accumulate = how.accumulate
         making = (self.planes, self.pager, self.gradients, self._hyper, policy, self._lost)
         self.steps = Steps(*making) if agreement is None else SharedSteps(*making, agreement=agreement, become=self.become)
-        self.steps.lock = self.lock
+        self.steps.lock = self.gradients.lock = self.lock
         self.pager.updates = self.steps
         self.ledger.waiting.arithmetic = lambda: self.planes.session.arithmetic_seconds() if self.planes.session else 0.0
         self.pager.waiting = self.steps.waiting = self.gradients.waiting = self.ledger.waiting
@@ -675,9 +676,10 @@ class Session:
         core = self.planes.session.counters()
         activations = self.activations
         moved = (activations.read_bytes, activations.written_bytes) if activations is not None else (0, 0)
+        spilled = self.gradients.moved()
         return {
-            "read_bytes": {**core["read_bytes"], "activations": moved[0]},
-            "written_bytes": {**core["written_bytes"], "activations": moved[1]},
+            "read_bytes": {**core["read_bytes"], "gradients": spilled[0], "activations": moved[0]},
+            "written_bytes": {**core["written_bytes"], "gradients": spilled[1], "activations": moved[1]},
             "stall_seconds": dict(self.ledger.waiting.seconds),
             "kept": self.steps.kept,
             "redone": self.steps.redone,

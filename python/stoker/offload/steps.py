@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, Iterator
 
 import torch
@@ -52,6 +52,7 @@ class Update:
     job: Any
     weights: Slot | None  # the old weights it reads
     staged: Slot | None  # where the new ones go
+    marks: list = field(default_factory=list)  # that tell these gradients' bytes from others (Gradients.mark)
     computed: bool = False
 
     def wait_computed(self) -> None:
@@ -173,11 +174,11 @@ class Steps:
             if i >= ahead:
                 yield units[i - ahead], self._segments(units[i - ahead])
 
-    def _segments(self, unit: Unit) -> list[Segment]:
-        """The gradients have landed."""
+    def _segments(self, unit: Unit, later: bool = False) -> list[Segment]:
+        """The gradients have landed. `later`: it is not now that they are consumed."""
         segments = []
         for param in unit.params:
-            grad = self.gradients.laid_out(param)
+            grad = self.gradients.kept(param) if later else self.gradients.laid_out(param)
             if grad is not None and param.numel:
                 segments.append(Segment(param, grad, self.hyper(param)))
         return segments
@@ -191,9 +192,10 @@ class Steps:
 
     def start(self, unit: Unit, segments: list[Segment], along: list[Unit], distance: int) -> Update:
         """An update that the decided step owes. `along`: units of its block that are owed theirs now, too."""
-        return self._start(unit, segments, self.decided, along, {update.unit for update in self.late.updates}, distance)
+        segments = self.gradients.landed(unit, segments)
+        return self._start(unit, segments, self.decided, along, {update.unit for update in self.late.updates}, distance, hashes=False)
 
-    def _start(self, unit: Unit, segments: list[Segment], txn: Any, along: list[Unit], begun: Iterable[Unit], distance: int) -> Update:
+    def _start(self, unit: Unit, segments: list[Segment], txn: Any, along: list[Unit], begun: Iterable[Unit], distance: int, hashes: bool = True) -> Update:
         staged = self._staged(unit.block, along, begun, distance)
         weights, address = self.pager.old_weights(unit, staged)
         job = self.planes.session.update(
@@ -202,9 +204,10 @@ class Steps:
             address,
             staged.address + unit.slot_offset if staged else 0,
             txn,
-            hashes=True,
+            hashes=hashes,
         )
-        return Update(unit, segments, job, weights, staged)
+        self.gradients.read_by(unit, job)
+        return Update(unit, segments, job, weights, staged, self._marks(unit))
 
     def _staged(self, block: Block, along: list[Unit], begun: Iterable[Unit], distance: int) -> Slot | None:
         """Memory for the block's next weights, if there is some that nothing needs sooner. Units that are not updated `along` keep theirs."""
@@ -276,28 +279,33 @@ class Steps:
         changed = [unit for unit in self.units if self._has_gradients(unit)]
         order = self.pager.recorder.order.places
         changed.sort(key=lambda unit: order.get(unit.block.index, [1 << 30])[0])
-        owed = []
+        owed = {unit: self._segments(unit, later=True) for unit in changed if self.gradients.spills(unit) and not unit.block.pinned}
         try:
-            for unit, segments in self._landed(changed):
+            for unit, segments in self._landed([unit for unit in changed if unit not in owed]):
                 if unit.block.pinned:
                     self._launch(unit, segments)
                 else:
-                    owed.append((unit, segments))
-            for unit, segments in owed:
-                self.late.take(unit, segments)
+                    owed[unit] = segments
+            for unit in [unit for unit in changed if unit in owed]:
+                self.late.take(unit, owed[unit])
             for update in self.updates.values():
                 self.timed("state", update.wait_computed)
         except BaseException:
             self.late.clear()
             self.abandon()
             raise
-        for block in dict.fromkeys(unit.block for unit, _ in owed):
+        for block in dict.fromkeys(unit.block for unit in changed if unit in owed):
             self.pager.outdate(block)
         if self.policy == "auto":
             self.paused_for -= 1
             self.reason = f"{PAUSE_STEPS} steps have passed"
         self._make_current({unit for unit in changed if unit.block.pinned})
         return set(changed)
+
+    def bytes_of(self, segments: list[Segment]) -> tuple:
+        """What tells the gradients' bytes, as they are now, from any others."""
+        marks = [self.gradients.mark(segment.grad) for segment in segments]
+        return marks, self.hashes([segment for segment, mark in zip(segments, marks) if mark is None])
 
     def hashes(self, segments: list[Segment]) -> list[bytes]:
         """Of the gradients' bytes as they are now."""
@@ -307,8 +315,10 @@ class Steps:
         if not all(self._has_gradients(unit) for unit in self.updates):
             self.abandon()  # a unit was updated that has no gradient any more: its writes must not be committed
         redone = 0
+        untouched = {unit for unit, update in self.updates.items() if self._untouched(update)}
+        self.kept += len(untouched)
         order = [*self.updates, *(unit for unit in self.units if unit not in self.updates)]  # those computed last come last
-        for unit, segments in self._landed(order):
+        for unit, segments in self._landed([unit for unit in order if unit not in untouched]):
             update = self.updates.get(unit)
             if update is not None and self._consumed(update, segments):
                 self.kept += 1
@@ -325,6 +335,17 @@ class Steps:
             elif self.paused_for:
                 self.paused_for -= 1
         return set(self.updates)
+
+    def _marks(self, unit: Unit) -> list[tuple | None]:
+        return [self.gradients.mark(param.tensor.grad) for param in unit.params if param.tensor.grad is not None and param.numel]
+
+    def _untouched(self, update: Update) -> bool:
+        """Whether it is known, without a look at their bytes, that the update consumed exactly these gradients with these hyperparameters."""
+        marks = self._marks(update.unit)
+        if None in marks or marks != update.marks:
+            return False
+        now = [(param, self.hyper(param)) for param in update.unit.params if param.tensor.grad is not None and param.numel]
+        return [(s.param, s.hyper) for s in update.segments] == now
 
     def _consumed(self, update: Update, segments: list[Segment]) -> bool:
         """Whether the update consumed exactly these gradients with these hyperparameters."""

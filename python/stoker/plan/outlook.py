@@ -11,6 +11,7 @@ from ..offload.blocks import Block
 from ..offload.machine import Machine
 from ..offload.moments import MODES
 from ..offload.planes import Algorithm, plane_bytes, smallest_mib, store_capacity
+from ..offload.scratch import scratch_bytes
 from ..offload.planner import Setting
 from ..train.settings import human_bytes
 
@@ -35,13 +36,16 @@ class Wish:
 def outlook(wish: Wish) -> dict[str, Any]:
     """All of it as a dictionary that JSON can hold. `problems` are sentences: what does not fit, and what would."""
     algorithm = planner.with_moments(ADAMW, wish.moments)
-    result: dict[str, Any] = {"tokens": wish.tokens, "moments": wish.moments, "problems": _disk_problems(wish, algorithm), "disk_space": _space(wish, algorithm)}
+    try:
+        setting = Setting.of(wish.blocks, algorithm, wish.dram_bytes, spills=not wish.gpu_bytes)
+    except OverBudget:
+        setting = None
+    space = _space(wish, algorithm, setting)
+    result: dict[str, Any] = {"tokens": wish.tokens, "moments": wish.moments, "problems": _disk_problems(space), "disk_space": space}
     result["gpu"] = gpu = gpu_memory(wish.blocks, wish.tokens, wish.gpu_bytes) if wish.gpu_bytes else None
     if gpu and gpu["problem"]:
         result["problems"].append(gpu["problem"])
-    try:
-        setting = Setting.of(wish.blocks, algorithm, wish.dram_bytes)
-    except OverBudget:
+    if setting is None:
         result["problems"].append(_too_little_memory(wish, algorithm))
         return {**result, "fits": False}
     compute = planner.flops(wish.blocks, wish.tokens) / wish.machine.flops * (4 / 3 if gpu and gpu["recompute"] else 1.0)
@@ -95,7 +99,7 @@ def byte_modes(wish: Wish, compute: float, exact: dict[str, Any]) -> dict[str, d
     modes = {}
     for mode in MODES:
         try:
-            made = exact if mode == wish.moments else planner.plan(Setting.of(wish.blocks, planner.with_moments(ADAMW, mode), wish.dram_bytes), wish.machine, compute)
+            made = exact if mode == wish.moments else planner.plan(Setting.of(wish.blocks, planner.with_moments(ADAMW, mode), wish.dram_bytes, spills=not wish.gpu_bytes), wish.machine, compute)
         except OverBudget:
             continue
         row = made["steps"][made["policy"]]
@@ -149,20 +153,22 @@ def gpu_memory(blocks: list[Block], tokens: int, gpu_bytes: int) -> dict[str, An
     return {"cap": gpu_bytes, "peak_bytes": sum(peak.values()), "classes": peak, "recompute": recompute, "tokens_most": most, "problem": problem}
 
 
-def _space(wish: Wish, algorithm: Algorithm) -> dict[str, Any]:
-    return {"needed": store_capacity(wish.blocks, algorithm), "one_version": sum(plane_bytes(wish.blocks, algorithm).values()), "free": wish.space_bytes}
+def _space(wish: Wish, algorithm: Algorithm, setting: Setting | None) -> dict[str, Any]:
+    spilled = scratch_bytes(setting.layout.spilled_bytes) if setting is not None else 0
+    return {"needed": store_capacity(wish.blocks, algorithm) + spilled, "one_version": sum(plane_bytes(wish.blocks, algorithm).values()), "free": wish.space_bytes}
 
 
-def _disk_problems(wish: Wish, algorithm: Algorithm) -> list[str]:
-    needed = store_capacity(wish.blocks, algorithm)
-    if wish.space_bytes is None or wish.space_bytes >= needed:
+def _disk_problems(space: dict[str, Any]) -> list[str]:
+    needed, free = space["needed"], space["free"]
+    if free is None or free >= needed:
         return []
-    return [f"the disk has {human_bytes(wish.space_bytes)} free, and two versions of the states take {human_bytes(needed)}: free {human_bytes(needed - wish.space_bytes)} more, or name a larger disk"]
+    return [f"the disk has {human_bytes(free)} free, and two versions of the states take {human_bytes(needed)}: free {human_bytes(needed - free)} more, or name a larger disk"]
 
 
 def _too_little_memory(wish: Wish, algorithm: Algorithm) -> str:
-    smallest = smallest_mib(wish.blocks, algorithm, planner.map_bytes(wish.blocks, algorithm))
+    smallest = smallest_mib(wish.blocks, algorithm, planner.map_bytes(wish.blocks, algorithm), spills=not wish.gpu_bytes)
     gradients = sum(unit.weight_bytes for block in wish.blocks for unit in block.updated_units)
-    return (f"{human_bytes(wish.dram_bytes)} of memory are too little: the gradients of a step alone take {human_bytes(gradients)}; "
+    why = f"the gradients of a step alone take {human_bytes(gradients)}" if wish.gpu_bytes else "they do not hold the blocks at work, their gradients and two tiles of state"
+    return (f"{human_bytes(wish.dram_bytes)} of memory are too little: {why}; "
             f"--dram {smallest}MiB is the least that works" + (f" ({smallest / 1024:.1f} GiB)" if smallest > 1024 else ""))
 

@@ -24,6 +24,8 @@ def plan_text(plan: dict[str, Any], dram_bytes: int, store: str) -> str:
     ]
     if activations := plan.get("activations"):
         lines.append(f"activations  {_activations(activations)}")
+    if spilled := plan.get("spilled_gradients"):
+        lines.insert(3, f"spilled      gradients of {human_bytes(spilled['bytes'])}: {spilled['reason']}")
     if "seconds" in plan["step"]:
         lines.append(f"takes        {seconds_text(plan['step'])}, policy {plan['policy']} ({plan['reason']})")
     return "\n".join(lines)

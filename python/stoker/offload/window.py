@@ -1,0 +1,200 @@
+"""Window: the memory through which spilled gradients pass. What of them is not here lies in scratch space (scratch.py).
+
+Where memory cannot hold the gradients of all units, some keep a place of their own, as ever, and the others share a few (`PLACES`). The
+spilled gradients of a unit come and go together, as one piece of scratch space: each time another unit needs the place they are
+written, if the disk does not have them as they are, and each time they are needed they are read.
+
+Which stay: gradients become final in the reverse order of the blocks. Those of the last blocks have to wait longest for step(), and what is
+written of them is written beside the rest of backward; those of the first blocks come last, when there is nothing left to hide a write
+behind, and until then their memory is lent to what updates read ahead. So the first blocks' stay. Before them come those of pinned
+blocks, which backward uses more than once, and very large ones, as every place must hold the largest that is spilled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any, Callable
+
+from stoker.errors import StokerError
+from stoker.offload.blocks import Block, Unit
+from stoker.offload.ledger import Waits
+
+PLACES = 2  # one unit is accumulated, or consumed, while another is being written
+
+
+def _in_order_of_staying(blocks: list[Block]) -> list[Unit]:
+    return [unit for block in sorted(blocks, key=lambda block: not block.pinned) for unit in block.updated_units]
+
+
+def _large_ones_that_stay(sizes: list[int]) -> int:
+    """How many of the largest (`sizes`: descending) cost less memory in a place of their own than as the measure of all places."""
+    return min(range(len(sizes)), key=lambda large: sum(sizes[:large]) + PLACES * sizes[large], default=0)
+
+
+def least(blocks: list[Block]) -> int:
+    """The least bytes of gradient memory that do."""
+    sizes = sorted((unit.weight_bytes for unit in _in_order_of_staying(blocks)), reverse=True)
+    large = _large_ones_that_stay(sizes)
+    return min(sum(sizes), sum(sizes[:large]) + PLACES * (sizes[large] if sizes else 0))
+
+
+def choose(blocks: list[Block], room: int) -> list[Unit]:
+    """The units whose gradients are spilled, where gradients may take `room` bytes, or the least that does if that is more."""
+    units = _in_order_of_staying(blocks)
+    if sum(unit.weight_bytes for unit in units) <= room:
+        return []
+    by_size = sorted(units, key=lambda unit: unit.weight_bytes, reverse=True)
+    spilled = by_size[_large_ones_that_stay([unit.weight_bytes for unit in by_size]) :]
+    for unit in units:
+        if unit in spilled and memory(units, [other for other in spilled if other is not unit]) <= room:
+            spilled.remove(unit)
+    return [unit for unit in units if unit in spilled]
+
+
+def place_bytes(spilled: list[Unit]) -> int:
+    return max((unit.weight_bytes for unit in spilled), default=0)
+
+
+def memory(units: list[Unit], spilled: list[Unit]) -> int:
+    """Bytes that the gradients of `units` take if those of `spilled` share places."""
+    return sum(unit.weight_bytes for unit in units) - sum(unit.weight_bytes for unit in spilled) + PLACES * place_bytes(spilled)
+
+
+@dataclass(eq=False)
+class Home:
+    """Where a unit's spilled gradients are: in a place, on the disk, or in both. `live`: whether anybody has use for their bytes."""
+
+    unit: Unit
+    live: Callable[[], bool]
+    place: Place | None = None
+    piece: Any = None  # of scratch space; its write may be under way
+    dirty: bool = False  # the place has what the disk has not
+
+    @property
+    def size(self) -> int:
+        return self.unit.weight_bytes
+
+
+@dataclass(eq=False)
+class Place:
+    address: int
+    owner: Any  # keeps the memory
+    home: Home | None = None
+    readers: list = field(default_factory=list)  # updates that may still be reading it
+    reading: Any = None  # the future of a read into it
+
+
+class Window:
+    """Used under the session's lock. On any error, and on Ctrl-C, all bytes are where they were before, and the call may be made again."""
+
+    def __init__(self, places: list[Place], scratch: Any) -> None:
+        self.waiting = Waits()  # the session's own, once it has one
+        self.read_bytes = self.written_bytes = 0
+        self.scratch = scratch
+        self._places = places  # by use, the newest last
+
+    def bring(self, home: Home, keep: tuple[Home, ...] = ()) -> Place:
+        """The home's bytes, in memory until another is brought. `keep`: homes that do not give way to it; fewer than PLACES."""
+        place = home.place
+        if place is None:
+            if not home.live():
+                self._forget(home)  # of an earlier step
+            place = self._make_room(keep)
+            if home.piece is not None:
+                self._read(home, place)
+            place.home, home.place = home, place
+        self._places.remove(place)
+        self._places.append(place)
+        return place
+
+    def write(self, home: Home) -> None:
+        """Starts to write what the disk has not. The bytes must stay as they are until still()."""
+        if home.place is None or not home.dirty:
+            return
+        self._forget(home)
+        home.piece = self.scratch.write(home.place.address, home.size)
+        home.dirty = False
+        self.written_bytes += home.size
+
+    def still(self, home: Home) -> StokerError | None:
+        """Waits until nothing of it is being written. Why the write failed, if it did: then the place has the only copy, and keeps it."""
+        if home.piece is None:
+            return None
+        with self.waiting("gradients"):
+            try:
+                home.piece.written.wait()
+                return None
+            except StokerError as error:
+                failed = error
+        piece, home.piece, home.dirty = home.piece, None, True
+        self.scratch.free(piece)
+        return failed
+
+    def _make_room(self, keep: tuple[Home, ...]) -> Place:
+        place = next((each for each in self._places if each.home is None), None)
+        if place is None:
+            place = next(each for each in self._places if each.home not in keep)
+            self._vacate(place)
+        if place.reading is not None:  # it was interrupted
+            with contextlib.suppress(StokerError):
+                place.reading.wait()
+            place.reading = None
+        return place
+
+    def _vacate(self, place: Place) -> None:
+        home = place.home
+        failed = self.still(home)
+        if home.live():
+            if failed is not None:
+                raise self._told(failed, home, "written")
+            if home.dirty:
+                try:
+                    self.write(home)
+                except StokerError as error:
+                    raise self._told(error, home, "written") from error
+                if (failed := self.still(home)) is not None:
+                    raise self._told(failed, home, "written")
+        for job in place.readers:
+            with self.waiting("gradients"), contextlib.suppress(StokerError):  # whoever made it hears of it
+                job.wait()
+        place.readers.clear()
+        place.home = home.place = None
+
+    def _read(self, home: Home, place: Place) -> None:
+        try:
+            place.reading = self.scratch.read(home.piece, place.address, "demand")
+            with self.waiting("gradients"):
+                place.reading.wait()
+        except StokerError as error:
+            place.reading = None
+            raise self._told(error, home, "read back") from error
+        place.reading = None
+        self.read_bytes += home.size
+
+    def _forget(self, home: Home) -> None:
+        """What of it is on the disk is of no use any more."""
+        if home.piece is not None:
+            self.still(home)
+        if home.piece is not None:
+            piece, home.piece = home.piece, None
+            self.scratch.free(piece)
+
+    @staticmethod
+    def _told(error: StokerError, home: Home, what: str) -> StokerError:
+        told = type(error)(f"spilled gradients of block {home.unit.block.name} could not be {what}: {error}")
+        told.errno = error.errno
+        return told
+
+    def close(self) -> None:
+        """Waits for what is under way, and lets go of memory and scratch space."""
+        for place in self._places:
+            futures = [place.reading, place.home and place.home.piece and place.home.piece.written]
+            for future in (*futures, *place.readers):
+                if future is not None:
+                    with contextlib.suppress(StokerError):
+                        future.wait()
+            if place.home is not None:
+                place.home.place = None
+        self._places.clear()
+        self.scratch.close()

@@ -1,0 +1,575 @@
+"""Gradients that do not fit in memory: p.grad behaves as any tensor does, and costs the bytes that it has to."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import random
+import sys
+
+import pytest
+import torch
+
+import reference
+import stoker
+from fake_link import FakeLink
+from models import Tiny, batch, loss_of
+from stoker import errors
+from stoker.offload.blocks import partition
+from stoker.offload.scratch import Scratch
+from stoker.offload.spilled import SpilledGradient
+from stoker.offload.window import PLACES, choose, least, memory
+
+SPILLING = "5MiB"  # the gradients of a Tiny do not fit into this
+
+
+def tiny() -> Tiny:
+    torch.manual_seed(0)
+    return Tiny().to(torch.bfloat16)
+
+
+@pytest.fixture
+def pair(tmp_path, request):
+    """(un-offloaded model, its reference optimizer, the same with spilled gradients, its optimizer)"""
+    policy = getattr(request, "param", "speculate")
+    control, model = tiny(), tiny()
+    expected = reference.ReferenceOptimizer(torch.optim.AdamW(control.parameters(), lr=3e-3))
+    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=SPILLING, policy=policy)
+    yield control, expected, model, opt
+    opt.close()
+
+
+def backward(pair, step: int = 0, accumulate: int = 1) -> None:
+    for model in (pair[0], pair[2]):
+        for micro in range(accumulate):
+            loss_of(model, batch(step, micro)).backward()
+
+
+def same_gradients(pair) -> None:
+    for (name, theirs), ours in zip(pair[0].named_parameters(), pair[2].parameters()):
+        assert torch.equal(theirs.grad, ours.grad.clone()), name
+        assert (theirs.grad.isnan() == ours.grad.isnan()).all()
+
+
+def same_weights(pair) -> None:
+    ours, theirs = pair[2].state_dict(), pair[0].state_dict()
+    assert all(torch.allclose(ours[name], value, rtol=0, atol=0, equal_nan=True) for name, value in theirs.items() if name != "seen")
+
+
+def step(pair) -> None:
+    for optimizer in (pair[1], pair[3]):
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def gradients(model) -> list[torch.Tensor]:
+    return [param.grad for param in model.parameters()]
+
+
+def spilled_bytes(opt) -> int:
+    return opt._session.planes.layout.spilled_bytes
+
+
+# -- any operation means what it means on any tensor
+
+
+def _noise(model):
+    torch.manual_seed(3)
+    for grad in gradients(model):
+        grad.add_(torch.randn_like(grad), alpha=0.1)
+
+
+def _scaler(model):
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(torch.ones(()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    scaler.unscale_(optimizer)
+    return list(scaler._found_inf_per_device(optimizer).values())
+
+
+def _scaler_finds_an_inf(model):
+    gradients(model)[5].view(-1)[3] = float("inf")
+    return _scaler(model)
+
+
+def _through_views(model):
+    for grad in gradients(model):
+        grad.detach().mul_(2)
+        grad.data.view(-1)[0] = 5.0
+        grad.t().mul_(0.5) if grad.dim() == 2 else grad[1:].neg_()
+        for part in grad.flatten().chunk(3):
+            part.add_(part.clone())
+        grad.unsqueeze(0).transpose(0, -1).clamp_(-1, 1)
+        grad.view(torch.int16)[..., 0] = 7
+
+
+def _out(model):
+    grads = gradients(model)
+    torch.mul(grads[2].clone(), 3.0, out=grads[2])
+    torch.add(grads[3].clone(), 1.0, out=grads[3].view(-1)[: grads[3].numel()].view_as(grads[3]))
+    return [torch.sub(grads[2], 1.0)]
+
+
+def _assigned(model):
+    for param in model.parameters():
+        param.grad *= 3
+        param.grad = param.grad / 7
+        param.grad.data = torch.full_like(param.grad, 0.25) - param.grad
+
+
+def _data(model):
+    for i, param in enumerate(model.parameters()):
+        param.grad.data /= 3
+        if i % 2:
+            param.grad.data = torch.full_like(param.grad, 0.25) - param.grad
+
+
+def _each_other(model):
+    grads = gradients(model)
+    same = [(i, j) for i in range(len(grads)) for j in range(i) if grads[i].shape == grads[j].shape][::5]
+    for i, j in same:
+        grads[i].add_(grads[j])
+        grads[i].lerp_(grads[j], 0.25).addcmul_(grads[i], grads[j])
+    torch._foreach_add_([grads[i] for i, _ in same], [grads[j] for _, j in same], alpha=0.5)
+    torch._foreach_mul_(grads, [1 + i / 8 for i in range(len(grads))])
+    torch._foreach_clamp_max_(grads, 0.5)
+    return [*torch._foreach_norm(grads, 1), *torch._foreach_add(grads, 1.0)]
+
+
+def _indexed(model):
+    for grad in gradients(model):
+        flat = grad.view(-1)
+        flat[torch.arange(0, flat.numel(), 3)] = 0.25
+        flat.index_add_(0, torch.tensor([1, 1]), torch.ones(2, dtype=flat.dtype))
+        grad.masked_fill_(grad > 0.1, -1.0)
+        grad[grad < -0.5] = 0.125
+
+
+READS = {
+    "norm": lambda grads: [grad.norm() for grad in grads],
+    "inf norm": lambda grads: [grad.norm(float("inf")) for grad in grads],
+    "finite": lambda grads: [torch.isfinite(grad).all() for grad in grads],
+    "float": lambda grads: [grad.float() for grad in grads],
+    "to": lambda grads: [grad.to(torch.float64) for grad in grads],
+    "cpu": lambda grads: [grad.cpu() for grad in grads],
+    "numpy": lambda grads: [torch.tensor(grad.float().numpy()) for grad in grads],
+    "tolist": lambda grads: [torch.tensor(grad.tolist()) for grad in grads],
+    "item": lambda grads: [torch.tensor(grad.sum().item()) for grad in grads] + [torch.tensor(grads[3].view(-1)[2].item())],
+    "cat": lambda grads: [torch.cat([grad.flatten() for grad in grads])],
+    "stack": lambda grads: [torch.stack([grad.norm() for grad in grads])],
+    "vector": lambda grads: [torch.nn.utils.parameters_to_vector(grads)],
+    "matmul": lambda grads: [grad @ grad.t() for grad in grads if grad.dim() == 2],
+    "deepcopy": lambda grads: copy.deepcopy(grads),
+    "contiguous": lambda grads: [grad.contiguous() for grad in grads],
+    "iterate": lambda grads: [row + 1 for row in grads[2]],
+    "like": lambda grads: [torch.zeros_like(grad) for grad in grads] + [grads[0].new_ones(3)],
+    "compare": lambda grads: [torch.tensor([torch.equal(grad, grad.clone()), bool((grad == grad).all())]) for grad in grads],
+    "histogram": lambda grads: [torch.histc(grad.float(), 8) for grad in grads],
+    "inference": lambda grads: _in_inference(grads),
+    "total norm": lambda grads: [torch.nn.utils.get_total_norm(grads, norm, foreach=each) for norm in (2.0, 1.0, float("inf"), 0.5) for each in (None, False, True)],
+}
+
+
+def _in_inference(grads):
+    with torch.inference_mode():
+        return [each.clone() for each in (grad.reshape(-1) * 2 for grad in grads)] + [grad.contiguous().sum() for grad in grads]
+
+
+CHANGES = {
+    **{
+        f"clip {norm} {foreach}": lambda model, norm=norm, foreach=foreach: [torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5, norm, foreach=foreach)]
+        for norm in (2.0, float("inf"), 1.0)
+        for foreach in (None, False, True)
+    },
+    "clip that does not fire": lambda model: [torch.nn.utils.clip_grad_norm_(model.parameters(), 1e6)],
+    "clip value": lambda model: torch.nn.utils.clip_grad_value_(model.parameters(), 0.01),
+    "clip value, foreach": lambda model: torch.nn.utils.clip_grad_value_(model.parameters(), 0.01, foreach=True),
+    "clip with a norm": lambda model: torch.nn.utils.clip_grads_with_norm_(model.parameters(), 0.5, torch.tensor(3.0)),
+    "zero": lambda model: model.zero_grad(set_to_none=False),
+    "arithmetic": lambda model: [grad.mul_(3).add_(1).div_(7).nan_to_num_().sub_(grad.mean()) for grad in gradients(model)],
+    "copy": lambda model: [grad.copy_(torch.full_like(grad, 0.5)) for grad in gradients(model)],
+    "noise": _noise,
+    "scaler": _scaler,
+    "scaler that finds an inf": _scaler_finds_an_inf,
+    "views": _through_views,
+    "out": _out,
+    "assigned": _assigned,
+    "data": _data,
+    "each other": _each_other,
+    "indexed": _indexed,
+}
+
+
+def same_results(ours, theirs) -> None:
+    assert (ours is None) == (theirs is None)
+    for a, b in zip(ours or [], theirs or [], strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        assert torch.equal(a.clone(), b) or bool(b.isnan().any())
+
+
+@pytest.mark.parametrize("what", READS)
+def test_reading(pair, what):
+    backward(pair)
+    assert any(isinstance(grad, SpilledGradient) for grad in gradients(pair[2]))
+    theirs, ours = (READS[what](gradients(model)) for model in (pair[0], pair[2]))
+    same_results(ours, theirs)
+    same_gradients(pair)
+
+
+@pytest.mark.parametrize("pair", ["speculate", "lazy"], indirect=True)
+@pytest.mark.parametrize("what", CHANGES)
+def test_changing(pair, what):
+    for number in range(2):
+        backward(pair, number, accumulate=1 + number)
+        theirs, ours = (CHANGES[what](model) for model in (pair[0], pair[2]))
+        same_results(ours, theirs)
+        if what != "scaler that finds an inf":
+            same_gradients(pair)
+        step(pair)
+    same_weights(pair)
+
+
+def test_own_clip_is_that_of_gradients_in_memory(pair):
+    for number, limit in enumerate((1e6, 0.05, 0.5)):
+        backward(pair, number)
+        assert reference.clip(list(pair[0].parameters()), limit) == float(pair[3].clip_grad_norm_(limit))
+        same_gradients(pair)
+        step(pair)
+    same_weights(pair)
+
+
+# -- who keeps a gradient
+
+
+@pytest.mark.parametrize("pair", ["speculate", "sync", "lazy"], indirect=True)
+def test_a_kept_gradient_keeps_its_bytes(pair):
+    backward(pair)
+    kept = [(param.grad, param.grad.detach(), param.grad.view(-1)[1:]) for param in pair[2].parameters()]
+    before = [grad.clone() for grad in gradients(pair[2])]
+    step(pair)
+    for number in (1, 2):
+        backward(pair, number)
+        same_gradients(pair)
+        step(pair)
+        for (whole, alias, part), value in zip(kept, before):
+            assert torch.equal(whole.clone(), value) and torch.equal(alias.clone(), value) and torch.equal(part.clone(), value.view(-1)[1:])
+    del kept, whole, alias, part
+    backward(pair, 3)
+    spilled = [param for unit in pair[3]._session.planes.layout.spilled for param in unit.params]
+    assert spilled and all(isinstance(param.tensor.grad, SpilledGradient) for param in spilled)  # their places are free again
+    step(pair)
+    same_weights(pair)
+
+
+def test_gradients_that_are_not_cleared_go_on_accumulating(pair):
+    for number in range(3):
+        backward(pair, number)
+        same_gradients(pair)
+        for optimizer in (pair[1], pair[3]):
+            optimizer.step()
+    same_weights(pair)
+
+
+def test_some_cleared_some_not(pair):
+    for number in range(4):
+        backward(pair, number)
+        for optimizer in (pair[1], pair[3]):
+            optimizer.step()
+        for model in (pair[0], pair[2]):
+            for i, param in enumerate(model.parameters()):
+                if (i + number) % 3 == 0:
+                    param.grad = None
+                elif (i + number) % 3 == 1:
+                    param.grad.zero_()
+        same_some = [(a.grad, b.grad) for a, b in zip(pair[0].parameters(), pair[2].parameters()) if a.grad is not None]
+        assert all(torch.equal(a, b.clone()) for a, b in same_some)
+    same_weights(pair)
+
+
+@pytest.mark.parametrize("pair", ["speculate", "sync", "lazy"], indirect=True)
+def test_a_gradient_of_another_parameter(pair):
+    """Assigned p.grad = q.grad: the update reads whatever p.grad is."""
+    for number in range(3):
+        backward(pair, number)
+        for model in (pair[0], pair[2]):
+            for i in range(5):
+                model.layers[i].up.weight.grad = model.layers[i + 1].up.weight.grad
+        step(pair)
+    same_weights(pair)
+
+
+def test_what_cannot_be_is_a_sentence(pair):
+    backward(pair)
+    grad = next(grad for grad in gradients(pair[2]) if isinstance(grad, SpilledGradient) and grad.dim() == 2)
+    for wrong in (grad.data_ptr, grad.share_memory_, lambda: torch.from_dlpack(grad)):
+        with pytest.raises(errors.Unsupported, match="is spilled to the disk and has no address"):
+            wrong()
+    with pytest.raises(RuntimeError):
+        torch.utils.dlpack.to_dlpack(grad)
+    for wrong in (grad.t_, lambda: grad.resize_(3), lambda: grad.set_(torch.zeros(3, dtype=grad.dtype))):
+        with pytest.raises((errors.Unsupported, RuntimeError)):
+            wrong()
+    with pytest.raises(errors.Unsupported, match="keeps its shape"):
+        grad.data = torch.zeros(3, dtype=grad.dtype)
+    array = grad.view(torch.int16).numpy()
+    with pytest.raises(ValueError):
+        array[0, 0] = 1
+    assert "SpilledGradient(tensor(" in repr(grad)
+    file = io.BytesIO()
+    torch.save(grad, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file), grad.clone()) and type(torch.load(io.BytesIO(file.getvalue()))) is torch.Tensor
+    same_gradients(pair)
+
+
+def test_after_close_a_kept_gradient_says_so(tmp_path):
+    model, opt = tiny(), None
+    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters()), store=f"{tmp_path}/s", dram=SPILLING)
+    loss_of(model, batch(0)).backward()
+    kept = next(grad for grad in gradients(model) if isinstance(grad, SpilledGradient))
+    opt.close()
+    with pytest.raises(errors.StokerError, match="its optimizer was closed"):
+        kept.norm()
+
+
+def test_nothing_is_left(tmp_path):
+    model, opt = tiny(), None
+    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters()), store=f"{tmp_path}/s", dram=SPILLING)
+    for number in range(3):
+        loss_of(model, batch(number)).backward()
+        opt.step()
+        opt.zero_grad()
+    session = opt._session
+    assert session.gradients.window.scratch.used_bytes <= spilled_bytes(opt)
+    arena = session.planes.arena
+    opt.close()
+    del opt, session
+    gc.collect()
+    assert arena.used == 0
+    assert [path.name for path in (tmp_path / "s").iterdir()] == ["stoker.volume"]
+
+
+# -- bytes
+
+
+def rows_of(tmp_path, policy, steps=5, clip=None, accumulate=1):
+    model = tiny()
+    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=1e-3), store=f"{tmp_path}/s", dram=SPILLING, policy=policy, accumulate=accumulate)
+    rows = []
+    opt.ledger.on_step(rows.append)
+    for number in range(steps):
+        for micro in range(accumulate):
+            loss_of(model, batch(number, micro)).backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        opt.step()
+        opt.zero_grad()
+    loss_of(model, batch(99))  # what lazy owes
+    planned, spilled, moved = opt.plan(), spilled_bytes(opt), opt._session.gradients.moved()
+    opt.close()
+    return rows[2:], spilled, planned, [bytes / steps for bytes in moved]
+
+
+def moved(rows, spilled):
+    """Spilled bytes read and written a step, as multiples of what is spilled."""
+    return {(round(row["read_bytes"]["gradients"] / spilled, 3), round(row["written_bytes"]["gradients"] / spilled, 3)) for row in rows}
+
+
+def test_speculation_writes_them_once_and_reads_nothing(tmp_path):
+    rows, spilled, *_ = rows_of(tmp_path, "speculate")
+    assert spilled > 0 and moved(rows, spilled) == {(0.0, 1.0)}
+    assert all(row["redone"] == 0 for row in rows)
+
+
+def test_a_clip_that_does_not_fire_writes_nothing_and_redoes_nothing(tmp_path):
+    rows, spilled, *_ = rows_of(tmp_path, "speculate", clip=1e6)
+    assert all(row["written_bytes"]["gradients"] == spilled and row["redone"] == 0 for row in rows)
+    assert all(row["read_bytes"]["gradients"] <= 2 * spilled for row in rows)  # the norm, and the product with one
+
+
+def test_a_clip_that_fires_writes_them_once_more(tmp_path):
+    rows, spilled, *_ = rows_of(tmp_path, "sync", clip=1e-3)
+    assert all(spilled < row["written_bytes"]["gradients"] <= 2 * spilled for row in rows)
+    assert all(row["read_bytes"]["gradients"] <= 3 * spilled for row in rows)
+
+
+@pytest.mark.parametrize("policy", ["sync", "speculate", "lazy"])
+def test_each_further_micro_batch_reads_and_writes_them_once_more(tmp_path, policy):
+    """+4 bytes a bf16 parameter."""
+    counts = {}
+    for accumulate in (1, 2, 3):
+        *_, spilled, _, counts[accumulate] = rows_of(tmp_path / str(accumulate), policy, accumulate=accumulate)
+    for accumulate in (2, 3):
+        more = [now - before for now, before in zip(counts[accumulate], counts[accumulate - 1])]
+        assert more == pytest.approx([spilled, spilled], abs=1), (policy, accumulate, counts)
+
+
+@pytest.mark.parametrize("policy", ["sync", "speculate", "lazy"])
+def test_the_plan_knows_them(tmp_path, policy):
+    _, spilled, planned, measured = rows_of(tmp_path, policy)
+    assert [planned["step"][way]["gradients"] for way in ("read_bytes", "written_bytes")] == measured
+    told = planned["spilled_gradients"]
+    assert told["bytes"] == spilled and "find no room" in told["reason"]
+    assert planned["classes"]["gradients"] > planned["dram"]["gradients"]
+
+
+def test_more_memory_spills_less():
+    rng = random.Random(seed := random.randrange(1 << 30))
+    print("seed", seed)
+    for _ in range(200):
+        layers = torch.nn.ModuleList(torch.nn.Linear(rng.choice([8, 64, 200]), rng.choice([16, 300]), device="meta") for _ in range(rng.randrange(1, 12)))
+        blocks = partition(layers, layers.parameters())
+        for block in blocks:
+            block.pinned = rng.random() < 0.1
+        units = [unit for block in blocks for unit in block.updated_units]
+        total = before = sum(unit.weight_bytes for unit in units)
+        assert choose(blocks, total) == [] and least(blocks) <= total
+        for room in range(least(blocks), total, 4096):
+            spilled = choose(blocks, room)
+            assert len(spilled) > PLACES and memory(units, spilled) <= room
+            assert sum(unit.weight_bytes for unit in spilled) <= before
+            before = sum(unit.weight_bytes for unit in spilled)
+            assert memory(units, choose(blocks, 0)) == least(blocks)
+
+
+def test_gradients_that_fit_are_not_spilled(tmp_path):
+    model = tiny()
+    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters()), store=f"{tmp_path}/s", dram="7MiB")
+    loss_of(model, batch(0)).backward()
+    assert not any(isinstance(grad, SpilledGradient) for grad in gradients(model))
+    assert "spilled_gradients" not in opt.plan()
+    opt.step()
+    opt.zero_grad()
+    assert opt.ledger.last["written_bytes"]["gradients"] == 0
+    opt.close()
+
+
+# -- failures
+
+
+class _Failing:
+    """A future that ends with an error."""
+
+    def __init__(self, future) -> None:
+        self._future = future
+
+    def wait(self):
+        self._future.wait()
+        raise errors.IoError("the disk failed")
+
+    def ready(self):
+        return self._future.ready()
+
+
+def breaks(monkeypatch, where):
+    """From now on one write, the end of one write, or one read fails."""
+    write, read = Scratch.write, Scratch.read
+    left = [1]
+
+    def now() -> bool:
+        left[0] -= 1
+        return left[0] == 0
+
+    def broken_write(self, *args, **kwargs):
+        if where == "full" and now():
+            raise errors.OutOfSpace("the disk is full")
+        piece = write(self, *args, **kwargs)
+        if where == "write" and now():
+            piece.written = _Failing(piece.written)
+        return piece
+
+    def broken_read(self, *args, **kwargs):
+        future = read(self, *args, **kwargs)
+        return _Failing(future) if where == "read" and now() else future
+
+    monkeypatch.setattr(Scratch, "write", broken_write)
+    monkeypatch.setattr(Scratch, "read", broken_read)
+
+
+@pytest.mark.parametrize("pair", ["speculate", "sync", "lazy"], indirect=True)
+@pytest.mark.parametrize("where", ["full", "write", "read"])
+def test_a_fault_while_clipping_loses_no_step(pair, monkeypatch, where):
+    for number in range(2):
+        backward(pair, number)
+        step(pair)
+    backward(pair, 2)
+    with monkeypatch.context() as patch:
+        breaks(patch, where)
+        with pytest.raises((errors.IoError, errors.OutOfSpace), match="spilled gradients of block"):
+            for _ in range(3):
+                torch.nn.utils.clip_grad_norm_(pair[2].parameters(), 1e-3)
+    for each in (pair[1], pair[3]):
+        each.zero_grad()
+    for number in range(2, 4):
+        backward(pair, number)
+        same_gradients(pair)
+        step(pair)
+    assert pair[3].step_count == 4
+    same_weights(pair)
+
+
+@pytest.mark.parametrize("where", ["full", "write"])
+def test_a_fault_in_backward_is_named_and_the_loop_goes_on(pair, monkeypatch, where):
+    backward(pair, 0)
+    step(pair)
+    forever = (errors.OutOfSpace, "the disk is full") if where == "full" else (errors.IoError, "the disk failed")
+    write = Scratch.write
+
+    def broken(self, *args, **kwargs):
+        if where == "full":
+            raise errors.OutOfSpace("the disk is full")
+        piece = write(self, *args, **kwargs)
+        piece.written = _Failing(piece.written)
+        return piece
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Scratch, "write", broken)
+        with pytest.raises(forever[0], match=f"spilled gradients of block .* could not be written: {forever[1]}"):
+            loss_of(pair[2], batch(1)).backward()
+    assert pair[3].step_count == 1
+    pair[3].zero_grad()
+    backward(pair, 1)
+    same_gradients(pair)
+    step(pair)
+    same_weights(pair)
+
+
+@pytest.mark.parametrize("pair", ["sync", "lazy"], indirect=True)
+def test_a_read_that_fails_in_step_may_be_tried_again(pair, monkeypatch):
+    backward(pair, 0)
+    step(pair)
+    backward(pair, 1)
+    same_gradients(pair)
+    lazy = pair[3]._session.steps.policy == "lazy"
+    with monkeypatch.context() as patch:
+        breaks(patch, "read")
+        with pytest.raises(errors.IoError, match="could not be read back"):
+            pair[3].step()
+            loss_of(pair[2], batch(2))  # lazy reads here, and loses the step
+    done = pair[3].step_count
+    assert done == 1
+    if lazy:
+        pair[3].zero_grad()
+        loss_of(pair[2], batch(1)).backward()
+    same_gradients(pair)
+    step(pair)
+    same_weights(pair)
+
+
+def test_a_disk_without_room_shows_at_once(tmp_path, monkeypatch):
+    def full(self, capacity):
+        raise errors.OutOfSpace("the disk is full")
+
+    monkeypatch.setattr(Scratch, "_make", full)
+    model = tiny()
+    with pytest.raises(errors.OutOfSpace):
+        stoker.offload(model, torch.optim.AdamW(model.parameters()), store=f"{tmp_path}/s", dram=SPILLING)
+
+
+def test_it_is_not_had_on_another_device(tmp_path, monkeypatch):
+    """There gradients stay on the device; the memory for their copies must hold all of them, and the sentence says so."""
+    monkeypatch.setattr(sys.modules["stoker.offload"], "open_link", lambda device: FakeLink(lazy=False))
+    with pytest.raises(errors.OverBudget, match="are not spilled to the disk where the model computes on another device"):
+        model = tiny()
+        stoker.offload(model, torch.optim.AdamW(model.parameters()), store=f"{tmp_path}/s", dram=SPILLING)
