@@ -163,7 +163,7 @@ class FileReplay {
     for (; at_ < trace_.requests.size() && !stop_; ++at_) {
       const Request& request = trace_.requests[at_];
       const uint64_t touched = stripes_->at(request, request.offset);
-      if (classes_) classes_->see(touched, request);
+      if (classes_) classes_->see(touched, access_of(request));
       if (!request.write || request.bytes == 0) continue;
       groups = stripes_->cut(request);
       for (const auto& pieces : groups) {
