@@ -473,6 +473,9 @@ class _CountedGradients:
         self._bring(unit)
         return segments
 
+    def check(self, unit: Unit, segments: list[Segment]) -> None:
+        assert unit not in self._homes or self._homes[unit].place is not None
+
     def mark(self, grad: Any) -> None:
         return None
 

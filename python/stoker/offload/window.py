@@ -93,6 +93,7 @@ class Window:
         self.read_bytes = self.written_bytes = 0
         self.scratch = scratch
         self._places = places  # by use, the newest last
+        self.addresses = frozenset(place.address for place in places)
 
     def bring(self, home: Home, keep: tuple[Home, ...] = ()) -> Place:
         """The home's bytes, in memory until another is brought. `keep`: homes that do not give way to it; fewer than PLACES."""
