@@ -625,15 +625,37 @@ def test_a_gradient_that_finds_its_place_taken_is_told_once(pair):
 def test_a_change_that_is_undone_is_none(pair):
     for number in range(3):
         backward(pair, number)
-        kept = gradients(pair[2])
+        kept = [grad for grad in gradients(pair[2]) if isinstance(grad, SpilledGradient)]
         step(pair)
         for grad in kept:
             grad.mul_(2)
-            grad.add_(0).mul_(0.5)
+            grad.mul_(1).mul_(0.5)
         del kept, grad
     assert loss_of(pair[2], batch(9)).isfinite()
-    redone = pair[3].ledger.summary()["redone"]
-    assert redone == 0
+    assert pair[3].ledger.summary()["redone"] == 0
+    same_weights(pair)
+
+
+@pytest.mark.parametrize("pair", ["lazy"], indirect=True)
+def test_a_change_that_is_undone_too_late_loses_the_step(pair, monkeypatch):
+    """The update would consume what is there meanwhile."""
+    backward(pair)
+    step(pair)
+    backward(pair, 1)
+    session = pair[3]._session
+    kept = [grad for grad in gradients(pair[2]) if isinstance(grad, SpilledGradient)]
+    monkeypatch.setattr(session.steps.late, "ahead", lambda block, distance: False)
+    pair[3].step()
+    pair[3].zero_grad()
+    block = session.planes.layout.spilled[0].block
+    for grad in kept:
+        grad.mul_(2)
+    with pytest.raises(errors.StokerError, match="were changed between"):
+        session.steps.late.begin(block)
+        for grad in kept:
+            grad.mul_(0.5)
+        session.steps.late.finish(block)
+    assert pair[3].step_count == 1
     same_weights(pair)
 
 

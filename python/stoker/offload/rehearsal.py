@@ -474,7 +474,7 @@ class _CountedGradients:
         return segments
 
     def check(self, unit: Unit, segments: list[Segment]) -> None:
-        assert unit not in self._homes or self._homes[unit].place is not None
+        self._bring(unit)  # as _segments does, which has none to look at here
 
     def mark(self, grad: Any) -> None:
         return None

@@ -69,6 +69,7 @@ class SpillingGradients(Gradients):
         """Around a change of their bytes, which are in memory. One that changes none, as clipping often does, counts as none."""
         for region in regions:
             self.window.still(region.home)
+            self.window.unread(region.home)  # else an update could consume a change that is undone before anybody looks
         backward = torch._C._current_graph_task_id() != -1  # accumulating changes them
         before = {} if backward else {region: self._hash(region) for region in regions}
         homes = {region.home: region.home.dirty for region in regions}

@@ -302,8 +302,11 @@ class Steps:
 
     def bytes_of(self, segments: list[Segment]) -> tuple:
         """What tells the gradients' bytes, as they are now, from any others."""
-        marks = [self.gradients.mark(segment.grad) for segment in segments]
+        marks = self.marks_of(segments)
         return marks, self.hashes([segment for segment, mark in zip(segments, marks) if mark is None])
+
+    def marks_of(self, segments: list[Segment]) -> list[tuple | None]:
+        return [self.gradients.mark(segment.grad) for segment in segments]
 
     def hashes(self, segments: list[Segment]) -> list[bytes]:
         """Of the gradients' bytes as they are now."""

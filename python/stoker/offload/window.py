@@ -132,6 +132,13 @@ class Window:
         self.scratch.free(piece)
         return failed
 
+    def unread(self, home: Home) -> None:
+        """Waits until no update is reading its bytes."""
+        for job in home.place.readers:
+            with self.waiting("gradients"), contextlib.suppress(StokerError):  # whoever made it hears of it
+                job.wait()
+        home.place.readers.clear()
+
     def _make_room(self, keep: tuple[Home, ...]) -> Place:
         place = next((each for each in self._places if each.home is None), None)
         if place is None:
@@ -156,10 +163,7 @@ class Window:
                     raise self._told(error, home, "written") from error
                 if (failed := self.still(home)) is not None:
                     raise self._told(failed, home, "written")
-        for job in place.readers:
-            with self.waiting("gradients"), contextlib.suppress(StokerError):  # whoever made it hears of it
-                job.wait()
-        place.readers.clear()
+        self.unread(home)
         place.home = home.place = None
 
     def _read(self, home: Home, place: Place) -> None:
