@@ -7,6 +7,8 @@ import gc
 import io
 import random
 import sys
+import threading
+import warnings
 
 import pytest
 import torch
@@ -348,6 +350,313 @@ def test_nothing_is_left(tmp_path):
     gc.collect()
     assert arena.used == 0
     assert [path.name for path in (tmp_path / "s").iterdir()] == ["stoker.volume"]
+
+
+# -- what must not come between an update and the bytes it consumes
+
+
+class Halves(torch.nn.Module):
+    """Layers of which a call may leave some out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = lambda: torch.nn.Sequential(torch.nn.Linear(128, 512), torch.nn.ReLU(), torch.nn.Linear(512, 128))
+        self.layers = torch.nn.ModuleList(layer() for _ in range(20))
+
+    def forward(self, x, which):
+        for i in which:
+            x = x + self.layers[i](x)
+        return x
+
+
+def halves(tmp_path, policy, dram):
+    """(weights after some steps, of which the last leave layers out, and how many updates were owed when a backward began to speculate)"""
+    torch.manual_seed(0)
+    model = Halves()
+    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=1e-2), store=f"{tmp_path}/{policy}", dram=dram, policy=policy)
+    steps, owed = opt._session.steps, [0]
+    transaction = steps._transaction
+
+    def counting():
+        if torch._C._current_graph_task_id() != -1:
+            owed.append(len(steps.late.owed))
+        return transaction()
+
+    steps._transaction = counting
+    opt._session.pager.lookahead_bytes = 1 << 20
+    everything, half = range(20), range(10)
+    for number, which in enumerate([everything] * 4 + [half] * 2):
+        if policy == "auto" and number == 3:
+            steps.paused_for, steps.drops_gradients = 1, True  # its lazy pause is over with this step
+        torch.manual_seed(number)
+        model(torch.randn(4, 128), which).square().mean().backward()
+        opt.step()
+        opt.zero_grad()
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    opt.close()
+    return weights, max(owed)
+
+
+def test_what_is_owed_comes_before_a_speculated_update_looks_at_its_gradients(tmp_path):
+    """Owed updates bring gradients of their own, which took the place of those that the update was about to read."""
+    expected, _ = halves(tmp_path, "sync", "8MiB")
+    weights, owed = halves(tmp_path, "auto", "8MiB")
+    assert owed > PLACES
+    assert all(torch.equal(expected[name], value) for name, value in weights.items())
+
+
+def test_an_update_does_not_begin_on_bytes_that_are_another_unit_s(pair):
+    backward(pair)
+    steps, spilled = pair[3]._session.steps, pair[3]._session.planes.layout.spilled
+    segments = steps._segments(spilled[0])
+    for unit in spilled[1 : 1 + PLACES]:
+        unit.params[0].tensor.grad.clone()
+    with pytest.raises(errors.StokerError, match="left memory before its update began"):
+        steps._launch(spilled[0], segments)
+
+
+def _from_two_others(pair):
+    """Unit 2 of the spilled ones gets gradients of units 0 and 1 for its second and third parameter, in both models."""
+    theirs = dict(pair[0].named_parameters())
+    mine, *others = (pair[3]._session.planes.layout.spilled[i] for i in (2, 0, 1))
+    for i, other in enumerate(others):
+        mine.params[1 + i].tensor.grad = other.params[1 + i].tensor.grad
+        theirs[mine.params[1 + i].name].grad = theirs[other.params[1 + i].name].grad
+    return mine
+
+
+@pytest.mark.parametrize("pair", ["speculate", "sync", "lazy"], indirect=True)
+def test_gradients_of_two_other_blocks(pair):
+    """They are copied, and bringing them may push out the unit's own."""
+    for number in range(2):
+        backward(pair, number)
+        mine = _from_two_others(pair)
+        want = [param.tensor.grad.clone() for param in mine.params]
+        assert all(torch.equal(segment.grad, value) for segment, value in zip(pair[3]._session.steps._segments(mine), want, strict=True))
+        assert reference.clip(list(pair[0].parameters()), 0.5) == float(pair[3].clip_grad_norm_(0.5))
+        step(pair)
+    same_weights(pair)
+
+
+def test_clipping_while_another_thread_looks(pair):
+    """Between finding a unit's gradients in memory and summing them, nobody may take their place."""
+    backward(pair)
+    session = pair[3]._session
+    core, seen = session.planes.session, []
+
+    class Slow:
+        def __getattr__(self, name):
+            return getattr(core, name)
+
+        def sum_of_squares(self, grads):
+            thread = threading.Thread(target=lambda: seen.extend(grad.norm() for grad in gradients(pair[2])))
+            thread.start()
+            thread.join(0.2)
+            threads.append(thread)
+            return core.sum_of_squares(grads)
+
+    threads: list[threading.Thread] = []
+    session.planes.session = Slow()
+    try:
+        norm = float(pair[3].clip_grad_norm_(1e6))
+    finally:
+        session.planes.session = core
+    for thread in threads:
+        thread.join()
+    assert seen and reference.clip(list(pair[0].parameters()), 1e6) == norm
+
+
+# -- writes that no operation declares
+
+
+@pytest.fixture
+def alone():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield torch.distributed
+    torch.distributed.destroy_process_group()
+
+
+def test_collectives_are_refused_as_they_write_unseen(pair, alone):
+    backward(pair)
+    grad = pair[2].layers[0].up.weight.grad
+    assert isinstance(grad, SpilledGradient)
+    plain = grad.clone()
+    for wrong in (
+        lambda: alone.all_reduce(grad),
+        lambda: alone.broadcast(grad, 0),
+        lambda: alone.all_reduce_coalesced([plain, grad]),
+        lambda: alone.all_gather([plain], grad),
+        lambda: alone._functional_collectives.all_reduce(grad, "sum", alone.group.WORLD),
+    ):
+        with pytest.raises(errors.Unsupported, match=r"reduce a copy: g = p.grad.clone\(\)"):
+            wrong()
+    alone.all_gather([grad], plain * 2)  # a list in a list is not looked into; each is copied to, which is any operation
+    pair[0].layers[0].up.weight.grad.mul_(2)
+    same_gradients(pair)
+    for param in pair[2].parameters():
+        reduced = param.grad.clone()
+        alone.all_reduce(reduced)
+        param.grad.copy_(reduced)
+    step(pair)
+    same_weights(pair)
+
+
+def test_an_operation_of_somebody_else_s_may_write(pair):
+    with torch.library._scoped_library("stoker_test", "FRAGMENT") as library:
+        library.define("secretly_doubled(Tensor x) -> Tensor")
+        library.impl("secretly_doubled", lambda x: x.mul_(2).sum(), "CPU")
+        for number in range(2):
+            backward(pair, number)
+            for model in (pair[0], pair[2]):
+                for grad in gradients(model):
+                    torch.ops.stoker_test.secretly_doubled(grad)
+            same_gradients(pair)
+            step(pair)
+    same_weights(pair)
+
+
+# -- shapes
+
+
+def test_views_in_inference_mode(pair):
+    backward(pair)
+    results = []
+    for model in (pair[0], pair[2]):
+        block = model.layers[0]
+        vector, matrix = block.norm1.weight.grad, block.qkv.weight.grad
+        with torch.inference_mode():
+            views = [vector.expand_as(matrix), matrix.view_as(matrix), matrix[3:5], matrix[0], matrix.t()[1:], vector.to(torch.float64), vector.to("cpu")]
+            views += [*torch.broadcast_tensors(vector, matrix), *torch.broadcast_tensors(block.norm2.bias.grad, vector), *matrix.chunk(3), *matrix.unbind()[:2]]
+            views.append(matrix.reshape(-1)[5:9].view(2, 2))
+            matrix[1:3].mul_(2)
+            views[2].add_(1)
+            results.append([view.clone() for view in views])
+    same_results(*reversed(results))
+    same_gradients(pair)
+    step(pair)
+    same_weights(pair)
+
+
+def test_nothing_is_written_beyond_a_gradient(pair):
+    """Those of a unit are neighbours in memory."""
+    backward(pair)
+    small = pair[2].layers[0].norm1.weight.grad
+    assert isinstance(small, SpilledGradient)
+    for wrong in (
+        lambda: small.as_strided((128,), (1,), small.storage_offset()),
+        lambda: small.as_strided((64,), (2,), small.storage_offset()).zero_(),
+        lambda: small.as_strided((64,), (1,), small.storage_offset() + 1),
+        lambda: torch.mul(torch.ones(128, dtype=small.dtype), 7.0, out=small),
+        lambda: torch.add(torch.ones(2, 64, dtype=small.dtype), 1, out=small),
+        lambda: small.resize_(128).zero_(),
+    ):
+        with pytest.raises(errors.Unsupported), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            wrong()
+        same_gradients(pair)
+    assert torch.equal(small.as_strided((16,), (4,), small.storage_offset()).clone(), small.clone()[::4])
+    step(pair)
+    same_weights(pair)
+
+
+def test_a_list_that_comes_second_and_a_memo(pair):
+    backward(pair)
+    same_results(*([*torch._foreach_pow(2.0, gradients(model))] for model in (pair[2], pair[0])))
+    grad = pair[2].layers[0].up.weight.grad
+    memo: dict = {}
+    assert grad.__deepcopy__(memo) is grad.__deepcopy__(memo)
+    twice = copy.deepcopy([grad, grad])
+    assert twice[0] is twice[1] and type(twice[0]) is torch.Tensor
+
+
+def test_gradients_of_two_optimizers(tmp_path):
+    """The one's are copied before the other's lock is taken: two threads that do it crosswise do not wait for each other."""
+    made = []
+    for name in "ab":
+        model = tiny()
+        model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters()), store=f"{tmp_path}/{name}", dram=SPILLING)
+        loss_of(model, batch(0)).backward()
+        made.append((model.layers[0].up.weight.grad, opt, model))
+    (one, *_), (other, *_) = made
+    assert isinstance(one, SpilledGradient) and isinstance(other, SpilledGradient)
+    held, clone = [], SpilledGradient.clone
+
+    def watched(self, *args, **kwargs):
+        held.append(one.region.owner.lock._is_owned() and other.region.owner is self.region.owner)
+        return clone(self, *args, **kwargs)
+
+    SpilledGradient.clone = watched
+    try:
+        want = clone(one) + clone(other)
+        assert torch.equal(one.add(other), want)
+        one.add_(other)
+    finally:
+        del SpilledGradient.clone
+    assert held == [False, False] and torch.equal(one.clone(), want)
+    expected = [one.clone() * 3, other.clone() * 3]
+    torch._foreach_mul_([one, other], 3.0)
+    assert torch.equal(one.clone(), expected[0]) and torch.equal(other.clone(), expected[1])
+    for _, opt, _ in made:
+        opt.close()
+
+
+# -- what is told, and what is not an error
+
+
+def test_a_gradient_that_finds_its_place_taken_is_told_once(pair):
+    backward(pair)
+    step(pair)
+    backward(pair, 1)
+    kept = gradients(pair[2])
+    step(pair)
+    with pytest.warns(UserWarning, match=r"stays in ordinary memory \(\d+ bytes\).*that dram does not count") as told:
+        backward(pair, 2)
+    step(pair)
+    backward(pair, 3)
+    step(pair)
+    assert len([each for each in told if "ordinary memory" in str(each.message)]) == 1
+    events = [event for event in pair[3].ledger.events if event["what"] == "gradient outside dram"]
+    assert len(events) == 1 and events[0]["bytes"] > 0 and events[0]["parameter"] in dict(pair[2].named_parameters())
+    del kept
+    same_weights(pair)
+
+
+@pytest.mark.parametrize("pair", ["lazy", "speculate"], indirect=True)
+def test_a_change_that_is_undone_is_none(pair):
+    for number in range(3):
+        backward(pair, number)
+        kept = [grad for grad in gradients(pair[2]) if isinstance(grad, SpilledGradient)]
+        step(pair)
+        for grad in kept:
+            grad.mul_(2)
+            grad.mul_(1).mul_(0.5)
+        del kept, grad
+    assert loss_of(pair[2], batch(9)).isfinite()
+    assert pair[3].ledger.summary()["redone"] == 0
+    same_weights(pair)
+
+
+@pytest.mark.parametrize("pair", ["lazy"], indirect=True)
+def test_a_change_that_is_undone_too_late_loses_the_step(pair, monkeypatch):
+    """The update would consume what is there meanwhile."""
+    backward(pair)
+    step(pair)
+    backward(pair, 1)
+    session = pair[3]._session
+    kept = [grad for grad in gradients(pair[2]) if isinstance(grad, SpilledGradient)]
+    monkeypatch.setattr(session.steps.late, "ahead", lambda block, distance: False)
+    pair[3].step()
+    pair[3].zero_grad()
+    block = session.planes.layout.spilled[0].block
+    for grad in kept:
+        grad.mul_(2)
+    with pytest.raises(errors.StokerError, match="were changed between"):
+        session.steps.late.begin(block)
+        for grad in kept:
+            grad.mul_(0.5)
+        session.steps.late.finish(block)
+    assert pair[3].step_count == 1
+    same_weights(pair)
 
 
 # -- bytes

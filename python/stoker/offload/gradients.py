@@ -34,6 +34,7 @@ class Gradients:
         self.on_final = on_final
         self._session = planes.session
         self.waiting = Waits()  # the session's own, once it has one
+        self.event: Callable[..., None] = lambda what, **details: None  # likewise
         self.lock: Any = contextlib.nullcontext()  # likewise
         self.accumulate: int | None = None  # declared number of backwards a step
         self.more_follows = False  # inside `with opt.accumulating()`
@@ -183,6 +184,10 @@ class Gradients:
         grad = param.tensor.grad
         return None if grad is None else in_plane_order(grad, param)
 
+    def consumed(self, unit: Unit) -> list[tuple[Param, torch.Tensor]]:
+        """The unit's parameters that have gradients, with what an update that begins now consumes."""
+        return [(param, grad) for param in unit.params if (grad := self.laid_out(param)) is not None]
+
     # -- spilling.py: gradients that are in memory only while they are consumed
 
     def spills(self, unit: Unit) -> bool:
@@ -195,6 +200,9 @@ class Gradients:
     def landed(self, unit: Unit, segments: list[Segment]) -> list[Segment]:
         """Segments with what kept() gave, as an update consumes them now."""
         return segments
+
+    def check(self, unit: Unit, segments: list[Segment]) -> None:
+        """Raises if what an update is about to consume is not there any more."""
 
     def mark(self, grad: torch.Tensor) -> tuple | None:
         """Tells the gradient's bytes from any that it had or will have; None where only the bytes can tell."""

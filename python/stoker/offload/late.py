@@ -58,6 +58,9 @@ class Late:
         try:
             for unit in owed:
                 segments, known = self._owed[unit]
+                if self._steps.marks_of(segments) != known[0]:  # also of a change that will be undone
+                    self._steps.drops_gradients = False
+                    raise self._changed(block)
                 self._under_way[unit] = self._steps.start(unit, segments, owed, distance), segments, known
                 del self._owed[unit]
         except BaseException:  # Ctrl-C as well: whether the update was started is not known then
@@ -81,10 +84,7 @@ class Late:
                 update, segments, known = self._under_way[unit]
                 self._steps.timed("state", update.wait_computed)
                 if self._steps.bytes_of(segments) != known:  # now, behind the last read: then they were right throughout
-                    raise StokerError(
-                        f"gradients of {block.name} were changed between opt.step() and the update that policy lazy makes of them in the next forward, so that step "
-                        "is lost and the one before it stands; clear gradients with opt.zero_grad(), or use another policy"
-                    )
+                    raise self._changed(block)
         except StokerError:
             self._steps.drops_gradients = False
             self._steps.lose()
@@ -100,10 +100,18 @@ class Late:
         if not self and (records := self.records) is not None:
             self._steps.close(lambda: records)
 
+    @staticmethod
+    def _changed(block: Block) -> StokerError:
+        return StokerError(
+            f"gradients of {block.name} were changed between opt.step() and the update that policy lazy makes of them in the next forward, so that step "
+            "is lost and the one before it stands; clear gradients with opt.zero_grad(), or use another policy"
+        )
+
     def catch_up(self, block: Block) -> None:
         """The block is as the decided step leaves it when this returns."""
-        if self.begin(block):
-            self.finish(block)
+        with self._steps.lock:  # not every caller has it, and another thread that looks at gradients may take these ones' place
+            if self.begin(block):
+                self.finish(block)
 
     def complete(self) -> None:
         """Every block is."""

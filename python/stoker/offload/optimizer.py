@@ -220,8 +220,8 @@ def clip(session: Session, params: list[Param], max_norm: float, error_if_nonfin
         session.gradients.land(unit)
     core, squares = session.planes.session, []
     for unit in units:  # one at a time: of spilled gradients no more may be in memory
-        landed = [grad for param in unit.params if (grad := session.gradients.laid_out(param)) is not None]
-        squares += core.sum_of_squares([(g.data_ptr(), g.numel(), _DTYPE[g.dtype]) for g in landed])
+        landed = session.gradients.consumed(unit)
+        squares += core.sum_of_squares([(g.data_ptr(), g.numel(), _DTYPE[g.dtype]) for _, g in landed])
     if session.agreement is not None:
         squares = session.agreement.ranks.numbers("opt.clip_grad_norm_()", math.fsum(squares))
     norm = math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else float("nan") if any(map(math.isnan, squares)) else float("inf")

@@ -144,6 +144,7 @@ class Session:
         self.pager.updates = self.steps
         self.ledger.waiting.arithmetic = lambda: self.planes.session.arithmetic_seconds() if self.planes.session else 0.0
         self.pager.waiting = self.steps.waiting = self.gradients.waiting = self.ledger.waiting
+        self.gradients.event = self.ledger.event
         if self.activations is not None:
             self.activations.waiting, self.activations.event, self.activations.stays = self.ledger.waiting, self.ledger.event, self._stays
         self.snapshots = Snapshots(self, how.snapshots)
@@ -396,10 +397,11 @@ class Session:
                 self.steps.abandon()
 
     def clip_grad_norm_(self, max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
-        self.check_open()
-        self.steps.late.complete()  # it wants gradients, which may land where these do
-        self.steps.clip_limit = max_norm
-        return front.clip(self, [p for p in self.params if p.unit.updated], max_norm, error_if_nonfinite)
+        with self.lock:  # from finding gradients in memory to reading them: another thread that looks at one may take their place
+            self.check_open()
+            self.steps.late.complete()  # it wants gradients, which may land where these do
+            self.steps.clip_limit = max_norm
+            return front.clip(self, [p for p in self.params if p.unit.updated], max_norm, error_if_nonfinite)
 
     # -- what is durable when ------------------------------------------------------------------------------------------
 

@@ -6,7 +6,8 @@ zeroes it. Views of it are such tensors too; nobody else ever has a view of the 
 p.grad finds the right bytes in it, also when backward has made another one since, until the optimizer is closed.
 
 Operations over lists (`torch._foreach_*`, GradScaler's) are run tensor by tensor, which gives the same bits on a processor. Any other that takes
-more units than the window has places for reads copies of them into ordinary memory.
+more units than the window has places for reads copies of them into ordinary memory. What torch's operations write to, they declare; of anybody
+else's that declares nothing every argument counts as written to, and collectives, which write after they return, are refused.
 """
 
 from __future__ import annotations
@@ -29,17 +30,46 @@ if TYPE_CHECKING:
 _LIKE = frozenset(
     "empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_zeros new_ones new_full new_empty_strided is_same_size".split()
 )
+# Collectives: they write to what they declare to read, some of them after they have returned.
+_COLLECTIVES = frozenset("c10d _c10d_functional _c10d_functional_autograd c10d_functional _dtensor symm_mem".split())
+_KNOWN = 8  # how many contents of a gradient are recognized
 _numbers = itertools.count()
 
 
 class Region:
     """A parameter's spilled gradient, from when it was laid into its home until the last tensor over it is gone."""
 
-    __slots__ = ("owner", "home", "param", "number", "writes", "__weakref__")
+    __slots__ = ("owner", "home", "param", "number", "writes", "known", "_last", "__weakref__")
 
     def __init__(self, owner: SpillingGradients, home: Home, param: Param) -> None:
         self.owner, self.home, self.param = owner, home, param
         self.number, self.writes = next(_numbers), 0  # together they tell its bytes from any others
+        self.known: dict[bytes, int] = {}  # hash of its bytes -> `writes` then: a change that is undone is none
+        self._last = 0
+
+    def wrote(self) -> None:
+        self._last += 1
+        self.writes = self._last
+
+    def recognize(self, before: bytes, writes: int, now: bytes) -> None:
+        """The hashes of its bytes before and after a write, and `writes` before it."""
+        self._remember(before, writes)
+        self.writes = self.known.get(now, self.writes)
+        self._remember(now, self.writes)
+
+    def _remember(self, hashed: bytes, writes: int) -> None:
+        self.known.pop(hashed, None)
+        self.known[hashed] = writes
+        if len(self.known) > _KNOWN:
+            del self.known[next(iter(self.known))]
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether all of a tensor over the unit's gradients lies within this one."""
+        if tensor.numel() == 0:
+            return True
+        last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride()))
+        begin, size = self.param.offset, self.param.unit.dtype.itemsize
+        return begin * size <= tensor.storage_offset() * tensor.dtype.itemsize and (last + 1) * tensor.dtype.itemsize <= (begin + self.param.numel) * size
 
 
 class SpilledGradient(torch.Tensor):
@@ -51,7 +81,8 @@ class SpilledGradient(torch.Tensor):
     @staticmethod
     def __new__(cls, region: Region, dtype: torch.dtype, size, stride, offset: int) -> SpilledGradient:
         """offset: in elements of dtype from the start of the unit."""
-        tensor = torch.Tensor._make_wrapper_subclass(cls, size, strides=stride, storage_offset=offset, dtype=dtype, device="cpu")
+        with torch.inference_mode(False):  # else torch could make no view of it there
+            tensor = torch.Tensor._make_wrapper_subclass(cls, size, strides=stride, storage_offset=offset, dtype=dtype, device="cpu")
         torch._C._set_throw_on_mutable_data_ptr(tensor)
         tensor.region = region
         return tensor
@@ -64,7 +95,23 @@ class SpilledGradient(torch.Tensor):
             return NotImplemented
         kwargs = kwargs or {}
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, SpilledGradient)]
-        with given[0].region.owner.lock:
+        if func.namespace in _COLLECTIVES:
+            raise Unsupported(
+                f"{func} cannot take the spilled gradient of {given[0].region.param.name}, which is in memory only while somebody looks; "
+                "reduce a copy: g = p.grad.clone(); torch.distributed.all_reduce(g); p.grad.copy_(g), or give a larger dram"
+            )
+        count = _listed(func._schema.name.partition("::")[2], args)
+        if count > 1:
+            return _each(func, args, kwargs, count)
+        changed = list(_changed(func, args, kwargs))
+        owner = (changed or given)[0].region.owner
+        if any(each.region.owner is not owner for each in changed):
+            raise Unsupported(f"{func} changes spilled gradients of two optimizers at once; do it one after the other, or give a larger dram")
+        if any(each.region.owner is not owner for each in given):  # copied before the lock is taken: another thread may do it the other way round
+            mine = lambda each: each if each.region.owner is owner else each.clone()
+            args, kwargs = tree_map_only(SpilledGradient, mine, args), tree_map_only(SpilledGradient, mine, kwargs)
+            given = [each for each in given if each.region.owner is owner]
+        with owner.lock:
             return _run(func, args, kwargs, given)
 
     # -- what does not go through the dispatcher
@@ -108,7 +155,9 @@ class SpilledGradient(torch.Tensor):
         return f"SpilledGradient({self.clone()!r})"
 
     def __deepcopy__(self, memo: dict) -> torch.Tensor:
-        return self.clone()
+        if id(self) not in memo:
+            memo[id(self)] = self.clone()
+        return memo[id(self)]
 
     def __reduce_ex__(self, protocol: int):
         return self.clone().__reduce_ex__(protocol)
@@ -137,29 +186,38 @@ def _run(func: Any, args: tuple, kwargs: dict, given: list[SpilledGradient]) -> 
         return func(*tree_map_only(SpilledGradient, shell, args), **tree_map_only(SpilledGradient, shell, kwargs))
     if name == "detach_":  # it has no history
         return args[0]
-    if func.is_view:
-        made = _view(func, args, kwargs, given[0])
+    if func.is_view and isinstance(args[0], SpilledGradient):
+        made = _view(func, args, kwargs, given)
         if made is not None:
             return made
-    count = _listed(name, args)
-    return _each(func, args, kwargs, count) if count > 1 else _whole(func, args, kwargs, given)
+    return _whole(func, args, kwargs, given)
 
 
-def _view(func: Any, args: tuple, kwargs: dict, one: SpilledGradient) -> Any:
-    """What `func` makes of the tensor without looking at its bytes; None where that is no view."""
-    blank = torch.empty(one.region.home.unit.elements, dtype=one.region.home.unit.dtype, device="meta").untyped_storage()
-    shape = one.over(blank, "meta")
-    out = func(*tree_map_only(SpilledGradient, lambda _: shape, args), **tree_map_only(SpilledGradient, lambda _: shape, kwargs))
+def _view(func: Any, args: tuple, kwargs: dict, given: list[SpilledGradient]) -> Any:
+    """What `func` makes of its first argument without looking at bytes; None where that is no view."""
+    one, unit = args[0], args[0].region.home.unit
+    blank = torch.empty(unit.elements, dtype=unit.dtype, device="meta").untyped_storage()
+    shapes = {id(each): torch.empty_strided(each.size(), each.stride(), dtype=each.dtype, device="meta") for each in given}
+    shape = shapes[id(one)] = one.over(blank, "meta")
+    shown = lambda values: tree_map_only(SpilledGradient, lambda each: shapes[id(each)], values)
+    try:
+        out = func(*shown(args), **shown(kwargs))
+    except (RuntimeError, NotImplementedError):  # it wants bytes, or is wrong: the real ones show which
+        return None
     tensors = [each for each in tree_leaves(out) if isinstance(each, torch.Tensor)]
     if any(each.untyped_storage()._cdata != blank._cdata for each in tensors):
         return None
+    if not all(one.region.holds(each) for each in tensors):
+        raise Unsupported(f"{func} would show more than the spilled gradient of {one.region.param.name}; take a copy (.clone()), or give a larger dram")
     return tree_map_only(torch.Tensor, lambda each: one if each is shape else one.like(each), out)
 
 
 def _listed(name: str, args: tuple) -> int:
     """How many tensors an operation over lists has; 0 for any other."""
     over_lists = name.startswith("_foreach_") or name == "_amp_foreach_non_finite_check_and_unscale_"
-    return len(args[0]) if over_lists and all(not isinstance(each, torch.Tensor) or each.dim() == 0 or each.numel() == 1 for each in args[1:]) else 0
+    if not over_lists or any(isinstance(each, torch.Tensor) and each.numel() != 1 for each in args):
+        return 0
+    return next((len(each) for each in args if isinstance(each, (list, tuple))), 0)
 
 
 def _each(func: Any, args: tuple, kwargs: dict, count: int) -> Any:
@@ -172,7 +230,10 @@ def _each(func: Any, args: tuple, kwargs: dict, count: int) -> Any:
 
 
 def _changed(func: Any, args: tuple, kwargs: dict) -> Iterator[SpilledGradient]:
-    """The arguments that `func` writes to."""
+    """The arguments that `func` writes to, or may write to."""
+    if func.namespace != "aten" and not func._schema.is_mutable:
+        yield from (each for each in tree_leaves((args, kwargs)) if isinstance(each, SpilledGradient))
+        return
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = kwargs.get(argument.name) if i >= len(args) else args[i]
@@ -188,19 +249,39 @@ def _whole(func: Any, args: tuple, kwargs: dict, given: list[SpilledGradient]) -
     if any(each.region.home not in inside for each in changed):
         raise Unsupported(f"{func} changes spilled gradients of {len(homes)} groups of parameters at once, and there is room for {PLACES}; do it tensor by tensor, or give a larger dram")
     real = {id(each): each.clone() for each in outside}  # first: each may push out what was brought
+    copies = {each.untyped_storage()._cdata for each in real.values()}
     storages = {home: owner.bring(home, inside).untyped_storage() for home in inside}
     real |= {id(each): each.over(storages[each.region.home]) for each in given if each.region.home in inside}
+    targets = {id(each): real[id(each)] for each in _outputs(func, kwargs)}
+    for key, target in targets.items():  # torch makes room for a larger result, and that is the neighbours'
+        real[key] = torch.empty_strided(target.size(), target.stride(), dtype=target.dtype, device="cpu")
     use = lambda values: tree_map_only(SpilledGradient, lambda each: real[id(each)], values)
     with owner.changing({each.region for each in changed}):
         out = func(*use(args), **use(kwargs))
-    for each in changed:
-        now = real[id(each)]
-        if (now.dtype, now.size(), now.stride(), now.storage_offset()) != each.geometry() or now.untyped_storage()._cdata != storages[each.region.home]._cdata:
-            raise Unsupported(f"{func} would give the spilled gradient of {each.region.param.name} another shape or storage; assign a new tensor to .grad, or give a larger dram")
-    return tree_map(lambda value: _outward(value, given, real, storages), out)
+        for each in changed:
+            _refuse_another_shape(func, each, real[id(each)], storages[each.region.home] if id(each) not in targets else None)
+        for key, target in targets.items():
+            target.copy_(real[key])
+    return tree_map(lambda value: _outward(value, given, real, storages, copies), out)
 
 
-def _outward(value: Any, given: list[SpilledGradient], real: dict[int, torch.Tensor], storages: dict[Home, torch.UntypedStorage]) -> Any:
+def _outputs(func: Any, kwargs: dict) -> Iterator[SpilledGradient]:
+    """The arguments that only take results."""
+    for argument in func._schema.arguments:
+        if argument.is_out:
+            yield from (each for each in tree_leaves(kwargs.get(argument.name)) if isinstance(each, SpilledGradient))
+
+
+def _refuse_another_shape(func: Any, each: SpilledGradient, now: torch.Tensor, storage: torch.UntypedStorage | None) -> None:
+    """`storage`: None for what only took a result."""
+    kept = (now.dtype, now.size(), now.stride()) == each.geometry()[:3]
+    if kept and storage is not None:
+        kept = now.storage_offset() == each.storage_offset() and now.untyped_storage()._cdata == storage._cdata
+    if not kept:
+        raise Unsupported(f"{func} would give the spilled gradient of {each.region.param.name} another shape or storage; assign a new tensor to .grad, or give a larger dram")
+
+
+def _outward(value: Any, given: list[SpilledGradient], real: dict[int, torch.Tensor], storages: dict[Home, torch.UntypedStorage], copies: set[int]) -> Any:
     """What the caller gets for a result: never a view of the window's memory."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value
@@ -208,5 +289,10 @@ def _outward(value: Any, given: list[SpilledGradient], real: dict[int, torch.Ten
     if same is not None:
         return same
     storage = value.untyped_storage()._cdata
-    base = next((each for each in given if each.region.home in storages and storages[each.region.home]._cdata == storage), None)
-    return base.like(value) if base is not None else value
+    bases = [each for each in given if each.region.home in storages and storages[each.region.home]._cdata == storage]
+    if not bases and storage not in copies:
+        return value
+    base = next((each for each in bases if each.region.holds(value)), None)
+    if base is None:
+        raise Unsupported("views of several spilled gradients cannot be had at once; take copies (.clone()), or give a larger dram")
+    return base.like(value)

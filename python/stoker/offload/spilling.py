@@ -9,6 +9,7 @@ write to it comes through SpilledGradient, which counts them, so its bytes are k
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Callable, Iterator
@@ -32,6 +33,7 @@ class SpillingGradients(Gradients):
         spilled = planes.layout.spilled
         size = place_bytes(spilled)
         self.closed = False
+        self._told = False  # of a gradient that stays outside
         self._regions: dict[Param, weakref.ref[Region]] = {}
         self._homes = {unit: Home(unit, lambda unit=unit: any(self._region(param) is not None for param in unit.params)) for unit in spilled}
         places = []
@@ -67,16 +69,21 @@ class SpillingGradients(Gradients):
         """Around a change of their bytes, which are in memory. One that changes none, as clipping often does, counts as none."""
         for region in regions:
             self.window.still(region.home)
+            self.window.unread(region.home)  # else an update could consume a change that is undone before anybody looks
         backward = torch._C._current_graph_task_id() != -1  # accumulating changes them
         before = {} if backward else {region: self._hash(region) for region in regions}
         homes = {region.home: region.home.dirty for region in regions}
+        were = {region: region.writes for region in regions}
         for region in regions:
-            region.writes += 1
+            region.wrote()
             region.home.dirty = True
         yield
-        same = {region for region in before if self._hash(region) == before[region]}
-        for region in same:
-            region.writes -= 1
+        same = set()
+        for region, hashed in before.items():
+            now = self._hash(region)
+            region.recognize(hashed, were[region], now)
+            if now == hashed:
+                same.add(region)
         for home, dirty in homes.items():
             if all(region in same for region in regions if region.home is home):
                 home.dirty = dirty
@@ -98,7 +105,8 @@ class SpillingGradients(Gradients):
             return
         with self.lock:
             if self._region(param) is not None:
-                return  # somebody has an earlier gradient of it, whose bytes stay: this one stays where torch put it
+                self._tell(param)  # somebody has an earlier gradient of it, whose bytes stay: this one stays where torch put it
+                return
             memory = self.bring(home)
             self.window.still(home)
             home.dirty = True
@@ -108,6 +116,19 @@ class SpillingGradients(Gradients):
                 spilled.over(memory.untyped_storage()).copy_(grad)
             self._regions[param] = weakref.ref(region)
             param.tensor.grad = spilled
+
+    def _tell(self, param: Param) -> None:
+        """Once a run: gradients stay where no cap counts them."""
+        if self._told:
+            return
+        self._told = True
+        size = param.numel * param.unit.dtype.itemsize
+        self.event("gradient outside dram", parameter=param.name, bytes=size)
+        warnings.warn(
+            f"the gradient of {param.name} stays in ordinary memory ({size} bytes), and that of every other parameter of which an earlier gradient is kept alive: that "
+            "dram does not count; let go of earlier gradients (or copies: p.grad.clone()) before the next backward",
+            stacklevel=2,
+        )
 
     def _backward_done(self, unit: Unit) -> None:
         home = self._homes.get(unit)
@@ -128,15 +149,34 @@ class SpillingGradients(Gradients):
         grad = param.tensor.grad
         return grad if isinstance(grad, SpilledGradient) else self.laid_out(param)
 
+    def consumed(self, unit: Unit) -> list[tuple[Param, torch.Tensor]]:
+        return self._all([(param, param.tensor.grad) for param in unit.params if param.tensor.grad is not None])
+
     def landed(self, unit: Unit, segments: list[Segment]) -> list[Segment]:
-        return [replace(segment, grad=self._real(segment.grad, segment.param)) for segment in segments]
+        grads = self._all([(segment.param, segment.grad) for segment in segments])
+        return [replace(segment, grad=grad) for segment, (_, grad) in zip(segments, grads, strict=True)]
+
+    def _all(self, pairs: list[tuple[Param, torch.Tensor]]) -> list[tuple[Param, torch.Tensor]]:
+        """A unit's gradients in memory. Those assigned from another unit's are copied first: they push out what is there."""
+        copies = {param: self._real(grad, param) for param, grad in pairs if self._is_foreign(grad, param)}
+        return [(param, copies[param] if param in copies else self._real(grad, param)) for param, grad in pairs]
+
+    @staticmethod
+    def _is_foreign(grad: torch.Tensor, param: Param) -> bool:
+        return isinstance(grad, SpilledGradient) and grad.region.home.unit is not param.unit
 
     def _real(self, grad: torch.Tensor | None, param: Param) -> torch.Tensor | None:
         if not isinstance(grad, SpilledGradient):
             return None if grad is None else in_plane_order(grad, param)
-        if grad.region.home.unit is not param.unit:
-            return in_plane_order(grad.clone(), param)  # it was assigned from another parameter's, and would push out this unit's
-        return in_plane_order(self._over(grad), param)
+        return in_plane_order(grad.clone() if self._is_foreign(grad, param) else self._over(grad), param)
+
+    def check(self, unit: Unit, segments: list[Segment]) -> None:
+        home = self._homes.get(unit)
+        own = home.place.address if home is not None and home.place is not None else None
+        for segment in segments:
+            address = segment.grad.untyped_storage().data_ptr()
+            if address != own and address in self.window.addresses:
+                raise StokerError(f"the gradient of {segment.param.name} left memory before its update began; this is a defect of Stoker: please report it")
 
     def mark(self, grad: torch.Tensor) -> tuple | None:
         if not isinstance(grad, SpilledGradient):

@@ -128,6 +128,7 @@ class Steps:
     def _speculate(self, keep: int) -> None:
         """Starts the updates of final units, but for the last `keep`, whose gradients are still on their way."""
         while len(self._landing) > keep:
+            self._transaction()  # first: what a step still owes is made for it, of gradients that may take these ones' place
             segments = self._segments(unit := self._landing.pop(0))
             if self.clip_limit is not None and self._over_limit(segments):
                 self._norm_exceeded = True
@@ -176,12 +177,8 @@ class Steps:
 
     def _segments(self, unit: Unit, later: bool = False) -> list[Segment]:
         """The gradients have landed. `later`: it is not now that they are consumed."""
-        segments = []
-        for param in unit.params:
-            grad = self.gradients.kept(param) if later else self.gradients.laid_out(param)
-            if grad is not None and param.numel:
-                segments.append(Segment(param, grad, self.hyper(param)))
-        return segments
+        grads = [(param, self.gradients.kept(param)) for param in unit.params] if later else self.gradients.consumed(unit)
+        return [Segment(param, grad, self.hyper(param)) for param, grad in grads if grad is not None and param.numel]
 
     def _launch(self, unit: Unit, segments: list[Segment]) -> None:
         if segments:
@@ -198,6 +195,7 @@ class Steps:
     def _start(self, unit: Unit, segments: list[Segment], txn: Any, along: list[Unit], begun: Iterable[Unit], distance: int, hashes: bool = True) -> Update:
         staged = self._staged(unit.block, along, begun, distance)
         weights, address = self.pager.old_weights(unit, staged)
+        self.gradients.check(unit, segments)
         job = self.planes.session.update(
             unit.session_id,
             [segment.args() for segment in segments],
@@ -304,8 +302,11 @@ class Steps:
 
     def bytes_of(self, segments: list[Segment]) -> tuple:
         """What tells the gradients' bytes, as they are now, from any others."""
-        marks = [self.gradients.mark(segment.grad) for segment in segments]
+        marks = self.marks_of(segments)
         return marks, self.hashes([segment for segment, mark in zip(segments, marks) if mark is None])
+
+    def marks_of(self, segments: list[Segment]) -> list[tuple | None]:
+        return [self.gradients.mark(segment.grad) for segment in segments]
 
     def hashes(self, segments: list[Segment]) -> list[bytes]:
         """Of the gradients' bytes as they are now."""

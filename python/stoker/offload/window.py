@@ -93,6 +93,7 @@ class Window:
         self.read_bytes = self.written_bytes = 0
         self.scratch = scratch
         self._places = places  # by use, the newest last
+        self.addresses = frozenset(place.address for place in places)
 
     def bring(self, home: Home, keep: tuple[Home, ...] = ()) -> Place:
         """The home's bytes, in memory until another is brought. `keep`: homes that do not give way to it; fewer than PLACES."""
@@ -131,6 +132,13 @@ class Window:
         self.scratch.free(piece)
         return failed
 
+    def unread(self, home: Home) -> None:
+        """Waits until no update is reading its bytes."""
+        for job in home.place.readers:
+            with self.waiting("gradients"), contextlib.suppress(StokerError):  # whoever made it hears of it
+                job.wait()
+        home.place.readers.clear()
+
     def _make_room(self, keep: tuple[Home, ...]) -> Place:
         place = next((each for each in self._places if each.home is None), None)
         if place is None:
@@ -155,10 +163,7 @@ class Window:
                     raise self._told(error, home, "written") from error
                 if (failed := self.still(home)) is not None:
                     raise self._told(failed, home, "written")
-        for job in place.readers:
-            with self.waiting("gradients"), contextlib.suppress(StokerError):  # whoever made it hears of it
-                job.wait()
-        place.readers.clear()
+        self.unread(home)
         place.home = home.place = None
 
     def _read(self, home: Home, place: Place) -> None:
