@@ -116,7 +116,7 @@ Result<ClassTree> tree_of(const std::string& path) {
 }
 
 // One scheme on one trace; a row of the results, and what else was counted.
-Status replay_one(const ReplayArguments& arguments, const curm::Trace& trace, std::string_view scheme, curm::Form form, const std::string& code, const curm::ClassTree& tree, Json& json) {
+Status replay_one(const ReplayArguments& arguments, const curm::Trace& trace, std::string_view scheme, curm::Form form, const std::string& code, const ClassTree& tree, Json& json) {
   if (!arguments.on_files()) {
     STOKER_ASSIGN(const ReplayResult result, curm::replay(trace, scheme, form, arguments.options, &tree));
     json["results"].push_back(row(trace.name, scheme, form, code, arguments.mode, result));
