@@ -165,6 +165,51 @@ TEST(CodedClass, DecidesWhatStaysInTheLog) {
   for (const auto& [key, bytes] : content) EXPECT_EQ(read_all(*store, key), bytes);
 }
 
+// A commit waits for the oldest of the log only, whatever its class: that is what its segments wait for.
+TEST(CodedClass, AFullLogFoldsTheOldestFirst) {
+  CodedWorldOptions options = quiet(2, 1);
+  options.segment_bytes = 128 << 10;
+  options.segments = 5;
+  CodedWorld world(options);
+  StoreOptions open;
+  open.create = true;
+  open.capacity_bytes = 32 << 20;
+  open.chunk_bytes = 64 << 10;
+  open.objects_max = 256;
+  auto store = std::move(*world.open_coded(open));
+  Bytes hot = put(*store, "hot", 120'000, 1);
+  std::vector<Bytes> cold;
+  constexpr size_t kCold = 100;
+  for (size_t i = 0; i < kCold; ++i) {
+    cold.push_back(put(*store, std::to_string(i), 5'000, i));
+    state(*store, std::to_string(i), Class::write_only);
+  }
+  ASSERT_OK(store->fold_all().wait());
+  const uint64_t before = store->health().folds;
+  for (uint64_t row = 0; row < 16; ++row) update(*store, "hot", hot, row * 4096, 4096, row);  // the first segment; all that follow are of others
+  size_t updated = 0;
+  for (; store->health().folds == before && updated < kCold; ++updated) update(*store, std::to_string(updated), cold[updated], 0, 4096, updated);
+  EXPECT_GT(updated, 32U);
+  EXPECT_LT(updated, kCold);
+  EXPECT_LE(store->health().folds - before, 16U) << "one step";
+  EXPECT_EQ(read_all(*store, "hot"), hot);
+  for (size_t i = 0; i < kCold; ++i) EXPECT_EQ(read_all(*store, std::to_string(i)), cold[i]);
+}
+
+// Bounded, however many small writes a transaction has.
+TEST(CodedClass, WritesAreRememberedInBoundedMemory) {
+  StagedObject object;
+  for (uint64_t i = 0; i < 100; ++i) object.wrote(i * 4096, 4096);
+  object.wrote(0, 0);
+  EXPECT_EQ(object.writes, (std::vector<std::pair<uint64_t, size_t>>{{0, 100 * 4096}}));
+  for (uint64_t i = 0; i < 10'000; ++i) object.wrote(i % 2 == 0 ? 0 : 8192, 4096);
+  EXPECT_EQ(object.writes.size(), StagedObject::kWritesMax);
+  ScrubReport report;
+  for (int i = 0; i < 150; ++i) report.lose("this");
+  EXPECT_EQ(report.lost.size(), ScrubReport::kListed);
+  EXPECT_EQ(report.unlisted, 50U);
+}
+
 // Stripes that are written once stand in the order in which they came on each shard, whatever is rewritten in between.
 TEST(CodedClass, DecidesWhereStripesStand) {
   Shape shape;

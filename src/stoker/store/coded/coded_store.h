@@ -4,6 +4,7 @@
 // wait for I/O there. `mutex_` guards the map in memory; nobody holds it during I/O.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -35,7 +36,7 @@ struct Patrol {
   ScrubReport last;      // what it found
   uint64_t found = 0;    // damages that all of them found
   RepairProgress doing;
-  std::string stopped;   // why there is none any more, until the store is opened again
+  std::string stopped;   // why the last one ended early; another begins a minute later
 };
 
 // How the store is, beside what StoreInfo says.
@@ -166,6 +167,8 @@ class CodedStore final : public Store {
   // commit.cc: the writer thread
   void commit_batch(std::vector<Request> batch);
   void prepare(Prepared& commit, uint64_t& table_bytes);
+  std::vector<StagedStripe*> write_better(Prepared& commit, TransactionState& state);
+  Status name_stripes(Prepared& commit, const TransactionState& state, uint64_t& table_bytes) const;
   Status write_fresh(const Prepared& commit, const StagedStripe& staged, ShardSet& touched);
   Status append_vals(std::vector<Prepared>& commits, ShardSet& touched);
   Status append_commits(std::vector<Prepared>& commits);
@@ -213,6 +216,7 @@ class CodedStore final : public Store {
   Result<bool> repair_step();  // false: there is nothing to do
   Result<bool> mend_step();    // false: there is nothing to do
   Result<bool> resync_step();  // false: there is nothing to do
+  void choose_to_mend();  // with mutex_
   bool choose_joining();
   StripePtr next_to_join();    // null: the joining shard has all
   using Urgency = std::tuple<size_t, size_t, uint64_t>;
@@ -262,12 +266,15 @@ class CodedStore final : public Store {
   uint64_t images_ = 0;                                   // written since it was opened
   std::vector<SegmentRef> stand_ins_;                     // of folds that could not be finished
   std::optional<size_t> joining_;                         // the shard that is being resynced
+  std::vector<std::pair<uint64_t, size_t>> to_mend_;      // some of bad_, the last one first
   std::vector<std::weak_ptr<Stripe>> to_join_;            // stripes to look at, the last one first
   std::set<uint64_t> joined_;                             // stripes that it has by now
   std::set<size_t> given_up_;                             // shards that failed while they were resynced
   std::shared_ptr<Scrubbing> patrol_;                     // the pass that goes on
   ShardSet renewed_ = 0;                                  // left out and brought back by a scrub, to have log and table readable
   Pace patrol_pace_;
+  std::chrono::steady_clock::time_point patrol_after_;    // none before
+  size_t folded_since_image_ = 0;                         // stripes
 
   std::mutex queue_mutex_;  // guards what follows
   std::condition_variable queued_;

@@ -117,16 +117,21 @@ void CodedStore::commit_batch(std::vector<Request> batch) {
 void CodedStore::prepare(Prepared& commit, uint64_t& table_bytes) {
   TransactionState& state = *commit.request->state;
   std::lock_guard lock(state.mutex);
-  commit.needs_commit = !is_update(state);
-  ByteWriter items;
+  std::vector<StagedStripe*> better = write_better(commit, state);
+  commit.status = name_stripes(commit, state, table_bytes);
+  if (!commit.status && !better.empty()) {
+    for (StagedStripe* stripe : better) stripe->fresh.reset();
+    better.clear();
+    commit.status = name_stripes(commit, state, table_bytes);
+  }
+  if (!commit.status) return;
   for (auto& [key, object] : state.objects) {
     commit.touched.push_back({key, object.made, object.stated ? std::optional(object.expected) : std::nullopt, std::move(object.writes)});
-    if (commit.needs_commit) put_items(items, shape_, key, object, number_of(commit.stamp));
     for (auto& [index, stripe] : object.stripes) {
       if (stripe.fresh) {
         ShardSet written = 0;
         commit.fresh[stripe.fresh->id] = stripe.fresh;
-        commit.status = write_fresh(commit, stripe, written);
+        if (std::find(better.begin(), better.end(), &stripe) == better.end()) commit.status = write_fresh(commit, stripe, written);
         if (!commit.status) return;
         continue;
       }
@@ -146,18 +151,46 @@ void CodedStore::prepare(Prepared& commit, uint64_t& table_bytes) {
       }
     }
   }
+}
+
+// Stripes of objects that will not be rewritten, from a chunk on, are written anew: logged, that is appended 1 + m times, read, staged and written, about as
+// much as the rest of the stripe, and nothing comes to share its fold. Where that cannot be (no slot; something of the rest is lost) the log takes them: a
+// class makes no commit fail.
+std::vector<StagedStripe*> CodedStore::write_better(Prepared& commit, TransactionState& state) {
+  std::vector<StagedStripe*> better;
+  for (auto& [key, object] : state.objects) {
+    for (auto& [index, stripe] : object.stripes) {
+      if (stripe.fresh || object.expected == Class::read_write || stripe.blocks < shape_.rows()) continue;
+      auto fresh = make_stripe(object.expected);
+      if (!fresh) continue;
+      stripe.fresh = std::move(*fresh);
+      ShardSet written = 0;
+      if (write_fresh(commit, stripe, written)) {
+        better.push_back(&stripe);
+      } else {
+        stripe.fresh.reset();
+      }
+    }
+  }
+  return better;
+}
+
+// The table items of a commit, if there is room for them.
+Status CodedStore::name_stripes(Prepared& commit, const TransactionState& state, uint64_t& table_bytes) const {
+  commit.needs_commit = !is_update(state);
+  ByteWriter items;
+  for (const auto& [key, object] : state.objects) {
+    if (commit.needs_commit) put_items(items, shape_, key, object, number_of(commit.stamp));
+  }
   commit.items = items.take();
-  if (commit.items.size() > shape_.segment_bytes / 4) {
-    commit.status = make_error(Code::invalid_argument, "the transaction changes more stripes than one record of the log can name: commit it in parts", kWhere);
-    return;
-  }
+  if (commit.items.size() > shape_.segment_bytes / 4) return make_error(Code::invalid_argument, "the transaction changes more stripes than one record of the log can name: commit it in parts", kWhere);
   const bool adds = std::any_of(state.objects.begin(), state.objects.end(), [](const auto& each) { return each.second.exists; });
-  if (!commit.needs_commit || !adds) return;
-  table_bytes += commit.items.size() * 9 / 8 + 64;
+  if (!commit.needs_commit || !adds) return {};
+  const uint64_t added = commit.items.size() * 9 / 8 + 64;
   std::lock_guard store_lock(mutex_);
-  if (table_.image_bytes(shape_) + table_bytes > shape_.area_bytes) {
-    commit.status = make_error(Code::out_of_space, "the object table of the coded store is full: remove objects, or make a store for more of them", kWhere);
-  }
+  if (table_.image_bytes(shape_) + table_bytes + added > shape_.area_bytes) return make_error(Code::out_of_space, "the object table of the coded store is full: remove objects, or make a store for more of them", kWhere);
+  table_bytes += added;
+  return {};
 }
 
 namespace {

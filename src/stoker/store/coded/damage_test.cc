@@ -216,6 +216,66 @@ TEST(CodedDamage, AParityThatCannotBeDecodedKeepsItsEntry) {
   EXPECT_TRUE(Damaged::scrub(*store).lost.empty());
 }
 
+// Written anew, a stripe needs what is not overwritten; into the log it goes without.
+TEST(CodedDamage, AClassMakesNoCommitFail) {
+  for (const Class each : {Class::read_only, Class::write_only, Class::read_write}) {
+    Damaged run;
+    run.lose(Damaged::kParity);
+    run.flip(0, 2);
+    auto store = run.open();
+    auto change = std::move(*store->begin());
+    ASSERT_OK(change->expect("a", each));
+    ASSERT_OK(change->commit(Durability::durable).wait());
+    Bytes content = run.content();
+    ASSERT_NO_FATAL_FAILURE(update(*store, "a", content, 12'288, 65'536, 40)) << static_cast<int>(each);
+    Bytes into(65'536);
+    ASSERT_OK(store->read("a", 12'288, slice_of(into), {}).wait());
+    EXPECT_EQ(std::memcmp(into.data(), content.data() + 12'288, into.size()), 0);
+    run.flip(0, 2);  // it can be read again
+    EXPECT_EQ(read_all(*store, "a"), content);
+  }
+}
+
+// Of two stripes the one with more bad chunks, whatever is read or rewritten more.
+TEST(CodedDamage, WhatHasLostMostIsMendedFirst) {
+  CodedWorld world(quiet(4, 2));
+  auto store = std::move(*world.open_small());
+  struct At {
+    std::string path;
+    uint64_t offset;
+  };
+  std::map<std::string, std::vector<At>> chunks;
+  for (const std::string key : {"rewritten", "read"}) {
+    world.disk().start_recording();
+    const Bytes content = put(*store, key, 4 * 64 * kKiB, key.size());
+    const auto events = world.disk().stop_recording();
+    for (size_t chunk = 0; chunk < 4; ++chunk) {
+      for (const SimEvent& event : events) {
+        if (event.kind == SimEvent::Kind::write && event.bytes->size() == 64 * kKiB && std::memcmp(event.bytes->data(), content.data() + chunk * 64 * kKiB, 64 * kKiB) == 0) chunks[key].push_back({event.path, event.offset});
+      }
+    }
+    ASSERT_EQ(chunks[key].size(), 4U);
+    auto change = std::move(*store->begin());
+    ASSERT_OK(change->expect(key, key == "read" ? Class::read_only : Class::read_write));
+    ASSERT_OK(change->commit(Durability::durable).wait());
+  }
+  world.disk().flip(chunks["rewritten"][0].path, chunks["rewritten"][0].offset + 99, 1);
+  for (const size_t chunk : {1U, 2U}) world.disk().flip(chunks["read"][chunk].path, chunks["read"][chunk].offset + 99, 1);
+  for (const char* key : {"read", "rewritten"}) read_all(*store, key);
+  world.disk().start_recording();
+  ASSERT_OK(store->repair().wait());
+  std::vector<std::string> order;
+  for (const SimEvent& event : world.disk().stop_recording()) {
+    for (const auto& [key, places] : chunks) {
+      for (const At& at : places) {
+        if (event.kind == SimEvent::Kind::write && event.path == at.path && event.offset == at.offset) order.push_back(key);
+      }
+    }
+  }
+  EXPECT_EQ(order, (std::vector<std::string>{"read", "read", "rewritten"}));
+  EXPECT_EQ(store->health().mended_blocks, 3U);
+}
+
 // Sectors of the logs of all shards: each is left out and comes back before the next.
 TEST(CodedDamage, LogsThatCannotBeReadAreMadeAnewOneAfterTheOther) {
   Damaged run;

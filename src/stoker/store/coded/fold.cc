@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <tuple>
 
 #include "stoker/base/check.h"
 #include "stoker/base/log.h"
@@ -69,7 +68,9 @@ class Folding {
 
 Result<size_t> CodedStore::fold_step(size_t stripes_max, bool spare) {
   if (const std::lock_guard lock(mutex_); refused_) return *refused_;
-  return Folding(*this).run(stripes_max, spare);
+  STOKER_ASSIGN(const size_t folded, Folding(*this).run(stripes_max, spare));
+  folded_since_image_ += folded;
+  return folded;
 }
 
 Result<size_t> Folding::run(size_t stripes_max, bool spare) {
@@ -92,9 +93,10 @@ Result<size_t> Folding::run(size_t stripes_max, bool spare) {
   return stripes_.size();
 }
 
-// Stripes of objects that are not rewritten first, of these the ones whose blocks have waited longest; as long as one frame can stage their parity.
+// The stripes whose blocks have waited longest, as segments come free in their order; with room to spare not those that are still rewritten; as long as one
+// frame can stage their parity.
 void Folding::choose(size_t stripes_max, bool spare) {
-  std::vector<std::tuple<bool, Stamp, StripePtr>> first;  // by whether it is still rewritten
+  std::vector<std::pair<Stamp, StripePtr>> first;
   {
     std::lock_guard lock(store_.mutex_);
     std::erase_if(store_.dirty_, [&](const auto& each) {
@@ -107,13 +109,13 @@ void Folding::choose(size_t stripes_max, bool spare) {
         newest = std::max(newest, newer.val->stamp);
       }
       const bool rewritten = store_.classes_.of(stripe->object) == Class::read_write && number_of(newest) + kStillRewritten > store_.version_;
-      if (!rewritten || !spare) first.emplace_back(rewritten, oldest, stripe);
+      if (!rewritten || !spare) first.emplace_back(oldest, stripe);
       return false;
     });
   }
-  std::sort(first.begin(), first.end(), [](const auto& a, const auto& b) { return std::pair(std::get<0>(a), std::get<1>(a)) < std::pair(std::get<0>(b), std::get<1>(b)); });
+  std::stable_sort(first.begin(), first.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   size_t rows_left = std::max<size_t>(1, shape_.segment_bytes / 4 / (kBlock + 8 + shape_.parity_entry_bytes()));
-  for (const auto& [rewritten, oldest, stripe] : first) {
+  for (const auto& [oldest, stripe] : first) {
     if (stripes_.size() == stripes_max || rows_left == 0) break;
     if (const Status loaded = store_.load_headers(stripe, Priority::scrub); !loaded) {
       const std::lock_guard lock(store_.mutex_);

@@ -63,16 +63,55 @@ class Checking {
     if (bad == 0 && copies[0]->counter != copies[1]->counter) report_.notes.push_back("the copies of the superblock of '" + path(shard) + "' are not of one write, as after a crash: the next opening for writing makes them so");
   }
 
+  // The newest image, byte for byte the same on all shards, from one that has it whole; as long as it may be.
+  const std::vector<std::byte>& newest_image() {
+    if (newest_image_) return *newest_image_;
+    newest_image_.emplace();
+    for (size_t shard = 0; shard < store_.shape_.shards; ++shard) {
+      if ((store_.live() & shard_bit(shard)) == 0) continue;
+      for (size_t area = 0; area < 2; ++area) {
+        PiecewiseRead read(store_.shards(), shard, store_.shape_.area_at(area), store_.shape_.area_bytes);
+        while (!read.done()) read.step();
+        const auto image = read.readable() ? read_table_image(store_.shards().store(), read.bytes()) : std::nullopt;
+        if (!image || image->stamp != store_.image_stamp_) continue;
+        uint64_t bytes = framed_bytes(16);  // the record behind its pieces
+        for (const std::string& piece : image->pieces) bytes += framed_bytes(sizeof(uint32_t) + piece.size());
+        const auto whole = read.bytes().first(std::min<uint64_t>(bytes, read.bytes().size()));
+        newest_image_->assign(whole.begin(), whole.end());
+        return *newest_image_;
+      }
+    }
+    return *newest_image_;
+  }
+
+  // Of a crash in its write each sector is the old one or the new one: none of them differs from the new one by a few bytes only, but by accident.
+  bool nearly_whole(std::span<const std::byte> area) {
+    constexpr size_t kSector = 512, kFew = 4;
+    const std::vector<std::byte>& image = newest_image();
+    size_t few = 0, many = 0;
+    for (size_t at = 0; at < image.size(); at += kSector) {
+      size_t differ = 0;
+      for (size_t i = at; i < std::min(at + kSector, image.size()); ++i) differ += area[i] != image[i] ? 1 : 0;
+      few += differ > 0 && differ <= kFew ? 1 : 0;
+      many += differ > kFew ? 1 : 0;
+    }
+    return few > 0 && many == 0;
+  }
+
   // The newest image is on every live shard before anything is written that is newer.
   void table(size_t shard) {
     Stamp newest = 0;
+    bool flipped = false;
     for (size_t area = 0; area < 2; ++area) {
       const auto bytes = all_of(shard, store_.shape_.area_at(area), store_.shape_.area_bytes, "object table");
       if (const auto image = bytes.readable() ? read_table_image(store_.shards().store(), bytes.bytes()) : std::nullopt) newest = std::max(newest, image->stamp);
+      flipped = flipped || nearly_whole(bytes.bytes());
     }
     if (newest == store_.image_stamp_) return;
     std::string what = "the newest object table is not whole on '" + path(shard) + "'";
-    if (newest != 0 && number_of(store_.image_stamp_) == report_.committed) {
+    if (flipped) {
+      report_.problems.push_back("the newest object table is damaged on '" + path(shard) + "', not as a crash does it");
+    } else if (newest != 0 && number_of(store_.image_stamp_) == report_.committed) {
       report_.notes.push_back(std::move(what) + ", as after a crash: it is written anew when the store is opened for writing");
     } else {
       report_.problems.push_back(std::move(what));
@@ -165,6 +204,7 @@ class Checking {
   const FsckOptions& options_;
   FsckReport& report_;
   size_t single_copies_ = 0;
+  std::optional<std::vector<std::byte>> newest_image_;
 };
 
 }  // namespace stoker::coded

@@ -148,6 +148,7 @@ Status CodedStore::checkpoint() {
   if (failed != 0) STOKER_TRY(drop_shards(failed, "writing the object table failed"));
   STOKER_TRY(flush(set));
   since_image_.clear();
+  folded_since_image_ = 0;
   image_stamp_ = stamp;
   return {};
 }

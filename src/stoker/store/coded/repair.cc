@@ -56,6 +56,7 @@ Result<RepairReport> repair(const CodedPlan& plan, const Runtime& runtime, const
   report.scrub = *scrubbed;
   report.rebuilt_bytes = store->health().rebuilt_bytes;
   report.problems = scrubbed->lost;
+  if (scrubbed->unlisted > 0) report.problems.push_back("and " + std::to_string(scrubbed->unlisted) + " more like these");
   tell_losses(*store, report);
   if (!store->health().troubles.empty()) report.advice.emplace_back("bring a missing disk back; or put a new one in its place, and name it with --replace: what was on the old one is rebuilt from the others");
   if (!scrubbed->lost.empty() || store->health().lost_chunks + store->health().stuck_stripes > 0) report.advice.emplace_back("bring missing disks back and scrub again, or restore these objects from a copy");

@@ -15,6 +15,7 @@ namespace {
 
 constexpr const char* kWhere = "store/coded/resync";
 constexpr size_t kFoldedAtOnce = 8;    // stripes, when the admission needs room
+constexpr size_t kMendedAtOnce = 256;  // chunks, at most, before it is asked again which are the most urgent
 constexpr size_t kJoinedAtOnce = 256;  // stripes, at least, before it is asked again which are the most urgent
 
 Error failing(const std::string& path, const std::string& why, Code code = Code::io) { return make_error(code, "the shard '" + path + "' cannot be brought up to date: " + why, kWhere); }
@@ -56,10 +57,14 @@ bool CodedStore::choose_joining() {
   return true;
 }
 
-// What is repaired first, the highest: what has lost most; then by class (what is rewritten: its updates are on fewer disks, and each fold of it has to
+// What is repaired first, the highest: what has lost most, be it with a shard or by itself; then by class (what is rewritten: its updates are on fewer disks, and each fold of it has to
 // decode; what is read: its readers have to; what is only written is missed by nobody yet); then what readers had to decode most often.
 CodedStore::Urgency CodedStore::urgency(const Stripe& stripe) const {
-  const auto lost = static_cast<size_t>(std::count_if(stripe.shards.begin(), stripe.shards.end(), [this](size_t shard) { return (live_ & shard_bit(shard)) == 0; }));
+  size_t lost = 0;
+  for (size_t position = 0; position < stripe.shards.size(); ++position) {
+    const std::pair at(stripe.id, position);
+    lost += (live_ & shard_bit(stripe.shards[position])) == 0 || bad_.contains(at) || lost_.contains(at) ? 1 : 0;
+  }
   constexpr std::array<size_t, kClasses.size()> kRank = {1, 0, 2};  // read_only, write_only, read_write
   return {lost, kRank[static_cast<size_t>(classes_.of(stripe.object))], stripe.misses};
 }
@@ -279,6 +284,18 @@ Status CodedStore::admit() {
   return {};
 }
 
+// The most urgent chunks by now; what is found meanwhile is in the next of these lists.
+void CodedStore::choose_to_mend() {
+  std::vector<std::pair<Urgency, std::pair<uint64_t, size_t>>> bad;
+  bad.reserve(bad_.size());
+  for (const auto& [at, weak] : bad_) {
+    const StripePtr stripe = weak.lock();
+    bad.emplace_back(stripe ? urgency(*stripe) : Urgency(), at);
+  }
+  std::sort(bad.begin(), bad.end());
+  for (size_t i = bad.size() - std::min(kMendedAtOnce, bad.size()); i < bad.size(); ++i) to_mend_.push_back(bad[i].second);
+}
+
 // A chunk in which a reader found a bad block is compared with the others and written where it differs.
 Result<bool> CodedStore::mend_step() {
   StripePtr stripe;
@@ -286,11 +303,10 @@ Result<bool> CodedStore::mend_step() {
   {
     std::lock_guard lock(mutex_);
     if (refused_ || bad_.empty()) return false;
-    const auto urgency_of = [this](const auto& each) {
-      const StripePtr held = each.second.lock();
-      return held ? urgency(*held) : Urgency();
-    };
-    const auto next = std::max_element(bad_.begin(), bad_.end(), [&](const auto& a, const auto& b) { return urgency_of(a) < urgency_of(b); });
+    if (to_mend_.empty()) choose_to_mend();
+    const auto next = bad_.find(to_mend_.back());
+    to_mend_.pop_back();
+    if (next == bad_.end()) return true;  // mended with something else
     position = next->first.second;
     stripe = next->second.lock();
     bad_.erase(next);

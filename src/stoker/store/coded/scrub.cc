@@ -12,10 +12,16 @@
 #include "stoker/store/coded/recovery.h"
 
 namespace stoker::coded {
+namespace {
+
+constexpr auto kPatrolPause = std::chrono::minutes(1);  // after a pass that could not go on
+
+}  // namespace
 
 class Scrubbing {
  public:
-  Scrubbing(CodedStore& store, std::shared_ptr<ScrubReport> report) : store_(store), shape_(store.shape_), shards_(store.shards()), report_(std::move(report)) {}
+  enum class Asked : uint8_t { by_somebody, by_nobody };
+  Scrubbing(CodedStore& store, std::shared_ptr<ScrubReport> report, Asked asked) : store_(store), shape_(store.shape_), shards_(store.shards()), report_(std::move(report)), asked_(asked) {}
 
   // A piece of it: one chunk, or as much of a log or table at most as is read at once. False: all was looked at.
   Result<bool> step() {
@@ -23,8 +29,9 @@ class Scrubbing {
     if (!begun_) return begin();
     if (!areas_.empty()) return read_area();
     if (!logs_done_) return judge_logs();
-    if (!chunks_done_) return check_chunk();
-    if (unreadable_ != 0) return renew_log();
+    if (no_room_) return fold_one();
+    if (!chunks_done_) return check_next();
+    if (!unreadable_.empty()) return renew_log();
     return false;
   }
   const ScrubReport& report() const { return *report_; }
@@ -41,6 +48,10 @@ class Scrubbing {
   struct Region {
     bool log;  // a segment of it; else an area of the table
     size_t shard, nth;
+  };
+  struct Unreadable {
+    uint32_t incarnation = 0;  // of the shard, when it was read
+    std::vector<Region> areas;
   };
   template <typename Each>
   void each_live(Each each) const {
@@ -64,6 +75,7 @@ class Scrubbing {
       for (size_t segment = 0; segment < shape_.segments; ++segment) areas_.push_back({true, shard, segment});
     });
     std::lock_guard lock(store_.mutex_);
+    made_since_ = make_stamp(store_.epoch_, store_.next_id_);
     for (const auto& [key, object] : store_.table_.objects()) {
       total_ += shape_.n() * static_cast<uint64_t>(std::count_if(object->stripes.begin(), object->stripes.end(), [](const StripePtr& stripe) { return stripe != nullptr; }));
     }
@@ -98,17 +110,31 @@ class Scrubbing {
     if (!reading_) {
       if (area.log && !logs_begun_) begin_logs();
       if (area.nth == 0) images_ = store_.images_;
-      const uint64_t at = area.log ? shape_.segment_at(area.nth) : shape_.area_at(area.nth);
-      reading_.emplace(shards_, area.shard, at, area.log ? shape_.segment_bytes : shape_.area_bytes);
+      begin_reading(area);
     }
     spend(reading_->step());
     if (!reading_->done()) return true;
-    if (!reading_->readable()) unreadable_ |= shard_bit(area.shard);
+    // What fails once is read again.
+    if (!reading_->readable() && !std::exchange(again_, true)) {
+      begin_reading(area);
+      return true;
+    }
+    again_ = false;
+    if (!reading_->readable()) {
+      Unreadable& unreadable = unreadable_[area.shard];
+      unreadable.incarnation = shards_[area.shard].super.incarnation;
+      unreadable.areas.push_back(area);
+    }
     const Status looked = area.log ? take_segment(area) : take_table(area);
     reading_.reset();
     areas_.pop_front();
     if (!looked) return looked.error();
     return true;
+  }
+
+  void begin_reading(const Region& area) {
+    const uint64_t at = area.log ? shape_.segment_at(area.nth) : shape_.area_at(area.nth);
+    reading_.emplace(shards_, area.shard, at, area.log ? shape_.segment_bytes : shape_.area_bytes);
   }
 
   // Every shard has the newest image whole; and can be read, or the next opening would leave it out.
@@ -157,48 +183,94 @@ class Scrubbing {
     Status status;
     each_live([&](size_t shard) {
       const auto at = logs_.find(shard);
-      if (at == logs_.end() || (unreadable_ & shard_bit(shard)) != 0 || !status) return;
+      if (at == logs_.end() || unreadable_.contains(shard) || !status) return;
       const Log& log = at->second;
       for (const Stamp stamp : commits) commits_lost += log.content.commits.contains(stamp) ? 0 : 1;
       auto lacking = store_.vals_of(shard);
       std::erase_if(lacking, [&](const auto& each) { return log.content.holds(*each.second) || !log.wanted.contains(key_of(*each.second)); });
+      std::erase_if(lacking, [&](const auto& each) { return !can_be_read(each.first, each.second); });
       if (lacking.empty()) return;
       report_->records += lacking.size();
       touched |= shard_bit(shard);
       status = store_.append_settled(shard, lacking);
+      // It cannot be written: the others go on without it.
+      if (!status && status.error().code != Code::out_of_space) status = store_.drop_shards(shard_bit(shard), status.error().what);
     });
     report_->records += commits_lost;
     logs_.clear();
     if (!status && status.error().code != Code::out_of_space) return status.error();
     STOKER_TRY(store_.flush(touched));
     if (!status) {
-      // The log has no room for a second copy: what is newer there goes into the bases of all.
-      size_t folded = 0, all = 0;
-      do {
-        STOKER_ASSIGN(folded, store_.fold_step(SIZE_MAX));
-        all += folded;
-      } while (folded > 0);
-      if (all == 0) report_->lost.push_back(status.error().what);
+      // The log has no room for a second copy: what is newer there now goes into the bases of all.
+      no_room_ = status.error().what;
+      const std::lock_guard lock(store_.mutex_);
+      to_fold_ = store_.dirty_.size();
+      return true;
     }
-    if (commits_lost > 0 || !status) STOKER_TRY(store_.checkpoint());
+    if (commits_lost > 0) STOKER_TRY(store_.checkpoint());
     return true;
   }
 
+  // A stripe a step, the oldest first; what came meanwhile is not waited for.
+  Result<bool> fold_one() {
+    size_t folded = 0;
+    if (to_fold_ > 0) {
+      --to_fold_;
+      STOKER_ASSIGN(folded, store_.fold_step(1));
+      folded_ += folded;
+    }
+    if (folded > 0) return true;
+    if (folded_ == 0) report_->lose(*no_room_);
+    no_room_.reset();
+    STOKER_TRY(store_.checkpoint());
+    return true;
+  }
+
+  // From any shard; what cannot be is lost, and no reason to end the pass.
+  bool can_be_read(const StripePtr& stripe, const ValRef& val) {
+    AlignedBytes blocks(val->crcs.size() * kBlock);
+    std::vector<CodedStore::Run> runs = {{CodedStore::Run::From::log, stripe, val->chunk, val->first, val->crcs.size(), val, 0, blocks.data()}};
+    const Status read = store_.fetch(runs, Priority::scrub);
+    if (!read) report_->lose("an update in the logs cannot be read: " + read.error().what);
+    return read.has_value();
+  }
+
   // A shard whose log or table cannot be read is left out and brought back, which makes them readable; after all chunks were looked at, and one after
-  // the other, so that nothing is left to fewer shards than it must be.
+  // the other, so that nothing is left to fewer shards than it must be. What was seen a while ago is looked at again before.
   Result<bool> renew_log() {
     STOKER_ASSIGN(const bool more, store_.repair_step());
     if (more) return true;
-    const auto shard = static_cast<size_t>(std::countr_zero(unreadable_));
+    const size_t shard = unreadable_.begin()->first;
+    Unreadable& unreadable = unreadable_.begin()->second;
     const ShardSet rest = store_.live() & ~shard_bit(shard);
-    unreadable_ &= ~shard_bit(shard);
-    if (rest == store_.live()) return true;  // it failed meanwhile
+    // It failed meanwhile, or has a log of its own by now.
+    const bool other = rest == store_.live() || unreadable.incarnation != shards_[shard].super.incarnation;
+    if (other || unreadable.areas.empty()) {
+      unreadable_.erase(shard);
+      reading_.reset();
+      return true;
+    }
+    if (!reading_) begin_reading(unreadable.areas.back());
+    spend(reading_->step());
+    if (!reading_->done()) return true;
+    const bool readable = reading_->readable();
+    reading_.reset();
+    if (readable) {
+      unreadable.areas.pop_back();
+      return true;
+    }
+    unreadable_.erase(shard);
     if ((store_.renewed_ & shard_bit(shard)) != 0) {
-      report_->lost.push_back("the log or table of '" + shards_[shard].path + "' has sectors that cannot be read, although it was written anew: replace that disk");
+      report_->lose("the log or table of '" + shards_[shard].path + "' has sectors that cannot be read, although it was written anew: replace that disk");
       return true;
     }
     if (!shape_.writable(rest) || !report_->lost.empty() || (store_.renewed_ & ~rest) != 0) {
-      report_->lost.push_back("the log or table of '" + shards_[shard].path + "' has sectors that cannot be read, and too little is left without it to leave it out: bring missing disks back first");
+      report_->lose("the log or table of '" + shards_[shard].path + "' has sectors that cannot be read, and too little is left without it to leave it out: bring missing disks back first");
+      return true;
+    }
+    // Nobody asked for it: not the last spare, then.
+    if (asked_ == Asked::by_nobody && static_cast<size_t>(std::popcount(rest)) + shape_.m <= shape_.shards) {
+      report_->lose("the log or table of '" + shards_[shard].path + "' has sectors that cannot be read; to make it readable the disk has to be left out for a while, and without it another one could not be lost: `stoker scrub` does it");
       return true;
     }
     ++report_->records;
@@ -215,13 +287,14 @@ class Scrubbing {
       if (at->first != key_) index_ = 0;
       key_ = at->first;
       while (index_ < at->second->stripes.size()) {
-        if (const StripePtr& stripe = at->second->stripes[index_++]) return stripe;
+        // What was made since is right, or the next pass's; names may rise for ever.
+        if (const StripePtr& stripe = at->second->stripes[index_++]; stripe && stripe->id < made_since_) return stripe;
       }
     }
     return nullptr;
   }
 
-  Result<bool> check_chunk() {
+  Result<bool> check_next() {
     StripePtr stripe;
     if (position_ > 0) {
       stripe = stripe_.lock();
@@ -229,32 +302,51 @@ class Scrubbing {
       stripe = next_stripe();
       chunks_done_ = !stripe;
       stripe_ = stripe;  // weak: what is removed meanwhile frees its slots
+      if (stripe) {
+        const std::lock_guard lock(store_.mutex_);
+        had_headers_ = stripe->headers.has_value();
+      }
     }
     const size_t position = position_;
     position_ = stripe ? (position_ + 1) % shape_.n() : 0;
-    if (!stripe || (store_.live_positions(*stripe) >> position & 1) == 0) return true;
+    if (!stripe) return true;
+    const Status checked = check_chunk(stripe, position);
+    if (position_ == 0 && !had_headers_) forget_headers(*stripe);
+    if (!checked) return checked.error();
+    return true;
+  }
+
+  // A scrub reads the headers of all stripes; they do not stay in memory for that.
+  void forget_headers(Stripe& stripe) {
+    const std::lock_guard lock(store_.mutex_);
+    if (stripe.readers == 0 && stripe.overlay.empty() && stripe.overrides.empty() && !stripe.folding) stripe.headers.reset();
+  }
+
+  Status check_chunk(const StripePtr& stripe, size_t position) {
+    if ((store_.live_positions(*stripe) >> position & 1) == 0) return {};
     const size_t shard = stripe->shards[position];
     const Status loaded = store_.load_headers(stripe, Priority::scrub);
     const auto rebuilt = loaded ? store_.rebuild(stripe, position) : Result<CodedStore::Rebuilt>(loaded.error());
     moved_ += header_bytes(shape_) + shape_.chunk_bytes;
     if (!loaded) {
-      report_->lost.push_back("'" + key_ + "': " + loaded.error().what);
+      report_->lose("'" + key_ + "': " + loaded.error().what);
     } else if (!rebuilt) {
       STOKER_TRY(store_.drop_shards(shard_bit(shard), rebuilt.error().what));  // it cannot be written
     } else {
       report_->blocks += rebuilt->blocks;
       report_->pages += rebuilt->pages;
-      if (rebuilt->lost > 0) report_->lost.push_back(std::to_string(rebuilt->lost) + " blocks of '" + key_ + "' on '" + shards_[shard].path + "' cannot be decoded: " + rebuilt->why);
+      if (rebuilt->lost > 0) report_->lose(std::to_string(rebuilt->lost) + " blocks of '" + key_ + "' on '" + shards_[shard].path + "' cannot be decoded: " + rebuilt->why);
     }
     ++report_->chunks;
     report_->bytes += shape_.chunk_bytes;
-    return true;
+    return {};
   }
 
   CodedStore& store_;
   const Shape& shape_;
   Shards& shards_;
   const std::shared_ptr<ScrubReport> report_;
+  const Asked asked_;
   bool begun_ = false, logs_begun_ = false, logs_done_ = false, chunks_done_ = false;
   std::deque<Region> areas_;             // read next
   std::optional<PiecewiseRead> reading_; // of the first of them
@@ -262,7 +354,12 @@ class Scrubbing {
   Stamp newest_image_ = 0;               // of the areas of this shard
   Stamp begun_at_ = 0;                   // when the logs were
   std::map<size_t, Log> logs_;           // by shard
-  ShardSet unreadable_ = 0;              // log or table, in part
+  std::map<size_t, Unreadable> unreadable_;  // log or table, in part; by shard
+  bool again_ = false;                   // the first area is read a second time
+  std::optional<std::string> no_room_;   // for a second copy of what is damaged in a log
+  size_t to_fold_ = 0, folded_ = 0;      // stripes, for that
+  Stamp made_since_ = 0;                 // stripes that this pass does not look at, from this one on
+  bool had_headers_ = false;             // the stripe that is looked at, before it was
   std::string key_;                      // of the object that is looked at
   size_t index_ = 0;                     // of its stripe that comes next
   std::weak_ptr<Stripe> stripe_;
@@ -272,7 +369,7 @@ class Scrubbing {
 };
 
 Future<void> CodedStore::scrub(std::shared_ptr<ScrubReport> report) {
-  const auto scrubbing = std::make_shared<Scrubbing>(*this, std::move(report));
+  const auto scrubbing = std::make_shared<Scrubbing>(*this, std::move(report), Scrubbing::Asked::by_somebody);
   return add_job([this, scrubbing, scrubbed = false]() mutable -> Result<bool> {
     if (scrubbed) return repair_step();
     STOKER_ASSIGN(const bool more, scrubbing->step());
@@ -287,10 +384,10 @@ Future<void> CodedStore::scrub(std::shared_ptr<ScrubReport> report) {
 bool CodedStore::patrol_step() {
   const auto allowed = [&] {
     const std::lock_guard lock(mutex_);
-    return coded_.scrub_rate != 0 && !refused_ && counts_.patrol.stopped.empty();
+    return coded_.scrub_rate != 0 && !refused_ && std::chrono::steady_clock::now() >= patrol_after_;
   };
   if (!allowed() || patrol_pace_.wait_ns() > 0 || pace_.wait_ns() > 0) return false;
-  if (!patrol_) patrol_ = std::make_shared<Scrubbing>(*this, std::make_shared<ScrubReport>());
+  if (!patrol_) patrol_ = std::make_shared<Scrubbing>(*this, std::make_shared<ScrubReport>(), Scrubbing::Asked::by_nobody);
   const auto more = patrol_->step();
   patrol_pace_.spend(patrol_->moved());
   const ScrubReport& report = patrol_->report();
@@ -306,13 +403,16 @@ bool CodedStore::patrol_step() {
       told.found += report.found();
       news = report.lost != told.last.lost;
       told.last = report;
-    } else if (!refused_) {
-      told.stopped = more.error().what;
+      told.stopped.clear();
+    } else {
+      news = std::exchange(told.stopped, more.error().what) != more.error().what;
+      patrol_after_ = std::chrono::steady_clock::now() + kPatrolPause;
     }
   }
-  if (!more) log().warn("the background scrub of a coded store stopped: {}", more.error().message());
+  if (!more && news) log().warn("a pass of the background scrub of a coded store ended early, and another begins in a minute: {}", more.error().message());
   if (report.found() > 0) log().warn("the background scrub of a coded store found and mended {} blocks, {} header pages, {} log records, {} tables, {} superblocks", report.blocks, report.pages, report.records, report.tables, report.superblocks);
   for (size_t i = 0; news && i < report.lost.size(); ++i) log().warn("the background scrub of a coded store: {}", report.lost[i]);
+  if (news && report.unlisted > 0) log().warn("the background scrub of a coded store: and {} more like these", report.unlisted);
   patrol_.reset();
   return more.has_value();
 }

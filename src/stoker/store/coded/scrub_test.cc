@@ -313,6 +313,77 @@ TEST(CodedScrub, GoesOnBesideCommitsAndWithoutAShardThatFails) {
   EXPECT_EQ(run.scrub().found(), 0U);
 }
 
+// A reader of every stripe would fill the memory with their headers; a scrub leaves it as it was.
+TEST(CodedScrub, KeepsNoHeadersThatItLoaded) {
+  CodedWorld world(quiet(4, 2));
+  {
+    auto store = std::move(*world.open_small());
+    for (uint64_t i = 0; i < 8; ++i) put(*store, std::to_string(i), 200'000, i);
+  }
+  auto store = std::move(*world.open_small());
+  read_all(*store, "3");
+  const uint64_t before = store->info().map_bytes;
+  const auto report = std::make_shared<ScrubReport>();
+  ASSERT_OK(store->scrub(report).wait());
+  EXPECT_EQ(report->chunks, 48U);
+  EXPECT_EQ(store->info().map_bytes, before);
+}
+
+// Objects with ever higher names come as fast as it goes on.
+TEST(CodedScrub, EndsAlthoughThereIsMoreAndMoreToLookAt) {
+  CodedWorld world(quiet(4, 2));
+  auto store = std::move(*world.open_small());
+  const auto name = [](uint64_t i) { return std::to_string(1'000'000 + i); };
+  Bytes bytes = pattern(40'000, 1);
+  uint64_t named = 0;
+  for (; named < 8; ++named) put(*store, name(named), bytes.size(), named);
+  const auto report = std::make_shared<ScrubReport>();
+  const auto done = store->scrub(report);
+  while (!done.wait_for(std::chrono::milliseconds(0)) && named < 1500) {
+    auto change = std::move(*store->begin());
+    ASSERT_OK(change->remove(name(named - 8)));
+    ASSERT_OK(change->resize(name(named), bytes.size()));
+    ASSERT_OK(change->write(name(named), 0, slice_of(bytes)).wait());
+    ASSERT_OK(change->commit(Durability::durable).wait());
+    ++named;
+  }
+  EXPECT_LT(named, 1500U);
+  ASSERT_OK(done.wait());
+  EXPECT_LE(report->chunks, 48U);
+  EXPECT_EQ(report->found(), 0U);
+}
+
+// Mending a log, the disk fails: it is left out and brought back, and the pass goes on.
+TEST(CodedScrub, GoesOnWithoutAShardWhoseLogCannotBeMended) {
+  for (size_t nth = 0; nth < 6; ++nth) {
+    Scrubbed run;
+    std::vector<Spot> records = run.spots();
+    std::erase_if(records, [](const Spot& spot) { return spot.kind != Kind::record; });
+    const Spot spot = records[nth * records.size() / 6];
+    run.flip(spot, 1);
+    run.world().disk().fail_nth(Op::Kind::write, 1, EIO, spot.path);
+    const ScrubReport report = run.scrub();
+    EXPECT_TRUE(report.lost.empty());
+    EXPECT_GT(report.chunks, 0U);
+    EXPECT_TRUE(run.store().health().troubles.empty());
+    EXPECT_TRUE(run.whole());
+    EXPECT_EQ(run.scrub().found(), 0U);
+  }
+}
+
+// One read that fails, and not again, is no reason to go without a disk.
+TEST(CodedScrub, DropsNoShardForWhatCanBeReadTheSecondTime) {
+  for (uint64_t nth = 3; nth < 9; ++nth) {  // the first two are of superblocks
+    Scrubbed run;
+    const uint64_t epoch = run.store().health().epoch;
+    run.world().disk().fail_nth(Op::Kind::read, nth, EIO, run.world().paths()[1]);
+    const ScrubReport report = run.scrub();
+    EXPECT_TRUE(report.lost.empty());
+    EXPECT_EQ(report.found(), 0U);
+    EXPECT_EQ(run.store().health().epoch, epoch) << nth;
+  }
+}
+
 // Fsck changes nothing, and looks at every copy: what a reader would not notice is a problem too, or a note where a crash may have left it so.
 TEST(CodedFsck, TellsOfOneFlippedBitInEveryKindOfPlace) {
   std::mt19937_64 random(41);
@@ -345,6 +416,30 @@ TEST(CodedFsck, TellsOfOneFlippedBitInEveryKindOfPlace) {
   for (const Kind kind : {Kind::superblock, Kind::table, Kind::page, Kind::data, Kind::parity}) EXPECT_EQ(problems[kind], 6U) << kNames[static_cast<size_t>(kind)];
   EXPECT_GE(problems[Kind::record], 1U) << "of the last one in a log it is not told from one that a crash left out";
   EXPECT_EQ(problems[Kind::older_page], 0U) << "the other copy suffices: a note";
+}
+
+// All is folded, the newest image says all there is: what differs from the other shards' by a bit was not left so by a crash.
+TEST(CodedFsck, TellsAFlippedBitOfTheTableFromACrash) {
+  Scrubbed run;
+  ASSERT_OK(run.store().fold_all().wait());
+  run.look_again();
+  std::vector<Spot> tables = run.spots();
+  std::erase_if(tables, [](const Spot& spot) { return spot.kind != Kind::table; });
+  run.close();
+  ASSERT_TRUE(run.fsck().problems.empty());
+  for (const Spot& spot : tables) {
+    run.flip(spot, 3);
+    const FsckReport report = run.fsck();
+    ASSERT_EQ(report.problems.size(), 1U) << spot.path;
+    EXPECT_NE(report.problems[0].find("object table"), std::string::npos);
+    EXPECT_FALSE(report.advice.empty());
+    run.flip(spot, 3);
+  }
+  // A torn write: what was there before stands in the area still.
+  SimImage image = run.world().disk().image(tables[0].path);
+  image.write(align_down(tables[0].offset, 4096), pattern(4096, 9));
+  run.world().disk().put(tables[0].path, image);
+  EXPECT_TRUE(run.fsck().problems.empty());
 }
 
 constexpr uint64_t kFast = uint64_t{1} << 30;
@@ -402,6 +497,30 @@ TEST(CodedPatrol, GoesOnBesideCommitsAndEndsWithTheStore) {
   run.go_on_alone(kFast);
   EXPECT_TRUE(run.whole());
   ASSERT_TRUE(run.await_passes(1));
+}
+
+// With one parity, a disk that was left out to be written anew would leave the rest to luck: nobody asked for that.
+TEST(CodedPatrol, LeavesNoShardOutThatIsTheLastSpare) {
+  CodedWorld world(quiet(2, 1));
+  { put(**world.open_small(), "a", 120'000, 1); }
+  Bytes head(4096);
+  world.disk().image(world.paths()[1]).read(0, head);
+  const Shape shape = (**decode_superblock(head)).shape;
+  world.begin_background(kFast);
+  auto store = std::move(*world.open_small());
+  const uint64_t epoch = store->health().epoch;
+  world.disk().spoil(world.paths()[1], shape.segment_at(5) + 3 * kBlock);
+  const auto begun = std::chrono::steady_clock::now();
+  while (store->health().patrol.last.lost.empty() && store->health().epoch == epoch && std::chrono::steady_clock::now() - begun < std::chrono::minutes(2)) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  const Health health = store->health();
+  EXPECT_EQ(health.epoch, epoch);
+  ASSERT_EQ(health.patrol.last.lost.size(), 1U);
+  EXPECT_NE(health.patrol.last.lost[0].find(world.paths()[1]), std::string::npos) << health.patrol.last.lost[0];
+  // Asked for, it is made readable.
+  const auto report = std::make_shared<ScrubReport>();
+  ASSERT_OK(store->scrub(report).wait());
+  EXPECT_TRUE(report->lost.empty());
+  EXPECT_TRUE(store->health().troubles.empty());
 }
 
 TEST(CodedPatrol, WithoutARateThereIsNone) {

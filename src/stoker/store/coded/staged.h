@@ -35,9 +35,18 @@ struct StagedObject {
   uint32_t chunk_bytes = 0;
   Class expected = Class::read_write;
   bool stated = false;      // in this transaction
-  std::vector<std::pair<uint64_t, size_t>> writes;  // offset and size, as they came
+  std::vector<std::pair<uint64_t, size_t>> writes;  // offset and size, as they came: the first kWritesMax, one behind the other as one
+  static constexpr size_t kWritesMax = 4096;        // classes are told by fewer
   std::map<size_t, StagedStripe> stripes;  // by index
 
+  void wrote(uint64_t offset, size_t size) {
+    if (size == 0 || (!writes.empty() && writes.back() == std::pair(offset, size))) return;
+    if (!writes.empty() && writes.back().first + writes.back().second == offset) {
+      writes.back().second += size;
+    } else if (writes.size() < kWritesMax) {
+      writes.emplace_back(offset, size);
+    }
+  }
   StripePtr base_stripe(size_t index, size_t stripe_bytes) const {
     return base && !made && index * stripe_bytes < kept && index < base->stripes.size() ? base->stripes[index] : nullptr;
   }

@@ -44,7 +44,16 @@ struct RepairProgress {
 struct ScrubReport {
   uint64_t chunks = 0, bytes = 0;
   uint64_t blocks = 0, pages = 0, records = 0, tables = 0, superblocks = 0;
-  std::vector<std::string> lost;
+  std::vector<std::string> lost;  // the first kListed of them
+  uint64_t unlisted = 0;          // how many more
+  static constexpr size_t kListed = 100;
+  void lose(std::string what) {
+    if (lost.size() < kListed) {
+      lost.push_back(std::move(what));
+    } else {
+      ++unlisted;
+    }
+  }
   uint64_t found() const { return blocks + pages + records + tables + superblocks; }
 };
 

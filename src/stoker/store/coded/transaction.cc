@@ -101,7 +101,7 @@ Future<void> StagedTransaction::write(std::string_view key, uint64_t offset, Sli
       return make_error(Code::invalid_argument, "bytes " + std::to_string(offset) + " to " + std::to_string(offset + from.size) + " are beyond the end of '" + std::string(key) + "', which has " +
                         std::to_string(object->bytes) + "; resize it first", kWhere);
     }
-    if (from.size > 0) object->writes.emplace_back(offset, from.size);
+    object->wrote(offset, from.size);
     return write_locked(key, *object, offset, from, priority);
   }();
   if (!status && !state_->failed && !state_->done) state_->failed = status.error();
@@ -130,17 +130,10 @@ Status StagedTransaction::write_locked(std::string_view key, StagedObject& objec
     if (const Status staged = stage_block(object, *stripe, index, in_stripe, from.sub(moved, piece), priority); !staged) return staged.error().with("'" + std::string(key) + "'");
     if (!stripe->fresh) {
       state_->log_bytes += (stripe->blocks - before) * kBlock;
-      // Most of it is new, or the log would be flooded: the stripe is written anew. So is one that will not be rewritten, from a chunk on, if there is room:
-      // logged, that is appended 1 + m times, read, staged and written, about as much as the rest of the stripe, and nothing comes to share its fold.
-      const bool must = 2 * stripe->blocks > shape.k * shape.rows() || state_->log_bytes > shape.segment_bytes / 4;
-      const bool better = object.expected != Class::read_write && stripe->blocks >= shape.rows();
-      if (must || better) {
-        auto fresh = store_.make_stripe(object.expected);
-        if (!fresh && must) return fresh.error();
-        if (fresh) {
-          stripe->fresh = std::move(*fresh);
-          state_->log_bytes -= stripe->blocks * kBlock;
-        }
+      // Most of it is new, or the log would be flooded: the stripe is written anew. (The commit may do so with others; they have their room in the log.)
+      if (2 * stripe->blocks > shape.k * shape.rows() || state_->log_bytes > shape.segment_bytes / 4) {
+        STOKER_ASSIGN(stripe->fresh, store_.make_stripe(object.expected));
+        state_->log_bytes -= stripe->blocks * kBlock;
       }
     }
     moved += piece;

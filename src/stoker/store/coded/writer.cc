@@ -8,6 +8,7 @@
 namespace stoker::coded {
 namespace {
 
+constexpr size_t kFoldsAnImage = 8;                     // of stripes, while less than half of the log is free
 constexpr auto kIdle = std::chrono::milliseconds(100);  // without a commit, before the background works by itself
 
 }  // namespace
@@ -99,11 +100,12 @@ bool CodedStore::background_step() {
   const auto repaired = repair_step();
   if (repaired && *repaired) return true;
   const bool half_free = 2 * free_segments() >= shape_.segments;
-  const auto folded = fold_step(1, half_free);
+  const bool enough = !half_free && folded_since_image_ >= kFoldsAnImage;
+  const auto folded = enough ? Result<size_t>(0) : fold_step(1, half_free);
   if (folded && *folded > 0) return true;
   if (!folded) log().warn("folding: {}", folded.error().message());
   if (folded && !half_free && !since_image_.empty()) {
-    // What is folded still holds its segments until an image of the table makes it superfluous.
+    // What is folded still holds its segments until an image of the table makes it superfluous. No more than has to be is folded then.
     const Status written = checkpoint();
     if (!written) log().warn("{}", written.error().message());
     if (written) return true;
