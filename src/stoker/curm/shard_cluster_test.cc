@@ -23,7 +23,16 @@ TEST_P(Shards, HoldNewestDataAndItsParityAtRest) {
 }
 
 TEST_P(Shards, SurviveCrashesAndLosses) {
-  for (uint64_t seed = 1; seed <= 12 / kLess + 1; ++seed) EXPECT_EQ(crash_run(by_name(GetParam()), seed, {}, on_shards), "") << "seed " << seed;
+  uint64_t late = 0;
+  for (uint64_t seed = 1; seed <= 12 / kLess + 1; ++seed) EXPECT_EQ(crash_run(by_name(GetParam()), seed, {}, on_shards, &late), "") << "seed " << seed;
+  EXPECT_GT(late, 8 / kLess);
+}
+
+// Points of a recovery at which the power goes, of what points before it left.
+TEST_P(Shards, SurviveCrashPointsOfARecovery) {
+  uint64_t late = 0;
+  for (uint64_t point = 3; point < 60; point += 4 * kLess) ASSERT_EQ(recovery_sweep(by_name(GetParam()), on_shards, point, point % 5, 5, late), "");
+  EXPECT_GT(late, 20 / kLess);
 }
 
 // Two overlapping updates, a fold, an update after it, another fold; the power goes before each transfer of it, and a node with it or none.
