@@ -139,7 +139,7 @@ Status Vdl::fold(uint64_t stripe) {
   return release(places);
 }
 
-// A commit that a crash in its round left on some nodes only is put on all that have something of its fold, before any chunk moves by it: who is lost
+// A commit that a crash in its round left on some nodes only is put on all that it will move a chunk of, before any chunk moves by it: who is lost
 // next must not take the decision along, and a node tells by its own commit which of its blocks may be torn.
 Status Vdl::spread_commits(Recovered& found) {
   std::map<std::pair<uint64_t, uint64_t>, std::set<NodeId>> holders;  // by stripe, seq
@@ -151,11 +151,13 @@ Status Vdl::spread_commits(Recovered& found) {
   for (auto& [fold, has] : holders) {
     const auto& [stripe, seq] = fold;
     std::set<NodeId> all;
-    for (const auto* records : {&found.folds, &found.updates}) {
-      for (const Survivor& each : *records) {
-        if (each.record.chunk.stripe == stripe && each.record.seq <= seq && seq > found.folded_of(chunk_on(stripe, each.node))) all.insert(each.node);
-      }
-    }
+    const auto takes_part = [&, of = stripe, at = seq](const Survivor& each) {
+      const Record& entry = each.record;
+      if (entry.chunk.stripe != of || each.node != node(entry.chunk) || entry.seq <= found.folded_of(entry.chunk)) return;
+      if (entry.kind == Record::Kind::stage ? entry.seq == at : entry.kind == Record::Kind::value && entry.seq <= at) all.insert(each.node);
+    };
+    std::for_each(found.folds.begin(), found.folds.end(), takes_part);
+    std::for_each(found.updates.begin(), found.updates.end(), takes_part);
     for (const NodeId id : all) {
       if (has.count(id) != 0) continue;
       Errand& errand = round.to(id);
