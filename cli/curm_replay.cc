@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdio>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <string>
 
@@ -116,7 +117,7 @@ Result<ClassTree> tree_of(const std::string& path) {
 }
 
 // One scheme on one trace; a row of the results, and what else was counted.
-Status replay_one(const ReplayArguments& arguments, const curm::Trace& trace, std::string_view scheme, curm::Form form, const std::string& code, const ClassTree& tree, Json& json) {
+Status replay_one(const ReplayArguments& arguments, const curm::Trace& trace, std::string_view scheme, curm::Form form, const std::string& code, const ClassTree& tree, bool last, Json& json) {
   if (!arguments.on_files()) {
     STOKER_ASSIGN(const ReplayResult result, curm::replay(trace, scheme, form, arguments.options, &tree));
     json["results"].push_back(row(trace.name, scheme, form, code, arguments.mode, result));
@@ -125,7 +126,7 @@ Status replay_one(const ReplayArguments& arguments, const curm::Trace& trace, st
   }
   curm::FileReplayOptions files;
   files.folder = arguments.folder;
-  files.keep = arguments.keep;
+  files.keep = arguments.keep && last;
   files.tell = [&trace](const std::string& what) { std::fprintf(stderr, "stoker: %s, %s\n", trace.name.c_str(), what.c_str()); };
   STOKER_ASSIGN(const curm::FileReplayResult done, curm::replay_on_files(trace, scheme, arguments.options, files, &tree));
   json["results"].push_back(row(trace.name, scheme, form, code, arguments.mode, done.result));
@@ -135,6 +136,7 @@ Status replay_one(const ReplayArguments& arguments, const curm::Trace& trace, st
   rest["verified_bytes"] = done.verified_bytes;
   json["more"].push_back(std::move(rest));
   json["settings"]["device"]["engine"] = done.engine;
+  json["settings"]["device"]["direct"] = done.direct;
   return {};
 }
 
@@ -176,7 +178,8 @@ Result<Json> run(ReplayArguments& arguments) {
         for (const curm::Form form : {curm::Form::published, curm::Form::safe}) {
           if (arguments.form != "both" && (arguments.form == "safe") != (form == curm::Form::safe)) continue;
           if (arguments.on_files() && form == curm::Form::published) continue;
-          STOKER_TRY(replay_one(arguments, trace, scheme, form, code, tree, json));
+          const bool last = &code == &arguments.codes.back() && &trace == &traces.back() && (arguments.scheme == scheme || scheme == *std::prev(std::end(curm::kSchemes)));
+          STOKER_TRY(replay_one(arguments, trace, scheme, form, code, tree, last, json));
         }
       }
       if (!arguments.on_files() && (arguments.scheme == "all" || arguments.scheme == "curm")) {
@@ -233,7 +236,7 @@ void add_curm_replay(CLI::App& curm, ExitStatus& status) {
   command->add_option("--code", arguments->codes, "Data and parity chunks; several may be given")->capture_default_str()->delimiter(',');
   command->add_option("--mode", arguments->mode, "On a modelled cluster, or (safe forms) on real files of this machine")->capture_default_str()->check(CLI::IsMember({"modelled", "files"}));
   command->add_option("--dir", arguments->folder, "Of --mode files: where the nodes' folders are made; they are removed at the end");
-  command->add_flag("--keep", arguments->keep, "Of --mode files: leave the folders of the last scheme");
+  command->add_flag("--keep", arguments->keep, "Of --mode files: leave the folders of the last scheme (of the last trace and code)");
   command->add_option("--nodes", options.nodes, "Nodes, each with a disk and a network card")->capture_default_str()->check(CLI::Range(2, 10'000));
   command->add_option("--clients", options.clients, "Writers, each with one write under way")->capture_default_str()->check(CLI::Range(1, 100'000));
   command->add_option("--device", arguments->device, "Preset of the modelled disks; --json tells its parameters")->capture_default_str()->check(CLI::IsMember({"ssd", "hdd"}));

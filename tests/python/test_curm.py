@@ -72,9 +72,10 @@ def test_replay_on_files(tmp_path):
         assert row["space_peak_bytes"] >= more["space_base_bytes"] == more["verified_bytes"] > 0
         assert more["disk_bytes_written_per_byte"] > 1
     assert "vdl: rebuilding a node" in done.stderr
+    assert answer["settings"]["device"]["direct"] in (True, False)
     assert list((tmp_path / "disk").iterdir()) == []
-    kept = run("curm", "replay", trace, "--mode", "files", *where, "--scheme", "pl", "--keep")
-    assert kept.returncode == 0 and kept.stdout.startswith("real files: 9 nodes that share this machine's disk")
+    kept = run("curm", "replay", trace, "--mode", "files", *where, "--scheme", "pl", "--code", "6+3,4+2", "--keep")
+    assert kept.returncode == 0 and len(kept.stdout.splitlines()) == 4 and kept.stdout.startswith("real files: 9 nodes that share this machine's disk")
     assert (tmp_path / "disk" / "stoker-curm-replay" / "node0" / "head").exists()
     assert "is there already" in refused(1, "curm", "replay", trace, "--mode", "files", *where)
 

@@ -13,6 +13,7 @@
 #include "stoker/curm/file_clients.h"
 #include "stoker/curm/shard_cluster.h"
 #include "stoker/curm/stripes.h"
+#include "stoker/store/folder.h"
 
 namespace stoker::curm {
 namespace {
@@ -91,14 +92,17 @@ class FileReplay {
   }
 
   Status make() {
+    STOKER_TRY(make_folder(files_.folder));
     std::error_code error;
-    if (fs::exists(root_, error)) return make_error(Code::already_exists, "'" + root_ + "' is there already, from a replay that runs or was killed: delete it if none runs, or give another --dir", kWhere);
-    mine_ = true;
+    mine_ = fs::create_directory(root_, error);  // by one of several replays at once
+    if (error) return errno_error(error.value(), "the folder '" + root_ + "' cannot be made", kWhere);
+    if (!mine_) return make_error(Code::already_exists, "'" + root_ + "' is there already, from a replay that runs or was killed: delete it if none runs, or give another --dir", kWhere);
     STOKER_ASSIGN(auto engine, make_engine());
     result_.engine = engine->traits().name;
     STOKER_ASSIGN(loop_, Loop::make(std::move(engine)));
     for (int i = 0; i < options_.nodes; ++i) paths_.push_back(root_ + "/node" + std::to_string(i));
     STOKER_ASSIGN(cluster_, ShardCluster::make(*loop_, paths_, geometry_, shards_));
+    result_.direct = cluster_->direct();
     versions_.resize(geometry_.stripes * static_cast<uint64_t>(options_.k) * blocks());
     STOKER_ASSIGN(code_, codec::ErasureCode::make(options_.k, options_.m));
     clients_ = std::make_unique<Clients>(*cluster_);

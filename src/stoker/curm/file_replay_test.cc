@@ -6,8 +6,10 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "stoker/curm/generator.h"
+#include "stoker/curm/shard_cluster.h"
 
 namespace stoker::curm {
 namespace {
@@ -101,6 +103,42 @@ TEST(FileReplayBytes, AnUpdateIsTwoBlocksInEachLog) {
   const uint64_t bases = 4 * (16 * 4096 + 2 * 4096);                  // and their headers, twice
   EXPECT_EQ(done->disk_bytes_read, fold_reads);
   EXPECT_EQ(done->disk_bytes_written, begun + frames + stages + commits + bases);
+  fs::remove_all(files.folder);
+}
+
+// A lost node is rebuilt in a folder that is empty, missing, or its own; what else is there is left alone.
+TEST(ShardFolders, OfOthersAreNotTaken) {
+  const std::string folder = testing::TempDir() + "shard_folders." + std::to_string(getpid());
+  const Geometry geometry{2, 1, 3, 64 << 10, 3};
+  auto loop = std::move(*Loop::make(std::move(*make_engine())));
+  std::vector<std::string> paths = {folder + "/n0", folder + "/n1", folder + "/n2"};
+  ASSERT_TRUE(ShardCluster::make(*loop, paths, geometry, {}));
+  const std::string other = folder + "/other";
+  fs::create_directories(other);
+  for (const char* name : {"head", "data", "log.txt"}) std::ofstream(other + "/" + name) << "mine";
+  paths[1] = other;
+  const auto refused = ShardCluster::open(*loop, paths, {});
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().what, testing::AllOf(testing::HasSubstr(other), testing::HasSubstr("nothing was changed")));
+  for (const char* name : {"head", "data", "log.txt"}) EXPECT_EQ(fs::file_size(other + "/" + name), 4U) << name;
+  EXPECT_FALSE(fs::exists(other + "/parity"));
+
+  for (const char* name : {"head", "data", "log.txt"}) fs::remove(other + "/" + name);
+  std::ofstream(other + "/head").close();  // as a crash leaves it
+  const auto taken = ShardCluster::open(*loop, paths, {});
+  ASSERT_TRUE(taken) << taken.error().message();
+  EXPECT_EQ((*taken)->replaced(), std::set<NodeId>{1});
+  fs::remove_all(folder);
+}
+
+// What stands under the name and is not the replay's own is not deleted.
+TEST(FileReplayRefusals, WhatIsThereIsLeftAlone) {
+  FileReplayOptions files;
+  files.folder = testing::TempDir() + "file_replay_there." + std::to_string(getpid());
+  fs::create_directories(files.folder);
+  std::ofstream(files.folder + "/stoker-curm-replay") << "mine";
+  EXPECT_FALSE(replay_on_files(small_trace(), "vdl", small_options(1), files));
+  EXPECT_EQ(fs::file_size(files.folder + "/stoker-curm-replay"), 4U);
   fs::remove_all(files.folder);
 }
 

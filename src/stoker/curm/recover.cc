@@ -53,6 +53,8 @@ Result<Scheme::Recovered> Scheme::settle(const std::set<NodeId>& replaced) {
   const auto is_dropped = [&](const Survivor& survivor) { return dropped.count(survivor.record.seq) != 0; };
   found.updates.erase(std::remove_if(found.updates.begin(), found.updates.end(), is_dropped), found.updates.end());
   const auto earlier = [](const Survivor& a, const Survivor& b) { return a.record.seq < b.record.seq; };
+  // No record, no need to say that it is dropped: what can come back was found.
+  std::erase_if(dropped, [&](uint64_t seq) { return holders.count(seq) == 0; });
   std::stable_sort(found.updates.begin(), found.updates.end(), earlier);
   std::stable_sort(found.folds.begin(), found.folds.end(), earlier);
 

@@ -5,6 +5,12 @@
 #include <string>
 
 namespace stoker::curm {
+namespace {
+
+// Whether a fold of this scheme counts by a commit; those of others by their stages.
+bool commits(uint8_t tag) { return kSchemes[tag] == "vdl" || kSchemes[tag] == "curm"; }
+
+}  // namespace
 
 // The substrate as one scheme sees it: what it appends bears its name, and it finds what does.
 class SchemeSwitch::View final : public Substrate {
@@ -95,7 +101,7 @@ Status SchemeSwitch::fold_all() {
 Status SchemeSwitch::recover(const std::set<NodeId>& replaced) {
   const Geometry& geometry = setup_.geometry;
   std::vector<std::pair<NodeId, NodeState>> states;
-  std::set<uint64_t> dropped;
+  std::set<uint64_t> dropped, committed;
   std::set<uint8_t> concerned = {default_};
   uint64_t settled = 0;
   for (const auto& [stripe, tag] : said_) concerned.insert(tag);
@@ -107,6 +113,7 @@ Status SchemeSwitch::recover(const std::set<NodeId>& replaced) {
       setup_.numbers->seq = std::max(setup_.numbers->seq, record.seq);
       setup_.numbers->epoch = std::max(setup_.numbers->epoch, record.epoch);
       dropped.insert(record.dropped.begin(), record.dropped.end());
+      if (record.kind == Record::Kind::commit) committed.insert(record.seq);
       if (record.scheme >= std::size(kSchemes)) return make_error(Code::mismatch, "a record in the log of node " + std::to_string(id) + " is of a scheme that this program does not know: use a newer one", "curm/scheme_switch");
       concerned.insert(record.scheme);
     }
@@ -118,6 +125,8 @@ Status SchemeSwitch::recover(const std::set<NodeId>& replaced) {
   for (const auto& [id, state] : states) {
     for (const auto& [place, record] : state.records) {
       if (record.kind == Record::Kind::epoch || dropped.count(record.seq) != 0) continue;
+      // No mark ever says of a stage without its commit that it is dead, and it may come back.
+      if (record.kind == Record::Kind::stage && commits(record.scheme) && committed.count(record.seq) == 0) continue;
       const auto nodes = static_cast<uint64_t>(geometry.nodes);
       const Chunk mine{record.chunk.stripe, static_cast<int>((static_cast<uint64_t>(id) + nodes - record.chunk.stripe % nodes) % nodes)};
       const auto folded = state.folded.find(mine);

@@ -30,7 +30,10 @@ class Lab {
  public:
   Lab(Made made, Form form, int k, int m, uint64_t seed, std::function<void(Round&)> bug = {}, const Ground& ground = in_memory)
       : geometry_{k, m, k + m + static_cast<int>(seed % 2), 8192, 3}, made_(std::move(made)), form_(form), ground_(ground(geometry_, seed)), cluster_(*ground_), random_(seed ^ 0x5eed) {
-    cluster_.mutate(std::move(bug));
+    cluster_.mutate([this, bug = std::move(bug)](Round& round) {
+      ++rounds_;
+      if (bug) bug(round);
+    });
     start();
   }
 
@@ -77,6 +80,13 @@ class Lab {
     in_flight_.clear();
     return {};
   }
+  Status act(const Update& update) {
+    in_flight_ = {update};
+    STOKER_TRY(scheme_->update(update));
+    lay(update);
+    in_flight_.clear();
+    return {};
+  }
   void lay(const Update& update) {
     Bytes& data = model(update.chunk);
     std::copy(update.value.bytes().begin(), update.value.bytes().end(), data.begin() + static_cast<ptrdiff_t>(update.offset));
@@ -92,18 +102,28 @@ class Lab {
     for (uint64_t n = random_() % static_cast<uint64_t>(geometry_.m + 1); n > 0; --n) lost.insert(static_cast<NodeId>(random_() % static_cast<uint64_t>(geometry_.nodes)));
     return lost;
   }
-  // After a crash: recovers, through further crashes inside the recovery. Empty, or what is wrong.
+  // After a crash: recovers, through further crashes inside the recovery, each with further losses while the code bears them. Empty, or what is wrong.
   std::string recover() {
-    const std::set<NodeId> lost = random_losses();
-    for (uint64_t again = random_() % 3;; --again) {
+    std::vector<uint64_t> points(random_() % 3);
+    for (uint64_t& point : points) point = random_() % 60;
+    return recover(random_losses(), points);
+  }
+  // With crashes after so many steps.
+  std::string recover(std::set<NodeId> lost, const std::vector<uint64_t>& points) {
+    recovery_crashed_ = false;
+    for (size_t again = 0;; ++again) {
       cluster_.restart(lost);
       start();
-      if (again > 0) cluster_.crash_after(random_() % 60);
+      if (again < points.size()) cluster_.crash_after(points[again]);
+      rounds_ = 0;
       Status done = scheme_->recover(lost);
       if (done) done = cluster_.recovered();
       if (done) break;
       if (!cluster_.crashed()) return done.error().message();
-      if (again == 0) return "recovery crashed by itself";
+      if (again >= points.size()) return "recovery crashed by itself";
+      recovery_crashed_ = true;
+      if (rounds_ > 1) ++late_crashes_;
+      if (lost.size() < static_cast<size_t>(geometry_.m) && random_() % 2 == 0) lost.insert(static_cast<NodeId>(random_() % static_cast<uint64_t>(geometry_.nodes)));
     }
     cluster_.restart({});  // what recovery did not flush may be lost once more
     start();
@@ -111,6 +131,9 @@ class Lab {
     if (const Status done = cluster_.recovered(); !done) return done.error().message();
     return after_recovery();
   }
+  // Of recoveries, when the first round, which settles what counts, was over.
+  uint64_t late_crashes() const { return late_crashes_; }
+  bool recovery_crashed() const { return recovery_crashed_; }  // the last one
   // Empty, or what is wrong.
   std::string after_recovery() {
     // What was under way is there whole or not at all; PLR cuts it where its reserve ends.
@@ -156,6 +179,8 @@ class Lab {
   std::unique_ptr<Scheme> scheme_;
   std::map<Chunk, Bytes> model_;
   std::vector<Update> in_flight_;
+  uint64_t rounds_ = 0, late_crashes_ = 0;
+  bool recovery_crashed_ = false;
 };
 
 inline constexpr std::array<std::pair<int, int>, 3> kCodes = {{{4, 2}, {6, 3}, {2, 1}}};
@@ -177,7 +202,8 @@ inline std::string calm_run(const Made& made, Form form, uint64_t seed, const st
   return lab.at_rest();
 }
 
-inline std::string crash_run(const Made& made, uint64_t seed, const std::function<void(Round&)>& bug = {}, const Ground& ground = in_memory) {
+// `late`: grows by the crashes behind the first round of a recovery.
+inline std::string crash_run(const Made& made, uint64_t seed, const std::function<void(Round&)>& bug = {}, const Ground& ground = in_memory, uint64_t* late = nullptr) {
   const auto [k, m] = kCodes[seed % kCodes.size()];
   Lab lab(made, Form::safe, k, m, seed, bug, ground);
   for (int life = 0; life < 4; ++life) {
@@ -187,7 +213,29 @@ inline std::string crash_run(const Made& made, uint64_t seed, const std::functio
     if (!lab.cluster().crashed()) return "an operation failed by itself";
     if (std::string wrong = lab.recover(); !wrong.empty()) return wrong;
   }
+  if (late != nullptr) *late += lab.late_crashes();
   return {};
+}
+
+// Crashes in what is done at `point`, then in the recovery at each `step`th point of it; a node is lost with the first crash, or with the second, or with
+// both. Empty, or what is wrong; `late` as above.
+inline std::string recovery_sweep(const Made& made, const Ground& ground, uint64_t point, uint64_t first, uint64_t step, uint64_t& late) {
+  for (uint64_t at = first;; at += step) {
+    Lab lab(made, Form::safe, 4, 2, 2 * (point + at), {}, ground);
+    const auto update = [&](int position, uint64_t offset, uint64_t n) { return Update{{1, position}, offset, Value::of(lab.random_bytes(n))}; };
+    lab.cluster().crash_after(point);
+    const auto scenario = [&]() -> Status {
+      for (const Update& each : {update(2, 100, 3000), update(0, 1000, 4096)}) STOKER_TRY(lab.act(each));
+      return lab.scheme().fold(1);
+    };
+    static_cast<void>(scenario());
+    std::set<NodeId> lost;
+    if (at % 3 == 0) lost.insert(static_cast<NodeId>(at / 3 % 6));
+    const uint64_t before = lab.late_crashes();
+    if (std::string wrong = lab.recover(lost, {at}); !wrong.empty()) return wrong + ", point " + std::to_string(point) + ", of recovery " + std::to_string(at);
+    late += lab.late_crashes() - before;
+    if (!lab.recovery_crashed()) return {};
+  }
 }
 
 }  // namespace stoker::curm

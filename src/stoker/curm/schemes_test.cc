@@ -60,7 +60,16 @@ TEST_P(Schemes, HoldNewestDataAndItsParityAtRest) {
 }
 
 TEST_P(Schemes, SurviveCrashesAndLossesWhereSafe) {
-  for (uint64_t seed = 1; seed <= 100 / kLess; ++seed) EXPECT_EQ(crash_run(by_name(GetParam()), seed), "") << "seed " << seed;
+  uint64_t late = 0;
+  for (uint64_t seed = 1; seed <= 100 / kLess; ++seed) EXPECT_EQ(crash_run(by_name(GetParam()), seed, {}, in_memory, &late), "") << "seed " << seed;
+  EXPECT_GT(late, 80 / kLess);
+}
+
+// Every point of a recovery at which the power can go, of what every point before it left.
+TEST_P(Schemes, SurviveEveryCrashPointOfARecovery) {
+  uint64_t late = 0;
+  for (uint64_t point = 0; point < 60; point += kLess) ASSERT_EQ(recovery_sweep(by_name(GetParam()), in_memory, point, 0, kLess, late), "");
+  EXPECT_GT(late, 300 / kLess / kLess);
 }
 
 // Every point at which the power can go in: two overlapping updates, a fold, an update after it; with no loss, and with every single one.

@@ -48,6 +48,7 @@ class ShardCluster final : public Substrate {
   // What was done since the last call, in the terms of the model, framing too. What the disks really moved is told by the Loop.
   Counts take_counts();
   uint64_t live_records() const;  // epochs apart
+  bool direct() const { return direct_; }  // all base chunks are read and written around the page cache
 
  private:
   friend class ShardRound;
@@ -79,6 +80,7 @@ class ShardCluster final : public Substrate {
 
   // Opening (shard_open.cc).
   Status open_head(Node& node, bool create, std::optional<NodeHead>& found);
+  void name_holder(Node& node);
   Status open_files(Node& node, bool create);
   Status arrange(std::vector<std::optional<NodeHead>>& heads);
   void judge(const std::vector<std::optional<NodeHead>>& heads);
@@ -86,6 +88,7 @@ class ShardCluster final : public Substrate {
   Status load_headers(Node& node, bool data, std::string& damage);
   Status verify(Node& node, std::string& damage);
   void find_flux(Node& node);
+  Status may_blank(const Node& node, bool ours) const;
   Status blank(Node& node);
   Status settle_opening(uint64_t opening);
   Status write_heads(const std::vector<Node*>& nodes);
@@ -98,6 +101,7 @@ class ShardCluster final : public Substrate {
   std::vector<std::unique_ptr<Node>> nodes_;
   std::set<NodeId> replaced_;
   std::vector<std::string> troubles_;
+  bool direct_ = true;
 
   std::mutex mutex_;
   std::condition_variable flushed_;

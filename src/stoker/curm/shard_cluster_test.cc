@@ -23,7 +23,16 @@ TEST_P(Shards, HoldNewestDataAndItsParityAtRest) {
 }
 
 TEST_P(Shards, SurviveCrashesAndLosses) {
-  for (uint64_t seed = 1; seed <= 12 / kLess + 1; ++seed) EXPECT_EQ(crash_run(by_name(GetParam()), seed, {}, on_shards), "") << "seed " << seed;
+  uint64_t late = 0;
+  for (uint64_t seed = 1; seed <= 12 / kLess + 1; ++seed) EXPECT_EQ(crash_run(by_name(GetParam()), seed, {}, on_shards, &late), "") << "seed " << seed;
+  EXPECT_GT(late, 8 / kLess);
+}
+
+// Points of a recovery at which the power goes, of what points before it left.
+TEST_P(Shards, SurviveCrashPointsOfARecovery) {
+  uint64_t late = 0;
+  for (uint64_t point = 3; point < 60; point += 4 * kLess) ASSERT_EQ(recovery_sweep(by_name(GetParam()), on_shards, point, point % 5, 5, late), "");
+  EXPECT_GT(late, 20 / kLess);
 }
 
 // Two overlapping updates, a fold, an update after it, another fold; the power goes before each transfer of it, and a node with it or none.
@@ -245,6 +254,53 @@ TEST(ShardCluster, SegmentsAreFreedAndUsedAgain) {
   for (NodeId node = 0; node < 6; ++node) EXPECT_LE(story.logs(node).size(), 3U);
   ASSERT_TRUE(story.recover());
   EXPECT_EQ(story.lab.after_recovery(), "");
+}
+
+// Logs of several segments, with live records in all.
+void fill_logs(Damaged& story) {
+  for (int i = 0; i < 40 && story.logs(1).size() < 3; ++i) ASSERT_TRUE(story.touch_all());
+  ASSERT_GE(story.logs(1).size(), 3U);
+}
+
+TEST(ShardCluster, ASegmentThatIsMissingOrZeroedIsALostNode) {
+  for (const bool zeroed : {false, true}) {
+    for (const size_t index : {size_t{0}, size_t{1}}) {
+      Damaged story("vdl", 7);
+      fill_logs(story);
+      const std::string path = story.logs(1)[index];
+      story.sim.close();
+      if (zeroed) story.sim.disk().put(path, SimImage(story.sim.disk().image(path).bytes()));
+      else story.sim.disk().remove(path);
+      const Status done = story.recover();
+      ASSERT_TRUE(done) << done.error().message();
+      EXPECT_EQ(story.sim.lost(), std::set<NodeId>{1}) << path << (zeroed ? " zeroed" : " missing");
+      EXPECT_EQ(story.lab.after_recovery(), "") << path << (zeroed ? " zeroed" : " missing");
+    }
+  }
+}
+
+// The power went when a segment was being made: it is made again, and the node loses nothing.
+TEST(ShardCluster, ASegmentThatIsShortAndTheLastIsMadeAgain) {
+  for (const uint64_t bytes : {uint64_t{0}, uint64_t{512}, uint64_t{20480}}) {
+    Damaged story("vdl", 8);
+    fill_logs(story);
+    const size_t segments = story.logs(1).size();
+    const uint64_t whole = story.sim.disk().image(story.logs(1)[0]).bytes();
+    const std::string path = ShardSim::path(1) + "/log." + std::to_string(segments);
+    story.sim.close();
+    story.sim.disk().put(path, SimImage(bytes));
+    ASSERT_TRUE(story.sim.reopen());
+    EXPECT_TRUE(story.sim.lost().empty()) << bytes;
+    story.lab.start();
+    ASSERT_TRUE(story.lab.scheme().recover(story.sim.lost()));
+    ASSERT_TRUE(story.sim.recovered());
+    EXPECT_EQ(story.lab.after_recovery(), "");
+    EXPECT_EQ(story.sim.disk().image(path).bytes(), whole);  // recovery needed it: all others are full
+    ASSERT_TRUE(story.touch_all());
+    ASSERT_TRUE(story.recover());
+    EXPECT_TRUE(story.sim.lost().empty()) << bytes;
+    EXPECT_EQ(story.lab.after_recovery(), "");
+  }
 }
 
 // ---- schemes changed in use ---------------------------------------------------------------------------------------------

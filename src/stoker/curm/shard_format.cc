@@ -11,10 +11,10 @@ namespace {
 
 constexpr const char* kWhere = "curm/shard_format";
 constexpr std::string_view kHeadMagic = "STOKERU1";
-constexpr uint32_t kFormatVersion = 1;
+constexpr uint32_t kFormatVersion = 2;
 constexpr uint32_t kHeaderMagic = 0x31554B53;  // "SKU1"
 constexpr size_t kHeaderHeadBytes = 64;
-constexpr size_t kPayloadHeadBytes = 48;
+constexpr size_t kPayloadHeadBytes = 56;
 constexpr size_t kItemBytes = 40;
 
 Error broken(const std::string& what) { return make_error(Code::corruption, what, kWhere); }
@@ -93,7 +93,7 @@ Result<std::optional<NodeHead>> decode_head(std::span<const std::byte> sector) {
   if (crc != crc32c(sector.data(), kHeadBytes - 4)) return Found();
   ByteReader in(sector.subspan(kHeadMagic.size(), kHeadBytes - kHeadMagic.size()));
   if (const auto version = in.get<uint32_t>(); version != kFormatVersion) {
-    return make_error(Code::mismatch, "a node has format version " + std::to_string(version) + ", this program knows " + std::to_string(kFormatVersion) + ": use a newer one", kWhere);
+    return make_error(Code::mismatch, "a node has format version " + std::to_string(version) + " and this program knows " + std::to_string(kFormatVersion) + ": " + (version > kFormatVersion ? "use a newer one" : "replay again, into a new folder"), kWhere);
   }
   NodeHead head;
   Geometry& geometry = head.layout.geometry;
@@ -198,6 +198,8 @@ std::vector<std::byte> ShardFrame::payload(const FrameHead& head) const {
   out.put(head.durable.offset);
   out.put(static_cast<uint32_t>(items_.size()));
   out.put(count_);
+  out.put(head.segments);
+  out.put(uint32_t{0});
   STOKER_CHECK(out.size() == kPayloadHeadBytes);
   std::vector<std::byte> bytes(this->bytes() - kFrameHeaderBytes);
   std::memcpy(bytes.data(), out.bytes().data(), out.size());
@@ -277,6 +279,8 @@ Result<FrameContent> decode_frame(const ShardLayout& layout, std::span<const std
   head.durable.count = in.get<uint64_t>();
   head.durable.offset = in.get<uint64_t>();
   const auto bytes = in.get<uint32_t>(), count = in.get<uint32_t>();
+  head.segments = in.get<uint32_t>();
+  in.get<uint32_t>();
   const auto items = in.get_bytes(bytes);
   const uint64_t blocks_at = align_up(kFrameHeaderBytes + kPayloadHeadBytes + bytes, kShardBlock), frame = kFrameHeaderBytes + payload.size();
   if (!in.ok() || area > 1 || blocks_at > frame || !is_aligned(frame, kShardBlock)) return broken("a frame of a log is shorter than it says");

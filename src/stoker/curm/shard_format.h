@@ -90,6 +90,7 @@ struct FrameHead {
   FramePlace place;
   uint64_t settled = 0;  // all records up to this seq are settled
   LogEnd durable;        // the log was durable up to there when this frame was made
+  uint32_t segments = 0;  // that this node had begun by then, with this one
 };
 
 // Gathers the records of one frame.

@@ -84,7 +84,7 @@ TEST(ShardFormat, TheFrameOfTheDocument) {
   record.needs_commit = true;
   ShardFrame frame;
   frame.add(record);
-  const FrameHead head{{1, false, 0, kFramesAt}, 6, {1, kFramesAt}};
+  const FrameHead head{{1, false, 0, kFramesAt}, 6, {1, kFramesAt}, 2};
   Bytes encoded(frame.bytes());
   LogWriter writer({id_from(0xB0), uint64_t{1} << 32 | 0x5eed}, 16 << 20, {kFramesAt, 1, 0x01020304});
   writer.append(frame.payload(head), encoded);
@@ -96,6 +96,7 @@ TEST(ShardFormat, TheFrameOfTheDocument) {
   ASSERT_EQ(found->records.size(), 1U);
   EXPECT_EQ(found->head.place, head.place);
   EXPECT_EQ(found->head.durable, head.durable);
+  EXPECT_EQ(found->head.segments, 2U);
   EXPECT_EQ(found->records[0].payload_at, 4096U);
   EXPECT_EQ(found->records[0].record.scheme, 5);
   EXPECT_TRUE(found->records[0].record.needs_commit);
@@ -126,7 +127,7 @@ TEST(ShardFormat, RecordsComeBackAsTheyWere) {
       EXPECT_EQ(frame.bytes_with(record), [&] { ShardFrame with = frame; with.add(record); return with.bytes(); }());
       frame.add(record);
     }
-    const auto found = decode_frame(layout, frame.payload({{2, true, 1, 0}, 5, {3, 4}}));
+    const auto found = decode_frame(layout, frame.payload({{2, true, 1, 0}, 5, {3, 4}, 6}));
     ASSERT_TRUE(found) << found.error().message();
     ASSERT_EQ(found->records.size(), records.size());
     for (size_t n = 0; n < records.size(); ++n) {

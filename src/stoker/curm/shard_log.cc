@@ -4,11 +4,13 @@
 #include <random>
 
 #include "stoker/base/check.h"
+#include "stoker/base/log.h"
 
 namespace stoker::curm {
 namespace {
 
 constexpr const char* kWhere = "curm/shard_log";
+constexpr size_t kHolesLookedPast = 64;  // missing segments in a row; what is behind more is not found
 constexpr uint64_t kFrameMax = kMiB;  // of records that are framed together; one record alone may be longer
 
 uint64_t random_generation(uint64_t count) { return count << 32 | std::random_device{}(); }
@@ -29,9 +31,11 @@ void ShardLog::become(const NodeHead& head, FileId parity_file) {
   current_ = SIZE_MAX;
   durable_ = {};
   next_count_ = 1;
+  begun_ = 0;
   settled_ = 0;
 }
 
+// What is there and not of full size was being made when the power went, or was cut: made anew, or -1.
 Result<FileId> ShardLog::open_segment(size_t index, bool create) {
   OpenFile file;
   file.path = path_ + "/log." + std::to_string(index);
@@ -39,23 +43,47 @@ Result<FileId> ShardLog::open_segment(size_t index, bool create) {
   file.reserve_bytes = layout_.segment_bytes;
   STOKER_ASSIGN(const FileInfo info, loop_.open(file));
   if (info.bytes >= layout_.segment_bytes) return info.id;
+  if (create) return lengthened(info);
   STOKER_TRY(loop_.close(info.id));
-  return make_error(Code::corruption, "'" + file.path + "' is cut short", kWhere);
+  return FileId{-1};
+}
+
+// A file that is not empty is not allocated by opening it.
+Result<FileId> ShardLog::lengthened(const FileInfo& file) {
+  const AlignedBytes last(kShardBlock);
+  IoBatch write(loop_, Priority::demand), sync(loop_, Priority::demand);
+  write.write(file.id, layout_.segment_bytes - kShardBlock, last.slice());
+  sync.sync(file.id);
+  Status done = write.run();
+  if (done) done = sync.run();
+  if (done) return file.id;
+  if (const Status closed = loop_.close(file.id); !closed) log().warn("{}", closed.error().message());
+  return done.error();
 }
 
 Status ShardLog::open_segments() {
-  for (;;) {
-    const auto file = open_segment(segments_.size(), false);
-    if (!file) return file.error().code == Code::not_found ? Status() : Status(file.error());
+  size_t missing = 0;
+  for (size_t index = 0; missing <= kHolesLookedPast; ++index) {
+    const auto file = open_segment(index, false);
+    if (!file && file.error().code != Code::not_found) return file.error();
+    missing = file ? 0 : missing + 1;
+    if (!file) continue;
     const std::lock_guard lock(mutex_);
-    segments_.push_back({.file = *file});
+    segments_.resize(index + 1);
+    segments_[index].file = *file;
   }
+  // The last one may have been on its way.
+  if (!segments_.empty() && segments_.back().file < 0) {
+    const std::lock_guard lock(mutex_);
+    segments_.pop_back();
+  }
+  return {};
 }
 
 Status ShardLog::close() {
   Status done;
-  for (const Segment& segment : segments_) {
-    if (const Status closed = loop_.close(segment.file); !closed) done = closed;
+  for (const FileId file : files()) {
+    if (const Status closed = loop_.close(file); !closed) done = closed;
   }
   segments_.clear();
   return done;
@@ -64,7 +92,9 @@ Status ShardLog::close() {
 std::vector<FileId> ShardLog::files() const {
   std::vector<FileId> files;
   files.reserve(segments_.size());
-  for (const Segment& segment : segments_) files.push_back(segment.file);
+  for (const Segment& segment : segments_) {
+    if (segment.file >= 0) files.push_back(segment.file);
+  }
   return files;
 }
 
@@ -124,7 +154,7 @@ std::optional<ShardWrite> ShardLog::reserve(const Chunk& parity, const Record& r
   if (fresh) writer = LogWriter({id_, random_generation(1)}, layout_.reserve_bytes);
   if (!writer.fits(frame.bytes() - kFrameHeaderBytes)) return {};
   const FramePlace place{node_, true, static_cast<uint32_t>(layout_.slot(parity)), writer.cursor().offset};
-  const std::vector<std::byte> payload = frame.payload({place, settled_, {}});
+  const std::vector<std::byte> payload = frame.payload({place, settled_, {}, 0});
   ShardWrite write;
   write.file = parity_file_;
   write.bytes = AlignedBytes(frame.bytes());
@@ -157,10 +187,11 @@ Status ShardLog::begin_segment(std::vector<ShardWrite>& writes) {
     const std::lock_guard lock(mutex_);
     while (next < segments_.size() && (segments_[next].live != 0 || next == current_)) ++next;
   }
-  if (next == segments_.size()) {
+  if (next == segments_.size() || segments_[next].file < 0) {
     STOKER_ASSIGN(const FileId file, open_segment(next, true));
     const std::lock_guard lock(mutex_);
-    segments_.push_back({.file = file});
+    if (next == segments_.size()) segments_.emplace_back();
+    segments_[next].file = file;
   }
   const uint64_t count = next_count_++;
   const LogIdentity identity{id_, random_generation(count)};
@@ -173,11 +204,12 @@ Status ShardLog::begin_segment(std::vector<ShardWrite>& writes) {
     segments_[next] = {segments_[next].file, count, kFramesAt, 0, first.cursor().offset};
   }
   current_ = next;
+  begun_ = std::max(begun_, static_cast<uint32_t>(next) + 1);
   const ShardFrame nothing;
   const FramePlace place{node_, false, static_cast<uint32_t>(next), first.cursor().offset};
   begin.bytes = AlignedBytes(nothing.bytes());
   begin.file = segments_[next].file;
-  begin.offset = first.append(nothing.payload({place, settled, durable_}), begin.bytes.span());
+  begin.offset = first.append(nothing.payload({place, settled, durable_, begun_}), begin.bytes.span());
   writer_ = LogWriter(identity, layout_.segment_bytes, {kFramesAt, 1, first.cursor().previous_crc});
   writes.push_back(std::move(begin));
   return write_now(writes);
@@ -191,7 +223,7 @@ void ShardLog::close_frame(ShardFrame& frame, std::vector<std::pair<uint64_t, St
   ShardWrite write;
   write.file = segment.file;
   write.bytes = AlignedBytes(frame.bytes());
-  write.offset = writer_.append(frame.payload({place, settled_, durable_}), write.bytes.span());
+  write.offset = writer_.append(frame.payload({place, settled_, durable_, begun_}), write.bytes.span());
   segment.end = writer_.cursor().offset;
   for (auto& [id, record] : inside) {
     record.place = place;

@@ -39,7 +39,7 @@ struct ShardWrite {
 class ShardLog {
  public:
   struct Segment {
-    FileId file = -1;
+    FileId file = -1;    // -1: there is none, or none of full size
     uint64_t count = 0;  // when it was begun; 0: it holds nothing
     uint64_t end = 0;    // behind its last frame
     size_t live = 0;
@@ -49,6 +49,7 @@ class ShardLog {
 
   // Of another incarnation nothing is left. Segments that there are, are used again.
   void become(const NodeHead& head, FileId parity_file);
+  // Whatever is there; load() tells what is not.
   Status open_segments();
   Status close();
 
@@ -80,6 +81,7 @@ class ShardLog {
     size_t live = 0;
   };
   Result<FileId> open_segment(size_t index, bool create);
+  Result<FileId> lengthened(const FileInfo& file);
   Status begin_segment(std::vector<ShardWrite>& writes);
   Status write_now(std::vector<ShardWrite>& writes);
   void close_frame(ShardFrame& frame, std::vector<std::pair<uint64_t, StoredRecord>>& inside, std::vector<ShardWrite>& writes);
@@ -101,6 +103,7 @@ class ShardLog {
   size_t current_ = SIZE_MAX;
   LogEnd durable_;
   uint64_t next_count_ = 1;
+  uint32_t begun_ = 0;  // segments, from the first on, that were ever begun
 
   mutable std::mutex mutex_;  // guards what follows; `segments_` grows under it, by the thread that writes
   std::vector<Segment> segments_;

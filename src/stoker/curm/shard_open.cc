@@ -2,8 +2,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 
 #include "stoker/base/log.h"
 #include "stoker/curm/shard_cluster.h"
@@ -16,6 +18,47 @@ namespace {
 
 constexpr const char* kWhere = "curm/shard_open";
 constexpr uint64_t kReadAtOnce = 32 * kMiB;
+
+// What makes a node count as lost. Anything else (no memory, no descriptors, no permission, in use) is not of its disk, and ends opening.
+bool loses_node(const Error& error) {
+  if (error.sys_errno == EMFILE || error.sys_errno == ENFILE) return false;
+  return error.code == Code::not_found || error.code == Code::corruption || error.code == Code::io;
+}
+
+// data, parity, log.0, log.1 ...
+bool is_nodes_file(const std::string& name) {
+  if (name == "data" || name == "parity") return true;
+  return name.size() > 4 && name.compare(0, 4, "log.") == 0 && std::all_of(name.begin() + 4, name.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+// Whether a folder holds nothing but, at most, a head that was never written: so a crash leaves it that was to be filled.
+bool is_untouched(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) return !error;
+  std::filesystem::directory_iterator files(path, error);
+  for (; !error && files != std::filesystem::directory_iterator(); files.increment(error)) {
+    if (files->path().filename() != "head" || !files->is_regular_file(error)) return false;
+    std::ifstream head(files->path(), std::ios::binary);
+    for (uint64_t at = 0; at < 2 * kShardBlock; ++at) {
+      const int byte = head.get();
+      if (byte == std::ifstream::traits_type::eof()) break;
+      if (byte != 0) return false;
+    }
+  }
+  return !error;
+}
+
+// All but the head, and what is not the node's.
+Status remove_files(const std::string& path) {
+  std::error_code error;
+  std::vector<std::filesystem::path> doomed;
+  std::filesystem::directory_iterator files(path, error);
+  for (; !error && files != std::filesystem::directory_iterator(); files.increment(error)) {
+    if (is_nodes_file(files->path().filename().string())) doomed.push_back(files->path());
+  }
+  for (size_t i = 0; i < doomed.size() && !error; ++i) std::filesystem::remove(doomed[i], error);
+  return error ? errno_error(error.value(), "what is left of the lost node in '" + path + "' cannot be removed", kWhere) : Status();
+}
 
 }  // namespace
 
@@ -63,7 +106,7 @@ Result<std::unique_ptr<ShardCluster>> ShardCluster::open(Loop& loop, const std::
   for (size_t i = 0; i < paths.size(); ++i) {
     Node& node = *cluster->nodes_.emplace_back(std::make_unique<Node>(paths[i]));
     const Status opened = cluster->open_head(node, false, heads[i]);
-    if (!opened && (opened.error().code == Code::busy || opened.error().code == Code::mismatch)) return opened.error();
+    if (!opened && !loses_node(opened.error())) return opened.error();
   }
   STOKER_TRY(cluster->arrange(heads));
   cluster->judge(heads);
@@ -71,7 +114,7 @@ Result<std::unique_ptr<ShardCluster>> ShardCluster::open(Loop& loop, const std::
     if (cluster->replaced_.count(node->head.node) != 0) continue;
     std::string damage;
     const Status loaded = cluster->load(*node, damage);
-    if (!loaded && loaded.error().code == Code::busy) return loaded.error();
+    if (!loaded && !loses_node(loaded.error())) return loaded.error();
     if (!loaded || !damage.empty()) cluster->lose(*node, loaded ? damage : loaded.error().message());
   }
   const auto m = static_cast<size_t>(cluster->layout_.geometry.m);
@@ -79,6 +122,9 @@ Result<std::unique_ptr<ShardCluster>> ShardCluster::open(Loop& loop, const std::
     std::string all;
     for (const std::string& trouble : cluster->troubles_) all += (all.empty() ? "" : "; ") + trouble;
     return make_error(Code::corruption, std::to_string(cluster->replaced_.size()) + " of " + std::to_string(paths.size()) + " nodes are lost, and the code bears " + std::to_string(m) + " (" + all + "): bring one of them back as it was; nothing was changed", kWhere);
+  }
+  for (size_t i = 0; i < heads.size(); ++i) {
+    if (cluster->replaced_.count(static_cast<NodeId>(i)) != 0) STOKER_TRY(cluster->may_blank(*cluster->nodes_[i], heads[i].has_value()));
   }
   STOKER_TRY(cluster->sync_all());  // a killed process may have left what was read in the disks' caches alone
   for (const NodeId id : cluster->replaced_) STOKER_TRY(cluster->blank(cluster->node(id)));
@@ -116,11 +162,9 @@ Status ShardCluster::open_head(Node& node, bool create, std::optional<NodeHead>&
   node.head_file = info.id;
   if (options_.files) {
     STOKER_ASSIGN(node.lock_fd, lock_file(path, node.path, false));
-    write_holder(node.lock_fd, "pid " + std::to_string(getpid()));
-    node.named = true;
   }
-  if (info.bytes < 2 * kShardBlock) return {};
   for (const uint64_t at : {uint64_t{0}, kShardBlock}) {
+    if (info.bytes < at + kShardBlock) break;
     AlignedBytes block(kShardBlock);
     IoBatch batch(loop_, Priority::demand);
     batch.read(node.head_file, at, block.slice());
@@ -128,7 +172,14 @@ Status ShardCluster::open_head(Node& node, bool create, std::optional<NodeHead>&
     STOKER_ASSIGN(const auto head, decode_head(block.span()));
     if (head && (!found || head->counter > found->counter)) found = head;
   }
+  if (found || create) name_holder(node);  // else it may be somebody's file
   return {};
+}
+
+void ShardCluster::name_holder(Node& node) {
+  if (node.lock_fd < 0 || node.named) return;
+  write_holder(node.lock_fd, "pid " + std::to_string(getpid()));
+  node.named = true;
 }
 
 // One cluster, every node once; what is not there takes the places that are left.
@@ -188,6 +239,7 @@ Status ShardCluster::open_files(Node& node, bool create) {
     file.reserve_bytes = layout_.slots(data) * layout_.slot_bytes(data);
     STOKER_ASSIGN(const FileInfo info, loop_.open(file));
     (data ? node.data_file : node.parity_file) = info.id;
+    direct_ = direct_ && info.direct;
     if (info.bytes < file.reserve_bytes) return make_error(Code::corruption, "'" + file.path + "' is cut short", kWhere);
   }
   node.log = std::make_unique<ShardLog>(layout_, loop_, node.path);
@@ -277,11 +329,22 @@ Status ShardCluster::verify(Node& node, std::string& damage) {
   return {};
 }
 
-// Its files are used again where there are any: with a new incarnation nothing that is in them counts.
+// A path that was mistyped may name a folder of somebody else's.
+Status ShardCluster::may_blank(const Node& node, bool ours) const {
+  if (!options_.files || ours || is_untouched(node.path)) return {};
+  return make_error(Code::already_exists, "a lost node is to be rebuilt in '" + node.path + "', and there are files without an intact head of this cluster: check the path, or empty the folder if nobody needs what is in it; nothing was changed", kWhere);
+}
+
+// Its files are used again where there are any: with a new incarnation nothing that is in them counts. The head comes first, and says whose all else is.
 Status ShardCluster::blank(Node& node) {
   if (options_.files) STOKER_TRY(make_folder(node.path));
   std::optional<NodeHead> found;
   if (node.head_file < 0) STOKER_TRY(open_head(node, true, found));
+  name_holder(node);
+  node.head.layout = layout_;
+  node.head.incarnation = random_store_id();
+  node.head.member = false;
+  STOKER_TRY(write_heads({&node}));
   const auto close = [&](FileId& file) {
     if (file < 0) return Status();
     return loop_.close(std::exchange(file, -1));
@@ -295,15 +358,10 @@ Status ShardCluster::blank(Node& node) {
   Status opened = open_files(node, true);
   if (!opened && opened.error().code == Code::corruption && options_.files) {  // cut short
     STOKER_TRY(close_all());
-    for (const auto& file : std::filesystem::directory_iterator(node.path)) {
-      if (file.path().filename() != "head") std::filesystem::remove(file.path());
-    }
+    STOKER_TRY(remove_files(node.path));
     opened = open_files(node, true);
   }
   if (!opened) return opened;
-  node.head.layout = layout_;
-  node.head.incarnation = random_store_id();
-  node.head.member = false;
   node.headers.clear();
   node.found = {};
   node.log->become(node.head, node.parity_file);

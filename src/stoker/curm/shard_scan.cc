@@ -38,15 +38,22 @@ struct ShardLog::Found {
   std::map<uint64_t, uint64_t> ends;    // of what stands without a gap, by count
   std::map<uint64_t, uint64_t> claims;  // how far a segment was durable, by count
   uint64_t settled = 0;
+  uint32_t begun = 0;  // segments, say the frames
   std::string damage;
   void claim(const FrameHead& head) {
+    begun = std::max(begun, head.segments);
     claims[head.durable.count] = std::max(claims[head.durable.count], head.durable.offset);
     settled = std::max(settled, head.settled);
   }
 };
 
+// Segments are made one after the other, each begun before the next is made: none is missing but the last.
 Status ShardLog::load_segment(size_t index, Found& found) {
   Segment& segment = segments_[index];
+  if (segment.file < 0) {
+    found.damage = "segment " + std::to_string(index) + " of its log is gone or cut short";
+    return {};
+  }
   AlignedBytes bytes(layout_.segment_bytes);
   IoBatch batch(loop_, Priority::demand);
   batch.read(segment.file, 0, bytes.slice());
@@ -135,6 +142,10 @@ Status ShardLog::load_reserve(const Chunk& parity, NodeState& state, std::string
 Status ShardLog::load(NodeState& state, std::string& damage) {
   Found found;
   for (size_t index = 0; index < segments_.size() && found.damage.empty(); ++index) STOKER_TRY(load_segment(index, found));
+  for (size_t index = 0; index < found.begun && found.damage.empty(); ++index) {
+    if (index >= segments_.size() || segments_[index].count == 0) found.damage = "segment " + std::to_string(index) + " of its log is gone: it was begun, and says nothing of it";
+  }
+  begun_ = found.begun;
   for (const auto& [count, offset] : found.claims) {
     const auto end = found.ends.find(count);
     if (end != found.ends.end() && end->second < offset) found.damage = "a record of its log is damaged";

@@ -139,8 +139,43 @@ Status Vdl::fold(uint64_t stripe) {
   return release(places);
 }
 
+// A commit that a crash in its round left on some nodes only is put on all that it will move a chunk of, before any chunk moves by it: who is lost
+// next must not take the decision along, and a node tells by its own commit which of its blocks may be torn.
+Status Vdl::spread_commits(Recovered& found) {
+  std::map<std::pair<uint64_t, uint64_t>, std::set<NodeId>> holders;  // by stripe, seq
+  for (const Survivor& each : found.folds) {
+    if (each.record.kind == Record::Kind::commit) holders[{each.record.chunk.stripe, each.record.seq}].insert(each.node);
+  }
+  Round round;
+  std::vector<PlaceSlot> places;
+  for (auto& [fold, has] : holders) {
+    const auto& [stripe, seq] = fold;
+    std::set<NodeId> all;
+    const auto takes_part = [&, of = stripe, at = seq](const Survivor& each) {
+      const Record& entry = each.record;
+      if (entry.chunk.stripe != of || each.node != node(entry.chunk) || entry.seq <= found.folded_of(entry.chunk)) return;
+      if (entry.kind == Record::Kind::stage ? entry.seq == at : entry.kind == Record::Kind::value && entry.seq <= at) all.insert(each.node);
+    };
+    std::for_each(found.folds.begin(), found.folds.end(), takes_part);
+    std::for_each(found.updates.begin(), found.updates.end(), takes_part);
+    for (const NodeId id : all) {
+      if (has.count(id) != 0) continue;
+      Errand& errand = round.to(id);
+      Record commit = record(Record::Kind::commit, seq, chunk_on(stripe, id), 0, {});
+      commit.ranges.clear();
+      places.push_back(errand.append(std::move(commit)));
+      errand.flush();
+    }
+  }
+  if (places.empty()) return {};
+  STOKER_TRY(run(round));
+  for (const PlaceSlot& each : places) found.places.push_back(*each);
+  return {};
+}
+
 // Folds that a commit decided: parities and written-through data from their stages, other data from its own records.
 Status Vdl::resolve_folds(Recovered& found) {
+  STOKER_TRY(spread_commits(found));
   std::set<std::pair<uint64_t, uint64_t>> committed;  // stripe, seq
   for (const Survivor& each : found.folds) {
     if (each.record.kind == Record::Kind::commit) committed.insert({each.record.chunk.stripe, each.record.seq});

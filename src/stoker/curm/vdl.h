@@ -43,6 +43,7 @@ class Vdl : public Scheme {
   std::vector<LogPlace> put(const Update& update, uint64_t seq, std::vector<LogPlace> places);
   enum class Why : uint8_t { fold, write };
   Status bring_in(uint64_t stripe, const Fold::Newest& newest, Why why);
+  Status spread_commits(Recovered& found);
   Status resolve_folds(Recovered& found);
   Status append_again(const Recovered& found, const std::set<NodeId>& replaced);
   std::function<void()> rebuilt(const Chunk& lost, Errand& errand) override;

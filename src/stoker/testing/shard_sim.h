@@ -34,11 +34,16 @@ class ShardSim final : public CrashCluster {
   Status run(Round& round) override;
   Result<NodeState> scan(NodeId node) override;
   void mutate(std::function<void(Round&)> bug) override { bug_ = std::move(bug); }
-  void crash_after(uint64_t steps) override { crash_at_transfer(2 * steps); }
+  // Counts writes and flushes, from when the nodes are open on.
+  void crash_after(uint64_t steps) override;
+  // Counts reads too, and those of opening.
   void crash_at_transfer(uint64_t transfers);
   bool crashed() const override { return crashed_; }
   void restart(const std::set<NodeId>& lost) override;
-  Status recovered() override { return watched(opened_->admit()); }
+  Status recovered() override {
+    admitting_ = true;
+    return watched(opened_->admit());
+  }
   std::vector<std::byte> base(const Chunk& chunk) override;
   uint64_t records() const override { return opened_->live_records(); }
   void wipe(NodeId) override {}  // spares are modelled only
@@ -64,7 +69,8 @@ class ShardSim final : public CrashCluster {
   std::unique_ptr<ShardCluster> opened_;
   std::set<NodeId> lost_;
   std::function<void(Round&)> bug_;
-  bool ordered_ = false, crashed_ = false;
+  std::optional<uint64_t> steps_;  // ordered while the nodes were not open
+  bool ordered_ = false, crashed_ = false, admitting_ = false;
 };
 
 inline ShardSim::ShardSim(const Geometry& geometry, uint64_t seed) : geometry_(geometry), random_(seed), disk_(std::make_shared<SimDisk>(seed)), loop_(loop_on(disk_, seed)) {
@@ -85,6 +91,7 @@ inline Status ShardSim::open() {
   auto opened = ShardCluster::open(*loop_, paths_, small_options(geometry_));
   if (!opened) return opened.error();
   opened_ = std::move(*opened);
+  if (steps_) crash_after(*std::exchange(steps_, {}));
   return {};
 }
 
@@ -117,6 +124,15 @@ inline Result<NodeState> ShardSim::scan(NodeId node) {
   return opened_->scan(node);
 }
 
+inline void ShardSim::crash_after(uint64_t steps) {
+  if (!opened_) {
+    steps_ = steps;
+    return;
+  }
+  disk_->cut_power_after_changes(steps, random_());
+  ordered_ = true;
+}
+
 inline void ShardSim::crash_at_transfer(uint64_t transfers) {
   disk_->cut_power_after(transfers + 1, random_());
   ordered_ = true;
@@ -126,9 +142,13 @@ inline void ShardSim::restart(const std::set<NodeId>& lost) {
   close();
   disk_->cut_power(random_());
   disk_->restore_power();
-  for (const NodeId id : lost) disk_->unlimit(path(id) + "/");
+  for (const NodeId id : lost) {
+    // Who was to be rebuilt and is not stays lost, with all that was written to it, or without.
+    if (lost_.count(id) == 0 || admitting_ || random_() % 2 == 0) disk_->unlimit(path(id) + "/");
+  }
   lost_ = lost;
-  ordered_ = crashed_ = false;
+  steps_.reset();
+  ordered_ = crashed_ = admitting_ = false;
 }
 
 inline std::vector<std::byte> ShardSim::base(const Chunk& chunk) {

@@ -143,14 +143,14 @@ void SimDisk::cut_power(uint64_t seed, const std::string& prefix) {
   cut(seed, prefix);
 }
 
-void SimDisk::cut_power_after(uint64_t transfers, uint64_t seed, const std::string& prefix) {
+void SimDisk::order_cut(Cut cut) {
   std::lock_guard lock(mutex_);
-  cuts_.push_back({transfers, seed, prefix});
+  cuts_.push_back(std::move(cut));
 }
 
-void SimDisk::count_down_to_cuts(const std::string& path) {
+void SimDisk::count_down_to_cuts(const std::string& path, bool reads) {
   for (auto at = cuts_.begin(); at != cuts_.end();) {
-    if (!starts_with(path, at->prefix) || at->countdown-- != 0) {
+    if (!starts_with(path, at->prefix) || (reads && at->changes) || at->countdown-- != 0) {
       ++at;
       continue;
     }
@@ -247,7 +247,7 @@ int SimDisk::planned_errno(const Op& op, const std::string& path) {
 
 SimDisk::Plan SimDisk::start(const Op& op, const std::string& path) {
   Plan plan;
-  count_down_to_cuts(path);
+  count_down_to_cuts(path, op.kind == Op::Kind::read);
   Disk& disk = disks_.at(path);
   if (!disk.powered) {
     plan.sys_errno = EIO;

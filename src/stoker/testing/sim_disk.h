@@ -101,7 +101,9 @@ class SimDisk {
   // EIO until restore_power().
   void cut_power(uint64_t seed, const std::string& prefix = {});
   // The same after this many further transfers on those paths were started.
-  void cut_power_after(uint64_t transfers, uint64_t seed, const std::string& prefix = {});
+  void cut_power_after(uint64_t transfers, uint64_t seed, const std::string& prefix = {}) { order_cut({transfers, seed, prefix, false}); }
+  // The same, and only writes and syncs count.
+  void cut_power_after_changes(uint64_t changes, uint64_t seed) { order_cut({changes, seed, {}, true}); }
   void restore_power();  // and forgets the cuts and faults that were ordered and have not come
 
   // Transfers of this disk take so much longer from now on; 0: no longer.
@@ -138,6 +140,7 @@ class SimDisk {
     uint64_t countdown;
     uint64_t seed;
     std::string prefix;
+    bool changes = false;  // reads do not count
   };
   // What one attempt at a transfer will do, decided when it is started.
   struct Plan {
@@ -152,7 +155,8 @@ class SimDisk {
   bool chance(uint32_t per_million) { return per_million != 0 && random_() % 1'000'000 < per_million; }
   void cut(uint64_t seed, const std::string& prefix);
   Pending recorded(const std::string& path, uint64_t offset, std::shared_ptr<const std::vector<std::byte>> bytes);
-  void count_down_to_cuts(const std::string& path);
+  void order_cut(Cut cut);
+  void count_down_to_cuts(const std::string& path, bool reads);
   int planned_errno(const Op& op, const std::string& path);
   Status make(const std::string& path, uint64_t bytes);
   Status grow(const std::string& path, Disk& disk, uint64_t bytes);
