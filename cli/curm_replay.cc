@@ -232,14 +232,14 @@ void add_curm_replay(CLI::App& curm, ExitStatus& status) {
   std::vector<std::string> schemes = {"all"};
   schemes.insert(schemes.end(), std::begin(curm::kSchemes), std::end(curm::kSchemes));
   command->add_option("--scheme", arguments->scheme, "all, or one")->capture_default_str()->check(CLI::IsMember(schemes));
-  command->add_option("--form", arguments->form, "As published, safe through crashes, or both")->capture_default_str()->check(CLI::IsMember({"published", "safe", "both"}));
+  command->add_option("--form", arguments->form, "As published, safe through crashes, or both; on files safe alone")->capture_default_str()->check(CLI::IsMember({"published", "safe", "both"}));
   command->add_option("--code", arguments->codes, "Data and parity chunks; several may be given")->capture_default_str()->delimiter(',');
   command->add_option("--mode", arguments->mode, "On a modelled cluster, or (safe forms) on real files of this machine")->capture_default_str()->check(CLI::IsMember({"modelled", "files"}));
   command->add_option("--dir", arguments->folder, "Of --mode files: where the nodes' folders are made; they are removed at the end");
   command->add_flag("--keep", arguments->keep, "Of --mode files: leave the folders of the last scheme (of the last trace and code)");
   command->add_option("--nodes", options.nodes, "Nodes, each with a disk and a network card")->capture_default_str()->check(CLI::Range(2, 10'000));
   command->add_option("--clients", options.clients, "Writers, each with one write under way")->capture_default_str()->check(CLI::Range(1, 100'000));
-  command->add_option("--device", arguments->device, "Preset of the modelled disks; --json tells its parameters")->capture_default_str()->check(CLI::IsMember({"ssd", "hdd"}));
+  command->add_option("--device", arguments->device, "Of --mode modelled: preset of the disks; --json tells its parameters")->capture_default_str()->check(CLI::IsMember({"ssd", "hdd"}));
   command->add_option("--chunk", arguments->chunk, "Size of a chunk")->capture_default_str();
   command->add_option("--log", arguments->log, "Updates that the logs hold before stripes are folded, one copy, over all nodes")->capture_default_str();
   command->add_option("--reserve", arguments->reserve, "Space behind each parity chunk for schemes that reserve it")->capture_default_str();

@@ -106,7 +106,7 @@ def arena_bytes(mode: str, runtime: Runtime, blocks: list[Block], algorithm: Alg
     dram = runtime.dram_bytes
     whole = arena_bytes_for(dram, runtime.core.budget_used)
     layout = divide(blocks, algorithm, whole, tile_elements_for(dram, algorithm), spills)
-    spare = whole - (layout.smallest if layout.spilled else layout.needed)  # no gradients are spilled for it that would not be anyhow
+    spare = whole - (layout.smallest if layout.spilled else layout.needed)  # where all gradients fit, they still do; where some are spilled, more may be
     return max(0, min(dram // (2 if mode == "dram" else 8), spare - 2 * MIB)) // (2 * MIB) * (2 * MIB)
 
 

@@ -44,7 +44,7 @@ class Ledger:
     A row: step, seconds (wall time since the last decided step), read_bytes and written_bytes {class: bytes}, compute_seconds and
     stall_seconds {cause: seconds} that together are its seconds, dram_bytes_peak, policy, kept, redone (units), committed (the
     step a crash would return to), volume_bytes {volume: bytes written}, where there are several, events, where there were any since the row before. The causes: weights and state to come
-    from disk, gradients to land in their memory, writing behind (writes of the step before), commit (its barriers), checkpoint
+    from disk, gradients to land in their memory or to come back from disk, writing behind (writes of the step before), commit (its barriers), checkpoint
     (state_dict), data (`with ledger.waiting("data")`), activations to be written or to come back.
     """
 

@@ -162,7 +162,7 @@ def _disk_problems(space: dict[str, Any]) -> list[str]:
     needed, free = space["needed"], space["free"]
     if free is None or free >= needed:
         return []
-    return [f"the disk has {human_bytes(free)} free, and two versions of the states take {human_bytes(needed)}: free {human_bytes(needed - free)} more, or name a larger disk"]
+    return [f"the disk has {human_bytes(free)} free, and two versions of the states, with spilled gradients, take {human_bytes(needed)}: free {human_bytes(needed - free)} more, or name a larger disk"]
 
 
 def _too_little_memory(wish: Wish, algorithm: Algorithm) -> str:

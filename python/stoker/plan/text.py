@@ -8,7 +8,7 @@ from ..offload.machine import CAUSES, Machine
 from ..train.settings import human_bytes
 
 IN_MEMORY = ("gradients", "pinned", "tiles", "state", "weights")  # the shares of the cap in a plan's "dram"
-WAITING = {"weights": "weights", "state": "state", "gradients": "gradients to land", "writing": "writing behind", "commit": "commit",
+WAITING = {"weights": "weights", "state": "state", "gradients": "gradients", "writing": "writing behind", "commit": "commit",
            "checkpoint": "checkpoint", "data": "data", "activations": "activations"}  # what the training thread waits for
 
 
@@ -87,6 +87,8 @@ def event_text(events: list[dict[str, Any]]) -> list[str]:
             lines.append(f"policy       {each['policy']} from here on: {each['reason']}")
         elif each["what"] == "volumes":
             lines.append(f"volumes      {each['reason']}")
+        elif each["what"] == "gradient outside dram":
+            lines.append(f"gradients    that of {each['parameter']} ({human_bytes(each['bytes'])}), and others like it, lie in memory that dram does not count: an earlier one is kept alive")
         elif "problem" in each:
             lines.append(f"{each['what']:<13}{each['problem']}")
     return lines

@@ -31,18 +31,12 @@ class HeldEngine final : public Engine {
     std::vector<Op> seen;            // copies, in order of submission
     size_t held_peak = 0;
     bool open = true;                // ops end at once; else only
-    size_t allowed = 0;              // so many more of them,
-    std::map<Op*, int> released;     // and these: with success, or with this errno
+    std::map<Op*, int> released;     // these: with success, or with this errno
     std::set<FileId> stuck;          // of these files none but the released ones
     std::map<FileId, std::vector<std::byte>> bytes;
     size_t closed = 0, wakes = 0;
     bool woken = false;              // and poll() did not return since
 
-    void allow(size_t more) {
-      std::lock_guard lock(mutex);
-      allowed += more;
-      changed.notify_all();
-    }
     void allow_all() {
       std::lock_guard lock(mutex);
       open = true;
@@ -133,12 +127,11 @@ class HeldEngine final : public Engine {
 
  private:
   // With the mutex.
-  bool may_end(Op& op) const { return disks_->released.count(&op) != 0 || (disks_->stuck.count(op.file) == 0 && (disks_->open || disks_->allowed > 0)); }
+  bool may_end(Op& op) const { return disks_->released.count(&op) != 0 || (disks_->stuck.count(op.file) == 0 && disks_->open); }
   void end(Op& op) {
     const auto released = disks_->released.find(&op);
     const int sys_errno = released == disks_->released.end() ? 0 : released->second;
     if (released != disks_->released.end()) disks_->released.erase(released);
-    else if (!disks_->open) --disks_->allowed;
     disks_->changed.notify_all();
     auto& disk = disks_->disk(op.file);
     if (sys_errno != 0 || op.offset + op.bytes.size > disk.size()) {

@@ -491,7 +491,8 @@ TEST(CodedPatrol, GoesOnBesideCommitsAndEndsWithTheStore) {
   EXPECT_EQ(run.store().health().patrol.found, 0U);
   // So slow that its first pass, once begun, does not come to an end before the store does.
   run.go_on_alone(4096);
-  while (run.store().health().patrol.doing.what.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  for (int i = 0; i < 10'000 && run.store().health().patrol.doing.what.empty(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  ASSERT_FALSE(run.store().health().patrol.doing.what.empty());
   run.change(0, 4096, 400);
   EXPECT_EQ(run.store().health().patrol.passes, 0U);
   run.go_on_alone(kFast);
