@@ -3,45 +3,16 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
-#include <iomanip>
 #include <random>
-#include <sstream>
+
+#include "stoker/testing/format_example.h"
 
 namespace stoker::curm {
 namespace {
 
 using Bytes = std::vector<std::byte>;
 
-// The block ```hex NAME of the document, padded with zeros.
-Bytes example(const std::string& name, size_t bytes) {
-  std::ifstream file(STOKER_SOURCE_DIR "/docs/formats/curm_shards.md");
-  std::string line;
-  while (std::getline(file, line) && line != "```hex " + name) {
-  }
-  Bytes out(bytes);
-  while (std::getline(file, line) && line != "```") {
-    std::istringstream words(line);
-    size_t at = 0;
-    words >> std::hex >> at;
-    for (unsigned byte = 0; words >> byte;) out.at(at++) = static_cast<std::byte>(byte);
-  }
-  return out;
-}
-
-// As it would stand in the document, without lines of zeros.
-std::string text_of(const Bytes& bytes) {
-  std::ostringstream out;
-  out << std::hex << std::setfill('0');
-  for (size_t at = 0; at < bytes.size(); at += 16) {
-    const size_t n = std::min<size_t>(16, bytes.size() - at);
-    if (std::all_of(bytes.begin() + static_cast<ptrdiff_t>(at), bytes.begin() + static_cast<ptrdiff_t>(at + n), [](std::byte each) { return each == std::byte{0}; })) continue;
-    out << std::setw(4) << at << " ";
-    for (size_t i = 0; i < n; ++i) out << " " << std::setw(2) << static_cast<unsigned>(bytes[at + i]);
-    out << "\n";
-  }
-  return out.str();
-}
+Bytes example(const std::string& name, size_t bytes) { return format_example("curm_shards.md", name, bytes); }
 
 StoreId id_from(uint8_t first) {
   StoreId id;
@@ -55,7 +26,7 @@ TEST(ShardFormat, TheHeadOfTheDocument) {
   const NodeHead head{example_layout(), id_from(0xA0), id_from(0xB0), 1, 6, 3, 3, true};
   const std::string bytes = encode_head(head);
   const Bytes encoded(reinterpret_cast<const std::byte*>(bytes.data()), reinterpret_cast<const std::byte*>(bytes.data()) + bytes.size());
-  EXPECT_EQ(text_of(encoded), text_of(example("head", kHeadBytes)));
+  EXPECT_EQ(example_text(encoded), example_text(example("head", kHeadBytes)));
   const auto found = decode_head(example("head", kHeadBytes));
   ASSERT_TRUE(found && *found);
   EXPECT_EQ((*found)->layout.geometry.stripes, 5U);
@@ -69,7 +40,7 @@ TEST(ShardFormat, TheHeaderOfTheDocument) {
   header.blocks[1] = 0xC1C1C1C1;
   Bytes encoded(layout.header_bytes());
   encode_header(layout, id_from(0xB0), {4, 2}, header, encoded);
-  EXPECT_EQ(text_of(encoded), text_of(example("header", encoded.size())));
+  EXPECT_EQ(example_text(encoded), example_text(example("header", encoded.size())));
   const auto found = decode_header(layout, id_from(0xB0), {4, 2}, example("header", encoded.size()));
   ASSERT_TRUE(found);
   EXPECT_EQ(found->folded, 7U);
@@ -90,7 +61,7 @@ TEST(ShardFormat, TheFrameOfTheDocument) {
   writer.append(frame.payload(head), encoded);
   Bytes said = example("frame", encoded.size());
   std::fill(said.begin() + 4096, said.end(), std::byte{0x42});
-  EXPECT_EQ(text_of(Bytes(encoded.begin(), encoded.begin() + 4096)), text_of(Bytes(said.begin(), said.begin() + 4096)));
+  EXPECT_EQ(example_text(Bytes(encoded.begin(), encoded.begin() + 4096)), example_text(Bytes(said.begin(), said.begin() + 4096)));
   const auto found = decode_frame(example_layout(), std::span(said).subspan(kFrameHeaderBytes));
   ASSERT_TRUE(found) << found.error().message();
   ASSERT_EQ(found->records.size(), 1U);

@@ -3,30 +3,16 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
-#include <sstream>
+#include <random>
 
 #include "stoker/base/crc32c.h"
+#include "stoker/testing/format_example.h"
 #include "stoker/testing/store_harness.h"
 
 namespace stoker::coded {
 namespace {
 
-// The block ```hex NAME of the document, padded with zeros.
-Bytes example(const std::string& name, size_t bytes) {
-  std::ifstream file(STOKER_SOURCE_DIR "/docs/formats/coded_store.md");
-  std::string line;
-  while (std::getline(file, line) && line != "```hex " + name) {
-  }
-  Bytes out(bytes);
-  while (std::getline(file, line) && line != "```") {
-    std::istringstream words(line);
-    size_t at = 0;
-    words >> std::hex >> at;
-    for (unsigned byte = 0; words >> byte;) out.at(at++) = static_cast<std::byte>(byte);
-  }
-  return out;
-}
+Bytes example(const std::string& name, size_t bytes) { return format_example("coded_store.md", name, bytes); }
 
 StoreId example_store() {
   StoreId id;
@@ -87,27 +73,10 @@ Bytes example_frame() {
   return out;
 }
 
-std::string hex(std::span<const std::byte> bytes) {
-  std::ostringstream out;
-  for (size_t line = 0; line < bytes.size(); line += 16) {
-    const auto part = bytes.subspan(line, std::min<size_t>(16, bytes.size() - line));
-    if (std::all_of(part.begin(), part.end(), [](std::byte byte) { return byte == std::byte{0}; })) continue;
-    char text[24];
-    std::snprintf(text, sizeof text, "%04zx ", line);
-    out << text;
-    for (const std::byte byte : part) {
-      std::snprintf(text, sizeof text, " %02x", static_cast<unsigned>(byte));
-      out << text;
-    }
-    out << "\n";
-  }
-  return out.str();
-}
-
 TEST(CodedFormat, TheExampleSuperblock) {
   const std::string mine = example_superblock();
   const auto bytes = example("superblock", kSuperblockBytes);
-  ASSERT_EQ(hex(bytes), hex(std::as_bytes(std::span(mine))));
+  ASSERT_EQ(example_text(bytes), example_text(std::as_bytes(std::span(mine))));
   const auto found = decode_superblock(bytes);
   ASSERT_OK(found);
   ASSERT_TRUE(*found);
@@ -120,7 +89,7 @@ TEST(CodedFormat, TheExampleSuperblock) {
 
 TEST(CodedFormat, TheExampleHeaderPage) {
   const auto bytes = example("page", kBlock);
-  ASSERT_EQ(hex(bytes), hex(example_page()));
+  ASSERT_EQ(example_text(bytes), example_text(example_page()));
   const auto page = decode_page(example_shape(), example_store(), make_stamp(3, 1), 2, 0, bytes);
   ASSERT_TRUE(page);
   EXPECT_EQ(page->parity.size(), 16U);
@@ -133,7 +102,7 @@ TEST(CodedFormat, TheExampleFrame) {
   auto bytes = example("frame", 2 * kBlock);
   std::fill(bytes.begin() + kBlock, bytes.end(), std::byte{0x42});
   const Bytes mine = example_frame();
-  ASSERT_EQ(hex(std::span(bytes).first(kBlock)), hex(std::span(mine).first(kBlock)));
+  ASSERT_EQ(example_text(std::span(bytes).first(kBlock)), example_text(std::span(mine).first(kBlock)));
   MemoryLogSource source(bytes);
   const auto frame = read_frame(source, example_store(), 0);
   ASSERT_TRUE(frame && *frame);

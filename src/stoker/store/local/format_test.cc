@@ -1,39 +1,18 @@
 // The specification's example is what we read and write.
 #include <gtest/gtest.h>
 
-#include <cctype>
-#include <fstream>
-#include <sstream>
-
 #include "stoker/base/crc32c.h"
 #include "stoker/store/local/journal.h"
+#include "stoker/testing/format_example.h"
 #include "stoker/testing/store_harness.h"
 
 namespace stoker {
 namespace {
 
-// The specification's example, read out of the page.
-std::vector<std::byte> hex_block(const std::string& page, const std::string& name, size_t bytes) {
-  std::vector<std::byte> out(bytes);
-  const size_t from = page.find("```hex " + name + "\n");
-  EXPECT_NE(from, std::string::npos) << name;
-  std::istringstream lines(page.substr(from, page.find("\n```", from) - from));
-  std::string line;
-  std::getline(lines, line);
-  while (std::getline(lines, line)) {
-    std::istringstream fields(line);
-    size_t at = 0;
-    unsigned byte = 0;
-    fields >> std::hex >> at;
-    while (fields >> byte) out.at(at++) = static_cast<std::byte>(byte);
-  }
-  return out;
-}
+std::vector<std::byte> example(const std::string& name, size_t bytes) { return format_example("local_store.md", name, bytes); }
 
 TEST(LocalStoreFormat, TheExampleInTheSpecificationIsWhatWeReadAndWrite) {
-  std::ifstream file(STOKER_SOURCE_DIR "/docs/formats/local_store.md");
-  const std::string page((std::istreambuf_iterator<char>(file)), {});
-  const auto sector = hex_block(page, "header", local::kHeaderBytes);
+  const auto sector = example("header", local::kHeaderBytes);
   const auto header = local::decode_header(sector);
   ASSERT_OK(header);
   ASSERT_TRUE(header->has_value());
@@ -45,7 +24,7 @@ TEST(LocalStoreFormat, TheExampleInTheSpecificationIsWhatWeReadAndWrite) {
 
   std::vector<std::byte> area;
   for (const char* frame : {"frame 0", "frame 1", "frame 2", "frame 3"}) {
-    const auto block = hex_block(page, frame, 4096);
+    const auto block = example(frame, 4096);
     area.insert(area.end(), block.begin(), block.end());
   }
   local::MapLimits limits{{{(*header)->data_at / 4096, ((*header)->data_at + (*header)->data_bytes) / 4096}}, 100};
