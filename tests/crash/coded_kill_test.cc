@@ -2,17 +2,15 @@
 // happen to a store that three folders had left, or that had just got them back and was resyncing them.
 #include <gtest/gtest.h>
 
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <string>
-#include <thread>
 
+#include "kill.h"
 #include "lab.h"
 #include "stoker/store/coded/store.h"
 #include "stoker/store/local/fsck.h"
@@ -111,46 +109,10 @@ Status write_on(const std::string& folder, int out) {
     STOKER_TRY(change->commit(Durability::durable).wait());
   }
   for (uint64_t n = store->info().committed;; ++n) {
-    const uint64_t begun[2] = {0, n};
-    const uint64_t acknowledged[2] = {1, n};
-    if (write(out, begun, sizeof begun) != sizeof begun) return {};
+    if (!tell(out, false, n)) return {};
     STOKER_TRY(commit(*store, n));
-    if (write(out, acknowledged, sizeof acknowledged) != sizeof acknowledged) return {};
+    if (!tell(out, true, n)) return {};
   }
-}
-
-struct Told {
-  uint64_t begun = 0, acknowledged = 0;
-};
-
-// Runs a writer until it has acknowledged `commits` more, kills it in the midst of something, and keeps account of what it said.
-void run_and_kill(const std::string& folder, uint64_t commits, std::mt19937_64& random, Told& told) {
-  int ends[2];
-  ASSERT_EQ(pipe(ends), 0);
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    close(ends[0]);
-    const Status done = write_on(folder, ends[1]);
-    if (!done) std::fprintf(stderr, "the writer failed: %s\n", done.error().message().c_str());
-    _exit(done ? 0 : 1);
-  }
-  close(ends[1]);
-  uint64_t record[2];
-  uint64_t seen = 0;
-  bool killed = false;
-  while (read(ends[0], record, sizeof record) == sizeof record) {  // also what it said before it was killed
-    (record[0] == 0 ? told.begun : told.acknowledged) = record[1];
-    seen += record[0];
-    if (killed || seen < commits || record[0] != 0) continue;
-    std::this_thread::sleep_for(std::chrono::microseconds(random() % 4000));
-    kill(child, SIGKILL);
-    killed = true;
-  }
-  close(ends[0]);
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  ASSERT_TRUE(killed && WIFSIGNALED(status)) << "the writer ended by itself with status " << status;
 }
 
 void away(const std::string& folder, const std::vector<size_t>& shards, bool back) {
@@ -175,9 +137,7 @@ TEST(CodedKill, AnyThreeOfNineFoldersMayGoAfterAKill) {
   const std::string folder = testing::TempDir() + "coded_kill." + std::to_string(getpid());  // two runs at once do not meet
   std::filesystem::remove_all(folder);
   std::filesystem::create_directories(folder);
-  const uint64_t seed = GTEST_FLAG_GET(random_seed) != 0 ? static_cast<uint64_t>(GTEST_FLAG_GET(random_seed)) : std::random_device{}() & 0x7FFFFFFF;
-  std::printf("replay with --gtest_random_seed=%llu\n", static_cast<unsigned long long>(seed));
-  std::mt19937_64 random(seed);
+  std::mt19937_64 random(printed_seed());
   Told told;
   uint64_t commits = 0;
   const auto begun = std::chrono::steady_clock::now();
@@ -187,7 +147,7 @@ TEST(CodedKill, AnyThreeOfNineFoldersMayGoAfterAKill) {
   for (; done < kills; ++done) {
     // A slow machine does fewer in CI.
     if (soak_factor == 1 && done >= 5 && std::chrono::steady_clock::now() - begun > std::chrono::seconds(12)) break;
-    ASSERT_NO_FATAL_FAILURE(run_and_kill(folder, 5 + random() % 60, random, told));
+    ASSERT_NO_FATAL_FAILURE(run_and_kill([&](int out) { return write_on(folder, out); }, 5 + random() % 60, random, told));
     if (!gone.empty() && random() % 2 == 0) {
       away(folder, gone, true);  // stale now: the next writer resyncs them beside its work
       gone.clear();

@@ -2,17 +2,14 @@
 // there when they are rebuilt, with the parity that belongs to it.
 #include <gtest/gtest.h>
 
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <csignal>
-#include <cstdio>
 #include <filesystem>
 #include <random>
 #include <string>
-#include <thread>
 
+#include "kill.h"
 #include "lab.h"
 #include "stoker/curm/scheme.h"
 #include "stoker/curm/shard_cluster.h"
@@ -71,10 +68,9 @@ Result<Serving> serve(const std::string& folder, std::string_view name) {
 Status write_on(const std::string& folder, std::string_view name, uint64_t n, int out) {
   STOKER_ASSIGN(const Serving serving, serve(folder, name));
   for (;; ++n) {
-    const uint64_t begun[2] = {0, n}, acknowledged[2] = {1, n};
-    if (write(out, begun, sizeof begun) != sizeof begun) return {};
+    if (!tell(out, false, n)) return {};
     STOKER_TRY(serving.scheme->update(update_of(n)));
-    if (write(out, acknowledged, sizeof acknowledged) != sizeof acknowledged) return {};
+    if (!tell(out, true, n)) return {};
     if (n % 12 == 0) STOKER_TRY(serving.scheme->fold(n / 12 % kGeometry.stripes));
     if (n % 50 == 0) STOKER_TRY(serving.scheme->fold_all());
   }
@@ -84,35 +80,6 @@ class CurmKill : public testing::TestWithParam<std::string_view> {
  protected:
   CurmKill() : folder_(testing::TempDir() + "curm_kill." + std::string(GetParam()) + std::to_string(getpid())) { std::filesystem::remove_all(folder_); }
   ~CurmKill() override { std::filesystem::remove_all(folder_); }
-
-  // Runs a writer until it has acknowledged `updates` more, and kills it in the midst of something.
-  void run_and_kill(uint64_t updates) {
-    int ends[2];
-    ASSERT_EQ(pipe(ends), 0);
-    const pid_t child = fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) {
-      close(ends[0]);
-      const Status done = write_on(folder_, GetParam(), acknowledged_ + 1, ends[1]);
-      if (!done) std::fprintf(stderr, "the writer failed: %s\n", done.error().message().c_str());
-      _exit(done ? 0 : 1);
-    }
-    close(ends[1]);
-    uint64_t record[2], seen = 0;
-    bool killed = false;
-    while (read(ends[0], record, sizeof record) == sizeof record) {  // also what it said before it was killed
-      (record[0] == 0 ? begun_ : acknowledged_) = record[1];
-      seen += record[0];
-      if (killed || seen < updates || record[0] != 0) continue;
-      std::this_thread::sleep_for(std::chrono::microseconds(random_() % 3000));
-      kill(child, SIGKILL);
-      killed = true;
-    }
-    close(ends[0]);
-    int status = 0;
-    ASSERT_EQ(waitpid(child, &status, 0), child);
-    ASSERT_TRUE(killed && WIFSIGNALED(status)) << "the writer ended by itself with status " << status;
-  }
 
   void lay(uint64_t n) {
     const Update update = update_of(n);
@@ -127,7 +94,7 @@ class CurmKill : public testing::TestWithParam<std::string_view> {
 
   // All that was acknowledged, perhaps what was begun, and nothing else; in data and parity.
   void check(Substrate& cluster) {
-    for (; laid_ < acknowledged_; ++laid_) lay(laid_ + 1);
+    for (; laid_ < told_.acknowledged; ++laid_) lay(laid_ + 1);
     const auto bases = [&](uint64_t stripe) {
       Round round;
       std::vector<Slot> slots;
@@ -138,12 +105,12 @@ class CurmKill : public testing::TestWithParam<std::string_view> {
       for (const Slot& slot : slots) values.push_back(*slot);
       return values;
     };
-    if (begun_ > acknowledged_) {
-      const Update update = update_of(begun_);
+    if (told_.begun > told_.acknowledged) {
+      const Update update = update_of(told_.begun);
       const Value now = bases(update.chunk.stripe)[static_cast<size_t>(update.chunk.position)].slice(update.offset, update.value.size());
       if (std::equal(now.bytes().begin(), now.bytes().end(), update.value.bytes().begin())) {
-        lay(begun_);
-        acknowledged_ = laid_ = begun_;
+        lay(told_.begun);
+        told_.acknowledged = laid_ = told_.begun;
       }
     }
     const auto code = *codec::ErasureCode::make(6, 3);
@@ -162,20 +129,19 @@ class CurmKill : public testing::TestWithParam<std::string_view> {
   }
 
   const std::string folder_;
-  std::mt19937_64 random_{std::random_device{}()};
+  std::mt19937_64 random_{printed_seed()};
   std::map<Chunk, std::vector<std::byte>> model_;
-  uint64_t begun_ = 0, acknowledged_ = 0, laid_ = 0;
+  Told told_;
+  uint64_t laid_ = 0;
 };
 INSTANTIATE_TEST_SUITE_P(All, CurmKill, testing::ValuesIn(kSchemes), [](const auto& each) { return std::string(each.param); });
 
 TEST_P(CurmKill, AnyThreeOfNineFoldersMayGo) {
-  const uint64_t seed = GTEST_FLAG_GET(random_seed) != 0 ? static_cast<uint64_t>(GTEST_FLAG_GET(random_seed)) : std::random_device{}() & 0x7FFFFFFF;
-  std::printf("replay with --gtest_random_seed=%llu\n", static_cast<unsigned long long>(seed));
-  random_.seed(seed);
   const auto started = std::chrono::steady_clock::now();
   for (uint64_t kills = 0; kills < 3 * soak_factor; ++kills) {
     if (soak_factor == 1 && kills > 0 && std::chrono::steady_clock::now() - started > std::chrono::seconds(5)) break;  // a slow machine does fewer in CI
-    ASSERT_NO_FATAL_FAILURE(run_and_kill(5 + random_() % 60));
+    const auto writer = [this](int out) { return write_on(folder_, GetParam(), told_.acknowledged + 1, out); };
+    ASSERT_NO_FATAL_FAILURE(run_and_kill(writer, 5 + random_() % 60, random_, told_));
     std::vector<std::string> gone = paths_in(folder_);
     std::shuffle(gone.begin(), gone.end(), random_);
     gone.resize(3);
