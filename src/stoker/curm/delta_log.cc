@@ -37,9 +37,9 @@ Slot DeltaLog::load(Errand& errand, const Chunk& parity, const Entries& entries)
   return errand.gather(parity, std::move(parts));
 }
 
-// The ranges of the parity that the entries change, with their new bytes.
-DeltaLog::Folding DeltaLog::derive(Errand& errand, const Chunk& parity, const Entries& entries) const {
-  Folding folding;
+// What the entries change of the parity.
+DeltaLog::Changed DeltaLog::derive(Errand& errand, const Chunk& parity, const Entries& entries) const {
+  Changed changed;
   RangeMap<int> dirty;
   if (reserves()) {
     dirty.put(0, geometry().chunk_bytes, 0);
@@ -49,7 +49,7 @@ DeltaLog::Folding DeltaLog::derive(Errand& errand, const Chunk& parity, const En
   const Slot deltas = load(errand, parity, entries);
   for (const auto& range : dirty.joined()) {
     const Slot was = errand.read(parity, range.at, range.size());
-    folding.changed.emplace_back(range.at, errand.derive([this, was, deltas, entries, at = range.at, j = parity.position - k()] {
+    changed.emplace_back(range.at, errand.derive([this, was, deltas, entries, at = range.at, j = parity.position - k()] {
       Value now = *was;
       uint64_t begin = 0;
       for (const Entry& entry : entries) {
@@ -59,7 +59,7 @@ DeltaLog::Folding DeltaLog::derive(Errand& errand, const Chunk& parity, const En
       return now;
     }));
   }
-  return folding;
+  return changed;
 }
 
 PlaceSlot DeltaLog::fold_parity(Round& round, const Chunk& parity, uint64_t fold_seq) {
@@ -75,16 +75,9 @@ PlaceSlot DeltaLog::fold_parity(Round& round, const Chunk& parity, uint64_t fold
   }
   for (const Entries& batch : batches) {
     if (batch.empty()) continue;
-    const Folding folding = derive(errand, parity, batch);
-    if (safe()) {
-      staged = errand.append_when_ready([stage = record(Record::Kind::stage, fold_seq, parity, 0, {}), folding]() mutable {
-        stage.ranges.clear();
-        for (const auto& [at, value] : folding.changed) stage.ranges.push_back({at, *value});
-        return stage;
-      });
-      errand.flush();
-    }
-    for (const auto& [at, value] : folding.changed) errand.write(parity, at, value);
+    const Changed changed = derive(errand, parity, batch);
+    if (safe()) staged = append_stage(errand, parity, fold_seq, changed);
+    for (const auto& [at, value] : changed) errand.write(parity, at, value);
   }
   if (!safe()) return nullptr;
   flush_and_mark(errand, parity, fold_seq);

@@ -38,11 +38,8 @@ class DeltaLog : public Scheme {
     LogPlace place;
   };
   using Entries = std::vector<Entry>;
-  struct Folding {
-    std::vector<std::pair<uint64_t, Slot>> changed;  // offset, new bytes
-  };
   Slot load(Errand& errand, const Chunk& parity, const Entries& entries) const;
-  Folding derive(Errand& errand, const Chunk& parity, const Entries& entries) const;
+  Changed derive(Errand& errand, const Chunk& parity, const Entries& entries) const;
   // Null where nothing is staged.
   PlaceSlot fold_parity(Round& round, const Chunk& parity, uint64_t fold_seq);
 

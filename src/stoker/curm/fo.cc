@@ -15,7 +15,7 @@ Status FullOverwrite::update(const Update& update) {
   Round out;
   out.from = leader;
   std::vector<std::pair<Chunk, Slot>> overwrites = {{data, std::make_shared<Value>(update.value)}};
-  std::vector<PlaceSlot> places;
+  std::map<Chunk, PlaceSlot> places;
   for (int j = 0; j < m(); ++j) {
     const Chunk parity = geometry().parity(data.stripe, j);
     Errand& errand = out.to(node(parity), bytes);
@@ -23,52 +23,37 @@ Status FullOverwrite::update(const Update& update) {
     const Slot now = errand.derive([this, was, delta, data, j, at = update.offset] { return advanced(code(), data.position, j, *was, at, delta, at); });
     overwrites.emplace_back(parity, now);
     if (safe()) {
-      places.push_back(errand.append_when_ready([intent = record(Record::Kind::parity, seq, data, update.offset, {}), now]() mutable {
+      places[parity] = errand.append_when_ready([intent = record(Record::Kind::parity, seq, data, update.offset, {}), now]() mutable {
         intent.ranges[0].value = *now;
         return intent;
-      }));
+      });
       errand.flush();
     } else {
       errand.write(parity, update.offset, now);
     }
   }
-  if (safe()) places.push_back(log(out.to(leader), record(Record::Kind::value, seq, data, update.offset, update.value)));
+  if (safe()) places[data] = log(out.to(leader), record(Record::Kind::value, seq, data, update.offset, update.value));
   STOKER_TRY(run(out));
   STOKER_TRY(acknowledge(leader));
   if (!safe()) return {};
 
   Round place;
   place.from = leader;
-  for (const auto& [chunk, value] : overwrites) {
-    place.to(node(chunk)).write(chunk, update.offset, value);
-    overwritten_.insert(chunk);
-  }
+  for (const auto& [chunk, value] : overwrites) place.to(node(chunk)).write(chunk, update.offset, value);
   STOKER_TRY(run(place));
-  for (const PlaceSlot& each : places) intents_[data.stripe].push_back(*each);
+  for (const auto& [chunk, intent] : places) intents_[chunk].push_back(*intent);
   count_logged(data.stripe, bytes);
   return {};
-}
-
-Result<Value> FullOverwrite::read(const Chunk& chunk, uint64_t offset, uint64_t bytes) {
-  Round round;
-  const Slot value = round.to(node(chunk)).read(chunk, offset, bytes);
-  STOKER_TRY(run(round));
-  return *value;
 }
 
 Status FullOverwrite::fold(uint64_t stripe) {
   Round round;
   round.background = true;
-  const uint64_t fold_seq = next_seq();
-  for (int position = 0; position < k() + m(); ++position) {
-    const Chunk chunk{stripe, position};
-    if (overwritten_.erase(chunk) != 0) flush_and_mark(round.to(node(chunk)), chunk, fold_seq);
-  }
+  std::vector<LogPlace> done;
+  fold_overwritten(round, stripe, next_seq(), intents_, done);
   STOKER_TRY(run(round));
-  std::vector<LogPlace> places = std::move(intents_[stripe]);
-  intents_.erase(stripe);
   count_folded(stripe);
-  return release(places);
+  return release(done);
 }
 
 Status FullOverwrite::recover(const std::set<NodeId>& replaced) {
@@ -81,19 +66,18 @@ Status FullOverwrite::recover(const std::set<NodeId>& replaced) {
     Errand& errand = round.to(survivor.node);
     for (const Record::Range& range : survivor.record.ranges) errand.write(mine, range.offset, range.value);
     STOKER_TRY(run(round));
-    intents_[mine.stripe].push_back(survivor.place);
-    overwritten_.insert(mine);
+    intents_[mine].push_back(survivor.place);
   }
   STOKER_TRY(rebuild_bases(replaced, found));
   std::set<uint64_t> stripes;
-  for (const auto& [stripe, places] : intents_) stripes.insert(stripe);
+  for (const auto& [chunk, places] : intents_) stripes.insert(chunk.stripe);
   for (const uint64_t stripe : stripes) STOKER_TRY(fold(stripe));
   return release(found.places);
 }
 
 // Its intents went with it; the new base is flushed.
 std::function<void()> FullOverwrite::rebuilt(const Chunk& lost, Errand& /*errand*/) {
-  return [this, lost] { overwritten_.erase(lost); };
+  return [this, lost] { intents_.erase(lost); };
 }
 
 }  // namespace stoker::curm

@@ -13,15 +13,13 @@ class FullOverwrite final : public Scheme {
  public:
   using Scheme::Scheme;
   Status update(const Update& update) override;
-  Result<Value> read(const Chunk& chunk, uint64_t offset, uint64_t bytes) override;
   Status fold(uint64_t stripe) override;
   Status recover(const std::set<NodeId>& replaced) override;
 
  private:
   std::function<void()> rebuilt(const Chunk& lost, Errand& errand) override;
 
-  std::map<uint64_t, std::vector<LogPlace>> intents_;  // by stripe
-  std::set<Chunk> overwritten_;                        // since their stripe was folded
+  Intents intents_;  // of all chunks
 };
 
 }  // namespace stoker::curm

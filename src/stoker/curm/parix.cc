@@ -54,10 +54,7 @@ Status Parix::update(const Update& update) {
   STOKER_TRY(acknowledge(leader));
   if (!safe()) return {};
   intents_[data].push_back(*mine);
-  Round place;
-  place.from = leader;
-  place.to(leader).write(data, update.offset, update.value);
-  return run(place);
+  return overwrite(update);
 }
 
 void Parix::index(const Chunk& parity, const LogPlace& place, const Record& record) {
@@ -75,16 +72,8 @@ void Parix::index(const Chunk& parity, const LogPlace& place, const Record& reco
   }
 }
 
-Result<Value> Parix::read(const Chunk& chunk, uint64_t offset, uint64_t bytes) {
-  Round round;
-  const Slot value = round.to(node(chunk)).read(chunk, offset, bytes);
-  STOKER_TRY(run(round));
-  return *value;
-}
-
-// newest ^ original of every range that was touched; each is read once, however often it was written.
-Parix::Reads Parix::read_differences(Errand& errand, const Chunk& parity, const Known& known) const {
-  Reads reads;
+Parix::Changed Parix::read_differences(Errand& errand, const Chunk& parity, const Known& known) const {
+  Changed reads;
   const auto parts_of = [](const std::vector<RangeMap<Where>::Piece>& pieces) {
     std::vector<Step::Part> parts;
     parts.reserve(pieces.size());
@@ -101,12 +90,12 @@ Parix::Reads Parix::read_differences(Errand& errand, const Chunk& parity, const 
 
 PlaceSlot Parix::fold_parity(Errand& errand, const Chunk& parity, const std::map<int, Known>& batch, uint64_t fold_seq) {
   RangeMap<int> dirty;
-  std::map<int, Reads> differences;
+  std::map<int, Changed> differences;
   for (const auto& [data, known] : batch) {
     differences[data] = read_differences(errand, parity, known);
     for (const auto& range : known.newest.joined()) dirty.put(range.at, range.size(), 0);
   }
-  Reads changed;
+  Changed changed;
   for (const auto& range : dirty.joined()) {
     const Slot was = errand.read(parity, range.at, range.size());
     changed.emplace_back(range.at, errand.derive([this, was, differences, at = range.at, j = parity.position - k()] {
@@ -118,14 +107,7 @@ PlaceSlot Parix::fold_parity(Errand& errand, const Chunk& parity, const std::map
     }));
   }
   PlaceSlot staged;
-  if (safe()) {
-    staged = errand.append_when_ready([stage = record(Record::Kind::stage, fold_seq, parity, 0, {}), changed]() mutable {
-      stage.ranges.clear();
-      for (const auto& [at, value] : changed) stage.ranges.push_back({at, *value});
-      return stage;
-    });
-    errand.flush();
-  }
+  if (safe()) staged = append_stage(errand, parity, fold_seq, changed);
   for (const auto& [at, value] : changed) errand.write(parity, at, value);
   return staged;
 }
@@ -149,13 +131,7 @@ Status Parix::fold(uint64_t stripe) {
     stages.push_back(fold_parity(errand, parity, side->second.known, fold_seq));
     flush_and_mark(errand, parity, fold_seq);
   }
-  for (int position = 0; position < k(); ++position) {
-    const auto found = intents_.find({stripe, position});
-    if (found == intents_.end()) continue;
-    flush_and_mark(round.to(node(found->first)), found->first, fold_seq);
-    done.insert(done.end(), found->second.begin(), found->second.end());
-    intents_.erase(found);
-  }
+  fold_overwritten(round, stripe, fold_seq, intents_, done);
   STOKER_TRY(run(round));
   for (const PlaceSlot& stage : stages) done.push_back(*stage);
   for (int j = 0; j < m(); ++j) sides_.erase(geometry().parity(stripe, j));
@@ -177,9 +153,7 @@ Status Parix::recover(const std::set<NodeId>& replaced) {
       index(mine, survivor.place, entry);
       continue;
     }
-    Round round;
-    round.to(survivor.node).write(mine, entry.ranges[0].offset, entry.ranges[0].value);
-    STOKER_TRY(run(round));
+    STOKER_TRY(overwrite({mine, entry.ranges[0].offset, entry.ranges[0].value}));
     intents_[mine].push_back(survivor.place);
   }
   for (const auto& [parity, side] : sides_) {
@@ -198,7 +172,7 @@ Slot Parix::logical(Errand& errand, const Chunk& chunk) {
   Slot base = Scheme::logical(errand, chunk);
   const auto side = sides_.find(chunk);
   if (side == sides_.end()) return base;
-  std::map<int, Reads> differences;
+  std::map<int, Changed> differences;
   for (const auto& [data, known] : side->second.known) differences[data] = read_differences(errand, chunk, known);
   return errand.derive([this, base, differences, j = chunk.position - k()] {
     Value now = *base;

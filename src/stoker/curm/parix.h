@@ -15,7 +15,6 @@ class Parix final : public Scheme {
  public:
   using Scheme::Scheme;
   Status update(const Update& update) override;
-  Result<Value> read(const Chunk& chunk, uint64_t offset, uint64_t bytes) override;
   Status fold(uint64_t stripe) override;
   Status recover(const std::set<NodeId>& replaced) override;
 
@@ -33,16 +32,16 @@ class Parix final : public Scheme {
     std::map<int, Known> known;    // by position of the data chunk
     std::vector<LogPlace> places;  // of all its records
   };
-  using Reads = std::vector<std::pair<uint64_t, Slot>>;  // offset, newest ^ original
   void index(const Chunk& parity, const LogPlace& place, const Record& record);
-  Reads read_differences(Errand& errand, const Chunk& parity, const Known& known) const;
+  // newest ^ original of every range that was touched; each is read once, however often it was written.
+  Changed read_differences(Errand& errand, const Chunk& parity, const Known& known) const;
   PlaceSlot fold_parity(Errand& errand, const Chunk& parity, const std::map<int, Known>& batch, uint64_t fold_seq);
   Slot logical(Errand& errand, const Chunk& chunk) override;
   std::function<void()> rebuilt(const Chunk& lost, Errand& errand) override;
 
   std::map<Chunk, RangeMap<bool>> touched_;            // by data chunk: the parities know the original
   std::map<Chunk, Side> sides_;                        // by parity chunk
-  std::map<Chunk, std::vector<LogPlace>> intents_;     // by data chunk
+  Intents intents_;                                    // of data chunks
 };
 
 }  // namespace stoker::curm

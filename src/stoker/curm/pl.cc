@@ -23,17 +23,7 @@ Status ParityLogging::update(const Update& update) {
   STOKER_TRY(acknowledge(leader));
   if (!safe()) return {};
   intents_[data].push_back(*intent);
-  Round place;
-  place.from = leader;
-  place.to(leader).write(data, update.offset, update.value);
-  return run(place);
-}
-
-Result<Value> ParityLogging::read(const Chunk& chunk, uint64_t offset, uint64_t bytes) {
-  Round round;
-  const Slot value = round.to(node(chunk)).read(chunk, offset, bytes);
-  STOKER_TRY(run(round));
-  return *value;
+  return overwrite(update);
 }
 
 // The chunks hold the newest bytes already: they are made durable, then their intents go.
@@ -42,13 +32,7 @@ Status ParityLogging::fold_data(uint64_t stripe, uint64_t fold_seq) {
   Round round;
   round.background = true;
   std::vector<LogPlace> done;
-  for (int position = 0; position < k(); ++position) {
-    const auto found = intents_.find({stripe, position});
-    if (found == intents_.end()) continue;
-    flush_and_mark(round.to(node(found->first)), found->first, fold_seq);
-    done.insert(done.end(), found->second.begin(), found->second.end());
-    intents_.erase(found);
-  }
+  fold_overwritten(round, stripe, fold_seq, intents_, done);
   STOKER_TRY(run(round));
   return release(done);
 }
@@ -56,9 +40,7 @@ Status ParityLogging::fold_data(uint64_t stripe, uint64_t fold_seq) {
 Status ParityLogging::redo(const Survivor& survivor, bool alive) {
   if (!alive) return {};
   const Record::Range& range = survivor.record.ranges[0];
-  Round round;
-  round.to(survivor.node).write(survivor.record.chunk, range.offset, range.value);
-  STOKER_TRY(run(round));
+  STOKER_TRY(overwrite({survivor.record.chunk, range.offset, range.value}));
   intents_[survivor.record.chunk].push_back(survivor.place);
   return {};
 }

@@ -13,14 +13,13 @@ class ParityLogging : public DeltaLog {
  public:
   using DeltaLog::DeltaLog;
   Status update(const Update& update) override;
-  Result<Value> read(const Chunk& chunk, uint64_t offset, uint64_t bytes) override;
 
  private:
   Status fold_data(uint64_t stripe, uint64_t fold_seq) override;
   Status redo(const Survivor& survivor, bool alive) override;
   std::function<void()> rebuilt(const Chunk& lost, Errand& errand) override;
 
-  std::map<Chunk, std::vector<LogPlace>> intents_;  // by data chunk
+  Intents intents_;  // of data chunks
 };
 
 class ReservedParityLogging final : public ParityLogging {

@@ -12,6 +12,13 @@ Status Scheme::update_together(const std::vector<Update>& pieces) {
   return {};
 }
 
+Result<Value> Scheme::read(const Chunk& chunk, uint64_t offset, uint64_t bytes) {
+  Round round;
+  const Slot value = round.to(node(chunk)).read(chunk, offset, bytes);
+  STOKER_TRY(run(round));
+  return *value;
+}
+
 Chunk Scheme::chunk_on(uint64_t stripe, NodeId wanted) const {
   for (int position = 0; position < k() + m(); ++position) {
     if (node({stripe, position}) == wanted) return {stripe, position};
@@ -42,6 +49,30 @@ PlaceSlot Scheme::log(Errand& errand, Record record) const {
   PlaceSlot place = errand.append(std::move(record));
   if (safe()) errand.flush();
   return place;
+}
+
+PlaceSlot Scheme::append_stage(Errand& errand, const Chunk& chunk, uint64_t fold_seq, const Changed& changed) const {
+  PlaceSlot place = errand.append_when_ready([stage = record(Record::Kind::stage, fold_seq, chunk, 0, {}), changed]() mutable {
+    stage.ranges.clear();
+    for (const auto& [at, value] : changed) stage.ranges.push_back({at, *value});
+    return stage;
+  });
+  errand.flush();
+  return place;
+}
+
+Status Scheme::overwrite(const Update& update) {
+  Round round;
+  round.from = node(update.chunk);
+  round.to(round.from).write(update.chunk, update.offset, update.value);
+  return run(round);
+}
+
+void Scheme::fold_overwritten(Round& round, uint64_t stripe, uint64_t fold_seq, Intents& intents, std::vector<LogPlace>& done) const {
+  for (auto each = intents.lower_bound({stripe, 0}); each != intents.end() && each->first.stripe == stripe; each = intents.erase(each)) {
+    flush_and_mark(round.to(node(each->first)), each->first, fold_seq);
+    done.insert(done.end(), each->second.begin(), each->second.end());
+  }
 }
 
 void Scheme::flush_and_mark(Errand& errand, const Chunk& chunk, uint64_t fold_seq) {

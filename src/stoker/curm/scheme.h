@@ -52,8 +52,8 @@ class Scheme {
   virtual Status update(const Update& update) = 0;
   // Pieces of one stripe that were written together. Unless a scheme knows better, one after the other.
   virtual Status update_together(const std::vector<Update>& pieces);
-  // The newest bytes of a range of a data chunk.
-  virtual Result<Value> read(const Chunk& chunk, uint64_t offset, uint64_t bytes) = 0;
+  // The newest bytes of a range of a data chunk: those of its base, unless a scheme keeps newer ones in logs.
+  virtual Result<Value> read(const Chunk& chunk, uint64_t offset, uint64_t bytes);
   // Brings everything pending in the stripe into its base chunks and lets go of its records.
   virtual Status fold(uint64_t stripe) = 0;
   // After a crash, of a new scheme over the old substrate, before anything else: settles, rolls forward, folds, and rebuilds all
@@ -104,8 +104,17 @@ class Scheme {
   Status acknowledge(NodeId leader);
   // A record appended, and flushed where the form is safe.
   PlaceSlot log(Errand& errand, Record record) const;
+  // Ranges of a chunk and their new bytes, which may be derived only when their turn comes.
+  using Changed = std::vector<std::pair<uint64_t, Slot>>;
+  // Durable, before the chunk is overwritten with it.
+  PlaceSlot append_stage(Errand& errand, const Chunk& chunk, uint64_t fold_seq, const Changed& changed) const;
   // What was written in place is durable, then marked: all records of the chunk up to the fold are dead.
   static void flush_and_mark(Errand& errand, const Chunk& chunk, uint64_t fold_seq);
+  // Of chunks that are overwritten before they are folded: the records that hold the new bytes until then, on the chunk's own node.
+  using Intents = std::map<Chunk, std::vector<LogPlace>>;
+  Status overwrite(const Update& update);
+  // Of the stripe's chunks: flushes and marks them; their intents are `done` with.
+  void fold_overwritten(Round& round, uint64_t stripe, uint64_t fold_seq, Intents& intents, std::vector<LogPlace>& done) const;
   // The settled watermark and the places, on every node they are on.
   Status release(const std::vector<LogPlace>& places);
 

@@ -3,18 +3,6 @@
 #include <algorithm>
 
 namespace stoker::curm {
-namespace {
-
-// A stage holds what its slots hold when it is appended.
-std::function<Record()> staged(Record stage, const Fold::Ranges& changed) {
-  return [stage = std::move(stage), changed]() mutable {
-    stage.ranges.clear();
-    for (const auto& [at, value] : changed) stage.ranges.push_back({at, *value});
-    return stage;
-  };
-}
-
-}  // namespace
 
 Status Vdl::update(const Update& update) {
   const uint64_t seq = next_seq();
@@ -82,18 +70,14 @@ Status Vdl::bring_in(uint64_t stripe, const Fold::Newest& newest, Why why) {
     for (const auto& [chunk, ranges] : changed) {
       Errand& errand = stage.to(node(chunk));
       for (const auto& [at, value] : ranges) errand.sent += value->size();
-      places.push_back(errand.append_when_ready(staged(record(Record::Kind::stage, fold_seq, chunk, 0, {}), ranges)));
-      errand.flush();
+      places.push_back(append_stage(errand, chunk, fold_seq, ranges));
     }
   }
   for (int j = 0; j < m(); ++j) {
     const Chunk parity = geometry().parity(stripe, j);
     Errand& errand = stage.to(node(parity));
     changed[parity] = fold.parity(errand, j);
-    if (safe()) {
-      places.push_back(errand.append_when_ready(staged(record(Record::Kind::stage, fold_seq, parity, 0, {}), changed[parity])));
-      errand.flush();
-    }
+    if (safe()) places.push_back(append_stage(errand, parity, fold_seq, changed[parity]));
   }
   STOKER_TRY(run(stage));
   if (safe()) {
