@@ -186,9 +186,9 @@ Status Vdl::resolve_folds(Recovered& found) {
   return {};
 }
 
-// The live records, wherever they were found: on the nodes of their group that came back blank.
-Status Vdl::append_again(const Recovered& found, const std::set<NodeId>& replaced) {
-  std::map<NodeId, std::vector<const Record*>> missing;
+// The live records, wherever they were found. They are folded before a recovery ends, so a node that came back blank needs none of them: it counts
+// only from then on.
+void Vdl::take_up(const Recovered& found) {
   for (const Survivor& each : found.updates) {
     const Chunk data = each.record.chunk;
     if (each.record.seq <= found.folded_of(chunk_on(data.stripe, each.node))) continue;
@@ -199,29 +199,14 @@ Status Vdl::append_again(const Recovered& found, const std::set<NodeId>& replace
     }
     const Record::Range& range = each.record.ranges[0];
     put({data, range.offset, range.value}, each.record.seq, {each.place});  // what it overtakes is released at the end, like all that was found
-    if (replaced.count(node(data)) != 0) missing[node(data)].push_back(&each.record);
-    for (int j = 0; j < m(); ++j) {
-      const NodeId parity = node(geometry().parity(data.stripe, j));
-      if (replaced.count(parity) != 0) missing[parity].push_back(&each.record);
-    }
   }
-  Round round;
-  std::vector<std::pair<const Record*, PlaceSlot>> places;
-  for (const auto& [id, records] : missing) {
-    Errand& errand = round.to(id);
-    for (const Record* each : records) places.emplace_back(each, errand.append(*each));
-    errand.flush();
-  }
-  STOKER_TRY(run(round));
-  for (const auto& [each, place] : places) dirty_[each->chunk.stripe].logged[each->seq].places.push_back(*place);
-  return {};
 }
 
 Status Vdl::recover(const std::set<NodeId>& replaced) {
   STOKER_ASSIGN(Recovered found, settle(replaced));
   STOKER_TRY(resolve_folds(found));
   STOKER_TRY(rebuild_bases(replaced, found));
-  STOKER_TRY(append_again(found, replaced));
+  take_up(found);
   std::vector<uint64_t> stripes;
   stripes.reserve(dirty_.size());
   for (const auto& [stripe, dirty] : dirty_) stripes.push_back(stripe);

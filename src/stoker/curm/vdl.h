@@ -4,7 +4,7 @@
 // A fold of a stripe, in the four steps of the coded store: (1) the data nodes read what is needed of their bases; (2) each parity computes its new
 // bytes and stages them, flushed; (3) a commit with the fold's number, flushed, on all that take part; (4) all write in place,
 // flush, and mark. A commit seen anywhere rolls the fold forward, else its stages are void. What is lost is decoded from bases,
-// which agree between folds; then the live records are appended again.
+// which agree between folds; then the live records are folded.
 #pragma once
 
 #include "stoker/curm/fold.h"
@@ -45,7 +45,7 @@ class Vdl : public Scheme {
   Status bring_in(uint64_t stripe, const Fold::Newest& newest, Why why);
   Status spread_commits(Recovered& found);
   Status resolve_folds(Recovered& found);
-  Status append_again(const Recovered& found, const std::set<NodeId>& replaced);
+  void take_up(const Recovered& found);
   std::function<void()> rebuilt(const Chunk& lost, Errand& errand) override;
 
   std::map<uint64_t, Dirty> dirty_;  // by stripe
