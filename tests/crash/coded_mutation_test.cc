@@ -2,15 +2,12 @@
 // alone, must be caught by the enumeration or by the simulation. Each runs in a process of its own: what a bug makes the store's own checks end is caught too.
 #include <gtest/gtest.h>
 
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
 #include <cstdio>
 
 #include "coded_enumeration.h"
 #include "coded_sim.h"
 #include "lab.h"
+#include "mutants.h"
 #include "stoker/store/coded/mutation.h"
 
 #ifndef STOKER_MUTATIONS
@@ -65,28 +62,10 @@ std::string caught_by() {
 }
 
 std::string caught_in_a_child(Mutation mutation) {
-  int ends[2];
-  if (pipe(ends) != 0) return {};
-  std::fflush(nullptr);
-  const pid_t child = fork();
-  if (child == 0) {
-    close(ends[0]);
-    alarm(240);  // a bug may make the store wait for ever
+  return stoker::caught_in_a_child([mutation] {
     coded::mutation = mutation;
-    const std::string caught = caught_by().substr(0, 400);
-    const bool told = write(ends[1], caught.data(), caught.size()) == static_cast<ssize_t>(caught.size());
-    _exit(told ? 0 : 1);
-  }
-  close(ends[1]);
-  std::string caught(400, ' ');
-  size_t got = 0;
-  for (ssize_t n = 0; (n = read(ends[0], caught.data() + got, caught.size() - got)) > 0;) got += static_cast<size_t>(n);
-  close(ends[0]);
-  caught.resize(got);
-  int status = 0;
-  waitpid(child, &status, 0);
-  if (WIFSIGNALED(status)) return WTERMSIG(status) == SIGABRT ? "a check in the store itself, which ended the process" : std::string();
-  return caught;
+    return caught_by();
+  });
 }
 
 class CodedMutation : public ::testing::TestWithParam<Bug> {};

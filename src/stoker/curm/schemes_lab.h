@@ -168,6 +168,14 @@ class Lab {
     }
     return {};
   }
+  // The first so many of these are there, perhaps the next one whole, and nothing else. Empty, or what is wrong.
+  std::string at_rest(const std::vector<Update>& updates, size_t acknowledged) {
+    for (size_t i = 0; i < acknowledged; ++i) lay(updates[i]);
+    const std::string wrong = at_rest();
+    if (wrong.empty() || acknowledged == updates.size()) return wrong;
+    lay(updates[acknowledged]);
+    return at_rest();
+  }
 
  private:
   const Geometry geometry_;
@@ -199,6 +207,46 @@ inline std::string calm_run(const Made& made, Form form, uint64_t seed, const st
   if (const Status done = lab.scheme().fold_all(); !done) return done.error().message();
   if (lab.cluster().records() != 0) return std::to_string(lab.cluster().records()) + " records were never released";
   if (lab.scheme().logged_bytes() != 0) return "bytes count as logged that are folded";
+  return lab.at_rest();
+}
+
+// Two overlapping updates, a fold, an update after it, another fold; the crash that `order` orders comes somewhere in it, and these nodes are lost
+// then. Empty, or what is wrong; `finished`: the crash was ordered for later.
+inline std::string crash_point(const Made& made, const Ground& ground, uint64_t seed, const std::function<void(CrashCluster&)>& order, const std::set<NodeId>& lost, bool& finished, const std::function<void(Round&)>& bug = {}) {
+  Lab lab(made, Form::safe, 4, 2, 2 * seed, bug, ground);
+  const auto update = [&](uint64_t offset, uint64_t n) { return Update{{1, 2}, offset, Value::of(lab.random_bytes(n))}; };
+  const std::vector<Update> updates = {update(100, 3000), update(1000, 4096), update(600, 700)};
+  order(lab.cluster());
+  size_t acknowledged = 0;
+  const auto scenario = [&]() -> Status {
+    for (const Update& each : updates) {
+      if (acknowledged == 2) STOKER_TRY(lab.scheme().fold(1));
+      STOKER_TRY(lab.scheme().update(each));
+      ++acknowledged;
+    }
+    return lab.scheme().fold(1);
+  };
+  finished = scenario().has_value();
+  lab.cluster().restart(lost);
+  lab.start();
+  if (const Status done = lab.scheme().recover(lost); !done) return done.error().message();
+  if (const Status done = lab.cluster().recovered(); !done) return done.error().message();
+  return lab.at_rest(updates, acknowledged);
+}
+
+// One update, with a crash in it. What the recovery makes of it stays so when the power goes once more. Empty, or what is wrong.
+inline std::string lone_update(const Made& made, uint64_t seed, const std::function<void(Round&)>& bug = {}) {
+  Lab lab(made, Form::safe, 2, 2, 2 * seed, bug);
+  const Update update{{1, 1}, 100, Value::of(lab.random_bytes(3000))};
+  lab.cluster().crash_after(seed % 8);
+  static_cast<void>(lab.scheme().update(update));
+  for (int again = 0; again < 2; ++again) {
+    lab.cluster().restart({});
+    lab.start();
+    if (const Status done = lab.scheme().recover({}); !done) return done.error().message();
+    const Bytes now = lab.cluster().base(update.chunk);
+    if (again == 0 && std::equal(update.value.bytes().begin(), update.value.bytes().end(), now.begin() + 100)) lab.lay(update);
+  }
   return lab.at_rest();
 }
 

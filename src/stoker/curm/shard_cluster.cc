@@ -61,6 +61,7 @@ Status ShardCluster::flush(const std::set<NodeId>& ids) {
       led.push_back(&node(id));
     }
     if (led.empty()) {
+      if (mutated(Mutation::acknowledge_followers)) return {};
       flushed_.wait(lock);
       continue;
     }
@@ -72,7 +73,7 @@ Status ShardCluster::flush(const std::set<NodeId>& ids) {
     lock.lock();
     for (size_t i = 0; i < led.size(); ++i) {
       led[i]->flushing = false;
-      if (done) led[i]->flushed = upto[i];
+      if (done) led[i]->flushed = mutated(Mutation::count_late_writes) ? led[i]->changes : upto[i];
     }
     if (!done && !failed_) failed_ = done.error();
     flushed_.notify_all();
@@ -95,11 +96,13 @@ Status ShardCluster::flush_led(const std::vector<Node*>& led) {
   {
     const std::lock_guard lock(mutex_);
     for (Node* each : led) {
-      if (std::exchange(each->data_dirty, false)) syncs.sync(each->data_file);
-      if (std::exchange(each->parity_dirty, false)) syncs.sync(each->parity_file);
+      if (std::exchange(each->data_dirty, false) && !mutated(Mutation::skip_data_flush)) syncs.sync(each->data_file);
+      if (std::exchange(each->parity_dirty, false) && !mutated(Mutation::skip_parity_flush)) syncs.sync(each->parity_file);
     }
   }
-  for (const FileId log : logs) syncs.sync(log);
+  for (const FileId log : logs) {
+    if (!mutated(Mutation::skip_log_flush)) syncs.sync(log);
+  }
   STOKER_TRY(syncs.run());
   for (Node* each : led) each->log->durable();
   return {};

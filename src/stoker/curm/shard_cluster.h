@@ -15,6 +15,7 @@
 #include <string>
 
 #include "stoker/curm/model.h"
+#include "stoker/curm/mutation.h"
 #include "stoker/curm/shard_log.h"
 
 namespace stoker::curm {
@@ -91,7 +92,9 @@ class ShardCluster final : public Substrate {
   Status may_blank(const Node& node, bool ours) const;
   Status blank(Node& node);
   Status settle_opening(uint64_t opening);
-  Status write_heads(const std::vector<Node*>& nodes);
+  // Durable when it returns. `unflushed`: the bug that leaves the flush out.
+  Status write_heads(const std::vector<Node*>& nodes, Mutation unflushed);
+  // Everything but the heads.
   Status sync_all();
   void lose(Node& node, std::string why);
 

@@ -6,14 +6,11 @@
 #include <gtest/gtest.h>
 
 #include "stoker/curm/scheme_switch.h"
-#include "stoker/curm/schemes_lab.h"
 #include "stoker/testing/sanitized.h"
-#include "stoker/testing/shard_sim.h"
+#include "stoker/testing/shard_stories.h"
 
 namespace stoker::curm {
 namespace {
-
-std::unique_ptr<CrashCluster> on_shards(const Geometry& geometry, uint64_t seed) { return std::make_unique<ShardSim>(geometry, seed); }
 
 class Shards : public testing::TestWithParam<std::string_view> {};
 INSTANTIATE_TEST_SUITE_P(All, Shards, testing::ValuesIn(kSchemes), [](const auto& each) { return std::string(each.param); });
@@ -35,42 +32,16 @@ TEST_P(Shards, SurviveCrashPointsOfARecovery) {
   EXPECT_GT(late, 20 / kLess);
 }
 
-// Two overlapping updates, a fold, an update after it, another fold; the power goes before each transfer of it, and a node with it or none.
+// Before each transfer the power goes, and a node with it or none.
 TEST_P(Shards, SurviveEveryCrashPoint) {
   uint64_t states = 0;
-  for (uint64_t point = 0;; point += kLess) {
-    Lab lab(by_name(GetParam()), Form::safe, 4, 2, 2 * point, {}, on_shards);
-    const auto update = [&](uint64_t offset, uint64_t n) { return Update{{1, 2}, offset, Value::of(lab.random_bytes(n))}; };
-    const std::vector<Update> updates = {update(100, 3000), update(1000, 4096), update(600, 700)};
-    static_cast<ShardSim&>(lab.cluster()).crash_at_transfer(point);
-    size_t acknowledged = 0;
-    const auto scenario = [&]() -> Status {
-      STOKER_TRY(lab.scheme().update(updates[0]));
-      ++acknowledged;
-      STOKER_TRY(lab.scheme().update(updates[1]));
-      ++acknowledged;
-      STOKER_TRY(lab.scheme().fold(1));
-      STOKER_TRY(lab.scheme().update(updates[2]));
-      ++acknowledged;
-      return lab.scheme().fold(1);
-    };
-    const bool finished = scenario().has_value();
+  bool finished = false;
+  for (uint64_t point = 0; !finished; point += kLess) {
     std::set<NodeId> blank;
     if (point % 3 != 0) blank.insert(static_cast<NodeId>(point % 6));
-    lab.cluster().restart(blank);
-    lab.start();
-    const Status done = lab.scheme().recover(blank);
-    ASSERT_TRUE(done) << done.error().message() << ", point " << point;
-    ASSERT_TRUE(lab.cluster().recovered());
-    for (size_t i = 0; i < acknowledged; ++i) lab.lay(updates[i]);
-    std::string wrong = lab.at_rest();
-    if (!wrong.empty() && acknowledged < updates.size()) {  // or with the one that was under way
-      lab.lay(updates[acknowledged]);
-      wrong = lab.at_rest();
-    }
-    ASSERT_EQ(wrong, "") << "point " << point;
+    const auto order = [point](CrashCluster& cluster) { static_cast<ShardSim&>(cluster).crash_at_transfer(point); };
+    ASSERT_EQ(crash_point(by_name(GetParam()), on_shards, point, order, blank, finished), "") << "point " << point;
     ++states;
-    if (finished) break;
   }
   RecordProperty("states", static_cast<int>(states));
   EXPECT_GT(states, 60 / kLess);
@@ -87,48 +58,10 @@ TEST_P(Shards, MutationSkippedFlushIsCaught) {
 
 // ---- damage -------------------------------------------------------------------------------------------------------------
 
-// What a story on shards needs beside the Lab.
-struct Damaged {
-  Damaged(std::string_view scheme, uint64_t seed) : lab(by_name(scheme), Form::safe, 4, 2, 2 * seed, {}, on_shards), sim(static_cast<ShardSim&>(lab.cluster())), random(seed) {}
-  Lab lab;
-  ShardSim& sim;
-  std::mt19937_64 random;
-
-  void act(int times) {
-    for (int i = 0; i < times && lab.act(); ++i) {
-    }
-  }
-  // An update of every data chunk: each node's log goes on.
-  Status touch_all() {
-    for (int i = 0; i < 2; ++i) {
-      for (uint64_t stripe = 0; stripe < 3; ++stripe) {
-        for (int position = 0; position < 4; ++position) {
-          const Update update{{stripe, position}, random() % 8000, Value::of(lab.random_bytes(100))};
-          STOKER_TRY(lab.scheme().update(update));
-          lab.lay(update);
-        }
-      }
-    }
-    return {};
-  }
-  std::vector<std::string> logs(NodeId node) {
-    std::vector<std::string> paths;
-    for (int i = 0; sim.disk().image(ShardSim::path(node) + "/log." + std::to_string(i)).bytes() != 0; ++i) paths.push_back(ShardSim::path(node) + "/log." + std::to_string(i));
-    return paths;
-  }
-  void flip(const std::string& path) { sim.disk().flip(path, random() % sim.disk().image(path).bytes(), static_cast<unsigned>(random() % 8)); }
-  Status recover() {
-    STOKER_TRY(sim.reopen());
-    lab.start();
-    STOKER_TRY(lab.scheme().recover(sim.lost()));
-    return sim.recovered();
-  }
-};
-
 TEST_P(Shards, ADamagedLogCountsAsALostNode) {
   size_t noticed = 0, compared = 0;
   for (uint64_t seed = 1; seed <= 30 / kLess; ++seed) {
-    Damaged story(GetParam(), seed);
+    ShardStory story(GetParam(), seed);
     story.act(20);
     const std::set<NodeId> victims = {static_cast<NodeId>(seed % 6), static_cast<NodeId>((seed + 2) % 6)};
     for (const NodeId victim : victims) {
@@ -158,7 +91,7 @@ TEST_P(Shards, ADamagedLogCountsAsALostNode) {
 TEST_P(Shards, DamagedBlocksAndHeadersAreErasures) {
   size_t noticed = 0;
   for (uint64_t seed = 1; seed <= 20 / kLess + 1; ++seed) {
-    Damaged story(GetParam(), seed);
+    ShardStory story(GetParam(), seed);
     story.act(20);
     ASSERT_TRUE(story.lab.scheme().fold_all());
     const std::set<NodeId> victims = {static_cast<NodeId>(seed % 6), static_cast<NodeId>((seed + 1) % 6)};
@@ -180,7 +113,7 @@ TEST_P(Shards, DamagedBlocksAndHeadersAreErasures) {
 }
 
 TEST(ShardCluster, ABlockThatIsReadAndDiffersFromItsChecksumIsAnErrorThatNamesIt) {
-  Damaged story("vdl", 3);
+  ShardStory story("vdl", 3);
   story.act(20);
   ASSERT_TRUE(story.lab.scheme().fold_all());
   const ShardLayout layout{story.lab.geometry(), 8192, 0};
@@ -202,7 +135,7 @@ TEST(ShardCluster, ABlockThatIsReadAndDiffersFromItsChecksumIsAnErrorThatNamesIt
 }
 
 TEST(ShardCluster, MoreThanMLostNodesAreNamedAndNothingIsChanged) {
-  Damaged story("pl", 4);
+  ShardStory story("pl", 4);
   story.act(20);
   story.sim.close();
   std::map<NodeId, SimImage> kept;
@@ -220,7 +153,7 @@ TEST(ShardCluster, MoreThanMLostNodesAreNamedAndNothingIsChanged) {
 }
 
 TEST(ShardCluster, NodesAreKnownByIdentityAndOldCopiesAreNotTaken) {
-  Damaged story("vdl", 5);
+  ShardStory story("vdl", 5);
   story.act(20);
   std::map<std::string, SimImage> old;
   for (const char* file : {"/head", "/data", "/parity", "/log.0"}) old.emplace("n3" + std::string(file), story.sim.disk().image("n3" + std::string(file)));
@@ -237,7 +170,7 @@ TEST(ShardCluster, NodesAreKnownByIdentityAndOldCopiesAreNotTaken) {
   EXPECT_EQ(story.sim.lost().size(), 1U);
   EXPECT_EQ(story.lab.after_recovery(), "");
 
-  Damaged other("vdl", 5);
+  ShardStory other("vdl", 5);
   story.sim.close();
   story.sim.disk().put("n4/head", other.sim.disk().image("n4/head"));
   const Status mixed = story.sim.reopen();
@@ -246,7 +179,7 @@ TEST(ShardCluster, NodesAreKnownByIdentityAndOldCopiesAreNotTaken) {
 }
 
 TEST(ShardCluster, SegmentsAreFreedAndUsedAgain) {
-  Damaged story("vdl", 6);
+  ShardStory story("vdl", 6);
   for (int i = 0; i < 60; ++i) {
     ASSERT_TRUE(story.touch_all());
     ASSERT_TRUE(story.lab.scheme().fold_all());
@@ -257,7 +190,7 @@ TEST(ShardCluster, SegmentsAreFreedAndUsedAgain) {
 }
 
 // Logs of several segments, with live records in all.
-void fill_logs(Damaged& story) {
+void fill_logs(ShardStory& story) {
   for (int i = 0; i < 40 && story.logs(1).size() < 3; ++i) ASSERT_TRUE(story.touch_all());
   ASSERT_GE(story.logs(1).size(), 3U);
 }
@@ -265,7 +198,7 @@ void fill_logs(Damaged& story) {
 TEST(ShardCluster, ASegmentThatIsMissingOrZeroedIsALostNode) {
   for (const bool zeroed : {false, true}) {
     for (const size_t index : {size_t{0}, size_t{1}}) {
-      Damaged story("vdl", 7);
+      ShardStory story("vdl", 7);
       fill_logs(story);
       const std::string path = story.logs(1)[index];
       story.sim.close();
@@ -282,7 +215,7 @@ TEST(ShardCluster, ASegmentThatIsMissingOrZeroedIsALostNode) {
 // The power went when a segment was being made: it is made again, and the node loses nothing.
 TEST(ShardCluster, ASegmentThatIsShortAndTheLastIsMadeAgain) {
   for (const uint64_t bytes : {uint64_t{0}, uint64_t{512}, uint64_t{20480}}) {
-    Damaged story("vdl", 8);
+    ShardStory story("vdl", 8);
     fill_logs(story);
     const size_t segments = story.logs(1).size();
     const uint64_t whole = story.sim.disk().image(story.logs(1)[0]).bytes();
@@ -349,16 +282,16 @@ TEST(SchemeSwitch, SurvivesEveryCrashPointOfAChange) {
       Lab lab(kSwitching, Form::safe, 4, 2, 2 * point);  // its own scheme is not used
       const curm::Setup setup{&lab.cluster(), lab.geometry(), *codec::ErasureCode::make(4, 2), Form::safe, 4096};
       auto schemes = *SchemeSwitch::make(setup, from);
-      const Update first{{1, 2}, 100, Value::of(lab.random_bytes(3000))}, second{{1, 2}, 1000, Value::of(lab.random_bytes(4096))};
+      const std::vector<Update> updates = {{{1, 2}, 100, Value::of(lab.random_bytes(3000))}, {{1, 2}, 1000, Value::of(lab.random_bytes(4096))}};
       lab.cluster().crash_after(point);
       size_t acknowledged = 0;
       const auto scenario = [&]() -> Status {
-        STOKER_TRY(schemes->update(first));
+        STOKER_TRY(schemes->update(updates[0]));
         ++acknowledged;
         STOKER_TRY(schemes->change(1, to));
         EXPECT_EQ(schemes->scheme_of(1), to);
         EXPECT_EQ(schemes->scheme_of(0), from);
-        STOKER_TRY(schemes->update(second));
+        STOKER_TRY(schemes->update(updates[1]));
         ++acknowledged;
         return {};
       };
@@ -369,14 +302,7 @@ TEST(SchemeSwitch, SurvivesEveryCrashPointOfAChange) {
       schemes = *SchemeSwitch::make(setup, from);  // who opens need not know of the change
       const Status done = schemes->recover(blank);
       ASSERT_TRUE(done) << done.error().message();
-      if (acknowledged > 0) lab.lay(first);
-      if (acknowledged > 1) lab.lay(second);
-      std::string wrong = lab.at_rest();
-      if (!wrong.empty() && acknowledged < 2) {
-        lab.lay(acknowledged == 0 ? first : second);
-        wrong = lab.at_rest();
-      }
-      ASSERT_EQ(wrong, "") << from << " to " << to << ", point " << point;
+      ASSERT_EQ(lab.at_rest(updates, acknowledged), "") << from << " to " << to << ", point " << point;
       if (finished) break;
     }
   }

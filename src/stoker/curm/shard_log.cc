@@ -48,14 +48,13 @@ Result<FileId> ShardLog::open_segment(size_t index, bool create) {
   return FileId{-1};
 }
 
-// A file that is not empty is not allocated by opening it.
+// A file that is not empty is not allocated by opening it. Its new size is durable with the begin frame.
 Result<FileId> ShardLog::lengthened(const FileInfo& file) {
   const AlignedBytes last(kShardBlock);
-  IoBatch write(loop_, Priority::demand), sync(loop_, Priority::demand);
+  std::fill(last.span().begin(), last.span().end(), std::byte{0});
+  IoBatch write(loop_, Priority::demand);
   write.write(file.id, layout_.segment_bytes - kShardBlock, last.slice());
-  sync.sync(file.id);
-  Status done = write.run();
-  if (done) done = sync.run();
+  const Status done = write.run();
   if (done) return file.id;
   if (const Status closed = loop_.close(file.id); !closed) log().warn("{}", closed.error().message());
   return done.error();
@@ -166,13 +165,15 @@ std::optional<ShardWrite> ShardLog::reserve(const Chunk& parity, const Record& r
 
 // ---- writing ------------------------------------------------------------------------------------------------------------
 
-Status ShardLog::write_now(std::vector<ShardWrite>& writes) {
+// Into the current segment. Where nothing waits, it is durable already: by the last flush of the node.
+Status ShardLog::write_now(std::vector<ShardWrite>& writes, Mutation unflushed) {
+  if (writes.empty()) return {};
   IoBatch batch(loop_, Priority::demand);
   for (const ShardWrite& write : writes) batch.write(write.file, write.offset, write.bytes.slice());
   STOKER_TRY(batch.run());
   writes.clear();
   IoBatch sync(loop_, Priority::demand);
-  if (current_file() >= 0) sync.sync(current_file());
+  if (!mutated(unflushed)) sync.sync(current_file());
   STOKER_TRY(sync.run());
   durable();
   return {};
@@ -181,7 +182,7 @@ Status ShardLog::write_now(std::vector<ShardWrite>& writes) {
 // Everything in the segment before is durable when the first frame of the next says so; and that frame is, before anything else of its
 // generation is written. It goes into the block that does not hold the last one's: what is torn then was never needed.
 Status ShardLog::begin_segment(std::vector<ShardWrite>& writes) {
-  STOKER_TRY(write_now(writes));
+  STOKER_TRY(write_now(writes, Mutation::skip_full_segment_flush));
   size_t next = 0;
   {
     const std::lock_guard lock(mutex_);
@@ -212,7 +213,7 @@ Status ShardLog::begin_segment(std::vector<ShardWrite>& writes) {
   begin.offset = first.append(nothing.payload({place, settled, durable_, begun_}), begin.bytes.span());
   writer_ = LogWriter(identity, layout_.segment_bytes, {kFramesAt, 1, first.cursor().previous_crc});
   writes.push_back(std::move(begin));
-  return write_now(writes);
+  return write_now(writes, Mutation::skip_begin_flush);
 }
 
 void ShardLog::close_frame(ShardFrame& frame, std::vector<std::pair<uint64_t, StoredRecord>>& inside, std::vector<ShardWrite>& writes) {

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "stoker/curm/mutation.h"
 #include "stoker/curm/shard_format.h"
 #include "stoker/io/loop.h"
 #include "stoker/store/blocking_io.h"
@@ -83,7 +84,7 @@ class ShardLog {
   Result<FileId> open_segment(size_t index, bool create);
   Result<FileId> lengthened(const FileInfo& file);
   Status begin_segment(std::vector<ShardWrite>& writes);
-  Status write_now(std::vector<ShardWrite>& writes);
+  Status write_now(std::vector<ShardWrite>& writes, Mutation unflushed);
   void close_frame(ShardFrame& frame, std::vector<std::pair<uint64_t, StoredRecord>>& inside, std::vector<ShardWrite>& writes);
   void index(uint64_t id, StoredRecord record);
   void forget(uint64_t id);

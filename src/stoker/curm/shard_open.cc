@@ -95,7 +95,7 @@ Result<std::unique_ptr<ShardCluster>> ShardCluster::make(Loop& loop, const std::
     }
     STOKER_TRY(batch.run());
   }
-  STOKER_TRY(cluster->sync_all());
+  if (!mutated(Mutation::skip_making_flush)) STOKER_TRY(cluster->sync_all());
   STOKER_TRY(cluster->settle_opening(1));
   return cluster;
 }
@@ -126,7 +126,8 @@ Result<std::unique_ptr<ShardCluster>> ShardCluster::open(Loop& loop, const std::
   for (size_t i = 0; i < heads.size(); ++i) {
     if (cluster->replaced_.count(static_cast<NodeId>(i)) != 0) STOKER_TRY(cluster->may_blank(*cluster->nodes_[i], heads[i].has_value()));
   }
-  STOKER_TRY(cluster->sync_all());  // a killed process may have left what was read in the disks' caches alone
+  // A killed process may have left what was read in the disks' caches alone.
+  if (!mutated(Mutation::skip_opening_flush)) STOKER_TRY(cluster->sync_all());
   for (const NodeId id : cluster->replaced_) STOKER_TRY(cluster->blank(cluster->node(id)));
   uint64_t last = 0;
   for (const auto& node : cluster->nodes_) last = std::max({last, node->head.proposed, node->head.confirmed});
@@ -344,7 +345,7 @@ Status ShardCluster::blank(Node& node) {
   node.head.layout = layout_;
   node.head.incarnation = random_store_id();
   node.head.member = false;
-  STOKER_TRY(write_heads({&node}));
+  STOKER_TRY(write_heads({&node}, Mutation::skip_blanking_flush));
   const auto close = [&](FileId& file) {
     if (file < 0) return Status();
     return loop_.close(std::exchange(file, -1));
@@ -374,12 +375,12 @@ Status ShardCluster::settle_opening(uint64_t opening) {
   all.reserve(nodes_.size());
   for (const auto& node : nodes_) all.push_back(node.get());
   for (Node* node : all) node->head.proposed = opening;
-  STOKER_TRY(write_heads(all));
+  STOKER_TRY(write_heads(all, Mutation::skip_proposal_flush));
   for (Node* node : all) node->head.confirmed = opening;
-  return write_heads(all);
+  return write_heads(all, Mutation::skip_confirmation_flush);
 }
 
-Status ShardCluster::write_heads(const std::vector<Node*>& nodes) {
+Status ShardCluster::write_heads(const std::vector<Node*>& nodes, Mutation unflushed) {
   std::deque<AlignedBytes> memory;
   IoBatch writes(loop_, Priority::demand), syncs(loop_, Priority::demand);
   for (Node* node : nodes) {
@@ -389,17 +390,18 @@ Status ShardCluster::write_heads(const std::vector<Node*>& nodes) {
     std::memset(block.data(), 0, kShardBlock);
     std::memcpy(block.data(), bytes.data(), bytes.size());
     writes.write(node->head_file, (counter & 1) * kShardBlock, block.slice());
-    syncs.sync(node->head_file);
+    if (!mutated(unflushed)) syncs.sync(node->head_file);
   }
   STOKER_TRY(writes.run());
   return syncs.run();
 }
 
+// Heads are flushed when the opening is proposed; until then only nodes that are lost are written to.
 Status ShardCluster::sync_all() {
   IoBatch batch(loop_, Priority::demand);
   for (const auto& node : nodes_) {
     if (replaced_.count(node->head.node) != 0) continue;
-    for (const FileId file : {node->head_file, node->data_file, node->parity_file}) batch.sync(file);
+    for (const FileId file : {node->data_file, node->parity_file}) batch.sync(file);
     for (const FileId file : node->log->files()) batch.sync(file);
   }
   return batch.run();
@@ -414,7 +416,7 @@ Status ShardCluster::admit() {
   for (const auto& each : nodes_) each->found = {};
   replaced_.clear();
   troubles_.clear();
-  return rebuilt.empty() ? Status() : write_heads(rebuilt);
+  return rebuilt.empty() ? Status() : write_heads(rebuilt, Mutation::skip_admission_flush);
 }
 
 }  // namespace stoker::curm

@@ -290,6 +290,7 @@ class CrashWalk {
             std::erase(open_, write);
           }
           break;
+        case SimEvent::Kind::made: break;  // at once, and durable
         case SimEvent::Kind::note:
           if (event.note == static_cast<uint64_t>(Note::begun)) {
             admissible_.last = event.value;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cerrno>
 #include <random>
 
 #include "stoker/base/check.h"
@@ -38,6 +39,8 @@ class ShardSim final : public CrashCluster {
   void crash_after(uint64_t steps) override;
   // Counts reads too, and those of opening.
   void crash_at_transfer(uint64_t transfers);
+  // The process is killed at a flush, behind so many: what was written and not flushed stands in the disks' caches, and stays so over restart().
+  void kill_at_flush(uint64_t flushes);
   bool crashed() const override { return crashed_; }
   void restart(const std::set<NodeId>& lost) override;
   Status recovered() override {
@@ -70,7 +73,7 @@ class ShardSim final : public CrashCluster {
   std::set<NodeId> lost_;
   std::function<void(Round&)> bug_;
   std::optional<uint64_t> steps_;  // ordered while the nodes were not open
-  bool ordered_ = false, crashed_ = false, admitting_ = false;
+  bool ordered_ = false, crashed_ = false, killed_ = false, admitting_ = false;
 };
 
 inline ShardSim::ShardSim(const Geometry& geometry, uint64_t seed) : geometry_(geometry), random_(seed), disk_(std::make_shared<SimDisk>(seed)), loop_(loop_on(disk_, seed)) {
@@ -138,9 +141,14 @@ inline void ShardSim::crash_at_transfer(uint64_t transfers) {
   ordered_ = true;
 }
 
+inline void ShardSim::kill_at_flush(uint64_t flushes) {
+  disk_->fail_nth(Op::Kind::sync, flushes + 1, EIO);
+  ordered_ = killed_ = true;
+}
+
 inline void ShardSim::restart(const std::set<NodeId>& lost) {
   close();
-  disk_->cut_power(random_());
+  if (!killed_) disk_->cut_power(random_());
   disk_->restore_power();
   for (const NodeId id : lost) {
     // Who was to be rebuilt and is not stays lost, with all that was written to it, or without.
@@ -148,7 +156,7 @@ inline void ShardSim::restart(const std::set<NodeId>& lost) {
   }
   lost_ = lost;
   steps_.reset();
-  ordered_ = crashed_ = admitting_ = false;
+  ordered_ = crashed_ = killed_ = admitting_ = false;
 }
 
 inline std::vector<std::byte> ShardSim::base(const Chunk& chunk) {

@@ -228,6 +228,12 @@ Status SimDisk::make(const std::string& path, uint64_t bytes) {
   }
   Disk& disk = disks_[path];
   disk.now = disk.durable = SimImage(bytes);
+  if (recording_) {
+    SimEvent event;
+    event.kind = SimEvent::Kind::made;
+    event.path = path;
+    events_.push_back(std::move(event));
+  }
   return {};
 }
 

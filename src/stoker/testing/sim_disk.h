@@ -62,7 +62,7 @@ struct SimFaults {
 };
 
 struct SimEvent {
-  enum class Kind : uint8_t { write, flush, note };
+  enum class Kind : uint8_t { write, flush, made, note };
   Kind kind = Kind::write;
   std::string path;
   uint64_t offset = 0;
