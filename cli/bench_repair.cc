@@ -5,11 +5,11 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "bench.h"
 #include "command.h"
 #include "stoker/base/bytes.h"
 #include "stoker/store/coded/coded_store.h"
@@ -144,7 +144,7 @@ Status run(const RepairBenchArguments& arguments) {
     rows.push_back(row);
   }
   if (arguments.json) {
-    nlohmann::json json = {{"code", "6+3"}, {"bytes", bytes}, {"results", nlohmann::json::array()}};
+    Json json = {{"machine", bench_machine()}, {"code", "6+3"}, {"bytes", bytes}, {"update_bytes", kUpdateBytes}, {"seconds_per_rate", arguments.seconds}, {"results", Json::array()}};
     for (const Row& row : rows) {
       json["results"].push_back({{"repair", row.repairs}, {"rate_bytes_per_second", row.rate}, {"updates", row.updates}, {"p50_us", row.p50_us}, {"p99_us", row.p99_us}, {"rebuilt_bytes_per_second", row.rebuilt_bytes_per_second}});
     }

@@ -84,7 +84,10 @@ Json settings_json(const ReplayArguments& arguments) {
             {"write_bytes_per_s", device.write_bytes_per_s},
             {"link_bytes_per_s", device.link_bytes_per_s},
             {"message_us", static_cast<double>(device.link_ns) / 1e3}}}};
-  if (arguments.on_files()) json["device"] = {{"name", "files"}};
+  if (arguments.on_files()) {
+    json["machine"] = bench_machine();
+    json["device"] = {{"name", "files"}};
+  }
   return json;
 }
 
@@ -133,6 +136,7 @@ Status replay_one(const ReplayArguments& arguments, const curm::Trace& trace, st
   Json rest = more(done.result);
   rest["disk_bytes_read_per_byte"] = per(done.disk_bytes_read, done.result.update_bytes);
   rest["disk_bytes_written_per_byte"] = per(done.disk_bytes_written, done.result.update_bytes);
+  rest["disk_flushes_per_update"] = per(done.disk_flushes, done.result.updates);
   rest["verified_bytes"] = done.verified_bytes;
   json["more"].push_back(std::move(rest));
   json["settings"]["device"]["engine"] = done.engine;

@@ -199,7 +199,9 @@ def test_the_rate_of_the_scrub_is_part_of_the_composition(store: Path) -> None:
 def test_bench_repair_tells_the_cap_and_what_users_wait(tmp_path: Path) -> None:
     done = run("bench", "repair", tmp_path, "--size", "8MiB", "--rate", "4MiB", "--seconds", "0.5", "--json")
     assert done.returncode == 0, done.stderr
-    alone, beside = json.loads(done.stdout)["results"]
+    answer = json.loads(done.stdout)
+    assert answer["machine"]["stoker"] and answer["code"] == "6+3" and answer["bytes"] == 8 << 20 and answer["seconds_per_rate"] == 0.5
+    alone, beside = answer["results"]
     assert not alone["repair"] and beside["repair"] and beside["rate_bytes_per_second"] == 4 << 20
     assert 0 < beside["p50_us"] <= beside["p99_us"] and beside["updates"] > 0
     assert not list(tmp_path.iterdir())

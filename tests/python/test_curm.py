@@ -70,9 +70,9 @@ def test_replay_on_files(tmp_path):
         assert row["mode"] == "files" and row["form"] == "safe" and row["updates"] == answer["results"][0]["updates"]
         assert row["updates_per_second"] > 0 and 0 < row["p50_us"] <= row["p99_us"] and row["recovery_seconds"] > 0
         assert row["space_peak_bytes"] >= more["space_base_bytes"] == more["verified_bytes"] > 0
-        assert more["disk_bytes_written_per_byte"] > 1
+        assert more["disk_bytes_written_per_byte"] > 1 and more["disk_flushes_per_update"] > 0
     assert "vdl: rebuilding a node" in done.stderr
-    assert answer["settings"]["device"]["direct"] in (True, False)
+    assert answer["settings"]["device"]["direct"] in (True, False) and answer["settings"]["machine"]["cores"] > 0
     assert list((tmp_path / "disk").iterdir()) == []
     kept = run("curm", "replay", trace, "--mode", "files", *where, "--scheme", "pl", "--code", "6+3,4+2", "--keep")
     assert kept.returncode == 0 and len(kept.stdout.splitlines()) == 4 and kept.stdout.startswith("real files: 9 nodes that share this machine's disk")

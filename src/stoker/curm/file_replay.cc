@@ -154,10 +154,13 @@ class FileReplay {
         Errand& errand = round.to(geometry_.node(chunk));
         errand.write(chunk, 0, chunks[static_cast<size_t>(position)]);
         errand.mark(chunk, 0);
-        if (stripe % 64 == 63 || stripe + 1 == geometry_.stripes) errand.flush();
+        if (stripe % 64 == 63) errand.flush();
       }
       STOKER_TRY(cluster_->run(round));
     }
+    Round all;
+    for (NodeId node = 0; node < options_.nodes; ++node) all.to(node).flush();
+    STOKER_TRY(cluster_->run(all));
     static_cast<void>(cluster_->take_counts());
     return {};
   }
@@ -213,7 +216,8 @@ class FileReplay {
 
   Status measure() {
     tell("updates, " + std::to_string(options_.clients) + " clients");
-    const uint64_t read = loop_->counters().read_bytes.get(), written = loop_->counters().written_bytes.get();
+    const IoCounters& moved = loop_->counters();
+    const uint64_t read = moved.read_bytes.get(), written = moved.written_bytes.get(), flushed = moved.syncs.get();
     const uint64_t begun = Clock::real().now_ns();
     STOKER_TRY(play(0));
     ReplayResult& result = result_.result;
@@ -230,8 +234,9 @@ class FileReplay {
     STOKER_TRY(clients_->drain(*scheme_, options_.clients == 1 ? 1 : folders()));
     result.drained_updates_per_second = updates * 1e9 / static_cast<double>(Clock::real().now_ns() - begun);
     result.counts = cluster_->take_counts();
-    result_.disk_bytes_read = loop_->counters().read_bytes.get() - read;
-    result_.disk_bytes_written = loop_->counters().written_bytes.get() - written;
+    result_.disk_bytes_read = moved.read_bytes.get() - read;
+    result_.disk_bytes_written = moved.written_bytes.get() - written;
+    result_.disk_flushes = moved.syncs.get() - flushed;
     // Segments are used again, never given back: what is allocated now is the most that there was.
     result.space_peak_bytes = allocated_bytes(root_);
     result.space_base_bytes = geometry_.stripes * geometry_.chunks() * options_.chunk_bytes;

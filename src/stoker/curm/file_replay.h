@@ -22,6 +22,7 @@ struct FileReplayOptions {
 struct FileReplayResult {
   ReplayResult result;
   uint64_t disk_bytes_read = 0, disk_bytes_written = 0;  // during the updates and folds, framing and headers too
+  uint64_t disk_flushes = 0;                             // likewise: one serves all that wait for it
   uint64_t verified_bytes = 0;
   std::string engine;
   bool direct = false;  // I/O went around the page cache

@@ -78,6 +78,7 @@ TEST_P(FileReplay, ManyClientsLoseNothing) {
   if (GetParam() != "curm" && GetParam() != "plr") {  // they write through, or cut what is longer than a reserve
     EXPECT_EQ(result.counts.flushes, 4 * result.updates);
   }
+  EXPECT_GT(done->disk_flushes, 0U);
   EXPECT_GT(result.p50_us, 0);
   EXPECT_LE(result.p50_us, result.p99_us);
   EXPECT_EQ(done->verified_bytes, result.space_base_bytes);
@@ -103,6 +104,7 @@ TEST(FileReplayBytes, AnUpdateIsTwoBlocksInEachLog) {
   const uint64_t bases = 4 * (16 * 4096 + 2 * 4096);                  // and their headers, twice
   EXPECT_EQ(done->disk_bytes_read, fold_reads);
   EXPECT_EQ(done->disk_bytes_written, begun + frames + stages + commits + bases);
+  EXPECT_EQ(done->disk_flushes, 4 + 16 * 4 + 3 + 4 + 2 * 4);  // the same in turn; bases, then their marks
   fs::remove_all(files.folder);
 }
 
