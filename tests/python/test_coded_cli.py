@@ -196,6 +196,33 @@ def test_the_rate_of_the_scrub_is_part_of_the_composition(store: Path) -> None:
     assert "is no option" in refused(1, "ls", coded(store).replace("4+2", "4+2 fast"))
 
 
+def test_who_has_the_store_open_is_told_what_the_scrub_found(store: Path) -> None:
+    shard = store / "d4" / "stoker.shard"
+    content = bytearray(shard.read_bytes())
+    block = next(at for at in range(9 << 20, len(content), 4096) if content[at : at + 4] != b"SKH1" and any(content[at : at + 4096]))
+    content[block + 100] ^= 4
+    shard.write_bytes(content)
+    begun = int(time.time())
+    opened = _core.Runtime(threads=1, budget_bytes=256 << 20).open_store(coded(store).replace("4+2", "4+2 scrub=1GiB"), holder="a test")
+    health = opened.health()
+    assert health["live"] == [0, 1, 2, 3, 4, 5] and not health["troubles"] and health["lost_why"] == ""
+    deadline = time.monotonic() + 60
+    while health["scrub"]["passes"] == 0 and time.monotonic() < deadline:
+        assert health["scrub"]["last"] is None and health["scrub"]["ended_at"] == 0
+        time.sleep(0.05)
+        health = opened.health()
+    assert "in use by a test" in refused(1, "ls", coded(store)), "nobody else can look while it is open"
+    opened.close()
+    scrub = health["scrub"]
+    assert scrub["passes"] >= 1 and scrub["ended_at"] >= begun and scrub["stopped"] == ""
+    assert scrub["found"] == 1 and scrub["last"]["chunks"] > 0 and not scrub["last"]["lost"]
+    if scrub["passes"] == 1:
+        assert scrub["last"]["mended"] == {"blocks": 1, "header_pages": 0, "log_records": 0, "tables": 0, "superblocks": 0}
+    with pytest.raises(ValueError, match="this store was closed"):
+        opened.health()
+    assert _core.Runtime(threads=1, budget_bytes=64 << 20).open_store("memory:", create=True).health() is None
+
+
 def test_bench_repair_tells_the_cap_and_what_users_wait(tmp_path: Path) -> None:
     done = run("bench", "repair", tmp_path, "--size", "8MiB", "--rate", "4MiB", "--seconds", "0.5", "--json")
     assert done.returncode == 0, done.stderr
