@@ -136,7 +136,7 @@ void add_scrub(CLI::App& app, ExitStatus& status) {
   CLI::App* command = add(app, status, "scrub", "Read everything on the disks of a coded store, and mend what is damaged from the others", arguments);
   command->footer(
       "Also does what `stoker repair` does. To look without changing anything: `stoker fsck`. A store that is open also scrubs itself; what\n"
-      "that finds only the program knows that has it open, in its log and by Store.health() of Python. Exit status: 0 all is right now, 1 something could not be mended.");
+      "that finds only the program knows that has it open (its log, Store.health() in Python). When a scrub last ended: `stoker fsck`. Exit status: 0 all is right now, 1 something could not be mended.");
 }
 
 }  // namespace stoker::cli

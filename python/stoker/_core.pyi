@@ -95,8 +95,9 @@ class Store:
     def info(self) -> dict[str, Any]: ...
     # Of a coded store, else None: epoch live[shard] troubles[sentence] newer_blocks decoded_blocks mended_blocks rebuilt_bytes folds lost_chunks
     # stuck_stripes lost_why; doing (a repair, a scrub that was asked for): None or {what, done, total (chunks), bytes}; scrub, the one that goes on by
-    # itself: {passes, ended_at (seconds since 1970), last: None or {chunks, bytes, mended{...}, lost[sentence], lost_unlisted}, found (by all passes),
-    # doing, stopped (why the last pass ended early)}. All since it was opened.
+    # itself: {passes, last: None or {chunks, bytes, mended{...}, lost[sentence], lost_unlisted}, found (by all passes), doing, stopped (why the last
+    # pass ended early)}; all since it was opened. scrubbed, the last scrub of either kind that came to its end, whenever that was: None or
+    # {ended_at (seconds since 1970), found, lost}.
     def health(self) -> dict[str, Any] | None: ...
     def stat(self, key: str, snapshot: str = "") -> dict[str, Any]: ...  # key bytes chunk_bytes version; NotFound
     def exists(self, key: str, snapshot: str = "") -> bool: ...

@@ -1,4 +1,4 @@
-// Store.health(): how a store over several disks is, for the process that has it open. No other can know: the writer's lock keeps it out.
+// Store.health(): how a store over several disks is, for the process that has it open: the writer's lock keeps all others out.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -16,6 +16,15 @@ nb::object to_object(const RepairProgress& doing) {
   out["done"] = doing.done;
   out["total"] = doing.total;
   out["bytes"] = doing.bytes;
+  return out;
+}
+
+nb::object to_object(const coded::LastScrub& last) {
+  if (last.ended_at == 0) return nb::none();
+  nb::dict out;
+  out["ended_at"] = last.ended_at;
+  out["found"] = last.found;
+  out["lost"] = last.lost;
   return out;
 }
 
@@ -39,7 +48,6 @@ nb::dict to_dict(const ScrubReport& report) {
 nb::dict to_dict(const coded::Patrol& patrol) {
   nb::dict out;
   out["passes"] = patrol.passes;
-  out["ended_at"] = patrol.ended_at;
   out["last"] = patrol.passes == 0 ? nb::object(nb::none()) : nb::object(to_dict(patrol.last));
   out["found"] = patrol.found;
   out["doing"] = to_object(patrol.doing);
@@ -50,9 +58,9 @@ nb::dict to_dict(const coded::Patrol& patrol) {
 }  // namespace
 
 nb::object health(const PyStore& store) {
-  const auto* coded = dynamic_cast<const coded::CodedStore*>(&open(store));
-  if (coded == nullptr) return nb::none();
-  const coded::Health health = coded->health();
+  const auto* found = dynamic_cast<const coded::CodedStore*>(&open(store));
+  if (found == nullptr) return nb::none();
+  const coded::Health health = found->health();
   nb::list live;
   for (size_t shard = 0; shard < coded::kShardsMax; ++shard) {
     if ((health.live & coded::shard_bit(shard)) != 0) live.append(shard);
@@ -70,6 +78,7 @@ nb::object health(const PyStore& store) {
   out["lost_chunks"] = health.lost_chunks;
   out["stuck_stripes"] = health.stuck_stripes;
   out["lost_why"] = health.lost_why;
+  out["scrubbed"] = to_object(health.scrubbed);
   out["scrub"] = to_dict(health.patrol);
   return out;
 }
