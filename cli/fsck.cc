@@ -32,6 +32,7 @@ void print_json(const FsckReport& report) {
   nlohmann::json json = {{"clean", report.problems.empty()},   {"problems", report.problems}, {"advice", report.advice},         {"notes", report.notes},           {"repaired", report.repaired},
                          {"committed_version", report.committed}, {"objects", report.objects},   {"chunks", report.chunks},         {"data_bytes", report.data_bytes},
                          {"generation", report.generation},       {"records", report.records},   {"snapshots", nlohmann::json::array()}};
+  json["scrubbed_at"] = report.scrubbed_at ? nlohmann::json(*report.scrubbed_at) : nlohmann::json();
   json["committed_step"] = report.committed_step ? nlohmann::json(*report.committed_step) : nlohmann::json();
   for (const SnapshotInfo& snapshot : report.snapshots) json["snapshots"].push_back({{"name", snapshot.name}, {"version", snapshot.version}});
   std::printf("%s\n", json.dump(2).c_str());

@@ -134,7 +134,9 @@ void add_scrub(CLI::App& app, ExitStatus& status) {
   const auto arguments = std::make_shared<RepairArguments>();
   arguments->scrub = true;
   CLI::App* command = add(app, status, "scrub", "Read everything on the disks of a coded store, and mend what is damaged from the others", arguments);
-  command->footer("Also does what `stoker repair` does. To look without changing anything: `stoker fsck`. Exit status: 0 all is right now, 1 something could not be mended.");
+  command->footer(
+      "Also does what `stoker repair` does. To look without changing anything: `stoker fsck`. A store that is open also scrubs itself; what\n"
+      "that finds only the program knows that has it open (its log, Store.health() in Python). When a scrub last ended: `stoker fsck`. Exit status: 0 all is right now, 1 something could not be mended.");
 }
 
 }  // namespace stoker::cli

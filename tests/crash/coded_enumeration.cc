@@ -1,11 +1,10 @@
 #include "coded_enumeration.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <cstring>
 #include <set>
 
+#include "coded_cases.h"
 #include "lab.h"
 #include "stoker/store/local/fsck.h"
 
@@ -28,13 +27,6 @@ CodedWorldOptions world_options(const KM& code) {
   return options;
 }
 
-struct Recorded {
-  Images before;
-  Timeline timeline = {std::make_shared<const Point>()};
-  Admissible admissible;
-  std::vector<SimEvent> events;
-};
-
 Images images_of(CodedWorld& world) {
   Images images;
   for (const auto& path : world.paths()) images[path] = world.disk().image(path);
@@ -56,6 +48,7 @@ Result<Recorded> record(CodedWorld& world, const NamedState& state) {
     played = state.play(stage);
   }
   run.events = world.disk().stop_recording();
+  run.after = images_of(world);
   if (!played) return played.error();
   return run;
 }
@@ -101,9 +94,10 @@ class Enumeration {
       return result_;
     }
     if (state.kind == NamedState::Kind::steps) steps(*recorded);
-    if (state.kind == NamedState::Kind::torn_apply) torn_apply(*recorded);
+    if (state.kind == NamedState::Kind::torn_apply) made(*recorded, torn_applies(*recorded, world_.paths()));
+    if (state.kind == NamedState::Kind::lost_stage) made(*recorded, lost_stages(*recorded, world_.paths()));
     if (state.kind == NamedState::Kind::in_recovery) in_recovery(*recorded);
-    if (state.kind == NamedState::Kind::rotten_pages) rotten_pages(*recorded);
+    if (state.kind == NamedState::Kind::rotten_pages) made(*recorded, rotten_pages(*recorded, world_.paths()));
     result_.failure_sets = losses_.used();
     result_.failure_sets_all = losses_.all();
     return result_;
@@ -209,86 +203,13 @@ class Enumeration {
     return {};
   }
 
-  static std::optional<coded::Superblock> superblock_of(const SimImage& image) {
-    Bytes sector(coded::kSuperblockBytes);
-    image.read(0, sector);
-    const auto superblock = coded::decode_superblock(sector);
-    return superblock ? *superblock : std::nullopt;
-  }
-
-  // After the play, and no crash: of each header page the copy that counts has a bit flipped, and other shards are lost on top.
-  void rotten_pages(const Recorded& run) {
-    const Images images = images_of(world_);
-    std::vector<std::pair<size_t, uint64_t>> pages;  // shard, offset
-    for (size_t shard = 0; shard < world_.paths().size(); ++shard) {
-      const SimImage& image = images.at(world_.paths()[shard]);
-      const auto superblock = superblock_of(image);
-      if (!superblock) return static_cast<void>(violation("a shard has no superblock"));
-      const coded::Shape& shape = superblock->shape;
-      for (size_t pair = 0; pair < shape.slots * shape.pages(); ++pair) {
-        std::array<uint64_t, 2> counters{};
-        for (uint64_t copy = 0; copy < 2; ++copy) {
-          Bytes head(24);  // the write counter is its end
-          image.read(shape.page_at(pair / shape.pages(), pair % shape.pages(), copy), head);
-          std::memcpy(&counters[copy], head.data() + 16, 8);
-        }
-        if (counters[0] != counters[1]) pages.emplace_back(shard, shape.page_at(pair / shape.pages(), pair % shape.pages(), counters[0] > counters[1] ? 0 : 1));
-      }
-    }
-    result_.states = pages.size();
-    for (uint64_t i = 0; i < std::min<uint64_t>(cases_, pages.size() * losses_.all()); ++i) {
-      const auto& [shard, offset] = pages[i % pages.size()];
-      CrashCase rotten{images, {run.timeline.size() - 1, run.timeline.size() - 1}, "page " + std::to_string(offset) + " of shard " + std::to_string(shard), {}, {}, shard_bit(shard)};
-      rotten.images.at(world_.paths()[shard]).flip(offset + random_() % coded::kBlock, static_cast<unsigned>(random_() % 8));
-      if (!one(run, rotten, losses_.next(rotten.troubled))) return;
-    }
-  }
-
-  // A fold overwrites blocks in place on D and all P: each of these writes torn after the same number of sectors, D's lost or there.
-  void torn_apply(const Recorded& run) {
-    const auto superblock = superblock_of(run.before.begin()->second);
-    if (!superblock) return static_cast<void>(violation("the store has no superblock"));
-    const coded::Shape& shape = superblock->shape;
-    const auto in_place = [&shape](const SimEvent& write) {
-      if (write.offset < shape.slot_at(0)) return false;
-      return (write.offset - shape.slot_at(0)) % (shape.slot_at(1) - shape.slot_at(0)) >= 2 * shape.pages() * coded::kBlock;
-    };
-    // The moments at which the blocks of a fold are all under way.
-    std::vector<CrashCase> moments;
-    CrashEffort one_each;
-    one_each.all_subsets_up_to = 0;
-    one_each.samples = 1;
-    CrashWalk(run.events, run.before, run.admissible, seed_, one_each).run([&](CrashCase& crash) {
-      std::set<std::string> disks;
-      for (const SimEvent* write : crash.pending) {
-        if (in_place(*write)) disks.insert(write->path);
-      }
-      if (disks.size() == code_.m + 1 && disks.size() == crash.pending.size()) moments.push_back(crash);
-      return true;
-    });
-    if (moments.empty()) return static_cast<void>(violation("the play has no fold whose blocks are all under way at once"));
-    constexpr size_t kSectors = coded::kBlock / kSector;
-    std::vector<std::pair<const CrashCase*, size_t>> all;
-    for (const CrashCase& moment : moments) {
-      for (size_t way = 0; way < 2 * (kSectors + 1) * 2; ++way) all.emplace_back(&moment, way);
-    }
-    result_.states = all.size();
-    for (uint64_t i = 0; i < std::max<uint64_t>(cases_, all.size()); ++i) {
-      const auto& [moment, way] = all[i % all.size()];
-      const size_t cut = way % (kSectors + 1);
-      const bool front = way / (kSectors + 1) % 2 == 0;
-      const bool other = way / (kSectors + 1) / 2 == 0;  // of the writes the first, of D or P, is whole
-      CrashCase crash = *moment;
-      crash.images = crash.durable;
-      crash.what = "torn at sector " + std::to_string(cut);
-      for (const SimEvent* write : crash.pending) {
-        SimImage& image = crash.images[write->path];
-        if (other && write == crash.pending.front()) {
-          image.write(write->offset, *write->bytes);
-        } else {
-          image.write_torn(write->offset, *write->bytes, [&](size_t sector) { return front == (sector % kSectors < cut); });
-        }
-      }
+  // About as many as are wanted, each at least once.
+  void made(const Recorded& run, const Result<MadeCases>& cases) {
+    if (!cases) return static_cast<void>(violation(cases.error().message()));
+    result_.states = cases->states;
+    const uint64_t count = std::max(cases->states, std::min(cases_, cases->states * losses_.all()));
+    for (uint64_t i = 0; i < count; ++i) {
+      const CrashCase crash = cases->make(i, random_);
       if (!one(run, crash, losses_.next(crash.troubled))) return;
     }
   }

@@ -42,6 +42,8 @@ constexpr Bug kBugs[] = {
     {Mutation::admit_stale, "admit_stale"},
     {Mutation::resync_without_vals, "resync_without_vals"},
     {Mutation::skip_crc, "skip_crc"},
+    {Mutation::decode_disagreeing, "decode_disagreeing"},
+    {Mutation::decode_unchecked, "decode_unchecked"},
     {Mutation::believe_old_vals, "believe_old_vals"},
     {Mutation::settle_nothing, "settle_nothing"},
 };

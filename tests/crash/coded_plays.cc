@@ -160,6 +160,7 @@ const std::vector<NamedState>& named_states() {
       {"whole_objects", whole_objects},
       {"full_logs", full_logs},
       {"an_apply_torn_on_all_parities", fold, Kind::torn_apply},
+      {"a_parity_of_other_versions", fold, Kind::lost_stage},
       {"a_repair", repair},
       {"a_rotten_header_page", fold, Kind::rotten_pages},
       {"a_shard_absent_then_back", absent_then_back},

@@ -478,7 +478,7 @@ Status Story::end() {
 }
 
 Status Story::run() {
-  STOKER_TRY(open(false));
+  STOKER_TRY(open(true));  // or it is not made at the first try
   for (int i = 0; i < 40; ++i) {
     if (const Status done = step(); !done) return done.error().with("step " + std::to_string(i));
   }

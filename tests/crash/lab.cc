@@ -1,5 +1,6 @@
 #include "lab.h"
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -87,6 +88,13 @@ Status Lab::works(const Timeline& timeline, size_t point) {
 
 }  // namespace stoker
 
+// A check in the store ends the process, and does not know of stories.
+extern "C" void tell_the_seed(int signal) {
+  if (stoker::story_seed != 0) std::fprintf(stderr, "in a story: tell it again with --seed=%llu\n", static_cast<unsigned long long>(stoker::story_seed));
+  std::signal(signal, SIG_DFL);
+  std::raise(signal);
+}
+
 // stoker_X_test [--soak] [--seed=N] [gtest flags]
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
@@ -100,6 +108,7 @@ int main(int argc, char** argv) {
       return 2;
     }
   }
+  std::signal(SIGABRT, tell_the_seed);
   stoker::log().set_level(spdlog::level::off);  // thousands of failing disks are the subject here, not news
   const int failed = RUN_ALL_TESTS();
   std::printf("%llu cases\n", static_cast<unsigned long long>(stoker::cases_checked));

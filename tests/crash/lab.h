@@ -18,7 +18,7 @@ namespace stoker {
 extern uint64_t soak_factor;
 // Crash cases recovered and checked so far, for the summary.
 extern uint64_t cases_checked;
-// --seed=N: this story only (coded_sim_test.cc), told step by step. 0: all of them.
+// --seed=N: this story only (coded_sim_test.cc), told step by step. 0: all of them; while one of them is played, its seed.
 extern uint64_t story_seed;
 
 struct LabOptions {

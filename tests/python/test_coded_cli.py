@@ -142,8 +142,12 @@ def test_more_lost_than_the_code_bears_names_the_objects(store: Path) -> None:
 
 
 def test_scrub_finds_and_mends_damage_and_fsck_is_clean_then(store: Path, tmp_path: Path) -> None:
+    assert json.loads(run("fsck", "--quick", coded(store), "--json").stdout)["scrubbed_at"] is None
     clean = json.loads(run("scrub", coded(store), "--json").stdout)
     assert clean["clean"] and not any(clean["scrub"]["mended"].values())
+    first = json.loads(run("fsck", "--quick", coded(store), "--json").stdout)
+    assert 0 <= time.time() - first["scrubbed_at"] < 600
+    assert any("the last scrub ended" in note and "damages found: 0, not mended: 0" in note for note in first["notes"])
     shard = store / "d4" / "stoker.shard"
     content = bytearray(shard.read_bytes())
     block = next(at for at in range(9 << 20, len(content), 4096) if content[at : at + 4] != b"SKH1" and any(content[at : at + 4096]))
@@ -152,7 +156,10 @@ def test_scrub_finds_and_mends_damage_and_fsck_is_clean_then(store: Path, tmp_pa
     assert run("fsck", coded(store)).returncode == 1
     done = run("scrub", coded(store), "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["scrub"]["mended"]["blocks"] == 1
-    assert run("fsck", coded(store)).returncode == 0
+    clean = run("fsck", coded(store))
+    assert clean.returncode == 0 and "UTC; damages found: 1, not mended: 0\n" in clean.stdout
+    shutil.rmtree(store / "d0")
+    assert "damages found: 1" in run("fsck", "--quick", coded(store)).stdout, "any of the disks knows"
     assert exported(store, tmp_path / "out") == expected(store)
 
 
@@ -194,6 +201,34 @@ def test_the_rate_of_the_scrub_is_part_of_the_composition(store: Path) -> None:
     assert run("put", quiet, "z", store / "in" / "big").returncode == 0
     assert json.loads(run("ls", quiet, "--json").stdout)["store"].startswith("coded(4+2 scrub=0, ")
     assert "is no option" in refused(1, "ls", coded(store).replace("4+2", "4+2 fast"))
+
+
+def test_who_has_the_store_open_is_told_what_the_scrub_found(store: Path) -> None:
+    shard = store / "d4" / "stoker.shard"
+    content = bytearray(shard.read_bytes())
+    block = next(at for at in range(9 << 20, len(content), 4096) if content[at : at + 4] != b"SKH1" and any(content[at : at + 4096]))
+    content[block + 100] ^= 4
+    shard.write_bytes(content)
+    begun = int(time.time())
+    opened = _core.Runtime(threads=1, budget_bytes=256 << 20).open_store(coded(store).replace("4+2", "4+2 scrub=1GiB"), holder="a test")
+    health = opened.health()
+    assert health["live"] == [0, 1, 2, 3, 4, 5] and not health["troubles"] and health["lost_why"] == "" and health["scrubbed"] is None
+    deadline = time.monotonic() + 60
+    while health["scrub"]["passes"] == 0 and time.monotonic() < deadline:
+        assert health["scrub"]["last"] is None
+        time.sleep(0.05)
+        health = opened.health()
+    assert "in use by a test" in refused(1, "ls", coded(store)), "nobody else can look while it is open"
+    opened.close()
+    scrub = health["scrub"]
+    assert scrub["passes"] >= 1 and scrub["stopped"] == "" and begun <= health["scrubbed"]["ended_at"] <= time.time()
+    assert scrub["found"] == 1 and scrub["last"]["chunks"] > 0 and not scrub["last"]["lost"]
+    if scrub["passes"] == 1:
+        assert health["scrubbed"]["found"] == 1 and health["scrubbed"]["lost"] == 0
+        assert scrub["last"]["mended"] == {"blocks": 1, "header_pages": 0, "log_records": 0, "tables": 0, "superblocks": 0}
+    with pytest.raises(ValueError, match="this store was closed"):
+        opened.health()
+    assert _core.Runtime(threads=1, budget_bytes=64 << 20).open_store("memory:", create=True).health() is None
 
 
 def test_bench_repair_tells_the_cap_and_what_users_wait(tmp_path: Path) -> None:

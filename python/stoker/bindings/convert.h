@@ -47,6 +47,7 @@ T wait_for(const Future<T>& future) {
 
 Priority priority_of(std::string_view name);
 Store& open(const PyStore& store);                                  // raises if it was closed
+nb::object health(const PyStore& store);                            // None where there is nothing of the kind
 offload::StepTransaction& open(const PyTransaction& transaction);   // raises if it was abandoned
 
 }  // namespace stoker::python

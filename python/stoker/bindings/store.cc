@@ -371,6 +371,7 @@ void bind_store(nanobind::module_& module) {
       .def_prop_ro("active_jobs", [](const PyTransaction& t) { return open(t).jobs()->computing(); });
   nb::class_<PyStore>(module, "Store", "Named objects of bytes, changed only by transactions.")
       .def("info", &info)
+      .def("health", &health)
       .def("stat", [](const PyStore& s, const std::string& key, const std::string& snapshot) { return to_dict(unwrap(open(s).stat(key, snapshot))); },
            nb::arg("key"), nb::arg("snapshot") = "")
       .def("exists", &exists, nb::arg("key"), nb::arg("snapshot") = "")

@@ -62,19 +62,23 @@ uint64_t free_bytes(int fd) {
   return fstatvfs(fd, &fs) == 0 ? static_cast<uint64_t>(fs.f_bavail) * fs.f_frsize : 0;
 }
 
-// Gives the new file its full size in blocks that are its own, so that a full disk shows now and not in the middle of work.
+// Gives the new file its full size in blocks that are its own, so that a full disk shows now and not in the middle of work. The blocks come first and
+// then the size, which a crash leaves old or new: a file is missing, empty or whole, and whoever finds it empty makes it again.
 Status reserve(int fd, const OpenFile& request) {
   if (request.reserve_bytes == 0) return {};
   const uint64_t free_before = free_bytes(fd);
   int error = 0;
-  do {
-    error = fallocate(fd, 0, 0, static_cast<off_t>(request.reserve_bytes)) == 0 ? 0 : errno;
-  } while (error == EINTR);
+  for (const int mode : {FALLOC_FL_KEEP_SIZE, 0}) {  // some file systems know only the second
+    do {
+      error = fallocate(fd, mode, 0, static_cast<off_t>(request.reserve_bytes)) == 0 ? 0 : errno;
+    } while (error == EINTR);
+    if (error != EOPNOTSUPP) break;
+  }
   if (error == EOPNOTSUPP) {
     log().warn("the file system of '{}' cannot reserve space: a full disk will show only while writing", request.path);
-    if (request.reserve_bytes > free_before) error = ENOSPC;
-    else error = ftruncate(fd, static_cast<off_t>(request.reserve_bytes)) == 0 ? 0 : errno;
+    error = request.reserve_bytes > free_before ? ENOSPC : 0;
   }
+  if (error == 0 && ftruncate(fd, static_cast<off_t>(request.reserve_bytes)) != 0) error = errno;
   if (error == 0) return {};
   const std::string need = human_bytes(request.reserve_bytes) + " for '" + request.path + "'";
   if (error == ENOSPC || error == EDQUOT) {

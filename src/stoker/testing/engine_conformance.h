@@ -344,6 +344,10 @@ TEST_P(EngineConformance, CreatingKeepsWhatIsThere) {
   ASSERT_TRUE(engine_->close(file.id));
   const FileInfo again = open_new("keep", 1 * kMiB);
   EXPECT_EQ(again.bytes, 64 * kKiB) << "reserve_bytes is for new and empty files";
+  const FileInfo empty = open_new("empty", 0);
+  EXPECT_EQ(empty.bytes, 0U);
+  ASSERT_TRUE(engine_->close(empty.id));
+  EXPECT_EQ(open_new("empty", 1 * kMiB).bytes, 1 * kMiB) << "as a crash leaves a file that was being made";
   std::memset(buffer.data(), 0, buffer.size());
   ASSERT_TRUE(run(Op::Kind::read, again.id, 0, buffer.slice()));
   EXPECT_TRUE(filled(buffer.slice(), 3));

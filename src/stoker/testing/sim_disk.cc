@@ -161,6 +161,7 @@ void SimDisk::count_down_to_cuts(const std::string& path, bool reads) {
 
 void SimDisk::cut(uint64_t seed, const std::string& prefix) {
   std::mt19937_64 random(seed);
+  dark_.push_back(prefix);
   for (auto& [path, disk] : disks_) {
     if (!starts_with(path, prefix) || !disk.powered) continue;
     disk.powered = false;
@@ -177,6 +178,7 @@ void SimDisk::cut(uint64_t seed, const std::string& prefix) {
 void SimDisk::restore_power() {
   std::lock_guard lock(mutex_);
   for (auto& [path, disk] : disks_) disk.powered = true;
+  dark_.clear();
   cuts_.clear();
   ordered_.clear();
 }
@@ -222,11 +224,23 @@ uint64_t SimDisk::room(const std::string& path) const {
   return UINT64_MAX;
 }
 
+// As an engine does it: until the last step is done a cut leaves no file, an empty one, or a blank one of its full size.
 Status SimDisk::make(const std::string& path, uint64_t bytes) {
   if (room(path) < bytes) {
     return errno_error(ENOSPC, "cannot reserve " + human_bytes(bytes) + " for '" + path + "': the simulated disk is full", "testing/sim");
   }
-  Disk& disk = disks_[path];
+  const bool there = disks_.contains(path);  // and empty
+  for (uint64_t step = 0; step < 3; ++step) {  // its name, its size, both made durable
+    Disk& disk = disks_[path];
+    disk.powered = !dark(path);
+    count_down_to_cuts(path, false);
+    if (disk.powered) continue;
+    const uint64_t left = random_() % (step + 1);
+    disk.now = disk.durable = SimImage(left == 2 ? bytes : 0);
+    if (left == 0 && !there) disks_.erase(path);
+    return errno_error(EIO, "cannot make '" + path + "': the simulated disk has no power", "testing/sim");
+  }
+  Disk& disk = disks_.at(path);
   disk.now = disk.durable = SimImage(bytes);
   if (recording_) {
     SimEvent event;
@@ -235,6 +249,10 @@ Status SimDisk::make(const std::string& path, uint64_t bytes) {
     events_.push_back(std::move(event));
   }
   return {};
+}
+
+bool SimDisk::dark(const std::string& path) const {
+  return std::any_of(dark_.begin(), dark_.end(), [&](const std::string& prefix) { return starts_with(path, prefix); });
 }
 
 int SimDisk::planned_errno(const Op& op, const std::string& path) {

@@ -3,7 +3,8 @@
 //
 // What counts as written: a write is *pending* from the moment it is submitted until a sync that was submitted after the write
 // had completed has itself completed; from then on it is durable. Each pending write survives a power cut whole, vanishes, or
-// is torn at 512-byte sectors. A recording keeps what a replay needs to build every such outcome.
+// is torn at 512-byte sectors. A recording keeps what a replay needs to build every such outcome. A disk that is opened to be made is made in
+// three steps, each of which counts like a write: a cut before the last is done leaves nothing of it, an empty one, or a blank one of its full size.
 #pragma once
 
 #include <algorithm>
@@ -158,8 +159,8 @@ class SimDisk {
   void order_cut(Cut cut);
   void count_down_to_cuts(const std::string& path, bool reads);
   int planned_errno(const Op& op, const std::string& path);
-  Status make(const std::string& path, uint64_t bytes);
-  Status grow(const std::string& path, Disk& disk, uint64_t bytes);
+  Status make(const std::string& path, uint64_t bytes);  // where there is none, or an empty one
+  bool dark(const std::string& path) const;
   uint64_t room(const std::string& path) const;
   // Both with the op still to move [op.moved, size).
   Plan start(const Op& op, const std::string& path);
@@ -174,6 +175,7 @@ class SimDisk {
   std::vector<Fault> ordered_;
   std::map<std::string, std::set<uint64_t>> spoilt_;  // offsets, of kIoAlign each
   std::vector<Cut> cuts_;
+  std::vector<std::string> dark_;  // prefixes of paths whose power was cut: nothing is made there either
   std::map<std::string, uint64_t> slow_ns_;
   uint64_t next_id_ = 1;
   bool recording_ = false;

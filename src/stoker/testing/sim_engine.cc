@@ -19,10 +19,9 @@ SimEngine::~SimEngine() { STOKER_CHECK(flights_.empty()); }
 Result<FileInfo> SimEngine::open(const OpenFile& file) {
   if (file.create && !file.write) return make_error(Code::invalid_argument, "'" + file.path + "' cannot be made without writing", "testing/sim");
   std::scoped_lock lock(mutex_, disk_->mutex_);
-  if (disk_->disks_.count(file.path) == 0) {
-    if (!file.create) return make_error(Code::not_found, "there is no simulated disk '" + file.path + "'", "testing/sim");
-    STOKER_TRY(disk_->make(file.path, file.reserve_bytes));
-  }
+  const auto there = disk_->disks_.find(file.path);
+  if (there == disk_->disks_.end() && !file.create) return make_error(Code::not_found, "there is no simulated disk '" + file.path + "'", "testing/sim");
+  if (there == disk_->disks_.end() || (file.create && there->second.now.bytes() == 0)) STOKER_TRY(disk_->make(file.path, file.reserve_bytes));
   size_t id = 0;
   while (id < files_.size() && files_[id].open) ++id;
   if (id == files_.size()) files_.emplace_back();

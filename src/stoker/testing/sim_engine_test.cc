@@ -1,6 +1,9 @@
 #include "stoker/testing/sim_engine.h"
 
 #include <algorithm>
+#include <set>
+#include <string>
+#include <utility>
 
 #include "stoker/testing/engine_conformance.h"
 
@@ -113,6 +116,31 @@ TEST_F(SimEngineTest, APowerCutKeepsWhatWasFlushedAndDealsWithTheRestBySeed) {
     torn |= fresh != 0 && fresh != 16;
   }
   EXPECT_TRUE(survived && vanished && torn);
+}
+
+TEST_F(SimEngineTest, APowerCutWhileADiskIsMadeLeavesNothingAnEmptyOneOrABlankOne) {
+  using Way = std::pair<uint64_t, std::string>;
+  std::set<Way> seen;
+  for (uint64_t step = 0; step < 4; ++step) {
+    for (uint64_t seed = 0; seed < 40; ++seed) {
+      disk_->remove("new");
+      disk_->cut_power_after(step, seed, "new");
+      const auto made = engine_->open({.path = "new", .create = true, .reserve_bytes = 1 * kMiB});
+      ASSERT_EQ(made.has_value(), step == 3);
+      if (made) {
+        ASSERT_TRUE(engine_->close(made->id));
+      }
+      EXPECT_TRUE(run(Op::Kind::read, 0, 4096)) << "other disks have their power";
+      disk_->restore_power();
+      const auto found = engine_->open({.path = "new"});
+      seen.emplace(step, !found ? "nothing" : found->bytes == 0 ? "empty" : "whole");
+      if (!found) continue;
+      ASSERT_TRUE(found->bytes == 0 || found->bytes == 1 * kMiB);
+      ASSERT_TRUE(engine_->close(found->id));
+    }
+  }
+  const std::set<Way> expected = {{0, "nothing"}, {1, "nothing"}, {1, "empty"}, {2, "nothing"}, {2, "empty"}, {2, "whole"}, {3, "whole"}};
+  EXPECT_EQ(seen, expected);
 }
 
 TEST_F(SimEngineTest, AFailedOrLyingFlushMakesNothingDurable) {

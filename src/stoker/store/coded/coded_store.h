@@ -32,8 +32,7 @@ namespace stoker::coded {
 // The scrub that goes on by itself.
 struct Patrol {
   uint64_t passes = 0;   // over everything, since the store was opened
-  int64_t ended_at = 0;  // the last of them: seconds since 1970
-  ScrubReport last;      // what it found
+  ScrubReport last;      // what the last of them found
   uint64_t found = 0;    // damages that all of them found
   RepairProgress doing;
   std::string stopped;   // why the last one ended early; another begins a minute later
@@ -53,6 +52,7 @@ struct Health {
   uint64_t lost_chunks = 0;           // of which not all could be rebuilt or mended
   uint64_t stuck_stripes = 0;         // that cannot be folded
   std::string lost_why;               // of the first of these
+  LastScrub scrubbed;                 // by itself or asked for; this one is on the disks
   Patrol patrol;
 };
 
@@ -163,6 +163,7 @@ class CodedStore final : public Store {
   void work_on(Job& job);
   bool background_step();  // false: there is nothing to do
   bool patrol_step();      // likewise, or not yet
+  Status keep_scrubbed(const ScrubReport& report, std::chrono::seconds pause);
   Future<void> add_job(std::function<Result<bool>()> step);  // any thread
   // commit.cc: the writer thread
   void commit_batch(std::vector<Request> batch);

@@ -73,6 +73,9 @@ std::string encode_superblock(const Superblock& super) {
   out.put(shape.object_chunk_bytes);
   out.put(super.incarnation);
   for (const uint32_t each : super.incarnations) out.put(each);
+  out.put(super.scrubbed.ended_at);
+  out.put(super.scrubbed.found);
+  out.put(super.scrubbed.lost);
   std::string bytes = out.take();
   bytes.resize(kSuperblockBytes - 4);
   const uint32_t crc = crc32c(bytes.data(), bytes.size());
@@ -109,6 +112,9 @@ Result<std::optional<Superblock>> decode_superblock(std::span<const std::byte> s
   shape.object_chunk_bytes = in.get<uint32_t>();
   super.incarnation = in.get<uint32_t>();
   for (uint32_t& each : super.incarnations) each = in.get<uint32_t>();
+  super.scrubbed.ended_at = in.get<uint64_t>();
+  super.scrubbed.found = in.get<uint32_t>();
+  super.scrubbed.lost = in.get<uint32_t>();
   if (!in.ok() || !possible(super)) return broken("a shard's superblock is intact and says what cannot be");
   return Found(super);
 }

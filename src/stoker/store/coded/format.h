@@ -68,6 +68,12 @@ struct Epoch {
   ShardSet live = 0;
 };
 
+// The last scrub that looked at everything.
+struct LastScrub {
+  uint64_t ended_at = 0;          // seconds since 1970; 0: there was none, or nothing is known of it
+  uint32_t found = 0, lost = 0;   // damages, and those of them that could not be mended
+};
+
 struct Superblock {
   Shape shape;
   size_t shard = 0;
@@ -77,6 +83,7 @@ struct Superblock {
   uint64_t log_floor = 0;
   uint32_t incarnation = 0;                            // of this shard: drawn when it is made and at each resync
   std::array<uint32_t, kShardsMax> incarnations{};     // of the members of the confirmed set
+  LastScrub scrubbed = {};
 };
 
 std::string encode_superblock(const Superblock& superblock);

@@ -85,6 +85,15 @@ TEST(CodedFormat, TheExampleSuperblock) {
   EXPECT_EQ((*found)->confirmed.number, 3U);
   EXPECT_EQ((*found)->confirmed.live, 7U);
   EXPECT_EQ((*found)->incarnations[2], 0x33333333U);
+  EXPECT_EQ((*found)->scrubbed.ended_at, 0U) << "as in what was written before there was such a field";
+  Superblock scrubbed = **found;
+  scrubbed.scrubbed = {1'800'000'000, 3, 1};
+  const std::string text = encode_superblock(scrubbed);
+  const auto again = decode_superblock(std::as_bytes(std::span(text)));
+  ASSERT_TRUE(again && *again);
+  EXPECT_EQ((*again)->scrubbed.ended_at, 1'800'000'000U);
+  EXPECT_EQ((*again)->scrubbed.found, 3U);
+  EXPECT_EQ((*again)->scrubbed.lost, 1U);
 }
 
 TEST(CodedFormat, TheExampleHeaderPage) {

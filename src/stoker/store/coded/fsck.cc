@@ -2,6 +2,7 @@
 #include "stoker/store/local/fsck.h"
 
 #include <algorithm>
+#include <ctime>
 #include <map>
 #include <set>
 
@@ -28,6 +29,7 @@ class Checking {
       for (const std::string& key : keys) names += " '" + key + "'";
       report_.problems.push_back("without the missing shards these objects cannot be read in full:" + names);
     }
+    scrubbed(health.scrubbed);
     if (health.newer_blocks > 0) report_.notes.push_back(std::to_string(health.newer_blocks) + " blocks are newer in the logs than in the bases, as after a crash or while it is in use");
     const ShardSet live = store_.live();
     for (size_t shard = 0; shard < store_.shape_.shards; ++shard) {
@@ -54,6 +56,16 @@ class Checking {
 
  private:
   const std::string& path(size_t shard) const { return store_.shards()[shard].path; }
+
+  void scrubbed(const LastScrub& last) {
+    if (last.ended_at == 0) return;
+    report_.scrubbed_at = last.ended_at;
+    const auto seconds = static_cast<std::time_t>(last.ended_at);
+    std::tm utc{};
+    char when[40] = "";
+    if (gmtime_r(&seconds, &utc) != nullptr) std::strftime(when, sizeof when, "%Y-%m-%d %H:%M UTC", &utc);
+    report_.notes.push_back("the last scrub ended " + std::string(when) + "; damages found: " + std::to_string(last.found) + ", not mended: " + std::to_string(last.lost));
+  }
 
   // Of a crash between the two writes both copies are intact, and one is older.
   void superblocks(size_t shard) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "stoker/base/check.h"
+#include "stoker/store/coded/mutation.h"
 
 namespace stoker::coded {
 
@@ -49,7 +50,8 @@ Headers RawHeaders::merge(const Shape& shape) const {
     }
     for (size_t j = 0; j < shape.m; ++j) {
       const auto& entry = parity[j][row];
-      const bool sound = entry && std::equal(versions, versions + shape.k, entry->versions.begin());
+      const bool any = mutated(Mutation::decode_disagreeing) || mutated(Mutation::decode_unchecked);
+      const bool sound = entry && (any || std::equal(versions, versions + shape.k, entry->versions.begin()));
       merged.unsound[row * shape.m + j] = !sound;
       if (sound) crcs[shape.k + j] = entry->crc;
     }

@@ -24,6 +24,8 @@ enum class Mutation {
   admit_stale,               // a shard that comes back counts without having been resynced
   resync_without_vals,       // a shard that was resynced lacks what is in the logs
   skip_crc,                  // blocks are taken as they are read
+  decode_disagreeing,        // a parity is a source whatever versions it encodes; the CRC of what is decoded then tells, and readers are refused
+  decode_unchecked,          // the same, and nobody looks at that CRC: readers get bytes that nobody wrote
   believe_old_vals,          // a VAL below the base's version counts
   settle_nothing,            // opening does not append what it chose where it is lacking
 };

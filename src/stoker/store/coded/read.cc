@@ -318,7 +318,7 @@ class RowSet {
       if (is_set(missing, c)) targets[c].bytes = {at(c, r), kBlock};
     }
     if (!code.decode(sources, targets)) return false;
-    for (size_t c = 0; c < shape_.n(); ++c) {
+    for (size_t c = 0; c < shape_.n() && !mutated(Mutation::decode_unchecked); ++c) {
       // An unsound parity has no checksum to compare with; it is computed from blocks that have. A data block of no known version has none either.
       if (is_set(missing, c) && (known(c, r) ? !intact(c, r) : c < shape_.k)) return false;
     }

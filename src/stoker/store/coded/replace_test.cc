@@ -149,6 +149,47 @@ TEST(CodedReplace, APowerCutAtAnyMomentOfItLosesNothing) {
   RecordProperty("cases", static_cast<int>(cases));
 }
 
+// The same while its file is made: it is not there then, or empty, or blank, and replacing it goes on.
+TEST(CodedReplace, APowerCutWhileTheFileIsMadeLosesNothing) {
+  CodedWorld world(quiet(3, 2));
+  Bytes content;
+  {
+    auto store = std::move(*world.open_small());
+    content = put(*store, "a", 400'000, 1);
+  }
+  const auto images = images_of(world);
+  const std::string& path = world.paths()[1];
+  const uint64_t whole = images.at(path).bytes();
+  std::set<uint64_t> left;
+  for (uint64_t step = 0; step < 3; ++step) {
+    for (uint64_t seed = 0; seed < 5; ++seed) {
+      put_back(world, images);
+      world.disk().remove(path);
+      world.disk().cut_power_after(step, seed, path);
+      ASSERT_FALSE(open_replacing(world, {1}));
+      world.disk().cut_power(seed);
+      world.disk().restore_power();
+      left.insert(world.disk().image(path).bytes());
+      {
+        auto store = std::move(*world.open_small());
+        ASSERT_EQ(read_all(*store, "a"), content);
+        ASSERT_EQ(store->health().troubles.size(), 1U) << "nobody asked for it this time";
+      }
+      {
+        auto store = open_replacing(world, {1});
+        ASSERT_OK(store) << "step " << step << ", seed " << seed;
+        ASSERT_OK((*store)->repair().wait());
+        ASSERT_TRUE((*store)->health().troubles.empty());
+      }
+      ASSERT_EQ(world.disk().image(path).bytes(), whole);
+      for (const size_t lost : {0U, 3U}) world.disk().remove(world.paths()[lost]);
+      auto store = std::move(*world.open_small());
+      ASSERT_EQ(read_all(*store, "a"), content);
+    }
+  }
+  EXPECT_EQ(left, (std::set<uint64_t>{0, whole}));  // 0: also where there is none
+}
+
 // A new disk that was never admitted knows nothing: it does not help old ones to pass for the newest state.
 TEST(CodedReplace, ANewDiskIsNoWitness) {
   CodedWorld world(quiet(4, 2));

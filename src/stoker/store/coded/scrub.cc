@@ -15,6 +15,7 @@ namespace stoker::coded {
 namespace {
 
 constexpr auto kPatrolPause = std::chrono::minutes(1);  // after a pass that could not go on
+constexpr std::chrono::seconds kKeptAtMost = std::chrono::hours(1);  // between passes that found nothing and are kept on the disks: a small store has many
 
 }  // namespace
 
@@ -32,6 +33,7 @@ class Scrubbing {
     if (no_room_) return fold_one();
     if (!chunks_done_) return check_next();
     if (!unreadable_.empty()) return renew_log();
+    STOKER_TRY(store_.keep_scrubbed(*report_, asked_ == Asked::by_nobody ? kKeptAtMost : std::chrono::seconds(0)));
     return false;
   }
   const ScrubReport& report() const { return *report_; }
@@ -380,6 +382,30 @@ Future<void> CodedStore::scrub(std::shared_ptr<ScrubReport> report) {
   });
 }
 
+// On the disks, for whoever opens the store next. One that found nothing not so soon after another.
+Status CodedStore::keep_scrubbed(const ScrubReport& report, std::chrono::seconds pause) {
+  constexpr uint64_t kMost = UINT32_MAX;
+  const uint64_t lost = report.lost.size() + report.unlisted;
+  LastScrub last;
+  last.ended_at = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count());
+  last.found = static_cast<uint32_t>(std::min(kMost, report.found() + lost));
+  last.lost = static_cast<uint32_t>(std::min(kMost, lost));
+  ShardSet set = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    const uint64_t before = counts_.scrubbed.ended_at;
+    if (last.found == 0 && before <= last.ended_at && last.ended_at - before < static_cast<uint64_t>(pause.count())) return {};
+    counts_.scrubbed = last;
+    set = live_;
+  }
+  for (size_t shard = 0; shard < shape_.shards; ++shard) {
+    if ((set & shard_bit(shard)) != 0) (*shards_)[shard].super.scrubbed = last;
+  }
+  std::string why;
+  const ShardSet failed = shards_->write_superblocks(set, why);
+  return failed == 0 ? Status() : drop_shards(failed, why);
+}
+
 // The same look at everything, without being asked and one after the other: a step whenever the rate allows it.
 bool CodedStore::patrol_step() {
   const auto allowed = [&] {
@@ -399,7 +425,6 @@ bool CodedStore::patrol_step() {
     if (more && *more) return true;
     if (more) {
       ++told.passes;
-      told.ended_at = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
       told.found += report.found();
       news = report.lost != told.last.lost;
       told.last = report;

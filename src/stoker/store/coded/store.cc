@@ -37,6 +37,7 @@ Result<std::unique_ptr<CodedStore>> CodedStore::open(const CodedPlan& plan, cons
   if (!options.replace.empty()) STOKER_TRY(store->replace(options));
   for (size_t shard = 0; shard < store->shape_.shards; ++shard) {
     const Shard& each = (*store->shards_)[shard];
+    if ((store->live() & shard_bit(shard)) != 0 && each.super.scrubbed.ended_at > store->counts_.scrubbed.ended_at) store->counts_.scrubbed = each.super.scrubbed;
     if ((store->live() & shard_bit(shard)) == 0) log().warn("a coded store works without a shard: {}", each.trouble.empty() ? "'" + each.path + "' missed what was written meanwhile" : each.trouble);
   }
   store->readers_ = std::make_unique<Pool>(kReaders);

@@ -29,6 +29,7 @@ struct FsckReport {
   uint64_t objects = 0, chunks = 0, data_bytes = 0;
   std::vector<SnapshotInfo> snapshots;
   std::optional<uint64_t> committed_step;  // of the training run that the store holds, if it holds one
+  std::optional<uint64_t> scrubbed_at;     // of a coded store: when a scrub last came to its end, in seconds since 1970
 };
 
 // Errors: the store cannot be opened at all (not found, in use, no complete map). What can be opened is reported on.
