@@ -57,6 +57,7 @@ Status samples(const SamplesArguments& arguments) {
 
 Result<curm::Trace> read_trace_and_tell(const std::string& path, bool lenient) {
   auto trace = curm::read_trace(path, lenient);
+  if (trace && trace->others > 0) std::fprintf(stderr, "stoker: %s: left out %llu operations that neither read nor write\n", trace->name.c_str(), static_cast<unsigned long long>(trace->others));
   if (!trace || trace->malformed == 0) return trace;
   std::fprintf(stderr, "stoker: %s: skipped %llu malformed lines\n", trace->name.c_str(), static_cast<unsigned long long>(trace->malformed));
   for (const std::string& complaint : trace->complaints) std::fprintf(stderr, "stoker:   %s\n", complaint.c_str());

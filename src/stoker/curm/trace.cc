@@ -16,6 +16,16 @@ namespace {
 constexpr size_t kComplaintsMax = 5;
 constexpr std::string_view kCloudPhysicsHeader = "version,time,op,size,lbn";
 
+// SCSI operations: the READs of 6, 10, 12 and 16 bytes; the WRITEs, those that verify, and COMPARE AND WRITE.
+constexpr std::array<uint64_t, 4> kScsiReads{0x08, 0x28, 0xa8, 0x88};
+constexpr std::array<uint64_t, 8> kScsiWrites{0x0a, 0x2a, 0xaa, 0x8a, 0x2e, 0xae, 0x8e, 0x89};
+// What else a disk is told: flushes, UNMAP and WRITE SAME (whose size is not that of what it changes), verifying, reservations, questions about itself.
+constexpr std::array<uint64_t, 35> kScsiOthers{0x00, 0x03, 0x12, 0x15, 0x16, 0x17, 0x1a, 0x1b, 0x1d, 0x1e, 0x25, 0x2f, 0x34, 0x35, 0x41, 0x42, 0x4c, 0x4d,
+                                               0x55, 0x56, 0x57, 0x5a, 0x5e, 0x5f, 0x83, 0x84, 0x85, 0x8f, 0x90, 0x91, 0x93, 0x9e, 0xa0, 0xa3, 0xa4};
+
+template <size_t N>
+bool is_one_of(const std::array<uint64_t, N>& all, std::optional<uint64_t> op) { return op && std::find(all.begin(), all.end(), *op) != all.end(); }
+
 std::vector<std::string_view> split(std::string_view line, char separator) {
   std::vector<std::string_view> fields;
   while (!line.empty()) {
@@ -81,12 +91,13 @@ std::string Reader::cloud_physics(std::string_view line) {
   if (fields.size() != 5) return "it has " + std::to_string(fields.size()) + " fields, not 5";
   const auto time = number(fields[1]), op = number(fields[2], 16), block = number(fields[4]);
   if (!time) return "the time is no number";
+  const bool write = is_one_of(kScsiWrites, op);
+  if (!write && !is_one_of(kScsiReads, op)) {
+    if (!is_one_of(kScsiOthers, op)) return "there is no operation `" + std::string(fields[2].substr(0, 20)) + "` of a disk";
+    ++trace_.others;
+    return {};
+  }
   if (!block || *block > kOffsetMax / 512) return "the block is no number, or beyond 1 PiB";
-  // The READs and WRITEs of 6, 10, 12 and 16 bytes.
-  constexpr std::array<uint64_t, 4> kReads{0x08, 0x28, 0xa8, 0x88}, kWrites{0x0a, 0x2a, 0xaa, 0x8a};
-  const bool read = op && std::find(kReads.begin(), kReads.end(), *op) != kReads.end();
-  const bool write = op && std::find(kWrites.begin(), kWrites.end(), *op) != kWrites.end();
-  if (!read && !write) return "operation `" + std::string(fields[2].substr(0, 20)) + "` neither reads nor writes";
   return add(static_cast<double>(*time) * 1e6, "disk", write, *block * 512, number(fields[3]));
 }
 
@@ -100,7 +111,11 @@ std::string Reader::nfs(std::string_view line) {
   const bool call = words[4] == "C2" || words[4] == "C3", answer = words[4] == "R2" || words[4] == "R3";
   if (!call && !answer) return "`" + std::string(words[4].substr(0, 20)) + "` is neither a call nor an answer";
   const bool write = words[7] == "write";
-  if (answer || (!write && words[7] != "read")) return {};
+  if (answer) return {};
+  if (!write && words[7] != "read") {
+    ++trace_.others;
+    return {};
+  }
   const auto value_of = [&](std::initializer_list<std::string_view> names) {
     for (size_t i = 8; i + 1 < words.size(); ++i) {
       if (std::find(names.begin(), names.end(), words[i]) != names.end()) return words[i + 1];

@@ -27,6 +27,7 @@ struct Trace {
   std::string format;  // msr, cloudphysics, nfs
   std::vector<std::string> objects;
   std::vector<Request> requests;
+  uint64_t others = 0;  // operations that are known, and neither read nor write: left out
   uint64_t malformed = 0;
   std::vector<std::string> complaints;  // of the first few malformed lines: where and why
 };

@@ -37,6 +37,17 @@ TEST(Trace, ReadsCloudPhysicsLines) {
   EXPECT_TRUE(trace->requests[2].write);
 }
 
+// A flush, UNMAP, INQUIRY: a trace of a real disk has them, and they are no reason to refuse it.
+TEST(Trace, LeavesOutWhatNeitherReadsNorWrites) {
+  const auto trace = parse_trace("t", "version,time,op,size,lbn\n1,10,35,0,0\n1,10,2a,512,8\n1,11,42,24,0\n1,11,12,36,-\n1,12,89,512,8\n", false);
+  ASSERT_TRUE(trace) << trace.error().message();
+  EXPECT_EQ(trace->others, 3U);
+  EXPECT_EQ(trace->malformed, 0U);
+  ASSERT_EQ(trace->requests.size(), 2U);
+  EXPECT_TRUE(trace->requests[1].write) << "COMPARE AND WRITE";
+  EXPECT_THAT(parse_trace("t", "version,time,op,size,lbn\n1,10,35,0,0\n", false).error().what, HasSubstr("holds no request"));
+}
+
 TEST(Trace, ReadsNfsRecords) {
   const auto trace = parse_trace("t",
                                  "1034524800.000100 31.03f2 30.0801 U C3 a1 7 write fh aa01 off 4000 count 2000 stable U con = 1 len = 2\n"
@@ -47,6 +58,7 @@ TEST(Trace, ReadsNfsRecords) {
   ASSERT_TRUE(trace) << trace.error().message();
   EXPECT_EQ(trace->format, "nfs");
   EXPECT_EQ(trace->objects, (std::vector<std::string>{"aa01", "bb"}));
+  EXPECT_EQ(trace->others, 1U) << "the lookup; answers are no operations";
   ASSERT_EQ(trace->requests.size(), 2U);
   EXPECT_TRUE(trace->requests[0].write && trace->requests[0].offset == 0x4000 && trace->requests[0].bytes == 0x2000);
   EXPECT_TRUE(!trace->requests[1].write && trace->requests[1].offset == 0x10 && trace->requests[1].bytes == 0x1f && trace->requests[1].object == 1);
@@ -77,7 +89,8 @@ TEST(Trace, MalformedLinesAreCountedAndNamed) {
   EXPECT_EQ(lenient->complaints[1], "line 3: `Erase` is neither Read nor Write");
   EXPECT_EQ(lenient->complaints[4], "line 6: the size is 0");
 
-  EXPECT_THAT(parse_trace("t", "version,time,op,size,lbn\n1,10,35,0,0\n", false).error().what, HasSubstr("operation `35` neither reads nor writes"));
+  EXPECT_THAT(parse_trace("t", "version,time,op,size,lbn\n1,10,77,0,0\n", false).error().what, HasSubstr("there is no operation `77` of a disk"));
+  EXPECT_THAT(parse_trace("t", "version,time,op,size,lbn\n1,10,2a,512,x\n", false).error().what, HasSubstr("the block is no number"));
   EXPECT_THAT(parse_trace("t", "1.5 a b U C3 1 7 write off 0 count 1\n", false).error().what, HasSubstr("names no file handle"));
   EXPECT_THAT(parse_trace("t", "1.5 a b U X3 1 7 write fh 1 off 0 count 1\n", false).error().what, HasSubstr("neither a call nor an answer"));
 }
