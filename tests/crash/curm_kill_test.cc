@@ -1,4 +1,4 @@
-// kill -9 of a process that updates stripes on nine folders, by each scheme; then any three folders are deleted, and every acknowledged byte is
+// kill -9 of a process that updates stripes on nine folders, by each scheme three times; each time any three folders are then deleted, and every acknowledged byte is
 // there when they are rebuilt, with the parity that belongs to it.
 #include <gtest/gtest.h>
 
@@ -76,7 +76,7 @@ Status write_on(const std::string& folder, std::string_view name, uint64_t n, in
     STOKER_TRY(serving.scheme->update(update_of(n)));
     if (write(out, acknowledged, sizeof acknowledged) != sizeof acknowledged) return {};
     if (n % 12 == 0) STOKER_TRY(serving.scheme->fold(n / 12 % kGeometry.stripes));
-    if (n % 50 == 0) STOKER_TRY(serving.scheme->fold_all());
+    if (n % 30 == 0) STOKER_TRY(serving.scheme->fold_all());
   }
 }
 
@@ -172,10 +172,8 @@ TEST_P(CurmKill, AnyThreeOfNineFoldersMayGo) {
   const uint64_t seed = GTEST_FLAG_GET(random_seed) != 0 ? static_cast<uint64_t>(GTEST_FLAG_GET(random_seed)) : std::random_device{}() & 0x7FFFFFFF;
   std::printf("replay with --gtest_random_seed=%llu\n", static_cast<unsigned long long>(seed));
   random_.seed(seed);
-  const auto started = std::chrono::steady_clock::now();
   for (uint64_t kills = 0; kills < 3 * soak_factor; ++kills) {
-    if (soak_factor == 1 && kills > 0 && std::chrono::steady_clock::now() - started > std::chrono::seconds(5)) break;  // a slow machine does fewer in CI
-    ASSERT_NO_FATAL_FAILURE(run_and_kill(5 + random_() % 60));
+    ASSERT_NO_FATAL_FAILURE(run_and_kill(5 + random_() % 30));
     std::vector<std::string> gone = paths_in(folder_);
     std::shuffle(gone.begin(), gone.end(), random_);
     gone.resize(3);
