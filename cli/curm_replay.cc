@@ -95,13 +95,15 @@ Json settings_json(const ReplayArguments& arguments) {
 Result<Json> class_row(const curm::Trace& trace, const ReplayOptions& options, const ClassTree& tree) {
   ClassTable table(tree);
   const uint64_t object_bytes = static_cast<uint64_t>(options.k) * options.chunk_bytes;
-  for (const curm::Request& request : trace.requests) table.see(uint64_t{request.object} << 40 | request.offset / object_bytes, curm::access_of(request));
+  curm::show(trace, object_bytes, table);
   const ClassTable::Score& score = table.score();
+  const ClassTable::Score& made = table.creation_score();
   Json json = {{"trace", trace.name},
                {"judged", score.judged},
                {"accuracy", per(score.right, score.judged)},
                {"majority_accuracy", per(score.majority_right, score.judged)},
-               {"windows_not_trusted", score.distrusted}};
+               {"windows_not_trusted", score.distrusted},
+               {"made", {{"judged", made.judged}, {"accuracy", per(made.right, made.judged)}, {"majority_accuracy", per(made.majority_right, made.judged)}, {"not_trusted", made.distrusted}}}};
   for (size_t each = 0; each < kClasses.size(); ++each) json["truth"][std::string(kClasses[each])] = score.truth[each];
   const ClassTree contrary = tree.contrary();
   for (const auto& [name, classes] : {std::pair<const char*, const ClassTree*>{"tree", &tree}, {"no_classes", nullptr}, {"contrary", &contrary}}) {
@@ -215,6 +217,10 @@ void print_table(const Json& json) {
     std::printf("classes of %s (%s): %llu judged, right %.1f %%, the majority class %.1f %%; background bytes per byte %.2f with the tree, %.2f without classes, %.2f with wrong ones\n", c["trace"].get<std::string>().c_str(),
                 c["code"].get<std::string>().c_str(), c["judged"].get<unsigned long long>(), 100 * c["accuracy"].get<double>(), 100 * c["majority_accuracy"].get<double>(),
                 c["tree"]["background_bytes_per_byte"].get<double>(), c["no_classes"]["background_bytes_per_byte"].get<double>(), c["contrary"]["background_bytes_per_byte"].get<double>());
+    if (const Json& made = c["made"]; made["judged"].get<uint64_t>() > 0) {
+      std::printf("  when its files were made: %llu judged, right %.1f %%, the majority class %.1f %%\n", static_cast<unsigned long long>(made["judged"].get<uint64_t>()), 100 * made["accuracy"].get<double>(),
+                  100 * made["majority_accuracy"].get<double>());
+    }
   }
 }
 

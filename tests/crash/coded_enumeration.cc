@@ -53,39 +53,62 @@ Result<Recorded> record(CodedWorld& world, const NamedState& state) {
   return run;
 }
 
-// Sets of at most m shards, each once before any comes again, by seed.
+// Sets of at most m shards, to be lost in a crash: always the one that was used least, in an order by seed.
 class Losses {
  public:
   Losses(const KM& code, uint64_t seed) : m_(code.m) {
     for (ShardSet set = 0; set < ShardSet{1} << (code.k + code.m); ++set) {
-      if (static_cast<size_t>(std::popcount(set)) <= code.m) sets_.push_back(set);
+      if (static_cast<size_t>(std::popcount(set)) <= code.m) sets_.push_back({set, 0});
     }
     std::mt19937_64 random(seed);
     std::shuffle(sets_.begin(), sets_.end(), random);
   }
-  // Together with those that are in trouble there are no more than m.
-  ShardSet next(ShardSet troubled) {
-    for (;;) {
-      const ShardSet set = sets_[next_++ % sets_.size()];
-      if (static_cast<size_t>(std::popcount(set | troubled)) > m_) continue;
-      used_.insert(set);
-      return set;
-    }
+  // Holds those that are lost already. Together with those that are in trouble there are no more than m; and so many fewer, if that can be.
+  ShardSet next(ShardSet troubled, ShardSet lost = 0, size_t fewer = 0) {
+    troubled_.insert(troubled);
+    const size_t room = std::max(m_ - fewer, static_cast<size_t>(std::popcount(troubled)));
+    Set& chosen = *least(troubled, lost, room);
+    used_ += chosen.times++ == 0 ? 1 : 0;
+    return chosen.shards;
+  }
+  // Whether next() would give one that it never gave.
+  bool has_new(ShardSet troubled) {
+    troubled_.insert(troubled);
+    return used_ < sets_.size() && least(troubled, 0, m_)->times == 0;
   }
   size_t all() const { return sets_.size(); }
-  size_t used() const { return used_.size(); }
+  size_t used() const { return used_; }
+  // Of those that there are, the ones that can be lost beside what was ever in trouble.
+  size_t possible() const {
+    return static_cast<size_t>(std::count_if(sets_.begin(), sets_.end(), [this](const Set& set) {
+      return std::any_of(troubled_.begin(), troubled_.end(), [&](ShardSet troubled) { return static_cast<size_t>(std::popcount(set.shards | troubled)) <= m_; });
+    }));
+  }
 
  private:
+  struct Set {
+    ShardSet shards;
+    uint64_t times;
+  };
+  std::vector<Set>::iterator least(ShardSet troubled, ShardSet lost, size_t room) {
+    const auto fits = [&](const Set& set) { return (set.shards & lost) == lost && static_cast<size_t>(std::popcount(set.shards | troubled)) <= room; };
+    auto best = std::find_if(sets_.begin(), sets_.end(), fits);  // there is always one: those that are lost
+    for (auto at = best; at != sets_.end() && best->times > 0; ++at) {
+      if (at->times < best->times && fits(*at)) best = at;
+    }
+    return best;
+  }
+
   const size_t m_;
-  std::vector<ShardSet> sets_;
-  std::set<ShardSet> used_;
-  size_t next_ = 0;
+  std::vector<Set> sets_;
+  std::set<ShardSet> troubled_;
+  size_t used_ = 0;
 };
 
 // One run of an enumeration.
 class Enumeration {
  public:
-  Enumeration(const KM& code, uint64_t seed, uint64_t cases, uint64_t stop_after) : code_(code), cases_(cases), stop_after_(stop_after), seed_(seed), random_(seed), world_(world_options(code)), losses_(code, seed) {}
+  Enumeration(const KM& code, uint64_t seed, const EnumerationEffort& effort) : code_(code), cases_(effort.cases), stop_after_(effort.stop_after), every_set_(effort.every_set), seed_(seed), random_(seed), world_(world_options(code)), losses_(code, seed), later_(code, seed + 1) {}
 
   Enumerated run(const NamedState& state) {
     const auto recorded = record(world_, state);
@@ -93,17 +116,26 @@ class Enumeration {
       violation("the play itself: " + recorded.error().message());
       return result_;
     }
-    if (state.kind == NamedState::Kind::steps) steps(*recorded);
-    if (state.kind == NamedState::Kind::torn_apply) made(*recorded, torn_applies(*recorded, world_.paths()));
-    if (state.kind == NamedState::Kind::lost_stage) made(*recorded, lost_stages(*recorded, world_.paths()));
-    if (state.kind == NamedState::Kind::in_recovery) in_recovery(*recorded);
-    if (state.kind == NamedState::Kind::rotten_pages) made(*recorded, rotten_pages(*recorded, world_.paths()));
+    // Where sets are left, further cases, until none is or no case can take one.
+    size_t used = 0;
+    do {
+      used = losses_.used();
+      play(state.kind, *recorded);
+      only_new_ = true;
+    } while (every_set_ && losses_.used() > used && losses_.used() < losses_.possible() && result_.violations < stop_after_);
     result_.failure_sets = losses_.used();
-    result_.failure_sets_all = losses_.all();
+    result_.failure_sets_all = losses_.possible();
     return result_;
   }
 
  private:
+  void play(NamedState::Kind kind, const Recorded& run) {
+    if (kind == NamedState::Kind::steps) steps(run);
+    if (kind == NamedState::Kind::torn_apply) made(run, torn_applies(run, world_.paths()));
+    if (kind == NamedState::Kind::lost_stage) made(run, lost_stages(run, world_.paths()));
+    if (kind == NamedState::Kind::in_recovery) in_recovery(run);
+    if (kind == NamedState::Kind::rotten_pages) made(run, rotten_pages(run, world_.paths()));
+  }
   static CrashEffort effort() {
     CrashEffort effort;
     effort.all_subsets_up_to = 4;
@@ -138,13 +170,16 @@ class Enumeration {
     return find_point(*store, timeline, range);
   }
 
-  // Visits every stride-th of what the walk can leave behind, so that there are about `cases`. Returns how many there are.
-  static uint64_t walk(const std::vector<SimEvent>& events, const Images& before, Admissible admissible, uint64_t seed, uint64_t cases, const CrashWalk::Visit& visit) {
+  // Visits every stride-th of what the walk can leave behind and is wanted, so that there are about `cases`. Returns how many there are.
+  static uint64_t walk(const Recorded& run, uint64_t seed, uint64_t cases, const std::function<bool(const CrashCase&)>& wanted, const CrashWalk::Visit& visit) {
     uint64_t all = 0;
-    CrashWalk(events, before, admissible, seed, effort()).run([&](CrashCase&) { return ++all > 0; });
+    CrashWalk(run.events, run.before, run.admissible, seed, effort()).run([&](CrashCase& crash) {
+      all += wanted(crash) ? 1 : 0;
+      return true;
+    });
     const uint64_t stride = std::max<uint64_t>(1, all / std::max<uint64_t>(1, cases));
     uint64_t at = seed % stride;
-    CrashWalk(events, before, admissible, seed, effort()).run([&](CrashCase& crash) { return at++ % stride != 0 || visit(crash); });
+    CrashWalk(run.events, run.before, run.admissible, seed, effort()).run([&](CrashCase& crash) { return !wanted(crash) || at++ % stride != 0 || visit(crash); });
     return all;
   }
 
@@ -157,8 +192,8 @@ class Enumeration {
     if (static_cast<size_t>(std::popcount(lost | crash.troubled)) < code_.m) {
       world_.disk().cut_power(random_());
       world_.disk().restore_power();
-      const ShardSet more = losses_.next(lost | crash.troubled);
-      put(images_of(world_), lost | more);
+      const ShardSet more = losses_.next(crash.troubled, lost);
+      put(images_of(world_), more);
       const auto stays = recover(run.timeline, {*point, *point});
       if (!stays) return violation(name(crash, lost) + "served, then" + name({}, more) + stays.error().message());
       put(crash.images, lost);
@@ -170,8 +205,15 @@ class Enumeration {
   }
 
   void steps(const Recorded& run) {
-    result_.states = walk(run.events, run.before, run.admissible, seed_, cases_, [&](CrashCase& crash) { return one(run, crash, losses_.next(crash.troubled)); });
+    const uint64_t cases = only_new_ ? left() : cases_;
+    const uint64_t states = walk(run, seed_, cases, [this](const CrashCase& crash) { return wanted(crash); }, [&](CrashCase& crash) { return one(run, crash, losses_.next(crash.troubled)); });
+    if (!only_new_) result_.states = states;
   }
+  bool wanted(const CrashCase& crash) {
+    const bool takes_new = losses_.has_new(crash.troubled);  // asked in any case: it takes down what there is beside which sets are lost
+    return takes_new || !only_new_;
+  }
+  uint64_t left() const { return losses_.possible() - losses_.used(); }
 
   // The whole story of one crash: recovered without some shards, written to; the lost ones come back and are resynced; others are lost.
   Status live_on(const Images& images, ShardSet lost, const Timeline& timeline, size_t point) {
@@ -197,7 +239,7 @@ class Enumeration {
     coded.files = false;
     STOKER_ASSIGN(const auto report, fsck_coded_store({code_.k, code_.m, world_.paths()}, world_.runtime().runtime(), {}, coded));
     if (!report.problems.empty()) return make_error(Code::corruption, "fsck: " + report.problems[0]);
-    put(images_of(world_), losses_.next(0));
+    put(images_of(world_), later_.next(0));
     STOKER_ASSIGN(const size_t found, recover(further, {further.size() - 1, further.size() - 1}));
     static_cast<void>(found);
     return {};
@@ -207,54 +249,64 @@ class Enumeration {
   void made(const Recorded& run, const Result<MadeCases>& cases) {
     if (!cases) return static_cast<void>(violation(cases.error().message()));
     result_.states = cases->states;
-    const uint64_t count = std::max(cases->states, std::min(cases_, cases->states * losses_.all()));
+    const uint64_t count = only_new_ ? cases->states : std::max(cases->states, std::min(cases_, cases->states * losses_.all()));
     for (uint64_t i = 0; i < count; ++i) {
       const CrashCase crash = cases->make(i, random_);
-      if (!one(run, crash, losses_.next(crash.troubled))) return;
+      if (wanted(crash) && !one(run, crash, losses_.next(crash.troubled))) return;
     }
   }
 
   // The crash that the play may end in, some shards lost, and then a crash at every step of what opening does about it, others lost.
   void in_recovery(const Recorded& run) {
-    const uint64_t outer = std::max<uint64_t>(4, cases_ / 30);
-    walk(run.events, run.before, run.admissible, seed_, outer, [&](CrashCase& crash) {
-      const ShardSet first = losses_.next(crash.troubled);
-      Images before = crash.images;
-      for (size_t i = 0; i < world_.paths().size(); ++i) {
-        if ((first & shard_bit(i)) != 0) before.erase(world_.paths()[i]);
-      }
-      put(crash.images, first);
-      Recorded opening;
-      opening.timeline = run.timeline;
-      world_.disk().start_recording();
-      const auto opened = recover(run.timeline, crash.admissible);
-      if (opened) world_.disk().note(static_cast<uint64_t>(Note::durable), *opened);
-      if (opened) world_.disk().note(static_cast<uint64_t>(Note::begun), *opened);  // and no other: it was served
-      opening.events = world_.disk().stop_recording();
-      if (!opened) return violation(name(crash, first) + opened.error().message());
-      bool going = true;
-      result_.states += walk(opening.events, before, crash.admissible, random_(), std::max<uint64_t>(8, 30 / kLess), [&](CrashCase& inner) {
-        ++result_.cases;
-        const ShardSet second = losses_.next(first | crash.troubled);
-        put(inner.images, second | first);
-        const auto point = recover(run.timeline, inner.admissible);
-        if (!point) going = violation(name(crash, first) + "then " + name(inner, second) + point.error().message());
-        return going;
-      });
+    const uint64_t inner = std::max<uint64_t>(8, 30 / kLess);
+    const uint64_t outer = only_new_ ? std::max<uint64_t>(1, left() / inner) : std::max<uint64_t>(4, cases_ / 30);
+    walk(run, seed_, outer, [this](const CrashCase& crash) { return wanted(crash); }, [&](CrashCase& crash) { return crash_again(run, crash, inner); });
+  }
+  bool crash_again(const Recorded& run, const CrashCase& crash, uint64_t cases) {
+    // Not as many as can be, so that there are others to lose in the second; none, where sets are wanted that were not there.
+    const ShardSet first = only_new_ ? 0 : losses_.next(crash.troubled, 0, 1);
+    Recorded opening;
+    opening.before = crash.images;
+    for (size_t i = 0; i < world_.paths().size(); ++i) {
+      if ((first & shard_bit(i)) != 0) opening.before.erase(world_.paths()[i]);
+    }
+    opening.timeline = run.timeline;
+    opening.admissible = crash.admissible;
+    put(crash.images, first);
+    world_.disk().start_recording();
+    const auto opened = recover(run.timeline, crash.admissible);
+    if (opened) world_.disk().note(static_cast<uint64_t>(Note::durable), *opened);
+    if (opened) world_.disk().note(static_cast<uint64_t>(Note::begun), *opened);  // and no other: it was served
+    opening.events = world_.disk().stop_recording();
+    if (!opened) return violation(name(crash, first) + opened.error().message());
+    bool going = true;
+    const auto any = [](const CrashCase&) { return true; };
+    const uint64_t states = walk(opening, random_(), cases, any, [&](CrashCase& again) {
+      ++result_.cases;
+      const ShardSet second = losses_.next(crash.troubled, first);
+      put(again.images, second);
+      const auto point = recover(run.timeline, again.admissible);
+      if (!point) going = violation(name(crash, first) + "then " + name(again, second) + point.error().message());
       return going;
     });
+    if (!only_new_) result_.states += states;
+    return going;
   }
 
   const KM code_;
-  const uint64_t cases_, stop_after_, seed_;
+  const uint64_t cases_, stop_after_;
+  const bool every_set_;
+  const uint64_t seed_;
+  bool only_new_ = false;  // of the sets of lost shards; what else there is was tried
   std::mt19937_64 random_;
   CodedWorld world_;
   Losses losses_;
+  Losses later_;  // when a story ends, without a crash
   Enumerated result_;
 };
 
 }  // namespace
 
-Enumerated enumerate(const KM& code, const NamedState& state, uint64_t seed, uint64_t cases, uint64_t stop_after) { return Enumeration(code, seed, cases, stop_after).run(state); }
+Enumerated enumerate(const KM& code, const NamedState& state, uint64_t seed, const EnumerationEffort& effort) { return Enumeration(code, seed, effort).run(state); }
 
 }  // namespace stoker

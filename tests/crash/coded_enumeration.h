@@ -61,13 +61,18 @@ const std::vector<NamedState>& named_states();
 struct Enumerated {
   uint64_t states = 0;        // what a crash can leave on the disks
   uint64_t cases = 0;         // of them recovered, each without a set of shards
-  uint64_t failure_sets = 0, failure_sets_all = 0;  // tried, and there are
+  uint64_t failure_sets = 0, failure_sets_all = 0;  // lost at once in some case, and there are that can be beside what is in trouble
   uint64_t lived_on = 0;      // written to afterwards, the lost ones back and resynced, others lost
   uint64_t violations = 0;
   std::string first;          // violation
 };
 
-// About `cases` cases, spread evenly over all there are; the same ones for the same seed. Stops after so many violations.
-Enumerated enumerate(const KM& code, const NamedState& state, uint64_t seed, uint64_t cases, uint64_t stop_after = UINT64_MAX);
+struct EnumerationEffort {
+  uint64_t cases = 100;                // about as many, spread evenly over all there are
+  uint64_t stop_after = UINT64_MAX;    // violations
+  bool every_set = false;              // and as many more as it takes until each set of lost shards was there, of those that can be with what is in trouble
+};
+// The same cases for the same seed. Every case takes the set of lost shards that was there least often.
+Enumerated enumerate(const KM& code, const NamedState& state, uint64_t seed, const EnumerationEffort& effort);
 
 }  // namespace stoker

@@ -1,5 +1,6 @@
-// kill -9 of a process that writes to nine folders; then any three of them are taken away, and every acknowledged byte reads back. Some of the kills
-// happen to a store that three folders had left, or that had just got them back and was resyncing them.
+// kill -9 of a process that writes to nine folders, 20 times; after each kill any three of them are away, and every acknowledged byte reads back. Some of the
+// kills happen to a store that three folders had left, or that had just got them back and was resyncing them, and some while it is being opened. At the end
+// three folders are deleted, everything is read, `repair --replace` makes them again, and three others are deleted.
 #include <gtest/gtest.h>
 
 #include <unistd.h>
@@ -8,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <numeric>
 #include <string>
 
 #include "kill.h"
@@ -85,9 +87,10 @@ CodedPlan plan_in(const std::string& folder) {
   return plan;
 }
 
+// Opening reads them, several times a cycle; and small ones are full, and folded, often.
 CodedOptions small_logs() {
   CodedOptions coded;
-  coded.segment_bytes = 1 << 20;
+  coded.segment_bytes = 256 << 10;
   coded.segments = 6;
   return coded;
 }
@@ -133,51 +136,85 @@ Status check_without(const std::string& folder, const Told& told) {
   return check(*store, told.acknowledged, told.begun);
 }
 
+// As `stoker repair --replace` does it.
+Status mend(const std::string& folder, const std::vector<size_t>& replaced) {
+  STOKER_ASSIGN(const auto runtime, RuntimeOwner::make({.cpu_threads = 1}));
+  RepairOptions options;
+  for (const size_t shard : replaced) options.replace.push_back(plan_in(folder).paths[shard]);
+  options.same_disk = true;
+  STOKER_ASSIGN(const auto report, repair_coded_store(plan_in(folder), runtime->runtime(), options, small_logs()));
+  if (!report.problems.empty()) return make_error(Code::corruption, "repair: " + report.problems[0]);
+  return {};
+}
+
+Status nothing_is_wrong(const std::string& folder) {
+  STOKER_ASSIGN(const auto runtime, RuntimeOwner::make({.cpu_threads = 1}));
+  STOKER_ASSIGN(const auto report, fsck_coded_store(plan_in(folder), runtime->runtime(), {}, small_logs()));
+  if (!report.problems.empty()) return make_error(Code::corruption, "fsck: " + report.problems[0]);
+  return {};
+}
+
+std::vector<size_t> shuffled_shards(std::mt19937_64& random) {
+  std::vector<size_t> shards(kShards);
+  std::iota(shards.begin(), shards.end(), 0);
+  std::shuffle(shards.begin(), shards.end(), random);
+  return shards;
+}
+
+void remove_folders(const std::string& folder, const std::vector<size_t>& shards) {
+  for (const size_t shard : shards) ASSERT_GT(std::filesystem::remove_all(plan_in(folder).paths[shard]), 0U);
+}
+
 TEST(CodedKill, AnyThreeOfNineFoldersMayGoAfterAKill) {
   const std::string folder = testing::TempDir() + "coded_kill." + std::to_string(getpid());  // two runs at once do not meet
   std::filesystem::remove_all(folder);
   std::filesystem::create_directories(folder);
   std::mt19937_64 random(printed_seed());
   Told told;
-  uint64_t commits = 0;
-  const auto begun = std::chrono::steady_clock::now();
-  const uint64_t kills = soak_factor > 1 ? 60 : 12;
-  uint64_t done = 0;
+  const uint64_t kills = soak_factor > 1 ? 60 : 20;
+  uint64_t without_three = 0;
   std::vector<size_t> gone;
-  for (; done < kills; ++done) {
-    // A slow machine does fewer in CI.
-    if (soak_factor == 1 && done >= 5 && std::chrono::steady_clock::now() - begun > std::chrono::seconds(12)) break;
-    ASSERT_NO_FATAL_FAILURE(run_and_kill([&](int out) { return write_on(folder, out); }, 5 + random() % 60, random, told));
-    if (!gone.empty() && random() % 2 == 0) {
-      away(folder, gone, true);  // stale now: the next writer resyncs them beside its work
-      gone.clear();
-      continue;
-    }
+  for (uint64_t done = 0; done < kills; ++done) {
+    const bool opening = done % 5 == 4;
+    ASSERT_NO_FATAL_FAILURE(run_and_kill([&](int out) { return write_on(folder, out); }, opening ? 0 : 3 + random() % 24, random, told)) << "kill " << done;
     if (gone.empty()) {
-      std::vector<size_t> shards;
-      for (size_t i = 0; i < kShards; ++i) shards.push_back(i);
-      std::shuffle(shards.begin(), shards.end(), random);
-      shards.resize(3);
-      // Those that came back a moment ago may not be resynced yet: then they are among the three.
-      away(folder, shards, false);
-      auto checked = check_without(folder, told);
-      const bool resyncing = !checked && checked.error().code == Code::busy;
-      away(folder, shards, true);
-      if (resyncing) checked = check_without(folder, told);
-      ASSERT_TRUE(checked) << checked.error().message();
-      if (!resyncing && random() % 2 == 0) {
-        gone = shards;
-        away(folder, gone, false);
-      }
-    } else {
-      const auto checked = check_without(folder, told);
-      ASSERT_TRUE(checked) << checked.error().message();
+      gone = shuffled_shards(random);
+      gone.resize(3);
+      away(folder, gone, false);
     }
-    commits = told.acknowledged;
+    auto checked = check_without(folder, told);
+    if (!checked && checked.error().code == Code::busy) {
+      // Those that came back a moment ago are not resynced yet: they are the three.
+      away(folder, gone, true);
+      gone.clear();
+      checked = check_without(folder, told);
+    }
+    ASSERT_TRUE(checked) << "kill " << done << ": " << checked.error().message();
+    without_three += gone.empty() ? 0 : 1;
+    if (!gone.empty() && random() % 2 == 0) {
+      away(folder, gone, true);  // stale, if a writer was there meanwhile: the next one resyncs them beside its work
+      gone.clear();
+    }
   }
-  if (!gone.empty()) away(folder, gone, true);
-  std::printf("coded kill: %llu kills, %llu commits acknowledged\n", static_cast<unsigned long long>(done), static_cast<unsigned long long>(commits));
-  EXPECT_GE(done, 5U);
+  std::printf("coded kill: %llu kills, %llu commits acknowledged; %llu times checked without three folders, else while they were resynced\n", static_cast<unsigned long long>(kills),
+              static_cast<unsigned long long>(told.acknowledged), static_cast<unsigned long long>(without_three));
+
+  away(folder, gone, true);
+  Status whole = mend(folder, {});
+  ASSERT_TRUE(whole) << whole.error().message();
+  const std::vector<size_t> all = shuffled_shards(random);
+  for (size_t first = 0; first < kShards; first += 3) {
+    const std::vector<size_t> three(all.begin() + static_cast<ptrdiff_t>(first), all.begin() + static_cast<ptrdiff_t>(first) + 3);
+    ASSERT_NO_FATAL_FAILURE(remove_folders(folder, three));
+    whole = check_without(folder, told);
+    ASSERT_TRUE(whole) << "three folders deleted: " << whole.error().message();
+    whole = mend(folder, three);
+    ASSERT_TRUE(whole) << whole.error().message();
+  }
+  whole = nothing_is_wrong(folder);  // and none of the nine is as it was written
+  ASSERT_TRUE(whole) << whole.error().message();
+  whole = check_without(folder, told);
+  ASSERT_TRUE(whole) << whole.error().message();
   std::filesystem::remove_all(folder);
 }
 

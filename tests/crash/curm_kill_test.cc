@@ -1,4 +1,4 @@
-// kill -9 of a process that updates stripes on nine folders, by each scheme; then any three folders are deleted, and every acknowledged byte is
+// kill -9 of a process that updates stripes on nine folders, by each scheme three times; each time any three folders are then deleted, and every acknowledged byte is
 // there when they are rebuilt, with the parity that belongs to it.
 #include <gtest/gtest.h>
 
@@ -72,7 +72,7 @@ Status write_on(const std::string& folder, std::string_view name, uint64_t n, in
     STOKER_TRY(serving.scheme->update(update_of(n)));
     if (!tell(out, true, n)) return {};
     if (n % 12 == 0) STOKER_TRY(serving.scheme->fold(n / 12 % kGeometry.stripes));
-    if (n % 50 == 0) STOKER_TRY(serving.scheme->fold_all());
+    if (n % 30 == 0) STOKER_TRY(serving.scheme->fold_all());
   }
 }
 
@@ -137,11 +137,9 @@ class CurmKill : public testing::TestWithParam<std::string_view> {
 INSTANTIATE_TEST_SUITE_P(All, CurmKill, testing::ValuesIn(kSchemes), [](const auto& each) { return std::string(each.param); });
 
 TEST_P(CurmKill, AnyThreeOfNineFoldersMayGo) {
-  const auto started = std::chrono::steady_clock::now();
   for (uint64_t kills = 0; kills < 3 * soak_factor; ++kills) {
-    if (soak_factor == 1 && kills > 0 && std::chrono::steady_clock::now() - started > std::chrono::seconds(5)) break;  // a slow machine does fewer in CI
     const auto writer = [this](int out) { return write_on(folder_, GetParam(), told_.acknowledged + 1, out); };
-    ASSERT_NO_FATAL_FAILURE(run_and_kill(writer, 5 + random_() % 60, random_, told_));
+    ASSERT_NO_FATAL_FAILURE(run_and_kill(writer, 5 + random_() % 30, random_, told_));
     std::vector<std::string> gone = paths_in(folder_);
     std::shuffle(gone.begin(), gone.end(), random_);
     gone.resize(3);

@@ -11,7 +11,7 @@
 
 namespace stoker {
 
-// What `check` says there; empty: it found nothing. What a bug makes the code's own checks end is found, too.
+// What `check` says there; empty: it found nothing. What a bug does to the code itself, so that the process ends, is found, too.
 inline std::string caught_in_a_child(const std::function<std::string()>& check) {
   int ends[2];
   if (pipe(ends) != 0) return {};
@@ -32,7 +32,8 @@ inline std::string caught_in_a_child(const std::function<std::string()>& check) 
   caught.resize(got);
   int status = 0;
   waitpid(child, &status, 0);
-  if (WIFSIGNALED(status)) return WTERMSIG(status) == SIGABRT ? "a check in the code itself, which ended the process" : std::string();
+  // Its own checks, or memory that is not there. But whoever waits for ever was not caught.
+  if (WIFSIGNALED(status)) return WTERMSIG(status) == SIGALRM ? std::string() : "what it did to itself, which ended the process with signal " + std::to_string(WTERMSIG(status));
   return caught;
 }
 

@@ -21,6 +21,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       ClassFeatures features;
       features.fill(value);
       STOKER_CHECK(static_cast<size_t>(tree->classify(features)) < kClasses.size());
+      CreationFeatures known;
+      known.fill(value);
+      STOKER_CHECK(static_cast<size_t>(tree->classify(known)) < kClasses.size());
     }
     return 0;
   }
@@ -32,6 +35,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const Request& request : lenient->requests) {
     STOKER_CHECK(request.object < lenient->objects.size() && request.bytes > 0 && request.bytes <= kRequestBytesMax && request.offset <= kOffsetMax);
     if (request.bytes <= 1 << 20) table.see(request.offset >> 20, access_of(request));
+  }
+  for (const FileEvent& event : lenient->events) {
+    STOKER_CHECK(event.object < lenient->objects.size() && event.before <= lenient->requests.size());
+    if (event.made) {
+      table.create(event.object, {event.folder, event.path, event.bytes});
+    } else {
+      table.forget(event.object);
+    }
   }
   return 0;
 }

@@ -118,14 +118,35 @@ def test_train_writes_a_tree_that_replay_takes(tmp_path):
     done = run("curm", "train", *learnt, "--out", out, "--test", generated(tmp_path, "rsrch"))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["hm_1.csv", "hm_2.csv", "vm_1.csv", "all together", "rsrch_1.csv", f"written to {out}"]
-    assert "not learnt from, right" in lines[4] and "majority class" in lines[4]
+    assert [line.split(":")[0] for line in lines] == ["counters", "hm_1.csv", "hm_2.csv", "vm_1.csv", "all together", "rsrch_1.csv", f"written to {out}"]
+    assert "not learnt from, right" in lines[5] and "majority class" in lines[5]
     tree = json.loads(out.read_text())
     assert 1 < len(tree["nodes"]) < 128 and tree["trained_on"] == ["hm_1.csv", "hm_2.csv", "vm_1.csv"]
     replayed = run("curm", "replay", learnt[0], "--scheme", "curm", "--tree", out, "--json")
     assert replayed.returncode == 0, replayed.stderr
     [classes] = json.loads(replayed.stdout)["classes"]
     assert classes["judged"] > 0 and {"tree", "no_classes", "contrary"} < set(classes)
+
+
+def test_train_learns_what_is_said_when_a_file_is_made(tmp_path):
+    out = tmp_path / "tree.json"
+    out.write_text(json.dumps({"nodes": [{"class": "read_write"}]}))
+    learnt = [generated(tmp_path, "files", seed) for seed in (1, 2)]
+    done = run("curm", "train", "--only", "made", *learnt, "--out", out, "--test", generated(tmp_path, "files", 3))
+    assert done.returncode == 0, done.stderr
+    tree = json.loads(out.read_text())
+    assert tree["nodes"] == [{"class": "read_write"}] and tree["created_trained_on"] == ["files_1.csv", "files_2.csv"]
+    assert {node["class"] for node in tree["created"] if "class" in node} == {"read_only", "write_only", "read_write"}
+    [said] = [line for line in done.stdout.splitlines() if line.startswith("files_3.csv: not learnt from")]
+    right, majority = (float(word.strip("%")) for word in said.replace(";", "").split() if word.endswith("%"))
+    assert right > majority + 20
+    replayed = run("curm", "replay", learnt[0], "--scheme", "curm", "--tree", out, "--json")
+    assert replayed.returncode == 0, replayed.stderr
+    [classes] = json.loads(replayed.stdout)["classes"]
+    assert classes["made"]["judged"] > 100 and classes["made"]["accuracy"] > classes["made"]["majority_accuracy"] + 0.2
+    block = generated(tmp_path, "wdev")
+    assert "no file is made in them" in refused(1, "curm", "train", "--only", "made", block, "--out", out)
+    assert "there is no profile `x`; there are rsrch, hm, wdev, mds, vm, files" in refused(1, "curm", "generate", "x")
 
 
 def test_train_without_samples_says_so(tmp_path):

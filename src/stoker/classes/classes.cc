@@ -36,17 +36,19 @@ const ClassTree& ClassTree::shipped() {
   return shipped;
 }
 
-Result<ClassTree> ClassTree::parse(std::string_view text) {
-  const auto json = nlohmann::json::parse(text, nullptr, false);
-  if (!json.is_object() || !json.contains("nodes") || !json["nodes"].is_array()) return bad("it is not JSON with a list of `nodes`");
-  const auto& nodes = json["nodes"];
+// One tree of the file, over these features.
+struct ClassTreeText {
+  static Result<ClassTree::Nodes> parse(const nlohmann::json& nodes, std::span<const std::string_view> names);
+};
+
+Result<ClassTree::Nodes> ClassTreeText::parse(const nlohmann::json& nodes, std::span<const std::string_view> names) {
   if (nodes.empty() || nodes.size() >= size_t{2} << kDepthMax) return bad("it has " + std::to_string(nodes.size()) + " nodes, and 1 to 127 can be");
-  ClassTree tree;
+  ClassTree::Nodes parsed;
   std::vector<size_t> depth(nodes.size(), 0);
   for (size_t at = 0; at < nodes.size(); ++at) {
     const auto& given = nodes[at];
     if (!given.is_object()) return bad("node " + std::to_string(at) + " is no object");
-    Node node;
+    ClassTree::Node node;
     if (given.contains("class")) {
       const auto found = given["class"].is_string() ? std::find(kClasses.begin(), kClasses.end(), given["class"].get<std::string>()) : kClasses.end();
       if (found == kClasses.end()) return bad("the class of node " + std::to_string(at) + " is none of ours");
@@ -55,9 +57,9 @@ Result<ClassTree> ClassTree::parse(std::string_view text) {
       const auto name = given.find("feature"), threshold = given.find("threshold"), left = given.find("left"), right = given.find("right");
       const bool whole = name != given.end() && name->is_string() && threshold != given.end() && threshold->is_number() && left != given.end() && left->is_number_unsigned() && right != given.end() && right->is_number_unsigned();
       if (!whole) return bad("node " + std::to_string(at) + " has neither a class nor feature, threshold, left and right");
-      const auto found = std::find(kFeatureNames.begin(), kFeatureNames.end(), name->get<std::string>());
-      if (found == kFeatureNames.end()) return bad("the feature of node " + std::to_string(at) + " is none of ours");
-      node.feature = static_cast<int16_t>(found - kFeatureNames.begin());
+      const auto found = std::find(names.begin(), names.end(), name->get<std::string>());
+      if (found == names.end()) return bad("the feature of node " + std::to_string(at) + " is none of ours");
+      node.feature = static_cast<int16_t>(found - names.begin());
       node.threshold = threshold->get<float>();
       for (const auto& [child, to] : {std::pair{left->get<uint64_t>(), &node.left}, {right->get<uint64_t>(), &node.right}}) {
         if (child <= at || child >= nodes.size()) return bad("node " + std::to_string(at) + " leads to a node that is not behind it");
@@ -66,24 +68,59 @@ Result<ClassTree> ClassTree::parse(std::string_view text) {
         *to = static_cast<uint16_t>(child);
       }
     }
-    tree.nodes_.push_back(node);
+    parsed.push_back(node);
   }
+  return parsed;
+}
+
+Result<ClassTree> ClassTree::parse(std::string_view text) {
+  const auto json = nlohmann::json::parse(text, nullptr, false);
+  if (!json.is_object() || !json.contains("nodes") || !json["nodes"].is_array()) return bad("it is not JSON with a list of `nodes`");
+  ClassTree tree;
+  STOKER_ASSIGN(tree.nodes_, ClassTreeText::parse(json["nodes"], kFeatureNames));
+  if (!json.contains("created")) return tree;
+  if (!json["created"].is_array()) return bad("`created` is no list");
+  STOKER_ASSIGN(tree.created_, ClassTreeText::parse(json["created"], kCreationFeatureNames));
   return tree;
 }
 
 ClassTree ClassTree::contrary() const {
   ClassTree other = *this;
-  for (Node& node : other.nodes_) {
-    if (node.feature < 0) node.leaf = node.leaf == Class::read_write ? Class::write_only : Class::read_write;
+  for (Nodes* nodes : {&other.nodes_, &other.created_}) {
+    for (Node& node : *nodes) {
+      if (node.feature < 0) node.leaf = node.leaf == Class::read_write ? Class::write_only : Class::read_write;
+    }
   }
   return other;
 }
 
 Class ClassTable::of(uint64_t id) const {
-  const bool trusted = recent_right_ >= recent_majority_right_;
   const auto found = objects_.find(id);
   if (found == objects_.end()) return Class::read_write;
-  return trusted || found->second.stated ? found->second.held : Class::read_write;
+  const Object& object = found->second;
+  return object.stated || (object.guessed ? guessed_ : told_).trusts() ? object.held : Class::read_write;
+}
+
+CreationFeatures ClassTable::features_of(const Creation& made) const {
+  const auto volume = volumes_.find(made.volume);
+  return creation_features(made.key, made.bytes, volume == volumes_.end() ? FolderHistory{} : volume->second.did);
+}
+
+Class ClassTable::at_creation(const Creation& made) const {
+  const CreationFeatures known = features_of(made);
+  return tells_of_use(known) && guessed_.trusts() ? tree_.classify(known) : Class::read_write;
+}
+
+void ClassTable::create(uint64_t id, const Creation& made) {
+  forget(id);
+  const CreationFeatures known = features_of(made);
+  if (!tells_of_use(known)) return;
+  Object& object = objects_[id];
+  object.volume = made.volume;
+  object.guessed = true;
+  object.held = object.said = object.said_then = tree_.classify(known);
+  object.made_as = std::make_unique<CreationFeatures>(known);
+  guessed_.score.distrusted += guessed_.trusts() ? 0 : 1;
 }
 
 std::optional<ClassTable::Known> ClassTable::known(uint64_t id) const {
@@ -92,9 +129,12 @@ std::optional<ClassTable::Known> ClassTable::known(uint64_t id) const {
   return Known{found->second.held, found->second.stated};
 }
 
-void ClassTable::set(uint64_t id, Known known) {
+void ClassTable::set(uint64_t id, uint32_t volume, Known known) {
+  if (this->known(id) != known) add_to(volumes_[volume].did, known.held);
   Object& object = objects_[id];
   object.stated = known.stated;
+  object.guessed = false;
+  object.made_as.reset();
   object.said = known.held;
   hold(object, known.held);
 }
@@ -102,17 +142,24 @@ void ClassTable::set(uint64_t id, Known known) {
 void ClassTable::forget(uint64_t id) {
   const auto found = objects_.find(id);
   if (found == objects_.end()) return;
-  if (found->second.seen) {
-    hold(found->second, Class::read_only);
-    --volumes_.at(found->second.volume).objects;
+  Object& object = found->second;
+  if (object.seen && !object.stated && (object.made_as || !object.has_features)) {
+    const bool untouched = object.window_reads == 0 && object.window_blocks == 0;
+    const Class before = object.reads > 0 ? Class::read_write : Class::write_only;  // if nobody wanted what was written
+    const Class was = untouched ? before : truth(object.window_reads, object.window_blocks, object.window_rewritten);
+    object.made_as ? judge_creation(object, was) : add_to(volumes_.at(object.volume).did, was);
+  }
+  if (object.seen) {
+    hold(object, Class::read_only);
+    --volumes_.at(object.volume).objects;
   }
   objects_.erase(found);
   std::erase(touched_, id);
 }
 
 uint64_t ClassTable::memory_bytes() const {
-  uint64_t bytes = objects_.size() * (sizeof(Object) + 64);
-  for (const auto& [id, object] : objects_) bytes += object.written.size() * (kPageBlocks / 8 + 40);
+  uint64_t bytes = objects_.size() * (sizeof(Object) + 64) + volumes_.size() * (sizeof(Volume) + 32);
+  for (const auto& [id, object] : objects_) bytes += object.written.size() * (kPageBlocks / 8 + 40) + (object.made_as ? sizeof(CreationFeatures) + 16 : 0);
   return bytes;
 }
 
@@ -180,31 +227,51 @@ ClassFeatures ClassTable::features_of(const Object& object) const {
           static_cast<float>(volume.read_write) / static_cast<float>(volume.objects)};
 }
 
+void ClassTable::Judge::hear(Class said, Class was) {
+  const auto frequent = static_cast<size_t>(std::max_element(score.truth.begin(), score.truth.end()) - score.truth.begin());
+  const bool right = said == was, majority_right = static_cast<Class>(frequent) == was;
+  ++score.judged;
+  score.right += right ? 1 : 0;
+  score.majority_right += majority_right ? 1 : 0;
+  recent_right = recent_right * kRolling + (right ? 1 - kRolling : 0);
+  recent_majority_right = recent_majority_right * kRolling + (majority_right ? 1 - kRolling : 0);
+}
+
 // Of an object that did something in the window that ends.
 void ClassTable::judge(Object& object) {
   const Class was = truth(object.window_reads, object.window_blocks, object.window_rewritten);
   if (object.has_features) {
-    const auto frequent = static_cast<size_t>(std::max_element(score_.truth.begin(), score_.truth.end()) - score_.truth.begin());
-    const bool right = object.said == was, majority_right = static_cast<Class>(frequent) == was;
-    ++score_.judged;
-    score_.right += right ? 1 : 0;
-    score_.majority_right += majority_right ? 1 : 0;
-    recent_right_ = recent_right_ * kRolling + (right ? 1 - kRolling : 0);
-    recent_majority_right_ = recent_majority_right_ * kRolling + (majority_right ? 1 - kRolling : 0);
+    told_.hear(object.said, was);
     if (sample_) sample_(object.features, was);
+    if (object.made_as) {
+      judge_creation(object, was);
+    } else {
+      add_to(volumes_.at(object.volume).did, was);
+    }
   }
-  ++score_.truth[static_cast<size_t>(was)];
+  ++told_.score.truth[static_cast<size_t>(was)];
+}
+
+void ClassTable::judge_creation(Object& object, Class was) {
+  guessed_.hear(object.said_then, was);
+  ++guessed_.score.truth[static_cast<size_t>(was)];
+  if (creation_sample_) creation_sample_(*object.made_as, was);
+  object.made_as.reset();
+  add_to(volumes_[object.volume].did, was);
 }
 
 void ClassTable::close_window() {
-  if (recent_right_ < recent_majority_right_) ++score_.distrusted;
+  if (!told_.trusts()) ++told_.score.distrusted;
   for (const uint64_t id : touched_) judge(objects_[id]);
   for (const uint64_t id : touched_) {
     Object& object = objects_[id];
     object.features = features_of(object);
     object.has_features = true;
     const Class says = tree_.classify(object.features);
-    if (says == object.said && says != object.held && !object.stated) hold(object, says);
+    if (says == object.said && !object.stated) {
+      hold(object, says);
+      object.guessed = false;
+    }
     object.said = says;
     object.last_window = window_;
     object.window_reads = object.window_blocks = object.window_rewritten = 0;

@@ -1,8 +1,8 @@
 #include "stoker/curm/generator.h"
 
 #include <algorithm>
-#include <cmath>
-#include <random>
+
+#include "stoker/curm/random.h"
 
 namespace stoker::curm {
 namespace {
@@ -18,19 +18,6 @@ constexpr std::array kProfiles = {
     Profile{"wdev", "a test web server's metadata: few places, rewritten all the time", 682, 0.984, 0.1, 0, 5, 19, 1, {4 * K, 4 * K, 4 * K, 4 * K, 4 * K, 4 * K, 8 * K, 8 * K}, 4 * M, 64 * K},
     Profile{"mds", "a media server: small writes, hot log blocks", 1'000, 1, 0.25, 0.1, 3, 110, 0.3, {1 * K, 4 * K, 4 * K, 4 * K, 8 * K, 8 * K, 16 * K, 20 * K}, 1'200 * M, 4 * K},
     Profile{"vm", "a virtual machine's disk: reads and writes, long sequential runs that come again", 113'872, 0.587, 0.25, 0.75, 16'000, 35'000, 0.95, {512, 2 * K, 4 * K, 40 * K, 64 * K, 64 * K, 64 * K, 68 * K}, 16'000 * M, 60 * K},
-};
-
-// std::mt19937_64 is the same everywhere; the standard's distributions are not.
-class Random {
- public:
-  explicit Random(uint64_t seed) : engine_(seed) {}
-  double share() { return static_cast<double>(engine_() >> 11) * 0x1p-53; }
-  uint64_t below(uint64_t end) { return static_cast<uint64_t>(share() * static_cast<double>(end)); }
-  bool chance(double probability) { return share() < probability; }
-  uint64_t log_uniform(uint64_t low, uint64_t high) { return static_cast<uint64_t>(static_cast<double>(low) * std::pow(static_cast<double>(high) / static_cast<double>(low), share())); }
-
- private:
-  std::mt19937_64 engine_;
 };
 
 }  // namespace

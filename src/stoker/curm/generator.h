@@ -29,5 +29,7 @@ std::span<const Profile> profiles();
 const Profile* find_profile(std::string_view name);
 // The same for the same seed, everywhere. 0 requests: as many as the profile says.
 Trace generate(const Profile& profile, uint64_t seed, uint64_t requests = 0);
+// Named files that are made, used and removed, in folders; a made-up population (files_generator.cc). 0 requests: 40,000.
+Trace generate_files(uint64_t seed, uint64_t requests = 0);
 
 }  // namespace stoker::curm

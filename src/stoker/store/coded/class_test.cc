@@ -39,7 +39,11 @@ bool comes(Condition condition) {
 }
 
 TEST(CodedClass, WhatWasStatedIsKept) {
-  CodedWorld world(quiet(4, 2));
+  const auto tree = ClassTree::parse(R"({"nodes": [{"class": "read_write"}]})");  // says nothing when objects are made
+  ASSERT_OK(tree);
+  CodedWorldOptions options = quiet(4, 2);
+  options.tree = &*tree;
+  CodedWorld world(options);
   {
     auto store = std::move(*world.open_small());
     for (const Class each : kEach) {
@@ -84,6 +88,34 @@ TEST(CodedClass, WhatWasLearntIsKeptWithTheTable) {
     ASSERT_OK(store->fold_all().wait());  // writes an image
   }
   EXPECT_EQ(expected(**world.open_small(), "a"), Class::read_only);
+}
+
+// Before anything was done with it: by its name, and by what its folder's objects were for.
+TEST(CodedClass, IsSaidWhenAnObjectIsMade) {
+  const auto tree = ClassTree::parse(R"({"nodes": [{"class": "read_write"}], "created": [
+    {"feature": "name_log", "threshold": 0.5, "left": 1, "right": 2}, {"feature": "folder_read_only", "threshold": 0.5, "left": 3, "right": 4},
+    {"class": "write_only"}, {"class": "read_write"}, {"class": "read_only"}]})");
+  ASSERT_OK(tree);
+  CodedWorldOptions options = quiet(4, 2);
+  options.tree = &*tree;
+  CodedWorld world(options);
+  {
+    auto store = std::move(*world.open_small());
+    put(*store, "d/a", 100'000, 1);
+    EXPECT_EQ(expected(*store, "d/a"), Class::read_write) << "nothing is known";
+    state(*store, "d/a", Class::read_only);
+    put(*store, "d/b", 100'000, 2);
+    put(*store, "e/b", 100'000, 2);
+    put(*store, "e/b.log", 5'000, 2);
+    EXPECT_EQ(expected(*store, "d/b"), Class::read_only);
+    EXPECT_EQ(expected(*store, "e/b"), Class::read_write);
+    EXPECT_EQ(expected(*store, "e/b.log"), Class::write_only);
+    state(*store, "e/b.log", Class::read_write);
+    EXPECT_EQ(expected(*store, "e/b.log"), Class::read_write) << "whoever knows it says so";
+  }
+  auto store = std::move(*world.open_small());
+  put(*store, "d/c", 100'000, 3);
+  EXPECT_EQ(expected(*store, "d/c"), Class::read_only) << "a folder's history is what the table keeps of its objects";
 }
 
 // What a program before there were classes left: the same, but for the number in the superblock.

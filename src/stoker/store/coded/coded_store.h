@@ -123,6 +123,7 @@ class CodedStore final : public Store {
   struct Touched {
     std::string key;
     bool made = false;  // anew
+    uint64_t announced = 0;  // if so, its first size
     std::optional<Class> stated;
     std::vector<std::pair<uint64_t, size_t>> writes;
   };

@@ -126,7 +126,7 @@ void CodedStore::prepare(Prepared& commit, uint64_t& table_bytes) {
   }
   if (!commit.status) return;
   for (auto& [key, object] : state.objects) {
-    commit.touched.push_back({key, object.made, object.stated ? std::optional(object.expected) : std::nullopt, std::move(object.writes)});
+    commit.touched.push_back({key, object.made, object.announced, object.stated ? std::optional(object.expected) : std::nullopt, std::move(object.writes)});
     for (auto& [index, stripe] : object.stripes) {
       if (stripe.fresh) {
         ShardSet written = 0;
@@ -366,10 +366,12 @@ void CodedStore::flip(std::vector<Prepared>& commits) {
       if (object && !commit.needs_commit) object->number = version_;
       owned_.erase(touched.key);
       const uint64_t id = class_id(touched.key);
-      if (!object || touched.made) classes_.forget(id);
+      const uint32_t folder = class_volume(touched.key);
+      if (!object) classes_.forget(id);
       if (!object) continue;
-      if (touched.stated) classes_.set(id, {*touched.stated, true});
-      for (const auto& [offset, bytes] : touched.writes) classes_.see(id, {class_volume(touched.key), true, offset, bytes});
+      if (touched.made) classes_.create(id, {folder, touched.key, touched.announced});
+      if (touched.stated) classes_.set(id, folder, {*touched.stated, true});
+      for (const auto& [offset, bytes] : touched.writes) classes_.see(id, {folder, true, offset, bytes});
     }
   }
 }

@@ -187,7 +187,7 @@ Status Recovery::load_table() {
     version = std::max(version, number_of(stamp));
   }
   for (const auto& [key, object] : store_.table_.objects()) {
-    if (object->known) store_.classes_.set(class_id(key), *object->known);
+    if (object->known) store_.classes_.set(class_id(key), class_volume(key), *object->known);
     for (const StripePtr& stripe : object->stripes) {
       if (stripe) object_of_[stripe->id] = key;
     }

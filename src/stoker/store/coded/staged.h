@@ -31,6 +31,7 @@ struct StagedObject {
   bool exists = false;      // in the transaction
   bool made = false;        // anew, whatever there was
   uint64_t bytes = 0;
+  uint64_t announced = 0;   // where it was made here: its first size
   uint64_t kept = 0;        // of the base's bytes: it was cut to this and perhaps grew again
   uint32_t chunk_bytes = 0;
   Class expected = Class::read_write;

@@ -58,7 +58,10 @@ Status StagedTransaction::resize(std::string_view key, uint64_t bytes, uint32_t 
   if (!object->exists) {
     object->exists = object->made = true;
     object->bytes = object->kept = 0;
+    object->announced = bytes;
     object->chunk_bytes = chunk_bytes != 0 ? chunk_bytes : store_.shape_.object_chunk_bytes;
+    std::lock_guard store_lock(store_.mutex_);
+    object->expected = store_.classes_.at_creation({class_volume(key), key, bytes});
   }
   const uint64_t before = object->bytes;
   if (bytes < before) {
