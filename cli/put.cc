@@ -28,7 +28,7 @@ constexpr size_t kCommitBytes = 64 * kMiB;  // in one transaction: a coded store
 struct PutArguments {
   std::string store, key, source;
   std::optional<uint64_t> at;
-  std::optional<std::string> expected;  // of kClasses
+  std::string expected;  // of kClasses; empty: the store finds out itself
 };
 
 Error file_error(const std::string& path) { return errno_error(errno, "cannot read '" + path + "'", "cli/put"); }
@@ -64,8 +64,8 @@ Status begin_object(Store& store, Transaction& change, const std::string& key, c
   } else {
     STOKER_TRY(change.resize(key, 0));
   }
-  if (!arguments.expected) return {};
-  return change.expect(key, static_cast<Class>(std::find(kClasses.begin(), kClasses.end(), *arguments.expected) - kClasses.begin()));
+  const auto expected = class_of(arguments.expected);
+  return expected ? change.expect(key, *expected) : Status();
 }
 
 Status write_piece(Transaction& change, const std::string& key, uint64_t offset, uint64_t& size, Slice piece) {

@@ -299,9 +299,9 @@ nb::object poisoned(const PyTransaction& transaction) {
 }
 
 void expect(const PyTransaction& transaction, const std::string& key, const std::string& expected) {
-  const auto found = std::find(kClasses.begin(), kClasses.end(), expected);
-  if (found == kClasses.end()) raise_invalid("class '" + expected + "' is not one of read_only, write_only, read_write");
-  unwrap(open(transaction).raw().expect(key, static_cast<Class>(found - kClasses.begin())));
+  const auto named = class_of(expected);
+  if (!named) raise_invalid("class '" + expected + "' is not one of read_only, write_only, read_write");
+  unwrap(open(transaction).raw().expect(key, *named));
 }
 
 // ---- Future

@@ -50,9 +50,9 @@ Result<ClassTree::Nodes> ClassTreeText::parse(const nlohmann::json& nodes, std::
     if (!given.is_object()) return bad("node " + std::to_string(at) + " is no object");
     ClassTree::Node node;
     if (given.contains("class")) {
-      const auto found = given["class"].is_string() ? std::find(kClasses.begin(), kClasses.end(), given["class"].get<std::string>()) : kClasses.end();
-      if (found == kClasses.end()) return bad("the class of node " + std::to_string(at) + " is none of ours");
-      node.leaf = static_cast<Class>(found - kClasses.begin());
+      const auto found = given["class"].is_string() ? class_of(given["class"].get<std::string>()) : std::nullopt;
+      if (!found) return bad("the class of node " + std::to_string(at) + " is none of ours");
+      node.leaf = *found;
     } else {
       const auto name = given.find("feature"), threshold = given.find("threshold"), left = given.find("left"), right = given.find("right");
       const bool whole = name != given.end() && name->is_string() && threshold != given.end() && threshold->is_number() && left != given.end() && left->is_number_unsigned() && right != given.end() && right->is_number_unsigned();

@@ -23,6 +23,12 @@ ClassFeatures features(float writes, float rewrites) {
   return all;
 }
 
+TEST(Classes, AreKnownByTheirNames) {
+  for (size_t each = 0; each < kClasses.size(); ++each) EXPECT_EQ(class_of(kClasses[each]), static_cast<Class>(each));
+  EXPECT_FALSE(class_of("read"));
+  EXPECT_FALSE(class_of(""));
+}
+
 TEST(ClassTree, SaysWhatItsNodesSay) {
   const auto tree = ClassTree::parse(kByWrites);
   ASSERT_TRUE(tree) << tree.error().message();

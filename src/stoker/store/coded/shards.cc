@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <random>
 
-#include "stoker/base/log.h"
 #include "stoker/store/blank.h"
 #include "stoker/store/coded/mutation.h"
 #include "stoker/store/disk_of.h"
@@ -20,13 +19,6 @@ namespace {
 
 constexpr const char* kWhere = "store/coded/shards";
 constexpr const char* kFileName = "stoker.shard";
-
-StoreId random_id() {
-  std::random_device random;
-  StoreId id;
-  for (auto& byte : id) byte = static_cast<uint8_t>(random());
-  return id;
-}
 
 std::string code_text(size_t k, size_t m) { return std::to_string(k) + "+" + std::to_string(m); }
 
@@ -111,30 +103,13 @@ Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop, 
   }
   for (Shard& shard : shards->shards_) {
     shard.log = std::make_unique<ShardLog>(shards->shape_, shards->store_, static_cast<size_t>(&shard - shards->shards_.data()));
-    shards->name_holder(shard, options);
+    if (shard.present()) name_holder(shard, options);
   }
   return shards;
 }
 
-// Not into a blank file, which may be anybody's.
-void Shards::name_holder(Shard& shard, const StoreOptions& options) {
-  if (shard.lock_fd < 0 || options.read_only || !shard.present()) return;
-  write_holder(shard.lock_fd, options.holder.empty() ? "pid " + std::to_string(getpid()) : options.holder);
-  shard.named = true;
-}
-
 Shards::~Shards() {
-  for (Shard& shard : shards_) {
-    if (shard.present()) {
-      if (const Status closed = loop_.close(shard.file.id); !closed) {
-        log().warn("{}", closed.error().message());
-        continue;  // the lock stays, too: nobody may write where a late write of ours can still land
-      }
-    }
-    if (shard.made) unlink(shard.file_path.c_str());
-    if (shard.named) write_holder(shard.lock_fd, "");
-    if (shard.lock_fd >= 0) ::close(shard.lock_fd);
-  }
+  for (Shard& shard : shards_) close_store_file(loop_, shard);
 }
 
 void Shards::keep_files() {
@@ -248,7 +223,7 @@ Status Shards::make(const CodedPlan& plan, const StoreOptions& options, const Co
   }
   if (options.capacity_bytes == 0) return make_error(Code::invalid_argument, "a new store at '" + plan.paths[0] + "' needs a capacity: say how many bytes it may hold", kWhere);
   shape_ = plan_shape(plan, options, coded);
-  store_ = random_id();
+  store_ = random_store_id();
   for (size_t i = 0; i < shards_.size(); ++i) STOKER_TRY(make_one(shards_[i], options, coded.files, found[i].has_value()));
   if (coded.files && !options.same_disk) STOKER_TRY(check_disks(shards_));
   ShardSet all = 0;

@@ -13,17 +13,11 @@
 #include "stoker/store/coded/format.h"
 #include "stoker/store/coded/log.h"
 #include "stoker/store/coded/store.h"
-#include "stoker/store/open.h"
+#include "stoker/store/store_file.h"
 
 namespace stoker::coded {
 
-struct Shard {
-  std::string path;       // as the user named it
-  std::string file_path;
-  FileInfo file;          // id -1: not there
-  int lock_fd = -1;
-  bool made = false;      // by this call, and unlinked again if the store does not come to be
-  bool named = false;     // our name stands in it as the holder's
+struct Shard : StoreFile {
   Superblock super;
   std::string trouble;    // why it is missing or was dropped; empty: nothing is wrong with it. Of a store that serves: guarded by its mutex
   std::unique_ptr<ShardLog> log;
@@ -67,7 +61,6 @@ class Shards {
   Status identify(const CodedPlan& plan, const std::vector<std::optional<Superblock>>& found);
   Status make(const CodedPlan& plan, const StoreOptions& options, const CodedOptions& coded, const std::vector<std::optional<Superblock>>& found);
   Status make_one(Shard& shard, const StoreOptions& options, bool files, bool had_superblock);
-  void name_holder(Shard& shard, const StoreOptions& options);
 
   Loop& loop_;
   Shape shape_;
