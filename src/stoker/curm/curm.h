@@ -10,18 +10,15 @@
 #include <functional>
 
 #include "stoker/classes/classes.h"
-#include "stoker/curm/reserves.h"
 #include "stoker/curm/vdl.h"
 
 namespace stoker::curm {
 
 class Curm final : public Vdl {
  public:
-  explicit Curm(const Setup& setup) : Vdl(setup), reserves_({4 << 20, 64 << 10, setup.reserved_bytes}) {}
+  using Vdl::Vdl;
   // Who tells the class of a stripe; without one all are read-write. A wrong class costs speed only.
   void set_classes(std::function<Class(uint64_t stripe)> classes) { classes_ = std::move(classes); }
-
-  const Reserves& reserves() const { return reserves_; }
 
   Status update_together(const std::vector<Update>& pieces) override;
   std::vector<uint64_t> pending() const override;
@@ -31,11 +28,7 @@ class Curm final : public Vdl {
   bool lets_go_early() const override { return true; }
   bool reconstructs(int dirty) const override { return k() - dirty < dirty + m(); }
 
-  bool goes_apart(uint64_t stripe, uint64_t bytes) override { return (!classes_ || classes_(stripe) == Class::read_write) && reserves_.take(stripe, bytes); }
-  void emptied(uint64_t stripe) override { reserves_.folded(stripe); }
-
   std::function<Class(uint64_t)> classes_;
-  Reserves reserves_;
 };
 
 }  // namespace stoker::curm

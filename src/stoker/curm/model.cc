@@ -37,15 +37,10 @@ Model::Picked Model::pick(const Errand& errand) const {
   return picked;
 }
 
-bool Model::reads_base(const Errand& errand) {
-  return std::any_of(errand.steps.begin(), errand.steps.end(), [](const Step& step) { return std::any_of(step.parts.begin(), step.parts.end(), [](const Step::Part& part) { return !part.logged; }); });
-}
-
 // All that the errand reads of the log comes with the first step that wants some of it.
-Play::Step Model::read(const Step& step, Picked& picked, bool with_base) {
+Play::Step Model::read(const Step& step, Picked& picked) {
   Play::Step play{Play::Kind::read, area_of(step.chunk), 0, 0, 0, 0};
   uint64_t bytes = 0;
-  bool segment = false;
   for (const Step::Part& part : step.parts) {
     bytes += part.bytes;
     if (in_log(part)) {
@@ -55,11 +50,9 @@ Play::Step Model::read(const Step& step, Picked& picked, bool with_base) {
       if (all.seeks != 0) play.area = UINT64_MAX;
     } else {
       play.bytes += part.bytes;
-      if (!part.logged && play.seeks++ == 0) play.at = part.offset;
-      segment = segment || part.logged;
+      if (!part.logged && play.seeks++ == 0) play.at = part.offset;  // what is reserved comes with its chunk
     }
   }
-  if (segment && !with_base) ++play.seeks;  // what is reserved comes with its chunk, or in one go by itself
   *step.value = Value::sized(bytes);
   return play;
 }
@@ -80,8 +73,7 @@ Play::Step Model::append(NodeId node, Step& step, bool background) {
     }
   }
   // What is reserved is space that was taken when the chunk was made.
-  // Sequential within its segment: an arm that stands there goes on, a disk without one takes it as it comes.
-  if (step.reserved) return {Play::Kind::write, area_of(step.chunk) + 32, std::exchange(segment_ends_[area_of(step.chunk)], segment_ends_[area_of(step.chunk)] + bytes), bytes, has_arm_ ? 1U : 0U, 0};
+  if (step.reserved) return {Play::Kind::write, area_of(step.chunk) + 32, ids_, bytes, 1, 0};
   return {Play::Kind::append, 0, 0, bytes, 1, bytes};
 }
 
@@ -122,12 +114,11 @@ Status Model::run(Round& round) {
     mine.sent = errand.sent;
     mine.answered = errand.answered;
     Picked picked = pick(errand);
-    const bool with_base = reads_base(errand);
     for (Step& step : errand.steps) {
       switch (step.kind) {
         case Step::Kind::derive: *step.value = step.compute(); break;
         case Step::Kind::read: {
-          const Play::Step next = read(step, picked, with_base);
+          const Play::Step next = read(step, picked);
           if (next.bytes != 0) mine.steps.push_back(next);
           count(round, step, step.value->size());
           break;

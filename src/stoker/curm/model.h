@@ -59,7 +59,7 @@ struct Play {
 // stands there: a seek for each record that does not follow the last, but a gap that is read sooner than it is jumped over is read along.
 class Model final : public Substrate {
  public:
-  explicit Model(const Device& device) : gap_(device.random_read_ns * (device.read_bytes_per_s / static_cast<uint64_t>(device.lanes)) / 1'000'000'000), has_arm_(device.lanes == 1) {}
+  explicit Model(const Device& device) : gap_(device.random_read_ns * (device.read_bytes_per_s / static_cast<uint64_t>(device.lanes)) / 1'000'000'000) {}
   Status run(Round& round) override;
   Result<NodeState> scan(NodeId) override { return make_error(Code::unsupported, "a modelled cluster keeps no bytes and does not crash", "curm/model"); }
 
@@ -74,8 +74,7 @@ class Model final : public Substrate {
     uint64_t seeks = 0, bytes = 0;
   };
   Picked pick(const Errand& errand) const;
-  static bool reads_base(const Errand& errand);
-  Play::Step read(const Step& step, Picked& picked, bool with_base);
+  Play::Step read(const Step& step, Picked& picked);
   Play::Step append(NodeId node, Step& step, bool background);
   void count(const Round& round, const Step& step, uint64_t bytes);
 
@@ -89,8 +88,6 @@ class Model final : public Substrate {
   uint64_t ids_ = 0;
   std::unordered_map<uint64_t, Logged> logged_;    // by record
   std::unordered_map<NodeId, uint64_t> log_ends_;
-  std::unordered_map<uint64_t, uint64_t> segment_ends_;  // of what is reserved behind a chunk
-  const bool has_arm_;
 };
 
 }  // namespace stoker::curm

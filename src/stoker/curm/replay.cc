@@ -108,9 +108,7 @@ class Replay {
     result_.p99_us = quantile(99);
     const uint64_t chunks = geometry_.chunks(), parities = static_cast<uint64_t>(options_.m);
     result_.space_base_bytes = stripes_.count() * chunks * options_.chunk_bytes;
-    uint64_t segments = 0;
-    if (const auto* curm = dynamic_cast<Curm*>(scheme_.get()); curm != nullptr) segments = curm->reserves().peak_bytes() * (1 + parities);
-    result_.space_peak_bytes = segments + result_.space_base_bytes + static_cast<uint64_t>(player_.log_bytes_peak()) + (name == "plr" ? stripes_.count() * parities * options_.reserved_bytes : 0);
+    result_.space_peak_bytes = result_.space_base_bytes + static_cast<uint64_t>(player_.log_bytes_peak()) + (name == "plr" ? stripes_.count() * parities * options_.reserved_bytes : 0);
     return result_;
   }
 

@@ -21,15 +21,8 @@ Status Vdl::update(const Update& update) {
   Record entry = record(Record::Kind::value, seq, update.chunk, update.offset, update.value);
   entry.needs_commit = true;
   Round round;
-  const bool apart = goes_apart(update.chunk.stripe, update.value.size() + kRecordHeaderBytes);
-  std::vector<PlaceSlot> slots;
-  const auto send = [&](const Chunk& chunk) {
-    Errand& errand = round.to(node(chunk), update.value.size());
-    slots.push_back(apart ? errand.append_behind(chunk, entry) : errand.append(entry));
-    if (safe()) errand.flush();
-  };
-  send(update.chunk);
-  for (int j = 0; j < m(); ++j) send(geometry().parity(update.chunk.stripe, j));
+  std::vector<PlaceSlot> slots = {log(round.to(node(update.chunk), update.value.size()), entry)};
+  for (int j = 0; j < m(); ++j) slots.push_back(log(round.to(node(geometry().parity(update.chunk.stripe, j)), update.value.size()), entry));
   STOKER_TRY(run(round));
   STOKER_TRY(acknowledge(kClient));
   std::vector<LogPlace> places;
@@ -150,7 +143,6 @@ Status Vdl::fold(uint64_t stripe) {
   const std::vector<LogPlace> places = found->second.places();
   dirty_.erase(found);
   count_folded(stripe);
-  emptied(stripe);
   return release(places);
 }
 

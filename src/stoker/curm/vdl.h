@@ -27,9 +27,6 @@ class Vdl : public Scheme {
   virtual bool reconstructs(int /*dirty*/) const { return false; }
   // Whether a record that newer ones cover whole is let go of at once. It may come back: what overtook it then lies over it.
   virtual bool lets_go_early() const { return false; }
-  // Whether the records of an update go to a segment of the stripe's own, on each node of its group; and word that it is empty.
-  virtual bool goes_apart(uint64_t /*stripe*/, uint64_t /*bytes*/) { return false; }
-  virtual void emptied(uint64_t /*stripe*/) {}
   // Writes new bytes of a clean stripe without a log: the four steps with the data staged as well; acknowledged after the commit.
   Status write_through(uint64_t stripe, const Fold::Newest& newest);
   bool clean(uint64_t stripe) const { return dirty_.count(stripe) == 0; }
