@@ -5,14 +5,15 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 # What you may set: the Python that makes .venv; options of `make train` and `make bench-peers` (ARGS="--steps 100"); compile jobs; seconds for
-# each fuzzer; the folder whose disk `make bench` measures; the folder of the peers' environment; the commit since which `make tidy` looks
-# (default: everything).
+# each fuzzer; the folder whose disk `make bench` measures; the folder of the peers' environment; the traces of `make bench-curm`; the commit
+# since which `make tidy` looks (default: everything).
 PYTHON ?= python3
 ARGS ?=
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 60
 BENCH_DIR ?= out/bench
 PEERS_VENV ?= out/peers
+TRACES ?=
 SINCE ?=
 SANITIZERS ?= asan-ubsan tsan
 # Left out: what runs bugs on purpose, and tests that were not yet seen to pass under the sanitizers as they are now.
@@ -30,7 +31,7 @@ PYTHON_STAMP := .venv/stamps/python-$(call hash,requirements-torch.txt requireme
 PEERS_STAMP := $(PEERS_VENV)/stamps/peers-$(call hash,requirements-torch.txt bench/peers/requirements.txt bench/peers/packages.txt)
 RELEASE := build/release
 
-.PHONY: help setup build build-tests train test soak bench bench-peers sanitize $(SANITIZERS:%=sanitize-%) tidy fuzz clean
+.PHONY: help setup build build-tests train test soak bench bench-peers bench-curm sanitize $(SANITIZERS:%=sanitize-%) tidy fuzz clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +69,9 @@ bench: build-tests  ## stoker bench io (beside busy cores too), codec, offload a
 
 bench-peers: build $(PEERS_STAMP)  ## Stoker beside DeepSpeed, DeepNVMe and fio; JSON to bench/results (ARGS="--quick", ARGS="--help")
 	.venv/bin/python bench/peers/compare.py --peers $(PEERS_VENV)/bin/python --dir $(BENCH_DIR)/peers --json bench/results/peers.json $(ARGS)
+
+bench-curm: build  ## update schemes on the traces of TRACES="A.csv ..."; JSON, plot and the tables of docs/numbers.md
+	.venv/bin/python bench/curm.py $(TRACES)
 
 sanitize: $(SANITIZERS:%=sanitize-%)  ## the C++ tests under address, undefined and thread sanitizers
 

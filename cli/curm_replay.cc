@@ -61,7 +61,8 @@ Json more(const ReplayResult& result) {
           {"background_reads_per_update", per(result.counts.background_reads, result.updates)},
           {"background_writes_per_update", per(result.counts.background_writes, result.updates)},
           {"drained_updates_per_second", result.drained_updates_per_second},
-          {"space_base_bytes", result.space_base_bytes}};
+          {"space_base_bytes", result.space_base_bytes},
+          {"update_bytes", result.update_bytes}};
 }
 
 Json settings_json(const ReplayArguments& arguments) {

@@ -99,7 +99,7 @@ TEST(FileReplayBytes, AnUpdateIsTwoBlocksInEachLog) {
   const auto done = replay_on_files(trace, "vdl", options, files);
   ASSERT_TRUE(done) << done.error().message();
   const uint64_t begun = 4 * 4096, frames = 16 * 4 * 8192;            // four segments are begun
-  const uint64_t fold_reads = (1 + 3) * 16 * 4096;                    // old data, old parity
+  const uint64_t fold_reads = (1 + 1 + 3) * 16 * 4096;                // new data out of the log, old data, old parity
   const uint64_t stages = 3 * (16 * 4096 + 4096), commits = 4 * 4096;  // of the three parities; of all four
   const uint64_t bases = 4 * (16 * 4096 + 2 * 4096);                  // and their headers, twice
   EXPECT_EQ(done->disk_bytes_read, fold_reads);

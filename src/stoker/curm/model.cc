@@ -1,12 +1,14 @@
 #include "stoker/curm/model.h"
 
 #include <algorithm>
-#include <set>
+#include <utility>
 
 namespace stoker::curm {
 namespace {
 
 uint64_t area_of(const Chunk& chunk) { return chunk.stripe * 64 + static_cast<uint64_t>(chunk.position); }
+
+bool in_log(const Step::Part& part) { return part.logged && !part.place.reserved; }
 
 // Word of what is released goes along with other messages.
 bool says_something(const Errand& errand) {
@@ -15,25 +17,43 @@ bool says_something(const Errand& errand) {
 
 }  // namespace
 
-Play::Step Model::read(const Step& step) {
-  Play::Step play{Play::Kind::read, area_of(step.chunk), 0, 0, 0, 0};
-  uint64_t runs = 0, run_end = UINT64_MAX;
-  for (const Step::Part& part : step.parts) {
-    play.bytes += part.bytes;
-    if (part.logged) {
-      const auto found = part.place.reserved ? logged_.end() : logged_.find(part.place.id);  // what is reserved comes with its chunk
-      if (found == logged_.end()) continue;
-      runs += found->second.at == run_end ? 0 : 1;
-      run_end = found->second.at + found->second.bytes;
-    } else {
-      if (play.seeks++ == 0) play.at = part.offset;
+Model::Picked Model::pick(const Errand& errand) const {
+  std::vector<std::pair<uint64_t, uint64_t>> wanted;  // begin, end in the log
+  for (const Step& step : errand.steps) {
+    for (const Step::Part& part : step.parts) {
+      const auto found = in_log(part) ? logged_.find(part.place.id) : logged_.end();
+      if (found != logged_.end()) wanted.emplace_back(found->second.at + part.offset, found->second.at + part.offset + part.bytes);
     }
   }
-  if (runs != 0) {
-    play.seeks += rebuilds_ ? runs : 1;
-    play.area = UINT64_MAX;
+  std::sort(wanted.begin(), wanted.end());
+  Picked picked;
+  uint64_t last = 0;
+  for (const auto& [begin, end] : wanted) {
+    const bool jumps = picked.seeks == 0 || begin > last + gap_;
+    if (jumps) ++picked.seeks;
+    picked.bytes += jumps ? end - begin : end > last ? end - last : 0;
+    last = std::max(last, end);
   }
-  *step.value = Value::sized(play.bytes);
+  return picked;
+}
+
+// All that the errand reads of the log comes with the first step that wants some of it.
+Play::Step Model::read(const Step& step, Picked& picked) {
+  Play::Step play{Play::Kind::read, area_of(step.chunk), 0, 0, 0, 0};
+  uint64_t bytes = 0;
+  for (const Step::Part& part : step.parts) {
+    bytes += part.bytes;
+    if (in_log(part)) {
+      const Picked all = std::exchange(picked, {});
+      play.seeks += all.seeks;
+      play.bytes += all.bytes;
+      if (all.seeks != 0) play.area = UINT64_MAX;
+    } else {
+      play.bytes += part.bytes;
+      if (!part.logged && play.seeks++ == 0) play.at = part.offset;  // what is reserved comes with its chunk
+    }
+  }
+  *step.value = Value::sized(bytes);
   return play;
 }
 
@@ -43,7 +63,7 @@ Play::Step Model::append(NodeId node, Step& step, bool background) {
   *step.place = {node, ++ids_, step.reserved};
   logged_[ids_] = {log_ends_[node], bytes};
   if (!step.reserved) log_ends_[node] += bytes;
-  if (!rebuilds_) {
+  if (counts_on_) {
     (background ? counts_.background_payload_bytes : counts_.payload_bytes) += payload;
     (background ? counts_.background_framing_bytes : counts_.framing_bytes) += kRecordHeaderBytes;
     if (background) {
@@ -58,13 +78,15 @@ Play::Step Model::append(NodeId node, Step& step, bool background) {
 }
 
 void Model::count(const Round& round, const Step& step, uint64_t bytes) {
-  if (!!rebuilds_) return;
+  if (!counts_on_) return;
   if (step.kind == Step::Kind::mark) {
     (round.background ? counts_.background_framing_bytes : counts_.framing_bytes) += bytes;
     return;
   }
   (round.background ? counts_.background_payload_bytes : counts_.payload_bytes) += bytes;
-  if (step.kind == Step::Kind::read) ++(round.background ? counts_.background_reads : counts_.reads);
+  // Records reserved behind a chunk are read in one go with it: no request of their own.
+  const bool asks = std::any_of(step.parts.begin(), step.parts.end(), [](const Step::Part& part) { return !part.logged || in_log(part); });
+  if (step.kind == Step::Kind::read && asks) ++(round.background ? counts_.background_reads : counts_.reads);
   if (step.kind == Step::Kind::write) ++(round.background ? counts_.background_writes : counts_.random_writes);
 }
 
@@ -84,22 +106,23 @@ Status Model::run(Round& round) {
   Play play;
   play.from = round.from;
   play.kind = round.kind;
-  if (!rebuilds_) count_messages(round, counts_);
+  if (counts_on_) count_messages(round, counts_);
   for (Errand& errand : round.errands) {
     const bool says = says_something(errand);
     Play::Errand mine;
     mine.node = errand.node;
     mine.sent = errand.sent;
     mine.answered = errand.answered;
+    Picked picked = pick(errand);
     for (Step& step : errand.steps) {
       switch (step.kind) {
         case Step::Kind::derive: *step.value = step.compute(); break;
-        case Step::Kind::read:
-          mine.steps.push_back(read(step));
-          count(round, step, mine.steps.back().bytes);
-          // Records reserved behind a chunk are read in one go with it: no request of their own.
-          if (mine.steps.back().seeks == 0 && !rebuilds_) --(round.background ? counts_.background_reads : counts_.reads);
+        case Step::Kind::read: {
+          const Play::Step next = read(step, picked);
+          if (next.bytes != 0) mine.steps.push_back(next);
+          count(round, step, step.value->size());
           break;
+        }
         case Step::Kind::write:
           mine.steps.push_back({Play::Kind::write, area_of(step.chunk), step.offset, step.value->size(), 1, 0});
           count(round, step, step.value->size());
@@ -120,7 +143,7 @@ Status Model::run(Round& round) {
         }
         case Step::Kind::flush:
           mine.steps.push_back({Play::Kind::flush, 0, 0, 0, 0, 0});
-          if (!rebuilds_ && !round.background) ++counts_.flushes;
+          if (counts_on_ && !round.background) ++counts_.flushes;
           break;
         case Step::Kind::release:
           for (const LogPlace& place : step.released) {

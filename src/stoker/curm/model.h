@@ -55,29 +55,36 @@ struct Play {
   std::vector<Errand> errands;
 };
 
+// What a node reads of its log within one errand (a fold's or a rebuild's share of a stripe, an update's old bytes) it picks in the order in which it
+// stands there: a seek for each record that does not follow the last, but a gap that is read sooner than it is jumped over is read along.
 class Model final : public Substrate {
  public:
+  explicit Model(const Device& device) : gap_(device.random_read_ns * (device.read_bytes_per_s / static_cast<uint64_t>(device.lanes)) / 1'000'000'000) {}
   Status run(Round& round) override;
   Result<NodeState> scan(NodeId) override { return make_error(Code::unsupported, "a modelled cluster keeps no bytes and does not crash", "curm/model"); }
 
   // The rounds since the last call, for the player.
   std::vector<Play> take() { return std::exchange(plays_, {}); }
   const Counts& counts() const { return counts_; }
-  // What comes from now on rebuilds lost chunks: it is not counted, and picks the records that it needs from the logs, which is a
-  // random read for each that does not follow the last. (Folds read a log from front to back, for many stripes at once.)
-  void rebuild_from_now() { rebuilds_ = true; }
+  // What comes from now on rebuilds lost chunks, and is not counted.
+  void count_no_more() { counts_on_ = false; }
 
  private:
-  Play::Step read(const Step& step);
+  struct Picked {
+    uint64_t seeks = 0, bytes = 0;
+  };
+  Picked pick(const Errand& errand) const;
+  Play::Step read(const Step& step, Picked& picked);
   Play::Step append(NodeId node, Step& step, bool background);
   void count(const Round& round, const Step& step, uint64_t bytes);
 
+  const uint64_t gap_;  // bytes of a log that are read as soon as jumped over
   std::vector<Play> plays_;
   Counts counts_;
   struct Logged {
     uint64_t at = 0, bytes = 0;  // in its node's log
   };
-  bool rebuilds_ = false;
+  bool counts_on_ = true;
   uint64_t ids_ = 0;
   std::unordered_map<uint64_t, Logged> logged_;    // by record
   std::unordered_map<NodeId, uint64_t> log_ends_;

@@ -13,7 +13,7 @@ namespace {
 class Replay {
  public:
   Replay(const Trace& trace, const ReplayOptions& options, const ClassTree* tree)
-      : trace_(trace), options_(options), geometry_{options.k, options.m, options.nodes, options.chunk_bytes, 0}, stripes_(options.k, options.chunk_bytes), player_(options.device, options.nodes, options.clients) {
+      : trace_(trace), options_(options), geometry_{options.k, options.m, options.nodes, options.chunk_bytes, 0}, stripes_(options.k, options.chunk_bytes), model_(options.device), player_(options.device, options.nodes, options.clients) {
     if (tree != nullptr) classes_.emplace(*tree);
   }
 
@@ -31,7 +31,7 @@ class Replay {
     STOKER_TRY(make(name, form));
     player_.play_updates([this](Player::Next& next) { return this->next(next); });
     STOKER_TRY(status_);
-    model_.rebuild_from_now();
+    model_.count_no_more();
     std::vector<Player::Job> rebuilds;
     for (uint64_t stripe = 0; stripe < stripes_.count(); ++stripe) {
       for (int position = 0; position < options_.k + options_.m; ++position) {

@@ -76,6 +76,25 @@ TEST(Replay, SafeFormsFlushEveryCopyAndFrameIsCountedApart) {
   }
 }
 
+// As published the writer has the newest bytes in memory still; the safe form reads them out of D's log, as the coded store does: one byte more for each
+// that a fold brings in, which is as many as it writes to data chunks.
+TEST(Replay, ASafeFoldReadsTheLog) {
+  Trace trace;
+  trace.name = "blocks";
+  trace.objects = {"0"};
+  trace.requests.push_back({0, 0, true, 0, 4096});
+  const Counts one = played(trace, "vdl", Form::safe).counts;
+  EXPECT_EQ(one.background_reads, 1 + 1 + 3U) << "the log, the base, the parities";
+  EXPECT_EQ(one.background_writes, 3 + 4 + 4U) << "stages, commits, blocks";
+  EXPECT_EQ(one.background_framing_bytes, (3 + 4) * kRecordHeaderBytes + 4 * kChunkHeaderBytes) << "and marks";
+  for (uint64_t i = 1; i < 10; ++i) trace.requests.push_back({i, 0, true, i * 8192, 4096});
+  const ReplayResult published = played(trace, "vdl", Form::published), safe = played(trace, "vdl", Form::safe);
+  EXPECT_DOUBLE_EQ(per_byte(published.counts.background_payload_bytes, published), 2 + 2 * 3);
+  EXPECT_DOUBLE_EQ(per_byte(safe.counts.background_payload_bytes, safe), 1 + 2 + 3 * 3);  // and stages of the parities
+  EXPECT_DOUBLE_EQ(per_update(published.counts.background_reads, published), 1 + 3);
+  EXPECT_EQ(safe.counts.background_reads, 10 * (1 + 3) + 1U);  // all that is wanted of a log in one request
+}
+
 TEST(Replay, CurmFoldsLessThanVdl) {
   const Trace trace = of("hm");
   const ReplayResult vdl = played(trace, "vdl", Form::safe), curm = played(trace, "curm", Form::safe);
@@ -119,6 +138,36 @@ Play acknowledge() {
   Play play;
   play.kind = Round::Kind::acknowledge;
   return play;
+}
+
+// What is wanted of a log is read in its order, whoever asks: a record far behind the last one is a seek, a small gap is read along.
+TEST(Model, PicksRecordsAlikeInFoldsAndRebuilds) {
+  Model model(kPlain);  // jumps in 100 ns, and reads 100 bytes in that time
+  const auto value = [](uint64_t bytes) { return Record{Record::Kind::value, 1, 1, {0, 0}, {{0, Value::sized(bytes)}}}; };
+  Round appends;
+  Errand& errand = appends.to(0);
+  std::vector<PlaceSlot> places;
+  for (const uint64_t bytes : {36, 36, 1000, 36}) places.push_back(errand.append(value(bytes)));
+  ASSERT_TRUE(model.run(appends));
+  const auto part = [&](size_t i) { return Step::Part{true, 0, 36, *places[i]}; };
+  for (const bool background : {true, false}) {
+    static_cast<void>(model.take());
+    Round reads;
+    reads.background = background;
+    Errand& both = reads.to(0);
+    const Slot first = both.gather({0, 0}, {part(3), part(0)}), second = both.gather({0, 0}, {part(1), part(0)});
+    ASSERT_TRUE(model.run(reads));
+    EXPECT_EQ(first->size(), 72U);
+    EXPECT_EQ(second->size(), 72U);
+    const std::vector<Play> plays = model.take();
+    ASSERT_EQ(plays[0].errands[0].steps.size(), 1U) << "all in one";
+    EXPECT_EQ(plays[0].errands[0].steps[0].seeks, 2U);
+    EXPECT_EQ(plays[0].errands[0].steps[0].bytes, (100 + 36) + 36U) << "the second follows the first closely";
+    model.count_no_more();  // as for a rebuild: nothing else is different
+  }
+  EXPECT_EQ(model.counts().background_reads, 2U);
+  EXPECT_EQ(model.counts().background_payload_bytes, 4 * 36U);
+  EXPECT_EQ(model.counts().reads, 0U);
 }
 
 uint64_t time_of(int clients, std::vector<Player::Job> jobs) {

@@ -107,6 +107,7 @@ Result<Value> Scheme::rebuild(const Chunk& lost) {
     errand.answered = geometry().chunk_bytes;
     ++taken;
   }
+  pick_up(lost, gather);
   STOKER_TRY(run(gather));
   std::vector<Value> present;
   present.reserve(slots.size());

@@ -129,6 +129,8 @@ class Scheme {
 
   // The newest content of a chunk as its node can tell it alone; for decoding. The default is the base.
   virtual Slot logical(Errand& errand, const Chunk& chunk);
+  // What a rebuild reads beside the k sources, in the round that gathers them. `rebuilt` follows when it was run.
+  virtual void pick_up(const Chunk& /*lost*/, Round& /*gather*/) {}
   // The errand writes the lost chunk's base anew, as `logical` of its sources gave it. What was pending of it and is not in that
   // base is appended there again; else it is forgotten. What is returned is called when the errand is done.
   virtual std::function<void()> rebuilt(const Chunk& lost, Errand& errand) = 0;

@@ -114,6 +114,52 @@ TEST_P(Schemes, RebuildALostNodeInService) {
   }
 }
 
+// Bytes that a round reads of logs, by node.
+std::map<NodeId, uint64_t> logged_reads(const Round& round) {
+  std::map<NodeId, uint64_t> bytes;
+  for (const Errand& errand : round.errands) {
+    for (const Step& step : errand.steps) {
+      for (const Step::Part& part : step.parts) {
+        EXPECT_TRUE(!part.logged || part.place.node == errand.node);
+        if (part.logged) bytes[errand.node] += part.bytes;
+      }
+    }
+  }
+  return bytes;
+}
+
+// A fold reads the newest bytes out of D's log; for a chunk that is lost its records come from the log of a node that gives its base as well, whole.
+TEST(VdlLogs, AreReadByFoldsAndRebuilds) {
+  for (const std::string_view name : {"vdl", "curm"}) {
+    std::vector<std::map<NodeId, uint64_t>> reads;
+    Lab lab(by_name(name), Form::safe, 4, 2, 2, [&reads](Round& round) {
+      if (auto bytes = logged_reads(round); !bytes.empty()) reads.push_back(std::move(bytes));
+    });
+    const auto write = [&](int position, uint64_t offset, uint64_t bytes) { ASSERT_TRUE(lab.act({{1, position}, offset, Value::of(lab.random_bytes(bytes))})); };
+    const auto node = [&](int position) { return lab.geometry().node({1, position}); };
+    write(0, 100, 3000);
+    write(0, 1000, 500);
+    write(2, 0, 700);
+    EXPECT_TRUE(reads.empty());
+    ASSERT_TRUE(lab.scheme().read({1, 0}, 900, 200));
+    EXPECT_EQ(std::exchange(reads, {}), (std::vector<std::map<NodeId, uint64_t>>{{{node(0), 200}}}));
+    const std::map<int, std::map<NodeId, uint64_t>> losses = {{0, {{node(4), 3500}}}, {5, {{node(0), 3500}, {node(2), 700}}}};
+    for (const auto& [lost, expected] : losses) {
+      lab.cluster().wipe(node(lost));
+      for (uint64_t stripe = 0; stripe < 3; ++stripe) {
+        for (int position = 0; position < 6; ++position) {
+          if (lab.geometry().node({stripe, position}) != node(lost)) continue;
+          ASSERT_TRUE(lab.scheme().rebuild({stripe, position}));
+        }
+      }
+      EXPECT_EQ(std::exchange(reads, {}), (std::vector<std::map<NodeId, uint64_t>>{expected})) << name << ", chunk " << lost;
+    }
+    ASSERT_TRUE(lab.scheme().fold(1));
+    EXPECT_EQ(std::exchange(reads, {}), (std::vector<std::map<NodeId, uint64_t>>{{{node(0), 3000}, {node(2), 700}}}));
+    EXPECT_EQ(lab.at_rest(), "");
+  }
+}
+
 // ---- deliberate bugs ----------------------------------------------------------------------------------------------------
 
 using Bug = std::function<void(Round&)>;

@@ -21,40 +21,47 @@ Status Vdl::update(const Update& update) {
   return overtaken.empty() ? Status() : release(overtaken);
 }
 
-// Makes an update the newest of its range. The places of records that it overtook, where they are let go of.
 std::vector<LogPlace> Vdl::put(const Update& update, uint64_t seq, std::vector<LogPlace> places) {
-  const uint64_t bytes = update.value.size();
-  Dirty& dirty = dirty_[update.chunk.stripe];
-  RangeMap<uint64_t>& owners = dirty.owners[update.chunk.position];
-  std::set<uint64_t> covered;
-  for (const auto& piece : owners.within(update.offset, bytes)) covered.insert(piece.value);
-  owners.put(update.offset, bytes, seq);
-  dirty.newest[update.chunk.position].put(update.offset, bytes, update.value);
-  dirty.logged[seq] = {update.chunk.position, update.offset, bytes, std::move(places)};
-  std::vector<LogPlace> overtaken;
-  if (!lets_go_early()) return overtaken;
-  for (const uint64_t each : covered) {
-    const auto logged = dirty.logged.find(each);
-    const auto left = owners.within(logged->second.offset, logged->second.bytes);
-    if (std::any_of(left.begin(), left.end(), [each](const auto& piece) { return piece.value == each; })) continue;
-    count_dead(update.chunk.stripe, logged->second.bytes);
-    overtaken.insert(overtaken.end(), logged->second.places.begin(), logged->second.places.end());
-    dirty.logged.erase(logged);
+  Overlay& overlay = dirty_[update.chunk.stripe];
+  std::vector<LogPlace> let_go;
+  for (const uint64_t overtaken : overlay.put(seq, {update.chunk.position, update.offset, update.value.size(), std::move(places), safe() ? Value() : update.value})) {
+    if (!lets_go_early()) break;
+    const Overlay::Logged logged = overlay.forget(overtaken);
+    count_dead(update.chunk.stripe, logged.bytes);
+    let_go.insert(let_go.end(), logged.places.begin(), logged.places.end());
   }
-  return overtaken;
+  return let_go;
 }
 
 Result<Value> Vdl::read(const Chunk& chunk, uint64_t offset, uint64_t bytes) {
   Round round;
   const Slot base = round.to(node(chunk)).read(chunk, offset, bytes);
+  std::vector<Overlay::Piece> newest;
+  if (const auto dirty = dirty_.find(chunk.stripe); dirty != dirty_.end()) {
+    newest = dirty->second.newest(chunk.position, offset, bytes);
+    dirty->second.ask(round, chunk, newest);
+  }
   STOKER_TRY(run(round));
   Value value = *base;
-  const auto dirty = dirty_.find(chunk.stripe);
-  if (dirty == dirty_.end()) return value;
-  const auto newest = dirty->second.newest.find(chunk.position);
-  if (newest == dirty->second.newest.end()) return value;
-  for (const auto& piece : newest->second.within(offset, bytes)) value = overlaid(value, piece.at - offset, piece.value.slice(piece.at - piece.origin, piece.size()));
+  for (const Overlay::Piece& piece : newest) value = overlaid(value, piece.at - offset, piece.value());
   return value;
+}
+
+// What a fold brings in, out of the logs.
+Result<Fold::Newest> Vdl::newest_of(uint64_t stripe, const Overlay& overlay) {
+  Round round;
+  round.background = true;
+  std::map<int, std::vector<Overlay::Piece>> pieces;
+  for (int position = 0; position < k(); ++position) {
+    pieces[position] = overlay.newest(position, 0, geometry().chunk_bytes);
+    overlay.ask(round, {stripe, position}, pieces[position]);
+  }
+  if (!round.errands.empty()) STOKER_TRY(run(round));
+  Fold::Newest newest;
+  for (const auto& [position, read] : pieces) {
+    for (const Overlay::Piece& piece : read) newest[position].put(piece.at, piece.bytes, piece.value());
+  }
+  return newest;
 }
 
 Status Vdl::bring_in(uint64_t stripe, const Fold::Newest& newest, Why why) {
@@ -111,13 +118,13 @@ Status Vdl::write_through(uint64_t stripe, const Fold::Newest& newest) { return 
 Status Vdl::fold(uint64_t stripe) {
   const auto found = dirty_.find(stripe);
   if (found == dirty_.end()) return {};
+  STOKER_ASSIGN(const Fold::Newest newest, newest_of(stripe, found->second));
   if (safe() || reconstructs(k())) {
-    STOKER_TRY(bring_in(stripe, found->second.newest, Why::fold));
+    STOKER_TRY(bring_in(stripe, newest, Why::fold));
   } else {  // one data chunk after the other, as published
-    for (const auto& [position, ranges] : found->second.newest) STOKER_TRY(bring_in(stripe, {{position, ranges}}, Why::fold));
+    for (const auto& [position, ranges] : newest) STOKER_TRY(bring_in(stripe, {{position, ranges}}, Why::fold));
   }
-  std::vector<LogPlace> places;
-  for (const auto& [seq, logged] : found->second.logged) places.insert(places.end(), logged.places.begin(), logged.places.end());
+  const std::vector<LogPlace> places = found->second.places();
   dirty_.erase(found);
   count_folded(stripe);
   return release(places);
@@ -186,27 +193,45 @@ Status Vdl::resolve_folds(Recovered& found) {
   return {};
 }
 
-// The live records, wherever they were found. They are folded before a recovery ends, so a node that came back blank needs none of them: it counts
-// only from then on.
-void Vdl::take_up(const Recovered& found) {
+// The live records, wherever they were found: on the nodes of their group that came back blank.
+Status Vdl::append_again(Recovered& found, const std::set<NodeId>& replaced) {
+  std::map<NodeId, std::vector<const Record*>> missing;
   for (const Survivor& each : found.updates) {
     const Chunk data = each.record.chunk;
-    if (each.record.seq <= found.folded_of(chunk_on(data.stripe, each.node))) continue;
-    auto& logged = dirty_[data.stripe].logged;
-    if (const auto known = logged.find(each.record.seq); known != logged.end()) {
-      known->second.places.push_back(each.place);
+    const uint64_t seq = each.record.seq;
+    if (seq <= found.folded_of(chunk_on(data.stripe, each.node))) continue;
+    if (Overlay& overlay = dirty_[data.stripe]; overlay.knows(seq)) {
+      overlay.add_place(seq, each.place, each.node == node(data));
       continue;
     }
     const Record::Range& range = each.record.ranges[0];
-    put({data, range.offset, range.value}, each.record.seq, {each.place});  // what it overtakes is released at the end, like all that was found
+    put({data, range.offset, range.value}, seq, {each.place});  // what it overtakes is released at the end, like all that was found
+    if (replaced.count(node(data)) != 0) missing[node(data)].push_back(&each.record);
+    for (int j = 0; j < m(); ++j) {
+      const NodeId parity = node(geometry().parity(data.stripe, j));
+      if (replaced.count(parity) != 0) missing[parity].push_back(&each.record);
+    }
   }
+  Round round;
+  std::vector<std::pair<const Record*, PlaceSlot>> places;
+  for (const auto& [id, records] : missing) {
+    Errand& errand = round.to(id);
+    for (const Record* each : records) places.emplace_back(each, errand.append(*each));
+    errand.flush();
+  }
+  STOKER_TRY(run(round));
+  for (const auto& [each, place] : places) {
+    dirty_[each->chunk.stripe].add_place(each->seq, *place, place->node == node(each->chunk));
+    found.places.push_back(*place);  // of overtaken ones, too
+  }
+  return {};
 }
 
 Status Vdl::recover(const std::set<NodeId>& replaced) {
   STOKER_ASSIGN(Recovered found, settle(replaced));
   STOKER_TRY(resolve_folds(found));
   STOKER_TRY(rebuild_bases(replaced, found));
-  take_up(found);
+  STOKER_TRY(append_again(found, replaced));
   std::vector<uint64_t> stripes;
   stripes.reserve(dirty_.size());
   for (const auto& [stripe, dirty] : dirty_) stripes.push_back(stripe);
@@ -214,22 +239,32 @@ Status Vdl::recover(const std::set<NodeId>& replaced) {
   return release(found.places);
 }
 
+// The live records of the lost chunk, or for a parity of all data chunks, as another has them.
+void Vdl::pick_up(const Chunk& lost, Round& gather) {
+  picked_.clear();
+  const auto dirty = dirty_.find(lost.stripe);
+  if (dirty == dirty_.end()) return;
+  for (int position = 0; position < k(); ++position) {
+    if (lost.position < k() && position != lost.position) continue;
+    std::vector<Overlay::Piece> records = dirty->second.live(position);
+    dirty->second.ask(gather, {lost.stripe, position}, records);
+    picked_.insert(picked_.end(), records.begin(), records.end());
+  }
+}
+
 std::function<void()> Vdl::rebuilt(const Chunk& lost, Errand& errand) {
   std::vector<std::pair<uint64_t, PlaceSlot>> places;
-  if (const auto dirty = dirty_.find(lost.stripe); dirty != dirty_.end()) {
-    for (const auto& [position, owners] : dirty->second.owners) {
-      if (lost.position < k() && position != lost.position) continue;
-      for (const auto& piece : owners.all()) {
-        const auto value = dirty->second.newest[position].within(piece.at, piece.size()).front();
-        errand.sent += piece.size();
-        Record again = record(Record::Kind::value, piece.value, {lost.stripe, position}, piece.at, value.value.slice(value.at - value.origin, value.size()));
-        again.needs_commit = true;
-        places.emplace_back(piece.value, errand.append(std::move(again)));
-      }
-    }
+  for (const Overlay::Piece& each : std::exchange(picked_, {})) {
+    errand.sent += each.bytes;
+    Record again = record(Record::Kind::value, each.seq, {lost.stripe, dirty_[lost.stripe].position_of(each.seq)}, each.at, each.value());
+    again.needs_commit = true;
+    places.emplace_back(each.seq, errand.append(std::move(again)));
   }
-  return [this, stripe = lost.stripe, places] {
-    for (const auto& [seq, place] : places) dirty_[stripe].logged[seq].places.push_back(*place);
+  return [this, lost, places] {
+    const auto dirty = dirty_.find(lost.stripe);
+    if (dirty == dirty_.end()) return;
+    dirty->second.lose_places(node(lost));
+    for (const auto& [seq, place] : places) dirty->second.add_place(seq, *place, lost.position < k());
   };
 }
 
