@@ -151,10 +151,34 @@ def test_a_wrong_command_line_is_status_2(words, capsys):
 def test_a_model_that_is_not_there_is_a_sentence(tmp_path, capsys):
     assert main([str(tmp_path / "none"), "--dram", "1GiB", *DISK]) == 1
     assert main([str(tmp_path), "--dram", "1GiB", *DISK]) == 1
-    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
-    with pytest.raises(SystemExit):
-        main([str(tmp_path), "--dram", "1GiB", *DISK])
-    assert "no safetensors file" in capsys.readouterr().err
+
+
+def header(content: str) -> bytes:
+    return len(content).to_bytes(8, "little") + content.encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("model.safetensors", b"\xff" * 64, "no safetensors file"),
+        ("model.safetensors", header('{"a": {"dtype": "BF16", "shape": [2, 2]}}')[:-3], "no safetensors file"),  # cut off
+        ("model.safetensors", header('{"a": {"dtype": "BF16"}}'), "no safetensors file"),
+        ("model.safetensors", header('{"a": {"dtype": "BF16", "shape": ["x"]}}'), "no safetensors file"),
+        ("model.safetensors", header("[1]"), "no safetensors file"),
+        ("model.safetensors", header("{}"), "holds no tensors"),
+        ("model.safetensors", header('{"a": {"dtype": "F64", "shape": [2, 2]}}'), "is of type F64"),
+        ("config.json", b'{"model_type": "lla', "is no config"),
+        ("config.json", b'{"model_type": "no such model"}', "is no config"),
+        ("config.json", b'{"model_type": "llama", "hidden_size": "wide"}', "is no config"),
+        ("config.json", b'{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 0}', "is no config"),
+    ],
+)
+def test_a_damaged_model_is_a_failure_and_no_wrong_command_line(name, content, sentence, tmp_path, capsys):
+    """The command line is right, whatever there is on the disk: status 1, with the file's name."""
+    (tmp_path / name).write_bytes(content)
+    assert main([str(tmp_path), "--dram", "1GiB", *DISK]) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith("stoker plan: ") and str(tmp_path / name) in said.err and sentence in said.err and not said.out
 
 
 def test_all_ways_to_name_a_model_agree(tmp_path):
