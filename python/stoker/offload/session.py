@@ -693,7 +693,7 @@ class Session:
         return Setting(self.blocks, self.algorithm, self.planes.layout, self.planes.arena.size, self.planes.tile_elements)
 
     def plan(self, machine: Machine | None = None, compute_seconds: float = 0.0) -> dict[str, Any]:
-        """planner.plan() of this session, by the recorded order once there is one. `step`: the row of the policy in use."""
+        """planner.plan() of this session, by the recorded order once there is one. `policy`, `step`: the one in use now, and its row."""
         if self.agreement is not None:
             raise Unsupported("there is no plan of a sharded run; opt.ledger tells what it does")
         planes, setting, recorder = self.planes, self.setting(), self.pager.recorder
@@ -701,8 +701,7 @@ class Session:
         away = self.activations.away({block.name: block.index for block in self.blocks}) if self.activations is not None else planner.Away({}, 0)
         away = replace(away, again=frozenset(layer.block.index for layer in self.layers if layer.on))
         made = planner.plan(setting, machine, compute_seconds, recorded, self.steps.sequence, away)
-        if self.steps.policy != "auto":
-            made |= {"policy": self.steps.policy, "reason": "as you asked"}
+        made |= self._policy_now(made)
         made["step"] = made["steps"][made["policy"]]
         made["dram"] |= {"cap": planes.dram_bytes, "pages": planes.arena.pages}
         if self.how.activations != "keep":
@@ -711,6 +710,15 @@ class Session:
         if self.activations is not None:
             made["dram"]["activations"] = self.activations.arena_bytes
         return made
+
+    def _policy_now(self, made: dict[str, Any]) -> dict[str, str]:
+        """The policy that the next step has, whatever would be the fastest, and why."""
+        steps = self.steps
+        now, fastest, of_fastest = steps.active_policy, made["policy"], made["reason"]
+        if steps.policy != "auto":
+            return {"policy": now, "reason": "as you asked"}
+        why = steps.reason or "what auto begins with"
+        return {"policy": now, "reason": f"{why}; {of_fastest}" if now == fastest else f"{why}; {fastest} would be the fastest: {of_fastest}"}
 
 
 def laid_out(param: Param, value: torch.Tensor) -> bytes:
