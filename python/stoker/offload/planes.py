@@ -90,6 +90,21 @@ class Layout:
         return self.needed - self.gradients + self.gradients_least
 
     @property
+    def lookahead(self) -> int:
+        """Bytes of weights that are fetched ahead of their use, at most."""
+        return max(self.working, 32 * MIB)
+
+    @property
+    def device_least(self) -> int:
+        """Where the model computes on another device: the least of its memory that does for weights, those of the blocks in use at one time."""
+        return self.working + self.pinned // 2
+
+    @property
+    def device_weights(self) -> int:
+        """What weights take there unless the caller caps them: as many ahead."""
+        return self.device_least + self.lookahead
+
+    @property
     def spilled_bytes(self) -> int:
         return sum(unit.weight_bytes for unit in self.spilled)
 

@@ -19,7 +19,7 @@ from stoker.offload.blocks import Block, Unit
 from stoker.offload.machine import CAUSES, DEMAND, STATE, WEIGHTS, WRITES, Clock, Machine, Task
 from stoker.offload.order import Order
 from stoker.offload.pager import Pager
-from stoker.offload.planes import MIB, Algorithm, Layout
+from stoker.offload.planes import Algorithm, Layout
 from stoker.offload.steps import Segment, Steps
 from stoker.offload.window import PLACES, Home, Place, Window, place_bytes
 
@@ -542,7 +542,7 @@ class Rehearsal:
         self.session = CountedSession(list(shadows.values()), algorithm, self.arena, self.clock, layout, tile_elements)
         self.activations = CountedActivations(course, self.session)
         planes = _CountedPlanes(self.blocks, layout, self.arena, self.session, self.clock)
-        self.pager = Pager(self.blocks, planes, lookahead_bytes=max(layout.working, 32 * MIB))
+        self.pager = Pager(self.blocks, planes)
         self.gradients = _CountedGradients(updated, planes)
         self.steps = _RehearsedSteps(planes, self.pager, self.gradients, lambda param: {}, policy, lambda units: None)
         self.steps.sequence = [shadows[unit] for unit in course.finals]

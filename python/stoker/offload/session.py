@@ -36,7 +36,7 @@ from stoker.offload.ledger import Ledger
 from stoker.offload.link import Link
 from stoker.offload.machine import Machine
 from stoker.offload.pager import Pager
-from stoker.offload.planes import MIB, Algorithm, Planes, Runtime, put, read_range, write_range
+from stoker.offload.planes import Algorithm, Planes, Runtime, put, read_range, write_range
 from stoker.offload.planner import Setting
 from stoker.offload.ranks import sharded_modules
 from stoker.offload.recompute import Auto, Recomputed, layers_of
@@ -128,13 +128,12 @@ class Session:
         self.activations = Activations.of(how.activations, how.activations_form, runtime, blocks, algorithm, link)  # takes its memory first: planes divide the rest
         self.planes = Planes(runtime, blocks, algorithm, spills=link is None)
         self.link = link
-        lookahead_bytes = max(self.planes.layout.working, 32 * MIB)
         on_final = lambda unit: self.steps.on_final(unit)
         if link is None:
-            self.pager = Pager(blocks, self.planes, lookahead_bytes)
+            self.pager = Pager(blocks, self.planes)
             self.gradients = (SpillingGradients if self.planes.layout.spilled else Gradients)(blocks, self.planes, on_final)
         else:
-            paging = (blocks, self.planes, lookahead_bytes, link)
+            paging = (blocks, self.planes, link)
             self.pager = DevicePager(*paging, how.device_memory) if agreement is None else ShardPager(*paging, sharded_modules(model))
             self.gradients = DeviceGradients(blocks, self.planes, on_final, link)
         self.gradients.accumulate = how.accumulate
