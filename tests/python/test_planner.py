@@ -11,7 +11,7 @@ import torch
 from stoker.offload import planner
 from stoker.offload.ledger import Ledger
 from stoker.offload.machine import DEMAND, STATE, WEIGHTS, WRITES, Clock, Machine
-from stoker.offload.rehearsal import CountedArena
+from stoker.offload.rehearsal import CountedArena, Rehearsal, Step
 from stoker.offload.steps import Steps
 from stoker.plan.text import plan_text
 
@@ -90,6 +90,14 @@ def test_the_plan_of_auto_is_of_the_policy_that_runs(tmp_path, monkeypatch):
     assert plan["policy"] == "lazy" and plan["step"] == plan["steps"]["lazy"] and plan["reason"].startswith("clips fire; 0.25 s a step")
     monkeypatch.undo()
     opt.close()
+
+
+def test_a_planned_step_is_one_of_those_that_repeat(monkeypatch):
+    """The first of lazy updates nothing: it is in no mean."""
+    reads = iter([0, 5, 5, 7, 7])
+    monkeypatch.setattr(Rehearsal, "__init__", lambda self: None)
+    monkeypatch.setattr(Rehearsal, "step", lambda self: Step(1.0, {"m": next(reads)}, {}, {}, {}))
+    assert Rehearsal().steady().read == {"m": 7}
 
 
 def test_a_row_has_the_events_since_the_row_before():

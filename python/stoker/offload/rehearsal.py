@@ -583,11 +583,11 @@ class Rehearsal:
         return Step(clock.now - started, since(session.read, read), since(session.written, written), since(clock.waited, waited), since(clock.busy, busy))
 
     def steady(self, most: int = 8) -> Step:
-        """A step once they repeat: the mean of the last ones if they never do."""
-        rows = [self.step() for _ in range(3)]
+        """A step once they repeat: the mean of the last ones if they never do. The first two fill the memory; under lazy the first updates nothing."""
+        self.step(), self.step()
+        rows = [self.step(), self.step()]
         while len(rows) < most and rows[-1].read != rows[-2].read:
             rows.append(self.step())
-        rows.append(self.step())
         rows = rows[-2:] if rows[-1].read == rows[-2].read else rows[-4:]
         mean = lambda pick: {name: sum(pick(row)[name] for row in rows) / len(rows) for name in pick(rows[0])}
         whole = lambda pick: {name: round(value) for name, value in mean(pick).items()}
