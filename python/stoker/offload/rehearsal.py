@@ -166,15 +166,15 @@ class _Job:
 class CountedSession:
     """Stands for the C++ Session: tiles from disk through the kernel to disk, as Updater orders them, on the Clock."""
 
-    def __init__(self, units: list[Unit], algorithm: Algorithm, arena: CountedArena, clock: Clock, layout: Layout, tile_elements: int) -> None:
+    def __init__(self, units: list[Unit], algorithm: Algorithm, arena: CountedArena, clock: Clock, layout: Layout) -> None:
         self.units, self.algorithm, self.arena, self.clock = units, algorithm, arena, clock
         self.read, self.written = dict.fromkeys(CLASSES, 0), dict.fromkeys(CLASSES, 0)
         self.retained: dict[Unit, Piece] = {}
         elements = sum(unit.elements for unit in units if unit.updated)
-        group = max(1, min(layout.tiles // 2, elements // tile_elements // TILES_A_STEP))
+        group = max(1, min(layout.tiles // 2, elements // layout.tile_elements // TILES_A_STEP))
         self._tile_bytes = layout.tile * group
-        self._tile_elements = tile_elements * group
-        self._memory = [arena.take(layout.tile) for _ in range(layout.tiles)]
+        self._tile_elements = layout.tile_elements * group
+        self._memory = [arena.take(size) for size in (*[layout.tile] * layout.tiles, layout.idle) if size]
         self._free, self._lent = layout.tiles // group, 0
         self._at_work = 0  # tiles of jobs
         self._valid: set[tuple[Unit, int]] = set()  # tiles of retained state that were read once
@@ -529,7 +529,7 @@ class _RehearsedSteps(Steps):
 class Rehearsal:
     """Training of `blocks` in `arena_bytes`, divided by `layout`, as `course` goes, on a machine that is only thought of."""
 
-    def __init__(self, blocks: list[Block], algorithm: Algorithm, layout: Layout, arena_bytes: int, tile_elements: int, course: Course, policy: str, machine: Machine) -> None:
+    def __init__(self, blocks: list[Block], algorithm: Algorithm, layout: Layout, arena_bytes: int, course: Course, policy: str, machine: Machine) -> None:
         self.clock = Clock(machine)
         shadows = _shadows(blocks)
         self.blocks = list(dict.fromkeys(unit.block for unit in shadows.values()))
@@ -539,7 +539,7 @@ class Rehearsal:
         layout = replace(layout, retained=[shadows[unit] for unit in layout.retained], spilled=[shadows[unit] for unit in layout.spilled])
         self._events = list(replace(course, finals=[shadows[unit] for unit in course.finals]).events())
         self.arena = CountedArena(arena_bytes)
-        self.session = CountedSession(list(shadows.values()), algorithm, self.arena, self.clock, layout, tile_elements)
+        self.session = CountedSession(list(shadows.values()), algorithm, self.arena, self.clock, layout)
         self.activations = CountedActivations(course, self.session)
         planes = _CountedPlanes(self.blocks, layout, self.arena, self.session, self.clock)
         self.pager = Pager(self.blocks, planes)

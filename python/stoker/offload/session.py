@@ -689,7 +689,7 @@ class Session:
 
     def setting(self) -> Setting:
         """What the planner plans for."""
-        return Setting(self.blocks, self.algorithm, self.planes.layout, self.planes.arena.size, self.planes.tile_elements)
+        return Setting(self.blocks, self.algorithm, self.planes.layout, self.planes.arena.size)
 
     def plan(self, machine: Machine | None = None, compute_seconds: float = 0.0) -> dict[str, Any]:
         """planner.plan() of this session, by the recorded order once there is one. `policy`, `step`: the one in use now, and its row."""

@@ -10,7 +10,7 @@ from ..offload import planner
 from ..offload.blocks import Block
 from ..offload.machine import Machine
 from ..offload.moments import MODES
-from ..offload.planes import Algorithm, divide, plane_bytes, smallest_mib, store_capacity, tile_elements_for
+from ..offload.planes import Algorithm, divide, plane_bytes, smallest_mib, store_capacity
 from ..offload.scratch import scratch_bytes
 from ..offload.planner import Setting
 from ..train.settings import human_bytes
@@ -128,7 +128,7 @@ def gpu_memory(blocks: list[Block], tokens: int, gpu_bytes: int) -> dict[str, An
     Gradients stay there until step(), whatever the policy: a micro-batch meets all of those before it. Activations are reckoned as the inputs
     and outputs of every product, two bytes each; with recomputation as the inputs of the blocks, and all of one block.
     """
-    layout = divide(blocks, ADAMW, 0, tile_elements_for(0, ADAMW), spills=False)  # blocks alone say what is at work
+    layout = divide(blocks, ADAMW, 0, spills=False)  # blocks alone say what is at work
     weights = min(layout.device_weights, sum(block.slot_bytes for block in blocks))
     fixed = {"weights": weights, "gradients": sum(unit.weight_bytes for block in blocks for unit in block.updated_units)}
     full, lean, logits = _activation_bytes(blocks)
