@@ -110,7 +110,8 @@ def test_13b_on_a_24_gib_gpu_by_hand(tmp_path, capsys):
     assert plan["gpu"]["classes"]["gradients"] == gradients > 24 * GIB and plan["gpu"]["classes"]["weights"] == weights
     needed = -(-(gradients + weights + moving) // GIB)
     said = plan["problems"][0]
-    assert f"do not hold the gradients of a step ({gradients / 1e9:.1f} GB" in said and f"an accelerator of {needed} GiB would" in said and needed == 34
+    assert f"do not hold the gradients of a step ({gradients / 1e9:.1f} GB" in said and f"({needed} GiB) would" in said and "LoRA" in said and needed == 34
+    assert "LoRA" not in gpu_memory(describe(model, "bfloat16").blocks, 8192, 2 * GIB)["problem"]  # its weights at work do not fit either
     on = lambda tokens, gib: gpu_memory(describe(model, "bfloat16").blocks, tokens, gib * GIB)["problem"]
     assert on(8192, needed) is None
     tokens = int(on(8192, needed - 1).split("micro-batches of ")[1].split()[0])

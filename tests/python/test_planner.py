@@ -89,6 +89,12 @@ def test_the_plan_of_auto_is_of_the_policy_that_runs(tmp_path, monkeypatch):
     plan = opt.plan(machine, 30.0)
     assert plan["policy"] == "lazy" and plan["step"] == plan["steps"]["lazy"] and plan["reason"].startswith("clips fire; 0.25 s a step")
     monkeypatch.undo()
+    monkeypatch.setattr(Steps, "active_policy", property(lambda self: "sync"))
+    monkeypatch.setattr(opt._session.steps, "reason", "clips fire")
+    assert opt.plan()["reason"] == "clips fire"  # nothing was measured: no other is named
+    monkeypatch.setattr(planner, "predict", lambda *args: real(*args) | ({"seconds": 0.25} if args[3] == "speculate" else {}))
+    assert opt.plan(machine, 30.0)["reason"].startswith("clips fire; speculate would be the fastest if its updates held: 0.25 s")
+    monkeypatch.undo()
     opt.close()
 
 

@@ -717,7 +717,10 @@ class Session:
         if steps.policy != "auto":
             return {"policy": now, "reason": "as you asked"}
         why = steps.reason or "what auto begins with"
-        return {"policy": now, "reason": f"{why}; {of_fastest}" if now == fastest else f"{why}; {fastest} would be the fastest: {of_fastest}"}
+        if "seconds" not in made["steps"][now]:
+            return {"policy": now, "reason": why}
+        would = f"{fastest} would be the fastest" + (" if its updates held" if fastest == "speculate" else "")
+        return {"policy": now, "reason": f"{why}; {of_fastest}" if now == fastest else f"{why}; {would}: {of_fastest}"}
 
 
 def laid_out(param: Param, value: torch.Tensor) -> bytes:

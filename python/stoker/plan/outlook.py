@@ -156,13 +156,14 @@ def _gpu_problem(peak: dict[str, int], tokens: int, most: int, gpu_bytes: int) -
     whole = sum(peak.values())
     if whole <= gpu_bytes:
         return None
-    larger = f"an accelerator of {-(-whole >> 30)} GiB would"
+    larger = f"an accelerator of {human_bytes(-(-whole >> 30) << 30)} ({-(-whole >> 30)} GiB) would"
+    frozen = "fewer weights that train (LoRA adapters: a frozen base has no gradients), or " if whole - peak["gradients"] <= gpu_bytes else ""
     if most:
         return (f"{tokens} tokens at once do not fit the accelerator: {human_bytes(whole)} of {human_bytes(gpu_bytes)} even with recomputation; "
                 f"micro-batches of {most} tokens that accumulate would, and {larger}")
     return (f"the accelerator's {human_bytes(gpu_bytes)} do not hold the gradients of a step ({human_bytes(peak['gradients'])}, which stay there until step() under every policy) and the "
-            f"weights of the blocks at work ({human_bytes(peak['weights'])}); {larger}, and so would fewer weights that train (LoRA adapters: a frozen base has no gradients), "
-            "or computing on the cores, without --gpu")
+            f"weights of the blocks at work ({human_bytes(peak['weights'])}); {larger}, and so would {frozen}"
+            "computing on the cores, without --gpu")
 
 
 def _space(wish: Wish, algorithm: Algorithm, setting: Setting | None) -> dict[str, Any]:
