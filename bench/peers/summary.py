@@ -289,6 +289,7 @@ def markdown(result: dict[str, Any]) -> str:
         parts.append(f"Tensors through `stoker._core` and through DeepNVMe's aio handle{mixed}. fio with 2 MiB pages, GB/s: {beside or 'not run'}.\nOurs verifies what it loads; its stores commit, `durable` with a flush; DeepNVMe does neither.")
         parts.append(piped(tensor_table(result)))
     if result["ratios"]:
-        parts.append("Ratios are taken within each round:\n\n" + piped(ratio_table(result)))
+        within = "Ratios are taken within each round, and the median is shown; those of memory are of the peaks of all rounds, those over fio of the medians of all rounds:"
+        parts.append(f"{within}\n\n{piped(ratio_table(result))}")
     parts += [f"{each['system']} failed: {each['error']}" for each in result["failed"]]
     return "\n\n".join(parts) + "\n"

@@ -120,6 +120,9 @@ def test_the_table_and_the_page(result):
     assert line.split("  ")[-1].strip() == "equal" and "10.0 / 12.0" in line and "1.50" in line
     page = summary.markdown(json.loads(json.dumps(result)))
     assert page.startswith(summary.TITLE) and "| NO |" in page and "| stoker-equal |" in page and "deepspeed-default failed" in page
+    assert "those of memory are of the peaks of all rounds, those over fio of the medians of all rounds" in page
+    peaks = {row["system"]: row["rss_bytes"] for row in result["rows"]}
+    assert ratio_of(result, "resident memory")["value"] == peaks["stoker-speculate"] / peaks["deepspeed-tuned"]
 
 
 def test_the_page_in_docs_is_of_the_result():

@@ -14,6 +14,7 @@ import stoker
 from fake_link import FakeLink
 from models import Skips, batch, loss_of
 from stoker.offload.device import DeviceGradients, DevicePager
+from stoker.plan.outlook import gpu_memory
 from test_offload_equality import CASES, SMALL, control, make, no_clip, offloaded, own_clip, poison, same, torch_clip, train  # noqa: F401
 
 STEPS = 12
@@ -36,6 +37,24 @@ def test_bit_equal(tmp_path, link, case, policy):
     assert link.uploads > STEPS and link.downloads > STEPS
     opt.close()
     assert link.pinned is None
+
+
+@pytest.mark.parametrize("policy", ["sync", "speculate", "lazy"])
+def test_the_plan_knows_what_stays_on_the_device(tmp_path, link, policy):
+    """The gradients of the whole step, and as many weights as the pager gives itself."""
+    model, original = make(torch.bfloat16)
+    model, opt = stoker.offload(model, original, store=f"{tmp_path}/s", dram=SMALL, policy=policy)
+    for step in range(2):  # the second has lazy updates under way
+        loss_of(model, batch(step)).backward()
+        blocks, pager = opt._session.blocks, opt._session.pager
+        held = sum(param.grad.nbytes for param in model.parameters())
+        planned = gpu_memory(blocks, 16, 1 << 30)["classes"]
+        padding = planned["gradients"] - held
+        assert 0 <= padding < 4096 * len([unit for block in blocks for unit in block.units]) < 0.1 * held
+        assert planned["weights"] == min(pager.capacity, sum(block.slot_bytes for block in blocks))
+        opt.step()
+        opt.zero_grad()
+    opt.close()
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -145,7 +145,7 @@ def test_plan_counts_the_planes_as_they_are(tmp_path, moments):
             planes = session.planes(unit.session_id)
             assert {"m": planes["m"]["bytes"], "v": planes["v"]["bytes"], "remainder": planes["r"]["bytes"]} == algorithm.state_bytes(unit)
             session.check_block(unit.session_id)
-    assert opt._session.planes.layout.tile == algorithm.tile_bytes(opt._session.planes.tile_elements)
+    assert opt._session.planes.layout.tile == algorithm.tile_bytes(opt._session.planes.layout.tile_elements)
     opt.close()
 
 
@@ -174,7 +174,7 @@ def test_a_resume_under_another_cap_goes_on_with_the_same_bits(tmp_path, moments
         step, tiles = 0, []
         for dram in caps:
             model, opt = stoker.offload(model, original, store=f"{tmp_path}/{name}", dram=dram, moments=moments, resume="auto")
-            tiles.append(opt._session.planes.tile_elements)
+            tiles.append(opt._session.planes.layout.tile_elements)
             for _ in range(4):
                 loss_of(model, batch(step)).backward()
                 opt.step()

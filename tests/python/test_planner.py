@@ -8,9 +8,12 @@ import models
 import pytest
 import stoker
 import torch
+from stoker.offload import planner
 from stoker.offload.ledger import Ledger
 from stoker.offload.machine import DEMAND, STATE, WEIGHTS, WRITES, Clock, Machine
-from stoker.offload.rehearsal import CountedArena
+from stoker.offload.rehearsal import CountedArena, Rehearsal, Step
+from stoker.offload.steps import Steps
+from stoker.plan.text import plan_text
 
 STEPS = 10
 CLASSES = ("weights", "remainder", "m", "v")
@@ -64,6 +67,43 @@ def test_the_plan_counts_a_forward_that_is_computed_again(tmp_path, mode):
     again = 10.0 * layers / (layers + head) if mode == "recompute" else 0.0  # a third of their computing is forward
     assert plan["step"]["seconds"] == pytest.approx(30.0 + again, rel=0.02)
     opt.close()
+
+
+def test_the_plan_of_auto_is_of_the_policy_that_runs(tmp_path, monkeypatch):
+    """auto begins with speculate, also where another policy would be faster: that one is named beside it."""
+    real = planner.predict
+    monkeypatch.setattr(planner, "predict", lambda *args: real(*args) | ({"seconds": 0.25} if args[3] == "lazy" else {}))
+    model = models.Tiny(width=256).bfloat16()
+    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters()), store=str(tmp_path), dram="36MiB", policy="auto")
+    machine = Machine(read=1e9, write=1e9, update_seconds=1e-9)
+    plan = opt.plan(machine, 30.0)
+    assert plan["policy"] == "speculate" and plan["step"] == plan["steps"]["speculate"]
+    assert plan["reason"].startswith("what auto begins with; lazy would be the fastest: 0.25 s a step, against sync 3")
+    assert f"policy speculate ({plan['reason']})" in plan_text(plan, 36 << 20, "")
+    models.loss_of(model, models.batch(0)).backward()
+    opt.step()
+    assert opt.ledger.last["policy"] == plan["policy"]
+    opt.zero_grad()
+    monkeypatch.setattr(Steps, "active_policy", property(lambda self: "lazy"))  # it has switched
+    monkeypatch.setattr(opt._session.steps, "reason", "clips fire")
+    plan = opt.plan(machine, 30.0)
+    assert plan["policy"] == "lazy" and plan["step"] == plan["steps"]["lazy"] and plan["reason"].startswith("clips fire; 0.25 s a step")
+    monkeypatch.undo()
+    monkeypatch.setattr(Steps, "active_policy", property(lambda self: "sync"))
+    monkeypatch.setattr(opt._session.steps, "reason", "clips fire")
+    assert opt.plan()["reason"] == "clips fire"  # nothing was measured: no other is named
+    monkeypatch.setattr(planner, "predict", lambda *args: real(*args) | ({"seconds": 0.25} if args[3] == "speculate" else {}))
+    assert opt.plan(machine, 30.0)["reason"].startswith("clips fire; speculate would be the fastest if its updates held: 0.25 s")
+    monkeypatch.undo()
+    opt.close()
+
+
+def test_a_planned_step_is_one_of_those_that_repeat(monkeypatch):
+    """The first of lazy updates nothing: it is in no mean."""
+    reads = iter([0, 5, 5, 7, 7])
+    monkeypatch.setattr(Rehearsal, "__init__", lambda self: None)
+    monkeypatch.setattr(Rehearsal, "step", lambda self: Step(1.0, {"m": next(reads)}, {}, {}, {}))
+    assert Rehearsal().steady().read == {"m": 7}
 
 
 def test_a_row_has_the_events_since_the_row_before():

@@ -1,13 +1,17 @@
-"""What the README shows runs as it stands there, and goes on where it ended."""
+"""What the README shows runs as it stands there, and goes on where it ended; what the pages count and link is in order."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
 
 
 def example() -> str:
@@ -28,3 +32,23 @@ def test_example_trains_and_resumes(tmp_path: Path) -> None:
     assert tail in code
     assert run(code.replace("20)", "3)"), tmp_path).split() == ["3", "3"]
     assert run(code.replace("20)", "5)"), tmp_path).split() == ["5", "5"]
+
+
+@pytest.mark.skipif(not (ROOT / ".venv" / "bin" / "stoker").exists(), reason="there is no .venv with the command here: run `make build`")
+def test_commands_work_as_printed_once_the_environment_is_active() -> None:
+    (activate,) = re.findall(r"`(\. \.venv/bin/activate)`", README.read_text())
+    script = f"{activate}; command -v stoker; command -v python; stoker --version; python -c 'import stoker; print(stoker.__version__)'"
+    done = subprocess.run(["bash", "-euc", script], cwd=ROOT, env={"PATH": os.defpath}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    command, python, named, version = done.stdout.splitlines()
+    assert Path(command).parent == Path(python).parent and named == f"stoker {version}"
+
+
+def test_a_page_is_linked_once() -> None:
+    links = re.findall(r"\]\((docs/tutorials/[^)]+)\)", README.read_text())
+    assert links and len(links) == len(set(links))
+
+
+def test_promises_are_counted_through() -> None:
+    numbers = [int(number) for number in re.findall(r"^(\d+)\. ", (ROOT / "docs" / "semantics.md").read_text(), re.M)]
+    assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 20

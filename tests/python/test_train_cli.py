@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -19,8 +20,11 @@ import numpy as np
 import pytest
 import torch
 
+from stoker.offload.machine import CAUSES
 from stoker.train.cli import _make_absolute, _sentence, default_out, main, parser
-from stoker.train.settings import Settings, write_json
+from stoker.train.progress import TrainingProgress
+from stoker.train.settings import Settings, human_bytes, write_json
+from stoker.train.trainer import WARM_UP
 
 SMALL = ["--vocabulary", "300", "--layers", "2", "--hidden", "64", "--heads", "2", "--feed-forward", "128", "--window", "32", "--batch", "4",
          "--warmup", "2", "--eval-windows", "8", "--sample-tokens", "4", "--dram", "64MiB"]
@@ -108,6 +112,59 @@ def test_a_run_shows_the_plan_before_its_first_step(whole):
     for words in ("M parameters", "x the memory cap", "on disk", "in memory", "reads", "writes", "unigram entropy", "continuation"):
         assert words in shown
     assert shown.index("writes") < shown.index("step 1/12")
+
+
+def test_a_run_ends_with_the_plan_beside_what_was_measured(whole):
+    shown, rows, compared = (whole / "stderr.txt").read_text(), ledger(whole), json.loads((whole / "summary.json").read_text())["plan"]
+    assert "not planned" not in shown
+    policy = re.search(r"^takes .* policy (\w+) \(", shown, re.M)[1]
+    assert policy == rows[0]["policy"], "what is announced is what runs"
+    assert list(compared) == ["seconds", "read_bytes", "written_bytes", "compute_seconds", *CAUSES]
+    counted = rows[WARM_UP:]
+    mean = lambda pick: sum(map(pick, counted)) / len(counted)
+    measured = {
+        "seconds": statistics.median(row["seconds"] for row in counted),
+        "read_bytes": statistics.median(sum(row["read_bytes"].values()) for row in counted),
+        "written_bytes": mean(lambda row: sum(row["written_bytes"].values())),
+        "compute_seconds": mean(lambda row: row["compute_seconds"]),
+        **{cause: mean(lambda row: row["stall_seconds"][cause]) for cause in CAUSES},
+    }
+    assert {name: item["measured"] for name, item in compared.items()} == measured
+    for item in compared.values():
+        assert item["miss"] == (item["planned"] / item["measured"] - 1 if item["measured"] else None)
+    assert sum(compared[name]["planned"] for name in ("compute_seconds", *CAUSES)) == pytest.approx(compared["seconds"]["planned"])
+    assert compared["written_bytes"]["planned"] == pytest.approx(compared["written_bytes"]["measured"], rel=0.25)  # a step's may end in the next
+    table = shown[shown.index("planned   measured") :]
+    for name, label in (("seconds", "a step"), ("compute_seconds", "computing")):
+        planned, took, miss = re.search(rf"^{label} +([\d.]+) s +([\d.]+) s(.*)$", table, re.M).groups()
+        assert (planned, took) == (f"{compared[name]['planned']:.3f}", f"{compared[name]['measured']:.3f}")
+        assert miss.strip() == (f"{compared[name]['miss']:+.0%}" if name == "seconds" else "")
+    for name, label in (("read_bytes", "read"), ("written_bytes", "written")):
+        if compared[name]["measured"]:
+            assert re.search(rf"^{label} +{human_bytes(compared[name]['planned'])} +{human_bytes(compared[name]['measured'])}", table, re.M)
+
+
+def test_the_live_line_tells_the_shares_of_what_was_waited_for(whole):
+    rows, shown = ledger(whole), (whole / "stderr.txt").read_text()
+    seconds = sum(row["seconds"] for row in rows)
+    shares = {cause: sum(row["stall_seconds"][cause] for row in rows) / seconds for cause in CAUSES}
+    waiting, named = re.search(r"^step 12/12: loss [\d.]+, \d+ tokens/s, (\d+%) waiting(?: \(([^)]*)\))?, 0 s left$", shown, re.M).groups()
+    assert waiting == f"{sum(shares.values()):.0%}"
+    told = dict(part.rsplit(" ", 1) for part in named.split(", ")) if named else {}
+    assert told == {cause: f"{share:.0%}" for cause, share in shares.items() if share >= 0.005}
+
+
+def test_shares_are_of_all_steps_so_far_the_largest_first(capsys):
+    progress = TrainingProgress(0, 3)
+    for step, waited in enumerate(({"state": 0.02, "commit": 0.06, "data": 0.004}, {"state": 0.38}, {}), 1):
+        progress.measured(1.0, waited)
+        progress.step(step, 2.5, 128)
+    lines = [line for line in capsys.readouterr().err.splitlines()]
+    assert "8% waiting (commit 6%, state 2%), " in lines[0] and "15% waiting (state 13%, commit 2%), 0 s left" in lines[-1]
+    quiet = TrainingProgress(0, 1)
+    quiet.measured(1.0, {"state": 0.0})
+    quiet.step(1, 2.5, 128)
+    assert ", 0% waiting, 0 s left" in capsys.readouterr().err
 
 
 def test_the_export_is_what_was_trained(whole):

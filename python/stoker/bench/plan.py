@@ -1,7 +1,8 @@
 """`stoker bench plan`: the planner's prediction beside the measured step, over settings from bound by the disk to bound by computing.
 
 Each row: the disk, the kernels and forward and backward without offload are measured, the step is planned from that, and then
-measured as the median of the steps after the warm-up. A row across which the disk's rates moved by more than a tenth is repeated.
+measured as the median of the steps after the warm-up. A row across which the disk's rates moved by more than a tenth is repeated; one
+of which no repetition saw a steady disk is shown and not counted.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from stoker.offload.planner import compare
 VOCABULARY = 8192
 WARM_UP = 4
 GOAL = 0.15  # of the measured seconds
-MOVED = 0.10  # of a disk's rate, from which on a row is repeated
+MOVED = 0.10  # of a disk's rate, from which on a row is repeated, and in the end not counted
+TITLE = "## The plan beside the step (`stoker bench plan`, bench/results/plan.json)"
+HEAD = ["model", "tokens", "dram", "policy", "planned, s", "measured, s", "miss", "MB read: planned, measured", "MB written", "disk moved"]
 
 
 @dataclass(frozen=True)
@@ -100,10 +103,51 @@ def measure(row: Row, steps: int, directory: str, probe_seconds: float) -> dict[
     }
 
 
+def steady(result: dict[str, Any]) -> bool:
+    """Whether the disk that was planned with was the disk that was measured on."""
+    return result["disk_moved"] <= MOVED
+
+
+def judged(results: list[dict[str, Any]]) -> tuple[int, int]:
+    """How many rows are within the goal, of how many that count."""
+    counted = [result for result in results if steady(result)]
+    return sum(abs(result["compared"]["seconds"]["miss"]) <= GOAL for result in counted), len(counted)
+
+
+def verdict(results: list[dict[str, Any]]) -> str:
+    within, counted = judged(results)
+    moved = len(results) - counted
+    return f"{within} of {counted} settings within {GOAL:.0%} of the measured seconds" + (f"; not counted: {moved} during which the disk moved by more than {MOVED:.0%}" if moved else "")
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The section of docs/numbers.md; a test holds that it is this one."""
+    rows = result["rows"]
+    lines = []
+    for row in rows:
+        of, (low, high) = row["compared"], row["seconds_range"]
+        pair = lambda item: f"{of[item]['planned'] / 1e6:.0f}, {of[item]['measured'] / 1e6:.0f}"
+        lines.append([
+            f"{row['parameters'] / 1e6:.0f} M", str(row["tokens"]), row["dram"], row["policy"], f"{of['seconds']['planned']:.3f}", f"{of['seconds']['measured']:.3f} ({low:.2f} to {high:.2f})",
+            f"{of['seconds']['miss']:+.0%}", pair("read_bytes"), pair("written_bytes"), f"{row['disk_moved']:.0%}" + ("" if steady(row) else ": not counted"),
+        ])  # fmt: skip
+    head, *rest = ("| " + " | ".join(cells) + " |" for cells in (HEAD, *lines))
+    table = "\n".join([head, "|" + "---|" * len(HEAD), *rest])
+    return f"""\
+{TITLE}
+
+Each row: the disk, the kernels, and forward and backward alone are measured, the step is planned from that, then measured as the median (range) of {rows[0]['steps']} steps.
+{verdict(rows)}.
+A row across which a probe of the disk moved by more than a tenth is repeated, twice at most; the last column tells what it moved by in the end.
+
+{table}
+"""
+
+
 def line(result: dict[str, Any]) -> str:
     of = result["compared"]
     show = lambda item: f"{of[item]['planned'] / 1e6:7.1f} / {of[item]['measured'] / 1e6:7.1f}"
-    moved = f"  (the disk moved by {result['disk_moved']:.0%})" if result["disk_moved"] > MOVED else ""
+    moved = f"  (the disk moved by {result['disk_moved']:.0%})" if not steady(result) else ""
     return (f"{result['parameters'] / 1e6:4.0f} M  {result['tokens']:5} tokens  {result['dram']:>7}  {result['policy']:9}  planned {of['seconds']['planned']:.3f} s  measured "
             f"{of['seconds']['measured']:.3f} s  {of['seconds']['miss']:+.0%}  MB read {show('read_bytes')}  written {show('written_bytes')}{moved}")
 
@@ -116,24 +160,30 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--rows", type=int, default=len(SETTINGS), help=f"only the first so many settings (default: all {len(SETTINGS)})")
     parser.add_argument("--repeat", type=int, default=2, help="how often a row is repeated while the disk's rates move (default: 2)")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object on standard output")
+    parser.add_argument("--markdown", metavar="FILE", help="measure nothing: print the section of docs/numbers.md of a result that --json printed")
     args = parser.parse_args(argv)
     if min(args.steps, args.rows) < 1 or args.seconds < 1 or args.repeat < 0:
         parser.error("--steps, --rows and --seconds are at least 1")
     say = lambda text: print(text, file=sys.stderr, flush=True)
     results = []
     try:
+        if args.markdown:
+            with open(args.markdown, encoding="utf-8") as kept:
+                print(markdown(json.load(kept)), end="")
+            return 0
         for row in SETTINGS[: args.rows]:
             for _ in range(1 + args.repeat):
                 result = measure(row, args.steps, args.dir, args.seconds)
                 say(line(result))
-                if result["disk_moved"] <= MOVED:
+                if steady(result):
                     break
             results.append(result)
     except (StokerError, OSError) as error:
         say(f"stoker bench plan: {error}")
         return 1
-    within = sum(abs(result["compared"]["seconds"]["miss"]) <= GOAL for result in results)
-    say(f"{within} of {len(results)} settings within {GOAL:.0%} of the measured seconds")
+    say(verdict(results))
     if args.json:
-        print(json.dumps({"cores": os.cpu_count(), "torch": torch.__version__, "stoker": stoker.__version__, "load_before": os.getloadavg()[0], "goal": GOAL, "within_goal": within, "rows": results}))
+        within, counted = judged(results)
+        machine = {"cores": os.cpu_count(), "torch": torch.__version__, "stoker": stoker.__version__, "load_before": os.getloadavg()[0]}
+        print(json.dumps({**machine, "goal": GOAL, "within_goal": within, "counted": counted, "rows": results}))
     return 0

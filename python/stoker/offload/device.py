@@ -39,16 +39,16 @@ class Upload:
 
 
 class DevicePager(Pager):
-    def __init__(self, blocks: list[Block], planes: Planes, lookahead_bytes: int, link: Link, capacity: int | None) -> None:
+    def __init__(self, blocks: list[Block], planes: Planes, link: Link, capacity: int | None) -> None:
         """capacity: bytes of images on the device; None for those that one use needs and as many fetched ahead."""
         self.device = link.device
-        super().__init__(blocks, planes, lookahead_bytes)
+        super().__init__(blocks, planes)
         self.link = link
-        smallest = planes.layout.working + planes.layout.pinned // 2
+        smallest = planes.layout.device_least
         if capacity is not None and capacity < smallest:
             raise OverBudget(f'{link.device} needs at least device_memory="{-(-smallest >> 20)}MiB" for the weights of the blocks in use at one time, not {capacity} bytes')
         self._fixed = capacity is not None
-        self.capacity = capacity or smallest + lookahead_bytes
+        self.capacity = capacity or planes.layout.device_weights
         self.images: dict[Block, Image] = {}
         self._uploads: list[Upload] = []  # oldest first
         self._leaving: list[tuple[Any, int]] = []  # (event, bytes) of images that the device may still be reading, oldest first

@@ -108,7 +108,7 @@ def disk_share(directory: str, machine: Machine) -> float:
         finally:
             opt.close()
     course = Course([], [unit for block in setting.blocks for unit in block.updated_units])
-    planned = Rehearsal(setting.blocks, setting.algorithm, setting.layout, setting.arena_bytes, setting.tile_elements, course, "sync", machine).steady().seconds
+    planned = Rehearsal(setting.blocks, setting.algorithm, setting.layout, setting.arena_bytes, course, "sync", machine).steady().seconds
     return min(1.0, max(0.1, planned / statistics.median(taken[4:])))
 
 

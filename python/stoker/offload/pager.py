@@ -70,7 +70,7 @@ class Pager:
     device = torch.device("cpu")
     resident = False  # whether weights have a place of their own in memory, so that copies hold what updates made and nothing else
 
-    def __init__(self, blocks: list[Block], planes: Planes, lookahead_bytes: int) -> None:
+    def __init__(self, blocks: list[Block], planes: Planes) -> None:
         self.blocks = blocks
         self.planes = planes
         self.updates: Steps = None  # set by the session: what updates still do with blocks' memory
@@ -83,7 +83,7 @@ class Pager:
         self.current: Block | None = None
         # Start of a slot's storage -> (block, version). Holds no memory; an entry ends when another slot starts there.
         self.by_address: dict[int, tuple[Block, int]] = {}
-        self.lookahead_bytes = lookahead_bytes
+        self.lookahead_bytes = planes.layout.lookahead
         self.waiting = Waits()  # the session's own, once it has one
         self._counts: dict[Param, int] = {}  # torch's count of in-place writes when a parameter got its bytes
         self.placeholders = {param: placeholder(param, self.device) for block in blocks for param in block.params}

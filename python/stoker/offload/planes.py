@@ -16,8 +16,8 @@ from stoker.offload.window import choose, least, memory
 
 MIB = 1 << 20
 TILES_MIN = 2
-TILES_MAX = 12
 TILE_ELEMENTS_MAX = 1 << 19  # chunks of 1 and 2 MiB
+TILES_FIRST, TILES_SHARE, TILES_MOST = 20, 4, 6  # tiles get a 20th of the arena and a quarter of what is left over, at most six 20ths
 
 
 @dataclass(frozen=True)
@@ -74,43 +74,76 @@ class Layout:
     gradients: int  # what has a place of its own, and the places that spilled ones share
     pinned: int  # resident copies of pinned blocks, and their updated copies
     working: int  # the least the pager needs for the blocks in use at one moment
-    tile: int  # one tile buffer
-    tiles: int  # how many
+    staging: int  # what tile buffers are made of
+    staging_first: int  # what of it comes before gradients find room
+    staging_least: int  # what of it there must be
+    tile_elements: int  # of one tile buffer
+    tile: int  # its bytes
     retained: list[Unit]  # units whose optimizer state stays in memory
     spilled: list[Unit]  # units whose gradients go to the disk (window.py)
     gradients_least: int  # what gradients can do with
 
     @property
+    def tiles(self) -> int:
+        return self.staging // self.tile
+
+    @property
+    def idle(self) -> int:
+        """What is left of the staging, less than a tile. Nobody gets it: weights that had found room there would lose it to the next tile."""
+        return self.staging % self.tile
+
+    @property
     def needed(self) -> int:
         """With these gradients in memory."""
-        return self.gradients + self.pinned + self.working + TILES_MIN * self.tile
+        return self.gradients + self.pinned + self.working + self.staging_first
 
     @property
     def smallest(self) -> int:
-        return self.needed - self.gradients + self.gradients_least
+        return self.gradients_least + self.pinned + self.working + self.staging_least
+
+    @property
+    def lookahead(self) -> int:
+        """Bytes of weights that are fetched ahead of their use, at most."""
+        return max(self.working, 32 * MIB)
+
+    @property
+    def device_least(self) -> int:
+        """Where the model computes on another device: the least of its memory that does for weights, those of the blocks in use at one time."""
+        return self.working + self.pinned // 2
+
+    @property
+    def device_weights(self) -> int:
+        """What weights take there unless the caller caps them: as many ahead."""
+        return self.device_least + self.lookahead
 
     @property
     def spilled_bytes(self) -> int:
         return sum(unit.weight_bytes for unit in self.spilled)
 
 
-def divide(blocks: list[Block], algorithm: Algorithm, arena_bytes: int, tile_elements: int, spills: bool = True) -> Layout:
+def divide(blocks: list[Block], algorithm: Algorithm, arena_bytes: int, spills: bool = True) -> Layout:
     """Divides the arena. Gradients, tile buffers and pinned blocks first; then all weights; what is left retains state. `spills`: what of the
-    gradients has no room may go to the disk. A byte of memory spares a step at least two of gradients, two of weights, one of state."""
+    gradients has no room may go to the disk. A byte of memory spares a step at least two of gradients, two of weights, one of state.
+
+    Tiles grow with the memory without jumps, and larger ones are made of what they have: at no budget do they cost the others what a smaller one gave them.
+    """
     page = 4096
     updated = [unit for block in blocks for unit in block.updated_units]
     pinned = sum(2 * block.slot_bytes for block in blocks if block.pinned)
     largest = max((block.slot_bytes for block in blocks if not block.pinned), default=0)
     nested = _nested_bytes(blocks)
     working = max(2 * largest, nested + largest) + page
-    tile = algorithm.tile_bytes(tile_elements)
-    weights = sum(block.slot_bytes for block in blocks if not block.pinned)
-    spilled = choose(blocks, arena_bytes - pinned - working - TILES_MIN * tile) if spills else []
+    tiles_least, tiles_first = (TILES_MIN * algorithm.tile_bytes(elements) for elements in (algorithm.moments.cell, TILE_ELEMENTS_MAX))
+    first = min(tiles_first, max(tiles_least, arena_bytes // TILES_FIRST))
+    spilled = choose(blocks, arena_bytes - pinned - working - first) if spills else []
     gradients = memory(updated, spilled)
-    spare = arena_bytes - gradients - pinned - working - TILES_MIN * tile
-    tiles = TILES_MIN + max(0, min(TILES_MAX - TILES_MIN, spare // (4 * tile)))
-    spare -= (tiles - TILES_MIN) * tile
-    spare -= weights  # all weights resident saves two reads an element; state only one
+    spare = arena_bytes - gradients - pinned - working
+    staging = max(tiles_least, min(spare, first + (spare - first) // TILES_SHARE, TILES_MOST * first) // page * page)
+    elements = TILE_ELEMENTS_MAX
+    while elements > algorithm.moments.cell and TILES_MIN * algorithm.tile_bytes(elements) > min(staging, first):
+        elements //= 2
+    spare -= staging
+    spare -= sum(block.slot_bytes for block in blocks if not block.pinned)  # all weights resident saves two reads an element; state only one
     retained = []
     for block in blocks:
         for unit in block.updated_units:
@@ -119,7 +152,10 @@ def divide(blocks: list[Block], algorithm: Algorithm, arena_bytes: int, tile_ele
             if state and need <= spare:
                 spare -= need
                 retained.append(unit)
-    return Layout(gradients, pinned, working, tile, tiles, retained, spilled, least(blocks) if spills else gradients)
+    return Layout(
+        gradients=gradients, gradients_least=least(blocks) if spills else gradients, spilled=spilled, pinned=pinned, working=working, staging=staging, staging_first=first,
+        staging_least=tiles_least, tile_elements=elements, tile=algorithm.tile_bytes(elements), retained=retained,
+    )  # fmt: skip
 
 
 def _nested_bytes(blocks: list[Block]) -> int:
@@ -130,14 +166,6 @@ def _nested_bytes(blocks: list[Block]) -> int:
         chain = [other for other in blocks if other is not block and not other.pinned and any(inside & set(m.modules()) for m in other.modules)]
         most = max(most, block.slot_bytes + sum(other.slot_bytes for other in chain))
     return most
-
-
-def tile_elements_for(dram_bytes: int, algorithm: Algorithm) -> int:
-    """512 Ki elements where memory allows; smaller tiles under small budgets."""
-    elements = TILE_ELEMENTS_MAX
-    while elements > algorithm.moments.cell and dram_bytes < 40 * algorithm.tile_bytes(elements):
-        elements //= 2
-    return elements
 
 
 def arena_bytes_for(dram_bytes: int, used: int) -> int:
@@ -151,9 +179,9 @@ def smallest_mib(blocks: list[Block], algorithm: Algorithm, used: int, spills: b
 
     def fits(mib: int) -> bool:
         arena = arena_bytes_for(mib * MIB, used)
-        return divide(blocks, algorithm, arena, tile_elements_for(mib * MIB, algorithm), spills).smallest <= arena
+        return divide(blocks, algorithm, arena, spills).smallest <= arena
 
-    mib = (divide(blocks, algorithm, 0, tile_elements_for(0, algorithm), spills).smallest + used) // MIB
+    mib = (divide(blocks, algorithm, 0, spills).smallest + used) // MIB
     while not fits(mib):
         mib += 1
     return mib
@@ -192,20 +220,20 @@ class Planes:
         self.runtime, self.blocks, self.algorithm = runtime, blocks, algorithm
         self.dram_bytes = runtime.dram_bytes
         self.store = runtime.store
-        self.tile_elements = tile_elements_for(runtime.dram_bytes, algorithm)
         used = runtime.core.budget_used
         arena_bytes = arena_bytes_for(runtime.dram_bytes, used)
-        self.layout = layout = divide(blocks, algorithm, arena_bytes, self.tile_elements, spills)
+        self.layout = layout = divide(blocks, algorithm, arena_bytes, spills)
         if layout.smallest > arena_bytes:
             smallest = smallest_mib(blocks, algorithm, used, spills)
             spilling = "those at work alone" if spills else "which are not spilled to the disk where the model computes on another device or is sharded"
             raise OverBudget(
                 f"the memory budget of {_core.human_bytes(runtime.dram_bytes)} is too small for this model: gradients ({spilling}) take {layout.gradients_least / MIB:.1f} MiB, the "
-                f"largest blocks in use together {(layout.working + layout.pinned) / MIB:.1f} MiB, two tiles of optimizer state {TILES_MIN * layout.tile / MIB:.1f} MiB; "
+                f"largest blocks in use together {(layout.working + layout.pinned) / MIB:.1f} MiB, two tiles of optimizer state {layout.staging_least / MIB:.1f} MiB; "
                 f'the smallest budget that works is dram="{smallest}MiB"'
             )
         self.arena = runtime.core.arena(arena_bytes)
-        self.session = _core.Session(runtime.core, self.store, self.arena, tile_elements=self.tile_elements, tiles=self.layout.tiles, moments=algorithm.moments.name, seed=algorithm.seed)
+        self._idle = self.arena.take(layout.idle) if layout.idle else None
+        self.session = _core.Session(runtime.core, self.store, self.arena, tile_elements=layout.tile_elements, tiles=layout.tiles, moments=algorithm.moments.name, seed=algorithm.seed)
         for block in blocks:
             for unit in block.updated_units:
                 dtype = "bf16" if unit.dtype == torch.bfloat16 else "f32"
@@ -227,7 +255,7 @@ class Planes:
 
     def close(self) -> None:
         """Waits for what is in flight; gives back the tile buffers and the store's lock."""
-        self.source = None
+        self.source = self._idle = None
         self.session.close()
         self.session = None  # it holds the store open
         self.store.close()

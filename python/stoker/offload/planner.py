@@ -18,7 +18,7 @@ from stoker.errors import OverBudget
 from stoker.offload.blocks import Block, Unit
 from stoker.offload.machine import CAUSES, Machine
 from stoker.offload.moments import moments_of
-from stoker.offload.planes import Algorithm, Layout, arena_bytes_for, divide, plane_bytes, smallest_mib, tile_elements_for
+from stoker.offload.planes import MIB, Algorithm, Layout, arena_bytes_for, divide, plane_bytes, smallest_mib
 from stoker.offload.rehearsal import Course, Rehearsal
 
 # When updates run. A new policy of Steps is planned by its name alone: the rehearsal runs the code of Steps itself.
@@ -35,17 +35,16 @@ class Setting:
     algorithm: Algorithm
     layout: Layout
     arena_bytes: int
-    tile_elements: int
 
     @staticmethod
     def of(blocks: list[Block], algorithm: Algorithm, dram_bytes: int, spills: bool = True) -> Setting:
         """As Planes will divide `dram_bytes`. `spills`: whether gradients may go to the disk. OverBudget names the smallest that works."""
         used = map_bytes(blocks, algorithm)
-        arena, tile = arena_bytes_for(dram_bytes, used), tile_elements_for(dram_bytes, algorithm)
-        layout = divide(blocks, algorithm, arena, tile, spills)
+        arena = arena_bytes_for(dram_bytes, used)
+        layout = divide(blocks, algorithm, arena, spills)
         if layout.smallest > arena:
             raise OverBudget(f'{dram_bytes >> 20} MiB are too small for this model; the smallest budget that works is dram="{smallest_mib(blocks, algorithm, used, spills)}MiB"')
-        return Setting(blocks, algorithm, layout, arena, tile)
+        return Setting(blocks, algorithm, layout, arena)
 
     @property
     def parameters(self) -> int:
@@ -128,9 +127,9 @@ def plan(
         "dram": {
             "gradients": layout.gradients,
             "pinned": layout.pinned,
-            "tiles": layout.tiles * layout.tile,
+            "tiles": layout.staging,
             "state": retained,
-            "weights": setting.arena_bytes - layout.gradients - layout.tiles * layout.tile - layout.pinned - retained,
+            "weights": setting.arena_bytes - layout.gradients - layout.staging - layout.pinned - retained,
             "retained_units": len(layout.retained),
             "smallest": layout.smallest,
         },
@@ -144,7 +143,10 @@ def _spilled(setting: Setting) -> dict[str, Any]:
     """What of the gradients goes to the disk, and why."""
     layout = setting.layout
     units = sum(len(block.updated_units) for block in setting.blocks)
-    enough = smallest_mib(setting.blocks, setting.algorithm, map_bytes(setting.blocks, setting.algorithm), spills=False)
+    blocks, algorithm, used = setting.blocks, setting.algorithm, map_bytes(setting.blocks, setting.algorithm)
+    enough = smallest_mib(blocks, algorithm, used, spills=False)
+    while divide(blocks, algorithm, arena_bytes_for(enough * MIB, used)).spilled:  # beside more than the least of tiles
+        enough += 1
     reason = (
         f"the gradients of {len(layout.spilled)} of {units} groups of parameters find no room in memory beside the blocks at work and two tiles of state; "
         f"with {enough} MiB they would"
@@ -162,7 +164,7 @@ def predict(
     goes = course(setting, seconds, uses, finals, on.link, away.again if away is not None else frozenset())
     if away is not None:
         goes = replace(goes, saved=away.saved, activation_memory=away.memory)
-    step = Rehearsal(setting.blocks, setting.algorithm, setting.layout, setting.arena_bytes, setting.tile_elements, goes, policy, on).steady()
+    step = Rehearsal(setting.blocks, setting.algorithm, setting.layout, setting.arena_bytes, goes, policy, on).steady()
     row: dict[str, Any] = {"policy": policy, "read_bytes": step.read, "written_bytes": step.written}
     if machine:
         row |= {"seconds": step.seconds, "compute_seconds": step.seconds - sum(step.stalls.values()), "stall_seconds": step.stalls, "busy_seconds": step.busy}

@@ -19,7 +19,7 @@ from stoker.offload.blocks import Block, Unit
 from stoker.offload.machine import CAUSES, DEMAND, STATE, WEIGHTS, WRITES, Clock, Machine, Task
 from stoker.offload.order import Order
 from stoker.offload.pager import Pager
-from stoker.offload.planes import MIB, Algorithm, Layout
+from stoker.offload.planes import Algorithm, Layout
 from stoker.offload.steps import Segment, Steps
 from stoker.offload.window import PLACES, Home, Place, Window, place_bytes
 
@@ -166,15 +166,15 @@ class _Job:
 class CountedSession:
     """Stands for the C++ Session: tiles from disk through the kernel to disk, as Updater orders them, on the Clock."""
 
-    def __init__(self, units: list[Unit], algorithm: Algorithm, arena: CountedArena, clock: Clock, layout: Layout, tile_elements: int) -> None:
+    def __init__(self, units: list[Unit], algorithm: Algorithm, arena: CountedArena, clock: Clock, layout: Layout) -> None:
         self.units, self.algorithm, self.arena, self.clock = units, algorithm, arena, clock
         self.read, self.written = dict.fromkeys(CLASSES, 0), dict.fromkeys(CLASSES, 0)
         self.retained: dict[Unit, Piece] = {}
         elements = sum(unit.elements for unit in units if unit.updated)
-        group = max(1, min(layout.tiles // 2, elements // tile_elements // TILES_A_STEP))
+        group = max(1, min(layout.tiles // 2, elements // layout.tile_elements // TILES_A_STEP))
         self._tile_bytes = layout.tile * group
-        self._tile_elements = tile_elements * group
-        self._memory = [arena.take(layout.tile) for _ in range(layout.tiles)]
+        self._tile_elements = layout.tile_elements * group
+        self._memory = [arena.take(size) for size in (*[layout.tile] * layout.tiles, layout.idle) if size]
         self._free, self._lent = layout.tiles // group, 0
         self._at_work = 0  # tiles of jobs
         self._valid: set[tuple[Unit, int]] = set()  # tiles of retained state that were read once
@@ -529,7 +529,7 @@ class _RehearsedSteps(Steps):
 class Rehearsal:
     """Training of `blocks` in `arena_bytes`, divided by `layout`, as `course` goes, on a machine that is only thought of."""
 
-    def __init__(self, blocks: list[Block], algorithm: Algorithm, layout: Layout, arena_bytes: int, tile_elements: int, course: Course, policy: str, machine: Machine) -> None:
+    def __init__(self, blocks: list[Block], algorithm: Algorithm, layout: Layout, arena_bytes: int, course: Course, policy: str, machine: Machine) -> None:
         self.clock = Clock(machine)
         shadows = _shadows(blocks)
         self.blocks = list(dict.fromkeys(unit.block for unit in shadows.values()))
@@ -539,10 +539,10 @@ class Rehearsal:
         layout = replace(layout, retained=[shadows[unit] for unit in layout.retained], spilled=[shadows[unit] for unit in layout.spilled])
         self._events = list(replace(course, finals=[shadows[unit] for unit in course.finals]).events())
         self.arena = CountedArena(arena_bytes)
-        self.session = CountedSession(list(shadows.values()), algorithm, self.arena, self.clock, layout, tile_elements)
+        self.session = CountedSession(list(shadows.values()), algorithm, self.arena, self.clock, layout)
         self.activations = CountedActivations(course, self.session)
         planes = _CountedPlanes(self.blocks, layout, self.arena, self.session, self.clock)
-        self.pager = Pager(self.blocks, planes, lookahead_bytes=max(layout.working, 32 * MIB))
+        self.pager = Pager(self.blocks, planes)
         self.gradients = _CountedGradients(updated, planes)
         self.steps = _RehearsedSteps(planes, self.pager, self.gradients, lambda param: {}, policy, lambda units: None)
         self.steps.sequence = [shadows[unit] for unit in course.finals]
@@ -583,11 +583,11 @@ class Rehearsal:
         return Step(clock.now - started, since(session.read, read), since(session.written, written), since(clock.waited, waited), since(clock.busy, busy))
 
     def steady(self, most: int = 8) -> Step:
-        """A step once they repeat: the mean of the last ones if they never do."""
-        rows = [self.step() for _ in range(3)]
+        """A step once they repeat: the mean of the last ones if they never do. The first two fill the memory; under lazy the first updates nothing."""
+        self.step(), self.step()
+        rows = [self.step(), self.step()]
         while len(rows) < most and rows[-1].read != rows[-2].read:
             rows.append(self.step())
-        rows.append(self.step())
         rows = rows[-2:] if rows[-1].read == rows[-2].read else rows[-4:]
         mean = lambda pick: {name: sum(pick(row)[name] for row in rows) / len(rows) for name in pick(rows[0])}
         whole = lambda pick: {name: round(value) for name, value in mean(pick).items()}

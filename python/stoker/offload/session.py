@@ -36,7 +36,7 @@ from stoker.offload.ledger import Ledger
 from stoker.offload.link import Link
 from stoker.offload.machine import Machine
 from stoker.offload.pager import Pager
-from stoker.offload.planes import MIB, Algorithm, Planes, Runtime, put, read_range, write_range
+from stoker.offload.planes import Algorithm, Planes, Runtime, put, read_range, write_range
 from stoker.offload.planner import Setting
 from stoker.offload.ranks import sharded_modules
 from stoker.offload.recompute import Auto, Recomputed, layers_of
@@ -128,13 +128,12 @@ class Session:
         self.activations = Activations.of(how.activations, how.activations_form, runtime, blocks, algorithm, link)  # takes its memory first: planes divide the rest
         self.planes = Planes(runtime, blocks, algorithm, spills=link is None)
         self.link = link
-        lookahead_bytes = max(self.planes.layout.working, 32 * MIB)
         on_final = lambda unit: self.steps.on_final(unit)
         if link is None:
-            self.pager = Pager(blocks, self.planes, lookahead_bytes)
+            self.pager = Pager(blocks, self.planes)
             self.gradients = (SpillingGradients if self.planes.layout.spilled else Gradients)(blocks, self.planes, on_final)
         else:
-            paging = (blocks, self.planes, lookahead_bytes, link)
+            paging = (blocks, self.planes, link)
             self.pager = DevicePager(*paging, how.device_memory) if agreement is None else ShardPager(*paging, sharded_modules(model))
             self.gradients = DeviceGradients(blocks, self.planes, on_final, link)
         self.gradients.accumulate = how.accumulate
@@ -690,10 +689,10 @@ class Session:
 
     def setting(self) -> Setting:
         """What the planner plans for."""
-        return Setting(self.blocks, self.algorithm, self.planes.layout, self.planes.arena.size, self.planes.tile_elements)
+        return Setting(self.blocks, self.algorithm, self.planes.layout, self.planes.arena.size)
 
     def plan(self, machine: Machine | None = None, compute_seconds: float = 0.0) -> dict[str, Any]:
-        """planner.plan() of this session, by the recorded order once there is one. `step`: the row of the policy in use."""
+        """planner.plan() of this session, by the recorded order once there is one. `policy`, `step`: the one in use now, and its row."""
         if self.agreement is not None:
             raise Unsupported("there is no plan of a sharded run; opt.ledger tells what it does")
         planes, setting, recorder = self.planes, self.setting(), self.pager.recorder
@@ -701,8 +700,7 @@ class Session:
         away = self.activations.away({block.name: block.index for block in self.blocks}) if self.activations is not None else planner.Away({}, 0)
         away = replace(away, again=frozenset(layer.block.index for layer in self.layers if layer.on))
         made = planner.plan(setting, machine, compute_seconds, recorded, self.steps.sequence, away)
-        if self.steps.policy != "auto":
-            made |= {"policy": self.steps.policy, "reason": "as you asked"}
+        made |= self._policy_now(made)
         made["step"] = made["steps"][made["policy"]]
         made["dram"] |= {"cap": planes.dram_bytes, "pages": planes.arena.pages}
         if self.how.activations != "keep":
@@ -711,6 +709,18 @@ class Session:
         if self.activations is not None:
             made["dram"]["activations"] = self.activations.arena_bytes
         return made
+
+    def _policy_now(self, made: dict[str, Any]) -> dict[str, str]:
+        """The policy that the next step has, whatever would be the fastest, and why."""
+        steps = self.steps
+        now, fastest, of_fastest = steps.active_policy, made["policy"], made["reason"]
+        if steps.policy != "auto":
+            return {"policy": now, "reason": "as you asked"}
+        why = steps.reason or "what auto begins with"
+        if "seconds" not in made["steps"][now]:
+            return {"policy": now, "reason": why}
+        would = f"{fastest} would be the fastest" + (" if its updates held" if fastest == "speculate" else "")
+        return {"policy": now, "reason": f"{why}; {of_fastest}" if now == fastest else f"{why}; {would}: {of_fastest}"}
 
 
 def laid_out(param: Param, value: torch.Tensor) -> bytes:

@@ -24,10 +24,10 @@ class ShardPager(Pager):
 
     resident = True
 
-    def __init__(self, blocks: list[Block], planes: Planes, lookahead_bytes: int, link: Link, modules: list) -> None:
+    def __init__(self, blocks: list[Block], planes: Planes, link: Link, modules: list) -> None:
         self.device = link.device
         self._modules = modules  # that gather weights from the shards
-        super().__init__(blocks, planes, lookahead_bytes)
+        super().__init__(blocks, planes)
         self._link = link
         self._seen: dict[Param, tuple[int, int]] = {}  # torch's counts of in-place writes that are known of
         self._note([param for block in blocks for param in block.params])

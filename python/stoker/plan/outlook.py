@@ -10,7 +10,7 @@ from ..offload import planner
 from ..offload.blocks import Block
 from ..offload.machine import Machine
 from ..offload.moments import MODES
-from ..offload.planes import Algorithm, plane_bytes, smallest_mib, store_capacity
+from ..offload.planes import Algorithm, divide, plane_bytes, smallest_mib, store_capacity
 from ..offload.scratch import scratch_bytes
 from ..offload.planner import Setting
 from ..train.settings import human_bytes
@@ -122,13 +122,25 @@ def advice(result: dict[str, Any]) -> str:
 
 
 def gpu_memory(blocks: list[Block], tokens: int, gpu_bytes: int) -> dict[str, Any]:
-    """What an accelerator holds at its peak, about: weights and gradients of the blocks at work, activations, logits.
+    """What an accelerator holds at its peak, about: weights of the blocks at work and of those fetched ahead, the gradients of a whole step,
+    activations, logits.
 
-    Activations are reckoned as the inputs and outputs of every product, two bytes each; with recomputation as the inputs of the
-    blocks, and all of one block.
+    Gradients stay there until step(), whatever the policy: a micro-batch meets all of those before it. Activations are reckoned as the inputs
+    and outputs of every product, two bytes each; with recomputation as the inputs of the blocks, and all of one block.
     """
-    largest = max(block.slot_bytes for block in blocks)
-    pinned = sum(2 * block.slot_bytes for block in blocks if block.pinned)
+    layout = divide(blocks, ADAMW, 0, spills=False)  # blocks alone say what is at work
+    weights = min(layout.device_weights, sum(block.slot_bytes for block in blocks))
+    fixed = {"weights": weights, "gradients": sum(unit.weight_bytes for block in blocks for unit in block.updated_units)}
+    full, lean, logits = _activation_bytes(blocks)
+    room = gpu_bytes - sum(fixed.values())
+    recompute = (full + logits) * tokens > room
+    peak = {**fixed, "activations": (lean if recompute else full) * tokens, "logits": logits * tokens}
+    most = max(0, room) // max(1, lean + logits)
+    return {"cap": gpu_bytes, "peak_bytes": sum(peak.values()), "classes": peak, "recompute": recompute, "tokens_most": most, "problem": _gpu_problem(peak, tokens, most, gpu_bytes)}
+
+
+def _activation_bytes(blocks: list[Block]) -> tuple[int, int, int]:
+    """Bytes a token: of all activations, of those that recomputation keeps, of the logits."""
     rows = [(block, [p.size for p in block.params if len(p.size) == 2]) for block in blocks]
     inside = {block.name: 2 * sum(sum(size) for size in sizes) for block, sizes in rows if sizes}
     width = min((min(size) for _, sizes in rows for size in sizes), default=0)
@@ -136,21 +148,22 @@ def gpu_memory(blocks: list[Block], tokens: int, gpu_bytes: int) -> dict[str, An
     ends = [max(sizes[0]) for block, sizes in rows if len(sizes) == 1 and max(sizes[0]) > min(sizes[0])]
     logits = 10 * ends[-1] if ends else 0  # bf16, float32 and its gradient
     layers = {name: size for name, size in inside.items() if name not in {block.name for block, sizes in rows if len(sizes) == 1}}
-    fixed = {"weights": 3 * largest + pinned, "gradients": 2 * largest}
-    full = sum(layers.values())
-    lean = 2 * width * max(1, len(layers)) + max(layers.values(), default=0)
-    room = gpu_bytes - sum(fixed.values())
-    recompute = (full + logits) * tokens > room
-    a_token = (lean if recompute else full) + logits
-    most = int(room // (lean + logits)) if lean + logits else 0
-    peak = {**fixed, "activations": (lean if recompute else full) * tokens, "logits": logits * tokens}
-    problem = None
-    if room <= 0:
-        problem = f"the accelerator's {human_bytes(gpu_bytes)} do not hold the blocks at work ({human_bytes(sum(fixed.values()))}); one of {human_bytes(1.2 * sum(fixed.values()))} would"
-    elif a_token * tokens > room:
-        problem = (f"{tokens} tokens at once do not fit the accelerator: {human_bytes(sum(peak.values()))} of {human_bytes(gpu_bytes)} even with recomputation; "
-                   f"micro-batches of {most} tokens that accumulate would")
-    return {"cap": gpu_bytes, "peak_bytes": sum(peak.values()), "classes": peak, "recompute": recompute, "tokens_most": most, "problem": problem}
+    return sum(layers.values()), 2 * width * max(1, len(layers)) + max(layers.values(), default=0), logits
+
+
+def _gpu_problem(peak: dict[str, int], tokens: int, most: int, gpu_bytes: int) -> str | None:
+    """Why it does not fit, and what would. `peak`: with recomputation, if that is needed. `most`: tokens that fit at once."""
+    whole = sum(peak.values())
+    if whole <= gpu_bytes:
+        return None
+    larger = f"an accelerator of {human_bytes(-(-whole >> 30) << 30)} ({-(-whole >> 30)} GiB) would"
+    frozen = "fewer weights that train (LoRA adapters: a frozen base has no gradients), or " if whole - peak["gradients"] <= gpu_bytes else ""
+    if most:
+        return (f"{tokens} tokens at once do not fit the accelerator: {human_bytes(whole)} of {human_bytes(gpu_bytes)} even with recomputation; "
+                f"micro-batches of {most} tokens that accumulate would, and {larger}")
+    return (f"the accelerator's {human_bytes(gpu_bytes)} do not hold the gradients of a step ({human_bytes(peak['gradients'])}, which stay there until step() under every policy) and the "
+            f"weights of the blocks at work ({human_bytes(peak['weights'])}); {larger}, and so would {frozen}"
+            "computing on the cores, without --gpu")
 
 
 def _space(wish: Wish, algorithm: Algorithm, setting: Setting | None) -> dict[str, Any]:

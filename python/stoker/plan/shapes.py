@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ..errors import InvalidArgument, NotFound, naming
+from ..errors import Corruption, InvalidArgument, NotFound, Unsupported, naming
 from ..offload.blocks import Block, blocks_of_shapes, partition
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -28,7 +28,7 @@ class Described:
 
 
 def describe(model: str, precision: str) -> Described:
-    """NotFound or InvalidArgument, as a sentence, where `model` is nothing that can be planned."""
+    """InvalidArgument where `model` is written wrong; NotFound, Corruption or Unsupported where it is the files. Each a sentence."""
     dtype, path = DTYPES[precision], Path(model)
     if path.is_dir():
         if (path / "config.json").is_file():
@@ -67,13 +67,14 @@ def _from_config(path: Path, dtype: torch.dtype) -> list[Block]:
                 made = AutoModelForCausalLM.from_config(config, dtype=dtype)
             except ValueError:  # no language model with a head: an encoder, say
                 made = AutoModel.from_config(config, dtype=dtype)
-    except (ValueError, KeyError, OSError, TypeError, AttributeError) as error:
-        raise InvalidArgument(f"{path} is no config that transformers can make a model of: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # whatever transformers, or the model's own code, makes of a config with wrong numbers in it
+        why = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise Corruption(f"{path} is no config that transformers can make a model of: {why}") from error
     return partition(made, made.parameters())
 
 
 def _from_safetensors(files: list[Path]) -> list[Block]:
-    shapes = [(name, tuple(info["shape"]), _stored(info["dtype"], file, name)) for file in files for name, info in _header(file).items()]
+    shapes = [(name, shape, _stored(kind, file, name)) for file in files for name, shape, kind in _header(file)]
     return blocks_of_shapes(sorted(shapes, key=lambda each: _natural(each[0])))
 
 
@@ -83,23 +84,28 @@ def _natural(name: str) -> tuple:
     return (first, *((1, int(word), "") if word.isdigit() else (0, 0, word) for word in name.split(".")))
 
 
-def _header(file: Path) -> dict[str, dict]:
-    """The tensors of a safetensors file: 8 bytes of length, then JSON."""
+def _header(file: Path) -> list[tuple[str, tuple[int, ...], str]]:
+    """Name, shape and type of the tensors of a safetensors file: 8 bytes of length, then JSON."""
     with naming(file), open(file, "rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         raw = opened.read(length) if length <= 100 << 20 else b""
     try:
         header = json.loads(raw)
-        return {name: info for name, info in header.items() if name != "__metadata__"}
-    except (ValueError, AttributeError) as error:
-        raise InvalidArgument(f"{file} is no safetensors file: its header cannot be read") from error
+        tensors = [(name, tuple(info["shape"]), info["dtype"]) for name, info in header.items() if name != "__metadata__"]
+        if not all(isinstance(size, int) and size >= 0 for _, shape, _ in tensors for size in shape):
+            raise ValueError("a size that is no number")
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise Corruption(f"{file} is no safetensors file: its header cannot be read; fetch it again") from error
+    if not tensors:
+        raise Corruption(f"{file} holds no tensors; fetch it again")
+    return tensors
 
 
 def _stored(kind: str, file: Path, name: str) -> torch.dtype:
     """Trained as float32 where stored so, else as bfloat16 with an exact float32 master."""
     kinds = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.bfloat16}
     if kind not in kinds:
-        raise InvalidArgument(f"{name} in {file} is of type {kind}: Stoker trains bfloat16 and float32 weights")
+        raise Unsupported(f"{name} in {file} is of type {kind}: Stoker trains bfloat16 and float32 weights")
     return kinds[kind]
 
 
