@@ -237,10 +237,55 @@ def test_auto_is_lazy_while_updates_have_to_be_done_again(tmp_path):
             by.zero_grad()
         policies.append(opt.ledger.last["policy"])
     assert policies == ["speculate"] * 5 + ["lazy"] * 20 + ["speculate"] * 6 + ["lazy"] * 19
-    switches = [event for event in opt.ledger.events if event["what"] == "policy"]
-    assert [(event["step"], event["policy"]) for event in switches] == [(6, "lazy"), (26, "speculate"), (32, "lazy")]
-    assert all(event["reason"] for event in switches)
+    again = f"1 of {units(opt)} updates had to be done again"
+    assert switches(opt) == [(6, "lazy", again), (26, "speculate", "20 steps have passed"), (32, "lazy", again)]
     assert all(torch.equal(weights(model)[name], value) for name, value in weights(control).items())
+    opt.close()
+
+
+def switches(opt) -> list[tuple]:
+    return [(event["step"], event["policy"], event["reason"]) for event in opt.ledger.events if event["what"] == "policy"]
+
+
+def units(opt) -> int:
+    return sum(len(block.updated_units) for block in opt._session.blocks)
+
+
+def test_the_ledger_says_why_a_pause_is_spent_in_sync_and_why_it_ends(tmp_path):
+    """A loop that keeps its gradients for some steps in the middle of the pause, and from then on once more."""
+    model, opt = tiny(), None
+    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT)
+    for step in range(32):
+        loss_of(model, batch(step)).backward()
+        if step in (1, 30):
+            next(model.parameters()).grad.mul_(0.5)
+        opt.step()
+        opt.zero_grad(set_to_none=not (10 <= step < 15 or step >= 18))
+    again = f"1 of {units(opt)} updates had to be done again"
+    kept, dropped = "the loop keeps its gradients over step()", "the loop sets its gradients to None behind step()"
+    assert switches(opt) == [
+        (3, "lazy", again),
+        (12, "sync", kept),
+        (17, "lazy", dropped),
+        (20, "sync", kept),
+        (23, "speculate", "20 steps have passed"),
+        (32, "sync", again),
+    ]
+    opt.close()
+
+
+def test_the_ledger_says_that_the_norm_passed_the_limit(tmp_path):
+    """Before any update was made that would have to be done again."""
+    model, opt = tiny(), None
+    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT)
+    opt._session.steps.clip_limit = 1e-9  # as an integration that knows it tells
+    for step in range(3):
+        loss_of(model, batch(step)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-9)
+        opt.step()
+        opt.zero_grad()
+    assert switches(opt) == [(2, "lazy", "the gradient norm passed the limit before the last update")]
+    assert opt.ledger.summary()["redone"] == 0
     opt.close()
 
 
