@@ -4,7 +4,8 @@
 during backward. step() then compares: a unit whose gradients (by hash), hyperparameters and parameters are still those that
 were consumed is kept, any other is redone from the committed state and p.grad as it is now. ``lazy`` decides without updating: each
 unit is updated just before the next use of its block (late.py). So all give the same bits, and a step that is skipped costs
-nothing but the work. ``auto`` speculates, and for 20 steps after a redo it is lazy; or sync, if the loop keeps gradients over step().
+nothing but the work. ``auto`` speculates; once that was in vain in 3 of 20 steps it is lazy for the next 20, or sync, if the loop keeps
+gradients over step().
 
 A step's writes live in one transaction: step() decides it (the next forward reads it), the next forward or flush() closes it
 with the record of everything else that belongs to the step, and the store commits it while training goes on.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, Iterator
 
@@ -27,7 +29,10 @@ from stoker.offload.ledger import Waits
 from stoker.offload.pager import Pager, Slot
 from stoker.offload.planes import Planes, put
 
-PAUSE_STEPS = 20
+PAUSE_STEPS = 20  # and as many are looked back at
+# A step whose updates have to be done again takes longer by all of them; one whose updates hold is quicker than under lazy by what of them
+# backward hides that forward would not, which is a sixth of that or so. So speculation pays until it fails in one step of seven: 3 of 20.
+IN_VAIN_MOST = 3
 _DTYPE = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
@@ -71,6 +76,7 @@ class Steps:
         self.lost = lost  # a decided step could not be committed: these units are at the step before again
         self.lock: Any = contextlib.nullcontext()  # the session's own, once it has one: a GPU's backward runs on a thread of torch's
         self.paused_for = 0  # steps that `auto` still does not speculate in
+        self._in_vain: deque[bool] = deque(maxlen=PAUSE_STEPS)  # whether speculation was, in each step since the last pause
         self.drops_gradients = False  # the loop was seen to set them to None after step(); who zeroes them in place takes them from lazy updates
         self._step_made = False
         self.reason = ""  # of auto's last change
@@ -320,9 +326,13 @@ class Steps:
             self.paused_for -= 1
             if not self.paused_for:
                 self.reason = f"{PAUSE_STEPS} steps have passed"
-        elif redone or self._stopped:
+            return
+        self._in_vain.append(bool(redone or self._stopped))
+        if (times := sum(self._in_vain)) >= IN_VAIN_MOST:
+            why = f"{redone} of {len(self.updates)} updates had to be done again" if redone else self._stopped
+            self.reason = f"{times} of the last {len(self._in_vain)} steps speculated in vain: {why}"
             self.paused_for = PAUSE_STEPS
-            self.reason = f"{redone} of {len(self.updates)} updates had to be done again" if redone else self._stopped
+            self._in_vain.clear()
 
     def saw_gradients(self, dropped: bool) -> None:
         """What the loop was seen to do to its gradients behind step(): only those that it sets to None may be read by later updates."""
