@@ -11,6 +11,7 @@ import pickle
 import random
 import re
 import shutil
+import typing
 import warnings
 
 import pytest
@@ -23,10 +24,14 @@ import stoker
 from kill_run import Position as Loader
 from models import Skips, Tiny, batch, loss_of
 from stoker import errors
+from stoker.offload.activations import MODES as ACTIVATIONS
 from stoker.offload.blocks import partition
+from stoker.offload.forms import FORMS
 from stoker.offload.gradients import Gradients
+from stoker.offload.moments import MODES as MOMENTS
 from stoker.offload.optimizer import algorithm_of
 from stoker.offload.planes import smallest_mib
+from stoker.offload.session import POLICIES
 
 DRAM = "8MiB"
 TIGHT = "tight"  # the smallest budget that works, so that weights are paged
@@ -103,6 +108,13 @@ def both(offload, make, loop, *, options=adamw, **kwargs):
     assert got == expected
     assert_same(weights(ours), weights(control))
     return ours, opt, control
+
+
+def test_the_signature_names_what_there_is():
+    hints = typing.get_type_hints(stoker.offload)
+    for name, values in {"policy": POLICIES, "moments": MOMENTS, "activations": ACTIVATIONS, "activations_form": FORMS}.items():
+        assert set(typing.get_args(hints[name])) == set(values), name
+    assert all(f'"{policy}":' in stoker.offload.__doc__ for policy in POLICIES)
 
 
 # -- state_dict() -----------------------------------------------------------------------------------------------------
