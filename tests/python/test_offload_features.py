@@ -350,13 +350,16 @@ def test_schedulers(offload, before):
 # -- loops ------------------------------------------------------------------------------------------------------------
 
 
-def test_grad_scaler_skips(offload):
+@pytest.mark.parametrize("policy", POLICIES)
+def test_grad_scaler_skips(offload, policy):
+    """In the first step too, where nothing is known of the loop yet, twice in a row, and in a pause of auto: unscaling is in vain for speculation."""
+
     def loop(model, opt):
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
         seen = []
-        for step in range(6):
+        for step in range(10):
             scaler.scale(loss_of(model, batch(step))).backward()
-            if step == 2:
+            if step in (0, 2, 3, 8):
                 model.head.weight.grad[0, 0] = float("inf")
             scaler.unscale_(opt)
             seen.append(float(nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
@@ -366,7 +369,9 @@ def test_grad_scaler_skips(offload):
             seen.append(scaler.get_scale())
         return str(seen)
 
-    both(offload, tiny, loop)
+    _, opt, _ = both(offload, tiny, loop, policy=policy)
+    assert opt.step_count == 6
+    assert opt.ledger.last["policy"] == ("lazy" if policy == "auto" else policy)
 
 
 @pytest.mark.parametrize("to_none", [True, False])
