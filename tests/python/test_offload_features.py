@@ -11,6 +11,8 @@ import pickle
 import random
 import re
 import shutil
+import sys
+import types
 import typing
 import warnings
 
@@ -28,6 +30,7 @@ from stoker.offload.activations import MODES as ACTIVATIONS
 from stoker.offload.blocks import partition
 from stoker.offload.forms import FORMS
 from stoker.offload.gradients import Gradients
+from stoker.offload.ledger import Ledger
 from stoker.offload.moments import MODES as MOMENTS
 from stoker.offload.optimizer import algorithm_of
 from stoker.offload.planes import smallest_mib
@@ -392,6 +395,37 @@ def test_zero_grad(offload, to_none, whose):
         return seen
 
     both(offload, tiny, loop)
+
+
+def test_what_an_evaluation_reads_and_takes_is_in_no_row(monkeypatch):
+    ledger_module, now = sys.modules[Ledger.__module__], 0.0
+    monkeypatch.setattr(ledger_module, "time", types.SimpleNamespace(perf_counter=lambda: now))
+    counted = lambda read, written, stalled: {"read_bytes": {"weights": read}, "written_bytes": {"m": written}, "stall_seconds": {"weights": stalled}, "kept": 0, "redone": 0, "dram_bytes_peak": 0}
+    ledger = Ledger()
+    ledger.start(counted(5, 5, 0.0))
+    ledger.leave(lambda: counted(5, 5, 0.0))
+    now = 10.0  # a held-out loss before the training
+    ledger.restart(counted(100, 5, 1.0))
+    ledger.come_back()
+    now = 12.0
+    row = ledger.close_step(1, counted(110, 25, 1.5))
+    assert (row["seconds"], row["read_bytes"]["weights"], row["written_bytes"]["m"], row["stall_seconds"]["weights"]) == (2.0, 10, 20, 0.5)
+    now = 13.0  # what was owed is made up for
+    ledger.leave(lambda: counted(113, 30, 1.6))
+    now = 20.0
+    ledger.leave(lambda: pytest.fail("it was left already"))
+    ledger.restart(counted(200, 40, 3.0))
+    now = 21.0
+    ledger.come_back()
+    row = ledger.close_step(2, counted(207, 45, 3.1))
+    assert (row["seconds"], row["read_bytes"]["weights"], row["written_bytes"]["m"]) == (2.0, 10, 20)
+    assert abs(row["stall_seconds"]["weights"] - 0.2) < 1e-9
+    ledger.leave(lambda: counted(207, 45, 3.1))  # as of a teacher: nobody says that it was an evaluation
+    now = 22.0
+    ledger.come_back()
+    now = 24.0
+    assert ledger.close_step(3, counted(210, 45, 3.1))["seconds"] == 3.0
+    assert ledger.summary()["seconds"] == 7.0 and ledger.summary()["read_bytes"] == {"weights": 23}
 
 
 def test_closure(offload):
