@@ -489,6 +489,30 @@ def test_generation_reads_nothing_it_has(offload):
     assert opt._session.counters()["read_bytes"]["weights"] == before
 
 
+def test_generation_keeps_a_fixed_part_of_the_weights(offload):
+    """Blocks are used round and round. With room for about half of them each pass reads the other half, and what is fetched ahead takes the place of
+    some more; if what was used longest ago had to go, which is what comes next, each pass would read all."""
+    control, model = tiny(layers=20, width=128), tiny(layers=20, width=128)
+    snug = smallest_mib(partition(model, model.parameters()), algorithm_of(adamw(model)), 1 << 17, spills=False)
+    model, opt = offload(model, dram=f"{snug + 6}MiB")
+    pager, passes = opt._session.pager, []
+    pager.lookahead_bytes = opt._session.planes.layout.working  # as where blocks are large; 32 MiB are more than all of these
+    model.eval(), control.eval()
+    with torch.no_grad():
+        tokens = batch(3)[:, :4]
+        for _ in range(14):
+            before = opt._session.counters()["read_bytes"]["weights"]
+            logits = model(tokens)
+            passes.append(opt._session.counters()["read_bytes"]["weights"] - before)
+            assert torch.equal(logits, control(tokens))
+            tokens = torch.cat([tokens, logits[:, -1:].argmax(-1)], 1)
+    size = {block: block.slot_bytes for block in opt._session.blocks}
+    total, largest, held = sum(size.values()), max(size.values()), sum(size[block] for block in pager.slots)
+    assert total / 3 < held < 2 * total / 3, (held, total)
+    again = sum(passes[2:]) / len(passes[2:])  # the first pass made the record, the second one found what it left
+    assert total - held <= again + largest and again <= total - held + pager.lookahead_bytes + 2 * largest < total, (passes, total, held, largest)
+
+
 def test_parts_called_on_their_own(offload):
     class Two(nn.Module):
         def __init__(self):
