@@ -305,6 +305,20 @@ def test_the_ledger_says_that_the_norm_passed_the_limit(tmp_path):
     opt.close()
 
 
+def test_a_step_that_is_skipped_does_not_keep_the_next_one_from_speculating(tmp_path):
+    """Nothing was updated before the norm passed the limit, and then there was no step()."""
+    model, opt = tiny(), None
+    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT, policy="speculate")
+    for step, limit in enumerate((1e-9, 1e9, 1e9)):
+        loss_of(model, batch(step)).backward()
+        opt.clip_grad_norm_(limit)  # that of the next backward
+        if step != 1:
+            opt.step()
+        opt.zero_grad()
+    assert opt.ledger.last["kept"] == sum(len(block.updated_units) for block in opt._session.blocks)
+    opt.close()
+
+
 class _Slow:
     def __init__(self, job) -> None:
         self._job, self._waited = job, False

@@ -117,6 +117,7 @@ class Steps:
             self.saw_gradients(dropped=all(param.tensor.grad is None for unit in self.units for param in unit.params))
         if self.updates:
             self.abandon()  # no step() came: the speculation was for nothing
+        self._norm2, self._stopped = 0.0, ""
         if self.speculating and self.gradients.last_call and not self.late:
             self.gradients.lend(self.sequence)
             self._prefetch_state(self.sequence)
