@@ -17,9 +17,10 @@ static off_t begin_at, end_at;
 static atomic_int way;
 static atomic_long met;
 
-/* From now on, files whose path begins so, in bytes [begin, end). Called while nothing is under way there. */
+/* From now on, files whose path begins so, in bytes [begin, end). `how` is WELL, or it was until now: other threads may be looking at the rest. */
 void misbehave(int how, const char *path, long begin, long end) {
   way = WELL;
+  if (how == WELL) return;
   snprintf(prefix, sizeof prefix, "%s", path);
   begin_at = begin;
   end_at = end;

@@ -1,4 +1,5 @@
-"""Where the thread that trains waits for updates, writes and commits, with memory to spare: the list of docs/semantics.md, and nothing else."""
+"""Where the thread that trains waits for updates, their writes and commits, with memory to spare: the list of docs/semantics.md, and nothing else.
+For weights and gradients to come it waits elsewhere, where they are used (Pager, Gradients); the ledger has these waits under names of their own."""
 
 from __future__ import annotations
 
