@@ -311,6 +311,9 @@ def test_the_rows_of_the_ledger_have_no_evaluation_and_all_of_the_training(offlo
     # All that was written belongs to the steps, also what lazy ones owed when an evaluation began.
     state = sum(opt._session.algorithm.state_bytes(unit)["m"] for block in evict.session.blocks for unit in block.updated_units)
     assert sum(row["written_bytes"]["m"] for row in rows) == 5 * state
+    opt.close()
+    for said in (trainer.callback_handler.on_evaluate, trainer.callback_handler.on_predict):
+        said(trainer.args, trainer.state, trainer.control, {})  # no ledger is kept any more
 
 
 def test_training_twice(offload, tmp_path):

@@ -152,7 +152,8 @@ class StokerCallback(TrainerCallback):
             self._optimizer.snapshot()
 
     def on_evaluate(self, args, state, control, **_) -> None:
-        self._optimizer.restart_ledger()
+        if not self._optimizer._session.closed:
+            self._optimizer.restart_ledger()
 
     on_predict = on_evaluate
 

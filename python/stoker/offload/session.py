@@ -479,6 +479,10 @@ class Session:
             self._close_step()
             self.steps.settle()
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def check_open(self) -> None:
         if self._closed:
             raise StokerError("this optimizer was closed; call stoker.offload() again with resume=True to go on")
