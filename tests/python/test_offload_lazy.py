@@ -305,6 +305,22 @@ def test_the_ledger_says_that_the_norm_passed_the_limit(tmp_path):
     opt.close()
 
 
+def test_updates_that_are_abandoned_for_one_without_a_gradient_count_as_done_again(tmp_path):
+    model, opt = tiny(), None
+    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT)
+    units = sum(len(block.updated_units) for block in opt._session.blocks)
+    for step in range(5):
+        loss_of(model, batch(step)).backward()
+        for param in model.layers[2].parameters():
+            param.grad = None
+        opt.step()
+        opt.zero_grad()
+    again = f"3 of the last 3 steps speculated in vain: {units - 1} of {units - 1} updates had to be done again"
+    assert switches(opt) == [(4, "lazy", again)]
+    assert opt.ledger.summary()["redone"] == 3 * (units - 1)
+    opt.close()
+
+
 def test_a_step_that_is_skipped_does_not_keep_the_next_one_from_speculating(tmp_path):
     """Nothing was updated before the norm passed the limit, and then there was no step()."""
     model, opt = tiny(), None

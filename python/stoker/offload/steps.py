@@ -343,9 +343,10 @@ class Steps:
 
     def _settle_updates(self) -> int:
         """Keeps or redoes what was speculated, and starts what was not. How many updates it redid."""
-        if not all(self._has_gradients(unit) for unit in self.updates):
-            self.abandon()  # a unit was updated that has no gradient any more: its writes must not be committed
         redone = 0
+        if not all(self._has_gradients(unit) for unit in self.updates):
+            redone = sum(self._has_gradients(unit) for unit in self.updates)
+            self.abandon()  # a unit was updated that has no gradient any more: its writes must not be committed
         untouched = {unit for unit, update in self.updates.items() if self._untouched(update)}
         self.kept += len(untouched)
         order = [*self.updates, *(unit for unit in self.units if unit not in self.updates)]  # those computed last come last
