@@ -76,7 +76,7 @@ class ReferenceOptimizer(torch.optim.Optimizer):
 def clip(params, max_norm: float) -> float:
     """What opt.clip_grad_norm_ does, over ordinary gradients."""
     squares = [_core.optim_sum_of_squares(p.grad.data_ptr(), _NAMES[p.grad.dtype], p.grad.numel()) for p in params if p.grad is not None]
-    norm = math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.nan
+    norm = math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.nan if any(map(math.isnan, squares)) else math.inf
     coefficient = max_norm / (norm + 1e-6)
     if not coefficient >= 1.0:
         for p in params:

@@ -1,8 +1,9 @@
-"""Disks that stop answering, or are gone, under a run: a named error that tells what to do, and the last committed step, whole."""
+"""Disks that stop answering, fail, or are gone under a run: a named error that tells what to do, and the last committed step, whole."""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import struct
@@ -14,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from faults import fsck, small_disk
+import faulty_disk_run
+from faults import ONE_THREAD, fsck, small_disk
 
 HERE = os.path.dirname(__file__)
 STEPS = 30
@@ -125,3 +127,38 @@ def test_a_disk_that_is_gone_is_an_error_and_the_run_goes_on_when_it_is_back(tmp
             time.sleep(0.1)  # the kernel lets go of a ring's files a little after its process
         subprocess.run(["mount", "-o", "loop", str(tmp_path / "disk.img"), str(disk)], check=True)
         assert goes_on(store, policy, lines) == whole
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory) -> dict[tuple, dict]:
+    """What became of each case and policy of faulty_disk_run.py."""
+    folder = tmp_path_factory.mktemp("faulty")
+    preloaded = folder / "faulty_disk.so"
+    try:
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", preloaded, os.path.join(HERE, "faulty_disk.c"), "-ldl"], check=True)
+    except FileNotFoundError:
+        pytest.skip("there is no C compiler here")
+    environment = {**ONE_THREAD, "LD_PRELOAD": str(preloaded)}
+    done = subprocess.run([sys.executable, faulty_disk_run.__file__, folder], capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    return {(row["case"], row["policy"]): row for row in rows}
+
+
+@pytest.mark.parametrize("policy", faulty_disk_run.POLICIES)
+@pytest.mark.parametrize("case", faulty_disk_run.CASES)
+def test_a_faulty_disk_is_a_named_error_and_the_same_bits_afterwards(faulty, case, policy):
+    told, at = faulty[case, policy], faulty_disk_run.AT
+    assert told["digest"] == faulty["well", "sync"]["digest"]
+    assert (told["met"] > 0) == (case != "well")
+    if case in ("well", "reads are short"):
+        assert told["error"] is None
+        return
+    kind, number, text = told["error"]
+    assert kind == "IoError" and told["named"] in text, text
+    if case == "one of two volumes is gone":
+        assert number == "EIO" and at - 1 <= told["committed"] <= at + 1
+        return
+    assert told["committed"] == at  # the run went on in the same process
+    assert re.search(r"reading m, tile \d", text), text
+    assert number == "EIO" if case.endswith("cannot be read") else "the file ends before that; it was cut short" in text

@@ -275,6 +275,47 @@ def test_a_model_that_was_offloaded_before(tmp_path):
     opt.close()
 
 
+class EvictingAll(TrainerCallback):
+    """Each step of an evaluation finds no weights in memory, as of a model that is far larger than memory."""
+
+    def __init__(self) -> None:
+        self.session, self.weights = None, 0
+
+    def on_prediction_step(self, args, state, control, **_):
+        for block in self.session.blocks:
+            if not block.pinned:
+                self.session.pager.discard(block)
+        self.weights = self.session.counters()["read_bytes"]["weights"]
+
+
+@pytest.mark.parametrize("policy", ["speculate", "lazy"])
+def test_the_rows_of_the_ledger_have_no_evaluation_and_all_of_the_training(offload, tmp_path, policy):
+    options = {"per_device_eval_batch_size": 1, "max_grad_norm": 1e9, "eval_steps": 2, "num_train_epochs": 1}
+    evict = EvictingAll()
+    trainer = trainer_of(llama(), arguments(tmp_path / "ours", **options), [evict])
+    opt = offload(trainer, policy=policy)
+    evict.session = opt._session
+    rows = []
+    opt.ledger.on_step(rows.append)
+    trainer.train()
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    paged = sum(block.slot_bytes for block in evict.session.blocks if not block.pinned)
+    assert evict.weights > 2 * 5 * paged  # six calls an evaluation, of which the first finds the weights
+    assert all(row["read_bytes"]["weights"] <= 2 * paged for row in rows)  # forward and backward
+    assert all(row["stall_seconds"]["data"] > 0 for row in rows)
+    before = opt._session.counters()["read_bytes"]["weights"]
+    trainer.predict(Samples(6))
+    assert opt._session.counters()["read_bytes"]["weights"] - before >= 5 * paged
+    opt.ledger.close_step(99, opt._session.counters())  # what is left since the last step
+    assert rows[-1]["read_bytes"]["weights"] <= 2 * paged
+    # All that was written belongs to the steps, also what lazy ones owed when an evaluation began.
+    state = sum(opt._session.algorithm.state_bytes(unit)["m"] for block in evict.session.blocks for unit in block.updated_units)
+    assert sum(row["written_bytes"]["m"] for row in rows) == 5 * state
+    opt.close()
+    for said in (trainer.callback_handler.on_evaluate, trainer.callback_handler.on_predict):
+        said(trainer.args, trainer.state, trainer.control, {})  # no ledger is kept any more
+
+
 def test_training_twice(offload, tmp_path):
     control = control_of(llama(), arguments(tmp_path / "control"))
     control.train(), control.train()

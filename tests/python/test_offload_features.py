@@ -11,6 +11,9 @@ import pickle
 import random
 import re
 import shutil
+import sys
+import types
+import typing
 import warnings
 
 import pytest
@@ -23,10 +26,15 @@ import stoker
 from kill_run import Position as Loader
 from models import Skips, Tiny, batch, loss_of
 from stoker import errors
+from stoker.offload.activations import MODES as ACTIVATIONS
 from stoker.offload.blocks import partition
+from stoker.offload.forms import FORMS
 from stoker.offload.gradients import Gradients
+from stoker.offload.ledger import Ledger
+from stoker.offload.moments import MODES as MOMENTS
 from stoker.offload.optimizer import algorithm_of
 from stoker.offload.planes import smallest_mib
+from stoker.offload.session import POLICIES
 
 DRAM = "8MiB"
 TIGHT = "tight"  # the smallest budget that works, so that weights are paged
@@ -103,6 +111,13 @@ def both(offload, make, loop, *, options=adamw, **kwargs):
     assert got == expected
     assert_same(weights(ours), weights(control))
     return ours, opt, control
+
+
+def test_the_signature_names_what_there_is():
+    hints = typing.get_type_hints(stoker.offload)
+    for name, values in {"policy": POLICIES, "moments": MOMENTS, "activations": ACTIVATIONS, "activations_form": FORMS}.items():
+        assert set(typing.get_args(hints[name])) == set(values), name
+    assert all(f'"{policy}":' in stoker.offload.__doc__ for policy in POLICIES)
 
 
 # -- state_dict() -----------------------------------------------------------------------------------------------------
@@ -338,13 +353,16 @@ def test_schedulers(offload, before):
 # -- loops ------------------------------------------------------------------------------------------------------------
 
 
-def test_grad_scaler_skips(offload):
+@pytest.mark.parametrize("policy", POLICIES)
+def test_grad_scaler_skips(offload, policy):
+    """In the first step too, where nothing is known of the loop yet, twice in a row, and in a pause of auto: unscaling is in vain for speculation."""
+
     def loop(model, opt):
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
         seen = []
-        for step in range(6):
+        for step in range(10):
             scaler.scale(loss_of(model, batch(step))).backward()
-            if step == 2:
+            if step in (0, 2, 3, 8):
                 model.head.weight.grad[0, 0] = float("inf")
             scaler.unscale_(opt)
             seen.append(float(nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
@@ -354,7 +372,9 @@ def test_grad_scaler_skips(offload):
             seen.append(scaler.get_scale())
         return str(seen)
 
-    both(offload, tiny, loop)
+    _, opt, _ = both(offload, tiny, loop, policy=policy)
+    assert opt.step_count == 6
+    assert opt.ledger.last["policy"] == ("lazy" if policy == "auto" else policy)
 
 
 @pytest.mark.parametrize("to_none", [True, False])
@@ -375,6 +395,37 @@ def test_zero_grad(offload, to_none, whose):
         return seen
 
     both(offload, tiny, loop)
+
+
+def test_what_an_evaluation_reads_and_takes_is_in_no_row(monkeypatch):
+    ledger_module, now = sys.modules[Ledger.__module__], 0.0
+    monkeypatch.setattr(ledger_module, "time", types.SimpleNamespace(perf_counter=lambda: now))
+    counted = lambda read, written, stalled: {"read_bytes": {"weights": read}, "written_bytes": {"m": written}, "stall_seconds": {"weights": stalled}, "kept": 0, "redone": 0, "dram_bytes_peak": 0}
+    ledger = Ledger()
+    ledger.start(counted(5, 5, 0.0))
+    ledger.leave(lambda: counted(5, 5, 0.0))
+    now = 10.0  # a held-out loss before the training
+    ledger.restart(counted(100, 5, 1.0))
+    ledger.come_back()
+    now = 12.0
+    row = ledger.close_step(1, counted(110, 25, 1.5))
+    assert (row["seconds"], row["read_bytes"]["weights"], row["written_bytes"]["m"], row["stall_seconds"]["weights"]) == (2.0, 10, 20, 0.5)
+    now = 13.0  # what was owed is made up for
+    ledger.leave(lambda: counted(113, 30, 1.6))
+    now = 20.0
+    ledger.leave(lambda: pytest.fail("it was left already"))
+    ledger.restart(counted(200, 40, 3.0))
+    now = 21.0
+    ledger.come_back()
+    row = ledger.close_step(2, counted(207, 45, 3.1))
+    assert (row["seconds"], row["read_bytes"]["weights"], row["written_bytes"]["m"]) == (2.0, 10, 20)
+    assert abs(row["stall_seconds"]["weights"] - 0.2) < 1e-9
+    ledger.leave(lambda: counted(207, 45, 3.1))  # as of a teacher: nobody says that it was an evaluation
+    now = 22.0
+    ledger.come_back()
+    now = 24.0
+    assert ledger.close_step(3, counted(210, 45, 3.1))["seconds"] == 3.0
+    assert ledger.summary()["seconds"] == 7.0 and ledger.summary()["read_bytes"] == {"weights": 23}
 
 
 def test_closure(offload):
@@ -436,6 +487,30 @@ def test_generation_reads_nothing_it_has(offload):
     before = opt._session.counters()["read_bytes"]["weights"]
     assert torch.equal(generate(model), generate(control.eval()))
     assert opt._session.counters()["read_bytes"]["weights"] == before
+
+
+def test_generation_keeps_a_fixed_part_of_the_weights(offload):
+    """Blocks are used round and round. With room for about half of them each pass reads the other half, and what is fetched ahead takes the place of
+    some more; if what was used longest ago had to go, which is what comes next, each pass would read all."""
+    control, model = tiny(layers=20, width=128), tiny(layers=20, width=128)
+    snug = smallest_mib(partition(model, model.parameters()), algorithm_of(adamw(model)), 1 << 17, spills=False)
+    model, opt = offload(model, dram=f"{snug + 6}MiB")
+    pager, passes = opt._session.pager, []
+    pager.lookahead_bytes = opt._session.planes.layout.working  # as where blocks are large; 32 MiB are more than all of these
+    model.eval(), control.eval()
+    with torch.no_grad():
+        tokens = batch(3)[:, :4]
+        for _ in range(14):
+            before = opt._session.counters()["read_bytes"]["weights"]
+            logits = model(tokens)
+            passes.append(opt._session.counters()["read_bytes"]["weights"] - before)
+            assert torch.equal(logits, control(tokens))
+            tokens = torch.cat([tokens, logits[:, -1:].argmax(-1)], 1)
+    size = {block: block.slot_bytes for block in opt._session.blocks}
+    total, largest, held = sum(size.values()), max(size.values()), sum(size[block] for block in pager.slots)
+    assert total / 3 < held < 2 * total / 3, (held, total)
+    again = sum(passes[2:]) / len(passes[2:])  # the first pass made the record, the second one found what it left
+    assert total - held <= again + largest and again <= total - held + pager.lookahead_bytes + 2 * largest < total, (passes, total, held, largest)
 
 
 def test_parts_called_on_their_own(offload):

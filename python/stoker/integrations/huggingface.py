@@ -2,8 +2,9 @@
 (it does not fit anywhere else), `connect(trainer)`; or, for a loop of one's own, `follow(optimizer, accelerator)`.
 
 Nothing in here is needed for exactness: an offloaded optimizer is a torch.optim.Optimizer. What it adds is what the optimizer cannot
-know: which backward is a step's last, above which norm gradients will be clipped, and when a checkpoint was saved that one may want
-to return to (the checkpoint holds references; the store keeps the step they name).
+know: which backward is a step's last, above which norm gradients will be clipped, when a checkpoint was saved that one may want
+to return to (the checkpoint holds references; the store keeps the step they name), and for the ledger, when batches are waited for and
+what was an evaluation.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def connect(trainer: Trainer) -> None:
         raise InvalidArgument("this Trainer is connected to its offloaded optimizer already")
     optimizer._session.gradients.sync = lambda: trainer.accelerator.sync_gradients  # the Trainer may make another accelerator
     trainer.add_callback(StokerCallback(optimizer))
+    trainer.get_batch_samples = functools.partial(_get_batch_samples, optimizer, trainer.get_batch_samples)
     trainer._load_from_checkpoint = functools.partial(_load_from_checkpoint, optimizer, trainer._load_from_checkpoint)
 
 
@@ -95,6 +97,12 @@ def _check(trainer: Trainer) -> None:
 def _plain(optimizer: Any) -> Any:
     """What accelerate wraps in train()."""
     return optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
+
+
+def _get_batch_samples(optimizer: OffloadedOptimizer, get, *args: Any, **kwargs: Any) -> Any:
+    """Around the Trainer's, which draws a step's batches from its loader."""
+    with optimizer.ledger.waiting("data"):
+        return get(*args, **kwargs)
 
 
 def _load_from_checkpoint(optimizer: OffloadedOptimizer, load, checkpoint: str, *args: Any, **kwargs: Any) -> None:
@@ -142,6 +150,12 @@ class StokerCallback(TrainerCallback):
                 self._optimizer.drop_snapshot(step)
         if self._optimizer.step_count not in self._optimizer.snapshots:
             self._optimizer.snapshot()
+
+    def on_evaluate(self, args, state, control, **_) -> None:
+        if not self._optimizer._session.closed:
+            self._optimizer.restart_ledger()
+
+    on_predict = on_evaluate
 
     def _keeps(self, args) -> bool:
         return self._optimizer._session.snapshots.keep > 0 and not args.save_only_model

@@ -32,7 +32,7 @@ def offload(
     *,
     store: str | os.PathLike,
     dram: int | str,
-    policy: Literal["auto", "sync", "speculate"] = "auto",
+    policy: Literal["auto", "sync", "speculate", "lazy"] = "auto",
     accumulate: int | None = None,
     weights: str | os.PathLike | None = None,
     resume: bool | Literal["auto"] = False,
@@ -50,7 +50,10 @@ def offload(
     store: a directory (or several, comma-separated: one a disk); made if missing.
     dram: hard cap in bytes, or "20GiB", on weights, gradients, optimizer state, staging and the store's map in memory. Gradients that find no room
     in it go to scratch files in `store`, and p.grad is a tensor that fetches them (docs/gradients.md).
-    policy: when updates run; all give the same bits. accumulate: backwards a step, if known (else learned).
+    policy: when updates run; all give the same bits. "sync": in step(). "speculate": during backward, and those again in step() whose gradients
+    or hyperparameters were changed in between, as by clipping. "lazy": in the next forward, each before its block is used; gradients must be
+    left alone until then. "auto": speculates, and for 20 steps after that was in vain in 3 of 20 it is lazy, or sync in a loop that keeps its gradients.
+    accumulate: backwards a step, if known (else learned).
     weights: a folder of safetensors files (or one file) with the initial weights, for a model on the meta device.
     resume: True continues the run in the store; "auto" does so if there is one. False on a store that holds a run is an error.
     device: where the model computes ("cpu", "cuda", "cuda:1"); default: where its parameters are. Weights are copied there for their use,

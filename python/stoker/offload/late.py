@@ -59,7 +59,7 @@ class Late:
             for unit in owed:
                 segments, known = self._owed[unit]
                 if self._steps.marks_of(segments) != known[0]:  # also of a change that will be undone
-                    self._steps.drops_gradients = False
+                    self._steps.saw_gradients(dropped=False)
                     raise self._changed(block)
                 self._under_way[unit] = self._steps.start(unit, segments, owed, distance), segments, known
                 del self._owed[unit]
@@ -86,7 +86,7 @@ class Late:
                 if self._steps.bytes_of(segments) != known:  # now, behind the last read: then they were right throughout
                     raise self._changed(block)
         except StokerError:
-            self._steps.drops_gradients = False
+            self._steps.saw_gradients(dropped=False)
             self._steps.lose()
             raise
         try:

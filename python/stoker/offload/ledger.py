@@ -56,6 +56,7 @@ class Ledger:
         self._listeners: list[Callable[[dict], None]] = []
         self._before: dict[str, Any] = {}
         self._started = time.perf_counter()
+        self._left: tuple[dict[str, Any], float] | None = None  # counters and time when training was left
         self._total: dict[str, Any] = {"steps": 0, "seconds": 0.0, "read_bytes": {}, "written_bytes": {}, "stall_seconds": {}, "compute_seconds": 0.0, "kept": 0, "redone": 0}
 
     def on_step(self, listener: Callable[[dict], None]) -> None:
@@ -66,7 +67,28 @@ class Ledger:
 
     def start(self, counters: dict[str, Any]) -> None:
         """Sets the zero point: what moved until now belongs to no step."""
-        self._before, self._started = counters, time.perf_counter()
+        self._before, self._started, self._left = counters, time.perf_counter(), None
+
+    def leave(self, counters: Callable[[], dict[str, Any]]) -> None:
+        """A call of the model begins that trains nothing. Whether it is a part of the step is for restart() to say."""
+        if self._left is None:
+            self._left = counters(), time.perf_counter()
+
+    def come_back(self) -> None:
+        """A call begins that trains."""
+        self._left = None
+
+    def restart(self, counters: dict[str, Any]) -> None:
+        """What was read and passed since training was left belongs to no step; where it was not left, all since the last row."""
+        if self._left is None:
+            self.start(counters)
+            return
+        left, at = self._left
+        for kind in ("read_bytes", "stall_seconds"):  # only training writes, behind
+            before = self._before[kind]
+            self._before = {**self._before, kind: {name: before.get(name, 0) + value - left[kind].get(name, 0) for name, value in counters[kind].items()}}
+        self._started += time.perf_counter() - at
+        self._left = None
 
     def close_step(self, step: int, counters: dict[str, Any], **facts: Any) -> dict[str, Any]:
         now = time.perf_counter()

@@ -177,8 +177,9 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         return self._session.ledger
 
     def restart_ledger(self) -> None:
-        """What moved and passed until now, an evaluation say, belongs to no step: the next row begins here."""
-        self._session.ledger.start(self._session.counters())
+        """Behind an evaluation: what was read and passed since the first call of the model that trains nothing is in no row. Where there was no
+        such call, nothing since the last row is."""
+        self._session.ledger.restart(self._session.counters())
 
     def trace(self, path: str | os.PathLike) -> None:
         """From now until the next step is decided, notes what disk, kernels and this thread do, and writes it to `path` as a Chrome

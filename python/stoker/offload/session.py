@@ -259,6 +259,7 @@ class Session:
             layer.hooks = self.hooks
         self.volumes = Shares(self.planes.store)
         self.ledger.start(self.counters())
+        self.ledger.leave(self.counters)  # until the first call that trains
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -266,8 +267,11 @@ class Session:
         """A root call of the model begins (hooks.py)."""
         self.check_open()
         self.loading.give_up()
-        if not (key[1] and key[2]):
-            self.steps.late.complete()
+        if key[1] and key[2]:
+            self.ledger.come_back()
+        else:
+            self.steps.late.complete()  # first: these updates are a part of the training
+            self.ledger.leave(self.counters)
         self._close_step()
         self.steps.poll()
         recorder = self.pager.recorder
@@ -473,6 +477,10 @@ class Session:
             self.steps.late.complete()
             self._close_step()
             self.steps.settle()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def check_open(self) -> None:
         if self._closed:

@@ -63,7 +63,7 @@ class SharedSteps(Steps):
         except StokerError:
             with self.lock:
                 self.abandon()
-                self._norm_exceeded = True  # no more of it in this backward
+                self._stopped = "something failed in backward"  # no more of it in this one
 
     def _transaction(self) -> Any:
         if self._txn is None:

@@ -4,7 +4,8 @@
 during backward. step() then compares: a unit whose gradients (by hash), hyperparameters and parameters are still those that
 were consumed is kept, any other is redone from the committed state and p.grad as it is now. ``lazy`` decides without updating: each
 unit is updated just before the next use of its block (late.py). So all give the same bits, and a step that is skipped costs
-nothing but the work. ``auto`` speculates, and for 20 steps after a redo it is lazy; or sync, if the loop keeps gradients over step().
+nothing but the work. ``auto`` speculates; once that was in vain in 3 of 20 steps it is lazy for the next 20, or sync, if the loop keeps
+gradients over step().
 
 A step's writes live in one transaction: step() decides it (the next forward reads it), the next forward or flush() closes it
 with the record of everything else that belongs to the step, and the store commits it while training goes on.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, Iterator
 
@@ -27,7 +29,10 @@ from stoker.offload.ledger import Waits
 from stoker.offload.pager import Pager, Slot
 from stoker.offload.planes import Planes, put
 
-PAUSE_STEPS = 20
+PAUSE_STEPS = 20  # and as many are looked back at
+# A step whose updates have to be done again takes longer by all of them; one whose updates hold is quicker than under lazy by what of them
+# backward hides that forward would not, which is a sixth of that or so. So speculation pays until it fails in one step of seven: 3 of 20.
+IN_VAIN_MOST = 3
 _DTYPE = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
@@ -70,7 +75,8 @@ class Steps:
         self.policy = policy
         self.lost = lost  # a decided step could not be committed: these units are at the step before again
         self.lock: Any = contextlib.nullcontext()  # the session's own, once it has one: a GPU's backward runs on a thread of torch's
-        self.paused_for = 0  # steps that `auto` still stays on sync
+        self.paused_for = 0  # steps that `auto` still does not speculate in
+        self._in_vain: deque[bool] = deque(maxlen=PAUSE_STEPS)  # whether speculation was, in each step since the last pause
         self.drops_gradients = False  # the loop was seen to set them to None after step(); who zeroes them in place takes them from lazy updates
         self._step_made = False
         self.reason = ""  # of auto's last change
@@ -87,7 +93,7 @@ class Steps:
         self.late = Late(self)  # what the decided step still owes
         self._landing: list[Unit] = []  # final in this backward, on their way to where updates read them
         self._norm2 = 0.0
-        self._norm_exceeded = False
+        self._stopped = ""  # why nothing more of this step is speculated; empty: it may be
         for unit in planes.layout.retained:
             planes.session.retain(unit.session_id)
 
@@ -108,9 +114,10 @@ class Steps:
         self._landing = []  # of a backward that broke off
         if self._step_made:
             self._step_made = False
-            self.drops_gradients = all(param.tensor.grad is None for unit in self.units for param in unit.params)
+            self.saw_gradients(dropped=all(param.tensor.grad is None for unit in self.units for param in unit.params))
         if self.updates:
             self.abandon()  # no step() came: the speculation was for nothing
+        self._norm2, self._stopped = 0.0, ""
         if self.speculating and self.gradients.last_call and not self.late:
             self.gradients.lend(self.sequence)
             self._prefetch_state(self.sequence)
@@ -118,7 +125,7 @@ class Steps:
     def on_final(self, unit: Unit) -> None:
         """From within backward: the unit's gradients are forecast final."""
         with self.lock:
-            if not self.speculating or self._norm_exceeded or unit in self.updates:
+            if not self.speculating or self._stopped or unit in self.updates:
                 return
             self._when_backward_ends(self.backward_ends)
             self.gradients.land(unit)
@@ -131,7 +138,7 @@ class Steps:
             self._transaction()  # first: what a step still owes is made for it, of gradients that may take these ones' place
             segments = self._segments(unit := self._landing.pop(0))
             if self.clip_limit is not None and self._over_limit(segments):
-                self._norm_exceeded = True
+                self._stopped = "the gradient norm passed the limit before the last update"
                 self._landing.clear()
                 return
             self._launch(unit, segments)
@@ -252,13 +259,15 @@ class Steps:
             return self._owe()
         launched = list(self.updates)
         try:
-            changed = self._settle_updates()
+            redone = self._settle_updates()
             for update in self.updates.values():
                 self.timed("state", update.wait_computed)
             self._computed()
         except BaseException:
             self.abandon()
             raise
+        changed = set(self.updates)
+        self._reconsider(redone)
         if launched:
             self.sequence = launched + [unit for unit in self.units if unit in changed and unit not in set(launched)]
         elif not self.sequence or set(self.sequence) != changed:
@@ -294,9 +303,7 @@ class Steps:
             raise
         for block in dict.fromkeys(unit.block for unit in changed if unit in owed):
             self.pager.outdate(block)
-        if self.policy == "auto":
-            self.paused_for -= 1
-            self.reason = f"{PAUSE_STEPS} steps have passed"
+        self._reconsider(redone=0)
         self._make_current({unit for unit in changed if unit.block.pinned})
         return set(changed)
 
@@ -312,10 +319,34 @@ class Steps:
         """Of the gradients' bytes as they are now."""
         return self.planes.session.hash_many([(s.grad.data_ptr(), s.grad.numel() * s.grad.dtype.itemsize) for s in segments])
 
-    def _settle_updates(self) -> set[Unit]:
-        if not all(self._has_gradients(unit) for unit in self.updates):
-            self.abandon()  # a unit was updated that has no gradient any more: its writes must not be committed
+    def _reconsider(self, redone: int) -> None:
+        """`auto`: whether to speculate in the next step, after one in which so many updates had to be done again."""
+        if self.policy != "auto":
+            return
+        if self.paused_for:
+            self.paused_for -= 1
+            if not self.paused_for:
+                self.reason = f"{PAUSE_STEPS} steps have passed"
+            return
+        self._in_vain.append(bool(redone or self._stopped))
+        if (times := sum(self._in_vain)) >= IN_VAIN_MOST:
+            why = f"{redone} of {len(self.updates)} updates had to be done again" if redone else self._stopped
+            self.reason = f"{times} of the last {len(self._in_vain)} steps speculated in vain: {why}"
+            self.paused_for = PAUSE_STEPS
+            self._in_vain.clear()
+
+    def saw_gradients(self, dropped: bool) -> None:
+        """What the loop was seen to do to its gradients behind step(): only those that it sets to None may be read by later updates."""
+        if dropped != self.drops_gradients and 0 < self.paused_for < PAUSE_STEPS:  # at its first step the pause has a better reason
+            self.reason = "the loop sets its gradients to None behind step()" if dropped else "the loop keeps its gradients over step()"
+        self.drops_gradients = dropped
+
+    def _settle_updates(self) -> int:
+        """Keeps or redoes what was speculated, and starts what was not. How many updates it redid."""
         redone = 0
+        if not all(self._has_gradients(unit) for unit in self.updates):
+            redone = sum(self._has_gradients(unit) for unit in self.updates)
+            self.abandon()  # a unit was updated that has no gradient any more: its writes must not be committed
         untouched = {unit for unit, update in self.updates.items() if self._untouched(update)}
         self.kept += len(untouched)
         order = [*self.updates, *(unit for unit in self.units if unit not in self.updates)]  # those computed last come last
@@ -329,13 +360,7 @@ class Steps:
                 self._forget(update)
             self._launch(unit, segments)
         self.redone += redone
-        if self.policy == "auto":
-            if redone or self._norm_exceeded:
-                self.paused_for = PAUSE_STEPS
-                self.reason = f"{redone} updates had to be done again" if redone else "the gradient norm passed the limit before the last update"
-            elif self.paused_for:
-                self.paused_for -= 1
-        return set(self.updates)
+        return redone
 
     def _marks(self, unit: Unit) -> list[tuple | None]:
         return [self.gradients.mark(param.tensor.grad) for param in unit.params if param.tensor.grad is not None and param.numel]
@@ -379,7 +404,7 @@ class Steps:
         for update in self._decided_updates:
             update.segments = []  # lets go of the gradients: the next backward reuses their memory
         self.updates, self._landing, self._step_made = {}, [], True
-        self._norm2, self._norm_exceeded = 0.0, False
+        self._norm2, self._stopped = 0.0, ""
         self.gradients.decided()
         self.pager.decide(blocks)
         self._prefetch_owed()
@@ -409,7 +434,7 @@ class Steps:
             self._txn = None
         self.pager.abandon()
         self._landing = []
-        self._norm2, self._norm_exceeded = 0.0, False
+        self._norm2, self._stopped = 0.0, ""
         self.gradients.recall()
         self.planes.session.drop_prefetched()
 

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
 
 #include "stoker/store/blocking_io.h"
 #include "stoker/store/local/store.h"
@@ -97,6 +98,44 @@ TEST_F(LocalStoreVolumes, PartsOfChunksDoNotStayWithASlowVolume) {
   const uint64_t a = volumes[0].written_bytes - before_[0], b = volumes[1].written_bytes - before_[1];
   EXPECT_GE(a + b, 400 * kMiB) << "merged chunks count";
   EXPECT_LT(static_cast<double>(b), 0.05 * static_cast<double>(a));
+}
+
+// However quick it is. Space is the volumes' own: the store is full when none has room.
+TEST_F(LocalStoreVolumes, WhatFindsNoRoomOnAFullVolumeGoesToTheOther) {
+  constexpr size_t bytes = 8 * kMiB;
+  disk_->throttle("a", 1'000'000);
+  const auto put = [&](int number) -> Status {
+    const std::string key = "x" + std::to_string(number);
+    auto change = std::move(*store_->begin());
+    STOKER_TRY(change->resize(key, bytes));
+    STOKER_TRY(change->write(key, 0, bytes_.slice().sub(0, bytes)).wait());
+    STOKER_TRY(change->commit(Durability::durable).wait());
+    return {};
+  };
+  const auto written = [&](size_t volume) { return store_->info().volumes[volume].written_bytes; };
+  for (int i = 0; i < 10; ++i) ASSERT_OK(put(i));
+  EXPECT_GT(written(1), 64 * kMiB) << "the quick one takes what it can";
+  for (int i = 10; i < 24; ++i) ASSERT_OK(put(i));
+  const uint64_t full = written(1);
+  EXPECT_GT(full, 120 * kMiB);
+  EXPECT_LE(full, 128 * kMiB);
+  for (int i = 24; i < 28; ++i) ASSERT_OK(put(i));
+  EXPECT_EQ(written(1), full);
+  EXPECT_EQ(written(0), 28 * bytes - full);
+  Status last;
+  int stored = 28;
+  while (last && stored < 64) {
+    last = put(stored);
+    if (last) ++stored;
+  }
+  ASSERT_FALSE(last);
+  EXPECT_EQ(last.error().code, Code::out_of_space);
+  EXPECT_GE(stored, 30);
+  AlignedBytes read(bytes);
+  for (int i = 0; i < stored; ++i) {
+    ASSERT_OK(store_->read("x" + std::to_string(i), 0, read.slice()).wait());
+    EXPECT_TRUE(std::ranges::equal(read.span(), bytes_.span().first(bytes)));
+  }
 }
 
 }  // namespace
