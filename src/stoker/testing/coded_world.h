@@ -22,6 +22,7 @@ struct CodedWorldOptions {
   const ClassTree* tree = nullptr;     // that tells classes; null: the one that ships
   bool faults = false;                 // transfers that are short or interrupted
   uint64_t seed = 1;
+  uint64_t latency_ns = 0;             // of each transfer, and nothing else takes time: what starts together takes one of them
 };
 
 class CodedWorld final : public StoreWorld {
@@ -37,10 +38,15 @@ class CodedWorld final : public StoreWorld {
     }
     SimDevice device;
     device.seed = options_.seed;
-    auto engine = std::move(*SimEngine::make(disk_, 64, device));
-    const Clock& clock = static_cast<SimEngine&>(*engine).clock();
     RuntimeOptions runtime;
     runtime.cpu_threads = 1;
+    if (options_.latency_ns != 0) {
+      device.latency_ns = options_.latency_ns;
+      device.jitter_ns = 0;
+      runtime.depth = 1024;
+    }
+    auto engine = std::move(*SimEngine::make(disk_, runtime.depth, device));
+    const Clock& clock = static_cast<SimEngine&>(*engine).clock();
     runtime_ = std::move(*RuntimeOwner::make(std::move(engine), runtime, clock));
   }
 
@@ -67,17 +73,19 @@ class CodedWorld final : public StoreWorld {
     coded.busy_repair_rate = 0;  // by the real clock: tests do not wait for it
     return CodedStore::open({options_.k, options_.m, paths_}, runtime_->runtime(), options, coded);
   }
-  Result<std::unique_ptr<CodedStore>> open_small(bool read_only = false) {
+  Result<std::unique_ptr<CodedStore>> open_small(bool read_only = false, uint32_t chunk_bytes = 64 << 10) {
     StoreOptions options;
     options.create = !read_only;
     options.read_only = read_only;
-    options.capacity_bytes = 4 << 20;
-    options.chunk_bytes = 64 << 10;
+    options.capacity_bytes = uint64_t{64} * chunk_bytes;
+    options.chunk_bytes = chunk_bytes;
     options.objects_max = 64;
     return open_coded(options);
   }
 
   SimDisk& disk() { return *disk_; }
+  // How many transfers there were one after the other: needs a latency.
+  uint64_t waits() const { return runtime_->loop().clock().now_ns() / options_.latency_ns; }
   // From the next opening on, it works by itself, and scrubs at this rate.
   void begin_background(uint64_t scrub_rate) {
     options_.background = true;

@@ -23,6 +23,7 @@
 #include "stoker/store/coded/shards.h"
 #include "stoker/store/coded/headers.h"
 #include "stoker/store/coded/pace.h"
+#include "stoker/store/coded/rows.h"
 #include "stoker/store/coded/staged.h"
 #include "stoker/store/coded/store.h"
 #include "stoker/store/coded/table.h"
@@ -112,6 +113,7 @@ class CodedStore final : public Store {
     ValRef val;
     size_t index = 0;  // of the first block in the VAL
     std::byte* into = nullptr;
+    Run part(size_t from_block, size_t blocks) const { return {from, stripe, chunk, first + from_block, blocks, val, index + from_block, into + from_block * kBlock}; }
   };
   // Blocks of one chunk on their way into the logs.
   struct NewVal {
@@ -148,11 +150,13 @@ class CodedStore final : public Store {
   Status load_headers(const StripePtr& stripe, Priority priority);
   bool read_headers(const Stripe& stripe, Priority priority, RawHeaders& raw, std::string& why);
   void plan_chunk(const StripePtr& stripe, size_t chunk, size_t first, size_t count, std::byte* into, std::vector<Run>& runs) const;  // with mutex_
-  Status fetch(std::vector<Run>& runs, Priority priority);
-  Status fetch_from_log(const Run& run, Priority priority);
-  Status fetch_degraded(const Run& run, Priority priority);
-  // The bases of rows [first, first + count): chunk c goes to blocks + c * count * kBlock. At least the wanted positions are there then.
-  Status read_rows(const Stripe& stripe, size_t first, size_t count, uint32_t wanted, std::span<std::byte> blocks, Priority priority, uint32_t avoid = 0);
+  Status fetch(const std::vector<Run>& runs, Priority priority);
+  std::vector<Run> wrong_of(const std::vector<Run>& runs, const std::vector<size_t>& ops, const ShardBatch& batch) const;
+  Status fetch_from_logs(std::vector<Run> left, Priority priority);
+  Status fetch_degraded(std::vector<Run> left, Priority priority);
+  // Bases, of all of these at once; each has its own answer.
+  void read_rows(std::span<RowsWanted> all, Priority priority);
+  size_t add_reads(ShardBatch& batch, const RowsWanted& rows, size_t c, std::byte* into) const;
   ShardSet live() const;
   uint32_t live_positions(const Stripe& stripe) const;
 

@@ -8,6 +8,7 @@
 #include "stoker/store/coded/coded_store.h"
 #include "stoker/store/coded/headers.h"
 #include "stoker/store/coded/mutation.h"
+#include "stoker/store/coded/rows.h"
 
 namespace stoker::coded {
 namespace {
@@ -20,13 +21,14 @@ struct Group {
   size_t first = 0, count = 0;
   uint32_t dirty = 0;
   std::vector<Stripe::Newer> newer;  // by row, then by chunk of `dirty`
-  AlignedBytes blocks;               // chunk c at c * count blocks: what the base will hold
+  AlignedBytes blocks;               // chunk c at c * count blocks: what the base holds, then what it will hold
+  AlignedBytes fresh;                // the newest of each dirty chunk, one behind the other; gone once they are in `blocks`
+  bool by_delta = false;
   std::vector<std::vector<uint32_t>> parity_crcs;
 
+  size_t dirty_count() const { return static_cast<size_t>(std::popcount(dirty)); }
   std::span<std::byte> chunk(size_t c) const { return blocks.span().subspan(c * count * kBlock, count * kBlock); }
 };
-
-bool is_set(uint32_t set, size_t position) { return (set >> position & 1) != 0; }
 
 }  // namespace
 
@@ -41,7 +43,13 @@ class Folding {
   void choose(size_t stripes_max, bool spare);
   void add_groups(const StripePtr& stripe, size_t& rows_left);
   void compute_all();
+  void fetch_newest();
+  void plan_newest(Group& group, std::vector<CodedStore::Run>& runs);
+  void fetch_bases();
+  uint32_t choose_way(Group& group) const;
   Status compute(Group& group);
+  void leave(const Group& group, const Error& why);
+  void drop_left();
   Status stage();
   Status decide();
   Status apply();
@@ -57,6 +65,7 @@ class Folding {
   std::vector<Group> groups_;
   std::map<uint64_t, uint64_t> ids_;      // of the folds, by stripe
   std::map<uint64_t, Headers> next_;      // by stripe: as they will be
+  std::map<uint64_t, std::string> left_;  // stripes that cannot be folded, and why
   struct Staged {
     size_t row, position;
     Place place;
@@ -153,38 +162,54 @@ void Folding::add_groups(const StripePtr& stripe, size_t& rows_left) {
   }
 }
 
-// A stripe with rows that have lost too much stays in the log, and out of the way.
+// What is newest of all rows is read in one batch, and what else their new parity takes in a second one: commits wait behind this.
 void Folding::compute_all() {
-  std::map<uint64_t, std::string> stuck;
+  fetch_newest();
+  drop_left();
+  fetch_bases();
+  drop_left();
   for (Group& group : groups_) {
-    if (stuck.contains(group.stripe->id)) continue;
-    const Status computed = compute(group);
-    if (computed) continue;
-    stuck.emplace(group.stripe->id, computed.error().what);
-    log().warn("a stripe cannot be folded: {}", computed.error().message());
+    if (const Status computed = compute(group); !computed) leave(group, computed.error());
   }
-  std::erase_if(groups_, [&](const Group& group) { return stuck.contains(group.stripe->id); });
-  std::erase_if(stripes_, [&](const StripePtr& stripe) { return stuck.contains(stripe->id); });
-  std::lock_guard lock(store_.mutex_);
-  store_.stuck_.insert(stuck.begin(), stuck.end());
+  drop_left();
 }
 
-// New data and new parity of the rows, by whichever way reads less.
-Status Folding::compute(Group& group) {
-  const Stripe& stripe = *group.stripe;
-  const Headers& headers = *stripe.headers;
-  Headers& next = next_headers(group.stripe);
-  group.blocks = AlignedBytes(shape_.n() * group.count * kBlock);
-  AlignedBytes fresh(static_cast<size_t>(std::popcount(group.dirty)) * group.count * kBlock);  // in the order of group.newer, chunk by chunk
+// A stripe with rows that have lost too much stays in the log, and out of the way.
+void Folding::leave(const Group& group, const Error& why) {
+  if (left_.emplace(group.stripe->id, why.what).second) log().warn("a stripe cannot be folded: {}", why.message());
+}
+
+void Folding::drop_left() {
+  if (left_.empty()) return;
+  std::erase_if(groups_, [&](const Group& group) { return left_.contains(group.stripe->id); });
+  std::erase_if(stripes_, [&](const StripePtr& stripe) { return left_.contains(stripe->id); });
+  std::lock_guard lock(store_.mutex_);
+  store_.stuck_.insert(left_.begin(), left_.end());
+}
+
+void Folding::fetch_newest() {
   std::vector<CodedStore::Run> runs;
+  for (Group& group : groups_) plan_newest(group, runs);
+  if (store_.fetch(runs, Priority::scrub)) return;
+  // Which of them it is, each tells by itself.
+  for (Group& group : groups_) {
+    runs.clear();
+    plan_newest(group, runs);
+    if (const Status fetched = store_.fetch(runs, Priority::scrub); !fetched) leave(group, fetched.error());
+  }
+}
+
+// Where the newest blocks of the group are, and what its headers will say of them.
+void Folding::plan_newest(Group& group, std::vector<CodedStore::Run>& runs) {
+  Headers& next = next_headers(group.stripe);
+  group.fresh = AlignedBytes(group.dirty_count() * group.count * kBlock);
   size_t nth = 0;
-  const auto dirty_count = static_cast<size_t>(std::popcount(group.dirty));
   for (size_t c = 0; c < shape_.k; ++c) {
     if (!is_set(group.dirty, c)) continue;
     for (size_t r = 0; r < group.count; ++r) {
-      const Stripe::Newer& newer = group.newer[r * dirty_count + nth];
-      std::byte* into = fresh.data() + (nth * group.count + r) * kBlock;
-      const bool goes_on = !runs.empty() && r > 0 && runs.back().val == newer.val && runs.back().index + runs.back().count == newer.index;
+      const Stripe::Newer& newer = group.newer[r * group.dirty_count() + nth];
+      std::byte* into = group.fresh.data() + (nth * group.count + r) * kBlock;
+      const bool goes_on = r > 0 && runs.back().val == newer.val && runs.back().index + runs.back().count == newer.index;
       if (goes_on) {
         ++runs.back().count;
       } else {
@@ -195,9 +220,28 @@ Status Folding::compute(Group& group) {
     }
     ++nth;
   }
-  STOKER_TRY(store_.fetch(runs, Priority::scrub));
+}
 
-  const uint32_t live = store_.live_positions(stripe);
+void Folding::fetch_bases() {
+  std::vector<RowsWanted> rows;
+  std::vector<Group*> whose;
+  for (Group& group : groups_) {
+    const uint32_t wanted = choose_way(group);
+    group.blocks = AlignedBytes(shape_.n() * group.count * kBlock);
+    if (wanted == 0) continue;
+    rows.push_back({group.stripe.get(), group.first, group.count, wanted, group.blocks.span()});
+    whose.push_back(&group);
+  }
+  store_.read_rows(rows, Priority::scrub);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (!rows[i].status) leave(*whose[i], rows[i].status.error());
+  }
+}
+
+// By delta, or from all data of the rows, whichever reads less: the bases that it takes.
+uint32_t Folding::choose_way(Group& group) const {
+  const Headers& headers = *group.stripe->headers;
+  const uint32_t live = store_.live_positions(*group.stripe);
   const uint32_t data_all = (uint32_t{1} << shape_.k) - 1;
   const uint32_t parity_all = ((uint32_t{1} << shape_.n()) - 1) & ~data_all;
   bool sound = (group.dirty & ~live) == 0;
@@ -214,29 +258,35 @@ Status Folding::compute(Group& group) {
       sound = sound && !headers.unsound[row * shape_.m + j];
     }
   }
+  group.by_delta = sound && delta_reads < encode_reads;
+  return group.by_delta ? group.dirty | (parity_all & live) : data_all & ~group.dirty;
+}
+
+// New data and new parity of the rows.
+Status Folding::compute(Group& group) {
+  Headers& next = next_headers(group.stripe);
+  const uint32_t live = store_.live_positions(*group.stripe);
   group.parity_crcs.assign(shape_.m, std::vector<uint32_t>(group.count));
   std::vector<codec::Target> targets(shape_.m);
-  const bool by_delta = sound && delta_reads < encode_reads;
-  const uint32_t wanted = by_delta ? group.dirty | (parity_all & live) : data_all & ~group.dirty;
-  if (wanted != 0) STOKER_TRY(store_.read_rows(stripe, group.first, group.count, wanted, group.blocks.span(), Priority::scrub));
   for (size_t j = 0; j < shape_.m; ++j) {
-    if (by_delta && !is_set(live, shape_.k + j)) continue;
+    if (group.by_delta && !is_set(live, shape_.k + j)) continue;
     targets[j] = {group.chunk(shape_.k + j), group.parity_crcs[j]};
   }
-  nth = 0;
+  size_t nth = 0;
   for (size_t c = 0; c < shape_.k; ++c) {
     if (!is_set(group.dirty, c)) continue;
-    const auto newest = fresh.span().subspan(nth++ * group.count * kBlock, group.count * kBlock);
-    if (by_delta && mutated(Mutation::delta_against_new)) std::memcpy(group.chunk(c).data(), newest.data(), newest.size());
-    if (by_delta && mutated(Mutation::apply_delta_twice)) STOKER_TRY(store_.code_.delta(static_cast<int>(c), group.chunk(c), {newest, {}}, targets));
-    if (by_delta) STOKER_TRY(store_.code_.delta(static_cast<int>(c), group.chunk(c), {newest, {}}, targets));
+    const auto newest = group.fresh.span().subspan(nth++ * group.count * kBlock, group.count * kBlock);
+    if (group.by_delta && mutated(Mutation::delta_against_new)) std::memcpy(group.chunk(c).data(), newest.data(), newest.size());
+    if (group.by_delta && mutated(Mutation::apply_delta_twice)) STOKER_TRY(store_.code_.delta(static_cast<int>(c), group.chunk(c), {newest, {}}, targets));
+    if (group.by_delta) STOKER_TRY(store_.code_.delta(static_cast<int>(c), group.chunk(c), {newest, {}}, targets));
     std::memcpy(group.chunk(c).data(), newest.data(), newest.size());
   }
-  if (!by_delta) {
+  if (!group.by_delta) {
     std::vector<codec::Source> sources(shape_.k);
     for (size_t c = 0; c < shape_.k; ++c) sources[c].bytes = group.chunk(c);
     STOKER_TRY(store_.code_.encode(sources, targets));
   }
+  group.fresh = AlignedBytes();
   for (size_t r = 0; r < group.count; ++r) {
     for (size_t j = 0; j < shape_.m; ++j) {
       next.unsound[(group.first + r) * shape_.m + j] = !is_set(live, shape_.k + j);
@@ -289,10 +339,9 @@ Status Folding::decide() {
     item.fold = ids_.at(group.stripe->id);
     item.stripe = group.stripe->id;
     concerned[group.stripe->id] |= group.dirty;
-    const auto dirty_count = static_cast<size_t>(std::popcount(group.dirty));
     for (size_t i = 0; i < group.newer.size(); ++i) {
       const Stripe::Newer& newer = group.newer[i];
-      item.rows.push_back({group.first + i / dirty_count, newer.val->chunk, newer.val->stamp});
+      item.rows.push_back({group.first + i / group.dirty_count(), newer.val->chunk, newer.val->stamp});
     }
   }
   std::map<size_t, FrameBuilder> frames;
@@ -358,12 +407,12 @@ Status Folding::apply() {
 void Folding::stand_in() {
   std::lock_guard lock(store_.mutex_);
   for (const Group& group : groups_) {
-    const auto dirty_count = static_cast<size_t>(std::popcount(group.dirty));
     for (size_t i = 0; i < group.newer.size(); ++i) {
       const Stripe::Newer& newer = group.newer[i];
-      Place place = newer.val->places.front();
+      const Place* copy = newer.val->live_place(store_.live_, 0);
+      Place place = copy != nullptr ? *copy : newer.val->places.front();
       place.offset += newer.index * kBlock;
-      group.stripe->overrides[(group.first + i / dirty_count) * shape_.n() + newer.val->chunk] = {place, newer.val, newer.index};
+      group.stripe->overrides[(group.first + i / group.dirty_count()) * shape_.n() + newer.val->chunk] = {place, newer.val, newer.index};
     }
   }
   for (const StripePtr& stripe : stripes_) {
@@ -378,9 +427,8 @@ void Folding::stand_in() {
 void Folding::finish() {
   std::lock_guard lock(store_.mutex_);
   for (const Group& group : groups_) {
-    const auto dirty_count = static_cast<size_t>(std::popcount(group.dirty));
     for (size_t i = 0; i < group.newer.size(); ++i) {
-      const size_t block = (group.first + i / dirty_count) * shape_.k + group.newer[i].val->chunk;
+      const size_t block = (group.first + i / group.dirty_count()) * shape_.k + group.newer[i].val->chunk;
       const auto at = group.stripe->overlay.find(block);
       if (at != group.stripe->overlay.end() && at->second.val == group.newer[i].val) group.stripe->overlay.erase(at);
     }

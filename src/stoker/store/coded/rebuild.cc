@@ -127,7 +127,9 @@ Status CodedStore::decode_wrong(const Stripe& stripe, size_t position, Compared&
   const auto decode = [&](size_t first, size_t count) -> Status {
     AlignedBytes all(shape_.n() * count * kBlock);
     pace_.spend(shape_.k * count * kBlock);
-    STOKER_TRY(read_rows(stripe, first, count, wanted, all.span(), Priority::scrub, wanted));
+    RowsWanted rows{&stripe, first, count, wanted, all.span(), wanted};
+    read_rows({&rows, 1}, Priority::scrub);
+    STOKER_TRY(rows.status);
     std::memcpy(chunk.data() + first * kBlock, all.data() + position * count * kBlock, count * kBlock);
     for (size_t row = first; row < first + count; ++row) right.push_back(row);
     return {};

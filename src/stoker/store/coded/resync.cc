@@ -225,15 +225,19 @@ Status CodedStore::append_settled(size_t shard, const std::vector<std::pair<Stri
   for (size_t first = 0; first < vals.size();) {
     FrameBuilder frame;
     std::vector<AlignedBytes> memory;
+    std::vector<Run> runs;
     std::vector<size_t> at;
     size_t end = first;
-    for (; end < vals.size() && frame.bytes() < shape_.segment_bytes / 4; ++end) {
+    for (size_t blocks = 0; end < vals.size() && blocks * kBlock < shape_.segment_bytes / 4; ++end) {
       const auto& [stripe, val] = vals[end];
-      AlignedBytes& blocks = memory.emplace_back(val->crcs.size() * kBlock);
-      std::vector<Run> runs = {{Run::From::log, stripe, val->chunk, val->first, val->crcs.size(), val, 0, blocks.data()}};
-      STOKER_TRY(fetch(runs, Priority::scrub));
+      runs.push_back({Run::From::log, stripe, val->chunk, val->first, val->crcs.size(), val, 0, memory.emplace_back(val->crcs.size() * kBlock).data()});
+      blocks += val->crcs.size();
+    }
+    STOKER_TRY(fetch(runs, Priority::scrub));
+    for (size_t i = first; i < end; ++i) {
+      const auto& val = vals[i].second;
       at.push_back(frame.block_count());
-      frame.add(ValItem{val->stamp, false, val->stripe, val->chunk, val->first, val->crcs, 0}, blocks.span());
+      frame.add(ValItem{val->stamp, false, val->stripe, val->chunk, val->first, val->crcs, 0}, memory[i - first].span());
     }
     if (frame.bytes() > shape_.segment_bytes || !each.log->fits(frame.bytes(), kReserve)) return failing(each.path, "its log is full", Code::out_of_space);
     const LogFrame made = each.log->append(frame);
@@ -245,7 +249,8 @@ Status CodedStore::append_settled(size_t shard, const std::vector<std::pair<Stri
       const auto& [stripe, val] = vals[i];
       const auto more = std::make_shared<Val>(*val);  // readers may be looking at the old one
       std::erase_if(more->places, [shard](const Place& place) { return place.shard == shard; });
-      more->places.push_back({shard, made.blocks_at + at[i - first] * kBlock});
+      const bool data = stripe->shards[val->chunk] == shard;
+      more->places.insert(data ? more->places.begin() : more->places.end(), {shard, made.blocks_at + at[i - first] * kBlock});
       more->held.push_back(made.segment);
       for (auto& [block, newer] : stripe->overlay) {
         if (newer.val == val) newer.val = more;
