@@ -19,6 +19,8 @@ struct CodedWorldOptions {
   uint32_t segments = 8;
   bool background = true;
   uint64_t scrub_rate = 0;             // of the scrub that goes on by itself; 0: none
+  uint64_t repair_rate = 0, busy_repair_rate = 0, fold_rate = 0, busy_fold_rate = 0;  // as in CodedOptions
+  const Clock* clock = nullptr;        // that rates are counted by; null: the real one, as the engine's stands still while nobody transfers
   const ClassTree* tree = nullptr;     // that tells classes; null: the one that ships
   bool faults = false;                 // transfers that are short or interrupted
   uint64_t seed = 1;
@@ -69,8 +71,12 @@ class CodedWorld final : public StoreWorld {
     coded.segments = options_.segments;
     coded.background = options_.background;
     coded.scrub_rate = options_.scrub_rate;
+    coded.repair_rate = options_.repair_rate;
+    coded.busy_repair_rate = options_.busy_repair_rate;
+    coded.fold_rate = options_.fold_rate;
+    coded.busy_fold_rate = options_.busy_fold_rate;
+    coded.clock = options_.clock != nullptr ? options_.clock : &Clock::real();
     coded.tree = options_.tree;
-    coded.busy_repair_rate = 0;  // by the real clock: tests do not wait for it
     return CodedStore::open({options_.k, options_.m, paths_}, runtime_->runtime(), options, coded);
   }
   Result<std::unique_ptr<CodedStore>> open_small(bool read_only = false, uint32_t chunk_bytes = 64 << 10) {

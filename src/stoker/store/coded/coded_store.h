@@ -51,6 +51,7 @@ struct Health {
   uint64_t mended_blocks = 0;
   uint64_t rebuilt_bytes = 0;         // of shards that were made anew or came back
   uint64_t folds = 0;                 // stripes folded
+  uint64_t awaited_folds = 0;         // of these, while a commit waited for room in a log
   uint64_t lost_chunks = 0;           // of which not all could be rebuilt or mended
   uint64_t stuck_stripes = 0;         // that cannot be folded
   std::string lost_why;               // of the first of these
@@ -76,6 +77,8 @@ class CodedStore final : public Store {
   Health health() const;
   // Folds all that is in the log. Nothing else is done meanwhile.
   Future<void> fold_all();
+  // Folds what is in the log by now, in steps between commits, as the rate of folds allows: the next opening finds nothing to do.
+  Future<void> drain();
   // Looks at everything that is on the live shards, once, and mends what differs from what the others say; then as repair(). `report` is the
   // writer's until it is done.
   Future<void> scrub(std::shared_ptr<ScrubReport> report);
@@ -102,7 +105,15 @@ class CodedStore final : public Store {
   // What goes on between batches, a step at a time, until one returns false.
   struct Job {
     std::function<Result<bool>()> step;
+    Pace* pace;  // that it keeps to
     Promise<void> done;
+  };
+  static constexpr size_t kRowsAStep = 64;  // folded in a step that a commit may find before it
+  // How much a step of folding takes on.
+  struct FoldBounds {
+    size_t stripes;
+    size_t rows = SIZE_MAX;
+    bool spare = false;  // what is still rewritten stays in the log
   };
   // A piece of a read: blocks that stand together in one place.
   struct Run {
@@ -148,6 +159,7 @@ class CodedStore final : public Store {
   ObjectInfo info_of(std::string_view key, const Object& object) const;  // with mutex_
   Status read_now(std::string_view key, const ObjectPtr& object, uint64_t offset, Slice into, Priority priority);
   Status load_headers(const StripePtr& stripe, Priority priority);
+  Status load_headers_paced(const StripePtr& stripe);  // rebuild.cc: for what goes on in the background
   bool read_headers(const Stripe& stripe, Priority priority, RawHeaders& raw, std::string& why);
   void plan_chunk(const StripePtr& stripe, size_t chunk, size_t first, size_t count, std::byte* into, std::vector<Run>& runs) const;  // with mutex_
   Status fetch(const std::vector<Run>& runs, Priority priority);
@@ -165,9 +177,13 @@ class CodedStore final : public Store {
   void serve(std::vector<Request> batch);
   uint64_t log_bytes(const TransactionState& state) const;
   void work_on(Job& job);
-  bool background_step();  // false: there is nothing to do
-  bool patrol_step();      // likewise, or not yet
-  Future<void> add_job(std::function<Result<bool>()> step);  // any thread
+  // All three: false: there is nothing to do, or not yet.
+  bool background_step(bool idle);
+  bool relieve_log();
+  bool patrol_step();
+  bool refused() const;
+  void used();  // any thread: somebody uses the store
+  Future<void> add_job(std::function<Result<bool>()> step, Pace& pace);  // any thread
   // commit.cc: the writer thread
   void commit_batch(std::vector<Request> batch);
   void prepare(Prepared& commit, uint64_t& table_bytes);
@@ -194,8 +210,9 @@ class CodedStore final : public Store {
   void set_trouble(ShardSet set, const std::string& why);
 
   // fold.cc, resync.cc: the writer thread
-  // With `spare`, what is still rewritten stays in the log.
-  Result<size_t> fold_step(size_t stripes_max, bool spare = false);
+  Result<size_t> fold_step(const FoldBounds& bounds);               // how many stripes were folded
+  Result<size_t> fold_paced(const FoldBounds& bounds, Pace& pace);  // the same, and what it moved is spent
+  bool folded_up_to(Stamp stamp) const;                             // but for stripes that cannot be
   // rebuild.cc: the writer thread
   struct Compared {
     Headers next;                    // with what was found out of this chunk
@@ -278,7 +295,9 @@ class CodedStore final : public Store {
   ShardSet renewed_ = 0;                                  // left out and brought back by a scrub, to have log and table readable
   Pace patrol_pace_;
   std::chrono::steady_clock::time_point patrol_after_;    // none before
-  size_t folded_since_image_ = 0;                         // stripes
+  uint64_t moved_ = 0;                                    // bytes, by folds and table images since it was opened
+  uint64_t image_cost_ = 0;                               // of these by the newest image
+  uint64_t moved_at_image_ = 0;                           // when that was written
 
   std::mutex queue_mutex_;  // guards what follows
   std::condition_variable queued_;
@@ -286,7 +305,8 @@ class CodedStore final : public Store {
   std::deque<Job> jobs_;
   bool stopping_ = false;
 
-  Pace pace_;
+  Pace pace_;       // of repair and scrub
+  Pace fold_pace_;
 
   std::unique_ptr<Pool> readers_;
   std::thread writer_;

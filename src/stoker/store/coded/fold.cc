@@ -14,6 +14,7 @@ namespace stoker::coded {
 namespace {
 
 constexpr Version kStillRewritten = 1024;  // commits since a stripe was updated
+constexpr size_t kFoldedAtOnce = 16;       // stripes
 
 // Rows that stand together and are newer in the same chunks.
 struct Group {
@@ -37,11 +38,13 @@ class Folding {
  public:
   explicit Folding(CodedStore& store) : store_(store), shape_(store.shape_) {}
   // How many stripes were folded.
-  Result<size_t> run(size_t stripes_max, bool spare);
+  Result<size_t> run(const CodedStore::FoldBounds& bounds);
 
  private:
-  void choose(size_t stripes_max, bool spare);
-  void add_groups(const StripePtr& stripe, size_t& rows_left);
+  void choose(const CodedStore::FoldBounds& bounds);
+  void add_groups(const StripePtr& stripe, size_t from_row, size_t& rows_left);
+  using Overlay = std::map<size_t, Stripe::Newer>;
+  void add_rows(const StripePtr& stripe, Overlay::const_iterator at, Overlay::const_iterator end, size_t& rows_left);
   void compute_all();
   void fetch_newest();
   void plan_newest(Group& group, std::vector<CodedStore::Run>& runs);
@@ -52,6 +55,7 @@ class Folding {
   void drop_left();
   Status stage();
   Status decide();
+  Status append(std::map<size_t, FrameBuilder>& frames, std::map<size_t, LogFrame>& written);
   Status apply();
   void finish();
   void rejoin();
@@ -75,15 +79,20 @@ class Folding {
   std::vector<SegmentRef> held_;          // what a crash would need to roll forward
 };
 
-Result<size_t> CodedStore::fold_step(size_t stripes_max, bool spare) {
+Result<size_t> CodedStore::fold_step(const FoldBounds& bounds) {
   if (const std::lock_guard lock(mutex_); refused_) return *refused_;
-  STOKER_ASSIGN(const size_t folded, Folding(*this).run(stripes_max, spare));
-  folded_since_image_ += folded;
+  return Folding(*this).run(bounds);
+}
+
+Result<size_t> CodedStore::fold_paced(const FoldBounds& bounds, Pace& pace) {
+  const uint64_t before = moved_;
+  auto folded = fold_step(bounds);
+  pace.spend(moved_ - before);
   return folded;
 }
 
-Result<size_t> Folding::run(size_t stripes_max, bool spare) {
-  choose(stripes_max, spare);
+Result<size_t> Folding::run(const CodedStore::FoldBounds& bounds) {
+  choose(bounds);
   if (groups_.empty()) return size_t{0};
   compute_all();
   if (groups_.empty()) return size_t{0};
@@ -104,47 +113,60 @@ Result<size_t> Folding::run(size_t stripes_max, bool spare) {
 
 // The stripes whose blocks have waited longest, as segments come free in their order; with room to spare not those that are still rewritten; as long as one
 // frame can stage their parity.
-void Folding::choose(size_t stripes_max, bool spare) {
-  std::vector<std::pair<Stamp, StripePtr>> first;
+void Folding::choose(const CodedStore::FoldBounds& bounds) {
+  struct Old {
+    Stamp stamp;
+    size_t block;  // that has waited longest
+    StripePtr stripe;
+  };
+  std::vector<Old> first;
   {
     std::lock_guard lock(store_.mutex_);
     std::erase_if(store_.dirty_, [&](const auto& each) {
       const StripePtr stripe = each.second.lock();
       if (!stripe || stripe->overlay.empty()) return true;
       if (store_.stuck_.contains(stripe->id)) return false;
-      Stamp oldest = UINT64_MAX, newest = 0;
+      Old old{UINT64_MAX, 0, stripe};
+      Stamp newest = 0;
       for (const auto& [block, newer] : stripe->overlay) {
-        oldest = std::min(oldest, newer.val->stamp);
+        if (newer.val->stamp < old.stamp) old = {newer.val->stamp, block, stripe};
         newest = std::max(newest, newer.val->stamp);
       }
       const bool rewritten = store_.classes_.of(stripe->object) == Class::read_write && number_of(newest) + kStillRewritten > store_.version_;
-      if (!rewritten || !spare) first.emplace_back(oldest, stripe);
+      if (!rewritten || !bounds.spare) first.push_back(std::move(old));
       return false;
     });
   }
-  std::stable_sort(first.begin(), first.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-  size_t rows_left = std::max<size_t>(1, shape_.segment_bytes / 4 / (kBlock + 8 + shape_.parity_entry_bytes()));
-  for (const auto& [oldest, stripe] : first) {
-    if (stripes_.size() == stripes_max || rows_left == 0) break;
+  std::stable_sort(first.begin(), first.end(), [](const Old& a, const Old& b) { return a.stamp < b.stamp; });
+  size_t rows_left = std::min(bounds.rows, std::max<size_t>(1, shape_.segment_bytes / 4 / (kBlock + 8 + shape_.parity_entry_bytes())));
+  for (const auto& [oldest, block, stripe] : first) {
+    if (stripes_.size() == bounds.stripes || rows_left == 0) break;
     if (const Status loaded = store_.load_headers(stripe, Priority::scrub); !loaded) {
       const std::lock_guard lock(store_.mutex_);
       store_.stuck_.emplace(stripe->id, loaded.error().what);
       continue;
     }
-    add_groups(stripe, rows_left);
+    add_groups(stripe, block / shape_.k, rows_left);
     stripes_.push_back(stripe);
   }
 }
 
-void Folding::add_groups(const StripePtr& stripe, size_t& rows_left) {
+// From the row of the block that has waited longest on, or one that is rewritten for ever would keep others in the log.
+void Folding::add_groups(const StripePtr& stripe, size_t from_row, size_t& rows_left) {
   std::lock_guard lock(store_.mutex_);
   ids_[stripe->id] = make_stamp(store_.epoch_, store_.next_id_++);
   next_.emplace(stripe->id, *stripe->headers);
-  for (auto at = stripe->overlay.begin(); at != stripe->overlay.end() && rows_left > 0; --rows_left) {
+  const auto from = stripe->overlay.lower_bound(from_row * shape_.k);
+  add_rows(stripe, from, stripe->overlay.end(), rows_left);
+  add_rows(stripe, stripe->overlay.begin(), from, rows_left);
+}
+
+void Folding::add_rows(const StripePtr& stripe, Overlay::const_iterator at, Overlay::const_iterator end, size_t& rows_left) {
+  for (; at != end && rows_left > 0; --rows_left) {
     const size_t row = at->first / shape_.k;
     uint32_t dirty = 0;
     std::vector<Stripe::Newer> newer;
-    for (; at != stripe->overlay.end() && at->first / shape_.k == row; ++at) {
+    for (; at != end && at->first / shape_.k == row; ++at) {
       dirty |= uint32_t{1} << at->first % shape_.k;
       newer.push_back(at->second);
     }
@@ -190,6 +212,7 @@ void Folding::drop_left() {
 void Folding::fetch_newest() {
   std::vector<CodedStore::Run> runs;
   for (Group& group : groups_) plan_newest(group, runs);
+  for (const Group& group : groups_) store_.moved_ += group.fresh.size();
   if (store_.fetch(runs, Priority::scrub)) return;
   // Which of them it is, each tells by itself.
   for (Group& group : groups_) {
@@ -234,6 +257,7 @@ void Folding::fetch_bases() {
   }
   store_.read_rows(rows, Priority::scrub);
   for (size_t i = 0; i < rows.size(); ++i) {
+    store_.moved_ += rows[i].blocks_read * kBlock;
     if (!rows[i].status) leave(*whose[i], rows[i].status.error());
   }
 }
@@ -320,8 +344,7 @@ Status Folding::stage() {
     }
   }
   std::map<size_t, LogFrame> written;
-  STOKER_TRY(store_.append(frames, 0, written));
-  for (const auto& [shard, frame] : written) held_.push_back(frame.segment);
+  STOKER_TRY(append(frames, written));
   for (auto& [id, blocks] : staged_) {
     for (Staged& block : blocks) {
       if (const auto frame = written.find(block.place.shard); frame != written.end()) block.place.offset = frame->second.blocks_at + block.at * kBlock;
@@ -354,6 +377,11 @@ Status Folding::decide() {
     }
   }
   std::map<size_t, LogFrame> written;
+  return append(frames, written);
+}
+
+Status Folding::append(std::map<size_t, FrameBuilder>& frames, std::map<size_t, LogFrame>& written) {
+  for (const auto& [shard, frame] : frames) store_.moved_ += frame.bytes();
   STOKER_TRY(store_.append(frames, 0, written));
   for (const auto& [shard, frame] : written) held_.push_back(frame.segment);
   return {};
@@ -377,6 +405,7 @@ Status Folding::apply() {
     for (size_t c = 0; c < shape_.n(); ++c) {
       if (!is_set(live, c) || (c < shape_.k && !is_set(group.dirty, c))) continue;
       blocks.write(group.stripe->shards[c], shape_.block_at(group.stripe->slots[c], group.first), {group.chunk(c).data(), group.count * kBlock, -1});
+      store_.moved_ += group.count * kBlock;
       touched |= shard_bit(group.stripe->shards[c]);
       for (size_t page = group.first / shape_.rows_per_page(); page <= (group.first + group.count - 1) / shape_.rows_per_page(); ++page) pages[group.stripe->id].emplace(c, page);
     }
@@ -397,6 +426,7 @@ Status Folding::apply() {
       headers.write(stripe->shards[position], shape_.page_at(stripe->slots[position], page, header.counter), memory.back().slice());
     }
   }
+  store_.moved_ += memory.size() * kBlock;
   failed = headers.run();
   if (failed != 0) STOKER_TRY(store_.drop_shards(failed, headers.why()));
   return store_.flush(touched);
@@ -451,7 +481,7 @@ Future<void> CodedStore::fold_all() {
   Request request;
   request.work = [this]() -> Status {
     for (;;) {
-      STOKER_ASSIGN(const size_t folded, fold_step(16));
+      STOKER_ASSIGN(const size_t folded, fold_step({kFoldedAtOnce}));
       if (folded == 0) return checkpoint();
     }
   };
@@ -460,6 +490,31 @@ Future<void> CodedStore::fold_all() {
   queue_.push_back(std::move(request));
   queued_.notify_all();
   return future;
+}
+
+bool CodedStore::folded_up_to(Stamp stamp) const {
+  std::lock_guard lock(mutex_);
+  for (const auto& [id, weak] : dirty_) {
+    const StripePtr stripe = weak.lock();
+    if (!stripe || stuck_.contains(id)) continue;
+    if (std::any_of(stripe->overlay.begin(), stripe->overlay.end(), [stamp](const auto& each) { return each.second.val->stamp <= stamp; })) return false;
+  }
+  return true;
+}
+
+// What comes meanwhile is not waited for, or it might never end.
+Future<void> CodedStore::drain() {
+  Stamp until = 0;
+  {
+    std::lock_guard lock(mutex_);
+    until = make_stamp(epoch_, version_);
+  }
+  return add_job([this, until]() -> Result<bool> {
+    STOKER_ASSIGN(const size_t folded, fold_paced({kFoldedAtOnce, kRowsAStep}, fold_pace_));
+    if (folded > 0 && !folded_up_to(until)) return true;
+    STOKER_TRY(checkpoint());
+    return false;
+  }, fold_pace_);
 }
 
 }  // namespace stoker::coded

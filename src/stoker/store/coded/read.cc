@@ -55,7 +55,7 @@ Result<std::vector<ObjectInfo>> CodedStore::list(std::string_view prefix, std::s
 Future<void> CodedStore::read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) {
   if (!options.snapshot.empty()) return no_snapshot(options.snapshot);
   if (options.priority != Priority::scrub) {
-    pace_.used();
+    used();
     std::lock_guard lock(mutex_);
     if (table_.find(key)) classes_.see(class_id(key), {class_volume(key), false, offset, into.size});
   }

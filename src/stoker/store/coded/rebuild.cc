@@ -1,6 +1,7 @@
 // Rebuilding a chunk: what a shard has of it is compared with what the headers of all say, and written where it differs.
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 
 #include "stoker/base/crc32c.h"
@@ -65,9 +66,18 @@ void CodedStore::install(const StripePtr& stripe, Headers headers) {
   unpinned_.notify_all();
 }
 
+Status CodedStore::load_headers_paced(const StripePtr& stripe) {
+  {
+    std::lock_guard lock(mutex_);
+    if (stripe->headers) return {};
+  }
+  pace_.spend(static_cast<uint64_t>(std::popcount(live_positions(*stripe))) * header_bytes(shape_));
+  return load_headers(stripe, Priority::scrub);
+}
+
 // Every row of the chunk with what the headers of all say.
 Result<CodedStore::Compared> CodedStore::compare(const StripePtr& stripe, size_t position) {
-  STOKER_TRY(load_headers(stripe, Priority::scrub));
+  STOKER_TRY(load_headers_paced(stripe));
   const ChunkBytes own = read_chunk(*shards_, stripe->shards[position], stripe->slots[position]);
   RawHeaders raw(shape_);
   raw.take(shape_, shards_->store(), stripe->id, position, own.pairs.span());
@@ -126,9 +136,9 @@ Status CodedStore::decode_wrong(const Stripe& stripe, size_t position, Compared&
   std::vector<size_t> right;
   const auto decode = [&](size_t first, size_t count) -> Status {
     AlignedBytes all(shape_.n() * count * kBlock);
-    pace_.spend(shape_.k * count * kBlock);
     RowsWanted rows{&stripe, first, count, wanted, all.span(), wanted};
     read_rows({&rows, 1}, Priority::scrub);
+    pace_.spend(rows.blocks_read * kBlock);
     STOKER_TRY(rows.status);
     std::memcpy(chunk.data() + first * kBlock, all.data() + position * count * kBlock, count * kBlock);
     for (size_t row = first; row < first + count; ++row) right.push_back(row);

@@ -115,7 +115,7 @@ Result<bool> CodedStore::resync_step() {
       end_joining();
     } else if (status.error().code == Code::out_of_space) {
       // What is newer in the logs of the others does not fit its log: it goes into the bases first.
-      if (const auto folded = fold_step(kFoldedAtOnce); folded && *folded > 0) return true;
+      if (const auto folded = fold_paced({kFoldedAtOnce}, pace_); folded && *folded > 0) return true;
     }
   }
   if (!status && joining_) give_up_joining(status.error().message());
@@ -127,7 +127,7 @@ Status CodedStore::join(const StripePtr& stripe) {
   const auto at = std::find(stripe->shards.begin(), stripe->shards.end(), *joining_);
   if (at == stripe->shards.end()) return {};
   const auto position = static_cast<size_t>(at - stripe->shards.begin());
-  if (const Status loaded = load_headers(stripe, Priority::scrub); loaded) {
+  if (const Status loaded = load_headers_paced(stripe); loaded) {
     STOKER_ASSIGN(const Rebuilt rebuilt, rebuild(stripe, position));
     std::lock_guard lock(mutex_);
     counts_.rebuilt_bytes += rebuilt.blocks * kBlock;
@@ -332,7 +332,7 @@ Future<void> CodedStore::repair() {
     if (!begun) given_up_.clear();
     begun = true;
     return repair_step();
-  });
+  }, pace_);
 }
 
 }  // namespace stoker::coded

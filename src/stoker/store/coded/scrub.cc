@@ -216,7 +216,9 @@ class Scrubbing {
     size_t folded = 0;
     if (to_fold_ > 0) {
       --to_fold_;
-      STOKER_ASSIGN(folded, store_.fold_step(1));
+      const uint64_t before = store_.moved_;
+      STOKER_ASSIGN(folded, store_.fold_step({1}));
+      spend(store_.moved_ - before);
       folded_ += folded;
     }
     if (folded > 0) return true;
@@ -325,7 +327,7 @@ class Scrubbing {
   Status check_chunk(const StripePtr& stripe, size_t position) {
     if ((store_.live_positions(*stripe) >> position & 1) == 0) return {};
     const size_t shard = stripe->shards[position];
-    const Status loaded = store_.load_headers(stripe, Priority::scrub);
+    const Status loaded = store_.load_headers_paced(stripe);
     const auto rebuilt = loaded ? store_.rebuild(stripe, position) : Result<CodedStore::Rebuilt>(loaded.error());
     moved_ += header_bytes(shape_) + shape_.chunk_bytes;
     if (!loaded) {
@@ -377,7 +379,7 @@ Future<void> CodedStore::scrub(std::shared_ptr<ScrubReport> report) {
     std::lock_guard lock(mutex_);
     if (!more || !joining_) counts_.doing = more ? scrubbing->progress() : RepairProgress();
     return true;
-  });
+  }, pace_);
 }
 
 // The same look at everything, without being asked and one after the other: a step whenever the rate allows it.
