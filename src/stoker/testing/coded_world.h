@@ -24,6 +24,7 @@ struct CodedWorldOptions {
   const ClassTree* tree = nullptr;     // that tells classes; null: the one that ships
   bool faults = false;                 // transfers that are short or interrupted
   uint64_t seed = 1;
+  uint64_t budget_bytes = UINT64_MAX;  // the cap on memory
   uint64_t latency_ns = 0;             // of each transfer, and nothing else takes time: what starts together takes one of them
 };
 
@@ -42,6 +43,7 @@ class CodedWorld final : public StoreWorld {
     device.seed = options_.seed;
     RuntimeOptions runtime;
     runtime.cpu_threads = 1;
+    runtime.budget_bytes = options_.budget_bytes;
     if (options_.latency_ns != 0) {
       device.latency_ns = options_.latency_ns;
       device.jitter_ns = 0;

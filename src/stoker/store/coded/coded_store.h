@@ -139,6 +139,12 @@ class CodedStore final : public Store {
     std::optional<Class> stated;
     std::vector<std::pair<uint64_t, size_t>> writes;
   };
+  // Memory for some blocks of each of `rows` rows.
+  struct Scratch {
+    Grant grant;
+    AlignedBytes bytes;
+    size_t rows = 0;
+  };
   // What one commit of a batch is about to do.
   struct Prepared {
     Request* request = nullptr;
@@ -166,6 +172,8 @@ class CodedStore final : public Store {
   std::vector<Run> wrong_of(const std::vector<Run>& runs, const std::vector<size_t>& ops, const ShardBatch& batch) const;
   Status fetch_from_logs(std::vector<Run> left, Priority priority);
   Status fetch_degraded(std::vector<Run> left, Priority priority);
+  // From the cap: for so many rows, or fewer where it does not allow that; for one at least.
+  Result<Scratch> take_scratch(size_t rows, size_t blocks_a_row, std::string_view who) const;
   // Bases, of all of these at once; each has its own answer.
   void read_rows(std::span<RowsWanted> all, Priority priority);
   size_t add_reads(ShardBatch& batch, const RowsWanted& rows, size_t c, std::byte* into) const;
@@ -189,7 +197,10 @@ class CodedStore final : public Store {
   void prepare(Prepared& commit, uint64_t& table_bytes);
   std::vector<StagedStripe*> write_better(Prepared& commit, TransactionState& state);
   Status name_stripes(Prepared& commit, const TransactionState& state, uint64_t& table_bytes) const;
+  Result<Grant> take_frames(const std::vector<Request>& batch) const;
   Status write_fresh(const Prepared& commit, const StagedStripe& staged, ShardSet& touched);
+  Headers plan_fresh(const Prepared& commit, const StagedStripe& staged) const;
+  Status write_fresh_rows(const StagedStripe& staged, size_t first, const Scratch& memory, uint32_t positions, Headers& headers, ShardSet& failed);
   Status append_vals(std::vector<Prepared>& commits, ShardSet& touched);
   Status append_commits(std::vector<Prepared>& commits);
   void flip(std::vector<Prepared>& commits);

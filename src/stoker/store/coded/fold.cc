@@ -24,6 +24,7 @@ struct Group {
   std::vector<Stripe::Newer> newer;  // by row, then by chunk of `dirty`
   AlignedBytes blocks;               // chunk c at c * count blocks: what the base holds, then what it will hold
   AlignedBytes fresh;                // the newest of each dirty chunk, one behind the other; gone once they are in `blocks`
+  Grant grant;                       // for these, and for the parity in the frames of the logs
   bool by_delta = false;
   std::vector<std::vector<uint32_t>> parity_crcs;
 
@@ -45,6 +46,7 @@ class Folding {
   void add_groups(const StripePtr& stripe, size_t from_row, size_t& rows_left);
   using Overlay = std::map<size_t, Stripe::Newer>;
   void add_rows(const StripePtr& stripe, Overlay::const_iterator at, Overlay::const_iterator end, size_t& rows_left);
+  Status take_memory();
   void compute_all();
   void fetch_newest();
   void plan_newest(Group& group, std::vector<CodedStore::Run>& runs);
@@ -94,6 +96,7 @@ Result<size_t> CodedStore::fold_paced(const FoldBounds& bounds, Pace& pace) {
 Result<size_t> Folding::run(const CodedStore::FoldBounds& bounds) {
   choose(bounds);
   if (groups_.empty()) return size_t{0};
+  STOKER_TRY(take_memory());
   compute_all();
   if (groups_.empty()) return size_t{0};
   if (!mutated(Mutation::skip_stage)) STOKER_TRY(stage());
@@ -182,6 +185,27 @@ void Folding::add_rows(const StripePtr& stripe, Overlay::const_iterator at, Over
     ++group.count;
     group.newer.insert(group.newer.end(), newer.begin(), newer.end());
   }
+}
+
+// From the cap: what does not fit waits for a later step. An error if a single row does not.
+Status Folding::take_memory() {
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    Group& group = groups_[i];
+    for (;;) {
+      auto grant = store_.runtime_.budget.take((shape_.n() + shape_.m + group.dirty_count()) * group.count * kBlock, "folding in a coded store");
+      if (grant) {
+        group.grant = std::move(*grant);
+        break;
+      }
+      groups_.erase(groups_.begin() + static_cast<ptrdiff_t>(std::max<size_t>(i, 1)), groups_.end());
+      if (i > 0) break;
+      if (group.count == 1) return grant.error();
+      group.count /= 2;
+      group.newer.resize(group.count * group.dirty_count());
+    }
+  }
+  std::erase_if(stripes_, [&](const StripePtr& stripe) { return std::none_of(groups_.begin(), groups_.end(), [&](const Group& group) { return group.stripe == stripe; }); });
+  return {};
 }
 
 // What is newest of all rows is read in one batch, and what else their new parity takes in a second one: commits wait behind this.

@@ -282,6 +282,14 @@ Status CodedStore::fetch_from_logs(std::vector<Run> left, Priority priority) {
                     " is in the logs of no live shard intact: bring missing disks back, or restore the object from a copy", kWhere);
 }
 
+Result<CodedStore::Scratch> CodedStore::take_scratch(size_t rows, size_t blocks_a_row, std::string_view who) const {
+  for (;; rows /= 2) {
+    auto grant = runtime_.budget.take(rows * blocks_a_row * kBlock, who);
+    if (grant) return Scratch{std::move(*grant), AlignedBytes(rows * blocks_a_row * kBlock), rows};
+    if (rows == 1) return grant.error();
+  }
+}
+
 // Bases, by decoding: so many rows at once, of as many runs.
 Status CodedStore::fetch_degraded(std::vector<Run> left, Priority priority) {
   if (left.empty()) return {};
@@ -294,11 +302,14 @@ Status CodedStore::fetch_degraded(std::vector<Run> left, Priority priority) {
     }
   }
   std::reverse(left.begin(), left.end());  // the next one last
+  size_t rows_left = 0;
+  for (const Run& run : left) rows_left += run.count;
   while (!left.empty()) {
+    STOKER_ASSIGN(const Scratch memory, take_scratch(std::min(rows_left, kDecodedAtOnce), shape_.n(), "decoding for a read of a coded store"));
+    rows_left -= memory.rows;
     std::vector<Run> now;
-    size_t rows = 0;
-    while (!left.empty() && rows < kDecodedAtOnce) {
-      const size_t count = std::min(left.back().count, kDecodedAtOnce - rows);
+    for (size_t rows = 0; rows < memory.rows;) {
+      const size_t count = std::min(left.back().count, memory.rows - rows);
       now.push_back(left.back().part(0, count));
       rows += count;
       if (count == left.back().count) {
@@ -307,11 +318,10 @@ Status CodedStore::fetch_degraded(std::vector<Run> left, Priority priority) {
         left.back() = left.back().part(count, left.back().count - count);
       }
     }
-    const AlignedBytes memory(shape_.n() * rows * kBlock);
     std::vector<RowsWanted> wanted;
     size_t at = 0;
     for (const Run& run : now) {
-      wanted.push_back({run.stripe.get(), run.first, run.count, uint32_t{1} << run.chunk, memory.span().subspan(at, shape_.n() * run.count * kBlock)});
+      wanted.push_back({run.stripe.get(), run.first, run.count, uint32_t{1} << run.chunk, memory.bytes.span().subspan(at, shape_.n() * run.count * kBlock)});
       at += shape_.n() * run.count * kBlock;
     }
     read_rows(wanted, priority);
