@@ -67,31 +67,42 @@ void RowSet::took(size_t c, bool ok) {
 
 RowSet::Decoded RowSet::complete(const codec::ErasureCode& code) {
   Decoded decoded;
-  for (size_t r = 0; r < count_; ++r) {
-    decoded.blocks += static_cast<uint64_t>(std::popcount(wanted_ & ~have_[r]));
-    if (complete_row(code, r)) continue;
-    decoded.lost = r;
-    break;
+  for (size_t r = 0; r < count_ && !decoded.lost;) {
+    size_t end = r + 1;
+    while (end < count_ && have_[end] == have_[r]) ++end;
+    if (const uint32_t missing = wanted_ & ~have_[r]; missing != 0) {
+      decoded.blocks += static_cast<uint64_t>(std::popcount(missing)) * (end - r);
+      ++decoded.calls;
+      decoded.lost = decode(code, r, end);
+    }
+    r = end;
   }
   return decoded;
 }
 
-bool RowSet::complete_row(const codec::ErasureCode& code, size_t r) {
-  const uint32_t missing = wanted_ & ~have_[r];
-  if (missing == 0) return true;
-  if (there(r) < shape_.k) return false;
+// Rows of which the same blocks are there. The first that did not come out right.
+std::optional<size_t> RowSet::decode(const codec::ErasureCode& code, size_t begin, size_t end) {
+  if (there(begin) < shape_.k) return begin;
+  const size_t bytes = (end - begin) * kBlock;
+  const uint32_t missing = wanted_ & ~have_[begin];
   std::vector<codec::Source> sources(shape_.n());
   std::vector<codec::Target> targets(shape_.n());
+  std::vector<std::vector<uint32_t>> crcs(shape_.n());
   for (size_t c = 0; c < shape_.n(); ++c) {
-    if (is_set(have_[r], c)) sources[c].bytes = {at(c, r), kBlock};
-    if (is_set(missing, c)) targets[c].bytes = {at(c, r), kBlock};
+    if (is_set(have_[begin], c)) sources[c].bytes = {at(c, begin), bytes};
+    if (!is_set(missing, c)) continue;
+    crcs[c].resize(end - begin);
+    targets[c] = {{at(c, begin), bytes}, crcs[c]};
   }
-  if (!code.decode(sources, targets)) return false;
-  for (size_t c = 0; c < shape_.n(); ++c) {
-    // An unsound parity has no checksum to compare with; it is computed from blocks that have. A data block of no known version has none either.
-    if (is_set(missing, c) && (known(c, r) ? !intact(c, r) : c < shape_.k)) return false;
+  if (!code.decode(sources, targets)) return begin;
+  for (size_t r = begin; r < end; ++r) {
+    for (size_t c = 0; c < shape_.n(); ++c) {
+      if (!is_set(missing, c)) continue;
+      // An unsound parity has no checksum to compare with; it is computed from blocks that have. A data block of no known version has none either.
+      if (known(c, r) ? crcs[c][r - begin] != headers_.crcs[(first_ + r) * shape_.n() + c] : c < shape_.k) return r;
+    }
   }
-  return true;
+  return {};
 }
 
 }  // namespace stoker::coded

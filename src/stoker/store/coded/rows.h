@@ -38,9 +38,10 @@ class RowSet {
   std::byte* at(size_t c, size_t r) const { return blocks_.data() + (c * count_ + r) * kBlock; }
   // What was read of chunk c (or failed to be: `ok`) is taken where it is right.
   void took(size_t c, bool ok);
-  // Fills in what is wanted and was not read. `lost`: a row of which too little is there, or the result is wrong.
+  // Fills in what is wanted and was not read; rows that stand together and have the same blocks by one call of the codec, as each makes tables of its own.
+  // `lost`: a row of which too little is there, or the result is wrong.
   struct Decoded {
-    uint64_t blocks = 0;
+    uint64_t blocks = 0, calls = 0;
     std::optional<size_t> lost;
   };
   Decoded complete(const codec::ErasureCode& code);
@@ -52,7 +53,7 @@ class RowSet {
   bool known(size_t c, size_t r) const;
   bool intact(size_t c, size_t r) const;
   bool zeros(size_t c, size_t r) const;  // never written: known without being read
-  bool complete_row(const codec::ErasureCode& code, size_t r);
+  std::optional<size_t> decode(const codec::ErasureCode& code, size_t begin, size_t end);
 
   const Shape& shape_;
   const Headers& headers_;
