@@ -234,16 +234,27 @@ class CodedStore final : public Store {
   };
   bool adopt(Headers& headers, const RawHeaders& own, size_t position) const;
   void install(const StripePtr& stripe, Headers headers);
-  Result<Compared> compare(const StripePtr& stripe, size_t position);
+  struct Piece {
+    size_t first_page = 0, pages = 0;  // of a chunk's header
+    size_t first = 0, rows = 0;        // that these are of
+  };
+  Result<Compared> compare(const StripePtr& stripe, size_t position, const Piece& piece);
   struct Rebuilt {
     size_t blocks = 0, pages = 0;  // that were wrong and are right now
     size_t lost = 0;               // blocks that could not be decoded
     std::string why;               // of the first of these
   };
-  // Makes the chunk at this position right on its shard, live or not, where it differs from what the others say.
-  Result<Rebuilt> rebuild(const StripePtr& stripe, size_t position);
+  // A chunk on its way to be right on its shard, live or not, where it differs from what the others say: so far up to `page`.
+  struct Rebuilding {
+    std::weak_ptr<Stripe> stripe;  // weak: what is removed meanwhile frees its slots
+    size_t position = 0, page = 0;
+    Rebuilt done = {};
+  };
+  Result<bool> rebuild_step(Rebuilding& chunk);                         // about kRowsRebuilt rows; false: that was the last
+  Result<Rebuilt> rebuild(const StripePtr& stripe, size_t position);  // all steps
+  Status rebuild_piece(const StripePtr& stripe, size_t position, const Piece& piece, Rebuilt& done);
   void note_loss(const StripePtr& stripe, size_t position, const std::string& why);
-  Status decode_wrong(const Stripe& stripe, size_t position, Compared& found, AlignedBytes& chunk, Rebuilt& rebuilt);
+  Status decode_wrong(const Stripe& stripe, size_t position, const Piece& piece, Compared& found, AlignedBytes& blocks, Rebuilt& done);
   // resync.cc: the writer thread
   Result<bool> repair_step();  // false: there is nothing to do
   Result<bool> mend_step();    // false: there is nothing to do
@@ -253,7 +264,9 @@ class CodedStore final : public Store {
   StripePtr next_to_join();    // null: the joining shard has all
   using Urgency = std::tuple<size_t, size_t, uint64_t>;
   Urgency urgency(const Stripe& stripe) const;  // with mutex_
-  Status join(const StripePtr& stripe);
+  Status begin_to_join(const StripePtr& stripe);
+  Status join_step();
+  Status join_again(const StripePtr& stripe);
   Status forget(const StripePtr& stripe, size_t position);
   Status admit();
   void end_joining();
@@ -298,6 +311,8 @@ class CodedStore final : public Store {
   uint64_t images_ = 0;                                   // written since it was opened
   std::vector<SegmentRef> stand_ins_;                     // of folds that could not be finished
   std::optional<size_t> joining_;                         // the shard that is being resynced
+  std::optional<Rebuilding> joining_chunk_;               // of it, that has not all of its rows yet
+  std::optional<Rebuilding> mending_;
   std::vector<std::pair<uint64_t, size_t>> to_mend_;      // some of bad_, the last one first
   std::vector<std::weak_ptr<Stripe>> to_join_;            // stripes to look at, the last one first
   std::set<uint64_t> joined_;                             // stripes that it has by now

@@ -493,11 +493,9 @@ void Folding::finish() {
   }
 }
 
-// The joining shard had these already: it gets them again at once, or folds beside it would keep it away for ever.
 void Folding::rejoin() {
   for (const StripePtr& stripe : stripes_) {
-    if (!store_.joining_ || store_.joined_.erase(stripe->id) == 0) continue;
-    if (const auto joined = store_.join(stripe); !joined) store_.give_up_joining(joined.error().message());
+    if (const Status joined = store_.join_again(stripe); !joined) store_.give_up_joining(joined.error().message());
   }
 }
 

@@ -136,6 +136,39 @@ TEST(CodedRate, RepairKeepsToTheRateThatItWasGivenWhenNobodyUsesTheStoreToo) {
   EXPECT_TRUE(run.whole());
 }
 
+// A large chunk is rebuilt piece by piece, as commits wait for a step; what is folded meanwhile into its stripe is on the new disk too.
+TEST(CodedRate, AStepOfARepairIsAPieceOfALargeChunk) {
+  CodedWorldOptions options = quiet(2, 1);
+  options.repair_rate = 16 * kRate;
+  for (const bool folded : {false, true}) {
+    Rated run(options, 4 << 20);
+    run.open();
+    run.content() = put(run.store(), "a", 8 << 20, 1);
+    run.opened().reset();
+    run.world().disk().remove(run.world().paths()[1]);
+    run.open({run.world().paths()[1]});
+    const auto done = run.store().repair();
+    EXPECT_FALSE(done.wait_for(kWhile));
+    EXPECT_GT(run.moved(), 0U);
+    EXPECT_LE(run.moved(), 5U << 20) << "of 16 MiB";
+    if (folded) {
+      update(run.store(), "a", run.content(), 0, 4096, 2);
+      update(run.store(), "a", run.content(), (8 << 20) - 8192, 4096, 3);
+      ASSERT_OK(run.store().fold_all().wait());
+    }
+    run.await([&] { return done.ready(); });
+    EXPECT_OK(done.wait());
+    EXPECT_TRUE(run.store().health().troubles.empty());
+    run.opened().reset();
+    for (const size_t lost : {0U, 2U}) {
+      const SimImage image = run.world().disk().image(run.world().paths()[lost]);
+      run.world().disk().remove(run.world().paths()[lost]);
+      EXPECT_EQ(read_all(**run.world().open_small(true, 4 << 20), "a"), run.content()) << folded << lost;
+      run.world().disk().put(run.world().paths()[lost], image);
+    }
+  }
+}
+
 // Asked for, it is as a repair; by itself it has a rate of its own.
 TEST(CodedRate, ScrubAndPatrolKeepToTheirs) {
   constexpr uint64_t kPiece = 1280 << 10;  // of a log at most, or a chunk with what it is decoded from
