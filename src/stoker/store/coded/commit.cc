@@ -61,8 +61,12 @@ Result<Grant> CodedStore::take_frames(const std::vector<Request>& batch) const {
 }
 
 void CodedStore::commit_batch(std::vector<Request> batch) {
-  auto frames = take_frames(batch);
-  if (!frames && batch.size() > 1) {  // each by itself may fit the cap
+  uint64_t bytes = 4 * kBlock;
+  for (const Request& request : batch) bytes += log_bytes(*request.state);
+  Status status = make_room(bytes);
+  auto frames = status ? take_frames(batch) : Result<Grant>(status.error());
+  if (!frames) status = frames.error();
+  if (!status && status.error().code == Code::over_budget && batch.size() > 1) {  // each by itself may fit the cap
     for (Request& request : batch) {
       std::vector<Request> one;
       one.push_back(std::move(request));
@@ -73,9 +77,6 @@ void CodedStore::commit_batch(std::vector<Request> batch) {
   std::vector<Prepared> commits;
   ShardSet touched = 0;
   Version next = 0;
-  uint64_t bytes = 4 * kBlock;
-  for (const Request& request : batch) bytes += log_bytes(*request.state);
-  Status status = frames ? make_room(bytes) : frames.error();
   uint64_t table_bytes = 0;  // added by the commits before
   {
     std::lock_guard lock(mutex_);

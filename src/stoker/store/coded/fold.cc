@@ -15,6 +15,7 @@ namespace {
 
 constexpr Version kStillRewritten = 1024;  // commits since a stripe was updated
 constexpr size_t kFoldedAtOnce = 16;       // stripes
+constexpr uint64_t kShareOfTheCap = 8;     // an eighth of it, in a step
 
 // Rows that stand together and are newer in the same chunks.
 struct Group {
@@ -40,6 +41,7 @@ class Folding {
   explicit Folding(CodedStore& store) : store_(store), shape_(store.shape_) {}
   // How many stripes were folded.
   Result<size_t> run(const CodedStore::FoldBounds& bounds);
+  bool left_some() const { return !left_.empty(); }
 
  private:
   void choose(const CodedStore::FoldBounds& bounds);
@@ -81,9 +83,14 @@ class Folding {
   std::vector<SegmentRef> held_;          // what a crash would need to roll forward
 };
 
+// Where all that was chosen cannot be folded, what comes next may be.
 Result<size_t> CodedStore::fold_step(const FoldBounds& bounds) {
-  if (const std::lock_guard lock(mutex_); refused_) return *refused_;
-  return Folding(*this).run(bounds);
+  if (refused()) return *refused_;
+  for (;;) {
+    Folding folding(*this);
+    STOKER_ASSIGN(const size_t folded, folding.run(bounds));
+    if (folded > 0 || !folding.left_some()) return folded;
+  }
 }
 
 Result<size_t> CodedStore::fold_paced(const FoldBounds& bounds, Pace& pace) {
@@ -144,6 +151,10 @@ void Folding::choose(const CodedStore::FoldBounds& bounds) {
   size_t rows_left = std::min(bounds.rows, std::max<size_t>(1, shape_.segment_bytes / 4 / (kBlock + 8 + shape_.parity_entry_bytes())));
   for (const auto& [oldest, block, stripe] : first) {
     if (stripes_.size() == bounds.stripes || rows_left == 0) break;
+    {
+      std::lock_guard lock(store_.mutex_);
+      if (!stripe->headers) store_.moved_ += shape_.n() * header_bytes(shape_);
+    }
     if (const Status loaded = store_.load_headers(stripe, Priority::scrub); !loaded) {
       const std::lock_guard lock(store_.mutex_);
       store_.stuck_.emplace(stripe->id, loaded.error().what);
@@ -187,14 +198,19 @@ void Folding::add_rows(const StripePtr& stripe, Overlay::const_iterator at, Over
   }
 }
 
-// From the cap: what does not fit waits for a later step. An error if a single row does not.
+// From the cap, and no more than a share of it, as users who find nothing left are refused: what does not fit waits for a later step. An error if a single
+// row does not.
 Status Folding::take_memory() {
+  uint64_t share = store_.runtime_.budget.cap() / kShareOfTheCap;
   for (size_t i = 0; i < groups_.size(); ++i) {
     Group& group = groups_[i];
     for (;;) {
-      auto grant = store_.runtime_.budget.take((shape_.n() + shape_.m + group.dirty_count()) * group.count * kBlock, "folding in a coded store");
+      const uint64_t bytes = (shape_.n() + shape_.m + group.dirty_count()) * group.count * kBlock;
+      const bool least = i == 0 && group.count == 1;
+      auto grant = bytes <= share || least ? store_.runtime_.budget.take(bytes, "folding in a coded store") : Result<Grant>(make_error(Code::over_budget, "too much of the cap for a fold", "store/coded/fold"));
       if (grant) {
         group.grant = std::move(*grant);
+        share -= std::min(share, bytes);
         break;
       }
       groups_.erase(groups_.begin() + static_cast<ptrdiff_t>(std::max<size_t>(i, 1)), groups_.end());
@@ -533,7 +549,7 @@ Future<void> CodedStore::drain() {
   }
   return add_job([this, until]() -> Result<bool> {
     STOKER_ASSIGN(const size_t folded, fold_paced({kFoldedAtOnce, kRowsAStep}, fold_pace_));
-    if (folded > 0 && !folded_up_to(until)) return true;
+    if (folded > 0 && !folded_up_to(until)) return true;  // 0: all that is left cannot be folded
     STOKER_TRY(checkpoint());
     return false;
   }, fold_pace_);

@@ -117,6 +117,25 @@ TEST_P(CountedFold, WithoutTheDiskOfTheDataReadsAParitysLogAtOnce) {
 INSTANTIATE_TEST_SUITE_P(Codes, CountedFold, ::testing::Values(std::pair<size_t, size_t>{4, 2}, std::pair<size_t, size_t>{6, 3}, std::pair<size_t, size_t>{10, 4}),
                          [](const auto& test) { return std::to_string(test.param.first) + "_" + std::to_string(test.param.second); });
 
+// The oldest of the log takes up a whole step and cannot be folded: what comes behind it is, and the rest is told.
+TEST(CodedFold, WhatCannotBeFoldedIsInTheWayOfNothingElse) {
+  for (const bool drained : {false, true}) {
+    HotStripe stripe(4, 2);
+    stripe.world().disk().start_recording();
+    stripe.change(0, kChunk, 5);
+    for (const SimEvent& event : stripe.world().disk().stop_recording()) {
+      if (event.kind == SimEvent::Kind::write) stripe.world().disk().spoil(event.path, event.offset + event.bytes->size() - kChunk);
+    }
+    Bytes other = put(stripe.store(), "b", 8192, 7);
+    update(stripe.store(), "b", other, 4096, 4096, 8);
+    ASSERT_EQ(stripe.store().health().newer_blocks, kChunk / 4096 + 1);
+    ASSERT_OK((drained ? stripe.store().drain() : stripe.store().fold_all()).wait());
+    EXPECT_EQ(stripe.store().health().newer_blocks, kChunk / 4096);
+    EXPECT_EQ(stripe.store().health().stuck_stripes, 1U);
+    EXPECT_EQ(read_all(stripe.store(), "b"), other);
+  }
+}
+
 // One update of 40 blocks, and where its blocks lie in the logs.
 class LongVal : public ::testing::Test {
  protected:

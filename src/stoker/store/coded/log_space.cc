@@ -73,7 +73,9 @@ Status CodedStore::make_room(size_t bytes) {
   bool again = false;
   for (;;) {
     if (fits(bytes, kReserve)) return {};
-    STOKER_ASSIGN(const size_t folded, fold_step({kFoldAtOnce}));
+    const auto done = fold_step({kFoldAtOnce});
+    if (!done && done.error().code != Code::over_budget) return done.error();
+    const size_t folded = done ? *done : 0;
     {
       std::lock_guard lock(mutex_);
       counts_.awaited_folds += folded;
@@ -81,6 +83,7 @@ Status CodedStore::make_room(size_t bytes) {
     const bool held = !since_image_.empty();
     if (held) STOKER_TRY(checkpoint());
     if (fits(bytes, kReserve)) return {};
+    if (!done) return done.error();
     if (folded > 0 || held) continue;
     // What could not be folded once may be by now.
     std::lock_guard lock(mutex_);

@@ -102,17 +102,43 @@ TEST_F(CodedMemory, ACommitWritesAStripeInPiecesThatFit) {
     const Grant others = leave(0);
     EXPECT_EQ(code_of(change->commit(Durability::durable).wait()), Code::over_budget);
   }
+  constexpr uint64_t kFrames = kShards * (4096 + 3 * (1 + 30) + 13 + 4 * kShards);  // what the log may take of a commit of one stripe
+  {
+    auto change = write();
+    const Grant others = leave(kFrames + kShards * kBlocks - 1);
+    EXPECT_EQ(code_of(change->commit(Durability::durable).wait()), Code::over_budget) << "not even for a row of it";
+  }
   EXPECT_TRUE(store_->info().read_only.empty()) << "nothing was written of it";
   EXPECT_EQ(read_all(*store_, "a"), content_);
   {
     auto change = write();
-    const Grant others = leave(256 << 10);
+    const Grant others = leave(kFrames + kShards * kBlocks);
     EXPECT_OK(change->commit(Durability::durable).wait());
   }
   EXPECT_EQ(read_all(*store_, "a"), whole);
   EXPECT_EQ(budget().used(), used);
   lose_the_data();
   EXPECT_EQ(read_all(*store_, "a"), whole);
+}
+
+// However much there is to fold: others are refused who find nothing left of the cap.
+TEST(CodedMemoryShare, AFoldLeavesMostOfTheCapToOthers) {
+  CodedWorldOptions options = quiet(2, 1);
+  options.budget_bytes = 4 << 20;
+  CodedWorld world(options);
+  auto store = std::move(*world.open_small());
+  const uint64_t used = world.runtime().budget().used();
+  constexpr size_t kWhole = 64 << 10;  // a chunk, of 16 rows
+  std::map<std::string, Bytes> content;
+  for (const char* key : {"a", "b", "c", "d"}) {
+    content[key] = put(*store, key, 2 * kWhole, 1);
+    update(*store, key, content[key], 0, kWhole, 2);
+  }
+  ASSERT_EQ(store->health().newer_blocks, 64U);
+  ASSERT_OK(store->fold_all().wait());
+  EXPECT_EQ(store->health().newer_blocks, 0U);
+  EXPECT_LE(world.runtime().budget().peak() - used, options.budget_bytes / 8) << "64 rows of 20 KiB would be more";
+  for (const auto& [key, bytes] : content) EXPECT_EQ(read_all(*store, key), bytes);
 }
 
 }  // namespace

@@ -50,7 +50,8 @@ class Rated {
   uint64_t allowed() { return kRate / 10 + static_cast<uint64_t>(static_cast<double>(clock_.now_ns() - began_ns_) / 1e9 * kRate); }
   // Time passes until it is done.
   void await(const std::function<bool()>& done) {
-    while (!done()) {
+    for (int i = 0; !done(); ++i) {
+      ASSERT_LT(i, 60'000) << "it does not end";
       pass(std::chrono::milliseconds(5));
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }

@@ -115,7 +115,9 @@ Result<bool> CodedStore::resync_step() {
       end_joining();
     } else if (status.error().code == Code::out_of_space) {
       // What is newer in the logs of the others does not fit its log: it goes into the bases first.
-      if (const auto folded = fold_paced({kFoldedAtOnce}, pace_); folded && *folded > 0) return true;
+      const auto folded = fold_paced({kFoldedAtOnce}, pace_);
+      if (folded && *folded > 0) return true;
+      if (!folded && folded.error().code == Code::over_budget) return false;  // not for ever: it goes on with the next chance
     }
   }
   if (!status && joining_) give_up_joining(status.error().message());

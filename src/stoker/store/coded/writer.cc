@@ -31,7 +31,9 @@ void CodedStore::run() {
       const auto called = [&] { return stopping_ || !queue_.empty(); };
       const auto ready = [&] { return called() || !jobs_.empty(); };
       if (!jobs_.empty()) {
-        if (const uint64_t wait_ns = jobs_.front().pace->wait_ns(); wait_ns > 0) queued_.wait_for(lock, std::chrono::nanoseconds(wait_ns), called);
+        if (const uint64_t wait_ns = jobs_.front().pace->wait_ns(); wait_ns > 0) {
+          queued_.wait_for(lock, std::min<std::chrono::nanoseconds>(std::chrono::nanoseconds(wait_ns), kIdle), called);  // by then nobody may use it any more
+        }
       } else if (coded_.background) {
         idle = !queued_.wait_for(lock, kIdle, ready);
       } else {
@@ -125,7 +127,9 @@ bool CodedStore::background_step(bool idle) {
 // A log of which less than half is free: a piece of it is folded, or an image of the table makes superfluous what is. No more is folded than has to be.
 bool CodedStore::relieve_log() {
   if (2 * free_segments() >= shape_.segments || fold_pace_.wait_ns() > 0 || refused()) return false;
-  const bool image_pays = !since_image_.empty() && moved_ - moved_at_image_ >= kFoldsAnImage * image_cost_;
+  // With a large table a log that is nearly full does not wait until an image pays.
+  const uint64_t moved = moved_ - moved_at_image_;
+  const bool image_pays = !since_image_.empty() && (moved >= kFoldsAnImage * image_cost_ || (moved > 0 && 4 * free_segments() < shape_.segments));
   if (!image_pays) {
     const auto folded = fold_paced({kFoldedAStep, kRowsAStep}, fold_pace_);
     if (!folded) log().warn("folding: {}", folded.error().message());
