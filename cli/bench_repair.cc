@@ -35,7 +35,7 @@ struct Row {
   uint64_t rate = 0;      // 0: no limit
   bool repairs = false;
   size_t updates = 0;
-  double p50_us = 0, p99_us = 0, rebuilt_bytes_per_second = 0;
+  double p50_us = 0, p99_us = 0, p999_us = 0, max_us = 0, rebuilt_bytes_per_second = 0;
 };
 
 double microseconds(std::chrono::steady_clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); }
@@ -104,7 +104,10 @@ class RepairBench {
       waited.push_back(microseconds(std::chrono::steady_clock::now() - before));
     }
     const double rebuilding = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
-    Row row{rate, repairs, waited.size(), 0, 0, 0};
+    Row row;
+    row.rate = rate;
+    row.repairs = repairs;
+    row.updates = waited.size();
     row.rebuilt_bytes_per_second = static_cast<double>(store->health().rebuilt_bytes) / rebuilding;
     if (repairs) {
       if (const auto& done = repaired.wait(); !done) return done.error();
@@ -113,6 +116,8 @@ class RepairBench {
     if (waited.empty()) return make_error(Code::invalid_argument, "the repair was over before the first update: give more bytes", "cli/bench_repair");
     row.p50_us = waited[waited.size() / 2];
     row.p99_us = waited[waited.size() * 99 / 100];
+    row.p999_us = waited[waited.size() * 999 / 1000];
+    row.max_us = waited.back();
     return row;
   }
 
@@ -146,15 +151,15 @@ Status run(const RepairBenchArguments& arguments) {
   if (arguments.json) {
     Json json = {{"machine", bench_machine()}, {"code", "6+3"}, {"bytes", bytes}, {"update_bytes", kUpdateBytes}, {"seconds_per_rate", arguments.seconds}, {"results", Json::array()}};
     for (const Row& row : rows) {
-      json["results"].push_back({{"repair", row.repairs}, {"rate_bytes_per_second", row.rate}, {"updates", row.updates}, {"p50_us", row.p50_us}, {"p99_us", row.p99_us}, {"rebuilt_bytes_per_second", row.rebuilt_bytes_per_second}});
+      json["results"].push_back({{"repair", row.repairs}, {"rate_bytes_per_second", row.rate}, {"updates", row.updates}, {"p50_us", row.p50_us}, {"p99_us", row.p99_us}, {"p999_us", row.p999_us}, {"max_us", row.max_us}, {"rebuilt_bytes_per_second", row.rebuilt_bytes_per_second}});
     }
     std::printf("%s\n", json.dump(2).c_str());
     return {};
   }
-  std::printf("coded 6+3 over nine folders of one disk, %s; updates of 4 KiB, one at a time\n%-28s %9s %10s %10s %14s\n", human_bytes(bytes).c_str(), "beside them", "updates", "p50 us", "p99 us", "rebuilt MB/s");
+  std::printf("coded 6+3 over nine folders of one disk, %s; updates of 4 KiB, one at a time\n%-28s %9s %10s %10s %10s %10s %14s\n", human_bytes(bytes).c_str(), "beside them", "updates", "p50 us", "p99 us", "p99.9 us", "max us", "rebuilt MB/s");
   for (const Row& row : rows) {
     const std::string beside = !row.repairs ? "nothing" : row.rate == 0 ? "repair, no limit" : "repair, " + human_bytes(row.rate) + " a second";
-    std::printf("%-28s %9zu %10.0f %10.0f %14.1f\n", beside.c_str(), row.updates, row.p50_us, row.p99_us, row.rebuilt_bytes_per_second / 1e6);
+    std::printf("%-28s %9zu %10.0f %10.0f %10.0f %10.0f %14.1f\n", beside.c_str(), row.updates, row.p50_us, row.p99_us, row.p999_us, row.max_us, row.rebuilt_bytes_per_second / 1e6);
   }
   return {};
 }

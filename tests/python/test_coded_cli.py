@@ -196,10 +196,10 @@ def test_fsck_looks_at_every_copy(store: Path) -> None:
     assert run("fsck", coded(store)).returncode == 0
 
 
-def test_the_rate_of_the_scrub_is_part_of_the_composition(store: Path) -> None:
-    quiet = coded(store).replace("4+2", "4+2 scrub=0")
+def test_rates_are_part_of_the_composition(store: Path) -> None:
+    quiet = coded(store).replace("4+2", "4+2 scrub=0 repair=16MiB fold=16MiB")
     assert run("put", quiet, "z", store / "in" / "big").returncode == 0
-    assert json.loads(run("ls", quiet, "--json").stdout)["store"].startswith("coded(4+2 scrub=0, ")
+    assert json.loads(run("ls", quiet, "--json").stdout)["store"].startswith("coded(4+2 scrub=0 repair=16777216 fold=16777216, ")
     assert "is no option" in refused(1, "ls", coded(store).replace("4+2", "4+2 fast"))
 
 

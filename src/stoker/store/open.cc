@@ -1,9 +1,11 @@
 #include "stoker/store/open.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <charconv>
 #include <optional>
+#include <utility>
 
 #include "stoker/base/bytes.h"
 #include "stoker/store/coded/store.h"
@@ -11,7 +13,8 @@
 #include "stoker/store/memory_store.h"
 
 // Grammar of a composition:
-//   composition = "memory:" | "local:" volumes | volumes | "coded(" number "+" number [ " scrub=" bytes ] "," shards ")"
+//   composition = "memory:" | "local:" volumes | volumes | "coded(" number "+" number { " " rate "=" bytes } "," shards ")"
+//   rate        = "scrub" | "repair" | "fold", each once at most
 //   volumes     = path { "," path }
 //   shards      = as volumes, with blanks around commas; a path may hold one "{" number ".." number "}", which stands for each number
 // A path may hold anything but a comma; one that starts with a word and a colon is written after "local:".
@@ -80,6 +83,23 @@ Result<std::vector<std::string>> expand(const std::string& composition, std::str
   return paths;
 }
 
+// "scrub=4MiB repair=16MiB"
+Status parse_rates(const std::string& composition, std::string_view text, CodedPlan& plan) {
+  const std::array<std::pair<std::string_view, std::optional<uint64_t>*>, 3> rates = {{{"scrub=", &plan.scrub_rate}, {"repair=", &plan.busy_repair_rate}, {"fold=", &plan.busy_fold_rate}}};
+  for (text = trim(text); !text.empty(); text = trim(text)) {
+    const std::string_view word = text.substr(0, text.find(' '));
+    const auto rate = std::find_if(rates.begin(), rates.end(), [word](const auto& each) { return word.starts_with(each.first); });
+    const auto bytes = rate != rates.end() && !*rate->second ? parse_bytes(word.substr(rate->first.size())) : Result<uint64_t>(bad(composition, ""));
+    if (!bytes) {
+      return bad(composition, "'" + std::string(word) + "' is no option, or stands there twice; behind the code may stand how many bytes a second are scrubbed all the time, and moved by repair and by folds while others "
+                 "use the store: coded(6+3 scrub=4MiB repair=64MiB fold=64MiB, /disk{0..8}); scrub=0 is never, repair=0 and fold=0 are as fast as it goes");
+    }
+    *rate->second = *bytes;
+    text.remove_prefix(word.size());
+  }
+  return {};
+}
+
 bool is_coded(std::string_view text) { return text.starts_with("coded("); }
 
 }  // namespace
@@ -95,16 +115,11 @@ Result<std::optional<CodedPlan>> coded_plan(const std::string& composition) {
   if (plus == std::string_view::npos || comma == std::string_view::npos || plus > comma) return bad(composition, std::string("a code and its disks are needed; ") + how);
   const auto k = number(trim(text.substr(0, plus)));
   const std::string_view behind = trim(text.substr(plus + 1, comma - plus - 1));
-  const std::string_view option = behind.find(' ') == std::string_view::npos ? std::string_view() : trim(behind.substr(behind.find(' ')));
-  const auto m = number(behind.substr(0, behind.find(' ')));
+  const std::string_view code_end = behind.substr(0, behind.find(' '));
+  const auto m = number(code_end);
   if (!k || !m) return bad(composition, std::string("the code is no pair of numbers; ") + how);
   CodedPlan plan{*k, *m, {}, {}};
-  if (!option.empty()) {
-    constexpr std::string_view kScrub = "scrub=";
-    const auto rate = option.starts_with(kScrub) ? parse_bytes(option.substr(kScrub.size())) : Result<uint64_t>(uint64_t{0});
-    if (!option.starts_with(kScrub) || !rate) return bad(composition, "'" + std::string(option) + "' is no option; behind the code may stand how many bytes a second are scrubbed all the time: coded(6+3 scrub=4MiB, /disk{0..8}), or scrub=0");
-    plan.scrub_rate = *rate;
-  }
+  STOKER_TRY(parse_rates(composition, behind.substr(code_end.size()), plan));
   std::string list;
   for (std::string_view rest = text.substr(comma + 1);;) {
     const size_t next = rest.find(',');

@@ -19,9 +19,13 @@ struct CodedWorldOptions {
   uint32_t segments = 8;
   bool background = true;
   uint64_t scrub_rate = 0;             // of the scrub that goes on by itself; 0: none
+  uint64_t repair_rate = 0, busy_repair_rate = 0, fold_rate = 0, busy_fold_rate = 0;  // as in CodedOptions
+  const Clock* clock = nullptr;        // that rates are counted by; null: the real one, as the engine's stands still while nobody transfers
   const ClassTree* tree = nullptr;     // that tells classes; null: the one that ships
   bool faults = false;                 // transfers that are short or interrupted
   uint64_t seed = 1;
+  uint64_t budget_bytes = UINT64_MAX;  // the cap on memory
+  uint64_t latency_ns = 0;             // of each transfer, and nothing else takes time: what starts together takes one of them
 };
 
 class CodedWorld final : public StoreWorld {
@@ -37,10 +41,16 @@ class CodedWorld final : public StoreWorld {
     }
     SimDevice device;
     device.seed = options_.seed;
-    auto engine = std::move(*SimEngine::make(disk_, 64, device));
-    const Clock& clock = static_cast<SimEngine&>(*engine).clock();
     RuntimeOptions runtime;
     runtime.cpu_threads = 1;
+    runtime.budget_bytes = options_.budget_bytes;
+    if (options_.latency_ns != 0) {
+      device.latency_ns = options_.latency_ns;
+      device.jitter_ns = 0;
+      runtime.depth = 1024;
+    }
+    auto engine = std::move(*SimEngine::make(disk_, runtime.depth, device));
+    const Clock& clock = static_cast<SimEngine&>(*engine).clock();
     runtime_ = std::move(*RuntimeOwner::make(std::move(engine), runtime, clock));
   }
 
@@ -63,21 +73,27 @@ class CodedWorld final : public StoreWorld {
     coded.segments = options_.segments;
     coded.background = options_.background;
     coded.scrub_rate = options_.scrub_rate;
+    coded.repair_rate = options_.repair_rate;
+    coded.busy_repair_rate = options_.busy_repair_rate;
+    coded.fold_rate = options_.fold_rate;
+    coded.busy_fold_rate = options_.busy_fold_rate;
+    coded.clock = options_.clock != nullptr ? options_.clock : &Clock::real();
     coded.tree = options_.tree;
-    coded.busy_repair_rate = 0;  // by the real clock: tests do not wait for it
     return CodedStore::open({options_.k, options_.m, paths_}, runtime_->runtime(), options, coded);
   }
-  Result<std::unique_ptr<CodedStore>> open_small(bool read_only = false) {
+  Result<std::unique_ptr<CodedStore>> open_small(bool read_only = false, uint32_t chunk_bytes = 64 << 10) {
     StoreOptions options;
     options.create = !read_only;
     options.read_only = read_only;
-    options.capacity_bytes = 4 << 20;
-    options.chunk_bytes = 64 << 10;
+    options.capacity_bytes = uint64_t{64} * chunk_bytes;
+    options.chunk_bytes = chunk_bytes;
     options.objects_max = 64;
     return open_coded(options);
   }
 
   SimDisk& disk() { return *disk_; }
+  // How many transfers there were one after the other: needs a latency.
+  uint64_t waits() const { return runtime_->loop().clock().now_ns() / options_.latency_ns; }
   // From the next opening on, it works by itself, and scrubs at this rate.
   void begin_background(uint64_t scrub_rate) {
     options_.background = true;

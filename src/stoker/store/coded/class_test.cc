@@ -184,15 +184,15 @@ TEST(CodedClass, DecidesWhatStaysInTheLog) {
   std::map<std::string, Bytes> content;
   for (const Class each : kEach) {
     const std::string key(kClasses[static_cast<size_t>(each)]);
-    content[key] = put(*store, key, 200'000, 1);
+    content[key] = put(*store, key, 262'144, 1);
     state(*store, key, each);
   }
   // Small enough to be logged whatever it is; the background folds what will not be rewritten, and that only.
   for (auto& [key, bytes] : content) update(*store, key, bytes, 8192, 8192, 2);
   ASSERT_TRUE(comes([&] { return store->health().newer_blocks == 2; }));
   EXPECT_EQ(store->health().folds, 2U);
-  // More than half of the log: what is rewritten goes, too.
-  for (uint64_t i = 0; i < 70; ++i) update(*store, "read_write", content["read_write"], i % 40 * 4096, 4096, 10 + i);
+  // More than half of the log, and needed there: what is rewritten goes, too.
+  for (uint64_t i = 0; i < 70; ++i) update(*store, "read_write", content["read_write"], i % 64 * 4096, 4096, 10 + i);
   ASSERT_TRUE(comes([&] { return store->health().folds > 2; }));
   for (const auto& [key, bytes] : content) EXPECT_EQ(read_all(*store, key), bytes);
 }

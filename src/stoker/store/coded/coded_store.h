@@ -23,6 +23,7 @@
 #include "stoker/store/coded/shards.h"
 #include "stoker/store/coded/headers.h"
 #include "stoker/store/coded/pace.h"
+#include "stoker/store/coded/rows.h"
 #include "stoker/store/coded/staged.h"
 #include "stoker/store/coded/store.h"
 #include "stoker/store/coded/table.h"
@@ -49,6 +50,7 @@ struct Health {
   uint64_t mended_blocks = 0;
   uint64_t rebuilt_bytes = 0;         // of shards that were made anew or came back
   uint64_t folds = 0;                 // stripes folded
+  uint64_t awaited_folds = 0;         // of these, while a commit waited for room in a log
   uint64_t lost_chunks = 0;           // of which not all could be rebuilt or mended
   uint64_t stuck_stripes = 0;         // that cannot be folded
   std::string lost_why;               // of the first of these
@@ -75,6 +77,8 @@ class CodedStore final : public Store {
   Health health() const;
   // Folds all that is in the log. Nothing else is done meanwhile.
   Future<void> fold_all();
+  // Folds what is in the log by now, in steps between commits, as the rate of folds allows: the next opening finds nothing to do.
+  Future<void> drain();
   // Looks at everything that is on the live shards, once, and mends what differs from what the others say; then as repair(). `report` is the
   // writer's until it is done.
   Future<void> scrub(std::shared_ptr<ScrubReport> report);
@@ -101,7 +105,15 @@ class CodedStore final : public Store {
   // What goes on between batches, a step at a time, until one returns false.
   struct Job {
     std::function<Result<bool>()> step;
+    Pace* pace;  // that it keeps to
     Promise<void> done;
+  };
+  static constexpr size_t kRowsAStep = 64;  // folded in a step that a commit may find before it
+  // How much a step of folding takes on.
+  struct FoldBounds {
+    size_t stripes;
+    size_t rows = SIZE_MAX;
+    bool spare = false;  // what is still rewritten stays in the log
   };
   // A piece of a read: blocks that stand together in one place.
   struct Run {
@@ -112,6 +124,7 @@ class CodedStore final : public Store {
     ValRef val;
     size_t index = 0;  // of the first block in the VAL
     std::byte* into = nullptr;
+    Run part(size_t from_block, size_t blocks) const { return {from, stripe, chunk, first + from_block, blocks, val, index + from_block, into + from_block * kBlock}; }
   };
   // Blocks of one chunk on their way into the logs.
   struct NewVal {
@@ -126,6 +139,12 @@ class CodedStore final : public Store {
     uint64_t announced = 0;  // if so, its first size
     std::optional<Class> stated;
     std::vector<std::pair<uint64_t, size_t>> writes;
+  };
+  // Memory for some blocks of each of `rows` rows.
+  struct Scratch {
+    Grant grant;
+    AlignedBytes bytes;
+    size_t rows = 0;
   };
   // What one commit of a batch is about to do.
   struct Prepared {
@@ -147,13 +166,18 @@ class CodedStore final : public Store {
   ObjectInfo info_of(std::string_view key, const Object& object) const;  // with mutex_
   Status read_now(std::string_view key, const ObjectPtr& object, uint64_t offset, Slice into, Priority priority);
   Status load_headers(const StripePtr& stripe, Priority priority);
+  Status load_headers_paced(const StripePtr& stripe);  // rebuild.cc: for what goes on in the background
   bool read_headers(const Stripe& stripe, Priority priority, RawHeaders& raw, std::string& why);
   void plan_chunk(const StripePtr& stripe, size_t chunk, size_t first, size_t count, std::byte* into, std::vector<Run>& runs) const;  // with mutex_
-  Status fetch(std::vector<Run>& runs, Priority priority);
-  Status fetch_from_log(const Run& run, Priority priority);
-  Status fetch_degraded(const Run& run, Priority priority);
-  // The bases of rows [first, first + count): chunk c goes to blocks + c * count * kBlock. At least the wanted positions are there then.
-  Status read_rows(const Stripe& stripe, size_t first, size_t count, uint32_t wanted, std::span<std::byte> blocks, Priority priority, uint32_t avoid = 0);
+  Status fetch(const std::vector<Run>& runs, Priority priority);
+  std::vector<Run> wrong_of(const std::vector<Run>& runs, const std::vector<size_t>& ops, const ShardBatch& batch) const;
+  Status fetch_from_logs(std::vector<Run> left, Priority priority);
+  Status fetch_degraded(std::vector<Run> left, Priority priority);
+  // From the cap: for so many rows, or fewer where it does not allow that; for one at least.
+  Result<Scratch> take_scratch(size_t rows, size_t blocks_a_row, std::string_view who) const;
+  // Bases, of all of these at once; each has its own answer.
+  void read_rows(std::span<RowsWanted> all, Priority priority);
+  size_t add_reads(ShardBatch& batch, const RowsWanted& rows, size_t c, std::byte* into) const;
   ShardSet live() const;
   uint32_t live_positions(const Stripe& stripe) const;
 
@@ -162,16 +186,23 @@ class CodedStore final : public Store {
   void serve(std::vector<Request> batch);
   uint64_t log_bytes(const TransactionState& state) const;
   void work_on(Job& job);
-  bool background_step();  // false: there is nothing to do
-  bool patrol_step();      // likewise, or not yet
+  // All three: false: there is nothing to do, or not yet.
+  bool background_step(bool idle);
+  bool relieve_log();
+  bool patrol_step();
+  bool refused() const;
+  void used();  // any thread: somebody uses the store
+  Future<void> add_job(std::function<Result<bool>()> step, Pace& pace);  // any thread
   Status keep_scrubbed(const ScrubReport& report, std::chrono::seconds pause);
-  Future<void> add_job(std::function<Result<bool>()> step);  // any thread
   // commit.cc: the writer thread
   void commit_batch(std::vector<Request> batch);
   void prepare(Prepared& commit, uint64_t& table_bytes);
   std::vector<StagedStripe*> write_better(Prepared& commit, TransactionState& state);
   Status name_stripes(Prepared& commit, const TransactionState& state, uint64_t& table_bytes) const;
+  Result<Grant> take_frames(const std::vector<Request>& batch) const;
   Status write_fresh(const Prepared& commit, const StagedStripe& staged, ShardSet& touched);
+  Headers plan_fresh(const Prepared& commit, const StagedStripe& staged) const;
+  Status write_fresh_rows(const StagedStripe& staged, size_t first, const Scratch& memory, uint32_t positions, Headers& headers, ShardSet& failed);
   Status append_vals(std::vector<Prepared>& commits, ShardSet& touched);
   Status append_commits(std::vector<Prepared>& commits);
   void flip(std::vector<Prepared>& commits);
@@ -192,8 +223,9 @@ class CodedStore final : public Store {
   void set_trouble(ShardSet set, const std::string& why);
 
   // fold.cc, resync.cc: the writer thread
-  // With `spare`, what is still rewritten stays in the log.
-  Result<size_t> fold_step(size_t stripes_max, bool spare = false);
+  Result<size_t> fold_step(const FoldBounds& bounds);               // how many stripes were folded
+  Result<size_t> fold_paced(const FoldBounds& bounds, Pace& pace);  // the same, and what it moved is spent
+  bool folded_up_to(Stamp stamp) const;                             // but for stripes that cannot be
   // rebuild.cc: the writer thread
   struct Compared {
     Headers next;                    // with what was found out of this chunk
@@ -204,16 +236,27 @@ class CodedStore final : public Store {
   };
   bool adopt(Headers& headers, const RawHeaders& own, size_t position) const;
   void install(const StripePtr& stripe, Headers headers);
-  Result<Compared> compare(const StripePtr& stripe, size_t position);
+  struct Piece {
+    size_t first_page = 0, pages = 0;  // of a chunk's header
+    size_t first = 0, rows = 0;        // that these are of
+  };
+  Result<Compared> compare(const StripePtr& stripe, size_t position, const Piece& piece);
   struct Rebuilt {
     size_t blocks = 0, pages = 0;  // that were wrong and are right now
     size_t lost = 0;               // blocks that could not be decoded
     std::string why;               // of the first of these
   };
-  // Makes the chunk at this position right on its shard, live or not, where it differs from what the others say.
-  Result<Rebuilt> rebuild(const StripePtr& stripe, size_t position);
+  // A chunk on its way to be right on its shard, live or not, where it differs from what the others say: so far up to `page`.
+  struct Rebuilding {
+    std::weak_ptr<Stripe> stripe;  // weak: what is removed meanwhile frees its slots
+    size_t position = 0, page = 0;
+    Rebuilt done = {};
+  };
+  Result<bool> rebuild_step(Rebuilding& chunk);                         // about kRowsRebuilt rows; false: that was the last
+  Result<Rebuilt> rebuild(const StripePtr& stripe, size_t position);  // all steps
+  Status rebuild_piece(const StripePtr& stripe, size_t position, const Piece& piece, Rebuilt& done);
   void note_loss(const StripePtr& stripe, size_t position, const std::string& why);
-  Status decode_wrong(const Stripe& stripe, size_t position, Compared& found, AlignedBytes& chunk, Rebuilt& rebuilt);
+  Status decode_wrong(const Stripe& stripe, size_t position, const Piece& piece, Compared& found, AlignedBytes& blocks, Rebuilt& done);
   // resync.cc: the writer thread
   Result<bool> repair_step();  // false: there is nothing to do
   Result<bool> mend_step();    // false: there is nothing to do
@@ -223,7 +266,9 @@ class CodedStore final : public Store {
   StripePtr next_to_join();    // null: the joining shard has all
   using Urgency = std::tuple<size_t, size_t, uint64_t>;
   Urgency urgency(const Stripe& stripe) const;  // with mutex_
-  Status join(const StripePtr& stripe);
+  Status begin_to_join(const StripePtr& stripe);
+  Status join_step();
+  Status join_again(const StripePtr& stripe);
   Status forget(const StripePtr& stripe, size_t position);
   Status admit();
   void end_joining();
@@ -268,6 +313,8 @@ class CodedStore final : public Store {
   uint64_t images_ = 0;                                   // written since it was opened
   std::vector<SegmentRef> stand_ins_;                     // of folds that could not be finished
   std::optional<size_t> joining_;                         // the shard that is being resynced
+  std::optional<Rebuilding> joining_chunk_;               // of it, that has not all of its rows yet
+  std::optional<Rebuilding> mending_;
   std::vector<std::pair<uint64_t, size_t>> to_mend_;      // some of bad_, the last one first
   std::vector<std::weak_ptr<Stripe>> to_join_;            // stripes to look at, the last one first
   std::set<uint64_t> joined_;                             // stripes that it has by now
@@ -276,7 +323,9 @@ class CodedStore final : public Store {
   ShardSet renewed_ = 0;                                  // left out and brought back by a scrub, to have log and table readable
   Pace patrol_pace_;
   std::chrono::steady_clock::time_point patrol_after_;    // none before
-  size_t folded_since_image_ = 0;                         // stripes
+  uint64_t moved_ = 0;                                    // bytes, by folds and table images since it was opened
+  uint64_t image_cost_ = 0;                               // of these by the newest image
+  uint64_t moved_at_image_ = 0;                           // when that was written
 
   std::mutex queue_mutex_;  // guards what follows
   std::condition_variable queued_;
@@ -284,7 +333,8 @@ class CodedStore final : public Store {
   std::deque<Job> jobs_;
   bool stopping_ = false;
 
-  Pace pace_;
+  Pace pace_;       // of repair and scrub
+  Pace fold_pace_;
 
   std::unique_ptr<Pool> readers_;
   std::thread writer_;

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
 #include <cerrno>
@@ -458,23 +459,26 @@ TEST_F(CodedFiles, BadPlansAreRefusedInASentence) {
   }
 }
 
-TEST_F(CodedFiles, TheRateOfTheScrubStandsBehindTheCode) {
-  const auto rate = [&](const std::string& code) {
+TEST_F(CodedFiles, TheRatesStandBehindTheCode) {
+  using Rates = std::array<std::optional<uint64_t>, 3>;  // of scrub, repair, folds
+  const auto rates = [&](const std::string& code) -> Rates {
     const auto plan = coded_plan(composition(code, "/d{0..2}"));
     EXPECT_OK(plan);
-    return plan && *plan ? (*plan)->scrub_rate : std::nullopt;
+    return plan && *plan ? Rates{{(*plan)->scrub_rate, (*plan)->busy_repair_rate, (*plan)->busy_fold_rate}} : Rates();
   };
-  EXPECT_EQ(rate("2+1"), std::nullopt);
-  EXPECT_EQ(rate("2+1 scrub=0"), 0U);
-  EXPECT_EQ(rate(" 2 + 1  scrub=4MiB "), 4U << 20);
-  for (const char* wrong : {"2+1 scrub", "2+1 scrub=fast", "2+1 rate=1", "2+1 scrub=1 scrub=2"}) {
+  EXPECT_EQ(rates("2+1"), Rates());
+  EXPECT_EQ(rates("2+1 scrub=0"), (Rates{{0, {}, {}}}));
+  EXPECT_EQ(rates(" 2 + 1  scrub=4MiB "), (Rates{{4U << 20, {}, {}}}));
+  EXPECT_EQ(rates("2+1 repair=16MiB"), (Rates{{{}, 16U << 20, {}}}));
+  EXPECT_EQ(rates("2+1  fold=1MiB  scrub=0 repair=0"), (Rates{{0, 0, 1U << 20}}));
+  for (const char* wrong : {"2+1 scrub", "2+1 scrub=fast", "2+1 rate=1", "2+1 scrub=1 scrub=2", "2+1 repair", "2+1 repair=-1", "2+1 fold=1 x"}) {
     const auto plan = coded_plan(composition(wrong, "/d{0..2}"));
     ASSERT_FALSE(plan) << wrong;
-    EXPECT_TRUE(says(plan.error().what, "scrub=4MiB")) << plan.error().what;
+    EXPECT_TRUE(says(plan.error().what, "repair=64MiB")) << plan.error().what;
   }
-  const auto store = open("2+1 scrub=1MiB", "/d{0..2}");
+  const auto store = open("2+1 scrub=1MiB repair=2MiB fold=3MiB", "/d{0..2}");
   ASSERT_OK(store);
-  EXPECT_TRUE(says((*store)->info().composition, "coded(2+1 scrub=1048576, ")) << (*store)->info().composition;
+  EXPECT_TRUE(says((*store)->info().composition, "coded(2+1 scrub=1048576 repair=2097152 fold=3145728, ")) << (*store)->info().composition;
   EXPECT_OK(coded_plan((*store)->info().composition));
 }
 

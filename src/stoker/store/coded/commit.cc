@@ -7,11 +7,13 @@
 #include "stoker/store/coded/coded_store.h"
 #include "stoker/store/coded/headers.h"
 #include "stoker/store/coded/mutation.h"
+#include "stoker/store/coded/rows.h"
 
 namespace stoker::coded {
 namespace {
 
 constexpr const char* kWhere = "store/coded/commit";
+constexpr size_t kFreshRows = 256;  // of a stripe that is written anew, in memory at once
 constexpr int kPlacementTries = 64;  // with more shards than chunks: stripes that would need a full shard are passed over
 
 // An update of blocks in one chunk that changes no size: one VAL a shard says it all.
@@ -51,13 +53,30 @@ Result<StripePtr> CodedStore::make_stripe(Class expected) {
   return make_error(Code::out_of_space, "the coded store of " + human_bytes(info().capacity_bytes) + " is full; remove objects", kWhere);
 }
 
+// For the frames of the logs: VALs go to 1 + m shards, a COMMIT to all.
+Result<Grant> CodedStore::take_frames(const std::vector<Request>& batch) const {
+  uint64_t bytes = 0;
+  for (const Request& request : batch) bytes += (1 + shape_.m) * request.state->log_bytes + shape_.shards * (log_bytes(*request.state) - request.state->log_bytes);
+  return runtime_.budget.take(bytes, "the log records of a commit of a coded store");
+}
+
 void CodedStore::commit_batch(std::vector<Request> batch) {
-  std::vector<Prepared> commits;
-  ShardSet touched = 0;
-  Version next = 0;
   uint64_t bytes = 4 * kBlock;
   for (const Request& request : batch) bytes += log_bytes(*request.state);
   Status status = make_room(bytes);
+  auto frames = status ? take_frames(batch) : Result<Grant>(status.error());
+  if (!frames) status = frames.error();
+  if (!status && status.error().code == Code::over_budget && batch.size() > 1) {  // each by itself may fit the cap
+    for (Request& request : batch) {
+      std::vector<Request> one;
+      one.push_back(std::move(request));
+      commit_batch(std::move(one));
+    }
+    return;
+  }
+  std::vector<Prepared> commits;
+  ShardSet touched = 0;
+  Version next = 0;
   uint64_t table_bytes = 0;  // added by the commits before
   {
     std::lock_guard lock(mutex_);
@@ -106,7 +125,8 @@ void CodedStore::commit_batch(std::vector<Request> batch) {
   done.reserve(going.size() + failed.size());
   for (const Prepared& commit : going) done.emplace_back(commit.request, number_of(commit.stamp));
   for (const auto& [request, why] : failed) done.emplace_back(request, why.error());
-  // Whoever is told finds the space free that the commit gave up: we hold none of its stripes any more.
+  // Whoever is told finds the space free that the commit gave up: we hold none of its stripes any more, and no memory for it.
+  if (frames) *frames = Grant();
   going.clear();
   commits.clear();
   for (Request& request : batch) request.state.reset();
@@ -193,103 +213,121 @@ Status CodedStore::name_stripes(Prepared& commit, const TransactionState& state,
   return {};
 }
 
-namespace {
+// What the fresh stripe will hold of its own: old blocks where they are not overwritten, and the new ones.
+Headers CodedStore::plan_fresh(const Prepared& commit, const StagedStripe& staged) const {
+  Headers headers = blank_headers(shape_);
+  std::lock_guard lock(mutex_);
+  for (size_t chunk = 0; chunk < shape_.k; ++chunk) {
+    const auto over = staged.chunks.find(chunk);
+    for (size_t row = 0; row < shape_.rows(); ++row) {
+      const size_t at = row * shape_.k + chunk;
+      const bool old = staged.base && (staged.base->headers->versions[at] != 0 || staged.base->overlay.contains(at));
+      const bool written = over != staged.chunks.end() && over->second.rows[row];
+      if (old || written) headers.versions[at] = commit.stamp;
+    }
+  }
+  return headers;
+}
 
-// All chunks of a stripe that is being made.
-struct Building {
-  AlignedBytes memory;
-  size_t chunk_bytes;
-  std::byte* at(size_t chunk, size_t row) const { return memory.data() + chunk * chunk_bytes + row * kBlock; }
-};
-
-}  // namespace
-
-// Old content where it is not overwritten, the new blocks, and their parity go into the slots of the fresh stripe.
+// Old content where it is not overwritten, the new blocks, and their parity go into the slots of the fresh stripe, some rows at a time.
 Status CodedStore::write_fresh(const Prepared& commit, const StagedStripe& staged, ShardSet& touched) {
   const Stripe& fresh = *staged.fresh;
-  Building all{AlignedBytes(shape_.n() * shape_.chunk_bytes), shape_.chunk_bytes};
-  std::memset(all.memory.data(), 0, shape_.stripe_bytes());
-  Headers headers = blank_headers(shape_);
-  if (staged.base) {
-    std::vector<Run> runs;
-    const StripePtr& base = staged.base;
-    STOKER_TRY(load_headers(base, Priority::write_back));
-    {
-      std::lock_guard lock(mutex_);
-      for (size_t chunk = 0; chunk < shape_.k; ++chunk) {
-        const auto over = staged.chunks.find(chunk);
-        for (size_t row = 0; row < shape_.rows(); ++row) {
-          if (over != staged.chunks.end() && over->second.rows[row]) continue;
-          const bool there = base->headers->versions[row * shape_.k + chunk] != 0 || base->overlay.contains(row * shape_.k + chunk);
-          if (!there) continue;
-          plan_chunk(base, chunk, row, 1, all.at(chunk, row), runs);
-          headers.versions[row * shape_.k + chunk] = commit.stamp;
-        }
-      }
-    }
-    STOKER_TRY(fetch(runs, Priority::write_back));
-  }
-  for (const auto& [position, chunk] : staged.chunks) {
-    for (size_t row = 0; row < shape_.rows(); ++row) {
-      if (!chunk.rows[row]) continue;
-      std::memcpy(all.at(position, row), chunk.bytes.data() + row * kBlock, kBlock);
-      headers.versions[row * shape_.k + position] = commit.stamp;
-    }
-  }
+  if (staged.base) STOKER_TRY(load_headers(staged.base, Priority::write_back));
+  Headers headers = plan_fresh(commit, staged);
   uint32_t positions = live_positions(fresh);
   // What comes while a shard is rebuilt goes there too, or it would never have all. It counts for nothing until then.
   size_t joining = shape_.n();
   if (joining_) joining = static_cast<size_t>(std::find(fresh.shards.begin(), fresh.shards.end(), *joining_) - fresh.shards.begin());
   if (joining < shape_.n()) positions |= uint32_t{1} << joining;
-  ShardBatch batch(*shards_, Priority::write_back);
-  std::vector<AlignedBytes> pages;
-  const auto is_live = [&](size_t c) { return (positions >> c & 1) != 0; };
-  // Rows in which anything was written, as many as stand together at once.
+  ShardSet failed = 0;
   for (size_t first = 0; first < shape_.rows();) {
-    size_t end = first;
-    while (end < shape_.rows() && !row_is_blank(shape_, headers, end)) ++end;
-    if (end == first) {
+    if (row_is_blank(shape_, headers, first)) {
       ++first;
       continue;
     }
-    const size_t count = end - first;
-    std::vector<std::vector<uint32_t>> crcs(shape_.n(), std::vector<uint32_t>(count));
-    std::vector<codec::Source> sources(shape_.k);
-    std::vector<codec::Target> targets(shape_.m);
-    for (size_t c = 0; c < shape_.k; ++c) sources[c] = {{all.at(c, first), count * kBlock}, crcs[c]};
-    for (size_t j = 0; j < shape_.m; ++j) targets[j] = {{all.at(shape_.k + j, first), count * kBlock}, crcs[shape_.k + j]};
-    STOKER_TRY(code_.encode(sources, targets));
-    for (size_t c = 0; c < shape_.n(); ++c) {
-      for (size_t row = first; row < end; ++row) {
-        const bool written = c >= shape_.k || headers.versions[row * shape_.k + c] != 0;
-        headers.crcs[row * shape_.n() + c] = written ? crcs[c][row - first] : 0;
-        if (c >= shape_.k && !is_live(c)) headers.unsound[row * shape_.m + c - shape_.k] = true;
-      }
-      for (size_t row = first; row < end && is_live(c);) {
-        size_t to = row;
-        while (to < end && (c >= shape_.k || headers.versions[to * shape_.k + c] != 0)) ++to;
-        if (to > row) batch.write(fresh.shards[c], shape_.block_at(fresh.slots[c], row), {all.at(c, row), (to - row) * kBlock, -1});
-        row = to + 1;
-      }
-    }
-    first = end;
+    STOKER_ASSIGN(const Scratch memory, take_scratch(std::min(kFreshRows, shape_.rows() - first), shape_.n(), "writing a stripe of a coded store"));
+    STOKER_TRY(write_fresh_rows(staged, first, memory, positions, headers, failed));
+    first += memory.rows;
   }
   // All pages of all chunks: a page that is not there is then a lost one, never one that was not written.
+  ShardBatch batch(*shards_, Priority::write_back);
+  std::vector<AlignedBytes> pages;
   for (size_t c = 0; c < shape_.n(); ++c) {
-    for (size_t page = 0; page < shape_.pages() && is_live(c); ++page) {
+    if (!is_set(positions, c)) continue;
+    for (size_t page = 0; page < shape_.pages(); ++page) {
       const HeaderPage header = page_of(shape_, fresh.id, headers, c, page);
       headers.counters[c * shape_.pages() + page] = header.counter;
       encode_page(shape_, shards_->store(), header, pages.emplace_back(kBlock).span());
       batch.write(fresh.shards[c], shape_.page_at(fresh.slots[c], page, header.counter), pages.back().slice());
     }
-    if (is_live(c)) touched |= shard_bit(fresh.shards[c]);
+    touched |= shard_bit(fresh.shards[c]);
   }
-  const ShardSet failed = batch.run();
-  if (failed != 0) STOKER_TRY(drop_shards(failed, batch.why()));
+  if (const ShardSet now = batch.run(); now != 0) {
+    failed |= now;
+    STOKER_TRY(drop_shards(now, batch.why()));
+  }
   if (joining < shape_.n() && (failed & shard_bit(*joining_)) == 0) joined_.insert(fresh.id);
   std::lock_guard lock(mutex_);
   staged.fresh->headers = std::move(headers);
   return {};
+}
+
+// The rows from `first` on that `memory` is for. Of those in which nothing is written nothing is.
+Status CodedStore::write_fresh_rows(const StagedStripe& staged, size_t first, const Scratch& memory, uint32_t positions, Headers& headers, ShardSet& failed) {
+  const Stripe& fresh = *staged.fresh;
+  const size_t rows_end = first + memory.rows;
+  const auto at = [&](size_t chunk, size_t row) { return memory.bytes.data() + (chunk * memory.rows + row - first) * kBlock; };
+  std::memset(memory.bytes.data(), 0, shape_.k * memory.rows * kBlock);
+  std::vector<std::pair<size_t, size_t>> old;  // chunk, row
+  for (size_t chunk = 0; chunk < shape_.k; ++chunk) {
+    const auto over = staged.chunks.find(chunk);
+    for (size_t row = first; row < rows_end; ++row) {
+      if (over != staged.chunks.end() && over->second.rows[row]) {
+        std::memcpy(at(chunk, row), over->second.bytes.data() + row * kBlock, kBlock);
+      } else if (headers.versions[row * shape_.k + chunk] != 0) {
+        old.emplace_back(chunk, row);
+      }
+    }
+  }
+  std::vector<Run> runs;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [chunk, row] : old) plan_chunk(staged.base, chunk, row, 1, at(chunk, row), runs);
+  }
+  STOKER_TRY(fetch(runs, Priority::write_back));
+  ShardBatch batch(*shards_, Priority::write_back);
+  for (size_t begin = first; begin < rows_end;) {  // rows in which anything is written, as many as stand together at once
+    size_t end = begin;
+    while (end < rows_end && !row_is_blank(shape_, headers, end)) ++end;
+    if (end == begin) {
+      ++begin;
+      continue;
+    }
+    const size_t count = end - begin;
+    std::vector<std::vector<uint32_t>> crcs(shape_.n(), std::vector<uint32_t>(count));
+    std::vector<codec::Source> sources(shape_.k);
+    std::vector<codec::Target> targets(shape_.m);
+    for (size_t c = 0; c < shape_.k; ++c) sources[c] = {{at(c, begin), count * kBlock}, crcs[c]};
+    for (size_t j = 0; j < shape_.m; ++j) targets[j] = {{at(shape_.k + j, begin), count * kBlock}, crcs[shape_.k + j]};
+    STOKER_TRY(code_.encode(sources, targets));
+    for (size_t c = 0; c < shape_.n(); ++c) {
+      for (size_t row = begin; row < end; ++row) {
+        const bool written = c >= shape_.k || headers.versions[row * shape_.k + c] != 0;
+        headers.crcs[row * shape_.n() + c] = written ? crcs[c][row - begin] : 0;
+        if (c >= shape_.k && !is_set(positions, c)) headers.unsound[row * shape_.m + c - shape_.k] = true;
+      }
+      for (size_t row = begin; row < end && is_set(positions, c);) {
+        size_t to = row;
+        while (to < end && (c >= shape_.k || headers.versions[to * shape_.k + c] != 0)) ++to;
+        if (to > row) batch.write(fresh.shards[c], shape_.block_at(fresh.slots[c], row), {at(c, row), (to - row) * kBlock, -1});
+        row = to + 1;
+      }
+    }
+    begin = end;
+  }
+  const ShardSet now = batch.run();
+  failed |= now;
+  return now == 0 ? Status() : drop_shards(now, batch.why());
 }
 
 // One frame a shard with all VALs that belong there; then everything the batch has written so far is flushed.

@@ -192,7 +192,7 @@ class Checking {
       for (size_t position = 0; position < store_.shape_.n(); ++position) {
         if ((live >> position & 1) == 0) continue;
         ++report_.chunks;
-        auto compared = store_.compare(stripe, position);
+        auto compared = store_.compare(stripe, position, {0, store_.shape_.pages(), 0, store_.shape_.rows()});
         if (compared) {
           single_copies_ += compared->bad_copies.size();
           compared->wrong_pages.insert(compared->lost_pages.begin(), compared->lost_pages.end());

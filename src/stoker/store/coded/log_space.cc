@@ -73,10 +73,17 @@ Status CodedStore::make_room(size_t bytes) {
   bool again = false;
   for (;;) {
     if (fits(bytes, kReserve)) return {};
-    STOKER_ASSIGN(const size_t folded, fold_step(kFoldAtOnce));
+    const auto done = fold_step({kFoldAtOnce});
+    if (!done && done.error().code != Code::over_budget) return done.error();
+    const size_t folded = done ? *done : 0;
+    {
+      std::lock_guard lock(mutex_);
+      counts_.awaited_folds += folded;
+    }
     const bool held = !since_image_.empty();
     if (held) STOKER_TRY(checkpoint());
     if (fits(bytes, kReserve)) return {};
+    if (!done) return done.error();
     if (folded > 0 || held) continue;
     // What could not be folded once may be by now.
     std::lock_guard lock(mutex_);
@@ -90,7 +97,7 @@ Status CodedStore::make_room(size_t bytes) {
 // Crash after crash must not eat up the segments that opening needs.
 Status CodedStore::restore_reserve() {
   while (free_segments() < kReserve) {
-    const auto folded = fold_step(kFoldAtOnce);
+    const auto folded = fold_step({kFoldAtOnce});
     if (folded) STOKER_TRY(checkpoint());
     if (!folded || *folded == 0) {
       log().warn("the logs of the coded store are nearly full and cannot be folded");
@@ -133,6 +140,9 @@ Status CodedStore::checkpoint() {
   }
   ++images_;
   const ShardSet set = live();
+  image_cost_ = bytes * static_cast<uint64_t>(std::popcount(set));
+  moved_ += image_cost_;
+  moved_at_image_ = moved_;
   const auto write = [&](ShardSet to) -> ShardSet {
     ShardBatch batch(*shards_, Priority::write_back);
     for (size_t shard = 0; shard < shape_.shards; ++shard) {
@@ -148,7 +158,6 @@ Status CodedStore::checkpoint() {
   if (failed != 0) STOKER_TRY(drop_shards(failed, "writing the object table failed"));
   STOKER_TRY(flush(set));
   since_image_.clear();
-  folded_since_image_ = 0;
   image_stamp_ = stamp;
   return {};
 }

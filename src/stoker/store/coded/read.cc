@@ -2,16 +2,20 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <iterator>
+#include <utility>
 
 #include "stoker/base/crc32c.h"
 #include "stoker/store/coded/coded_store.h"
 #include "stoker/store/coded/headers.h"
 #include "stoker/store/coded/mutation.h"
+#include "stoker/store/coded/rows.h"
 
 namespace stoker::coded {
 namespace {
 
 constexpr const char* kWhere = "store/coded/read";
+constexpr size_t kDecodedAtOnce = 64;  // rows
 
 Error no_object(std::string_view key) { return make_error(Code::not_found, "there is no object '" + std::string(key) + "'", kWhere); }
 Error no_snapshot(std::string_view name) { return make_error(Code::not_found, "there is no snapshot '" + std::string(name) + "': a coded store has none", kWhere); }
@@ -21,8 +25,6 @@ Status check_range(std::string_view key, uint64_t object_bytes, uint64_t offset,
   return make_error(Code::invalid_argument, "bytes " + std::to_string(offset) + " to " + std::to_string(offset + bytes) + " are beyond the end of '" + std::string(key) + "', which has " +
                     std::to_string(object_bytes) + "; resize it first", kWhere);
 }
-
-bool is_set(uint32_t set, size_t position) { return (set >> position & 1) != 0; }
 
 }  // namespace
 
@@ -53,7 +55,7 @@ Result<std::vector<ObjectInfo>> CodedStore::list(std::string_view prefix, std::s
 Future<void> CodedStore::read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) {
   if (!options.snapshot.empty()) return no_snapshot(options.snapshot);
   if (options.priority != Priority::scrub) {
-    pace_.used();
+    used();
     std::lock_guard lock(mutex_);
     if (table_.find(key)) classes_.see(class_id(key), {class_volume(key), false, offset, into.size});
   }
@@ -205,8 +207,30 @@ void CodedStore::plan_chunk(const StripePtr& stripe, size_t chunk, size_t first,
   }
 }
 
-// All runs at once from where they should be; those that fail there one by one from elsewhere.
-Status CodedStore::fetch(std::vector<Run>& runs, Priority priority) {
+// The blocks of these runs that did not come, or not right: neighbours as one run.
+std::vector<CodedStore::Run> CodedStore::wrong_of(const std::vector<Run>& runs, const std::vector<size_t>& ops, const ShardBatch& batch) const {
+  std::vector<Run> wrong;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const Run& run = runs[i];
+    const bool came = ops[i] != SIZE_MAX && batch.ok(ops[i]);
+    bool goes_on = false;
+    for (size_t b = 0; b < run.count; ++b) {
+      const uint32_t crc = run.from == Run::From::log ? run.val->crcs[run.index + b] : run.stripe->headers->crcs[(run.first + b) * shape_.n() + run.chunk];
+      const bool right = came && (mutated(Mutation::skip_crc) || crc32c(run.into + b * kBlock, kBlock) == crc);
+      if (right) {
+        goes_on = false;
+      } else if (std::exchange(goes_on, true)) {
+        ++wrong.back().count;
+      } else {
+        wrong.push_back(run.part(b, 1));
+      }
+    }
+  }
+  return wrong;
+}
+
+// All runs at once from where they should be; what of them is not right there from elsewhere, again all at once.
+Status CodedStore::fetch(const std::vector<Run>& runs, Priority priority) {
   const ShardSet live_now = live();
   ShardBatch batch(*shards_, priority);
   std::vector<size_t> ops(runs.size(), SIZE_MAX);
@@ -214,195 +238,164 @@ Status CodedStore::fetch(std::vector<Run>& runs, Priority priority) {
     const Run& run = runs[i];
     const Slice into{run.into, run.count * kBlock, -1};
     if (run.from == Run::From::log) {
-      const Place& place = run.val->places.front();
-      if ((live_now & shard_bit(place.shard)) != 0) ops[i] = batch.read(place.shard, place.offset + run.index * kBlock, into);
+      if (const Place* place = run.val->live_place(live_now, 0)) ops[i] = batch.read(place->shard, place->offset + run.index * kBlock, into);
     } else {
       const size_t shard = run.stripe->shards[run.chunk];
       if ((live_now & shard_bit(shard)) != 0 && run.stripe->overrides.empty()) ops[i] = batch.read(shard, shape_.block_at(run.stripe->slots[run.chunk], run.first), into);
     }
   }
   batch.run();
-  for (size_t i = 0; i < runs.size(); ++i) {
-    const Run& run = runs[i];
-    bool good = ops[i] != SIZE_MAX && batch.ok(ops[i]);
-    for (size_t b = 0; good && b < run.count; ++b) {
-      const uint32_t crc = run.from == Run::From::log ? run.val->crcs[run.index + b] : run.stripe->headers->crcs[(run.first + b) * shape_.n() + run.chunk];
-      good = mutated(Mutation::skip_crc) || crc32c(run.into + b * kBlock, kBlock) == crc;
-    }
-    if (good) continue;
-    STOKER_TRY(run.from == Run::From::log ? fetch_from_log(run, priority) : fetch_degraded(run, priority));
-  }
-  return {};
+  std::vector<Run> logs = wrong_of(runs, ops, batch);
+  const auto bases = std::stable_partition(logs.begin(), logs.end(), [](const Run& run) { return run.from == Run::From::log; });
+  std::vector<Run> lost(std::make_move_iterator(bases), std::make_move_iterator(logs.end()));
+  logs.erase(bases, logs.end());
+  STOKER_TRY(fetch_from_logs(std::move(logs), priority));
+  return fetch_degraded(std::move(lost), priority);
 }
 
-// Block by block from whichever copy is intact.
-Status CodedStore::fetch_from_log(const Run& run, Priority priority) {
+// Whole runs from the second copy on, each from what the one before had wrong; then, as one bad sector takes a whole transfer with it, block by block.
+Status CodedStore::fetch_from_logs(std::vector<Run> left, Priority priority) {
   const ShardSet live_now = live();
-  for (size_t b = 0; b < run.count; ++b) {
-    bool good = false;
-    for (const Place& place : run.val->places) {
-      if ((live_now & shard_bit(place.shard)) == 0) continue;
-      AlignedBytes block(kBlock);
-      ShardBatch batch(*shards_, priority);
-      batch.read(place.shard, place.offset + (run.index + b) * kBlock, block.slice());
-      if (batch.run() != 0 || crc32c(block.data(), kBlock) != run.val->crcs[run.index + b]) continue;
-      std::memcpy(run.into + b * kBlock, block.data(), kBlock);
-      good = true;
-      break;
+  for (const bool singly : {false, true}) {
+    if (singly) {
+      std::vector<Run> blocks;
+      for (const Run& run : left) {
+        for (size_t b = 0; b < run.count; ++b) blocks.push_back(run.part(b, 1));
+      }
+      left = std::move(blocks);
     }
-    if (good) continue;
-    return make_error(Code::corruption, "block " + std::to_string(run.first + b) + " of chunk " + std::to_string(run.chunk) + " of stripe " + std::to_string(run.stripe->id) +
-                      " is in the logs of no live shard intact: bring missing disks back, or restore the object from a copy", kWhere);
+    for (size_t copy = singly ? 0 : 1; !left.empty(); ++copy) {
+      ShardBatch batch(*shards_, priority);
+      std::vector<size_t> ops(left.size(), SIZE_MAX);
+      for (size_t i = 0; i < left.size(); ++i) {
+        const Run& run = left[i];
+        if (const Place* place = run.val->live_place(live_now, copy)) ops[i] = batch.read(place->shard, place->offset + run.index * kBlock, {run.into, run.count * kBlock, -1});
+      }
+      if (batch.empty()) break;
+      batch.run();
+      left = wrong_of(left, ops, batch);
+    }
   }
-  return {};
+  if (left.empty()) return {};
+  const Run& run = left.front();
+  return make_error(Code::corruption, "block " + std::to_string(run.first) + " of chunk " + std::to_string(run.chunk) + " of stripe " + std::to_string(run.stripe->id) +
+                    " is in the logs of no live shard intact: bring missing disks back, or restore the object from a copy", kWhere);
 }
 
-Status CodedStore::fetch_degraded(const Run& run, Priority priority) {
+Result<CodedStore::Scratch> CodedStore::take_scratch(size_t rows, size_t blocks_a_row, std::string_view who) const {
+  for (;; rows /= 2) {
+    auto grant = runtime_.budget.take(rows * blocks_a_row * kBlock, who);
+    if (grant) return Scratch{std::move(*grant), AlignedBytes(rows * blocks_a_row * kBlock), rows};
+    if (rows == 1) return grant.error();
+  }
+}
+
+// Bases, by decoding: so many rows at once, of as many runs.
+Status CodedStore::fetch_degraded(std::vector<Run> left, Priority priority) {
+  if (left.empty()) return {};
   {
     std::lock_guard lock(mutex_);
-    const bool live = (live_ & shard_bit(run.stripe->shards[run.chunk])) != 0;
-    if (live && run.stripe->overrides.empty()) bad_[{run.stripe->id, run.chunk}] = run.stripe;
-    run.stripe->misses += priority == Priority::scrub ? 0 : 1;
+    for (const Run& run : left) {
+      const bool live = (live_ & shard_bit(run.stripe->shards[run.chunk])) != 0;
+      if (live && run.stripe->overrides.empty()) bad_[{run.stripe->id, run.chunk}] = run.stripe;
+      run.stripe->misses += priority == Priority::scrub ? 0 : 1;
+    }
   }
-  AlignedBytes blocks(shape_.n() * run.count * kBlock);
-  STOKER_TRY(read_rows(*run.stripe, run.first, run.count, uint32_t{1} << run.chunk, blocks.span(), priority));
-  std::memcpy(run.into, blocks.data() + run.chunk * run.count * kBlock, run.count * kBlock);
+  std::reverse(left.begin(), left.end());  // the next one last
+  size_t rows_left = 0;
+  for (const Run& run : left) rows_left += run.count;
+  while (!left.empty()) {
+    STOKER_ASSIGN(const Scratch memory, take_scratch(std::min(rows_left, kDecodedAtOnce), shape_.n(), "decoding for a read of a coded store"));
+    rows_left -= memory.rows;
+    std::vector<Run> now;
+    for (size_t rows = 0; rows < memory.rows;) {
+      const size_t count = std::min(left.back().count, memory.rows - rows);
+      now.push_back(left.back().part(0, count));
+      rows += count;
+      if (count == left.back().count) {
+        left.pop_back();
+      } else {
+        left.back() = left.back().part(count, left.back().count - count);
+      }
+    }
+    std::vector<RowsWanted> wanted;
+    size_t at = 0;
+    for (const Run& run : now) {
+      wanted.push_back({run.stripe.get(), run.first, run.count, uint32_t{1} << run.chunk, memory.bytes.span().subspan(at, shape_.n() * run.count * kBlock)});
+      at += shape_.n() * run.count * kBlock;
+    }
+    read_rows(wanted, priority);
+    for (size_t i = 0; i < now.size(); ++i) {
+      const Run& run = now[i];
+      if (!wanted[i].status) return wanted[i].status;
+      std::memcpy(run.into, wanted[i].blocks.data() + run.chunk * run.count * kBlock, run.count * kBlock);
+    }
+  }
   return {};
 }
 
 namespace {
 
-// The state of read_rows: which blocks of the rows are there and right.
-class RowSet {
- public:
-  RowSet(const Shape& shape, const Headers& headers, size_t first, size_t count, std::span<std::byte> blocks)
-      : shape_(shape), headers_(headers), first_(first), count_(count), blocks_(blocks), have_(count, 0) {
-    for (size_t r = 0; r < count; ++r) {
-      const bool blank = row_is_blank(shape, headers, first + r);
-      for (size_t c = 0; c < shape.n(); ++c) {
-        const bool zeros = c < shape.k ? headers.versions[(first + r) * shape.k + c] == 0 : blank;
-        if (!zeros) continue;
-        std::memset(at(c, r), 0, kBlock);
-        have_[r] |= uint32_t{1} << c;
-      }
-    }
-  }
-  std::byte* at(size_t c, size_t r) const { return blocks_.data() + (c * count_ + r) * kBlock; }
-  uint32_t have(size_t r) const { return have_[r]; }
-  bool all_have(size_t c) const {
-    return std::all_of(have_.begin(), have_.end(), [c](uint32_t have) { return is_set(have, c); });
-  }
-  bool known(size_t c, size_t r) const { return c < shape_.k ? headers_.versions[(first_ + r) * shape_.k + c] != kUnknown : !headers_.unsound[(first_ + r) * shape_.m + c - shape_.k]; }
-  bool intact(size_t c, size_t r) const { return crc32c(at(c, r), kBlock) == headers_.crcs[(first_ + r) * shape_.n() + c]; }
-  // What was read of chunk c (or failed to be: `ok`) is taken where it is right.
-  void took(size_t c, bool ok) {
-    for (size_t r = 0; r < count_; ++r) {
-      if (ok && !is_set(have_[r], c) && known(c, r) && intact(c, r)) have_[r] |= uint32_t{1} << c;
-      // A block that was zeros all along was overwritten by what stood in its place.
-      if (c < shape_.k && headers_.versions[(first_ + r) * shape_.k + c] == 0) std::memset(at(c, r), 0, kBlock);
-      if (c >= shape_.k && row_is_blank(shape_, headers_, first_ + r)) std::memset(at(c, r), 0, kBlock);
-    }
-  }
-  bool enough(uint32_t wanted) const {
-    return std::all_of(have_.begin(), have_.end(), [&](uint32_t have) { return (have & wanted) == wanted || static_cast<size_t>(std::popcount(have)) >= shape_.k; });
-  }
-  // Fills in the wanted blocks of row r; false: too few are there, or the result is wrong.
-  bool complete(const codec::ErasureCode& code, size_t r, uint32_t wanted) {
-    const uint32_t missing = wanted & ~have_[r];
-    if (missing == 0) return true;
-    if (static_cast<size_t>(std::popcount(have_[r])) < shape_.k) return false;
-    std::vector<codec::Source> sources(shape_.n());
-    std::vector<codec::Target> targets(shape_.n());
-    for (size_t c = 0; c < shape_.n(); ++c) {
-      if (is_set(have_[r], c)) sources[c].bytes = {at(c, r), kBlock};
-      if (is_set(missing, c)) targets[c].bytes = {at(c, r), kBlock};
-    }
-    if (!code.decode(sources, targets)) return false;
-    for (size_t c = 0; c < shape_.n() && !mutated(Mutation::decode_unchecked); ++c) {
-      // An unsound parity has no checksum to compare with; it is computed from blocks that have. A data block of no known version has none either.
-      if (is_set(missing, c) && (known(c, r) ? !intact(c, r) : c < shape_.k)) return false;
-    }
-    return true;
-  }
-
- private:
-  const Shape& shape_;
-  const Headers& headers_;
-  const size_t first_, count_;
-  const std::span<std::byte> blocks_;
-  std::vector<uint32_t> have_;
+// The transfers of one chunk, of those of a batch.
+struct ChunkRead {
+  size_t set, chunk, first_op, ops;
 };
 
 }  // namespace
 
-Status CodedStore::read_rows(const Stripe& stripe, size_t first, size_t count, uint32_t wanted, std::span<std::byte> blocks, Priority priority, uint32_t avoid) {
-  RowSet rows(shape_, *stripe.headers, first, count, blocks);
-  const uint32_t available = live_positions(stripe) & ~avoid;
-  const auto read_chunks = [&](uint32_t positions) {
+// A batch for what is wanted of all of them, and two more at most for what has to be decoded.
+void CodedStore::read_rows(std::span<RowsWanted> all, Priority priority) {
+  std::vector<RowSet> sets;
+  sets.reserve(all.size());
+  for (const RowsWanted& rows : all) sets.emplace_back(shape_, rows, live_positions(*rows.stripe) & ~rows.avoid);
+  for (;;) {
     ShardBatch batch(*shards_, priority);
-    std::vector<std::pair<size_t, std::vector<size_t>>> reads;
-    for (size_t c = 0; c < shape_.n(); ++c) {
-      if (!is_set(positions, c)) continue;
-      auto& [chunk, ops] = reads.emplace_back(c, std::vector<size_t>());
-      const bool moved = stripe.overrides.lower_bound(first * shape_.n()) != stripe.overrides.lower_bound((first + count) * shape_.n());
-      const size_t step = moved ? 1 : count;  // blocks of which some lie in the log are read one by one
-      for (size_t r = 0; r < count; r += step) {
-        const auto over = stripe.overrides.find((first + r) * shape_.n() + c);
-        const Slice into{rows.at(c, r), step * kBlock, -1};
-        if (over != stripe.overrides.end()) {
-          ops.push_back(batch.read(over->second.place.shard, over->second.place.offset, into));
-        } else {
-          ops.push_back(batch.read(stripe.shards[c], shape_.block_at(stripe.slots[c], first + r), into));
-        }
-      }
-    }
-    batch.run();
-    for (const auto& [chunk, ops] : reads) {
-      rows.took(chunk, std::all_of(ops.begin(), ops.end(), [&](size_t op) { return batch.ok(op); }));
-    }
-  };
-  // First what is wanted, and where that is not there, enough of the others, data before parity.
-  uint32_t chosen = 0;
-  for (size_t c = 0; c < shape_.n(); ++c) {
-    if (is_set(wanted & available, c) && !rows.all_have(c)) chosen |= uint32_t{1} << c;
-  }
-  const uint32_t wanted_first = chosen;
-  read_chunks(chosen);
-  if (!rows.enough(wanted) || (wanted & ~available) != 0) {
-    const auto must_decode = [&] {
-      for (size_t r = 0; r < count; ++r) {
-        if ((wanted & ~rows.have(r)) != 0) return true;
-      }
-      return false;
-    };
-    if (must_decode()) {
-      uint32_t more = 0;
-      size_t sure = static_cast<size_t>(std::popcount(wanted_first));
-      for (size_t c = 0; c < shape_.n() && sure < shape_.k; ++c) {
-        if (!is_set(available, c) || is_set(wanted_first, c)) continue;
-        if (!rows.all_have(c)) more |= uint32_t{1} << c;
-        ++sure;
-      }
-      read_chunks(more);
-      uint32_t rest = available & ~wanted_first & ~more;
+    std::vector<ChunkRead> reads;
+    for (size_t i = 0; i < all.size(); ++i) {
+      const uint32_t chosen = sets[i].next();
+      all[i].blocks_read += static_cast<size_t>(std::popcount(chosen)) * all[i].count;
       for (size_t c = 0; c < shape_.n(); ++c) {
-        if (rows.all_have(c)) rest &= ~(uint32_t{1} << c);
+        if (is_set(chosen, c)) reads.push_back({i, c, batch.size(), add_reads(batch, all[i], c, sets[i].at(c, 0))});
       }
-      if (!rows.enough(wanted)) read_chunks(rest);
+    }
+    if (batch.empty()) break;
+    batch.run();
+    for (const ChunkRead& read : reads) {
+      bool ok = true;
+      for (size_t op = read.first_op; op < read.first_op + read.ops; ++op) ok = ok && batch.ok(op);
+      sets[read.set].took(read.chunk, ok);
     }
   }
   uint64_t decoded = 0;
-  for (size_t r = 0; r < count; ++r) {
-    decoded += static_cast<uint64_t>(std::popcount(wanted & ~rows.have(r)));
-    if (rows.complete(code_, r, wanted)) continue;
-    return make_error(Code::corruption, "row " + std::to_string(first + r) + " of stripe " + std::to_string(stripe.id) + " has only " + std::to_string(std::popcount(rows.have(r))) + " intact blocks of the " +
-                      std::to_string(shape_.k) + " it needs: bring missing disks back, or restore the object from a copy", kWhere);
+  for (size_t i = 0; i < all.size(); ++i) {
+    const RowSet::Decoded done = sets[i].complete(code_);
+    if (!done.lost) {
+      decoded += done.blocks;
+      continue;
+    }
+    all[i].status = make_error(Code::corruption, "row " + std::to_string(all[i].first + *done.lost) + " of stripe " + std::to_string(all[i].stripe->id) + " has only " + std::to_string(sets[i].there(*done.lost)) +
+                               " intact blocks of the " + std::to_string(shape_.k) + " it needs: bring missing disks back, or restore the object from a copy", kWhere);
   }
-  if (decoded > 0) {
-    std::lock_guard lock(mutex_);
-    counts_.decoded_blocks += decoded;
+  if (decoded == 0) return;
+  std::lock_guard lock(mutex_);
+  counts_.decoded_blocks += decoded;
+}
+
+// Adds the reads of these rows of chunk c; how many. Blocks of which some lie in the log are read one by one.
+size_t CodedStore::add_reads(ShardBatch& batch, const RowsWanted& rows, size_t c, std::byte* into) const {
+  const Stripe& stripe = *rows.stripe;
+  const bool moved = stripe.overrides.lower_bound(rows.first * shape_.n()) != stripe.overrides.lower_bound((rows.first + rows.count) * shape_.n());
+  const size_t step = moved ? 1 : rows.count;
+  for (size_t r = 0; r < rows.count; r += step) {
+    const auto over = stripe.overrides.find((rows.first + r) * shape_.n() + c);
+    const Slice block{into + r * kBlock, step * kBlock, -1};
+    if (over != stripe.overrides.end()) {
+      batch.read(over->second.place.shard, over->second.place.offset, block);
+    } else {
+      batch.read(stripe.shards[c], shape_.block_at(stripe.slots[c], rows.first + r), block);
+    }
   }
-  return {};
+  return rows.count / step;
 }
 
 }  // namespace stoker::coded

@@ -1,6 +1,7 @@
 // Rebuilding a chunk: what a shard has of it is compared with what the headers of all say, and written where it differs.
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 
 #include "stoker/base/crc32c.h"
@@ -10,23 +11,26 @@
 namespace stoker::coded {
 namespace {
 
-constexpr size_t kRowsAtOnce = 256;  // decoded together
+constexpr size_t kRowsRebuilt = 256;  // at least, in a step, if the chunk has so many: commits wait for one
 
 Error failing(const std::string& path, const std::string& why) { return make_error(Code::io, "a chunk on the shard '" + path + "' cannot be rebuilt: " + why, "store/coded/rebuild"); }
 
-// Header pages and blocks of a chunk, as far as they can be read. What cannot is zeros among the pages, not `readable` among the blocks.
-struct ChunkBytes {
+// Header pages and blocks of a piece of a chunk, as far as they can be read. What cannot is zeros among the pages, like those of other pieces, and not
+// `readable` among the blocks.
+struct PieceBytes {
   AlignedBytes pairs, blocks;
   std::vector<bool> readable;
 };
 
-ChunkBytes read_chunk(Shards& shards, size_t shard, size_t slot) {
+PieceBytes read_piece(Shards& shards, size_t shard, size_t slot, size_t first_page, size_t pages, size_t first, size_t rows) {
   const Shape& shape = shards.shape();
-  ChunkBytes chunk{AlignedBytes(header_bytes(shape)), AlignedBytes(shape.chunk_bytes), {}};
-  std::array<Area, 2> areas = {Area{shard, shape.slot_at(slot), chunk.pairs.slice()}, Area{shard, shape.block_at(slot, 0), chunk.blocks.slice()}};
+  PieceBytes piece{AlignedBytes(header_bytes(shape)), AlignedBytes(rows * kBlock), {}};
+  std::memset(piece.pairs.data(), 0, piece.pairs.size());
+  const Slice pairs = piece.pairs.slice().sub(2 * first_page * kBlock, 2 * pages * kBlock);
+  std::array<Area, 2> areas = {Area{shard, shape.slot_at(slot) + 2 * first_page * kBlock, pairs}, Area{shard, shape.block_at(slot, first), piece.blocks.slice()}};
   read_areas(shards, Priority::scrub, areas);
-  chunk.readable = std::move(areas[1].readable);
-  return chunk;
+  piece.readable = std::move(areas[1].readable);
+  return piece;
 }
 
 }  // namespace
@@ -65,10 +69,20 @@ void CodedStore::install(const StripePtr& stripe, Headers headers) {
   unpinned_.notify_all();
 }
 
-// Every row of the chunk with what the headers of all say.
-Result<CodedStore::Compared> CodedStore::compare(const StripePtr& stripe, size_t position) {
-  STOKER_TRY(load_headers(stripe, Priority::scrub));
-  const ChunkBytes own = read_chunk(*shards_, stripe->shards[position], stripe->slots[position]);
+Status CodedStore::load_headers_paced(const StripePtr& stripe) {
+  {
+    std::lock_guard lock(mutex_);
+    if (stripe->headers) return {};
+  }
+  pace_.spend(static_cast<uint64_t>(std::popcount(live_positions(*stripe))) * header_bytes(shape_));
+  return load_headers(stripe, Priority::scrub);
+}
+
+// Every row of this piece of the chunk with what the headers of all say.
+Result<CodedStore::Compared> CodedStore::compare(const StripePtr& stripe, size_t position, const Piece& piece) {
+  STOKER_TRY(load_headers_paced(stripe));
+  const PieceBytes own = read_piece(*shards_, stripe->shards[position], stripe->slots[position], piece.first_page, piece.pages, piece.first, piece.rows);
+  pace_.spend((2 * piece.pages + piece.rows) * kBlock);
   RawHeaders raw(shape_);
   raw.take(shape_, shards_->store(), stripe->id, position, own.pairs.span());
   Compared found;
@@ -77,7 +91,7 @@ Result<CodedStore::Compared> CodedStore::compare(const StripePtr& stripe, size_t
   if ((live_positions(*stripe) >> position & 1) != 0 && adopt(found.next, raw, position)) install(stripe, found.next);
   Headers& next = found.next;
   const bool data = position < shape_.k;
-  for (size_t row = 0; row < shape_.rows(); ++row) {
+  for (size_t row = piece.first; row < piece.first + piece.rows; ++row) {
     const Stamp* versions = &next.versions[row * shape_.k];
     const bool blank = data ? versions[position] == 0 : row_is_blank(shape_, next, row);
     uint32_t& crc = next.crcs[row * shape_.n() + position];
@@ -98,13 +112,13 @@ Result<CodedStore::Compared> CodedStore::compare(const StripePtr& stripe, size_t
     }
     if (!entry_right && raw.counters[position * shape_.pages() + row / shape_.rows_per_page()] != 0) found.wrong_pages.insert(row / shape_.rows_per_page());
     if (blank) continue;
-    if (known && own.readable[row] && crc32c(own.blocks.data() + row * kBlock, kBlock) == crc) {
+    if (known && own.readable[row - piece.first] && crc32c(own.blocks.data() + (row - piece.first) * kBlock, kBlock) == crc) {
       if (!data) next.unsound[row * shape_.m + position - shape_.k] = false;
     } else {
       found.wrong_rows.push_back(row);
     }
   }
-  for (size_t page = 0; page < shape_.pages(); ++page) {
+  for (size_t page = piece.first_page; page < piece.first_page + piece.pages; ++page) {
     const uint64_t count = raw.counters[position * shape_.pages() + page];  // of the newest intact copy; the next write goes over the other
     uint64_t& counter = next.counters[position * shape_.pages() + page];
     if (count == 0) {
@@ -120,33 +134,35 @@ Result<CodedStore::Compared> CodedStore::compare(const StripePtr& stripe, size_t
   return found;
 }
 
-// The wrong rows, by decoding; those that cannot be stay erasures, and no reason to go without the rest.
-Status CodedStore::decode_wrong(const Stripe& stripe, size_t position, Compared& found, AlignedBytes& chunk, Rebuilt& rebuilt) {
+// The wrong rows, by decoding, into `blocks` of the piece; those that cannot be stay erasures, and no reason to go without the rest.
+Status CodedStore::decode_wrong(const Stripe& stripe, size_t position, const Piece& piece, Compared& found, AlignedBytes& blocks, Rebuilt& done) {
   const uint32_t wanted = uint32_t{1} << position;
   std::vector<size_t> right;
   const auto decode = [&](size_t first, size_t count) -> Status {
     AlignedBytes all(shape_.n() * count * kBlock);
-    pace_.spend(shape_.k * count * kBlock);
-    STOKER_TRY(read_rows(stripe, first, count, wanted, all.span(), Priority::scrub, wanted));
-    std::memcpy(chunk.data() + first * kBlock, all.data() + position * count * kBlock, count * kBlock);
+    RowsWanted rows{&stripe, first, count, wanted, all.span(), wanted};
+    read_rows({&rows, 1}, Priority::scrub);
+    pace_.spend(rows.blocks_read * kBlock);
+    STOKER_TRY(rows.status);
+    std::memcpy(blocks.data() + (first - piece.first) * kBlock, all.data() + position * count * kBlock, count * kBlock);
     for (size_t row = first; row < first + count; ++row) right.push_back(row);
     return {};
   };
   for (size_t i = 0; i < found.wrong_rows.size();) {
     const size_t first = found.wrong_rows[i];
     size_t count = 1;
-    while (count < kRowsAtOnce && i + count < found.wrong_rows.size() && found.wrong_rows[i + count] == first + count) ++count;
+    while (i + count < found.wrong_rows.size() && found.wrong_rows[i + count] == first + count) ++count;
     i += count;
     if (decode(first, count)) continue;
     for (size_t row = first; row < first + count; ++row) {
       const Status one = decode(row, 1);
       if (one) continue;
-      if (rebuilt.lost++ == 0) rebuilt.why = one.error().what;
+      if (done.lost++ == 0) done.why = one.error().what;
     }
   }
   for (const size_t row : right) {
     uint32_t& crc = found.next.crcs[row * shape_.n() + position];
-    const uint32_t now = crc32c(chunk.data() + row * kBlock, kBlock);
+    const uint32_t now = crc32c(blocks.data() + (row - piece.first) * kBlock, kBlock);
     if (crc != now) found.wrong_pages.insert(row / shape_.rows_per_page());
     crc = now;
     if (position >= shape_.k) found.next.unsound[row * shape_.m + position - shape_.k] = false;
@@ -156,15 +172,13 @@ Status CodedStore::decode_wrong(const Stripe& stripe, size_t position, Compared&
 }
 
 // Blocks first, durable, then the header pages, durable: as in a fold.
-Result<CodedStore::Rebuilt> CodedStore::rebuild(const StripePtr& stripe, size_t position) {
-  STOKER_ASSIGN(Compared found, compare(stripe, position));
-  pace_.spend(header_bytes(shape_) + shape_.chunk_bytes);
+Status CodedStore::rebuild_piece(const StripePtr& stripe, size_t position, const Piece& piece, Rebuilt& done) {
+  STOKER_ASSIGN(Compared found, compare(stripe, position, piece));
   const size_t shard = stripe->shards[position];
   const std::string& path = (*shards_)[shard].path;
   const size_t slot = stripe->slots[position];
-  Rebuilt rebuilt;
-  AlignedBytes chunk(shape_.chunk_bytes);
-  STOKER_TRY(decode_wrong(*stripe, position, found, chunk, rebuilt));
+  AlignedBytes decoded(piece.rows * kBlock);
+  STOKER_TRY(decode_wrong(*stripe, position, piece, found, decoded, done));
   std::set<size_t> pages = found.lost_pages;
   pages.insert(found.wrong_pages.begin(), found.wrong_pages.end());
   pages.insert(found.bad_copies.begin(), found.bad_copies.end());
@@ -180,7 +194,7 @@ Result<CodedStore::Rebuilt> CodedStore::rebuild(const StripePtr& stripe, size_t 
   for (size_t i = 0; i < rows.size();) {
     size_t count = 1;
     while (i + count < rows.size() && rows[i + count] == rows[i] + count) ++count;
-    blocks.write(shard, shape_.block_at(slot, rows[i]), chunk.slice().sub(rows[i] * kBlock, count * kBlock));
+    blocks.write(shard, shape_.block_at(slot, rows[i]), decoded.slice().sub((rows[i] - piece.first) * kBlock, count * kBlock));
     i += count;
   }
   pace_.spend((rows.size() + pages.size()) * kBlock);
@@ -199,16 +213,37 @@ Result<CodedStore::Rebuilt> CodedStore::rebuild(const StripePtr& stripe, size_t 
   }
   STOKER_TRY(durable(headers));
   install(stripe, std::move(found.next));
-  if (rebuilt.lost > 0) {
-    note_loss(stripe, position, rebuilt.why);
+  done.blocks += rows.size();
+  done.pages += pages.size();
+  return {};
+}
+
+// Whole header pages, as each is written at once.
+Result<bool> CodedStore::rebuild_step(Rebuilding& chunk) {
+  const StripePtr stripe = chunk.stripe.lock();
+  if (!stripe) return false;
+  const size_t at_once = (kRowsRebuilt + shape_.rows_per_page() - 1) / shape_.rows_per_page();
+  Piece piece{chunk.page, std::min(at_once, shape_.pages() - chunk.page), chunk.page * shape_.rows_per_page(), 0};
+  piece.rows = std::min(piece.pages * shape_.rows_per_page(), shape_.rows() - piece.first);
+  STOKER_TRY(rebuild_piece(stripe, chunk.position, piece, chunk.done));
+  chunk.page += piece.pages;
+  if (chunk.page < shape_.pages()) return true;
+  if (chunk.done.lost > 0) {
+    note_loss(stripe, chunk.position, chunk.done.why);
   } else {
     std::lock_guard lock(mutex_);
-    lost_.erase({stripe->id, position});
-    if (!rows.empty()) stuck_.erase(stripe->id);
+    lost_.erase({stripe->id, chunk.position});
+    if (chunk.done.blocks > 0) stuck_.erase(stripe->id);
   }
-  rebuilt.blocks = rows.size();
-  rebuilt.pages = pages.size();
-  return rebuilt;
+  return false;
+}
+
+Result<CodedStore::Rebuilt> CodedStore::rebuild(const StripePtr& stripe, size_t position) {
+  Rebuilding chunk{stripe, position};
+  for (;;) {
+    STOKER_ASSIGN(const bool more, rebuild_step(chunk));
+    if (!more) return std::move(chunk.done);
+  }
 }
 
 }  // namespace stoker::coded

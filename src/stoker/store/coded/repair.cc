@@ -33,7 +33,7 @@ Result<RepairReport> repair(const CodedPlan& plan, const Runtime& runtime, const
   open.same_disk = options.same_disk;
   CodedOptions own = coded;
   own.background = false;  // nothing begins before it was told what will be done
-  own.repair_rate = options.rate;
+  own.repair_rate = own.fold_rate = options.rate;
   STOKER_ASSIGN(const auto store, CodedStore::open(plan, runtime, open, own));
   RepairReport report;
   report.committed = store->info().committed;
@@ -52,7 +52,7 @@ Result<RepairReport> repair(const CodedPlan& plan, const Runtime& runtime, const
     if (options.progress) options.progress(store->health().doing);
   }
   if (const Status& ended = done.wait(); !ended) return ended.error();
-  STOKER_TRY(store->fold_all().wait());  // the next opening finds nothing to do
+  STOKER_TRY(store->drain().wait());
   report.scrub = *scrubbed;
   report.rebuilt_bytes = store->health().rebuilt_bytes;
   report.problems = scrubbed->lost;

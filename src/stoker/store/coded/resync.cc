@@ -95,48 +95,73 @@ StripePtr CodedStore::next_to_join() {
   return nullptr;
 }
 
-// One stripe of the joining shard, or its admission.
+// A piece of a stripe's chunk on the joining shard, or its admission.
 Result<bool> CodedStore::resync_step() {
   if (const std::lock_guard lock(mutex_); refused_) return false;
   if (!joining_ && !choose_joining()) return false;
   Status status;
-  if (const StripePtr next = next_to_join()) {
-    const auto joined = join(next);
-    if (joined) {
+  const StripePtr next = joining_chunk_ ? nullptr : next_to_join();
+  if (joining_chunk_ || next) {
+    status = joining_chunk_ ? join_step() : begin_to_join(next);
+    if (status) {
       std::lock_guard lock(mutex_);
       counts_.doing.done = joined_.size();
       counts_.doing.bytes = joined_.size() * shape_.chunk_bytes;
       return true;
     }
-    status = joined.error();
   } else {
     status = admit();
     if (status) {
       end_joining();
     } else if (status.error().code == Code::out_of_space) {
       // What is newer in the logs of the others does not fit its log: it goes into the bases first.
-      if (const auto folded = fold_step(kFoldedAtOnce); folded && *folded > 0) return true;
+      const auto folded = fold_paced({kFoldedAtOnce}, pace_);
+      if (folded && *folded > 0) return true;
+      if (!folded && folded.error().code == Code::over_budget) return false;  // not for ever: it goes on with the next chance
     }
   }
   if (!status && joining_) give_up_joining(status.error().message());
   return true;
 }
 
-// Makes the stripe's chunk on the joining shard right, if it has one.
-Status CodedStore::join(const StripePtr& stripe) {
-  const auto at = std::find(stripe->shards.begin(), stripe->shards.end(), *joining_);
-  if (at == stripe->shards.end()) return {};
-  const auto position = static_cast<size_t>(at - stripe->shards.begin());
-  if (const Status loaded = load_headers(stripe, Priority::scrub); loaded) {
-    STOKER_ASSIGN(const Rebuilt rebuilt, rebuild(stripe, position));
-    std::lock_guard lock(mutex_);
-    counts_.rebuilt_bytes += rebuilt.blocks * kBlock;
-  } else {
+Status CodedStore::begin_to_join(const StripePtr& stripe) {
+  const auto position = static_cast<size_t>(std::find(stripe->shards.begin(), stripe->shards.end(), *joining_) - stripe->shards.begin());
+  if (position == shape_.n()) return {};
+  if (const Status loaded = load_headers_paced(stripe); !loaded) {
     STOKER_TRY(forget(stripe, position));
     note_loss(stripe, position, loaded.error().what);
+    joined_.insert(stripe->id);
+    return {};
   }
-  joined_.insert(stripe->id);
+  joining_chunk_ = Rebuilding{stripe, position};
+  return join_step();
+}
+
+Status CodedStore::join_step() {
+  Rebuilding& chunk = *joining_chunk_;
+  const size_t before = chunk.done.blocks;
+  STOKER_ASSIGN(const bool more, rebuild_step(chunk));
+  if (!more) {
+    if (const StripePtr stripe = chunk.stripe.lock()) joined_.insert(stripe->id);
+  }
+  {
+    std::lock_guard lock(mutex_);
+    counts_.rebuilt_bytes += (chunk.done.blocks - before) * kBlock;
+  }
+  if (!more) joining_chunk_.reset();
   return {};
+}
+
+// What a fold has changed of a stripe that the joining shard has, or is about to have: it gets that again at once, or folds beside it would keep it away for ever.
+Status CodedStore::join_again(const StripePtr& stripe) {
+  if (!joining_) return {};
+  const bool under_way = joining_chunk_ && joining_chunk_->stripe.lock() == stripe;
+  if (!under_way && joined_.erase(stripe->id) == 0) return {};
+  const auto other = under_way ? std::nullopt : std::exchange(joining_chunk_, std::nullopt);
+  Status status = begin_to_join(stripe);
+  while (status && joining_chunk_) status = join_step();
+  if (status) joining_chunk_ = other;
+  return status;
 }
 
 // Nobody knows what belongs there: what stands there is old, and must not count once the shard does.
@@ -161,6 +186,7 @@ void CodedStore::note_loss(const StripePtr& stripe, size_t position, const std::
 
 void CodedStore::end_joining() {
   joining_.reset();
+  joining_chunk_.reset();
   std::lock_guard lock(mutex_);
   counts_.doing = {};
 }
@@ -175,6 +201,7 @@ void CodedStore::give_up_joining(const std::string& why) {
 // Reads an area of the joining shard; what cannot be read is made zeros, on the disk too: it is not read again, and must not come back.
 Status CodedStore::make_readable(size_t shard, uint64_t offset, size_t bytes, AlignedBytes& content) {
   content = AlignedBytes(bytes);
+  pace_.spend(bytes);
   Area area{shard, offset, content.slice()};
   if (read_areas(*shards_, Priority::scrub, {&area, 1}).empty()) return {};
   ShardBatch writes(*shards_, Priority::scrub);
@@ -225,15 +252,19 @@ Status CodedStore::append_settled(size_t shard, const std::vector<std::pair<Stri
   for (size_t first = 0; first < vals.size();) {
     FrameBuilder frame;
     std::vector<AlignedBytes> memory;
+    std::vector<Run> runs;
     std::vector<size_t> at;
     size_t end = first;
-    for (; end < vals.size() && frame.bytes() < shape_.segment_bytes / 4; ++end) {
+    for (size_t blocks = 0; end < vals.size() && blocks * kBlock < shape_.segment_bytes / 4; ++end) {
       const auto& [stripe, val] = vals[end];
-      AlignedBytes& blocks = memory.emplace_back(val->crcs.size() * kBlock);
-      std::vector<Run> runs = {{Run::From::log, stripe, val->chunk, val->first, val->crcs.size(), val, 0, blocks.data()}};
-      STOKER_TRY(fetch(runs, Priority::scrub));
+      runs.push_back({Run::From::log, stripe, val->chunk, val->first, val->crcs.size(), val, 0, memory.emplace_back(val->crcs.size() * kBlock).data()});
+      blocks += val->crcs.size();
+    }
+    STOKER_TRY(fetch(runs, Priority::scrub));
+    for (size_t i = first; i < end; ++i) {
+      const auto& val = vals[i].second;
       at.push_back(frame.block_count());
-      frame.add(ValItem{val->stamp, false, val->stripe, val->chunk, val->first, val->crcs, 0}, blocks.span());
+      frame.add(ValItem{val->stamp, false, val->stripe, val->chunk, val->first, val->crcs, 0}, memory[i - first].span());
     }
     if (frame.bytes() > shape_.segment_bytes || !each.log->fits(frame.bytes(), kReserve)) return failing(each.path, "its log is full", Code::out_of_space);
     const LogFrame made = each.log->append(frame);
@@ -245,7 +276,8 @@ Status CodedStore::append_settled(size_t shard, const std::vector<std::pair<Stri
       const auto& [stripe, val] = vals[i];
       const auto more = std::make_shared<Val>(*val);  // readers may be looking at the old one
       std::erase_if(more->places, [shard](const Place& place) { return place.shard == shard; });
-      more->places.push_back({shard, made.blocks_at + at[i - first] * kBlock});
+      const bool data = stripe->shards[val->chunk] == shard;
+      more->places.insert(data ? more->places.begin() : more->places.end(), {shard, made.blocks_at + at[i - first] * kBlock});
       more->held.push_back(made.segment);
       for (auto& [block, newer] : stripe->overlay) {
         if (newer.val == val) newer.val = more;
@@ -296,29 +328,34 @@ void CodedStore::choose_to_mend() {
   for (size_t i = bad.size() - std::min(kMendedAtOnce, bad.size()); i < bad.size(); ++i) to_mend_.push_back(bad[i].second);
 }
 
-// A chunk in which a reader found a bad block is compared with the others and written where it differs.
+// A chunk in which a reader found a bad block is compared with the others and written where it differs, a piece a step.
 Result<bool> CodedStore::mend_step() {
-  StripePtr stripe;
-  size_t position = 0;
   {
     std::lock_guard lock(mutex_);
-    if (refused_ || bad_.empty()) return false;
-    if (to_mend_.empty()) choose_to_mend();
-    const auto next = bad_.find(to_mend_.back());
-    to_mend_.pop_back();
-    if (next == bad_.end()) return true;  // mended with something else
-    position = next->first.second;
-    stripe = next->second.lock();
-    bad_.erase(next);
+    if (refused_ || (!mending_ && bad_.empty())) return false;
+    if (!mending_) {
+      if (to_mend_.empty()) choose_to_mend();
+      const auto next = bad_.find(to_mend_.back());
+      to_mend_.pop_back();
+      if (next == bad_.end()) return true;  // mended with something else
+      mending_ = Rebuilding{next->second, next->first.second};
+      bad_.erase(next);
+    }
   }
-  if (!stripe || (live_positions(*stripe) >> position & 1) == 0) return true;
-  const auto mended = rebuild(stripe, position);
-  if (!mended) {
-    note_loss(stripe, position, mended.error().what);
+  Rebuilding& chunk = *mending_;
+  const StripePtr stripe = chunk.stripe.lock();
+  if (!stripe || !is_set(live_positions(*stripe), chunk.position)) {
+    mending_.reset();
     return true;
   }
-  std::lock_guard lock(mutex_);
-  counts_.mended_blocks += mended->blocks;
+  const size_t before = chunk.done.blocks;
+  const auto more = rebuild_step(chunk);
+  if (!more) note_loss(stripe, chunk.position, more.error().what);
+  {
+    std::lock_guard lock(mutex_);
+    counts_.mended_blocks += chunk.done.blocks - before;
+  }
+  if (!more || !*more) mending_.reset();
   return true;
 }
 
@@ -327,7 +364,7 @@ Future<void> CodedStore::repair() {
     if (!begun) given_up_.clear();
     begun = true;
     return repair_step();
-  });
+  }, pace_);
 }
 
 }  // namespace stoker::coded

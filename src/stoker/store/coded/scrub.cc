@@ -218,7 +218,9 @@ class Scrubbing {
     size_t folded = 0;
     if (to_fold_ > 0) {
       --to_fold_;
-      STOKER_ASSIGN(folded, store_.fold_step(1));
+      const uint64_t before = store_.moved_;
+      STOKER_ASSIGN(folded, store_.fold_step({1}));
+      spend(store_.moved_ - before);
       folded_ += folded;
     }
     if (folded > 0) return true;
@@ -297,6 +299,7 @@ class Scrubbing {
   }
 
   Result<bool> check_next() {
+    if (chunk_) return check_piece();
     StripePtr stripe;
     if (position_ > 0) {
       stripe = stripe_.lock();
@@ -312,10 +315,17 @@ class Scrubbing {
     const size_t position = position_;
     position_ = stripe ? (position_ + 1) % shape_.n() : 0;
     if (!stripe) return true;
-    const Status checked = check_chunk(stripe, position);
-    if (position_ == 0 && !had_headers_) forget_headers(*stripe);
-    if (!checked) return checked.error();
-    return true;
+    if (!is_set(store_.live_positions(*stripe), position)) {
+      if (position_ == 0 && !had_headers_) forget_headers(*stripe);
+      return true;
+    }
+    if (const Status loaded = store_.load_headers_paced(stripe); !loaded) {
+      report_->lose("'" + key_ + "': " + loaded.error().what);
+      tell_chunk();
+      return true;
+    }
+    chunk_ = CodedStore::Rebuilding{stripe, position};
+    return check_piece();
   }
 
   // A scrub reads the headers of all stripes; they do not stay in memory for that.
@@ -324,24 +334,30 @@ class Scrubbing {
     if (stripe.readers == 0 && stripe.overlay.empty() && stripe.overrides.empty() && !stripe.folding) stripe.headers.reset();
   }
 
-  Status check_chunk(const StripePtr& stripe, size_t position) {
-    if ((store_.live_positions(*stripe) >> position & 1) == 0) return {};
-    const size_t shard = stripe->shards[position];
-    const Status loaded = store_.load_headers(stripe, Priority::scrub);
-    const auto rebuilt = loaded ? store_.rebuild(stripe, position) : Result<CodedStore::Rebuilt>(loaded.error());
-    moved_ += header_bytes(shape_) + shape_.chunk_bytes;
-    if (!loaded) {
-      report_->lose("'" + key_ + "': " + loaded.error().what);
-    } else if (!rebuilt) {
-      STOKER_TRY(store_.drop_shards(shard_bit(shard), rebuilt.error().what));  // it cannot be written
-    } else {
-      report_->blocks += rebuilt->blocks;
-      report_->pages += rebuilt->pages;
-      if (rebuilt->lost > 0) report_->lose(std::to_string(rebuilt->lost) + " blocks of '" + key_ + "' on '" + shards_[shard].path + "' cannot be decoded: " + rebuilt->why);
-    }
+  // Of the chunk that is looked at: some of its rows, as commits wait meanwhile.
+  Result<bool> check_piece() {
+    const StripePtr stripe = chunk_->stripe.lock();
+    const bool live = stripe && is_set(store_.live_positions(*stripe), chunk_->position);
+    const size_t before = chunk_->page;
+    const auto more = live ? store_.rebuild_step(*chunk_) : Result<bool>(false);
+    moved_ += (header_bytes(shape_) + shape_.chunk_bytes) * (chunk_->page - before) / shape_.pages();
+    if (more && *more) return true;
+    const CodedStore::Rebuilding chunk = std::move(*chunk_);
+    chunk_.reset();
+    if (stripe && position_ == 0 && !had_headers_) forget_headers(*stripe);
+    if (!live) return true;
+    const size_t shard = stripe->shards[chunk.position];
+    if (!more) STOKER_TRY(store_.drop_shards(shard_bit(shard), more.error().what));  // it cannot be written
+    report_->blocks += chunk.done.blocks;
+    report_->pages += chunk.done.pages;
+    if (more && chunk.done.lost > 0) report_->lose(std::to_string(chunk.done.lost) + " blocks of '" + key_ + "' on '" + shards_[shard].path + "' cannot be decoded: " + chunk.done.why);
+    tell_chunk();
+    return true;
+  }
+
+  void tell_chunk() {
     ++report_->chunks;
     report_->bytes += shape_.chunk_bytes;
-    return {};
   }
 
   CodedStore& store_;
@@ -366,6 +382,7 @@ class Scrubbing {
   size_t index_ = 0;                     // of its stripe that comes next
   std::weak_ptr<Stripe> stripe_;
   size_t position_ = 0;                  // of its chunk that is next
+  std::optional<CodedStore::Rebuilding> chunk_;  // of it, that is looked at
   uint64_t total_ = 0;                   // chunks, when it began
   uint64_t moved_ = 0;
 };
@@ -379,7 +396,7 @@ Future<void> CodedStore::scrub(std::shared_ptr<ScrubReport> report) {
     std::lock_guard lock(mutex_);
     if (!more || !joining_) counts_.doing = more ? scrubbing->progress() : RepairProgress();
     return true;
-  });
+  }, pace_);
 }
 
 // On the disks, for whoever opens the store next. One that found nothing not so soon after another.

@@ -89,6 +89,7 @@ class ShardBatch {
   size_t write(size_t shard, uint64_t offset, Slice from) { return note(shard, [&] { batch_.write(shards_[shard].file.id, offset, from); }); }
   void sync(ShardSet set);
   bool empty() const { return batch_.empty(); }
+  size_t size() const { return batch_.size(); }
   // The shards of which any transfer failed; each is told in `trouble` of its Shard by whoever drops it.
   ShardSet run();
   bool ok(size_t index) const { return batch_.result(index).has_value(); }

@@ -17,15 +17,22 @@ constexpr size_t kReaders = 4;  // threads
 }  // namespace
 
 CodedStore::CodedStore(std::unique_ptr<Shards> shards, codec::ErasureCode code, const Runtime& runtime, const StoreOptions&, const CodedOptions& coded)
-    : runtime_(runtime), coded_(coded), shards_(std::move(shards)), shape_(shards_->shape()), code_(std::move(code)), slots_(shape_), classes_(coded.tree != nullptr ? *coded.tree : ClassTree::shipped()), patrol_pace_(coded.scrub_rate, 0), pace_(coded.repair_rate, coded.busy_repair_rate) {}
+    : runtime_(runtime), coded_(coded), shards_(std::move(shards)), shape_(shards_->shape()), code_(std::move(code)), slots_(shape_), classes_(coded.tree != nullptr ? *coded.tree : ClassTree::shipped()), patrol_pace_(coded.scrub_rate, 0, *coded.clock), pace_(coded.repair_rate, coded.busy_repair_rate, *coded.clock), fold_pace_(coded.fold_rate, coded.busy_fold_rate, *coded.clock) {}
 
 Result<std::unique_ptr<CodedStore>> CodedStore::open(const CodedPlan& plan, const Runtime& runtime, const StoreOptions& options, const CodedOptions& given) {
   CodedOptions coded = given;
   coded.scrub_rate = plan.scrub_rate.value_or(given.scrub_rate);
+  coded.busy_repair_rate = plan.busy_repair_rate.value_or(given.busy_repair_rate);
+  coded.busy_fold_rate = plan.busy_fold_rate.value_or(given.busy_fold_rate);
+  if (coded.clock == nullptr) coded.clock = &runtime.loop.clock();
   STOKER_ASSIGN(auto shards, Shards::open(plan, runtime.loop, options, coded));
   STOKER_ASSIGN(auto code, codec::ErasureCode::make(static_cast<int>(plan.k), static_cast<int>(plan.m)));
   std::unique_ptr<CodedStore> store(new CodedStore(std::move(shards), std::move(code), runtime, options, coded));
-  store->composition_ = "coded(" + std::to_string(plan.k) + "+" + std::to_string(plan.m) + (plan.scrub_rate ? " scrub=" + std::to_string(*plan.scrub_rate) : "") + ", ";
+  store->composition_ = "coded(" + std::to_string(plan.k) + "+" + std::to_string(plan.m);
+  if (plan.scrub_rate) store->composition_ += " scrub=" + std::to_string(*plan.scrub_rate);
+  if (plan.busy_repair_rate) store->composition_ += " repair=" + std::to_string(*plan.busy_repair_rate);
+  if (plan.busy_fold_rate) store->composition_ += " fold=" + std::to_string(*plan.busy_fold_rate);
+  store->composition_ += ", ";
   for (size_t i = 0; i < plan.paths.size(); ++i) store->composition_ += (i == 0 ? "" : ",") + plan.paths[i];
   store->composition_ += ")";
   if (store->shards_->fresh()) {

@@ -16,7 +16,8 @@ namespace stoker {
 struct CodedPlan {
   size_t k = 0, m = 0;
   std::vector<std::string> paths;
-  std::optional<uint64_t> scrub_rate = {};  // as in CodedOptions, which it overrules
+  // As in CodedOptions, which they overrule.
+  std::optional<uint64_t> scrub_rate = {}, busy_repair_rate = {}, busy_fold_rate = {};
 };
 
 // The plan, if the composition is one of a coded store; for tools that work on such a store itself. The grammar lives in store/open.cc.
@@ -29,8 +30,11 @@ struct CodedOptions {
   bool background = true;               // folds and resyncs by itself; false: when told to (tests that count)
   uint64_t repair_rate = 0;             // bytes a second that resync, repair and scrub move at most; 0: as many as they can
   uint64_t busy_repair_rate = 64 << 20; // the same while others use the store
+  uint64_t fold_rate = 0;               // bytes a second that folds move at most, but those that a commit waits for; 0: as many as they can
+  uint64_t busy_fold_rate = 64 << 20;   // the same while others use the store
   uint64_t scrub_rate = 4 << 20;        // bytes a second that are looked at by itself, all the time; 0: only when it is asked for
   const ClassTree* tree = nullptr;      // that tells the classes of objects and outlives the store; null: the one that ships
+  const Clock* clock = nullptr;         // that rates are counted by, and that outlives the store; null: the Loop's
 };
 
 // How far what goes on in the background is.

@@ -17,6 +17,13 @@ uint64_t mix(uint64_t x) {
 
 }  // namespace
 
+const Place* Val::live_place(ShardSet live, size_t nth) const {
+  for (const Place& place : places) {
+    if ((live & shard_bit(place.shard)) != 0 && nth-- == 0) return &place;
+  }
+  return nullptr;
+}
+
 std::vector<size_t> placement(const Shape& shape, uint64_t stripe) {
   std::vector<std::pair<uint64_t, size_t>> ranked;
   for (size_t shard = 0; shard < shape.shards; ++shard) ranked.emplace_back(mix(stripe * kShardsMax + shard), shard);

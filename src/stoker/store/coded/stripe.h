@@ -41,6 +41,9 @@ struct Val {
   std::vector<Place> places;  // of the first block; the data shard's first, if it has it
   std::vector<SegmentRef> held;
   std::shared_ptr<CommitRecord> commit;  // none: it counts by itself
+
+  // The nth of its copies on live shards; null: there are no more.
+  const Place* live_place(ShardSet live, size_t nth) const;
 };
 using ValRef = std::shared_ptr<Val>;
 

@@ -253,7 +253,7 @@ Future<Version> StagedTransaction::commit(Durability) {
   CodedStore::Request request;
   request.state = state_;
   Future<Version> future = request.committed.future();
-  store_.pace_.used();
+  store_.used();
   std::lock_guard lock(store_.queue_mutex_);
   store_.queue_.push_back(std::move(request));
   store_.queued_.notify_all();

@@ -8,7 +8,8 @@
 namespace stoker::coded {
 namespace {
 
-constexpr size_t kFoldsAnImage = 8;                     // of stripes, while less than half of the log is free
+constexpr size_t kFoldedAStep = 8;                      // stripes, while less than half of the log is free
+constexpr uint64_t kFoldsAnImage = 4;                   // folds move so much more than an image of the table before one is written
 constexpr auto kIdle = std::chrono::milliseconds(100);  // without a commit, before the background works by itself
 
 }  // namespace
@@ -25,13 +26,14 @@ void CodedStore::run() {
     std::vector<Request> batch;
     std::optional<Job> job;
     bool idle = false;
-    const uint64_t wait_ns = pace_.wait_ns();
     {
       std::unique_lock lock(queue_mutex_);
       const auto called = [&] { return stopping_ || !queue_.empty(); };
       const auto ready = [&] { return called() || !jobs_.empty(); };
       if (!jobs_.empty()) {
-        if (wait_ns > 0) queued_.wait_for(lock, std::chrono::nanoseconds(wait_ns), called);
+        if (const uint64_t wait_ns = jobs_.front().pace->wait_ns(); wait_ns > 0) {
+          queued_.wait_for(lock, std::min<std::chrono::nanoseconds>(std::chrono::nanoseconds(wait_ns), kIdle), called);  // by then nobody may use it any more
+        }
       } else if (coded_.background) {
         idle = !queued_.wait_for(lock, kIdle, ready);
       } else {
@@ -61,14 +63,12 @@ void CodedStore::run() {
     };
     if (job) {
       work_on(*job);
+      if (coded_.background) relieve_log();
     } else if (idle) {
-      while (!waits() && pace_.wait_ns() == 0 && background_step()) {
+      while (!waits() && background_step(true)) {
       }
-    } else if (coded_.background && pace_.wait_ns() == 0) {
-      // Who lacks a shard must not wait for it until nobody writes any more.
-      const auto stepped = repair_step();
-      if (!stepped) log().warn("{}", stepped.error().message());
-      if (stepped && !*stepped) patrol_step();
+    } else if (coded_.background) {
+      background_step(false);
     }
   }
   // Nobody waits for these any more who could still be told.
@@ -86,7 +86,7 @@ void CodedStore::serve(std::vector<Request> batch) {
 // A step if its rate allows; then it stands first in the line again.
 void CodedStore::work_on(Job& job) {
   Result<bool> more = true;
-  if (pace_.wait_ns() == 0) more = job.step();
+  if (job.pace->wait_ns() == 0) more = job.step();
   if (!more || !*more) {
     job.done.complete(more ? Status() : Status(more.error()));
     return;
@@ -95,26 +95,56 @@ void CodedStore::work_on(Job& job) {
   jobs_.push_front(std::move(job));
 }
 
-bool CodedStore::background_step() {
-  if (const std::lock_guard lock(mutex_); refused_) return false;
-  const auto repaired = repair_step();
-  if (repaired && *repaired) return true;
-  const bool half_free = 2 * free_segments() >= shape_.segments;
-  const bool enough = !half_free && folded_since_image_ >= kFoldsAnImage;
-  const auto folded = enough ? Result<size_t>(0) : fold_step(1, half_free);
-  if (folded && *folded > 0) return true;
-  if (!folded) log().warn("folding: {}", folded.error().message());
-  if (folded && !half_free && !since_image_.empty()) {
-    // What is folded still holds its segments until an image of the table makes it superfluous. No more than has to be is folded then.
-    const Status written = checkpoint();
-    if (!written) log().warn("{}", written.error().message());
-    if (written) return true;
+bool CodedStore::refused() const {
+  const std::lock_guard lock(mutex_);
+  return refused_.has_value();
+}
+
+void CodedStore::used() {
+  pace_.used();
+  fold_pace_.used();
+}
+
+// Who lacks a shard must not wait for it until nobody writes any more, and who writes must not find a full log: so it also goes on between commits.
+bool CodedStore::background_step(bool idle) {
+  if (refused()) return false;
+  bool worked = false;
+  if (pace_.wait_ns() == 0) {
+    const auto repaired = repair_step();
+    if (!repaired) log().warn("{}", repaired.error().message());
+    worked = repaired && *repaired;
+  }
+  worked = relieve_log() || worked;
+  if (worked) return true;
+  if (idle && 2 * free_segments() >= shape_.segments && fold_pace_.wait_ns() == 0) {
+    const auto folded = fold_paced({1, kRowsAStep, true}, fold_pace_);
+    if (!folded) log().warn("folding: {}", folded.error().message());
+    if (folded && *folded > 0) return true;
   }
   return patrol_step();
 }
 
-Future<void> CodedStore::add_job(std::function<Result<bool>()> step) {
-  Job job{std::move(step), {}};
+// A log of which less than half is free: a piece of it is folded, or an image of the table makes superfluous what is. No more is folded than has to be.
+bool CodedStore::relieve_log() {
+  if (2 * free_segments() >= shape_.segments || fold_pace_.wait_ns() > 0 || refused()) return false;
+  // With a large table a log that is nearly full does not wait until an image pays.
+  const uint64_t moved = moved_ - moved_at_image_;
+  const bool image_pays = !since_image_.empty() && (moved >= kFoldsAnImage * image_cost_ || (moved > 0 && 4 * free_segments() < shape_.segments));
+  if (!image_pays) {
+    const auto folded = fold_paced({kFoldedAStep, kRowsAStep}, fold_pace_);
+    if (!folded) log().warn("folding: {}", folded.error().message());
+    if (!folded || *folded > 0) return folded.has_value();
+  }
+  if (since_image_.empty()) return false;
+  const uint64_t before = moved_;
+  const Status written = checkpoint();
+  fold_pace_.spend(moved_ - before);
+  if (!written) log().warn("{}", written.error().message());
+  return written.has_value();
+}
+
+Future<void> CodedStore::add_job(std::function<Result<bool>()> step, Pace& pace) {
+  Job job{std::move(step), &pace, {}};
   Future<void> future = job.done.future();
   std::lock_guard lock(queue_mutex_);
   jobs_.push_back(std::move(job));

@@ -1,0 +1,145 @@
+// What reads, folds and commits need beside what they were given comes from the cap on memory, in pieces that fit it.
+#include "stoker/testing/coded_lab.h"
+
+namespace stoker::coded {
+namespace {
+
+constexpr uint64_t kCap = 256 << 20;
+constexpr uint32_t kChunk = 1 << 20;
+constexpr size_t kRows = kChunk / 4096;
+constexpr size_t kShards = 3;  // 2 + 1
+constexpr uint64_t kBlocks = 4096;
+
+class CodedMemory : public ::testing::Test {
+ protected:
+  static CodedWorldOptions options() {
+    CodedWorldOptions options = quiet(2, 1);
+    options.budget_bytes = kCap;
+    return options;
+  }
+  CodedMemory() : world_(options()), store_(open()) { content_ = put(*store_, "a", 2 * kChunk, 1); }
+  std::unique_ptr<CodedStore> open() { return std::move(*world_.open_small(false, kChunk)); }
+  Budget& budget() { return world_.runtime().budget(); }
+  // All but so much of the cap is taken by somebody else.
+  Grant leave(uint64_t bytes) { return std::move(*budget().take(kCap - budget().used() - bytes, "a test")); }
+  // Its first chunk alone.
+  Status read(Bytes& into) {
+    into.assign(kChunk, std::byte{0});
+    return store_->read("a", 0, slice_of(into), {}).wait();
+  }
+  // Without the disk that holds the first chunk.
+  void lose_the_data() {
+    store_.reset();
+    const auto images = images_of(world_);
+    for (const std::string& path : world_.paths()) {
+      store_.reset();
+      put_back(world_, images);
+      world_.disk().remove(path);
+      store_ = open();
+      Bytes into;
+      ASSERT_OK(read(into));
+      if (store_->health().decoded_blocks > 0) return;
+    }
+    FAIL() << "no disk holds it";
+  }
+  CodedWorld world_;
+  std::unique_ptr<CodedStore> store_;
+  Bytes content_;
+};
+
+TEST_F(CodedMemory, AReadThatDecodesKeepsToTheCapHoweverLittleIsLeft) {
+  lose_the_data();
+  const Bytes first(content_.begin(), content_.begin() + kChunk);
+  for (const uint64_t rows : {64, 5, 1}) {
+    const uint64_t decoded = store_->health().decoded_blocks;
+    const Grant others = leave(kChunk + rows * kShards * kBlocks);
+    Bytes into;
+    ASSERT_OK(read(into)) << rows;
+    EXPECT_EQ(into, first) << rows;
+    EXPECT_EQ(store_->health().decoded_blocks - decoded, kRows);
+  }
+  const Grant others = leave(kChunk + kShards * kBlocks - 1);
+  Bytes into;
+  EXPECT_EQ(code_of(read(into)), Code::over_budget);
+}
+
+TEST_F(CodedMemory, AFoldTakesAsManyRowsAsFit) {
+  for (uint64_t i = 0; i < 40; ++i) update(*store_, "a", content_, i * 3 * 4096, 4096, 10 + i);
+  ASSERT_EQ(store_->health().newer_blocks, 40U);
+  constexpr uint64_t kRow = (kShards + 1 + 1) * kBlocks;  // all of its blocks, the newest, and the parity in its frame
+  {
+    const Grant others = leave(kRow - 1);
+    EXPECT_EQ(code_of(store_->fold_all().wait()), Code::over_budget);
+    EXPECT_EQ(store_->health().newer_blocks, 40U);
+  }
+  const uint64_t folds = store_->health().folds;
+  {
+    const Grant others = leave(7 * kRow);
+    ASSERT_OK(store_->fold_all().wait());
+  }
+  EXPECT_EQ(store_->health().newer_blocks, 0U);
+  EXPECT_EQ(store_->health().folds - folds, 6U) << "of 7 rows each, the last of 5";
+  // Rows that stand together are cut, too.
+  update(*store_, "a", content_, 0, 30 * 4096, 99);
+  {
+    const Grant others = leave(4 * kRow);
+    ASSERT_OK(store_->fold_all().wait());
+  }
+  EXPECT_EQ(store_->health().newer_blocks, 0U);
+  EXPECT_EQ(read_all(*store_, "a"), content_);
+}
+
+TEST_F(CodedMemory, ACommitWritesAStripeInPiecesThatFit) {
+  const uint64_t used = budget().used();
+  Bytes whole = pattern(2 * kChunk, 5);
+  const auto write = [&] {
+    auto change = std::move(*store_->begin());
+    EXPECT_OK(change->write("a", 0, slice_of(whole)).wait());
+    return change;
+  };
+  {
+    auto change = write();
+    const Grant others = leave(0);
+    EXPECT_EQ(code_of(change->commit(Durability::durable).wait()), Code::over_budget);
+  }
+  constexpr uint64_t kFrames = kShards * (4096 + 3 * (1 + 30) + 13 + 4 * kShards);  // what the log may take of a commit of one stripe
+  {
+    auto change = write();
+    const Grant others = leave(kFrames + kShards * kBlocks - 1);
+    EXPECT_EQ(code_of(change->commit(Durability::durable).wait()), Code::over_budget) << "not even for a row of it";
+  }
+  EXPECT_TRUE(store_->info().read_only.empty()) << "nothing was written of it";
+  EXPECT_EQ(read_all(*store_, "a"), content_);
+  {
+    auto change = write();
+    const Grant others = leave(kFrames + kShards * kBlocks);
+    EXPECT_OK(change->commit(Durability::durable).wait());
+  }
+  EXPECT_EQ(read_all(*store_, "a"), whole);
+  EXPECT_EQ(budget().used(), used);
+  lose_the_data();
+  EXPECT_EQ(read_all(*store_, "a"), whole);
+}
+
+// However much there is to fold: others are refused who find nothing left of the cap.
+TEST(CodedMemoryShare, AFoldLeavesMostOfTheCapToOthers) {
+  CodedWorldOptions options = quiet(2, 1);
+  options.budget_bytes = 4 << 20;
+  CodedWorld world(options);
+  auto store = std::move(*world.open_small());
+  const uint64_t used = world.runtime().budget().used();
+  constexpr size_t kWhole = 64 << 10;  // a chunk, of 16 rows
+  std::map<std::string, Bytes> content;
+  for (const char* key : {"a", "b", "c", "d"}) {
+    content[key] = put(*store, key, 2 * kWhole, 1);
+    update(*store, key, content[key], 0, kWhole, 2);
+  }
+  ASSERT_EQ(store->health().newer_blocks, 64U);
+  ASSERT_OK(store->fold_all().wait());
+  EXPECT_EQ(store->health().newer_blocks, 0U);
+  EXPECT_LE(world.runtime().budget().peak() - used, options.budget_bytes / 8) << "64 rows of 20 KiB would be more";
+  for (const auto& [key, bytes] : content) EXPECT_EQ(read_all(*store, key), bytes);
+}
+
+}  // namespace
+}  // namespace stoker::coded

@@ -1,0 +1,109 @@
+#include "stoker/store/coded/rows.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "stoker/base/crc32c.h"
+#include "stoker/store/coded/mutation.h"
+
+namespace stoker::coded {
+
+RowSet::RowSet(const Shape& shape, const RowsWanted& rows, uint32_t available)
+    : shape_(shape), headers_(*rows.stripe->headers), first_(rows.first), count_(rows.count), wanted_(rows.wanted), available_(available), blocks_(rows.blocks), have_(rows.count, 0) {
+  for (size_t r = 0; r < count_; ++r) {
+    for (size_t c = 0; c < shape_.n(); ++c) {
+      if (!zeros(c, r)) continue;
+      std::memset(at(c, r), 0, kBlock);
+      have_[r] |= uint32_t{1} << c;
+    }
+  }
+}
+
+size_t RowSet::there(size_t r) const { return static_cast<size_t>(std::popcount(have_[r])); }
+
+bool RowSet::all_have(size_t c) const {
+  return std::all_of(have_.begin(), have_.end(), [c](uint32_t have) { return is_set(have, c); });
+}
+
+bool RowSet::enough() const {
+  return std::all_of(have_.begin(), have_.end(), [&](uint32_t have) { return (have & wanted_) == wanted_ || static_cast<size_t>(std::popcount(have)) >= shape_.k; });
+}
+
+bool RowSet::known(size_t c, size_t r) const {
+  return c < shape_.k ? headers_.versions[(first_ + r) * shape_.k + c] != kUnknown : !headers_.unsound[(first_ + r) * shape_.m + c - shape_.k];
+}
+
+bool RowSet::intact(size_t c, size_t r) const { return crc32c(at(c, r), kBlock) == headers_.crcs[(first_ + r) * shape_.n() + c]; }
+
+bool RowSet::zeros(size_t c, size_t r) const { return c < shape_.k ? headers_.versions[(first_ + r) * shape_.k + c] == 0 : row_is_blank(shape_, headers_, first_ + r); }
+
+uint32_t RowSet::next() {
+  uint32_t chosen = 0;
+  const auto choose = [&](uint32_t from, size_t most) {
+    for (size_t c = 0; c < shape_.n() && most > 0; ++c) {
+      if (!is_set(from & available_ & ~tried_, c) || all_have(c)) continue;
+      chosen |= uint32_t{1} << c;
+      --most;
+    }
+  };
+  for (; chosen == 0 && turn_ < 3; ++turn_) {
+    if (turn_ == 0) choose(wanted_, shape_.n());
+    if (turn_ == 0 || enough()) continue;
+    size_t sure = 0;
+    for (size_t c = 0; c < shape_.n(); ++c) sure += all_have(c) ? 1 : 0;
+    choose(available_, turn_ > 1 ? shape_.n() : shape_.k - std::min(shape_.k, sure));
+  }
+  tried_ |= chosen;
+  return chosen;
+}
+
+void RowSet::took(size_t c, bool ok) {
+  for (size_t r = 0; r < count_; ++r) {
+    if (ok && !is_set(have_[r], c) && known(c, r) && intact(c, r)) have_[r] |= uint32_t{1} << c;
+    // A block that was zeros all along was overwritten by what stood in its place.
+    if (zeros(c, r)) std::memset(at(c, r), 0, kBlock);
+  }
+}
+
+RowSet::Decoded RowSet::complete(const codec::ErasureCode& code) {
+  Decoded decoded;
+  for (size_t r = 0; r < count_ && !decoded.lost;) {
+    size_t end = r + 1;
+    while (end < count_ && have_[end] == have_[r]) ++end;
+    if (const uint32_t missing = wanted_ & ~have_[r]; missing != 0) {
+      decoded.blocks += static_cast<uint64_t>(std::popcount(missing)) * (end - r);
+      ++decoded.calls;
+      decoded.lost = decode(code, r, end);
+    }
+    r = end;
+  }
+  return decoded;
+}
+
+// Rows of which the same blocks are there. The first that did not come out right.
+std::optional<size_t> RowSet::decode(const codec::ErasureCode& code, size_t begin, size_t end) {
+  if (there(begin) < shape_.k) return begin;
+  const size_t bytes = (end - begin) * kBlock;
+  const uint32_t missing = wanted_ & ~have_[begin];
+  std::vector<codec::Source> sources(shape_.n());
+  std::vector<codec::Target> targets(shape_.n());
+  std::vector<std::vector<uint32_t>> crcs(shape_.n());
+  for (size_t c = 0; c < shape_.n(); ++c) {
+    if (is_set(have_[begin], c)) sources[c].bytes = {at(c, begin), bytes};
+    if (!is_set(missing, c)) continue;
+    crcs[c].resize(end - begin);
+    targets[c] = {{at(c, begin), bytes}, crcs[c]};
+  }
+  if (!code.decode(sources, targets)) return begin;
+  for (size_t r = begin; r < end; ++r) {
+    for (size_t c = 0; c < shape_.n(); ++c) {
+      if (!is_set(missing, c) || mutated(Mutation::decode_unchecked)) continue;
+      // An unsound parity has no checksum to compare with; it is computed from blocks that have. A data block of no known version has none either.
+      if (known(c, r) ? crcs[c][r - begin] != headers_.crcs[(first_ + r) * shape_.n() + c] : c < shape_.k) return r;
+    }
+  }
+  return {};
+}
+
+}  // namespace stoker::coded
