@@ -36,7 +36,7 @@ constexpr Bug kBugs[] = {
     {Mutation::skip_admission_flush, "skip_admission_flush"},
 };
 
-constexpr uint64_t kStories = 28;  // four turns of the schemes
+constexpr uint64_t kStories = 42;  // six turns of the schemes
 
 std::string caught_by(Mutation bug, uint64_t stories) {
   return caught_in_a_child([=] {
