@@ -3,7 +3,7 @@
     .venv/bin/python bench/curm.py TRACE...                           (`make bench-curm TRACES="..."` does the same)
     .venv/bin/python bench/curm.py --markdown bench/results/curm.json
 
-Runs `stoker curm replay` once for each preset of disks, writes bench/results/curm.json ({"ssd": ..., "hdd": ...}) and docs/curm_ssd.svg, and
+Runs `stoker curm replay` for each preset of disks, writes bench/results/curm.json ({"ssd": ..., "hdd": ...}) and docs/curm_ssd.svg, and
 prints the tables. Tests hold that docs/numbers.md has these tables and no others.
 """
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 COMMAND = Path(sys.executable).parent / "stoker"
 DEVICES = {"ssd": "SSD", "hdd": "hard disk"}
 CODES = ("6+3", "10+4")
-SCHEMES = ("fo", "fl", "pl", "plr", "parix", "vdl", "curm")
+SCHEMES = ("fo", "fl", "pl", "plr", "parix", "vdl", "curm", "curm-reserve")
 RIVALS = ("fl", "pl", "plr", "parix")  # the goals are stated against these
 MIB = 1 << 20
 
@@ -47,6 +47,7 @@ class Results:
         self.log_bytes = answer["settings"]["log_bytes"]
         self.rows = {(row["trace"], row["scheme"], row["form"], row["code"]): {**row, **more} for row, more in zip(answer["results"], answer["more"], strict=True)}
         self.traces = list(dict.fromkeys(row["trace"] for row in answer["results"]))
+        self.larger = {(row["trace"], row["code"]): row for row in answer.get("larger_logs", [])}
 
     def safe(self, trace: str, scheme: str, code: str) -> Row:
         return self.rows[trace, scheme, "safe", code]
@@ -140,6 +141,44 @@ def goal_table(devices: dict[str, Results]) -> Table:
     return lines
 
 
+def change(key: str) -> Callable[[Row, Row], str]:
+    return lambda plain, other: f"{100 * (other[key] / plain[key] - 1):+.1f}%"
+
+
+def grown(key: str) -> Callable[[Row, Row], str]:
+    return lambda plain, other: f"{(other[key] - plain[key]) / MIB:+.0f}"
+
+
+# What a line of the reserves' table says, whether of curm-reserve or of curm with larger logs, and what it is beside curm. (Of the traces that fill the
+# logs: on the others nothing is folded before the end.)
+RESERVES: list[tuple[str, bool, Callable[[Row, Row], str]]] = [
+    ("updates a second", False, change("updates_per_second")),
+    ("the same, everything folded at the end", False, change("drained_updates_per_second")),
+    ("background bytes", False, change("background_bytes_per_byte")),
+    ("p99 of a write", False, change("p99_us")),
+    ("rebuild of a node", False, change("recovery_seconds")),
+    ("space at its peak, MiB", False, grown("space_peak_bytes")),
+    ("reserved at its most, in all logs, MiB", False, grown("reserved_peak_bytes")),
+    ("curm, as much more log for all: updates a second", True, change("updates_per_second")),
+    ("the same, everything folded at the end", True, change("drained_updates_per_second")),
+    ("background bytes", True, change("background_bytes_per_byte")),
+    ("space at its peak, MiB", True, grown("space_peak_bytes")),
+]
+
+
+def reserve_table(devices: dict[str, Results]) -> Table:
+    traces = devices["ssd"].folding()
+    lines = [[f"curm-reserve beside curm, safe ({', '.join(map(name, traces))})", *(f"{said} {code}" for said in DEVICES.values() for code in CODES)]]
+    for what, larger, value in RESERVES:
+        cells = []
+        for results in devices.values():
+            for code in CODES:
+                others = [results.larger[trace, code] if larger else results.safe(trace, "curm-reserve", code) for trace in traces]
+                cells.append(", ".join(value(results.safe(trace, "curm", code), other) for trace, other in zip(traces, others, strict=True)) or "-")
+        lines.append([what, *cells])
+    return lines
+
+
 def piped(lines: Table) -> str:
     head, *rest = ["| " + " | ".join(line) + " |" for line in lines]
     return "\n".join([head, "|" + "---|" * len(lines[0]), *rest])
@@ -149,18 +188,33 @@ def tables(result: dict[str, Any]) -> list[str]:
     """The tables of docs/numbers.md, in its order."""
     devices = {device: Results(result[device]) for device in DEVICES}
     ssd = devices["ssd"]
-    return [piped(table) for table in (trace_table(ssd), known_table(ssd), comparison_table(ssd), goal_table(devices))]
+    return [piped(table) for table in (trace_table(ssd), known_table(ssd), comparison_table(ssd), goal_table(devices), reserve_table(devices))]
 
 
 # -- the runs ----------------------------------------------------------------------------------------------------------------
 
 
-def replay(device: str, traces: list[Path], plot: Path | None) -> dict[str, Any]:
-    words = ["curm", "replay", *map(str, traces), "--code", ",".join(CODES), "--nodes", "25", "--device", device, "--json"]
-    done = subprocess.run([COMMAND, *words, *(["--plot", str(plot)] if plot else [])], stdout=subprocess.PIPE, text=True, check=False)
+def replay(device: str, traces: list[Path], *words: str) -> dict[str, Any]:
+    done = subprocess.run([COMMAND, "curm", "replay", *map(str, traces), "--nodes", "25", "--device", device, "--json", *words], stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"the replay on {DEVICES[device]}s ended with status {done.returncode}; nothing was written")
     return json.loads(done.stdout)
+
+
+def compare(device: str, traces: list[Path], *words: str) -> dict[str, Any]:
+    """All schemes; then curm once more, all of whose logs are larger by what curm-reserve sets aside at most: `larger_logs`."""
+    answer = replay(device, traces, "--code", ",".join(CODES), *words)
+    answer["larger_logs"] = []
+    results = Results(answer)
+    for trace in traces:
+        for code in CODES:
+            if not results.folds(trace.name):
+                continue
+            copies = 1 + int(code.split("+")[1])
+            log_bytes = results.log_bytes + results.safe(trace.name, "curm-reserve", code)["reserved_peak_bytes"] // copies
+            more = replay(device, [trace], "--scheme", "curm", "--form", "safe", "--code", code, "--log", str(log_bytes))
+            answer["larger_logs"].append({**more["results"][0], **more["more"][0], "log_bytes": log_bytes})
+    return answer
 
 
 def main(argv: list[str]) -> int:
@@ -175,7 +229,7 @@ def main(argv: list[str]) -> int:
     if args.markdown:
         result = json.loads(args.markdown.read_text())
     else:
-        result = {device: replay(device, args.traces, args.plot if device == "ssd" else None) for device in DEVICES}
+        result = {device: compare(device, args.traces, *(["--plot", str(args.plot)] if device == "ssd" else [])) for device in DEVICES}
         args.json.write_text(json.dumps(result, indent=2) + "\n")
     print("\n\n".join(tables(result)))
     return 0

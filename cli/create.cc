@@ -6,6 +6,7 @@
 
 #include "command.h"
 #include "stoker/base/bytes.h"
+#include "stoker/store/coded/coded_store.h"
 #include "stoker/store/runtime.h"
 
 namespace stoker::cli {
@@ -16,6 +17,23 @@ struct CreateArguments {
   uint64_t objects = 1 << 16;
   bool same_disk = false;
 };
+
+// What a coded store takes of its disks, and what is not to be had with its code.
+void tell(const std::string& name, const Store& store) {
+  const std::string made = "made '" + name + "' for " + human_bytes(store.info().capacity_bytes);
+  const auto* found = dynamic_cast<const coded::CodedStore*>(&store);
+  if (found == nullptr) {
+    std::fprintf(stderr, "%s\n", made.c_str());
+    return;
+  }
+  const coded::Shape& shape = found->shape();
+  std::fprintf(stderr, "%s: %s on each of %zu disks\n", made.c_str(), human_bytes(shape.file_bytes()).c_str(), shape.shards);
+  if (shape.shards > 2 * shape.m) return;
+  const size_t write = shape.shards - shape.shards / 2 - 1;
+  const size_t read = shape.shards / 2;
+  std::fprintf(stderr, "note: it can be written to and repaired with at most %zu of its %zu disks lost, and read with at most %zu, though its code would bear %zu: more than half must be there to know what was written last. With more data than parity, or more disks, there is no such limit\n",
+               write, shape.shards, read, shape.m);
+}
 
 Status run(const CreateArguments& arguments) {
   STOKER_ASSIGN(const uint64_t capacity, parse_bytes(arguments.capacity));
@@ -34,7 +52,7 @@ Status run(const CreateArguments& arguments) {
   options.objects_max = arguments.objects;
   options.same_disk = arguments.same_disk;
   STOKER_ASSIGN(const auto store, open_store(arguments.store, runtime->runtime(), options));
-  std::fprintf(stderr, "made '%s' for %s\n", arguments.store.c_str(), human_bytes(store->info().capacity_bytes).c_str());
+  tell(arguments.store, *store);
   return {};
 }
 
@@ -48,7 +66,9 @@ void add_create(CLI::App& app, ExitStatus& status) {
   command->add_option("--chunk", arguments->chunk, "Chunk size of new objects, 64KiB to 8MiB")->capture_default_str();
   command->add_option("--objects", arguments->objects, "How many objects it should have room for in its table")->capture_default_str();
   command->add_flag("--same-disk", arguments->same_disk, "Disks of a coded store may be folders on one disk, although they are then lost together: to try it out");
-  command->footer("Only what is missing, empty or wholly zero is made into a store. Exit status: 0 made, 1 not.");
+  command->footer(
+      "Only what is missing, empty or wholly zero is made into a store. A coded store takes more of its disks than it holds, and says how much: parity, room where\n"
+      "objects end within a stripe, checksums, logs, and tables for the objects. Exit status: 0 made, 1 not.");
   command->callback([arguments, &status] {
     if (const Status done = run(*arguments); !done) fail(status, done.error());
   });

@@ -12,7 +12,7 @@ namespace stoker::cli {
 namespace {
 
 constexpr int kLeft = 70, kPanelHeight = 190, kPanelGap = 46, kBar = 13, kGroupGap = 22;
-constexpr std::array<const char*, 7> kColours = {"#8c8c8c", "#d98c3f", "#c4504b", "#9d5b9d", "#b8a13a", "#4f8fc0", "#2f6f4f"};
+constexpr std::array<const char*, 8> kColours = {"#8c8c8c", "#d98c3f", "#c4504b", "#9d5b9d", "#b8a13a", "#4f8fc0", "#2f6f4f", "#7fb58a"};
 
 struct Panel {
   const char* key;
@@ -70,7 +70,7 @@ std::string replay_svg(const Json& replay) {
     once(schemes, (*row)["scheme"]);
   }
   const double group_width = static_cast<double>(schemes.size()) * kBar + kGroupGap;
-  const double width = std::max(560.0, kLeft + group_width * static_cast<double>(groups.size()) + 20);
+  const double width = std::max(620.0, kLeft + group_width * static_cast<double>(groups.size()) + 20);
   const double height = 60 + kPanels.size() * (kPanelHeight + kPanelGap);
   std::string svg = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + place(width) + " " + place(height) + "\" font-family=\"sans-serif\" fill=\"#222\">\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n";
   const Json& settings = replay["settings"];

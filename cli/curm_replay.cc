@@ -10,6 +10,7 @@
 #include "curm.h"
 #include "stoker/curm/file_replay.h"
 #include "stoker/curm/replay.h"
+#include "stoker/curm/scheme_switch.h"
 
 namespace stoker::cli {
 namespace {
@@ -62,6 +63,7 @@ Json more(const ReplayResult& result) {
           {"background_writes_per_update", per(result.counts.background_writes, result.updates)},
           {"drained_updates_per_second", result.drained_updates_per_second},
           {"space_base_bytes", result.space_base_bytes},
+          {"reserved_peak_bytes", result.reserved_peak_bytes},
           {"update_bytes", result.update_bytes}};
 }
 
@@ -122,7 +124,7 @@ Result<ClassTree> tree_of(const std::string& path) {
   return ClassTree::parse(text);
 }
 
-// One scheme on one trace; a row of the results, and what else was counted.
+// One scheme on one trace; a row of the results, and what else was counted. Schemes that were changed in use are not compared: theirs is a row of its own.
 Status replay_one(const ReplayArguments& arguments, const curm::Trace& trace, std::string_view scheme, curm::Form form, const std::string& code, const ClassTree& tree, bool last, Json& json) {
   if (!arguments.on_files()) {
     STOKER_ASSIGN(const ReplayResult result, curm::replay(trace, scheme, form, arguments.options, &tree));
@@ -135,24 +137,34 @@ Status replay_one(const ReplayArguments& arguments, const curm::Trace& trace, st
   files.keep = arguments.keep && last;
   files.tell = [&trace](const std::string& what) { std::fprintf(stderr, "stoker: %s, %s\n", trace.name.c_str(), what.c_str()); };
   STOKER_ASSIGN(const curm::FileReplayResult done, curm::replay_on_files(trace, scheme, arguments.options, files, &tree));
-  json["results"].push_back(row(trace.name, scheme, form, code, arguments.mode, done.result));
+  Json result = row(trace.name, scheme, form, code, arguments.mode, done.result);
   Json rest = more(done.result);
   rest["disk_bytes_read_per_byte"] = per(done.disk_bytes_read, done.result.update_bytes);
   rest["disk_bytes_written_per_byte"] = per(done.disk_bytes_written, done.result.update_bytes);
   rest["disk_flushes_per_update"] = per(done.disk_flushes, done.result.updates);
   rest["verified_bytes"] = done.verified_bytes;
-  json["more"].push_back(std::move(rest));
   json["settings"]["device"]["engine"] = done.engine;
   json["settings"]["device"]["direct"] = done.direct;
+  if (scheme == curm::kSwitch) {
+    result.update(rest);
+    result["changes"] = done.changes;
+    result["writes_by_scheme"] = done.writes_by_scheme;
+    json["switched"].push_back(std::move(result));
+    return {};
+  }
+  json["results"].push_back(std::move(result));
+  json["more"].push_back(std::move(rest));
   return {};
 }
 
 Status check_mode(const ReplayArguments& arguments) {
   if (!arguments.on_files()) {
+    if (arguments.scheme == curm::kSwitch) return make_error(Code::unsupported, "schemes are changed in use on real files alone: take --mode files, with a --dir", "cli/curm");
     if (!arguments.folder.empty() || arguments.keep) return make_error(Code::invalid_argument, "--dir and --keep are for --mode files: a modelled cluster has no files", "cli/curm");
     return {};
   }
   if (arguments.form == "published") return make_error(Code::unsupported, "published forms are modelled only: what they leave after a crash nobody could recover; take --form safe, or --mode modelled", "cli/curm");
+  if (arguments.scheme == curm::kSwitch && !arguments.plot.empty()) return make_error(Code::unsupported, "a plot compares schemes, each by itself: leave out --plot, or take --scheme all", "cli/curm");
   if (arguments.folder.empty()) return make_error(Code::invalid_argument, "--mode files needs --dir, a folder on the disk that is to be measured", "cli/curm");
   return {};
 }
@@ -174,18 +186,19 @@ Result<Json> run(ReplayArguments& arguments) {
     STOKER_ASSIGN(curm::Trace trace, read_trace_and_tell(path, arguments.lenient));
     traces.push_back(std::move(trace));
   }
-  Json json = {{"settings", settings_json(arguments)}, {"results", Json::array()}, {"more", Json::array()}, {"classes", Json::array()}};
+  std::vector<std::string_view> schemes = {arguments.scheme};
+  if (arguments.scheme == "all") schemes.assign(std::begin(curm::kSchemes), std::end(curm::kSchemes));
+  Json json = {{"settings", settings_json(arguments)}, {"results", Json::array()}, {"more", Json::array()}, {"classes", Json::array()}, {"switched", Json::array()}};
   for (const std::string& code : arguments.codes) {
     STOKER_ASSIGN(const auto coder, parse_code(code));
     options.k = coder.k();
     options.m = coder.m();
     for (const curm::Trace& trace : traces) {
-      for (const std::string_view scheme : curm::kSchemes) {
-        if (arguments.scheme != "all" && arguments.scheme != scheme) continue;
+      for (const std::string_view scheme : schemes) {
         for (const curm::Form form : {curm::Form::published, curm::Form::safe}) {
           if (arguments.form != "both" && (arguments.form == "safe") != (form == curm::Form::safe)) continue;
           if (arguments.on_files() && form == curm::Form::published) continue;
-          const bool last = &code == &arguments.codes.back() && &trace == &traces.back() && (arguments.scheme == scheme || scheme == *std::prev(std::end(curm::kSchemes)));
+          const bool last = &code == &arguments.codes.back() && &trace == &traces.back() && scheme == schemes.back();
           STOKER_TRY(replay_one(arguments, trace, scheme, form, code, tree, last, json));
         }
       }
@@ -204,15 +217,22 @@ void print_table(const Json& json) {
   const std::string device = settings["device"]["name"].get<std::string>();
   std::printf("%s: %d nodes %s, %d clients, logs of %s; reads, writes, bytes, messages, round trips and flushes are those of one update\n", device == "files" ? "real files" : "modelled", settings["nodes"].get<int>(),
               device == "files" ? "that share this machine's disk" : ("with one " + device + " each").c_str(), settings["clients"].get<int>(), human_bytes(settings["log_bytes"].get<uint64_t>()).c_str());
-  std::printf("%-26s %-5s %-6s %-9s %6s %7s %7s %7s %7s %6s %5s %7s %10s %9s %9s %8s %9s\n", "trace", "code", "scheme", "form", "reads", "random", "sequent", "fg B/B", "bg B/B", "msgs", "trips", "flushes", "updates/s", "p50 us",
+  std::printf("%-26s %-5s %-12s %-9s %6s %7s %7s %7s %7s %6s %5s %7s %10s %9s %9s %8s %9s\n", "trace", "code", "scheme", "form", "reads", "random", "sequent", "fg B/B", "bg B/B", "msgs", "trips", "flushes", "updates/s", "p50 us",
               "p99 us", "rebuild", "space");
-  for (const Json& r : json["results"]) {
+  Json rows = json["results"];
+  for (const Json& switched : json["switched"]) rows.push_back(switched);
+  for (const Json& r : rows) {
     const auto text = [&](const char* key) { return r[key].get<std::string>(); };
     const auto real = [&](const char* key) { return r[key].get<double>(); };
-    std::printf("%-26s %-5s %-6s %-9s %6.2f %7.2f %7.2f %7.2f %7.2f %6.2f %5.2f %7.2f %10.0f %9.0f %9.0f %7.2fs %9s\n", text("trace").c_str(), text("code").c_str(), text("scheme").c_str(), text("form").c_str(),
+    std::printf("%-26s %-5s %-12s %-9s %6.2f %7.2f %7.2f %7.2f %7.2f %6.2f %5.2f %7.2f %10.0f %9.0f %9.0f %7.2fs %9s\n", text("trace").c_str(), text("code").c_str(), text("scheme").c_str(), text("form").c_str(),
                 real("foreground_reads_per_update"), real("foreground_random_writes_per_update"), real("foreground_sequential_writes_per_update"), real("foreground_bytes_per_byte"), real("background_bytes_per_byte"),
                 real("messages_per_update"), real("round_trips_per_update"), real("flushes_per_update"), real("updates_per_second"), real("p50_us"), real("p99_us"), real("recovery_seconds"),
                 human_bytes(r["space_peak_bytes"].get<uint64_t>()).c_str());
+  }
+  for (const Json& s : json["switched"]) {
+    std::printf("schemes of %s (%s) were changed %llu times in use; writes of stripes by each:", s["trace"].get<std::string>().c_str(), s["code"].get<std::string>().c_str(), s["changes"].get<unsigned long long>());
+    for (const auto& [scheme, writes] : s["writes_by_scheme"].items()) std::printf(" %s %llu", scheme.c_str(), writes.get<unsigned long long>());
+    std::printf("\n");
   }
   for (const Json& c : json["classes"]) {
     std::printf("classes of %s (%s): %llu judged, right %.1f %%, the majority class %.1f %%; background bytes per byte %.2f with the tree, %.2f without classes, %.2f with wrong ones\n", c["trace"].get<std::string>().c_str(),
@@ -242,7 +262,8 @@ void add_curm_replay(CLI::App& curm, ExitStatus& status) {
   command->add_option("TRACE", arguments->traces, "Trace files: MSR Cambridge CSV, CloudPhysics CSV or nfsdump records")->required();
   std::vector<std::string> schemes = {"all"};
   schemes.insert(schemes.end(), std::begin(curm::kSchemes), std::end(curm::kSchemes));
-  command->add_option("--scheme", arguments->scheme, "all, or one")->capture_default_str()->check(CLI::IsMember(schemes));
+  schemes.emplace_back(curm::kSwitch);
+  command->add_option("--scheme", arguments->scheme, "all, or one; switch (of --mode files, not among all): before every eighth write its stripe is given the next one, while others write")->capture_default_str()->check(CLI::IsMember(schemes));
   command->add_option("--form", arguments->form, "As published, safe through crashes, or both; on files safe alone")->capture_default_str()->check(CLI::IsMember({"published", "safe", "both"}));
   command->add_option("--code", arguments->codes, "Data and parity chunks; several may be given")->capture_default_str()->delimiter(',');
   command->add_option("--mode", arguments->mode, "On a modelled cluster, or (safe forms) on real files of this machine")->capture_default_str()->check(CLI::IsMember({"modelled", "files"}));
@@ -253,7 +274,7 @@ void add_curm_replay(CLI::App& curm, ExitStatus& status) {
   command->add_option("--device", arguments->device, "Of --mode modelled: preset of the disks; --json tells its parameters")->capture_default_str()->check(CLI::IsMember({"ssd", "hdd"}));
   command->add_option("--chunk", arguments->chunk, "Size of a chunk")->capture_default_str();
   command->add_option("--log", arguments->log, "Updates that the logs hold before stripes are folded, one copy, over all nodes")->capture_default_str();
-  command->add_option("--reserve", arguments->reserve, "Space behind each parity chunk for schemes that reserve it")->capture_default_str();
+  command->add_option("--reserve", arguments->reserve, "Space behind each parity chunk for plr; of curm-reserve the most for a hot stripe in a log")->capture_default_str();
   command->add_option("--tree", arguments->tree, "Class tree of `stoker curm train` (default: the one that ships)");
   command->add_flag("--lenient", arguments->lenient, "Skip malformed lines, and tell how many");
   command->add_flag("--json", arguments->json, "Print the results as JSON");

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "command.h"
 #include "stoker/base/bytes.h"
@@ -68,6 +69,25 @@ Result<std::string> path_below(const fs::path& folder, const std::string& key) {
   return path.string();
 }
 
+// Each for itself: one that is lost keeps none back that can be read.
+Status export_prefix(Store& store, const std::vector<ObjectInfo>& objects, const ExportArguments& arguments) {
+  size_t failed = 0;
+  Code code = Code::io;  // of the last that failed
+  for (const ObjectInfo& object : objects) {
+    const auto path = path_below(arguments.target, object.key);
+    const Status done = path ? export_object(store, object, arguments.snapshot, *path) : Status(path.error());
+    if (done) continue;
+    std::fprintf(stderr, "stoker: '%s': %s\n", object.key.c_str(), done.error().message().c_str());
+    ++failed;
+    code = done.error().code;
+  }
+  if (failed == 0) {
+    std::fprintf(stderr, "%zu objects into '%s'\n", objects.size(), arguments.target.c_str());
+    return {};
+  }
+  return make_error(code, std::to_string(failed) + " of " + std::to_string(objects.size()) + " objects could not be exported; the others are in '" + arguments.target + "'", "cli/export");
+}
+
 Status run(const ExportArguments& arguments) {
   STOKER_ASSIGN(const auto runtime, RuntimeOwner::make());
   StoreOptions options;
@@ -82,12 +102,7 @@ Status run(const ExportArguments& arguments) {
   }
   STOKER_ASSIGN(const auto objects, store->list(arguments.key, arguments.snapshot));
   if (objects.empty()) return single.error();
-  for (const ObjectInfo& object : objects) {
-    STOKER_ASSIGN(const std::string path, path_below(arguments.target, object.key));
-    STOKER_TRY(export_object(*store, object, arguments.snapshot, path));
-  }
-  std::fprintf(stderr, "%zu objects into '%s'\n", objects.size(), arguments.target.c_str());
-  return {};
+  return export_prefix(*store, objects, arguments);
 }
 
 }  // namespace
@@ -99,6 +114,9 @@ void add_export(CLI::App& app, ExitStatus& status) {
   command->add_option("KEY", arguments->key, "The object; where there is none of this key, the prefix of keys")->required();
   command->add_option("TARGET", arguments->target, "The file, or for a prefix the folder")->required();
   command->add_option("--snapshot", arguments->snapshot, "From this snapshot instead of the current version");
+  command->footer(
+      "A file is there whole or not at all. Of a prefix, objects that cannot be read (more disks of a coded store are lost than it bears, say) are named\n"
+      "and left out, and all others exported. Exit status: 0 everything is there, 1 something is not.");
   command->callback([arguments, &status] {
     if (const Status done = run(*arguments); !done) fail(status, done.error());
   });

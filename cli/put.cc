@@ -52,16 +52,22 @@ struct File {
     }
     return moved;
   }
+  // As far as is known beforehand: 0 of what is no regular file.
+  uint64_t bytes() const {
+    struct stat status{};
+    return fstat(fd, &status) == 0 && S_ISREG(status.st_mode) ? static_cast<uint64_t>(status.st_size) : 0;
+  }
   const std::string path;
   const int fd;
 };
 
-// Sets where an object begins to be new, and how long it is so far.
-Status begin_object(Store& store, Transaction& change, const std::string& key, const PutArguments& arguments) {
+// Sets where an object begins to be new, and how long it is so far. Of a new one the store is told how long it is to be: its class goes by that, too.
+Status begin_object(Store& store, Transaction& change, const std::string& key, const File& file, const PutArguments& arguments) {
   if (arguments.at) {
     const auto old = store.stat(key);
     if (!old) return old.error().with("--at changes a part of an object");
   } else {
+    if (!store.stat(key)) STOKER_TRY(change.resize(key, file.bytes()));
     STOKER_TRY(change.resize(key, 0));
   }
   const auto expected = class_of(arguments.expected);
@@ -82,7 +88,7 @@ Result<uint64_t> put_file(Store& store, const std::string& key, const std::strin
   if (file.fd < 0) return file_error(path);
   const std::unique_ptr<std::byte, void (*)(void*)> piece(static_cast<std::byte*>(std::aligned_alloc(kIoAlign, kPieceBytes)), std::free);
   STOKER_ASSIGN(auto change, store.begin());
-  STOKER_TRY(begin_object(store, *change, key, arguments));
+  STOKER_TRY(begin_object(store, *change, key, file, arguments));
   const auto old = at ? store.stat(key) : Result<ObjectInfo>(ObjectInfo{});
   uint64_t size = old ? old->bytes : 0;
   uint64_t offset = at.value_or(0);

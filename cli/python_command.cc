@@ -32,24 +32,33 @@ constexpr std::array kCommands = {
     PythonCommand{"curm", "train", "stoker.curm", "Train the class tree on traces (Python, scikit-learn)"},
 };
 
-// Run by `python -P -c`: says what is missing in a sentence, else runs the module as `python -m` would.
-// An interrupt comes blocked; while torch is loaded it ends the process like any program, without a traceback: nothing is at stake yet.
+// Run by `python -P -c`: says what is missing in a sentence, else calls main() of the module's __main__.
+// An interrupt comes blocked. While modules are loaded, and again once main() is done, it ends the process like any program: nothing is at stake, and
+// an exception would be printed instead of raised in many a place of an import and of the interpreter's end. In main() the first one is an exception,
+// so that it can clean up; a second one ends the process at once.
 // -P keeps the working directory off the search path, so that a folder named "stoker" there is not taken for the package.
 constexpr const char* kLauncher = R"(
 import signal
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-import importlib.util, runpy, sys
-module = sys.argv.pop(1)
+import importlib.util, sys
+module = sys.argv[0] = sys.argv.pop(1)
 for name, remedy in (("stoker", "install it there with `pip install .`"), ("torch", "install it there with `pip install torch`")):
     if importlib.util.find_spec(name) is None:
         sys.exit(f"stoker: this command needs the Python package {name}, which {sys.executable} does not have; {remedy}")
-import stoker
+main = importlib.import_module(module + ".__main__").main
+def interrupt(number, frame):
+    signal.signal(number, signal.SIG_DFL)
+    raise KeyboardInterrupt
 try:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    try:
+        signal.signal(signal.SIGINT, interrupt)
+        status = main()
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 except KeyboardInterrupt:
-    sys.exit(130)
+    status = 130
+sys.exit(status)
 )";
 
 // `arguments` start with the program's name; a nested command is two words.

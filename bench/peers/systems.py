@@ -24,7 +24,7 @@ MIB = 1 << 20
 SIZES = {
     "tiny": Size(2, 128, 1024, 64 * MIB),
     "60M": Size(10, 640, 8192, 280 * MIB),
-    "220M": Size(16, 1024, 8192, 1100 * MIB),
+    "220M": Size(16, 1024, 8192, 1200 * MIB),
 }
 COMPUTE = {"io": 64, "balanced": 512}  # tokens a step: the disk decides; the disk and the processors take about as long as each other
 

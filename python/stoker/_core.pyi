@@ -91,11 +91,13 @@ class Future:
 
 class Store:
     # composition committed durable capacity_bytes used_bytes map_bytes read_only snapshots{name: version}
-    # volumes{path: {read_bytes, written_bytes, bytes_per_second}}: of a local store, since it was opened; the rate of the last gigabyte
+    # volumes{path: {read_bytes, written_bytes, bytes_per_second, capacity_bytes, free_bytes, refused_bytes}}: of a local store, since it was opened; the
+    # rate of the last gigabyte; refused: what went to the others while this one had no room for it
     def info(self) -> dict[str, Any]: ...
-    # Of a coded store, else None: epoch live[shard] troubles[sentence] newer_blocks decoded_blocks mended_blocks rebuilt_bytes folds lost_chunks
-    # stuck_stripes lost_why; doing (a repair, a scrub that was asked for): None or {what, done, total (chunks), bytes}; scrub, the one that goes on by
-    # itself: {passes, last: None or {chunks, bytes, mended{...}, lost[sentence], lost_unlisted}, found (by all passes), doing, stopped (why the last
+    # Of a coded store, else None: epoch live[path of a disk that counts, as the composition names it; in no order] troubles[sentence] affected[key of an
+    # object that cannot be read in full while more disks are missing than the code bears] newer_blocks decoded_blocks mended_blocks rebuilt_bytes folds
+    # lost_chunks stuck_stripes lost_why; doing (a repair, a scrub that was asked for): None or {what, done, total (chunks), bytes}; scrub, the one that goes
+    # on by itself: {passes, last: None or {chunks, bytes, mended{...}, lost[sentence], lost_unlisted}, found (by all passes), doing, stopped (why the last
     # pass ended early)}; all since it was opened. scrubbed, the last scrub of either kind that came to its end, whenever that was: None or
     # {ended_at (seconds since 1970), found, lost}.
     def health(self) -> dict[str, Any] | None: ...

@@ -64,9 +64,9 @@ std::string caught_by() {
   return {};
 }
 
-std::string caught_in_a_child(Mutation mutation) {
-  return stoker::caught_in_a_child([mutation] {
-    coded::mutation = mutation;
+std::string caught_in_a_child(Mutation bug) {
+  return stoker::caught_in_a_child([bug] {
+    mutation<Mutation> = bug;
     return caught_by();
   });
 }

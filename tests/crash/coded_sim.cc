@@ -86,6 +86,7 @@ class Story {
   static Error wrong(const std::string& what) { return make_error(Code::corruption, what); }
   SimDisk& disk() { return world_.disk(); }
   const std::string& path(size_t shard) const { return world_.paths()[shard]; }
+  bool counts(const coded::Health& health, size_t shard) const { return std::find(health.live.begin(), health.live.end(), path(shard)) != health.live.end(); }
 
   Status open(bool may_crash);
   Status reopen();
@@ -184,8 +185,7 @@ Status Story::open(bool may_crash) {
 Status Story::compare_the_live() const {
   const coded::Health health = store_->health();
   for (size_t shard = 0; shard < options_.shards; ++shard) {
-    const bool live = (health.live & coded::shard_bit(shard)) != 0;
-    if (!live && !troubles_.contains(shard)) return wrong("shard " + std::to_string(shard) + " does not count, although nothing happened to it");
+    if (!counts(health, shard) && !troubles_.contains(shard)) return wrong("shard " + std::to_string(shard) + " does not count, although nothing happened to it");
   }
   return {};
 }
@@ -384,9 +384,8 @@ Status Story::repair(bool& failed) {
   const coded::Health health = store_->health();
   for (size_t shard = 0; shard < options_.shards; ++shard) {
     const auto trouble = troubles_.find(shard);
-    const bool live = (health.live & coded::shard_bit(shard)) != 0;
     if (trouble == troubles_.end() || trouble->second != Trouble::failed) continue;
-    if (!live) return wrong("shard " + std::to_string(shard) + " is back and does not count: " + health.troubles.at(0));
+    if (!counts(health, shard)) return wrong("shard " + std::to_string(shard) + " is back and does not count: " + health.troubles.at(0));
     troubles_.erase(trouble);
   }
   return {};

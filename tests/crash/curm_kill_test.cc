@@ -1,5 +1,5 @@
 // kill -9 of a process that updates stripes on nine folders, by each scheme three times; each time any three folders are then deleted, and every acknowledged byte is
-// there when they are rebuilt, with the parity that belongs to it.
+// there when they are rebuilt, with the parity that belongs to it. By `switch` stripes are given another scheme all the time, and go on by what they were given last.
 #include <gtest/gtest.h>
 
 #include <unistd.h>
@@ -11,7 +11,7 @@
 
 #include "kill.h"
 #include "lab.h"
-#include "stoker/curm/scheme.h"
+#include "stoker/curm/scheme_switch.h"
 #include "stoker/curm/shard_cluster.h"
 
 namespace stoker::curm {
@@ -41,6 +41,9 @@ Update update_of(uint64_t n) {
   return {{random() % kGeometry.stripes, static_cast<int>(random() % 6)}, at, Value::of(std::move(content))};
 }
 
+// Of scheme `switch`: before it the stripe is given this one.
+std::optional<std::string_view> change_at(uint64_t n) { return n % 5 != 0 ? std::nullopt : std::optional(kSchemes[n / 5 % std::size(kSchemes)]); }
+
 struct Serving {
   std::unique_ptr<Loop> loop;
   std::unique_ptr<ShardCluster> cluster;
@@ -58,7 +61,7 @@ Result<Serving> serve(const std::string& folder, std::string_view name) {
   } else {
     STOKER_ASSIGN(serving.cluster, ShardCluster::open(*serving.loop, paths_in(folder), options()));
   }
-  serving.scheme = make_scheme(name, {serving.cluster.get(), kGeometry, code, Form::safe, options().reserved_bytes});
+  serving.scheme = make_scheme_or_switch(name, {serving.cluster.get(), kGeometry, code, Form::safe, options().reserved_bytes});
   STOKER_TRY(serving.scheme->recover(serving.cluster->replaced()));
   STOKER_TRY(serving.cluster->admit());
   return serving;
@@ -69,7 +72,10 @@ Status write_on(const std::string& folder, std::string_view name, uint64_t n, in
   STOKER_ASSIGN(const Serving serving, serve(folder, name));
   for (;; ++n) {
     if (!tell(out, false, n)) return {};
-    STOKER_TRY(serving.scheme->update(update_of(n)));
+    const Update update = update_of(n);
+    auto* schemes = dynamic_cast<SchemeSwitch*>(serving.scheme.get());
+    if (const auto next = change_at(n); schemes != nullptr && next) STOKER_TRY(schemes->change(update.chunk.stripe, *next));
+    STOKER_TRY(serving.scheme->update(update));
     if (!tell(out, true, n)) return {};
     if (n % 12 == 0) STOKER_TRY(serving.scheme->fold(n / 12 % kGeometry.stripes));
     if (n % 30 == 0) STOKER_TRY(serving.scheme->fold_all());
@@ -85,6 +91,7 @@ class CurmKill : public testing::TestWithParam<std::string_view> {
     const Update update = update_of(n);
     std::vector<std::byte>& chunk = chunk_of(update.chunk);
     std::copy(update.value.bytes().begin(), update.value.bytes().end(), chunk.begin() + static_cast<ptrdiff_t>(update.offset));
+    if (const auto next = change_at(n)) said_[update.chunk.stripe] = *next;
   }
   std::vector<std::byte>& chunk_of(const Chunk& chunk) {
     auto& bytes = model_[chunk];
@@ -128,13 +135,24 @@ class CurmKill : public testing::TestWithParam<std::string_view> {
     }
   }
 
+  // Behind check().
+  void check_schemes(const SchemeSwitch& schemes) {
+    for (uint64_t stripe = 0; stripe < kGeometry.stripes; ++stripe) {
+      const auto now = schemes.scheme_of(stripe);
+      std::string_view& said = said_.try_emplace(stripe, "vdl").first->second;
+      if (told_.begun > told_.acknowledged && update_of(told_.begun).chunk.stripe == stripe && change_at(told_.begun) == now) said = now;
+      EXPECT_EQ(now, said) << "stripe " << stripe;
+    }
+  }
+
   const std::string folder_;
   std::mt19937_64 random_{printed_seed()};
   std::map<Chunk, std::vector<std::byte>> model_;
+  std::map<uint64_t, std::string_view> said_;  // of `switch`: the scheme that a stripe was given
   Told told_;
   uint64_t laid_ = 0;
 };
-INSTANTIATE_TEST_SUITE_P(All, CurmKill, testing::ValuesIn(kSchemes), [](const auto& each) { return std::string(each.param); });
+INSTANTIATE_TEST_SUITE_P(All, CurmKill, testing::ValuesIn(kProtocols), [](const auto& each) { return std::string(each.param); });
 
 TEST_P(CurmKill, AnyThreeOfNineFoldersMayGo) {
   for (uint64_t kills = 0; kills < 3 * soak_factor; ++kills) {
@@ -147,9 +165,12 @@ TEST_P(CurmKill, AnyThreeOfNineFoldersMayGo) {
     const auto serving = serve(folder_, GetParam());
     ASSERT_TRUE(serving) << serving.error().message();
     ASSERT_NO_FATAL_FAILURE(check(*serving->cluster));
+    if (const auto* schemes = dynamic_cast<SchemeSwitch*>(serving->scheme.get())) check_schemes(*schemes);
     ++cases_checked;
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(InUse, CurmKill, testing::Values(kSwitch), [](const auto& each) { return std::string(each.param); });
 
 }  // namespace
 }  // namespace stoker::curm

@@ -40,7 +40,7 @@ constexpr uint64_t kStories = 42;  // six turns of the schemes
 
 std::string caught_by(Mutation bug, uint64_t stories) {
   return caught_in_a_child([=] {
-    mutation = bug;
+    mutation<Mutation> = bug;
     for (uint64_t seed = 1; seed <= stories; ++seed) {
       if (const std::string wrong = all_stories(seed); !wrong.empty()) return "seed " + std::to_string(seed) + ", " + wrong;
     }

@@ -45,7 +45,12 @@ void header(std::vector<std::byte> copy) {
   std::memcpy(copy.data() + 48, &position, 2);
   const uint32_t crc = crc32c(copy.data() + 8, copy.size() - 8, crc32c(copy.data(), 4));
   std::memcpy(copy.data() + 4, &crc, 4);
-  if (const auto found = decode_header(layout, StoreId{}, chunk, copy)) STOKER_CHECK(found->blocks.size() == layout.blocks() && found->counter != 0);
+  const auto found = decode_header(layout, StoreId{}, chunk, copy);
+  if (!found) return;
+  STOKER_CHECK(found->blocks.size() == layout.blocks() && found->counter != 0);
+  encode_header(layout, StoreId{}, chunk, *found, copy);
+  const auto again = decode_header(layout, StoreId{}, chunk, copy);
+  STOKER_CHECK(again && again->said == found->said && again->folded == found->folded && again->blocks == found->blocks);
 }
 
 void frame(const std::vector<std::byte>& bytes) {

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from stoker import _core
 
-from faults import COMMAND, refused, run
+from faults import COMMAND, find, refused, run
 
 if not COMMAND.exists():
     pytest.skip("the stoker command is not installed beside this Python: run `make build`", allow_module_level=True)
@@ -27,7 +27,10 @@ def coded(folder: Path, last: int = 5) -> str:
 def made(tmp_path_factory) -> Path:
     """A folder with six shards and two objects; copied by each test."""
     folder = tmp_path_factory.mktemp("made")
-    assert run("create", coded(folder), "--capacity", "8MiB", "--chunk", "64KiB", "--objects", "64", "--same-disk").returncode == 0
+    done = run("create", coded(folder), "--capacity", "8MiB", "--chunk", "64KiB", "--objects", "64", "--same-disk")
+    each = {(folder / f"d{disk}" / "stoker.shard").stat().st_size for disk in range(6)}
+    assert "note" not in done.stderr
+    assert done.returncode == 0 and f": {each.pop() / 2**20:.1f} MiB on each of 6 disks\n" in done.stderr and not each
     (folder / "in").mkdir()
     (folder / "in" / "big").write_bytes(os.urandom(BIG))
     (folder / "in" / "sub").mkdir()
@@ -100,6 +103,20 @@ def test_create_refuses_what_cannot_be(tmp_path: Path) -> None:
     assert (tmp_path / "d0" / "stoker.shard").read_bytes() == b"x" * 200_000
 
 
+@pytest.mark.parametrize(("code", "disks", "write", "read"), [("2+2", 4, 1, 2), ("1+1", 2, 0, 1), ("2+3", 5, 2, 2), ("2+2", 5, 2, 2)])
+def test_create_tells_what_a_code_with_much_parity_cannot_do(tmp_path: Path, code: str, disks: int, write: int, read: int) -> None:
+    store = f"coded({code}, {tmp_path}/d{{0..{disks - 1}}})"
+    done = run("create", store, "--capacity", "1MiB", "--chunk", "64KiB", "--objects", "64", "--same-disk")
+    assert done.returncode == 0
+    less = f"note: it can be written to and repaired with at most {write} of its {disks} disks lost, and read with at most {read}," in done.stderr
+    assert less == ("note" in done.stderr) == (disks <= 2 * int(code[-1])), done.stderr
+    for lost in range(1, read + 2):
+        shutil.rmtree(tmp_path / f"d{lost - 1}")
+        assert (run("ls", store).returncode == 0) == (lost <= read)
+        if lost <= read:
+            assert ("too many to write to it" in run("repair", store).stdout) == (lost > write)
+
+
 def test_lost_disks_are_rebuilt_where_that_is_asked_for(store: Path, tmp_path: Path) -> None:
     for lost in ("d0", "d3"):
         shutil.rmtree(store / lost)
@@ -118,9 +135,29 @@ def test_lost_disks_are_rebuilt_where_that_is_asked_for(store: Path, tmp_path: P
     assert run("fsck", coded(store)).returncode == 0
     again = run("repair", coded(store), "--same-disk", "--replace", store / "d0", store / "d3")
     assert again.returncode == 0 and "rebuilt 0" in again.stdout
+    shutil.rmtree(store / "d5")
+    shutil.rmtree(store / "d4")
+    written = run("repair", "coded(4+2, d{0..3}, d4/, ./d5)", "--same-disk", "--replace", "./d4", f"{store}/d5/", cwd=store)
+    assert written.returncode == 0 and written.stderr.count("is rebuilt from the others") == 2, "a place is a place, however it is written"
     for lost in ("d1", "d2"):
         shutil.rmtree(store / lost)
     assert exported(store, tmp_path / "out") == expected(store)
+
+
+def test_a_disk_whose_beginning_was_written_over_counts_as_lost_and_is_left_alone(store: Path, tmp_path: Path) -> None:
+    shard = store / "d3" / "stoker.shard"
+    with open(shard, "r+b") as file:
+        file.write(b"x" * 65536)
+    spoilt = shard.read_bytes()
+    assert exported(store, tmp_path / "out") == expected(store)
+    assert run("put", coded(store), "x/new", store / "in" / "big").returncode == 0
+    assert f"'{store / 'd3'}' holds something that is no shard" in run("fsck", "--quick", coded(store)).stdout
+    assert "left as it is" in run("repair", coded(store)).stderr
+    assert "move it away" in refused(1, "repair", coded(store), "--same-disk", "--replace", store / "d3")
+    assert shard.read_bytes() == spoilt
+    shard.unlink()
+    assert run("repair", coded(store), "--same-disk", "--replace", store / "d3").returncode == 0
+    assert run("fsck", coded(store)).returncode == 0
 
 
 def test_a_new_disk_may_stand_elsewhere(store: Path, tmp_path: Path) -> None:
@@ -139,6 +176,37 @@ def test_more_lost_than_the_code_bears_names_the_objects(store: Path) -> None:
     assert done.returncode == 1
     assert "too many to write to it" in done.stdout and "cannot be read in full without the missing shards" in done.stdout and "'x/big'" in done.stdout
     assert "'x/big'" in run("fsck", "--quick", coded(store)).stdout
+
+
+def test_a_program_is_told_which_disks_count(store: Path) -> None:
+    for lost in ("d0", "d1"):
+        shutil.rmtree(store / lost)
+    reader = _core.Runtime(threads=1, budget_bytes=64 << 20).open_store(f"coded(4+2, {store}/d{{3..5}}, {store}/d{{0..2}})", read_only=True)
+    assert set(reader.health()["live"]) == {f"{store}/d{disk}" for disk in range(2, 6)}, "whatever the order in which they are named"
+    reader.close()
+
+
+def test_a_program_is_told_which_objects_cannot_be_read(store: Path) -> None:
+    runtime = _core.Runtime(threads=1, budget_bytes=64 << 20)
+    for missing, lost in enumerate(("d0", "d1", "d2"), 1):
+        shutil.rmtree(store / lost)
+        reader = runtime.open_store(coded(store))
+        affected = reader.health()["affected"]
+        assert affected == [] if missing <= 2 else "x/big" in affected and "x/empty" not in affected
+        reader.close()
+
+
+def test_export_goes_on_past_what_is_lost(store: Path, tmp_path: Path) -> None:
+    assert run("put", coded(store), "x/..", store / "in" / "empty").returncode == 0  # the first by name: it makes no file name
+    home = next(disk for disk in sorted(store.glob("d*")) if find(disk / "stoker.shard", b"small" + bytes(4091)))
+    for lost in [disk for disk in sorted(store.glob("d*")) if disk != home][:3]:
+        shutil.rmtree(lost)
+    done = run("export", coded(store), "x/", tmp_path / "out")
+    assert done.returncode == 1
+    assert "'x/..': " in done.stderr and "makes no file name" in done.stderr and "'x/big': " in done.stderr
+    assert done.stderr.splitlines()[-1].endswith(f"2 of 4 objects could not be exported; the others are in '{tmp_path / 'out'}'")
+    exported_files = {str(path.relative_to(tmp_path / "out")): path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert exported_files == {"x/empty": b"", "x/sub/small": b"small"}, "behind the lost one, and no beginning of that"
 
 
 def test_scrub_finds_and_mends_damage_and_fsck_is_clean_then(store: Path, tmp_path: Path) -> None:
@@ -185,6 +253,17 @@ def test_a_class_is_stated_told_and_kept(store: Path, tmp_path: Path) -> None:
     assert run("put", local, "y/", store / "in", "--class", "read_only").returncode == 0, "a store to which all are alike ignores it"
 
 
+def test_a_class_that_put_told_by_name_and_size_is_kept(store: Path, tmp_path: Path) -> None:
+    """A name that says data tells a data set where there is much of it, and nothing is ever done with the store but this."""
+    (tmp_path / "much").write_bytes(os.urandom(1_200_000))
+    (tmp_path / "little").write_bytes(os.urandom(20_000))
+    for key, source in (("new/train.parquet", "much"), ("few/train.parquet", "little"), ("saved/step.ckpt", "much"), ("other/7", "much"), ("new/7", "much")):
+        assert run("put", coded(store), key, tmp_path / source).returncode == 0
+    told = {row["key"]: row.get("class") for row in json.loads(run("ls", coded(store), "--json").stdout)["objects"] if row["key"][0] != "x"}
+    assert told.pop("new/7") == "read_only", "by its folder's history, which the table keeps"
+    assert told == {"new/train.parquet": "read_only", "few/train.parquet": "write_only", "saved/step.ckpt": "write_only", "other/7": None}
+
+
 def test_fsck_looks_at_every_copy(store: Path) -> None:
     shard = store / "d2" / "stoker.shard"
     content = bytearray(shard.read_bytes())
@@ -212,7 +291,7 @@ def test_who_has_the_store_open_is_told_what_the_scrub_found(store: Path) -> Non
     begun = int(time.time())
     opened = _core.Runtime(threads=1, budget_bytes=256 << 20).open_store(coded(store).replace("4+2", "4+2 scrub=1GiB"), holder="a test")
     health = opened.health()
-    assert health["live"] == [0, 1, 2, 3, 4, 5] and not health["troubles"] and health["lost_why"] == "" and health["scrubbed"] is None
+    assert health["live"] == [f"{store}/d{disk}" for disk in range(6)] and not health["troubles"] and not health["affected"] and health["lost_why"] == "" and health["scrubbed"] is None
     deadline = time.monotonic() + 60
     while health["scrub"]["passes"] == 0 and time.monotonic() < deadline:
         assert health["scrub"]["last"] is None

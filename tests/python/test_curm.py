@@ -14,7 +14,7 @@ from faults import COMMAND, refused, run
 if not COMMAND.exists():
     pytest.skip("the stoker command is not installed beside this Python: run `make build`", allow_module_level=True)
 
-SCHEMES = ["fo", "fl", "pl", "plr", "parix", "vdl", "curm"]
+SCHEMES = ["fo", "fl", "pl", "plr", "parix", "vdl", "curm", "curm-reserve"]
 # What issue and documentation promise of each result, in this order.
 FIELDS = [
     "trace", "scheme", "form", "code", "mode", "updates", "foreground_reads_per_update", "foreground_random_writes_per_update",
@@ -43,7 +43,7 @@ def test_replay_compares_all_schemes_in_both_forms(traces, tmp_path):
     done = run("curm", "replay", *traces, "--code", "6+3,10+4", "--nodes", "25", "--json", "--plot", plot)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
-    assert [list(row) for row in answer["results"]] == [FIELDS] * (2 * 2 * 7 * 2)
+    assert [list(row) for row in answer["results"]] == [FIELDS] * (2 * 2 * len(SCHEMES) * 2)
     assert {(row["trace"], row["code"]) for row in answer["results"]} == {(path.name, code) for path in traces for code in ("6+3", "10+4")}
     assert len(answer["more"]) == len(answer["results"]) and len(answer["classes"]) == 4
     assert answer["settings"]["nodes"] == 25 and answer["settings"]["device"]["name"] == "ssd"
@@ -55,7 +55,7 @@ def test_replay_compares_all_schemes_in_both_forms(traces, tmp_path):
             assert (row["foreground_reads_per_update"], row["round_trips_per_update"], row["foreground_bytes_per_byte"]) == (0, 1, 1 + m)
     assert list(dict.fromkeys(row["scheme"] for row in answer["results"])) == SCHEMES
     root = xml.parse(plot).getroot()
-    assert root.tag.endswith("svg") and len(list(root.iter("{http://www.w3.org/2000/svg}rect"))) > 5 * 4 * 7
+    assert root.tag.endswith("svg") and len(list(root.iter("{http://www.w3.org/2000/svg}rect"))) > 5 * 4 * len(SCHEMES)
 
 
 def test_replay_on_files(tmp_path):
@@ -64,7 +64,7 @@ def test_replay_on_files(tmp_path):
     done = run("curm", "replay", trace, "--mode", "files", *where, "--scheme", "all", "--clients", "8", "--json")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
-    assert [list(row) for row in answer["results"]] == [FIELDS] * 7
+    assert [list(row) for row in answer["results"]] == [FIELDS] * len(SCHEMES)
     assert [row["scheme"] for row in answer["results"]] == SCHEMES
     for row, more in zip(answer["results"], answer["more"], strict=True):
         assert row["mode"] == "files" and row["form"] == "safe" and row["updates"] == answer["results"][0]["updates"]
@@ -80,6 +80,24 @@ def test_replay_on_files(tmp_path):
     assert "is there already" in refused(1, "curm", "replay", trace, "--mode", "files", *where)
 
 
+def test_reserves_are_for_hot_stripes_and_their_room_is_told(tmp_path):
+    """Window, rate and room of a reserve go by --reserve: with one of 16 KiB so short a trace has hot stripes."""
+    done = run("curm", "replay", generated(tmp_path, "hm", requests=2000), "--log", "4MiB", "--reserve", "16KiB", "--form", "safe", "--json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    rows = {row["scheme"]: {**row, **more} for row, more in zip(answer["results"], answer["more"], strict=True)}
+    stripes = rows["plr"]["space_base_bytes"] // (9 << 20)
+    assert rows["plr"]["reserved_peak_bytes"] == stripes * 3 * (16 << 10)
+    assert 0 < rows["curm-reserve"]["reserved_peak_bytes"] < stripes * (1 + 3) * (16 << 10)
+    assert rows["curm-reserve"]["reserved_peak_bytes"] % (1 + 3) == 0
+    assert all(rows[scheme]["reserved_peak_bytes"] == 0 for scheme in SCHEMES if scheme not in ("plr", "curm-reserve"))
+    same = [field for field in FIELDS if field.startswith(("foreground", "messages", "round_trips", "flushes"))]
+    assert rows["curm"]["updates"] == rows["curm-reserve"]["updates"] > 2000
+    # What is sent and written for an update is curm's: only a row written through depends on whether its stripe was folded before.
+    assert all(abs(rows["curm"][field] - rows["curm-reserve"][field]) <= 0.01 * rows["curm"][field] for field in same)
+    assert rows["curm"]["background_bytes_per_byte"] != rows["curm-reserve"]["background_bytes_per_byte"]
+
+
 def test_replay_is_the_same_every_time(traces):
     words = ("curm", "replay", traces[0], "--json", "--device", "hdd")
     assert run(*words).stdout == run(*words).stdout
@@ -89,6 +107,23 @@ def test_replay_prints_a_table(traces):
     done = run("curm", "replay", traces[0], "--scheme", "parix", "--form", "safe")
     assert done.returncode == 0
     assert [line.split()[:4] for line in done.stdout.splitlines()[1:]][1] == [traces[0].name, "6+3", "parix", "safe"]
+
+
+def test_schemes_are_changed_in_use_on_files(tmp_path):
+    trace = generated(tmp_path, "hm", requests=200)
+    where = ("--mode", "files", "--dir", tmp_path / "disk", "--chunk", "64KiB", "--log", "1MiB", "--reserve", "16KiB", "--nodes", "9")
+    done = run("curm", "replay", trace, *where, "--scheme", "switch", "--clients", "8", "--json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    [row] = answer["switched"]
+    assert answer["results"] == answer["more"] == []  # what is compared is each scheme by itself
+    assert list(row)[: len(FIELDS)] == FIELDS and (row["scheme"], row["form"], row["mode"]) == ("switch", "safe", "files")
+    assert row["verified_bytes"] == row["space_base_bytes"] > 0 and row["recovery_seconds"] > 0
+    assert row["changes"] >= len(SCHEMES) and set(row["writes_by_scheme"]) >= set(SCHEMES) and all(row["writes_by_scheme"].values())
+    table = run("curm", "replay", generated(tmp_path, "hm", seed=2, requests=20), *where, "--scheme", "switch")
+    assert table.returncode == 0 and [line.split()[2] for line in table.stdout.splitlines()[2:3]] == ["switch"] and "times in use" in table.stdout
+    assert "take --mode files" in refused(1, "curm", "replay", trace, "--scheme", "switch")
+    assert "a plot compares schemes" in refused(1, "curm", "replay", trace, *where, "--scheme", "switch", "--plot", tmp_path / "x.svg")
 
 
 def test_bad_input_is_a_sentence(traces, tmp_path):

@@ -139,6 +139,20 @@ def test_the_cap_on_the_device_holds(tmp_path, link, monkeypatch):
     assert uploads["64MiB"] == blocks < uploads["448KiB"] <= 2 * blocks
 
 
+def test_of_what_is_used_round_and_round_a_fixed_part_stays_on_the_device(tmp_path, link):
+    """As on the host: with room for seven of ten layers, of the others and one more each pass copies as many as it must."""
+    model, opt = stoker.offload(*make(torch.bfloat16, width=256, layers=10), store=f"{tmp_path}/s", dram="160MiB", device_memory="11MiB")
+    model.eval()
+    uploads = []
+    with torch.no_grad():
+        for _ in range(10):
+            before = link.uploads
+            model(batch(0)[:, :-1])
+            uploads.append(link.uploads - before)
+    assert max(uploads) >= 10 and 3 <= sum(uploads[2:]) / 8 <= 7, uploads
+    opt.close()
+
+
 def test_a_cap_below_one_use_is_refused(tmp_path, link):
     model, original = make(torch.bfloat16)
     with pytest.raises(stoker.errors.OverBudget, match="device_memory="):

@@ -166,11 +166,12 @@ def same(model, opt, expected, algorithm="adamw"):
         for name, param in model.named_parameters():
             weight, master, m, v = expected[name]
             entry = states.get(id(param))
-            if param.dtype == torch.bfloat16 and entry is not None and "master" in entry:
-                assert torch.equal(entry["master"], master), f"master of {name}"
             assert torch.equal(param.detach(), weight), f"weights of {name}"
+            assert (entry is None) == (not param.requires_grad), f"state of {name}"
             if entry is None:
                 continue
+            if param.dtype == torch.bfloat16:
+                assert torch.equal(opt._session.master(param) if algorithm == "sgd" else entry["master"], master), f"master of {name}"
             if algorithm == "sgd":
                 assert torch.equal(entry["momentum_buffer"].flatten(), m), f"momentum of {name}"
             else:
@@ -193,6 +194,7 @@ CASES = {
     "groups": dict(dtype=torch.bfloat16, clip=own_clip, groups=True),
     "adam": dict(dtype=torch.float32, clip=torch_clip, optimizer=torch.optim.Adam),
     "sgd": dict(dtype=torch.bfloat16, clip=torch_clip, optimizer=torch.optim.SGD),
+    "together": dict(dtype=torch.bfloat16, clip=torch_clip, accumulate=2, inf_at=(3, 20, 21, 120, 555), frozen=True, tied=True, groups=True),
 }
 
 
@@ -264,6 +266,13 @@ def limit_that_fires(monkeypatch, share, how, steps):
             return
         limit = min(norms) / 10 if share == 1 else sorted(norms)[int(steps * (1 - share))]
     pytest.fail(f"no limit was found that fires in {share:.0%} of the steps")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("policy", ["sync", "speculate", "auto", "lazy"])
+def test_all_of_it_together_for_1000_steps(tmp_path, policy):
+    """Clips, Infs, accumulation, frozen and tied parameters, groups, and a rate that changes."""
+    bit_equal(f"{tmp_path}/s", "together", policy, 1000)
 
 
 @pytest.mark.soak

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 import time
 
@@ -108,7 +109,7 @@ def test_updated_weights_stay_in_memory(tmp_path):
     opt.ledger.on_step(rows.append)
     train(model, opt, range(6))
     opt.close()
-    assert all(row["read_bytes"]["weights"] == 0 for row in rows[3:]), [row["read_bytes"] for row in rows]
+    assert [row["read_bytes"]["weights"] for row in rows[3:]] == [0, 0, 0], [row["read_bytes"] for row in rows]
 
 
 def test_a_part_that_is_looked_at_is_made_up_for_alone(pair):
@@ -294,14 +295,62 @@ def test_the_ledger_says_that_the_norm_passed_the_limit(tmp_path):
     """Before any update was made that would have to be done again."""
     model, opt = tiny(), None
     model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT)
-    opt._session.steps.clip_limit = 1e-9  # as an integration that knows it tells
     for step in range(5):
+        opt._session.steps.clips(1e-9)  # as an integration that knows it tells
         loss_of(model, batch(step)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-9)
         opt.step()
         opt.zero_grad()
     assert switches(opt) == [(4, "lazy", "3 of the last 3 steps speculated in vain: the gradient norm passed the limit before the last update")]
     assert opt.ledger.summary()["redone"] == 0
+    opt.close()
+
+
+def clipped(pair, step: int, limit: float | None) -> None:
+    """A step of both, clipped to the limit."""
+    control, expected, model, opt = pair
+    for each, by in ((control, expected), (model, opt)):
+        loss_of(each, batch(step)).backward()
+        if limit is not None:
+            opt.clip_grad_norm_(limit) if by is opt else reference.clip(list(each.parameters()), limit)
+        by.step()
+        by.zero_grad()
+
+
+def pair_of(tmp_path, policy: str) -> tuple:
+    control, model = tiny(), tiny()
+    expected = reference.ReferenceOptimizer(torch.optim.AdamW(control.parameters(), lr=3e-3))
+    return control, expected, *stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT, policy=policy)
+
+
+@pytest.mark.parametrize("policy", ["speculate", "lazy", "auto"])
+def test_a_limit_ends_with_the_clips(tmp_path, policy):
+    """Two steps are clipped. The third is expected to be, so its speculation stops; that it was not is held against nobody, and the fourth knows."""
+    pair = pair_of(tmp_path, policy)
+    opt, rows = pair[3], []
+    opt.ledger.on_step(rows.append)
+    units = sum(len(block.updated_units) for block in opt._session.blocks)
+    for step in range(8):
+        clipped(pair, step, 1e-3 if step < 2 else None)
+    if policy != "lazy":
+        assert [(row["kept"], row["redone"]) for row in rows] == [(0, units), (0, 0), (0, 0), *[(units, 0)] * 5]
+    assert {row["policy"] for row in rows} == {"lazy" if policy == "lazy" else "speculate"} and switches(opt) == []
+    same(pair)
+    opt.close()
+
+
+def test_a_limit_ends_while_nobody_speculates(tmp_path):
+    """Clips in the first half of a pause: behind it nothing stops, and there is no other pause."""
+    pair = pair_of(tmp_path, "auto")
+    opt, rows = pair[3], []
+    opt.ledger.on_step(rows.append)
+    units = sum(len(block.updated_units) for block in opt._session.blocks)
+    for step in range(30):
+        clipped(pair, step, 1e-3 if step < 12 else None)
+    passed = "3 of the last 3 steps speculated in vain: the gradient norm passed the limit before the last update"
+    assert switches(opt) == [(4, "lazy", passed), (24, "speculate", "20 steps have passed")]
+    assert all((row["kept"], row["redone"]) == (units, 0) for row in rows[23:])
+    same(pair)
     opt.close()
 
 
@@ -318,6 +367,50 @@ def test_updates_that_are_abandoned_for_one_without_a_gradient_count_as_done_aga
     again = f"3 of the last 3 steps speculated in vain: {units - 1} of {units - 1} updates had to be done again"
     assert switches(opt) == [(4, "lazy", again)]
     assert opt.ledger.summary()["redone"] == 3 * (units - 1)
+    opt.close()
+
+
+CLEARED = ("at once", "before the next", "by the model", "never")
+
+
+@pytest.mark.parametrize(("policy", "cleared"), [*itertools.product(("speculate", "lazy"), CLEARED), ("auto", "at once"), ("sync", "never")])
+def test_a_backward_without_step_changes_nothing(tmp_path, policy, cleared):
+    """As of a loss that is no number: two of them one after the other, and one alone. What is never cleared is added to."""
+    pair = pair_of(tmp_path, policy)
+    control, expected, model, opt = pair
+    units, skipped = sum(len(block.updated_units) for block in opt._session.blocks), (2, 5, 6)
+    for step in range(9):
+        for each, by in ((control, expected), (model, opt)):
+            if cleared == "before the next":
+                by.zero_grad()
+            loss_of(each, batch(step)).backward()
+            if step in skipped:
+                if cleared in ("at once", "by the model"):
+                    (by if cleared == "at once" else each).zero_grad()
+                continue
+            by.step()
+            if cleared != "before the next":
+                by.zero_grad()
+    same(pair)
+    summary = opt.ledger.summary()
+    assert opt.step_count == 6 and switches(opt) == []
+    assert (summary["wasted"], summary["redone"]) == (3 * units if policy in ("speculate", "auto") else 0, 0)
+    opt.close()
+
+
+def test_updates_of_steps_that_are_skipped_are_in_vain(tmp_path):
+    """In every second step there is one backward too many, which no step before it could tell of."""
+    model, opt = tiny(), None
+    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT)
+    units = sum(len(block.updated_units) for block in opt._session.blocks)
+    for step in range(8):
+        for micro in range(1 + step % 2):
+            opt.zero_grad()
+            loss_of(model, batch(step, micro)).backward()
+        opt.step()
+        opt.zero_grad()
+    assert switches(opt) == [(7, "lazy", f"3 of the last 6 steps speculated in vain: {units} updates were made, and no step() followed")]
+    assert opt.ledger.summary()["wasted"] == 3 * units
     opt.close()
 
 

@@ -21,7 +21,8 @@ GIB = 1 << 30
 def known_processor(monkeypatch):
     """Kernels and checksums are not measured: the plan is then a matter of arithmetic."""
     known = Machine(read=1e12, write=1e12, update_seconds=1e-9, byte_seconds=4e-11, commit_seconds=0.005)
-    monkeypatch.setattr(cli, "measure_machine", lambda folders, seconds: known)
+    monkeypatch.setattr(cli, "measure_machine", lambda folders, seconds, moments: known)
+    monkeypatch.setattr(cli, "kernel_seconds", lambda moments: known.update_seconds)
 
 
 def planned(capsys, *words: str) -> dict:
@@ -191,6 +192,7 @@ def header(content: str) -> bytes:
         ("model.safetensors", header("[1]"), "no safetensors file"),
         ("model.safetensors", header("{}"), "holds no tensors"),
         ("model.safetensors", header('{"a": {"dtype": "F64", "shape": [2, 2]}}'), "is of type F64"),
+        ("model.safetensors", header('{"a": {"dtype": "I64", "shape": [2, 2]}}'), "holds no weights, only integers"),
         ("config.json", b'{"model_type": "lla', "is no config"),
         ("config.json", b'{"model_type": "no such model"}', "is no config"),
         ("config.json", b'{"model_type": "llama", "hidden_size": "wide"}', "is no config"),
@@ -203,6 +205,22 @@ def test_a_damaged_model_is_a_failure_and_no_wrong_command_line(name, content, s
     assert main([str(tmp_path), "--dram", "1GiB", *DISK]) == 1
     said = capsys.readouterr()
     assert said.err.startswith("stoker plan: ") and str(tmp_path / name) in said.err and sentence in said.err and not said.out
+
+
+def test_buffers_of_integers_are_no_weights(tmp_path):
+    """As encoders carry the numbers of their positions."""
+    save_file({"embeddings.weight": torch.zeros(64, 32), "embeddings.position_ids": torch.arange(64)[None], "mask": torch.ones(8, dtype=torch.bool)}, tmp_path / "model.safetensors")
+    [block] = describe(str(tmp_path), "float32").blocks
+    assert [(param.name, param.size) for param in block.params] == [("embeddings.weight", (64, 32))]
+
+
+def test_each_byte_mode_is_planned_with_its_own_kernel(monkeypatch, capsys):
+    words = ["layer=50M*4", "--dram", "4GiB", "--cores", "1", "--flops", "1T", *DISK]
+    before = planned(capsys, *words)["byte_modes"]
+    monkeypatch.setattr(cli, "kernel_seconds", lambda moments: {"bf16": 1e-9, "8bit": 1e-6}[moments])
+    after = planned(capsys, *words)["byte_modes"]
+    assert after["exact"] == before["exact"] and after["bf16"] == before["bf16"]
+    assert after["8bit"]["seconds"] > 200 > before["8bit"]["seconds"]  # 200 M elements, a microsecond each
 
 
 def test_all_ways_to_name_a_model_agree(tmp_path):

@@ -107,7 +107,7 @@ def test_a_planned_step_is_one_of_those_that_repeat(monkeypatch):
 
 
 def test_a_row_has_the_events_since_the_row_before():
-    ledger, counters = Ledger(), {"read_bytes": {}, "written_bytes": {}, "stall_seconds": {}, "kept": 0, "redone": 0, "dram_bytes_peak": 0}
+    ledger, counters = Ledger(), {"read_bytes": {}, "written_bytes": {}, "stall_seconds": {}, "kept": 0, "redone": 0, "wasted": 0, "dram_bytes_peak": 0}
     assert "events" not in ledger.close_step(1, counters)
     ledger.event("policy", policy="lazy", reason="clips")
     ledger.event("pinned", block="a")

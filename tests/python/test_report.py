@@ -66,6 +66,27 @@ def test_the_report_is_one_well_formed_file_without_network(tmp_path, count):
         assert figure in text
 
 
+def test_every_colour_is_defined(tmp_path):
+    ran = rows(3)
+    for row in ran:
+        row["stall_seconds"] = dict.fromkeys(CAUSES, 0.05)
+    write_report(tmp_path / "r.html", ran, SUMMARY, PLAN, {"steps": 3})
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    used = set(re.findall(r'<(?:rect|i)[^>]* class=[\'"](?:key )?(s\d)[\'"]', text))
+    assert len(used) > len(CAUSES) // 2
+    for name in used:
+        assert f"rect.{name}," in text and f"i.{name}{{" in text and f"--{name}:" in text, name
+
+
+def test_the_plan_stands_beside_the_steps_of_its_own_process(tmp_path):
+    """A resumed run may have another cap: what was planned for it is not compared with steps before."""
+    ran = rows(6)
+    for row in ran[:4]:
+        row["written_bytes"] = {"weights": 7_000_000}
+    write_report(tmp_path / "r.html", ran, SUMMARY, PLAN, {"steps": 6}, planned_behind=4)
+    assert "7.0" not in "".join((tmp_path / "r.html").read_text(encoding="utf-8").split("Bytes a step by class")[1].split("<section")[0])
+
+
 def test_what_changed_on_the_way_is_told(tmp_path):
     ran = rows(3)
     ran[1]["events"] = [{"what": "policy", "step": 2, "policy": "lazy", "reason": "clips fire in <40%> of the steps"}, {"what": "order", "step": 2, "call": ["", True, True]}]

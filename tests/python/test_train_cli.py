@@ -211,6 +211,9 @@ def test_a_signal_ends_behind_a_committed_step_and_a_resume_gives_the_same_bits(
     assert done.returncode == 0, done.stderr
     assert f"at step {steps} of 12" in done.stderr
     assert_equals(out, whole)
+    own = [line["seconds"] for line in ledger(out)[steps:]]  # the plan is this process's, and so are the steps beside it
+    if own:
+        assert json.loads((out / "summary.json").read_text())["plan"]["seconds"]["measured"] == statistics.median(own[3:] or own)
 
 
 def test_kills_anywhere_cost_at_most_the_uncommitted_step(corpus, cache, whole, tmp_path):

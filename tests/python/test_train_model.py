@@ -8,7 +8,9 @@ import json
 import mmap
 import os
 import signal
+import sys
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -262,3 +264,26 @@ def test_a_signal_outside_of_a_step_stops_at_once_and_inside_after_it(capsys):
         assert stopped.value.exit_status == 130
     assert "finishing this step" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_signal_in_a_finaliser_is_neither_printed_nor_lost(monkeypatch):
+    printed = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: printed.append(what.exc_type))
+    hook = sys.unraisablehook
+
+    class Gone:
+        pass
+
+    def finalised(callback) -> None:
+        gone = Gone()
+        reference = weakref.ref(gone, callback)
+        del gone
+        assert reference() is None
+
+    with StopSignals() as stop:
+        finalised(lambda _: 1 / 0)
+        finalised(lambda _: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(Stopped):
+            stop.check()
+    assert printed == [ZeroDivisionError]  # what else is raised there is printed as ever
+    assert sys.unraisablehook == hook

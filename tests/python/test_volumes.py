@@ -46,7 +46,7 @@ def test_the_ledger_says_what_each_volume_took_and_the_bits_are_the_same(tmp_pat
     assert both == losses
     event = next(event for event in opt.ledger.events if event["what"] == "volumes")
     assert set(event["volumes"]) == set(folders) and abs(sum(event["volumes"].values()) - 1) < 1e-9
-    assert all(folder in event["reason"] for folder in folders) and "GB/s" in event["reason"]
+    assert all(f"{folder} moves " in event["reason"] for folder in folders) and "GB/s" in event["reason"]
     taken = opt.ledger.last["volume_bytes"]
     assert set(taken) == set(folders)  # so little may go to one of them alone
     # what a step stages is what its volumes take, but for the chunks that are still on their way when the row is closed
@@ -59,7 +59,8 @@ class Fake:
     """A store whose volumes wrote what it is told."""
 
     def __init__(self) -> None:
-        self.volumes = {"/a": {"written_bytes": 0, "bytes_per_second": 1e9}, "/b": {"written_bytes": 0, "bytes_per_second": 1e9}}
+        empty = {"written_bytes": 0, "bytes_per_second": 1e9, "capacity_bytes": 128 << 20, "free_bytes": 100 << 20, "refused_bytes": 0}
+        self.volumes = {"/a": dict(empty), "/b": dict(empty)}
 
     def info(self) -> dict:
         return {"volumes": {path: dict(volume) for path, volume in self.volumes.items()}}
@@ -77,13 +78,41 @@ def test_only_a_share_that_changes_is_told():
     store.write(50, 50)
     taken, told = shares.step()
     assert taken == {"/a": 50, "/b": 50} and told["volumes"] == {"/a": 0.5, "/b": 0.5}
+    assert told["reason"] == "/a moves 1 GB/s and takes 50%; /b moves 1 GB/s and takes 50%"
     store.write(55, 45)
     assert shares.step() == ({"/a": 55, "/b": 45}, None)
     store.volumes["/b"]["bytes_per_second"] = 2e8
     store.write(80, 20)
     taken, told = shares.step()
     assert told["volumes"] == {"/a": 0.8, "/b": 0.2}
-    assert told["reason"] == "/a moves 1.00 GB/s and takes 80%, /b moves 0.20 GB/s and takes 20%"
+    assert told["reason"] == "/a moves 1 GB/s and takes 80% instead of 50%; /b became slower, 0.2 GB/s instead of 1, and takes 20% instead of 50%"
+    store.volumes["/b"]["bytes_per_second"] = 9e8
+    store.write(55, 45)
+    _, told = shares.step()
+    assert told["reason"] == "/a moves 1 GB/s and takes 55% instead of 80%; /b became quicker, 0.9 GB/s instead of 0.2, and takes 45% instead of 20%"
+
+
+def test_a_volume_that_becomes_full_is_told_once():
+    store = Fake()
+    shares = Shares(store)
+    store.write(45, 55)
+    assert "full" not in shares.step()[1]["reason"]
+    for step in range(3):
+        store.volumes["/b"]["refused_bytes"] += 4
+        store.volumes["/b"]["free_bytes"] = 3 << 19
+        assert shares.step()[1] is None  # nothing is written yet of what went elsewhere
+        store.write(48, 52)
+        _, told = shares.step()
+        assert (told is None) == (step > 0)
+        if told is not None:
+            assert told["reason"] == "/a moves 1 GB/s and takes 48% instead of 45%; /b is full, with 1.50 MiB of 128 MiB left, moves 1 GB/s and takes 52% instead of 55%"
+    store.write(48, 52)  # it found room again, which is not worth telling on its own
+    assert shares.step()[1] is None
+    store.write(30, 70)
+    assert shares.step()[1]["reason"] == "/a moves 1 GB/s and takes 30% instead of 48%; /b moves 1 GB/s and takes 70% instead of 52%"
+    store.volumes["/b"]["refused_bytes"] += 4
+    store.write(30, 70)
+    assert "/b is full" in shares.step()[1]["reason"]
 
 
 def test_a_coded_store_is_refused_and_leaves_nothing(tmp_path, monkeypatch):
@@ -106,6 +135,20 @@ def test_a_store_tells_of_its_volumes(tmp_path):
     assert sum(volume["written_bytes"] for volume in volumes.values()) == 8 << 20
     assert sum(volume["read_bytes"] for volume in volumes.values()) == 8 << 20
     assert any(volume["bytes_per_second"] > 0 for volume in volumes.values())
+    assert all(volume["refused_bytes"] == 0 and volume["free_bytes"] == volume["capacity_bytes"] - volume["written_bytes"] for volume in volumes.values())
+
+    before = Shares(store)
+    chunk = 1 << 20  # what is left of both is filled, so that one of them is full before the other
+    txn = store.begin()
+    count = sum(volume["free_bytes"] // chunk for volume in volumes.values())
+    txn.resize("y", count * chunk)
+    for index in range(count):
+        txn.write_bytes("y", index * chunk, bytes(chunk))
+    txn.commit("durable").wait()
+    full = [path for path, volume in store.info()["volumes"].items() if volume["refused_bytes"]]
+    assert full and all(store.info()["volumes"][path]["free_bytes"] < chunk for path in full)
+    reason = before.step()[1]["reason"]
+    assert all(f"{path} is full, with " in reason for path in full), reason
     store.close()
 
 
@@ -132,4 +175,5 @@ def test_a_disk_that_is_throttled_gets_less_and_the_ledger_says_so(tmp_path):
     after = share_of_the_slow(slow_volume_run.SLOW + 1, slow_volume_run.STEPS)
     assert after < 0.15 and after < before / 2, both["written"]
     told = [event for event in both["events"] if event["step"] > slow_volume_run.SLOW]
-    assert told and told[-1]["volumes"][f"{slow}/store"] < 0.15 and f"{slow}/store moves" in told[-1]["reason"]
+    assert told and told[-1]["volumes"][f"{slow}/store"] < 0.15
+    assert any(f"{slow}/store became slower, " in event["reason"] for event in told), told

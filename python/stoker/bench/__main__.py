@@ -6,8 +6,13 @@ from stoker.bench import offload, plan
 
 BENCHMARKS = {"offload": offload.main, "plan": plan.main}
 
-if __name__ == "__main__":
+
+def main() -> int | str:
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in BENCHMARKS:
-        sys.exit(f"stoker bench: {name!r} is not one of {', '.join(BENCHMARKS)}")
-    sys.exit(BENCHMARKS[name](sys.argv[2:]))
+        return f"stoker bench: {name!r} is not one of {', '.join(BENCHMARKS)}"
+    return BENCHMARKS[name](sys.argv[2:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,7 +8,10 @@ import time
 
 
 class PeakMemory(threading.Thread):
-    """The peak of RssAnon + RssShmem + HugetlbPages, sampled every 5 ms; beside it that of VmRSS, which leaves reserved large pages out."""
+    """The peak of RssAnon + RssShmem + HugetlbPages, sampled every 25 ms; beside it that of VmRSS, which leaves reserved large pages out.
+
+    Not more often: each sample takes the interpreter away from the step that is measured.
+    """
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -21,7 +24,7 @@ class PeakMemory(threading.Thread):
             kib = {name: int(n) for name, n in re.findall(r"^(\w+):\s+(\d+) kB$", status, re.M)}
             self.peak = max(self.peak, 1024 * (kib["RssAnon"] + kib["RssShmem"] + kib["HugetlbPages"]))
             self.resident_peak = max(self.resident_peak, 1024 * kib["VmRSS"])
-            time.sleep(0.005)
+            time.sleep(0.025)
 
     def stop(self) -> int:
         self._on = False

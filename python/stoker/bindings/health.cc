@@ -61,14 +61,11 @@ nb::object health(const PyStore& store) {
   const auto* found = dynamic_cast<const coded::CodedStore*>(&open(store));
   if (found == nullptr) return nb::none();
   const coded::Health health = found->health();
-  nb::list live;
-  for (size_t shard = 0; shard < coded::kShardsMax; ++shard) {
-    if ((health.live & coded::shard_bit(shard)) != 0) live.append(shard);
-  }
   nb::dict out;
   out["epoch"] = health.epoch;
-  out["live"] = live;
+  out["live"] = health.live;
   out["troubles"] = health.troubles;
+  out["affected"] = found->affected();
   out["doing"] = to_object(health.doing);
   out["newer_blocks"] = health.newer_blocks;
   out["decoded_blocks"] = health.decoded_blocks;

@@ -180,6 +180,9 @@ nb::dict info(const PyStore& store) {
     each["read_bytes"] = volume.read_bytes;
     each["written_bytes"] = volume.written_bytes;
     each["bytes_per_second"] = volume.bytes_per_second;
+    each["capacity_bytes"] = volume.capacity_bytes;
+    each["free_bytes"] = volume.free_bytes;
+    each["refused_bytes"] = volume.refused_bytes;
     volumes[volume.path.c_str()] = each;
   }
   out["volumes"] = volumes;

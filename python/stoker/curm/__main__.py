@@ -4,5 +4,10 @@ import sys
 
 from stoker.curm import train
 
+
+def main() -> int:
+    return train.main(sys.argv[2:])
+
+
 if __name__ == "__main__":
-    sys.exit(train.main(sys.argv[2:]))
+    sys.exit(main())

@@ -10,7 +10,6 @@ import argparse
 import hashlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -74,18 +73,18 @@ def prepare(paths: Sequence[str | os.PathLike], folder: Path, vocabulary: int = 
 
 def prepare_apart(paths: Sequence[str | os.PathLike], folder: Path, vocabulary: int = 4096,
                   tokenizer: Path | None = None, skip: Sequence[str] = (), rebuild: bool = False) -> Prepared:
-    """prepare() in a child process, whose progress goes to our stderr. Raises CorpusError with its sentence."""
+    """prepare() in a child process, whose progress goes to our stderr. Raises CorpusError with its sentence.
+
+    The child is in a process group of its own: Ctrl-C comes to us alone, and what it raises here ends the child."""
     command = [sys.executable, "-m", __package__, "--folder", str(folder), "--vocabulary", str(vocabulary)]
     command += ["--tokenizer", str(tokenizer)] if tokenizer else []
     command += ["--rebuild"] if rebuild else []
     for name in skip:
         command += ["--skip", name]
-    child = subprocess.run([*command, "--", *map(str, paths)], stdout=subprocess.PIPE, check=False, text=True)
+    child = subprocess.run([*command, "--", *map(str, paths)], stdout=subprocess.PIPE, check=False, text=True, process_group=0)
     try:
         answer = json.loads(child.stdout)
     except json.JSONDecodeError as error:
-        if child.returncode in (-signal.SIGINT, 128 + signal.SIGINT):
-            raise KeyboardInterrupt from error
         raise CorpusError(f"preparing the corpus ended unexpectedly (exit status {child.returncode}); "
                           "what it printed above says why") from error
     if "error" in answer:

@@ -65,6 +65,8 @@ def connect(trainer: Trainer) -> None:
     optimizer._session.gradients.sync = lambda: trainer.accelerator.sync_gradients  # the Trainer may make another accelerator
     trainer.add_callback(StokerCallback(optimizer))
     trainer.get_batch_samples = functools.partial(_get_batch_samples, optimizer, trainer.get_batch_samples)
+    trainer.evaluate = functools.partial(_apart, optimizer, trainer.evaluate)
+    trainer.predict = functools.partial(_apart, optimizer, trainer.predict)
     trainer._load_from_checkpoint = functools.partial(_load_from_checkpoint, optimizer, trainer._load_from_checkpoint)
 
 
@@ -105,6 +107,12 @@ def _get_batch_samples(optimizer: OffloadedOptimizer, get, *args: Any, **kwargs:
         return get(*args, **kwargs)
 
 
+def _apart(optimizer: OffloadedOptimizer, run, *args: Any, **kwargs: Any) -> Any:
+    """Around the Trainer's evaluate() and predict(), their loaders included: the ledger keeps no row of it, also where it raises."""
+    with optimizer._session.apart():
+        return run(*args, **kwargs)
+
+
 def _load_from_checkpoint(optimizer: OffloadedOptimizer, load, checkpoint: str, *args: Any, **kwargs: Any) -> None:
     """In place of the Trainer's: the run goes to the step of the checkpoint first, or is left as it is where it cannot. The Trainer
     would write the weights over those of another step before it looks at what else the checkpoint holds."""
@@ -133,8 +141,10 @@ class StokerCallback(TrainerCallback):
                 "or give another store for a new one"
             )
         self._begun = True
+
+    def on_step_begin(self, args, state, control, **_) -> None:
         if args.max_grad_norm and not args.fp16:
-            self._optimizer._session.steps.clip_limit = args.max_grad_norm
+            self._optimizer._session.steps.clips(args.max_grad_norm)
 
     def on_step_end(self, args, state, control, **_) -> None:
         if control.should_save and self._keeps(args):
@@ -150,12 +160,6 @@ class StokerCallback(TrainerCallback):
                 self._optimizer.drop_snapshot(step)
         if self._optimizer.step_count not in self._optimizer.snapshots:
             self._optimizer.snapshot()
-
-    def on_evaluate(self, args, state, control, **_) -> None:
-        if not self._optimizer._session.closed:
-            self._optimizer.restart_ledger()
-
-    on_predict = on_evaluate
 
     def _keeps(self, args) -> bool:
         return self._optimizer._session.snapshots.keep > 0 and not args.save_only_model

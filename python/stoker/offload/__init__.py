@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from stoker.errors import AlreadyExists, InvalidArgument, NotFound, StokerError
-from stoker.offload.access import Left, gather, install_shards, install_state_dict
+from stoker.offload.access import gather, install_shards, install_state_dict
 from stoker.offload.agreement import Agreement
-from stoker.offload.blocks import Block, Param, partition
+from stoker.offload.away import check_reachable, check_values, forget, leave_meta, leave_meta_buffers, stored_weights, values_in
+from stoker.offload.blocks import partition
 from stoker.offload.budget import open_runtime
 from stoker.offload.compiled import refuse_cuda_graphs
-from stoker.offload.build import Built, build, keep_heap, leave_meta, leave_meta_buffers, sleep_between_operators, stored_weights, trim
+from stoker.offload.build import build, keep_heap, left_behind, sleep_between_operators, trim
 from stoker.offload.link import HostLink, open_link
 from stoker.offload.optimizer import OffloadedOptimizer, algorithm_of
 from stoker.offload.planes import parse_bytes, store_capacity
@@ -47,14 +48,15 @@ def offload(
 
     model: any nn.Module whose trained weights are bfloat16 (an exact float32 master is kept) or float32.
     optimizer: torch.optim.AdamW, Adam or SGD over parameters of `model`. Schedulers made from it, or from the returned one, both work.
-    store: a directory (or several, comma-separated: one a disk); made if missing.
+    store: a directory (or several, comma-separated: one a disk); made if missing. Of a model that stoker.build() made: the one it was given.
     dram: hard cap in bytes, or "20GiB", on weights, gradients, optimizer state, staging and the store's map in memory. Gradients that find no room
     in it go to scratch files in `store`, and p.grad is a tensor that fetches them (docs/gradients.md).
     policy: when updates run; all give the same bits. "sync": in step(). "speculate": during backward, and those again in step() whose gradients
     or hyperparameters were changed in between, as by clipping. "lazy": in the next forward, each before its block is used; gradients must be
-    left alone until then. "auto": speculates, and for 20 steps after that was in vain in 3 of 20 it is lazy, or sync in a loop that keeps its gradients.
+    left alone until then. "auto": speculates, and for 20 steps after that was in vain in 3 of 20 it is lazy; or sync, in a loop that keeps its
+    gradients and under fully_shard(), which gathers weights ahead of their use.
     accumulate: backwards a step, if known (else learned).
-    weights: a folder of safetensors files (or one file) with the initial weights, for a model on the meta device.
+    weights: a folder of safetensors files (or one file) with the initial weights, for a model on the meta device, or in place of those that the model has.
     resume: True continues the run in the store; "auto" does so if there is one. False on a store that holds a run is an error.
     device: where the model computes ("cpu", "cuda", "cuda:1"); default: where its parameters are. Weights are copied there for their use,
     gradients stay there until step() (and are not counted in dram), updates run on the CPU; buffers are moved, inputs are yours to move.
@@ -82,24 +84,19 @@ def offload(
         raise InvalidArgument(f"the optimizer holds {len(strangers)} parameters that are not the model's; offload() takes one model with its optimizer")
     if any(hasattr(param, "_stoker_session") for param in own):
         raise InvalidArgument("this model is offloaded already; close() its optimizer first")
-    if left := next((param._stoker_left.path for param in own if hasattr(param, "_stoker_left")), None):
-        if not resume and weights is None:
-            raise InvalidArgument(f"this model's weights were left in the store at {left} when its optimizer was closed; pass resume=True with that store, or make a new model")
+    check_reachable(model, os.fspath(store), elsewhere=bool(resume) or weights is not None)
     if not any(param.requires_grad for param in optimized):
         raise InvalidArgument("no parameter of the optimizer requires a gradient: there is nothing to train")
     refuse_cuda_graphs(model)
     link = open_link(torch.device(device) if device is not None else _device_of(own))
     blocks = partition(model, optimized, algorithm.moments.group)
-    built = Built.of(model)
     if agreement is not None:
         _check_shared(policy, snapshots, device, device_memory, weights, activations)
         link = link or HostLink()
         place, room = agreement.ranks.place, store_capacity(blocks, algorithm, 1)  # for the step that all ranks have
         runtime = agreement.ranks.guard("open", lambda: open_runtime(place(os.fspath(store)), parse_bytes("dram", dram), room, blocks, algorithm, spills=False))
     else:
-        runtime = built.runtime if built else open_runtime(os.fspath(store), parse_bytes("dram", dram), store_capacity(blocks, algorithm, snapshots), blocks, algorithm, spills=link is None)
-    if built:
-        built.page_all()
+        runtime = open_runtime(os.fspath(store), parse_bytes("dram", dram), store_capacity(blocks, algorithm, snapshots), blocks, algorithm, spills=link is None)
     session: Session | None = None
     try:
         leave_meta(blocks)
@@ -112,7 +109,7 @@ def offload(
             algorithm = check_stored(runtime, blocks, algorithm)
         check_room(runtime, blocks, algorithm, snapshots)
         if not holds_run and weights is None:
-            _check_values(blocks)
+            check_values(blocks, runtime.store)
         leave_meta_buffers(model, weights, recorded=holds_run)
         how = Choices(policy, accumulate, snapshots, link, parse_bytes("device_memory", device_memory) if device_memory is not None else None, activations, activations_form, agreement)
         session = Session(model, optimizer, runtime, blocks, algorithm, how)
@@ -120,10 +117,8 @@ def offload(
         if holds_run:
             session.adopt()
             session.resume()
-        elif built:
-            session.create(built.value_of, built.keys())
         else:
-            session.create(stored_weights(weights) if weights else _present, [])
+            session.create(stored_weights(weights) if weights is not None else values_in(runtime.store), left_behind(runtime.store))
         trim()
         keep_heap()
         sleep_between_operators()
@@ -132,9 +127,7 @@ def offload(
         offloaded = OffloadedOptimizer(session, optimizer)
         if had_state and not holds_run:
             session.load_full_state(had_state)
-        Left.forget(own)
-        for param in own:
-            vars(param).pop("_stoker_empty", None)
+        forget(own)
         if agreement is not None:
             session.access = install_shards(model, session)
             agreement.ready()
@@ -147,7 +140,8 @@ def offload(
         with contextlib.suppress(StokerError, RuntimeError):
             if session is not None:
                 session.give_up()
-            runtime.store.close()
+        with contextlib.suppress(StokerError, RuntimeError):
+            runtime.close()
         raise
     return model, offloaded
 
@@ -171,13 +165,3 @@ def _check_shared(policy: str, snapshots: int, device: object, device_memory: ob
         raise InvalidArgument("the mesh that fully_shard() was given says where a sharded model computes; leave out device= and device_memory=")
     if weights is not None:
         raise InvalidArgument("weights= reads whole parameters, and this model has shards; load the weights before stoker.offload()")
-
-
-def _check_values(blocks: list[Block]) -> None:
-    empty = next((param.name for block in blocks for param in block.params if hasattr(param.tensor, "_stoker_empty")), None)
-    if empty is not None:
-        raise InvalidArgument(f"parameter {empty} is on the meta device and has no values; pass weights= with a safetensors folder, or use stoker.build()")
-
-
-def _present(param: Param) -> torch.Tensor:
-    return param.tensor.detach()

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from stoker.errors import InvalidArgument, OutOfSpace, StokerError
+from stoker.offload.away import Away, forget
 from stoker.offload.hooks import Hook
 
 if TYPE_CHECKING:
@@ -167,26 +168,25 @@ def refuse_state_dict(model: nn.Module, session: Session) -> None:
     def refuse(module: nn.Module, prefix: str, keep_vars: bool) -> None:
         raise StokerError(f"this model's weights are in the store at {path}, whose optimizer was closed; call state_dict() before close(), or offload again with resume=True")
 
+    forget(session.by_tensor)  # they may have been left, or built, before
     handles = [module.register_state_dict_pre_hook(Hook(refuse)) for module in _owners(model, session)]
     for param in session.params:
-        param.tensor._stoker_left = Left(path, param.stride, handles)
+        param.tensor._stoker_away = Left(param.stride, path, handles)
 
 
 @dataclass(frozen=True)
-class Left:
-    """What a parameter knows after close(): where its weights are, their stride, and the hooks that say so."""
+class Left(Away):
+    """After close(): the weights are in the store at `path`, and these hooks say so."""
 
     path: str
-    stride: tuple[int, ...]
     handles: list
 
-    @staticmethod
-    def forget(params: Iterable[torch.Tensor]) -> None:
-        """The weights are taken up again."""
-        for param in params:
-            left = vars(param).pop("_stoker_left", None)
-            for handle in left.handles if left else ():
-                handle.remove()
+    def why(self, name: str) -> str:
+        return f"this model's weights were left in the store at {self.path} when its optimizer was closed; pass resume=True with that store, or make a new model"
+
+    def end(self) -> None:
+        for handle in self.handles:
+            handle.remove()
 
 
 def _owners(model: nn.Module, session: Session) -> list[nn.Module]:

@@ -141,17 +141,15 @@ def _check_dtype(name: str, param: nn.Parameter, updated: bool) -> None:
 
 def _dense_stride(param: torch.Tensor) -> tuple[int, ...]:
     """The parameter's own stride where it fills its memory without gaps, else the contiguous one."""
-    if hasattr(param, "_stoker_left"):
-        return param._stoker_left.stride  # a placeholder; this is the stride it had
-    if hasattr(param, "_stoker_empty"):
-        return param._stoker_empty
+    if (away := getattr(param, "_stoker_away", None)) is not None:
+        return away.stride  # it shows a placeholder (away.py)
     here = local(param)
-    if _fills(here):
+    if fills(here):
         return tuple(here.stride())
     return tuple(torch.empty(here.shape, device="meta").stride())
 
 
-def _fills(tensor: torch.Tensor) -> bool:
+def fills(tensor: torch.Tensor) -> bool:
     expected = 1
     for stride, size in sorted((st, si) for st, si in zip(tensor.stride(), tensor.shape) if si != 1):
         if stride != expected:

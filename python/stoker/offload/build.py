@@ -2,29 +2,35 @@
 
 The real constructor runs. Parameters are counted as modules register them; when they exceed the budget, those that nothing
 aliases are written to the store and replaced by placeholders. A torch function that touches a placeholder (an initialiser in
-a later `apply`, say) finds the real bytes paged in again.
+a later `apply`, say) finds the real bytes paged in again. At the end all go to the store, as objects `build/BUILD/PARAMETER`; it is
+closed, and each parameter knows its object (Paged). stoker.offload() removes them in the commit that makes the run. Nobody holds
+anything in between: dropping the model is enough, and what nobody took up is removed by whoever makes a run, or builds, in that store next.
 """
 
 from __future__ import annotations
 
 import ctypes
-import glob
 import os
+import secrets
 import threading
 from collections import OrderedDict
-from typing import Any, Callable
+from dataclasses import dataclass
+from typing import Any, Callable, Iterable, Iterator
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from stoker.errors import InvalidArgument
-from stoker.offload.blocks import Block, Param, partition
+from stoker.offload import record
+from stoker.offload.away import Away, away_of, loud, only_loud
+from stoker.offload.blocks import Block, fills, partition
 from stoker.offload.budget import naming_the_smallest, open_runtime
-from stoker.offload.planes import Algorithm, Runtime, parse_bytes, put, read_range, store_capacity
+from stoker.offload.planes import Algorithm, Runtime, folders_of, parse_bytes, put, read_range, store_capacity
 
-_BUILT: dict[int, Built] = {}
+_PREFIX = "build/"
 
 
 def build(factory: Callable[[], nn.Module], *, seed: int | None = None, store: str | os.PathLike, dram: int | str, snapshots: int = 0) -> nn.Module:
@@ -34,49 +40,111 @@ def build(factory: Callable[[], nn.Module], *, seed: int | None = None, store: s
     factory: makes the model on the CPU; it is run twice, first on the meta device for sizes. seed: torch.manual_seed before the
     real run. snapshots: as for stoker.offload(). The weights are those that factory() gives in ordinary memory, bit for bit. Where the
     store already holds a run (to be resumed) nothing is written.
+
+    Until stoker.offload() the weights are in the store and read as NaN, so convert, initialise and load inside `factory`; wrapping the model, freezing
+    parameters and adding new ones is for afterwards. The store is free in between: building or making another model in it removes the weights.
     """
-    dram_bytes = parse_bytes("dram", dram)
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        sizes = partition(factory(), [])
-    for block in sizes:
-        for unit in block.units:
-            unit.updated = unit.dtype in (torch.bfloat16, torch.float32)
+    path, dram_bytes = os.fspath(store), parse_bytes("dram", dram)
+    if not folders_of(path):
+        raise InvalidArgument(f"stoker.build() leaves weights in the store until stoker.offload() takes them up, which {path!r} cannot keep so long; give a directory")
+    sizes = _sizes_of(factory)
     largest = Algorithm("adamw", True, True)  # the optimizer is not known yet
     capacity = store_capacity(sizes, largest, snapshots) + sum(block.slot_bytes for block in sizes)
-    runtime = open_runtime(os.fspath(store), dram_bytes, capacity, sizes, largest)
-    if seed is not None:
-        torch.manual_seed(seed)
+    runtime = open_runtime(path, dram_bytes, capacity, sizes, largest)
     try:
-        built = Built(runtime, keep=not runtime.holds("meta/model"))
-        with built:
+        construction = Construction(runtime, keep=not runtime.holds("meta/model"))
+        if seed is not None:
+            torch.manual_seed(seed)
+        with construction:
             model = factory()
+        construction.leave(model)
     except BaseException as error:
-        runtime.store.close()  # a second try must find the store free
-        with naming_the_smallest(runtime.path, dram_bytes, sizes, largest):
+        runtime.close()  # a second try must find the store free
+        with naming_the_smallest(path, dram_bytes, sizes, largest):
             raise error
-    _BUILT[id(model)] = built
+    runtime.close()
     return model
 
 
-class Built(TorchFunctionMode):
-    """The parameters of a model under construction: which are in memory, which in the store."""
+def left_behind(store: Any) -> list[str]:
+    """The objects of builds in this store, taken up or not."""
+    return [each["key"] for each in store.list(_PREFIX)]
+
+
+def _sizes_of(factory: Callable[[], nn.Module]) -> list[Block]:
+    """The blocks that the model will have. Random numbers are drawn for nothing, so they are put back."""
+    before = record.rng_state()
+    try:
+        with torch.device("meta"):
+            sizes = partition(factory(), [])
+    finally:
+        record.set_rng_state(before)
+    for block in sizes:
+        for unit in block.units:
+            unit.updated = unit.dtype in (torch.bfloat16, torch.float32)
+    return sizes
+
+
+@dataclass(frozen=True)
+class Paged(Away):
+    """Its values are the object `key` of the store at `path`; or nowhere, since that store `has_run`."""
+
+    path: str
+    key: str
+    dtype: torch.dtype
+    size: torch.Size
+    has_run: bool
+
+    def why(self, name: str) -> str:
+        if self.has_run:
+            return (
+                f"stoker.build() found a run in the store at {self.path}, so it kept no initial values of parameter {name}; pass store={self.path!r} with resume=True "
+                "to go on with that run, or build the model anew with another store"
+            )
+        return (
+            f"stoker.build() left the values of parameter {name} in the store at {self.path}, and the store given to stoker.offload() has them not (it is another one, or "
+            f"another model was made in it since); pass store={self.path!r}, or build the model anew"
+        )
+
+    def changed(self, param: torch.Tensor) -> bool:
+        return param.dtype != self.dtype or param.size() != self.size or not only_loud(param)
+
+    def near(self, store: str) -> bool:
+        places = lambda name: [os.path.realpath(folder) for folder in folders_of(name)]
+        return places(store) == places(self.path)
+
+    def within(self, store: Any) -> bool:
+        return not self.has_run and store.exists(self.key)
+
+    def read(self, store: Any) -> torch.Tensor:
+        out = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device="cpu")
+        if self.has_run:
+            return out.zero_()  # whatever the factory makes of them, that run takes their place
+        flat = torch.frombuffer(read_range(store, self.key, 0, out.nbytes), dtype=self.dtype)
+        torch.as_strided(out, (out.numel(),), (1,)).copy_(flat)
+        return out
+
+
+class Construction(TorchFunctionMode):
+    """A model in the making: which of its parameters are in memory, which in the store. Of the thread that makes it."""
 
     def __init__(self, runtime: Runtime, keep: bool) -> None:
+        """`keep`: whether values are wanted; else a run has them already."""
         super().__init__()
-        self.runtime = runtime
-        self.keep = keep
-        self.limit = runtime.dram_bytes // 2
-        self.resident: OrderedDict[int, nn.Parameter] = OrderedDict()  # oldest use first
-        self.paged: dict[int, tuple[nn.Parameter, str, tuple]] = {}  # id -> (parameter, key, (size, stride))
-        self.written: set[str] = set()
+        self._runtime, self._keep = runtime, keep
+        self._limit = runtime.dram_bytes // 2
+        self._prefix = f"{_PREFIX}{secrets.token_hex(8)}/"
+        self._resident: OrderedDict[int, nn.Parameter] = OrderedDict()  # oldest use first
+        self._thread = threading.get_ident()
         self._busy = False
         self._freed = 0  # bytes since the last trim
+        if keep and (stale := left_behind(runtime.store)):
+            txn = runtime.store.begin()
+            for key in stale:
+                txn.remove(key)
+            txn.commit("durable").wait()  # only then is their space free
 
-    @staticmethod
-    def of(model: nn.Module) -> Built | None:
-        return _BUILT.pop(id(model), None)
-
-    def __enter__(self) -> Built:
+    def __enter__(self) -> Construction:
         self._hook = register_module_parameter_registration_hook(self._registered)
         return super().__enter__()
 
@@ -84,85 +152,93 @@ class Built(TorchFunctionMode):
         super().__exit__(*exc)
         self._hook.remove()
 
+    def leave(self, model: nn.Module) -> None:
+        """The factory is done: everything to the store, where it stays when that is closed. What is aliased stays in memory."""
+        for param in model.parameters():
+            if self._may_go(param):
+                self._page_out(param)
+        self._resident.clear()
+        trim()
+        if self._keep:
+            self._runtime.store.begin().commit("durable").wait()
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if not self._busy and self.paged:
-            for value in (*args, *kwargs.values()):
-                for each in value if isinstance(value, (list, tuple)) else (value,):
-                    if id(each) in self.paged:
-                        self._page_in(each)
+        if not self._busy:
+            used = list(_leaves((*args, *kwargs.values())))
+            if paged := [each for each in used if self._has(each)]:
+                self._page_in(paged, {id(each) for each in used})
         return func(*args, **kwargs)
 
-    def _registered(self, module: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        if param is None or id(param) in self.resident or id(param) in self.paged or param.is_meta:
-            return
-        self.resident[id(param)] = param
-        self._shrink(keep=param)
+    def _has(self, thing: Any) -> bool:
+        """Whether it is a parameter whose values this construction has paged out."""
+        away = away_of(thing)
+        return isinstance(away, Paged) and away.key.startswith(self._prefix)
 
-    def _shrink(self, keep: nn.Parameter | None) -> None:
-        size = lambda param: param.numel() * param.dtype.itemsize
-        held = sum(map(size, self.resident.values()))  # anew each time: factories cast and resize what they made
-        for param in list(self.resident.values()):
-            if held <= self.limit:
+    def _registered(self, module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is None or threading.get_ident() != self._thread or away_of(param) is not None or id(param) in self._resident:
+            return
+        self._resident[id(param)] = param
+        self._shrink(keep={id(param)})
+
+    def _shrink(self, keep: set[int]) -> None:
+        """Pages out until no more than the limit is in memory: the oldest first, none of those in use."""
+        held = sum(param.nbytes for param in self._resident.values() if not param.is_meta)  # anew each time: factories cast and resize what they made
+        for param in list(self._resident.values()):
+            if held <= self._limit:
                 break
-            # one use is the parameter's own; more means that somebody still holds a view and may write through it
-            if param is not keep and torch._C._storage_Use_Count(param.untyped_storage()._cdata) <= 2:
-                held -= size(param)
+            if id(param) not in keep and self._may_go(param):
+                held -= param.nbytes
+                self._freed += param.nbytes
                 self._page_out(param)
-                self._freed += size(param)
-        if self._freed > self.limit // 4:
+        if self._freed > self._limit // 4:
             trim()
             self._freed = 0
+
+    def _may_go(self, param: nn.Parameter) -> bool:
+        """Whether it is all of its memory, and nobody else sees that."""
+        if away_of(param) is not None or param.device.type != "cpu" or is_traceable_wrapper_subclass(param) or not param.numel() or not fills(param):
+            return False
+        # one use is the parameter's own, one that of asking; more means that somebody still holds a view and may write through it
+        return torch._C._storage_Use_Count(param.untyped_storage()._cdata) <= 2
 
     def _page_out(self, param: nn.Parameter) -> None:
         self._busy = True
         try:
-            key = f"build/{id(param)}"
-            size = param.numel() * param.dtype.itemsize
-            place = (param.size(), param.stride())
-            if self.keep and size:
-                txn = self.runtime.store.begin()
-                put(txn, key, torch.as_strided(param.detach(), (param.numel(),), (1,)).view(torch.uint8).numpy().tobytes())
+            away = Paged(param.stride(), self._runtime.path, f"{self._prefix}{id(param)}", param.dtype, param.size(), not self._keep)
+            if self._keep:
+                txn = self._runtime.store.begin()
+                put(txn, away.key, torch.as_strided(param.detach(), (param.numel(),), (1,)).view(torch.uint8).numpy().tobytes())
                 txn.commit("deferred").wait()
-                self.written.add(key)
-            param.data = torch.empty((), dtype=param.dtype).expand(param.size())
-            self.paged[id(param)] = (param, key, place)
-            del self.resident[id(param)]
+            param.data = loud(param.dtype, param.size(), "cpu")
+            param._stoker_away = away
+            self._resident.pop(id(param), None)
         finally:
             self._busy = False
 
-    def _page_in(self, param: nn.Parameter) -> None:
+    def _page_in(self, params: Iterable[nn.Parameter], keep: set[int]) -> None:
+        """All of them before anything goes for them: `keep` is what one operation reads and writes."""
         self._busy = True
         try:
-            _, key, _ = self.paged[id(param)]
-            param.data = self._load(param)
-            del self.paged[id(param)]
-            self.resident[id(param)] = param
+            for param in params:
+                if (away := away_of(param)) is not None:  # it may come twice
+                    param.data = away.read(self._runtime.store)
+                    del param._stoker_away
+                    self._resident[id(param)] = param
         finally:
             self._busy = False
-        self._shrink(keep=param)
+        self._shrink(keep)
 
-    def _load(self, param: nn.Parameter) -> torch.Tensor:
-        _, key, (size, stride) = self.paged[id(param)]
-        out = torch.empty_strided(size, stride, dtype=param.dtype, device="cpu")
-        if key in self.written and param.numel():
-            flat = torch.frombuffer(read_range(self.runtime.store, key, 0, param.numel() * param.dtype.itemsize), dtype=param.dtype)
-            torch.as_strided(out, (param.numel(),), (1,)).copy_(flat)
-        return out
 
-    # -- for offload() -------------------------------------------------------------------------------------------------
-
-    def page_all(self) -> None:
-        """Everything to the store: the arena is about to take the budget."""
-        self.limit = 0
-        self._shrink(keep=None)
-
-    def value_of(self, param: Param) -> torch.Tensor:
-        tensor = param.tensor
-        return self._load(tensor) if id(tensor) in self.paged else tensor.detach()
-
-    def keys(self) -> list[str]:
-        return sorted(self.written)
+def _leaves(values: Iterable[Any]) -> Iterator[Any]:
+    """What is in these arguments of an operation, which may be lists."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _leaves(value)
+        elif isinstance(value, dict):
+            yield from _leaves(value.values())
+        else:
+            yield value
 
 
 def keep_heap() -> None:
@@ -215,59 +291,3 @@ class Trimmer:
         if self._freed >= self.BYTES:
             self._freed = 0
             trim()
-
-
-def leave_meta(blocks: list[Block]) -> None:
-    """Parameters on the meta device become ones of the CPU that hold nothing yet; who has them keeps them."""
-    for param in (param for block in blocks for param in block.params):
-        if param.tensor.is_meta:
-            nothing = torch.empty((), dtype=param.tensor.dtype).expand(param.size)
-            torch.utils.swap_tensors(param.tensor, nn.Parameter(nothing, param.tensor.requires_grad))
-            param.tensor._stoker_empty = param.stride  # until its weights are in a store
-
-
-def leave_meta_buffers(model: nn.Module, folder: str | os.PathLike | None, recorded: bool) -> None:
-    """Buffers on the meta device are read from the folder, or (`recorded`) will be from the run in the store."""
-    where, path = stored_tensors(folder) if folder is not None else ({}, "a folder of weights")
-    for prefix, module in model.named_modules():
-        for name, buffer in module._buffers.items():
-            full = f"{prefix}.{name}" if prefix else name
-            if buffer is None or not buffer.is_meta:
-                continue
-            if recorded:
-                module._buffers[name] = torch.empty_like(buffer, device="cpu")
-            elif full in where:
-                module._buffers[name] = where[full].get_tensor(full).to(buffer.dtype)
-            else:
-                raise InvalidArgument(
-                    f"buffer {full} is on the meta device and its values are not in {path}; make the model with its buffers, as "
-                    "accelerate.init_empty_weights(include_buffers=False) does"
-                )
-
-
-def stored_tensors(folder: str | os.PathLike) -> tuple[dict[str, Any], str]:
-    """The safetensors file of each name in a folder (or file), and the path of that."""
-    from safetensors import safe_open
-
-    path = os.fspath(folder)
-    files = sorted(glob.glob(os.path.join(path, "*.safetensors"))) if os.path.isdir(path) else [path]
-    opened = [safe_open(file, framework="pt") for file in files]
-    where = {name: each for each in opened for name in each.keys()}
-    if not where:
-        raise InvalidArgument(f"{path} holds no safetensors files")
-    return where, path
-
-
-def stored_weights(folder: str | os.PathLike) -> Callable[[Param], torch.Tensor]:
-    """Reads parameters by name out of a folder of safetensors files."""
-    where, path = stored_tensors(folder)
-
-    def value_of(param: Param) -> torch.Tensor:
-        if param.name not in where:
-            raise InvalidArgument(f"{path} has no tensor {param.name}, which the model needs; where it should be tied to another weight, tie it first (model.tie_weights())")
-        value = where[param.name].get_tensor(param.name)
-        if value.shape != param.size:
-            raise InvalidArgument(f"tensor {param.name} in {path} has shape {list(value.shape)}; the model needs {list(param.size)}")
-        return value
-
-    return value_of

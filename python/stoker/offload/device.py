@@ -39,6 +39,8 @@ class Upload:
 
 
 class DevicePager(Pager):
+    hops = 2  # from the disk to the slot, from there to the image
+
     def __init__(self, blocks: list[Block], planes: Planes, link: Link, capacity: int | None) -> None:
         """capacity: bytes of images on the device; None for those that one use needs and as many fetched ahead."""
         self.device = link.device
@@ -118,7 +120,7 @@ class DevicePager(Pager):
             except StokerError:  # the use itself reads again, and raises
                 return
             try:
-                if not self._upload(slot, position - recorder.position):
+                if not self._upload(slot, self.spared(position)):
                     return
             except torch.OutOfMemoryError:  # it may fit later; a use that needs it now raises
                 return

@@ -42,8 +42,8 @@ class Ledger:
     """Rows of closed steps. `last` is the newest row, `on_step(f)` calls f(row) for each new one, `events` explains odd steps.
 
     A row: step, seconds (wall time since the last decided step), read_bytes and written_bytes {class: bytes}, compute_seconds and
-    stall_seconds {cause: seconds} that together are its seconds, dram_bytes_peak, policy, kept, redone (units), committed (the
-    step a crash would return to), volume_bytes {volume: bytes written}, where there are several, events, where there were any since the row before. The causes: weights and state to come
+    stall_seconds {cause: seconds} that together are its seconds, dram_bytes_peak, policy, kept, redone, wasted (units whose speculated update
+    held, had to be done again, was made and no step() followed), committed (the step a crash would return to), volume_bytes {volume: bytes written}, where there are several, events, where there were any since the row before. The causes: weights and state to come
     from disk, gradients to land in their memory or to come back from disk, writing behind (writes of the step before), commit (its barriers), checkpoint
     (state_dict), data (`with ledger.waiting("data")`), activations to be written or to come back.
     """
@@ -57,7 +57,8 @@ class Ledger:
         self._before: dict[str, Any] = {}
         self._started = time.perf_counter()
         self._left: tuple[dict[str, Any], float] | None = None  # counters and time when training was left
-        self._total: dict[str, Any] = {"steps": 0, "seconds": 0.0, "read_bytes": {}, "written_bytes": {}, "stall_seconds": {}, "compute_seconds": 0.0, "kept": 0, "redone": 0}
+        self._apart = False
+        self._total: dict[str, Any] = {"steps": 0, "seconds": 0.0, "read_bytes": {}, "written_bytes": {}, "stall_seconds": {}, "compute_seconds": 0.0, "kept": 0, "redone": 0, "wasted": 0}
 
     def on_step(self, listener: Callable[[dict], None]) -> None:
         self._listeners.append(listener)
@@ -76,10 +77,28 @@ class Ledger:
 
     def come_back(self) -> None:
         """A call begins that trains."""
-        self._left = None
+        if not self._apart:
+            self._left = None
+
+    @contextlib.contextmanager
+    def apart(self, counters: Callable[[], dict[str, Any] | None]) -> Iterator[None]:
+        """What is read and passes inside belongs to no step, however it ends. `counters` gives None where no rows are kept any more."""
+        if self._apart:  # inside another
+            yield
+            return
+        self.leave(counters)
+        self._apart = True
+        try:
+            yield
+        finally:
+            self._apart = False
+            if (now := counters()) is not None:
+                self.restart(now)
 
     def restart(self, counters: dict[str, Any]) -> None:
         """What was read and passed since training was left belongs to no step; where it was not left, all since the last row."""
+        if self._apart:
+            return  # its end does that
         if self._left is None:
             self.start(counters)
             return
@@ -96,7 +115,7 @@ class Ledger:
         for kind in ("read_bytes", "written_bytes", "stall_seconds"):
             before = self._before.get(kind, {})
             row[kind] = {name: value - before.get(name, 0) for name, value in counters[kind].items()}
-        for kind in ("kept", "redone"):
+        for kind in ("kept", "redone", "wasted"):
             row[kind] = counters[kind] - self._before.get(kind, 0)
         row["compute_seconds"] = max(0.0, row["seconds"] - sum(row["stall_seconds"].values()))
         row["dram_bytes_peak"] = counters["dram_bytes_peak"]
@@ -113,7 +132,7 @@ class Ledger:
     def _add(self, row: dict[str, Any]) -> None:
         total = self._total
         total["steps"] += 1
-        for name in ("seconds", "compute_seconds", "kept", "redone"):
+        for name in ("seconds", "compute_seconds", "kept", "redone", "wasted"):
             total[name] += row[name]
         for kind in ("read_bytes", "written_bytes", "stall_seconds"):
             for name, value in row[kind].items():

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _DTYPE = {torch.bfloat16: "bf16", torch.float32: "f32"}
 CAPTURED = ("params", "initial_lr", "foreach", "fused", "capturable", "differentiable", "amsgrad", "decoupled_weight_decay")
 
+HOOKS = [f"_optimizer_{of}_{when}_hooks" for of in ("step", "state_dict", "load_state_dict") for when in ("pre", "post")]
+
 
 def algorithm_of(optimizer: torch.optim.Optimizer, moments: str = "exact") -> Algorithm:
     """The kernel that does what `optimizer` does, keeping its state as `moments` says. InvalidArgument names what Stoker has no kernel for."""
@@ -50,6 +52,8 @@ class OffloadedOptimizer(torch.optim.Optimizer):
     def __init__(self, session: Session, original: torch.optim.Optimizer) -> None:
         self._session = session
         super().__init__(original.param_groups, original.defaults)
+        for hooks in HOOKS:
+            setattr(self, hooks, getattr(original, hooks))  # the same dictionaries: what was registered before stoker.offload() goes on running
         self._original = original
         self.original_type = type(original)
 
@@ -78,8 +82,14 @@ class OffloadedOptimizer(torch.optim.Optimizer):
     def state_dict(self, full: bool = False) -> dict[str, Any]:
         """References by default: which store and which committed step hold the state (`stoker`), and the param_groups.
         full=True materialises what the original optimizer's state_dict() would hold, all in memory. Of a sharded model every rank must call it."""
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
         with self.ledger.waiting("checkpoint"):
-            return self._state_dict(full)
+            state = self._state_dict(full)
+        for hook in self._optimizer_state_dict_post_hooks.values():
+            changed = hook(self, state)
+            state = state if changed is None else changed
+        return state
 
     def _state_dict(self, full: bool) -> dict[str, Any]:
         self._session.flush()
@@ -98,6 +108,9 @@ class OffloadedOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Accepts references to this run (nothing moves, or it goes back to a snapshot), or a full state_dict of the original optimizer."""
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = hook(self, state_dict)
+            state_dict = state_dict if changed is None else changed
         sizes = lambda groups: [len(group["params"]) for group in groups]
         if sizes(self.param_groups) != sizes(state_dict["param_groups"]):
             raise Mismatch(f"the state_dict has parameter groups of {sizes(state_dict['param_groups'])} parameters, the optimizer of {sizes(self.param_groups)}")
@@ -108,6 +121,8 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         if "stoker" not in state_dict and state_dict["state"]:
             order = [param for group in self.param_groups for param in group["params"]]
             self._session.load_full_state({order[int(i)]: entry for i, entry in state_dict["state"].items()})
+        for hook in self._optimizer_load_state_dict_post_hooks.values():
+            hook(self)
 
     # -- Stoker's ----------------------------------------------------------------------------------------------------
 
@@ -117,6 +132,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
 
         Squares are summed in float64, 64 Ki elements at a time, in parameter order: independent of threads and blocks. Of a sharded
         model each rank sums its shards, and all of them the same sums in the same order: every rank must call it, and gets the same norm.
+        Speculation goes by max_norm: in backward of the steps to come it stops where their norm passes it, until a step is made without a clip.
         """
         return self._session.clip_grad_norm_(float(max_norm), error_if_nonfinite)
 

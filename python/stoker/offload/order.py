@@ -31,6 +31,10 @@ class Order:
             return places[at] - position
         return len(self.uses) - position + places[0]
 
+    def again(self, position: int) -> int:
+        """The position of the next use of the block that is used at this one, counted on past the end."""
+        return position + 1 + self.next_use(self.uses[position], position + 1)
+
 
 class Recorder:
     """Follows the calls of a model. One order is kept per (root module, training, gradient mode)."""

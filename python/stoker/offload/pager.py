@@ -1,5 +1,9 @@
 """Pager: which blocks' weights are in memory. Fetches by the recorded order, evicts what is used last (Belady's rule).
 
+A fetch ahead of its use evicts sooner than one that waits, so far ahead it may only evict what would go anyway; where waiting saves a copy
+that is used sooner, it waits until one block before its use (`Pager.spared`). So of blocks that are used round and round, as in generate(),
+a fixed part stays in memory; training turns back instead, what it used last goes anyway, and it fetches far ahead.
+
 Memory rules. Each resident copy of a block is one arena Buffer seen through one torch storage. Evicting drops the pager's
 references; the memory returns to the arena only when the last tensor that aliases the storage is gone, so a view that
 autograd (or a recomputed checkpoint segment, or the user) still holds can never see another block's bytes.
@@ -14,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from stoker.errors import OverBudget, StokerError
+from stoker.offload.away import loud
 from stoker.offload.blocks import Block, Param, Unit
 from stoker.offload.ledger import Waits
 from stoker.offload.order import Recorder
@@ -22,12 +27,12 @@ if TYPE_CHECKING:
     from stoker.offload.planes import Planes
     from stoker.offload.steps import Steps
 
+LATENCY_BYTES = 1 << 20  # about what a disk moves while it answers one request: so much is to be under way at least
+
 
 def placeholder(param: Param, device: torch.device) -> torch.Tensor:
-    """What an evicted parameter holds: its shape and dtype over one scalar, NaN (or the extreme) so that a read is loud."""
-    dtype = param.tensor.dtype
-    loud = float("nan") if dtype.is_floating_point or dtype.is_complex else (True if dtype == torch.bool else torch.iinfo(dtype).max)
-    return torch.full((), loud, dtype=dtype, device=device).expand(param.size)
+    """What an evicted parameter holds."""
+    return loud(param.tensor.dtype, param.size, device)
 
 
 @dataclass(eq=False)
@@ -68,6 +73,7 @@ class Pager:
     Parameters show the slots themselves. Where the model computes on another device than the CPU, DevicePager (device.py) copies."""
 
     device = torch.device("cpu")
+    hops = 1  # copies of a block on its way from the disk to what its parameters show
     resident = False  # whether weights have a place of their own in memory, so that copies hold what updates made and nothing else
 
     def __init__(self, blocks: list[Block], planes: Planes) -> None:
@@ -123,7 +129,7 @@ class Pager:
         return self.slots.get(block)
 
     def prefetch(self) -> None:
-        """Starts fetching the blocks that the recorded order names next, while memory is free or holds what is used later."""
+        """Starts fetching the blocks that the recorded order names next, while memory is free or holds what may go for them."""
         recorder = self.recorder
         uses = recorder.order.uses
         budget = self.lookahead_bytes
@@ -135,13 +141,25 @@ class Pager:
                 if not self.updates.late.ahead(block, distance):
                     return
             elif slot is None:
-                if not self._can_fetch(block) or self._load(block, "prefetch", distance) is None:
+                if not self._can_fetch(block) or self._load(block, "prefetch", self.spared(position, self.hops)) is None:
                     return
             elif not slot.loading:
                 continue
             budget -= block.slot_bytes
             if budget <= 0:
                 return
+
+    def spared(self, position: int, hops: int = 1) -> int:
+        """Fetching for the use at this position of the recorded order must spare copies that are used within so many uses from now.
+
+        It is due where no more than the block's own size is used before it, for each hop: then it spares what is used before it. Earlier it
+        also spares what is used sooner than that which is used up until then, and can go instead if it waits."""
+        order, now = self.recorder.order, self.recorder.position
+        size = lambda at: self.blocks[order.uses[at]].slot_bytes
+        if sum(map(size, range(now, position))) < hops * max(size(position), LATENCY_BYTES):
+            return position - now
+        freed = [order.again(at) for at in range(max(0, now - 1), position - 1) if not self.blocks[order.uses[at]].pinned]
+        return max([position, *freed]) - now
 
     def _can_fetch(self, block: Block) -> bool:
         # A block whose update is staged has its next weights there already; fetching the old ones again would be waste.
@@ -212,7 +230,7 @@ class Pager:
 
     @torch.inference_mode(False)
     def take(self, block: Block, version: int, distance: int = -1) -> Slot | None:
-        """Memory for a copy of the block. `distance`: uses until it is needed; only copies needed later give way to it.
+        """Memory for a copy of the block. `distance`: only copies that are used later than so many uses from now give way to it.
         distance -1: it is needed now; anything that may go goes, and OverBudget if that is not enough. Else None."""
         while True:
             try:

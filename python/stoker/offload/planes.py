@@ -193,6 +193,11 @@ def holder() -> str:
     return f"{spec and spec.parent or os.path.basename(sys.argv[0]) or 'python'}, pid {os.getpid()}"
 
 
+def folders_of(store: str) -> list[str]:
+    """The folders of a local store, one a volume; none of one in memory."""
+    return [] if store.startswith("memory:") else store.removeprefix("local:").split(",")
+
+
 class Runtime:
     """Threads, the budget and the open store of one process."""
 
@@ -202,15 +207,24 @@ class Runtime:
             raise InvalidArgument(f"a run's state lies in a local store, not in {store}; give one folder, or several with commas between them")
         self.path = store
         self.dram_bytes = dram_bytes
-        self.directories = [] if store.startswith("memory:") else store.removeprefix("local:").split(",")
+        self.directories = folders_of(store)
         self.directory = self.directories[0] if self.directories else None
         for directory in self.directories:
             os.makedirs(directory, exist_ok=True)
         self.core = _core.Runtime(threads=torch.get_num_threads(), budget_bytes=dram_bytes)
         self.store = self.core.open_store(store, create=True, capacity_bytes=capacity_bytes, holder=holder())
 
+        self.session: _core.Session | None = None  # that Planes opened
+
     def holds(self, key: str) -> bool:
         return bool(self.store.list(key))
+
+    def close(self) -> None:
+        """Waits for what is in flight and gives back the store's lock, whoever still has planes of it."""
+        if self.session is not None:
+            self.session.close()
+            self.session = None  # it holds the store open
+        self.store.close()
 
 
 class Planes:
@@ -233,7 +247,7 @@ class Planes:
             )
         self.arena = runtime.core.arena(arena_bytes)
         self._idle = self.arena.take(layout.idle) if layout.idle else None
-        self.session = _core.Session(runtime.core, self.store, self.arena, tile_elements=layout.tile_elements, tiles=layout.tiles, moments=algorithm.moments.name, seed=algorithm.seed)
+        self.session = runtime.session = _core.Session(runtime.core, self.store, self.arena, tile_elements=layout.tile_elements, tiles=layout.tiles, moments=algorithm.moments.name, seed=algorithm.seed)
         for block in blocks:
             for unit in block.updated_units:
                 dtype = "bf16" if unit.dtype == torch.bfloat16 else "f32"
@@ -255,10 +269,8 @@ class Planes:
 
     def close(self) -> None:
         """Waits for what is in flight; gives back the tile buffers and the store's lock."""
-        self.source = self._idle = None
-        self.session.close()
-        self.session = None  # it holds the store open
-        self.store.close()
+        self.source = self._idle = self.session = None
+        self.runtime.close()
 
 
 def write_range(txn, key: str, offset: int, data: bytes) -> None:

@@ -9,12 +9,13 @@ A training step, seen from here:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import threading
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import torch
 from torch import nn
@@ -99,6 +100,10 @@ class Session:
             raise InvalidArgument(f"activations {how.activations!r} is not one of {', '.join(MODES)}")
         if how.activations_form not in FORMS:
             raise InvalidArgument(f"activations_form {how.activations_form!r} is not one of {', '.join(FORMS)}")
+        if how.activations_form != "exact" and how.activations in ("keep", "recompute"):
+            raise InvalidArgument(f"activations_form={how.activations_form!r} is how activations are stored, and activations={how.activations!r} stores none; choose disk, dram or auto")
+        if how.device_memory is not None and link is None:
+            raise InvalidArgument("device_memory= caps the weights on an accelerator, and this model computes on the CPU; leave it out: dram= is the cap here")
         self.model, self.blocks, self.algorithm = model, blocks, algorithm
         self.runtime, self.agreement = runtime, agreement
         self.lock = threading.RLock()
@@ -187,7 +192,7 @@ class Session:
         return {"format": FORMAT, "run": self._run, **ranks, "algorithm": algorithm.name, "momentum": algorithm.momentum, **kept, **signature(self.blocks)}
 
     def adopt(self) -> None:
-        """The store already holds this model's weights (made by stoker.build, or by a run that is resumed)."""
+        """The store already holds this model's weights, those of a run that is resumed."""
         self._run = record.load(self.planes.store.read_bytes(META_MODEL)).get("run")
         self._leave_memory()
         if self.pager.resident:
@@ -290,6 +295,17 @@ class Session:
             self.steps.call_begins()
         self.pager.prefetch()
 
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Around what trains nothing, as an evaluation: it is in no row of the ledger, from the making of its batches on."""
+        if self._closed:
+            yield
+            return
+        with self.lock:
+            self.steps.late.complete()  # first: these updates are a part of the training
+        with self.ledger.apart(lambda: None if self._closed else self.counters()):
+            yield
+
     def _stays(self, tensor: torch.Tensor) -> bool:
         """Whether the model holds this tensor's storage anyhow."""
         key = tensor.untyped_storage()._cdata
@@ -326,17 +342,22 @@ class Session:
             if self.pager.held:
                 raise InvalidArgument("opt.step() inside stoker.gather() would be undone by it; leave the with block first")
             self._check_in_place()
+            if self._resumed_groups and self._restored:  # the first step since
+                names = sorted(self._restored)
+                warnings.warn(f"the run holds the state of {', '.join(names)}, and nothing of that name is attached: it is not kept. Call opt.attach({names[0]}=...) before the first step", stacklevel=5)
             self._close_step()
             policy, reason = self.steps.active_policy, self.steps.reason
             if self.tracing is not None:
                 self.tracing.mark("step()")
             before = self.steps.decided  # a lazy step that waits for its last updates
+            sources = self._sources()  # user code, which may raise: nothing is decided yet
             try:
                 changed = self.steps.decide()
                 for param in self.params:
                     if (param.unit in changed or not param.numel) and param.tensor.grad is not None:
                         self._updates_of[param] = self._updates_of.get(param, 0) + 1
                 self.step_count += 1
+                self._at_step = sources
             except BaseException:  # Ctrl-C between deciding and counting: the step would be committed under the number of the one before
                 if self.steps.decided is not None and self.steps.decided is not before:
                     if self.agreement is not None:  # the others have that step
@@ -344,7 +365,6 @@ class Session:
                     self.steps.lose()
                 raise
             self._resumed_groups = []
-            self._capture_sources()
             if self.activations is not None:
                 self.activations.sweep()
             if self.ledger.last is not None and policy != self.ledger.last["policy"]:
@@ -396,14 +416,13 @@ class Session:
             self.hooks.unwind()
             if kept:
                 self.steps.late.complete()  # it wants their bytes
-            if self.steps.updates:
-                self.steps.abandon()
+            self.steps.skip()
 
     def clip_grad_norm_(self, max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
         with self.lock:  # from finding gradients in memory to reading them: another thread that looks at one may take their place
             self.check_open()
             self.steps.late.complete()  # it wants gradients, which may land where these do
-            self.steps.clip_limit = max_norm
+            self.steps.clips(max_norm)
             return front.clip(self, [p for p in self.params if p.unit.updated], max_norm, error_if_nonfinite)
 
     # -- what is durable when ------------------------------------------------------------------------------------------
@@ -423,10 +442,10 @@ class Session:
             if _is_source(thing):
                 self._at_step["attached"][name] = thing.state_dict()
 
-    def _capture_sources(self) -> None:
+    def _sources(self) -> dict[str, Any]:
         """What draws the next batch moves on between step() and the next forward, so its state is taken at step()."""
         sources = {name: thing.state_dict() for name, thing in self._attached.items() if _is_source(thing)}
-        self._at_step = {"rng": record.rng_state(), "attached": record.load(record.dump(sources))}  # a copy: it may be live
+        return {"rng": record.rng_state(), "attached": record.load(record.dump(sources))}  # a copy: it may be live
 
     def _buffers(self) -> dict[str, torch.Tensor]:
         return {plain(name): tensor for name, tensor in self.model.named_buffers()}
@@ -477,10 +496,6 @@ class Session:
             self.steps.late.complete()
             self._close_step()
             self.steps.settle()
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
 
     def check_open(self) -> None:
         if self._closed:
@@ -692,6 +707,7 @@ class Session:
             "stall_seconds": dict(self.ledger.waiting.seconds),
             "kept": self.steps.kept,
             "redone": self.steps.redone,
+            "wasted": self.steps.wasted,
             "dram_bytes_peak": self.runtime.core.budget_peak,
         }
 

@@ -4,8 +4,8 @@
 during backward. step() then compares: a unit whose gradients (by hash), hyperparameters and parameters are still those that
 were consumed is kept, any other is redone from the committed state and p.grad as it is now. ``lazy`` decides without updating: each
 unit is updated just before the next use of its block (late.py). So all give the same bits, and a step that is skipped costs
-nothing but the work. ``auto`` speculates; once that was in vain in 3 of 20 steps it is lazy for the next 20, or sync, if the loop keeps
-gradients over step().
+nothing but the work. ``auto`` speculates; once that was in vain in 3 of 20 steps it is lazy for the next 20; or sync, if the loop keeps
+gradients over step() or the model is sharded (shared.py).
 
 A step's writes live in one transaction: step() decides it (the next forward reads it), the next forward or flush() closes it
 with the record of everything else that belongs to the step, and the store commits it while training goes on.
@@ -33,6 +33,7 @@ PAUSE_STEPS = 20  # and as many are looked back at
 # A step whose updates have to be done again takes longer by all of them; one whose updates hold is quicker than under lazy by what of them
 # backward hides that forward would not, which is a sixth of that or so. So speculation pays until it fails in one step of seven: 3 of 20.
 IN_VAIN_MOST = 3
+PASSED = "the gradient norm passed the limit before the last update"
 _DTYPE = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
@@ -80,11 +81,13 @@ class Steps:
         self.drops_gradients = False  # the loop was seen to set them to None after step(); who zeroes them in place takes them from lazy updates
         self._step_made = False
         self.reason = ""  # of auto's last change
-        self.clip_limit: float | None = None  # max_norm of the last opt.clip_grad_norm_
+        self.clip_limit: float | None = None  # the norm to which this step's gradients are expected to be clipped
+        self._clipped = False  # whether somebody said so of this step
         self.updates: dict[Unit, Update] = {}
         self.sequence: list[Unit] = []  # the order in which units became final in the last step
         self.units = [unit for block in planes.blocks for unit in block.updated_units]
-        self.kept = self.redone = 0
+        self.kept = self.redone = self.wasted = 0
+        self._wasted = 0  # in the step that is being made
         self.waiting = Waits()  # the session's own, once it has one
         self.decided: Any = None  # transaction of a decided step that is not closed yet
         self.closing: tuple[Any, Any] | None = None  # (transaction, future) of a closed step on its way to the disk
@@ -109,14 +112,25 @@ class Steps:
             return self.policy
         return "speculate" if not self.paused_for else "lazy" if self.drops_gradients else "sync"
 
+    def skip(self) -> None:
+        """The gradients are cleared. Where that is not behind step(), there is none for them."""
+        self._clipped = False
+        self._waste()
+
+    def _waste(self) -> None:
+        """What was speculated was for nothing: no step() came."""
+        if self.updates:
+            self._wasted += len(self.updates)
+            self.wasted += len(self.updates)
+            self.abandon()
+
     def call_begins(self) -> None:
         """A forward that records gradients begins. If the backward after it is the step's last, state can be read ahead."""
         self._landing = []  # of a backward that broke off
         if self._step_made:
             self._step_made = False
             self.saw_gradients(dropped=all(param.tensor.grad is None for unit in self.units for param in unit.params))
-        if self.updates:
-            self.abandon()  # no step() came: the speculation was for nothing
+        self._waste()
         self._norm2, self._stopped = 0.0, ""
         if self.speculating and self.gradients.last_call and not self.late:
             self.gradients.lend(self.sequence)
@@ -138,7 +152,7 @@ class Steps:
             self._transaction()  # first: what a step still owes is made for it, of gradients that may take these ones' place
             segments = self._segments(unit := self._landing.pop(0))
             if self.clip_limit is not None and self._over_limit(segments):
-                self._stopped = "the gradient norm passed the limit before the last update"
+                self._stopped = PASSED
                 self._landing.clear()
                 return
             self._launch(unit, segments)
@@ -151,6 +165,11 @@ class Steps:
             self._speculate(0)
             for update in self.updates.values():
                 self.timed("state", update.wait_computed)
+
+    def clips(self, limit: float) -> None:
+        """The gradients of this step are clipped to that norm: now, or before step() as who drives the loop knows. The next steps' are expected
+        to be, too, until a step is made without."""
+        self.clip_limit, self._clipped = limit, True
 
     @staticmethod
     def _when_backward_ends(callback: Callable[[], None]) -> None:
@@ -328,12 +347,20 @@ class Steps:
             if not self.paused_for:
                 self.reason = f"{PAUSE_STEPS} steps have passed"
             return
-        self._in_vain.append(bool(redone or self._stopped))
+        why = self._in_vain_because(redone)
+        self._in_vain.append(bool(why))
         if (times := sum(self._in_vain)) >= IN_VAIN_MOST:
-            why = f"{redone} of {len(self.updates)} updates had to be done again" if redone else self._stopped
             self.reason = f"{times} of the last {len(self._in_vain)} steps speculated in vain: {why}"
             self.paused_for = PAUSE_STEPS
             self._in_vain.clear()
+
+    def _in_vain_because(self, redone: int) -> str:
+        """Why the speculation of the step that is being made was in vain; empty if it was not."""
+        if redone:
+            return f"{redone} of {len(self.updates)} updates had to be done again"
+        if self._stopped and (self._clipped or self._stopped != PASSED):  # without the clip that was expected, its updates would have held
+            return self._stopped
+        return f"{self._wasted} updates were made, and no step() followed" if self._wasted else ""
 
     def saw_gradients(self, dropped: bool) -> None:
         """What the loop was seen to do to its gradients behind step(): only those that it sets to None may be read by later updates."""
@@ -404,7 +431,8 @@ class Steps:
         for update in self._decided_updates:
             update.segments = []  # lets go of the gradients: the next backward reuses their memory
         self.updates, self._landing, self._step_made = {}, [], True
-        self._norm2, self._stopped = 0.0, ""
+        self._norm2, self._stopped, self._wasted = 0.0, "", 0
+        self.clip_limit, self._clipped = self.clip_limit if self._clipped else None, False
         self.gradients.decided()
         self.pager.decide(blocks)
         self._prefetch_owed()

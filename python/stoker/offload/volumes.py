@@ -1,12 +1,36 @@
-"""Several volumes: which of them takes how much of what is written, step by step. The store decides; this says so."""
+"""Several volumes: which of them takes how much of what is written, step by step, and why. The store decides; this says so."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from stoker import _core
 
-WORTH_TELLING = 0.1  # a share that changed by this much since it was last told
+WORTH_TELLING = 0.1  # a share, or a rate of itself, that changed by this much since it was last told
+
+
+@dataclass(frozen=True)
+class Part:
+    """A volume's part in what a step wrote."""
+
+    share: float
+    bytes_per_second: float
+    free_bytes: int
+    capacity_bytes: int
+    full: bool  # something went to the others for want of room
+
+    def told(self, before: Part | None) -> str:
+        """What it takes, and why it is not what it took `before`."""
+        rate = f"{self.bytes_per_second / 1e9:.3g} GB/s"
+        why = f"moves {rate}"
+        if before is not None and before.bytes_per_second and abs(self.bytes_per_second - before.bytes_per_second) > WORTH_TELLING * before.bytes_per_second:
+            slower = self.bytes_per_second < before.bytes_per_second
+            why = f"became {'slower' if slower else 'quicker'}, {rate} instead of {before.bytes_per_second / 1e9:.3g},"
+        if self.full:
+            why = f"is full, with {_core.human_bytes(self.free_bytes)} of {_core.human_bytes(self.capacity_bytes)} left, {why}"
+        takes = f"{self.share:.0%}" if before is None else f"{self.share:.0%} instead of {before.share:.0%}"
+        return f"{why} and takes {takes}"
 
 
 class Shares:
@@ -14,27 +38,30 @@ class Shares:
 
     def __init__(self, store: _core.Store) -> None:
         self._store = store
-        self._before = _written(store.info()["volumes"])
-        self._told: dict[str, float] = {}
+        self._before = store.info()["volumes"]
+        self._told: dict[str, Part] = {}
 
     def step(self) -> tuple[dict[str, int], dict[str, Any] | None]:
         """Bytes written since the last call {volume: bytes}, and what is worth telling of it: volumes {path: share}, and a reason."""
         if len(self._before) < 2:
             return {}, None
-        volumes = self._store.info()["volumes"]
-        now = _written(volumes)
-        written = {path: total - self._before[path] for path, total in now.items()}
-        self._before = now
+        now = self._store.info()["volumes"]
+        since = lambda path, what: now[path][what] - self._before[path][what]
+        written = {path: since(path, "written_bytes") for path in now}
+        if not any(written.values()):
+            return written, None
         total = sum(written.values())
-        if total == 0:
+        parts = {
+            path: Part(written[path] / total, volume["bytes_per_second"], volume["free_bytes"], volume["capacity_bytes"], since(path, "refused_bytes") > 0)
+            for path, volume in now.items()
+        }
+        self._before = now
+        if self._told and not any(_worth_telling(part, self._told[path]) for path, part in parts.items()):
             return written, None
-        shares = {path: part / total for path, part in written.items()}
-        if self._told and all(abs(share - self._told[path]) < WORTH_TELLING for path, share in shares.items()):
-            return written, None
-        self._told = shares
-        rates = ", ".join(f"{path} moves {volumes[path]['bytes_per_second'] / 1e9:.2f} GB/s and takes {share:.0%}" for path, share in shares.items())
-        return written, {"volumes": shares, "reason": rates}
+        reason = "; ".join(f"{path} {part.told(self._told.get(path))}" for path, part in parts.items())
+        self._told = parts
+        return written, {"volumes": {path: part.share for path, part in parts.items()}, "reason": reason}
 
 
-def _written(volumes: dict[str, dict]) -> dict[str, int]:
-    return {path: volume["written_bytes"] for path, volume in volumes.items()}
+def _worth_telling(part: Part, told: Part) -> bool:
+    return abs(part.share - told.share) >= WORTH_TELLING or (part.full and not told.full)

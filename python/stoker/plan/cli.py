@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import InvalidArgument, StokerError
 from ..offload.machine import LINK, Machine
-from ..offload.measure import measure_machine, product_flops
+from ..offload.measure import kernel_seconds, measure_machine, product_flops
 from ..offload.moments import MODES
 from ..train.settings import human_bytes
 from .outlook import Wish, advice, outlook
@@ -82,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     top = parser()
     args = top.parse_args(argv)
     if not args.store and not args.disk:
@@ -106,14 +106,15 @@ def main(argv: Sequence[str]) -> int:
 
 def _wish(args: argparse.Namespace, described: Described) -> Wish:
     folders = [str(_existing(Path(part))) for part in args.store.split(",")] if args.store else []
-    machine = measure_machine([] if args.disk else folders, args.seconds)
+    machine = measure_machine([] if args.disk else folders, args.seconds, moments=args.moments)
     if args.disk:
         machine = replace(machine, read=args.disk["read"], write=args.disk["write"], mixed=args.disk.get("mixed", 0.0), share=1.0)
     width = min(4096, max((min(p.size) for block in described.blocks for p in block.params if len(p.size) == 2), default=1024))
     flops = args.flops or (GPU_FLOPS if args.gpu else product_flops(min(args.tokens, 1024), width, DTYPES[args.precision]))
     machine = replace(machine, flops=flops, cores=args.cores or os.cpu_count() or 1, link=(args.link or LINK) if args.gpu else 0.0)
     space = sum(shutil.disk_usage(folder).free for folder in folders) if folders else None
-    return Wish(described.blocks, int(args.dram), machine, args.tokens, args.moments, int(args.gpu or 0), space, args.endurance)
+    others = {mode: kernel_seconds(moments=mode) for mode in MODES if mode != args.moments}
+    return Wish(described.blocks, int(args.dram), machine, args.tokens, args.moments, int(args.gpu or 0), space, args.endurance, others)
 
 
 def _existing(folder: Path) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import OverBudget
@@ -31,6 +31,7 @@ class Wish:
     gpu_bytes: int = 0
     space_bytes: int | None = None  # free on the disk; None: not known
     endurance_bytes: float = 0.0
+    update_seconds: dict[str, float] = field(default_factory=dict)  # of the other byte modes, as machine.update_seconds is of `moments`
 
 
 def outlook(wish: Wish) -> dict[str, Any]:
@@ -99,13 +100,18 @@ def byte_modes(wish: Wish, compute: float, exact: dict[str, Any]) -> dict[str, d
     modes = {}
     for mode in MODES:
         try:
-            made = exact if mode == wish.moments else planner.plan(Setting.of(wish.blocks, planner.with_moments(ADAMW, mode), wish.dram_bytes, spills=not wish.gpu_bytes), wish.machine, compute)
+            made = exact if mode == wish.moments else _with_moments(wish, mode, compute)
         except OverBudget:
             continue
         row = made["steps"][made["policy"]]
         moved = sum(row["read_bytes"].values()) + sum(row["written_bytes"].values())
         modes[mode] = {"policy": made["policy"], "seconds": row["seconds"], "bytes_per_parameter": moved / exact["parameters"]}
     return modes
+
+
+def _with_moments(wish: Wish, mode: str, compute: float) -> dict[str, Any]:
+    setting = Setting.of(wish.blocks, planner.with_moments(ADAMW, mode), wish.dram_bytes, spills=not wish.gpu_bytes)
+    return planner.plan(setting, replace(wish.machine, update_seconds=wish.update_seconds.get(mode, wish.machine.update_seconds)), compute)
 
 
 def advice(result: dict[str, Any]) -> str:

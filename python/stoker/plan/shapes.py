@@ -74,8 +74,13 @@ def _from_config(path: Path, dtype: torch.dtype) -> list[Block]:
 
 
 def _from_safetensors(files: list[Path]) -> list[Block]:
-    shapes = [(name, shape, _stored(kind, file, name)) for file in files for name, shape, kind in _header(file)]
+    shapes = [(name, shape, _stored(kind, file, name)) for file in files for name, shape, kind in _header(file) if kind not in _COUNTS]
+    if not shapes:
+        raise Corruption(f"{files[0]} holds no weights, only integers; give the files of the model")
     return blocks_of_shapes(sorted(shapes, key=lambda each: _natural(each[0])))
+
+
+_COUNTS = {"BOOL", *(f"{sign}{bits}" for sign in "IU" for bits in (8, 16, 32, 64))}  # types of buffers: positions, masks
 
 
 def _natural(name: str) -> tuple:

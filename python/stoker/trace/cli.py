@@ -22,7 +22,7 @@ from ..offload.planes import parse_bytes
 STEPS_BEFORE = 3  # the order is recorded in the first; the moments are no sparse zeros any more
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="stoker trace", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="trace.json", metavar="FILE", help="the trace (default: trace.json), for chrome://tracing or Perfetto")
     parser.add_argument("--dir", default=".", help="where the store is made (default: here)")

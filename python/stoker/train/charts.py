@@ -13,7 +13,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 16, 14, 40
 
 @dataclass(frozen=True)
 class Series:
-    """One line or one layer. `style` is a class: s0..s7 (colours), thin, or ref (a dashed reference line)."""
+    """One line or one layer. `style` is a class: s0..s8 (colours), thin, or ref (a dashed reference line)."""
 
     name: str
     points: Sequence[tuple[float, float]]  # (x, y)

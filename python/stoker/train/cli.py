@@ -54,7 +54,8 @@ _MODEL = (
 _WHERE = (
     ("dram", "cap on the memory for weights, gradients, state and staging, as 160MiB or 20GiB", {"metavar": "BYTES"}),
     ("store", "where weights and state live; default: OUT/store", {"metavar": "DIR"}),
-    ("policy", "when updates run; all give the same bits", {"choices": ("auto", "sync", "speculate", "lazy")}),
+    ("policy", "when updates run: in step() (sync), during backward (speculate), before a block's next use (lazy), or as pays (auto: speculates, and is "
+               "lazy for 20 steps where that is in vain); all give the same bits", {"choices": ("auto", "sync", "speculate", "lazy")}),
     ("activations", "where goes what backward needs of forward; all give the same bits", {"choices": ("keep", "disk", "dram", "recompute", "auto")}),
     ("device", "where to compute: cpu, cuda, cuda:1; auto takes a GPU if torch sees one", {"metavar": "DEVICE"}),
     ("cache", "where token files are kept and found again; default: OUT/data", {"metavar": "DIR"}),

@@ -37,15 +37,16 @@ font:13px/1.5 ui-monospace,"DejaVu Sans Mono",monospace}pre em{font-style:normal
 collapse;width:100%;font-size:13.5px}td{padding:4px 0;border-top:1px solid var(--edge);vertical-align:top}
 td:last-child{text-align:right;font-variant-numeric:tabular-nums;overflow-wrap:anywhere}.none{color:var(--soft)}
 """ + "".join(f"rect.s{i},.dot.s{i}{{fill:var(--s{i})}}.line.s{i}{{stroke:var(--s{i})}}i.s{i}{{background:var(--s{i})}}\n"
-              for i in range(8))
+              for i in range(9))
 
 _CLASS_STYLES = {"weights": "s0", "remainder": "s1", "m": "s2", "v": "s3", "gradients": "s4"}
 _CAUSE_STYLES = dict(zip(CAUSES, ("s1", "s4", "s3", "s5", "s6", "s2", "s7", "s8"), strict=True))
 
 
 def write_report(path: Path, rows: Sequence[dict[str, Any]], summary: dict[str, Any], plan: dict[str, Any],
-                 settings: dict[str, Any], prompt: str = "", sample: str = "") -> None:
-    """Write the report of a run: `rows` as in ledger.jsonl, `summary` as in summary.json, `plan` as opt.plan() gives."""
+                 settings: dict[str, Any], prompt: str = "", sample: str = "", planned_behind: int = 0) -> None:
+    """Write the report of a run: `rows` as in ledger.jsonl, `summary` as in summary.json, `plan` as opt.plan() gives: of the steps behind `planned_behind`."""
+    own = [row for row in rows if row["step"] > planned_behind]
     state = "finished" if summary["finished"] else "stopped before its end"
     body = [
         f"<h1>Training report</h1><p class='sub'>{summary['parameters'] / 1e6:.1f} M parameters, "
@@ -57,10 +58,10 @@ def write_report(path: Path, rows: Sequence[dict[str, Any]], summary: dict[str, 
                  "a model below it has learned more than which tokens are common."),
         _section("Time by cause", _time(rows), "Seconds of each step. What is not waiting is computing: forward, backward, "
                  "the optimizer's kernels and checksums."),
-        _section("Seconds a step by cause", _causes(rows, plan), "The plan's prediction from a measurement of the disk and of a layer just "
-                 "before, and the mean of the measured steps."),
-        _section("Bytes a step by class", _bytes(rows, plan), "Megabytes (10^6) moved between disk and memory: the plan's "
-                 "prediction, and the mean of the measured steps."),
+        _section("Seconds a step by cause", _causes(own, plan), "The plan's prediction from a measurement of the disk and of a layer just "
+                 "before, and the mean of the steps measured since."),
+        _section("Bytes a step by class", _bytes(own, plan), "Megabytes (10^6) moved between disk and memory: the plan's "
+                 "prediction, and the mean of the steps measured since."),
         _section("Memory against the cap", _memory(rows, summary), _memory_note(summary)),
     ]
     if told := [f"step {row['step']}: {line}" for row in rows for line in event_text(row.get("events", []))]:

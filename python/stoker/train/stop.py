@@ -27,8 +27,10 @@ class StopSignals:
         self.requested: int | None = None
         self._deferring = False
         self._old: dict[int, object] = {}
+        self._unraisable = sys.unraisablehook
 
     def __enter__(self) -> StopSignals:
+        self._unraisable, sys.unraisablehook = sys.unraisablehook, self._not_raised
         for number in (signal.SIGINT, signal.SIGTERM):
             self._old[number] = signal.signal(number, self._handle)
         return self
@@ -36,6 +38,12 @@ class StopSignals:
     def __exit__(self, *_) -> None:
         for number, handler in self._old.items():
             signal.signal(number, handler)
+        sys.unraisablehook = self._unraisable
+
+    def _not_raised(self, what: sys.UnraisableHookArgs) -> None:
+        """Python prints what is raised in a finaliser, as those of an import, and goes on. A signal is not lost by that: check() knows of it."""
+        if not issubclass(what.exc_type, Stopped):
+            self._unraisable(what)
 
     def stepping(self) -> _Deferred:
         """A context in which the first signal waits."""

@@ -135,6 +135,7 @@ class Run:
         for group, rate in zip(self.opt.param_groups, self.scheduler.get_last_lr(), strict=True):
             group["lr"] = rate  # making a scheduler sets the rate of step 0; a resumed run is elsewhere
         self.plan = self.opt.plan(self.machine, compute)
+        self.began_at = self.opt.step_count  # steps up to here are other processes', whose settings may have been others
         self.before = self.facts.get("heldout_loss_before")
         self.after: float | None = None
         self.sample = ("", "")
@@ -274,6 +275,7 @@ def summarise(run: Run, process_peak: int) -> dict[str, Any]:
     stalled = sum(sum(row["stall_seconds"].values()) for row in rows)
     moved = sum(sum(row["read_bytes"].values()) + sum(row["written_bytes"].values()) for row in rows)
     parameters = run.plan["parameters"]
+    own = [row for row in rows if row["step"] > run.began_at]
     return {
         "finished": run.finished,
         "heldout_loss_before": run.before, "heldout_loss_after": run.after, "unigram_entropy": run.entropy,
@@ -284,7 +286,7 @@ def summarise(run: Run, process_peak: int) -> dict[str, Any]:
         "stall_share": stalled / seconds if seconds else 0.0, "seconds": seconds,
         "tokens_per_second": sum(row["tokens"] for row in rows) / seconds if seconds else 0.0,
         "last_loss": rows[-1]["loss"] if rows else None, "device": str(run.device), "store": run.store,
-        "plan": compare(run.plan, rows[WARM_UP:] or rows) if rows else {},
+        "plan": compare(run.plan, own[WARM_UP:] or own) if own else {},
     }
 
 
@@ -332,5 +334,5 @@ def _write_results(run: Run, peak: MemoryPeak) -> dict[str, Any]:
     if summary["plan"]:
         say(comparison_text(summary["plan"]))
     if run.before is not None:
-        write_report(run.out / REPORT_FILE, read_ledger(run.out / LEDGER_FILE), summary, run.plan, asdict(run.settings), *run.sample)
+        write_report(run.out / REPORT_FILE, read_ledger(run.out / LEDGER_FILE), summary, run.plan, asdict(run.settings), *run.sample, planned_behind=run.began_at)
     return summary

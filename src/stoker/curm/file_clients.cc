@@ -51,6 +51,7 @@ Status Clients::write(const Work& work, std::vector<std::vector<Update>>& groups
   for (std::vector<Update>& pieces : groups) {
     const Held held(*this, pieces[0].chunk.stripe, work.scheme->last_seq(), lock);
     if (!status_) return status_;
+    if (work.before) STOKER_TRY(work.before(pieces[0].chunk.stripe));
     work.fill(pieces);
     updates_ += pieces.size();
     for (const Update& piece : pieces) update_bytes_ += piece.value.size();

@@ -30,6 +30,7 @@ class Clients final : public Substrate {
     // The next write, as pieces by stripe; false: there are no more. And what is to be done to pieces whose stripe is held.
     std::function<bool(std::vector<std::vector<Update>>&)> next;
     std::function<void(std::vector<Update>&)> fill;
+    std::function<Status(uint64_t stripe)> before = nullptr;  // of a stripe that is held, before it is written; may run rounds
     uint64_t log_bytes = 0;  // stripes are folded when so much is logged
     bool folds = true;
   };

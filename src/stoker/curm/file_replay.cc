@@ -11,6 +11,7 @@
 #include "stoker/base/log.h"
 #include "stoker/curm/curm.h"
 #include "stoker/curm/file_clients.h"
+#include "stoker/curm/scheme_switch.h"
 #include "stoker/curm/shard_cluster.h"
 #include "stoker/curm/stripes.h"
 #include "stoker/store/folder.h"
@@ -21,6 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kWhere = "curm/file_replay";
+constexpr uint64_t kWritesPerChange = 8;  // of scheme `switch`
 
 // What a block of a data chunk holds after so many writes.
 void fill_block(std::span<std::byte> block, uint64_t address, uint64_t version) {
@@ -48,7 +50,7 @@ ShardOptions shard_options(std::string_view scheme, const ReplayOptions& options
   ShardOptions shards;
   // 16 MiB, and less where the logs are small.
   shards.segment_bytes = std::max(ShardLayout::segment_min(options.chunk_bytes), std::min<uint64_t>(16 * kMiB, align_up(options.log_bytes / 4, kShardBlock)));
-  shards.reserved_bytes = scheme == "plr" ? options.reserved_bytes : 0;
+  shards.reserved_bytes = scheme == "plr" || scheme == kSwitch ? options.reserved_bytes : 0;
   shards.verify = false;  // what is rebuilt reads all that it needs, and everything is compared in the end
   return shards;
 }
@@ -110,8 +112,8 @@ class FileReplay {
   }
 
   Status begin_scheme(Substrate& substrate) {
-    scheme_ = make_scheme(name_, {&substrate, geometry_, *code_, Form::safe, options_.reserved_bytes});
-    if (!scheme_) return make_error(Code::invalid_argument, "there is no scheme `" + name_ + "`; there are fo, fl, pl, plr, parix, vdl and curm", kWhere);
+    scheme_ = make_scheme_or_switch(name_, {&substrate, geometry_, *code_, Form::safe, options_.reserved_bytes});
+    if (!scheme_) return make_error(Code::invalid_argument, "there is no scheme `" + name_ + "`; there are fo, fl, pl, plr, parix, vdl, curm and curm-reserve", kWhere);
     if (auto* curm = dynamic_cast<Curm*>(scheme_.get()); curm != nullptr && tree_ != nullptr) curm->set_classes([this](uint64_t stripe) { return classes_->of(stripe); });
     return {};
   }
@@ -195,6 +197,19 @@ class FileReplay {
     }
   }
 
+  // Of scheme `switch`, with the clients' mutex, which a change lets go of.
+  Status turn(uint64_t stripe) {
+    auto& schemes = static_cast<SchemeSwitch&>(*scheme_);
+    if (const uint64_t written = ++written_; written % kWritesPerChange == 0) {
+      const std::string_view next = kSchemes[written / kWritesPerChange % std::size(kSchemes)];
+      if (next != schemes.scheme_of(stripe)) ++result_.changes;
+      STOKER_TRY(schemes.change(stripe, next));
+      said_[stripe] = next;
+    }
+    ++result_.writes_by_scheme[std::string(schemes.scheme_of(stripe))];
+    return {};
+  }
+
   // From the beginning of the trace, up to so many bytes; 0: to its end.
   Status play(uint64_t until_bytes) {
     at_ = 0;
@@ -208,6 +223,7 @@ class FileReplay {
     work.scheme = scheme_.get();
     work.next = [this](std::vector<std::vector<Update>>& groups) { return next(groups); };
     work.fill = [this](std::vector<Update>& pieces) { give_bytes(pieces); };
+    if (name_ == kSwitch) work.before = [this](uint64_t stripe) { return turn(stripe); };
     work.log_bytes = options_.log_bytes;
     work.folds = until_bytes == 0;
     return clients_->play(work, options_.clients, folders());
@@ -240,6 +256,7 @@ class FileReplay {
     // Segments are used again, never given back: what is allocated now is the most that there was.
     result.space_peak_bytes = allocated_bytes(root_);
     result.space_base_bytes = geometry_.stripes * geometry_.chunks() * options_.chunk_bytes;
+    result.reserved_peak_bytes = geometry_.stripes * static_cast<uint64_t>(options_.m) * shards_.reserved_bytes + scheme_->reserved_peak_bytes();
     return {};
   }
 
@@ -260,6 +277,10 @@ class FileReplay {
     STOKER_TRY(scheme_->recover(cluster_->replaced()));
     STOKER_TRY(cluster_->admit());
     result_.result.recovery_seconds = static_cast<double>(Clock::real().now_ns() - begun) / 1e9;
+    for (const auto& [stripe, said] : said_) {
+      const std::string_view now = static_cast<SchemeSwitch&>(*scheme_).scheme_of(stripe);
+      if (now != said) return make_error(Code::corruption, "after the rebuild stripe " + std::to_string(stripe) + " goes by " + std::string(now) + ", and was given " + std::string(said) + ": this is a bug; run again with --keep and report it", kWhere);
+    }
     return {};
   }
 
@@ -301,6 +322,8 @@ class FileReplay {
   std::optional<ClassTable> classes_;
   std::optional<Stripes> stripes_;
   std::vector<uint32_t> versions_;  // of each block of data
+  std::map<uint64_t, std::string_view> said_;  // the scheme that a stripe was given
+  uint64_t written_ = 0;
   size_t at_ = 0;
   uint64_t taken_bytes_ = 0, until_bytes_ = 0;
   bool stop_ = false;

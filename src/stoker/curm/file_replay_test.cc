@@ -5,10 +5,12 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
 #include "stoker/curm/generator.h"
+#include "stoker/curm/scheme_switch.h"
 #include "stoker/curm/shard_cluster.h"
 
 namespace stoker::curm {
@@ -23,7 +25,11 @@ class FileReplay : public testing::TestWithParam<std::string_view> {
   const std::string folder_;
   FileReplayOptions files_;
 };
-INSTANTIATE_TEST_SUITE_P(All, FileReplay, testing::ValuesIn(kSchemes), [](const auto& each) { return std::string(each.param); });
+INSTANTIATE_TEST_SUITE_P(All, FileReplay, testing::ValuesIn(kSchemes), [](const auto& each) {
+  std::string name(each.param);
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+});
 
 Trace small_trace() {
   Trace trace = generate(*find_profile("hm"), 1, 60);
@@ -43,7 +49,8 @@ ReplayOptions small_options(int clients) {
 
 TEST_P(FileReplay, OneClientCountsWhatTheModelCounts) {
   const Trace trace = small_trace();
-  const ReplayOptions options = small_options(1);
+  ReplayOptions options = small_options(1);
+  if (GetParam() == "curm-reserve") options.reserved_bytes = 4 << 10;  // windows of 256 KiB: some stripe is hot
   const auto modelled = replay(trace, GetParam(), Form::safe, options);
   const auto done = replay_on_files(trace, GetParam(), options, files_);
   ASSERT_TRUE(done) << done.error().message();
@@ -63,6 +70,8 @@ TEST_P(FileReplay, OneClientCountsWhatTheModelCounts) {
   EXPECT_EQ(counts.background_writes, expected.background_writes);
   EXPECT_EQ(counts.background_payload_bytes, expected.background_payload_bytes);
   EXPECT_EQ(counts.background_framing_bytes, expected.background_framing_bytes);
+  EXPECT_EQ(done->result.reserved_peak_bytes, modelled->reserved_peak_bytes);
+  EXPECT_EQ(modelled->reserved_peak_bytes > 0, GetParam() == "plr" || GetParam() == "curm-reserve");
   EXPECT_GT(done->result.updates_per_second, 0);
   EXPECT_GT(done->result.recovery_seconds, 0);
   EXPECT_GE(done->result.space_peak_bytes, done->result.space_base_bytes);
@@ -75,7 +84,7 @@ TEST_P(FileReplay, ManyClientsLoseNothing) {
   const auto done = replay_on_files(trace, GetParam(), small_options(12), files_, &ClassTree::shipped());
   ASSERT_TRUE(done) << done.error().message();
   const ReplayResult& result = done->result;
-  if (GetParam() != "curm" && GetParam() != "plr") {  // they write through, or cut what is longer than a reserve
+  if (!GetParam().starts_with("curm") && GetParam() != "plr") {  // they write through, or cut what is longer than a reserve
     EXPECT_EQ(result.counts.flushes, 4 * result.updates);
   }
   EXPECT_GT(done->disk_flushes, 0U);
@@ -84,6 +93,20 @@ TEST_P(FileReplay, ManyClientsLoseNothing) {
   EXPECT_EQ(done->verified_bytes, result.space_base_bytes);
   // What the disks moved holds the payload, in whole blocks, and its frames.
   EXPECT_GE(done->disk_bytes_written + done->disk_bytes_read, result.counts.payload_bytes + result.counts.background_payload_bytes);
+}
+
+// Before every eighth write its stripe is given the next scheme, while others write and fold; every block is right in the end, and so is what stripes go by.
+TEST(FileReplaySwitch, SchemesAreChangedWhileOthersWrite) {
+  Trace trace = generate(*find_profile("hm"), 1, 240);
+  for (Request& request : trace.requests) request.offset %= 4 << 20;
+  FileReplayOptions files;
+  files.folder = testing::TempDir() + "file_replay_switch." + std::to_string(getpid());
+  const auto done = replay_on_files(trace, kSwitch, small_options(12), files);
+  ASSERT_TRUE(done) << done.error().message();
+  EXPECT_EQ(done->verified_bytes, done->result.space_base_bytes);
+  EXPECT_GE(done->changes, std::size(kSchemes));
+  for (const std::string_view scheme : kSchemes) EXPECT_GT(done->writes_by_scheme.count(std::string(scheme)), 0U) << scheme;
+  fs::remove_all(files.folder);
 }
 
 // An update of a block is a frame of two blocks in each of 1 + m logs, where nobody else's goes along; and nothing else is moved before a fold.

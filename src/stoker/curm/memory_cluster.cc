@@ -52,6 +52,7 @@ void MemoryCluster::apply(Contents& contents, const Change& change, bool torn) {
     contents.log[change.id] = change.record;
   } else if (change.kind == Step::Kind::mark) {
     contents.folded[change.chunk] = std::max(contents.folded[change.chunk], change.seq);
+    if (change.said) contents.said[change.chunk] = {change.seq, *change.said};
   } else {
     for (const LogPlace& place : change.released) contents.log.erase(place.id);
     contents.settled = std::max(contents.settled, change.seq);
@@ -71,7 +72,7 @@ Status MemoryCluster::step(Node& node, NodeId id, Step& step) {
       return {};
     default: break;
   }
-  Change change{step.kind, step.chunk, step.offset, step.seq, 0, {}, {}, step.released};
+  Change change{step.kind, step.chunk, step.offset, step.seq, 0, {}, {}, step.released, step.said};
   if (step.kind == Step::Kind::write) change.value = *step.value;
   if (step.kind == Step::Kind::append) {
     change.record = step.record();
@@ -129,6 +130,7 @@ Result<NodeState> MemoryCluster::scan(NodeId id) {
   NodeState state;
   for (const auto& [place, record] : contents.log) state.records.push_back({{id, place, false}, record});
   state.folded = contents.folded;
+  state.said = contents.said;
   state.settled = contents.settled;
   return state;
 }

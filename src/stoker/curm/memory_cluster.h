@@ -32,6 +32,7 @@ class MemoryCluster final : public CrashCluster {
     std::map<Chunk, std::vector<std::byte>> base;
     std::map<uint64_t, Record> log;
     std::map<Chunk, uint64_t> folded;
+    std::map<Chunk, Said> said;
     uint64_t settled = 0;
   };
   struct Change {
@@ -41,6 +42,7 @@ class MemoryCluster final : public CrashCluster {
     Value value;
     Record record;
     std::vector<LogPlace> released;
+    std::optional<uint8_t> said;
   };
   struct Node {
     Contents now, durable;

@@ -1,6 +1,8 @@
-// Deliberate bugs of a cluster on files, one at a time: flushes that are left out. tests/crash/curm_mutation_test.cc shows that each of them is
-// needed, and that the tests find it missing. Only that test's own build of these sources has them: in any other mutated() is a constant false.
+// Deliberate bugs of a cluster on files (base/mutation.h): flushes that are left out. tests/crash/curm_mutation_test.cc shows that each of them is
+// needed, and that the tests find it missing.
 #pragma once
+
+#include "stoker/base/mutation.h"
 
 namespace stoker::curm {
 
@@ -20,12 +22,5 @@ enum class Mutation {
   skip_blanking_flush,      // files are made for a node before the head that says whose they are is durable
   skip_admission_flush,     // a rebuilt node counts before its head says so
 };
-
-#ifdef STOKER_MUTATIONS
-inline Mutation mutation = Mutation::none;
-inline bool mutated(Mutation which) { return mutation == which; }
-#else
-constexpr bool mutated(Mutation) { return false; }
-#endif
 
 }  // namespace stoker::curm

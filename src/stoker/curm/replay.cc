@@ -47,7 +47,7 @@ class Replay {
   Status make(std::string_view name, Form form) {
     STOKER_ASSIGN(const auto code, codec::ErasureCode::make(options_.k, options_.m));
     scheme_ = make_scheme(name, {&model_, geometry_, code, form, options_.reserved_bytes});
-    if (!scheme_) return make_error(Code::invalid_argument, "there is no scheme `" + std::string(name) + "`; there are fo, fl, pl, plr, parix, vdl and curm", "curm/replay");
+    if (!scheme_) return make_error(Code::invalid_argument, "there is no scheme `" + std::string(name) + "`; there are fo, fl, pl, plr, parix, vdl, curm and curm-reserve", "curm/replay");
     if (auto* curm = dynamic_cast<Curm*>(scheme_.get()); curm != nullptr && classes_) {
       curm->set_classes([this](uint64_t stripe) { return classes_->of(stripe); });
     }
@@ -108,7 +108,9 @@ class Replay {
     result_.p99_us = quantile(99);
     const uint64_t chunks = geometry_.chunks(), parities = static_cast<uint64_t>(options_.m);
     result_.space_base_bytes = stripes_.count() * chunks * options_.chunk_bytes;
-    result_.space_peak_bytes = result_.space_base_bytes + static_cast<uint64_t>(player_.log_bytes_peak()) + (name == "plr" ? stripes_.count() * parities * options_.reserved_bytes : 0);
+    const uint64_t behind_parities = name == "plr" ? stripes_.count() * parities * options_.reserved_bytes : 0;
+    result_.space_peak_bytes = result_.space_base_bytes + static_cast<uint64_t>(player_.log_bytes_peak()) + behind_parities;
+    result_.reserved_peak_bytes = behind_parities + scheme_->reserved_peak_bytes();
     return result_;
   }
 

@@ -18,7 +18,7 @@ struct ReplayOptions {
   int k = 6, m = 3, nodes = 25, clients = 64;
   uint64_t chunk_bytes = 1 << 20;
   uint64_t log_bytes = 64 << 20;        // of updates, one copy, over the cluster
-  uint64_t reserved_bytes = 256 << 10;  // behind each parity chunk, where a scheme reserves space
+  uint64_t reserved_bytes = 256 << 10;  // behind each parity chunk (plr); in a log, for a hot stripe, at most (curm-reserve)
   Device device = kSsd;
 };
 
@@ -29,8 +29,9 @@ struct ReplayResult {
   double drained_updates_per_second = 0;  // until everything was folded as well
   double p50_us = 0, p99_us = 0;          // of a write of the trace
   double recovery_seconds = 0;
-  uint64_t space_peak_bytes = 0;   // base chunks, reserves, and logs at their fullest
-  uint64_t space_base_bytes = 0;   // of that, base chunks
+  uint64_t space_peak_bytes = 0;     // base chunks, reserves, and logs at their fullest
+  uint64_t space_base_bytes = 0;     // of that, base chunks
+  uint64_t reserved_peak_bytes = 0;  // set aside for stripes at its most: behind parity chunks (plr), in logs (curm-reserve)
 };
 
 Result<ReplayResult> replay(const Trace& trace, std::string_view scheme, Form form, const ReplayOptions& options, const ClassTree* tree = nullptr);

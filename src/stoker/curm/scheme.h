@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -36,7 +37,7 @@ struct Setup {
   Geometry geometry;
   codec::ErasureCode code;
   Form form = Form::safe;
-  uint64_t reserved_bytes = 256 << 10;  // behind each parity chunk, where a scheme reserves space
+  uint64_t reserved_bytes = 256 << 10;  // behind each parity chunk, or for a hot stripe in a log, where a scheme reserves space
   std::shared_ptr<Numbers> numbers = nullptr;          // its own, where none are given
   std::function<bool(uint64_t stripe)> owns = nullptr;  // the stripes whose lost chunks it rebuilds; all, where nothing is said
 };
@@ -60,13 +61,15 @@ class Scheme {
   // chunks of the nodes in `replaced`, which come blank. Of form safe.
   virtual Status recover(const std::set<NodeId>& replaced) = 0;
   // A lost chunk of a stripe in service, newest content, from k others: written where the spare of the stripe is.
-  Result<Value> rebuild(const Chunk& lost);
+  virtual Result<Value> rebuild(const Chunk& lost);
 
-  // Bytes that were logged (one copy each) since their stripe was folded last, and the stripes, the one longest untouched first.
-  uint64_t logged_bytes() const { return logged_bytes_; }
+  // Bytes that were logged (one copy each) since their stripe was folded last, and fill the logs; and the stripes, the one longest untouched first.
+  virtual uint64_t logged_bytes() const { return logged_bytes_; }
   uint64_t last_seq() const { return numbers_->seq; }
   virtual std::vector<uint64_t> pending() const;
   Status fold_all();
+  // Room in the logs of all nodes that was set aside for stripes, at its most.
+  virtual uint64_t reserved_peak_bytes() const { return 0; }
   // The stripes to fold when the logs hold as much as they may: all, unless a scheme knows better.
   virtual std::vector<uint64_t> make_room(uint64_t logged_bytes_max) const;
 
@@ -152,8 +155,10 @@ class Scheme {
   uint64_t logged_bytes_ = 0;
 };
 
-// By name: fo, fl, pl, plr, parix, vdl, curm. Null for any other.
+// By name, of kSchemes. Null for any other.
 std::unique_ptr<Scheme> make_scheme(std::string_view name, const Setup& setup);
-inline constexpr std::string_view kSchemes[] = {"fo", "fl", "pl", "plr", "parix", "vdl", "curm"};
+inline constexpr std::string_view kSchemes[] = {"fo", "fl", "pl", "plr", "parix", "vdl", "curm", "curm-reserve"};
+// Those with rounds of their own: what curm-reserve sends is curm's, only when it folds is not.
+inline constexpr std::span<const std::string_view> kProtocols = std::span(kSchemes).first(7);
 
 }  // namespace stoker::curm

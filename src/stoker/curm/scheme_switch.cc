@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <iterator>
 #include <string>
+#include <utility>
+
+#include "stoker/base/check.h"
 
 namespace stoker::curm {
 namespace {
 
 // Whether a fold of this scheme counts by a commit; those of others by their stages.
-bool commits(uint8_t tag) { return kSchemes[tag] == "vdl" || kSchemes[tag] == "curm"; }
+bool commits(uint8_t tag) { return kSchemes[tag] == "vdl" || kSchemes[tag].starts_with("curm"); }
 
 }  // namespace
 
@@ -47,21 +50,21 @@ class SchemeSwitch::View final : public Substrate {
   uint64_t settled_max_ = UINT64_MAX;
 };
 
-SchemeSwitch::SchemeSwitch(const Setup& setup) : setup_(setup) {}
+SchemeSwitch::SchemeSwitch(const Setup& setup, uint8_t scheme) : Scheme(setup), default_(scheme) {}
 SchemeSwitch::~SchemeSwitch() = default;
 
 Result<std::unique_ptr<SchemeSwitch>> SchemeSwitch::make(const Setup& setup, std::string_view scheme) {
-  std::unique_ptr<SchemeSwitch> made(new SchemeSwitch(setup));
-  STOKER_ASSIGN(made->default_, tag_of(scheme));
-  made->setup_.form = Form::safe;
-  made->setup_.numbers = std::make_shared<Numbers>();
-  return made;
+  STOKER_ASSIGN(const uint8_t tag, tag_of(scheme));
+  Setup own = setup;
+  own.form = Form::safe;
+  own.numbers = std::make_shared<Numbers>();
+  return std::unique_ptr<SchemeSwitch>(new SchemeSwitch(own, tag));
 }
 
-// What stands in records: never changes.
+// What stands in records and in chunk headers: never changes.
 Result<uint8_t> SchemeSwitch::tag_of(std::string_view scheme) {
   const auto found = std::find(std::begin(kSchemes), std::end(kSchemes), scheme);
-  if (found == std::end(kSchemes)) return make_error(Code::invalid_argument, "there is no scheme `" + std::string(scheme) + "`; there are fo, fl, pl, plr, parix, vdl and curm", "curm/scheme_switch");
+  if (found == std::end(kSchemes)) return make_error(Code::invalid_argument, "there is no scheme `" + std::string(scheme) + "`; there are fo, fl, pl, plr, parix, vdl, curm and curm-reserve", "curm/scheme_switch");
   return static_cast<uint8_t>(found - std::begin(kSchemes));
 }
 
@@ -76,11 +79,11 @@ std::string_view SchemeSwitch::scheme_of(uint64_t stripe) const { return kScheme
 SchemeSwitch::Member& SchemeSwitch::member(uint8_t tag) {
   Member& member = members_[tag];
   if (!member.scheme) {
-    member.view = std::make_unique<View>(*setup_.substrate, tag);
-    Setup setup = setup_;
-    setup.substrate = member.view.get();
-    setup.owns = [this, tag](uint64_t stripe) { return this->tag(stripe) == tag; };
-    member.scheme = make_scheme(kSchemes[tag], setup);
+    member.view = std::make_unique<View>(*setup().substrate, tag);
+    Setup own = setup();
+    own.substrate = member.view.get();
+    own.owns = [this, tag](uint64_t stripe) { return this->tag(stripe) == tag; };
+    member.scheme = make_scheme(kSchemes[tag], own);
   }
   return member;
 }
@@ -89,47 +92,113 @@ Status SchemeSwitch::change(uint64_t stripe, std::string_view scheme) {
   STOKER_ASSIGN(const uint8_t next, tag_of(scheme));
   if (next == tag(stripe)) return {};
   STOKER_TRY(fold(stripe));
+  STOKER_TRY(say({{stripe, next}}));
   said_[stripe] = next;
   return {};
 }
 
-Status SchemeSwitch::fold_all() {
-  for (auto& [tag, member] : members_) STOKER_TRY(member.scheme->fold_all());
+// What stripes go by from now on. They are folded, no record of them counts: so their marks say nothing new.
+Status SchemeSwitch::say(const std::map<uint64_t, uint8_t>& tags) {
+  Round round;
+  round.background = true;
+  for (const auto& [stripe, tag] : tags) {
+    const uint64_t seq = next_seq();
+    for (int position = 0; position < k() + m(); ++position) {
+      const Chunk chunk{stripe, position};
+      Errand& errand = round.to(node(chunk));
+      errand.mark(chunk, seq, tag);
+      errand.flush();
+    }
+  }
+  return run(round);
+}
+
+uint64_t SchemeSwitch::logged_bytes() const {
+  uint64_t sum = 0;
+  for (const auto& [tag, each] : members_) sum += each.scheme->logged_bytes();
+  return sum;
+}
+
+uint64_t SchemeSwitch::reserved_peak_bytes() const {
+  uint64_t sum = 0;
+  for (const auto& [tag, each] : members_) sum += each.scheme->reserved_peak_bytes();
+  return sum;
+}
+
+std::vector<uint64_t> SchemeSwitch::pending() const {
+  std::vector<uint64_t> stripes;
+  for (const auto& [tag, each] : members_) {
+    const std::vector<uint64_t> mine = each.scheme->pending();
+    stripes.insert(stripes.end(), mine.begin(), mine.end());
+  }
+  return stripes;
+}
+
+// What the others hold is not a member's room: so all together keep what one alone may.
+std::vector<uint64_t> SchemeSwitch::make_room(uint64_t logged_bytes_max) const {
+  std::vector<uint64_t> stripes;
+  const uint64_t all = logged_bytes();
+  for (const auto& [tag, each] : members_) {
+    const uint64_t others = all - each.scheme->logged_bytes();
+    const std::vector<uint64_t> mine = each.scheme->make_room(logged_bytes_max - std::min(logged_bytes_max, others));
+    stripes.insert(stripes.end(), mine.begin(), mine.end());
+  }
+  return stripes;
+}
+
+// Nobody asks: rebuild() is the member's, whose records bear its name.
+std::function<void()> SchemeSwitch::rebuilt(const Chunk& /*lost*/, Errand& /*errand*/) {
+  STOKER_CHECK(false);
   return {};
 }
 
-Status SchemeSwitch::recover(const std::set<NodeId>& replaced) {
-  const Geometry& geometry = setup_.geometry;
+// ---- recovery -----------------------------------------------------------------------------------------------------------
+
+// What the nodes that are not replaced say.
+struct SchemeSwitch::Found {
   std::vector<std::pair<NodeId, NodeState>> states;
-  std::set<uint64_t> dropped, committed;
-  std::set<uint8_t> concerned = {default_};
+  std::set<uint64_t> dropped, committed;  // by seq
+  std::set<uint8_t> concerned;            // members that have something to recover
+  std::map<uint64_t, Said> said;          // the last change of each stripe
   uint64_t settled = 0;
-  for (const auto& [stripe, tag] : said_) concerned.insert(tag);
-  for (NodeId id = 0; id < geometry.nodes; ++id) {
+};
+
+Status SchemeSwitch::look(const std::set<NodeId>& replaced, Found& found) {
+  Numbers& numbers = *setup().numbers;  // all members begin above whatever any of them did
+  const auto unknown = [](const std::string& what, NodeId id) { return make_error(Code::mismatch, what + " of node " + std::to_string(id) + " is of a scheme that this program does not know: use a newer one", "curm/scheme_switch"); };
+  found.concerned.insert(default_);
+  for (NodeId id = 0; id < geometry().nodes; ++id) {
     if (replaced.count(id) != 0) continue;
-    STOKER_ASSIGN(NodeState state, setup_.substrate->scan(id));
+    STOKER_ASSIGN(NodeState state, setup().substrate->scan(id));
     for (const auto& [place, record] : state.records) {
-      // All of them begin above whatever any of them did.
-      setup_.numbers->seq = std::max(setup_.numbers->seq, record.seq);
-      setup_.numbers->epoch = std::max(setup_.numbers->epoch, record.epoch);
-      dropped.insert(record.dropped.begin(), record.dropped.end());
-      if (record.kind == Record::Kind::commit) committed.insert(record.seq);
-      if (record.scheme >= std::size(kSchemes)) return make_error(Code::mismatch, "a record in the log of node " + std::to_string(id) + " is of a scheme that this program does not know: use a newer one", "curm/scheme_switch");
-      concerned.insert(record.scheme);
+      if (record.scheme >= std::size(kSchemes)) return unknown("a record in the log", id);
+      numbers.seq = std::max(numbers.seq, record.seq);
+      numbers.epoch = std::max(numbers.epoch, record.epoch);
+      found.dropped.insert(record.dropped.begin(), record.dropped.end());
+      if (record.kind == Record::Kind::commit) found.committed.insert(record.seq);
+      found.concerned.insert(record.scheme);
     }
-    for (const auto& [chunk, seq] : state.folded) setup_.numbers->seq = std::max(setup_.numbers->seq, seq);
-    setup_.numbers->seq = std::max(setup_.numbers->seq, state.settled);
-    settled = std::max(settled, state.settled);
-    states.emplace_back(id, std::move(state));
+    for (const auto& [chunk, seq] : state.folded) numbers.seq = std::max(numbers.seq, seq);
+    for (const auto& [chunk, said] : state.said) {
+      if (said.scheme >= std::size(kSchemes)) return unknown("what a stripe goes by, says a chunk header", id);
+      Said& last = found.said[chunk.stripe];
+      if (said.seq > last.seq) last = said;
+    }
+    found.settled = std::max(found.settled, state.settled);
+    found.states.emplace_back(id, std::move(state));
   }
-  for (const auto& [id, state] : states) {
+  numbers.seq = std::max(numbers.seq, found.settled);
+  return {};
+}
+
+Status SchemeSwitch::find_owners(const Found& found) {
+  for (const auto& [stripe, said] : found.said) said_[stripe] = said.scheme;
+  for (const auto& [id, state] : found.states) {
     for (const auto& [place, record] : state.records) {
-      if (record.kind == Record::Kind::epoch || dropped.count(record.seq) != 0) continue;
+      if (record.kind == Record::Kind::epoch || found.dropped.count(record.seq) != 0) continue;
       // No mark ever says of a stage without its commit that it is dead, and it may come back.
-      if (record.kind == Record::Kind::stage && commits(record.scheme) && committed.count(record.seq) == 0) continue;
-      const auto nodes = static_cast<uint64_t>(geometry.nodes);
-      const Chunk mine{record.chunk.stripe, static_cast<int>((static_cast<uint64_t>(id) + nodes - record.chunk.stripe % nodes) % nodes)};
-      const auto folded = state.folded.find(mine);
+      if (record.kind == Record::Kind::stage && commits(record.scheme) && found.committed.count(record.seq) == 0) continue;
+      const auto folded = state.folded.find(chunk_on(record.chunk.stripe, id));
       if (folded != state.folded.end() && record.seq <= folded->second) continue;
       const auto [known, fresh] = found_.try_emplace(record.chunk.stripe, record.scheme);
       if (!fresh && known->second != record.scheme) {
@@ -137,13 +206,42 @@ Status SchemeSwitch::recover(const std::set<NodeId>& replaced) {
       }
     }
   }
-  for (const uint8_t each : concerned) {
-    member(each).view->settle_at_most(settled);
+  return {};
+}
+
+Status SchemeSwitch::recover(const std::set<NodeId>& replaced) {
+  Found found;
+  STOKER_TRY(look(replaced, found));
+  STOKER_TRY(find_owners(found));
+  for (const auto& [stripe, tag] : said_) found.concerned.insert(tag);
+  for (const uint8_t each : found.concerned) {
+    member(each).view->settle_at_most(found.settled);
     STOKER_TRY(members_[each].scheme->recover(replaced));
   }
   for (auto& [tag, each] : members_) each.view->settle_at_most(UINT64_MAX);
   found_.clear();
-  return {};
+  return say_again(found);
+}
+
+// What not all chunks of a stripe say is said to all again, before more are lost.
+Status SchemeSwitch::say_again(Found& found) {
+  constexpr size_t kAtOnce = 64;  // stripes that are flushed together
+  std::map<uint64_t, size_t> agree;
+  for (const auto& [id, state] : found.states) {
+    for (const auto& [chunk, said] : state.said) agree[chunk.stripe] += said == found.said[chunk.stripe] ? 1 : 0;
+  }
+  std::map<uint64_t, uint8_t> again;
+  for (const auto& [stripe, said] : found.said) {
+    if (agree[stripe] != geometry().chunks()) again[stripe] = said.scheme;
+    if (again.size() == kAtOnce) STOKER_TRY(say(std::exchange(again, {})));
+  }
+  return say(again);
+}
+
+std::unique_ptr<Scheme> make_scheme_or_switch(std::string_view name, const Setup& setup) {
+  if (name != kSwitch) return make_scheme(name, setup);
+  auto made = SchemeSwitch::make(setup, "vdl");
+  return made ? std::move(*made) : nullptr;
 }
 
 }  // namespace stoker::curm

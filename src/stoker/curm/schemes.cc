@@ -16,6 +16,7 @@ std::unique_ptr<Scheme> make_scheme(std::string_view name, const Setup& setup) {
   if (name == "parix") return std::make_unique<Parix>(setup);
   if (name == "vdl") return std::make_unique<Vdl>(setup);
   if (name == "curm") return std::make_unique<Curm>(setup);
+  if (name == "curm-reserve") return std::make_unique<ReservedCurm>(setup);
   return nullptr;
 }
 

@@ -6,11 +6,12 @@
 #include <array>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "stoker/curm/memory_cluster.h"
 #include "stoker/curm/pl.h"
-#include "stoker/curm/scheme.h"
+#include "stoker/curm/scheme_switch.h"
 
 namespace stoker::curm {
 
@@ -18,7 +19,7 @@ using Bytes = std::vector<std::byte>;
 
 using Made = std::function<std::unique_ptr<Scheme>(const Setup&)>;
 inline Made by_name(std::string_view name) {
-  return [name](const Setup& setup) { return make_scheme(name, setup); };
+  return [name](const Setup& setup) { return make_scheme_or_switch(name, setup); };
 }
 
 // Where it runs.
@@ -39,6 +40,7 @@ class Lab {
 
   void start() { scheme_ = made_({&cluster_, geometry_, *codec::ErasureCode::make(geometry_.k, geometry_.m), form_, 4096}); }
   Scheme& scheme() { return *scheme_; }
+  SchemeSwitch* switching() { return dynamic_cast<SchemeSwitch*>(scheme_.get()); }  // null: it is one scheme
   CrashCluster& cluster() { return cluster_; }
   std::mt19937_64& random() { return random_; }
   const Geometry& geometry() const { return geometry_; }
@@ -75,6 +77,7 @@ class Lab {
       return {};
     }
     in_flight_ = what <= 4 ? random_row() : std::vector<Update>{random_update()};
+    STOKER_TRY(turn(in_flight_[0].chunk.stripe));
     STOKER_TRY(what <= 4 ? scheme_->update_together(in_flight_) : scheme_->update(in_flight_[0]));
     for (const Update& each : in_flight_) lay(each);
     in_flight_.clear();
@@ -82,9 +85,19 @@ class Lab {
   }
   Status act(const Update& update) {
     in_flight_ = {update};
+    STOKER_TRY(turn(update.chunk.stripe));
     STOKER_TRY(scheme_->update(update));
     lay(update);
     in_flight_.clear();
+    return {};
+  }
+  // Where schemes are changed in use: now and then, before an update, its stripe is given another one.
+  Status turn(uint64_t stripe) {
+    if (switching() == nullptr || random_() % 3 != 0) return {};
+    changing_ = {stripe, kSchemes[random_() % std::size(kSchemes)]};
+    STOKER_TRY(switching()->change(stripe, changing_->second));
+    said_[stripe] = changing_->second;
+    changing_.reset();
     return {};
   }
   void lay(const Update& update) {
@@ -136,9 +149,11 @@ class Lab {
   bool recovery_crashed() const { return recovery_crashed_; }  // the last one
   // Empty, or what is wrong.
   std::string after_recovery() {
-    // What was under way is there whole or not at all; PLR cuts it where its reserve ends.
-    const uint64_t whole = dynamic_cast<ReservedParityLogging*>(scheme_.get()) != nullptr ? 4096 : geometry_.chunk_bytes;
+    if (std::string wrong = schemes_kept(); !wrong.empty()) return wrong;
     for (const Update& each : in_flight_) {
+      // What was under way is there whole or not at all; PLR cuts it where its reserve ends.
+      const bool cut = switching() != nullptr ? switching()->scheme_of(each.chunk.stripe) == "plr" : dynamic_cast<ReservedParityLogging*>(scheme_.get()) != nullptr;
+      const uint64_t whole = cut ? 4096 : geometry_.chunk_bytes;
       const Bytes now = cluster_.base(each.chunk);
       for (uint64_t at = 0; at < each.value.size(); at += whole) {
         const Update part{each.chunk, each.offset + at, each.value.slice(at, std::min(whole, each.value.size() - at))};
@@ -148,6 +163,18 @@ class Lab {
     in_flight_.clear();
     if (cluster_.records() != 0) return "recovery left records in the logs";
     return at_rest();
+  }
+
+  // Stripes go by what they were given last; a change that was under way was made, or not. Empty, or what is wrong.
+  std::string schemes_kept() {
+    for (uint64_t stripe = 0; stripe < geometry_.stripes && switching() != nullptr; ++stripe) {
+      const std::string_view now = switching()->scheme_of(stripe);
+      if (changing_ && *changing_ == std::pair(stripe, now)) said_[stripe] = now;
+      const auto said = said_.try_emplace(stripe, "vdl").first->second;
+      if (now != said) return "stripe " + std::to_string(stripe) + " goes by " + std::string(now) + ", and was given " + std::string(said);
+    }
+    changing_.reset();
+    return {};
   }
 
   // Everything is folded: bases are the newest data and their parities. Empty, or what is wrong.
@@ -187,6 +214,8 @@ class Lab {
   std::unique_ptr<Scheme> scheme_;
   std::map<Chunk, Bytes> model_;
   std::vector<Update> in_flight_;
+  std::map<uint64_t, std::string_view> said_;                     // the scheme that a stripe was given
+  std::optional<std::pair<uint64_t, std::string_view>> changing_;  // that it is being given
   uint64_t rounds_ = 0, late_crashes_ = 0;
   bool recovery_crashed_ = false;
 };
@@ -207,6 +236,25 @@ inline std::string calm_run(const Made& made, Form form, uint64_t seed, const st
   if (const Status done = lab.scheme().fold_all(); !done) return done.error().message();
   if (lab.cluster().records() != 0) return std::to_string(lab.cluster().records()) + " records were never released";
   if (lab.scheme().logged_bytes() != 0) return "bytes count as logged that are folded";
+  return lab.at_rest();
+}
+
+// A node is lost, and its chunks are rebuilt while the scheme goes on. Empty, or what is wrong.
+inline std::string rebuild_in_service(const Made& made, Form form, uint64_t seed) {
+  const auto [k, m] = kCodes[seed % kCodes.size()];
+  Lab lab(made, form, k, m, seed);
+  for (int i = 0; i < 30; ++i) {
+    if (const Status done = lab.act(); !done) return done.error().message();
+  }
+  const auto lost = static_cast<NodeId>(lab.random()() % static_cast<uint64_t>(k + m));
+  lab.cluster().wipe(lost);
+  for (uint64_t stripe = 0; stripe < 3; ++stripe) {
+    for (int position = 0; position < k + m; ++position) {
+      if (lab.geometry().node({stripe, position}) != lost) continue;
+      if (const auto rebuilt = lab.scheme().rebuild({stripe, position}); !rebuilt) return rebuilt.error().message();
+    }
+  }
+  if (const Status done = lab.scheme().fold_all(); !done) return done.error().message();
   return lab.at_rest();
 }
 

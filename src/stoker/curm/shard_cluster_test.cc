@@ -5,7 +5,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "stoker/curm/scheme_switch.h"
 #include "stoker/testing/sanitized.h"
 #include "stoker/testing/shard_stories.h"
 
@@ -13,7 +12,7 @@ namespace stoker::curm {
 namespace {
 
 class Shards : public testing::TestWithParam<std::string_view> {};
-INSTANTIATE_TEST_SUITE_P(All, Shards, testing::ValuesIn(kSchemes), [](const auto& each) { return std::string(each.param); });
+INSTANTIATE_TEST_SUITE_P(All, Shards, testing::ValuesIn(kProtocols), [](const auto& each) { return std::string(each.param); });
 
 TEST_P(Shards, HoldNewestDataAndItsParityAtRest) {
   for (uint64_t seed = 1; seed <= 6; ++seed) EXPECT_EQ(calm_run(by_name(GetParam()), Form::safe, seed, {}, on_shards), "") << "seed " << seed;
@@ -238,82 +237,8 @@ TEST(ShardCluster, ASegmentThatIsShortAndTheLastIsMadeAgain) {
 
 // ---- schemes changed in use ---------------------------------------------------------------------------------------------
 
-// Before an update its stripe may be given another scheme.
-class Switching final : public Scheme {
- public:
-  explicit Switching(const Setup& setup) : Scheme(setup), random_(setup.geometry.stripes), switch_(*SchemeSwitch::make(setup, "vdl")) {}
-  Status update(const Update& update) override {
-    if (random_() % 3 == 0) STOKER_TRY(switch_->change(update.chunk.stripe, kSchemes[random_() % std::size(kSchemes)]));
-    // PLR cuts what is longer than its reserve, and the parts are there or not each by itself.
-    if (switch_->scheme_of(update.chunk.stripe) == "plr" && update.value.size() > 4096) STOKER_TRY(switch_->change(update.chunk.stripe, "pl"));
-    return switch_->update(update);
-  }
-  Status update_together(const std::vector<Update>& pieces) override {
-    if (switch_->scheme_of(pieces[0].chunk.stripe) == "curm") return switch_->update_together(pieces);
-    return Scheme::update_together(pieces);
-  }
-  Result<Value> read(const Chunk& chunk, uint64_t offset, uint64_t bytes) override { return switch_->read(chunk, offset, bytes); }
-  Status fold(uint64_t stripe) override { return switch_->fold(stripe); }
-  std::vector<uint64_t> pending() const override { return {0, 1, 2}; }
-  Status recover(const std::set<NodeId>& replaced) override { return switch_->recover(replaced); }
-  std::function<void()> rebuilt(const Chunk&, Errand&) override { return [] {}; }
-
- private:
-  std::mt19937_64 random_;
-  const std::unique_ptr<SchemeSwitch> switch_;
-};
-const Made kSwitching = [](const curm::Setup& setup) { return std::make_unique<Switching>(setup); };
-
-TEST(SchemeSwitch, StripesChangeTheirSchemeInUse) {
-  for (uint64_t seed = 1; seed <= 30; ++seed) EXPECT_EQ(calm_run(kSwitching, Form::safe, seed), "") << "seed " << seed;
-  for (uint64_t seed = 1; seed <= 4; ++seed) EXPECT_EQ(calm_run(kSwitching, Form::safe, seed, {}, on_shards), "") << "seed " << seed;
-}
-
-TEST(SchemeSwitch, SurvivesCrashesAroundTheChange) {
-  for (uint64_t seed = 1; seed <= 150 / kLess; ++seed) EXPECT_EQ(crash_run(kSwitching, seed), "") << "seed " << seed;
-  for (uint64_t seed = 1; seed <= 20 / kLess + 1; ++seed) EXPECT_EQ(crash_run(kSwitching, seed, {}, on_shards), "") << "seed " << seed;
-}
-
-// Every point of: an update by one scheme, the change, an update by the other.
-TEST(SchemeSwitch, SurvivesEveryCrashPointOfAChange) {
-  const std::array<std::pair<std::string_view, std::string_view>, 6> changes = {{{"vdl", "pl"}, {"pl", "vdl"}, {"fo", "parix"}, {"parix", "fl"}, {"plr", "curm"}, {"curm", "fo"}}};
-  for (const auto& [from, to] : changes) {
-    for (uint64_t point = 0;; point += kLess) {
-      Lab lab(kSwitching, Form::safe, 4, 2, 2 * point);  // its own scheme is not used
-      const curm::Setup setup{&lab.cluster(), lab.geometry(), *codec::ErasureCode::make(4, 2), Form::safe, 4096};
-      auto schemes = *SchemeSwitch::make(setup, from);
-      const std::vector<Update> updates = {{{1, 2}, 100, Value::of(lab.random_bytes(3000))}, {{1, 2}, 1000, Value::of(lab.random_bytes(4096))}};
-      lab.cluster().crash_after(point);
-      size_t acknowledged = 0;
-      const auto scenario = [&]() -> Status {
-        STOKER_TRY(schemes->update(updates[0]));
-        ++acknowledged;
-        STOKER_TRY(schemes->change(1, to));
-        EXPECT_EQ(schemes->scheme_of(1), to);
-        EXPECT_EQ(schemes->scheme_of(0), from);
-        STOKER_TRY(schemes->update(updates[1]));
-        ++acknowledged;
-        return {};
-      };
-      const bool finished = scenario().has_value();
-      std::set<NodeId> blank;
-      if (point % 2 == 1) blank.insert(static_cast<NodeId>(point / 2 % 6));
-      lab.cluster().restart(blank);
-      schemes = *SchemeSwitch::make(setup, from);  // who opens need not know of the change
-      const Status done = schemes->recover(blank);
-      ASSERT_TRUE(done) << done.error().message();
-      ASSERT_EQ(lab.at_rest(updates, acknowledged), "") << from << " to " << to << ", point " << point;
-      if (finished) break;
-    }
-  }
-}
-
-TEST(SchemeSwitch, RefusesASchemeThatThereIsNot) {
-  MemoryCluster cluster({2, 1, 3, 8192, 1}, 1);
-  const curm::Setup setup{&cluster, {2, 1, 3, 8192, 1}, *codec::ErasureCode::make(2, 1), Form::safe, 4096};
-  EXPECT_FALSE(SchemeSwitch::make(setup, "raid"));
-  EXPECT_THAT((*SchemeSwitch::make(setup, "vdl"))->change(0, "raid").error().what, testing::HasSubstr("there is no scheme `raid`"));
-}
+// All that is asked of a scheme, where stripes are given another one now and then (Lab::turn), and go on with it after every crash.
+INSTANTIATE_TEST_SUITE_P(InUse, Shards, testing::Values(kSwitch), [](const auto& each) { return std::string(each.param); });
 
 }  // namespace
 }  // namespace stoker::curm

@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kWhere = "curm/shard_format";
 constexpr std::string_view kHeadMagic = "STOKERU1";
-constexpr uint32_t kFormatVersion = 2;
+constexpr uint32_t kFormatVersion = 3, kOldestVersion = 2;
 constexpr uint32_t kHeaderMagic = 0x31554B53;  // "SKU1"
 constexpr size_t kHeaderHeadBytes = 64;
 constexpr size_t kPayloadHeadBytes = 56;
@@ -92,7 +92,7 @@ Result<std::optional<NodeHead>> decode_head(std::span<const std::byte> sector) {
   std::memcpy(&crc, sector.data() + kHeadBytes - 4, 4);
   if (crc != crc32c(sector.data(), kHeadBytes - 4)) return Found();
   ByteReader in(sector.subspan(kHeadMagic.size(), kHeadBytes - kHeadMagic.size()));
-  if (const auto version = in.get<uint32_t>(); version != kFormatVersion) {
+  if (const auto version = in.get<uint32_t>(); version < kOldestVersion || version > kFormatVersion) {
     return make_error(Code::mismatch, "a node has format version " + std::to_string(version) + " and this program knows " + std::to_string(kFormatVersion) + ": " + (version > kFormatVersion ? "use a newer one" : "replay again, into a new folder"), kWhere);
   }
   NodeHead head;
@@ -126,6 +126,9 @@ void encode_header(const ShardLayout& layout, const StoreId& incarnation, const 
   head.put(header.folded);
   for (const uint8_t byte : incarnation) head.put(byte);
   head.put(static_cast<uint16_t>(chunk.position));
+  head.put(header.said.scheme);
+  for (int zero = 0; zero < 5; ++zero) head.put(uint8_t{0});
+  head.put(header.said.seq);
   std::memset(out.data(), 0, out.size());
   std::memcpy(out.data(), head.bytes().data(), head.size());
   std::memcpy(out.data() + kHeaderHeadBytes, header.blocks.data(), 4 * header.blocks.size());
@@ -143,6 +146,9 @@ std::optional<ChunkHeader> decode_header(const ShardLayout& layout, const StoreI
   header.folded = in.get<uint64_t>();
   const auto id = in.get_bytes(incarnation.size());
   const auto position = in.get<uint16_t>();
+  header.said.scheme = in.get<uint8_t>();
+  in.get_bytes(5);
+  header.said.seq = in.get<uint64_t>();
   if (stripe != chunk.stripe || position != chunk.position || header.counter == 0 || std::memcmp(id.data(), incarnation.data(), incarnation.size()) != 0) return {};
   header.blocks.resize(layout.blocks());
   std::memcpy(header.blocks.data(), copy.data() + kHeaderHeadBytes, 4 * header.blocks.size());

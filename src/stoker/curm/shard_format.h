@@ -66,6 +66,7 @@ struct ChunkHeader {
   uint64_t counter = 0;  // of writes; 0: never written
   uint64_t folded = 0;   // the seq of the last mark
   std::vector<BlockMark> blocks;
+  Said said = {};
 };
 void encode_header(const ShardLayout& layout, const StoreId& incarnation, const Chunk& chunk, const ChunkHeader& header, std::span<std::byte> out);
 // None: no intact copy of a header of this chunk and incarnation.

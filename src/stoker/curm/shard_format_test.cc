@@ -1,10 +1,13 @@
 // The example of docs/formats/curm_shards.md is decoded, and encoded to the same bytes.
 #include "stoker/curm/shard_format.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <random>
 
+#include "stoker/base/crc32c.h"
 #include "stoker/testing/format_example.h"
 
 namespace stoker::curm {
@@ -34,10 +37,24 @@ TEST(ShardFormat, TheHeadOfTheDocument) {
   EXPECT_TRUE((*found)->member);
 }
 
+TEST(ShardFormat, TheFormatBeforeIsReadAndNoOther) {
+  Bytes sector = example("head", kHeadBytes);
+  const auto of_version = [&](uint8_t version) {
+    sector[8] = static_cast<std::byte>(version);
+    const uint32_t crc = crc32c(sector.data(), kHeadBytes - 4);
+    std::memcpy(sector.data() + kHeadBytes - 4, &crc, 4);
+    return decode_head(sector);
+  };
+  EXPECT_TRUE(of_version(2) && *of_version(2));
+  EXPECT_THAT(of_version(1).error().what, testing::HasSubstr("replay again, into a new folder"));
+  EXPECT_THAT(of_version(4).error().what, testing::HasSubstr("use a newer one"));
+}
+
 TEST(ShardFormat, TheHeaderOfTheDocument) {
   const ShardLayout layout = example_layout();
   ChunkHeader header{2, 7, std::vector<BlockMark>(layout.blocks())};
   header.blocks[1] = 0xC1C1C1C1;
+  header.said = {7, 2};
   Bytes encoded(layout.header_bytes());
   encode_header(layout, id_from(0xB0), {4, 2}, header, encoded);
   EXPECT_EQ(example_text(encoded), example_text(example("header", encoded.size())));
@@ -45,6 +62,7 @@ TEST(ShardFormat, TheHeaderOfTheDocument) {
   ASSERT_TRUE(found);
   EXPECT_EQ(found->folded, 7U);
   EXPECT_EQ(found->blocks, header.blocks);
+  EXPECT_EQ(found->said, header.said);
   EXPECT_FALSE(decode_header(layout, id_from(0xB0), {4, 1}, encoded));
   EXPECT_FALSE(decode_header(layout, id_from(0xB1), {4, 2}, encoded));
 }

@@ -252,7 +252,10 @@ Status ShardCluster::load(Node& node, std::string& damage) {
   node.log->become(node.head, node.parity_file);
   for (const bool data : {true, false}) STOKER_TRY(load_headers(node, data, damage));
   if (!damage.empty()) return {};
-  for (const auto& [chunk, header] : node.headers) node.found.folded[chunk] = header.folded;
+  for (const auto& [chunk, header] : node.headers) {
+    node.found.folded[chunk] = header.folded;
+    if (header.said.seq != 0) node.found.said[chunk] = header.said;
+  }
   STOKER_TRY(node.log->load(node.found, damage));
   if (!damage.empty()) return {};
   find_flux(node);

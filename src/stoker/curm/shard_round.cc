@@ -322,6 +322,7 @@ void ShardRound::mark(const Step& step, Wave& wave) {
   Node& where = node(step.chunk);
   ShardCluster::Header& header = cluster_.header(where, step.chunk);
   header.folded = std::max(header.folded, step.seq);
+  if (step.said) header.said = {step.seq, *step.said};
   ++header.counter;
   header.flux.assign(layout.blocks(), false);
   const uint64_t bytes = layout.header_bytes();

@@ -48,10 +48,11 @@ PlaceSlot Errand::append_behind(const Chunk& chunk, Record record) {
   return place;
 }
 
-void Errand::mark(const Chunk& chunk, uint64_t seq) {
+void Errand::mark(const Chunk& chunk, uint64_t seq, std::optional<uint8_t> said) {
   Step& step = add(Step::Kind::mark);
   step.chunk = chunk;
   step.seq = seq;
+  step.said = said;
 }
 
 void Errand::release(std::vector<LogPlace> places, uint64_t settled) {

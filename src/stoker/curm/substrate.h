@@ -14,6 +14,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -51,6 +52,13 @@ struct LogPlace {
   bool reserved = false;
   bool operator==(const LogPlace&) const = default;
   bool operator<(const LogPlace& other) const { return std::tie(node, id) < std::tie(other.node, other.id); }
+};
+
+// The scheme that a stripe was said to go by (scheme_switch.h), and the number of that change; 0: nothing was said.
+struct Said {
+  uint64_t seq = 0;
+  uint8_t scheme = 0;
+  bool operator==(const Said&) const = default;
 };
 
 // What stands in a log. `chunk` is the data chunk whose update it belongs to, or the parity that was staged.
@@ -107,6 +115,7 @@ struct Step {
   bool reserved = false;            // append: behind `chunk` (a random write), not in the log (a sequential one)
   uint64_t seq = 0;                 // mark: all records of the stripe up to it are in the base; release: all up to it are settled
   std::vector<LogPlace> released;   // release: their space
+  std::optional<uint8_t> said;      // mark: the scheme that the stripe goes by from now on
 };
 
 // What one node does in a round.
@@ -123,7 +132,7 @@ class Errand {
   PlaceSlot append_when_ready(std::function<Record()> record);
   PlaceSlot append_behind(const Chunk& chunk, Record record);
   void flush() { add(Step::Kind::flush); }
-  void mark(const Chunk& chunk, uint64_t seq);
+  void mark(const Chunk& chunk, uint64_t seq, std::optional<uint8_t> said = {});
   void release(std::vector<LogPlace> places, uint64_t settled);
 
   NodeId node;
@@ -152,6 +161,7 @@ struct Round {
 struct NodeState {
   std::vector<std::pair<LogPlace, Record>> records;
   std::map<Chunk, uint64_t> folded;  // the seq of each chunk's last mark
+  std::map<Chunk, Said> said;        // where something was said
   uint64_t settled = 0;              // of its last release
 };
 

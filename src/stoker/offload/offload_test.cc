@@ -3,6 +3,8 @@
 
 #include <cstring>
 #include <filesystem>
+#include <memory>
+#include <optional>
 #include <random>
 #include <thread>
 
@@ -38,6 +40,7 @@ class FaultyStore final : public Store {
   std::atomic<bool> fail_reads{false}, fail_writes{false};
   std::string key;
   uint64_t from = 0;
+  std::optional<Future<void>> gate;  // reads come back when it is done, if there is one
 
   bool hits(const std::atomic<bool>& armed, std::string_view k, uint64_t offset) const { return armed && k == key && offset >= from; }
   Features features() const override { return under_.features(); }
@@ -45,7 +48,11 @@ class FaultyStore final : public Store {
   Result<std::vector<ObjectInfo>> list(std::string_view p, std::string_view s) override { return under_.list(p, s); }
   Future<void> read(std::string_view k, uint64_t offset, Slice into, ReadOptions options) override {
     if (hits(fail_reads, k, offset)) return make_error(Code::corruption, "chunk is rotten");
-    return under_.read(k, offset, into, options);
+    const Future<void> done = under_.read(k, offset, into, options);
+    if (!gate) return done;
+    const auto promise = std::make_shared<Promise<void>>();
+    gate->on_done([promise, done](const Status&) { done.on_done([promise](const Status& status) { promise->complete(status); }); });
+    return promise->future();
   }
   Result<std::unique_ptr<Transaction>> begin() override;
   Future<void> snapshot(std::string_view n) override { return under_.snapshot(n); }
@@ -648,13 +655,18 @@ TEST_P(OffloadTest, AnAbandonedTransactionCancelsWhatHasNotBegun) {
   const BlockId block = make_block({.name = "b", .elements = 2 << 20});
   auto transaction = begin();
   const auto segments = random_segments(1);
+  const uint64_t written = wrote(Plane::weight);
+  Promise<void> let_go;
+  faulty_->gate = let_go.future();
   const auto job = session_->update(block, request(segments, transaction)).value();
-  transaction->abandon();
+  transaction->abandon();  // all tiles wait for their reads, or for memory
+  let_go.complete({});
   const Status& done = job->written().wait();
-  if (!done) {
-    EXPECT_EQ(done.error().code, Code::cancelled);
-  }
+  ASSERT_FALSE(done);
+  EXPECT_EQ(done.error().code, Code::cancelled);
   transaction->jobs()->wait_none();
+  faulty_->gate.reset();
+  EXPECT_EQ(wrote(Plane::weight), written);
   EXPECT_EQ(transaction.use_count(), 1);
   EXPECT_EQ(session_->update(block, request(segments, transaction)).error().code, Code::cancelled);
   transaction.reset();

@@ -1,15 +1,25 @@
-// Which disk a path lies on: things on one disk are lost together.
+// Which disks a path lies on: things on one disk are lost together.
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 
 #include "stoker/base/result.h"
 
 namespace stoker {
 
-// A number that two paths share if they lie on one disk, as far as the kernel tells: the device of a block device or of a file's file
-// system, and where that is a partition the disk that it is on. What is put together of several disks (LVM, RAID) counts as one.
-Result<uint64_t> disk_of(const std::string& path);
+struct Disks {
+  std::set<uint64_t> numbers;  // of the devices, as the kernel numbers them: of the disks, or of what stands in for disks that are not told
+  bool told = true;            // false: which disks they are the kernel does not tell
+
+  bool shares(const Disks& other) const;  // one disk at least: what it holds of both is lost together
+};
+
+// The disks of a block device, or of the file system that a file lies on: a partition is on its disk, and what is put together of others (LVM, RAID, dm-crypt,
+// bcache) on all of those. Not told is a file system that has no device of its own (btrfs, ZFS, NFS, overlay): two paths on one of these are still known to
+// share it. A loop device counts as a disk. `sysfs` is where the kernel tells it; tests have another.
+Result<Disks> disks_of(const std::string& path, const std::string& sysfs = "/sys");
+Disks disks_of_device(unsigned major, unsigned minor, const std::string& sysfs);
 
 }  // namespace stoker

@@ -48,8 +48,10 @@ struct SnapshotInfo {
 // One of several volumes, since the store was opened.
 struct VolumeInfo {
   std::string path;
-  uint64_t read_bytes = 0, written_bytes = 0;  // of data
-  double bytes_per_second = 0;                 // while it was busy, of about the last gigabyte; 0: nothing moved yet
+  uint64_t read_bytes = 0, written_bytes = 0;   // of data
+  double bytes_per_second = 0;                  // while it was busy, of about the last gigabyte; 0: nothing moved yet
+  uint64_t capacity_bytes = 0, free_bytes = 0;  // for data, now
+  uint64_t refused_bytes = 0;                   // of data that went to the others while this one had no room for it in one piece
 };
 
 struct StoreInfo {

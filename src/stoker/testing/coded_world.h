@@ -20,6 +20,7 @@ struct CodedWorldOptions {
   bool background = true;
   uint64_t scrub_rate = 0;             // of the scrub that goes on by itself; 0: none
   uint64_t repair_rate = 0, busy_repair_rate = 0, fold_rate = 0, busy_fold_rate = 0;  // as in CodedOptions
+  std::string rates = {};              // as they stand behind the code in a composition
   const Clock* clock = nullptr;        // that rates are counted by; null: the real one, as the engine's stands still while nobody transfers
   const ClassTree* tree = nullptr;     // that tells classes; null: the one that ships
   bool faults = false;                 // transfers that are short or interrupted
@@ -79,7 +80,8 @@ class CodedWorld final : public StoreWorld {
     coded.busy_fold_rate = options_.busy_fold_rate;
     coded.clock = options_.clock != nullptr ? options_.clock : &Clock::real();
     coded.tree = options_.tree;
-    return CodedStore::open({options_.k, options_.m, paths_}, runtime_->runtime(), options, coded);
+    STOKER_ASSIGN(const auto plan, coded_plan("coded(" + std::to_string(options_.k) + "+" + std::to_string(options_.m) + " " + options_.rates + ", d{0.." + std::to_string(paths_.size() - 1) + "})"));
+    return CodedStore::open(*plan, runtime_->runtime(), options, coded);
   }
   Result<std::unique_ptr<CodedStore>> open_small(bool read_only = false, uint32_t chunk_bytes = 64 << 10) {
     StoreOptions options;

@@ -200,7 +200,7 @@ inline std::string segments_story(uint64_t seed) {
 
 // All of them, with one scheme after the other.
 inline std::string all_stories(uint64_t seed) {
-  const std::string_view scheme = kSchemes[seed % std::size(kSchemes)];
+  const std::string_view scheme = kProtocols[seed % kProtocols.size()];
   const auto told = [&](const char* story, const std::string& wrong) { return wrong.empty() ? wrong : std::string(story) + ", " + std::string(scheme) + ": " + wrong; };
   std::string wrong = told("power cuts", crash_run(by_name(scheme), seed, {}, on_shards));
   if (wrong.empty()) wrong = told("a kill", killed_story(scheme, seed));

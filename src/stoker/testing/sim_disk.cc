@@ -188,6 +188,22 @@ void SimDisk::slow(const std::string& path, uint64_t delay_ns) {
   slow_ns_[path] = delay_ns;
 }
 
+void SimDisk::hold_reads(const std::string& path) {
+  std::lock_guard lock(mutex_);
+  held_.try_emplace(path, 0);
+}
+
+void SimDisk::let_go(const std::string& path) {
+  std::lock_guard lock(mutex_);
+  held_.erase(path);
+}
+
+size_t SimDisk::held_reads(const std::string& path) const {
+  std::lock_guard lock(mutex_);
+  const auto held = held_.find(path);
+  return held == held_.end() ? 0 : held->second;
+}
+
 void SimDisk::start_recording() {
   std::lock_guard lock(mutex_);
   recording_ = true;

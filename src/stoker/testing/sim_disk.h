@@ -109,6 +109,10 @@ class SimDisk {
 
   // Transfers of this disk take so much longer from now on; 0: no longer.
   void slow(const std::string& path, uint64_t delay_ns);
+  // Reads of this disk that come from now on do not start until it is let go; they are under way, and nobody waits for them but their owner.
+  void hold_reads(const std::string& path);
+  void let_go(const std::string& path);
+  size_t held_reads(const std::string& path) const;
   // No transfer starts while this lives: what is submitted meanwhile waits.
   std::unique_lock<std::mutex> hold() { return std::unique_lock(gate_); }
 
@@ -177,6 +181,7 @@ class SimDisk {
   std::vector<Cut> cuts_;
   std::vector<std::string> dark_;  // prefixes of paths whose power was cut: nothing is made there either
   std::map<std::string, uint64_t> slow_ns_;
+  std::map<std::string, size_t> held_;  // how many reads wait
   uint64_t next_id_ = 1;
   bool recording_ = false;
   std::vector<SimEvent> events_;

@@ -1,5 +1,6 @@
 #include "stoker/testing/sim_engine.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <utility>
@@ -14,7 +15,7 @@ Result<std::unique_ptr<Engine>> SimEngine::make(std::shared_ptr<SimDisk> disk, u
   return std::unique_ptr<Engine>(new SimEngine(std::move(disk), depth, device));
 }
 
-SimEngine::~SimEngine() { STOKER_CHECK(flights_.empty()); }
+SimEngine::~SimEngine() { STOKER_CHECK(flights_.empty() && held_.empty()); }
 
 Result<FileInfo> SimEngine::open(const OpenFile& file) {
   if (file.create && !file.write) return make_error(Code::invalid_argument, "'" + file.path + "' cannot be made without writing", "testing/sim");
@@ -90,28 +91,50 @@ void SimEngine::launch(Op& op) {
   flight->op = &op;
   flight->order = ++orders_;
   flight->due_ns = clock_.now_ns();
-  if (start(*flight)) {
-    std::scoped_lock lock(disk_->gate_, disk_->mutex_);
-    const auto slow = disk_->slow_ns_.find(flight->path);
-    flight->due_ns = due(op, flight->path) + (slow == disk_->slow_ns_.end() ? 0 : slow->second);
-    flight->plan = disk_->start(op, flight->path);
+  if (!start(*flight)) {
+    flights_.push(std::move(flight));
+    return;
   }
+  std::scoped_lock lock(disk_->gate_, disk_->mutex_);
+  const auto held = disk_->held_.find(flight->path);
+  if (held != disk_->held_.end() && op.kind == Op::Kind::read) {
+    ++held->second;
+    held_.push_back(std::move(flight));
+  } else {
+    put_in_flight(std::move(flight));
+  }
+}
+
+void SimEngine::put_in_flight(std::unique_ptr<Flight> flight) {
+  const auto slow = disk_->slow_ns_.find(flight->path);
+  flight->due_ns = due(*flight->op, flight->path) + (slow == disk_->slow_ns_.end() ? 0 : slow->second);
+  flight->plan = disk_->start(*flight->op, flight->path);
   flights_.push(std::move(flight));
 }
 
+void SimEngine::start_let_go() {
+  if (held_.empty()) return;
+  std::scoped_lock lock(disk_->gate_, disk_->mutex_);
+  const auto waits = [&](const std::unique_ptr<Flight>& flight) { return disk_->held_.contains(flight->path); };
+  const auto first = std::stable_partition(held_.begin(), held_.end(), waits);
+  for (auto at = first; at != held_.end(); ++at) put_in_flight(std::move(*at));
+  held_.erase(first, held_.end());
+}
+
 size_t SimEngine::submit(std::span<Op* const> ops) {
-  const size_t taken = std::min<size_t>(ops.size(), depth_ - flights_.size());
+  const size_t taken = std::min<size_t>(ops.size(), depth_ - flights_.size() - held_.size());
   for (Op* op : ops.first(taken)) launch(*op);
   if (taken > 0) counters_.submissions.add(1);
   return taken;
 }
 
 size_t SimEngine::poll(uint64_t wait_ns) {
+  start_let_go();
   {
     std::unique_lock lock(mutex_);
     if (flights_.empty() && wait_ns > 0) {
-      // UINT64_MAX nanoseconds would overflow the clock; an hour is forever here, and the caller polls again.
-      const auto limit = std::chrono::nanoseconds(std::min<uint64_t>(wait_ns, 3'600'000'000'000));
+      // UINT64_MAX nanoseconds would overflow the clock; an hour is forever here, and the caller polls again. A disk that lets go wakes nobody.
+      const auto limit = std::chrono::nanoseconds(std::min<uint64_t>(wait_ns, held_.empty() ? 3'600'000'000'000 : 1'000'000));
       wake_.wait_for(lock, limit, [this] { return woken_; });
     }
     woken_ = false;

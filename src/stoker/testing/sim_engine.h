@@ -59,6 +59,8 @@ class SimEngine final : public Engine {
   SimEngine(std::shared_ptr<SimDisk> disk, uint32_t depth, const SimDevice& device) : disk_(std::move(disk)), depth_(depth), device_(device), random_(device.seed) {}
   uint64_t due(const Op& op, const std::string& path);
   void launch(Op& op);
+  void put_in_flight(std::unique_ptr<Flight> flight);  // with the disk's mutex
+  void start_let_go();
   bool start(Flight& flight);
 
   const std::shared_ptr<SimDisk> disk_;
@@ -71,6 +73,7 @@ class SimEngine final : public Engine {
   std::map<std::string, uint64_t> throttled_free_ns_;  // the same for throttled disks
   uint64_t orders_ = 0;
   std::priority_queue<std::unique_ptr<Flight>, std::vector<std::unique_ptr<Flight>>, Later> flights_;
+  std::vector<std::unique_ptr<Flight>> held_;  // not started: the disk holds reads
 
   std::mutex mutex_;  // guards what follows
   std::vector<File> files_;

@@ -112,7 +112,9 @@ TEST(CodedClass, IsSaidWhenAnObjectIsMade) {
     EXPECT_EQ(expected(*store, "e/b.log"), Class::write_only);
     state(*store, "e/b.log", Class::read_write);
     EXPECT_EQ(expected(*store, "e/b.log"), Class::read_write) << "whoever knows it says so";
+    put(*store, "f/c.log", 5'000, 4);
   }
+  EXPECT_EQ(expected(**world.open_small(true), "f/c.log"), Class::write_only) << "from its COMMIT: closing writes no image";
   auto store = std::move(*world.open_small());
   put(*store, "d/c", 100'000, 3);
   EXPECT_EQ(expected(*store, "d/c"), Class::read_only) << "a folder's history is what the table keeps of its objects";

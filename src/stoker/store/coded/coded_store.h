@@ -22,42 +22,17 @@
 #include "stoker/codec/erasure.h"
 #include "stoker/store/coded/shards.h"
 #include "stoker/store/coded/headers.h"
+#include "stoker/store/coded/health.h"
 #include "stoker/store/coded/pace.h"
 #include "stoker/store/coded/rows.h"
 #include "stoker/store/coded/staged.h"
 #include "stoker/store/coded/store.h"
 #include "stoker/store/coded/table.h"
+#include "stoker/store/coded/trouble.h"
 
 namespace stoker::coded {
 
-// The scrub that goes on by itself.
-struct Patrol {
-  uint64_t passes = 0;   // over everything, since the store was opened
-  ScrubReport last;      // what the last of them found
-  uint64_t found = 0;    // damages that all of them found
-  RepairProgress doing;
-  std::string stopped;   // why the last one ended early; another begins a minute later
-};
-
-// How the store is, beside what StoreInfo says.
-struct Health {
-  uint64_t epoch = 0;
-  ShardSet live = 0;
-  RepairProgress doing;
-  std::vector<std::string> troubles;  // of the shards that are not live
-  uint64_t newer_blocks = 0;          // in the log, not folded yet
-  uint64_t decoded_blocks = 0;        // read by decoding since it was opened
-  uint64_t mended_blocks = 0;
-  uint64_t rebuilt_bytes = 0;         // of shards that were made anew or came back
-  uint64_t folds = 0;                 // stripes folded
-  uint64_t awaited_folds = 0;         // of these, while a commit waited for room in a log
-  uint64_t lost_chunks = 0;           // of which not all could be rebuilt or mended
-  uint64_t stuck_stripes = 0;         // that cannot be folded
-  std::string lost_why;               // of the first of these
-  LastScrub scrubbed;                 // by itself or asked for; this one is on the disks
-  Patrol patrol;
-};
-
+class RowReads;
 class Scrubbing;
 
 class CodedStore final : public Store {
@@ -74,6 +49,7 @@ class CodedStore final : public Store {
   Future<void> drop(std::string_view name) override;
   StoreInfo info() const override;
 
+  const Shape& shape() const { return shape_; }
   Health health() const;
   // Folds all that is in the log. Nothing else is done meanwhile.
   Future<void> fold_all();
@@ -94,6 +70,7 @@ class CodedStore final : public Store {
   friend class StagedTransaction;
   friend class Recovery;
   friend class Folding;
+  friend class WrongRows;
   friend class Checking;
   friend class Scrubbing;
   struct Request {
@@ -140,11 +117,19 @@ class CodedStore final : public Store {
     std::optional<Class> stated;
     std::vector<std::pair<uint64_t, size_t>> writes;
   };
-  // Memory for some blocks of each of `rows` rows.
+  // Memory for some blocks of each of `rows` rows. Shared with reads into it that are left behind.
   struct Scratch {
     Grant grant;
     AlignedBytes bytes;
     size_t rows = 0;
+  };
+  using ScratchPtr = std::shared_ptr<Scratch>;
+  // What the live header pages of a stripe say.
+  struct HeaderRead {
+    const Stripe* stripe;
+    RawHeaders raw;
+    bool any = false;      // could be read
+    std::string why = {};  // something could not
   };
   // What one commit of a batch is about to do.
   struct Prepared {
@@ -165,21 +150,24 @@ class CodedStore final : public Store {
   // read.cc: any thread but the Loop's
   ObjectInfo info_of(std::string_view key, const Object& object) const;  // with mutex_
   Status read_now(std::string_view key, const ObjectPtr& object, uint64_t offset, Slice into, Priority priority);
-  Status load_headers(const StripePtr& stripe, Priority priority);
-  Status load_headers_paced(const StripePtr& stripe);  // rebuild.cc: for what goes on in the background
-  bool read_headers(const Stripe& stripe, Priority priority, RawHeaders& raw, std::string& why);
   void plan_chunk(const StripePtr& stripe, size_t chunk, size_t first, size_t count, std::byte* into, std::vector<Run>& runs) const;  // with mutex_
   Status fetch(const std::vector<Run>& runs, Priority priority);
   std::vector<Run> wrong_of(const std::vector<Run>& runs, const std::vector<size_t>& ops, const ShardBatch& batch) const;
   Status fetch_from_logs(std::vector<Run> left, Priority priority);
   Status fetch_degraded(std::vector<Run> left, Priority priority);
   // From the cap: for so many rows, or fewer where it does not allow that; for one at least.
-  Result<Scratch> take_scratch(size_t rows, size_t blocks_a_row, std::string_view who) const;
-  // Bases, of all of these at once; each has its own answer.
-  void read_rows(std::span<RowsWanted> all, Priority priority);
-  size_t add_reads(ShardBatch& batch, const RowsWanted& rows, size_t c, std::byte* into) const;
+  Result<ScratchPtr> take_scratch(size_t rows, size_t blocks_a_row, std::string_view who) const;
+  // Bases, of all of these at once; each has its own answer. `memory` as in RowReads.
+  void read_rows(std::span<RowsWanted> all, std::shared_ptr<const void> memory, Priority priority);
+  void finish_rows(RowReads& reads);
   ShardSet live() const;
   uint32_t live_positions(const Stripe& stripe) const;
+  // header_reads.cc: any thread but the Loop's
+  Status load_headers(const StripePtr& stripe, Priority priority);
+  // Of all of these that have none in memory, as many at once as the cap has room for. Why not, by stripe, of those of which nothing could be read.
+  std::map<uint64_t, Error> load_headers(std::span<const StripePtr> stripes, Priority priority);
+  Status load_headers_paced(const StripePtr& stripe);  // the writer thread: for what goes on in the background
+  void read_headers(std::span<HeaderRead> all, Priority priority);
 
   // writer.cc: the writer thread
   void run();
@@ -190,6 +178,7 @@ class CodedStore final : public Store {
   bool background_step(bool idle);
   bool relieve_log();
   bool patrol_step();
+  Result<size_t> fold_watched(const FoldBounds& bounds);  // beside commits: what keeps it from folding is told once
   bool refused() const;
   void used();  // any thread: somebody uses the store
   Future<void> add_job(std::function<Result<bool>()> step, Pace& pace);  // any thread
@@ -222,7 +211,7 @@ class CodedStore final : public Store {
   Status change_epoch(ShardSet to);
   void set_trouble(ShardSet set, const std::string& why);
 
-  // fold.cc, resync.cc: the writer thread
+  // fold.cc: the writer thread
   Result<size_t> fold_step(const FoldBounds& bounds);               // how many stripes were folded
   Result<size_t> fold_paced(const FoldBounds& bounds, Pace& pace);  // the same, and what it moved is spent
   bool folded_up_to(Stamp stamp) const;                             // but for stripes that cannot be
@@ -240,6 +229,11 @@ class CodedStore final : public Store {
     size_t first_page = 0, pages = 0;  // of a chunk's header
     size_t first = 0, rows = 0;        // that these are of
   };
+  struct Own {
+    AlignedBytes pairs;                         // its header pages; zeros where there are none
+    std::vector<std::optional<uint32_t>> crcs;  // by row: of its block; none: it could not be read
+  };
+  Result<Own> read_own(const Stripe& stripe, size_t position, const Piece& piece, RawHeaders& raw);
   Result<Compared> compare(const StripePtr& stripe, size_t position, const Piece& piece);
   struct Rebuilt {
     size_t blocks = 0, pages = 0;  // that were wrong and are right now
@@ -256,8 +250,8 @@ class CodedStore final : public Store {
   Result<Rebuilt> rebuild(const StripePtr& stripe, size_t position);  // all steps
   Status rebuild_piece(const StripePtr& stripe, size_t position, const Piece& piece, Rebuilt& done);
   void note_loss(const StripePtr& stripe, size_t position, const std::string& why);
-  Status decode_wrong(const Stripe& stripe, size_t position, const Piece& piece, Compared& found, AlignedBytes& blocks, Rebuilt& done);
-  // resync.cc: the writer thread
+  size_t rows_of_share(size_t rows, size_t blocks_a_row) const;
+  // resync.cc, admit.cc: the writer thread
   Result<bool> repair_step();  // false: there is nothing to do
   Result<bool> mend_step();    // false: there is nothing to do
   Result<bool> resync_step();  // false: there is nothing to do
@@ -326,6 +320,7 @@ class CodedStore final : public Store {
   uint64_t moved_ = 0;                                    // bytes, by folds and table images since it was opened
   uint64_t image_cost_ = 0;                               // of these by the newest image
   uint64_t moved_at_image_ = 0;                           // when that was written
+  Trouble repair_trouble_{"repair"}, fold_trouble_{"folding"}, image_trouble_{"writing the object table"};
 
   std::mutex queue_mutex_;  // guards what follows
   std::condition_variable queued_;

@@ -543,8 +543,14 @@ TEST_F(CodedFiles, SwappedForeignAndDoubledShardsAreRecognised) {
   std::filesystem::copy(root_ + "/d0", root_ + "/copy");
   EXPECT_TRUE(says(error_of("2+1", "/d0," + root_ + "/copy," + root_ + "/d2", Code::mismatch), "is a copy of"));
   std::ofstream(root_ + "/foreign", std::ios::binary) << std::string(256 * kKiB, 'x');
-  EXPECT_TRUE(says(error_of("2+1", "/d0," + root_ + "/d1," + root_ + "/foreign", Code::mismatch), "holds something that is no shard"));
+  EXPECT_EQ(read_all(**open("2+1", "/d0," + root_ + "/d1," + root_ + "/foreign"), "a"), content) << "the others suffice";
+  EXPECT_TRUE(says(error_of("2+1", "/new0," + root_ + "/new1," + root_ + "/foreign", Code::mismatch), "holds something that is no shard"));
+  EXPECT_TRUE(says(error_of("2+1", "/d0," + root_ + "/new1," + root_ + "/foreign", Code::not_found), "holds something that is no shard"));
   options_.create = false;
+  EXPECT_TRUE(says(error_of("2+1", "/new0," + root_ + "/new1," + root_ + "/foreign", Code::mismatch), "holds something that is no shard"));
+  std::ostringstream foreign;
+  foreign << std::ifstream(root_ + "/foreign", std::ios::binary).rdbuf();
+  EXPECT_EQ(foreign.str(), std::string(256 * kKiB, 'x')) << "and what it holds is somebody's";
   EXPECT_EQ(code_of(open("2+1", "/none{0..2}")), Code::not_found);
 }
 

@@ -32,7 +32,8 @@ void put_items(ByteWriter& out, const Shape& shape, std::string_view key, const 
   const bool cut = object.base && !object.made && stripes_of(object.kept) < object.base->stripes.size();
   if (cut && object.kept < object.bytes) put_object(out, key, object.kept, object.chunk_bytes, number);  // the stripes behind go, although it grew again
   put_object(out, key, object.base && !object.made && mutated(Mutation::size_outside_commit) ? object.base->bytes : object.bytes, object.chunk_bytes, number);
-  if (object.stated) put_class(out, {object.expected, true});
+  // What was told when it was made is kept, too: a store that is open for one command learns nothing else.
+  if (object.stated || (object.made && object.expected != Class::read_write)) put_class(out, {object.expected, object.stated});
   for (const auto& [index, stripe] : object.stripes) {
     if (stripe.fresh) put_stripe(out, index, *stripe.fresh);
   }
@@ -245,9 +246,9 @@ Status CodedStore::write_fresh(const Prepared& commit, const StagedStripe& stage
       ++first;
       continue;
     }
-    STOKER_ASSIGN(const Scratch memory, take_scratch(std::min(kFreshRows, shape_.rows() - first), shape_.n(), "writing a stripe of a coded store"));
-    STOKER_TRY(write_fresh_rows(staged, first, memory, positions, headers, failed));
-    first += memory.rows;
+    STOKER_ASSIGN(const ScratchPtr memory, take_scratch(std::min(kFreshRows, shape_.rows() - first), shape_.n(), "writing a stripe of a coded store"));
+    STOKER_TRY(write_fresh_rows(staged, first, *memory, positions, headers, failed));
+    first += memory->rows;
   }
   // All pages of all chunks: a page that is not there is then a lost one, never one that was not written.
   ShardBatch batch(*shards_, Priority::write_back);

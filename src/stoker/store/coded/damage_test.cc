@@ -296,5 +296,61 @@ TEST(CodedDamage, LogsThatCannotBeReadAreMadeAnewOneAfterTheOther) {
   EXPECT_EQ(Damaged::scrub(*store).found(), 0U);
 }
 
+// Somebody wrote over the beginning of a disk. It counts as lost like any other, and what stands there now may be all that somebody has: only who takes it
+// away by hand may have the shard made anew.
+TEST(CodedDamage, AShardWhoseHeadWasWrittenOverIsMissingAndNeverWrittenTo) {
+  CodedWorld world(quiet(4, 2));
+  Bytes content;
+  {
+    auto store = std::move(*world.open_small());
+    content = put(*store, "a", 300'000, 1);
+  }
+  const auto images = images_of(world);
+  const auto spoil = [&](const std::string& path) {
+    SimImage image = world.disk().image(path);
+    image.write(0, Bytes(kHeadBytes, std::byte{'x'}));
+    world.disk().put(path, image);
+  };
+  const std::string& path = world.paths()[2];
+  spoil(path);
+  const SimImage spoilt = world.disk().image(path);
+  EXPECT_EQ(read_all(**world.open_small(true), "a"), content);
+  {
+    auto store = std::move(*world.open_small());
+    ASSERT_EQ(store->health().troubles.size(), 1U);
+    EXPECT_NE(store->health().troubles[0].find("'d2' holds something that is no shard"), std::string::npos) << store->health().troubles[0];
+    update(*store, "a", content, 8192, 8192, 2);
+    ASSERT_OK(store->repair().wait());
+    EXPECT_EQ(store->health().troubles.size(), 1U);
+  }
+  StoreOptions options;
+  options.replace = {path};
+  const auto over = world.open_coded(options);
+  ASSERT_FALSE(over);
+  EXPECT_EQ(over.error().code, Code::mismatch);
+  EXPECT_NE(over.error().what.find("move it away"), std::string::npos) << over.error().what;
+  Bytes now(spoilt.bytes());
+  Bytes then(spoilt.bytes());
+  world.disk().image(path).read(0, now);
+  spoilt.read(0, then);
+  EXPECT_EQ(now, then);
+  // As the sentence says.
+  world.disk().remove(path);
+  {
+    auto store = std::move(*world.open_coded(options));
+    ASSERT_OK(store->repair().wait());
+    EXPECT_TRUE(store->health().troubles.empty());
+  }
+  for (const size_t lost : {0U, 5U}) world.disk().remove(world.paths()[lost]);
+  EXPECT_EQ(read_all(**world.open_small(true), "a"), content) << "with the new one";
+  // With too few left nothing is served, and it is told of each why it is missing.
+  put_back(world, images);
+  for (size_t i = 0; i < 4; ++i) spoil(world.paths()[i]);
+  const auto few = world.open_small(true);
+  ASSERT_FALSE(few);
+  EXPECT_EQ(few.error().code, Code::not_found);
+  EXPECT_NE(few.error().what.find("'d3' holds something"), std::string::npos) << few.error().what;
+}
+
 }  // namespace
 }  // namespace stoker::coded

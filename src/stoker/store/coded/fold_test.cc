@@ -117,6 +117,29 @@ TEST_P(CountedFold, WithoutTheDiskOfTheDataReadsAParitysLogAtOnce) {
 INSTANTIATE_TEST_SUITE_P(Codes, CountedFold, ::testing::Values(std::pair<size_t, size_t>{4, 2}, std::pair<size_t, size_t>{6, 3}, std::pair<size_t, size_t>{10, 4}),
                          [](const auto& test) { return std::to_string(test.param.first) + "_" + std::to_string(test.param.second); });
 
+// Of stripes that nobody has looked at since the store was opened; and they cost one wait more.
+TEST(CodedFold, ReadsTheHeadersOfAllItsStripesAtOnce) {
+  CodedWorldOptions options = quiet(4, 2);
+  options.latency_ns = kLatency;
+  CodedWorld world(options);
+  constexpr size_t kStripes = 8;
+  constexpr size_t kStripe = 4 * 64 * kKiB;
+  Bytes content;
+  {
+    auto store = std::move(*world.open_small());
+    content = put(*store, "a", kStripes * kStripe, 1);
+  }
+  auto store = std::move(*world.open_small());
+  for (size_t i = 0; i < kStripes; ++i) update(*store, "a", content, i * kStripe, 4096, 10 + i);
+  const uint64_t reads = world.runtime().loop().counters().reads.get();
+  const uint64_t waits = world.waits();
+  ASSERT_OK(store->fold_all().wait());
+  EXPECT_EQ(world.waits() - waits, 1 + kFoldWaits);
+  EXPECT_EQ(world.runtime().loop().counters().reads.get() - reads, kStripes * (6 + 1 + 3));
+  EXPECT_EQ(store->health().folds, kStripes);
+  EXPECT_EQ(read_all(*store, "a"), content);
+}
+
 // The oldest of the log takes up a whole step and cannot be folded: what comes behind it is, and the rest is told.
 TEST(CodedFold, WhatCannotBeFoldedIsInTheWayOfNothingElse) {
   for (const bool drained : {false, true}) {

@@ -50,7 +50,8 @@ class Checking {
       report_.data_bytes += object->bytes;
       if (options_.progress && !options_.quick) options_.progress(report_.data_bytes, total);
     }
-    if (report_.problems.size() > health.troubles.size() && report_.advice.empty()) report_.advice.emplace_back("`stoker scrub` mends from the others what is damaged on one disk");
+    // With too few shards left to write to it nothing can be mended, and what is lost is lost with the others.
+    if (report_.problems.size() > health.troubles.size() && store_.shape_.writable(live)) report_.advice.emplace_back("`stoker scrub` mends from the others what is damaged on one disk");
     if (single_copies_ > 0) report_.notes.push_back(std::to_string(single_copies_) + " header pages have one intact copy instead of two, as after a crash: `stoker scrub` writes the other");
   }
 

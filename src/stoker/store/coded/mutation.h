@@ -1,6 +1,7 @@
-// Deliberate bugs, one at a time, to show that the checker finds each (tests/crash/coded_mutation_test.cc). Only that test's own build of these
-// sources has them: in any other mutated() is a constant false, and the compiler leaves nothing of what it guards.
+// Deliberate bugs of a coded store (base/mutation.h), to show that its checker finds each (tests/crash/coded_mutation_test.cc).
 #pragma once
+
+#include "stoker/base/mutation.h"
 
 namespace stoker::coded {
 
@@ -29,12 +30,5 @@ enum class Mutation {
   believe_old_vals,          // a VAL below the base's version counts
   settle_nothing,            // opening does not append what it chose where it is lacking
 };
-
-#ifdef STOKER_MUTATIONS
-inline Mutation mutation = Mutation::none;
-inline bool mutated(Mutation which) { return mutation == which; }
-#else
-constexpr bool mutated(Mutation) { return false; }
-#endif
 
 }  // namespace stoker::coded

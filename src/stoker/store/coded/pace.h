@@ -18,7 +18,11 @@ class Pace {
   // How long until the next step may begin; 0: now.
   uint64_t wait_ns();
   // What a step moved. It may be more than was there: the next one then waits for it.
-  void spend(uint64_t bytes) { tokens_ -= static_cast<double>(bytes); }
+  void spend(uint64_t bytes) {
+    tokens_ -= static_cast<double>(bytes);
+    spent_ += bytes;
+  }
+  uint64_t spent() const { return spent_; }  // in all
 
  private:
   const uint64_t rate_, busy_rate_;
@@ -26,6 +30,7 @@ class Pace {
   std::atomic<uint64_t> used_ns_{0};
   uint64_t at_ns_;      // when tokens_ was counted
   double tokens_ = 0;   // bytes; below 0: owed
+  uint64_t spent_ = 0;
 };
 
 }  // namespace stoker::coded

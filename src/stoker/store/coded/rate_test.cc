@@ -1,5 +1,5 @@
 // The rates of what goes on in the background, over a clock that stands still until a test moves it. What may move in no time is a first step, however
-// often there is a chance; with time so much more as the rate says. Bytes are those of the Loop's class of the background.
+// often there is a chance; with time so much more as the rate says. Bytes are those that the Loop moved, and not those that were booked.
 #include <chrono>
 #include <functional>
 #include <future>
@@ -14,27 +14,31 @@ namespace {
 
 constexpr uint64_t kRate = 8 << 20;                           // bytes a second
 constexpr uint64_t kStep = 512 << 10;                         // that a step of repair moves at most, here
+constexpr uint64_t kFoldStep = 4 << 20;                       // that one of a fold does, of four stripes
 constexpr auto kWhile = std::chrono::milliseconds(300);       // of real time, in which all of it would be done
 
 class Rated {
  public:
-  explicit Rated(CodedWorldOptions options, uint32_t chunk_bytes = 64 << 10) : chunk_bytes_(chunk_bytes), world_(with(std::move(options), clock_)) {}
+  explicit Rated(CodedWorldOptions options, uint32_t chunk_bytes = 64 << 10, uint32_t stripes = 16) : chunk_bytes_(chunk_bytes), stripes_(stripes), world_(with(std::move(options), clock_)) {}
   void open(const std::vector<std::string>& replaced = {}) {
     store_.reset();
     StoreOptions options;
     options.create = replaced.empty();
     options.replace = replaced;
-    options.capacity_bytes = uint64_t{64} * chunk_bytes_;
+    options.capacity_bytes = uint64_t{4} * stripes_ * chunk_bytes_;
     options.chunk_bytes = chunk_bytes_;
     options.objects_max = 64;
     store_ = std::move(*world_.open_coded(options));
-    moved_ = moved_in_all();
+    count_from_here();
+  }
+  void count_from_here() {
+    before_ = so_far();
     began_ns_ = clock_.now_ns();
   }
-  // A store of 12 stripes whose second disk is a new one.
-  void open_with_a_new_disk() {
+  // A store with an object of so many stripes, whose second disk is a new one.
+  void open_with_a_new_disk(size_t stripes = 12) {
     open();
-    content_ = put(*store_, "a", 12 * 4 * 64 * kKiB, 1);
+    content_ = put(*store_, "a", stripes * 4 * 64 * kKiB, 1);
     other_ = put(*store_, "other", 4096, 2);
     store_.reset();
     world_.disk().remove(world_.paths()[1]);
@@ -42,12 +46,29 @@ class Rated {
   }
   // Commits are served one by one, and after each there is a chance for one step of what goes on in the background.
   void use(int commits) {
+    if (other_.empty()) other_ = put(*store_, "other", 4096, 2);
     for (int i = 0; i < commits; ++i) update(*store_, "other", other_, 0, 4096, static_cast<uint64_t>(i));
+    commits_ += static_cast<uint64_t>(commits);
   }
   void pass(std::chrono::nanoseconds time) { clock_.advance_to(clock_.now_ns() + static_cast<uint64_t>(time.count())); }
-  uint64_t moved() { return moved_in_all() - moved_; }
+  // Without what is not of the background: the log's frames, also of folds, and images of the table.
+  uint64_t moved() { return so_far().background - before_.background; }
+  // Without the frames of use(), of two blocks each, in the logs of a data chunk and of its two parities.
+  uint64_t moved_by_all() { return so_far().all - before_.all - (commits_ - before_.commits) * 3 * 8192; }
   // By the rate, since it was opened.
   uint64_t allowed() { return kRate / 10 + static_cast<uint64_t>(static_cast<double>(clock_.now_ns() - began_ns_) / 1e9 * kRate); }
+  // Time passes, a twentieth of a second after the other, with chances for some steps behind each; a step moves so much at most. Never is more moved than
+  // that and what the rate allows; nor is it less, in the end.
+  void keeps_to(uint64_t rate, std::chrono::seconds time, uint64_t step, uint64_t (Rated::*moves)(), const std::function<void()>& chances) {
+    uint64_t allowed = 0;
+    for (std::chrono::milliseconds passed{0}; passed < time; passed += std::chrono::milliseconds(50)) {
+      pass(std::chrono::milliseconds(50));
+      chances();
+      allowed = static_cast<uint64_t>(static_cast<double>(clock_.now_ns() - began_ns_) / 1e9 * static_cast<double>(rate));
+      ASSERT_LE((this->*moves)(), allowed + step) << "after " << passed.count() + 50 << " ms";
+    }
+    EXPECT_GE((this->*moves)() + step, allowed) << "what is allowed is used";
+  }
   // Time passes until it is done.
   void await(const std::function<bool()>& done) {
     for (int i = 0; !done(); ++i) {
@@ -69,17 +90,33 @@ class Rated {
     options.clock = &clock;
     return options;
   }
-  uint64_t moved_in_all() {
-    const ClassCounters& counters = world_.runtime().loop().counters(Priority::scrub);
-    return counters.bytes_read.get() + counters.bytes_written.get();
+  struct Moved {
+    uint64_t background, all, commits;
+  };
+  Moved so_far() {
+    Moved moved{0, 0, commits_};
+    for (size_t i = 0; i < kPriorities; ++i) {
+      const ClassCounters& counters = world_.runtime().loop().counters(static_cast<Priority>(i));
+      const uint64_t bytes = counters.bytes_read.get() + counters.bytes_written.get();
+      moved.all += bytes;
+      if (static_cast<Priority>(i) == Priority::scrub) moved.background = bytes;
+    }
+    return moved;
   }
-  const uint32_t chunk_bytes_;
+  const uint32_t chunk_bytes_, stripes_;
   VirtualClock clock_;
   CodedWorld world_;
   std::unique_ptr<CodedStore> store_;
   Bytes content_, other_;
-  uint64_t moved_ = 0, began_ns_ = 0;
+  Moved before_{};
+  uint64_t began_ns_ = 0, commits_ = 0;
 };
+
+// Where it would wait for ever it fails.
+void ends(const Future<void>& done) {
+  ASSERT_TRUE(done.wait_for(std::chrono::minutes(1))) << "it does not end";
+  EXPECT_OK(done.wait());
+}
 
 TEST(CodedRate, RepairKeepsToItWhileOthersCommitAndToNoneWhenNobodyDoes) {
   CodedWorldOptions options = quiet(4, 2);
@@ -99,7 +136,7 @@ TEST(CodedRate, RepairKeepsToItWhileOthersCommitAndToNoneWhenNobodyDoes) {
   EXPECT_GE(run.moved() + kStep, kRate / 5) << "what 200 ms allow is used";
   EXPECT_FALSE(done.ready());
   run.pass(std::chrono::seconds(1));
-  EXPECT_OK(done.wait()) << "and the clock stands still";
+  ends(done);  // and the clock stands still
   EXPECT_TRUE(run.store().health().troubles.empty());
   EXPECT_TRUE(run.whole());
 }
@@ -115,7 +152,24 @@ TEST(CodedRate, RepairKeepsToItWhileOthersOnlyRead) {
   EXPECT_FALSE(done.wait_for(kWhile));
   EXPECT_LE(run.moved(), kStep);
   run.pass(std::chrono::seconds(1));
-  EXPECT_OK(done.wait());
+  ends(done);
+}
+
+// To the byte: what is told behind the code in a composition, asked for or by itself. A step is a chunk here, which takes what four others hold of it.
+TEST(CodedRate, RepairMovesWhatItsRateAllowsBesideCommits) {
+  for (const bool asked : {true, false}) {
+    CodedWorldOptions options = quiet(4, 2);
+    options.background = !asked;
+    options.repair_rate = asked ? 0 : kRate;  // it begins before anybody uses the store
+    options.rates = "fold=1 repair=8MiB";
+    Rated run(options, 64 << 10, 64);
+    run.open_with_a_new_disk(48);
+    run.use(1);
+    run.count_from_here();
+    if (asked) static_cast<void>(run.store().repair());
+    run.keeps_to(kRate, std::chrono::seconds(2), kStep, &Rated::moved, [&] { run.use(3); });
+    EXPECT_FALSE(run.store().health().troubles.empty()) << "it was at work all the time";
+  }
 }
 
 TEST(CodedRate, RepairKeepsToTheRateThatItWasGivenWhenNobodyUsesTheStoreToo) {
@@ -188,18 +242,34 @@ TEST(CodedRate, ScrubAndPatrolKeepToTheirs) {
   options.scrub_rate = kRate;
   Rated alone(options);
   alone.open();
-  put(alone.store(), "other", 4096, 2);
-  Bytes bytes = pattern(4096, 1);
-  const auto use = [&] { update(alone.store(), "other", bytes, 0, 4096, 3); };
-  for (int i = 0; i < 40; ++i) use();
+  alone.use(40);
   EXPECT_GT(alone.moved(), 0U);
   EXPECT_LE(alone.moved(), kPiece);
-  for (int i = 0; i < 40; ++i) {
-    alone.pass(std::chrono::milliseconds(20));
-    for (int j = 0; j < 2; ++j) use();
-    EXPECT_LE(alone.moved(), alone.allowed() + kPiece);
-  }
-  EXPECT_GE(alone.moved() + kPiece, kRate / 2) << "what 800 ms allow is used, but for chances that did not come";
+}
+
+// To the byte. A fold of nothing is a chance for a step that moves nothing else of the background, and leaves nothing in the logs.
+TEST(CodedRate, PatrolMovesWhatItsRateAllows) {
+  CodedWorldOptions options;
+  options.rates = "scrub=8MiB repair=0";
+  options.segment_bytes = 128 << 10;
+  options.segments = 4;
+  Rated run(options, 64 << 10, 64);
+  run.open();
+  run.content() = put(run.store(), "a", 48 * 4 * 64 * kKiB, 1);
+  run.keeps_to(kRate, std::chrono::seconds(2), 256 << 10, &Rated::moved, [&] {
+    for (int i = 0; i < 8; ++i) ASSERT_OK(run.store().fold_all().wait());
+  });
+}
+
+// While others use the store, what looks by itself keeps to the rate of repairs as well.
+TEST(CodedRate, PatrolKeepsToTheRateOfRepairsTooBesideCommits) {
+  CodedWorldOptions options;
+  options.rates = "scrub=1GiB repair=8MiB";
+  Rated run(options);
+  run.open();
+  run.use(1);
+  run.count_from_here();
+  run.keeps_to(kRate, std::chrono::seconds(2), 2 << 20, &Rated::moved, [&] { run.use(3); });
 }
 
 // Commits without a pause, by one who waits for each: the log is folded beside them, and none of them finds it full.
@@ -276,11 +346,11 @@ class Drained : public ::testing::Test {
     options.fold_rate = fold_rate;
     return options;
   }
-  // 600 blocks in the logs, of 10 stripes: several steps.
-  static void fill(Rated& run) {
+  // 60 blocks of each stripe in the logs: several steps.
+  static void fill(Rated& run, size_t stripes = 10) {
     run.open();
-    run.content() = put(run.store(), "a", 2'621'440, 1);
-    for (size_t i = 0; i < 20; ++i) update(run.store(), "a", run.content(), i * 32 * 4096, 30 * 4096, 10 + i);
+    run.content() = put(run.store(), "a", stripes * 64 * 4096, 1);
+    for (size_t i = 0; i < 2 * stripes; ++i) update(run.store(), "a", run.content(), i * 32 * 4096, 30 * 4096, 10 + i);
   }
 };
 
@@ -297,17 +367,50 @@ TEST_F(Drained, InStepsAtTheRateOfFolds) {
   EXPECT_TRUE(run.whole());
 }
 
+// To the byte: what is told behind the code in a composition.
+TEST_F(Drained, MovesWhatTheRateOfFoldsAllowsBesideCommits) {
+  CodedWorldOptions told = options(0);
+  told.rates = "repair=1 fold=8MiB";
+  Rated run(told, 64 << 10, 32);
+  fill(run, 24);
+  run.use(1);
+  run.count_from_here();
+  const auto done = run.store().drain();
+  run.keeps_to(kRate, std::chrono::seconds(1), kFoldStep, &Rated::moved_by_all, [&] { run.use(3); });
+  EXPECT_FALSE(done.ready());
+}
+
+// As `stoker repair --rate` does it, of a store that nobody else has open.
+std::future<Result<RepairReport>> begin_repair(Rated& run) {
+  return std::async(std::launch::async, [&run] {
+    CodedOptions coded;
+    coded.files = false;
+    coded.clock = &run.clock();
+    RepairOptions repair;
+    repair.rate = 4 * kRate;
+    return repair_coded_store({4, 2, run.world().paths()}, run.world().runtime().runtime(), repair, coded);
+  });
+}
+
+TEST(CodedRate, ARepairOfAClosedStoreKeepsToItsRate) {
+  Rated run(quiet(4, 2));
+  run.open_with_a_new_disk();
+  run.opened().reset();
+  auto repaired = begin_repair(run);
+  EXPECT_EQ(repaired.wait_for(2 * kWhile), std::future_status::timeout);
+  run.await([&] { return repaired.wait_for(std::chrono::seconds(0)) == std::future_status::ready; });
+  const auto report = repaired.get();
+  ASSERT_OK(report);
+  EXPECT_TRUE(report->problems.empty());
+  EXPECT_GE(report->rebuilt_bytes, 12 * 64 * kKiB);
+}
+
 // The last thing that `stoker repair --rate` does is to fold what is in the log.
 TEST_F(Drained, ByARepairAtTheRateOfTheRepair) {
   Rated run(options(0));
   fill(run);
   run.opened().reset();
-  CodedOptions coded;
-  coded.files = false;
-  coded.clock = &run.clock();
-  RepairOptions repair;
-  repair.rate = 4 * kRate;
-  auto repaired = std::async(std::launch::async, [&] { return repair_coded_store({4, 2, run.world().paths()}, run.world().runtime().runtime(), repair, coded); });
+  auto repaired = begin_repair(run);
   EXPECT_EQ(repaired.wait_for(2 * kWhile), std::future_status::timeout);
   run.await([&] { return repaired.wait_for(std::chrono::seconds(0)) == std::future_status::ready; });
   const auto report = repaired.get();

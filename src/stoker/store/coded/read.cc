@@ -1,21 +1,17 @@
 // Reading: what is newer comes from the logs, all else from the bases; what is lost or rotten is decoded.
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <iterator>
 #include <utility>
 
 #include "stoker/base/crc32c.h"
 #include "stoker/store/coded/coded_store.h"
-#include "stoker/store/coded/headers.h"
 #include "stoker/store/coded/mutation.h"
-#include "stoker/store/coded/rows.h"
 
 namespace stoker::coded {
 namespace {
 
 constexpr const char* kWhere = "store/coded/read";
-constexpr size_t kDecodedAtOnce = 64;  // rows
 
 Error no_object(std::string_view key) { return make_error(Code::not_found, "there is no object '" + std::string(key) + "'", kWhere); }
 Error no_snapshot(std::string_view name) { return make_error(Code::not_found, "there is no snapshot '" + std::string(name) + "': a coded store has none", kWhere); }
@@ -146,37 +142,6 @@ Status CodedStore::read_now(std::string_view key, const ObjectPtr& given, uint64
   return {};
 }
 
-// Reads the header pages of all live chunks. Two threads may do so at once: the first one's counts.
-Status CodedStore::load_headers(const StripePtr& stripe, Priority priority) {
-  {
-    std::lock_guard lock(mutex_);
-    if (stripe->headers) return {};
-  }
-  RawHeaders raw(shape_);
-  std::string why;
-  if (!read_headers(*stripe, priority, raw, why)) return make_error(Code::io, "none of the headers of stripe " + std::to_string(stripe->id) + " can be read: " + why, kWhere);
-  Headers merged = raw.merge(shape_);
-  std::lock_guard lock(mutex_);
-  if (!stripe->headers) stripe->headers = std::move(merged);
-  return {};
-}
-
-// Takes what can be read of the header pages of all live chunks; false: nothing.
-bool CodedStore::read_headers(const Stripe& stripe, Priority priority, RawHeaders& raw, std::string& why) {
-  const uint32_t positions = live_positions(stripe);
-  std::vector<AlignedBytes> memory;
-  std::vector<Area> areas;
-  std::vector<size_t> at;
-  for (size_t i = 0; i < shape_.n(); ++i) {
-    if (!is_set(positions, i)) continue;
-    areas.push_back({stripe.shards[i], shape_.slot_at(stripe.slots[i]), memory.emplace_back(header_bytes(shape_)).slice()});
-    at.push_back(i);
-  }
-  why = read_areas(*shards_, priority, areas);
-  for (size_t i = 0; i < areas.size(); ++i) raw.take(shape_, shards_->store(), stripe.id, at[i], memory[i].span());
-  return std::any_of(areas.begin(), areas.end(), [](const Area& area) { return area.any(); });
-}
-
 // Where the newest bytes of these rows are, as runs; zeros are filled in at once.
 void CodedStore::plan_chunk(const StripePtr& stripe, size_t chunk, size_t first, size_t count, std::byte* into, std::vector<Run>& runs) const {
   for (size_t row = first; row < first + count; ++row) {
@@ -280,122 +245,6 @@ Status CodedStore::fetch_from_logs(std::vector<Run> left, Priority priority) {
   const Run& run = left.front();
   return make_error(Code::corruption, "block " + std::to_string(run.first) + " of chunk " + std::to_string(run.chunk) + " of stripe " + std::to_string(run.stripe->id) +
                     " is in the logs of no live shard intact: bring missing disks back, or restore the object from a copy", kWhere);
-}
-
-Result<CodedStore::Scratch> CodedStore::take_scratch(size_t rows, size_t blocks_a_row, std::string_view who) const {
-  for (;; rows /= 2) {
-    auto grant = runtime_.budget.take(rows * blocks_a_row * kBlock, who);
-    if (grant) return Scratch{std::move(*grant), AlignedBytes(rows * blocks_a_row * kBlock), rows};
-    if (rows == 1) return grant.error();
-  }
-}
-
-// Bases, by decoding: so many rows at once, of as many runs.
-Status CodedStore::fetch_degraded(std::vector<Run> left, Priority priority) {
-  if (left.empty()) return {};
-  {
-    std::lock_guard lock(mutex_);
-    for (const Run& run : left) {
-      const bool live = (live_ & shard_bit(run.stripe->shards[run.chunk])) != 0;
-      if (live && run.stripe->overrides.empty()) bad_[{run.stripe->id, run.chunk}] = run.stripe;
-      run.stripe->misses += priority == Priority::scrub ? 0 : 1;
-    }
-  }
-  std::reverse(left.begin(), left.end());  // the next one last
-  size_t rows_left = 0;
-  for (const Run& run : left) rows_left += run.count;
-  while (!left.empty()) {
-    STOKER_ASSIGN(const Scratch memory, take_scratch(std::min(rows_left, kDecodedAtOnce), shape_.n(), "decoding for a read of a coded store"));
-    rows_left -= memory.rows;
-    std::vector<Run> now;
-    for (size_t rows = 0; rows < memory.rows;) {
-      const size_t count = std::min(left.back().count, memory.rows - rows);
-      now.push_back(left.back().part(0, count));
-      rows += count;
-      if (count == left.back().count) {
-        left.pop_back();
-      } else {
-        left.back() = left.back().part(count, left.back().count - count);
-      }
-    }
-    std::vector<RowsWanted> wanted;
-    size_t at = 0;
-    for (const Run& run : now) {
-      wanted.push_back({run.stripe.get(), run.first, run.count, uint32_t{1} << run.chunk, memory.bytes.span().subspan(at, shape_.n() * run.count * kBlock)});
-      at += shape_.n() * run.count * kBlock;
-    }
-    read_rows(wanted, priority);
-    for (size_t i = 0; i < now.size(); ++i) {
-      const Run& run = now[i];
-      if (!wanted[i].status) return wanted[i].status;
-      std::memcpy(run.into, wanted[i].blocks.data() + run.chunk * run.count * kBlock, run.count * kBlock);
-    }
-  }
-  return {};
-}
-
-namespace {
-
-// The transfers of one chunk, of those of a batch.
-struct ChunkRead {
-  size_t set, chunk, first_op, ops;
-};
-
-}  // namespace
-
-// A batch for what is wanted of all of them, and two more at most for what has to be decoded.
-void CodedStore::read_rows(std::span<RowsWanted> all, Priority priority) {
-  std::vector<RowSet> sets;
-  sets.reserve(all.size());
-  for (const RowsWanted& rows : all) sets.emplace_back(shape_, rows, live_positions(*rows.stripe) & ~rows.avoid);
-  for (;;) {
-    ShardBatch batch(*shards_, priority);
-    std::vector<ChunkRead> reads;
-    for (size_t i = 0; i < all.size(); ++i) {
-      const uint32_t chosen = sets[i].next();
-      all[i].blocks_read += static_cast<size_t>(std::popcount(chosen)) * all[i].count;
-      for (size_t c = 0; c < shape_.n(); ++c) {
-        if (is_set(chosen, c)) reads.push_back({i, c, batch.size(), add_reads(batch, all[i], c, sets[i].at(c, 0))});
-      }
-    }
-    if (batch.empty()) break;
-    batch.run();
-    for (const ChunkRead& read : reads) {
-      bool ok = true;
-      for (size_t op = read.first_op; op < read.first_op + read.ops; ++op) ok = ok && batch.ok(op);
-      sets[read.set].took(read.chunk, ok);
-    }
-  }
-  uint64_t decoded = 0;
-  for (size_t i = 0; i < all.size(); ++i) {
-    const RowSet::Decoded done = sets[i].complete(code_);
-    if (!done.lost) {
-      decoded += done.blocks;
-      continue;
-    }
-    all[i].status = make_error(Code::corruption, "row " + std::to_string(all[i].first + *done.lost) + " of stripe " + std::to_string(all[i].stripe->id) + " has only " + std::to_string(sets[i].there(*done.lost)) +
-                               " intact blocks of the " + std::to_string(shape_.k) + " it needs: bring missing disks back, or restore the object from a copy", kWhere);
-  }
-  if (decoded == 0) return;
-  std::lock_guard lock(mutex_);
-  counts_.decoded_blocks += decoded;
-}
-
-// Adds the reads of these rows of chunk c; how many. Blocks of which some lie in the log are read one by one.
-size_t CodedStore::add_reads(ShardBatch& batch, const RowsWanted& rows, size_t c, std::byte* into) const {
-  const Stripe& stripe = *rows.stripe;
-  const bool moved = stripe.overrides.lower_bound(rows.first * shape_.n()) != stripe.overrides.lower_bound((rows.first + rows.count) * shape_.n());
-  const size_t step = moved ? 1 : rows.count;
-  for (size_t r = 0; r < rows.count; r += step) {
-    const auto over = stripe.overrides.find((rows.first + r) * shape_.n() + c);
-    const Slice block{into + r * kBlock, step * kBlock, -1};
-    if (over != stripe.overrides.end()) {
-      batch.read(over->second.place.shard, over->second.place.offset, block);
-    } else {
-      batch.read(stripe.shards[c], shape_.block_at(stripe.slots[c], rows.first + r), block);
-    }
-  }
-  return rows.count / step;
 }
 
 }  // namespace stoker::coded

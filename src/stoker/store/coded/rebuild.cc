@@ -1,37 +1,20 @@
 // Rebuilding a chunk: what a shard has of it is compared with what the headers of all say, and written where it differs.
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <cstring>
+#include <set>
+#include <utility>
 
 #include "stoker/base/crc32c.h"
 #include "stoker/store/coded/coded_store.h"
-#include "stoker/store/coded/headers.h"
+#include "stoker/store/coded/wrong_rows.h"
 
 namespace stoker::coded {
 namespace {
 
-constexpr size_t kRowsRebuilt = 256;  // at least, in a step, if the chunk has so many: commits wait for one
+constexpr size_t kRowsRebuilt = 256;     // at least, in a step, if the chunk has so many: commits wait for one
+constexpr uint64_t kShareOfTheCap = 16;  // a sixteenth of it, for the rows that are read at once
 
 Error failing(const std::string& path, const std::string& why) { return make_error(Code::io, "a chunk on the shard '" + path + "' cannot be rebuilt: " + why, "store/coded/rebuild"); }
-
-// Header pages and blocks of a piece of a chunk, as far as they can be read. What cannot is zeros among the pages, like those of other pieces, and not
-// `readable` among the blocks.
-struct PieceBytes {
-  AlignedBytes pairs, blocks;
-  std::vector<bool> readable;
-};
-
-PieceBytes read_piece(Shards& shards, size_t shard, size_t slot, size_t first_page, size_t pages, size_t first, size_t rows) {
-  const Shape& shape = shards.shape();
-  PieceBytes piece{AlignedBytes(header_bytes(shape)), AlignedBytes(rows * kBlock), {}};
-  std::memset(piece.pairs.data(), 0, piece.pairs.size());
-  const Slice pairs = piece.pairs.slice().sub(2 * first_page * kBlock, 2 * pages * kBlock);
-  std::array<Area, 2> areas = {Area{shard, shape.slot_at(slot) + 2 * first_page * kBlock, pairs}, Area{shard, shape.block_at(slot, first), piece.blocks.slice()}};
-  read_areas(shards, Priority::scrub, areas);
-  piece.readable = std::move(areas[1].readable);
-  return piece;
-}
 
 }  // namespace
 
@@ -69,22 +52,47 @@ void CodedStore::install(const StripePtr& stripe, Headers headers) {
   unpinned_.notify_all();
 }
 
-Status CodedStore::load_headers_paced(const StripePtr& stripe) {
-  {
-    std::lock_guard lock(mutex_);
-    if (stripe->headers) return {};
+// Users who find nothing left of the cap are refused.
+size_t CodedStore::rows_of_share(size_t rows, size_t blocks_a_row) const {
+  const uint64_t share = runtime_.budget.cap() / kShareOfTheCap / (blocks_a_row * kBlock);
+  return static_cast<size_t>(std::clamp<uint64_t>(share, 1, rows));
+}
+
+// What the shard itself has of a piece of a chunk. Where the header pages of one that does not count are blank (it was just made, say) there is nothing in its
+// blocks either, and they are not read.
+Result<CodedStore::Own> CodedStore::read_own(const Stripe& stripe, size_t position, const Piece& piece, RawHeaders& raw) {
+  const size_t shard = stripe.shards[position];
+  const size_t slot = stripe.slots[position];
+  const bool live = is_set(live_positions(stripe), position);
+  Own own{AlignedBytes(header_bytes(shape_)), std::vector<std::optional<uint32_t>>(piece.rows)};
+  std::memset(own.pairs.data(), 0, own.pairs.size());
+  Area pages{shard, shape_.slot_at(slot) + 2 * piece.first_page * kBlock, own.pairs.slice().sub(2 * piece.first_page * kBlock, 2 * piece.pages * kBlock)};
+  pace_.spend(pages.into.size);
+  if (!live) {
+    const bool readable = read_areas(*shards_, Priority::scrub, {&pages, 1}).empty();
+    const auto bytes = pages.into.span();
+    if (readable && std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; })) return own;
   }
-  pace_.spend(static_cast<uint64_t>(std::popcount(live_positions(*stripe))) * header_bytes(shape_));
-  return load_headers(stripe, Priority::scrub);
+  for (size_t first = 0; first < piece.rows;) {
+    STOKER_ASSIGN(const ScratchPtr memory, take_scratch(rows_of_share(piece.rows - first, 1), 1, "comparing a chunk of a coded store"));
+    std::vector<Area> areas = {{shard, shape_.block_at(slot, piece.first + first), memory->bytes.slice()}};
+    if (live && first == 0) areas.push_back(pages);
+    read_areas(*shards_, Priority::scrub, areas);
+    for (size_t row = 0; row < memory->rows; ++row) {
+      if (areas[0].readable[row]) own.crcs[first + row] = crc32c(memory->bytes.data() + row * kBlock, kBlock);
+    }
+    pace_.spend(memory->rows * kBlock);
+    first += memory->rows;
+  }
+  raw.take(shape_, shards_->store(), stripe.id, position, own.pairs.span());
+  return own;
 }
 
 // Every row of this piece of the chunk with what the headers of all say.
 Result<CodedStore::Compared> CodedStore::compare(const StripePtr& stripe, size_t position, const Piece& piece) {
   STOKER_TRY(load_headers_paced(stripe));
-  const PieceBytes own = read_piece(*shards_, stripe->shards[position], stripe->slots[position], piece.first_page, piece.pages, piece.first, piece.rows);
-  pace_.spend((2 * piece.pages + piece.rows) * kBlock);
   RawHeaders raw(shape_);
-  raw.take(shape_, shards_->store(), stripe->id, position, own.pairs.span());
+  STOKER_ASSIGN(const Own own, read_own(*stripe, position, piece, raw));
   Compared found;
   found.next = *stripe->headers;
   // Of a shard that is not live nothing is believed: it may be old.
@@ -112,7 +120,7 @@ Result<CodedStore::Compared> CodedStore::compare(const StripePtr& stripe, size_t
     }
     if (!entry_right && raw.counters[position * shape_.pages() + row / shape_.rows_per_page()] != 0) found.wrong_pages.insert(row / shape_.rows_per_page());
     if (blank) continue;
-    if (known && own.readable[row - piece.first] && crc32c(own.blocks.data() + (row - piece.first) * kBlock, kBlock) == crc) {
+    if (known && own.crcs[row - piece.first] == crc) {
       if (!data) next.unsound[row * shape_.m + position - shape_.k] = false;
     } else {
       found.wrong_rows.push_back(row);
@@ -134,86 +142,43 @@ Result<CodedStore::Compared> CodedStore::compare(const StripePtr& stripe, size_t
   return found;
 }
 
-// The wrong rows, by decoding, into `blocks` of the piece; those that cannot be stay erasures, and no reason to go without the rest.
-Status CodedStore::decode_wrong(const Stripe& stripe, size_t position, const Piece& piece, Compared& found, AlignedBytes& blocks, Rebuilt& done) {
-  const uint32_t wanted = uint32_t{1} << position;
-  std::vector<size_t> right;
-  const auto decode = [&](size_t first, size_t count) -> Status {
-    AlignedBytes all(shape_.n() * count * kBlock);
-    RowsWanted rows{&stripe, first, count, wanted, all.span(), wanted};
-    read_rows({&rows, 1}, Priority::scrub);
-    pace_.spend(rows.blocks_read * kBlock);
-    STOKER_TRY(rows.status);
-    std::memcpy(blocks.data() + (first - piece.first) * kBlock, all.data() + position * count * kBlock, count * kBlock);
-    for (size_t row = first; row < first + count; ++row) right.push_back(row);
-    return {};
-  };
-  for (size_t i = 0; i < found.wrong_rows.size();) {
-    const size_t first = found.wrong_rows[i];
-    size_t count = 1;
-    while (i + count < found.wrong_rows.size() && found.wrong_rows[i + count] == first + count) ++count;
-    i += count;
-    if (decode(first, count)) continue;
-    for (size_t row = first; row < first + count; ++row) {
-      const Status one = decode(row, 1);
-      if (one) continue;
-      if (done.lost++ == 0) done.why = one.error().what;
-    }
-  }
-  for (const size_t row : right) {
-    uint32_t& crc = found.next.crcs[row * shape_.n() + position];
-    const uint32_t now = crc32c(blocks.data() + (row - piece.first) * kBlock, kBlock);
-    if (crc != now) found.wrong_pages.insert(row / shape_.rows_per_page());
-    crc = now;
-    if (position >= shape_.k) found.next.unsound[row * shape_.m + position - shape_.k] = false;
-  }
-  found.wrong_rows = std::move(right);
-  return {};
-}
-
-// Blocks first, durable, then the header pages, durable: as in a fold.
+// Blocks first, durable, then the header pages, durable: as in a fold. Of a shard that does not count nothing is believed until its admission, which
+// flushes it: nothing else does.
 Status CodedStore::rebuild_piece(const StripePtr& stripe, size_t position, const Piece& piece, Rebuilt& done) {
   STOKER_ASSIGN(Compared found, compare(stripe, position, piece));
   const size_t shard = stripe->shards[position];
   const std::string& path = (*shards_)[shard].path;
-  const size_t slot = stripe->slots[position];
-  AlignedBytes decoded(piece.rows * kBlock);
-  STOKER_TRY(decode_wrong(*stripe, position, piece, found, decoded, done));
-  std::set<size_t> pages = found.lost_pages;
-  pages.insert(found.wrong_pages.begin(), found.wrong_pages.end());
-  pages.insert(found.bad_copies.begin(), found.bad_copies.end());
-  const auto durable = [&](ShardBatch& batch) -> Status {
-    if (batch.empty()) return {};
-    if (batch.run() != 0) return failing(path, batch.why());
+  const bool live = is_set(live_positions(*stripe), position);
+  const auto durable = [&]() -> Status {
+    if (!live) return {};
     ShardBatch sync(*shards_, Priority::scrub);
     sync.sync(shard_bit(shard));
     return sync.run() == 0 ? Status() : failing(path, sync.why());
   };
-  ShardBatch blocks(*shards_, Priority::scrub);
-  const std::vector<size_t>& rows = found.wrong_rows;
-  for (size_t i = 0; i < rows.size();) {
-    size_t count = 1;
-    while (i + count < rows.size() && rows[i + count] == rows[i] + count) ++count;
-    blocks.write(shard, shape_.block_at(slot, rows[i]), decoded.slice().sub((rows[i] - piece.first) * kBlock, count * kBlock));
-    i += count;
-  }
-  pace_.spend((rows.size() + pages.size()) * kBlock);
-  STOKER_TRY(durable(blocks));
+  STOKER_TRY(WrongRows(*this, *stripe, position, found, done).run());
+  if (!found.wrong_rows.empty()) STOKER_TRY(durable());
+  std::set<size_t> pages = found.lost_pages;
+  pages.insert(found.wrong_pages.begin(), found.wrong_pages.end());
+  pages.insert(found.bad_copies.begin(), found.bad_copies.end());
   ShardBatch headers(*shards_, Priority::scrub);
   std::vector<AlignedBytes> memory;
   const auto write_page = [&](size_t page) {
     const HeaderPage header = page_of(shape_, stripe->id, found.next, position, page);
     found.next.counters[position * shape_.pages() + page] = header.counter;
     encode_page(shape_, shards_->store(), header, memory.emplace_back(kBlock).span());
-    headers.write(shard, shape_.page_at(slot, page, header.counter), memory.back().slice());
+    headers.write(shard, shape_.page_at(stripe->slots[position], page, header.counter), memory.back().slice());
   };
   for (const size_t page : pages) {
     write_page(page);
     if (found.lost_pages.contains(page)) write_page(page);  // both copies: there is none that a torn write could spoil
   }
-  STOKER_TRY(durable(headers));
+  pace_.spend((found.wrong_rows.size() + memory.size()) * kBlock);
+  if (!headers.empty()) {
+    if (headers.run() != 0) return failing(path, headers.why());
+    STOKER_TRY(durable());
+  }
   install(stripe, std::move(found.next));
-  done.blocks += rows.size();
+  done.blocks += found.wrong_rows.size();
   done.pages += pages.size();
   return {};
 }

@@ -42,7 +42,7 @@ std::optional<TableImage> read_table_image(const StoreId& store, std::span<const
 Status Recovery::run(bool read_only) {
   if (const auto there = static_cast<size_t>(std::popcount(shards_.knowing())); there < shape_.present_min()) {
     return make_error(Code::not_found, "only " + std::to_string(there) + " of the " + std::to_string(shape_.shards) + " shards are there: with fewer than " + std::to_string(shape_.present_min()) +
-                      " it cannot be told what was written last; bring more disks back", kWhere);
+                      " it cannot be told what was written last; bring more disks back" + shards_.missing(), kWhere);
   }
   ShardSet current = shards_.current();
   bool writable = false;
@@ -218,9 +218,10 @@ Status Recovery::load_raw() {
   for (const uint64_t id : wanted) {
     const StripePtr stripe = find_stripe(id);
     if (!stripe) continue;
-    RawHeaders& raw = raw_.emplace(id, RawHeaders(shape_)).first->second;
-    std::string why;
-    if (!store_.read_headers(*stripe, Priority::demand, raw, why)) log().warn("none of the headers of stripe {} can be read: {}", id, why);
+    CodedStore::HeaderRead read{stripe.get(), RawHeaders(shape_)};
+    store_.read_headers({&read, 1}, Priority::demand);
+    if (!read.any) log().warn("none of the headers of stripe {} can be read: {}", id, read.why);
+    raw_.emplace(id, std::move(read.raw));
   }
   return {};
 }

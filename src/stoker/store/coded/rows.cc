@@ -9,8 +9,8 @@
 
 namespace stoker::coded {
 
-RowSet::RowSet(const Shape& shape, const RowsWanted& rows, uint32_t available)
-    : shape_(shape), headers_(*rows.stripe->headers), first_(rows.first), count_(rows.count), wanted_(rows.wanted), available_(available), blocks_(rows.blocks), have_(rows.count, 0) {
+RowSet::RowSet(const Shape& shape, const RowsWanted& rows, uint32_t available, uint32_t lagging, bool spare)
+    : shape_(shape), headers_(*rows.stripe->headers), first_(rows.first), count_(rows.count), wanted_(rows.wanted), available_(available), lagging_(lagging), spare_(spare), blocks_(rows.blocks), have_(rows.count, 0) {
   for (size_t r = 0; r < count_; ++r) {
     for (size_t c = 0; c < shape_.n(); ++c) {
       if (!zeros(c, r)) continue;
@@ -26,8 +26,9 @@ bool RowSet::all_have(size_t c) const {
   return std::all_of(have_.begin(), have_.end(), [c](uint32_t have) { return is_set(have, c); });
 }
 
+// What is wanted is waited for: its place may be decoded into.
 bool RowSet::enough() const {
-  return std::all_of(have_.begin(), have_.end(), [&](uint32_t have) { return (have & wanted_) == wanted_ || static_cast<size_t>(std::popcount(have)) >= shape_.k; });
+  return (under_way_ & wanted_) == 0 && std::all_of(have_.begin(), have_.end(), [&](uint32_t have) { return (have & wanted_) == wanted_ || static_cast<size_t>(std::popcount(have)) >= shape_.k; });
 }
 
 bool RowSet::known(size_t c, size_t r) const {
@@ -40,29 +41,42 @@ bool RowSet::zeros(size_t c, size_t r) const { return c < shape_.k ? headers_.ve
 
 uint32_t RowSet::next() {
   uint32_t chosen = 0;
+  // How many it found, of `most`.
   const auto choose = [&](uint32_t from, size_t most) {
-    for (size_t c = 0; c < shape_.n() && most > 0; ++c) {
-      if (!is_set(from & available_ & ~tried_, c) || all_have(c)) continue;
+    size_t found = 0;
+    for (size_t c = 0; c < shape_.n() && found < most; ++c) {
+      if (!is_set(from & available_ & ~tried_ & ~chosen, c) || all_have(c)) continue;
       chosen |= uint32_t{1} << c;
-      --most;
+      ++found;
     }
+    return found;
   };
   for (; chosen == 0 && turn_ < 3; ++turn_) {
     if (turn_ == 0) choose(wanted_, shape_.n());
     if (turn_ == 0 || enough()) continue;
+    if (turn_ == 2) {
+      choose(available_, shape_.n());
+      continue;
+    }
     size_t sure = 0;
     for (size_t c = 0; c < shape_.n(); ++c) sure += all_have(c) ? 1 : 0;
-    choose(available_, turn_ > 1 ? shape_.n() : shape_.k - std::min(shape_.k, sure));
+    const size_t lacking = shape_.k - std::min(shape_.k, sure);
+    const size_t found = choose(available_ & ~lagging_, lacking + (spare_ ? 1 : 0));
+    if (found < lacking) choose(lagging_, lacking - found);
   }
   tried_ |= chosen;
+  under_way_ |= chosen;
+  // Zeros that are known stand in memory that is being read into.
+  for (uint32_t& have : have_) have &= ~chosen;
   return chosen;
 }
 
 void RowSet::took(size_t c, bool ok) {
+  under_way_ &= ~(uint32_t{1} << c);
   for (size_t r = 0; r < count_; ++r) {
-    if (ok && !is_set(have_[r], c) && known(c, r) && intact(c, r)) have_[r] |= uint32_t{1} << c;
-    // A block that was zeros all along was overwritten by what stood in its place.
-    if (zeros(c, r)) std::memset(at(c, r), 0, kBlock);
+    const bool zero = zeros(c, r);
+    if (zero) std::memset(at(c, r), 0, kBlock);  // whatever stood in their place
+    if (zero || (ok && known(c, r) && intact(c, r))) have_[r] |= uint32_t{1} << c;
   }
 }
 

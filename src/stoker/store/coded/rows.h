@@ -28,16 +28,19 @@ struct RowsWanted {
 
 class RowSet {
  public:
-  // `shape`, and the headers of the stripe, outlive it. `available`: the positions that may be read.
-  RowSet(const Shape& shape, const RowsWanted& rows, uint32_t available);
+  // `shape`, and the headers of the stripe, outlive it. `available`: the positions that may be read, of which those that are `lagging` only where it takes
+  // them. `spare`: one more is read than it takes, so that the last one, or a wrong one, is not waited for.
+  RowSet(const Shape& shape, const RowsWanted& rows, uint32_t available, uint32_t lagging = 0, bool spare = false);
 
-  // The positions to read now: first what is wanted; where that does not give all of it as many others as it takes, data before parity; then
-  // whatever is left. 0: there is enough, or nothing that would help.
+  // The positions to read now: first what is wanted; where that does not give all of it as many others as it takes (and a spare one), data before parity;
+  // then whatever is left. 0: there is enough, or nothing that would help. Until took() nothing of them is there.
   uint32_t next();
   // Where the block of chunk c in the r-th row goes.
   std::byte* at(size_t c, size_t r) const { return blocks_.data() + (c * count_ + r) * kBlock; }
   // What was read of chunk c (or failed to be: `ok`) is taken where it is right.
   void took(size_t c, bool ok);
+  // Every row has what is wanted, or can be decoded, whatever becomes of the reads that are under way.
+  bool enough() const;
   // Fills in what is wanted and was not read; rows that stand together and have the same blocks by one call of the codec, as each makes tables of its own.
   // `lost`: a row of which too little is there, or the result is wrong.
   struct Decoded {
@@ -49,7 +52,6 @@ class RowSet {
 
  private:
   bool all_have(size_t c) const;
-  bool enough() const;  // every row has what is wanted, or can be decoded
   bool known(size_t c, size_t r) const;
   bool intact(size_t c, size_t r) const;
   bool zeros(size_t c, size_t r) const;  // never written: known without being read
@@ -58,10 +60,11 @@ class RowSet {
   const Shape& shape_;
   const Headers& headers_;
   const size_t first_, count_;
-  const uint32_t wanted_, available_;
+  const uint32_t wanted_, available_, lagging_;
+  const bool spare_;
   const std::span<std::byte> blocks_;
   std::vector<uint32_t> have_;  // by row
-  uint32_t tried_ = 0;
+  uint32_t tried_ = 0, under_way_ = 0;
   int turn_ = 0;
 };
 

@@ -104,6 +104,61 @@ TEST_F(Rows, OneThatLacksMoreIsDecodedByItself) {
   EXPECT_TRUE(right(0));
 }
 
+// One more than it takes, and what comes first counts.
+TEST_F(Rows, ASpareOneIsReadWhereSomethingIsDecoded) {
+  RowSet rows(shape_, wanted(0b000001), 0b111110, 0, true);
+  EXPECT_EQ(rows.next(), 0b111110U);
+  read(rows, 0b110010);
+  EXPECT_FALSE(rows.enough());
+  read(rows, 0b000100);
+  EXPECT_TRUE(rows.enough());
+  EXPECT_EQ(rows.next(), 0U);
+  EXPECT_FALSE(rows.complete(code_).lost);
+  EXPECT_TRUE(right(0));
+  RowSet whole(shape_, wanted(0b000001), 0b111111, 0, true);
+  EXPECT_EQ(whole.next(), 0b000001U);
+  EXPECT_FALSE(whole.enough());
+  read(whole, 0b000001);
+  EXPECT_EQ(whole.next(), 0U) << "nothing is decoded";
+}
+
+TEST_F(Rows, WhatLagsIsReadWhereItTakesThat) {
+  RowSet others(shape_, wanted(0b000001), 0b111110, 0b000010, true);
+  EXPECT_EQ(others.next(), 0b111100U) << "no spare one of those";
+  read(others, 0b111100, 3, 9);
+  EXPECT_FALSE(others.enough());
+  EXPECT_EQ(others.next(), 0b000010U) << "in place of what was wrong";
+  read(others, 0b000010);
+  EXPECT_FALSE(others.complete(code_).lost);
+  EXPECT_TRUE(right(0));
+  RowSet few(shape_, wanted(0b000001), 0b111110, 0b000110, true);
+  EXPECT_EQ(few.next(), 0b111010U);
+}
+
+// Zeros that were never written are known without being read; but not while something is read into their place.
+TEST_F(Rows, ZerosUnderAReadAreNotThere) {
+  std::memset(block(1, 7), 0, kBlock);
+  stripe_->headers->versions[7 * 4 + 1] = 0;
+  std::vector<codec::Source> sources(4);
+  std::vector<codec::Target> targets(2);
+  for (size_t c = 0; c < 4; ++c) sources[c].bytes = {block(c, 7), kBlock};
+  for (size_t j = 0; j < 2; ++j) targets[j].bytes = {block(4 + j, 7), kBlock};
+  ASSERT_OK(code_.encode(sources, targets));
+  for (size_t c = 0; c < 6; ++c) stripe_->headers->crcs[7 * 6 + c] = crc32c(block(c, 7), kBlock);
+  RowSet rows(shape_, wanted(0b000001), 0b111110, 0, true);
+  EXPECT_EQ(rows.next(), 0b111110U);
+  std::memset(rows.at(1, 7), 0xEE, kBlock);  // a read that is late, of what stands there
+  read(rows, 0b111000);
+  EXPECT_FALSE(rows.enough());
+  EXPECT_EQ(rows.there(7), 3U);
+  read(rows, 0b000100);
+  EXPECT_TRUE(rows.enough());
+  EXPECT_FALSE(rows.complete(code_).lost);
+  EXPECT_TRUE(right(0));
+  rows.took(1, false);
+  EXPECT_EQ(rows.there(7), 5U);
+}
+
 // A result that has not the checksum that goes with it is not handed out, and the row is named.
 TEST_F(Rows, AWrongResultIsTold) {
   stripe_->headers->crcs[20 * 6] ^= 1;

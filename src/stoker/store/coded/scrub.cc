@@ -38,8 +38,6 @@ class Scrubbing {
   }
   const ScrubReport& report() const { return *report_; }
   RepairProgress progress() const { return {"scrubbing", report_->chunks, std::max(report_->chunks, total_), report_->bytes}; }
-  // Bytes that were read since this was asked last.
-  uint64_t moved() { return std::exchange(moved_, 0); }
 
  private:
   struct Log {
@@ -62,10 +60,7 @@ class Scrubbing {
       if ((set & shard_bit(shard)) != 0) each(shard);
     }
   }
-  void spend(uint64_t bytes) {
-    moved_ += bytes;
-    store_.pace_.spend(bytes);
-  }
+  void spend(uint64_t bytes) { store_.pace_.spend(bytes); }
 
   Result<bool> begin() {
     begun_ = true;
@@ -338,9 +333,8 @@ class Scrubbing {
   Result<bool> check_piece() {
     const StripePtr stripe = chunk_->stripe.lock();
     const bool live = stripe && is_set(store_.live_positions(*stripe), chunk_->position);
-    const size_t before = chunk_->page;
     const auto more = live ? store_.rebuild_step(*chunk_) : Result<bool>(false);
-    moved_ += (header_bytes(shape_) + shape_.chunk_bytes) * (chunk_->page - before) / shape_.pages();
+    if (!more && more.error().code == Code::over_budget) return more.error();
     if (more && *more) return true;
     const CodedStore::Rebuilding chunk = std::move(*chunk_);
     chunk_.reset();
@@ -384,7 +378,6 @@ class Scrubbing {
   size_t position_ = 0;                  // of its chunk that is next
   std::optional<CodedStore::Rebuilding> chunk_;  // of it, that is looked at
   uint64_t total_ = 0;                   // chunks, when it began
-  uint64_t moved_ = 0;
 };
 
 Future<void> CodedStore::scrub(std::shared_ptr<ScrubReport> report) {
@@ -431,8 +424,9 @@ bool CodedStore::patrol_step() {
   };
   if (!allowed() || patrol_pace_.wait_ns() > 0 || pace_.wait_ns() > 0) return false;
   if (!patrol_) patrol_ = std::make_shared<Scrubbing>(*this, std::make_shared<ScrubReport>(), Scrubbing::Asked::by_nobody);
+  const uint64_t before = pace_.spent();
   const auto more = patrol_->step();
-  patrol_pace_.spend(patrol_->moved());
+  patrol_pace_.spend(pace_.spent() - before);
   const ScrubReport& report = patrol_->report();
   bool news = false;
   {
@@ -462,6 +456,7 @@ bool CodedStore::patrol_step() {
 std::vector<std::string> CodedStore::affected() const {
   std::vector<std::string> keys;
   std::lock_guard lock(mutex_);
+  if (static_cast<size_t>(std::popcount(live_)) + shape_.m >= shape_.shards) return keys;  // each stripe has k chunks left
   const auto is_live = [&](size_t shard) { return (live_ & shard_bit(shard)) != 0; };
   for (const auto& [key, object] : table_.objects()) {
     uint64_t left = object->bytes;

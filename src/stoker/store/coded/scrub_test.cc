@@ -418,6 +418,28 @@ TEST(CodedFsck, TellsOfOneFlippedBitInEveryKindOfPlace) {
   EXPECT_EQ(problems[Kind::older_page], 0U) << "the other copy suffices: a note";
 }
 
+// Each of what is wrong has its advice: damage beside a shard that is away is mended by a scrub all the same, while there are enough to write to.
+TEST(CodedFsck, AdvisesAScrubForDamageAlsoWhereAShardIsAway) {
+  Scrubbed run;
+  run.close();
+  const auto advises = [&](const std::string& what) {
+    const FsckReport report = run.fsck();
+    return std::any_of(report.advice.begin(), report.advice.end(), [&](const std::string& each) { return each.find(what) != std::string::npos; });
+  };
+  const Spot spot = *std::find_if(run.spots().begin(), run.spots().end(), [](const Spot& each) { return each.kind == Kind::data; });
+  std::vector<std::string> others = run.world().paths();
+  std::erase(others, spot.path);
+  run.world().disk().remove(others[0]);
+  EXPECT_TRUE(advises("missing disks"));
+  EXPECT_FALSE(advises("`stoker scrub`"));
+  run.flip(spot, 3);
+  EXPECT_TRUE(advises("missing disks"));
+  EXPECT_TRUE(advises("`stoker scrub`"));
+  for (const size_t lost : {1U, 2U}) run.world().disk().remove(others[lost]);
+  EXPECT_TRUE(advises("missing disks"));
+  EXPECT_FALSE(advises("`stoker scrub`")) << "nothing can be written";
+}
+
 // All is folded, the newest image says all there is: what differs from the other shards' by a bit was not left so by a crash.
 TEST(CodedFsck, TellsAFlippedBitOfTheTableFromACrash) {
   Scrubbed run;

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <random>
 
+#include "stoker/base/log.h"
 #include "stoker/store/blank.h"
 #include "stoker/store/coded/mutation.h"
 #include "stoker/store/disk_of.h"
@@ -28,6 +29,14 @@ std::string file_of(const std::string& path) {
   const auto status = std::filesystem::status(path, error);
   const bool itself = std::filesystem::exists(status) && !std::filesystem::is_directory(status);
   return itself ? path : path + "/" + kFileName;
+}
+
+// However it is written: ./disk3 and /disk3/ are what disk3 and /disk3 are.
+std::string plain(const std::string& path) {
+  std::error_code error;
+  const auto absolute = std::filesystem::absolute(path, error).lexically_normal();
+  if (error) return path;
+  return (absolute.has_filename() ? absolute : absolute.parent_path()).string();
 }
 
 Shape plan_shape(const CodedPlan& plan, const StoreOptions& options, const CodedOptions& coded) {
@@ -63,16 +72,19 @@ Status check_plan(const CodedPlan& plan) {
 
 // Disks fail as a whole: two shards on one disk are lost together. With `only`, just that one is compared with the others.
 Status check_disks(const std::vector<Shard>& shards, const Shard* only = nullptr) {
-  std::vector<std::pair<uint64_t, const Shard*>> seen;
+  std::vector<std::pair<Disks, const Shard*>> seen;
+  std::string untold;
   for (const Shard& shard : shards) {
     if (!shard.present()) continue;
-    STOKER_ASSIGN(const uint64_t disk, disk_of(shard.file_path));
-    for (const auto& [other_disk, other] : seen) {
-      if (disk != other_disk || (only != nullptr && only != &shard && only != other)) continue;
+    STOKER_ASSIGN(Disks disks, disks_of(shard.file_path));
+    for (const auto& [other_disks, other] : seen) {
+      if (!disks.shares(other_disks) || (only != nullptr && only != &shard && only != other)) continue;
       return make_error(Code::invalid_argument, "'" + other->path + "' and '" + shard.path + "' are on the same disk and would be lost together: give each shard a disk of its own, or consent with --same-disk", kWhere);
     }
-    seen.emplace_back(disk, &shard);
+    if (!disks.told) untold += (untold.empty() ? "'" : ", '") + shard.path + "'";
+    seen.emplace_back(std::move(disks), &shard);
   }
+  if (!untold.empty()) log().warn("the kernel does not tell which disks these are on, so see to it yourself that none is shared with another shard: {}", untold);
   return {};
 }
 
@@ -81,7 +93,7 @@ Status check_disks(const std::vector<Shard>& shards, const Shard* only = nullptr
 Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop, const StoreOptions& options, const CodedOptions& coded) {
   STOKER_TRY(check_plan(plan));
   for (const std::string& path : options.replace) {
-    if (std::find(plan.paths.begin(), plan.paths.end(), path) != plan.paths.end()) continue;
+    if (std::any_of(plan.paths.begin(), plan.paths.end(), [&](const std::string& each) { return plain(each) == plain(path); })) continue;
     return make_error(Code::invalid_argument, "'" + path + "' is none of the shards of this store: name the new disk in the composition in the place of the lost one, and again as the one to replace", kWhere);
   }
   std::unique_ptr<Shards> shards(new Shards(loop));
@@ -96,6 +108,8 @@ Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop, 
   }
   if (exists) {
     STOKER_TRY(shards->identify(plan, found));
+  } else if (const auto spoiled = std::find_if(shards->shards_.begin(), shards->shards_.end(), [](const Shard& shard) { return shard.spoiled; }); spoiled != shards->shards_.end()) {
+    return make_error(Code::mismatch, spoiled->trouble + ": give another path, or delete it if nobody needs it", kWhere);
   } else if (options.create && !options.read_only) {
     STOKER_TRY(shards->make(plan, options, coded, found));
   } else {
@@ -109,6 +123,7 @@ Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop, 
 }
 
 Shards::~Shards() {
+  stragglers_.await();  // of these files, and they tell us
   for (Shard& shard : shards_) close_store_file(loop_, shard);
 }
 
@@ -163,7 +178,8 @@ Status Shards::read_superblock(Shard& shard, std::optional<Superblock>& found) {
     return {};
   }
   if (!found && text) {
-    return make_error(Code::mismatch, "'" + shard.path + "' holds something that is no shard of a coded store (or both copies of its superblock are damaged): take it out of the list if the others suffice, or give another path", kWhere);
+    shard.spoiled = true;
+    shard.trouble = "'" + shard.path + "' holds something that is no shard of a coded store, or both copies of its superblock are damaged";
   }
   if (found && found->shape.file_bytes() > shard.file.bytes) {
     shard.trouble = "'" + shard.path + "' is cut short: it should have " + std::to_string(found->shape.file_bytes()) + " bytes";
@@ -264,16 +280,19 @@ Status Shards::make_one(Shard& shard, const StoreOptions& options, bool files, b
   return {};
 }
 
-Status Shards::replace(const std::string& path, const StoreOptions& options, bool files) {
-  Shard& shard = *std::find_if(shards_.begin(), shards_.end(), [&](const Shard& each) { return each.path == path; });
+Status Shards::replace(const std::string& named, const StoreOptions& options, bool files) {
+  Shard& shard = *std::find_if(shards_.begin(), shards_.end(), [&](const Shard& each) { return plain(each.path) == plain(named); });
+  const std::string& path = shard.path;
   if (shard.present()) return {};  // a shard of this store: it is brought up to date without being made anew
   // What is there now, from the beginning: it may have come back, or have been put in, since.
   if (shard.lock_fd >= 0) ::close(shard.lock_fd);
   shard.lock_fd = -1;
+  shard.spoiled = false;
   shard.trouble.clear();
   STOKER_TRY(open_one(shard, options, files));
   std::optional<Superblock> found;
   if (shard.present()) STOKER_TRY(read_superblock(shard, found));
+  if (shard.spoiled) return make_error(Code::mismatch, shard.trouble + ": move it away, or delete it if nobody needs it, and replace it then (a device: make all of it zeros)", kWhere);
   if (found) return make_error(Code::mismatch, "'" + path + "' holds a shard that cannot be used" + (shard.trouble.empty() ? "" : " (" + shard.trouble + ")") + ": delete the file if nobody needs it, and replace it then", kWhere);
   std::error_code unknown;  // a disk that is dead is not there either
   if (files && !shard.present() && std::filesystem::exists(shard.file_path, unknown)) return make_error(Code::io, "'" + path + "' cannot be replaced: " + shard.trouble, kWhere);
@@ -297,6 +316,14 @@ ShardSet Shards::knowing() const {
     if (shards_[i].present() && (fresh_ || super.confirmed.number > 0 || super.proposed.number > 0)) set |= shard_bit(i);
   }
   return set;
+}
+
+std::string Shards::missing() const {
+  std::string why;
+  for (const Shard& shard : shards_) {
+    if (!shard.present()) why += "; " + shard.trouble;
+  }
+  return why;
 }
 
 ShardSet Shards::present() const {

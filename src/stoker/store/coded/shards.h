@@ -13,6 +13,7 @@
 #include "stoker/store/coded/format.h"
 #include "stoker/store/coded/log.h"
 #include "stoker/store/coded/store.h"
+#include "stoker/store/coded/stragglers.h"
 #include "stoker/store/store_file.h"
 
 namespace stoker::coded {
@@ -22,11 +23,12 @@ struct Shard : StoreFile {
   std::string trouble;    // why it is missing or was dropped; empty: nothing is wrong with it. Of a store that serves: guarded by its mutex
   std::unique_ptr<ShardLog> log;
   size_t image_area = 1;  // that holds the newest table image; the next goes into the other
+  bool spoiled = false;   // its head holds something, and no superblock: a store that exists does without it, and it is never written to
 
   bool present() const { return file.id >= 0; }
 };
 
-// Closes and unlocks when destroyed. Not thread-safe, but for the files, which any thread may read and write.
+// Closes and unlocks when destroyed, once no reads are left behind. Not thread-safe, but for the files, which any thread may read and write.
 class Shards {
  public:
   // Opens, locks and identifies the shards of one store and puts them in the order of their indices; makes them where there is none
@@ -39,15 +41,17 @@ class Shards {
   bool fresh() const { return fresh_; }
   void keep_files();
   // Makes the shard at this path anew, to be rebuilt: a superblock of epoch 0, durable. Nothing where one of this store is there already.
-  Status replace(const std::string& path, const StoreOptions& options, bool files);
+  Status replace(const std::string& named, const StoreOptions& options, bool files);
 
   Shard& operator[](size_t shard) { return shards_[shard]; }
   const Shard& operator[](size_t shard) const { return shards_[shard]; }
   size_t size() const { return shards_.size(); }
   Loop& loop() { return loop_; }
+  Stragglers& stragglers() { return stragglers_; }
   ShardSet present() const;
   // Those of them that ever were members: a new one knows of no epoch. All, of a store that is being made.
   ShardSet knowing() const;
+  std::string missing() const;  // why those are that are not present: "; 'd0' is not there; 'd3' is blank"
   // The members of the highest confirmed epoch that are there and know of it: those that hold what was acknowledged.
   ShardSet current() const;
   uint64_t epoch_seen() const;  // the highest, confirmed or proposed
@@ -67,6 +71,7 @@ class Shards {
   StoreId store_{};
   std::vector<Shard> shards_;
   bool fresh_ = false;
+  Stragglers stragglers_;
 };
 
 // A piece of a shard that is to be read as far as it can be.

@@ -94,10 +94,13 @@ Health CodedStore::health() const {
   std::lock_guard lock(mutex_);
   Health health = counts_;
   health.epoch = epoch_;
-  health.live = live_;
   for (size_t shard = 0; shard < shape_.shards; ++shard) {
     const Shard& each = (*shards_)[shard];
-    if ((live_ & shard_bit(shard)) == 0) health.troubles.push_back(each.trouble.empty() ? "'" + each.path + "' is not up to date" : each.trouble);
+    if ((live_ & shard_bit(shard)) != 0) {
+      health.live.push_back(each.path);
+    } else {
+      health.troubles.push_back(each.trouble.empty() ? "'" + each.path + "' is not up to date" : each.trouble);
+    }
   }
   for (const auto& [at, loss] : lost_) {
     if (loss.stripe.expired()) continue;

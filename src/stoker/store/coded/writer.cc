@@ -1,8 +1,8 @@
 // The writer thread: commits first, in batches; between them, and when nobody comes, what goes on in the background.
 #include <algorithm>
 #include <chrono>
+#include <string>
 
-#include "stoker/base/log.h"
 #include "stoker/store/coded/coded_store.h"
 
 namespace stoker::coded {
@@ -111,14 +111,14 @@ bool CodedStore::background_step(bool idle) {
   bool worked = false;
   if (pace_.wait_ns() == 0) {
     const auto repaired = repair_step();
-    if (!repaired) log().warn("{}", repaired.error().message());
     worked = repaired && *repaired;
+    if (!repaired) repair_trouble_.met(repaired.error());
+    if (worked) repair_trouble_.over("a piece of a chunk was rebuilt");
   }
   worked = relieve_log() || worked;
   if (worked) return true;
   if (idle && 2 * free_segments() >= shape_.segments && fold_pace_.wait_ns() == 0) {
-    const auto folded = fold_paced({1, kRowsAStep, true}, fold_pace_);
-    if (!folded) log().warn("folding: {}", folded.error().message());
+    const auto folded = fold_watched({1, kRowsAStep, true});
     if (folded && *folded > 0) return true;
   }
   return patrol_step();
@@ -131,16 +131,30 @@ bool CodedStore::relieve_log() {
   const uint64_t moved = moved_ - moved_at_image_;
   const bool image_pays = !since_image_.empty() && (moved >= kFoldsAnImage * image_cost_ || (moved > 0 && 4 * free_segments() < shape_.segments));
   if (!image_pays) {
-    const auto folded = fold_paced({kFoldedAStep, kRowsAStep}, fold_pace_);
-    if (!folded) log().warn("folding: {}", folded.error().message());
+    const auto folded = fold_watched({kFoldedAStep, kRowsAStep});
     if (!folded || *folded > 0) return folded.has_value();
   }
   if (since_image_.empty()) return false;
   const uint64_t before = moved_;
   const Status written = checkpoint();
   fold_pace_.spend(moved_ - before);
-  if (!written) log().warn("{}", written.error().message());
+  if (written) {
+    image_trouble_.over("an image of it was written");
+  } else {
+    image_trouble_.met(written.error());
+  }
   return written.has_value();
+}
+
+// Whoever commits must not find a line in the log for each commit.
+Result<size_t> CodedStore::fold_watched(const FoldBounds& bounds) {
+  auto folded = fold_paced(bounds, fold_pace_);
+  if (folded) {
+    fold_trouble_.over(*folded == 0 ? "nothing is to be folded now" : std::to_string(*folded) + (*folded == 1 ? " stripe was folded" : " stripes were folded"));
+  } else {
+    fold_trouble_.met(folded.error());
+  }
+  return folded;
 }
 
 Future<void> CodedStore::add_job(std::function<Result<bool>()> step, Pace& pace) {

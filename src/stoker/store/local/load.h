@@ -40,6 +40,15 @@ class VolumeLoad {
     std::lock_guard lock(mutex_);
     return written_;
   }
+  // It had no room for them.
+  void refuse(uint64_t bytes) {
+    std::lock_guard lock(mutex_);
+    refused_ += bytes;
+  }
+  uint64_t refused_bytes() const {
+    std::lock_guard lock(mutex_);
+    return refused_;
+  }
   double bytes_per_second() const {
     std::lock_guard lock(mutex_);
     return busy_ns_ > 0 ? bytes_ * 1e9 / busy_ns_ : 0.0;
@@ -69,7 +78,7 @@ class VolumeLoad {
     busy_ns_ *= kept;
   }
   mutable std::mutex mutex_;
-  uint64_t in_flight_ = 0, ended_ns_ = 0, read_ = 0, written_ = 0;
+  uint64_t in_flight_ = 0, ended_ns_ = 0, read_ = 0, written_ = 0, refused_ = 0;
   double bytes_ = 0, busy_ns_ = 0;
 };
 

@@ -96,6 +96,8 @@ class LocalStore final : public Store {
   // `given`: bytes of the same write that go to each volume and are not under way yet; grows by these.
   Result<Extent> allocate(StagedObject& object, uint64_t bytes, uint64_t ahead_bytes, ByVolume& given);
   std::optional<size_t> pick_volume(uint64_t bytes, const ByVolume& given) const;
+  bool has_room(size_t volume, uint64_t bytes) const { return allocator_.largest_blocks(volume) * kBlock >= bytes; }
+  uint64_t free_blocks(size_t volume) const;
   void give_back_runs(TransactionState& state);
   void install(TransactionState& state, StagedObject& object, uint32_t index, std::shared_ptr<StagedChunk> node);
   void drop_staged(TransactionState& state, const std::shared_ptr<StagedChunk>& node);

@@ -99,20 +99,16 @@ StoreInfo LocalStore::info() const {
   info.committed = map_->version();
   info.durable = durable_;
   info.capacity_bytes = allocator_.capacity_bytes();
-  uint64_t unused = allocator_.free_bytes() + limbo_blocks_ * kBlock;
-  for (const TransactionState* state : open_) {
-    for (const auto& [key, object] : state->objects) {
-      for (const Run& run : object.runs) unused += run.left * kBlock;
-    }
-  }
-  info.used_bytes = info.capacity_bytes - unused;
+  info.used_bytes = info.capacity_bytes - limbo_blocks_ * kBlock;
   info.map_bytes = map_->memory_bytes();
   if (read_only_option_) info.read_only = "it was opened to read only";
   if (poisoned_) info.read_only = poisoned_->what;
   for (const Snapshot& snapshot : map_->snapshots()) info.snapshots.push_back({snapshot.name, snapshot.version});
   for (size_t volume = 0; volume < volumes_.size(); ++volume) {
     const VolumeLoad& load = loads_[volume];
-    info.volumes.push_back({volumes_[volume].path, load.read_bytes(), load.written_bytes(), load.bytes_per_second()});
+    const uint64_t free_bytes = free_blocks(volume) * kBlock;
+    info.used_bytes -= free_bytes;
+    info.volumes.push_back({volumes_[volume].path, load.read_bytes(), load.written_bytes(), load.bytes_per_second(), volumes_[volume].header.data_bytes, free_bytes, load.refused_bytes()});
   }
   return info;
 }

@@ -112,9 +112,11 @@ TEST_F(LocalStoreVolumes, WhatFindsNoRoomOnAFullVolumeGoesToTheOther) {
     STOKER_TRY(change->commit(Durability::durable).wait());
     return {};
   };
-  const auto written = [&](size_t volume) { return store_->info().volumes[volume].written_bytes; };
+  const auto volume = [&](size_t index) { return store_->info().volumes[index]; };
+  const auto written = [&](size_t index) { return volume(index).written_bytes; };
   for (int i = 0; i < 10; ++i) ASSERT_OK(put(i));
   EXPECT_GT(written(1), 64 * kMiB) << "the quick one takes what it can";
+  EXPECT_EQ(volume(1).refused_bytes, 0U);
   for (int i = 10; i < 24; ++i) ASSERT_OK(put(i));
   const uint64_t full = written(1);
   EXPECT_GT(full, 120 * kMiB);
@@ -122,6 +124,10 @@ TEST_F(LocalStoreVolumes, WhatFindsNoRoomOnAFullVolumeGoesToTheOther) {
   for (int i = 24; i < 28; ++i) ASSERT_OK(put(i));
   EXPECT_EQ(written(1), full);
   EXPECT_EQ(written(0), 28 * bytes - full);
+  EXPECT_GE(volume(1).refused_bytes, 4 * bytes) << "all of the last ones, and what it was too full for before";
+  EXPECT_EQ(volume(0).refused_bytes, 0U);
+  for (const size_t index : {0U, 1U}) EXPECT_EQ(volume(index).free_bytes, volume(index).capacity_bytes - written(index));
+  EXPECT_LT(volume(1).free_bytes, kMiB) << "less than a chunk";
   Status last;
   int stored = 28;
   while (last && stored < 64) {

@@ -130,7 +130,7 @@ std::optional<size_t> LocalStore::pick_volume(uint64_t bytes, const ByVolume& gi
   uint64_t latest_ns = 0;
   for (const VolumeLoad& load : loads_) latest_ns = std::max(latest_ns, load.ended_ns());
   for (size_t volume = 0; volume < volumes_.size(); ++volume) {
-    if (allocator_.largest_blocks(volume) * kBlock < bytes) continue;
+    if (!has_room(volume, bytes)) continue;
     const double wait_ns = loads_[volume].wait_ns(given[volume], bytes, latest_ns);
     if (best && (wait_ns > best_ns || (wait_ns == best_ns && allocator_.free_blocks(volume) <= allocator_.free_blocks(*best)))) continue;
     best = volume;
@@ -148,6 +148,9 @@ Result<Extent> LocalStore::allocate(StagedObject& object, uint64_t bytes, uint64
     if (volume) {
       if (const auto extent = allocator_.take(*volume, blocks, ahead, object.runs[*volume])) {
         given[*volume] += blocks * kBlock;
+        for (size_t other = 0; other < volumes_.size(); ++other) {
+          if (other != *volume && !has_room(other, blocks * kBlock)) loads_[other].refuse(blocks * kBlock);
+        }
         return *extent;
       }
     }
@@ -160,6 +163,15 @@ void LocalStore::give_back_runs(TransactionState& state) {
   for (auto& [key, object] : state.objects) {
     for (size_t volume = 0; volume < object.runs.size(); ++volume) allocator_.give_back(volume, object.runs[volume]);
   }
+}
+
+// What is set aside for chunks to come is free until they are written.
+uint64_t LocalStore::free_blocks(size_t volume) const {
+  uint64_t blocks = allocator_.free_blocks(volume);
+  for (const TransactionState* state : open_) {
+    for (const auto& [key, object] : state->objects) blocks += object.runs[volume].left;
+  }
+  return blocks;
 }
 
 Error LocalStore::full(uint64_t bytes) const {

@@ -1,0 +1,92 @@
+// The header pages of stripes, from all live shards to what they say together in memory.
+#include <algorithm>
+#include <bit>
+#include <iterator>
+#include <utility>
+
+#include "stoker/store/coded/coded_store.h"
+
+namespace stoker::coded {
+namespace {
+
+constexpr size_t kStripesAtOnce = 16;
+constexpr uint64_t kShareOfTheCap = 16;  // a sixteenth of it, at once
+
+}  // namespace
+
+Status CodedStore::load_headers(const StripePtr& stripe, Priority priority) {
+  const auto failed = load_headers(std::span(&stripe, 1), priority);
+  return failed.empty() ? Status() : failed.begin()->second;
+}
+
+Status CodedStore::load_headers_paced(const StripePtr& stripe) {
+  {
+    std::lock_guard lock(mutex_);
+    if (stripe->headers) return {};
+  }
+  pace_.spend(static_cast<uint64_t>(std::popcount(live_positions(*stripe))) * header_bytes(shape_));
+  return load_headers(stripe, Priority::scrub);
+}
+
+// Two threads may do so at once with a stripe: the first one's counts.
+std::map<uint64_t, Error> CodedStore::load_headers(std::span<const StripePtr> stripes, Priority priority) {
+  std::vector<StripePtr> unknown;
+  {
+    std::lock_guard lock(mutex_);
+    std::copy_if(stripes.begin(), stripes.end(), std::back_inserter(unknown), [](const StripePtr& stripe) { return !stripe->headers; });
+  }
+  std::map<uint64_t, Error> failed;
+  for (size_t first = 0; first < unknown.size();) {
+    // The pages of one are few, and whoever needs them cannot do without; those of more come from the cap.
+    size_t count = std::min(kStripesAtOnce, unknown.size() - first);
+    Grant grant;
+    for (; count > 1; count /= 2) {
+      const uint64_t bytes = (count - 1) * shape_.n() * header_bytes(shape_);
+      if (bytes > runtime_.budget.cap() / kShareOfTheCap) continue;
+      auto more = runtime_.budget.take(bytes, "the headers of stripes of a coded store");
+      if (!more) continue;
+      grant = std::move(*more);
+      break;
+    }
+    std::vector<HeaderRead> reads;
+    for (size_t i = first; i < first + count; ++i) reads.push_back({unknown[i].get(), RawHeaders(shape_)});
+    read_headers(reads, priority);
+    for (size_t i = 0; i < count; ++i) {
+      const StripePtr& stripe = unknown[first + i];
+      if (!reads[i].any) {
+        failed.emplace(stripe->id, make_error(Code::io, "none of the headers of stripe " + std::to_string(stripe->id) + " can be read: " + reads[i].why, "store/coded/headers"));
+        continue;
+      }
+      Headers merged = reads[i].raw.merge(shape_);
+      std::lock_guard lock(mutex_);
+      if (!stripe->headers) stripe->headers = std::move(merged);
+    }
+    first += count;
+  }
+  return failed;
+}
+
+// Takes what can be read of the header pages of all live chunks, of all of these in one batch.
+void CodedStore::read_headers(std::span<HeaderRead> all, Priority priority) {
+  std::vector<AlignedBytes> memory;
+  std::vector<Area> areas;
+  std::vector<std::pair<size_t, size_t>> at;  // in `all`, position
+  for (size_t i = 0; i < all.size(); ++i) {
+    const Stripe& stripe = *all[i].stripe;
+    const uint32_t positions = live_positions(stripe);
+    for (size_t c = 0; c < shape_.n(); ++c) {
+      if (!is_set(positions, c)) continue;
+      areas.push_back({stripe.shards[c], shape_.slot_at(stripe.slots[c]), memory.emplace_back(header_bytes(shape_)).slice()});
+      at.emplace_back(i, c);
+    }
+  }
+  const std::string why = read_areas(*shards_, priority, areas);
+  for (size_t i = 0; i < areas.size(); ++i) {
+    HeaderRead& read = all[at[i].first];
+    read.raw.take(shape_, shards_->store(), read.stripe->id, at[i].second, memory[i].span());
+    read.any = read.any || areas[i].any();
+    if (!areas[i].any()) read.why = why;
+  }
+}
+
+}  // namespace stoker::coded

@@ -1,0 +1,151 @@
+#include "stoker/store/coded/shard_transfers.h"
+
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace stoker::coded {
+
+// Owned by whoever waits, and by itself as long as anything is under way.
+struct ShardTransfers::State {
+  struct Each {
+    Op op;
+    State* state = nullptr;
+    size_t shard = 0, index = 0;
+  };
+  Stragglers* stragglers = nullptr;     // of the Shards, which wait for them before they go
+  std::shared_ptr<const void> memory;
+  std::deque<Each> each;                // do not move
+
+  std::mutex mutex;                     // guards what follows
+  std::condition_variable changed;
+  std::vector<size_t> ended;            // and not told; has room for all
+  std::array<size_t, kShardsMax> under_way{};
+  size_t left = 0;                      // of these
+  bool behind = false;                  // nobody waits for them
+  std::shared_ptr<State> self;          // while any is left
+};
+
+ShardTransfers::ShardTransfers(Shards& shards, Priority priority, std::shared_ptr<const void> memory) : shards_(shards), priority_(priority), state_(std::make_shared<State>()) {
+  state_->stragglers = &shards.stragglers();
+  state_->memory = std::move(memory);
+}
+
+ShardTransfers::~ShardTransfers() {
+  State& state = *state_;
+  std::shared_ptr<const void> memory;  // outlives the lock
+  std::unique_lock lock(state.mutex);
+  if (!state.memory) state.changed.wait(lock, [&] { return state.left == 0; });
+  state.behind = state.left > 0;
+  if (!state.behind) memory = std::move(state.memory);  // the Loop may hold the state for a moment yet: not what is to be used again
+  for (size_t shard = 0; shard < state.under_way.size(); ++shard) {
+    if (state.under_way[shard] > 0) state.stragglers->left(shard);
+  }
+}
+
+size_t ShardTransfers::add(Op::Kind kind, size_t shard, uint64_t offset, Slice bytes) {
+  STOKER_CHECK(shards_[shard].present() && state_->left == 0 && (kind == Op::Kind::read || !state_->memory));
+  State::Each& each = state_->each.emplace_back();
+  each.state = state_.get();
+  each.shard = shard;
+  each.index = state_->each.size() - 1;
+  each.op.kind = kind;
+  each.op.priority = priority_;
+  each.op.file = shards_[shard].file.id;
+  each.op.offset = offset;
+  each.op.bytes = bytes;
+  each.op.done = &ShardTransfers::ended;
+  each.op.context = &each;
+  return each.index;
+}
+
+bool ShardTransfers::empty() const { return state_->each.empty(); }
+
+void ShardTransfers::start() {
+  State& state = *state_;
+  std::vector<Op*> ops;
+  state.ended.reserve(state.each.size());
+  for (State::Each& each : state.each) {
+    ops.push_back(&each.op);
+    ++state.under_way[each.shard];
+  }
+  if (ops.empty()) return;
+  state.left = ops.size();
+  state.self = state_;
+  // Busy, the only error there is: the queue is full of others' work, which ends.
+  while (!shards_.loop().submit(ops)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+// On the Loop's thread. The last one takes the memory with it if nobody waits: that frees a piece of the heap and gives a grant back, and waits for nothing.
+void ShardTransfers::ended(Op& op) noexcept {
+  const auto& each = *static_cast<State::Each*>(op.context);
+  State& state = *each.state;
+  Stragglers* const stragglers = state.stragglers;
+  const size_t shard = each.shard;
+  bool came = false;
+  std::shared_ptr<State> last;  // outlives the lock
+  {
+    std::lock_guard lock(state.mutex);
+    state.ended.push_back(each.index);
+    came = --state.under_way[shard] == 0 && state.behind;
+    if (--state.left == 0) last = std::move(state.self);
+    state.changed.notify_all();
+  }
+  last.reset();  // before it is told that it came: whoever waits for that wants the memory
+  if (came) stragglers->came(shard);
+}
+
+std::vector<size_t> ShardTransfers::next() {
+  State& state = *state_;
+  std::unique_lock lock(state.mutex);
+  state.changed.wait(lock, [&] { return !state.ended.empty() || state.left == 0; });
+  std::vector<size_t> told(state.ended.begin(), state.ended.end());
+  state.ended.clear();
+  return told;
+}
+
+const Result<size_t>& ShardTransfers::result(size_t index) const { return state_->each[index].op.result; }
+
+std::string ShardTransfers::finish() {
+  State& state = *state_;
+  {
+    std::unique_lock lock(state.mutex);
+    state.changed.wait(lock, [&] { return state.left == 0; });
+  }
+  for (const State::Each& each : state.each) {
+    if (!each.op.result) return "'" + shards_[each.shard].path + "': " + each.op.result.error().message();
+  }
+  return {};
+}
+
+void Stragglers::left(size_t shard) {
+  std::lock_guard lock(mutex_);
+  ++batches_[shard];
+  ++all_;
+}
+
+void Stragglers::came(size_t shard) {
+  std::lock_guard lock(mutex_);  // held while notifying: the waiter may destroy us as soon as it has the lock
+  --batches_[shard];
+  if (--all_ == 0) none_.notify_all();
+}
+
+ShardSet Stragglers::lagging() const {
+  std::lock_guard lock(mutex_);
+  ShardSet set = 0;
+  for (size_t shard = 0; shard < batches_.size(); ++shard) set |= batches_[shard] > 1 ? shard_bit(shard) : 0;
+  return set;
+}
+
+bool Stragglers::await() {
+  std::unique_lock lock(mutex_);
+  if (all_ == 0) return false;
+  none_.wait(lock, [this] { return all_ == 0; });
+  return true;
+}
+
+}  // namespace stoker::coded

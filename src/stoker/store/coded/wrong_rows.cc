@@ -1,0 +1,121 @@
+#include "stoker/store/coded/wrong_rows.h"
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "stoker/base/crc32c.h"
+
+namespace stoker::coded {
+namespace {
+
+constexpr size_t kRowsAtOnce = 64;
+
+}  // namespace
+
+WrongRows::WrongRows(CodedStore& store, const Stripe& stripe, size_t position, CodedStore::Compared& found, CodedStore::Rebuilt& done)
+    : store_(store), stripe_(stripe), position_(position), found_(found), done_(done), wrong_(std::exchange(found.wrong_rows, {})), rows_(store.rows_of_share(kRowsAtOnce, store.shape_.n())) {}
+
+Status WrongRows::run() {
+  STOKER_TRY(pass());
+  if (!again_.empty()) {
+    wrong_ = std::exchange(again_, {});
+    at_ = 0;
+    rows_ = 1;
+    STOKER_TRY(pass());
+  }
+  return written();
+}
+
+Status WrongRows::pass() {
+  std::unique_ptr<Part> now;
+  while (now || at_ < wrong_.size()) {
+    if (!now) {
+      auto begun = begin();
+      if (!begun && writing_) {  // that has some of the cap
+        STOKER_TRY(written());
+        begun = begin();
+      }
+      if (!begun) return begun.error();
+      now = std::move(*begun);
+    }
+    std::unique_ptr<Part> ahead;
+    if (at_ < wrong_.size()) {
+      if (auto begun = begin()) ahead = std::move(*begun);  // else there is no room for two, and it begins when this one is done
+    }
+    STOKER_TRY(finish(*now));
+    now = std::move(ahead);
+  }
+  return {};
+}
+
+// As many of the next rows as there is room for, those that stand together as one.
+Result<std::unique_ptr<WrongRows::Part>> WrongRows::begin() {
+  const Shape& shape = store_.shape_;
+  auto part = std::make_unique<Part>();
+  STOKER_ASSIGN(part->memory, store_.take_scratch(std::min(rows_, wrong_.size() - at_), shape.n(), "rebuilding a chunk of a coded store"));
+  std::span<std::byte> blocks = part->memory->bytes.span();
+  for (size_t left = part->memory->rows; left > 0;) {
+    size_t count = 1;
+    while (count < left && wrong_[at_ + count] == wrong_[at_] + count) ++count;
+    const uint32_t position = uint32_t{1} << position_;
+    part->rows.push_back({&stripe_, wrong_[at_], count, position, blocks.first(shape.n() * count * kBlock), position});
+    blocks = blocks.subspan(shape.n() * count * kBlock);
+    at_ += count;
+    left -= count;
+  }
+  part->reads.emplace(store_.shards(), store_.live(), part->rows, part->memory, Priority::scrub);
+  return part;
+}
+
+// The writes that it begins are waited for by the next one: until then it keeps the memory.
+Status WrongRows::finish(Part& part) {
+  store_.finish_rows(*part.reads);
+  STOKER_TRY(written());
+  writing_.emplace(part.memory, store_.shards());
+  for (const RowsWanted& rows : part.rows) {
+    store_.pace_.spend(rows.blocks_read * kBlock);
+    if (rows.status) {
+      take(rows);
+    } else {
+      lose(rows);
+    }
+  }
+  writing_->transfers.start();
+  return {};
+}
+
+void WrongRows::take(const RowsWanted& rows) {
+  const Shape& shape = store_.shape_;
+  const std::span<std::byte> blocks = rows.blocks.subspan(position_ * rows.count * kBlock, rows.count * kBlock);
+  for (size_t r = 0; r < rows.count; ++r) {
+    const size_t row = rows.first + r;
+    uint32_t& crc = found_.next.crcs[row * shape.n() + position_];
+    const uint32_t now = crc32c(blocks.data() + r * kBlock, kBlock);
+    if (crc != now) found_.wrong_pages.insert(row / shape.rows_per_page());
+    crc = now;
+    if (position_ >= shape.k) found_.next.unsound[row * shape.m + position_ - shape.k] = false;
+    found_.wrong_rows.push_back(row);
+  }
+  const Slice from = writing_->memory->bytes.slice();
+  writing_->transfers.write(stripe_.shards[position_], shape.block_at(stripe_.slots[position_], rows.first), from.sub(static_cast<size_t>(blocks.data() - from.data), blocks.size()));
+}
+
+void WrongRows::lose(const RowsWanted& rows) {
+  if (rows.count > 1) {
+    for (size_t r = 0; r < rows.count; ++r) again_.push_back(rows.first + r);
+  } else if (done_.lost++ == 0) {
+    done_.why = rows.status.error().what;
+  }
+}
+
+Status WrongRows::written() {
+  if (!writing_) return {};
+  const std::string why = writing_->transfers.finish();
+  writing_.reset();
+  if (why.empty()) return {};
+  return make_error(Code::io, "a chunk on the shard '" + store_.shards()[stripe_.shards[position_]].path + "' cannot be rebuilt: " + why, "store/coded/rebuild");
+}
+
+}  // namespace stoker::coded

@@ -1,0 +1,55 @@
+// WrongRows: rows of a chunk that are not what they should be are decoded from the others of their stripe and written.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "stoker/store/coded/coded_store.h"
+#include "stoker/store/coded/row_reads.h"
+
+namespace stoker::coded {
+
+// Writer thread. While some rows are decoded and written the next ones are on their way from the shards; so much memory comes from the cap, thrice the rows
+// that are read at once at most.
+class WrongRows {
+ public:
+  // Of `found` the wrong rows are taken; those that are right at the end stand in their place, with their checksums.
+  WrongRows(CodedStore& store, const Stripe& stripe, size_t position, CodedStore::Compared& found, CodedStore::Rebuilt& done);
+  // Rows that cannot be decoded stay erasures, and are no reason to go without the rest. Nothing is flushed. An error: the shard cannot be written, or the
+  // cap has no room for a row.
+  Status run();
+
+ private:
+  // Rows that are read, decoded and written at once.
+  struct Part {
+    CodedStore::ScratchPtr memory;
+    std::vector<RowsWanted> rows;
+    std::optional<RowReads> reads;
+  };
+  struct Writing {
+    Writing(CodedStore::ScratchPtr of, Shards& shards) : memory(std::move(of)), transfers(shards, Priority::scrub, nullptr) {}
+    CodedStore::ScratchPtr memory;
+    ShardTransfers transfers;
+  };
+  Status pass();
+  Result<std::unique_ptr<Part>> begin();
+  Status finish(Part& part);
+  void take(const RowsWanted& rows);
+  void lose(const RowsWanted& rows);
+  Status written();
+
+  CodedStore& store_;
+  const Stripe& stripe_;
+  const size_t position_;
+  CodedStore::Compared& found_;
+  CodedStore::Rebuilt& done_;
+  std::vector<size_t> wrong_;        // rows of this pass
+  size_t at_ = 0;                    // of these, that is read next
+  size_t rows_;                      // at once, at most
+  std::vector<size_t> again_;        // each by itself: it stood with others that cannot be decoded
+  std::optional<Writing> writing_;   // its end waits for what is under way
+};
+
+}  // namespace stoker::coded
