@@ -371,7 +371,9 @@ Status Story::read_something(bool& failed) {
 Status Story::fold(bool& failed) {
   ++counts_.folds;
   say("fold");
-  return expect(store_->fold_all().wait(), "fold", failed);
+  STOKER_TRY(expect(store_->fold_all().wait(), "fold", failed));
+  if (failed || cut_ || failing_ || store_->health().newer_blocks == 0) return {};
+  return wrong("no more than m shards are in trouble, and yet " + std::to_string(store_->health().newer_blocks) + " blocks cannot be folded");
 }
 
 Status Story::repair(bool& failed) {

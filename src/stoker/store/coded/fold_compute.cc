@@ -91,7 +91,11 @@ uint32_t Folding::choose_way(Group& group) const {
   const Headers& headers = *group.stripe->headers;
   const uint32_t live = store_.live_positions(*group.stripe);
   const uint32_t data_all = (uint32_t{1} << shape_.k) - 1;
-  const uint32_t parity_all = ((uint32_t{1} << shape_.n()) - 1) & ~data_all;
+  const uint32_t parity = live & ~data_all;
+  if (parity == 0) {
+    group.by_delta = true;  // to none: those that are away get theirs when they come back
+    return 0;
+  }
   bool sound = (group.dirty & ~live) == 0;
   size_t delta_reads = 0, encode_reads = 0;
   for (size_t row = group.first; row < group.first + group.count; ++row) {
@@ -107,7 +111,7 @@ uint32_t Folding::choose_way(Group& group) const {
     }
   }
   group.by_delta = sound && delta_reads < encode_reads;
-  return group.by_delta ? group.dirty | (parity_all & live) : data_all & ~group.dirty;
+  return group.by_delta ? group.dirty | parity : data_all & ~group.dirty;
 }
 
 // New data and new parity of the rows.
@@ -120,13 +124,14 @@ Status Folding::compute(Group& group) {
     if (group.by_delta && !is_set(live, shape_.k + j)) continue;
     targets[j] = {group.chunk(shape_.k + j), group.parity_crcs[j]};
   }
+  const bool adds = group.by_delta && live >> shape_.k != 0;
   size_t nth = 0;
   for (size_t c = 0; c < shape_.k; ++c) {
     if (!is_set(group.dirty, c)) continue;
     const auto newest = group.fresh.span().subspan(nth++ * group.count * kBlock, group.count * kBlock);
-    if (group.by_delta && mutated(Mutation::delta_against_new)) std::memcpy(group.chunk(c).data(), newest.data(), newest.size());
-    if (group.by_delta && mutated(Mutation::apply_delta_twice)) STOKER_TRY(store_.code_.delta(static_cast<int>(c), group.chunk(c), {newest, {}}, targets));
-    if (group.by_delta) STOKER_TRY(store_.code_.delta(static_cast<int>(c), group.chunk(c), {newest, {}}, targets));
+    if (adds && mutated(Mutation::delta_against_new)) std::memcpy(group.chunk(c).data(), newest.data(), newest.size());
+    if (adds && mutated(Mutation::apply_delta_twice)) STOKER_TRY(store_.code_.delta(static_cast<int>(c), group.chunk(c), {newest, {}}, targets));
+    if (adds) STOKER_TRY(store_.code_.delta(static_cast<int>(c), group.chunk(c), {newest, {}}, targets));
     std::memcpy(group.chunk(c).data(), newest.data(), newest.size());
   }
   if (!group.by_delta) {

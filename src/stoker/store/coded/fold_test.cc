@@ -42,17 +42,20 @@ class HotStripe {
   void change(size_t offset, size_t bytes, uint64_t seed) { update(*store_, "a", content_, offset, bytes, seed); }
   // So many rows of the first chunk, each by a commit of its own; `lost`: the disk of that chunk fails at the last one.
   void heat(bool lost) {
+    const size_t troubles = store_->health().troubles.size();
     for (size_t i = 0; i < kHot; ++i) {
       if (lost && i + 1 == kHot) world_.disk().fail_nth(Op::Kind::write, 1, EIO, data());
       change(i * kApart * 4096, 4096, 10 + i);
     }
-    EXPECT_EQ(store_->health().troubles.size(), lost ? 1U : 0U);
+    EXPECT_EQ(store_->health().troubles.size(), troubles + (lost ? 1 : 0));
     begin();
   }
-  void lose_data() {
-    world_.disk().fail_nth(Op::Kind::write, 1, EIO, data());
+  // It fails when it should take an update.
+  void lose(const std::string& disk) {
+    const size_t troubles = store_->health().troubles.size();
+    world_.disk().fail_nth(Op::Kind::write, 1, EIO, disk);
     change(kChunk - 4096, 4096, 99);
-    EXPECT_EQ(store_->health().troubles.size(), 1U);
+    EXPECT_EQ(store_->health().troubles.size(), troubles + 1);
     begin();
   }
   void begin() {
@@ -112,6 +115,22 @@ TEST_P(CountedFold, WithoutTheDiskOfTheDataReadsAParitysLogAtOnce) {
   EXPECT_EQ(stripe.waits(), kFoldWaits);
   EXPECT_EQ(stripe.store().health().newer_blocks, 0U);
   EXPECT_TRUE(stripe.whole());
+}
+
+// All parities of the stripe are away: there is nothing to be computed, only the log to be read.
+TEST_P(CountedFold, WithoutAnyParityReadsOnlyTheLog) {
+  const auto [k, m] = GetParam();
+  HotStripe stripe(k, m);
+  for (const std::string& parity : stripe.parities()) stripe.lose(parity);
+  stripe.heat(false);
+  ASSERT_OK(stripe.store().fold_all().wait());
+  EXPECT_EQ(stripe.reads(), kHot + 1) << "and what came while they failed";
+  EXPECT_EQ(stripe.store().health().newer_blocks, 0U);
+  EXPECT_TRUE(stripe.whole());
+  ASSERT_OK(stripe.store().repair().wait());
+  EXPECT_TRUE(stripe.store().health().troubles.empty());
+  stripe.lose(stripe.data());
+  EXPECT_TRUE(stripe.whole()) << "by what the parities got when they came back";
 }
 
 INSTANTIATE_TEST_SUITE_P(Codes, CountedFold, ::testing::Values(std::pair<size_t, size_t>{4, 2}, std::pair<size_t, size_t>{6, 3}, std::pair<size_t, size_t>{10, 4}),
@@ -179,7 +198,7 @@ class LongVal : public ::testing::Test {
 TEST_F(LongVal, IsReadAtOnceFromAParitysLogWhenItsDiskIsLost) {
   EXPECT_TRUE(stripe_.reads_right(kRows));
   EXPECT_EQ(stripe_.reads(), 1U);
-  stripe_.lose_data();
+  stripe_.lose(stripe_.data());
   EXPECT_TRUE(stripe_.reads_right(kRows));
   EXPECT_EQ(stripe_.reads(), 1U);
   EXPECT_EQ(stripe_.waits(), 1U);
@@ -216,7 +235,7 @@ TEST_F(LongVal, OnlyWhereNoCopyIsWholeItIsReadBlockByBlock) {
 
 // A disk that is back, with what it missed in a log of its own, is the first place again.
 TEST_F(LongVal, IsReadFromItsDiskAgainOnceThatIsBack) {
-  stripe_.lose_data();
+  stripe_.lose(stripe_.data());
   ASSERT_OK(stripe_.store().repair().wait());
   ASSERT_TRUE(stripe_.store().health().troubles.empty());
   for (const std::string& parity : stripe_.parities()) spoil(parity, 0);
