@@ -120,6 +120,53 @@ def test_13b_on_a_24_gib_gpu_by_hand(tmp_path, capsys):
     assert on(tokens, needed - 1) is None and on(tokens + 1, needed - 1) is not None
 
 
+def test_grouped_queries_on_a_gpu(tmp_path):
+    """A recomputed layer's input has the width of the model, not that of the keys and values."""
+    model = llama_config(tmp_path / "llama", 4096, 32, 14336, num_key_value_heads=8)
+    gpu = gpu_memory(describe(model, "bfloat16").blocks, 8192, 24 * GIB)
+    inside = 2 * (2 * 2 * 4096 + 2 * (4096 + 1024) + 3 * (4096 + 14336))
+    assert gpu["recompute"] and gpu["classes"]["activations"] == 8192 * (2 * 4096 * 32 + inside)
+
+
+def config_of(folder, model_type: str, **more) -> str:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type, **more}))
+    return str(folder)
+
+
+def test_the_logits_are_of_the_head(tmp_path):
+    """Tied or not, whatever embeddings and projections there are beside it; and none where there is none."""
+    logits = lambda model: gpu_memory(describe(model, "bfloat16").blocks, 128, 24 * GIB)["classes"]["logits"]
+    assert logits(config_of(tmp_path / "gpt2", "gpt2", n_layer=2)) == 128 * 10 * 50257
+    opt = dict(hidden_size=256, word_embed_proj_dim=128, ffn_dim=512, num_hidden_layers=2, num_attention_heads=4)
+    assert logits(config_of(tmp_path / "opt", "opt", vocab_size=5000, **opt)) == 128 * 10 * 5000
+    small = dict(hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256)
+    assert logits(config_of(tmp_path / "encoder", "clip_text_model", vocab_size=5000, max_position_embeddings=512, **small)) == 0
+    words = {"wte.weight": torch.zeros(1000, 64), "wpe.weight": torch.zeros(512, 64)}
+    save_file({**words, "h.0.a.weight": torch.zeros(64, 64), "h.0.b.weight": torch.zeros(64, 64)}, tmp_path / "tied.safetensors")
+    assert logits(str(tmp_path / "tied.safetensors")) == 128 * 10 * 1000  # for all that is known
+
+
+def test_a_token_goes_through_some_of_the_experts(tmp_path, capsys):
+    shape = dict(vocab_size=1024, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=4, intermediate_size=512, tie_word_embeddings=False)
+    model = config_of(tmp_path / "mixtral", "mixtral", num_local_experts=8, num_experts_per_tok=2, **shape)
+    plan = planned(capsys, model, "--dram", "1GiB", "--gpu", "24GiB", "--flops", "1T", "--tokens", "512", *DISK)
+    expert = 3 * 256 * 512
+    rest = 4 * 256**2 + 8 * 256 + 2 * 256
+    assert plan["parameters"] == 2 * 1024 * 256 + 4 * (rest + 8 * expert) + 256
+    through = 1024 * 256 + 4 * (rest + 2 * expert) + 256
+    assert plan["compute_alone_seconds"] == pytest.approx(6 * 512 * through / 1e12, rel=5e-3) and "2 of 8 experts a token" in plan["model"]
+    # Gate and up are one matrix of 256 x 1024.
+    assert plan["gpu"]["classes"]["activations"] == 512 * 4 * 2 * (4 * 2 * 256 + (256 + 8) + 2 * (256 + 1024) + 2 * (512 + 256))
+
+
+def test_where_nothing_tells_of_experts_all_are_reckoned_with(tmp_path):
+    save_file({f"layers.0.experts.{i}.w.weight": torch.zeros(64, 32) for i in range(4)}, tmp_path / "model.safetensors")
+    described = describe(str(tmp_path), "bfloat16")
+    assert described.experts == 1 and "went through all experts" in described.origin
+    assert "experts" not in describe("1B", "bfloat16").origin
+
+
 def test_the_text_says_all_of_it(tmp_path, capsys):
     assert main(["1B", "--dram", "4GiB", "--gpu", "24GiB", "--endurance", "600TB", *DISK]) == 0
     text = capsys.readouterr().out

@@ -114,7 +114,7 @@ def _wish(args: argparse.Namespace, described: Described) -> Wish:
     machine = replace(machine, flops=flops, cores=args.cores or os.cpu_count() or 1, link=(args.link or LINK) if args.gpu else 0.0)
     space = sum(shutil.disk_usage(folder).free for folder in folders) if folders else None
     others = {mode: kernel_seconds(moments=mode) for mode in MODES if mode != args.moments}
-    return Wish(described.blocks, int(args.dram), machine, args.tokens, args.moments, int(args.gpu or 0), space, args.endurance, others)
+    return Wish(described.blocks, int(args.dram), machine, args.tokens, args.moments, int(args.gpu or 0), space, args.endurance, described.experts, others)
 
 
 def _existing(folder: Path) -> Path:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 from ..errors import OverBudget
 from ..offload import planner
-from ..offload.blocks import Block
+from ..offload.blocks import Block, Param
 from ..offload.machine import Machine
 from ..offload.moments import MODES
 from ..offload.planes import Algorithm, divide, plane_bytes, smallest_mib, store_capacity
@@ -31,6 +32,7 @@ class Wish:
     gpu_bytes: int = 0
     space_bytes: int | None = None  # free on the disk; None: not known
     endurance_bytes: float = 0.0
+    experts: float = 1.0  # the part of a mixture's experts that a token goes through
     update_seconds: dict[str, float] = field(default_factory=dict)  # of the other byte modes, as machine.update_seconds is of `moments`
 
 
@@ -43,13 +45,13 @@ def outlook(wish: Wish) -> dict[str, Any]:
         setting = None
     space = _space(wish, algorithm, setting)
     result: dict[str, Any] = {"tokens": wish.tokens, "moments": wish.moments, "problems": _disk_problems(space), "disk_space": space}
-    result["gpu"] = gpu = gpu_memory(wish.blocks, wish.tokens, wish.gpu_bytes) if wish.gpu_bytes else None
+    result["gpu"] = gpu = gpu_memory(wish.blocks, wish.tokens, wish.gpu_bytes, wish.experts) if wish.gpu_bytes else None
     if gpu and gpu["problem"]:
         result["problems"].append(gpu["problem"])
     if setting is None:
         result["problems"].append(_too_little_memory(wish, algorithm))
         return {**result, "fits": False}
-    compute = planner.flops(wish.blocks, wish.tokens) / wish.machine.flops * (4 / 3 if gpu and gpu["recompute"] else 1.0)
+    compute = planner.flops(wish.blocks, wish.tokens, wish.experts) / wish.machine.flops * (4 / 3 if gpu and gpu["recompute"] else 1.0)
     plan = planner.plan(setting, wish.machine, compute)
     plan["step"] = row = plan["steps"][plan["policy"]]
     plan["dram"]["cap"] = wish.dram_bytes
@@ -127,17 +129,17 @@ def advice(result: dict[str, Any]) -> str:
     return f"{mode} moments, as you asked; {offers}"
 
 
-def gpu_memory(blocks: list[Block], tokens: int, gpu_bytes: int) -> dict[str, Any]:
+def gpu_memory(blocks: list[Block], tokens: int, gpu_bytes: int, experts: float = 1.0) -> dict[str, Any]:
     """What an accelerator holds at its peak, about: weights of the blocks at work and of those fetched ahead, the gradients of a whole step,
     activations, logits.
 
     Gradients stay there until step(), whatever the policy: a micro-batch meets all of those before it. Activations are reckoned as the inputs
-    and outputs of every product, two bytes each; with recomputation as the inputs of the blocks, and all of one block.
+    and outputs of every product that a token goes through, two bytes each; with recomputation as the inputs of the blocks, and all of one block.
     """
     layout = divide(blocks, ADAMW, 0, spills=False)  # blocks alone say what is at work
     weights = min(layout.device_weights, sum(block.slot_bytes for block in blocks))
     fixed = {"weights": weights, "gradients": sum(unit.weight_bytes for block in blocks for unit in block.updated_units)}
-    full, lean, logits = _activation_bytes(blocks)
+    full, lean, logits = _activation_bytes(blocks, experts)
     room = gpu_bytes - sum(fixed.values())
     recompute = (full + logits) * tokens > room
     peak = {**fixed, "activations": (lean if recompute else full) * tokens, "logits": logits * tokens}
@@ -145,16 +147,25 @@ def gpu_memory(blocks: list[Block], tokens: int, gpu_bytes: int) -> dict[str, An
     return {"cap": gpu_bytes, "peak_bytes": sum(peak.values()), "classes": peak, "recompute": recompute, "tokens_most": most, "problem": _gpu_problem(peak, tokens, most, gpu_bytes)}
 
 
-def _activation_bytes(blocks: list[Block]) -> tuple[int, int, int]:
+def _activation_bytes(blocks: list[Block], experts: float) -> tuple[int, int, int]:
     """Bytes a token: of all activations, of those that recomputation keeps, of the logits."""
-    rows = [(block, [p.size for p in block.params if len(p.size) == 2]) for block in blocks]
-    inside = {block.name: 2 * sum(sum(size) for size in sizes) for block, sizes in rows if sizes}
-    width = min((min(size) for _, sizes in rows for size in sizes), default=0)
-    # Where the logits are: the block at the end whose one matrix maps the width to the vocabulary.
-    ends = [max(sizes[0]) for block, sizes in rows if len(sizes) == 1 and max(sizes[0]) > min(sizes[0])]
-    logits = 10 * ends[-1] if ends else 0  # bf16, float32 and its gradient
-    layers = {name: size for name, size in inside.items() if name not in {block.name for block, sizes in rows if len(sizes) == 1}}
-    return sum(layers.values()), 2 * width * max(1, len(layers)) + max(layers.values(), default=0), logits
+    rows = [(block, [p for p in block.params if len(p.size) == 2 or planner.of_expert(p) and len(p.size) == 3]) for block in blocks]
+    apart = [(block, params[0].size) for block, params in rows if len(params) == 1]
+    layers = [params for _, params in rows if len(params) > 1]
+    inside = [round(2 * sum(_in_and_out(param, experts) for param in params)) for params in layers]
+    # A layer's largest matrices have the model's width on one side; others are narrower on one: shared keys and values, routers, ranks.
+    width = max((min(p.size[-2:]) for params in layers or [params for _, params in rows] for p in params), default=0)
+    # Where the logits are: the matrix that makes the vocabulary out of the width. In shapes without a head nobody knows of a tied one: it is reckoned with.
+    ends = [(block, size[0]) for block, size in apart if size[0] > size[-1]]
+    heads = [outputs for block, outputs in ends if not planner.forward_only(block)] or [outputs for block, outputs in ends if not block.modules]
+    logits = 10 * max(heads, default=0)  # bf16, float32 and its gradient
+    return sum(inside), 2 * width * max(1, len(inside)) + max(inside, default=0), logits
+
+
+def _in_and_out(param: Param, experts: float) -> float:
+    """Elements a token: of the inputs and outputs of the products with this matrix, or with all that it holds of a mixture's experts."""
+    *count, rows, columns = param.size
+    return (rows + columns) * prod(count) * (experts if planner.of_expert(param) else 1.0)
 
 
 def _gpu_problem(peak: dict[str, int], tokens: int, most: int, gpu_bytes: int) -> str | None:
