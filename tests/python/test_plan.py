@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from stoker.offload import measure
 from stoker.offload.machine import Machine
 from stoker.plan import cli
 from stoker.plan.cli import main, quantity
@@ -203,10 +205,38 @@ def test_a_full_disk_is_told(tmp_path, capsys, monkeypatch):
     assert "GB free, and two versions" in capsys.readouterr().err
 
 
+def test_two_folders_of_one_disk_have_its_room_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(cli.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 20 << 30}))
+    assert main(["1B", "--dram", "4GiB", "--store", f"{tmp_path}/a,{tmp_path}/b", *DISK]) == 1
+    assert "21.5 GB free" in capsys.readouterr().err
+
+
+def test_two_folders_of_one_disk_have_its_rates_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "disk_rates", lambda directory, seconds: {"read": 7e9, "write": 5e9, "mixed": 6e9})
+    monkeypatch.setattr(measure, "disk_share", lambda directory, machine: 1.0)
+    (tmp_path / "a").mkdir()
+    machine = measure.measure_machine([str(tmp_path), str(tmp_path / "a")], 1.0, 1 << 22)
+    assert (machine.read, machine.write, machine.mixed) == (7e9, 5e9, 6e9)
+    other = next((each for each in ("/dev/shm", "/proc") if os.stat(each).st_dev != os.stat(tmp_path).st_dev))
+    assert measure.measure_machine([str(tmp_path), other], 1.0, 1 << 22).read == 14e9
+
+
+@pytest.mark.parametrize(("store", "where"), [("local:{0}/a", "{0}"), ("~/a", "{0}"), ("{0}/b,~/c", "{0}"), ("local:{0}/none/b", "{0}")])
+def test_the_disk_is_that_of_the_store(store, where, tmp_path, capsys, monkeypatch):
+    """Not that of the folder in which the plan is made."""
+    asked = []
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(cli.shutil, "disk_usage", lambda folder: asked.append(folder) or type("Usage", (), {"free": 100 << 30}))
+    planned(capsys, "125M", "--dram", "4GiB", "--store", store.format(tmp_path), *DISK)
+    assert asked == [where.format(tmp_path)]
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ["7B", "--dram", "32GiB"],
+        ["7B", "--dram", "32GiB", "--store", "coded(2+1, /a, /b, /c)", *DISK],
+        ["7B", "--dram", "32GiB", "--store", "memory:", *DISK],
         ["7B", "--dram", "none", *DISK],
         ["7B", "--dram", "32GiB", "--disk", "read=7GB/s"],
         ["layer=", "--dram", "32GiB", *DISK],

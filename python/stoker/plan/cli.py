@@ -15,8 +15,9 @@ from typing import Any
 
 from ..errors import InvalidArgument, StokerError
 from ..offload.machine import LINK, Machine
-from ..offload.measure import kernel_seconds, measure_machine, product_flops
+from ..offload.measure import kernel_seconds, measure_machine, one_a_disk, product_flops
 from ..offload.moments import MODES
+from ..offload.planes import folders_of
 from ..train.settings import human_bytes
 from .outlook import Wish, advice, outlook
 from .shapes import DTYPES, Described, describe
@@ -105,16 +106,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _wish(args: argparse.Namespace, described: Described) -> Wish:
-    folders = [str(_existing(Path(part))) for part in args.store.split(",")] if args.store else []
-    machine = measure_machine([] if args.disk else folders, args.seconds, moments=args.moments)
+    disks = one_a_disk([str(_existing(folder)) for folder in _folders(args.store)])
+    machine = measure_machine([] if args.disk else disks, args.seconds, moments=args.moments)
     if args.disk:
         machine = replace(machine, read=args.disk["read"], write=args.disk["write"], mixed=args.disk.get("mixed", 0.0), share=1.0)
     width = min(4096, max((min(p.size) for block in described.blocks for p in block.params if len(p.size) == 2), default=1024))
     flops = args.flops or (GPU_FLOPS if args.gpu else product_flops(min(args.tokens, 1024), width, DTYPES[args.precision]))
     machine = replace(machine, flops=flops, cores=args.cores or os.cpu_count() or 1, link=(args.link or LINK) if args.gpu else 0.0)
-    space = sum(shutil.disk_usage(folder).free for folder in folders) if folders else None
+    space = sum(shutil.disk_usage(disk).free for disk in disks) if disks else None
     others = {mode: kernel_seconds(moments=mode) for mode in MODES if mode != args.moments}
     return Wish(described.blocks, int(args.dram), machine, args.tokens, args.moments, int(args.gpu or 0), space, args.endurance, described.experts, others)
+
+
+def _folders(store: str | None) -> list[Path]:
+    """Of a store as stoker.offload() takes it. InvalidArgument for one that no disk is under."""
+    if store is None:
+        return []
+    folders = folders_of(store)
+    if not folders:
+        raise InvalidArgument(f"{store} is a store in memory, and there is no disk to plan for; give the folder that training will be given")
+    return [Path(folder).expanduser() for folder in folders]
 
 
 def _existing(folder: Path) -> Path:
