@@ -231,6 +231,14 @@ def test_the_disk_is_that_of_the_store(store, where, tmp_path, capsys, monkeypat
     assert asked == [where.format(tmp_path)]
 
 
+def test_snapshots_take_room(capsys):
+    """Each all that a step changes, here every byte, and a megabyte."""
+    space = lambda *more: planned(capsys, "1B", "--dram", "4GiB", *more, *DISK)["disk_space"]
+    assert space("--snapshots", "2")["needed"] == space()["needed"] + 2 * (space()["one_version"] + (1 << 20)) > 1.9 * space()["needed"]
+    assert main(["1B", "--dram", "4GiB", "--snapshots", "1", *DISK]) == 0
+    assert ", 1 snapshot and room" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -242,6 +250,7 @@ def test_the_disk_is_that_of_the_store(store, where, tmp_path, capsys, monkeypat
         ["layer=", "--dram", "32GiB", *DISK],
         ["0B", "--dram", "32GiB", *DISK],
         ["7B", "--dram", "32GiB", "--tokens", "0", *DISK],
+        ["7B", "--dram", "32GiB", "--snapshots", "-1", *DISK],
     ],
 )
 def test_a_wrong_command_line_is_status_2(words, capsys):

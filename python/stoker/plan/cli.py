@@ -19,7 +19,7 @@ from ..offload.measure import kernel_seconds, measure_machine, one_a_disk, produ
 from ..offload.moments import MODES
 from ..offload.planes import folders_of
 from ..train.settings import human_bytes
-from .outlook import Wish, advice, outlook
+from .outlook import Wish, advice, outlook, snapshots_text
 from .shapes import DTYPES, Described, describe
 from .text import classes_text, plan_text, rates_text, seconds_text
 
@@ -78,6 +78,7 @@ def parser() -> argparse.ArgumentParser:
     add("--cores", type=int, help="cores of the machine (default: those of this one)")
     add("--precision", choices=tuple(DTYPES), default="bfloat16", help="type of the weights (default: bfloat16, with exact float32 masters)")
     add("--moments", choices=tuple(MODES), default="exact", help="how the optimizer's moments are kept (default: exact)")
+    add("--snapshots", type=int, default=0, metavar="N", help="steps kept on the disk beside the current one (default: 0; stoker.integrations.huggingface keeps 2)")
     add("--endurance", type=quantity, default=0.0, metavar="BYTES", help="what the drive may be written in its life, as 1200TB")
     add("--json", action="store_true", help="print the plan as one JSON object on standard output")
     return top
@@ -88,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = top.parse_args(argv)
     if not args.store and not args.disk:
         top.error("give --store to measure its disk, or --disk with its rates")
+    if args.snapshots < 0:
+        top.error("--snapshots is a number of steps: 0 or more")
     if args.tokens < 1 or (args.cores is not None and args.cores < 1) or args.seconds < 1:
         top.error("--tokens, --cores and --seconds are at least 1")
     try:
@@ -115,7 +118,7 @@ def _wish(args: argparse.Namespace, described: Described) -> Wish:
     machine = replace(machine, flops=flops, cores=args.cores or os.cpu_count() or 1, link=(args.link or LINK) if args.gpu else 0.0)
     space = sum(shutil.disk_usage(disk).free for disk in disks) if disks else None
     others = {mode: kernel_seconds(moments=mode) for mode in MODES if mode != args.moments}
-    return Wish(described.blocks, int(args.dram), machine, args.tokens, args.moments, int(args.gpu or 0), space, args.endurance, described.experts, others)
+    return Wish(described.blocks, int(args.dram), machine, args.tokens, args.moments, int(args.gpu or 0), space, args.endurance, args.snapshots, described.experts, others)
 
 
 def _folders(store: str | None) -> list[Path]:
@@ -146,7 +149,7 @@ def _text(result: dict[str, Any], args: argparse.Namespace, machine: Machine) ->
         if not args.flops:
             lines.append(f"             assumed to sustain {GPU_FLOPS / 1e12:.0f} T operations a second (--flops) over a link of {(args.link or LINK) / 1e9:.0f} GB/s (--link)")
     space = result["disk_space"]
-    lines.append(f"disk space   {human_bytes(space['needed'])}: two versions of {human_bytes(space['one_version'])} and room" + (f"; {human_bytes(space['free'])} are free" if space["free"] is not None else ""))
+    lines.append(f"disk space   {human_bytes(space['needed'])}: two versions of {human_bytes(space['one_version'])}{snapshots_text(space)} and room" + (f"; {human_bytes(space['free'])} are free" if space["free"] is not None else ""))
     if "wear" in result:
         wear = result["wear"]
         worn = f", {wear['share_per_1000_steps']:.2%} of the {human_bytes(wear['endurance_bytes'])} it may take; {wear['steps_to_endurance']} steps wear it out" if wear["endurance_bytes"] else ""

@@ -32,6 +32,7 @@ class Wish:
     gpu_bytes: int = 0
     space_bytes: int | None = None  # free on the disk; None: not known
     endurance_bytes: float = 0.0
+    snapshots: int = 0  # steps that stay on the disk beside the current one
     experts: float = 1.0  # the part of a mixture's experts that a token goes through
     update_seconds: dict[str, float] = field(default_factory=dict)  # of the other byte modes, as machine.update_seconds is of `moments`
 
@@ -185,14 +186,24 @@ def _gpu_problem(peak: dict[str, int], tokens: int, most: int, gpu_bytes: int) -
 
 def _space(wish: Wish, algorithm: Algorithm, setting: Setting | None) -> dict[str, Any]:
     spilled = scratch_bytes(setting.layout.spilled_bytes) if setting is not None else 0
-    return {"needed": store_capacity(wish.blocks, algorithm) + spilled, "one_version": sum(plane_bytes(wish.blocks, algorithm).values()), "free": wish.space_bytes}
+    return {
+        "needed": store_capacity(wish.blocks, algorithm, wish.snapshots) + spilled,
+        "one_version": sum(plane_bytes(wish.blocks, algorithm).values()),
+        "snapshots": wish.snapshots,
+        "free": wish.space_bytes,
+    }
+
+
+def snapshots_text(space: dict[str, Any]) -> str:
+    kept = space["snapshots"]
+    return f", {kept} snapshot{'s' if kept > 1 else ''}" if kept else ""
 
 
 def _disk_problems(space: dict[str, Any]) -> list[str]:
     needed, free = space["needed"], space["free"]
     if free is None or free >= needed:
         return []
-    return [f"the disk has {human_bytes(free)} free, and two versions of the states, with spilled gradients, take {human_bytes(needed)}: free {human_bytes(needed - free)} more, or name a larger disk"]
+    return [f"the disk has {human_bytes(free)} free, and two versions of the states{snapshots_text(space)}, with spilled gradients, take {human_bytes(needed)}: free {human_bytes(needed - free)} more, or name a larger disk"]
 
 
 def _too_little_memory(wish: Wish, algorithm: Algorithm) -> str:
