@@ -8,6 +8,7 @@ import os
 import pytest
 import torch
 from safetensors.torch import save_file
+from stoker import _core
 from stoker.offload import measure
 from stoker.offload.machine import Machine
 from stoker.plan import cli
@@ -203,6 +204,20 @@ def test_a_full_disk_is_told(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(cli.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10 << 30}))
     assert main(["1B", "--dram", "4GiB", "--store", str(tmp_path / "not" / "there"), *DISK]) == 1
     assert "GB free, and two versions" in capsys.readouterr().err
+
+
+def test_what_the_store_has_already_is_free_for_it(tmp_path, capsys, monkeypatch):
+    """The plan of the very run that goes on there."""
+    store = str(tmp_path / "store")
+    words = ["layer=1M*2", "--dram", "256MiB", "--store", store, *DISK]
+    needed = planned(capsys, *words)["disk_space"]["needed"]
+    _core.Runtime(threads=1).open_store(store, create=True, capacity_bytes=needed, holder="test").close()
+    monkeypatch.setattr(cli.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 16 << 20}))
+    space = planned(capsys, *words)["disk_space"]
+    assert space["free"] - (16 << 20) == space["held"] == os.stat(tmp_path / "store" / "stoker.volume").st_blocks * 512 >= needed
+    assert main(words) == 0
+    assert f"are free ({space['held'] / 1e6:.1f} MB of it in the store that is there)" in capsys.readouterr().out
+    assert planned(capsys, *words[:-3], str(tmp_path / "other"), *DISK)["problems"]
 
 
 def test_two_folders_of_one_disk_have_its_room_once(tmp_path, capsys, monkeypatch):

@@ -19,7 +19,7 @@ from ..offload.measure import kernel_seconds, measure_machine, one_a_disk, produ
 from ..offload.moments import MODES
 from ..offload.planes import folders_of
 from ..train.settings import human_bytes
-from .outlook import Wish, advice, outlook, snapshots_text
+from .outlook import Wish, advice, held_text, outlook, snapshots_text
 from .shapes import DTYPES, Described, describe
 from .text import classes_text, plan_text, rates_text, seconds_text
 
@@ -109,16 +109,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _wish(args: argparse.Namespace, described: Described) -> Wish:
-    disks = one_a_disk([str(_existing(folder)) for folder in _folders(args.store)])
+    folders = _folders(args.store)
+    disks = one_a_disk([str(_existing(folder)) for folder in folders])
     machine = measure_machine([] if args.disk else disks, args.seconds, moments=args.moments)
     if args.disk:
         machine = replace(machine, read=args.disk["read"], write=args.disk["write"], mixed=args.disk.get("mixed", 0.0), share=1.0)
     width = min(4096, max((min(p.size) for block in described.blocks for p in block.params if len(p.size) == 2), default=1024))
     flops = args.flops or (GPU_FLOPS if args.gpu else product_flops(min(args.tokens, 1024), width, DTYPES[args.precision]))
     machine = replace(machine, flops=flops, cores=args.cores or os.cpu_count() or 1, link=(args.link or LINK) if args.gpu else 0.0)
-    space = sum(shutil.disk_usage(disk).free for disk in disks) if disks else None
+    held = sum(file.stat().st_blocks * 512 for file in (folder / "stoker.volume" for folder in folders) if file.is_file())
+    space = sum(shutil.disk_usage(disk).free for disk in disks) + held if disks else None
     others = {mode: kernel_seconds(moments=mode) for mode in MODES if mode != args.moments}
-    return Wish(described.blocks, int(args.dram), machine, args.tokens, args.moments, int(args.gpu or 0), space, args.endurance, args.snapshots, described.experts, others)
+    return Wish(
+        described.blocks, int(args.dram), machine, args.tokens, args.moments, int(args.gpu or 0), space, held, args.endurance, args.snapshots, described.experts, others,
+    )  # fmt: skip
 
 
 def _folders(store: str | None) -> list[Path]:
@@ -149,7 +153,7 @@ def _text(result: dict[str, Any], args: argparse.Namespace, machine: Machine) ->
         if not args.flops:
             lines.append(f"             assumed to sustain {GPU_FLOPS / 1e12:.0f} T operations a second (--flops) over a link of {(args.link or LINK) / 1e9:.0f} GB/s (--link)")
     space = result["disk_space"]
-    lines.append(f"disk space   {human_bytes(space['needed'])}: two versions of {human_bytes(space['one_version'])}{snapshots_text(space)} and room" + (f"; {human_bytes(space['free'])} are free" if space["free"] is not None else ""))
+    lines.append(f"disk space   {human_bytes(space['needed'])}: two versions of {human_bytes(space['one_version'])}{snapshots_text(space)} and room" + (f"; {human_bytes(space['free'])} are free{held_text(space)}" if space["free"] is not None else ""))
     if "wear" in result:
         wear = result["wear"]
         worn = f", {wear['share_per_1000_steps']:.2%} of the {human_bytes(wear['endurance_bytes'])} it may take; {wear['steps_to_endurance']} steps wear it out" if wear["endurance_bytes"] else ""

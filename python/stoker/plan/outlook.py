@@ -30,7 +30,8 @@ class Wish:
     tokens: int
     moments: str = "exact"
     gpu_bytes: int = 0
-    space_bytes: int | None = None  # free on the disk; None: not known
+    space_bytes: int | None = None  # on the disk for the store: what is free and what it has already; None: not known
+    held_bytes: int = 0  # of it, what it has already
     endurance_bytes: float = 0.0
     snapshots: int = 0  # steps that stay on the disk beside the current one
     experts: float = 1.0  # the part of a mixture's experts that a token goes through
@@ -191,6 +192,7 @@ def _space(wish: Wish, algorithm: Algorithm, setting: Setting | None) -> dict[st
         "one_version": sum(plane_bytes(wish.blocks, algorithm).values()),
         "snapshots": wish.snapshots,
         "free": wish.space_bytes,
+        "held": wish.held_bytes,
     }
 
 
@@ -199,11 +201,15 @@ def snapshots_text(space: dict[str, Any]) -> str:
     return f", {kept} snapshot{'s' if kept > 1 else ''}" if kept else ""
 
 
+def held_text(space: dict[str, Any]) -> str:
+    return f" ({human_bytes(space['held'])} of it in the store that is there)" if space["held"] else ""
+
+
 def _disk_problems(space: dict[str, Any]) -> list[str]:
     needed, free = space["needed"], space["free"]
     if free is None or free >= needed:
         return []
-    return [f"the disk has {human_bytes(free)} free, and two versions of the states{snapshots_text(space)}, with spilled gradients, take {human_bytes(needed)}: free {human_bytes(needed - free)} more, or name a larger disk"]
+    return [f"the disk has {human_bytes(free)} free{held_text(space)}, and two versions of the states{snapshots_text(space)}, with spilled gradients, take {human_bytes(needed)}: free {human_bytes(needed - free)} more, or name a larger disk"]
 
 
 def _too_little_memory(wish: Wish, algorithm: Algorithm) -> str:
