@@ -206,6 +206,19 @@ def test_a_full_disk_is_told(tmp_path, capsys, monkeypatch):
     assert "GB free, and two versions" in capsys.readouterr().err
 
 
+def test_a_full_disk_is_told_the_byte_mode_that_fits(tmp_path, capsys, monkeypatch):
+    words = ["1B", "--dram", "4GiB", *DISK]
+    needs = {mode: planned(capsys, *words, "--moments", mode)["disk_space"]["needed"] for mode in ("exact", "bf16", "8bit")}
+
+    def problem(free: int) -> str:
+        monkeypatch.setattr(cli.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": free}))
+        return planned(capsys, *words, "--store", str(tmp_path))["problems"][0]
+
+    assert f"--moments bf16, with which {needs['bf16'] / 1e9:.1f} GB are enough" in problem(needs["bf16"])
+    assert "--moments 8bit, with which" in problem(needs["8bit"]) and "--moments 8bit" in problem(needs["bf16"] - 1)
+    assert "--moments" not in problem(needs["8bit"] - 1)
+
+
 def test_what_the_store_has_already_is_free_for_it(tmp_path, capsys, monkeypatch):
     """The plan of the very run that goes on there."""
     store = str(tmp_path / "store")

@@ -40,18 +40,14 @@ class Wish:
 
 def outlook(wish: Wish) -> dict[str, Any]:
     """All of it as a dictionary that JSON can hold. `problems` are sentences: what does not fit, and what would."""
-    algorithm = planner.with_moments(ADAMW, wish.moments)
-    try:
-        setting = Setting.of(wish.blocks, algorithm, wish.dram_bytes, spills=not wish.gpu_bytes)
-    except OverBudget:
-        setting = None
-    space = _space(wish, algorithm, setting)
-    result: dict[str, Any] = {"tokens": wish.tokens, "moments": wish.moments, "problems": _disk_problems(space), "disk_space": space}
+    setting = _setting(wish, wish.moments)
+    space = _space(wish, setting)
+    result: dict[str, Any] = {"tokens": wish.tokens, "moments": wish.moments, "problems": _disk_problems(wish, space), "disk_space": space}
     result["gpu"] = gpu = gpu_memory(wish.blocks, wish.tokens, wish.gpu_bytes, wish.experts) if wish.gpu_bytes else None
     if gpu and gpu["problem"]:
         result["problems"].append(gpu["problem"])
     if setting is None:
-        result["problems"].append(_too_little_memory(wish, algorithm))
+        result["problems"].append(_too_little_memory(wish))
         return {**result, "fits": False}
     compute = planner.flops(wish.blocks, wish.tokens, wish.experts) / wish.machine.flops * (4 / 3 if gpu and gpu["recompute"] else 1.0)
     plan = planner.plan(setting, wish.machine, compute)
@@ -185,15 +181,27 @@ def _gpu_problem(peak: dict[str, int], tokens: int, most: int, gpu_bytes: int) -
             "computing on the cores, without --gpu")
 
 
-def _space(wish: Wish, algorithm: Algorithm, setting: Setting | None) -> dict[str, Any]:
-    spilled = scratch_bytes(setting.layout.spilled_bytes) if setting is not None else 0
+def _setting(wish: Wish, mode: str) -> Setting | None:
+    """With the moments kept so; None where the memory is too little for it."""
+    try:
+        return Setting.of(wish.blocks, planner.with_moments(ADAMW, mode), wish.dram_bytes, spills=not wish.gpu_bytes)
+    except OverBudget:
+        return None
+
+
+def _space(wish: Wish, setting: Setting | None) -> dict[str, Any]:
     return {
-        "needed": store_capacity(wish.blocks, algorithm, wish.snapshots) + spilled,
-        "one_version": sum(plane_bytes(wish.blocks, algorithm).values()),
+        "needed": _space_needed(wish, wish.moments, setting),
+        "one_version": sum(plane_bytes(wish.blocks, planner.with_moments(ADAMW, wish.moments)).values()),
         "snapshots": wish.snapshots,
         "free": wish.space_bytes,
         "held": wish.held_bytes,
     }
+
+
+def _space_needed(wish: Wish, mode: str, setting: Setting | None) -> int:
+    spilled = scratch_bytes(setting.layout.spilled_bytes) if setting is not None else 0
+    return store_capacity(wish.blocks, planner.with_moments(ADAMW, mode), wish.snapshots) + spilled
 
 
 def snapshots_text(space: dict[str, Any]) -> str:
@@ -205,14 +213,28 @@ def held_text(space: dict[str, Any]) -> str:
     return f" ({human_bytes(space['held'])} of it in the store that is there)" if space["held"] else ""
 
 
-def _disk_problems(space: dict[str, Any]) -> list[str]:
+def _disk_problems(wish: Wish, space: dict[str, Any]) -> list[str]:
     needed, free = space["needed"], space["free"]
     if free is None or free >= needed:
         return []
-    return [f"the disk has {human_bytes(free)} free{held_text(space)}, and two versions of the states{snapshots_text(space)}, with spilled gradients, take {human_bytes(needed)}: free {human_bytes(needed - free)} more, or name a larger disk"]
+    return [
+        f"the disk has {human_bytes(free)} free{held_text(space)}, and two versions of the states{snapshots_text(space)}, with spilled gradients, take {human_bytes(needed)}: "
+        f"free {human_bytes(needed - free)} more, or name a larger disk{_mode_that_fits(wish, free)}"
+    ]
 
 
-def _too_little_memory(wish: Wish, algorithm: Algorithm) -> str:
+def _mode_that_fits(wish: Wish, free: int) -> str:
+    """The first byte mode that there is room for, as the end of a sentence."""
+    for mode in MODES:
+        setting = _setting(wish, mode)
+        needed = _space_needed(wish, mode, setting)
+        if setting is not None and needed <= free:
+            return f", or, if the moments may lose some bits, --moments {mode}, with which {human_bytes(needed)} are enough"
+    return ""
+
+
+def _too_little_memory(wish: Wish) -> str:
+    algorithm = planner.with_moments(ADAMW, wish.moments)
     smallest = smallest_mib(wish.blocks, algorithm, planner.map_bytes(wish.blocks, algorithm), spills=not wish.gpu_bytes)
     gradients = sum(unit.weight_bytes for block in wish.blocks for unit in block.updated_units)
     why = f"the gradients of a step alone take {human_bytes(gradients)}" if wish.gpu_bytes else "they do not hold the blocks at work, their gradients and two tiles of state"
