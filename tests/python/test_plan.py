@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from stoker import _core
+from stoker.offload import measure
 from stoker.offload.machine import Machine
 from stoker.plan import cli
 from stoker.plan.cli import main, quantity
@@ -120,6 +123,53 @@ def test_13b_on_a_24_gib_gpu_by_hand(tmp_path, capsys):
     assert on(tokens, needed - 1) is None and on(tokens + 1, needed - 1) is not None
 
 
+def test_grouped_queries_on_a_gpu(tmp_path):
+    """A recomputed layer's input has the width of the model, not that of the keys and values."""
+    model = llama_config(tmp_path / "llama", 4096, 32, 14336, num_key_value_heads=8)
+    gpu = gpu_memory(describe(model, "bfloat16").blocks, 8192, 24 * GIB)
+    inside = 2 * (2 * 2 * 4096 + 2 * (4096 + 1024) + 3 * (4096 + 14336))
+    assert gpu["recompute"] and gpu["classes"]["activations"] == 8192 * (2 * 4096 * 32 + inside)
+
+
+def config_of(folder, model_type: str, **more) -> str:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type, **more}))
+    return str(folder)
+
+
+def test_the_logits_are_of_the_head(tmp_path):
+    """Tied or not, whatever embeddings and projections there are beside it; and none where there is none."""
+    logits = lambda model: gpu_memory(describe(model, "bfloat16").blocks, 128, 24 * GIB)["classes"]["logits"]
+    assert logits(config_of(tmp_path / "gpt2", "gpt2", n_layer=2)) == 128 * 10 * 50257
+    opt = dict(hidden_size=256, word_embed_proj_dim=128, ffn_dim=512, num_hidden_layers=2, num_attention_heads=4)
+    assert logits(config_of(tmp_path / "opt", "opt", vocab_size=5000, **opt)) == 128 * 10 * 5000
+    small = dict(hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256)
+    assert logits(config_of(tmp_path / "encoder", "clip_text_model", vocab_size=5000, max_position_embeddings=512, **small)) == 0
+    words = {"wte.weight": torch.zeros(1000, 64), "wpe.weight": torch.zeros(512, 64)}
+    save_file({**words, "h.0.a.weight": torch.zeros(64, 64), "h.0.b.weight": torch.zeros(64, 64)}, tmp_path / "tied.safetensors")
+    assert logits(str(tmp_path / "tied.safetensors")) == 128 * 10 * 1000  # for all that is known
+
+
+def test_a_token_goes_through_some_of_the_experts(tmp_path, capsys):
+    shape = dict(vocab_size=1024, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=4, intermediate_size=512, tie_word_embeddings=False)
+    model = config_of(tmp_path / "mixtral", "mixtral", num_local_experts=8, num_experts_per_tok=2, **shape)
+    plan = planned(capsys, model, "--dram", "1GiB", "--gpu", "24GiB", "--flops", "1T", "--tokens", "512", *DISK)
+    expert = 3 * 256 * 512
+    rest = 4 * 256**2 + 8 * 256 + 2 * 256
+    assert plan["parameters"] == 2 * 1024 * 256 + 4 * (rest + 8 * expert) + 256
+    through = 1024 * 256 + 4 * (rest + 2 * expert) + 256
+    assert plan["compute_alone_seconds"] == pytest.approx(6 * 512 * through / 1e12, rel=5e-3) and "2 of 8 experts a token" in plan["model"]
+    # Gate and up are one matrix of 256 x 1024.
+    assert plan["gpu"]["classes"]["activations"] == 512 * 4 * 2 * (4 * 2 * 256 + (256 + 8) + 2 * (256 + 1024) + 2 * (512 + 256))
+
+
+def test_where_nothing_tells_of_experts_all_are_reckoned_with(tmp_path):
+    save_file({f"layers.0.experts.{i}.w.weight": torch.zeros(64, 32) for i in range(4)}, tmp_path / "model.safetensors")
+    described = describe(str(tmp_path), "bfloat16")
+    assert described.experts == 1 and "went through all experts" in described.origin
+    assert "experts" not in describe("1B", "bfloat16").origin
+
+
 def test_the_text_says_all_of_it(tmp_path, capsys):
     assert main(["1B", "--dram", "4GiB", "--gpu", "24GiB", "--endurance", "600TB", *DISK]) == 0
     text = capsys.readouterr().out
@@ -156,15 +206,79 @@ def test_a_full_disk_is_told(tmp_path, capsys, monkeypatch):
     assert "GB free, and two versions" in capsys.readouterr().err
 
 
+def test_a_full_disk_is_told_the_byte_mode_that_fits(tmp_path, capsys, monkeypatch):
+    words = ["1B", "--dram", "4GiB", *DISK]
+    needs = {mode: planned(capsys, *words, "--moments", mode)["disk_space"]["needed"] for mode in ("exact", "bf16", "8bit")}
+
+    def problem(free: int) -> str:
+        monkeypatch.setattr(cli.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": free}))
+        return planned(capsys, *words, "--store", str(tmp_path))["problems"][0]
+
+    assert f"--moments bf16, with which {needs['bf16'] / 1e9:.1f} GB are enough" in problem(needs["bf16"])
+    assert "--moments 8bit, with which" in problem(needs["8bit"]) and "--moments 8bit" in problem(needs["bf16"] - 1)
+    assert "--moments" not in problem(needs["8bit"] - 1)
+
+
+def test_what_the_store_has_already_is_free_for_it(tmp_path, capsys, monkeypatch):
+    """The plan of the very run that goes on there."""
+    store = str(tmp_path / "store")
+    words = ["layer=1M*2", "--dram", "256MiB", "--store", store, *DISK]
+    needed = planned(capsys, *words)["disk_space"]["needed"]
+    _core.Runtime(threads=1).open_store(store, create=True, capacity_bytes=needed, holder="test").close()
+    monkeypatch.setattr(cli.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 16 << 20}))
+    space = planned(capsys, *words)["disk_space"]
+    assert space["free"] - (16 << 20) == space["held"] == os.stat(tmp_path / "store" / "stoker.volume").st_blocks * 512 >= needed
+    assert main(words) == 0
+    assert f"are free ({space['held'] / 1e6:.1f} MB of it in the store that is there)" in capsys.readouterr().out
+    assert planned(capsys, *words[:-3], str(tmp_path / "other"), *DISK)["problems"]
+
+
+def test_two_folders_of_one_disk_have_its_room_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(cli.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 20 << 30}))
+    assert main(["1B", "--dram", "4GiB", "--store", f"{tmp_path}/a,{tmp_path}/b", *DISK]) == 1
+    assert "21.5 GB free" in capsys.readouterr().err
+
+
+def test_two_folders_of_one_disk_have_its_rates_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "disk_rates", lambda directory, seconds: {"read": 7e9, "write": 5e9, "mixed": 6e9})
+    monkeypatch.setattr(measure, "disk_share", lambda directory, machine: 1.0)
+    (tmp_path / "a").mkdir()
+    machine = measure.measure_machine([str(tmp_path), str(tmp_path / "a")], 1.0, 1 << 22)
+    assert (machine.read, machine.write, machine.mixed) == (7e9, 5e9, 6e9)
+    other = next((each for each in ("/dev/shm", "/proc") if os.stat(each).st_dev != os.stat(tmp_path).st_dev))
+    assert measure.measure_machine([str(tmp_path), other], 1.0, 1 << 22).read == 14e9
+
+
+@pytest.mark.parametrize(("store", "where"), [("local:{0}/a", "{0}"), ("~/a", "{0}"), ("{0}/b,~/c", "{0}"), ("local:{0}/none/b", "{0}")])
+def test_the_disk_is_that_of_the_store(store, where, tmp_path, capsys, monkeypatch):
+    """Not that of the folder in which the plan is made."""
+    asked = []
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(cli.shutil, "disk_usage", lambda folder: asked.append(folder) or type("Usage", (), {"free": 100 << 30}))
+    planned(capsys, "125M", "--dram", "4GiB", "--store", store.format(tmp_path), *DISK)
+    assert asked == [where.format(tmp_path)]
+
+
+def test_snapshots_take_room(capsys):
+    """Each all that a step changes, here every byte, and a megabyte."""
+    space = lambda *more: planned(capsys, "1B", "--dram", "4GiB", *more, *DISK)["disk_space"]
+    assert space("--snapshots", "2")["needed"] == space()["needed"] + 2 * (space()["one_version"] + (1 << 20)) > 1.9 * space()["needed"]
+    assert main(["1B", "--dram", "4GiB", "--snapshots", "1", *DISK]) == 0
+    assert ", 1 snapshot and room" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ["7B", "--dram", "32GiB"],
+        ["7B", "--dram", "32GiB", "--store", "coded(2+1, /a, /b, /c)", *DISK],
+        ["7B", "--dram", "32GiB", "--store", "memory:", *DISK],
         ["7B", "--dram", "none", *DISK],
         ["7B", "--dram", "32GiB", "--disk", "read=7GB/s"],
         ["layer=", "--dram", "32GiB", *DISK],
         ["0B", "--dram", "32GiB", *DISK],
         ["7B", "--dram", "32GiB", "--tokens", "0", *DISK],
+        ["7B", "--dram", "32GiB", "--snapshots", "-1", *DISK],
     ],
 )
 def test_a_wrong_command_line_is_status_2(words, capsys):

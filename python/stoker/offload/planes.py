@@ -194,7 +194,9 @@ def holder() -> str:
 
 
 def folders_of(store: str) -> list[str]:
-    """The folders of a local store, one a volume; none of one in memory."""
+    """The folders of a local store, one a volume; none of one in memory. InvalidArgument for a coded one."""
+    if store.startswith("coded("):
+        raise InvalidArgument(f"a run's state lies in a local store, not in {store}; give one folder, or several with commas between them")
     return [] if store.startswith("memory:") else store.removeprefix("local:").split(",")
 
 
@@ -203,8 +205,6 @@ class Runtime:
 
     def __init__(self, store: str, dram_bytes: int, capacity_bytes: int) -> None:
         """Opens the store, or makes one with `capacity_bytes` where there is none."""
-        if store.startswith("coded("):
-            raise InvalidArgument(f"a run's state lies in a local store, not in {store}; give one folder, or several with commas between them")
         self.path = store
         self.dram_bytes = dram_bytes
         self.directories = folders_of(store)

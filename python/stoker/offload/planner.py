@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from stoker.errors import OverBudget
-from stoker.offload.blocks import Block, Unit
+from stoker.offload.blocks import Block, Param, Unit
 from stoker.offload.machine import CAUSES, Machine
 from stoker.offload.moments import moments_of
 from stoker.offload.planes import MIB, Algorithm, Layout, arena_bytes_for, divide, plane_bytes, smallest_mib
@@ -56,26 +56,35 @@ def map_bytes(blocks: list[Block], algorithm: Algorithm) -> int:
     return (1 << 16) + sum(plane_bytes(blocks, algorithm).values()) * 64 // (1 << 20)
 
 
-def _forward_only(block: Block) -> bool:
+_EMBEDDINGS = ("embed", "embed_tokens", "embed_positions", "wte", "wpe", "word_embeddings", "position_embeddings", "token_type_embeddings", "embeddings")
+
+
+def forward_only(block: Block) -> bool:
     """Whether backward does without the weights: an embedding's gradient needs the tokens alone."""
     if block.pinned:
         return False
     own = [module for module in block.modules if next(module.parameters(recurse=False), None) is not None]
     if own:
         return all(isinstance(module, (nn.Embedding, nn.EmbeddingBag)) for module in own)
-    return block.name.rpartition(".")[2] in ("embed", "embed_tokens", "wte", "wpe", "word_embeddings", "embeddings")
+    return block.name.rpartition(".")[2] in _EMBEDDINGS
 
 
 def expected_uses(blocks: list[Block]) -> list[int]:
     """Forward through the blocks as they are defined, backward the other way round."""
     forward = [block.index for block in blocks]
-    uses = forward + [block.index for block in reversed(blocks) if not _forward_only(block)]
+    uses = forward + [block.index for block in reversed(blocks) if not forward_only(block)]
     return [block for i, block in enumerate(uses) if not i or uses[i - 1] != block]
 
 
-def flops(blocks: list[Block], tokens: int) -> float:
-    """Of forward and backward: the products with weights, which are nearly all of it."""
-    return 6.0 * tokens * sum(unit.elements for block in blocks if not _forward_only(block) for unit in block.units)
+def of_expert(param: Param) -> bool:
+    """Whether it belongs to the experts of a mixture, of which a token goes through a few."""
+    return "experts" in param.name.split(".")
+
+
+def flops(blocks: list[Block], tokens: int, experts: float = 1.0) -> float:
+    """Of forward and backward: the products with weights, which are nearly all of it. `experts`: the part of a mixture's that a token goes through."""
+    passed = (1 - experts) * sum(param.numel for block in blocks for param in block.params if of_expert(param))
+    return 6.0 * tokens * (sum(unit.elements for block in blocks if not forward_only(block) for unit in block.units) - passed)
 
 
 def course(
@@ -84,7 +93,7 @@ def course(
     """compute_seconds: of forward and backward through the whole model with nothing beside it. Where an accelerator computes, a block
     takes at least as long as its weights (and back, its gradients) take over the link. again: blocks whose forward is computed once more in backward."""
     blocks = setting.blocks
-    weighty = {block.index: sum(unit.elements for unit in block.units) for block in blocks if not _forward_only(block)}
+    weighty = {block.index: sum(unit.elements for unit in block.units) for block in blocks if not forward_only(block)}
     total = sum(weighty.values()) or 1
     compute = {}
     for block in blocks:

@@ -15,10 +15,11 @@ from typing import Any
 
 from ..errors import InvalidArgument, StokerError
 from ..offload.machine import LINK, Machine
-from ..offload.measure import kernel_seconds, measure_machine, product_flops
+from ..offload.measure import kernel_seconds, measure_machine, one_a_disk, product_flops
 from ..offload.moments import MODES
+from ..offload.planes import folders_of
 from ..train.settings import human_bytes
-from .outlook import Wish, advice, outlook
+from .outlook import Wish, advice, held_text, outlook, snapshots_text
 from .shapes import DTYPES, Described, describe
 from .text import classes_text, plan_text, rates_text, seconds_text
 
@@ -77,6 +78,7 @@ def parser() -> argparse.ArgumentParser:
     add("--cores", type=int, help="cores of the machine (default: those of this one)")
     add("--precision", choices=tuple(DTYPES), default="bfloat16", help="type of the weights (default: bfloat16, with exact float32 masters)")
     add("--moments", choices=tuple(MODES), default="exact", help="how the optimizer's moments are kept (default: exact)")
+    add("--snapshots", type=int, default=0, metavar="N", help="steps kept on the disk beside the current one (default: 0; stoker.integrations.huggingface keeps 2)")
     add("--endurance", type=quantity, default=0.0, metavar="BYTES", help="what the drive may be written in its life, as 1200TB")
     add("--json", action="store_true", help="print the plan as one JSON object on standard output")
     return top
@@ -87,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = top.parse_args(argv)
     if not args.store and not args.disk:
         top.error("give --store to measure its disk, or --disk with its rates")
+    if args.snapshots < 0:
+        top.error("--snapshots is a number of steps: 0 or more")
     if args.tokens < 1 or (args.cores is not None and args.cores < 1) or args.seconds < 1:
         top.error("--tokens, --cores and --seconds are at least 1")
     try:
@@ -105,16 +109,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _wish(args: argparse.Namespace, described: Described) -> Wish:
-    folders = [str(_existing(Path(part))) for part in args.store.split(",")] if args.store else []
-    machine = measure_machine([] if args.disk else folders, args.seconds, moments=args.moments)
+    folders = _folders(args.store)
+    disks = one_a_disk([str(_existing(folder)) for folder in folders])
+    machine = measure_machine([] if args.disk else disks, args.seconds, moments=args.moments)
     if args.disk:
         machine = replace(machine, read=args.disk["read"], write=args.disk["write"], mixed=args.disk.get("mixed", 0.0), share=1.0)
     width = min(4096, max((min(p.size) for block in described.blocks for p in block.params if len(p.size) == 2), default=1024))
     flops = args.flops or (GPU_FLOPS if args.gpu else product_flops(min(args.tokens, 1024), width, DTYPES[args.precision]))
     machine = replace(machine, flops=flops, cores=args.cores or os.cpu_count() or 1, link=(args.link or LINK) if args.gpu else 0.0)
-    space = sum(shutil.disk_usage(folder).free for folder in folders) if folders else None
+    held = sum(file.stat().st_blocks * 512 for file in (folder / "stoker.volume" for folder in folders) if file.is_file())
+    space = sum(shutil.disk_usage(disk).free for disk in disks) + held if disks else None
     others = {mode: kernel_seconds(moments=mode) for mode in MODES if mode != args.moments}
-    return Wish(described.blocks, int(args.dram), machine, args.tokens, args.moments, int(args.gpu or 0), space, args.endurance, others)
+    return Wish(
+        described.blocks, int(args.dram), machine, args.tokens, args.moments, int(args.gpu or 0), space, held, args.endurance, args.snapshots, described.experts, others,
+    )  # fmt: skip
+
+
+def _folders(store: str | None) -> list[Path]:
+    """Of a store as stoker.offload() takes it. InvalidArgument for one that no disk is under."""
+    if store is None:
+        return []
+    folders = folders_of(store)
+    if not folders:
+        raise InvalidArgument(f"{store} is a store in memory, and there is no disk to plan for; give the folder that training will be given")
+    return [Path(folder).expanduser() for folder in folders]
 
 
 def _existing(folder: Path) -> Path:
@@ -135,7 +153,7 @@ def _text(result: dict[str, Any], args: argparse.Namespace, machine: Machine) ->
         if not args.flops:
             lines.append(f"             assumed to sustain {GPU_FLOPS / 1e12:.0f} T operations a second (--flops) over a link of {(args.link or LINK) / 1e9:.0f} GB/s (--link)")
     space = result["disk_space"]
-    lines.append(f"disk space   {human_bytes(space['needed'])}: two versions of {human_bytes(space['one_version'])} and room" + (f"; {human_bytes(space['free'])} are free" if space["free"] is not None else ""))
+    lines.append(f"disk space   {human_bytes(space['needed'])}: two versions of {human_bytes(space['one_version'])}{snapshots_text(space)} and room" + (f"; {human_bytes(space['free'])} are free{held_text(space)}" if space["free"] is not None else ""))
     if "wear" in result:
         wear = result["wear"]
         worn = f", {wear['share_per_1000_steps']:.2%} of the {human_bytes(wear['endurance_bytes'])} it may take; {wear['steps_to_endurance']} steps wear it out" if wear["endurance_bytes"] else ""

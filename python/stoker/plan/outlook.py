@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 from ..errors import OverBudget
 from ..offload import planner
-from ..offload.blocks import Block
+from ..offload.blocks import Block, Param
 from ..offload.machine import Machine
 from ..offload.moments import MODES
 from ..offload.planes import Algorithm, divide, plane_bytes, smallest_mib, store_capacity
@@ -29,27 +30,26 @@ class Wish:
     tokens: int
     moments: str = "exact"
     gpu_bytes: int = 0
-    space_bytes: int | None = None  # free on the disk; None: not known
+    space_bytes: int | None = None  # on the disk for the store: what is free and what it has already; None: not known
+    held_bytes: int = 0  # of it, what it has already
     endurance_bytes: float = 0.0
+    snapshots: int = 0  # steps that stay on the disk beside the current one
+    experts: float = 1.0  # the part of a mixture's experts that a token goes through
     update_seconds: dict[str, float] = field(default_factory=dict)  # of the other byte modes, as machine.update_seconds is of `moments`
 
 
 def outlook(wish: Wish) -> dict[str, Any]:
     """All of it as a dictionary that JSON can hold. `problems` are sentences: what does not fit, and what would."""
-    algorithm = planner.with_moments(ADAMW, wish.moments)
-    try:
-        setting = Setting.of(wish.blocks, algorithm, wish.dram_bytes, spills=not wish.gpu_bytes)
-    except OverBudget:
-        setting = None
-    space = _space(wish, algorithm, setting)
-    result: dict[str, Any] = {"tokens": wish.tokens, "moments": wish.moments, "problems": _disk_problems(space), "disk_space": space}
-    result["gpu"] = gpu = gpu_memory(wish.blocks, wish.tokens, wish.gpu_bytes) if wish.gpu_bytes else None
+    setting = _setting(wish, wish.moments)
+    space = _space(wish, setting)
+    result: dict[str, Any] = {"tokens": wish.tokens, "moments": wish.moments, "problems": _disk_problems(wish, space), "disk_space": space}
+    result["gpu"] = gpu = gpu_memory(wish.blocks, wish.tokens, wish.gpu_bytes, wish.experts) if wish.gpu_bytes else None
     if gpu and gpu["problem"]:
         result["problems"].append(gpu["problem"])
     if setting is None:
-        result["problems"].append(_too_little_memory(wish, algorithm))
+        result["problems"].append(_too_little_memory(wish))
         return {**result, "fits": False}
-    compute = planner.flops(wish.blocks, wish.tokens) / wish.machine.flops * (4 / 3 if gpu and gpu["recompute"] else 1.0)
+    compute = planner.flops(wish.blocks, wish.tokens, wish.experts) / wish.machine.flops * (4 / 3 if gpu and gpu["recompute"] else 1.0)
     plan = planner.plan(setting, wish.machine, compute)
     plan["step"] = row = plan["steps"][plan["policy"]]
     plan["dram"]["cap"] = wish.dram_bytes
@@ -127,17 +127,17 @@ def advice(result: dict[str, Any]) -> str:
     return f"{mode} moments, as you asked; {offers}"
 
 
-def gpu_memory(blocks: list[Block], tokens: int, gpu_bytes: int) -> dict[str, Any]:
+def gpu_memory(blocks: list[Block], tokens: int, gpu_bytes: int, experts: float = 1.0) -> dict[str, Any]:
     """What an accelerator holds at its peak, about: weights of the blocks at work and of those fetched ahead, the gradients of a whole step,
     activations, logits.
 
     Gradients stay there until step(), whatever the policy: a micro-batch meets all of those before it. Activations are reckoned as the inputs
-    and outputs of every product, two bytes each; with recomputation as the inputs of the blocks, and all of one block.
+    and outputs of every product that a token goes through, two bytes each; with recomputation as the inputs of the blocks, and all of one block.
     """
     layout = divide(blocks, ADAMW, 0, spills=False)  # blocks alone say what is at work
     weights = min(layout.device_weights, sum(block.slot_bytes for block in blocks))
     fixed = {"weights": weights, "gradients": sum(unit.weight_bytes for block in blocks for unit in block.updated_units)}
-    full, lean, logits = _activation_bytes(blocks)
+    full, lean, logits = _activation_bytes(blocks, experts)
     room = gpu_bytes - sum(fixed.values())
     recompute = (full + logits) * tokens > room
     peak = {**fixed, "activations": (lean if recompute else full) * tokens, "logits": logits * tokens}
@@ -145,16 +145,25 @@ def gpu_memory(blocks: list[Block], tokens: int, gpu_bytes: int) -> dict[str, An
     return {"cap": gpu_bytes, "peak_bytes": sum(peak.values()), "classes": peak, "recompute": recompute, "tokens_most": most, "problem": _gpu_problem(peak, tokens, most, gpu_bytes)}
 
 
-def _activation_bytes(blocks: list[Block]) -> tuple[int, int, int]:
+def _activation_bytes(blocks: list[Block], experts: float) -> tuple[int, int, int]:
     """Bytes a token: of all activations, of those that recomputation keeps, of the logits."""
-    rows = [(block, [p.size for p in block.params if len(p.size) == 2]) for block in blocks]
-    inside = {block.name: 2 * sum(sum(size) for size in sizes) for block, sizes in rows if sizes}
-    width = min((min(size) for _, sizes in rows for size in sizes), default=0)
-    # Where the logits are: the block at the end whose one matrix maps the width to the vocabulary.
-    ends = [max(sizes[0]) for block, sizes in rows if len(sizes) == 1 and max(sizes[0]) > min(sizes[0])]
-    logits = 10 * ends[-1] if ends else 0  # bf16, float32 and its gradient
-    layers = {name: size for name, size in inside.items() if name not in {block.name for block, sizes in rows if len(sizes) == 1}}
-    return sum(layers.values()), 2 * width * max(1, len(layers)) + max(layers.values(), default=0), logits
+    rows = [(block, [p for p in block.params if len(p.size) == 2 or planner.of_expert(p) and len(p.size) == 3]) for block in blocks]
+    apart = [(block, params[0].size) for block, params in rows if len(params) == 1]
+    layers = [params for _, params in rows if len(params) > 1]
+    inside = [round(2 * sum(_in_and_out(param, experts) for param in params)) for params in layers]
+    # A layer's largest matrices have the model's width on one side; others are narrower on one: shared keys and values, routers, ranks.
+    width = max((min(p.size[-2:]) for params in layers or [params for _, params in rows] for p in params), default=0)
+    # Where the logits are: the matrix that makes the vocabulary out of the width. In shapes without a head nobody knows of a tied one: it is reckoned with.
+    ends = [(block, size[0]) for block, size in apart if size[0] > size[-1]]
+    heads = [outputs for block, outputs in ends if not planner.forward_only(block)] or [outputs for block, outputs in ends if not block.modules]
+    logits = 10 * max(heads, default=0)  # bf16, float32 and its gradient
+    return sum(inside), 2 * width * max(1, len(inside)) + max(inside, default=0), logits
+
+
+def _in_and_out(param: Param, experts: float) -> float:
+    """Elements a token: of the inputs and outputs of the products with this matrix, or with all that it holds of a mixture's experts."""
+    *count, rows, columns = param.size
+    return (rows + columns) * prod(count) * (experts if planner.of_expert(param) else 1.0)
 
 
 def _gpu_problem(peak: dict[str, int], tokens: int, most: int, gpu_bytes: int) -> str | None:
@@ -172,19 +181,60 @@ def _gpu_problem(peak: dict[str, int], tokens: int, most: int, gpu_bytes: int) -
             "computing on the cores, without --gpu")
 
 
-def _space(wish: Wish, algorithm: Algorithm, setting: Setting | None) -> dict[str, Any]:
+def _setting(wish: Wish, mode: str) -> Setting | None:
+    """With the moments kept so; None where the memory is too little for it."""
+    try:
+        return Setting.of(wish.blocks, planner.with_moments(ADAMW, mode), wish.dram_bytes, spills=not wish.gpu_bytes)
+    except OverBudget:
+        return None
+
+
+def _space(wish: Wish, setting: Setting | None) -> dict[str, Any]:
+    return {
+        "needed": _space_needed(wish, wish.moments, setting),
+        "one_version": sum(plane_bytes(wish.blocks, planner.with_moments(ADAMW, wish.moments)).values()),
+        "snapshots": wish.snapshots,
+        "free": wish.space_bytes,
+        "held": wish.held_bytes,
+    }
+
+
+def _space_needed(wish: Wish, mode: str, setting: Setting | None) -> int:
     spilled = scratch_bytes(setting.layout.spilled_bytes) if setting is not None else 0
-    return {"needed": store_capacity(wish.blocks, algorithm) + spilled, "one_version": sum(plane_bytes(wish.blocks, algorithm).values()), "free": wish.space_bytes}
+    return store_capacity(wish.blocks, planner.with_moments(ADAMW, mode), wish.snapshots) + spilled
 
 
-def _disk_problems(space: dict[str, Any]) -> list[str]:
+def snapshots_text(space: dict[str, Any]) -> str:
+    kept = space["snapshots"]
+    return f", {kept} snapshot{'s' if kept > 1 else ''}" if kept else ""
+
+
+def held_text(space: dict[str, Any]) -> str:
+    return f" ({human_bytes(space['held'])} of it in the store that is there)" if space["held"] else ""
+
+
+def _disk_problems(wish: Wish, space: dict[str, Any]) -> list[str]:
     needed, free = space["needed"], space["free"]
     if free is None or free >= needed:
         return []
-    return [f"the disk has {human_bytes(free)} free, and two versions of the states, with spilled gradients, take {human_bytes(needed)}: free {human_bytes(needed - free)} more, or name a larger disk"]
+    return [
+        f"the disk has {human_bytes(free)} free{held_text(space)}, and two versions of the states{snapshots_text(space)}, with spilled gradients, take {human_bytes(needed)}: "
+        f"free {human_bytes(needed - free)} more, or name a larger disk{_mode_that_fits(wish, free)}"
+    ]
 
 
-def _too_little_memory(wish: Wish, algorithm: Algorithm) -> str:
+def _mode_that_fits(wish: Wish, free: int) -> str:
+    """The first byte mode that there is room for, as the end of a sentence."""
+    for mode in MODES:
+        setting = _setting(wish, mode)
+        needed = _space_needed(wish, mode, setting)
+        if setting is not None and needed <= free:
+            return f", or, if the moments may lose some bits, --moments {mode}, with which {human_bytes(needed)} are enough"
+    return ""
+
+
+def _too_little_memory(wish: Wish) -> str:
+    algorithm = planner.with_moments(ADAMW, wish.moments)
     smallest = smallest_mib(wish.blocks, algorithm, planner.map_bytes(wish.blocks, algorithm), spills=not wish.gpu_bytes)
     gradients = sum(unit.weight_bytes for block in wish.blocks for unit in block.updated_units)
     why = f"the gradients of a step alone take {human_bytes(gradients)}" if wish.gpu_bytes else "they do not hold the blocks at work, their gradients and two tiles of state"

@@ -11,6 +11,7 @@ import torch
 
 from ..errors import Corruption, InvalidArgument, NotFound, Unsupported, naming
 from ..offload.blocks import Block, blocks_of_shapes, partition
+from ..offload.planner import of_expert
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMbBtT]?)")
@@ -25,6 +26,7 @@ class Described:
 
     blocks: list[Block]
     origin: str
+    experts: float = 1.0  # the part of a mixture's experts that a token goes through
 
 
 def describe(model: str, precision: str) -> Described:
@@ -32,15 +34,15 @@ def describe(model: str, precision: str) -> Described:
     dtype, path = DTYPES[precision], Path(model)
     if path.is_dir():
         if (path / "config.json").is_file():
-            return Described(_from_config(path / "config.json", dtype), f"{path / 'config.json'}, weights as {precision}")
+            return _from_config(path / "config.json", dtype, precision)
         files = sorted(path.glob("*.safetensors"))
         if not files:
             raise NotFound(f"{path} holds neither a config.json nor safetensors files; MODEL is {_NEEDED}")
-        return Described(_from_safetensors(files), f"{len(files)} safetensors files in {path}")
+        return _from_safetensors(files, f"{len(files)} safetensors files in {path}")
     if path.is_file():
         if path.suffix == ".safetensors":
-            return Described(_from_safetensors([path]), str(path))
-        return Described(_from_config(path, dtype), f"{path}, weights as {precision}")
+            return _from_safetensors([path], str(path))
+        return _from_config(path, dtype, precision)
     if "=" in model:
         return Described(_from_parts(model, dtype), f"the counts given, weights as {precision}")
     if _COUNT.fullmatch(model.strip()):
@@ -55,7 +57,16 @@ def _count(text: str) -> int:
     return int(float(found[1]) * _SCALE[found[2].lower()])
 
 
-def _from_config(path: Path, dtype: torch.dtype) -> list[Block]:
+def _mixed(blocks: list[Block], origin: str, used: int = 0, there: int = 0) -> Described:
+    """A model that may be a mixture, of whose experts a token goes through `used` of `there`; 0: nothing tells."""
+    if not any(of_expert(param) for block in blocks for param in block.params):
+        return Described(blocks, origin)
+    if 0 < used <= there:
+        return Described(blocks, f"{origin}, {used} of {there} experts a token", used / there)
+    return Described(blocks, f"{origin}, reckoned as if each token went through all experts (num_experts_per_tok in a config.json would tell of fewer)")
+
+
+def _from_config(path: Path, dtype: torch.dtype, precision: str) -> Described:
     try:
         from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
     except ImportError as error:
@@ -70,14 +81,17 @@ def _from_config(path: Path, dtype: torch.dtype) -> list[Block]:
     except Exception as error:  # whatever transformers, or the model's own code, makes of a config with wrong numbers in it
         why = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise Corruption(f"{path} is no config that transformers can make a model of: {why}") from error
-    return partition(made, made.parameters())
+    text = config.get_text_config()
+    told = lambda *names: next((count for count in (getattr(text, name, None) for name in names) if isinstance(count, int)), 0)
+    used, there = told("num_experts_per_tok"), told("num_local_experts", "num_experts", "n_routed_experts")
+    return _mixed(partition(made, made.parameters()), f"{path}, weights as {precision}", used, there)
 
 
-def _from_safetensors(files: list[Path]) -> list[Block]:
+def _from_safetensors(files: list[Path], origin: str) -> Described:
     shapes = [(name, shape, _stored(kind, file, name)) for file in files for name, shape, kind in _header(file) if kind not in _COUNTS]
     if not shapes:
         raise Corruption(f"{files[0]} holds no weights, only integers; give the files of the model")
-    return blocks_of_shapes(sorted(shapes, key=lambda each: _natural(each[0])))
+    return _mixed(blocks_of_shapes(sorted(shapes, key=lambda each: _natural(each[0]))), origin)
 
 
 _COUNTS = {"BOOL", *(f"{sign}{bits}" for sign in "IU" for bits in (8, 16, 32, 64))}  # types of buffers: positions, masks
