@@ -292,6 +292,54 @@ def test_full_state_is_that_of_torch(offload, dtype):
             assert torch.equal(again["state"][index][name], value), name
 
 
+@pytest.mark.parametrize("policy", ["sync", "speculate", "lazy"])
+@pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, "adamw"), (torch.bfloat16, "adamw"), (torch.float32, "sgd")])
+def test_a_full_state_of_before_the_first_step_resets(offload, dtype, kind, policy):
+    make_opt = adamw if kind == "adamw" else lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, dampening=0.5)
+    control, model = tiny(dtype), tiny(dtype)
+    theirs = reference.ReferenceOptimizer(make_opt(control))
+    model, opt = offload(model, make_opt(model), policy=policy)
+    before = opt.state_dict(full=True)
+    assert before["state"] == {}
+    for step in range(3):
+        assert train_step(model, opt, step) == train_step(control, theirs, step)
+    for each in (model, control):
+        loss_of(each, batch(3)).backward()  # and what was speculated with the old state is void
+    opt.load_state_dict(before)
+    for entry in theirs.state.values():
+        entry["step"] = 0
+        for plane in "mv":
+            entry[f"kept_{plane}"].zero_()
+    assert opt.state_dict(full=True)["state"] == {}
+    for each in (opt, theirs):
+        each.step(), each.zero_grad()
+    if kind == "adamw":
+        assert {entry["step"].item() for entry in opt.state_dict(full=True)["state"].values()} == {1.0}
+    for step in range(4, 7):
+        assert train_step(model, opt, step) == train_step(control, theirs, step)
+    assert_same(weights(model), weights(control))
+
+
+def test_a_parameter_that_a_full_state_lacks_begins_anew(offload):
+    """As in torch, in the next run of the store too."""
+    model, opt = offload(tiny())
+    for step in range(3):
+        train_step(model, opt, step)
+    full = opt.state_dict(full=True)
+    del full["state"][2]
+    opt.load_state_dict(full)
+    opt.close()
+    model, opt = offload(tiny(), resume=True)
+    loaded = opt.state_dict(full=True)["state"]
+    assert loaded.keys() == full["state"].keys()
+    train_step(model, opt, 3)
+    after = opt.state_dict(full=True)["state"]
+    assert {index: entry["step"].item() for index, entry in after.items()} == {index: 1.0 if index == 2 else 4.0 for index in after}
+    fresh = adamw(tiny())
+    opt.load_state_dict(fresh.state_dict())
+    assert opt.state_dict(full=True)["state"] == {}
+
+
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
 def test_state_from_before_is_taken_over(offload, kind):
     def make_opt(model):

@@ -630,7 +630,8 @@ class Session:
         return out
 
     def load_full_state(self, entries: dict[torch.Tensor, dict[str, Any]]) -> None:
-        """Writes an ordinary optimizer's state into the planes, as one durable commit."""
+        """Writes an ordinary optimizer's state into the planes, as one durable commit. An empty entry is that of a parameter before its first
+        update; one that has no entry keeps what it has."""
         if self.agreement is not None and not self.agreement.opening:
             raise Unsupported(
                 "a sharded run takes no state from elsewhere once it has begun; load it into the optimizer before stoker.offload(), whose load_state_dict() rounds it to "
@@ -643,6 +644,9 @@ class Session:
         for tensor, entry in entries.items():
             param = self.by_tensor.get(tensor)
             if param is None or not param.unit.updated:
+                continue
+            if not entry:
+                self._forget_updates(txn, param)
                 continue
             for key, plane in kinds.items():
                 if entry.get(key) is not None:
@@ -663,7 +667,15 @@ class Session:
         for key, data in self._records().items():
             put(txn, key, data)
         txn.commit("durable").wait()
-        self._refresh({self.by_tensor[t].unit.block for t in entries if t in self.by_tensor})
+        self._refresh({self.by_tensor[tensor].unit.block for tensor, entry in entries.items() if entry and tensor in self.by_tensor})
+
+    def _forget_updates(self, txn, param: Param) -> None:
+        """The parameter's state is as before its first update; its weight, master included, stays."""
+        if not self._updates_of.pop(param, 0):
+            return  # its moments are zeros already
+        for plane in self.algorithm.planes:
+            self._put_moment(txn, plane, param, torch.zeros((), device="cpu"))
+        self.planes.session.invalidate(param.unit.session_id)
 
     def _put_moment(self, txn, plane: str, param: Param, value: torch.Tensor) -> None:
         key, moments = f"{plane}/{param.unit.name}", self.algorithm.moments
