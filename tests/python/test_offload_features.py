@@ -34,7 +34,7 @@ from stoker.offload.ledger import Ledger
 from stoker.offload.moments import MODES as MOMENTS
 from stoker.offload.optimizer import algorithm_of
 from stoker.offload.planes import smallest_mib
-from stoker.offload.session import POLICIES
+from stoker.offload.session import POLICIES, Session
 
 DRAM = "8MiB"
 TIGHT = "tight"  # the smallest budget that works, so that weights are paged
@@ -1290,6 +1290,37 @@ def test_an_interrupt_in_a_loaders_state_dict_decides_nothing(offload):
     model.seen.copy_(control.seen)  # a buffer that saw the forward of the undecided step
     assert train_step(model, opt, next(loader)) == train_step(control, theirs, 2)
     assert_same(weights(model), weights(control))
+
+
+def test_a_resume_with_groups_in_another_order_is_refused(offload, monkeypatch):
+    """Each group would go on with the hyperparameters of the other."""
+
+    def grouped(model, order=(0, 1), move=()):
+        params = dict(model.named_parameters())
+        small = [name for name, param in params.items() if (param.ndim < 2) != (name in move)]
+        groups = [{"params": [params[name] for name in params if name not in small], "weight_decay": 0.5}, {"params": [params[name] for name in small], "weight_decay": 0.0}]
+        return torch.optim.AdamW([groups[i] for i in order], lr=3e-3)
+
+    def begin(path):
+        model = tiny()
+        model, opt = offload(model, grouped(model), path=path)
+        train_step(model, opt, 0)
+        opt.close()
+
+    begin("new")
+    swapped, moved, right = tiny(), tiny(), tiny()
+    with pytest.raises(errors.Mismatch, match="has norm.weight in parameter group 1, the optimizer has it in group 0, .* in the same order"):
+        offload(moved, grouped(moved, move=["norm.weight"]), path="new", resume=True)
+    with pytest.raises(errors.Mismatch, match="in the same order"):
+        offload(swapped, grouped(swapped, order=(1, 0)), path="new", resume=True)
+    model, opt = offload(right, grouped(right), path="new", resume=True)
+    assert [group["weight_decay"] for group in opt.param_groups] == [0.5, 0.0]
+    record_of = Session._model_record
+    monkeypatch.setattr(Session, "_model_record", lambda self: {key: value for key, value in record_of(self).items() if key != "groups"})
+    begin("old")  # a run made before groups were noted goes on as ever
+    model = tiny()
+    model, opt = offload(model, grouped(model), path="old", resume=True)
+    assert opt.step_count == 1
 
 
 def test_a_resume_that_attaches_less_warns_at_its_first_step(offload):

@@ -189,7 +189,7 @@ class Session:
         algorithm = self.algorithm
         kept = {"moments": algorithm.moments.name, "seed": algorithm.seed}
         ranks = {"ranks": self.agreement.signature()} if self.agreement else {}
-        return {"format": FORMAT, "run": self._run, **ranks, "algorithm": algorithm.name, "momentum": algorithm.momentum, **kept, **signature(self.blocks)}
+        return {"format": FORMAT, "run": self._run, **ranks, "algorithm": algorithm.name, "momentum": algorithm.momentum, **kept, "groups": self._members(), **signature(self.blocks)}
 
     def adopt(self) -> None:
         """The store already holds this model's weights, those of a run that is resumed."""
@@ -213,6 +213,7 @@ class Session:
         state = record.load(self.planes.store.read_bytes(META_STATE))
         if len(self._groups()) != len(state["groups"]):
             raise Mismatch(f"the run in {self.runtime.path} has {len(state['groups'])} parameter groups, the optimizer has {len(self._groups())}; make it as then")
+        self._check_members()
         self._committed = state["step"]
         self._take_up(state)
         self._resumed_groups = state["groups"]
@@ -221,6 +222,20 @@ class Session:
         changed = [f"{key} {state['environment'].get(key)} -> {here[key]}" for key in here if state["environment"].get(key, here[key]) != here[key]]
         if changed:
             warnings.warn(f"this run was made under another environment ({', '.join(changed)}): it goes on, but not bit for bit as there", stacklevel=4)
+
+    def _check_members(self) -> None:
+        """Mismatch unless each parameter is in the group that it was in: it would go on with the hyperparameters of another."""
+        stored = record.load(self.planes.store.read_bytes(META_MODEL)).get("groups")
+        if stored is None:
+            return  # the run was made before this was noted
+        then = {name: number for number, names in enumerate(stored) for name in names}
+        for number, names in enumerate(self._members()):
+            for name in names:
+                if then[name] != number:
+                    raise Mismatch(
+                        f"the run in {self.runtime.path} has {name} in parameter group {then[name]}, the optimizer has it in group {number}, so it would go on with the "
+                        "hyperparameters of others; give the optimizer the groups that it had, in the same order"
+                    )
 
     def _take_up(self, state: dict[str, Any]) -> None:
         """Counters, hyperparameters, buffers and random states become those of the record that closed the last committed step."""
@@ -452,6 +467,11 @@ class Session:
 
     def _groups(self) -> list[dict]:
         return list({id(group): group for group in self._group_of.values()}.values())
+
+    def _members(self) -> list[list[str]]:
+        """The names of the trained parameters of each group."""
+        params = [[self.by_tensor[tensor] for tensor in group["params"]] for group in self._groups()]
+        return [[param.name for param in group if param.unit.updated] for group in params]
 
     def _records(self) -> dict[str, bytes]:
         """The record that closes a step, as objects to write."""
