@@ -432,6 +432,7 @@ class Session:
             if kept:
                 self.steps.late.complete()  # it wants their bytes
             self.steps.skip()
+            self.gradients.cleared()
 
     def clip_grad_norm_(self, max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
         with self.lock:  # from finding gradients in memory to reading them: another thread that looks at one may take their place
