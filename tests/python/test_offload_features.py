@@ -1180,6 +1180,14 @@ def test_sentences_about_stores(offload, tmp_path):
     offload(tiny(), resume=True)
 
 
+@pytest.mark.parametrize(("then", "now", "sentence"), [(0.9, 0.0, "was trained with momentum, and this optimizer has none"), (0.0, 0.9, "was trained without momentum, and this optimizer has some")])
+def test_a_resume_with_other_momentum_is_told_so(offload, then, now, sentence):
+    model, other = tiny(), tiny()
+    offload(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=then))[1].close()
+    with pytest.raises(errors.Mismatch, match=sentence):
+        offload(other, torch.optim.SGD(other.parameters(), lr=0.1, momentum=now), resume=True)
+
+
 @pytest.mark.parametrize("make", [tiny, wide])
 def test_smallest_budget_is_the_smallest(offload, make):
     """The budget that the message names works for training, and one MiB less does not get as far as that."""

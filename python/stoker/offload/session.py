@@ -70,8 +70,11 @@ def check_stored(runtime: Runtime, blocks: list[Block], algorithm: Algorithm) ->
     problem = difference(stored, signature(blocks))
     if problem:
         raise Mismatch(f"the store at {runtime.path} holds another model: {problem}; give the right model, or another store")
-    if (stored["algorithm"], stored["momentum"]) != (algorithm.name, algorithm.momentum):
+    if stored["algorithm"] != algorithm.name:
         raise Mismatch(f"the store at {runtime.path} holds {stored['algorithm']} state, but the optimizer is {algorithm.name}")
+    if stored["momentum"] != algorithm.momentum:
+        had, has = ("with", "none") if stored["momentum"] else ("without", "some")
+        raise Mismatch(f"the run in {runtime.path} was trained {had} momentum, and this optimizer has {has}; make it as then")
     return replace(algorithm, seed=stored.get("seed", 0))
 
 
