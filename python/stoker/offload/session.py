@@ -584,9 +584,10 @@ class Session:
         if to["step"] in self.snapshots.steps():
             self.snapshots.go_back(to["step"])
         elif to["step"] != now["step"]:
+            advice = "" if self.agreement else ", and keep the steps that you want to return to with stoker.offload(snapshots=) and opt.snapshot()"
             raise Mismatch(
                 f"this state_dict refers to step {to['step']}, but the run in {now['store']} is at step {now['step']} and keeps no snapshot of that step; "
-                f"go on from step {now['step']}, and keep the steps that you want to return to with stoker.offload(snapshots=) and opt.snapshot()"
+                f"go on from step {now['step']}{advice}"
             )
 
     def has_state(self, param: torch.Tensor) -> bool:
