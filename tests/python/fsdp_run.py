@@ -364,10 +364,12 @@ def refuse(tell, rank: int, world: int, store: str = "") -> None:
             raise AssertionError("it let me in")
 
     told("gather", write)
+    earlier = opt.state_dict()
     step_of(model, opt, 0, rank, world)
     opt.flush()
     before = digest(model)
     told("plan", opt.plan)
+    told("reference", lambda: opt.load_state_dict(earlier))
     told("snapshot", opt.snapshot)
     told("state", lambda: opt.load_state_dict({**opt.state_dict(full=True)}))
     with torch.no_grad():

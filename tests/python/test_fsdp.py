@@ -262,7 +262,8 @@ def test_what_a_sharded_model_cannot_have(tmp_path):
         "hybrid": ("InvalidArgument", "no HSDP"),
         "gather": ("Unsupported", "before stoker.offload"),
         "plan": ("Unsupported", "no plan"),
-        "snapshot": ("InvalidArgument", "no room"),
+        "snapshot": ("InvalidArgument", "leave snapshots=0 for a sharded model"),
+        "reference": ("Mismatch", "go on from step 1"),
         "state": ("Unsupported", "before stoker.offload"),
         "in place": ("InvalidArgument", "make it before stoker.offload"),
         "load": ("InvalidArgument", "make it before stoker.offload"),
@@ -277,6 +278,7 @@ def test_what_a_sharded_model_cannot_have(tmp_path):
         assert refused.keys() == expected.keys()
         for what, (kind, words) in expected.items():
             assert refused[what][0] == kind and words in refused[what][1], (what, refused[what])
+        assert "opt.snapshot()" not in refused["reference"][1]  # which would be refused, too
         assert lines[-1]["end"] == lines[-1]["before"]  # the weights outlive close()
 
 

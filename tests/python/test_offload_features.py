@@ -34,7 +34,7 @@ from stoker.offload.ledger import Ledger
 from stoker.offload.moments import MODES as MOMENTS
 from stoker.offload.optimizer import algorithm_of
 from stoker.offload.planes import smallest_mib
-from stoker.offload.session import POLICIES
+from stoker.offload.session import POLICIES, Session
 
 DRAM = "8MiB"
 TIGHT = "tight"  # the smallest budget that works, so that weights are paged
@@ -290,6 +290,54 @@ def test_full_state_is_that_of_torch(offload, dtype):
     for index, entry in full["state"].items():
         for name, value in entry.items():
             assert torch.equal(again["state"][index][name], value), name
+
+
+@pytest.mark.parametrize("policy", ["sync", "speculate", "lazy"])
+@pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, "adamw"), (torch.bfloat16, "adamw"), (torch.float32, "sgd")])
+def test_a_full_state_of_before_the_first_step_resets(offload, dtype, kind, policy):
+    make_opt = adamw if kind == "adamw" else lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, dampening=0.5)
+    control, model = tiny(dtype), tiny(dtype)
+    theirs = reference.ReferenceOptimizer(make_opt(control))
+    model, opt = offload(model, make_opt(model), policy=policy)
+    before = opt.state_dict(full=True)
+    assert before["state"] == {}
+    for step in range(3):
+        assert train_step(model, opt, step) == train_step(control, theirs, step)
+    for each in (model, control):
+        loss_of(each, batch(3)).backward()  # and what was speculated with the old state is void
+    opt.load_state_dict(before)
+    for entry in theirs.state.values():
+        entry["step"] = 0
+        for plane in "mv":
+            entry[f"kept_{plane}"].zero_()
+    assert opt.state_dict(full=True)["state"] == {}
+    for each in (opt, theirs):
+        each.step(), each.zero_grad()
+    if kind == "adamw":
+        assert {entry["step"].item() for entry in opt.state_dict(full=True)["state"].values()} == {1.0}
+    for step in range(4, 7):
+        assert train_step(model, opt, step) == train_step(control, theirs, step)
+    assert_same(weights(model), weights(control))
+
+
+def test_a_parameter_that_a_full_state_lacks_begins_anew(offload):
+    """As in torch, in the next run of the store too."""
+    model, opt = offload(tiny())
+    for step in range(3):
+        train_step(model, opt, step)
+    full = opt.state_dict(full=True)
+    del full["state"][2]
+    opt.load_state_dict(full)
+    opt.close()
+    model, opt = offload(tiny(), resume=True)
+    loaded = opt.state_dict(full=True)["state"]
+    assert loaded.keys() == full["state"].keys()
+    train_step(model, opt, 3)
+    after = opt.state_dict(full=True)["state"]
+    assert {index: entry["step"].item() for index, entry in after.items()} == {index: 1.0 if index == 2 else 4.0 for index in after}
+    fresh = adamw(tiny())
+    opt.load_state_dict(fresh.state_dict())
+    assert opt.state_dict(full=True)["state"] == {}
 
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
@@ -1132,6 +1180,14 @@ def test_sentences_about_stores(offload, tmp_path):
     offload(tiny(), resume=True)
 
 
+@pytest.mark.parametrize(("then", "now", "sentence"), [(0.9, 0.0, "was trained with momentum, and this optimizer has none"), (0.0, 0.9, "was trained without momentum, and this optimizer has some")])
+def test_a_resume_with_other_momentum_is_told_so(offload, then, now, sentence):
+    model, other = tiny(), tiny()
+    offload(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=then))[1].close()
+    with pytest.raises(errors.Mismatch, match=sentence):
+        offload(other, torch.optim.SGD(other.parameters(), lr=0.1, momentum=now), resume=True)
+
+
 @pytest.mark.parametrize("make", [tiny, wide])
 def test_smallest_budget_is_the_smallest(offload, make):
     """The budget that the message names works for training, and one MiB less does not get as far as that."""
@@ -1242,6 +1298,37 @@ def test_an_interrupt_in_a_loaders_state_dict_decides_nothing(offload):
     model.seen.copy_(control.seen)  # a buffer that saw the forward of the undecided step
     assert train_step(model, opt, next(loader)) == train_step(control, theirs, 2)
     assert_same(weights(model), weights(control))
+
+
+def test_a_resume_with_groups_in_another_order_is_refused(offload, monkeypatch):
+    """Each group would go on with the hyperparameters of the other."""
+
+    def grouped(model, order=(0, 1), move=()):
+        params = dict(model.named_parameters())
+        small = [name for name, param in params.items() if (param.ndim < 2) != (name in move)]
+        groups = [{"params": [params[name] for name in params if name not in small], "weight_decay": 0.5}, {"params": [params[name] for name in small], "weight_decay": 0.0}]
+        return torch.optim.AdamW([groups[i] for i in order], lr=3e-3)
+
+    def begin(path):
+        model = tiny()
+        model, opt = offload(model, grouped(model), path=path)
+        train_step(model, opt, 0)
+        opt.close()
+
+    begin("new")
+    swapped, moved, right = tiny(), tiny(), tiny()
+    with pytest.raises(errors.Mismatch, match="has norm.weight in parameter group 1, the optimizer has it in group 0, .* in the same order"):
+        offload(moved, grouped(moved, move=["norm.weight"]), path="new", resume=True)
+    with pytest.raises(errors.Mismatch, match="in the same order"):
+        offload(swapped, grouped(swapped, order=(1, 0)), path="new", resume=True)
+    model, opt = offload(right, grouped(right), path="new", resume=True)
+    assert [group["weight_decay"] for group in opt.param_groups] == [0.5, 0.0]
+    record_of = Session._model_record
+    monkeypatch.setattr(Session, "_model_record", lambda self: {key: value for key, value in record_of(self).items() if key != "groups"})
+    begin("old")  # a run made before groups were noted goes on as ever
+    model = tiny()
+    model, opt = offload(model, grouped(model), path="old", resume=True)
+    assert opt.step_count == 1
 
 
 def test_a_resume_that_attaches_less_warns_at_its_first_step(offload):

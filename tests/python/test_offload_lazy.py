@@ -317,10 +317,10 @@ def clipped(pair, step: int, limit: float | None) -> None:
         by.zero_grad()
 
 
-def pair_of(tmp_path, policy: str) -> tuple:
+def pair_of(tmp_path, policy: str, **options) -> tuple:
     control, model = tiny(), tiny()
     expected = reference.ReferenceOptimizer(torch.optim.AdamW(control.parameters(), lr=3e-3))
-    return control, expected, *stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT, policy=policy)
+    return control, expected, *stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT, policy=policy, **options)
 
 
 @pytest.mark.parametrize("policy", ["speculate", "lazy", "auto"])
@@ -425,6 +425,31 @@ def test_a_step_that_is_skipped_does_not_keep_the_next_one_from_speculating(tmp_
             opt.step()
         opt.zero_grad()
     assert opt.ledger.last["kept"] == sum(len(block.updated_units) for block in opt._session.blocks)
+    opt.close()
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("accumulate", "micros"), [(2, 2), (None, 2), (None, 1)])
+def test_micro_batches_of_a_step_that_is_skipped_count_for_no_other(tmp_path, accumulate, micros, late):
+    """late: zero_grad() comes between the first forward of a step and its backward."""
+    pair = pair_of(tmp_path, "speculate", accumulate=accumulate)
+    control, expected, model, opt = pair
+    units = sum(len(block.updated_units) for block in opt._session.blocks)
+    for step in range(5):
+        for each, by in ((control, expected), (model, opt)):
+            for micro in range(micros):
+                loss = loss_of(each, batch(step, micro))
+                if late and micro == 0:
+                    by.zero_grad()
+                loss.backward()
+            if step != 2:
+                by.step()
+            if not late:
+                by.zero_grad()
+    same(pair)
+    summary, learns = opt.ledger.summary(), accumulate is None and micros == 2  # in its first step, that a second call follows
+    assert (summary["kept"], summary["wasted"], summary["redone"]) == (4 * units, (2 if learns else 1) * units, 0)
+    assert opt.ledger.last["kept"] == units
     opt.close()
 
 

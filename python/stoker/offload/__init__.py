@@ -22,7 +22,7 @@ from stoker.offload.optimizer import OffloadedOptimizer, algorithm_of
 from stoker.offload.planes import parse_bytes, store_capacity
 from stoker.offload.ranks import Ranks
 from stoker.offload.session import META_MODEL, Choices, Session, check_stored
-from stoker.offload.snapshots import check_room
+from stoker.offload.snapshots import ONE_RANK, check_room
 
 __all__ = ["OffloadedOptimizer", "build", "gather", "offload"]
 
@@ -160,7 +160,7 @@ def _check_shared(policy: str, snapshots: int, device: object, device_memory: ob
     if activations != "keep":
         raise InvalidArgument('the activations of a sharded model stay in memory; leave activations="keep", and use torch.utils.checkpoint to have fewer')
     if snapshots:
-        raise InvalidArgument("opt.snapshot() would keep a step of one rank's shards; leave snapshots=0 for a sharded model")
+        raise InvalidArgument(ONE_RANK)
     if device is not None or device_memory is not None:
         raise InvalidArgument("the mesh that fully_shard() was given says where a sharded model computes; leave out device= and device_memory=")
     if weights is not None:

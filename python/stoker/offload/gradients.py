@@ -90,6 +90,10 @@ class Gradients:
         self._fired.clear()
         self._waiting = {}
 
+    def cleared(self) -> None:
+        """zero_grad(): calls whose backward has run are of no step any more; one whose backward is still to come is."""
+        self._calls = 0 if self._fired else min(self._calls, 1)
+
     def decided(self) -> None:
         """The step was decided: how many calls it had, and what fired in its last backward, is what the next one is expected to do."""
         if self._calls:

@@ -118,9 +118,10 @@ class OffloadedOptimizer(torch.optim.Optimizer):
             self._session.refer(state_dict["stoker"])
         for group, loaded in zip(self.param_groups, state_dict["param_groups"]):
             group.update({key: value for key, value in loaded.items() if key != "params"})
-        if "stoker" not in state_dict and state_dict["state"]:
+        if "stoker" not in state_dict:
             order = [param for group in self.param_groups for param in group["params"]]
-            self._session.load_full_state({order[int(i)]: entry for i, entry in state_dict["state"].items()})
+            entries = {int(i): entry for i, entry in state_dict["state"].items()}
+            self._session.load_full_state({param: entries.get(i, {}) for i, param in enumerate(order)})  # as torch: what it lacks begins anew
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
 

@@ -70,8 +70,11 @@ def check_stored(runtime: Runtime, blocks: list[Block], algorithm: Algorithm) ->
     problem = difference(stored, signature(blocks))
     if problem:
         raise Mismatch(f"the store at {runtime.path} holds another model: {problem}; give the right model, or another store")
-    if (stored["algorithm"], stored["momentum"]) != (algorithm.name, algorithm.momentum):
+    if stored["algorithm"] != algorithm.name:
         raise Mismatch(f"the store at {runtime.path} holds {stored['algorithm']} state, but the optimizer is {algorithm.name}")
+    if stored["momentum"] != algorithm.momentum:
+        had, has = ("with", "none") if stored["momentum"] else ("without", "some")
+        raise Mismatch(f"the run in {runtime.path} was trained {had} momentum, and this optimizer has {has}; make it as then")
     return replace(algorithm, seed=stored.get("seed", 0))
 
 
@@ -189,7 +192,7 @@ class Session:
         algorithm = self.algorithm
         kept = {"moments": algorithm.moments.name, "seed": algorithm.seed}
         ranks = {"ranks": self.agreement.signature()} if self.agreement else {}
-        return {"format": FORMAT, "run": self._run, **ranks, "algorithm": algorithm.name, "momentum": algorithm.momentum, **kept, **signature(self.blocks)}
+        return {"format": FORMAT, "run": self._run, **ranks, "algorithm": algorithm.name, "momentum": algorithm.momentum, **kept, "groups": self._members(), **signature(self.blocks)}
 
     def adopt(self) -> None:
         """The store already holds this model's weights, those of a run that is resumed."""
@@ -213,6 +216,7 @@ class Session:
         state = record.load(self.planes.store.read_bytes(META_STATE))
         if len(self._groups()) != len(state["groups"]):
             raise Mismatch(f"the run in {self.runtime.path} has {len(state['groups'])} parameter groups, the optimizer has {len(self._groups())}; make it as then")
+        self._check_members()
         self._committed = state["step"]
         self._take_up(state)
         self._resumed_groups = state["groups"]
@@ -221,6 +225,20 @@ class Session:
         changed = [f"{key} {state['environment'].get(key)} -> {here[key]}" for key in here if state["environment"].get(key, here[key]) != here[key]]
         if changed:
             warnings.warn(f"this run was made under another environment ({', '.join(changed)}): it goes on, but not bit for bit as there", stacklevel=4)
+
+    def _check_members(self) -> None:
+        """Mismatch unless each parameter is in the group that it was in: it would go on with the hyperparameters of another."""
+        stored = record.load(self.planes.store.read_bytes(META_MODEL)).get("groups")
+        if stored is None:
+            return  # the run was made before this was noted
+        then = {name: number for number, names in enumerate(stored) for name in names}
+        for number, names in enumerate(self._members()):
+            for name in names:
+                if then[name] != number:
+                    raise Mismatch(
+                        f"the run in {self.runtime.path} has {name} in parameter group {then[name]}, the optimizer has it in group {number}, so it would go on with the "
+                        "hyperparameters of others; give the optimizer the groups that it had, in the same order"
+                    )
 
     def _take_up(self, state: dict[str, Any]) -> None:
         """Counters, hyperparameters, buffers and random states become those of the record that closed the last committed step."""
@@ -417,6 +435,7 @@ class Session:
             if kept:
                 self.steps.late.complete()  # it wants their bytes
             self.steps.skip()
+            self.gradients.cleared()
 
     def clip_grad_norm_(self, max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
         with self.lock:  # from finding gradients in memory to reading them: another thread that looks at one may take their place
@@ -452,6 +471,11 @@ class Session:
 
     def _groups(self) -> list[dict]:
         return list({id(group): group for group in self._group_of.values()}.values())
+
+    def _members(self) -> list[list[str]]:
+        """The names of the trained parameters of each group."""
+        params = [[self.by_tensor[tensor] for tensor in group["params"]] for group in self._groups()]
+        return [[param.name for param in group if param.unit.updated] for group in params]
 
     def _records(self) -> dict[str, bytes]:
         """The record that closes a step, as objects to write."""
@@ -560,9 +584,10 @@ class Session:
         if to["step"] in self.snapshots.steps():
             self.snapshots.go_back(to["step"])
         elif to["step"] != now["step"]:
+            advice = "" if self.agreement else ", and keep the steps that you want to return to with stoker.offload(snapshots=) and opt.snapshot()"
             raise Mismatch(
                 f"this state_dict refers to step {to['step']}, but the run in {now['store']} is at step {now['step']} and keeps no snapshot of that step; "
-                f"go on from step {now['step']}, and keep the steps that you want to return to with stoker.offload(snapshots=) and opt.snapshot()"
+                f"go on from step {now['step']}{advice}"
             )
 
     def has_state(self, param: torch.Tensor) -> bool:
@@ -630,7 +655,8 @@ class Session:
         return out
 
     def load_full_state(self, entries: dict[torch.Tensor, dict[str, Any]]) -> None:
-        """Writes an ordinary optimizer's state into the planes, as one durable commit."""
+        """Writes an ordinary optimizer's state into the planes, as one durable commit. An empty entry is that of a parameter before its first
+        update; one that has no entry keeps what it has."""
         if self.agreement is not None and not self.agreement.opening:
             raise Unsupported(
                 "a sharded run takes no state from elsewhere once it has begun; load it into the optimizer before stoker.offload(), whose load_state_dict() rounds it to "
@@ -643,6 +669,9 @@ class Session:
         for tensor, entry in entries.items():
             param = self.by_tensor.get(tensor)
             if param is None or not param.unit.updated:
+                continue
+            if not entry:
+                self._forget_updates(txn, param)
                 continue
             for key, plane in kinds.items():
                 if entry.get(key) is not None:
@@ -663,7 +692,15 @@ class Session:
         for key, data in self._records().items():
             put(txn, key, data)
         txn.commit("durable").wait()
-        self._refresh({self.by_tensor[t].unit.block for t in entries if t in self.by_tensor})
+        self._refresh({self.by_tensor[tensor].unit.block for tensor, entry in entries.items() if entry and tensor in self.by_tensor})
+
+    def _forget_updates(self, txn, param: Param) -> None:
+        """The parameter's state is as before its first update; its weight, master included, stays."""
+        if not self._updates_of.pop(param, 0):
+            return  # its moments are zeros already
+        for plane in self.algorithm.planes:
+            self._put_moment(txn, plane, param, torch.zeros((), device="cpu"))
+        self.planes.session.invalidate(param.unit.session_id)
 
     def _put_moment(self, txn, plane: str, param: Param, value: torch.Tensor) -> None:
         key, moments = f"{plane}/{param.unit.name}", self.algorithm.moments

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from stoker.offload.session import Session
 
 _NAME = "step-"
+ONE_RANK = "opt.snapshot() would keep a step of one rank's shards; leave snapshots=0 for a sharded model"
 
 
 def check_room(runtime: Runtime, blocks: list[Block], algorithm: Algorithm, keep: int) -> None:
@@ -39,6 +40,8 @@ class Snapshots:
 
     def make(self) -> int:
         """Keeps the step as it is now, and forgets the oldest where there are too many."""
+        if self._session.agreement is not None:
+            raise InvalidArgument(ONE_RANK)
         if self.keep < 1:
             raise InvalidArgument("the store has no room for snapshots; pass snapshots=1 (or more) to stoker.offload() when the store is made")
         self._session.flush()
