@@ -1049,6 +1049,24 @@ def test_sparse_gradients(offload):
 # -- what offload() refuses -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("amount", [2e7, -5, 0, "0", True, None, 1 << 70])
+def test_amounts_of_memory_that_are_none_are_sentences(offload, tmp_path, amount):
+    """Each names its argument."""
+    with pytest.raises(errors.InvalidArgument, match="^dram: .* is no amount of memory; give a whole number"):
+        offload(tiny(), dram=amount)
+    with pytest.raises(errors.InvalidArgument, match="^dram: .* is no amount of memory"):
+        stoker.build(tiny, store=tmp_path / "built", dram=amount)
+    if amount is not None:
+        with pytest.raises(errors.InvalidArgument, match="^device_memory: .* is no amount of memory"):
+            offload(tiny(), path="other", device_memory=amount)
+
+
+def test_an_amount_of_memory_is_any_whole_number(offload):
+    model, opt = offload(tiny(), dram=torch.tensor(16 << 20))
+    train_step(model, opt, 0)
+    assert opt._session.planes.dram_bytes == 16 << 20
+
+
 def test_sentences_about_optimizers(offload):
     model = tiny()
     cases = [

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -295,9 +297,19 @@ def put(txn, key: str, data: bytes) -> None:
 
 def parse_bytes(name: str, amount: int | str) -> int:
     """20 << 30, or "20GiB". InvalidArgument names the argument."""
-    if isinstance(amount, int):
-        return amount
     try:
-        return _core.parse_bytes(amount)
+        size = _core.parse_bytes(amount) if isinstance(amount, str) else amount
     except InvalidArgument as error:
         raise InvalidArgument(f"{name}: {error}") from None
+    return whole(name, size, 'is no amount of memory; give a whole number of bytes above 0, such as int(20e9), or "20GiB"')
+
+
+def whole(name: str, value: Any, otherwise: str) -> int:
+    """The whole number above 0 that `value` is; else InvalidArgument, which says so of the argument."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if isinstance(value, bool) or not 0 < number < 1 << 63:
+        raise InvalidArgument(f"{name}: {value!r} {otherwise}")
+    return number
