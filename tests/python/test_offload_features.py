@@ -25,7 +25,7 @@ import reference
 import stoker
 from kill_run import Position as Loader
 from models import Skips, Tiny, batch, loss_of
-from stoker import errors
+from stoker import _core, errors
 from stoker.offload.activations import MODES as ACTIVATIONS
 from stoker.offload.blocks import partition
 from stoker.offload.forms import FORMS
@@ -1059,6 +1059,30 @@ def test_amounts_of_memory_that_are_none_are_sentences(offload, tmp_path, amount
     if amount is not None:
         with pytest.raises(errors.InvalidArgument, match="^device_memory: .* is no amount of memory"):
             offload(tiny(), path="other", device_memory=amount)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 2.5, True, "300"])
+def test_a_patience_that_is_none_is_a_sentence(offload, tmp_path, seconds):
+    sentence = "^stall_seconds: .* is no time to wait for a disk; give a whole number of seconds, at least 1"
+    with pytest.raises(errors.InvalidArgument, match=sentence):
+        offload(tiny(), stall_seconds=seconds)
+    with pytest.raises(errors.InvalidArgument, match=sentence):
+        stoker.build(tiny, store=tmp_path / "built", dram=DRAM, stall_seconds=seconds)
+    assert os.listdir(tmp_path) == []  # nothing was made
+
+
+def test_the_patience_for_a_disk_can_be_chosen(offload, tmp_path, monkeypatch):
+    given, real = [], _core.Runtime
+
+    def noting(**how):
+        given.append(how["stall_seconds"])
+        return real(**how)
+
+    monkeypatch.setattr(_core, "Runtime", noting)
+    model = stoker.build(tiny, store=tmp_path / "store", dram=DRAM, stall_seconds=6)
+    offload(model, stall_seconds=7)
+    offload(tiny(), path="other")
+    assert given == [6, 7, 300]
 
 
 def test_an_amount_of_memory_is_any_whole_number(offload):

@@ -203,8 +203,9 @@ def folders_of(store: str) -> list[str]:
 class Runtime:
     """Threads, the budget and the open store of one process."""
 
-    def __init__(self, store: str, dram_bytes: int, capacity_bytes: int) -> None:
+    def __init__(self, store: str, dram_bytes: int, capacity_bytes: int, stall_seconds: int) -> None:
         """Opens the store, or makes one with `capacity_bytes` where there is none."""
+        patience = whole("stall_seconds", stall_seconds, "is no time to wait for a disk; give a whole number of seconds, at least 1")
         if store.startswith("coded("):
             raise InvalidArgument(f"a run's state lies in a local store, not in {store}; give one folder, or several with commas between them")
         self.path = store
@@ -213,7 +214,7 @@ class Runtime:
         self.directory = self.directories[0] if self.directories else None
         for directory in self.directories:
             os.makedirs(directory, exist_ok=True)
-        self.core = _core.Runtime(threads=torch.get_num_threads(), budget_bytes=dram_bytes)
+        self.core = _core.Runtime(threads=torch.get_num_threads(), budget_bytes=dram_bytes, stall_seconds=patience)
         self.store = self.core.open_store(store, create=True, capacity_bytes=capacity_bytes, holder=holder())
 
         self.session: _core.Session | None = None  # that Planes opened
