@@ -26,6 +26,7 @@ import stoker
 from kill_run import Position as Loader
 from models import Skips, Tiny, batch, loss_of
 from stoker import _core, errors
+from stoker.offload import access
 from stoker.offload.activations import MODES as ACTIVATIONS
 from stoker.offload.blocks import partition
 from stoker.offload.forms import FORMS
@@ -454,6 +455,40 @@ def test_what_happens_apart_is_in_no_row_however_it_ends(monkeypatch):
     ledger.restart(counted())
     now = 12.0
     assert ledger.close_step(2, counted())["seconds"] == 1.0
+
+
+def test_a_state_dict_and_snapshots_are_a_checkpoint_and_no_computing(offload, tmp_path, monkeypatch):
+    """Nothing takes time here but a second for each file that is reserved, each snapshot and each that is dropped: 1, 2 and 3 of them."""
+    now, taken, reserve = 0.0, [], access._reserve
+
+    def slow(what, run):
+        def slowly(*args):
+            nonlocal now
+            now += 1.0
+            taken.append(what)
+            return run(*args)
+
+        return slowly
+
+    monkeypatch.setattr(sys.modules[Ledger.__module__], "time", types.SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(access, "_reserve", slow("reserve", reserve))
+    model, opt = offload(tiny(), snapshots=1)
+    store = opt._session.planes.store
+    opt._session.snapshots._store = types.SimpleNamespace(info=store.info, snapshot=slow("snapshot", store.snapshot), drop=slow("drop", store.drop))
+    rows = []
+    opt.ledger.on_step(rows.append)
+    for step in range(4):
+        train_step(model, opt, step)
+        opt.flush()  # kernels that are still at work would be computing
+        if step == 0:
+            model.layers[0].up.state_dict()
+        elif step < 3:
+            assert opt.snapshot() == step + 1
+        if step == 2:
+            opt.drop_snapshot(3)
+    assert taken == ["reserve", "snapshot", "drop", "snapshot", "drop"]
+    assert [row["stall_seconds"]["checkpoint"] for row in rows] == [row["seconds"] for row in rows] == [0.0, 1.0, 1.0, 3.0]
+    assert all(row["compute_seconds"] == 0.0 for row in rows)
 
 
 def test_closure(offload):
