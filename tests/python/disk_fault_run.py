@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import errno
-import functools
 import sys
 
 import kill_run
-from stoker import _core
 from stoker.errors import StokerError
 
 if __name__ == "__main__":
-    _core.Runtime = functools.partial(_core.Runtime, stall_seconds=2)
     try:
-        kill_run.main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
+        kill_run.main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:], stall_seconds=2)
     except StokerError as error:
         print(f"error {type(error).__name__} {errno.errorcode.get(error.errno, 0)} {error}", flush=True)

@@ -32,12 +32,12 @@ class Position:
         self.next = state["next"]
 
 
-def main(store: str, steps: int, policy: str, moments: str, dram: str = "7MiB") -> None:
+def main(store: str, steps: int, policy: str, moments: str, dram: str = "7MiB", **options) -> None:
     torch.manual_seed(0)
     random.seed(0)
     model = Tiny().to(torch.bfloat16)
     opt = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
-    model, opt = stoker.offload(model, opt, store=store, dram=dram, policy=policy, resume="auto", moments=moments)
+    model, opt = stoker.offload(model, opt, store=store, dram=dram, policy=policy, resume="auto", moments=moments, **options)
     scheduler = torch.optim.lr_scheduler.LambdaLR(opt, lambda s: 1.0 / (1 + 0.05 * s))
     position = Position()
     opt.attach(scheduler=scheduler, position=position)

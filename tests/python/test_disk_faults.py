@@ -89,7 +89,7 @@ def test_a_disk_that_does_not_answer_is_named_then_an_error_and_the_run_goes_on_
         assert "error IoError ETIMEDOUT" in lines[-1] and str(store) in lines[-1] and "start again" in lines[-1]
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
-        assert re.search(r"has not answered for [12] s; it is waited for", err), err
+        assert re.search(r"has not answered for [12] s; it is waited for, and given up with an error after 2 s \(stall_seconds sets that\)", err), err
         assert goes_on(store, policy, lines) == whole
 
 

@@ -357,6 +357,34 @@ def test_an_evaluation_is_in_no_row_from_its_first_sample_to_its_end_whatever_th
     opt.close()
 
 
+class SlowSaver(Trainer):
+    """A second passes while a checkpoint is written."""
+
+    clock = None
+
+    def _save_checkpoint(self, *args, **kwargs) -> None:
+        self.clock.now += 1.0
+        super()._save_checkpoint(*args, **kwargs)
+
+
+@pytest.mark.parametrize("policy", ["speculate", "lazy"])
+def test_a_checkpoint_is_no_computing(offload, tmp_path, monkeypatch, policy):
+    """Two of them with a step behind each. Whatever else is waited for inside one belongs to it, once. Nothing else takes time here."""
+    clock = types.SimpleNamespace(now=0.0)
+    monkeypatch.setattr(sys.modules[Ledger.__module__], "time", types.SimpleNamespace(perf_counter=lambda: clock.now))
+    options = {"num_train_epochs": 1, "eval_strategy": "no", "save_strategy": "steps", "save_steps": 2}
+    trainer = trainer_of(llama(), arguments(tmp_path / "ours", **options), kind=SlowSaver)
+    trainer.clock = clock
+    opt = offload(trainer, policy=policy)
+    rows = []
+    opt.ledger.on_step(rows.append)
+    trainer.train()
+    assert sorted(os.listdir(tmp_path / "ours")) == ["checkpoint-2", "checkpoint-4", "checkpoint-5"]
+    assert [row["seconds"] for row in rows] == [0.0, 0.0, 1.0, 0.0, 1.0]
+    assert [row["stall_seconds"]["checkpoint"] for row in rows] == [0.0, 0.0, 1.0, 0.0, 1.0]
+    assert all(sum(row["stall_seconds"].values()) + row["compute_seconds"] == row["seconds"] for row in rows)
+
+
 def test_a_limit_of_a_trainer_ends_with_it(offload, tmp_path):
     """Trained with clips that fire, then without any: the second time speculates from its second step on."""
     options = {"num_train_epochs": 1, "eval_strategy": "no", "max_grad_norm": 1e-3}

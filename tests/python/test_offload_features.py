@@ -25,7 +25,8 @@ import reference
 import stoker
 from kill_run import Position as Loader
 from models import Skips, Tiny, batch, loss_of
-from stoker import errors
+from stoker import _core, errors
+from stoker.offload import access
 from stoker.offload.activations import MODES as ACTIVATIONS
 from stoker.offload.blocks import partition
 from stoker.offload.forms import FORMS
@@ -502,6 +503,40 @@ def test_what_happens_apart_is_in_no_row_however_it_ends(monkeypatch):
     ledger.restart(counted())
     now = 12.0
     assert ledger.close_step(2, counted())["seconds"] == 1.0
+
+
+def test_a_state_dict_and_snapshots_are_a_checkpoint_and_no_computing(offload, tmp_path, monkeypatch):
+    """Nothing takes time here but a second for each file that is reserved, each snapshot and each that is dropped: 1, 2 and 3 of them."""
+    now, taken, reserve = 0.0, [], access._reserve
+
+    def slow(what, run):
+        def slowly(*args):
+            nonlocal now
+            now += 1.0
+            taken.append(what)
+            return run(*args)
+
+        return slowly
+
+    monkeypatch.setattr(sys.modules[Ledger.__module__], "time", types.SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(access, "_reserve", slow("reserve", reserve))
+    model, opt = offload(tiny(), snapshots=1)
+    store = opt._session.planes.store
+    opt._session.snapshots._store = types.SimpleNamespace(info=store.info, snapshot=slow("snapshot", store.snapshot), drop=slow("drop", store.drop))
+    rows = []
+    opt.ledger.on_step(rows.append)
+    for step in range(4):
+        train_step(model, opt, step)
+        opt.flush()  # kernels that are still at work would be computing
+        if step == 0:
+            model.layers[0].up.state_dict()
+        elif step < 3:
+            assert opt.snapshot() == step + 1
+        if step == 2:
+            opt.drop_snapshot(3)
+    assert taken == ["reserve", "snapshot", "drop", "snapshot", "drop"]
+    assert [row["stall_seconds"]["checkpoint"] for row in rows] == [row["seconds"] for row in rows] == [0.0, 1.0, 1.0, 3.0]
+    assert all(row["compute_seconds"] == 0.0 for row in rows)
 
 
 def test_closure(offload):
@@ -1095,6 +1130,48 @@ def test_sparse_gradients(offload):
 
 
 # -- what offload() refuses -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("amount", [2e7, -5, 0, "0", True, None, 1 << 70])
+def test_amounts_of_memory_that_are_none_are_sentences(offload, tmp_path, amount):
+    """Each names its argument."""
+    with pytest.raises(errors.InvalidArgument, match="^dram: .* is no amount of memory; give a whole number"):
+        offload(tiny(), dram=amount)
+    with pytest.raises(errors.InvalidArgument, match="^dram: .* is no amount of memory"):
+        stoker.build(tiny, store=tmp_path / "built", dram=amount)
+    if amount is not None:
+        with pytest.raises(errors.InvalidArgument, match="^device_memory: .* is no amount of memory"):
+            offload(tiny(), path="other", device_memory=amount)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 2.5, True, "300"])
+def test_a_patience_that_is_none_is_a_sentence(offload, tmp_path, seconds):
+    sentence = "^stall_seconds: .* is no time to wait for a disk; give a whole number of seconds, at least 1"
+    with pytest.raises(errors.InvalidArgument, match=sentence):
+        offload(tiny(), stall_seconds=seconds)
+    with pytest.raises(errors.InvalidArgument, match=sentence):
+        stoker.build(tiny, store=tmp_path / "built", dram=DRAM, stall_seconds=seconds)
+    assert os.listdir(tmp_path) == []  # nothing was made
+
+
+def test_the_patience_for_a_disk_can_be_chosen(offload, tmp_path, monkeypatch):
+    given, real = [], _core.Runtime
+
+    def noting(**how):
+        given.append(how["stall_seconds"])
+        return real(**how)
+
+    monkeypatch.setattr(_core, "Runtime", noting)
+    model = stoker.build(tiny, store=tmp_path / "store", dram=DRAM, stall_seconds=6)
+    offload(model, stall_seconds=7)
+    offload(tiny(), path="other")
+    assert given == [6, 7, 300]
+
+
+def test_an_amount_of_memory_is_any_whole_number(offload):
+    model, opt = offload(tiny(), dram=torch.tensor(16 << 20))
+    train_step(model, opt, 0)
+    assert opt._session.planes.dram_bytes == 16 << 20
 
 
 def test_sentences_about_optimizers(offload):

@@ -306,6 +306,28 @@ def test_the_ledger_says_that_the_norm_passed_the_limit(tmp_path):
     opt.close()
 
 
+@pytest.mark.parametrize(("limit", "clips", "why"), [
+    (1e4, 1, "the gradient norm passed the limit during backward, where gradients were still scaled, as by a GradScaler, and not behind it"),
+    (1e-3, 1, "the gradient norm passed the limit before the last update"),
+    (1e-3, 2, "the gradient norm passed the limit before the last update"),
+])  # fmt: skip
+def test_the_ledger_says_that_it_was_the_norm_of_scaled_gradients_that_passed_the_limit(tmp_path, limit, clips, why):
+    """Where that of the gradients themselves does not. Speculation was in vain either way: each step unscales them behind backward."""
+    model, opt = tiny(), None
+    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT)
+    scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
+    for step in range(5):
+        scaler.scale(loss_of(model, batch(step))).backward()
+        scaler.unscale_(opt)
+        norms = [opt.clip_grad_norm_(limit).item() for _ in range(clips)]
+        assert (norms[0] <= limit) == (limit > 1)
+        scaler.step(opt)
+        scaler.update()
+        opt.zero_grad()
+    assert switches(opt) == [(4, "lazy", f"3 of the last 3 steps speculated in vain: {why}")]
+    opt.close()
+
+
 def clipped(pair, step: int, limit: float | None) -> None:
     """A step of both, clipped to the limit."""
     control, expected, model, opt = pair

@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 import torch
 
+import stoker
+from stoker import errors
 from stoker.offload.machine import CAUSES
 from stoker.train.cli import _make_absolute, _sentence, default_out, main, parser
 from stoker.train.progress import TrainingProgress
@@ -385,6 +387,23 @@ def test_a_changed_corpus_cannot_be_resumed(corpus, cache, tmp_path, capsys):
 def test_a_folder_that_cannot_be_written_is_a_sentence(corpus, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert "cannot be used (Not a directory)" in refused(capsys, "--out", str(tmp_path / "file" / "run"), "--data", str(corpus))
+
+
+def test_the_patience_for_a_disk_reaches_the_store(corpus, cache, tmp_path, capsys, monkeypatch):
+    given, build = [], stoker.build
+
+    def building(*args, **how):
+        given.append(how["stall_seconds"])
+        return build(*args, **how)
+
+    def offloading(*args, **how):
+        given.append(how["stall_seconds"])
+        raise errors.Busy("enough is known")
+
+    monkeypatch.setattr(stoker, "build", building)
+    monkeypatch.setattr(stoker, "offload", offloading)
+    assert "enough is known" in refused(capsys, *arguments(corpus, cache, tmp_path / "run", 2, "--stall-seconds", "7"))
+    assert given == [7, 7]
 
 
 # -- help --------------------------------------------------------------------------------------------------------------

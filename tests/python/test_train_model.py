@@ -140,6 +140,7 @@ def test_a_resume_takes_the_stored_settings_and_refuses_others(tmp_path):
     stored = read_run(tmp_path)["settings"]
     assert resolve({}, stored) == Settings(steps=77, data=("/a", "/b"), dram="50MiB")
     assert resolve({"dram": "60MiB", "policy": "sync", "steps": 77}, stored).dram == "60MiB"
+    assert resolve({"stall_seconds": 20}, {name: value for name, value in stored.items() if name != "stall_seconds"}).stall_seconds == 20  # also where the run knew none
     with pytest.raises(InvalidArgument, match=r"--seed 5 \(stored: 0\), --steps 78 \(stored: 77\)"):
         resolve({"steps": 78, "seed": 5}, stored)
     with pytest.raises(InvalidArgument, match=r"--data /c \(stored: /a /b\)"):
@@ -147,7 +148,8 @@ def test_a_resume_takes_the_stored_settings_and_refuses_others(tmp_path):
 
 
 @pytest.mark.parametrize("given, words", [({"steps": 0}, "--steps must be at least 1"), ({"hidden": 100, "heads": 8}, "try --hidden 112"),
-                                          ({"vocabulary": 100}, "at least 257"), ({"learning_rate": 0.0}, "above 0")])
+                                          ({"vocabulary": 100}, "at least 257"), ({"learning_rate": 0.0}, "above 0"),
+                                          ({"stall_seconds": 0}, "--stall-seconds must be at least 1, not 0")])
 def test_settings_that_cannot_work_are_sentences(given, words):
     with pytest.raises(InvalidArgument, match=words):
         resolve(given, None)

@@ -3,8 +3,8 @@
 
 Nothing in here is needed for exactness: an offloaded optimizer is a torch.optim.Optimizer. What it adds is what the optimizer cannot
 know: which backward is a step's last, above which norm gradients will be clipped, when a checkpoint was saved that one may want
-to return to (the checkpoint holds references; the store keeps the step they name), and for the ledger, when batches are waited for and
-what was an evaluation.
+to return to (the checkpoint holds references; the store keeps the step they name), and for the ledger, when batches are waited for, when a
+checkpoint is written and what was an evaluation.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def connect(trainer: Trainer) -> None:
         raise InvalidArgument("this Trainer is connected to its offloaded optimizer already")
     optimizer._session.gradients.sync = lambda: trainer.accelerator.sync_gradients  # the Trainer may make another accelerator
     trainer.add_callback(StokerCallback(optimizer))
-    trainer.get_batch_samples = functools.partial(_get_batch_samples, optimizer, trainer.get_batch_samples)
+    trainer.get_batch_samples = functools.partial(_waited, optimizer, "data", trainer.get_batch_samples)
+    trainer._save_checkpoint = functools.partial(_waited, optimizer, "checkpoint", trainer._save_checkpoint)
     trainer.evaluate = functools.partial(_apart, optimizer, trainer.evaluate)
     trainer.predict = functools.partial(_apart, optimizer, trainer.predict)
     trainer._load_from_checkpoint = functools.partial(_load_from_checkpoint, optimizer, trainer._load_from_checkpoint)
@@ -101,10 +102,10 @@ def _plain(optimizer: Any) -> Any:
     return optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
 
 
-def _get_batch_samples(optimizer: OffloadedOptimizer, get, *args: Any, **kwargs: Any) -> Any:
-    """Around the Trainer's, which draws a step's batches from its loader."""
-    with optimizer.ledger.waiting("data"):
-        return get(*args, **kwargs)
+def _waited(optimizer: OffloadedOptimizer, cause: str, run, *args: Any, **kwargs: Any) -> Any:
+    """Around what the Trainer draws a step's batches from its loader with, and what it writes a checkpoint with."""
+    with optimizer.ledger.waiting(cause):
+        return run(*args, **kwargs)
 
 
 def _apart(optimizer: OffloadedOptimizer, run, *args: Any, **kwargs: Any) -> Any:

@@ -43,6 +43,7 @@ def offload(
     moments: Literal["exact", "bf16", "8bit"] = "exact",
     activations: Literal["keep", "disk", "dram", "recompute", "auto"] = "keep",
     activations_form: Literal["exact", "sparse", "bf16"] = "exact",
+    stall_seconds: int = 300,
 ) -> tuple[nn.Module, OffloadedOptimizer]:
     """Moves the model's weights and the optimizer's state into `store`; training goes on with the returned pair as before.
 
@@ -68,6 +69,8 @@ def offload(
     keep their inputs and run again in backward. "auto": the disk or again, by layer, as measured. All give the same bits (docs/activations.md).
     activations_form: how they go. "sparse": masks as bits, and without zeros what is mostly zeros; the same bits. "bf16" is lossy: float32 ones
     are rounded to bfloat16, and gradients are no longer those of a run in memory.
+    stall_seconds: how long a disk may be silent, with something asked of it, before it is given up: an IoError that ends the run. The log names it after
+    30 s, or half of a shorter time (docs/io.md).
     A model that torch's fully_shard() gave to several processes: call it on each of them. Optimizer state is offloaded shard by shard, in
     the folder rank-N of `store`; weights stay in memory; steps are committed by all ranks or none.
     snapshots: how many earlier steps opt.snapshot() can keep; each takes as much of the disk as all that a step changes.
@@ -94,9 +97,9 @@ def offload(
         _check_shared(policy, snapshots, device, device_memory, weights, activations)
         link = link or HostLink()
         place, room = agreement.ranks.place, store_capacity(blocks, algorithm, 1)  # for the step that all ranks have
-        runtime = agreement.ranks.guard("open", lambda: open_runtime(place(os.fspath(store)), parse_bytes("dram", dram), room, blocks, algorithm, spills=False))
+        runtime = agreement.ranks.guard("open", lambda: open_runtime(place(os.fspath(store)), parse_bytes("dram", dram), room, stall_seconds, blocks, algorithm, spills=False))
     else:
-        runtime = open_runtime(os.fspath(store), parse_bytes("dram", dram), store_capacity(blocks, algorithm, snapshots), blocks, algorithm, spills=link is None)
+        runtime = open_runtime(os.fspath(store), parse_bytes("dram", dram), store_capacity(blocks, algorithm, snapshots), stall_seconds, blocks, algorithm, spills=link is None)
     session: Session | None = None
     try:
         leave_meta(blocks)

@@ -89,8 +89,8 @@ def install_state_dict(model: nn.Module, session: Session) -> list:
         known = {param: tensor for param in wanted.values() if (tensor := given.get(param, lambda: None)()) is not None}
         shared = {param for param, tensor in known.items() if any(value is tensor for value in state.values())}
         tensors = {param: known[param] for param in shared}
-        tensors |= _mapped(session.runtime.directory, [param for param in session.params if param in set(wanted.values()) - shared])
         with session.ledger.waiting("checkpoint"):
+            tensors |= _mapped(session.runtime.directory, [param for param in session.params if param in set(wanted.values()) - shared])
             for param, tensor in tensors.items():
                 if param not in shared:
                     tensor.copy_(session.current_weight(param))

@@ -33,12 +33,12 @@ from stoker.offload.planes import Algorithm, Runtime, folders_of, parse_bytes, p
 _PREFIX = "build/"
 
 
-def build(factory: Callable[[], nn.Module], *, seed: int | None = None, store: str | os.PathLike, dram: int | str, snapshots: int = 0) -> nn.Module:
+def build(factory: Callable[[], nn.Module], *, seed: int | None = None, store: str | os.PathLike, dram: int | str, snapshots: int = 0, stall_seconds: int = 300) -> nn.Module:
     """Runs `factory` with at most `dram` bytes of parameters in memory; the rest lies in `store`. Hand the model and an
     optimizer over its parameters to stoker.offload(..., store=the same store) next.
 
     factory: makes the model on the CPU; it is run twice, first on the meta device for sizes. seed: torch.manual_seed before the
-    real run. snapshots: as for stoker.offload(). The weights are those that factory() gives in ordinary memory, bit for bit. Where the
+    real run. snapshots, stall_seconds: as for stoker.offload(). The weights are those that factory() gives in ordinary memory, bit for bit. Where the
     store already holds a run (to be resumed) nothing is written.
 
     Until stoker.offload() the weights are in the store and read as NaN, so convert, initialise and load inside `factory`; wrapping the model, freezing
@@ -50,7 +50,7 @@ def build(factory: Callable[[], nn.Module], *, seed: int | None = None, store: s
     sizes = _sizes_of(factory)
     largest = Algorithm("adamw", True, True)  # the optimizer is not known yet
     capacity = store_capacity(sizes, largest, snapshots) + sum(block.slot_bytes for block in sizes)
-    runtime = open_runtime(path, dram_bytes, capacity, sizes, largest)
+    runtime = open_runtime(path, dram_bytes, capacity, stall_seconds, sizes, largest)
     try:
         construction = Construction(runtime, keep=not runtime.holds("meta/model"))
         if seed is not None:

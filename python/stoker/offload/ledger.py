@@ -45,7 +45,7 @@ class Ledger:
     stall_seconds {cause: seconds} that together are its seconds, dram_bytes_peak, policy, kept, redone, wasted (units whose speculated update
     held, had to be done again, was made and no step() followed), committed (the step a crash would return to), volume_bytes {volume: bytes written}, where there are several, events, where there were any since the row before. The causes: weights and state to come
     from disk, gradients to land in their memory or to come back from disk, writing behind (writes of the step before), commit (its barriers), checkpoint
-    (state_dict), data (`with ledger.waiting("data")`), activations to be written or to come back.
+    (state_dict(), snapshots, a Trainer's checkpoints, and the commit that each of them waits for), data (`with ledger.waiting("data")`), activations to be written or to come back.
     """
 
     def __init__(self) -> None:

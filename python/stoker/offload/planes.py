@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -203,15 +205,16 @@ def folders_of(store: str) -> list[str]:
 class Runtime:
     """Threads, the budget and the open store of one process."""
 
-    def __init__(self, store: str, dram_bytes: int, capacity_bytes: int) -> None:
+    def __init__(self, store: str, dram_bytes: int, capacity_bytes: int, stall_seconds: int) -> None:
         """Opens the store, or makes one with `capacity_bytes` where there is none."""
+        patience = whole("stall_seconds", stall_seconds, "is no time to wait for a disk; give a whole number of seconds, at least 1")
         self.path = store
         self.dram_bytes = dram_bytes
         self.directories = folders_of(store)
         self.directory = self.directories[0] if self.directories else None
         for directory in self.directories:
             os.makedirs(directory, exist_ok=True)
-        self.core = _core.Runtime(threads=torch.get_num_threads(), budget_bytes=dram_bytes)
+        self.core = _core.Runtime(threads=torch.get_num_threads(), budget_bytes=dram_bytes, stall_seconds=patience)
         self.store = self.core.open_store(store, create=True, capacity_bytes=capacity_bytes, holder=holder())
 
         self.session: _core.Session | None = None  # that Planes opened
@@ -295,9 +298,19 @@ def put(txn, key: str, data: bytes) -> None:
 
 def parse_bytes(name: str, amount: int | str) -> int:
     """20 << 30, or "20GiB". InvalidArgument names the argument."""
-    if isinstance(amount, int):
-        return amount
     try:
-        return _core.parse_bytes(amount)
+        size = _core.parse_bytes(amount) if isinstance(amount, str) else amount
     except InvalidArgument as error:
         raise InvalidArgument(f"{name}: {error}") from None
+    return whole(name, size, 'is no amount of memory; give a whole number of bytes above 0, such as int(20e9), or "20GiB"')
+
+
+def whole(name: str, value: Any, otherwise: str) -> int:
+    """The whole number above 0 that `value` is; else InvalidArgument, which says so of the argument."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if isinstance(value, bool) or not 0 < number < 1 << 63:
+        raise InvalidArgument(f"{name}: {value!r} {otherwise}")
+    return number

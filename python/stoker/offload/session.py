@@ -441,8 +441,9 @@ class Session:
         with self.lock:  # from finding gradients in memory to reading them: another thread that looks at one may take their place
             self.check_open()
             self.steps.late.complete()  # it wants gradients, which may land where these do
-            self.steps.clips(max_norm)
-            return front.clip(self, [p for p in self.params if p.unit.updated], max_norm, error_if_nonfinite)
+            norm = front.clip(self, [p for p in self.params if p.unit.updated], max_norm, error_if_nonfinite)
+            self.steps.clips(max_norm, norm.item())
+            return norm
 
     # -- what is durable when ------------------------------------------------------------------------------------------
 

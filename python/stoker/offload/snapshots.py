@@ -44,18 +44,20 @@ class Snapshots:
             raise InvalidArgument(ONE_RANK)
         if self.keep < 1:
             raise InvalidArgument("the store has no room for snapshots; pass snapshots=1 (or more) to stoker.offload() when the store is made")
-        self._session.flush()
-        step, there = self._session.step_count, self.steps()
-        if step in there:
-            self.drop(step)  # what was attached, or a learning rate, may have changed since
-            there.remove(step)
-        for old in there[: max(0, len(there) - self.keep + 1)]:
-            self.drop(old)
-        self._store.snapshot(f"{_NAME}{step}").wait()
-        return step
+        with self._session.ledger.waiting("checkpoint"):
+            self._session.flush()
+            step, there = self._session.step_count, self.steps()
+            if step in there:
+                self.drop(step)  # what was attached, or a learning rate, may have changed since
+                there.remove(step)
+            for old in there[: max(0, len(there) - self.keep + 1)]:
+                self.drop(old)
+            self._store.snapshot(f"{_NAME}{step}").wait()
+            return step
 
     def drop(self, step: int) -> None:
-        self._store.drop(f"{_NAME}{step}").wait()
+        with self._session.ledger.waiting("checkpoint"):
+            self._store.drop(f"{_NAME}{step}").wait()
 
     def go_back(self, step: int) -> None:
         """Makes everything what it was at that snapshot, as one durable commit. Other snapshots stay."""

@@ -34,6 +34,7 @@ PAUSE_STEPS = 20  # and as many are looked back at
 # backward hides that forward would not, which is a sixth of that or so. So speculation pays until it fails in one step of seven: 3 of 20.
 IN_VAIN_MOST = 3
 PASSED = "the gradient norm passed the limit before the last update"
+SCALED = "the gradient norm passed the limit during backward, where gradients were still scaled, as by a GradScaler, and not behind it"
 _DTYPE = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
@@ -166,9 +167,11 @@ class Steps:
             for update in self.updates.values():
                 self.timed("state", update.wait_computed)
 
-    def clips(self, limit: float) -> None:
-        """The gradients of this step are clipped to that norm: now, or before step() as who drives the loop knows. The next steps' are expected
-        to be, too, until a step is made without."""
+    def clips(self, limit: float, norm: float | None = None) -> None:
+        """The gradients of this step are clipped to that norm: now that theirs is `norm`, or before step() as who drives the loop knows. The next
+        steps' are expected to be, too, until a step is made without."""
+        if norm is not None and norm <= limit and self._stopped == PASSED and not self._clipped:  # a second clip finds what the first one left
+            self._stopped = SCALED
         self.clip_limit, self._clipped = limit, True
 
     @staticmethod

@@ -59,6 +59,7 @@ _WHERE = (
     ("activations", "where goes what backward needs of forward; all give the same bits", {"choices": ("keep", "disk", "dram", "recompute", "auto")}),
     ("device", "where to compute: cpu, cuda, cuda:1; auto takes a GPU if torch sees one", {"metavar": "DEVICE"}),
     ("cache", "where token files are kept and found again; default: OUT/data", {"metavar": "DIR"}),
+    ("stall_seconds", "how long a disk may not answer before it is given up with an error", {"type": int, "metavar": "SECONDS"}),
 )
 _AFTER = (
     ("eval_windows", "held-out windows to measure the loss on", {"type": int}),

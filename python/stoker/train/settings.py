@@ -15,7 +15,7 @@ _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kb": 1000, "kib": 1 << 10, "m": 1 << 20,
 RUN_FILE = "run.json"
 
 # What may be another at a resume: where things lie and how fast they go, nothing that the numbers depend on.
-FREE_AT_RESUME = ("dram", "policy", "activations", "device", "store", "cache", "eval_windows", "sample_tokens")
+FREE_AT_RESUME = ("dram", "policy", "activations", "device", "store", "cache", "stall_seconds", "eval_windows", "sample_tokens")
 
 
 class UsageError(InvalidArgument):
@@ -49,6 +49,7 @@ class Settings:
     device: str = "auto"
     store: str = ""  # empty: OUT/store
     cache: str = ""  # where token files are kept; empty: OUT/data
+    stall_seconds: int = 300
     eval_windows: int = 256
     sample_tokens: int = 64
 
@@ -58,7 +59,7 @@ class Settings:
 
     def check(self) -> None:
         """Raise UsageError with a sentence for values that cannot work together."""
-        least_one = ("layers", "hidden", "heads", "feed_forward", "window", "batch", "steps", "eval_windows")
+        least_one = ("layers", "hidden", "heads", "feed_forward", "window", "batch", "steps", "eval_windows", "stall_seconds")
         for name in least_one:
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")

@@ -171,7 +171,7 @@ class Run:
             return model
 
         torch.manual_seed(settings.seed)
-        model = stoker.build(make, seed=settings.seed, store=self.store, dram=settings.dram_bytes)
+        model = stoker.build(make, seed=settings.seed, store=self.store, dram=settings.dram_bytes, stall_seconds=settings.stall_seconds)
         matrices = [p for p in model.parameters() if p.dim() > 1]
         vectors = [p for p in model.parameters() if p.dim() <= 1]
         groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
@@ -180,7 +180,8 @@ class Run:
         steps = max((line["committed"] for line in read_ledger(self.out / LEDGER_FILE)), default=0) if resume else 0
         try:
             return stoker.offload(model, original, store=self.store, dram=settings.dram_bytes, policy=settings.policy, device=self.device,
-                                  resume=True if steps else "auto" if resume else False, moments=settings.moments, activations=settings.activations)
+                                  resume=True if steps else "auto" if resume else False, moments=settings.moments, activations=settings.activations,
+                                  stall_seconds=settings.stall_seconds)
         except NotFound as error:
             raise NotFound(f"the store {self.store} is empty, but {steps} steps of this run were committed to it: bring it back, or name "
                            "where it is with --store; --overwrite begins the run anew") from error

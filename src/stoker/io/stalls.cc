@@ -41,7 +41,7 @@ void Stalls::slow(FileId file, uint64_t age_ns, uint64_t error_ns) {
   if (state.slow) return;
   state.slow = true;
   any_ = true;
-  log().warn("the disk of '{}' has not answered for {}; it is waited for, and given up with an error after {}", state.path, seconds(age_ns), seconds(error_ns));
+  log().warn("the disk of '{}' has not answered for {}; it is waited for, and given up with an error after {} (stall_seconds sets that)", state.path, seconds(age_ns), seconds(error_ns));
 }
 
 void Stalls::answered(FileId file, uint64_t age_ns) {
@@ -62,8 +62,8 @@ Error Stalls::give_up(FileId file, uint64_t age_ns) {
   File& state = files_[file];
   if (!state.error) {
     any_ = true;
-    state.error = Error{Code::io, ETIMEDOUT, "the disk of '" + state.path + "' has not answered for " + seconds(age_ns) + " and was given up; see what the kernel's log says of it, and start again when it is well",
-                        "io/stalls"};
+    state.error = Error{Code::io, ETIMEDOUT, "the disk of '" + state.path + "' has not answered for " + seconds(age_ns) +
+                        " and was given up (stall_seconds sets when); see what the kernel's log says of it, and start again when it is well", "io/stalls"};
     log().error("{}", state.error->what);
   }
   return *state.error;
