@@ -35,6 +35,7 @@ class Runtime:
         objects_max: int = 1 << 16,
         same_disk: bool = False,  # a new coded store's shards may share a disk
         replace: Sequence[str] = [],  # shards of a coded store that are lost for good: where there is nothing now, made anew and rebuilt while it is open
+        volume_weights: Sequence[float] = [],  # how capacity_bytes is shared out over a new local store's volumes, as they are named; none: equally
     ) -> Store: ...
     def io_counters(self) -> dict[str, int]: ...  # reads writes syncs read_bytes written_bytes submissions short_transfers retries
     # What Loop and pool do from here on, as (track "disk"|"queue"|"kernels", name, begin ns, end ns, bytes, thread) on the clock of

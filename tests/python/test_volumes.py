@@ -15,14 +15,16 @@ import stoker
 from faults import ONE_THREAD, small_disk, throttle
 from models import Tiny, batch, loss_of
 from stoker import _core
-from stoker.errors import InvalidArgument
+from stoker.errors import InvalidArgument, OutOfSpace, StokerError
+from stoker.offload import rooms
+from stoker.offload.planes import store_capacity
 from stoker.offload.volumes import Shares
 
 
-def train(store: str, steps: int = 4) -> tuple[list[float], stoker.OffloadedOptimizer]:
+def train(store: str, steps: int = 4, resume: bool = False) -> tuple[list[float], stoker.OffloadedOptimizer]:
     torch.manual_seed(0)
     model = Tiny()
-    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=1e-3), store=store, dram="16MiB")
+    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=1e-3), store=store, dram="16MiB", resume=resume)
     losses = []
     for step in range(steps):
         loss = loss_of(model, batch(step))
@@ -53,6 +55,98 @@ def test_the_ledger_says_what_each_volume_took_and_the_bits_are_the_same(tmp_pat
     written = sum(opt.ledger.summary()["written_bytes"].values())
     assert 0 < sum(taken.values()) <= written
     opt.close()
+
+
+def test_room_is_shared_out_by_rates_and_half_as_much_again_equally():
+    plenty = 1 << 40
+    assert rooms.share_out(1200, [5e9, 1e9], [plenty, plenty]) == [1200, 600]  # 1000 and 200 by rates; none has more than all of it
+    assert rooms.share_out(1200, [1e9, 1e9], [plenty, plenty]) == [900, 900]  # each may take three quarters of what a step writes
+    assert rooms.share_out(1200, [1e9, 1e9, 1e9], [plenty, plenty, plenty]) == [600, 600, 600]
+    # held to what is free: the others take what one has no room for, a quarter of all stays free, and less is to spare
+    assert rooms.share_out(1200, [5e9, 1e9], [700, plenty]) == [700, 1100]
+    assert rooms.share_out(1200, [5e9, 1e9], [1000, 700]) == [1000, 400]
+    assert rooms.share_out(1200, [5e9, 1e9], [600, 600]) == [600, 600]
+    assert rooms.share_out(1200, [5e9, 1e9], [0, 1200]) == [1, 1200]
+    # whoever makes one on the same disks at the same time finds what it needs
+    assert sum(rooms.share_out(1200, [1e9, 1e9], [1700, 1700], sharers=2)) == 1400
+    assert sum(rooms.share_out(1200, [1e9, 1e9], [1200, 1200], sharers=2)) == 1200
+
+
+@pytest.fixture
+def two_disks(tmp_path, monkeypatch) -> dict[str, float]:
+    """The folders a and b are taken for disks of these rates; a rate that is taken away is not to be asked for."""
+    rates = {f"{tmp_path}/a": 5e9, f"{tmp_path}/b": 1e9}
+    monkeypatch.setattr(rooms, "file_system", lambda folder: folder)
+    monkeypatch.setattr(rooms, "measured", lambda folder: rates[folder])
+    return rates
+
+
+def test_a_store_is_laid_out_by_what_the_disks_can_do(two_disks, caplog):
+    caplog.set_level("INFO")
+    a, b = two_disks
+    _, opt = train(f"{a},{b}")
+    needed = store_capacity(opt._session.blocks, opt._session.planes.algorithm)
+    room = {path: volume["capacity_bytes"] for path, volume in opt._session.planes.store.info()["volumes"].items()}
+    assert room[a] == pytest.approx(needed, abs=8192) and room[b] == pytest.approx(needed / 2, abs=8192)
+    told = [event for event in opt.ledger.events if event["what"] == "volumes"][0]
+    assert told["step"] == 0 and told["volumes"][a] == pytest.approx(2 / 3, abs=1e-3)
+    assert f"{a} has room for " in told["reason"] and "67% of the store" in told["reason"]
+    assert f"{a} moves 5 GB/s and gets " in caplog.text
+    opt.close()
+    two_disks.clear()  # what it was made with counts
+    _, opt = train(f"{a},{b}", resume=True)
+    assert opt._session.planes.store.info()["volumes"][a]["capacity_bytes"] == room[a]
+    assert not [event for event in opt.ledger.events if event["what"] == "volumes" and event["step"] == 0]
+    opt.close()
+
+
+def test_between_equal_disks_a_quarter_of_what_a_step_writes_can_move(two_disks):
+    a, b = two_disks
+    two_disks[b] = 5e9
+    _, opt = train(f"{a},{b}")
+    needed = store_capacity(opt._session.blocks, opt._session.planes.algorithm)
+    for volume in opt._session.planes.store.info()["volumes"].values():
+        assert volume["capacity_bytes"] == pytest.approx(0.75 * needed, abs=8192)  # two versions of three quarters, where half is its part
+    opt.close()
+
+
+def test_what_was_cut_off_is_made_again_with_other_rooms(two_disks):
+    a, b = two_disks
+    for folder in two_disks:
+        Path(folder).mkdir()
+    (Path(a) / "stoker.volume").touch()
+    runtime = _core.Runtime(threads=1, budget_bytes=64 << 20)
+    runtime.open_store(b, create=True, capacity_bytes=1 << 20).close()
+    volume = Path(b) / "stoker.volume"
+    volume.write_bytes(bytes(volume.stat().st_size))  # it has its size and no header yet
+    _, opt = train(f"{a},{b}")
+    assert opt._session.planes.store.info()["volumes"][a]["capacity_bytes"] > 90 << 20
+    opt.close()
+
+
+def test_disks_that_cannot_be_measured_get_equal_parts(two_disks, monkeypatch, caplog):
+    def fail(folder: str) -> float:
+        raise StokerError("the disk cannot be measured: it is shy")
+
+    monkeypatch.setattr(rooms, "measured", fail)
+    _, opt = train(",".join(two_disks))
+    assert len({volume["capacity_bytes"] for volume in opt._session.planes.store.info()["volumes"].values()}) == 1
+    assert "get equal parts of the store: the disk cannot be measured" in caplog.text
+    opt.close()
+
+
+def test_folders_on_one_disk_share_what_it_has_free(tmp_path, two_disks, monkeypatch):
+    a, b = two_disks
+    for folder in (*two_disks, tmp_path / "c"):
+        Path(folder).mkdir()
+    monkeypatch.setattr(rooms, "file_system", lambda folder: folder == b)
+    mib = 1 << 20
+    monkeypatch.setattr(rooms, "_free", lambda folders: 1000 * mib)
+    shares = rooms.rooms([a, b, f"{tmp_path}/c"], 600 * mib)
+    assert shares[0] == shares[2] == 300 * mib and shares[1] == 300 * mib
+    assert rooms.rooms([a, f"{tmp_path}/c"], 600 * mib) == []
+    with pytest.raises(OutOfSpace, match=rf"needs 2.93 GiB for data, and beside its journal {a} and {tmp_path}/c has .*free some space"):
+        rooms.rooms([a, b, f"{tmp_path}/c"], 3000 * mib)
 
 
 class Fake:

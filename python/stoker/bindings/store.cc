@@ -109,7 +109,8 @@ PyArena make_arena(const PyRuntime& runtime, uint64_t bytes) {
 }
 
 PyStore open_python(const PyRuntime& runtime, const std::string& composition, bool create, uint64_t capacity_bytes, bool read_only,
-                    const std::string& holder, uint32_t chunk_bytes, uint64_t objects_max, bool same_disk, const std::vector<std::string>& replace) {
+                    const std::string& holder, uint32_t chunk_bytes, uint64_t objects_max, bool same_disk, const std::vector<std::string>& replace,
+                    const std::vector<double>& volume_weights) {
   StoreOptions options;
   options.create = create;
   options.capacity_bytes = capacity_bytes;
@@ -119,6 +120,7 @@ PyStore open_python(const PyRuntime& runtime, const std::string& composition, bo
   options.objects_max = objects_max;
   options.same_disk = same_disk;
   options.replace = replace;
+  options.volume_weights = volume_weights;
   auto store = [&] {
     nb::gil_scoped_release release;  // may recover a journal
     return open_store(composition, runtime.handle->owner->runtime(), options);
@@ -339,7 +341,7 @@ void bind_runtime(nb::module_& module) {
       .def("arena", &make_arena, nb::arg("bytes"))
       .def("open_store", &open_python, nb::arg("composition"), nb::arg("create") = false, nb::arg("capacity_bytes") = 0, nb::arg("read_only") = false,
            nb::arg("holder") = "", nb::arg("chunk_bytes") = 1 << 20, nb::arg("objects_max") = 1 << 16,
-           nb::arg("same_disk") = false, nb::arg("replace") = std::vector<std::string>())
+           nb::arg("same_disk") = false, nb::arg("replace") = std::vector<std::string>(), nb::arg("volume_weights") = std::vector<double>())
       .def("io_counters", &io_counters)
       .def("start_trace", [](const PyRuntime& r, size_t spans_max) { r.handle->owner->trace().start(spans_max); }, nb::arg("spans_max") = 1 << 18)
       .def("stop_trace", &stop_trace)

@@ -49,7 +49,7 @@ def offload(
 
     model: any nn.Module whose trained weights are bfloat16 (an exact float32 master is kept) or float32.
     optimizer: torch.optim.AdamW, Adam or SGD over parameters of `model`. Schedulers made from it, or from the returned one, both work.
-    store: a directory (or several, comma-separated: one a disk); made if missing. Of a model that stoker.build() made: the one it was given.
+    store: a directory (or several, comma-separated: one a disk; they share it by how fast they are); made if missing. Of a model that stoker.build() made: the one it was given.
     dram: hard cap in bytes, or "20GiB", on weights, gradients, optimizer state, staging and the store's map in memory. Gradients that find no room
     in it go to scratch files in `store`, and p.grad is a tensor that fetches them (docs/gradients.md).
     policy: when updates run; all give the same bits. "sync": in step(). "speculate": during backward, and those again in step() whose gradients
@@ -97,7 +97,9 @@ def offload(
         _check_shared(policy, snapshots, device, device_memory, weights, activations)
         link = link or HostLink()
         place, room = agreement.ranks.place, store_capacity(blocks, algorithm, 1)  # for the step that all ranks have
-        runtime = agreement.ranks.guard("open", lambda: open_runtime(place(os.fspath(store)), parse_bytes("dram", dram), room, stall_seconds, blocks, algorithm, spills=False))
+        runtime = agreement.ranks.guard(
+            "open", lambda: open_runtime(place(os.fspath(store)), parse_bytes("dram", dram), room, stall_seconds, blocks, algorithm, spills=False, sharers=agreement.ranks.world)
+        )
     else:
         runtime = open_runtime(os.fspath(store), parse_bytes("dram", dram), store_capacity(blocks, algorithm, snapshots), stall_seconds, blocks, algorithm, spills=link is None)
     session: Session | None = None

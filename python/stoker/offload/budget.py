@@ -11,10 +11,10 @@ from stoker.offload.blocks import Block
 from stoker.offload.planes import Algorithm, Runtime, smallest_mib
 
 
-def open_runtime(store: str, dram_bytes: int, capacity_bytes: int, stall_seconds: int, blocks: list[Block], algorithm: Algorithm, spills: bool = True) -> Runtime:
+def open_runtime(store: str, dram_bytes: int, capacity_bytes: int, stall_seconds: int, blocks: list[Block], algorithm: Algorithm, spills: bool = True, sharers: int = 1) -> Runtime:
     """The Runtime over `store`, which is made if missing. OverBudget as told above."""
     with naming_the_smallest(store, dram_bytes, blocks, algorithm, spills):
-        return Runtime(store, dram_bytes, capacity_bytes, stall_seconds)
+        return Runtime(store, dram_bytes, capacity_bytes, stall_seconds, sharers)
 
 
 @contextlib.contextmanager

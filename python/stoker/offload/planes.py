@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import sys
@@ -11,9 +12,10 @@ from typing import Any
 import torch
 
 from stoker import _core
-from stoker.errors import InvalidArgument, OverBudget
+from stoker.errors import InvalidArgument, NotFound, OverBudget
 from stoker.offload.blocks import Block, Unit
 from stoker.offload.moments import EXACT, Moments
+from stoker.offload.rooms import has_volumes, rooms
 from stoker.offload.window import choose, least, memory
 
 MIB = 1 << 20
@@ -205,8 +207,9 @@ def folders_of(store: str) -> list[str]:
 class Runtime:
     """Threads, the budget and the open store of one process."""
 
-    def __init__(self, store: str, dram_bytes: int, capacity_bytes: int, stall_seconds: int) -> None:
-        """Opens the store, or makes one with `capacity_bytes` where there is none."""
+    def __init__(self, store: str, dram_bytes: int, capacity_bytes: int, stall_seconds: int, sharers: int = 1) -> None:
+        """Opens the store, or makes one with `capacity_bytes` (over several disks more, if they have it: rooms.py) where there is none. `sharers`: how
+        many processes do the same on these disks."""
         patience = whole("stall_seconds", stall_seconds, "is no time to wait for a disk; give a whole number of seconds, at least 1")
         self.path = store
         self.dram_bytes = dram_bytes
@@ -215,9 +218,18 @@ class Runtime:
         for directory in self.directories:
             os.makedirs(directory, exist_ok=True)
         self.core = _core.Runtime(threads=torch.get_num_threads(), budget_bytes=dram_bytes, stall_seconds=patience)
-        self.store = self.core.open_store(store, create=True, capacity_bytes=capacity_bytes, holder=holder())
+        self.store = self._open(capacity_bytes, sharers)
 
         self.session: _core.Session | None = None  # that Planes opened
+
+    def _open(self, capacity_bytes: int, sharers: int) -> _core.Store:
+        shares: list[int] = []
+        if len(self.directories) > 1:
+            if has_volumes(self.directories):
+                with contextlib.suppress(NotFound):  # its making was cut off
+                    return self.core.open_store(self.path, holder=holder())
+            shares = rooms(self.directories, capacity_bytes, sharers)
+        return self.core.open_store(self.path, create=True, capacity_bytes=max(sum(shares), capacity_bytes), volume_weights=shares, holder=holder())
 
     def holds(self, key: str) -> bool:
         return bool(self.store.list(key))

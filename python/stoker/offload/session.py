@@ -47,7 +47,7 @@ from stoker.offload.snapshots import Snapshots
 from stoker.offload.spilling import SpillingGradients
 from stoker.offload.steps import Steps
 from stoker.offload.trace import StepTrace
-from stoker.offload.volumes import Shares
+from stoker.offload.volumes import Shares, room_of
 
 FORMAT = 1
 META_MODEL, META_STATE, META_BUFFERS = "meta/model", "meta/state", "meta/buffers"
@@ -179,6 +179,8 @@ class Session:
             for future in futures:
                 future.wait()
             del slot
+        if (told := room_of(store)) is not None:
+            self.ledger.event("volumes", step=0, **told)
         self._run = self.agreement.run if self.agreement else secrets.token_hex(8)
         put(txn, META_MODEL, record.dump(self._model_record()))
         for key, data in self._records().items():

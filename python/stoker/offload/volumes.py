@@ -63,5 +63,15 @@ class Shares:
         return written, {"volumes": {path: part.share for path, part in parts.items()}, "reason": reason}
 
 
+def room_of(store: _core.Store) -> dict[str, Any] | None:
+    """What is worth telling of the room that the volumes of a new store have: volumes {path: share}, and a reason. None where all have the same."""
+    volumes = {path: volume["capacity_bytes"] for path, volume in store.info()["volumes"].items()}
+    if len(set(volumes.values())) < 2:
+        return None
+    whole = sum(volumes.values())
+    told = "; ".join(f"{path} has room for {_core.human_bytes(room)}, {room / whole:.0%} of the store" for path, room in volumes.items())
+    return {"volumes": {path: room / whole for path, room in volumes.items()}, "reason": f"{told}, by how fast the disks are and what they had free"}
+
+
 def _worth_telling(part: Part, told: Part) -> bool:
     return abs(part.share - told.share) >= WORTH_TELLING or (part.full and not told.full)

@@ -154,6 +154,8 @@ def _text(result: dict[str, Any], args: argparse.Namespace, machine: Machine) ->
             lines.append(f"             assumed to sustain {GPU_FLOPS / 1e12:.0f} T operations a second (--flops) over a link of {(args.link or LINK) / 1e9:.0f} GB/s (--link)")
     space = result["disk_space"]
     lines.append(f"disk space   {human_bytes(space['needed'])}: two versions of {human_bytes(space['one_version'])}{snapshots_text(space)} and room" + (f"; {human_bytes(space['free'])} are free{held_text(space)}" if space["free"] is not None else ""))
+    if args.store and "," in args.store:
+        lines.append("             several disks give half as much again, where they have it, so that their shares of the writes can change")
     if "wear" in result:
         wear = result["wear"]
         worn = f", {wear['share_per_1000_steps']:.2%} of the {human_bytes(wear['endurance_bytes'])} it may take; {wear['steps_to_endurance']} steps wear it out" if wear["endurance_bytes"] else ""

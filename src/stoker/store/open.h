@@ -26,6 +26,7 @@ struct StoreOptions {
   uint64_t capacity_bytes = 0;    // for data, over all volumes, when made: reserved at once (out_of_space if the disk has not got it)
   uint32_t chunk_bytes = 1 << 20; // default of new objects
   uint64_t objects_max = 1 << 16; // sizes the journal when made
+  std::vector<double> volume_weights; // when a local store is made: how capacity_bytes is shared out over its volumes, as they are named; empty: equally
   bool same_disk = false;         // when made: shards of a coded store may share a disk, although they are then lost together
   std::vector<std::string> replace; // shards of a coded store, as the composition names them: where there is nothing or what is blank, a new one is made and rebuilt
   std::string holder;             // who we are, for the lock's message ("stoker train, pid 7")

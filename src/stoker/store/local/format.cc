@@ -1,7 +1,9 @@
 #include "stoker/store/local/format.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "stoker/base/crc32c.h"
 
@@ -10,6 +12,17 @@ namespace {
 
 constexpr const char* kWhere = "store/local/format";
 constexpr size_t kCrcAt = kHeaderBytes - sizeof(uint32_t);
+
+// The bytes for data of each volume.
+std::vector<uint64_t> share_out(const Geometry& geometry, size_t volumes) {
+  if (geometry.weights.empty()) return std::vector<uint64_t>(volumes, align_up((geometry.capacity_bytes + volumes - 1) / volumes, kBlock));
+  const double all = std::accumulate(geometry.weights.begin(), geometry.weights.end(), 0.0);
+  std::vector<uint64_t> rooms;
+  for (const double weight : geometry.weights) {
+    rooms.push_back(align_up(static_cast<uint64_t>(std::ceil(static_cast<double>(geometry.capacity_bytes) * (weight / all))), kBlock));
+  }
+  return rooms;
+}
 
 }  // namespace
 
@@ -71,11 +84,11 @@ Result<std::optional<VolumeHeader>> decode_header(std::span<const std::byte> sec
 }
 
 std::vector<VolumeHeader> plan_volumes(const Geometry& geometry, size_t volumes, const StoreId& store) {
-  const uint64_t data_bytes = align_up((geometry.capacity_bytes + volumes - 1) / volumes, kBlock);
+  const std::vector<uint64_t> rooms = share_out(geometry, volumes);
   uint64_t area_bytes = geometry.area_bytes;
   if (area_bytes == 0) {
     // Half an area holds the image of a full store: an object about 140 bytes with its key, a chunk 28 and its share of a run.
-    const uint64_t chunks = 2 * (data_bytes * volumes / std::max<uint64_t>(geometry.chunk_bytes, kChunkMin)) + geometry.objects_max;
+    const uint64_t chunks = 2 * (std::accumulate(rooms.begin(), rooms.end(), uint64_t{0}) / std::max<uint64_t>(geometry.chunk_bytes, kChunkMin)) + geometry.objects_max;
     area_bytes = 2 * (geometry.objects_max * 140 + chunks * 36) + 64 * kKiB;
   }
   area_bytes = align_up(area_bytes, kBlock);
@@ -87,13 +100,13 @@ std::vector<VolumeHeader> plan_volumes(const Geometry& geometry, size_t volumes,
     header.count = static_cast<uint32_t>(volumes);
     header.area_bytes = area_bytes;
     header.chunk_bytes = geometry.chunk_bytes;
-    header.data_bytes = data_bytes;
+    header.data_bytes = rooms[i];
     header.data_at = kHeaderRegion;
     if (i < 2) {
       header.journal_at[i] = kHeaderRegion;
       header.data_at += 2 * area_bytes;
     }
-    header.volume_bytes = header.data_at + data_bytes;
+    header.volume_bytes = header.data_at + header.data_bytes;
     if (volumes == 1) {  // both copies on one volume: as far apart as it allows
       header.journal_at[1] = header.volume_bytes;
       header.volume_bytes += 2 * area_bytes;

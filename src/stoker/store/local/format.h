@@ -54,9 +54,10 @@ struct Geometry {
   uint64_t objects_max = 0;
   uint32_t chunk_bytes = 0;
   uint64_t area_bytes = 0;      // 0: from the others
+  std::vector<double> weights = {};  // of the volumes: in their proportion the capacity is shared out; empty: equally
 };
 
-// The headers of a new store's volumes.
+// The headers of a new store's volumes. Each has whole blocks, so together they may hold a little more than was asked for.
 std::vector<VolumeHeader> plan_volumes(const Geometry& geometry, size_t volumes, const StoreId& store);
 
 // A place on a volume, in 4 KiB blocks from the volume's start, in 8 bytes.

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -224,6 +225,54 @@ TEST_F(LocalStoreTest, TwoVolumesShareTheDataAndTheJournalCopies) {
   for (size_t volume = 0; volume < 2; ++volume) {
     const Bytes data = bytes_at(header(volume).data_at, header(volume).data_bytes, volume);
     EXPECT_NE(data, Bytes(data.size())) << "volume " << volume << " holds nothing";
+  }
+}
+
+TEST_F(LocalStoreTest, VolumesShareTheRoomByWeight) {
+  volumes_ = {root_ + "/a", root_ + "/b", root_ + "/c"};
+  options_.capacity_bytes = 8 * kMiB;
+  for (const auto& wrong : std::vector<std::vector<double>>{{1, 1}, {1, 1, 0}, {1, 1, -1}, {1, 1, std::nan("")}, {1, 1, HUGE_VAL}}) {
+    options_.volume_weights = wrong;
+    EXPECT_EQ(code_of(try_open()), Code::invalid_argument);
+  }
+  options_.volume_weights = {5, 1, 2};
+  open();
+  uint64_t blocks = 0;
+  for (size_t volume = 0; volume < 3; ++volume) {
+    EXPECT_EQ(header(volume).data_bytes, align_up(static_cast<uint64_t>(options_.volume_weights[volume]) * kMiB, local::kBlock)) << volume;
+    blocks += header(volume).data_bytes / local::kBlock;
+  }
+  EXPECT_EQ(blocks, options_.capacity_bytes / local::kBlock);
+  put("x", pattern(7 * kMiB, 1));
+  store_.reset();
+  options_.volume_weights = {1, 1, 1};  // what a store was made with counts
+  open();
+  EXPECT_EQ(store_->info().volumes[0].capacity_bytes, 5 * kMiB);
+  EXPECT_EQ(read_all(*store_, "x"), pattern(7 * kMiB, 1));
+  store_.reset();
+  EXPECT_TRUE(fsck().problems.empty());
+}
+
+// Whoever makes it again may find other disks quicker, or have less to spare.
+TEST_F(LocalStoreTest, ACutOffMakingIsMadeAgainWithOtherWeights) {
+  volumes_ = {root_ + "/a", root_ + "/b"};
+  for (const bool with_headers : {false, true}) {
+    options_.volume_weights = {3, 1};
+    {
+      auto set = local::VolumeSet::open(volumes_, runtime_->loop(), options_, {});
+      ASSERT_OK(set);
+      if (with_headers) {
+        ASSERT_OK(set->write_headers(local::VolumeState::making));
+      }
+      set->keep_files();
+    }
+    options_.volume_weights = {1, 3};
+    open();
+    EXPECT_EQ(store_->info().volumes[1].capacity_bytes, 3 * kMiB / 2);
+    put("x", pattern(kMiB, 1));
+    store_.reset();
+    EXPECT_TRUE(fsck().problems.empty());
+    std::filesystem::remove_all(root_);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <utility>
@@ -46,7 +47,11 @@ Result<VolumeSet> VolumeSet::open(const std::vector<std::string>& paths, Loop& l
   if (options.create && !valid_chunk_bytes(options.chunk_bytes)) {
     return make_error(Code::invalid_argument, "the chunks of a store must be a multiple of 4 KiB from 64 KiB to 8 MiB, not " + std::to_string(options.chunk_bytes) + " bytes", kWhere);
   }
-  const Geometry geometry{options.capacity_bytes, options.objects_max, options.chunk_bytes, local.area_bytes};
+  const auto& weights = options.volume_weights;
+  if (!weights.empty() && (weights.size() != paths.size() || !std::all_of(weights.begin(), weights.end(), [](double weight) { return std::isfinite(weight) && weight > 0; }))) {
+    return make_error(Code::invalid_argument, "the room of a store is shared out by one weight for each of its " + std::to_string(paths.size()) + " volumes, a number above zero", kWhere);
+  }
+  const Geometry geometry{options.capacity_bytes, options.objects_max, options.chunk_bytes, local.area_bytes, weights};
   const auto plan = plan_volumes(geometry, paths.size(), random_store_id());
   VolumeSet set(loop);
   for (size_t i = 0; i < paths.size(); ++i) STOKER_TRY(set.open_one(paths[i], options, local, plan[i].volume_bytes));
@@ -63,6 +68,7 @@ Status VolumeSet::open_one(const std::string& path, const StoreOptions& options,
   volume.file_path = path;
   if (local.files) {
     STOKER_ASSIGN(volume.file_path, resolve(path, options));
+    volume.in_folder = volume.file_path != path;
   }
   std::error_code error;
   const auto status = std::filesystem::status(volume.file_path, error);
@@ -133,15 +139,28 @@ Status VolumeSet::identify(const StoreOptions& options, const std::vector<Volume
   if (!options.create || options.read_only) return make_error(Code::not_found, "there is no finished store at '" + path + "'; if making one there was interrupted, make it again", kWhere);
   if (options.capacity_bytes == 0) return make_error(Code::invalid_argument, "a new store at '" + path + "' needs a capacity: say how many bytes it may hold", kWhere);
   for (size_t i = 0; i < volumes_.size(); ++i) {
+    if (blank_[i]) STOKER_TRY(check_fresh(volumes_[i]));
+    if (volumes_[i].file.bytes < plan[i].volume_bytes && volumes_[i].in_folder) STOKER_TRY(make_again(volumes_[i], plan[i].volume_bytes));
     if (volumes_[i].file.bytes < plan[i].volume_bytes) {
       return make_error(Code::out_of_space, "'" + volumes_[i].path + "' has " + human_bytes(volumes_[i].file.bytes) + ", but the store needs " + human_bytes(plan[i].volume_bytes) +
                         " there (data and journal); delete the file, or ask for less", kWhere);
     }
-    if (blank_[i]) STOKER_TRY(check_fresh(volumes_[i]));
     volumes_[i].header = plan[i];
     volumes_[i].damage.clear();
   }
   fresh_ = true;
+  return {};
+}
+
+// The file that an attempt to make the store left in its folder, which shared the room out in another way. It stays locked meanwhile.
+Status VolumeSet::make_again(Volume& volume, uint64_t bytes) {
+  STOKER_TRY(loop_->close(std::exchange(volume.file.id, -1)));
+  std::error_code error;
+  std::filesystem::resize_file(volume.file_path, 0, error);
+  if (error) return errno_error(error.value(), "cannot make '" + volume.file_path + "' again", kWhere);
+  auto file = loop_->open(OpenFile{.path = volume.file_path, .create = true, .reserve_bytes = bytes});
+  if (!file) return file.error().with("the store '" + volume.path + "'");
+  volume.file = *file;
   return {};
 }
 

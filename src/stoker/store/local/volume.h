@@ -16,6 +16,7 @@ namespace stoker::local {
 
 struct Volume : StoreFile {
   VolumeHeader header;
+  bool in_folder = false;           // the file is the store's own; else the user named it
   std::vector<std::string> damage;  // of its header copies
 };
 
@@ -45,6 +46,7 @@ class VolumeSet {
   Status read_headers();
   Status identify(const StoreOptions& options, const std::vector<VolumeHeader>& plan);
   Status check_fresh(const Volume& volume) const;
+  Status make_again(Volume& volume, uint64_t bytes);
   Status order_by_index();
 
   Loop* loop_;

@@ -19,13 +19,19 @@ class LocalStoreVolumes : public ::testing::Test {
     auto engine = std::move(*SimEngine::make(disk_, 64));
     const Clock& clock = static_cast<SimEngine&>(*engine).clock();
     runtime_ = std::move(*RuntimeOwner::make(std::move(engine), {.cpu_threads = 1}, clock));
+    make({"a", "b"}, 256 * kMiB);
+    std::fill(bytes_.span().begin(), bytes_.span().end(), std::byte{5});
+  }
+  // A store over two disks that are as fast as each other.
+  void make(const std::vector<std::string>& names, uint64_t capacity_bytes, std::vector<double> weights = {}) {
     StoreOptions options;
     options.create = true;
-    options.capacity_bytes = 256 * kMiB;
-    store_ = std::move(*open_local_store({"a", "b"}, runtime_->runtime(), options, {.files = false}));
-    disk_->throttle("a", 100'000'000);
-    disk_->throttle("b", 100'000'000);
-    std::fill(bytes_.span().begin(), bytes_.span().end(), std::byte{5});
+    options.capacity_bytes = capacity_bytes;
+    options.volume_weights = std::move(weights);
+    store_.reset();
+    store_ = std::move(*open_local_store(names, runtime_->runtime(), options, {.files = false}));
+    for (const std::string& name : names) disk_->throttle(name, 100'000'000);
+    before_ = {0, 0};
   }
   // Of what writing an object of so many bytes anew moves.
   double share_of_b(size_t bytes) {
@@ -58,6 +64,34 @@ TEST_F(LocalStoreVolumes, AVolumeThatBecomesSlowGetsLessAndOneThatRecoversGetsMo
   disk_->throttle("b", 100'000'000);
   for (int i = 0; i < 32; ++i) static_cast<void>(share_of_b(bytes));
   EXPECT_GT(share_of_b(bytes), 0.35);
+}
+
+// A run's store has room for little more than two versions of its one object. So a volume must have the room of its share, twice; with equal rooms none
+// can have much more or less than half.
+TEST_F(LocalStoreVolumes, WhereRoomIsTightSharesFollowTheWeightsItWasSharedOutBy) {
+  constexpr size_t bytes = 64 * kMiB;
+  constexpr uint64_t tight = 2 * bytes + bytes / 20 + 4 * kMiB;
+  const auto share_of_the_slow = [&] {
+    for (int i = 0; i < 20; ++i) static_cast<void>(share_of_b(bytes));
+    return (share_of_b(bytes) + share_of_b(bytes)) / 2;
+  };
+  make({"equal a", "equal b"}, tight);
+  disk_->throttle("equal b", 25'000'000);
+  EXPECT_GT(share_of_the_slow(), 0.44) << "or this test shows nothing";
+  make({"weighed a", "weighed b"}, tight, {4, 1});
+  disk_->throttle("weighed b", 25'000'000);
+  EXPECT_LT(share_of_the_slow(), 0.3);
+}
+
+// Half as much again lets the share of one of two volumes fall, and that of the other grow, by a quarter of what is written.
+TEST_F(LocalStoreVolumes, WithRoomToMoveSharesFollowAVolumeThatBecomesSlow) {
+  constexpr size_t bytes = 64 * kMiB;
+  constexpr uint64_t tight = 2 * bytes + bytes / 20 + 4 * kMiB;
+  make({"roomy a", "roomy b"}, tight + tight / 2);
+  EXPECT_NEAR(share_of_b(bytes), 0.5, 0.05);
+  disk_->throttle("roomy b", 25'000'000);
+  for (int i = 0; i < 20; ++i) static_cast<void>(share_of_b(bytes));
+  EXPECT_LT((share_of_b(bytes) + share_of_b(bytes)) / 2, 0.3);
 }
 
 // With so little on its way the other one is always the quicker, and what was slow once would never be asked again.
