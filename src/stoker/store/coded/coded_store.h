@@ -154,6 +154,8 @@ class CodedStore final : public Store {
   Status fetch(const std::vector<Run>& runs, Priority priority);
   std::vector<Run> wrong_of(const std::vector<Run>& runs, const std::vector<size_t>& ops, const ShardBatch& batch) const;
   Status fetch_from_logs(std::vector<Run> left, Priority priority);
+  // Whole VALs for another log.
+  void fetch_records(const std::vector<Run>& runs, Priority priority);
   Status fetch_degraded(std::vector<Run> left, Priority priority);
   // From the cap: for so many rows, or fewer where it does not allow that; for one at least.
   Result<ScratchPtr> take_scratch(size_t rows, size_t blocks_a_row, std::string_view who) const;

@@ -381,7 +381,7 @@ Status Recovery::append_vals() {
     if (!newest || lacking == 0) continue;
     AlignedBytes& blocks = memory.emplace_back(found.item.crcs.size() * kBlock);
     std::vector<CodedStore::Run> runs = {{CodedStore::Run::From::log, stripe, found.item.chunk, found.item.first, found.item.crcs.size(), found.val, 0, blocks.data()}};
-    STOKER_TRY(store_.fetch(runs, Priority::demand));
+    store_.fetch_records(runs, Priority::demand);
     size_t largest = 0;
     for (size_t shard = 0; shard < shape_.shards; ++shard) {
       if ((lacking & shard_bit(shard)) == 0) continue;
