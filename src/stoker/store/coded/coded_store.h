@@ -203,6 +203,7 @@ class CodedStore final : public Store {
   static constexpr size_t kReserve = 2;  // segments that commits leave to folds and to the next opening
   // Writes the frames, one a shard, and flushes these shards and `touched`. Drops shards that fail; an error if too few are left.
   Status append(std::map<size_t, FrameBuilder>& frames, ShardSet touched, std::map<size_t, LogFrame>& written);
+  ShardSet without_room(const std::map<size_t, FrameBuilder>& frames) const;  // live shards whose logs have none for their frame
   Status flush(ShardSet set);
   Status make_room(size_t bytes);
   Status restore_reserve();

@@ -352,5 +352,42 @@ TEST(CodedDamage, AShardWhoseHeadWasWrittenOverIsMissingAndNeverWrittenTo) {
   EXPECT_NE(few.error().what.find("'d3' holds something"), std::string::npos) << few.error().what;
 }
 
+// One disk, and opening has too much to put into its log again.
+TEST(CodedDamage, ALogThatLostMostOfItsFramesKeepsNoStoreClosed) {
+  CodedWorldOptions options = quiet(1, 2);  // all logs are alike
+  options.segment_bytes = 256 << 10;
+  options.segments = 5;
+  CodedWorld world(options);
+  Bytes content;
+  {
+    auto store = std::move(*world.open_small());
+    content = put(*store, "a", 1 << 20, 1);
+    for (uint64_t i = 0; i < 34; ++i) update(*store, "a", content, i * 16'384, 16'384, 10 + i);
+    ASSERT_EQ(store->health().awaited_folds, 0U);
+  }
+  const std::string& path = world.paths()[2];
+  const SimImage image = world.disk().image(path);
+  Bytes block(kBlock);
+  image.read(0, block);
+  const Shape shape = (**decode_superblock(block)).shape;
+  for (size_t segment = 0; segment < shape.segments; ++segment) {
+    for (uint64_t at = kBlock; at < shape.segment_bytes; at += kBlock) {  // all frames but the first
+      image.read(shape.segment_at(segment) + at, block);
+      if (std::memcmp(block.data(), "SKL1", 4) == 0) world.disk().flip(path, shape.segment_at(segment) + at + 70, 1);
+    }
+  }
+  {
+    auto opened = world.open_small();
+    ASSERT_OK(opened);
+    EXPECT_EQ(read_all(**opened, "a"), content);
+    ASSERT_EQ((*opened)->health().troubles.size(), 1U);
+    EXPECT_NE((*opened)->health().troubles[0].find("more than it has room for"), std::string::npos) << (*opened)->health().troubles[0];
+    ASSERT_OK((*opened)->repair().wait());
+    EXPECT_TRUE((*opened)->health().troubles.empty());
+  }
+  world.disk().remove(world.paths()[0]);
+  EXPECT_EQ(read_all(**world.open_small(), "a"), content);
+}
+
 }  // namespace
 }  // namespace stoker::coded
