@@ -389,5 +389,35 @@ TEST(CodedDamage, ALogThatLostMostOfItsFramesKeepsNoStoreClosed) {
   EXPECT_EQ(read_all(**world.open_small(), "a"), content);
 }
 
+// What an opening cannot write is of a disk that failed, and it is not taken for whole.
+TEST(CodedDamage, AParityThatCannotBeWrittenAtOpeningIsBroughtUpToDate) {
+  Damaged run;
+  size_t failed = 0;
+  for (uint64_t nth = 5; nth < 16; ++nth) {  // behind the superblocks of the new epoch: blocks, pages, the table image
+    run.reset();
+    Bytes content = run.content();
+    {
+      auto store = run.open();
+      update(*store, "a", content, 4096, 4096, 30);  // so that opening looks at the stripe
+    }
+    const auto& parity = run.chunk(Damaged::kParity);
+    for (const uint64_t at : {parity.newest(), parity.other()}) run.world().disk().flip(parity.path, at + 100, 1);
+    run.world().disk().fail_nth(Op::Kind::write, nth, EIO, parity.path);
+    {
+      auto store = run.open();
+      run.world().disk().restore_power();
+      failed += store->health().troubles.size();
+      EXPECT_EQ(read_all(*store, "a"), content);
+      ASSERT_OK(store->repair().wait());
+      EXPECT_TRUE(store->health().troubles.empty());
+      EXPECT_EQ(Damaged::scrub(*store).found(), 0U) << nth;
+    }
+    run.lose(0);
+    EXPECT_EQ(read_all(*run.open(), "a"), content) << nth;
+    run.bring_back(0);
+  }
+  EXPECT_GT(failed, 4U);
+}
+
 }  // namespace
 }  // namespace stoker::coded

@@ -444,7 +444,15 @@ Status Recovery::roll_forward() {
     if (!stripe) continue;
     for (size_t position = 0; position < shape_.n(); ++position) {
       if ((store_.live_positions(*stripe) >> position & 1) == 0 || !lags(*stripe, raw, position)) continue;
-      if (const auto rebuilt = store_.rebuild(stripe, position); !rebuilt) log().warn("{}", rebuilt.error().message());
+      const auto rebuilt = store_.rebuild(stripe, position);
+      if (rebuilt) continue;
+      if (rebuilt.error().code == Code::io) {  // it cannot be written
+        STOKER_TRY(store_.drop_shards(shard_bit(stripe->shards[position]), rebuilt.error().what));
+        continue;
+      }
+      log().warn("{}", rebuilt.error().message());
+      const std::lock_guard lock(store_.mutex_);
+      store_.bad_[{id, position}] = stripe;  // by a repair, then
     }
   }
   return {};
