@@ -47,14 +47,14 @@ constexpr size_t kObjectMax = 300'000;
 CodedWorldOptions options_of(uint64_t seed) {
   constexpr struct {
     size_t k, m, shards;
-  } kCodes[] = {{4, 2, 6}, {2, 1, 3}, {4, 2, 8}, {6, 3, 9}, {3, 3, 7}};
+  } kCodes[] = {{4, 2, 6}, {2, 1, 3}, {4, 2, 8}, {6, 3, 9}, {3, 3, 7}, {1, 2, 5}};
   const auto& code = kCodes[seed % std::size(kCodes)];
   CodedWorldOptions options;
   options.k = code.k;
   options.m = code.m;
   options.shards = code.shards;
   options.segment_bytes = 256 << 10;
-  options.segments = static_cast<uint32_t>(5 + seed / 5 % 3);
+  options.segments = static_cast<uint32_t>(4 + seed / std::size(kCodes) % 4);  // 4 is the least
   options.background = false;  // folds and repairs come as steps of the story
   options.seed = seed;
   options.faults = seed % 2 == 0;
@@ -136,7 +136,9 @@ Status Story::expect(const Status& status, const std::string& what, bool& failed
   if (status) return {};
   say(what + ": " + status.error().message());
   if (cut_ && status.error().code != Code::mismatch) return {};
-  if (status.error().code == Code::out_of_space) return {};
+  // The space of the store, that is: slots or table. A full log holds commits up until enough is folded, and fails none.
+  const bool of_log = status.error().what.find("the log") != std::string::npos;
+  if (status.error().code == Code::out_of_space && !of_log) return {};
   return wrong(what + " failed, although nothing is broken: " + status.error().message());
 }
 

@@ -154,6 +154,8 @@ class CodedStore final : public Store {
   Status fetch(const std::vector<Run>& runs, Priority priority);
   std::vector<Run> wrong_of(const std::vector<Run>& runs, const std::vector<size_t>& ops, const ShardBatch& batch) const;
   Status fetch_from_logs(std::vector<Run> left, Priority priority);
+  // Whole VALs for another log.
+  void fetch_records(const std::vector<Run>& runs, Priority priority);
   Status fetch_degraded(std::vector<Run> left, Priority priority);
   // From the cap: for so many rows, or fewer where it does not allow that; for one at least.
   Result<ScratchPtr> take_scratch(size_t rows, size_t blocks_a_row, std::string_view who) const;
@@ -201,6 +203,7 @@ class CodedStore final : public Store {
   static constexpr size_t kReserve = 2;  // segments that commits leave to folds and to the next opening
   // Writes the frames, one a shard, and flushes these shards and `touched`. Drops shards that fail; an error if too few are left.
   Status append(std::map<size_t, FrameBuilder>& frames, ShardSet touched, std::map<size_t, LogFrame>& written);
+  ShardSet without_room(const std::map<size_t, FrameBuilder>& frames) const;  // live shards whose logs have none for their frame
   Status flush(ShardSet set);
   Status make_room(size_t bytes);
   Status restore_reserve();

@@ -352,5 +352,72 @@ TEST(CodedDamage, AShardWhoseHeadWasWrittenOverIsMissingAndNeverWrittenTo) {
   EXPECT_NE(few.error().what.find("'d3' holds something"), std::string::npos) << few.error().what;
 }
 
+// One disk, and opening has too much to put into its log again.
+TEST(CodedDamage, ALogThatLostMostOfItsFramesKeepsNoStoreClosed) {
+  CodedWorldOptions options = quiet(1, 2);  // all logs are alike
+  options.segment_bytes = 256 << 10;
+  options.segments = 5;
+  CodedWorld world(options);
+  Bytes content;
+  {
+    auto store = std::move(*world.open_small());
+    content = put(*store, "a", 1 << 20, 1);
+    for (uint64_t i = 0; i < 34; ++i) update(*store, "a", content, i * 16'384, 16'384, 10 + i);
+    ASSERT_EQ(store->health().awaited_folds, 0U);
+  }
+  const std::string& path = world.paths()[2];
+  const SimImage image = world.disk().image(path);
+  Bytes block(kBlock);
+  image.read(0, block);
+  const Shape shape = (**decode_superblock(block)).shape;
+  for (size_t segment = 0; segment < shape.segments; ++segment) {
+    for (uint64_t at = kBlock; at < shape.segment_bytes; at += kBlock) {  // all frames but the first
+      image.read(shape.segment_at(segment) + at, block);
+      if (std::memcmp(block.data(), "SKL1", 4) == 0) world.disk().flip(path, shape.segment_at(segment) + at + 70, 1);
+    }
+  }
+  {
+    auto opened = world.open_small();
+    ASSERT_OK(opened);
+    EXPECT_EQ(read_all(**opened, "a"), content);
+    ASSERT_EQ((*opened)->health().troubles.size(), 1U);
+    EXPECT_NE((*opened)->health().troubles[0].find("more than it has room for"), std::string::npos) << (*opened)->health().troubles[0];
+    ASSERT_OK((*opened)->repair().wait());
+    EXPECT_TRUE((*opened)->health().troubles.empty());
+  }
+  world.disk().remove(world.paths()[0]);
+  EXPECT_EQ(read_all(**world.open_small(), "a"), content);
+}
+
+// What an opening cannot write is of a disk that failed, and it is not taken for whole.
+TEST(CodedDamage, AParityThatCannotBeWrittenAtOpeningIsBroughtUpToDate) {
+  Damaged run;
+  size_t failed = 0;
+  for (uint64_t nth = 5; nth < 16; ++nth) {  // behind the superblocks of the new epoch: blocks, pages, the table image
+    run.reset();
+    Bytes content = run.content();
+    {
+      auto store = run.open();
+      update(*store, "a", content, 4096, 4096, 30);  // so that opening looks at the stripe
+    }
+    const auto& parity = run.chunk(Damaged::kParity);
+    for (const uint64_t at : {parity.newest(), parity.other()}) run.world().disk().flip(parity.path, at + 100, 1);
+    run.world().disk().fail_nth(Op::Kind::write, nth, EIO, parity.path);
+    {
+      auto store = run.open();
+      run.world().disk().restore_power();
+      failed += store->health().troubles.size();
+      EXPECT_EQ(read_all(*store, "a"), content);
+      ASSERT_OK(store->repair().wait());
+      EXPECT_TRUE(store->health().troubles.empty());
+      EXPECT_EQ(Damaged::scrub(*store).found(), 0U) << nth;
+    }
+    run.lose(0);
+    EXPECT_EQ(read_all(*run.open(), "a"), content) << nth;
+    run.bring_back(0);
+  }
+  EXPECT_GT(failed, 4U);
+}
+
 }  // namespace
 }  // namespace stoker::coded

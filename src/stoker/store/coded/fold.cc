@@ -160,6 +160,7 @@ Status Folding::take_memory() {
       }
       groups_.erase(groups_.begin() + static_cast<ptrdiff_t>(std::max<size_t>(i, 1)), groups_.end());
       if (i > 0) break;
+      if (group.count == 1 && store_.shards().stragglers().await()) continue;  // reads that were left behind hold some of it a moment longer
       if (group.count == 1) return grant.error();
       group.count /= 2;
       group.newer.resize(group.count * group.dirty_count());

@@ -58,6 +58,10 @@ class HotStripe {
     EXPECT_EQ(store_->health().troubles.size(), troubles + 1);
     begin();
   }
+  void open_again() {
+    store_.reset();
+    store_ = std::move(*world_.open_small(false, kChunk));
+  }
   void begin() {
     reads_ = world_.runtime().loop().counters().reads.get();
     bytes_ = world_.runtime().loop().counters().read_bytes.get();
@@ -242,6 +246,55 @@ TEST_F(LongVal, IsReadFromItsDiskAgainOnceThatIsBack) {
   stripe_.begin();
   EXPECT_TRUE(stripe_.reads_right(kRows));
   EXPECT_EQ(stripe_.waits(), 1U);
+}
+
+// The newest of a block is damaged in all logs that had it when a parity comes back: nothing else of that stripe is given up for it. What is older is not
+// shown in its place, not after an opening either, until something is written there.
+TEST(CodedFold, AnUpdateThatNoLogHasKeepsNoShardAway) {
+  for (const bool unreadable : {true, false}) {
+    HotStripe stripe(4, 2);
+    std::map<std::string, uint64_t> at;
+    stripe.world().disk().start_recording();
+    stripe.change(0, 2 * 4096, 5);
+    for (const SimEvent& event : stripe.world().disk().stop_recording()) {
+      if (event.kind == SimEvent::Kind::write) at[event.path] = event.offset + event.bytes->size() - 4096;  // of the second block
+    }
+    stripe.lose(stripe.parities()[0]);
+    for (const std::string& path : {stripe.data(), stripe.parities()[1]}) {
+      if (unreadable) {
+        stripe.world().disk().spoil(path, at.at(path));
+      } else {
+        stripe.world().disk().flip(path, at.at(path) + 7, 1);
+      }
+    }
+    const auto is_lost = [&] {
+      Bytes into(4096);
+      EXPECT_TRUE(stripe.reads_right(1)) << "the first block";
+      EXPECT_EQ(code_of(stripe.store().read("a", 4096, slice_of(into), {}).wait()), Code::corruption);
+    };
+    ASSERT_OK(stripe.store().repair().wait());
+    EXPECT_TRUE(stripe.store().health().troubles.empty());
+    is_lost();
+    for (int opened = 0; opened < 3; ++opened) {
+      stripe.open_again();
+      is_lost();
+      ASSERT_OK(stripe.store().repair().wait());
+      EXPECT_TRUE(stripe.store().health().troubles.empty());
+      is_lost();
+      const auto report = std::make_shared<ScrubReport>();
+      ASSERT_OK(stripe.store().scrub(report).wait());
+      EXPECT_FALSE(report->lost.empty()) << "told each time";
+    }
+    stripe.change(4096, 4096, 6);
+    ASSERT_OK(stripe.store().fold_all().wait());
+    EXPECT_EQ(stripe.store().health().newer_blocks, 0U);
+    EXPECT_TRUE(stripe.whole());
+    stripe.open_again();
+    EXPECT_TRUE(stripe.whole());
+    const auto report = std::make_shared<ScrubReport>();
+    ASSERT_OK(stripe.store().scrub(report).wait());
+    EXPECT_TRUE(report->lost.empty());
+  }
 }
 
 }  // namespace

@@ -135,7 +135,7 @@ class Checking {
     LogContent content;
     for (size_t segment = 0; segment < store_.shape_.segments; ++segment) {
       const auto bytes = all_of(shard, store_.shape_.segment_at(segment), store_.shape_.segment_bytes, "log");
-      read_segment(store_.shape_, store_.shards().store(), shard, segment, store_.shards()[shard].super.log_floor, bytes.bytes(), [&](uint64_t, const FrameContent& frame) { content.take(frame); });
+      read_segment(store_.shape_, store_.shards().store(), shard, segment, store_.shards()[shard].super.log_floor, bytes.bytes(), [&](uint64_t at, const FrameContent& frame) { content.take(frame, bytes.bytes().subspan(at)); });
     }
     return content;
   }

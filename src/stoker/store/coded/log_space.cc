@@ -22,13 +22,22 @@ uint64_t random_generation() {
 
 }  // namespace
 
+ShardSet CodedStore::without_room(const std::map<size_t, FrameBuilder>& frames) const {
+  const ShardSet set = live();
+  ShardSet full = 0;
+  for (const auto& [shard, frame] : frames) {
+    const bool fits = frame.bytes() <= shape_.segment_bytes && (*shards_)[shard].log->fits(frame.bytes(), 0);
+    if ((set & shard_bit(shard)) != 0 && !fits) full |= shard_bit(shard);
+  }
+  return full;
+}
+
 Status CodedStore::append(std::map<size_t, FrameBuilder>& frames, ShardSet touched, std::map<size_t, LogFrame>& written) {
+  if (const ShardSet full = without_room(frames); full != 0) {
+    return make_error(Code::out_of_space, "the log of '" + (*shards_)[static_cast<size_t>(std::countr_zero(full))].path + "' is full", kWhere);
+  }
   ShardBatch batch(*shards_, Priority::demand);
   const ShardSet set = live();
-  for (auto& [shard, frame] : frames) {
-    const bool fits = frame.bytes() <= shape_.segment_bytes && (*shards_)[shard].log->fits(frame.bytes(), 0);
-    if ((set & shard_bit(shard)) != 0 && !fits) return make_error(Code::out_of_space, "the log of '" + (*shards_)[shard].path + "' is full", kWhere);
-  }
   for (auto& [shard, frame] : frames) {
     if ((set & shard_bit(shard)) == 0) continue;
     const LogFrame& made = written.emplace(shard, (*shards_)[shard].log->append(frame)).first->second;

@@ -15,13 +15,14 @@ namespace stoker::coded {
 using ValKey = std::tuple<Stamp, uint64_t, size_t, size_t>;  // stamp, stripe, chunk, first row
 inline ValKey key_of(const Val& val) { return {val.stamp, val.stripe, val.chunk, val.first}; }
 
-// What the intact frames of one shard's log say.
+// What the intact frames of one shard's log say and have.
 struct LogContent {
-  std::map<ValKey, bool> vals;  // whether it needs its COMMIT
+  std::map<ValKey, bool> vals;  // with all their blocks; whether it needs its COMMIT
   std::set<Stamp> commits;
   Stamp newest = 0;             // of both
 
-  void take(const FrameContent& frame);
+  // `bytes`: of the segment, from the frame on.
+  void take(const FrameContent& frame, std::span<const std::byte> bytes);
   // The VAL is there, and so is its COMMIT if it needs that.
   bool holds(const Val& val) const;
 };

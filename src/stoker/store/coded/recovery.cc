@@ -324,25 +324,45 @@ Status Recovery::settle() {
   }
   STOKER_TRY(append_folds());
   STOKER_TRY(store_.flush(store_.live()));
+  if (full_ != 0) STOKER_TRY(store_.drop_shards(full_, "its log has lost more than it has room for"));
   STOKER_TRY(roll_forward());
   STOKER_TRY(store_.checkpoint());  // above all old COMMITs: none of them is ever chosen late
   return store_.restore_reserve();  // also for the next opening
 }
 
+// A log that lacks more than it has room for gets nothing: its shard is left out and gets a new one, or a single disk would keep the store closed. Not before
+// the others have what was seen on it.
+Status Recovery::append(std::map<size_t, FrameBuilder>& frames, std::map<size_t, LogFrame>& written) {
+  if (const ShardSet full = full_ | store_.without_room(frames); shape_.writable(store_.live() & ~full)) full_ = full;
+  std::erase_if(frames, [this](const auto& each) { return (full_ & shard_bit(each.first)) != 0; });
+  return store_.append(frames, 0, written);
+}
+
 Status Recovery::append_commits() {
   std::map<size_t, FrameBuilder> frames;
+  std::vector<CommitRecord*> records;  // in these
+  const auto write = [&]() -> Status {
+    std::map<size_t, LogFrame> written;
+    STOKER_TRY(append(frames, written));
+    for (const auto& [shard, frame] : written) {
+      for (CommitRecord* record : records) record->held.push_back(frame.segment);
+    }
+    frames.clear();
+    records.clear();
+    return {};
+  };
   const ShardSet live = store_.live();
   for (const auto& [stamp, found] : commits_) {
-        for (size_t shard = 0; shard < shape_.shards; ++shard) {
-      if ((live & ~found.seen & shard_bit(shard)) != 0) frames[shard].add(CommitItem{stamp, found.items});
+    size_t largest = 0;
+    for (size_t shard = 0; shard < shape_.shards; ++shard) {
+      if ((live & ~found.seen & shard_bit(shard)) == 0) continue;
+      frames[shard].add(CommitItem{stamp, found.items});
+      largest = std::max(largest, frames[shard].bytes());
     }
+    records.push_back(found.record.get());
+    if (largest > shape_.segment_bytes / 2) STOKER_TRY(write());
   }
-  std::map<size_t, LogFrame> written;
-  STOKER_TRY(store_.append(frames, 0, written));
-  for (const auto& [shard, frame] : written) {
-    for (const auto& [stamp, found] : commits_) found.record->held.push_back(frame.segment);
-  }
-  return {};
+  return write();
 }
 
 // Only now: with its COMMIT on all shards a VAL of a transaction cannot come to stand alone.
@@ -357,7 +377,7 @@ Status Recovery::append_vals() {
   const ShardSet live = store_.live();
   const auto write = [&]() -> Status {
     std::map<size_t, LogFrame> written;
-    STOKER_TRY(store_.append(frames, 0, written));
+    STOKER_TRY(append(frames, written));
     for (const Home& home : homes) {
       const auto frame = written.find(home.shard);
       if (frame == written.end()) continue;
@@ -381,7 +401,7 @@ Status Recovery::append_vals() {
     if (!newest || lacking == 0) continue;
     AlignedBytes& blocks = memory.emplace_back(found.item.crcs.size() * kBlock);
     std::vector<CodedStore::Run> runs = {{CodedStore::Run::From::log, stripe, found.item.chunk, found.item.first, found.item.crcs.size(), found.val, 0, blocks.data()}};
-    STOKER_TRY(store_.fetch(runs, Priority::demand));
+    store_.fetch_records(runs, Priority::demand);
     size_t largest = 0;
     for (size_t shard = 0; shard < shape_.shards; ++shard) {
       if ((lacking & shard_bit(shard)) == 0) continue;
@@ -407,7 +427,7 @@ Status Recovery::append_folds() {
     }
   }
   std::map<size_t, LogFrame> written;
-  STOKER_TRY(store_.append(frames, 0, written));
+  STOKER_TRY(append(frames, written));
   for (auto& [key, found] : folds_) {
     for (const auto& [shard, frame] : written) found.held.push_back(frame.segment);
   }
@@ -424,7 +444,15 @@ Status Recovery::roll_forward() {
     if (!stripe) continue;
     for (size_t position = 0; position < shape_.n(); ++position) {
       if ((store_.live_positions(*stripe) >> position & 1) == 0 || !lags(*stripe, raw, position)) continue;
-      if (const auto rebuilt = store_.rebuild(stripe, position); !rebuilt) log().warn("{}", rebuilt.error().message());
+      const auto rebuilt = store_.rebuild(stripe, position);
+      if (rebuilt) continue;
+      if (rebuilt.error().code == Code::io) {  // it cannot be written
+        STOKER_TRY(store_.drop_shards(shard_bit(stripe->shards[position]), rebuilt.error().what));
+        continue;
+      }
+      log().warn("{}", rebuilt.error().message());
+      const std::lock_guard lock(store_.mutex_);
+      store_.bad_[{id, position}] = stripe;  // by a repair, then
     }
   }
   return {};

@@ -62,6 +62,7 @@ class Recovery {
   void let_go();
   // Everything that is written.
   Status settle();
+  Status append(std::map<size_t, FrameBuilder>& frames, std::map<size_t, LogFrame>& written);
   Status append_commits();
   Status append_vals();
   Status append_folds();
@@ -84,6 +85,7 @@ class Recovery {
   std::map<uint64_t, std::weak_ptr<Stripe>> stripes_;
   std::map<uint64_t, std::string> object_of_;                 // the key, by stripe
   std::map<uint64_t, RawHeaders> raw_;
+  ShardSet full_ = 0;  // live shards whose logs have no room for what they lack
 };
 
 }  // namespace stoker::coded

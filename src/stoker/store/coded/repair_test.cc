@@ -159,7 +159,13 @@ TEST(CodedRepair, AMendedBlockIsFlushed) {
 class SlowDisk : public ::testing::Test {
  protected:
   static constexpr uint64_t kRows = 6 * kChunk;  // all chunks of the rows that are decoded at once
-  SlowDisk() : run_(4, 2, 10, quiet(4, 2)) {}
+  static constexpr uint64_t kCap = 1 << 30;
+  static CodedWorldOptions options() {
+    CodedWorldOptions options = quiet(4, 2);
+    options.budget_bytes = kCap;
+    return options;
+  }
+  SlowDisk() : run_(4, 2, 10, options()) {}
   ~SlowDisk() override { run_.disk().let_go(run_.slow()); }
   void open(bool replacing) {
     run_.open(replacing);
@@ -219,6 +225,43 @@ TEST_F(SlowDisk, AReadThatDecodesDoesNotWaitForIt) {
   }
   expect_two_late();
   close();
+}
+
+// What they hold of the cap comes back by itself.
+TEST_F(SlowDisk, AFoldThatFindsNoMemoryWaitsForTheReadsThatWereLeftBehind) {
+  open(true);
+  Bytes content = run_.content();
+  update(run_.store(), "a", content, 0, kBlock, 7);
+  const uint64_t used = run_.budget().used();
+  EXPECT_EQ(read_all(run_.store(), "a"), content);
+  while (run_.budget().used() != used) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  run_.disk().hold_reads(run_.slow());
+  ASSERT_OK(run_.store().repair().wait());
+  ASSERT_EQ(run_.disk().held_reads(run_.slow()), 2U);
+  {
+    const Grant others = std::move(*run_.budget().take(kCap - run_.budget().used(), "a test"));
+    const auto folded = run_.store().fold_all();
+    EXPECT_FALSE(folded.wait_for(std::chrono::milliseconds(100)));
+    run_.disk().let_go(run_.slow());
+    EXPECT_OK(folded.wait());
+  }
+  EXPECT_EQ(run_.store().health().newer_blocks, 0U);
+  EXPECT_EQ(read_all(run_.store(), "a"), content);
+}
+
+// Or others who go on leaving some behind would keep it waiting for ever.
+TEST(CodedStragglers, WhoWaitsIsToldOfTheFirstThatComes) {
+  Stragglers stragglers;
+  EXPECT_FALSE(stragglers.await());
+  stragglers.left(0);
+  stragglers.left(1);
+  auto waiting = std::async(std::launch::async, [&] { return stragglers.await(); });
+  EXPECT_EQ(waiting.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
+  stragglers.came(1);
+  EXPECT_EQ(waiting.wait_for(kLong), std::future_status::ready);
+  stragglers.came(0);
+  EXPECT_TRUE(waiting.get());
+  EXPECT_FALSE(stragglers.await());
 }
 
 // With two disks away it takes all that are left: the slow one is waited for, and nothing is lost or given up.

@@ -160,7 +160,7 @@ class Scrubbing {
   Status take_segment(const Region& area) {
     if (!reading_->readable()) return {};
     LogContent& content = logs_[area.shard].content;
-    read_segment(shape_, shards_.store(), area.shard, area.nth, shards_[area.shard].super.log_floor, reading_->bytes(), [&](uint64_t, const FrameContent& frame) { content.take(frame); });
+    read_segment(shape_, shards_.store(), area.shard, area.nth, shards_[area.shard].super.log_floor, reading_->bytes(), [&](uint64_t at, const FrameContent& frame) { content.take(frame, reading_->bytes().subspan(at)); });
     return {};
   }
 

@@ -131,7 +131,9 @@ void Stragglers::left(size_t shard) {
 void Stragglers::came(size_t shard) {
   std::lock_guard lock(mutex_);  // held while notifying: the waiter may destroy us as soon as it has the lock
   --batches_[shard];
-  if (--all_ == 0) none_.notify_all();
+  --all_;
+  ++arrivals_;
+  came_.notify_all();
 }
 
 ShardSet Stragglers::lagging() const {
@@ -144,7 +146,7 @@ ShardSet Stragglers::lagging() const {
 bool Stragglers::await() {
   std::unique_lock lock(mutex_);
   if (all_ == 0) return false;
-  none_.wait(lock, [this] { return all_ == 0; });
+  came_.wait(lock, [this, before = arrivals_] { return arrivals_ != before; });
   return true;
 }
 

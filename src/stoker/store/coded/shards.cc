@@ -123,7 +123,8 @@ Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop, 
 }
 
 Shards::~Shards() {
-  stragglers_.await();  // of these files, and they tell us
+  while (stragglers_.await()) {  // of these files, and they tell us
+  }
   for (Shard& shard : shards_) close_store_file(loop_, shard);
 }
 
