@@ -53,17 +53,29 @@ std::map<uint64_t, Error> CodedStore::load_headers(std::span<const StripePtr> st
     read_headers(reads, priority);
     for (size_t i = 0; i < count; ++i) {
       const StripePtr& stripe = unknown[first + i];
-      if (!reads[i].any) {
+      std::optional<Headers> merged;
+      if (reads[i].any) {
+        merged = reads[i].raw.merge(shape_);
+      } else {
         failed.emplace(stripe->id, make_error(Code::io, "none of the headers of stripe " + std::to_string(stripe->id) + " can be read: " + reads[i].why, "store/coded/headers"));
-        continue;
       }
-      Headers merged = reads[i].raw.merge(shape_);
       std::lock_guard lock(mutex_);
-      if (!stripe->headers) stripe->headers = std::move(merged);
+      if (!merged || stripe->headers) continue;
+      stripe->headers = std::move(merged);
     }
     first += count;
   }
   return failed;
+}
+
+// Each of them has such a page (a fresh stripe gets all of them), so what it says is not known until it is compared.
+uint32_t CodedStore::unread_positions(const Stripe& stripe) const {
+  uint32_t positions = 0;
+  for (size_t at = 0; at < stripe.headers->counters.size(); ++at) {
+    const size_t position = at / shape_.pages();
+    if (stripe.headers->counters[at] == 0 && (live_ & shard_bit(stripe.shards[position])) != 0) positions |= uint32_t{1} << position;
+  }
+  return positions;
 }
 
 // Takes what can be read of the header pages of all live chunks, of all of these in one batch.
