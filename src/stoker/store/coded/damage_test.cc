@@ -196,6 +196,25 @@ TEST(CodedDamage, AFoldAfterHeadersCouldNotBeReadForAMomentIsWhatCounts) {
   EXPECT_EQ(read_all(*run.open(), "a"), content);
 }
 
+// With all else away it is what a row is decoded from, once anything in the background had a look at it.
+TEST(CodedDamage, AParityWhoseHeadersCouldNotBeReadForAMomentStillCounts) {
+  Damaged run;
+  {
+    auto store = run.open();
+    Bytes other = put(*store, "b", 120'000, 70);
+    write_logs_anew(*store, "b", other);
+  }
+  auto store = run.open();
+  run.spoil_pages(Damaged::kParity);
+  EXPECT_EQ(read_all(*store, "a"), run.content());
+  run.world().disk().heal();
+  ASSERT_OK(store->repair().wait());  // as the background does by itself
+  run.world().disk().fail_nth(Op::Kind::write, 1, EIO, run.chunk(0).path);
+  put(*store, "c", 8192, 5);
+  ASSERT_EQ(store->health().troubles.size(), 1U);
+  EXPECT_EQ(read_all(*store, "a"), run.content());
+}
+
 TEST(CodedDamage, ARepairThatCouldNotRebuildAllSaysSo) {
   Damaged run;
   run.flip(0, 2);

@@ -62,6 +62,11 @@ std::map<uint64_t, Error> CodedStore::load_headers(std::span<const StripePtr> st
       std::lock_guard lock(mutex_);
       if (!merged || stripe->headers) continue;
       stripe->headers = std::move(merged);
+      // What such a page says may be on the disk all the same, and be needed when others are lost.
+      const uint32_t unread = unread_positions(*stripe);
+      for (size_t c = 0; c < shape_.n(); ++c) {
+        if (is_set(unread, c)) bad_[{stripe->id, c}] = stripe;
+      }
     }
     first += count;
   }

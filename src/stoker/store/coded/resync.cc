@@ -209,7 +209,7 @@ void CodedStore::choose_to_mend() {
   for (size_t i = bad.size() - std::min(kMendedAtOnce, bad.size()); i < bad.size(); ++i) to_mend_.push_back(bad[i].second);
 }
 
-// A chunk in which a reader found a bad block is compared with the others and written where it differs, a piece a step.
+// A chunk of which a reader found a block bad, or could not read a header page, is compared with the others and written where it differs, a piece a step.
 Result<bool> CodedStore::mend_step() {
   {
     std::lock_guard lock(mutex_);
