@@ -215,6 +215,24 @@ TEST(CodedDamage, AParityWhoseHeadersCouldNotBeReadForAMomentStillCounts) {
   EXPECT_EQ(read_all(*store, "a"), run.content());
 }
 
+// As any shard that cannot be written.
+TEST(CodedDamage, AShardThatCannotBeMendedIsLeftOutAndBroughtBack) {
+  Damaged run;
+  run.flip(0, 2);
+  {
+    auto store = run.open();
+    EXPECT_EQ(read_all(*store, "a"), run.content());
+    const uint64_t epoch = store->health().epoch;
+    run.world().disk().fail_nth(Op::Kind::write, 1, EIO, run.chunk(0).path);
+    ASSERT_OK(store->repair().wait());
+    EXPECT_EQ(store->health().epoch, epoch + 2);
+    EXPECT_EQ(store->health().lost_chunks, 0U);
+    EXPECT_TRUE(store->health().troubles.empty());
+  }
+  run.lose(1);
+  EXPECT_EQ(read_all(*run.open(), "a"), run.content());
+}
+
 TEST(CodedDamage, ARepairThatCouldNotRebuildAllSaysSo) {
   Damaged run;
   run.flip(0, 2);

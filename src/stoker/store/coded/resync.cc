@@ -229,15 +229,21 @@ Result<bool> CodedStore::mend_step() {
     mending_.reset();
     return true;
   }
+  if (const Status loaded = load_headers_paced(stripe); !loaded) {
+    note_loss(stripe, chunk.position, loaded.error().what);
+    mending_.reset();
+    return true;
+  }
   const size_t before = chunk.done.blocks;
   const auto more = rebuild_step(chunk);
   if (!more && more.error().code == Code::over_budget) return more.error();
-  if (!more) note_loss(stripe, chunk.position, more.error().what);
   {
     std::lock_guard lock(mutex_);
     counts_.mended_blocks += chunk.done.blocks - before;
   }
+  const size_t shard = stripe->shards[chunk.position];
   if (!more || !*more) mending_.reset();
+  if (!more) STOKER_TRY(drop_shards(shard_bit(shard), more.error().what));  // it cannot be written
   return true;
 }
 
