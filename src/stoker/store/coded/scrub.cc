@@ -323,8 +323,9 @@ class Scrubbing {
     return check_piece();
   }
 
-  // A scrub reads the headers of all stripes; they do not stay in memory for that.
+  // A scrub reads the headers of all stripes; they do not stay in memory for that. What was found out of a shard that is being resynced is in memory only.
   void forget_headers(Stripe& stripe) {
+    if (store_.joining_) return;
     const std::lock_guard lock(store_.mutex_);
     if (stripe.readers == 0 && stripe.overlay.empty() && stripe.overrides.empty() && !stripe.folding) stripe.headers.reset();
   }
