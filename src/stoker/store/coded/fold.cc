@@ -66,7 +66,10 @@ Status Folding::choose(const CodedStore::FoldBounds& bounds) {
     std::lock_guard lock(store_.mutex_);
     std::erase_if(store_.dirty_, [&](const auto& each) {
       const StripePtr stripe = each.second.lock();
-      if (!stripe || stripe->overlay.empty()) return true;
+      if (!stripe || stripe->overlay.empty()) {
+        store_.stuck_.erase(each.first);
+        return true;
+      }
       if (store_.stuck_.contains(stripe->id)) return false;
       Old old{UINT64_MAX, 0, stripe};
       Stamp newest = 0;

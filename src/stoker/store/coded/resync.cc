@@ -49,8 +49,6 @@ bool CodedStore::choose_joining() {
   }
   if (!best) return false;
   joining_ = best;
-  joined_.clear();
-  to_join_.clear();
   log().info("the shard '{}' is being brought up to date", (*shards_)[*best].path);
   return true;
 }
@@ -186,6 +184,8 @@ void CodedStore::note_loss(const StripePtr& stripe, size_t position, const std::
 void CodedStore::end_joining() {
   joining_.reset();
   joining_chunk_.reset();
+  joined_.clear();
+  to_join_.clear();
   std::lock_guard lock(mutex_);
   counts_.doing = {};
 }

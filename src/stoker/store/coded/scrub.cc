@@ -73,6 +73,7 @@ class Scrubbing {
     });
     std::lock_guard lock(store_.mutex_);
     made_since_ = make_stamp(store_.epoch_, store_.next_id_);
+    std::erase_if(store_.lost_, [](const auto& each) { return each.second.stripe.expired(); });  // removed since
     for (const auto& [key, object] : store_.table_.objects()) {
       total_ += shape_.n() * static_cast<uint64_t>(std::count_if(object->stripes.begin(), object->stripes.end(), [](const StripePtr& stripe) { return stripe != nullptr; }));
     }
