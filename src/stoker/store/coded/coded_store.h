@@ -295,7 +295,7 @@ class CodedStore final : public Store {
   ShardSet live_ = 0;
   std::optional<Error> refused_;      // why nothing is written any more
   Health counts_;
-  std::map<std::pair<uint64_t, size_t>, std::weak_ptr<Stripe>> bad_;  // chunks with bad blocks on a live shard, by stripe and position
+  std::map<std::pair<uint64_t, size_t>, std::weak_ptr<Stripe>> bad_;  // chunks of live shards with bad blocks, or pages that could not be read, by stripe and position
   struct Loss {
     std::weak_ptr<Stripe> stripe;
     std::string why;

@@ -34,6 +34,7 @@ std::map<uint64_t, Error> CodedStore::load_headers(std::span<const StripePtr> st
   {
     std::lock_guard lock(mutex_);
     std::copy_if(stripes.begin(), stripes.end(), std::back_inserter(unknown), [](const StripePtr& stripe) { return !stripe->headers; });
+    for (const StripePtr& stripe : unknown) ++stripe->loading;
   }
   std::map<uint64_t, Error> failed;
   for (size_t first = 0; first < unknown.size();) {
@@ -60,6 +61,7 @@ std::map<uint64_t, Error> CodedStore::load_headers(std::span<const StripePtr> st
         failed.emplace(stripe->id, make_error(Code::io, "none of the headers of stripe " + std::to_string(stripe->id) + " can be read: " + reads[i].why, "store/coded/headers"));
       }
       std::lock_guard lock(mutex_);
+      --stripe->loading;
       if (!merged || stripe->headers) continue;
       stripe->headers = std::move(merged);
       // What such a page says may be on the disk all the same, and be needed when others are lost.

@@ -328,7 +328,7 @@ class Scrubbing {
   void forget_headers(Stripe& stripe) {
     if (store_.joining_) return;
     const std::lock_guard lock(store_.mutex_);
-    if (stripe.readers == 0 && stripe.overlay.empty() && stripe.overrides.empty() && !stripe.folding) stripe.headers.reset();
+    if (stripe.readers == 0 && stripe.loading == 0 && stripe.overlay.empty() && stripe.overrides.empty() && !stripe.folding) stripe.headers.reset();
   }
 
   // Of the chunk that is looked at: some of its rows, as commits wait meanwhile.
