@@ -170,6 +170,7 @@ class CodedStore final : public Store {
   std::map<uint64_t, Error> load_headers(std::span<const StripePtr> stripes, Priority priority);
   Status load_headers_paced(const StripePtr& stripe);  // the writer thread: for what goes on in the background
   void read_headers(std::span<HeaderRead> all, Priority priority);
+  uint32_t unread_positions(const Stripe& stripe) const;  // live chunks with a header page of which no copy could be read; with mutex_
 
   // writer.cc: the writer thread
   void run();
@@ -251,6 +252,7 @@ class CodedStore final : public Store {
   };
   Result<bool> rebuild_step(Rebuilding& chunk);                         // about kRowsRebuilt rows; false: that was the last
   Result<Rebuilt> rebuild(const StripePtr& stripe, size_t position);  // all steps
+  Status mend_unread(const StripePtr& stripe);
   Status rebuild_piece(const StripePtr& stripe, size_t position, const Piece& piece, Rebuilt& done);
   void note_loss(const StripePtr& stripe, size_t position, const std::string& why);
   size_t rows_of_share(size_t rows, size_t blocks_a_row) const;
@@ -296,7 +298,7 @@ class CodedStore final : public Store {
   ShardSet live_ = 0;
   std::optional<Error> refused_;      // why nothing is written any more
   Health counts_;
-  std::map<std::pair<uint64_t, size_t>, std::weak_ptr<Stripe>> bad_;  // chunks with bad blocks on a live shard, by stripe and position
+  std::map<std::pair<uint64_t, size_t>, std::weak_ptr<Stripe>> bad_;  // chunks of live shards with bad blocks, or pages that could not be read, by stripe and position
   struct Loss {
     std::weak_ptr<Stripe> stripe;
     std::string why;

@@ -22,7 +22,7 @@ class Damaged {
       EXPECT_OK(store->fold_all().wait());
     }
     store.reset();
-    images_ = images_of(world_);
+    keep();
     find_chunks();
   }
 
@@ -36,13 +36,17 @@ class Damaged {
   const Chunk& chunk(size_t position) const { return chunks_[position]; }
   static constexpr size_t kParity = 2;
 
-  // As it was closed.
+  // As it was closed, or kept.
+  void keep() { images_ = images_of(world_); }
   void reset() {
     world_.disk().heal();
     put_back(world_, images_);
   }
   void lose(size_t position) { world_.disk().remove(chunk(position).path); }
   void bring_back(size_t position) { world_.disk().put(chunk(position).path, images_.at(chunk(position).path)); }
+  void spoil_pages(size_t position) {
+    for (const uint64_t at : {chunk(position).newest(), chunk(position).other()}) world_.disk().spoil(chunk(position).path, at);
+  }
   void flip(size_t position, size_t row) { world_.disk().flip(chunk(position).path, chunk(position).blocks_at + row * kBlock + 77, 2); }
   std::unique_ptr<CodedStore> open() { return std::move(*world_.open_small()); }
   static ScrubReport scrub(CodedStore& store) {
@@ -87,6 +91,14 @@ class Damaged {
   std::array<Chunk, 3> chunks_;
 };
 
+// Over what is in the logs of other objects: opening reads no headers of those then.
+void write_logs_anew(CodedStore& store, const std::string& key, Bytes& content) {
+  for (uint64_t i = 0; i < 200; ++i) {
+    ASSERT_NO_FATAL_FAILURE(update(store, key, content, i % 2 * 65'536, 53'248, 100 + i));
+    ASSERT_OK(store.fold_all().wait());
+  }
+}
+
 // With the parity away, one sector of a data chunk's header pages cannot be read: the one that does not matter.
 TEST(CodedDamage, AnUnreadableCopyOfAHeaderPageTakesNothingWithIt) {
   Damaged run;
@@ -126,6 +138,12 @@ TEST(CodedDamage, AnUnreadableCopyOfAHeaderPageTakesNothingWithIt) {
 // The headers were not to be read for a while, and are in memory as unknown. What is on the disk is believed once it can be read.
 TEST(CodedDamage, HeadersThatCanBeReadAgainAreAdopted) {
   Damaged run;
+  {
+    auto store = run.open();
+    Bytes other = put(*store, "b", 120'000, 70);
+    write_logs_anew(*store, "b", other);
+  }
+  run.keep();
   for (const size_t away : {2U, 0U}) {
     for (const size_t position : {0U, 1U, 2U}) {
       if (position == away) continue;
@@ -133,7 +151,7 @@ TEST(CodedDamage, HeadersThatCanBeReadAgainAreAdopted) {
       run.lose(away);
       {
         auto store = run.open();
-        for (const uint64_t at : {run.chunk(position).newest(), run.chunk(position).other()}) run.world().disk().spoil(run.chunk(position).path, at);
+        run.spoil_pages(position);
         Bytes into(run.content().size());
         const auto read = store->read("a", 0, slice_of(into), {}).wait();
         if (read) {
@@ -153,6 +171,66 @@ TEST(CodedDamage, HeadersThatCanBeReadAgainAreAdopted) {
       EXPECT_EQ(Damaged::scrub(*store).found(), 0U);
     }
   }
+}
+
+// Neither copy of a page could be read, and then a fold writes it: over the older one, or the newer one would count again.
+TEST(CodedDamage, AFoldAfterHeadersCouldNotBeReadForAMomentIsWhatCounts) {
+  Damaged run;
+  Bytes content = run.content();
+  Bytes other;
+  {
+    auto store = run.open();
+    other = put(*store, "b", 120'000, 70);
+    write_logs_anew(*store, "b", other);
+  }
+  {
+    auto store = run.open();
+    run.spoil_pages(0);
+    EXPECT_EQ(read_all(*store, "a"), content);
+    run.world().disk().heal();
+    update(*store, "a", content, 8192, 4096, 60);
+    ASSERT_OK(store->fold_all().wait());
+    write_logs_anew(*store, "b", other);
+  }
+  run.lose(Damaged::kParity);
+  EXPECT_EQ(read_all(*run.open(), "a"), content);
+}
+
+// With all else away it is what a row is decoded from, once anything in the background had a look at it.
+TEST(CodedDamage, AParityWhoseHeadersCouldNotBeReadForAMomentStillCounts) {
+  Damaged run;
+  {
+    auto store = run.open();
+    Bytes other = put(*store, "b", 120'000, 70);
+    write_logs_anew(*store, "b", other);
+  }
+  auto store = run.open();
+  run.spoil_pages(Damaged::kParity);
+  EXPECT_EQ(read_all(*store, "a"), run.content());
+  run.world().disk().heal();
+  ASSERT_OK(store->repair().wait());  // as the background does by itself
+  run.world().disk().fail_nth(Op::Kind::write, 1, EIO, run.chunk(0).path);
+  put(*store, "c", 8192, 5);
+  ASSERT_EQ(store->health().troubles.size(), 1U);
+  EXPECT_EQ(read_all(*store, "a"), run.content());
+}
+
+// As any shard that cannot be written.
+TEST(CodedDamage, AShardThatCannotBeMendedIsLeftOutAndBroughtBack) {
+  Damaged run;
+  run.flip(0, 2);
+  {
+    auto store = run.open();
+    EXPECT_EQ(read_all(*store, "a"), run.content());
+    const uint64_t epoch = store->health().epoch;
+    run.world().disk().fail_nth(Op::Kind::write, 1, EIO, run.chunk(0).path);
+    ASSERT_OK(store->repair().wait());
+    EXPECT_EQ(store->health().epoch, epoch + 2);
+    EXPECT_EQ(store->health().lost_chunks, 0U);
+    EXPECT_TRUE(store->health().troubles.empty());
+  }
+  run.lose(1);
+  EXPECT_EQ(read_all(*run.open(), "a"), run.content());
 }
 
 TEST(CodedDamage, ARepairThatCouldNotRebuildAllSaysSo) {

@@ -32,7 +32,7 @@ Result<size_t> CodedStore::fold_paced(const FoldBounds& bounds, Pace& pace) {
 }
 
 Result<size_t> Folding::run(const CodedStore::FoldBounds& bounds) {
-  choose(bounds);
+  STOKER_TRY(choose(bounds));
   if (groups_.empty()) return size_t{0};
   STOKER_TRY(take_memory());
   compute_all();
@@ -55,7 +55,7 @@ Result<size_t> Folding::run(const CodedStore::FoldBounds& bounds) {
 
 // The stripes whose blocks have waited longest, as segments come free in their order; with room to spare not those that are still rewritten; as long as one
 // frame can stage their parity.
-void Folding::choose(const CodedStore::FoldBounds& bounds) {
+Status Folding::choose(const CodedStore::FoldBounds& bounds) {
   struct Old {
     Stamp stamp;
     size_t block;  // that has waited longest
@@ -66,7 +66,10 @@ void Folding::choose(const CodedStore::FoldBounds& bounds) {
     std::lock_guard lock(store_.mutex_);
     std::erase_if(store_.dirty_, [&](const auto& each) {
       const StripePtr stripe = each.second.lock();
-      if (!stripe || stripe->overlay.empty()) return true;
+      if (!stripe || stripe->overlay.empty()) {
+        store_.stuck_.erase(each.first);
+        return true;
+      }
       if (store_.stuck_.contains(stripe->id)) return false;
       Old old{UINT64_MAX, 0, stripe};
       Stamp newest = 0;
@@ -97,9 +100,11 @@ void Folding::choose(const CodedStore::FoldBounds& bounds) {
   drop_left();
   for (size_t i = 0; i < chosen.size(); ++i) {
     if (unread.contains(chosen[i]->id)) continue;
+    STOKER_TRY(store_.mend_unread(chosen[i]));
     add_groups(chosen[i], first[i].block / shape_.k, rows_left);
     stripes_.push_back(chosen[i]);
   }
+  return {};
 }
 
 // With the store's mutex.

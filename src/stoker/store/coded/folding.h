@@ -35,7 +35,7 @@ class Folding {
   bool left_some() const { return !left_.empty(); }
 
  private:
-  void choose(const CodedStore::FoldBounds& bounds);
+  Status choose(const CodedStore::FoldBounds& bounds);
   size_t newer_rows(const Stripe& stripe) const;
   void add_groups(const StripePtr& stripe, size_t from_row, size_t& rows_left);
   using Overlay = std::map<size_t, Stripe::Newer>;

@@ -34,6 +34,7 @@ std::map<uint64_t, Error> CodedStore::load_headers(std::span<const StripePtr> st
   {
     std::lock_guard lock(mutex_);
     std::copy_if(stripes.begin(), stripes.end(), std::back_inserter(unknown), [](const StripePtr& stripe) { return !stripe->headers; });
+    for (const StripePtr& stripe : unknown) ++stripe->loading;
   }
   std::map<uint64_t, Error> failed;
   for (size_t first = 0; first < unknown.size();) {
@@ -53,17 +54,35 @@ std::map<uint64_t, Error> CodedStore::load_headers(std::span<const StripePtr> st
     read_headers(reads, priority);
     for (size_t i = 0; i < count; ++i) {
       const StripePtr& stripe = unknown[first + i];
-      if (!reads[i].any) {
+      std::optional<Headers> merged;
+      if (reads[i].any) {
+        merged = reads[i].raw.merge(shape_);
+      } else {
         failed.emplace(stripe->id, make_error(Code::io, "none of the headers of stripe " + std::to_string(stripe->id) + " can be read: " + reads[i].why, "store/coded/headers"));
-        continue;
       }
-      Headers merged = reads[i].raw.merge(shape_);
       std::lock_guard lock(mutex_);
-      if (!stripe->headers) stripe->headers = std::move(merged);
+      --stripe->loading;
+      if (!merged || stripe->headers) continue;
+      stripe->headers = std::move(merged);
+      // What such a page says may be on the disk all the same, and be needed when others are lost.
+      const uint32_t unread = unread_positions(*stripe);
+      for (size_t c = 0; c < shape_.n(); ++c) {
+        if (is_set(unread, c)) bad_[{stripe->id, c}] = stripe;
+      }
     }
     first += count;
   }
   return failed;
+}
+
+// Each of them has such a page (a fresh stripe gets all of them), so what it says is not known until it is compared.
+uint32_t CodedStore::unread_positions(const Stripe& stripe) const {
+  uint32_t positions = 0;
+  for (size_t at = 0; at < stripe.headers->counters.size(); ++at) {
+    const size_t position = at / shape_.pages();
+    if (stripe.headers->counters[at] == 0 && (live_ & shard_bit(stripe.shards[position])) != 0) positions |= uint32_t{1} << position;
+  }
+  return positions;
 }
 
 // Takes what can be read of the header pages of all live chunks, of all of these in one batch.

@@ -211,4 +211,21 @@ Result<CodedStore::Rebuilt> CodedStore::rebuild(const StripePtr& stripe, size_t 
   }
 }
 
+// Before a page is written whose copies could not be read: on the disk they may have higher counters than the next one, and count again when the others are gone.
+Status CodedStore::mend_unread(const StripePtr& stripe) {
+  uint32_t unread = 0;
+  {
+    std::lock_guard lock(mutex_);
+    unread = unread_positions(*stripe);
+  }
+  for (size_t position = 0; position < shape_.n(); ++position) {
+    if (!is_set(unread, position)) continue;
+    const auto mended = rebuild(stripe, position);
+    if (mended) continue;
+    if (mended.error().code == Code::over_budget) return mended.error();
+    STOKER_TRY(drop_shards(shard_bit(stripe->shards[position]), mended.error().what));  // it cannot be written
+  }
+  return {};
+}
+
 }  // namespace stoker::coded

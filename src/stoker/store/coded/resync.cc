@@ -49,8 +49,6 @@ bool CodedStore::choose_joining() {
   }
   if (!best) return false;
   joining_ = best;
-  joined_.clear();
-  to_join_.clear();
   log().info("the shard '{}' is being brought up to date", (*shards_)[*best].path);
   return true;
 }
@@ -186,6 +184,8 @@ void CodedStore::note_loss(const StripePtr& stripe, size_t position, const std::
 void CodedStore::end_joining() {
   joining_.reset();
   joining_chunk_.reset();
+  joined_.clear();
+  to_join_.clear();
   std::lock_guard lock(mutex_);
   counts_.doing = {};
 }
@@ -209,7 +209,7 @@ void CodedStore::choose_to_mend() {
   for (size_t i = bad.size() - std::min(kMendedAtOnce, bad.size()); i < bad.size(); ++i) to_mend_.push_back(bad[i].second);
 }
 
-// A chunk in which a reader found a bad block is compared with the others and written where it differs, a piece a step.
+// A chunk of which a reader found a block bad, or could not read a header page, is compared with the others and written where it differs, a piece a step.
 Result<bool> CodedStore::mend_step() {
   {
     std::lock_guard lock(mutex_);
@@ -229,15 +229,21 @@ Result<bool> CodedStore::mend_step() {
     mending_.reset();
     return true;
   }
+  if (const Status loaded = load_headers_paced(stripe); !loaded) {
+    note_loss(stripe, chunk.position, loaded.error().what);
+    mending_.reset();
+    return true;
+  }
   const size_t before = chunk.done.blocks;
   const auto more = rebuild_step(chunk);
   if (!more && more.error().code == Code::over_budget) return more.error();
-  if (!more) note_loss(stripe, chunk.position, more.error().what);
   {
     std::lock_guard lock(mutex_);
     counts_.mended_blocks += chunk.done.blocks - before;
   }
+  const size_t shard = stripe->shards[chunk.position];
   if (!more || !*more) mending_.reset();
+  if (!more) STOKER_TRY(drop_shards(shard_bit(shard), more.error().what));  // it cannot be written
   return true;
 }
 

@@ -73,6 +73,7 @@ class Scrubbing {
     });
     std::lock_guard lock(store_.mutex_);
     made_since_ = make_stamp(store_.epoch_, store_.next_id_);
+    std::erase_if(store_.lost_, [](const auto& each) { return each.second.stripe.expired(); });  // removed since
     for (const auto& [key, object] : store_.table_.objects()) {
       total_ += shape_.n() * static_cast<uint64_t>(std::count_if(object->stripes.begin(), object->stripes.end(), [](const StripePtr& stripe) { return stripe != nullptr; }));
     }
@@ -323,10 +324,11 @@ class Scrubbing {
     return check_piece();
   }
 
-  // A scrub reads the headers of all stripes; they do not stay in memory for that.
+  // A scrub reads the headers of all stripes; they do not stay in memory for that. What was found out of a shard that is being resynced is in memory only.
   void forget_headers(Stripe& stripe) {
+    if (store_.joining_) return;
     const std::lock_guard lock(store_.mutex_);
-    if (stripe.readers == 0 && stripe.overlay.empty() && stripe.overrides.empty() && !stripe.folding) stripe.headers.reset();
+    if (stripe.readers == 0 && stripe.loading == 0 && stripe.overlay.empty() && stripe.overrides.empty() && !stripe.folding) stripe.headers.reset();
   }
 
   // Of the chunk that is looked at: some of its rows, as commits wait meanwhile.

@@ -384,6 +384,60 @@ TEST(CodedScrub, DropsNoShardForWhatCanBeReadTheSecondTime) {
   }
 }
 
+// One of its reads of header pages is late, and the others came long ago. Meanwhile a scrub loads them too, the stripe is folded between two steps of it, and
+// the scrub lets them go: what the reader has is older than the fold.
+TEST(CodedScrub, AReaderThatWasLateBringsNoOldHeadersBack) {
+  for (size_t late = 0; late < 3; ++late) {
+    VirtualClock clock;
+    clock.advance_to(1'000'000'000);
+    CodedWorldOptions options = quiet(2, 1);
+    options.segment_bytes = 256 << 10;
+    options.segments = 4;
+    options.repair_rate = 1 << 20;
+    options.clock = &clock;
+    CodedWorld world(options);
+    auto store = std::move(*world.open_small());
+    Bytes content = put(*store, "a", 120'000, 1);
+    Bytes other = put(*store, "b", 120'000, 2);
+    for (uint64_t i = 0; i < 80; ++i) {  // over what is in the logs of "a"
+      update(*store, "b", other, i % 2 * 65'536, 53'248, i);
+      ASSERT_OK(store->fold_all().wait());
+    }
+    store.reset();
+    store = std::move(*world.open_small());
+    const std::string& path = world.paths()[late];
+    world.disk().hold_reads(path);
+    Bytes into(content.size());
+    const auto read = store->read("a", 0, slice_of(into), {});
+    const auto begun = std::chrono::steady_clock::now();
+    while (world.disk().held_reads(path) == 0 && std::chrono::steady_clock::now() - begun < std::chrono::minutes(1)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    ASSERT_EQ(world.disk().held_reads(path), 1U);
+    world.disk().fail_nth(Op::Kind::write, 1, EIO, path);  // nobody else asks it, then
+    put(*store, "c", 8192, 5);
+    ASSERT_EQ(store->health().troubles.size(), 1U);
+    const auto scrubbed = store->scrub(std::make_shared<ScrubReport>());
+    // Each chance is for one step, and a chunk takes the time of some.
+    const auto scrub_until = [&](size_t chunks) {
+      for (int i = 0; store->health().doing.done < chunks; ++i) {
+        ASSERT_LT(i, 5000) << "it does not go on";
+        clock.advance_to(clock.now_ns() + 20'000'000);
+        for (uint64_t chance = 0; chance < 2; ++chance) update(*store, "b", other, 0, 4096, chance);
+      }
+    };
+    ASSERT_NO_FATAL_FAILURE(scrub_until(1));
+    ASSERT_EQ(store->health().doing.done, 1U);
+    update(*store, "a", content, 8192, 4096, 6);
+    ASSERT_OK(store->fold_all().wait());
+    ASSERT_NO_FATAL_FAILURE(scrub_until(3));
+    world.disk().let_go(path);
+    EXPECT_OK(read.wait());
+    EXPECT_EQ(into, content) << late;
+    Bytes again(content.size());
+    EXPECT_OK(store->read("a", 0, slice_of(again), {}).wait());
+    EXPECT_EQ(again, content) << late;
+  }
+}
+
 // Fsck changes nothing, and looks at every copy: what a reader would not notice is a problem too, or a note where a crash may have left it so.
 TEST(CodedFsck, TellsOfOneFlippedBitInEveryKindOfPlace) {
   std::mt19937_64 random(41);

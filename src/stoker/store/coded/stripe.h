@@ -96,6 +96,7 @@ class Stripe {
   // Guarded by the store's mutex. `headers` change only while `folding` is set and nobody reads; so a reader that is counted may look without it.
   std::optional<Headers> headers;
   size_t readers = 0;
+  size_t loading = 0;  // threads that read the headers: those in memory stay meanwhile, as what such a thread has read may be older than a fold
   bool folding = false;
   uint64_t object = 0;  // whose it is: its class_id
   uint64_t misses = 0;  // reads that had to be decoded
