@@ -78,7 +78,9 @@ Status CodedStore::append_settled(size_t shard, const std::vector<std::pair<Stri
       runs.push_back({Run::From::log, stripe, val->chunk, val->first, val->crcs.size(), val, 0, memory.emplace_back(val->crcs.size() * kBlock).data()});
       blocks += val->crcs.size();
     }
-    STOKER_TRY(fetch(runs, Priority::scrub));
+    const Status fetched = fetch(runs, Priority::scrub);
+    if (std::any_of(memory.begin(), memory.end(), [](const AlignedBytes& blocks) { return blocks.lost(); })) continue;
+    STOKER_TRY(fetched);
     for (size_t i = first; i < end; ++i) {
       const auto& val = vals[i].second;
       at.push_back(frame.block_count());
