@@ -25,6 +25,8 @@ class AlignedBytes {
   size_t size() const { return size_; }
   Slice slice() const { return {data_.get(), size_, kLosableHeap}; }
   std::span<std::byte> span() const { return {data_.get(), size_}; }
+  // A transfer of some of it was given up (memory/lost.h): what it holds may change at any later time.
+  bool lost() const { return is_lost(data_.get(), size_); }
 
  private:
   struct Free {

@@ -26,6 +26,7 @@ struct CodedWorldOptions {
   bool faults = false;                 // transfers that are short or interrupted
   uint64_t seed = 1;
   uint64_t budget_bytes = UINT64_MAX;  // the cap on memory
+  uint64_t stall_seconds = 0;          // as in RuntimeOptions; 0: as it is there. Time passes with the latency of transfers
   uint64_t latency_ns = 0;             // of each transfer, and nothing else takes time: what starts together takes one of them
 };
 
@@ -45,6 +46,7 @@ class CodedWorld final : public StoreWorld {
     RuntimeOptions runtime;
     runtime.cpu_threads = 1;
     runtime.budget_bytes = options_.budget_bytes;
+    if (options_.stall_seconds != 0) runtime.stall_seconds = options_.stall_seconds;
     if (options_.latency_ns != 0) {
       device.latency_ns = options_.latency_ns;
       device.jitter_ns = 0;

@@ -188,9 +188,9 @@ void SimDisk::slow(const std::string& path, uint64_t delay_ns) {
   slow_ns_[path] = delay_ns;
 }
 
-void SimDisk::hold_reads(const std::string& path) {
+void SimDisk::hold(const std::string& path, bool all) {
   std::lock_guard lock(mutex_);
-  held_.try_emplace(path, 0);
+  held_[path].all = all;
 }
 
 void SimDisk::let_go(const std::string& path) {
@@ -198,10 +198,10 @@ void SimDisk::let_go(const std::string& path) {
   held_.erase(path);
 }
 
-size_t SimDisk::held_reads(const std::string& path) const {
+size_t SimDisk::held(const std::string& path) const {
   std::lock_guard lock(mutex_);
   const auto held = held_.find(path);
-  return held == held_.end() ? 0 : held->second;
+  return held == held_.end() ? 0 : held->second.waiting;
 }
 
 void SimDisk::start_recording() {

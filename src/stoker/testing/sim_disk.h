@@ -110,9 +110,11 @@ class SimDisk {
   // Transfers of this disk take so much longer from now on; 0: no longer.
   void slow(const std::string& path, uint64_t delay_ns);
   // Reads of this disk that come from now on do not start until it is let go; they are under way, and nobody waits for them but their owner.
-  void hold_reads(const std::string& path);
+  void hold_reads(const std::string& path) { hold(path, false); }
+  // The same of whatever comes: the disk stops answering.
+  void hold_all(const std::string& path) { hold(path, true); }
   void let_go(const std::string& path);
-  size_t held_reads(const std::string& path) const;
+  size_t held(const std::string& path) const;
   // No transfer starts while this lives: what is submitted meanwhile waits.
   std::unique_lock<std::mutex> hold() { return std::unique_lock(gate_); }
 
@@ -147,6 +149,10 @@ class SimDisk {
     std::string prefix;
     bool changes = false;  // reads do not count
   };
+  struct Held {
+    bool all = false;  // not reads alone
+    size_t waiting = 0;
+  };
   // What one attempt at a transfer will do, decided when it is started.
   struct Plan {
     int sys_errno = 0;
@@ -159,6 +165,7 @@ class SimDisk {
 
   bool chance(uint32_t per_million) { return per_million != 0 && random_() % 1'000'000 < per_million; }
   void cut(uint64_t seed, const std::string& prefix);
+  void hold(const std::string& path, bool all);
   Pending recorded(const std::string& path, uint64_t offset, std::shared_ptr<const std::vector<std::byte>> bytes);
   void order_cut(Cut cut);
   void count_down_to_cuts(const std::string& path, bool reads);
@@ -181,7 +188,7 @@ class SimDisk {
   std::vector<Cut> cuts_;
   std::vector<std::string> dark_;  // prefixes of paths whose power was cut: nothing is made there either
   std::map<std::string, uint64_t> slow_ns_;
-  std::map<std::string, size_t> held_;  // how many reads wait
+  std::map<std::string, Held> held_;
   uint64_t next_id_ = 1;
   bool recording_ = false;
   std::vector<SimEvent> events_;

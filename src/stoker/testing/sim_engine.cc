@@ -97,8 +97,8 @@ void SimEngine::launch(Op& op) {
   }
   std::scoped_lock lock(disk_->gate_, disk_->mutex_);
   const auto held = disk_->held_.find(flight->path);
-  if (held != disk_->held_.end() && op.kind == Op::Kind::read) {
-    ++held->second;
+  if (held != disk_->held_.end() && (held->second.all || op.kind == Op::Kind::read)) {
+    ++held->second.waiting;
     held_.push_back(std::move(flight));
   } else {
     put_in_flight(std::move(flight));

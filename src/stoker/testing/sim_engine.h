@@ -73,7 +73,7 @@ class SimEngine final : public Engine {
   std::map<std::string, uint64_t> throttled_free_ns_;  // the same for throttled disks
   uint64_t orders_ = 0;
   std::priority_queue<std::unique_ptr<Flight>, std::vector<std::unique_ptr<Flight>>, Later> flights_;
-  std::vector<std::unique_ptr<Flight>> held_;  // not started: the disk holds reads
+  std::vector<std::unique_ptr<Flight>> held_;  // not started: the disk holds them
 
   std::mutex mutex_;  // guards what follows
   std::vector<File> files_;

@@ -95,6 +95,7 @@ Status CodedStore::append_settled(size_t shard, const std::vector<std::pair<Stri
       blocks += val->crcs.size();
     }
     fetch_records(runs, Priority::scrub);
+    if (std::any_of(memory.begin(), memory.end(), [](const AlignedBytes& blocks) { return blocks.lost(); })) continue;
     for (size_t i = first; i < end; ++i) {
       const auto& val = vals[i].second;
       at.push_back(frame.block_count());

@@ -100,7 +100,7 @@ class CodedStore final : public Store {
     size_t chunk = 0, first = 0, count = 0;
     ValRef val;
     size_t index = 0;  // of the first block in the VAL
-    std::byte* into = nullptr;
+    std::byte* into = nullptr;  // in AlignedBytes
     Run part(size_t from_block, size_t blocks) const { return {from, stripe, chunk, first + from_block, blocks, val, index + from_block, into + from_block * kBlock}; }
   };
   // Blocks of one chunk on their way into the logs.
@@ -151,7 +151,10 @@ class CodedStore final : public Store {
   ObjectInfo info_of(std::string_view key, const Object& object) const;  // with mutex_
   Status read_now(std::string_view key, const ObjectPtr& object, uint64_t offset, Slice into, Priority priority);
   void plan_chunk(const StripePtr& stripe, size_t chunk, size_t first, size_t count, std::byte* into, std::vector<Run>& runs) const;  // with mutex_
+  // Whoever finds its memory lost() after it, whatever it says, does it again into other memory: a disk was given up, and refuses at once from then on.
   Status fetch(const std::vector<Run>& runs, Priority priority);
+  // Blocks of a VAL, from whichever log has them.
+  Result<AlignedBytes> read_val(const StripePtr& stripe, const ValRef& val, size_t index, size_t count, Priority priority);
   std::vector<Run> wrong_of(const std::vector<Run>& runs, const std::vector<size_t>& ops, const ShardBatch& batch) const;
   Status fetch_from_logs(std::vector<Run> left, Priority priority);
   // Whole VALs for another log.
@@ -159,7 +162,7 @@ class CodedStore final : public Store {
   Status fetch_degraded(std::vector<Run> left, Priority priority);
   // From the cap: for so many rows, or fewer where it does not allow that; for one at least.
   Result<ScratchPtr> take_scratch(size_t rows, size_t blocks_a_row, std::string_view who) const;
-  // Bases, of all of these at once; each has its own answer. `memory` as in RowReads.
+  // Bases, of all of these at once; each has its own answer. `memory` as in RowReads; where it is lost() then, as in fetch().
   void read_rows(std::span<RowsWanted> all, std::shared_ptr<const void> memory, Priority priority);
   void finish_rows(RowReads& reads);
   ShardSet live() const;

@@ -248,7 +248,7 @@ Status CodedStore::write_fresh(const Prepared& commit, const StagedStripe& stage
     }
     STOKER_ASSIGN(const ScratchPtr memory, take_scratch(std::min(kFreshRows, shape_.rows() - first), shape_.n(), "writing a stripe of a coded store"));
     STOKER_TRY(write_fresh_rows(staged, first, *memory, positions, headers, failed));
-    first += memory->rows;
+    if (!memory->bytes.lost()) first += memory->rows;  // else again, in other memory: a disk was given up, and refuses from then on
   }
   // All pages of all chunks: a page that is not there is then a lost one, never one that was not written.
   ShardBatch batch(*shards_, Priority::write_back);
@@ -273,7 +273,7 @@ Status CodedStore::write_fresh(const Prepared& commit, const StagedStripe& stage
   return {};
 }
 
-// The rows from `first` on that `memory` is for. Of those in which nothing is written nothing is.
+// The rows from `first` on that `memory` is for, unless it is lost() then. Of those in which nothing is written nothing is.
 Status CodedStore::write_fresh_rows(const StagedStripe& staged, size_t first, const Scratch& memory, uint32_t positions, Headers& headers, ShardSet& failed) {
   const Stripe& fresh = *staged.fresh;
   const size_t rows_end = first + memory.rows;
@@ -295,7 +295,9 @@ Status CodedStore::write_fresh_rows(const StagedStripe& staged, size_t first, co
     std::lock_guard lock(mutex_);
     for (const auto& [chunk, row] : old) plan_chunk(staged.base, chunk, row, 1, at(chunk, row), runs);
   }
-  STOKER_TRY(fetch(runs, Priority::write_back));
+  const Status fetched = fetch(runs, Priority::write_back);
+  if (memory.bytes.lost()) return {};
+  STOKER_TRY(fetched);
   ShardBatch batch(*shards_, Priority::write_back);
   for (size_t begin = first; begin < rows_end;) {  // rows in which anything is written, as many as stand together at once
     size_t end = begin;
@@ -320,7 +322,7 @@ Status CodedStore::write_fresh_rows(const StagedStripe& staged, size_t first, co
       for (size_t row = begin; row < end && is_set(positions, c);) {
         size_t to = row;
         while (to < end && (c >= shape_.k || headers.versions[to * shape_.k + c] != 0)) ++to;
-        if (to > row) batch.write(fresh.shards[c], shape_.block_at(fresh.slots[c], row), {at(c, row), (to - row) * kBlock, -1});
+        if (to > row) batch.write(fresh.shards[c], shape_.block_at(fresh.slots[c], row), memory.bytes.slice().sub((c * memory.rows + row - first) * kBlock, (to - row) * kBlock));
         row = to + 1;
       }
     }

@@ -70,6 +70,11 @@ Status CodedStore::fetch_degraded(std::vector<Run> left, Priority priority) {
       at += shape_.n() * run.count * kBlock;
     }
     read_rows(wanted, memory, priority);
+    if (memory->bytes.lost()) {
+      left.insert(left.end(), now.rbegin(), now.rend());
+      rows_left += memory->rows;
+      continue;
+    }
     for (size_t i = 0; i < now.size(); ++i) {
       const Run& run = now[i];
       if (!wanted[i].status) return wanted[i].status;

@@ -91,7 +91,7 @@ Status Folding::apply() {
     const uint32_t live = store_.live_positions(*group.stripe);
     for (size_t c = 0; c < shape_.n(); ++c) {
       if (!is_set(live, c) || (c < shape_.k && !is_set(group.dirty, c))) continue;
-      blocks.write(group.stripe->shards[c], shape_.block_at(group.stripe->slots[c], group.first), {group.chunk(c).data(), group.count * kBlock, -1});
+      blocks.write(group.stripe->shards[c], shape_.block_at(group.stripe->slots[c], group.first), group.blocks.slice().sub(c * group.count * kBlock, group.count * kBlock));
       store_.moved_ += group.count * kBlock;
       touched |= shard_bit(group.stripe->shards[c]);
       for (size_t page = group.first / shape_.rows_per_page(); page <= (group.first + group.count - 1) / shape_.rows_per_page(); ++page) pages[group.stripe->id].emplace(c, page);

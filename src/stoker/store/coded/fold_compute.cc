@@ -34,15 +34,22 @@ void Folding::drop_left() {
 }
 
 void Folding::fetch_newest() {
-  std::vector<CodedStore::Run> runs;
-  for (Group& group : groups_) plan_newest(group, runs);
+  const Status all = fetch_newest(groups_);
   for (const Group& group : groups_) store_.moved_ += group.fresh.size();
-  if (store_.fetch(runs, Priority::scrub)) return;
+  if (all) return;
   // Which of them it is, each tells by itself.
   for (Group& group : groups_) {
-    runs.clear();
-    plan_newest(group, runs);
-    if (const Status fetched = store_.fetch(runs, Priority::scrub); !fetched) leave(group.stripe->id, fetched.error());
+    if (const Status fetched = fetch_newest({&group, 1}); !fetched) leave(group.stripe->id, fetched.error());
+  }
+}
+
+// Again, into other memory, where a disk was given up that may still write to it.
+Status Folding::fetch_newest(std::span<Group> groups) {
+  for (;;) {
+    std::vector<CodedStore::Run> runs;
+    for (Group& group : groups) plan_newest(group, runs);
+    const Status fetched = store_.fetch(runs, Priority::scrub);
+    if (std::none_of(groups.begin(), groups.end(), [](const Group& group) { return group.fresh.lost(); })) return fetched;
   }
 }
 
@@ -69,19 +76,24 @@ void Folding::plan_newest(Group& group, std::vector<CodedStore::Run>& runs) {
   }
 }
 
+// Again, likewise: what is worked on must not change.
 void Folding::fetch_bases() {
   std::vector<RowsWanted> rows;
   std::vector<Group*> whose;
-  for (Group& group : groups_) {
-    const uint32_t wanted = choose_way(group);
-    group.blocks = AlignedBytes(shape_.n() * group.count * kBlock);
-    if (wanted == 0) continue;
-    rows.push_back({group.stripe.get(), group.first, group.count, wanted, group.blocks.span()});
-    whose.push_back(&group);
-  }
-  store_.read_rows(rows, nullptr, Priority::scrub);  // into blocks that are worked on
+  do {
+    rows.clear();
+    whose.clear();
+    for (Group& group : groups_) {
+      const uint32_t wanted = choose_way(group);
+      group.blocks = AlignedBytes(shape_.n() * group.count * kBlock);
+      if (wanted == 0) continue;
+      rows.push_back({group.stripe.get(), group.first, group.count, wanted, group.blocks.span()});
+      whose.push_back(&group);
+    }
+    store_.read_rows(rows, nullptr, Priority::scrub);  // into blocks that are worked on
+    for (const RowsWanted& each : rows) store_.moved_ += each.blocks_read * kBlock;
+  } while (std::any_of(groups_.begin(), groups_.end(), [](const Group& group) { return group.blocks.lost(); }));
   for (size_t i = 0; i < rows.size(); ++i) {
-    store_.moved_ += rows[i].blocks_read * kBlock;
     if (!rows[i].status) leave(whose[i]->stripe->id, rows[i].status.error());
   }
 }

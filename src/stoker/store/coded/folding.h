@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,7 @@ class Folding {
   Status take_memory();
   void compute_all();
   void fetch_newest();
+  Status fetch_newest(std::span<Group> groups);
   void plan_newest(Group& group, std::vector<CodedStore::Run>& runs);
   void fetch_bases();
   uint32_t choose_way(Group& group) const;

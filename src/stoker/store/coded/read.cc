@@ -137,6 +137,10 @@ Status CodedStore::read_now(std::string_view key, const ObjectPtr& given, uint64
       if (--stripe->readers == 0) unpinned_.notify_all();
     }
   }
+  if (scratch.lost()) {  // once more, into other memory: the disk that was given up is asked for nothing any more
+    grant = Grant();
+    return read_now(key, given, offset, into, priority);
+  }
   if (!status) return status.error().with("'" + std::string(key) + "'");
   if (into.size > 0) std::memcpy(into.data, scratch.data() + (offset - begin), into.size);
   return {};
@@ -201,7 +205,7 @@ Status CodedStore::fetch(const std::vector<Run>& runs, Priority priority) {
   std::vector<size_t> ops(runs.size(), SIZE_MAX);
   for (size_t i = 0; i < runs.size(); ++i) {
     const Run& run = runs[i];
-    const Slice into{run.into, run.count * kBlock, -1};
+    const Slice into{run.into, run.count * kBlock, kLosableHeap};
     if (run.from == Run::From::log) {
       if (const Place* place = run.val->live_place(live_now, 0)) ops[i] = batch.read(place->shard, place->offset + run.index * kBlock, into);
     } else {
@@ -234,7 +238,7 @@ Status CodedStore::fetch_from_logs(std::vector<Run> left, Priority priority) {
       std::vector<size_t> ops(left.size(), SIZE_MAX);
       for (size_t i = 0; i < left.size(); ++i) {
         const Run& run = left[i];
-        if (const Place* place = run.val->live_place(live_now, copy)) ops[i] = batch.read(place->shard, place->offset + run.index * kBlock, {run.into, run.count * kBlock, -1});
+        if (const Place* place = run.val->live_place(live_now, copy)) ops[i] = batch.read(place->shard, place->offset + run.index * kBlock, {run.into, run.count * kBlock, kLosableHeap});
       }
       if (batch.empty()) break;
       batch.run();
@@ -245,6 +249,16 @@ Status CodedStore::fetch_from_logs(std::vector<Run> left, Priority priority) {
   const Run& run = left.front();
   return make_error(Code::corruption, "block " + std::to_string(run.first) + " of chunk " + std::to_string(run.chunk) + " of stripe " + std::to_string(run.stripe->id) +
                     " is in the logs of no live shard intact: bring missing disks back, or restore the object from a copy", kWhere);
+}
+
+Result<AlignedBytes> CodedStore::read_val(const StripePtr& stripe, const ValRef& val, size_t index, size_t count, Priority priority) {
+  for (;;) {
+    AlignedBytes blocks(count * kBlock);
+    const Status read = fetch({{Run::From::log, stripe, val->chunk, val->first + index, count, val, index, blocks.data()}}, priority);
+    if (blocks.lost()) continue;
+    if (!read) return read.error();
+    return blocks;
+  }
 }
 
 }  // namespace stoker::coded

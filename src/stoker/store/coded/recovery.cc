@@ -399,9 +399,11 @@ Status Recovery::append_vals() {
       if (c == found.item.chunk || c >= shape_.k) lacking |= shard_bit(stripe->shards[c]) & live & ~found.seen;
     }
     if (!newest || lacking == 0) continue;
-    AlignedBytes& blocks = memory.emplace_back(found.item.crcs.size() * kBlock);
-    std::vector<CodedStore::Run> runs = {{CodedStore::Run::From::log, stripe, found.item.chunk, found.item.first, found.item.crcs.size(), found.val, 0, blocks.data()}};
-    store_.fetch_records(runs, Priority::demand);
+    AlignedBytes& blocks = memory.emplace_back();
+    do {
+      blocks = AlignedBytes(found.item.crcs.size() * kBlock);
+      store_.fetch_records({{CodedStore::Run::From::log, stripe, found.item.chunk, found.item.first, found.item.crcs.size(), found.val, 0, blocks.data()}}, Priority::demand);
+    } while (blocks.lost());
     size_t largest = 0;
     for (size_t shard = 0; shard < shape_.shards; ++shard) {
       if ((lacking & shard_bit(shard)) == 0) continue;
@@ -484,8 +486,7 @@ Status Recovery::roll_forward(const StripePtr& stripe) {
     if ((live >> position & 1) == 0) continue;
     AlignedBytes& block = memory.emplace_back(kBlock);
     if (over.val) {
-      std::vector<CodedStore::Run> runs = {{CodedStore::Run::From::log, stripe, position, row, 1, over.val, over.index, block.data()}};
-      STOKER_TRY(store_.fetch(runs, Priority::demand));
+      STOKER_ASSIGN(block, store_.read_val(stripe, over.val, over.index, 1, Priority::demand));
     } else {
       ShardBatch read(shards_, Priority::demand);
       read.read(over.place.shard, over.place.offset, block.slice());

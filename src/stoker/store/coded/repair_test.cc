@@ -177,7 +177,7 @@ class SlowDisk : public ::testing::Test {
     run_.disk().hold_reads(run_.slow());
   }
   void expect_two_late() {
-    EXPECT_EQ(run_.disk().held_reads(run_.slow()), 2U);
+    EXPECT_EQ(run_.disk().held(run_.slow()), 2U);
     EXPECT_EQ(run_.budget().used() - used_, 2 * kRows);
   }
   // Closing waits for what was left behind.

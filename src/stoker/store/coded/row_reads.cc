@@ -85,7 +85,7 @@ size_t RowReads::add(const RowsWanted& rows, size_t c, std::byte* into) {
   const size_t step = moved ? 1 : rows.count;
   for (size_t r = 0; r < rows.count; r += step) {
     const auto over = stripe.overrides.find((rows.first + r) * shape_.n() + c);
-    const Slice block{into + r * kBlock, step * kBlock, -1};
+    const Slice block{into + r * kBlock, step * kBlock, kLosableHeap};
     if (over != stripe.overrides.end()) {
       batch_->read(over->second.place.shard, over->second.place.offset, block);
     } else {

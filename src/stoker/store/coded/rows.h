@@ -19,7 +19,7 @@ struct RowsWanted {
   const Stripe* stripe = nullptr;
   size_t first = 0, count = 0;
   uint32_t wanted = 0;          // positions
-  std::span<std::byte> blocks;  // of whoever asks, who keeps them still: chunk c goes to c * count * kBlock; the wanted ones are there at the end
+  std::span<std::byte> blocks;  // in AlignedBytes of whoever asks, who keeps them still: chunk c goes to c * count * kBlock; the wanted ones are there at the end
   uint32_t avoid = 0;           // positions that are not read
   // The answer.
   Status status = {};

@@ -228,9 +228,7 @@ class Scrubbing {
 
   // From any shard; what cannot be is lost, and no reason to end the pass.
   bool can_be_read(const StripePtr& stripe, const ValRef& val) {
-    AlignedBytes blocks(val->crcs.size() * kBlock);
-    std::vector<CodedStore::Run> runs = {{CodedStore::Run::From::log, stripe, val->chunk, val->first, val->crcs.size(), val, 0, blocks.data()}};
-    const Status read = store_.fetch(runs, Priority::scrub);
+    const auto read = store_.read_val(stripe, val, 0, val->crcs.size(), Priority::scrub);
     if (!read) report_->lose("an update in the logs cannot be read: " + read.error().what);
     return read.has_value();
   }

@@ -19,7 +19,7 @@ WrongRows::WrongRows(CodedStore& store, const Stripe& stripe, size_t position, C
 
 Status WrongRows::run() {
   STOKER_TRY(pass());
-  if (!again_.empty()) {
+  while (!again_.empty()) {
     wrong_ = std::exchange(again_, {});
     at_ = 0;
     rows_ = 1;
@@ -73,6 +73,10 @@ Result<std::unique_ptr<WrongRows::Part>> WrongRows::begin() {
 Status WrongRows::finish(Part& part) {
   store_.finish_rows(*part.reads);
   STOKER_TRY(written());
+  if (part.memory->bytes.lost()) {  // a disk was given up that may still write there
+    for (const RowsWanted& rows : part.rows) read_again(rows);
+    return {};
+  }
   writing_.emplace(part.memory, store_.shards());
   for (const RowsWanted& rows : part.rows) {
     store_.pace_.spend(rows.blocks_read * kBlock);
@@ -102,9 +106,13 @@ void WrongRows::take(const RowsWanted& rows) {
   writing_->transfers.write(stripe_.shards[position_], shape.block_at(stripe_.slots[position_], rows.first), from.sub(static_cast<size_t>(blocks.data() - from.data), blocks.size()));
 }
 
+void WrongRows::read_again(const RowsWanted& rows) {
+  for (size_t r = 0; r < rows.count; ++r) again_.push_back(rows.first + r);
+}
+
 void WrongRows::lose(const RowsWanted& rows) {
   if (rows.count > 1) {
-    for (size_t r = 0; r < rows.count; ++r) again_.push_back(rows.first + r);
+    read_again(rows);
   } else if (done_.lost++ == 0) {
     done_.why = rows.status.error().what;
   }

@@ -37,6 +37,7 @@ class WrongRows {
   Result<std::unique_ptr<Part>> begin();
   Status finish(Part& part);
   void take(const RowsWanted& rows);
+  void read_again(const RowsWanted& rows);
   void lose(const RowsWanted& rows);
   Status written();
 
@@ -48,7 +49,7 @@ class WrongRows {
   std::vector<size_t> wrong_;        // rows of this pass
   size_t at_ = 0;                    // of these, that is read next
   size_t rows_;                      // at once, at most
-  std::vector<size_t> again_;        // each by itself: it stood with others that cannot be decoded
+  std::vector<size_t> again_;        // each by itself: it stood with others that cannot be decoded, or in memory that is lost
   std::optional<Writing> writing_;   // its end waits for what is under way
 };
 
