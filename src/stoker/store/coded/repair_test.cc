@@ -237,7 +237,7 @@ TEST_F(SlowDisk, AFoldThatFindsNoMemoryWaitsForTheReadsThatWereLeftBehind) {
   while (run_.budget().used() != used) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   run_.disk().hold_reads(run_.slow());
   ASSERT_OK(run_.store().repair().wait());
-  ASSERT_EQ(run_.disk().held_reads(run_.slow()), 2U);
+  ASSERT_EQ(run_.disk().held(run_.slow()), 2U);
   {
     const Grant others = std::move(*run_.budget().take(kCap - run_.budget().used(), "a test"));
     const auto folded = run_.store().fold_all();

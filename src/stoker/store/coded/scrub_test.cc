@@ -410,8 +410,8 @@ TEST(CodedScrub, AReaderThatWasLateBringsNoOldHeadersBack) {
     Bytes into(content.size());
     const auto read = store->read("a", 0, slice_of(into), {});
     const auto begun = std::chrono::steady_clock::now();
-    while (world.disk().held_reads(path) == 0 && std::chrono::steady_clock::now() - begun < std::chrono::minutes(1)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    ASSERT_EQ(world.disk().held_reads(path), 1U);
+    while (world.disk().held(path) == 0 && std::chrono::steady_clock::now() - begun < std::chrono::minutes(1)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    ASSERT_EQ(world.disk().held(path), 1U);
     world.disk().fail_nth(Op::Kind::write, 1, EIO, path);  // nobody else asks it, then
     put(*store, "c", 8192, 5);
     ASSERT_EQ(store->health().troubles.size(), 1U);
