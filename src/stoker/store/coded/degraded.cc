@@ -15,10 +15,11 @@ constexpr size_t kDecodedAtOnce = 64;  // rows
 
 // Reads that are left behind hold scratch a moment longer: whoever finds no room for a row waits for them before it is refused.
 Result<CodedStore::ScratchPtr> CodedStore::take_scratch(size_t rows, size_t blocks_a_row, std::string_view who) const {
-  for (;;) {
+  for (bool last = false;;) {
     auto grant = runtime_.budget.take(rows * blocks_a_row * kBlock, who);
     if (grant) return std::make_shared<Scratch>(Scratch{std::move(*grant), AlignedBytes(rows * blocks_a_row * kBlock), rows});
-    if (rows == 1 && !shards_->stragglers().await()) return grant.error();
+    if (last) return grant.error();
+    if (rows == 1) last = !shards_->stragglers().await();  // none: the last of them may have come just now
     rows = std::max<size_t>(1, rows / 2);
   }
 }

@@ -97,13 +97,17 @@ Status Folding::choose(const CodedStore::FoldBounds& bounds) {
   }
   const auto unread = store_.load_headers(chosen, Priority::scrub);
   for (const auto& [id, why] : unread) leave(id, why);
-  drop_left();
   for (size_t i = 0; i < chosen.size(); ++i) {
     if (unread.contains(chosen[i]->id)) continue;
-    STOKER_TRY(store_.mend_unread(chosen[i]));
+    if (const Status mended = store_.mend_unread(chosen[i]); !mended) {
+      if (mended.error().code == Code::over_budget || store_.refused()) return mended;
+      leave(chosen[i]->id, mended.error());
+      continue;
+    }
     add_groups(chosen[i], first[i].block / shape_.k, rows_left);
     stripes_.push_back(chosen[i]);
   }
+  drop_left();
   return {};
 }
 
@@ -154,7 +158,7 @@ Status Folding::take_memory() {
   uint64_t share = store_.runtime_.budget.cap() / kShareOfTheCap;
   for (size_t i = 0; i < groups_.size(); ++i) {
     Group& group = groups_[i];
-    for (;;) {
+    for (bool last = false;;) {
       const uint64_t bytes = (shape_.n() + shape_.m + group.dirty_count()) * group.count * kBlock;
       const bool least = i == 0 && group.count == 1;
       auto grant = bytes <= share || least ? store_.runtime_.budget.take(bytes, "folding in a coded store") : Result<Grant>(make_error(Code::over_budget, "too much of the cap for a fold", "store/coded/fold"));
@@ -165,8 +169,11 @@ Status Folding::take_memory() {
       }
       groups_.erase(groups_.begin() + static_cast<ptrdiff_t>(std::max<size_t>(i, 1)), groups_.end());
       if (i > 0) break;
-      if (group.count == 1 && store_.shards().stragglers().await()) continue;  // reads that were left behind hold some of it a moment longer
-      if (group.count == 1) return grant.error();
+      if (last) return grant.error();
+      if (group.count == 1) {  // reads that were left behind hold some of it a moment longer
+        last = !store_.shards().stragglers().await();
+        continue;
+      }
       group.count /= 2;
       group.newer.resize(group.count * group.dirty_count());
     }

@@ -11,10 +11,16 @@
 namespace stoker::coded {
 namespace {
 
+constexpr const char* kWhere = "store/coded/rebuild";
 constexpr size_t kRowsRebuilt = 256;     // at least, in a step, if the chunk has so many: commits wait for one
 constexpr uint64_t kShareOfTheCap = 16;  // a sixteenth of it, for the rows that are read at once
 
-Error failing(const std::string& path, const std::string& why) { return make_error(Code::io, "a chunk on the shard '" + path + "' cannot be rebuilt: " + why, "store/coded/rebuild"); }
+Error failing(const std::string& path, const std::string& why) { return make_error(Code::io, "a chunk on the shard '" + path + "' cannot be rebuilt: " + why, kWhere); }
+
+bool all_known(const HeaderPage& page) {
+  return std::all_of(page.data.begin(), page.data.end(), [](const DataEntry& entry) { return entry.version != kUnknown; }) &&
+         std::all_of(page.parity.begin(), page.parity.end(), [](const ParityEntry& entry) { return entry.versions[0] != kUnknown; });
+}
 
 }  // namespace
 
@@ -157,6 +163,8 @@ Status CodedStore::rebuild_piece(const StripePtr& stripe, size_t position, const
   };
   STOKER_TRY(WrongRows(*this, *stripe, position, found, done).run());
   if (!found.wrong_rows.empty()) STOKER_TRY(durable());
+  // A page that cannot be read, and of which the others do not know all, may be read again: it is not written over.
+  if (live) std::erase_if(found.lost_pages, [&](size_t page) { return !all_known(page_of(shape_, stripe->id, found.next, position, page)); });
   std::set<size_t> pages = found.lost_pages;
   pages.insert(found.wrong_pages.begin(), found.wrong_pages.end());
   pages.insert(found.bad_copies.begin(), found.bad_copies.end());
@@ -222,10 +230,13 @@ Status CodedStore::mend_unread(const StripePtr& stripe) {
     if (!is_set(unread, position)) continue;
     const auto mended = rebuild(stripe, position);
     if (mended) continue;
-    if (mended.error().code == Code::over_budget) return mended.error();
-    STOKER_TRY(drop_shards(shard_bit(stripe->shards[position]), mended.error().what));  // it cannot be written
+    const ShardSet shard = shard_bit(stripe->shards[position]);
+    if (mended.error().code == Code::over_budget || !shape_.writable(live() & ~shard)) return mended.error();
+    STOKER_TRY(drop_shards(shard, mended.error().what));  // it cannot be written
   }
-  return {};
+  std::lock_guard lock(mutex_);
+  if (unread_positions(*stripe) == 0) return {};
+  return make_error(Code::corruption, "header pages of stripe " + std::to_string(stripe->id) + " can neither be read nor told from the others: bring missing disks back", kWhere);
 }
 
 }  // namespace stoker::coded

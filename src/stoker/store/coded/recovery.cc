@@ -324,14 +324,15 @@ Status Recovery::settle() {
   }
   STOKER_TRY(append_folds());
   STOKER_TRY(store_.flush(store_.live()));
-  if (full_ != 0) STOKER_TRY(store_.drop_shards(full_, "its log has lost more than it has room for"));
   STOKER_TRY(roll_forward());
+  if (full_ != 0) STOKER_TRY(store_.drop_shards(full_, "its log has lost more than it has room for"));
+  STOKER_TRY(catch_up());
   STOKER_TRY(store_.checkpoint());  // above all old COMMITs: none of them is ever chosen late
   return store_.restore_reserve();  // also for the next opening
 }
 
 // A log that lacks more than it has room for gets nothing: its shard is left out and gets a new one, or a single disk would keep the store closed. Not before
-// the others have what was seen on it.
+// the others have what was seen on it, and what a decided fold needs of it is in the bases.
 Status Recovery::append(std::map<size_t, FrameBuilder>& frames, std::map<size_t, LogFrame>& written) {
   if (const ShardSet full = full_ | store_.without_room(frames); shape_.writable(store_.live() & ~full)) full_ = full;
   std::erase_if(frames, [this](const auto& each) { return (full_ & shard_bit(each.first)) != 0; });
@@ -440,7 +441,11 @@ Status Recovery::roll_forward() {
   std::set<uint64_t> stripes;
   for (const auto& [key, found] : folds_) stripes.insert(found.item.stripe);
   for (const uint64_t id : stripes) STOKER_TRY(roll_forward(find_stripe(id)));
-  // What nothing was found for, or was lost since, comes from the others.
+  return {};
+}
+
+// What nothing was found for, or was lost since, comes from the others.
+Status Recovery::catch_up() {
   for (const auto& [id, raw] : raw_) {
     const StripePtr stripe = find_stripe(id);
     if (!stripe) continue;
@@ -448,8 +453,9 @@ Status Recovery::roll_forward() {
       if ((store_.live_positions(*stripe) >> position & 1) == 0 || !lags(*stripe, raw, position)) continue;
       const auto rebuilt = store_.rebuild(stripe, position);
       if (rebuilt) continue;
-      if (rebuilt.error().code == Code::io) {  // it cannot be written
-        STOKER_TRY(store_.drop_shards(shard_bit(stripe->shards[position]), rebuilt.error().what));
+      const ShardSet shard = shard_bit(stripe->shards[position]);
+      if (rebuilt.error().code == Code::io && shape_.writable(store_.live() & ~shard)) {  // it cannot be written
+        STOKER_TRY(store_.drop_shards(shard, rebuilt.error().what));
         continue;
       }
       log().warn("{}", rebuilt.error().message());
@@ -502,15 +508,22 @@ Status Recovery::roll_forward(const StripePtr& stripe) {
   }
   if (const ShardSet failed = blocks.run(); failed != 0) STOKER_TRY(store_.drop_shards(failed, blocks.why()));
   STOKER_TRY(store_.flush(touched));
-  ShardBatch batch(shards_, Priority::demand);
-  for (const auto& [position, page] : pages) {
-    const HeaderPage header = page_of(shape_, stripe->id, headers, position, page);
-    headers.counters[position * shape_.pages() + page] = header.counter;
-    encode_page(shape_, shards_.store(), header, memory.emplace_back(kBlock).span());
-    batch.write(stripe->shards[position], shape_.page_at(stripe->slots[position], page, header.counter), memory.back().slice());
-  }
-  if (const ShardSet failed = batch.run(); failed != 0) STOKER_TRY(store_.drop_shards(failed, batch.why()));
-  STOKER_TRY(store_.flush(touched));
+  const auto write = [&](const std::set<std::pair<size_t, size_t>>& those) -> Status {
+    ShardBatch batch(shards_, Priority::demand);
+    for (const auto& [position, page] : those) {
+      const HeaderPage header = page_of(shape_, stripe->id, headers, position, page);
+      headers.counters[position * shape_.pages() + page] = header.counter;
+      encode_page(shape_, shards_.store(), header, memory.emplace_back(kBlock).span());
+      batch.write(stripe->shards[position], shape_.page_at(stripe->slots[position], page, header.counter), memory.back().slice());
+    }
+    if (const ShardSet failed = batch.run(); failed != 0) STOKER_TRY(store_.drop_shards(failed, batch.why()));
+    return store_.flush(touched);
+  };
+  // Of a page that could not be read both copies: the one that is left may have a higher counter.
+  std::set<std::pair<size_t, size_t>> unread = pages;
+  std::erase_if(unread, [&](const auto& at) { return headers.counters[at.first * shape_.pages() + at.second] != 0; });
+  STOKER_TRY(write(pages));
+  if (!unread.empty()) STOKER_TRY(write(unread));
   stripe->overrides.clear();
   return {};
 }

@@ -67,6 +67,7 @@ class Recovery {
   Status append_vals();
   Status append_folds();
   Status roll_forward();
+  Status catch_up();
   Status roll_forward(const StripePtr& stripe);
   bool lags(const Stripe& stripe, const RawHeaders& raw, size_t position) const;
   StripePtr find_stripe(uint64_t id) const;

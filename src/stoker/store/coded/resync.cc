@@ -241,9 +241,16 @@ Result<bool> CodedStore::mend_step() {
     std::lock_guard lock(mutex_);
     counts_.mended_blocks += chunk.done.blocks - before;
   }
-  const size_t shard = stripe->shards[chunk.position];
+  const size_t position = chunk.position;
+  const size_t shard = stripe->shards[position];
   if (!more || !*more) mending_.reset();
-  if (!more) STOKER_TRY(drop_shards(shard_bit(shard), more.error().what));  // it cannot be written
+  if (more) return true;
+  // It cannot be written. Where too little would be left without it, it stays.
+  if (shape_.writable(live() & ~shard_bit(shard))) {
+    STOKER_TRY(drop_shards(shard_bit(shard), more.error().what));
+  } else {
+    note_loss(stripe, position, more.error().what);
+  }
   return true;
 }
 
