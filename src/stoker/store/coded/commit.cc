@@ -297,7 +297,7 @@ Status CodedStore::write_fresh_rows(const StagedStripe& staged, size_t first, co
   }
   const Status fetched = fetch(runs, Priority::write_back);
   if (memory.bytes.lost()) return {};
-  STOKER_TRY(fetched);
+  if (!fetched) return fetched.error();
   ShardBatch batch(*shards_, Priority::write_back);
   for (size_t begin = first; begin < rows_end;) {  // rows in which anything is written, as many as stand together at once
     size_t end = begin;

@@ -100,7 +100,7 @@ Status Folding::choose(const CodedStore::FoldBounds& bounds) {
   for (size_t i = 0; i < chosen.size(); ++i) {
     if (unread.contains(chosen[i]->id)) continue;
     if (const Status mended = store_.mend_unread(chosen[i]); !mended) {
-      if (mended.error().code == Code::over_budget || store_.refused()) return mended;
+      if (mended.error().code == Code::over_budget || store_.refused()) return mended.error();
       leave(chosen[i]->id, mended.error());
       continue;
     }

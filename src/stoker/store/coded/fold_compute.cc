@@ -48,7 +48,7 @@ Status Folding::fetch_newest(std::span<Group> groups) {
   for (;;) {
     std::vector<CodedStore::Run> runs;
     for (Group& group : groups) plan_newest(group, runs);
-    const Status fetched = store_.fetch(runs, Priority::scrub);
+    Status fetched = store_.fetch(runs, Priority::scrub);
     if (std::none_of(groups.begin(), groups.end(), [](const Group& group) { return group.fresh.lost(); })) return fetched;
   }
 }
