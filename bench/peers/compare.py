@@ -331,7 +331,7 @@ def main(argv: list[str]) -> int:
     if args.markdown:
         result = json.loads(args.markdown.read_text())
         summary.check(result)
-        print(summary.markdown(result), end="")
+        print(summary.markdown(result, args.markdown.name), end="")
         return 0
     if args.quick:
         args.sizes, args.compute, args.repetitions, args.scale, args.passes = ["tiny"], ["io"], 1, 64, 1

@@ -183,7 +183,7 @@ RATIO_FORM = {"what": str, "value": float, "range": list, "goal": (float, type(N
 
 
 def check(result: dict[str, Any]) -> None:
-    """ValueError with a sentence unless `result` has the form that bench/results/peers.json is read by."""
+    """ValueError with a sentence unless `result` has the form that bench/results/peers*.json are read by."""
     parts = [("the result", result, FORM), *(("a row", row, ROW_FORM) for row in result.get("rows", [])), *(("a ratio", row, RATIO_FORM) for row in result.get("ratios", []))]
     for what, found, form in parts:
         for name, kind in form.items():
@@ -263,16 +263,17 @@ def terminal(result: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-TITLE = "## Beside DeepSpeed (`make bench-peers`, bench/results/peers.json)"
+def title(name: str) -> str:
+    return f"## Beside DeepSpeed (`make bench-peers`, bench/results/{name})"
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """The section of docs/numbers.md; tests hold that it is this one."""
+def markdown(result: dict[str, Any], name: str) -> str:
+    """The section of docs/numbers.md for the result in bench/results/`name`; tests hold that it is this one."""
     versions, disk, machine = result["versions"], result["disk_ceiling"], result["machine"]
     rounds = {len(row["repetitions"]) for row in result["rows"]}
     sides = ", ".join(f"{kind} {disk[f'{kind}_gbps']:.2f} ({disk[f'{kind}_gbps_range'][0]:.2f} to {disk[f'{kind}_gbps_range'][1]:.2f})" for kind in ("read", "write") if f"{kind}_gbps" in disk)
     said = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
-    parts = [TITLE]
+    parts = [title(name)]
     if result["rows"]:
         parts.append(
             f"{said}; {machine['cores']} cores, {machine['memory_bytes'] / GIB:.0f} GiB. The same model, data, bf16 weights with float32 masters, AdamW and malloc settings everywhere;\n"
@@ -280,7 +281,7 @@ def markdown(result: dict[str, Any]) -> str:
             f"RssAnon + RssShmem + HugetlbPages. The disk (2 MiB pages, GB/s): {sides}, probed between the rounds. Losses: the largest distance from\n"
             "the same system's un-offloaded run (ours: torch's fused AdamW over float32 masters; DeepSpeed's: its own without offload), then with clipping that fires in every step."
         )
-        parts += [f"{title}:\n\n{piped(lines)}" for title, lines in offload_tables(result)]
+        parts += [f"{setting}:\n\n{piped(lines)}" for setting, lines in offload_tables(result)]
         parts.append("\n".join(f"- {name}: {SYSTEMS[name].says}." for name in SYSTEMS if any(row["system"] == name for row in result["rows"])))
     if result["tensors"]:
         many = next((row for row in result["tensors"] if row["case"] == MANY), None)

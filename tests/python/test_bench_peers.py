@@ -118,22 +118,19 @@ def test_the_table_and_the_page(result):
     assert "218.3 M parameters, 64 tokens a step" in text and "failed: deepspeed-default: ended with status 1: no" in text
     line = next(line for line in text.splitlines() if line.startswith("stoker-speculate"))
     assert line.split("  ")[-1].strip() == "equal" and "10.0 / 12.0" in line and "1.50" in line
-    page = summary.markdown(json.loads(json.dumps(result)))
-    assert page.startswith(summary.TITLE) and "| NO |" in page and "| stoker-equal |" in page and "deepspeed-default failed" in page
+    page = summary.markdown(json.loads(json.dumps(result)), "peers.json")
+    assert page.startswith(summary.title("peers.json")) and "| NO |" in page and "| stoker-equal |" in page and "deepspeed-default failed" in page
     assert "those of memory are of the peaks of all rounds, those over fio of the medians of all rounds" in page
     peaks = {row["system"]: row["rss_bytes"] for row in result["rows"]}
     assert ratio_of(result, "resident memory")["value"] == peaks["stoker-speculate"] / peaks["deepspeed-tuned"]
 
 
-def test_the_page_in_docs_is_of_the_result():
-    kept = ROOT / "bench" / "results" / "peers.json"
+@pytest.mark.parametrize("name", ["peers.json", "peers_60m.json", "peers_tensors.json"])
+def test_the_page_in_docs_is_of_the_result(name, capsys):
     page = (ROOT / "docs" / "numbers.md").read_text()
-    assert page.count(summary.TITLE) == 1
-    if not kept.exists():
-        pytest.skip("bench/results/peers.json was not measured yet")
-    found = json.loads(kept.read_text())
-    summary.check(found)
-    assert summary.markdown(found) in page, "docs/numbers.md does not hold what `bench/peers/compare.py --markdown bench/results/peers.json` prints"
+    assert page.count(summary.title(name)) == 1
+    assert compare.main(["--markdown", str(ROOT / "bench" / "results" / name)]) == 0
+    assert capsys.readouterr().out in page, f"docs/numbers.md does not hold what `bench/peers/compare.py --markdown bench/results/{name}` prints"
 
 
 def test_systems_take_turns_and_finished_ones_are_left_out(tmp_path):
