@@ -16,7 +16,7 @@ from faults import ONE_THREAD, small_disk, throttle
 from models import Tiny, batch, loss_of
 from stoker import _core
 from stoker.errors import InvalidArgument, OutOfSpace, StokerError
-from stoker.offload import rooms
+from stoker.offload import measure, rooms
 from stoker.offload.planes import store_capacity
 from stoker.offload.volumes import Shares
 
@@ -76,7 +76,7 @@ def test_room_is_shared_out_by_rates_and_half_as_much_again_equally():
 def two_disks(tmp_path, monkeypatch) -> dict[str, float]:
     """The folders a and b are taken for disks of these rates; a rate that is taken away is not to be asked for."""
     rates = {f"{tmp_path}/a": 5e9, f"{tmp_path}/b": 1e9}
-    monkeypatch.setattr(rooms, "file_system", lambda folder: folder)
+    monkeypatch.setattr(measure, "file_system", lambda folder: folder)
     monkeypatch.setattr(rooms, "measured", lambda folder: rates[folder])
     return rates
 
@@ -139,7 +139,7 @@ def test_folders_on_one_disk_share_what_it_has_free(tmp_path, two_disks, monkeyp
     a, b = two_disks
     for folder in (*two_disks, tmp_path / "c"):
         Path(folder).mkdir()
-    monkeypatch.setattr(rooms, "file_system", lambda folder: folder == b)
+    monkeypatch.setattr(measure, "file_system", lambda folder: folder == b)
     mib = 1 << 20
     monkeypatch.setattr(rooms, "_free", lambda folders: 1000 * mib)
     shares = rooms.rooms([a, b, f"{tmp_path}/c"], 600 * mib)

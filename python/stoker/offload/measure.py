@@ -112,18 +112,22 @@ def disk_share(directory: str, machine: Machine) -> float:
     return min(1.0, max(0.1, planned / statistics.median(taken[4:])))
 
 
-def one_a_disk(directories: list[str]) -> list[str]:
-    """Those of several directories on one file system share its rates and its room: the first of them stands for all."""
-    found: dict[int, str] = {}
+def file_system(directory: str) -> int:
+    return os.stat(directory).st_dev
+
+
+def by_disk(directories: list[str]) -> list[list[str]]:
+    """Those of several directories that are on one file system together: they share its rates and its room."""
+    together: dict[int, list[str]] = {}
     for directory in directories:
-        found.setdefault(os.stat(directory).st_dev, directory)
-    return list(found.values())
+        together.setdefault(file_system(directory), []).append(directory)
+    return list(together.values())
 
 
 def measure_machine(directories: list[str], seconds: float, sample_bytes: int = 256 << 20, moments: str = "exact") -> Machine:
     """The machine under this process, with the disks of `directories`, one a volume, striped over; none: a store in memory.
     `sample_bytes`: memory to measure with."""
-    disks = [disk_rates(directory, seconds) for directory in one_a_disk(directories)]
+    disks = [disk_rates(those[0], seconds) for those in by_disk(directories)]
     disk = {kind: sum(each[kind] for each in disks) or 1e12 for kind in ("read", "write", "mixed")}
     machine = Machine(
         read=disk["read"], write=disk["write"], mixed=disk["mixed"], cores=torch.get_num_threads(),

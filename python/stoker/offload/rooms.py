@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from stoker import _core
 from stoker.errors import OutOfSpace, StokerError
-from stoker.offload.measure import disk_rates
+from stoker.offload.measure import by_disk, disk_rates
 
 PROBE_SECONDS = 1.0  # a disk
 _log = logging.getLogger(__name__)
@@ -75,14 +75,7 @@ def _pour(amount: float, weights: list[float], limits: list[float]) -> list[floa
 
 
 def disks_of(folders: list[str], needed: int) -> list[Disk]:
-    together: dict[int, list[str]] = {}
-    for folder in folders:
-        together.setdefault(file_system(folder), []).append(folder)
-    return [Disk(tuple(those), max(0, _free(those) - len(those) * _journal_bytes(needed))) for those in together.values()]
-
-
-def file_system(folder: str) -> int:
-    return os.stat(folder).st_dev
+    return [Disk(tuple(those), max(0, _free(those) - len(those) * _journal_bytes(needed))) for those in by_disk(folders)]
 
 
 def _free(folders: list[str]) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import InvalidArgument, StokerError
 from ..offload.machine import LINK, Machine
-from ..offload.measure import kernel_seconds, measure_machine, one_a_disk, product_flops
+from ..offload.measure import by_disk, kernel_seconds, measure_machine, product_flops
 from ..offload.moments import MODES
 from ..offload.planes import folders_of
 from ..train.settings import human_bytes
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _wish(args: argparse.Namespace, described: Described) -> Wish:
     folders = _folders(args.store)
-    disks = one_a_disk([str(_existing(folder)) for folder in folders])
+    disks = [those[0] for those in by_disk([str(_existing(folder)) for folder in folders])]
     machine = measure_machine([] if args.disk else disks, args.seconds, moments=args.moments)
     if args.disk:
         machine = replace(machine, read=args.disk["read"], write=args.disk["write"], mixed=args.disk.get("mixed", 0.0), share=1.0)

@@ -381,8 +381,8 @@ TEST_F(Drained, MovesWhatTheRateOfFoldsAllowsBesideCommits) {
 }
 
 // As `stoker repair --rate` does it, of a store that nobody else has open.
-std::future<Result<RepairReport>> begin_repair(Rated& run) {
-  return std::async(std::launch::async, [&run] {
+Result<RepairReport> repaired(Rated& run) {
+  auto done = std::async(std::launch::async, [&run] {
     CodedOptions coded;
     coded.files = false;
     coded.clock = &run.clock();
@@ -390,16 +390,16 @@ std::future<Result<RepairReport>> begin_repair(Rated& run) {
     repair.rate = 4 * kRate;
     return repair_coded_store({4, 2, run.world().paths()}, run.world().runtime().runtime(), repair, coded);
   });
+  EXPECT_EQ(done.wait_for(2 * kWhile), std::future_status::timeout);
+  run.await([&] { return done.wait_for(std::chrono::seconds(0)) == std::future_status::ready; });
+  return done.get();
 }
 
 TEST(CodedRate, ARepairOfAClosedStoreKeepsToItsRate) {
   Rated run(quiet(4, 2));
   run.open_with_a_new_disk();
   run.opened().reset();
-  auto repaired = begin_repair(run);
-  EXPECT_EQ(repaired.wait_for(2 * kWhile), std::future_status::timeout);
-  run.await([&] { return repaired.wait_for(std::chrono::seconds(0)) == std::future_status::ready; });
-  const auto report = repaired.get();
+  const auto report = repaired(run);
   ASSERT_OK(report);
   EXPECT_TRUE(report->problems.empty());
   EXPECT_GE(report->rebuilt_bytes, 12 * 64 * kKiB);
@@ -410,10 +410,7 @@ TEST_F(Drained, ByARepairAtTheRateOfTheRepair) {
   Rated run(options(0));
   fill(run);
   run.opened().reset();
-  auto repaired = begin_repair(run);
-  EXPECT_EQ(repaired.wait_for(2 * kWhile), std::future_status::timeout);
-  run.await([&] { return repaired.wait_for(std::chrono::seconds(0)) == std::future_status::ready; });
-  const auto report = repaired.get();
+  const auto report = repaired(run);
   ASSERT_OK(report);
   EXPECT_TRUE(report->problems.empty());
   run.open();
