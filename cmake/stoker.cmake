@@ -7,11 +7,17 @@ set(STOKER_WARNINGS -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-con
 set(STOKER_FLAGS -ffp-contract=off)
 
 if(STOKER_SANITIZE)
-  add_compile_options(-fsanitize=${STOKER_SANITIZE} -fno-omit-frame-pointer -g)
+  add_compile_options(-fsanitize=${STOKER_SANITIZE} -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${STOKER_SANITIZE})
   if(STOKER_SANITIZE MATCHES "undefined")
     add_compile_options(-fno-sanitize-recover=all)
   endif()
+endif()
+
+if(STOKER_FUZZ)
+  # Every library tells the fuzzers which branches an input takes.
+  add_compile_options(-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=address,undefined)
 endif()
 
 function(stoker_library name)
