@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -52,3 +53,11 @@ def test_a_page_is_linked_once() -> None:
 def test_promises_are_counted_through() -> None:
     numbers = [int(number) for number in re.findall(r"^(\d+)\. ", (ROOT / "docs" / "semantics.md").read_text(), re.M)]
     assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 20
+
+
+def test_the_picture_is_of_the_results() -> None:
+    sys.path.insert(0, str(ROOT / "bench" / "peers"))
+    import picture
+
+    results = json.loads((ROOT / "bench" / "results" / "peers.json").read_text())
+    assert (ROOT / "docs" / "step_time.svg").read_text() == picture.picture(results)
