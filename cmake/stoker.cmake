@@ -15,7 +15,7 @@ if(STOKER_SANITIZE)
 endif()
 
 if(STOKER_FUZZ)
-  # Every library tells the fuzzers which branches an input takes.
+  # Whatever is built here tells the fuzzers which branches an input takes.
   add_compile_options(-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all)
   add_link_options(-fsanitize=address,undefined)
 endif()
