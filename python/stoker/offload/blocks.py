@@ -8,6 +8,7 @@ the part of a block that shares a dtype and a treatment (updated by the optimize
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Iterable, Iterator
 
 import torch
@@ -54,7 +55,11 @@ class Unit:
 
 @dataclass(eq=False)
 class Block:
-    """What is fetched and evicted together. ``pinned``: used from several places (tied weights), so it never leaves memory."""
+    """What is fetched and evicted together.
+
+    ``pinned``: used from several places (tied weights), so it never leaves memory. What is reckoned
+    from its units holds once it has all of them.
+    """
 
     name: str
     index: int
@@ -62,7 +67,7 @@ class Block:
     units: list[Unit] = field(default_factory=list)
     modules: list[nn.Module] = field(default_factory=list)  # where uses of its parameters begin and end
 
-    @property
+    @cached_property
     def slot_bytes(self) -> int:
         return sum(unit.weight_bytes for unit in self.units)
 
@@ -70,7 +75,7 @@ class Block:
     def params(self) -> Iterator[Param]:
         return (param for unit in self.units for param in unit.params)
 
-    @property
+    @cached_property
     def updated_units(self) -> list[Unit]:
         return [unit for unit in self.units if unit.updated]
 

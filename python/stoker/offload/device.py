@@ -6,6 +6,7 @@ slot's copy on the device; parameters show images only. Images are kept by the s
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -15,6 +16,7 @@ from stoker.errors import OverBudget, StokerError
 from stoker.offload.blocks import Block, Param, Unit
 from stoker.offload.gradients import Gradients, in_plane_order
 from stoker.offload.link import Link
+from stoker.offload.order import Ahead, LastUsed
 from stoker.offload.pager import Pager, Slot
 
 if TYPE_CHECKING:
@@ -52,8 +54,13 @@ class DevicePager(Pager):
         self._fixed = capacity is not None
         self.capacity = capacity or planes.layout.device_weights
         self.images: dict[Block, Image] = {}
+        self._held = 0  # bytes of them
+        self._images_ahead = Ahead(self.recorder, self._sizes)
+        self._image_last_used = LastUsed(self.recorder, self._image_goes_at, lambda: self.images)
         self._uploads: list[Upload] = []  # oldest first
-        self._leaving: list[tuple[Any, int]] = []  # (event, bytes) of images that the device may still be reading, oldest first
+        self._leaving_bytes = 0
+        # (event, bytes) of images that the device may still be reading, oldest first
+        self._leaving: deque[tuple[Any, int]] = deque()
 
     # -- use ---------------------------------------------------------------------------------------------------------
 
@@ -102,15 +109,22 @@ class DevicePager(Pager):
         self._uploads.append(Upload(image.uploaded, slot))
         self.by_address[image.address] = (block, image.version)
         self.images[block] = image
+        self._held += block.slot_bytes
+        self._image_last_used.put(block)
         return True
+
+    def _passed(self, position: int) -> None:
+        super()._passed(position)
+        self._image_last_used.put(self.blocks[self.recorder.order.uses[position]])
 
     def _upload_ahead(self) -> None:
         """Copies what the recorded order names next, as far as it has come from the disk and there is room."""
         self._forget_uploads()
-        recorder = self.recorder
-        for position in range(recorder.position, len(recorder.order.uses)):
-            block = self.blocks[recorder.order.uses[position]]
+        ahead = self._images_ahead
+        while (index := ahead.next()) is not None:
+            block = self.blocks[index]
             if block in self.images:
+                ahead.advance(under_way=False)
                 continue
             slot = self.slots.get(block)
             if slot is None or self.updates.late.owes(block) or not all(future.ready() for future in slot.loading):
@@ -120,7 +134,7 @@ class DevicePager(Pager):
             except StokerError:  # the use itself reads again, and raises
                 return
             try:
-                if not self._upload(slot, self.spared(position)):
+                if not self._upload(slot, self.spared(ahead.end)):
                     return
             except torch.OutOfMemoryError:  # it may fit later; a use that needs it now raises
                 return
@@ -129,34 +143,38 @@ class DevicePager(Pager):
 
     def _make_room(self, wanted: Block, distance: int) -> bool:
         """Drops images that are used later than `distance` (-1: whatever may go). False if that is not enough."""
-        held = sum(image.bytes.numel() for image in self.images.values())
-        while held + wanted.slot_bytes > self.capacity:
+        while self._held + wanted.slot_bytes > self.capacity:
             block = self._used_last(distance, wanted)
             if block is not None:
-                held -= block.slot_bytes
                 self._drop(block)
             elif distance >= 0:
                 return False
             elif self._fixed:
                 raise OverBudget(
                     f"block {wanted.name} does not fit on {self.device} beside the blocks in use at the same time; "
-                    f'the smallest device_memory that gets past this point is "{-(-(held + wanted.slot_bytes) >> 20)}MiB"'
+                    f'the smallest device_memory that gets past this point is "{-(-(self._held + wanted.slot_bytes) >> 20)}MiB"'
                 )
             else:
                 break
-        while self._leaving and held + wanted.slot_bytes + sum(size for _, size in self._leaving) > self.capacity:
-            event, _ = self._leaving[0]
+        needed = self._held + wanted.slot_bytes
+        while self._leaving and needed + self._leaving_bytes > self.capacity:
+            event, size = self._leaving[0]
             if distance >= 0 and not self.link.done(event):
                 return False
             self.link.wait(event)  # else this thread would run ahead of the device, and fill its memory
-            self._leaving.pop(0)
+            self._leaving.popleft()
+            self._leaving_bytes -= size
         return True
 
     def _used_last(self, distance: int, wanted: Block) -> Block | None:
-        recorder = self.recorder
-        free = [b for b in self.images if not (b.pinned or self.entered[b.index] or b is self.current or b is wanted)]
-        last = max(free, key=lambda block: recorder.next_use(block.index), default=None)
-        return last if last is not None and (distance < 0 or recorder.next_use(last.index) > distance) else None
+        least = self.recorder.position + distance if distance >= 0 else -1
+        in_use = lambda block: self.entered[block.index] or block is self.current or block is wanted
+        return self._image_last_used.pick(least, lambda block: not in_use(block))
+
+    def _image_goes_at(self, block: Block) -> int | None:
+        if block.pinned or block not in self.images:
+            return None
+        return self.recorder.next_at(block.index)
 
     def _drop(self, block: Block) -> None:
         image = self.images.get(block)
@@ -166,8 +184,13 @@ class DevicePager(Pager):
         self.by_address.pop(image.address, None)
         del self.images[block]
         size = image.bytes.numel()
+        self._held -= size
+        self._image_last_used.drop(block)
+        self._images_ahead.left(block.index)
+        self._lost(block)
         super()._hide(block)
         del image
+        self._leaving_bytes += size
         self._leaving.append((self.link.mark(), size))  # behind the release: the allocator's own mark has passed when this one has
 
     # -- host memory that copies read ------------------------------------------------------------------------------------
@@ -205,6 +228,7 @@ class DevicePager(Pager):
         self._uploads.clear()
         self._leaving.clear()
         self.images.clear()
+        self._held = self._leaving_bytes = 0
         super().clear()
 
 

@@ -82,9 +82,11 @@ class Hooks:
         used = {module for block in pager.blocks for module in block.modules}
         self._graphs = {module for module in used if compiled(module) and len(_blocks_in(module, pager.blocks)) == 1}
         inside = {inner for module in self._graphs for inner in module.modules() if inner is not module}
+        known = used | inside
         for module in model.modules():
             # a container may be called on its own; one call of it is one root call, not one for each block inside
-            if module is model or (module not in used | inside and any(each in used for each in module.modules())):
+            holds_one = module not in known and not used.isdisjoint(module.modules())
+            if module is model or holds_one:
                 self._hook(module, None)
         for block in pager.blocks:
             for module in block.modules:

@@ -7,7 +7,8 @@ is computed; the record that closes the step waits here for that. What must see 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, Container
 
 from stoker.errors import StokerError
 from stoker.offload.blocks import Block, Unit
@@ -25,6 +26,7 @@ class Late:
         self._steps = steps
         self._owed: dict[Unit, tuple[list[Segment], tuple]] = {}  # in the order of use; what tells the gradients' bytes at step()
         self._under_way: dict[Unit, tuple[Update, list[Segment], tuple]] = {}
+        self._uncomputed: deque[Update] = deque()  # of those; the first may be computed by now
         self.records: dict[str, bytes] | None = None  # of the closed step: it commits when nothing is owed any more
 
     def __bool__(self) -> bool:
@@ -34,6 +36,18 @@ class Late:
     def owed(self) -> list[Unit]:
         """Units whose update has not begun, in the order of use."""
         return list(self._owed)
+
+    @property
+    def begun(self) -> Container[Unit]:
+        """Units whose update is under way."""
+        return self._under_way
+
+    def begun_of(self, unit: Unit) -> Update | None:
+        known = self._under_way.get(unit)
+        return known[0] if known is not None else None
+
+    def has(self, unit: Unit) -> bool:
+        return unit in self._owed or unit in self._under_way
 
     @property
     def units(self) -> set[Unit]:
@@ -48,7 +62,7 @@ class Late:
         self._owed[unit] = segments, self._steps.bytes_of(segments)
 
     def owes(self, block: Block) -> bool:
-        return any(unit in self._owed or unit in self._under_way for unit in block.updated_units)
+        return bool(self) and any(map(self.has, block.updated_units))
 
     def begin(self, block: Block, distance: int = 0) -> bool:
         """Starts what is owed to the block, which is used in `distance` uses. False if nothing is owed to it."""
@@ -61,7 +75,9 @@ class Late:
                 if self._steps.marks_of(segments) != known[0]:  # also of a change that will be undone
                     self._steps.saw_gradients(dropped=False)
                     raise self._changed(block)
-                self._under_way[unit] = self._steps.start(unit, segments, owed, distance), segments, known
+                update = self._steps.start(unit, segments, owed, distance)
+                self._under_way[unit] = update, segments, known
+                self._uncomputed.append(update)
                 del self._owed[unit]
         except BaseException:  # Ctrl-C as well: whether the update was started is not known then
             self._steps.lose()
@@ -70,9 +86,11 @@ class Late:
 
     def ahead(self, block: Block, distance: int) -> bool:
         """begin(), if not enough are under way already."""
-        if all(unit in self._under_way for unit in block.updated_units if unit in self.units):
+        if not any(unit in self._owed for unit in block.updated_units):
             return True
-        if sum(not update.job.computed() for update in self.updates) >= AHEAD:
+        while self._uncomputed and self._uncomputed[0].job.computed():
+            self._uncomputed.popleft()
+        if sum(not update.job.computed() for update in self._uncomputed) >= AHEAD:
             return False
         return self.begin(block, distance)
 
@@ -128,3 +146,4 @@ class Late:
     def clear(self) -> None:
         """Forgets what is owed: the step is lost, or everything ends."""
         self._owed, self._under_way, self.records = {}, {}, None
+        self._uncomputed.clear()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Iterator
 
 import torch
 
@@ -21,12 +21,13 @@ from stoker.errors import OverBudget, StokerError
 from stoker.offload.away import loud
 from stoker.offload.blocks import Block, Param, Unit
 from stoker.offload.ledger import Waits
-from stoker.offload.order import Recorder
+from stoker.offload.order import OUTDATED, Ahead, LastUsed, Outlook, Recorder
 
 if TYPE_CHECKING:
     from stoker.offload.planes import Planes
     from stoker.offload.steps import Steps
 
+CURRENT, STAGED = "current", "staged"  # the two pools of copies
 LATENCY_BYTES = 1 << 20  # about what a disk moves while it answers one request: so much is to be under way at least
 
 
@@ -93,6 +94,11 @@ class Pager:
         self.waiting = Waits()  # the session's own, once it has one
         self._counts: dict[Param, int] = {}  # torch's count of in-place writes when a parameter got its bytes
         self.placeholders = {param: placeholder(param, self.device) for block in blocks for param in block.params}
+        self._sizes = [block.slot_bytes for block in blocks]
+        self._outlook: Outlook | None = None  # of the newest order
+        self._ahead = Ahead(self.recorder, self._sizes)
+        self._updating: dict[Block, None] = {}  # blocks with an update that may not be written yet
+        self._last_used = LastUsed(self.recorder, self._goes_at, self._copies)
 
     # -- use ---------------------------------------------------------------------------------------------------------
 
@@ -114,9 +120,19 @@ class Pager:
         """Notes a use; False if the last one was of the same block."""
         if block is self.current:
             return False
+        before = self.recorder.position
         self.recorder.use(block.index)
+        for position in range(before, self.recorder.position):
+            self._passed(position)
         self.current = block
         return True
+
+    def _passed(self, position: int) -> None:
+        """The use at this position of the order was made, or is not expected any more."""
+        self._ahead.passed(position)
+        block = self.blocks[self.recorder.order.uses[position]]
+        self._last_used.put((CURRENT, block))
+        self._last_used.put((STAGED, block))
 
     def old_weights(self, unit: Unit, staged: Slot | None) -> tuple[Slot | None, int]:
         """Where an update finds the unit's weights in memory, and who keeps them there; (None, 0) if it has to read them.
@@ -130,36 +146,36 @@ class Pager:
 
     def prefetch(self) -> None:
         """Starts fetching the blocks that the recorded order names next, while memory is free or holds what may go for them."""
-        recorder = self.recorder
-        uses = recorder.order.uses
-        budget = self.lookahead_bytes
-        for position in range(recorder.position, len(uses)):
-            block = self.blocks[uses[position]]
-            distance = position - recorder.position
-            slot = self.copy_of(block)
-            if self.updates.late.owes(block):
-                if not self.updates.late.ahead(block, distance):
+        ahead, late = self._ahead, self.updates.late
+        while (index := ahead.next()) is not None and ahead.bytes < self.lookahead_bytes:
+            block, slot = self.blocks[index], self.copy_of(self.blocks[index])
+            if late.owes(block):
+                if not late.ahead(block, ahead.end - self.recorder.position):
                     return
             elif slot is None:
-                if not self._can_fetch(block) or self._load(block, "prefetch", self.spared(position, self.hops)) is None:
+                if not self._can_fetch(block):
+                    return
+                if self._load(block, "prefetch", self.spared(ahead.end, self.hops)) is None:
                     return
             elif not slot.loading:
+                ahead.advance(under_way=False)
                 continue
-            budget -= block.slot_bytes
-            if budget <= 0:
-                return
+            ahead.advance(under_way=True)
 
     def spared(self, position: int, hops: int = 1) -> int:
         """Fetching for the use at this position of the recorded order must spare copies that are used within so many uses from now.
 
         It is due where no more than the block's own size is used before it, for each hop: then it spares what is used before it. Earlier it
         also spares what is used sooner than that which is used up until then, and can go instead if it waits."""
-        order, now = self.recorder.order, self.recorder.position
-        size = lambda at: self.blocks[order.uses[at]].slot_bytes
-        if sum(map(size, range(now, position))) < hops * max(size(position), LATENCY_BYTES):
+        now, order = self.recorder.position, self.recorder.order
+        outlook = self._outlook
+        if outlook is None or outlook.order is not order:
+            pinned = frozenset(block.index for block in self.blocks if block.pinned)
+            outlook = self._outlook = Outlook(order, self._sizes, pinned)
+        size = self._sizes[order.uses[position]]
+        if outlook.bytes(now, position) < hops * max(size, LATENCY_BYTES):
             return position - now
-        freed = [order.again(at) for at in range(max(0, now - 1), position - 1) if not self.blocks[order.uses[at]].pinned]
-        return max([position, *freed]) - now
+        return max(position, outlook.latest(max(0, now - 1), position - 1)) - now
 
     def _can_fetch(self, block: Block) -> bool:
         # A block whose update is staged has its next weights there already; fetching the old ones again would be waste.
@@ -171,6 +187,7 @@ class Pager:
             return None
         slot.loading = self.planes.fetch(block, slot.address, priority)
         self.slots[block] = slot
+        self._last_used.put((CURRENT, block))
         return slot
 
     def _finish(self, slot: Slot) -> None:
@@ -184,7 +201,9 @@ class Pager:
             drain(futures)
             del futures, future  # a traceback would keep them, and with them the store, open
             self.slots.pop(slot.block, None)
+            self._lost(slot.block)
             raise
+        self._ahead.arrived(slot.block.index)
         self.expose(slot)
 
     def expose(self, slot: Slot) -> None:
@@ -225,6 +244,7 @@ class Pager:
         """Fetches the block now and keeps it in memory from here on."""
         self.fetch(block)
         block.pinned = True
+        self._outlook = None
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
@@ -264,45 +284,72 @@ class Pager:
 
     def _evict_one(self, distance: int, wanted: Block) -> bool:
         """Drops the copy that is used last, if it is used later than `distance`. False when there is none."""
-        worst: tuple[int, dict, Block] | None = None
-        recorder = self.recorder
-        for pool in (self.slots, self.staged):
-            for block, slot in pool.items():
-                if block.pinned or self.entered[block.index]:
-                    continue
-                if slot.loading and distance >= 0:
-                    continue  # a prefetch gives way only to what is needed now
-                if pool is self.slots and (block is self.current or block is wanted):
-                    continue
-                if pool is self.staged:
-                    if not self.updates.written(block):
-                        continue
-                    if self.updates.late.owes(block):
-                        away = recorder.next_use(block.index)
-                    else:  # used first in the next forward: after the rest of this order
-                        away = len(recorder.order.uses) - recorder.position + recorder.order.places.get(block.index, [1 << 30])[0]
-                else:
-                    away = (1 << 30) if block in self.staged or self.updates.superseded(block) else recorder.next_use(block.index)
-                if distance >= 0 and away <= distance:
-                    continue
-                if worst is None or away > worst[0]:
-                    worst = (away, pool, block)
-        if worst is None:
+        for updated in [*self._updating]:
+            self._last_used.put((CURRENT, updated))
+            self._last_used.put((STAGED, updated))
+            if self.updates.written(updated):
+                del self._updating[updated]
+        least = self.recorder.position + distance if distance >= 0 else -1
+        copy = self._last_used.pick(least, lambda copy: self._may_go(*copy, wanted, least))
+        if copy is None:
             return False
-        _, pool, block = worst
-        if pool is self.slots:
+        pool, block = copy
+        if pool is CURRENT:
             self.evict(block)
         else:
+            self._last_used.drop(copy)
             del self.staged[block]
         return True
 
+    def _may_go(self, pool: str, block: Block, wanted: Block, least: int) -> bool:
+        if self.entered[block.index]:
+            return False
+        if pool is STAGED:  # those that are owed to the block in use are what it waits for
+            return not (block is self.current and self.updates.late.owes(block))
+        if block is self.current or block is wanted:
+            return False
+        return least < 0 or not self.slots[block].loading  # it gives way to what is needed now
+
+    def _copies(self) -> Iterator[tuple[str, Block]]:
+        yield from ((CURRENT, block) for block in self.slots)
+        yield from ((STAGED, block) for block in self.staged)
+
+    def _goes_at(self, copy: tuple[str, Block]) -> int | None:
+        """The position of the copy's next use; None if it has to stay for now, or is gone."""
+        pool, block = copy
+        if block.pinned or block not in (self.slots if pool is CURRENT else self.staged):
+            return None
+        recorder = self.recorder
+        if pool is CURRENT:
+            if block in self.staged or self.updates.superseded(block):
+                return OUTDATED
+            return recorder.next_at(block.index)
+        if not self.updates.written(block):
+            return None
+        if self.updates.late.owes(block):
+            return recorder.next_at(block.index)
+        # in the next forward: after the rest of this order
+        return min(OUTDATED, len(recorder.order.uses) + recorder.order.first(block.index))
+
+    def updating(self, block: Block) -> None:
+        """An update of it began. Computed it frees the current copy; written, the staged one."""
+        self._updating[block] = None
+
     def evict(self, block: Block) -> None:
         """Takes the block's weights out of its parameters. The memory is free once nothing aliases it any more."""
-        slot = self.slots.pop(block, None)
-        if slot is None:
-            return
-        drain(slot.loading)
+        if block in self.slots:
+            self._let_go(block)
+            self._lost(block)
+
+    def _let_go(self, block: Block) -> None:
+        drain(self.slots.pop(block).loading)
+        self._last_used.drop((CURRENT, block))
         self._hide(block)
+
+    def _lost(self, block: Block) -> None:
+        """A copy of the block is gone."""
+        if self.copy_of(block) is None:
+            self._ahead.left(block.index)
 
     def show(self, param: Param) -> None:
         """Points one parameter at what its block has in memory, or at its placeholder."""
@@ -330,11 +377,17 @@ class Pager:
         """The block's staged weights are the current ones; where there is no staged copy, those on the disk are."""
         self.versions[block.index] += 1
         slot = self.staged.pop(block, None)
-        self.evict(block)
+        self._last_used.drop((STAGED, block))
+        if block in self.slots:
+            self._let_go(block)
         if slot is not None:
             slot.version = self.versions[block.index]
             self.slots[block] = slot
+            self._ahead.arrived(block.index)
+            self._last_used.put((CURRENT, block))
             self.expose(slot)
+        else:
+            self._lost(block)
 
     def outdate(self, block: Block) -> None:
         """A decided step owes the block an update: nobody may read its weights, but the update may."""
@@ -352,5 +405,5 @@ class Pager:
         """After a step the recorded order begins again: fetch for the start of the next forward."""
         recorder = self.recorder
         if recorder.order.uses:
-            recorder.position = 0
+            recorder.again()
             self.prefetch()

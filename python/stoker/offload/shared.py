@@ -146,7 +146,8 @@ class SharedSteps(Steps):
         except StokerError:
             self._take_back(failure is None)
             raise
-        self.closing, self._decided_updates = None, []
+        self.closing = None
+        self._let_go_of_decided()
 
     def _take_back(self, committed: bool) -> None:
         self._failure = None
@@ -155,7 +156,7 @@ class SharedSteps(Steps):
                 self.lose()
                 return
             self.closing = self.planes.source = None
-            self._decided_updates = []
+            self._let_go_of_decided()
             self.abandon()  # what was speculated since
             self._become(self._agreement.go_back())
         except BaseException:

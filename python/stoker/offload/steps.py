@@ -17,7 +17,8 @@ import contextlib
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, Callable, Container, Iterable, Iterator
 
 import torch
 
@@ -93,6 +94,9 @@ class Steps:
         self.decided: Any = None  # transaction of a decided step that is not closed yet
         self.closing: tuple[Any, Any] | None = None  # (transaction, future) of a closed step on its way to the disk
         self._decided_updates: list[Update] = []  # their memory is still being written from
+        self._running: deque[Update] = deque()  # not known to be computed; the oldest first
+        self._holding: list[Update] = []  # with memory of new weights; the oldest first
+        self._backward: int | None = None  # torch's number of the one whose end was asked for
         self._txn: Any = None
         self.late = Late(self)  # what the decided step still owes
         self._landing: list[Unit] = []  # final in this backward, on their way to where updates read them
@@ -142,7 +146,9 @@ class Steps:
         with self.lock:
             if not self.speculating or self._stopped or unit in self.updates:
                 return
-            self._when_backward_ends(self.backward_ends)
+            if (backward := torch._C._current_graph_task_id()) != self._backward or backward == -1:
+                self._when_backward_ends(self.backward_ends)
+                self._backward = backward
             self.gradients.land(unit)
             self._landing.append(unit)
             self._speculate(self.gradients.in_flight)
@@ -157,15 +163,23 @@ class Steps:
                 self._landing.clear()
                 return
             self._launch(unit, segments)
-            self._prefetch_state(self.sequence[len(self.updates) :][:2])
+            self._prefetch_state(self.sequence[len(self.updates) : len(self.updates) + 2])
             while self.reclaim(keep=1):  # running on would keep weights in memory that the next forward's could take the place of
                 pass
 
     def backward_ends(self) -> None:
         with self.lock:
             self._speculate(0)
-            for update in self.updates.values():
+            for update in self._uncomputed():
                 self.timed("state", update.wait_computed)
+
+    def _uncomputed(self) -> Iterator[Update]:
+        """The oldest update under way, again and again: wait for it before you ask for the next."""
+        while self._running:
+            if self._running[0].computed:
+                self._running.popleft()
+            else:
+                yield self._running[0]
 
     def clips(self, limit: float, norm: float | None = None) -> None:
         """The gradients of this step are clipped to that norm: now that theirs is `norm`, or before step() as who drives the loop knows. The next
@@ -186,7 +200,8 @@ class Steps:
     def _prefetch_state(self, units: list[Unit]) -> None:
         """Reads ahead in this order, as tile memory is, and becomes, free."""
         for unit in units:
-            if unit not in self.updates and unit not in self.late.units:  # what those will write is not there to be read yet
+            # what those will write is not there to be read yet
+            if unit not in self.updates and not self.late.has(unit):
                 self.planes.session.prefetch_state(unit.session_id, self.planes.source)
 
     # -- one unit ------------------------------------------------------------------------------------------------------
@@ -212,16 +227,26 @@ class Steps:
     def _launch(self, unit: Unit, segments: list[Segment]) -> None:
         if segments:
             recorder, block = self.pager.recorder, unit.block
-            first = recorder.order.places.get(block.index, [1 << 30])[0]  # its next weights are used in the next forward
+            first = recorder.order.first(block.index)  # its next weights are used in the next forward
             distance = -1 if block.pinned else len(recorder.order.uses) - recorder.position + first
             self.updates[unit] = self._start(unit, segments, self._transaction(), block.updated_units, self.updates, distance)
 
     def start(self, unit: Unit, segments: list[Segment], along: list[Unit], distance: int) -> Update:
         """An update that the decided step owes. `along`: units of its block that are owed theirs now, too."""
         segments = self.gradients.landed(unit, segments)
-        return self._start(unit, segments, self.decided, along, {update.unit for update in self.late.updates}, distance, hashes=False)
+        begun = self.late.begun
+        return self._start(unit, segments, self.decided, along, begun, distance, hashes=False)
 
-    def _start(self, unit: Unit, segments: list[Segment], txn: Any, along: list[Unit], begun: Iterable[Unit], distance: int, hashes: bool = True) -> Update:
+    def _start(
+        self,
+        unit: Unit,
+        segments: list[Segment],
+        txn: Any,
+        along: list[Unit],
+        begun: Container[Unit],
+        distance: int,
+        hashes: bool = True,
+    ) -> Update:
         staged = self._staged(unit.block, along, begun, distance)
         weights, address = self.pager.old_weights(unit, staged)
         self.gradients.check(unit, segments)
@@ -234,9 +259,16 @@ class Steps:
             hashes=hashes,
         )
         self.gradients.read_by(unit, job)
-        return Update(unit, segments, job, weights, staged, self._marks(unit))
+        update = Update(unit, segments, job, weights, staged, self._marks(unit))
+        self._running.append(update)
+        if staged is not None:
+            self._holding.append(update)
+        self.pager.updating(unit.block)
+        return update
 
-    def _staged(self, block: Block, along: list[Unit], begun: Iterable[Unit], distance: int) -> Slot | None:
+    def _staged(
+        self, block: Block, along: list[Unit], begun: Container[Unit], distance: int
+    ) -> Slot | None:
         """Memory for the block's next weights, if there is some that nothing needs sooner. Units that are not updated `along` keep theirs."""
         pager = self.pager
         staged = pager.staged.get(block)
@@ -282,7 +314,7 @@ class Steps:
         launched = list(self.updates)
         try:
             redone = self._settle_updates()
-            for update in self.updates.values():
+            for update in self._uncomputed():
                 self.timed("state", update.wait_computed)
             self._computed()
         except BaseException:
@@ -291,7 +323,8 @@ class Steps:
         changed = set(self.updates)
         self._reconsider(redone)
         if launched:
-            self.sequence = launched + [unit for unit in self.units if unit in changed and unit not in set(launched)]
+            others = changed.difference(launched)
+            self.sequence = launched + [unit for unit in self.units if unit in others]
         elif not self.sequence or set(self.sequence) != changed:
             self.sequence = [unit for unit in reversed(self.units) if unit in changed]
         self._make_current(changed)
@@ -306,8 +339,8 @@ class Steps:
             self.abandon()
         self._transaction()
         changed = [unit for unit in self.units if self._has_gradients(unit)]
-        order = self.pager.recorder.order.places
-        changed.sort(key=lambda unit: order.get(unit.block.index, [1 << 30])[0])
+        order = self.pager.recorder.order
+        changed.sort(key=lambda unit: order.first(unit.block.index))
         owed = {unit: self._segments(unit, later=True) for unit in changed if self.gradients.spills(unit) and not unit.block.pinned}
         try:
             for unit, segments in self._landed([unit for unit in changed if unit not in owed]):
@@ -317,7 +350,7 @@ class Steps:
                     owed[unit] = segments
             for unit in [unit for unit in changed if unit in owed]:
                 self.late.take(unit, owed[unit])
-            for update in self.updates.values():
+            for update in self._uncomputed():
                 self.timed("state", update.wait_computed)
         except BaseException:
             self.late.clear()
@@ -415,6 +448,7 @@ class Steps:
         update.wait_computed()
         self.timed("writing", update.job.wait_written)  # it is written from the memory that the next one computes into
         self.planes.session.invalidate(update.unit.session_id)
+        update.staged = None
         del self.updates[update.unit]
 
     def _make_current(self, changed: set[Unit]) -> None:
@@ -459,10 +493,12 @@ class Steps:
             except Exception:  # the step is given up anyway; its cause was or will be reported by whoever gave it up
                 pass
             self.planes.session.invalidate(update.unit.session_id)
-        self.updates = {}
+        abandoned, self.updates = self.updates, {}
+        self._running.clear()
         if self._txn is not None:
             self._txn.abandon()  # waits for its writes: the next transaction may want the same objects
             self._txn = None
+        self._let_go(abandoned.values())
         self.pager.abandon()
         self._landing = []
         self._norm2, self._stopped = 0.0, ""
@@ -510,9 +546,19 @@ class Steps:
             self.lose()
             raise
         self.closing = None
-        self._decided_updates = []
+        self._let_go_of_decided()
         if self.planes.source is txn:
             self.planes.source = None
+
+    def _let_go(self, updates: Iterable[Update]) -> None:
+        """Nothing writes from their memory any more."""
+        for update in updates:
+            update.staged = None
+        self._holding = [update for update in self._holding if update.staged is not None]
+
+    def _let_go_of_decided(self) -> None:
+        self._let_go(self._decided_updates)
+        self._decided_updates = []
 
     def _wait_written(self) -> None:
         for update in self._decided_updates:
@@ -533,50 +579,54 @@ class Steps:
             if txn is not None:
                 txn.abandon()
         self.decided = self.closing = self.planes.source = None
-        self._decided_updates = []
-        del under_way
+        self._let_go_of_decided()
         self.abandon()
+        self._let_go(under_way)
         for unit in units:
             self.planes.session.invalidate(unit.session_id)
         self.lost(units)
 
     def release(self) -> None:
         """Lets go of transactions and memory, whatever state they are in. The end of the session."""
-        self.updates, self._decided_updates = {}, []
+        self.updates, self._decided_updates, self._holding = {}, [], []
+        self._running.clear()
         self.late.clear()
         self._txn = self.decided = self.closing = None
 
     # -- what the pager asks -------------------------------------------------------------------------------------------
 
-    def _all(self) -> list[Update]:
-        return [*self.late.updates, *self.updates.values()]
+    def _update_of(self, unit: Unit) -> Update | None:
+        """The unit's update of the step that is being made, or that the decided one owes."""
+        return self.updates.get(unit) or self.late.begun_of(unit)
 
     def written(self, block: Block) -> bool:
         """Whether the block's staged weights are on the disk (in the transaction), so that the copy may go."""
-        return all(update.job.written() for update in self._all() if update.unit.block is block)
+        updates = map(self._update_of, block.updated_units)
+        return all(update is None or update.job.written() for update in updates)
 
     def superseded(self, block: Block) -> bool:
         """Whether nothing needs the block's current weights any more: all its updates have consumed them."""
-        done = {update.unit for update in self._all() if update.job.computed()}
-        return bool(block.updated_units) and all(unit in done for unit in block.updated_units)
+        updates = map(self._update_of, block.updated_units)
+        computed = (update is not None and update.job.computed() for update in updates)
+        return bool(block.updated_units) and all(computed)
 
     def reclaim(self, keep: int = 0) -> bool:
         """Waits for the oldest update under way to be done with its memory; False if no more than `keep` are under way."""
-        under_way = [update for update in self._all() if not update.computed]
-        if len(under_way) <= keep:
+        first = next(self._uncomputed(), None)
+        under_way = (update for update in self._running if not update.computed)
+        if first is None or sum(1 for _ in islice(under_way, keep + 1)) <= keep:
             return False
-        self.timed("state", under_way[0].wait_computed)
+        self.timed("state", first.wait_computed)
         return True
 
     def release_written(self, wait: bool = False) -> bool:
         """Lets go of memory of new weights that is on the disk by now, or (`wait`) of the oldest that is not. False if there is none."""
-        held = [update for update in (*self._decided_updates, *self._all()) if update.staged is not None]
-        if wait and held:
+        if wait and self._holding:
             with contextlib.suppress(StokerError):  # the commit fails for the same reason, and says so
-                self.timed("writing", held[0].job.wait_written)
-        written = [update for update in held if update.job.written()]
-        for update in written:
-            update.staged = None
+                self.timed("writing", self._holding[0].job.wait_written)
+        written = [update for update in self._holding if update.job.written()]
+        if written:
+            self._let_go(written)
         return bool(written)
 
     def timed(self, cause: str, wait: Callable[[], Any]) -> None:
