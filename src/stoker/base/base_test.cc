@@ -1,14 +1,21 @@
 #include <gtest/gtest.h>
+#include <isa-l/crc.h>
+#include <spdlog/sinks/base_sink.h>
+#include <spdlog/spdlog.h>
 
 #include <atomic>
+#include <memory>
+#include <mutex>
 #include <random>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "stoker/base/bytes.h"
 #include "stoker/base/clock.h"
 #include "stoker/base/crc32c.h"
 #include "stoker/base/future.h"
+#include "stoker/base/log.h"
 #include "stoker/base/pool.h"
 #include "stoker/base/result.h"
 #include "stoker/base/trace.h"
@@ -93,6 +100,30 @@ TEST(Pool, RunsEverythingBeforeItDies) {
   EXPECT_EQ(ran, 1000);
 }
 
+// What the log was told, as it would print it.
+class Heard final : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  std::vector<std::string> lines;
+
+ private:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    lines.emplace_back(message.payload.data(), message.payload.size());
+  }
+  void flush_() override {}
+};
+
+TEST(Log, PutsEachWordInItsPlace) {
+  const auto heard = std::make_shared<Heard>();
+  log().logger().sinks().push_back(heard);
+  const std::string name = "b{}c";
+  log().warn("nothing {to} fill");
+  log().warn("{} of {}: '{}'", 3U, int64_t{-4}, name);
+  log().error("{}{}", "a", std::string_view("b"));
+  log().logger().sinks().pop_back();
+  const std::vector<std::string> expected = {"nothing {to} fill", "3 of -4: 'b{}c'", "ab"};
+  EXPECT_EQ(heard->lines, expected);
+}
+
 TEST(Crc32c, KnownVectorsReferenceAndChaining) {
   EXPECT_EQ(crc32c("123456789", 9), 0xE3069283U);
   EXPECT_EQ(crc32c("", 0), 0U);
@@ -104,6 +135,35 @@ TEST(Crc32c, KnownVectorsReferenceAndChaining) {
     EXPECT_EQ(crc32c(data.data() + size / 3, size - size / 3, crc32c(data.data(), size / 3)), crc32c(data.data(), size));
   }
 }
+
+#ifdef __x86_64__
+// ISA-L chooses one of its forms by the processor; these are by their names, so that each machine
+// compares the others too. They are no part of its headers.
+extern "C" {
+unsigned int crc32_iscsi_00(unsigned char* data, int bytes, unsigned int seed);  // SSE4.2
+unsigned int crc32_iscsi_01(unsigned char* data, int bytes, unsigned int seed);  // and pclmulqdq
+}
+
+TEST(Crc32c, EveryFormOfIsalEqualsTheReference) {
+  using Form = unsigned int (*)(unsigned char*, int, unsigned int);
+  std::vector<Form> forms = {crc32_iscsi_base, crc32_iscsi};
+  if (__builtin_cpu_supports("sse4.2")) forms.push_back(crc32_iscsi_00);
+  if (__builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul")) {
+    forms.push_back(crc32_iscsi_01);
+  }
+  std::mt19937_64 random(2);
+  std::vector<unsigned char> data(9000);
+  for (auto& byte : data) byte = static_cast<unsigned char>(random());
+  for (const Form form : forms) {
+    for (int bytes = 0; bytes < 9000; bytes = bytes < 130 ? bytes + 1 : bytes * 3 / 2) {
+      const int begin = bytes % 8;
+      const int size = bytes - begin > 0 ? bytes - begin : bytes;
+      const uint32_t ours = ~form(data.data() + (bytes - size), size, ~7U);
+      EXPECT_EQ(ours, crc32c_reference(data.data() + (bytes - size), static_cast<size_t>(size), 7));
+    }
+  }
+}
+#endif
 
 TEST(Bytes, ReaderNeverPassesTheEnd) {
   ByteWriter writer;

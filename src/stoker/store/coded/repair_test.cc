@@ -1,6 +1,7 @@
 // What a repair reads, writes and flushes, counted; that it keeps to the cap on memory; and that neither it nor a reader waits for the slowest shard where
 // others will do.
 #include <spdlog/sinks/base_sink.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <atomic>
@@ -352,7 +353,7 @@ TEST(CodedTrouble, AFoldThatFindsNoRoomIsToldOnceAndOnceMoreWhenItDoes) {
   constexpr uint64_t kCap = 256 << 20;
   constexpr uint64_t kRow = 5 * kBlock;  // that a fold takes, 2 + 1
   const auto lines = std::make_shared<LinesOfTheLog>();
-  log().sinks().push_back(lines);
+  log().logger().sinks().push_back(lines);
   {
     CodedWorldOptions options = quiet(2, 1);
     options.background = true;
@@ -386,7 +387,7 @@ TEST(CodedTrouble, AFoldThatFindsNoRoomIsToldOnceAndOnceMoreWhenItDoes) {
   }
   EXPECT_EQ(lines->begun, 1);
   EXPECT_EQ(lines->ended, 1);
-  log().sinks().pop_back();
+  log().logger().sinks().pop_back();
 }
 
 TEST(CodedTrouble, IsToldWhenItBeginsAndWhenItEnds) {
