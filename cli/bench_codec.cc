@@ -277,7 +277,7 @@ Result<Json> run_bench(const BenchArguments& arguments) {
     STOKER_ASSIGN(Json row, (bench.*row_of)());
     results.push_back(std::move(row));
   }
-  return Json{{"machine", bench_machine()}, {"isal", isal_version()}, {"memory_bytes", bytes}, {"pages", pages_text(arena->pages())},
+  return Json{{"machine", bench_machine()}, {"isal", isal_version()}, {"target", isal_target()}, {"memory_bytes", bytes}, {"pages", pages_text(arena->pages())},
               {"load_average_before", load_before}, {"load_average_after", load_average()}, {"near_cache", near_cache}, {"results", results}};
 }
 
@@ -290,7 +290,7 @@ std::string range(const Json& row, const std::string& key) {
 }
 
 void print_table(const Json& json) {
-  std::printf("ISA-L %s; %s in pages of %s; GB/s of data: median (range)\n", json["isal"].get<std::string>().c_str(), human_bytes(json["memory_bytes"].get<uint64_t>()).c_str(),
+  std::printf("ISA-L %s (%s); %s in pages of %s; GB/s of data: median (range)\n", json["isal"].get<std::string>().c_str(), json["target"].get<std::string>().c_str(), human_bytes(json["memory_bytes"].get<uint64_t>()).c_str(),
               json["pages"].get<std::string>().c_str());
   const Json& near_cache = json["near_cache"];
   std::printf("in the nearest cache ISA-L encodes %.1f, the checksums of all chunks take as long as %.1f: one after the other %.1f\n",

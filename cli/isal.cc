@@ -63,4 +63,19 @@ std::string isal_version() {
   return std::to_string(ISAL_MAJOR_VERSION) + "." + std::to_string(ISAL_MINOR_VERSION) + "." + std::to_string(ISAL_PATCH_VERSION);
 }
 
+std::string isal_target() {
+#ifdef __x86_64__
+  const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
+                    __builtin_cpu_supports("avx512dq");
+  if (wide) return "AVX-512";
+  if (__builtin_cpu_supports("avx2")) return "AVX2";
+  if (__builtin_cpu_supports("avx")) return "AVX";
+  if (__builtin_cpu_supports("sse4.1")) return "SSE4.1";
+  return "scalar";
+#else
+  return "unknown";
+#endif
+}
+
 }  // namespace stoker::cli

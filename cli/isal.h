@@ -33,5 +33,8 @@ class PlainIsal {
 };
 
 std::string isal_version();
+// The widest instructions of this processor that ISA-L has a form for: it takes those by itself, and
+// does not tell.
+std::string isal_target();
 
 }  // namespace stoker::cli

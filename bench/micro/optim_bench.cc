@@ -181,6 +181,7 @@ int main(int argc, char** argv) {
   int count = static_cast<int>(arguments.size());
   benchmark::Initialize(&count, arguments.data());
   if (benchmark::ReportUnrecognizedArguments(count, arguments.data())) return 1;
+  benchmark::AddCustomContext("target", target_name());
   buffers(WeightType::bf16);  // touched before anything is measured
   Ratios reporter;
   benchmark::RunSpecifiedBenchmarks(&reporter);

@@ -68,6 +68,7 @@ def test_bench_codec_tells_ours_beside_isal_and_a_copy(alone):
             assert len(row[key + "_all"]) == 3 and min(row[key + "_all"]) <= row[key] <= max(row[key + "_all"])
     near = answer["near_cache"]
     assert 0 < near["one_after_the_other_gbps"] < min(near["isal_encode_gbps"], near["crc_of_all_chunks_gbps"])
+    assert answer["target"] in {"AVX-512", "AVX2", "AVX", "SSE4.1", "scalar", "unknown"}
     assert answer["isal"] and answer["pages"] and answer["memory_bytes"] == 8 << 20
     shown = run("bench", "codec", "--memory", "8MiB", "--chunk", "64KiB", "--repetitions", "1").stdout.splitlines()
     assert [line.split()[:2] for line in shown[3:]] == [[op, "6+3"] for op in ("encode", "delta", "decode")]

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 import stoker
+from stoker import _core
 from stoker.bench.model import TOKENS, Model, step_loss
 from stoker.bench.process import PeakMemory, process_io
 from stoker.errors import StokerError
@@ -157,7 +158,13 @@ def run(args: argparse.Namespace) -> int:
         "parameters": plan["parameters"],
         "dram_bytes": args.dram,
         "moments": args.moments,
-        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__, "stoker": stoker.__version__},
+        "machine": {
+            "cpu": platform.processor() or platform.machine(),
+            "target": _core.optim_target(),
+            "cores": os.cpu_count(),
+            "torch": torch.__version__,
+            "stoker": stoker.__version__,
+        },
         "policies": policies,
         "policies_bit_equal": len({(row["digest"], tuple(row["losses"])) for row in policies.values()}) == 1,
     }
@@ -169,5 +176,6 @@ def run(args: argparse.Namespace) -> int:
                 f"{policy:10} {row['seconds_per_step']:.2f} s/step  read {row['read_bytes_per_parameter']:.1f}  written {row['written_bytes_per_parameter']:.1f} B/parameter  "
                 f"floor {row['floor_seconds']:.2f} s  ratio {row['ratio_to_floor']:.2f}  peak {row['process_peak_bytes'] / MIB:.0f} MiB"
             )
+        print(f"kernels: {_core.optim_target()}")
         print("policies are bit-equal" if result["policies_bit_equal"] else "POLICIES DIFFER")
     return 0 if result["policies_bit_equal"] else 1

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 import stoker
+from stoker import _core
 from stoker.bench.model import Model, step_loss
 from stoker.errors import StokerError
 from stoker.offload.build import keep_heap, sleep_between_operators
@@ -184,6 +185,6 @@ def main(argv: list[str]) -> int:
     say(verdict(results))
     if args.json:
         within, counted = judged(results)
-        machine = {"cores": os.cpu_count(), "torch": torch.__version__, "stoker": stoker.__version__, "load_before": os.getloadavg()[0]}
+        machine = {"target": _core.optim_target(), "cores": os.cpu_count(), "torch": torch.__version__, "stoker": stoker.__version__, "load_before": os.getloadavg()[0]}
         print(json.dumps({**machine, "goal": GOAL, "within_goal": within, "counted": counted, "rows": results}))
     return 0

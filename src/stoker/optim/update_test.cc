@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -131,6 +132,44 @@ TEST(Update, EveryTargetEqualsTheReference) {
         update(hyper, weight, type, planes_at(ours, weight, grad, type, 0), kCount);
         EXPECT_TRUE(ours.same_bits(reference)) << name;
       });
+    });
+}
+
+// Which targets the tests of this folder compare: all that this processor has, by its own word.
+TEST(Update, NoTargetOfThisProcessorIsLeftOut) {
+  std::vector<std::string> names;
+  on_each_target([&] { names.emplace_back(target_name()); });
+  std::vector<std::string> expected;
+#ifdef __x86_64__
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("bmi2");
+  const bool avx3 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+  if (avx3) expected.emplace_back("AVX3");
+  if (avx2) expected.emplace_back("AVX2");
+#endif
+  expected.emplace_back("scalar");
+  EXPECT_THAT(names, testing::IsSupersetOf(expected));  // a newer Highway has further ones
+  EXPECT_THAT(names, testing::Not(testing::Contains(testing::HasSubstr("SSE"))));
+}
+
+// Every length of a tail, beside every kind of vector.
+TEST(Update, OddSizesEqualTheReference) {
+  for (const auto& [name, hyper] : cases())
+    for_all_types([&](WeightType weight, GradType type) {
+      for (size_t count = 1; count <= 35; ++count) {
+        Random random{std::mt19937(8), {}, true};
+        const State start = random_state(weight, count, random);
+        const auto grad = random_grad(type, count, random);
+        State reference = start;
+        const Planes planes = planes_at(reference, weight, grad, type, 0);
+        scalar::update(Coefficients(hyper), weight, type, planes, count);
+        on_each_target([&] {
+          State ours = start;
+          update(hyper, weight, type, planes_at(ours, weight, grad, type, 0), count);
+          EXPECT_TRUE(ours.same_bits(reference)) << name << " " << count;
+        });
+      }
     });
 }
 
