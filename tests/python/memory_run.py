@@ -16,7 +16,7 @@ import torch
 import stoker
 from models import Tiny, batch, loss_of
 
-WIDTH, LAYERS, BATCH = 512, 12, 8
+WIDTH, LAYERS, BATCH = 512, 12, 2
 
 
 def memory() -> int:
@@ -59,7 +59,7 @@ def main(mode: str, store: str, dram: str) -> None:
         static = memory()
         sampler = Sampler()
         sampler.start()
-        for step in range(4):
+        for step in range(2):
             loss_of(model, batch(step, size=BATCH)).backward()
         print(json.dumps({"base": base, "activations": sampler.stop() - static}))
         return
@@ -68,7 +68,7 @@ def main(mode: str, store: str, dram: str) -> None:
     model = stoker.build(make, seed=0, store=store, dram=dram)
     opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model, opt = stoker.offload(model, opt, store=store, dram=dram)
-    for step in range(6):
+    for step in range(3):
         loss_of(model, batch(step, size=BATCH)).backward()
         opt.clip_grad_norm_(1.0)
         opt.step()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +15,21 @@ import torch
 import stoker
 from models import Tiny
 from stoker.errors import OverBudget
+from stoker.offload.blocks import partition
+from stoker.offload.planes import Algorithm, divide
 
 HERE = os.path.dirname(__file__)
+ROOT = Path(__file__).resolve().parents[2]
+_spec = importlib.util.spec_from_file_location("bench_memory", ROOT / "bench/memory.py")
+memory = sys.modules["bench_memory"] = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(memory)
+Case = memory.Case
+QUICK = [
+    Case("small24", "float32", "speculate"),
+    Case("small96", "float32", "auto"),
+    Case("small96", "bfloat16", "lazy"),
+    Case("small96", "float32", "sync", "build"),
+]
 MIB = 1 << 20
 DRAM = 128 * MIB
 
@@ -39,6 +54,49 @@ def test_a_process_stays_under_its_cap(tmp_path, control, dram):
     allowed = ours["base"] + dram + control["activations"] + 32 * MIB
     print({name: f"{value / MIB:.0f} MiB" for name, value in {**ours, **control, "allowed": allowed}.items()})
     assert ours["peak"] <= allowed
+
+
+def check(case: Case) -> None:
+    row = memory.run(case)
+    told = {name: f"{value / MIB:.0f} MiB" for name, value in row.items() if isinstance(value, int) and value > 1 << 16}
+    assert row["start"] <= row["start_allowed"] and row["peak"] <= row["allowed"], told
+    assert row["pools"] <= row["dram"] and row["base"] < row["seen"] <= row["peak"] + MIB, told
+
+
+@pytest.mark.parametrize("case", QUICK, ids=lambda case: case.name)
+def test_the_peak_does_not_depend_on_the_number_of_layers(case):
+    check(case)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("case", memory.cases(), ids=lambda case: case.name)
+def test_the_peak_stays_within_the_bound(case):
+    check(case)
+
+
+def test_the_cap_has_room_for_what_torch_has_of_gradients():
+    def layout(*sizes, tied=False):
+        blocks = partition(Layers(sizes, tied), [])
+        for unit in (unit for block in blocks for unit in block.units):
+            unit.updated = True
+        return divide(blocks, Algorithm("adamw", True, True), 256 * MIB)
+
+    assert layout(MIB, MIB).passing == 0
+    assert layout(MIB, 16 * MIB).passing == 12 * MIB
+    assert layout(MIB, 16 * MIB, tied=True).passing == 28 * MIB
+    large = layout(MIB, 16 * MIB)
+    assert large.smallest > large.gradients_least + large.working + large.staging_least
+
+
+class Layers(torch.nn.Module):
+    """A float32 weight of so many bytes in each layer; `tied`: the last one is used in two of them."""
+
+    def __init__(self, sizes, tied):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(256, size // 1024, bias=False) for size in sizes)
+        if tied:
+            self.layers.append(torch.nn.Linear(256, 1, bias=False))
+            self.layers[-1].weight = self.layers[-2].weight
 
 
 def test_a_budget_too_small_names_the_smallest_that_works(tmp_path):

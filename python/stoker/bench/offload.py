@@ -27,7 +27,8 @@ from stoker import _core
 from stoker.bench.model import TOKENS, Model, step_loss
 from stoker.bench.process import PeakMemory, process_io
 from stoker.errors import StokerError
-from stoker.offload.build import keep_heap, sleep_between_operators
+from stoker.offload.build import sleep_between_operators
+from stoker.offload.heap import keep_heap
 from stoker.offload.measure import checksum_seconds, disk_rates, kernel_seconds
 from stoker.offload.moments import MODES
 from stoker.offload.planes import MIB, parse_bytes

@@ -24,7 +24,8 @@ import stoker
 from stoker import _core
 from stoker.bench.model import Model, step_loss
 from stoker.errors import StokerError
-from stoker.offload.build import keep_heap, sleep_between_operators
+from stoker.offload.build import sleep_between_operators
+from stoker.offload.heap import keep_heap
 from stoker.offload.measure import disk_rates, measure_machine
 from stoker.offload.planner import compare
 

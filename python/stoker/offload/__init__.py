@@ -15,8 +15,10 @@ from stoker.offload.agreement import Agreement
 from stoker.offload.away import check_reachable, check_values, forget, leave_meta, leave_meta_buffers, stored_weights, values_in
 from stoker.offload.blocks import partition
 from stoker.offload.budget import open_runtime
+from stoker.offload.buffers import stored_bytes
+from stoker.offload.build import build, left_behind, sleep_between_operators
 from stoker.offload.compiled import refuse_cuda_graphs
-from stoker.offload.build import build, keep_heap, left_behind, sleep_between_operators, trim
+from stoker.offload.heap import keep_heap
 from stoker.offload.link import HostLink, open_link
 from stoker.offload.optimizer import OffloadedOptimizer, algorithm_of
 from stoker.offload.planes import parse_bytes, store_capacity
@@ -93,15 +95,16 @@ def offload(
     refuse_cuda_graphs(model)
     link = open_link(torch.device(device) if device is not None else _device_of(own))
     blocks = partition(model, optimized, algorithm.moments.group)
+    buffers = stored_bytes(dict(model.named_buffers()))
     if agreement is not None:
         _check_shared(policy, snapshots, device, device_memory, weights, activations)
         link = link or HostLink()
-        place, room = agreement.ranks.place, store_capacity(blocks, algorithm, 1)  # for the step that all ranks have
+        place, room = agreement.ranks.place, store_capacity(blocks, algorithm, 1, buffers)  # for the step that all ranks have
         runtime = agreement.ranks.guard(
             "open", lambda: open_runtime(place(os.fspath(store)), parse_bytes("dram", dram), room, stall_seconds, blocks, algorithm, spills=False, sharers=agreement.ranks.world)
         )
     else:
-        runtime = open_runtime(os.fspath(store), parse_bytes("dram", dram), store_capacity(blocks, algorithm, snapshots), stall_seconds, blocks, algorithm, spills=link is None)
+        runtime = open_runtime(os.fspath(store), parse_bytes("dram", dram), store_capacity(blocks, algorithm, snapshots, buffers), stall_seconds, blocks, algorithm, spills=link is None)
     session: Session | None = None
     try:
         leave_meta(blocks)
@@ -112,7 +115,7 @@ def offload(
             raise NotFound(f"{runtime.path} holds no run to resume; pass resume=False to start one")
         if holds_run:
             algorithm = check_stored(runtime, blocks, algorithm)
-        check_room(runtime, blocks, algorithm, snapshots)
+        check_room(runtime, blocks, algorithm, snapshots, buffers)
         if not holds_run and weights is None:
             check_values(blocks, runtime.store)
         leave_meta_buffers(model, weights, recorded=holds_run)
@@ -124,7 +127,6 @@ def offload(
             session.resume()
         else:
             session.create(stored_weights(weights) if weights is not None else values_in(runtime.store), left_behind(runtime.store))
-        trim()
         keep_heap()
         sleep_between_operators()
         had_state = {param: dict(entry) for param, entry in optimizer.state.items() if entry}

@@ -32,8 +32,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from stoker.errors import OverBudget, StokerError
-from stoker.offload.build import Trimmer
 from stoker.offload.forms import Decode, encode
+from stoker.offload.heap import Trimmer
 from stoker.offload.ledger import Waits
 from stoker.offload.planes import MIB, Algorithm, Planes, Runtime, arena_bytes_for, divide
 from stoker.offload.planner import Away
@@ -132,7 +132,7 @@ class Activations:
         self.event: Callable[..., None] = lambda what, **details: None
         self.read_bytes = self.written_bytes = 0
         self.saved_bytes: Counter[str] = Counter()  # by block, in the forward under way or the last one
-        self.trimmer = Trimmer()
+        self.trimmer = Trimmer()  # the session's own, once it has one
         self.choices: dict[str, str] = {}  # of "auto", by block
         self._last: Entry | None = None  # the newest
         self._known: dict[int, Entry] = {}  # by storage, the newest version

@@ -9,7 +9,6 @@ anything in between: dropping the model is enough, and what nobody took up is re
 
 from __future__ import annotations
 
-import ctypes
 import os
 import secrets
 import threading
@@ -27,8 +26,10 @@ from stoker.errors import InvalidArgument
 from stoker.offload import record
 from stoker.offload.away import Away, away_of, loud, only_loud
 from stoker.offload.blocks import Block, fills, partition
+from stoker.offload.buffers import stored_bytes
 from stoker.offload.budget import naming_the_smallest, open_runtime
-from stoker.offload.planes import Algorithm, Runtime, folders_of, parse_bytes, put, read_range, store_capacity
+from stoker.offload.heap import trim
+from stoker.offload.planes import Algorithm, Runtime, folders_of, parse_bytes, put, read_into, store_capacity
 
 _PREFIX = "build/"
 
@@ -47,9 +48,9 @@ def build(factory: Callable[[], nn.Module], *, seed: int | None = None, store: s
     path, dram_bytes = os.fspath(store), parse_bytes("dram", dram)
     if not folders_of(path):
         raise InvalidArgument(f"stoker.build() leaves weights in the store until stoker.offload() takes them up, which {path!r} cannot keep so long; give a directory")
-    sizes = _sizes_of(factory)
+    sizes, buffers = _sizes_of(factory)
     largest = Algorithm("adamw", True, True)  # the optimizer is not known yet
-    capacity = store_capacity(sizes, largest, snapshots) + sum(block.slot_bytes for block in sizes)
+    capacity = store_capacity(sizes, largest, snapshots, buffers) + sum(block.slot_bytes for block in sizes)
     runtime = open_runtime(path, dram_bytes, capacity, stall_seconds, sizes, largest)
     try:
         construction = Construction(runtime, keep=not runtime.holds("meta/model"))
@@ -71,18 +72,19 @@ def left_behind(store: Any) -> list[str]:
     return [each["key"] for each in store.list(_PREFIX)]
 
 
-def _sizes_of(factory: Callable[[], nn.Module]) -> list[Block]:
-    """The blocks that the model will have. Random numbers are drawn for nothing, so they are put back."""
+def _sizes_of(factory: Callable[[], nn.Module]) -> tuple[list[Block], int]:
+    """The blocks that the model will have, and the bytes of its buffers. Random numbers are drawn for nothing, so they are put back."""
     before = record.rng_state()
     try:
         with torch.device("meta"):
-            sizes = partition(factory(), [])
+            model = factory()
+        sizes, buffers = partition(model, []), stored_bytes(dict(model.named_buffers()))
     finally:
         record.set_rng_state(before)
     for block in sizes:
         for unit in block.units:
             unit.updated = unit.dtype in (torch.bfloat16, torch.float32)
-    return sizes
+    return sizes, buffers
 
 
 @dataclass(frozen=True)
@@ -120,8 +122,7 @@ class Paged(Away):
         out = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device="cpu")
         if self.has_run:
             return out.zero_()  # whatever the factory makes of them, that run takes their place
-        flat = torch.frombuffer(read_range(store, self.key, 0, out.nbytes), dtype=self.dtype)
-        torch.as_strided(out, (out.numel(),), (1,)).copy_(flat)
+        read_into(store, self.key, 0, _bytes_of(out))
         return out
 
 
@@ -208,7 +209,7 @@ class Construction(TorchFunctionMode):
             away = Paged(param.stride(), self._runtime.path, f"{self._prefix}{id(param)}", param.dtype, param.size(), not self._keep)
             if self._keep:
                 txn = self._runtime.store.begin()
-                put(txn, away.key, torch.as_strided(param.detach(), (param.numel(),), (1,)).view(torch.uint8).numpy().tobytes())
+                put(txn, away.key, _bytes_of(param.detach()))
                 txn.commit("deferred").wait()
             param.data = loud(param.dtype, param.size(), "cpu")
             param._stoker_away = away
@@ -230,6 +231,11 @@ class Construction(TorchFunctionMode):
         self._shrink(keep)
 
 
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a tensor that fills it."""
+    return memoryview(torch.as_strided(tensor, (tensor.numel(),), (1,)).view(torch.uint8).numpy())
+
+
 def _leaves(values: Iterable[Any]) -> Iterator[Any]:
     """What is in these arguments of an operation, which may be lists."""
     for value in values:
@@ -239,16 +245,6 @@ def _leaves(values: Iterable[Any]) -> Iterator[Any]:
             yield from _leaves(value.values())
         else:
             yield value
-
-
-def keep_heap() -> None:
-    """Lets glibc reuse what gradients free within a step instead of mapping fresh pages for each: first touch costs more than the
-    arithmetic (0.4 GB/s on a virtual machine). The heap still never grows beyond what is in use at one moment."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        m_trim_threshold, m_mmap_threshold = -1, -3
-        libc.mallopt(m_mmap_threshold, 32 << 20)  # the largest glibc takes
-        libc.mallopt(m_trim_threshold, 512 << 20)
 
 
 def sleep_between_operators() -> None:
@@ -269,25 +265,3 @@ def _have_a_region() -> None:
 
 
 _sleeper: threading.Thread | None = None
-
-
-def trim() -> None:
-    """Hands freed heap memory back to the kernel: glibc keeps what small tensors freed, and the cap counts it."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):
-        libc.malloc_trim(0)
-
-
-class Trimmer:
-    """Calls trim() now and then: once so many bytes were freed that the heap, being fragmented, may not use again by itself."""
-
-    BYTES = 64 << 20
-
-    def __init__(self) -> None:
-        self._freed = 0
-
-    def freed(self, size: int) -> None:
-        self._freed += size
-        if self._freed >= self.BYTES:
-            self._freed = 0
-            trim()

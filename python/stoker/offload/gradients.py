@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import torch
 
 from stoker.offload.blocks import Block, Param, Unit, local
+from stoker.offload.heap import Trimmer
 from stoker.offload.ledger import Waits
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Gradients:
 
     def __init__(self, blocks: list[Block], planes: Planes, on_final: Callable[[Unit], None]) -> None:
         self.on_final = on_final
+        self.trimmer = Trimmer()  # of what torch frees: gradients that have found their place here, and activations
         self._session = planes.session
         self.waiting = Waits()  # the session's own, once it has one
         self.event: Callable[..., None] = lambda what, **details: None  # likewise
@@ -112,6 +114,7 @@ class Gradients:
 
     def _accumulated(self, param: Param) -> None:
         self._adopt(param)
+        self.trimmer.freed(param.numel * param.unit.dtype.itemsize)  # torch's own, when this hook returns
         fired = self._fired[param] = self._fired.get(param, 0) + 1
         if fired != self._expected[param]:
             return

@@ -42,7 +42,8 @@ class Ledger:
     """Rows of closed steps. `last` is the newest row, `on_step(f)` calls f(row) for each new one, `events` explains odd steps.
 
     A row: step, seconds (wall time since the last decided step), read_bytes and written_bytes {class: bytes}, compute_seconds and
-    stall_seconds {cause: seconds} that together are its seconds, dram_bytes_peak, policy, kept, redone, wasted (units whose speculated update
+    stall_seconds {cause: seconds} that together are its seconds, dram_bytes_peak (of Stoker's pools), process_bytes_peak (of the whole process, as
+    far as it was seen: RssAnon + RssShmem + HugetlbPages), policy, kept, redone, wasted (units whose speculated update
     held, had to be done again, was made and no step() followed), committed (the step a crash would return to), volume_bytes {volume: bytes written}, where there are several, events, where there were any since the row before. The causes: weights and state to come
     from disk, gradients to land in their memory or to come back from disk, writing behind (writes of the step before), commit (its barriers), checkpoint
     (state_dict(), snapshots, a Trainer's checkpoints, and the commit that each of them waits for), data (`with ledger.waiting("data")`), activations to be written or to come back.
@@ -138,6 +139,7 @@ class Ledger:
             for name, value in row[kind].items():
                 total[kind][name] = total[kind].get(name, 0) + value
         total["dram_bytes_peak"] = row["dram_bytes_peak"]
+        total["process_bytes_peak"] = max(total.get("process_bytes_peak", 0), row.get("process_bytes_peak", 0))
 
     def summary(self) -> dict[str, Any]:
         """Sums over all closed steps, with stall_share = time stalled on storage / wall time."""

@@ -7,7 +7,7 @@ import operator
 import os
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
@@ -19,8 +19,10 @@ from stoker.offload.rooms import has_volumes, rooms
 from stoker.offload.window import choose, least, memory
 
 MIB = 1 << 20
+Hasher = Callable[[list[tuple[int, int]]], list[bytes]]  # of the bytes at (address, size)
 TILES_MIN = 2
 TILE_ELEMENTS_MAX = 1 << 19  # chunks of 1 and 2 MiB
+PASSING_FREE = 4 * MIB  # of gradients that torch has just made: so little is not worth a part of the cap
 TILES_FIRST, TILES_SHARE, TILES_MOST = 20, 4, 6  # tiles get a 20th of the arena and a quarter of what is left over, at most six 20ths
 
 
@@ -59,15 +61,15 @@ def plane_bytes(blocks: list[Block], algorithm: Algorithm) -> dict[str, int]:
     return total
 
 
-def changing_bytes(blocks: list[Block], algorithm: Algorithm) -> int:
-    """What of a version a step makes anew: all but the frozen weights."""
+def changing_bytes(blocks: list[Block], algorithm: Algorithm, buffers: int = 0) -> int:
+    """What of a version a step makes anew: all but the frozen weights. `buffers`: bytes of the model's buffers."""
     frozen = sum(unit.weight_bytes for block in blocks for unit in block.units if not unit.updated)
-    return sum(plane_bytes(blocks, algorithm).values()) - frozen
+    return sum(plane_bytes(blocks, algorithm).values()) - frozen + buffers
 
 
-def store_capacity(blocks: list[Block], algorithm: Algorithm, snapshots: int = 0) -> int:
+def store_capacity(blocks: list[Block], algorithm: Algorithm, snapshots: int = 0, buffers: int = 0) -> int:
     """Space for two versions of everything that changes (the committed and the staged one), for snapshots, and room for metadata."""
-    total, changing = sum(plane_bytes(blocks, algorithm).values()), changing_bytes(blocks, algorithm)
+    total, changing = sum(plane_bytes(blocks, algorithm).values()) + buffers, changing_bytes(blocks, algorithm, buffers)
     return total + changing + snapshots * (changing + MIB) + total // 20 + 96 * MIB
 
 
@@ -86,6 +88,7 @@ class Layout:
     retained: list[Unit]  # units whose optimizer state stays in memory
     spilled: list[Unit]  # units whose gradients go to the disk (window.py)
     gradients_least: int  # what gradients can do with
+    passing: int = 0  # not of the arena: what torch itself has of gradients at one moment
 
     @property
     def tiles(self) -> int:
@@ -99,11 +102,11 @@ class Layout:
     @property
     def needed(self) -> int:
         """With these gradients in memory."""
-        return self.gradients + self.pinned + self.working + self.staging_first
+        return self.gradients + self.pinned + self.working + self.staging_first + self.passing
 
     @property
     def smallest(self) -> int:
-        return self.gradients_least + self.pinned + self.working + self.staging_least
+        return self.gradients_least + self.pinned + self.working + self.staging_least + self.passing
 
     @property
     def lookahead(self) -> int:
@@ -132,6 +135,8 @@ def divide(blocks: list[Block], algorithm: Algorithm, arena_bytes: int, spills: 
     Tiles grow with the memory without jumps, and larger ones are made of what they have: at no budget do they cost the others what a smaller one gave them.
     """
     page = 4096
+    passing = passing_bytes(blocks) if spills else 0  # on another device, and of shards, they are not in the cap
+    arena_bytes = max(0, arena_bytes - passing)
     updated = [unit for block in blocks for unit in block.updated_units]
     pinned = sum(2 * block.slot_bytes for block in blocks if block.pinned)
     largest = max((block.slot_bytes for block in blocks if not block.pinned), default=0)
@@ -158,8 +163,16 @@ def divide(blocks: list[Block], algorithm: Algorithm, arena_bytes: int, spills: 
                 retained.append(unit)
     return Layout(
         gradients=gradients, gradients_least=least(blocks) if spills else gradients, spilled=spilled, pinned=pinned, working=working, staging=staging, staging_first=first,
-        staging_least=tiles_least, tile_elements=elements, tile=algorithm.tile_bytes(elements), retained=retained,
+        staging_least=tiles_least, tile_elements=elements, tile=algorithm.tile_bytes(elements), retained=retained, passing=passing,
     )  # fmt: skip
+
+
+def passing_bytes(blocks: list[Block]) -> int:
+    """What torch has of gradients beside their memory in the arena: the largest while it is copied there, and from their
+    first use in backward to their last those of weights that are used in several places."""
+    sizes = [(block, param.numel * unit.dtype.itemsize) for block in blocks for unit in block.updated_units for param in unit.params]
+    most = max((size for _, size in sizes), default=0) + sum(size for block, size in sizes if block.pinned)
+    return -(-max(0, most - PASSING_FREE) // (2 * MIB)) * (2 * MIB)
 
 
 def _nested_bytes(blocks: list[Block]) -> int:
@@ -256,11 +269,12 @@ class Planes:
             smallest = smallest_mib(blocks, algorithm, used, spills)
             spilling = "those at work alone" if spills else "which are not spilled to the disk where the model computes on another device or is sharded"
             raise OverBudget(
-                f"the memory budget of {_core.human_bytes(runtime.dram_bytes)} is too small for this model: gradients ({spilling}) take {layout.gradients_least / MIB:.1f} MiB, the "
+                f"the memory budget of {_core.human_bytes(runtime.dram_bytes)} is too small for this model: gradients ({spilling}) take "
+                f"{(layout.gradients_least + layout.passing) / MIB:.1f} MiB, the "
                 f"largest blocks in use together {(layout.working + layout.pinned) / MIB:.1f} MiB, two tiles of optimizer state {layout.staging_least / MIB:.1f} MiB; "
                 f'the smallest budget that works is dram="{smallest}MiB"'
             )
-        self.arena = runtime.core.arena(arena_bytes)
+        self.arena = runtime.core.arena(arena_bytes - layout.passing)
         self._idle = self.arena.take(layout.idle) if layout.idle else None
         self.session = runtime.session = _core.Session(runtime.core, self.store, self.arena, tile_elements=layout.tile_elements, tiles=layout.tiles, moments=algorithm.moments.name, seed=algorithm.seed)
         for block in blocks:
@@ -288,21 +302,27 @@ class Planes:
         self.runtime.close()
 
 
-def write_range(txn, key: str, offset: int, data: bytes) -> None:
+def write_range(txn, key: str, offset: int, data: bytes | memoryview) -> None:
     """Stages bytes piece by piece: the core copies each through scratch memory of the budget."""
     for start in range(0, len(data), MIB):
-        txn.write_bytes(key, offset + start, data[start : start + MIB])
+        txn.write_bytes(key, offset + start, bytes(data[start : start + MIB]))
 
 
 def read_range(where, key: str, offset: int, size: int) -> bytearray:
     """Bytes of an object, of a store or as a transaction sees them, piece by piece."""
-    data = bytearray()
-    for start in range(0, size, MIB):
-        data += where.read_bytes(key, offset + start, min(MIB, size - start))
+    data = bytearray(size)
+    read_into(where, key, offset, memoryview(data))
     return data
 
 
-def put(txn, key: str, data: bytes) -> None:
+def read_into(where, key: str, offset: int, into: memoryview) -> None:
+    """Fills `into` with bytes of an object, piece by piece."""
+    for start in range(0, len(into), MIB):
+        size = min(MIB, len(into) - start)
+        into[start : start + size] = where.read_bytes(key, offset + start, size)
+
+
+def put(txn, key: str, data: bytes | memoryview) -> None:
     """Stages an object whole."""
     txn.resize(key, len(data))
     write_range(txn, key, 0, data)

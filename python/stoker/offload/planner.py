@@ -44,7 +44,7 @@ class Setting:
         layout = divide(blocks, algorithm, arena, spills)
         if layout.smallest > arena:
             raise OverBudget(f'{dram_bytes >> 20} MiB are too small for this model; the smallest budget that works is dram="{smallest_mib(blocks, algorithm, used, spills)}MiB"')
-        return Setting(blocks, algorithm, layout, arena)
+        return Setting(blocks, algorithm, layout, arena - layout.passing)
 
     @property
     def parameters(self) -> int:
@@ -135,6 +135,7 @@ def plan(
         "classes": {**sizes, "gradients": sum(unit.weight_bytes for block in setting.blocks for unit in block.updated_units)},
         "dram": {
             "gradients": layout.gradients,
+            "passing": layout.passing,
             "pinned": layout.pinned,
             "tiles": layout.staging,
             "state": retained,

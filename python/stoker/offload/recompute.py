@@ -22,8 +22,8 @@ from torch.utils.checkpoint import checkpoint
 from stoker._core import human_bytes
 from stoker.errors import StokerError
 from stoker.offload.blocks import repeated_layers
-from stoker.offload.build import trim
 from stoker.offload.compiled import in_place
+from stoker.offload.heap import trim
 from stoker.offload.ledger import Waits
 
 if TYPE_CHECKING:

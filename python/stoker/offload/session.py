@@ -28,10 +28,12 @@ from stoker.offload.access import refuse_state_dict
 from stoker.offload.activations import MODES, Activations
 from stoker.offload.agreement import Agreement
 from stoker.offload.blocks import Block, Param, Unit, difference, like, local, signature
+from stoker.offload.buffers import Buffers
 from stoker.offload.compiled import plain
 from stoker.offload.device import DeviceGradients, DevicePager
 from stoker.offload.forms import FORMS
 from stoker.offload.gradients import Gradients
+from stoker.offload.heap import resident_bytes
 from stoker.offload.hooks import Hooks
 from stoker.offload.ledger import Ledger
 from stoker.offload.link import Link
@@ -49,8 +51,8 @@ from stoker.offload.steps import Steps
 from stoker.offload.trace import StepTrace
 from stoker.offload.volumes import Shares, room_of
 
-FORMAT = 1
-META_MODEL, META_STATE, META_BUFFERS = "meta/model", "meta/state", "meta/buffers"
+FORMAT = 2  # 1 has the buffers in a JSON object, and goes on as 2
+META_MODEL, META_STATE = "meta/model", "meta/state"
 POLICIES = ("auto", "sync", "speculate", "lazy")
 
 
@@ -62,8 +64,8 @@ def _is_source(thing: Any) -> bool:
 def check_stored(runtime: Runtime, blocks: list[Block], algorithm: Algorithm) -> Algorithm:
     """The algorithm with the stored run's seed. Mismatch unless that run is of this model and optimizer."""
     stored = record.load(runtime.store.read_bytes(META_MODEL))
-    if stored["format"] != FORMAT:
-        raise Mismatch(f"the store was written by a Stoker with format {stored['format']}; this one reads format {FORMAT}")
+    if stored["format"] not in (1, FORMAT):
+        raise Mismatch(f"the store was written by a Stoker with format {stored['format']}; this one reads formats 1 and {FORMAT}")
     kept = stored.get("moments", "exact")
     if kept != algorithm.moments.name:
         raise Mismatch(f'the run in {runtime.path} keeps its moments as "{kept}", not "{algorithm.moments.name}"; resume it with moments="{kept}"')
@@ -119,7 +121,7 @@ class Session:
         self._restored: dict[str, Any] = {}
         self._resumed_groups: list[dict] = []  # until the first step: what making a scheduler anew may have overwritten
         self._at_step: dict[str, Any] = {"rng": record.rng_state(), "attached": {}}  # what a loop moves on before its next forward
-        self._buffers_digest: bytes | None = None
+        self._format = FORMAT  # of the run in the store
         self._left = False  # the weights are in the store and not in the model
         self._departures = 0  # from the recorded order, that the ledger knows of
         self._closed = False
@@ -135,6 +137,7 @@ class Session:
         self._group_of = {param: group for group in original.param_groups for param in group["params"]}
         self.activations = Activations.of(how.activations, how.activations_form, runtime, blocks, algorithm, link)  # takes its memory first: planes divide the rest
         self.planes = Planes(runtime, blocks, algorithm, spills=link is None)
+        self.buffers = Buffers(self._buffers, lambda spans: self.planes.session.hash_many(spans))
         self.link = link
         on_final = lambda unit: self.steps.on_final(unit)
         if link is None:
@@ -154,6 +157,7 @@ class Session:
         self.gradients.event = self.ledger.event
         if self.activations is not None:
             self.activations.waiting, self.activations.event, self.activations.stays = self.ledger.waiting, self.ledger.event, self._stays
+            self.activations.trimmer = self.gradients.trimmer
         self.snapshots = Snapshots(self, how.snapshots)
         self._requires_grad = {p: p.tensor.requires_grad for p in self.params}
 
@@ -171,6 +175,7 @@ class Session:
             slot.bytes.zero_()
             for param in block.params:
                 slot.view(param).copy_(local(value_of(param)))
+                self.gradients.trimmer.freed(param.numel * param.unit.dtype.itemsize)
             futures = []
             for unit in block.units:
                 core = self.planes.session
@@ -185,6 +190,7 @@ class Session:
         put(txn, META_MODEL, record.dump(self._model_record()))
         for key, data in self._records().items():
             put(txn, key, data)
+        self.buffers.stage(txn)
         for key in obsolete:
             txn.remove(key)
         txn.commit("durable").wait()
@@ -249,12 +255,8 @@ class Session:
         self._updates_of = {names[name]: count for name, count in state["updates"].items()}
         for group, stored in zip(self._groups(), state["groups"]):
             group.update(stored)
-        buffers = record.load(self.planes.store.read_bytes(META_BUFFERS)) if state["buffers"] else {}
-        own = self._buffers()
-        for name, tensor in buffers.items():
-            if name not in own or own[name].shape != tensor.shape:
-                raise Mismatch(f"the store's buffer {name} does not fit the model")
-            own[name].data.copy_(tensor)
+        self.buffers.load(self.planes.store, state["buffers"])
+        self._format = 1 if isinstance(state["buffers"], bool) else FORMAT
         record.set_rng_state(state["rng"])
         self._at_step = {"rng": state["rng"], "attached": {}}
 
@@ -272,6 +274,7 @@ class Session:
 
     def run(self) -> None:
         """Installs the hooks; from here on the model trains out of the store."""
+        self.gradients.trimmer.begin()
         for block in self.blocks:
             if block.pinned:
                 self.pager.fetch(block)
@@ -392,7 +395,7 @@ class Session:
             volume_bytes, told = self.volumes.step()
             if told is not None:
                 self.ledger.event("volumes", step=self.step_count, **told)
-            row = self.ledger.close_step(self.step_count, self.counters(), policy=policy, committed=self.committed_step(), volume_bytes=volume_bytes)
+            row = self.ledger.close_step(self.step_count, self.counters(), policy=policy, committed=self.committed_step(), volume_bytes=volume_bytes, process_bytes_peak=self.gradients.trimmer.end_step())
             if self.tracing is not None:
                 tracing, self.tracing = self.tracing, None
                 tracing.end(row)
@@ -421,7 +424,6 @@ class Session:
             thing.load_state_dict(attached[name])
         self._take_up(state)  # behind the schedulers, which may set a learning rate
         self._at_step["attached"] = {name: attached[name] for name, thing in self._attached.items() if _is_source(thing)}
-        self._buffers_digest = None
 
     def trace(self, path: str | os.PathLike) -> None:
         with self.lock:
@@ -482,7 +484,6 @@ class Session:
 
     def _records(self) -> dict[str, bytes]:
         """The record that closes a step, as objects to write."""
-        buffers = self._buffers()
         attached = {name: thing.state_dict() for name, thing in self._attached.items() if not _is_source(thing)}
         records = {
             META_STATE: record.dump(
@@ -490,7 +491,7 @@ class Session:
                     "step": self.step_count,
                     "updates": {p.name: n for p, n in self._updates_of.items()},
                     "groups": [{k: v for k, v in g.items() if k != "params"} for g in self._groups()],
-                    "buffers": bool(buffers),
+                    "buffers": self.buffers.table(),
                     "attached": {**attached, **self._at_step["attached"]},
                     "rng": self._at_step["rng"],
                     "environment": record.environment(self.pager.device),
@@ -498,17 +499,19 @@ class Session:
                 }
             )
         }
-        if buffers:
-            data = record.dump(buffers)
-            if data != self._buffers_digest:
-                records[META_BUFFERS] = self._buffers_digest = data
+        if self._format != FORMAT:
+            records[META_MODEL] = record.dump(self._model_record())
+            self._format = FORMAT
         return records
 
     def _close_step(self) -> None:
         """What belongs to the decided step, as it is now, goes into its record; unless that was done."""
         steps = self.steps
         if steps.decided is not None and (steps.late.records is None or not steps.late):
-            steps.close(lambda: steps.late.records or self._records())
+            if steps.late.records is None:
+                steps.close(self._records, self.buffers.stage)
+            else:
+                steps.close(lambda: steps.late.records)
 
     def committed_step(self) -> int:
         if self.agreement is not None:
@@ -694,7 +697,12 @@ class Session:
             self.planes.session.invalidate(param.unit.session_id)
         for key, data in self._records().items():
             put(txn, key, data)
-        txn.commit("durable").wait()
+        self.buffers.stage(txn)
+        try:
+            txn.commit("durable").wait()
+        except BaseException:
+            self.buffers.forget()
+            raise
         self._refresh({self.by_tensor[tensor].unit.block for tensor, entry in entries.items() if entry and tensor in self.by_tensor})
 
     def _forget_updates(self, txn, param: Param) -> None:
@@ -766,7 +774,8 @@ class Session:
         made = planner.plan(setting, machine, compute_seconds, recorded, self.steps.sequence, away)
         made |= self._policy_now(made)
         made["step"] = made["steps"][made["policy"]]
-        made["dram"] |= {"cap": planes.dram_bytes, "pages": planes.arena.pages}
+        made["buffers"] = self.buffers.bytes
+        made["dram"] |= {"cap": planes.dram_bytes, "pages": planes.arena.pages, "process": resident_bytes()}
         if self.how.activations != "keep":
             made["activations"] = self.activations.told() if self.activations is not None else {"mode": self.how.activations, "bytes": {}, "choices": {}}
             made["activations"]["again"] = len(away.again)

@@ -97,7 +97,7 @@ class SharedSteps(Steps):
 
     # -- commit ----------------------------------------------------------------------------------------------------------
 
-    def close(self, records: Callable[[], dict[str, bytes]]) -> None:
+    def close(self, records: Callable[[], dict[str, bytes]], stage: Callable[[Any], None]) -> None:
         txn, self.decided, self._waited = self.decided, None, False
         self.closing = (txn, Failed(StokerError("the commit was interrupted")))
         try:
@@ -106,6 +106,7 @@ class SharedSteps(Steps):
             self._agreement.kept()
             for key, data in records().items():
                 put(txn, key, data)
+            stage(txn)
             self.closing = (txn, txn.commit("durable"))
         except Exception as error:
             self.closing = (txn, Failed(telling(error)))

@@ -20,9 +20,9 @@ _NAME = "step-"
 ONE_RANK = "opt.snapshot() would keep a step of one rank's shards; leave snapshots=0 for a sharded model"
 
 
-def check_room(runtime: Runtime, blocks: list[Block], algorithm: Algorithm, keep: int) -> None:
+def check_room(runtime: Runtime, blocks: list[Block], algorithm: Algorithm, keep: int, buffers: int) -> None:
     """InvalidArgument unless the store has room for so many snapshots of the model."""
-    room = max(0, (runtime.store.info()["capacity_bytes"] - store_capacity(blocks, algorithm)) // changing_bytes(blocks, algorithm))
+    room = max(0, (runtime.store.info()["capacity_bytes"] - store_capacity(blocks, algorithm, 0, buffers)) // changing_bytes(blocks, algorithm, buffers))
     if keep > room:
         raise InvalidArgument(f"the store at {runtime.path} was made with room for {room} snapshots, not {keep}; pass snapshots={room}, or give a new store")
 
@@ -78,7 +78,7 @@ def bring_back(store, name: str) -> None:
     now = {each["key"]: each for each in store.list()}
     txn = store.begin()
     for then in store.list(snapshot=name):
-        if now[then["key"]]["version"] != then["version"]:
+        if then["key"] not in now or now[then["key"]]["version"] != then["version"]:
             _restore(store, txn, then, name)
     txn.commit("durable").wait()
 

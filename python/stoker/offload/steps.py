@@ -39,6 +39,10 @@ SCALED = "the gradient norm passed the limit during backward, where gradients we
 _DTYPE = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
+def _nothing(_txn: Any) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Segment:
     """One parameter's share of an update: what it consumes."""
@@ -507,14 +511,16 @@ class Steps:
 
     # -- commit --------------------------------------------------------------------------------------------------------
 
-    def close(self, records: Callable[[], dict[str, bytes]]) -> None:
-        """Puts the step's records into its transaction and starts the durable commit, once nothing is owed any more."""
+    def close(self, records: Callable[[], dict[str, bytes]], stage: Callable[[Any], None] = _nothing) -> None:
+        """Puts the step's records into its transaction and starts the durable commit, once nothing is owed any more. `stage` writes
+        into the transaction what of the step is neither a record nor an update."""
         made = records()
-        if self.late:
-            self.late.records = made
-            return
         txn = self.decided
         try:
+            stage(txn)
+            if self.late:
+                self.late.records = made
+                return
             for key, data in made.items():
                 put(txn, key, data)
             future = txn.commit("durable")

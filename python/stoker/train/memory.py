@@ -4,18 +4,7 @@ from __future__ import annotations
 
 import threading
 
-_FIELDS = (b"RssAnon:", b"RssShmem:", b"HugetlbPages:")
-
-
-def resident_bytes() -> int:
-    """RssAnon + RssShmem + HugetlbPages of this process (VmRSS alone misses huge pages and counts file pages)."""
-    total = 0
-    with open("/proc/self/status", "rb") as status:
-        for line in status:
-            if line.startswith(_FIELDS):
-                total += int(line.split()[1]) << 10
-    return total
-
+from stoker.offload.heap import resident_bytes
 
 class MemoryPeak:
     """Samples resident_bytes() from a thread of its own while entered; `bytes` is the largest value seen."""

@@ -156,8 +156,9 @@ def _memory(rows: Sequence[dict[str, Any]], summary: dict[str, Any]) -> str:
     cap = summary["dram_cap_bytes"] / 1e6
     first, last = (rows[0]["step"], rows[-1]["step"]) if rows else (0, 1)
     series = [Series("peak of Stoker's pools", [(row["step"], row["dram_bytes_peak"] / 1e6) for row in rows], "s0"),
+              Series("peak of the process", [(row["step"], row["process_bytes_peak"] / 1e6) for row in rows if "process_bytes_peak" in row], "s1"),
               Series("the cap", [(first, cap), (max(last, first + 1), cap)], "ref")]
-    return charts.lines(series, "Pool memory over steps", "step", "MB", from_zero=True)
+    return charts.lines(series, "Memory over steps", "step", "MB", from_zero=True)
 
 
 def _memory_note(summary: dict[str, Any]) -> str:
