@@ -14,8 +14,10 @@ import torch
 from torch import nn
 
 import stoker
+from stoker.offload.blocks import partition
 from stoker.offload.order import NEVER, OUTDATED, Ahead, LastUsed, Order, Outlook, Recorder
 from stoker.offload.planner import NOMINAL, Setting, course
+from stoker.offload.planes import divide
 from stoker.offload.rehearsal import Rehearsal
 from stoker.plan.outlook import ADAMW
 from stoker.plan.shapes import describe
@@ -75,6 +77,24 @@ def test_calls_of_python_a_block_where_blocks_come_and_go(policy, dram):
         made.step(), made.step()
         each[count] = calls(made.step) / count
     assert each[60] <= 1.15 * each[20]
+
+
+def test_calls_of_python_a_block_to_divide_the_memory():
+    """Where gradients are spilled, and where modules lie inside each other."""
+    each = {}
+    for count in (25, 100):
+        blocks = describe(f"layer=100k*{count}", "bfloat16").blocks
+        room = sum(block.slot_bytes for block in blocks)
+        nested = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2)) for _ in range(count)))
+        nested = partition(nested, nested.parameters())
+
+        def divide_both():
+            assert divide(blocks, ADAMW, room).spilled
+            divide(nested, ADAMW, 12 << 20)
+
+        divide_both()  # what is reckoned once
+        each[count] = calls(divide_both) / count
+    assert each[100] <= 1.15 * each[25]
 
 
 def test_the_last_used_copy_is_found_as_by_a_look_at_all():

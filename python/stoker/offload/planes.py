@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 import torch
+from torch import nn
 
 from stoker import _core
 from stoker.errors import InvalidArgument, NotFound, OverBudget
@@ -177,10 +178,14 @@ def passing_bytes(blocks: list[Block]) -> int:
 
 def _nested_bytes(blocks: list[Block]) -> int:
     """The most that blocks in use at the same moment need: a block and those whose modules enclose it."""
+    around: dict[nn.Module, set[Block]] = {}  # module -> the blocks whose modules enclose it
+    for block in blocks:
+        for module in () if block.pinned else block.modules:
+            for inner in module.modules():
+                around.setdefault(inner, set()).add(block)
     most = 0
     for block in blocks:
-        inside = {module for module in block.modules}
-        chain = [other for other in blocks if other is not block and not other.pinned and any(inside & set(m.modules()) for m in other.modules)]
+        chain = set().union(*(around.get(module, ()) for module in block.modules)) - {block}
         most = max(most, block.slot_bytes + sum(other.slot_bytes for other in chain))
     return most
 

@@ -103,7 +103,9 @@ def course(
         compute[block.index] = (max(forward, over), max(backward, 2 * over))
     updated = {unit for block in blocks for unit in block.updated_units}
     order = [unit for unit in finals or () if unit in updated]
-    order += [unit for block in reversed(blocks) for unit in block.updated_units if unit not in set(order)]
+    known = set(order)
+    backward = (unit for block in reversed(blocks) for unit in block.updated_units)
+    order += [unit for unit in backward if unit not in known]
     return Course(uses or expected_uses(blocks), order, compute)
 
 

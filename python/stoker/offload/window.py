@@ -13,7 +13,9 @@ blocks, which backward uses more than once, and very large ones, as every place 
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from dataclasses import dataclass, field
+from itertools import accumulate, islice
 from typing import Any, Callable
 
 from stoker.errors import StokerError
@@ -29,7 +31,9 @@ def _in_order_of_staying(blocks: list[Block]) -> list[Unit]:
 
 def _large_ones_that_stay(sizes: list[int]) -> int:
     """How many of the largest (`sizes`: descending) cost less memory in a place of their own than as the measure of all places."""
-    return min(range(len(sizes)), key=lambda large: sum(sizes[:large]) + PLACES * sizes[large], default=0)
+    before = list(accumulate(sizes, initial=0))
+    needed = lambda large: before[large] + PLACES * sizes[large]
+    return min(range(len(sizes)), key=needed, default=0)
 
 
 def least(blocks: list[Block]) -> int:
@@ -45,10 +49,18 @@ def choose(blocks: list[Block], room: int) -> list[Unit]:
     if sum(unit.weight_bytes for unit in units) <= room:
         return []
     by_size = sorted(units, key=lambda unit: unit.weight_bytes, reverse=True)
-    spilled = by_size[_large_ones_that_stay([unit.weight_bytes for unit in by_size]) :]
+    large = _large_ones_that_stay([unit.weight_bytes for unit in by_size])
+    staying, by_size = sum(unit.weight_bytes for unit in by_size[:large]), deque(by_size[large:])
+    spilled = set(by_size)
     for unit in units:
-        if unit in spilled and memory(units, [other for other in spilled if other is not unit]) <= room:
+        if unit not in spilled:
+            continue
+        while by_size[0] not in spilled:
+            by_size.popleft()
+        others = (other for other in by_size if other in spilled and other is not unit)
+        if staying + unit.weight_bytes + PLACES * place_bytes([*islice(others, 1)]) <= room:
             spilled.remove(unit)
+            staying += unit.weight_bytes
     return [unit for unit in units if unit in spilled]
 
 
