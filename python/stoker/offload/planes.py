@@ -7,7 +7,7 @@ import operator
 import os
 import sys
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from stoker.offload.window import choose, least, memory
 
 MIB = 1 << 20
 Hasher = Callable[[list[tuple[int, int]]], list[bytes]]  # of the bytes at (address, size)
+PIECE = MIB // 4  # in which parts of chunks are written
 TILES_MIN = 2
 TILE_ELEMENTS_MAX = 1 << 19  # chunks of 1 and 2 MiB
 PASSING_FREE = 4 * MIB  # of gradients that torch has just made: so little is not worth a part of the cap
@@ -149,9 +150,7 @@ def divide(blocks: list[Block], algorithm: Algorithm, arena_bytes: int, spills: 
     gradients = memory(updated, spilled)
     spare = arena_bytes - gradients - pinned - working
     staging = max(tiles_least, min(spare, first + (spare - first) // TILES_SHARE, TILES_MOST * first) // page * page)
-    elements = TILE_ELEMENTS_MAX
-    while elements > algorithm.moments.cell and TILES_MIN * algorithm.tile_bytes(elements) > min(staging, first):
-        elements //= 2
+    elements = fitting_tile(blocks, algorithm, arena_bytes, min(staging, first))
     spare -= staging
     spare -= sum(block.slot_bytes for block in blocks if not block.pinned)  # all weights resident saves two reads an element; state only one
     retained = []
@@ -176,6 +175,16 @@ def passing_bytes(blocks: list[Block]) -> int:
     return -(-max(0, most - PASSING_FREE) // (2 * MIB)) * (2 * MIB)
 
 
+def fitting_tile(blocks: list[Block], algorithm: Algorithm, arena_bytes: int, staging: int) -> int:
+    """Elements of the largest tile that is there often enough in `staging`, and whose chunks can be copied in what the arena leaves."""
+    widest = max((4, *(unit.dtype.itemsize for block in blocks for unit in block.units)))
+    copied = left_beside(arena_bytes) - 2 * PIECE  # one of these for the map of the store, which grows a little
+    elements = TILE_ELEMENTS_MAX
+    while elements > algorithm.moments.cell and (TILES_MIN * algorithm.tile_bytes(elements) > staging or widest * elements > copied):
+        elements //= 2
+    return elements
+
+
 def _nested_bytes(blocks: list[Block]) -> int:
     """The most that blocks in use at the same moment need: a block and those whose modules enclose it."""
     around: dict[nn.Module, set[Block]] = {}  # module -> the blocks whose modules enclose it
@@ -192,8 +201,12 @@ def _nested_bytes(blocks: list[Block]) -> int:
 
 def arena_bytes_for(dram_bytes: int, used: int) -> int:
     """What of the budget the arena takes: the store's map, of which `used` bytes are there already, grows a little with the model."""
-    reserve = max(2 * MIB, dram_bytes // 64)
-    return (dram_bytes - used - reserve) // (2 * MIB) * (2 * MIB)
+    return (dram_bytes - used - left_beside(dram_bytes)) // (2 * MIB) * (2 * MIB)
+
+
+def left_beside(memory_bytes: int) -> int:
+    """What of the memory is for the map of the store, and for what is copied (`read_range`)."""
+    return max(2 * MIB, memory_bytes // 64)
 
 
 def smallest_mib(blocks: list[Block], algorithm: Algorithm, used: int, spills: bool = True) -> int:
@@ -296,6 +309,15 @@ class Planes:
         units = block.units if units is None else units
         return [self.session.fetch_weights(unit.session_id, address + unit.slot_offset, priority, self.source) for unit in units]
 
+    def read(self, where, key: str, offset: int, size: int) -> bytearray:
+        """Bytes of a plane, of the store or as a transaction sees them."""
+        stat = self.store.stat(key)
+        return read_range(where, key, offset, size, stat["bytes"], stat["chunk_bytes"])
+
+    def write(self, txn, key: str, offset: int, data: bytes) -> None:
+        """Stages bytes of a plane."""
+        write_range(txn, key, offset, data, self.store.stat(key)["chunk_bytes"])
+
     @staticmethod
     def storage(buffer: _core.Buffer) -> torch.Tensor:
         """The bytes of a Buffer of the arena; its memory goes back with the last tensor over that storage."""
@@ -307,30 +329,51 @@ class Planes:
         self.runtime.close()
 
 
-def write_range(txn, key: str, offset: int, data: bytes | memoryview) -> None:
-    """Stages bytes piece by piece: the core copies each through scratch memory of the budget."""
-    for start in range(0, len(data), MIB):
-        txn.write_bytes(key, offset + start, bytes(data[start : start + MIB]))
+def pieces(offset: int, size: int, chunk_bytes: int) -> Iterator[tuple[int, int]]:
+    """Offset and size of the parts of a range, each within one chunk."""
+    end = offset + size
+    while offset < end:
+        part = min(end, (offset // chunk_bytes + 1) * chunk_bytes) - offset
+        yield offset, part
+        offset += part
 
 
-def read_range(where, key: str, offset: int, size: int) -> bytearray:
-    """Bytes of an object, of a store or as a transaction sees them, piece by piece."""
+# The core copies what these move through scratch memory of the budget, and there is room for one chunk and PIECE
+# (`fitting_tile`). So a read asks for whole chunks: of a part, the core would need that and the chunk. What writes
+# parts keeps the chunk in memory, and takes small ones.
+
+
+def write_range(txn, key: str, offset: int, data: bytes | memoryview, chunk_bytes: int) -> None:
+    """Stages bytes of an object that has others, piece by piece."""
+    view = memoryview(data)
+    for start, size in pieces(offset, len(data), chunk_bytes):
+        step = size if size == chunk_bytes else PIECE
+        for at in range(start, start + size, step):
+            txn.write_bytes(key, at, bytes(view[at - offset : min(at + step, start + size) - offset]))
+
+
+def read_range(where, key: str, offset: int, size: int, of: int | None = None, chunk_bytes: int = MIB) -> bytearray:
+    """Bytes of an object, of a store or as a transaction sees them, as read_into() reads them."""
     data = bytearray(size)
-    read_into(where, key, offset, memoryview(data))
+    read_into(where, key, offset, memoryview(data), of, chunk_bytes)
     return data
 
 
-def read_into(where, key: str, offset: int, into: memoryview) -> None:
-    """Fills `into` with bytes of an object, piece by piece."""
-    for start in range(0, len(into), MIB):
-        size = min(MIB, len(into) - start)
-        into[start : start + size] = where.read_bytes(key, offset + start, size)
+def read_into(where, key: str, offset: int, into: memoryview, of: int | None = None, chunk_bytes: int = MIB) -> None:
+    """Fills `into` with bytes of an object of `of` bytes (default: it ends where they end), chunk by chunk."""
+    end = offset + len(into) if of is None else of
+    for start, size in pieces(offset, len(into), chunk_bytes):
+        chunk_at = start // chunk_bytes * chunk_bytes
+        chunk = memoryview(where.read_bytes(key, chunk_at, min(chunk_bytes, end - chunk_at)))
+        into[start - offset : start - offset + size] = chunk[start - chunk_at : start - chunk_at + size]
 
 
 def put(txn, key: str, data: bytes | memoryview) -> None:
     """Stages an object whole."""
     txn.resize(key, len(data))
-    write_range(txn, key, 0, data)
+    view = memoryview(data)
+    for start, size in pieces(0, len(data), MIB):
+        txn.write_bytes(key, start, bytes(view[start : start + size]))
 
 
 def parse_bytes(name: str, amount: int | str) -> int:

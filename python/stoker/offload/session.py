@@ -39,7 +39,7 @@ from stoker.offload.ledger import Ledger
 from stoker.offload.link import Link
 from stoker.offload.machine import Machine
 from stoker.offload.pager import Pager
-from stoker.offload.planes import Algorithm, Planes, Runtime, put, read_range, write_range
+from stoker.offload.planes import Algorithm, Planes, Runtime, put
 from stoker.offload.planner import Setting
 from stoker.offload.ranks import sharded_modules
 from stoker.offload.recompute import Auto, Recomputed, layers_of
@@ -619,7 +619,7 @@ class Session:
     def _plane_slice(self, plane: str, param: Param, dtype: torch.dtype) -> torch.Tensor:
         self.steps.late.catch_up(param.unit.block)
         where = self.planes.source or self.planes.store  # a decided step is read before it is committed
-        raw = read_range(where, f"{plane}/{param.unit.name}", param.offset * dtype.itemsize, param.numel * dtype.itemsize)
+        raw = self.planes.read(where, f"{plane}/{param.unit.name}", param.offset * dtype.itemsize, param.numel * dtype.itemsize)
         flat = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype, device="cpu")
         return torch.as_strided(flat, param.size, param.stride)
 
@@ -630,7 +630,8 @@ class Session:
         flat = torch.empty(param.numel, dtype=torch.float32, device="cpu")
         at = 0
         for run in moments.runs(param.unit.elements, param.offset, param.numel):
-            data, scales = read_range(where, key, run.data_at, run.data_bytes), read_range(where, key, run.scales_at, run.scales_bytes)
+            data = self.planes.read(where, key, run.data_at, run.data_bytes)
+            scales = self.planes.read(where, key, run.scales_at, run.scales_bytes)
             flat[at : at + run.count] = moments.decode(plane, run.count, data, scales)
             at += run.count
         return torch.as_strided(flat, param.size, param.stride)
@@ -719,12 +720,12 @@ class Session:
         at = 0
         for run in moments.runs(param.unit.elements, param.offset, param.numel):
             data, scales = moments.encode(plane, flat[at : at + run.count])
-            write_range(txn, key, run.data_at, data)
-            write_range(txn, key, run.scales_at, scales)
+            self.planes.write(txn, key, run.data_at, data)
+            self.planes.write(txn, key, run.scales_at, scales)
             at += run.count
 
     def _put_slice(self, txn, plane: str, param: Param, value: torch.Tensor) -> None:
-        write_range(txn, f"{plane}/{param.unit.name}", param.offset * value.dtype.itemsize, laid_out(param, value))
+        self.planes.write(txn, f"{plane}/{param.unit.name}", param.offset * value.dtype.itemsize, laid_out(param, value))
 
     def writing_weights(self) -> WeightWriting:
         """Begins to replace weights, as one durable commit."""
@@ -813,11 +814,11 @@ class WeightWriting:
     def stage(self, values: dict[Param, torch.Tensor]) -> None:
         """The float32 master of a bfloat16 weight becomes the weight itself. What has the bits that are there already is not written:
         a checkpoint that is loaded into the run that it was made of changes nothing, and leaves the masters as exact as they were."""
-        store = self._session.planes.store
+        planes = self._session.planes
         for param, value in values.items():
             value = value.detach().to(param.unit.dtype)
-            raw = laid_out(param, value)
-            if param not in self._params and raw == read_range(store, f"w/{param.unit.name}", param.offset * value.dtype.itemsize, len(raw)):
+            raw, at = laid_out(param, value), param.offset * value.dtype.itemsize
+            if param not in self._params and raw == planes.read(planes.store, f"w/{param.unit.name}", at, len(raw)):
                 continue
             self._session._put_slice(self._txn, "w", param, value)
             if param.unit.updated and param.unit.dtype == torch.bfloat16:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from stoker.errors import InvalidArgument
 from stoker.offload import record
 from stoker.offload.blocks import Block
-from stoker.offload.planes import MIB, Algorithm, Runtime, changing_bytes, store_capacity
+from stoker.offload.planes import Algorithm, Runtime, changing_bytes, pieces, store_capacity
 
 if TYPE_CHECKING:
     from stoker.offload.session import Session
@@ -86,5 +86,5 @@ def bring_back(store, name: str) -> None:
 def _restore(store, txn, then: dict, name: str) -> None:
     key, size = then["key"], then["bytes"]
     txn.resize(key, size)
-    for start in range(0, size, MIB):
-        txn.write_bytes(key, start, store.read_bytes(key, start, min(MIB, size - start), snapshot=name))
+    for start, part in pieces(0, size, then["chunk_bytes"]):
+        txn.write_bytes(key, start, store.read_bytes(key, start, part, snapshot=name))

@@ -1,0 +1,67 @@
+"""What reads or replaces weights and state between steps needs no more memory than training leaves of the budget."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import stoker
+from stoker.offload.blocks import partition
+from stoker.offload.moments import MODES
+from stoker.offload.optimizer import algorithm_of
+from stoker.offload.planes import MIB, PIECE, arena_bytes_for, divide
+from test_offload_features import adamw, assert_same, offload, weights  # noqa: F401 (offload is a fixture)
+
+USED = 256 << 10  # of the budget, by an open store
+
+
+def layers(dtype: torch.dtype) -> nn.Module:
+    """Their weights begin within a chunk and end within another, and optimizer state has as many chunks."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(300, 1700), nn.Linear(1700, 300)) for _ in range(2))).to(dtype)
+
+
+def everything(model, opt) -> dict[str, torch.Tensor]:
+    state = opt.state_dict(full=True)["state"]
+    return {**weights(model), **{f"{i}.{name}": value.clone() for i, entry in state.items() for name, value in entry.items()}}
+
+
+def trained(offload, dram: str, moments: str, **kwargs):
+    model, opt = offload(layers(torch.float32), dram=dram, moments=moments, **kwargs)
+    for step in range(2):
+        model(torch.full((2, 300), float(step))).square().mean().backward()
+        opt.step()
+        opt.zero_grad()
+    return model, opt
+
+
+@pytest.mark.parametrize("moments", ["exact", "8bit"])
+@pytest.mark.parametrize("dram", ["96MiB", "126MiB"])
+def test_all_reads_work_in_what_training_leaves_of_the_budget(offload, dram, moments):
+    model, opt = trained(offload, dram, moments)
+    for evicted in (False, True):
+        if evicted:
+            for block in opt._session.blocks:
+                opt._session.pager.discard(block)
+        for param in model.parameters():
+            with stoker.gather(param):
+                assert param.isfinite().all()
+        assert_same(model.state_dict(), weights(model))
+        assert all(value.isfinite().all() for value in everything(model, opt).values())
+
+
+@pytest.mark.parametrize("moments", MODES)
+@pytest.mark.parametrize("frozen", [None, torch.float64])
+def test_every_budget_leaves_room_for_a_chunk_and_a_piece(moments, frozen):
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))
+        if frozen is not None:
+            model.append(nn.Linear(512, 512, dtype=frozen).requires_grad_(False))
+    opt = adamw(model)
+    blocks, algorithm = partition(model, [p for group in opt.param_groups for p in group["params"]]), algorithm_of(opt, moments)
+    widest = 4 if frozen is None else frozen.itemsize
+    for mib in range(16, 1200):
+        arena = arena_bytes_for(mib * MIB, USED)
+        chunk = widest * divide(blocks, algorithm, arena).tile_elements
+        assert mib * MIB - USED - arena >= chunk + 2 * PIECE, f"{mib} MiB"
