@@ -28,11 +28,14 @@ def run(code: str, folder: Path) -> str:
 
 
 def test_example_trains_and_resumes(tmp_path: Path) -> None:
-    tail = "print(opt.committed_step, opt.step_count)"
+    tail = "print('now at', opt.committed_step, opt.step_count)"
+    steps = lambda shown: re.findall(r"^step (\d+): loss \d+\.\d+$", shown, re.M)
     code = example().replace("opt.close()", "opt.flush(); " + tail + "; opt.close()")
     assert tail in code
-    assert run(code.replace("20)", "3)"), tmp_path).split() == ["3", "3"]
-    assert run(code.replace("20)", "5)"), tmp_path).split() == ["5", "5"]
+    begun = run(code.replace("20)", "3)"), tmp_path)
+    assert steps(begun) == ["1", "2", "3"] and begun.endswith("now at 3 3\n")
+    resumed = run(code.replace("20)", "5)"), tmp_path)
+    assert steps(resumed) == ["4", "5"] and resumed.endswith("now at 5 5\n")
 
 
 @pytest.mark.skipif(not (ROOT / ".venv" / "bin" / "stoker").exists(), reason="there is no .venv with the command here: run `make build`")
