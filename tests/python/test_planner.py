@@ -79,7 +79,7 @@ def test_the_plan_of_auto_is_of_the_policy_that_runs(tmp_path, monkeypatch):
     plan = opt.plan(machine, 30.0)
     assert plan["policy"] == "speculate" and plan["step"] == plan["steps"]["speculate"]
     assert plan["reason"].startswith("what auto begins with; lazy would be the fastest: 0.25 s a step, against sync 3")
-    assert f"policy speculate ({plan['reason']})" in plan_text(plan, 36 << 20, "")
+    assert f"policy speculate ({plan['reason']})" in plan_text(plan, "36MiB", "")
     models.loss_of(model, models.batch(0)).backward()
     opt.step()
     assert opt.ledger.last["policy"] == plan["policy"]

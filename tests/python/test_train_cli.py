@@ -23,13 +23,16 @@ import torch
 import stoker
 from stoker import errors
 from stoker.offload.machine import CAUSES
+from stoker.offload import measure
+from stoker.train import trainer
 from stoker.train.cli import _make_absolute, _sentence, default_out, main, parser
 from stoker.train.progress import TrainingProgress
 from stoker.train.settings import Settings, human_bytes, write_json
+from stoker.train.stop import Stopped
 from stoker.train.trainer import WARM_UP
 
 SMALL = ["--vocabulary", "300", "--layers", "2", "--hidden", "64", "--heads", "2", "--feed-forward", "128", "--window", "32", "--batch", "4",
-         "--warmup", "2", "--eval-windows", "8", "--sample-tokens", "4", "--dram", "64MiB"]
+         "--warmup", "2", "--eval-windows", "8", "--sample-tokens", "4", "--dram", "64MiB", "--precision", "float32"]
 SUMMARY_KEYS = {"heldout_loss_before", "heldout_loss_after", "unigram_entropy", "steps", "parameters", "state_bytes", "dram_cap_bytes",
                 "dram_peak_bytes", "process_peak_bytes", "bytes_per_parameter_step", "stall_share", "seconds"}
 LINE_KEYS = {"step", "loss", "seconds", "tokens", "read_bytes", "written_bytes", "stall_seconds", "dram_bytes_peak", "policy", "committed"}
@@ -351,6 +354,39 @@ def test_without_out_a_finished_run_is_kept_and_an_unfinished_one_is_not_passed_
     assert [str(default_out(existing)) for existing in (False, True)] == ["out/train-2", "out/train"]
     hold("out/train-2", False)
     assert [str(default_out(existing)) for existing in (False, True)] == ["out/train-2", "out/train-2"]
+
+
+def test_a_wrong_option_is_one_whatever_run_a_user_has_left(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out" / "train").mkdir(parents=True)
+    write_json(tmp_path / "out" / "train" / "run.json", {"settings": {}})
+    for words in (["--dram", "lots"], ["--dram", "lots", "--resume"], ["--hidden", "64", "--heads", "3"]):
+        assert "stoker train --help" in refused(capsys, *words, status=2)
+
+
+def test_a_budget_too_small_is_told_before_the_text_is_read(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("stoker.train.trainer.Corpus", None)
+    shown = refused(capsys, "--out", str(tmp_path / "run"), "--dram", "1MiB")
+    assert re.search(r"the smallest budget that works is --dram \d+MiB$", shown) and not (tmp_path / "run").exists()
+
+
+def test_a_run_keeps_the_type_and_the_steps_that_it_chose(corpus, cache, tmp_path, monkeypatch, capsys):
+    """The quicker type, and as many steps as end in time; a resume does not measure them again."""
+    known = measure.Quickest("float32", {"bfloat16": 2e9, "float32": 40e9})
+    monkeypatch.setattr(trainer, "quickest_type", lambda tokens, width: known)
+    monkeypatch.setattr(trainer, "STEPS", 5)
+    words = [*arguments(corpus, cache, tmp_path / "run", 0), "--precision", "auto"]
+    monkeypatch.setattr(trainer.Run, "begin", lambda run: (_ for _ in ()).throw(Stopped(signal.SIGINT)))
+    assert main(words) == 130
+    assert "float32: this processor makes 40 GFLOP/s of products in it, and 2 in bfloat16" in capsys.readouterr().err
+    stored = json.loads((tmp_path / "run" / "run.json").read_text())["settings"]
+    assert (stored["precision"], stored["steps"]) == ("float32", 5)
+    monkeypatch.undo()
+    monkeypatch.setattr(trainer, "quickest_type", None)
+    assert main(["--out", str(tmp_path / "run"), "--resume", "--precision", "auto", "--steps", "0"]) == 0
+    shown = capsys.readouterr().err
+    assert "0:01 (hours:minutes) for the 5 steps to come" in shown and "step 5/5" in shown
+    assert len(ledger(tmp_path / "run")) == 5
 
 
 def test_paths_are_stored_absolute(tmp_path, monkeypatch):

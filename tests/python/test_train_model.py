@@ -147,7 +147,14 @@ def test_a_resume_takes_the_stored_settings_and_refuses_others(tmp_path):
         resolve({"data": ("/c",)}, stored)
 
 
-@pytest.mark.parametrize("given, words", [({"steps": 0}, "--steps must be at least 1"), ({"hidden": 100, "heads": 8}, "try --hidden 112"),
+def test_a_resume_keeps_what_its_run_chose(tmp_path):
+    stored = {"precision": "float32", "steps": 77}
+    assert resolve({"precision": "auto", "steps": 0}, stored) == resolve({}, stored) == Settings(precision="float32", steps=77)
+    with pytest.raises(InvalidArgument, match=r"--precision bfloat16 \(stored: float32\)"):
+        resolve({"precision": "bfloat16"}, stored)
+
+
+@pytest.mark.parametrize("given, words", [({"steps": -1}, "--steps must be at least 1"), ({"hidden": 100, "heads": 8}, "try --hidden 112"),
                                           ({"vocabulary": 100}, "at least 257"), ({"learning_rate": 0.0}, "above 0"),
                                           ({"stall_seconds": 0}, "--stall-seconds must be at least 1, not 0")])
 def test_settings_that_cannot_work_are_sentences(given, words):

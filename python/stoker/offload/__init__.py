@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from typing import Literal
 
 import torch
@@ -20,6 +21,7 @@ from stoker.offload.build import build, left_behind, sleep_between_operators
 from stoker.offload.compiled import refuse_cuda_graphs
 from stoker.offload.heap import keep_heap
 from stoker.offload.link import HostLink, open_link
+from stoker.offload.measure import quick_look
 from stoker.offload.optimizer import OffloadedOptimizer, algorithm_of
 from stoker.offload.planes import parse_bytes, store_capacity
 from stoker.offload.ranks import Ranks
@@ -27,6 +29,8 @@ from stoker.offload.session import META_MODEL, Choices, Session, check_stored
 from stoker.offload.snapshots import ONE_RANK, check_room
 
 __all__ = ["OffloadedOptimizer", "build", "gather", "offload"]
+
+LARGE = 1 << 20  # parameters; for fewer nobody waits for a product
 
 
 def offload(
@@ -94,6 +98,8 @@ def offload(
         raise InvalidArgument("no parameter of the optimizer requires a gradient: there is nothing to train")
     refuse_cuda_graphs(model)
     link = open_link(torch.device(device) if device is not None else _device_of(own))
+    if link is None:
+        _warn_of_a_slow_type(own)
     blocks = partition(model, optimized, algorithm.moments.group)
     buffers = stored_bytes(dict(model.named_buffers()))
     if agreement is not None:
@@ -158,6 +164,24 @@ def _device_of(params: set[nn.Parameter]) -> torch.device:
     if len(devices) > 1:
         raise InvalidArgument(f"the model's parameters are on {', '.join(sorted(map(str, devices)))}: say which one computes with device=")
     return next(iter(devices), torch.device("cpu"))
+
+
+_told: list[bool] = []  # whether the processor's slowness was told of in this process
+
+
+def _warn_of_a_slow_type(params: set[nn.Parameter]) -> None:
+    """Once in a process, where this processor takes twice as long for bfloat16 as for float32, and the model is large enough for that to matter."""
+    if _told or sum(param.numel() for param in params if param.dtype == torch.bfloat16) < LARGE:
+        return
+    rates = quick_look().flops
+    if rates["float32"] < 2 * rates["bfloat16"]:
+        return
+    _told.append(True)
+    warnings.warn(
+        f"this processor has no units for bfloat16: products of matrices run at {rates['bfloat16'] / 1e9:.2g} GFLOP/s in it, and at "
+        f"{rates['float32'] / 1e9:.2g} in float32; make the model with dtype=torch.float32, or give device= an accelerator",
+        stacklevel=3,
+    )
 
 
 def _check_shared(policy: str, snapshots: int, device: object, device_memory: object, weights: object, activations: str) -> None:

@@ -22,6 +22,7 @@ from stoker.offload.planes import MIB, Algorithm, Layout, arena_bytes_for, divid
 from stoker.offload.rehearsal import Course, Rehearsal
 
 # When updates run. A new policy of Steps is planned by its name alone: the rehearsal runs the code of Steps itself.
+TIE = 0.02  # of a step: what predictions differ by less is the same
 POLICIES = ("sync", "speculate", "lazy")
 # Only for the order of what depends on it, where nothing was measured; no second of it is shown.
 NOMINAL = Machine(read=3e9, write=3e9, flops=1e12, update_seconds=1e-9, byte_seconds=1e-10, commit_seconds=0.005)
@@ -141,7 +142,7 @@ def plan(
             "pinned": layout.pinned,
             "tiles": layout.staging,
             "state": retained,
-            "weights": setting.arena_bytes - layout.gradients - layout.staging - layout.pinned - retained,
+            "weights": min(sizes["weights"], setting.arena_bytes - layout.gradients - layout.staging - layout.pinned - retained),
             "retained_units": len(layout.retained),
             "smallest": layout.smallest,
         },
@@ -156,9 +157,15 @@ def _spilled(setting: Setting) -> dict[str, Any]:
     layout = setting.layout
     units = sum(len(block.updated_units) for block in setting.blocks)
     blocks, algorithm, used = setting.blocks, setting.algorithm, map_bytes(setting.blocks, setting.algorithm)
-    enough = smallest_mib(blocks, algorithm, used, spills=False)
-    while divide(blocks, algorithm, arena_bytes_for(enough * MIB, used)).spilled:  # beside more than the least of tiles
-        enough += 1
+    spill = lambda mib: divide(blocks, algorithm, arena_bytes_for(mib * MIB, used)).spilled  # beside more than the least of tiles
+    few = smallest_mib(blocks, algorithm, used, spills=False)
+    enough = few
+    while spill(enough):
+        enough += max(1, enough // 8)
+    while enough > few and enough - few > 1:
+        middle = (few + enough) // 2
+        few, enough = (middle, enough) if spill(middle) else (few, middle)
+    enough = few if not spill(few) else enough
     reason = (
         f"the gradients of {len(layout.spilled)} of {units} groups of parameters find no room in memory beside the blocks at work and two tiles of state; "
         f"with {enough} MiB they would"
@@ -186,9 +193,12 @@ def predict(
 def _choice(steps: dict[str, dict], timed: bool) -> dict[str, str]:
     if not timed:
         return {"policy": "speculate", "reason": "updates hide behind backward; nothing was measured that speaks against it"}
-    chosen = min(steps.values(), key=lambda row: row["seconds"])
+    least = min(row["seconds"] for row in steps.values())
+    ties = [row for row in steps.values() if row["seconds"] <= (1 + TIE) * least]
+    chosen = next((row for row in ties if row["policy"] == "speculate"), ties[0])  # what "auto" begins with
     others = ", ".join(f"{name} {row['seconds']:.2f} s" for name, row in steps.items() if row is not chosen)
-    return {"policy": chosen["policy"], "reason": f"{chosen['seconds']:.2f} s a step, against {others}"}
+    tie = f"; a difference below {TIE:.0%} is none" if len(ties) > 1 else ""
+    return {"policy": chosen["policy"], "reason": f"{chosen['seconds']:.2f} s a step, against {others}{tie}"}
 
 
 def limits(row: dict[str, Any], machine: Machine) -> dict[str, float]:

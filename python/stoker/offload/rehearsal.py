@@ -25,7 +25,8 @@ from stoker.offload.window import PLACES, Home, Place, Window, place_bytes
 
 PAGE = 4096
 CLASSES = ("weights", "remainder", "m", "v")
-TILES_A_STEP = 600  # at most; tiles of larger models are reckoned in groups
+TILES_A_STEP = 600  # tiles of larger models are reckoned in groups, of which two are there
+TILES_MOST = 3000  # in a step, whatever is there: a rehearsal is to take a tenth of a second
 _NOTHING = torch.empty(0)
 _CALL = ("", True, True)
 
@@ -171,11 +172,12 @@ class CountedSession:
         self.read, self.written = dict.fromkeys(CLASSES, 0), dict.fromkeys(CLASSES, 0)
         self.retained: dict[Unit, Piece] = {}
         elements = sum(unit.elements for unit in units if unit.updated)
-        group = max(1, min(layout.tiles // 2, elements // layout.tile_elements // TILES_A_STEP))
+        tiles = elements // layout.tile_elements
+        group = max(1, min(layout.tiles // 2, tiles // TILES_A_STEP), tiles // TILES_MOST)
         self._tile_bytes = layout.tile * group
         self._tile_elements = layout.tile_elements * group
         self._memory = [arena.take(size) for size in (*[layout.tile] * layout.tiles, layout.idle) if size]
-        self._free, self._lent = layout.tiles // group, 0
+        self._free, self._lent = max(2, layout.tiles // group), 0
         self._at_work = 0  # tiles of jobs
         self._valid: set[tuple[Unit, int]] = set()  # tiles of retained state that were read once
         self._waiting: deque[_Job] = deque()

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import InvalidArgument, StokerError
 from ..offload.machine import LINK, Machine
-from ..offload.measure import by_disk, kernel_seconds, measure_machine, product_flops
+from ..offload.measure import by_disk, kernel_seconds, measure_machine, product_flops, quickest_type
 from ..offload.moments import MODES
 from ..offload.planes import folders_of
 from ..train.settings import human_bytes
@@ -33,8 +33,10 @@ MODEL is a folder with a config.json of transformers, such a file, a folder of s
 
 _EPILOG = """\
 The disk is measured unless --disk gives its rates, the cores are those of this machine unless --cores says otherwise.
-Exit status: 0 it fits; 1 it does not, and a sentence says what would; 2 the command line is wrong."""
+Exit status: 0 there is a plan, also where the answer is that it does not fit, and a sentence says what would (1 with --check);
+1 it failed; 2 the command line is wrong."""
 
+KERNEL_COUNT = 1 << 20  # parameters that a kernel is measured with
 GPU_FLOPS = 70e12  # assumed where --gpu comes without --flops, as LINK without --link; the text says so
 
 
@@ -43,12 +45,20 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` tells what it takes\n")
 
 
-def quantity(text: str) -> float:
+class Amount(float):
+    """A number, and how it was written."""
+
+    text: str
+
+
+def quantity(text: str) -> Amount:
     """"7GB/s", "70T", "1.2P", "20GiB" -> a number."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGTP]?)(i?)(?:B|FLOPS?|flops?)?(?:/s)?\s*", text)
     if found is None or float(found[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no amount: write it as 7GB/s, 20GiB or 70T")
-    return float(found[1]) * (1024 if found[3] else 1000) ** " kMGTP".index(found[2].replace("K", "k") or " ")
+    amount = Amount(float(found[1]) * (1024 if found[3] else 1000) ** " kMGTP".index(found[2].replace("K", "k") or " "))
+    amount.text = text.strip()
+    return amount
 
 
 def disk(text: str) -> dict[str, float]:
@@ -70,16 +80,19 @@ def parser() -> argparse.ArgumentParser:
     add("--dram", type=quantity, required=True, metavar="BYTES", help="cap on the memory for weights, gradients, state and staging, as 20GiB")
     add("--store", metavar="DIR", help="where the store would be (several: comma-separated): its disk is measured, its free space looked at")
     add("--disk", type=disk, metavar="RATES", help="the disk's rates instead of measuring it: read=7GB/s,write=5GB/s (and mixed=)")
-    add("--seconds", type=float, default=4.0, help="about how long the disk is measured (default: 4)")
+    add("--seconds", type=float, default=2.0, help="about how long the disk is measured (default: 2)")
     add("--tokens", type=int, default=8192, help="tokens a step (default: 8192)")
     add("--gpu", type=quantity, metavar="BYTES", help="memory of the accelerator that computes; left out: the cores compute")
     add("--flops", type=quantity, metavar="RATE", help=f"operations a second that the products run at (measured on the cores; with --gpu {GPU_FLOPS / 1e12:.0f}T is assumed)")
     add("--link", type=quantity, metavar="RATE", help=f"bytes a second to the accelerator and back (default: {LINK / 1e9:.0f}GB/s)")
     add("--cores", type=int, help="cores of the machine (default: those of this one)")
-    add("--precision", choices=tuple(DTYPES), default="bfloat16", help="type of the weights (default: bfloat16, with exact float32 masters)")
+    add("--precision", choices=("auto", *DTYPES), default="auto",
+        help="type of the weights (default: auto, which is bfloat16, with exact float32 masters, unless these cores compute and multiply float32 quicker)")
     add("--moments", choices=tuple(MODES), default="exact", help="how the optimizer's moments are kept (default: exact)")
     add("--snapshots", type=int, default=0, metavar="N", help="steps kept on the disk beside the current one (default: 0; stoker.integrations.huggingface keeps 2)")
     add("--endurance", type=quantity, default=0.0, metavar="BYTES", help="what the drive may be written in its life, as 1200TB")
+    add("--total", type=quantity, metavar="TOKENS", help="tokens of the whole training, as 2G: tells how long that takes")
+    add("--check", action="store_true", help="end with 1 where it does not fit")
     add("--json", action="store_true", help="print the plan as one JSON object on standard output")
     return top
 
@@ -94,9 +107,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.tokens < 1 or (args.cores is not None and args.cores < 1) or args.seconds < 1:
         top.error("--tokens, --cores and --seconds are at least 1")
     try:
+        args.precision = _precision(args)
         described = describe(args.model, args.precision)
         wish = _wish(args, described)
-        result = {"model": described.origin, "machine": asdict(wish.machine), **outlook(wish)}
+        result = {"model": described.origin, "precision": args.precision, "machine": asdict(wish.machine), **outlook(wish)}
+        if args.total and "step" in result:
+            result |= {"total_tokens": args.total, "total_seconds": args.total / args.tokens * result["step"]["seconds"]}
     except InvalidArgument as error:
         top.error(str(error))
     except (StokerError, OSError) as error:
@@ -105,12 +121,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(json.dumps(result) if args.json else _text(result, args, wish.machine))
     for problem in result["problems"]:
         print(f"stoker plan: it does not fit: {problem}", file=sys.stderr)
-    return 0 if result["fits"] else 1
+    return 1 if args.check and not result["fits"] else 0
+
+
+def _precision(args: argparse.Namespace) -> str:
+    """As `stoker train` will choose it."""
+    if args.precision != "auto" or args.gpu or args.flops:
+        return args.precision.replace("auto", "bfloat16")
+    quickest = quickest_type(min(args.tokens, 1024), 1024)
+    print(f"precision    {quickest}", file=sys.stderr)
+    return quickest.name
 
 
 def _wish(args: argparse.Namespace, described: Described) -> Wish:
     folders = _folders(args.store)
     disks = [those[0] for those in by_disk([str(_existing(folder)) for folder in folders])]
+    if not args.disk:
+        print(f"measuring    {', '.join(disks)}, for about {args.seconds + 1:.0f} seconds", file=sys.stderr)
     machine = measure_machine([] if args.disk else disks, args.seconds, moments=args.moments)
     if args.disk:
         machine = replace(machine, read=args.disk["read"], write=args.disk["write"], mixed=args.disk.get("mixed", 0.0), share=1.0)
@@ -119,10 +146,15 @@ def _wish(args: argparse.Namespace, described: Described) -> Wish:
     machine = replace(machine, flops=flops, cores=args.cores or os.cpu_count() or 1, link=(args.link or LINK) if args.gpu else 0.0)
     held = sum(file.stat().st_blocks * 512 for file in (folder / "stoker.volume" for folder in folders) if file.is_file())
     space = sum(shutil.disk_usage(disk).free for disk in disks) + held if disks else None
-    others = {mode: kernel_seconds(moments=mode) for mode in MODES if mode != args.moments}
+    others = {mode: kernel_seconds(KERNEL_COUNT, moments=mode) for mode in MODES if mode != args.moments}
     return Wish(
-        described.blocks, int(args.dram), machine, args.tokens, args.moments, int(args.gpu or 0), space, held, args.endurance, args.snapshots, described.experts, others,
+        described.blocks, int(args.dram), machine, args.tokens, args.moments, int(args.gpu or 0), space, held, args.endurance, args.snapshots, described.experts, memory_bytes(), others, args.dram.text,
     )  # fmt: skip
+
+
+def memory_bytes() -> int:
+    """Of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _folders(store: str | None) -> list[Path]:
@@ -145,7 +177,11 @@ def _existing(folder: Path) -> Path:
 def _text(result: dict[str, Any], args: argparse.Namespace, machine: Machine) -> str:
     lines = [f"planned      {result['model']}, AdamW, {result['tokens']} tokens a step", f"machine      {rates_text(machine)}"]
     if "step" in result:
-        lines += [plan_text(result, int(args.dram), args.store or ""), *_time_lines(result)]
+        lines += [plan_text(result, args.dram.text, args.store or ""), *_time_lines(result)]
+    if result.get("dram", {}).get("activations"):
+        lines.append(f"activations  about {human_bytes(result['dram']['activations'])} beside the cap, of {result['tokens']} tokens at once (--activations of `stoker train` has them on the disk)")
+    if result.get("memory_is_enough"):
+        lines.append(f"without      all of it takes about {human_bytes(result['whole_in_memory'])}, and this machine has {human_bytes(memory_bytes())}: train without Stoker, or with a --dram that holds it")
     if result["gpu"]:
         gpu = result["gpu"]
         how = "recomputing activations" if gpu["recompute"] else "keeping activations"
@@ -172,5 +208,12 @@ def _time_lines(result: dict[str, Any]) -> list[str]:
         f"at least     {resources}: the bottleneck is the {result['bottleneck']}",
         f"hidden       {f'from {hidden} tokens a step on, storage takes less than a twentieth of it' if hidden else 'at no number of tokens: the cores that compute are those that update'}",
         f"byte mode    {advice(result)}",
+        *([f"in all       {duration(result['total_seconds'])} for {result['total_tokens']:.3g} tokens"] if "total_seconds" in result else []),
     ]
+
+
+def duration(seconds: float) -> str:
+    """"3 d 4:25", or "4:25" (hours:minutes)."""
+    days, minutes = divmod(-int(-seconds // 60), 24 * 60)
+    return f"{days} d " * bool(days) + f"{minutes // 60}:{minutes % 60:02} (hours:minutes)"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -35,7 +36,9 @@ class Wish:
     endurance_bytes: float = 0.0
     snapshots: int = 0  # steps that stay on the disk beside the current one
     experts: float = 1.0  # the part of a mixture's experts that a token goes through
+    memory_bytes: int = 0  # of the machine, all of it; 0: not known
     update_seconds: dict[str, float] = field(default_factory=dict)  # of the other byte modes, as machine.update_seconds is of `moments`
+    dram_text: str = ""  # the memory as it was written
 
 
 def outlook(wish: Wish) -> dict[str, Any]:
@@ -53,12 +56,16 @@ def outlook(wish: Wish) -> dict[str, Any]:
     plan = planner.plan(setting, wish.machine, compute)
     plan["step"] = row = plan["steps"][plan["policy"]]
     plan["dram"]["cap"] = wish.dram_bytes
+    plan["dram"]["activations"] = activations = activation_bytes(wish) if not wish.gpu_bytes else 0
+    whole = plan["state_bytes"] + plan["classes"]["gradients"] + activations
     resources = planner.limits(row, wish.machine)
     written = sum(row["written_bytes"].values())
     return {
         **result,
         **plan,
         "fits": not result["problems"],
+        "whole_in_memory": whole,
+        "memory_is_enough": not wish.gpu_bytes and whole <= wish.memory_bytes,
         "compute_alone_seconds": compute,
         "resource_seconds": resources,
         "bottleneck": max(resources, key=lambda name: resources[name]),
@@ -73,20 +80,26 @@ def outlook(wish: Wish) -> dict[str, Any]:
     }
 
 
+def activation_bytes(wish: Wish) -> int:
+    """What autograd keeps in memory of a step of so many tokens, about, where the cores compute. The cap does not count it."""
+    full, _, logits = _activation_bytes(wish.blocks, wish.experts)
+    width = max(unit.dtype.itemsize for block in wish.blocks for unit in block.units)
+    return (full * width // 2 + logits) * wish.tokens
+
+
 def tokens_hidden(wish: Wish, setting: Setting, policy: str, seconds_a_token: float, disk_seconds: float) -> int | None:
     """The tokens a step from which on less than HIDDEN of it waits for the storage, to within an eighth; None: none do.
 
     Computing must last at least as long as the disk is busy; from there on it is tried by rehearsal.
     """
-    tokens = max(1.0, disk_seconds / seconds_a_token)
-    for _ in range(12):
-        rounded = _round(tokens)
-        seconds = rounded * seconds_a_token
-        row = planner.predict(setting, wish.machine, seconds, policy)
-        if sum(row["stall_seconds"].values()) <= HIDDEN * row["seconds"]:
-            return rounded
-        tokens *= 1.125
-    return None
+    least = max(1.0, disk_seconds / seconds_a_token)
+    tried = [_round(least * 1.125**each) for each in range(12)]
+
+    def hides(tokens: int) -> bool:
+        row = planner.predict(setting, wish.machine, tokens * seconds_a_token, policy)
+        return sum(row["stall_seconds"].values()) <= HIDDEN * row["seconds"]
+
+    return next(iter(tried[bisect_left(tried, True, key=hides) :]), None)
 
 
 def _round(tokens: float) -> int:
@@ -96,22 +109,23 @@ def _round(tokens: float) -> int:
 
 
 def byte_modes(wish: Wish, compute: float, exact: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The fastest policy of each byte mode: {mode: {policy, seconds, bytes_per_parameter}}."""
+    """Each byte mode under the policy that is chosen: {mode: {policy, seconds, bytes_per_parameter}}."""
     modes = {}
     for mode in MODES:
         try:
-            made = exact if mode == wish.moments else _with_moments(wish, mode, compute)
+            row = exact["step"] if mode == wish.moments else _with_moments(wish, mode, compute, exact["policy"])
         except OverBudget:
             continue
-        row = made["steps"][made["policy"]]
         moved = sum(row["read_bytes"].values()) + sum(row["written_bytes"].values())
-        modes[mode] = {"policy": made["policy"], "seconds": row["seconds"], "bytes_per_parameter": moved / exact["parameters"]}
+        modes[mode] = {"policy": exact["policy"], "seconds": row["seconds"], "bytes_per_parameter": moved / exact["parameters"]}
     return modes
 
 
-def _with_moments(wish: Wish, mode: str, compute: float) -> dict[str, Any]:
+def _with_moments(wish: Wish, mode: str, compute: float, policy: str) -> dict[str, Any]:
+    """The row of that policy. It is the one of the wish's own moments: to ask all of them for each mode takes seconds, and tells no more."""
     setting = Setting.of(wish.blocks, planner.with_moments(ADAMW, mode), wish.dram_bytes, spills=not wish.gpu_bytes)
-    return planner.plan(setting, replace(wish.machine, update_seconds=wish.update_seconds.get(mode, wish.machine.update_seconds)), compute)
+    machine = replace(wish.machine, update_seconds=wish.update_seconds.get(mode, wish.machine.update_seconds))
+    return planner.predict(setting, machine, compute, policy)
 
 
 def advice(result: dict[str, Any]) -> str:
@@ -238,6 +252,6 @@ def _too_little_memory(wish: Wish) -> str:
     smallest = smallest_mib(wish.blocks, algorithm, planner.map_bytes(wish.blocks, algorithm), spills=not wish.gpu_bytes)
     gradients = sum(unit.weight_bytes for block in wish.blocks for unit in block.updated_units)
     why = f"the gradients of a step alone take {human_bytes(gradients)}" if wish.gpu_bytes else "they do not hold the blocks at work, their gradients and two tiles of state"
-    return (f"{human_bytes(wish.dram_bytes)} of memory are too little: {why}; "
+    return (f"{wish.dram_text or human_bytes(wish.dram_bytes)} of memory are too little: {why}; "
             f"--dram {smallest}MiB is the least that works" + (f" ({smallest / 1024:.1f} GiB)" if smallest > 1024 else ""))
 

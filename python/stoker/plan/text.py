@@ -12,12 +12,12 @@ WAITING = {"weights": "weights", "state": "state", "gradients": "gradients", "wr
            "checkpoint": "checkpoint", "data": "data", "activations": "activations"}  # what the training thread waits for
 
 
-def plan_text(plan: dict[str, Any], dram_bytes: int, store: str) -> str:
-    """`plan` as opt.plan() gives it."""
+def plan_text(plan: dict[str, Any], dram: str, store: str) -> str:
+    """`plan` as opt.plan() gives it; `dram` as it was written."""
     parameters, state = plan["parameters"], plan["state_bytes"]
     lines = [
         f"model        {parameters / 1e6:.1f} M parameters, states {human_bytes(state)} "
-        f"({state / parameters:.1f} B a parameter) = {state / dram_bytes:.1f} x the memory cap of {human_bytes(dram_bytes)}",
+        f"({state / parameters:.1f} B a parameter) = {state / plan['dram']['cap']:.1f} x the memory cap of {dram}",
         f"on disk      {classes_text({k: v for k, v in plan['classes'].items() if k != 'gradients'})}{', in ' if store else ''}{store}",
         f"in memory    {classes_text({k: plan['dram'][k] for k in IN_MEMORY})}{_pages(plan)}",
         *moves(plan["step"], parameters),

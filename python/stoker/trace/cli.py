@@ -16,7 +16,7 @@ import stoker
 
 from ..bench.model import Model, step_loss
 from ..bench.offload import add_model_options
-from ..errors import StokerError
+from ..errors import StokerError, naming
 from ..offload.planes import parse_bytes
 
 STEPS_BEFORE = 3  # the order is recorded in the first; the moments are no sparse zeros any more
@@ -36,13 +36,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         row = _trace(args)
     except (StokerError, OSError) as error:
-        print(f"stoker trace: {error}", file=sys.stderr)
+        plain = isinstance(error, StokerError) or not error.filename
+        what = error if plain else f"{error.filename} cannot be used ({error.strerror}); choose another with --out or --dir"
+        print(f"stoker trace: {what}", file=sys.stderr)
         return 1
     print(f"written      {args.out}: step {row['step']}, {row['seconds']:.3g} s, policy {row['policy']}", file=sys.stderr)
     return 0
 
 
 def _trace(args: argparse.Namespace) -> dict:
+    with naming(args.out), open(args.out, "ab"):  # before there is work that would be in vain
+        pass
     with tempfile.TemporaryDirectory(dir=args.dir, prefix="stoker-trace-") as store:
         model = stoker.build(lambda: Model(args.layers, args.width, args.vocabulary).to(torch.bfloat16), seed=0, store=store, dram=args.dram)
         model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=1e-4), store=store, dram=args.dram, policy=args.policy)

@@ -152,25 +152,38 @@ def initialise(model: Model) -> None:
 
 
 def compute_seconds(config: ModelConfig, dtype: torch.dtype, batch: int, device: torch.device) -> float:
-    """Forward and backward of a step with nothing beside them: one block is timed for all, and the head with the loss."""
+    """Forward and backward of a step with nothing beside them: one block is timed for all, and the head with the loss. In about two seconds:
+    where they are slow, a part of the batch is timed."""
     block, head = Block(config, dtype).to(device), nn.Linear(config.hidden, config.vocabulary, bias=False, dtype=dtype, device=device)
     x = torch.randn(batch, config.window, config.hidden, dtype=dtype, device=device, requires_grad=True)
     cos, sin = rotary(config.window, config, x)
     targets = torch.zeros(batch * config.window, dtype=torch.int64, device=device)
-    layer = lambda: block(x, cos, sin).backward(x)
-    ends = lambda: F.cross_entropy(head(x).flatten(0, 1).float(), targets).backward()
-    return config.layers * _seconds(layer, device) + _seconds(ends, device)
+
+    def layer(part: int) -> None:
+        block(x[:part], cos, sin).backward(x[:part])
+
+    def ends(part: int) -> None:
+        F.cross_entropy(head(x[:part]).flatten(0, 1).float(), targets[: part * config.window]).backward()
+
+    return config.layers * _seconds(layer, batch, device) + _seconds(ends, batch, device)
 
 
-def _seconds(run: Callable[[], object], device: torch.device, times: int = 3) -> float:
-    taken = []
-    for _ in range(times + 1):
+def _seconds(run: Callable[[int], object], batch: int, device: torch.device, bound: float = 1.0) -> float:
+    """Of run(batch), from as large a part of the batch as `bound` seconds allow; the first call does not count."""
+    begun, part, took = time.perf_counter(), 1, []
+    while True:
         started = time.perf_counter()
-        run()
+        run(part)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        taken.append(time.perf_counter() - started)
-    return statistics.median(taken[1:])
+        now = time.perf_counter()
+        if part == batch:
+            took.append(now - started)
+        if len(took) == 4:
+            return statistics.median(took[1:])
+        if now - begun + (now - started) * min(4, batch / part) > bound:
+            return min(took, default=(now - started) * batch / part)
+        part = min(batch, 4 * part)
 
 
 def next_token_loss(model: nn.Module, windows: Tensor) -> Tensor:

@@ -61,6 +61,12 @@ class TrainingProgress:
             self._bar.close()
 
 
+def clock(seconds: float) -> str:
+    """5025 -> "1:24": hours and minutes, rounded up."""
+    minutes = -int(-seconds // 60)
+    return f"{minutes // 60}:{minutes % 60:02}"
+
+
 def counting_bar(total: int, what: str) -> tqdm:
     """A plain bar for the phases before and after the training; silent where stderr is no terminal."""
     return tqdm(total=total, desc=what, leave=False, disable=None, dynamic_ncols=True)

@@ -14,6 +14,10 @@ _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kb": 1000, "kib": 1 << 10, "m": 1 << 20,
           "g": 1 << 30, "gb": 10**9, "gib": 1 << 30, "t": 1 << 40, "tb": 10**12, "tib": 1 << 40}
 RUN_FILE = "run.json"
 
+STEPS, STEPS_SECONDS = 230, 330  # of a run that names none
+# Settings that a run chooses by measuring, with what stands for that. A resume keeps what was chosen.
+CHOSEN = {"steps": 0, "precision": "auto"}
+
 # What may be another at a resume: where things lie and how fast they go, nothing that the numbers depend on.
 FREE_AT_RESUME = ("dram", "policy", "activations", "device", "store", "cache", "stall_seconds", "eval_windows", "sample_tokens")
 
@@ -24,7 +28,7 @@ class UsageError(InvalidArgument):
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings of a run. The defaults are tuned to end in about six minutes on two cores."""
+    """All settings of a run. The defaults are such that it ends in about six minutes on two cores."""
 
     data: tuple[str, ...] = ()  # files and folders of text; none: the kernel documentation
     tokenizer: str = ""  # a tokenizer.json to use instead of learning one
@@ -35,13 +39,13 @@ class Settings:
     feed_forward: int = 1728
     window: int = 128  # tokens
     batch: int = 16  # windows a step
-    steps: int = 230
+    steps: int = 0  # 0: STEPS, or as many as end within STEPS_SECONDS
     learning_rate: float = 2e-3
     warmup: int = 15  # steps
     weight_decay: float = 0.1
     clip: float = 1.0  # limit of the gradient norm
     seed: int = 0
-    precision: str = "bfloat16"
+    precision: str = "auto"  # until it was measured
     moments: str = "exact"
     dram: str = "95MiB"
     policy: str = "auto"
@@ -59,10 +63,12 @@ class Settings:
 
     def check(self) -> None:
         """Raise UsageError with a sentence for values that cannot work together."""
-        least_one = ("layers", "hidden", "heads", "feed_forward", "window", "batch", "steps", "eval_windows", "stall_seconds")
+        least_one = ("layers", "hidden", "heads", "feed_forward", "window", "batch", "eval_windows", "stall_seconds")
         for name in least_one:
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        if self.steps < 0:
+            raise UsageError(f"--steps must be at least 1, or 0 for as many as end in six minutes, not {self.steps}")
         if self.vocabulary < 257:
             raise UsageError(f"--vocabulary must be at least 257 (256 bytes and the end of text), not {self.vocabulary}")
         if self.hidden % (2 * self.heads):
@@ -110,9 +116,11 @@ def resolve(given: dict[str, Any], stored: dict[str, Any] | None) -> Settings:
         kept = {name: tuple(value) if isinstance(value, list) else value
                 for name, value in stored.items() if name in known}
         before = Settings(**kept)
+        given = {name: value for name, value in given.items() if name not in CHOSEN or value != CHOSEN[name]}
         settings = Settings(**{**kept, **given})
         differ = [f"--{name.replace('_', '-')} {_shown(getattr(settings, name))} (stored: {_shown(getattr(before, name))})"
-                  for name in known if name not in FREE_AT_RESUME and getattr(settings, name) != getattr(before, name)]
+                  for name in known if name not in FREE_AT_RESUME and getattr(settings, name) != getattr(before, name)
+                  and kept.get(name) != CHOSEN.get(name, name)]
         if differ:
             raise InvalidArgument("the stored run has other settings: " + ", ".join(sorted(differ)) +
                                   "; leave them out to resume, or give another --out to start a new run")

@@ -21,25 +21,26 @@ import stoker
 
 from ..data import CorpusError, Loader, TokenFile, Windows, default_corpus, load_tokenizer, prepare_apart
 from ..errors import AlreadyExists, InvalidArgument, NotFound, StokerError
+from ..offload.blocks import partition
 from ..offload.link import open_link
 from ..offload.machine import LINK
-from ..offload.measure import measure_machine
-from ..offload.planner import compare
+from ..offload.measure import TYPES, measure_machine, quickest_type
+from ..offload.planner import Setting, compare, with_moments
+from ..plan.outlook import ADAMW
 from ..plan.text import comparison_text, event_text, plan_text, rates_text
 from .evaluate import chosen_windows, continuation, heldout_loss, unigram_entropy
 from .export import export_model
 from .ledger_file import LedgerFile, read_ledger
 from .memory import MemoryPeak
 from .model import Model, ModelConfig, compute_seconds, initialise, next_token_loss
-from .progress import TrainingProgress, counting_bar, say
+from .progress import TrainingProgress, clock, counting_bar, say
 from .report import write_report
-from .settings import RUN_FILE, Settings, UsageError, write_json, write_run
+from .settings import RUN_FILE, STEPS, STEPS_SECONDS, Settings, UsageError, write_json, write_run
 from .stop import Stopped, StopSignals
 
 if TYPE_CHECKING:
     from ..offload.machine import Machine
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 SUMMARY_FILE, LEDGER_FILE, REPORT_FILE = "summary.json", "ledger.jsonl", "report.html"
 STORE_FOLDER, EXPORT_FOLDER = "store", "export"
 PROBE_SECONDS, PROBE_BYTES = 1.0, 16 << 20  # to measure the machine with before a run
@@ -108,6 +109,7 @@ class Run:
         self.device = choose_device(settings.device)
         say(f"device       {torch.cuda.get_device_name(self.device) if self.device.type == 'cuda' else self.device}")
         self.store = settings.store or str((out / STORE_FOLDER).resolve())
+        check_memory(settings)
         out.mkdir(parents=True, exist_ok=True)
         self.corpus = Corpus(settings, out, rebuild)
         say(self.corpus.describe())
@@ -121,25 +123,49 @@ class Run:
         self.begun_here = stored is None
         self._made = [file for file in volume_files(self.store) if not file.exists()]
         write_run(out, settings, **self.facts)
+        # Before the model is made or taken up: this draws random numbers, which belong to the run from there on.
+        self._choose(precision=self._precision())
         self.machine = self._measure()
-        # Before the model is made or taken up: it draws random numbers, which belong to the run from there on.
-        compute = compute_seconds(self.config, _DTYPES[settings.precision], settings.batch, self.device) if self.machine else 0.0
+        compute = compute_seconds(self.config, TYPES[self.settings.precision], settings.batch, self.device) if self.machine else 0.0
         try:
             self.model, self.opt = self._offload(resume=stored is not None)
+            self.plan = self.opt.plan(self.machine, compute)
+            self._choose(steps=self._steps())
         except BaseException:
             self.undo()
             raise
+        settings = self.settings
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.opt, lambda step: rate_at(step, settings))
         self.ledger = LedgerFile(out / LEDGER_FILE)
         self.opt.attach(scheduler=self.scheduler, loader=self.loader, ledger=self.ledger)
         for group, rate in zip(self.opt.param_groups, self.scheduler.get_last_lr(), strict=True):
             group["lr"] = rate  # making a scheduler sets the rate of step 0; a resumed run is elsewhere
-        self.plan = self.opt.plan(self.machine, compute)
         self.began_at = self.opt.step_count  # steps up to here are other processes', whose settings may have been others
         self.before = self.facts.get("heldout_loss_before")
         self.after: float | None = None
         self.sample = ("", "")
         self.finished = False
+
+    def _choose(self, **chosen: Any) -> None:
+        """The run keeps what it chose, whatever a resume would measure."""
+        self.settings = replace(self.settings, **chosen)
+        write_run(self.out, self.settings, **self.facts)
+
+    def _precision(self) -> str:
+        """The type of the weights: the one that this processor multiplies quicker, unless one is named."""
+        if self.settings.precision != "auto":
+            return self.settings.precision
+        if self.device.type != "cpu":
+            return "bfloat16"
+        quickest = quickest_type(self.settings.batch * self.settings.window, self.config.hidden)
+        say(f"precision    {quickest}")
+        return quickest.name
+
+    def _steps(self) -> int:
+        """As many as end within STEPS_SECONDS, if none are named, but enough to learn something."""
+        if self.settings.steps:
+            return self.settings.steps
+        return min(STEPS, max(2 * self.settings.warmup, int(STEPS_SECONDS / self.plan["step"].get("seconds", 1e-9))))
 
     def _measure(self) -> Machine | None:
         """What the plan reckons with; None where the disk cannot be measured, and then the plan has no seconds."""
@@ -147,6 +173,7 @@ class Run:
         try:
             for file in volumes:
                 file.parent.mkdir(parents=True, exist_ok=True)
+            say("measuring    the disk and this processor, for a few seconds")
             machine = measure_machine([str(file.parent) for file in volumes], PROBE_SECONDS, PROBE_BYTES, self.settings.moments)
         except (StokerError, OSError) as error:
             say(f"not planned  how long a step takes: {error}")
@@ -163,7 +190,7 @@ class Run:
         self.corpus_key = key
 
     def _offload(self, resume: bool):
-        settings, dtype = self.settings, _DTYPES[self.settings.precision]
+        settings, dtype = self.settings, TYPES[self.settings.precision]
 
         def make() -> Model:
             model = Model(self.config, dtype)
@@ -196,12 +223,15 @@ class Run:
     def begin(self) -> None:
         """Print the plan; measure the untrained model, once in a run's life."""
         settings = self.settings
-        say(plan_text(self.plan, settings.dram_bytes, self.store))
+        say(plan_text(self.plan, settings.dram, self.store))
         say(f"training     {settings.batch * settings.window} tokens a step, {settings.steps} steps in all")
         if self.before is None:
             self.before = self.evaluate("held-out loss before")
             write_run(self.out, settings, **self.facts, heldout_loss_before=self.before)
         say(f"held-out     loss {self.before:.3f} before the training, unigram entropy {self.entropy:.3f} nats a token")
+        if seconds := self.plan["step"].get("seconds"):
+            left = settings.steps - self.opt.step_count
+            say(f"expected     {clock(seconds * left)} (hours:minutes) for the {left} steps to come, as planned")
         if self.opt.step_count:
             say(f"resumed      at step {self.opt.step_count} of {settings.steps}")
 
@@ -260,6 +290,17 @@ class Run:
         self.loader.close()
         self.opt.close()
         self.corpus.tokens.close()
+
+
+def check_memory(settings: Settings) -> None:
+    """OverBudget for a cap in which this model cannot be trained, before the text is read. That counts with no more than what is known of the
+    vocabulary and the type by now."""
+    dtype = TYPES.get(settings.precision, torch.bfloat16)
+    vocabulary = settings.vocabulary if not settings.tokenizer else 257
+    config = ModelConfig(vocabulary, settings.layers, settings.hidden, settings.heads, settings.feed_forward, settings.window)
+    with torch.device("meta"):
+        model = Model(config, dtype)
+    Setting.of(partition(model, model.parameters()), with_moments(ADAMW, settings.moments), settings.dram_bytes)
 
 
 def volume_files(store: str) -> list[Path]:
