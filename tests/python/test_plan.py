@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from stoker import _core
-from stoker.offload import measure
+from stoker.offload import measure, planner
 from stoker.offload.machine import Machine
+from stoker.offload.rehearsal import CountedSession
 from stoker.plan import cli
 from stoker.plan.cli import main, quantity
 from stoker.plan.outlook import gpu_memory
@@ -26,10 +27,11 @@ def known_processor(monkeypatch):
     known = Machine(read=1e12, write=1e12, update_seconds=1e-9, byte_seconds=4e-11, commit_seconds=0.005)
     monkeypatch.setattr(cli, "measure_machine", lambda folders, seconds, moments: known)
     monkeypatch.setattr(cli, "kernel_seconds", lambda moments: known.update_seconds)
+    monkeypatch.setattr(cli, "quickest_type", lambda tokens, width: measure.Quickest("bfloat16", {"bfloat16": 1e11, "float32": 5e10}))
 
 
 def planned(capsys, *words: str) -> dict:
-    status = main([*words, "--json"])
+    status = main([*words, "--json", "--check"])
     made = capsys.readouterr()
     result = json.loads(made.out)
     assert status == (0 if result["fits"] else 1), made.err
@@ -188,21 +190,21 @@ def test_the_text_says_all_of_it(tmp_path, capsys):
     ],
 )
 def test_what_does_not_fit_is_told_with_what_would(words, sentence, capsys):
-    assert main(words) == 1
+    assert main([*words, "--check"]) == 1
     said = capsys.readouterr().err
     assert said.startswith("stoker plan: it does not fit: ") and sentence in said
 
 
 def test_what_it_names_as_the_least_works(capsys):
-    assert main(["125M", "--dram", "128MiB", *DISK]) == 1
+    assert main(["125M", "--dram", "128MiB", *DISK]) == 0, "that it does not fit is an answer"
     least = int(capsys.readouterr().err.split("--dram ")[1].split("MiB")[0])
-    assert main(["125M", "--dram", f"{least}MiB", *DISK]) == 0
-    assert main(["125M", "--dram", f"{least - 1}MiB", *DISK]) == 1
+    assert main(["125M", "--dram", f"{least}MiB", "--check", *DISK]) == 0
+    assert main(["125M", "--dram", f"{least - 1}MiB", "--check", *DISK]) == 1
 
 
 def test_a_full_disk_is_told(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(cli.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10 << 30}))
-    assert main(["1B", "--dram", "4GiB", "--store", str(tmp_path / "not" / "there"), *DISK]) == 1
+    assert main(["1B", "--dram", "4GiB", "--store", str(tmp_path / "not" / "there"), "--check", *DISK]) == 1
     assert "GB free, and two versions" in capsys.readouterr().err
 
 
@@ -235,7 +237,7 @@ def test_what_the_store_has_already_is_free_for_it(tmp_path, capsys, monkeypatch
 
 def test_two_folders_of_one_disk_have_its_room_once(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(cli.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 20 << 30}))
-    assert main(["1B", "--dram", "4GiB", "--store", f"{tmp_path}/a,{tmp_path}/b", *DISK]) == 1
+    assert main(["1B", "--dram", "4GiB", "--store", f"{tmp_path}/a,{tmp_path}/b", "--check", *DISK]) == 1
     assert "21.5 GB free" in capsys.readouterr().err
 
 
@@ -359,3 +361,35 @@ def test_all_ways_to_name_a_model_agree(tmp_path):
 @pytest.mark.parametrize(("text", "value"), [("7GB/s", 7e9), ("20GiB", 20 * GIB), ("70T", 70e12), ("1.5 PB", 1.5e15), ("4096", 4096), ("2KiB", 2048)])
 def test_amounts(text, value):
     assert quantity(text) == value
+
+
+def test_a_tie_total_time_and_activations(capsys):
+    """What is asked for and what the cap does not hold; and the amounts as they were written."""
+    plan = planned(capsys, "125M", "--dram", "2GiB", "--tokens", "1000", "--total", "2G", *DISK)
+    assert plan["total_seconds"] == pytest.approx(2e6 * plan["step"]["seconds"])
+    assert plan["dram"]["weights"] <= plan["classes"]["weights"]
+    assert plan["dram"]["activations"] > 1000 * 2 * 10 * 12 * 768  # ten widths a layer, at least
+    assert plan["whole_in_memory"] == plan["state_bytes"] + plan["classes"]["gradients"] + plan["dram"]["activations"]
+    steps = {name: {"policy": name, "seconds": seconds} for name, seconds in (("sync", 0.99), ("speculate", 1.0), ("lazy", 1.5))}
+    assert planner._choice(steps, True) == {"policy": "speculate", "reason": "1.00 s a step, against sync 0.99 s, lazy 1.50 s; a difference below 2% is none"}
+    steps["sync"]["seconds"] = 0.9
+    assert planner._choice(steps, True)["policy"] == "sync"
+
+
+def test_a_model_that_fits_in_memory_is_told_so(capsys, monkeypatch):
+    words = ["125M", "--dram", "1.5GiB", "--tokens", "500", *DISK]
+    for memory, told in ((64 * GIB, True), (GIB, False)):
+        monkeypatch.setattr(cli, "memory_bytes", lambda memory=memory: memory)
+        assert main(words) == 0
+        text = capsys.readouterr().out
+        assert ("train without Stoker" in text) == told and "the memory cap of 1.5GiB" in text
+
+
+@pytest.mark.parametrize("model, dram", [("7B", "16GiB"), ("70B", "64GiB")])
+def test_a_plan_rehearses_few_steps_of_few_tiles(capsys, monkeypatch, model, dram):
+    """So that it is there in seconds, whatever the model."""
+    tiles, rehearsals, init, advance = [0], [0], CountedSession.__init__, CountedSession._advance
+    monkeypatch.setattr(CountedSession, "_advance", lambda *args: tiles.__setitem__(0, tiles[0] + 1) or advance(*args))
+    monkeypatch.setattr(CountedSession, "__init__", lambda *args: rehearsals.__setitem__(0, rehearsals[0] + 1) or init(*args))
+    assert main([model, "--dram", dram, "--tokens", "4096", *DISK]) == 0
+    assert rehearsals[0] <= 9 and tiles[0] <= rehearsals[0] * 8 * 4000

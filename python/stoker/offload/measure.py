@@ -50,7 +50,7 @@ def disk_rates(directory: str, seconds: float = 8.0) -> dict[str, float]:
     return json.loads(done.stdout)["best_bytes_per_second"]
 
 
-def kernel_seconds(count: int = 16 << 20, moments: str = "exact") -> float:
+def kernel_seconds(count: int = 1 << 20, moments: str = "exact") -> float:
     """Core-seconds an element of the fused AdamW kernel over `count` bfloat16 parameters in memory, its moments kept so."""
     weight, rest, grad = (torch.zeros(count, dtype=torch.int16, device="cpu") for _ in range(3))
     m, v = (torch.zeros(count * MODES[moments].element_bytes, dtype=torch.uint8, device="cpu") for _ in range(2))

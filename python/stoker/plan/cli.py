@@ -36,7 +36,6 @@ The disk is measured unless --disk gives its rates, the cores are those of this 
 Exit status: 0 there is a plan, also where the answer is that it does not fit, and a sentence says what would (1 with --check);
 1 it failed; 2 the command line is wrong."""
 
-KERNEL_COUNT = 1 << 20  # parameters that a kernel is measured with
 GPU_FLOPS = 70e12  # assumed where --gpu comes without --flops, as LINK without --link; the text says so
 
 
@@ -107,8 +106,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.tokens < 1 or (args.cores is not None and args.cores < 1) or args.seconds < 1:
         top.error("--tokens, --cores and --seconds are at least 1")
     try:
+        described = describe(args.model, args.precision.replace("auto", "bfloat16"))
+        _folders(args.store)
         args.precision = _precision(args)
-        described = describe(args.model, args.precision)
+        if args.precision != "bfloat16":
+            described = describe(args.model, args.precision)
         wish = _wish(args, described)
         result = {"model": described.origin, "precision": args.precision, "machine": asdict(wish.machine), **outlook(wish)}
         if args.total and "step" in result:
@@ -128,9 +130,8 @@ def _precision(args: argparse.Namespace) -> str:
     """As `stoker train` will choose it."""
     if args.precision != "auto" or args.gpu or args.flops:
         return args.precision.replace("auto", "bfloat16")
-    quickest = quickest_type(min(args.tokens, 1024), 1024)
-    print(f"precision    {quickest}", file=sys.stderr)
-    return quickest.name
+    args.quickest = quickest_type(min(args.tokens, 1024), 1024)
+    return args.quickest.name
 
 
 def _wish(args: argparse.Namespace, described: Described) -> Wish:
@@ -146,7 +147,7 @@ def _wish(args: argparse.Namespace, described: Described) -> Wish:
     machine = replace(machine, flops=flops, cores=args.cores or os.cpu_count() or 1, link=(args.link or LINK) if args.gpu else 0.0)
     held = sum(file.stat().st_blocks * 512 for file in (folder / "stoker.volume" for folder in folders) if file.is_file())
     space = sum(shutil.disk_usage(disk).free for disk in disks) + held if disks else None
-    others = {mode: kernel_seconds(KERNEL_COUNT, moments=mode) for mode in MODES if mode != args.moments}
+    others = {mode: kernel_seconds(moments=mode) for mode in MODES if mode != args.moments}
     return Wish(
         described.blocks, int(args.dram), machine, args.tokens, args.moments, int(args.gpu or 0), space, held, args.endurance, args.snapshots, described.experts, memory_bytes(), others, args.dram.text,
     )  # fmt: skip
@@ -177,6 +178,8 @@ def _existing(folder: Path) -> Path:
 def _text(result: dict[str, Any], args: argparse.Namespace, machine: Machine) -> str:
     lines = [f"planned      {result['model']}, AdamW, {result['tokens']} tokens a step", f"machine      {rates_text(machine)}"]
     if "step" in result:
+        if "quickest" in args:
+            lines.append(f"precision    {args.quickest}")
         lines += [plan_text(result, args.dram.text, args.store or ""), *_time_lines(result)]
     if result.get("dram", {}).get("activations"):
         lines.append(f"activations  about {human_bytes(result['dram']['activations'])} beside the cap, of {result['tokens']} tokens at once (--activations of `stoker train` has them on the disk)")
