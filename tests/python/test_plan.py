@@ -385,7 +385,7 @@ def test_a_model_that_fits_in_memory_is_told_so(capsys, monkeypatch):
         assert ("train without Stoker" in text) == told and "the memory cap of 1.5GiB" in text
 
 
-@pytest.mark.parametrize("model, dram", [("7B", "16GiB"), ("70B", "64GiB")])
+@pytest.mark.parametrize("model, dram", [("70B", "64GiB")])
 def test_a_plan_rehearses_few_steps_of_few_tiles(capsys, monkeypatch, model, dram):
     """So that it is there in seconds, whatever the model."""
     tiles, rehearsals, init, advance = [0], [0], CountedSession.__init__, CountedSession._advance
