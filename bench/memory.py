@@ -1,12 +1,13 @@
-"""What a training process takes beside its cap: peaks by model, type and policy, and the table of docs/numbers.md.
+"""What a training process takes beside its cap: peaks by model, and the table of docs/numbers.md.
 
-    .venv/bin/python bench/memory.py                          all cases, into bench/results/memory.json
-    .venv/bin/python bench/memory.py --only linear96          those whose name has that in it; others keep their rows
+    .venv/bin/python bench/memory.py                   all cases, into bench/results/memory.json
+    .venv/bin/python bench/memory.py --only linear96   those named so; the others keep their rows
     .venv/bin/python bench/memory.py --markdown bench/results/memory.json
 
-Each case is a process of its own. Memory is RssAnon + RssShmem + HugetlbPages, sampled every 5 ms. `base` is the process
-after its imports and a step of a very small model in memory. Allowed are base + dram + the bytes that autograd saves
-for the same model + 32 MiB; while stoker.offload() takes over a model in memory also that model.
+Each case is a process of its own. Memory is RssAnon + RssShmem + HugetlbPages, sampled every 5 ms.
+`base` is the process after its imports and a step of a very small model in memory. Allowed are
+base + dram + the bytes that autograd saves for the same model + 32 MiB; while stoker.offload()
+takes over a model in memory also that model.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ ROOT = Path(__file__).resolve().parent.parent
 MIB = 1 << 20
 SLACK = 32 * MIB
 POLICIES = ("auto", "sync", "speculate", "lazy")
+FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 TYPES = ("float32", "bfloat16")
-DRAM = {"linear": 60, "small": 32, "large": 352, "embedding": 640, "gpt": 224}  # MiB; each fits the largest layer
+# MiB; each fits the largest layer.
+DRAM = {"linear": 60, "small": 32, "large": 352, "embedding": 640, "gpt": 224}
 
 
 @dataclass(frozen=True)
 class Case:
-    """`model`: a name, and how many layers of it, as linear96. `way`: plain construction, or stoker.build()."""
+    """`model`: a name and how many layers, as linear96. `way`: plain construction, or build()."""
 
     model: str
     type: str
@@ -56,25 +59,28 @@ def cases() -> list[Case]:
     return wide + [Case(model, kind, "auto", "build") for model in models for kind in TYPES]
 
 
-# -- one case, in a process of its own -----------------------------------------------------------------------------------
+# -- one case, in a process of its own -------------------------------------------------------------
 
 
 def make(case: Case) -> Any:
     import torch
     from torch import nn
 
-    torch.set_default_dtype(getattr(torch, case.type))  # a model that is converted was twice in memory
+    # A model that is converted later was in memory twice.
+    torch.set_default_dtype(getattr(torch, case.type))
     kind, layers = case.model.rstrip("0123456789"), int("".join(filter(str.isdigit, case.model)))
     half = case.type == "bfloat16"
+
+    def transformer(width: int, _out: int) -> nn.Module:
+        how = {"dropout": 0.0, "batch_first": True, "norm_first": True}
+        return nn.TransformerEncoderLayer(width, 6, 4 * width, **how)
 
     class Embedded(nn.Module):
         def __init__(self, words: int, width: int, tied: bool) -> None:
             super().__init__()
             self.embed = nn.Embedding(words, width)
-            self.layers = nn.ModuleList(
-                nn.TransformerEncoderLayer(width, 6, 4 * width, dropout=0.0, batch_first=True, norm_first=True) if tied else nn.Linear(width, width)
-                for _ in range(layers)
-            )
+            layer = transformer if tied else nn.Linear
+            self.layers = nn.ModuleList(layer(width, width) for _ in range(layers))
             self.head = nn.Linear(width, words if tied else 64, bias=False)
             if tied:
                 self.head.weight = self.embed.weight
@@ -91,7 +97,8 @@ def make(case: Case) -> Any:
     elif kind == "large":  # of 64 MiB, beside small ones
         wide = 32768 if half else 16384
         rest = (nn.Linear(1024, 1024) for _ in range(layers))
-        model = nn.Sequential(nn.Linear(1024, wide), nn.Linear(wide, 64), nn.Linear(64, 1024), *rest)
+        ends = (nn.Linear(1024, wide), nn.Linear(wide, 64), nn.Linear(64, 1024))
+        model = nn.Sequential(*ends, *rest)
     else:
         model = Embedded(*((65536, 512, False) if kind == "embedding" else (16384, 384, True)))
     return model
@@ -165,7 +172,8 @@ def measure(case: Case, store: str) -> dict[str, Any]:
     parameters = sum(param.numel() for param in model.parameters())
     weights = sum(param.nbytes for param in model.parameters()) if case.way == "plain" else 0
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    model, optimizer = stoker.offload(model, optimizer, store=store, dram=case.dram, policy=case.policy)
+    options = {"store": store, "dram": case.dram, "policy": case.policy}
+    model, optimizer = stoker.offload(model, optimizer, **options)
     start = sampler.restart()
     for _ in range(case.steps):
         model(inputs(case, model)).float().square().mean().backward()
@@ -178,49 +186,60 @@ def measure(case: Case, store: str) -> dict[str, Any]:
     allowed = base + case.dram + saved + SLACK
     optimizer.close()
     return {
-        **asdict(case), "base": base, "dram": case.dram, "saved": saved, "start": start, "start_allowed": allowed + weights, "peak": peak, "allowed": allowed,
-        "pools": row["dram_bytes_peak"], "seen": row["process_bytes_peak"], "parameters": parameters,
+        **asdict(case), "parameters": parameters, "base": base, "dram": case.dram, "saved": saved,
+        "start": start, "start_allowed": allowed + weights, "peak": peak, "allowed": allowed,
+        "pools": row["dram_bytes_peak"], "seen": row["process_bytes_peak"],
     }  # fmt: skip
 
 
 def run(case: Case) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "--case", json.dumps(asdict(case)), "--store", f"{folder}/store"]
-        done = subprocess.run(command, capture_output=True, text=True)
+        asked = ["--case", json.dumps(asdict(case)), "--store", f"{folder}/store"]
+        done = subprocess.run([sys.executable, __file__, *asked], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{case.name}: {done.stderr[-2000:]}")
     return json.loads(done.stdout)
 
 
-# -- all of them ---------------------------------------------------------------------------------------------------------
+# -- all of them -----------------------------------------------------------------------------------
 
 
 def machine() -> dict[str, Any]:
     import torch
 
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    field = lambda name: next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
-    flags = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in field("flags").split()]
-    return {"cpu": field("model name"), "features": flags, "torch": torch.__version__, "python": platform.python_version(), "libc": platform.libc_ver()[1]}
+    named = lambda name: (line.partition(":")[2].strip() for line in lines if line.startswith(name))
+    there = next(named("flags"), "").split()
+    return {
+        "cpu": next(named("model name"), ""),
+        "features": [flag for flag in FLAGS if flag in there],
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "libc": platform.libc_ver()[1],
+    }
 
 
 def table(result: dict[str, Any]) -> str:
-    lines = ["| case | dram | saved | offload: peak over base / allowed | training: peak over base / allowed | pools |", "|---|---|---|---|---|---|"]
+    lines = ["| case | dram | saved | offload / allowed | training / allowed | pools |"]
+    lines.append("|---|---|---|---|---|---|")
     for row in result["cases"]:
         mib = lambda name, less=0: f"{(row[name] - less) / MIB:.0f}"
         base = row["base"]
-        lines.append(
-            f"| {row['model']} {row['type']} {row['policy']} {row['way']} | {mib('dram')} | {mib('saved')} | {mib('start', base)} / {mib('start_allowed', base)} "
-            f"| {mib('peak', base)} / {mib('allowed', base)} | {mib('pools')} |"
-        )
+        name = " ".join(row[part] for part in ("model", "type", "policy", "way"))
+        start = f"{mib('start', base)} / {mib('start_allowed', base)}"
+        peak = f"{mib('peak', base)} / {mib('allowed', base)}"
+        told = (name, mib("dram"), mib("saved"), start, peak, mib("pools"))
+        lines.append(f"| {' | '.join(told)} |")
     return "\n".join(lines)
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="bench/memory.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("bench/memory.py", description=__doc__, formatter_class=raw)
+    results = ROOT / "bench/results/memory.json"
     parser.add_argument("--only", default="", help="run the cases whose name has this in it")
-    parser.add_argument("--json", type=Path, default=ROOT / "bench/results/memory.json", help="where the results go")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="run nothing: print the table of the results in FILE")
+    parser.add_argument("--json", type=Path, default=results, help="where the results go")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="print the table of FILE")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -231,12 +250,14 @@ def main(argv: list[str]) -> int:
         print(table(json.loads(args.markdown.read_text())))
         return 0
     kept = json.loads(args.json.read_text())["cases"] if args.only and args.json.exists() else []
-    rows = {Case(**{name: row[name] for name in Case.__dataclass_fields__}).name: row for row in kept}
+    named = lambda row: Case(**{name: row[name] for name in Case.__dataclass_fields__}).name
+    rows = {named(row): row for row in kept}
     for case in cases():
         if args.only in case.name:
             rows[case.name] = run(case)
             ordered = [rows[each.name] for each in cases() if each.name in rows]
-            args.json.write_text(json.dumps({"machine": machine(), "cases": ordered}, indent=1) + "\n")
+            result = {"machine": machine(), "cases": ordered}
+            args.json.write_text(json.dumps(result, indent=1) + "\n")
             print(table({"cases": [rows[case.name]]}).splitlines()[-1], flush=True)
     return 0
 

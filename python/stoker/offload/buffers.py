@@ -1,12 +1,13 @@
-"""Buffers: a model's buffers in the store, as raw bytes in one object. A step writes the chunks of it that changed.
+"""Buffers: a model's buffers in the store, as raw bytes in one object.
 
-A step's record names them (`table`). Stores of format 1 have them inside a JSON object instead: `load` reads both.
+A step writes the chunks of it that changed. Its record names the buffers (`table`). Stores of
+format 1 have them inside a JSON object instead: `load` reads both.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Iterator
+from typing import Any, Callable
 
 import torch
 
@@ -16,6 +17,7 @@ from stoker.offload.planes import MIB, Hasher, read_into, read_range
 
 KEY, OLD_KEY = "b/buffers", "meta/buffers"
 ALIGN = 64  # bytes
+Piece = tuple[torch.Tensor, int]
 
 
 def stored_bytes(buffers: dict[str, torch.Tensor]) -> int:
@@ -39,12 +41,14 @@ class Buffers:
 
     def __init__(self, own: Callable[[], dict[str, torch.Tensor]], hashes: Hasher) -> None:
         self._own, self._hashes = own, hashes
-        self._written: tuple[list, dict[int, list[bytes]]] = ([], {})  # table and the chunks' hashes in the newest transaction
+        # Table and hashes of the chunks, as the newest transaction has them.
+        self._written: tuple[list, dict[int, list[bytes]]] = ([], {})
         self._old = False  # the store has them as a JSON object
 
     def table(self) -> list[list]:
         """Name, type and shape of each, in the order of their bytes."""
-        return [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in self._own().items()]
+        kind = lambda tensor: str(tensor.dtype).removeprefix("torch.")
+        return [[name, kind(tensor), list(tensor.shape)] for name, tensor in self._own().items()]
 
     @property
     def bytes(self) -> int:
@@ -69,9 +73,9 @@ class Buffers:
             txn.resize(KEY, layout.size)
             known = {}
         hosts = {name: _bytes_of(tensor) for name, tensor in own.items()}
-        chunks = {at: [(hosts[name][first:last], start) for name, start, first, last in pieces] for at, pieces in _chunks(layout, hosts)}
-        flat = [(piece.data_ptr(), piece.numel()) for pieces in chunks.values() for piece, _ in pieces]
-        hashed = iter(self._hashes(flat))
+        chunks = _chunks(layout, hosts)
+        every = [piece for pieces in chunks.values() for piece, _ in pieces]
+        hashed = iter(self._hashes([(piece.data_ptr(), piece.numel()) for piece in every]))
         now = {at: [next(hashed) for _ in pieces] for at, pieces in chunks.items()}
         for at, pieces in chunks.items():
             if known.get(at) != now[at]:
@@ -82,7 +86,10 @@ class Buffers:
         self._written = (table, now)
 
     def load(self, store: Any, table: list | bool) -> None:
-        """Gives the model's buffers the values that a record's step had. `table`: as the record has it; a bool in format 1."""
+        """Gives the model's buffers the values that a record's step had.
+
+        `table`: as the record has it; a bool in format 1.
+        """
         self.forget()
         self._old = table is True
         if table is True:
@@ -107,19 +114,20 @@ class Buffers:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's bytes in host memory, in the order of its elements; its own where they lie so."""
+    """The tensor's bytes in host memory, in the order of its elements; a copy only where needed."""
     here = tensor.detach().cpu().contiguous()
     return torch.as_strided(here, (here.numel(),), (1,)).view(torch.uint8)
 
 
-def _chunks(layout: _Layout, hosts: dict[str, torch.Tensor]) -> Iterator[tuple[int, list[tuple[str, int, int, int]]]]:
-    """For each chunk its offset, and of each buffer in it: the name, where in the chunk, first and last byte."""
-    pieces: dict[int, list[tuple[str, int, int, int]]] = {at: [] for at in range(0, layout.size, MIB)}
+def _chunks(layout: _Layout, hosts: dict[str, torch.Tensor]) -> dict[int, list[Piece]]:
+    """The chunks by their offset: bytes of buffers, and where in the chunk they begin."""
+    chunks: dict[int, list[Piece]] = {at: [] for at in range(0, layout.size, MIB)}
     for name, place in layout.places.items():
         size = hosts[name].numel()
         if not size:
             continue
         for number in range(place // MIB, math.ceil((place + size) / MIB)):
             begin, end = max(place, number * MIB), min(place + size, (number + 1) * MIB)
-            pieces[number * MIB].append((name, begin - number * MIB, begin - place, end - place))
-    yield from pieces.items()
+            bytes_of = hosts[name][begin - place : end - place]
+            chunks[number * MIB].append((bytes_of, begin - number * MIB))
+    return chunks

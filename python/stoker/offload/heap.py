@@ -1,8 +1,8 @@
 """Heap: what the process takes in all, and a bound on what malloc keeps of freed memory.
 
-Page faults cost more than the arithmetic of a small layer, so freed memory is kept for the next tensor. But glibc
-cuts each tensor to an alignment, so a hole rarely fits a tensor of the size that left it. Without a bound the heap
-grows by one hole a gradient until it has the size of the model.
+Page faults cost more than the arithmetic of a small layer, so freed memory is kept for the next
+tensor. But glibc cuts each tensor to an alignment, so a hole rarely fits a tensor of the size that
+left it. Without a bound the heap grows by one hole a gradient until it has the size of the model.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ _FIELDS = (b"RssAnon:", b"RssShmem:", b"HugetlbPages:")
 class _Mallinfo(ctypes.Structure):
     """glibc's struct mallinfo2."""
 
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
-    ]
+    _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in _names.split()]
 
 
 _mallinfo = getattr(_LIBC, "mallinfo2", None)
@@ -29,7 +27,7 @@ if _mallinfo is not None:
 
 
 def resident_bytes() -> int:
-    """RssAnon + RssShmem + HugetlbPages of this process. VmRSS misses huge pages and counts files."""
+    """RssAnon + RssShmem + HugetlbPages of the process. VmRSS misses huge pages, counts files."""
     total = 0
     with open("/proc/self/status", "rb") as status:
         for line in status:
@@ -39,7 +37,7 @@ def resident_bytes() -> int:
 
 
 def keep_heap() -> None:
-    """Lets glibc keep what is freed instead of mapping fresh pages for each tensor. Trimmer bounds it."""
+    """Lets glibc keep what is freed instead of mapping fresh pages. Trimmer bounds it."""
     if hasattr(_LIBC, "mallopt"):
         m_trim_threshold, m_mmap_threshold = -1, -3
         _LIBC.mallopt(m_mmap_threshold, 32 * MIB)  # the largest glibc takes
@@ -53,7 +51,7 @@ def trim() -> None:
 
 
 class Trimmer:
-    """Calls trim() when the process has more than tensors took at once in the last two steps, and KEEPS more."""
+    """Calls trim() when the process has KEEPS more than tensors took at once in two steps."""
 
     KEEPS = 12 * MIB  # of the 32 MiB that a process may take beside cap and saved tensors
     LOOKS = 4 * MIB  # freed bytes between two looks
@@ -61,8 +59,8 @@ class Trimmer:
     def __init__(self) -> None:
         self.trims = 0
         self._freed = 0
-        self._apart = 0  # what the process has that malloc did not give: pools, stacks, Python's own
-        self._live = self._live_before = 0  # the most that malloc had given out, in this step and in the last one
+        self._apart = 0  # what the process has that malloc did not give: pools, stacks, Python
+        self._live = self._live_before = 0  # the most given out by malloc, this step and the last
         self._peak = 0  # the most that the process had in this step, as far as somebody looked
 
     def begin(self) -> None:
