@@ -24,6 +24,7 @@ _spec = importlib.util.spec_from_file_location("bench_memory", ROOT / "bench/mem
 memory = sys.modules["bench_memory"] = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(memory)
 Case = memory.Case
+TITLE = "## Memory of the process (`bench/memory.py`, bench/results/memory.json)"
 QUICK = [
     Case("small24", "float32", "speculate"),
     Case("small96", "float32", "auto"),
@@ -97,6 +98,17 @@ class Layers(torch.nn.Module):
         if tied:
             self.layers.append(torch.nn.Linear(256, 1, bias=False))
             self.layers[-1].weight = self.layers[-2].weight
+
+
+def test_the_table_in_docs_is_of_the_results(capsys):
+    page = (ROOT / "docs/numbers.md").read_text()
+    assert page.count(TITLE) == 1
+    memory.main(["--markdown", str(ROOT / "bench/results/memory.json")])
+    printed = capsys.readouterr().out
+    assert printed in page, "docs/numbers.md does not hold what `bench/memory.py --markdown` prints"
+    rows = json.loads((ROOT / "bench/results/memory.json").read_text())["cases"]
+    assert all(row["peak"] <= row["allowed"] for row in rows)
+    assert all(row["start"] <= row["start_allowed"] for row in rows)
 
 
 def test_a_budget_too_small_names_the_smallest_that_works(tmp_path):
