@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include <algorithm>
+
 #include "stoker/base/check.h"
 
 namespace stoker {
@@ -30,6 +32,11 @@ void Pool::run(std::function<void()> task) {
     tasks_.push_back(std::move(task));
   }
   wake_.notify_one();
+}
+
+bool Pool::here() const {
+  const auto self = std::this_thread::get_id();
+  return std::any_of(threads_.begin(), threads_.end(), [self](const std::thread& thread) { return thread.get_id() == self; });
 }
 
 void Pool::work() {

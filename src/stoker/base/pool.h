@@ -20,6 +20,7 @@ class Pool {
   // Runs `task` on a pool thread, in order of arrival. Any thread. The task must not wait for another task.
   void run(std::function<void()> task);
   size_t threads() const { return threads_.size(); }
+  bool here() const;  // the calling thread is one of them
 
  private:
   void work();

@@ -60,6 +60,7 @@ class Loop::Impl {
   Stalls& stalls() { return stalls_; }
   const ClassCounters& counters(Priority priority) const { return counters_[static_cast<size_t>(priority)]; }
   const Clock& clock() const { return clock_; }
+  bool here() const { return std::this_thread::get_id() == thread_.get_id(); }
 
  private:
   static void completed(Op& op) noexcept;
@@ -335,5 +336,6 @@ EngineTraits Loop::traits() const { return impl_->engine().traits(); }
 const IoCounters& Loop::counters() const { return impl_->engine().counters(); }
 const ClassCounters& Loop::counters(Priority priority) const { return impl_->counters(priority); }
 const Clock& Loop::clock() const { return impl_->clock(); }
+bool Loop::here() const { return impl_->here(); }
 
 }  // namespace stoker

@@ -58,6 +58,7 @@ class Loop {
   const IoCounters& counters() const;
   const ClassCounters& counters(Priority priority) const;
   const Clock& clock() const;
+  bool here() const;  // the calling thread is the Loop's
 
  private:
   class Impl;

@@ -1,6 +1,8 @@
 #include "stoker/store/blocking_io.h"
 
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <thread>
 #include <vector>
 
@@ -40,6 +42,34 @@ Status IoBatch::run() {
     if (!op.result) return op.result.error();
   }
   return {};
+}
+
+Result<std::vector<uint64_t>> read_what_can_be(Loop& loop, Priority priority, FileId file,
+    uint64_t offset, Slice into) {
+  const auto is_of_the_block = [](const Error& error) {
+    return error.code == Code::io && error.sys_errno != ETIMEDOUT;
+  };
+  std::vector<uint64_t> unreadable;
+  {
+    IoBatch whole(loop, priority);
+    whole.read(file, offset, into);
+    const Status status = whole.run();
+    if (status) return unreadable;
+    if (!is_of_the_block(status.error())) return status.error();
+  }
+  IoBatch blocks(loop, priority);
+  for (size_t at = 0; at < into.size; at += kIoAlign) {
+    blocks.read(file, offset + at, into.sub(at, kIoAlign));
+  }
+  if (const Status status = blocks.run(); !status && !is_of_the_block(status.error())) return status.error();
+  for (size_t block = 0; block < blocks.size(); ++block) {
+    const Result<size_t>& result = blocks.result(block);
+    if (result) continue;
+    if (!is_of_the_block(result.error())) return result.error();
+    std::memset(into.data + block * kIoAlign, 0, kIoAlign);
+    unreadable.push_back(offset + block * kIoAlign);
+  }
+  return unreadable;
 }
 
 }  // namespace stoker

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <vector>
 
 #include "stoker/base/bytes.h"
 #include "stoker/io/loop.h"
@@ -65,5 +66,10 @@ class IoBatch {
   std::condition_variable done_;
   size_t left_ = 0;  // guarded by mutex_
 };
+
+// Reads what can be read. A block of 4 KiB that cannot (an unreadable sector, or the file ends before it) becomes zeros,
+// which no checksum takes for what was there; the offsets of such blocks are returned, in order.
+// Errors: those that say nothing of a block, such as a disk that does not answer.
+Result<std::vector<uint64_t>> read_what_can_be(Loop& loop, Priority priority, FileId file, uint64_t offset, Slice into);
 
 }  // namespace stoker

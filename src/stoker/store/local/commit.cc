@@ -16,6 +16,15 @@ constexpr const char* kWhere = "store/local/commit";
 
 std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
 
+Result<uint64_t> framed_image_bytes(const Map& map) {
+  uint64_t bytes = 0;
+  STOKER_TRY(map.image(kMiB, [&bytes](std::string_view part) {
+    bytes += framed_bytes(part.size() + sizeof(FrameKind));
+    return Status();
+  }));
+  return bytes;
+}
+
 }  // namespace
 
 Future<Version> LocalStore::commit(const StatePtr& state, Durability durability) {
@@ -122,7 +131,7 @@ void LocalStore::run_group(std::vector<std::unique_ptr<Entry>> group) {
       Status status = encode(*entry, next_version_ + 1);
       Growth more = grown;
       if (status) more += growth_of(*entry);
-      if (status) status = check_room(more, deferred_items_.size() + items.size() + entry->items.size());
+      if (status) status = check_room(more, items, entry->items);
       if (!status) {
         refused.emplace_back(std::move(entry), status);
         continue;
@@ -144,8 +153,9 @@ void LocalStore::run_group(std::vector<std::unique_ptr<Entry>> group) {
     if (status) {
       for (auto& entry : group) flip(*entry);
       durable_ = map_->version();
-      for (const Extent& extent : undurable_) limbo_blocks_ -= extent.blocks;
-      release(std::exchange(undurable_, {}));
+      for (auto& [epoch, extents] : std::exchange(undurable_, {})) {
+        release(std::move(extents), epoch);
+      }
     } else {
       poison(status.error());
     }
@@ -158,7 +168,10 @@ void LocalStore::run_deferred(std::vector<std::unique_ptr<Entry>>& group) {
   {
     std::lock_guard lock(mutex_);
     for (auto& entry : group) {
-      deferred_items_ += entry->items;
+      // More than a record may hold: the next durable commit writes an image of the map, which has
+      // them.
+      if (deferred_items_ && deferred_items_->size() + entry->items.size() > journal_.payload_max()) deferred_items_.reset();
+      if (deferred_items_) *deferred_items_ += entry->items;
       deferred_touched_ |= entry->state->touched;
       flip(*entry);
     }
@@ -176,7 +189,7 @@ Status LocalStore::encode(Entry& entry, Version version) {
   } else if (entry.kind == Entry::Kind::drop) {
     if (map_->find_snapshot(entry.name) == nullptr) return make_error(Code::not_found, "there is no snapshot '" + entry.name + "'", kWhere);
     put_drop(out, entry.name);
-  } else {
+  } else if (entry.kind == Entry::Kind::commit) {
     if (entry.state->error) return *entry.state->error;
     put_version(out, version);
     for (const auto& [key, object] : entry.state->objects) encode_object(out, key, object, version);
@@ -223,7 +236,7 @@ void LocalStore::encode_object(ByteWriter& out, const std::string& key, const St
 LocalStore::Growth LocalStore::growth_of(const Entry& entry) const {
   constexpr uint64_t per_extent = kChunkRecordBytes + 9, per_object = 40;
   if (entry.kind == Entry::Kind::snapshot) return {entry.items.size() + per_object, 0};
-  if (entry.kind == Entry::Kind::drop) return {};
+  if (entry.kind != Entry::Kind::commit) return {};
   const bool kept = !map_->snapshots().empty();  // what is replaced may stay, for a snapshot
   Growth growth;
   for (const auto& [key, object] : entry.state->objects) {
@@ -239,21 +252,24 @@ LocalStore::Growth LocalStore::growth_of(const Entry& entry) const {
   return growth;
 }
 
-// The map that results must fit into half an area of the journal, and the record too: else the store could not be opened again.
-Status LocalStore::check_room(const Growth& growth, size_t items_bytes) {
+// The map that results must fit into half an area of the journal: else the store could not be
+// opened again. What makes the map no larger always passes.
+Status LocalStore::check_room(const Growth& growth, std::string_view group,
+    std::string_view entry) const {
   if (static_cast<int64_t>(map_->slots()) + growth.slots > static_cast<int64_t>(map_->limits().slots_max)) return make_error(Code::out_of_space, "the objects of the store would have too many chunks: use larger ones", kWhere);
-  if (items_bytes <= journal_.payload_max()) {
-    if (map_->image_bound() + growth.image_bytes <= journal_.payload_max()) return {};
-    uint64_t exact = 0;
-    STOKER_TRY(map_->image(kMiB, [&exact](std::string_view part) {
-      exact += framed_bytes(part.size() + sizeof(FrameKind));
-      return Status();
-    }));
-    if (exact + growth.image_bytes <= journal_.payload_max() || growth.image_bytes == 0) return {};
-  }
+  if (map_->image_bound() + growth.image_bytes <= journal_.payload_max()) return {};
+  Map after = *map_;
+  std::vector<Extent> freed;
+  STOKER_TRY(after.apply(bytes_of(group), freed));
+  STOKER_TRY(after.apply(bytes_of(entry), freed));
+  STOKER_ASSIGN(const uint64_t bytes, framed_image_bytes(after));
+  if (bytes <= journal_.payload_max()) return {};
+  STOKER_ASSIGN(const uint64_t before, framed_image_bytes(*map_));
+  if (bytes <= before) return {};
   return make_error(Code::out_of_space, "the journal of the store is too small for its map: remove objects or snapshots, or make a store for more objects (objects_max)", kWhere);
 }
 
+// Nobody else changes the map meanwhile (processing_).
 Status LocalStore::make_durable(const std::string& items, uint64_t touched) {
   touched |= deferred_touched_;
   IoBatch flush(runtime_.loop, Priority::demand);
@@ -261,16 +277,33 @@ Status LocalStore::make_durable(const std::string& items, uint64_t touched) {
     if ((touched >> volume & 1U) != 0) flush.sync(volumes_[volume].file.id);
   }
   if (const Status status = flush.run(); !status) return status.error().with("flushing the data of a commit");
-  std::string record = std::exchange(deferred_items_, {});
+  const auto deferred = std::exchange(deferred_items_, std::string());
   deferred_touched_ = 0;
-  if (!journal_.fits(record.size() + items.size())) {
-    // The image holds the deferred commits. Nobody else changes the map meanwhile (processing_).
-    if (const Status status = journal_.begin(*map_); !status) return status.error().with("writing a new image of the map");
-    record.clear();
+  if (deferred && journal_.fits(deferred->size() + items.size())) return append(*deferred + items);
+  // The image holds the deferred commits.
+  if (items.size() <= journal_.payload_max()) {
+    STOKER_TRY(write_image(*map_));
+    return items.empty() ? Status() : append(items);
   }
-  record += items;
-  if (const Status status = journal_.append(record); !status) return status.error().with("writing the journal");
-  return {};
+  // Too much for a record, though the map that results is not: it holds these commits as well.
+  std::optional<Map> after;
+  {
+    std::lock_guard lock(mutex_);
+    after.emplace(*map_);
+  }
+  std::vector<Extent> freed;
+  STOKER_TRY(after->apply(bytes_of(items), freed));
+  return write_image(*after);
+}
+
+Status LocalStore::append(const std::string& record) {
+  const Status status = journal_.append(record);
+  return status ? status : status.error().with("writing the journal");
+}
+
+Status LocalStore::write_image(const Map& map) {
+  const Status status = journal_.begin(map);
+  return status ? status : status.error().with("writing a new image of the map");
 }
 
 // With the mutex.
@@ -279,7 +312,7 @@ void LocalStore::flip(Entry& entry) {
   const Status applied = map_->apply(bytes_of(entry.items), freed);
   STOKER_CHECK(applied.has_value());
   for (const Extent& extent : freed) limbo_blocks_ += extent.blocks;
-  undurable_.insert(undurable_.end(), freed.begin(), freed.end());
+  if (!freed.empty()) undurable_.emplace_back(epoch_++, std::move(freed));
   if (!entry.state) return;
   TransactionState& state = *entry.state;
   give_back_runs(state);
@@ -315,14 +348,45 @@ void LocalStore::note_given_up(const Status& status) {
   if (!status && status.error().sys_errno == ETIMEDOUT && !poisoned_) poison(status.error());
 }
 
-void LocalStore::release(const std::vector<Extent>& extents) {
+void LocalStore::release(std::vector<Extent> extents, uint64_t epoch) {
   if (poisoned_ || extents.empty()) return;
-  if (readers_.empty()) {
-    for (const Extent& extent : extents) allocator_.give(extent);
-    return;
+  const auto after = std::find_if(limbo_.begin(), limbo_.end(),
+      [epoch](const auto& each) { return each.first > epoch; });
+  limbo_.emplace(after, epoch, std::move(extents));
+  give_what_nobody_reads();
+}
+
+void LocalStore::give_what_nobody_reads() {
+  while (!limbo_.empty() && (readers_.empty() || limbo_.front().first < readers_.begin()->first)) {
+    for (const Extent& extent : limbo_.front().second) {
+      allocator_.give(extent);
+      limbo_blocks_ -= extent.blocks;
+    }
+    limbo_.pop_front();
+    freed_.notify_all();
   }
-  for (const Extent& extent : extents) limbo_blocks_ += extent.blocks;
-  limbo_.emplace_back(epoch_++, extents);
+}
+
+// With the mutex, which is let go of meanwhile. What was freed and is not free yet becomes so:
+// deferred commits are made durable, then reads that began before are waited for. False: nothing
+// more comes free, or this thread must not wait for it.
+bool LocalStore::make_room(Lock& lock) {
+  if (poisoned_ || runtime_.loop.here() || worker_.here()) return false;
+  if (!undurable_.empty()) {
+    auto entry = std::make_unique<Entry>();
+    entry->kind = Entry::Kind::flush;
+    const Future<void> flushed = entry->named.future();
+    queue_.push_back(std::move(entry));
+    kick();
+    lock.unlock();
+    const bool done = flushed.wait().has_value();
+    lock.lock();
+    return done;
+  }
+  if (limbo_.empty() || runtime_.pool.here()) return false;  // reads are verified on the pool
+  const uint64_t oldest = limbo_.front().first;
+  freed_.wait(lock, [this, oldest] { return limbo_.empty() || limbo_.front().first != oldest; });
+  return true;
 }
 
 }  // namespace stoker::local

@@ -164,7 +164,7 @@ TEST_F(LocalStoreTest, AnObjectWrittenChunkByChunkBesideOthersLiesInOnePiece) {
   }
 }
 
-TEST_F(LocalStoreTest, SpaceComesBackOnlyWhenTheCommitIsDurable) {
+TEST_F(LocalStoreTest, SpaceComesBackOnlyWhenTheCommitIsDurableAndAWriteThatNeedsItMakesItSo) {
   options_.capacity_bytes = 256 * kKiB;
   open();
   put("a", pattern(192 * kKiB, 1));
@@ -173,17 +173,86 @@ TEST_F(LocalStoreTest, SpaceComesBackOnlyWhenTheCommitIsDurable) {
     ASSERT_OK(change->remove("a"));
     ASSERT_OK(change->commit(Durability::deferred).wait());
   }
+  put("little", pattern(10, 3), Durability::deferred);
+  EXPECT_EQ(store_->info().durable, 1U) << "there is room yet";
   {
     auto change = std::move(*store_->begin());
-    Bytes bytes = pattern(128 * kKiB, 2);
+    Bytes bytes = pattern(192 * kKiB, 2);
     ASSERT_OK(change->resize("b", bytes.size()));
-    const auto full = change->write("b", 0, slice_of(bytes)).wait();
-    EXPECT_EQ(code_of(full), Code::out_of_space);
-    EXPECT_NE(full.error().what.find("after the next durable commit"), std::string::npos) << full.error().what;
+    // a part of a chunk, and whole ones
+    ASSERT_OK(change->write("b", 5, slice_of(bytes).sub(5, bytes.size() - 5)).wait());
+    EXPECT_EQ(store_->info().durable, 3U);
+    ASSERT_OK(change->commit(Durability::durable).wait());
+    EXPECT_EQ(store_->info().durable, 4U) << "what made room was no commit of its own";
   }
+  auto change = std::move(*store_->begin());
+  Bytes bytes = pattern(128 * kKiB, 2);
+  ASSERT_OK(change->resize("c", bytes.size()));
+  EXPECT_EQ(code_of(change->write("c", 0, slice_of(bytes)).wait()), Code::out_of_space) <<
+      "nothing more comes free";
+  change.reset();
+  Bytes expected = pattern(192 * kKiB, 2);
+  std::fill(expected.begin(), expected.begin() + 5, std::byte{0});
+  EXPECT_EQ(read_all(*store_, "b"), expected);
+  open();
+  EXPECT_EQ(read_all(*store_, "b"), expected);
+  EXPECT_EQ(read_all(*store_, "little"), pattern(10, 3));
+}
+
+TEST_F(LocalStoreTest, DeferredCommitsNeverWedgeTheStore) {
+  options_.objects_max = 0;
+  options_.capacity_bytes = 256 * kKiB;
+  open();
+  const uint64_t area = header().area_bytes;
+  // each some 70 bytes: more than both areas hold
+  const int commits = static_cast<int>(2 * area / 60);
+  for (int i = 0; i < commits; ++i) {
+    auto change = std::move(*store_->begin());
+    ASSERT_OK(change->resize("object/" + std::to_string(i % 5), static_cast<uint64_t>(i) + 1));
+    ASSERT_OK(change->commit(Durability::deferred).wait()) << i;
+  }
+  EXPECT_EQ(store_->info().durable, 0U);
   ASSERT_OK((*store_->begin())->commit(Durability::durable).wait());
-  put("b", pattern(256 * kKiB, 2));
-  EXPECT_EQ(read_all(*store_, "b"), pattern(256 * kKiB, 2));
+  EXPECT_EQ(store_->info().durable, static_cast<Version>(commits) + 1);
+  put("behind", pattern(10, 1), Durability::deferred);
+  ASSERT_OK((*store_->begin())->commit(Durability::durable).wait());
+  open();
+  for (int i = commits - 5; i < commits; ++i) {
+    const std::string key = "object/" + std::to_string(i % 5);
+    EXPECT_EQ(store_->stat(key)->bytes, static_cast<uint64_t>(i) + 1);
+  }
+  EXPECT_EQ(read_all(*store_, "behind"), pattern(10, 1));
+  store_.reset();
+  EXPECT_TRUE(fsck().problems.empty());
+}
+
+TEST_F(LocalStoreTest, ACommitThatIsTooMuchForARecordGoesIntoAnImage) {
+  options_.objects_max = 0;
+  options_.capacity_bytes = 256 * kKiB;
+  open();
+  // An image of four fifths of what may be; what replaces all of it is more than a record may be.
+  const int objects = static_cast<int>((header().area_bytes / 2 - 4 * 4096) * 4 / 5 / (25 + 9));
+  const auto name = [](int i, char kind) { return kind + std::to_string(100'000'00 + i); };
+  for (const char kind : {'a', 'b', 'c'}) {
+    for (const Durability durability : {Durability::deferred, Durability::durable}) {
+      auto change = std::move(*store_->begin());
+      for (int i = 0; i < objects; ++i) {
+        const bool later = durability == Durability::durable;
+        if (later || kind != 'a') {
+          ASSERT_OK(change->remove(name(i, static_cast<char>(later ? kind : kind - 1))));
+        }
+        ASSERT_OK(change->resize(name(i, kind), static_cast<uint64_t>(i) + 1));
+      }
+      ASSERT_OK(change->commit(durability).wait()) << kind;
+    }
+    const Version version = store_->info().committed;
+    open();
+    EXPECT_EQ(store_->info().committed, version);
+    EXPECT_EQ(store_->list("")->size(), static_cast<size_t>(objects));
+    EXPECT_EQ(store_->stat(name(objects - 1, kind))->bytes, static_cast<uint64_t>(objects));
+  }
+  store_.reset();
+  EXPECT_TRUE(fsck().problems.empty());
 }
 
 TEST_F(LocalStoreTest, TheJournalTurnsAreasForeverAndSurvivesEveryReopening) {

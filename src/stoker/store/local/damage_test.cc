@@ -114,14 +114,58 @@ TEST_F(LocalStoreTest, ADamagedHeaderIsTakenFromItsOtherCopyAndMended) {
   EXPECT_EQ(code_of(try_open()), Code::mismatch);  // and it is not made anew
 }
 
-TEST_F(LocalStoreTest, ATruncatedVolumeIsSaidToBe) {
+TEST_F(LocalStoreTest, ATruncatedVolumeIsSaidToBeAndWhatIsLeftOfItReads) {
   open();
   put("a", pattern(1000, 1));
   store_.reset();
-  std::filesystem::resize_file(file(), std::filesystem::file_size(file()) - 4096);
-  const auto store = try_open();
-  EXPECT_EQ(code_of(store), Code::corruption);
-  EXPECT_NE(store.error().what.find("cut short"), std::string::npos);
+  const auto whole = std::filesystem::file_size(file());
+  std::filesystem::resize_file(file(), whole - 4096);
+  const auto report = fsck();
+  ASSERT_EQ(report.problems.size(), 1U);
+  EXPECT_NE(report.problems[0].find("cut short"), std::string::npos) << report.problems[0];
+  StoreOptions reading;
+  reading.read_only = true;
+  {
+    const auto reader = try_open(reading);
+    ASSERT_OK(reader);
+    EXPECT_EQ(read_all(**reader, "a"), pattern(1000, 1));
+  }
+  EXPECT_EQ(std::filesystem::file_size(file()), whole - 4096);
+  open();
+  EXPECT_EQ(std::filesystem::file_size(file()), whole);
+  EXPECT_EQ(read_all(*store_, "a"), pattern(1000, 1));
+  store_.reset();
+  EXPECT_TRUE(fsck().problems.empty());
+}
+
+TEST_F(LocalStoreTest, AnOlderCopyOfOneVolumeIsNotWrittenTo) {
+  volumes_ = {root_ + "/a", root_ + "/b", root_ + "/c"};
+  open();
+  for (uint64_t i = 0; i < 6; ++i) put("k" + std::to_string(i), pattern(200'000, i));
+  for (size_t volume = 0; volume < volumes_.size(); ++volume) {
+    store_.reset();
+    const std::string older = root_ + "/older", newer = root_ + "/newer";
+    std::filesystem::copy_file(file(volume), older, std::filesystem::copy_options::overwrite_existing);
+    open();
+    for (uint64_t i = 0; i < 6; ++i) {
+      put("k" + std::to_string(i), pattern(200'000, 100 * volume + i));
+    }
+    store_.reset();
+    std::filesystem::copy_file(file(volume), newer, std::filesystem::copy_options::overwrite_existing);
+    std::filesystem::copy_file(older, file(volume), std::filesystem::copy_options::overwrite_existing);
+    const auto refused = try_open();
+    EXPECT_EQ(code_of(refused), Code::mismatch);
+    EXPECT_NE(refused.error().what.find("'" + volumes_[volume] + "' is an older copy"),
+        std::string::npos) << refused.error().what;
+    const auto report = fsck();
+    EXPECT_TRUE(std::any_of(report.problems.begin(), report.problems.end(),
+        [](const std::string& each) { return each.find("older copy") != std::string::npos; }));
+    std::filesystem::copy_file(newer, file(volume), std::filesystem::copy_options::overwrite_existing);
+    open();
+    for (uint64_t i = 0; i < 6; ++i) {
+      EXPECT_EQ(read_all(*store_, "k" + std::to_string(i)), pattern(200'000, 100 * volume + i));
+    }
+  }
 }
 
 }  // namespace

@@ -41,6 +41,8 @@ std::string encode_header(const VolumeHeader& header) {
   out.put(header.data_at);
   out.put(header.data_bytes);
   out.put(header.chunk_bytes);
+  out.put(header.opened);
+  out.put(header.opened_before);
   std::string bytes = out.take();
   bytes.resize(kCrcAt, '\0');
   const uint32_t crc = crc32c(bytes.data(), bytes.size());
@@ -71,6 +73,8 @@ Result<std::optional<VolumeHeader>> decode_header(std::span<const std::byte> sec
   header.data_at = in.get<uint64_t>();
   header.data_bytes = in.get<uint64_t>();
   header.chunk_bytes = in.get<uint32_t>();
+  header.opened = in.get<uint32_t>();
+  header.opened_before = in.get<uint32_t>();
   // A header with a good CRC that breaks these was made by something else than Stoker.
   const uint64_t end = header.volume_bytes;
   const auto inside = [end](uint64_t at, uint64_t bytes) { return at <= end && bytes <= end - at && is_aligned(at, kBlock) && is_aligned(bytes, kBlock); };

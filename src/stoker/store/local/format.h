@@ -40,6 +40,11 @@ struct VolumeHeader {
   uint64_t journal_at[2] = {0, 0};   // where journal copy 0 and 1 lie on this volume (two areas each); 0: not here
   uint64_t data_at = 0, data_bytes = 0;
   uint32_t chunk_bytes = 0;          // default of new objects
+  // Numbers of generations (their high halves; 0: made before this was noted). Volumes of unequal
+  // ones are of different times.
+  // the one that the newest opening for writing began, or was to begin
+  uint32_t opened = 0;
+  uint32_t opened_before = 0;        // the one before that is known to have begun
 
   bool operator==(const VolumeHeader&) const = default;
 };

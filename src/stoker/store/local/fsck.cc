@@ -41,6 +41,7 @@ Status check_copies(Journal& journal, FsckReport& report) {
     // Before the seal the frames of an image are under way together: a crash may lose any of them in one copy.
     auto& found = sealed ? report.problems : report.notes;
     found.insert(found.end(), copy.damage.begin(), copy.damage.end());
+    if (!copy.unread_behind.empty()) report.notes.push_back(copy.unread_behind);
     if (!copy.damage.empty()) continue;
     if (!copy.image || (sealed && !copy.seal && copies[1 - i]->records > 0)) {
       (sealed ? report.problems : report.notes).push_back(name + (sealed ? " has lost its image of the map" : " holds an unfinished image: a crash cut it short"));
@@ -59,6 +60,8 @@ Result<std::unique_ptr<Map>> check_map(const std::vector<std::string>& paths, co
   Journal journal(runtime.loop, volumes);
   auto recovered = journal.recover(volumes.limits());
   if (!recovered) return local::opening_error(recovered.error(), paths[0]);
+  if (const Status same = volumes.check_same_time(journal.number());
+      !same) report.problems.push_back(same.error().what);
   std::unique_ptr<Map> map = std::move(*recovered);
   report.generation = journal.generation() >> 32;
   report.records = journal.records();

@@ -31,12 +31,15 @@ uint64_t next_generation(uint64_t newest) {
 
 }  // namespace
 
-// An area on a volume, read through a window that grows to the largest frame.
+// An area on a volume, read through a window that grows to the largest frame. A block that cannot
+// be read is a damaged frame.
 class Journal::Source final : public LogSource {
  public:
   Source(Loop& loop, FileId file, uint64_t at, uint64_t bytes, size_t copy) : loop_(&loop), file_(file), at_(at), bytes_(bytes), copy_(copy) {}
   uint64_t size() const override { return bytes_; }
   size_t copy() const { return copy_; }
+  // Offsets of blocks in the area that could not be read, as far as it was looked at.
+  const std::set<uint64_t>& unreadable() const { return unreadable_; }
 
   Result<std::span<const std::byte>> view(uint64_t offset, uint64_t bytes) override {
     if (offset < from_ || offset + bytes > to_) STOKER_TRY(load(offset, bytes));
@@ -49,9 +52,10 @@ class Journal::Source final : public LogSource {
     const uint64_t want = std::min(bytes_ - from_, std::max(align_up(offset + bytes, kBlock) - from_, kWindowBytes));
     if (window_.size() < want) window_ = AlignedBytes(want);
     to_ = from_;
-    IoBatch batch(*loop_, Priority::demand);
-    batch.read(file_, at_ + from_, window_.slice().sub(0, want));
-    if (const Status status = batch.run(); !status) return status.error().with("reading the journal");
+    const auto lost = read_what_can_be(*loop_, Priority::demand, file_, at_ + from_,
+        window_.slice().sub(0, want));
+    if (!lost) return lost.error().with("reading the journal");
+    for (const uint64_t at : *lost) unreadable_.insert(at - at_);
     to_ = from_ + want;
     return {};
   }
@@ -62,6 +66,7 @@ class Journal::Source final : public LogSource {
   size_t copy_;
   AlignedBytes window_;
   uint64_t from_ = 0, to_ = 0;
+  std::set<uint64_t> unreadable_;
 };
 
 Status FrameReader::apply(std::span<const std::byte> payload) {
@@ -177,9 +182,14 @@ Result<bool> Journal::load(uint64_t generation, Map& map) {
     if (!sealed) return false;
     return make_error(Code::corruption, "the image of the map is damaged in both copies of the journal", kWhere);
   }
+  size_t ends_unread = 0;
   for (Source& source : sources) {
     STOKER_ASSIGN(auto later, find_frame(source, {store_, generation}, cursor.offset + kBlock, cursor.sequence + 1));
     if (later) return make_error(Code::corruption, "record " + std::to_string(cursor.sequence) + " of the journal is damaged in both copies, and later ones follow it", kWhere);
+    ends_unread += source.unreadable().contains(cursor.offset) ? 1 : 0;
+  }
+  if (ends_unread == sources.size()) {
+    return make_error(Code::corruption, "the journal cannot be read, in any copy, where its last record may stand", kWhere);
   }
   records_ = reader.records();
   return true;
@@ -269,13 +279,22 @@ Result<CopyReport> Journal::check(size_t copy) {
       STOKER_ASSIGN(auto item, scan.next());
       if (!item) break;
       if (const auto* gap = std::get_if<LogGap>(&*item)) {
-        report.damage.push_back("journal copy " + std::to_string(copy) + " is damaged at byte " + std::to_string(gap->offset) + " of its area");
+        const auto unread = source.unreadable().lower_bound(gap->offset);
+        const bool cannot = unread != source.unreadable().end() && *unread < gap->end;
+        report.damage.push_back("journal copy " + std::to_string(copy) +
+            (cannot ? " cannot be read" : " is damaged") + " at byte " +
+            std::to_string(cannot ? *unread : gap->offset) + " of its area");
         continue;
       }
       const auto kind = kind_of(std::get<LogRecord>(*item).payload);
       report.image = report.image || kind == FrameKind::image_end;
       report.seal = report.seal || kind == FrameKind::seal;
       if (kind == FrameKind::record) ++report.records;
+    }
+    const auto behind = source.unreadable().lower_bound(scan.cursor().offset);
+    if (behind != source.unreadable().end()) {
+      report.unread_behind = "journal copy " + std::to_string(copy) + " cannot be read at byte " +
+          std::to_string(*behind) + " of its area, behind its last intact frame";
     }
   }
   return report;

@@ -30,6 +30,7 @@ struct CopyReport {
   uint64_t records = 0;
   bool image = false, seal = false;
   std::vector<std::string> damage;  // bad frames with a good one behind them
+  std::string unread_behind;        // where it cannot be read behind its last frame, if so
 };
 
 // Applies the frames of one generation to a map, in order. Pure: bytes in, map out.
@@ -72,6 +73,9 @@ class Journal {
   // Half an area: what an image or a record takes at most.
   uint64_t payload_max() const { return area_bytes_ / 2 - 4 * kBlock; }
   uint64_t generation() const { return generation_; }
+  // The counting halves of the present generation, and of the one that begin() starts next.
+  uint32_t number() const { return static_cast<uint32_t>(generation_ >> 32); }
+  uint32_t next_number() const { return static_cast<uint32_t>(generation_max_ >> 32) + 1; }
   uint64_t records() const { return records_; }
   // Notes on what recover() met and mended by the other copy.
   const std::vector<std::string>& mended() const { return mended_; }

@@ -48,14 +48,15 @@ class LocalStore final : public Store {
   using Lock = std::unique_lock<std::mutex>;
   using Jobs = std::vector<std::function<void()>>;
 
-  // A commit, snapshot or drop on its way into the journal.
+  // A commit, snapshot or drop on its way into the journal; or a flush, which makes durable what
+  // was deferred before it.
   struct Entry {
-    enum class Kind : uint8_t { commit, snapshot, drop } kind = Kind::commit;
+    enum class Kind : uint8_t { commit, snapshot, drop, flush } kind = Kind::commit;
     Durability durability = Durability::durable;
     StatePtr state;
     Promise<Version> promise;
     std::string name;
-    Promise<void> named;     // of snapshot and drop
+    Promise<void> named;     // of all but commits
     std::string items;       // what it does to the map
     Version version = 0;
   };
@@ -90,6 +91,15 @@ class LocalStore final : public Store {
   Future<void> write(const StatePtr& state, std::string_view key, uint64_t offset, Slice from, Priority priority);
   Status check_writable(const TransactionState& state) const;
   Result<StagedObject*> own(TransactionState& state, std::string_view key, bool must_exist);
+  Result<StagedObject*> writable(TransactionState& state, std::string_view key, uint64_t offset,
+      uint64_t bytes);
+  struct Part {  // of a chunk
+    uint32_t index, at;
+    Slice from;
+  };
+  Result<std::vector<Part>> cut_up(Transfer& transfer, StagedObject& object, uint64_t offset,
+      Slice from);
+  void give_up_pieces(Transfer& transfer);
   Chunk base_chunk(const StagedObject& object, std::string_view key, uint32_t index) const;
   Chunk visible_chunk(const StagedObject& object, std::string_view key, uint32_t index) const;
   using ByVolume = std::array<uint64_t, kVolumesMax>;
@@ -102,6 +112,7 @@ class LocalStore final : public Store {
   void install(TransactionState& state, StagedObject& object, uint32_t index, std::shared_ptr<StagedChunk> node);
   void drop_staged(TransactionState& state, const std::shared_ptr<StagedChunk>& node);
   void drop_node(const std::shared_ptr<StagedChunk>& node);
+  void drop_extent(const Extent& extent);
   void settle_node(StagedChunk& node, const Status& status, Jobs& run);
   static void write_done(Transfer& transfer, void* store);
   void start_write(std::unique_ptr<Transfer> transfer);
@@ -110,7 +121,8 @@ class LocalStore final : public Store {
   void write_settled(const StatePtr& state, const Status& status);
 
   // partial.cc
-  Status write_partial(const StatePtr& state, StagedObject& object, std::string_view key, uint32_t index, uint32_t at, Slice from, Promise<void> promise);
+  Status write_partial(const StatePtr& state, StagedObject& object, std::string_view key,
+      uint32_t index, uint32_t at, Slice from, Promise<void>& promise);
   void seal(const StatePtr& state, const std::shared_ptr<StagedChunk>& node);
   void schedule(const StatePtr& state, const std::shared_ptr<StagedChunk>& node);
   void work_on(const StatePtr& state, const std::shared_ptr<StagedChunk>& node);
@@ -133,15 +145,20 @@ class LocalStore final : public Store {
   Status encode(Entry& entry, Version version);
   void encode_object(ByteWriter& out, const std::string& key, const StagedObject& object, Version version) const;
   Growth growth_of(const Entry& entry) const;
-  Status check_room(const Growth& growth, size_t items_bytes);
+  Status check_room(const Growth& growth, std::string_view group, std::string_view entry) const;
   Status make_durable(const std::string& items, uint64_t touched);
+  Status append(const std::string& record);
+  Status write_image(const Map& map);
   void run_deferred(std::vector<std::unique_ptr<Entry>>& group);
   void flip(Entry& entry);
   void finish(Entry& entry, const Status& status);
   void poison(const Error& error);
   void note_given_up(const Status& status);
-  // Extents that nothing names any more, durably: free as soon as no read that is under way may use them.
-  void release(const std::vector<Extent>& extents);
+  // Extents that nothing names any more, durably, counted in limbo_blocks_: free once no read of
+  // `epoch` or before may use them.
+  void release(std::vector<Extent> extents, uint64_t epoch);
+  void give_what_nobody_reads();
+  bool make_room(Lock& lock);
 
   Status charge_map(uint64_t bytes);
   Error full(uint64_t bytes) const;
@@ -156,6 +173,7 @@ class LocalStore final : public Store {
 
   mutable std::mutex mutex_;
   std::condition_variable idle_;
+  std::condition_variable freed_;  // something left limbo_
   std::unique_ptr<Map> map_;
   Allocator allocator_;
   std::map<std::string, TransactionState*, std::less<>> owners_;
@@ -163,8 +181,9 @@ class LocalStore final : public Store {
   std::map<uint64_t, uint64_t> readers_;                        // reads under way, by the epoch they began in
   std::deque<std::pair<uint64_t, std::vector<Extent>>> limbo_;  // free once no reader of this epoch or an earlier one is left
   uint64_t epoch_ = 1;
-  uint64_t limbo_blocks_ = 0;       // in limbo_ and undurable_
-  std::vector<Extent> undurable_;   // freed by deferred commits
+  uint64_t limbo_blocks_ = 0;  // in limbo_ and undurable_
+  // freed by commits that are not durable yet, by epoch
+  std::vector<std::pair<uint64_t, std::vector<Extent>>> undurable_;
   size_t in_flight_ = 0;            // transfers, merges and jobs: the destructor waits for them
   std::vector<Grant> map_grants_;
   uint64_t map_granted_ = 0, map_charged_ = 0;
@@ -175,7 +194,8 @@ class LocalStore final : public Store {
 
   // Of whoever processes the queue: the worker, or the caller of a deferred commit.
   Journal journal_;
-  std::string deferred_items_;      // of deferred commits that no record carries yet
+  // of deferred commits that no record carries; none: too many for one
+  std::optional<std::string> deferred_items_ = std::string();
   uint64_t deferred_touched_ = 0;
 
   Pool worker_{1};                  // the last member: it ends before what its jobs use

@@ -262,7 +262,7 @@ TEST_F(LocalStoreTest, ACutOffMakingIsMadeAgainWithOtherWeights) {
       auto set = local::VolumeSet::open(volumes_, runtime_->loop(), options_, {});
       ASSERT_OK(set);
       if (with_headers) {
-        ASSERT_OK(set->write_headers(local::VolumeState::making));
+        ASSERT_OK(set->write_headers(local::VolumeState::making, 1, 0));
       }
       set->keep_files();
     }

@@ -15,8 +15,10 @@ constexpr size_t kOpenPartials = 4;  // of a transaction: each holds a chunk in 
 
 }  // namespace
 
-// With the mutex. `promise` is kept when the status is good; it completes when `from` was copied.
-Status LocalStore::write_partial(const StatePtr& state, StagedObject& object, std::string_view key, uint32_t index, uint32_t at, Slice from, Promise<void> promise) {
+// With the mutex. `promise` is taken when the status is good, and completes when `from` was copied;
+// else nothing has changed.
+Status LocalStore::write_partial(const StatePtr& state, StagedObject& object, std::string_view key,
+    uint32_t index, uint32_t at, Slice from, Promise<void>& promise) {
   auto& place = object.chunks[index];
   const bool open = place && place->partial && !place->partial->sealed && at + from.size <= place->partial->bytes;
   if (!open) {
@@ -30,7 +32,6 @@ Status LocalStore::write_partial(const StatePtr& state, StagedObject& object, st
     const auto extent = allocate(object, partial.bytes, object.bytes - object.chunk_at(index), given);
     if (!extent) {
       if (!place) object.chunks.erase(index);
-      promise.complete(extent.error());
       return extent.error();
     }
     node->chunk.place = extent->place;

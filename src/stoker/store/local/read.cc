@@ -235,13 +235,7 @@ Status LocalStore::read_chunk(std::string_view key, uint32_t index, const Chunk&
 void LocalStore::unpin(uint64_t epoch) {
   std::lock_guard lock(mutex_);
   if (const auto found = readers_.find(epoch); --found->second == 0) readers_.erase(found);
-  while (!limbo_.empty() && (readers_.empty() || limbo_.front().first < readers_.begin()->first)) {
-    for (const Extent& extent : limbo_.front().second) {
-      allocator_.give(extent);
-      limbo_blocks_ -= extent.blocks;
-    }
-    limbo_.pop_front();
-  }
+  give_what_nobody_reads();
 }
 
 }  // namespace stoker::local

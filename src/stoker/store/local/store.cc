@@ -15,15 +15,12 @@ constexpr uint64_t kGrantStep = 64 * kKiB;
 // A store that is not finished gets its first generation between "making" and "ready": whatever a crash leaves, one of the two is
 // true of it.
 Status finish_making(VolumeSet& volumes, Journal& journal, const Map& map) {
-  STOKER_TRY(volumes.write_headers(VolumeState::making));
+  const uint32_t opened = journal.next_number();
+  STOKER_TRY(volumes.write_headers(VolumeState::making, opened, 0));
   STOKER_TRY(journal.begin(map));
-  STOKER_TRY(volumes.write_headers(VolumeState::ready));
+  STOKER_TRY(volumes.write_headers(VolumeState::ready, opened, 0));
   volumes.keep_files();
   return {};
-}
-
-bool headers_need_writing(const VolumeSet& volumes) {
-  return std::any_of(volumes.all().begin(), volumes.all().end(), [](const Volume& volume) { return !volume.damage.empty() || volume.header.state != VolumeState::ready; });
 }
 
 }  // namespace
@@ -39,15 +36,21 @@ Result<std::unique_ptr<Store>> LocalStore::open(std::vector<std::string> paths, 
     auto recovered = journal.recover(volumes.limits());
     if (!recovered) return opening_error(recovered.error(), paths[0]);
     map = std::move(*recovered);
+    if (const Status same = volumes.check_same_time(journal.number()); !same) {
+      if (!options.read_only) return same.error();
+      // what of it is not of then differs from its checksum
+      log().warn("{}", same.error().message());
+    }
     for (const std::string& note : journal.mended()) log().info("the store '{}': {}", paths[0], note);
   }
   Allocator allocator(map->limits());
   if (const Status status = allocator.take_all(*map); !status) return opening_error(status.error(), paths[0]);
   if (!options.read_only && !volumes.fresh()) {
+    STOKER_TRY(volumes.restore_sizes());
     STOKER_TRY(journal.sync());
+    STOKER_TRY(volumes.write_headers(VolumeState::ready, journal.next_number(), journal.number()));
     // From here on no bytes of an older generation can come back, whatever the crash before left in the areas.
     STOKER_TRY(journal.begin(*map));
-    if (headers_need_writing(volumes)) STOKER_TRY(volumes.write_headers(VolumeState::ready));
   }
   std::unique_ptr<LocalStore> store(new LocalStore(runtime, std::move(volumes), std::move(map), std::move(allocator), std::move(journal), options));
   STOKER_TRY(store->charge_map(0));  // what was recovered

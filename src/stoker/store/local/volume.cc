@@ -1,5 +1,7 @@
 #include "stoker/store/local/volume.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
@@ -97,11 +99,10 @@ Status VolumeSet::open_one(const std::string& path, const StoreOptions& options,
 
 Status VolumeSet::read_headers() {
   for (Volume& volume : volumes_) {
-    if (volume.file.bytes < kHeaderRegion) return make_error(Code::mismatch, "'" + volume.path + "' is no volume of a store: it is too small", kWhere);
     AlignedBytes region(kHeaderRegion);
-    IoBatch batch(*loop_, Priority::demand);
-    batch.read(volume.file.id, 0, region.slice());
-    if (const Status status = batch.run(); !status) return status.error().with("reading the header of '" + volume.path + "'");
+    const auto unreadable = read_what_can_be(*loop_, Priority::demand, volume.file.id, 0,
+        region.slice());
+    if (!unreadable) return unreadable.error().with("reading the header of '" + volume.path + "'");
     std::optional<VolumeHeader> found;
     Status error;
     for (size_t copy = 0; copy < 2; ++copy) {
@@ -109,17 +110,27 @@ Status VolumeSet::read_headers() {
       if (!header) error = header.error();
       // A crash between the two writes leaves "making" in one: the other is the newer.
       if (header && *header && (!found || (*header)->state == VolumeState::ready)) found = **header;
-      if (!header || !*header) volume.damage.push_back("header copy " + std::to_string(copy) + " of '" + volume.path + "' is damaged");
+      if (header && *header) continue;
+      const bool read = std::find(unreadable->begin(), unreadable->end(), kHeaderAt[copy]) ==
+          unreadable->end();
+      volume.damage.push_back("header copy " + std::to_string(copy) + " of '" + volume.path +
+          "' " + (read ? "is damaged" : "cannot be read"));
     }
     const std::span<const std::byte> bytes = region.span();
-    const bool blank = !found && all_zero(bytes.first(kHolderAt)) && all_zero(bytes.subspan(kHolderAt + kHeaderBytes));
+    // What cannot be read may hold anything.
+    const bool blank = !found && unreadable->empty() && all_zero(bytes.first(kHolderAt)) &&
+        all_zero(bytes.subspan(kHolderAt + kHeaderBytes));
+    if (!found && volume.file.bytes < kHeaderRegion) {
+      return make_error(Code::mismatch, "'" + volume.path + "' is no volume of a store: it is too small", kWhere);
+    }
     if (!found && !blank) {
       if (!error && error.error().code == Code::mismatch) return error.error().with("'" + volume.path + "'");
       return make_error(Code::mismatch, "'" + volume.path + "' holds something that is no Stoker store (or both copies of its header are damaged): give another path, or restore the store from a copy", kWhere);
     }
     if (found && found->volume_bytes > volume.file.bytes) {
-      return make_error(Code::corruption, "'" + volume.path + "' is cut short: it should have " + std::to_string(found->volume_bytes) + " bytes and has " + std::to_string(volume.file.bytes) +
-                        "; put the whole file back, or restore the store from a copy", kWhere);
+      volume.damage.push_back("'" + volume.path + "' is cut short: it should have " +
+          std::to_string(found->volume_bytes) + " bytes and has " +
+          std::to_string(volume.file.bytes));
     }
     blank_.push_back(blank);
     if (found) volume.header = *found;
@@ -192,22 +203,80 @@ Status VolumeSet::order_by_index() {
   return {};
 }
 
-Status VolumeSet::write_headers(VolumeState state) {
-  IoBatch writes(*loop_, Priority::write_back);
-  IoBatch syncs(*loop_, Priority::write_back);
+// One copy after the other: whatever a crash does to a sector that is being written, a header is
+// left.
+Status VolumeSet::write_headers(VolumeState state, uint32_t opened, uint32_t generation) {
+  const uint32_t before = newest_up_to(generation);
   std::vector<AlignedBytes> blocks;
   for (Volume& volume : volumes_) {
     volume.header.state = state;
+    volume.header.opened = opened;
+    volume.header.opened_before = before;
     const std::string bytes = encode_header(volume.header);
     AlignedBytes& block = blocks.emplace_back(kBlock);
     std::memset(block.data(), 0, block.size());
     std::memcpy(block.data(), bytes.data(), bytes.size());
-    for (const uint64_t at : kHeaderAt) writes.write(volume.file.id, at, block.slice());
-    syncs.sync(volume.file.id);
   }
-  STOKER_TRY(writes.run());
-  STOKER_TRY(syncs.run());
+  for (const uint64_t at : kHeaderAt) {
+    IoBatch writes(*loop_, Priority::write_back);
+    IoBatch syncs(*loop_, Priority::write_back);
+    for (size_t i = 0; i < volumes_.size(); ++i) {
+      writes.write(volumes_[i].file.id, at, blocks[i].slice());
+      syncs.sync(volumes_[i].file.id);
+    }
+    STOKER_TRY(writes.run());
+    STOKER_TRY(syncs.run());
+  }
   for (Volume& volume : volumes_) volume.damage.clear();
+  return {};
+}
+
+// Of the openings that any volume knows, the newest that is known to have begun: a generation of
+// its number or a later one is in use.
+uint32_t VolumeSet::newest_up_to(uint32_t generation) const {
+  uint32_t newest = 0;
+  for (const Volume& volume : volumes_) {
+    for (const uint32_t each : {volume.header.opened, volume.header.opened_before}) {
+      if (each <= generation) newest = std::max(newest, each);
+    }
+  }
+  return newest;
+}
+
+// An opening notes its number on every volume before its generation is sealed. So where that
+// generation, or a later one, is in use, each volume has this number, or that of a later opening
+// which was cut off; one that has an earlier number lay elsewhere meanwhile.
+Status VolumeSet::check_same_time(uint32_t generation) const {
+  const uint32_t newest = newest_up_to(generation);
+  for (const Volume& volume : volumes_) {
+    if (volume.header.opened >= newest) continue;
+    return make_error(Code::mismatch, "'" + volume.path + "' is an older copy: the other volumes of its store were written to since. Give the newest file of each, or "
+                      "older ones that were all copied at one time while nobody wrote", kWhere);
+  }
+  return {};
+}
+
+// What lay in the lost part is zeros now: the other copy mends a journal there, and chunks differ
+// from their checksums.
+Status VolumeSet::restore_sizes() {
+  for (const Volume& volume : volumes_) {
+    const uint64_t bytes = volume.header.volume_bytes;
+    if (volume.file.bytes >= bytes) continue;
+    const auto from = static_cast<off_t>(volume.file.bytes), more = static_cast<off_t>(bytes) - from;
+    const int error = volume.lock_fd < 0 ? 0 : posix_fallocate(volume.lock_fd, from, more);
+    if (error != 0) {
+      return errno_error(error, "'" + volume.path + "' is cut short and cannot get its " +
+                         std::to_string(bytes) + " bytes again; put the whole file back, or open "
+                         "the store to read only", kWhere);
+    }
+    AlignedBytes last(kBlock);
+    std::memset(last.data(), 0, last.size());
+    IoBatch end(*loop_, Priority::write_back);
+    end.write(volume.file.id, bytes - kBlock, last.slice());
+    STOKER_TRY(end.run());
+    log().warn("'{}' was cut short by {}: objects that lay there are damaged, and `stoker fsck` names them", volume.path,
+               human_bytes(bytes - volume.file.bytes));
+  }
   return {};
 }
 

@@ -31,8 +31,13 @@ class VolumeSet {
   ~VolumeSet();
 
   bool fresh() const { return fresh_; }
-  // Writes the headers in both copies and flushes them.
-  Status write_headers(VolumeState state);
+  // Writes the headers in both copies and flushes them. `opened`: the number of the generation that
+  // begins next; `generation`: of the one in use, 0 where there is none.
+  Status write_headers(VolumeState state, uint32_t opened, uint32_t generation);
+  // mismatch: a volume is older than the others. `generation`: the number of the one in use.
+  Status check_same_time(uint32_t generation) const;
+  // Gives volumes that were cut short their size again.
+  Status restore_sizes();
   void keep_files() { for (Volume& volume : volumes_) volume.made = false; }
 
   const std::vector<Volume>& all() const { return volumes_; }
@@ -48,6 +53,7 @@ class VolumeSet {
   Status check_fresh(const Volume& volume) const;
   Status make_again(Volume& volume, uint64_t bytes);
   Status order_by_index();
+  uint32_t newest_up_to(uint32_t generation) const;
 
   Loop* loop_;
   std::vector<Volume> volumes_;

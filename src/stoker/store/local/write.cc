@@ -188,12 +188,18 @@ void LocalStore::install(TransactionState& state, StagedObject& object, uint32_t
   place = std::move(node);
 }
 
+// Of a staged chunk that nobody will commit; a read of the transaction may still be under way.
+void LocalStore::drop_extent(const Extent& extent) {
+  limbo_blocks_ += extent.blocks;
+  release({extent}, epoch_++);
+}
+
 // Its extent is free at once, or when its I/O ends (settle_node).
 void LocalStore::drop_node(const std::shared_ptr<StagedChunk>& node) {
   if (std::exchange(node->dropped, true)) return;
   const bool idle_partial = node->partial && !node->partial->scheduled && !node->partial->sealed;
   if (node->state == StagedChunk::State::pending && !idle_partial) return;
-  release({node->chunk.extent()});
+  drop_extent(node->chunk.extent());
 }
 
 void LocalStore::drop_staged(TransactionState& state, const std::shared_ptr<StagedChunk>& node) {
@@ -206,39 +212,29 @@ void LocalStore::settle_node(StagedChunk& node, const Status& status, Jobs& run)
   node.state = status ? StagedChunk::State::done : StagedChunk::State::failed;
   node.partial.reset();
   node.chunk.valid = std::min(node.chunk.valid, node.limit);
-  if (node.dropped) release({node.chunk.extent()});
+  if (node.dropped) drop_extent(node.chunk.extent());
   std::move(node.waiters.begin(), node.waiters.end(), std::back_inserter(run));
   node.waiters.clear();
 }
 
-Future<void> LocalStore::write(const StatePtr& state, std::string_view key, uint64_t offset, Slice from, Priority priority) {
-  struct Part {
-    uint32_t index, at;
-    Slice from;
-  };
-  std::vector<Part> parts;  // of chunks: at most the first and the last
-  std::vector<Future<void>> futures;
-  auto transfer = transfers_.take();
-  transfer->key = key;
-  transfer->priority = priority;
-  const auto refuse = [&](const Error& error) -> Future<void> {
-    for (const Piece& piece : transfer->pieces) allocator_.give(piece.chunk.extent());
-    if (!state->error) state->error = error;  // what was to be written is missing: the commit must not claim it
-    Promise<void> unused = std::move(transfer->promise);
-    unused.complete(error);
-    transfers_.give(std::move(transfer));
-    return error;
-  };
-
-  Lock lock(mutex_);
-  if (const Status status = check_writable(*state); !status) return refuse(status.error());
-  const auto owned = own(*state, key, true);
-  if (!owned) return refuse(owned.error());
-  StagedObject& object = **owned;
-  if (offset > object.bytes || from.size > object.bytes - offset) {
-    return refuse(make_error(Code::invalid_argument, "writing " + std::to_string(from.size) + " bytes at " + std::to_string(offset) + " of '" + std::string(key) + "', which has " +
-                             std::to_string(object.bytes) + ": resize it first", kWhere));
+// With the mutex: the transaction may write these bytes.
+Result<StagedObject*> LocalStore::writable(TransactionState& state, std::string_view key,
+    uint64_t offset, uint64_t bytes) {
+  STOKER_TRY(check_writable(state));
+  STOKER_ASSIGN(StagedObject* object, own(state, key, true));
+  if (offset > object->bytes || bytes > object->bytes - offset) {
+    return make_error(Code::invalid_argument, "writing " + std::to_string(bytes) + " bytes at " +
+        std::to_string(offset) + " of '" + std::string(key) + "', which has " +
+                      std::to_string(object->bytes) + ": resize it first", kWhere);
   }
+  return object;
+}
+
+// With the mutex: cuts a write into whole chunks, each with an extent of its own, and parts of
+// chunks (at most the first and the last). Where there is no room for all of it, no extent is kept.
+Result<std::vector<LocalStore::Part>> LocalStore::cut_up(Transfer& transfer, StagedObject& object,
+    uint64_t offset, Slice from) {
+  std::vector<Part> parts;
   ByVolume given{};
   for (size_t moved = 0; moved < from.size;) {
     const auto index = static_cast<uint32_t>((offset + moved) / object.chunk_bytes);
@@ -247,13 +243,17 @@ Future<void> LocalStore::write(const StatePtr& state, std::string_view key, uint
     const Slice slice = from.sub(moved, bytes);
     moved += bytes;
     const auto staged = object.chunks.find(index);
-    const bool nothing_behind = staged == object.chunks.end() ? base_chunk(object, key, index).valid <= bytes : bytes == object.length_of(index);
+    const bool nothing_behind = staged == object.chunks.end() ?
+        base_chunk(object, transfer.key, index).valid <= bytes : bytes == object.length_of(index);
     if (at != 0 || !(nothing_behind || bytes == object.length_of(index))) {
       parts.push_back({index, at, slice});
       continue;
     }
     const auto extent = allocate(object, bytes, object.bytes - object.chunk_at(index), given);
-    if (!extent) return refuse(extent.error());
+    if (!extent) {
+      give_up_pieces(transfer);
+      return extent.error();
+    }
     Piece piece;
     piece.index = index;
     piece.memory = slice;
@@ -261,19 +261,60 @@ Future<void> LocalStore::write(const StatePtr& state, std::string_view key, uint
     piece.chunk.stored = piece.chunk.valid = bytes;
     piece.node = std::make_shared<StagedChunk>();
     piece.node->chunk = piece.chunk;
-    transfer->pieces.push_back(std::move(piece));
+    transfer.pieces.push_back(std::move(piece));
+  }
+  return parts;
+}
+
+void LocalStore::give_up_pieces(Transfer& transfer) {
+  for (const Piece& piece : transfer.pieces) allocator_.give(piece.chunk.extent());
+  transfer.pieces.clear();
+}
+
+Future<void> LocalStore::write(const StatePtr& state, std::string_view key, uint64_t offset,
+    Slice from, Priority priority) {
+  std::vector<Future<void>> futures;
+  auto transfer = transfers_.take();
+  transfer->key = key;
+  transfer->priority = priority;
+  const auto refuse = [&](const Error& error) -> Future<void> {
+    give_up_pieces(*transfer);
+    // what was to be written is missing: the commit must not claim it
+    if (!state->error) state->error = error;
+    Promise<void> unused = std::move(transfer->promise);
+    unused.complete(error);
+    transfers_.give(std::move(transfer));
+    return error;
+  };
+
+  Lock lock(mutex_);
+  auto owned = writable(*state, key, offset, from.size);
+  if (!owned) return refuse(owned.error());
+  auto parts = cut_up(*transfer, **owned, offset, from);
+  while (!parts && parts.error().code == Code::out_of_space && make_room(lock)) {
+    owned = writable(*state, key, offset, from.size);  // the mutex was let go of
+    if (!owned) return refuse(owned.error());
+    parts = cut_up(*transfer, **owned, offset, from);
+  }
+  if (!parts) return refuse(parts.error());
+  for (const Part& part : *parts) {
+    Promise<void> promise;
+    futures.push_back(promise.future());
+    Status taken = write_partial(state, **owned, key, part.index, part.at, part.from, promise);
+    while (!taken && taken.error().code == Code::out_of_space && make_room(lock)) {
+      owned = writable(*state, key, offset, from.size);
+      taken = owned ? write_partial(state, **owned, key, part.index, part.at, part.from, promise)
+          : Status(owned.error());
+    }
+    if (taken) continue;
+    promise.complete(taken.error());
+    futures.push_back(refuse(taken.error()));
+    return all(futures);  // earlier parts may still be copied
   }
   for (Piece& piece : transfer->pieces) {
     state->touched |= uint64_t{1} << volume_of(piece.chunk.place);
-    install(*state, object, piece.index, piece.node);
+    install(*state, **owned, piece.index, piece.node);
   }
-  Status status;
-  for (Part& part : parts) {
-    Promise<void> promise;
-    futures.push_back(promise.future());
-    if (const Status taken = write_partial(state, object, key, part.index, part.at, part.from, std::move(promise)); !taken && status) status = taken;
-  }
-  if (!status && !state->error) state->error = status.error();
   if (transfer->pieces.empty()) {
     lock.unlock();
     Promise<void> unused = std::move(transfer->promise);
