@@ -149,7 +149,7 @@ ShardCluster::~ShardCluster() {
     if (node->log) note(node->log->close());
     if (late) continue;
     if (node->named) write_holder(node->lock_fd, "");
-    if (node->lock_fd >= 0) ::close(node->lock_fd);
+    if (node->lock_fd >= 0) unlock_file(node->lock_fd);
   }
 }
 

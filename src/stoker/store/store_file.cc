@@ -24,7 +24,7 @@ void close_store_file(Loop& loop, StoreFile& file) {
   }
   if (file.made) unlink(file.file_path.c_str());
   if (file.named) write_holder(file.lock_fd, "");  // the next holder is not taken for us before it has put its own name there
-  if (file.lock_fd >= 0) ::close(file.lock_fd);
+  if (file.lock_fd >= 0) unlock_file(file.lock_fd);
 }
 
 StoreId random_store_id() {

@@ -1,12 +1,15 @@
 #include "stoker/store/writer_lock.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
+#include <set>
 
 #include "stoker/base/log.h"
 
@@ -14,6 +17,40 @@ namespace stoker {
 namespace {
 
 constexpr const char* kWhere = "store/writer_lock";
+
+// The descriptors that hold locks. A lock lives as long as any copy of its descriptor, and fork()
+// copies them: a child closes its copies at once, or a DataLoader's worker would keep the store
+// from its own parent.
+class Held {
+ public:
+  static Held& all() {
+    static Held* const held = [] {
+      auto* made = new Held;  // for good: a thread may let go of a store while the program ends
+      pthread_atfork([] { all().mutex_.lock(); }, [] { all().mutex_.unlock(); },
+          [] { all().forked(); });
+      return made;
+    }();
+    return *held;
+  }
+  int add(int fd) {
+    std::lock_guard lock(mutex_);
+    fds_.insert(fd);
+    return fd;
+  }
+  void drop(int fd) {
+    std::lock_guard lock(mutex_);
+    if (fds_.erase(fd) != 0) ::close(fd);
+  }
+
+ private:
+  void forked() {
+    for (const int fd : fds_) ::close(fd);
+    fds_.clear();
+    mutex_.unlock();
+  }
+  std::mutex mutex_;
+  std::set<int> fds_;  // guarded by mutex_
+};
 
 std::string read_holder(int fd) {
   char text[kHolderBytes] = {};
@@ -37,22 +74,25 @@ void write_holder(int fd, const std::string& name) {
 }
 
 Result<int> lock_file(const std::string& file_path, const std::string& path, bool read_only) {
+  Held::all();  // before there is a lock to be copied
   const int fd = ::open(file_path.c_str(), (read_only ? O_RDONLY : O_RDWR) | O_CLOEXEC);
   if (fd < 0) return errno_error(errno, "cannot open the store '" + path + "'", kWhere);
-  if (flock(fd, (read_only ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0) return fd;
+  if (flock(fd, (read_only ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0) return Held::all().add(fd);
   const int error = errno;
   if (error == EWOULDBLOCK) {
     const std::string who = in_the_way(fd, read_only);
-    if (who.empty()) return fd;
+    if (who.empty()) return Held::all().add(fd);
     ::close(fd);
     return make_error(Code::busy, "the store '" + path + "' is " + who + "; wait until it ends, or use another store", kWhere);
   }
   if (read_only) {
     log().info("the file system of '{}' has no locks: a writer at work would not be noticed", path);
-    return fd;
+    return Held::all().add(fd);
   }
   ::close(fd);
   return errno_error(error, "cannot lock the store '" + path + "'", kWhere);
 }
+
+void unlock_file(int fd) { Held::all().drop(fd); }
 
 }  // namespace stoker

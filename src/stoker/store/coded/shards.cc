@@ -286,7 +286,7 @@ Status Shards::replace(const std::string& named, const StoreOptions& options, bo
   const std::string& path = shard.path;
   if (shard.present()) return {};  // a shard of this store: it is brought up to date without being made anew
   // What is there now, from the beginning: it may have come back, or have been put in, since.
-  if (shard.lock_fd >= 0) ::close(shard.lock_fd);
+  if (shard.lock_fd >= 0) unlock_file(shard.lock_fd);
   shard.lock_fd = -1;
   shard.spoiled = false;
   shard.trouble.clear();

@@ -3,10 +3,12 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -251,6 +253,19 @@ TEST_F(LocalStoreTest, VolumesShareTheRoomByWeight) {
   EXPECT_EQ(read_all(*store_, "x"), pattern(7 * kMiB, 1));
   store_.reset();
   EXPECT_TRUE(fsck().problems.empty());
+}
+
+TEST_F(LocalStoreTest, AForkedProcessDoesNotKeepTheLock) {
+  open();
+  const pid_t child = fork();
+  if (child == 0) {
+    for (;;) pause();
+  }
+  EXPECT_EQ(code_of(try_open()), Code::busy) << "the lock is held yet";
+  store_.reset();
+  EXPECT_OK(try_open());
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
 }
 
 // Whoever makes it again may find other disks quicker, or have less to spare.
