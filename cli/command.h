@@ -6,6 +6,9 @@
 
 #include <CLI/CLI.hpp>
 
+#include <string>
+#include <string_view>
+
 #include "stoker/base/error.h"
 
 namespace stoker::cli {
@@ -14,6 +17,9 @@ namespace stoker::cli {
 struct ExitStatus {
   int code = 0;
 };
+
+// As it is fit for a terminal: control characters become \xNN, for a key or a path may hold any.
+std::string printable(std::string_view text);
 
 // Prints "stoker: <sentence>" on stderr and sets the status to 1.
 void fail(ExitStatus& status, const Error& error);

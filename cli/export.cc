@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -59,7 +60,8 @@ Status export_object(Store& store, const ObjectInfo& object, const std::string& 
 // A key becomes a path below `folder`; one that would lead out of it is refused.
 Result<std::string> path_below(const fs::path& folder, const std::string& key) {
   const fs::path relative = fs::path(key).lexically_normal();
-  if (relative.empty() || relative.is_absolute() || *relative.begin() == ".." || relative == "." || !relative.has_filename()) {
+  if (relative.empty() || relative.is_absolute() || *relative.begin() == ".." || relative == "." ||
+      key.find('\0') != std::string::npos || !relative.has_filename()) {
     return make_error(Code::invalid_argument, "the key '" + key + "' makes no file name below a folder; export it alone, into a file", "cli/export");
   }
   const fs::path path = folder / relative;
@@ -72,17 +74,24 @@ Result<std::string> path_below(const fs::path& folder, const std::string& key) {
 // Each for itself: one that is lost keeps none back that can be read.
 Status export_prefix(Store& store, const std::vector<ObjectInfo>& objects, const ExportArguments& arguments) {
   size_t failed = 0;
+  std::set<std::string> written;
   Code code = Code::io;  // of the last that failed
   for (const ObjectInfo& object : objects) {
     const auto path = path_below(arguments.target, object.key);
-    const Status done = path ? export_object(store, object, arguments.snapshot, *path) : Status(path.error());
+    Status done = path ? Status() : Status(path.error());
+    if (done && !written.insert(*path).second) {  // "a//b" and "a/b", say
+      done = make_error(Code::already_exists, "another object of this prefix makes the same file; export it alone, into another", "cli/export");
+    }
+    if (done) done = export_object(store, object, arguments.snapshot, *path);
     if (done) continue;
-    std::fprintf(stderr, "stoker: '%s': %s\n", object.key.c_str(), done.error().message().c_str());
+    std::fprintf(stderr, "stoker: '%s': %s\n", printable(object.key).c_str(),
+        printable(done.error().message()).c_str());
     ++failed;
     code = done.error().code;
   }
   if (failed == 0) {
-    std::fprintf(stderr, "%zu objects into '%s'\n", objects.size(), arguments.target.c_str());
+    std::fprintf(stderr, "%zu objects into '%s'\n", objects.size(),
+        printable(arguments.target).c_str());
     return {};
   }
   return make_error(code, std::to_string(failed) + " of " + std::to_string(objects.size()) + " objects could not be exported; the others are in '" + arguments.target + "'", "cli/export");
@@ -97,7 +106,8 @@ Status run(const ExportArguments& arguments) {
   const auto single = store->stat(arguments.key, arguments.snapshot);
   if (single) {
     STOKER_TRY(export_object(*store, *single, arguments.snapshot, arguments.target));
-    std::fprintf(stderr, "'%s': %s into '%s'\n", arguments.key.c_str(), human_bytes(single->bytes).c_str(), arguments.target.c_str());
+    std::fprintf(stderr, "'%s': %s into '%s'\n", printable(arguments.key).c_str(),
+        human_bytes(single->bytes).c_str(), printable(arguments.target).c_str());
     return {};
   }
   STOKER_ASSIGN(const auto objects, store->list(arguments.key, arguments.snapshot));

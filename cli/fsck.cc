@@ -35,13 +35,17 @@ void print_json(const FsckReport& report) {
   json["scrubbed_at"] = report.scrubbed_at ? nlohmann::json(*report.scrubbed_at) : nlohmann::json();
   json["committed_step"] = report.committed_step ? nlohmann::json(*report.committed_step) : nlohmann::json();
   for (const SnapshotInfo& snapshot : report.snapshots) json["snapshots"].push_back({{"name", snapshot.name}, {"version", snapshot.version}});
-  std::printf("%s\n", json.dump(2).c_str());
+  std::printf("%s\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
 }
 
 void print_text(const FsckReport& report, bool quick) {
-  for (const std::string& problem : report.problems) std::printf("problem: %s\n", problem.c_str());
-  for (const std::string& advice : report.advice) std::printf("to do: %s\n", advice.c_str());
-  for (const std::string& note : report.notes) std::printf("note: %s\n", note.c_str());
+  for (const std::string& problem : report.problems) {
+    std::printf("problem: %s\n", printable(problem).c_str());
+  }
+  for (const std::string& advice : report.advice) {
+    std::printf("to do: %s\n", printable(advice).c_str());
+  }
+  for (const std::string& note : report.notes) std::printf("note: %s\n", printable(note).c_str());
   if (report.repaired) std::printf("the map was mended: headers and journal were written anew from the good copies\n");
   std::printf("%llu objects, %llu chunks, %s of data%s; %zu snapshots; journal generation %llu with %llu records\n", static_cast<unsigned long long>(report.objects),
               static_cast<unsigned long long>(report.chunks), human_bytes(report.data_bytes).c_str(), quick ? " (not read)" : " (all read)", report.snapshots.size(),

@@ -24,15 +24,20 @@ void print_json(const StoreInfo& info, const std::vector<ObjectInfo>& objects) {
     if (object.expected) json["objects"].back()["class"] = kClasses[static_cast<size_t>(*object.expected)];
   }
   for (const SnapshotInfo& snapshot : info.snapshots) json["snapshots"].push_back({{"name", snapshot.name}, {"version", snapshot.version}});
-  std::printf("%s\n", json.dump(2).c_str());
+  std::printf("%s\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
 }
 
 void print_text(const StoreInfo& info, const std::vector<ObjectInfo>& objects) {
   std::printf("%14s %10s %9s  %s\n", "bytes", "chunks of", "version", "key");
   for (const ObjectInfo& object : objects) {
-    std::printf("%14llu %10s %9llu  %s\n", static_cast<unsigned long long>(object.bytes), human_bytes(object.chunk_bytes).c_str(), static_cast<unsigned long long>(object.version), object.key.c_str());
+    std::printf("%14llu %10s %9llu  %s\n", static_cast<unsigned long long>(object.bytes),
+        human_bytes(object.chunk_bytes).c_str(), static_cast<unsigned long long>(object.version),
+        printable(object.key).c_str());
   }
-  for (const SnapshotInfo& snapshot : info.snapshots) std::printf("snapshot '%s' of version %llu\n", snapshot.name.c_str(), static_cast<unsigned long long>(snapshot.version));
+  for (const SnapshotInfo& snapshot : info.snapshots) {
+    std::printf("snapshot '%s' of version %llu\n", printable(snapshot.name).c_str(),
+                static_cast<unsigned long long>(snapshot.version));
+  }
   std::printf("%zu objects; version %llu; %s of %s used\n", objects.size(), static_cast<unsigned long long>(info.committed), human_bytes(info.used_bytes).c_str(), human_bytes(info.capacity_bytes).c_str());
 }
 

@@ -129,7 +129,8 @@ Status run(const PutArguments& arguments) {
   std::error_code error;
   if (!fs::is_directory(arguments.source, error)) {
     STOKER_ASSIGN(const uint64_t bytes, put_file(*store, arguments.key, arguments.source, arguments));
-    std::fprintf(stderr, "'%s': %s from '%s'\n", arguments.key.c_str(), human_bytes(bytes).c_str(), arguments.source.c_str());
+    std::fprintf(stderr, "'%s': %s from '%s'\n", printable(arguments.key).c_str(),
+        human_bytes(bytes).c_str(), printable(arguments.source).c_str());
     return {};
   }
   if (arguments.at) return make_error(Code::invalid_argument, "--at takes one file, and '" + arguments.source + "' is a folder", "cli/put");
@@ -139,7 +140,8 @@ Status run(const PutArguments& arguments) {
     STOKER_ASSIGN(const uint64_t more, put_file(*store, key, path, arguments));
     bytes += more;
   }
-  std::fprintf(stderr, "%zu objects, %s, from '%s'\n", files.size(), human_bytes(bytes).c_str(), arguments.source.c_str());
+  std::fprintf(stderr, "%zu objects, %s, from '%s'\n", files.size(), human_bytes(bytes).c_str(),
+      printable(arguments.source).c_str());
   return {};
 }
 

@@ -67,8 +67,12 @@ void print_json(const RepairReport& report, bool scrub, double seconds) {
 }
 
 void print_text(const RepairReport& report, bool scrub, double seconds) {
-  for (const std::string& problem : report.problems) std::printf("problem: %s\n", problem.c_str());
-  for (const std::string& advice : report.advice) std::printf("to do: %s\n", advice.c_str());
+  for (const std::string& problem : report.problems) {
+    std::printf("problem: %s\n", printable(problem).c_str());
+  }
+  for (const std::string& advice : report.advice) {
+    std::printf("to do: %s\n", printable(advice).c_str());
+  }
   if (scrub) {
     const ScrubReport& found = report.scrub;
     std::printf("looked at %llu chunks, %s; mended %llu blocks, %llu header pages, %llu log records, %llu tables, %llu superblocks\n", static_cast<unsigned long long>(found.chunks), human_bytes(found.bytes).c_str(),

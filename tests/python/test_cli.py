@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from stoker import _core
+
 from faults import COMMAND, make_small_store, mounted, refused, run
 
 if not COMMAND.exists():
@@ -43,6 +45,24 @@ def test_export_gives_the_bytes_of_now_and_of_a_snapshot(store, tmp_path):
     assert done.returncode == 0 and "2 objects" in done.stderr
     assert (tmp_path / "folder" / "w" / "2").read_bytes() == b"B" * 70_000
     assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_keys_that_are_no_file_names_or_hold_control_characters(tmp_path):
+    held = _core.Runtime(engine="posix").open_store(str(tmp_path / "s"), create=True, capacity_bytes=1 << 20)
+    txn = held.begin()
+    for key in ("p/a", "p/a\0b", "p//a", "p/\x1b[2Jc\u009b"):
+        txn.resize(key, 5)
+        txn.write_bytes(key, 0, b"first" if key == "p/a" else b"other")
+    txn.commit().wait()
+    held.snapshot("\x07").wait()
+    held.close()
+    done = run("export", tmp_path / "s", "p/", tmp_path / "out")
+    assert done.returncode == 1 and "2 of 4 objects could not be exported" in done.stderr
+    assert "p/a\\x00b" in done.stderr and "makes the same file" in done.stderr
+    assert sorted(path.name for path in (tmp_path / "out" / "p").iterdir()) == ["\x1b[2Jc\u009b", "a"]
+    shown = run("ls", tmp_path / "s").stdout
+    assert "p/\\x1b[2Jc\\xc2\\x9b" in shown and "snapshot '\\x07'" in shown and "p/a\\x00b" in shown
+    assert not [each for each in shown + done.stderr if (each < " " and each != "\n") or "\x7f" <= each < "\xa0"]
 
 
 def test_fsck_of_a_whole_store_is_clean(store):
