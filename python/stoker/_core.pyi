@@ -154,7 +154,8 @@ class Session:
     # hyper: algorithm "adamw"|"adam"|"sgd"|"lion", lr, step (after increment), and where they apply beta1 beta2 eps weight_decay
     # momentum dampening nesterov maximize grad_scale. Sorted by offset, not overlapping.
     # `source`: where the old state (and weights, if weight_in is 0) come from: None = the committed version, or a Transaction.
-    # weight_in: address of the old weight plane, 0 = read it. weight_out: where the new plane goes (may equal weight_in), 0 = only staged.
+    # weight_in: address of the old weight plane, 0 = read it. weight_out: where a copy of the new plane goes
+    # (may equal weight_in), 0 = it is only staged. Writes never read it.
     def update(
         self,
         block: int,
@@ -187,8 +188,8 @@ class Session:
     def close(self) -> None: ...  # waits for everything in flight and gives the tile buffers back
 
 class UpdateJob:
-    def wait(self) -> None: ...  # all reads consumed, all kernels run, all new bytes handed over: gradients and weight_in are free again
-    def wait_written(self) -> None: ...  # and all writes are done: weight_out may change again
+    def wait(self) -> None: ...  # all read, computed and handed over: gradients and both weights are free again
+    def wait_written(self) -> None: ...  # and all writes are done
     def computed(self) -> bool: ...
     def written(self) -> bool: ...
     def hashes(self) -> list[bytes]: ...  # of each segment's gradient bytes as consumed; waits; only if asked for

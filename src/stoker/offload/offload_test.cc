@@ -41,6 +41,7 @@ class FaultyStore final : public Store {
   std::string key;
   uint64_t from = 0;
   std::optional<Future<void>> gate;  // reads come back when it is done, if there is one
+  std::optional<Future<void>> write_gate;  // writes begin when it is done, if there is one
 
   bool hits(const std::atomic<bool>& armed, std::string_view k, uint64_t offset) const { return armed && k == key && offset >= from; }
   Features features() const override { return under_.features(); }
@@ -69,7 +70,12 @@ class FaultyTransaction final : public Transaction {
   Status resize(std::string_view k, uint64_t bytes, uint32_t chunk) override { return under_->resize(k, bytes, chunk); }
   Future<void> write(std::string_view k, uint64_t offset, Slice from, Priority priority) override {
     if (store_.hits(store_.fail_writes, k, offset)) return make_error(Code::out_of_space, "the disk is full");
-    return under_->write(k, offset, from, priority);
+    if (!store_.write_gate) return under_->write(k, offset, from, priority);
+    const auto promise = std::make_shared<Promise<void>>();
+    store_.write_gate->on_done([this, promise, key = std::string(k), offset, from, priority](const Status&) {
+      under_->write(key, offset, from, priority).on_done([promise](const Status& status) { promise->complete(status); });
+    });
+    return promise->future();
   }
   Status remove(std::string_view k) override { return under_->remove(k); }
   Future<void> read(std::string_view k, uint64_t offset, Slice into, ReadOptions options) override { return under_->read(k, offset, into, options); }
@@ -725,6 +731,37 @@ TEST_P(OffloadTest, AStepCommitsWhileItsLastWritesAreOnTheirWay) {
     transaction.reset();
     reference_->update(*layout_, segments);
     expect_equal();
+  }
+}
+
+// From then on it is the user's, who may write to it while the disk is slow.
+TEST_P(OffloadTest, NoWriteReadsTheNewWeightsOnceTheyAreComputed) {
+  for (uint32_t width : {2U, 4U}) {
+    const BlockId block = make_block({.name = "b" + std::to_string(width), .elements = 2 * tile_ + 4711, .weight_bytes = width});
+    for (uint64_t step = 1; step <= 4; ++step) {  // old weights in memory or read; state read or kept in memory
+      SCOPED_TRACE("width " + std::to_string(width) + ", step " + std::to_string(step));
+      if (step == 3) {
+        ASSERT_TRUE(session_->retain(block));
+      }
+      const auto segments = random_segments(step);
+      Promise<void> later;
+      faulty_->write_gate = later.future();
+      auto transaction = begin();
+      UpdateRequest r = request(segments, transaction);
+      if (step % 2 == 0) r.weight_in = plane_slot();
+      r.weight_out = plane_slot();
+      const auto job = session_->update(block, std::move(r)).value();
+      ASSERT_TRUE(job->computed().wait());
+      reference_->update(*layout_, segments);
+      EXPECT_EQ(std::memcmp(slot_.data(), reference_->weights.data(), reference_->weights.size()), 0);
+      std::memset(slot_.data(), 0x5a, reference_->weights.size());
+      later.complete(Status{});
+      ASSERT_TRUE(job->written().wait());
+      faulty_->write_gate.reset();
+      commit(*transaction);
+      expect_equal();
+      ASSERT_TRUE(session_->fetch_weights(block, plane_slot(), Priority::demand).wait());
+    }
   }
 }
 

@@ -33,7 +33,7 @@ struct Tile {
   bool prefetched = false;
   bool retained = false;           // its state lies in the block's retained memory
   bool has_state = false;
-  std::byte* weights = nullptr;    // the old weights once read: in `memory`, or in the job's weight_out
+  std::byte* weights = nullptr;    // the old weights in `memory`, once they are read
   std::atomic<int> left{0};        // reads, later writes, in flight; + 1 while they are being issued
   std::atomic<bool> failed{false};
   std::array<Status, kPlanes> status;  // of each plane's read or write

@@ -12,13 +12,6 @@ std::byte* tile_of_plane(const Slice& plane, const Tile& tile) {
   return plane.data + tile.block->layout.tile_first(tile.index) * tile.block->layout.element_bytes(Plane::weight);
 }
 
-// The job's slice of the new weight plane for this tile, or the tile's own memory where the plane is only staged.
-Slice new_weights(const Tile& tile, const UpdateRequest& request) {
-  const Slice own = place(tile, Plane::weight);
-  if (request.weight_out.data == nullptr) return own;
-  return {tile_of_plane(request.weight_out, tile), own.size, request.weight_out.arena};
-}
-
 // In the trace.
 std::string tile_name(const Tile& tile) { return tile.block->layout.name() + " [" + std::to_string(tile.index) + "]"; }
 
@@ -49,7 +42,7 @@ void Updater::advance(const TilePtr& tile) {
     tile->has_state = true;
   }
   if (weights) {
-    tile->weights = new_weights(*tile, request).data;
+    tile->weights = place(*tile, Plane::weight).data;
     read(tile, Plane::weight, request.source, Priority::prefetch);
   }
   part_read(tile);
@@ -58,8 +51,7 @@ void Updater::advance(const TilePtr& tile) {
 void Updater::read(const TilePtr& tile, Plane plane, const std::shared_ptr<StepTransaction>& source, Priority priority) {
   const BlockLayout& layout = tile->block->layout;
   if (!layout.has(plane)) return;
-  Slice into = place(*tile, plane);
-  if (plane == Plane::weight && tile->job) into = new_weights(*tile, tile->job->request_);
+  const Slice into = place(*tile, plane);
   const uint64_t offset = layout.tile_offset(plane, tile->index);
   const ReadOptions options{.priority = priority};
   ++tile->left;
@@ -90,7 +82,7 @@ void Updater::reads_done(const TilePtr& tile) {
     if (dropped) {
       std::erase(prefetched_, tile);
       give(tile);
-    } else if (tile->retained && !tile->failed) {
+    } else if (tile->retained && tile->has_state && !tile->failed) {  // of a tile without gradients only weights are read
       tile->block->retained->valid[tile->index] = 1;
     }
   }
@@ -126,7 +118,8 @@ void Updater::run_kernel(const Tile& tile) {
   const uint64_t count = layout.tile_count(tile.index);
   const uint32_t width = layout.element_bytes(Plane::weight);
   const std::byte* in = request.weight_in.data != nullptr ? tile_of_plane(request.weight_in, tile) : tile.weights;
-  std::byte* out = new_weights(tile, request).data;
+  const Slice made = place(tile, Plane::weight);
+  std::byte* const out = made.data;
 
   if (request.hashes) job.hash_tile(first, count);
   const auto copy = [&](uint64_t from, uint64_t to) {
@@ -148,6 +141,10 @@ void Updater::run_kernel(const Tile& tile) {
     }
   }
   copy(at, count);
+  if (request.weight_out.data == nullptr) return;
+  // Writes read the tile: weight_out is the caller's as soon as the job is computed, whatever becomes of it then.
+  const Stopwatch watch(traffic_.copy_ns);
+  std::memcpy(tile_of_plane(request.weight_out, tile), made.data, made.size);
 }
 
 // Elements of the tile that lie in one segment, and their moments in one piece.
@@ -183,7 +180,7 @@ void Updater::write_planes(const TilePtr& tile) {
   const TraceScope traced(traffic_.trace, "kernels", [&] { return "stage " + tile_name(*tile); });
   for (Plane plane : kAllPlanes) {
     if (!layout.has(plane)) continue;
-    const Slice from = plane == Plane::weight ? new_weights(*tile, request) : place(*tile, plane);
+    const Slice from = place(*tile, plane);
     ++tile->left;
     request.transaction->raw()
         .write(layout.key(plane), layout.tile_offset(plane, tile->index), from)

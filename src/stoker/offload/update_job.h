@@ -30,7 +30,7 @@ struct Segment {
 struct UpdateRequest {
   std::vector<Segment> segments;  // sorted by offset, not overlapping; elements in none of them keep their values
   Slice weight_in = {};           // the old weight plane; empty: read from the store
-  Slice weight_out = {};          // where the new one goes (may be weight_in); empty: only staged. Still until written
+  Slice weight_out = {};          // where a copy of the new one goes (may be weight_in); empty: it is only staged
   std::shared_ptr<StepTransaction> transaction;
   std::shared_ptr<StepTransaction> source;  // old state comes from here; null: the committed version
   bool hashes = false;
@@ -41,9 +41,9 @@ class UpdateJob {
  public:
   UpdateJob(Block& block, UpdateRequest request, Traffic& traffic);
 
-  // Old bytes consumed, kernels run, writes handed to the store: gradients and weight_in are the caller's again.
+  // Old bytes consumed, kernels run, writes handed to the store: gradients, weight_in and weight_out are the caller's again.
   Future<void> computed() const { return computed_future_; }
-  // All writes are done as well: weight_out may change, the transaction may commit.
+  // All writes are done as well.
   Future<void> written() const { return written_future_; }
   // Of every segment's gradient, in the order of the request; once computed, and only if asked for.
   const std::vector<Hash128>& hashes() const { return hashes_; }
