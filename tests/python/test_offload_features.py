@@ -963,6 +963,35 @@ def test_same_model_again(offload):
         offload(model, torch.optim.AdamW(halves), resume=True)
 
 
+@pytest.mark.parametrize("policy", ["sync", "speculate", "lazy"])
+@pytest.mark.parametrize("through", ["p.grad", "autograd.grad"])
+def test_a_penalty_on_gradients(offload, through, policy):
+    """backward(create_graph=True): the penalty's graph goes through p.grad, which must stay the tensor that torch made."""
+
+    def loop(model, opt):
+        losses, params = [], list(model.parameters())
+        for step in range(3):
+            opt.zero_grad()
+            loss = model(torch.full((2, 128), 0.1 * step + 0.1)).square().mean()
+            if through == "p.grad":
+                loss.backward(create_graph=True)
+                grads = [param.grad for param in params]
+            else:
+                grads = torch.autograd.grad(loss, params, create_graph=True)
+            penalty = sum(grad.square().sum() for grad in grads)
+            (penalty if step == 2 and through == "p.grad" else loss + penalty).backward()
+            opt.step()
+            losses.append(penalty.item())
+        return losses
+
+    def make():
+        torch.manual_seed(0)
+        layers = [each for _ in range(6) for each in (nn.Linear(128, 128), nn.Tanh())]
+        return nn.Sequential(*layers, nn.Linear(128, 1))
+
+    both(offload, make, loop, policy=policy)
+
+
 # -- unusual models ---------------------------------------------------------------------------------------------------
 
 

@@ -137,7 +137,7 @@ class Gradients:
         """Moves a gradient that torch allocated into the arena, unless the user still holds the arena's last one."""
         view = self._views[param]
         grad = param.tensor.grad
-        if grad is view or grad is None or grad.is_sparse:
+        if grad is view or grad is None or not movable(grad):
             return
         # 3 references are the dictionary, `view` and getrefcount's own; more, or a view of the storage, is the user's
         if sys.getrefcount(view) > 3 or self._user_holds(param.unit):
@@ -223,9 +223,15 @@ class Gradients:
         return 0, 0
 
 
+def movable(grad: torch.Tensor) -> bool:
+    """Whether another tensor with the same bytes may take the gradient's place. One of backward(create_graph=True) is a
+    part of a graph, which goes through that very tensor."""
+    return not grad.is_sparse and not grad.requires_grad
+
+
 def in_plane_order(grad: torch.Tensor, param: Param) -> torch.Tensor:
     """`grad` with the strides and the dtype of the parameter's plane, on the device it is on; itself if it has them."""
-    grad = local(grad)
+    grad = local(grad.detach() if grad.requires_grad else grad)
     if grad.is_sparse:
         grad = grad.to_dense()
     if grad.dtype == param.unit.dtype and tuple(grad.stride()) == param.stride:

@@ -18,7 +18,7 @@ import torch
 
 from stoker.errors import StokerError
 from stoker.offload.blocks import Block, Param, Unit
-from stoker.offload.gradients import Gradients, in_plane_order
+from stoker.offload.gradients import Gradients, in_plane_order, movable
 from stoker.offload.scratch import Scratch, clean
 from stoker.offload.spilled import Region, SpilledGradient
 from stoker.offload.window import PLACES, Home, Place, Window, place_bytes
@@ -101,7 +101,7 @@ class SpillingGradients(Gradients):
             super()._adopt(param)
             return
         grad = param.tensor.grad
-        if grad is None or isinstance(grad, SpilledGradient) or grad.is_sparse or not param.numel:
+        if grad is None or isinstance(grad, SpilledGradient) or not movable(grad) or not param.numel:
             return
         with self.lock:
             if self._region(param) is not None:
