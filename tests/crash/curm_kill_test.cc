@@ -11,8 +11,8 @@
 
 #include "kill.h"
 #include "lab.h"
-#include "stoker/curm/scheme_switch.h"
-#include "stoker/curm/shard_cluster.h"
+#include "curm/scheme_switch.h"
+#include "curm/shard_cluster.h"
 
 namespace stoker::curm {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "lab.h"
 #include "mutants.h"
-#include "stoker/curm/mutation.h"
-#include "stoker/testing/shard_stories.h"
+#include "curm/mutation.h"
+#include "curm/shard_stories.h"
 
 #ifndef STOKER_MUTATIONS
 #error "the cluster of this test must be built with mutations"

@@ -6,7 +6,7 @@
 
 #include "stoker/base/check.h"
 #include "stoker/classes/classes.h"
-#include "stoker/curm/trace.h"
+#include "curm/trace.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace stoker;

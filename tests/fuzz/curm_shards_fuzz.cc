@@ -8,7 +8,7 @@
 
 #include "stoker/base/check.h"
 #include "stoker/base/crc32c.h"
-#include "stoker/curm/shard_format.h"
+#include "curm/shard_format.h"
 
 namespace {
 

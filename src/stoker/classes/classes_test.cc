@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "stoker/curm/generator.h"
+#include "curm/generator.h"
 
 namespace stoker {
 namespace {
