@@ -16,6 +16,7 @@ from stoker.plan import cli
 from stoker.plan.cli import main, quantity
 from stoker.plan.outlook import gpu_memory
 from stoker.plan.shapes import describe
+from stoker.plan.text import PolicyEvents
 
 DISK = ["--disk", "read=7GB/s,write=5GB/s"]
 GIB = 1 << 30
@@ -393,3 +394,12 @@ def test_a_plan_rehearses_few_steps_of_few_tiles(capsys, monkeypatch, model, dra
     monkeypatch.setattr(CountedSession, "__init__", lambda *args: rehearsals.__setitem__(0, rehearsals[0] + 1) or init(*args))
     assert main([model, "--dram", dram, "--tokens", "4096", *DISK]) == 0
     assert rehearsals[0] <= 9 and tiles[0] <= rehearsals[0] * 8 * 4000
+
+
+def test_changes_of_the_policy_are_told_once_each_and_summed_up():
+    events, change = PolicyEvents(), lambda policy: {"what": "policy", "policy": policy, "reason": "why"}
+    other = {"what": "lost", "problem": "a disk"}
+    shown = [events.fewer([change(policy), other]) for policy in ("lazy", "speculate", "lazy", "speculate", "lazy")]
+    assert shown == [[change("lazy"), other], [change("speculate"), other], [other], [other], [other]]
+    assert events.summary() == "policy       changed 2 times to lazy, 1 times to speculate more (ledger.jsonl has when, and why)"
+    assert PolicyEvents().summary() == ""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import os
 import re
+import signal
 import struct
 import threading
+import time
 import zlib
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 from stoker.data import (CorpusError, Loader, Permutation, TokenFile, TokenFileWriter, Windows, load_tokenizer, prepare,
                          prepare_apart, sample_at)
 from stoker.data.corpus import find_text_files, read_text
-from stoker.data.prepare import _choose_heldout, _pieces
+from stoker.data.prepare import _choose_heldout, _end_with_the_parent, _pieces
 from stoker.errors import Corruption
 
 FORMAT_PAGE = Path(__file__).resolve().parents[2] / "docs" / "formats" / "tokens.md"
@@ -354,3 +356,22 @@ def test_the_reading_thread_reads_ahead_and_no_further(prepared):
     threading.Event().wait(0.1)
     assert len(reads) == 2 * 5  # one given out, three in the queue, one in hand
     loader.close()
+
+
+def test_a_child_whose_parent_was_killed_ends_without_a_word(tmp_path):
+    """The child that prepares the text: its answer would find nobody."""
+    parent = os.fork()
+    if parent == 0:
+        (child := os.fork()) or _end_with_the_parent()
+        (tmp_path / ("pid" if child else "ready")).write_text(str(child))
+        time.sleep(60)
+        os._exit(0)
+    limit = time.monotonic() + 20
+    while not ((tmp_path / "ready").exists() and (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()) and time.monotonic() < limit:
+        time.sleep(0.01)
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    status = Path("/proc", (tmp_path / "pid").read_text(), "stat")
+    while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z" and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"

@@ -7,9 +7,12 @@ trainer runs it that way, so that the memory which learning a vocabulary takes i
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -191,6 +194,12 @@ def _write_atomically(path: Path, text: str) -> None:
         partial.unlink(missing_ok=True)
 
 
+def _end_with_the_parent() -> None:
+    """A killed `stoker train` leaves nobody who wants the answer: a child that tried to give it would end in a traceback."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints one JSON object: a Prepared, or {"error": sentence}. Exit status as of `stoker train`."""
     parser = argparse.ArgumentParser(prog="python -m stoker.data",
@@ -202,6 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--skip", action="append", default=[], help="a folder name to leave out; may be repeated")
     parser.add_argument("--rebuild", action="store_true", help="build anew even if it is there")
     args = parser.parse_args(argv)
+    _end_with_the_parent()
     try:
         prepared = prepare(args.paths, args.folder, args.vocabulary, args.tokenizer, args.skip, args.rebuild)
     except (StokerError, ValueError) as error:

@@ -53,32 +53,56 @@ def offload(
 ) -> tuple[nn.Module, OffloadedOptimizer]:
     """Moves the model's weights and the optimizer's state into `store`; training goes on with the returned pair as before.
 
+    Example:
+
+        model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters()), store="run", dram="2GiB", resume="auto")
+        for step in range(opt.step_count, steps):
+            loss_of(model, batch(step)).backward()
+            opt.step()
+            opt.zero_grad()
+        opt.close()
+
     model: any nn.Module whose trained weights are bfloat16 (an exact float32 master is kept) or float32.
+
     optimizer: torch.optim.AdamW, Adam or SGD over parameters of `model`. Schedulers made from it, or from the returned one, both work.
+
     store: a directory (or several, comma-separated: one a disk; they share it by how fast they are); made if missing. Of a model that stoker.build() made: the one it was given.
+
     dram: hard cap in bytes, or "20GiB", on weights, gradients, optimizer state, staging and the store's map in memory. Gradients that find no room
     in it go to scratch files in `store`, and p.grad is a tensor that fetches them (docs/gradients.md).
+
     policy: when updates run; all give the same bits. "sync": in step(). "speculate": during backward, and those again in step() whose gradients
     or hyperparameters were changed in between, as by clipping. "lazy": in the next forward, each before its block is used; gradients must be
     left alone until then. "auto": speculates, and for 20 steps after that was in vain in 3 of 20 it is lazy; or sync, in a loop that keeps its
     gradients and under fully_shard(), which gathers weights ahead of their use.
+
     accumulate: backwards a step, if known (else learned).
+
     weights: a folder of safetensors files (or one file) with the initial weights, for a model on the meta device, or in place of those that the model has.
+
     resume: True continues the run in the store; "auto" does so if there is one. False on a store that holds a run is an error.
+
     device: where the model computes ("cpu", "cuda", "cuda:1"); default: where its parameters are. Weights are copied there for their use,
     gradients stay there until step() (and are not counted in dram), updates run on the CPU; buffers are moved, inputs are yours to move.
+
     device_memory: cap in bytes, or "8GiB", on weights on that device; default: what one use needs and as much fetched ahead.
+
     moments: how the optimizer's running means are kept: "exact" is float32; "bf16" and "8bit" are lossy and move 8 and 12 bytes a
     parameter less in a step with AdamW. They are rounded stochastically, the same way whatever the policy.
+
     activations: where goes what autograd saves in forward for backward. "keep": it stays in memory. "disk": to scratch files in `store`, by way of
     a part of dram. "dram": to a part of dram (from a GPU, to host memory), and beyond that to scratch files. "recompute": nowhere; repeated layers
     keep their inputs and run again in backward. "auto": the disk or again, by layer, as measured. All give the same bits (docs/activations.md).
+
     activations_form: how they go. "sparse": masks as bits, and without zeros what is mostly zeros; the same bits. "bf16" is lossy: float32 ones
     are rounded to bfloat16, and gradients are no longer those of a run in memory.
+
     stall_seconds: how long a disk may be silent, with something asked of it, before it is given up: an IoError that ends the run. The log names it after
     30 s, or half of a shorter time (docs/io.md).
+
     A model that torch's fully_shard() gave to several processes: call it on each of them. Optimizer state is offloaded shard by shard, in
     the folder rank-N of `store`; weights stay in memory; steps are committed by all ranks or none.
+
     snapshots: how many earlier steps opt.snapshot() can keep; each takes as much of the disk as all that a step changes.
 
     Raises OverBudget (naming the smallest budget that works), Mismatch (the store belongs to another model), Busy (in use),

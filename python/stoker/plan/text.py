@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from ..offload.machine import CAUSES, Machine
@@ -92,6 +93,33 @@ def event_text(events: list[dict[str, Any]]) -> list[str]:
         elif "problem" in each:
             lines.append(f"{each['what']:<13}{each['problem']}")
     return lines
+
+
+class PolicyEvents:
+    """Changes of the policy: nobody can act on them, and a loop that clips has many. The first of each policy is told when it comes."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+        self._more: Counter[str] = Counter()
+
+    def fewer(self, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The events of a row without those that are summed up."""
+        kept = []
+        for each in events:
+            if each["what"] == "policy" and each["policy"] in self._told:
+                self._more[each["policy"]] += 1
+                continue
+            if each["what"] == "policy":
+                self._told.add(each["policy"])
+            kept.append(each)
+        return kept
+
+    def summary(self) -> str:
+        """What was left out, as a line; empty if nothing was."""
+        if not self._more:
+            return ""
+        changes = ", ".join(f"{count} times to {policy}" for policy, count in self._more.items())
+        return f"policy       changed {changes} more (ledger.jsonl has when, and why)"
 
 
 def _pages(plan: dict[str, Any]) -> str:

@@ -27,7 +27,7 @@ from ..offload.machine import LINK
 from ..offload.measure import TYPES, measure_machine, quickest_type
 from ..offload.planner import Setting, compare, with_moments
 from ..plan.outlook import ADAMW
-from ..plan.text import comparison_text, event_text, plan_text, rates_text
+from ..plan.text import PolicyEvents, comparison_text, event_text, plan_text, rates_text
 from .evaluate import chosen_windows, continuation, heldout_loss, unigram_entropy
 from .export import export_model
 from .ledger_file import LedgerFile, read_ledger
@@ -242,7 +242,8 @@ class Run:
         progress = TrainingProgress(opt.step_count, settings.steps)
         opt.ledger.on_step(ledger.decided)
         opt.ledger.on_step(lambda row: progress.measured(row["seconds"], row["stall_seconds"]))
-        opt.ledger.on_step(lambda row: progress.tell(event_text(row.get("events", []))))
+        policies = PolicyEvents()
+        opt.ledger.on_step(lambda row: progress.tell(event_text(policies.fewer(row.get("events", [])))))
         tokens = settings.batch * settings.window
         self.model.train()
         opt.restart_ledger()
@@ -264,6 +265,8 @@ class Run:
                 opt.flush()
         finally:
             progress.close()
+            if more := policies.summary():
+                say(more)
             ledger.close()
             self.loader.close()
 
