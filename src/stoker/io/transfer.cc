@@ -21,6 +21,7 @@ const char* verb(Op::Kind kind) {
 }
 
 std::string place(const Op& op, const std::string& path) {
+  if (op.kind == Op::Kind::sync) return "flush of '" + path + "'";
   return std::string(verb(op.kind)) + " of " + std::to_string(op.bytes.size) + " bytes at " + std::to_string(op.offset) + " of '" + path + "'";
 }
 

@@ -51,7 +51,7 @@ Result<StripePtr> CodedStore::make_stripe(Class expected) {
     std::vector<size_t> shards = placement(shape_, id);
     if (auto slots = slots_.take(shards, expected)) return std::make_shared<Stripe>(id, std::move(shards), std::move(*slots), slots_);
   }
-  return make_error(Code::out_of_space, "the coded store of " + human_bytes(info().capacity_bytes) + " is full; remove objects", kWhere);
+  return make_error(Code::out_of_space, "the store " + composition_ + " of " + human_bytes(info().capacity_bytes) + " is full: remove objects, or make a larger one", kWhere);
 }
 
 // For the frames of the logs: VALs go to 1 + m shards, a COMMIT to all.
@@ -209,7 +209,7 @@ Status CodedStore::name_stripes(Prepared& commit, const TransactionState& state,
   if (!commit.needs_commit || !adds) return {};
   const uint64_t added = commit.items.size() * 9 / 8 + 64;
   std::lock_guard store_lock(mutex_);
-  if (table_.image_bytes(shape_) + table_bytes + added > shape_.area_bytes) return make_error(Code::out_of_space, "the object table of the coded store is full: remove objects, or make a store for more of them", kWhere);
+  if (table_.image_bytes(shape_) + table_bytes + added > shape_.area_bytes) return make_error(Code::out_of_space, "the object table of the store " + composition_ + " is full: remove objects, or make a store for more of them", kWhere);
   table_bytes += added;
   return {};
 }

@@ -25,8 +25,11 @@ bool possible(const Superblock& super) {
   const Shape& shape = super.shape;
   const bool code = shape.k >= 1 && shape.m >= 1 && shape.n() <= 32 && shape.shards >= shape.n() && shape.shards <= kShardsMax && super.shard < shape.shards;
   const bool chunk = is_aligned(shape.chunk_bytes, kBlock) && shape.chunk_bytes >= kChunkMin && shape.chunk_bytes <= kChunkMax;
+  // Members are shards that there are, and what is confirmed was proposed before.
+  const auto epoch = [&shape](const Epoch& each) { return each.number < uint64_t{1} << (64 - kNumberBits) && (shape.shards == kShardsMax || each.live >> shape.shards == 0); };
+  if (!code || !epoch(super.confirmed) || !epoch(super.proposed) || super.confirmed.number > super.proposed.number) return false;
   const auto blocks = [](uint64_t bytes) { return bytes != 0 && is_aligned(bytes, kBlock) && bytes < uint64_t{1} << 40; };
-  return code && chunk && blocks(shape.segment_bytes) && blocks(shape.area_bytes) && shape.segments >= 4 && shape.segments <= 65536 && shape.slots > 0;
+  return chunk && blocks(shape.segment_bytes) && blocks(shape.area_bytes) && shape.segments >= 4 && shape.segments <= 65536 && shape.slots > 0;
 }
 
 void put_entry(ByteWriter& out, const ParityEntry& entry) {
@@ -92,7 +95,7 @@ Result<std::optional<Superblock>> decode_superblock(std::span<const std::byte> s
   if (crc != crc32c(sector.data(), kSuperblockBytes - 4)) return Found();
   ByteReader in(sector.subspan(kSuperMagic.size(), kSuperblockBytes - kSuperMagic.size()));
   if (const auto version = in.get<uint32_t>(); version == 0 || version > kFormatVersion) {
-    return make_error(Code::mismatch, "a shard has format version " + std::to_string(version) + ", this program knows 1 to " + std::to_string(kFormatVersion) + ": use a newer one", kWhere);
+    return make_error(Code::mismatch, "a superblock of format version " + std::to_string(version) + " (this program knows 1 to " + std::to_string(kFormatVersion) + ")", kWhere);
   }
   Superblock super;
   Shape& shape = super.shape;
@@ -115,7 +118,7 @@ Result<std::optional<Superblock>> decode_superblock(std::span<const std::byte> s
   super.scrubbed.ended_at = in.get<uint64_t>();
   super.scrubbed.found = in.get<uint32_t>();
   super.scrubbed.lost = in.get<uint32_t>();
-  if (!in.ok() || !possible(super)) return broken("a shard's superblock is intact and says what cannot be");
+  if (!in.ok() || !possible(super)) return broken("a superblock that is intact and says what cannot be: it is damaged, or another program wrote it");
   return Found(super);
 }
 

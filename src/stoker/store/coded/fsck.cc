@@ -85,7 +85,7 @@ class Checking {
       for (size_t area = 0; area < 2; ++area) {
         PiecewiseRead read(store_.shards(), shard, store_.shape_.area_at(area), store_.shape_.area_bytes);
         while (!read.done()) read.step();
-        const auto image = read.readable() ? read_table_image(store_.shards().store(), read.bytes()) : std::nullopt;
+        const auto image = read_table_image(store_.shards().store(), read.bytes());
         if (!image || image->stamp != store_.image_stamp_) continue;
         uint64_t bytes = framed_bytes(16);  // the record behind its pieces
         for (const std::string& piece : image->pieces) bytes += framed_bytes(sizeof(uint32_t) + piece.size());
@@ -117,7 +117,7 @@ class Checking {
     bool flipped = false;
     for (size_t area = 0; area < 2; ++area) {
       const auto bytes = all_of(shard, store_.shape_.area_at(area), store_.shape_.area_bytes, "object table");
-      if (const auto image = bytes.readable() ? read_table_image(store_.shards().store(), bytes.bytes()) : std::nullopt) newest = std::max(newest, image->stamp);
+      if (const auto image = read_table_image(store_.shards().store(), bytes.bytes())) newest = std::max(newest, image->stamp);
       flipped = flipped || nearly_whole(bytes.bytes());
     }
     if (newest == store_.image_stamp_) return;

@@ -100,7 +100,7 @@ Status CodedStore::make_room(size_t bytes) {
     stuck_.clear();
     again = true;
   }
-  return make_error(Code::out_of_space, "the logs of the coded store have no room for " + human_bytes(bytes) + ": commit less at a time", kWhere);
+  return make_error(Code::out_of_space, "the logs of the store " + composition_ + " have no room for " + human_bytes(bytes) + ": commit less at a time", kWhere);
 }
 
 // Crash after crash must not eat up the segments that opening needs.
@@ -141,7 +141,7 @@ Status CodedStore::checkpoint() {
   LogWriter writer({shards_->store(), generation}, shape_.area_bytes);
   uint64_t bytes = 0;
   for (const std::string& payload : payloads) bytes += framed_bytes(payload.size());
-  if (bytes > shape_.area_bytes) return make_error(Code::out_of_space, "the object table does not fit its area", kWhere);
+  if (bytes > shape_.area_bytes) return make_error(Code::out_of_space, "the object table of the store " + composition_ + " does not fit its area: remove objects", kWhere);
   AlignedBytes image(bytes);
   for (const std::string& payload : payloads) {
     const auto source = std::as_bytes(std::span(payload));
@@ -196,7 +196,7 @@ Status CodedStore::change_epoch(ShardSet to) {
   for (;;) {
     if (!shape_.writable(to)) {
       std::lock_guard lock(mutex_);
-      refused_ = make_error(Code::read_only, "only " + std::to_string(std::popcount(to)) + " of the " + std::to_string(shape_.shards) + " shards are left, too few to write to: bring missing disks back and open the store again", kWhere);
+      refused_ = make_error(Code::read_only, "only " + std::to_string(std::popcount(to)) + " of the " + std::to_string(shape_.shards) + " shards of " + composition_ + " are left, too few to write to: bring missing disks back and open the store again", kWhere);
       return make_error(Code::io, refused_->what, kWhere);
     }
     const Epoch next{shards_->epoch_seen() + 1, to};

@@ -51,9 +51,8 @@ std::array<std::optional<Superblock>, 2> superblock_copies(Shards& shards, size_
 
 size_t PiecewiseRead::step() {
   const size_t piece = std::min(kPieceBytes, bytes_.size() - at_);
-  ShardBatch batch(shards_, Priority::scrub);
-  batch.read(shard_, offset_ + at_, bytes_.slice().sub(at_, piece));
-  readable_ = batch.run() == 0 && readable_;
+  Area area{shard_, offset_ + at_, bytes_.slice().sub(at_, piece)};
+  readable_ = read_areas(shards_, Priority::scrub, {&area, 1}).empty() && readable_;
   at_ += piece;
   return piece;
 }

@@ -30,7 +30,7 @@ struct LogContent {
 // Both copies of a shard's superblock as they are on the disk; none: damaged, or not readable.
 std::array<std::optional<Superblock>, 2> superblock_copies(Shards& shards, size_t shard);
 
-// An area of a shard, read in pieces: whoever wants the disk waits for one of them at most.
+// An area of a shard, read in pieces: whoever wants the disk waits for one of them at most. Blocks that cannot be read are zeros.
 class PiecewiseRead {
  public:
   PiecewiseRead(Shards& shards, size_t shard, uint64_t offset, size_t bytes) : shards_(shards), shard_(shard), offset_(offset), bytes_(bytes) {}

@@ -44,15 +44,11 @@ Status Recovery::run(bool read_only) {
     return make_error(Code::not_found, "only " + std::to_string(there) + " of the " + std::to_string(shape_.shards) + " shards are there: with fewer than " + std::to_string(shape_.present_min()) +
                       " it cannot be told what was written last; bring more disks back" + shards_.missing(), kWhere);
   }
-  ShardSet current = shards_.current();
-  bool writable = false;
-  for (;;) {
-    writable = !read_only && shape_.writable(current);
-    ShardSet failed = 0;
-    STOKER_TRY(read_all(current, failed));
-    if (failed == 0) break;
-    current &= ~failed;
-  }
+  const ShardSet current = shards_.current();
+  read_all(current);
+  ShardSet whole = current;  // without those of which something cannot be read
+  for (const auto& [shard, blocks] : unreadable_) whole &= ~shard_bit(shard);
+  const bool writable = !read_only && shape_.writable(whole);
   if (current == 0) return make_error(Code::not_found, "none of the shards that are there holds what was written last: bring more disks back", kWhere);
   if (!image_found_) return make_error(Code::corruption, "no shard has an intact object table: bring missing disks back, or restore the store from a copy", kWhere);
   {
@@ -68,6 +64,9 @@ Status Recovery::run(bool read_only) {
   let_go();
   if (read_only) {
     store_.refused_ = make_error(Code::read_only, "it was opened to read only", kWhere);
+  } else if (!writable && shape_.writable(current)) {
+    store_.refused_ = make_error(Code::read_only, "sectors of the log or table of '" + shards_[unreadable_.begin()->first].path + "' cannot be read, and with " +
+                                 std::to_string(unreadable_.size() - 1) + " more such shards and those that are missing they may be the last copy of something; what can be read is served: bring missing disks back", kWhere);
   } else if (!writable) {
     const auto missing = static_cast<size_t>(shape_.shards) - static_cast<size_t>(std::popcount(current));
     store_.refused_ = make_error(Code::read_only, std::to_string(missing) + " of the " + std::to_string(shape_.shards) + " shards are missing or not up to date, too many to write to it; what can be read is served: bring disks back", kWhere);
@@ -75,32 +74,28 @@ Status Recovery::run(bool read_only) {
   return writable ? settle() : Status();
 }
 
-Status Recovery::read_all(ShardSet current, ShardSet& failed) {
-  image_found_ = false;
-  image_stamp_ = 0;
-  vals_.clear();
-  commits_.clear();
-  stages_.clear();
-  folds_.clear();
+void Recovery::read_all(ShardSet current) {
   for (size_t shard = 0; shard < shape_.shards; ++shard) {
     if ((current & shard_bit(shard)) == 0) continue;
-    read_images(shard, failed);
-    read_log(shard, failed);
+    read_images(shard);
+    read_log(shard);
   }
-  return {};
 }
 
-void Recovery::read_images(size_t shard, ShardSet& failed) {
+AlignedBytes Recovery::read_area(size_t shard, uint64_t offset, size_t bytes) {
+  AlignedBytes memory(bytes);
+  Area area{shard, offset, memory.slice()};
+  if (const std::string why = read_areas(shards_, Priority::demand, {&area, 1}); !why.empty()) log().warn("sectors of a coded store cannot be read, and count as damaged: {}", why);
+  for (size_t block = 0; block < area.readable.size(); ++block) {
+    if (!area.readable[block]) unreadable_[shard].push_back(offset + block * kBlock);
+  }
+  return memory;
+}
+
+void Recovery::read_images(size_t shard) {
   std::optional<TableImage> newest;
   for (size_t area = 0; area < 2; ++area) {
-    AlignedBytes bytes(shape_.area_bytes);
-    ShardBatch batch(shards_, Priority::demand);
-    batch.read(shard, shape_.area_at(area), bytes.slice());
-    if (batch.run() != 0) {
-      failed |= shard_bit(shard);
-      shards_[shard].trouble = batch.why();
-      return;
-    }
+    const AlignedBytes bytes = read_area(shard, shape_.area_at(area), shape_.area_bytes);
     auto image = read_table_image(shards_.store(), bytes.span());
     if (!image || (newest && image->stamp < newest->stamp)) continue;
     newest = std::move(image);
@@ -112,19 +107,12 @@ void Recovery::read_images(size_t shard, ShardSet& failed) {
   image_ = std::move(newest->pieces);
 }
 
-void Recovery::read_log(size_t shard, ShardSet& failed) {
+void Recovery::read_log(size_t shard) {
   Shard& each = shards_[shard];
   SegmentEnd newest;
   size_t newest_at = 0;
   for (size_t segment = 0; segment < shape_.segments; ++segment) {
-    AlignedBytes bytes(shape_.segment_bytes);
-    ShardBatch batch(shards_, Priority::demand);
-    batch.read(shard, shape_.segment_at(segment), bytes.slice());
-    if (batch.run() != 0) {
-      failed |= shard_bit(shard);
-      each.trouble = batch.why();
-      return;
-    }
+    const AlignedBytes bytes = read_area(shard, shape_.segment_at(segment), shape_.segment_bytes);
     SegmentRef ref;
     const SegmentEnd end = read_segment(shape_, shards_.store(), shard, segment, each.super.log_floor, bytes.span(), [&](uint64_t at, FrameContent content) {
       if (!ref) ref = each.log->hold(segment);
@@ -316,8 +304,24 @@ void Recovery::let_go() {
   std::erase_if(stages_, [&](const auto& each) { return !folds_.contains({std::get<0>(each.first), std::get<1>(each.first)}); });
 }
 
+// What could not be read was not seen, so it must not be seen later either: it becomes zeros. At least one copy of all that stood there is elsewhere.
+Status Recovery::make_readable() {
+  AlignedBytes zeros(kBlock);
+  std::memset(zeros.data(), 0, zeros.size());
+  ShardBatch batch(shards_, Priority::demand);
+  ShardSet touched = 0;
+  for (const auto& [shard, blocks] : unreadable_) {
+    if ((store_.live() & shard_bit(shard)) == 0) continue;
+    for (const uint64_t at : blocks) batch.write(shard, at, zeros.slice());
+    touched |= shard_bit(shard);
+  }
+  if (const ShardSet failed = batch.run(); failed != 0) STOKER_TRY(store_.drop_shards(failed, batch.why()));
+  return store_.flush(touched);
+}
+
 Status Recovery::settle() {
   STOKER_TRY(store_.change_epoch(store_.live()));
+  STOKER_TRY(make_readable());
   if (!mutated(Mutation::settle_nothing)) {
     STOKER_TRY(append_commits());
     STOKER_TRY(append_vals());

@@ -50,10 +50,11 @@ class Recovery {
   using ValKey = std::tuple<Stamp, uint64_t, size_t, size_t>;               // stamp, stripe, chunk, first row
   using StageKey = std::tuple<uint64_t, uint64_t, size_t, size_t>;          // fold, stripe, chunk, row
 
-  // Everything that is read, in memory. Shards that cannot be read are in `failed`.
-  Status read_all(ShardSet current, ShardSet& failed);
-  void read_images(size_t shard, ShardSet& failed);
-  void read_log(size_t shard, ShardSet& failed);
+  // Everything that is read, in memory. A block that cannot be read is damaged, and takes no other one with it.
+  void read_all(ShardSet current);
+  void read_images(size_t shard);
+  void read_log(size_t shard);
+  AlignedBytes read_area(size_t shard, uint64_t offset, size_t bytes);
   void take(size_t shard, const SegmentRef& segment, uint64_t frame_at, FrameContent content);
   Status load_table();
   Status load_raw();
@@ -62,6 +63,7 @@ class Recovery {
   void let_go();
   // Everything that is written.
   Status settle();
+  Status make_readable();
   Status append(std::map<size_t, FrameBuilder>& frames, std::map<size_t, LogFrame>& written);
   Status append_commits();
   Status append_vals();
@@ -78,6 +80,7 @@ class Recovery {
   Shards& shards_;
   Stamp image_stamp_ = 0;
   bool image_found_ = false;
+  std::map<size_t, std::vector<uint64_t>> unreadable_;  // blocks of logs and table areas, by shard
   std::vector<std::string> image_;
   std::map<ValKey, FoundVal> vals_;
   std::map<Stamp, FoundCommit> commits_;

@@ -138,7 +138,7 @@ class Scrubbing {
   // Every shard has the newest image whole; and can be read, or the next opening would leave it out.
   Status take_table(const Region& area) {
     if (area.nth == 0) newest_image_ = 0;
-    const auto image = reading_->readable() ? read_table_image(shards_.store(), reading_->bytes()) : std::nullopt;
+    const auto image = read_table_image(shards_.store(), reading_->bytes());
     if (image) newest_image_ = std::max(newest_image_, image->stamp);
     // One that was written on all shards meanwhile is whole.
     if (area.nth == 0 || (store_.live() & shard_bit(area.shard)) == 0 || images_ != store_.images_ || newest_image_ == store_.image_stamp_) return {};

@@ -103,13 +103,13 @@ Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop, 
     Shard& shard = shards->shards_.emplace_back();
     shard.path = plan.paths[i];
     STOKER_TRY(shards->open_one(shard, options, coded.files));
-    if (shard.present()) STOKER_TRY(shards->read_superblock(shard, found[i]));
+    if (shard.present()) shards->read_superblock(shard, found[i]);
     exists = exists || (found[i] && found[i]->confirmed.number > 0);
   }
   if (exists) {
     STOKER_TRY(shards->identify(plan, found));
   } else if (const auto spoiled = std::find_if(shards->shards_.begin(), shards->shards_.end(), [](const Shard& shard) { return shard.spoiled; }); spoiled != shards->shards_.end()) {
-    return make_error(Code::mismatch, spoiled->trouble + ": give another path, or delete it if nobody needs it", kWhere);
+    return make_error(Code::mismatch, spoiled->trouble + ": use the program that wrote it, give another path, or delete it if nobody needs it", kWhere);
   } else if (options.create && !options.read_only) {
     STOKER_TRY(shards->make(plan, options, coded, found));
   } else {
@@ -159,37 +159,79 @@ Status Shards::open_one(Shard& shard, const StoreOptions& options, bool files) {
   return {};
 }
 
-// Of the two copies the one with the higher counter. An unreadable shard is a missing one.
-Status Shards::read_superblock(Shard& shard, std::optional<Superblock>& found) {
-  if (shard.file.bytes < kHeadBytes) return {};  // empty: a crash came between making it and giving it its size
+// Of the two copies the one with the higher counter. A shard that cannot be read is missing, and so
+// is one whose superblock says what cannot be: a single disk must not keep the others closed.
+void Shards::read_superblock(Shard& shard, std::optional<Superblock>& found) {
+  const auto spoil = [&shard](const std::string& why) {
+    shard.spoiled = true;
+    shard.trouble = "'" + shard.path + "' " + why;
+  };
+  if (shard.file.bytes < kHeadBytes) {  // empty, or zeros: a crash came between making it and giving it its size
+    if (!is_zeros(shard)) spoil("holds " + std::to_string(shard.file.bytes) + " bytes that are no shard of a coded store: it was cut short, or is another file");
+    return;
+  }
   AlignedBytes head(kHeadBytes);
   std::memset(head.data(), 0, kHeadBytes);
   // Block by block: one that cannot be read does not take the other copy with it, and is written anew with the next epoch.
   IoBatch batch(loop_, Priority::demand);
   for (size_t at = 0; at < kHeadBytes; at += kBlock) batch.read(shard.file.id, at, head.slice().sub(at, kBlock));
   const Status status = batch.run();
-  bool text = false;
+  std::string impossible;
   for (const uint64_t at : kSuperblockAt) {
-    STOKER_ASSIGN(auto superblock, decode_superblock(head.span().subspan(at)));
-    if (superblock && (!found || superblock->counter > found->counter)) found = superblock;
+    const auto superblock = decode_superblock(head.span().subspan(at));
+    if (!superblock) impossible = superblock.error().what;
+    if (superblock && *superblock && (!found || (*superblock)->counter > found->counter)) found = *superblock;
   }
+  bool text = false;
   for (size_t at = 0; at < kHeadBytes; ++at) text = text || ((at < kHolderAt || at >= kHolderAt + kHolderBytes) && head.span()[at] != std::byte{0});
+  if (!found && !impossible.empty()) return spoil("has " + impossible);
   if (!found && !status) {
     shard.trouble = status.error().message();
-    return {};
+    return;
   }
-  if (!found && text) {
-    shard.spoiled = true;
-    shard.trouble = "'" + shard.path + "' holds something that is no shard of a coded store, or both copies of its superblock are damaged";
-  }
+  if (!found && text) spoil("holds something that is no shard of a coded store, or both copies of its superblock are damaged");
   if (found && found->shape.file_bytes() > shard.file.bytes) {
     shard.trouble = "'" + shard.path + "' is cut short: it should have " + std::to_string(found->shape.file_bytes()) + " bytes";
   }
-  return {};
+}
+
+// Of a file shorter than a head. What the page cache reads to the last byte the loop reads in whole sectors only.
+bool Shards::is_zeros(const Shard& shard) {
+  AlignedBytes bytes(kHeadBytes);
+  const size_t size = shard.file.bytes;
+  if (shard.lock_fd >= 0) {
+    if (::pread(shard.lock_fd, bytes.data(), size, 0) != static_cast<ssize_t>(size)) return false;
+  } else if (size > 0) {
+    IoBatch batch(loop_, Priority::demand);
+    batch.read(shard.file.id, 0, bytes.slice().sub(0, size));
+    if (!batch.run()) return false;
+  }
+  return std::all_of(bytes.data(), bytes.data() + size, [](std::byte byte) { return byte == std::byte{0}; });
+}
+
+// What most of them say. One that says otherwise, with a right checksum, is of a bug or another disk.
+const Superblock& Shards::of_most(const std::vector<std::optional<Superblock>>& found) {
+  const std::optional<Superblock>* best = nullptr;
+  ptrdiff_t most = 0;
+  for (const auto& each : found) {
+    if (!each) continue;
+    const auto alike = std::count_if(found.begin(), found.end(), [&](const auto& other) { return other && other->store == each->store && other->shape == each->shape; });
+    if (alike <= most) continue;
+    most = alike;
+    best = &each;
+  }
+  return **best;
 }
 
 // Every shard of one store, each once, in the order of their indices; what is not there is missing.
-Status Shards::identify(const CodedPlan& plan, const std::vector<std::optional<Superblock>>& found) {
+Status Shards::identify(const CodedPlan& plan, std::vector<std::optional<Superblock>> found) {
+  const Superblock of = of_most(found);
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (!found[i] || found[i]->store != of.store || found[i]->shape == of.shape) continue;
+    shards_[i].spoiled = true;
+    shards_[i].trouble = "'" + shards_[i].path + "' has a superblock of another shape than most shards of this store: it is damaged";
+    found[i].reset();
+  }
   const Superblock* known = nullptr;
   size_t known_at = 0;
   for (size_t i = 0; i < found.size(); ++i) {
@@ -207,7 +249,6 @@ Status Shards::identify(const CodedPlan& plan, const std::vector<std::optional<S
   std::vector<size_t> from(shards_.size(), SIZE_MAX);  // by index: where it stands in our list
   for (size_t i = 0; i < shards_.size(); ++i) {
     if (!found[i]) continue;
-    if (found[i]->shape != shape_) return make_error(Code::mismatch, "'" + shards_[i].path + "' and '" + shards_[known_at].path + "' disagree on the shape of their store", kWhere);
     size_t& at = from[found[i]->shard];
     if (at != SIZE_MAX) return make_error(Code::mismatch, "'" + shards_[i].path + "' is a copy of '" + shards_[at].path + "', or the same shard twice", kWhere);
     at = i;
@@ -292,7 +333,7 @@ Status Shards::replace(const std::string& named, const StoreOptions& options, bo
   shard.trouble.clear();
   STOKER_TRY(open_one(shard, options, files));
   std::optional<Superblock> found;
-  if (shard.present()) STOKER_TRY(read_superblock(shard, found));
+  if (shard.present()) read_superblock(shard, found);
   if (shard.spoiled) return make_error(Code::mismatch, shard.trouble + ": move it away, or delete it if nobody needs it, and replace it then (a device: make all of it zeros)", kWhere);
   if (found) return make_error(Code::mismatch, "'" + path + "' holds a shard that cannot be used" + (shard.trouble.empty() ? "" : " (" + shard.trouble + ")") + ": delete the file if nobody needs it, and replace it then", kWhere);
   std::error_code unknown;  // a disk that is dead is not there either

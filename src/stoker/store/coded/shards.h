@@ -61,8 +61,10 @@ class Shards {
  private:
   explicit Shards(Loop& loop) : loop_(loop) {}
   Status open_one(Shard& shard, const StoreOptions& options, bool files);
-  Status read_superblock(Shard& shard, std::optional<Superblock>& found);
-  Status identify(const CodedPlan& plan, const std::vector<std::optional<Superblock>>& found);
+  void read_superblock(Shard& shard, std::optional<Superblock>& found);
+  bool is_zeros(const Shard& shard);
+  static const Superblock& of_most(const std::vector<std::optional<Superblock>>& found);
+  Status identify(const CodedPlan& plan, std::vector<std::optional<Superblock>> found);
   Status make(const CodedPlan& plan, const StoreOptions& options, const CodedOptions& coded, const std::vector<std::optional<Superblock>>& found);
   Status make_one(Shard& shard, const StoreOptions& options, bool files, bool had_superblock);
 
