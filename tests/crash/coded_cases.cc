@@ -4,7 +4,9 @@
 #include <array>
 #include <cstring>
 #include <optional>
+#include <map>
 #include <set>
+#include <tuple>
 
 #include "stoker/store/coded/log.h"
 
@@ -100,6 +102,46 @@ Result<MadeCases> rotten_pages(const Recorded& run, const std::vector<std::strin
     return rotten;
   };
   return MadeCases{pages.size(), make};
+}
+
+Result<MadeCases> gone_records(const Recorded& run, const std::vector<std::string>& paths) {
+  using Key = std::tuple<coded::Stamp, uint64_t, size_t, size_t>;
+  std::map<Key, std::vector<std::pair<size_t, uint64_t>>> frames;  // shard, offset
+  std::set<Key> told;
+  for (size_t shard = 0; shard < paths.size(); ++shard) {
+    const SimImage& image = run.after.at(paths[shard]);
+    const auto super = superblock_of(image);
+    if (!super) return none("superblock on '" + paths[shard] + "'");
+    for (size_t segment = 0; segment < super->shape.segments; ++segment) {
+      const uint64_t begin = super->shape.segment_at(segment);
+      Bytes bytes(super->shape.segment_bytes);
+      image.read(begin, bytes);
+      coded::read_segment(super->shape, super->store, shard, segment, super->log_floor, bytes, [&](uint64_t at, const coded::FrameContent& frame) {
+        for (const coded::Item& item : frame.items) {
+          if (const auto* val = std::get_if<coded::ValItem>(&item)) frames[{val->stamp, val->stripe, val->chunk, val->first}].emplace_back(shard, begin + at);
+          const auto* round = std::get_if<coded::RoundItem>(&item);
+          for (size_t i = 0; round != nullptr && i < round->vals.size(); ++i) {
+            const coded::ValItem& val = round->vals[i];
+            told.emplace(val.stamp, val.stripe, val.chunk, val.first);
+          }
+        }
+      });
+    }
+  }
+  std::vector<std::vector<std::pair<size_t, uint64_t>>> records;
+  for (const auto& [key, at] : frames) {
+    if (told.contains(key)) records.push_back(at);
+  }
+  if (records.empty()) return none("record that a later frame tells of");
+  const auto make = [&run, paths, records](uint64_t i, std::mt19937_64& random) {
+    CrashCase gone{run.after, {run.timeline.size() - 1, run.timeline.size() - 1}, "record " + std::to_string(i % records.size()) + " gone", {}, {}, 0};
+    for (const auto& [shard, offset] : records[i % records.size()]) {
+      gone.images.at(paths[shard]).flip(offset + random() % kBlock, static_cast<unsigned>(random() % 8));
+      gone.troubled |= shard_bit(shard);
+    }
+    return gone;
+  };
+  return MadeCases{records.size(), make};
 }
 
 Result<MadeCases> torn_applies(const Recorded& run, const std::vector<std::string>& paths) {

@@ -29,6 +29,10 @@ struct MadeCases {
 // After the play, and no crash: of each header page the copy that counts has a bit flipped.
 Result<MadeCases> rotten_pages(const Recorded& run, const std::vector<std::string>& paths);
 
+// After the play, and no crash: a record that a later frame tells of has a bit flipped in all logs that have it. That is more than may be; nothing older may
+// be shown for it.
+Result<MadeCases> gone_records(const Recorded& run, const std::vector<std::string>& paths);
+
 // A fold overwrites blocks in place on D and all P: each of these writes torn after the same number of sectors, one of them whole or not.
 Result<MadeCases> torn_applies(const Recorded& run, const std::vector<std::string>& paths);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <set>
 
 #include "coded_cases.h"
@@ -135,6 +136,7 @@ class Enumeration {
     if (kind == NamedState::Kind::lost_stage) made(run, lost_stages(run, world_.paths()));
     if (kind == NamedState::Kind::in_recovery) in_recovery(run);
     if (kind == NamedState::Kind::rotten_pages) made(run, rotten_pages(run, world_.paths()));
+    if (kind == NamedState::Kind::gone_records && !only_new_) gone(run, gone_records(run, world_.paths()));
   }
   static CrashEffort effort() {
     CrashEffort effort;
@@ -254,6 +256,52 @@ class Enumeration {
       const CrashCase crash = cases->make(i, random_);
       if (wanted(crash) && !one(run, crash, losses_.next(crash.troubled))) return;
     }
+  }
+
+  // What is gone is an error, when it is opened to read and to write, and again; once it is written anew all is as it should be.
+  void gone(const Recorded& run, const Result<MadeCases>& cases) {
+    if (!cases) return static_cast<void>(violation(cases.error().message()));
+    result_.states = cases->states;
+    const ModelState& objects = run.timeline.back()->objects;
+    for (uint64_t i = 0; i < 2 * cases->states; ++i) {
+      const CrashCase crash = cases->make(i, random_);
+      ShardSet lost = 0;  // of those that have it, every other time as many as may be
+      for (size_t shard = 0; i % 2 == 1 && static_cast<size_t>(std::popcount(lost)) < code_.m; ++shard) lost |= crash.troubled & shard_bit(shard);
+      ++result_.cases;
+      put(crash.images, lost);
+      Status status = shows_nothing_else(objects, true);
+      if (status) status = shows_nothing_else(objects, false);
+      if (status) status = written_anew(objects);
+      if (!status && !violation(name(crash, lost) + status.error().message())) return;
+    }
+  }
+  Status shows_nothing_else(const ModelState& objects, bool read_only) {
+    ++cases_checked;
+    STOKER_ASSIGN(auto store, read_only ? world_.open_small(true) : open_store(world_));
+    size_t refused = 0;
+    for (const auto& [key, object] : objects) {
+      for (size_t at = 0; at < object.bytes.size(); at += 4096) {
+        Bytes into(std::min<size_t>(4096, object.bytes.size() - at));
+        const auto read = store->read(key, at, slice_of(into), {}).wait();
+        if (!read && read.error().code != Code::corruption) return read.error();
+        if (!read) ++refused;
+        if (read && std::memcmp(into.data(), object.bytes.data() + at, into.size()) != 0) return make_error(Code::corruption, "'" + key + "' at " + std::to_string(at) + " has other bytes than were written last");
+      }
+    }
+    return refused > 0 ? Status() : make_error(Code::corruption, "what is in no log is read all the same");
+  }
+  Status written_anew(const ModelState& objects) {
+    Timeline further;
+    {
+      STOKER_ASSIGN(auto store, open_store(world_));
+      further.push_back(std::make_shared<Point>(Point{store->info().committed, objects, {}}));
+      Recorder recorder(world_.disk(), *store, further);
+      STOKER_TRY(recorder.commit({{"a", 250'000, 0, 250'000, 96}}, Durability::durable));
+      STOKER_TRY(recorder.commit({{"b", 200'000, 0, 200'000, 95}}, Durability::durable));
+    }
+    STOKER_ASSIGN(const size_t found, recover(further, {further.size() - 1, further.size() - 1}));
+    static_cast<void>(found);
+    return {};
   }
 
   // The crash that the play may end in, some shards lost, and then a crash at every step of what opening does about it, others lost.

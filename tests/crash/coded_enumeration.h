@@ -54,7 +54,7 @@ Status prepare(Stage& on);
 struct NamedState {
   std::string name;
   std::function<Status(Stage&)> play;
-  enum class Kind : uint8_t { steps, torn_apply, lost_stage, in_recovery, rotten_pages } kind = Kind::steps;
+  enum class Kind : uint8_t { steps, torn_apply, lost_stage, in_recovery, rotten_pages, gone_records } kind = Kind::steps;
 };
 const std::vector<NamedState>& named_states();
 

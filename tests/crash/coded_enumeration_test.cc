@@ -48,6 +48,10 @@ TEST_P(CodedEnumeration, EveryCrashAndLossLeavesACommittedState) {
   const Enumerated found = enumerate(code, state, 1000 + state_index * 10 + code_index, effort);
   tell(state.name, code, found);
   EXPECT_EQ(found.violations, 0U) << found.first;
+  if (state.kind == NamedState::Kind::gone_records) {  // more than may be is damaged in each case
+    EXPECT_EQ(found.cases, 10U);
+    return;
+  }
   EXPECT_GE(found.cases, std::min<uint64_t>(effort.cases, 24));
   // A parity that lost what it staged is in trouble in every case: with m others it would be one too many.
   if (state.kind != NamedState::Kind::lost_stage) {

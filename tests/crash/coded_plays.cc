@@ -63,6 +63,16 @@ Status full_logs(Stage& on) {
   return {};
 }
 
+// Nothing of it is folded, and each commit has a later one behind it.
+Status updates(Stage& on) {
+  STOKER_TRY(on.open());
+  STOKER_TRY(on.commit({{"a", 250'000, 8'192, 8'192, 71}}));
+  STOKER_TRY(on.commit({{"a", 250'000, 65'536 + 4'096, 4'096, 72}}));
+  STOKER_TRY(on.commit({{"a", 250'000, 131'072, 4'096, 73}, {"b", 200'000, 8'192, 4'096, 74}}));
+  STOKER_TRY(on.commit({{"b", 200'000, 0, 4'096, 75}}));
+  return on.commit({{"a", 250'000, 0, 4'096, 76}});
+}
+
 // A shard misses updates and a fold, is back, and is resynced while there are newer blocks in the logs.
 Status repair(Stage& on) {
   on.take_away(0);
@@ -167,6 +177,7 @@ const std::vector<NamedState>& named_states() {
       {"a_crash_inside_recovery_of_a_fold", fold, Kind::in_recovery},
       {"a_crash_inside_recovery_of_a_transaction", transaction, Kind::in_recovery},
       {"a_crash_inside_recovery_of_a_repair", repair, Kind::in_recovery},
+      {"a_record_gone_from_all_logs", updates, Kind::gone_records},
   };
   return states;
 }

@@ -44,6 +44,7 @@ Status CodedStore::begin_log(size_t shard) {
   each.log = std::make_unique<ShardLog>(shape_, shards_->store(), shard);
   each.log->seen(highest);
   each.super.log_floor = highest + 1;
+  each.super.first_round = rounds_.last() + 1;
   return {};
 }
 
@@ -114,6 +115,7 @@ Status CodedStore::append_settled(size_t shard, const std::vector<std::pair<Stri
       const bool data = stripe->shards[val->chunk] == shard;
       more->places.insert(data ? more->places.begin() : more->places.end(), {shard, made.blocks_at + at[i - first] * kBlock});
       more->held.push_back(made.segment);
+      if (!more->told) rounds_.add(more);
       for (auto& [block, newer] : stripe->overlay) {
         if (newer.val == val) newer.val = more;
       }

@@ -24,6 +24,7 @@
 #include "stoker/store/coded/headers.h"
 #include "stoker/store/coded/health.h"
 #include "stoker/store/coded/pace.h"
+#include "stoker/store/coded/rounds.h"
 #include "stoker/store/coded/rows.h"
 #include "stoker/store/coded/staged.h"
 #include "stoker/store/coded/store.h"
@@ -311,6 +312,7 @@ class CodedStore final : public Store {
 
   // Of the writer thread.
   std::vector<std::shared_ptr<const void>> since_image_;  // what the table image does not make superfluous yet
+  Rounds rounds_;                                         // of appends to the logs
   Stamp image_stamp_ = 0;                                 // of the newest table image
   uint64_t images_ = 0;                                   // written since it was opened
   std::vector<SegmentRef> stand_ins_;                     // of folds that could not be finished

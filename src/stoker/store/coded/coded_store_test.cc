@@ -498,6 +498,9 @@ TEST_F(CodedFiles, AReplacedShardIsMadeWhereThatIsAskedForAndOnADiskOfItsOwn) {
   std::filesystem::create_directories(root_ + "/d0");
   std::ofstream(root_ + "/d0/stoker.shard", std::ios::binary) << "my only copy of something";
   options_.same_disk = true;
+  EXPECT_TRUE(says(error_of("2+1", "/d{0..2}", Code::mismatch), "holds 25 bytes that are no shard of a coded store"));
+  std::filesystem::resize_file(root_ + "/d0/stoker.shard", 0);
+  std::filesystem::resize_file(root_ + "/d0/stoker.shard", 25);
   EXPECT_TRUE(says(error_of("2+1", "/d{0..2}", Code::out_of_space), "delete the file, or ask for less"));
   std::filesystem::remove_all(root_ + "/d0");
   {

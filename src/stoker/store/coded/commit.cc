@@ -64,6 +64,7 @@ Result<Grant> CodedStore::take_frames(const std::vector<Request>& batch) const {
 void CodedStore::commit_batch(std::vector<Request> batch) {
   uint64_t bytes = 4 * kBlock;
   for (const Request& request : batch) bytes += log_bytes(*request.state);
+  bytes += rounds_.item_bytes(shape_);
   Status status = make_room(bytes);
   auto frames = status ? take_frames(batch) : Result<Grant>(status.error());
   if (!frames) status = frames.error();
@@ -365,6 +366,9 @@ Status CodedStore::append_vals(std::vector<Prepared>& commits, ShardSet& touched
     home.val->places.push_back({home.shard, frame->second.blocks_at + home.at * kBlock});
     home.val->held.push_back(frame->second.segment);
   }
+  for (const Prepared& commit : commits) {
+    for (const NewVal& added : commit.vals) rounds_.add(added.val);
+  }
   return {};
 }
 
@@ -384,6 +388,7 @@ Status CodedStore::append_commits(std::vector<Prepared>& commits) {
     if (!commit.needs_commit) continue;
     auto record = commit.vals.empty() ? std::make_shared<CommitRecord>(CommitRecord{commit.stamp, {}}) : commit.vals.front().val->commit;
     for (const auto& [shard, frame] : written) record->held.push_back(frame.segment);
+    rounds_.add(record);
     since_image_.push_back(std::move(record));
   }
   return {};

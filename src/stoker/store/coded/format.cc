@@ -13,11 +13,11 @@ namespace {
 
 constexpr const char* kWhere = "store/coded/format";
 constexpr std::string_view kSuperMagic = "STOKERC1";
-constexpr uint32_t kFormatVersion = 2;
+constexpr uint32_t kFormatVersion = 3;
 constexpr uint32_t kPageMagic = 0x31484B53;  // "SKH1"
 constexpr size_t kPageHeadBytes = 64;
 constexpr size_t kPayloadHeadBytes = 16;
-enum Kind : uint8_t { kVal = 1, kCommit = 2, kStage = 3, kFold = 4 };
+enum Kind : uint8_t { kVal = 1, kCommit = 2, kStage = 3, kFold = 4, kRound = 5 };
 
 Error broken(const std::string& what) { return make_error(Code::corruption, what, kWhere); }
 
@@ -79,6 +79,7 @@ std::string encode_superblock(const Superblock& super) {
   out.put(super.scrubbed.ended_at);
   out.put(super.scrubbed.found);
   out.put(super.scrubbed.lost);
+  for (const uint64_t each : {super.fence, super.writer, super.first_round}) out.put(each);
   std::string bytes = out.take();
   bytes.resize(kSuperblockBytes - 4);
   const uint32_t crc = crc32c(bytes.data(), bytes.size());
@@ -118,6 +119,7 @@ Result<std::optional<Superblock>> decode_superblock(std::span<const std::byte> s
   super.scrubbed.ended_at = in.get<uint64_t>();
   super.scrubbed.found = in.get<uint32_t>();
   super.scrubbed.lost = in.get<uint32_t>();
+  for (uint64_t* each : {&super.fence, &super.writer, &super.first_round}) *each = in.get<uint64_t>();
   if (!in.ok() || !possible(super)) return broken("a superblock that is intact and says what cannot be: it is damaged, or another program wrote it");
   return Found(super);
 }
@@ -176,16 +178,35 @@ std::optional<HeaderPage> decode_page(const Shape& shape, const StoreId& store, 
   return found;
 }
 
+namespace {
+
+void put_val(ByteWriter& out, const ValItem& item) {
+  out.put(item.stamp);
+  out.put(static_cast<uint8_t>(item.needs_commit));
+  out.put(item.stripe);
+  out.put(static_cast<uint8_t>(item.chunk));
+  out.put(static_cast<uint32_t>(item.first));
+  out.put(static_cast<uint32_t>(item.crcs.size()));
+  for (const uint32_t crc : item.crcs) out.put(crc);
+}
+
+}  // namespace
+
+void FrameBuilder::add(const RoundItem& item) {
+  items_.put(uint8_t{kRound});
+  items_.put(item.round);
+  items_.put(item.image);
+  for (const ShardSet each : item.shards) items_.put(each);
+  items_.put(static_cast<uint32_t>(item.vals.size()));
+  for (const ValItem& val : item.vals) put_val(items_, val);
+  items_.put(static_cast<uint32_t>(item.commits.size()));
+  for (const Stamp stamp : item.commits) items_.put(stamp);
+}
+
 void FrameBuilder::add(const ValItem& item, std::span<const std::byte> blocks) {
   STOKER_CHECK(blocks.size() == item.crcs.size() * kBlock);
   items_.put(uint8_t{kVal});
-  items_.put(item.stamp);
-  items_.put(static_cast<uint8_t>(item.needs_commit));
-  items_.put(item.stripe);
-  items_.put(static_cast<uint8_t>(item.chunk));
-  items_.put(static_cast<uint32_t>(item.first));
-  items_.put(static_cast<uint32_t>(item.crcs.size()));
-  for (const uint32_t crc : item.crcs) items_.put(crc);
+  put_val(items_, item);
   blocks_.push_back(blocks);
   block_count_ += item.crcs.size();
 }
@@ -224,9 +245,9 @@ void FrameBuilder::add(const FoldItem& item) {
   }
 }
 
-size_t FrameBuilder::blocks_at() const { return align_up(kFrameHeaderBytes + kPayloadHeadBytes + items_.size(), kBlock); }
+size_t FrameBuilder::blocks_at(size_t more_items) const { return align_up(kFrameHeaderBytes + kPayloadHeadBytes + items_.size() + more_items, kBlock); }
 
-size_t FrameBuilder::bytes() const { return blocks_at() + block_count_ * kBlock; }
+size_t FrameBuilder::bytes(size_t more_items) const { return blocks_at(more_items) + block_count_ * kBlock; }
 
 void FrameBuilder::payload(const FrameHome& home, std::span<std::byte> out) const {
   STOKER_CHECK(out.size() == payload_bytes());
@@ -259,6 +280,7 @@ class ItemReader {
       case kCommit: return commit();
       case kStage: return stage();
       case kFold: return fold();
+      case kRound: return round();
       default: return broken("a record of the log has an item of no known kind");
     }
   }
@@ -273,7 +295,8 @@ class ItemReader {
     used_ += count;
     return at;
   }
-  Result<Item> val() {
+  // Without its blocks.
+  Result<ValItem> val_head() {
     ValItem item;
     item.stamp = in_.get<uint64_t>();
     item.needs_commit = in_.get<uint8_t>() == 1;
@@ -283,7 +306,27 @@ class ItemReader {
     const auto count = in_.get<uint32_t>();
     if (!has(count, 4) || count == 0 || item.chunk >= shape_.k || item.first >= shape_.rows() || count > shape_.rows() - item.first) return broken("a VAL of the log names blocks outside of its chunk");
     for (uint32_t i = 0; i < count; ++i) item.crcs.push_back(in_.get<uint32_t>());
-    STOKER_ASSIGN(item.at, take_blocks(count));
+    return item;
+  }
+  Result<Item> val() {
+    STOKER_ASSIGN(ValItem item, val_head());
+    STOKER_ASSIGN(item.at, take_blocks(item.crcs.size()));
+    return Item(std::move(item));
+  }
+  Result<Item> round() {
+    RoundItem item;
+    item.round = in_.get<uint64_t>();
+    item.image = in_.get<uint64_t>();
+    for (ShardSet& each : item.shards) each = in_.get<uint64_t>();
+    const auto vals = in_.get<uint32_t>();
+    if (!has(vals, 30) || item.round == 0) return broken("a ROUND of the log is cut short or of no round");
+    for (uint32_t i = 0; i < vals; ++i) {
+      STOKER_ASSIGN(ValItem val, val_head());
+      item.vals.push_back(std::move(val));
+    }
+    const auto commits = in_.get<uint32_t>();
+    if (!has(commits, 8)) return broken("a ROUND of the log is cut short");
+    for (uint32_t i = 0; i < commits; ++i) item.commits.push_back(in_.get<uint64_t>());
     return Item(std::move(item));
   }
   Result<Item> commit() {
@@ -343,6 +386,7 @@ Result<FrameContent> decode_payload(const Shape& shape, std::span<const std::byt
   const auto items = in.get_bytes(item_bytes);
   content.blocks_at = align_up(kFrameHeaderBytes + kPayloadHeadBytes + item_bytes, kBlock);
   const size_t frame = kFrameHeaderBytes + payload.size();
+  content.end = content.home.offset + frame;
   if (!in.ok() || content.blocks_at > frame || !is_aligned(frame, kBlock)) return broken("a record of the log is shorter than it says");
   ItemReader reader(shape, items, (frame - content.blocks_at) / kBlock);
   while (reader.more()) {

@@ -84,6 +84,8 @@ struct Superblock {
   uint32_t incarnation = 0;                            // of this shard: drawn when it is made and at each resync
   std::array<uint32_t, kShardsMax> incarnations{};     // of the members of the confirmed set
   LastScrub scrubbed = {};
+  uint64_t fence = 0, writer = 0;  // of a store on nodes; 0 in files
+  uint64_t first_round = 0;        // that the shard's log may have frames of
 };
 
 std::string encode_superblock(const Superblock& superblock);
@@ -143,7 +145,18 @@ struct FoldItem {
   uint64_t fold = 0, stripe = 0;
   std::vector<FoldRow> rows;
 };
-using Item = std::variant<ValItem, CommitItem, StageItem, FoldItem>;
+// Shards with frames of a round and of those before it; 0: not known.
+inline constexpr size_t kRoundsTold = 8;
+using ShardsOfRounds = std::array<ShardSet, kRoundsTold>;
+// What a frame tells of the rounds before its own (rounds.h).
+struct RoundItem {
+  uint64_t round = 0;
+  Stamp image = 0;              // of the newest table image
+  ShardsOfRounds shards{};      // of the rounds before, the last one first
+  std::vector<ValItem> vals;    // as they stand in older frames, without their blocks
+  std::vector<Stamp> commits;
+};
+using Item = std::variant<ValItem, CommitItem, StageItem, FoldItem, RoundItem>;
 
 // Where a frame says that it stands.
 struct FrameHome {
@@ -159,10 +172,11 @@ class FrameBuilder {
   void add(const CommitItem& item);
   void add(const Shape& shape, const StageItem& item, std::span<const std::byte> blocks);
   void add(const FoldItem& item);
+  void add(const RoundItem& item);
   bool empty() const { return items_.size() == 0; }
   size_t block_count() const { return block_count_; }  // of what was added so far
-  size_t bytes() const;                                             // of the frame
-  size_t blocks_at() const;                                         // of the first block, in the frame
+  size_t bytes(size_t more_items = 0) const;                        // of the frame, if it had so many more bytes of items
+  size_t blocks_at(size_t more_items = 0) const;                    // of the first block, in the frame
   void payload(const FrameHome& home, std::span<std::byte> out) const;  // payload_bytes() of it
   size_t payload_bytes() const { return bytes() - kFrameHeaderBytes; }
 
@@ -176,6 +190,8 @@ struct FrameContent {
   FrameHome home;
   std::vector<Item> items;
   size_t blocks_at = 0;  // of the first block, in the frame
+  uint64_t end = 0;      // of the frame, in its segment
+  uint64_t sequence = 0; // of the frame in its segment; read_segment() sets it
 };
 // corruption where the payload breaks a rule of the format.
 Result<FrameContent> decode_payload(const Shape& shape, std::span<const std::byte> payload);

@@ -134,16 +134,25 @@ TEST(CodedFormat, DamagedPayloadsAreRefusedOrObeyTheRules) {
   builder.add(CommitItem{9, "items"});
   builder.add(shape, StageItem{4, 2, 2, {{1, {7, {1, 2}, {3, 4}}}}, 0}, std::span(block).first(kBlock));
   builder.add(FoldItem{4, 2, {{1, 0, 8}}});
+  builder.add(RoundItem{12, 8, {7, 0, 5}, {{1, true, 2, 1, 3, {5, 6}, 0}, {3, false, 2, 0, 9, {4}, 0}}, {11, 12}});
   std::vector<std::byte> payload(builder.payload_bytes());
   builder.payload({0, 0, 0}, payload);
   const auto whole = decode_payload(shape, payload);
   ASSERT_OK(whole);
-  EXPECT_EQ(whole->items.size(), 4U);
+  ASSERT_EQ(whole->items.size(), 5U);
+  const auto& round = std::get<RoundItem>(whole->items[4]);
+  EXPECT_EQ(round.round, 12U);
+  EXPECT_EQ(round.image, 8U);
+  EXPECT_EQ(round.shards, (ShardsOfRounds{7, 0, 5}));
+  ASSERT_EQ(round.vals.size(), 2U);
+  EXPECT_TRUE(round.vals[0].needs_commit);
+  EXPECT_EQ(round.vals[1].crcs, std::vector<uint32_t>{4});
+  EXPECT_EQ(round.commits, (std::vector<Stamp>{11, 12}));
   std::mt19937_64 random(1);
   uint64_t refused = 0;
   for (int i = 0; i < 20'000; ++i) {
     auto damaged = payload;
-    for (uint64_t flips = random() % 3 + 1; flips > 0; --flips) damaged[random() % 200] ^= static_cast<std::byte>(1U << random() % 8);
+    for (uint64_t flips = random() % 3 + 1; flips > 0; --flips) damaged[random() % 360] ^= static_cast<std::byte>(1U << random() % 8);
     if (random() % 8 == 0) damaged.resize(random() % damaged.size());
     const auto content = decode_payload(shape, damaged);
     if (!content) {
@@ -155,6 +164,9 @@ TEST(CodedFormat, DamagedPayloadsAreRefusedOrObeyTheRules) {
       if (const auto* val = std::get_if<ValItem>(&item)) {
         EXPECT_LT(val->chunk, shape.k);
         EXPECT_LE(val->first + val->crcs.size(), shape.rows());
+      }
+      if (const auto* told = std::get_if<RoundItem>(&item)) {
+        for (const ValItem& val : told->vals) EXPECT_LE(val.first + val.crcs.size(), shape.rows());
       }
     }
   }

@@ -29,6 +29,7 @@ class Checking {
       for (const std::string& key : keys) names += " '" + key + "'";
       report_.problems.push_back("without the missing shards these objects cannot be read in full:" + names);
     }
+    report_.problems.insert(report_.problems.end(), health.gone.begin(), health.gone.end());
     scrubbed(health.scrubbed);
     if (health.newer_blocks > 0) report_.notes.push_back(std::to_string(health.newer_blocks) + " blocks are newer in the logs than in the bases, as after a crash or while it is in use");
     const ShardSet live = store_.live();

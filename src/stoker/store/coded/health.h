@@ -33,6 +33,7 @@ struct Health {
   uint64_t lost_chunks = 0;           // of which not all could be rebuilt or mended
   uint64_t stuck_stripes = 0;         // that cannot be folded
   std::string lost_why;               // of the first of these
+  std::vector<std::string> gone;      // what opening found lost in all logs, a sentence each
   LastScrub scrubbed;                 // by itself or asked for; this one is on the disks
   Patrol patrol;
 };

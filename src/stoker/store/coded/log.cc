@@ -81,6 +81,7 @@ std::optional<Found> frame_at(const Shape& shape, const StoreId& store, const Fr
   if (!*frame) return {};
   auto content = decode_payload(shape, (*frame)->payload);
   if (!content || content->home != home) return {};
+  content->sequence = (*frame)->sequence;
   return Found{(*frame)->generation, (*frame)->end, (*frame)->next(), std::move(*content)};
 }
 

@@ -24,9 +24,11 @@ uint64_t random_generation() {
 
 ShardSet CodedStore::without_room(const std::map<size_t, FrameBuilder>& frames) const {
   const ShardSet set = live();
+  const size_t round = rounds_.item_bytes(shape_);
   ShardSet full = 0;
   for (const auto& [shard, frame] : frames) {
-    const bool fits = frame.bytes() <= shape_.segment_bytes && (*shards_)[shard].log->fits(frame.bytes(), 0);
+    const size_t bytes = frame.bytes(round);
+    const bool fits = bytes <= shape_.segment_bytes && (*shards_)[shard].log->fits(bytes, 0);
     if ((set & shard_bit(shard)) != 0 && !fits) full |= shard_bit(shard);
   }
   return full;
@@ -38,8 +40,10 @@ Status CodedStore::append(std::map<size_t, FrameBuilder>& frames, ShardSet touch
   }
   ShardBatch batch(*shards_, Priority::demand);
   const ShardSet set = live();
+  const auto round = frames.empty() ? std::nullopt : std::optional(rounds_.begin(shape_, image_stamp_));
   for (auto& [shard, frame] : frames) {
     if ((set & shard_bit(shard)) == 0) continue;
+    frame.add(*round);
     const LogFrame& made = written.emplace(shard, (*shards_)[shard].log->append(frame)).first->second;
     batch.write(shard, made.offset, made.bytes.slice());
     touched |= shard_bit(shard);
@@ -50,6 +54,7 @@ Status CodedStore::append(std::map<size_t, FrameBuilder>& frames, ShardSet touch
   const ShardSet left = live();
   std::erase_if(written, [&](const auto& each) { return (left & shard_bit(each.first)) == 0; });
   for (auto& [shard, frame] : written) frame.bytes = AlignedBytes();
+  if (round) rounds_.end(written);
   return {};
 }
 

@@ -28,6 +28,7 @@ enum class Mutation {
   decode_disagreeing,        // a parity is a source whatever versions it encodes; the CRC of what is decoded then tells, and readers are refused
   decode_unchecked,          // the same, and nobody looks at that CRC: readers get bytes that nobody wrote
   believe_old_vals,          // a VAL below the base's version counts
+  ignore_told,               // opening does not look at what frames tell of the rounds before
   settle_nothing,            // opening does not append what it chose where it is lacking
 };
 

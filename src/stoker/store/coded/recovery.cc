@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include "stoker/base/crc32c.h"
 #include "stoker/base/log.h"
@@ -44,11 +45,15 @@ Status Recovery::run(bool read_only) {
     return make_error(Code::not_found, "only " + std::to_string(there) + " of the " + std::to_string(shape_.shards) + " shards are there: with fewer than " + std::to_string(shape_.present_min()) +
                       " it cannot be told what was written last; bring more disks back" + shards_.missing(), kWhere);
   }
-  const ShardSet current = shards_.current();
-  read_all(current);
+  ShardSet current = shards_.current();
+  current &= ~read_all(current);
   ShardSet whole = current;  // without those of which something cannot be read
-  for (const auto& [shard, blocks] : unreadable_) whole &= ~shard_bit(shard);
-  const bool writable = !read_only && shape_.writable(whole);
+  for (const auto& [shard, blocks] : unreadable_) {
+    whole &= ~shard_bit(shard);
+    log().warn("{} blocks of the log or table of a shard cannot be read, and count as damaged: {}", blocks.size(), std::exchange(shards_[shard].trouble, {}));
+  }
+  bool writable = !read_only && shape_.writable(whole);
+  if (shards_.fresh() && !writable) return make_error(Code::io, "the shards that were just made cannot be read: make the store once more, on disks that work", kWhere);
   if (current == 0) return make_error(Code::not_found, "none of the shards that are there holds what was written last: bring more disks back", kWhere);
   if (!image_found_) return make_error(Code::corruption, "no shard has an intact object table: bring missing disks back, or restore the store from a copy", kWhere);
   {
@@ -61,9 +66,13 @@ Status Recovery::run(bool read_only) {
   STOKER_TRY(load_raw());
   choose_folds();
   choose_vals();
+  find_gone();
   let_go();
   if (read_only) {
     store_.refused_ = make_error(Code::read_only, "it was opened to read only", kWhere);
+  } else if (!hidden_.empty()) {
+    writable = false;
+    store_.refused_ = make_error(Code::read_only, hidden_ + "; what can be read is served: bring missing disks back, or copy what is right into a new store", kWhere);
   } else if (!writable && shape_.writable(current)) {
     store_.refused_ = make_error(Code::read_only, "sectors of the log or table of '" + shards_[unreadable_.begin()->first].path + "' cannot be read, and with " +
                                  std::to_string(unreadable_.size() - 1) + " more such shards and those that are missing they may be the last copy of something; what can be read is served: bring missing disks back", kWhere);
@@ -74,22 +83,31 @@ Status Recovery::run(bool read_only) {
   return writable ? settle() : Status();
 }
 
-void Recovery::read_all(ShardSet current) {
+ShardSet Recovery::read_all(ShardSet current) {
   for (size_t shard = 0; shard < shape_.shards; ++shard) {
     if ((current & shard_bit(shard)) == 0) continue;
     read_images(shard);
     read_log(shard);
   }
+  for (size_t shard = 0; shard < shape_.shards; ++shard) {
+    if ((current & ~readable_ & shard_bit(shard)) != 0) unreadable_.erase(shard);
+  }
+  return current & ~readable_;
 }
 
 AlignedBytes Recovery::read_area(size_t shard, uint64_t offset, size_t bytes) {
-  AlignedBytes memory(bytes);
-  Area area{shard, offset, memory.slice()};
-  if (const std::string why = read_areas(shards_, Priority::demand, {&area, 1}); !why.empty()) log().warn("sectors of a coded store cannot be read, and count as damaged: {}", why);
-  for (size_t block = 0; block < area.readable.size(); ++block) {
-    if (!area.readable[block]) unreadable_[shard].push_back(offset + block * kBlock);
+  for (;;) {
+    AlignedBytes memory(bytes);
+    Area area{shard, offset, memory.slice()};
+    const std::string why = read_areas(shards_, Priority::demand, {&area, 1});
+    if (memory.lost()) continue;  // the disk was given up, and refuses from then on
+    if (!why.empty()) shards_[shard].trouble = why;
+    if (area.any()) readable_ |= shard_bit(shard);
+    for (size_t block = 0; block < area.readable.size(); ++block) {
+      if (!area.readable[block]) unreadable_[shard].push_back(offset + block * kBlock);
+    }
+    return memory;
   }
-  return memory;
 }
 
 void Recovery::read_images(size_t shard) {
@@ -114,10 +132,16 @@ void Recovery::read_log(size_t shard) {
   for (size_t segment = 0; segment < shape_.segments; ++segment) {
     const AlignedBytes bytes = read_area(shard, shape_.segment_at(segment), shape_.segment_bytes);
     SegmentRef ref;
+    std::vector<FoundRounds::Frame> frames;
     const SegmentEnd end = read_segment(shape_, shards_.store(), shard, segment, each.super.log_floor, bytes.span(), [&](uint64_t at, FrameContent content) {
       if (!ref) ref = each.log->hold(segment);
+      frames.push_back({at, content.end, content.sequence, 0});
+      for (const Item& item : content.items) {
+        if (const auto* round = std::get_if<RoundItem>(&item)) frames.back().round = round->round;
+      }
       take(shard, ref, shape_.segment_at(segment) + at, std::move(content));
     });
+    rounds_.take(shard, frames);
     each.log->seen(std::max(end.count(), each.super.log_floor));
     if (end.generation <= newest.generation) continue;
     newest = end;
@@ -126,16 +150,34 @@ void Recovery::read_log(size_t shard) {
   if (newest.generation != 0) each.log->resume(newest_at, newest);
 }
 
+Recovery::FoundVal& Recovery::found_val(const ValItem& item) {
+  FoundVal& found = vals_[{item.stamp, item.stripe, item.chunk, item.first}];
+  if (!found.val) {
+    found.item = item;
+    found.val = std::make_shared<Val>(Val{item.stamp, item.stripe, item.chunk, item.first, item.crcs, {}, {}, nullptr});
+  }
+  if (!item.needs_commit) found.item.needs_commit = false;  // settled once, and appended again since
+  return found;
+}
+
+// What was durable on all shards concerned: where no log has it intact it is known all the same.
+void Recovery::take_round(const SegmentRef& segment, const RoundItem& round) {
+  if (mutated(Mutation::ignore_told)) return;
+  rounds_.tell(round);
+  image_told_ = std::max(image_told_, round.image);
+  commits_told_.insert(round.commits.begin(), round.commits.end());
+  for (const ValItem& item : round.vals) {
+    FoundVal& found = found_val(item);
+    if (!found.told) found.val->told = found.told = std::make_shared<Told>();
+    found.told->held.push_back(segment);
+  }
+}
+
 void Recovery::take(size_t shard, const SegmentRef& segment, uint64_t frame_at, FrameContent content) {
   const auto place = [&](size_t block) { return Place{shard, frame_at + content.blocks_at + block * kBlock}; };
   for (Item& item : content.items) {
     if (auto* val = std::get_if<ValItem>(&item)) {
-      FoundVal& found = vals_[{val->stamp, val->stripe, val->chunk, val->first}];
-      if (!found.val) {
-        found.item = *val;
-        found.val = std::make_shared<Val>(Val{val->stamp, val->stripe, val->chunk, val->first, val->crcs, {}, {}, nullptr});
-      }
-      if (!val->needs_commit) found.item.needs_commit = false;  // settled once, and appended again since
+      FoundVal& found = found_val(*val);
       if ((found.seen & shard_bit(shard)) != 0 || found.val->crcs != val->crcs) continue;
       found.seen |= shard_bit(shard);
       found.val->places.push_back(place(val->at));
@@ -153,6 +195,8 @@ void Recovery::take(size_t shard, const SegmentRef& segment, uint64_t frame_at, 
       found.item = std::move(*fold);
       found.seen |= shard_bit(shard);
       found.held.push_back(segment);
+    } else if (const auto* round = std::get_if<RoundItem>(&item)) {
+      take_round(segment, *round);
     }
   }
 }
@@ -174,6 +218,7 @@ Status Recovery::load_table() {
     STOKER_TRY(store_.table_.apply(shape_, found.items, resolve));
     version = std::max(version, number_of(stamp));
   }
+  for (const Stamp stamp : commits_told_) version = std::max(version, number_of(stamp));
   for (const auto& [key, object] : store_.table_.objects()) {
     if (object->known) store_.classes_.set(class_id(key), class_volume(key), *object->known);
     for (const StripePtr& stripe : object->stripes) {
@@ -245,7 +290,7 @@ void Recovery::choose_folds() {
       for (auto val = vals_.lower_bound({row.version, stripe->id, row.chunk, 0}); val != vals_.end(); ++val) {
         const ValItem& item = val->second.item;
         if (item.stamp != row.version || item.stripe != stripe->id || item.chunk != row.chunk) break;
-        if (row.row < item.first || row.row >= item.first + item.crcs.size()) continue;
+        if (row.row < item.first || row.row >= item.first + item.crcs.size() || val->second.seen == 0) continue;
         const size_t index = row.row - item.first;
         entry = DataEntry{row.version, item.crcs[index]};
         Place place = val->second.val->places.front();
@@ -281,7 +326,7 @@ void Recovery::choose_vals() {
   for (auto& [key, found] : vals_) {
     const StripePtr stripe = find_stripe(found.item.stripe);
     if (!stripe || !counts(found)) continue;
-    if (found.item.needs_commit) found.val->commit = commits_.at(found.item.stamp).record;
+    if (found.item.needs_commit && commits_.contains(found.item.stamp)) found.val->commit = commits_.at(found.item.stamp).record;
     std::vector<Place>& places = found.val->places;
     const size_t home = stripe->shards[found.item.chunk];
     std::stable_partition(places.begin(), places.end(), [home](const Place& place) { return place.shard == home; });
@@ -294,6 +339,41 @@ void Recovery::choose_vals() {
       store_.dirty_[stripe->id] = stripe;
     }
   }
+}
+
+// More was damaged than may be. A record that is told of and in no log is an error when it is read, until it is written again; where nobody knows what a
+// lost one changed, nothing is written any more.
+void Recovery::find_gone() {
+  std::map<std::string, size_t> blocks;
+  std::vector<std::string>& gone = store_.counts_.gone;
+  std::set<const Val*> untold;
+  for (const auto& [id, weak] : store_.dirty_) {
+    const StripePtr stripe = weak.lock();
+    for (const auto& [block, newer] : stripe->overlay) {
+      if (newer.val->places.empty()) ++blocks[object_of_.at(id)];
+      if (!newer.val->told && untold.insert(newer.val.get()).second) store_.rounds_.add(newer.val);
+    }
+  }
+  store_.rounds_.resume(rounds_.last(), rounds_.shards_of_last());
+  for (const auto& [key, count] : blocks) {
+    gone.push_back("an update of '" + key + "' that was acknowledged is damaged in all logs: " + std::to_string(count) + " of its blocks are lost, and an error until they are written again");
+  }
+  for (const Stamp stamp : commits_told_) {
+    if (stamp > image_stamp_ && !commits_.contains(stamp)) hidden_ = "commit " + std::to_string(number_of(stamp)) + " is damaged in all logs, and what it changed is not known";
+  }
+  if (image_told_ > image_stamp_) hidden_ = "the object table as of commit " + std::to_string(number_of(image_told_)) + " is damaged on all shards, and an older one is in its place";
+  if (!gone.empty() && hidden_.empty()) {
+    std::vector<uint64_t> from;
+    for (size_t shard = 0; shard < shape_.shards; ++shard) from.push_back(shards_[shard].super.first_round);
+    const ShardSet hiding = rounds_.hiding(shape_, store_.live_, from);
+    std::string names;
+    for (size_t shard = 0; shard < shape_.shards; ++shard) {
+      if ((hiding & shard_bit(shard)) != 0) names += (names.empty() ? "'" : ", '") + shards_[shard].path + "'";
+    }
+    if (hiding != 0) hidden_ = "records in the logs of " + names + " are damaged, or these are older copies, and nothing tells what they changed";
+  }
+  if (!hidden_.empty()) gone.push_back(hidden_);
+  for (const std::string& each : gone) log().warn("a coded store has lost more than it can bear: {}", each);
 }
 
 // Segments with nothing in them that is needed are free from here on: what is appended next must go somewhere.
@@ -496,7 +576,12 @@ Status Recovery::roll_forward(const StripePtr& stripe) {
     if ((live >> position & 1) == 0) continue;
     AlignedBytes& block = memory.emplace_back(kBlock);
     if (over.val) {
-      STOKER_ASSIGN(block, store_.read_val(stripe, over.val, over.index, 1, Priority::demand));
+      auto read = store_.read_val(stripe, over.val, over.index, 1, Priority::demand);
+      if (!read) {  // no log has it intact: decoded from the others, if they have it
+        raw_.at(stripe->id).data[position][row].reset();
+        continue;
+      }
+      block = std::move(*read);
     } else {
       ShardBatch read(shards_, Priority::demand);
       read.read(over.place.shard, over.place.offset, block.slice());

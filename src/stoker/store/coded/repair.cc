@@ -19,6 +19,7 @@ std::string some_of(const std::vector<std::string>& keys) {
 void tell_losses(const CodedStore& store, RepairReport& report) {
   const Health health = store.health();
   for (const std::string& trouble : health.troubles) report.problems.push_back("a shard does not count: " + trouble);
+  report.problems.insert(report.problems.end(), health.gone.begin(), health.gone.end());
   if (health.lost_chunks > 0) report.problems.push_back(std::to_string(health.lost_chunks) + " chunks could not be rebuilt in full: " + health.lost_why);
   if (health.stuck_stripes > 0) report.problems.push_back(std::to_string(health.stuck_stripes) + " stripes with updates in the log cannot be folded: " + health.lost_why);
   if (const auto keys = store.affected(); !keys.empty()) report.problems.push_back(std::to_string(keys.size()) + " objects cannot be read in full without the missing shards: " + some_of(keys));

@@ -26,13 +26,19 @@ struct Place {
   uint64_t offset = 0;  // in the shard's file
 };
 
+// The frames that tell of records: needed as long as these.
+struct Told {
+  std::vector<SegmentRef> held;
+};
+
 // A COMMIT in the logs.
 struct CommitRecord {
   Stamp stamp = 0;
   std::vector<SegmentRef> held;
+  std::shared_ptr<const Told> told = nullptr;
 };
 
-// New blocks of one chunk in the logs of its data shard and its parities. Immutable once readers can see it.
+// New blocks of one chunk in the logs of its data shard and its parities. Immutable once readers can see it, but for `told`, which is the writer thread's.
 struct Val {
   Stamp stamp = 0;
   uint64_t stripe = 0;
@@ -41,6 +47,7 @@ struct Val {
   std::vector<Place> places;  // of the first block; the data shard's first, if it has it
   std::vector<SegmentRef> held;
   std::shared_ptr<CommitRecord> commit;  // none: it counts by itself
+  std::shared_ptr<const Told> told = nullptr;  // none: no frame tells of it
 
   // The nth of its copies on live shards; null: there are no more.
   const Place* live_place(ShardSet live, size_t nth) const;
