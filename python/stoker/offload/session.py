@@ -23,7 +23,7 @@ from torch import nn
 from stoker import _core
 from stoker.errors import InvalidArgument, Mismatch, StokerError, Unsupported
 from stoker.offload import optimizer as front
-from stoker.offload import planner, record
+from stoker.offload import lifetime, planner, record
 from stoker.offload.access import refuse_state_dict
 from stoker.offload.activations import MODES, Activations
 from stoker.offload.agreement import Agreement
@@ -160,6 +160,7 @@ class Session:
             self.activations.trimmer = self.gradients.trimmer
         self.snapshots = Snapshots(self, how.snapshots)
         self._requires_grad = {p: p.tensor.requires_grad for p in self.params}
+        lifetime.watch(self)
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
@@ -527,11 +528,20 @@ class Session:
             self._close_step()
             self.steps.settle()
 
+    def replace_locks(self, lock: Any) -> None:
+        """Whoever enters from now on meets this lock."""
+        self.lock = self.steps.lock = self.gradients.lock = lock
+        if self.hooks is not None:
+            self.hooks.lock = lock
+
     def check_open(self) -> None:
+        lifetime.check_process(self)
         if self._closed:
             raise StokerError("this optimizer was closed; call stoker.offload() again with resume=True to go on")
 
     def close(self) -> None:
+        if lifetime.is_forked(self):
+            return  # all of it is the parent's
         with self.lock:
             if self._closed:
                 return

@@ -1,0 +1,103 @@
+"""What becomes of sessions when their process forks.
+
+A forked process has the session's objects and none of its threads, and none of the memory that
+weights lie in. What would wait there for ever, or touch that memory, raises instead; close() does
+nothing. The parent notices nothing of it.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stoker.errors import Unsupported
+
+if TYPE_CHECKING:
+    from stoker.offload.session import Session
+
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+_forked: weakref.WeakSet[Session] = weakref.WeakSet()  # those of a process that forked this one
+_types: dict[type, type] = {}
+# What of a parameter can be asked without its values.
+_KNOWN = frozenset(
+    "size dim ndimension numel nelement stride element_size is_floating_point is_complex "
+    "get_device __hash__ __len__".split()
+)
+_VALUES = frozenset(("data", "grad", "T", "mT", "H", "mH", "real", "imag"))
+
+
+def watch(session: Session) -> None:
+    _sessions.add(session)
+
+
+def is_forked(session: Session) -> bool:
+    return session in _forked
+
+
+def check_process(session: Session) -> None:
+    if is_forked(session):
+        raise Unsupported(_sentence(session))
+
+
+def _sentence(session: Session) -> str:
+    return (
+        f"this model's weights are in the store at {session.runtime.path}, which belongs to the "
+        "process that forked this one; they are out of reach here: in a DataLoader's worker leave "
+        "the model alone, or hand it copies made in `with stoker.gather(...)`"
+    )
+
+
+# -- forks -----------------------------------------------------------------------------------------
+
+
+class _OutOfReach:
+    """In place of a session's lock: whoever enters gets the error."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __enter__(self) -> None:
+        check_process(self._session)
+
+    def __exit__(self, *_exception: Any) -> None:
+        pass
+
+
+def _type_out_of_reach(kind: type) -> type:
+    """The same type of parameter, of which only what needs no values can be asked."""
+
+    def refuse(cls, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+        if name in _KNOWN or (name == "__get__" and attribute not in _VALUES):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        for each in torch.utils._pytree.tree_leaves((args, kwargs)):
+            if isinstance(each, cls):
+                raise Unsupported(vars(each)["_stoker_out_of_reach"])
+        raise Unsupported("a weight of an offloaded model is out of reach in a forked process")
+
+    if kind not in _types:
+        members = {"__torch_function__": classmethod(refuse), "__module__": kind.__module__}
+        _types[kind] = type(kind.__name__, (kind,), members)
+    return _types[kind]
+
+
+def _after_fork() -> None:
+    for session in list(_sessions):
+        _forked.add(session)
+        session.replace_locks(_OutOfReach(session))
+        if session.pager.resident:
+            continue  # shards have memory of their own
+        sentence = _sentence(session)
+        for param in session.params:
+            param.tensor._stoker_out_of_reach = sentence
+            param.tensor.__class__ = _type_out_of_reach(type(param.tensor))
+    _sessions.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
