@@ -193,6 +193,7 @@ class UpdateJob:
     def computed(self) -> bool: ...
     def written(self) -> bool: ...
     def hashes(self) -> list[bytes]: ...  # of each segment's gradient bytes as consumed; waits; only if asked for
+    def finite(self) -> bool: ...  # no NaN and no infinity in the gradients as consumed; waits
 
 # The kernels by themselves, over memory at the given addresses; `count` elements. Types: "bf16" or "f32".
 

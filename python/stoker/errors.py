@@ -71,6 +71,10 @@ class Mismatch(StokerError, ValueError):
     """A store, file or record of another identity or version than the one expected."""
 
 
+class NotFinite(StokerError, ArithmeticError):
+    """The gradients of a step hold NaN or infinity, so it was refused. The step before stands."""
+
+
 class RankLost(StokerError, ConnectionError):
     """Another process of a sharded run is gone, or somewhere else in its program. What all ranks committed stands."""
 

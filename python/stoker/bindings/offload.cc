@@ -356,7 +356,11 @@ void bind_offload(nanobind::module_& module) {
       .def("wait_written", [](const PyUpdateJob& j) { wait_counted(j, j.job->written(), &stoker::offload::Traffic::wait_written_ns); })
       .def("computed", [](const PyUpdateJob& j) { return j.job->computed().ready(); })
       .def("written", [](const PyUpdateJob& j) { return j.job->written().ready(); })
-      .def("hashes", &hashes);
+      .def("hashes", &hashes)
+      .def("finite", [](const PyUpdateJob& j) {
+        wait_for(j.job->computed());
+        return j.job->finite();
+      });
   nb::class_<PySession>(module, "Session", "What moves bytes between a store, the arena and the optimizer kernels.")
       .def("__init__",
            [](PySession* self, const PyRuntime& runtime, const PyStore& store, const PyArena& arena, uint32_t tiles, uint32_t tile_elements,

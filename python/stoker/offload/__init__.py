@@ -50,6 +50,7 @@ def offload(
     activations: Literal["keep", "disk", "dram", "recompute", "auto"] = "keep",
     activations_form: Literal["exact", "sparse", "bf16"] = "exact",
     stall_seconds: int = 300,
+    on_nan: Literal["warn", "raise"] = "warn",
 ) -> tuple[nn.Module, OffloadedOptimizer]:
     """Moves the model's weights and the optimizer's state into `store`; training goes on with the returned pair as before.
 
@@ -100,6 +101,11 @@ def offload(
     stall_seconds: how long a disk may be silent, with something asked of it, before it is given up: an IoError that ends the run. The log names it after
     30 s, or half of a shorter time (docs/io.md).
 
+    on_nan: what becomes of a step whose gradients hold NaN or infinity, and weights become NaN.
+    "warn" makes it, and says so once. "raise" refuses it with NotFinite before it is committed: the
+    run stays at the step before. Recommended: on_nan="raise" with snapshots=1, so that a run that
+    went wrong before its gradients did can go back too.
+
     A model that torch's fully_shard() gave to several processes: call it on each of them. Optimizer state is offloaded shard by shard, in
     the folder rank-N of `store`; weights stay in memory; steps are committed by all ranks or none.
 
@@ -149,7 +155,9 @@ def offload(
         if not holds_run and weights is None:
             check_values(blocks, runtime.store)
         leave_meta_buffers(model, weights, recorded=holds_run)
-        how = Choices(policy, accumulate, snapshots, link, parse_bytes("device_memory", device_memory) if device_memory is not None else None, activations, activations_form, agreement)
+        cap = parse_bytes("device_memory", device_memory) if device_memory is not None else None
+        forms = (activations, activations_form)
+        how = Choices(policy, accumulate, snapshots, link, cap, *forms, agreement, on_nan)
         session = Session(model, optimizer, runtime, blocks, algorithm, how)
         session.move()
         if holds_run:

@@ -108,6 +108,9 @@ class Late:
             self._steps.lose()
             raise
         try:
+            bad = [unit for unit in units if not self._under_way[unit][0].job.finite()]
+            if bad:
+                self._steps.finiteness.missed(bad, late=True)
             for unit in units:
                 self._steps.computed(self._under_way[unit][0])  # first: lose() must know of it
                 del self._under_way[unit]

@@ -16,6 +16,7 @@ import torch
 
 from stoker.errors import OverBudget
 from stoker.offload.blocks import Block, Unit
+from stoker.offload.finiteness import Finiteness
 from stoker.offload.machine import CAUSES, DEMAND, STATE, WEIGHTS, WRITES, Clock, Machine, Task
 from stoker.offload.order import Order
 from stoker.offload.pager import Pager
@@ -162,6 +163,9 @@ class _Job:
 
     def hashes(self) -> list:
         return []
+
+    def finite(self) -> bool:
+        return True
 
 
 class CountedSession:
@@ -546,7 +550,8 @@ class Rehearsal:
         planes = _CountedPlanes(self.blocks, layout, self.arena, self.session, self.clock)
         self.pager = Pager(self.blocks, planes)
         self.gradients = _CountedGradients(updated, planes)
-        self.steps = _RehearsedSteps(planes, self.pager, self.gradients, lambda param: {}, policy, lambda units: None)
+        making = (planes, self.pager, self.gradients, lambda param: {}, policy, lambda units: None)
+        self.steps = _RehearsedSteps(*making, Finiteness())
         self.steps.sequence = [shadows[unit] for unit in course.finals]
         self.pager.updates = self.steps
         self.pager.recorder.orders[_CALL] = Order.of(course.uses)

@@ -31,6 +31,8 @@ from stoker.offload.blocks import Block, Param, Unit, difference, like, local, s
 from stoker.offload.buffers import Buffers
 from stoker.offload.compiled import plain
 from stoker.offload.device import DeviceGradients, DevicePager
+from stoker.offload.finiteness import MODES as ON_NAN
+from stoker.offload.finiteness import Finiteness
 from stoker.offload.forms import FORMS
 from stoker.offload.gradients import Gradients
 from stoker.offload.heap import resident_bytes
@@ -92,6 +94,7 @@ class Choices:
     activations: str = "keep"  # where what autograd saves goes (activations.py)
     activations_form: str = "exact"  # and how (forms.py)
     agreement: Agreement | None = None  # with the other processes that have shards of the model
+    on_nan: str = "warn"  # or "raise": what becomes of a step whose gradients are not finite
 
 
 class Session:
@@ -101,6 +104,8 @@ class Session:
         policy, link, agreement, self.how = how.policy, how.link, how.agreement, how
         if policy not in POLICIES:
             raise InvalidArgument(f"policy {policy!r} is not one of {', '.join(POLICIES)}")
+        if how.on_nan not in ON_NAN:
+            raise InvalidArgument(f"on_nan {how.on_nan!r} is not one of {', '.join(ON_NAN)}")
         if how.activations not in MODES:
             raise InvalidArgument(f"activations {how.activations!r} is not one of {', '.join(MODES)}")
         if how.activations_form not in FORMS:
@@ -148,7 +153,9 @@ class Session:
             self.pager = DevicePager(*paging, how.device_memory) if agreement is None else ShardPager(*paging, sharded_modules(model))
             self.gradients = DeviceGradients(blocks, self.planes, on_final, link)
         self.gradients.accumulate = how.accumulate
-        making = (self.planes, self.pager, self.gradients, self._hyper, policy, self._lost)
+        finiteness = Finiteness(how.on_nan, lambda: self.step_count, self.ledger.event)
+        parts = (self.planes, self.pager, self.gradients)
+        making = (*parts, self._hyper, policy, self._lost, finiteness)
         self.steps = Steps(*making) if agreement is None else SharedSteps(*making, agreement=agreement, become=self.become)
         self.steps.lock = self.gradients.lock = self.lock
         self.pager.updates = self.steps

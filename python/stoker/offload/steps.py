@@ -24,6 +24,7 @@ import torch
 
 from stoker.errors import StokerError
 from stoker.offload.blocks import Block, Param, Unit
+from stoker.offload.finiteness import Finiteness
 from stoker.offload.gradients import Gradients
 from stoker.offload.late import Late
 from stoker.offload.ledger import Waits
@@ -77,9 +78,18 @@ class Update:
 class Steps:
     """Makes steps. `hyper(param)` gives the kernel's hyperparameters of the step that is being made."""
 
-    def __init__(self, planes: Planes, pager: Pager, gradients: Gradients, hyper: Callable[[Param], dict], policy: str, lost: Callable[[set[Unit]], None]) -> None:
+    def __init__(
+        self,
+        planes: Planes,
+        pager: Pager,
+        gradients: Gradients,
+        hyper: Callable[[Param], dict],
+        policy: str,
+        lost: Callable[[set[Unit]], None],
+        finiteness: Finiteness,
+    ) -> None:
         self.planes, self.pager, self.gradients, self.hyper = planes, pager, gradients, hyper
-        self.policy = policy
+        self.policy, self.finiteness = policy, finiteness
         self.lost = lost  # a decided step could not be committed: these units are at the step before again
         self.lock: Any = contextlib.nullcontext()  # the session's own, once it has one: a GPU's backward runs on a thread of torch's
         self.paused_for = 0  # steps that `auto` still does not speculate in
@@ -197,9 +207,14 @@ class Steps:
         torch.autograd.Variable._execution_engine.queue_callback(callback)
 
     def _over_limit(self, segments: list[Segment]) -> bool:
-        grads = [(seg.grad.data_ptr(), seg.grad.numel(), _DTYPE[seg.grad.dtype]) for seg in segments]
-        self._norm2 += math.fsum(self.planes.session.sum_of_squares(grads))
+        self._norm2 += self._squares(segments)
         return not self._norm2 <= self.clip_limit**2
+
+    def _squares(self, segments: list[Segment]) -> float:
+        """The sum of their gradients' squares; NaN where it has no value."""
+        grads = [(s.grad.data_ptr(), s.grad.numel(), _DTYPE[s.grad.dtype]) for s in segments]
+        squares = self.planes.session.sum_of_squares(grads)
+        return math.fsum(squares) if all(map(math.isfinite, squares)) else math.nan
 
     def _prefetch_state(self, units: list[Unit]) -> None:
         """Reads ahead in this order, as tile memory is, and becomes, free."""
@@ -320,6 +335,7 @@ class Steps:
             redone = self._settle_updates()
             for update in self._uncomputed():
                 self.timed("state", update.wait_computed)
+            self._check_finite()
             self._computed()
         except BaseException:
             self.abandon()
@@ -333,6 +349,22 @@ class Steps:
             self.sequence = [unit for unit in reversed(self.units) if unit in changed]
         self._make_current(changed)
         return changed
+
+    def _check_finite(self) -> None:
+        """Of the gradients that the updates of this step consumed."""
+        bad = [unit for unit, update in self.updates.items() if not update.job.finite()]
+        if bad:
+            self.finiteness.missed(bad)
+
+    def _check_owed(self, owed: dict[Unit, list[Segment]]) -> None:
+        """Of those that are consumed later, if they are in memory. The others' updates tell."""
+        bad = []
+        for unit, segments in owed.items():
+            there = [each for each, mark in zip(segments, self.marks_of(segments)) if mark is None]
+            if not math.isfinite(self._squares(there)):
+                bad.append(unit)
+        if bad:
+            self.finiteness.missed(bad)
 
     def _computed(self) -> None:
         """All is done that the step asks for; from here on it is decided."""
@@ -352,10 +384,13 @@ class Steps:
                     self._launch(unit, segments)
                 else:
                     owed[unit] = segments
+            if self.finiteness.refuses:  # else the updates tell
+                self._check_owed(owed)
             for unit in [unit for unit in changed if unit in owed]:
                 self.late.take(unit, owed[unit])
             for update in self._uncomputed():
                 self.timed("state", update.wait_computed)
+            self._check_finite()
         except BaseException:
             self.late.clear()
             self.abandon()

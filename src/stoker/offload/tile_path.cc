@@ -134,6 +134,10 @@ void Updater::run_kernel(const Tile& tile) {
     const uint64_t to = std::min(segment->offset + segment->count, first + count) - first;
     copy(at, from);
     const Stopwatch watch(traffic_.kernel_ns);
+    const optim::GradType type = segment->grad_type;
+    const uint64_t element = first + from - segment->offset;  // of the parameter
+    const std::byte* const grad = segment->grad + element * optim::grad_bytes(type);
+    if (job.finite_ && !optim::all_finite(grad, type, to - from)) job.finite_ = false;
     for (at = from; at < to;) {
       const uint64_t next = kept_together(tile, at, to);
       update_elements(tile, *segment, in, out, at, next);

@@ -47,6 +47,8 @@ class UpdateJob {
   Future<void> written() const { return written_future_; }
   // Of every segment's gradient, in the order of the request; once computed, and only if asked for.
   const std::vector<Hash128>& hashes() const { return hashes_; }
+  // Whether no gradient had a NaN or an infinity; once computed.
+  bool finite() const { return finite_; }
 
  private:
   friend class Updater;
@@ -70,7 +72,7 @@ class UpdateJob {
   std::atomic<size_t> write_left_{0};
   std::vector<std::vector<Hash128>> pieces_;  // by segment; each piece is written by one tile
   std::vector<Hash128> hashes_;
-  std::atomic<bool> failed_{false};
+  std::atomic<bool> failed_{false}, finite_{true};
   mutable std::mutex mutex_;
   Status status_;  // guarded by mutex_
   Promise<void> computed_, written_;

@@ -1,4 +1,4 @@
-// What clipping needs of gradients: their sum of squares, and scaling in place.
+// What is asked of gradients beside the update: sum of squares, scaling, whether they are finite.
 #include <algorithm>
 #include <array>
 
@@ -20,6 +20,10 @@ double sum_piece(const std::byte* grad, GradType type, size_t count) { return sc
 
 void scale(std::byte* grad, GradType type, size_t count, float factor) {
   scalar::scale_in_place(grad, type, count, factor);
+}
+
+bool all_finite(const std::byte* grad, GradType type, size_t count) {
+  return scalar::all_finite(grad, type, count);
 }
 #else
 using F64 = hn::ScalableTag<double>;
@@ -74,6 +78,27 @@ void scale(std::byte* grad, GradType type, size_t count, float factor) {
   // one correctly rounded product an element: the same bits in the reference
   scalar::scale_in_place(grad + i * grad_bytes(type), type, count - i, factor);
 }
+
+// NaN and infinity have every bit of the exponent set, and nothing else has.
+template <typename Bits>
+bool all_finite_bits(const Bits* grad, Bits exponent, size_t& i, size_t count) {
+  const hn::ScalableTag<Bits> d;
+  const auto exponents = hn::Set(d, exponent);
+  auto greatest = hn::Zero(d);
+  for (; i + hn::Lanes(d) <= count; i += hn::Lanes(d))
+    greatest = hn::Max(greatest, hn::And(hn::LoadU(d, grad + i), exponents));
+  return hn::AllFalse(d, hn::Eq(greatest, exponents));
+}
+
+bool all_finite(const std::byte* grad, GradType type, size_t count) {
+  size_t i = 0;
+  const auto* halves = reinterpret_cast<const uint16_t*>(grad);
+  const auto* words = reinterpret_cast<const uint32_t*>(grad);
+  bool finite;
+  if (type == GradType::bf16) finite = all_finite_bits<uint16_t>(halves, 0x7f80, i, count);
+  else finite = all_finite_bits<uint32_t>(words, 0x7f800000, i, count);
+  return finite && scalar::all_finite(grad + i * grad_bytes(type), type, count - i);
+}
 #endif
 
 }  // namespace stoker::optim::HWY_NAMESPACE
@@ -84,6 +109,7 @@ namespace stoker::optim {
 
 HWY_EXPORT(sum_piece);
 HWY_EXPORT(scale);
+HWY_EXPORT(all_finite);
 
 void sums_of_squares(const std::byte* grad, GradType type, size_t count, double* pieces) {
   const auto sum = HWY_DYNAMIC_DISPATCH(sum_piece);
@@ -100,6 +126,10 @@ double sum_of_squares(const std::byte* grad, GradType type, size_t count, double
 
 void scale_in_place(std::byte* grad, GradType type, size_t count, float factor) {
   HWY_DYNAMIC_DISPATCH(scale)(grad, type, count, factor);
+}
+
+bool all_finite(const std::byte* grad, GradType type, size_t count) {
+  return HWY_DYNAMIC_DISPATCH(all_finite)(grad, type, count);
 }
 
 }  // namespace stoker::optim

@@ -96,5 +96,26 @@ TEST(Scale, EveryTargetEqualsTheReferenceInFloat32) {
   });
 }
 
+TEST(Finite, OneThatIsNotIsFoundWhereverItIs) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  on_each_target([] {
+    for (const auto type : {GradType::bf16, GradType::f32})
+      for (const size_t count : {size_t{1}, size_t{15}, size_t{64}, size_t{131}}) {
+        const std::vector<std::byte> grad(count * grad_bytes(type), std::byte{0x7e});
+        EXPECT_TRUE(all_finite(grad.data(), type, count));
+        EXPECT_TRUE(all_finite(grad.data(), type, 0));
+        for (size_t i = 0; i < count; ++i)
+          for (const float value : {kInfinity, -kInfinity, kNan}) {
+            std::vector<std::byte> with = grad;
+            const uint16_t half = narrow(value);
+            if (type == GradType::bf16) std::memcpy(with.data() + i * 2, &half, 2);
+            else std::memcpy(with.data() + i * 4, &value, 4);
+            ASSERT_FALSE(all_finite(with.data(), type, count)) << i << " of " << count;
+          }
+      }
+  });
+}
+
 }  // namespace
 }  // namespace stoker::optim

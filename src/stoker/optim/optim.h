@@ -72,6 +72,9 @@ double sum_of_squares(const std::byte* grad, GradType type, size_t count, double
 // grad *= factor, computed in float32 and rounded to the gradient's type: torch's grad.mul_(tensor(factor)).
 void scale_in_place(std::byte* grad, GradType type, size_t count, float factor);
 
+// Whether no element is NaN or infinite.
+bool all_finite(const std::byte* grad, GradType type, size_t count);
+
 // The instruction set the calls above use on this machine: "AVX3" (AVX-512), "AVX2" or "scalar".
 const char* target_name();
 

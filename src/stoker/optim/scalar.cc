@@ -129,4 +129,10 @@ void scale_in_place(std::byte* grad, GradType type, size_t count, float factor) 
   }
 }
 
+bool all_finite(const std::byte* grad, GradType type, size_t count) {
+  for (size_t i = 0; i < count; ++i)
+    if (!std::isfinite(load_grad(grad, type, i))) return false;
+  return true;
+}
+
 }  // namespace stoker::optim::scalar

@@ -27,5 +27,6 @@ void join(const uint16_t* weights, const uint16_t* remainders, float* masters, s
 double sum_piece(const std::byte* grad, GradType type, size_t count);
 double finish_piece(std::array<double, 16> lanes, const std::byte* grad, GradType type, size_t count);
 void scale_in_place(std::byte* grad, GradType type, size_t count, float factor);
+bool all_finite(const std::byte* grad, GradType type, size_t count);
 
 }  // namespace stoker::optim::scalar
