@@ -42,7 +42,7 @@ def test_lora_writes_no_frozen_byte(offload, tmp_path, dtype):
     state = {"m": 4, "v": 4, "weights": 4, "remainder": 0}
     assert {name: after[name] - before[name] for name in state} == {name: 10 * size * elements for name, size in state.items()}
     assert {key: session.planes.store.stat(key)["version"] for key in frozen} == made
-    planes = {entry["key"] for entry in session.planes.store.list() if not entry["key"].startswith(("meta/", "w/"))}
+    planes = {entry["key"] for entry in session.planes.store.list() if not entry["key"].startswith(("meta/", "w/", "b/"))}
     assert planes == {f"{plane}/{unit.name}" for unit in trained for plane in "mv"}
     assert history(trainer) == history(control)
     same_weights(trainer.model, control.model)
