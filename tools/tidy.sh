@@ -10,9 +10,9 @@ tidy=$(command -v clang-tidy-14 || command -v clang-tidy) || {
 }
 # Tests are left out: gtest's macros trip half of the checks. The bindings too: nanobind's headers need a newer clang.
 if [ -n "$since" ]; then
-  mapfile -t sources < <(git diff --name-only --diff-filter=d "$since" -- 'src/*.cc' 'cli/*.cc' | grep -v '_test\.cc$')
+  mapfile -t sources < <(git diff --name-only --diff-filter=AM "$since" -- 'src/*.cc' 'cli/*.cc' 'lab/*.cc' | grep -v '_test\.cc$')
 else
-  mapfile -t sources < <(git ls-files --cached --others --exclude-standard 'src/*.cc' 'cli/*.cc' | grep -v '_test\.cc$')
+  mapfile -t sources < <(git ls-files --cached --others --exclude-standard 'src/*.cc' 'cli/*.cc' 'lab/*.cc' | grep -v '_test\.cc$')
 fi
 ((${#sources[@]})) || exit 0
 # The flags in the build's list are gcc's: clang need not know them all.
