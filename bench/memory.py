@@ -138,20 +138,23 @@ class Sampler(threading.Thread):
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.peak, self._on = 0, True
+        self._lock = threading.Lock()  # else a look from before restart() outlives it
         self.start()
 
     def run(self) -> None:
         from stoker.offload.heap import resident_bytes
 
         while self._on:
-            self.peak = max(self.peak, resident_bytes())
+            with self._lock:
+                self.peak = max(self.peak, resident_bytes())
             time.sleep(0.005)
 
     def restart(self) -> int:
         """The peak since the last call."""
         from stoker.offload.heap import resident_bytes
 
-        peak, self.peak = max(self.peak, resident_bytes()), 0
+        with self._lock:
+            peak, self.peak = max(self.peak, resident_bytes()), 0
         return peak
 
 
