@@ -69,10 +69,10 @@ void Updater::pump() {
     }
     if (begin.ended) {
       skip_rest(begin.ended);
-    } else if (begin.tile->job) {
-      advance(begin.tile);
-    } else {
+    } else if (begin.prefetch) {
       begin_prefetch(begin);
+    } else {
+      advance(begin.tile);
     }
   }
 }
@@ -114,7 +114,7 @@ bool Updater::next(Begin& begin) {
     if (begin.source) begin.source->jobs()->hold();
     begin.weights = wanted.weights;
     begin.tile = new_tile(*wanted.block, wanted.next++);
-    begin.tile->prefetched = true;
+    begin.tile->prefetched = begin.prefetch = true;
     begin.tile->reading = true;
     wanted.block->prefetched[begin.tile->index] = begin.tile;
     prefetched_.push_back(begin.tile);

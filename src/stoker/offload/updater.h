@@ -63,6 +63,7 @@ class Updater {
     JobPtr ended;
     std::shared_ptr<StepTransaction> source;
     bool weights = false;
+    bool prefetch = false;  // said under mutex_: a job may take the tile a moment later
   };
 
   Stamp stamp_of(const Block& block, const std::shared_ptr<StepTransaction>& source);
