@@ -14,6 +14,8 @@ Priority = str  # "demand" | "prefetch" | "write_back" | "checkpoint" | "scrub"
 __version__: str
 
 def parse_bytes(text: str) -> int: ...  # "20GiB", "160 MiB", "4096"; InvalidArgument
+def leave() -> None: ...  # the interpreter is about to end: threads in the core stay there
+def parked_threads() -> list[int]: ...  # that stay there since leave()
 def crc32c(address: int, bytes: int, seed: int = 0) -> int: ...  # seed: the CRC of the bytes before
 def human_bytes(bytes: int) -> str: ...  # "1.5 GiB"
 

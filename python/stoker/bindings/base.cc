@@ -1,6 +1,14 @@
 // Small things of stoker::base that the Python front shares with the core.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <thread>
+#include <vector>
 
 #include "convert.h"
 #include "stoker/base/bytes.h"
@@ -8,12 +16,66 @@
 
 namespace nb = nanobind;
 
+namespace stoker::python {
+namespace {
+
+std::atomic<bool> leaving{false};     // the interpreter is about to end
+std::atomic<unsigned long> leaver{0}; // the thread that said so, which goes on
+std::atomic<int> coming{0};           // threads on their way back to the GIL
+
+struct Parked {
+  std::mutex mutex;
+  std::vector<unsigned long> threads;  // guarded by mutex
+};
+Parked& parked() {
+  static Parked* const parked = new Parked;  // threads may come until the very end
+  return *parked;
+}
+
+[[noreturn]] void park() {
+  {
+    std::lock_guard lock(parked().mutex);
+    parked().threads.push_back(PyThread_get_thread_ident());
+  }
+  for (;;) pause();
+}
+
+// From here on no other thread comes back out of the core to Python.
+void leave() {
+  leaver = PyThread_get_thread_ident();
+  leaving = true;
+  const WithoutGil without;
+  for (int i = 0; coming > 0 && i < 1000; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+std::vector<unsigned long> parked_threads() {
+  std::lock_guard lock(parked().mutex);
+  return parked().threads;
+}
+
+}  // namespace
+
+WithoutGil::~WithoutGil() {
+  ++coming;
+  if (leaving && PyThread_get_thread_ident() != leaver) {
+    --coming;
+    park();
+  }
+  PyEval_RestoreThread(state_);
+  --coming;
+}
+
+}  // namespace stoker::python
+
 void bind_base(nb::module_& module) {
+  module.def("leave", &stoker::python::leave, "The interpreter is about to end: threads that are in the core stay there for ever.");
+  module.def("parked_threads", &stoker::python::parked_threads,
+      "Identifiers of the threads that stay in the core since leave().");
   module.def(
       "parse_bytes", [](const std::string& text) { return stoker::python::unwrap(stoker::parse_bytes(text)); }, nb::arg("text"),
       "'20GiB', '160 MiB', '7GB' or '4096' as a number of bytes; InvalidArgument otherwise.");
   module.def(
       "crc32c",
       [](uintptr_t address, size_t bytes, uint32_t seed) { return stoker::crc32c(reinterpret_cast<const void*>(address), bytes, seed); },
-      nb::arg("address"), nb::arg("bytes"), nb::arg("seed") = 0, nb::call_guard<nb::gil_scoped_release>(), "CRC32C of memory; `seed` is the CRC of the bytes before.");
+      nb::arg("address"), nb::arg("bytes"), nb::arg("seed") = 0, nb::call_guard<stoker::python::WithoutGil>(), "CRC32C of memory; `seed` is the CRC of the bytes before.");
 }

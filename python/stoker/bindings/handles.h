@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "stoker/base/fork.h"
 #include "stoker/offload/session.h"
 #include "stoker/store/runtime.h"
 
@@ -19,14 +20,15 @@ namespace stoker::python {
 
 class RuntimeHandle {
  public:
-  explicit RuntimeHandle(std::unique_ptr<RuntimeOwner> the_owner) : owner(std::move(the_owner)) {}
+  explicit RuntimeHandle(std::unique_ptr<RuntimeOwner> the_owner) : owner(the_owner.release()) {}
+  bool here() const { return owner.get_deleter().here(); }  // in the process that made it
 
   // Raw memory as a Slice that names the arena it lies in, if any: such memory is registered with the engine.
   Slice slice(uintptr_t address, uint64_t bytes);
   void add(const Arena& arena);
   void remove(const Arena& arena);
 
-  const std::unique_ptr<RuntimeOwner> owner;
+  const Unforked<RuntimeOwner> owner;
 
  private:
   std::mutex mutex_;
@@ -37,19 +39,21 @@ struct ArenaHandle {
   ArenaHandle(std::shared_ptr<RuntimeHandle> the_runtime, std::unique_ptr<Arena> the_arena);
   ~ArenaHandle();
   const std::shared_ptr<RuntimeHandle> runtime;
-  const std::unique_ptr<Arena> arena;
+  const Unforked<Arena> arena;
 };
 
 // Held by the Python Buffer and by every tensor storage made from it; the memory goes back with the last of them.
 struct HeldBuffer {
+  HeldBuffer(std::shared_ptr<ArenaHandle> the_arena, Buffer the_buffer)
+      : arena(std::move(the_arena)), buffer(new Buffer(std::move(the_buffer))) {}
   std::shared_ptr<ArenaHandle> arena;
-  Buffer buffer;  // destroyed before its arena
+  Unforked<Buffer> buffer;  // destroyed before its arena
 };
 
 class StoreHandle {
  public:
   StoreHandle(std::shared_ptr<RuntimeHandle> the_runtime, std::unique_ptr<Store> the_store)
-      : runtime(std::move(the_runtime)), store(std::move(the_store)) {}
+      : runtime(std::move(the_runtime)), store(the_store.release()) {}
   ~StoreHandle() { close(); }
 
   // Counts a future of the store: it is not closed before all are done.
@@ -67,11 +71,12 @@ class StoreHandle {
   }
   // Transactions are the store's to end when it is closed: Python may keep their objects for long.
   std::shared_ptr<struct TransactionBox> add(std::unique_ptr<Transaction> transaction);
-  // Waits for what is in flight and gives up what is not committed. Sessions must be closed.
+  // Waits for what is in flight and gives up what is not committed. Sessions must be closed. In a
+  // forked process: nothing.
   void close();
 
   const std::shared_ptr<RuntimeHandle> runtime;
-  std::unique_ptr<Store> store;         // null once closed
+  Unforked<Store> store;                // null once closed
   Counter read_bytes, written_bytes;    // what Python itself moved, beside Sessions
   std::atomic<int> sessions{0};         // open ones
 
@@ -95,7 +100,7 @@ struct SessionHandle {
   void close();
   std::shared_ptr<StoreHandle> store;
   std::shared_ptr<ArenaHandle> arena;
-  std::unique_ptr<offload::Session> session;  // null once closed, as are the others
+  Unforked<offload::Session> session;  // null once closed, as are the others
 };
 
 // The classes Python sees: values that hold a share of the above.

@@ -25,6 +25,22 @@ namespace stoker::python {
 
 [[noreturn]] void raise_invalid(const std::string& what) { raise(make_error(Code::invalid_argument, what, "python")); }
 
+Count::operator uint64_t() const {
+  if (!good) raise_invalid("a size or a place in an object is a whole number from 0 to 2^64 - 1");
+  return value;
+}
+
+Name::operator std::string_view() const {
+  if (!good) raise_invalid("a key or a name is text that UTF-8 can hold, and this one has half of a surrogate pair in it: give it without, or as text of its bytes in hex");
+  return text;
+}
+
+void check_process(const RuntimeHandle& runtime) {
+  if (runtime.here()) return;
+  raise(make_error(Code::unsupported, "this was opened by the process that forked this one, and works there alone: in a DataLoader's worker, say, leave the model and "
+                   "its store to the parent, or open a store to read only", "python"));
+}
+
 Slice RuntimeHandle::slice(uintptr_t address, uint64_t bytes) {
   auto* data = reinterpret_cast<std::byte*>(address);
   std::lock_guard lock(mutex_);
@@ -45,11 +61,12 @@ void RuntimeHandle::remove(const Arena& arena) {
 }
 
 ArenaHandle::ArenaHandle(std::shared_ptr<RuntimeHandle> the_runtime, std::unique_ptr<Arena> the_arena)
-    : runtime(std::move(the_runtime)), arena(std::move(the_arena)) {
+    : runtime(std::move(the_runtime)), arena(the_arena.release()) {
   runtime->add(*arena);
 }
 
 ArenaHandle::~ArenaHandle() {
+  if (!runtime->here()) return;
   runtime->remove(*arena);
   if (auto forgotten = runtime->owner->loop().unadopt(*arena); !forgotten) log().warn("{}", forgotten.error().message());
 }
@@ -94,8 +111,8 @@ const std::shared_ptr<HeldBuffer>& held(const PyBuffer& buffer) {
 }
 
 nb::object to_dlpack(const PyBuffer& buffer, const nb::kwargs&) {
-  auto* made = new Export{{}, static_cast<int64_t>(held(buffer)->buffer.size()), held(buffer)};
-  made->managed.tensor = {made->held->buffer.data(), kCpu, 1, kUint8, &made->shape, nullptr, 0};
+  auto* made = new Export{{}, static_cast<int64_t>(held(buffer)->buffer->size()), held(buffer)};
+  made->managed.tensor = {made->held->buffer->data(), kCpu, 1, kUint8, &made->shape, nullptr, 0};
   made->managed.context = made;
   made->managed.deleter = [](DlManagedTensor* managed) { delete static_cast<Export*>(managed->context); };
   // A consumer renames the capsule; under its first name nobody took it.
@@ -118,7 +135,8 @@ int get_buffer(PyObject* self, Py_buffer* view, int flags) {
     PyErr_SetString(PyExc_BufferError, "this buffer was released");
     return -1;
   }
-  return PyBuffer_FillInfo(view, self, buffer.held->buffer.data(), static_cast<Py_ssize_t>(buffer.held->buffer.size()), 0, flags);
+  return PyBuffer_FillInfo(view, self, buffer.held->buffer->data(),
+      static_cast<Py_ssize_t>(buffer.held->buffer->size()), 0, flags);
 }
 
 PyType_Slot buffer_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_buffer)}, {0, nullptr}};
@@ -134,7 +152,8 @@ nb::dict pages(const PyArena& arena) {
 }
 
 PyBuffer take(const PyArena& arena, uint64_t bytes) {
-  return {std::make_shared<HeldBuffer>(HeldBuffer{arena.handle, unwrap(arena.handle->arena->take(bytes))})};
+  check_process(*arena.handle->runtime);
+  return {std::make_shared<HeldBuffer>(arena.handle, unwrap(arena.handle->arena->take(bytes)))};
 }
 
 uint64_t address(const std::byte* data) { return reinterpret_cast<uintptr_t>(data); }
@@ -156,8 +175,8 @@ void bind_memory(nanobind::module_& module) {
 
   nb::class_<PyBuffer>(module, "Buffer", nb::type_slots(buffer_slots),
                        "Memory of an Arena; torch.from_dlpack(buffer) shares it and keeps it alive.")
-      .def_prop_ro("address", [](const PyBuffer& b) { return address(held(b)->buffer.data()); })
-      .def_prop_ro("size", [](const PyBuffer& b) { return held(b)->buffer.size(); })
+      .def_prop_ro("address", [](const PyBuffer& b) { return address(held(b)->buffer->data()); })
+      .def_prop_ro("size", [](const PyBuffer& b) { return held(b)->buffer->size(); })
       .def_prop_ro("shared", [](const PyBuffer& b) { return b.held && b.held.use_count() > 1; })
       .def("release", [](PyBuffer& b) { b.held.reset(); })
       .def("__dlpack__", &to_dlpack)

@@ -12,12 +12,12 @@
 namespace stoker::python {
 
 SessionHandle::SessionHandle(std::shared_ptr<StoreHandle> the_store, std::shared_ptr<ArenaHandle> the_arena, std::unique_ptr<offload::Session> the_session)
-    : store(std::move(the_store)), arena(std::move(the_arena)), session(std::move(the_session)) {
+    : store(std::move(the_store)), arena(std::move(the_arena)), session(the_session.release()) {
   ++store->sessions;
 }
 
 void SessionHandle::close() {
-  if (!session) return;
+  if (!session || !session.get_deleter().here()) return;
   session.reset();
   --store->sessions;
   arena.reset();
@@ -45,6 +45,7 @@ struct PyUpdateJob {
 
 offload::Session& open(const PySession& session) {
   if (!session.handle->session) raise_invalid("this session was closed");
+  check_process(*session.handle->store->runtime);
   return *session.handle->session;
 }
 
@@ -183,10 +184,11 @@ Slice weights(const PySession& session, BlockId block, uintptr_t address) {
 }
 
 PyFuture fetch_weights(const PySession& session, BlockId block, uintptr_t address, const std::string& priority, const PyTransaction* transaction) {
+  open(session);
   const Priority urgency = priority_of(priority);
   const auto source = share(transaction);
   const Slice into = weights(session, block, address);
-  nb::gil_scoped_release release;
+  const WithoutGil without;
   const auto& store = session.handle->store;
   return {.version = {}, .done = store->track(session.handle->session->fetch_weights(block, into, urgency, source.get())), .store = store};
 }
@@ -194,7 +196,7 @@ PyFuture fetch_weights(const PySession& session, BlockId block, uintptr_t addres
 PyFuture store_weights(const PySession& session, BlockId block, uintptr_t address, const PyTransaction& transaction) {
   offload::StepTransaction& step = python::open(transaction);
   const Slice from = weights(session, block, address);
-  nb::gil_scoped_release release;
+  const WithoutGil without;
   const auto& store = session.handle->store;
   return {.version = {}, .done = store->track(session.handle->session->store_weights(block, from, step)), .store = store};
 }
@@ -212,7 +214,7 @@ PyUpdateJob update(const PySession& session, BlockId block, const nb::sequence& 
   request.hashes = hashes;
   auto& target = open(session);
   auto job = [&] {
-    nb::gil_scoped_release release;
+    const WithoutGil without;
     return target.update(block, std::move(request));
   }();
   return {session.handle, unwrap(std::move(job)), hashes};
@@ -222,7 +224,7 @@ size_t prefetch_state(const PySession& session, BlockId block, const PyTransacti
   auto& target = open(session);
   const auto from = share(source);
   auto begun = [&] {
-    nb::gil_scoped_release release;
+    const WithoutGil without;
     return target.prefetch_state(block, from, with_weights);
   }();
   return unwrap(std::move(begun));
@@ -237,18 +239,19 @@ Slice region(const PySession& session, uintptr_t address, uint64_t bytes) {
 size_t lend(const PySession& session, uintptr_t address, uint64_t bytes) {
   auto& target = open(session);
   const Slice lent = region(session, address, bytes);
-  nb::gil_scoped_release release;
+  const WithoutGil without;
   return target.lend(lent);
 }
 
 void recall(const PySession& session, uintptr_t address, uint64_t bytes) {
   auto& target = open(session);
   const Slice lent = region(session, address, bytes);
-  nb::gil_scoped_release release;
+  const WithoutGil without;
   target.recall(lent);
 }
 
 void wait_counted(const PyUpdateJob& job, const Future<void>& future, Counter offload::Traffic::*counter) {
+  if (job.session->session) check_process(*job.session->store->runtime);
   if (!future.ready() && job.session->session) {
     const Stopwatch watch(job.session->session->traffic().*counter);
     wait_until_done(future);
@@ -263,7 +266,7 @@ nb::list hashes(const PyUpdateJob& job) {
 }
 
 void close_session(const PySession& session) {
-  nb::gil_scoped_release release;
+  const WithoutGil without;
   session.handle->close();
 }
 
@@ -278,7 +281,7 @@ nb::list hash_many(const PySession& session, const nb::sequence& items) {
   }
   Pool& pool = open(session).pool();
   const auto hashes = [&] {
-    nb::gil_scoped_release release;
+    const WithoutGil without;
     return offload::hash(pool, spans);
   }();
   return to_list(hashes);
@@ -288,7 +291,7 @@ nb::bytes hash_one(const PySession& session, uintptr_t address, uint64_t bytes) 
   const std::array<std::span<const std::byte>, 1> spans = {std::span(reinterpret_cast<const std::byte*>(address), bytes)};
   Pool& pool = open(session).pool();
   const auto hashes = [&] {
-    nb::gil_scoped_release release;
+    const WithoutGil without;
     return offload::hash(pool, spans);
   }();
   return to_bytes(hashes.front());
@@ -297,14 +300,14 @@ nb::bytes hash_one(const PySession& session, uintptr_t address, uint64_t bytes) 
 std::vector<double> sum_of_squares(const PySession& session, const nb::sequence& items) {
   const auto spans = spans_of(items);
   Pool& pool = open(session).pool();
-  nb::gil_scoped_release release;
+  const WithoutGil without;
   return offload::sums_of_squares(pool, spans);
 }
 
 void scale(const PySession& session, const nb::sequence& items, double factor) {
   const auto spans = spans_of(items);
   Pool& pool = open(session).pool();
-  nb::gil_scoped_release release;
+  const WithoutGil without;
   offload::scale(pool, spans, static_cast<float>(factor));
 }
 

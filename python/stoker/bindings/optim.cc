@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "convert.h"
 #include "names.h"
 #include "stoker/optim/moments.h"
 
@@ -17,6 +18,7 @@ namespace nb = nanobind;
 namespace {
 
 using namespace stoker::optim;
+using stoker::python::WithoutGil;
 
 template <typename T>
 T* pointer(uintptr_t address) {
@@ -80,7 +82,7 @@ void update_planes(size_t count, std::string_view weight_type, std::string_view 
                      .seed = seed,
                      .parameter = parameter,
                      .element = element};
-  nb::gil_scoped_release release;
+  const WithoutGil without;
   update(hyper, weights, grads, planes, kept, count);
 }
 
@@ -101,20 +103,20 @@ void encode_moment(std::string_view moments, std::string_view which, uintptr_t f
 std::vector<double> piece_sums(uintptr_t grad, std::string_view type, size_t count) {
   const auto grads = grad_type_of(type);
   std::vector<double> pieces(norm_pieces(count));
-  nb::gil_scoped_release release;
+  const WithoutGil without;
   sums_of_squares(pointer<std::byte>(grad), grads, count, pieces.data());
   return pieces;
 }
 
 double sum(uintptr_t grad, std::string_view type, size_t count, double so_far) {
   const auto grads = grad_type_of(type);
-  nb::gil_scoped_release release;
+  const WithoutGil without;
   return sum_of_squares(pointer<std::byte>(grad), grads, count, so_far);
 }
 
 void scale(uintptr_t grad, std::string_view type, size_t count, float factor) {
   const auto grads = grad_type_of(type);
-  nb::gil_scoped_release release;
+  const WithoutGil without;
   scale_in_place(pointer<std::byte>(grad), grads, count, factor);
 }
 
@@ -141,14 +143,16 @@ void bind_optim(nb::module_& module) {
       [](uintptr_t masters, uintptr_t weights, uintptr_t remainders, size_t count) {
         split(pointer<float>(masters), pointer<uint16_t>(weights), pointer<uint16_t>(remainders), count);
       },
-      "masters"_a, "weights"_a, "remainders"_a, "count"_a, nb::call_guard<nb::gil_scoped_release>(),
+      "masters"_a, "weights"_a, "remainders"_a, "count"_a,
+          nb::call_guard<stoker::python::WithoutGil>(),
       "float32 masters -> bf16 weights and their 16-bit remainders.");
   module.def(
       "optim_join",
       [](uintptr_t weights, uintptr_t remainders, uintptr_t masters, size_t count) {
         join(pointer<uint16_t>(weights), pointer<uint16_t>(remainders), pointer<float>(masters), count);
       },
-      "weights"_a, "remainders"_a, "masters"_a, "count"_a, nb::call_guard<nb::gil_scoped_release>(),
+      "weights"_a, "remainders"_a, "masters"_a, "count"_a,
+          nb::call_guard<stoker::python::WithoutGil>(),
       "bf16 weights and their 16-bit remainders -> float32 masters.");
   module.def("optim_sums_of_squares", &piece_sums, "grad"_a, "grad_type"_a, "count"_a,
              "float64 sum of squares of each piece of 65,536 elements (the last may be shorter).");

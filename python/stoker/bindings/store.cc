@@ -28,12 +28,17 @@ std::shared_ptr<TransactionBox> StoreHandle::add(std::unique_ptr<Transaction> tr
 
 void TransactionBox::end() {
   if (!step) return;
+  if (store && !store->runtime->here()) {
+    new std::shared_ptr<offload::StepTransaction>(std::move(step));  // it stays as it is, for good
+    return;
+  }
   step->abandon();
   step->jobs()->wait_none();
   step.reset();
 }
 
 void StoreHandle::close() {
+  if (!runtime->here()) return;
   std::unique_lock lock(mutex_);
   idle_.wait(lock, [this] { return pending_ == 0; });
   const auto transactions = std::exchange(transactions_, {});
@@ -46,11 +51,13 @@ void StoreHandle::close() {
 
 Store& open(const PyStore& store) {
   if (!store.handle->store) raise_invalid("this store was closed");
+  check_process(*store.handle->runtime);
   return *store.handle->store;
 }
 
 offload::StepTransaction& open(const PyTransaction& transaction) {
   if (!transaction.box->step) raise_invalid("this transaction was abandoned, or its store was closed");
+  check_process(*transaction.box->store->runtime);
   return *transaction.box->step;
 }
 
@@ -100,7 +107,7 @@ PyRuntime make_runtime(const std::string& engine, size_t threads, uint64_t budge
 
 PyArena make_arena(const PyRuntime& runtime, uint64_t bytes) {
   auto arena = [&] {
-    nb::gil_scoped_release release;  // pre-faulting takes a while
+    const WithoutGil without;  // pre-faulting takes a while
     return Arena::make(bytes, runtime.handle->owner->budget());
   }();
   auto made = unwrap(std::move(arena));
@@ -122,7 +129,7 @@ PyStore open_python(const PyRuntime& runtime, const std::string& composition, bo
   options.replace = replace;
   options.volume_weights = volume_weights;
   auto store = [&] {
-    nb::gil_scoped_release release;  // may recover a journal
+    const WithoutGil without;  // may recover a journal
     return open_store(composition, runtime.handle->owner->runtime(), options);
   }();
   return {std::make_shared<StoreHandle>(runtime.handle, unwrap(std::move(store)))};
@@ -191,13 +198,13 @@ nb::dict info(const PyStore& store) {
   return out;
 }
 
-nb::list list(const PyStore& store, const std::string& prefix, const std::string& snapshot) {
+nb::list list(const PyStore& store, const Name& prefix, const Name& snapshot) {
   nb::list out;
   for (const ObjectInfo& object : unwrap(open(store).list(prefix, snapshot))) out.append(to_dict(object));
   return out;
 }
 
-bool exists(const PyStore& store, const std::string& key, const std::string& snapshot) {
+bool exists(const PyStore& store, const Name& key, const Name& snapshot) {
   const auto info = open(store).stat(key, snapshot);
   if (!info && info.error().code == Code::not_found) return false;
   if (!info) raise(info.error());
@@ -212,12 +219,15 @@ PyFuture transfer(const std::shared_ptr<StoreHandle>& store, const Future<void>&
   return {.version = {}, .done = future, .store = store};
 }
 
-PyFuture read_into(const PyStore& store, const std::string& key, uint64_t offset, uintptr_t address, uint64_t bytes, const std::string& priority,
-              const PyTransaction* transaction, const std::string& snapshot) {
+PyFuture read_into(const PyStore& store, const Name& named_key, const Count& offset_given,
+                   uintptr_t address, const Count& bytes_given, const std::string& priority,
+                   const PyTransaction* transaction, const Name& snapshot) {
+  const std::string_view key = named_key;
+  const uint64_t offset = offset_given, bytes = bytes_given;
   const ReadOptions options{.snapshot = snapshot, .priority = priority_of(priority)};
   Store& source = open(store);
   Transaction* staged = transaction != nullptr ? &open(*transaction).raw() : nullptr;
-  nb::gil_scoped_release release;
+  const WithoutGil without;
   const Slice into = store.handle->runtime->slice(address, bytes);
   return transfer(store.handle, staged != nullptr ? staged->read(key, offset, into, options) : source.read(key, offset, into, options),
                   store.handle->read_bytes, bytes);
@@ -240,9 +250,11 @@ uint64_t until_end(uint64_t object_bytes, uint64_t offset, std::optional<uint64_
   return object_bytes > offset ? object_bytes - offset : 0;
 }
 
-nb::bytes store_read_bytes(const PyStore& store, const std::string& key, uint64_t offset, std::optional<uint64_t> bytes, const std::string& snapshot) {
+nb::bytes store_read_bytes(const PyStore& store, const Name& key, const Count& offset,
+    const std::optional<Count>& bytes, const Name& snapshot) {
   const ObjectInfo object = unwrap(open(store).stat(key, snapshot));
-  return read_bytes(*store.handle, until_end(object.bytes, offset, bytes),
+  const auto wanted = bytes ? std::optional<uint64_t>(*bytes) : std::nullopt;
+  return read_bytes(*store.handle, until_end(object.bytes, offset, wanted),
                     [&](Slice into) { return open(store).read(key, offset, into, {.snapshot = snapshot}); });
 }
 
@@ -251,7 +263,7 @@ PyFuture named(const PyStore& store, const Future<void>& future) { return {.vers
 void close_store(PyStore& store) {
   if (!store.handle->store) return;
   if (store.handle->sessions != 0) raise(make_error(Code::busy, "the store still has an open session; close that first", "python"));
-  nb::gil_scoped_release release;
+  const WithoutGil without;
   store.handle->close();
 }
 
@@ -263,25 +275,37 @@ PyTransaction begin(const PyStore& store) {
   return {std::move(box)};
 }
 
-PyFuture write_from(const PyTransaction& transaction, const std::string& key, uint64_t offset, uintptr_t address, uint64_t bytes, const std::string& priority) {
+PyFuture write_from(const PyTransaction& transaction, const Name& named_key,
+    const Count& offset_given, uintptr_t address, const Count& bytes_given,
+                    const std::string& priority) {
+  const std::string_view key = named_key;
+  const uint64_t offset = offset_given, bytes = bytes_given;
   const Priority urgency = priority_of(priority);
   Transaction& staged = open(transaction).raw();
-  nb::gil_scoped_release release;  // checksums are computed in here
+  const WithoutGil without;  // checksums are computed in here
   const Slice from = transaction.box->store->runtime->slice(address, bytes);
   return transfer(transaction.box->store, staged.write(key, offset, from, urgency), transaction.box->store->written_bytes, bytes);
 }
 
-void write_bytes(const PyTransaction& transaction, const std::string& key, uint64_t offset, const nb::bytes& data) {
+void write_bytes(const PyTransaction& transaction, const Name& named_key,
+    const Count& offset_given, const nb::bytes& data) {
+  const std::string_view key = named_key;
+  const uint64_t offset = offset_given;
   if (data.size() == 0) return;
   auto scratch = Scratch::make(*transaction.box->store->runtime, data.size());
   std::memcpy(scratch->data(), data.data(), data.size());
-  const Future<void> done = transaction.box->store->track(open(transaction).raw().write(key, offset, scratch->slice(data.size())));
+  Transaction& staged = open(transaction).raw();
+  const Future<void> done = [&] {
+    const WithoutGil without;  // where room is short it waits for some
+    return transaction.box->store->track(staged.write(key, offset, scratch->slice(data.size())));
+  }();
   done.on_done([scratch](const Status&) {});
   wait_for(done);
   transaction.box->store->written_bytes.add(data.size());
 }
 
-nb::bytes staged_read_bytes(const PyTransaction& transaction, const std::string& key, uint64_t offset, uint64_t bytes) {
+nb::bytes staged_read_bytes(const PyTransaction& transaction, const Name& key, const Count& offset,
+    const Count& bytes) {
   return read_bytes(*transaction.box->store, bytes, [&](Slice into) { return open(transaction).raw().read(key, offset, into); });
 }
 
@@ -289,12 +313,12 @@ PyFuture commit(const PyTransaction& transaction, const std::string& durability)
   if (durability != "durable" && durability != "deferred") raise_invalid("durability '" + durability + "' is not one of durable, deferred");
   const Durability named = durability == "durable" ? Durability::durable : Durability::deferred;
   offload::StepTransaction& step = open(transaction);
-  nb::gil_scoped_release release;
+  const WithoutGil without;
   return {.version = transaction.box->store->track(step.commit(named)), .done = {}, .store = transaction.box->store};
 }
 
 void abandon(const PyTransaction& transaction) {
-  nb::gil_scoped_release release;
+  const WithoutGil without;
   transaction.box->end();
 }
 
@@ -303,7 +327,7 @@ nb::object poisoned(const PyTransaction& transaction) {
   return error ? nb::object(nb::str(error->message().c_str())) : nb::none();
 }
 
-void expect(const PyTransaction& transaction, const std::string& key, const std::string& expected) {
+void expect(const PyTransaction& transaction, const Name& key, const std::string& expected) {
   const auto named = class_of(expected);
   if (!named) raise_invalid("class '" + expected + "' is not one of read_only, write_only, read_write");
   unwrap(open(transaction).raw().expect(key, *named));
@@ -314,6 +338,7 @@ void expect(const PyTransaction& transaction, const std::string& key, const std:
 bool ready(const PyFuture& future) { return future.done.valid() ? future.done.ready() : future.version.ready(); }
 
 nb::object wait(const PyFuture& future, std::optional<double> timeout) {
+  if (future.store && !ready(future)) check_process(*future.store->runtime);
   const int64_t limit = timeout ? static_cast<int64_t>(std::max(0.0, *timeout) * 1e9) : -1;
   const bool done = future.done.valid() ? wait_until_done(future.done, limit) : wait_until_done(future.version, limit);
   if (!done) {
@@ -363,12 +388,13 @@ void bind_store(nanobind::module_& module) {
       .def("wait", &wait, nb::arg("timeout").none() = nb::none())
       .def("error", &error);
   nb::class_<PyTransaction>(module, "Transaction", "Changes that become visible together, by one commit, or not at all.")
-      .def("resize", [](const PyTransaction& t, const std::string& key, uint64_t bytes, uint32_t chunk) { unwrap(open(t).raw().resize(key, bytes, chunk)); },
+      .def("resize", [](const PyTransaction& t, const Name& key, const Count& bytes,
+          uint32_t chunk) { unwrap(open(t).raw().resize(key, bytes, chunk)); },
            nb::arg("key"), nb::arg("bytes"), nb::arg("chunk_bytes") = 0)
       .def("write_bytes", &write_bytes, nb::arg("key"), nb::arg("offset"), nb::arg("data"))
       .def("write", &write_from, nb::arg("key"), nb::arg("offset"), nb::arg("address"), nb::arg("bytes"), nb::arg("priority") = "write_back")
       .def("read_bytes", &staged_read_bytes, nb::arg("key"), nb::arg("offset"), nb::arg("bytes"))
-      .def("remove", [](const PyTransaction& t, const std::string& key) { unwrap(open(t).raw().remove(key)); }, nb::arg("key"))
+      .def("remove", [](const PyTransaction& t, const Name& key) { unwrap(open(t).raw().remove(key)); }, nb::arg("key"))
       .def("expect", &expect, nb::arg("key"), nb::arg("expected"))
       .def("commit", &commit, nb::arg("durability") = "durable")
       .def("abandon", &abandon)
@@ -377,7 +403,8 @@ void bind_store(nanobind::module_& module) {
   nb::class_<PyStore>(module, "Store", "Named objects of bytes, changed only by transactions.")
       .def("info", &info)
       .def("health", &health)
-      .def("stat", [](const PyStore& s, const std::string& key, const std::string& snapshot) { return to_dict(unwrap(open(s).stat(key, snapshot))); },
+      .def("stat", [](const PyStore& s, const Name& key,
+          const Name& snapshot) { return to_dict(unwrap(open(s).stat(key, snapshot))); },
            nb::arg("key"), nb::arg("snapshot") = "")
       .def("exists", &exists, nb::arg("key"), nb::arg("snapshot") = "")
       .def("list", &list, nb::arg("prefix") = "", nb::arg("snapshot") = "")
@@ -385,7 +412,10 @@ void bind_store(nanobind::module_& module) {
       .def("read", &read_into, nb::arg("key"), nb::arg("offset"), nb::arg("address"), nb::arg("bytes"), nb::arg("priority") = "prefetch",
            nb::arg("txn").none() = nb::none(), nb::arg("snapshot") = "")
       .def("begin", &begin)
-      .def("snapshot", [](const PyStore& s, const std::string& name) { return named(s, open(s).snapshot(name)); }, nb::arg("name"))
-      .def("drop", [](const PyStore& s, const std::string& name) { return named(s, open(s).drop(name)); }, nb::arg("name"))
+      .def("snapshot",
+           [](const PyStore& s, const Name& name) { return named(s, open(s).snapshot(name)); },
+           nb::arg("name"))
+      .def("drop", [](const PyStore& s, const Name& name) { return named(s, open(s).drop(name)); },
+          nb::arg("name"))
       .def("close", &close_store);
 }

@@ -1,18 +1,26 @@
-"""What becomes of sessions when their process forks.
+"""What becomes of sessions when their process forks, and when it ends while a thread still trains.
 
 A forked process has the session's objects and none of its threads, and none of the memory that
 weights lie in. What would wait there for ever, or touch that memory, raises instead; close() does
 nothing. The parent notices nothing of it.
+At the end of the interpreter a thread that trains is stopped where it next enters the session or
+leaves the core: Python ends such a thread by unwinding its stack, and where frames of C++ are on
+it that ends the process with SIGABRT.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
+import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stoker import _core
 from stoker.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -27,6 +35,8 @@ _KNOWN = frozenset(
     "get_device __hash__ __len__".split()
 )
 _VALUES = frozenset(("data", "grad", "T", "mT", "H", "mH", "real", "imag"))
+SECONDS_TO_STOP = 5.0  # how long the end of the interpreter waits for threads that train
+IDLE_LOOKS = 50  # a thread that is elsewhere at so many looks, 10 ms apart, does not train
 
 
 def watch(session: Session) -> None:
@@ -101,3 +111,54 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+# -- the end of the interpreter --------------------------------------------------------------------
+
+
+class _Stop:
+    """In place of a session's lock: whoever enters stays."""
+
+    def __init__(self) -> None:
+        self.stopped: set[int] = set()
+        self._never = threading.Lock()
+        self._never.acquire()
+
+    def __enter__(self) -> None:
+        self.stopped.add(threading.get_ident())
+        self._never.acquire()
+
+    def __exit__(self, *_exception: Any) -> None:
+        pass
+
+
+def _works(frame: Any) -> bool:
+    """Whether a thread is somewhere in torch or Stoker."""
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").split(".")[0] in ("torch", "stoker"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _at_exit() -> None:
+    open_ones = [session for session in list(_sessions) if not session._closed]
+    trainers = {session.trained_by for session in open_ones} - {None, threading.get_ident()}
+    if not trainers:
+        return
+    stop = _Stop()
+    for session in open_ones:
+        session.replace_locks(stop)
+    _core.leave()
+    idle = dict.fromkeys(trainers, 0)
+    end = time.monotonic() + SECONDS_TO_STOP
+    while idle and time.monotonic() < end:
+        frames = sys._current_frames()
+        gone = stop.stopped | set(_core.parked_threads())
+        here = (each for each in idle if each in frames and each not in gone)
+        left = [each for each in here if idle[each] < IDLE_LOOKS]
+        idle = {each: 0 if _works(frames[each]) else idle[each] + 1 for each in left}
+        time.sleep(0.01)
+
+
+atexit.register(_at_exit)

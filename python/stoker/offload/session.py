@@ -130,6 +130,7 @@ class Session:
         self._left = False  # the weights are in the store and not in the model
         self._departures = 0  # from the recorded order, that the ledger knows of
         self._closed = False
+        self.trained_by: int | None = None  # the thread that called the model last
         self.tracing: StepTrace | None = None
         self._run: str | None = None  # tells this run from others in the same place
         self.access: list = []  # handles of access.py's hooks
@@ -302,6 +303,7 @@ class Session:
     def _call_begins(self, key: tuple) -> None:
         """A root call of the model begins (hooks.py)."""
         self.check_open()
+        self.trained_by = threading.get_ident()
         self.loading.give_up()
         if key[1] and key[2]:
             self.ledger.come_back()
