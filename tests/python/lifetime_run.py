@@ -72,24 +72,24 @@ def in_child(what) -> int:
 
 
 def workers(store: str) -> None:
-    """DataLoader workers while training; the store is free as soon as it is closed, though they still live."""
+    """DataLoader workers while training; the closed store is free, though they still live."""
     model, opt = offloaded(store)
 
     def look(model) -> str:
         weight = model.layers[0].qkv.weight
-        assert weight.shape[1] == 64 and weight.dtype == torch.float32 and weight.numel() == 3 * 64 * 64
+        assert weight.shape == (3 * 64, 64) and weight.dtype == torch.float32
+        assert weight.numel() == 3 * 64 * 64
         return sentence_of(lambda: weight.sum())
 
-    loader = torch.utils.data.DataLoader(Data(model, look), batch_size=2, num_workers=2, persistent_workers=True, multiprocessing_context="fork")
+    workers = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "fork"}
+    loader = torch.utils.data.DataLoader(Data(model, look), batch_size=2, **workers)
     for tokens, said in loader:
         assert all("forked this one" in each for each in said), said
         loss_of(model, tokens).backward()
         opt.step()
         opt.zero_grad()
     opt.close()
-    torch.manual_seed(0)
-    again = Tiny(layers=4)
-    again, opt = stoker.offload(again, torch.optim.AdamW(again.parameters(), lr=1e-3), store=store, dram="8MiB", resume=True)
+    again, opt = offloaded(store, resume=True)
     assert opt.step_count == 4
     train(again, opt, range(4, 5))
     opt.close()
@@ -137,8 +137,7 @@ def fork(store: str) -> None:
         time.sleep(60)
         os._exit(0)
     opt.close()
-    again = Tiny(layers=4)
-    again, opt = stoker.offload(again, torch.optim.AdamW(again.parameters(), lr=1e-3), store=store, dram="8MiB", resume=True)
+    again, opt = offloaded(store, resume=True)
     assert opt.step_count == 4
     opt.close()
     os.kill(lives, signal.SIGKILL)

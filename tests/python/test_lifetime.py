@@ -1,4 +1,4 @@
-"""Forks of a process that trains, and its end while a thread trains: nothing hangs, crashes, or keeps the store from anybody."""
+"""Forks of a process that trains, and its end while a thread trains: nothing hangs or crashes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ RUN = Path(__file__).with_name("lifetime_run.py")
 @pytest.mark.parametrize("story", ["workers", "fork", "ends", "daemon"])
 def test_story(story: str, tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, RUN, story, tmp_path / "store"], capture_output=True, text=True, timeout=100, env=environment)
+    words = [sys.executable, RUN, story, tmp_path / "store"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "the end"
 
@@ -23,7 +24,8 @@ def test_story(story: str, tmp_path: Path) -> None:
 def test_what_is_no_place_and_no_key_is_a_sentence(tmp_path: Path) -> None:
     from stoker import _core, errors
 
-    store = _core.Runtime(engine="posix").open_store(str(tmp_path), create=True, capacity_bytes=1 << 20)
+    runtime = _core.Runtime(engine="posix")
+    store = runtime.open_store(str(tmp_path), create=True, capacity_bytes=1 << 20)
     txn = store.begin()
     txn.resize("a", 10)
     txn.write_bytes("a", 0, b"0123456789")
@@ -39,7 +41,12 @@ def test_what_is_no_place_and_no_key_is_a_sentence(tmp_path: Path) -> None:
     txn.commit().wait()
     with pytest.raises(errors.InvalidArgument, match="a whole number from 0"):
         store.read_bytes("a", -1)
-    for wrong in (lambda: store.read_bytes("\ud800"), lambda: store.stat("a\udcff"), lambda: store.list("\ud800"), lambda: store.snapshot("\ud800")):
+    for wrong in (
+        lambda: store.read_bytes("\ud800"),
+        lambda: store.stat("a\udcff"),
+        lambda: store.list("\ud800"),
+        lambda: store.snapshot("\ud800"),
+    ):
         with pytest.raises(errors.InvalidArgument, match="surrogate"):
             wrong()
     with pytest.raises(TypeError):

@@ -45,7 +45,8 @@ void leave() {
   leaver = PyThread_get_thread_ident();
   leaving = true;
   const WithoutGil without;
-  for (int i = 0; coming > 0 && i < 1000; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (int i = 0; coming > 0 && i < 1000; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 std::vector<unsigned long> parked_threads() {
@@ -68,7 +69,8 @@ WithoutGil::~WithoutGil() {
 }  // namespace stoker::python
 
 void bind_base(nb::module_& module) {
-  module.def("leave", &stoker::python::leave, "The interpreter is about to end: threads that are in the core stay there for ever.");
+  module.def("leave", &stoker::python::leave,
+      "The interpreter is about to end: threads that are in the core stay there for ever.");
   module.def("parked_threads", &stoker::python::parked_threads,
       "Identifiers of the threads that stay in the core since leave().");
   module.def(
@@ -77,5 +79,7 @@ void bind_base(nb::module_& module) {
   module.def(
       "crc32c",
       [](uintptr_t address, size_t bytes, uint32_t seed) { return stoker::crc32c(reinterpret_cast<const void*>(address), bytes, seed); },
-      nb::arg("address"), nb::arg("bytes"), nb::arg("seed") = 0, nb::call_guard<stoker::python::WithoutGil>(), "CRC32C of memory; `seed` is the CRC of the bytes before.");
+      nb::arg("address"), nb::arg("bytes"), nb::arg("seed") = 0,
+      nb::call_guard<stoker::python::WithoutGil>(),
+      "CRC32C of memory; `seed` is the CRC of the bytes before.");
 }

@@ -31,14 +31,19 @@ Count::operator uint64_t() const {
 }
 
 Name::operator std::string_view() const {
-  if (!good) raise_invalid("a key or a name is text that UTF-8 can hold, and this one has half of a surrogate pair in it: give it without, or as text of its bytes in hex");
+  if (!good)
+    raise_invalid("a key or a name is text that UTF-8 can hold, and this one has half of a "
+                  "surrogate pair in it: give it without, or as text of its bytes in hex");
   return text;
 }
 
 void check_process(const RuntimeHandle& runtime) {
   if (runtime.here()) return;
-  raise(make_error(Code::unsupported, "this was opened by the process that forked this one, and works there alone: in a DataLoader's worker, say, leave the model and "
-                   "its store to the parent, or open a store to read only", "python"));
+  raise(make_error(Code::unsupported,
+                   "this was opened by the process that forked this one, and works there alone: "
+                   "in a DataLoader's worker, say, leave the model and its store to the parent, or "
+                   "open a store to read only",
+                   "python"));
 }
 
 Slice RuntimeHandle::slice(uintptr_t address, uint64_t bytes) {

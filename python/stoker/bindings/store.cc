@@ -394,7 +394,9 @@ void bind_store(nanobind::module_& module) {
       .def("write_bytes", &write_bytes, nb::arg("key"), nb::arg("offset"), nb::arg("data"))
       .def("write", &write_from, nb::arg("key"), nb::arg("offset"), nb::arg("address"), nb::arg("bytes"), nb::arg("priority") = "write_back")
       .def("read_bytes", &staged_read_bytes, nb::arg("key"), nb::arg("offset"), nb::arg("bytes"))
-      .def("remove", [](const PyTransaction& t, const Name& key) { unwrap(open(t).raw().remove(key)); }, nb::arg("key"))
+      .def("remove",
+           [](const PyTransaction& t, const Name& key) { unwrap(open(t).raw().remove(key)); },
+           nb::arg("key"))
       .def("expect", &expect, nb::arg("key"), nb::arg("expected"))
       .def("commit", &commit, nb::arg("durability") = "durable")
       .def("abandon", &abandon)
