@@ -36,6 +36,6 @@ def test_a_type_that_is_slow_here_is_told_of_once(tmp_path, monkeypatch, recwarn
     for path in ("a", "b"):
         model = nn.Linear(width, width, dtype=dtype)
         stoker.offload(model, torch.optim.AdamW(model.parameters()), store=tmp_path / path, dram="40MiB")[1].close()
-    told = [str(each.message) for each in recwarn if "no units for bfloat16" in str(each.message)]
+    told = [str(each.message) for each in recwarn if "slow in bfloat16" in str(each.message)]
     assert len(told) == len(looks) == int(warned)
     assert all("2 GFLOP/s" in each and "40 in float32" in each and "dtype=torch.float32" in each for each in told)

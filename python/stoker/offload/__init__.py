@@ -210,7 +210,7 @@ def _warn_of_a_slow_type(params: set[nn.Parameter]) -> None:
         return
     _told.append(True)
     warnings.warn(
-        f"this processor has no units for bfloat16: products of matrices run at {rates['bfloat16'] / 1e9:.2g} GFLOP/s in it, and at "
+        f"this processor is slow in bfloat16: products of matrices run at {rates['bfloat16'] / 1e9:.2g} GFLOP/s in it, and at "
         f"{rates['float32'] / 1e9:.2g} in float32; make the model with dtype=torch.float32, or give device= an accelerator",
         stacklevel=3,
     )

@@ -165,7 +165,6 @@ def _spilled(setting: Setting) -> dict[str, Any]:
     while enough > few and enough - few > 1:
         middle = (few + enough) // 2
         few, enough = (middle, enough) if spill(middle) else (few, middle)
-    enough = few if not spill(few) else enough
     reason = (
         f"the gradients of {len(layout.spilled)} of {units} groups of parameters find no room in memory beside the blocks at work and two tiles of state; "
         f"with {enough} MiB they would"
