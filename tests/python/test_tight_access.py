@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
 
 import stoker
+from stoker import errors
 from stoker.offload.blocks import partition
 from stoker.offload.moments import MODES
 from stoker.offload.optimizer import algorithm_of
 from stoker.offload.planes import MIB, PIECE, arena_bytes_for, divide
-from test_offload_features import adamw, assert_same, offload, weights  # noqa: F401 (offload is a fixture)
+from test_offload_features import TIGHT, adamw, assert_same, offload, weights  # noqa: F401 (offload is a fixture)
 
 USED = 256 << 10  # of the budget, by an open store
 
@@ -27,12 +30,16 @@ def everything(model, opt) -> dict[str, torch.Tensor]:
     return {**weights(model), **{f"{i}.{name}": value.clone() for i, entry in state.items() for name, value in entry.items()}}
 
 
-def trained(offload, dram: str, moments: str, **kwargs):
-    model, opt = offload(layers(torch.float32), dram=dram, moments=moments, **kwargs)
-    for step in range(2):
-        model(torch.full((2, 300), float(step))).square().mean().backward()
+def steps(model, opt, numbers) -> None:
+    for step in numbers:
+        model(torch.full((2, 300), float(step), dtype=next(model.parameters()).dtype)).square().mean().backward()
         opt.step()
         opt.zero_grad()
+
+
+def trained(offload, dram: str, moments: str, **kwargs):
+    model, opt = offload(layers(torch.float32), dram=dram, moments=moments, **kwargs)
+    steps(model, opt, range(2))
     return model, opt
 
 
@@ -49,6 +56,25 @@ def test_all_reads_work_in_what_training_leaves_of_the_budget(offload, dram, mom
                 assert param.isfinite().all()
         assert_same(model.state_dict(), weights(model))
         assert all(value.isfinite().all() for value in everything(model, opt).values())
+
+
+@pytest.mark.parametrize(("dtype", "moments"), [(torch.float32, "exact"), (torch.bfloat16, "8bit")])
+@pytest.mark.parametrize("first", ["28MiB", "400MiB"])
+def test_a_run_goes_on_with_other_memory(offload, dtype, moments, first):
+    """Its chunks keep their size; tiles of that size find room in every budget that is said to work."""
+    plain, plain_opt = offload(layers(dtype), dram="96MiB", moments=moments, path="plain")
+    steps(plain, plain_opt, range(4))
+    for number, dram in enumerate([first, "400MiB", TIGHT, "96MiB"]):
+        if dram == TIGHT:
+            with pytest.raises(errors.OverBudget) as error:
+                offload(layers(dtype), dram="4MiB", moments=moments, resume=True)
+            dram = re.search(r'that works is dram="(\d+MiB)"', str(error.value)).group(1)
+        model, opt = offload(layers(dtype), dram=dram, moments=moments, resume=number > 0)
+        steps(model, opt, [number])
+        model.load_state_dict(model.state_dict())
+        found = everything(model, opt)
+        opt.close()
+    assert_same(found, everything(plain, plain_opt))
 
 
 @pytest.mark.parametrize("moments", MODES)

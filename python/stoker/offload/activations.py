@@ -35,7 +35,7 @@ from stoker.errors import OverBudget, StokerError
 from stoker.offload.forms import Decode, encode
 from stoker.offload.heap import Trimmer
 from stoker.offload.ledger import Waits
-from stoker.offload.planes import MIB, Algorithm, Planes, Runtime, arena_bytes_for, divide
+from stoker.offload.planes import MIB, Algorithm, Planes, Runtime
 from stoker.offload.planner import Away
 from stoker.offload.saved import Version
 from stoker.offload.scratch import Piece, Scratch, clean
@@ -104,8 +104,7 @@ class Saved:
 def arena_bytes(mode: str, runtime: Runtime, blocks: list[Block], algorithm: Algorithm, spills: bool) -> int:
     """The arena's part of the budget: half of it for "dram", else an eighth, as much as weights, gradients and state can spare."""
     dram = runtime.dram_bytes
-    whole = arena_bytes_for(dram, runtime.core.budget_used)
-    layout = divide(blocks, algorithm, whole, spills)
+    whole, layout = runtime.divided(blocks, algorithm, spills)
     spare = whole - (layout.smallest if layout.spilled else layout.needed)  # where all gradients fit, they still do; where some are spilled, more may be
     return max(0, min(dram // (2 if mode == "dram" else 8), spare - 2 * MIB)) // (2 * MIB) * (2 * MIB)
 

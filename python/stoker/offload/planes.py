@@ -130,11 +130,12 @@ class Layout:
         return sum(unit.weight_bytes for unit in self.spilled)
 
 
-def divide(blocks: list[Block], algorithm: Algorithm, arena_bytes: int, spills: bool = True) -> Layout:
+def divide(blocks: list[Block], algorithm: Algorithm, arena_bytes: int, spills: bool = True, stored: int = 0) -> Layout:
     """Divides the arena. Gradients, tile buffers and pinned blocks first; then all weights; what is left retains state. `spills`: what of the
     gradients has no room may go to the disk. A byte of memory spares a step at least two of gradients, two of weights, one of state.
 
     Tiles grow with the memory without jumps, and larger ones are made of what they have: at no budget do they cost the others what a smaller one gave them.
+    `stored`: elements of a tile in the store that the run goes on from, whatever memory it had then (`Runtime.stored_tile`).
     """
     page = 4096
     passing = passing_bytes(blocks) if spills else 0  # on another device, and of shards, they are not in the cap
@@ -144,13 +145,13 @@ def divide(blocks: list[Block], algorithm: Algorithm, arena_bytes: int, spills: 
     largest = max((block.slot_bytes for block in blocks if not block.pinned), default=0)
     nested = _nested_bytes(blocks)
     working = max(2 * largest, nested + largest) + page
-    tiles_least, tiles_first = (TILES_MIN * algorithm.tile_bytes(elements) for elements in (algorithm.moments.cell, TILE_ELEMENTS_MAX))
-    first = min(tiles_first, max(tiles_least, arena_bytes // TILES_FIRST))
+    tiles_least, tiles_first = (TILES_MIN * algorithm.tile_bytes(elements) for elements in (stored or algorithm.moments.cell, TILE_ELEMENTS_MAX))
+    first = max(tiles_least, min(tiles_first, arena_bytes // TILES_FIRST))
     spilled = choose(blocks, arena_bytes - pinned - working - first) if spills else []
     gradients = memory(updated, spilled)
     spare = arena_bytes - gradients - pinned - working
     staging = max(tiles_least, min(spare, first + (spare - first) // TILES_SHARE, TILES_MOST * first) // page * page)
-    elements = fitting_tile(blocks, algorithm, arena_bytes, min(staging, first))
+    elements = stored or fitting_tile(blocks, algorithm, arena_bytes, min(staging, first))
     spare -= staging
     spare -= sum(block.slot_bytes for block in blocks if not block.pinned)  # all weights resident saves two reads an element; state only one
     retained = []
@@ -177,12 +178,17 @@ def passing_bytes(blocks: list[Block]) -> int:
 
 def fitting_tile(blocks: list[Block], algorithm: Algorithm, arena_bytes: int, staging: int) -> int:
     """Elements of the largest tile that is there often enough in `staging`, and whose chunks can be copied in what the arena leaves."""
-    widest = max((4, *(unit.dtype.itemsize for block in blocks for unit in block.units)))
-    copied = left_beside(arena_bytes) - 2 * PIECE  # one of these for the map of the store, which grows a little
+    copied = left_beside(arena_bytes)
     elements = TILE_ELEMENTS_MAX
-    while elements > algorithm.moments.cell and (TILES_MIN * algorithm.tile_bytes(elements) > staging or widest * elements > copied):
+    while elements > algorithm.moments.cell and (TILES_MIN * algorithm.tile_bytes(elements) > staging or copying_bytes(blocks, elements) > copied):
         elements //= 2
     return elements
+
+
+def copying_bytes(blocks: list[Block], elements: int) -> int:
+    """What it takes to copy chunks of tiles of so many elements: a chunk, a piece, and one for the map of the store."""
+    widest = max((4, *(unit.dtype.itemsize for block in blocks for unit in block.units)))
+    return widest * elements + 2 * PIECE
 
 
 def _nested_bytes(blocks: list[Block]) -> int:
@@ -199,9 +205,10 @@ def _nested_bytes(blocks: list[Block]) -> int:
     return most
 
 
-def arena_bytes_for(dram_bytes: int, used: int) -> int:
-    """What of the budget the arena takes: the store's map, of which `used` bytes are there already, grows a little with the model."""
-    return (dram_bytes - used - left_beside(dram_bytes)) // (2 * MIB) * (2 * MIB)
+def arena_bytes_for(dram_bytes: int, used: int, copying: int = 0) -> int:
+    """What of the budget the arena takes: the store's map, of which `used` bytes are there already, grows a little with the
+    model. `copying`: what chunks that are there already need (`copying_bytes`)."""
+    return (dram_bytes - used - max(left_beside(dram_bytes), copying)) // (2 * MIB) * (2 * MIB)
 
 
 def left_beside(memory_bytes: int) -> int:
@@ -209,14 +216,15 @@ def left_beside(memory_bytes: int) -> int:
     return max(2 * MIB, memory_bytes // 64)
 
 
-def smallest_mib(blocks: list[Block], algorithm: Algorithm, used: int, spills: bool = True) -> int:
-    """The smallest budget that the model can be trained in."""
+def smallest_mib(blocks: list[Block], algorithm: Algorithm, used: int, spills: bool = True, stored: int = 0) -> int:
+    """The smallest budget that the model can be trained in. `stored`: see divide()."""
+    copying = copying_bytes(blocks, stored) if stored else 0
 
     def fits(mib: int) -> bool:
-        arena = arena_bytes_for(mib * MIB, used)
-        return divide(blocks, algorithm, arena, spills).smallest <= arena
+        arena = arena_bytes_for(mib * MIB, used, copying)
+        return divide(blocks, algorithm, arena, spills, stored).smallest <= arena
 
-    mib = (divide(blocks, algorithm, 0, spills).smallest + used) // MIB
+    mib = (divide(blocks, algorithm, 0, spills, stored).smallest + used) // MIB
     while not fits(mib):
         mib += 1
     return mib
@@ -265,6 +273,29 @@ class Runtime:
     def holds(self, key: str) -> bool:
         return bool(self.store.list(key))
 
+    def stored_tile(self, blocks: list[Block]) -> int:
+        """Elements of a tile of the run that the store holds, whose chunks keep their size; 0 where it holds none."""
+        for unit in (unit for block in blocks for unit in block.units):
+            with contextlib.suppress(NotFound):
+                return self.store.stat(f"w/{unit.name}")["chunk_bytes"] // unit.dtype.itemsize
+        return 0
+
+    def divided(self, blocks: list[Block], algorithm: Algorithm, spills: bool) -> tuple[int, Layout]:
+        """What the arena takes of what is left of the budget, and how it is divided. OverBudget names the smallest budget that works."""
+        used, stored = self.core.budget_used, self.stored_tile(blocks)
+        arena_bytes = arena_bytes_for(self.dram_bytes, used, copying_bytes(blocks, stored) if stored else 0)
+        layout = divide(blocks, algorithm, arena_bytes, spills, stored)
+        if layout.smallest <= arena_bytes:
+            return arena_bytes, layout
+        smallest = smallest_mib(blocks, algorithm, used, spills, stored)
+        spilling = "those at work alone" if spills else "which are not spilled to the disk where the model computes on another device or is sharded"
+        raise OverBudget(
+            f"the memory budget of {_core.human_bytes(self.dram_bytes)} is too small for this model: gradients ({spilling}) take "
+            f"{(layout.gradients_least + layout.passing) / MIB:.1f} MiB, the "
+            f"largest blocks in use together {(layout.working + layout.pinned) / MIB:.1f} MiB, two tiles of optimizer state {layout.staging_least / MIB:.1f} MiB; "
+            f'the smallest budget that works is dram="{smallest}MiB"'
+        )
+
     def close(self) -> None:
         """Waits for what is in flight and gives back the store's lock, whoever still has planes of it."""
         if self.session is not None:
@@ -280,18 +311,8 @@ class Planes:
         self.runtime, self.blocks, self.algorithm = runtime, blocks, algorithm
         self.dram_bytes = runtime.dram_bytes
         self.store = runtime.store
-        used = runtime.core.budget_used
-        arena_bytes = arena_bytes_for(runtime.dram_bytes, used)
-        self.layout = layout = divide(blocks, algorithm, arena_bytes, spills)
-        if layout.smallest > arena_bytes:
-            smallest = smallest_mib(blocks, algorithm, used, spills)
-            spilling = "those at work alone" if spills else "which are not spilled to the disk where the model computes on another device or is sharded"
-            raise OverBudget(
-                f"the memory budget of {_core.human_bytes(runtime.dram_bytes)} is too small for this model: gradients ({spilling}) take "
-                f"{(layout.gradients_least + layout.passing) / MIB:.1f} MiB, the "
-                f"largest blocks in use together {(layout.working + layout.pinned) / MIB:.1f} MiB, two tiles of optimizer state {layout.staging_least / MIB:.1f} MiB; "
-                f'the smallest budget that works is dram="{smallest}MiB"'
-            )
+        arena_bytes, self.layout = runtime.divided(blocks, algorithm, spills)
+        layout = self.layout
         self.arena = runtime.core.arena(arena_bytes - layout.passing)
         self._idle = self.arena.take(layout.idle) if layout.idle else None
         self.session = runtime.session = _core.Session(runtime.core, self.store, self.arena, tile_elements=layout.tile_elements, tiles=layout.tiles, moments=algorithm.moments.name, seed=algorithm.seed)
