@@ -44,7 +44,7 @@ def trained(offload, dram: str, moments: str, **kwargs):
 
 
 @pytest.mark.parametrize("moments", ["exact", "8bit"])
-@pytest.mark.parametrize("dram", ["96MiB", "126MiB"])
+@pytest.mark.parametrize("dram", ["96MiB", "126MiB", "250MiB"])
 def test_all_reads_work_in_what_training_leaves_of_the_budget(offload, dram, moments):
     model, opt = trained(offload, dram, moments)
     for evicted in (False, True):
@@ -56,6 +56,21 @@ def test_all_reads_work_in_what_training_leaves_of_the_budget(offload, dram, mom
                 assert param.isfinite().all()
         assert_same(model.state_dict(), weights(model))
         assert all(value.isfinite().all() for value in everything(model, opt).values())
+
+
+@pytest.mark.parametrize("dram", ["96MiB", "250MiB"])
+def test_all_writes_work_in_what_training_leaves_of_the_budget(offload, dram):
+    model, opt = trained(offload, dram, "exact", snapshots=1)
+    opt.snapshot()
+    reference, before = opt.state_dict(), everything(model, opt)
+    full = opt.state_dict(full=True)
+    model.load_state_dict({name: value * 2 for name, value in model.state_dict().items()})
+    opt.load_state_dict(full)
+    with stoker.gather(list(model.parameters()), write=True):
+        for param in model.parameters():
+            param.data.mul_(2)
+    opt.load_state_dict(reference)
+    assert_same(everything(model, opt), before)
 
 
 @pytest.mark.parametrize(("dtype", "moments"), [(torch.float32, "exact"), (torch.bfloat16, "8bit")])

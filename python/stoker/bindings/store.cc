@@ -233,13 +233,23 @@ PyFuture read_into(const PyStore& store, const Name& named_key, const Count& off
                   store.handle->read_bytes, bytes);
 }
 
+// Waits for a transfer of the scratch memory, which is free again as soon as this returns. An
+// interrupted wait leaves the transfer going.
+void finish(const Future<void>& done, const std::shared_ptr<Scratch>& scratch) {
+  try {
+    wait_for(done);
+  } catch (...) {
+    done.on_done([scratch](const Status&) {});
+    throw;
+  }
+}
+
 template <typename Read>
 nb::bytes read_bytes(StoreHandle& store, uint64_t bytes, Read read) {
   auto scratch = Scratch::make(*store.runtime, bytes);
   if (bytes != 0) {
     const Future<void> done = store.track(read(scratch->slice(bytes)));
-    done.on_done([scratch](const Status&) {});  // an interrupted wait leaves the read going
-    wait_for(done);
+    finish(done, scratch);
     store.read_bytes.add(bytes);
   }
   return nb::bytes(scratch->data(), bytes);
@@ -299,8 +309,7 @@ void write_bytes(const PyTransaction& transaction, const Name& named_key,
     const WithoutGil without;  // where room is short it waits for some
     return transaction.box->store->track(staged.write(key, offset, scratch->slice(data.size())));
   }();
-  done.on_done([scratch](const Status&) {});
-  wait_for(done);
+  finish(done, scratch);
   transaction.box->store->written_bytes.add(data.size());
 }
 

@@ -124,6 +124,7 @@ class LocalStore final : public Store {
   Status write_partial(const StatePtr& state, StagedObject& object, std::string_view key,
       uint32_t index, uint32_t at, Slice from, Promise<void>& promise);
   void seal(const StatePtr& state, const std::shared_ptr<StagedChunk>& node);
+  void seal_some(const StatePtr& state);
   void schedule(const StatePtr& state, const std::shared_ptr<StagedChunk>& node);
   void work_on(const StatePtr& state, const std::shared_ptr<StagedChunk>& node);
   bool wait_for_base(const StatePtr& state, const std::shared_ptr<StagedChunk>& node);

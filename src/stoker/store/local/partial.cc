@@ -45,12 +45,29 @@ Status LocalStore::write_partial(const StatePtr& state, StagedObject& object, st
     }
     place = node;
     state->partials.push_back(node);
-    if (state->partials.size() > kOpenPartials) seal(state, std::shared_ptr<StagedChunk>(state->partials.front()));
+    seal_some(state);
   }
   const std::shared_ptr<StagedChunk> node = object.chunks[index];
   node->partial->patches.push_back({at, from, std::move(promise)});
   schedule(state, node);
   return {};
+}
+
+// With the mutex. The oldest open partials go to disk: all but a few, which take at most half of what
+// the budget would have left without
+// them. Reads and writes of others need memory too. (The budget is a hard cap: used <= cap.)
+void LocalStore::seal_some(const StatePtr& state) {
+  auto& open = state->partials;
+  uint64_t bytes = 0, granted = 0;
+  for (const auto& node : open) {
+    bytes += node->partial->bytes;
+    if (node->partial->loaded) granted += node->partial->bytes;
+  }
+  const uint64_t most = (runtime_.budget.cap() - runtime_.budget.used() + granted) / 2;
+  while (open.size() > 1 && (open.size() > kOpenPartials || bytes > most)) {
+    bytes -= open.front()->partial->bytes;
+    seal(state, std::shared_ptr<StagedChunk>(open.front()));
+  }
 }
 
 // With the mutex: takes no more parts and goes to disk.
