@@ -18,9 +18,10 @@ namespace {
 
 constexpr const char* kWhere = "store/writer_lock";
 
-// The descriptors that hold locks. A lock lives as long as any copy of its descriptor, and fork()
-// copies them: a child closes its copies at once, or a DataLoader's worker would keep the store
-// from its own parent.
+// The descriptors that hold locks. fork() copies them, and a lock lives until it is let go of or
+// the last copy is closed. A child closes its copies at once, or a DataLoader's worker would keep
+// the store when its parent was killed; and whoever took a lock lets go of it, because a child
+// that just began, or has yet to exec, still has its copy.
 class Held {
  public:
   static Held& all() {
@@ -39,7 +40,9 @@ class Held {
   }
   void drop(int fd) {
     std::lock_guard lock(mutex_);
-    if (fds_.erase(fd) != 0) ::close(fd);
+    if (fds_.erase(fd) == 0) return;
+    flock(fd, LOCK_UN);
+    ::close(fd);
   }
 
  private:

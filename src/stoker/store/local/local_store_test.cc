@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -258,6 +259,20 @@ TEST_F(LocalStoreTest, VolumesShareTheRoomByWeight) {
 TEST_F(LocalStoreTest, AForkedProcessDoesNotKeepTheLock) {
   open();
   const pid_t child = fork();
+  if (child == 0) {
+    for (;;) pause();
+  }
+  EXPECT_EQ(code_of(try_open()), Code::busy) << "the lock is held yet";
+  store_.reset();
+  EXPECT_OK(try_open());
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+}
+
+// A process that has yet to exec, say, or was forked without the C library.
+TEST_F(LocalStoreTest, AForkedProcessThatStillHasItsCopiesDoesNotKeepTheLockEither) {
+  open();
+  const auto child = static_cast<pid_t>(syscall(SYS_fork));
   if (child == 0) {
     for (;;) pause();
   }
