@@ -186,9 +186,10 @@ def fitting_tile(blocks: list[Block], algorithm: Algorithm, arena_bytes: int, st
 
 
 def copying_bytes(blocks: list[Block], elements: int) -> int:
-    """What it takes to copy chunks of tiles of so many elements: a chunk, a piece, and one for the map of the store."""
+    """What it takes to copy chunks of tiles of so many elements: the chunk of which parts are written, one that is
+    read meanwhile, a piece, and one for the map of the store."""
     widest = max((4, *(unit.dtype.itemsize for block in blocks for unit in block.units)))
-    return widest * elements + 2 * PIECE
+    return 2 * widest * elements + 2 * PIECE
 
 
 def _nested_bytes(blocks: list[Block]) -> int:
@@ -213,7 +214,7 @@ def arena_bytes_for(dram_bytes: int, used: int, copying: int = 0) -> int:
 
 def left_beside(memory_bytes: int) -> int:
     """What of the memory is for the map of the store, and for what is copied (`read_range`)."""
-    return max(2 * MIB, memory_bytes // 64)
+    return max(3 * MIB, memory_bytes // 64)
 
 
 def smallest_mib(blocks: list[Block], algorithm: Algorithm, used: int, spills: bool = True, stored: int = 0) -> int:
@@ -359,7 +360,7 @@ def pieces(offset: int, size: int, chunk_bytes: int) -> Iterator[tuple[int, int]
         offset += part
 
 
-# The core copies what these move through scratch memory of the budget, and there is room for one chunk and PIECE
+# The core copies what these move through scratch memory of the budget, and there is room for two chunks and PIECE
 # (`fitting_tile`). So a read asks for whole chunks: of a part, the core would need that and the chunk. What writes
 # parts keeps the chunk in memory, and takes small ones.
 

@@ -54,8 +54,8 @@ Status LocalStore::write_partial(const StatePtr& state, StagedObject& object, st
 }
 
 // With the mutex. The oldest open partials go to disk: all but a few, which take at most half of what
-// the budget would have left without
-// them. Reads and writes of others need memory too. (The budget is a hard cap: used <= cap.)
+// the budget would have left without them.
+// Reads and writes of others need memory too. (The budget is a hard cap: used <= cap.)
 void LocalStore::seal_some(const StatePtr& state) {
   auto& open = state->partials;
   uint64_t bytes = 0, granted = 0;
