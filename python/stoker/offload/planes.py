@@ -214,7 +214,7 @@ def arena_bytes_for(dram_bytes: int, used: int, copying: int = 0) -> int:
 
 def left_beside(memory_bytes: int) -> int:
     """What of the memory is for the map of the store, and for what is copied (`read_range`)."""
-    return max(3 * MIB, memory_bytes // 64)
+    return max(2 * MIB, min(3 * MIB, memory_bytes // 24), memory_bytes // 64)
 
 
 def smallest_mib(blocks: list[Block], algorithm: Algorithm, used: int, spills: bool = True, stored: int = 0) -> int:
