@@ -75,6 +75,14 @@ class NotFinite(StokerError, ArithmeticError):
     """The gradients of a step hold NaN or infinity, so it was refused. The step before stands."""
 
 
+class Conflict(StokerError, RuntimeError):
+    """A condition of a commit did not hold: somebody else was first. Nothing was changed."""
+
+
+class InDoubt(StokerError, ConnectionError):
+    """The answer to a commit was lost: it may have happened or not. Look before you commit again."""
+
+
 class RankLost(StokerError, ConnectionError):
     """Another process of a sharded run is gone, or somewhere else in its program. What all ranks committed stands."""
 
@@ -104,4 +112,6 @@ BY_CODE: dict[str, type[StokerError]] = {
     "unsupported": Unsupported,
     "cancelled": Cancelled,
     "mismatch": Mismatch,
+    "conflict": Conflict,
+    "in doubt": InDoubt,
 }

@@ -166,8 +166,34 @@ nb::dict to_dict(const ObjectInfo& object) {
   out["bytes"] = object.bytes;
   out["chunk_bytes"] = object.chunk_bytes;
   out["version"] = object.version;
+  out["tag"] = object.tag;
   if (object.expected) out["class"] = nb::str(kClasses[static_cast<size_t>(*object.expected)].data());
   return out;
+}
+
+nb::dict features(const PyStore& store) {
+  const Features features = open(store).features();
+  nb::dict out;
+  out["atomic"] = features.atomic == AtomicUnit::transaction ? "transaction" : "object";
+  out["update"] = features.update;
+  out["snapshots"] = features.snapshots;
+  out["conditional"] = features.conditional;
+  out["verified"] = features.verified;
+  out["versions"] = features.versions;
+  return out;
+}
+
+// None: absent.
+void require(const PyTransaction& transaction, const Name& key,
+             const std::optional<std::string>& tag) {
+  if (tag && tag->empty()) raise_invalid("a tag is never empty; None says that the object must not be there");
+  unwrap(open(transaction).raw().require(key, tag ? std::string_view(*tag) : kAbsent));
+}
+
+Version copy(const PyStore& store, const Name& from, const Name& to) {
+  Store& source = open(store);
+  const WithoutGil without;
+  return unwrap(source.copy(from, to));
 }
 
 nb::dict info(const PyStore& store) {
@@ -407,12 +433,14 @@ void bind_store(nanobind::module_& module) {
            [](const PyTransaction& t, const Name& key) { unwrap(open(t).raw().remove(key)); },
            nb::arg("key"))
       .def("expect", &expect, nb::arg("key"), nb::arg("expected"))
+      .def("require", &require, nb::arg("key"), nb::arg("tag").none())
       .def("commit", &commit, nb::arg("durability") = "durable")
       .def("abandon", &abandon)
       .def_prop_ro("poisoned", &poisoned)
       .def_prop_ro("active_jobs", [](const PyTransaction& t) { return open(t).jobs()->computing(); });
   nb::class_<PyStore>(module, "Store", "Named objects of bytes, changed only by transactions.")
       .def("info", &info)
+      .def("features", &features)
       .def("health", &health)
       .def("stat", [](const PyStore& s, const Name& key,
           const Name& snapshot) { return to_dict(unwrap(open(s).stat(key, snapshot))); },
@@ -423,6 +451,7 @@ void bind_store(nanobind::module_& module) {
       .def("read", &read_into, nb::arg("key"), nb::arg("offset"), nb::arg("address"), nb::arg("bytes"), nb::arg("priority") = "prefetch",
            nb::arg("txn").none() = nb::none(), nb::arg("snapshot") = "")
       .def("begin", &begin)
+      .def("copy", &copy, nb::arg("from_key"), nb::arg("to_key"))
       .def("snapshot",
            [](const PyStore& s, const Name& name) { return named(s, open(s).snapshot(name)); },
            nb::arg("name"))

@@ -20,6 +20,8 @@ std::string_view name(Code code) {
     case Code::unsupported: return "unsupported";
     case Code::cancelled: return "cancelled";
     case Code::mismatch: return "mismatch";
+    case Code::conflict: return "conflict";
+    case Code::in_doubt: return "in doubt";
   }
   return "unknown";
 }

@@ -20,6 +20,8 @@ enum class Code : uint8_t {
   unsupported,       // this machine, engine or store cannot do it
   cancelled,         // abandoned before it was done
   mismatch,          // a store, file or record of another identity or version
+  conflict,          // a condition of a commit did not hold: somebody else was first
+  in_doubt,          // the answer to a commit was lost: it may have happened or not
 };
 
 // One word for a code, as it stands in messages and in the Python exception table.

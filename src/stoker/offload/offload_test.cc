@@ -79,6 +79,9 @@ class FaultyTransaction final : public Transaction {
   }
   Status remove(std::string_view k) override { return under_->remove(k); }
   Future<void> read(std::string_view k, uint64_t offset, Slice into, ReadOptions options) override { return under_->read(k, offset, into, options); }
+  Status require(std::string_view k, std::string_view tag) override {
+    return under_->require(k, tag);
+  }
   Future<Version> commit(Durability durability) override { return under_->commit(durability); }
 
  private:

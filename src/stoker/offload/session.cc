@@ -27,7 +27,7 @@ Status check_segment(const BlockLayout& layout, const Segment& segment, uint64_t
 
 Result<std::unique_ptr<Session>> Session::make(Store& store, const Runtime& runtime, Arena& arena, SessionOptions options) {
   const Features features = store.features();
-  if (!features.transaction || !features.update) {
+  if (features.atomic != AtomicUnit::transaction || !features.update) {
     return make_error(Code::unsupported, "training needs a store with transactions and updates in place, such as local: or memory:", "offload/session");
   }
   if (options.tiles == 0) return bad("a session needs at least one tile memory");

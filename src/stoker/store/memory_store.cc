@@ -8,6 +8,7 @@
 
 #include "stoker/base/bytes.h"
 #include "stoker/base/crc32c.h"
+#include "stoker/store/condition.h"
 
 namespace stoker {
 namespace {
@@ -88,6 +89,7 @@ class MemoryStore::Staged final : public Transaction {
   Future<void> write(std::string_view key, uint64_t offset, Slice from, Priority) override;
   Status remove(std::string_view key) override;
   Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) override;
+  Status require(std::string_view key, std::string_view tag) override;
   Future<Version> commit(Durability) override;
 
  private:
@@ -102,6 +104,7 @@ class MemoryStore::Staged final : public Transaction {
   MemoryStore& store_;
   std::mutex mutex_;  // taken before store_.mutex_; guards what follows
   std::map<std::string, Entry, std::less<>> staged_;
+  Requirements required_;
   std::optional<Error> failed_;  // of the first write that failed
   bool done_ = false;            // committed or refused
 };
@@ -208,6 +211,15 @@ Future<void> MemoryStore::Staged::read(std::string_view key, uint64_t offset, Sl
   return read_object(key, object, offset, into);
 }
 
+Status MemoryStore::Staged::require(std::string_view key, std::string_view tag) {
+  std::lock_guard lock(mutex_);
+  if (done_)
+    return make_error(Code::invalid_argument, "the transaction is already committed: begin another",
+                      "store/memory");
+  required_.insert_or_assign(std::string(key), std::string(tag));
+  return {};
+}
+
 Future<Version> MemoryStore::Staged::commit(Durability) {
   std::lock_guard lock(mutex_);
   if (done_) return make_error(Code::invalid_argument, "the transaction is already committed: begin another", "store/memory");
@@ -215,6 +227,11 @@ Future<Version> MemoryStore::Staged::commit(Durability) {
   std::lock_guard store_lock(store_.mutex_);
   for (const auto& [key, entry] : staged_) store_.owned_.erase(key);
   if (failed_) return *failed_;
+  for (const auto& [key, tag] : required_) {
+    const auto at = store_.current_.find(key);
+    STOKER_TRY(check_required(
+        key, tag, at == store_.current_.end() ? kAbsent : describe(key, *at->second).tag));
+  }
   const Version version = ++store_.version_;
   for (auto& [key, entry] : staged_) {
     if (entry.has_value()) {
@@ -254,7 +271,8 @@ Result<MemoryStore::ObjectPtr> MemoryStore::find(std::string_view key, std::stri
 }
 
 ObjectInfo MemoryStore::describe(std::string_view key, const Object& object) {
-  return {std::string(key), object.bytes, object.chunk_bytes, object.version};
+  return {std::string(key), object.bytes, object.chunk_bytes,
+          object.version,   {},           std::to_string(object.version)};
 }
 
 Result<ObjectInfo> MemoryStore::stat(std::string_view key, std::string_view snapshot) {
@@ -299,6 +317,25 @@ Status MemoryStore::read_object(std::string_view key, const Object& object, uint
 }
 
 Result<std::unique_ptr<Transaction>> MemoryStore::begin() { return std::unique_ptr<Transaction>(new Staged(*this)); }
+
+Result<Version> MemoryStore::copy(std::string_view from, std::string_view to) {
+  std::lock_guard lock(mutex_);
+  if (from == to || to.empty())
+    return make_error(Code::invalid_argument,
+                      "'" + std::string(from) + "' cannot be copied to '" + std::string(to) + "'",
+                      "store/memory");
+  const auto source = current_.find(from);
+  if (source == current_.end()) return no_object(from);
+  if (owned_.contains(to))
+    return make_error(Code::busy,
+                      "an open transaction has changed '" + std::string(to) +
+                          "': wait until it is committed or abandoned",
+                      "store/memory");
+  auto copy = std::make_shared<Object>(*source->second);  // the chunks are shared
+  copy->version = ++version_;
+  current_.insert_or_assign(std::string(to), std::move(copy));
+  return version_;
+}
 
 Future<void> MemoryStore::snapshot(std::string_view name) {
   if (name.empty()) return make_error(Code::invalid_argument, "a snapshot needs a name", "store/memory");

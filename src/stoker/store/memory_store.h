@@ -26,16 +26,23 @@ class MemoryStore final : public Store {
   // The budget must outlive the store.
   static Result<std::unique_ptr<MemoryStore>> make(Budget& budget, MemoryStoreOptions options = {});
 
-  Features features() const override { return {.transaction = true, .update = true, .snapshots = true}; }
+  Features features() const override { return kFeatures; }
   Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot = {}) override;
   Result<std::vector<ObjectInfo>> list(std::string_view prefix, std::string_view snapshot = {}) override;
   Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options = {}) override;
   Result<std::unique_ptr<Transaction>> begin() override;
+  Result<Version> copy(std::string_view from, std::string_view to) override;
   Future<void> snapshot(std::string_view name) override;
   Future<void> drop(std::string_view name) override;
   StoreInfo info() const override;
 
  private:
+  static constexpr Features kFeatures{.atomic = AtomicUnit::transaction,
+                                      .update = true,
+                                      .snapshots = true,
+                                      .conditional = true,
+                                      .verified = true,
+                                      .versions = true};
   class Chunk;
   class Staged;  // the Transaction
   using ChunkPtr = std::shared_ptr<const Chunk>;  // null reads as zeros

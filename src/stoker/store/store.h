@@ -26,18 +26,36 @@ enum class Durability : uint8_t {
   durable,   // visible and survives power loss when the future completes
 };
 
-struct Features {
-  bool transaction = false;  // several objects change together or not at all
-  bool update = false;       // writes at an offset into an existing object
-  bool snapshots = false;
+// What becomes visible at one moment.
+enum class AtomicUnit : uint8_t {
+  object,       // a transaction holds one object; a second one is `unsupported`
+  transaction,  // several objects change together or not at all
 };
+
+// What a store promises beside its methods. Who needs one of these asks when it opens the store.
+struct Features {
+  AtomicUnit atomic = AtomicUnit::object;
+  // Writes go to an offset of an existing object, and resize() keeps its bytes. Without it resize()
+  // begins the object anew, and no object is written that the transaction has not resized:
+  // `unsupported`.
+  bool update = false;
+  bool snapshots = false;
+  bool conditional = false;  // Transaction::require()
+  bool verified = false;     // bytes that differ from what was written are the error `corruption`
+  bool versions = false;     // ObjectInfo and StoreInfo number the commits, over all openings
+};
+
+// In place of a tag: the object is not there.
+inline constexpr std::string_view kAbsent;
 
 struct ObjectInfo {
   std::string key;
   uint64_t bytes = 0;
   uint32_t chunk_bytes = 0;
-  Version version = 0;  // the commit that last changed it
+  Version version = 0;  // the commit that last changed it; 0 without features().versions
   std::optional<Class> expected = {};  // what the store takes it for, if it makes a difference and anything is known
+  // Tells one content of this object from another, within one store; never empty.
+  std::string tag = {};
 };
 
 struct SnapshotInfo {
@@ -91,7 +109,14 @@ class Transaction {
   virtual Status expect(std::string_view /*key*/, Class /*expected*/) { return {}; }
   // Sees the staged bytes, and the committed ones elsewhere; also after commit() was called, until destruction.
   virtual Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options = {}) = 0;
-  // Everything or nothing. The version that holds it; the first failed write's error if one failed. Call once.
+  // The commit fails with `conflict` unless the object has this tag then, or is kAbsent. It need
+  // not be one that the transaction changes, where the atomic unit is the transaction. A second
+  // call for the same object takes the place of the first.
+  // unsupported without features().conditional.
+  virtual Status require(std::string_view key, std::string_view tag);
+  // Everything or nothing. The version that holds it; the first failed write's error if one failed;
+  // `conflict`; `in_doubt` where nobody can know: the library never commits such a thing again by
+  // itself. Call once.
   virtual Future<Version> commit(Durability durability) = 0;
 };
 
@@ -104,7 +129,10 @@ class Store {
   virtual Result<std::vector<ObjectInfo>> list(std::string_view prefix, std::string_view snapshot = {}) = 0;  // sorted by key
   // All bytes of `into`, verified; not_found, invalid_argument (beyond the end), corruption (names key and chunk), io.
   virtual Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options = {}) = 0;
-  virtual Result<std::unique_ptr<Transaction>> begin() = 0;  // unsupported where features().transaction is false
+  virtual Result<std::unique_ptr<Transaction>> begin() = 0;
+  // Makes `to` what `from` is, as one durable commit, and replaces it if it is there. Moves no
+  // bytes where the store can do without. Waits for it. conflict: `from` changed meanwhile.
+  virtual Result<Version> copy(std::string_view from, std::string_view to);
   virtual Future<void> snapshot(std::string_view name) = 0;  // names the current version, durably; already_exists
   virtual Future<void> drop(std::string_view name) = 0;      // forgets a snapshot, durably; not_found
   virtual StoreInfo info() const = 0;

@@ -50,6 +50,9 @@ class FaultTransaction final : public Transaction {
     return inner_->remove(key);
   }
   Status expect(std::string_view key, Class expected) override { return inner_->expect(key, expected); }
+  Status require(std::string_view key, std::string_view tag) override {
+    return inner_->require(key, tag);
+  }
   Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) override {
     if (auto fault = plan_.meet(StoreCall::read)) return *fault;
     return inner_->read(key, offset, into, options);

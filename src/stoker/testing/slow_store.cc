@@ -55,6 +55,9 @@ class SlowTransaction final : public Transaction {
   }
   Status remove(std::string_view key) override { return inner_->remove(key); }
   Status expect(std::string_view key, Class expected) override { return inner_->expect(key, expected); }
+  Status require(std::string_view key, std::string_view tag) override {
+    return inner_->require(key, tag);
+  }
   Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) override {
     return line_.delay(inner_->read(key, offset, into, options), delays_.read);
   }

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -33,7 +34,6 @@ class StoreConformance : public ::testing::TestWithParam<StoreUnderTest> {
     options.chunk_bytes = 64 * kKiB;
     options.objects_max = 1024;
     open(options);
-    if (!store_->features().transaction) GTEST_SKIP() << "this store has no transactions";
   }
   void TearDown() override {
     store_.reset();
@@ -101,6 +101,7 @@ TEST_P(StoreConformance, ReadsAnyRangeIntoAnyMemory) {
 }
 
 TEST_P(StoreConformance, WritesAnyRangeFromAnyMemory) {
+  if (!store_->features().update) GTEST_SKIP() << "it begins objects anew";
   Bytes model = pattern(300'000, 2);
   put("object", model);
   std::mt19937_64 random(6);
@@ -121,6 +122,7 @@ TEST_P(StoreConformance, WritesAnyRangeFromAnyMemory) {
 }
 
 TEST_P(StoreConformance, NewBytesReadAsZerosAndCutBytesDoNotComeBack) {
+  if (!store_->features().update) GTEST_SKIP() << "it begins objects anew";
   {
     auto change = begin();
     EXPECT_OK(change->resize("sparse", 40 * kMiB));
@@ -151,18 +153,21 @@ TEST_P(StoreConformance, NewBytesReadAsZerosAndCutBytesDoNotComeBack) {
 }
 
 TEST_P(StoreConformance, ListsByPrefixInOrder) {
-  auto change = begin();
-  for (const char* key : {"m/10", "m/1", "a", "m", "n/1", "m/2"}) EXPECT_OK(change->resize(key, 10));
-  EXPECT_OK(change->commit(Durability::durable).wait());
+  // '-' sorts before '/', '0' behind it: the order is that of whole keys, not of folders.
+  for (const char* key : {"m/10", "m/1", "a", "m-1/x", "m0", "n/1/deep", "m/2"})
+    put(key, pattern(10, 1));
   const auto keys = [&](std::string_view prefix) {
     std::vector<std::string> found;
     const auto listed = store_->list(prefix);
     for (const ObjectInfo& info : *listed) found.push_back(info.key);
     return found;
   };
-  EXPECT_EQ(keys(""), (std::vector<std::string>{"a", "m", "m/1", "m/10", "m/2", "n/1"}));
+  EXPECT_EQ(keys(""),
+            (std::vector<std::string>{"a", "m-1/x", "m/1", "m/10", "m/2", "m0", "n/1/deep"}));
+  EXPECT_EQ(keys("m"), (std::vector<std::string>{"m-1/x", "m/1", "m/10", "m/2", "m0"}));
   EXPECT_EQ(keys("m/"), (std::vector<std::string>{"m/1", "m/10", "m/2"}));
   EXPECT_EQ(keys("m/1"), (std::vector<std::string>{"m/1", "m/10"}));
+  EXPECT_EQ(keys("n/1/"), (std::vector<std::string>{"n/1/deep"}));
   EXPECT_TRUE(keys("z").empty());
 }
 
@@ -179,13 +184,18 @@ TEST_P(StoreConformance, ErrorsHaveTheirCodes) {
   Bytes bytes(2000);
   {
     auto change = begin();
+    EXPECT_EQ(code_of(change->remove("none")), Code::not_found);
+    EXPECT_EQ(code_of(change->resize("", 5)), Code::invalid_argument);
+    for (const uint32_t chunk : {1U, 4096U, 65536U + 512U, 16U << 20})
+      EXPECT_EQ(code_of(change->resize("new", 5, chunk)), Code::invalid_argument);
+  }
+  if (!store_->features().update) return;
+  {
+    auto change = begin();
     EXPECT_EQ(code_of(change->write("none", 0, slice_of(bytes)).wait()), Code::not_found);
     EXPECT_EQ(code_of(change->write("object", 0, slice_of(bytes)).wait()), Code::invalid_argument);
     EXPECT_EQ(code_of(change->write("object", UINT64_MAX - 5, slice_of(bytes)).wait()), Code::invalid_argument);
-    EXPECT_EQ(code_of(change->remove("none")), Code::not_found);
     EXPECT_EQ(code_of(change->read("none", 0, slice_of(bytes)).wait()), Code::not_found);
-    EXPECT_EQ(code_of(change->resize("", 5)), Code::invalid_argument);
-    for (const uint32_t chunk : {1U, 4096U, 65536U + 512U, 16U << 20}) EXPECT_EQ(code_of(change->resize("new", 5, chunk)), Code::invalid_argument);
     EXPECT_EQ(code_of(change->resize("object", 5, 128 * kKiB)), Code::invalid_argument) << "the chunk size is fixed";
     EXPECT_OK(change->resize("object", 5, 64 * kKiB));
   }
@@ -200,6 +210,7 @@ TEST_P(StoreConformance, ErrorsHaveTheirCodes) {
 }
 
 TEST_P(StoreConformance, AFailedWriteFailsTheCommitAndNothingOfItShows) {
+  if (!store_->features().update) GTEST_SKIP() << "it begins objects anew";
   put("object", pattern(1000, 1));
   Bytes bytes(2000);
   auto change = begin();
@@ -211,6 +222,8 @@ TEST_P(StoreConformance, AFailedWriteFailsTheCommitAndNothingOfItShows) {
 }
 
 TEST_P(StoreConformance, ATransactionIsSeenWholeOrNotAtAll) {
+  if (store_->features().atomic != AtomicUnit::transaction)
+    GTEST_SKIP() << "its atomic unit is the object";
   put("a", pattern(100'000, 1));
   put("gone", pattern(10, 1));
   auto change = begin();
@@ -233,6 +246,7 @@ TEST_P(StoreConformance, ATransactionIsSeenWholeOrNotAtAll) {
 }
 
 TEST_P(StoreConformance, ATransactionReadsItsOwnBytes) {
+  if (!store_->features().update) GTEST_SKIP() << "it begins objects anew";
   Bytes expected = pattern(300'000, 1);
   put("object", expected);
   put("other", pattern(1000, 9));
@@ -260,6 +274,7 @@ TEST_P(StoreConformance, TheLastWriteOfARangeWinsWithinATransaction) {
   const uint64_t used = store_->info().used_bytes;
   auto change = begin();
   Bytes last;
+  EXPECT_OK(change->resize("object", 200'000));
   for (uint64_t round = 0; round < 30; ++round) {
     last = pattern(200'000, 100 + round);
     EXPECT_OK(change->write("object", 0, slice_of(last)).wait());
@@ -270,6 +285,7 @@ TEST_P(StoreConformance, TheLastWriteOfARangeWinsWithinATransaction) {
 }
 
 TEST_P(StoreConformance, AbandoningLeavesNothing) {
+  if (!store_->features().update) GTEST_SKIP() << "it begins objects anew";
   put("object", pattern(100'000, 1));
   const uint64_t used = store_->info().used_bytes;
   for (int i = 0; i < 100; ++i) {  // more in all than the store can hold, if anything leaked
@@ -288,6 +304,7 @@ TEST_P(StoreConformance, AbandoningLeavesNothing) {
 }
 
 TEST_P(StoreConformance, AnOpenTransactionOwnsWhatItWrote) {
+  if (!store_->features().update) GTEST_SKIP() << "it begins objects anew";
   put("object", pattern(1000, 1));
   Bytes bytes(10);
   auto first = begin();
@@ -321,6 +338,8 @@ TEST_P(StoreConformance, CommitIsCalledOnce) {
 }
 
 TEST_P(StoreConformance, VersionsGrowByOneAndDurableOnesCarryDeferredOnes) {
+  if (store_->features().atomic != AtomicUnit::transaction)
+    GTEST_SKIP() << "its atomic unit is the object";
   const Version first = put("a", pattern(10, 1));
   EXPECT_EQ(first, 1U);
   EXPECT_EQ(store_->info().durable, first);
@@ -372,6 +391,7 @@ TEST_P(StoreConformance, SnapshotsKeepTheirVersion) {
 }
 
 TEST_P(StoreConformance, AFullStoreSaysSoAndWorksAgainWhenSpaceIsMade) {
+  if (store_->info().capacity_bytes == 0) GTEST_SKIP() << "it has no capacity of its own";
   const Bytes block = pattern(1 * kMiB, 1);
   Code code = Code::cancelled;
   size_t written = 0;
@@ -399,6 +419,7 @@ TEST_P(StoreConformance, AFullStoreSaysSoAndWorksAgainWhenSpaceIsMade) {
 }
 
 TEST_P(StoreConformance, SpaceIsReusedForever) {
+  if (store_->info().capacity_bytes == 0) GTEST_SKIP() << "it has no capacity of its own";
   for (uint64_t round = 0; round < 40; ++round) {  // 320 MiB through a store of 64
     const Bytes bytes = pattern(8 * kMiB + 4097, round);
     put("object", bytes, round % 3 == 0 ? Durability::durable : Durability::deferred);
@@ -423,7 +444,9 @@ TEST_P(StoreConformance, LargeObjectsAndEveryChunkSize) {
     EXPECT_OK(first.wait());
     EXPECT_OK(second.wait());
     EXPECT_OK(change->commit(Durability::durable).wait());
-    EXPECT_EQ(store_->stat("large")->chunk_bytes, chunk);
+    if (store_->features().update) {
+      EXPECT_EQ(store_->stat("large")->chunk_bytes, chunk);
+    }
     ASSERT_EQ(get("large"), bytes) << chunk;
     change = begin();
     EXPECT_OK(change->remove("large"));
@@ -505,12 +528,14 @@ TEST_P(StoreConformance, WhatIsDurableIsThereAfterReopening) {
   const Version version = put("b", pattern(1 * kMiB + 1, 3));
   for (int i = 0; i < 3; ++i) {
     open({});
-    EXPECT_EQ(store_->info().committed, version);
-    EXPECT_EQ(store_->info().durable, version);
     EXPECT_EQ(get("a"), pattern(5'000, 2));
     EXPECT_EQ(get("b"), pattern(1 * kMiB + 1, 3));
-    EXPECT_EQ(store_->stat("b")->version, version);
-    EXPECT_EQ(store_->stat("b")->chunk_bytes, 64 * kKiB);
+    if (store_->features().versions) {
+      EXPECT_EQ(store_->info().committed, version);
+      EXPECT_EQ(store_->info().durable, version);
+      EXPECT_EQ(store_->stat("b")->version, version);
+      EXPECT_EQ(store_->stat("b")->chunk_bytes, 64 * kKiB);
+    }
     if (store_->features().snapshots) {
       EXPECT_EQ(get("a", "named"), pattern(100'000, 1));
     }
@@ -523,11 +548,206 @@ TEST_P(StoreConformance, WhatIsDurableIsThereAfterReopening) {
   Bytes bytes(10);
   EXPECT_EQ(change ? code_of((*change)->write("b", 0, slice_of(bytes)).wait()) : change.error().code, Code::read_only);
   if (change) change->reset();
-  EXPECT_EQ(code_of(store_->snapshot("x").wait()), Code::read_only);
+  if (store_->features().versions) {
+    EXPECT_EQ(code_of(store_->snapshot("x").wait()), Code::read_only);
+  }
+}
+
+// ---- stores that begin objects anew
+
+TEST_P(StoreConformance, WithoutUpdatesAnObjectIsWrittenWholeAndAlone) {
+  if (store_->features().update) GTEST_SKIP() << "it has updates";
+  put("object", pattern(200'000, 1));
+  Bytes bytes = pattern(1000, 2);
+  {
+    auto change = begin();
+    EXPECT_EQ(code_of(change->write("object", 0, slice_of(bytes)).wait()), Code::unsupported)
+        << "not resized in this transaction";
+    EXPECT_EQ(code_of(change->commit(Durability::durable).wait()), Code::unsupported)
+        << "a failed write fails the commit";
+  }
+  {
+    auto change = begin();
+    EXPECT_OK(change->resize("object", 1000));
+    EXPECT_EQ(code_of(change->write("object", 500, slice_of(bytes)).wait()), Code::invalid_argument)
+        << "beyond the end";
+    EXPECT_EQ(code_of(change->commit(Durability::durable).wait()), Code::invalid_argument);
+  }
+  EXPECT_EQ(get("object"), pattern(200'000, 1));
+  {
+    auto change = begin();
+    EXPECT_OK(change->resize("object", 5000));
+    EXPECT_OK(change->write("object", 1000, slice_of(bytes)).wait());
+    EXPECT_EQ(code_of(change->resize("another", 10)), Code::unsupported)
+        << "one object a transaction";
+    EXPECT_EQ(code_of(change->remove("another")), Code::unsupported);
+    EXPECT_EQ(code_of(change->read("object", 0, slice_of(bytes)).wait()), Code::unsupported)
+        << "what is staged cannot be read";
+    EXPECT_OK(change->commit(Durability::durable).wait());
+  }
+  Bytes expected(5000);
+  std::memcpy(expected.data() + 1000, bytes.data(), bytes.size());
+  EXPECT_EQ(get("object"), expected)
+      << "nothing of the old object stays; what was not written is zeros";
+  {
+    auto change = begin();
+    EXPECT_OK(change->remove("object"));
+    EXPECT_OK(change->commit(Durability::durable).wait());
+  }
+  EXPECT_EQ(code_of(store_->stat("object")), Code::not_found);
+  put("object", {});
+  EXPECT_EQ(store_->stat("object")->bytes, 0U);
+}
+
+TEST_P(StoreConformance, WhatIsAbandonedIsNeverSeen) {
+  put("object", pattern(1000, 1));
+  for (int i = 0; i < 10; ++i) {
+    auto change = begin();
+    Bytes staged = pattern(1 * kMiB, 2);
+    EXPECT_OK(change->resize("object", staged.size()));
+    const auto writing = change->write("object", 0, slice_of(staged));
+    change.reset();  // does not wait
+    writing.wait();
+  }
+  EXPECT_EQ(get("object"), pattern(1000, 1));
+  EXPECT_EQ(store_->list("")->size(), 1U);
+}
+
+// ---- conditions
+
+TEST_P(StoreConformance, ATagTellsOneContentFromAnother) {
+  std::set<std::string> tags;
+  for (uint64_t round = 0; round < 10; ++round) {
+    put("object", pattern(1000, round));  // of one size, at once one after the other
+    const std::string tag = store_->stat("object")->tag;
+    EXPECT_FALSE(tag.empty());
+    EXPECT_TRUE(tags.insert(tag).second)
+        << "round " << round << " has the tag of an earlier one: " << tag;
+    EXPECT_EQ(store_->stat("object")->tag, tag);
+    EXPECT_EQ(store_->list("")->at(0).tag, tag);
+  }
+  if (!world_->persists()) return;
+  const std::string tag = store_->stat("object")->tag;
+  open({});
+  EXPECT_EQ(store_->stat("object")->tag, tag);
+}
+
+TEST_P(StoreConformance, AConditionHoldsOrTheCommitIsAConflict) {
+  if (!store_->features().conditional) {
+    EXPECT_EQ(code_of(begin()->require("object", kAbsent)), Code::unsupported);
+    return;
+  }
+  const auto change_if = [this](std::string_view tag, uint64_t seed) {
+    auto change = begin();
+    Bytes bytes = pattern(70'000, seed);
+    EXPECT_OK(change->resize("object", bytes.size()));
+    EXPECT_OK(change->write("object", 0, slice_of(bytes)).wait());
+    EXPECT_OK(change->require("object", tag));
+    return change->commit(Durability::durable).wait();
+  };
+  EXPECT_EQ(code_of(change_if("no such tag", 1)), Code::conflict) << "it is not there at all";
+  EXPECT_EQ(code_of(store_->stat("object")), Code::not_found);
+  EXPECT_OK(change_if(kAbsent, 2));
+  EXPECT_EQ(code_of(change_if(kAbsent, 3)), Code::conflict);
+  EXPECT_EQ(get("object"), pattern(70'000, 2));
+  const std::string tag = store_->stat("object")->tag;
+  EXPECT_OK(change_if(tag, 4));
+  EXPECT_EQ(code_of(change_if(tag, 5)), Code::conflict) << "the tag of the content before";
+  EXPECT_EQ(get("object"), pattern(70'000, 4));
+  put("object", pattern(70'000, 6));  // a conflict leaves nothing behind
+  {
+    auto change = begin();
+    EXPECT_OK(change->require("object", tag));
+    EXPECT_OK(change->remove("object"));
+    const Code code = code_of(change->commit(Durability::durable).wait());
+    EXPECT_TRUE(code == Code::conflict || (!store_->features().update && code == Code::unsupported))
+        << "not all can remove under a condition";
+  }
+  EXPECT_EQ(get("object"), pattern(70'000, 6));
+}
+
+TEST_P(StoreConformance, OfThoseWhoRaceToMakeAnObjectOneWins) {
+  if (!store_->features().conditional) GTEST_SKIP() << "it has no conditions";
+  for (int round = 0; round < 10; ++round) {
+    const std::string key = "race/" + std::to_string(round);
+    std::atomic<int> won{0};
+    std::atomic<uint64_t> winner{99};
+    std::vector<std::thread> racers;
+    for (uint64_t racer = 0; racer < 4; ++racer) {
+      racers.emplace_back([&, racer] {
+        auto change = begin();
+        Bytes bytes = pattern(1000, racer);
+        // Where an open transaction owns what it writes, the others are told so before they commit.
+        Status status = change->resize(key, bytes.size());
+        if (status) status = change->write(key, 0, slice_of(bytes)).wait();
+        if (status) status = change->require(key, kAbsent);
+        if (status) {
+          const auto committed = change->commit(Durability::durable).wait();
+          if (!committed) status = committed.error();
+        }
+        if (status) {
+          ++won;
+          winner = racer;
+        } else {
+          EXPECT_TRUE(status.error().code == Code::conflict || status.error().code == Code::busy)
+              << status.error().message();
+        }
+      });
+    }
+    for (auto& racer : racers) racer.join();
+    ASSERT_EQ(won, 1) << key;
+    ASSERT_EQ(get(key), pattern(1000, winner)) << key;
+  }
+}
+
+// Commits that wait together share a record: a condition is of what those before it leave, not of
+// what was there when they came.
+TEST_P(StoreConformance, AConditionSeesTheCommitsBeforeIt) {
+  if (!store_->features().conditional || store_->features().atomic != AtomicUnit::transaction)
+    GTEST_SKIP();
+  for (int round = 0; round < 20; ++round) {
+    const std::string key = "object/" + std::to_string(round);
+    std::vector<std::unique_ptr<Transaction>> changes;
+    std::vector<Future<Version>> commits;
+    for (int each = 0; each < 4; ++each) {
+      changes.push_back(begin());
+      EXPECT_OK(
+          changes.back()->resize(each == 1 ? key : key + "/beside/" + std::to_string(each), 10));
+      if (each == 2) {  // which the commit before it makes
+        EXPECT_OK(changes.back()->require(key, kAbsent));
+      }
+    }
+    for (auto& change : changes) commits.push_back(change->commit(Durability::durable));
+    for (size_t each : {0U, 1U, 3U}) EXPECT_OK(commits[each].wait());
+    ASSERT_EQ(code_of(commits[2].wait()), Code::conflict) << round;
+    EXPECT_EQ(code_of(store_->stat(key + "/beside/2")), Code::not_found);
+  }
+}
+
+TEST_P(StoreConformance, ACopyIsAnObjectOfItsOwn) {
+  EXPECT_EQ(code_of(store_->copy("none", "to")), Code::not_found);
+  put("from", pattern(300'000, 1));
+  EXPECT_EQ(code_of(store_->copy("from", "from")), Code::invalid_argument);
+  EXPECT_OK(store_->copy("from", "folder/to"));
+  put("from", pattern(300'000, 2));
+  EXPECT_EQ(get("folder/to"), pattern(300'000, 1));
+  EXPECT_OK(store_->copy("from", "folder/to"));
+  EXPECT_EQ(get("folder/to"), pattern(300'000, 2)) << "an object that is there is replaced";
+  {
+    auto change = begin();
+    EXPECT_OK(change->remove("from"));
+    EXPECT_OK(change->commit(Durability::durable).wait());
+  }
+  EXPECT_EQ(get("folder/to"), pattern(300'000, 2));
+  put("empty", {});
+  EXPECT_OK(store_->copy("empty", "folder/to"));
+  EXPECT_EQ(store_->stat("folder/to")->bytes, 0U);
 }
 
 // Random operations against the reference model: see store_harness.h. --gtest_random_seed=N runs that seed alone.
 TEST_P(StoreConformance, RandomOperationsAgreeWithTheModel) {
+  if (store_->features().atomic != AtomicUnit::transaction)
+    GTEST_SKIP() << "its atomic unit is the object";
   std::vector<uint64_t> seeds = {1, 2, 3, std::random_device{}()};
   if (const int given = GTEST_FLAG_GET(random_seed); given != 0) seeds = {static_cast<uint64_t>(given)};
   for (const uint64_t seed : seeds) {

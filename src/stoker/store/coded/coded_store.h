@@ -41,7 +41,7 @@ class CodedStore final : public Store {
   static Result<std::unique_ptr<CodedStore>> open(const CodedPlan& plan, const Runtime& runtime, const StoreOptions& options, const CodedOptions& coded);
   ~CodedStore() override;
 
-  Features features() const override { return {.transaction = true, .update = true, .snapshots = false}; }
+  Features features() const override { return kFeatures; }
   Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot) override;
   Result<std::vector<ObjectInfo>> list(std::string_view prefix, std::string_view snapshot) override;
   Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) override;
@@ -86,6 +86,11 @@ class CodedStore final : public Store {
     Pace* pace;  // that it keeps to
     Promise<void> done;
   };
+  static constexpr Features kFeatures{.atomic = AtomicUnit::transaction,
+                                      .update = true,
+                                      .conditional = true,
+                                      .verified = true,
+                                      .versions = true};
   static constexpr size_t kRowsAStep = 64;  // folded in a step that a commit may find before it
   // How much a step of folding takes on.
   struct FoldBounds {
@@ -192,6 +197,7 @@ class CodedStore final : public Store {
   Status keep_scrubbed(const ScrubReport& report, std::chrono::seconds pause);
   // commit.cc: the writer thread
   void commit_batch(std::vector<Request> batch);
+  Status check_requirements(const TransactionState& state) const;
   void prepare(Prepared& commit, uint64_t& table_bytes);
   std::vector<StagedStripe*> write_better(Prepared& commit, TransactionState& state);
   Status name_stripes(Prepared& commit, const TransactionState& state, uint64_t& table_bytes) const;

@@ -61,6 +61,16 @@ Result<Grant> CodedStore::take_frames(const std::vector<Request>& batch) const {
   return runtime_.budget.take(bytes, "the log records of a commit of a coded store");
 }
 
+// It is the first of its batch, so the table is what all commits before it left.
+Status CodedStore::check_requirements(const TransactionState& state) const {
+  std::lock_guard lock(mutex_);
+  for (const auto& [key, tag] : state.required) {
+    const ObjectPtr found = table_.find(key);
+    STOKER_TRY(check_required(key, tag, found ? tag_of(*found) : std::string()));
+  }
+  return {};
+}
+
 void CodedStore::commit_batch(std::vector<Request> batch) {
   uint64_t bytes = 4 * kBlock;
   for (const Request& request : batch) bytes += log_bytes(*request.state);
@@ -89,7 +99,8 @@ void CodedStore::commit_batch(std::vector<Request> batch) {
     Prepared& commit = commits.emplace_back();
     commit.request = &request;
     commit.status = status;
-    if (!status) continue;
+    if (commit.status) commit.status = check_requirements(*request.state);
+    if (!commit.status) continue;
     commit.stamp = make_stamp(epoch_, next);
     prepare(commit, table_bytes);
     if (commit.status) ++next;

@@ -25,7 +25,8 @@ Status check_range(std::string_view key, uint64_t object_bytes, uint64_t offset,
 }  // namespace
 
 ObjectInfo CodedStore::info_of(std::string_view key, const Object& object) const {
-  ObjectInfo info{std::string(key), object.bytes, object.chunk_bytes, object.number, {}};
+  ObjectInfo info{std::string(key), object.bytes, object.chunk_bytes,
+                  object.number,    {},           tag_of(object)};
   if (classes_.known(class_id(key))) info.expected = classes_.of(class_id(key));
   return info;
 }

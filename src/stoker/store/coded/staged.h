@@ -10,6 +10,7 @@
 
 #include "stoker/memory/budget.h"
 #include "stoker/store/blocking_io.h"
+#include "stoker/store/condition.h"
 #include "stoker/store/coded/table.h"
 
 namespace stoker::coded {
@@ -58,6 +59,7 @@ struct TransactionState {
   std::mutex mutex;  // guards what follows; taken before the store's
   std::map<std::string, StagedObject, std::less<>> objects;
   std::optional<Error> failed;  // of the first write that failed
+  Requirements required;        // looked at when it commits
   bool done = false;            // committed or refused
   uint64_t log_bytes = 0;       // staged for the log
   std::vector<Grant> grants;    // for the blocks

@@ -26,6 +26,9 @@ struct Object {
   std::vector<StripePtr> stripes;   // as many as the bytes need; null: a hole
 };
 using ObjectPtr = std::shared_ptr<Object>;
+// The number is enough of a tag: every commit is durable before anybody sees it, so none is given
+// twice.
+inline std::string tag_of(const Object& object) { return std::to_string(object.number); }
 
 // Table items, as in COMMIT records and images.
 void put_object(ByteWriter& out, std::string_view key, uint64_t bytes, uint32_t chunk_bytes, Version number);

@@ -95,6 +95,15 @@ Status StagedTransaction::zero_to(std::string_view key, StagedObject& object, ui
   return {};
 }
 
+Status StagedTransaction::require(std::string_view key, std::string_view tag) {
+  std::lock_guard lock(state_->mutex);
+  if (state_->done)
+    return make_error(Code::invalid_argument, "the transaction is already committed: begin another",
+                      kWhere);
+  state_->required.insert_or_assign(std::string(key), std::string(tag));
+  return {};
+}
+
 Future<void> StagedTransaction::write(std::string_view key, uint64_t offset, Slice from, Priority priority) {
   std::lock_guard lock(state_->mutex);
   const auto status = [&]() -> Status {

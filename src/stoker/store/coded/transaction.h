@@ -17,6 +17,7 @@ class StagedTransaction final : public Transaction {
   Future<void> write(std::string_view key, uint64_t offset, Slice from, Priority priority) override;
   Status remove(std::string_view key) override;
   Status expect(std::string_view key, Class expected) override;
+  Status require(std::string_view key, std::string_view tag) override;
   Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) override;
   Future<Version> commit(Durability durability) override;
 

@@ -44,6 +44,8 @@ void CodedStore::run() {
       while (!queue_.empty()) {
         Request& next = queue_.front();
         if (!next.state && !batch.empty()) break;
+        if (!batch.empty() && !next.state->required.empty())
+          break;  // its conditions are of what the commits before it leave
         if (next.state) bytes += log_bytes(*next.state);
         if (!batch.empty() && bytes > shape_.segment_bytes / 2) break;  // a frame holds a batch
         const bool alone = !next.state;

@@ -113,6 +113,8 @@ std::vector<std::unique_ptr<LocalStore::Entry>> LocalStore::next_group() {
       const Entry& first = *group.front();
       if (head.kind != Entry::Kind::commit || first.kind != Entry::Kind::commit) break;
       if (first.durability == Durability::deferred && head.durability == Durability::durable) break;
+      if (!head.state->required.empty())
+        break;  // its conditions are of what the commits before it leave
     }
     group.push_back(std::move(queue_.front()));
     queue_.pop_front();
@@ -191,10 +193,21 @@ Status LocalStore::encode(Entry& entry, Version version) {
     put_drop(out, entry.name);
   } else if (entry.kind == Entry::Kind::commit) {
     if (entry.state->error) return *entry.state->error;
+    STOKER_TRY(check_requirements(*entry.state));
     put_version(out, version);
     for (const auto& [key, object] : entry.state->objects) encode_object(out, key, object, version);
   }
   entry.items = out.take();
+  return {};
+}
+
+// With the mutex. It is the first of its group, so the map is what all commits before it left.
+Status LocalStore::check_requirements(const TransactionState& state) const {
+  for (const auto& [key, tag] : state.required) {
+    const auto found = map_->current().find(key);
+    STOKER_TRY(check_required(
+        key, tag, found == map_->current().end() ? std::string() : tag_of(*found->second)));
+  }
   return {};
 }
 

@@ -34,7 +34,7 @@ class LocalStore final : public Store {
   static Result<std::unique_ptr<Store>> open(std::vector<std::string> paths, const Runtime& runtime, const StoreOptions& options, const LocalOptions& local);
   ~LocalStore() override;
 
-  Features features() const override { return {.transaction = true, .update = true, .snapshots = true}; }
+  Features features() const override { return kFeatures; }
   Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot) override;
   Result<std::vector<ObjectInfo>> list(std::string_view prefix, std::string_view snapshot) override;
   Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) override;
@@ -45,6 +45,12 @@ class LocalStore final : public Store {
 
  private:
   friend class LocalTransaction;
+  static constexpr Features kFeatures{.atomic = AtomicUnit::transaction,
+                                      .update = true,
+                                      .snapshots = true,
+                                      .conditional = true,
+                                      .verified = true,
+                                      .versions = true};
   using Lock = std::unique_lock<std::mutex>;
   using Jobs = std::vector<std::function<void()>>;
 
@@ -88,6 +94,7 @@ class LocalStore final : public Store {
   // write.cc
   Status resize(TransactionState& state, std::string_view key, uint64_t bytes, uint32_t chunk_bytes);
   Status remove(TransactionState& state, std::string_view key);
+  Status require(TransactionState& state, std::string_view key, std::string_view tag);
   Future<void> write(const StatePtr& state, std::string_view key, uint64_t offset, Slice from, Priority priority);
   Status check_writable(const TransactionState& state) const;
   Result<StagedObject*> own(TransactionState& state, std::string_view key, bool must_exist);
@@ -144,6 +151,7 @@ class LocalStore final : public Store {
   std::vector<std::unique_ptr<Entry>> next_group();
   void run_group(std::vector<std::unique_ptr<Entry>> group);
   Status encode(Entry& entry, Version version);
+  Status check_requirements(const TransactionState& state) const;
   void encode_object(ByteWriter& out, const std::string& key, const StagedObject& object, Version version) const;
   Growth growth_of(const Entry& entry) const;
   Status check_room(const Growth& growth, std::string_view group, std::string_view entry) const;
@@ -210,6 +218,9 @@ class LocalTransaction final : public Transaction {
   Future<void> write(std::string_view key, uint64_t offset, Slice from, Priority priority) override { return store_.write(state_, key, offset, from, priority); }
   Status remove(std::string_view key) override { return store_.remove(*state_, key); }
   Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) override { return store_.start_read(state_, key, offset, into, options); }
+  Status require(std::string_view key, std::string_view tag) override {
+    return store_.require(*state_, key, tag);
+  }
   Future<Version> commit(Durability durability) override { return store_.commit(state_, durability); }
 
  private:

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "stoker/base/check.h"
+#include "stoker/base/crc32c.h"
 
 namespace stoker::local {
 namespace {
@@ -87,6 +88,18 @@ Status write_difference(const Table& from, const Table& to, ImageWriter& out) {
 }
 
 }  // namespace
+
+std::string tag_of(const Object& object) {
+  ByteWriter sums;
+  sums.put<uint64_t>(object.bytes);
+  for (const Chunk& chunk : object.chunks) {
+    sums.put<uint64_t>(chunk.birth);
+    sums.put<uint32_t>(chunk.crc);
+    sums.put<uint32_t>(chunk.valid);
+  }
+  const std::string bytes = sums.take();
+  return std::to_string(object.version) + "-" + std::to_string(crc32c(bytes.data(), bytes.size()));
+}
 
 void put_version(ByteWriter& out, Version version) {
   out.put(ItemKind::version);

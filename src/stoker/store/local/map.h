@@ -44,6 +44,10 @@ struct Object {
   uint64_t chunk_at(size_t index) const { return static_cast<uint64_t>(index) * chunk_bytes; }
 };
 
+// Tells one content of an object from another. The version alone does not: a crash loses deferred
+// commits, and their numbers are given again; so the checksums of all chunks are in it too.
+std::string tag_of(const Object& object);
+
 using Table = std::map<std::string, std::shared_ptr<Object>, std::less<>>;  // objects are shared between snapshots until they change
 
 struct Snapshot {

@@ -24,7 +24,9 @@ Result<const Table*> table_of(const Map& map, std::string_view snapshot) {
   return &found->table;
 }
 
-ObjectInfo describe(const std::string& key, const Object& object) { return {key, object.bytes, object.chunk_bytes, object.version}; }
+ObjectInfo describe(const std::string& key, const Object& object) {
+  return {key, object.bytes, object.chunk_bytes, object.version, {}, tag_of(object)};
+}
 
 }  // namespace
 

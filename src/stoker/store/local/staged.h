@@ -14,6 +14,7 @@
 #include "stoker/memory/budget.h"
 #include "stoker/store/local/allocator.h"
 #include "stoker/store/blocking_io.h"
+#include "stoker/store/condition.h"
 #include "stoker/store/local/map.h"
 
 namespace stoker::local {
@@ -75,6 +76,7 @@ struct TransactionState : std::enable_shared_from_this<TransactionState> {
   size_t pending = 0;           // writes in flight
   uint64_t touched = 0;         // volumes written to, one bit each
   std::optional<Error> error;   // the first write that failed
+  Requirements required;        // looked at when it commits
 };
 
 }  // namespace stoker::local

@@ -123,6 +123,13 @@ Status LocalStore::remove(TransactionState& state, std::string_view key) {
   return {};
 }
 
+Status LocalStore::require(TransactionState& state, std::string_view key, std::string_view tag) {
+  Lock lock(mutex_);
+  STOKER_TRY(check_writable(state));
+  state.required.insert_or_assign(std::string(key), std::string(tag));
+  return {};
+}
+
 // Who will have it written soonest, of those that have the room.
 std::optional<size_t> LocalStore::pick_volume(uint64_t bytes, const ByVolume& given) const {
   std::optional<size_t> best;

@@ -1,0 +1,54 @@
+#include "stoker/store/store.h"
+
+#include <algorithm>
+
+#include "stoker/base/bytes.h"
+#include "stoker/store/blocking_io.h"
+#include "stoker/store/condition.h"
+
+namespace stoker {
+namespace {
+
+constexpr const char* kWhere = "store";
+constexpr uint64_t kCopyPiece = 4 * kMiB;
+
+}  // namespace
+
+Status check_required(std::string_view key, std::string_view tag, std::string_view found) {
+  if (tag == found) return {};
+  const std::string name = "'" + std::string(key) + "'";
+  const std::string what = found.empty() ? name + " is gone"
+                           : tag.empty() ? name + " is there already"
+                                         : name + " was changed meanwhile";
+  return make_error(Code::conflict,
+                    what + ": nothing was committed; look at the object, then decide anew", kWhere);
+}
+
+Status Transaction::require(std::string_view key, std::string_view /*tag*/) {
+  return make_error(
+      Code::unsupported,
+      "this store has no conditions, so '" + std::string(key) +
+          "' cannot be required to be anything; use a store with features().conditional",
+      kWhere);
+}
+
+Result<Version> Store::copy(std::string_view from, std::string_view to) {
+  STOKER_ASSIGN(const ObjectInfo source, stat(from));
+  if (from == to)
+    return make_error(Code::invalid_argument,
+                      "'" + std::string(from) + "' cannot be copied to itself", kWhere);
+  STOKER_ASSIGN(const auto change, begin());
+  if (features().conditional && features().atomic == AtomicUnit::transaction)
+    STOKER_TRY(change->require(from, source.tag));
+  if (features().update && stat(to)) STOKER_TRY(change->remove(to));
+  STOKER_TRY(change->resize(to, source.bytes, source.chunk_bytes));
+  const AlignedBytes memory(std::min(kCopyPiece, source.bytes));
+  for (uint64_t at = 0; at < source.bytes; at += kCopyPiece) {
+    const Slice piece = memory.slice().sub(0, std::min(kCopyPiece, source.bytes - at));
+    STOKER_TRY(read(from, at, piece, {.priority = Priority::write_back}).wait());
+    STOKER_TRY(change->write(to, at, piece).wait());
+  }
+  return change->commit(Durability::durable).wait();
+}
+
+}  // namespace stoker
