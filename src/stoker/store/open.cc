@@ -9,15 +9,18 @@
 
 #include "stoker/base/bytes.h"
 #include "stoker/store/coded/store.h"
+#include "stoker/store/dir/store.h"
 #include "stoker/store/local/store.h"
 #include "stoker/store/memory_store.h"
 
 // Grammar of a composition:
-//   composition = "memory:" | "local:" volumes | volumes | "coded(" number "+" number { " " rate "=" bytes } "," shards ")"
-//   rate        = "scrub" | "repair" | "fold", each once at most
-//   volumes     = path { "," path }
-//   shards      = as volumes, with blanks around commas; a path may hold one "{" number ".." number "}", which stands for each number
-// A path may hold anything but a comma; one that starts with a word and a colon is written after "local:".
+//   composition = "memory:" | "dir:" path | "s3://" bucket ["/" prefix] ["?" options]
+//   (s3/location.h) | "local:" volumes | volumes | "coded(" number "+" number { " " rate "=" bytes
+//   } "," shards ")" rate        = "scrub" | "repair" | "fold", each once at most volumes     =
+//   path { "," path } shards      = as volumes, with blanks around commas; a path may hold one "{"
+//   number ".." number "}", which stands for each number
+// A path may hold anything but a comma; one that starts with a word and a colon is written after
+// "local:".
 
 namespace stoker {
 namespace {
@@ -154,12 +157,22 @@ Result<std::unique_ptr<Store>> open_store(const std::string& composition, const 
     if (options.read_only) return bad(composition, "a memory store starts empty, so it cannot be opened to read only");
     return open_memory(runtime, options);
   }
+  if (scheme == "dir") {
+    text.remove_prefix(std::string_view("dir:").size());
+    if (text.empty())
+      return bad(composition, "the folder is missing; write for example dir:/data/set");
+    return open_dir_store(std::string(text), runtime, options);
+  }
   if (!scheme.empty() && scheme != "local") {
-    return bad(composition, "there is no kind of store called '" + std::string(scheme) + "'; there are memory:, local: and coded(k+m, ...)");
+    return bad(composition, "there is no kind of store called '" + std::string(scheme) +
+                                "'; there are memory:, dir:, local: and coded(k+m, ...)");
   }
   STOKER_ASSIGN(auto coded, coded_plan(composition));
   if (coded) return open_coded_store(*coded, runtime, options);
-  if (text.ends_with(")")) return bad(composition, "this version composes no stores in this way; there are memory:, local: and coded(k+m, ...)");
+  if (text.ends_with(")"))
+    return bad(composition,
+               "this version composes no stores in this way; there are memory:, dir:, local: "
+               "and coded(k+m, ...)");
   STOKER_ASSIGN(auto volumes, local_volumes(composition));
   return open_local_store(std::move(volumes), runtime, options);
 }

@@ -26,16 +26,22 @@ struct StoreOptions {
   uint64_t capacity_bytes = 0;    // for data, over all volumes, when made: reserved at once (out_of_space if the disk has not got it)
   uint32_t chunk_bytes = 1 << 20; // default of new objects
   uint64_t objects_max = 1 << 16; // sizes the journal when made
-  std::vector<double> volume_weights; // when a local store is made: how capacity_bytes is shared out over its volumes, as they are named; empty: equally
+  // When a local store is made: how capacity_bytes is shared out over its volumes, as they are
+  // named; empty: equally.
+  std::vector<double> volume_weights = {};
   bool same_disk = false;         // when made: shards of a coded store may share a disk, although they are then lost together
-  std::vector<std::string> replace; // shards of a coded store, as the composition names them: where there is nothing or what is blank, a new one is made and rebuilt
-  std::string holder;             // who we are, for the lock's message ("stoker train, pid 7")
+  // Shards of a coded store, as the composition names them: where there is nothing or what is
+  // blank, a new one is made and rebuilt.
+  std::vector<std::string> replace = {};
+  std::string holder = {};        // who we are, for the lock's message ("stoker train, pid 7")
 };
 
 // The volumes of "local:/nvme0,/nvme1" or "/nvme0,/nvme1", for tools that work on a local store itself.
 Result<std::vector<std::string>> local_volumes(const std::string& composition);
 
-// "memory:" · "coded(6+3, /disk{0..8})" (any three of nine disks may be lost) · "local:/nvme0,/nvme1" or just "/nvme0,/nvme1" (each a directory, which then holds stoker.volume, a file, or a block device)
+// "memory:" · "local:/nvme0,/nvme1" or just "/nvme0,/nvme1" (each a directory, which then holds
+// stoker.volume, a file, or a block device) · "coded(6+3, /disk{0..8})" (any three of nine disks
+// may be lost) · "dir:/path" (each object a plain file)
 Result<std::unique_ptr<Store>> open_store(const std::string& composition, const Runtime& runtime, const StoreOptions& options);
 
 }  // namespace stoker

@@ -1,0 +1,142 @@
+// DirStore: docs/stores/dir.md is the protocol.
+//
+// Threads: any thread calls in. resize(), stat(), list() and copy() make system calls on the
+// caller's thread; writes, reads and commits run on the store's own threads, which wait there for
+// the disk. No mutex is held over a write or a flush.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "stoker/base/pool.h"
+#include "stoker/store/condition.h"
+#include "stoker/store/dir/beneath.h"
+#include "stoker/store/dir/store.h"
+
+namespace stoker::dir {
+
+// What a transaction has staged. Outlives it while writes or the commit are under way.
+struct Staged {
+  std::mutex mutex;  // guards what follows
+  std::string key;   // of the one object; empty: none yet
+  bool touched = false, removed = false;
+  std::optional<std::string> required;  // a tag; empty: absent
+  std::optional<Error> failed;          // of the first write that failed
+  bool done = false;                    // committed or abandoned: nothing comes to it any more
+  std::function<void()> settled;        // once no write is pending and it is done
+  size_t pending = 0;                   // writes under way
+  uint64_t bytes = 0;
+
+  // Set by resize(), then read by the writes.
+  Fd file, folder;
+  std::string folder_path, name;  // of the temporary file
+  FileId direct = -1;             // opened in the Loop by the first write that wants it
+
+  std::string path() const { return folder_path.empty() ? name : folder_path + "/" + name; }
+};
+using StagedPtr = std::shared_ptr<Staged>;
+
+class DirStore final : public Store {
+ public:
+  static Result<std::unique_ptr<Store>> open(const std::string& path, const Runtime& runtime,
+                                             const StoreOptions& options, const DirOptions& dir);
+
+  Features features() const override { return {.atomic = AtomicUnit::object, .conditional = true}; }
+  Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot) override;
+  Result<std::vector<ObjectInfo>> list(std::string_view prefix, std::string_view snapshot) override;
+  Future<void> read(std::string_view key, uint64_t offset, Slice into,
+                    ReadOptions options) override;
+  Result<std::unique_ptr<Transaction>> begin() override;
+  Result<Version> copy(std::string_view from, std::string_view to) override;
+  Future<void> snapshot(std::string_view name) override;
+  Future<void> drop(std::string_view name) override;
+  StoreInfo info() const override;
+
+  // write.cc: for its transactions
+  Status resize(Staged& staged, std::string_view key, uint64_t bytes, uint32_t chunk_bytes);
+  Future<void> write(const StagedPtr& staged, std::string_view key, uint64_t offset, Slice from,
+                     Priority priority);
+  Status remove(Staged& staged, std::string_view key);
+  Status require(Staged& staged, std::string_view key, std::string_view tag);
+  Future<Version> commit(const StagedPtr& staged);
+  void abandon(const StagedPtr& staged);
+
+ private:
+  DirStore(Beneath root, const Runtime& runtime, const StoreOptions& options,
+           const DirOptions& dir);
+
+  // read.cc
+  Status read_now(const std::string& key, uint64_t offset, Slice into,
+                  const ReadOptions& options) const;
+  Status walk(const Fd& folder, const std::string& path, std::string_view prefix,
+              std::vector<ObjectInfo>& found) const;
+
+  // write.cc
+  Status check_open(const Staged& staged, std::string_view key) const;
+  Status begin_object(Staged& staged, uint64_t bytes);
+  Status make_temporary(Staged& staged);
+  void sweep(const Fd& folder, const std::string& path);
+  Status write_now(Staged& staged, FileId direct, uint64_t offset, Slice from,
+                   Priority priority);
+  void ended(const StagedPtr& staged, const Status& status);
+  void settle(Staged& staged, std::function<void()> then);  // with the mutex
+  Result<Version> commit_now(Staged& staged);
+  Status publish(Staged& staged);
+  Result<Version> publish_link(Staged& staged);
+  Status place(Staged& staged, const std::string& name) const;
+  Status take_away(const Staged& staged) const;
+  void drop_temporary(Staged& staged);
+  void close_direct(Staged& staged) const;
+  void prune(std::string folder) const;
+  Status stamp(const Fd& file, const std::string& path);
+  Result<Fd> lock(bool alone) const;
+  void step(const DirStep& done) const;
+  Error read_only_error() const;
+
+  const Runtime runtime_;
+  const bool read_only_;
+  const DirOptions options_;
+  const Beneath root_;
+  std::atomic<uint64_t> commits_{0};
+  std::atomic<int64_t> last_stamp_ns_{0};
+  std::mutex swept_mutex_;
+  std::set<std::string> swept_;  // folders in which temporary files of the dead were looked for;
+                                 // guarded by swept_mutex_
+  Pool files_{4};                // the last member: it ends before what its jobs use
+};
+
+class DirTransaction final : public Transaction {
+ public:
+  explicit DirTransaction(DirStore& store) : store_(store), staged_(std::make_shared<Staged>()) {}
+  ~DirTransaction() override { store_.abandon(staged_); }
+  Status resize(std::string_view key, uint64_t bytes, uint32_t chunk_bytes) override {
+    return store_.resize(*staged_, key, bytes, chunk_bytes);
+  }
+  Future<void> write(std::string_view key, uint64_t offset, Slice from,
+                     Priority priority) override {
+    return store_.write(staged_, key, offset, from, priority);
+  }
+  Status remove(std::string_view key) override { return store_.remove(*staged_, key); }
+  Future<void> read(std::string_view key, uint64_t offset, Slice into,
+                    ReadOptions options) override;
+  Status require(std::string_view key, std::string_view tag) override {
+    return store_.require(*staged_, key, tag);
+  }
+  Future<Version> commit(Durability) override { return store_.commit(staged_); }
+
+ private:
+  DirStore& store_;
+  const StagedPtr staged_;
+};
+
+// A file's inode, size and modification time.
+std::string tag_of(const struct stat& status);
+
+}  // namespace stoker::dir

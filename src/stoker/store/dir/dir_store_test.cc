@@ -1,0 +1,211 @@
+// DirStore: what is special to plain files.
+#include <gtest/gtest.h>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "stoker/store/blocking_io.h"
+#include "stoker/store/dir/store.h"
+#include "stoker/store/runtime.h"
+#include "stoker/testing/store_harness.h"
+
+namespace stoker {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Each test runs on a kernel with openat2 and on one without.
+class DirStoreTest : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    root_ = testing::TempDir() + "dir_store_" + std::to_string(getpid());
+    fs::remove_all(root_);
+    fs::create_directories(root_ + "/outside");
+    runtime_ = std::move(*RuntimeOwner::make({.engine = "posix", .cpu_threads = 2}));
+    open();
+  }
+  void TearDown() override {
+    store_.reset();
+    runtime_.reset();
+    fs::remove_all(root_);
+  }
+  void open(StoreOptions options = {.create = true}) {
+    store_.reset();
+    auto opened =
+        open_dir_store(root_ + "/in", runtime_->runtime(), options, {.openat2 = GetParam()});
+    ASSERT_OK(opened);
+    store_ = std::move(*opened);
+  }
+  Status put(const std::string& key, Bytes bytes) {
+    auto change = std::move(*store_->begin());
+    STOKER_TRY(change->resize(key, bytes.size()));
+    STOKER_TRY(change->write(key, 0, slice_of(bytes)).wait());
+    const auto done = change->commit(Durability::durable).wait();
+    return done ? Status() : Status(done.error());
+  }
+  std::string file(const std::string& name) const { return root_ + "/in/" + name; }
+  void write_file(const std::string& path, const std::string& text) { std::ofstream(path) << text; }
+  std::vector<std::string> names() const {
+    std::vector<std::string> found;
+    for (const auto& each : fs::recursive_directory_iterator(root_ + "/in"))
+      found.push_back(each.path().filename());
+    std::sort(found.begin(), found.end());
+    return found;
+  }
+
+  std::string root_;
+  std::unique_ptr<RuntimeOwner> runtime_;
+  std::unique_ptr<Store> store_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Kernels, DirStoreTest, ::testing::Bool(),
+                         [](const auto& test) { return test.param ? "openat2" : "walk"; });
+
+TEST_P(DirStoreTest, AnObjectIsAPlainFileAndAPlainFileIsAnObject) {
+  EXPECT_OK(put("a/b/object", pattern(5000, 1)));
+  EXPECT_EQ(fs::file_size(file("a/b/object")), 5000U);
+  EXPECT_EQ(names(), (std::vector<std::string>{"a", "b", "object"})) << "and nothing else is left";
+  write_file(file("a/theirs"), "hello");
+  EXPECT_EQ(store_->stat("a/theirs")->bytes, 5U);
+  Bytes into(5);
+  EXPECT_OK(store_->read("a/theirs", 0, slice_of(into)).wait());
+  EXPECT_EQ(std::memcmp(into.data(), "hello", 5), 0);
+  const std::string tag = store_->stat("a/theirs")->tag;
+  write_file(file("a/theirs"), "world");
+  EXPECT_NE(store_->stat("a/theirs")->tag, tag);
+}
+
+TEST_P(DirStoreTest, NamesThatLeadOutAreRefused) {
+  write_file(root_ + "/outside/secret", "secret");
+  Bytes into(1);
+  for (const std::string& key :
+       {std::string("../outside/secret"), std::string("a/../../outside/secret"),
+        std::string("/etc/passwd"), std::string("a//b"), std::string("a/"), std::string("."),
+        std::string("a/./b"), std::string(".stoker-0123.tmp"), std::string("a\0b", 3),
+        std::string(300, 'x'), std::string(5000, 'x')}) {
+    EXPECT_EQ(code_of(store_->stat(key)), Code::invalid_argument) << key;
+    EXPECT_EQ(code_of(store_->read(key, 0, slice_of(into)).wait()), Code::invalid_argument) << key;
+    EXPECT_EQ(code_of(put(key, pattern(10, 1))), Code::invalid_argument) << key;
+    EXPECT_EQ(code_of((*store_->begin())->remove(key)), Code::invalid_argument) << key;
+  }
+  EXPECT_EQ(code_of(store_->list("../outside/")), Code::invalid_argument);
+  EXPECT_TRUE(names().empty());
+}
+
+TEST_P(DirStoreTest, LinksAreNotFollowed) {
+  write_file(root_ + "/outside/secret", "secret");
+  fs::create_directory_symlink(root_ + "/outside", file("folder"));
+  fs::create_symlink(root_ + "/outside/secret", file("link"));
+  fs::create_symlink("/proc/self/root", file("magic"));
+  Bytes into(1);
+  for (const char* key : {"folder/secret", "link", "magic/etc/passwd"}) {
+    EXPECT_EQ(code_of(store_->stat(key)), Code::not_found) << key;
+    EXPECT_EQ(code_of(store_->read(key, 0, slice_of(into)).wait()), Code::not_found) << key;
+    EXPECT_EQ(code_of(put(key, pattern(10, 1))), Code::invalid_argument) << key;
+    EXPECT_EQ(code_of((*store_->begin())->remove(key)), Code::not_found) << key;
+    EXPECT_EQ(code_of(store_->copy(key, "to")), Code::not_found) << key;
+  }
+  EXPECT_TRUE(store_->list("")->empty());
+  EXPECT_TRUE(store_->list("folder/")->empty());
+  EXPECT_EQ(fs::file_size(root_ + "/outside/secret"), 6U);
+  EXPECT_EQ(std::distance(fs::directory_iterator(root_ + "/outside"), {}), 1);
+}
+
+TEST_P(DirStoreTest, ANameIsAFileOrAFolder) {
+  EXPECT_OK(put("m/1", pattern(10, 1)));
+  EXPECT_EQ(code_of(put("m", pattern(10, 1))), Code::invalid_argument);
+  EXPECT_EQ(code_of(put("m/1/below", pattern(10, 1))), Code::invalid_argument);
+  EXPECT_EQ(code_of(store_->stat("m")), Code::not_found);
+  EXPECT_EQ(code_of(store_->stat("m/1/below")), Code::not_found);
+  {
+    auto change = std::move(*store_->begin());
+    EXPECT_OK(change->remove("m/1"));
+    EXPECT_OK(change->commit(Durability::durable).wait());
+  }
+  EXPECT_OK(put("m", pattern(10, 1))) << "a folder that became empty is in nobody's way";
+  EXPECT_EQ(names(), std::vector<std::string>{"m"});
+}
+
+TEST_P(DirStoreTest, APipeIsNoObjectAndHangsNobody) {
+  ASSERT_EQ(mkfifo(file("pipe").c_str(), 0600), 0);
+  Bytes into(1);
+  EXPECT_EQ(code_of(store_->read("pipe", 0, slice_of(into)).wait()), Code::not_found);
+  EXPECT_EQ(code_of(put("pipe", pattern(1, 1))), Code::invalid_argument);
+  EXPECT_TRUE(store_->list("")->empty());
+}
+
+TEST_P(DirStoreTest, TemporaryFilesOfTheDeadAreRemovedAndThoseOfTheLivingStay) {
+  fs::create_directories(file("a"));
+  write_file(file("a/.stoker-00000000000000aa.tmp"), "dead");
+  write_file(file("a/.stoker-00000000000000bb.tmp"), "alive");
+  const int alive = ::open(file("a/.stoker-00000000000000bb.tmp").c_str(), O_RDWR);
+  ASSERT_EQ(flock(alive, LOCK_EX), 0);
+  EXPECT_TRUE(store_->list("")->empty()) << "neither is an object";
+  EXPECT_OK(put("a/object", pattern(10, 1)));
+  EXPECT_EQ(names(), (std::vector<std::string>{".stoker-00000000000000bb.tmp", "a", "object"}));
+  ::close(alive);
+}
+
+TEST_P(DirStoreTest, AConflictLeavesNoTemporaryFile) {
+  EXPECT_OK(put("object", pattern(10, 1)));
+  for (const std::string_view tag : {kAbsent, std::string_view("another tag")}) {
+    auto change = std::move(*store_->begin());
+    EXPECT_OK(change->resize("object", 10));
+    EXPECT_OK(change->require("object", tag));
+    EXPECT_EQ(code_of(change->commit(Durability::durable).wait()), Code::conflict);
+  }
+  EXPECT_EQ(names(), std::vector<std::string>{"object"});
+}
+
+TEST_P(DirStoreTest, LargePiecesMoveByDirectTransfersAndOddOnesToo) {
+  const size_t size = 5 * kMiB + 1234;
+  const Bytes bytes = pattern(size + 8192, 3);
+  AlignedBytes memory(size + 8192);
+  const uint64_t before = runtime_->loop().counters().written_bytes.get();
+  for (const size_t skew :
+       {0, 1, 511, 4095}) {  // of offset and memory alike: the whole blocks between go direct
+    std::memcpy(memory.data(), bytes.data(), bytes.size());
+    auto change = std::move(*store_->begin());
+    EXPECT_OK(change->resize("object", size + skew));
+    EXPECT_OK(change->write("object", skew, memory.slice().sub(skew, size)).wait());
+    EXPECT_OK(change->commit(Durability::durable).wait());
+    std::memset(memory.data(), 0, memory.size());
+    EXPECT_OK(store_->read("object", skew, memory.slice().sub(skew, size)).wait());
+    ASSERT_EQ(std::memcmp(memory.data() + skew, bytes.data() + skew, size), 0) << skew;
+    Bytes head(skew);
+    EXPECT_OK(store_->read("object", 0, slice_of(head)).wait());
+    EXPECT_EQ(head, Bytes(skew));
+  }
+  EXPECT_GE(runtime_->loop().counters().written_bytes.get() - before, 4 * (5 * kMiB - 8192))
+      << "through the Loop";
+}
+
+TEST_P(DirStoreTest, ACopyOfACopyOntoItselfLeavesNoName) {
+  EXPECT_OK(put("from", pattern(1000, 1)));
+  for (int i = 0; i < 2; ++i)
+    EXPECT_OK(store_->copy("from", "to"));  // the second finds the same file there
+  EXPECT_EQ(names(), (std::vector<std::string>{"from", "to"}));
+  EXPECT_OK(put("to", pattern(1000, 2)));
+  EXPECT_EQ(read_all(*store_, "from"), pattern(1000, 1));
+}
+
+TEST_P(DirStoreTest, WhatIsNoFolderIsSaid) {
+  write_file(root_ + "/file", "x");
+  const auto not_one = open_dir_store(root_ + "/file", runtime_->runtime(), {}, {});
+  EXPECT_FALSE(not_one);
+  const auto missing = open_dir_store(root_ + "/none", runtime_->runtime(), {}, {});
+  EXPECT_EQ(code_of(missing), Code::not_found);
+  EXPECT_EQ(code_of(open_store("dir:", runtime_->runtime(), {})), Code::invalid_argument);
+  open({.read_only = true});
+  EXPECT_EQ(code_of(store_->begin()), Code::read_only);
+  EXPECT_EQ(code_of(store_->copy("a", "b")), Code::read_only);
+}
+
+}  // namespace
+}  // namespace stoker

@@ -1,0 +1,197 @@
+// DirStore: opening, telling and reading.
+#include "stoker/store/dir/store.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "stoker/base/bytes.h"
+#include "stoker/base/log.h"
+#include "stoker/store/blocking_io.h"
+#include "stoker/store/dir/dir_store.h"
+#include "stoker/store/dir/transfer.h"
+#include "stoker/store/folder.h"
+
+namespace stoker::dir {
+namespace {
+
+constexpr const char* kWhere = "store/dir";
+
+Error no_snapshot(std::string_view name) {
+  return make_error(
+      Code::not_found,
+      "there is no snapshot '" + std::string(name) + "': a folder of plain files has none", kWhere);
+}
+
+Error no_object(std::string_view key, const std::string& root) {
+  return make_error(Code::not_found,
+                    "there is no object '" + std::string(key) + "' in '" + root + "'", kWhere);
+}
+
+ObjectInfo describe(std::string key, const struct stat& status) {
+  ObjectInfo info;
+  info.key = std::move(key);
+  info.bytes = static_cast<uint64_t>(status.st_size);
+  info.tag = tag_of(status);
+  return info;
+}
+
+}  // namespace
+
+std::string tag_of(const struct stat& status) {
+  std::string nanoseconds = std::to_string(status.st_mtim.tv_nsec);
+  nanoseconds.insert(0, 9 - nanoseconds.size(), '0');
+  return std::to_string(status.st_ino) + "-" + std::to_string(status.st_size) + "-" +
+         std::to_string(status.st_mtim.tv_sec) + "." + nanoseconds;
+}
+
+Result<std::unique_ptr<Store>> DirStore::open(const std::string& path, const Runtime& runtime,
+                                              const StoreOptions& options, const DirOptions& dir) {
+  if (options.create && !options.read_only) {
+    if (const Status made = make_folder(path); !made)
+      return made.error().with("the store 'dir:" + path + "'");
+  }
+  auto root = Beneath::open(path, dir.openat2);
+  if (!root) return root.error().with("the store 'dir:" + path + "'");
+  return std::unique_ptr<Store>(new DirStore(std::move(*root), runtime, options, dir));
+}
+
+DirStore::DirStore(Beneath root, const Runtime& runtime, const StoreOptions& options,
+                   const DirOptions& dir)
+    : runtime_(runtime), read_only_(options.read_only), options_(dir), root_(std::move(root)) {}
+
+Result<ObjectInfo> DirStore::stat(std::string_view key, std::string_view snapshot) {
+  if (!snapshot.empty()) return no_snapshot(snapshot);
+  STOKER_TRY(check_key(key));
+  STOKER_ASSIGN(const Fd file, root_.open_at(key, O_PATH));
+  struct stat status{};
+  if (fstat(file.get(), &status) != 0)
+    return errno_error(errno, "cannot look at '" + std::string(key) + "' in '" + root_.path() + "'",
+                       kWhere);
+  if (!S_ISREG(status.st_mode)) return no_object(key, root_.path());
+  return describe(std::string(key), status);
+}
+
+Result<std::vector<ObjectInfo>> DirStore::list(std::string_view prefix, std::string_view snapshot) {
+  if (!snapshot.empty()) return no_snapshot(snapshot);
+  const std::string folder_path = split_key(prefix).first;
+  if (!folder_path.empty()) STOKER_TRY(check_key(folder_path));
+  auto folder = root_.open_at(folder_path, O_RDONLY | O_DIRECTORY);
+  if (!folder && folder.error().code == Code::not_found) return std::vector<ObjectInfo>();
+  if (!folder) return folder.error();
+  std::vector<ObjectInfo> found;
+  STOKER_TRY(walk(*folder, folder_path, prefix, found));
+  std::sort(found.begin(), found.end(),
+            [](const ObjectInfo& a, const ObjectInfo& b) { return a.key < b.key; });
+  return found;
+}
+
+Status DirStore::walk(const Fd& folder, const std::string& path, std::string_view prefix,
+                      std::vector<ObjectInfo>& found) const {
+  const int again = openat(folder.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(again < 0 ? nullptr : fdopendir(again),
+                                                    closedir);
+  if (!entries)
+    return errno_error(errno, "cannot read the folder '" + path + "' in '" + root_.path() + "'",
+                       kWhere);
+  for (;;) {
+    errno = 0;
+    const dirent* entry = readdir(entries.get());
+    if (entry == nullptr) break;
+    const std::string name = entry->d_name;
+    if (name == "." || name == ".." || is_own_name(name)) continue;
+    const std::string key = path.empty() ? name : path + "/" + name;
+    const size_t common = std::min(key.size(), prefix.size());
+    if (std::string_view(key).substr(0, common) != prefix.substr(0, common)) continue;
+    struct stat status{};
+    if (fstatat(folder.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) {
+      if (errno == ENOENT) continue;  // removed meanwhile
+      return errno_error(errno, "cannot look at '" + key + "' in '" + root_.path() + "'", kWhere);
+    }
+    if (S_ISREG(status.st_mode) && key.size() >= prefix.size())
+      found.push_back(describe(key, status));
+    if (!S_ISDIR(status.st_mode)) continue;
+    const Fd below(
+        openat(folder.get(), name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    if (!below && (errno == ENOENT || errno == ELOOP || errno == ENOTDIR)) continue;
+    if (!below)
+      return errno_error(errno, "cannot read the folder '" + key + "' in '" + root_.path() + "'",
+                         kWhere);
+    STOKER_TRY(walk(below, key, prefix, found));
+  }
+  return errno == 0
+             ? Status()
+             : errno_error(errno, "cannot read the folder '" + path + "' in '" + root_.path() + "'",
+                           kWhere);
+}
+
+Future<void> DirStore::read(std::string_view key, uint64_t offset, Slice into,
+                            ReadOptions options) {
+  if (!options.snapshot.empty()) return no_snapshot(options.snapshot);
+  if (const Status valid = check_key(key); !valid) return valid.error();
+  auto promise = std::make_shared<Promise<void>>();
+  Future<void> future = promise->future();
+  files_.run([this, promise, name = std::string(key), offset, into, options] {
+    promise->complete(read_now(name, offset, into, options));
+  });
+  return future;
+}
+
+Status DirStore::read_now(const std::string& key, uint64_t offset, Slice into,
+                          const ReadOptions& options) const {
+  STOKER_ASSIGN(const Fd file,
+                root_.open_at(key, O_RDONLY | O_NONBLOCK));  // or opening a pipe would hang
+  struct stat status{};
+  if (fstat(file.get(), &status) != 0)
+    return errno_error(errno, "cannot look at '" + key + "' in '" + root_.path() + "'", kWhere);
+  if (!S_ISREG(status.st_mode)) return no_object(key, root_.path());
+  const auto bytes = static_cast<uint64_t>(status.st_size);
+  if (offset > bytes || into.size > bytes - offset) {
+    return make_error(Code::invalid_argument,
+                      "bytes " + std::to_string(offset) + " to " +
+                          std::to_string(offset + into.size) + " are beyond the end of '" + key +
+                          "', which has " + std::to_string(bytes),
+                      kWhere);
+  }
+  const Status done = read_file(runtime_.loop, file.get(), offset, into, options.priority);
+  return done ? done : Status(done.error().with("reading '" + key + "' in '" + root_.path() + "'"));
+}
+
+Future<void> DirStore::snapshot(std::string_view) {
+  if (read_only_) return read_only_error();
+  return make_error(Code::unsupported,
+                    "a folder of plain files has no snapshots; use local: for them", kWhere);
+}
+
+Future<void> DirStore::drop(std::string_view name) {
+  return no_snapshot(name);
+}
+
+Error DirStore::read_only_error() const {
+  return make_error(Code::read_only, "the store 'dir:" + root_.path() + "' was opened to read only",
+                    kWhere);
+}
+
+StoreInfo DirStore::info() const {
+  StoreInfo info;
+  info.composition = "dir:" + root_.path();
+  info.committed = info.durable = commits_;
+  if (read_only_) info.read_only = "it was opened to read only";
+  return info;
+}
+
+}  // namespace stoker::dir
+
+namespace stoker {
+
+Result<std::unique_ptr<Store>> open_dir_store(const std::string& path, const Runtime& runtime,
+                                              const StoreOptions& options, const DirOptions& dir) {
+  return dir::DirStore::open(path, runtime, options, dir);
+}
+
+}  // namespace stoker

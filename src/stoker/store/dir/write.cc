@@ -1,0 +1,507 @@
+// DirStore: an object is written to a temporary file beside its place, flushed, and renamed.
+// docs/stores/dir.md numbers the steps.
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/file.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <utility>
+
+#include "stoker/base/bytes.h"
+#include "stoker/base/log.h"
+#include "stoker/store/dir/dir_store.h"
+#include "stoker/store/dir/transfer.h"
+
+namespace stoker::dir {
+namespace {
+
+constexpr const char* kWhere = "store/dir/write";
+constexpr int kNameTries = 16;
+
+using Kind = DirStep::Kind;
+
+Error done_already() {
+  return make_error(Code::invalid_argument, "the transaction is already committed: begin another",
+                    kWhere);
+}
+
+bool no_such_flag(int error) {
+  return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Transaction>> DirStore::begin() {
+  if (read_only_) return read_only_error();
+  return std::unique_ptr<Transaction>(std::make_unique<DirTransaction>(*this));
+}
+
+void DirStore::step(const DirStep& done) const {
+  if (options_.steps) options_.steps(done);
+}
+
+// With the mutex. The transaction may work on `key`.
+Status DirStore::check_open(const Staged& staged, std::string_view key) const {
+  if (staged.done) return done_already();
+  STOKER_TRY(check_key(key));
+  if (staged.key.empty() || staged.key == key) return {};
+  return make_error(Code::unsupported,
+                    "a transaction of a dir: store holds one object, and this one has '" +
+                        staged.key + "' already: commit '" + std::string(key) +
+                        "' in another, or use a store with transactions, such as local:",
+                    kWhere);
+}
+
+Status DirStore::resize(Staged& staged, std::string_view key, uint64_t bytes,
+                        uint32_t chunk_bytes) {
+  std::lock_guard lock(staged.mutex);
+  STOKER_TRY(check_open(staged, key));
+  if (chunk_bytes != 0 &&
+      (chunk_bytes % kIoAlign != 0 || chunk_bytes < 64 * kKiB || chunk_bytes > 8 * kMiB)) {
+    return make_error(Code::invalid_argument,
+                      "a chunk is a multiple of 4 KiB from 64 KiB to 8 MiB, not " +
+                          std::to_string(chunk_bytes) + " bytes",
+                      kWhere);
+  }
+  if (bytes > static_cast<uint64_t>(INT64_MAX))
+    return make_error(Code::invalid_argument, "a file has at most 8 EiB", kWhere);
+  if (staged.pending > 0)
+    return make_error(
+        Code::busy,
+        "'" + std::string(key) + "' is being written: wait for that before its size changes",
+        kWhere);
+  staged.key = key;
+  Status begun = begin_object(staged, bytes);
+  if (!begun) drop_temporary(staged);
+  return begun;
+}
+
+Status DirStore::begin_object(Staged& staged, uint64_t bytes) {
+  if (!staged.file) STOKER_TRY(make_temporary(staged));
+  int error = ftruncate(staged.file.get(), 0) == 0 ? 0 : errno;
+  if (error == 0 && bytes > 0)
+    error = fallocate(staged.file.get(), 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+  if (error == EOPNOTSUPP)
+    error = ftruncate(staged.file.get(), static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+  if (error != 0)
+    return errno_error(error,
+                       "cannot reserve " + human_bytes(bytes) + " for '" + staged.key + "' in '" +
+                           root_.path() + "'",
+                       kWhere);
+  staged.bytes = bytes;
+  staged.touched = true;
+  staged.removed = false;
+  return {};
+}
+
+// Steps 1 and 2. The lock tells others that we live: whoever gets it removes the file.
+Status DirStore::make_temporary(Staged& staged) {
+  staged.folder_path = split_key(staged.key).first;
+  for (int attempt = 0; attempt < kNameTries; ++attempt) {
+    STOKER_ASSIGN(staged.folder,
+                  root_.make_folder(staged.folder_path, [this](const std::string& made) {
+                    step({.kind = Kind::make_folder, .path = made});
+                    step({.kind = Kind::sync_folder, .path = split_key(made).first});
+                  }));
+    struct stat there{};
+    if (fstatat(staged.folder.get(), split_key(staged.key).second.c_str(), &there,
+                AT_SYMLINK_NOFOLLOW) == 0 &&
+        !S_ISREG(there.st_mode)) {
+      return make_error(Code::invalid_argument,
+                        "'" + staged.key + "' in '" + root_.path() + "' is " +
+                            (S_ISDIR(there.st_mode) ? "a folder" : "no plain file") +
+                            " already, so no object can have this name",
+                        kWhere);
+    }
+    sweep(staged.folder, staged.folder_path);
+    staged.name = make_own_name();
+    Fd file(openat(staged.folder.get(), staged.name.c_str(),
+                   O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
+    if (!file && (errno == EEXIST || errno == ENOENT))
+      continue;  // ENOENT: the folder was empty, and somebody removed it
+    if (!file)
+      return errno_error(errno,
+                         "cannot make a file in '" + root_.path() +
+                             (staged.folder_path.empty() ? "'" : "/" + staged.folder_path + "'"),
+                         kWhere);
+    if (flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+      continue;  // who sweeps was quicker
+    struct stat status{};
+    if (fstat(file.get(), &status) == 0 && status.st_nlink == 0) continue;
+    staged.file = std::move(file);
+    step({.kind = Kind::create, .path = staged.path()});
+    return {};
+  }
+  return make_error(
+      Code::busy,
+      "no temporary file can be made for '" + staged.key + "' in '" + root_.path() + "'; try later",
+      kWhere);
+}
+
+// Temporary files whose writers are dead, once a folder.
+void DirStore::sweep(const Fd& folder, const std::string& path) {
+  {
+    std::lock_guard lock(swept_mutex_);
+    if (!swept_.insert(path).second) return;
+  }
+  const int again = openat(folder.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(again < 0 ? nullptr : fdopendir(again),
+                                                    closedir);
+  if (!entries) return;  // making a file there will say why
+  while (const dirent* entry = readdir(entries.get())) {
+    if (!is_own_name(entry->d_name)) continue;
+    const Fd file(
+        openat(folder.get(), entry->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    if (!file || flock(file.get(), LOCK_EX | LOCK_NB) != 0) continue;
+    if (unlinkat(folder.get(), entry->d_name, 0) == 0)
+      log().info("removed '{}', which a writer that died left in '{}'", entry->d_name,
+                 root_.path());
+  }
+}
+
+Future<void> DirStore::write(const StagedPtr& staged, std::string_view key, uint64_t offset,
+                             Slice from, Priority priority) {
+  std::lock_guard lock(staged->mutex);
+  const Status allowed = [&]() -> Status {
+    STOKER_TRY(check_open(*staged, key));
+    if (!staged->touched || staged->removed) {
+      if (!stat(key, {}))
+        return make_error(Code::not_found,
+                          "there is no object '" + std::string(key) + "' in '" + root_.path() +
+                              "'; resize() makes it",
+                          kWhere);
+      return make_error(Code::unsupported,
+                        "a dir: store writes objects anew: call resize('" + std::string(key) +
+                            "') in this transaction first, and write all of it",
+                        kWhere);
+    }
+    if (offset <= staged->bytes && from.size <= staged->bytes - offset) return {};
+    return make_error(Code::invalid_argument,
+                      "bytes " + std::to_string(offset) + " to " +
+                          std::to_string(offset + from.size) + " are beyond the end of '" +
+                          std::string(key) + "', which has " + std::to_string(staged->bytes) +
+                          "; resize it first",
+                      kWhere);
+  }();
+  if (!allowed) {
+    if (!staged->failed && !staged->done) staged->failed = allowed.error();
+    return allowed;
+  }
+  if (staged->direct < 0 && goes_direct(offset, from)) {
+    const auto file = runtime_.loop.open(OpenFile{.path = path_of(staged->file.get())});
+    if (file) staged->direct = file->id;
+  }
+  ++staged->pending;
+  auto promise = std::make_shared<Promise<void>>();
+  Future<void> future = promise->future();
+  files_.run([this, staged, promise, direct = staged->direct, offset, from, priority] {
+    const Status status = write_now(*staged, direct, offset, from, priority);
+    promise->complete(status);  // before the commit's: whoever has that finds this done
+    ended(staged, status);
+  });
+  return future;
+}
+
+Status DirStore::write_now(Staged& staged, FileId direct, uint64_t offset, Slice from,
+                           Priority priority) {
+  const Status written =
+      write_file(runtime_.loop, staged.file.get(), direct, offset, from, priority);
+  if (!written)
+    return written.error().with("writing '" + staged.key + "' in '" + root_.path() + "'");
+  if (options_.steps)
+    step({.kind = Kind::write,
+          .path = staged.path(),
+          .offset = offset,
+          .bytes = {from.data, from.data + from.size}});
+  return {};
+}
+
+void DirStore::ended(const StagedPtr& staged, const Status& status) {
+  std::function<void()> then;
+  {
+    std::lock_guard lock(staged->mutex);
+    if (!status && !staged->failed) staged->failed = status.error();
+    if (--staged->pending == 0) then = std::exchange(staged->settled, {});
+  }
+  if (then) then();
+}
+
+Status DirStore::remove(Staged& staged, std::string_view key) {
+  std::lock_guard lock(staged.mutex);
+  STOKER_TRY(check_open(staged, key));
+  if (staged.removed || (!staged.touched && !stat(key, {})))
+    return make_error(Code::not_found,
+                      "there is no object '" + std::string(key) + "' in '" + root_.path() + "'",
+                      kWhere);
+  if (staged.pending > 0)
+    return make_error(
+        Code::busy,
+        "'" + std::string(key) + "' is being written: wait for that before it is removed", kWhere);
+  drop_temporary(staged);
+  staged.key = key;
+  staged.touched = staged.removed = true;
+  return {};
+}
+
+Status DirStore::require(Staged& staged, std::string_view key, std::string_view tag) {
+  std::lock_guard lock(staged.mutex);
+  STOKER_TRY(check_open(staged, key));
+  staged.key = key;
+  staged.required = std::string(tag);
+  return {};
+}
+
+Future<Version> DirStore::commit(const StagedPtr& staged) {
+  std::lock_guard lock(staged->mutex);
+  if (staged->done) return done_already();
+  staged->done = true;
+  auto promise = std::make_shared<Promise<Version>>();
+  Future<Version> future = promise->future();
+  settle(*staged, [this, staged, promise] { promise->complete(commit_now(*staged)); });
+  return future;
+}
+
+void DirStore::abandon(const StagedPtr& staged) {
+  std::lock_guard lock(staged->mutex);
+  if (staged->done) return;
+  staged->done = true;
+  if (staged->file) settle(*staged, [this, staged] { drop_temporary(*staged); });
+}
+
+void DirStore::settle(Staged& staged, std::function<void()> then) {
+  if (staged.pending > 0) {
+    staged.settled = std::move(then);  // the last of its writes calls it
+  } else {
+    files_.run(std::move(then));
+  }
+}
+
+// Nothing else works on `staged` any more.
+Result<Version> DirStore::commit_now(Staged& staged) {
+  Status status = staged.failed ? Status(*staged.failed) : Status();
+  if (status && (staged.touched || staged.required)) status = publish(staged);
+  if (!status) {
+    drop_temporary(staged);
+    return status.error();
+  }
+  staged.file = Fd();
+  return ++commits_;
+}
+
+// Steps 4 to 7.
+Status DirStore::publish(Staged& staged) {
+  close_direct(staged);
+  if (staged.file) {
+    STOKER_TRY(stamp(staged.file, staged.key));
+    if (fdatasync(staged.file.get()) != 0)
+      return errno_error(
+          errno, "cannot make '" + staged.key + "' in '" + root_.path() + "' durable", kWhere);
+    step({.kind = Kind::sync_file, .path = staged.path()});
+  }
+  const std::string folder_path = split_key(staged.key).first;
+  if (!staged.folder) {
+    auto there = root_.open_at(folder_path, O_RDONLY | O_DIRECTORY);
+    if (!there && there.error().code != Code::not_found) return there.error();
+    if (there) staged.folder = std::move(*there);
+  }
+  const bool tagged = staged.required && !staged.required->empty();
+  {
+    STOKER_ASSIGN(const Fd locked, lock(tagged));
+    if (staged.required &&
+        !(staged.file && staged.required->empty())) {  // else the rename itself looks
+      const auto found = stat(staged.key, {});
+      if (!found && found.error().code != Code::not_found) return found.error();
+      STOKER_TRY(check_required(staged.key, *staged.required, found ? found->tag : std::string()));
+    }
+    if (staged.file) {
+      STOKER_TRY(place(staged, split_key(staged.key).second));
+      staged.name.clear();
+    } else if (staged.removed) {
+      STOKER_TRY(take_away(staged));
+    }
+  }
+  if (!staged.touched) return {};
+  if (const Status synced = sync_folder(staged.folder.get(), folder_path); !synced) {
+    return Error{Code::in_doubt, synced.error().sys_errno,
+                 "'" + staged.key + "' in '" + root_.path() +
+                     "' was changed, but may be the old one again after a power cut; look at it "
+                     "before you commit it again",
+                 kWhere};
+  }
+  step({.kind = Kind::sync_folder, .path = folder_path});
+  if (staged.removed) prune(folder_path);
+  return {};
+}
+
+// Step 6.
+Status DirStore::place(Staged& staged, const std::string& name) const {
+  const int folder = staged.folder.get();
+  const bool absent = staged.required && staged.required->empty();
+  DirStep renamed{.kind = Kind::rename, .path = staged.path(), .to = staged.key};
+  int error = 0;
+  if (!absent) {
+    error = renameat(folder, staged.name.c_str(), folder, name.c_str()) == 0 ? 0 : errno;
+  } else {
+    error = !options_.no_replace ? EINVAL
+            : renameat2(folder, staged.name.c_str(), folder, name.c_str(), RENAME_NOREPLACE) == 0
+                ? 0
+                : errno;
+    if (no_such_flag(error)) {
+      error = linkat(folder, staged.name.c_str(), folder, name.c_str(), 0) == 0 ? 0 : errno;
+      if (error == 0) {
+        step({.kind = Kind::link, .path = staged.path(), .to = staged.key});
+        if (unlinkat(folder, staged.name.c_str(), 0) != 0)
+          log().warn("cannot remove '{}' in '{}': the next writer does", staged.path(),
+                     root_.path());
+        renamed = {.kind = Kind::unlink, .path = staged.path()};
+      }
+    }
+  }
+  if (error == EEXIST && absent) return check_required(staged.key, kAbsent, "there");
+  if (error == EISDIR || error == ENOTEMPTY || error == EEXIST) {
+    return make_error(Code::invalid_argument,
+                      "'" + staged.key + "' in '" + root_.path() +
+                          "' is a folder already, so no object can have this name",
+                      kWhere);
+  }
+  if (error != 0)
+    return errno_error(error, "cannot give '" + staged.key + "' in '" + root_.path() + "' its name",
+                       kWhere);
+  step(renamed);
+  return {};
+}
+
+Status DirStore::take_away(const Staged& staged) const {
+  const std::string name = split_key(staged.key).second;
+  const int error = !staged.folder                                        ? ENOENT
+                    : unlinkat(staged.folder.get(), name.c_str(), 0) == 0 ? 0
+                                                                          : errno;
+  if (error == ENOENT)
+    return make_error(
+        Code::conflict,
+        "'" + staged.key + "' in '" + root_.path() + "' was removed by somebody else meanwhile",
+        kWhere);
+  if (error != 0)
+    return errno_error(error, "cannot remove '" + staged.key + "' in '" + root_.path() + "'",
+                       kWhere);
+  step({.kind = Kind::unlink, .path = staged.key});
+  return {};
+}
+
+void DirStore::close_direct(Staged& staged) const {
+  if (staged.direct < 0) return;
+  if (const Status closed = runtime_.loop.close(std::exchange(staged.direct, -1)); !closed)
+    log().warn("{}", closed.error().message());
+}
+
+void DirStore::drop_temporary(Staged& staged) {
+  close_direct(staged);
+  if (staged.file && !staged.name.empty()) unlinkat(staged.folder.get(), staged.name.c_str(), 0);
+  staged.file = Fd();
+}
+
+// Folders that became empty. Another writer who is about to use one makes it again.
+void DirStore::prune(std::string folder) const {
+  while (!folder.empty()) {
+    const auto [above, name] = split_key(folder);
+    const auto parent = root_.open_at(above, O_RDONLY | O_DIRECTORY);
+    if (!parent || unlinkat(parent->get(), name.c_str(), AT_REMOVEDIR) != 0) return;
+    folder = above;
+  }
+}
+
+// Step 4: no two contents of one name have a tag in common, even where the file system gives inodes
+// again at once and its clock is coarse.
+Status DirStore::stamp(const Fd& file, const std::string& path) {
+  const int64_t now = std::chrono::duration_cast<std::chrono::nanoseconds>(
+                          std::chrono::system_clock::now().time_since_epoch())
+                          .count();
+  int64_t last = last_stamp_ns_;
+  int64_t mine = 0;
+  do {
+    mine = std::max(now, last + 1);
+  } while (!last_stamp_ns_.compare_exchange_weak(last, mine));
+  const timespec time{.tv_sec = mine / 1'000'000'000, .tv_nsec = mine % 1'000'000'000};
+  const timespec times[2] = {time, time};
+  if (futimens(file.get(), times) == 0) return {};
+  return errno_error(errno, "cannot set the time of '" + path + "' in '" + root_.path() + "'",
+                     kWhere);
+}
+
+// Among Stoker's writers: alone, or beside all others that are not alone.
+Result<Fd> DirStore::lock(bool alone) const {
+  STOKER_ASSIGN(Fd locked, root_.again());
+  for (;;) {
+    if (flock(locked.get(), alone ? LOCK_EX : LOCK_SH) == 0) return locked;
+    if (errno != EINTR) break;
+  }
+  if (alone)
+    return errno_error(
+        errno,
+        "the folder '" + root_.path() + "' cannot be locked, so no tag can be required there",
+        kWhere);
+  return locked;  // without locks nobody requires a tag
+}
+
+Result<Version> DirStore::copy(std::string_view from, std::string_view to) {
+  if (read_only_) return read_only_error();
+  if (from == to)
+    return make_error(Code::invalid_argument,
+                      "'" + std::string(from) + "' cannot be copied to itself", kWhere);
+  STOKER_TRY(stat(from, {}));
+  STOKER_ASSIGN(const Fd source, root_.open_at(from, O_RDONLY | O_NONBLOCK));
+  const auto staged = std::make_shared<Staged>();
+  STOKER_TRY(resize(*staged, to, 0, 0));
+  if (ioctl(staged->file.get(), FICLONE, source.get()) == 0) return commit(staged).wait();
+  // A second name of the same file takes the place of the empty one. The source may be another
+  // program's, and not durable yet.
+  const std::string name = make_own_name();
+  // Locked, it is not taken for a temporary file of a dead writer.
+  if (flock(source.get(), LOCK_SH) == 0 && fdatasync(source.get()) == 0 &&
+      linkat(AT_FDCWD, path_of(source.get()).c_str(), staged->folder.get(), name.c_str(),
+             AT_SYMLINK_FOLLOW) == 0) {
+    unlinkat(staged->folder.get(), staged->name.c_str(), 0);
+    staged->name = name;
+    return publish_link(*staged);
+  }
+  abandon(staged);
+  return Store::copy(from, to);
+}
+
+// As commit_now() of what was written, but that the file's time stays.
+Result<Version> DirStore::publish_link(Staged& staged) {
+  const std::string name = split_key(staged.key).second;
+  {
+    const auto locked = lock(false);
+    const Status placed = locked ? place(staged, name) : Status(locked.error());
+    // Renaming over another name of the same file does nothing: the temporary name may still be
+    // there.
+    unlinkat(staged.folder.get(), staged.name.c_str(), 0);
+    if (!placed) return placed.error();
+  }
+  STOKER_TRY(sync_folder(staged.folder.get(), staged.folder_path));
+  return ++commits_;
+}
+
+Future<void> DirTransaction::read(std::string_view key, uint64_t offset, Slice into,
+                                  ReadOptions options) {
+  {
+    std::lock_guard lock(staged_->mutex);
+    if (staged_->touched && staged_->key == key) {
+      return make_error(Code::unsupported,
+                        "what is staged in a dir: store cannot be read before it is committed: '" +
+                            std::string(key) + "'",
+                        kWhere);
+    }
+  }
+  return store_.read(key, offset, into, options);
+}
+
+}  // namespace stoker::dir
