@@ -12,6 +12,7 @@
 #include "stoker/store/dir/store.h"
 #include "stoker/store/local/store.h"
 #include "stoker/store/memory_store.h"
+#include "stoker/store/s3/store.h"
 
 // Grammar of a composition:
 //   composition = "memory:" | "dir:" path | "s3://" bucket ["/" prefix] ["?" options]
@@ -163,15 +164,16 @@ Result<std::unique_ptr<Store>> open_store(const std::string& composition, const 
       return bad(composition, "the folder is missing; write for example dir:/data/set");
     return open_dir_store(std::string(text), runtime, options);
   }
+  if (scheme == "s3") return open_s3_store(composition, runtime, options);
   if (!scheme.empty() && scheme != "local") {
     return bad(composition, "there is no kind of store called '" + std::string(scheme) +
-                                "'; there are memory:, dir:, local: and coded(k+m, ...)");
+                                "'; there are memory:, dir:, s3:, local: and coded(k+m, ...)");
   }
   STOKER_ASSIGN(auto coded, coded_plan(composition));
   if (coded) return open_coded_store(*coded, runtime, options);
   if (text.ends_with(")"))
     return bad(composition,
-               "this version composes no stores in this way; there are memory:, dir:, local: "
+               "this version composes no stores in this way; there are memory:, dir:, s3:, local: "
                "and coded(k+m, ...)");
   STOKER_ASSIGN(auto volumes, local_volumes(composition));
   return open_local_store(std::move(volumes), runtime, options);

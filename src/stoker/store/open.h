@@ -41,7 +41,7 @@ Result<std::vector<std::string>> local_volumes(const std::string& composition);
 
 // "memory:" · "local:/nvme0,/nvme1" or just "/nvme0,/nvme1" (each a directory, which then holds
 // stoker.volume, a file, or a block device) · "coded(6+3, /disk{0..8})" (any three of nine disks
-// may be lost) · "dir:/path" (each object a plain file)
+// may be lost) · "dir:/path" (each object a plain file) · "s3://bucket/prefix"
 Result<std::unique_ptr<Store>> open_store(const std::string& composition, const Runtime& runtime, const StoreOptions& options);
 
 }  // namespace stoker

@@ -1,0 +1,390 @@
+#include "stoker/store/s3/client.h"
+
+#include <curl/curl.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <ctime>
+
+#include "stoker/base/clock.h"
+#include "stoker/base/log.h"
+#include "stoker/store/s3/credentials.h"
+#include "stoker/store/s3/xml.h"
+
+namespace stoker::s3 {
+namespace {
+
+constexpr const char* kWhere = "store/s3";
+constexpr double kWindowMin = 2, kWindowMax = 64;
+constexpr uint64_t kCutPause_ns = 200'000'000;  // one storm makes the window smaller once
+constexpr int kTurnsMax = 3;                    // redirects, clocks and refreshes of one try
+
+using Verdict = Reply::Verdict;
+using Outcome = net::HttpAnswer::Outcome;
+
+// S3's own words for "not now": it did nothing.
+bool is_throttle(std::string_view code) {
+  constexpr std::array<std::string_view, 8> codes = {
+      "SlowDown",        "SlowDownRead",         "SlowDownWrite", "ServiceUnavailable",
+      "TooManyRequests", "RequestLimitExceeded", "Throttling",    "RequestTimeout"};
+  return std::find(codes.begin(), codes.end(), code) != codes.end();
+}
+
+// A short line of what a server says of itself.
+std::string tidy(std::string_view text) {
+  std::string out;
+  for (const char c : text.substr(0, 200)) out += c >= ' ' && c < 127 ? c : ' ';
+  return out;
+}
+
+bool is_blank(std::string_view text) {
+  return text.find_first_not_of(" \t\r\n") == std::string_view::npos;
+}
+
+}  // namespace
+
+struct Client::Try {
+  std::shared_ptr<const Command> command;
+  uint64_t delay_ms = 0;
+  Done done;
+  int turns = 0;
+  std::string sha256;
+};
+
+struct Client::Sending {
+  std::shared_ptr<const Command> command;
+  Done done;
+  uint64_t until_ns = 0;
+  int tries = 0;
+  bool lost = false;
+};
+
+Client::Client(Location location, Target target, std::unique_ptr<net::Http> http)
+    : location_(std::move(location)),
+      where_("bucket '" + location_.bucket + "' at " + target.endpoint.url()),
+      target_(std::move(target)),
+      random_(std::random_device{}()),
+      http_(std::move(http)) {}
+
+Result<std::unique_ptr<Client>> Client::make(const Location& location) {
+  Target target;
+  target.region = location.region.empty() ? find_region() : location.region;
+  if (!location.anonymous) {
+    STOKER_ASSIGN(target.credentials, find_credentials());
+  }
+  const bool china = target.region.starts_with("cn-");
+  STOKER_ASSIGN(target.endpoint, parse_endpoint(!location.endpoint.empty()
+                                                    ? location.endpoint
+                                                    : "https://s3." + target.region +
+                                                          ".amazonaws.com" + (china ? ".cn" : "")));
+  const bool dotted = location.bucket.find('.') != std::string::npos;  // no certificate is for it
+  target.host_style = location.style == Style::host || (location.style == Style::chosen &&
+                                                        is_amazon(target.endpoint.host) && !dotted);
+  STOKER_ASSIGN(auto http, net::Http::make({.ca_file = location.ca_file}));
+  return std::unique_ptr<Client>(new Client(location, std::move(target), std::move(http)));
+}
+
+uint64_t Client::pause_ms(int tries) {
+  const double top = std::min(5'000.0, 50.0 * std::pow(2.0, std::min(tries, 10)));
+  std::lock_guard lock(mutex_);
+  return static_cast<uint64_t>(std::uniform_real_distribution<double>(top / 2, top)(random_));
+}
+
+// ---- one try
+
+void Client::try_once(std::shared_ptr<const Command> command, uint64_t delay_ms, Done done) {
+  auto each = std::make_shared<Try>();
+  each->delay_ms = delay_ms;
+  each->done = std::move(done);
+  // Here, on the caller's thread: the one of the Http has others to serve.
+  each->sha256 = !command->sha256.empty() ? command->sha256
+                 : !command->text.empty() ? sha256_hex(command->text.data(), command->text.size())
+                                          : sha256_hex(command->body.data, command->body.size);
+  each->command = std::move(command);
+  launch(std::move(each));
+}
+
+void Client::launch(std::shared_ptr<Try> each) {
+  {
+    std::lock_guard lock(mutex_);
+    if (static_cast<double>(active_) >= window_ && active_ > 0) {
+      queued_.push_back(std::move(each));
+      return;
+    }
+    ++active_;
+  }
+  begin(std::move(each));
+}
+
+void Client::begin(std::shared_ptr<Try> each) {
+  net::HttpRequest request = sign(*each);
+  request.delay_ms = std::exchange(each->delay_ms, 0);
+  http_->send(std::move(request),
+              [this, each](net::HttpAnswer answer) { came(each, std::move(answer)); });
+}
+
+net::HttpRequest Client::sign(const Try& each) {
+  const Command& command = *each.command;
+  Target target;
+  int64_t now = 0;
+  {
+    std::lock_guard lock(mutex_);
+    target = target_;
+    now = static_cast<int64_t>(std::time(nullptr)) + skew_s_;
+  }
+  ToSign signed_request{command.method, "/", command.query, command.headers, each.sha256};
+  std::string host = target.endpoint.host;
+  if (target.host_style) {
+    host = location_.bucket + "." + host;
+  } else {
+    signed_request.path += uri_encode(location_.bucket, false) + (command.key.empty() ? "" : "/");
+  }
+  signed_request.path += uri_encode(command.key, true);
+  auto& headers = signed_request.headers;
+  headers.emplace_back("host", host);
+  if (!target.credentials.anonymous()) {
+    const std::string time = amz_time(now);
+    headers.emplace_back("x-amz-date", time);
+    headers.emplace_back("x-amz-content-sha256", each.sha256);
+    if (!target.credentials.session_token.empty())
+      headers.emplace_back("x-amz-security-token", target.credentials.session_token);
+    const std::string proof =
+        authorization(signed_request, target.credentials, target.region, "s3", time);
+    headers.emplace_back("authorization", proof);
+  }
+  net::HttpRequest request;
+  request.method = command.method;
+  request.url = (target.endpoint.tls ? "https://" : "http://") + host + signed_request.path;
+  if (!command.query.empty()) request.url += "?" + encode_query(command.query);
+  request.headers = std::move(headers);
+  request.body = command.text.empty()
+                     ? command.body
+                     : Slice{reinterpret_cast<std::byte*>(const_cast<char*>(command.text.data())),
+                             command.text.size()};
+  request.into = command.into;
+  request.once = !command.repeatable && request.body.size == 0;
+  return request;
+}
+
+void Client::came(std::shared_ptr<Try> each, net::HttpAnswer answer) {
+  Reply reply = judge(*each->command, std::move(answer));
+  if (see_to(*each, reply)) {
+    begin(std::move(each));  // it keeps its place
+    return;
+  }
+  adapt(reply);
+  std::vector<std::shared_ptr<Try>> next;
+  {
+    std::lock_guard lock(mutex_);
+    --active_;
+    while (!queued_.empty() && static_cast<double>(active_) < window_) {
+      ++active_;
+      next.push_back(std::move(queued_.front()));
+      queued_.pop_front();
+    }
+  }
+  for (auto& one : next) begin(std::move(one));
+  each->done(std::move(reply));
+}
+
+// Whether the same request is worth sending at once with something put right. The server did
+// nothing so far.
+bool Client::see_to(Try& each, const Reply& reply) {
+  if (reply.answer.outcome != Outcome::answered || each.turns == kTurnsMax) return false;
+  const int status = reply.answer.status;
+  if (status == 301 || status == 302 || status == 307 || status == 308 ||
+      (status == 400 && reply.code == "AuthorizationHeaderMalformed")) {
+    ++each.turns;
+    return redirect(reply.answer);
+  }
+  if (reply.code == "RequestTimeTooSkewed" ||
+      (status == 403 && each.command->method == "HEAD" && each.turns == 0)) {
+    const time_t theirs = curl_getdate(std::string(reply.answer.header("date")).c_str(), nullptr);
+    const auto skew = static_cast<int64_t>(theirs) - static_cast<int64_t>(std::time(nullptr));
+    std::lock_guard lock(mutex_);
+    if (theirs == -1 || std::abs(skew - skew_s_) < 60) return false;
+    log().warn("the clock of {} is {} s from ours: requests are signed by it",
+               target_.endpoint.host, skew);
+    skew_s_ = skew;
+    ++each.turns;
+    return true;
+  }
+  if (reply.code == "ExpiredToken" || reply.code == "TokenRefreshRequired") {
+    const auto found = find_credentials();
+    std::lock_guard lock(mutex_);
+    if (!found || (found->session_token == target_.credentials.session_token &&
+                   found->access_key == target_.credentials.access_key))
+      return false;
+    target_.credentials = *found;
+    each.turns = kTurnsMax;
+    return true;
+  }
+  return false;
+}
+
+// To another region, or another host that may have our signature and token.
+bool Client::redirect(const net::HttpAnswer& answer) {
+  std::lock_guard lock(mutex_);
+  const std::string region(answer.header("x-amz-bucket-region"));
+  if (!region.empty() && region != target_.region) {
+    const std::string old = "s3." + target_.region + ".";
+    if (target_.endpoint.host.starts_with(old) && is_amazon(target_.endpoint.host))
+      target_.endpoint.host = "s3." + region + target_.endpoint.host.substr(old.size() - 1);
+    target_.region = region;
+    return true;
+  }
+  std::string location(answer.header("location"));
+  const size_t scheme = location.find("://");
+  if (scheme == std::string::npos) return false;
+  location.resize(std::min(location.size(), location.find_first_of("/?", scheme + 3)));
+  auto to = parse_endpoint(location);
+  if (!to || (target_.endpoint.tls && !to->tls)) return false;
+  if (target_.host_style && to->host.starts_with(location_.bucket + "."))
+    to->host.erase(0, location_.bucket.size() + 1);
+  const auto name = [](const std::string& host) { return host.substr(0, host.find(':')); };
+  const std::string old = name(target_.endpoint.host), fresh = name(to->host);
+  const bool ours =
+      fresh == old || fresh.ends_with("." + old) || (is_amazon(old) && is_amazon(fresh));
+  if (!ours || to->host == target_.endpoint.host) return false;
+  target_.endpoint = *to;
+  return true;
+}
+
+Reply Client::judge(const Command& command, net::HttpAnswer answer) const {
+  Reply reply;
+  reply.answer = std::move(answer);
+  const net::HttpAnswer& got = reply.answer;
+  std::string message;
+  if (got.status >= 200 && !is_blank(got.body)) {
+    // Complete and copy answer 200 before they know, and then say Error.
+    if (const auto xml = parse_xml(got.body); xml && xml->name == "Error") {
+      reply.code = tidy(xml->text_of("Code"));
+      message = tidy(xml->text_of("Message"));
+    } else if (!xml && got.status < 300 && command.into.data == nullptr &&
+               command.method == "POST") {
+      reply.code = "no XML";
+    }
+  }
+  switch (got.outcome) {
+    case Outcome::unsent:
+      reply.verdict = Verdict::later;
+      break;
+    case Outcome::lost:
+    case Outcome::wrong:
+      reply.verdict = Verdict::lost;
+      break;
+    case Outcome::cancelled:
+      reply.verdict = Verdict::refused;
+      break;
+    case Outcome::answered: {
+      const bool throttled = is_throttle(reply.code) || got.status == 429;
+      if (got.status >= 200 && got.status < 300)
+        reply.verdict = reply.code.empty() ? Verdict::ok : Verdict::lost;
+      else if (throttled || got.status == 409)
+        reply.verdict = Verdict::later;
+      else if (got.status >= 500 && got.status != 501)
+        reply.verdict = Verdict::lost;
+      else
+        reply.verdict = Verdict::refused;
+    }
+  }
+  if (reply.verdict != Verdict::ok) reply.error = error_of(command, got, reply.code, message);
+  return reply;
+}
+
+Error Client::error_of(const Command& command, const net::HttpAnswer& answer,
+                       const std::string& code, const std::string& message) const {
+  const std::string what =
+      command.key.empty() ? "the " + where_ : "'" + command.key + "' in the " + where_;
+  const std::string said = code.empty() ? "status " + std::to_string(answer.status)
+                                        : code + (message.empty() ? "" : ": " + message);
+  if (answer.outcome == Outcome::cancelled)
+    return make_error(Code::cancelled, "the request for " + what + " was cancelled", kWhere);
+  if (answer.outcome != Outcome::answered)
+    return make_error(Code::io, what + ": no answer (" + tidy(answer.why) + ")", kWhere);
+  if (code == "NoSuchBucket") return make_error(Code::not_found, "there is no " + where_, kWhere);
+  switch (answer.status) {
+    case 404:
+      return make_error(Code::not_found,
+                        "there is no " + (command.key.empty() ? where_ : "object " + what), kWhere);
+    case 401:
+    case 403:
+      return make_error(Code::read_only,
+                        "the server refuses " + command.method + " of " + what + " (" + said +
+                            "): the credentials lack the right, are wrong or have expired",
+                        kWhere);
+    case 412:
+      return make_error(Code::conflict, what + " is not as it was required to be", kWhere);
+    case 416:
+      return make_error(Code::invalid_argument, what + " has fewer bytes than were asked for",
+                        kWhere);
+    case 501:
+      return make_error(
+          Code::unsupported,
+          "the server cannot do " + command.method + " of " + what + " (" + said + ")", kWhere);
+    case 301:
+    case 302:
+    case 307:
+    case 308:
+      return make_error(Code::io,
+                        "the server sends us elsewhere for " + what +
+                            ", where we do not go; give its endpoint= and region=",
+                        kWhere);
+    default:
+      return make_error(answer.status == 507 ? Code::out_of_space : Code::io,
+                        what + ": the server says " + said, kWhere);
+  }
+}
+
+// More at once as long as all goes well, half as many when the server says so.
+void Client::adapt(const Reply& reply) {
+  const uint64_t now = Clock::real().now_ns();
+  std::lock_guard lock(mutex_);
+  if (reply.verdict == Verdict::ok) {
+    window_ = std::min(kWindowMax, window_ + 1 / window_);
+  } else if ((reply.verdict == Verdict::later || reply.verdict == Verdict::lost) &&
+             now - cut_at_ns_ > kCutPause_ns) {
+    window_ = std::max(kWindowMin, window_ / 2);
+    cut_at_ns_ = now;
+  }
+}
+
+// ---- until it is known
+
+void Client::send(std::shared_ptr<const Command> command, Done done) {
+  auto sending = std::make_shared<Sending>();
+  sending->command = std::move(command);
+  sending->done = std::move(done);
+  sending->until_ns = Clock::real().now_ns() + patience_ns();
+  next_of(std::move(sending), 0);
+}
+
+void Client::next_of(std::shared_ptr<Sending> sending, uint64_t delay_ms) {
+  const auto command = sending->command;
+  try_once(command, delay_ms, [this, sending](Reply reply) {
+    const bool lost = reply.verdict == Verdict::lost;
+    const bool again = reply.verdict == Verdict::later || (lost && sending->command->repeatable);
+    reply.lost_before = sending->lost;
+    sending->lost = sending->lost || lost;
+    const uint64_t pause = pause_ms(sending->tries++);
+    if (again && Clock::real().now_ns() + pause * 1'000'000 < sending->until_ns) {
+      next_of(sending, pause);
+      return;
+    }
+    if (again)
+      reply.error =
+          reply.error->with("given up after " + std::to_string(sending->tries) + " tries");
+    sending->done(std::move(reply));
+  });
+}
+
+Future<Reply> Client::send(Command command) {
+  auto promise = std::make_shared<Promise<Reply>>();
+  Future<Reply> future = promise->future();
+  send(std::make_shared<const Command>(std::move(command)),
+       [promise](Reply reply) { promise->complete(std::move(reply)); });
+  return future;
+}
+
+}  // namespace stoker::s3

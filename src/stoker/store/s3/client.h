@@ -1,0 +1,109 @@
+// Client: S3 requests, signed, and tried again where that can do no harm. docs/stores/s3.md has the
+// rules.
+//
+// Any thread sends; `done` runs on the thread of the Http and must not wait.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+
+#include "stoker/base/future.h"
+#include "stoker/net/http.h"
+#include "stoker/store/s3/location.h"
+#include "stoker/store/s3/sigv4.h"
+
+namespace stoker::s3 {
+
+struct Command {
+  std::string method = "GET";
+  std::string key = {};  // whole, with the prefix; empty: the bucket itself
+  Query query = {};
+  Fields headers = {};      // names in lower case
+  Slice body = {};          // alive until done
+  std::string text = {};    // a small body of its own, instead
+  std::string sha256 = {};  // of `body`, if somebody has it already
+  Slice into = {};
+  // Whether a try whose answer was lost may be followed by another: it changes nothing, or nothing
+  // else when it is done twice.
+  bool repeatable = true;
+};
+
+// What a try came to.
+struct Reply {
+  enum class Verdict : uint8_t {
+    ok,       // 2xx
+    refused,  // definitely not done: `error` says why
+    later,    // definitely not done, and worth another try
+    lost,     // nobody knows
+  };
+  Verdict verdict = Verdict::lost;
+  net::HttpAnswer answer;
+  std::string code;            // S3's, of an answer that has one
+  std::optional<Error> error;  // unless ok
+  bool lost_before = false;    // an earlier try of the same command was lost
+};
+
+class Client {
+ public:
+  using Done = std::function<void(Reply)>;
+
+  static Result<std::unique_ptr<Client>> make(const Location& location);
+
+  // Tries until it is known what came of it, or patience ends; of what is not repeatable the first
+  // lost answer ends it.
+  void send(std::shared_ptr<const Command> command, Done done);
+  Future<Reply> send(Command command);
+  // One try, after `delay_ms`. Redirects, the server's clock and expired credentials are seen to.
+  void try_once(std::shared_ptr<const Command> command, uint64_t delay_ms, Done done);
+
+  uint64_t pause_ms(int tries);  // before the next one: grows, drawn at random
+  uint64_t patience_ns() const { return location_.patience_s * 1'000'000'000; }
+  const std::string& where() const {
+    return where_;
+  }  // "bucket 'b' at https://host", for sentences
+  const net::HttpCounters& counters() const { return http_->counters(); }
+
+ private:
+  struct Sending;  // of send()
+  struct Try;
+  // Where requests go, and by what they are signed; changed by redirects and refreshes.
+  struct Target {
+    Endpoint endpoint;
+    bool host_style = false;
+    std::string region;
+    Credentials credentials;
+  };
+
+  Client(Location location, Target target, std::unique_ptr<net::Http> http);
+  void launch(std::shared_ptr<Try> each);
+  void begin(std::shared_ptr<Try> each);
+  net::HttpRequest sign(const Try& each);
+  void came(std::shared_ptr<Try> each, net::HttpAnswer answer);
+  bool see_to(Try& each, const Reply& reply);
+  bool redirect(const net::HttpAnswer& answer);
+  Reply judge(const Command& command, net::HttpAnswer answer) const;
+  Error error_of(const Command& command, const net::HttpAnswer& answer, const std::string& code,
+                 const std::string& message) const;
+  void adapt(const Reply& reply);
+  void next_of(std::shared_ptr<Sending> sending, uint64_t delay_ms);
+
+  const Location location_;
+  const std::string where_;
+  mutable std::mutex mutex_;  // guards what follows
+  Target target_;
+  int64_t skew_s_ = 0;  // the server's clock before ours
+  double window_ = 16;  // requests in flight
+  size_t active_ = 0;
+  uint64_t cut_at_ns_ = 0;  // when the window was last made smaller
+  std::deque<std::shared_ptr<Try>> queued_;
+  std::mt19937_64 random_;
+  std::unique_ptr<net::Http> http_;  // the last member: its thread uses the others
+};
+
+}  // namespace stoker::s3

@@ -1,0 +1,226 @@
+// S3Store: reads. Ranges of one read are fetched side by side; all of them must be of one object.
+#include <algorithm>
+#include <charconv>
+
+#include "stoker/base/bytes.h"
+#include "stoker/base/clock.h"
+#include "stoker/store/s3/s3_store.h"
+
+namespace stoker::s3 {
+namespace {
+
+constexpr const char* kWhere = "store/s3/read";
+constexpr uint64_t kRangeBytes = 8 * kMiB;
+
+// "bytes 0-9/100"
+struct ContentRange {
+  uint64_t first = 0, last = 0, total = 0;
+};
+
+std::optional<ContentRange> parse_content_range(std::string_view text) {
+  ContentRange range;
+  if (!text.starts_with("bytes ")) return {};
+  const char* at = text.data() + 6;
+  const char* const end = text.data() + text.size();
+  for (auto& [value, behind] :
+       {std::pair<uint64_t*, char>{&range.first, '-'}, {&range.last, '/'}, {&range.total, '\0'}}) {
+    const auto [next, error] = std::from_chars(at, end, *value);
+    if (error != std::errc()) return {};
+    if (behind == '\0') return next == end ? std::optional(range) : std::nullopt;
+    if (next == end || *next != behind) return {};
+    at = next + 1;
+  }
+  return {};
+}
+
+}  // namespace
+
+// One read. Its ranges' answers come on the thread of the Http, one after the other.
+class S3Store::Reading : public std::enable_shared_from_this<Reading> {
+ public:
+  Reading(S3Store& store, std::string key, uint64_t offset, Slice into)
+      : store_(store),
+        key_(std::move(key)),
+        offset_(offset),
+        into_(into),
+        until_ns_(Clock::real().now_ns() + store.client_->patience_ns()) {}
+
+  Future<void> start() {
+    Future<void> future = promise_.future();
+    left_ = (into_.size + kRangeBytes - 1) / kRangeBytes;
+    for (uint64_t at = 0; at < into_.size; at += kRangeBytes)
+      fetch({at, std::min(kRangeBytes, into_.size - at)}, 0);
+    return future;
+  }
+
+ private:
+  // What is still to come of a range.
+  struct Rest {
+    uint64_t at, bytes;  // in `into_`
+    int tries = 0;
+    int odd = 0;  // answers that broke a rule
+  };
+
+  void fetch(Rest rest, uint64_t delay_ms) {
+    Command command;
+    command.key = store_.whole(key_);
+    const uint64_t first = offset_ + rest.at;
+    command.headers = {
+        {"range", "bytes=" + std::to_string(first) + "-" + std::to_string(first + rest.bytes - 1)}};
+    command.into = into_.sub(rest.at, rest.bytes);
+    {
+      std::lock_guard lock(mutex_);
+      if (!etag_.empty()) command.headers.emplace_back("if-match", etag_);
+    }
+    store_.client_->try_once(
+        std::make_shared<const Command>(std::move(command)), delay_ms,
+        [self = shared_from_this(), rest](Reply reply) { self->came(rest, std::move(reply)); });
+  }
+
+  void came(Rest rest, Reply reply) {
+    const bool headed = reply.answer.status == 206 || reply.answer.status == 200;
+    const Status of_us = headed ? check_answer(rest, reply.answer) : Status();
+    if (!of_us && of_us.error().code != Code::io) return end(of_us);
+    if (reply.verdict == Reply::Verdict::ok && of_us && reply.answer.landed == rest.bytes)
+      return end({});
+    if (reply.verdict == Reply::Verdict::refused) {
+      if (reply.answer.status == 412) return end(replaced());
+      if (reply.answer.status == 416) return end(too_short());
+      return end(*reply.error);
+    }
+    // It goes on where it was cut, if what came was of our object and in its place.
+    if (headed && of_us) {
+      rest.at += reply.answer.landed;
+      rest.bytes -= reply.answer.landed;
+      if (reply.answer.landed > 0) rest.tries = 0;
+      if (rest.bytes == 0) return end({});
+    }
+    Error why = !of_us        ? of_us.error()
+                : reply.error ? *reply.error
+                              : make_error(Code::io,
+                                           "'" + key_ + "' in the " + store_.client_->where() +
+                                               ": the answer is shorter than it says",
+                                           kWhere);
+    if (!of_us && ++rest.odd > 3) return end(why);
+    const uint64_t pause = store_.client_->pause_ms(rest.tries++);
+    if (Clock::real().now_ns() + pause * 1'000'000 >= until_ns_)
+      return end(why.with("given up after " + std::to_string(rest.tries) + " tries"));
+    fetch(rest, pause);
+  }
+
+  // That the answer is for the bytes we asked for, and of the object that the others are of. `io`:
+  // another try may do better.
+  Status check_answer(const Rest& rest, const net::HttpAnswer& answer) {
+    const std::string what = "'" + key_ + "' in the " + store_.client_->where();
+    const uint64_t first = offset_ + rest.at;
+    uint64_t total = 0;
+    if (answer.status == 206) {
+      const auto range = parse_content_range(answer.header("content-range"));
+      if (!range || range->first != first)
+        return make_error(
+            Code::io, "the server answers with another range of " + what + " than it was asked for",
+            kWhere);
+      total = range->total;
+      if (total < offset_ + into_.size) return too_short();
+      if (range->last != first + rest.bytes - 1)
+        return make_error(
+            Code::io,
+            "the server answers with a part of the range of " + what + " that it was asked for",
+            kWhere);
+    } else {
+      // The whole object: that is well if it is what we want.
+      uint64_t length = 0;
+      const std::string_view text = answer.header("content-length");
+      const bool known = std::from_chars(text.data(), text.data() + text.size(), length).ptr ==
+                             text.data() + text.size() &&
+                         !text.empty();
+      if (known && length < offset_ + into_.size) return too_short();
+      if (!known || first != 0 || length != rest.bytes)
+        return make_error(Code::unsupported,
+                          "the server knows no ranges: it answers with all of " + what, kWhere);
+      total = length;
+    }
+    const std::string etag(answer.header("etag"));
+    if (etag.empty() && left_at_start() > 1)
+      return make_error(Code::unsupported,
+                        "the server names no ETag of " + what +
+                            ", so parts of it cannot be told from those of another object",
+                        kWhere);
+    std::lock_guard lock(mutex_);
+    if (!known_) {
+      known_ = true;
+      etag_ = etag;
+      total_ = total;
+    }
+    return etag == etag_ && total == total_ ? Status() : Status(replaced());
+  }
+
+  size_t left_at_start() const { return (into_.size + kRangeBytes - 1) / kRangeBytes; }
+  Error replaced() const {
+    return make_error(Code::conflict,
+                      "'" + key_ + "' in the " + store_.client_->where() +
+                          " was replaced while it was read; read it again",
+                      kWhere);
+  }
+  Error too_short() const {
+    return make_error(Code::invalid_argument,
+                      "bytes " + std::to_string(offset_) + " to " +
+                          std::to_string(offset_ + into_.size) + " are beyond the end of '" + key_ +
+                          "' in the " + store_.client_->where(),
+                      kWhere);
+  }
+
+  // Of one range. The read is done when all are: the memory is its owner's again then.
+  void end(Status status) {
+    std::optional<Status> all;
+    {
+      std::lock_guard lock(mutex_);
+      if (!status && !failed_) failed_ = status.error();
+      if (--left_ == 0) all = failed_ ? Status(*failed_) : Status();
+    }
+    if (!all) return;
+    promise_.complete(std::move(*all));
+    std::lock_guard lock(store_.idle_mutex_);
+    --store_.reading_;
+    store_.idle_.notify_all();
+  }
+
+  S3Store& store_;
+  const std::string key_;
+  const uint64_t offset_;
+  const Slice into_;
+  const uint64_t until_ns_;
+  Promise<void> promise_;
+  std::mutex mutex_;  // guards what follows
+  size_t left_ = 0;
+  bool known_ = false;  // what the first answer says
+  std::string etag_;
+  uint64_t total_ = 0;
+  std::optional<Error> failed_;
+};
+
+Future<void> S3Store::read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) {
+  if (!options.snapshot.empty())
+    return make_error(
+        Code::not_found,
+        "there is no snapshot '" + std::string(options.snapshot) + "': a bucket has none", kWhere);
+  if (const Status valid = check_key(location_, key); !valid) return valid.error();
+  if (offset > UINT64_MAX - into.size)
+    return make_error(
+        Code::invalid_argument,
+        "byte " + std::to_string(offset) + " is beyond the end of '" + std::string(key) + "'",
+        kWhere);
+  if (into.size == 0) {
+    const auto there = stat(key, {});
+    if (there && offset > there->bytes)
+      return make_error(
+          Code::invalid_argument,
+          "byte " + std::to_string(offset) + " is beyond the end of '" + std::string(key) + "'",
+          kWhere);
+    return there ? Status() : Status(there.error());
+  }
+  ++reading_;
+  return std::make_shared<Reading>(*this, std::string(key), offset, into)->start();
+}
+
+}  // namespace stoker::s3

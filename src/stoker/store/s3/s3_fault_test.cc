@@ -1,0 +1,264 @@
+// S3Store against a server that misbehaves. Counts requests and looks at bytes; never at the clock.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "stoker/store/runtime.h"
+#include "stoker/store/s3/store.h"
+#include "stoker/testing/s3_server.h"
+#include "stoker/testing/store_harness.h"
+
+namespace stoker {
+namespace {
+
+using Json = nlohmann::json;
+
+class S3Fault : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { server_ = new S3Server(); }
+  static void TearDownTestSuite() {
+    delete server_;
+    server_ = nullptr;
+  }
+  void SetUp() override {
+    server_->control({{"clear", true}});
+    runtime_ = std::move(*RuntimeOwner::make({.engine = "posix", .cpu_threads = 2}));
+    open();
+  }
+  void TearDown() override {
+    store_.reset();
+    runtime_.reset();
+  }
+  void open(const std::string& options = "", bool read_only = false) {
+    store_.reset();
+    StoreOptions how;
+    how.read_only = read_only;
+    auto opened = open_s3_store(server_->store(options), runtime_->runtime(), how);
+    ASSERT_OK(opened);
+    store_ = std::move(*opened);
+  }
+  Status put(const std::string& key, Bytes bytes, const char* tag = nullptr) {
+    STOKER_ASSIGN(auto change, store_->begin());
+    STOKER_TRY(change->resize(key, bytes.size()));
+    if (tag != nullptr) STOKER_TRY(change->require(key, tag));
+    STOKER_TRY(change->write(key, 0, slice_of(bytes)).wait());
+    const auto done = change->commit(Durability::durable).wait();
+    return done ? Status() : Status(done.error());
+  }
+  Status read(const std::string& key, Bytes& into) {
+    return store_->read(key, 0, slice_of(into)).wait();
+  }
+
+  static inline S3Server* server_ = nullptr;
+  std::unique_ptr<RuntimeOwner> runtime_;
+  std::unique_ptr<Store> store_;
+};
+
+TEST_F(S3Fault, AStormOf503IsWaitedOut) {
+  server_->fault({{"kind", "status"}, {"status", 503}, {"code", "SlowDown"}, {"times", 6}});
+  EXPECT_OK(put("object", pattern(1000, 1)));
+  server_->fault({{"kind", "status"}, {"status", 503}, {"code", "SlowDown"}, {"times", 5}});
+  EXPECT_EQ(read_all(*store_, "object"), pattern(1000, 1));
+}
+
+TEST_F(S3Fault, AReadGoesOnWhereItWasCut) {
+  const Bytes bytes = pattern(20 * kMiB, 2);
+  ASSERT_OK(put("object", bytes));
+  for (const Json& fault :
+       {Json{{"kind", "truncate"}, {"bytes", 3'000'000}}, Json{{"kind", "close"}},
+        Json{{"kind", "close_after"}}, Json{{"kind", "wrong_range"}},
+        Json{{"kind", "status"}, {"status", 500}},
+        Json{{"kind", "status"}, {"status", 503}, {"code", "SlowDown"}}}) {
+    server_->fault(fault);
+    Bytes into(bytes.size());
+    EXPECT_OK(read("object", into)) << fault;
+    EXPECT_EQ(into, bytes) << fault;
+    EXPECT_EQ(server_->log().size(), 3U + 1) << "three ranges, and one of them again: " << fault;
+  }
+}
+
+TEST_F(S3Fault, AnObjectThatIsReplacedDuringAReadIsAnError) {
+  ASSERT_OK(put("object", pattern(20 * kMiB, 2)));
+  server_->fault({{"kind", "replace"}, {"method", "GET"}});
+  Bytes into(20 * kMiB);
+  const Status status = read("object", into);
+  EXPECT_EQ(code_of(status), Code::conflict);
+  EXPECT_NE(status.error().what.find("was replaced while it was read"), std::string::npos)
+      << status.error().what;
+}
+
+TEST_F(S3Fault, AWrongRangeForEverIsAnError) {
+  ASSERT_OK(put("object", pattern(1000, 2)));
+  server_->fault({{"kind", "wrong_range"}, {"method", "GET"}, {"times", 1000}});
+  Bytes into(500);
+  EXPECT_EQ(code_of(read("object", into)), Code::io);
+  EXPECT_LE(server_->log().size(), 5U);
+}
+
+// The answer is lost when the PUT is done: sent once, and found to be ours.
+TEST_F(S3Fault, ALostAnswerToACommitIsNotSentAgain) {
+  ASSERT_OK(put("before", pattern(10, 1)));  // so that there is a kept connection, on which a
+                                             // library would send it again by itself
+  server_->fault({{"kind", "close_after"}, {"method", "PUT"}});
+  EXPECT_OK(put("object", pattern(1000, 1)));
+  EXPECT_EQ(server_->count("PUT", "object"), 1U);
+  EXPECT_EQ(read_all(*store_, "object"), pattern(1000, 1));
+
+  ASSERT_OK(put("gone", pattern(10, 1)));
+  server_->fault({{"kind", "close_after"}, {"method", "DELETE"}});
+  auto change = std::move(*store_->begin());
+  EXPECT_OK(change->remove("gone"));
+  EXPECT_OK(change->commit(Durability::durable).wait());
+  EXPECT_EQ(server_->count("DELETE", "gone"), 1U);
+}
+
+TEST_F(S3Fault, ACommitThatWasNotDoneAndNotAnsweredIsInDoubt) {
+  for (const Json& fault :
+       {Json{{"kind", "close"}, {"method", "PUT"}},
+        Json{{"kind", "status"}, {"method", "PUT"}, {"status", 500}, {"code", "InternalError"}},
+        Json{{"kind", "status"}, {"method", "PUT"}, {"status", 502}},
+        Json{{"kind", "status"}, {"method", "PUT"}, {"status", 503}}}) {
+    server_->fault(fault);
+    EXPECT_EQ(code_of(put("object", pattern(1000, 1))), Code::in_doubt) << fault;
+    EXPECT_LE(server_->count("PUT", "object"), 1U) << fault;
+  }
+  EXPECT_EQ(code_of(store_->stat("object")), Code::not_found);
+}
+
+TEST_F(S3Fault, AConditionalCommitIsSentAgainAndMeetsItsOwnWrite) {
+  ASSERT_TRUE(store_->features().conditional);
+  server_->fault({{"kind", "close_after"}, {"method", "PUT"}});
+  EXPECT_OK(put("object", pattern(1000, 1), "")) << "it is ours that is there";
+  EXPECT_EQ(server_->count("PUT", "object"), 2U);
+  server_->fault({{"kind", "close"}, {"method", "PUT"}});
+  const std::string tag = store_->stat("object")->tag;
+  EXPECT_OK(put("object", pattern(1000, 2), tag.c_str()));
+  EXPECT_EQ(read_all(*store_, "object"), pattern(1000, 2));
+  server_->fault({{"kind", "status"},
+                  {"method", "PUT"},
+                  {"status", 409},
+                  {"code", "ConditionalRequestConflict"},
+                  {"times", 2}});
+  EXPECT_OK(put("other", pattern(10, 3), "")) << "409 is sent again";
+  server_->control(Json::object());
+  EXPECT_EQ(code_of(put("object", pattern(1000, 4), "")), Code::conflict);
+  EXPECT_EQ(code_of(put("large", pattern(17 * kMiB, 4), "")), Code::unsupported);
+}
+
+TEST_F(S3Fault, AServerThatIgnoresConditionsIsFoundOut) {
+  server_->control({{"conditions", false}});
+  open();
+  EXPECT_FALSE(store_->features().conditional);
+  EXPECT_EQ(code_of(put("object", pattern(10, 1), "")), Code::unsupported);
+  server_->control(Json::object());
+  EXPECT_TRUE(store_->list("")->empty()) << "the probe is removed";
+}
+
+TEST_F(S3Fault, UploadsInPartsAreTriedAgainCompletedOnceAndAborted) {
+  const Bytes bytes = pattern(40 * kMiB, 5);
+  server_->control(
+      {{"faults",
+        Json::array({{{"kind", "close"}, {"method", "PUT"}, {"match", "partNumber=2"}},
+                     {{"kind", "status"},
+                      {"method", "PUT"},
+                      {"match", "partNumber=1"},
+                      {"status", 503},
+                      {"code", "SlowDown"},
+                      {"times", 3}},
+                     {{"kind", "close_after"}, {"method", "POST"}, {"match", "uploadId="}}})}});
+  EXPECT_OK(put("object", bytes)) << "the lost answer to Complete: it is ours that is there";
+  EXPECT_EQ(server_->count("POST", "uploadId="), 1U);
+  EXPECT_EQ(read_all(*store_, "object"), bytes);
+
+  server_->fault({{"kind", "late_error"}, {"method", "POST"}});
+  EXPECT_EQ(code_of(put("other", bytes)), Code::in_doubt) << "200, and then an error";
+  EXPECT_EQ(code_of(store_->stat("other")), Code::not_found);
+
+  server_->control(Json::object());
+  {
+    auto change = std::move(*store_->begin());
+    Bytes part = pattern(16 * kMiB, 6);
+    EXPECT_OK(change->resize("abandoned", 40 * kMiB));
+    EXPECT_OK(change->write("abandoned", 0, slice_of(part)).wait());
+  }
+  store_.reset();  // waits for the abort
+  EXPECT_EQ(server_->count("DELETE", "uploadId="), server_->count("POST", "uploads="));
+}
+
+TEST_F(S3Fault, AListingThatNeverEndsIsCutOff) {
+  for (int i = 0; i < 5; ++i) ASSERT_OK(put("object" + std::to_string(i), pattern(10, 1)));
+  server_->control(
+      {{"page", 2}, {"faults", Json::array({{{"kind", "page_loop"}, {"times", 1000}}})}});
+  EXPECT_EQ(code_of(store_->list("")), Code::io);
+  server_->control({{"page", 2}});
+  EXPECT_EQ(store_->list("")->size(), 5U);
+}
+
+TEST_F(S3Fault, AWrongClockIsPutRight) {
+  ASSERT_OK(put("object", pattern(1000, 1)));
+  for (const int skew : {7200, -86400}) {
+    server_->control({{"skew", skew}});
+    EXPECT_EQ(read_all(*store_, "object"), pattern(1000, 1)) << skew;
+    EXPECT_OK(put("object", pattern(1000, 1)));
+  }
+}
+
+TEST_F(S3Fault, ExpiredCredentialsAreReadAnewOrSaid) {
+  ASSERT_OK(put("object", pattern(1000, 1)));
+  server_->control({{"tokens", {"fresh"}}});
+  Bytes into(1000);
+  const Status expired = read("object", into);
+  EXPECT_FALSE(expired);
+  EXPECT_NE(expired.error().what.find("ExpiredToken"), std::string::npos);
+  EXPECT_EQ(expired.error().message().find("secret/of"), std::string::npos);
+  setenv("AWS_SESSION_TOKEN", "fresh", 1);
+  EXPECT_OK(read("object", into));
+  unsetenv("AWS_SESSION_TOKEN");
+}
+
+TEST_F(S3Fault, WhatCannotBeIsSaidInASentence) {
+  const auto error_of = [this](const std::string& composition) {
+    const auto opened = open_s3_store(composition, runtime_->runtime(), {});
+    return opened ? std::string("it opened") : opened.error().message();
+  };
+  const std::string good = server_->store();
+  std::string other = good;
+  other.replace(5, 6, "nobody");
+  EXPECT_NE(error_of(other).find("there is no bucket 'nobody'"), std::string::npos)
+      << error_of(other);
+  EXPECT_NE(error_of("s3://bucket?endpoint=http://127.0.0.1:1&patience=0").find("no answer"),
+            std::string::npos);
+  EXPECT_NE(
+      error_of("s3://bucket?endpoint=http://no.such.host.invalid&patience=0").find("no answer"),
+      std::string::npos);
+  std::string tls = good;
+  tls.replace(tls.find("http://"), 7, "https://");
+  EXPECT_NE(error_of(tls + "&patience=0").find("no answer"), std::string::npos);
+  server_->fault({{"kind", "status"}, {"status", 403}, {"code", "AccessDenied"}, {"times", 100}});
+  EXPECT_NE(error_of(good).find("lack the right"), std::string::npos);
+  server_->fault({{"kind", "status"}, {"status", 500}, {"code", "InternalError"}, {"times", 100}});
+  EXPECT_NE(error_of(good + "&patience=1").find("given up after"), std::string::npos);
+}
+
+// The token would go to whoever we are sent to.
+TEST_F(S3Fault, RedirectsElsewhereAreNotFollowed) {
+  server_->fault({{"kind", "status"},
+                  {"status", 307},
+                  {"times", 100},
+                  {"headers", {{"Location", "http://localhost:1/bucket"}}}});
+  Bytes into(10);
+  const Status sent = read("object", into);
+  EXPECT_FALSE(sent);
+  EXPECT_NE(sent.error().what.find("where we do not go"), std::string::npos) << sent.error().what;
+}
+
+TEST_F(S3Fault, AReadOnlyStoreWritesNothing) {
+  open("", true);
+  EXPECT_EQ(code_of(store_->begin()), Code::read_only);
+  EXPECT_EQ(code_of(store_->copy("a", "b")), Code::read_only);
+  EXPECT_FALSE(store_->features().conditional);
+  for (const auto& each : server_->log()) EXPECT_EQ(each[0], "GET");
+}
+
+}  // namespace
+}  // namespace stoker

@@ -1,0 +1,152 @@
+// S3Store: docs/stores/s3.md is the protocol.
+//
+// Threads: any thread calls in. stat(), list(), remove() and copy() wait for the server on the
+// caller's thread. The thread of the client's Http completes reads; parts of uploads, commits and
+// aborts run on the store's own threads, which wait there.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "stoker/base/pool.h"
+#include "stoker/memory/budget.h"
+#include "stoker/store/blocking_io.h"
+#include "stoker/store/s3/client.h"
+#include "stoker/store/s3/store.h"
+
+namespace stoker::s3 {
+
+// One PUT, or a part of an upload: its bytes, until they are sent.
+struct Part {
+  AlignedBytes bytes;
+  Grant grant;
+  std::map<uint64_t, uint64_t> written;  // begin -> end, not touching each other
+  bool sent = false;                     // or on its way: its bytes are given away
+  std::string etag;
+};
+
+struct Staged {
+  std::mutex mutex;  // guards what follows
+  std::string key;   // of the one object; empty: none yet
+  bool touched = false, removed = false;
+  std::optional<std::string> required;  // a tag; empty: absent
+  std::optional<Error> failed;          // of the first write or part that failed
+  bool done = false;                    // committed or abandoned: nothing comes to it any more
+  std::function<void()> settled;        // once no part is on its way and it is done
+  size_t pending = 0;                   // parts on their way
+  uint64_t bytes = 0, part_bytes = 0;
+  std::map<size_t, Part> parts;  // 0 alone: one PUT
+  // Writes that are held back while too many parts are on their way.
+  std::vector<Promise<void>> waiting;
+  std::string upload;   // id; empty: not begun
+  std::string attempt;  // of this commit
+
+  std::mutex upload_mutex;  // held while it is begun; taken before `mutex`
+};
+using StagedPtr = std::shared_ptr<Staged>;
+
+class S3Store final : public Store {
+ public:
+  static Result<std::unique_ptr<Store>> open(const std::string& composition, const Runtime& runtime,
+                                             const StoreOptions& options);
+  ~S3Store() override;
+
+  Features features() const override;
+  Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot) override;
+  Result<std::vector<ObjectInfo>> list(std::string_view prefix, std::string_view snapshot) override;
+  Future<void> read(std::string_view key, uint64_t offset, Slice into,
+                    ReadOptions options) override;
+  Result<std::unique_ptr<Transaction>> begin() override;
+  Result<Version> copy(std::string_view from, std::string_view to) override;
+  Future<void> snapshot(std::string_view name) override;
+  Future<void> drop(std::string_view name) override;
+  StoreInfo info() const override;
+
+  // write.cc: for its transactions
+  Status resize(const StagedPtr& staged, std::string_view key, uint64_t bytes,
+                uint32_t chunk_bytes);
+  Future<void> write(const StagedPtr& staged, std::string_view key, uint64_t offset, Slice from);
+  Status remove(const StagedPtr& staged, std::string_view key);
+  Status require(const StagedPtr& staged, std::string_view key, std::string_view tag);
+  Future<Version> commit(const StagedPtr& staged);
+  void abandon(const StagedPtr& staged);
+
+ private:
+  class Reading;
+
+  S3Store(Location location, std::unique_ptr<Client> client, const Runtime& runtime,
+          const StoreOptions& options);
+  std::string whole(std::string_view key) const { return location_.prefix + std::string(key); }
+  Error read_only_error() const;
+  Result<ObjectInfo> head(std::string_view key, std::string* attempt) const;
+
+  // write.cc
+  Status check_open(const Staged& staged, std::string_view key) const;
+  Status write_locked(const StagedPtr& staged, uint64_t offset, Slice from);
+  Result<Part*> part_of(Staged& staged, size_t index);
+  void send_part(const StagedPtr& staged, size_t index);
+  Status send_part_now(Staged& staged, size_t index, const Part& part);
+  Status begin_upload(Staged& staged);
+  void part_ended(const StagedPtr& staged, const Status& status);
+  void settle(Staged& staged, std::function<void()> then);
+  Result<Version> commit_now(Staged& staged);
+  Status put_whole(Staged& staged);
+  Status complete_upload(Staged& staged);
+  Status delete_object(Staged& staged);
+  Status decide(Staged& staged, const Reply& reply, bool gone) const;
+  void abort_upload(Staged& staged);
+  bool probe_conditions() const;
+
+  const Location location_;
+  const Runtime runtime_;
+  const bool read_only_;
+  mutable std::once_flag probed_;
+  mutable bool conditional_ = false;  // set by the probe
+  std::atomic<uint64_t> commits_{0};
+  std::mutex left_mutex_;
+  std::vector<std::pair<std::string, std::string>>
+      left_;  // uploads (key, id) that could not be aborted; guarded by left_mutex_
+  std::atomic<size_t> reading_{0};
+  std::mutex idle_mutex_;
+  std::condition_variable idle_;
+  const std::unique_ptr<Client> client_;
+  Pool workers_{8};  // the last member: it ends before what its jobs use
+};
+
+class S3Transaction final : public Transaction {
+ public:
+  explicit S3Transaction(S3Store& store) : store_(store), staged_(std::make_shared<Staged>()) {}
+  ~S3Transaction() override { store_.abandon(staged_); }
+  Status resize(std::string_view key, uint64_t bytes, uint32_t chunk_bytes) override {
+    return store_.resize(staged_, key, bytes, chunk_bytes);
+  }
+  Future<void> write(std::string_view key, uint64_t offset, Slice from, Priority) override {
+    return store_.write(staged_, key, offset, from);
+  }
+  Status remove(std::string_view key) override { return store_.remove(staged_, key); }
+  Future<void> read(std::string_view key, uint64_t offset, Slice into,
+                    ReadOptions options) override;
+  Status require(std::string_view key, std::string_view tag) override {
+    return store_.require(staged_, key, tag);
+  }
+  Future<Version> commit(Durability) override { return store_.commit(staged_); }
+
+ private:
+  S3Store& store_;
+  const StagedPtr staged_;
+};
+
+// A tag is the ETag without its quotes; a weak one stays as it is.
+std::string tag_of_etag(std::string_view etag);
+std::string etag_of_tag(std::string_view tag);
+
+inline constexpr std::string_view kAttemptHeader = "x-amz-meta-stoker-attempt";
+
+}  // namespace stoker::s3

@@ -1,0 +1,151 @@
+// The examples that AWS publishes for Signature Version 4, and what else S3Store is made of without
+// a server.
+#include "stoker/store/s3/sigv4.h"
+
+#include <gtest/gtest.h>
+
+#include "stoker/store/s3/credentials.h"
+#include "stoker/store/s3/location.h"
+#include "stoker/store/s3/xml.h"
+#include "stoker/testing/store_harness.h"
+
+namespace stoker::s3 {
+namespace {
+
+const std::string kEmpty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+const Credentials kExample{"AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", ""};
+
+std::string signature(const ToSign& request, const Credentials& credentials = kExample,
+                      const std::string& service = "s3",
+                      const std::string& time = "20130524T000000Z") {
+  const std::string proof = authorization(request, credentials, "us-east-1", service, time);
+  return proof.substr(proof.rfind('=') + 1);
+}
+
+// "Authenticating Requests: Using the Authorization Header", the four examples.
+TEST(SigV4, TheExamplesOfS3) {
+  const std::string host = "examplebucket.s3.amazonaws.com";
+  EXPECT_EQ(signature({"GET",
+                       "/test.txt",
+                       {},
+                       {{"host", host},
+                        {"range", "bytes=0-9"},
+                        {"x-amz-content-sha256", kEmpty},
+                        {"x-amz-date", "20130524T000000Z"}},
+                       kEmpty}),
+            "f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41");
+  const std::string body = "Welcome to Amazon S3.";
+  const std::string hash = sha256_hex(body.data(), body.size());
+  EXPECT_EQ(hash, "44ce7dd67c959e0d3524ffac1771dfbba87d2b6b4b4e99e42034a8b803f8b072");
+  EXPECT_EQ(signature({"PUT",
+                       uri_encode("/test$file.text", true),
+                       {},
+                       {{"date", "Fri, 24 May 2013 00:00:00 GMT"},
+                        {"host", host},
+                        {"x-amz-content-sha256", hash},
+                        {"x-amz-date", "20130524T000000Z"},
+                        {"x-amz-storage-class", "REDUCED_REDUNDANCY"}},
+                       hash}),
+            "98ad721746da40c64f1a55b78f14c238d841ea1380cd77a1b5971af0ece108bd");
+  const Fields plain = {
+      {"host", host}, {"x-amz-content-sha256", kEmpty}, {"x-amz-date", "20130524T000000Z"}};
+  EXPECT_EQ(signature({"GET", "/", {{"lifecycle", ""}}, plain, kEmpty}),
+            "fea454ca298b7da1c68078a5d1bdbfbbe0d65c699e0f91ac7a200a0136783543");
+  EXPECT_EQ(signature({"GET", "/", {{"prefix", "J"}, {"max-keys", "2"}}, plain, kEmpty}),
+            "34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7");
+}
+
+// Of the test suite for the signing process.
+TEST(SigV4, TheTestSuite) {
+  const Credentials suite{"AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", ""};
+  const std::string time = "20150830T123600Z";
+  const Fields plain = {{"host", "example.amazonaws.com"}, {"x-amz-date", time}};
+  EXPECT_EQ(signature({"GET", "/", {}, plain, kEmpty}, suite, "service", time),
+            "5fa00fa31553b73ebf1942676e86291e8372ff2a2260956d9b8aae1d763fbf31");
+  EXPECT_EQ(signature({"POST", "/", {}, plain, kEmpty}, suite, "service", time),
+            "5da7c1a2acd57cee7505fc6676e4e544621c30862966e37dddb68e92efbe5d6b");
+  EXPECT_EQ(signature({"GET", "/", {{"Param2", "value2"}, {"Param1", "value1"}}, plain, kEmpty},
+                      suite, "service", time),
+            "b97d918cfa904a5beff61c982a1b6f458b799221646efd99d3219ec94cdf2500");
+  EXPECT_EQ(amz_time(1440938160), time);
+}
+
+TEST(S3Xml, ElementsTextAndEntities) {
+  const auto xml = parse_xml(
+      "<?xml version=\"1.0\"?>\n<!-- c --><a:List "
+      "xmlns=\"x\"><Key>a&amp;b&#x20AC;&#65;</Key><Empty/><In><Deep> t </Deep></In></a:List>\n");
+  ASSERT_OK(xml);
+  EXPECT_EQ(xml->name, "List");
+  EXPECT_EQ(xml->text_of("Key"),
+            "a&b\xE2\x82\xAC"
+            "A");
+  EXPECT_NE(xml->child("Empty"), nullptr);
+  EXPECT_EQ(xml->child("In")->text_of("Deep"), " t ");
+  EXPECT_EQ(xml->text_of("none"), "");
+}
+
+TEST(S3Xml, WhatIsNoDocumentIsRefused) {
+  std::string deep;
+  for (int i = 0; i < 100'000; ++i) deep += "<a>";
+  const std::string huge = "<a>" + std::string(17 << 20, 'x') + "</a>";
+  for (const std::string& text :
+       {std::string(""), std::string("x"), std::string("<a>"), std::string("<a></b>"),
+        std::string("<a></a><b/>"), std::string("<a>&none;</a>"), std::string("<a>&amp</a>"),
+        std::string("<!DOCTYPE a [<!ENTITY e SYSTEM 'file:///etc/passwd'>]><a>&e;</a>"),
+        std::string("<a><![CDATA[x]]></a>"), std::string("<a>&#0;</a>"),
+        std::string("<a>&#xD800;</a>"), std::string("<a>&#99999999999;</a>"), std::string("< a/>"),
+        std::string("<a"), deep, huge}) {
+    EXPECT_EQ(code_of(parse_xml(text)), Code::corruption) << text.substr(0, 60);
+  }
+}
+
+TEST(S3Location, TheCompositionIsReadAndWritten) {
+  const auto location = parse_location(
+      "s3://bucket/a/b%20c/?endpoint=http://"
+      "127.0.0.1:7480&region=default&style=path&anon=1&patience=5");
+  ASSERT_OK(location);
+  EXPECT_EQ(location->bucket, "bucket");
+  EXPECT_EQ(location->prefix, "a/b c/");
+  EXPECT_EQ(location->endpoint, "http://127.0.0.1:7480");
+  EXPECT_TRUE(location->anonymous);
+  EXPECT_EQ(location->composition(),
+            "s3://bucket/a/b%20c?endpoint=http://"
+            "127.0.0.1:7480&region=default&style=path&anon=1&patience=5");
+  EXPECT_EQ(parse_location(location->composition())->prefix, location->prefix);
+  EXPECT_EQ(parse_location("s3://bucket")->prefix, "");
+  EXPECT_EQ(parse_location("s3://bucket/")->composition(), "s3://bucket");
+  for (const char* wrong :
+       {"s3://", "s3:///a", "s3://b b", "s3://bucket/../other", "s3://bucket/a//b",
+        "s3://bucket?endpoint=ftp://x", "s3://bucket?endpoint=http://user:password@host",
+        "s3://bucket?endpoint=http://host/path", "s3://bucket?no=1", "s3://bucket?region",
+        "s3://bucket?anon=yes", "s3://bucket?patience=-1", "s3://bucket/%zz",
+        "s3://bucket?region=a%0d%0ab"}) {
+    EXPECT_EQ(code_of(parse_location(wrong)), Code::invalid_argument) << wrong;
+  }
+}
+
+TEST(S3Location, KeysThatServersMayReadInTwoWaysAreRefused) {
+  const Location location = *parse_location("s3://bucket/prefix");
+  for (const char* key : {"", "/a", "a/", "a//b", "..", "a/../b", "./a"})
+    EXPECT_EQ(code_of(check_key(location, key)), Code::invalid_argument) << key;
+  EXPECT_EQ(code_of(check_key(location, std::string(1024, 'x'))), Code::invalid_argument)
+      << "with the prefix it is longer";
+  EXPECT_OK(check_key(location, "a b/c+d?e#f%2e"));
+}
+
+TEST(S3Credentials, ProfilesOfTheSharedFiles) {
+  const std::string file =
+      "# comment\n[default]\naws_access_key_id = "
+      "A\naws_secret_access_key=S=1\n\n[other]\r\naws_access_key_id=B\r\naws_secret_access_key = T "
+      "\r\naws_session_token=U\r\n[half]\naws_access_key_id=C\n";
+  EXPECT_EQ(credentials_in(file, "default").secret_key, "S=1");
+  EXPECT_EQ(credentials_in(file, "other").session_token, "U");
+  EXPECT_EQ(credentials_in(file, "other").secret_key, "T");
+  EXPECT_TRUE(credentials_in(file, "half").anonymous()) << "both or none";
+  EXPECT_TRUE(credentials_in(file, "none").anonymous());
+  EXPECT_TRUE(credentials_in("[unclosed\naws_access_key_id", "unclosed").anonymous());
+  EXPECT_EQ(region_in("[profile x]\nregion = eu-west-1\n", "x"), "eu-west-1");
+}
+
+}  // namespace
+}  // namespace stoker::s3

@@ -1,0 +1,204 @@
+// S3Store: opening, telling, listing.
+#include "stoker/store/s3/store.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "stoker/base/log.h"
+#include "stoker/store/s3/s3_store.h"
+#include "stoker/store/s3/xml.h"
+
+namespace stoker::s3 {
+namespace {
+
+constexpr const char* kWhere = "store/s3";
+constexpr std::string_view kProbePrefix = ".stoker-probe-";
+
+Error no_snapshot(std::string_view name) {
+  return make_error(Code::not_found,
+                    "there is no snapshot '" + std::string(name) + "': a bucket has none", kWhere);
+}
+
+std::optional<uint64_t> number(std::string_view text) {
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size()) return {};
+  return value;
+}
+
+// %XX and '+' of a listing with encoding-type=url.
+std::string url_decode(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    unsigned value = 0;
+    if (text[i] == '%' && i + 3 <= text.size() &&
+        std::from_chars(text.data() + i + 1, text.data() + i + 3, value, 16).ptr ==
+            text.data() + i + 3) {
+      out += static_cast<char>(static_cast<unsigned char>(value));
+      i += 2;
+    } else {
+      out += text[i] == '+' ? ' ' : text[i];
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string tag_of_etag(std::string_view etag) {
+  if (etag.size() >= 2 && etag.front() == '"' && etag.back() == '"')
+    return std::string(etag.substr(1, etag.size() - 2));
+  return std::string(etag);
+}
+
+std::string etag_of_tag(std::string_view tag) {
+  return tag.starts_with("W/") ? std::string(tag) : "\"" + std::string(tag) + "\"";
+}
+
+Result<std::unique_ptr<Store>> S3Store::open(const std::string& composition, const Runtime& runtime,
+                                             const StoreOptions& options) {
+  STOKER_ASSIGN(Location location, parse_location(composition));
+  auto client = Client::make(location);
+  if (!client) return client.error().with("the store '" + location.composition() + "'");
+  std::unique_ptr<S3Store> store(
+      new S3Store(std::move(location), std::move(*client), runtime, options));
+  // A bucket that is not there, or that we may not see, shows now.
+  const auto reply = store->client_
+                         ->send({.query = {{"list-type", "2"},
+                                           {"max-keys", "1"},
+                                           {"prefix", store->location_.prefix}}})
+                         .wait();
+  if (reply->error) return reply->error->with("the store '" + store->location_.composition() + "'");
+  return std::unique_ptr<Store>(std::move(store));
+}
+
+S3Store::S3Store(Location location, std::unique_ptr<Client> client, const Runtime& runtime,
+                 const StoreOptions& options)
+    : location_(std::move(location)),
+      runtime_(runtime),
+      read_only_(options.read_only),
+      client_(std::move(client)) {}
+
+S3Store::~S3Store() {
+  {
+    std::unique_lock lock(idle_mutex_);
+    idle_.wait(lock, [this] { return reading_ == 0; });
+  }
+  for (const auto& [key, id] : left_) {
+    const auto reply =
+        client_->send({.method = "DELETE", .key = key, .query = {{"uploadId", id}}}).wait();
+    if (reply->error && reply->error->code != Code::not_found)
+      log().warn("an upload of '{}' is left over in the {}: {}", key, client_->where(),
+                 reply->error->message());
+  }
+}
+
+Features S3Store::features() const {
+  Features features{.atomic = AtomicUnit::object};
+  if (read_only_) return features;
+  std::call_once(probed_, [this] { conditional_ = probe_conditions(); });
+  features.conditional = conditional_;
+  return features;
+}
+
+Error S3Store::read_only_error() const {
+  return make_error(Code::read_only,
+                    "the store '" + location_.composition() + "' was opened to read only", kWhere);
+}
+
+Result<ObjectInfo> S3Store::head(std::string_view key, std::string* attempt) const {
+  const Reply reply = *client_->send({.method = "HEAD", .key = whole(key)}).wait();
+  if (reply.error) return *reply.error;
+  const auto bytes = number(reply.answer.header("content-length"));
+  const std::string tag = tag_of_etag(reply.answer.header("etag"));
+  if (!bytes || tag.empty())
+    return make_error(Code::io,
+                      "the server does not say the length or the ETag of '" + std::string(key) +
+                          "' in the " + client_->where(),
+                      kWhere);
+  if (attempt != nullptr) *attempt = reply.answer.header(kAttemptHeader);
+  ObjectInfo info;
+  info.key = key;
+  info.bytes = *bytes;
+  info.tag = tag;
+  return info;
+}
+
+Result<ObjectInfo> S3Store::stat(std::string_view key, std::string_view snapshot) {
+  if (!snapshot.empty()) return no_snapshot(snapshot);
+  STOKER_TRY(check_key(location_, key));
+  return head(key, nullptr);
+}
+
+Result<std::vector<ObjectInfo>> S3Store::list(std::string_view prefix, std::string_view snapshot) {
+  if (!snapshot.empty()) return no_snapshot(snapshot);
+  std::vector<ObjectInfo> found;
+  std::string token, last;
+  const auto broken = [this](const std::string& why) {
+    return make_error(Code::io, "the listing of the " + client_->where() + " " + why, kWhere);
+  };
+  for (;;) {
+    Query query = {{"list-type", "2"}, {"encoding-type", "url"}, {"prefix", whole(prefix)}};
+    if (!token.empty()) query.emplace_back("continuation-token", token);
+    const Reply reply = *client_->send({.query = std::move(query)}).wait();
+    if (reply.error) return *reply.error;
+    STOKER_ASSIGN(const Xml page, parse_xml(reply.answer.body));
+    const bool encoded = page.text_of("EncodingType") == "url";
+    for (const Xml& each : page.children) {
+      if (each.name != "Contents") continue;
+      const std::string key =
+          encoded ? url_decode(each.text_of("Key")) : std::string(each.text_of("Key"));
+      const auto bytes = number(each.text_of("Size"));
+      if (!key.starts_with(whole(prefix)) || !bytes) return broken("holds what was not asked for");
+      // In order, so that a server that repeats itself does not keep us for ever.
+      if (!last.empty() && key <= last)
+        return broken("is not in order: '" + key + "' after '" + last + "'");
+      last = key;
+      ObjectInfo info;
+      info.key = key.substr(location_.prefix.size());
+      info.bytes = *bytes;
+      info.tag = tag_of_etag(each.text_of("ETag"));
+      if (info.key.starts_with(kProbePrefix) || !check_key(location_, info.key))
+        continue;  // folders of a console, say
+      found.push_back(std::move(info));
+    }
+    if (page.text_of("IsTruncated") != "true") return found;
+    if (page.text_of("NextContinuationToken") == token ||
+        page.text_of("NextContinuationToken").empty())
+      return broken("does not go on where it ended");
+    token = page.text_of("NextContinuationToken");
+  }
+}
+
+Result<std::unique_ptr<Transaction>> S3Store::begin() {
+  if (read_only_) return read_only_error();
+  return std::unique_ptr<Transaction>(std::make_unique<S3Transaction>(*this));
+}
+
+Future<void> S3Store::snapshot(std::string_view) {
+  if (read_only_) return read_only_error();
+  return make_error(Code::unsupported, "a bucket has no snapshots; use local: for them", kWhere);
+}
+
+Future<void> S3Store::drop(std::string_view name) {
+  return no_snapshot(name);
+}
+
+StoreInfo S3Store::info() const {
+  StoreInfo info;
+  info.composition = location_.composition();
+  info.committed = info.durable = commits_;
+  if (read_only_) info.read_only = "it was opened to read only";
+  return info;
+}
+
+}  // namespace stoker::s3
+
+namespace stoker {
+
+Result<std::unique_ptr<Store>> open_s3_store(const std::string& composition, const Runtime& runtime,
+                                             const StoreOptions& options) {
+  return s3::S3Store::open(composition, runtime, options);
+}
+
+}  // namespace stoker

@@ -1,0 +1,509 @@
+// S3Store: commits. What may be sent again, and what is in doubt, is told in docs/stores/s3.md.
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <utility>
+
+#include "stoker/base/bytes.h"
+#include "stoker/base/log.h"
+#include "stoker/store/condition.h"
+#include "stoker/store/s3/s3_store.h"
+#include "stoker/store/s3/xml.h"
+
+namespace stoker::s3 {
+namespace {
+
+constexpr const char* kWhere = "store/s3/write";
+constexpr uint64_t kPartBytes = 16 * kMiB;
+constexpr uint64_t kPartsMax = 10'000;
+constexpr uint64_t kObjectMax = uint64_t{5} << 40;
+constexpr uint64_t kCopyMax = uint64_t{5} << 30;  // by one request
+constexpr size_t kPartsAhead = 8;                 // on their way before writes are held back
+
+Error done_already() {
+  return make_error(Code::invalid_argument, "the transaction is already committed: begin another",
+                    kWhere);
+}
+
+std::string random_id() {
+  std::random_device random;
+  std::array<char, 33> digits{};
+  std::snprintf(digits.data(), digits.size(), "%08x%08x%08x%08x", random(), random(), random(),
+                random());
+  return digits.data();
+}
+
+void cover(std::map<uint64_t, uint64_t>& written, uint64_t begin, uint64_t end) {
+  auto at = written.upper_bound(begin);
+  if (at != written.begin() && std::prev(at)->second >= begin) --at;
+  while (at != written.end() && at->first <= end) {
+    begin = std::min(begin, at->first);
+    end = std::max(end, at->second);
+    at = written.erase(at);
+  }
+  written[begin] = end;
+}
+
+bool covers(const std::map<uint64_t, uint64_t>& written, uint64_t bytes) {
+  return written.size() == 1 && written.begin()->first == 0 && written.begin()->second == bytes;
+}
+
+bool is_printable(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c < 127; });
+}
+
+}  // namespace
+
+// With the mutex. The transaction may work on `key`.
+Status S3Store::check_open(const Staged& staged, std::string_view key) const {
+  if (staged.done) return done_already();
+  STOKER_TRY(check_key(location_, key));
+  if (staged.key.empty() || staged.key == key) return {};
+  return make_error(Code::unsupported,
+                    "a transaction of an s3: store holds one object, and this one has '" +
+                        staged.key + "' already: commit '" + std::string(key) +
+                        "' in another, or use a store with transactions, such as local:",
+                    kWhere);
+}
+
+Status S3Store::resize(const StagedPtr& staged, std::string_view key, uint64_t bytes,
+                       uint32_t chunk_bytes) {
+  std::lock_guard lock(staged->mutex);
+  STOKER_TRY(check_open(*staged, key));
+  if (chunk_bytes != 0 &&
+      (chunk_bytes % kIoAlign != 0 || chunk_bytes < 64 * kKiB || chunk_bytes > 8 * kMiB)) {
+    return make_error(Code::invalid_argument,
+                      "a chunk is a multiple of 4 KiB from 64 KiB to 8 MiB, not " +
+                          std::to_string(chunk_bytes) + " bytes",
+                      kWhere);
+  }
+  if (bytes > kObjectMax)
+    return make_error(Code::invalid_argument, "an object in a bucket has at most 5 TiB", kWhere);
+  if (!staged->upload.empty() || staged->pending > 0)
+    return make_error(Code::unsupported,
+                      "parts of '" + std::string(key) +
+                          "' are sent already, so its size is fixed: begin another transaction",
+                      kWhere);
+  staged->key = key;
+  staged->bytes = bytes;
+  staged->part_bytes =
+      bytes <= kPartBytes
+          ? kPartBytes
+          : std::max(kPartBytes, align_up((bytes + kPartsMax - 1) / kPartsMax, kMiB));
+  staged->parts.clear();
+  staged->attempt = random_id();
+  staged->touched = true;
+  staged->removed = false;
+  return {};
+}
+
+Future<void> S3Store::write(const StagedPtr& staged, std::string_view key, uint64_t offset,
+                            Slice from) {
+  std::lock_guard lock(staged->mutex);
+  const Status written = [&]() -> Status {
+    STOKER_TRY(check_open(*staged, key));
+    if (!staged->touched || staged->removed) {
+      if (const auto there = stat(key, {}); !there) return there.error();
+      return make_error(Code::unsupported,
+                        "an s3: store writes objects anew: call resize('" + std::string(key) +
+                            "') in this transaction first, and write all of it",
+                        kWhere);
+    }
+    if (offset > staged->bytes || from.size > staged->bytes - offset) {
+      return make_error(Code::invalid_argument,
+                        "bytes " + std::to_string(offset) + " to " +
+                            std::to_string(offset + from.size) + " are beyond the end of '" +
+                            std::string(key) + "', which has " + std::to_string(staged->bytes) +
+                            "; resize it first",
+                        kWhere);
+    }
+    if (staged->failed) return *staged->failed;
+    return write_locked(staged, offset, from);
+  }();
+  if (!written) {
+    if (!staged->failed && !staged->done) staged->failed = written.error();
+    return written;
+  }
+  // Held back, so that memory does not fill with parts faster than they are sent.
+  if (staged->pending > kPartsAhead) return staged->waiting.emplace_back().future();
+  return Status();
+}
+
+// With the mutex.
+Status S3Store::write_locked(const StagedPtr& staged, uint64_t offset, Slice from) {
+  for (size_t moved = 0; moved < from.size;) {
+    const uint64_t at = offset + moved;
+    const size_t index = at / staged->part_bytes;
+    const uint64_t in_part = at % staged->part_bytes;
+    const size_t piece = std::min<uint64_t>(staged->part_bytes - in_part, from.size - moved);
+    STOKER_ASSIGN(Part * part, part_of(*staged, index));
+    std::memcpy(part->bytes.data() + in_part, from.data + moved, piece);
+    cover(part->written, in_part, in_part + piece);
+    moved += piece;
+    const uint64_t whole = std::min(staged->part_bytes, staged->bytes - index * staged->part_bytes);
+    if (staged->bytes > kPartBytes && covers(part->written, whole)) send_part(staged, index);
+  }
+  return {};
+}
+
+// With the mutex. Its memory reads as zeros where nothing was written.
+Result<Part*> S3Store::part_of(Staged& staged, size_t index) {
+  Part& part = staged.parts[index];
+  if (part.sent)
+    return make_error(Code::unsupported,
+                      "part " + std::to_string(index) + " of '" + staged.key +
+                          "' was written and is sent already: write each byte once",
+                      kWhere);
+  if (part.bytes.size() == 0) {
+    const uint64_t bytes = std::min(staged.part_bytes, staged.bytes - index * staged.part_bytes);
+    auto grant = runtime_.budget.take(bytes, "a part of an object on its way to a bucket");
+    if (!grant) {
+      staged.parts.erase(index);
+      return grant.error();
+    }
+    part.grant = std::move(*grant);
+    part.bytes = AlignedBytes(bytes);
+    std::memset(part.bytes.data(), 0, bytes);
+  }
+  return &part;
+}
+
+// With the mutex. From here on the bytes are the job's.
+void S3Store::send_part(const StagedPtr& staged, size_t index) {
+  Part& part = staged->parts[index];
+  part.sent = true;
+  ++staged->pending;
+  auto given = std::make_shared<Part>();
+  given->bytes = std::exchange(part.bytes, AlignedBytes());
+  given->grant = std::exchange(part.grant, Grant());
+  workers_.run([this, staged, index, given]() mutable {
+    const Status status = send_part_now(*staged, index, *given);
+    given.reset();  // before whoever waits for room is told
+    part_ended(staged, status);
+  });
+}
+
+Status S3Store::send_part_now(Staged& staged, size_t index, const Part& part) {
+  {
+    std::lock_guard lock(staged.mutex);
+    if (staged.failed) return *staged.failed;
+  }
+  STOKER_TRY(begin_upload(staged));
+  const uint64_t bytes = std::min(staged.part_bytes, staged.bytes - index * staged.part_bytes);
+  const Slice body = part.bytes.slice().sub(0, bytes);
+  const Reply reply = *client_
+                           ->send({.method = "PUT",
+                                   .key = whole(staged.key),
+                                   .query = {{"partNumber", std::to_string(index + 1)},
+                                             {"uploadId", staged.upload}},
+                                   .body = body,
+                                   .sha256 = sha256_hex(body.data, body.size)})
+                           .wait();
+  if (reply.error) return reply.error->with("part " + std::to_string(index + 1));
+  std::lock_guard lock(staged.mutex);
+  staged.parts[index].etag = reply.answer.header("etag");
+  if (!staged.parts[index].etag.empty()) return {};
+  return make_error(Code::io, "the server names no ETag of a part of '" + staged.key + "'", kWhere);
+}
+
+Status S3Store::begin_upload(Staged& staged) {
+  std::lock_guard beginning(staged.upload_mutex);
+  if (!staged.upload.empty()) return {};
+  // A lost answer leaves an upload without parts that nobody knows the id of: a lifecycle rule of
+  // the bucket ends it.
+  const Reply reply = *client_
+                           ->send({.method = "POST",
+                                   .key = whole(staged.key),
+                                   .query = {{"uploads", ""}},
+                                   .headers = {{std::string(kAttemptHeader), staged.attempt}}})
+                           .wait();
+  if (reply.error) return *reply.error;
+  const auto xml = parse_xml(reply.answer.body);
+  const std::string id(xml ? xml->text_of("UploadId") : std::string_view());
+  if (id.empty())
+    return make_error(Code::io, "the server names no id of the upload of '" + staged.key + "'",
+                      kWhere);
+  std::lock_guard lock(staged.mutex);
+  staged.upload = id;
+  return {};
+}
+
+void S3Store::part_ended(const StagedPtr& staged, const Status& status) {
+  std::function<void()> then;
+  std::vector<Promise<void>> free;
+  {
+    std::lock_guard lock(staged->mutex);
+    if (!status && !staged->failed) staged->failed = status.error();
+    if (--staged->pending == 0) then = std::exchange(staged->settled, {});
+    if (staged->pending <= kPartsAhead) free.swap(staged->waiting);
+  }
+  for (auto& each : free) each.complete(Status());
+  if (then) then();
+}
+
+Status S3Store::remove(const StagedPtr& staged, std::string_view key) {
+  std::lock_guard lock(staged->mutex);
+  STOKER_TRY(check_open(*staged, key));
+  if (staged->removed)
+    return make_error(Code::not_found, "'" + std::string(key) + "' is removed already", kWhere);
+  if (!staged->touched) {
+    if (const auto there = stat(key, {}); !there) return there.error();
+  }
+  if (!staged->upload.empty() || staged->pending > 0)
+    return make_error(
+        Code::unsupported,
+        "parts of '" + std::string(key) + "' are sent already: remove it in another transaction",
+        kWhere);
+  staged->key = key;
+  staged->parts.clear();
+  staged->attempt = random_id();
+  staged->touched = staged->removed = true;
+  return {};
+}
+
+Status S3Store::require(const StagedPtr& staged, std::string_view key, std::string_view tag) {
+  std::lock_guard lock(staged->mutex);
+  STOKER_TRY(check_open(*staged, key));
+  if (!features().conditional)
+    return make_error(Code::unsupported,
+                      "the " + client_->where() + " has no conditions, so '" + std::string(key) +
+                          "' cannot be required to be anything",
+                      kWhere);
+  staged->key = key;
+  staged->required = std::string(tag);
+  return {};
+}
+
+Future<Version> S3Store::commit(const StagedPtr& staged) {
+  std::lock_guard lock(staged->mutex);
+  if (staged->done) return done_already();
+  staged->done = true;
+  if (staged->touched && !staged->removed && staged->bytes > kPartBytes && !staged->failed &&
+      !staged->required) {
+    // What was not written is zeros.
+    for (size_t index = 0; index * staged->part_bytes < staged->bytes && !staged->failed; ++index) {
+      if (const auto at = staged->parts.find(index); at != staged->parts.end() && at->second.sent)
+        continue;
+      if (const auto part = part_of(*staged, index); part)
+        send_part(staged, index);
+      else
+        staged->failed = part.error();
+    }
+  }
+  auto promise = std::make_shared<Promise<Version>>();
+  Future<Version> future = promise->future();
+  settle(*staged, [this, staged, promise] { promise->complete(commit_now(*staged)); });
+  return future;
+}
+
+void S3Store::abandon(const StagedPtr& staged) {
+  std::lock_guard lock(staged->mutex);
+  if (staged->done) return;
+  staged->done = true;
+  if (!staged->failed)
+    staged->failed = make_error(Code::cancelled, "the transaction was abandoned",
+                                kWhere);  // parts that wait are not sent
+  if (staged->pending > 0 || !staged->upload.empty())
+    settle(*staged, [this, staged] { abort_upload(*staged); });
+}
+
+void S3Store::settle(Staged& staged, std::function<void()> then) {
+  if (staged.pending > 0) {
+    staged.settled = std::move(then);  // the last of its parts calls it
+  } else {
+    workers_.run(std::move(then));
+  }
+}
+
+// Nothing else works on `staged` any more.
+Result<Version> S3Store::commit_now(Staged& staged) {
+  Status status = staged.failed ? Status(*staged.failed) : Status();
+  if (status && staged.touched) {
+    const bool large = staged.bytes > kPartBytes;
+    if (staged.required && (staged.removed || large)) {
+      status = make_error(Code::unsupported,
+                          staged.removed
+                              ? "a bucket cannot remove '" + staged.key + "' under a condition"
+                              : "'" + staged.key + "' has " + human_bytes(staged.bytes) +
+                                    ": under a condition a bucket takes 16 MiB at most",
+                          kWhere);
+    } else {
+      status = staged.removed ? delete_object(staged)
+               : large        ? complete_upload(staged)
+                              : put_whole(staged);
+    }
+  } else if (status && staged.required) {
+    const auto there = stat(staged.key, {});
+    if (!there && there.error().code != Code::not_found) return there.error();
+    status = check_required(staged.key, *staged.required, there ? there->tag : std::string());
+  }
+  staged.parts.clear();
+  if (!status) {
+    // An upload that may have been completed is not there to be aborted: nothing is lost by trying.
+    if (!staged.upload.empty()) abort_upload(staged);
+    return status.error();
+  }
+  return ++commits_;
+}
+
+Status S3Store::put_whole(Staged& staged) {
+  Command command{.method = "PUT", .key = whole(staged.key)};
+  command.headers = {{std::string(kAttemptHeader), staged.attempt}};
+  if (staged.bytes > 0) {
+    STOKER_ASSIGN(const Part* part, part_of(staged, 0));
+    command.body = part->bytes.slice().sub(0, staged.bytes);
+  }
+  command.sha256 = sha256_hex(command.body.data, command.body.size);
+  command.repeatable = staged.required.has_value();
+  if (staged.required) {
+    if (!is_printable(*staged.required))
+      return check_required(staged.key, *staged.required, "another");
+    if (staged.required->empty())
+      command.headers.emplace_back("if-none-match", "*");
+    else
+      command.headers.emplace_back("if-match", etag_of_tag(*staged.required));
+  }
+  return decide(staged, *client_->send(std::move(command)).wait(), false);
+}
+
+Status S3Store::complete_upload(Staged& staged) {
+  std::string body = "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">";
+  for (const auto& [index, part] : staged.parts) {
+    std::string etag;
+    for (const char c : part.etag)
+      etag += c == '"' ? "&quot;" : c == '<' ? "&lt;" : c == '&' ? "&amp;" : std::string(1, c);
+    body += "<Part><PartNumber>" + std::to_string(index + 1) + "</PartNumber><ETag>" + etag +
+            "</ETag></Part>";
+  }
+  body += "</CompleteMultipartUpload>";
+  Command command{.method = "POST",
+                  .key = whole(staged.key),
+                  .query = {{"uploadId", staged.upload}},
+                  .text = std::move(body),
+                  .repeatable = false};
+  return decide(staged, *client_->send(std::move(command)).wait(), false);
+}
+
+Status S3Store::delete_object(Staged& staged) {
+  return decide(
+      staged,
+      *client_->send({.method = "DELETE", .key = whole(staged.key), .repeatable = false}).wait(),
+      true);
+}
+
+// What became of a commit. `gone`: it removes the object.
+Status S3Store::decide(Staged& staged, const Reply& reply, bool gone) const {
+  if (reply.verdict == Reply::Verdict::ok) return {};
+  const bool refused = reply.verdict != Reply::Verdict::lost;
+  const bool conflict =
+      reply.answer.status == 412 ||
+      (staged.required && !staged.required->empty() && reply.answer.status == 404);
+  // A refusal is believed, but for one that an earlier try of the same may have caused: ours, or
+  // one of a proxy on the way.
+  const bool twice = reply.answer.status == 412 || reply.code == "NoSuchUpload";
+  if (refused && !reply.lost_before && !twice) {
+    if (conflict) return check_required(staged.key, *staged.required, std::string());
+    return *reply.error;
+  }
+  std::string attempt;
+  const auto there = head(staged.key, &attempt);
+  const bool missing = !there && there.error().code == Code::not_found;
+  if (gone ? missing : (there && attempt == staged.attempt)) return {};
+  if (refused && conflict && !reply.lost_before && (there || missing)) {
+    return make_error(Code::conflict,
+                      "'" + staged.key + "' in the " + client_->where() +
+                          " is not as it was required to be: somebody else was first; nothing was "
+                          "committed, look at the object and decide anew",
+                      kWhere);
+  }
+  if (refused && reply.code == "NoSuchUpload" && (there || missing)) {
+    return make_error(Code::io,
+                      "the upload of '" + staged.key + "' in the " + client_->where() +
+                          " was ended by somebody else (a lifecycle rule, say): nothing was "
+                          "committed, write it again",
+                      kWhere);
+  }
+  return make_error(
+      Code::in_doubt,
+      "nobody knows whether '" + staged.key + "' in the " + client_->where() + " was " +
+          (gone ? "removed" : "written") + ", as the answer was lost (" + reply.error->what +
+          "); the request may still arrive: look at the object before you commit it again",
+      kWhere);
+}
+
+void S3Store::abort_upload(Staged& staged) {
+  if (staged.upload.empty()) return;
+  const Reply reply = *client_
+                           ->send({.method = "DELETE",
+                                   .key = whole(staged.key),
+                                   .query = {{"uploadId", staged.upload}}})
+                           .wait();
+  if (!reply.error || reply.error->code == Code::not_found) return;
+  std::lock_guard lock(left_mutex_);
+  left_.emplace_back(whole(staged.key), staged.upload);
+}
+
+// Runs into conflicts on purpose, on an object that nobody else knows.
+bool S3Store::probe_conditions() const {
+  const std::string key = location_.prefix + ".stoker-probe-" + random_id();
+  const auto put = [&](const std::string& name, const std::string& value) {
+    return client_->send({.method = "PUT", .key = key, .headers = {{name, value}}, .text = "probe"})
+        .wait()
+        ->answer.status;
+  };
+  const int made = put("if-none-match", "*");
+  const bool there = made >= 200 && made < 300;
+  const bool none_match = there && put("if-none-match", "*") == 412;
+  const bool match = none_match && put("if-match", "\"00000000000000000000000000000000\"") == 412;
+  client_->send({.method = "DELETE", .key = key}).wait();
+  if (!match)
+    log().warn("the {} has no conditions ({}): commits cannot require anything", client_->where(),
+               there ? "it overwrites what it should not" : "status " + std::to_string(made));
+  return match;
+}
+
+Result<Version> S3Store::copy(std::string_view from, std::string_view to) {
+  if (read_only_) return read_only_error();
+  if (from == to)
+    return make_error(Code::invalid_argument,
+                      "'" + std::string(from) + "' cannot be copied to itself", kWhere);
+  STOKER_TRY(check_key(location_, to));
+  STOKER_ASSIGN(const ObjectInfo source, stat(from, {}));
+  if (source.bytes >= kCopyMax) return Store::copy(from, to);
+  Command command{.method = "PUT", .key = whole(to), .repeatable = false};
+  command.headers = {{"x-amz-copy-source", "/" + uri_encode(location_.bucket, false) + "/" +
+                                               uri_encode(whole(from), true)},
+                     {"x-amz-copy-source-if-match", etag_of_tag(source.tag)}};
+  const Reply reply = *client_->send(std::move(command)).wait();
+  if (reply.verdict == Reply::Verdict::ok) return ++commits_;
+  if (reply.answer.status == 412)
+    return make_error(Code::conflict,
+                      "'" + std::string(from) + "' in the " + client_->where() +
+                          " was changed while it was copied",
+                      kWhere);
+  if (reply.verdict != Reply::Verdict::lost) return *reply.error;
+  if (const auto made = head(to, nullptr); made && made->tag == source.tag)
+    return ++commits_;  // it is what it should become
+  return make_error(Code::in_doubt,
+                    "nobody knows whether '" + std::string(to) + "' in the " + client_->where() +
+                        " was written, as the answer was lost: look at it before you copy again",
+                    kWhere);
+}
+
+Future<void> S3Transaction::read(std::string_view key, uint64_t offset, Slice into,
+                                 ReadOptions options) {
+  {
+    std::lock_guard lock(staged_->mutex);
+    if (staged_->touched && staged_->key == key) {
+      return make_error(Code::unsupported,
+                        "what is staged in an s3: store cannot be read before it is committed: '" +
+                            std::string(key) + "'",
+                        kWhere);
+    }
+  }
+  return store_.read(key, offset, into, options);
+}
+
+}  // namespace stoker::s3

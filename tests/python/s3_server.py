@@ -1,0 +1,397 @@
+"""A small S3 server with faults on order, for the tests: `python s3_server.py` prints its port.
+
+It serves one bucket, "bucket", from memory, and checks every signature and every SHA-256 by itself.
+`POST /_control` takes {"faults": [...], "conditions": bool, "skew": seconds, "tokens": [...],
+"page": keys, "clear": bool}; `GET /_log` answers with all requests since then, as [method, path
+with query, status]. A fault is {"kind", "method", "match" (a part of path and query), "times"}.
+
+Kinds: status (status, code, headers), close (before it is done), close_after (when it is done),
+stall and stall_in_body (seconds), truncate (bytes), wrong_range, late_error (200 with an error),
+page_loop, replace (the object changes behind this answer).
+"""
+
+from __future__ import annotations
+
+import calendar
+import hashlib
+import hmac
+import json
+import socketserver
+import sys
+import threading
+import time
+import urllib.parse
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler
+from xml.sax.saxutils import escape
+
+KEYS = {"AKIDTEST": "secret/of+the=test"}
+
+
+class World:
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.objects: dict[str, tuple[bytes, str, dict[str, str]]] = {}
+        self.uploads: dict[str, tuple[str, dict[str, str], dict[int, tuple[bytes, str]]]] = {}
+        self.reset({})
+
+    def reset(self, control: dict) -> None:
+        self.faults = [dict(fault) for fault in control.get("faults", [])]
+        self.conditions = control.get("conditions", True)
+        self.skew = control.get("skew", 0)
+        self.tokens = control.get("tokens")  # session tokens that are good; None: any
+        self.page = control.get("page", 1000)
+        self.log: list[tuple[str, str, int]] = []
+        if control.get("clear"):
+            self.objects.clear()
+            self.uploads.clear()
+
+    def fault(self, method: str, path: str, kinds: set[str]) -> dict | None:
+        with self.lock:
+            for fault in self.faults:
+                if (
+                    fault["kind"] in kinds
+                    and fault.get("method", method) == method
+                    and fault.get("match", "") in path
+                    and fault.get("times", 1) > 0
+                ):
+                    fault["times"] = fault.get("times", 1) - 1
+                    return fault
+        return None
+
+
+WORLD = World()
+
+
+def etag_of(data: bytes) -> str:
+    return f'"{hashlib.md5(data).hexdigest()}"'
+
+
+def encode(text: str) -> str:
+    return urllib.parse.quote(text, safe="-._~")
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 60
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def setup(self) -> None:
+        super().setup()
+        self.connection.setsockopt(
+            6, 1, 1
+        )  # TCP_NODELAY: else each small answer waits for the peer's acknowledgement
+
+    # ---- answers
+
+    def answer(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
+        WORLD.log.append((self.command, self.path, status))
+        if WORLD.fault(self.command, self.path, {"close_after"}):
+            self.gone()
+            return
+        cut = WORLD.fault(self.command, self.path, {"truncate"}) if body else None
+        stall = WORLD.fault(self.command, self.path, {"stall_in_body"}) if body else None
+        headers = {"Content-Length": str(len(body)), **(headers or {})}
+        self.send_response_only(status)
+        self.send_header("Date", formatdate(time.time() + WORLD.skew, usegmt=True))
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if cut:
+            self.wfile.write(body[: cut["bytes"]])
+            self.gone()
+        elif stall:
+            self.wfile.write(body[: len(body) // 2])
+            self.wfile.flush()
+            time.sleep(stall["seconds"])
+            self.gone()
+        else:
+            self.wfile.write(body)
+
+    def gone(self) -> None:
+        self.close_connection = True
+        self.wfile.flush()
+        self.connection.shutdown(2)
+
+    def error(self, status: int, code: str, message: str = "as the test wants it") -> None:
+        self.answer(
+            status,
+            f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode(),
+            {"Content-Type": "application/xml"},
+        )
+
+    def xml(self, text: str) -> None:
+        self.answer(
+            200,
+            b'<?xml version="1.0" encoding="UTF-8"?>' + text.encode(),
+            {"Content-Type": "application/xml"},
+        )
+
+    # ---- what is checked
+
+    def signed(self, body: bytes) -> bool:
+        proof = self.headers.get("Authorization", "")
+        if not proof.startswith("AWS4-HMAC-SHA256 "):
+            self.error(403, "AccessDenied", "no signature")
+            return False
+        fields = dict(
+            part.strip().split("=", 1) for part in proof[len("AWS4-HMAC-SHA256 ") :].split(",")
+        )
+        access, date, region, service, _ = fields["Credential"].split("/")
+        secret, when = KEYS.get(access), self.headers["x-amz-date"]
+        if secret is None:
+            self.error(403, "InvalidAccessKeyId")
+            return False
+        theirs = calendar.timegm(time.strptime(when, "%Y%m%dT%H%M%SZ"))
+        if abs(theirs - time.time() - WORLD.skew) > 900:
+            self.error(403, "RequestTimeTooSkewed")
+            return False
+        if (
+            WORLD.tokens is not None
+            and self.headers.get("x-amz-security-token") not in WORLD.tokens
+        ):
+            self.error(400, "ExpiredToken")
+            return False
+        if self.headers["x-amz-content-sha256"] != hashlib.sha256(body).hexdigest():
+            self.error(400, "XAmzContentSHA256Mismatch")
+            return False
+        path, _, query = self.path.partition("?")
+        names = fields["SignedHeaders"].split(";")
+        pairs = sorted(
+            tuple(part.split("=", 1)) if "=" in part else (part, "")
+            for part in query.split("&")
+            if part
+        )
+        signed = [f"{name}:{' '.join(self.headers[name].split())}" for name in names]
+        args = "&".join(f"{name}={value}" for name, value in pairs)
+        digest = hashlib.sha256(body).hexdigest()
+        canonical = "\n".join([self.command, path, args, *signed, "", ";".join(names), digest])
+        scope = f"{date}/{region}/{service}/aws4_request"
+        text = (
+            f"AWS4-HMAC-SHA256\n{when}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+        )
+        key = f"AWS4{secret}".encode()
+        for part in (date, region, service, "aws4_request"):
+            key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+        if hmac.new(key, text.encode(), hashlib.sha256).hexdigest() != fields["Signature"]:
+            self.error(403, "SignatureDoesNotMatch")
+            return False
+        unsigned = {
+            name.lower()
+            for name in self.headers
+            if name.lower().startswith("x-amz-")
+            or name.lower() in {"host", "range", "if-match", "if-none-match"}
+        } - set(names)
+        if unsigned:
+            self.error(403, "AccessDenied", f"not signed: {unsigned}")
+        return not unsigned
+
+    def holds(self, key: str) -> bool:
+        """The conditions of a PUT; False: answered."""
+        there = WORLD.objects.get(key)
+        if not WORLD.conditions:
+            return True
+        if self.headers.get("If-None-Match") == "*" and there is not None:
+            self.error(412, "PreconditionFailed")
+            return False
+        wanted = self.headers.get("If-Match")
+        if wanted is not None and there is None:
+            self.error(404, "NoSuchKey")
+            return False
+        if wanted is not None and there is not None and wanted != there[1]:
+            self.error(412, "PreconditionFailed")
+            return False
+        return True
+
+    # ---- requests
+
+    def do_GET(self) -> None:
+        self.serve()
+
+    do_PUT = do_POST = do_DELETE = do_HEAD = do_GET
+
+    def serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.path == "/_log":
+            self.answer_plain(json.dumps(WORLD.log).encode())
+            return
+        if self.path == "/_control":
+            with WORLD.lock:
+                WORLD.reset(json.loads(body))
+            self.answer_plain(b"")
+            return
+        if stall := WORLD.fault(self.command, self.path, {"stall"}):
+            time.sleep(stall["seconds"])
+        if WORLD.fault(self.command, self.path, {"close"}):
+            WORLD.log.append((self.command, self.path, 0))
+            self.gone()
+            return
+        if fault := WORLD.fault(self.command, self.path, {"status"}):
+            if fault.get("code"):
+                self.error(fault["status"], fault["code"])
+            else:
+                self.answer(fault["status"], b"a proxy's own page", fault.get("headers"))
+            return
+        if not self.signed(body):
+            return
+        path, _, query = self.path.partition("?")
+        bucket, _, key = urllib.parse.unquote(path[1:]).partition("/")
+        args = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
+        if bucket != "bucket":
+            self.error(404, "NoSuchBucket")
+            return
+        with WORLD.lock:
+            getattr(self, f"on_{self.command}")(key, args, body)
+
+    def answer_plain(self, body: bytes) -> None:
+        self.send_response_only(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def on_HEAD(self, key: str, _args: dict[str, str], _body: bytes) -> None:
+        found = WORLD.objects.get(key)
+        if found is None:
+            self.answer(404)
+        else:
+            self.answer(
+                200, b"", {"Content-Length": str(len(found[0])), "ETag": found[1], **found[2]}
+            )
+
+    def on_GET(self, key: str, args: dict[str, str], _body: bytes) -> None:
+        if not key:
+            self.listing(args)
+            return
+        found = WORLD.objects.get(key)
+        if found is None:
+            self.error(404, "NoSuchKey")
+            return
+        data, etag, meta = found
+        if self.headers.get("If-Match", etag) != etag:
+            self.error(412, "PreconditionFailed")
+            return
+        headers = {"ETag": etag, **meta}
+        status, first, last = 200, 0, len(data) - 1
+        if wanted := self.headers.get("Range"):
+            first, last = (int(part) for part in wanted.removeprefix("bytes=").split("-"))
+            if first >= len(data):
+                self.error(416, "InvalidRange")
+                return
+            if WORLD.fault("GET", self.path, {"wrong_range"}):
+                first, last = first + 1, last + 1
+            last = min(last, len(data) - 1)
+            status, headers["Content-Range"] = 206, f"bytes {first}-{last}/{len(data)}"
+        if WORLD.fault("GET", self.path, {"replace"}):
+            other = bytes(len(data))
+            WORLD.objects[key] = (other, etag_of(other), {})
+        self.answer(status, data[first : last + 1], headers)
+
+    def listing(self, args: dict[str, str]) -> None:
+        prefix, after = args.get("prefix", ""), args.get("continuation-token", "")
+        if WORLD.fault("GET", self.path, {"page_loop"}):
+            after = ""
+        keys = [key for key in sorted(WORLD.objects) if key.startswith(prefix) and key > after]
+        page = keys[: min(WORLD.page, int(args.get("max-keys", 1000)))]
+        more = len(page) < len(keys)
+        show = encode if args.get("encoding-type") == "url" else escape
+        text = (
+            "<ListBucketResult xmlns='http://s3.amazonaws.com/doc/2006-03-01/'><Name>bucket</Name>"
+        )
+        text += f"<EncodingType>url</EncodingType><IsTruncated>{str(more).lower()}</IsTruncated>"
+        for key in page:
+            data, etag, _ = WORLD.objects[key]
+            quoted = escape(etag, {chr(34): "&quot;"})
+            text += f"<Contents><Key>{show(key)}</Key><Size>{len(data)}</Size>"
+            text += f"<ETag>{quoted}</ETag></Contents>"
+        if more:
+            text += f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>"
+        self.xml(text + "</ListBucketResult>")
+
+    def on_PUT(self, key: str, args: dict[str, str], body: bytes) -> None:
+        if "partNumber" in args:
+            upload = WORLD.uploads.get(args["uploadId"])
+            if upload is None:
+                self.error(404, "NoSuchUpload")
+                return
+            upload[2][int(args["partNumber"])] = (body, etag_of(body))
+            self.answer(200, b"", {"ETag": etag_of(body)})
+            return
+        if source := self.headers.get("x-amz-copy-source"):
+            found = WORLD.objects.get(urllib.parse.unquote(source).removeprefix("/bucket/"))
+            if found is None:
+                self.error(404, "NoSuchKey")
+            elif self.headers.get("x-amz-copy-source-if-match", found[1]) != found[1]:
+                self.error(412, "PreconditionFailed")
+            else:
+                WORLD.objects[key] = found
+                self.xml(f"<CopyObjectResult><ETag>{escape(found[1])}</ETag></CopyObjectResult>")
+            return
+        if not self.holds(key):
+            return
+        WORLD.objects[key] = (body, etag_of(body), self.meta())
+        self.answer(200, b"", {"ETag": etag_of(body)})
+
+    def meta(self) -> dict[str, str]:
+        return {
+            name.lower(): value
+            for name, value in self.headers.items()
+            if name.lower().startswith("x-amz-meta-")
+        }
+
+    def on_POST(self, key: str, args: dict[str, str], body: bytes) -> None:
+        if "uploads" in args:
+            upload = f"upload-{time.time_ns()}"
+            WORLD.uploads[upload] = (key, self.meta(), {})
+            self.xml(
+                f"<InitiateMultipartUploadResult><UploadId>{upload}</UploadId>"
+                "</InitiateMultipartUploadResult>"
+            )
+            return
+        found = WORLD.uploads.get(args.get("uploadId", ""))
+        if found is None:
+            self.error(404, "NoSuchUpload")
+            return
+        _, meta, parts = found
+        numbers = list(range(1, len(parts) + 1))
+        if (
+            sorted(parts) != numbers
+            or any(len(parts[n][0]) < 5 << 20 for n in numbers[:-1])
+            or any(parts[n][1].strip('"').encode() not in body for n in numbers)
+        ):
+            self.error(400, "InvalidPart")
+            return
+        if WORLD.fault("POST", self.path, {"late_error"}):
+            self.xml("<Error><Code>InternalError</Code><Message>late</Message></Error>")
+            return
+        del WORLD.uploads[args["uploadId"]]
+        whole = b"".join(parts[n][0] for n in numbers)
+        WORLD.objects[key] = (whole, f'"{hashlib.md5(whole).hexdigest()}-{len(parts)}"', meta)
+        self.xml(
+            "<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>"
+        )
+
+    def on_DELETE(self, key: str, args: dict[str, str], _body: bytes) -> None:
+        if "uploadId" in args:
+            WORLD.uploads.pop(args["uploadId"], None)
+        else:
+            WORLD.objects.pop(key, None)
+        self.answer(204)
+
+
+class Server(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 128
+
+
+if __name__ == "__main__":
+    with Server(("127.0.0.1", 0), Handler) as server:
+        print(server.server_address[1], flush=True)
+        threading.Thread(
+            target=lambda: (sys.stdin.read(), server.shutdown()), daemon=True
+        ).start()  # ends with who started it
+        server.serve_forever()
