@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from stoker import _core
-from stoker.errors import InvalidArgument, NotFound, OverBudget
+from stoker.errors import InvalidArgument, NotFound, OverBudget, Unsupported
 from stoker.offload.blocks import Block, Unit
 from stoker.offload.moments import EXACT, Moments
 from stoker.offload.rooms import has_volumes, rooms
@@ -238,9 +238,15 @@ def holder() -> str:
 
 
 def folders_of(store: str) -> list[str]:
-    """The folders of a local store, one a volume; none of one in memory. InvalidArgument for a coded one."""
+    """The folders of a local store, one a volume; none of one in memory. InvalidArgument for a
+    coded one, Unsupported for one without transactions."""
     if store.startswith("coded("):
         raise InvalidArgument(f"a run's state lies in a local store, not in {store}; give one folder, or several with commas between them")
+    if store.startswith(("dir:", "s3:")):
+        raise Unsupported(
+            f"training needs a store that changes many objects at once, and {store} changes one at a "
+            "time; give a folder, or several with commas between them"
+        )
     return [] if store.startswith("memory:") else store.removeprefix("local:").split(",")
 
 
