@@ -32,6 +32,7 @@ void add_bench_repair(CLI::App& bench, ExitStatus& status);
 void add_ls(CLI::App& app, ExitStatus& status);
 void add_fsck(CLI::App& app, ExitStatus& status);
 void add_export(CLI::App& app, ExitStatus& status);
+void add_cp(CLI::App& app, ExitStatus& status);
 void add_create(CLI::App& app, ExitStatus& status);
 void add_put(CLI::App& app, ExitStatus& status);
 void add_rm(CLI::App& app, ExitStatus& status);

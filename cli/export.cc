@@ -120,7 +120,11 @@ Status run(const ExportArguments& arguments) {
 void add_export(CLI::App& app, ExitStatus& status) {
   const auto arguments = std::make_shared<ExportArguments>();
   CLI::App* command = app.add_subcommand("export", "Copy an object into a file, or all objects of a prefix into a folder");
-  command->add_option("STORE", arguments->store, "The store: a folder, local:/a,/b for several volumes, or coded(6+3, /disk{0..8})")->required();
+  command
+      ->add_option("STORE", arguments->store,
+                   "The store: a folder, local:/a,/b for several volumes, coded(6+3, /disk{0..8}), "
+                   "dir:/folder of plain files, or s3://bucket/prefix")
+      ->required();
   command->add_option("KEY", arguments->key, "The object; where there is none of this key, the prefix of keys")->required();
   command->add_option("TARGET", arguments->target, "The file, or for a prefix the folder")->required();
   command->add_option("--snapshot", arguments->snapshot, "From this snapshot instead of the current version");

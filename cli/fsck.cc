@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -10,6 +11,7 @@
 
 #include "command.h"
 #include "stoker/base/bytes.h"
+#include "stoker/store/blocking_io.h"
 #include "stoker/store/coded/store.h"
 #include "stoker/store/runtime.h"
 
@@ -55,10 +57,46 @@ void print_text(const FsckReport& report, bool quick) {
   std::printf("%s, committed version %llu%s\n", state.c_str(), static_cast<unsigned long long>(report.committed), step.c_str());
 }
 
+// A store that keeps no checksums: that every object can be listed and read.
+Result<FsckReport> read_everything(Store& store, bool quick) {
+  FsckReport report;
+  report.notes.push_back(
+      "this store keeps no checksums: what was read is what is there, whatever was written");
+  STOKER_ASSIGN(const auto objects, store.list(""));
+  const AlignedBytes memory(8 * kMiB);
+  uint64_t total = 0;
+  for (const ObjectInfo& object : objects) total += object.bytes;
+  for (const ObjectInfo& object : objects) {
+    ++report.objects;
+    Status status;
+    for (uint64_t at = 0; status && !quick && at < object.bytes; at += memory.size()) {
+      status =
+          store
+              .read(object.key, at,
+                    memory.slice().sub(0, std::min<uint64_t>(memory.size(), object.bytes - at)),
+                    {.priority = Priority::scrub})
+              .wait();
+    }
+    if (!status) report.problems.push_back("'" + object.key + "': " + status.error().message());
+    report.data_bytes += object.bytes;
+    if (!quick) show_progress(report.data_bytes, total);
+  }
+  return report;
+}
+
 Result<FsckReport> check(const FsckArguments& arguments, const Runtime& runtime) {
   const FsckOptions options{.quick = arguments.quick, .repair_map = arguments.repair, .progress = show_progress};
   STOKER_ASSIGN(const auto coded, coded_plan(arguments.store));
   if (coded) return fsck_coded_store(*coded, runtime, options);
+  if (arguments.store.starts_with("dir:") || arguments.store.starts_with("s3:")) {
+    if (arguments.repair)
+      return make_error(Code::unsupported,
+                        "'" + arguments.store + "' has no map that could be mended", "cli/fsck");
+    StoreOptions how;
+    how.read_only = true;
+    STOKER_ASSIGN(const auto store, open_store(arguments.store, runtime, how));
+    return read_everything(*store, arguments.quick);
+  }
   STOKER_ASSIGN(const auto volumes, local_volumes(arguments.store));
   return fsck_local_store(volumes, runtime, options);
 }
@@ -79,7 +117,11 @@ Result<bool> run(const FsckArguments& arguments) {
 void add_fsck(CLI::App& app, ExitStatus& status) {
   const auto arguments = std::make_shared<FsckArguments>();
   CLI::App* command = app.add_subcommand("fsck", "Check a store: headers, journal, map and every byte of data; tell the committed step");
-  command->add_option("STORE", arguments->store, "The store: a folder, local:/a,/b for several volumes, or coded(6+3, /disk{0..8})")->required();
+  command
+      ->add_option("STORE", arguments->store,
+                   "The store: a folder, local:/a,/b for several volumes, coded(6+3, /disk{0..8}), "
+                   "dir:/folder of plain files, or s3://bucket/prefix")
+      ->required();
   command->add_flag("--quick", arguments->quick, "Leave out the data");
   command->add_flag("--repair-map", arguments->repair, "Write damaged headers and journal copies anew from the good ones");
   command->add_flag("--json", arguments->json, "Print the result as JSON");

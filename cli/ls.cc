@@ -61,7 +61,11 @@ Status run(const LsArguments& arguments) {
 void add_ls(CLI::App& app, ExitStatus& status) {
   const auto arguments = std::make_shared<LsArguments>();
   CLI::App* command = app.add_subcommand("ls", "List the objects and snapshots of a store");
-  command->add_option("STORE", arguments->store, "The store: a folder, local:/a,/b for several volumes, or coded(6+3, /disk{0..8})")->required();
+  command
+      ->add_option("STORE", arguments->store,
+                   "The store: a folder, local:/a,/b for several volumes, coded(6+3, /disk{0..8}), "
+                   "dir:/folder of plain files, or s3://bucket/prefix")
+      ->required();
   command->add_option("PREFIX", arguments->prefix, "Only keys that start with this");
   command->add_option("--snapshot", arguments->snapshot, "List this snapshot instead of the current version");
   command->add_flag("--json", arguments->json, "Print the result as JSON");

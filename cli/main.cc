@@ -47,6 +47,7 @@ int run(int argc, char** argv) {
   add_bench_codec(*bench, status);
   add_bench_repair(*bench, status);
   add_create(app, status);
+  add_cp(app, status);
   add_put(app, status);
   add_export(app, status);
   add_rm(app, status);

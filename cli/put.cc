@@ -82,10 +82,41 @@ Status write_piece(Transaction& change, const std::string& key, uint64_t offset,
   return change.write(key, offset, piece).wait();
 }
 
+// In a store that begins objects anew: whole, in one transaction.
+Result<uint64_t> put_whole(Store& store, const std::string& key, const File& file) {
+  const uint64_t size = file.bytes();
+  const std::unique_ptr<std::byte, void (*)(void*)> piece(
+      static_cast<std::byte*>(std::aligned_alloc(kIoAlign, kPieceBytes)), std::free);
+  STOKER_ASSIGN(const auto change, store.begin());
+  STOKER_TRY(change->resize(key, size));
+  uint64_t total = 0;
+  for (;;) {
+    STOKER_ASSIGN(const size_t bytes, file.read(piece.get(), kPieceBytes));
+    if (total + bytes > size) break;
+    if (bytes > 0) STOKER_TRY(change->write(key, total, {piece.get(), bytes, -1}).wait());
+    total += bytes;
+    if (bytes < kPieceBytes) break;
+  }
+  if (total != size)
+    return make_error(Code::invalid_argument,
+                      "'" + file.path +
+                          "' is no plain file, or changed its size while it was read; this store "
+                          "takes whole objects of a known size",
+                      "cli/put");
+  if (const auto done = change->commit(Durability::durable).wait(); !done) return done.error();
+  return total;
+}
+
 Result<uint64_t> put_file(Store& store, const std::string& key, const std::string& path, const PutArguments& arguments) {
   const std::optional<uint64_t>& at = arguments.at;
   const File file(path);
   if (file.fd < 0) return file_error(path);
+  if (!store.features().update) {
+    if (!at) return put_whole(store, key, file);
+    return make_error(Code::unsupported,
+                      "--at changes a part of an object, and this store writes objects whole",
+                      "cli/put");
+  }
   const std::unique_ptr<std::byte, void (*)(void*)> piece(static_cast<std::byte*>(std::aligned_alloc(kIoAlign, kPieceBytes)), std::free);
   STOKER_ASSIGN(auto change, store.begin());
   STOKER_TRY(begin_object(store, *change, key, file, arguments));
@@ -150,7 +181,11 @@ Status run(const PutArguments& arguments) {
 void add_put(CLI::App& app, ExitStatus& status) {
   const auto arguments = std::make_shared<PutArguments>();
   CLI::App* command = app.add_subcommand("put", "Copy a file into a store as an object, or all files of a folder as objects of a prefix");
-  command->add_option("STORE", arguments->store, "The store: a folder, local:/a,/b for several volumes, or coded(6+3, /disk{0..8}); `stoker create` makes one")->required();
+  command
+      ->add_option("STORE", arguments->store,
+                   "The store: a folder, local:/a,/b for several volumes, coded(6+3, /disk{0..8}), "
+                   "dir:/folder of plain files, or s3://bucket/prefix; `stoker create` makes one")
+      ->required();
   command->add_option("KEY", arguments->key, "The object; of a folder, what the keys begin with: photos/ makes photos/a.jpg of a.jpg")->required();
   command->add_option("SOURCE", arguments->source, "The file, or the folder with all that is below it")->required();
   command->add_option("--at", arguments->at, "Change the object from this byte on by what is in the file, and leave the rest as it is");

@@ -15,11 +15,22 @@ struct RmArguments {
   std::vector<std::string> keys;
 };
 
+Status remove_one(Store& store, const std::string& key) {
+  STOKER_ASSIGN(const auto change, store.begin());
+  STOKER_TRY(change->remove(key));
+  const auto done = change->commit(Durability::durable).wait();
+  return done ? Status() : Status(done.error());
+}
+
 Status run(const RmArguments& arguments) {
   STOKER_ASSIGN(const auto runtime, RuntimeOwner::make());
   StoreOptions options;
   options.holder = "stoker rm";
   STOKER_ASSIGN(const auto store, open_store(arguments.store, runtime->runtime(), options));
+  if (store->features().atomic == AtomicUnit::object) {
+    for (const std::string& key : arguments.keys) STOKER_TRY(remove_one(*store, key));
+    return {};
+  }
   STOKER_ASSIGN(auto change, store->begin());
   for (const std::string& key : arguments.keys) STOKER_TRY(change->remove(key));
   const auto done = change->commit(Durability::durable).wait();
@@ -30,8 +41,14 @@ Status run(const RmArguments& arguments) {
 
 void add_rm(CLI::App& app, ExitStatus& status) {
   const auto arguments = std::make_shared<RmArguments>();
-  CLI::App* command = app.add_subcommand("rm", "Remove objects from a store, all of them or none");
-  command->add_option("STORE", arguments->store, "The store: a folder, local:/a,/b for several volumes, or coded(6+3, /disk{0..8})")->required();
+  CLI::App* command = app.add_subcommand("rm",
+                                         "Remove objects from a store: all of them or none, but in "
+                                         "a folder or a bucket (dir:, s3:) one after the other");
+  command
+      ->add_option("STORE", arguments->store,
+                   "The store: a folder, local:/a,/b for several volumes, coded(6+3, /disk{0..8}), "
+                   "dir:/folder of plain files, or s3://bucket/prefix")
+      ->required();
   command->add_option("KEY", arguments->keys, "The objects; snapshots that have them keep them")->required();
   command->callback([arguments, &status] {
     if (const Status done = run(*arguments); !done) fail(status, done.error());

@@ -1,0 +1,102 @@
+"""A store as an fsspec filesystem: fsspec's own suite, and the libraries that read through one."""
+
+from __future__ import annotations
+
+import os
+
+import fsspec
+import fsspec.tests.abstract as abstract
+import pytest
+
+import stoker
+from stoker.errors import Conflict
+from stoker.filesystem import StokerFileSystem
+
+KINDS = ["memory", "dir", "local"]
+
+
+def composition(kind: str, folder) -> tuple[str, dict]:
+    if kind == "memory":
+        return "memory:", {}
+    if kind == "dir":
+        return f"dir:{folder}/objects", {"create": True}
+    return f"local:{folder}/store", {"create": True, "capacity": "64MiB"}
+
+
+class StokerFixtures(abstract.AbstractFixtures):
+    @pytest.fixture(scope="class", params=KINDS)
+    def fs(self, request, tmp_path_factory):
+        where, options = composition(request.param, tmp_path_factory.mktemp("fs"))
+        filesystem = StokerFileSystem(where, **options)
+        yield filesystem
+        filesystem.close()
+
+    @pytest.fixture
+    def fs_path(self):
+        return "folder"
+
+    @pytest.fixture
+    def fs_join(self):
+        return lambda *parts: "/".join(parts)
+
+    @pytest.fixture
+    def supports_empty_directories(self):
+        return False
+
+
+class TestCopy(StokerFixtures, abstract.AbstractCopyTests):
+    pass
+
+
+class TestGet(StokerFixtures, abstract.AbstractGetTests):
+    pass
+
+
+class TestPut(StokerFixtures, abstract.AbstractPutTests):
+    pass
+
+
+class TestPipe(StokerFixtures, abstract.AbstractPipeTests):
+    pass
+
+
+class TestOpen(StokerFixtures, abstract.AbstractOpenTests):
+    pass
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_are_objects(kind, tmp_path):
+    where, options = composition(kind, tmp_path)
+    with stoker.open_store(where, **options) as store:
+        fs = StokerFileSystem(store)
+        with fs.open("a/b/c", "wb") as file:
+            file.write(b"hello")
+            assert not store.exists("a/b/c"), "it is there when it is closed"
+        assert store.read_bytes("a/b/c") == b"hello"
+        with pytest.raises(RuntimeError), fs.open("a/lost", "wb") as file:
+            file.write(b"half")
+            raise RuntimeError
+        assert not fs.exists("a/lost"), "a block that failed commits nothing"
+        with fs.open("a/b/c", "ab") as file:
+            file.write(b" world")
+        with fs.open("a/b/c", "rb") as file:
+            file.seek(6)
+            assert file.read() == b"world"
+        with pytest.raises(FileExistsError):
+            fs.open("a/b/c", "xb")
+        assert fs.ls("a", detail=False) == ["a/b"]
+        assert fs.find("") == ["a/b/c"]
+        with pytest.raises(FileNotFoundError):
+            fs.ls("none")
+        with fs.open("raced", "xb") as file:
+            fs.pipe("raced", b"first")
+            with pytest.raises(Conflict):
+                file.close()
+        assert fs.cat("raced") == b"first"
+
+
+def test_a_url_opens_its_store(tmp_path):
+    os.makedirs(tmp_path / "objects")
+    (tmp_path / "objects" / "text").write_text("plain")
+    with fsspec.open("stoker://text", "rb", store=f"dir:{tmp_path}/objects") as file:
+        assert file.read() == b"plain"

@@ -1,0 +1,156 @@
+"""Stores beyond the local disk as Python and the command see them.
+
+What they promise is tested in C++; s3_server.py is the server here, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import stoker
+from stoker.errors import Conflict, NotFound, Unsupported
+
+STOKER = Path(sys.executable).parent / "stoker"
+MIB = 1 << 20
+
+
+@pytest.fixture
+def s3(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDTEST")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret/of+the=test")
+    monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
+    server = subprocess.Popen(
+        [sys.executable, str(Path(__file__).parent / "s3_server.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stdout is not None and server.stdin is not None
+    port = int(server.stdout.readline())
+    yield f"s3://bucket/prefix?endpoint=http://127.0.0.1:{port}&patience=20"
+    server.stdin.close()
+    server.wait()
+
+
+def put(store, key: str, data: bytes, tag: str | None = "any") -> None:
+    change = store.begin()
+    change.resize(key, len(data))
+    change.write_bytes(key, 0, data)
+    if tag != "any":
+        change.require(key, tag)
+    change.commit().wait()
+
+
+@pytest.mark.parametrize("kind", ["dir", "s3"])
+def test_open_store_gives_objects_conditions_and_copies(kind, s3, tmp_path):
+    where = s3 if kind == "s3" else f"dir:{tmp_path}/objects"
+    with stoker.open_store(where, create=kind == "dir") as store:
+        assert store.features() == {
+            "atomic": "object",
+            "update": False,
+            "snapshots": False,
+            "conditional": True,
+            "verified": False,
+            "versions": False,
+        }
+        put(store, "a/one", b"first", None)
+        with pytest.raises(Conflict):
+            put(store, "a/one", b"second", None)
+        tag = store.stat("a/one")["tag"]
+        put(store, "a/one", b"third", tag)
+        with pytest.raises(Conflict):
+            put(store, "a/one", b"fourth", tag)
+        store.copy("a/one", "b")
+        assert [each["key"] for each in store.list()] == ["a/one", "b"]
+        assert store.read_bytes("b") == b"third"
+    with pytest.raises(NotFound), stoker.open_store(f"dir:{tmp_path}/none"):
+        pass
+
+
+@pytest.mark.parametrize("store", ["dir:{}/run", "s3://bucket/run"])
+def test_offload_refuses_a_store_without_transactions(store, tmp_path):
+    store = store.format(tmp_path)
+    model = torch.nn.Linear(4, 4)
+    with pytest.raises(Unsupported, match="changes many objects at once"):
+        stoker.offload(model, torch.optim.AdamW(model.parameters()), store=store, dram="64MiB")
+    assert not list(tmp_path.iterdir()), "nothing was made"
+
+
+def run(*arguments: str | Path, ok: bool = True) -> subprocess.CompletedProcess:
+    done = subprocess.run([STOKER, *map(str, arguments)], capture_output=True, text=True)
+    assert (done.returncode == 0) == ok, done.stdout + done.stderr
+    return done
+
+
+@pytest.mark.parametrize("kind", ["dir", "s3"])
+def test_the_commands_open_every_store(kind, s3, tmp_path):
+    where = s3 if kind == "s3" else f"dir:{tmp_path}/objects"
+    if kind == "dir":
+        (tmp_path / "objects").mkdir()
+    source = tmp_path / "source"
+    (source / "below").mkdir(parents=True)
+    (source / "a").write_bytes(b"x" * 100)
+    (source / "below" / "b").write_bytes(os.urandom(17 * MIB))
+    run("put", where, "set/", source)
+    assert "set/below/b" in run("ls", where).stdout
+    run("export", where, "set/", tmp_path / "back")
+    assert (tmp_path / "back" / "set" / "below" / "b").read_bytes() == (
+        source / "below" / "b"
+    ).read_bytes()
+    assert "2 objects" in run("fsck", where).stdout
+    run("rm", where, "set/a")
+    assert "set/a" not in run("ls", where).stdout
+    assert "no object" in run("rm", where, "set/a", ok=False).stderr
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_cp_that_is_killed_twice_ends_equal(s3, tmp_path):
+    source = tmp_path / "source"
+    draw = random.Random(1)
+    for i in range(300):
+        path = source / f"{i % 7}" / f"{i}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(draw.randbytes(draw.randrange(3000)))
+    (source / "large").write_bytes(draw.randbytes(40 * MIB + 5))
+    for attempt in range(2):
+        copy = subprocess.Popen([STOKER, "cp", f"dir:{source}", s3], stderr=subprocess.PIPE)
+        time.sleep(0.15 * (attempt + 1))
+        copy.send_signal(signal.SIGKILL)
+        copy.wait()
+    run("cp", f"dir:{source}", s3)
+    assert "301 were there already" in run("cp", f"dir:{source}", s3).stderr
+    back = tmp_path / "back"
+    copy = subprocess.Popen([STOKER, "cp", s3, f"dir:{back}"], stderr=subprocess.PIPE)
+    time.sleep(0.2)
+    copy.send_signal(signal.SIGKILL)
+    copy.wait()
+    run("cp", s3, f"dir:{back}")
+    found = hashes(back)
+    assert {name: value for name, value in found.items() if ".stoker-" not in name} == hashes(
+        source
+    )
+    # Into a store with transactions, with what changed alone.
+    local = f"local:{tmp_path}/local"
+    run("cp", f"dir:{back}", local, "--capacity", "128MiB")
+    (back / "3" / "3").write_bytes(b"changed")
+    assert "1 objects" in run("cp", f"dir:{back}", local).stderr
+    with stoker.open_store(local, read_only=True) as store:
+        assert store.read_bytes("3/3") == b"changed"
+        assert hashlib.sha256(store.read_bytes("large")).hexdigest() == hashes(source)["large"]
