@@ -146,9 +146,11 @@ class StokerFileSystem(AbstractFileSystem):
         change = self.store.begin()
         try:
             change.remove(path)
+            change.commit().wait()
         except NotFound as error:
             raise FileNotFoundError(path) from error
-        change.commit().wait()
+        finally:
+            change.abandon()
 
     def rm_file(self, path: str) -> None:
         self._rm(path)
@@ -197,28 +199,33 @@ class _Writer(io.BytesIO):
         self._store, self._path, self._absent, self._failed = store, path, absent, False
 
     def __exit__(self, kind: Any, *rest: Any) -> None:
-        self._failed = kind is not None
+        self._failed = self._failed or kind is not None
         super().__exit__(kind, *rest)
 
     def discard(self) -> None:
         self._failed = True
 
     def close(self) -> None:
-        if not self.closed and not self._failed:
-            self._failed = True  # whatever happens now, a second close() does not commit
-            write_object(self._store, self._path, self.getvalue(), self._absent)
-        super().close()
+        try:
+            if not self.closed and not self._failed:
+                self._failed = True  # whatever happens now, a second close() does not commit
+                write_object(self._store, self._path, self.getvalue(), self._absent)
+        finally:
+            super().close()
 
 
 def write_object(store: _core.Store, key: str, data: bytes, absent: bool = False) -> None:
     """Makes the object `key` what `data` is. `absent`: Conflict if it is there, where the store
     has conditions."""
     change = store.begin()
-    change.resize(key, len(data))
-    change.write_bytes(key, 0, data)
-    if absent and store.features()["conditional"]:
-        change.require(key, None)
-    change.commit().wait()
+    try:
+        change.resize(key, len(data))
+        change.write_bytes(key, 0, data)
+        if absent and store.features()["conditional"]:
+            change.require(key, None)
+        change.commit().wait()
+    finally:
+        change.abandon()  # a traceback would keep it, and with it the object, from others
 
 
 fsspec.register_implementation("stoker", StokerFileSystem, clobber=True)

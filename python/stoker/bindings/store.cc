@@ -171,8 +171,26 @@ nb::dict to_dict(const ObjectInfo& object) {
   return out;
 }
 
+// A call that may wait for a disk or a server: other threads of Python go on meanwhile, and the
+// store is not closed before it ends.
+template <typename Call>
+auto without_gil(const PyStore& store, Call call) {
+  Store& source = open(store);
+  Promise<void> ended;
+  (void)store.handle->track(ended.future());
+  const WithoutGil without;
+  auto result = call(source);
+  ended.complete(Status());
+  return result;
+}
+
+Result<ObjectInfo> stat(const PyStore& store, const Name& key, const Name& snapshot) {
+  return without_gil(store, [&](Store& source) { return source.stat(key, snapshot); });
+}
+
 nb::dict features(const PyStore& store) {
-  const Features features = open(store).features();
+  const Features features =
+      without_gil(store, [](const Store& source) { return source.features(); });
   nb::dict out;
   out["atomic"] = features.atomic == AtomicUnit::transaction ? "transaction" : "object";
   out["update"] = features.update;
@@ -186,14 +204,18 @@ nb::dict features(const PyStore& store) {
 // None: absent.
 void require(const PyTransaction& transaction, const Name& key,
              const std::optional<std::string>& tag) {
-  if (tag && tag->empty()) raise_invalid("a tag is never empty; None says that the object must not be there");
-  unwrap(open(transaction).raw().require(key, tag ? std::string_view(*tag) : kAbsent));
+  if (tag && tag->empty())
+    raise_invalid("a tag is never empty; None says that the object must not be there");
+  Transaction& staged = open(transaction).raw();
+  const Status required = [&] {
+    const WithoutGil without;  // finds out first whether a server has conditions
+    return staged.require(key, tag ? std::string_view(*tag) : kAbsent);
+  }();
+  unwrap(required);
 }
 
 Version copy(const PyStore& store, const Name& from, const Name& to) {
-  Store& source = open(store);
-  const WithoutGil without;
-  return unwrap(source.copy(from, to));
+  return unwrap(without_gil(store, [&](Store& source) { return source.copy(from, to); }));
 }
 
 nb::dict info(const PyStore& store) {
@@ -225,13 +247,15 @@ nb::dict info(const PyStore& store) {
 }
 
 nb::list list(const PyStore& store, const Name& prefix, const Name& snapshot) {
+  auto objects =
+      without_gil(store, [&](Store& source) { return source.list(prefix, snapshot); });
   nb::list out;
-  for (const ObjectInfo& object : unwrap(open(store).list(prefix, snapshot))) out.append(to_dict(object));
+  for (const ObjectInfo& object : unwrap(std::move(objects))) out.append(to_dict(object));
   return out;
 }
 
 bool exists(const PyStore& store, const Name& key, const Name& snapshot) {
-  const auto info = open(store).stat(key, snapshot);
+  const auto info = stat(store, key, snapshot);
   if (!info && info.error().code == Code::not_found) return false;
   if (!info) raise(info.error());
   return true;
@@ -288,7 +312,7 @@ uint64_t until_end(uint64_t object_bytes, uint64_t offset, std::optional<uint64_
 
 nb::bytes store_read_bytes(const PyStore& store, const Name& key, const Count& offset,
     const std::optional<Count>& bytes, const Name& snapshot) {
-  const ObjectInfo object = unwrap(open(store).stat(key, snapshot));
+  const ObjectInfo object = unwrap(stat(store, key, snapshot));
   const auto wanted = bytes ? std::optional<uint64_t>(*bytes) : std::nullopt;
   return read_bytes(*store.handle, until_end(object.bytes, offset, wanted),
                     [&](Slice into) { return open(store).read(key, offset, into, {.snapshot = snapshot}); });
@@ -443,7 +467,7 @@ void bind_store(nanobind::module_& module) {
       .def("features", &features)
       .def("health", &health)
       .def("stat", [](const PyStore& s, const Name& key,
-          const Name& snapshot) { return to_dict(unwrap(open(s).stat(key, snapshot))); },
+          const Name& snapshot) { return to_dict(unwrap(stat(s, key, snapshot))); },
            nb::arg("key"), nb::arg("snapshot") = "")
       .def("exists", &exists, nb::arg("key"), nb::arg("snapshot") = "")
       .def("list", &list, nb::arg("prefix") = "", nb::arg("snapshot") = "")

@@ -155,17 +155,17 @@ class Http::Impl {
     call->begin_at = std::chrono::steady_clock::now() + Milliseconds(request.delay_ms);
     call->request = std::move(request);
     call->done = std::move(done);
-    Ticket ticket = 0;
     {
       std::lock_guard lock(mutex_);
-      ticket = call->ticket = next_++;
-      if (!stopping_) arrived_.push_back(std::move(call));
+      const Ticket ticket = call->ticket = next_++;
+      if (!stopping_) {
+        arrived_.push_back(std::move(call));
+        curl_multi_wakeup(multi_);
+        return ticket;
+      }
     }
-    if (call)
-      finish_cancelled(*call);
-    else
-      curl_multi_wakeup(multi_);
-    return ticket;
+    finish_cancelled(*call);
+    return call->ticket;
   }
 
   void cancel(Ticket ticket) {
@@ -238,9 +238,10 @@ class Http::Impl {
     CURL* easy = call.easy = curl_easy_init();
     if (easy == nullptr) return false;
     counters_.requests.add(1);
-    for (const auto& [name, value] : request.headers)
-      call.headers =
-          curl_slist_append(call.headers, (name + (value.empty() ? ";" : ": " + value)).c_str());
+    for (const auto& [name, value] : request.headers) {
+      const std::string line = value.empty() ? name + ";" : name + ": " + value;
+      call.headers = curl_slist_append(call.headers, line.c_str());
+    }
     call.headers =
         curl_slist_append(call.headers, "Expect:");  // it would wait for an interim answer
     curl_easy_setopt(easy, CURLOPT_PRIVATE, &call);
