@@ -13,9 +13,8 @@ blocks, which backward uses more than once, and very large ones, as every place 
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from dataclasses import dataclass, field
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import Any, Callable
 
 from stoker.errors import StokerError
@@ -50,18 +49,13 @@ def choose(blocks: list[Block], room: int) -> list[Unit]:
         return []
     by_size = sorted(units, key=lambda unit: unit.weight_bytes, reverse=True)
     large = _large_ones_that_stay([unit.weight_bytes for unit in by_size])
-    staying, by_size = sum(unit.weight_bytes for unit in by_size[:large]), deque(by_size[large:])
-    spilled = set(by_size)
-    for unit in units:
-        if unit not in spilled:
-            continue
-        while by_size[0] not in spilled:
-            by_size.popleft()
-        others = (other for other in by_size if other in spilled and other is not unit)
-        if staying + unit.weight_bytes + PLACES * place_bytes([*islice(others, 1)]) <= room:
-            spilled.remove(unit)
-            staying += unit.weight_bytes
-    return [unit for unit in units if unit in spilled]
+    always = set(by_size[:large])
+    others = [unit for unit in units if unit not in always]
+    staying = list(accumulate((unit.weight_bytes for unit in others), initial=sum(unit.weight_bytes for unit in always)))
+    widest = list(accumulate((unit.weight_bytes for unit in reversed(others)), max, initial=0))[::-1]
+    # As many as fit, in their order and without gaps: so more room never spills more.
+    first = max((i for i in range(len(others)) if staying[i] + PLACES * widest[i] <= room), default=0)
+    return others[first:]
 
 
 def place_bytes(spilled: list[Unit]) -> int:
