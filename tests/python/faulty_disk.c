@@ -10,7 +10,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-enum { WELL, READS_FAIL, READS_END, READS_ARE_SHORT, ALL_FAILS };
+enum { WELL, READS_FAIL, READS_END, READS_ARE_SHORT, ALL_FAILS, WRITES_ARE_SLOW };
 
 static char prefix[PATH_MAX];
 static off_t begin_at, end_at;
@@ -66,7 +66,13 @@ ssize_t pread(int fd, void *into, size_t bytes, off_t at) {
 
 ssize_t pwrite(int fd, const void *from, size_t bytes, off_t at) {
   ssize_t (*call)(int, const void *, size_t, off_t) = (ssize_t(*)(int, const void *, size_t, off_t))dlsym(RTLD_NEXT, "pwrite");
-  return how_to(fd, at, bytes) == ALL_FAILS ? fails() : call(fd, from, bytes, at);
+  const int how = how_to(fd, at, bytes);
+  if (how == ALL_FAILS) return fails();
+  if (how == WRITES_ARE_SLOW) {
+    ++met;
+    usleep(20000);
+  }
+  return call(fd, from, bytes, at);
 }
 
 int fdatasync(int fd) {

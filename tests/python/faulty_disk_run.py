@@ -20,7 +20,7 @@ from stoker import _core
 from stoker.errors import StokerError
 
 STEPS, AT = 10, 4  # steps, and those before the disk begins to misbehave
-WELL, READS_FAIL, READS_END, READS_ARE_SHORT, ALL_FAILS = range(5)
+WELL, READS_FAIL, READS_END, READS_ARE_SHORT, ALL_FAILS, WRITES_ARE_SLOW = range(6)
 CASES = ("well", "a chunk of state cannot be read", "the volume ends before a chunk of state", "reads are short", "one of two volumes is gone")
 POLICIES = ("sync", "speculate", "lazy")
 DRAM = "7MiB"

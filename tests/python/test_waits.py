@@ -39,7 +39,7 @@ def test_nothing_is_waited_for_but_what_the_list_says(tmp_path, monkeypatch, pol
         done = isinstance(update, Update) and update.computed  # it is known, so nobody waits
         if step >= FIRST and not done:
             caller = sys._getframe(1).f_code.co_name
-            seen.add((phase, "settle" if caller == "_wait_written" else caller, cause))
+            seen.add((phase, "settle" if caller == "wait_written" else caller, cause))
         timed(self, cause, wait)
 
     monkeypatch.setattr(Steps, "timed", noting)

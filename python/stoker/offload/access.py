@@ -16,6 +16,7 @@ from torch import nn
 from stoker.errors import InvalidArgument, OutOfSpace, StokerError
 from stoker.offload.away import Away, forget
 from stoker.offload.hooks import Hook
+from stoker.offload.shown import become
 
 if TYPE_CHECKING:
     from stoker.offload.blocks import Param
@@ -43,12 +44,12 @@ def gather(params: torch.Tensor | Iterable[torch.Tensor], write: bool = False) -
             session.writing_weights()
         yield
         return
+    session.shown.settle()
     named = list(dict.fromkeys(session.by_tensor[each] for each in listed))  # a tied parameter may come twice
     ours = [param for param in named if param not in session.pager.held]  # an outer gather() keeps what it holds
     try:
         for param in ours:
-            param.tensor.data = session.current_weight(param).to(session.pager.device)
-            session.pager.held.add(param)
+            session.pager.hold(param, session.current_weight(param).to(session.pager.device))
         yield
         if write:
             session.write_weights({param: param.tensor.data for param in named})
@@ -94,12 +95,22 @@ def install_state_dict(model: nn.Module, session: Session) -> list:
             for param, tensor in tensors.items():
                 if param not in shared:
                     tensor.copy_(session.current_weight(param))
+                    session.shown.gave(param, tensor)
                 if param.unit.block.pinned:
                     given[param] = weakref.ref(tensor)
         for key, param in wanted.items():
             state[key] = tensors[param]
+        for param in _params(module, session):
+            session.pager.cover(param)
 
-    handles = [module.register_state_dict_post_hook(fill) for module in _owners(model, session)]
+    def begin(module: nn.Module, _prefix: str, _keep_vars: bool) -> None:
+        session.check_open()
+        for param in _params(module, session):
+            become(param.tensor, None)  # torch takes what it shows into the state_dict(), and fill() puts its weights there
+
+    owners = _owners(model, session)
+    handles = [module.register_state_dict_pre_hook(Hook(begin)) for module in owners]
+    handles += [module.register_state_dict_post_hook(fill) for module in owners]
     session.loading = Loading(session)
     for module in model.modules():
         handles.append(module.register_load_state_dict_pre_hook(Hook(session.loading.enter)))
@@ -140,8 +151,7 @@ class Loading:
             if param is None or param in session.pager.held:
                 continue
             if prefix + name in state or type(module)._load_from_state_dict is not nn.Module._load_from_state_dict:
-                param.tensor.data = session.current_weight(param).to(session.pager.device)
-                session.pager.held.add(param)
+                session.pager.hold(param, session.current_weight(param).to(session.pager.device))
                 self._paged.add(param)
 
     def leave(self, module: nn.Module, keys) -> None:
@@ -187,6 +197,12 @@ class Left(Away):
     def end(self) -> None:
         for handle in self.handles:
             handle.remove()
+
+
+def _params(module: nn.Module, session: Session) -> list[Param]:
+    """Of the module itself."""
+    own = (session.by_tensor.get(tensor) for tensor in module._parameters.values() if tensor is not None)
+    return [param for param in own if param is not None]
 
 
 def _owners(model: nn.Module, session: Session) -> list[nn.Module]:

@@ -29,7 +29,6 @@ class Image(Slot):
     """A block's weights on the device."""
 
     uploaded: Any = None  # event
-    shown: bool = False  # the parameters point at it, and what is computed now may read it
 
 
 @dataclass(frozen=True)
@@ -84,19 +83,14 @@ class DevicePager(Pager):
     def expose(self, slot: Slot) -> None:
         """A slot has its bytes. Parameters show images instead."""
 
-    def _hide(self, block: Block) -> None:
-        """A slot goes. The image, if there is one, stays."""
-
-    def show(self, param: Param) -> None:
-        image = self.images.get(param.unit.block)
-        self.point(param, image.view(param) if image is not None and image.shown else self.placeholders[param])
+    def rewrite(self, param: Param, value: torch.Tensor) -> None:
+        self.versions[param.unit.block.index] += 1
+        self.discard(param.unit.block)  # copies to the device may be reading it
 
     def _show(self, block: Block) -> Image:
         image = self.images[block]
         self.link.join(image.bytes, image.uploaded)  # each time: another stream may be computing
-        if not image.shown:
-            super().expose(image)
-            image.shown = True
+        super().expose(image)
         return image
 
     @torch.inference_mode(False)  # an image outlives the mode that its first use happens to be in
@@ -188,7 +182,7 @@ class DevicePager(Pager):
         self._image_last_used.drop(block)
         self._images_ahead.left(block.index)
         self._lost(block)
-        super()._hide(block)
+        self._hide(block)
         del image
         self._leaving_bytes += size
         self._leaving.append((self.link.mark(), size))  # behind the release: the allocator's own mark has passed when this one has

@@ -24,17 +24,11 @@ from stoker.offload.blocks import Block, Param, repeated_layers
 from stoker.offload.compiled import CUT, Around, compiled, in_place, refuse_cuda_graphs_of_callers
 from stoker.offload.pager import Pager
 from stoker.offload.saved import Kept
+from stoker.offload.shown import harmless
 from stoker.offload.spilled import SpilledGradient
 
 _VIEWS = ("TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "ToCopyBackward0")
 _autograd = torch._C._autograd
-# Properties of a parameter that give its values; all others are known without them.
-_VALUES = frozenset(("data", "T", "mT", "H", "mH", "real", "imag"))
-# What asks or changes something other than the values.
-_HARMLESS = frozenset(
-    "__set__ __hash__ __len__ size dim ndimension numel nelement stride storage_offset element_size is_contiguous is_floating_point is_complex is_signed "
-    "type requires_grad_ register_hook register_post_accumulate_grad_hook has_names get_device".split()
-)
 
 
 @dataclass(frozen=True)
@@ -78,7 +72,7 @@ class Hooks:
         self._by_tensor = {param.tensor: param for block in pager.blocks for param in block.params}
         self._handles = []
         self._removed = False
-        self.enter, self.exit = (torch.compiler.disable(each, reason=CUT) for each in (self._enter, self._exit))
+        self.enter, self.exit, self.outside = (torch.compiler.disable(each, reason=CUT) for each in (self._enter, self._exit, self._outside))
         used = {module for block in pager.blocks for module in block.modules}
         self._graphs = {module for module in used if compiled(module) and len(_blocks_in(module, pager.blocks)) == 1}
         inside = {inner for module in self._graphs for inner in module.modules() if inner is not module}
@@ -125,7 +119,7 @@ class Hooks:
                 try:
                     self.pager.use(block)
                 except BaseException:
-                    self.pager.entered[block.index] -= 1
+                    self._left(block)
                     raise
                 if torch.is_grad_enabled() and self._top_is_foreign():
                     outer = _autograd._top_saved_tensors_default_hooks(False)
@@ -137,6 +131,8 @@ class Hooks:
                     # autocast would cache a cast copy of every weight until the context ends
                     entry.cache = torch.is_autocast_cache_enabled()
                     torch.set_autocast_cache_enabled(False)
+            if not self._stack:
+                self.pager.call_begins()
             if entry.call is not None and entry.call not in self._watched:
                 entry.watch = _Watch(self)
                 entry.watch.__enter__()
@@ -170,8 +166,15 @@ class Hooks:
         if entry.cache is not None:
             torch.set_autocast_cache_enabled(entry.cache)
         if entry.block is not None:
-            self.pager.entered[entry.block.index] -= 1
+            self._left(entry.block)
+        if not self._stack:
+            self.pager.call_ends()
         return entry
+
+    def _left(self, block: Block) -> None:
+        self.pager.entered[block.index] -= 1
+        if not self.pager.entered[block.index]:
+            self.pager.leave(block)
 
     def unwind(self) -> None:
         """Leaves every module that is still entered. torch runs no exit hooks after a KeyboardInterrupt; without this the next
@@ -180,7 +183,7 @@ class Hooks:
             while self._stack:
                 self._leave()
 
-    def outside(self, param: Param) -> None:
+    def _outside(self, param: Param) -> None:
         """From a watched call: `param` is an operand. Where its block is not in use, nothing else would bring it into memory."""
         block = param.unit.block
         with self.lock:
@@ -203,7 +206,7 @@ class Hooks:
     def _saved_weight(self, tensor: torch.Tensor) -> SavedWeight | None:
         if tensor.layout != torch.strided or tensor.numel() == 0 or isinstance(tensor, SpilledGradient):
             return None
-        known = self.pager.by_address.get(tensor.untyped_storage().data_ptr())
+        known = self.pager.by_address.get(torch._C.TensorBase.untyped_storage(tensor).data_ptr())  # not by an InUse's own
         if known is not None:
             return SavedWeight(*known, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
         param = self._cast_source(tensor)
@@ -234,7 +237,7 @@ class Hooks:
         for param in block.params if block is not None else ():
             if param.unit.updated or param.numel != count or param.tensor.dtype == tensor.dtype:
                 continue
-            cast = param.tensor.data.to(tensor.dtype)
+            cast = param.tensor.to(tensor.dtype).detach()
             flat = torch.as_strided(tensor, (count,), (1,), 0)
             if torch.equal(torch.as_strided(cast, (count,), (1,), 0), flat):
                 return param
@@ -325,13 +328,11 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        harmless = name in _HARMLESS or (name == "__get__" and getattr(func.__self__, "__name__", "") not in _VALUES)
-        if not harmless:
+        if not harmless(func):
             self._look((*args, *kwargs.values()))
         return func(*args, **kwargs)
 
-    def _look(self, values: Any) -> None:
+    def _look(self, values: Any) -> None:  # torch.compile traces this: no generator
         for value in values:
             if isinstance(value, nn.Parameter):
                 param = self._hooks.param_of(value)

@@ -22,18 +22,24 @@ from stoker.offload.away import loud
 from stoker.offload.blocks import Block, Param, Unit
 from stoker.offload.ledger import Waits
 from stoker.offload.order import OUTDATED, Ahead, LastUsed, Outlook, Recorder
+from stoker.offload.shown import ALONE, InUse, Offloaded, Place, become, uses
 
 if TYPE_CHECKING:
     from stoker.offload.planes import Planes
+    from stoker.offload.shown import Shown
     from stoker.offload.steps import Steps
 
 CURRENT, STAGED = "current", "staged"  # the two pools of copies
 LATENCY_BYTES = 1 << 20  # about what a disk moves while it answers one request: so much is to be under way at least
 
 
-def placeholder(param: Param, device: torch.device) -> torch.Tensor:
-    """What an evicted parameter holds."""
-    return loud(param.tensor.dtype, param.size, device)
+def placeholders(params: list[Param], device: torch.device) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], dict[Param, torch.Tensor]]:
+    """What evicted parameters hold: each one element of a tensor of loud ones of its type. And the bytes of these tensors, with copies of them."""
+    types = {dtype: [param for param in params if param.unit.dtype == dtype] for dtype in dict.fromkeys(param.unit.dtype for param in params)}
+    scalars = {dtype: loud(dtype, (len(those),), device).clone() for dtype, those in types.items()}
+    shown = {param: scalars[dtype][at].expand(param.size).detach() for dtype, those in types.items() for at, param in enumerate(those)}
+    raw = [each.view(torch.uint8).view(len(each), -1) for each in scalars.values()]
+    return [(each, each.clone()) for each in raw], shown
 
 
 @dataclass(eq=False)
@@ -81,6 +87,7 @@ class Pager:
         self.blocks = blocks
         self.planes = planes
         self.updates: Steps = None  # set by the session: what updates still do with blocks' memory
+        self.shown: Shown | None = None  # set by the session: what parameters show that are not in use
         self.recorder = Recorder()
         self.slots: dict[Block, Slot] = {}  # current weights
         self.staged: dict[Block, Slot] = {}  # weights of the step that is being made, not visible before it is decided
@@ -92,8 +99,12 @@ class Pager:
         self.by_address: dict[int, tuple[Block, int]] = {}
         self.lookahead_bytes = planes.layout.lookahead
         self.waiting = Waits()  # the session's own, once it has one
+        self.exposed: dict[Block, Slot] = {}  # what parameters show: of blocks whose modules run, and pinned ones
         self._counts: dict[Param, int] = {}  # torch's count of in-place writes when a parameter got its bytes
-        self.placeholders = {param: placeholder(param, self.device) for block in blocks for param in block.params}
+        self.calls = False  # modules run
+        self._touched: list[Param] = []  # that were written to in place while they were in use
+        self._scalars, self.placeholders = placeholders([param for block in blocks for param in block.params], self.device)
+        self._addresses = {param: shown.data_ptr() for param, shown in self.placeholders.items()}
         self._sizes = [block.slot_bytes for block in blocks]
         self._outlook: Outlook | None = None  # of the newest order
         self._ahead = Ahead(self.recorder, self._sizes)
@@ -114,6 +125,7 @@ class Pager:
             slot = self.slots.get(block) or self._load(block, "demand")
         if slot.loading:
             self._finish(slot)
+        self.expose(slot)
         return slot
 
     def _arrive(self, block: Block) -> bool:
@@ -191,7 +203,7 @@ class Pager:
         return slot
 
     def _finish(self, slot: Slot) -> None:
-        """Waits for the fetch and points the parameters at the slot."""
+        """Waits for the fetch."""
         futures, slot.loading = slot.loading, []
         try:
             with self.waiting("weights"):
@@ -204,27 +216,120 @@ class Pager:
             self._lost(slot.block)
             raise
         self._ahead.arrived(slot.block.index)
-        self.expose(slot)
 
     def expose(self, slot: Slot) -> None:
-        """Points the block's parameters at this copy."""
-        for param in slot.block.params:
-            if param not in self.held:
-                self.point(param, slot.view(param))
+        """Points the block's parameters at this copy, if they may show it: a module of the block runs, or it is pinned."""
+        block = slot.block
+        if self.shown is None:
+            return  # nobody looks: the run has not begun, or is rehearsed
+        self.shown.during(block)
+        if not (block.pinned or self.entered[block.index]) or self.exposed.get(block) is slot:
+            return
+        self.shown.exposed(block)
+        if block in self.exposed:
+            self._hide(block)
+        self.exposed[block] = slot
+        for param in (param for param in block.params if param not in self.held):
+            self.point(param, slot.view(param))
+            self.cover(param)
+
+    def leave(self, block: Block) -> None:
+        """No module of the block runs any more."""
+        if block.pinned or (slot := self.exposed.get(block)) is None:
+            return
+        leaked = self.leaks(slot)
+        self._hide(block)
+        for param in block.params if leaked else ():
+            self.shown.watch(param, Place.of(slot.view(param)))
+
+    def leaks(self, slot: Slot) -> bool:
+        """Whether somebody refers to this memory beside the parameters. For a pinned block that may be a graph."""
+        here = self.exposed.get(slot.block) is slot
+        return uses(slot.bytes) > ALONE + (sum(param not in self.held and not self.shown.has(param) for param in slot.block.params) if here else 0)
+
+    def call_begins(self) -> None:
+        """Modules run: pinned weights may be read anywhere."""
+        self.calls = True
+        for slot in self._pinned():
+            for param in slot.block.params:
+                self.cover(param)
+
+    def call_ends(self) -> None:
+        self.calls = False
+        for slot in self._pinned():
+            for param in (param for param in slot.block.params if param not in self.held):
+                taken = self.shown.was_taken(param)
+                self._note_use(param)
+                self.cover(param)
+                if taken:
+                    self.shown.watch(param, Place.of(slot.view(param)))
+
+    def _pinned(self) -> list[Slot]:
+        return [slot for block, slot in self.exposed.items() if block.pinned]
 
     def point(self, param: Param, tensor: torch.Tensor) -> None:
         """Gives the parameter other bytes. What changes it in place from here on is counted by torch (`changed`)."""
-        param.tensor.data = tensor
-        self._counts[param] = param.tensor._version
+        with torch._C.DisableTorchFunction():
+            param.tensor.data = tensor
+            self._counts[param] = param.tensor._version
+
+    def note(self, param: Param) -> None:
+        """What was written to the parameter in place until now is known of."""
+        with torch._C.DisableTorchFunction():
+            self._counts[param] = param.tensor._version
+
+    def hide(self, param: Param) -> None:
+        """The parameter shows nothing; torch tells us of whoever looks."""
+        self.point(param, self.placeholders[param])
+        become(param.tensor, Offloaded)
+
+    def hold(self, param: Param, tensor: torch.Tensor) -> None:
+        """The parameter shows the user's own copy until show()."""
+        self.held.add(param)
+        self.point(param, tensor)
+        become(param.tensor, None)
+
+    def _note_use(self, param: Param) -> None:
+        """Before the parameter shows something else, or the call ends: whether it was written to in place."""
+        with torch._C.DisableTorchFunction():
+            if param.tensor._version != self._counts[param] or self.shown.written(param):
+                self._touched.append(param)
+                self.note(param)
 
     def changed(self) -> Param | None:
-        """A parameter that was written to in place since it got its bytes; its block leaves memory, and the change with it."""
-        for param, count in self._counts.items():
-            if param.tensor._version != count and param not in self.held:
-                self._counts[param] = param.tensor._version
-                self.discard(param.unit.block)
-                return param
-        return None
+        """A parameter that was written to behind our back since it got its bytes; its block leaves memory, and the change with it."""
+        with torch._C.DisableTorchFunction():
+            for param in self._counts:
+                if not (param in self.held or self.shown.has(param)) and self.astray(param):
+                    self._touched.append(param)
+            self._touched += self._written_placeholders()
+        touched, self._touched = self._touched, []
+        for param in touched:
+            self.drop_change(param)
+        return touched[0] if touched else None
+
+    def astray(self, param: Param) -> bool:
+        """Whether the parameter was written to since it was noted, or shows what we did not give it."""
+        tensor = param.tensor
+        if tensor._version != self._counts[param]:
+            return True
+        return param.unit.block not in self.exposed and tensor.data_ptr() != self._addresses[param]
+
+    def drop_change(self, param: Param) -> None:
+        """The parameter's block leaves memory: the next use reads the store."""
+        self.note(param)
+        self.discard(param.unit.block)
+        self.show(param)
+
+    def _written_placeholders(self) -> list[Param]:
+        found = []
+        for scalars, as_made in self._scalars:
+            if torch.equal(scalars, as_made):
+                continue
+            places = {scalars[at].data_ptr() for at in (scalars != as_made).any(1).nonzero().flatten().tolist()}
+            found += [param for param, address in self._addresses.items() if address in places]
+            scalars.copy_(as_made)
+        return found
 
     def discard(self, block: Block) -> None:
         """Forgets the copy in memory: the next use reads the store."""
@@ -239,12 +344,14 @@ class Pager:
         slot = self.slots.get(block) or self._load(block, "demand")
         if slot.loading:
             self._finish(slot)
+        self.expose(slot)
 
     def pin(self, block: Block) -> None:
         """Fetches the block now and keeps it in memory from here on."""
         self.fetch(block)
         block.pinned = True
         self._outlook = None
+        self.fetch(block)
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
@@ -342,9 +449,11 @@ class Pager:
             self._lost(block)
 
     def _let_go(self, block: Block) -> None:
-        drain(self.slots.pop(block).loading)
+        slot = self.slots.pop(block)
+        drain(slot.loading)
         self._last_used.drop((CURRENT, block))
-        self._hide(block)
+        if self.exposed.get(block) is slot:
+            self._hide(block)
 
     def _lost(self, block: Block) -> None:
         """A copy of the block is gone."""
@@ -352,15 +461,42 @@ class Pager:
             self._ahead.left(block.index)
 
     def show(self, param: Param) -> None:
-        """Points one parameter at what its block has in memory, or at its placeholder."""
-        slot = self.slots.get(param.unit.block)
-        resident = slot is not None and not slot.loading and not self.updates.late.owes(param.unit.block)
-        self.point(param, slot.view(param) if resident else self.placeholders[param])
+        """Points one parameter at what its block shows."""
+        slot = self.exposed.get(param.unit.block)
+        if slot is None:
+            self.hide(param)
+            return
+        self.point(param, slot.view(param))
+        self.cover(param)
+
+    def cover(self, param: Param) -> None:
+        """Torch tells us of whoever looks at the parameter, unless it is in use or the user's."""
+        if param not in self.held:
+            block = param.unit.block
+            become(param.tensor, InUse if block in self.exposed and (self.calls or not block.pinned) else Offloaded)
 
     def _hide(self, block: Block) -> None:
+        """The block's parameters show nothing."""
+        if self.exposed.pop(block, None) is None:
+            return
         for param in block.params:
             if param not in self.held:
-                self.point(param, self.placeholders[param])
+                self._note_use(param)
+                self.hide(param)
+
+    def rewrite(self, param: Param, value: torch.Tensor) -> None:
+        """The parameter's weights are these now, in the store."""
+        block = param.unit.block
+        self.versions[block.index] += 1
+        slot = self.slots.get(block)
+        if slot is None:
+            return
+        if slot.loading or self.leaks(slot) or self.shown.watches(param):
+            self.discard(block)
+            return
+        slot.view(param).copy_(value)
+        slot.version = self.versions[block.index]
+        self.by_address[slot.address] = (block, slot.version)
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -398,6 +534,7 @@ class Pager:
 
     def clear(self) -> None:
         """Lets go of all memory."""
+        self.exposed.clear()
         self.slots.clear()
         self.staged.clear()
 

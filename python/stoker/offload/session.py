@@ -27,6 +27,7 @@ from stoker.offload import lifetime, planner, record
 from stoker.offload.access import refuse_state_dict
 from stoker.offload.activations import MODES, Activations
 from stoker.offload.agreement import Agreement
+from stoker.offload.away import away_of
 from stoker.offload.blocks import Block, Param, Unit, difference, like, local, signature
 from stoker.offload.buffers import Buffers
 from stoker.offload.compiled import plain
@@ -47,6 +48,7 @@ from stoker.offload.ranks import sharded_modules
 from stoker.offload.recompute import Auto, Recomputed, layers_of
 from stoker.offload.shards import Calls, ShardPager
 from stoker.offload.shared import SharedSteps
+from stoker.offload.shown import Place, Shown
 from stoker.offload.snapshots import Snapshots
 from stoker.offload.spilling import SpillingGradients
 from stoker.offload.steps import Steps
@@ -168,6 +170,9 @@ class Session:
             self.activations.trimmer = self.gradients.trimmer
         self.snapshots = Snapshots(self, how.snapshots)
         self._requires_grad = {p: p.tensor.requires_grad for p in self.params}
+        self.shown = Shown(self)
+        if not self.pager.resident:
+            self.pager.shown = self.shown
         lifetime.watch(self)
 
     # -- start ---------------------------------------------------------------------------------------------------------
@@ -223,10 +228,14 @@ class Session:
         if self.pager.resident:
             return
         self._left = True
+        places = {param: Place.of(param.tensor) for param in self.params if away_of(param.tensor) is None}
         for param in self.params:
             grad, param.tensor.grad = param.tensor.grad, None
-            param.tensor.data = self.pager.placeholders[param]
+            self.pager.hide(param)
+            param.tensor._stoker_session = self
             param.tensor.grad = grad.to(self.pager.device) if grad is not None else None
+        for param, place in places.items():
+            self.shown.watch(param, place)
 
     def resume(self) -> None:
         """Takes the run up at the last committed step: counters, hyperparameters, buffers, RNG; attached objects on attach()."""
@@ -305,6 +314,7 @@ class Session:
         self.check_open()
         self.trained_by = threading.get_ident()
         self.loading.give_up()
+        self.shown.settle()
         if key[1] and key[2]:
             self.ledger.come_back()
         else:
@@ -349,11 +359,44 @@ class Session:
 
     def _check_in_place(self) -> None:
         if (param := self.pager.changed()) is not None:
-            advice = "make it before stoker.offload()" if self.pager.resident else "make it inside `with stoker.gather(parameter, write=True):`"
-            raise InvalidArgument(f"{param.name} was changed in place, which the store did not see, so the change was dropped; {advice}")
+            self._refuse_change(param)
+
+    def _refuse_change(self, param: Param) -> None:
+        self.steps.abandon()  # what was speculated may have consumed the change
+        advice = "make it before stoker.offload()" if self.pager.resident else "make it between opt.step() and the next forward, or inside `with stoker.gather(parameter, write=True):`"
+        raise InvalidArgument(f"{param.name} was changed in place, which the store did not see, so the change was dropped; {advice}")
+
+    def dropped(self, param: Param) -> None:
+        """The parameter was changed where the change reaches no weight: InvalidArgument."""
+        self.pager.drop_change(param)
+        self._refuse_change(param)
+
+    def edit(self, values: dict[Param, torch.Tensor]) -> None:
+        """The loop gave these weights: a part of the decided step, if its record is still to be made; else a commit of their own."""
+        steps = self.steps
+        if steps.decided is None or steps.late.records is not None:
+            steps.abandon()  # what was speculated consumed the old weights
+            self._flush()
+            writing = WeightWriting(self)
+            writing.stage(values)
+            writing.commit()
+        else:
+            units = {param.unit for param in values}
+            try:
+                steps.wait_written(units)
+                writing = WeightWriting(self, steps.decided)
+                writing.stage(values)
+            except BaseException:
+                steps.lose()
+                raise
+            steps.edited |= units
+            writing.forget_state()
+        for param, value in values.items():
+            self.pager.rewrite(param, value)
 
     def _check_unchanged(self, grad: bool) -> None:
         self._check_in_place()
+        self.shown.check_given()
         for param, was in self._requires_grad.items():
             if param.tensor.dtype != param.unit.dtype:
                 raise InvalidArgument(
@@ -374,7 +417,9 @@ class Session:
             self.hooks.unwind()
             if self.pager.held:
                 raise InvalidArgument("opt.step() inside stoker.gather() would be undone by it; leave the with block first")
+            self.shown.settle()
             self._check_in_place()
+            self.shown.check_given()
             if self._resumed_groups and self._restored:  # the first step since
                 names = sorted(self._restored)
                 warnings.warn(f"the run holds the state of {', '.join(names)}, and nothing of that name is attached: it is not kept. Call opt.attach({names[0]}=...) before the first step", stacklevel=5)
@@ -533,9 +578,14 @@ class Session:
     def flush(self) -> None:
         with self.lock:
             self.check_open()
-            self.steps.late.complete()
-            self._close_step()
-            self.steps.settle()
+            self.shown.settle()
+            self._check_in_place()
+            self._flush()
+
+    def _flush(self) -> None:
+        self.steps.late.complete()
+        self._close_step()
+        self.steps.settle()
 
     def replace_locks(self, lock: Any) -> None:
         """Whoever enters from now on meets this lock."""
@@ -563,7 +613,7 @@ class Session:
                 for param in self.params:
                     param.tensor.grad = None
                     if not self.pager.resident:
-                        param.tensor.data = self.pager.placeholders[param]
+                        self.pager.hide(param)
                 self.give_up()
 
     def give_up(self) -> None:
@@ -575,6 +625,7 @@ class Session:
             layer.remove()
         for handle in self.access:
             handle.remove()
+        self.shown.clear()
         for param in self.params:
             for name in ("_stoker_session", "__deepcopy__"):
                 vars(param.tensor).pop(name, None)
@@ -621,8 +672,9 @@ class Session:
 
     def current_weight(self, param: Param) -> torch.Tensor:
         """A copy, in host memory, of the parameter's weights as forward would see them now."""
-        if param in self.pager.held:
-            return param.tensor.detach().clone().cpu()
+        if param in self.pager.held or self.shown.has(param):
+            with torch._C.DisableTorchFunction():
+                return param.tensor.detach().clone().cpu()
         self.steps.late.catch_up(param.unit.block)
         slot = self.pager.slots.get(param.unit.block)
         if slot is not None and not slot.loading:
@@ -632,8 +684,10 @@ class Session:
     def restore(self, params: list[Param]) -> None:
         """Points the parameters back at their block's weights in memory, or at their placeholders."""
         for param in params:
+            place = Place.of(param.tensor)
             self.pager.held.discard(param)
             self.pager.show(param)
+            self.shown.watch(param, place)
 
     def _plane_slice(self, plane: str, param: Param, dtype: torch.dtype) -> torch.Tensor:
         self.steps.late.catch_up(param.unit.block)
@@ -823,25 +877,32 @@ def laid_out(param: Param, value: torch.Tensor) -> bytes:
 
 
 class WeightWriting:
-    """New weights on their way into the store: all of them or, if it is dropped before commit(), none."""
+    """New weights on their way into the store: all of them or, if it is dropped before commit(), none. `txn`: of the step that they belong to."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, txn: Any = None) -> None:
         self._session = session
-        self._txn = session.planes.store.begin()
+        self._txn = txn or session.planes.store.begin()
         self._params: set[Param] = set()
 
     def stage(self, values: dict[Param, torch.Tensor]) -> None:
-        """The float32 master of a bfloat16 weight becomes the weight itself. What has the bits that are there already is not written:
-        a checkpoint that is loaded into the run that it was made of changes nothing, and leaves the masters as exact as they were."""
-        planes = self._session.planes
+        """The float32 master of an element of a bfloat16 weight becomes the element itself. Those that have the bits that are there already are not
+        written: a checkpoint that is loaded into the run that it was made of changes nothing, and leaves the masters as exact as they were."""
+        session = self._session
+        session.shown.wrote(values)
+        read = session.planes.read
         for param, value in values.items():
             value = value.detach().to(param.unit.dtype)
-            raw, at = laid_out(param, value), param.offset * value.dtype.itemsize
-            if param not in self._params and raw == planes.read(planes.store, f"w/{param.unit.name}", at, len(raw)):
+            raw = laid_out(param, value)
+            old = read(self._txn, f"w/{param.unit.name}", param.offset * value.dtype.itemsize, len(raw))
+            if raw == old:
                 continue
-            self._session._put_slice(self._txn, "w", param, value)
+            session._put_slice(self._txn, "w", param, value)
             if param.unit.updated and param.unit.dtype == torch.bfloat16:
-                self._session._put_slice(self._txn, "r", param, torch.zeros(param.size, dtype=torch.int16, device="cpu"))
+                rest = read(self._txn, f"r/{param.unit.name}", param.offset * 2, len(raw))
+                words = lambda data: torch.frombuffer(bytearray(data), dtype=torch.int16)
+                kept = words(rest)
+                kept[words(raw) != words(old)] = 0
+                session.planes.write(self._txn, f"r/{param.unit.name}", param.offset * 2, kept.numpy().tobytes())
             self._params.add(param)
 
     def commit(self) -> None:
@@ -849,7 +910,11 @@ class WeightWriting:
             self._txn.abandon()
             return
         self._txn.commit("durable").wait()
+        self.forget_state()
+        self._session._refresh({param.unit.block for param in self._params})
+
+    def forget_state(self) -> None:
+        """Of bfloat16 weights the rest of the masters changed as well, which may have been read ahead."""
         for unit in {param.unit for param in self._params}:
             if unit.updated:
                 self._session.planes.session.invalidate(unit.session_id)
-        self._session._refresh({param.unit.block for param in self._params})

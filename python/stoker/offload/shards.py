@@ -90,13 +90,14 @@ class ShardPager(Pager):
         self._upload(block.units, self._read(block.units))
 
     def changed(self) -> Param | None:
-        for param, count in self._seen.items():
-            if self._writes(param) != count:
-                self.forget_gathered()
-                self.discard(param.unit.block)
-                self._note([param])  # where it is empty
-                return param
-        return None
+        params = [param for param, count in self._seen.items() if self._writes(param) != count]
+        if not params:
+            return None
+        self.forget_gathered()
+        for block in dict.fromkeys(param.unit.block for param in params):
+            self.discard(block)
+        self._note(params)  # also where they are empty
+        return params[0]
 
     def _note(self, params: list[Param]) -> None:
         self._seen |= {param: self._writes(param) for param in params}

@@ -107,7 +107,8 @@ class Steps:
         self.waiting = Waits()  # the session's own, once it has one
         self.decided: Any = None  # transaction of a decided step that is not closed yet
         self.closing: tuple[Any, Any] | None = None  # (transaction, future) of a closed step on its way to the disk
-        self._decided_updates: list[Update] = []  # their memory is still being written from
+        self._decided_updates: list[Update] = []  # of the decided step; their writes may be under way
+        self.edited: set[Unit] = set()  # whose weights the loop itself changed as a part of the decided step
         self._running: deque[Update] = deque()  # not known to be computed; the oldest first
         self._holding: list[Update] = []  # with memory of new weights; the oldest first
         self._backward: int | None = None  # torch's number of the one whose end was asked for
@@ -599,10 +600,14 @@ class Steps:
 
     def _let_go_of_decided(self) -> None:
         self._let_go(self._decided_updates)
-        self._decided_updates = []
+        self._decided_updates, self.edited = [], set()
 
     def _wait_written(self) -> None:
-        for update in self._decided_updates:
+        self.wait_written({update.unit for update in self._decided_updates})
+
+    def wait_written(self, units: set[Unit]) -> None:
+        """Until nothing of the decided step's updates of these units is on its way to the disk."""
+        for update in (update for update in self._decided_updates if update.unit in units):
             with contextlib.suppress(StokerError):  # the commit fails with it, and says so
                 self.timed("writing", update.job.wait_written)
 
@@ -614,7 +619,7 @@ class Steps:
     def lose(self) -> None:
         """The last decided step cannot be committed: goes back to the one before, which is in the store whole."""
         under_way = self.late.updates  # their memory is read and written until abandon() returns
-        units = self.decided_units | self.late.units
+        units = self.decided_units | self.late.units | self.edited
         self.late.clear()
         for txn in (self.decided, *(self.closing or ())[:1]):
             if txn is not None:
