@@ -39,6 +39,7 @@ class World:
         self.faults = [dict(fault) for fault in control.get("faults", [])]
         self.conditions = control.get("conditions", True)
         self.skew = control.get("skew", 0)
+        self.bare = control.get("bare", False)  # If-Match is compared as RGW 16 does
         self.tokens = control.get("tokens")  # session tokens that are good; None: any
         self.page = control.get("page", 1000)
         self.log: list[tuple[str, str, int]] = []
@@ -91,6 +92,8 @@ class Handler(BaseHTTPRequestHandler):
         if WORLD.fault(self.command, self.path, {"close_after"}):
             self.gone()
             return
+        if WORLD.fault(self.command, self.path, {"blank"}):
+            body, headers = b" \n", {}
         cut = WORLD.fault(self.command, self.path, {"truncate"}) if body else None
         stall = WORLD.fault(self.command, self.path, {"stall_in_body"}) if body else None
         headers = {"Content-Length": str(len(body)), **(headers or {})}
@@ -107,7 +110,9 @@ class Handler(BaseHTTPRequestHandler):
         elif stall:
             self.wfile.write(body[: len(body) // 2])
             self.wfile.flush()
+            WORLD.lock.release()  # others are served meanwhile
             time.sleep(stall["seconds"])
+            WORLD.lock.acquire()
             self.gone()
         else:
             self.wfile.write(body)
@@ -202,7 +207,8 @@ class Handler(BaseHTTPRequestHandler):
         if wanted is not None and there is None:
             self.error(404, "NoSuchKey")
             return False
-        if wanted is not None and there is not None and wanted != there[1]:
+        etag = "" if there is None else there[1].strip('"') if WORLD.bare else there[1]
+        if wanted is not None and there is not None and wanted != etag:
             self.error(412, "PreconditionFailed")
             return False
         return True
@@ -226,6 +232,11 @@ class Handler(BaseHTTPRequestHandler):
             return
         if stall := WORLD.fault(self.command, self.path, {"stall"}):
             time.sleep(stall["seconds"])
+        if slow := WORLD.fault(self.command, self.path, {"slow"}):
+            time.sleep(slow["seconds"])
+        if WORLD.fault(self.command, self.path, {"blank_before"}):
+            self.answer(200, b" \n")
+            return
         if WORLD.fault(self.command, self.path, {"close"}):
             WORLD.log.append((self.command, self.path, 0))
             self.gone()

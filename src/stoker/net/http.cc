@@ -176,6 +176,8 @@ class Http::Impl {
     curl_multi_wakeup(multi_);
   }
 
+  bool here() const { return std::this_thread::get_id() == thread_.get_id(); }
+
   HttpCounters counters_;
 
  private:
@@ -371,6 +373,9 @@ Http::Ticket Http::send(HttpRequest request, Done done) {
 }
 void Http::cancel(Ticket ticket) {
   impl_->cancel(ticket);
+}
+bool Http::here() const {
+  return impl_->here();
 }
 const HttpCounters& Http::counters() const {
   return impl_->counters_;

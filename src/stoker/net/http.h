@@ -76,6 +76,7 @@ class Http {
   Ticket send(HttpRequest request, Done done);
   void cancel(Ticket ticket);  // its `done` hears of it; too late: nothing
   const HttpCounters& counters() const;
+  bool here() const;  // the calling thread is the one of this Http
 
  private:
   class Impl;

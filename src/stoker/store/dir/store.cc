@@ -105,7 +105,9 @@ Status DirStore::walk(const Fd& folder, const std::string& path, std::string_vie
     if (entry == nullptr) break;
     const std::string name = entry->d_name;
     if (name == "." || name == ".." || is_own_name(name)) continue;
-    const std::string key = path.empty() ? name : path + "/" + name;
+    std::string key = path;
+    if (!key.empty()) key += '/';
+    key += name;
     const size_t common = std::min(key.size(), prefix.size());
     if (std::string_view(key).substr(0, common) != prefix.substr(0, common)) continue;
     struct stat status{};

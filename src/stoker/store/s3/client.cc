@@ -55,9 +55,9 @@ struct Client::Try {
 struct Client::Sending {
   std::shared_ptr<const Command> command;
   Done done;
-  uint64_t until_ns = 0;
+  uint64_t until_ns = 0;  // from the first try that failed
   int tries = 0;
-  bool lost = false;
+  std::optional<Error> lost;  // why a try was
 };
 
 Client::Client(Location location, Target target, std::unique_ptr<net::Http> http)
@@ -114,10 +114,10 @@ void Client::launch(std::shared_ptr<Try> each) {
     }
     ++active_;
   }
-  begin(std::move(each));
+  begin(each);
 }
 
-void Client::begin(std::shared_ptr<Try> each) {
+void Client::begin(const std::shared_ptr<Try>& each) {
   net::HttpRequest request = sign(*each);
   request.delay_ms = std::exchange(each->delay_ms, 0);
   http_->send(std::move(request),
@@ -163,6 +163,7 @@ net::HttpRequest Client::sign(const Try& each) {
                      : Slice{reinterpret_cast<std::byte*>(const_cast<char*>(command.text.data())),
                              command.text.size()};
   request.into = command.into;
+  request.stall_ms = std::clamp<uint64_t>(location_.patience_s * 1000 / 3, 1'000, 20'000);
   request.once = !command.repeatable && request.body.size == 0;
   return request;
 }
@@ -170,7 +171,7 @@ net::HttpRequest Client::sign(const Try& each) {
 void Client::came(std::shared_ptr<Try> each, net::HttpAnswer answer) {
   Reply reply = judge(*each->command, std::move(answer));
   if (see_to(*each, reply)) {
-    begin(std::move(each));  // it keeps its place
+    begin(each);  // it keeps its place
     return;
   }
   adapt(reply);
@@ -184,7 +185,7 @@ void Client::came(std::shared_ptr<Try> each, net::HttpAnswer answer) {
       queued_.pop_front();
     }
   }
-  for (auto& one : next) begin(std::move(one));
+  for (const auto& one : next) begin(one);
   each->done(std::move(reply));
 }
 
@@ -193,24 +194,29 @@ void Client::came(std::shared_ptr<Try> each, net::HttpAnswer answer) {
 bool Client::see_to(Try& each, const Reply& reply) {
   if (reply.answer.outcome != Outcome::answered || each.turns == kTurnsMax) return false;
   const int status = reply.answer.status;
+  // The answer to HEAD has no body, so no code either: what may have been wrong is looked at.
+  const bool bare = each.command->method == "HEAD" && (status == 400 || status == 403);
   if (status == 301 || status == 302 || status == 307 || status == 308 ||
-      (status == 400 && reply.code == "AuthorizationHeaderMalformed")) {
+      (status == 400 && (bare || reply.code == "AuthorizationHeaderMalformed"))) {
     ++each.turns;
-    return redirect(reply.answer);
+    if (redirect(reply.answer)) return true;
+    if (!bare) return false;
   }
-  if (reply.code == "RequestTimeTooSkewed" ||
-      (status == 403 && each.command->method == "HEAD" && each.turns == 0)) {
+  if (reply.code == "RequestTimeTooSkewed" || bare) {
     const time_t theirs = curl_getdate(std::string(reply.answer.header("date")).c_str(), nullptr);
     const auto skew = static_cast<int64_t>(theirs) - static_cast<int64_t>(std::time(nullptr));
     std::lock_guard lock(mutex_);
-    if (theirs == -1 || std::abs(skew - skew_s_) < 60) return false;
-    log().warn("the clock of {} is {} s from ours: requests are signed by it",
-               target_.endpoint.host, skew);
-    skew_s_ = skew;
-    ++each.turns;
-    return true;
+    if (theirs != -1 && std::abs(skew - skew_s_) >= 60) {
+      log().warn("the clock of {} is {} s from ours: requests are signed by it",
+                 target_.endpoint.host, skew);
+      skew_s_ = skew;
+      ++each.turns;
+      return true;
+    }
+    if (!bare) return false;
   }
-  if (reply.code == "ExpiredToken" || reply.code == "TokenRefreshRequired") {
+  if (bare || reply.code == "ExpiredToken" || reply.code == "TokenRefreshRequired") {
+    if (location_.anonymous) return false;
     const auto found = find_credentials();
     std::lock_guard lock(mutex_);
     if (!found || (found->session_token == target_.credentials.session_token &&
@@ -256,15 +262,13 @@ Reply Client::judge(const Command& command, net::HttpAnswer answer) const {
   reply.answer = std::move(answer);
   const net::HttpAnswer& got = reply.answer;
   std::string message;
-  if (got.status >= 200 && !is_blank(got.body)) {
-    // Complete and copy answer 200 before they know, and then say Error.
-    if (const auto xml = parse_xml(got.body); xml && xml->name == "Error") {
-      reply.code = tidy(xml->text_of("Code"));
-      message = tidy(xml->text_of("Message"));
-    } else if (!xml && got.status < 300 && command.into.data == nullptr &&
-               command.method == "POST") {
-      reply.code = "no XML";
-    }
+  const auto xml = is_blank(got.body) ? Result<Xml>(Xml()) : parse_xml(got.body);
+  if (got.status >= 200 && xml && xml->name == "Error") {
+    reply.code = tidy(xml->text_of("Code"));
+    message = tidy(xml->text_of("Message"));
+  } else if (got.status >= 200 && got.status < 300 && command.tells &&
+             (!xml || xml->name.empty())) {
+    reply.code = "an answer that does not say what came of it";
   }
   switch (got.outcome) {
     case Outcome::unsent:
@@ -356,19 +360,20 @@ void Client::send(std::shared_ptr<const Command> command, Done done) {
   auto sending = std::make_shared<Sending>();
   sending->command = std::move(command);
   sending->done = std::move(done);
-  sending->until_ns = Clock::real().now_ns() + patience_ns();
-  next_of(std::move(sending), 0);
+  next_of(sending, 0);
 }
 
-void Client::next_of(std::shared_ptr<Sending> sending, uint64_t delay_ms) {
+void Client::next_of(const std::shared_ptr<Sending>& sending, uint64_t delay_ms) {
   const auto command = sending->command;
   try_once(command, delay_ms, [this, sending](Reply reply) {
     const bool lost = reply.verdict == Verdict::lost;
     const bool again = reply.verdict == Verdict::later || (lost && sending->command->repeatable);
     reply.lost_before = sending->lost;
-    sending->lost = sending->lost || lost;
+    if (lost) sending->lost = reply.error;
     const uint64_t pause = pause_ms(sending->tries++);
-    if (again && Clock::real().now_ns() + pause * 1'000'000 < sending->until_ns) {
+    const uint64_t now = Clock::real().now_ns();
+    if (sending->until_ns == 0) sending->until_ns = now + patience_ns();
+    if (again && now + pause * 1'000'000 < sending->until_ns) {
       next_of(sending, pause);
       return;
     }
@@ -380,6 +385,15 @@ void Client::next_of(std::shared_ptr<Sending> sending, uint64_t delay_ms) {
 }
 
 Future<Reply> Client::send(Command command) {
+  if (http_->here()) {
+    Reply reply;
+    reply.verdict = Verdict::refused;
+    reply.error = make_error(Code::unsupported,
+                             "a continuation of the store's futures must not wait for the " +
+                                 where_ + ": ask it from another thread",
+                             kWhere);
+    return Result<Reply>(std::move(reply));
+  }
   auto promise = std::make_shared<Promise<Reply>>();
   Future<Reply> future = promise->future();
   send(std::make_shared<const Command>(std::move(command)),

@@ -32,6 +32,8 @@ struct Command {
   // Whether a try whose answer was lost may be followed by another: it changes nothing, or nothing
   // else when it is done twice.
   bool repeatable = true;
+  // A 2xx answer says only in its body whether it was done: one without is no answer.
+  bool tells = false;
 };
 
 // What a try came to.
@@ -46,7 +48,7 @@ struct Reply {
   net::HttpAnswer answer;
   std::string code;            // S3's, of an answer that has one
   std::optional<Error> error;  // unless ok
-  bool lost_before = false;    // an earlier try of the same command was lost
+  std::optional<Error> lost_before;  // why an earlier try of the same command was lost
 };
 
 class Client {
@@ -55,9 +57,10 @@ class Client {
 
   static Result<std::unique_ptr<Client>> make(const Location& location);
 
-  // Tries until it is known what came of it, or patience ends; of what is not repeatable the first
-  // lost answer ends it.
+  // Tries until it is known what came of it, or patience ends, which begins with the first failure;
+  // of what is not repeatable the first lost answer ends it.
   void send(std::shared_ptr<const Command> command, Done done);
+  // For who waits: from the thread that completes it, an error.
   Future<Reply> send(Command command);
   // One try, after `delay_ms`. Redirects, the server's clock and expired credentials are seen to.
   void try_once(std::shared_ptr<const Command> command, uint64_t delay_ms, Done done);
@@ -82,7 +85,7 @@ class Client {
 
   Client(Location location, Target target, std::unique_ptr<net::Http> http);
   void launch(std::shared_ptr<Try> each);
-  void begin(std::shared_ptr<Try> each);
+  void begin(const std::shared_ptr<Try>& each);
   net::HttpRequest sign(const Try& each);
   void came(std::shared_ptr<Try> each, net::HttpAnswer answer);
   bool see_to(Try& each, const Reply& reply);
@@ -91,7 +94,7 @@ class Client {
   Error error_of(const Command& command, const net::HttpAnswer& answer, const std::string& code,
                  const std::string& message) const;
   void adapt(const Reply& reply);
-  void next_of(std::shared_ptr<Sending> sending, uint64_t delay_ms);
+  void next_of(const std::shared_ptr<Sending>& sending, uint64_t delay_ms);
 
   const Location location_;
   const std::string where_;

@@ -94,7 +94,7 @@ Result<Credentials> find_credentials() {
 
 std::string find_region() {
   for (const char* name : {"AWS_REGION", "AWS_DEFAULT_REGION"}) {
-    if (const std::string region = environment(name); !region.empty()) return region;
+    if (std::string region = environment(name); !region.empty()) return region;
   }
   const std::string region =
       region_in(read_file(file_path("AWS_CONFIG_FILE", "/.aws/config")), profile_name());

@@ -11,6 +11,7 @@ namespace {
 
 constexpr const char* kWhere = "store/s3/read";
 constexpr uint64_t kRangeBytes = 8 * kMiB;
+constexpr uint64_t kProgressBytes = 64 * kKiB;  // of one try, for which patience begins anew
 
 // "bytes 0-9/100"
 struct ContentRange {
@@ -42,8 +43,7 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
       : store_(store),
         key_(std::move(key)),
         offset_(offset),
-        into_(into),
-        until_ns_(Clock::real().now_ns() + store.client_->patience_ns()) {}
+        into_(into) {}
 
   Future<void> start() {
     Future<void> future = promise_.future();
@@ -58,7 +58,8 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
   struct Rest {
     uint64_t at, bytes;  // in `into_`
     int tries = 0;
-    int odd = 0;  // answers that broke a rule
+    int odd = 0;            // answers that broke a rule
+    uint64_t until_ns = 0;  // patience ends; 0: all was well so far
   };
 
   void fetch(Rest rest, uint64_t delay_ms) {
@@ -92,7 +93,7 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
     if (headed && of_us) {
       rest.at += reply.answer.landed;
       rest.bytes -= reply.answer.landed;
-      if (reply.answer.landed > 0) rest.tries = 0;
+      if (reply.answer.landed >= kProgressBytes) rest.tries = 0, rest.until_ns = 0;
       if (rest.bytes == 0) return end({});
     }
     Error why = !of_us        ? of_us.error()
@@ -103,7 +104,9 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
                                            kWhere);
     if (!of_us && ++rest.odd > 3) return end(why);
     const uint64_t pause = store_.client_->pause_ms(rest.tries++);
-    if (Clock::real().now_ns() + pause * 1'000'000 >= until_ns_)
+    const uint64_t now = Clock::real().now_ns();
+    if (rest.until_ns == 0) rest.until_ns = now + store_.client_->patience_ns();
+    if (now + pause * 1'000'000 >= rest.until_ns)
       return end(why.with("given up after " + std::to_string(rest.tries) + " tries"));
     fetch(rest, pause);
   }
@@ -171,7 +174,7 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
   }
 
   // Of one range. The read is done when all are: the memory is its owner's again then.
-  void end(Status status) {
+  void end(const Status& status) {
     std::optional<Status> all;
     {
       std::lock_guard lock(mutex_);
@@ -189,7 +192,6 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
   const std::string key_;
   const uint64_t offset_;
   const Slice into_;
-  const uint64_t until_ns_;
   Promise<void> promise_;
   std::mutex mutex_;  // guards what follows
   size_t left_ = 0;
@@ -211,13 +213,18 @@ Future<void> S3Store::read(std::string_view key, uint64_t offset, Slice into, Re
         "byte " + std::to_string(offset) + " is beyond the end of '" + std::string(key) + "'",
         kWhere);
   if (into.size == 0) {
-    const auto there = stat(key, {});
-    if (there && offset > there->bytes)
-      return make_error(
-          Code::invalid_argument,
-          "byte " + std::to_string(offset) + " is beyond the end of '" + std::string(key) + "'",
-          kWhere);
-    return there ? Status() : Status(there.error());
+    auto promise = std::make_shared<Promise<void>>();
+    Future<void> future = promise->future();
+    workers_->run([this, promise, offset, name = std::string(key)] {
+      const auto there = stat(name, {});
+      if (there && offset > there->bytes)
+        promise->complete(make_error(
+            Code::invalid_argument,
+            "byte " + std::to_string(offset) + " is beyond the end of '" + name + "'", kWhere));
+      else
+        promise->complete(there ? Status() : Status(there.error()));
+    });
+    return future;
   }
   ++reading_;
   return std::make_shared<Reading>(*this, std::string(key), offset, into)->start();

@@ -154,6 +154,93 @@ TEST_F(S3Fault, AServerThatIgnoresConditionsIsFoundOut) {
   EXPECT_TRUE(store_->list("")->empty()) << "the probe is removed";
 }
 
+// RGW 16 compares If-Match with the ETag without its quotes.
+TEST_F(S3Fault, AServerThatWantsBareTagsGetsThem) {
+  server_->control({{"bare", true}});
+  open();
+  EXPECT_TRUE(store_->features().conditional);
+  ASSERT_OK(put("object", pattern(10, 1), ""));
+  const std::string tag = store_->stat("object")->tag;
+  EXPECT_OK(put("object", pattern(10, 2), tag.c_str()));
+  EXPECT_EQ(code_of(put("object", pattern(10, 3), tag.c_str())), Code::conflict);
+  EXPECT_EQ(read_all(*store_, "object"), pattern(10, 2));
+}
+
+// What was lost while it asked says nothing about conditions.
+TEST_F(S3Fault, AProbeThatIsNotAnsweredIsMadeAgain) {
+  open("&patience=0");
+  server_->fault({{"kind", "status"}, {"method", "PUT"}, {"status", 503}});
+  EXPECT_FALSE(store_->features().conditional);
+  server_->fault({{"kind", "close_after"}, {"method", "PUT"}});
+  EXPECT_EQ(code_of(put("object", pattern(10, 1), "")), Code::io) << "not `unsupported`";
+  server_->control(Json::object());
+  EXPECT_OK(put("object", pattern(10, 1), ""));
+}
+
+// Complete and copy answer 200 before they know.
+TEST_F(S3Fault, AnAnswerThatDoesNotSayIsNoSuccess) {
+  server_->fault({{"kind", "blank_before"}, {"method", "POST"}, {"match", "uploadId="}});
+  EXPECT_EQ(code_of(put("object", pattern(17 * kMiB, 1))), Code::in_doubt);
+  EXPECT_EQ(code_of(store_->stat("object")), Code::not_found);
+  server_->fault({{"kind", "blank"}, {"method", "POST"}, {"match", "uploadId="}});
+  EXPECT_OK(put("object", pattern(17 * kMiB, 1))) << "it looked, and it is ours that is there";
+  ASSERT_OK(put("from", pattern(10, 1)));
+  server_->fault({{"kind", "blank_before"}, {"method", "PUT"}});
+  EXPECT_EQ(code_of(store_->copy("from", "to")), Code::in_doubt);
+}
+
+// Patience is for what does not go on; a long read is no reason to lose it.
+TEST_F(S3Fault, PatienceBeginsWithTheFailure) {
+  const Bytes bytes = pattern(1 * kMiB, 2);
+  ASSERT_OK(put("object", bytes));
+  open("&patience=1");
+  server_->control({{"faults", Json::array({{{"kind", "slow"}, {"method", "GET"}, {"seconds", 1.2}},
+                                            {{"kind", "close"}, {"method", "GET"}}})}});
+  Bytes into(bytes.size());
+  EXPECT_OK(read("object", into));
+  EXPECT_EQ(into, bytes);
+}
+
+TEST_F(S3Fault, WhatStallsIsAskedForAgain) {
+  const Bytes bytes = pattern(1 * kMiB, 2);
+  ASSERT_OK(put("object", bytes));
+  open("&patience=3");
+  for (const char* kind : {"stall", "stall_in_body"}) {
+    server_->fault({{"kind", kind}, {"method", "GET"}, {"seconds", 30}});
+    Bytes into(bytes.size());
+    EXPECT_OK(read("object", into)) << kind;
+    EXPECT_EQ(into, bytes) << kind;
+  }
+  server_->fault({{"kind", "stall"}, {"method", "PUT"}, {"seconds", 30}});
+  EXPECT_EQ(code_of(put("other", pattern(10, 1))), Code::in_doubt);
+}
+
+// It would wait for itself, for ever.
+TEST_F(S3Fault, AContinuationThatWaitsForTheServerIsAnError) {
+  ASSERT_OK(put("object", pattern(1000, 1)));
+  server_->fault({{"kind", "slow"}, {"method", "GET"}, {"seconds", 0.2}});
+  Bytes into(1000);
+  Promise<void> looked;
+  Code code{};
+  store_->read("object", 0, slice_of(into)).on_done([&](const Status&) {
+    code = code_of(store_->stat("object"));
+    looked.complete(Status());
+  });
+  EXPECT_OK(looked.future().wait());
+  EXPECT_EQ(code, Code::unsupported);
+}
+
+// Parts on their way fill the budget: the next one waits for them.
+TEST_F(S3Fault, ALargeObjectGoesThroughASmallBudget) {
+  store_.reset();
+  runtime_ = std::move(*RuntimeOwner::make(
+      {.engine = "posix", .cpu_threads = 2, .budget_bytes = 40 * kMiB}));
+  open();
+  const Bytes bytes = pattern(100 * kMiB, 7);
+  EXPECT_OK(put("object", bytes));
+  EXPECT_EQ(read_all(*store_, "object"), bytes);
+}
+
 TEST_F(S3Fault, UploadsInPartsAreTriedAgainCompletedOnceAndAborted) {
   const Bytes bytes = pattern(40 * kMiB, 5);
   server_->control(

@@ -41,6 +41,7 @@ struct Staged {
   bool done = false;                    // committed or abandoned: nothing comes to it any more
   std::function<void()> settled;        // once no part is on its way and it is done
   size_t pending = 0;                   // parts on their way
+  std::condition_variable ended;        // one of them was
   uint64_t bytes = 0, part_bytes = 0;
   std::map<size_t, Part> parts;  // 0 alone: one PUT
   // Writes that are held back while too many parts are on their way.
@@ -89,8 +90,9 @@ class S3Store final : public Store {
 
   // write.cc
   Status check_open(const Staged& staged, std::string_view key) const;
-  Status write_locked(const StagedPtr& staged, uint64_t offset, Slice from);
-  Result<Part*> part_of(Staged& staged, size_t index);
+  Status write_locked(const StagedPtr& staged, uint64_t offset, Slice from,
+                      std::unique_lock<std::mutex>& lock);
+  Result<Part*> part_of(Staged& staged, size_t index, std::unique_lock<std::mutex>& lock);
   void send_part(const StagedPtr& staged, size_t index);
   Status send_part_now(Staged& staged, size_t index, const Part& part);
   Status begin_upload(Staged& staged);
@@ -102,22 +104,25 @@ class S3Store final : public Store {
   Status delete_object(Staged& staged);
   Status decide(Staged& staged, const Reply& reply, bool gone) const;
   void abort_upload(Staged& staged);
-  bool probe_conditions() const;
+  // How a server wants a tag in If-Match.
+  enum class Match : uint8_t { unknown, none, quoted, bare };
+  Result<Match> probe_conditions() const;
+  Result<Match> conditions() const;
 
   const Location location_;
   const Runtime runtime_;
   const bool read_only_;
-  mutable std::once_flag probed_;
-  mutable bool conditional_ = false;  // set by the probe
+  mutable std::mutex probe_mutex_;                // held while it is probed; guards
+  mutable Match conditions_ = Match::unknown;
   std::atomic<uint64_t> commits_{0};
   std::mutex left_mutex_;
-  std::vector<std::pair<std::string, std::string>>
-      left_;  // uploads (key, id) that could not be aborted; guarded by left_mutex_
+  // Uploads (key, id) that could not be aborted; guarded by left_mutex_.
+  std::vector<std::pair<std::string, std::string>> left_;
   std::atomic<size_t> reading_{0};
   std::mutex idle_mutex_;
   std::condition_variable idle_;
   const std::unique_ptr<Client> client_;
-  Pool workers_{8};  // the last member: it ends before what its jobs use
+  std::optional<Pool> workers_{std::in_place, 8};  // the last member: its jobs use the others
 };
 
 class S3Transaction final : public Transaction {

@@ -86,7 +86,10 @@ std::string encode_query(const Query& query) {
     encoded.emplace_back(uri_encode(name, false), uri_encode(value, false));
   std::sort(encoded.begin(), encoded.end());
   std::string out;
-  for (const auto& [name, value] : encoded) out += (out.empty() ? "" : "&") + name + "=" + value;
+  for (const auto& [name, value] : encoded) {
+    if (!out.empty()) out += '&';
+    out.append(name).append("=").append(value);
+  }
   return out;
 }
 

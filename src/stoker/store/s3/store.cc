@@ -84,6 +84,7 @@ S3Store::~S3Store() {
     std::unique_lock lock(idle_mutex_);
     idle_.wait(lock, [this] { return reading_ == 0; });
   }
+  workers_.reset();  // they abort uploads
   for (const auto& [key, id] : left_) {
     const auto reply =
         client_->send({.method = "DELETE", .key = key, .query = {{"uploadId", id}}}).wait();
@@ -96,9 +97,18 @@ S3Store::~S3Store() {
 Features S3Store::features() const {
   Features features{.atomic = AtomicUnit::object};
   if (read_only_) return features;
-  std::call_once(probed_, [this] { conditional_ = probe_conditions(); });
-  features.conditional = conditional_;
+  const auto found = conditions();
+  features.conditional = found && *found != Match::none;
   return features;
+}
+
+// Probed once; a probe that nobody answered is made again.
+Result<S3Store::Match> S3Store::conditions() const {
+  std::lock_guard lock(probe_mutex_);
+  if (conditions_ == Match::unknown) {
+    STOKER_ASSIGN(conditions_, probe_conditions());
+  }
+  return conditions_;
 }
 
 Error S3Store::read_only_error() const {
@@ -152,7 +162,7 @@ Result<std::vector<ObjectInfo>> S3Store::list(std::string_view prefix, std::stri
       if (!key.starts_with(whole(prefix)) || !bytes) return broken("holds what was not asked for");
       // In order, so that a server that repeats itself does not keep us for ever.
       if (!last.empty() && key <= last)
-        return broken("is not in order: '" + key + "' after '" + last + "'");
+        return broken(std::string("is not in order: '").append(key) + "' after '" + last + "'");
       last = key;
       ObjectInfo info;
       info.key = key.substr(location_.prefix.size());

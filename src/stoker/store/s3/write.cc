@@ -101,7 +101,7 @@ Status S3Store::resize(const StagedPtr& staged, std::string_view key, uint64_t b
 
 Future<void> S3Store::write(const StagedPtr& staged, std::string_view key, uint64_t offset,
                             Slice from) {
-  std::lock_guard lock(staged->mutex);
+  std::unique_lock lock(staged->mutex);
   const Status written = [&]() -> Status {
     STOKER_TRY(check_open(*staged, key));
     if (!staged->touched || staged->removed) {
@@ -120,7 +120,7 @@ Future<void> S3Store::write(const StagedPtr& staged, std::string_view key, uint6
                         kWhere);
     }
     if (staged->failed) return *staged->failed;
-    return write_locked(staged, offset, from);
+    return write_locked(staged, offset, from, lock);
   }();
   if (!written) {
     if (!staged->failed && !staged->done) staged->failed = written.error();
@@ -132,13 +132,14 @@ Future<void> S3Store::write(const StagedPtr& staged, std::string_view key, uint6
 }
 
 // With the mutex.
-Status S3Store::write_locked(const StagedPtr& staged, uint64_t offset, Slice from) {
+Status S3Store::write_locked(const StagedPtr& staged, uint64_t offset, Slice from,
+                             std::unique_lock<std::mutex>& lock) {
   for (size_t moved = 0; moved < from.size;) {
     const uint64_t at = offset + moved;
     const size_t index = at / staged->part_bytes;
     const uint64_t in_part = at % staged->part_bytes;
     const size_t piece = std::min<uint64_t>(staged->part_bytes - in_part, from.size - moved);
-    STOKER_ASSIGN(Part * part, part_of(*staged, index));
+    STOKER_ASSIGN(Part * part, part_of(*staged, index, lock));
     std::memcpy(part->bytes.data() + in_part, from.data + moved, piece);
     cover(part->written, in_part, in_part + piece);
     moved += piece;
@@ -148,26 +149,30 @@ Status S3Store::write_locked(const StagedPtr& staged, uint64_t offset, Slice fro
   return {};
 }
 
-// With the mutex. Its memory reads as zeros where nothing was written.
-Result<Part*> S3Store::part_of(Staged& staged, size_t index) {
-  Part& part = staged.parts[index];
-  if (part.sent)
-    return make_error(Code::unsupported,
-                      "part " + std::to_string(index) + " of '" + staged.key +
-                          "' was written and is sent already: write each byte once",
-                      kWhere);
-  if (part.bytes.size() == 0) {
-    const uint64_t bytes = std::min(staged.part_bytes, staged.bytes - index * staged.part_bytes);
-    auto grant = runtime_.budget.take(bytes, "a part of an object on its way to a bucket");
-    if (!grant) {
-      staged.parts.erase(index);
+// With the mutex, which it lets go while it waits for room. Its memory reads as zeros where nothing
+// was written.
+Result<Part*> S3Store::part_of(Staged& staged, size_t index, std::unique_lock<std::mutex>& lock) {
+  const uint64_t bytes = std::min(staged.part_bytes, staged.bytes - index * staged.part_bytes);
+  for (;;) {
+    if (const auto at = staged.parts.find(index); at != staged.parts.end()) {
+      if (!at->second.sent) return &at->second;
+      return make_error(Code::unsupported,
+                        "part " + std::to_string(index) + " of '" + staged.key +
+                            "' was written and is sent already: write each byte once",
+                        kWhere);
+    }
+    if (auto grant = runtime_.budget.take(bytes, "a part of an object on its way to a bucket")) {
+      Part& part = staged.parts[index];
+      part.grant = std::move(*grant);
+      part.bytes = AlignedBytes(bytes);
+      std::memset(part.bytes.data(), 0, bytes);
+      return &part;
+    } else if (staged.pending == 0) {
       return grant.error();
     }
-    part.grant = std::move(*grant);
-    part.bytes = AlignedBytes(bytes);
-    std::memset(part.bytes.data(), 0, bytes);
+    staged.ended.wait(lock);  // parts that are sent give room back
+    if (staged.failed) return *staged.failed;
   }
-  return &part;
 }
 
 // With the mutex. From here on the bytes are the job's.
@@ -178,7 +183,7 @@ void S3Store::send_part(const StagedPtr& staged, size_t index) {
   auto given = std::make_shared<Part>();
   given->bytes = std::exchange(part.bytes, AlignedBytes());
   given->grant = std::exchange(part.grant, Grant());
-  workers_.run([this, staged, index, given]() mutable {
+  workers_->run([this, staged, index, given]() mutable {
     const Status status = send_part_now(*staged, index, *given);
     given.reset();  // before whoever waits for room is told
     part_ended(staged, status);
@@ -237,6 +242,7 @@ void S3Store::part_ended(const StagedPtr& staged, const Status& status) {
     std::lock_guard lock(staged->mutex);
     if (!status && !staged->failed) staged->failed = status.error();
     if (--staged->pending == 0) then = std::exchange(staged->settled, {});
+    staged->ended.notify_all();
     if (staged->pending <= kPartsAhead) free.swap(staged->waiting);
   }
   for (auto& each : free) each.complete(Status());
@@ -266,7 +272,8 @@ Status S3Store::remove(const StagedPtr& staged, std::string_view key) {
 Status S3Store::require(const StagedPtr& staged, std::string_view key, std::string_view tag) {
   std::lock_guard lock(staged->mutex);
   STOKER_TRY(check_open(*staged, key));
-  if (!features().conditional)
+  STOKER_ASSIGN(const Match conditional, conditions());
+  if (conditional == Match::none)
     return make_error(Code::unsupported,
                       "the " + client_->where() + " has no conditions, so '" + std::string(key) +
                           "' cannot be required to be anything",
@@ -277,7 +284,7 @@ Status S3Store::require(const StagedPtr& staged, std::string_view key, std::stri
 }
 
 Future<Version> S3Store::commit(const StagedPtr& staged) {
-  std::lock_guard lock(staged->mutex);
+  std::unique_lock lock(staged->mutex);
   if (staged->done) return done_already();
   staged->done = true;
   if (staged->touched && !staged->removed && staged->bytes > kPartBytes && !staged->failed &&
@@ -286,7 +293,7 @@ Future<Version> S3Store::commit(const StagedPtr& staged) {
     for (size_t index = 0; index * staged->part_bytes < staged->bytes && !staged->failed; ++index) {
       if (const auto at = staged->parts.find(index); at != staged->parts.end() && at->second.sent)
         continue;
-      if (const auto part = part_of(*staged, index); part)
+      if (const auto part = part_of(*staged, index, lock); part)
         send_part(staged, index);
       else
         staged->failed = part.error();
@@ -313,7 +320,7 @@ void S3Store::settle(Staged& staged, std::function<void()> then) {
   if (staged.pending > 0) {
     staged.settled = std::move(then);  // the last of its parts calls it
   } else {
-    workers_.run(std::move(then));
+    workers_->run(std::move(then));
   }
 }
 
@@ -352,7 +359,8 @@ Status S3Store::put_whole(Staged& staged) {
   Command command{.method = "PUT", .key = whole(staged.key)};
   command.headers = {{std::string(kAttemptHeader), staged.attempt}};
   if (staged.bytes > 0) {
-    STOKER_ASSIGN(const Part* part, part_of(staged, 0));
+    std::unique_lock lock(staged.mutex);
+    STOKER_ASSIGN(const Part* part, part_of(staged, 0, lock));
     command.body = part->bytes.slice().sub(0, staged.bytes);
   }
   command.sha256 = sha256_hex(command.body.data, command.body.size);
@@ -360,10 +368,12 @@ Status S3Store::put_whole(Staged& staged) {
   if (staged.required) {
     if (!is_printable(*staged.required))
       return check_required(staged.key, *staged.required, "another");
+    STOKER_ASSIGN(const Match form, conditions());
     if (staged.required->empty())
       command.headers.emplace_back("if-none-match", "*");
     else
-      command.headers.emplace_back("if-match", etag_of_tag(*staged.required));
+      command.headers.emplace_back("if-match", form == Match::bare ? *staged.required
+                                                                   : etag_of_tag(*staged.required));
   }
   return decide(staged, *client_->send(std::move(command)).wait(), false);
 }
@@ -382,7 +392,8 @@ Status S3Store::complete_upload(Staged& staged) {
                   .key = whole(staged.key),
                   .query = {{"uploadId", staged.upload}},
                   .text = std::move(body),
-                  .repeatable = false};
+                  .repeatable = false,
+                  .tells = true};
   return decide(staged, *client_->send(std::move(command)).wait(), false);
 }
 
@@ -428,7 +439,8 @@ Status S3Store::decide(Staged& staged, const Reply& reply, bool gone) const {
   return make_error(
       Code::in_doubt,
       "nobody knows whether '" + staged.key + "' in the " + client_->where() + " was " +
-          (gone ? "removed" : "written") + ", as the answer was lost (" + reply.error->what +
+          (gone ? "removed" : "written") + ", as the answer was lost (" +
+          reply.lost_before.value_or(*reply.error).what +
           "); the request may still arrive: look at the object before you commit it again",
       kWhere);
 }
@@ -446,22 +458,41 @@ void S3Store::abort_upload(Staged& staged) {
 }
 
 // Runs into conflicts on purpose, on an object that nobody else knows.
-bool S3Store::probe_conditions() const {
+Result<S3Store::Match> S3Store::probe_conditions() const {
   const std::string key = location_.prefix + ".stoker-probe-" + random_id();
+  std::optional<Error> failed;  // not an answer to what was asked
+  std::string etag;
   const auto put = [&](const std::string& name, const std::string& value) {
-    return client_->send({.method = "PUT", .key = key, .headers = {{name, value}}, .text = "probe"})
-        .wait()
-        ->answer.status;
+    if (failed) return 0;
+    const Reply reply =
+        *client_->send({.method = "PUT", .key = key, .headers = {{name, value}}, .text = "probe"})
+             .wait();
+    const int status = reply.answer.status;
+    const bool done = reply.verdict == Reply::Verdict::ok;
+    if (done) etag = reply.answer.header("etag");
+    // A server that does not know the header may refuse it, too.
+    const bool answered = done || status == 412 || status == 400 || status == 501;
+    if (!answered || reply.lost_before) failed = reply.error.value_or(Error());
+    return done ? 200 : status;
   };
+  const std::string other(32, '0');
+  Match found = Match::none;
   const int made = put("if-none-match", "*");
-  const bool there = made >= 200 && made < 300;
-  const bool none_match = there && put("if-none-match", "*") == 412;
-  const bool match = none_match && put("if-match", "\"00000000000000000000000000000000\"") == 412;
+  if (made == 200 && put("if-none-match", "*") == 412 &&
+      put("if-match", etag_of_tag(other)) == 412) {
+    const std::string tag = tag_of_etag(etag);
+    if (put("if-match", etag_of_tag(tag)) == 200)
+      found = Match::quoted;
+    else if (put("if-match", tag) == 200 && put("if-match", other) == 412)
+      found = Match::bare;  // as Ceph's RGW before 18 compares it
+  }
   client_->send({.method = "DELETE", .key = key}).wait();
-  if (!match)
+  if (failed)
+    return failed->with("asking the " + client_->where() + " whether it knows conditions");
+  if (found == Match::none)
     log().warn("the {} has no conditions ({}): commits cannot require anything", client_->where(),
-               there ? "it overwrites what it should not" : "status " + std::to_string(made));
-  return match;
+               made == 200 ? "it overwrites what it should not" : "status " + std::to_string(made));
+  return found;
 }
 
 Result<Version> S3Store::copy(std::string_view from, std::string_view to) {
@@ -472,7 +503,7 @@ Result<Version> S3Store::copy(std::string_view from, std::string_view to) {
   STOKER_TRY(check_key(location_, to));
   STOKER_ASSIGN(const ObjectInfo source, stat(from, {}));
   if (source.bytes >= kCopyMax) return Store::copy(from, to);
-  Command command{.method = "PUT", .key = whole(to), .repeatable = false};
+  Command command{.method = "PUT", .key = whole(to), .repeatable = false, .tells = true};
   command.headers = {{"x-amz-copy-source", "/" + uri_encode(location_.bucket, false) + "/" +
                                                uri_encode(whole(from), true)},
                      {"x-amz-copy-source-if-match", etag_of_tag(source.tag)}};
