@@ -37,11 +37,12 @@ RUN := $(STAMPS)/python-run-$(call hash,requirements-torch.txt requirements.txt)
 TEST := $(STAMPS)/python-test-$(call hash,requirements-test.txt requirements-model.txt)
 CHECK := $(call system,check)
 BENCH := $(call system,bench)
+S3_PEERS := out/s3_peers/$(call hash,bench/s3.txt)
 PEERS_STAMP := $(PEERS_VENV)/stamps/peers-$(call hash,requirements-torch.txt bench/peers/requirements.txt bench/peers/packages.txt)
 RELEASE := build/release
 
 .NOTPARALLEL:  # compilers and tests take the cores themselves (JOBS)
-.PHONY: help setup build build-tests train test soak bench bench-peers bench-curm sanitize $(SANITIZERS:%=sanitize-%) tidy fuzz clean
+.PHONY: help setup build build-tests train test soak bench bench-peers bench-s3 bench-curm sanitize $(SANITIZERS:%=sanitize-%) tidy fuzz clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +80,14 @@ bench: build-tests $(BENCH)  ## stoker bench io (beside busy cores too), codec, 
 
 bench-peers: build $(PEERS_STAMP)  ## Stoker beside DeepSpeed, DeepNVMe and fio; JSON to bench/results (ARGS="--quick", ARGS="--help")
 	.venv/bin/python bench/peers/compare.py --peers $(PEERS_VENV)/bin/python --dir $(BENCH_DIR)/peers --json bench/results/peers.json $(ARGS)
+
+bench-s3: build $(S3_PEERS) $(TEST)  ## an s3: store beside boto3, obstore and curl on a Ceph RGW; JSON to bench/results (ARGS="--large 256")
+	.venv/bin/python bench/s3.py --peers out/s3_peers/bin/python $(ARGS)
+
+$(S3_PEERS): | $(RUN)
+	.venv/bin/python -m venv out/s3_peers
+	out/s3_peers/bin/pip install -q -r bench/s3.txt
+	touch $@
 
 bench-curm: $(RELEASE)/with-tests build  ## update schemes on the traces of TRACES="A.csv ..."; JSON, plot and the tables of docs/numbers.md
 	.venv/bin/python bench/curm.py $(TRACES)

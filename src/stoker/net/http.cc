@@ -241,7 +241,8 @@ class Http::Impl {
     if (easy == nullptr) return false;
     counters_.requests.add(1);
     for (const auto& [name, value] : request.headers) {
-      const std::string line = value.empty() ? name + ";" : name + ": " + value;
+      std::string line = name;
+      line.append(value.empty() ? ";" : ": ").append(value);
       call.headers = curl_slist_append(call.headers, line.c_str());
     }
     call.headers =

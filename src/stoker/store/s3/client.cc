@@ -168,7 +168,7 @@ net::HttpRequest Client::sign(const Try& each) {
   return request;
 }
 
-void Client::came(std::shared_ptr<Try> each, net::HttpAnswer answer) {
+void Client::came(const std::shared_ptr<Try>& each, net::HttpAnswer answer) {
   Reply reply = judge(*each->command, std::move(answer));
   if (see_to(*each, reply)) {
     begin(each);  // it keeps its place

@@ -87,7 +87,7 @@ class Client {
   void launch(std::shared_ptr<Try> each);
   void begin(const std::shared_ptr<Try>& each);
   net::HttpRequest sign(const Try& each);
-  void came(std::shared_ptr<Try> each, net::HttpAnswer answer);
+  void came(const std::shared_ptr<Try>& each, net::HttpAnswer answer);
   bool see_to(Try& each, const Reply& reply);
   bool redirect(const net::HttpAnswer& answer);
   Reply judge(const Command& command, net::HttpAnswer answer) const;
