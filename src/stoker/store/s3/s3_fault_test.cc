@@ -221,12 +221,13 @@ TEST_F(S3Fault, AContinuationThatWaitsForTheServerIsAnError) {
   server_->fault({{"kind", "slow"}, {"method", "GET"}, {"seconds", 0.2}});
   Bytes into(1000);
   Promise<void> looked;
+  const Future<void> seen = looked.future();
   Code code{};
   store_->read("object", 0, slice_of(into)).on_done([&](const Status&) {
     code = code_of(store_->stat("object"));
     looked.complete(Status());
   });
-  EXPECT_OK(looked.future().wait());
+  EXPECT_OK(seen.wait());
   EXPECT_EQ(code, Code::unsupported);
 }
 
