@@ -27,6 +27,7 @@ constexpr std::array kCommands = {
     PythonCommand{nullptr, "train", "stoker.train", "Train a language model whose states live on disk (Python, torch)"},
     PythonCommand{nullptr, "plan", "stoker.plan", "Tell what training a model will take, before there is one (Python, torch)"},
     PythonCommand{nullptr, "trace", "stoker.trace", "Write a Chrome trace of one step: disk, kernels, computing (Python, torch)"},
+    PythonCommand{nullptr, "ckpt", "stoker.ckpt", "List, verify, compare, copy and remove checkpoints (Python, torch)"},
     PythonCommand{"bench", "offload", "stoker.bench", "Measure offloaded training against its floor (Python, torch)"},
     PythonCommand{"bench", "plan", "stoker.bench", "Measure how close plans come to the steps they predict (Python, torch)"},
     PythonCommand{"curm", "train", "stoker.curm", "Train the class tree on traces (Python, scikit-learn)"},

@@ -17,6 +17,7 @@ def parse_bytes(text: str) -> int: ...  # "20GiB", "160 MiB", "4096"; InvalidArg
 def leave() -> None: ...  # the interpreter is about to end: threads in the core stay there
 def parked_threads() -> list[int]: ...  # that stay there since leave()
 def crc32c(address: int, bytes: int, seed: int = 0) -> int: ...  # seed: the CRC of the bytes before
+def xxh3_128(address: int, bytes: int) -> bytes: ...  # 16 bytes, the canonical (big-endian) form
 def human_bytes(bytes: int) -> str: ...  # "1.5 GiB"
 
 class Runtime:

@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include <atomic>
 #include <chrono>
@@ -54,6 +55,15 @@ std::vector<unsigned long> parked_threads() {
   return parked().threads;
 }
 
+nb::bytes xxh3_128(uintptr_t address, size_t bytes) {
+  XXH128_canonical_t canonical;
+  {
+    const WithoutGil without;
+    XXH128_canonicalFromHash(&canonical, XXH3_128bits(reinterpret_cast<const void*>(address), bytes));
+  }
+  return nb::bytes(canonical.digest, sizeof canonical.digest);
+}
+
 }  // namespace
 
 WithoutGil::~WithoutGil() {
@@ -82,4 +92,6 @@ void bind_base(nb::module_& module) {
       nb::arg("address"), nb::arg("bytes"), nb::arg("seed") = 0,
       nb::call_guard<stoker::python::WithoutGil>(),
       "CRC32C of memory; `seed` is the CRC of the bytes before.");
+  module.def("xxh3_128", &stoker::python::xxh3_128, nb::arg("address"), nb::arg("bytes"),
+      "XXH3-128 of memory: 16 bytes, the canonical form.");
 }

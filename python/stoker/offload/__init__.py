@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import nn
 
+from stoker import _core
 from stoker.errors import AlreadyExists, InvalidArgument, NotFound, StokerError
 from stoker.offload.access import gather, install_shards, install_state_dict
 from stoker.offload.agreement import Agreement
 from stoker.offload.away import check_reachable, check_values, forget, leave_meta, leave_meta_buffers, stored_weights, values_in
-from stoker.offload.blocks import partition
+from stoker.offload.blocks import Block, partition
 from stoker.offload.budget import open_runtime
 from stoker.offload.buffers import stored_bytes
 from stoker.offload.build import build, left_behind, sleep_between_operators
@@ -29,6 +30,13 @@ from stoker.offload.session import META_MODEL, Choices, Session, check_stored
 from stoker.offload.snapshots import ONE_RANK, check_room
 
 __all__ = ["OffloadedOptimizer", "build", "gather", "offload"]
+
+class Restorable(Protocol):
+    """stoker.Checkpoints, or one of them."""
+
+    def fill(self, store: _core.Store, blocks: list[Block]) -> bool:
+        """Brings a run into the store, or leaves it; whether it did."""
+
 
 LARGE = 1 << 20  # parameters; for fewer nobody waits for a product
 
@@ -51,6 +59,7 @@ def offload(
     activations_form: Literal["exact", "sparse", "bf16"] = "exact",
     stall_seconds: int = 300,
     on_nan: Literal["warn", "raise"] = "warn",
+    restore: Restorable | None = None,
 ) -> tuple[nn.Module, OffloadedOptimizer]:
     """Moves the model's weights and the optimizer's state into `store`; training goes on with the returned pair as before.
 
@@ -106,6 +115,11 @@ def offload(
     run stays at the step before. Recommended: on_nan="raise" with snapshots=1, so that a run that
     went wrong before its gradients did can go back too.
 
+    restore: a stoker.Checkpoints that saved such a run, or its `at(step)`. A store without a run, or
+    with an older step of one, becomes what the newest sound checkpoint holds, masters and moments
+    included, and the run goes on from there. A newer step in the store wins, unless at(step) is
+    given. Where there is no checkpoint yet, it changes nothing.
+
     A model that torch's fully_shard() gave to several processes: call it on each of them. Optimizer state is offloaded shard by shard, in
     the folder rank-N of `store`; weights stay in memory; steps are committed by all ranks or none.
 
@@ -145,6 +159,9 @@ def offload(
     try:
         leave_meta(blocks)
         holds_run = agreement.meet(runtime) if agreement is not None else runtime.holds(META_MODEL)
+        if restore is not None:
+            holds_run = restore.fill(runtime.store, blocks) or holds_run
+            resume = resume or ("auto" if holds_run else False)
         if holds_run and not resume:
             raise AlreadyExists(f"{runtime.path} already holds a run; pass resume=True to continue it, or give another directory")
         if resume is True and not holds_run:

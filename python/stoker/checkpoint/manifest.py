@@ -1,0 +1,214 @@
+"""The manifest and the chunk table of a checkpoint, as docs/formats/checkpoint.md defines them.
+
+Nothing here moves data. What is read from a store is checked before it is believed: parse() and
+parse_table() raise Corruption for anything that a writer of this format cannot have written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from stoker import _core
+from stoker.errors import Corruption, Mismatch
+
+FORMAT, VERSION = "stoker checkpoint", 1
+MANIFEST, TABLE = "MANIFEST.json", "chunks-00000.bin"
+CHUNK = 4 << 20  # bytes
+_FOLDER = re.compile(r"step-(\d{6,18})-(\d{6,18})-([0-9a-f]{8})")
+_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_HEADER = struct.Struct("<8sIIQQ32x")
+_ENTRY = struct.Struct("<16sQII")
+_MAGIC = b"STKCHUNK"
+
+
+@dataclass(frozen=True, order=True)
+class Name:
+    """A folder's name. They sort as readers prefer them."""
+
+    step: int
+    attempt: int
+    id: str
+
+    def __str__(self) -> str:
+        return f"step-{self.step:06}-{self.attempt:06}-{self.id}"
+
+    @classmethod
+    def of(cls, text: str) -> Name | None:
+        found = _FOLDER.fullmatch(text)
+        name = found and cls(int(found[1]), int(found[2]), found[3])
+        return name if name and str(name) == text else None
+
+
+@dataclass(frozen=True)
+class File:
+    name: str
+    bytes: int
+    chunks: int
+
+
+@dataclass(frozen=True)
+class Table:
+    name: str
+    bytes: int
+    hash: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A chunk of a file."""
+
+    hash: bytes
+    offset: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor, or a plane, in a pack."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    file: str
+    offset: int
+    bytes: int
+
+
+@dataclass
+class Manifest:
+    step: int
+    attempt: int
+    id: str
+    created: float
+    writer: dict[str, Any] = field(default_factory=dict)
+    files: list[File] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    aliases: dict[str, str] = field(default_factory=dict)
+    state: list[Piece] = field(default_factory=list)
+    objects: dict[str, Any] = field(default_factory=dict)
+    offloaded: dict[str, Any] = field(default_factory=dict)
+    metric: float | None = None
+    pinned: bool = False
+
+    @property
+    def name(self) -> Name:
+        return Name(self.step, self.attempt, self.id)
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.bytes for each in self.files)
+
+    def file(self, name: str) -> File:
+        return next(each for each in self.files if each.name == name)
+
+    def dump(self) -> bytes:
+        whole = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        text = json.dumps(whole, separators=(",", ":"), allow_nan=True, ensure_ascii=False)
+        head = text[:-1].encode("utf-8", "surrogatepass")
+        return head + b',"digest":"' + hash_of(head).hex().encode() + b'"}\n'
+
+    @classmethod
+    def parse(cls, data: bytes, where: str) -> Manifest:
+        """Corruption, or Mismatch for a later version, in a sentence that begins with `where`."""
+        found = re.fullmatch(rb'(.*),"digest":"([0-9a-f]{32})"\}\n', data, re.DOTALL)
+        if not found or hash_of(found[1]).hex().encode() != found[2]:
+            raise Corruption(f"{where}: {MANIFEST} does not match its digest; it is damaged")
+        try:
+            whole = json.loads(found[1] + b"}")
+            if whole.pop("format") != FORMAT:
+                raise Mismatch(f"{where}: {MANIFEST} is not that of a checkpoint of Stoker")
+            if (version := whole.pop("version")) != VERSION:
+                raise Mismatch(
+                    f"{where} has format {version}; this Stoker reads {VERSION}: use a newer one"
+                )
+            made = cls(**whole)
+            made.files = [File(**each) for each in made.files]
+            made.tables = [Table(**each) for each in made.tables]
+            made.state = [Piece(**each) for each in made.state]
+            made._check()
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            if isinstance(error, Mismatch):
+                raise
+            raise Corruption(f"{where}: {MANIFEST} breaks the format ({error})") from None
+        return made
+
+    def _check(self) -> None:
+        """ValueError if a rule of the format is broken."""
+        sizes = {}
+        for each in self.files:
+            _rule(_FILE.fullmatch(each.name) and each.name != MANIFEST, f"the name {each.name!r}")
+            _rule(each.name not in sizes, f"{each.name} is there twice")
+            _rule(_number(each.bytes) and each.chunks == chunks_in(each.bytes), each.name)
+            sizes[each.name] = each.bytes
+        _rule(len(self.tables) == 1 and self.tables[0].name == TABLE, "tables")
+        _rule(TABLE not in sizes, f"{TABLE} is there twice")
+        count = sum(each.chunks for each in self.files)
+        _rule(self.tables[0].bytes == _HEADER.size + count * _ENTRY.size, "bytes of the table")
+        for each in self.state:
+            _rule(_number(each.offset) and _number(each.bytes), each.name)
+            _rule(each.file in sizes and each.offset + each.bytes <= sizes[each.file], each.name)
+            _rule(all(_number(size) for size in each.shape), f"the shape of {each.name}")
+        _rule(_number(self.step) and _number(self.attempt), "step and attempt")
+        for each in (self.aliases, self.objects, self.offloaded, self.writer):
+            _rule(isinstance(each, dict), "members that are no objects")
+
+
+def _rule(holds: Any, what: str) -> None:
+    if not holds:
+        raise ValueError(what)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+
+
+def chunks_in(size: int) -> int:
+    return -(-size // CHUNK)
+
+
+def hash_of(data: bytes) -> bytes:
+    """XXH3-128, canonical."""
+    held = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)
+    return _core.xxh3_128(held.data_ptr(), len(data))
+
+
+def dump_table(hashes: Iterable[tuple[File, list[bytes]]]) -> bytes:
+    """The table of files whose chunks have these hashes."""
+    entries = []
+    for file, of_file in hashes:
+        for i, each in enumerate(of_file):
+            size = min(CHUNK, file.bytes - i * CHUNK)
+            entries.append(_ENTRY.pack(each, i * CHUNK, size, 0))
+    return _HEADER.pack(_MAGIC, VERSION, _ENTRY.size, len(entries), CHUNK) + b"".join(entries)
+
+
+def parse_table(data: bytes, manifest: Manifest, where: str) -> dict[str, list[Entry]]:
+    """The chunks of each file by its name. Corruption unless they are those of the manifest."""
+    table = manifest.tables[0]
+    if len(data) != table.bytes or hash_of(data).hex() != table.hash:
+        raise Corruption(f"{where}: {table.name} does not match its hash; it is damaged")
+    magic, version, size, count, chunk = _HEADER.unpack_from(data)
+    if version != VERSION:
+        raise Mismatch(f"{where}: {table.name} has version {version}: use a newer Stoker")
+    if (magic, size, chunk) != (_MAGIC, _ENTRY.size, CHUNK) or count * size != len(data) - 64:
+        raise Corruption(f"{where}: {table.name} breaks the format")
+    found, at = {}, _HEADER.size
+    for file in manifest.files:
+        entries = []
+        for i in range(file.chunks):
+            digest, offset, length, codec = _ENTRY.unpack_from(data, at)
+            if codec:
+                raise Mismatch(f"{where}: {file.name} is written in codec {codec}, which this Stoker does not know: use a newer one")
+            if offset != i * CHUNK or length != min(CHUNK, file.bytes - offset):
+                raise Corruption(f"{where}: {table.name} has a chunk of {file.name} elsewhere")
+            entries.append(Entry(digest, offset, length))
+            at += _ENTRY.size
+        found[file.name] = entries
+    return found

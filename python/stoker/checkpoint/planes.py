@@ -1,0 +1,128 @@
+"""From a checkpoint of an offloaded run to the store of one: its planes and records, byte for byte."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from typing import Any
+
+import torch
+
+from stoker.checkpoint.reading import Reader, Wanted
+from stoker.checkpoint.state import plain
+from stoker.checkpoint.workspace import Buffer
+from stoker.errors import Corruption, Mismatch, NotFound
+from stoker.offload import record
+from stoker.offload.blocks import Block, difference, signature
+from stoker.offload.planes import put
+from stoker.offload.session import META_MODEL, META_STATE
+
+AT_ONCE = 64 << 20  # bytes of a plane
+
+
+def run_in(reader: Reader) -> dict[str, Any]:
+    """What the manifest says of the one run that the checkpoint holds."""
+    runs = reader.manifest.offloaded
+    if len(runs) != 1:
+        raise Mismatch(
+            f"{reader.where} holds no run of stoker.offload(); offload the model first, and then "
+            "call ckpt.restore(model=..., optimizer=...)"
+            if not runs
+            else f"{reader.where} holds {len(runs)} offloaded runs; one store takes one"
+        )
+    return next(iter(runs.values()))
+
+
+def check_model(reader: Reader, blocks: list[Block]) -> None:
+    if problem := difference(record.decode(run_in(reader)["model"]), signature(blocks)):
+        raise Mismatch(f"{reader.where} holds another model: {problem}; give the right model")
+
+
+def write_run(reader: Reader, store: Any, buffer: Buffer) -> None:
+    """Makes the store what the run was at that step, as one durable commit."""
+    run = run_in(reader)
+    wanted = run["objects"]
+    txn = store.begin()
+    try:
+        for each in store.list():
+            if each["key"] not in wanted:
+                txn.remove(each["key"])
+        for key, said in wanted.items():
+            txn.resize(key, said["bytes"], *_chunk_bytes(store, key, said, reader))
+            if "part" in said:
+                _write_part(reader, txn, key, said, buffer)
+        for unit in run["model"]["blocks"]:
+            _write_weights(reader, txn, unit, wanted[f"w/{unit['name']}"], buffer)
+        put(txn, META_MODEL, json.dumps(run["model"], separators=(",", ":")).encode())
+        put(txn, META_STATE, json.dumps(run["state"], separators=(",", ":")).encode())
+        txn.commit("durable").wait()
+    except BaseException:
+        txn.abandon()
+        raise
+
+
+def step_in(store: Any) -> int | None:
+    """The step of the run that a store holds, if there is one."""
+    try:
+        return json.loads(store.read_bytes(META_STATE))["step"]
+    except NotFound:
+        return None
+
+
+def _chunk_bytes(store: Any, key: str, said: dict, reader: Reader) -> list[int]:
+    """The size of a new object's chunks; that of one that is there cannot change."""
+    try:
+        there = store.stat(key)["chunk_bytes"]
+    except NotFound:
+        return [said["chunk_bytes"]]
+    if there != said["chunk_bytes"]:
+        raise Mismatch(f"{reader.where} has tiles of another size than the store; restore into a new store")
+    return []
+
+
+def _write_part(reader: Reader, txn: Any, key: str, said: dict, buffer: Buffer) -> None:
+    number = said["part"]
+    if not isinstance(number, int) or not 0 <= number < len(reader.manifest.state):
+        raise Corruption(f"{reader.where}: the manifest gives {key} no part")
+    piece = reader.manifest.state[number]
+    if piece.bytes != said["bytes"]:
+        raise Corruption(f"{reader.where}: the manifest gives {key} {piece.bytes} bytes")
+    chunk = said["chunk_bytes"]
+    step = max(chunk, AT_ONCE // chunk * chunk)
+    held = torch.empty(min(step, max(piece.bytes, 1)), dtype=torch.uint8, device="cpu")
+    for at in range(0, piece.bytes, step):
+        size = min(step, piece.bytes - at)
+        reader.copy(piece.file, [Wanted(piece.offset + at, size, held.data_ptr())])
+        _write(txn, key, at, held, size, chunk, buffer)
+
+
+def _write_weights(reader: Reader, txn: Any, unit: dict, said: dict, buffer: Buffer) -> None:
+    """The plane of a unit, of its parameters in safetensors files."""
+    there = reader.tensors()
+    size = getattr(torch, unit["dtype"]).itemsize
+    held = torch.zeros(said["bytes"], dtype=torch.uint8, device="cpu")
+    by_file: dict[str, list[Wanted]] = {}
+    turned = []
+    for name, shape, stride, offset in unit["params"]:
+        file, placed = there[plain(name)]
+        address = held.data_ptr() + offset * size
+        row_major = torch.empty_strided(shape, stride, device="meta").is_contiguous()
+        if not row_major:
+            whole = torch.empty(shape, dtype=placed.spec.dtype, device="cpu")
+            turned.append((whole, shape, stride, offset))
+            address = whole.data_ptr()
+        by_file.setdefault(file, []).append(Wanted(placed.offset, placed.spec.bytes, address))
+    for file, wanted in by_file.items():
+        reader.copy(file, wanted)
+    for whole, shape, stride, offset in turned:
+        flat = held[offset * size : offset * size + whole.numel() * size].view(whole.dtype)
+        torch.as_strided(flat, shape, stride).copy_(whole)
+    _write(txn, f"w/{unit['name']}", 0, held, said["bytes"], said["chunk_bytes"], buffer)
+
+
+def _write(txn: Any, key: str, at: int, held: torch.Tensor, size: int, chunk: int, buffer: Buffer) -> None:
+    """Whole chunks, from aligned memory, so that the store needs none of its own."""
+    for begin in range(0, size, chunk):
+        part = min(chunk, size - begin)
+        ctypes.memmove(buffer.address, held.data_ptr() + begin, part)
+        txn.write(key, at + begin, buffer.address, part).wait()

@@ -1,0 +1,214 @@
+"""Reading a checkpoint: every byte is verified as it is copied."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stoker import _core
+from stoker.checkpoint import tensors
+from stoker.checkpoint.manifest import CHUNK, Entry, File, Manifest, Name, parse_table
+from stoker.checkpoint.state import decode, parts_in
+from stoker.checkpoint.workspace import Buffer, Ring, Tier
+from stoker.errors import Corruption, InvalidArgument, IoError, Mismatch, NotFound, StokerError
+
+log = logging.getLogger("stoker")
+AHEAD = 8  # chunks on their way
+
+
+class Refused:
+    """A read that could not begin."""
+
+    def __init__(self, error: StokerError) -> None:
+        self._error = error
+
+    def wait(self) -> None:
+        raise self._error
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Bytes of a file that go to memory."""
+
+    offset: int
+    bytes: int
+    address: int
+
+
+class Reader:
+    """One checkpoint in one tier. Corruption, NotFound or Mismatch if it does not open."""
+
+    def __init__(self, tier: Tier, name: Name, ring: Ring, others: list[Tier]) -> None:
+        """`others`: tiers that have it too. What is damaged here is taken from there."""
+        self.tier, self._name, self._ring, self._others = tier, name, ring, others
+        self.where = tier.where(name)
+        self.manifest: Manifest = tier.manifest(name)
+        table = self.manifest.tables[0]
+        try:
+            data = tier.store.read_bytes(f"{name}/{table.name}")
+        except NotFound:
+            raise Corruption(f"{self.where}: {table.name} is missing") from None
+        self._entries: dict[str, list[Entry]] = parse_table(data, self.manifest, self.where)
+
+    def verify(self, progress: Any = lambda _: None) -> None:
+        """Reads and checks all. Corruption names the first bytes that differ."""
+        for file in self.manifest.files:
+            self._check_size(file)
+            for _, _, size in self.stream(file):
+                progress(size)
+        self.tensors()
+
+    def _check_size(self, file: File) -> None:
+        try:
+            found = self.tier.store.stat(f"{self._name}/{file.name}")["bytes"]
+        except NotFound:
+            raise Corruption(f"{self.where}: {file.name} is missing") from None
+        if found != file.bytes:
+            raise Corruption(f"{self.where}: {file.name} has {found} bytes, the manifest says {file.bytes}")
+
+    def stream(self, file: File, wanted: Any = None) -> Iterator[tuple[int, Buffer, int]]:
+        """(offset, memory, bytes) of the chunks of a file in order, each verified. The memory is
+        the caller's until it asks for the next. `wanted`: which chunks, by number; None: all."""
+        key, ahead = f"{self._name}/{file.name}", deque()
+        entries = self._entries[file.name]
+        numbers = iter(range(file.chunks) if wanted is None else sorted(wanted))
+        try:
+            while True:
+                while len(ahead) < AHEAD and (i := next(numbers, None)) is not None:
+                    entry, buffer = entries[i], self._ring.take()
+                    try:
+                        future = self.tier.store.read(key, entry.offset, buffer.address, entry.bytes, "checkpoint")
+                    except StokerError as error:
+                        future = Refused(error)
+                    ahead.append((future, entry, buffer))
+                if not ahead:
+                    return
+                future, entry, buffer = ahead.popleft()
+                try:
+                    self._verified(future, file, key, entry, buffer)
+                    yield entry.offset, buffer, entry.bytes
+                finally:
+                    self._ring.give(buffer)
+        finally:
+            for future, _, buffer in ahead:
+                with contextlib.suppress(StokerError):
+                    future.wait()
+                self._ring.give(buffer)
+
+    def _verified(self, future: Any, file: File, key: str, entry: Entry, buffer: Buffer) -> None:
+        """Waits for a chunk. One that is damaged, or not there, comes from another tier."""
+        place = f"{file.name} between byte {entry.offset} and {entry.offset + entry.bytes}"
+        try:
+            future.wait()
+            if _core.xxh3_128(buffer.address, entry.bytes) == entry.hash:
+                return
+            error: StokerError = Corruption(f"{self.where}: {place} is damaged")
+        except (Corruption, NotFound, IoError, InvalidArgument) as caught:
+            error = Corruption(f"{self.where}: {place} cannot be read: {caught}")
+        for other in self._others:
+            with contextlib.suppress(StokerError):
+                other.store.read(key, entry.offset, buffer.address, entry.bytes, "checkpoint").wait()
+                if _core.xxh3_128(buffer.address, entry.bytes) == entry.hash:
+                    log.warning("%s; these bytes were taken from %s", error, other.where(self._name))
+                    return
+        raise error
+
+    def bytes(self, name: str) -> bytes:
+        """A whole file; for small ones."""
+        file = self.manifest.file(name)
+        return b"".join(ctypes.string_at(buffer.address, size) for _, buffer, size in self.stream(file))
+
+    def copy(self, name: str, wanted: list[Wanted], progress: Any = lambda _: None) -> None:
+        """Copies ranges of a file to memory; each chunk is read once."""
+        file = self.manifest.file(name)
+        wanted = sorted((each for each in wanted if each.bytes), key=lambda each: each.offset)
+        numbers = {i for each in wanted for i in range(each.offset // CHUNK, (each.offset + each.bytes - 1) // CHUNK + 1)}
+        first = 0
+        for at, buffer, size in self.stream(file, numbers):
+            while first < len(wanted) and wanted[first].offset + wanted[first].bytes <= at:
+                first += 1
+            for each in wanted[first:]:
+                if each.offset >= at + size:
+                    break
+                begin, end = max(at, each.offset), min(at + size, each.offset + each.bytes)
+                if begin < end:
+                    ctypes.memmove(each.address + begin - each.offset, buffer.address + begin - at, end - begin)
+            progress(size)
+
+    def tensors(self) -> dict[str, tuple[str, tensors.Placed]]:
+        """The model's tensors: file and place by name, without aliases."""
+        found = {}
+        for file in self.manifest.files:
+            if not file.name.endswith(".safetensors"):
+                continue
+            data = b""
+            for _, buffer, size in self.stream(file):
+                data += ctypes.string_at(buffer.address, size)
+                if len(data) >= min(tensors.header_bytes(data), file.bytes):
+                    break
+            for placed in tensors.read_header(data, file.bytes, f"{self.where}: {file.name}"):
+                if placed.spec.name in found:
+                    raise Corruption(f"{self.where}: two files hold {placed.spec.name}")
+                found[placed.spec.name] = (file.name, placed)
+        return found
+
+    def load_tensors(self, into: dict[str, torch.Tensor], progress: Any = lambda _: None) -> None:
+        """Fills tensors by their names. Mismatch unless the checkpoint has each, with its type and
+        shape. Then nothing was changed; a Corruption that is found later leaves some filled."""
+        there = self.tensors()
+        by_file: dict[str, list[Wanted]] = {}
+        later = []
+        for name, tensor in into.items():
+            file, placed = there[self.manifest.aliases.get(name, name)]
+            spec = placed.spec
+            if spec.dtype != tensor.dtype or spec.shape != tuple(tensor.shape):
+                raise Mismatch(
+                    f"{self.where} has {name} as {tensors.dtype_name(spec.dtype)} {list(spec.shape)}, the model has it as "
+                    f"{tensors.dtype_name(tensor.dtype)} {list(tensor.shape)}"
+                )
+            direct = tensor.device.type == "cpu" and tensor.is_contiguous()
+            if not direct:
+                held = torch.empty(spec.shape, dtype=spec.dtype, device="cpu")
+                later.append((tensor, held))
+            target = tensor if direct else held
+            by_file.setdefault(file, []).append(Wanted(placed.offset, spec.bytes, target.data_ptr()))
+        for file, wanted in by_file.items():
+            self.copy(file, wanted, progress)
+        with torch.no_grad():
+            for tensor, held in later:
+                tensor.copy_(held)
+
+    def objects(self, names: list[str], progress: Any = lambda _: None) -> dict[str, Any]:
+        """What state_dict() of these objects was."""
+        records = {name: self.manifest.objects[name] for name in names}
+        parts = self._parts({number for each in records.values() for number in parts_in(each)}, progress)
+        return {name: decode(each, parts.__getitem__) for name, each in records.items()}
+
+    def _parts(self, numbers: set[int], progress: Any) -> dict[int, torch.Tensor]:
+        by_file: dict[str, list[Wanted]] = {}
+        found = {}
+        for number in sorted(numbers):
+            if not 0 <= number < len(self.manifest.state):
+                raise Corruption(f"{self.where}: the manifest refers to a part {number} that it lacks")
+            piece = self.manifest.state[number]
+            tensor = torch.empty(piece.shape, dtype=getattr(torch, piece.dtype), device="cpu")
+            if tensor.numel() * tensor.element_size() != piece.bytes:
+                raise Corruption(f"{self.where}: the manifest gives {piece.name} {piece.bytes} bytes")
+            found[number] = tensor
+            by_file.setdefault(piece.file, []).append(Wanted(piece.offset, piece.bytes, tensor.data_ptr()))
+        for file, wanted in by_file.items():
+            self.copy(file, wanted, progress)
+        return found
+
+    def tensor(self, file: str, placed: tensors.Placed) -> tuple[tensors.Spec, bytes]:
+        """One tensor's bytes."""
+        held = torch.empty(max(1, placed.spec.bytes), dtype=torch.uint8, device="cpu")
+        self.copy(file, [Wanted(placed.offset, placed.spec.bytes, held.data_ptr())])
+        return placed.spec, ctypes.string_at(held.data_ptr(), placed.spec.bytes)

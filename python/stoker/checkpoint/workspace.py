@@ -1,0 +1,220 @@
+"""The memory and the stores of checkpoints: a ring of buffers, and tiers that hold folders."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from stoker import _core
+from stoker.checkpoint.manifest import CHUNK, MANIFEST, File, Manifest, Name
+from stoker.checkpoint.parts import Whole, memory
+from stoker.errors import Conflict, Corruption, NotFound, StokerError
+
+GIVEN_UP = b"given up\n"  # in place of a manifest: who finds the folder removes it
+PLANE_BYTES = 8 << 20  # the largest chunk of a plane
+
+
+@dataclass
+class Buffer:
+    address: int
+    size: int
+    holds: Any = None  # what is in it, where that is of use
+
+    def view(self, size: int) -> memoryview:
+        return memoryview((ctypes.c_char * size).from_address(self.address))
+
+
+class Ring:
+    """Buffers of one chunk each. Who takes one waits for the oldest transfer where none is free."""
+
+    def __init__(self, runtime: _core.Runtime, size: int) -> None:
+        count = max(16, size // CHUNK)
+        self._memory = runtime.arena(count * CHUNK + PLANE_BYTES).take(count * CHUNK + PLANE_BYTES)
+        start = self._memory.address
+        self._free = [Buffer(start + i * CHUNK, CHUNK) for i in range(count)]
+        self.plane = Buffer(start + count * CHUNK, PLANE_BYTES)
+        self._moving: deque[tuple[_core.Future, Buffer]] = deque()
+
+    def take(self) -> Buffer:
+        if not self._free:
+            self._settle()
+        return self._free.pop()
+
+    def give(self, buffer: Buffer) -> None:
+        self._free.append(buffer)
+
+    def moves(self, future: _core.Future, buffer: Buffer) -> None:
+        """The buffer is free when the transfer is done."""
+        self._moving.append((future, buffer))
+
+    def drain(self) -> None:
+        """Waits for all transfers; raises the first error."""
+        first: BaseException | None = None
+        while self._moving:
+            try:
+                self._settle()
+            except StokerError as error:
+                first = first or error
+        if first is not None:
+            raise first
+
+    def _settle(self) -> None:
+        future, buffer = self._moving.popleft()
+        self._free.append(buffer)
+        future.wait()
+
+
+class Tier:
+    """A store that holds checkpoints. `runtime`: whose threads and memory it uses."""
+
+    def __init__(self, composition: str, runtime: _core.Runtime, read_only: bool = False) -> None:
+        self.composition = composition
+        self.store = runtime.open_store(
+            composition,
+            create=not read_only,
+            read_only=read_only,
+            holder=f"checkpoints, pid {os.getpid()}",
+        )
+
+    def names(self) -> list[Name]:
+        """Folders that have a manifest, the newest first. It may be damaged."""
+        there = (each["key"] for each in self.store.list("step-") if each["bytes"] != len(GIVEN_UP))
+        found = (Name.of(key.removesuffix("/" + MANIFEST)) for key in there if key.endswith("/" + MANIFEST))
+        return sorted((name for name in found if name), reverse=True)
+
+    def folders(self) -> dict[Name, list[str]]:
+        """All folders and their objects, those without a manifest too."""
+        found: dict[Name, list[str]] = {}
+        for each in self.store.list("step-"):
+            folder, _, file = each["key"].partition("/")
+            if (name := Name.of(folder)) and file:
+                found.setdefault(name, []).append(file)
+        return found
+
+    def where(self, name: Name) -> str:
+        return f"{self.composition}/{name}"
+
+    def manifest(self, name: Name) -> Manifest:
+        try:
+            data = self.store.read_bytes(f"{name}/{MANIFEST}")
+        except NotFound:
+            raise NotFound(f"{self.where(name)} is no checkpoint: it has no {MANIFEST}") from None
+        made = Manifest.parse(data, self.where(name))
+        if made.name != name:
+            raise Corruption(f"{self.where(name)} holds the manifest of {made.name}")
+        return made
+
+    def write(self, name: Name, whole: Whole, ring: Ring, progress: Any, copied: Any = None) -> list[bytes]:
+        """Writes a file; returns the hash of each chunk once it is durable. `progress` is called
+        with the bytes of each chunk, `copied` when nothing is needed of the sources any more."""
+        key, hashes = f"{name}/{whole.name}", []
+        txn = self.store.begin()
+        try:
+            txn.resize(key, whole.bytes)
+            for i, within in enumerate(whole.chunks()):
+                size = min(CHUNK, whole.bytes - i * CHUNK)
+                buffer = ring.take()
+                try:
+                    fill(buffer.address, size, within)
+                    hashes.append(_core.xxh3_128(buffer.address, size))
+                    future = txn.write(key, i * CHUNK, buffer.address, size, "checkpoint")
+                except BaseException:
+                    ring.give(buffer)
+                    raise
+                ring.moves(future, buffer)
+                progress(size)
+            if copied is not None:
+                copied()
+            ring.drain()
+            txn.commit("durable").wait()
+        except BaseException:
+            with contextlib.suppress(StokerError):
+                ring.drain()
+            txn.abandon()
+            raise
+        return hashes
+
+    def put(self, name: Name, file: str, data: bytes, new: bool = False) -> None:
+        """A small file, durable when it returns. `new`: Conflict if it is there."""
+        txn = self.store.begin()
+        key = f"{name}/{file}"
+        if new:
+            txn.require(key, None)
+        txn.resize(key, len(data))
+        for at in range(0, len(data), CHUNK):
+            txn.write_bytes(key, at, data[at : at + CHUNK])
+        txn.commit("durable").wait()
+
+    def put_manifest(self, name: Name, data: bytes, files: list[str]) -> None:
+        """Makes it a checkpoint of these files; Conflict where another writer has removed it."""
+        self.put(name, MANIFEST, data, new=self.store.features()["conditional"])
+        if not {*files, MANIFEST} <= set(self.folders().get(name, [])):
+            self.remove(name)
+            raise Conflict(f"another writer has removed {self.where(name)}; let one write at a time")
+
+    def write_stream(self, name: Name, file: File, chunks: Iterator, ring: Ring, progress: Any) -> None:
+        """Writes a file of chunks as Reader.stream() gives them; durable when it returns."""
+        key = f"{name}/{file.name}"
+        txn = self.store.begin()
+        try:
+            txn.resize(key, file.bytes)
+            for at, theirs, size in chunks:
+                buffer = ring.take()
+                ctypes.memmove(buffer.address, theirs.address, size)
+                try:
+                    future = txn.write(key, at, buffer.address, size, "checkpoint")
+                except BaseException:
+                    ring.give(buffer)
+                    raise
+                ring.moves(future, buffer)
+                progress(size)
+            ring.drain()
+            txn.commit("durable").wait()
+        except BaseException:
+            with contextlib.suppress(StokerError):
+                ring.drain()
+            txn.abandon()
+            raise
+
+    def remove(self, name: Name) -> None:
+        """The manifest goes first: a folder half removed is no checkpoint. Where there is none, one
+        that says so takes its place until the end, so that a slow writer cannot commit what is
+        half removed."""
+        files = self.folders().get(name, [])
+        if MANIFEST not in files and self.store.features()["conditional"]:
+            try:
+                self.put(name, MANIFEST, GIVEN_UP, new=True)
+            except Conflict:
+                return  # it was committed meanwhile
+        elif name in self.names():
+            self._remove(name, MANIFEST)
+        for file in files:
+            if file != MANIFEST:
+                self._remove(name, file)
+        with contextlib.suppress(NotFound):
+            self._remove(name, MANIFEST)
+
+    def _remove(self, name: Name, file: str) -> None:
+        txn = self.store.begin()
+        txn.remove(f"{name}/{file}")
+        txn.commit("durable").wait()
+
+    def close(self) -> None:
+        self.store.close()
+
+
+def fill(address: int, size: int, within: list) -> None:
+    """Fills a chunk from its parts, and zeros where there are none."""
+    at = 0
+    for part, begin, where, length in within:
+        if where > at:
+            memory(address + at, where - at).zero_()
+        part.source.read(begin, length, address + where)
+        at = where + length
+    if at < size:
+        memory(address + at, size - at).zero_()

@@ -1,0 +1,1 @@
+"""`stoker ckpt`: the command over stoker.checkpoint."""

@@ -1,0 +1,261 @@
+"""`stoker ckpt`: what checkpoints there are, whether they are sound, and what to do with them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tqdm import tqdm
+
+from stoker import _core
+from stoker.checkpoint.checkpoints import composition_of, copy_checkpoint, removable, sound
+from stoker.checkpoint.manifest import MANIFEST, Name
+from stoker.checkpoint.reading import Reader
+from stoker.checkpoint.retention import Keep
+from stoker.checkpoint.tensors import dtype_name
+from stoker.checkpoint.workspace import Ring, Tier
+from stoker.errors import Corruption, InvalidArgument, Mismatch, NotFound, StokerError
+
+_DESCRIPTION = """\
+Checkpoints that stoker.Checkpoints wrote. STORE is a folder, or a composition ("dir:/folder",
+"s3://bucket/prefix", "local:/folder"). CHECKPOINT is STORE alone (the newest sound one is meant),
+or with --step."""
+_EPILOG = """\
+Exit status: 0 it was done and all is sound; 1 it failed, or damage was found; 2 the command line
+is wrong."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` tells what it takes\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    top = _Parser(prog="stoker ckpt", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=raw)
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+
+    def command(name: str, run: Callable, text: str, step: bool = True) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        made.add_argument("store", metavar="STORE", help="where the checkpoints are")
+        if step:
+            made.add_argument("--step", type=_whole, metavar="N", help="of this step (default: the newest)")
+        made.set_defaults(run=run)
+        return made
+
+    ls = command("ls", _ls, "list the checkpoints, the newest first", step=False)
+    ls.add_argument("--json", action="store_true", help="print a JSON list")
+    show = command("show", _show, "show what a checkpoint holds: files, tensors, objects")
+    show.add_argument("--json", action="store_true", help="print the manifest")
+    verify = command("verify", _verify, "read every byte and compare its hash")
+    verify.add_argument("--all", action="store_true", help="of all checkpoints")
+    diff = command("diff", _diff, "tell which tensors of two checkpoints differ")
+    diff.add_argument("other", metavar="OTHER", help="a store; the same one with another --with-step")
+    diff.add_argument("--with-step", type=_whole, metavar="N", help="the step of the other one")
+    export = command("export", _export, "copy a checkpoint to a folder that transformers can load")
+    export.add_argument("folder", metavar="FOLDER", type=Path, help="a new or empty folder")
+    export.add_argument("--everything", action="store_true", help="optimizer state and manifest too")
+    gc = command("gc", _gc, "remove what no rule keeps, and say why the rest stays", step=False)
+    gc.add_argument("--last", type=_whole, default=3, metavar="N", help="keep the newest N (default: 3)")
+    gc.add_argument("--every-steps", type=_whole, metavar="N", help="keep every N steps")
+    gc.add_argument("--every-seconds", type=float, metavar="S", help="keep the first of each S seconds")
+    gc.add_argument("--best", type=_whole, default=0, metavar="N", help="keep the best N by metric")
+    gc.add_argument("--mode", choices=("min", "max"), default="min", help="which metric is best")
+    gc.add_argument("--dry-run", action="store_true", help="remove nothing")
+    cp = command("cp", _cp, "copy a checkpoint to another store, verified on the way")
+    cp.add_argument("to", metavar="TO", help="the store to copy it to; made where there is none")
+    return top
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = parser().parse_args(arguments)
+    try:
+        with _Stores() as stores:
+            return args.run(args, stores)
+    except (StokerError, OSError) as error:
+        print(f"stoker ckpt {args.command}: {error}", file=sys.stderr)
+        return 1
+
+
+class _Stores:
+    """The stores of one command, closed at its end."""
+
+    def __init__(self) -> None:
+        self._runtime = _core.Runtime(threads=2, budget_bytes=2 << 30)
+        self.ring = Ring(self._runtime, 128 << 20)
+        self._open: dict[str, Tier] = {}
+
+    def __enter__(self) -> _Stores:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for tier in self._open.values():
+            tier.close()
+
+    def tier(self, store: str, write: bool = False) -> Tier:
+        composition = composition_of(store)
+        if composition not in self._open:
+            if composition.startswith("dir:") and not write and not os.path.isdir(composition[4:]):
+                raise NotFound(f"there is no folder {composition[4:]}")
+            self._open[composition] = Tier(composition, self._runtime, read_only=not write)
+        return self._open[composition]
+
+    def name(self, tier: Tier, step: int | None) -> Name:
+        """The newest that has a manifest that verifies."""
+        manifests = [each for each in sound(tier) if step is None or each.step == step]
+        if not manifests:
+            which = "" if step is None else f" of step {step}"
+            raise NotFound(f"{tier.composition} holds no sound checkpoint{which}")
+        return max(each.name for each in manifests)
+
+    def reader(self, store: str, step: int | None) -> Reader:
+        tier = self.tier(store)
+        return Reader(tier, self.name(tier, step), self.ring, [])
+
+
+def _ls(args: argparse.Namespace, stores: _Stores) -> int:
+    tier, rows, damaged = stores.tier(args.store), [], 0
+    for name in tier.names():
+        try:
+            made = tier.manifest(name)
+            rows.append({"step": name.step, "name": str(name), "bytes": made.bytes, "created": made.created, "metric": made.metric, "pinned": made.pinned})
+        except (Corruption, Mismatch, NotFound) as error:
+            damaged += 1
+            rows.append({"step": name.step, "name": str(name), "damaged": str(error)})
+    unfinished = [str(name) for name, files in tier.folders().items() if MANIFEST not in files]
+    if args.json:
+        print(json.dumps(rows + [{"name": each, "unfinished": True} for each in unfinished], indent=1))
+        return 1 if damaged else 0
+    for row in rows:
+        if "damaged" in row:
+            print(f"{row['step']:>9}  DAMAGED    {row['damaged']}")
+            continue
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["created"]))
+        said = (f"  metric {row['metric']:g}" if row["metric"] is not None else "") + ("  pinned" if row["pinned"] else "")
+        print(f"{row['step']:>9}  {_core.human_bytes(row['bytes']):>10}  {when}  {row['name']}{said}")
+    for each in unfinished:
+        print(f"{'':>9}  unfinished {each}: no manifest; a save under way, or one that was cut off")
+    if not rows and not unfinished:
+        print(f"{tier.composition} holds no checkpoints")
+    return 1 if damaged else 0
+
+
+def _show(args: argparse.Namespace, stores: _Stores) -> int:
+    reader = stores.reader(args.store, args.step)
+    made = reader.manifest
+    if args.json:
+        print(made.dump().decode(), end="")
+        return 0
+    print(f"{reader.where}\nstep {made.step}, {_core.human_bytes(made.bytes)}, by Stoker {made.writer.get('stoker')} on {made.writer.get('host')}")
+    for file in made.files:
+        print(f"  {_core.human_bytes(file.bytes):>10}  {file.name}")
+    for name, (_, placed) in sorted(reader.tensors().items()):
+        print(f"  {name}  {dtype_name(placed.spec.dtype)} {list(placed.spec.shape)}")
+    for alias, name in sorted(made.aliases.items()):
+        print(f"  {alias} is {name}")
+    for name in (*made.objects, *(f"{each} (offloaded)" for each in made.offloaded)):
+        print(f"  object {name}")
+    return 0
+
+
+def _verify(args: argparse.Namespace, stores: _Stores) -> int:
+    tier = stores.tier(args.store)
+    names = tier.names() if args.all else [stores.name(tier, args.step)]
+    bad = 0
+    for name in names:
+        try:
+            reader = Reader(tier, name, stores.ring, [])
+            with _bar(reader.manifest.bytes, f"step {name.step}") as bar:
+                reader.verify(bar.update)
+            print(f"{tier.where(name)}: sound, {_core.human_bytes(reader.manifest.bytes)}")
+        except (Corruption, NotFound, Mismatch) as error:
+            bad += 1
+            print(f"DAMAGED {error}")
+    return 1 if bad else 0
+
+
+def _diff(args: argparse.Namespace, stores: _Stores) -> int:
+    ours, theirs = stores.reader(args.store, args.step), stores.reader(args.other, args.with_step)
+    a, b = ours.tensors(), theirs.tensors()
+    differ = 0
+    for name in sorted(a.keys() | b.keys()):
+        if name not in a or name not in b:
+            print(f"{name}: only in {(ours if name in a else theirs).where}")
+        elif (left := _bytes_of(ours, a[name])) == (right := _bytes_of(theirs, b[name])):
+            continue
+        else:
+            print(f"{name}: {_difference(a[name][1].spec, b[name][1].spec, left, right)}")
+        differ += 1
+    print(f"{differ} of {len(a.keys() | b.keys())} tensors differ")
+    return 1 if differ else 0
+
+
+def _bytes_of(reader: Reader, place: tuple[str, Any]) -> Any:
+    return reader.tensor(*place)[1]
+
+
+def _difference(one: Any, other: Any, left: Any, right: Any) -> str:
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return f"{dtype_name(one.dtype)} {list(one.shape)} and {dtype_name(other.dtype)} {list(other.shape)}"
+    if not one.dtype.is_floating_point:
+        return "other values"
+    import torch
+
+    a, b = (torch.frombuffer(bytearray(each), dtype=one.dtype).double() for each in (left, right))
+    return f"differs by at most {(a - b).abs().max().item():.3g}"
+
+
+def _export(args: argparse.Namespace, stores: _Stores) -> int:
+    reader = stores.reader(args.store, args.step)
+    if args.folder.exists() and (not args.folder.is_dir() or any(args.folder.iterdir())):
+        raise InvalidArgument(f"{args.folder} is not an empty folder")
+    args.folder.mkdir(parents=True, exist_ok=True)
+    files = [each for each in reader.manifest.files if args.everything or not each.name.endswith(".pack")]
+    with _bar(sum(each.bytes for each in files), "export") as bar:
+        for file in files:
+            with open(args.folder / file.name, "wb") as out:
+                for _, buffer, size in reader.stream(file):
+                    out.write(buffer.view(size))
+                    bar.update(size)
+                out.flush()
+                os.fsync(out.fileno())
+    print(f"{args.folder}: {len(files)} files of {reader.where}")
+    return 0
+
+
+def _gc(args: argparse.Namespace, stores: _Stores) -> int:
+    keep = Keep(args.last, args.every_steps, args.every_seconds, args.best, args.mode)
+    tier = stores.tier(args.store, write=not args.dry_run)
+    for name, reason in sorted(keep.reasons(sound(tier)).items(), reverse=True):
+        print(f"keeps    {name}  {reason}")
+    for name in removable(tier, keep):
+        print(f"removes  {name}")
+        if not args.dry_run:
+            tier.remove(name)
+    return 0
+
+
+def _cp(args: argparse.Namespace, stores: _Stores) -> int:
+    source, to = stores.tier(args.store), stores.tier(args.to, write=True)
+    name = stores.name(source, args.step)
+    with _bar(source.manifest(name).bytes, "copy") as bar:
+        copy_checkpoint(source, to, name, stores.ring, bar.update)
+    print(f"{to.where(name)}: copied")
+    return 0
+
+
+def _bar(total: int, what: str) -> tqdm:
+    quiet = not sys.stderr.isatty()
+    return tqdm(total=total, desc=what, unit="B", unit_scale=True, disable=quiet, leave=False)
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of steps")
+    return int(text)

@@ -1,0 +1,449 @@
+"""stoker.Checkpoints: what is saved comes back, whatever happens in between."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import stoker
+from checkpoint_run import made, train
+from stoker import errors
+from stoker.checkpoint import Edited, parts
+from stoker.checkpoint.checkpoints import Pace
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return f"dir:{tmp_path}/checkpoints"
+
+
+def checkpoints(store, **kwargs) -> stoker.Checkpoints:
+    return stoker.Checkpoints(store, **{"staging": "64MiB", **kwargs})
+
+
+def copied(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def assert_same(model: nn.Module, expected: dict[str, torch.Tensor]) -> None:
+    found = model.state_dict()
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+def flip(path: Path, at: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 0x10]))
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Tensors give no byte to a save until this event is set."""
+    event = threading.Event()
+    read = parts.Tensor.read
+
+    def wait(self, *args):
+        assert event.wait(60)
+        read(self, *args)
+
+    monkeypatch.setattr(parts.Tensor, "read", wait)
+    yield event
+    event.set()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_restored_run_goes_on_with_the_same_bits(folder, dtype):
+    model, opt = made()
+    model.to(dtype)
+    scheduler = torch.optim.lr_scheduler.StepLR(opt, 2)
+
+    def steps(model, opt, scheduler, numbers):
+        for step in numbers:
+            torch.manual_seed(step)
+            model(torch.randn(4, 600, dtype=dtype)).float().square().mean().backward()
+            opt.step()
+            opt.zero_grad()
+            scheduler.step()
+
+    steps(model, opt, scheduler, range(3))
+    with checkpoints(folder) as ckpt:
+        ckpt.save(3, model=model, optimizer=opt, extra={"scheduler": scheduler, "best": 1.5})
+        steps(model, opt, scheduler, range(3, 6))  # while it is written
+        expected = copied(model)
+        other, other_opt = made()
+        other.to(dtype)
+        other_scheduler = torch.optim.lr_scheduler.StepLR(other_opt, 2)
+        restored = ckpt.restore(model=other, optimizer=other_opt, extra={"scheduler": other_scheduler})
+    assert (restored.step, restored.extra) == (3, {"best": 1.5})
+    steps(other, other_opt, other_scheduler, range(3, 6))
+    assert_same(other, expected)
+
+
+def test_the_next_step_waits_until_the_state_has_left_memory(folder, held):
+    model, opt = made()
+    train(model, opt, 0)
+    expected = copied(model)
+    with checkpoints(folder) as ckpt:
+        handle = ckpt.save(1, model=model, optimizer=opt)
+        stepping = threading.Thread(target=train, args=(model, opt, 1))
+        stepping.start()
+        stepping.join(0.3)
+        assert stepping.is_alive() and not handle.done("copied")
+        assert torch.equal(model[0].weight, expected["0.weight"])
+        held.set()
+        stepping.join(60)
+        handle.wait()
+        other, other_opt = made()
+        ckpt.restore(model=other, optimizer=other_opt)
+    assert_same(other, expected)  # buffers too, which forward has changed meanwhile
+
+
+def test_a_tensor_that_the_loop_edits_fails_the_save_by_its_name(folder, held, caplog):
+    model, opt = made()
+    train(model, opt, 0)
+    with checkpoints(folder) as ckpt:
+        handle = ckpt.save(1, model=model, optimizer=opt)
+        with torch.no_grad():
+            model[2].weight.mul_(2)
+        held.set()
+        with pytest.raises(Edited, match=r"2\.weight was changed while it was being saved"):
+            handle.wait()
+        assert "2.weight" in caplog.text  # at once, not only when somebody asks
+        with pytest.raises(Edited):
+            ckpt.save(2, model=model, optimizer=opt)
+        ckpt.save(2, model=model, optimizer=opt).wait()  # and then it works again
+        assert ckpt.restore().step == 2
+
+
+def test_what_may_be_edited_at_once_is_copied_first(folder, held):
+    model, opt = made()
+    expected = copied(model)
+    with checkpoints(folder, staging="full") as ckpt:
+        handle = ckpt.save(1, model=model, optimizer=opt)
+        with torch.no_grad():
+            for param in model.parameters():
+                param.zero_()
+        held.set()
+        handle.wait()
+        other, _ = made()
+        ckpt.restore(model=other)
+    assert_same(other, expected)
+
+
+def test_tied_weights_are_written_once_and_tied_again(folder):
+    def tied():
+        model = nn.ModuleDict({"embed": nn.Embedding(500, 64), "head": nn.Linear(64, 500, bias=False)})
+        model["head"].weight = model["embed"].weight
+        return model
+
+    model = tied()
+    with checkpoints(folder) as ckpt:
+        ckpt.save(1, model=model).wait()
+        reader = next(ckpt.readers())
+        assert reader.manifest.aliases == {"head.weight": "embed.weight"}
+        assert list(reader.tensors()) == ["embed.weight"]
+        other = tied()
+        ckpt.restore(model=other)
+        assert_same(other, copied(model))
+        apart = tied()
+        apart["head"].weight = nn.Parameter(torch.zeros(500, 64))
+        with pytest.raises(errors.Mismatch, match="head.weight tied to embed.weight"):
+            ckpt.restore(model=apart)
+
+
+def test_another_model_is_refused_before_anything_changes(folder):
+    model, opt = made()
+    with checkpoints(folder) as ckpt:
+        ckpt.save(1, model=model, optimizer=opt).wait()
+        other = nn.Sequential(nn.Linear(600, 900), nn.BatchNorm1d(900), nn.Linear(900, 601))
+        before = copied(other)
+        with pytest.raises(errors.Mismatch, match=r"2\.\w+ as float32 \[60"):
+            ckpt.restore(model=other)
+        with pytest.raises(errors.Mismatch, match=r"the model lacks 2\.bias, 2\.weight"):
+            ckpt.restore(model=other[:2])
+        with pytest.raises(errors.Mismatch, match="no optimizer.0; it has optimizer, rng"):
+            ckpt.restore(optimizer=[opt])
+        assert_same(other, before)
+
+
+def test_wrappers_leave_no_trace_in_names(folder):
+    model, _ = made()
+    with checkpoints(folder) as ckpt:
+        ckpt.save(1, model=torch.compile(model)).wait()
+        other, _ = made()
+        with torch.no_grad():
+            other[0].weight.zero_()
+        ckpt.restore(model=nn.parallel.DataParallel(other))
+    assert_same(other, copied(model))
+
+
+def test_damage_in_the_newest_leads_to_the_older_one_with_a_sentence(folder, tmp_path):
+    model, opt = made()
+    with checkpoints(folder) as ckpt:
+        ckpt.save(1, model=model, optimizer=opt).wait()
+        expected = copied(model)
+        train(model, opt, 1)
+        newest = ckpt.save(2, model=model, optimizer=opt)
+        newest.wait()
+        flip(tmp_path / "checkpoints" / newest.folder / "model.safetensors", 5000)
+        other, other_opt = made()
+        with pytest.warns(UserWarning, match="step-000002.*model.safetensors between byte 0 and .* is damaged"):
+            assert ckpt.restore(model=other, optimizer=other_opt).step == 1
+        assert_same(other, expected)
+        with pytest.warns(UserWarning), pytest.raises(errors.NotFound, match="no tier has a sound checkpoint of step 2"):
+            ckpt.restore(model=other, step=2)
+
+
+def test_a_damaged_chunk_is_taken_from_another_tier(folder, tmp_path, caplog):
+    model, opt = made()
+    also = f"dir:{tmp_path}/also"
+    with checkpoints(folder, also=[also]) as ckpt:
+        train(model, opt, 0)
+        handle = ckpt.save(1, model=model, optimizer=opt)
+        handle.wait(also)
+        for at, tier in ((5000, "checkpoints"), (6_000_000, "also")):
+            flip(tmp_path / tier / handle.folder / "state-00000.pack", at)
+        other, other_opt = made()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert ckpt.restore(model=other, optimizer=other_opt).step == 1
+        assert "these bytes were taken from dir:" in caplog.text
+
+
+def test_what_no_rule_keeps_goes_and_the_newest_never_does(folder):
+    model, _ = made()
+    with checkpoints(folder, keep=stoker.Keep(last=1, every_steps=4, best=1)) as ckpt:
+        for step, metric in ((2, 0.5), (4, 3.0), (5, 1.0), (6, 2.0), (7, float("nan"))):
+            ckpt.save(step, model=model, metric=metric, pin=step == 6)
+        ckpt.wait()
+        assert sorted(reader.manifest.step for reader in ckpt.readers()) == [2, 4, 6, 7]
+
+
+def test_a_full_store_fails_the_save_and_training_goes_on(tmp_path):
+    store = f"local:{tmp_path}/small"
+    with stoker.open_store(store, create=True, capacity="48MiB"):
+        pass
+    model, opt = made()  # 13 MB of state
+    with checkpoints(store, keep=10) as ckpt:
+        saved = 0
+        with pytest.raises(errors.OutOfSpace):
+            for step in range(10):
+                train(model, opt, step)
+                ckpt.save(step, model=model, optimizer=opt).wait()
+                saved += 1
+        with pytest.raises(errors.OutOfSpace):  # the next call says it again, once
+            ckpt.save(99, model=model, optimizer=opt)
+        assert saved > 0 and ckpt.restore(model=model, optimizer=opt).step == saved - 1
+    with checkpoints(store, keep=1) as ckpt:
+        assert ckpt.collect_garbage()
+        ckpt.save(20, model=model, optimizer=opt).wait()  # there is room again
+
+
+def test_a_number_says_when_a_save_is_due(folder):
+    model, _ = made()
+    with checkpoints(folder, every=3) as ckpt:
+        assert [step for step in range(1, 8) if ckpt.save(step, model=model)] == [3, 6]
+        assert ckpt.save(7, model=model, force=True)
+
+
+def test_auto_follows_cost_and_failures():
+    pace = Pace(failures_every=7200)
+    assert pace.due(0.0)
+    pace.saved(0.0, cost=1.0)
+    assert pace.interval == pytest.approx(1 + (2 * 7200 + 1) ** 0.5)
+    assert not pace.due(120.0) and pace.due(122.0)
+    pace.persist = 500.0  # never before the one before is on the disk
+    assert not pace.due(499.0)
+
+
+@pytest.mark.parametrize(("dtype", "moments"), [(torch.float32, "exact"), (torch.bfloat16, "8bit")])
+def test_an_offloaded_run_goes_on_from_its_folder(folder, tmp_path, dtype, moments):
+    def model_of():
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(300, 700), nn.BatchNorm1d(700), nn.Linear(700, 300)) for _ in range(3)))
+        model[1][0].weight.requires_grad_(False)
+        model[2][0].weight.data = model[2][0].weight.data.t().contiguous().t()
+        model.to(dtype)
+        return model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+
+    def steps(model, opt, numbers):
+        for step in numbers:
+            torch.manual_seed(step)
+            model(torch.randn(4, 300, dtype=dtype)).float().square().mean().backward()
+            opt.step()
+            opt.zero_grad()
+
+    def everything(model, opt):
+        full = opt.state_dict(full=True)["state"]
+        state = {f"{i}.{key}": value for i, entry in full.items() for key, value in entry.items()}
+        return {**copied(model), **{key: torch.as_tensor(value).clone() for key, value in state.items()}}
+
+    def run(name, **kwargs):
+        return stoker.offload(*model_of(), store=tmp_path / name, moments=moments, **kwargs)
+
+    with checkpoints(folder) as ckpt:
+        model, opt = run("first", dram="64MiB", snapshots=1, restore=ckpt)  # there is none yet
+        steps(model, opt, range(2))
+        ckpt.save(2, model=model, optimizer=opt)
+        steps(model, opt, range(2, 3))
+        ckpt.save(3, model=model, optimizer=opt).wait()
+        assert opt._session.planes.store.info()["snapshots"] == {}
+        steps(model, opt, range(3, 5))
+        expected = everything(model, opt)
+        opt.close()
+
+        model, opt = run("second", dram="48MiB", restore=ckpt)
+        assert opt.step_count == 3
+        steps(model, opt, range(3, 5))
+        found = everything(model, opt)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
+        opt.close()
+
+        _, opt = run("second", dram="48MiB", restore=ckpt)  # what is there is newer
+        assert opt.step_count == 5
+        opt.close()
+        _, opt = run("second", dram="48MiB", restore=ckpt.at(2))
+        assert opt.step_count == 2
+        opt.close()
+
+        plain, plain_opt = model_of()  # the weights by themselves load anywhere
+        ckpt.restore(model=plain)
+        with pytest.raises(errors.Mismatch, match="restore=ckpt"):
+            ckpt.restore(model=plain, optimizer=plain_opt)
+
+
+def test_an_offloaded_run_without_room_is_refused_at_once(folder, tmp_path):
+    model, opt = stoker.offload(*made(), store=tmp_path / "run", dram="64MiB")
+    with checkpoints(folder) as ckpt, pytest.raises(errors.InvalidArgument, match="room for 0 snapshots"):
+        ckpt.save(1, model=model, optimizer=opt)
+    opt.close()
+
+
+def test_a_killed_run_loses_no_checkpoint(tmp_path):
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    rng = random.Random(seed)
+    folder, durable, step = tmp_path / "run", 0, 0
+    command = [sys.executable, HERE / "checkpoint_run.py"]
+    for _ in range(3):
+        run = subprocess.Popen([*command, folder, "500"], stdout=subprocess.PIPE, text=True)
+        first = run.stdout.readline()
+        threading.Timer(rng.uniform(0.0, 0.6), lambda run=run: os.kill(run.pid, signal.SIGKILL)).start()
+        lines = [first, *run.stdout]
+        run.wait()
+        durable = max([durable, *(int(line) for line in lines if line.strip())])
+        with checkpoints(folder) as ckpt:
+            model, opt = made()
+            step = ckpt.restore(model=model, optimizer=opt).step
+            assert step >= durable
+    subprocess.run([*command, tmp_path / "unkilled", str(step)], check=True, stdout=subprocess.DEVNULL)
+    with checkpoints(tmp_path / "unkilled") as ckpt:
+        expected, _ = made()
+        assert ckpt.restore(model=expected).step == step
+    assert_same(model, copied(expected))
+
+
+def test_a_folder_with_other_things_in_it_is_left_alone(folder, tmp_path):
+    model, _ = made()
+    notes = tmp_path / "checkpoints" / "step-notes"
+    notes.mkdir(parents=True)
+    (notes / "a").write_text("mine")
+    (tmp_path / "checkpoints" / "readme").write_text("mine")
+    with checkpoints(folder, keep=1) as ckpt:
+        for step in range(3):
+            ckpt.save(step, model=model).wait()
+    assert (notes / "a").read_text() == "mine"
+    assert (tmp_path / "checkpoints" / "readme").read_text() == "mine"
+
+
+def test_what_a_cut_off_save_left_goes_with_the_next(folder, tmp_path):
+    model, _ = made()
+    left = tmp_path / "checkpoints" / "step-000001-000001-00000000"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(b"half")
+    with checkpoints(folder) as ckpt:
+        assert ckpt.restore() is None
+        ckpt.save(1, model=model)
+        ckpt.wait()
+        assert not (left / "model.safetensors").exists()
+        assert ckpt.restore().folder.startswith("step-000001-000002-")
+
+
+def test_a_slow_writer_cannot_commit_what_another_removes(folder):
+    model, _ = made()
+    with checkpoints(folder) as slow, checkpoints(folder, keep=1) as quick:
+        begun, go_on = threading.Event(), threading.Event()
+        put = slow._tiers[0].put_manifest
+
+        def later(*args):
+            begun.set()
+            assert go_on.wait(60)
+            put(*args)
+
+        slow._tiers[0].put_manifest = later
+        handle = slow.save(1, model=model)
+        assert begun.wait(60)
+        for step in (2, 3):
+            quick.save(step, model=model)
+        quick.wait()
+        go_on.set()
+        with pytest.raises(errors.Conflict):
+            handle.wait()
+        assert [reader.manifest.step for reader in quick.readers()] == [3]
+        slow._failed = None
+
+
+def test_no_sound_checkpoint_is_an_error_and_not_a_new_run(folder, tmp_path):
+    model, opt = made()
+    with checkpoints(folder) as ckpt:
+        handle = ckpt.save(1, model=model, optimizer=opt)
+        handle.wait()
+        flip(tmp_path / "checkpoints" / handle.folder / "model.safetensors", 9000)
+        with pytest.warns(UserWarning), pytest.raises(errors.Corruption, match="none of the checkpoints"):
+            ckpt.restore(model=model, optimizer=opt)
+
+
+def test_nothing_whole_goes_before_the_newest_was_read_back(folder, tmp_path, monkeypatch):
+    model, _ = made()
+    with checkpoints(folder, keep=1) as ckpt:
+        ckpt.save(1, model=model)
+        ckpt.wait()
+        put = ckpt._tiers[0].put_manifest
+
+        def damage(name, data, files):  # what was written is not what is on the disk
+            put(name, data, files)
+            flip(tmp_path / "checkpoints" / str(name) / "model.safetensors", 9000)
+
+        monkeypatch.setattr(ckpt._tiers[0], "put_manifest", damage)
+        ckpt.save(2, model=model)
+        with pytest.raises(errors.Corruption):
+            ckpt.wait()
+        with pytest.warns(UserWarning):
+            assert ckpt.restore(model=model).step == 1
+
+
+def test_a_second_save_waits_for_the_first(folder, held):
+    model, opt = made()
+    with checkpoints(folder) as ckpt:
+        first = ckpt.save(1, model=model, optimizer=opt)
+        threading.Timer(0.2, held.set).start()
+        second = ckpt.save(2, model=model, optimizer=opt)
+        assert first.done()
+        second.wait()
