@@ -136,3 +136,15 @@ def test_finetuning_a_pretrained_model(tmp_path):
     ours = transformers.AutoModel.from_pretrained(tmp_path / "model", add_pooling_layer=False).state_dict()
     for name, value in control.state_dict().items():
         assert torch.equal(ours[name], value), name
+
+
+def test_checkpoints(tmp_path):
+    whole = run("checkpoints.py", tmp_path / "whole", "--steps", 30)
+    folder = tmp_path / "run"
+    killed = subprocess.Popen([sys.executable, EXAMPLES / "checkpoints.py", folder, "--steps", "30", "--slowly"], env=ONE_THREAD)
+    limit = time.monotonic() + 200
+    while not list(folder.glob("*/MANIFEST.json")) and killed.poll() is None and time.monotonic() < limit:
+        time.sleep(0.01)
+    killed.kill()
+    killed.wait()
+    assert re.fullmatch(r"goes on at step [12]0\n" + re.escape(whole), run("checkpoints.py", folder, "--steps", 30))
