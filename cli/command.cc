@@ -1,6 +1,8 @@
 #include "command.h"
 
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
 
 namespace stoker::cli {
 
@@ -29,6 +31,16 @@ std::string printable(std::string_view text) {
 void fail(ExitStatus& status, const Error& error) {
   std::fprintf(stderr, "stoker: %s\n", printable(error.message()).c_str());
   status.code = 1;
+}
+
+CLI::Validator seconds_from(double least) {
+  const auto check = [least](const std::string& text) -> std::string {
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    if (*end == '\0' && std::isfinite(value) && value >= least && value <= 600) return {};
+    return text + " is no number of seconds from " + std::to_string(least).substr(0, 3) + " to 600";
+  };
+  return {check, "SECONDS"};
 }
 
 }  // namespace stoker::cli

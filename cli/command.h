@@ -24,6 +24,9 @@ std::string printable(std::string_view text);
 // Prints "stoker: <sentence>" on stderr and sets the status to 1.
 void fail(ExitStatus& status, const Error& error);
 
+// A number of seconds from `least` to 600. (CLI::Range lets nan through.)
+CLI::Validator seconds_from(double least);
+
 // Outlive the parse: `app` and `status` are referred to by the callbacks.
 void add_probe(CLI::App& app, ExitStatus& status);
 void add_bench_io(CLI::App& bench, ExitStatus& status);

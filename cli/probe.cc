@@ -57,7 +57,9 @@ void add_probe(CLI::App& app, ExitStatus& status) {
   CLI::App* command = app.add_subcommand("probe", "Measure a folder's disk in under 10 seconds and keep the result there");
   command->add_option("DIR", arguments->folder, "The folder; it needs 128 MiB of free space")->required();
   command->add_option("--engine", arguments->engine, "auto, uring or posix")->capture_default_str()->check(CLI::IsMember({"auto", "uring", "posix"}));
-  command->add_option("--seconds", arguments->seconds, "About how long it may take")->capture_default_str()->check(CLI::Range(1.0, 600.0));
+  command->add_option("--seconds", arguments->seconds, "About how long it may take")
+      ->capture_default_str()
+      ->check(seconds_from(1.0));
   command->add_flag("--json", arguments->json, "Print the result as JSON");
   command->callback([arguments, &status] {
     if (const Status done = run(*arguments); !done) fail(status, done.error());

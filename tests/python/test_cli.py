@@ -119,7 +119,9 @@ def test_probe_of_a_bad_folder_says_why(tmp_path):
     (tmp_path / "file").write_text("")
     assert "is not a folder" in refused(1, "probe", tmp_path / "file")
     assert "--engine: tape not in {auto,uring,posix}" in refused(2, "probe", tmp_path, "--engine", "tape")
-    assert "--seconds" in refused(2, "probe", tmp_path, "--seconds", "0")
+    for wrong in ("0", "nan", "inf", "601", "1x"):  # nan once ran for ever
+        for words in (("probe", tmp_path), ("bench", "io")):
+            assert f"--seconds: {wrong} is no number of seconds" in refused(2, *words, "--seconds", wrong)
 
 
 def test_probe_of_a_read_only_or_small_folder_says_why(tmp_path):

@@ -36,7 +36,8 @@ LATENCY_BYTES = 1 << 20  # about what a disk moves while it answers one request:
 def placeholders(params: list[Param], device: torch.device) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], dict[Param, torch.Tensor]]:
     """What evicted parameters hold: each one element of a tensor of loud ones of its type. And the bytes of these tensors, with copies of them."""
     types = {dtype: [param for param in params if param.unit.dtype == dtype] for dtype in dict.fromkeys(param.unit.dtype for param in params)}
-    scalars = {dtype: loud(dtype, (len(those),), device).clone() for dtype, those in types.items()}
+    rows = torch.contiguous_format  # else a single one has a stride of 0, and no view of its bytes
+    scalars = {dtype: loud(dtype, (len(those),), device).clone(memory_format=rows) for dtype, those in types.items()}
     shown = {param: scalars[dtype][at].expand(param.size).detach() for dtype, those in types.items() for at, param in enumerate(those)}
     raw = [each.view(torch.uint8).view(len(each), -1) for each in scalars.values()]
     return [(each, each.clone()) for each in raw], shown
