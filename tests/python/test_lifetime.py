@@ -46,6 +46,9 @@ def test_what_is_no_place_and_no_key_is_a_sentence(tmp_path: Path) -> None:
         lambda: store.stat("a\udcff"),
         lambda: store.list("\ud800"),
         lambda: store.snapshot("\ud800"),
+        lambda: store.exists("\ud800"),
+        lambda: store.copy("a", "\ud800"),
+        lambda: store.begin().require("\ud800", None),
     ):
         with pytest.raises(errors.InvalidArgument, match="surrogate"):
             wrong()

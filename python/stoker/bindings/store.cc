@@ -172,7 +172,7 @@ nb::dict to_dict(const ObjectInfo& object) {
 }
 
 // A call that may wait for a disk or a server: other threads of Python go on meanwhile, and the
-// store is not closed before it ends.
+// store is not closed before it ends. A Name becomes a string before it, for that may raise.
 template <typename Call>
 auto without_gil(const PyStore& store, Call call) {
   Store& source = open(store);
@@ -184,7 +184,8 @@ auto without_gil(const PyStore& store, Call call) {
   return result;
 }
 
-Result<ObjectInfo> stat(const PyStore& store, const Name& key, const Name& snapshot) {
+Result<ObjectInfo> stat(const PyStore& store, const Name& named_key, const Name& named_snapshot) {
+  const std::string_view key = named_key, snapshot = named_snapshot;
   return without_gil(store, [&](Store& source) { return source.stat(key, snapshot); });
 }
 
@@ -202,8 +203,9 @@ nb::dict features(const PyStore& store) {
 }
 
 // None: absent.
-void require(const PyTransaction& transaction, const Name& key,
+void require(const PyTransaction& transaction, const Name& named_key,
              const std::optional<std::string>& tag) {
+  const std::string_view key = named_key;  // may raise, which needs the GIL
   if (tag && tag->empty())
     raise_invalid("a tag is never empty; None says that the object must not be there");
   Transaction& staged = open(transaction).raw();
@@ -214,7 +216,8 @@ void require(const PyTransaction& transaction, const Name& key,
   unwrap(required);
 }
 
-Version copy(const PyStore& store, const Name& from, const Name& to) {
+Version copy(const PyStore& store, const Name& named_from, const Name& named_to) {
+  const std::string_view from = named_from, to = named_to;
   return unwrap(without_gil(store, [&](Store& source) { return source.copy(from, to); }));
 }
 
@@ -246,7 +249,8 @@ nb::dict info(const PyStore& store) {
   return out;
 }
 
-nb::list list(const PyStore& store, const Name& prefix, const Name& snapshot) {
+nb::list list(const PyStore& store, const Name& named_prefix, const Name& named_snapshot) {
+  const std::string_view prefix = named_prefix, snapshot = named_snapshot;
   auto objects =
       without_gil(store, [&](Store& source) { return source.list(prefix, snapshot); });
   nb::list out;
