@@ -330,6 +330,37 @@ def test_an_offloaded_run_goes_on_from_its_folder(folder, tmp_path, dtype, momen
             ckpt.restore(model=plain, optimizer=plain_opt)
 
 
+def test_each_save_of_a_small_run_has_its_own_weights(folder, tmp_path):
+    """One plane of one chunk: what is read last for a save is what is read first for the next."""
+    model = nn.Linear(32, 32, bias=False)
+    model, opt = stoker.offload(model, torch.optim.SGD(model.parameters(), lr=0.1), store=tmp_path / "run", dram="64MiB", snapshots=1)
+    with checkpoints(folder) as ckpt:
+        expected = {}
+        for step in (1, 2):
+            model(torch.ones(2, 32)).square().mean().backward()
+            opt.step()
+            opt.zero_grad()
+            ckpt.save(step, optimizer=opt).wait()  # without the model: its weights are a part of the run
+            expected[step] = copied(model)
+        assert not torch.equal(*(each["weight"] for each in expected.values()))
+        for step, weights in expected.items():
+            plain = nn.Linear(32, 32, bias=False)
+            ckpt.restore(model=plain, step=step)
+            assert_same(plain, weights)
+    opt.close()
+
+
+def test_files_beside_the_model_have_names_of_their_own(folder, tmp_path):
+    model, _ = made()
+    with checkpoints(folder) as ckpt:
+        for wrong in ("MANIFEST.json", "model.safetensors", "state-00000.pack", "../a", "a/b", ""):
+            with pytest.raises(errors.InvalidArgument, match="cannot have a file"):
+                ckpt.save(1, model=model, files={wrong: b"x"})
+        handle = ckpt.save(1, files={"tokenizer.json": b"{}"})
+        handle.wait()
+    assert (tmp_path / "checkpoints" / handle.folder / "tokenizer.json").read_bytes() == b"{}"
+
+
 def test_an_offloaded_run_without_room_is_refused_at_once(folder, tmp_path):
     model, opt = stoker.offload(*made(), store=tmp_path / "run", dram="64MiB")
     with checkpoints(folder) as ckpt, pytest.raises(errors.InvalidArgument, match="room for 0 snapshots"):

@@ -383,6 +383,7 @@ class Checkpoints:
 
     def readers(self, step: int | None = None) -> Any:
         """The checkpoints, the newest first, each from the first tier that has it sound."""
+        self._finish()  # a save uses the same buffers
         tiers_of: dict[Name, list[Tier]] = {}
         for tier in self._tiers:
             for name in tier.names():

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from stoker import _core
-from stoker.errors import Corruption, Mismatch
+from stoker.errors import Corruption, InvalidArgument, Mismatch
 
 FORMAT, VERSION = "stoker checkpoint", 1
 MANIFEST, TABLE = "MANIFEST.json", "chunks-00000.bin"
@@ -167,6 +167,12 @@ def _rule(holds: Any, what: str) -> None:
 
 def _number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+
+
+def check_name(name: str, taken: set[str]) -> None:
+    """InvalidArgument unless a file of a checkpoint may be called so."""
+    if not _FILE.fullmatch(name) or name in {MANIFEST, TABLE, *taken}:
+        raise InvalidArgument(f"a checkpoint cannot have a file {name!r}; give a plain name that it does not use itself")
 
 
 def chunks_in(size: int) -> int:

@@ -75,7 +75,8 @@ class Plane:
             at, address = at + part, address + part
 
     def _fetch(self, chunk: int) -> None:
-        if self._buffer.holds == (self._key, chunk):
+        wanted = (self._snapshot, self._key, chunk)  # no two saves share a snapshot's name
+        if self._buffer.holds == wanted:
             return
         self._buffer.holds = None
         begin = chunk * self.chunk_bytes
@@ -85,7 +86,7 @@ class Plane:
             key, begin, self._buffer.address, length, priority="checkpoint", snapshot=snapshot
         )
         done.wait()
-        self._buffer.holds = (key, chunk)
+        self._buffer.holds = wanted
 
 
 class Slice:

@@ -122,6 +122,7 @@ def _write_weights(reader: Reader, txn: Any, unit: dict, said: dict, buffer: Buf
 
 def _write(txn: Any, key: str, at: int, held: torch.Tensor, size: int, chunk: int, buffer: Buffer) -> None:
     """Whole chunks, from aligned memory, so that the store needs none of its own."""
+    buffer.holds = None
     for begin in range(0, size, chunk):
         part = min(chunk, size - begin)
         ctypes.memmove(buffer.address, held.data_ptr() + begin, part)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from stoker.checkpoint import tensors
-from stoker.checkpoint.manifest import Piece
+from stoker.checkpoint.manifest import Piece, check_name
 from stoker.checkpoint.parts import Bytes, Part, Plane, Slice, Source, Strided, Tensor, Whole, packed
 from stoker.checkpoint.tensors import Spec
 from stoker.errors import InvalidArgument, Unsupported
@@ -146,9 +146,15 @@ def collect(model: nn.Module | None, objects: dict[str, Any], runs: list[Run], f
     for run in runs:
         contents.offloaded[run.name], weights = _planes(run, packing, plane_buffer)
         by_name.update(weights)
+    if model is None and runs:
+        model = runs[0].session.model  # a run's weights are a part of it
     if model is not None:
         contents.files, contents.aliases = _model_files(model, hold, by_name)
-        contents.files += [_of_bytes(name, data) for name, data in {**_configs(model), **files}.items()]
+        files = {**_configs(model), **files}
+    taken = {PACK, *(each.name for each in contents.files)}
+    for name, data in files.items():
+        check_name(name, taken)
+        contents.files.append(_of_bytes(name, data))
     for name, thing in objects.items():
         state = thing if isinstance(thing, dict) else thing.state_dict()
         contents.objects[name] = encode(state, name, packing, hold)
