@@ -296,12 +296,17 @@ class Checkpoints:
         handle._ends(error)
 
     def _write(self, tier: Tier, name: Name, contents: Contents, said: dict[str, Any], handle: Handle) -> Manifest:
-        progress = lambda size: None
         hashes = []
-        last = len(contents.files) - 1
-        for i, whole in enumerate(contents.files):
-            copied = (lambda: handle._reached("copied")) if i == last else None
-            hashes.append(tier.write(name, whole, self._ring, progress, copied))
+        left = len(contents.files)
+
+        def copied() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                handle._reached("copied")
+
+        for whole in contents.files:
+            hashes.append(tier.write(name, whole, self._ring, copied))
         files = [File(each.name, each.bytes, len(of_file)) for each, of_file in zip(contents.files, hashes)]
         return commit(tier, name, files, hashes, contents, said)
 

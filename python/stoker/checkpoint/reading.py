@@ -15,9 +15,10 @@ import torch
 from stoker import _core
 from stoker.checkpoint import tensors
 from stoker.checkpoint.manifest import CHUNK, Entry, File, Manifest, Name, parse_table
-from stoker.checkpoint.state import decode, parts_in
+from stoker.checkpoint.state import parts_in
 from stoker.checkpoint.workspace import Buffer, Ring, Tier
 from stoker.errors import Corruption, InvalidArgument, IoError, Mismatch, NotFound, StokerError
+from stoker.offload import record
 
 log = logging.getLogger("stoker")
 AHEAD = 8  # chunks on their way
@@ -120,11 +121,6 @@ class Reader:
                     return
         raise error
 
-    def bytes(self, name: str) -> bytes:
-        """A whole file; for small ones."""
-        file = self.manifest.file(name)
-        return b"".join(ctypes.string_at(buffer.address, size) for _, buffer, size in self.stream(file))
-
     def copy(self, name: str, wanted: list[Wanted], progress: Any = lambda _: None) -> None:
         """Copies ranges of a file to memory; each chunk is read once."""
         file = self.manifest.file(name)
@@ -189,7 +185,7 @@ class Reader:
         """What state_dict() of these objects was."""
         records = {name: self.manifest.objects[name] for name in names}
         parts = self._parts({number for each in records.values() for number in parts_in(each)}, progress)
-        return {name: decode(each, parts.__getitem__) for name, each in records.items()}
+        return {name: record.decode(each, parts.__getitem__) for name, each in records.items()}
 
     def _parts(self, numbers: set[int], progress: Any) -> dict[int, torch.Tensor]:
         by_file: dict[str, list[Wanted]] = {}

@@ -40,11 +40,6 @@ class Contents:
     objects: dict[str, Any] = field(default_factory=dict)
     offloaded: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def bytes(self) -> int:
-        return sum(each.bytes for each in self.files)
-
-
 @dataclass
 class Run:
     """An offloaded optimizer's run: a snapshot of its store, with what its records say."""
@@ -89,48 +84,10 @@ class Packing:
         return [whole], pieces
 
 
-def encode(value: Any, where: str, packing: Packing, hold: Callable[[str, torch.Tensor], Source]) -> Any:
-    """A record of a state_dict(): large tensors go to the pack."""
-    if isinstance(value, torch.Tensor):
-        if value.is_quantized or value.layout != torch.strided:
-            raise InvalidArgument(f"{where} is a {value.layout} tensor, which a checkpoint cannot hold; give a dense one")
-        size = value.numel() * value.element_size()
-        if size < INLINE:
-            return record.encode(value, where)
-        dtype = tensors.dtype_name(value.dtype)
-        return {"__part__": packing.add(where, dtype, list(value.shape), size, hold(where, value))}
-    if isinstance(value, tuple):
-        return {"__tuple__": [encode(each, f"{where}[{i}]", packing, hold) for i, each in enumerate(value)]}
-    if isinstance(value, list):
-        return [encode(each, f"{where}[{i}]", packing, hold) for i, each in enumerate(value)]
-    if isinstance(value, dict):
-        if all(isinstance(key, str) and not key.startswith("__") for key in value):
-            return {key: encode(each, f"{where}.{key}", packing, hold) for key, each in value.items()}
-        return {"__dict__": [[record.encode(key, where), encode(each, f"{where}.{key}", packing, hold)] for key, each in value.items()]}
-    return record.encode(value, where)
-
-
-def decode(value: Any, part: Callable[[int], Any]) -> Any:
-    """The state_dict() of a record; `part` gives the tensors of the pack."""
-    if isinstance(value, list):
-        return [decode(each, part) for each in value]
-    if not isinstance(value, dict):
-        return value
-    if "__part__" in value:
-        return part(value["__part__"])
-    if "__tuple__" in value:
-        return tuple(decode(each, part) for each in value["__tuple__"])
-    if "__dict__" in value:
-        return {record.decode(key): decode(each, part) for key, each in value["__dict__"]}
-    if any(key.startswith("__") for key in value):
-        return record.decode(value)
-    return {key: decode(each, part) for key, each in value.items()}
-
-
 def parts_in(value: Any) -> set[int]:
     """The numbers of the parts that a record refers to."""
     found: set[int] = set()
-    decode(value, found.add)
+    record.decode(value, found.add)
     return found
 
 
@@ -141,6 +98,15 @@ def collect(model: nn.Module | None, objects: dict[str, Any], runs: list[Run], f
     def hold(name: str, tensor: torch.Tensor) -> Source:
         small = tensor.numel() * tensor.element_size() < COPIED
         return Tensor(name, tensor.detach().clone() if full or small else tensor)
+
+    def part(where: str, tensor: torch.Tensor) -> int | None:
+        """Large tensors go to the pack."""
+        if tensor.is_quantized or tensor.layout != torch.strided:
+            raise InvalidArgument(f"{where} is a {tensor.layout} tensor, which a checkpoint cannot hold; give a dense one")
+        size = tensor.numel() * tensor.element_size()
+        if size < INLINE:
+            return None
+        return packing.add(where, tensors.dtype_name(tensor.dtype), list(tensor.shape), size, hold(where, tensor))
 
     by_name = {}
     for run in runs:
@@ -157,7 +123,7 @@ def collect(model: nn.Module | None, objects: dict[str, Any], runs: list[Run], f
         contents.files.append(_of_bytes(name, data))
     for name, thing in objects.items():
         state = thing if isinstance(thing, dict) else thing.state_dict()
-        contents.objects[name] = encode(state, name, packing, hold)
+        contents.objects[name] = record.encode(state, name, part)
     whole, contents.state = packing.done()
     contents.files += whole
     return contents

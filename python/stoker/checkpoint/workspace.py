@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from stoker.checkpoint.manifest import CHUNK, MANIFEST, File, Manifest, Name
 from stoker.checkpoint.parts import Whole, memory
 from stoker.errors import Conflict, Corruption, NotFound, StokerError
 
+Fill = Callable[[int], Any]  # fills a chunk's memory, at the address
 GIVEN_UP = b"given up\n"  # in place of a manifest: who finds the folder removes it
 PLANE_BYTES = 8 << 20  # the largest chunk of a plane
 
@@ -109,27 +110,49 @@ class Tier:
             raise Corruption(f"{self.where(name)} holds the manifest of {made.name}")
         return made
 
-    def write(self, name: Name, whole: Whole, ring: Ring, progress: Any, copied: Any = None) -> list[bytes]:
-        """Writes a file; returns the hash of each chunk once it is durable. `progress` is called
-        with the bytes of each chunk, `copied` when nothing is needed of the sources any more."""
-        key, hashes = f"{name}/{whole.name}", []
-        txn = self.store.begin()
-        try:
-            txn.resize(key, whole.bytes)
+    def write(self, name: Name, whole: Whole, ring: Ring, copied: Callable[[], None]) -> list[bytes]:
+        """Writes a file; returns the hash of each chunk once it is durable. `copied` is called when
+        nothing is needed of the sources any more."""
+        hashes: list[bytes] = []
+
+        def chunks() -> Iterator[tuple[int, int, Fill]]:
             for i, within in enumerate(whole.chunks()):
                 size = min(CHUNK, whole.bytes - i * CHUNK)
+
+                def fill_and_hash(address: int, size: int = size, within: list = within) -> None:
+                    fill(address, size, within)
+                    hashes.append(_core.xxh3_128(address, size))
+
+                yield i * CHUNK, size, fill_and_hash
+            copied()
+
+        self._write(f"{name}/{whole.name}", whole.bytes, chunks(), ring)
+        return hashes
+
+    def write_stream(self, name: Name, file: File, chunks: Iterator, ring: Ring, progress: Callable[[int], Any]) -> None:
+        """Writes a file of chunks as Reader.stream() gives them; durable when it returns."""
+
+        def each() -> Iterator[tuple[int, int, Fill]]:
+            for at, theirs, size in chunks:
+                yield at, size, lambda address: ctypes.memmove(address, theirs.address, size)
+                progress(size)
+
+        self._write(f"{name}/{file.name}", file.bytes, each(), ring)
+
+    def _write(self, key: str, size: int, chunks: Iterator[tuple[int, int, Fill]], ring: Ring) -> None:
+        """Writes an object of chunks: (offset, bytes, what fills memory with them)."""
+        txn = self.store.begin()
+        try:
+            txn.resize(key, size)
+            for at, length, fill_chunk in chunks:
                 buffer = ring.take()
                 try:
-                    fill(buffer.address, size, within)
-                    hashes.append(_core.xxh3_128(buffer.address, size))
-                    future = txn.write(key, i * CHUNK, buffer.address, size, "checkpoint")
+                    fill_chunk(buffer.address)
+                    future = txn.write(key, at, buffer.address, length, "checkpoint")
                 except BaseException:
                     ring.give(buffer)
                     raise
                 ring.moves(future, buffer)
-                progress(size)
-            if copied is not None:
-                copied()
             ring.drain()
             txn.commit("durable").wait()
         except BaseException:
@@ -137,7 +160,6 @@ class Tier:
                 ring.drain()
             txn.abandon()
             raise
-        return hashes
 
     def put(self, name: Name, file: str, data: bytes, new: bool = False) -> None:
         """A small file, durable when it returns. `new`: Conflict if it is there."""
@@ -156,30 +178,6 @@ class Tier:
         if not {*files, MANIFEST} <= set(self.folders().get(name, [])):
             self.remove(name)
             raise Conflict(f"another writer has removed {self.where(name)}; let one write at a time")
-
-    def write_stream(self, name: Name, file: File, chunks: Iterator, ring: Ring, progress: Any) -> None:
-        """Writes a file of chunks as Reader.stream() gives them; durable when it returns."""
-        key = f"{name}/{file.name}"
-        txn = self.store.begin()
-        try:
-            txn.resize(key, file.bytes)
-            for at, theirs, size in chunks:
-                buffer = ring.take()
-                ctypes.memmove(buffer.address, theirs.address, size)
-                try:
-                    future = txn.write(key, at, buffer.address, size, "checkpoint")
-                except BaseException:
-                    ring.give(buffer)
-                    raise
-                ring.moves(future, buffer)
-                progress(size)
-            ring.drain()
-            txn.commit("durable").wait()
-        except BaseException:
-            with contextlib.suppress(StokerError):
-                ring.drain()
-            txn.abandon()
-            raise
 
     def remove(self, name: Name) -> None:
         """The manifest goes first: a folder half removed is no checkpoint. Where there is none, one

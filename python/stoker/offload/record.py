@@ -9,11 +9,12 @@ from __future__ import annotations
 import base64
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from stoker.errors import InvalidArgument
+from stoker.errors import Corruption, InvalidArgument
 
 try:
     import numpy
@@ -21,11 +22,22 @@ except ImportError:  # numpy is optional for torch, so for us
     numpy = None
 
 
-def encode(value: Any, where: str = "state") -> Any:
-    """A JSON-able form of `value`. InvalidArgument names the place of what cannot be recorded."""
+def _inline(_where: str, _tensor: torch.Tensor) -> None:
+    """No tensor goes elsewhere."""
+
+
+def _no_part(number: int) -> Any:
+    raise Corruption(f"a record refers to a part {number}, and nothing has parts here")
+
+
+def encode(value: Any, where: str = "state", part: Callable[[str, torch.Tensor], int | None] = _inline) -> Any:
+    """A JSON-able form of `value`. InvalidArgument names the place of what cannot be recorded. `part`: takes a tensor (its place, itself) that goes
+    elsewhere, and gives the number by which decode() asks for it; None if it is recorded here."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, torch.Tensor):
+        if (number := part(where, value)) is not None:
+            return {"__part__": number}
         data = value.detach().cpu().contiguous()
         raw = data.view(-1).view(torch.uint8).numpy().tobytes() if data.numel() else b""
         return {"__tensor__": [str(value.dtype).removeprefix("torch."), list(value.shape), base64.b64encode(raw).decode()]}
@@ -36,21 +48,24 @@ def encode(value: Any, where: str = "state") -> Any:
     if numpy is not None and isinstance(value, numpy.generic):
         return encode(value.item(), where)
     if isinstance(value, tuple):
-        return {"__tuple__": [encode(each, where) for each in value]}
+        return {"__tuple__": [encode(each, f"{where}[{i}]", part) for i, each in enumerate(value)]}
     if isinstance(value, list):
-        return [encode(each, f"{where}[{i}]") for i, each in enumerate(value)]
+        return [encode(each, f"{where}[{i}]", part) for i, each in enumerate(value)]
     if isinstance(value, dict):
         if all(isinstance(key, str) and not key.startswith("__") for key in value):
-            return {key: encode(each, f"{where}.{key}") for key, each in value.items()}
-        return {"__dict__": [[encode(key, where), encode(each, f"{where}.{key}")] for key, each in value.items()]}
+            return {key: encode(each, f"{where}.{key}", part) for key, each in value.items()}
+        return {"__dict__": [[encode(key, where), encode(each, f"{where}.{key}", part)] for key, each in value.items()]}
     raise InvalidArgument(f"{where} is a {type(value).__name__}, which a step's record cannot hold; attach objects whose state_dict() has numbers, strings and tensors")
 
 
-def decode(value: Any) -> Any:
+def decode(value: Any, part: Callable[[int], Any] = _no_part) -> Any:
+    """What was encoded. `part` gives the tensors that went elsewhere, by their numbers."""
     if isinstance(value, list):
-        return [decode(each) for each in value]
+        return [decode(each, part) for each in value]
     if not isinstance(value, dict):
         return value
+    if "__part__" in value:
+        return part(value["__part__"])
     if "__tensor__" in value:
         dtype, shape, data = value["__tensor__"]
         raw = bytearray(base64.b64decode(data))
@@ -61,10 +76,10 @@ def decode(value: Any) -> Any:
     if "__ndarray__" in value:
         return decode(value["__ndarray__"]).numpy()
     if "__tuple__" in value:
-        return tuple(decode(each) for each in value["__tuple__"])
+        return tuple(decode(each, part) for each in value["__tuple__"])
     if "__dict__" in value:
-        return {decode(key): decode(each) for key, each in value["__dict__"]}
-    return {key: decode(each) for key, each in value.items()}
+        return {decode(key): decode(each, part) for key, each in value["__dict__"]}
+    return {key: decode(each, part) for key, each in value.items()}
 
 
 def dump(value: Any) -> bytes:
