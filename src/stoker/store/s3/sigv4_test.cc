@@ -94,7 +94,7 @@ TEST(S3Xml, WhatIsNoDocumentIsRefused) {
         std::string("<!DOCTYPE a [<!ENTITY e SYSTEM 'file:///etc/passwd'>]><a>&e;</a>"),
         std::string("<a><![CDATA[x]]></a>"), std::string("<a>&#0;</a>"),
         std::string("<a>&#xD800;</a>"), std::string("<a>&#99999999999;</a>"), std::string("< a/>"),
-        std::string("<a"), deep, huge}) {
+        std::string("<a"), std::string("<a:/>"), std::string("<a><b:></b:></a>"), deep, huge}) {
     EXPECT_EQ(code_of(parse_xml(text)), Code::corruption) << text.substr(0, 60);
   }
 }

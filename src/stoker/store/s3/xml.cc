@@ -92,9 +92,9 @@ class Parser {
     if (empty) tag.remove_suffix(1);
     const std::string_view full = tag.substr(
         0, static_cast<size_t>(std::find_if(tag.begin(), tag.end(), is_blank) - tag.begin()));
-    if (full.empty() || full.find('<') != std::string_view::npos)
+    into.name = full.substr(full.rfind(':') + 1);  // all of it where there is no prefix
+    if (into.name.empty() || full.find('<') != std::string_view::npos)
       return bad("an element has no name");
-    into.name = full.substr(full.rfind(':') == std::string_view::npos ? 0 : full.rfind(':') + 1);
     return empty ? Status() : content(into, full, depth);
   }
 
