@@ -2,10 +2,12 @@
 
 It serves one bucket, "bucket", from memory, and checks every signature and every SHA-256 by itself.
 `POST /_control` takes {"faults": [...], "conditions": bool, "skew": seconds, "tokens": [...],
-"page": keys, "clear": bool}; `GET /_log` answers with all requests since then, as [method, path
-with query, status]. A fault is {"kind", "method", "match" (a part of path and query), "times"}.
+"page": keys, "clear": bool}; `GET /_log` answers with all requests that were answered since then,
+as [method, path with query, status, address], `GET /_seen` with {"arrived": requests, "peak": at
+once}. A fault is {"kind", "method", "match" (a part of path and query), "times"}. It serves the
+same on 127.0.0.1, 127.0.0.2 and 127.0.0.3.
 
-Kinds: status (status, code, headers), close (before it is done), close_after (when it is done),
+Kinds: slow (seconds before it is done), status (status, code, headers), close (before it is done), close_after (when it is done),
 stall and stall_in_body (seconds), truncate (bytes), wrong_range, late_error (200 with an error),
 page_loop, replace (the object changes behind this answer).
 """
@@ -31,6 +33,7 @@ KEYS = {"AKIDTEST": "secret/of+the=test"}
 class World:
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.going = 0
         self.objects: dict[str, tuple[bytes, str, dict[str, str]]] = {}
         self.uploads: dict[str, tuple[str, dict[str, str], dict[int, tuple[bytes, str]]]] = {}
         self.reset({})
@@ -42,7 +45,8 @@ class World:
         self.bare = control.get("bare", False)  # If-Match is compared as RGW 16 does
         self.tokens = control.get("tokens")  # session tokens that are good; None: any
         self.page = control.get("page", 1000)
-        self.log: list[tuple[str, str, int]] = []
+        self.log: list[tuple[str, str, int, str]] = []
+        self.arrived = self.peak = 0
         if control.get("clear"):
             self.objects.clear()
             self.uploads.clear()
@@ -88,7 +92,7 @@ class Handler(BaseHTTPRequestHandler):
     # ---- answers
 
     def answer(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
-        WORLD.log.append((self.command, self.path, status))
+        self.note(status)
         if WORLD.fault(self.command, self.path, {"close_after"}):
             self.gone()
             return
@@ -116,6 +120,10 @@ class Handler(BaseHTTPRequestHandler):
             self.gone()
         else:
             self.wfile.write(body)
+
+    def note(self, status: int) -> None:
+        address = self.connection.getsockname()[0]
+        WORLD.log.append((self.command, self.path, status, address))
 
     def gone(self) -> None:
         self.close_connection = True
@@ -230,6 +238,20 @@ class Handler(BaseHTTPRequestHandler):
                 WORLD.reset(json.loads(body))
             self.answer_plain(b"")
             return
+        if self.path == "/_seen":
+            self.answer_plain(json.dumps({"arrived": WORLD.arrived, "peak": WORLD.peak}).encode())
+            return
+        with WORLD.lock:
+            WORLD.arrived += 1
+            WORLD.going += 1
+            WORLD.peak = max(WORLD.peak, WORLD.going)
+        try:
+            self.serve_store(body)
+        finally:
+            with WORLD.lock:
+                WORLD.going -= 1
+
+    def serve_store(self, body: bytes) -> None:
         if stall := WORLD.fault(self.command, self.path, {"stall"}):
             time.sleep(stall["seconds"])
         if slow := WORLD.fault(self.command, self.path, {"slow"}):
@@ -238,7 +260,7 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(200, b" \n")
             return
         if WORLD.fault(self.command, self.path, {"close"}):
-            WORLD.log.append((self.command, self.path, 0))
+            self.note(0)
             self.gone()
             return
         if fault := WORLD.fault(self.command, self.path, {"status"}):
@@ -400,9 +422,9 @@ class Server(socketserver.ThreadingTCPServer):
 
 
 if __name__ == "__main__":
-    with Server(("127.0.0.1", 0), Handler) as server:
-        print(server.server_address[1], flush=True)
-        threading.Thread(
-            target=lambda: (sys.stdin.read(), server.shutdown()), daemon=True
-        ).start()  # ends with who started it
-        server.serve_forever()
+    first = Server(("127.0.0.1", 0), Handler)
+    port = first.server_address[1]
+    for server in (first, *(Server((f"127.0.0.{i}", port), Handler) for i in (2, 3))):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(port, flush=True)
+    sys.stdin.read()  # ends with who started it

@@ -48,7 +48,7 @@ struct Call {
   HttpAnswer answer;
   size_t sent = 0;  // of the body
   size_t header_bytes = 0;
-  bool too_long = false;
+  bool too_long = false, unwanted = false;
   CURL* easy = nullptr;
   curl_slist* headers = nullptr;
   char error[CURL_ERROR_SIZE] = {};
@@ -81,6 +81,10 @@ size_t on_body(char* data, size_t size, size_t count, void* context) {
   long status = 0;
   curl_easy_getinfo(call.easy, CURLINFO_RESPONSE_CODE, &status);
   if (status >= 200 && status < 300 && call.request.into.data != nullptr) {
+    if (call.answer.landed == 0 && call.request.lands && !call.request.lands()) {
+      call.unwanted = true;
+      return 0;
+    }
     if (bytes > call.request.into.size - call.answer.landed) {
       call.too_long = true;
       return 0;
@@ -176,6 +180,14 @@ class Http::Impl {
     curl_multi_wakeup(multi_);
   }
 
+  void after(uint64_t delay_ms, std::function<void()> task) {
+    {
+      std::lock_guard lock(mutex_);
+      timers_.emplace(std::chrono::steady_clock::now() + Milliseconds(delay_ms), std::move(task));
+    }
+    curl_multi_wakeup(multi_);
+  }
+
   bool here() const { return std::this_thread::get_id() == thread_.get_id(); }
 
   HttpCounters counters_;
@@ -204,11 +216,28 @@ class Http::Impl {
         while (!going.empty()) end(going, going.begin()->first);
         return;  // send() takes nothing any more
       }
-      const int wait_ms = begin_what_is_due(waiting, going);
+      const int wait_ms = std::min(run_timers(), begin_what_is_due(waiting, going));
       int running = 0;
       curl_multi_perform(multi_, &running);
       if (collect(going)) continue;  // what is done may have sent more
       curl_multi_poll(multi_, nullptr, 0, wait_ms, nullptr);
+    }
+  }
+
+  // How long until the next one.
+  int run_timers() {
+    for (;;) {
+      std::function<void()> task;
+      {
+        std::lock_guard lock(mutex_);
+        if (timers_.empty()) return 1000;
+        const Time now = std::chrono::steady_clock::now(), next = timers_.begin()->first;
+        if (next > now)
+          return static_cast<int>(std::chrono::duration_cast<Milliseconds>(next - now).count()) + 1;
+        task = std::move(timers_.begin()->second);
+        timers_.erase(timers_.begin());
+      }
+      task();
     }
   }
 
@@ -257,7 +286,10 @@ class Http::Impl {
     curl_easy_setopt(easy, CURLOPT_PROXY, "");  // else it is looked for in the environment
     curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(easy, CURLOPT_TCP_KEEPALIVE, 1L);
+    // Each new connection asks anew and takes an address by lot, so that they spread over all that
+    // the endpoint has. A kept answer would send all of them to one.
     curl_easy_setopt(easy, CURLOPT_DNS_SHUFFLE_ADDRESSES, 1L);
+    curl_easy_setopt(easy, CURLOPT_DNS_CACHE_TIMEOUT, 0L);
     curl_easy_setopt(easy, CURLOPT_BUFFERSIZE, kBufferBytes);
     curl_easy_setopt(easy, CURLOPT_UPLOAD_BUFFERSIZE, kBufferBytes);
     curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(request.connect_ms));
@@ -319,8 +351,8 @@ class Http::Impl {
     HttpAnswer& answer = call.answer;
     answer.status = static_cast<int>(status);
     using Outcome = HttpAnswer::Outcome;
-    if (code == CURLE_OK) {
-      answer.outcome = Outcome::answered;
+    if (code == CURLE_OK || call.unwanted) {
+      answer.outcome = call.unwanted ? Outcome::cancelled : Outcome::answered;
       return;
     }
     answer.outcome = call.too_long                   ? Outcome::wrong
@@ -351,6 +383,7 @@ class Http::Impl {
   std::mutex mutex_;  // guards what follows
   std::vector<std::unique_ptr<Call>> arrived_;
   std::vector<Ticket> cancelled_;
+  std::multimap<Time, std::function<void()>> timers_;
   Ticket next_ = 1;
   bool stopping_ = false;
   std::thread thread_;  // the last member
@@ -374,6 +407,9 @@ Http::Ticket Http::send(HttpRequest request, Done done) {
 }
 void Http::cancel(Ticket ticket) {
   impl_->cancel(ticket);
+}
+void Http::after(uint64_t delay_ms, std::function<void()> task) {
+  impl_->after(delay_ms, std::move(task));
 }
 bool Http::here() const {
   return impl_->here();

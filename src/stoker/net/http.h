@@ -33,6 +33,9 @@ struct HttpRequest {
   uint64_t connect_ms = 5'000;
   uint64_t stall_ms = 20'000;  // without a byte, either way
   uint64_t delay_ms = 0;       // before it begins
+  // On the thread of the Http, before the first byte goes `into`: false ends it as cancelled. So two
+  // requests may have one memory.
+  std::function<bool()> lands = {};
 };
 
 struct HttpAnswer {
@@ -75,6 +78,8 @@ class Http {
 
   Ticket send(HttpRequest request, Done done);
   void cancel(Ticket ticket);  // its `done` hears of it; too late: nothing
+  // On the thread of this Http, unless it ends before.
+  void after(uint64_t delay_ms, std::function<void()> task);
   const HttpCounters& counters() const;
   bool here() const;  // the calling thread is the one of this Http
 

@@ -62,8 +62,11 @@ class S3Server {
         200);
   }
   void fault(const nlohmann::json& fault) { control({{"faults", {fault}}}); }
-  // [method, path, status] of each request since then.
+  // [method, path, status, address] of each request that was answered since then.
   nlohmann::json log() { return nlohmann::json::parse(ask("GET", "/_log", {}).body); }
+  // {arrived, peak}: requests since then, answered or not, and the most at once.
+  nlohmann::json seen() { return nlohmann::json::parse(ask("GET", "/_seen", {}).body); }
+  const std::string& endpoint() const { return endpoint_; }
   size_t count(const std::string& method, const std::string& part) {
     size_t found = 0;
     for (const auto& each : log())

@@ -18,6 +18,11 @@ namespace {
 constexpr const char* kWhere = "store/s3";
 constexpr double kWindowMin = 2, kWindowMax = 64;
 constexpr uint64_t kCutPause_ns = 200'000'000;  // one storm makes the window smaller once
+constexpr size_t kWaits = 256, kWaitsMin = 20;  // that say what is usual
+// At the percentile itself one request in twenty is hedged whatever the server does, and nothing
+// is left of the allowance for those that hang.
+constexpr uint64_t kHedgeFactor = 2;
+constexpr double kHedgeShare = 0.02, kHedgesMax = 8;  // of all requests; at once
 constexpr int kTurnsMax = 3;                    // redirects, clocks and refreshes of one try
 
 using Verdict = Reply::Verdict;
@@ -50,6 +55,16 @@ struct Client::Try {
   Done done;
   int turns = 0;
   std::string sha256;
+};
+
+// The request has lane 0, the one beside it lane 1. Callbacks run on the thread of the Http.
+struct Client::Race {
+  std::mutex mutex;  // guards what follows
+  uint64_t begun_ns = 0;
+  std::array<net::Http::Ticket, 2> tickets{};  // 0: not sent
+  std::optional<size_t> landed;                // the lane whose bytes are `into`
+  size_t going = 1;
+  bool over = false;
 };
 
 struct Client::Sending {
@@ -118,10 +133,87 @@ void Client::launch(std::shared_ptr<Try> each) {
 }
 
 void Client::begin(const std::shared_ptr<Try>& each) {
+  const uint64_t delay_ms = std::exchange(each->delay_ms, 0);
+  if (!each->command->hedged) {
+    net::HttpRequest request = sign(*each);
+    request.delay_ms = delay_ms;
+    http_->send(std::move(request),
+                [this, each](net::HttpAnswer answer) { came(each, std::move(answer)); });
+    return;
+  }
+  auto race = std::make_shared<Race>();
+  race->begun_ns = Clock::real().now_ns() + delay_ms * 1'000'000;
+  const auto usual = usual_wait_ns();
+  run(each, race, 0, delay_ms);
+  if (!usual) return;
+  http_->after(delay_ms + kHedgeFactor * *usual / 1'000'000 + 1, [this, each, race] {
+    {
+      std::lock_guard lock(race->mutex);
+      if (race->over || race->landed || !take_hedge()) return;
+      ++race->going;
+    }
+    run(each, race, 1, 0);
+  });
+}
+
+void Client::run(const std::shared_ptr<Try>& each, const std::shared_ptr<Race>& race, size_t lane,
+                 uint64_t delay_ms) {
   net::HttpRequest request = sign(*each);
-  request.delay_ms = std::exchange(each->delay_ms, 0);
-  http_->send(std::move(request),
-              [this, each](net::HttpAnswer answer) { came(each, std::move(answer)); });
+  request.delay_ms = delay_ms;
+  request.lands = [this, race, lane] { return lands(*race, lane); };
+  const auto ticket =
+      http_->send(std::move(request), [this, each, race, lane](net::HttpAnswer answer) {
+        {
+          std::lock_guard lock(race->mutex);
+          --race->going;
+          // An answer without bytes says nothing while the other may bring some.
+          if (race->over || (race->landed ? *race->landed != lane : race->going > 0)) return;
+          race->over = true;
+        }
+        came(each, std::move(answer));
+      });
+  std::lock_guard lock(race->mutex);
+  race->tickets[lane] = ticket;
+}
+
+// The first that brings a byte keeps the memory.
+bool Client::lands(Race& race, size_t lane) {
+  uint64_t wait = 0;
+  {
+    std::lock_guard lock(race.mutex);
+    if (race.landed || race.over) return race.landed == lane;
+    race.landed = lane;
+    if (race.tickets[1 - lane] != 0) http_->cancel(race.tickets[1 - lane]);
+    const uint64_t now = Clock::real().now_ns();
+    wait = now - std::min(now, race.begun_ns);
+  }
+  std::lock_guard lock(mutex_);
+  if (waits_ns_.size() < kWaits)
+    waits_ns_.push_back(wait);
+  else
+    waits_ns_[next_wait_++ % kWaits] = wait;
+  return true;
+}
+
+// The 95th percentile; nothing while too few are known. Counts a request that could be hedged.
+std::optional<uint64_t> Client::usual_wait_ns() {
+  std::vector<uint64_t> waits;
+  {
+    std::lock_guard lock(mutex_);
+    hedges_ = std::min(kHedgesMax, hedges_ + kHedgeShare);
+    if (waits_ns_.size() < kWaitsMin) return {};
+    waits = waits_ns_;
+  }
+  const auto at = waits.begin() + static_cast<std::ptrdiff_t>(waits.size() * 95 / 100);
+  std::nth_element(waits.begin(), at, waits.end());
+  return *at;
+}
+
+bool Client::take_hedge() {
+  std::lock_guard lock(mutex_);
+  if (hedges_ < 1) return false;
+  hedges_ -= 1;
+  return true;
 }
 
 net::HttpRequest Client::sign(const Try& each) {

@@ -32,6 +32,9 @@ struct Command {
   // Whether a try whose answer was lost may be followed by another: it changes nothing, or nothing
   // else when it is done twice.
   bool repeatable = true;
+  // Of a request that brings nothing for longer than is usual: another beside it, and the first to
+  // bring a byte has `into`. For requests that change nothing.
+  bool hedged = false;
   // A 2xx answer says only in its body whether it was done: one without is no answer.
   bool tells = false;
 };
@@ -75,6 +78,7 @@ class Client {
  private:
   struct Sending;  // of send()
   struct Try;
+  struct Race;  // of a request and the one beside it
   // Where requests go, and by what they are signed; changed by redirects and refreshes.
   struct Target {
     Endpoint endpoint;
@@ -86,6 +90,11 @@ class Client {
   Client(Location location, Target target, std::unique_ptr<net::Http> http);
   void launch(std::shared_ptr<Try> each);
   void begin(const std::shared_ptr<Try>& each);
+  void run(const std::shared_ptr<Try>& each, const std::shared_ptr<Race>& race, size_t lane,
+           uint64_t delay_ms);
+  bool lands(Race& race, size_t lane);
+  std::optional<uint64_t> usual_wait_ns();
+  bool take_hedge();
   net::HttpRequest sign(const Try& each);
   void came(const std::shared_ptr<Try>& each, net::HttpAnswer answer);
   bool see_to(Try& each, const Reply& reply);
@@ -105,6 +114,10 @@ class Client {
   size_t active_ = 0;
   uint64_t cut_at_ns_ = 0;  // when the window was last made smaller
   std::deque<std::shared_ptr<Try>> queued_;
+  // Of the last requests that could be hedged, from the start to the first byte.
+  std::vector<uint64_t> waits_ns_;
+  size_t next_wait_ = 0;
+  double hedges_ = 0;  // that may begin: each request adds its share
   std::mt19937_64 random_;
   std::unique_ptr<net::Http> http_;  // the last member: its thread uses the others
 };

@@ -69,6 +69,7 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
     command.headers = {
         {"range", "bytes=" + std::to_string(first) + "-" + std::to_string(first + rest.bytes - 1)}};
     command.into = into_.sub(rest.at, rest.bytes);
+    command.hedged = true;
     {
       std::lock_guard lock(mutex_);
       if (!etag_.empty()) command.headers.emplace_back("if-match", etag_);

@@ -1,12 +1,37 @@
 // S3Store against a server that misbehaves. Counts requests and looks at bytes; never at the clock.
 #include <gtest/gtest.h>
 
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <netdb.h>
+
 #include <cstdlib>
+#include <set>
 
 #include "stoker/store/runtime.h"
 #include "stoker/store/s3/store.h"
 #include "stoker/testing/s3_server.h"
 #include "stoker/testing/store_harness.h"
+
+// Stands before the C library's, for the HTTP library too: a name with three addresses.
+extern "C" int getaddrinfo(const char* node, const char* service, const addrinfo* hints,
+                           addrinfo** found) {
+  using Function = int (*)(const char*, const char*, const addrinfo*, addrinfo**);
+  static const auto real = reinterpret_cast<Function>(dlsym(RTLD_NEXT, "getaddrinfo"));
+  if (node == nullptr || std::string_view(node) != "three.test")
+    return real(node, service, hints, found);
+  addrinfo* list = nullptr;
+  for (const char* address : {"127.0.0.3", "127.0.0.2", "127.0.0.1"}) {
+    addrinfo* one = nullptr;
+    addrinfo numeric = *hints;
+    numeric.ai_family = AF_INET;
+    if (const int error = real(address, service, &numeric, &one); error != 0) return error;
+    one->ai_next = list;
+    list = one;
+  }
+  *found = list;
+  return 0;
+}
 
 namespace stoker {
 namespace {
@@ -75,6 +100,77 @@ TEST_F(S3Fault, AReadGoesOnWhereItWasCut) {
     EXPECT_EQ(into, bytes) << fault;
     EXPECT_EQ(server_->log().size(), 3U + 1) << "three ranges, and one of them again: " << fault;
   }
+}
+
+// Many reads of 1000 bytes at once.
+class S3Many : public S3Fault {
+ protected:
+  void SetUp() override {
+    S3Fault::SetUp();
+    ASSERT_OK(put("object", bytes_));
+  }
+  void read_many(size_t count) {
+    std::vector<Bytes> into(count, Bytes(bytes_.size()));
+    std::vector<Future<void>> reads;
+    reads.reserve(count);
+    for (auto& each : into) reads.push_back(store_->read("object", 0, slice_of(each), {}));
+    for (size_t i = 0; i < count; ++i) {
+      EXPECT_OK(reads[i].wait());
+      EXPECT_EQ(into[i], bytes_);
+    }
+  }
+  uint64_t seen(const char* what) { return server_->seen()[what].get<uint64_t>(); }
+
+  const Bytes bytes_ = pattern(1000, 2);
+};
+
+TEST_F(S3Many, ASlowRequestIsOvertakenByASecondOne) {
+  // So slow that the noise of the machine is none of theirs.
+  server_->fault({{"kind", "slow"}, {"method", "GET"}, {"times", 1000}, {"seconds", 0.05}});
+  read_many(400);
+  server_->fault({{"kind", "slow"}, {"method", "GET"}, {"seconds", 10}});
+  read_many(1);
+  EXPECT_EQ(seen("arrived"), 2U);
+  EXPECT_EQ(server_->log().size(), 1U) << "the slow one is not answered yet";
+}
+
+TEST_F(S3Many, SecondRequestsAreOneInFiftyAtMost) {
+  server_->control(Json::object());
+  read_many(120);
+  uint64_t arrived = seen("arrived");
+  server_->fault({{"kind", "slow"}, {"method", "GET"}, {"times", 12}, {"seconds", 1.5}});
+  read_many(12);
+  arrived += seen("arrived");
+  EXPECT_GT(arrived, 132U);
+  EXPECT_LE(arrived, 132U + 2);
+}
+
+TEST_F(S3Many, FewerRequestsAreUnderWayAfterThrottling) {
+  const auto peak_under = [&](const Json& fault) {
+    open("&patience=60");
+    if (!fault.is_null()) server_->fault(fault);
+    read_many(4);
+    server_->fault({{"kind", "slow"}, {"method", "GET"}, {"times", 1000}, {"seconds", 0.2}});
+    read_many(24);
+    return seen("peak");
+  };
+  EXPECT_GE(peak_under({}), 14U);
+  for (const Json& fault : {Json{{"kind", "status"}, {"status", 503}, {"code", "SlowDown"}},
+                            Json{{"kind", "status"}, {"status", 429}},
+                            Json{{"kind", "status"}, {"status", 500}}})
+    EXPECT_LE(peak_under(fault), 12U) << fault;
+}
+
+TEST_F(S3Many, ConnectionsSpreadOverTheAddressesOfTheEndpoint) {
+  store_.reset();
+  std::string where = server_->store();
+  where.replace(where.find("127.0.0.1"), 9, "three.test");
+  store_ = std::move(*open_s3_store(where, runtime_->runtime(), {}));
+  server_->fault({{"kind", "slow"}, {"method", "GET"}, {"times", 1000}, {"seconds", 0.05}});
+  read_many(32);
+  std::set<std::string> addresses;
+  for (const auto& each : server_->log()) addresses.insert(each[3].get<std::string>());
+  EXPECT_EQ(addresses.size(), 3U);
 }
 
 TEST_F(S3Fault, AnObjectThatIsReplacedDuringAReadIsAnError) {
