@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import pytest
 import torch
@@ -39,3 +40,22 @@ def test_a_type_that_is_slow_here_is_told_of_once(tmp_path, monkeypatch, recwarn
     told = [str(each.message) for each in recwarn if "slow in bfloat16" in str(each.message)]
     assert len(told) == len(looks) == int(warned)
     assert all("2 GFLOP/s" in each and "40 in float32" in each and "dtype=torch.float32" in each for each in told)
+
+
+def test_a_slow_measurement_is_repeated_less_often():
+    calls = []
+    assert measure.repeated(lambda: calls.append(1) or 2.0, 5, 60.0) == [2.0] * 5 and len(calls) == 6, "the first does not count"
+    calls.clear()
+    assert measure.repeated(lambda: calls.append(1) or time.sleep(0.05) or 2.0, 100, 0.12) == [2.0] * (len(calls) - 1)
+    assert 2 <= len(calls) <= 4
+    calls.clear()
+    assert measure.repeated(lambda: calls.append(1) or time.sleep(0.02) or 2.0, 100, 0.01) == [2.0], "one counts in any case"
+
+
+@pytest.mark.parametrize("rate, layers", [(3e9, 6), (2.5e8, 2), (1e6, 1)])
+def test_a_slow_disk_gets_a_smaller_model_and_fewer_steps(tmp_path, monkeypatch, rate, layers):
+    sizes, steps, offload, step = [], [], package.offload, stoker.OffloadedOptimizer.step
+    monkeypatch.setattr(package, "offload", lambda model, *args, **options: sizes.append(len(model)) or offload(model, *args, **options))
+    monkeypatch.setattr(stoker.OffloadedOptimizer, "step", lambda self: steps.append(1) or time.sleep(0.3) or step(self))
+    share = measure.disk_share(str(tmp_path), measure.Machine(read=rate, write=rate, update_seconds=1e-9))
+    assert 0.1 <= share <= 1.0 and sizes == [layers] and 2 <= len(steps) <= 5 and not list(tmp_path.iterdir())

@@ -393,7 +393,7 @@ def test_a_plan_rehearses_few_steps_of_few_tiles(capsys, monkeypatch, model, dra
     monkeypatch.setattr(CountedSession, "_advance", lambda *args: tiles.__setitem__(0, tiles[0] + 1) or advance(*args))
     monkeypatch.setattr(CountedSession, "__init__", lambda *args: rehearsals.__setitem__(0, rehearsals[0] + 1) or init(*args))
     assert main([model, "--dram", dram, "--tokens", "4096", *DISK]) == 0
-    assert rehearsals[0] <= 9 and tiles[0] <= rehearsals[0] * 8 * 4000
+    assert rehearsals[0] <= 9 and tiles[0] <= rehearsals[0] * 8 * 2000
 
 
 def test_changes_of_the_policy_are_told_once_each_and_summed_up():

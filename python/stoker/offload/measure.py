@@ -23,19 +23,31 @@ from stoker.errors import StokerError
 from stoker.offload.machine import Machine
 from stoker.offload.moments import MODES
 
+BOUND = 0.3  # seconds for each measurement of a kernel, beyond its first runs
+SHARE_SECONDS = 1.0  # for what updates get of the disk
 COMMIT_SECONDS = 0.005  # two barriers and a journal record
 TYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}  # in which a model may be trained; of equals, the first
 
 
-def core_seconds(run: Callable[[], object], times: int = 5) -> float:
-    """The median processor time of run(), after one that does not count."""
+def repeated(run: Callable[[], float], times: int, bound: float) -> list[float]:
+    """What `times` calls of run() returned, of fewer where they take more than `bound` seconds, but of one at least.
+    A call before them does not count: it is the first to touch the memory."""
+    begun, taken = time.perf_counter(), []
     run()
-    taken = []
-    for _ in range(times):
+    while not taken or (len(taken) < times and time.perf_counter() - begun < bound):
+        taken.append(run())
+    return taken
+
+
+def core_seconds(run: Callable[[], object], times: int = 5) -> float:
+    """The median processor time of run()."""
+
+    def timed() -> float:
         started = time.process_time()
         run()
-        taken.append(time.process_time() - started)
-    return statistics.median(taken)
+        return time.process_time() - started
+
+    return statistics.median(repeated(timed, times, BOUND))
 
 
 def disk_rates(directory: str, seconds: float = 8.0) -> dict[str, float]:
@@ -145,36 +157,42 @@ def quick_look() -> Quickest:
 def copy_seconds(size: int = 64 << 20) -> float:
     """Seconds a byte of moving a gradient to where it stays, on all cores."""
     source, target = torch.ones(size // 2, dtype=torch.bfloat16), torch.zeros(size // 2, dtype=torch.bfloat16)
-    taken = []
-    for _ in range(5):
+
+    def timed() -> float:
         started = time.perf_counter()
         target.copy_(source)
-        taken.append(time.perf_counter() - started)
-    return min(taken) / size
+        return time.perf_counter() - started
+
+    return min(repeated(timed, 5, BOUND)) / size
 
 
 def disk_share(directory: str, machine: Machine) -> float:
-    """What updates get of the disk's rates: those of a small model, out of a store in `directory`, beside what the rehearsal makes of them."""
+    """What updates get of the disk's rates: those of a small model, out of a store in `directory`, beside what the rehearsal
+    makes of them, in about SHARE_SECONDS: of a slow disk by fewer steps, and of a slower one by a smaller model."""
     from stoker.offload import offload  # the package is made of modules like this one
     from stoker.offload.rehearsal import Course, Rehearsal
 
-    model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False, dtype=torch.bfloat16) for _ in range(6)))
+    layer_seconds = (14 << 20) * (1 / machine.read + 1 / machine.write)  # of a step: so much is read, and written
+    layers = max(1, min(6, int(SHARE_SECONDS / 4 / layer_seconds)))
+    model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False, dtype=torch.bfloat16) for _ in range(layers)))
     gradients = [torch.ones_like(param) for param in model.parameters()]
     with tempfile.TemporaryDirectory(dir=directory, prefix="stoker-probe-") as store:
         model, opt = offload(model, torch.optim.AdamW(model.parameters()), store=store, dram="64MiB", policy="sync")
+
+        def step() -> float:
+            opt.step()
+            return opt.ledger.last["seconds"]
+
         try:
             for param, gradient in zip(model.parameters(), gradients):
                 param.grad = gradient
-            taken = []
-            for _ in range(12):
-                opt.step()
-                taken.append(opt.ledger.last["seconds"])
+            taken = repeated(step, 11, SHARE_SECONDS)
             setting = opt.setting()
         finally:
             opt.close()
     course = Course([], [unit for block in setting.blocks for unit in block.updated_units])
     planned = Rehearsal(setting.blocks, setting.algorithm, setting.layout, setting.arena_bytes, course, "sync", machine).steady().seconds
-    return min(1.0, max(0.1, planned / statistics.median(taken[4:])))
+    return min(1.0, max(0.1, planned / statistics.median(taken[len(taken) // 4 :])))
 
 
 def file_system(directory: str) -> int:

@@ -27,7 +27,7 @@ from stoker.offload.window import PLACES, Home, Place, Window, place_bytes
 PAGE = 4096
 CLASSES = ("weights", "remainder", "m", "v")
 TILES_A_STEP = 600  # tiles of larger models are reckoned in groups, of which two are there
-TILES_MOST = 3000  # in a step, whatever is there: a rehearsal is to take a tenth of a second
+TILES_MOST = 1500  # in a step, whatever is there: a rehearsal is to take a tenth of a second
 _NOTHING = torch.empty(0)
 _CALL = ("", True, True)
 
