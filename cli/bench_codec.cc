@@ -311,7 +311,10 @@ void add_bench_codec(CLI::App& bench, ExitStatus& status) {
   command->add_option("--code", arguments->code, "Data and parity chunks")->capture_default_str();
   command->add_option("--chunk", arguments->chunk, "Size of a chunk")->capture_default_str();
   command->add_option("--memory", arguments->memory, "Memory to work on: far more than the caches")->capture_default_str();
-  command->add_option("--repetitions", arguments->repetitions, "Rounds that count; one more warms up")->capture_default_str()->check(CLI::Range(1, 1000));
+  command
+      ->add_option("--repetitions", arguments->repetitions, "Rounds that count; one more warms up")
+      ->capture_default_str()
+      ->check(whole(1, 1000));
   command->add_flag("--json", arguments->json, "Print the results as JSON");
   command->callback([arguments, &status] {
     const auto json = run_bench(*arguments);

@@ -208,11 +208,17 @@ void add_bench_io(CLI::App& bench, ExitStatus& status) {
   CLI::App* command = bench.add_subcommand("io", "Measure our disk I/O beside fio on the same file (about 2.5 minutes)");
   command->add_option("DIR", arguments->folder, "The folder whose disk is measured")->capture_default_str();
   command->add_option("--engine", arguments->engine, "auto, uring or posix")->capture_default_str()->check(CLI::IsMember({"auto", "uring", "posix"}));
-  command->add_option("--depth", arguments->depth, "Operations under way")->capture_default_str()->check(CLI::Range(1U, 256U));
+  command->add_option("--depth", arguments->depth, "Operations under way")
+      ->capture_default_str()
+      ->check(whole(1, 256));
   command->add_option("--seconds", arguments->seconds, "Length of one run")
       ->capture_default_str()
-      ->check(seconds_from(0.1));
-  command->add_option("--repetitions", arguments->repetitions, "Pairs of runs that count; one more warms up")->capture_default_str()->check(CLI::Range(1, 100));
+      ->check(number(0.1, 600.0));
+  command
+      ->add_option("--repetitions", arguments->repetitions,
+                   "Pairs of runs that count; one more warms up")
+      ->capture_default_str()
+      ->check(whole(1, 100));
   command->add_option("--file-size", arguments->file_size, "Size of the temporary file")->capture_default_str();
   command->add_flag("--json", arguments->json, "Print the results as JSON");
   command->callback([arguments, &status] { run(*arguments, status); });

@@ -174,7 +174,7 @@ void add_bench_repair(CLI::App& bench, ExitStatus& status) {
   command->add_option("--rate", arguments->rates, "Rates of the repair, reading and writing, in bytes a second; 0: no limit")->capture_default_str();
   command->add_option("--seconds", arguments->seconds, "For each rate")
       ->capture_default_str()
-      ->check(seconds_from(0.1));
+      ->check(number(0.1, 600.0));
   command->add_flag("--json", arguments->json, "Print the result as JSON");
   command->callback([arguments, &status] {
     if (const Status done = run(*arguments); !done) fail(status, done.error());

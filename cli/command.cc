@@ -1,46 +1,42 @@
 #include "command.h"
 
+#include <charconv>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 
 namespace stoker::cli {
 
-std::string printable(std::string_view text) {
-  std::string out;
-  const auto escape = [&out](unsigned char byte) {
-    char escaped[5];
-    std::snprintf(escaped, sizeof escaped, "\\x%02x", byte);
-    out += escaped;
+CLI::Validator whole(uint64_t least, uint64_t most) {
+  const auto check = [least, most](const std::string& text) -> std::string {
+    uint64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    const bool all = error == std::errc() && end == text.data() + text.size();
+    if (all && value >= least && value <= most) return {};
+    return "`" + text + "` is no whole number from " + std::to_string(least) + " to " +
+           std::to_string(most);
   };
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    const auto next = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0;
-    // U+0080 to U+009F control terminals as well
-    const bool second_set = byte == 0xC2 && next >= 0x80 && next < 0xA0;
-    if (byte >= 0x20 && byte != 0x7F && !second_set) {
-      out += text[i];
-      continue;
-    }
-    escape(byte);
-    if (second_set) escape(static_cast<unsigned char>(text[++i]));
-  }
-  return out;
+  return CLI::Validator(check, "");
+}
+
+CLI::Validator number(double least, double most) {
+  const auto check = [least, most](const std::string& text) -> std::string {
+    double value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    const bool all = error == std::errc() && end == text.data() + text.size();
+    if (all && std::isfinite(value) && value >= least && value <= most) return {};
+    const auto plain = [](double limit) {
+      char shown[32];
+      std::snprintf(shown, sizeof shown, "%g", limit);
+      return std::string(shown);
+    };
+    return "`" + text + "` is no number from " + plain(least) + " to " + plain(most);
+  };
+  return CLI::Validator(check, "");
 }
 
 void fail(ExitStatus& status, const Error& error) {
   std::fprintf(stderr, "stoker: %s\n", printable(error.message()).c_str());
   status.code = 1;
-}
-
-CLI::Validator seconds_from(double least) {
-  const auto check = [least](const std::string& text) -> std::string {
-    char* end = nullptr;
-    const double value = std::strtod(text.c_str(), &end);
-    if (*end == '\0' && std::isfinite(value) && value >= least && value <= 600) return {};
-    return text + " is no number of seconds from " + std::to_string(least).substr(0, 3) + " to 600";
-  };
-  return {check, "SECONDS"};
 }
 
 }  // namespace stoker::cli

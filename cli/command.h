@@ -6,10 +6,12 @@
 
 #include <CLI/CLI.hpp>
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
 #include "stoker/base/error.h"
+#include "stoker/base/text.h"
 
 namespace stoker::cli {
 
@@ -18,14 +20,18 @@ struct ExitStatus {
   int code = 0;
 };
 
-// As it is fit for a terminal: control characters become \xNN, for a key or a path may hold any.
-std::string printable(std::string_view text);
+// A whole number from `least` to `most`. CLI11 alone takes -1 for a very large one.
+CLI::Validator whole(uint64_t least, uint64_t most);
+// A number from `least` to `most`. CLI::Range takes nan.
+CLI::Validator number(double least, double most);
+
+// The name of a file or folder, which is not empty.
+inline const CLI::Validator named(
+    [](const std::string& text) { return std::string(text.empty() ? "the name is empty" : ""); },
+    "");
 
 // Prints "stoker: <sentence>" on stderr and sets the status to 1.
 void fail(ExitStatus& status, const Error& error);
-
-// A number of seconds from `least` to 600. (CLI::Range lets nan through.)
-CLI::Validator seconds_from(double least);
 
 // Outlive the parse: `app` and `status` are referred to by the callbacks.
 void add_probe(CLI::App& app, ExitStatus& status);

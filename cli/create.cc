@@ -64,7 +64,11 @@ void add_create(CLI::App& app, ExitStatus& status) {
   command->add_option("STORE", arguments->store, "Where: a folder, local:/a,/b for several volumes, or coded(6+3, /disk{0..8}), of which any 3 disks may be lost")->required();
   command->add_option("--capacity", arguments->capacity, "How many bytes of objects it holds (100GiB, say); reserved on the disks at once")->required();
   command->add_option("--chunk", arguments->chunk, "Chunk size of new objects, 64KiB to 8MiB")->capture_default_str();
-  command->add_option("--objects", arguments->objects, "How many objects it should have room for in its table")->capture_default_str();
+  command
+      ->add_option("--objects", arguments->objects,
+                   "How many objects it should have room for in its table")
+      ->capture_default_str()
+      ->check(whole(1, uint64_t{1} << 32));
   command->add_flag("--same-disk", arguments->same_disk, "Disks of a coded store may be folders on one disk, although they are then lost together: to try it out");
   command->footer(
       "Only what is missing, empty or wholly zero is made into a store. A coded store takes more of its disks than it holds, and says how much: parity, room where\n"

@@ -126,7 +126,9 @@ void add_export(CLI::App& app, ExitStatus& status) {
                    "dir:/folder of plain files, or s3://bucket/prefix")
       ->required();
   command->add_option("KEY", arguments->key, "The object; where there is none of this key, the prefix of keys")->required();
-  command->add_option("TARGET", arguments->target, "The file, or for a prefix the folder")->required();
+  command->add_option("TARGET", arguments->target, "The file, or for a prefix the folder")
+      ->required()
+      ->check(named);
   command->add_option("--snapshot", arguments->snapshot, "From this snapshot instead of the current version");
   command->footer(
       "A file is there whole or not at all. Of a prefix, objects that cannot be read (more disks of a coded store are lost than it bears, say) are named\n"

@@ -1,10 +1,12 @@
 // stoker ls STORE [PREFIX]: the objects of a store and its snapshots.
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "command.h"
+#include "run_summary.h"
 #include "stoker/base/bytes.h"
 #include "stoker/store/runtime.h"
 
@@ -16,7 +18,61 @@ struct LsArguments {
   bool json = false;
 };
 
-void print_json(const StoreInfo& info, const std::vector<ObjectInfo>& objects) {
+// The files of a local store; none of another one.
+std::vector<std::string> files_of(const std::string& store) {
+  const auto volumes = local_volumes(store);
+  if (!volumes) return {};
+  std::vector<std::string> files;
+  for (const std::string& volume : *volumes) {
+    std::error_code error;
+    const bool folder = std::filesystem::is_directory(volume, error);
+    files.push_back(folder ? volume + "/stoker.volume" : volume);
+  }
+  return files;
+}
+
+void add_run(nlohmann::json& json, const RunSummary& run, const std::string& written) {
+  nlohmann::json& made = json["run"] = {{"algorithm", run.algorithm},
+                                        {"moments", run.moments},
+                                        {"types", run.types()},
+                                        {"elements", run.elements(false)},
+                                        {"trained_elements", run.elements(true)},
+                                        {"last_written", written},
+                                        {"parameters", nlohmann::json::array()}};
+  made["step"] = run.step ? nlohmann::json(*run.step) : nlohmann::json();
+  for (const RunParameter& each : run.parameters) {
+    made["parameters"].push_back({{"name", each.name},
+                                  {"type", each.type},
+                                  {"shape", each.shape},
+                                  {"elements", each.elements},
+                                  {"trained", each.trained},
+                                  {"unit", each.unit}});
+  }
+}
+
+void print_run(const RunSummary& run, const StoreInfo& info, const std::string& written) {
+  const double millions = static_cast<double>(run.elements(false)) / 1e6;
+  const double trained = static_cast<double>(run.elements(true)) / 1e6;
+  std::printf(
+      "model         %.4g M elements in %zu parameters, %s; %.4g M of them trained by %s, moments "
+      "%s\n",
+      millions, run.parameters.size(), printable(run.types()).c_str(), trained,
+      printable(run.algorithm).c_str(), printable(run.moments).c_str());
+  const std::string step = run.step ? std::to_string(*run.step) : "none is committed yet";
+  std::printf("step          %s%s%s\n", step.c_str(), written.empty() ? "" : "; last written ",
+              written.c_str());
+  std::printf("size          %s of %s used\n\n", human_bytes(info.used_bytes).c_str(),
+              human_bytes(info.capacity_bytes).c_str());
+  std::printf("%14s %10s %-18s  %s\n", "elements", "type", "shape", "parameter");
+  for (const RunParameter& each : run.parameters) {
+    std::printf("%14llu %10s %-18s  %s%s\n", static_cast<unsigned long long>(each.elements),
+                printable(each.type).c_str(), each.shape.c_str(), printable(each.name).c_str(),
+                each.trained ? "" : " (frozen)");
+  }
+  std::printf("\n");
+}
+
+nlohmann::json json_of(const StoreInfo& info, const std::vector<ObjectInfo>& objects) {
   nlohmann::json json = {{"store", info.composition},         {"committed_version", info.committed}, {"capacity_bytes", info.capacity_bytes},
                          {"used_bytes", info.used_bytes},     {"objects", nlohmann::json::array()},  {"snapshots", nlohmann::json::array()}};
   for (const ObjectInfo& object : objects) {
@@ -24,7 +80,7 @@ void print_json(const StoreInfo& info, const std::vector<ObjectInfo>& objects) {
     if (object.expected) json["objects"].back()["class"] = kClasses[static_cast<size_t>(*object.expected)];
   }
   for (const SnapshotInfo& snapshot : info.snapshots) json["snapshots"].push_back({{"name", snapshot.name}, {"version", snapshot.version}});
-  std::printf("%s\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+  return json;
 }
 
 void print_text(const StoreInfo& info, const std::vector<ObjectInfo>& objects) {
@@ -48,10 +104,16 @@ Status run(const LsArguments& arguments) {
   options.holder = "stoker ls";
   STOKER_ASSIGN(const auto store, open_store(arguments.store, runtime->runtime(), options));
   STOKER_ASSIGN(const auto objects, store->list(arguments.prefix, arguments.snapshot));
+  const StoreInfo info = store->info();
+  const auto run =
+      arguments.prefix.empty() ? run_summary(*store, arguments.snapshot) : std::nullopt;
   if (arguments.json) {
-    print_json(store->info(), objects);
+    nlohmann::json json = json_of(info, objects);
+    if (run) add_run(json, *run, last_written(files_of(arguments.store)));
+    std::printf("%s\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
   } else {
-    print_text(store->info(), objects);
+    if (run) print_run(*run, info, last_written(files_of(arguments.store)));
+    print_text(info, objects);
   }
   return {};
 }
@@ -69,6 +131,14 @@ void add_ls(CLI::App& app, ExitStatus& status) {
   command->add_option("PREFIX", arguments->prefix, "Only keys that start with this");
   command->add_option("--snapshot", arguments->snapshot, "List this snapshot instead of the current version");
   command->add_flag("--json", arguments->json, "Print the result as JSON");
+  command->footer(
+      "Of a training run, a summary comes first: the model, its newest step (or that of the "
+      "snapshot), when\n"
+      "the store was last written, its size, and each parameter. Objects follow: w/UNIT holds the "
+      "weights of a\n"
+      "unit of parameters, r/, m/ and v/ the rest of its state. With PREFIX there are objects "
+      "only.\n"
+      "Exit status: 0 listed, 1 it failed.");
   command->callback([arguments, &status] {
     if (const Status done = run(*arguments); !done) fail(status, done.error());
   });

@@ -59,7 +59,7 @@ void add_probe(CLI::App& app, ExitStatus& status) {
   command->add_option("--engine", arguments->engine, "auto, uring or posix")->capture_default_str()->check(CLI::IsMember({"auto", "uring", "posix"}));
   command->add_option("--seconds", arguments->seconds, "About how long it may take")
       ->capture_default_str()
-      ->check(seconds_from(1.0));
+      ->check(number(1.0, 600.0));
   command->add_flag("--json", arguments->json, "Print the result as JSON");
   command->callback([arguments, &status] {
     if (const Status done = run(*arguments); !done) fail(status, done.error());

@@ -188,7 +188,11 @@ void add_put(CLI::App& app, ExitStatus& status) {
       ->required();
   command->add_option("KEY", arguments->key, "The object; of a folder, what the keys begin with: photos/ makes photos/a.jpg of a.jpg")->required();
   command->add_option("SOURCE", arguments->source, "The file, or the folder with all that is below it")->required();
-  command->add_option("--at", arguments->at, "Change the object from this byte on by what is in the file, and leave the rest as it is");
+  command
+      ->add_option(
+          "--at", arguments->at,
+          "Change the object from this byte on by what is in the file, and leave the rest as it is")
+      ->check(whole(0, uint64_t{1} << 62));
   command->add_option("--class", arguments->expected, "What the objects are for: read_only (a data set), write_only (a checkpoint) or read_write (what is rewritten). A coded store works by it, and finds out itself what nobody says; being wrong costs speed only")
       ->check(CLI::IsMember(std::vector<std::string>(kClasses.begin(), kClasses.end())));
   command->footer(

@@ -36,7 +36,7 @@ constexpr std::array kCommands = {
 // Run by `python -P -c`: says what is missing in a sentence, else calls main() of the module's __main__.
 // An interrupt comes blocked. While modules are loaded, and again once main() is done, it ends the process like any program: nothing is at stake, and
 // an exception would be printed instead of raised in many a place of an import and of the interpreter's end. In main() the first one is an exception,
-// so that it can clean up; a second one ends the process at once.
+// so that it can clean up; a second one ends the process at once. Where nobody reads stdout any more (`| head`), it ends without a word.
 // -P keeps the working directory off the search path, so that a folder named "stoker" there is not taken for the package.
 constexpr const char* kLauncher = R"(
 import signal
@@ -55,10 +55,15 @@ try:
     try:
         signal.signal(signal.SIGINT, interrupt)
         status = main()
+        sys.stdout.flush()
     finally:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 except KeyboardInterrupt:
     status = 130
+except BrokenPipeError:
+    import os
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    status = 141
 sys.exit(status)
 )";
 

@@ -45,8 +45,9 @@ def main() -> None:
     rank = int(os.environ["RANK"])
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=meeting(), rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
 
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32  # not every processor multiplies bfloat16 quickly
     torch.manual_seed(0)  # the same weights everywhere, of which each rank keeps its shards
-    model = LlamaForCausalLM(CONFIG).to(device, torch.bfloat16)
+    model = LlamaForCausalLM(CONFIG).to(device, dtype)
     for layer in model.model.layers:
         fully_shard(layer)
     fully_shard(model)
@@ -73,7 +74,7 @@ def main() -> None:
 
     weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))  # whole on rank 0 alone
     if rank == 0:
-        LlamaForCausalLM(CONFIG).to(torch.bfloat16).save_pretrained(given.out / "model", state_dict=weights)
+        LlamaForCausalLM(CONFIG).to(dtype).save_pretrained(given.out / "model", state_dict=weights)
     opt.close()
     dist.destroy_process_group()
 

@@ -6,6 +6,7 @@ Classes also derive from the built-in exception a caller would expect, so ``exce
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 
@@ -55,6 +56,10 @@ class ReadOnly(StokerError, PermissionError):
     """The store refuses writes; the message says why."""
 
 
+class NoPermission(StokerError, PermissionError):
+    """The user may not read or write a file or folder; the message names it."""
+
+
 class IoError(StokerError, OSError):
     """The device or the kernel failed a request."""
 
@@ -98,6 +103,26 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
+_OF_SYSTEM: dict[int, type[StokerError]] = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM), NoPermission), errno.EROFS: ReadOnly,
+    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG), InvalidArgument),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), OutOfSpace), errno.ENOENT: NotFound,
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def saying(what: str) -> Iterator[None]:
+    """An OSError of Python from inside becomes the StokerError of its kind, which says `what` cannot be done."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, StokerError):
+            raise
+        told = _OF_SYSTEM.get(error.errno or 0, IoError)(f"cannot {what} ({error.strerror or error})")
+        told.errno = error.errno
+        raise told from error
+
+
 # By the core's name of a code (stoker::name(Code)); the binding looks classes up here, so this is the one table.
 BY_CODE: dict[str, type[StokerError]] = {
     "invalid argument": InvalidArgument,
@@ -108,6 +133,7 @@ BY_CODE: dict[str, type[StokerError]] = {
     "corruption": Corruption,
     "busy": Busy,
     "read only": ReadOnly,
+    "no permission": NoPermission,
     "i/o error": IoError,
     "unsupported": Unsupported,
     "cancelled": Cancelled,

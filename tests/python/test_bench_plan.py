@@ -30,7 +30,7 @@ def test_a_row_is_counted_only_where_the_disk_held_still():
 def test_rows_are_repeated_while_the_disk_moves(monkeypatch, capsys):
     """The first row holds still at once, the second at the last try, the third never: it is shown and not counted."""
     moves = iter([0.01, 0.3, 0.2, 0.03, 0.3, 0.2, 0.4])
-    monkeypatch.setattr(plan, "measure", lambda at, steps, directory, seconds: row(0.05, next(moves), at))
+    monkeypatch.setattr(plan, "measure", lambda at, dtype, steps, directory, seconds: row(0.05, next(moves), at))
     assert plan.main(["--rows", "3", "--repeat", "2", "--json"]) == 0
     assert next(moves, None) is None
     said = capsys.readouterr()

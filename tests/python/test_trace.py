@@ -9,6 +9,7 @@ import pytest
 import stoker
 import torch
 from stoker.errors import InvalidArgument
+from stoker.offload.measure import TYPES
 from stoker.trace.cli import main
 
 
@@ -95,15 +96,17 @@ SMALL = ["--layers", "2", "--width", "64", "--vocabulary", "256", "--dram", "16M
 def test_the_command_writes_the_trace_of_its_last_step(tmp_path, capsys, policy):
     out = tmp_path / "trace.json"
     assert main(["--out", str(out), "--dir", str(tmp_path), "--policy", policy, *SMALL]) == 0
-    said = capsys.readouterr().err
-    assert said.startswith(f"written      {out}: step 4, ") and said.endswith(f" s, policy {policy}\n")
+    precision, said = capsys.readouterr().err.splitlines()
+    chosen = precision.split()[1].rstrip(":")
+    assert precision.startswith("precision ") and chosen in TYPES
+    assert said.startswith(f"written      {out}: step 4, ") and said.endswith(f" s, policy {policy}")
     content = json.loads(out.read_text())
     assert content["otherData"] == {"step": 4, "policy": policy, "dropped_spans": 0}
     blocks = [span["name"] for span in spans(content, "training thread, block")]
     assert set(blocks) == {"embed", "layers.0", "layers.1", "norm", "head", "step()"} and blocks[0] == "embed" and blocks[-1] == "step()"
     if policy == "speculate":  # lazy updates of the step before may have been made ahead of the trace
         kernels = {span["name"].partition(" [")[0] for span in spans(content, "kernel thread")}
-        assert kernels >= {f"update {block}/bfloat16" for block in set(blocks) - {"step()"}}
+        assert kernels >= {f"update {block}/{chosen}" for block in set(blocks) - {"step()"}}
     assert any(span["name"].endswith(" write") and span["args"]["bytes"] > 0 for span in spans(content, "disk"))
     assert list(tmp_path.iterdir()) == [out], "the store is thrown away"
 
@@ -111,8 +114,9 @@ def test_the_command_writes_the_trace_of_its_last_step(tmp_path, capsys, policy)
 def test_the_command_says_what_is_wrong(tmp_path, capsys):
     for words, said in ((["--out", str(tmp_path / "none" / "t.json"), "--dir", str(tmp_path)], "none/t.json"), (["--dir", str(tmp_path / "none")], "none"), (["--dir", str(tmp_path), "--dram", "1MiB"], "the smallest budget that works")):
         assert main([*SMALL, *words]) == 1
-        shown = capsys.readouterr().err
-        assert shown.startswith("stoker trace: ") and said in shown and len(shown.splitlines()) == 1
+        *precision, shown = capsys.readouterr().err.splitlines()
+        assert shown.startswith("stoker trace: ") and said in shown
+        assert len(precision) == ("--dram" in words)  # measured where the paths are right
     with pytest.raises(SystemExit) as ended:
         main([*SMALL, "--dram", "lots"])
     assert ended.value.code == 2 and "--dram" in capsys.readouterr().err

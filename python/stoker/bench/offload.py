@@ -26,10 +26,11 @@ import stoker
 from stoker import _core
 from stoker.bench.model import TOKENS, Model, step_loss
 from stoker.bench.process import PeakMemory, process_io
+from stoker.command import Parser, fail, named, whole, writable_folder
 from stoker.errors import StokerError
 from stoker.offload.build import sleep_between_operators
 from stoker.offload.heap import keep_heap
-from stoker.offload.measure import checksum_seconds, disk_rates, kernel_seconds
+from stoker.offload.measure import TYPES, checksum_seconds, disk_rates, kernel_seconds, quickest_type
 from stoker.offload.moments import MODES
 from stoker.offload.planes import MIB, parse_bytes
 
@@ -50,7 +51,7 @@ def plain_compute_seconds(model: nn.Module, vocabulary: int, tokens: int, steps:
 def measure(policy: str, args: argparse.Namespace, directory: str) -> dict[str, Any]:
     """One row: builds the model in a fresh store, warms up, times `steps` steps."""
     store = os.path.join(directory, policy)
-    model = stoker.build(lambda: Model(args.layers, args.width, args.vocabulary).to(torch.bfloat16), seed=0, store=store, dram=args.dram)
+    model = stoker.build(lambda: Model(args.layers, args.width, args.vocabulary).to(args.dtype), seed=0, store=store, dram=args.dram)
     opt = torch.optim.AdamW(model.parameters(), lr=1e-4)
     model, opt = stoker.offload(model, opt, store=store, dram=args.dram, policy=policy, moments=args.moments)
     parameters = opt.plan()["parameters"]
@@ -113,20 +114,43 @@ def digest(model: nn.Module, opt: stoker.OffloadedOptimizer) -> str:
     return total.hexdigest()
 
 
+def model_width(text: str) -> int:
+    """Heads are 64 wide."""
+    value = whole(64, 1 << 16)(text)
+    if value % 64:
+        raise argparse.ArgumentTypeError(f"{value} is no multiple of 64: try {value - value % 64}")
+    return value
+
+
 def add_model_options(parser: argparse.ArgumentParser, dram: str = "1GiB", layers: int = 16, width: int = 1024) -> None:
     """The model that is trained, and the memory it gets."""
     parser.add_argument("--dram", default=dram, help=f"memory budget (default: {dram})")
-    parser.add_argument("--layers", type=int, default=layers, help=f"blocks of the model (default: {layers})")
-    parser.add_argument("--width", type=int, default=width, help=f"width of the model (default: {width})")
-    parser.add_argument("--vocabulary", type=int, default=8192, help="tokens of the vocabulary (default: 8192)")
+    parser.add_argument("--layers", type=whole(1, 10_000), default=layers, help=f"blocks of the model (default: {layers})")
+    parser.add_argument("--width", type=model_width, default=width, help=f"width of the model (default: {width})")
+    parser.add_argument("--vocabulary", type=whole(2, 1 << 24), default=8192, help="tokens of the vocabulary (default: 8192)")
+    add_precision(parser)
+
+
+def add_precision(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--precision", choices=("auto", *TYPES), default="auto",
+                        help="type of the weights (default: auto, the one that this processor multiplies quicker)")  # fmt: skip
+
+
+def weight_type(precision: str, tokens: int, width: int) -> torch.dtype:
+    """The type that --precision names; what `auto` measured and chose is printed on stderr."""
+    if precision == "auto":
+        quickest = quickest_type(tokens, width)
+        print(f"precision    {quickest}", file=sys.stderr, flush=True)
+        precision = quickest.name
+    return TYPES[precision]
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="stoker bench offload", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dir", default=".", help="where the stores are made and the disk is measured (default: here)")
+    parser = Parser("stoker bench offload", __doc__)
+    parser.add_argument("--dir", type=named, default=".", help="where the stores are made and the disk is measured (default: here)")
     add_model_options(parser)
-    parser.add_argument("--steps", type=int, default=6, help="timed steps a policy (default: 6)")
-    parser.add_argument("--warmup", type=int, default=3, help="steps before them (default: 3)")
+    parser.add_argument("--steps", type=whole(1, 1 << 20), default=6, help="timed steps a policy (default: 6)")
+    parser.add_argument("--warmup", type=whole(0, 1 << 20), default=3, help="steps before them (default: 3)")
     parser.add_argument("--policy", action="append", choices=["sync", "speculate", "lazy"], help="only this policy (may be repeated)")
     parser.add_argument("--moments", default="exact", choices=list(MODES), help="how m and v are kept (default: exact)")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object on standard output")
@@ -138,15 +162,16 @@ def main(argv: list[str]) -> int:
     try:
         return run(args)
     except (StokerError, OSError) as error:
-        print(f"stoker bench offload: {error}", file=sys.stderr)
-        return 1
+        return fail("stoker bench offload", error)
 
 
 def run(args: argparse.Namespace) -> int:
     """The measurement and its result; the exit status."""
     say = lambda text: print(text, file=sys.stderr, flush=True)
+    writable_folder(args.dir)
+    args.dtype = weight_type(args.precision, TOKENS, args.width)
     say("measuring forward and backward without offload ...")
-    args.compute = plain_compute_seconds(Model(args.layers, args.width, args.vocabulary).to(torch.bfloat16), args.vocabulary, TOKENS, args.steps)
+    args.compute = plain_compute_seconds(Model(args.layers, args.width, args.vocabulary).to(args.dtype), args.vocabulary, TOKENS, args.steps)
     policies = {}
     with tempfile.TemporaryDirectory(dir=args.dir, prefix="stoker-bench-") as directory:
         for policy in args.policy or ["sync", "speculate", "lazy"]:
@@ -159,6 +184,7 @@ def run(args: argparse.Namespace) -> int:
         "parameters": plan["parameters"],
         "dram_bytes": args.dram,
         "moments": args.moments,
+        "precision": str(args.dtype).removeprefix("torch."),
         "machine": {
             "cpu": platform.processor() or platform.machine(),
             "target": _core.optim_target(),

@@ -7,7 +7,6 @@ of which no repetition saw a steady disk is shown and not counted.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -22,7 +21,9 @@ import torch
 
 import stoker
 from stoker import _core
-from stoker.bench.model import Model, step_loss
+from stoker.bench.model import TOKENS, Model, step_loss
+from stoker.bench.offload import add_precision, weight_type
+from stoker.command import Parser, fail, named, number, whole, writable_folder
 from stoker.errors import StokerError
 from stoker.offload.build import sleep_between_operators
 from stoker.offload.heap import keep_heap
@@ -47,8 +48,8 @@ class Row:
     dram: str
     policy: str
 
-    def make(self) -> torch.nn.Module:
-        return Model(self.layers, self.width, VOCABULARY).to(torch.bfloat16)
+    def make(self, dtype: torch.dtype) -> torch.nn.Module:
+        return Model(self.layers, self.width, VOCABULARY).to(dtype)
 
 
 SETTINGS = [
@@ -58,11 +59,11 @@ SETTINGS = [
 ]  # fmt: skip
 
 
-def compute_seconds(row: Row, times: int = 7) -> float:
+def compute_seconds(row: Row, dtype: torch.dtype, times: int = 7) -> float:
     """Forward and backward of the whole model in memory, nothing beside it."""
     keep_heap()  # as offload() does: page faults are no part of the arithmetic, nor is spinning
     sleep_between_operators()
-    model, taken = row.make(), []
+    model, taken = row.make(dtype), []
     for step in range(times + 1):
         for param in model.parameters():
             param.grad = None
@@ -72,12 +73,12 @@ def compute_seconds(row: Row, times: int = 7) -> float:
     return statistics.median(taken[1:])
 
 
-def measure(row: Row, steps: int, directory: str, probe_seconds: float) -> dict[str, Any]:
+def measure(row: Row, dtype: torch.dtype, steps: int, directory: str, probe_seconds: float) -> dict[str, Any]:
     """The row with its plan, what was measured, and how far the disk moved meanwhile."""
-    compute = compute_seconds(row)
+    compute = compute_seconds(row, dtype)
     gc.collect()
     with tempfile.TemporaryDirectory(dir=directory, prefix="stoker-bench-") as store:
-        model = stoker.build(row.make, seed=0, store=store, dram=row.dram)
+        model = stoker.build(lambda: row.make(dtype), seed=0, store=store, dram=row.dram)
         model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=1e-4), store=store, dram=row.dram, policy=row.policy)
         try:
             machine = measure_machine([directory], probe_seconds)
@@ -95,6 +96,7 @@ def measure(row: Row, steps: int, directory: str, probe_seconds: float) -> dict[
     seconds = [each["seconds"] for each in rows[WARM_UP:]]
     return {
         **asdict(row),
+        "precision": str(dtype).removeprefix("torch."),
         "parameters": plan["parameters"],
         "steps": steps,
         "machine": asdict(machine),
@@ -155,17 +157,16 @@ def line(result: dict[str, Any]) -> str:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="stoker bench plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dir", default=".", help="where the stores are made and the disk is measured (default: here)")
-    parser.add_argument("--steps", type=int, default=20, help="measured steps a setting (default: 20)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="about how long the disk is measured each time (default: 3)")
-    parser.add_argument("--rows", type=int, default=len(SETTINGS), help=f"only the first so many settings (default: all {len(SETTINGS)})")
-    parser.add_argument("--repeat", type=int, default=2, help="how often a row is repeated while the disk's rates move (default: 2)")
+    parser = Parser("stoker bench plan", __doc__)
+    parser.add_argument("--dir", type=named, default=".", help="where the stores are made and the disk is measured (default: here)")
+    parser.add_argument("--steps", type=whole(1, 1 << 20), default=20, help="measured steps a setting (default: 20)")
+    parser.add_argument("--seconds", type=number(1, 600), default=3.0, help="about how long the disk is measured each time (default: 3)")
+    parser.add_argument("--rows", type=whole(1, len(SETTINGS)), default=len(SETTINGS), help=f"only the first so many settings (default: all {len(SETTINGS)})")
+    parser.add_argument("--repeat", type=whole(0, 100), default=2, help="how often a row is repeated while the disk's rates move (default: 2)")
+    add_precision(parser)
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object on standard output")
     parser.add_argument("--markdown", metavar="FILE", help="measure nothing: print the section of docs/numbers.md of a result that --json printed")
     args = parser.parse_args(argv)
-    if min(args.steps, args.rows) < 1 or args.seconds < 1 or args.repeat < 0:
-        parser.error("--steps, --rows and --seconds are at least 1")
     say = lambda text: print(text, file=sys.stderr, flush=True)
     results = []
     try:
@@ -173,16 +174,17 @@ def main(argv: list[str]) -> int:
             with open(args.markdown, encoding="utf-8") as kept:
                 print(markdown(json.load(kept)), end="")
             return 0
+        writable_folder(args.dir)
+        dtype = weight_type(args.precision, TOKENS, SETTINGS[0].width)
         for row in SETTINGS[: args.rows]:
             for _ in range(1 + args.repeat):
-                result = measure(row, args.steps, args.dir, args.seconds)
+                result = measure(row, dtype, args.steps, args.dir, args.seconds)
                 say(line(result))
                 if steady(result):
                     break
             results.append(result)
     except (StokerError, OSError) as error:
-        say(f"stoker bench plan: {error}")
-        return 1
+        return fail("stoker bench plan", error)
     say(verdict(results))
     if args.json:
         within, counted = judged(results)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from tqdm import tqdm
 
@@ -20,6 +20,7 @@ from stoker.checkpoint.reading import Reader
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.tensors import dtype_name
 from stoker.checkpoint.workspace import Ring, Tier
+from stoker.command import Parser, fail, named, number, say, whole
 from stoker.errors import Corruption, InvalidArgument, Mismatch, NotFound, StokerError
 
 _DESCRIPTION = """\
@@ -31,21 +32,17 @@ Exit status: 0 it was done and all is sound; 1 it failed, or damage was found; 2
 is wrong."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` tells what it takes\n")
+def parser() -> Parser:
+    top = Parser("stoker ckpt", _DESCRIPTION, _EPILOG)
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-
-def parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    top = _Parser(prog="stoker ckpt", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=raw)
-    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
-
-    def command(name: str, run: Callable, text: str, step: bool = True) -> argparse.ArgumentParser:
+    def command(name: str, run: Callable, text: str, step: bool = True) -> Parser:
         made = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-        made.add_argument("store", metavar="STORE", help="where the checkpoints are")
+        made.add_argument("store", type=named, metavar="STORE", help="where the checkpoints are")
         if step:
-            made.add_argument("--step", type=_whole, metavar="N", help="of this step (default: the newest)")
+            made.add_argument(
+                "--step", type=whole(0), metavar="N", help="of this step (default: the newest)"
+            )
         made.set_defaults(run=run)
         return made
 
@@ -56,16 +53,29 @@ def parser() -> argparse.ArgumentParser:
     verify = command("verify", _verify, "read every byte and compare its hash")
     verify.add_argument("--all", action="store_true", help="of all checkpoints")
     diff = command("diff", _diff, "tell which tensors of two checkpoints differ")
-    diff.add_argument("other", metavar="OTHER", help="a store; the same one with another --with-step")
-    diff.add_argument("--with-step", type=_whole, metavar="N", help="the step of the other one")
+    diff.add_argument(
+        "other", metavar="OTHER", help="a store; the same one with another --with-step"
+    )
+    diff.add_argument("--with-step", type=whole(0), metavar="N", help="the step of the other one")
     export = command("export", _export, "copy a checkpoint to a folder that transformers can load")
     export.add_argument("folder", metavar="FOLDER", type=Path, help="a new or empty folder")
-    export.add_argument("--everything", action="store_true", help="optimizer state and manifest too")
+    export.add_argument(
+        "--everything", action="store_true", help="optimizer state and manifest too"
+    )
     gc = command("gc", _gc, "remove what no rule keeps, and say why the rest stays", step=False)
-    gc.add_argument("--last", type=_whole, default=3, metavar="N", help="keep the newest N (default: 3)")
-    gc.add_argument("--every-steps", type=_whole, metavar="N", help="keep every N steps")
-    gc.add_argument("--every-seconds", type=float, metavar="S", help="keep the first of each S seconds")
-    gc.add_argument("--best", type=_whole, default=0, metavar="N", help="keep the best N by metric")
+    gc.add_argument(
+        "--last", type=whole(0), default=3, metavar="N", help="keep the newest N (default: 3)"
+    )
+    gc.add_argument("--every-steps", type=whole(0), metavar="N", help="keep every N steps")
+    gc.add_argument(
+        "--every-seconds",
+        type=number(0, 1e12),
+        metavar="S",
+        help="keep the first of each S seconds",
+    )
+    gc.add_argument(
+        "--best", type=whole(0), default=0, metavar="N", help="keep the best N by metric"
+    )
     gc.add_argument("--mode", choices=("min", "max"), default="min", help="which metric is best")
     gc.add_argument("--dry-run", action="store_true", help="remove nothing")
     cp = command("cp", _cp, "copy a checkpoint to another store, verified on the way")
@@ -79,8 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
         with _Stores() as stores:
             return args.run(args, stores)
     except (StokerError, OSError) as error:
-        print(f"stoker ckpt {args.command}: {error}", file=sys.stderr)
-        return 1
+        return fail(f"stoker ckpt {args.command}", error)
 
 
 class _Stores:
@@ -124,25 +133,38 @@ def _ls(args: argparse.Namespace, stores: _Stores) -> int:
     for name in tier.names():
         try:
             made = tier.manifest(name)
-            rows.append({"step": name.step, "name": str(name), "bytes": made.bytes, "created": made.created, "metric": made.metric, "pinned": made.pinned})
+            rows.append(
+                {
+                    "step": name.step,
+                    "name": str(name),
+                    "bytes": made.bytes,
+                    "created": made.created,
+                    "metric": made.metric,
+                    "pinned": made.pinned,
+                }
+            )
         except (Corruption, Mismatch, NotFound) as error:
             damaged += 1
             rows.append({"step": name.step, "name": str(name), "damaged": str(error)})
     unfinished = [str(name) for name, files in tier.folders().items() if MANIFEST not in files]
     if args.json:
-        print(json.dumps(rows + [{"name": each, "unfinished": True} for each in unfinished], indent=1))
+        print(
+            json.dumps(rows + [{"name": each, "unfinished": True} for each in unfinished], indent=1)
+        )
         return 1 if damaged else 0
     for row in rows:
         if "damaged" in row:
-            print(f"{row['step']:>9}  DAMAGED    {row['damaged']}")
+            say(f"{row['step']:>9}  DAMAGED    {row['damaged']}")
             continue
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["created"]))
-        said = (f"  metric {row['metric']:g}" if row["metric"] is not None else "") + ("  pinned" if row["pinned"] else "")
-        print(f"{row['step']:>9}  {_core.human_bytes(row['bytes']):>10}  {when}  {row['name']}{said}")
+        said = (f"  metric {row['metric']:g}" if row["metric"] is not None else "") + (
+            "  pinned" if row["pinned"] else ""
+        )
+        say(f"{row['step']:>9}  {_core.human_bytes(row['bytes']):>10}  {when}  {row['name']}{said}")
     for each in unfinished:
-        print(f"{'':>9}  unfinished {each}: no manifest; a save under way, or one that was cut off")
+        say(f"{'':>9}  unfinished {each}: no manifest; a save under way, or one that was cut off")
     if not rows and not unfinished:
-        print(f"{tier.composition} holds no checkpoints")
+        say(f"{tier.composition} holds no checkpoints")
     return 1 if damaged else 0
 
 
@@ -152,15 +174,18 @@ def _show(args: argparse.Namespace, stores: _Stores) -> int:
     if args.json:
         print(made.dump().decode(), end="")
         return 0
-    print(f"{reader.where}\nstep {made.step}, {_core.human_bytes(made.bytes)}, by Stoker {made.writer.get('stoker')} on {made.writer.get('host')}")
+    say(reader.where)
+    say(
+        f"step {made.step}, {_core.human_bytes(made.bytes)}, by Stoker {made.writer.get('stoker')} on {made.writer.get('host')}"
+    )
     for file in made.files:
-        print(f"  {_core.human_bytes(file.bytes):>10}  {file.name}")
+        say(f"  {_core.human_bytes(file.bytes):>10}  {file.name}")
     for name, (_, placed) in sorted(reader.tensors().items()):
-        print(f"  {name}  {dtype_name(placed.spec.dtype)} {list(placed.spec.shape)}")
+        say(f"  {name}  {dtype_name(placed.spec.dtype)} {list(placed.spec.shape)}")
     for alias, name in sorted(made.aliases.items()):
-        print(f"  {alias} is {name}")
+        say(f"  {alias} is {name}")
     for name in (*made.objects, *(f"{each} (offloaded)" for each in made.offloaded)):
-        print(f"  object {name}")
+        say(f"  object {name}")
     return 0
 
 
@@ -173,10 +198,10 @@ def _verify(args: argparse.Namespace, stores: _Stores) -> int:
             reader = Reader(tier, name, stores.ring, [])
             with _bar(reader.manifest.bytes, f"step {name.step}") as bar:
                 reader.verify(bar.update)
-            print(f"{tier.where(name)}: sound, {_core.human_bytes(reader.manifest.bytes)}")
+            say(f"{tier.where(name)}: sound, {_core.human_bytes(reader.manifest.bytes)}")
         except (Corruption, NotFound, Mismatch) as error:
             bad += 1
-            print(f"DAMAGED {error}")
+            say(f"DAMAGED {error}")
     return 1 if bad else 0
 
 
@@ -186,13 +211,13 @@ def _diff(args: argparse.Namespace, stores: _Stores) -> int:
     differ = 0
     for name in sorted(a.keys() | b.keys()):
         if name not in a or name not in b:
-            print(f"{name}: only in {(ours if name in a else theirs).where}")
+            say(f"{name}: only in {(ours if name in a else theirs).where}")
         elif (left := _bytes_of(ours, a[name])) == (right := _bytes_of(theirs, b[name])):
             continue
         else:
-            print(f"{name}: {_difference(a[name][1].spec, b[name][1].spec, left, right)}")
+            say(f"{name}: {_difference(a[name][1].spec, b[name][1].spec, left, right)}")
         differ += 1
-    print(f"{differ} of {len(a.keys() | b.keys())} tensors differ")
+    say(f"{differ} of {len(a.keys() | b.keys())} tensors differ")
     return 1 if differ else 0
 
 
@@ -216,7 +241,9 @@ def _export(args: argparse.Namespace, stores: _Stores) -> int:
     if args.folder.exists() and (not args.folder.is_dir() or any(args.folder.iterdir())):
         raise InvalidArgument(f"{args.folder} is not an empty folder")
     args.folder.mkdir(parents=True, exist_ok=True)
-    files = [each for each in reader.manifest.files if args.everything or not each.name.endswith(".pack")]
+    files = [
+        each for each in reader.manifest.files if args.everything or not each.name.endswith(".pack")
+    ]
     with _bar(sum(each.bytes for each in files), "export") as bar:
         for file in files:
             with open(args.folder / file.name, "wb") as out:
@@ -225,7 +252,7 @@ def _export(args: argparse.Namespace, stores: _Stores) -> int:
                     bar.update(size)
                 out.flush()
                 os.fsync(out.fileno())
-    print(f"{args.folder}: {len(files)} files of {reader.where}")
+    say(f"{args.folder}: {len(files)} files of {reader.where}")
     return 0
 
 
@@ -233,9 +260,9 @@ def _gc(args: argparse.Namespace, stores: _Stores) -> int:
     keep = Keep(args.last, args.every_steps, args.every_seconds, args.best, args.mode)
     tier = stores.tier(args.store, write=not args.dry_run)
     for name, reason in sorted(keep.reasons(sound(tier)).items(), reverse=True):
-        print(f"keeps    {name}  {reason}")
+        say(f"keeps    {name}  {reason}")
     for name in removable(tier, keep):
-        print(f"removes  {name}")
+        say(f"removes  {name}")
         if not args.dry_run:
             tier.remove(name)
     return 0
@@ -246,16 +273,10 @@ def _cp(args: argparse.Namespace, stores: _Stores) -> int:
     name = stores.name(source, args.step)
     with _bar(source.manifest(name).bytes, "copy") as bar:
         copy_checkpoint(source, to, name, stores.ring, bar.update)
-    print(f"{to.where(name)}: copied")
+    say(f"{to.where(name)}: copied")
     return 0
 
 
 def _bar(total: int, what: str) -> tqdm:
     quiet = not sys.stderr.isatty()
     return tqdm(total=total, desc=what, unit="B", unit_scale=True, disable=quiet, leave=False)
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of steps")
-    return int(text)

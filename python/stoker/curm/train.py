@@ -14,6 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from stoker.command import Parser, fail, named, writable_folder
+
 DEPTH_MAX = 6
 # What is learnt: its name in the file, the option of `stoker curm samples` that gives its rows, how many of these a leaf has at least.
 PARTS = {"counters": ("nodes", [], 100), "made": ("created", ["--made"], 30)}
@@ -103,14 +105,18 @@ def learn(part: str, arguments: argparse.Namespace) -> dict:
 
 
 def main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="stoker curm train", description="Fit the class trees on traces, and write them as JSON.")
+    parser = Parser("stoker curm train", "Fit the class trees on traces, and write them as JSON.")
     parser.add_argument("traces", nargs="+", metavar="TRACE", help="trace files, as `stoker curm replay` takes them; only NFS records tell of files being made")
-    parser.add_argument("--out", default="class_tree.json", metavar="FILE", help="where the trees go (default: %(default)s)")
+    parser.add_argument("--out", type=named, default="class_tree.json", metavar="FILE", help="where the trees go (default: %(default)s)")
     parser.add_argument("--only", choices=PARTS, help="learn this one of the trees; the other one stays as it is in FILE")
     parser.add_argument("--test", action="append", default=[], metavar="TRACE", help="tell how right the trees are on this trace, which they do not learn from")
     parser.add_argument("--depth", type=int, default=DEPTH_MAX, choices=range(1, DEPTH_MAX + 1), help="of a tree, at most (default: %(default)s)")
     parser.add_argument("--lenient", action="store_true", help="skip malformed lines")
     arguments = parser.parse_args(words)
+    try:
+        writable_folder(str(Path(arguments.out).parent))
+    except OSError as error:
+        return fail("stoker curm train", error)
     try:
         import sklearn  # noqa: F401
     except ImportError:
@@ -129,7 +135,6 @@ def main(words: list[str]) -> int:
             raise ValueError(f"{target} has no tree over counters, which there must be: train without --only, or --only counters first")
         target.write_text(json.dumps(out, indent=1) + "\n")
     except (ValueError, OSError) as error:
-        print(f"stoker curm train: {error}", file=sys.stderr)
-        return 1
+        return fail("stoker curm train", error)
     print(f"written to {arguments.out}")
     return 0

@@ -58,8 +58,13 @@ def find_text_files(paths: Sequence[str | os.PathLike], skip: Sequence[str] = ()
     files: dict[Path, TextFile] = {}
     for given in paths:
         root = Path(given)
-        if not root.exists():
-            raise CorpusError(f"the corpus {root} does not exist: give a text file or a folder of text with --data")
+        try:
+            root.stat()
+        except FileNotFoundError:
+            raise CorpusError(f"the corpus {root} does not exist: give a text file or a folder of text with --data") from None
+        except (OSError, ValueError) as error:  # no rights, too long a name; ValueError: a zero byte
+            why = getattr(error, "strerror", None) or error
+            raise CorpusError(f"the corpus {root} cannot be read ({why}): make it readable or leave it out") from error
         for path in _walk(root, skip):
             try:
                 status = path.stat()

@@ -27,9 +27,9 @@ def train_tokenizer(texts: Iterable[str], size: int) -> Tokenizer:
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """A tokenizer.json made by the tokenizers package, by us or by others. Raises CorpusError."""
-    if path.is_dir():
-        path = path / "tokenizer.json"
     try:
+        if path.is_dir():
+            path = path / "tokenizer.json"
         tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CorpusError(f"the tokenizer {path} cannot be read ({error.strerror})") from error

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from stoker import _core
-from stoker.errors import InvalidArgument, NotFound, OverBudget, Unsupported
+from stoker.errors import InvalidArgument, NotFound, OverBudget, Unsupported, saying
 from stoker.offload.blocks import Block, Unit
 from stoker.offload.moments import EXACT, Moments
 from stoker.offload.rooms import has_volumes, rooms
@@ -220,13 +220,9 @@ def left_beside(memory_bytes: int) -> int:
 def smallest_mib(blocks: list[Block], algorithm: Algorithm, used: int, spills: bool = True, stored: int = 0) -> int:
     """The smallest budget that the model can be trained in. `stored`: see divide()."""
     copying = copying_bytes(blocks, stored) if stored else 0
-
-    def fits(mib: int) -> bool:
-        arena = arena_bytes_for(mib * MIB, used, copying)
-        return divide(blocks, algorithm, arena, spills, stored).smallest <= arena
-
-    mib = (divide(blocks, algorithm, 0, spills, stored).smallest + used) // MIB
-    while not fits(mib):
+    smallest = divide(blocks, algorithm, 0, spills, stored).smallest  # the same at every budget
+    mib = (smallest + used) // MIB
+    while arena_bytes_for(mib * MIB, used, copying) < smallest:
         mib += 1
     return mib
 
@@ -262,7 +258,11 @@ class Runtime:
         self.directories = folders_of(store)
         self.directory = self.directories[0] if self.directories else None
         for directory in self.directories:
-            os.makedirs(directory, exist_ok=True)
+            with saying(f"use the folder '{directory}' for the store"):
+                try:
+                    os.stat(directory)
+                except FileNotFoundError:
+                    os.makedirs(directory, exist_ok=True)
         self.core = _core.Runtime(threads=torch.get_num_threads(), budget_bytes=dram_bytes, stall_seconds=patience)
         self.store = self._open(capacity_bytes, sharers)
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from ..command import Parser, fail, named, number, whole
 from ..errors import InvalidArgument, StokerError
 from ..offload.machine import LINK, Machine
 from ..offload.measure import by_disk, kernel_seconds, measure_machine, product_flops, quickest_type
@@ -37,11 +38,6 @@ Exit status: 0 there is a plan, also where the answer is that it does not fit, a
 1 it failed; 2 the command line is wrong."""
 
 GPU_FLOPS = 70e12  # assumed where --gpu comes without --flops, as LINK without --link; the text says so
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str):
-        self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` tells what it takes\n")
 
 
 class Amount(float):
@@ -72,23 +68,23 @@ def disk(text: str) -> dict[str, float]:
     return rates
 
 
-def parser() -> argparse.ArgumentParser:
-    top = _Parser(prog="stoker plan", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser() -> Parser:
+    top = Parser("stoker plan", _DESCRIPTION, _EPILOG)
     add = top.add_argument
-    add("model", metavar="MODEL", help="what to plan for")
+    add("model", metavar="MODEL", type=named, help="what to plan for")
     add("--dram", type=quantity, required=True, metavar="BYTES", help="cap on the memory for weights, gradients, state and staging, as 20GiB")
-    add("--store", metavar="DIR", help="where the store would be (several: comma-separated): its disk is measured, its free space looked at")
+    add("--store", metavar="DIR", type=named, help="where the store would be (several: comma-separated): its disk is measured, its free space looked at")
     add("--disk", type=disk, metavar="RATES", help="the disk's rates instead of measuring it: read=7GB/s,write=5GB/s (and mixed=)")
-    add("--seconds", type=float, default=2.0, help="about how long the disk is measured (default: 2)")
-    add("--tokens", type=int, default=8192, help="tokens a step (default: 8192)")
+    add("--seconds", type=number(1, 60), default=1.0, help="about how long the disk is measured (default: 1)")
+    add("--tokens", type=whole(), default=8192, help="tokens a step (default: 8192)")
     add("--gpu", type=quantity, metavar="BYTES", help="memory of the accelerator that computes; left out: the cores compute")
     add("--flops", type=quantity, metavar="RATE", help=f"operations a second that the products run at (measured on the cores; with --gpu {GPU_FLOPS / 1e12:.0f}T is assumed)")
     add("--link", type=quantity, metavar="RATE", help=f"bytes a second to the accelerator and back (default: {LINK / 1e9:.0f}GB/s)")
-    add("--cores", type=int, help="cores of the machine (default: those of this one)")
+    add("--cores", type=whole(1, 1 << 16), help="cores of the machine (default: those of this one)")
     add("--precision", choices=("auto", *DTYPES), default="auto",
         help="type of the weights (default: auto, which is bfloat16, with exact float32 masters, unless these cores compute and multiply float32 quicker)")
     add("--moments", choices=tuple(MODES), default="exact", help="how the optimizer's moments are kept (default: exact)")
-    add("--snapshots", type=int, default=0, metavar="N", help="steps kept on the disk beside the current one (default: 0; stoker.integrations.huggingface keeps 2)")
+    add("--snapshots", type=whole(0, 1 << 16), default=0, metavar="N", help="steps kept on the disk beside the current one (default: 0; stoker.integrations.huggingface keeps 2)")
     add("--endurance", type=quantity, default=0.0, metavar="BYTES", help="what the drive may be written in its life, as 1200TB")
     add("--total", type=quantity, metavar="TOKENS", help="tokens of the whole training, as 2G: tells how long that takes")
     add("--check", action="store_true", help="end with 1 where it does not fit")
@@ -101,13 +97,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = top.parse_args(argv)
     if not args.store and not args.disk:
         top.error("give --store to measure its disk, or --disk with its rates")
-    if args.snapshots < 0:
-        top.error("--snapshots is a number of steps: 0 or more")
-    if args.tokens < 1 or (args.cores is not None and args.cores < 1) or args.seconds < 1:
-        top.error("--tokens, --cores and --seconds are at least 1")
     try:
         described = describe(args.model, args.precision.replace("auto", "bfloat16"))
-        _folders(args.store)
+        args.folders = _folders(args.store)
+        args.disks = [those[0] for those in by_disk([str(_existing(folder)) for folder in args.folders])]
         args.precision = _precision(args)
         if args.precision != "bfloat16":
             described = describe(args.model, args.precision)
@@ -118,11 +111,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InvalidArgument as error:
         top.error(str(error))
     except (StokerError, OSError) as error:
-        print(f"stoker plan: {error}", file=sys.stderr)
-        return 1
+        return fail("stoker plan", error)
     print(json.dumps(result) if args.json else _text(result, args, wish.machine))
     for problem in result["problems"]:
-        print(f"stoker plan: it does not fit: {problem}", file=sys.stderr)
+        fail("stoker plan", f"it does not fit: {problem}")
     return 1 if args.check and not result["fits"] else 0
 
 
@@ -135,8 +127,7 @@ def _precision(args: argparse.Namespace) -> str:
 
 
 def _wish(args: argparse.Namespace, described: Described) -> Wish:
-    folders = _folders(args.store)
-    disks = [those[0] for those in by_disk([str(_existing(folder)) for folder in folders])]
+    folders, disks = args.folders, args.disks
     if not args.disk:
         print(f"measuring    {', '.join(disks)}, for about {args.seconds + 1:.0f} seconds", file=sys.stderr)
     machine = measure_machine([] if args.disk else disks, args.seconds, moments=args.moments)
@@ -169,9 +160,12 @@ def _folders(store: str | None) -> list[Path]:
 
 
 def _existing(folder: Path) -> Path:
-    """The nearest folder that is there: the store's is made by training."""
-    while not folder.is_dir():
-        folder = folder.parent
+    """The nearest folder that is there: the store's is made by training. OSError where it cannot be."""
+    try:
+        for found in folder.iterdir():
+            break
+    except FileNotFoundError:
+        return _existing(folder.absolute().parent)
     return folder
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,14 +34,14 @@ class Described:
 def describe(model: str, precision: str) -> Described:
     """InvalidArgument where `model` is written wrong; NotFound, Corruption or Unsupported where it is the files. Each a sentence."""
     dtype, path = DTYPES[precision], Path(model)
-    if path.is_dir():
+    if os.path.isdir(model):
         if (path / "config.json").is_file():
             return _from_config(path / "config.json", dtype, precision)
         files = sorted(path.glob("*.safetensors"))
         if not files:
             raise NotFound(f"{path} holds neither a config.json nor safetensors files; MODEL is {_NEEDED}")
         return _from_safetensors(files, f"{len(files)} safetensors files in {path}")
-    if path.is_file():
+    if os.path.isfile(model):
         if path.suffix == ".safetensors":
             return _from_safetensors([path], str(path))
         return _from_config(path, dtype, precision)
@@ -47,6 +49,8 @@ def describe(model: str, precision: str) -> Described:
         return Described(_from_parts(model, dtype), f"the counts given, weights as {precision}")
     if _COUNT.fullmatch(model.strip()):
         return _from_total(_count(model), dtype, precision)
+    with contextlib.suppress(FileNotFoundError):
+        path.stat()  # tells why it cannot be used, as one without rights
     raise NotFound(f"there is no folder or file {model}; MODEL is {_NEEDED}")
 
 

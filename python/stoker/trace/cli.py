@@ -6,6 +6,7 @@ A run of your own is traced from within: `opt.trace("step.json")` before a step.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -14,8 +15,9 @@ import torch
 
 import stoker
 
-from ..bench.model import Model, step_loss
-from ..bench.offload import add_model_options
+from ..bench.model import TOKENS, Model, step_loss
+from ..bench.offload import add_model_options, weight_type
+from ..command import Parser, fail, named, writable_folder
 from ..errors import StokerError, naming
 from ..offload.planes import parse_bytes
 
@@ -23,9 +25,9 @@ STEPS_BEFORE = 3  # the order is recorded in the first; the moments are no spars
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="stoker trace", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", default="trace.json", metavar="FILE", help="the trace (default: trace.json), for chrome://tracing or Perfetto")
-    parser.add_argument("--dir", default=".", help="where the store is made (default: here)")
+    parser = Parser("stoker trace", __doc__)
+    parser.add_argument("--out", type=named, default="trace.json", metavar="FILE", help="the trace (default: trace.json), for chrome://tracing or Perfetto")
+    parser.add_argument("--dir", type=named, default=".", help="where the store is made (default: here)")
     parser.add_argument("--policy", choices=["auto", "sync", "speculate", "lazy"], default="speculate", help="when updates run (default: speculate)")
     add_model_options(parser, dram="96MiB", layers=8, width=512)
     args = parser.parse_args(argv)
@@ -36,19 +38,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         row = _trace(args)
     except (StokerError, OSError) as error:
-        plain = isinstance(error, StokerError) or not error.filename
-        what = error if plain else f"{error.filename} cannot be used ({error.strerror}); choose another with --out or --dir"
-        print(f"stoker trace: {what}", file=sys.stderr)
-        return 1
+        return fail("stoker trace", error)
     print(f"written      {args.out}: step {row['step']}, {row['seconds']:.3g} s, policy {row['policy']}", file=sys.stderr)
     return 0
 
 
 def _trace(args: argparse.Namespace) -> dict:
-    with naming(args.out), open(args.out, "ab"):  # before there is work that would be in vain
+    writable_folder(args.dir)  # before there is work that would be in vain
+    there = os.path.exists(args.out)
+    with naming(args.out), open(args.out, "ab"):
         pass
+    if not there:  # what fails below leaves no empty file
+        os.unlink(args.out)
+    dtype = weight_type(args.precision, TOKENS, args.width)
     with tempfile.TemporaryDirectory(dir=args.dir, prefix="stoker-trace-") as store:
-        model = stoker.build(lambda: Model(args.layers, args.width, args.vocabulary).to(torch.bfloat16), seed=0, store=store, dram=args.dram)
+        model = stoker.build(lambda: Model(args.layers, args.width, args.vocabulary).to(dtype), seed=0, store=store, dram=args.dram)
         model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=1e-4), store=store, dram=args.dram, policy=args.policy)
         try:
             for step in range(STEPS_BEFORE + 1):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from ..command import FAILED, WRONG, Parser, named, printable, sentence
 from ..errors import StokerError
 from .settings import Settings, UsageError, read_run, resolve
 from .stop import Stopped, StopSignals
@@ -27,7 +29,6 @@ Exit status: 0 done; 1 it failed, and a sentence says why; 2 the command line is
 SIGTERM with the last step committed (--resume goes on; a second signal ends at once)."""
 
 DEFAULT_OUT = "out/train"
-FAILED, WRONG = 1, 2  # exit statuses, as of all commands
 
 # Options that set a field of Settings: (field, help, keywords for argparse). The default is the field's own.
 _RUN = (
@@ -68,19 +69,11 @@ _AFTER = (
 )
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one sentence, without the list of all options in front of it."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(WRONG, f"{self.prog}: {message}; `{self.prog} --help` tells what it takes\n")
-
-
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The parser. Options that are not given are absent from the namespace, so a resume can tell them apart."""
-    top = _Parser(prog="stoker train", description=_DESCRIPTION, epilog=_EPILOG,
-                  formatter_class=argparse.RawDescriptionHelpFormatter)
+    top = Parser("stoker train", _DESCRIPTION, _EPILOG)
     run = top.add_argument_group("the run")
-    run.add_argument("--out", type=Path, metavar="DIR",
+    run.add_argument("--out", type=lambda text: Path(named(text)), metavar="DIR",
                      help=f"where results go (default: {DEFAULT_OUT}, or {DEFAULT_OUT}-2 and so on where that holds a finished run)")
     start = run.add_mutually_exclusive_group()
     start.add_argument("--resume", action="store_true",
@@ -137,13 +130,16 @@ def _run(args: dict[str, Any]) -> int:
 
 def _make_absolute(given: dict[str, Any]) -> None:
     """Paths become absolute, so that a resume from another folder finds the same files."""
+    for name in ("data", "tokenizer", "cache", "store"):
+        if name in given and not all([given[name]] if name != "data" else given[name]):
+            raise UsageError(f"--{name} names nothing: give a path, or leave it out")
     if "data" in given:
-        given["data"] = tuple(str(Path(path).resolve()) for path in given["data"])
+        given["data"] = tuple(os.path.realpath(path) for path in given["data"])
     for name in ("tokenizer", "cache"):
         if given.get(name):
-            given[name] = str(Path(given[name]).resolve())
+            given[name] = os.path.realpath(given[name])
     if given.get("store") and not any(sign in given["store"] for sign in ":("):  # else a composition, taken as it is
-        given["store"] = ",".join(str(Path(part).resolve()) for part in given["store"].split(","))
+        given["store"] = ",".join(map(os.path.realpath, given["store"].split(",")))
 
 
 def default_out(existing: bool) -> Path:
@@ -183,16 +179,16 @@ def _train(settings: Settings, out: Path, stored: dict[str, Any] | None, args: d
     return summary
 
 
-def _sentence(error: BaseException) -> str:
-    if isinstance(error, StokerError) or not isinstance(error, OSError):
+def _sentence(error: StokerError | OSError) -> str:
+    if isinstance(error, StokerError):
         return re.sub(r'\bdram="?(\w+)"?', r"--dram \1", str(error))  # as it is said here
     if not error.filename:
-        return f"a file of the run cannot be written ({error.strerror or error}): make room, then go on with --resume"
-    return f"{error.filename} cannot be used ({error.strerror}): make room or make it accessible, or choose another folder with --out or --store"
+        return f"{sentence(error)}: make room, then go on with --resume"
+    return f"{sentence(error)}: make room or make it accessible, or choose another folder with --out or --store"
 
 
-def _fail(as_json: bool, sentence: str, status: int = FAILED) -> int:
-    print(f"stoker train: {sentence}", file=sys.stderr)
+def _fail(as_json: bool, what: str, status: int = FAILED) -> int:
+    print(f"stoker train: {printable(what)}", file=sys.stderr)
     if as_json:
-        print(json.dumps({"error": sentence}))
+        print(json.dumps({"error": what}))
     return status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -17,6 +18,10 @@ RUN_FILE = "run.json"
 STEPS, STEPS_SECONDS = 230, 330  # of a run that names none
 # Settings that a run chooses by measuring, with what stands for that. A resume keeps what was chosen.
 CHOSEN = {"steps": 0, "precision": "auto"}
+
+# No run has more of these: a slip of the finger is told before it takes all memory.
+MOST = {"layers": 10_000, "steps": 1 << 40, "warmup": 1 << 40, "eval_windows": 1 << 40, "sample_tokens": 1 << 40, "seed": (1 << 63) - 1, "stall_seconds": 1 << 30,
+        **dict.fromkeys(("vocabulary", "hidden", "heads", "feed_forward", "window", "batch"), 1 << 24)}
 
 # What may be another at a resume: where things lie and how fast they go, nothing that the numbers depend on.
 FREE_AT_RESUME = ("dram", "policy", "activations", "device", "store", "cache", "stall_seconds", "eval_windows", "sample_tokens")
@@ -63,10 +68,18 @@ class Settings:
 
     def check(self) -> None:
         """Raise UsageError with a sentence for values that cannot work together."""
+        for name in ("learning_rate", "clip", "weight_decay"):
+            if not math.isfinite(getattr(self, name)):
+                raise UsageError(f"--{name.replace('_', '-')} must be a number, not {getattr(self, name)}")
         least_one = ("layers", "hidden", "heads", "feed_forward", "window", "batch", "eval_windows", "stall_seconds")
         for name in least_one:
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        for name, most in MOST.items():
+            if getattr(self, name) > most:
+                raise UsageError(f"--{name.replace('_', '-')} must be at most {most}, not {getattr(self, name)}")
+        if self.seed < 0:
+            raise UsageError(f"--seed must not be below 0, but is {self.seed}")
         if self.steps < 0:
             raise UsageError(f"--steps must be at least 1, or 0 for as many as end in six minutes, not {self.steps}")
         if self.vocabulary < 257:
@@ -90,8 +103,8 @@ def parse_bytes(text: str) -> int:
         value = float(digits) * _UNITS[unit]
     except (ValueError, KeyError) as error:
         raise UsageError(f"{text!r} is not an amount of memory: write it as 160MiB or 20GiB") from error
-    if value <= 0:
-        raise UsageError(f"an amount of memory must be above 0, not {text}")
+    if not 0 < value < 1 << 60:
+        raise UsageError(f"an amount of memory must be above 0 and below 1 EiB, not {text}")
     return int(value)
 
 

@@ -19,6 +19,7 @@ import torch
 
 import stoker
 
+from ..command import sentence
 from ..data import CorpusError, Loader, TokenFile, Windows, default_corpus, load_tokenizer, prepare_apart
 from ..errors import AlreadyExists, InvalidArgument, NotFound, StokerError
 from ..offload.blocks import partition
@@ -176,7 +177,7 @@ class Run:
             say("measuring    the disk and this processor, for a few seconds")
             machine = measure_machine([str(file.parent) for file in volumes], PROBE_SECONDS, PROBE_BYTES, self.settings.moments)
         except (StokerError, OSError) as error:
-            say(f"not planned  how long a step takes: {error}")
+            say(f"not planned  how long a step takes: {sentence(error)}")
             return None
         say(f"measured     {rates_text(machine)}")
         return machine if self.device.type == "cpu" else replace(machine, link=LINK)

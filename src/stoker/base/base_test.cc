@@ -115,12 +115,13 @@ class Heard final : public spdlog::sinks::base_sink<std::mutex> {
 TEST(Log, PutsEachWordInItsPlace) {
   const auto heard = std::make_shared<Heard>();
   log().logger().sinks().push_back(heard);
-  const std::string name = "b{}c";
+  const std::string name = "b{}c\x1b[2J\n";
   log().warn("nothing {to} fill");
   log().warn("{} of {}: '{}'", 3U, int64_t{-4}, name);
   log().error("{}{}", "a", std::string_view("b"));
   log().logger().sinks().pop_back();
-  const std::vector<std::string> expected = {"nothing {to} fill", "3 of -4: 'b{}c'", "ab"};
+  const std::vector<std::string> expected = {"nothing {to} fill", "3 of -4: 'b{}c\\x1b[2J\\x0a'",
+                                             "ab"};
   EXPECT_EQ(heard->lines, expected);
 }
 

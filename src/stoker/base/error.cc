@@ -16,6 +16,8 @@ std::string_view name(Code code) {
     case Code::corruption: return "corruption";
     case Code::busy: return "busy";
     case Code::read_only: return "read only";
+    case Code::no_permission:
+      return "no permission";
     case Code::io: return "i/o error";
     case Code::unsupported: return "unsupported";
     case Code::cancelled: return "cancelled";
@@ -57,9 +59,15 @@ Error errno_error(int sys_errno, std::string what, std::string where) {
     case EEXIST: code = Code::already_exists; break;
     case EACCES:
     case EPERM:
+      code = Code::no_permission;
+      break;
     case EROFS: code = Code::read_only; break;
     case EBUSY:
     case EWOULDBLOCK: code = Code::busy; break;
+    case ENOTDIR:
+    case EISDIR:
+    case ELOOP:
+    case ENAMETOOLONG:
     case EINVAL: code = Code::invalid_argument; break;
     case ENOMEM: code = Code::over_budget; break;
     case ENOSYS:

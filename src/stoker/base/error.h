@@ -11,17 +11,18 @@ enum class Code : uint8_t {
   invalid_argument,  // the caller asked for something that cannot be
   not_found,
   already_exists,
-  out_of_space,      // a disk or a store is full
-  over_budget,       // the memory cap would be exceeded
-  corruption,        // bytes differ from their checksum, or a format rule is broken
-  busy,              // somebody else holds it: try later or elsewhere
-  read_only,         // the store refuses writes (see `what`)
-  io,                // the device or the kernel failed the request
-  unsupported,       // this machine, engine or store cannot do it
-  cancelled,         // abandoned before it was done
-  mismatch,          // a store, file or record of another identity or version
-  conflict,          // a condition of a commit did not hold: somebody else was first
-  in_doubt,          // the answer to a commit was lost: it may have happened or not
+  out_of_space,   // a disk or a store is full
+  over_budget,    // the memory cap would be exceeded
+  corruption,     // bytes differ from their checksum, or a format rule is broken
+  busy,           // somebody else holds it: try later or elsewhere
+  read_only,      // the store refuses writes (see `what`)
+  no_permission,  // of the user, for a file or folder
+  io,             // the device or the kernel failed the request
+  unsupported,    // this machine, engine or store cannot do it
+  cancelled,      // abandoned before it was done
+  mismatch,       // a store, file or record of another identity or version
+  conflict,       // a condition of a commit did not hold: somebody else was first
+  in_doubt,       // the answer to a commit was lost: it may have happened or not
 };
 
 // One word for a code, as it stands in messages and in the Python exception table.
@@ -40,7 +41,8 @@ struct Error {
 };
 
 Error make_error(Code code, std::string what, std::string where = {});
-// An error of a system call; maps ENOSPC/EDQUOT to out_of_space, ENOENT to not_found, EACCES/EROFS/EPERM to read_only, EEXIST, EBUSY, else io.
+// An error of a system call. A path that cannot be (ENOTDIR, ELOOP, EISDIR, ENAMETOOLONG) is an
+// invalid_argument; what has no code of its own is io.
 Error errno_error(int sys_errno, std::string what, std::string where = {});
 
 }  // namespace stoker

@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <memory>
 
+#include "stoker/base/text.h"
+
 namespace stoker {
 namespace {
 
@@ -43,7 +45,7 @@ void Log::write(Level level, std::string_view line,
   std::string text;
   for (const std::string& word : words) {
     const size_t place = line.find("{}");
-    text.append(line.substr(0, place)).append(word);
+    text.append(line.substr(0, place)).append(printable(word));
     line.remove_prefix(place + 2);
   }
   logger().log(spdlog_level(level), spdlog::string_view_t(text.append(line)));

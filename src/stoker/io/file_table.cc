@@ -30,7 +30,8 @@ Error open_error(int sys_errno, const OpenFile& request) {
   switch (sys_errno) {
     case ENOENT: return errno_error(sys_errno, file + (request.create ? ": its folder does not exist" : ": there is no such file"), kWhere);
     case EACCES:
-    case EPERM: return errno_error(sys_errno, file + (request.write ? " for writing" : "") + ": permission is denied", kWhere);
+    case EPERM:
+      return errno_error(sys_errno, file + (request.write ? " for writing" : ""), kWhere);
     case EROFS: return errno_error(sys_errno, file + " for writing: its file system is mounted read-only", kWhere);
     case ETXTBSY: return Error{Code::busy, sys_errno, file + ": it is in use", kWhere};
     default: return errno_error(sys_errno, file, kWhere);

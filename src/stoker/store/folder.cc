@@ -20,6 +20,13 @@ Status flush_folder(const std::filesystem::path& folder) {
 
 }  // namespace
 
+Result<std::filesystem::file_status> look_at(const std::filesystem::path& path) {
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  if (!error || error.value() == ENOENT) return status;
+  return errno_error(error.value(), "cannot look at '" + path.string() + "'", kWhere);
+}
+
 // A new name survives power loss once the folder that it stands in was flushed.
 Status make_folder(const std::filesystem::path& folder) {
   std::error_code error;

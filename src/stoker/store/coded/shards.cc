@@ -110,6 +110,11 @@ Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop, 
     STOKER_TRY(shards->identify(plan, found));
   } else if (const auto spoiled = std::find_if(shards->shards_.begin(), shards->shards_.end(), [](const Shard& shard) { return shard.spoiled; }); spoiled != shards->shards_.end()) {
     return make_error(Code::mismatch, spoiled->trouble + ": use the program that wrote it, give another path, or delete it if nobody needs it", kWhere);
+  } else if (const auto hidden =
+                 std::find_if(shards->shards_.begin(), shards->shards_.end(),
+                              [](const Shard& shard) { return shard.hidden.has_value(); });
+             hidden != shards->shards_.end()) {
+    return *hidden->hidden;
   } else if (options.create && !options.read_only) {
     STOKER_TRY(shards->make(plan, options, coded, found));
   } else {
@@ -136,21 +141,25 @@ void Shards::keep_files() {
 Status Shards::open_one(Shard& shard, const StoreOptions& options, bool files) {
   const std::string& path = shard.path;
   shard.file_path = files ? file_of(path) : path;
-  std::error_code error;
-  if (files && !std::filesystem::exists(shard.file_path, error)) {
-    shard.trouble = "'" + path + "' is not there";
-    return {};
-  }
+  const auto hide = [&shard](const Error& error) {
+    shard.hidden = error;
+    shard.trouble = error.message();
+    return Status();
+  };
   if (files) {
-    auto locked = lock_file(shard.file_path, path, options.read_only);
-    if (!locked && locked.error().code == Code::busy) return locked.error();
-    if (!locked) {
-      shard.trouble = locked.error().message();
+    const auto status = look_at(shard.file_path);
+    if (!status) return hide(status.error());
+    if (!std::filesystem::exists(*status)) {
+      shard.trouble = "'" + path + "' is not there";
       return {};
     }
+    auto locked = lock_file(shard.file_path, path, options.read_only);
+    if (!locked && locked.error().code == Code::busy) return locked.error();
+    if (!locked) return hide(locked.error());
     shard.lock_fd = *locked;
   }
   auto file = loop_.open(OpenFile{.path = shard.file_path, .write = !options.read_only});
+  if (!file && file.error().code != Code::not_found) return hide(file.error());
   if (file) {
     shard.file = *file;
   } else {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -23,6 +24,7 @@ struct Shard : StoreFile {
   std::string trouble;    // why it is missing or was dropped; empty: nothing is wrong with it. Of a store that serves: guarded by its mutex
   std::unique_ptr<ShardLog> log;
   size_t image_area = 1;  // that holds the newest table image; the next goes into the other
+  std::optional<Error> hidden;  // why nobody can tell what is there, if anything is
   bool spoiled = false;   // its head holds something, and no superblock: a store that exists does without it, and it is never written to
 
   bool present() const { return file.id >= 0; }

@@ -12,6 +12,7 @@
 #include "stoker/base/log.h"
 #include "stoker/store/blank.h"
 #include "stoker/store/blocking_io.h"
+#include "stoker/store/folder.h"
 #include "stoker/store/writer_lock.h"
 
 namespace stoker::local {
@@ -23,12 +24,11 @@ constexpr const char* kFileName = "stoker.volume";
 // The file or device behind what the user named; makes the folder of a store that is to be made.
 Result<std::string> resolve(const std::string& path, const StoreOptions& options) {
   if (path.empty()) return make_error(Code::invalid_argument, "a store's volume has an empty name", kWhere);
-  std::error_code error;
-  const auto status = std::filesystem::status(path, error);
+  STOKER_ASSIGN(const auto status, look_at(path));
   if (std::filesystem::is_directory(status)) return path + "/" + kFileName;
   if (std::filesystem::exists(status)) return path;
-  if (error && error.value() != ENOENT) return errno_error(error.value(), "cannot open the store '" + path + "'", kWhere);
   if (!options.create || options.read_only) return errno_error(ENOENT, "there is no store at '" + path + "'", kWhere);
+  std::error_code error;
   std::filesystem::create_directories(path, error);
   if (error) return errno_error(error.value(), "cannot make the folder '" + path + "' for the store", kWhere);
   return path + "/" + kFileName;
@@ -72,11 +72,14 @@ Status VolumeSet::open_one(const std::string& path, const StoreOptions& options,
     STOKER_ASSIGN(volume.file_path, resolve(path, options));
     volume.in_folder = volume.file_path != path;
   }
-  std::error_code error;
-  const auto status = std::filesystem::status(volume.file_path, error);
+  std::filesystem::file_status status;
+  if (local.files) {
+    STOKER_ASSIGN(status, look_at(volume.file_path));
+  }
   const bool missing = local.files && !std::filesystem::exists(status);
   if (missing && (!options.create || options.read_only)) return errno_error(ENOENT, "there is no store at '" + path + "'", kWhere);
   // A crash between making the file and giving it its size leaves an empty one.
+  std::error_code error;
   const bool empty = local.files && std::filesystem::is_regular_file(status) && std::filesystem::file_size(volume.file_path, error) == 0;
   const bool create = options.create && !options.read_only && (missing || empty || !local.files);
   if (create && options.capacity_bytes == 0 && local.files) {
