@@ -34,6 +34,13 @@ CLI::Validator number(double least, double most) {
   return CLI::Validator(check, "");
 }
 
+CLI::Validator named() {
+  return {[](const std::string& text) {
+            return std::string(text.empty() ? "the name is empty" : "");
+          },
+          ""};
+}
+
 void fail(ExitStatus& status, const Error& error) {
   std::fprintf(stderr, "stoker: %s\n", printable(error.message()).c_str());
   status.code = 1;

@@ -26,9 +26,7 @@ CLI::Validator whole(uint64_t least, uint64_t most);
 CLI::Validator number(double least, double most);
 
 // The name of a file or folder, which is not empty.
-inline const CLI::Validator named(
-    [](const std::string& text) { return std::string(text.empty() ? "the name is empty" : ""); },
-    "");
+CLI::Validator named();
 
 // Prints "stoker: <sentence>" on stderr and sets the status to 1.
 void fail(ExitStatus& status, const Error& error);

@@ -188,6 +188,8 @@ class Copy {
 };
 
 Status run(const CpArguments& arguments) {
+  if (arguments.from == arguments.to)
+    return make_error(Code::invalid_argument, "FROM and TO are the same store", kWhere);
   STOKER_ASSIGN(const auto runtime, RuntimeOwner::make());
   StoreOptions source;
   source.read_only = true;

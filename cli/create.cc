@@ -38,6 +38,9 @@ void tell(const std::string& name, const Store& store) {
 Status run(const CreateArguments& arguments) {
   STOKER_ASSIGN(const uint64_t capacity, parse_bytes(arguments.capacity));
   STOKER_ASSIGN(const uint64_t chunk, parse_bytes(arguments.chunk));
+  if (capacity == 0)
+    return make_error(Code::invalid_argument, "a store of 0 bytes holds nothing; give --capacity",
+                      "cli/create");
   STOKER_ASSIGN(const auto runtime, RuntimeOwner::make());
   StoreOptions options;
   options.holder = "stoker create";

@@ -39,8 +39,29 @@ Status write_all(int fd, const std::byte* data, size_t bytes, const std::string&
   return {};
 }
 
+// What the file is called that `path` names: where it is a link, what that leads to. Nothing but a
+// plain file is ever replaced.
+Result<std::string> file_named(const std::string& path) {
+  std::error_code error;
+  const auto status = fs::status(path, error);
+  if (fs::is_symlink(fs::symlink_status(path, error))) {
+    if (!fs::exists(status))
+      return make_error(Code::invalid_argument,
+                        "'" + path + "' is a link that leads nowhere; remove it, or name a file",
+                        "cli/export");
+    const fs::path real = fs::canonical(path, error);
+    if (error) return errno_error(error.value(), "cannot follow '" + path + "'", "cli/export");
+    return file_named(real.string());
+  }
+  if (!fs::exists(status) || fs::is_regular_file(status)) return path;
+  return make_error(Code::invalid_argument,
+                    "'" + path + "' is there and is no plain file; name another", "cli/export");
+}
+
 // Under a temporary name first: the file is there whole or not at all.
-Status export_object(Store& store, const ObjectInfo& object, const std::string& snapshot, const std::string& path) {
+Status export_object(Store& store, const ObjectInfo& object, const std::string& snapshot,
+                     const std::string& target) {
+  STOKER_ASSIGN(const std::string path, file_named(target));
   const std::string temporary = path + ".partial";
   const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd < 0) return file_error(temporary);
@@ -51,6 +72,7 @@ Status export_object(Store& store, const ObjectInfo& object, const std::string& 
     status = store.read(object.key, at, {piece.get(), bytes, -1}, {.snapshot = snapshot}).wait();
     if (status) status = write_all(fd, piece.get(), bytes, temporary);
   }
+  if (status && fdatasync(fd) != 0) status = file_error(temporary);
   if (close(fd) != 0 && status) status = file_error(temporary);
   if (status && rename(temporary.c_str(), path.c_str()) != 0) status = file_error(path);
   if (!status) unlink(temporary.c_str());
@@ -128,7 +150,7 @@ void add_export(CLI::App& app, ExitStatus& status) {
   command->add_option("KEY", arguments->key, "The object; where there is none of this key, the prefix of keys")->required();
   command->add_option("TARGET", arguments->target, "The file, or for a prefix the folder")
       ->required()
-      ->check(named);
+      ->check(named());
   command->add_option("--snapshot", arguments->snapshot, "From this snapshot instead of the current version");
   command->footer(
       "A file is there whole or not at all. Of a prefix, objects that cannot be read (more disks of a coded store are lost than it bears, say) are named\n"

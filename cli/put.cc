@@ -139,15 +139,23 @@ Result<uint64_t> put_file(Store& store, const std::string& key, const std::strin
   }
 }
 
-// The files of a folder, with the keys that they get.
+// The files of a folder, with the keys that they get. Says how many entries are neither files nor
+// folders: pipes, devices, links that lead nowhere, and linked folders, which are not followed.
 Result<std::vector<std::pair<std::string, std::string>>> files_of(const fs::path& folder, const std::string& prefix) {
   std::vector<std::pair<std::string, std::string>> files;
   std::error_code error;
+  size_t left_out = 0;
   for (auto at = fs::recursive_directory_iterator(folder, error); !error && at != fs::recursive_directory_iterator(); at.increment(error)) {
-    if (!at->is_regular_file(error)) continue;
+    std::error_code unknown;
+    if (!at->is_regular_file(unknown)) {
+      left_out += at->is_directory(unknown) && !at->is_symlink(unknown) ? 0 : 1;
+      continue;
+    }
     files.emplace_back(prefix + at->path().lexically_relative(folder).string(), at->path().string());
   }
   if (error) return errno_error(error.value(), "cannot look through '" + folder.string() + "'", "cli/put");
+  if (left_out > 0)
+    std::fprintf(stderr, "left out %zu entries that are no files\n", left_out);
   std::sort(files.begin(), files.end());
   return files;
 }

@@ -1,4 +1,5 @@
 // stoker rm STORE KEY...: removes objects.
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -22,7 +23,11 @@ Status remove_one(Store& store, const std::string& key) {
   return done ? Status() : Status(done.error());
 }
 
-Status run(const RmArguments& arguments) {
+Status run(RmArguments& arguments) {
+  // A key may be named twice.
+  std::sort(arguments.keys.begin(), arguments.keys.end());
+  arguments.keys.erase(std::unique(arguments.keys.begin(), arguments.keys.end()),
+                       arguments.keys.end());
   STOKER_ASSIGN(const auto runtime, RuntimeOwner::make());
   StoreOptions options;
   options.holder = "stoker rm";

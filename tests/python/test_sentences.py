@@ -312,3 +312,33 @@ def test_nobody_reads_on(tmp_path):
             child.stdout.close()
             said = child.stderr.read()
         assert child.returncode in (-13, 141) and "Traceback" not in said and "Errno" not in said, said
+
+
+def test_export_replaces_nothing_but_files(small, tmp_path):
+    target, pipe, folder = tmp_path / "target", tmp_path / "pipe", tmp_path / "folder"
+    target.write_text("old")
+    (tmp_path / "link").symlink_to(target)
+    (tmp_path / "lost").symlink_to(tmp_path / "gone")
+    os.mkfifo(pipe)
+    folder.mkdir()
+    for path in (pipe, folder, tmp_path / "lost", "/dev/null"):
+        done = run("export", small, "w/1", path)
+        assert done.returncode == 1 and str(path) in done.stderr and "\n" == done.stderr[-1], done
+    assert pipe.is_fifo() and Path("/dev/null").is_char_device()
+    assert run("export", small, "w/1", tmp_path / "link").returncode == 0
+    assert (tmp_path / "link").is_symlink() and target.read_bytes() != b"old"
+
+
+def test_odd_words_of_store_commands(small, tmp_path):
+    store = tmp_path / "s"
+    shutil.copytree(small, store)
+    assert run("rm", store, "w/1", "w/1").returncode == 0, "a key may be named twice"
+    assert "the same store" in run("cp", store, store).stderr
+    for capacity in ("nan", "inf", "0", "-1"):
+        done = run("create", tmp_path / "new", f"--capacity={capacity}")
+        assert done.returncode == 1 and not (tmp_path / "new").exists(), done
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "file").write_text("x")
+    os.mkfifo(source / "pipe")
+    assert "left out 1 entries that are no files" in run("put", store, "new/", source).stderr

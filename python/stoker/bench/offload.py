@@ -109,8 +109,8 @@ def digest(model: nn.Module, opt: stoker.OffloadedOptimizer) -> str:
     for info in opt._session.planes.store.list(""):
         if not info["key"].startswith("meta/"):
             total.update(info["key"].encode())
-            for start in range(0, info["bytes"], 8 * MIB):
-                total.update(opt._session.planes.store.read_bytes(info["key"], start, min(8 * MIB, info["bytes"] - start)))
+            for start in range(0, info["bytes"], MIB):
+                total.update(opt._session.planes.store.read_bytes(info["key"], start, min(MIB, info["bytes"] - start)))
     return total.hexdigest()
 
 

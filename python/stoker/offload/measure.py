@@ -172,9 +172,9 @@ def disk_share(directory: str, machine: Machine) -> float:
     from stoker.offload import offload  # the package is made of modules like this one
     from stoker.offload.rehearsal import Course, Rehearsal
 
-    layer_seconds = (14 << 20) * (1 / machine.read + 1 / machine.write)  # of a step: so much is read, and written
+    layer_seconds = (12 << 20) * (1 / machine.read + 1 / machine.write)  # of a step: so much is read, and written
     layers = max(1, min(6, int(SHARE_SECONDS / 4 / layer_seconds)))
-    model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False, dtype=torch.bfloat16) for _ in range(layers)))
+    model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(layers)))
     gradients = [torch.ones_like(param) for param in model.parameters()]
     with tempfile.TemporaryDirectory(dir=directory, prefix="stoker-probe-") as store:
         model, opt = offload(model, torch.optim.AdamW(model.parameters()), store=store, dram="64MiB", policy="sync")

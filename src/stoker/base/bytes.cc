@@ -28,7 +28,7 @@ Result<uint64_t> parse_bytes(std::string_view text) {
   };
   double value = 0;
   const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (problem != std::errc() || value < 0) return fail();
+  if (problem != std::errc() || !(value >= 0)) return fail();
   std::string unit;
   for (const char* at = end; at != text.data() + text.size(); ++at) {
     if (*at != ' ') unit += static_cast<char>(std::tolower(static_cast<unsigned char>(*at)));
