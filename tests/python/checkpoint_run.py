@@ -1,6 +1,7 @@
 """Trains a small model in memory, and saves each step to a folder; whoever starts it kills it.
 
-    checkpoint_run.py FOLDER STEPS    prints each step that handle.wait() called durable
+    checkpoint_run.py FOLDER STEPS           prints each step that handle.wait() called durable
+    checkpoint_run.py FOLDER STEPS GRACE     prints each step, and saves at SIGTERM
 """
 
 from __future__ import annotations
@@ -39,5 +40,16 @@ def main(folder: str, steps: int) -> None:
             handle = ckpt.save(step + 1, model=model, optimizer=opt)
 
 
+def until_told(folder: str, steps: int, grace: float) -> None:
+    model, opt = made()
+    with stoker.Checkpoints(folder, every=steps, staging="64MiB", grace=grace) as ckpt:
+        for step in range(steps):
+            train(model, opt, step)
+            print(step + 1, flush=True)
+            sys.stdin.readline()  # a step lasts as long as whoever started it wants
+            ckpt.save(step + 1, model=model, optimizer=opt)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    folder, steps, *grace = sys.argv[1:]
+    until_told(folder, int(steps), float(grace[0])) if grace else main(folder, int(steps))

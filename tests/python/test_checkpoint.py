@@ -363,7 +363,7 @@ def test_files_beside_the_model_have_names_of_their_own(folder, tmp_path):
 
 def test_an_offloaded_run_without_room_is_refused_at_once(folder, tmp_path):
     model, opt = stoker.offload(*made(), store=tmp_path / "run", dram="64MiB")
-    with checkpoints(folder) as ckpt, pytest.raises(errors.InvalidArgument, match="room for 0 snapshots"):
+    with checkpoints(folder) as ckpt, pytest.raises(errors.InvalidArgument, match="without room for the step that a checkpoint copies"):
         ckpt.save(1, model=model, optimizer=opt)
     opt.close()
 
@@ -481,3 +481,72 @@ def test_a_second_save_waits_for_the_first(folder, held):
         second = ckpt.save(2, model=model, optimizer=opt)
         assert first.done()
         second.wait()
+
+
+def test_sigterm_saves_at_the_end_of_the_step_and_a_second_one_ends_at_once(tmp_path):
+    def begun():
+        command = [sys.executable, HERE / "checkpoint_run.py", tmp_path / "run", "500", "60"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        run = subprocess.Popen([*command], text=True, env=ONE_THREAD, bufsize=1, **pipes)
+        assert run.stdout.readline() == "1\n"
+        run.stdin.write("\n")
+        assert run.stdout.readline() == "2\n"
+        run.send_signal(signal.SIGTERM)
+        told = run.stderr.readline()
+        while "SIGTERM" not in told:
+            told = run.stderr.readline()
+        assert "saving at the end of this step, within 60 s" in told
+        return run
+
+    run = begun()
+    run.send_signal(signal.SIGTERM)  # the step has not ended
+    run.communicate()
+    assert run.returncode == -signal.SIGTERM
+    assert not list((tmp_path / "run").glob("step-*/MANIFEST.json"))
+
+    run = begun()
+    told = run.communicate("\n")[1]
+    assert run.returncode == 128 + signal.SIGTERM, told
+    assert f"the run ends at step 2, saved as dir:{tmp_path}/run/step-000002-" in told
+    with checkpoints(tmp_path / "run") as ckpt:
+        model, opt = made()
+        assert ckpt.restore(model=model, optimizer=opt).step == 2
+
+
+def test_a_save_that_takes_longer_than_the_grace_is_given_up(folder, held, caplog):
+    model, opt = made()
+    with checkpoints(folder, every=100) as ckpt:
+        with pytest.raises(TimeoutError, match="not durable after"):
+            ckpt.save_within(0.05, 1, model=model, optimizer=opt)
+        held.set()
+    old = signal.getsignal(signal.SIGTERM)
+    with checkpoints(folder, every=100, grace=5.0) as ckpt:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(SystemExit) as ended:
+            ckpt.save(2, model=model, optimizer=opt)
+        assert ended.value.code == 143 and "the run ends at step 2, saved as" in caplog.text
+    assert signal.getsignal(signal.SIGTERM) == old
+    with pytest.raises(errors.InvalidArgument, match="grace=0"):
+        checkpoints(folder, grace=0)
+
+
+def test_an_offloaded_step_does_not_wait_for_the_copy(folder, tmp_path, monkeypatch):
+    """Its state is copied out of the store; only what is in memory must stay as it is."""
+    begin, read = threading.Event(), parts.Plane.read
+
+    def wait(self, *args):
+        assert begin.wait(60)
+        read(self, *args)
+
+    monkeypatch.setattr(parts.Plane, "read", wait)
+    with checkpoints(folder) as ckpt:
+        model, opt = stoker.offload(*made(), store=tmp_path / "run", dram="64MiB", checkpoints=ckpt)
+        train(model, opt, 0)
+        handle = ckpt.save(1, model=model, optimizer=opt)
+        train(model, opt, 1)
+        opt.flush()
+        assert opt.committed_step == 2 and not handle.done()
+        threading.Timer(0.2, begin.set).start()
+        opt.close()  # waits for the copy, which reads the store
+        handle.wait()
+        assert ckpt.restore(model=made()[0]).step == 1

@@ -15,6 +15,7 @@ import sys
 import time
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,7 +28,8 @@ from stoker.offload import measure
 from stoker.train import trainer
 from stoker.train.cli import _make_absolute, _sentence, default_out, main, parser
 from stoker.train.progress import TrainingProgress
-from stoker.train.settings import Settings, human_bytes, write_json
+from stoker.train.saving import Saving
+from stoker.train.settings import Settings, human_bytes, resolve, write_json
 from stoker.train.stop import Stopped
 from stoker.train.trainer import WARM_UP
 
@@ -212,6 +214,9 @@ def test_a_signal_ends_behind_a_committed_step_and_a_resume_gives_the_same_bits(
     assert f"step {steps} of 12 is committed; --resume goes on" in shown
     summary = json.loads((out / "summary.json").read_text())
     assert summary["steps"] == steps and (steps == 12 or not summary["finished"])
+    if number == signal.SIGTERM and steps < 12:  # the last step was saved as well
+        assert f"checkpoint   of step {steps} in dir:{out}/checkpoints" in shown
+        shutil.rmtree(out / "store")
     done = command("--out", str(out), "--resume")
     assert done.returncode == 0, done.stderr
     assert f"at step {steps} of 12" in done.stderr
@@ -269,10 +274,68 @@ def test_a_run_whose_store_is_gone_does_not_begin_anew_by_itself(killed_at_work,
     steps = max(line["committed"] for line in ledger(killed_at_work))
     before = (killed_at_work / "ledger.jsonl").read_bytes()
     shutil.move(killed_at_work / "store", killed_at_work / "elsewhere")
+    shutil.move(killed_at_work / "checkpoints", killed_at_work / "away")
     for _ in range(2):  # the first call made an empty store there
         shown = refused(capsys, "--out", str(killed_at_work), "--resume")
         assert f"{killed_at_work}/store is empty, but {steps} steps" in shown and "--overwrite" in shown
     assert (killed_at_work / "ledger.jsonl").read_bytes() == before
+
+
+def test_a_run_whose_store_is_gone_goes_on_from_its_newest_checkpoint(corpus, cache, whole, tmp_path):
+    out = tmp_path / "run"
+    begun = arguments(corpus, cache, out, 12, "--checkpoint-every", "3")
+    process = subprocess.Popen([sys.executable, "-m", "stoker.train", *begun], stderr=subprocess.PIPE, text=True)
+    wait_for_step(process, out, 8)
+    process.kill()
+    process.communicate()
+    lines = len(ledger(out))
+    saved = max(int(path.parent.name.split("-")[1]) for path in out.glob("checkpoints/*/MANIFEST.json"))
+    assert saved in (3, 6, 9) and saved <= lines
+    shutil.rmtree(out / "store")
+    done = command("--out", str(out), "--resume")
+    assert done.returncode == 0, done.stderr
+    assert f"resumed      at step {saved} of 12" in done.stderr
+    assert "checkpoints  every 3 steps to" in done.stderr and "MB each" in done.stderr
+    assert_equals(out, whole)
+    costs = json.loads((out / "summary.json").read_text())["checkpoints"]
+    assert costs["saved"] == len([step for step in (3, 6, 9, 12) if step > saved]) and costs["bytes"] > 0
+    assert len(list(out.glob("checkpoints/*/MANIFEST.json"))) == 2
+
+
+def test_a_new_run_does_not_save_beside_the_checkpoints_of_another(corpus, cache, whole, tmp_path, capsys):
+    before = sorted((whole / "checkpoints").rglob("*"))
+    given = arguments(corpus, cache, tmp_path / "run", 2)
+    shown = refused(capsys, *given, "--checkpoints", str(whole / "checkpoints"))
+    assert "holds checkpoints of another run" in shown and "another --checkpoints" in shown
+    assert not (tmp_path / "run" / "run.json").exists()
+    assert before and sorted((whole / "checkpoints").rglob("*")) == before
+    shown = refused(capsys, *given, "--checkpoint-every", "0", status=2)
+    assert "must be auto, off or a number of steps, not 0" in shown
+
+
+def test_a_run_without_checkpoints_stays_so(corpus, cache, whole, tmp_path, capsys):
+    """Its store was made without room for the step that is copied; so was that of an older Stoker's run."""
+    out = tmp_path / "run"
+    assert main(arguments(corpus, cache, out, 2, "--checkpoint-every", "off")) == 0
+    assert "checkpoints  off" in capsys.readouterr().err and not (out / "checkpoints").exists()
+    assert json.loads((out / "summary.json").read_text())["checkpoints"] == {}
+    older = json.loads((whole / "run.json").read_text())["settings"]
+    del older["checkpoints"], older["checkpoint_every"]
+    assert resolve({}, older).checkpoint_every == "off"
+    (out / "summary.json").unlink()
+    shown = refused(capsys, "--out", str(out), "--resume", "--checkpoint-every", "auto")
+    assert "made without room for the step that a checkpoint copies" in shown
+
+
+def test_a_checkpoint_that_fails_does_not_end_the_run(tmp_path, monkeypatch):
+    saving = Saving(Settings(checkpoint_every="1"), tmp_path, resume=False)
+
+    def full(*_args, **_kwargs):
+        raise errors.OutOfSpace("the disk is full")
+
+    monkeypatch.setattr(saving.checkpoints, "save", full)
+    assert saving.stepped(SimpleNamespace(step_count=1)) == ["no checkpoint: the disk is full"]
+    saving.close()
 
 
 def test_a_full_disk_is_named_whatever_was_being_written(tmp_path, monkeypatch):

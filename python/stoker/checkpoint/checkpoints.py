@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import secrets
+import signal
 import socket
 import threading
 import time
@@ -13,7 +14,7 @@ import warnings
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import nn
@@ -22,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from stoker import _core
 from stoker.checkpoint import planes
 from stoker.checkpoint import state as states
+from stoker.checkpoint.grace import Grace
 from stoker.checkpoint.manifest import MANIFEST, TABLE, File, Manifest, Name, Table, dump_table, hash_of
 from stoker.checkpoint.parts import Edited
 from stoker.checkpoint.reading import Reader
@@ -33,7 +35,7 @@ from stoker.offload import record
 from stoker.offload.blocks import Block
 from stoker.offload.optimizer import OffloadedOptimizer
 from stoker.offload.planes import parse_bytes
-from stoker.offload.snapshots import check_room
+from stoker.offload.snapshots import check_room_to_copy
 
 log = logging.getLogger("stoker")
 _SNAPSHOT = "checkpoint-"
@@ -60,7 +62,8 @@ class Handle:
         """Until the state may change ("copied"), the checkpoint would survive a power loss
         ("durable"), or another tier has it whole (its composition). Raises what the save raised."""
         if not self._event(what).wait(timeout):
-            raise TimeoutError(f"the checkpoint of step {self.step} is not {what} after {timeout:g} s")
+            said = f"the checkpoint of step {self.step} was not {what} after {timeout:g} s"
+            raise TimeoutError(said)
         if self._error is not None and what != "copied":
             raise self._error
 
@@ -100,6 +103,16 @@ class At:
         return self.checkpoints.fill(store, blocks, self.step)
 
 
+@dataclass
+class Costs:
+    """What the saves of this process have cost so far."""
+
+    saved: int = 0  # checkpoints that are durable in the first tier
+    bytes: int = 0  # of those
+    seconds: float = 0.0  # that training waited for them
+    processor_seconds: float = 0.0  # of the thread that saves
+
+
 class Pace:
     """How often `every="auto"` saves. With C the seconds that a save costs training, M those
     between failures and R those of a restart, T = C + sqrt(2 (M + R) C + C^2) loses the least:
@@ -109,6 +122,10 @@ class Pace:
         self.failures_every = failures_every
         self.cost = self.persist = self.restart = 0.0
         self._last: float | None = None
+
+    def spent(self, seconds: float) -> None:
+        """More that the newest save has cost."""
+        self.cost += seconds
 
     @property
     def interval(self) -> float:
@@ -148,6 +165,10 @@ class Checkpoints:
     staging: bytes of memory for bytes on their way ("256MiB"). "full" copies all of the state in
     save(), for optimizers that are not torch's own, and loops that edit weights by themselves.
 
+    grace: seconds. On SIGTERM the next save() saves whether one is due or not, waits that long
+    until it is durable, and ends the run by SystemExit(143), with a sentence in the log. A second
+    SIGTERM ends at once. None leaves SIGTERM alone.
+
     Errors of a background save are logged at once and raised by the next call.
     """
 
@@ -160,6 +181,7 @@ class Checkpoints:
         also: list[str] | tuple[str, ...] = (),
         staging: int | str = "256MiB",
         failures_every: float = FAILURES_EVERY,
+        grace: float | None = None,
     ) -> None:
         if every is not None and every != "auto" and not (isinstance(every, int) and every > 0):
             raise InvalidArgument(f'every={every!r}: give a number of steps, "auto" or None')
@@ -183,6 +205,8 @@ class Checkpoints:
         self._handle: Handle | None = None
         self._failed: BaseException | None = None
         self._pace = Pace(failures_every)
+        self.costs = Costs()
+        self._grace = Grace(grace) if grace is not None else None
         self._attempt = max((name.attempt for name in self._tiers[0].folders()), default=0)
         _gate.add(self)
 
@@ -214,19 +238,65 @@ class Checkpoints:
         itself before that make the save fail, with their name, if torch counts such edits (not
         those through `.data`).
         """
-        self._raise_failure()
         if step < 0 or isinstance(step, bool):
             raise InvalidArgument(f"step={step!r} is no number of a step")
+        if self._grace is not None and (left := self._grace.left) is not None:
+            self._grace.close()  # what is saved now is not saved again
+            self._grace = None
+            what = {"model": model, "optimizer": optimizer, "loader": loader, "extra": extra}
+            self._save_and_end(left, step, **what, files=files, metric=metric, pin=pin)
+        self._raise_failure()
         if not force and not self._due(step):
             return None
         begin = time.monotonic()
+        self._pace.saved(begin, 0.0)
+        try:
+            return self._begin(step, model, optimizer, loader, extra, files or {}, metric, pin)
+        finally:
+            self._waited(time.monotonic() - begin)
+
+    def save_within(self, seconds: float, step: int, **what: Any) -> Handle:
+        """save(force=True), and waits until it is durable. TimeoutError if that takes longer."""
+        until = time.monotonic() + seconds
+        if self._thread is not None:
+            self._thread.join(seconds)
+            if self._thread.is_alive():
+                under_way = self._handle.step
+                raise TimeoutError(f"the save of step {under_way} was not done after {seconds:g} s")
+        self._failed = None  # it was logged
+        handle = self.save(step, force=True, **what)
+        handle.wait("durable", max(0.0, until - time.monotonic()))
+        return handle
+
+    def _save_and_end(self, seconds: float, step: int, **what: Any) -> NoReturn:
+        try:
+            handle = self.save_within(seconds, step, **what)
+        except (StokerError, TimeoutError) as error:
+            log.error("SIGTERM: the run ends at step %d, which was not saved: %s", step, error)
+        else:
+            where = self._tiers[0].where(Name.of(handle.folder))
+            log.warning("SIGTERM: the run ends at step %d, saved as %s", step, where)
+        raise SystemExit(128 + signal.SIGTERM)
+
+    def _begin(
+        self,
+        step: int,
+        model: nn.Module | None,
+        optimizer: Any,
+        loader: Any,
+        extra: Mapping[str, Any] | None,
+        files: Mapping[str, bytes | str | os.PathLike],
+        metric: float | None,
+        pin: bool,
+    ) -> Handle:
         self._finish()
         self._raise_failure()
         self._attempt += 1
         name = Name(step, self._attempt, secrets.token_hex(4))
         objects, runs = self._objects(optimizer, loader, extra, str(name))
         try:
-            contents = states.collect(model, objects, runs, self._full, _contents_of(files or {}), self._ring.plane)
+            more = _contents_of(files)
+            contents = states.collect(model, objects, runs, self._full, more, self._ring.plane)
         except BaseException:
             _drop(runs)
             raise
@@ -237,6 +307,8 @@ class Checkpoints:
         }
         handle = Handle(step, str(name), [tier.composition for tier in self._tiers])
         self._handle = handle
+        if not contents.in_memory:
+            handle._reached("copied")
         self._thread = threading.Thread(
             target=self._run, args=(handle, name, contents, runs, said), name="stoker checkpoint", daemon=True
         )
@@ -244,7 +316,6 @@ class Checkpoints:
         optimizers = _optimizers(optimizer).values()
         if not optimizers or not all(isinstance(each, torch.optim.Optimizer) for each in optimizers):
             handle.wait("copied")  # nothing else holds back who changes the state
-        self._pace.saved(time.monotonic(), time.monotonic() - begin)
         return handle
 
     def _due(self, step: int) -> bool:
@@ -264,7 +335,8 @@ class Checkpoints:
         for key, each in {**({"loader": loader} if loader is not None else {}), **_extras(extra)}.items():
             objects[key] = each if hasattr(each, "state_dict") else {"value": each}
         for run in runs:
-            _take_snapshot(run)
+            with run.session.ledger.waiting("checkpoint"):
+                _take_snapshot(run)
         return objects, runs
 
     def _run(self, handle: Handle, name: Name, contents: Contents, runs: list[Run], said: dict[str, Any]) -> None:
@@ -281,6 +353,8 @@ class Checkpoints:
             finally:
                 _drop(runs)
             self._pace.persist = time.monotonic() - begin
+            self.costs.saved += 1
+            self.costs.bytes += manifest.bytes
             handle._reached("durable")
             handle._reached(first.composition)
             self._retain(first)
@@ -293,6 +367,9 @@ class Checkpoints:
             error = caught
             log.error("the checkpoint of step %d failed: %s", handle.step, caught)
             self._failed = caught
+        busy = time.thread_time()  # processors that training may have wanted
+        self._pace.spent(busy)
+        self.costs.processor_seconds += busy
         handle._ends(error)
 
     def _write(self, tier: Tier, name: Name, contents: Contents, said: dict[str, Any], handle: Handle) -> Manifest:
@@ -332,8 +409,20 @@ class Checkpoints:
 
     def wait_copied(self) -> None:
         """Until no save needs the state in memory any more."""
-        if self._handle is not None:
-            self._handle._event("copied").wait()
+        if self._handle is None or self._handle.done("copied"):
+            return
+        begin = time.monotonic()
+        self._handle._event("copied").wait()
+        self._waited(time.monotonic() - begin)
+
+    def _waited(self, seconds: float) -> None:
+        self._pace.spent(seconds)
+        self.costs.seconds += seconds
+
+    @property
+    def memory_bytes(self) -> int:
+        """What a save takes beside the state."""
+        return self._ring.bytes
 
     def _finish(self) -> None:
         if self._thread is not None:
@@ -453,6 +542,8 @@ class Checkpoints:
         """Waits for the save under way, closes the stores, and raises what it raised."""
         if getattr(self, "_thread", None) is not None:
             self._finish()
+        if getattr(self, "_grace", None) is not None:
+            self._grace.close()
         for tier in self._tiers:
             tier.close()
         self._tiers = []
@@ -600,14 +691,19 @@ def _take_snapshot(run: Run) -> None:
     for each in left:  # of a process that was killed
         store.drop(each).wait()
     kept = len(store.info()["snapshots"])
-    check_room(session.runtime, session.blocks, session.algorithm, kept + 1, session.buffers.bytes)
+    what = session.blocks, session.algorithm
+    check_room_to_copy(session.runtime, *what, kept, session.buffers.bytes)
     store.snapshot(run.snapshot).wait()
+    session.read_until(run.read)
 
 
 def _drop(runs: list[Run]) -> None:
     for run in runs:
-        if run.snapshot in run.store.info()["snapshots"]:
-            run.store.drop(run.snapshot).wait()
+        try:
+            if run.snapshot in run.store.info()["snapshots"]:
+                run.store.drop(run.snapshot).wait()
+        finally:
+            run.read.set()
 
 
 def _remove_quietly(tier: Tier, name: Name) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +40,8 @@ class Contents:
     state: list[Piece] = field(default_factory=list)
     objects: dict[str, Any] = field(default_factory=dict)
     offloaded: dict[str, Any] = field(default_factory=dict)
+    in_memory: bool = False  # whether the loop must leave tensors alone until they are copied
+
 
 @dataclass
 class Run:
@@ -47,6 +50,7 @@ class Run:
     name: str
     session: Any
     snapshot: str
+    read: threading.Event = field(default_factory=threading.Event)  # all that is needed of it
 
     @property
     def store(self) -> Any:
@@ -96,8 +100,10 @@ def collect(model: nn.Module | None, objects: dict[str, Any], runs: list[Run], f
     contents, packing = Contents(), Packing()
 
     def hold(name: str, tensor: torch.Tensor) -> Source:
-        small = tensor.numel() * tensor.element_size() < COPIED
-        return Tensor(name, tensor.detach().clone() if full or small else tensor)
+        if full or tensor.numel() * tensor.element_size() < COPIED:
+            return Tensor(name, tensor.detach().clone())
+        contents.in_memory = True
+        return Tensor(name, tensor)
 
     def part(where: str, tensor: torch.Tensor) -> int | None:
         """Large tensors go to the pack."""

@@ -34,8 +34,9 @@ class Ring:
     """Buffers of one chunk each. Who takes one waits for the oldest transfer where none is free."""
 
     def __init__(self, runtime: _core.Runtime, size: int) -> None:
-        count = max(16, size // CHUNK)
-        self._memory = runtime.arena(count * CHUNK + PLANE_BYTES).take(count * CHUNK + PLANE_BYTES)
+        count = max(4, size // CHUNK)
+        self.bytes = count * CHUNK + PLANE_BYTES
+        self._memory = runtime.arena(self.bytes).take(self.bytes)
         start = self._memory.address
         self._free = [Buffer(start + i * CHUNK, CHUNK) for i in range(count)]
         self.plane = Buffer(start + count * CHUNK, PLANE_BYTES)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from stoker import _core
-from stoker.errors import AlreadyExists, InvalidArgument, NotFound, StokerError
+from stoker.errors import AlreadyExists, InvalidArgument, NotFound, StokerError, Unsupported
 from stoker.offload.access import gather, install_shards, install_state_dict
 from stoker.offload.agreement import Agreement
 from stoker.offload.away import check_reachable, check_values, forget, leave_meta, leave_meta_buffers, stored_weights, values_in
@@ -27,7 +27,7 @@ from stoker.offload.optimizer import OffloadedOptimizer, algorithm_of
 from stoker.offload.planes import parse_bytes, store_capacity
 from stoker.offload.ranks import Ranks
 from stoker.offload.session import META_MODEL, Choices, Session, check_stored
-from stoker.offload.snapshots import ONE_RANK, check_room
+from stoker.offload.snapshots import ONE_RANK, check_room, check_room_to_copy
 
 __all__ = ["OffloadedOptimizer", "build", "gather", "offload"]
 
@@ -60,6 +60,7 @@ def offload(
     stall_seconds: int = 300,
     on_nan: Literal["warn", "raise"] = "warn",
     restore: Restorable | None = None,
+    checkpoints: object | None = None,
 ) -> tuple[nn.Module, OffloadedOptimizer]:
     """Moves the model's weights and the optimizer's state into `store`; training goes on with the returned pair as before.
 
@@ -120,6 +121,9 @@ def offload(
     included, and the run goes on from there. A newer step in the store wins, unless at(step) is
     given. Where there is no checkpoint yet, it changes nothing.
 
+    checkpoints: the stoker.Checkpoints that will save this run. The store gets room for the step
+    that a save copies, as much of the disk as one more of `snapshots`.
+
     A model that torch's fully_shard() gave to several processes: call it on each of them. Optimizer state is offloaded shard by shard, in
     the folder rank-N of `store`; weights stay in memory; steps are committed by all ranks or none.
 
@@ -147,14 +151,17 @@ def offload(
     blocks = partition(model, optimized, algorithm.moments.group)
     buffers = stored_bytes(dict(model.named_buffers()))
     if agreement is not None:
-        _check_shared(policy, snapshots, device, device_memory, weights, activations)
+        _check_shared(policy, snapshots, device, device_memory, weights, activations, checkpoints)
         link = link or HostLink()
         place, room = agreement.ranks.place, store_capacity(blocks, algorithm, 1, buffers)  # for the step that all ranks have
         runtime = agreement.ranks.guard(
             "open", lambda: open_runtime(place(os.fspath(store)), parse_bytes("dram", dram), room, stall_seconds, blocks, algorithm, spills=False, sharers=agreement.ranks.world)
         )
     else:
-        runtime = open_runtime(os.fspath(store), parse_bytes("dram", dram), store_capacity(blocks, algorithm, snapshots, buffers), stall_seconds, blocks, algorithm, spills=link is None)
+        room = store_capacity(blocks, algorithm, snapshots + (checkpoints is not None), buffers)
+        runtime = open_runtime(
+            os.fspath(store), parse_bytes("dram", dram), room, stall_seconds, blocks, algorithm, spills=link is None
+        )
     session: Session | None = None
     try:
         leave_meta(blocks)
@@ -169,6 +176,8 @@ def offload(
         if holds_run:
             algorithm = check_stored(runtime, blocks, algorithm)
         check_room(runtime, blocks, algorithm, snapshots, buffers)
+        if checkpoints is not None:
+            check_room_to_copy(runtime, blocks, algorithm, snapshots, buffers)
         if not holds_run and weights is None:
             check_values(blocks, runtime.store)
         leave_meta_buffers(model, weights, recorded=holds_run)
@@ -233,7 +242,15 @@ def _warn_of_a_slow_type(params: set[nn.Parameter]) -> None:
     )
 
 
-def _check_shared(policy: str, snapshots: int, device: object, device_memory: object, weights: object, activations: str) -> None:
+def _check_shared(
+    policy: str,
+    snapshots: int,
+    device: object,
+    device_memory: object,
+    weights: object,
+    activations: str,
+    checkpoints: object,
+) -> None:
     """InvalidArgument for what a model of several processes cannot have."""
     if policy == "lazy":
         raise InvalidArgument('policy "lazy" updates a block just before its use, and fully_shard gathers weights ahead of that; use "auto", "speculate" or "sync"')
@@ -241,6 +258,8 @@ def _check_shared(policy: str, snapshots: int, device: object, device_memory: ob
         raise InvalidArgument('the activations of a sharded model stay in memory; leave activations="keep", and use torch.utils.checkpoint to have fewer')
     if snapshots:
         raise InvalidArgument(ONE_RANK)
+    if checkpoints is not None:
+        raise Unsupported("stoker.Checkpoints cannot save a sharded run yet; leave checkpoints= out: its store keeps it")
     if device is not None or device_memory is not None:
         raise InvalidArgument("the mesh that fully_shard() was given says where a sharded model computes; leave out device= and device_memory=")
     if weights is not None:

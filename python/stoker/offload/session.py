@@ -132,6 +132,7 @@ class Session:
         self._left = False  # the weights are in the store and not in the model
         self._departures = 0  # from the recorded order, that the ledger knows of
         self._closed = False
+        self._reads: list[threading.Event] = []  # of the store, beside training; set at their end
         self.trained_by: int | None = None  # the thread that called the model last
         self.tracing: StepTrace | None = None
         self._run: str | None = None  # tells this run from others in the same place
@@ -610,11 +611,17 @@ class Session:
                     self.steps.abandon()
                 self.flush()
             finally:
+                for done in self._reads:
+                    done.wait()
                 for param in self.params:
                     param.tensor.grad = None
                     if not self.pager.resident:
                         self.pager.hide(param)
                 self.give_up()
+
+    def read_until(self, done: threading.Event) -> None:
+        """Somebody reads the store beside training: close() waits for that."""
+        self._reads = [*(each for each in self._reads if not each.is_set()), done]
 
     def give_up(self) -> None:
         """Lets go of the model, memory, threads and the store, as they are."""

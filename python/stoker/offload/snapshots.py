@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker.errors import InvalidArgument
+from stoker.errors import InvalidArgument, Unsupported
 from stoker.offload import record
 from stoker.offload.blocks import Block
 from stoker.offload.planes import Algorithm, Runtime, changing_bytes, pieces, store_capacity
@@ -20,9 +20,31 @@ _NAME = "step-"
 ONE_RANK = "opt.snapshot() would keep a step of one rank's shards; leave snapshots=0 for a sharded model"
 
 
+def rooms(runtime: Runtime, blocks: list[Block], algorithm: Algorithm, buffers: int) -> int:
+    """For how many snapshots of the model the store has room."""
+    spare = runtime.store.info()["capacity_bytes"] - store_capacity(blocks, algorithm, 0, buffers)
+    return max(0, spare // changing_bytes(blocks, algorithm, buffers))
+
+
+def check_room_to_copy(
+    runtime: Runtime, blocks: list[Block], algorithm: Algorithm, kept: int, buffers: int
+) -> None:
+    """InvalidArgument unless a step can stay in the store while it is copied, beside those kept."""
+    if not runtime.store.features()["snapshots"]:
+        raise Unsupported(
+            f"the store at {runtime.path} cannot keep a step while a checkpoint copies it; "
+            "take a local store, or go on without checkpoints"
+        )
+    if rooms(runtime, blocks, algorithm, buffers) <= kept:
+        raise InvalidArgument(
+            f"the store at {runtime.path} was made without room for the step that a checkpoint "
+            "copies; go on without checkpoints, or give a new store and checkpoints= to stoker.offload()"
+        )
+
+
 def check_room(runtime: Runtime, blocks: list[Block], algorithm: Algorithm, keep: int, buffers: int) -> None:
     """InvalidArgument unless the store has room for so many snapshots of the model."""
-    room = max(0, (runtime.store.info()["capacity_bytes"] - store_capacity(blocks, algorithm, 0, buffers)) // changing_bytes(blocks, algorithm, buffers))
+    room = rooms(runtime, blocks, algorithm, buffers)
     if keep > room:
         raise InvalidArgument(f"the store at {runtime.path} was made with room for {room} snapshots, not {keep}; pass snapshots={room}, or give a new store")
 

@@ -12,6 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint.checkpoints import composition_of
 from ..command import FAILED, WRONG, Parser, named, printable, sentence
 from ..errors import StokerError
 from .settings import Settings, UsageError, read_run, resolve
@@ -25,8 +26,11 @@ measures the held-out loss, samples a continuation, exports the weights for tran
 
 _EPILOG = """\
 In OUT afterwards: report.html, summary.json, ledger.jsonl (one object a step), export/ (for transformers), store/.
-Exit status: 0 done; 1 it failed, and a sentence says why; 2 the command line is wrong; 130 or 143 stopped by SIGINT or
-SIGTERM with the last step committed (--resume goes on; a second signal ends at once)."""
+checkpoints/ are folders of safetensors (`stoker ckpt ls OUT/checkpoints`); if the store is lost,
+--resume goes on from the newest.
+Exit status: 0 done; 1 it failed, and a sentence says why; 2 the command line is wrong; 130 or 143
+stopped by SIGINT or SIGTERM with the last step committed and, if 25 seconds are enough, saved
+(--resume goes on; a second signal ends at once)."""
 
 DEFAULT_OUT = "out/train"
 
@@ -61,6 +65,10 @@ _WHERE = (
     ("activations", "where goes what backward needs of forward; all give the same bits", {"choices": ("keep", "disk", "dram", "recompute", "auto")}),
     ("device", "where to compute: cpu, cuda, cuda:1; auto takes a GPU if torch sees one", {"metavar": "DEVICE"}),
     ("cache", "where token files are kept and found again; default: OUT/data", {"metavar": "DIR"}),
+    ("checkpoints", "where checkpoints go, a folder or s3://BUCKET/PREFIX; default: OUT/checkpoints",
+     {"metavar": "STORE"}),
+    ("checkpoint_every", "when one is saved: auto (as often as pays), off, or a number of steps",
+     {"metavar": "EVERY"}),
     ("stall_seconds", "how long a disk may not answer before it is given up with an error", {"type": int, "metavar": "SECONDS"}),
 )
 _AFTER = (
@@ -130,7 +138,7 @@ def _run(args: dict[str, Any]) -> int:
 
 def _make_absolute(given: dict[str, Any]) -> None:
     """Paths become absolute, so that a resume from another folder finds the same files."""
-    for name in ("data", "tokenizer", "cache", "store"):
+    for name in ("data", "tokenizer", "cache", "store", "checkpoints"):
         if name in given and not all([given[name]] if name != "data" else given[name]):
             raise UsageError(f"--{name} names nothing: give a path, or leave it out")
     if "data" in given:
@@ -138,6 +146,8 @@ def _make_absolute(given: dict[str, Any]) -> None:
     for name in ("tokenizer", "cache"):
         if given.get(name):
             given[name] = os.path.realpath(given[name])
+    if given.get("checkpoints"):
+        given["checkpoints"] = composition_of(given["checkpoints"])
     if given.get("store") and not any(sign in given["store"] for sign in ":("):  # else a composition, taken as it is
         given["store"] = ",".join(map(os.path.realpath, given["store"].split(",")))
 

@@ -24,7 +24,8 @@ MOST = {"layers": 10_000, "steps": 1 << 40, "warmup": 1 << 40, "eval_windows": 1
         **dict.fromkeys(("vocabulary", "hidden", "heads", "feed_forward", "window", "batch"), 1 << 24)}
 
 # What may be another at a resume: where things lie and how fast they go, nothing that the numbers depend on.
-FREE_AT_RESUME = ("dram", "policy", "activations", "device", "store", "cache", "stall_seconds", "eval_windows", "sample_tokens")
+FREE_AT_RESUME = ("dram", "policy", "activations", "device", "store", "cache", "stall_seconds",
+                  "eval_windows", "sample_tokens", "checkpoints", "checkpoint_every")
 
 
 class UsageError(InvalidArgument):
@@ -59,6 +60,8 @@ class Settings:
     store: str = ""  # empty: OUT/store
     cache: str = ""  # where token files are kept; empty: OUT/data
     stall_seconds: int = 300
+    checkpoints: str = ""  # a store; empty: OUT/checkpoints
+    checkpoint_every: str = "auto"  # or "off", or a number of steps
     eval_windows: int = 256
     sample_tokens: int = 64
 
@@ -92,6 +95,10 @@ class Settings:
         if self.warmup < 0 or self.sample_tokens < 0 or self.weight_decay < 0:
             raise UsageError("--warmup, --sample-tokens and --weight-decay must not be below 0")
         parse_bytes(self.dram)
+        if self.checkpoint_every not in ("auto", "off"):
+            if not self.checkpoint_every.isdecimal() or int(self.checkpoint_every) < 1:
+                raise UsageError("--checkpoint-every must be auto, off or a number of steps, "
+                                 f"not {self.checkpoint_every}")
 
 
 def parse_bytes(text: str) -> int:
@@ -128,6 +135,7 @@ def resolve(given: dict[str, Any], stored: dict[str, Any] | None) -> Settings:
         known = {field.name for field in fields(Settings)}
         kept = {name: tuple(value) if isinstance(value, list) else value
                 for name, value in stored.items() if name in known}
+        kept.setdefault("checkpoint_every", "off")  # its store was made without room for a copy
         before = Settings(**kept)
         given = {name: value for name, value in given.items() if name not in CHOSEN or value != CHOSEN[name]}
         settings = Settings(**{**kept, **given})

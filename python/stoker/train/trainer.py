@@ -36,6 +36,7 @@ from .memory import MemoryPeak
 from .model import Model, ModelConfig, compute_seconds, initialise, next_token_loss
 from .progress import TrainingProgress, clock, counting_bar, say
 from .report import write_report
+from .saving import CHECKPOINTS_FOLDER, Saving
 from .settings import RUN_FILE, STEPS, STEPS_SECONDS, Settings, UsageError, write_json, write_run
 from .stop import Stopped, StopSignals
 
@@ -123,6 +124,7 @@ class Run:
         self.entropy = unigram_entropy(self.corpus.heldout, self.chosen)
         self.begun_here = stored is None
         self._made = [file for file in volume_files(self.store) if not file.exists()]
+        self.saving = Saving(settings, out, resume=stored is not None)
         write_run(out, settings, **self.facts)
         # Before the model is made or taken up: this draws random numbers, which belong to the run from there on.
         self._choose(precision=self._precision())
@@ -199,7 +201,10 @@ class Run:
             return model
 
         torch.manual_seed(settings.seed)
-        model = stoker.build(make, seed=settings.seed, store=self.store, dram=settings.dram_bytes, stall_seconds=settings.stall_seconds)
+        checkpoints = self.saving.checkpoints
+        model = stoker.build(make, seed=settings.seed, store=self.store, dram=settings.dram_bytes,
+                             snapshots=int(checkpoints is not None),
+                             stall_seconds=settings.stall_seconds)
         matrices = [p for p in model.parameters() if p.dim() > 1]
         vectors = [p for p in model.parameters() if p.dim() <= 1]
         groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
@@ -209,7 +214,8 @@ class Run:
         try:
             return stoker.offload(model, original, store=self.store, dram=settings.dram_bytes, policy=settings.policy, device=self.device,
                                   resume=True if steps else "auto" if resume else False, moments=settings.moments, activations=settings.activations,
-                                  stall_seconds=settings.stall_seconds)
+                                  stall_seconds=settings.stall_seconds, checkpoints=checkpoints,
+                                  restore=checkpoints if resume else None)
         except NotFound as error:
             raise NotFound(f"the store {self.store} is empty, but {steps} steps of this run were committed to it: bring it back, or name "
                            "where it is with --store; --overwrite begins the run anew") from error
@@ -225,6 +231,7 @@ class Run:
         """Print the plan; measure the untrained model, once in a run's life."""
         settings = self.settings
         say(plan_text(self.plan, settings.dram, self.store))
+        say(self.saving.describe(self.plan["state_bytes"]))
         say(f"training     {settings.batch * settings.window} tokens a step, {settings.steps} steps in all")
         if self.before is None:
             self.before = self.evaluate("held-out loss before")
@@ -263,7 +270,10 @@ class Run:
                     self.loader.advance()
                     ledger.check()
                     progress.step(opt.step_count, loss.item(), tokens)
+                    progress.tell(self.saving.stepped(opt))
                 opt.flush()
+                if self.stop.requested is not None and opt.step_count < settings.steps:
+                    self.saving.ends(opt)
         finally:
             progress.close()
             if more := policies.summary():
@@ -286,12 +296,15 @@ class Run:
 
     def undo(self) -> None:
         """Leave nothing of a run that this call began and that has no step to go on from: it would be in the way of the next try."""
+        self.saving.close()
         if self.begun_here:
+            self.saving.forget()
             for file in (*self._made, self.out / RUN_FILE, self.out / LEDGER_FILE):
                 file.unlink(missing_ok=True)
 
     def close(self) -> None:
         self.loader.close()
+        self.saving.close()
         self.opt.close()
         self.corpus.tokens.close()
 
@@ -332,6 +345,7 @@ def summarise(run: Run, process_peak: int) -> dict[str, Any]:
         "stall_share": stalled / seconds if seconds else 0.0, "seconds": seconds,
         "tokens_per_second": sum(row["tokens"] for row in rows) / seconds if seconds else 0.0,
         "last_loss": rows[-1]["loss"] if rows else None, "device": str(run.device), "store": run.store,
+        "checkpoints": run.saving.costs(),
         "plan": compare(run.plan, own[WARM_UP:] or own) if own else {},
     }
 
@@ -369,7 +383,7 @@ def forget_run(out: Path) -> None:
     """Remove the run that `out` holds; token files stay, and so does a store outside of `out`. For --overwrite only."""
     for name in (RUN_FILE, SUMMARY_FILE, LEDGER_FILE, REPORT_FILE):
         (out / name).unlink(missing_ok=True)
-    for folder in (out / STORE_FOLDER, out / EXPORT_FOLDER):
+    for folder in (out / STORE_FOLDER, out / EXPORT_FOLDER, out / CHECKPOINTS_FOLDER):
         if folder.is_dir():
             shutil.rmtree(folder)
 
