@@ -34,6 +34,10 @@ TYPES = ("float32", "bfloat16")
 DRAM = {"linear": 60, "small": 32, "large": 352, "embedding": 640, "gpt": 224}
 
 
+# Cases in which the allowed is passed, by up to 4 MiB: docs/numbers.md says why.
+OVER = {"gpt14 bfloat16 sync plain", "gpt14 bfloat16 auto build"}
+
+
 @dataclass(frozen=True)
 class Case:
     """`model`: a name and how many layers, as linear96. `way`: plain construction, or build()."""
@@ -51,6 +55,10 @@ class Case:
     @property
     def dram(self) -> int:
         return DRAM[self.model.rstrip("0123456789")] * MIB
+
+
+def name_of(row: dict[str, Any]) -> str:
+    return Case(**{name: row[name] for name in Case.__dataclass_fields__}).name
 
 
 def cases() -> list[Case]:
@@ -253,8 +261,7 @@ def main(argv: list[str]) -> int:
         print(table(json.loads(args.markdown.read_text())))
         return 0
     kept = json.loads(args.json.read_text())["cases"] if args.only and args.json.exists() else []
-    named = lambda row: Case(**{name: row[name] for name in Case.__dataclass_fields__}).name
-    rows = {named(row): row for row in kept}
+    rows = {name_of(row): row for row in kept}
     for case in cases():
         if args.only in case.name:
             rows[case.name] = run(case)
