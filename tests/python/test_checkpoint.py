@@ -183,6 +183,32 @@ def test_another_model_is_refused_before_anything_changes(folder):
         assert_same(other, before)
 
 
+def test_other_groups_are_refused_before_anything_changes(folder):
+    model, opt = made()
+    other, _ = made()
+    halves = list(other.parameters())
+    with torch.no_grad():
+        halves[0].add_(1)
+    two = torch.optim.AdamW([{"params": halves[:1]}, {"params": halves[1:]}])
+    with checkpoints(folder) as ckpt:
+        ckpt.save(1, model=model, optimizer=opt).wait()
+        before = copied(other)
+        with pytest.raises(errors.Mismatch, match="has groups of"):
+            ckpt.restore(model=other, optimizer=two)
+        assert_same(other, before)
+
+
+def test_odd_steps_and_closed_checkpoints_are_told(folder):
+    ckpt = checkpoints(folder)
+    for step in (1.5, -1, True, "2"):
+        with pytest.raises(errors.InvalidArgument, match="no number of a step"):
+            ckpt.save(step)
+    ckpt.close()
+    for use in (lambda: ckpt.save(1), ckpt.restore):
+        with pytest.raises(errors.InvalidArgument, match="closed"):
+            use()
+
+
 def test_wrappers_leave_no_trace_in_names(folder):
     model, _ = made()
     with checkpoints(folder) as ckpt:

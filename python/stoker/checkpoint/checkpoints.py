@@ -238,8 +238,9 @@ class Checkpoints:
         itself before that make the save fail, with their name, if torch counts such edits (not
         those through `.data`).
         """
-        if step < 0 or isinstance(step, bool):
+        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
             raise InvalidArgument(f"step={step!r} is no number of a step")
+        self._check_open()
         if self._grace is not None and (left := self._grace.left) is not None:
             self._grace.close()  # what is saved now is not saved again
             self._grace = None
@@ -456,6 +457,7 @@ class Checkpoints:
         """
         self._finish()
         self._raise_failure()
+        self._check_open()
         wanted = (_optimizers(optimizer), loader, _extras(extra))
         for reader in self.readers(step):
             try:
@@ -508,6 +510,8 @@ class Checkpoints:
         targets = _targets(model, reader) if model is not None else {}
         values = {key for key in manifest.objects if key.startswith("extra.") and key not in things}
         loaded = reader.objects([*things, *values, "rng"])
+        for key, thing in optimizers.items():
+            _check_groups(reader, key, thing, loaded[key])
         reader.load_tensors(targets)
         for key, thing in things.items():
             thing.load_state_dict(loaded[key])
@@ -538,6 +542,10 @@ class Checkpoints:
         self._none_was_sound(step)
         return False
 
+    def _check_open(self) -> None:
+        if not self._tiers:
+            raise InvalidArgument("these checkpoints are closed; make stoker.Checkpoints() anew")
+
     def close(self) -> None:
         """Waits for the save under way, closes the stores, and raises what it raised."""
         if getattr(self, "_thread", None) is not None:
@@ -555,6 +563,19 @@ class Checkpoints:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _check_groups(reader: Reader, key: str, optimizer: Any, state: Any) -> None:
+    """Mismatch where torch's optimizer would refuse the state, which it does after others were loaded."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return
+    sizes = lambda groups: [len(group["params"]) for group in groups]
+    ours, theirs = sizes(optimizer.param_groups), sizes(state["param_groups"])
+    if ours != theirs:
+        raise Mismatch(
+            f"{reader.where}: {key} has groups of {theirs} parameters, and the given one of {ours}; "
+            "make it with the same groups in the same order"
+        )
 
 
 # Those in this process. Every optimizer of torch waits for them before it changes anything, also one
