@@ -45,6 +45,9 @@ class World:
         self.bare = control.get("bare", False)  # If-Match is compared as RGW 16 does
         self.tokens = control.get("tokens")  # session tokens that are good; None: any
         self.page = control.get("page", 1000)
+        # Lifetimes in seconds of the credentials that the metadata services name, one after another.
+        self.lifetimes = list(control.get("lifetimes", []))
+        self.given = control.get("given", 0)
         self.log: list[tuple[str, str, int, str]] = []
         self.arrived = self.peak = 0
         if control.get("clear"):
@@ -241,6 +244,10 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/_seen":
             self.answer_plain(json.dumps({"arrived": WORLD.arrived, "peak": WORLD.peak}).encode())
             return
+        if self.path.startswith(("/latest/", "/container")):
+            with WORLD.lock:
+                self.metadata()
+            return
         with WORLD.lock:
             WORLD.arrived += 1
             WORLD.going += 1
@@ -250,6 +257,38 @@ class Handler(BaseHTTPRequestHandler):
         finally:
             with WORLD.lock:
                 WORLD.going -= 1
+
+    # ---- metadata services of an instance (IMDSv2) and of a container
+
+    def metadata(self) -> None:
+        roles = "/latest/meta-data/iam/security-credentials/"
+        if self.command == "PUT" and self.path == "/latest/api/token":
+            good = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds") is not None
+            self.answer(200 if good else 400, b"metadata-token")
+        elif self.path.startswith("/latest/"):
+            if self.headers.get("X-aws-ec2-metadata-token") != "metadata-token":
+                self.answer(401)
+            elif self.path == roles:
+                self.answer(200, b"role")
+            elif self.path == roles + "role":
+                self.credentials()
+            else:
+                self.answer(404)
+        elif self.headers.get("Authorization") == "container-token":
+            self.credentials()
+        else:
+            self.answer(401)
+
+    def credentials(self) -> None:
+        if not WORLD.lifetimes:
+            self.answer(404)
+            return
+        WORLD.given += 1
+        until = time.gmtime(time.time() + WORLD.lifetimes.pop(0))
+        [(access, secret)] = KEYS.items()
+        found = {"AccessKeyId": access, "SecretAccessKey": secret, "Token": f"given-{WORLD.given}"}
+        found["Expiration"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", until)
+        self.answer(200, json.dumps(found).encode())
 
     def serve_store(self, body: bytes) -> None:
         if stall := WORLD.fault(self.command, self.path, {"stall"}):
@@ -273,6 +312,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         path, _, query = self.path.partition("?")
         bucket, _, key = urllib.parse.unquote(path[1:]).partition("/")
+        if self.headers["Host"].startswith("bucket."):  # virtual-host style
+            bucket, key = "bucket", urllib.parse.unquote(path[1:])
         args = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
         if bucket != "bucket":
             self.error(404, "NoSuchBucket")

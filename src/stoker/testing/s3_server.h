@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cstdlib>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -43,10 +44,15 @@ class S3Server {
     setenv("AWS_ACCESS_KEY_ID", "AKIDTEST", 1);
     setenv("AWS_SECRET_ACCESS_KEY", "secret/of+the=test", 1);
     unsetenv("AWS_SESSION_TOKEN");
+    std::string state = ::testing::TempDir() + "/stoker_s3_state_XXXXXX";
+    STOKER_CHECK(mkdtemp(state.data()) != nullptr);
+    state_ = state;
+    setenv("XDG_STATE_HOME", state.c_str(), 1);
   }
   ~S3Server() {
     ::close(stdin_);  // it ends with that
     waitpid(process_, nullptr, 0);
+    std::filesystem::remove_all(state_);
   }
   S3Server(const S3Server&) = delete;
   S3Server& operator=(const S3Server&) = delete;
@@ -67,6 +73,8 @@ class S3Server {
   // {arrived, peak}: requests since then, answered or not, and the most at once.
   nlohmann::json seen() { return nlohmann::json::parse(ask("GET", "/_seen", {}).body); }
   const std::string& endpoint() const { return endpoint_; }
+  // Where writers write down their uploads.
+  std::filesystem::path uploads() const { return state_ / "stoker/uploads"; }
   size_t count(const std::string& method, const std::string& part) {
     size_t found = 0;
     for (const auto& each : log())
@@ -88,6 +96,7 @@ class S3Server {
     return *future.wait();
   }
 
+  std::filesystem::path state_;
   pid_t process_ = -1;
   int stdin_ = -1;
   std::string endpoint_;

@@ -73,10 +73,6 @@ Error bad_key(std::string_view key, const std::string& why) {
 
 }  // namespace
 
-Fd::~Fd() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
 bool is_own_name(std::string_view name) {
   return name.starts_with(kOwnPrefix);
 }

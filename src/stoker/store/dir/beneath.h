@@ -7,28 +7,10 @@
 #include <string_view>
 #include <utility>
 
+#include "stoker/base/fd.h"
 #include "stoker/base/result.h"
 
 namespace stoker::dir {
-
-// Owns a descriptor.
-class Fd {
- public:
-  Fd() = default;
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd& operator=(Fd&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Fd();
-  int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-  explicit operator bool() const { return fd_ >= 0; }
-
- private:
-  int fd_ = -1;
-};
 
 // invalid_argument, in a sentence, unless the key is a path of plain names: no "..", no empty part,
 // none of the store's own names.

@@ -23,6 +23,8 @@ constexpr size_t kWaits = 256, kWaitsMin = 20;  // that say what is usual
 // is left of the allowance for those that hang.
 constexpr uint64_t kHedgeFactor = 2;
 constexpr double kHedgeShare = 0.02, kHedgesMax = 8;  // of all requests; at once
+constexpr int64_t kRefreshBefore_s = 300;  // AWS has the next ones ready by then
+constexpr int64_t kRefreshPause_s = 10;    // between two looks
 constexpr int kTurnsMax = 3;                    // redirects, clocks and refreshes of one try
 
 using Verdict = Reply::Verdict;
@@ -113,6 +115,7 @@ void Client::try_once(std::shared_ptr<const Command> command, uint64_t delay_ms,
   each->delay_ms = delay_ms;
   each->done = std::move(done);
   // Here, on the caller's thread: the one of the Http has others to serve.
+  if (!http_->here()) refresh_if_due();
   each->sha256 = !command->sha256.empty() ? command->sha256
                  : !command->text.empty() ? sha256_hex(command->text.data(), command->text.size())
                                           : sha256_hex(command->body.data, command->body.size);
@@ -207,6 +210,20 @@ std::optional<uint64_t> Client::usual_wait_ns() {
   const auto at = waits.begin() + static_cast<std::ptrdiff_t>(waits.size() * 95 / 100);
   std::nth_element(waits.begin(), at, waits.end());
   return *at;
+}
+
+// One caller waits for new credentials, while the old ones still hold for the others.
+void Client::refresh_if_due() {
+  const auto now = static_cast<int64_t>(std::time(nullptr));
+  {
+    std::lock_guard lock(mutex_);
+    const int64_t expires = target_.credentials.expires_s;
+    if (expires == 0 || now < expires - kRefreshBefore_s || now < refresh_at_s_) return;
+    refresh_at_s_ = now + kRefreshPause_s;
+  }
+  const auto found = find_credentials();
+  std::lock_guard lock(mutex_);
+  if (found) target_.credentials = *found;
 }
 
 bool Client::take_hedge() {

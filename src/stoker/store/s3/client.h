@@ -94,6 +94,7 @@ class Client {
            uint64_t delay_ms);
   bool lands(Race& race, size_t lane);
   std::optional<uint64_t> usual_wait_ns();
+  void refresh_if_due();
   bool take_hedge();
   net::HttpRequest sign(const Try& each);
   void came(const std::shared_ptr<Try>& each, net::HttpAnswer answer);
@@ -110,6 +111,7 @@ class Client {
   mutable std::mutex mutex_;  // guards what follows
   Target target_;
   int64_t skew_s_ = 0;  // the server's clock before ours
+  int64_t refresh_at_s_ = 0;  // not before
   double window_ = 16;  // requests in flight
   size_t active_ = 0;
   uint64_t cut_at_ns_ = 0;  // when the window was last made smaller

@@ -10,12 +10,16 @@
 
 namespace stoker::s3 {
 
-// From the environment, else from the shared files' profile. Looks anew each time: what was there
-// may have expired. not_found, saying where it looked, if there is nothing.
+// From the environment, else from the shared files' profile, else from the metadata service of the
+// container or the instance, for which it waits. Looks anew each time: what was there may have
+// expired. not_found, saying where it looked, if there is nothing.
 Result<Credentials> find_credentials();
 
 // From the environment, else from the profile in the shared config file, else us-east-1.
 std::string find_region();
+
+// Where the user's programs keep what outlives them; empty if the environment names none.
+std::string find_state_folder();
 
 // One profile of a file in the shared format ("[name]", then "key = value"); empty where it has
 // none.

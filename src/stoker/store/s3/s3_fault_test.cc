@@ -6,6 +6,8 @@
 #include <netdb.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <set>
 
 #include "stoker/store/runtime.h"
@@ -367,6 +369,118 @@ TEST_F(S3Fault, UploadsInPartsAreTriedAgainCompletedOnceAndAborted) {
   }
   store_.reset();  // waits for the abort
   EXPECT_EQ(server_->count("DELETE", "uploadId="), server_->count("POST", "uploads="));
+}
+
+// The file of a living writer is locked. A copy of it is what a dead one leaves.
+TEST_F(S3Fault, UploadsOfADeadWriterAreAborted) {
+  const auto begin = [this](const std::string& key) {
+    auto change = std::move(*store_->begin());
+    Bytes part = pattern(16 * kMiB, 6);
+    EXPECT_OK(change->resize(key, 40 * kMiB));
+    EXPECT_OK(change->write(key, 0, slice_of(part)).wait());
+    while (server_->count("PUT", "partNumber=1") == 0) {
+    }
+    return change;
+  };
+  auto change = begin("left over");
+  const auto files = [this] {
+    std::vector<std::filesystem::path> found;
+    for (const auto& each : std::filesystem::directory_iterator(server_->uploads()))
+      found.push_back(each.path());
+    return found;
+  };
+  ASSERT_EQ(files().size(), 1U);
+  const auto other = [this](bool read_only) {
+    StoreOptions how;
+    how.read_only = read_only;
+    ASSERT_OK(open_s3_store(server_->store(), runtime_->runtime(), how));
+  };
+  other(false);
+  EXPECT_EQ(server_->count("DELETE", "uploadId="), 0U) << "its writer lives";
+  std::filesystem::copy_file(files()[0], server_->uploads() / "dead.uploads");
+  other(true);
+  EXPECT_EQ(server_->count("DELETE", "uploadId="), 0U) << "a reader aborts nothing";
+  other(false);
+  EXPECT_EQ(server_->count("DELETE", "uploadId="), 1U);
+  EXPECT_EQ(files().size(), 1U) << "that of the living one";
+  EXPECT_FALSE(change->commit(Durability::durable).wait()) << "it is gone";
+  change.reset();
+  store_.reset();
+  EXPECT_TRUE(files().empty());
+
+  // Nothing is left of what was completed or abandoned; the other bucket's is not ours.
+  open();
+  ASSERT_OK(put("object", pattern(40 * kMiB, 6)));
+  { const auto abandoned = begin("abandoned"); }
+  store_.reset();
+  EXPECT_TRUE(files().empty());
+  std::ofstream(server_->uploads() / "other.uploads") << "stoker-uploads 1 other\nbegun id key\n";
+  server_->control(Json::object());
+  other(false);
+  EXPECT_EQ(server_->log().size(), 1U) << "the look at the bucket alone";
+  EXPECT_EQ(files().size(), 1U);
+}
+
+// Credentials of a metadata service, with what the tests have set put back.
+class S3Metadata : public S3Fault {
+ protected:
+  void SetUp() override {
+    S3Fault::SetUp();
+    ASSERT_OK(put("object", pattern(1000, 1)));
+    unsetenv("AWS_ACCESS_KEY_ID");
+    setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null", 1);
+  }
+  void TearDown() override {
+    setenv("AWS_ACCESS_KEY_ID", "AKIDTEST", 1);
+    for (const char* name :
+         {"AWS_SHARED_CREDENTIALS_FILE", "AWS_EC2_METADATA_SERVICE_ENDPOINT",
+          "AWS_EC2_METADATA_DISABLED", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+          "AWS_CONTAINER_AUTHORIZATION_TOKEN"})
+      unsetenv(name);
+    S3Fault::TearDown();
+  }
+};
+
+TEST_F(S3Metadata, AnInstanceNamesThemAndNewOnesBeforeTheyExpire) {
+  setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", server_->endpoint().c_str(), 1);
+  server_->control({{"lifetimes", {200, 3600}}, {"tokens", {"given-1", "given-2"}}});
+  open();
+  EXPECT_EQ(server_->count("PUT", "/latest/api/token"), 2U) << "the first ones expire soon";
+  server_->control({{"tokens", {"given-2"}}});
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(read_all(*store_, "object"), pattern(1000, 1));
+  for (const auto& each : server_->log()) EXPECT_NE(each[2], 400) << "none met an expired token";
+  EXPECT_EQ(server_->count("PUT", "/latest/api/token"), 0U) << "an hour is long";
+}
+
+TEST_F(S3Metadata, AContainerNamesThem) {
+  setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", (server_->endpoint() + "/container").c_str(), 1);
+  setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", "container-token", 1);
+  server_->control({{"lifetimes", {3600}}, {"tokens", {"given-1"}}});
+  open();
+  EXPECT_EQ(read_all(*store_, "object"), pattern(1000, 1));
+  EXPECT_EQ(server_->count("GET", "/container"), 1U);
+}
+
+TEST_F(S3Metadata, NoneIsAnErrorAndTheTokenStaysHere) {
+  setenv("AWS_EC2_METADATA_DISABLED", "true", 1);
+  setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://127.0.0.1.example/container", 1);
+  const auto opened = open_s3_store(server_->store(), runtime_->runtime(), {});
+  ASSERT_FALSE(opened);
+  EXPECT_EQ(code_of(opened), Code::not_found);
+  EXPECT_NE(opened.error().message().find("there are no credentials"), std::string::npos);
+}
+
+TEST_F(S3Fault, TheBucketMayStandInTheName) {
+  std::string where = server_->store("&style=host");
+  where.replace(where.find("127.0.0.1"), 9, "localhost");
+  store_ = std::move(*open_s3_store(where, runtime_->runtime(), {}));
+  server_->control(Json::object());
+  ASSERT_OK(put("a b", pattern(1000, 1)));
+  EXPECT_EQ(read_all(*store_, "a b"), pattern(1000, 1));
+  EXPECT_OK(store_->copy("a b", "c"));
+  EXPECT_EQ(store_->list("")->size(), 2U);
+  for (const auto& each : server_->log())
+    EXPECT_FALSE(each[1].get<std::string>().starts_with("/bucket")) << each;
 }
 
 TEST_F(S3Fault, AListingThatNeverEndsIsCutOff) {

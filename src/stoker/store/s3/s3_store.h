@@ -20,6 +20,7 @@
 #include "stoker/store/blocking_io.h"
 #include "stoker/store/s3/client.h"
 #include "stoker/store/s3/store.h"
+#include "stoker/store/s3/uploads.h"
 
 namespace stoker::s3 {
 
@@ -104,6 +105,7 @@ class S3Store final : public Store {
   Status delete_object(Staged& staged);
   Status decide(Staged& staged, const Reply& reply, bool gone) const;
   void abort_upload(Staged& staged);
+  Status abort_now(const std::string& key, const std::string& id) const;
   // How a server wants a tag in If-Match.
   enum class Match : uint8_t { unknown, none, quoted, bare };
   Result<Match> probe_conditions() const;
@@ -122,6 +124,7 @@ class S3Store final : public Store {
   std::mutex idle_mutex_;
   std::condition_variable idle_;
   const std::unique_ptr<Client> client_;
+  Uploads uploads_;
   std::optional<Pool> workers_{std::in_place, 8};  // the last member: its jobs use the others
 };
 

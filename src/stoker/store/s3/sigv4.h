@@ -14,6 +14,7 @@ namespace stoker::s3 {
 // Secret: stands in no log and no error.
 struct Credentials {
   std::string access_key, secret_key, session_token;
+  int64_t expires_s = 0;  // of the real clock; 0: never, as far as we know
   bool anonymous() const { return access_key.empty(); }
 };
 

@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "stoker/base/log.h"
+#include "stoker/store/s3/credentials.h"
 #include "stoker/store/s3/s3_store.h"
 #include "stoker/store/s3/xml.h"
 
@@ -69,6 +70,16 @@ Result<std::unique_ptr<Store>> S3Store::open(const std::string& composition, con
                                            {"prefix", store->location_.prefix}}})
                          .wait();
   if (reply->error) return reply->error->with("the store '" + store->location_.composition() + "'");
+  store->uploads_.sweep([&](const std::string& key, const std::string& id) {
+    const Status aborted = store->abort_now(key, id);
+    if (aborted)
+      log().info("an upload of '{}' that a dead writer left in the {} is aborted", key,
+                 store->client_->where());
+    else
+      log().warn("an upload of '{}' that a dead writer left stays: {}", key,
+                 aborted.error().message());
+    return static_cast<bool>(aborted);
+  });
   return std::unique_ptr<Store>(std::move(store));
 }
 
@@ -77,7 +88,8 @@ S3Store::S3Store(Location location, std::unique_ptr<Client> client, const Runtim
     : location_(std::move(location)),
       runtime_(runtime),
       read_only_(options.read_only),
-      client_(std::move(client)) {}
+      client_(std::move(client)),
+      uploads_(options.read_only ? std::string() : find_state_folder(), client_->where()) {}
 
 S3Store::~S3Store() {
   {
@@ -86,11 +98,11 @@ S3Store::~S3Store() {
   }
   workers_.reset();  // they abort uploads
   for (const auto& [key, id] : left_) {
-    const auto reply =
-        client_->send({.method = "DELETE", .key = key, .query = {{"uploadId", id}}}).wait();
-    if (reply->error && reply->error->code != Code::not_found)
+    if (const Status aborted = abort_now(key, id); aborted)
+      uploads_.ended(id);
+    else
       log().warn("an upload of '{}' is left over in the {}: {}", key, client_->where(),
-                 reply->error->message());
+                 aborted.error().message());
   }
 }
 

@@ -230,6 +230,7 @@ Status S3Store::begin_upload(Staged& staged) {
   if (id.empty())
     return make_error(Code::io, "the server names no id of the upload of '" + staged.key + "'",
                       kWhere);
+  uploads_.begun(whole(staged.key), id);
   std::lock_guard lock(staged.mutex);
   staged.upload = id;
   return {};
@@ -352,6 +353,7 @@ Result<Version> S3Store::commit_now(Staged& staged) {
     if (!staged.upload.empty()) abort_upload(staged);
     return status.error();
   }
+  uploads_.ended(staged.upload);
   return ++commits_;
 }
 
@@ -447,14 +449,19 @@ Status S3Store::decide(Staged& staged, const Reply& reply, bool gone) const {
 
 void S3Store::abort_upload(Staged& staged) {
   if (staged.upload.empty()) return;
-  const Reply reply = *client_
-                           ->send({.method = "DELETE",
-                                   .key = whole(staged.key),
-                                   .query = {{"uploadId", staged.upload}}})
-                           .wait();
-  if (!reply.error || reply.error->code == Code::not_found) return;
+  if (abort_now(whole(staged.key), staged.upload)) {
+    uploads_.ended(staged.upload);
+    return;
+  }
   std::lock_guard lock(left_mutex_);
   left_.emplace_back(whole(staged.key), staged.upload);
+}
+
+// What is not there any more is aborted.
+Status S3Store::abort_now(const std::string& key, const std::string& id) const {
+  const Reply reply =
+      *client_->send({.method = "DELETE", .key = key, .query = {{"uploadId", id}}}).wait();
+  return !reply.error || reply.error->code == Code::not_found ? Status() : Status(*reply.error);
 }
 
 // Runs into conflicts on purpose, on an object that nobody else knows.
