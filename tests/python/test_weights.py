@@ -414,3 +414,65 @@ def test_nothing_is_hashed_or_copied_for_a_loop_that_leaves_weights_alone(offloa
         opt.zero_grad()
         model.zero_grad()
     assert not calls
+
+
+def _four() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
+
+
+def test_two_parameters_over_one_memory_are_refused_by_name(tmp_path):
+    """A store would train two copies, without a word."""
+    memory = torch.randn(40, 16)
+
+    def over(*views: torch.Tensor) -> nn.Sequential:
+        model = _four()
+        for layer, view in zip(model, views):
+            layer.weight = nn.Parameter(view)
+        return model
+
+    def attempt(model: nn.Module) -> stoker.OffloadedOptimizer:
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        store = tmp_path / str(len(list(tmp_path.iterdir())))
+        return stoker.offload(model, opt, store=store, dram="8MiB")[1]
+
+    wide = torch.randn(16, 32)
+    for views in ((memory[:16], memory[:16]), (memory[:16], memory[8:24]), (wide[:, ::2], wide[:, 1:17])):
+        with pytest.raises(errors.InvalidArgument, match=r"0\.weight and 1\.weight are two param"):
+            attempt(over(*views))
+    model = _four()
+    model[2].bias = nn.Parameter(torch.zeros(1).expand(16))
+    with pytest.raises(errors.InvalidArgument, match=r"elements of 2\.bias share memory"):
+        attempt(model)
+    attempt(over(memory[:16], memory[16:32])).close()  # side by side
+    attempt(over(wide[:, ::2], wide[:, 1::2])).close()
+    tied = _four()
+    tied[3].weight = tied[0].weight
+    attempt(tied).close()
+
+
+@pytest.mark.parametrize("policy", ["sync", "lazy"])
+def test_a_state_dict_that_keeps_variables_gives_the_parameters(tmp_path, policy):
+    def run(offloaded: bool) -> list[torch.Tensor]:
+        model = _four()
+        opt = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+        if offloaded:
+            model, opt = stoker.offload(model, opt, store=tmp_path / policy, dram="8MiB", policy=policy)
+        for step in range(3):
+            torch.manual_seed(step)
+            model(torch.randn(4, 16)).square().mean().backward()
+            kept = model.state_dict(keep_vars=True)
+            assert kept["1.weight"] is model[1].weight and kept["1.weight"].requires_grad
+            if policy == "sync":  # lazy takes gradients as they are
+                for param in kept.values():
+                    param.grad.mul_(0.5)
+            opt.step()
+            opt.zero_grad()
+            with torch.no_grad():
+                model.state_dict(keep_vars=True)["1.weight"].mul_(1.5)
+        weights = [value.clone() for value in model.state_dict().values()]
+        if offloaded:
+            opt.close()
+        return weights
+
+    assert all(map(torch.equal, run(True), run(False)))

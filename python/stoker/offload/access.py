@@ -86,7 +86,8 @@ def install_state_dict(model: nn.Module, session: Session) -> list:
 
     def fill(module: nn.Module, state: dict, prefix: str, _metadata: dict) -> None:
         ours = {prefix + name: session.by_tensor.get(param) for name, param in module._parameters.items() if param is not None}
-        wanted = {key: param for key, param in ours.items() if param is not None and key in state}
+        # with keep_vars=True it is the parameter itself, and stays that
+        wanted = {key: param for key, param in ours.items() if param is not None and key in state and state[key] is not param.tensor}
         known = {param: tensor for param in wanted.values() if (tensor := given.get(param, lambda: None)()) is not None}
         shared = {param for param, tensor in known.items() if any(value is tensor for value in state.values())}
         tensors = {param: known[param] for param in shared}

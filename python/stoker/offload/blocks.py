@@ -163,16 +163,57 @@ def fills(tensor: torch.Tensor) -> bool:
     return True
 
 
+def _extent(tensor: torch.Tensor) -> int:
+    """Elements from its first to behind its last in memory."""
+    return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())) + 1
+
+
+def _addresses(tensor: torch.Tensor) -> torch.Tensor:
+    places = torch.arange(_extent(tensor)).as_strided(tensor.shape, tensor.stride())
+    return places.flatten() * tensor.element_size() + tensor.data_ptr()
+
+
+def _check_memory(named: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """InvalidArgument where elements lie in the same memory: in a store each has a place of its own,
+    and an update of one would no longer change the other."""
+    there = []
+    for name, param in named:
+        here = local(param).detach()
+        if here.is_meta or hasattr(param, "_stoker_away") or not here.numel():
+            continue
+        if _extent(here) < here.numel():
+            raise InvalidArgument(
+                f"elements of {name} share memory (it was expanded, perhaps), so they cannot have "
+                f"values of their own in a store; make it anew with {name}.clone()"
+            )
+        begin = here.data_ptr()
+        there.append((str(here.device), begin, begin + _extent(here) * here.element_size(), name, here))
+    there.sort(key=lambda each: each[:3])
+    last: dict[str, tuple] = {}  # by device, the one that reaches furthest
+    for each in there:
+        before = last.get(each[0])
+        if before is not None and each[1] < before[2]:
+            dense = fills(each[4]) and fills(before[4])
+            if dense or torch.isin(_addresses(each[4]), _addresses(before[4])).any():
+                raise InvalidArgument(
+                    f"{before[3]} and {each[3]} are two parameters over the same memory; tie them (give "
+                    "both modules one nn.Parameter), or clone one of them"
+                )
+        if before is None or each[2] > before[2]:
+            last[each[0]] = each
+
+
 def partition(model: nn.Module, optimized: Iterable[nn.Parameter], group: int = 0) -> list[Block]:
     """Cuts `model` into blocks in order of definition.
 
     `optimized`: the parameters the optimizer holds; those of them that require a gradient are updated, all others are frozen.
     `group`: elements that share a scale in their moments' planes, if they do; two parameters share none.
-    Raises InvalidArgument for dtypes and layouts that cannot be offloaded.
+    Raises InvalidArgument for dtypes and layouts that cannot be offloaded, and for shared memory.
     """
     optimized_ids = {id(param) for param in optimized}
     align = max(PARAM_ALIGN, group)
     owners = _owners(model)
+    _check_memory((plain(places[0][0]), param) for param, places in owners.items())
     repeated = _repeated(model)
     home: dict[nn.Module, tuple[str, nn.Module]] = {}
     for name, layer in repeated:
