@@ -79,7 +79,7 @@ std::string ask(const std::string& method, const std::string& url, net::Headers 
   request.connect_ms = request.stall_ms = 1'000;
   (*http)->send(std::move(request),
                 [promise](net::HttpAnswer answer) { promise->complete(std::move(answer)); });
-  const auto answer = answered.wait();
+  const auto& answer = answered.wait();
   return answer && answer->status == 200 ? answer->body : std::string();
 }
 

@@ -72,7 +72,7 @@ std::optional<std::map<std::string, std::string>> left_in(const std::string& pat
 
 }  // namespace
 
-Uploads::Uploads(std::string folder, std::string bucket)
+Uploads::Uploads(std::string folder, const std::string& bucket)
     : folder_(std::move(folder)), bucket_(uri_encode(bucket, true)) {}
 
 Uploads::~Uploads() {

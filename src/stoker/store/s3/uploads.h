@@ -16,7 +16,7 @@ namespace stoker::s3 {
 class Uploads {
  public:
   // `folder`: of all writers of this user; empty: nothing is written down. `bucket`: theirs.
-  Uploads(std::string folder, std::string bucket);
+  Uploads(std::string folder, const std::string& bucket);
   ~Uploads();  // removes its file, unless uploads are left over
   Uploads(const Uploads&) = delete;
   Uploads& operator=(const Uploads&) = delete;
