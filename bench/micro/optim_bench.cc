@@ -93,14 +93,17 @@ void adamw(benchmark::State& state, WeightType type, MomentType moment_type) {
   p.weight_out += begin * weight_bytes(type);
   p.grad += begin * grad_bytes(b.grad_type);
   if (p.remainder) p.remainder += begin;
-  const Moments moments{.type = moment_type, .m = kept(p.m, moment_type, begin), .v = kept(p.v, moment_type, begin), .element = begin};
+  const Moments moments{.type = moment_type,
+                        .m = kept(p.m, moment_type, begin),
+                        .v = kept(p.v, moment_type, begin)};
+  const Part part{.first = begin, .count = count, .elements = kCount};
   Hyper hyper{.lr = 1e-6, .weight_decay = 0.01};
   if (state.thread_index() == 0) {
     std::memset(b.planes.m, 0, kCount * 4);  // zeros in every form
     std::memset(b.planes.v, 0, kCount * 4);
   }
   for (auto _ : state) {
-    update(hyper, type, b.grad_type, p, moments, count);
+    update(hyper, type, b.grad_type, p, moments, part);
     ++hyper.step;
   }
   count_bytes(state, b, moment_type, count);

@@ -237,7 +237,6 @@ def optim_update(
     v_scales: int = 0,
     seed: int = 0,  # beside step, parameter and element the key of the draws that round them
     parameter: int = 0,
-    element: int = 0,  # of the parameter, that the slice begins with; a multiple of 256 with "8bit"
 ) -> None: ...  # ValueError for a plane that is missing or a name that is unknown
 def optim_decode_moment(moments: str, which: str, data: int, scales: int, to: int, count: int) -> None: ...  # "m" or "v" as kept -> float32
 def optim_encode_moment(moments: str, which: str, from_: int, data: int, scales: int, count: int) -> None: ...  # and back, to the nearest

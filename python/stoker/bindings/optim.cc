@@ -55,8 +55,8 @@ void update_planes(size_t count, std::string_view weight_type, std::string_view 
                    uintptr_t weight_out, uintptr_t grad, uintptr_t remainder, uintptr_t m, uintptr_t v,
                    std::string_view algorithm, double lr, double beta1, double beta2, double eps, double weight_decay,
                    double momentum, double dampening, bool nesterov, bool maximize, double grad_scale, uint64_t step,
-                   std::string_view moments, uintptr_t m_scales, uintptr_t v_scales, uint64_t seed, uint64_t parameter,
-                   uint64_t element) {
+                   std::string_view moments, uintptr_t m_scales, uintptr_t v_scales, uint64_t seed,
+                   uint64_t parameter) {
   const Hyper hyper{algorithm_of(algorithm), lr,        beta1,    beta2,    eps,        weight_decay,
                     momentum,                dampening, nesterov, maximize, grad_scale, step};
   const auto weights = weight_type_of(weight_type);
@@ -71,7 +71,6 @@ void update_planes(size_t count, std::string_view weight_type, std::string_view 
   const MomentType type = moment_type_of(moments);
   require(m == 0 || m_scales != 0 || type != MomentType::q8, "m_scales");
   require(v == 0 || v_scales != 0 || type != MomentType::q8, "v_scales");
-  if (type == MomentType::q8 && element % kMomentGroup != 0) throw nb::value_error("8-bit moments are updated from the start of a group of 256 elements on");
   const Planes planes{.weight_in = pointer<std::byte>(weight_in),
                       .weight_out = pointer<std::byte>(weight_out),
                       .remainder = pointer<uint16_t>(remainder),
@@ -80,10 +79,9 @@ void update_planes(size_t count, std::string_view weight_type, std::string_view 
                      .m = {pointer<std::byte>(m), pointer<float>(m_scales)},
                      .v = {pointer<std::byte>(v), pointer<float>(v_scales)},
                      .seed = seed,
-                     .parameter = parameter,
-                     .element = element};
+                     .parameter = parameter};
   const WithoutGil without;
-  update(hyper, weights, grads, planes, kept, count);
+  update(hyper, weights, grads, planes, kept, Part::all(count));
 }
 
 Which which_of(std::string_view name) {
@@ -128,12 +126,14 @@ void bind_optim(nb::module_& module) {
              "weight_out"_a, "grad"_a, "remainder"_a = 0, "m"_a = 0, "v"_a = 0, "algorithm"_a = "adamw", "lr"_a = 1e-3,
              "beta1"_a = 0.9, "beta2"_a = 0.999, "eps"_a = 1e-8, "weight_decay"_a = 0.0, "momentum"_a = 0.0,
              "dampening"_a = 0.0, "nesterov"_a = false, "maximize"_a = false, "grad_scale"_a = 1.0, "step"_a = 1,
-             "moments"_a = "exact", "m_scales"_a = 0, "v_scales"_a = 0, "seed"_a = 0, "parameter"_a = 0, "element"_a = 0,
-             "One optimizer step over `count` elements, in the memory at the given addresses.\n\n"
+             "moments"_a = "exact", "m_scales"_a = 0, "v_scales"_a = 0, "seed"_a = 0,
+             "parameter"_a = 0,
+             "One optimizer step of a whole parameter of `count` elements, in the memory at the\n"
+             "given addresses.\n\n"
              "weight_type and grad_type: 'bf16' or 'f32'. algorithm: 'adamw', 'adam', 'sgd' or 'lion'. step: the\n"
              "parameter's own count, 1 for its first update. moments: how m and v are kept, 'exact', 'bf16' or '8bit' (with\n"
-             "scales); seed, parameter, element: what the draws that round them are keyed by. Raises ValueError for a plane\n"
-             "that is missing.");
+             "scales); seed, parameter: the key of the draws that round them, beside step and\n"
+             "element. Raises ValueError for a plane that is missing.");
   module.def("optim_decode_moment", &decode_moment, "moments"_a, "which"_a, "data"_a, "scales"_a, "to"_a, "count"_a,
              "m or v ('m', 'v'), as kept, from the start of a group on -> float32.");
   module.def("optim_encode_moment", &encode_moment, "moments"_a, "which"_a, "from_"_a, "data"_a, "scales"_a, "count"_a,

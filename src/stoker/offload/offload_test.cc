@@ -138,7 +138,8 @@ struct Reference {
                                    .v = optim::uses_v(s.hyper) ? v.at(s.offset) : optim::KeptMoment{},
                                    .seed = kSeed,
                                    .parameter = s.parameter};
-      optim::update(s.hyper, layout.weight_type(), s.grad_type, planes, moments, s.count);
+      optim::update(s.hyper, layout.weight_type(), s.grad_type, planes, moments,
+                    optim::Part::all(s.count));
     }
   }
 };
@@ -365,6 +366,40 @@ TEST_P(OffloadTest, EqualsTheKernelInOneShot) {
       ASSERT_TRUE(session_->fetch_weights(block, plane_slot(), Priority::demand).wait());
       EXPECT_EQ(std::memcmp(slot_.data(), reference_->weights.data(), reference_->weights.size()), 0);
     }
+  }
+}
+
+// The elements of a float32 parameter beyond a multiple of 8 are its rest (optim.h) wherever tiles
+// cut it: before them, between them, and where the whole parameter has fewer than 8.
+TEST_P(OffloadTest, ARestThatATileCutsEqualsTheKernelInOneShot) {
+  if (GetParam().moments == MomentType::q8) GTEST_SKIP() << "there parameters begin at groups";
+  const BlockId block = make_block({.name = "b", .elements = 4 * tile_, .weight_bytes = 4});
+  std::normal_distribution<float> normal;
+  for (uint64_t step = 1; step <= 4; ++step) {
+    std::vector<Segment> segments;
+    grads_.clear();
+    const std::pair<uint64_t, uint64_t> parameters[] = {
+        {0, tile_ + 5}, {2 * tile_ - 5, 7}, {2 * tile_ + 64, tile_ - 61}, {4 * tile_ - 9, 9}};
+    for (const auto& [offset, count] : parameters) {
+      auto& grad = grads_.emplace_back(count * 4);
+      for (uint64_t i = 0; i < count; ++i) {
+        const float value = normal(random_);
+        std::memcpy(&grad[i * 4], &value, 4);
+      }
+      Segment segment;
+      segment.offset = offset;
+      segment.count = count;
+      segment.grad = grad.data();
+      segment.grad_type = optim::GradType::f32;
+      segment.hyper = {.weight_decay = 0.1, .step = step};
+      segments.push_back(segment);
+    }
+    auto transaction = begin();
+    const auto job = session_->update(block, request(segments, transaction)).value();
+    ASSERT_TRUE(job->written().wait());
+    commit(*transaction);
+    reference_->update(*layout_, segments);
+    expect_equal();
   }
 }
 

@@ -169,9 +169,9 @@ void Updater::update_elements(const Tile& tile, const Segment& segment, const st
       .v = optim::uses_v(hyper) ? kept(tile, Plane::v, from) : optim::KeptMoment{},
       .seed = seed_,
       .parameter = segment.parameter,
-      .element = element,
   };
-  optim::update(hyper, layout.weight_type(), segment.grad_type, planes, moments, to - from);
+  const optim::Part part{.first = element, .count = to - from, .elements = segment.count};
+  optim::update(hyper, layout.weight_type(), segment.grad_type, planes, moments, part);
 }
 
 void Updater::write_planes(const TilePtr& tile) {

@@ -17,11 +17,11 @@ namespace stoker::offload {
 
 struct Block;
 
-// A parameter, or a part of one, inside its block. The gradient stays untouched until the job is computed.
+// A parameter inside its block. The gradient stays untouched until the job is computed.
 struct Segment {
   uint32_t parameter = 0;  // the caller's index, for messages and for the draws that round lossy moments
   uint64_t offset = 0;     // elements from the start of the block
-  uint64_t count = 0;      // elements
+  uint64_t count = 0;      // all its elements: where they end counts (optim::Part)
   const std::byte* grad = nullptr;
   optim::GradType grad_type = optim::GradType::bf16;
   optim::Hyper hyper;

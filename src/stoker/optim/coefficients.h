@@ -22,7 +22,7 @@ struct Coefficients {
   float momentum, one_minus_dampening;
 };
 
-// One step with its constants at hand: update() of optim.h checks its arguments and calls this.
+// One step with its constants at hand, of elements before a parameter's rest (optim.h).
 void update(const Coefficients& coefficients, WeightType weight_type, GradType grad_type, const Planes& planes, size_t count);
 
 }  // namespace stoker::optim

@@ -231,17 +231,8 @@ KeptMoment slice(const KeptMoment& moment, MomentType type, size_t i) {
   return {moment.data + i * moment_bytes(type), type == MomentType::q8 ? moment.scales + i / kMomentGroup : nullptr};
 }
 
-Planes slice(const Planes& planes, WeightType weight_type, GradType grad_type, size_t i, float* m, float* v) {
-  return {planes.weight_in + i * weight_bytes(weight_type),
-          planes.weight_out + i * weight_bytes(weight_type),
-          planes.remainder ? planes.remainder + i : nullptr,
-          m,
-          v,
-          planes.grad + i * grad_bytes(grad_type)};
-}
-
 void update_piece(const Coefficients& c, uint64_t step, WeightType weight_type, GradType grad_type, const Planes& planes, const Moments& moments,
-                  size_t i, size_t count) {
+                  const Part& part, size_t i, size_t count) {
   alignas(64) float m[kPiece], v[kPiece];
   alignas(64) uint32_t draws[kPiece];
   const bool has_m = moments.m.data != nullptr, has_v = moments.v.data != nullptr;
@@ -249,37 +240,42 @@ void update_piece(const Coefficients& c, uint64_t step, WeightType weight_type, 
   const KeptMoment kept_v = has_v ? slice(moments.v, moments.type, i) : KeptMoment{};
   if (has_m) HWY_DYNAMIC_DISPATCH(decode_some)(moments.type, Which::m, kept_m, m, count);
   if (has_v) HWY_DYNAMIC_DISPATCH(decode_some)(moments.type, Which::v, kept_v, v, count);
-  update(c, weight_type, grad_type, slice(planes, weight_type, grad_type, i, has_m ? m : nullptr, has_v ? v : nullptr), count);
-  HWY_DYNAMIC_DISPATCH(draw_some)(Draws(moments.seed, step, moments.parameter, moments.element + i), draws, count);
+  Planes piece = planes.from(i, weight_type, grad_type);
+  piece.m = has_m ? m : nullptr;
+  piece.v = has_v ? v : nullptr;
+  update(c, weight_type, grad_type, piece, count);
+  const Draws drawn(moments.seed, step, moments.parameter, part.first + i);
+  HWY_DYNAMIC_DISPATCH(draw_some)(drawn, draws, count);
   if (has_m) HWY_DYNAMIC_DISPATCH(encode_some)(moments.type, Which::m, m, kept_m, count, draws);
   if (has_v) HWY_DYNAMIC_DISPATCH(encode_some)(moments.type, Which::v, v, kept_v, count, draws);
 }
 
-void check(const Hyper& hyper, const Moments& moments) {
+void check(const Hyper& hyper, const Moments& moments, const Part& part) {
   const bool q8 = moments.type == MomentType::q8;
   STOKER_CHECK(moments.m.data || !uses_m(hyper));
   STOKER_CHECK(moments.v.data || !uses_v(hyper));
   STOKER_CHECK(!q8 || !moments.m.data || moments.m.scales);
   STOKER_CHECK(!q8 || !moments.v.data || moments.v.scales);
-  STOKER_CHECK(!q8 || moments.element % kMomentGroup == 0);
+  STOKER_CHECK(!q8 || part.first % kMomentGroup == 0);
 }
 
 }  // namespace
 
-void update(const Hyper& hyper, WeightType weight_type, GradType grad_type, const Planes& planes, const Moments& moments, size_t count) {
-  check(hyper, moments);
+void update(const Hyper& hyper, WeightType weight_type, GradType grad_type, const Planes& planes,
+            const Moments& moments, const Part& part) {
+  check(hyper, moments, part);
   if (moments.type == MomentType::f32 || !uses_m(hyper)) {
     Planes exact = planes;
     exact.m = reinterpret_cast<float*>(moments.m.data);
     exact.v = reinterpret_cast<float*>(moments.v.data);
-    return update(hyper, weight_type, grad_type, exact, count);
+    return update(hyper, weight_type, grad_type, exact, part);
   }
   const Coefficients c(hyper);
-  for (size_t i = 0; i < count;) {
-    const uint64_t element = moments.element + i;
+  for (size_t i = 0; i < part.count;) {
+    const uint64_t element = part.first + i;
     const uint64_t same_key = (uint64_t{1} << 32) - (element & 0xffffffffu);  // elements until the high half changes
-    const auto piece = static_cast<size_t>(std::min<uint64_t>({kPiece, count - i, same_key}));
-    update_piece(c, hyper.step, weight_type, grad_type, planes, moments, i, piece);
+    const auto piece = static_cast<size_t>(std::min<uint64_t>({kPiece, part.count - i, same_key}));
+    update_piece(c, hyper.step, weight_type, grad_type, planes, moments, part, i, piece);
     i += piece;
   }
 }

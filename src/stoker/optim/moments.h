@@ -39,14 +39,15 @@ struct KeptMoment {
 struct Moments {
   MomentType type = MomentType::f32;
   KeptMoment m = {}, v = {};
-  // What the draws are keyed by beside Hyper::step. `element` is that of the parameter the slice begins with: a multiple of
-  // kMomentGroup for q8, whose slices also end on one, or where the parameter does.
-  uint64_t seed = 0, parameter = 0, element = 0;
+  uint64_t seed = 0, parameter = 0;  // key of the draws, beside Hyper::step and the element
 };
 
 // One optimizer step as optim.h tells, with m and v as kept: exactly the float32 update of what they stand for, then kept again.
-// planes.m and planes.v are ignored.
-void update(const Hyper& hyper, WeightType weight_type, GradType grad_type, const Planes& planes, const Moments& moments, size_t count);
+// planes.m and planes.v are ignored. With moments that are rounded there is no rest (optim.h), for
+// torch keeps none of these. For q8 a part begins at a multiple of kMomentGroup, and ends on one or
+// where the parameter does.
+void update(const Hyper& hyper, WeightType weight_type, GradType grad_type, const Planes& planes,
+            const Moments& moments, const Part& part);
 
 // What is kept, as float32. And back, to the nearest (of two equally near ones the greater): what decode gave comes back as it was.
 void decode(MomentType type, Which which, const KeptMoment& from, float* to, size_t count);

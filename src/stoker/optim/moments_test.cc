@@ -103,10 +103,11 @@ void step(const Hyper& hyper, WeightType weight_type, GradType grad_type, Made& 
                       .weight_out = weight,
                       .remainder = weight_type == WeightType::bf16 ? made.state.remainder.data() + from : nullptr,
                       .grad = made.grad.data() + from * grad_bytes(grad_type)};
-  Moments moments{.type = made.state.m.type, .seed = 17, .parameter = 4, .element = from};
+  Moments moments{.type = made.state.m.type, .seed = 17, .parameter = 4};
   if (uses_m(hyper)) moments.m = made.state.m.at(from);
   if (uses_v(hyper)) moments.v = made.state.v.at(from);
-  update(hyper, weight_type, grad_type, planes, moments, count);
+  const Part part{from, count, made.grad.size() / grad_bytes(grad_type)};
+  update(hyper, weight_type, grad_type, planes, moments, part);
 }
 
 template <typename Check>
@@ -195,7 +196,7 @@ TEST(Moments, TheUpdateIsTheExactOneOfWhatIsKept) {
     step(hyper, weight, grad, made, 0, kCount);
     const Planes planes{exact.state.weight.data(), exact.state.weight.data(), weight == WeightType::bf16 ? exact.state.remainder.data() : nullptr,
                         m.data(), v.data(), exact.grad.data()};
-    update(hyper, weight, grad, planes, kCount);
+    update(hyper, weight, grad, planes, Part::all(kCount));
     EXPECT_EQ(made.state.weight, exact.state.weight);
     EXPECT_EQ(made.state.remainder, exact.state.remainder);
   });
@@ -208,7 +209,7 @@ TEST(Moments, Float32IsTheExactUpdate) {
   State& s = exact.state;
   update({}, WeightType::bf16, GradType::bf16,
          {s.weight.data(), s.weight.data(), s.remainder.data(), reinterpret_cast<float*>(s.m.data.data()), reinterpret_cast<float*>(s.v.data.data()), exact.grad.data()},
-         kCount);
+         Part::all(kCount));
   EXPECT_EQ(made.state, exact.state);
 }
 

@@ -1,12 +1,14 @@
 // Fused optimizer updates over state planes, and the two things gradient clipping needs.
 //
 // Everything here is a pure function over memory the caller owns: no allocation, no threads, no state. A caller
-// splits a tensor over threads or disk chunks anywhere it likes: each element depends on its own inputs only, and
-// slicing changes no bit. All targets (AVX-512, AVX2, scalar) give the same bits: products that are added are fused
-// multiply-adds everywhere. A result that is NaN is always stored as 0x7fc00000 (float32) or 0x7fc0 (bfloat16).
-// Assumes the default floating-point environment (round to nearest; no flushing of denormals).
+// splits a tensor over threads or disk chunks anywhere it likes: each element depends on its own
+// inputs and its place in the tensor (Part) only, and slicing changes no bit. All targets (AVX-512,
+// AVX2, scalar) give the same bits: products that are added are fused multiply-adds everywhere. A
+// result that is NaN is always stored as 0x7fc00000 (float32) or 0x7fc0 (bfloat16). Assumes the
+// default floating-point environment (round to nearest; no flushing of denormals).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -19,7 +21,8 @@ enum class GradType : uint8_t { bf16, f32 };
 constexpr size_t weight_bytes(WeightType type) { return type == WeightType::bf16 ? 2 : 4; }
 constexpr size_t grad_bytes(GradType type) { return type == GradType::bf16 ? 2 : 4; }
 
-// The arithmetic is that of torch's fused CPU kernels in float32, element for element:
+// The arithmetic is that of torch's fused CPU kernels in float32, element for element (as they are
+// compiled for AVX2, which processors with AVX-512 run too):
 //   adamw  decoupled weight decay, torch.optim.AdamW(fused=True)
 //   adam   weight decay added to the gradient, torch.optim.Adam(fused=True)
 //   sgd    torch.optim.SGD(fused=True): `m` is the momentum buffer; without momentum there is no state
@@ -45,16 +48,40 @@ struct Planes {
   float* m = nullptr;               // null for sgd without momentum; updated in place
   float* v = nullptr;               // adamw, adam; updated in place
   const std::byte* grad = nullptr;  // not changed
+
+  Planes from(size_t element, WeightType weight_type, GradType grad_type) const;
+};
+
+// torch's kernels take 8 float32 at a time, and the rest of a tensor one by one. Two products make
+// the new v (sgd: m): one is rounded, the other is fused with the sum. Up to the rest the product
+// with the old value is rounded; in the rest it is fused. Threads of torch begin at multiples of
+// 16, so a tensor has a rest at its end alone.
+inline constexpr uint64_t kTorchLanes = 8;
+
+// Which elements of a parameter a slice holds: `count` from `first` on, of `elements`.
+struct Part {
+  uint64_t first = 0;
+  size_t count = 0;
+  uint64_t elements = 0;
+
+  static constexpr Part all(size_t count) { return {0, count, count}; }
+  // How many of the slice lie before the parameter's rest.
+  constexpr size_t before_rest() const {
+    const uint64_t rest = elements - elements % kTorchLanes;
+    return rest <= first ? 0 : static_cast<size_t>(std::min<uint64_t>(count, rest - first));
+  }
 };
 
 // Does the algorithm read and write m (v) with these settings? What it does not need stays null and untouched.
 bool uses_m(const Hyper& hyper);
 bool uses_v(const Hyper& hyper);
 
-// One optimizer step on `count` elements. m and v hold zeros before step 1 (sgd ignores what m holds at step 1).
-// With bf16 weights the float32 master join(weight, remainder) is updated exactly as a float32 weight would be,
-// then split again.
-void update(const Hyper& hyper, WeightType weight_type, GradType grad_type, const Planes& planes, size_t count);
+// One optimizer step on a part of a parameter. m and v hold zeros before step 1 (sgd ignores what m
+// holds at step 1). With bf16 weights the float32 master join(weight, remainder) is updated as a
+// float32 weight before the rest is, then split again: torch keeps no masters, so there is no rest
+// to follow.
+void update(const Hyper& hyper, WeightType weight_type, GradType grad_type, const Planes& planes,
+            const Part& part);
 
 // float32 masters <-> bf16 plane + 16-bit remainder. planes.h states the encoding and its limits.
 void split(const float* masters, uint16_t* weights, uint16_t* remainders, size_t count);

@@ -40,43 +40,55 @@ void store_weight(const Planes& p, WeightType type, size_t i, float value) {
   p.remainder[i] = halves.remainder;
 }
 
+// Which product of old_factor * old + new_factor * g is fused with the sum; the other is rounded.
+enum class Fused : uint8_t { with_new, with_old };
+
+template <Fused kFused>
+float blend(float old_factor, float old, float new_factor, float g) {
+  if constexpr (kFused == Fused::with_old) return std::fma(old, old_factor, new_factor * g);
+  else return std::fma(new_factor, g, old * old_factor);
+}
+
+template <Fused kFused>
 float adam(const Coefficients& c, float w, float g, float& m, float& v) {
   if (c.decay) {
     if (c.algorithm == Algorithm::adamw) w *= c.weight_factor;
     else g = std::fma(w, c.weight_decay, g);
   }
   m = std::fma(c.lerp_weight, g - m, c.lerp_from_m ? m : g);
-  v = std::fma(c.one_minus_beta2 * g, g, v * c.beta2);
+  v = blend<kFused>(c.beta2, v, c.one_minus_beta2 * g, g);
   const float denominator = std::sqrt(v) / c.root_correction + c.eps;
   return w + c.negative_step * m / denominator;
 }
 
+template <Fused kFused>
 float sgd(const Coefficients& c, float w, float g, float* m) {
   if (c.decay) g = std::fma(w, c.weight_decay, g);
   if (c.has_momentum) {
-    *m = c.first_step ? g : std::fma(g, c.one_minus_dampening, *m * c.momentum);
+    *m = c.first_step ? g : blend<kFused>(c.momentum, *m, c.one_minus_dampening, g);
     g = c.nesterov ? std::fma(*m, c.momentum, g) : *m;
   }
   return std::fma(g, c.negative_step, w);
 }
 
 float lion(const Coefficients& c, float w, float g, float& m) {
-  const float blend = std::fma(g, c.one_minus_beta1, m * c.beta1);
+  const float direction = std::fma(g, c.one_minus_beta1, m * c.beta1);
   m = std::fma(g, c.one_minus_beta2, m * c.beta2);
   if (c.decay) w *= c.weight_factor;
   // sign(0) is 0 and sign(NaN) is NaN
-  const float sign = blend > 0 ? 1.0f : blend < 0 ? -1.0f : blend;
+  const float sign = direction > 0 ? 1.0f : direction < 0 ? -1.0f : direction;
   return std::fma(sign, c.negative_step, w);
 }
 
+template <Fused kFused>
 float apply(const Coefficients& c, float w, float g, float* m, float* v) {
-  if (c.algorithm == Algorithm::sgd) return sgd(c, w, g, m);
-  return c.algorithm == Algorithm::lion ? lion(c, w, g, *m) : adam(c, w, g, *m, *v);
+  if (c.algorithm == Algorithm::sgd) return sgd<kFused>(c, w, g, m);
+  return c.algorithm == Algorithm::lion ? lion(c, w, g, *m) : adam<kFused>(c, w, g, *m, *v);
 }
 
-}  // namespace
-
-void update(const Coefficients& c, WeightType weight_type, GradType grad_type, const Planes& p, size_t count) {
+template <Fused kFused>
+void update_each(const Coefficients& c, WeightType weight_type, GradType grad_type,
+                 const Planes& p, size_t count) {
   const bool has_v = c.algorithm == Algorithm::adam || c.algorithm == Algorithm::adamw;
   const bool has_m = c.algorithm != Algorithm::sgd || c.has_momentum;
   for (size_t i = 0; i < count; ++i) {
@@ -85,11 +97,22 @@ void update(const Coefficients& c, WeightType weight_type, GradType grad_type, c
     if (c.negate_grad) g = -g;
     float m = has_m ? p.m[i] : 0;
     float v = has_v ? p.v[i] : 0;
-    const float w = apply(c, load_weight(p, weight_type, i), g, &m, &v);
+    const float w = apply<kFused>(c, load_weight(p, weight_type, i), g, &m, &v);
     if (has_m) p.m[i] = one_nan(m);
     if (has_v) p.v[i] = one_nan(v);
     store_weight(p, weight_type, i, one_nan(w));
   }
+}
+
+}  // namespace
+
+void update(const Coefficients& c, WeightType weight_type, GradType grad_type, const Planes& p,
+            size_t count) {
+  update_each<Fused::with_new>(c, weight_type, grad_type, p, count);
+}
+
+void update_rest(const Coefficients& c, GradType grad_type, const Planes& p, size_t count) {
+  update_each<Fused::with_old>(c, WeightType::f32, grad_type, p, count);
 }
 
 void split(const float* masters, uint16_t* weights, uint16_t* remainders, size_t count) {

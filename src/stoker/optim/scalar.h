@@ -12,6 +12,8 @@
 namespace stoker::optim::scalar {
 
 void update(const Coefficients& c, WeightType weight_type, GradType grad_type, const Planes& planes, size_t count);
+// Elements of a float32 parameter's rest (optim.h): a few at most, so this is their only form.
+void update_rest(const Coefficients& c, GradType grad_type, const Planes& planes, size_t count);
 // Moments as kept, from the start of a group on.
 void decode(MomentType type, Which which, const KeptMoment& from, float* to, size_t count);
 // `values` are spoiled; of v in q8 their roots are left. `draws`: one an element.

@@ -110,7 +110,7 @@ inline void copy(void* to, const void* from, size_t bytes) {
 }
 
 template <Algorithm kAlgorithm, WeightType kWeight, GradType kGrad>
-void update_rest(const Coefficients& c, const Planes& p, size_t i, size_t count) {
+void update_some(const Coefficients& c, const Planes& p, size_t i, size_t count) {
   Spare spare;
   const size_t weight_size = weight_bytes(kWeight), grad_size = grad_bytes(kGrad);
   auto* weight = reinterpret_cast<std::byte*>(spare.weight);
@@ -138,7 +138,7 @@ void update_all(const Coefficients& coefficients, const Planes& planes, size_t c
   const size_t lanes = hn::Lanes(F32());
   size_t i = 0;
   for (; i + lanes <= count; i += lanes) update_vector<kAlgorithm, kWeight, kGrad>(c, p, i);
-  if (i < count) update_rest<kAlgorithm, kWeight, kGrad>(c, p, i, count - i);
+  if (i < count) update_some<kAlgorithm, kWeight, kGrad>(c, p, i, count - i);
 }
 
 template <Algorithm kAlgorithm>
@@ -171,14 +171,30 @@ namespace stoker::optim {
 HWY_EXPORT(update_planes);
 HWY_EXPORT(name);
 
-void update(const Hyper& hyper, WeightType weight_type, GradType grad_type, const Planes& planes, size_t count) {
-  if (count == 0) return;
+Planes Planes::from(size_t element, WeightType weight_type, GradType grad_type) const {
+  return {weight_in + element * weight_bytes(weight_type),
+          weight_out + element * weight_bytes(weight_type),
+          remainder ? remainder + element : nullptr,
+          m ? m + element : nullptr,
+          v ? v + element : nullptr,
+          grad + element * grad_bytes(grad_type)};
+}
+
+void update(const Hyper& hyper, WeightType weight_type, GradType grad_type, const Planes& planes,
+            const Part& part) {
+  if (part.count == 0) return;
   STOKER_CHECK(hyper.step > 0);
+  STOKER_CHECK(part.count <= part.elements && part.first <= part.elements - part.count);
   STOKER_CHECK(planes.weight_in && planes.weight_out && planes.grad);
   STOKER_CHECK(planes.remainder || weight_type == WeightType::f32);
   STOKER_CHECK(planes.m || !uses_m(hyper));
   STOKER_CHECK(planes.v || !uses_v(hyper));
-  update(Coefficients(hyper), weight_type, grad_type, planes, count);
+  const Coefficients coefficients(hyper);
+  const size_t before = weight_type == WeightType::f32 ? part.before_rest() : part.count;
+  update(coefficients, weight_type, grad_type, planes, before);
+  if (before == part.count) return;
+  const Planes rest = planes.from(before, weight_type, grad_type);
+  scalar::update_rest(coefficients, grad_type, rest, part.count - before);
 }
 
 void update(const Coefficients& coefficients, WeightType weight_type, GradType grad_type, const Planes& planes, size_t count) {

@@ -118,6 +118,15 @@ void for_all_types(Check check) {
     for (const auto grad : {GradType::bf16, GradType::f32}) check(weight, grad);
 }
 
+// The reference, with the rest of a float32 parameter, if it has one.
+void plain_update(const Hyper& hyper, WeightType weight, GradType type, State& state,
+                  const std::vector<std::byte>& grad, size_t count) {
+  const Coefficients c(hyper);
+  const size_t rest = weight == WeightType::f32 ? count % 8 : 0, before = count - rest;
+  scalar::update(c, weight, type, planes_at(state, weight, grad, type, 0), before);
+  scalar::update_rest(c, type, planes_at(state, weight, grad, type, before), rest);
+}
+
 TEST(Update, EveryTargetEqualsTheReference) {
   constexpr size_t kCount = 1000 + 13;
   for (const auto& [name, hyper] : cases())
@@ -126,10 +135,11 @@ TEST(Update, EveryTargetEqualsTheReference) {
       const State start = random_state(weight, kCount, random);
       const auto grad = random_grad(type, kCount, random);
       State reference = start;
-      scalar::update(Coefficients(hyper), weight, type, planes_at(reference, weight, grad, type, 0), kCount);
+      plain_update(hyper, weight, type, reference, grad, kCount);
       on_each_target([&] {
         State ours = start;
-        update(hyper, weight, type, planes_at(ours, weight, grad, type, 0), kCount);
+        const Planes planes = planes_at(ours, weight, grad, type, 0);
+        update(hyper, weight, type, planes, Part::all(kCount));
         EXPECT_TRUE(ours.same_bits(reference)) << name;
       });
     });
@@ -162,11 +172,11 @@ TEST(Update, OddSizesEqualTheReference) {
         const State start = random_state(weight, count, random);
         const auto grad = random_grad(type, count, random);
         State reference = start;
-        const Planes planes = planes_at(reference, weight, grad, type, 0);
-        scalar::update(Coefficients(hyper), weight, type, planes, count);
+        plain_update(hyper, weight, type, reference, grad, count);
         on_each_target([&] {
           State ours = start;
-          update(hyper, weight, type, planes_at(ours, weight, grad, type, 0), count);
+          const Planes planes = planes_at(ours, weight, grad, type, 0);
+          update(hyper, weight, type, planes, Part::all(count));
           EXPECT_TRUE(ours.same_bits(reference)) << name << " " << count;
         });
       }
@@ -182,15 +192,54 @@ TEST(Update, SlicingAnywhereChangesNoBit) {
       const auto grad = random_grad(type, kCount, random);
       on_each_target([&] {
         State whole = start;
-        update(hyper, weight, type, planes_at(whole, weight, grad, type, 0), kCount);
+        update(hyper, weight, type, planes_at(whole, weight, grad, type, 0), Part::all(kCount));
         for (size_t cut = 0; cut <= kCount; ++cut) {
           State sliced = start;
-          update(hyper, weight, type, planes_at(sliced, weight, grad, type, 0), cut);
-          update(hyper, weight, type, planes_at(sliced, weight, grad, type, cut), kCount - cut);
+          for (const Part part : {Part{0, cut, kCount}, Part{cut, kCount - cut, kCount}})
+            update(hyper, weight, type, planes_at(sliced, weight, grad, type, part.first), part);
           ASSERT_TRUE(sliced.same_bits(whole)) << name << " cut at " << cut;
         }
       });
     });
+}
+
+// What torch makes of an old moment (v of Adam, m of SGD) where it takes single elements.
+float rest_of(float factor, float old, float added) { return std::fma(old, factor, added); }
+
+TEST(Update, TheRestOfAFloat32ParameterFusesTheOldMoment) {
+  constexpr size_t kCount = 8 * 40 + 7;
+  constexpr auto kF32 = WeightType::f32;
+  constexpr auto kGrad = GradType::f32;
+  for (const bool sgd : {false, true}) {
+    Hyper hyper{.lr = 1e-2, .step = 3};
+    if (sgd) hyper.algorithm = Algorithm::sgd, hyper.momentum = 0.9, hyper.dampening = 0.3;
+    const Coefficients c(hyper);
+    Random random{std::mt19937(29), {}, false};
+    const State start = random_state(kF32, kCount, random);
+    const auto grad = random_grad(kGrad, kCount, random);
+    on_each_target([&] {
+      size_t unlike = 0;
+      for (size_t count = 1; count <= kCount; ++count) {
+        State ours = start, vectors = start;
+        update(hyper, kF32, kGrad, planes_at(ours, kF32, grad, kGrad, 0), Part::all(count));
+        scalar::update(c, kF32, kGrad, planes_at(vectors, kF32, grad, kGrad, 0), count);
+        const std::vector<float>& moment = sgd ? ours.m : ours.v;
+        for (size_t i = count / 8 * 8; i < count; ++i) {
+          float g = 0;
+          std::memcpy(&g, grad.data() + 4 * i, 4);
+          const float expected = sgd ? rest_of(0.9F, start.m[i], static_cast<float>(1 - 0.3) * g)
+                                     : rest_of(0.999F, start.v[i], c.one_minus_beta2 * g * g);
+          ASSERT_EQ(moment[i], expected) << i << " of " << count;
+          unlike += moment[i] != (sgd ? vectors.m : vectors.v)[i] ? 1 : 0;
+        }
+        const size_t bytes = count / 8 * 8 * sizeof(float);
+        ASSERT_EQ(std::memcmp(ours.weight.data(), vectors.weight.data(), bytes), 0) << count;
+        ASSERT_EQ(std::memcmp(ours.m.data(), vectors.m.data(), bytes), 0) << count;
+        ASSERT_EQ(std::memcmp(ours.v.data(), vectors.v.data(), bytes), 0) << count;
+      }
+      EXPECT_GT(unlike, 50U);  // else this could not fail
+    });
+  }
 }
 
 TEST(Update, TouchesNothingBeyondTheSlice) {
@@ -201,7 +250,8 @@ TEST(Update, TouchesNothingBeyondTheSlice) {
     const auto grad = random_grad(type, kCount, random);
     on_each_target([&] {
       State state = start;
-      update(Hyper{}, weight, type, planes_at(state, weight, grad, type, kBegin), kEnd - kBegin);
+      const Part part{kBegin, kEnd - kBegin, kCount};
+      update(Hyper{}, weight, type, planes_at(state, weight, grad, type, kBegin), part);
       const size_t size = weight_bytes(weight);
       for (size_t i = 0; i < kCount; ++i) {
         const bool inside = i >= kBegin && i < kEnd;
@@ -225,11 +275,12 @@ TEST(Update, OutOfPlaceEqualsInPlace) {
     const auto grad = random_grad(type, kCount, random);
     on_each_target([&] {
       State in_place = start, aside = start;
-      update(Hyper{}, weight, type, planes_at(in_place, weight, grad, type, 0), kCount);
+      const Part all = Part::all(kCount);
+      update(Hyper{}, weight, type, planes_at(in_place, weight, grad, type, 0), all);
       std::vector<std::byte> out(aside.weight.size());
       Planes planes = planes_at(aside, weight, grad, type, 0);
       planes.weight_out = out.data();
-      update(Hyper{}, weight, type, planes, kCount);
+      update(Hyper{}, weight, type, planes, all);
       EXPECT_EQ(aside.weight, start.weight);
       aside.weight = out;
       EXPECT_TRUE(aside.same_bits(in_place));
@@ -238,8 +289,9 @@ TEST(Update, OutOfPlaceEqualsInPlace) {
 }
 
 // bf16 weights with their remainders are float32 weights in another coat: the same masters after every step.
+// There is no rest, which float32 weights alone have.
 TEST(Update, Bf16MastersEqualFloat32Weights) {
-  constexpr size_t kCount = 333;
+  constexpr size_t kCount = 333 / kTorchLanes * kTorchLanes;
   for (const auto& [name, start_hyper] : cases()) {
     Hyper hyper = start_hyper;
     Random one{std::mt19937(19), {}, false}, two = one;
@@ -247,8 +299,11 @@ TEST(Update, Bf16MastersEqualFloat32Weights) {
     State full = random_state(WeightType::f32, kCount, two);
     for (int step = 0; step < 50; ++step, ++hyper.step) {
       const auto grad = random_grad(GradType::bf16, kCount, one);
-      update(hyper, WeightType::bf16, GradType::bf16, planes_at(half, WeightType::bf16, grad, GradType::bf16, 0), kCount);
-      update(hyper, WeightType::f32, GradType::bf16, planes_at(full, WeightType::f32, grad, GradType::bf16, 0), kCount);
+      for (const WeightType weight : {WeightType::bf16, WeightType::f32}) {
+        State& state = weight == WeightType::bf16 ? half : full;
+        const Planes planes = planes_at(state, weight, grad, GradType::bf16, 0);
+        update(hyper, weight, GradType::bf16, planes, Part::all(kCount));
+      }
       std::vector<std::byte> masters(kCount * sizeof(float));
       join(reinterpret_cast<const uint16_t*>(half.weight.data()), half.remainder.data(),
            reinterpret_cast<float*>(masters.data()), kCount);
@@ -266,8 +321,12 @@ TEST(Update, GradientTypesAgree) {
   std::vector<std::byte> full(kCount * 4);
   for (size_t i = 0; i < kCount; ++i) std::memcpy(&full[4 * i + 2], &half[2 * i], 2);
   State a = start, b = start;
-  update(Hyper{}, WeightType::f32, GradType::bf16, planes_at(a, WeightType::f32, half, GradType::bf16, 0), kCount);
-  update(Hyper{}, WeightType::f32, GradType::f32, planes_at(b, WeightType::f32, full, GradType::f32, 0), kCount);
+  const auto planes_of = [](State& state, const std::vector<std::byte>& grad, GradType type) {
+    return planes_at(state, WeightType::f32, grad, type, 0);
+  };
+  const Part all = Part::all(kCount);
+  update({}, WeightType::f32, GradType::bf16, planes_of(a, half, GradType::bf16), all);
+  update({}, WeightType::f32, GradType::f32, planes_of(b, full, GradType::f32), all);
   EXPECT_TRUE(a.same_bits(b));
 }
 
@@ -280,14 +339,14 @@ TEST(Update, PlanesThatAreNotNeededMayBeNull) {
   EXPECT_FALSE(uses_m(hyper) || uses_v(hyper));
   on_each_target([&] {
     weight.assign(20, 1.0f);
-    update(hyper, WeightType::f32, GradType::f32, planes, weight.size());
+    update(hyper, WeightType::f32, GradType::f32, planes, Part::all(weight.size()));
     EXPECT_EQ(weight, std::vector<float>(20, 0.75f));
   });
   Hyper lion{.algorithm = Algorithm::lion, .lr = 0.5};
   EXPECT_TRUE(uses_m(lion) && !uses_v(lion));
   planes.m = m.data();
   weight.assign(20, 1.0f);
-  update(lion, WeightType::f32, GradType::f32, planes, weight.size());
+  update(lion, WeightType::f32, GradType::f32, planes, Part::all(weight.size()));
   EXPECT_EQ(weight, std::vector<float>(20, 0.5f));  // one step of lr against the gradient's sign
 }
 
