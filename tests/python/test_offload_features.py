@@ -1589,3 +1589,44 @@ def fill(store, least: int = 1 << 16) -> None:
         except errors.OutOfSpace:
             txn.abandon()
             size //= 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"resume": value} for value in ("no", "false", 1, None)),
+        *({"snapshots": value} for value in (-1, 1.5, True, "1")),
+        *({"accumulate": value} for value in (0, -2, 1.5, True)),
+        {"store": ""},
+        {"dram": 1 << 60},
+    ],
+)
+def test_arguments_that_are_none_are_sentences_and_make_nothing(tmp_path, wrong):
+    model = nn.Linear(4, 4)
+    options = {"store": tmp_path / "run", "dram": DRAM, **wrong}
+    name = next(iter(wrong))
+    with pytest.raises(errors.InvalidArgument, match=f"^{name}: "):
+        stoker.offload(model, adamw(model), **options)
+    if name in ("snapshots", "dram"):
+        with pytest.raises(errors.InvalidArgument, match=f"^{name}: "):
+            stoker.build(lambda: nn.Linear(4, 4), **options)
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_optimizer_is_not_copied_and_a_closed_one_says_so(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    initial = {name: value.clone() for name, value in model.state_dict().items()}
+    model, opt = stoker.offload(model, adamw(model), store=tmp_path / "run", dram=DRAM)
+    state = opt.state_dict(full=True)
+    for way in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(errors.Unsupported, match="state_dict.*Checkpoints"):
+            way(opt)
+    opt.close()
+    uses = [
+        lambda: opt.load_state_dict(state), lambda: model.load_state_dict(initial), opt.plan,
+        lambda: model[0].load_state_dict({}), lambda: opt.snapshots, opt.snapshot, opt.setting,
+        lambda: opt.drop_snapshot(1), opt.restart_ledger, lambda: opt.attach(), opt.step,
+    ]
+    for use in uses:
+        with pytest.raises(errors.StokerError, match="closed"):
+            use()

@@ -476,3 +476,41 @@ def test_a_state_dict_that_keeps_variables_gives_the_parameters(tmp_path, policy
         return weights
 
     assert all(map(torch.equal, run(True), run(False)))
+
+
+# -- transforms of torch.func ------------------------------------------------------------------
+
+
+def _wide() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+
+
+def per_sample(model, weights, x):
+    def loss(weights, x):
+        return torch.func.functional_call(model, weights, (x[None],)).square().mean()
+
+    return torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, x)
+
+
+def test_transforms_work_over_copies_and_are_sentences_over_weights(offload):
+    plain, x = _wide(), torch.randn(3, 8)
+    expected = per_sample(plain, dict(plain.named_parameters()), x)
+    model = _wide()
+    model, opt = offload(model, adamw(model), dram="16MiB")
+    copies = {name: param.detach().clone() for name, param in model.named_parameters()}
+    assert_same(per_sample(model, copies, x), expected)
+    with stoker.gather(model.parameters()):
+        assert_same(per_sample(model, dict(model.named_parameters()), x), expected)
+    uses = [
+        lambda: per_sample(model, dict(model.named_parameters()), x),
+        lambda: per_sample(model, {"1.weight": copies["1.weight"]}, x),
+        lambda: torch.func.vmap(model)(x),
+        lambda: torch.func.grad(lambda x: (model[0].weight @ x).sum())(x[0]),
+    ]
+    for use in uses:
+        with pytest.raises(errors.Unsupported, match=r"0\.(weight|bias) .*gather"):
+            use()
+    model(x).sum().backward()
+    opt.step()
+    opt.close()

@@ -24,7 +24,7 @@ from stoker.offload.heap import keep_heap
 from stoker.offload.link import HostLink, open_link
 from stoker.offload.measure import quick_look
 from stoker.offload.optimizer import OffloadedOptimizer, algorithm_of
-from stoker.offload.planes import parse_bytes, store_capacity
+from stoker.offload.planes import parse_bytes, store_capacity, whole
 from stoker.offload.ranks import Ranks
 from stoker.offload.session import META_MODEL, Choices, Session, check_stored
 from stoker.offload.snapshots import ONE_RANK, check_room, check_room_to_copy
@@ -132,6 +132,12 @@ def offload(
     Raises OverBudget (naming the smallest budget that works), Mismatch (the store belongs to another model), Busy (in use),
     AlreadyExists, NotFound, OutOfSpace, InvalidArgument.
     """
+    if resume is not True and resume is not False and resume != "auto":
+        raise InvalidArgument(f'resume: {resume!r} is none of True, False and "auto"')
+    snapshots = whole("snapshots", snapshots, "is no number of snapshots; give 0 or more", least=0)
+    if accumulate is not None:
+        told = "is no number of backwards a step; give 1 or more, or None to have it learned"
+        accumulate = whole("accumulate", accumulate, told)
     algorithm = algorithm_of(optimizer, moments)
     ranks = Ranks.of(model)
     agreement = Agreement(ranks) if ranks is not None else None

@@ -179,8 +179,18 @@ def refuse_state_dict(model: nn.Module, session: Session) -> None:
     def refuse(module: nn.Module, prefix: str, keep_vars: bool) -> None:
         raise StokerError(f"this model's weights are in the store at {path}, whose optimizer was closed; call state_dict() before close(), or offload again with resume=True")
 
+    def refuse_load(_module: nn.Module, _state: dict, _prefix: str, metadata: dict, *_others) -> None:
+        if metadata.get("assign_to_params_buffers"):
+            return  # the model gets parameters of its own
+        raise StokerError(
+            f"this model's weights are in the store at {path}, whose optimizer was closed; offload "
+            "again with resume=True and load then, or load into a new model"
+        )
+
     forget(session.by_tensor)  # they may have been left, or built, before
-    handles = [module.register_state_dict_pre_hook(Hook(refuse)) for module in _owners(model, session)]
+    owners = _owners(model, session)
+    handles = [module.register_state_dict_pre_hook(Hook(refuse)) for module in owners]
+    handles += [module.register_load_state_dict_pre_hook(Hook(refuse_load)) for module in owners]
     for param in session.params:
         param.tensor._stoker_away = Left(param.stride, path, handles)
 

@@ -29,7 +29,8 @@ from stoker.offload.blocks import Block, fills, partition
 from stoker.offload.buffers import stored_bytes
 from stoker.offload.budget import naming_the_smallest, open_runtime
 from stoker.offload.heap import trim
-from stoker.offload.planes import Algorithm, Runtime, folders_of, parse_bytes, put, read_into, store_capacity
+from stoker.offload.planes import Algorithm, Runtime, folders_of, parse_bytes, put, read_into
+from stoker.offload.planes import store_capacity, whole
 
 _PREFIX = "build/"
 
@@ -45,6 +46,7 @@ def build(factory: Callable[[], nn.Module], *, seed: int | None = None, store: s
     Until stoker.offload() the weights are in the store and read as NaN, so convert, initialise and load inside `factory`; wrapping the model, freezing
     parameters and adding new ones is for afterwards. The store is free in between: building or making another model in it removes the weights.
     """
+    snapshots = whole("snapshots", snapshots, "is no number of snapshots; give 0 or more", least=0)
     path, dram_bytes = os.fspath(store), parse_bytes("dram", dram)
     if not folders_of(path):
         raise InvalidArgument(f"stoker.build() leaves weights in the store until stoker.offload() takes them up, which {path!r} cannot keep so long; give a directory")

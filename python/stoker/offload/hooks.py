@@ -26,6 +26,7 @@ from stoker.offload.pager import Pager
 from stoker.offload.saved import Kept
 from stoker.offload.shown import harmless
 from stoker.offload.spilled import SpilledGradient
+from stoker.offload.transforms import refuse, transforming, unwrapped
 
 _VIEWS = ("TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "ToCopyBackward0")
 _autograd = torch._C._autograd
@@ -104,6 +105,10 @@ class Hooks:
     # -- forward -----------------------------------------------------------------------------------------------------
 
     def _enter(self, module: nn.Module, block: Block | None, inputs: Any = ()) -> None:
+        if transforming():
+            used = (self._by_tensor.get(unwrapped(param)) for param in module.parameters())
+            refuse(param for param in used if block and param and param not in self.pager.held)
+            return
         with self.lock:
             if module is self.model and any(entry.module is module for entry in self._stack):
                 self.unwind()
@@ -142,7 +147,7 @@ class Hooks:
             self._stack.append(entry)
 
     def _exit(self, module: nn.Module, out: Any) -> None:
-        if not any(entry.module is module for entry in self._stack):
+        if transforming() or not any(entry.module is module for entry in self._stack):
             return  # its entry failed, or was unwound with an outer module
         with self.lock:
             while True:

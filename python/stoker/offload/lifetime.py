@@ -91,8 +91,12 @@ def _type_out_of_reach(kind: type) -> type:
                 raise Unsupported(vars(each)["_stoker_out_of_reach"])
         raise Unsupported("a weight of an offloaded model is out of reach in a forked process")
 
+    def gradient(self, *_value) -> None:
+        raise Unsupported(vars(self)["_stoker_out_of_reach"])
+
     if kind not in _types:
         members = {"__torch_function__": classmethod(refuse), "__module__": kind.__module__}
+        members["grad"] = property(gradient, gradient, gradient)  # an Offloaded's asks nobody
         _types[kind] = type(kind.__name__, (kind,), members)
     return _types[kind]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Iterator
 
 import torch
 
-from stoker.errors import InvalidArgument, Mismatch
+from stoker.errors import InvalidArgument, Mismatch, Unsupported
 from stoker.offload.blocks import Param
 from stoker.offload.moments import moments_of
 from stoker.offload.planes import Algorithm
@@ -56,6 +56,13 @@ class OffloadedOptimizer(torch.optim.Optimizer):
             setattr(self, hooks, getattr(original, hooks))  # the same dictionaries: what was registered before stoker.offload() goes on running
         self._original = original
         self.original_type = type(original)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Asked by copy, deepcopy and pickle alike; a copy would have no store.
+        raise Unsupported(
+            "an offloaded optimizer cannot be copied or pickled, since its state is in the store; "
+            "keep state_dict(), or save the run with stoker.Checkpoints"
+        )
 
     # -- torch's interface -------------------------------------------------------------------------------------------
 
@@ -108,6 +115,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Accepts references to this run (nothing moves, or it goes back to a snapshot), or a full state_dict of the original optimizer."""
+        self._session.check_open()
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
@@ -154,6 +162,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         What can be iterated (a loader, a sampler) is read at step(), before it hands out the batch of the next step, as are the
         random states; everything else (schedulers, scalers, averages, counters) when the next forward begins or at flush(). So advance
         the former before step() and the latter between step() and the next forward, as usual loops do."""
+        self._session.check_open()
         self._session.attach(objects)
 
     def flush(self) -> None:
@@ -163,15 +172,18 @@ class OffloadedOptimizer(torch.optim.Optimizer):
     def snapshot(self) -> int:
         """Keeps the present step: load_state_dict() of a state_dict() from now goes back to it, weights and all else included, as long
         as it is one of the newest `snapshots` (stoker.offload). Closes the step first; returns its number."""
+        self._session.check_open()
         return self._session.snapshots.make()
 
     def drop_snapshot(self, step: int) -> None:
         """Gives up a step that snapshot() kept."""
+        self._session.check_open()
         self._session.snapshots.drop(step)
 
     @property
     def snapshots(self) -> list[int]:
         """The steps that the store keeps, oldest first."""
+        self._session.check_open()
         return self._session.snapshots.steps()
 
     def close(self) -> None:
@@ -196,6 +208,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
     def restart_ledger(self) -> None:
         """Behind an evaluation: what was read and passed since the first call of the model that trains nothing is in no row. Where there was no
         such call, nothing since the last row is."""
+        self._session.check_open()
         self._session.ledger.restart(self._session.counters())
 
     def trace(self, path: str | os.PathLike) -> None:
@@ -205,11 +218,13 @@ class OffloadedOptimizer(torch.optim.Optimizer):
 
     def setting(self) -> Setting:
         """The model and the division of memory, as planner.plan() takes them."""
+        self._session.check_open()
         return self._session.setting()
 
     def plan(self, machine: Machine | None = None, compute_seconds: float = 0.0) -> dict[str, Any]:
         """What a step will move, and on a known machine how long it takes: parameters, state by class, how dram is divided, and in
         `step` the items of a ledger row. compute_seconds: of forward and backward with nothing beside them."""
+        self._session.check_open()
         return self._session.plan(machine, compute_seconds)
 
 

@@ -253,6 +253,13 @@ class Runtime:
         """Opens the store, or makes one with `capacity_bytes` (over several disks more, if they have it: rooms.py) where there is none. `sharers`: how
         many processes do the same on these disks."""
         patience = whole("stall_seconds", stall_seconds, "is no time to wait for a disk; give a whole number of seconds, at least 1")
+        if not store:
+            raise InvalidArgument("store: an empty name is no place for a run; give a folder")
+        if dram_bytes > (there := memory_bytes()):
+            raise InvalidArgument(
+                f"dram: {_core.human_bytes(dram_bytes)} is more than the memory of this machine, "
+                f"{_core.human_bytes(there)}; leave some of that to torch and activations"
+            )
         self.path = store
         self.dram_bytes = dram_bytes
         self.directories = folders_of(store)
@@ -413,12 +420,17 @@ def parse_bytes(name: str, amount: int | str) -> int:
     return whole(name, size, 'is no amount of memory; give a whole number of bytes above 0, such as int(20e9), or "20GiB"')
 
 
-def whole(name: str, value: Any, otherwise: str) -> int:
-    """The whole number above 0 that `value` is; else InvalidArgument, which says so of the argument."""
+def memory_bytes() -> int:
+    """Of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def whole(name: str, value: Any, otherwise: str, least: int = 1) -> int:
+    """The whole number from `least` on that `value` is; else InvalidArgument, which says so of the argument."""
     try:
         number = operator.index(value)
     except TypeError:
-        number = 0
-    if isinstance(value, bool) or not 0 < number < 1 << 63:
+        number = least - 1
+    if isinstance(value, bool) or not least <= number < 1 << 63:
         raise InvalidArgument(f"{name}: {value!r} {otherwise}")
     return number

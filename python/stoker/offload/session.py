@@ -570,6 +570,7 @@ class Session:
                 steps.close(lambda: steps.late.records)
 
     def committed_step(self) -> int:
+        lifetime.check_process(self)
         if self.agreement is not None:
             return self.agreement.step
         if self.steps.poll():

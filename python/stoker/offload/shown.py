@@ -26,6 +26,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from stoker.errors import InvalidArgument
 from stoker.offload.blocks import Block, Param, fills
 from stoker.offload.saved import Kept
+from stoker.offload.transforms import refuse, transforming
 
 if TYPE_CHECKING:
     from stoker.offload.session import Session
@@ -227,6 +228,8 @@ class Shown:
         session = self._session
         with session.lock, torch._C.DisableTorchFunction():
             session.check_open()
+            if transforming():
+                refuse(session.by_tensor[tensor] for tensor in tensors)
             params = [session.by_tensor[tensor] for tensor in dict.fromkeys(tensors)]
             for param in params:
                 self._bring(param)
