@@ -21,6 +21,7 @@ from faults import ONE_THREAD
 from stoker import errors
 from stoker.checkpoint import Edited, parts
 from stoker.checkpoint.checkpoints import Pace
+from stoker.ckpt import cli as ckpt_cli
 
 HERE = Path(__file__).parent
 
@@ -181,6 +182,20 @@ def test_another_model_is_refused_before_anything_changes(folder):
         with pytest.raises(errors.Mismatch, match="no optimizer.0; it has optimizer, rng"):
             ckpt.restore(optimizer=[opt])
         assert_same(other, before)
+
+
+def test_little_staging_is_enough_for_files_of_many_chunks(folder, tmp_path):
+    """To write, to read back what is kept, to copy to another tier, and to restore."""
+    model = nn.Linear(2000, 3000)  # 24 MB: six chunks, where four fit
+    with checkpoints(folder, staging="1MiB", keep=1, also=[f"dir:{tmp_path}/also"]) as ckpt:
+        for step in (1, 2, 3):
+            ckpt.save(step, model=model).wait()
+        expected = copied(model)
+        with torch.no_grad():
+            model.weight.zero_()
+        assert ckpt.restore(model=model).step == 3
+    assert_same(model, expected)
+    assert ckpt_cli.main(["verify", "--all", f"dir:{tmp_path}/also"]) == 0
 
 
 def test_other_groups_are_refused_before_anything_changes(folder):

@@ -21,7 +21,7 @@ from stoker.errors import Corruption, InvalidArgument, IoError, Mismatch, NotFou
 from stoker.offload import record
 
 log = logging.getLogger("stoker")
-AHEAD = 8  # chunks on their way
+AHEAD = 8  # chunks on their way, at most
 
 
 class Refused:
@@ -79,10 +79,11 @@ class Reader:
         the caller's until it asks for the next. `wanted`: which chunks, by number; None: all."""
         key, ahead = f"{self._name}/{file.name}", deque()
         entries = self._entries[file.name]
+        most = min(AHEAD, self._ring.half)
         numbers = iter(range(file.chunks) if wanted is None else sorted(wanted))
         try:
             while True:
-                while len(ahead) < AHEAD and (i := next(numbers, None)) is not None:
+                while len(ahead) < most and (i := next(numbers, None)) is not None:
                     entry, buffer = entries[i], self._ring.take()
                     try:
                         future = self.tier.store.read(key, entry.offset, buffer.address, entry.bytes, "checkpoint")

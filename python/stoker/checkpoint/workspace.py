@@ -35,6 +35,7 @@ class Ring:
 
     def __init__(self, runtime: _core.Runtime, size: int) -> None:
         count = max(4, size // CHUNK)
+        self.half = count // 2  # what a reader may hold, so that a writer beside it has some
         self.bytes = count * CHUNK + PLANE_BYTES
         self._memory = runtime.arena(self.bytes).take(self.bytes)
         start = self._memory.address
