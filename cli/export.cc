@@ -14,6 +14,7 @@
 
 #include "command.h"
 #include "stoker/base/bytes.h"
+#include "stoker/store/folder.h"
 #include "stoker/store/runtime.h"
 
 namespace stoker::cli {
@@ -42,20 +43,21 @@ Status write_all(int fd, const std::byte* data, size_t bytes, const std::string&
 // What the file is called that `path` names: where it is a link, what that leads to. Nothing but a
 // plain file is ever replaced.
 Result<std::string> file_named(const std::string& path) {
+  STOKER_ASSIGN(const fs::file_status there, look_at(path));
   std::error_code error;
-  const auto status = fs::status(path, error);
-  if (fs::is_symlink(fs::symlink_status(path, error))) {
-    if (!fs::exists(status))
-      return make_error(Code::invalid_argument,
-                        "'" + path + "' is a link that leads nowhere; remove it, or name a file",
-                        "cli/export");
+  const bool link = fs::is_symlink(fs::symlink_status(path, error));
+  if (link && fs::is_regular_file(there)) {
     const fs::path real = fs::canonical(path, error);
     if (error) return errno_error(error.value(), "cannot follow '" + path + "'", "cli/export");
-    return file_named(real.string());
+    return real.string();
   }
-  if (!fs::exists(status) || fs::is_regular_file(status)) return path;
+  if (fs::is_regular_file(there) || (!fs::exists(there) && !link)) return path;
   return make_error(Code::invalid_argument,
-                    "'" + path + "' is there and is no plain file; name another", "cli/export");
+                    "'" + path +
+                        (link && !fs::exists(there) ? "' is a link that leads nowhere"
+                                                    : "' is there and is no plain file") +
+                        "; name another",
+                    "cli/export");
 }
 
 // Under a temporary name first: the file is there whole or not at all.

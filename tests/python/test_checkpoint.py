@@ -20,7 +20,7 @@ from checkpoint_run import made, train
 from faults import ONE_THREAD
 from stoker import errors
 from stoker.checkpoint import Edited, parts
-from stoker.checkpoint.checkpoints import Pace
+from stoker.checkpoint.pace import Pace
 from stoker.ckpt import cli as ckpt_cli
 
 HERE = Path(__file__).parent

@@ -324,6 +324,10 @@ def test_export_replaces_nothing_but_files(small, tmp_path):
     for path in (pipe, folder, tmp_path / "lost", "/dev/null"):
         done = run("export", small, "w/1", path)
         assert done.returncode == 1 and str(path) in done.stderr and "\n" == done.stderr[-1], done
+    shut = tmp_path / "shut"
+    shut.mkdir(mode=0)
+    done = meekly(COMMAND, "export", small, "w/1", shut / "file")
+    assert done.returncode == 1 and "(Permission denied)" in done.stderr, done.stderr
     assert pipe.is_fifo() and Path("/dev/null").is_char_device()
     assert run("export", small, "w/1", tmp_path / "link").returncode == 0
     assert (tmp_path / "link").is_symlink() and target.read_bytes() != b"old"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import secrets
 import signal
@@ -25,6 +24,7 @@ from stoker.checkpoint import planes
 from stoker.checkpoint import state as states
 from stoker.checkpoint.grace import Grace
 from stoker.checkpoint.manifest import MANIFEST, TABLE, File, Manifest, Name, Table, dump_table, hash_of
+from stoker.checkpoint.pace import Costs, Pace
 from stoker.checkpoint.parts import Edited
 from stoker.checkpoint.reading import Reader
 from stoker.checkpoint.retention import Keep
@@ -101,43 +101,6 @@ class At:
 
     def fill(self, store: Any, blocks: list[Block]) -> bool:
         return self.checkpoints.fill(store, blocks, self.step)
-
-
-@dataclass
-class Costs:
-    """What the saves of this process have cost so far."""
-
-    saved: int = 0  # checkpoints that are durable in the first tier
-    bytes: int = 0  # of those
-    seconds: float = 0.0  # that training waited for them
-    processor_seconds: float = 0.0  # of the thread that saves
-
-
-class Pace:
-    """How often `every="auto"` saves. With C the seconds that a save costs training, M those
-    between failures and R those of a restart, T = C + sqrt(2 (M + R) C + C^2) loses the least:
-    J. T. Daly, A higher order estimate of the optimum checkpoint interval, FGCS 22 (2006)."""
-
-    def __init__(self, failures_every: float) -> None:
-        self.failures_every = failures_every
-        self.cost = self.persist = self.restart = 0.0
-        self._last: float | None = None
-
-    def spent(self, seconds: float) -> None:
-        """More that the newest save has cost."""
-        self.cost += seconds
-
-    @property
-    def interval(self) -> float:
-        cost = max(self.cost, 1e-3)
-        best = cost + math.sqrt(2 * (self.failures_every + self.restart) * cost + cost * cost)
-        return max(best, self.persist)
-
-    def due(self, now: float) -> bool:
-        return self._last is None or now - self._last >= self.interval
-
-    def saved(self, now: float, cost: float) -> None:
-        self._last, self.cost = now, cost
 
 
 class Checkpoints:

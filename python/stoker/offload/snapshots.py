@@ -38,7 +38,8 @@ def check_room_to_copy(
     if rooms(runtime, blocks, algorithm, buffers) <= kept:
         raise InvalidArgument(
             f"the store at {runtime.path} was made without room for the step that a checkpoint "
-            "copies; go on without checkpoints, or give a new store and checkpoints= to stoker.offload()"
+            "copies; copy it into a larger one with `stoker cp`, give a new store and checkpoints= to "
+            "stoker.offload(), or go on without checkpoints"
         )
 
 

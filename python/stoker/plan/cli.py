@@ -18,7 +18,7 @@ from ..errors import InvalidArgument, StokerError
 from ..offload.machine import LINK, Machine
 from ..offload.measure import by_disk, kernel_seconds, measure_machine, product_flops, quickest_type
 from ..offload.moments import MODES
-from ..offload.planes import folders_of
+from ..offload.planes import folders_of, memory_bytes
 from ..train.settings import human_bytes
 from .outlook import Wish, advice, held_text, outlook, snapshots_text
 from .shapes import DTYPES, Described, describe
@@ -142,11 +142,6 @@ def _wish(args: argparse.Namespace, described: Described) -> Wish:
     return Wish(
         described.blocks, int(args.dram), machine, args.tokens, args.moments, int(args.gpu or 0), space, held, args.endurance, args.snapshots, described.experts, memory_bytes(), others, args.dram.text,
     )  # fmt: skip
-
-
-def memory_bytes() -> int:
-    """Of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _folders(store: str | None) -> list[Path]:
