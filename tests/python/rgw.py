@@ -85,6 +85,7 @@ class Gateway:
     access: str = "AKIDTEST"
     secret: str = "secret/of+the=test"
     bucket: str = "bucket"
+    folder: Path = Path()  # of its files and logs
 
     def store(self, prefix: str = "", patience: int = 60) -> str:
         """The composition of a store in its bucket."""
@@ -108,7 +109,7 @@ class Cluster:
         v2, v1, port = free_ports(3)
         self.folder, self.fsid = folder, str(uuid.uuid4())
         self.mon = f"[v2:127.0.0.1:{v2},v1:127.0.0.1:{v1}]"
-        self.gateway = Gateway(f"http://127.0.0.1:{port}")
+        self.gateway = Gateway(f"http://127.0.0.1:{port}", folder=folder)
         self.daemons: list[subprocess.Popen] = []
         text = CONF.format(
             folder=folder, fsid=self.fsid, v2=v2, v1=v1, port=port, bytes=device_bytes
@@ -234,5 +235,5 @@ def make_bucket(found: Gateway) -> None:
 
 if __name__ == "__main__":
     with gateway(int(sys.argv[1]) if len(sys.argv) > 1 else 4 << 30) as served:
-        print(json.dumps(asdict(served)), flush=True)
+        print(json.dumps(asdict(served), default=str), flush=True)
         sys.stdin.read()
