@@ -81,11 +81,13 @@ bench: build-tests $(BENCH)  ## stoker bench io (beside busy cores too), codec, 
 bench-peers: build $(PEERS_STAMP)  ## Stoker beside DeepSpeed, DeepNVMe and fio; JSON to bench/results (ARGS="--quick", ARGS="--help")
 	.venv/bin/python bench/peers/compare.py --peers $(PEERS_VENV)/bin/python --dir $(BENCH_DIR)/peers --json bench/results/peers.json $(ARGS)
 
-bench-s3: build $(S3_PEERS) $(TEST)  ## an s3: store beside boto3, obstore and curl on a Ceph RGW; JSON to bench/results (ARGS="--large 256")
+bench-s3: build $(S3_PEERS) $(TEST) $(BENCH)  ## an s3: store beside boto3, obstore, s3torchconnector and curl on a Ceph RGW and nginx; JSON to bench/results (ARGS="--large 256")
 	.venv/bin/python bench/s3.py --peers out/s3_peers/bin/python $(ARGS)
 
+# One of the peers needs torch: the one in .venv.
 $(S3_PEERS): | $(RUN)
 	.venv/bin/python -m venv out/s3_peers
+	paths='import sysconfig; print(sysconfig.get_path("purelib"))'; .venv/bin/python -c "$$paths" > $$(out/s3_peers/bin/python -c "$$paths")/torch.pth
 	out/s3_peers/bin/pip install -q -r bench/s3.txt
 	touch $@
 

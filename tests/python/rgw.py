@@ -70,6 +70,10 @@ osd data = {folder}/osd
 rgw frontends = beast endpoint=127.0.0.1:{port} tcp_nodelay=1
 rgw run sync thread = false
 rgw enable ops log = false
+# What was overwritten leaves the memory soon, not after two hours.
+rgw gc obj min wait = 1
+rgw gc processor period = 5
+rgw gc processor max time = 5
 """
 
 

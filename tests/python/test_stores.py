@@ -6,12 +6,14 @@ What they promise is tested in C++; s3_server.py is the server here, too.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -111,6 +113,26 @@ def test_the_commands_open_every_store(kind, s3, tmp_path):
     run("rm", where, "set/a")
     assert "set/a" not in run("ls", where).stdout
     assert "no object" in run("rm", where, "set/a", ok=False).stderr
+
+
+def asked(where: str) -> list[tuple[str, str]]:
+    """(method, path) of all that the server answered."""
+    log = urllib.request.urlopen(where.partition("endpoint=")[2].partition("&")[0] + "/_log")
+    return [(method, path) for method, path, *_ in json.loads(log.read())]
+
+
+def test_bytes_of_python_need_one_request_and_no_budget(s3):
+    data = random.Random(3).randbytes(48 * MIB)
+    with stoker.open_store(s3, dram="40MiB") as store:
+        put(store, "large", data)
+        before = len(asked(s3))
+        assert store.read_bytes("large", 7, MIB) == data[7 : 7 + MIB]
+        assert asked(s3)[before:] == [("GET", "/bucket/prefix/large")]
+        assert store.read_bytes("large") == data
+        with pytest.raises(NotFound):
+            store.read_bytes("none", 0, 5)
+        with pytest.raises(ValueError, match="beyond the end"):
+            store.read_bytes("large", 48 * MIB - 1, 2)
 
 
 def hashes(folder: Path) -> dict[str, str]:

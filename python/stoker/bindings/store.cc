@@ -287,38 +287,61 @@ PyFuture read_into(const PyStore& store, const Name& named_key, const Count& off
                   store.handle->read_bytes, bytes);
 }
 
-// Waits for a transfer of the scratch memory, which is free again as soon as this returns. An
-// interrupted wait leaves the transfer going.
-void finish(const Future<void>& done, const std::shared_ptr<Scratch>& scratch) {
+// Keeps a Python object until it is let go of, by any thread.
+std::shared_ptr<PyObject> kept(nb::handle object) {
+  const auto let_go = [](void* each) {
+    Py_DECREF(static_cast<PyObject*>(each));
+    return 0;
+  };
+  // Where too many wait for Python's own thread, this one stays: that costs memory only.
+  return {object.inc_ref().ptr(), [let_go](PyObject* each) { Py_AddPendingCall(let_go, each); }};
+}
+
+// Waits for a transfer of memory that is free again as soon as this returns. An interrupted wait
+// leaves the transfer going, and keeps what `keep` makes.
+template <typename Keep>
+void finish(const Future<void>& done, Keep keep) {
   try {
     wait_for(done);
   } catch (...) {
-    done.on_done([scratch](const Status&) {});
+    done.on_done([kept = keep()](const Status&) {});
     throw;
   }
 }
 
-template <typename Read>
-nb::bytes read_bytes(StoreHandle& store, uint64_t bytes, Read read) {
-  auto scratch = Scratch::make(*store.runtime, bytes);
-  if (bytes != 0) {
-    const Future<void> done = store.track(read(scratch->slice(bytes)));
-    finish(done, scratch);
-    store.read_bytes.add(bytes);
-  }
-  return nb::bytes(scratch->data(), bytes);
-}
+constexpr uint64_t kUnasked = 64 << 20;
 
-uint64_t until_end(uint64_t object_bytes, uint64_t offset, std::optional<uint64_t> bytes) {
-  if (bytes) return *bytes;
-  return object_bytes > offset ? object_bytes - offset : 0;
+// Straight into the bytes where the store takes any memory alike.
+template <typename Read>
+nb::bytes read_bytes(StoreHandle& store, bool aligned, uint64_t bytes, Read read) {
+  if (bytes == 0) return nb::bytes("", 0);
+  if (aligned) {
+    auto scratch = Scratch::make(*store.runtime, bytes);
+    finish(store.track(read(scratch->slice(bytes))), [&] { return scratch; });
+    store.read_bytes.add(bytes);
+    return nb::bytes(scratch->data(), bytes);
+  }
+  if (bytes > PY_SSIZE_T_MAX) raise_invalid("no object of Python has " + std::to_string(bytes) + " bytes");
+  PyObject* made = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes));
+  if (made == nullptr) throw nb::python_error();
+  auto into = nb::steal<nb::bytes>(made);
+  const Slice memory{reinterpret_cast<std::byte*>(PyBytes_AS_STRING(made)), bytes};
+  finish(store.track(read(memory)), [&] { return kept(into); });
+  store.read_bytes.add(bytes);
+  return into;
 }
 
 nb::bytes store_read_bytes(const PyStore& store, const Name& key, const Count& offset,
     const std::optional<Count>& bytes, const Name& snapshot) {
-  const ObjectInfo object = unwrap(stat(store, key, snapshot));
-  const auto wanted = bytes ? std::optional<uint64_t>(*bytes) : std::nullopt;
-  return read_bytes(*store.handle, until_end(object.bytes, offset, wanted),
+  const bool aligned = open(store).wants_aligned();
+  uint64_t wanted = bytes ? uint64_t{*bytes} : 0;
+  // Much memory is not made for an object that is not there. Of a little the read says it as well,
+  // and a server is asked once.
+  if (aligned || wanted == 0 || wanted > kUnasked) {
+    const ObjectInfo object = unwrap(stat(store, key, snapshot));
+    if (!bytes && object.bytes > offset) wanted = object.bytes - offset;
+  }
+  return read_bytes(*store.handle, aligned, wanted,
                     [&](Slice into) { return open(store).read(key, offset, into, {.snapshot = snapshot}); });
 }
 
@@ -356,20 +379,27 @@ void write_bytes(const PyTransaction& transaction, const Name& named_key,
   const std::string_view key = named_key;
   const uint64_t offset = offset_given;
   if (data.size() == 0) return;
-  auto scratch = Scratch::make(*transaction.box->store->runtime, data.size());
-  std::memcpy(scratch->data(), data.data(), data.size());
   Transaction& staged = open(transaction).raw();
+  std::shared_ptr<Scratch> scratch;
+  Slice from{reinterpret_cast<std::byte*>(PyBytes_AS_STRING(data.ptr())), data.size()};
+  if (transaction.box->store->store->wants_aligned()) {
+    scratch = Scratch::make(*transaction.box->store->runtime, data.size());
+    std::memcpy(scratch->data(), data.data(), data.size());
+    from = scratch->slice(data.size());
+  }
   const Future<void> done = [&] {
     const WithoutGil without;  // where room is short it waits for some
-    return transaction.box->store->track(staged.write(key, offset, scratch->slice(data.size())));
+    return transaction.box->store->track(staged.write(key, offset, from));
   }();
-  finish(done, scratch);
+  finish(done, [&] { return std::pair(scratch, kept(data)); });
   transaction.box->store->written_bytes.add(data.size());
 }
 
 nb::bytes staged_read_bytes(const PyTransaction& transaction, const Name& key, const Count& offset,
     const Count& bytes) {
-  return read_bytes(*transaction.box->store, bytes, [&](Slice into) { return open(transaction).raw().read(key, offset, into); });
+  const auto read = [&](Slice into) { return open(transaction).raw().read(key, offset, into); };
+  const bool aligned = !transaction.box->store->store || transaction.box->store->store->wants_aligned();
+  return read_bytes(*transaction.box->store, aligned, bytes, read);
 }
 
 PyFuture commit(const PyTransaction& transaction, const std::string& durability) {

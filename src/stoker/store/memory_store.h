@@ -27,6 +27,7 @@ class MemoryStore final : public Store {
   static Result<std::unique_ptr<MemoryStore>> make(Budget& budget, MemoryStoreOptions options = {});
 
   Features features() const override { return kFeatures; }
+  bool wants_aligned() const override { return false; }
   Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot = {}) override;
   Result<std::vector<ObjectInfo>> list(std::string_view prefix, std::string_view snapshot = {}) override;
   Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options = {}) override;

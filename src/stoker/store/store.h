@@ -125,6 +125,8 @@ class Store {
   virtual ~Store() = default;  // no transaction may be open, no future pending
 
   virtual Features features() const = 0;
+  // Whether memory at a multiple of 4 KiB spares a copy.
+  virtual bool wants_aligned() const { return true; }
   virtual Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot = {}) = 0;
   virtual Result<std::vector<ObjectInfo>> list(std::string_view prefix, std::string_view snapshot = {}) = 0;  // sorted by key
   // All bytes of `into`, verified; not_found, invalid_argument (beyond the end), corruption (names key and chunk), io.

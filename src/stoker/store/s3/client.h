@@ -68,6 +68,7 @@ class Client {
   // One try, after `delay_ms`. Redirects, the server's clock and expired credentials are seen to.
   void try_once(std::shared_ptr<const Command> command, uint64_t delay_ms, Done done);
 
+  bool here() const { return http_->here(); }  // the calling thread is the one that completes
   uint64_t pause_ms(int tries);  // before the next one: grows, drawn at random
   uint64_t patience_ns() const { return location_.patience_s * 1'000'000'000; }
   const std::string& where() const {

@@ -61,6 +61,7 @@ class S3Store final : public Store {
   ~S3Store() override;
 
   Features features() const override;
+  bool wants_aligned() const override { return false; }
   Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot) override;
   Result<std::vector<ObjectInfo>> list(std::string_view prefix, std::string_view snapshot) override;
   Future<void> read(std::string_view key, uint64_t offset, Slice into,
@@ -79,6 +80,8 @@ class S3Store final : public Store {
   Status require(const StagedPtr& staged, std::string_view key, std::string_view tag);
   Future<Version> commit(const StagedPtr& staged);
   void abandon(const StagedPtr& staged);
+  void opened();
+  void closed();
 
  private:
   class Reading;
@@ -93,6 +96,8 @@ class S3Store final : public Store {
   Status check_open(const Staged& staged, std::string_view key) const;
   Status write_locked(const StagedPtr& staged, uint64_t offset, Slice from,
                       std::unique_lock<std::mutex>& lock);
+  Result<Part> memory_for(uint64_t bytes);
+  void spare(Part sent);
   Result<Part*> part_of(Staged& staged, size_t index, std::unique_lock<std::mutex>& lock);
   void send_part(const StagedPtr& staged, size_t index);
   Status send_part_now(Staged& staged, size_t index, const Part& part);
@@ -117,6 +122,11 @@ class S3Store final : public Store {
   mutable std::mutex probe_mutex_;                // held while it is probed; guards
   mutable Match conditions_ = Match::unknown;
   std::atomic<uint64_t> commits_{0};
+  std::mutex spare_mutex_;
+  size_t open_ = 0;  // transactions; this and the next guarded by spare_mutex_
+  // Memory of parts that were sent, for the next ones: fresh pages cost more than what is copied
+  // to them. Kept while a transaction is open.
+  std::vector<Part> spare_;
   std::mutex left_mutex_;
   // Uploads (key, id) that could not be aborted; guarded by left_mutex_.
   std::vector<std::pair<std::string, std::string>> left_;
@@ -130,8 +140,13 @@ class S3Store final : public Store {
 
 class S3Transaction final : public Transaction {
  public:
-  explicit S3Transaction(S3Store& store) : store_(store), staged_(std::make_shared<Staged>()) {}
-  ~S3Transaction() override { store_.abandon(staged_); }
+  explicit S3Transaction(S3Store& store) : store_(store), staged_(std::make_shared<Staged>()) {
+    store_.opened();
+  }
+  ~S3Transaction() override {
+    store_.abandon(staged_);
+    store_.closed();
+  }
   Status resize(std::string_view key, uint64_t bytes, uint32_t chunk_bytes) override {
     return store_.resize(staged_, key, bytes, chunk_bytes);
   }

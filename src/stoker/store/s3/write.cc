@@ -21,6 +21,8 @@ constexpr uint64_t kPartsMax = 10'000;
 constexpr uint64_t kObjectMax = uint64_t{5} << 40;
 constexpr uint64_t kCopyMax = uint64_t{5} << 30;  // by one request
 constexpr size_t kPartsAhead = 8;                 // on their way before writes are held back
+constexpr size_t kSpareMax = 4;                   // parts' memory kept for the next ones
+constexpr uint64_t kSpareBytes = kMiB;            // from which on it is
 
 Error done_already() {
   return make_error(Code::invalid_argument, "the transaction is already committed: begin another",
@@ -149,8 +151,50 @@ Status S3Store::write_locked(const StagedPtr& staged, uint64_t offset, Slice fro
   return {};
 }
 
-// With the mutex, which it lets go while it waits for room. Its memory reads as zeros where nothing
-// was written.
+// Memory that was used before may be up to twice as large.
+Result<Part> S3Store::memory_for(uint64_t bytes) {
+  std::lock_guard lock(spare_mutex_);
+  const auto fits = [bytes](const Part& each) {
+    return each.bytes.size() >= bytes && each.bytes.size() <= 2 * bytes;
+  };
+  if (const auto at = std::find_if(spare_.begin(), spare_.end(), fits); at != spare_.end()) {
+    Part part = std::move(*at);
+    spare_.erase(at);
+    return part;
+  }
+  constexpr const char* kWho = "a part of an object on its way to a bucket";
+  auto grant = runtime_.budget.take(bytes, kWho);
+  if (!grant && !spare_.empty()) {
+    spare_.clear();
+    grant = runtime_.budget.take(bytes, kWho);
+  }
+  if (!grant) return grant.error();
+  Part part;
+  part.grant = std::move(*grant);
+  part.bytes = AlignedBytes(bytes);
+  return part;
+}
+
+void S3Store::spare(Part sent) {
+  Part memory;
+  memory.bytes = std::move(sent.bytes);
+  memory.grant = std::move(sent.grant);
+  std::lock_guard lock(spare_mutex_);
+  if (open_ > 0 && spare_.size() < kSpareMax && memory.bytes.size() >= kSpareBytes)
+    spare_.push_back(std::move(memory));
+}
+
+void S3Store::opened() {
+  std::lock_guard lock(spare_mutex_);
+  ++open_;
+}
+
+void S3Store::closed() {
+  std::lock_guard lock(spare_mutex_);
+  if (--open_ == 0) spare_.clear();
+}
+
+// With the mutex, which it lets go while it waits for room.
 Result<Part*> S3Store::part_of(Staged& staged, size_t index, std::unique_lock<std::mutex>& lock) {
   const uint64_t bytes = std::min(staged.part_bytes, staged.bytes - index * staged.part_bytes);
   for (;;) {
@@ -161,18 +205,27 @@ Result<Part*> S3Store::part_of(Staged& staged, size_t index, std::unique_lock<st
                             "' was written and is sent already: write each byte once",
                         kWhere);
     }
-    if (auto grant = runtime_.budget.take(bytes, "a part of an object on its way to a bucket")) {
-      Part& part = staged.parts[index];
-      part.grant = std::move(*grant);
-      part.bytes = AlignedBytes(bytes);
-      std::memset(part.bytes.data(), 0, bytes);
-      return &part;
-    } else if (staged.pending == 0) {
-      return grant.error();
+    // Who waits on the client's thread keeps it from sending what is to make room.
+    const bool waits = staged.pending > 0 && !client_->here();
+    if (staged.pending <= kPartsAhead || !waits) {
+      if (auto part = memory_for(bytes))
+        return &(staged.parts[index] = std::move(*part));
+      else if (!waits)
+        return part.error();
     }
     staged.ended.wait(lock);  // parts that are sent give room back
     if (staged.failed) return *staged.failed;
   }
+}
+
+// What was not written is zeros.
+void fill_gaps(const Part& part, uint64_t bytes) {
+  uint64_t at = 0;
+  for (const auto& [begin, end] : part.written) {
+    std::memset(part.bytes.data() + at, 0, begin - at);
+    at = end;
+  }
+  std::memset(part.bytes.data() + at, 0, bytes - at);
 }
 
 // With the mutex. From here on the bytes are the job's.
@@ -183,9 +236,10 @@ void S3Store::send_part(const StagedPtr& staged, size_t index) {
   auto given = std::make_shared<Part>();
   given->bytes = std::exchange(part.bytes, AlignedBytes());
   given->grant = std::exchange(part.grant, Grant());
+  given->written = std::exchange(part.written, {});
   workers_->run([this, staged, index, given]() mutable {
     const Status status = send_part_now(*staged, index, *given);
-    given.reset();  // before whoever waits for room is told
+    spare(std::move(*given));  // before whoever waits for room is told
     part_ended(staged, status);
   });
 }
@@ -197,6 +251,7 @@ Status S3Store::send_part_now(Staged& staged, size_t index, const Part& part) {
   }
   STOKER_TRY(begin_upload(staged));
   const uint64_t bytes = std::min(staged.part_bytes, staged.bytes - index * staged.part_bytes);
+  fill_gaps(part, bytes);
   const Slice body = part.bytes.slice().sub(0, bytes);
   const Reply reply = *client_
                            ->send({.method = "PUT",
@@ -347,6 +402,7 @@ Result<Version> S3Store::commit_now(Staged& staged) {
     if (!there && there.error().code != Code::not_found) return there.error();
     status = check_required(staged.key, *staged.required, there ? there->tag : std::string());
   }
+  for (auto& [index, part] : staged.parts) spare(std::move(part));
   staged.parts.clear();
   if (!status) {
     // An upload that may have been completed is not there to be aborted: nothing is lost by trying.
@@ -363,6 +419,7 @@ Status S3Store::put_whole(Staged& staged) {
   if (staged.bytes > 0) {
     std::unique_lock lock(staged.mutex);
     STOKER_ASSIGN(const Part* part, part_of(staged, 0, lock));
+    fill_gaps(*part, staged.bytes);
     command.body = part->bytes.slice().sub(0, staged.bytes);
   }
   command.sha256 = sha256_hex(command.body.data, command.body.size);
