@@ -69,10 +69,11 @@ soak: build-tests  ## the long forms: replayed crashes, kill -9 at random moment
 	$(RELEASE)/tests/crash/stoker_curm_kill_test --soak
 	.venv/bin/python -m pytest -q -m soak tests
 
-bench: build-tests $(BENCH)  ## stoker bench io (beside busy cores too), codec, offload and plan, kernels; JSON to bench/results
+bench: build-tests $(BENCH)  ## stoker bench io (beside busy cores too), plain files, codec, offload and plan, kernels; JSON to bench/results
 	mkdir -p $(BENCH_DIR) bench/results
 	.venv/bin/stoker bench io --json $(BENCH_DIR) > bench/results/io.json
 	.venv/bin/python bench/beside.py --dir $(BENCH_DIR)
+	.venv/bin/python bench/dir.py --dir $(BENCH_DIR) --json bench/results/dir.json
 	.venv/bin/stoker bench codec --json > bench/results/codec.json
 	.venv/bin/stoker bench offload --dir $(BENCH_DIR) --json > bench/results/offload.json
 	.venv/bin/stoker bench plan --dir $(BENCH_DIR) --json > bench/results/plan.json
