@@ -149,21 +149,60 @@ def test_wrong_credentials_are_said(where, monkeypatch):
         stoker.open_store(where).__enter__()
 
 
-def test_cp_there_and_back_that_is_killed_twice_ends_equal(where, tmp_path):
-    # A trial at this size; the large one is in the note of the issue.
+def make_files(folder: Path, small: int, large_bytes: int) -> None:
     random_ = random.Random(2)
-    for name, bytes_ in [*((f"small/{i}", 4 * KIB) for i in range(300)), ("large", 40 * MIB)]:
-        (tmp_path / "from" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "from" / name).write_bytes(random_.randbytes(bytes_))
-    steps = [(f"dir:{tmp_path}/from", where), (where, f"dir:{tmp_path}/back")]
-    for source, target in steps:
-        for seconds in (0.3, 0.6):
-            copying = subprocess.Popen([STOKER, "cp", source, target], stderr=subprocess.DEVNULL)
-            time.sleep(seconds)
-            copying.send_signal(signal.SIGKILL)
-            copying.wait()
-        subprocess.run([STOKER, "cp", source, target], check=True, timeout=120)
-    with stoker.open_store(f"dir:{tmp_path}/from", read_only=True) as first:
-        before = digests(first)
-    with stoker.open_store(f"dir:{tmp_path}/back", read_only=True) as last:
-        assert digests(last) == before
+    for i in range(small):
+        path = folder / f"small/{i % 10}/{i}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(random_.randbytes(random_.randrange(8 * KIB)))
+    with (folder / "large").open("wb") as file:
+        for at in range(0, large_bytes, 16 * MIB):
+            file.write(random_.randbytes(min(16 * MIB, large_bytes - at)))
+
+
+def file_digests(folder: Path) -> dict[str, str]:
+    found = {}
+    for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+        with path.open("rb") as file:
+            found[str(path.relative_to(folder))] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def cp_killed_twice(source: str, target: str, kill_after: tuple[float, float]) -> str:
+    """What the third run says."""
+    for seconds in kill_after:
+        copying = subprocess.Popen([STOKER, "cp", source, target], stderr=subprocess.DEVNULL)
+        time.sleep(seconds)
+        assert copying.poll() is None, "it ended before it could be killed"
+        copying.send_signal(signal.SIGKILL)
+        copying.wait()
+    done = subprocess.run([STOKER, "cp", source, target], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def there_and_back(where: str, folder: Path, files: int, kill_after: tuple[float, float]) -> None:
+    said = [cp_killed_twice(f"dir:{folder}/from", where, kill_after)]
+    with stoker.open_store(where, read_only=True) as store:
+        assert len(store.list()) == files
+    said.append(cp_killed_twice(where, f"dir:{folder}/back", kill_after))
+    print(*said, sep="")
+    before = file_digests(folder / "from")
+    assert len(before) == files
+    assert file_digests(folder / "back") == before, "nothing else is there, no temporary file either"
+
+
+def test_cp_there_and_back_that_is_killed_twice_ends_equal(where, tmp_path):
+    make_files(tmp_path / "from", 300, 40 * MIB)
+    there_and_back(where, tmp_path, 301, (0.15, 0.3))
+
+
+@pytest.mark.soak
+def test_cp_of_10000_objects_and_a_large_one_that_is_killed_twice_ends_equal(monkeypatch, tmp_path):
+    with rgw.gateway(14 << 30) as own:
+        for name, value in own.environment().items():
+            monkeypatch.setenv(name, value)
+        make_files(tmp_path / "from", 10_000, 4 << 30)
+        began = time.monotonic()
+        there_and_back(own.store("large"), tmp_path, 10_001, (6, 12))
+        print(f"{time.monotonic() - began:.0f} s")
