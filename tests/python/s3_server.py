@@ -245,6 +245,8 @@ class Handler(BaseHTTPRequestHandler):
             self.answer_plain(json.dumps({"arrived": WORLD.arrived, "peak": WORLD.peak}).encode())
             return
         if self.path.startswith(("/latest/", "/container")):
+            if slow := WORLD.fault(self.command, self.path, {"slow"}):
+                time.sleep(slow["seconds"])
             with WORLD.lock:
                 self.metadata()
             return

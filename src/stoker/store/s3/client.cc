@@ -38,6 +38,10 @@ bool is_throttle(std::string_view code) {
   return std::find(codes.begin(), codes.end(), code) != codes.end();
 }
 
+std::string name_of(const Credentials& credentials) {
+  return credentials.access_key + " " + credentials.session_token;
+}
+
 // A short line of what a server says of itself.
 std::string tidy(std::string_view text) {
   std::string out;
@@ -57,6 +61,7 @@ struct Client::Try {
   Done done;
   int turns = 0;
   std::string sha256;
+  std::string signed_by;  // the credentials' name
 };
 
 // The request has lane 0, the one beside it lane 1. Callbacks run on the thread of the Http.
@@ -233,7 +238,7 @@ bool Client::take_hedge() {
   return true;
 }
 
-net::HttpRequest Client::sign(const Try& each) {
+net::HttpRequest Client::sign(Try& each) {
   const Command& command = *each.command;
   Target target;
   int64_t now = 0;
@@ -242,6 +247,7 @@ net::HttpRequest Client::sign(const Try& each) {
     target = target_;
     now = static_cast<int64_t>(std::time(nullptr)) + skew_s_;
   }
+  each.signed_by = name_of(target.credentials);
   ToSign signed_request{command.method, "/", command.query, command.headers, each.sha256};
   std::string host = target.endpoint.host;
   if (target.host_style) {
@@ -283,6 +289,24 @@ void Client::came(const std::shared_ptr<Try>& each, net::HttpAnswer answer) {
     begin(each);  // it keeps its place
     return;
   }
+  if (may_have_expired(*each, reply)) {
+    each->turns = kTurnsMax;
+    // Elsewhere: a metadata service takes its time, and other requests go on here meanwhile.
+    finder_.run([this, each, reply = std::move(reply)]() mutable {
+      const bool fresh = renew(each->signed_by);
+      http_->after(0, [this, each, fresh, reply = std::move(reply)]() mutable {
+        if (fresh)
+          begin(each);
+        else
+          end(each, std::move(reply));
+      });
+    });
+    return;
+  }
+  end(each, std::move(reply));
+}
+
+void Client::end(const std::shared_ptr<Try>& each, Reply reply) {
   adapt(reply);
   std::vector<std::shared_ptr<Try>> next;
   {
@@ -322,20 +346,30 @@ bool Client::see_to(Try& each, const Reply& reply) {
       ++each.turns;
       return true;
     }
-    if (!bare) return false;
-  }
-  if (bare || reply.code == "ExpiredToken" || reply.code == "TokenRefreshRequired") {
-    if (location_.anonymous) return false;
-    const auto found = find_credentials();
-    std::lock_guard lock(mutex_);
-    if (!found || (found->session_token == target_.credentials.session_token &&
-                   found->access_key == target_.credentials.access_key))
-      return false;
-    target_.credentials = *found;
-    each.turns = kTurnsMax;
-    return true;
   }
   return false;
+}
+
+bool Client::may_have_expired(const Try& each, const Reply& reply) const {
+  if (location_.anonymous || reply.answer.outcome != Outcome::answered || each.turns == kTurnsMax)
+    return false;
+  const bool bare = each.command->method == "HEAD" &&
+                    (reply.answer.status == 400 || reply.answer.status == 403);
+  return bare || reply.code == "ExpiredToken" || reply.code == "TokenRefreshRequired";
+}
+
+// Whether there are others than those of this name. Of many requests that met their end, the first
+// one looks.
+bool Client::renew(const std::string& name) {
+  {
+    std::lock_guard lock(mutex_);
+    if (name_of(target_.credentials) != name) return true;
+  }
+  const auto found = find_credentials();
+  if (!found || name_of(*found) == name) return false;
+  std::lock_guard lock(mutex_);
+  target_.credentials = *found;
+  return true;
 }
 
 // To another region, or another host that may have our signature and token.

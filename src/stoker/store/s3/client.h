@@ -14,6 +14,7 @@
 #include <string>
 
 #include "stoker/base/future.h"
+#include "stoker/base/pool.h"
 #include "stoker/net/http.h"
 #include "stoker/store/s3/location.h"
 #include "stoker/store/s3/sigv4.h"
@@ -97,9 +98,12 @@ class Client {
   std::optional<uint64_t> usual_wait_ns();
   void refresh_if_due();
   bool take_hedge();
-  net::HttpRequest sign(const Try& each);
+  net::HttpRequest sign(Try& each);
   void came(const std::shared_ptr<Try>& each, net::HttpAnswer answer);
+  void end(const std::shared_ptr<Try>& each, Reply reply);
   bool see_to(Try& each, const Reply& reply);
+  bool may_have_expired(const Try& each, const Reply& reply) const;
+  bool renew(const std::string& name);
   bool redirect(const net::HttpAnswer& answer);
   Reply judge(const Command& command, net::HttpAnswer answer) const;
   Error error_of(const Command& command, const net::HttpAnswer& answer, const std::string& code,
@@ -122,6 +126,7 @@ class Client {
   size_t next_wait_ = 0;
   double hedges_ = 0;  // that may begin: each request adds its share
   std::mt19937_64 random_;
+  Pool finder_{1};  // looks for credentials, for requests that are not done before
   std::unique_ptr<net::Http> http_;  // the last member: its thread uses the others
 };
 

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
+#include <thread>
 
 #include "stoker/store/runtime.h"
 #include "stoker/store/s3/store.h"
@@ -449,6 +450,29 @@ TEST_F(S3Metadata, AnInstanceNamesThemAndNewOnesBeforeTheyExpire) {
   for (int i = 0; i < 3; ++i) EXPECT_EQ(read_all(*store_, "object"), pattern(1000, 1));
   for (const auto& each : server_->log()) EXPECT_NE(each[2], 400) << "none met an expired token";
   EXPECT_EQ(server_->count("PUT", "/latest/api/token"), 0U) << "an hour is long";
+}
+
+TEST_F(S3Metadata, WhileTheyAreLookedForOtherRequestsGoOn) {
+  setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", server_->endpoint().c_str(), 1);
+  server_->control({{"lifetimes", {3600}}, {"tokens", {"given-1"}}});
+  open();
+  server_->control(
+      {{"lifetimes", {3600}},
+       {"given", 1},
+       {"tokens", {"given-2"}},
+       {"faults", Json::array({{{"kind", "slow"}, {"match", "/latest/api"}, {"seconds", 0.6}}})}});
+  Bytes first(1000), second(1000);
+  const auto one = store_->read("object", 0, slice_of(first), {});
+  while (server_->count("GET", "/bucket") == 0) std::this_thread::yield();
+  const auto other = store_->read("object", 0, slice_of(second), {});
+  EXPECT_OK(one.wait());
+  EXPECT_OK(other.wait());
+  EXPECT_EQ(second, pattern(1000, 1));
+  EXPECT_EQ(server_->count("PUT", "/latest/api/token"), 1U) << "once for both";
+  const auto log = server_->log();
+  ASSERT_GE(log.size(), 3U);
+  for (size_t i = 0; i < 2; ++i) EXPECT_EQ(log[i][2], 400) << "both came before: " << log;
+  EXPECT_EQ(log[2][1], "/latest/api/token");
 }
 
 TEST_F(S3Metadata, AContainerNamesThem) {
