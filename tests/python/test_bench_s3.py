@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_stores import s3  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "bench/s3.py"
@@ -49,7 +48,7 @@ def test_the_result_has_every_case_once():
 
 
 @pytest.mark.parametrize("operation", ["put", "get"])
-def test_one_run_of_each_operation(operation, s3):  # noqa: F811
+def test_one_run_of_each_operation(operation, s3):
     endpoint = s3.partition("endpoint=")[2].partition("&")[0]
     for each in ["put", "get"] if operation == "get" else ["put"]:
         case = ["stoker", each, str(64 << 10), "4", endpoint, "bucket"]

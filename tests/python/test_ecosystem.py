@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import stoker
 from stoker.filesystem import StokerFileSystem
-from test_stores import s3  # noqa: F401
 
 WITHOUT = "it is not installed (requirements-test.txt has it)"
 pandas = pytest.importorskip("pandas", reason=WITHOUT)
@@ -15,7 +14,7 @@ ROWS = 5_000
 
 
 @pytest.fixture(params=["dir", "s3"])
-def where(request, tmp_path, s3):  # noqa: F811
+def where(request, tmp_path, s3):
     (tmp_path / "objects").mkdir()
     return s3 if request.param == "s3" else f"dir:{tmp_path}/objects"
 
