@@ -15,7 +15,6 @@ import contextlib
 import io
 from typing import Any
 
-import fsspec
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from stoker import _core
@@ -226,6 +225,3 @@ def write_object(store: _core.Store, key: str, data: bytes, absent: bool = False
         change.commit().wait()
     finally:
         change.abandon()  # a traceback would keep it, and with it the object, from others
-
-
-fsspec.register_implementation("stoker", StokerFileSystem, clobber=True)

@@ -213,14 +213,20 @@ def gateway(device_bytes: int = 4 << 30) -> Iterator[Gateway]:
 
 
 def make_bucket(found: Gateway) -> None:
-    """PUT of the bucket, signed by hand: the store makes none."""
+    """The store makes none."""
+    ask(found, "PUT")
+
+
+def ask(found: Gateway, method: str, word: str = "") -> str:
+    """A request to the bucket, `?word` behind it, signed by hand."""
     now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     host = found.endpoint.removeprefix("http://")
     digest = hashlib.sha256(b"").hexdigest()
     names = "host;x-amz-content-sha256;x-amz-date"
     headers = {"host": host, "x-amz-content-sha256": digest, "x-amz-date": now}
     lines = [f"{name}:{value}" for name, value in headers.items()]
-    canonical = "\n".join(["PUT", f"/{found.bucket}", "", *lines, "", names, digest])
+    query = f"{word}=" if word else ""
+    canonical = "\n".join([method, f"/{found.bucket}", query, *lines, "", names, digest])
     scope = f"{now[:8]}/us-east-1/s3/aws4_request"
     hashed = hashlib.sha256(canonical.encode()).hexdigest()
     text = f"AWS4-HMAC-SHA256\n{now}\n{scope}\n{hashed}"
@@ -232,9 +238,9 @@ def make_bucket(found: Gateway) -> None:
     headers["authorization"] = (
         f"AWS4-HMAC-SHA256 Credential={credential}, SignedHeaders={names}, Signature={proof}"
     )
-    url = f"{found.endpoint}/{found.bucket}"
-    request = urllib.request.Request(url, method="PUT", headers=headers)
-    urllib.request.urlopen(request, timeout=START_S).read()
+    url = f"{found.endpoint}/{found.bucket}" + (f"?{query}" if query else "")
+    request = urllib.request.Request(url, method=method, headers=headers)
+    return urllib.request.urlopen(request, timeout=START_S).read().decode()
 
 
 if __name__ == "__main__":

@@ -117,6 +117,46 @@ def test_large_objects_go_in_parts_and_come_back(where):
         assert hashlib.sha256(store.read_bytes("copy")).digest() == hashlib.sha256(data).digest()
 
 
+BEGUN = """
+import sys
+import stoker
+with stoker.open_store(sys.argv[1]) as store:
+    change = store.begin()
+    change.resize("large", 40 << 20)
+    change.write_bytes("large", 0, bytes(20 << 20))
+    print("written", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_uploads_of_a_dead_writer_are_aborted(gateway, where, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    def uploads() -> int:
+        return rgw.ask(gateway, "GET", "uploads").count("<UploadId>")
+
+    before = uploads()
+    pipe = subprocess.PIPE
+    writer = subprocess.Popen([sys.executable, "-c", BEGUN, where], stdin=pipe, stdout=pipe)
+    assert writer.stdout.readline() == b"written\n"
+    until = time.monotonic() + 60
+    while uploads() == before and time.monotonic() < until:
+        time.sleep(0.05)
+    [noted] = (tmp_path / "stoker" / "uploads").iterdir()
+    while b"begun" not in noted.read_bytes() and time.monotonic() < until:
+        time.sleep(0.05)
+    with stoker.open_store(where):
+        assert uploads() == before + 1, "its writer lives"
+    writer.send_signal(signal.SIGKILL)
+    writer.communicate()
+    with stoker.open_store(where, read_only=True):
+        assert uploads() == before + 1, "who reads aborts nothing"
+    with stoker.open_store(where) as store:
+        assert uploads() == before
+        assert store.list() == []
+    assert not list((tmp_path / "stoker" / "uploads").iterdir())
+
+
 def test_a_listing_goes_on_over_pages_and_odd_names(where):
     names = [f"page/{i:04}" for i in range(1100)]
     names += ["a b", "a+b", "ä/ö", "a&b=c", "a%20b", "quote'\"<>", "~tilde-_.", "star*(x)!"]
