@@ -18,10 +18,15 @@ namespace {
 constexpr const char* kWhere = "net/http";
 constexpr size_t kBodyMax = 16 << 20;  // of an answer that goes into a string
 constexpr size_t kHeadersMax = 64 << 10;
-constexpr long kBufferBytes = 512 << 10;  // the library's, one a connection; its greatest
+// The library's, one a request.
+constexpr size_t kBufferMin = 64 << 10, kBufferMax = 512 << 10;
 
 using Milliseconds = std::chrono::milliseconds;
 using Time = std::chrono::steady_clock::time_point;
+
+long buffer_for(size_t bytes) {
+  return static_cast<long>(std::clamp(bytes, kBufferMin, kBufferMax));
+}
 
 std::string lower(std::string_view text) {
   std::string out(text);
@@ -290,8 +295,8 @@ class Http::Impl {
     // the endpoint has. A kept answer would send all of them to one.
     curl_easy_setopt(easy, CURLOPT_DNS_SHUFFLE_ADDRESSES, 1L);
     curl_easy_setopt(easy, CURLOPT_DNS_CACHE_TIMEOUT, 0L);
-    curl_easy_setopt(easy, CURLOPT_BUFFERSIZE, kBufferBytes);
-    curl_easy_setopt(easy, CURLOPT_UPLOAD_BUFFERSIZE, kBufferBytes);
+    curl_easy_setopt(easy, CURLOPT_BUFFERSIZE, buffer_for(request.into.size));
+    curl_easy_setopt(easy, CURLOPT_UPLOAD_BUFFERSIZE, buffer_for(request.body.size));
     curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(request.connect_ms));
     curl_easy_setopt(easy, CURLOPT_LOW_SPEED_LIMIT, 1L);
     curl_easy_setopt(easy, CURLOPT_LOW_SPEED_TIME,
