@@ -19,20 +19,13 @@
 #include "stoker/store/condition.h"
 #include "stoker/store/dir/beneath.h"
 #include "stoker/store/dir/store.h"
+#include "stoker/store/one_object.h"
 
 namespace stoker::dir {
 
 // What a transaction has staged. Outlives it while writes or the commit are under way.
-struct Staged {
-  std::mutex mutex;  // guards what follows
-  std::string key;   // of the one object; empty: none yet
-  bool touched = false, removed = false;
-  std::optional<std::string> required;  // a tag; empty: absent
-  std::optional<Error> failed;          // of the first write that failed
-  bool done = false;                    // committed or abandoned: nothing comes to it any more
-  std::function<void()> settled;        // once no write is pending and it is done
-  size_t pending = 0;                   // writes under way
-  uint64_t bytes = 0;
+struct Staged : OneObject {
+  Staged();
 
   // Set by resize(), then read by the writes.
   Fd file, folder;
@@ -79,14 +72,12 @@ class DirStore final : public Store {
               std::vector<ObjectInfo>& found) const;
 
   // write.cc
-  Status check_open(const Staged& staged, std::string_view key) const;
   Status begin_object(Staged& staged, uint64_t bytes);
   Status make_temporary(Staged& staged);
   void sweep(const Fd& folder, const std::string& path);
   Status write_now(Staged& staged, FileId direct, uint64_t offset, Slice from,
                    Priority priority);
   void ended(const StagedPtr& staged, const Status& status);
-  void settle(Staged& staged, std::function<void()> then);  // with the mutex
   Result<Version> commit_now(Staged& staged);
   Status publish(Staged& staged);
   Result<Version> publish_link(Staged& staged);
@@ -112,29 +103,7 @@ class DirStore final : public Store {
   Pool files_{4};                // the last member: it ends before what its jobs use
 };
 
-class DirTransaction final : public Transaction {
- public:
-  explicit DirTransaction(DirStore& store) : store_(store), staged_(std::make_shared<Staged>()) {}
-  ~DirTransaction() override { store_.abandon(staged_); }
-  Status resize(std::string_view key, uint64_t bytes, uint32_t chunk_bytes) override {
-    return store_.resize(*staged_, key, bytes, chunk_bytes);
-  }
-  Future<void> write(std::string_view key, uint64_t offset, Slice from,
-                     Priority priority) override {
-    return store_.write(staged_, key, offset, from, priority);
-  }
-  Status remove(std::string_view key) override { return store_.remove(*staged_, key); }
-  Future<void> read(std::string_view key, uint64_t offset, Slice into,
-                    ReadOptions options) override;
-  Status require(std::string_view key, std::string_view tag) override {
-    return store_.require(*staged_, key, tag);
-  }
-  Future<Version> commit(Durability) override { return store_.commit(staged_); }
-
- private:
-  DirStore& store_;
-  const StagedPtr staged_;
-};
+using DirTransaction = OneObjectTransaction<DirStore, Staged>;
 
 // A file's inode, size and modification time.
 std::string tag_of(const struct stat& status);

@@ -27,16 +27,15 @@ constexpr int kNameTries = 16;
 
 using Kind = DirStep::Kind;
 
-Error done_already() {
-  return make_error(Code::invalid_argument, "the transaction is already committed: begin another",
-                    kWhere);
-}
+constexpr OneObjectStore kStore = {"a dir: store", kWhere};
 
 bool no_such_flag(int error) {
   return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP;
 }
 
 }  // namespace
+
+Staged::Staged() : OneObject(kStore) {}
 
 Result<std::unique_ptr<Transaction>> DirStore::begin() {
   if (read_only_) return read_only_error();
@@ -47,29 +46,12 @@ void DirStore::step(const DirStep& done) const {
   if (options_.steps) options_.steps(done);
 }
 
-// With the mutex. The transaction may work on `key`.
-Status DirStore::check_open(const Staged& staged, std::string_view key) const {
-  if (staged.done) return done_already();
-  STOKER_TRY(check_key(key));
-  if (staged.key.empty() || staged.key == key) return {};
-  return make_error(Code::unsupported,
-                    "a transaction of a dir: store holds one object, and this one has '" +
-                        staged.key + "' already: commit '" + std::string(key) +
-                        "' in another, or use a store with transactions, such as local:",
-                    kWhere);
-}
-
 Status DirStore::resize(Staged& staged, std::string_view key, uint64_t bytes,
                         uint32_t chunk_bytes) {
   std::lock_guard lock(staged.mutex);
-  STOKER_TRY(check_open(staged, key));
-  if (chunk_bytes != 0 &&
-      (chunk_bytes % kIoAlign != 0 || chunk_bytes < 64 * kKiB || chunk_bytes > 8 * kMiB)) {
-    return make_error(Code::invalid_argument,
-                      "a chunk is a multiple of 4 KiB from 64 KiB to 8 MiB, not " +
-                          std::to_string(chunk_bytes) + " bytes",
-                      kWhere);
-  }
+  STOKER_TRY(check_key(key));
+  STOKER_TRY(staged.check_open(key));
+  STOKER_TRY(staged.check_chunk(chunk_bytes));
   if (bytes > static_cast<uint64_t>(INT64_MAX))
     return make_error(Code::invalid_argument, "a file has at most 8 EiB", kWhere);
   if (staged.pending > 0)
@@ -170,28 +152,18 @@ Future<void> DirStore::write(const StagedPtr& staged, std::string_view key, uint
                              Slice from, Priority priority) {
   std::lock_guard lock(staged->mutex);
   const Status allowed = [&]() -> Status {
-    STOKER_TRY(check_open(*staged, key));
-    if (!staged->touched || staged->removed) {
-      if (!stat(key, {}))
-        return make_error(Code::not_found,
-                          "there is no object '" + std::string(key) + "' in '" + root_.path() +
-                              "'; resize() makes it",
-                          kWhere);
-      return make_error(Code::unsupported,
-                        "a dir: store writes objects anew: call resize('" + std::string(key) +
-                            "') in this transaction first, and write all of it",
+    STOKER_TRY(check_key(key));
+    STOKER_TRY(staged->check_open(key));
+    return staged->check_write(key, offset, from.size, [&]() -> Status {
+      if (stat(key, {})) return {};
+      return make_error(Code::not_found,
+                        "there is no object '" + std::string(key) + "' in '" + root_.path() +
+                            "'; resize() makes it",
                         kWhere);
-    }
-    if (offset <= staged->bytes && from.size <= staged->bytes - offset) return {};
-    return make_error(Code::invalid_argument,
-                      "bytes " + std::to_string(offset) + " to " +
-                          std::to_string(offset + from.size) + " are beyond the end of '" +
-                          std::string(key) + "', which has " + std::to_string(staged->bytes) +
-                          "; resize it first",
-                      kWhere);
+    });
   }();
   if (!allowed) {
-    if (!staged->failed && !staged->done) staged->failed = allowed.error();
+    staged->fail(allowed.error());
     return allowed;
   }
   if (staged->direct < 0 && goes_direct(offset, from)) {
@@ -227,15 +199,15 @@ void DirStore::ended(const StagedPtr& staged, const Status& status) {
   std::function<void()> then;
   {
     std::lock_guard lock(staged->mutex);
-    if (!status && !staged->failed) staged->failed = status.error();
-    if (--staged->pending == 0) then = std::exchange(staged->settled, {});
+    then = staged->ended(status);
   }
   if (then) then();
 }
 
 Status DirStore::remove(Staged& staged, std::string_view key) {
   std::lock_guard lock(staged.mutex);
-  STOKER_TRY(check_open(staged, key));
+  STOKER_TRY(check_key(key));
+  STOKER_TRY(staged.check_open(key));
   if (staged.removed || (!staged.touched && !stat(key, {})))
     return make_error(Code::not_found,
                       "there is no object '" + std::string(key) + "' in '" + root_.path() + "'",
@@ -252,7 +224,8 @@ Status DirStore::remove(Staged& staged, std::string_view key) {
 
 Status DirStore::require(Staged& staged, std::string_view key, std::string_view tag) {
   std::lock_guard lock(staged.mutex);
-  STOKER_TRY(check_open(staged, key));
+  STOKER_TRY(check_key(key));
+  STOKER_TRY(staged.check_open(key));
   staged.key = key;
   staged.required = std::string(tag);
   return {};
@@ -260,11 +233,10 @@ Status DirStore::require(Staged& staged, std::string_view key, std::string_view 
 
 Future<Version> DirStore::commit(const StagedPtr& staged) {
   std::lock_guard lock(staged->mutex);
-  if (staged->done) return done_already();
-  staged->done = true;
+  if (const Status open = staged->finish(); !open) return open.error();
   auto promise = std::make_shared<Promise<Version>>();
   Future<Version> future = promise->future();
-  settle(*staged, [this, staged, promise] { promise->complete(commit_now(*staged)); });
+  staged->settle(files_, [this, staged, promise] { promise->complete(commit_now(*staged)); });
   return future;
 }
 
@@ -272,15 +244,7 @@ void DirStore::abandon(const StagedPtr& staged) {
   std::lock_guard lock(staged->mutex);
   if (staged->done) return;
   staged->done = true;
-  if (staged->file) settle(*staged, [this, staged] { drop_temporary(*staged); });
-}
-
-void DirStore::settle(Staged& staged, std::function<void()> then) {
-  if (staged.pending > 0) {
-    staged.settled = std::move(then);  // the last of its writes calls it
-  } else {
-    files_.run(std::move(then));
-  }
+  if (staged->file) staged->settle(files_, [this, staged] { drop_temporary(*staged); });
 }
 
 // Nothing else works on `staged` any more.
@@ -488,20 +452,6 @@ Result<Version> DirStore::publish_link(Staged& staged) {
   }
   STOKER_TRY(sync_folder(staged.folder.get(), staged.folder_path));
   return ++commits_;
-}
-
-Future<void> DirTransaction::read(std::string_view key, uint64_t offset, Slice into,
-                                  ReadOptions options) {
-  {
-    std::lock_guard lock(staged_->mutex);
-    if (staged_->touched && staged_->key == key) {
-      return make_error(Code::unsupported,
-                        "what is staged in a dir: store cannot be read before it is committed: '" +
-                            std::string(key) + "'",
-                        kWhere);
-    }
-  }
-  return store_.read(key, offset, into, options);
 }
 
 }  // namespace stoker::dir

@@ -18,6 +18,7 @@
 #include "stoker/base/pool.h"
 #include "stoker/memory/budget.h"
 #include "stoker/store/blocking_io.h"
+#include "stoker/store/one_object.h"
 #include "stoker/store/s3/client.h"
 #include "stoker/store/s3/store.h"
 #include "stoker/store/s3/uploads.h"
@@ -33,17 +34,12 @@ struct Part {
   std::string etag;
 };
 
-struct Staged {
-  std::mutex mutex;  // guards what follows
-  std::string key;   // of the one object; empty: none yet
-  bool touched = false, removed = false;
-  std::optional<std::string> required;  // a tag; empty: absent
-  std::optional<Error> failed;          // of the first write or part that failed
-  bool done = false;                    // committed or abandoned: nothing comes to it any more
-  std::function<void()> settled;        // once no part is on its way and it is done
-  size_t pending = 0;                   // parts on their way
-  std::condition_variable ended;        // one of them was
-  uint64_t bytes = 0, part_bytes = 0;
+struct Staged : OneObject {
+  Staged();
+
+  // Guarded by `mutex`, too. What is pending are parts.
+  std::condition_variable part_ended;
+  uint64_t part_bytes = 0;
   std::map<size_t, Part> parts;  // 0 alone: one PUT
   // Writes that are held back while too many parts are on their way.
   std::vector<Promise<void>> waiting;
@@ -73,11 +69,12 @@ class S3Store final : public Store {
   StoreInfo info() const override;
 
   // write.cc: for its transactions
-  Status resize(const StagedPtr& staged, std::string_view key, uint64_t bytes,
+  Status resize(Staged& staged, std::string_view key, uint64_t bytes,
                 uint32_t chunk_bytes);
-  Future<void> write(const StagedPtr& staged, std::string_view key, uint64_t offset, Slice from);
-  Status remove(const StagedPtr& staged, std::string_view key);
-  Status require(const StagedPtr& staged, std::string_view key, std::string_view tag);
+  Future<void> write(const StagedPtr& staged, std::string_view key, uint64_t offset, Slice from,
+                     Priority priority);
+  Status remove(Staged& staged, std::string_view key);
+  Status require(Staged& staged, std::string_view key, std::string_view tag);
   Future<Version> commit(const StagedPtr& staged);
   void abandon(const StagedPtr& staged);
   void opened();
@@ -93,7 +90,6 @@ class S3Store final : public Store {
   Result<ObjectInfo> head(std::string_view key, std::string* attempt) const;
 
   // write.cc
-  Status check_open(const Staged& staged, std::string_view key) const;
   Status write_locked(const StagedPtr& staged, uint64_t offset, Slice from,
                       std::unique_lock<std::mutex>& lock);
   Result<Part> memory_for(uint64_t bytes);
@@ -103,7 +99,6 @@ class S3Store final : public Store {
   Status send_part_now(Staged& staged, size_t index, const Part& part);
   Status begin_upload(Staged& staged);
   void part_ended(const StagedPtr& staged, const Status& status);
-  void settle(Staged& staged, std::function<void()> then);
   Result<Version> commit_now(Staged& staged);
   Status put_whole(Staged& staged);
   Status complete_upload(Staged& staged);
@@ -138,32 +133,10 @@ class S3Store final : public Store {
   std::optional<Pool> workers_{std::in_place, 8};  // the last member: its jobs use the others
 };
 
-class S3Transaction final : public Transaction {
+class S3Transaction final : public OneObjectTransaction<S3Store, Staged> {
  public:
-  explicit S3Transaction(S3Store& store) : store_(store), staged_(std::make_shared<Staged>()) {
-    store_.opened();
-  }
-  ~S3Transaction() override {
-    store_.abandon(staged_);
-    store_.closed();
-  }
-  Status resize(std::string_view key, uint64_t bytes, uint32_t chunk_bytes) override {
-    return store_.resize(staged_, key, bytes, chunk_bytes);
-  }
-  Future<void> write(std::string_view key, uint64_t offset, Slice from, Priority) override {
-    return store_.write(staged_, key, offset, from);
-  }
-  Status remove(std::string_view key) override { return store_.remove(staged_, key); }
-  Future<void> read(std::string_view key, uint64_t offset, Slice into,
-                    ReadOptions options) override;
-  Status require(std::string_view key, std::string_view tag) override {
-    return store_.require(staged_, key, tag);
-  }
-  Future<Version> commit(Durability) override { return store_.commit(staged_); }
-
- private:
-  S3Store& store_;
-  const StagedPtr staged_;
+  explicit S3Transaction(S3Store& store) : OneObjectTransaction(store) { store_.opened(); }
+  ~S3Transaction() override { store_.closed(); }
 };
 
 // A tag is the ETag without its quotes; a weak one stays as it is.

@@ -24,10 +24,7 @@ constexpr size_t kPartsAhead = 8;                 // on their way before writes 
 constexpr size_t kSpareMax = 4;                   // parts' memory kept for the next ones
 constexpr uint64_t kSpareBytes = kMiB;            // from which on it is
 
-Error done_already() {
-  return make_error(Code::invalid_argument, "the transaction is already committed: begin another",
-                    kWhere);
-}
+constexpr OneObjectStore kStore = {"an s3: store", kWhere};
 
 std::string random_id() {
   std::random_device random;
@@ -58,74 +55,49 @@ bool is_printable(std::string_view text) {
 
 }  // namespace
 
-// With the mutex. The transaction may work on `key`.
-Status S3Store::check_open(const Staged& staged, std::string_view key) const {
-  if (staged.done) return done_already();
-  STOKER_TRY(check_key(location_, key));
-  if (staged.key.empty() || staged.key == key) return {};
-  return make_error(Code::unsupported,
-                    "a transaction of an s3: store holds one object, and this one has '" +
-                        staged.key + "' already: commit '" + std::string(key) +
-                        "' in another, or use a store with transactions, such as local:",
-                    kWhere);
-}
+Staged::Staged() : OneObject(kStore) {}
 
-Status S3Store::resize(const StagedPtr& staged, std::string_view key, uint64_t bytes,
+Status S3Store::resize(Staged& staged, std::string_view key, uint64_t bytes,
                        uint32_t chunk_bytes) {
-  std::lock_guard lock(staged->mutex);
-  STOKER_TRY(check_open(*staged, key));
-  if (chunk_bytes != 0 &&
-      (chunk_bytes % kIoAlign != 0 || chunk_bytes < 64 * kKiB || chunk_bytes > 8 * kMiB)) {
-    return make_error(Code::invalid_argument,
-                      "a chunk is a multiple of 4 KiB from 64 KiB to 8 MiB, not " +
-                          std::to_string(chunk_bytes) + " bytes",
-                      kWhere);
-  }
+  std::lock_guard lock(staged.mutex);
+  STOKER_TRY(check_key(location_, key));
+  STOKER_TRY(staged.check_open(key));
+  STOKER_TRY(staged.check_chunk(chunk_bytes));
   if (bytes > kObjectMax)
     return make_error(Code::invalid_argument, "an object in a bucket has at most 5 TiB", kWhere);
-  if (!staged->upload.empty() || staged->pending > 0)
+  if (!staged.upload.empty() || staged.pending > 0)
     return make_error(Code::unsupported,
                       "parts of '" + std::string(key) +
                           "' are sent already, so its size is fixed: begin another transaction",
                       kWhere);
-  staged->key = key;
-  staged->bytes = bytes;
-  staged->part_bytes =
+  staged.key = key;
+  staged.bytes = bytes;
+  staged.part_bytes =
       bytes <= kPartBytes
           ? kPartBytes
           : std::max(kPartBytes, align_up((bytes + kPartsMax - 1) / kPartsMax, kMiB));
-  staged->parts.clear();
-  staged->attempt = random_id();
-  staged->touched = true;
-  staged->removed = false;
+  staged.parts.clear();
+  staged.attempt = random_id();
+  staged.touched = true;
+  staged.removed = false;
   return {};
 }
 
 Future<void> S3Store::write(const StagedPtr& staged, std::string_view key, uint64_t offset,
-                            Slice from) {
+                            Slice from, Priority /*priority*/) {
   std::unique_lock lock(staged->mutex);
   const Status written = [&]() -> Status {
-    STOKER_TRY(check_open(*staged, key));
-    if (!staged->touched || staged->removed) {
-      if (const auto there = stat(key, {}); !there) return there.error();
-      return make_error(Code::unsupported,
-                        "an s3: store writes objects anew: call resize('" + std::string(key) +
-                            "') in this transaction first, and write all of it",
-                        kWhere);
-    }
-    if (offset > staged->bytes || from.size > staged->bytes - offset) {
-      return make_error(Code::invalid_argument,
-                        "bytes " + std::to_string(offset) + " to " +
-                            std::to_string(offset + from.size) + " are beyond the end of '" +
-                            std::string(key) + "', which has " + std::to_string(staged->bytes) +
-                            "; resize it first",
-                        kWhere);
-    }
+    STOKER_TRY(check_key(location_, key));
+    STOKER_TRY(staged->check_open(key));
+    STOKER_TRY(staged->check_write(key, offset, from.size, [&] {
+      const auto there = stat(key, {});
+      return there ? Status() : Status(there.error());
+    }));
     if (staged->failed) return *staged->failed;
     return write_locked(staged, offset, from, lock);
   }();
   if (!written) {
-    if (!staged->failed && !staged->done) staged->failed = written.error();
+    staged->fail(written.error());
     return written;
   }
   // Held back, so that memory does not fill with parts faster than they are sent.
@@ -213,7 +185,7 @@ Result<Part*> S3Store::part_of(Staged& staged, size_t index, std::unique_lock<st
       else if (!waits)
         return part.error();
     }
-    staged.ended.wait(lock);  // parts that are sent give room back
+    staged.part_ended.wait(lock);  // parts that are sent give room back
     if (staged.failed) return *staged.failed;
   }
 }
@@ -296,53 +268,53 @@ void S3Store::part_ended(const StagedPtr& staged, const Status& status) {
   std::vector<Promise<void>> free;
   {
     std::lock_guard lock(staged->mutex);
-    if (!status && !staged->failed) staged->failed = status.error();
-    if (--staged->pending == 0) then = std::exchange(staged->settled, {});
-    staged->ended.notify_all();
+    then = staged->ended(status);
+    staged->part_ended.notify_all();
     if (staged->pending <= kPartsAhead) free.swap(staged->waiting);
   }
   for (auto& each : free) each.complete(Status());
   if (then) then();
 }
 
-Status S3Store::remove(const StagedPtr& staged, std::string_view key) {
-  std::lock_guard lock(staged->mutex);
-  STOKER_TRY(check_open(*staged, key));
-  if (staged->removed)
+Status S3Store::remove(Staged& staged, std::string_view key) {
+  std::lock_guard lock(staged.mutex);
+  STOKER_TRY(check_key(location_, key));
+  STOKER_TRY(staged.check_open(key));
+  if (staged.removed)
     return make_error(Code::not_found, "'" + std::string(key) + "' is removed already", kWhere);
-  if (!staged->touched) {
+  if (!staged.touched) {
     if (const auto there = stat(key, {}); !there) return there.error();
   }
-  if (!staged->upload.empty() || staged->pending > 0)
+  if (!staged.upload.empty() || staged.pending > 0)
     return make_error(
         Code::unsupported,
         "parts of '" + std::string(key) + "' are sent already: remove it in another transaction",
         kWhere);
-  staged->key = key;
-  staged->parts.clear();
-  staged->attempt = random_id();
-  staged->touched = staged->removed = true;
+  staged.key = key;
+  staged.parts.clear();
+  staged.attempt = random_id();
+  staged.touched = staged.removed = true;
   return {};
 }
 
-Status S3Store::require(const StagedPtr& staged, std::string_view key, std::string_view tag) {
-  std::lock_guard lock(staged->mutex);
-  STOKER_TRY(check_open(*staged, key));
+Status S3Store::require(Staged& staged, std::string_view key, std::string_view tag) {
+  std::lock_guard lock(staged.mutex);
+  STOKER_TRY(check_key(location_, key));
+  STOKER_TRY(staged.check_open(key));
   STOKER_ASSIGN(const Match conditional, conditions());
   if (conditional == Match::none)
     return make_error(Code::unsupported,
                       "the " + client_->where() + " has no conditions, so '" + std::string(key) +
                           "' cannot be required to be anything",
                       kWhere);
-  staged->key = key;
-  staged->required = std::string(tag);
+  staged.key = key;
+  staged.required = std::string(tag);
   return {};
 }
 
 Future<Version> S3Store::commit(const StagedPtr& staged) {
   std::unique_lock lock(staged->mutex);
-  if (staged->done) return done_already();
-  staged->done = true;
+  if (const Status open = staged->finish(); !open) return open.error();
   if (staged->touched && !staged->removed && staged->bytes > kPartBytes && !staged->failed &&
       !staged->required) {
     // What was not written is zeros.
@@ -357,7 +329,7 @@ Future<Version> S3Store::commit(const StagedPtr& staged) {
   }
   auto promise = std::make_shared<Promise<Version>>();
   Future<Version> future = promise->future();
-  settle(*staged, [this, staged, promise] { promise->complete(commit_now(*staged)); });
+  staged->settle(*workers_, [this, staged, promise] { promise->complete(commit_now(*staged)); });
   return future;
 }
 
@@ -369,15 +341,7 @@ void S3Store::abandon(const StagedPtr& staged) {
     staged->failed = make_error(Code::cancelled, "the transaction was abandoned",
                                 kWhere);  // parts that wait are not sent
   if (staged->pending > 0 || !staged->upload.empty())
-    settle(*staged, [this, staged] { abort_upload(*staged); });
-}
-
-void S3Store::settle(Staged& staged, std::function<void()> then) {
-  if (staged.pending > 0) {
-    staged.settled = std::move(then);  // the last of its parts calls it
-  } else {
-    workers_->run(std::move(then));
-  }
+    staged->settle(*workers_, [this, staged] { abort_upload(*staged); });
 }
 
 // Nothing else works on `staged` any more.
@@ -585,20 +549,6 @@ Result<Version> S3Store::copy(std::string_view from, std::string_view to) {
                     "nobody knows whether '" + std::string(to) + "' in the " + client_->where() +
                         " was written, as the answer was lost: look at it before you copy again",
                     kWhere);
-}
-
-Future<void> S3Transaction::read(std::string_view key, uint64_t offset, Slice into,
-                                 ReadOptions options) {
-  {
-    std::lock_guard lock(staged_->mutex);
-    if (staged_->touched && staged_->key == key) {
-      return make_error(Code::unsupported,
-                        "what is staged in an s3: store cannot be read before it is committed: '" +
-                            std::string(key) + "'",
-                        kWhere);
-    }
-  }
-  return store_.read(key, offset, into, options);
 }
 
 }  // namespace stoker::s3
