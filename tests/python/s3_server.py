@@ -41,6 +41,7 @@ class World:
     def reset(self, control: dict) -> None:
         self.faults = [dict(fault) for fault in control.get("faults", [])]
         self.conditions = control.get("conditions", True)
+        self.upload_conditions = control.get("upload_conditions", True)
         self.skew = control.get("skew", 0)
         self.bare = control.get("bare", False)  # If-Match is compared as RGW 16 does
         self.tokens = control.get("tokens")  # session tokens that are good; None: any
@@ -439,6 +440,8 @@ class Handler(BaseHTTPRequestHandler):
             or any(parts[n][1].strip('"').encode() not in body for n in numbers)
         ):
             self.error(400, "InvalidPart")
+            return
+        if WORLD.upload_conditions and not self.holds(key):
             return
         if WORLD.fault("POST", self.path, {"late_error"}):
             self.xml("<Error><Code>InternalError</Code><Message>late</Message></Error>")

@@ -252,6 +252,24 @@ TEST_F(S3Fault, AServerThatIgnoresConditionsIsFoundOut) {
   EXPECT_TRUE(store_->list("")->empty()) << "the probe is removed";
 }
 
+// As RGW 16.
+TEST_F(S3Fault, AServerMayIgnoreConditionsOfUploadsAlone) {
+  const std::string ignores = "ignores conditions of uploads";
+  for (const bool known : {true, false}) {
+    server_->control({{"upload_conditions", known}});
+    open();
+    for (int i = 0; i < 2; ++i) {
+      const Status large = put("large", pattern(17 * kMiB, 4), "");
+      ASSERT_EQ(code_of(large), Code::unsupported);
+      EXPECT_EQ(large.error().message().find(ignores) == std::string::npos, known);
+    }
+    EXPECT_EQ(server_->count("POST", ".stoker-probe-"), 2U) << "one upload, begun and ended, once";
+    EXPECT_TRUE(store_->list("")->empty()) << "the probe is removed";
+    EXPECT_OK(put("small", pattern(10, 1), ""));
+    server_->control({{"clear", true}});
+  }
+}
+
 // RGW 16 compares If-Match with the ETag without its quotes.
 TEST_F(S3Fault, AServerThatWantsBareTagsGetsThem) {
   server_->control({{"bare", true}});

@@ -98,6 +98,7 @@ class S3Store final : public Store {
   void send_part(const StagedPtr& staged, size_t index);
   Status send_part_now(Staged& staged, size_t index, const Part& part);
   Status begin_upload(Staged& staged);
+  Result<std::string> new_upload(const std::string& key, const std::string& attempt) const;
   void part_ended(const StagedPtr& staged, const Status& status);
   Result<Version> commit_now(Staged& staged);
   Status put_whole(Staged& staged);
@@ -110,12 +111,14 @@ class S3Store final : public Store {
   enum class Match : uint8_t { unknown, none, quoted, bare };
   Result<Match> probe_conditions() const;
   Result<Match> conditions() const;
+  bool uploads_ignore_conditions() const;
 
   const Location location_;
   const Runtime runtime_;
   const bool read_only_;
   mutable std::mutex probe_mutex_;                // held while it is probed; guards
   mutable Match conditions_ = Match::unknown;
+  mutable std::optional<bool> uploads_ignore_;  // conditions, once it was asked
   std::atomic<uint64_t> commits_{0};
   std::mutex spare_mutex_;
   size_t open_ = 0;  // transactions; this and the next guarded by spare_mutex_
