@@ -82,7 +82,7 @@ bench: build-tests $(BENCH)  ## stoker bench io (beside busy cores too), plain f
 bench-peers: build $(PEERS_STAMP)  ## Stoker beside DeepSpeed, DeepNVMe and fio; JSON to bench/results (ARGS="--quick", ARGS="--help")
 	.venv/bin/python bench/peers/compare.py --peers $(PEERS_VENV)/bin/python --dir $(BENCH_DIR)/peers --json bench/results/peers.json $(ARGS)
 
-bench-s3: build $(S3_PEERS) $(TEST) $(BENCH)  ## an s3: store beside boto3, obstore, s3torchconnector and curl on a Ceph RGW and nginx; JSON to bench/results (ARGS="--large 256")
+bench-s3: build $(S3_PEERS) $(TEST)  ## an s3: store beside boto3, obstore, s3torchconnector and curl on a Ceph RGW and nginx; JSON to bench/results (ARGS="--large 256")
 	.venv/bin/python bench/s3.py --peers out/s3_peers/bin/python $(ARGS)
 
 # One of the peers needs torch: the one in .venv.

@@ -18,6 +18,8 @@ namespace {
 constexpr const char* kWhere = "store/s3";
 constexpr double kWindowMin = 2, kWindowMax = 64;
 constexpr uint64_t kCutPause_ns = 200'000'000;  // one storm makes the window smaller once
+// Where the first byte takes so many times as long as at best, more at once would only wait longer.
+constexpr uint64_t kCrowdedFactor = 4, kCrowdedMin_ns = 20'000'000;
 constexpr size_t kWaits = 256, kWaitsMin = 20;  // that say what is usual
 // At the percentile itself one request in twenty is hedged whatever the server does, and nothing
 // is left of the allowance for those that hang.
@@ -196,6 +198,7 @@ bool Client::lands(Race& race, size_t lane) {
     wait = now - std::min(now, race.begun_ns);
   }
   std::lock_guard lock(mutex_);
+  recent_wait_ns_ = recent_wait_ns_ == 0 ? wait : (7 * recent_wait_ns_ + wait) / 8;
   if (waits_ns_.size() < kWaits)
     waits_ns_.push_back(wait);
   else
@@ -484,12 +487,19 @@ Error Client::error_of(const Command& command, const net::HttpAnswer& answer,
   }
 }
 
-// More at once as long as all goes well, half as many when the server says so.
+// With the mutex.
+bool Client::crowded() const {
+  if (waits_ns_.empty()) return false;
+  const uint64_t best = *std::min_element(waits_ns_.begin(), waits_ns_.end());
+  return recent_wait_ns_ > kCrowdedFactor * std::max(best, kCrowdedMin_ns);
+}
+
+// More at once as long as all goes well and as quickly, half as many when the server says so.
 void Client::adapt(const Reply& reply) {
   const uint64_t now = Clock::real().now_ns();
   std::lock_guard lock(mutex_);
   if (reply.verdict == Verdict::ok) {
-    window_ = std::min(kWindowMax, window_ + 1 / window_);
+    if (!crowded()) window_ = std::min(kWindowMax, window_ + 1 / window_);
   } else if ((reply.verdict == Verdict::later || reply.verdict == Verdict::lost) &&
              now - cut_at_ns_ > kCutPause_ns) {
     window_ = std::max(kWindowMin, window_ / 2);

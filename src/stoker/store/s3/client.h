@@ -109,6 +109,7 @@ class Client {
   Error error_of(const Command& command, const net::HttpAnswer& answer, const std::string& code,
                  const std::string& message) const;
   void adapt(const Reply& reply);
+  bool crowded() const;
   void next_of(const std::shared_ptr<Sending>& sending, uint64_t delay_ms);
 
   const Location location_;
@@ -124,6 +125,7 @@ class Client {
   // Of the last requests that could be hedged, from the start to the first byte.
   std::vector<uint64_t> waits_ns_;
   size_t next_wait_ = 0;
+  uint64_t recent_wait_ns_ = 0;  // a mean in which the last ones weigh most
   double hedges_ = 0;  // that may begin: each request adds its share
   std::mt19937_64 random_;
   Pool finder_{1};  // looks for credentials, for requests that are not done before

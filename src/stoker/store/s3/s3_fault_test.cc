@@ -163,6 +163,20 @@ TEST_F(S3Many, FewerRequestsAreUnderWayAfterThrottling) {
     EXPECT_LE(peak_under(fault), 12U) << fault;
 }
 
+TEST_F(S3Many, NoMoreRequestsAreAddedWhereTheyWaitLongerThanBefore) {
+  const auto peak_at = [&](double before_s, double after_s) {
+    open();
+    server_->fault(
+        {{"kind", "slow"}, {"method", "GET"}, {"times", 1000}, {"seconds", before_s}});
+    for (int i = 0; i < 10; ++i) read_many(1);
+    server_->fault({{"kind", "slow"}, {"method", "GET"}, {"times", 1000}, {"seconds", after_s}});
+    read_many(180);
+    return seen("peak");
+  };
+  EXPECT_GE(peak_at(0.05, 0.05), 20U);
+  EXPECT_LE(peak_at(0, 0.2), 18U);
+}
+
 TEST_F(S3Many, ConnectionsSpreadOverTheAddressesOfTheEndpoint) {
   store_.reset();
   std::string where = server_->store();
