@@ -1,5 +1,6 @@
 """Tests run on one torch thread: the models are tiny, and a second thread would only wait for the first."""
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -10,20 +11,30 @@ import torch
 torch.set_num_threads(1)
 
 
-@pytest.fixture
-def s3(monkeypatch):
-    """The composition of a store in a bucket of s3_server.py."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDTEST")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret/of+the=test")
-    monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
+@contextlib.contextmanager
+def s3_server(*arguments):
+    """The port of an s3_server.py."""
     server = subprocess.Popen(
-        [sys.executable, str(Path(__file__).parent / "s3_server.py")],
+        [sys.executable, Path(__file__).parent / "s3_server.py", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert server.stdout is not None and server.stdin is not None
-    port = int(server.stdout.readline())
-    yield f"s3://bucket/prefix?endpoint=http://127.0.0.1:{port}&patience=20"
+    yield int(server.stdout.readline())
     server.stdin.close()
     server.wait()
+
+
+@pytest.fixture
+def s3_credentials(monkeypatch):
+    """Of s3_server.py."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDTEST")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret/of+the=test")
+    monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
+
+
+@pytest.fixture
+def s3(s3_credentials):
+    """The composition of a store in a bucket of s3_server.py."""
+    with s3_server() as port:
+        yield f"s3://bucket/prefix?endpoint=http://127.0.0.1:{port}&patience=20"

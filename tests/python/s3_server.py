@@ -1,4 +1,4 @@
-"""A small S3 server with faults on order, for the tests: `python s3_server.py` prints its port.
+"""A small S3 server with faults on order, for the tests: `python s3_server.py [PEM]` prints its port.
 
 It serves one bucket, "bucket", from memory, and checks every signature and every SHA-256 by itself.
 `POST /_control` takes {"faults": [...], "conditions": bool, "skew": seconds, "tokens": [...],
@@ -19,6 +19,7 @@ import hashlib
 import hmac
 import json
 import socketserver
+import ssl
 import sys
 import threading
 import time
@@ -471,6 +472,10 @@ if __name__ == "__main__":
     first = Server(("127.0.0.1", 0), Handler)
     port = first.server_address[1]
     for server in (first, *(Server((f"127.0.0.{i}", port), Handler) for i in (2, 3))):
+        if sys.argv[1:]:  # a certificate and its key: TLS
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(sys.argv[1])
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
     print(port, flush=True)
     sys.stdin.read()  # ends with who started it

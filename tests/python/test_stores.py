@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import s3_server
 
 import stoker
 from stoker.errors import Conflict, NotFound, Unsupported
@@ -115,6 +117,26 @@ def test_bytes_of_python_need_one_request_and_no_budget(s3):
             store.read_bytes("none", 0, 5)
         with pytest.raises(ValueError, match="beyond the end"):
             store.read_bytes("large", 48 * MIB - 1, 2)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_a_certificate_is_wanted_and_checked(s3_credentials, tmp_path):
+    pem = tmp_path / "server.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    made += ["-nodes", "-keyout", pem, "-out", tmp_path / "ca.pem", "-days", "2"]
+    made += ["-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(made, check=True, capture_output=True)
+    pem.write_bytes(pem.read_bytes() + (tmp_path / "ca.pem").read_bytes())
+    with s3_server(pem) as port:
+        where = f"s3://bucket?endpoint=https://127.0.0.1:{port}&patience=0"
+        with pytest.raises(OSError, match=r"no answer \(.*certificate"):
+            stoker.open_store(where).__enter__()
+        with stoker.open_store(f"{where}&ca={tmp_path}/ca.pem") as store:
+            put(store, "key", b"by TLS")
+            assert store.read_bytes("key") == b"by TLS"
+        other = where.replace("127.0.0.1", "127.0.0.2")  # the certificate is for another name
+        with pytest.raises(OSError, match="no answer"):
+            stoker.open_store(f"{other}&ca={tmp_path}/ca.pem").__enter__()
 
 
 def hashes(folder: Path) -> dict[str, str]:
