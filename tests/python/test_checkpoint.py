@@ -409,14 +409,15 @@ def test_an_offloaded_run_without_room_is_refused_at_once(folder, tmp_path):
     opt.close()
 
 
-def test_a_killed_run_loses_no_checkpoint(tmp_path):
+@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.soak)])
+def test_a_killed_run_loses_no_checkpoint(tmp_path, kills):
     seed = random.randrange(1 << 30)
     print("seed", seed)
     rng = random.Random(seed)
     folder, durable, step = tmp_path / "run", 0, 0
     command = [sys.executable, HERE / "checkpoint_run.py"]
-    for _ in range(3):
-        run = subprocess.Popen([*command, folder, "500"], stdout=subprocess.PIPE, text=True, env=ONE_THREAD)
+    for _ in range(kills):
+        run = subprocess.Popen([*command, folder, "5000"], stdout=subprocess.PIPE, text=True, env=ONE_THREAD)
         first = run.stdout.readline()
         threading.Timer(rng.uniform(0.0, 0.6), lambda run=run: os.kill(run.pid, signal.SIGKILL)).start()
         lines = [first, *run.stdout]
