@@ -20,6 +20,25 @@ def crc32c(address: int, bytes: int, seed: int = 0) -> int: ...  # seed: the CRC
 def xxh3_128(address: int, bytes: int) -> bytes: ...  # 16 bytes, the canonical (big-endian) form
 def human_bytes(bytes: int) -> str: ...  # "1.5 GiB"
 
+class Permutation:
+    """An invertible permutation of [0, count), keyed by (seed, epoch): see base/order.h."""
+
+    def __init__(self, count: int, seed: int, epoch: int) -> None: ...  # ValueError: count < 1
+    def __len__(self) -> int: ...
+    def sample(self, position: int) -> int: ...  # IndexError outside [0, count)
+    def position(self, sample: int) -> int: ...  # the inverse
+    def samples(self, positions: Any) -> Any: ...  # of a uint64 array, as one
+
+class Mixture:
+    """Which source each position of an endless sequence draws from: see base/order.h."""
+
+    def __init__(self, weights: list[float], seed: int) -> None: ...  # InvalidArgument
+    @property
+    def counts(self) -> list[int]: ...  # draws of each source in a cycle of 65,536
+    def draw(self, position: int) -> tuple[int, int]: ...  # source, number of its draw
+    def position(self, source: int, number: int) -> int: ...  # the inverse
+    def draws(self, first: int, last: int) -> Any: ...  # uint64 array [last - first, 2]
+
 class Runtime:
     """The threads and the memory cap of a process. `threads`: CPU pool; `budget_bytes`: hard cap that arenas and stores draw on;
     `engine`: "auto", "uring" or "posix"; `depth`: disk operations in flight at most; `stall_seconds`: a disk that has not answered for
@@ -116,6 +135,11 @@ class Store:
     def read_bytes(self, key: str, offset: int = 0, bytes: int | None = None, snapshot: str = "") -> bytes: ...
     def read(
         self, key: str, offset: int, address: int, bytes: int, priority: Priority = "prefetch", txn: Transaction | None = None, snapshot: str = ""
+    ) -> Future: ...
+    # pieces: uint64 [n, 4], C order: which key, offset in the object, bytes, offset from `address`.
+    # All are read at once. `bytes`: of memory at `address`. The error of the first that failed.
+    def read_many(
+        self, keys: list[str], pieces: Any, address: int, bytes: int, priority: Priority = "prefetch"
     ) -> Future: ...
     def begin(self) -> Transaction: ...
     # One durable commit; moves no bytes where the store can do without; Conflict if from_key changed.

@@ -6,6 +6,7 @@ namespace nb = nanobind;
 void bind_base(nb::module_& module);
 void bind_optim(nb::module_& module);
 void bind_memory(nb::module_& module);
+void bind_order(nb::module_& module);
 void bind_store(nb::module_& module);
 void bind_offload(nb::module_& module);
 
@@ -17,6 +18,7 @@ NB_MODULE(_core, module) {
   bind_base(module);
   bind_optim(module);
   bind_memory(module);
+  bind_order(module);
   bind_store(module);
   bind_offload(module);
 }

@@ -1,5 +1,6 @@
 // Runtime, Store, Transaction and Future for Python.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -14,6 +15,7 @@
 #include "convert.h"
 #include "stoker/base/bytes.h"
 #include "stoker/memory/lost.h"
+#include "stoker/store/read_many.h"
 
 namespace stoker::python {
 
@@ -287,6 +289,25 @@ PyFuture read_into(const PyStore& store, const Name& named_key, const Count& off
                   store.handle->read_bytes, bytes);
 }
 
+using PieceTable = nb::ndarray<const uint64_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
+
+PyFuture read_pieces(const PyStore& store, const std::vector<std::string>& keys, const PieceTable& table,
+                     uintptr_t address, const Count& bytes_given, const std::string& priority) {
+  const uint64_t bytes = bytes_given;
+  const ReadOptions options{.priority = priority_of(priority)};
+  std::vector<Piece> pieces(table.shape(0));
+  uint64_t sum = 0;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    pieces[i] = {table(i, 0), table(i, 1), table(i, 2), table(i, 3)};
+    sum += pieces[i].bytes;
+  }
+  Store& source = open(store);
+  const WithoutGil without;
+  const Slice into = store.handle->runtime->slice(address, bytes);
+  return transfer(store.handle, read_many(source, keys, pieces, into, options),
+                  store.handle->read_bytes, sum);
+}
+
 // Keeps a Python object until it is let go of, by any thread.
 std::shared_ptr<PyObject> kept(nb::handle object) {
   const auto let_go = [](void* each) {
@@ -508,6 +529,8 @@ void bind_store(nanobind::module_& module) {
       .def("read_bytes", &store_read_bytes, nb::arg("key"), nb::arg("offset") = 0, nb::arg("bytes").none() = nb::none(), nb::arg("snapshot") = "")
       .def("read", &read_into, nb::arg("key"), nb::arg("offset"), nb::arg("address"), nb::arg("bytes"), nb::arg("priority") = "prefetch",
            nb::arg("txn").none() = nb::none(), nb::arg("snapshot") = "")
+      .def("read_many", &read_pieces, nb::arg("keys"), nb::arg("pieces"), nb::arg("address"),
+           nb::arg("bytes"), nb::arg("priority") = "prefetch")
       .def("begin", &begin)
       .def("copy", &copy, nb::arg("from_key"), nb::arg("to_key"))
       .def("snapshot",

@@ -1,11 +1,30 @@
-"""Text in: corpus, vocabulary, token file, order, batches."""
+"""From text and samples to batches: sources, order, loader; corpus, vocabulary, token file."""
 
 from .corpus import CorpusError, default_corpus
-from .loader import Loader
-from .order import Permutation, sample_at
+from .loader import Loader, Source
+from .order import Mixture, Permutation, sample_at
 from .prepare import Prepared, prepare, prepare_apart
+from .sources import Files, Rows, Tar, Tokens
 from .token_file import TokenFile, TokenFileWriter, Windows
 from .vocabulary import load_tokenizer
 
-__all__ = ["CorpusError", "Loader", "Permutation", "Prepared", "TokenFile", "TokenFileWriter", "Windows",
-           "default_corpus", "load_tokenizer", "prepare", "prepare_apart", "sample_at"]
+__all__ = [
+    "CorpusError",
+    "Files",
+    "Loader",
+    "Mixture",
+    "Permutation",
+    "Prepared",
+    "Rows",
+    "Source",
+    "Tar",
+    "TokenFile",
+    "TokenFileWriter",
+    "Tokens",
+    "Windows",
+    "default_corpus",
+    "load_tokenizer",
+    "prepare",
+    "prepare_apart",
+    "sample_at",
+]

@@ -1,72 +1,90 @@
-"""The order of samples as an invertible permutation that needs no array.
+"""Which sample stands at which position: pure functions of a few integers (src/stoker/base/order.h).
 
-`Permutation(count, seed, epoch)` maps position -> sample and back in O(1) time and memory, for any `count`.
-It is a balanced Feistel network over the smallest even number of bits that holds `count`; values that fall
-outside [0, count) are walked along their cycle until they come back inside (at most 4 tries on average).
-A resume therefore needs one integer, the position, and any rank can compute any part of any epoch.
+Positions count through all epochs: position p of n samples is position p % n of epoch p // n. So a
+resume needs one integer, and any rank can compute any part of any epoch.
 """
 
 from __future__ import annotations
 
-_MASK64 = (1 << 64) - 1
-_ROUNDS = 6  # four make a pseudo-random permutation of large halves; two more for counts of a few bits
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from stoker._core import Mixture, Permutation
 
 
-def _mix(value: int) -> int:
-    """The splitmix64 finaliser: every input bit reaches every output bit."""
-    value = (value + 0x9E3779B97F4A7C15) & _MASK64
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
-    return value ^ (value >> 31)
+class Order(Protocol):
+    count: int | None  # samples of an epoch; None where there are no epochs
+
+    def picks(self, first: int, last: int) -> Picks:
+        """Of positions [first, last)."""
 
 
-class Permutation:
-    """A permutation of [0, count) keyed by (seed, epoch)."""
+@dataclass(frozen=True)
+class Picks:
+    """The samples at a range of positions: `sources` and `samples`, uint64 [positions] each."""
 
-    def __init__(self, count: int, seed: int, epoch: int) -> None:
-        if count < 1:
-            raise ValueError(f"a permutation needs at least one sample, not {count}")
+    sources: np.ndarray
+    samples: np.ndarray
+
+
+class Shuffled:
+    """All samples of one source, once an epoch, each epoch in an order of its own."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self.count, self._seed = count, seed
+
+    def picks(self, first: int, last: int) -> Picks:
+        """Of positions [first, last)."""
+        return Picks(np.zeros(last - first, np.uint64), self.samples(np.arange(first, last, dtype=np.uint64)))
+
+    def samples(self, positions: np.ndarray) -> np.ndarray:
+        """Of any positions, uint64 [n]."""
+        epochs, within = np.divmod(positions, np.uint64(self.count))
+        out = np.empty(len(positions), np.uint64)
+        for epoch in np.unique(epochs):
+            mine = epochs == epoch
+            out[mine] = Permutation(self.count, self._seed, int(epoch)).samples(within[mine])
+        return out
+
+
+class InOrder:
+    """All samples of one source, from the first to the last, every epoch. It needs no seed."""
+
+    def __init__(self, count: int, seed: int = 0) -> None:
         self.count = count
-        self._half_bits = max(1, ((count - 1).bit_length() + 1) // 2)
-        self._half_mask = (1 << self._half_bits) - 1
-        # Seed and epoch are mixed one after the other so that (1, 2) and (2, 1) are unrelated.
-        key = _mix(_mix(seed & _MASK64) ^ (epoch & _MASK64))
-        self._keys = []
-        for _ in range(_ROUNDS):
-            key = _mix(key)
-            self._keys.append(key)
 
-    def __len__(self) -> int:
-        return self.count
+    def picks(self, first: int, last: int) -> Picks:
+        """Of positions [first, last)."""
+        samples = np.arange(first, last, dtype=np.uint64) % np.uint64(self.count)
+        return Picks(np.zeros(len(samples), np.uint64), samples)
 
-    def sample(self, position: int) -> int:
-        """The sample at `position`. Raises IndexError outside [0, count)."""
-        return self._walk(position, self._forward)
 
-    def position(self, sample: int) -> int:
-        """The position of `sample`: the inverse of sample(). Raises IndexError outside [0, count)."""
-        return self._walk(sample, self._backward)
+class Mixed:
+    """Endless draws from several sources by exact shares; each source is shuffled, epoch by epoch.
 
-    def _walk(self, value: int, step) -> int:
-        if not 0 <= value < self.count:
-            raise IndexError(f"{value} is outside the {self.count} samples of this order")
-        # A cycle that starts inside the range returns to it, so this ends.
-        value = step(value)
-        while value >= self.count:
-            value = step(value)
-        return value
+    An epoch of a source ends when all of its samples were drawn: small sources repeat sooner.
+    """
 
-    def _forward(self, value: int) -> int:
-        left, right = value >> self._half_bits, value & self._half_mask
-        for key in self._keys:
-            left, right = right, left ^ (_mix(right ^ key) & self._half_mask)
-        return left << self._half_bits | right
+    count = None  # it has no epochs
 
-    def _backward(self, value: int) -> int:
-        left, right = value >> self._half_bits, value & self._half_mask
-        for key in reversed(self._keys):
-            left, right = right ^ (_mix(left ^ key) & self._half_mask), left
-        return left << self._half_bits | right
+    def __init__(self, counts: Sequence[int], weights: Sequence[float], seed: int) -> None:
+        if len(counts) != len(weights):
+            raise ValueError(f"a mixture of {len(counts)} sources needs as many weights, not {len(weights)}")
+        self._mixture = Mixture(list(weights), seed)
+        # Sources of one length must not be drawn in one order: each has a seed of its own.
+        self._parts = [Shuffled(count, seed + 1 + index) for index, count in enumerate(counts)]
+
+    def picks(self, first: int, last: int) -> Picks:
+        """Of positions [first, last)."""
+        draws = self._mixture.draws(first, last)
+        sources, samples = draws[:, 0].copy(), np.empty(len(draws), np.uint64)
+        for index in np.unique(sources):
+            mine = sources == index
+            samples[mine] = self._parts[index].samples(draws[mine, 1])
+        return Picks(sources, samples)
 
 
 def sample_at(position: int, count: int, seed: int) -> int:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from ..errors import Corruption
 
@@ -232,3 +233,14 @@ class Windows:
         if not 0 <= index < self.count:
             raise IndexError(f"window {index} of {self.count}")
         return self.file.tokens(self._start + index * self.length, self.length + 1).astype(np.int64)
+
+    def batch(self, samples: np.ndarray) -> torch.Tensor:
+        """Several windows, int64 [samples, length + 1]."""
+        out = np.empty((len(samples), self.length + 1), np.int64)
+        for row, index in zip(out, samples, strict=True):
+            row[:] = self[int(index)]
+        return torch.from_numpy(out)
+
+    @property
+    def fingerprint(self) -> str:
+        return f"tokens {self.file.header.key.hex()} from {self._start}, windows of {self.length}"

@@ -1,7 +1,8 @@
 """One run from its settings to its results: corpus, model, loop, held-out loss, export, report.
 
-The order matters at three places. The data position advances and the schedule steps *after* opt.step(): the record that
-closes a step is taken when the next forward begins (or at flush), so it then says where the run goes on. A step's ledger
+The order matters at three places. The data position counts a batch as soon as it was given out, and is read at opt.step().
+The schedule steps *after* opt.step(): the record that closes a step is taken when the next forward begins (or at flush), so
+it then says where the run goes on. A step's ledger
 line is written before the step can be committed, or committed with it; that it could not be written is raised only after
 both have moved on. run.json is written before the store is made, so a run can be resumed whenever it was killed.
 """
@@ -120,7 +121,7 @@ class Run:
                                   settings.feed_forward, settings.window)
         self._check_identity(stored)
         self.facts = {key: value for key, value in (stored or {}).items() if key != "settings"} | {"corpus_key": self.corpus_key}
-        self.loader = Loader(self.corpus.train, settings.batch, settings.seed)
+        self.loader = Loader(self.corpus.train, settings.batch, settings.seed, endless=True)
         self.entropy = unigram_entropy(self.corpus.heldout, self.chosen)
         self.begun_here = stored is None
         self._made = [file for file in volume_files(self.store) if not file.exists()]
@@ -255,11 +256,12 @@ class Run:
         tokens = settings.batch * settings.window
         self.model.train()
         opt.restart_ledger()
+        batches = iter(self.loader)
         try:
             with self.stop.stepping():
                 while opt.step_count < settings.steps and self.stop.requested is None:
                     with opt.ledger.waiting("data"):
-                        windows = torch.from_numpy(self.loader.current()).to(self.device)
+                        windows = next(batches).to(self.device)
                     loss = next_token_loss(self.model, windows)
                     loss.backward()
                     opt.clip_grad_norm_(settings.clip)
@@ -267,7 +269,6 @@ class Run:
                     opt.step()
                     opt.zero_grad(set_to_none=True)
                     self.scheduler.step()
-                    self.loader.advance()
                     ledger.check()
                     progress.step(opt.step_count, loss.item(), tokens)
                     progress.tell(self.saving.stepped(opt))
