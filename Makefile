@@ -42,7 +42,7 @@ PEERS_STAMP := $(PEERS_VENV)/stamps/peers-$(call hash,requirements-torch.txt ben
 RELEASE := build/release
 
 .NOTPARALLEL:  # compilers and tests take the cores themselves (JOBS)
-.PHONY: help setup build build-tests train test soak bench bench-peers bench-s3 bench-curm sanitize $(SANITIZERS:%=sanitize-%) tidy fuzz clean
+.PHONY: help setup build build-tests train test soak bench bench-peers bench-s3 bench-curm bench-checkpoint sanitize $(SANITIZERS:%=sanitize-%) tidy fuzz clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -91,6 +91,9 @@ $(S3_PEERS): | $(RUN)
 	paths='import sysconfig; print(sysconfig.get_path("purelib"))'; .venv/bin/python -c "$$paths" > $$(out/s3_peers/bin/python -c "$$paths")/torch.pth
 	out/s3_peers/bin/pip install -q -r bench/s3.txt
 	touch $@
+
+bench-checkpoint: build $(BENCH)  ## checkpoints beside torch.save, safetensors and DCP; JSON to bench/results (ARGS="--rounds 3")
+	.venv/bin/python bench/checkpoint.py --where $(BENCH_DIR)/checkpoint $(ARGS)
 
 bench-curm: $(RELEASE)/with-tests build  ## update schemes on the traces of TRACES="A.csv ..."; JSON, plot and the tables of docs/numbers.md
 	.venv/bin/python bench/curm.py $(TRACES)

@@ -1,0 +1,433 @@
+"""Saving and loading a run: stoker.Checkpoints beside torch.save, safetensors and torch's
+distributed checkpoint (DCP), the last also asynchronous, with a thread and with a process.
+
+    .venv/bin/python bench/checkpoint.py               runs all; JSON to bench/results
+    .venv/bin/python bench/checkpoint.py --markdown    prints the section of docs/numbers.md
+
+Each system and round is a process of its own; rounds are interleaved. The figure is the median,
+`ranges` has the least and the most. A step of training is a small forward and backward and AdamW
+over all parameters. `stoker offloaded` is the same model in a store of stoker.offload().
+
+stall_seconds      that the loop waits: in the save, and in the gate before the next step
+slowdown_seconds   by which the steps until the state is durable take longer beyond that
+durable_seconds    from the call of save until all bytes are flushed to the disk
+paused_seconds     the same while training pauses
+extra_memory_bytes anonymous and shared memory of all its processes beyond what training takes
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SYSTEMS = (
+    *("stoker", "stoker offloaded", "torch.save", "safetensors"),
+    *("dcp", "dcp async thread", "dcp async process"),
+)
+FIGURES = (
+    *("stall_seconds", "slowdown_seconds", "durable_seconds", "paused_seconds"),
+    "restore_cold_seconds",
+)
+COUNTS = ("extra_memory_bytes", "bytes_written")
+BASE_STEPS = 4
+MIB = 1 << 20
+
+
+def own_bytes() -> int:
+    """Anonymous and shared memory of this process and those that it started. What they share
+    counts once."""
+    anonymous, shared = 0, 0
+    for process in [os.getpid(), *children(os.getpid())]:
+        try:
+            lines = Path(f"/proc/{process}/status").read_text().splitlines()
+        except OSError:
+            continue  # it has ended
+        sizes = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith("Rss")}
+        anonymous += int(sizes.get("RssAnon", 0)) * 1024
+        shared = max(shared, int(sizes.get("RssShmem", 0)) * 1024)
+    return anonymous + shared
+
+
+def children(process: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{process}/task").glob("*/children"):
+        try:
+            found += [int(each) for each in task.read_text().split()]
+        except OSError:
+            continue
+    return found + [each for child in found for each in children(child)]
+
+
+class Peak:
+    """The most own_bytes() while entered."""
+
+    def __enter__(self) -> Peak:
+        self.bytes, self._end = own_bytes(), threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._end.wait(0.005):
+            self.bytes = max(self.bytes, own_bytes())
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+
+def flush(folder: Path) -> None:
+    for path in [*folder.rglob("*"), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def forget(folder: Path) -> None:
+    """The files leave the page cache."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+def written(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def made(state_bytes: int) -> tuple[Any, Any]:
+    """Layers of 1024 x 1024 float32 and AdamW, whose state is twice as large."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    layers = max(1, round(state_bytes / 12 / (1024 * 1024)))
+    model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(layers)))
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def step(model: Any, opt: Any) -> float:
+    import torch
+
+    begin = time.monotonic()
+    model(torch.ones(8, 1024)).square().mean().backward()
+    opt.step()
+    opt.zero_grad()
+    return time.monotonic() - begin
+
+
+def flat(model: Any, opt: Any) -> dict[str, Any]:
+    """All tensors by name, for safetensors."""
+    state = dict(model.state_dict())
+    for number, entry in opt.state_dict()["state"].items():
+        state |= {f"{number}.{name}": value for name, value in entry.items()}
+    return state
+
+
+class Saver:
+    """One system. save() returns what waits until the state is durable; it may do so by itself."""
+
+    def __init__(self, system: str, folder: Path, model: Any, opt: Any, ckpt: Any) -> None:
+        self._system, self._folder, self._model, self._opt = system, folder, model, opt
+        self._ckpt, self._saved = ckpt, 0
+
+    def save(self) -> Callable[[], Any]:
+        import torch
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+        self._saved += 1
+        if self._ckpt is not None:
+            return self._ckpt.save(self._saved, model=self._model, optimizer=self._opt).wait
+        folder = self._folder / str(self._saved)
+        folder.mkdir()
+        if self._system == "safetensors":
+            from safetensors.torch import save_file
+
+            save_file(flat(self._model, self._opt), folder / "state.safetensors")
+            return lambda: flush(folder)
+        state = {"model": self._model.state_dict(), "optimizer": self._opt.state_dict()}
+        if self._system == "torch.save":
+            torch.save(state, folder / "state.pt")
+            return lambda: flush(folder)
+        if self._system == "dcp":
+            dcp.save(state, checkpoint_id=folder, no_dist=True)
+            return lambda: flush(folder)
+        kind = AsyncCheckpointerType(self._system.removeprefix("dcp async "))
+        future = dcp.async_save(state, checkpoint_id=folder, async_checkpointer_type=kind)
+        return lambda: (future.result(), flush(folder))
+
+    def waited(self) -> float:
+        """In save(), and in the gate before step()."""
+        return self._ckpt.costs.seconds if self._ckpt is not None else 0.0
+
+    def load(self) -> None:
+        import torch
+        import torch.distributed.checkpoint as dcp
+
+        if self._ckpt is not None:
+            self._ckpt.restore(model=self._model, optimizer=self._opt)
+            return
+        folder = max(self._folder.iterdir())
+        if self._system == "safetensors":
+            from safetensors.torch import load_file
+
+            loaded = load_file(folder / "state.safetensors")
+            for name, tensor in flat(self._model, self._opt).items():
+                tensor.copy_(loaded[name])
+            return
+        state = {"model": self._model.state_dict(), "optimizer": self._opt.state_dict()}
+        if self._system == "torch.save":
+            state = torch.load(folder / "state.pt", weights_only=True)
+        else:
+            dcp.load(state, checkpoint_id=folder, no_dist=True)
+        self._model.load_state_dict(state["model"])
+        self._opt.load_state_dict(state["optimizer"])
+
+
+def opened(system: str, folder: Path) -> Any:
+    if not system.startswith("stoker"):
+        return None
+    import stoker
+
+    return stoker.Checkpoints(f"dir:{folder}/saved", keep=1)
+
+
+def started(system: str, state_bytes: int, folder: Path, ckpt: Any) -> tuple[Any, Any]:
+    """The model, with moments, and its optimizer. A loaded run begins in memory of its own."""
+    model, opt = made(state_bytes)
+    if system == "stoker offloaded":
+        import stoker
+
+        dram = f"{max(state_bytes // 3, 96 * MIB) // MIB}MiB"
+        options = {"store": f"{folder}/store", "dram": dram, "checkpoints": ckpt}
+        return stoker.offload(model, opt, restore=ckpt, **options)
+    step(model, opt)
+    return model, opt
+
+
+def while_training(saver: Saver, model: Any, opt: Any) -> dict[str, float]:
+    base = statistics.median(step(model, opt) for _ in range(BASE_STEPS))
+    before, durable, waited = own_bytes(), [], saver.waited()
+    with Peak() as peak:
+        begin = time.monotonic()
+        wait = saver.save()
+        stall = time.monotonic() - begin
+
+        def until_durable() -> None:
+            wait()
+            durable.append(time.monotonic() - begin)
+
+        thread = threading.Thread(target=until_durable)
+        thread.start()
+        taken = []
+        while thread.is_alive():
+            taken.append(step(model, opt))
+        thread.join()
+    slower = sum(taken) - len(taken) * base
+    waited = saver.waited() - waited
+    if waited:  # the gate holds a step back, too
+        slower, stall = slower - (waited - stall), max(stall, waited)
+    return {
+        "stall_seconds": stall,
+        "slowdown_seconds": max(0.0, slower),
+        "durable_seconds": durable[0],
+        "extra_memory_bytes": max(0, peak.bytes - before),
+        "step_seconds": base,
+    }
+
+
+def one(system: str, state_bytes: int, folder: Path) -> dict[str, float]:
+    if system.startswith("dcp async"):
+        import torch.distributed as dist
+
+        group = f"file://{folder}/group"
+        dist.init_process_group("gloo", init_method=group, rank=0, world_size=1)
+    saved = folder / "saved"
+    saved.mkdir()
+    ckpt = opened(system, folder)
+    model, opt = started(system, state_bytes, folder, ckpt)
+    saver = Saver(system, saved, model, opt, ckpt)
+    row = while_training(saver, model, opt)
+    begin = time.monotonic()
+    saver.save()()
+    row["paused_seconds"] = time.monotonic() - begin
+    if ckpt is not None:
+        ckpt.close()
+    row["bytes_written"] = written(saved) // len(list(saved.iterdir()))
+    row["restore_cold_seconds"] = restored(system, state_bytes, folder, model, opt)
+    return row
+
+
+def restored(system: str, state_bytes: int, folder: Path, model: Any, opt: Any) -> float:
+    """Into a run that is there already; an offloaded one, into a new store."""
+    if system == "stoker offloaded":
+        opt.close()
+        shutil.rmtree(folder / "store")
+    forget(folder / "saved")
+    ckpt = opened(system, folder)
+    begin = time.monotonic()
+    if system == "stoker offloaded":
+        _, opt = started(system, state_bytes, folder, ckpt)
+        opt.close()
+    else:
+        Saver(system, folder / "saved", model, opt, ckpt).load()
+    taken = time.monotonic() - begin
+    if ckpt is not None:
+        ckpt.close()
+    return taken
+
+
+def ceilings(folder: Path) -> dict[str, float]:
+    """Bytes a second that fio writes and reads with 2 MiB pages, as `stoker bench io` runs it."""
+    command = [str(Path(sys.executable).parent / "stoker"), "bench", "io", "--json", str(folder)]
+    command += ["--seconds", "0.5", "--repetitions", "1", "--file-size", "1GiB"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    rows = json.loads(done.stdout)["results"]
+    found = {}
+    for way in ("read", "write"):
+        best = max(row["fio_gbps"] for row in rows if row["op"] == way)
+        found[f"{way}_bytes_per_second"] = 1e9 * best
+    return found
+
+
+def cpu_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), "unknown")
+
+
+def cpu_features() -> list[str]:
+    flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if "flags" in line)
+    known = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "vaes", "vpclmulqdq")
+    return sorted(set(flags.split()) & set(known))
+
+
+def measure(system: str, state_bytes: int, where: Path) -> dict[str, float]:
+    with tempfile.TemporaryDirectory(dir=where) as folder:
+        command = [sys.executable, __file__, "--one", system, folder]
+        command += ["--state-bytes", str(state_bytes)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        return json.loads(done.stdout.splitlines()[-1])
+
+
+def section(result: dict[str, Any]) -> str:
+    """For docs/numbers.md."""
+    rows = {row["system"]: row for row in result["results"]}
+    ours, away = rows["stoker"], rows["stoker offloaded"]
+    peers = [row for name, row in rows.items() if name.startswith("dcp async")]
+    size = ours["state_bytes"]
+    lines = [
+        "| system | stall s | slow-down s | durable s | paused s | restore s | more memory MiB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in rows.items():
+        cells = [f"{row[figure]:.2f}" for figure in FIGURES]
+        cells.append(f"{row['extra_memory_bytes'] / MIB:.0f}")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    disk, machine = result["disk"], result["machine"]
+    reads, writes = disk["read_bytes_per_second"], disk["write_bytes_per_second"]
+    rate = ours["bytes_written"] / ours["durable_seconds"]
+    bound = max(0.0, (size - 256 * MIB) / rate - ours["step_seconds"]) + 0.02
+    cost = {row["system"]: row["stall_seconds"] + row["slowdown_seconds"] for row in rows.values()}
+    least = min(cost[row["system"]] for row in peers)
+    slower = (away["stall_seconds"] + away["slowdown_seconds"]) / away["durable_seconds"]
+    saves = size / ours["paused_seconds"] / writes
+    loads = size / ours["restore_cold_seconds"] / reads
+    more = ours["extra_memory_bytes"] / MIB
+    goals = [
+        ("in memory, stall", f"{ours['stall_seconds']:.3f} s", f"at most {bound:.3f} s",
+         ours["stall_seconds"] <= bound),
+        ("stall and slow-down beside DCP async", f"{cost['stoker'] / least:.2f} times",
+         "at most 0.5 times the better one", cost["stoker"] <= 0.5 * least),
+        ("memory beyond the state", f"{more:.0f} MiB", "at most 256 MiB", more <= 256),
+        ("durable while training pauses, of fio", f"{saves:.2f}", "at least 0.9", saves >= 0.9),
+        ("restore, of fio", f"{loads:.2f}", "at least 0.9", loads >= 0.9),
+        ("offloaded: the copy slows steps by", f"{slower:.1%}", "at most 3 %", slower <= 0.03),
+    ]  # fmt: skip
+    lines += ["", "| goal | figure | wanted | |", "|---|---|---|---|"]
+    for goal, figure, wanted, met in goals:
+        lines.append(f"| {goal} | {figure} | {wanted} | {'met' if met else 'not met'} |")
+    lines += [
+        "",
+        f"State: {size / 1e9:.1f} GB; a step in memory takes {ours['step_seconds']:.2f} s.",
+        f"fio with 2 MiB pages writes {writes / 1e9:.2f} GB/s and reads {reads / 1e9:.2f} GB/s.",
+        f"Medians of {result['settings']['rounds']} rounds, {machine['cores']} cores",
+        f"({', '.join(machine['features'])}), torch {result['versions']['torch']};",
+        f"average load of its last minute {machine['load'][0]:.1f}.",
+    ]
+    return "\n".join(lines)
+
+
+def main(given: list[str] | None = None) -> None:
+    import safetensors
+    import torch
+
+    import stoker
+
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--state-bytes", type=int, default=1_000_000_000)
+    arguments.add_argument("--rounds", type=int, default=2)
+    arguments.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
+    arguments.add_argument("--out", type=Path, default=ROOT / "bench/results/checkpoint.json")
+    arguments.add_argument("--where", type=Path, default=ROOT / "out", help="a folder of the disk")
+    arguments.add_argument("--markdown", action="store_true", help="print the section of --out")
+    arguments.add_argument("--one", nargs=2, metavar=("SYSTEM", "FOLDER"), help=argparse.SUPPRESS)
+    args = arguments.parse_args(given)
+    if args.one:
+        print(json.dumps(one(args.one[0], args.state_bytes, Path(args.one[1]))))
+        return
+    if args.markdown:
+        print(section(json.loads(args.out.read_text())))
+        return
+    args.where.mkdir(parents=True, exist_ok=True)
+    if shutil.disk_usage(args.where).free < 3 * args.state_bytes:
+        raise SystemExit(f"{args.where} has too little room for states of {args.state_bytes} bytes")
+    rows: dict[str, list[dict[str, float]]] = {system: [] for system in args.systems}
+    limits = []
+    for number in range(args.rounds):
+        limits.append(ceilings(args.where))
+        for system in args.systems:
+            rows[system].append(measure(system, args.state_bytes, args.where))
+            print(f"round {number + 1} {system}: {rows[system][-1]}", file=sys.stderr, flush=True)
+    results = []
+    for system, measured in rows.items():
+        values = {name: [row[name] for row in measured] for name in (*FIGURES, *COUNTS)}
+        results.append(
+            {
+                "system": system,
+                "state_bytes": args.state_bytes,
+                "ranks": 1,
+                **{name: statistics.median(each) for name, each in values.items()},
+                "ranges": {name: [min(each), max(each)] for name, each in values.items()},
+                "step_seconds": statistics.median(row["step_seconds"] for row in measured),
+            }
+        )
+    machine = {"cpu": cpu_name(), "features": cpu_features(), "cores": os.cpu_count()}
+    versions = {"stoker": stoker.__version__, "torch": torch.__version__}
+    made_with = {"rounds": args.rounds, "state_bytes": args.state_bytes, "staging": "256MiB"}
+    disk = {name: statistics.median(each[name] for each in limits) for name in limits[0]}
+    document = {
+        "results": results,
+        "disk": disk,
+        "machine": machine | {"load": os.getloadavg()},
+        "versions": versions | {"safetensors": safetensors.__version__},
+        "settings": made_with,
+    }
+    args.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
