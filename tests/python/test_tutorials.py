@@ -6,9 +6,11 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import rgw
 
 TUTORIALS = sorted((Path(__file__).resolve().parents[2] / "docs" / "tutorials").glob("*.md"))
 COMMAND = Path(sys.executable).parent / "stoker"
@@ -32,13 +34,23 @@ def shown(line: str, output: str) -> bool:
     return any(re.fullmatch(pattern, said) for said in output.splitlines())
 
 
+@pytest.fixture
+def bucket(tutorial: Path) -> Iterator[dict[str, str]]:
+    """A bucket of Ceph's RGW for the tutorials that use one, in the words of the environment."""
+    if "$BUCKET" not in tutorial.read_text() or rgw.missing():
+        yield {}
+        return
+    with rgw.gateway(1 << 30) as served:
+        yield {**served.environment(), "BUCKET": served.store("run")}
+
+
 @pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
-def test_tutorial_runs(tutorial: Path, tmp_path: Path) -> None:
+def test_tutorial_runs(tutorial: Path, tmp_path: Path, bucket: dict[str, str]) -> None:
     steps = blocks(tutorial.read_text())
     assert len(steps) > 3
     mark = "==== step "
     script = "set -euo pipefail\n" + "".join(f"echo '{mark}{i}'\n{code}" for i, (code, _) in enumerate(steps))
-    environment = os.environ | {"PATH": f"{COMMAND.parent}:{os.environ['PATH']}"}
+    environment = os.environ | {"PATH": f"{COMMAND.parent}:{os.environ['PATH']}"} | bucket
     done = subprocess.run(
         ["bash", "-c", script], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300
     )
