@@ -12,13 +12,14 @@ import sys
 import tarfile
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import stoker
-from stoker.data import Files, Loader, Mixture, Permutation, Rows, Tar, Tokens
+from stoker.data import Files, Loader, Mixture, Permutation, Rows, Tar, Tokens, sources
 from stoker.data.order import Mixed
 from stoker.errors import Corruption, InvalidArgument, NotFound
 
@@ -329,6 +330,30 @@ def test_a_cut_or_damaged_tar_is_told(store):
     put(store, "apart.tar", shard({"1.a": b"", "2.a": b"", "1.b": b""}))
     with pytest.raises(InvalidArgument, match="do not stand together"):
         Tar(store, "apart.tar")
+
+
+def test_memory_outlives_a_read_that_nobody_waits_for(store, monkeypatch):
+    put(store, "t.npy", npy(np.arange(100)))
+    source = Tokens(store, "t.npy", 4)
+
+    class Interrupted:
+        done = False
+
+        def wait(self):
+            raise KeyboardInterrupt
+
+        def ready(self):
+            return self.done
+
+    future = Interrupted()
+    with monkeypatch.context() as patch:
+        patch.setattr(source._items._ranges, "store", SimpleNamespace(read_many=lambda *_: future))
+        with pytest.raises(KeyboardInterrupt):
+            source.batch(np.zeros(1, np.uint64))
+    assert [done for done, _ in sources._KEPT] == [future]
+    future.done = True
+    source.batch(np.zeros(1, np.uint64))
+    assert not sources._KEPT
 
 
 def test_changed_data_is_other_data(store):

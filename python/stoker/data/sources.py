@@ -26,6 +26,7 @@ _INDEX = struct.Struct("<9sQBQQ")  # of Megatron: magic, version, code of the ty
 _INDEX_BEGINS = b"MMIDIDX\x00\x00"
 _INDEX_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _NPY_HEADER_MAX = 1 << 16
+_KEPT: list[tuple[_core.Future, np.ndarray]] = []  # reads that nobody waits for any more
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,14 @@ class _Ranges:
         if len(pieces) == 0:
             return
         address, size = into.ctypes.data, into.nbytes
-        self.store.read_many(self.keys, np.ascontiguousarray(pieces), address, size).wait()
+        done = self.store.read_many(self.keys, np.ascontiguousarray(pieces), address, size)
+        try:
+            done.wait()
+        except BaseException:
+            if not done.ready():  # Ctrl-C: the store still writes into this memory
+                _KEPT.append((done, into))
+            raise
+        _KEPT[:] = [kept for kept in _KEPT if not kept[0].ready()]
 
 
 class _Items:
