@@ -61,8 +61,12 @@ class Numbers:
 
 
 def test_the_page_says_what_its_example_prints(tmp_path):
-    code, said = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE.read_text(), re.S).groups()
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    code, said = re.search(
+        r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE.read_text(), re.S
+    ).groups()
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
     assert (done.stdout, done.returncode) == (said, 0), done.stderr
 
 
@@ -89,7 +93,9 @@ def test_in_order_and_without_the_rest():
 def test_an_evaluation_over_ranks_sees_each_sample_once(samples):
     loaders = [Loader(Numbers(samples), batch=4, seed=1, rank=rank, ranks=3) for rank in range(3)]
     parts = [list(loader) for loader in loaders]
-    assert {len(each) for each in parts} == {len(loaders[0])}  # the same number of batches everywhere
+    assert {len(each) for each in parts} == {
+        len(loaders[0])
+    }  # the same number of batches everywhere
     assert sorted(torch.cat(list(itertools.chain(*parts))).tolist()) == list(range(samples))
 
 
@@ -99,7 +105,14 @@ def test_a_resume_with_other_ranks_loses_and_repeats_nothing():
         samples, before, after = int(rng.integers(1, 60)), *rng.choice([1, 2, 3, 4, 6], 2)
         endless = bool(rng.integers(2))
         make = lambda rank, ranks: Loader(  # noqa: E731
-            Numbers(samples), batch=12 // ranks, seed=3, rank=rank, ranks=ranks, endless=endless, ahead=1)
+            Numbers(samples),
+            batch=12 // ranks,
+            seed=3,
+            rank=rank,
+            ranks=ranks,
+            endless=endless,
+            ahead=1,
+        )
         stop, total = int(rng.integers(0, 5)), 6
         whole = steps(make(0, 1), total)
         loaders = [make(rank, int(before)) for rank in range(before)]
@@ -111,7 +124,11 @@ def test_a_resume_with_other_ranks_loses_and_repeats_nothing():
             loader.load_state_dict(states[0])
         seen_after = [steps(loader, total - stop) for loader in others]
         for step in range(total):
-            parts = [each[step] for each in seen] if step < stop else [each[step - stop] for each in seen_after]
+            parts = (
+                [each[step] for each in seen]
+                if step < stop
+                else [each[step - stop] for each in seen_after]
+            )
             assert sum(parts, []) == whole[step]
         for loader in (*loaders, *others):
             loader.close()
@@ -132,8 +149,11 @@ def steps(loader: Loader, count: int) -> list[list[int]]:
 def test_a_state_of_other_data_is_refused():
     state = Loader(Numbers(100), batch=4, seed=1).state_dict()
     assert len(repr(state)) < 200
-    for other in (Loader(Numbers(100, "others"), batch=4, seed=1), Loader(Numbers(101), batch=4, seed=1),
-                  Loader(Numbers(100), batch=4, seed=1, shuffle=False)):
+    for other in (
+        Loader(Numbers(100, "others"), batch=4, seed=1),
+        Loader(Numbers(101), batch=4, seed=1),
+        Loader(Numbers(100), batch=4, seed=1, shuffle=False),
+    ):
         with pytest.raises(InvalidArgument, match="other samples"):
             other.load_state_dict(state)
     with pytest.raises(InvalidArgument, match="global batch of 4"):
@@ -145,7 +165,11 @@ def test_a_state_of_other_data_is_refused():
 def test_a_mixture_has_its_shares_and_goes_on_after_a_resume():
     class Named(Numbers):
         def batch(self, samples):
-            return torch.stack([torch.tensor([self._count, int(each)]) for each in samples]) if len(samples) else torch.zeros(0, 2)
+            return (
+                torch.stack([torch.tensor([self._count, int(each)]) for each in samples])
+                if len(samples)
+                else torch.zeros(0, 2)
+            )
 
     def make():
         return Loader([Named(100), Named(1000)], batch=64, seed=2, weights=[1, 3])
@@ -154,7 +178,9 @@ def test_a_mixture_has_its_shares_and_goes_on_after_a_resume():
     drawn = torch.cat(with_all)
     assert 0.2 < (drawn[:, 0] == 100).double().mean() < 0.3
     small = drawn[drawn[:, 0] == 100][:, 1]
-    assert small.bincount(minlength=100).max() - small.bincount(minlength=100).min() <= small.numel()  # all are of the source
+    assert (
+        small.bincount(minlength=100).max() - small.bincount(minlength=100).min() <= small.numel()
+    )  # all are of the source
     half = make()
     next(iter(half))
     rest = make()
@@ -174,8 +200,12 @@ def test_a_mixture_has_its_shares_and_goes_on_after_a_resume():
 
 def test_arrays_of_the_order_are_those_of_single_positions():
     order, mixture = Permutation(1000, -7, 3), Mixture([0.2, 0.5, 0.3], 11)
-    assert order.samples(np.arange(1000, dtype=np.uint64)).tolist() == [order.sample(i) for i in range(1000)]
-    assert mixture.draws(65_500, 65_600).tolist() == [list(mixture.draw(i)) for i in range(65_500, 65_600)]
+    assert order.samples(np.arange(1000, dtype=np.uint64)).tolist() == [
+        order.sample(i) for i in range(1000)
+    ]
+    assert mixture.draws(65_500, 65_600).tolist() == [
+        list(mixture.draw(i)) for i in range(65_500, 65_600)
+    ]
     assert all(mixture.position(*mixture.draw(i)) == i for i in range(65_500, 65_600))
     with pytest.raises(IndexError, match="outside"):
         order.samples(np.array([1000], np.uint64))
@@ -223,16 +253,23 @@ def test_tokens_of_npy_and_of_raw_files(store, dtype):
     windows = [each[i * 10 : i * 10 + 11] for each in tokens for i in range((len(each) - 1) // 10)]
     assert len(source) == len(windows) == 99 + 7
     got = source.batch(np.arange(len(source), dtype=np.uint64)[::-1])
-    assert got.dtype == torch.int64 and np.array_equal(got.numpy(), np.stack(windows[::-1]).astype(np.int64))
+    assert got.dtype == torch.int64 and np.array_equal(
+        got.numpy(), np.stack(windows[::-1]).astype(np.int64)
+    )
     raw = Tokens(store, "c.bin", 10, dtype=dtype)
-    assert np.array_equal(raw.batch(np.arange(99, dtype=np.uint64)), np.stack(windows[:99]).astype(np.int64))
+    assert np.array_equal(
+        raw.batch(np.arange(99, dtype=np.uint64)), np.stack(windows[:99]).astype(np.int64)
+    )
 
 
 def megatron(tokens: np.ndarray, sizes: list[int], code: int) -> bytes:
     pointers = np.concatenate([[0], np.cumsum(sizes)[:-1]]) * tokens.itemsize
-    return (struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, code, len(sizes), len(sizes) + 1)
-            + np.asarray(sizes, "<i4").tobytes() + np.asarray(pointers, "<i8").tobytes()
-            + np.arange(len(sizes) + 1, dtype="<i8").tobytes())
+    return (
+        struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, code, len(sizes), len(sizes) + 1)
+        + np.asarray(sizes, "<i4").tobytes()
+        + np.asarray(pointers, "<i8").tobytes()
+        + np.arange(len(sizes) + 1, dtype="<i8").tobytes()
+    )
 
 
 def test_tokens_of_megatron(store):
@@ -242,7 +279,9 @@ def test_tokens_of_megatron(store):
         Tokens(store, "train.bin", 16)
     put(store, "train.idx", megatron(tokens, [200, 300], 8))
     source = Tokens(store, "train.bin", 16)
-    assert np.array_equal(source.batch(np.array([30], np.uint64))[0], tokens[480:497].astype(np.int64))
+    assert np.array_equal(
+        source.batch(np.array([30], np.uint64))[0], tokens[480:497].astype(np.int64)
+    )
     put(store, "train.idx", megatron(tokens, [200, 301], 8))
     with pytest.raises(Corruption, match="cut or replaced"):
         Tokens(store, "train.bin", 16)
@@ -262,9 +301,14 @@ def test_rows_keep_their_type_and_shape(store):
 
 def test_cut_or_wrong_arrays_are_told(store):
     whole = npy(np.arange(100, dtype=np.int32))
-    for name, data, error in (("cut", whole[:-4], Corruption), ("head", whole[:20], Corruption), ("empty", b"", Corruption),
-                              ("float", npy(np.zeros(100)), InvalidArgument), ("big", npy(np.zeros(9, ">i4")), InvalidArgument),
-                              ("object", b"\x93NUMPY\x01\x00" + whole[8:].replace(b"'<i4'", b"'|O' "), InvalidArgument)):
+    for name, data, error in (
+        ("cut", whole[:-4], Corruption),
+        ("head", whole[:20], Corruption),
+        ("empty", b"", Corruption),
+        ("float", npy(np.zeros(100)), InvalidArgument),
+        ("big", npy(np.zeros(9, ">i4")), InvalidArgument),
+        ("object", b"\x93NUMPY\x01\x00" + whole[8:].replace(b"'<i4'", b"'|O' "), InvalidArgument),
+    ):
         put(store, f"{name}.npy", data)
         with pytest.raises(error, match=f"{name}.npy"):
             Tokens(store, f"{name}.npy", 4)
@@ -299,16 +343,33 @@ def shard(members: dict[str, bytes]) -> bytes:
 
 def test_samples_of_tar_files(store):
     long = "d/" + "n" * 150
-    members = {f"{long if i == 3 else 'd'}/{i:04}.{kind}": os.urandom(i * 11 + 1) for i in range(40) for kind in ("cls", "seg.png")}
+    members = {
+        f"{long if i == 3 else 'd'}/{i:04}.{kind}": os.urandom(i * 11 + 1)
+        for i in range(40)
+        for kind in ("cls", "seg.png")
+    }
     half = dict(itertools.islice(members.items(), 40))
     put(store, "a.tar", shard(half))
-    put(store, "b.tar", shard({**{k: v for k, v in members.items() if k not in half}, "d/.hidden": b"x", "README": b"y"}))
+    put(
+        store,
+        "b.tar",
+        shard(
+            {
+                **{k: v for k, v in members.items() if k not in half},
+                "d/.hidden": b"x",
+                "README": b"y",
+            }
+        ),
+    )
     source = Tar(store, ["a.tar", "b.tar"])
     assert len(source) == 40
     seen = {}
     for batch in Loader(source, batch=6, seed=1):
         for sample in batch:
-            seen |= {f"{sample['__key__']}.{kind}": sample[kind].numpy().tobytes() for kind in ("cls", "seg.png")}
+            seen |= {
+                f"{sample['__key__']}.{kind}": sample[kind].numpy().tobytes()
+                for kind in ("cls", "seg.png")
+            }
     assert seen == members
 
 
@@ -382,7 +443,11 @@ def test_the_same_batches_from_every_store(tmp_path, store, composition):
     tokens = np.random.default_rng(1).integers(0, 1 << 16, 50_000).astype(np.uint16)
     put(store, "t.npy", npy(tokens))
     expected = list(Loader(Tokens(store, "t.npy", 128), batch=16, seed=4))
-    with stoker.open_store(composition.format(tmp_path / "other"), create=True, capacity="64MiB") as other:
+    with stoker.open_store(
+        composition.format(tmp_path / "other"), create=True, capacity="64MiB"
+    ) as other:
         put(other, "t.npy", npy(tokens))
         got = list(Loader(Tokens(other, "t.npy", 128), batch=16, seed=4))
-    assert len(got) == len(expected) and all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    assert len(got) == len(expected) and all(
+        torch.equal(a, b) for a, b in zip(got, expected, strict=True)
+    )

@@ -25,7 +25,7 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, samples: np.ndarray) -> torch.Tensor | list[Any]:
-        """The samples of these numbers (uint64 [n]), in this order: a tensor [n, ...], or a list of n."""
+        """The samples of these numbers (uint64 [n]), in this order: [n, ...], or a list of n."""
 
     @property
     def fingerprint(self) -> str:
@@ -36,7 +36,8 @@ class Loader:
     """Takes the place of a DataLoader: ``for batch in loader``, once an epoch.
 
         with stoker.open_store("s3://bucket/tokens") as store:
-            loader = stoker.data.Loader(stoker.data.Tokens(store, "train.bin", 1024), batch=8, seed=1)
+            source = stoker.data.Tokens(store, "train.bin", 1024)
+            loader = stoker.data.Loader(source, batch=8, seed=1)
             for epoch in range(3):
                 loader.set_epoch(epoch)
                 for windows in loader:  # int64 [8, 1025]
@@ -85,7 +86,15 @@ class Loader:
         else:
             order = (Shuffled if shuffle else InOrder)(len(sources[0]), seed)
         self._batches = _Batches(
-            sources, order, self.global_batch, self.rank, self.ranks, endless or order.count is None, drop_last, collate)
+            sources,
+            order,
+            self.global_batch,
+            self.rank,
+            self.ranks,
+            endless or order.count is None,
+            drop_last,
+            collate,
+        )
         self._of = _identity(sources, weights, shuffle)
         self._depth = ahead
         self.waited_seconds = 0.0  # time the loop spent waiting for the reading thread
@@ -137,7 +146,12 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """The position and what it is a position of. The same on all ranks."""
-        return {"position": self._position, "batch": self.global_batch, "seed": self.seed, "of": self._of}
+        return {
+            "position": self._position,
+            "batch": self.global_batch,
+            "seed": self.seed,
+            "of": self._of,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to a saved position. InvalidArgument if it is of other data or of another order."""
@@ -146,16 +160,20 @@ class Loader:
         for key, name in what.items():
             if state[key] != mine[key]:
                 raise InvalidArgument(
-                    f"the saved data position is of {name} {state[key]}, this loader has {name} {mine[key]}: "
-                    f"give it the {key} of the run that saved it")
+                    f"the saved data position is of {name} {state[key]}, "
+                    f"this loader has {name} {mine[key]}: "
+                    f"give it the {key} of the run that saved it"
+                )
         if "windows" in state:  # saved before loaders had a fingerprint
             same = self._batches.order.count == state["windows"] and self.shuffle
         else:
             same = state.get("of") == mine["of"]
         if not same:
             raise InvalidArgument(
-                "the saved data position is of other samples, or of another order of them: give this loader the "
-                "data, the weights and `shuffle` of the run that saved it, or begin the data anew without this state")
+                "the saved data position is of other samples, or of another order of them: "
+                "give this loader the data, the weights and `shuffle` of the run that saved it, "
+                "or begin the data anew without this state"
+            )
         self._go_to(state["position"])
 
     # ---- reading ahead
@@ -174,7 +192,9 @@ class Loader:
         if self._ahead is None or not self._ahead.gives(self._position):
             self.close()
             self._ahead = _Ahead(self._batches, self._position, self._depth)
-            weakref.finalize(self, self._ahead.stop)  # a loader that nobody has any more reads nothing
+            weakref.finalize(
+                self, self._ahead.stop
+            )  # a loader that nobody has any more reads nothing
         began = time.perf_counter()
         item = self._ahead.get()
         self.waited_seconds += time.perf_counter() - began
@@ -198,7 +218,7 @@ class _Batches:
     collate: Callable[[Any], Any] | None
 
     def span(self, first: int) -> tuple[int, int] | None:
-        """Positions [first, last) of the global batch that begins at `first`; None if it is left out."""
+        """Positions [first, last) of the global batch at `first`; None if it is left out."""
         last = first + self.size
         if self.endless:
             return first, last
@@ -242,7 +262,9 @@ class _Ahead:
         self._queue: queue.Queue = queue.Queue(depth)
         self._stop = threading.Event()
         self.stop = self._stop.set
-        self._thread = threading.Thread(target=self._read, args=(position,), name="stoker-loader", daemon=True)
+        self._thread = threading.Thread(
+            target=self._read, args=(position,), name="stoker-loader", daemon=True
+        )
         self._thread.start()
 
     def gives(self, position: int) -> bool:
@@ -290,13 +312,21 @@ class _Failed:
         self.error = error
 
 
-def _check(sources: Sequence[Source], batch: int, weights: Sequence[float] | None, shuffle: bool, ahead: int) -> None:
+def _check(
+    sources: Sequence[Source],
+    batch: int,
+    weights: Sequence[float] | None,
+    shuffle: bool,
+    ahead: int,
+) -> None:
     if batch < 1 or ahead < 1:
         raise ValueError(f"a loader needs batch and ahead of at least 1, not {batch} and {ahead}")
     if weights is None and len(sources) != 1:
         raise ValueError(f"{len(sources)} sources need `weights`: the share of each")
     if weights is not None and not shuffle:
-        raise ValueError("a mixture is drawn at random: leave out shuffle=False, or give one source")
+        raise ValueError(
+            "a mixture is drawn at random: leave out shuffle=False, or give one source"
+        )
     for index, each in enumerate(sources):
         if len(each) < 1:
             raise ValueError(f"a loader needs at least one sample, but source {index} has none")
@@ -308,7 +338,9 @@ def _place(rank: int | None, ranks: int | None) -> tuple[int, int]:
         raise ValueError("give both rank= and ranks=, or none of them")
     if rank is None:
         ours = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return (torch.distributed.get_rank(), torch.distributed.get_world_size()) if ours else (0, 1)
+        return (
+            (torch.distributed.get_rank(), torch.distributed.get_world_size()) if ours else (0, 1)
+        )
     if not 0 <= rank < ranks:
         raise ValueError(f"there is no rank {rank} of {ranks}")
     return rank, ranks
@@ -319,5 +351,7 @@ def _identity(sources: Sequence[Source], weights: Sequence[float] | None, shuffl
     digest = hashlib.sha256()
     for each in sources:
         digest.update(f"{len(each)} {each.fingerprint}\n".encode())
-    digest.update(repr(([float(each) for each in weights] if weights is not None else None, shuffle)).encode())
+    digest.update(
+        repr(([float(each) for each in weights] if weights is not None else None, shuffle)).encode()
+    )
     return digest.hexdigest()[:32]

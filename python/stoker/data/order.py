@@ -1,4 +1,6 @@
-"""Which sample stands at which position: pure functions of a few integers (src/stoker/base/order.h).
+"""Which sample stands at which position: pure functions of a few integers.
+
+The functions are those of src/stoker/base/order.h.
 
 Positions count through all epochs: position p of n samples is position p % n of epoch p // n. So a
 resume needs one integer, and any rank can compute any part of any epoch.
@@ -38,7 +40,9 @@ class Shuffled:
 
     def picks(self, first: int, last: int) -> Picks:
         """Of positions [first, last)."""
-        return Picks(np.zeros(last - first, np.uint64), self.samples(np.arange(first, last, dtype=np.uint64)))
+        return Picks(
+            np.zeros(last - first, np.uint64), self.samples(np.arange(first, last, dtype=np.uint64))
+        )
 
     def samples(self, positions: np.ndarray) -> np.ndarray:
         """Of any positions, uint64 [n]."""
@@ -72,7 +76,9 @@ class Mixed:
 
     def __init__(self, counts: Sequence[int], weights: Sequence[float], seed: int) -> None:
         if len(counts) != len(weights):
-            raise ValueError(f"a mixture of {len(counts)} sources needs as many weights, not {len(weights)}")
+            raise ValueError(
+                f"a mixture of {len(counts)} sources needs as many weights, not {len(weights)}"
+            )
         self._mixture = Mixture(list(weights), seed)
         # Sources of one length must not be drawn in one order: each has a seed of its own.
         self._parts = [Shuffled(count, seed + 1 + index) for index, count in enumerate(counts)]
@@ -88,6 +94,6 @@ class Mixed:
 
 
 def sample_at(position: int, count: int, seed: int) -> int:
-    """The sample at a position of the endless sequence of epochs, each `count` samples in its own order."""
+    """The sample at a position of all epochs, each `count` samples in an order of its own."""
     epoch, within = divmod(position, count)
     return Permutation(count, seed, epoch).sample(within)

@@ -22,7 +22,9 @@ from stoker import _core
 
 from ..errors import Corruption, InvalidArgument, NotFound
 
-_INDEX = struct.Struct("<9sQBQQ")  # of Megatron: magic, version, code of the type, sequences, documents
+_INDEX = struct.Struct(
+    "<9sQBQQ"
+)  # of Megatron: magic, version, code of the type, sequences, documents
 _INDEX_BEGINS = b"MMIDIDX\x00\x00"
 _INDEX_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _NPY_HEADER_MAX = 1 << 16
@@ -71,7 +73,9 @@ class _Ranges:
 class _Items:
     """A number of equal ranges in several objects, numbered through."""
 
-    def __init__(self, ranges: _Ranges, counts: Sequence[int], offsets: Sequence[int], stride: int, size: int) -> None:
+    def __init__(
+        self, ranges: _Ranges, counts: Sequence[int], offsets: Sequence[int], stride: int, size: int
+    ) -> None:
         self._ranges, self._stride, self._size = ranges, stride, size
         self._ends = np.cumsum(np.asarray(counts, np.uint64), dtype=np.uint64)
         self._offsets = np.asarray(offsets, np.uint64)
@@ -96,29 +100,41 @@ class _Items:
 class Tokens:
     """Packed tokens as windows of `length` inputs and the one token behind them.
 
-        Tokens(store, "train.bin", 1024)            # beside Megatron's train.idx, which has the type
-        Tokens(store, ["a.npy", "b.npy"], 1024)     # arrays of one dimension
+        Tokens(store, "train.bin", 1024)          # the type: of Megatron's train.idx beside it
+        Tokens(store, ["a.npy", "b.npy"], 1024)   # arrays of one dimension
         Tokens(store, "raw.bin", 1024, dtype="uint16")
 
-    Sample i of an object holds tokens [i * length, i * length + length] of it: targets are inputs moved
-    by one, so neighbours share one token. No window reaches into another object; what is left of
-    one, shorter than a window, is left out. Batches are int64 [samples, length + 1].
+    Sample i of an object holds tokens [i * length, i * length + length] of it: targets are inputs
+    moved by one, so neighbours share one token. No window reaches into another object; what is left
+    of one, shorter than a window, is left out. Batches are int64 [samples, length + 1].
     Raises InvalidArgument for a type that is not known, Corruption for a size that cannot be.
     """
 
-    def __init__(self, store: _core.Store, keys: str | Sequence[str], length: int, *, dtype: str | None = None) -> None:
+    def __init__(
+        self,
+        store: _core.Store,
+        keys: str | Sequence[str],
+        length: int,
+        *,
+        dtype: str | None = None,
+    ) -> None:
         if length < 1:
             raise ValueError(f"a window has at least one token, not {length}")
         keys = [keys] if isinstance(keys, str) else list(keys)
         arrays = [_tokens_of(store, key, dtype) for key in keys]
         types = {array.dtype for array in arrays}
         if len(types) > 1:
-            raise InvalidArgument(f"the objects hold tokens of several types ({', '.join(map(str, types))}): give each its own source")
+            raise InvalidArgument(
+                f"the objects hold tokens of several types ({', '.join(map(str, types))}): "
+                "give each its own source"
+            )
         self.length, self._dtype = length, types.pop()
         width = self._dtype.itemsize
         ranges = _Ranges(store, keys)
         counts = [max(0, array.count - 1) // length for array in arrays]
-        self._items = _Items(ranges, counts, [array.offset for array in arrays], length * width, (length + 1) * width)
+        self._items = _Items(
+            ranges, counts, [array.offset for array in arrays], length * width, (length + 1) * width
+        )
         self.fingerprint = f"tokens {ranges.fingerprint} {self._dtype.str}, windows of {length}"
 
     def __len__(self) -> int:
@@ -137,13 +153,21 @@ class Rows:
         arrays = [_npy(store, key) for key in keys]
         kinds = {(array.dtype, array.shape) for array in arrays}
         if len(kinds) > 1:
-            raise InvalidArgument(f"the objects hold rows of several kinds ({kinds}): give each its own source")
+            raise InvalidArgument(
+                f"the objects hold rows of several kinds ({kinds}): give each its own source"
+            )
         self._dtype, self._shape = kinds.pop()
         ranges = _Ranges(store, keys)
         size = self._dtype.itemsize * int(np.prod(self._shape, dtype=np.int64))
         if size == 0:
             raise InvalidArgument(f"the rows of {keys[0]} have no bytes")
-        self._items = _Items(ranges, [array.count for array in arrays], [array.offset for array in arrays], size, size)
+        self._items = _Items(
+            ranges,
+            [array.count for array in arrays],
+            [array.offset for array in arrays],
+            size,
+            size,
+        )
         self.fingerprint = f"rows {ranges.fingerprint}"
 
     def __len__(self) -> int:
@@ -155,15 +179,22 @@ class Rows:
 
 
 class Files:
-    """Every object below `prefix` is a sample, in the order of their names: a folder of images, say.
+    """Every object below `prefix` is a sample, in the order of names: a folder of images, say.
 
     suffixes: take only names that end so. Batches are lists of (key, bytes as a uint8 tensor).
     """
 
     def __init__(self, store: _core.Store, prefix: str = "", suffixes: Sequence[str] = ()) -> None:
-        keys = [each["key"] for each in store.list(prefix) if not suffixes or each["key"].endswith(tuple(suffixes))]
+        keys = [
+            each["key"]
+            for each in store.list(prefix)
+            if not suffixes or each["key"].endswith(tuple(suffixes))
+        ]
         if not keys:
-            raise NotFound(f"there is no object below '{prefix}'" + (f" that ends in {', '.join(suffixes)}" if suffixes else ""))
+            raise NotFound(
+                f"there is no object below '{prefix}'"
+                + (f" that ends in {', '.join(suffixes)}" if suffixes else "")
+            )
         self._ranges = _Ranges(store, keys)
         self.fingerprint = f"files {self._ranges.fingerprint}"
 
@@ -173,7 +204,10 @@ class Files:
     def batch(self, samples: np.ndarray) -> list[tuple[str, torch.Tensor]]:
         spans = [(int(sample), 0, self._ranges.sizes[int(sample)]) for sample in samples]
         parts = _read_spans(self._ranges, spans)
-        return [(self._ranges.keys[int(sample)], part) for sample, part in zip(samples, parts, strict=True)]
+        return [
+            (self._ranges.keys[int(sample)], part)
+            for sample, part in zip(samples, parts, strict=True)
+        ]
 
 
 @dataclass
@@ -186,7 +220,7 @@ class _Member:
 
 
 class Tar:
-    """Tar files in WebDataset's manner: members whose names agree up to the first dot are one sample.
+    """Tar files as WebDataset has them: members of one name up to the first dot are one sample.
 
     Batches are lists of dicts: "__key__", and each extension ("jpg", "cls") with a uint8 tensor.
     Opening reads the headers of all members. Compressed tar files are refused. Raises Corruption
@@ -196,7 +230,11 @@ class Tar:
     def __init__(self, store: _core.Store, keys: str | Sequence[str]) -> None:
         keys = [keys] if isinstance(keys, str) else list(keys)
         self._ranges = _Ranges(store, keys)
-        self._members = [each for index, key in enumerate(keys) for each in _members(store, index, key, self._ranges.sizes[index])]
+        self._members = [
+            each
+            for index, key in enumerate(keys)
+            for each in _members(store, index, key, self._ranges.sizes[index])
+        ]
         self.fingerprint = f"tar {self._ranges.fingerprint}"
 
     def __len__(self) -> int:
@@ -206,7 +244,10 @@ class Tar:
         members = [self._members[int(sample)] for sample in samples]
         spans = [(each.object, *span) for each in members for span in each.parts.values()]
         parts = iter(_read_spans(self._ranges, spans))
-        return [{"__key__": each.name, **{extension: next(parts) for extension in each.parts}} for each in members]
+        return [
+            {"__key__": each.name, **{extension: next(parts) for extension in each.parts}}
+            for each in members
+        ]
 
 
 def _read_spans(ranges: _Ranges, spans: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
@@ -229,17 +270,25 @@ def _tokens_of(store: _core.Store, key: str, dtype: str | None) -> Array:
     if key.endswith(".npy"):
         array = _npy(store, key)
         if array.shape or array.dtype.kind not in "iu":
-            raise InvalidArgument(f"{key} is no array of one dimension of integers, so it holds no tokens; use Rows for it")
+            raise InvalidArgument(
+                f"{key} is no array of one dimension of integers, so it holds no tokens; "
+                "use Rows for it"
+            )
     else:
         size = store.stat(key)["bytes"]
         kind = np.dtype(dtype).newbyteorder("<") if dtype else _megatron_type(store, key)
         if kind.kind not in "iu":
             raise InvalidArgument(f"tokens are integers, so dtype={dtype!r} cannot be theirs")
         if size % kind.itemsize:
-            raise Corruption(f"{key} has {size} bytes, which is no multiple of the {kind.itemsize} of a token: it was cut, or it is of another type")
+            raise Corruption(
+                f"{key} has {size} bytes, which is no multiple of the {kind.itemsize} of a token: "
+                "it was cut, or it is of another type"
+            )
         array = Array(key, 0, size // kind.itemsize, kind)
     if array.dtype.itemsize == 8 and array.dtype.kind == "u":
-        raise InvalidArgument(f"{key} holds uint64, which torch has no room for: write it with a smaller type")
+        raise InvalidArgument(
+            f"{key} holds uint64, which torch has no room for: write it with a smaller type"
+        )
     return array
 
 
@@ -247,22 +296,39 @@ def _megatron_type(store: _core.Store, key: str) -> np.dtype:
     """The type of the tokens of a .bin, by the .idx beside it, whose sizes are compared too."""
     index = key.removesuffix(".bin") + ".idx"
     if not key.endswith(".bin") or not store.exists(index):
-        raise InvalidArgument(f"nobody says of what type the tokens of {key} are: give dtype=\"uint16\" (or what it is), or put {index} beside it")
+        raise InvalidArgument(
+            f'nobody says of what type the tokens of {key} are: give dtype="uint16" '
+            f"(or what it is), or put {index} beside it"
+        )
     raw = store.read_bytes(index, 0, min(_INDEX.size, store.stat(index)["bytes"]))
     if len(raw) < _INDEX.size:
         raise Corruption(f"the index {index} is cut after {len(raw)} bytes: make it anew")
     magic, version, code, sequences, _ = _INDEX.unpack(raw)
     if magic != _INDEX_BEGINS or version != 1:
-        raise Corruption(f"{index} is no index of Megatron of version 1: make it anew, or give dtype=")
+        raise Corruption(
+            f"{index} is no index of Megatron of version 1: make it anew, or give dtype="
+        )
     if code not in _INDEX_TYPES:
-        raise InvalidArgument(f"the tokens of {key} are of a type that holds no integers (code {code})")
+        raise InvalidArgument(
+            f"the tokens of {key} are of a type that holds no integers (code {code})"
+        )
     kind = np.dtype(_INDEX_TYPES[code])
     if store.stat(index)["bytes"] < _INDEX.size + 12 * sequences:
-        raise Corruption(f"the index {index} is cut: it names {sequences} sequences and has no room for them; make it anew")
-    sizes = np.frombuffer(store.read_bytes(index, _INDEX.size, 4 * sequences), "<i4") if sequences else np.zeros(0, "<i4")
+        raise Corruption(
+            f"the index {index} is cut: it names {sequences} sequences and has no room for them; "
+            "make it anew"
+        )
+    sizes = (
+        np.frombuffer(store.read_bytes(index, _INDEX.size, 4 * sequences), "<i4")
+        if sequences
+        else np.zeros(0, "<i4")
+    )
     tokens = int(sizes.sum(dtype=np.int64))
     if tokens * kind.itemsize != store.stat(key)["bytes"]:
-        raise Corruption(f"{key} has {store.stat(key)['bytes']} bytes, but its index {index} names {tokens} tokens of {kind.itemsize}: one of them was cut or replaced")
+        raise Corruption(
+            f"{key} has {store.stat(key)['bytes']} bytes, but its index {index} names {tokens} "
+            f"tokens of {kind.itemsize}: one of them was cut or replaced"
+        )
     return kind
 
 
@@ -271,15 +337,27 @@ def _npy(store: _core.Store, key: str) -> Array:
     head = io.BytesIO(store.read_bytes(key, 0, min(size, _NPY_HEADER_MAX)) if size else b"")
     try:
         version = np.lib.format.read_magic(head)
-        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+        read = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }[version]
         shape, fortran, dtype = read(head)
     except (ValueError, KeyError, EOFError) as error:
-        raise Corruption(f"{key} does not begin as a .npy file of version 1 or 2 does ({error}): write it anew with numpy.save") from error
+        raise Corruption(
+            f"{key} does not begin as a .npy file of version 1 or 2 does ({error}): "
+            "write it anew with numpy.save"
+        ) from error
     if dtype.hasobject or dtype.names or not shape or (fortran and len(shape) > 1):
-        raise InvalidArgument(f"{key} holds {'one number' if not shape else 'objects, records or columns'}: save it as an array of numbers in C order")
+        raise InvalidArgument(
+            f"{key} holds {'one number' if not shape else 'objects, records or columns'}: "
+            "save it as an array of numbers in C order"
+        )
     items = int(np.prod(shape, dtype=np.int64))
     if head.tell() + items * dtype.itemsize != size:
-        raise Corruption(f"{key} has {size} bytes where its header asks for {head.tell() + items * dtype.itemsize}: it was cut or damaged")
+        raise Corruption(
+            f"{key} has {size} bytes where its header asks for "
+            f"{head.tell() + items * dtype.itemsize}: it was cut or damaged"
+        )
     if dtype.byteorder == ">":
         raise InvalidArgument(f"{key} holds big-endian numbers: save it little-endian")
     return Array(key, head.tell(), shape[0], dtype, tuple(shape[1:]))
@@ -313,7 +391,9 @@ class _Reading(io.RawIOBase):
 
 def _members(store: _core.Store, number: int, key: str, size: int) -> Iterator[_Member]:
     if key.endswith((".gz", ".tgz", ".zst", ".xz", ".bz2")):
-        raise InvalidArgument(f"{key} is compressed, so no sample can be read by itself: unpack it to a plain .tar")
+        raise InvalidArgument(
+            f"{key} is compressed, so no sample can be read by itself: unpack it to a plain .tar"
+        )
     file = io.BufferedReader(_Reading(store, key, size), 128 << 10)
     sample: _Member | None = None
     seen: set[str] = set()
@@ -323,26 +403,36 @@ def _members(store: _core.Store, number: int, key: str, size: int) -> Iterator[_
                 if not member.isfile():
                     continue
                 if member.offset_data + member.size > size:
-                    raise Corruption(f"{key} is cut inside of '{member.name}': fetch or write it anew")
+                    raise Corruption(
+                        f"{key} is cut inside of '{member.name}': fetch or write it anew"
+                    )
                 folder, _, base = member.name.rpartition("/")
                 stem, _, extension = base.partition(".")
                 name = f"{folder}/{stem}" if folder else stem
                 if not stem or not extension:
-                    continue  # as in WebDataset: hidden files and names without an extension are no part of a sample
+                    # As in WebDataset: such names are no part of a sample.
+                    continue
                 if sample is None or sample.name != name:
                     if sample is not None:
                         yield sample
                     if name in seen:
-                        raise InvalidArgument(f"the parts of sample '{name}' do not stand together in {key}: sort its members by name")
+                        raise InvalidArgument(
+                            f"the parts of sample '{name}' do not stand together in {key}: "
+                                "sort its members by name"
+                        )
                     seen.add(name)
                     sample = _Member(number, name)
                 if extension in sample.parts:
-                    raise InvalidArgument(f"{key} has '{member.name}' twice: a sample needs each part once")
+                    raise InvalidArgument(
+                        f"{key} has '{member.name}' twice: a sample needs each part once"
+                    )
                 sample.parts[extension] = member.offset_data, member.size
             # tarfile takes a damaged header for the end: the end has a block of zeros.
             end = tar.offset
         if end + 512 > size or store.read_bytes(key, end, 512).strip(b"\0"):
-            raise Corruption(f"{key} is cut or damaged at byte {end} of {size}: fetch or write it anew")
+            raise Corruption(
+                f"{key} is cut or damaged at byte {end} of {size}: fetch or write it anew"
+            )
     except tarfile.TarError as error:
         raise Corruption(f"{key} is no whole tar file ({error}): fetch or write it anew") from error
     if sample is not None:

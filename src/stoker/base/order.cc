@@ -71,13 +71,17 @@ uint64_t Permutation::backward(uint64_t value) const {
 
 Result<Mixture> Mixture::make(std::span<const double> weights, uint64_t seed) {
   if (weights.empty() || weights.size() > kCycle) {
-    return make_error(Code::invalid_argument, "a mixture has 1 to " + std::to_string(kCycle) + " sources, not " + std::to_string(weights.size()));
+    return make_error(Code::invalid_argument, "a mixture has 1 to " + std::to_string(kCycle) +
+                                                  " sources, not " +
+                                                  std::to_string(weights.size()));
   }
   double greatest = 0;
   for (size_t i = 0; i < weights.size(); ++i) {
     if (!std::isfinite(weights[i]) || weights[i] <= 0) {
-      return make_error(Code::invalid_argument, "the weight of source " + std::to_string(i) + " of a mixture is " + std::to_string(weights[i]) +
-                              ": give a number above zero, or leave the source out");
+      return make_error(Code::invalid_argument,
+                        "the weight of source " + std::to_string(i) + " of a mixture is " +
+                            std::to_string(weights[i]) +
+                            ": give a number above zero, or leave the source out");
     }
     greatest = std::max(greatest, weights[i]);
   }
@@ -108,7 +112,8 @@ Result<Mixture> Mixture::make(std::span<const double> weights, uint64_t seed) {
   return Mixture(std::move(counts), seed);
 }
 
-Mixture::Mixture(std::vector<uint32_t> counts, uint64_t seed) : counts_(std::move(counts)), starts_(counts_.size()), seed_(seed) {
+Mixture::Mixture(std::vector<uint32_t> counts, uint64_t seed)
+    : counts_(std::move(counts)), starts_(counts_.size()), seed_(seed) {
   std::exclusive_scan(counts_.begin(), counts_.end(), starts_.begin(), uint32_t{0});
 }
 

@@ -30,7 +30,8 @@ class Permutation {
   uint64_t position(uint64_t sample) const;
 
  private:
-  // Four rounds make a pseudo-random permutation of large halves; two more serve counts of few bits.
+  // Four rounds make a pseudo-random permutation of large halves; two more serve counts of few
+  // bits.
   static constexpr size_t kRounds = 6;
 
   uint64_t forward(uint64_t value) const;
@@ -59,7 +60,8 @@ class Mixture {
  public:
   static constexpr uint64_t kCycle = 65'536;
 
-  // weights: 1 to 65,536 of them, finite and above zero, of any sum. invalid_argument names the wrong one.
+  // weights: 1 to 65,536 of them, finite and above zero, of any sum. invalid_argument names the
+  // wrong one.
   static Result<Mixture> make(std::span<const double> weights, uint64_t seed);
 
   Draw draw(uint64_t position) const;

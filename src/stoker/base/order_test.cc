@@ -56,7 +56,8 @@ TEST(Order, SeedsAndEpochsAreUnrelated) {
   EXPECT_NE(first({1000, 1, 2}, 10), first({1000, 1, 3}, 10));
 }
 
-// 20,000 orders of 5 samples: each sample stands at each position 4,000 times, give or take 5 sigma.
+// 20,000 orders of 5 samples: each sample stands at each position 4,000 times, give or take 5
+// sigma.
 TEST(Order, EverySampleStandsAtEveryPositionAlikeOften) {
   std::array<std::array<int, 5>, 5> seen{};
   for (uint64_t epoch = 0; epoch < 20'000; ++epoch) {
@@ -71,7 +72,8 @@ TEST(Order, EverySampleStandsAtEveryPositionAlikeOften) {
 TEST(Order, AMixtureHasExactSharesInEveryCycle) {
   const std::vector<double> weights{0.7, 0.2, 0.1};
   const Mixture mixture = Mixture::make(weights, 3).value();
-  EXPECT_EQ(std::vector<uint32_t>(mixture.counts().begin(), mixture.counts().end()), (std::vector<uint32_t>{45'875, 13'107, 6'554}));
+  EXPECT_EQ(std::vector<uint32_t>(mixture.counts().begin(), mixture.counts().end()),
+            (std::vector<uint32_t>{45'875, 13'107, 6'554}));
   for (const uint64_t cycle : {uint64_t{0}, uint64_t{1}, uint64_t{1000}}) {
     std::map<uint32_t, std::set<uint64_t>> drawn;
     for (uint64_t i = 0; i < Mixture::kCycle; ++i) {
@@ -91,8 +93,14 @@ TEST(Order, AMixtureHasExactSharesInEveryCycle) {
 
 TEST(Order, SharesAddUpAndNoneIsZero) {
   const std::vector<std::vector<double>> cases{
-      {1}, {1, 1, 1}, {1e-300, 1e300}, {1e-9, 1, 1e-9}, std::vector<double>(65'536, 2.5), std::vector<double>(65'535, 1),
-      {std::numeric_limits<double>::max(), std::numeric_limits<double>::max()}, {std::numeric_limits<double>::denorm_min()}};
+      {1},
+      {1, 1, 1},
+      {1e-300, 1e300},
+      {1e-9, 1, 1e-9},
+      std::vector<double>(65'536, 2.5),
+      std::vector<double>(65'535, 1),
+      {std::numeric_limits<double>::max(), std::numeric_limits<double>::max()},
+      {std::numeric_limits<double>::denorm_min()}};
   for (const auto& weights : cases) {
     const Mixture mixture = Mixture::make(weights, 0).value();
     uint64_t sum = 0;
@@ -105,7 +113,8 @@ TEST(Order, SharesAddUpAndNoneIsZero) {
 }
 
 TEST(Order, WrongWeightsAreNamed) {
-  for (const double wrong : {0.0, -1.0, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+  for (const double wrong : {0.0, -1.0, std::numeric_limits<double>::infinity(),
+                             std::numeric_limits<double>::quiet_NaN()}) {
     const std::vector<double> weights{1, wrong};
     const auto made = Mixture::make(weights, 0);
     ASSERT_FALSE(made.has_value());

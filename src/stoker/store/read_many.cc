@@ -29,8 +29,8 @@ class Rest {
 
  private:
   std::mutex mutex_;
-  size_t left_;               // guarded by mutex_
-  size_t first_failed_;       // guarded by mutex_
+  size_t left_;                 // guarded by mutex_
+  size_t first_failed_;         // guarded by mutex_
   std::optional<Error> error_;  // guarded by mutex_ while left_ is not zero
   Promise<void> promise_;
 };
@@ -53,10 +53,11 @@ Status check(size_t keys, const Piece& piece, size_t number, size_t memory) {
 
 }  // namespace
 
-Future<void> read_many(Store& store, std::span<const std::string> keys, std::span<const Piece> pieces,
-                       Slice into, const ReadOptions& options) {
+Future<void> read_many(Store& store, std::span<const std::string> keys,
+                       std::span<const Piece> pieces, Slice into, const ReadOptions& options) {
   for (size_t i = 0; i < pieces.size(); ++i) {
-    if (const Status status = check(keys.size(), pieces[i], i, into.size); !status) return status.error();
+    if (const Status status = check(keys.size(), pieces[i], i, into.size); !status)
+      return status.error();
   }
   if (pieces.empty()) return Status();
   const auto rest = std::make_shared<Rest>(pieces.size());

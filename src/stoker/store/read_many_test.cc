@@ -24,7 +24,9 @@ class ReadMany : public testing::Test {
   }
   Status read(std::vector<Piece> pieces) {
     const std::vector<std::string> keys{"a", "b", "gone"};
-    return read_many(*store_, keys, pieces, {reinterpret_cast<std::byte*>(memory_.data()), memory_.size()}).wait();
+    return read_many(*store_, keys, pieces,
+                     {reinterpret_cast<std::byte*>(memory_.data()), memory_.size()})
+        .wait();
   }
 
   Budget budget_{uint64_t{1} << 20};
