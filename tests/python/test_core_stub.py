@@ -37,7 +37,8 @@ class Place:
 
 def of_module(function: Any) -> list[tuple[str, Any]]:
     ((signature, _, defaults),) = function.__nb_signature__  # no overloads
-    text = re.sub(r"\\(\d+)", r"Place(\1)", signature) + ": ..."
+    arrays_named = re.sub(r"ndarray\[[^]]*\]", "ndarray", signature)  # what stands in [] is no Python
+    text = re.sub(r"\\(\d+)", r"Place(\1)", arrays_named) + ": ..."
     return parameters(ast.parse(text).body[0], defaults or ())
 
 
