@@ -18,7 +18,7 @@ CONF = """
 daemon off;
 pid {folder}/nginx.pid;
 error_log {folder}/error.log;
-worker_processes 1;
+{user}worker_processes 1;
 events {{ worker_connections 256; }}
 http {{
   access_log {folder}/access.log;
@@ -48,10 +48,10 @@ def program() -> str | None:
 def serve(data: Path, folder: Path) -> Iterator[str]:
     """The endpoint that serves data/KEY as /bucket/KEY; `folder` takes its own files."""
     [port] = free_ports(1)
+    # By default the worker is a user who may not look into the folders of a test.
+    user = "user root root;\n" if os.geteuid() == 0 else ""
     conf = folder / "nginx.conf"
-    conf.write_text(CONF.format(folder=folder, data=data, port=port))
-    for each in (folder, data):
-        each.chmod(0o755)  # the worker is another user
+    conf.write_text(CONF.format(folder=folder, data=data, port=port, user=user))
     serving = subprocess.Popen(
         [program(), "-p", folder, "-c", conf], stderr=subprocess.DEVNULL, preexec_fn=end_with_parent
     )
