@@ -62,19 +62,22 @@ def digests(store) -> dict[str, str]:
     return found
 
 
-def test_conformance(gateway):
-    if not CONFORMANCE.exists():
-        pytest.skip(f"{CONFORMANCE} is not built")
+@pytest.mark.parametrize("suite", ["S3", "Cached"])
+def test_conformance(gateway, suite):
+    program = CONFORMANCE.with_name(f"stoker_{suite.lower()}_test")
+    if not program.exists():
+        pytest.skip(f"{program} is not built")
     given = gateway.store("conformance").replace("?", "|?", 1)
     done = subprocess.run(
-        [CONFORMANCE, "--gtest_filter=*given"],
+        [program, "--gtest_filter=*given"],
         env={**os.environ, **gateway.environment(), "STOKER_TEST_S3": given},
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2_000:]
-    assert "[       OK ] S3/StoreConformance.AConditionHoldsOrTheCommitIsAConflict" in done.stdout
+    case = "StoreConformance.AConditionHoldsOrTheCommitIsAConflict"
+    assert f"[       OK ] {suite}/{case}" in done.stdout
 
 
 def test_no_increment_is_lost_under_a_condition(where):

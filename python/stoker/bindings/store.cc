@@ -248,7 +248,29 @@ nb::dict info(const PyStore& store) {
     volumes[volume.path.c_str()] = each;
   }
   out["volumes"] = volumes;
+  out["cache"] = nb::none();
+  if (info.cache) {
+    nb::dict cache;
+    cache["usable_bytes"] = info.cache->usable_bytes;
+    cache["held_bytes"] = info.cache->held_bytes;
+    cache["hit_bytes"] = info.cache->hit_bytes;
+    cache["memory_hit_bytes"] = info.cache->memory_hit_bytes;
+    cache["merged_bytes"] = info.cache->merged_bytes;
+    cache["fetched_bytes"] = info.cache->fetched_bytes;
+    cache["admitted_bytes"] = info.cache->admitted_bytes;
+    cache["commits"] = info.cache->commits;
+    cache["damaged_blocks"] = info.cache->damaged_blocks;
+    cache["off"] = info.cache->off;
+    out["cache"] = cache;
+  }
   return out;
+}
+
+void forget(const PyStore& store, const Name& named_key, const Count& offset_given,
+            const Count& bytes_given) {
+  const std::string_view key = named_key;
+  const uint64_t offset = offset_given, bytes = bytes_given;
+  unwrap(without_gil(store, [&](Store& source) { return source.forget(key, offset, bytes); }));
 }
 
 nb::list list(const PyStore& store, const Name& named_prefix, const Name& named_snapshot) {
@@ -532,6 +554,7 @@ void bind_store(nanobind::module_& module) {
       .def("read_many", &read_pieces, nb::arg("keys"), nb::arg("pieces"), nb::arg("address"),
            nb::arg("bytes"), nb::arg("priority") = "prefetch")
       .def("begin", &begin)
+      .def("forget", &forget, nb::arg("key"), nb::arg("offset"), nb::arg("bytes"))
       .def("copy", &copy, nb::arg("from_key"), nb::arg("to_key"))
       .def("snapshot",
            [](const PyStore& s, const Name& name) { return named(s, open(s).snapshot(name)); },

@@ -8,18 +8,25 @@
 #include <utility>
 
 #include "stoker/base/bytes.h"
+#include "stoker/store/cached/store.h"
 #include "stoker/store/coded/store.h"
 #include "stoker/store/dir/store.h"
 #include "stoker/store/local/store.h"
 #include "stoker/store/memory_store.h"
 #include "stoker/store/s3/store.h"
 
-// Grammar of a composition:
-//   composition = "memory:" | "dir:" path | "s3://" bucket ["/" prefix] ["?" options]
-//   (s3/location.h) | "local:" volumes | volumes | "coded(" number "+" number { " " rate "=" bytes
-//   } "," shards ")" rate        = "scrub" | "repair" | "fold", each once at most volumes     =
-//   path { "," path } shards      = as volumes, with blanks around commas; a path may hold one "{"
-//   number ".." number "}", which stands for each number
+// Grammar of a composition, with blanks around commas as one likes:
+//   composition = "memory:"
+//               | "dir:" path
+//               | "s3://" bucket ["/" prefix] ["?" options]     (s3/location.h)
+//               | "local:" volumes | volumes
+//               | "coded(" number "+" number { " " rate "=" bytes } "," shards ")"
+//               | "cached(" composition "," composition { "," word "=" bytes } ")"
+//   rate        = "scrub" | "repair" | "fold", each once at most
+//   word        = "disk" | "dram" | "block", each once at most
+//   volumes     = path { "," path }, without blanks around commas
+//   shards      = path { "," path }; a path may hold one "{" number ".." number "}", which
+//                 stands for each number
 // A path may hold anything but a comma; one that starts with a word and a colon is written after
 // "local:".
 
@@ -104,6 +111,88 @@ Status parse_rates(const std::string& composition, std::string_view text, CodedP
   return {};
 }
 
+bool is_cached(std::string_view text) { return text.starts_with("cached("); }
+
+// What stands in the parentheses of cached().
+struct CachedPlan {
+  std::string fast, slow;
+  CachedOptions options;
+};
+
+// "a, b(c, d), e" -> "a", "b(c, d)", "e"
+std::vector<std::string_view> split_outside_parentheses(std::string_view text) {
+  std::vector<std::string_view> parts;
+  size_t begin = 0;
+  int depth = 0;
+  for (size_t at = 0; at <= text.size(); ++at) {
+    if (at < text.size() && text[at] == '(') ++depth;
+    if (at < text.size() && text[at] == ')') --depth;
+    if (at < text.size() && (text[at] != ',' || depth > 0)) continue;
+    parts.push_back(trim(text.substr(begin, at - begin)));
+    begin = at + 1;
+  }
+  return parts;
+}
+
+Result<CachedPlan> parse_cached(const std::string& composition) {
+  const char* how =
+      "write for example cached(local:/nvme/cache, s3://bucket/data, disk=100GiB, dram=1GiB)";
+  std::string_view text = composition;
+  if (!text.ends_with(")"))
+    return bad(composition, std::string("the closing parenthesis is missing; ") + how);
+  text = text.substr(7, text.size() - 8);
+  CachedPlan plan;
+  std::vector<std::string> stores;
+  uint64_t block = plan.options.block_bytes;
+  std::vector<std::pair<std::string_view, uint64_t*>> options = {
+      {"dram=", &plan.options.dram_bytes}, {"disk=", &plan.options.disk_bytes}, {"block=", &block}};
+  for (const std::string_view part : split_outside_parentheses(text)) {
+    const auto option = std::find_if(options.begin(), options.end(), [part](const auto& each) {
+      return part.starts_with(each.first);
+    });
+    if (option != options.end()) {
+      const auto bytes = parse_bytes(part.substr(option->first.size()));
+      if (!bytes) return bad(composition, "'" + std::string(part) + "' is no size; " + how);
+      *option->second = *bytes;
+      options.erase(option);  // each once
+      continue;
+    }
+    const bool begins = stores.empty() || !scheme_of(part).empty() || part.ends_with(")");
+    if (begins && stores.size() == 2)
+      return bad(composition,
+                 "'" + std::string(part) + "' is one store too many, or an option twice; " + how);
+    if (begins) {
+      stores.emplace_back(part);
+    } else {  // one more volume
+      stores.back() += "," + std::string(part);
+    }
+  }
+  if (stores.size() != 2 || stores[0].empty())
+    return bad(composition, std::string("two stores are needed, the second with its kind; ") + how);
+  if (stores[1] == "memory:")
+    return bad(composition,
+               "what memory: holds is gone when it is closed; there is nothing to cache");
+  if (block > UINT32_MAX) return bad(composition, "a block has 8 MiB at most");
+  plan.options.block_bytes = static_cast<uint32_t>(block);
+  plan.fast = stores[0];
+  plan.slow = stores[1];
+  return plan;
+}
+
+Result<std::unique_ptr<Store>> open_cached(const std::string& composition, const Runtime& runtime,
+                                           const StoreOptions& options) {
+  STOKER_ASSIGN(const CachedPlan plan, parse_cached(composition));
+  STOKER_ASSIGN(auto slow, open_store(plan.slow, runtime, options));
+  OpenFast fast = [name = plan.fast, runtime, holder = options.holder](uint64_t create_bytes) {
+    StoreOptions made;
+    made.create = create_bytes != 0;
+    made.capacity_bytes = create_bytes;
+    made.holder = holder;
+    return open_store(name, runtime, made);
+  };
+  return open_cached_store(composition, std::move(fast), std::move(slow), runtime, plan.options);
+}
+
 bool is_coded(std::string_view text) { return text.starts_with("coded("); }
 
 }  // namespace
@@ -153,6 +242,7 @@ Result<std::vector<std::string>> local_volumes(const std::string& composition) {
 Result<std::unique_ptr<Store>> open_store(const std::string& composition, const Runtime& runtime, const StoreOptions& options) {
   std::string_view text = composition;
   const std::string_view scheme = scheme_of(text);
+  if (is_cached(text)) return open_cached(composition, runtime, options);
   if (scheme == "memory") {
     if (text != "memory:") return bad(composition, "nothing may stand after memory:");
     if (options.read_only) return bad(composition, "a memory store starts empty, so it cannot be opened to read only");
@@ -167,14 +257,15 @@ Result<std::unique_ptr<Store>> open_store(const std::string& composition, const 
   if (scheme == "s3") return open_s3_store(composition, runtime, options);
   if (!scheme.empty() && scheme != "local") {
     return bad(composition, "there is no kind of store called '" + std::string(scheme) +
-                                "'; there are memory:, dir:, s3:, local: and coded(k+m, ...)");
+                                "'; there are memory:, dir:, s3:, local:, coded(k+m, ...) "
+                                "and cached(fast, slow)");
   }
   STOKER_ASSIGN(auto coded, coded_plan(composition));
   if (coded) return open_coded_store(*coded, runtime, options);
   if (text.ends_with(")"))
     return bad(composition,
-               "this version composes no stores in this way; there are memory:, dir:, s3:, local: "
-               "and coded(k+m, ...)");
+               "this version composes no stores in this way; there are memory:, dir:, s3:, local:, "
+               "coded(k+m, ...) and cached(fast, slow)");
   STOKER_ASSIGN(auto volumes, local_volumes(composition));
   return open_local_store(std::move(volumes), runtime, options);
 }

@@ -72,6 +72,21 @@ struct VolumeInfo {
   uint64_t refused_bytes = 0;                   // of data that went to the others while this one had no room for it in one piece
 };
 
+// Of a cached store, since it was opened. Bytes are those that callers asked for, except where
+// whole blocks are meant.
+struct CacheInfo {
+  uint64_t usable_bytes = 0;      // of slots
+  uint64_t held_bytes = 0;        // in slots
+  uint64_t hit_bytes = 0;         // came from a slot
+  uint64_t memory_hit_bytes = 0;  // came from a block that waits for its commit
+  uint64_t merged_bytes = 0;      // came with a block that somebody else was fetching
+  uint64_t fetched_bytes = 0;     // moved from the slow store: whole blocks, and ranges
+  uint64_t admitted_bytes = 0;    // of whole blocks
+  uint64_t commits = 0;           // to the fast store
+  uint64_t damaged_blocks = 0;    // that the fast store could not verify
+  std::string off;                // why the fast store is not used now; empty if it is
+};
+
 struct StoreInfo {
   std::string composition;      // the string that opens it, e.g. "local:/nvme0,/nvme1"
   Version committed = 0;        // current version (deferred commits included)
@@ -82,6 +97,7 @@ struct StoreInfo {
   std::string read_only;        // why it refuses writes; empty if it does not
   std::vector<SnapshotInfo> snapshots;
   std::vector<VolumeInfo> volumes;  // of a local store
+  std::optional<CacheInfo> cache = {};  // of a cached store
 };
 
 struct ReadOptions {
@@ -135,6 +151,11 @@ class Store {
   // Makes `to` what `from` is, as one durable commit, and replaces it if it is there. Moves no
   // bytes where the store can do without. Waits for it. conflict: `from` changed meanwhile.
   virtual Result<Version> copy(std::string_view from, std::string_view to);
+  // Drops what caches hold of these bytes, durably: who finds a wrong hash calls it and reads once
+  // more. Nothing where there is no cache. Waits for it.
+  virtual Status forget(std::string_view /*key*/, uint64_t /*offset*/, uint64_t /*bytes*/) {
+    return {};
+  }
   virtual Future<void> snapshot(std::string_view name) = 0;  // names the current version, durably; already_exists
   virtual Future<void> drop(std::string_view name) = 0;      // forgets a snapshot, durably; not_found
   virtual StoreInfo info() const = 0;

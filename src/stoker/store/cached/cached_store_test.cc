@@ -1,0 +1,450 @@
+// What a cache adds to the suite: how often it asks the slow store, and what it survives.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "stoker/store/cached/format.h"
+#include "stoker/store/cached/policy.h"
+#include "stoker/store/cached/store.h"
+#include "stoker/store/runtime.h"
+#include "stoker/testing/fault_store.h"
+#include "stoker/testing/format_example.h"
+#include "stoker/testing/slow_store.h"
+#include "stoker/testing/store_harness.h"
+
+namespace stoker {
+namespace {
+
+constexpr uint32_t kBlock = 64 * kKiB;
+
+// Keeps reads back until they are let go, and only then hands them on.
+class HeldReads final : public Store {
+ public:
+  explicit HeldReads(std::unique_ptr<Store> inner) : inner_(std::move(inner)) {}
+  void hold() { holding_ = true; }
+  void let_go() {
+    holding_ = false;
+    for (auto& [promise, run] : std::exchange(held_, {})) promise->complete(run().wait());
+  }
+
+  Features features() const override { return inner_->features(); }
+  Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot) override {
+    return inner_->stat(key, snapshot);
+  }
+  Result<std::vector<ObjectInfo>> list(std::string_view prefix,
+                                       std::string_view snapshot) override {
+    return inner_->list(prefix, snapshot);
+  }
+  Future<void> read(std::string_view key, uint64_t offset, Slice into,
+                    ReadOptions options) override {
+    if (!holding_) return inner_->read(key, offset, into, options);
+    auto promise = std::make_shared<Promise<void>>();
+    held_.emplace_back(promise, [this, name = std::string(key), offset, into, options] {
+      return inner_->read(name, offset, into, options);
+    });
+    ++waiting;
+    return promise->future();
+  }
+  Result<std::unique_ptr<Transaction>> begin() override { return inner_->begin(); }
+  Future<void> snapshot(std::string_view name) override { return inner_->snapshot(name); }
+  Future<void> drop(std::string_view name) override { return inner_->drop(name); }
+  StoreInfo info() const override { return inner_->info(); }
+
+  std::atomic<int> waiting{0};
+
+ private:
+  const std::unique_ptr<Store> inner_;
+  std::atomic<bool> holding_{false};
+  std::vector<std::pair<std::shared_ptr<Promise<void>>, std::function<Future<void>()>>> held_;
+};
+
+// A folder behind a cache. The stores below are reached through fault wrappers.
+class CachedStore : public ::testing::Test {
+ protected:
+  CachedStore() {
+    std::filesystem::remove_all(root_);
+    options_ = {.dram_bytes = 4 * kMiB,
+                .disk_bytes = 2 * kMiB,
+                .block_bytes = kBlock,
+                .probe = std::chrono::milliseconds(1)};
+  }
+  ~CachedStore() override {
+    store_.reset();
+    runtime_.reset();
+    std::filesystem::remove_all(root_);
+  }
+  Status open() {
+    store_.reset();
+    STOKER_ASSIGN(auto slow, open_store("dir:" + root_ + "/slow", runtime_->runtime(),
+                                        {.create = true}));
+    auto wrapped = std::make_unique<FaultStore>(std::move(slow));
+    slow_ = &wrapped->plan();
+    OpenFast fast = [this](uint64_t bytes) -> Result<std::unique_ptr<Store>> {
+      if (lost_) return make_error(Code::io, "the disk of the cache does not answer");
+      StoreOptions made;
+      made.create = true;
+      made.capacity_bytes = bytes;
+      STOKER_ASSIGN(auto opened, open_store("local:" + root_ + "/fast", runtime_->runtime(), made));
+      auto held = std::make_unique<HeldReads>(std::move(opened));
+      held_ = held.get();
+      auto each = std::make_unique<FaultStore>(std::move(held));
+      fast_ = &each->plan();
+      return std::unique_ptr<Store>(std::move(each));
+    };
+    STOKER_ASSIGN(store_, open_cached_store("cached(test)", fast, std::move(wrapped),
+                                            runtime_->runtime(), options_));
+    return {};
+  }
+  void put(const std::string& key, Bytes bytes) {
+    auto change = std::move(*store_->begin());
+    EXPECT_OK(change->resize(key, bytes.size()));
+    EXPECT_OK(change->write(key, 0, slice_of(bytes)).wait());
+    EXPECT_OK(change->commit(Durability::durable).wait());
+  }
+  Bytes read(const std::string& key, uint64_t offset, size_t bytes) {
+    Bytes into(bytes);
+    EXPECT_OK(store_->read(key, offset, slice_of(into)).wait());
+    return into;
+  }
+  CacheInfo cache() const { return *store_->info().cache; }
+  uint64_t slow_reads() const { return slow_->calls(StoreCall::read); }
+
+  const std::string root_ = testing::TempDir() + "cached_store_test";
+  std::unique_ptr<RuntimeOwner> runtime_ =
+      std::move(*RuntimeOwner::make({.engine = "posix", .cpu_threads = 2}));
+  CachedOptions options_;
+  FaultPlan* slow_ = nullptr;
+  FaultPlan* fast_ = nullptr;
+  HeldReads* held_ = nullptr;  // of FAST
+  std::atomic<bool> lost_{false};
+  std::unique_ptr<Store> store_;
+};
+
+TEST_F(CachedStore, WhatWasReadOnceIsNotFetchedAgainAlsoAfterReopening) {
+  ASSERT_OK(open());
+  const Bytes bytes = pattern(20 * kBlock + 77, 1);
+  put("a", bytes);
+  for (int round = 0; round < 3; ++round) EXPECT_EQ(read("a", 0, bytes.size()), bytes);
+  EXPECT_EQ(slow_reads(), 21U) << "one for each block";
+  EXPECT_EQ(cache().fetched_bytes, bytes.size());
+  ASSERT_OK(open());
+  EXPECT_EQ(cache().held_bytes, bytes.size());
+  EXPECT_EQ(read("a", 0, bytes.size()), bytes);
+  EXPECT_EQ(slow_reads(), 0U);
+  EXPECT_EQ(cache().hit_bytes, bytes.size());
+}
+
+TEST_F(CachedStore, AReplacedObjectIsNeverServedStale) {
+  ASSERT_OK(open());
+  for (uint64_t round = 0; round < 60; ++round) {  // more in all than there are slots
+    const Bytes bytes = pattern(2 * kBlock, round);
+    put("a", bytes);
+    ASSERT_EQ(read("a", 0, bytes.size()), bytes);
+    const auto middle = bytes.begin() + kBlock;
+    ASSERT_EQ(read("a", kBlock - 5, 10), Bytes(middle - 5, middle + 5));
+  }
+  EXPECT_LE(cache().held_bytes, cache().usable_bytes);
+}
+
+TEST_F(CachedStore, ReadsOfTheSameBlockAreMerged) {
+  auto slow = open_store("dir:" + root_ + "/slow", runtime_->runtime(), {.create = true});
+  ASSERT_OK(slow);
+  auto counted = std::make_unique<FaultStore>(std::move(*slow));
+  FaultPlan& plan = counted->plan();
+  const SlowDelays delays{.read = std::chrono::milliseconds(200)};
+  OpenFast fast = [this](uint64_t bytes) {
+    StoreOptions made;
+    made.create = true;
+    made.capacity_bytes = bytes;
+    return open_store("local:" + root_ + "/fast", runtime_->runtime(), made);
+  };
+  auto opened = open_cached_store("cached(test)", fast,
+                                  std::make_unique<SlowStore>(std::move(counted), delays),
+                                  runtime_->runtime(), options_);
+  ASSERT_OK(opened);
+  store_ = std::move(*opened);
+  const Bytes bytes = pattern(kBlock, 1);
+  put("a", bytes);
+  std::vector<Bytes> into(8, Bytes(1000));
+  std::vector<Future<void>> reads;
+  for (size_t i = 0; i < into.size(); ++i)
+    reads.push_back(store_->read("a", i * 1000, slice_of(into[i])));
+  for (size_t i = 0; i < into.size(); ++i) {
+    EXPECT_OK(reads[i].wait());
+    EXPECT_EQ(std::memcmp(into[i].data(), bytes.data() + i * 1000, 1000), 0);
+  }
+  EXPECT_EQ(plan.calls(StoreCall::read), 1U);
+}
+
+TEST_F(CachedStore, WhatIsNotAdmittedFetchesTheRangeAlone) {
+  options_.dram_bytes = kBlock;  // one block at a time
+  ASSERT_OK(open());
+  put("a", pattern(4 * kBlock, 1));
+  EXPECT_EQ(read("a", kBlock - 10, 20), [&] {
+    const Bytes all = pattern(4 * kBlock, 1);
+    return Bytes(all.begin() + kBlock - 10, all.begin() + kBlock + 10);
+  }());
+  EXPECT_EQ(cache().fetched_bytes, kBlock + 10) << "one block, and a range of the other";
+}
+
+// The block holds bytes that SLOW cannot give; those that are asked for it has.
+TEST_F(CachedStore, ABlockThatFailsFailsNoReadOfItsGoodBytes) {
+  ASSERT_OK(open());
+  const Bytes bytes = pattern(kBlock, 1);
+  put("a", bytes);
+  slow_->fail_nth(StoreCall::read, 1, Code::corruption);
+  EXPECT_EQ(read("a", 5, 100), Bytes(bytes.begin() + 5, bytes.begin() + 105));
+  EXPECT_EQ(cache().fetched_bytes, 100U);
+  slow_->fail_nth(StoreCall::read, 1, Code::corruption);
+  slow_->fail_nth(StoreCall::read, 1, Code::corruption);
+  Bytes into(100);
+  EXPECT_EQ(code_of(store_->read("a", 5, slice_of(into)).wait()), Code::corruption);
+  EXPECT_EQ(read("a", 0, kBlock), bytes);
+}
+
+// As long as there are free slots, a read of any length is kept.
+TEST_F(CachedStore, AnEmptyCacheFillsFromOneRead) {
+  ASSERT_OK(open());
+  const Bytes bytes = pattern(32 * kBlock, 1);
+  put("a", bytes);
+  EXPECT_EQ(read("a", 0, bytes.size()), bytes);
+  EXPECT_EQ(cache().admitted_bytes, bytes.size());
+}
+
+// FAST writes blocks beside those that were in their slots: it needs room for a whole commit.
+TEST_F(CachedStore, AForgottenCacheFillsAgain) {
+  ASSERT_OK(open());
+  const Bytes bytes = pattern(32 * kBlock, 1);
+  put("a", bytes);
+  for (int round = 0; round < 4; ++round) {
+    EXPECT_EQ(read("a", 0, bytes.size()), bytes);
+    EXPECT_OK(store_->forget("a", 0, bytes.size()));
+    EXPECT_EQ(cache().off, "");
+  }
+  EXPECT_EQ(cache().admitted_bytes, 4 * bytes.size());
+}
+
+// Bytes of the volume change behind the store's back, wherever they are.
+TEST_F(CachedStore, ADamagedVolumeServesNoWrongByte) {
+  const Bytes bytes = pattern(20 * kBlock + 77, 1);
+  uint64_t found = 0;
+  for (uint64_t damage = 0; damage < 6; ++damage) {
+    ASSERT_OK(open());
+    put("a", bytes);
+    ASSERT_EQ(read("a", 0, bytes.size()), bytes);
+    store_.reset();
+    const std::string volume = root_ + "/fast/stoker.volume";
+    const uint64_t size = std::filesystem::file_size(volume);
+    std::mt19937_64 random(damage);
+    std::fstream file(volume, std::ios::in | std::ios::out | std::ios::binary);
+    for (int each = 0; each < 200; ++each) {
+      const Bytes noise = pattern(64, random());
+      file.seekp(static_cast<std::streamoff>(random() % (size - noise.size())));
+      file.write(reinterpret_cast<const char*>(noise.data()),
+                 static_cast<std::streamsize>(noise.size()));
+    }
+    file.close();
+    ASSERT_OK(open());
+    for (int round = 0; round < 3; ++round) ASSERT_EQ(read("a", 0, bytes.size()), bytes);
+    found += cache().damaged_blocks;
+    store_.reset();
+    std::filesystem::remove_all(root_ + "/fast");
+  }
+  EXPECT_GT(found, 0U);
+}
+
+TEST_F(CachedStore, ABudgetTooSmallForOneBlockIsAnError) {
+  options_.dram_bytes = kBlock - 1;
+  EXPECT_EQ(code_of(open()), Code::invalid_argument);
+  options_.dram_bytes = 4 * kMiB;
+  options_.disk_bytes = kBlock - 1;
+  EXPECT_EQ(code_of(open()), Code::invalid_argument);
+}
+
+TEST_F(CachedStore, WhatIsForgottenIsFetchedOnceMore) {
+  ASSERT_OK(open());
+  const Bytes bytes = pattern(4 * kBlock, 1);
+  put("a", bytes);
+  EXPECT_EQ(read("a", 0, bytes.size()), bytes);
+  EXPECT_OK(store_->forget("a", kBlock + 5, kBlock));  // blocks 1 and 2
+  EXPECT_EQ(code_of(store_->forget("a", 0, bytes.size() + 1)), Code::invalid_argument);
+  const uint64_t before = cache().fetched_bytes;
+  EXPECT_EQ(read("a", 0, bytes.size()), bytes);
+  EXPECT_EQ(cache().fetched_bytes - before, 2 * kBlock);
+}
+
+TEST_F(CachedStore, ADamagedBlockComesFromTheSlowStore) {
+  ASSERT_OK(open());
+  const Bytes bytes = pattern(4 * kBlock, 1);
+  put("a", bytes);
+  EXPECT_EQ(read("a", 0, bytes.size()), bytes);
+  ASSERT_OK(open());
+  fast_->fail_nth(StoreCall::read, 2, Code::corruption);
+  EXPECT_EQ(read("a", 0, bytes.size()), bytes);
+  EXPECT_EQ(cache().damaged_blocks, 1U);
+  EXPECT_EQ(cache().off, "");
+  EXPECT_EQ(read("a", 0, bytes.size()), bytes);
+  EXPECT_EQ(cache().fetched_bytes, 2 * kBlock) << "once instead of it, once to keep it";
+}
+
+TEST_F(CachedStore, ALostDiskIsDoneWithoutAndComesBack) {
+  ASSERT_OK(open());
+  const Bytes bytes = pattern(8 * kBlock, 1);
+  put("a", bytes);
+  EXPECT_EQ(read("a", 0, bytes.size()), bytes);
+  ASSERT_OK(open());
+  lost_ = true;
+  for (int each = 0; each < 8; ++each) fast_->fail_nth(StoreCall::read, 1, Code::io);
+  EXPECT_EQ(read("a", 0, bytes.size()), bytes);
+  EXPECT_NE(cache().off, "");
+  EXPECT_EQ(read("a", 5, 1000), Bytes(bytes.begin() + 5, bytes.begin() + 1005));
+  lost_ = false;
+  while (!cache().off.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const uint64_t before = cache().fetched_bytes;
+  EXPECT_EQ(read("a", 0, bytes.size()), bytes);
+  EXPECT_EQ(cache().fetched_bytes, before) << "it is as warm as it was";
+}
+
+TEST_F(CachedStore, ACommitThatFailsLosesOnlyTheCache) {
+  ASSERT_OK(open());
+  const Bytes bytes = pattern(20 * kBlock, 1);
+  put("a", bytes);
+  fast_->fail_nth(StoreCall::commit, 1, Code::out_of_space);
+  for (int round = 0; round < 5; ++round) ASSERT_EQ(read("a", 0, bytes.size()), bytes);
+}
+
+TEST_F(CachedStore, ALostDiskAtOpeningIsDoneWithout) {
+  lost_ = true;
+  ASSERT_OK(open());
+  put("a", pattern(1000, 1));
+  EXPECT_EQ(read("a", 0, 1000), pattern(1000, 1));
+  EXPECT_NE(cache().off, "");
+}
+
+// The slot holds another block, with a right checksum, when the read gets to it.
+TEST_F(CachedStore, ASlotThatIsFilledAnewDuringAReadIsNotBelieved) {
+  ASSERT_OK(open());
+  const Bytes first = pattern(kBlock, 1), second = pattern(kBlock, 2);
+  put("a", first);
+  put("b", second);
+  put("c", first);
+  read("a", 0, kBlock);
+  EXPECT_OK(store_->forget("c", 0, 1));  // commits what is gathered
+  held_->hold();
+  Bytes into(kBlock);
+  const auto reading = store_->read("a", 0, slice_of(into));
+  while (held_->waiting == 0) std::this_thread::yield();
+  EXPECT_OK(store_->forget("a", 0, kBlock));  // its slot is free, and is the first to be filled
+  read("b", 0, kBlock);
+  EXPECT_OK(store_->forget("c", 0, 1));
+  held_->let_go();
+  EXPECT_OK(reading.wait());
+  EXPECT_EQ(into, first);
+  EXPECT_EQ(read("b", 0, kBlock), second);
+  EXPECT_EQ(cache().hit_bytes, kBlock) << "b alone";
+}
+
+// Many readers, blocks that come and go: never a wrong byte.
+TEST_F(CachedStore, ReadersBesideEvictionsSeeTheRightBytes) {
+  ASSERT_OK(open());
+  constexpr size_t kObjects = 6;
+  const auto content = [](size_t key) { return pattern(12 * kBlock + 100, 100 + key); };
+  std::vector<Bytes> contents;
+  for (size_t key = 0; key < kObjects; ++key) {
+    contents.push_back(content(key));
+    put("o/" + std::to_string(key), contents.back());
+  }
+  std::vector<std::thread> readers;
+  for (uint64_t reader = 0; reader < 4; ++reader) {
+    readers.emplace_back([&, reader] {
+      std::mt19937_64 random(reader);
+      for (int i = 0; i < 300; ++i) {
+        const size_t key = random() % kObjects;
+        const size_t offset = random() % contents[key].size();
+        const size_t left = contents[key].size() - offset;
+        const size_t size = 1 + random() % std::min<size_t>(left, 3 * kBlock);
+        Bytes into(size);
+        const std::string name = "o/" + std::to_string(key);
+        ASSERT_OK(store_->read(name, offset, slice_of(into)).wait());
+        ASSERT_EQ(std::memcmp(into.data(), contents[key].data() + offset, size), 0);
+        if (i % 50 == 49) {
+          EXPECT_OK(store_->forget(name, offset, size));
+        }
+      }
+    });
+  }
+  for (auto& reader : readers) reader.join();
+  EXPECT_GT(cache().hit_bytes, 0U);
+  EXPECT_EQ(cache().off, "");
+  EXPECT_LE(cache().held_bytes, cache().usable_bytes);
+}
+
+TEST_F(CachedStore, AnotherSlowStoreBeginsEmptyAndADamagedMapToo) {
+  ASSERT_OK(open());
+  put("a", pattern(4 * kBlock, 1));
+  read("a", 0, 4 * kBlock);
+  store_.reset();
+  {
+    auto fast = open_store("local:" + root_ + "/fast", runtime_->runtime(), {});
+    ASSERT_OK(fast);
+    auto change = std::move(*(*fast)->begin());
+    Bytes byte(1, std::byte{0x55});
+    EXPECT_OK(change->write("cache/map", cached::kHeaderBytes + 3, slice_of(byte)).wait());
+    EXPECT_OK(change->commit(Durability::durable).wait());
+  }
+  ASSERT_OK(open());
+  EXPECT_EQ(cache().held_bytes, 0U);
+  EXPECT_EQ(read("a", 0, 4 * kBlock), pattern(4 * kBlock, 1));
+}
+
+TEST(CacheFormat, TheExampleInTheSpecificationIsWhatWeReadAndWrite) {
+  const auto bytes = format_example("cache.md", "map", cached::kHeaderBytes + cached::kRecordBytes);
+  const cached::Header header{
+      .block_bytes = kBlock, .slots = 4, .slow = cached::identity("dir:/data")};
+  const cached::Record record{cached::block_id("a", "t", 0), 2, 5};
+  const std::string made = cached::encode(header) + cached::encode(std::span(&record, 1));
+  const auto span = std::as_bytes(std::span(made));
+  EXPECT_EQ(std::vector<std::byte>(span.begin(), span.end()), bytes) << example_text(span);
+  const auto map = cached::decode(span);
+  ASSERT_OK(map);
+  EXPECT_EQ(map->header, header);
+  EXPECT_EQ(map->used, std::vector<cached::Record>{record});
+}
+
+TEST(CacheFormat, EveryChangedByteIsNoticed) {
+  const cached::Header header{
+      .block_bytes = kBlock, .slots = 4, .slow = cached::identity("dir:/data")};
+  const cached::Record record{cached::block_id("a", "t", 0), 2, 5};
+  std::string made = cached::encode(header) + cached::encode(std::span(&record, 1));
+  for (char& byte : made) {
+    byte = static_cast<char>(byte ^ 1);
+    EXPECT_FALSE(cached::decode(std::as_bytes(std::span(made))));
+    byte = static_cast<char>(byte ^ 1);
+  }
+}
+
+TEST(CachePolicy, AScanDoesNotEvictWhatIsUsed) {
+  cached::Policy policy(100);
+  for (uint64_t i = 0; i < 50; ++i) policy.add({i, 0});
+  for (uint64_t i = 0; i < 50; ++i) policy.hit({i, 0});
+  for (uint64_t i = 1000; i < 3000; ++i) {
+    policy.add({i, 0});
+    ASSERT_LE(policy.size(), 100U);
+  }
+  for (uint64_t i = 0; i < 50; ++i) EXPECT_TRUE(policy.holds({i, 0})) << i;
+}
+
+TEST(CachePolicy, WhatComesBackSoonEntersTheMainQueue) {
+  cached::Policy policy(100);
+  for (uint64_t i = 0; i < 101; ++i) policy.add({i, 0});
+  EXPECT_FALSE(policy.holds({0, 0}));
+  policy.add({0, 0});
+  for (uint64_t i = 1000; i < 1099; ++i) policy.add({i, 0});
+  EXPECT_TRUE(policy.holds({0, 0})) << "all others passed through the small queue";
+}
+
+}  // namespace
+}  // namespace stoker

@@ -1,0 +1,261 @@
+// A read, in numbered steps:
+//
+// 1. SLOW tells the object's tag. All blocks of the read are those of this tag.
+// 2. Each block is found in a slot or in memory, or is on its way for somebody else, or is missing.
+//    A missing one is fetched whole where the policy admits it and there is memory for it, else
+//    only the range asked for.
+// 3. All of this starts before anything is waited for.
+// 4. If bytes came from SLOW, the tag is asked for again. Another tag: the read begins anew. Only
+//    blocks whose tag was the same before and after are kept.
+// 5. What was read from a slot counts only if the slot was not filled anew meanwhile. What FAST
+//    could not give comes from SLOW.
+#include <algorithm>
+#include <utility>
+
+#include "stoker/store/cached/cached_store.h"
+
+namespace stoker::cached {
+
+constexpr uint32_t kErrorsMax = 3;  // one after the other, before FAST is given up
+
+// The part of one block that a read wants.
+struct CachedStore::Piece {
+  enum class From : uint8_t { slot, memory, other, fetch, slow, done };
+
+  BlockId id = {};
+  uint64_t offset = 0;  // in the object
+  uint64_t at = 0;      // in the block
+  size_t block_bytes = 0;
+  Slice into;
+  From from = From::slow;
+  std::shared_ptr<Slots> slots = {};
+  uint64_t slot = 0, generation = 0, life = 0;
+  BlockPtr block = {};
+  std::shared_ptr<Fetch> fetch = {};
+  Future<void> moved = {};
+
+  void copy() const { std::memcpy(into.data, block->slice().data + at, into.size); }
+};
+
+Future<void> CachedStore::read(std::string_view key, uint64_t offset, Slice into,
+                               ReadOptions options) {
+  if (!options.snapshot.empty() || into.size == 0) return slow_->read(key, offset, into, options);
+  auto promise = std::make_shared<Promise<void>>();
+  Future<void> future = promise->future();
+  readers_.run([this, promise, name = std::string(key), offset, into, options] {
+    promise->complete(read_now(name, offset, into, options));
+  });
+  return future;
+}
+
+Status CachedStore::read_now(const std::string& key, uint64_t offset, Slice into,
+                             const ReadOptions& options) {
+  for (int attempt = 0; attempt < 4; ++attempt) {
+    const auto object = slow_->stat(key);
+    if (!object) return object.error();
+    if (offset > object->bytes || into.size > object->bytes - offset) break;  // SLOW has a sentence
+    const auto same = read_content(*object, offset, into, options);
+    if (!same) return same.error();
+    if (*same) return {};
+  }
+  return slow_->read(key, offset, into, options).wait();  // written all the time: not kept
+}
+
+// Whether the object was the same one all the time.
+Result<bool> CachedStore::read_content(const ObjectInfo& object, uint64_t offset, Slice into,
+                                       const ReadOptions& options) {
+  using From = Piece::From;
+  std::vector<Piece> pieces;
+  for (size_t done = 0; done < into.size;) {
+    Piece piece;
+    const uint64_t block = (offset + done) / options_.block_bytes;
+    piece.id = block_id(object.key, object.tag, block);
+    piece.offset = offset + done;
+    piece.at = piece.offset % options_.block_bytes;
+    piece.block_bytes = std::min<uint64_t>(options_.block_bytes,
+                                           object.bytes - block * options_.block_bytes);
+    piece.into = into.sub(done, std::min<size_t>(piece.block_bytes - piece.at, into.size - done));
+    done += piece.into.size;
+    pieces.push_back(std::move(piece));
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    for (Piece& piece : pieces) choose(piece);
+  }
+  const bool asked = std::any_of(pieces.begin(), pieces.end(), [](const Piece& piece) {
+    return piece.from == From::slow || piece.from == From::fetch;
+  });
+  for (Piece& piece : pieces) {
+    if (piece.from == From::slot)
+      piece.moved = piece.slots->read(piece.slot, piece.at, piece.into, options);
+    if (piece.from == From::fetch)
+      piece.moved = slow_->read(object.key, piece.offset - piece.at, piece.block->slice(),
+                                options);
+  }
+  const Status slow = direct(object, pieces, options);
+  for (Piece& piece : pieces)
+    if (piece.from == From::fetch) (void)piece.moved.wait();
+  bool same = true;
+  if (asked) {
+    const auto now = slow_->stat(object.key);
+    same = now && now->tag == object.tag;
+  }
+  bool again = false;
+  for (Piece& piece : pieces) {
+    if (piece.from != From::fetch) continue;
+    Status status = piece.moved.wait();
+    if (status && !same)
+      status = make_error(Code::conflict, "'" + object.key + "' was replaced while it was read");
+    fetched(piece, status);
+    if (status) piece.copy();
+    // SLOW may have the range although it has not the block: it shall say so itself.
+    piece.from = status ? From::done : From::slow;
+    again |= !status;
+  }
+  if (!same) {  // the caller's memory is still being read into
+    for (Piece& piece : pieces)
+      if (piece.from == From::slot) (void)piece.moved.wait();
+    return false;
+  }
+  for (Piece& piece : pieces) {
+    if (piece.from == From::memory) piece.copy();
+    if (piece.from == From::other) {
+      const auto block = piece.fetch->future.wait();
+      if (block) {
+        piece.block = *block;
+        piece.copy();
+      }
+      piece.from = block ? From::done : From::slow;
+      again |= !block;
+    }
+    if (piece.from != From::slot) continue;
+    const Status moved = piece.moved.wait();
+    piece.slots.reset();
+    const std::lock_guard lock(mutex_);
+    const bool kept = piece.life == life_ && generation_[piece.slot] == piece.generation;
+    if (!moved && kept) failed(piece.id, moved.error());
+    if (moved && kept) {
+      errors_ = 0;
+      counts_.hit_bytes += piece.into.size;
+    } else {
+      piece.from = From::slow;
+      again = true;
+    }
+  }
+  if (!slow) return slow.error();
+  if (!again) return true;
+  STOKER_TRY(direct(object, pieces, options));
+  const auto now = slow_->stat(object.key);
+  return now && now->tag == object.tag;
+}
+
+void CachedStore::choose(Piece& piece) {
+  using From = Piece::From;
+  if (const auto fetch = fetches_.find(piece.id); fetch != fetches_.end()) {
+    piece.from = From::other;
+    piece.fetch = fetch->second;
+    if (policy_ && policy_->holds(piece.id)) policy_->hit(piece.id);
+    counts_.merged_bytes += piece.into.size;
+    return;
+  }
+  if (!slots_) return;
+  piece.life = life_;
+  if (policy_->holds(piece.id)) {
+    policy_->hit(piece.id);
+    if (const auto block = gathered_.find(piece.id); block != gathered_.end()) {
+      piece.from = From::memory;
+      piece.block = block->second;
+      counts_.memory_hit_bytes += piece.into.size;
+      return;
+    }
+    const Place& place = places_.at(piece.id);
+    piece.from = From::slot;
+    piece.slots = slots_;
+    piece.slot = place.slot;
+    piece.generation = generation_[place.slot];
+    return;
+  }
+  // No slot would be free for it, or no room to write it to.
+  if (uncommitted_ - committing_ >= free_.size() || uncommitted_ >= room_.staged) return;
+  auto grant = dram_.take(piece.block_bytes, "a block of a cached store");
+  if (!grant) return;
+  if (const auto evicted = policy_->add(piece.id)) forget_block(*evicted);
+  ++uncommitted_;
+  piece.from = From::fetch;
+  piece.block = std::make_shared<Block>(piece.id, piece.block_bytes, std::move(*grant));
+  piece.fetch = std::make_shared<Fetch>();
+  piece.fetch->future = piece.fetch->done.future();
+  piece.fetch->life = life_;
+  fetches_.emplace(piece.id, piece.fetch);
+}
+
+// FAST could not give a block that it holds. With the mutex.
+void CachedStore::failed(const BlockId& id, const Error& error) {
+  if (error.code == Code::over_budget) return;  // says nothing of the disk
+  if (error.code == Code::corruption) {
+    ++counts_.damaged_blocks;
+    policy_->remove(id);
+    forget_block(id);
+  } else if (++errors_ == kErrorsMax) {
+    turn_off(error);
+  }
+}
+
+// The block came, or failed to come: who waits for it is told, and it is gathered if it is wanted.
+void CachedStore::fetched(Piece& piece, const Status& status) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto at = fetches_.find(piece.id);
+        at != fetches_.end() && at->second == piece.fetch) {
+      fetches_.erase(at);
+      if (piece.fetch->life == life_ && slots_) {
+        if (!status) policy_->remove(piece.id);
+        if (policy_->holds(piece.id)) {
+          gathered_.emplace(piece.id, piece.block);
+          next_.push_back(piece.block);
+          counts_.admitted_bytes += piece.block_bytes;
+          if (next_.size() >= batch()) wake_.notify_one();
+        } else {
+          --uncommitted_;
+        }
+      }
+    } else if (piece.fetch->life == life_ && slots_) {
+      --uncommitted_;  // forgotten on its way
+    }
+    if (status) counts_.fetched_bytes += piece.block_bytes;
+  }
+  if (status) {
+    piece.fetch->done.complete(Result<BlockPtr>(piece.block));
+  } else {
+    piece.fetch->done.complete(status.error());
+  }
+}
+
+// Reads from SLOW what is neither kept nor fetched whole, neighbours in one piece.
+Status CachedStore::direct(const ObjectInfo& object, std::vector<Piece>& pieces,
+                           const ReadOptions& options) {
+  std::vector<Future<void>> reads;
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (pieces[i].from != Piece::From::slow) continue;
+    Slice into = pieces[i].into;
+    const uint64_t offset = pieces[i].offset;
+    for (; i + 1 < pieces.size() && pieces[i + 1].from == Piece::From::slow; ++i)
+      into.size += pieces[i + 1].into.size;
+    bytes += into.size;
+    reads.push_back(slow_->read(object.key, offset, into, options));
+  }
+  Status first;
+  for (const auto& each : reads) {
+    const Status status = each.wait();
+    if (first && !status) first = status;
+  }
+  if (!first) return first;
+  for (Piece& piece : pieces)
+    if (piece.from == Piece::From::slow) piece.from = Piece::From::done;
+  const std::lock_guard lock(mutex_);
+  counts_.fetched_bytes += bytes;
+  return {};
+}
+
+}  // namespace stoker::cached

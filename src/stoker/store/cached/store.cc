@@ -1,0 +1,311 @@
+#include "stoker/store/cached/store.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "stoker/base/log.h"
+#include "stoker/store/cached/cached_store.h"
+
+namespace stoker::cached {
+namespace {
+
+constexpr const char* kWhere = "store/cached";
+
+// Whether another try may succeed although nobody changes the composition.
+bool passes(Code code) {
+  return code == Code::io || code == Code::corruption || code == Code::busy ||
+         code == Code::out_of_space || code == Code::read_only || code == Code::cancelled;
+}
+
+}  // namespace
+
+CachedStore::CachedStore(std::string name, OpenFast fast, std::unique_ptr<Store> slow, Grant dram,
+                         const CachedOptions& options)
+    : name_(std::move(name)),
+      open_fast_(std::move(fast)),
+      slow_(std::move(slow)),
+      options_(options),
+      dram_grant_(std::move(dram)),
+      dram_(options.dram_bytes) {}
+
+Result<std::unique_ptr<Store>> CachedStore::open(std::string name, OpenFast fast,
+                                                 std::unique_ptr<Store> slow,
+                                                 const Runtime& runtime,
+                                                 const CachedOptions& options) {
+  const uint32_t block = options.block_bytes;
+  if (!std::has_single_bit(block) || block < 64 * kKiB || block > 8 * kMiB)
+    return make_error(Code::invalid_argument,
+                      "the blocks of a cache are a power of two from 64 KiB to 8 MiB, not " +
+                          human_bytes(block),
+                      kWhere);
+  if (options.dram_bytes < block)
+    return make_error(Code::invalid_argument,
+                      "the cache has " + human_bytes(options.dram_bytes) +
+                          " of memory, less than one block of " + human_bytes(block) +
+                          "; give it more with dram=",
+                      kWhere);
+  auto dram = runtime.budget.take(options.dram_bytes, "a cached store (its dram=)");
+  if (!dram) return dram.error();
+  std::unique_ptr<CachedStore> store(new CachedStore(std::move(name), std::move(fast),
+                                                     std::move(slow), std::move(*dram), options));
+  STOKER_TRY(store->start());
+  return std::unique_ptr<Store>(std::move(store));
+}
+
+Status CachedStore::start() {
+  {
+    const std::lock_guard lock(mutex_);
+    auto slots = open_slots();
+    if (slots) {
+      take_up(std::move(*slots));
+    } else if (passes(slots.error().code)) {
+      turn_off(slots.error());
+    } else {
+      return slots.error();
+    }
+  }
+  writer_ = std::thread([this] { write_behind(); });
+  return {};
+}
+
+CachedStore::~CachedStore() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  if (writer_.joinable()) writer_.join();
+}
+
+// Opens FAST, and knows then how many slots there are.
+Result<std::shared_ptr<Slots>> CachedStore::open_slots() {
+  const uint64_t wanted = options_.disk_bytes / options_.block_bytes;
+  if (options_.disk_bytes != 0 && wanted == 0)
+    return make_error(Code::invalid_argument, "disk= holds less than one block of the cache",
+                      kWhere);
+  STOKER_ASSIGN(auto fast,
+                open_fast_(wanted == 0 ? 0 : room_for(wanted, options_.block_bytes).fast_bytes));
+  const StoreInfo info = fast->info();
+  if (!info.read_only.empty()) return make_error(Code::read_only, info.read_only, kWhere);
+  if (wanted == 0 && info.capacity_bytes == 0)
+    return make_error(Code::invalid_argument,
+                      "'" + info.composition + "' has no size of its own; say with disk= how much "
+                                               "of it the cache may take",
+                      kWhere);
+  const Room room = wanted != 0 ? room_for(wanted, options_.block_bytes)
+                                : room_in(info.capacity_bytes, options_.block_bytes);
+  if (room.usable == 0 || (info.capacity_bytes != 0 && room.fast_bytes > info.capacity_bytes))
+    return make_error(Code::invalid_argument,
+                      "'" + info.composition + "' holds " + human_bytes(info.capacity_bytes) +
+                          ", and the cache needs " +
+                          human_bytes(room_for(std::max<uint64_t>(1, wanted), options_.block_bytes)
+                                          .fast_bytes) +
+                          "; make it larger or disk= smaller",
+                      kWhere);
+  STOKER_ASSIGN(auto slots,
+                Slots::open(std::move(fast), {.block_bytes = options_.block_bytes,
+                                              .slots = room.slots,
+                                              .slow = identity(slow_->info().composition)}));
+  room_ = room;
+  return std::shared_ptr<Slots>(std::move(slots));
+}
+
+void CachedStore::take_up(std::shared_ptr<Slots> slots) {
+  slots_ = std::move(slots);
+  last_slots_ = slots_;
+  ++life_;
+  errors_ = probes_ = 0;
+  counts_.off.clear();
+  counts_.usable_bytes = room_.usable * options_.block_bytes;
+  policy_ = std::make_unique<Policy>(room_.usable);
+  places_.clear();
+  free_.clear();
+  leaving_.clear();
+  uncommitted_ = committing_ = 0;
+  generation_.assign(room_.slots, 0);
+  std::vector<bool> used(room_.slots);
+  for (const Record& record : slots_->found()) {
+    used[record.slot] = true;
+    if (policy_->size() == room_.usable) {
+      leaving_.push_back(record.slot);
+      continue;
+    }
+    policy_->add(record.id);
+    places_[record.id] = {record.slot, record.bytes};
+  }
+  for (uint64_t slot = room_.slots; slot-- > 0;)
+    if (!used[slot]) free_.push_back(static_cast<uint32_t>(slot));
+  if (!leaving_.empty()) ++flush_wanted_;  // they are needed as free ones
+}
+
+// At least one and at most half of the slots that are free for it: the other half takes what comes
+// during the commit.
+uint64_t CachedStore::batch() const {
+  return std::max<uint64_t>(
+      1, std::min({kCommitBytes / options_.block_bytes, free_.size() / 2,
+                   options_.dram_bytes / options_.block_bytes / 2}));
+}
+
+void CachedStore::turn_off(const Error& error) {
+  if (counts_.off.empty())
+    log().warn("the cache '{}' is not used for now, reads go to the slow store: {}", name_,
+               error.message());
+  counts_.off = error.message();
+  closing_ = std::move(slots_);
+  ++life_;
+  policy_.reset();
+  places_.clear();
+  gathered_.clear();
+  next_.clear();
+  uncommitted_ = committing_ = 0;
+  wake_.notify_all();
+}
+
+void CachedStore::let_go(std::unique_lock<std::mutex>& lock) {
+  auto closing = std::exchange(closing_, nullptr);
+  lock.unlock();
+  closing.reset();
+  lock.lock();
+}
+
+// Opens FAST once more, when the last reader let go of it.
+void CachedStore::turn_on(std::unique_lock<std::mutex>& lock) {
+  probes_ = std::min(probes_ + 1, 6U);
+  if (!last_slots_.expired()) return;
+  lock.unlock();
+  auto slots = open_slots();
+  lock.lock();
+  if (!slots) {
+    counts_.off = slots.error().message();
+    return;
+  }
+  take_up(std::move(*slots));
+  log().warn("the cache '{}' is used again", name_);
+}
+
+void CachedStore::forget_block(const BlockId& id) {
+  gathered_.erase(id);
+  if (const auto place = places_.find(id); place != places_.end()) {
+    leaving_.push_back(place->second.slot);
+    places_.erase(place);
+  }
+}
+
+Status CachedStore::forget(std::string_view key, uint64_t offset, uint64_t bytes) {
+  STOKER_ASSIGN(const ObjectInfo object, slow_->stat(key));
+  if (offset > object.bytes || bytes > object.bytes - offset)
+    return make_error(Code::invalid_argument,
+                      "'" + object.key + "' has " + std::to_string(object.bytes) +
+                          " bytes: there are no bytes " + std::to_string(offset) + " to " +
+                          std::to_string(offset + bytes) + " to forget",
+                      kWhere);
+  if (bytes == 0) return {};
+  std::unique_lock lock(mutex_);
+  const uint64_t last = (offset + bytes - 1) / options_.block_bytes;
+  for (uint64_t block = offset / options_.block_bytes; block <= last; ++block) {
+    const BlockId id = block_id(key, object.tag, block);
+    fetches_.erase(id);
+    if (!policy_) continue;
+    policy_->remove(id);
+    forget_block(id);
+  }
+  const uint64_t wanted = ++flush_wanted_;
+  wake_.notify_one();
+  flushed_.wait(lock, [&] { return flush_done_ >= wanted || !slots_; });
+  if (slots_) return {};
+  return make_error(Code::io,
+                    "the cache forgot the bytes, but cannot say so durably: " + counts_.off,
+                    kWhere);
+}
+
+void CachedStore::write_behind() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    const auto due = [this] {
+      return stopping_ || (slots_ && (next_.size() >= batch() || flush_wanted_ > flush_done_));
+    };
+    if (slots_) {
+      wake_.wait(lock, [&] { return due() || !slots_; });
+    } else {
+      flushed_.notify_all();
+      let_go(lock);
+      if (!wake_.wait_for(lock, options_.probe * (1U << probes_), due)) turn_on(lock);
+    }
+    const bool last = stopping_;  // said during a commit, it is not: more may be gathered
+    if (slots_ && due()) commit(lock);
+    if (last) return;
+  }
+}
+
+void CachedStore::commit(std::unique_lock<std::mutex>& lock) {
+  const uint64_t flush = flush_wanted_;
+  std::vector<Fill> fills;
+  for (BlockPtr& block : std::exchange(next_, {})) {
+    const auto at = gathered_.find(block->id);
+    if (at == gathered_.end() || at->second != block) {
+      --uncommitted_;  // given up meanwhile
+      continue;
+    }
+    STOKER_CHECK(!free_.empty());  // as many slots are free as blocks may be uncommitted
+    ++generation_[free_.back()];
+    fills.push_back({free_.back(), std::move(block)});
+    free_.pop_back();
+  }
+  const std::vector<uint32_t> freed = std::exchange(leaving_, {});
+  if (!fills.empty() || !freed.empty()) {
+    std::vector<Record> others;
+    if (slots_->rewrites(fills.size() + freed.size()))
+      for (const auto& [id, place] : places_) others.push_back({id, place.slot, place.bytes});
+    auto slots = slots_;
+    const uint64_t life = life_;
+    committing_ = fills.size();
+    lock.unlock();
+    const Status status = slots->commit(fills, freed, others);
+    slots.reset();
+    lock.lock();
+    if (life != life_) return;
+    committing_ = 0;
+    if (!status) {
+      turn_off(status.error());
+      return;
+    }
+    ++counts_.commits;
+    free_.insert(free_.end(), freed.begin(), freed.end());
+    for (const auto& [slot, block] : fills) {
+      --uncommitted_;
+      const auto at = gathered_.find(block->id);
+      if (at == gathered_.end() || at->second != block) {
+        leaving_.push_back(slot);
+        continue;
+      }
+      gathered_.erase(at);
+      places_[block->id] = {slot, static_cast<uint32_t>(block->size)};
+    }
+  }
+  flush_done_ = flush;
+  flushed_.notify_all();
+}
+
+StoreInfo CachedStore::info() const {
+  StoreInfo info = slow_->info();
+  const std::lock_guard lock(mutex_);
+  info.composition = name_;
+  info.cache = counts_;
+  for (const auto& [id, place] : places_) info.cache->held_bytes += place.bytes;
+  return info;
+}
+
+}  // namespace stoker::cached
+
+namespace stoker {
+
+Result<std::unique_ptr<Store>> open_cached_store(std::string name, OpenFast fast,
+                                                 std::unique_ptr<Store> slow,
+                                                 const Runtime& runtime,
+                                                 const CachedOptions& options) {
+  return cached::CachedStore::open(std::move(name), std::move(fast), std::move(slow), runtime,
+                                   options);
+}
+
+}  // namespace stoker
