@@ -16,13 +16,6 @@ struct RmArguments {
   std::vector<std::string> keys;
 };
 
-Status remove_one(Store& store, const std::string& key) {
-  STOKER_ASSIGN(const auto change, store.begin());
-  STOKER_TRY(change->remove(key));
-  const auto done = change->commit(Durability::durable).wait();
-  return done ? Status() : Status(done.error());
-}
-
 Status run(RmArguments& arguments) {
   // A key may be named twice.
   std::sort(arguments.keys.begin(), arguments.keys.end());
@@ -32,14 +25,7 @@ Status run(RmArguments& arguments) {
   StoreOptions options;
   options.holder = "stoker rm";
   STOKER_ASSIGN(const auto store, open_store(arguments.store, runtime->runtime(), options));
-  if (store->features().atomic == AtomicUnit::object) {
-    for (const std::string& key : arguments.keys) STOKER_TRY(remove_one(*store, key));
-    return {};
-  }
-  STOKER_ASSIGN(auto change, store->begin());
-  for (const std::string& key : arguments.keys) STOKER_TRY(change->remove(key));
-  const auto done = change->commit(Durability::durable).wait();
-  return done ? Status() : Status(done.error());
+  return store->remove(arguments.keys);
 }
 
 }  // namespace
@@ -48,7 +34,7 @@ void add_rm(CLI::App& app, ExitStatus& status) {
   const auto arguments = std::make_shared<RmArguments>();
   CLI::App* command = app.add_subcommand("rm",
                                          "Remove objects from a store: all of them or none, but in "
-                                         "a folder or a bucket (dir:, s3:) one after the other");
+                                         "a folder or a bucket (dir:, s3:) each by itself");
   command
       ->add_option("STORE", arguments->store,
                    "The store: a folder, local:/a,/b for several volumes, coded(6+3, /disk{0..8}), "

@@ -14,10 +14,12 @@ page_loop, replace (the object changes behind this answer).
 
 from __future__ import annotations
 
+import base64
 import calendar
 import hashlib
 import hmac
 import json
+import re
 import socketserver
 import ssl
 import sys
@@ -26,7 +28,7 @@ import time
 import urllib.parse
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, unescape
 
 KEYS = {"AKIDTEST": "secret/of+the=test"}
 
@@ -421,6 +423,15 @@ class Handler(BaseHTTPRequestHandler):
         }
 
     def on_POST(self, key: str, args: dict[str, str], body: bytes) -> None:
+        if "delete" in args:
+            md5 = base64.b64encode(hashlib.md5(body).digest()).decode()
+            if self.headers.get("Content-MD5") != md5:
+                self.error(400, "BadDigest")
+                return
+            for each in re.findall("<Key>(.*?)</Key>", body.decode()):
+                WORLD.objects.pop(unescape(each, {"&quot;": '"'}), None)
+            self.xml("<DeleteResult></DeleteResult>")
+            return
         if "uploads" in args:
             upload = f"upload-{time.time_ns()}"
             WORLD.uploads[upload] = (key, self.meta(), {})

@@ -178,6 +178,9 @@ def test_a_listing_goes_on_over_pages_and_odd_names(where):
         assert [each["key"] for each in store.list("page/10")] == names[1000:1100]
         for name in names[1100:]:
             assert store.stat(name)["bytes"] == names.index(name) % 3
+    subprocess.run([STOKER, "rm", where, *names[1:]], check=True)
+    with stoker.open_store(where) as store:
+        assert [each["key"] for each in store.list()] == names[:1]
 
 
 def test_what_is_not_there_is_said(gateway, where):

@@ -119,6 +119,20 @@ def test_bytes_of_python_need_one_request_and_no_budget(s3):
             store.read_bytes("large", 48 * MIB - 1, 2)
 
 
+def test_rm_of_many_objects_is_one_request(s3):
+    names = [f"many/{i} <&>" for i in range(5)]
+    with stoker.open_store(s3) as store:
+        for name in [*names, "stays"]:
+            put(store, name, b"x")
+    before = len(asked(s3))
+    run("rm", s3, *names)
+    methods = [method for method, path in asked(s3)[before:] if "list-type" not in path]
+    assert methods == ["HEAD"] * 5 + ["POST"]
+    assert "no object" in run("rm", s3, "stays", "none", ok=False).stderr
+    with stoker.open_store(s3) as store:
+        assert [each["key"] for each in store.list()] == ["stays"]
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
 def test_a_certificate_is_wanted_and_checked(s3_credentials, tmp_path):
     pem = tmp_path / "server.pem"

@@ -32,6 +32,16 @@ Status Transaction::require(std::string_view key, std::string_view /*tag*/) {
       kWhere);
 }
 
+Status Store::remove(const std::vector<std::string>& keys) {
+  const size_t at_once = features().atomic == AtomicUnit::object ? 1 : keys.size();
+  for (size_t at = 0; at < keys.size(); at += at_once) {
+    STOKER_ASSIGN(const auto change, begin());
+    for (size_t i = at; i < at + at_once; ++i) STOKER_TRY(change->remove(keys[i]));
+    if (const auto done = change->commit(Durability::durable).wait(); !done) return done.error();
+  }
+  return {};
+}
+
 Result<Version> Store::copy(std::string_view from, std::string_view to) {
   STOKER_ASSIGN(const ObjectInfo source, stat(from));
   if (from == to)

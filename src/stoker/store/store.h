@@ -156,6 +156,9 @@ class Store {
   virtual Status forget(std::string_view /*key*/, uint64_t /*offset*/, uint64_t /*bytes*/) {
     return {};
   }
+  // Removes objects, durably: all or none where the atomic unit is the transaction; else the first
+  // that cannot be removed ends it. `keys` names each once. Waits for it.
+  virtual Status remove(const std::vector<std::string>& keys);
   virtual Future<void> snapshot(std::string_view name) = 0;  // names the current version, durably; already_exists
   virtual Future<void> drop(std::string_view name) = 0;      // forgets a snapshot, durably; not_found
   virtual StoreInfo info() const = 0;

@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,7 @@ class S3Store final : public Store {
                     ReadOptions options) override;
   Result<std::unique_ptr<Transaction>> begin() override;
   Result<Version> copy(std::string_view from, std::string_view to) override;
+  Status remove(const std::vector<std::string>& keys) override;
   Future<void> snapshot(std::string_view name) override;
   Future<void> drop(std::string_view name) override;
   StoreInfo info() const override;
@@ -104,6 +106,7 @@ class S3Store final : public Store {
   Status put_whole(Staged& staged);
   Status complete_upload(Staged& staged);
   Status delete_object(Staged& staged);
+  Status delete_batch(std::span<const std::string> keys);
   Status decide(Staged& staged, const Reply& reply, bool gone) const;
   void abort_upload(Staged& staged);
   Status abort_now(const std::string& key, const std::string& id) const;

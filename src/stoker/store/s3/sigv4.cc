@@ -61,6 +61,15 @@ std::string sha256_hex(const void* data, size_t bytes) {
   return hex(digest);
 }
 
+std::string md5_base64(std::string_view text) {
+  std::array<unsigned char, 16> digest{};
+  unsigned int size = digest.size();
+  STOKER_CHECK(EVP_Digest(text.data(), text.size(), digest.data(), &size, EVP_md5(), nullptr) == 1);
+  std::array<unsigned char, 25> encoded{};
+  const int length = EVP_EncodeBlock(encoded.data(), digest.data(), static_cast<int>(size));
+  return {reinterpret_cast<const char*>(encoded.data()), static_cast<size_t>(length)};
+}
+
 std::string uri_encode(std::string_view text, bool path) {
   constexpr std::string_view digits = "0123456789ABCDEF";
   std::string out;

@@ -29,6 +29,7 @@ struct ToSign {
   std::string body_sha256;
 };
 
+std::string md5_base64(std::string_view text);  // as Content-MD5 has it
 std::string sha256_hex(const void* data, size_t bytes);
 // Percent-encoded as AWS wants it: all but letters, digits and "-._~"; '/' stays where `path`.
 std::string uri_encode(std::string_view text, bool path);

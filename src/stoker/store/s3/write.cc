@@ -21,6 +21,7 @@ constexpr uint64_t kPartsMax = 10'000;
 constexpr uint64_t kObjectMax = uint64_t{5} << 40;
 constexpr uint64_t kCopyMax = uint64_t{5} << 30;  // by one request
 constexpr size_t kPartsAhead = 8;                 // on their way before writes are held back
+constexpr size_t kBatch = 1000;                   // objects that one request removes
 constexpr size_t kSpareMax = 4;                   // parts' memory kept for the next ones
 constexpr uint64_t kSpareBytes = kMiB;            // from which on it is
 
@@ -49,16 +50,24 @@ bool covers(const std::map<uint64_t, uint64_t>& written, uint64_t bytes) {
   return written.size() == 1 && written.begin()->first == 0 && written.begin()->second == bytes;
 }
 
+std::string xml_escape(std::string_view text) {
+  std::string out;
+  for (const char c : text)
+    out += c == '"'   ? "&quot;"
+           : c == '<' ? "&lt;"
+           : c == '>' ? "&gt;"
+           : c == '&' ? "&amp;"
+                      : std::string(1, c);
+  return out;
+}
+
 // Of an upload with parts of these ETags.
 Command completion(const std::string& key, const std::string& id,
                    const std::vector<std::string>& etags) {
   std::string body = "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">";
   for (size_t i = 0; i < etags.size(); ++i) {
-    std::string etag;
-    for (const char c : etags[i])
-      etag += c == '"' ? "&quot;" : c == '<' ? "&lt;" : c == '&' ? "&amp;" : std::string(1, c);
-    body += "<Part><PartNumber>" + std::to_string(i + 1) + "</PartNumber><ETag>" + etag +
-            "</ETag></Part>";
+    body += "<Part><PartNumber>" + std::to_string(i + 1) + "</PartNumber><ETag>" +
+            xml_escape(etags[i]) + "</ETag></Part>";
   }
   body += "</CompleteMultipartUpload>";
   return {.method = "POST",
@@ -560,6 +569,59 @@ bool S3Store::uploads_ignore_conditions() const {
     client_->send({.method = "DELETE", .key = key}).wait();
   }
   return uploads_ignore_.value_or(false);
+}
+
+Status S3Store::remove(const std::vector<std::string>& keys) {
+  if (read_only_) return read_only_error();
+  for (const std::string& key : keys) STOKER_TRY(check_key(location_, key));
+  const std::span<const std::string> all(keys);
+  for (size_t at = 0; at < all.size(); at += kBatch)
+    STOKER_TRY(delete_batch(all.subspan(at, std::min(kBatch, all.size() - at))));
+  return {};
+}
+
+// The server has no word for what was not there, so that is asked first, side by side.
+Status S3Store::delete_batch(std::span<const std::string> keys) {
+  std::vector<Future<Reply>> looks;
+  for (const std::string& key : keys)
+    looks.push_back(client_->send({.method = "HEAD", .key = whole(key)}));
+  std::optional<Error> missing;
+  for (const auto& each : looks) {
+    const auto& found = each.wait();
+    if (found->error && !missing) missing = found->error;
+  }
+  if (missing) return *missing;
+  std::string body = "<Delete xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Quiet>true</Quiet>";
+  for (const std::string& key : keys)
+    body += "<Object><Key>" + xml_escape(whole(key)) + "</Key></Object>";
+  body += "</Delete>";
+  const std::string md5 = md5_base64(body);  // S3 wants it here, beside the signature
+  const Reply reply = *client_
+                           ->send({.method = "POST",
+                                   .query = {{"delete", ""}},
+                                   .headers = {{"content-md5", md5}},
+                                   .text = std::move(body),
+                                   .repeatable = false,
+                                   .tells = true})
+                           .wait();
+  if (reply.verdict == Reply::Verdict::lost)
+    return make_error(Code::in_doubt,
+                      "nobody knows which of " + std::to_string(keys.size()) + " objects in the " +
+                          client_->where() + " were removed, as the answer was lost (" +
+                          reply.error->what + "); look before you remove them again",
+                      kWhere);
+  if (reply.error) return *reply.error;
+  STOKER_ASSIGN(const Xml result, parse_xml(reply.answer.body));
+  for (const Xml& each : result.children) {
+    if (each.name != "Error") continue;
+    return make_error(Code::io,
+                      "the server does not remove '" + std::string(each.text_of("Key")) +
+                          "' from the " + client_->where() + ": " +
+                          std::string(each.text_of("Code")),
+                      kWhere);
+  }
+  commits_ += keys.size();
+  return {};
 }
 
 Result<Version> S3Store::copy(std::string_view from, std::string_view to) {
