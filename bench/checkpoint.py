@@ -348,15 +348,23 @@ def section(result: dict[str, Any]) -> str:
     loads = size / ours["restore_cold_seconds"] / reads
     more = ours["extra_memory_bytes"] / MIB
     goals = [
-        ("in memory, stall", f"{ours['stall_seconds']:.3f} s", f"at most {bound:.3f} s",
-         ours["stall_seconds"] <= bound),
-        ("stall and slow-down beside DCP async", f"{cost['stoker'] / least:.2f} times",
-         "at most 0.5 times the better one", cost["stoker"] <= 0.5 * least),
+        (
+            "in memory, stall",
+            f"{ours['stall_seconds']:.3f} s",
+            f"at most {bound:.3f} s",
+            ours["stall_seconds"] <= bound,
+        ),
+        (
+            "stall and slow-down beside DCP async",
+            f"{cost['stoker'] / least:.2f} times",
+            "at most 0.5 times the better one",
+            cost["stoker"] <= 0.5 * least,
+        ),
         ("memory beyond the state", f"{more:.0f} MiB", "at most 256 MiB", more <= 256),
         ("durable while training pauses, of fio", f"{saves:.2f}", "at least 0.9", saves >= 0.9),
         ("restore, of fio", f"{loads:.2f}", "at least 0.9", loads >= 0.9),
         ("offloaded: the copy slows steps by", f"{slower:.1%}", "at most 3 %", slower <= 0.03),
-    ]  # fmt: skip
+    ]
     lines += ["", "| goal | figure | wanted | |", "|---|---|---|---|"]
     for goal, figure, wanted, met in goals:
         lines.append(f"| {goal} | {figure} | {wanted} | {'met' if met else 'not met'} |")

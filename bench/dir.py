@@ -4,9 +4,9 @@
     .venv/bin/python bench/dir.py --markdown bench/results/dir.json
 
 `put` makes new objects, on space that neither store had written before; `replace` puts others in
-their places. A PUT begins with the transaction and ends with the durable commit. Bytes come from memory that was
-touched before and is aligned, so both stores move them by direct I/O. Figures are medians; `range`
-is the least and the most.
+their places. A PUT begins with the transaction and ends with the durable commit. Bytes come from
+memory that was touched before and is aligned, so both stores move them by direct I/O. Figures are
+medians; `range` is the least and the most.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def measure(folder: Path, megabytes: int, rounds: int) -> list[dict]:
 
     with (
         stoker.open_store(f"dir:{folder}/dir", create=True) as plain,
-        stoker.open_store(f"local:{folder}/local", create=True, capacity=(rounds + 3) * size) as local,
+        stoker.open_store(
+            f"local:{folder}/local", create=True, capacity=(rounds + 3) * size
+        ) as local,
     ):
         stores = {"dir": plain, "local": local}
         for operation in OPERATIONS:
@@ -86,7 +88,9 @@ def table(result: dict) -> str:
 def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     options = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    options.add_argument("--dir", type=Path, default=Path("out/bench"), help="on the disk to measure")
+    options.add_argument(
+        "--dir", type=Path, default=Path("out/bench"), help="on the disk to measure"
+    )
     options.add_argument("--json", type=Path, help="where the result goes")
     options.add_argument("--markdown", type=Path, help="print the table of this result instead")
     options.add_argument("--mib", type=int, default=256)

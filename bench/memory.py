@@ -197,10 +197,18 @@ def measure(case: Case, store: str) -> dict[str, Any]:
     allowed = base + case.dram + saved + SLACK
     optimizer.close()
     return {
-        **asdict(case), "parameters": parameters, "base": base, "dram": case.dram, "saved": saved,
-        "start": start, "start_allowed": allowed + weights, "peak": peak, "allowed": allowed,
-        "pools": row["dram_bytes_peak"], "seen": row["process_bytes_peak"],
-    }  # fmt: skip
+        **asdict(case),
+        "parameters": parameters,
+        "base": base,
+        "dram": case.dram,
+        "saved": saved,
+        "start": start,
+        "start_allowed": allowed + weights,
+        "peak": peak,
+        "allowed": allowed,
+        "pools": row["dram_bytes_peak"],
+        "seen": row["process_bytes_peak"],
+    }
 
 
 def run(case: Case) -> dict[str, Any]:

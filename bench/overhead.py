@@ -107,7 +107,9 @@ def watched() -> Iterator[list[float]]:
     kept = []
     for owner in (shown.Shown, pager):
         for name, function in list(vars(owner).items()):
-            its_own = owner is shown.Shown and callable(function) and name not in ("__init__", "call")
+            its_own = (
+                owner is shown.Shown and callable(function) and name not in ("__init__", "call")
+            )
             if its_own or name in ("become", "uses"):
                 kept.append((owner, name, function))
                 setattr(owner, name, timed(function))
@@ -167,7 +169,9 @@ def table(result: dict[str, Any]) -> str:
     layer = f"Linear({real['width']}, {real['width']})"
     share = real["edits"]["finding"] / real["edits"]["step"]
     lines += ["", f"Torch alone takes {each:.1f} ms for one {layer} and batch {real['batch']}."]
-    lines += [f"Finding edits of the weights of {real['blocks']} of them takes {share:.2%} of a step."]
+    lines += [
+        f"Finding edits of the weights of {real['blocks']} of them takes {share:.2%} of a step."
+    ]
     return "\n".join(lines)
 
 

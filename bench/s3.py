@@ -265,7 +265,9 @@ def machine(peers: str) -> dict:
     flags = set(fields.get("flags", "").split())
     ask = "import importlib.metadata as m, json; print(json.dumps({n: m.version(n) for n in "
     ask += '("boto3", "obstore", "s3torchconnector")}))'
-    versions = json.loads(subprocess.run([peers, "-c", ask], capture_output=True, check=True).stdout)
+    versions = json.loads(
+        subprocess.run([peers, "-c", ask], capture_output=True, check=True).stdout
+    )
     for name, words in {
         "curl": ["curl", "--version"],
         "radosgw": ["radosgw", "--version"],

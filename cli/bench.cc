@@ -34,8 +34,11 @@ Result<codec::ErasureCode> parse_code(const std::string& text) {
   int k = 0;
   int m = 0;
   int used = 0;
-  if (std::sscanf(text.c_str(), "%4d+%4d%n", &k, &m, &used) != 2 || static_cast<size_t>(used) != text.size()) {
-    return make_error(Code::invalid_argument, "`" + text + "` is no code: give data and parity chunks as in 6+3", "cli/bench");
+  if (std::sscanf(text.c_str(), "%4d+%4d%n", &k, &m, &used) != 2 ||
+      static_cast<size_t>(used) != text.size()) {
+    return make_error(Code::invalid_argument,
+                      "`" + text + "` is no code: give data and parity chunks as in 6+3",
+                      "cli/bench");
   }
   return codec::ErasureCode::make(k, m);
 }
@@ -43,7 +46,10 @@ Result<codec::ErasureCode> parse_code(const std::string& text) {
 Json bench_machine() {
   utsname kernel{};
   uname(&kernel);
-  return {{"kernel", kernel.release}, {"cpu", cpu_model()}, {"cores", std::thread::hardware_concurrency()}, {"stoker", STOKER_VERSION}};
+  return {{"kernel", kernel.release},
+          {"cpu", cpu_model()},
+          {"cores", std::thread::hardware_concurrency()},
+          {"stoker", STOKER_VERSION}};
 }
 
 std::string load_average() {
@@ -55,7 +61,9 @@ std::string load_average() {
 }
 
 std::string pages_text(const PageReport& pages) {
-  if (pages.large_bytes < pages.total_bytes) return "4 KiB (" + human_bytes(pages.large_bytes) + " of " + human_bytes(pages.total_bytes) + " in 2 MiB)";
+  if (pages.large_bytes < pages.total_bytes)
+    return "4 KiB (" + human_bytes(pages.large_bytes) + " of " + human_bytes(pages.total_bytes) +
+           " in 2 MiB)";
   return pages.kind == PageReport::Kind::hugetlb ? "2 MiB (reserved)" : "2 MiB (transparent)";
 }
 

@@ -1,4 +1,5 @@
-// What the benchmarks share: the middle of repeated runs, and what a reader of their figures must know of the machine.
+// What the benchmarks share: the middle of repeated runs, and what a reader of their figures must
+// know of the machine.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -19,7 +20,8 @@ double median(std::vector<double> values);
 Result<codec::ErasureCode> parse_code(const std::string& text);
 // Kernel, processor, cores, version of Stoker.
 Json bench_machine();
-// Of the last one, five and fifteen minutes: who reads the figures sees whether the machine had other work.
+// Of the last one, five and fifteen minutes: who reads the figures sees whether the machine had
+// other work.
 std::string load_average();
 // What kind of pages an arena got.
 std::string pages_text(const PageReport& pages);

@@ -1,4 +1,5 @@
-// stoker bench repair: what those who use a coded store notice of a repair, by the rate that it is held to.
+// stoker bench repair: what those who use a coded store notice of a repair, by the rate that it is
+// held to.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -32,17 +33,23 @@ struct RepairBenchArguments {
 };
 
 struct Row {
-  uint64_t rate = 0;      // 0: no limit
+  uint64_t rate = 0;  // 0: no limit
   bool repairs = false;
   size_t updates = 0;
   double p50_us = 0, p99_us = 0, p999_us = 0, max_us = 0, rebuilt_bytes_per_second = 0;
 };
 
-double microseconds(std::chrono::steady_clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); }
+double microseconds(std::chrono::steady_clock::duration time) {
+  return std::chrono::duration<double, std::micro>(time).count();
+}
 
 class RepairBench {
  public:
-  RepairBench(const RepairBenchArguments& arguments, uint64_t bytes, const Runtime& runtime) : arguments_(arguments), bytes_(bytes), runtime_(runtime), root_(arguments.folder + "/stoker-bench-repair") {
+  RepairBench(const RepairBenchArguments& arguments, uint64_t bytes, const Runtime& runtime)
+      : arguments_(arguments),
+        bytes_(bytes),
+        runtime_(runtime),
+        root_(arguments.folder + "/stoker-bench-repair") {
     for (int i = 0; i < 9; ++i) plan_.paths.push_back(root_ + "/d" + std::to_string(i));
     plan_.k = 6;
     plan_.m = 3;
@@ -75,7 +82,8 @@ class RepairBench {
     return {};
   }
 
-  // Updates of 4 KiB, one after the other, for as long as was asked for; with `repairs` beside the rebuilding of a disk that was lost.
+  // Updates of 4 KiB, one after the other, for as long as was asked for; with `repairs` beside the
+  // rebuilding of a disk that was lost.
   Result<Row> measure(uint64_t rate, bool repairs) {
     StoreOptions options;
     options.same_disk = true;
@@ -99,11 +107,15 @@ class RepairBench {
       const auto before = std::chrono::steady_clock::now();
       std::memcpy(block.data(), &before, sizeof before);
       STOKER_ASSIGN(const auto change, store->begin());
-      STOKER_TRY(change->write(kKey, random() % (bytes_ / kUpdateBytes) * kUpdateBytes, {block.data(), block.size(), -1}).wait());
+      STOKER_TRY(change
+                     ->write(kKey, random() % (bytes_ / kUpdateBytes) * kUpdateBytes,
+                             {block.data(), block.size(), -1})
+                     .wait());
       if (const auto done = change->commit(Durability::durable).wait(); !done) return done.error();
       waited.push_back(microseconds(std::chrono::steady_clock::now() - before));
     }
-    const double rebuilding = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+    const double rebuilding =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
     Row row;
     row.rate = rate;
     row.repairs = repairs;
@@ -113,7 +125,10 @@ class RepairBench {
       if (const auto& done = repaired.wait(); !done) return done.error();
     }
     std::sort(waited.begin(), waited.end());
-    if (waited.empty()) return make_error(Code::invalid_argument, "the repair was over before the first update: give more bytes", "cli/bench_repair");
+    if (waited.empty())
+      return make_error(Code::invalid_argument,
+                        "the repair was over before the first update: give more bytes",
+                        "cli/bench_repair");
     row.p50_us = waited[waited.size() / 2];
     row.p99_us = waited[waited.size() * 99 / 100];
     row.p999_us = waited[waited.size() * 999 / 1000];
@@ -132,7 +147,8 @@ class RepairBench {
 
 Status run(const RepairBenchArguments& arguments) {
   STOKER_ASSIGN(const uint64_t bytes, parse_bytes(arguments.size));
-  if (bytes < 8 * kMiB) return make_error(Code::invalid_argument, "the store needs 8 MiB at least", "cli/bench_repair");
+  if (bytes < 8 * kMiB)
+    return make_error(Code::invalid_argument, "the store needs 8 MiB at least", "cli/bench_repair");
   std::vector<uint64_t> rates;
   for (const std::string& text : arguments.rates) {
     STOKER_ASSIGN(const uint64_t rate, parse_bytes(text));
@@ -149,17 +165,37 @@ Status run(const RepairBenchArguments& arguments) {
     rows.push_back(row);
   }
   if (arguments.json) {
-    Json json = {{"machine", bench_machine()}, {"code", "6+3"}, {"bytes", bytes}, {"update_bytes", kUpdateBytes}, {"seconds_per_rate", arguments.seconds}, {"results", Json::array()}};
+    Json json = {{"machine", bench_machine()},
+                 {"code", "6+3"},
+                 {"bytes", bytes},
+                 {"update_bytes", kUpdateBytes},
+                 {"seconds_per_rate", arguments.seconds},
+                 {"results", Json::array()}};
     for (const Row& row : rows) {
-      json["results"].push_back({{"repair", row.repairs}, {"rate_bytes_per_second", row.rate}, {"updates", row.updates}, {"p50_us", row.p50_us}, {"p99_us", row.p99_us}, {"p999_us", row.p999_us}, {"max_us", row.max_us}, {"rebuilt_bytes_per_second", row.rebuilt_bytes_per_second}});
+      json["results"].push_back({{"repair", row.repairs},
+                                 {"rate_bytes_per_second", row.rate},
+                                 {"updates", row.updates},
+                                 {"p50_us", row.p50_us},
+                                 {"p99_us", row.p99_us},
+                                 {"p999_us", row.p999_us},
+                                 {"max_us", row.max_us},
+                                 {"rebuilt_bytes_per_second", row.rebuilt_bytes_per_second}});
     }
     std::printf("%s\n", json.dump(2).c_str());
     return {};
   }
-  std::printf("coded 6+3 over nine folders of one disk, %s; updates of 4 KiB, one at a time\n%-28s %9s %10s %10s %10s %10s %14s\n", human_bytes(bytes).c_str(), "beside them", "updates", "p50 us", "p99 us", "p99.9 us", "max us", "rebuilt MB/s");
+  std::printf(
+      "coded 6+3 over nine folders of one disk, %s; updates of 4 KiB, one at a time\n%-28s %9s "
+      "%10s %10s %10s %10s %14s\n",
+      human_bytes(bytes).c_str(), "beside them", "updates", "p50 us", "p99 us", "p99.9 us",
+      "max us", "rebuilt MB/s");
   for (const Row& row : rows) {
-    const std::string beside = !row.repairs ? "nothing" : row.rate == 0 ? "repair, no limit" : "repair, " + human_bytes(row.rate) + " a second";
-    std::printf("%-28s %9zu %10.0f %10.0f %10.0f %10.0f %14.1f\n", beside.c_str(), row.updates, row.p50_us, row.p99_us, row.p999_us, row.max_us, row.rebuilt_bytes_per_second / 1e6);
+    const std::string beside = !row.repairs    ? "nothing"
+                               : row.rate == 0 ? "repair, no limit"
+                                               : "repair, " + human_bytes(row.rate) + " a second";
+    std::printf("%-28s %9zu %10.0f %10.0f %10.0f %10.0f %14.1f\n", beside.c_str(), row.updates,
+                row.p50_us, row.p99_us, row.p999_us, row.max_us,
+                row.rebuilt_bytes_per_second / 1e6);
   }
   return {};
 }
@@ -168,10 +204,18 @@ Status run(const RepairBenchArguments& arguments) {
 
 void add_bench_repair(CLI::App& bench, ExitStatus& status) {
   const auto arguments = std::make_shared<RepairBenchArguments>();
-  CLI::App* command = bench.add_subcommand("repair", "What users of a coded store notice while a lost disk is rebuilt, by the rate that repair is held to");
-  command->add_option("DIR", arguments->folder, "A folder on the disk to measure; the store made there is removed again")->required();
+  CLI::App* command = bench.add_subcommand("repair",
+                                           "What users of a coded store notice while a lost disk "
+                                           "is rebuilt, by the rate that repair is held to");
+  command
+      ->add_option("DIR", arguments->folder,
+                   "A folder on the disk to measure; the store made there is removed again")
+      ->required();
   command->add_option("--size", arguments->size, "Bytes in the store")->capture_default_str();
-  command->add_option("--rate", arguments->rates, "Rates of the repair, reading and writing, in bytes a second; 0: no limit")->capture_default_str();
+  command
+      ->add_option("--rate", arguments->rates,
+                   "Rates of the repair, reading and writing, in bytes a second; 0: no limit")
+      ->capture_default_str();
   command->add_option("--seconds", arguments->seconds, "For each rate")
       ->capture_default_str()
       ->check(number(0.1, 600.0));

@@ -35,10 +35,9 @@ CLI::Validator number(double least, double most) {
 }
 
 CLI::Validator named() {
-  return {[](const std::string& text) {
-            return std::string(text.empty() ? "the name is empty" : "");
-          },
-          ""};
+  return {
+      [](const std::string& text) { return std::string(text.empty() ? "the name is empty" : ""); },
+      ""};
 }
 
 void fail(ExitStatus& status, const Error& error) {

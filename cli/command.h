@@ -1,7 +1,9 @@
-// What the subcommands share: how each adds itself to the command line, and how it says that it failed.
+// What the subcommands share: how each adds itself to the command line, and how it says that it
+// failed.
 //
-// A subcommand is one file with one function add_NAME(app, status): it adds its options to `app` and a callback that
-// does the work and puts the exit status in `status`. Results go to stdout, everything else to stderr.
+// A subcommand is one file with one function add_NAME(app, status): it adds its options to `app`
+// and a callback that does the work and puts the exit status in `status`. Results go to stdout,
+// everything else to stderr.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -27,12 +27,17 @@ void tell(const std::string& name, const Store& store) {
     return;
   }
   const coded::Shape& shape = found->shape();
-  std::fprintf(stderr, "%s: %s on each of %zu disks\n", made.c_str(), human_bytes(shape.file_bytes()).c_str(), shape.shards);
+  std::fprintf(stderr, "%s: %s on each of %zu disks\n", made.c_str(),
+               human_bytes(shape.file_bytes()).c_str(), shape.shards);
   if (shape.shards > 2 * shape.m) return;
   const size_t write = shape.shards - shape.shards / 2 - 1;
   const size_t read = shape.shards / 2;
-  std::fprintf(stderr, "note: it can be written to and repaired with at most %zu of its %zu disks lost, and read with at most %zu, though its code would bear %zu: more than half must be there to know what was written last. With more data than parity, or more disks, there is no such limit\n",
-               write, shape.shards, read, shape.m);
+  std::fprintf(
+      stderr,
+      "note: it can be written to and repaired with at most %zu of its %zu disks lost, and read "
+      "with at most %zu, though its code would bear %zu: more than half must be there to know what "
+      "was written last. With more data than parity, or more disks, there is no such limit\n",
+      write, shape.shards, read, shape.m);
 }
 
 Status run(const CreateArguments& arguments) {
@@ -46,7 +51,9 @@ Status run(const CreateArguments& arguments) {
   options.holder = "stoker create";
   options.read_only = true;
   const auto there = open_store(arguments.store, runtime->runtime(), options);
-  if (there) return make_error(Code::already_exists, "there is a store at '" + arguments.store + "' already", "cli/create");
+  if (there)
+    return make_error(Code::already_exists, "there is a store at '" + arguments.store + "' already",
+                      "cli/create");
   if (there.error().code != Code::not_found) return there.error();
   options.read_only = false;
   options.create = true;
@@ -64,18 +71,31 @@ Status run(const CreateArguments& arguments) {
 void add_create(CLI::App& app, ExitStatus& status) {
   const auto arguments = std::make_shared<CreateArguments>();
   CLI::App* command = app.add_subcommand("create", "Make an empty store");
-  command->add_option("STORE", arguments->store, "Where: a folder, local:/a,/b for several volumes, or coded(6+3, /disk{0..8}), of which any 3 disks may be lost")->required();
-  command->add_option("--capacity", arguments->capacity, "How many bytes of objects it holds (100GiB, say); reserved on the disks at once")->required();
-  command->add_option("--chunk", arguments->chunk, "Chunk size of new objects, 64KiB to 8MiB")->capture_default_str();
+  command
+      ->add_option("STORE", arguments->store,
+                   "Where: a folder, local:/a,/b for several volumes, or coded(6+3, /disk{0..8}), "
+                   "of which any 3 disks may be lost")
+      ->required();
+  command
+      ->add_option(
+          "--capacity", arguments->capacity,
+          "How many bytes of objects it holds (100GiB, say); reserved on the disks at once")
+      ->required();
+  command->add_option("--chunk", arguments->chunk, "Chunk size of new objects, 64KiB to 8MiB")
+      ->capture_default_str();
   command
       ->add_option("--objects", arguments->objects,
                    "How many objects it should have room for in its table")
       ->capture_default_str()
       ->check(whole(1, uint64_t{1} << 32));
-  command->add_flag("--same-disk", arguments->same_disk, "Disks of a coded store may be folders on one disk, although they are then lost together: to try it out");
+  command->add_flag("--same-disk", arguments->same_disk,
+                    "Disks of a coded store may be folders on one disk, although they are then "
+                    "lost together: to try it out");
   command->footer(
-      "Only what is missing, empty or wholly zero is made into a store. A coded store takes more of its disks than it holds, and says how much: parity, room where\n"
-      "objects end within a stripe, checksums, logs, and tables for the objects. Exit status: 0 made, 1 not.");
+      "Only what is missing, empty or wholly zero is made into a store. A coded store takes more "
+      "of its disks than it holds, and says how much: parity, room where\n"
+      "objects end within a stripe, checksums, logs, and tables for the objects. Exit status: 0 "
+      "made, 1 not.");
   command->callback([arguments, &status] {
     if (const Status done = run(*arguments); !done) fail(status, done.error());
   });

@@ -28,7 +28,9 @@ struct ExportArguments {
   std::string store, key, target, snapshot;
 };
 
-Error file_error(const std::string& path) { return errno_error(errno, "cannot write '" + path + "'", "cli/export"); }
+Error file_error(const std::string& path) {
+  return errno_error(errno, "cannot write '" + path + "'", "cli/export");
+}
 
 Status write_all(int fd, const std::byte* data, size_t bytes, const std::string& path) {
   for (size_t moved = 0; moved < bytes;) {
@@ -67,7 +69,8 @@ Status export_object(Store& store, const ObjectInfo& object, const std::string& 
   const std::string temporary = path + ".partial";
   const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd < 0) return file_error(temporary);
-  const std::unique_ptr<std::byte, void (*)(void*)> piece(static_cast<std::byte*>(std::aligned_alloc(kIoAlign, kPieceBytes)), std::free);
+  const std::unique_ptr<std::byte, void (*)(void*)> piece(
+      static_cast<std::byte*>(std::aligned_alloc(kIoAlign, kPieceBytes)), std::free);
   Status status;
   for (uint64_t at = 0; status && at < object.bytes; at += kPieceBytes) {
     const size_t bytes = std::min<uint64_t>(kPieceBytes, object.bytes - at);
@@ -86,17 +89,24 @@ Result<std::string> path_below(const fs::path& folder, const std::string& key) {
   const fs::path relative = fs::path(key).lexically_normal();
   if (relative.empty() || relative.is_absolute() || *relative.begin() == ".." || relative == "." ||
       key.find('\0') != std::string::npos || !relative.has_filename()) {
-    return make_error(Code::invalid_argument, "the key '" + key + "' makes no file name below a folder; export it alone, into a file", "cli/export");
+    return make_error(
+        Code::invalid_argument,
+        "the key '" + key + "' makes no file name below a folder; export it alone, into a file",
+        "cli/export");
   }
   const fs::path path = folder / relative;
   std::error_code error;
   fs::create_directories(path.parent_path(), error);
-  if (error) return errno_error(error.value(), "cannot make the folder '" + path.parent_path().string() + "'", "cli/export");
+  if (error)
+    return errno_error(error.value(),
+                       "cannot make the folder '" + path.parent_path().string() + "'",
+                       "cli/export");
   return path.string();
 }
 
 // Each for itself: one that is lost keeps none back that can be read.
-Status export_prefix(Store& store, const std::vector<ObjectInfo>& objects, const ExportArguments& arguments) {
+Status export_prefix(Store& store, const std::vector<ObjectInfo>& objects,
+                     const ExportArguments& arguments) {
   size_t failed = 0;
   std::set<std::string> written;
   Code code = Code::io;  // of the last that failed
@@ -104,21 +114,28 @@ Status export_prefix(Store& store, const std::vector<ObjectInfo>& objects, const
     const auto path = path_below(arguments.target, object.key);
     Status done = path ? Status() : Status(path.error());
     if (done && !written.insert(*path).second) {  // "a//b" and "a/b", say
-      done = make_error(Code::already_exists, "another object of this prefix makes the same file; export it alone, into another", "cli/export");
+      done = make_error(
+          Code::already_exists,
+          "another object of this prefix makes the same file; export it alone, into another",
+          "cli/export");
     }
     if (done) done = export_object(store, object, arguments.snapshot, *path);
     if (done) continue;
     std::fprintf(stderr, "stoker: '%s': %s\n", printable(object.key).c_str(),
-        printable(done.error().message()).c_str());
+                 printable(done.error().message()).c_str());
     ++failed;
     code = done.error().code;
   }
   if (failed == 0) {
     std::fprintf(stderr, "%zu objects into '%s'\n", objects.size(),
-        printable(arguments.target).c_str());
+                 printable(arguments.target).c_str());
     return {};
   }
-  return make_error(code, std::to_string(failed) + " of " + std::to_string(objects.size()) + " objects could not be exported; the others are in '" + arguments.target + "'", "cli/export");
+  return make_error(code,
+                    std::to_string(failed) + " of " + std::to_string(objects.size()) +
+                        " objects could not be exported; the others are in '" + arguments.target +
+                        "'",
+                    "cli/export");
 }
 
 Status run(const ExportArguments& arguments) {
@@ -131,7 +148,7 @@ Status run(const ExportArguments& arguments) {
   if (single) {
     STOKER_TRY(export_object(*store, *single, arguments.snapshot, arguments.target));
     std::fprintf(stderr, "'%s': %s into '%s'\n", printable(arguments.key).c_str(),
-        human_bytes(single->bytes).c_str(), printable(arguments.target).c_str());
+                 human_bytes(single->bytes).c_str(), printable(arguments.target).c_str());
     return {};
   }
   STOKER_ASSIGN(const auto objects, store->list(arguments.key, arguments.snapshot));
@@ -143,20 +160,27 @@ Status run(const ExportArguments& arguments) {
 
 void add_export(CLI::App& app, ExitStatus& status) {
   const auto arguments = std::make_shared<ExportArguments>();
-  CLI::App* command = app.add_subcommand("export", "Copy an object into a file, or all objects of a prefix into a folder");
+  CLI::App* command = app.add_subcommand(
+      "export", "Copy an object into a file, or all objects of a prefix into a folder");
   command
       ->add_option("STORE", arguments->store,
                    "The store: a folder, local:/a,/b for several volumes, coded(6+3, /disk{0..8}), "
                    "dir:/folder of plain files, or s3://bucket/prefix")
       ->required();
-  command->add_option("KEY", arguments->key, "The object; where there is none of this key, the prefix of keys")->required();
+  command
+      ->add_option("KEY", arguments->key,
+                   "The object; where there is none of this key, the prefix of keys")
+      ->required();
   command->add_option("TARGET", arguments->target, "The file, or for a prefix the folder")
       ->required()
       ->check(named());
-  command->add_option("--snapshot", arguments->snapshot, "From this snapshot instead of the current version");
+  command->add_option("--snapshot", arguments->snapshot,
+                      "From this snapshot instead of the current version");
   command->footer(
-      "A file is there whole or not at all. Of a prefix, objects that cannot be read (more disks of a coded store are lost than it bears, say) are named\n"
-      "and left out, and all others exported. Exit status: 0 everything is there, 1 something is not.");
+      "A file is there whole or not at all. Of a prefix, objects that cannot be read (more disks "
+      "of a coded store are lost than it bears, say) are named\n"
+      "and left out, and all others exported. Exit status: 0 everything is there, 1 something is "
+      "not.");
   command->callback([arguments, &status] {
     if (const Status done = run(*arguments); !done) fail(status, done.error());
   });

@@ -19,7 +19,8 @@ namespace {
 constexpr const char* kWhere = "cli/fio";
 constexpr const char* kHugePages = "/proc/sys/vm/nr_hugepages";
 
-// Runs a program found on PATH and gives back what it printed; an error if it cannot start or ends badly.
+// Runs a program found on PATH and gives back what it printed; an error if it cannot start or ends
+// badly.
 Result<std::string> output_of(std::vector<std::string> arguments) {
   std::array<int, 2> ends{};
   if (pipe2(ends.data(), O_CLOEXEC) != 0) return errno_error(errno, "cannot make a pipe", kWhere);
@@ -38,16 +39,23 @@ Result<std::string> output_of(std::vector<std::string> arguments) {
   std::string text;
   std::array<char, 4096> chunk{};
   for (ssize_t got = 0; error == 0 && (got = read(ends[0], chunk.data(), chunk.size())) != 0;) {
-    if (got > 0) text.append(chunk.data(), static_cast<size_t>(got));
-    else if (errno != EINTR) break;
+    if (got > 0)
+      text.append(chunk.data(), static_cast<size_t>(got));
+    else if (errno != EINTR)
+      break;
   }
   close(ends[0]);
-  if (error == ENOENT) return make_error(Code::not_found, "'" + arguments[0] + "' is not installed; install it (apt-get install " + arguments[0] + ")", kWhere);
+  if (error == ENOENT)
+    return make_error(Code::not_found,
+                      "'" + arguments[0] + "' is not installed; install it (apt-get install " +
+                          arguments[0] + ")",
+                      kWhere);
   if (error != 0) return errno_error(error, "cannot start '" + arguments[0] + "'", kWhere);
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
-  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) return make_error(Code::io, "'" + arguments[0] + "' failed: " + text.substr(0, 500), kWhere);
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+    return make_error(Code::io, "'" + arguments[0] + "' failed: " + text.substr(0, 500), kWhere);
   return text;
 }
 
@@ -82,23 +90,30 @@ Result<FioResult> run_fio(const std::string& path, const Load& load, bool huge) 
   const std::string kind = load.kind == Load::Kind::mixed ? "rw" : std::string(name(load.kind));
   const auto number = [](uint64_t value) { return std::to_string(value); };
   STOKER_ASSIGN(const std::string text,
-                output_of({"fio", "--name=peer", "--output-format=json", "--ioengine=io_uring", "--direct=1", "--registerfiles=1", "--fixedbufs=1",
-                           "--filename=" + path, "--rw=" + kind, "--rwmixread=50", "--bs=" + number(load.block_bytes), "--iodepth=" + number(load.depth),
-                           "--size=" + number(load.file_bytes), "--scramble_buffers=0", "--gtod_reduce=1", "--time_based", "--runtime=" + number(load.limit_ns / 1'000'000) + "ms",
+                output_of({"fio", "--name=peer", "--output-format=json", "--ioengine=io_uring",
+                           "--direct=1", "--registerfiles=1", "--fixedbufs=1", "--filename=" + path,
+                           "--rw=" + kind, "--rwmixread=50", "--bs=" + number(load.block_bytes),
+                           "--iodepth=" + number(load.depth), "--size=" + number(load.file_bytes),
+                           "--scramble_buffers=0", "--gtod_reduce=1", "--time_based",
+                           "--runtime=" + number(load.limit_ns / 1'000'000) + "ms",
                            std::string("--iomem=") + (huge ? "shmhuge" : "malloc")}));
   try {
     // Warnings may stand before the JSON.
-    const auto job = nlohmann::json::parse(text.substr(std::min(text.find('{'), text.size()))).at("jobs").at(0);
+    const auto job =
+        nlohmann::json::parse(text.substr(std::min(text.find('{'), text.size()))).at("jobs").at(0);
     FioResult result;
     for (const char* side : {"read", "write"}) {
       result.bytes_per_second += job.at(side).at("bw_bytes").get<double>();
       result.bytes += job.at(side).at("io_bytes").get<double>();
     }
     const double seconds = job.at("job_runtime").get<double>() / 1e3;
-    result.cpu_seconds = (job.at("usr_cpu").get<double>() + job.at("sys_cpu").get<double>()) / 100 * seconds;
+    result.cpu_seconds =
+        (job.at("usr_cpu").get<double>() + job.at("sys_cpu").get<double>()) / 100 * seconds;
     return result;
   } catch (const nlohmann::json::exception& error) {
-    return make_error(Code::unsupported, std::string("this version of fio prints what we cannot read: ") + error.what(), kWhere);
+    return make_error(
+        Code::unsupported,
+        std::string("this version of fio prints what we cannot read: ") + error.what(), kWhere);
   }
 }
 

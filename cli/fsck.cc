@@ -26,17 +26,24 @@ struct FsckArguments {
 void show_progress(uint64_t done, uint64_t total) {
   if (isatty(STDERR_FILENO) == 0) return;
   const bool end = done >= total;
-  std::fprintf(stderr, "\r\033[Kchecking data %s of %s%s", human_bytes(done).c_str(), human_bytes(total).c_str(), end ? "\n" : "");
+  std::fprintf(stderr, "\r\033[Kchecking data %s of %s%s", human_bytes(done).c_str(),
+               human_bytes(total).c_str(), end ? "\n" : "");
   std::fflush(stderr);
 }
 
 void print_json(const FsckReport& report) {
-  nlohmann::json json = {{"clean", report.problems.empty()},   {"problems", report.problems}, {"advice", report.advice},         {"notes", report.notes},           {"repaired", report.repaired},
-                         {"committed_version", report.committed}, {"objects", report.objects},   {"chunks", report.chunks},         {"data_bytes", report.data_bytes},
-                         {"generation", report.generation},       {"records", report.records},   {"snapshots", nlohmann::json::array()}};
+  nlohmann::json json = {
+      {"clean", report.problems.empty()}, {"problems", report.problems},
+      {"advice", report.advice},          {"notes", report.notes},
+      {"repaired", report.repaired},      {"committed_version", report.committed},
+      {"objects", report.objects},        {"chunks", report.chunks},
+      {"data_bytes", report.data_bytes},  {"generation", report.generation},
+      {"records", report.records},        {"snapshots", nlohmann::json::array()}};
   json["scrubbed_at"] = report.scrubbed_at ? nlohmann::json(*report.scrubbed_at) : nlohmann::json();
-  json["committed_step"] = report.committed_step ? nlohmann::json(*report.committed_step) : nlohmann::json();
-  for (const SnapshotInfo& snapshot : report.snapshots) json["snapshots"].push_back({{"name", snapshot.name}, {"version", snapshot.version}});
+  json["committed_step"] =
+      report.committed_step ? nlohmann::json(*report.committed_step) : nlohmann::json();
+  for (const SnapshotInfo& snapshot : report.snapshots)
+    json["snapshots"].push_back({{"name", snapshot.name}, {"version", snapshot.version}});
   std::printf("%s\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
 }
 
@@ -48,13 +55,23 @@ void print_text(const FsckReport& report, bool quick) {
     std::printf("to do: %s\n", printable(advice).c_str());
   }
   for (const std::string& note : report.notes) std::printf("note: %s\n", printable(note).c_str());
-  if (report.repaired) std::printf("the map was mended: headers and journal were written anew from the good copies\n");
-  std::printf("%llu objects, %llu chunks, %s of data%s; %zu snapshots; journal generation %llu with %llu records\n", static_cast<unsigned long long>(report.objects),
-              static_cast<unsigned long long>(report.chunks), human_bytes(report.data_bytes).c_str(), quick ? " (not read)" : " (all read)", report.snapshots.size(),
-              static_cast<unsigned long long>(report.generation), static_cast<unsigned long long>(report.records));
-  const std::string state = report.problems.empty() ? "clean" : std::to_string(report.problems.size()) + " problems found";
-  const std::string step = report.committed_step ? ", committed step " + std::to_string(*report.committed_step) : "";
-  std::printf("%s, committed version %llu%s\n", state.c_str(), static_cast<unsigned long long>(report.committed), step.c_str());
+  if (report.repaired)
+    std::printf("the map was mended: headers and journal were written anew from the good copies\n");
+  std::printf(
+      "%llu objects, %llu chunks, %s of data%s; %zu snapshots; journal generation %llu with %llu "
+      "records\n",
+      static_cast<unsigned long long>(report.objects),
+      static_cast<unsigned long long>(report.chunks), human_bytes(report.data_bytes).c_str(),
+      quick ? " (not read)" : " (all read)", report.snapshots.size(),
+      static_cast<unsigned long long>(report.generation),
+      static_cast<unsigned long long>(report.records));
+  const std::string state = report.problems.empty()
+                                ? "clean"
+                                : std::to_string(report.problems.size()) + " problems found";
+  const std::string step =
+      report.committed_step ? ", committed step " + std::to_string(*report.committed_step) : "";
+  std::printf("%s, committed version %llu%s\n", state.c_str(),
+              static_cast<unsigned long long>(report.committed), step.c_str());
 }
 
 // A store that keeps no checksums: that every object can be listed and read.
@@ -85,7 +102,8 @@ Result<FsckReport> read_everything(Store& store, bool quick) {
 }
 
 Result<FsckReport> check(const FsckArguments& arguments, const Runtime& runtime) {
-  const FsckOptions options{.quick = arguments.quick, .repair_map = arguments.repair, .progress = show_progress};
+  const FsckOptions options{
+      .quick = arguments.quick, .repair_map = arguments.repair, .progress = show_progress};
   STOKER_ASSIGN(const auto coded, coded_plan(arguments.store));
   if (coded) return fsck_coded_store(*coded, runtime, options);
   if (arguments.store.starts_with("dir:") || arguments.store.starts_with("s3:")) {
@@ -116,14 +134,17 @@ Result<bool> run(const FsckArguments& arguments) {
 
 void add_fsck(CLI::App& app, ExitStatus& status) {
   const auto arguments = std::make_shared<FsckArguments>();
-  CLI::App* command = app.add_subcommand("fsck", "Check a store: headers, journal, map and every byte of data; tell the committed step");
+  CLI::App* command = app.add_subcommand(
+      "fsck",
+      "Check a store: headers, journal, map and every byte of data; tell the committed step");
   command
       ->add_option("STORE", arguments->store,
                    "The store: a folder, local:/a,/b for several volumes, coded(6+3, /disk{0..8}), "
                    "dir:/folder of plain files, or s3://bucket/prefix")
       ->required();
   command->add_flag("--quick", arguments->quick, "Leave out the data");
-  command->add_flag("--repair-map", arguments->repair, "Write damaged headers and journal copies anew from the good ones");
+  command->add_flag("--repair-map", arguments->repair,
+                    "Write damaged headers and journal copies anew from the good ones");
   command->add_flag("--json", arguments->json, "Print the result as JSON");
   command->footer("Exit status: 0 clean, 1 problems were found or the store could not be opened.");
   command->callback([arguments, &status] {

@@ -1,5 +1,5 @@
-// Plain ISA-L, the peer of `stoker bench codec`: called as its manual says, by a careful user. Whole chunks at a time, tables
-// made once, no checksums.
+// Plain ISA-L, the peer of `stoker bench codec`: called as its manual says, by a careful user.
+// Whole chunks at a time, tables made once, no checksums.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,8 @@ class PlainIsal {
   void encode(std::span<std::byte* const> chunks, size_t bytes);
   void decode(std::span<std::byte* const> chunks, size_t bytes);
   // Data chunk `chunk` changes to `newer`; the parities follow.
-  void delta(std::span<std::byte* const> chunks, size_t bytes, size_t chunk, const std::byte* newer);
+  void delta(std::span<std::byte* const> chunks, size_t bytes, size_t chunk,
+             const std::byte* newer);
 
  private:
   const int k_;
@@ -33,8 +34,8 @@ class PlainIsal {
 };
 
 std::string isal_version();
-// The widest instructions of this processor that ISA-L has a form for: it takes those by itself, and
-// does not tell.
+// The widest instructions of this processor that ISA-L has a form for: it takes those by itself,
+// and does not tell.
 std::string isal_target();
 
 }  // namespace stoker::cli

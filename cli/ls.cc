@@ -73,13 +73,22 @@ void print_run(const RunSummary& run, const StoreInfo& info, const std::string& 
 }
 
 nlohmann::json json_of(const StoreInfo& info, const std::vector<ObjectInfo>& objects) {
-  nlohmann::json json = {{"store", info.composition},         {"committed_version", info.committed}, {"capacity_bytes", info.capacity_bytes},
-                         {"used_bytes", info.used_bytes},     {"objects", nlohmann::json::array()},  {"snapshots", nlohmann::json::array()}};
+  nlohmann::json json = {{"store", info.composition},
+                         {"committed_version", info.committed},
+                         {"capacity_bytes", info.capacity_bytes},
+                         {"used_bytes", info.used_bytes},
+                         {"objects", nlohmann::json::array()},
+                         {"snapshots", nlohmann::json::array()}};
   for (const ObjectInfo& object : objects) {
-    json["objects"].push_back({{"key", object.key}, {"bytes", object.bytes}, {"chunk_bytes", object.chunk_bytes}, {"version", object.version}});
-    if (object.expected) json["objects"].back()["class"] = kClasses[static_cast<size_t>(*object.expected)];
+    json["objects"].push_back({{"key", object.key},
+                               {"bytes", object.bytes},
+                               {"chunk_bytes", object.chunk_bytes},
+                               {"version", object.version}});
+    if (object.expected)
+      json["objects"].back()["class"] = kClasses[static_cast<size_t>(*object.expected)];
   }
-  for (const SnapshotInfo& snapshot : info.snapshots) json["snapshots"].push_back({{"name", snapshot.name}, {"version", snapshot.version}});
+  for (const SnapshotInfo& snapshot : info.snapshots)
+    json["snapshots"].push_back({{"name", snapshot.name}, {"version", snapshot.version}});
   return json;
 }
 
@@ -87,14 +96,16 @@ void print_text(const StoreInfo& info, const std::vector<ObjectInfo>& objects) {
   std::printf("%14s %10s %9s  %s\n", "bytes", "chunks of", "version", "key");
   for (const ObjectInfo& object : objects) {
     std::printf("%14llu %10s %9llu  %s\n", static_cast<unsigned long long>(object.bytes),
-        human_bytes(object.chunk_bytes).c_str(), static_cast<unsigned long long>(object.version),
-        printable(object.key).c_str());
+                human_bytes(object.chunk_bytes).c_str(),
+                static_cast<unsigned long long>(object.version), printable(object.key).c_str());
   }
   for (const SnapshotInfo& snapshot : info.snapshots) {
     std::printf("snapshot '%s' of version %llu\n", printable(snapshot.name).c_str(),
                 static_cast<unsigned long long>(snapshot.version));
   }
-  std::printf("%zu objects; version %llu; %s of %s used\n", objects.size(), static_cast<unsigned long long>(info.committed), human_bytes(info.used_bytes).c_str(), human_bytes(info.capacity_bytes).c_str());
+  std::printf("%zu objects; version %llu; %s of %s used\n", objects.size(),
+              static_cast<unsigned long long>(info.committed), human_bytes(info.used_bytes).c_str(),
+              human_bytes(info.capacity_bytes).c_str());
 }
 
 Status run(const LsArguments& arguments) {
@@ -129,7 +140,8 @@ void add_ls(CLI::App& app, ExitStatus& status) {
                    "dir:/folder of plain files, or s3://bucket/prefix")
       ->required();
   command->add_option("PREFIX", arguments->prefix, "Only keys that start with this");
-  command->add_option("--snapshot", arguments->snapshot, "List this snapshot instead of the current version");
+  command->add_option("--snapshot", arguments->snapshot,
+                      "List this snapshot instead of the current version");
   command->add_flag("--json", arguments->json, "Print the result as JSON");
   command->footer(
       "Of a training run, a summary comes first: the model, its newest step (or that of the "

@@ -1,4 +1,5 @@
-// The `stoker` command: one --help for what is C++ (needs no Python) and what is Python (needs torch).
+// The `stoker` command: one --help for what is C++ (needs no Python) and what is Python (needs
+// torch).
 #include <cstdio>
 #include <exception>
 #include <span>
@@ -9,12 +10,14 @@
 
 namespace {
 
-// The first word that should name a command and does not; empty where there is none. CLI11 would only say that one is required.
+// The first word that should name a command and does not; empty where there is none. CLI11 would
+// only say that one is required.
 std::string unknown_command(const CLI::App& app, std::span<char* const> arguments) {
   const CLI::App* at = &app;
   for (char* const word : arguments) {
     if (at->get_require_subcommand_min() == 0 || *word == '-') break;
-    const auto named = at->get_subcommands([word](const CLI::App* command) { return command->get_name() == word; });
+    const auto named = at->get_subcommands(
+        [word](const CLI::App* command) { return command->get_name() == word; });
     if (named.empty()) return word;
     at = named[0];
   }
@@ -24,8 +27,10 @@ std::string unknown_command(const CLI::App& app, std::span<char* const> argument
 // What is wrong with a command line, and where its options are told.
 std::string usage_error(const CLI::App* app, const CLI::Error& error) {
   std::string command = "stoker";
-  for (auto parsed = app->get_subcommands(); !parsed.empty(); parsed = parsed[0]->get_subcommands()) command += " " + parsed[0]->get_name();
-  return "stoker: " + std::string(error.what()) + "; `" + command + " --help` tells what it takes\n";
+  for (auto parsed = app->get_subcommands(); !parsed.empty(); parsed = parsed[0]->get_subcommands())
+    command += " " + parsed[0]->get_name();
+  return "stoker: " + std::string(error.what()) + "; `" + command +
+         " --help` tells what it takes\n";
 }
 
 int run(int argc, char** argv) {
@@ -34,13 +39,20 @@ int run(int argc, char** argv) {
   const int status_of_python = run_python_command({argv, static_cast<size_t>(argc)});
   if (status_of_python >= 0) return status_of_python;
 
-  CLI::App app("Stoker keeps AI training fed: weights, gradients and optimizer state on disk, under a hard memory cap.", "stoker");
+  CLI::App app(
+      "Stoker keeps AI training fed: weights, gradients and optimizer state on disk, under a hard "
+      "memory cap.",
+      "stoker");
   app.set_version_flag("--version", "stoker " STOKER_VERSION);
   app.require_subcommand(1);
-  app.footer("`stoker COMMAND --help` tells the options of one command.\nExit status: 0 done, 1 it failed or found a problem, 2 the command line is wrong, 130 or 143 ended by SIGINT or SIGTERM.");
+  app.footer(
+      "`stoker COMMAND --help` tells the options of one command.\nExit status: 0 done, 1 it failed "
+      "or found a problem, 2 the command line is wrong, 130 or 143 ended by SIGINT or SIGTERM.");
   app.failure_message(usage_error);
   ExitStatus status;
-  CLI::App* bench = app.add_subcommand("bench", "Measure beside the device's ceiling and a peer: bench io, bench codec, bench repair, bench offload, bench plan");
+  CLI::App* bench = app.add_subcommand("bench",
+                                       "Measure beside the device's ceiling and a peer: bench io, "
+                                       "bench codec, bench repair, bench offload, bench plan");
   bench->require_subcommand(1);
   add_probe(app, status);
   add_bench_io(*bench, status);
@@ -58,8 +70,11 @@ int run(int argc, char** argv) {
   add_curm(app, status);
   add_python_commands(app);
 
-  if (const std::string word = unknown_command(app, std::span(argv, static_cast<size_t>(argc)).subspan(1)); !word.empty()) {
-    std::fprintf(stderr, "stoker: there is no command `%s`; `stoker --help` lists them\n", word.c_str());
+  if (const std::string word =
+          unknown_command(app, std::span(argv, static_cast<size_t>(argc)).subspan(1));
+      !word.empty()) {
+    std::fprintf(stderr, "stoker: there is no command `%s`; `stoker --help` lists them\n",
+                 word.c_str());
     return 2;
   }
   try {

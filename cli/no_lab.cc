@@ -4,7 +4,8 @@
 namespace stoker::cli {
 
 void add_curm(CLI::App& app, ExitStatus& status) {
-  CLI::App* curm = app.add_subcommand("curm", "Erasure-coded updates compared on traces (not in this build)");
+  CLI::App* curm =
+      app.add_subcommand("curm", "Erasure-coded updates compared on traces (not in this build)");
   curm->allow_extras();
   curm->callback([&status] {
     fail(status, make_error(Code::unsupported,

@@ -23,23 +23,29 @@ struct ProbeArguments {
 // One line on a terminal, rewritten as the probe goes on; nothing elsewhere.
 void show_progress(std::string_view doing, double fraction) {
   if (isatty(STDERR_FILENO) == 0) return;
-  std::fprintf(stderr, "\r\033[Kprobing %3.0f %%  %.*s%s", fraction * 100, static_cast<int>(doing.size()), doing.data(), fraction >= 1 ? "\n" : "");
+  std::fprintf(stderr, "\r\033[Kprobing %3.0f %%  %.*s%s", fraction * 100,
+               static_cast<int>(doing.size()), doing.data(), fraction >= 1 ? "\n" : "");
   std::fflush(stderr);
 }
 
 void print_table(const Probe& probe) {
-  std::printf("engine %s, %s, memory in %s pages, file of %s\n", probe.engine.c_str(), probe.direct ? "direct I/O" : "through the page cache",
-              probe.pages.c_str(), human_bytes(probe.file_bytes).c_str());
-  std::printf("first write of reserved space %6.2f GB/s\n", probe.first_write_bytes_per_second / 1e9);
+  std::printf("engine %s, %s, memory in %s pages, file of %s\n", probe.engine.c_str(),
+              probe.direct ? "direct I/O" : "through the page cache", probe.pages.c_str(),
+              human_bytes(probe.file_bytes).c_str());
+  std::printf("first write of reserved space %6.2f GB/s\n",
+              probe.first_write_bytes_per_second / 1e9);
   std::printf("%-6s %10s %6s %10s %12s\n", "op", "block", "depth", "GB/s", "latency us");
   for (const ProbePoint& point : probe.points) {
-    std::printf("%-6s %10s %6u %10.2f %12.0f\n", std::string(name(point.kind)).c_str(), human_bytes(point.block_bytes).c_str(), point.depth,
-                point.bytes_per_second / 1e9, point.latency_us);
+    std::printf("%-6s %10s %6u %10.2f %12.0f\n", std::string(name(point.kind)).c_str(),
+                human_bytes(point.block_bytes).c_str(), point.depth, point.bytes_per_second / 1e9,
+                point.latency_us);
   }
 }
 
 Status run(const ProbeArguments& arguments) {
-  STOKER_ASSIGN(const Probe probe, run_probe(arguments.folder, {.engine = arguments.engine, .seconds = arguments.seconds, .progress = show_progress}));
+  STOKER_ASSIGN(const Probe probe, run_probe(arguments.folder, {.engine = arguments.engine,
+                                                                .seconds = arguments.seconds,
+                                                                .progress = show_progress}));
   STOKER_TRY(save_probe(arguments.folder, probe));
   if (arguments.json) {
     std::fputs(probe_json(probe).c_str(), stdout);
@@ -54,9 +60,13 @@ Status run(const ProbeArguments& arguments) {
 
 void add_probe(CLI::App& app, ExitStatus& status) {
   const auto arguments = std::make_shared<ProbeArguments>();
-  CLI::App* command = app.add_subcommand("probe", "Measure a folder's disk in under 10 seconds and keep the result there");
-  command->add_option("DIR", arguments->folder, "The folder; it needs 128 MiB of free space")->required();
-  command->add_option("--engine", arguments->engine, "auto, uring or posix")->capture_default_str()->check(CLI::IsMember({"auto", "uring", "posix"}));
+  CLI::App* command = app.add_subcommand(
+      "probe", "Measure a folder's disk in under 10 seconds and keep the result there");
+  command->add_option("DIR", arguments->folder, "The folder; it needs 128 MiB of free space")
+      ->required();
+  command->add_option("--engine", arguments->engine, "auto, uring or posix")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"auto", "uring", "posix"}));
   command->add_option("--seconds", arguments->seconds, "About how long it may take")
       ->capture_default_str()
       ->check(number(1.0, 600.0));

@@ -22,8 +22,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kPieceBytes = 8 * kMiB;    // read at a time
-constexpr size_t kCommitBytes = 64 * kMiB;  // in one transaction: a coded store keeps what is not committed in memory
+constexpr size_t kPieceBytes = 8 * kMiB;  // read at a time
+// in one transaction: a coded store keeps what is not committed in memory
+constexpr size_t kCommitBytes = 64 * kMiB;
 
 struct PutArguments {
   std::string store, key, source;
@@ -31,10 +32,13 @@ struct PutArguments {
   std::string expected;  // of kClasses; empty: the store finds out itself
 };
 
-Error file_error(const std::string& path) { return errno_error(errno, "cannot read '" + path + "'", "cli/put"); }
+Error file_error(const std::string& path) {
+  return errno_error(errno, "cannot read '" + path + "'", "cli/put");
+}
 
 struct File {
-  explicit File(const std::string& name) : path(name), fd(open(name.c_str(), O_RDONLY | O_CLOEXEC)) {}
+  explicit File(const std::string& name)
+      : path(name), fd(open(name.c_str(), O_RDONLY | O_CLOEXEC)) {}
   ~File() {
     if (fd >= 0) close(fd);
   }
@@ -54,15 +58,19 @@ struct File {
   }
   // As far as is known beforehand: 0 of what is no regular file.
   uint64_t bytes() const {
-    struct stat status{};
-    return fstat(fd, &status) == 0 && S_ISREG(status.st_mode) ? static_cast<uint64_t>(status.st_size) : 0;
+    struct stat status {};
+    return fstat(fd, &status) == 0 && S_ISREG(status.st_mode)
+               ? static_cast<uint64_t>(status.st_size)
+               : 0;
   }
   const std::string path;
   const int fd;
 };
 
-// Sets where an object begins to be new, and how long it is so far. Of a new one the store is told how long it is to be: its class goes by that, too.
-Status begin_object(Store& store, Transaction& change, const std::string& key, const File& file, const PutArguments& arguments) {
+// Sets where an object begins to be new, and how long it is so far. Of a new one the store is told
+// how long it is to be: its class goes by that, too.
+Status begin_object(Store& store, Transaction& change, const std::string& key, const File& file,
+                    const PutArguments& arguments) {
   if (arguments.at) {
     const auto old = store.stat(key);
     if (!old) return old.error().with("--at changes a part of an object");
@@ -74,7 +82,8 @@ Status begin_object(Store& store, Transaction& change, const std::string& key, c
   return expected ? change.expect(key, *expected) : Status();
 }
 
-Status write_piece(Transaction& change, const std::string& key, uint64_t offset, uint64_t& size, Slice piece) {
+Status write_piece(Transaction& change, const std::string& key, uint64_t offset, uint64_t& size,
+                   Slice piece) {
   if (offset + piece.size > size) {
     size = offset + piece.size;
     STOKER_TRY(change.resize(key, size));
@@ -107,7 +116,8 @@ Result<uint64_t> put_whole(Store& store, const std::string& key, const File& fil
   return total;
 }
 
-Result<uint64_t> put_file(Store& store, const std::string& key, const std::string& path, const PutArguments& arguments) {
+Result<uint64_t> put_file(Store& store, const std::string& key, const std::string& path,
+                          const PutArguments& arguments) {
   const std::optional<uint64_t>& at = arguments.at;
   const File file(path);
   if (file.fd < 0) return file_error(path);
@@ -117,17 +127,23 @@ Result<uint64_t> put_file(Store& store, const std::string& key, const std::strin
                       "--at changes a part of an object, and this store writes objects whole",
                       "cli/put");
   }
-  const std::unique_ptr<std::byte, void (*)(void*)> piece(static_cast<std::byte*>(std::aligned_alloc(kIoAlign, kPieceBytes)), std::free);
+  const std::unique_ptr<std::byte, void (*)(void*)> piece(
+      static_cast<std::byte*>(std::aligned_alloc(kIoAlign, kPieceBytes)), std::free);
   STOKER_ASSIGN(auto change, store.begin());
   STOKER_TRY(begin_object(store, *change, key, file, arguments));
   const auto old = at ? store.stat(key) : Result<ObjectInfo>(ObjectInfo{});
   uint64_t size = old ? old->bytes : 0;
   uint64_t offset = at.value_or(0);
-  if (offset > size) return make_error(Code::invalid_argument, "'" + key + "' has " + std::to_string(size) + " bytes, so nothing can be put at " + std::to_string(offset), "cli/put");
+  if (offset > size)
+    return make_error(Code::invalid_argument,
+                      "'" + key + "' has " + std::to_string(size) +
+                          " bytes, so nothing can be put at " + std::to_string(offset),
+                      "cli/put");
   uint64_t total = 0;
   for (size_t staged = 0;;) {
     STOKER_ASSIGN(const size_t bytes, file.read(piece.get(), kPieceBytes));
-    if (bytes > 0) STOKER_TRY(write_piece(*change, key, offset + total, size, {piece.get(), bytes, -1}));
+    if (bytes > 0)
+      STOKER_TRY(write_piece(*change, key, offset + total, size, {piece.get(), bytes, -1}));
     total += bytes;
     staged += bytes;
     const bool ends = bytes < kPieceBytes;
@@ -141,21 +157,24 @@ Result<uint64_t> put_file(Store& store, const std::string& key, const std::strin
 
 // The files of a folder, with the keys that they get. Says how many entries are neither files nor
 // folders: pipes, devices, links that lead nowhere, and linked folders, which are not followed.
-Result<std::vector<std::pair<std::string, std::string>>> files_of(const fs::path& folder, const std::string& prefix) {
+Result<std::vector<std::pair<std::string, std::string>>> files_of(const fs::path& folder,
+                                                                  const std::string& prefix) {
   std::vector<std::pair<std::string, std::string>> files;
   std::error_code error;
   size_t left_out = 0;
-  for (auto at = fs::recursive_directory_iterator(folder, error); !error && at != fs::recursive_directory_iterator(); at.increment(error)) {
+  for (auto at = fs::recursive_directory_iterator(folder, error);
+       !error && at != fs::recursive_directory_iterator(); at.increment(error)) {
     std::error_code unknown;
     if (!at->is_regular_file(unknown)) {
       left_out += at->is_directory(unknown) && !at->is_symlink(unknown) ? 0 : 1;
       continue;
     }
-    files.emplace_back(prefix + at->path().lexically_relative(folder).string(), at->path().string());
+    files.emplace_back(prefix + at->path().lexically_relative(folder).string(),
+                       at->path().string());
   }
-  if (error) return errno_error(error.value(), "cannot look through '" + folder.string() + "'", "cli/put");
-  if (left_out > 0)
-    std::fprintf(stderr, "left out %zu entries that are no files\n", left_out);
+  if (error)
+    return errno_error(error.value(), "cannot look through '" + folder.string() + "'", "cli/put");
+  if (left_out > 0) std::fprintf(stderr, "left out %zu entries that are no files\n", left_out);
   std::sort(files.begin(), files.end());
   return files;
 }
@@ -167,12 +186,15 @@ Status run(const PutArguments& arguments) {
   STOKER_ASSIGN(const auto store, open_store(arguments.store, runtime->runtime(), options));
   std::error_code error;
   if (!fs::is_directory(arguments.source, error)) {
-    STOKER_ASSIGN(const uint64_t bytes, put_file(*store, arguments.key, arguments.source, arguments));
+    STOKER_ASSIGN(const uint64_t bytes,
+                  put_file(*store, arguments.key, arguments.source, arguments));
     std::fprintf(stderr, "'%s': %s from '%s'\n", printable(arguments.key).c_str(),
-        human_bytes(bytes).c_str(), printable(arguments.source).c_str());
+                 human_bytes(bytes).c_str(), printable(arguments.source).c_str());
     return {};
   }
-  if (arguments.at) return make_error(Code::invalid_argument, "--at takes one file, and '" + arguments.source + "' is a folder", "cli/put");
+  if (arguments.at)
+    return make_error(Code::invalid_argument,
+                      "--at takes one file, and '" + arguments.source + "' is a folder", "cli/put");
   STOKER_ASSIGN(const auto files, files_of(arguments.source, arguments.key));
   uint64_t bytes = 0;
   for (const auto& [key, path] : files) {
@@ -180,7 +202,7 @@ Status run(const PutArguments& arguments) {
     bytes += more;
   }
   std::fprintf(stderr, "%zu objects, %s, from '%s'\n", files.size(), human_bytes(bytes).c_str(),
-      printable(arguments.source).c_str());
+               printable(arguments.source).c_str());
   return {};
 }
 
@@ -188,24 +210,38 @@ Status run(const PutArguments& arguments) {
 
 void add_put(CLI::App& app, ExitStatus& status) {
   const auto arguments = std::make_shared<PutArguments>();
-  CLI::App* command = app.add_subcommand("put", "Copy a file into a store as an object, or all files of a folder as objects of a prefix");
+  CLI::App* command = app.add_subcommand(
+      "put",
+      "Copy a file into a store as an object, or all files of a folder as objects of a prefix");
   command
       ->add_option("STORE", arguments->store,
                    "The store: a folder, local:/a,/b for several volumes, coded(6+3, /disk{0..8}), "
                    "dir:/folder of plain files, or s3://bucket/prefix; `stoker create` makes one")
       ->required();
-  command->add_option("KEY", arguments->key, "The object; of a folder, what the keys begin with: photos/ makes photos/a.jpg of a.jpg")->required();
-  command->add_option("SOURCE", arguments->source, "The file, or the folder with all that is below it")->required();
+  command
+      ->add_option(
+          "KEY", arguments->key,
+          "The object; of a folder, what the keys begin with: photos/ makes photos/a.jpg of a.jpg")
+      ->required();
+  command
+      ->add_option("SOURCE", arguments->source, "The file, or the folder with all that is below it")
+      ->required();
   command
       ->add_option(
           "--at", arguments->at,
           "Change the object from this byte on by what is in the file, and leave the rest as it is")
       ->check(whole(0, uint64_t{1} << 62));
-  command->add_option("--class", arguments->expected, "What the objects are for: read_only (a data set), write_only (a checkpoint) or read_write (what is rewritten). A coded store works by it, and finds out itself what nobody says; being wrong costs speed only")
+  command
+      ->add_option("--class", arguments->expected,
+                   "What the objects are for: read_only (a data set), write_only (a checkpoint) or "
+                   "read_write (what is rewritten). A coded store works by it, and finds out "
+                   "itself what nobody says; being wrong costs speed only")
       ->check(CLI::IsMember(std::vector<std::string>(kClasses.begin(), kClasses.end())));
   command->footer(
-      "An object that is there already is replaced. Up to 64 MiB that is one transaction: after a crash the old object is there or the new one. What is larger\n"
-      "goes in steps of 64 MiB, and a crash leaves a beginning of it. `stoker export` is the way back. Exit status: 0 all is durable, 1 something failed.");
+      "An object that is there already is replaced. Up to 64 MiB that is one transaction: after a "
+      "crash the old object is there or the new one. What is larger\n"
+      "goes in steps of 64 MiB, and a crash leaves a beginning of it. `stoker export` is the way "
+      "back. Exit status: 0 all is durable, 1 something failed.");
   command->callback([arguments, &status] {
     if (const Status done = run(*arguments); !done) fail(status, done.error());
   });

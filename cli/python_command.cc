@@ -24,29 +24,40 @@ struct PythonCommand {
 };
 
 constexpr std::array kCommands = {
-    PythonCommand{nullptr, "train", "stoker.train", "Train a language model whose states live on disk (Python, torch)"},
-    PythonCommand{nullptr, "plan", "stoker.plan", "Tell what training a model will take, before there is one (Python, torch)"},
-    PythonCommand{nullptr, "trace", "stoker.trace", "Write a Chrome trace of one step: disk, kernels, computing (Python, torch)"},
-    PythonCommand{nullptr, "ckpt", "stoker.ckpt", "List, verify, compare, copy and remove checkpoints (Python, torch)"},
-    PythonCommand{"bench", "offload", "stoker.bench", "Measure offloaded training against its floor (Python, torch)"},
-    PythonCommand{"bench", "plan", "stoker.bench", "Measure how close plans come to the steps they predict (Python, torch)"},
-    PythonCommand{"curm", "train", "stoker.curm", "Train the class tree on traces (Python, scikit-learn)"},
+    PythonCommand{nullptr, "train", "stoker.train",
+                  "Train a language model whose states live on disk (Python, torch)"},
+    PythonCommand{nullptr, "plan", "stoker.plan",
+                  "Tell what training a model will take, before there is one (Python, torch)"},
+    PythonCommand{nullptr, "trace", "stoker.trace",
+                  "Write a Chrome trace of one step: disk, kernels, computing (Python, torch)"},
+    PythonCommand{nullptr, "ckpt", "stoker.ckpt",
+                  "List, verify, compare, copy and remove checkpoints (Python, torch)"},
+    PythonCommand{"bench", "offload", "stoker.bench",
+                  "Measure offloaded training against its floor (Python, torch)"},
+    PythonCommand{"bench", "plan", "stoker.bench",
+                  "Measure how close plans come to the steps they predict (Python, torch)"},
+    PythonCommand{"curm", "train", "stoker.curm",
+                  "Train the class tree on traces (Python, scikit-learn)"},
 };
 
-// Run by `python -P -c`: says what is missing in a sentence, else calls main() of the module's __main__.
-// An interrupt comes blocked. While modules are loaded, and again once main() is done, it ends the process like any program: nothing is at stake, and
-// an exception would be printed instead of raised in many a place of an import and of the interpreter's end. In main() the first one is an exception,
-// so that it can clean up; a second one ends the process at once. Where nobody reads stdout any more (`| head`), it ends without a word.
-// -P keeps the working directory off the search path, so that a folder named "stoker" there is not taken for the package.
+// Run by `python -P -c`: says what is missing in a sentence, else calls main() of the module's
+// __main__. An interrupt comes blocked. While modules are loaded, and again once main() is done, it
+// ends the process like any program: nothing is at stake, and an exception would be printed instead
+// of raised in many a place of an import and of the interpreter's end. In main() the first one is
+// an exception, so that it can clean up; a second one ends the process at once. Where nobody reads
+// stdout any more (`| head`), it ends without a word. -P keeps the working directory off the search
+// path, so that a folder named "stoker" there is not taken for the package.
 constexpr const char* kLauncher = R"(
 import signal
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 import importlib.util, sys
 module = sys.argv[0] = sys.argv.pop(1)
-for name, remedy in (("stoker", "install it there with `pip install .`"), ("torch", "install it there with `pip install torch`")):
+for name, remedy in (("stoker", "install it there with `pip install .`"),
+                     ("torch", "install it there with `pip install torch`")):
     if importlib.util.find_spec(name) is None:
-        sys.exit(f"stoker: this command needs the Python package {name}, which {sys.executable} does not have; {remedy}")
+        sys.exit(f"stoker: this command needs the Python package {name}, "
+                 f"which {sys.executable} does not have; {remedy}")
 main = importlib.import_module(module + ".__main__").main
 def interrupt(number, frame):
     signal.signal(number, signal.SIG_DFL)
@@ -69,15 +80,19 @@ sys.exit(status)
 
 // `arguments` start with the program's name; a nested command is two words.
 const PythonCommand* find(std::span<char* const> arguments) {
-  const auto word = [&](size_t i) { return i < arguments.size() ? std::string_view(arguments[i]) : std::string_view(); };
+  const auto word = [&](size_t i) {
+    return i < arguments.size() ? std::string_view(arguments[i]) : std::string_view();
+  };
   for (const PythonCommand& command : kCommands) {
     const bool nested = command.parent != nullptr;
-    if (nested ? word(1) == command.parent && word(2) == command.name : word(1) == command.name) return &command;
+    if (nested ? word(1) == command.parent && word(2) == command.name : word(1) == command.name)
+      return &command;
   }
   return nullptr;
 }
 
-// The interpreter in the folder of this very program: a virtual environment's bin, or the prefix it was installed to.
+// The interpreter in the folder of this very program: a virtual environment's bin, or the prefix it
+// was installed to.
 std::optional<std::filesystem::path> python_beside_us() {
   std::error_code error;
   const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
@@ -104,13 +119,16 @@ int run_python_command(std::span<char* const> arguments) {
   const auto python = python_beside_us();
   if (!python) {
     std::fprintf(stderr,
-                 "stoker: `%s` needs Python with torch, and there is no python beside this program; install stoker into a "
+                 "stoker: `%s` needs Python with torch, and there is no python beside this "
+                 "program; install stoker into a "
                  "Python environment with `pip install .`\n",
                  command->name);
     return 1;
   }
-  std::string path = python->string(), isolate = "-P", code = "-c", launcher = kLauncher, module = command->module;
-  std::vector<char*> words = {path.data(), isolate.data(), code.data(), launcher.data(), module.data()};
+  std::string path = python->string(), isolate = "-P", code = "-c", launcher = kLauncher,
+              module = command->module;
+  std::vector<char*> words = {path.data(), isolate.data(), code.data(), launcher.data(),
+                              module.data()};
   const auto rest = arguments.subspan(2);  // of a nested command, its name comes first
   words.insert(words.end(), rest.begin(), rest.end());
   words.push_back(nullptr);

@@ -40,7 +40,8 @@ void add_rm(CLI::App& app, ExitStatus& status) {
                    "The store: a folder, local:/a,/b for several volumes, coded(6+3, /disk{0..8}), "
                    "dir:/folder of plain files, or s3://bucket/prefix")
       ->required();
-  command->add_option("KEY", arguments->keys, "The objects; snapshots that have them keep them")->required();
+  command->add_option("KEY", arguments->keys, "The objects; snapshots that have them keep them")
+      ->required();
   command->callback([arguments, &status] {
     if (const Status done = run(*arguments); !done) fail(status, done.error());
   });

@@ -1,7 +1,7 @@
 """Trains a small model and saves each tenth step; kill it at any moment and start it again.
 
-    python examples/checkpoints.py FOLDER [--steps 200]
-    stoker ckpt ls FOLDER
+python examples/checkpoints.py FOLDER [--steps 200]
+stoker ckpt ls FOLDER
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ import stoker
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", help="where the checkpoints are")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--slowly", action="store_true", help="wait after each step, to be killed in time")
+    parser.add_argument(
+        "--slowly", action="store_true", help="wait after each step, to be killed in time"
+    )
     args = parser.parse_args()
 
     torch.manual_seed(0)
@@ -40,7 +44,13 @@ def main() -> None:
             opt.zero_grad()
             if args.slowly:
                 time.sleep(0.1)
-            ckpt.save(step + 1, model=model, optimizer=opt, extra={"schedule": schedule}, metric=loss.item())
+            ckpt.save(
+                step + 1,
+                model=model,
+                optimizer=opt,
+                extra={"schedule": schedule},
+                metric=loss.item(),
+            )
             last = loss.item()
     print(f"step {args.steps}: loss {last:.6f}")
 

@@ -1,9 +1,11 @@
-"""LoRA: adapters train, the base model stays on disk and is only read; optimizer state exists for the adapters alone.
+"""LoRA: adapters train, the base model stays on disk and is only read; optimizer state exists for
+the adapters alone.
 
     python examples/lora.py MODEL OUT [--text FILE ...] [--steps 20] [--dram 8MiB]
 
-MODEL: a local folder with a causal language model in safetensors whose tokens are bytes, as examples/trainer.py leaves one in its
-OUT/model. The adapter goes to OUT/adapter, the merged model to OUT/merged. Needs transformers and peft.
+MODEL: a local folder with a causal language model in safetensors whose tokens are bytes, as
+examples/trainer.py leaves one in its OUT/model. The adapter goes to OUT/adapter, the merged model
+to OUT/merged. Needs transformers and peft.
 """
 
 from __future__ import annotations
@@ -21,17 +23,30 @@ WINDOW = 64
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("model", type=Path)
     options.add_argument("out", type=Path)
-    options.add_argument("--text", type=Path, nargs="*", default=[Path(__file__).parent.parent / "README.md"])
+    options.add_argument(
+        "--text", type=Path, nargs="*", default=[Path(__file__).parent.parent / "README.md"]
+    )
     options.add_argument("--steps", type=int, default=20)
     options.add_argument("--dram", default="8MiB")
     given = options.parse_args()
 
     torch.manual_seed(0)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(given.model), LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "up_proj"], task_type="CAUSAL_LM"))
-    opt = torch.optim.AdamW(model.parameters(), lr=5e-3)  # all of them: those that are frozen are known by requires_grad
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(given.model),
+        LoraConfig(
+            r=8,
+            lora_alpha=16,
+            target_modules=["q_proj", "v_proj", "up_proj"],
+            task_type="CAUSAL_LM",
+        ),
+    )
+    # all of them: those that are frozen are known by requires_grad
+    opt = torch.optim.AdamW(model.parameters(), lr=5e-3)
     model, opt = stoker.offload(model, opt, store=given.out / "store", dram=given.dram)
     trained = sum(param.numel() for param in model.parameters() if param.requires_grad)
     print(f"{trained} of {sum(param.numel() for param in model.parameters())} parameters train")
@@ -49,13 +64,21 @@ def main() -> None:
 
     opt.flush()
     totals = opt.ledger.summary()
-    print(f"written a step: {sum(totals['written_bytes'].values()) // max(1, totals['steps'])} bytes")
+    print(
+        f"written a step: {sum(totals['written_bytes'].values()) // max(1, totals['steps'])} bytes"
+    )
     model.save_pretrained(given.out / "adapter")
     with stoker.gather(model.parameters()):  # in here the weights are ordinary tensors in memory
         model.merge_adapter()
-        merged = {name.replace("base_layer.", ""): value for name, value in model.get_base_model().state_dict().items() if "lora_" not in name}
+        merged = {
+            name.replace("base_layer.", ""): value
+            for name, value in model.get_base_model().state_dict().items()
+            if "lora_" not in name
+        }
         model.unmerge_adapter()
-    AutoModelForCausalLM.from_pretrained(given.model).save_pretrained(given.out / "merged", state_dict=merged)
+    AutoModelForCausalLM.from_pretrained(given.model).save_pretrained(
+        given.out / "merged", state_dict=merged
+    )
     opt.close()
 
 

@@ -1,6 +1,8 @@
-"""Hygiene that must not slip, held as tests. Each rule is a function from a tree to a list of sentences (empty: clean).
+"""Hygiene that must not slip, held as tests. Each rule is a function from a tree to a list of
+sentences (empty: clean).
 
-Every rule is run on this repository, and on a made-up tree in which it must find exactly what was put there.
+Every rule is run on this repository, and on a made-up tree in which it must find exactly what was
+put there.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# What a folder of src/stoker may include, beside itself. Tests (x_test.cc) and testing/ see everything.
+# What a folder of src/stoker may include, beside itself. Tests (x_test.cc) and testing/ see
+# everything.
 MAY_INCLUDE = {
     "base": set(),
     "memory": {"base"},
@@ -37,7 +40,11 @@ def files(root: Path) -> list[Path]:
     """What belongs to the tree: what git would commit, or every file where there is no git."""
     if (root / ".git").exists():
         listed = subprocess.run(
-            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root, capture_output=True, text=True, check=True
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout.split("\0")
         paths = [root / name for name in listed if name]
     else:
@@ -62,7 +69,12 @@ def without_comments(text: str) -> str:
 
 
 def is_test(path: Path) -> bool:
-    return path.stem.endswith("_test") or "testing" in path.parts or "tests" in path.parts or "bench" in path.parts
+    return (
+        path.stem.endswith("_test")
+        or "testing" in path.parts
+        or "tests" in path.parts
+        or "bench" in path.parts
+    )
 
 
 def upward_includes(root: Path) -> list[str]:
@@ -72,21 +84,42 @@ def upward_includes(root: Path) -> list[str]:
         if path.suffix not in CODE or is_test(path) or part not in MAY_INCLUDE:
             continue
         for number, line in enumerate(path.read_text().splitlines(), 1):
-            found = re.match(r'#include "(?:stoker/(\w+)/|(curm)/)', line)  # curm: the lab, above all of it
+            # curm: the lab, above all of it
+            found = re.match(r'#include "(?:stoker/(\w+)/|(curm)/)', line)
             if found and (found.group(1) or found.group(2)) not in MAY_INCLUDE[part] | {part}:
-                problems.append(f"{path.relative_to(root)}:{number} includes {found.group(1) or found.group(2)}, which stands above {part}")
+                problems.append(
+                    f"{path.relative_to(root)}:{number} includes"
+                    f" {found.group(1) or found.group(2)}, which stands above {part}"
+                )
     return problems
 
 
 READ_THE_ENVIRONMENT = {"src/stoker/base/log.cc", "src/stoker/store/s3/credentials.cc"}
 # pattern, the files that may, why
 BANNED_CPP = [
-    (r"(?<![\w.>])(?:std::)?(?:_?exit|quick_exit|_Exit)\s*\(", set(), "a library never ends the process"),
-    (r"(?<![\w.>])(?:std::)?(?:abort|terminate)\s*\(", {"src/stoker/base/check.cc"}, "only a failed check aborts"),
-    (r"(?<![\w.>])(?:std::)?(?:f?printf|f?puts|putchar|perror)\s*\(|std::(?:cout|cerr|clog)\b", {"src/stoker/base/check.cc"}, "a library never prints"),
-    (r"(?<![\w.>])(?:std::)?(?:secure_)?getenv\s*\(", READ_THE_ENVIRONMENT, "the environment is read in two places"),
+    (
+        r"(?<![\w.>])(?:std::)?(?:_?exit|quick_exit|_Exit)\s*\(",
+        set(),
+        "a library never ends the process",
+    ),
+    (
+        r"(?<![\w.>])(?:std::)?(?:abort|terminate)\s*\(",
+        {"src/stoker/base/check.cc"},
+        "only a failed check aborts",
+    ),
+    (
+        r"(?<![\w.>])(?:std::)?(?:f?printf|f?puts|putchar|perror)\s*\(|std::(?:cout|cerr|clog)\b",
+        {"src/stoker/base/check.cc"},
+        "a library never prints",
+    ),
+    (
+        r"(?<![\w.>])(?:std::)?(?:secure_)?getenv\s*\(",
+        READ_THE_ENVIRONMENT,
+        "the environment is read in two places",
+    ),
 ]
-PYTHON_MAY_PRINT = {"train", "data", "bench", "plan", "trace", "curm", "ckpt", "command.py"}  # parts of the command; the offload is a library
+# parts of the command; the offload is a library
+PYTHON_MAY_PRINT = {"train", "data", "bench", "plan", "trace", "curm", "ckpt", "command.py"}
 
 
 def banned_calls(root: Path) -> list[str]:
@@ -110,20 +143,29 @@ def banned_in_python(path: Path, name: str) -> list[str]:
     problems = []
     part = Path(name).parts[2]
     for node in ast.walk(ast.parse(path.read_text())):
-        said = ast.unparse(node.func) if isinstance(node, ast.Call) else ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+        said = (
+            ast.unparse(node.func)
+            if isinstance(node, ast.Call)
+            else ast.unparse(node)
+            if isinstance(node, ast.Attribute)
+            else ""
+        )
         if said == "print" and part not in PYTHON_MAY_PRINT:
             problems.append(f"{name}:{node.lineno} prints: a library never prints")
         if said in {"os.environ", "os.getenv"}:
             problems.append(f"{name}:{node.lineno} reads the environment: options are arguments")
         if isinstance(node, ast.Call) and said == "sys.exit" and path.name != "__main__.py":
-            problems.append(f"{name}:{node.lineno} ends the process: raise, and let __main__.py exit")
+            problems.append(
+                f"{name}:{node.lineno} ends the process: raise, and let __main__.py exit"
+            )
         if isinstance(node, ast.Call) and said in {"pickle.load", "pickle.loads", "eval", "exec"}:
             problems.append(f"{name}:{node.lineno} calls {said}: files are read as data, never run")
     return problems
 
 
 def unused_files(root: Path) -> list[str]:
-    """A .cc that no CMakeLists names, a .h that nobody includes, a Python module that nobody imports."""
+    """A .cc that no CMakeLists names, a .h that nobody includes, a Python module that nobody
+    imports."""
     every = files(root)
     problems = []
     code = {path: path.read_text() for path in every if path.suffix in CODE}
@@ -139,22 +181,35 @@ def unused_files(root: Path) -> list[str]:
             )
             if not named:
                 problems.append(f"{name} is built by no CMakeLists.txt")
-        elif not any(re.search(rf'#include "(?:[\w/]*/)?{re.escape(path.name)}"', text) for other, text in code.items() if other != path):
+        elif not any(
+            re.search(rf'#include "(?:[\w/]*/)?{re.escape(path.name)}"', text)
+            for other, text in code.items()
+            if other != path
+        ):
             problems.append(f"{name} is included by nobody")
     return problems + unused_modules(root, every)
 
 
 def call_spelled(path: Path, folder: Path) -> tuple[str, ...]:
-    """Fuzzers and benchmarks are named without their ending: stoker_bench(optim ...) builds optim_bench.cc."""
+    """Fuzzers and benchmarks are named without their ending: stoker_bench(optim ...) builds
+    optim_bench.cc."""
     kind = {"fuzz": "fuzz", "micro": "bench"}.get(folder.name)
-    return (f"stoker_{kind}({path.stem.removesuffix('_' + kind)}",) if kind and folder == path.parent else ()
+    return (
+        (f"stoker_{kind}({path.stem.removesuffix('_' + kind)}",)
+        if kind and folder == path.parent
+        else ()
+    )
 
 
 def unused_modules(root: Path, every: list[Path]) -> list[str]:
     python = [path for path in every if path.suffix == ".py"]
     used: dict[str, set[Path]] = {}
     for path in python:
-        package = ".".join(path.relative_to(root / "python").parent.parts) if (root / "python") in path.parents else ""
+        package = (
+            ".".join(path.relative_to(root / "python").parent.parts)
+            if (root / "python") in path.parents
+            else ""
+        )
         for node in ast.walk(ast.parse(path.read_text())):
             names = []
             if isinstance(node, ast.Import):
@@ -172,11 +227,19 @@ def unused_modules(root: Path, every: list[Path]) -> list[str]:
     problems = []
     for path in python:
         name = path.relative_to(root)
-        if path.name in {"__main__.py", "__init__.py", "conftest.py"} or re.match(r"test_|.*_test$", path.stem):
+        if path.name in {"__main__.py", "__init__.py", "conftest.py"} or re.match(
+            r"test_|.*_test$", path.stem
+        ):
             continue
-        module = ".".join((path.relative_to(root / "python") if name.parts[0] == "python" else Path(path.name)).with_suffix("").parts)
+        module = ".".join(
+            (path.relative_to(root / "python") if name.parts[0] == "python" else Path(path.name))
+            .with_suffix("")
+            .parts
+        )
         imported = used.get(module, set()) - {path}
-        named = name.parts[0] == "tests" and any(path.name in text for other, text in texts.items() if other != path)
+        named = name.parts[0] == "tests" and any(
+            path.name in text for other, text in texts.items() if other != path
+        )
         if not imported and not named and name.parts[0] in {"python", "tests"}:
             problems.append(f"{name} is imported by nobody and is no entry point")
     return problems
@@ -188,7 +251,13 @@ PLACES = re.compile(
         [
             r"(?<![\w.$}/-])/(?:ro" + r"ot|ho" + r"me|wo" + r"rk|o" + r"pt)/\w",
             r"(?<![\w.$}/-])/t" + r"mp/\w",
-            r"pypi\.o" + r"rg|pythonho" + r"sted|download\.py" + r"torch|deb\.deb" + r"ian|archive\.ubu" + r"ntu|--(?:extra-)?index-u" + r"rl",
+            r"pypi\.o"
+            + r"rg|pythonho"
+            + r"sted|download\.py"
+            + r"torch|deb\.deb"
+            + r"ian|archive\.ubu"
+            + r"ntu|--(?:extra-)?index-u"
+            + r"rl",
         ]
     )
 )
@@ -198,7 +267,12 @@ def machine_places(root: Path) -> list[str]:
     problems = []
     for path in files(root):
         name = path.relative_to(root)
-        if path.suffix not in TEXT or path.name == "LICENSE" or name.parts[:2] == ("bench", "results") or "corpus" in name.parts:
+        if (
+            path.suffix not in TEXT
+            or path.name == "LICENSE"
+            or name.parts[:2] == ("bench", "results")
+            or "corpus" in name.parts
+        ):
             continue
         try:
             text = path.read_text()
@@ -207,24 +281,43 @@ def machine_places(root: Path) -> list[str]:
         for number, line in enumerate(text.splitlines(), 1):
             found = PLACES.search(line)
             if found:
-                problems.append(f"{name}:{number} names {found.group()}: a place of one machine, or a package host")
+                problems.append(
+                    f"{name}:{number} names {found.group()}: a place of one machine, or a package"
+                    " host"
+                )
     return problems
 
 
 def undocumented_formats(root: Path) -> list[str]:
-    """A file that defines the magic of something on disk names its page in docs/formats; each page holds a worked example."""
+    """A file that defines the magic of something on disk names its page in docs/formats; each page
+    holds a worked example."""
     problems = []
-    pages = {path.name: path.read_text() for path in files(root) if path.parent == root / "docs" / "formats" and path.suffix == ".md"}
+    pages = {
+        path.name: path.read_text()
+        for path in files(root)
+        if path.parent == root / "docs" / "formats" and path.suffix == ".md"
+    }
     for path in files(root):
         if path.suffix not in CODE | {".py"} or is_test(path):
             continue
         text = path.read_text()
-        if not re.search(r"^(?:inline |static )*constexpr [\w:\[\] ]*\bk\w*Magic\b[\[\]\d]* ?[={]|^_?\w*MAGIC\w* = ", text, re.M):
+        if not re.search(
+            r"^(?:inline |static )*constexpr [\w:\[\] ]*\bk\w*Magic\b[\[\]\d]*"
+            r" ?[={]|^_?\w*MAGIC\w* = ",
+            text,
+            re.M,
+        ):
             continue
         named = re.findall(r"docs/formats/(\w+\.md)", text)
         if not named:
-            problems.append(f"{path.relative_to(root)} defines a magic but names no page of docs/formats")
-        problems += [f"{path.relative_to(root)} names docs/formats/{page}, which does not exist" for page in named if page not in pages]
+            problems.append(
+                f"{path.relative_to(root)} defines a magic but names no page of docs/formats"
+            )
+        problems += [
+            f"{path.relative_to(root)} names docs/formats/{page}, which does not exist"
+            for page in named
+            if page not in pages
+        ]
     for page, text in pages.items():
         if not re.search(r"(?:^|[\s`|])(?:[0-9a-fA-F]{2} ){7}[0-9a-fA-F]{2}", text):
             problems.append(f"docs/formats/{page} has no worked example in hexadecimal")
@@ -249,10 +342,24 @@ def dead_links(root: Path) -> list[str]:
         if path.suffix != ".md":
             continue
         text = path.read_text()
-        targets = {target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target and not target.startswith("#")}
+        targets = {
+            target.split("#")[0]
+            for target in re.findall(r"\]\(([^)\s]+)\)", text)
+            if "://" not in target and not target.startswith("#")
+        }
         targets = {(path.parent / target, target) for target in targets}
-        targets |= {(root / target, target) for target in re.findall(r"`((?:src|cli|python|tests|docs|tools|bench)/[\w./-]+\.(?:cc|h|py|md|sh|txt))`", text)}
-        problems += [f"{path.relative_to(root)} names {target}, which does not exist" for place, target in sorted(targets, key=str) if not place.exists()]
+        targets |= {
+            (root / target, target)
+            for target in re.findall(
+                r"`((?:src|cli|python|tests|docs|tools|bench)/[\w./-]+\.(?:cc|h|py|md|sh|txt))`",
+                text,
+            )
+        }
+        problems += [
+            f"{path.relative_to(root)} names {target}, which does not exist"
+            for place, target in sorted(targets, key=str)
+            if not place.exists()
+        ]
     return problems
 
 
@@ -276,44 +383,130 @@ def test_repository_keeps_the_rule(rule: Callable[[Path], list[str]]) -> None:
 CMAKE = "stoker_library(base SOURCES a.cc)"
 # rule, files of a made-up tree, how many problems it must find there
 BROKEN = [
-    (upward_includes, {"src/stoker/io/x.cc": '#include "stoker/store/store.h"\n#include "stoker/base/a.h"'}, 1),
+    (
+        upward_includes,
+        {"src/stoker/io/x.cc": '#include "stoker/store/store.h"\n#include "stoker/base/a.h"'},
+        1,
+    ),
     (upward_includes, {"src/stoker/store/x.h": '#include "stoker/testing/sim.h"'}, 1),
     (upward_includes, {"src/stoker/optim/x.cc": '#include "stoker/memory/arena.h"'}, 1),
     (upward_includes, {"cli/x.cc": '#include "stoker/testing/sim.h"'}, 1),
-    (upward_includes, {"cli/x.cc": '#include "curm/vdl.h"', "lab/curm/y.cc": '#include "curm/vdl.h"'}, 1),
+    (
+        upward_includes,
+        {"cli/x.cc": '#include "curm/vdl.h"', "lab/curm/y.cc": '#include "curm/vdl.h"'},
+        1,
+    ),
     (upward_includes, {"src/stoker/io/x_test.cc": '#include "stoker/testing/sim.h"'}, 0),
     (banned_calls, {"src/stoker/io/x.cc": "void f() { std::exit(1); }"}, 1),
     (banned_calls, {"src/stoker/io/x.cc": "void f() { abort(); std::abort(); }"}, 2),
     (banned_calls, {"src/stoker/base/check.cc": "void f() { std::abort(); }"}, 0),
-    (banned_calls, {"src/stoker/io/x.cc": 'void f() { printf("a"); std::cout << 1; fprintf(stderr, "b"); }'}, 3),
+    (
+        banned_calls,
+        {"src/stoker/io/x.cc": 'void f() { printf("a"); std::cout << 1; fprintf(stderr, "b"); }'},
+        3,
+    ),
     (banned_calls, {"cli/x.cc": 'void f() { printf("a"); std::exit(2); }'}, 1),
     (banned_calls, {"src/stoker/io/x.cc": 'char* f() { return std::getenv("A"); }'}, 1),
-    (banned_calls, {"src/stoker/io/x.cc": 'const char* f() { return "exit(1)"; } // getenv("A")\nvoid g() { pool.exit(); }'}, 0),
+    (
+        banned_calls,
+        {
+            "src/stoker/io/x.cc": (
+                'const char* f() { return "exit(1)"; } // getenv("A")\nvoid g() { pool.exit(); }'
+            )
+        },
+        0,
+    ),
     (banned_calls, {"python/stoker/offload/x.py": "print(1)"}, 1),
-    (banned_calls, {"python/stoker/train/x.py": "import os, sys\nprint(1)\nos.environ['A']\nsys.exit(1)"}, 2),
+    (
+        banned_calls,
+        {"python/stoker/train/x.py": "import os, sys\nprint(1)\nos.environ['A']\nsys.exit(1)"},
+        2,
+    ),
     (banned_calls, {"python/stoker/train/x.py": "import pickle\npickle.load(f)"}, 1),
-    (unused_files, {"src/stoker/base/CMakeLists.txt": CMAKE, "src/stoker/base/a.cc": "", "src/stoker/base/b.cc": "", "src/stoker/base/ba.cc": ""}, 2),
-    (unused_files, {"src/stoker/base/a.h": "", "src/stoker/base/b.h": '#include "stoker/base/a.h"'}, 1),
-    (unused_files, {"bench/micro/CMakeLists.txt": "stoker_bench(io)", "bench/micro/io_bench.cc": "", "bench/micro/io_more_bench.cc": ""}, 1),
-    (unused_files, {"python/stoker/x.py": "", "python/stoker/y.py": "from stoker import x", "python/stoker/__main__.py": "from . import y"}, 0),
+    (
+        unused_files,
+        {
+            "src/stoker/base/CMakeLists.txt": CMAKE,
+            "src/stoker/base/a.cc": "",
+            "src/stoker/base/b.cc": "",
+            "src/stoker/base/ba.cc": "",
+        },
+        2,
+    ),
+    (
+        unused_files,
+        {"src/stoker/base/a.h": "", "src/stoker/base/b.h": '#include "stoker/base/a.h"'},
+        1,
+    ),
+    (
+        unused_files,
+        {
+            "bench/micro/CMakeLists.txt": "stoker_bench(io)",
+            "bench/micro/io_bench.cc": "",
+            "bench/micro/io_more_bench.cc": "",
+        },
+        1,
+    ),
+    (
+        unused_files,
+        {
+            "python/stoker/x.py": "",
+            "python/stoker/y.py": "from stoker import x",
+            "python/stoker/__main__.py": "from . import y",
+        },
+        0,
+    ),
     (unused_files, {"python/stoker/x.py": "", "python/stoker/xy.py": "from stoker import z"}, 2),
-    (machine_places, {"a.md": "see /ho" + "me/me/stoker", "b.py": "p = '/t" + "mp/x'", "c.txt": "https://pypi.o" + "rg/simple"}, 3),
+    (
+        machine_places,
+        {
+            "a.md": "see /ho" + "me/me/stoker",
+            "b.py": "p = '/t" + "mp/x'",
+            "c.txt": "https://pypi.o" + "rg/simple",
+        },
+        3,
+    ),
     (machine_places, {"a.md": "/nvme0/run, build/work/x, $HOME/work/x, out/tmp/y"}, 0),
-    (undocumented_formats, {"src/stoker/io/x.h": "constexpr uint64_t kVolumeMagic = 1;", "python/stoker/a.py": "MAGIC = b'x'"}, 2),
-    (undocumented_formats, {"src/stoker/io/x.h": "// docs/formats/no.md\ninline constexpr uint32_t kFrameMagic = 1;"}, 1),
+    (
+        undocumented_formats,
+        {
+            "src/stoker/io/x.h": "constexpr uint64_t kVolumeMagic = 1;",
+            "python/stoker/a.py": "MAGIC = b'x'",
+        },
+        2,
+    ),
+    (
+        undocumented_formats,
+        {"src/stoker/io/x.h": "// docs/formats/no.md\ninline constexpr uint32_t kFrameMagic = 1;"},
+        1,
+    ),
     (undocumented_formats, {"docs/formats/x.md": "# a format without an example"}, 1),
     (
         undocumented_formats,
-        {"docs/formats/x.md": "    53 54 4f 4b 45 52 56 31", "src/stoker/io/x.h": "// docs/formats/x.md\nconstexpr uint64_t kMagic = 1;"},
+        {
+            "docs/formats/x.md": "    53 54 4f 4b 45 52 56 31",
+            "src/stoker/io/x.h": "// docs/formats/x.md\nconstexpr uint64_t kMagic = 1;",
+        },
         0,
     ),
     (unfinished, {"src/stoker/io/x.cc": "// TO" + "DO: later", "README.md": "FIX" + "ME"}, 2),
-    (dead_links, {"README.md": "[a](docs/no.md) and `src/stoker/io/no.cc`", "docs/x.md": "[up](../README.md)"}, 2),
+    (
+        dead_links,
+        {
+            "README.md": "[a](docs/no.md) and `src/stoker/io/no.cc`",
+            "docs/x.md": "[up](../README.md)",
+        },
+        2,
+    ),
 ]
 
 
-@pytest.mark.parametrize(("rule", "tree", "count"), BROKEN, ids=lambda value: getattr(value, "__name__", None))
-def test_rule_can_fail(tmp_path: Path, rule: Callable[[Path], list[str]], tree: dict[str, str], count: int) -> None:
+@pytest.mark.parametrize(
+    ("rule", "tree", "count"), BROKEN, ids=lambda value: getattr(value, "__name__", None)
+)
+def test_rule_can_fail(
+    tmp_path: Path, rule: Callable[[Path], list[str]], tree: dict[str, str], count: int
+) -> None:
     for name, text in tree.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -327,6 +520,8 @@ def test_every_rule_has_a_tree_in_which_it_fails() -> None:
 
 
 def test_make_sanitize_runs_the_tests_of_each_sanitizer() -> None:
-    planned = subprocess.run(["make", "--dry-run", "sanitize"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    planned = subprocess.run(
+        ["make", "--dry-run", "sanitize"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     for sanitizer in ("asan-ubsan", "tsan"):
         assert re.search(rf'tools/sanitize.sh {sanitizer} \d+ "\w', planned)

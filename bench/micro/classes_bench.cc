@@ -1,4 +1,5 @@
-// What it takes to tell a class: one walk down the shipped tree, over features that differ from call to call; and of an object that is made, whose name is read.
+// What it takes to tell a class: one walk down the shipped tree, over features that differ from
+// call to call; and of an object that is made, whose name is read.
 #include <benchmark/benchmark.h>
 
 #include <random>
@@ -27,7 +28,9 @@ void at_creation(benchmark::State& state) {
   ClassTable table(ClassTree::shipped());
   table.set(1, 7, {Class::read_only, true});
   std::vector<std::string> keys;
-  for (int i = 0; i < 256; ++i) keys.push_back("run7/" + std::string(i % 2 == 0 ? "checkpoints" : "some-folder") + "/part-" + std::to_string(i) + (i % 4 < 2 ? ".parquet" : ".bin"));
+  for (int i = 0; i < 256; ++i)
+    keys.push_back("run7/" + std::string(i % 2 == 0 ? "checkpoints" : "some-folder") + "/part-" +
+                   std::to_string(i) + (i % 4 < 2 ? ".parquet" : ".bin"));
   size_t at = 0;
   for (auto _ : state) {
     benchmark::DoNotOptimize(table.at_creation({7, keys[at % keys.size()], at}));

@@ -1,4 +1,5 @@
-"""DeepSpeed ZeRO-3 on one CPU process: state in memory, offloaded to CPU memory, or offloaded to NVMe."""
+"""DeepSpeed ZeRO-3 on one CPU process: state in memory, offloaded to CPU memory, or offloaded to
+NVMe."""
 
 from __future__ import annotations
 

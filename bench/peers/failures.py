@@ -1,15 +1,23 @@
-"""Three faults in which a peer's NVMe offload goes wrong without a word, on Stoker, with the same kind of script.
+"""Three faults in which a peer's NVMe offload goes wrong without a word, on Stoker, with the same
+kind of script.
 
-    python bench/peers/failures.py [--dir DIR] [--layers 6] [--hidden 512] [--steps 12] [--kills 10] [--json FILE]
+    python bench/peers/failures.py [--dir DIR] [--layers 6] [--hidden 512] [--steps 12] [--kills 10]
+    [--json FILE]
 
-small disk  The folder of the states is on a disk that is slightly too small. The peer ends with status 0, no message, and a loss that went
-            from 9.19 to 38.57, as short writes pass unnoticed. Right: an error that says what is missing, before the first step.
-            And a disk that others fill while it trains: it goes on, and the losses are those of an empty disk.
-kill        kill -9 while the optimizer steps. The peer leaves files of two steps, one torn, and silently starts from scratch.
-            Right: the last committed step, whole, and from there the losses of a run that nothing happened to.
-resume      An orderly end and a new start. The peer's losses differ from the second step on. Right: equal, bit for bit, with clipping.
+small disk  The folder of the states is on a disk that is slightly too small. The peer ends with
+status 0, no message, and a loss that went
+            from 9.19 to 38.57, as short writes pass unnoticed. Right: an error that says what is
+            missing, before the first step. And a disk that others fill while it trains: it goes on,
+            and the losses are those of an empty disk.
+kill        kill -9 while the optimizer steps. The peer leaves files of two steps, one torn, and
+silently starts from scratch.
+            Right: the last committed step, whole, and from there the losses of a run that nothing
+            happened to.
+resume      An orderly end and a new start. The peer's losses differ from the second step on. Right:
+equal, bit for bit, with clipping.
 
-The model is a bf16 decoder with random weights, batch 1 x 64 tokens. A small file system is mounted for the first case, which needs root.
+The model is a bf16 decoder with random weights, batch 1 x 64 tokens. A small file system is mounted
+for the first case, which needs root.
 """
 
 from __future__ import annotations
@@ -36,7 +44,7 @@ from stoker.train.model import Model, ModelConfig, initialise
 VOCABULARY, TOKENS = 1024, 64
 
 
-# -- the script that meets the faults --------------------------------------------------------------------------------------
+# -- the script that meets the faults --------------------------------------------------------------
 
 
 def make(layers: int, hidden: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -50,7 +58,9 @@ def loop(model, opt, first: int, last: int, say=lambda text: None) -> list[float
     """Steps first..last; each has its own data."""
     losses = []
     for step in range(first, last + 1):
-        tokens = torch.randint(0, VOCABULARY, (1, TOKENS + 1), generator=torch.Generator().manual_seed(step))
+        tokens = torch.randint(
+            0, VOCABULARY, (1, TOKENS + 1), generator=torch.Generator().manual_seed(step)
+        )
         loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -70,7 +80,7 @@ def train(store: str, steps: int, layers: int, hidden: int, dram: str) -> None:
     opt.close()
 
 
-# -- the faults ------------------------------------------------------------------------------------------------------------
+# -- the faults ------------------------------------------------------------------------------------
 
 
 class Script:
@@ -82,7 +92,9 @@ class Script:
 
     def start(self, store: Path, steps: int | None = None) -> subprocess.Popen:
         words = [sys.executable, __file__, "--train", store, steps or self.steps, *self._words]
-        return subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     def run(self, store: Path, steps: int | None = None) -> tuple[int, int, dict[int, str], str]:
         """Exit status, the step it began after, the losses, what it said on stderr."""
@@ -110,13 +122,17 @@ def too_small_a_disk(script: Script, disk: Path) -> dict:
     """`disk`: a folder on a file system with slightly too little room."""
     status, _, losses, said = script.run(disk / "run")
     sentence = said.strip().splitlines()[-1].replace(f"{disk}/", "") if said.strip() else ""
-    check(status != 0 and not losses, f"on too small a disk it ended with status {status} after {len(losses)} steps")
+    check(
+        status != 0 and not losses,
+        f"on too small a disk it ended with status {status} after {len(losses)} steps",
+    )
     check("OutOfSpace" in sentence, f"it did not say that the disk is too small: {sentence}")
     return {"status": status, "steps": len(losses), "says": sentence}
 
 
 def disk_that_fills(script: Script, disk: Path, right: dict[int, str]) -> dict:
-    """`disk`: a folder on a file system that has room. Somebody takes all that is left once training is under way."""
+    """`disk`: a folder on a file system that has room. Somebody takes all that is left once
+    training is under way."""
     process = script.start(disk / "run")
     text = ""
     for line in process.stdout:
@@ -125,7 +141,11 @@ def disk_that_fills(script: Script, disk: Path, right: dict[int, str]) -> dict:
             take_the_rest(disk)
     process.wait(timeout=600)
     losses = losses_in(text)
-    check(process.returncode == 0, f"on a disk that filled it ended with status {process.returncode}: {process.stderr.read()[-300:]}")
+    check(
+        process.returncode == 0,
+        f"on a disk that filled it ended with status {process.returncode}:"
+        f" {process.stderr.read()[-300:]}",
+    )
     check(losses == right, f"on a disk that filled the losses became {losses}")
     return {"status": 0, "steps": len(losses), "losses": "equal"}
 
@@ -140,10 +160,13 @@ def take_the_rest(disk: Path) -> None:
                 size //= 2
 
 
-def killed_in_the_step(script: Script, folder: Path, right: dict[int, str], kills: int, seed: int) -> dict:
+def killed_in_the_step(
+    script: Script, folder: Path, right: dict[int, str], kills: int, seed: int
+) -> dict:
     rng, seen, told = random.Random(seed), {}, []
     for kill in range(kills + 1):
-        target = 2 + (kill * (script.steps - 2)) // kills  # the kills are spread over the run; the last start runs to its end
+        # the kills are spread over the run; the last start runs to its end
+        target = 2 + (kill * (script.steps - 2)) // kills
         process = script.start(folder)
         text = line = ""
         for line in process.stdout:
@@ -157,14 +180,30 @@ def killed_in_the_step(script: Script, folder: Path, right: dict[int, str], kill
         at = began_after(text)
         if kill > 0:
             stepping, committed = told[-1]
-            check(committed <= at <= stepping, f"killed in step {stepping} with step {committed} committed, it went on from step {at}: {said[-300:]}")
+            check(
+                committed <= at <= stepping,
+                f"killed in step {stepping} with step {committed} committed, it went on from step"
+                f" {at}: {said[-300:]}",
+            )
             told[-1].append(at)
         if kill < kills:
-            check(line.startswith("stepping"), f"it did not get as far as step {target}: {said[-300:]}")
+            check(
+                line.startswith("stepping"),
+                f"it did not get as far as step {target}: {said[-300:]}",
+            )
             told.append([int(word) for word in line.split()[1:]])
-            fsck = subprocess.run([Path(sys.executable).parent / "stoker", "fsck", folder], capture_output=True, text=True)
-            check(fsck.returncode == 0, f"fsck after a kill in step {target}: {fsck.stdout}{fsck.stderr}")
-    check(seen == right, f"seed {seed}: after kills the losses are not those of a run without: {seen}")
+            fsck = subprocess.run(
+                [Path(sys.executable).parent / "stoker", "fsck", folder],
+                capture_output=True,
+                text=True,
+            )
+            check(
+                fsck.returncode == 0,
+                f"fsck after a kill in step {target}: {fsck.stdout}{fsck.stderr}",
+            )
+    check(
+        seen == right, f"seed {seed}: after kills the losses are not those of a run without: {seen}"
+    )
     return {"seed": seed, "kills [step, committed then, resumed after]": told, "losses": "equal"}
 
 
@@ -192,7 +231,9 @@ def small_disk(folder: Path, mebibytes: int) -> Iterator[Path]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--dir", type=Path, default=None)
     options.add_argument("--layers", type=int, default=6)
     options.add_argument("--hidden", type=int, default=512)
@@ -201,7 +242,10 @@ def main() -> None:
     options.add_argument("--dram", default="96MiB")
     options.add_argument("--json", type=Path)
     given = options.parse_args()
-    script, seed = Script(given.layers, given.hidden, given.steps, given.dram), random.randrange(1 << 30)
+    script, seed = (
+        Script(given.layers, given.hidden, given.steps, given.dram),
+        random.randrange(1 << 30),
+    )
     with tempfile.TemporaryDirectory(prefix="stoker-failures-", dir=given.dir) as made:
         folder = Path(made)
         _, _, right, said = script.run(folder / "right")
@@ -216,7 +260,18 @@ def main() -> None:
         rows["resume"] = stopped_and_resumed(script, folder / "resumed", right)
     print(json.dumps(rows, indent=1))
     if given.json:
-        given.json.write_text(json.dumps({"torch": torch.__version__, "stoker": stoker.__version__, "cpus": os.cpu_count(), **rows}, indent=1) + "\n")
+        given.json.write_text(
+            json.dumps(
+                {
+                    "torch": torch.__version__,
+                    "stoker": stoker.__version__,
+                    "cpus": os.cpu_count(),
+                    **rows,
+                },
+                indent=1,
+            )
+            + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -42,16 +42,22 @@ def picture(results: dict[str, Any]) -> str:
         told = f"{row['seconds']:.2f} s, {row['rss_bytes'] / 2**30:.1f} GiB"
         parts += [
             f'<text x="{LEFT - 10}" y="{y + 14}" text-anchor="end">{escape(name)}</text>',
-            f'<rect x="{LEFT}" y="{y}" width="{x(row["seconds"]) - LEFT:.1f}" height="18" fill="{colour}"/>',
+            (
+                f'<rect x="{LEFT}" y="{y}" width="{x(row["seconds"]) - LEFT:.1f}" height="18"'
+                f' fill="{colour}"/>'
+            ),
             f'<path d="M{x(low):.1f} {middle}H{x(high):.1f}" stroke="#222" stroke-width="1.5"/>',
             f'<text x="{x(high) + 8:.1f}" y="{y + 14}">{told}</text>',
         ]
     first = rows["stoker-speculate"]
-    title = f"Seconds a step, {first['parameters'] / 1e6:.0f} M parameters, {first['setting']['tokens']} tokens"
+    title = (
+        f"Seconds a step, {first['parameters'] / 1e6:.0f} M parameters,"
+        f" {first['setting']['tokens']} tokens"
+    )
     machine = results["machine"]
     small = (
-        f"Shorter is better. Median, with the range of all steps as a line; GiB: peak memory of the process. "
-        f"{machine['cpu']}, {machine['cores']} cores."
+        "Shorter is better. Median, with the range of all steps as a line; GiB: peak memory of the"
+        f" process. {machine['cpu']}, {machine['cores']} cores."
     )
     height = TOP + ROW * len(BARS) + 6
     return (

@@ -17,7 +17,14 @@ class StokerSystem:
         store = os.path.join(directory, "store")
         model = stoker.build(make, seed=0, store=store, dram=settings["dram"])
         opt = torch.optim.AdamW(model.parameters(), **ADAMW)
-        self.model, self.opt = stoker.offload(model, opt, store=store, dram=settings["dram"], policy=settings["policy"], moments=settings["moments"])
+        self.model, self.opt = stoker.offload(
+            model,
+            opt,
+            store=store,
+            dram=settings["dram"],
+            policy=settings["policy"],
+            moments=settings["moments"],
+        )
         self.limit = 0.0
         self.rows: list[dict[str, Any]] = []
 
@@ -37,5 +44,8 @@ class StokerSystem:
 
     def finish(self) -> dict[str, Any]:
         self.opt.close()
-        stalls = {cause: statistics.median(row["stall_seconds"][cause] for row in self.rows) for cause in self.rows[0]["stall_seconds"]}
+        stalls = {
+            cause: statistics.median(row["stall_seconds"][cause] for row in self.rows)
+            for cause in self.rows[0]["stall_seconds"]
+        }
         return {"stall_seconds": stalls, "stoker": stoker.__version__}

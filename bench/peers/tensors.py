@@ -1,7 +1,9 @@
-"""Storing and loading tensors by one system, in a process of its own: `python tensors.py SPEC RESULT`, two JSON files.
+"""Storing and loading tensors by one system, in a process of its own: `python tensors.py SPEC
+RESULT`, two JSON files.
 
-A case is a list of tensors, each in memory of the system's own kind, all handed over at once and then waited for: what a careful user
-of either interface does. Each case is stored once before it counts, so that no file is written for the first time, and checked at the end.
+A case is a list of tensors, each in memory of the system's own kind, all handed over at once and
+then waited for: what a careful user of either interface does. Each case is stored once before it
+counts, so that no file is written for the first time, and checked at the end.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from systems import MIB
 class Stoker:
     """Our store through stoker._core: verified reads, atomic commits."""
 
-    def __init__(self, directory: str, settings: dict[str, Any], cases: dict[str, list[int]]) -> None:
+    def __init__(
+        self, directory: str, settings: dict[str, Any], cases: dict[str, list[int]]
+    ) -> None:
         from stoker import _core
 
         largest, total = max(map(sum, cases.values())), sum(map(sum, cases.values()))
@@ -29,7 +33,12 @@ class Stoker:
         self.runtime = _core.Runtime(threads=os.cpu_count() or 1, budget_bytes=room + 256 * MIB)
         self.arena = self.runtime.arena(room)
         # A commit frees what it replaces once it is durable.
-        self.store_ = self.runtime.open_store(f"local:{directory}", create=True, capacity_bytes=total + 3 * largest, holder="bench tensors")
+        self.store_ = self.runtime.open_store(
+            f"local:{directory}",
+            create=True,
+            capacity_bytes=total + 3 * largest,
+            holder="bench tensors",
+        )
 
     def tensors(self, sizes: list[int]) -> list[torch.Tensor]:
         made = [torch.from_dlpack(self.arena.take(size))[:size] for size in sizes]
@@ -44,13 +53,18 @@ class Stoker:
 
     def store(self, tensors: list[torch.Tensor], durable: bool = False) -> None:
         txn = self.store_.begin()
-        under_way = [txn.write(key, 0, tensor.data_ptr(), tensor.numel()) for key, tensor in named(tensors)]
+        under_way = [
+            txn.write(key, 0, tensor.data_ptr(), tensor.numel()) for key, tensor in named(tensors)
+        ]
         for future in under_way:
             future.wait()
         txn.commit("durable" if durable else "deferred").wait()
 
     def load(self, tensors: list[torch.Tensor]) -> None:
-        under_way = [self.store_.read(key, 0, tensor.data_ptr(), tensor.numel(), priority="demand") for key, tensor in named(tensors)]
+        under_way = [
+            self.store_.read(key, 0, tensor.data_ptr(), tensor.numel(), priority="demand")
+            for key, tensor in named(tensors)
+        ]
         for future in under_way:
             future.wait()
 
@@ -63,20 +77,27 @@ class Stoker:
 
 
 def named(tensors: list[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
-    return [(f"{len(tensors)}-{tensor.numel()}-{name}", tensor) for name, tensor in enumerate(tensors)]
+    return [
+        (f"{len(tensors)}-{tensor.numel()}-{name}", tensor) for name, tensor in enumerate(tensors)
+    ]
 
 
 class DeepNVMe:
     """The peer's aio handle over its own page-locked tensors, a file a tensor."""
 
-    def __init__(self, directory: str, settings: dict[str, Any], cases: dict[str, list[int]]) -> None:
+    def __init__(
+        self, directory: str, settings: dict[str, Any], cases: dict[str, list[int]]
+    ) -> None:
         from deepspeed.ops.op_builder import AsyncIOBuilder
 
         self.handle = AsyncIOBuilder().load(verbose=False).aio_handle(**settings)
         self.directory = directory
 
     def tensors(self, sizes: list[int]) -> list[torch.Tensor]:
-        return [self.handle.new_cpu_locked_tensor(size, torch.empty(0, dtype=torch.uint8)) for size in sizes]
+        return [
+            self.handle.new_cpu_locked_tensor(size, torch.empty(0, dtype=torch.uint8))
+            for size in sizes
+        ]
 
     def give_back(self, tensors: list[torch.Tensor]) -> None:
         for tensor in tensors:
@@ -127,7 +148,11 @@ def measure(mover: Stoker | DeepNVMe, sizes: list[int], passes: int) -> dict[str
             operation()
             if number:  # the first warms up
                 taken[name].append(time.perf_counter() - began)
-            if name == "load" and number == passes and not all(holds(tensor, which) for which, tensor in enumerate(tensors)):
+            if (
+                name == "load"
+                and number == passes
+                and not all(holds(tensor, which) for which, tensor in enumerate(tensors))
+            ):
                 raise RuntimeError(f"{type(mover).__name__} loaded other bytes than it had stored")
             mover.settle()
     mover.give_back(tensors)
@@ -142,14 +167,25 @@ def fill(tensor: torch.Tensor, number: int) -> None:
 def holds(tensor: torch.Tensor, number: int) -> bool:
     """Whether it is as fill() left it; in pieces, as a second tensor of this size may not fit."""
     words, piece = tensor.view(torch.int32), 1 << 24
-    return all(torch.equal(words[at : at + piece], torch.arange(number + at, number + min(at + piece, words.numel()), dtype=torch.int32)) for at in range(0, words.numel(), piece))
+    return all(
+        torch.equal(
+            words[at : at + piece],
+            torch.arange(number + at, number + min(at + piece, words.numel()), dtype=torch.int32),
+        )
+        for at in range(0, words.numel(), piece)
+    )
 
 
 def run(spec: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(spec["threads"])
-    mover = (Stoker if spec["kind"] == "stoker" else DeepNVMe)(spec["directory"], spec["settings"], spec["cases"])
+    mover = (Stoker if spec["kind"] == "stoker" else DeepNVMe)(
+        spec["directory"], spec["settings"], spec["cases"]
+    )
     # Small cases are over in a moment: more passes of them.
-    results = {name: measure(mover, sizes, spec["passes"] * (4 if sum(sizes) < 64 * MIB else 1)) for name, sizes in spec["cases"].items()}
+    results = {
+        name: measure(mover, sizes, spec["passes"] * (4 if sum(sizes) < 64 * MIB else 1))
+        for name, sizes in spec["cases"].items()
+    }
     mover.close()
     return {"cases": results, "torch": torch.__version__}
 

@@ -15,7 +15,9 @@ class TorchSystem:
         torch.manual_seed(0)
         self.model: nn.Module = make()
         self.params = list(self.model.parameters())
-        self.masters = [param.detach().float() for param in self.params] if settings["masters"] else []
+        self.masters = (
+            [param.detach().float() for param in self.params] if settings["masters"] else []
+        )
         self.planes = settings["rounding"] == "planes"
         self.opt = torch.optim.AdamW(self.masters or self.params, **ADAMW, fused=True)
         self.limit = 0.0
@@ -44,5 +46,6 @@ class TorchSystem:
 
 
 def rounded(master: torch.Tensor) -> torch.Tensor:
-    """To the nearest bf16, halfway toward zero: the rule of src/stoker/optim/planes.h. torch's own takes the even one."""
+    """To the nearest bf16, halfway toward zero: the rule of src/stoker/optim/planes.h. torch's own
+    takes the even one."""
     return ((master.view(torch.int32) + 0x7FFF) >> 16).to(torch.int16).view(torch.bfloat16)

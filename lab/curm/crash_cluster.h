@@ -16,7 +16,8 @@ class CrashCluster : public Substrate {
   // The power goes about so many steps from now; run() fails from then on, until restart().
   virtual void crash_after(uint64_t steps) = 0;
   virtual bool crashed() const = 0;
-  // Each unflushed thing survives, vanishes or (a write) is torn; the nodes in `lost` come back blank.
+  // Each unflushed thing survives, vanishes or (a write) is torn; the nodes in `lost` come back
+  // blank.
   virtual void restart(const std::set<NodeId>& lost) = 0;
   // The scheme has recovered what was lost.
   virtual Status recovered() { return {}; }

@@ -4,20 +4,25 @@
 
 namespace stoker::curm {
 
-std::vector<PlaceSlot> DeltaLog::send_delta(Round& round, const Chunk& data, uint64_t offset, const Value& delta, uint64_t seq) const {
+std::vector<PlaceSlot> DeltaLog::send_delta(Round& round, const Chunk& data, uint64_t offset,
+                                            const Value& delta, uint64_t seq) const {
   std::vector<PlaceSlot> places;
   for (int j = 0; j < m(); ++j) {
     const Chunk parity = geometry().parity(data.stripe, j);
     Errand& errand = round.to(node(parity), delta.size());
     Record entry = record(Record::Kind::delta, seq, data, offset, delta);
-    places.push_back(reserves() ? errand.append_behind(parity, std::move(entry)) : errand.append(std::move(entry)));
+    places.push_back(reserves() ? errand.append_behind(parity, std::move(entry))
+                                : errand.append(std::move(entry)));
     if (safe()) errand.flush();
   }
   return places;
 }
 
-void DeltaLog::index_delta(const Chunk& data, uint64_t offset, uint64_t bytes, uint64_t seq, const std::vector<PlaceSlot>& places) {
-  for (int j = 0; j < m(); ++j) entries_[geometry().parity(data.stripe, j)].push_back({data.position, offset, bytes, seq, *places[static_cast<size_t>(j)]});
+void DeltaLog::index_delta(const Chunk& data, uint64_t offset, uint64_t bytes, uint64_t seq,
+                           const std::vector<PlaceSlot>& places) {
+  for (int j = 0; j < m(); ++j)
+    entries_[geometry().parity(data.stripe, j)].push_back(
+        {data.position, offset, bytes, seq, *places[static_cast<size_t>(j)]});
   count_logged(data.stripe, bytes);
 }
 
@@ -38,7 +43,8 @@ Slot DeltaLog::load(Errand& errand, const Chunk& parity, const Entries& entries)
 }
 
 // What the entries change of the parity.
-DeltaLog::Changed DeltaLog::derive(Errand& errand, const Chunk& parity, const Entries& entries) const {
+DeltaLog::Changed DeltaLog::derive(Errand& errand, const Chunk& parity,
+                                   const Entries& entries) const {
   Changed changed;
   RangeMap<int> dirty;
   if (reserves()) {
@@ -49,11 +55,13 @@ DeltaLog::Changed DeltaLog::derive(Errand& errand, const Chunk& parity, const En
   const Slot deltas = load(errand, parity, entries);
   for (const auto& range : dirty.joined()) {
     const Slot was = errand.read(parity, range.at, range.size());
-    changed.emplace_back(range.at, errand.derive([this, was, deltas, entries, at = range.at, j = parity.position - k()] {
+    changed.emplace_back(range.at, errand.derive([this, was, deltas, entries, at = range.at,
+                                                  j = parity.position - k()] {
       Value now = *was;
       uint64_t begin = 0;
       for (const Entry& entry : entries) {
-        now = advanced(code(), entry.data, j, now, at, deltas->slice(begin, entry.bytes), entry.offset);
+        now = advanced(code(), entry.data, j, now, at, deltas->slice(begin, entry.bytes),
+                       entry.offset);
         begin += entry.bytes;
       }
       return now;
@@ -67,11 +75,13 @@ PlaceSlot DeltaLog::fold_parity(Round& round, const Chunk& parity, uint64_t fold
   if (found == entries_.end() || found->second.empty()) return nullptr;
   Errand& errand = round.to(node(parity));
   PlaceSlot staged;
-  // The papers fold the differences of one data chunk after the other; the safe form is given what is better, all at once.
+  // The papers fold the differences of one data chunk after the other; the safe form is given what
+  // is better, all at once.
   std::vector<Entries> batches(1, found->second);
   if (!safe() && !reserves()) {
     batches.assign(static_cast<size_t>(k()), {});
-    for (const Entry& entry : found->second) batches[static_cast<size_t>(entry.data)].push_back(entry);
+    for (const Entry& entry : found->second)
+      batches[static_cast<size_t>(entry.data)].push_back(entry);
   }
   for (const Entries& batch : batches) {
     if (batch.empty()) continue;
@@ -115,12 +125,15 @@ Status DeltaLog::recover(const std::set<NodeId>& replaced) {
     const bool alive = entry.seq > found.folded_of(mine);
     stripes.insert(mine.stripe);
     if (entry.kind == Record::Kind::delta) {
-      if (alive) entries_[mine].push_back({entry.chunk.position, entry.ranges[0].offset, entry.ranges[0].value.size(), entry.seq, survivor.place});
+      if (alive)
+        entries_[mine].push_back({entry.chunk.position, entry.ranges[0].offset,
+                                  entry.ranges[0].value.size(), entry.seq, survivor.place});
     } else {
       STOKER_TRY(redo(survivor, alive));
     }
   }
-  // Every node brings its own log into its base; then the bases agree, and what is lost is decoded from them.
+  // Every node brings its own log into its base; then the bases agree, and what is lost is decoded
+  // from them.
   for (const uint64_t stripe : stripes) STOKER_TRY(fold(stripe));
   STOKER_TRY(rebuild_bases(replaced, found));
   return release(found.places);
@@ -140,7 +153,8 @@ Slot DeltaLog::logical(Errand& errand, const Chunk& chunk) {
     Value now = *base;
     uint64_t begin = 0;
     for (const Entry& entry : entries) {
-      now = advanced(code(), entry.data, j, now, 0, deltas->slice(begin, entry.bytes), entry.offset);
+      now =
+          advanced(code(), entry.data, j, now, 0, deltas->slice(begin, entry.bytes), entry.offset);
       begin += entry.bytes;
     }
     return now;

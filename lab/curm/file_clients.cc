@@ -10,8 +10,11 @@ thread_local uint64_t answered_ns = 0;  // this thread's update was acknowledged
 
 }  // namespace
 
-Clients::Held::Held(Clients& clients, uint64_t stripe, uint64_t last_seq, std::unique_lock<std::mutex>& lock) : clients_(clients), stripe_(stripe) {
-  // Who waits draws no number before it holds the stripe; counting it from now on is early, which is safe.
+Clients::Held::Held(Clients& clients, uint64_t stripe, uint64_t last_seq,
+                    std::unique_lock<std::mutex>& lock)
+    : clients_(clients), stripe_(stripe) {
+  // Who waits draws no number before it holds the stripe; counting it from now on is early, which
+  // is safe.
   since_ = clients_.begun_.insert(last_seq);
   const uint64_t mine = ++clients_.tickets_;
   std::deque<uint64_t>& line = clients_.held_[stripe];
@@ -47,7 +50,8 @@ void Clients::fail(const Status& status) {
   changed_.notify_all();
 }
 
-Status Clients::write(const Work& work, std::vector<std::vector<Update>>& groups, std::unique_lock<std::mutex>& lock) {
+Status Clients::write(const Work& work, std::vector<std::vector<Update>>& groups,
+                      std::unique_lock<std::mutex>& lock) {
   for (std::vector<Update>& pieces : groups) {
     const Held held(*this, pieces[0].chunk.stripe, work.scheme->last_seq(), lock);
     if (!status_) return status_;
@@ -55,7 +59,8 @@ Status Clients::write(const Work& work, std::vector<std::vector<Update>>& groups
     work.fill(pieces);
     updates_ += pieces.size();
     for (const Update& piece : pieces) update_bytes_ += piece.value.size();
-    STOKER_TRY(pieces.size() == 1 ? work.scheme->update(pieces[0]) : work.scheme->update_together(pieces));
+    STOKER_TRY(pieces.size() == 1 ? work.scheme->update(pieces[0])
+                                  : work.scheme->update_together(pieces));
   }
   return {};
 }
@@ -65,8 +70,10 @@ Status Clients::fold(Scheme& scheme, uint64_t stripe, std::unique_lock<std::mute
   return status_ ? scheme.fold(stripe) : status_;
 }
 
-// As on the modelled cluster: folds go on beside updates; who fills the logs again before they are done waits, and all others with it.
-void Clients::make_room(const Work& work, bool folds_itself, uint64_t bytes, std::unique_lock<std::mutex>& lock) {
+// As on the modelled cluster: folds go on beside updates; who fills the logs again before they are
+// done waits, and all others with it.
+void Clients::make_room(const Work& work, bool folds_itself, uint64_t bytes,
+                        std::unique_lock<std::mutex>& lock) {
   const auto busy = [this] { return !to_fold_.empty() || folding_ != 0; };
   grown_ += bytes;
   if (busy() && grown_ >= room_) changed_.wait(lock, [&] { return !busy() || !status_; });
@@ -120,8 +127,10 @@ Status Clients::play(const Work& work, int clients, int folders) {
   begun_ns_ = last_ns_ = now();
   done_ = false;
   std::vector<std::thread> threads, beside;
-  for (int i = 0; i < folders && !alone; ++i) beside.emplace_back([this, &work] { folder(*work.scheme); });
-  for (int i = 0; i < clients; ++i) threads.emplace_back([this, &work, alone] { client(work, alone); });
+  for (int i = 0; i < folders && !alone; ++i)
+    beside.emplace_back([this, &work] { folder(*work.scheme); });
+  for (int i = 0; i < clients; ++i)
+    threads.emplace_back([this, &work, alone] { client(work, alone); });
   for (std::thread& thread : threads) thread.join();
   {
     const std::lock_guard lock(mutex_);

@@ -1,19 +1,20 @@
 // Clients: threads that run one scheme over a substrate, different stripes at once.
 //
-// A scheme is one thread's. So it has one mutex, which is held by whoever is in it, and let go of while a round is under way; a
-// stripe is held for as long as it is updated or folded. As updates are acknowledged out of order then, what a release calls settled is held back
-// to before the oldest one under way.
+// A scheme is one thread's. So it has one mutex, which is held by whoever is in it, and let go of
+// while a round is under way; a stripe is held for as long as it is updated or folded. As updates
+// are acknowledged out of order then, what a release calls settled is held back to before the
+// oldest one under way.
 #pragma once
 
 #include <condition_variable>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <map>
+#include <mutex>
 #include <set>
 
-#include "stoker/base/clock.h"
 #include "curm/scheme.h"
+#include "stoker/base/clock.h"
 
 namespace stoker::curm {
 
@@ -27,14 +28,17 @@ class Clients final : public Substrate {
 
   struct Work {
     Scheme* scheme = nullptr;  // over this substrate
-    // The next write, as pieces by stripe; false: there are no more. And what is to be done to pieces whose stripe is held.
+    // The next write, as pieces by stripe; false: there are no more. And what is to be done to
+    // pieces whose stripe is held.
     std::function<bool(std::vector<std::vector<Update>>&)> next;
     std::function<void(std::vector<Update>&)> fill;
-    std::function<Status(uint64_t stripe)> before = nullptr;  // of a stripe that is held, before it is written; may run rounds
+    // of a stripe that is held, before it is written; may run rounds
+    std::function<Status(uint64_t stripe)> before = nullptr;
     uint64_t log_bytes = 0;  // stripes are folded when so much is logged
     bool folds = true;
   };
-  // Until there is no more, or an error. Latencies of writes until they are acknowledged; how long it took until the last was.
+  // Until there is no more, or an error. Latencies of writes until they are acknowledged; how long
+  // it took until the last was.
   Status play(const Work& work, int clients, int folders);
   // What is pending is folded.
   Status drain(Scheme& scheme, int folders);
@@ -60,8 +64,10 @@ class Clients final : public Substrate {
   };
   void client(const Work& work, bool folds_itself);
   void folder(Scheme& scheme);
-  Status write(const Work& work, std::vector<std::vector<Update>>& groups, std::unique_lock<std::mutex>& lock);
-  void make_room(const Work& work, bool folds_itself, uint64_t bytes, std::unique_lock<std::mutex>& lock);
+  Status write(const Work& work, std::vector<std::vector<Update>>& groups,
+               std::unique_lock<std::mutex>& lock);
+  void make_room(const Work& work, bool folds_itself, uint64_t bytes,
+                 std::unique_lock<std::mutex>& lock);
   Status fold(Scheme& scheme, uint64_t stripe, std::unique_lock<std::mutex>& lock);
   void fail(const Status& status);
   static uint64_t now() { return Clock::real().now_ns(); }
@@ -74,7 +80,8 @@ class Clients final : public Substrate {
   std::multiset<uint64_t> begun_;  // the last seq before each update or fold that is under way
   std::deque<uint64_t> to_fold_;
   size_t folding_ = 0;
-  uint64_t grown_ = 0, room_ = 0;  // logged since folds were asked for, and how much may be until they are done
+  // logged since folds were asked for, and how much may be until they are done
+  uint64_t grown_ = 0, room_ = 0;
   bool done_ = false;
   Status status_;
   std::vector<uint64_t> latencies_;

@@ -1,4 +1,5 @@
-// Traces on real files: the counts are those of the model, every byte is compared after a node was rebuilt, and nothing is left behind.
+// Traces on real files: the counts are those of the model, every byte is compared after a node was
+// rebuilt, and nothing is left behind.
 #include "curm/file_replay.h"
 
 #include <gmock/gmock.h>
@@ -20,7 +21,9 @@ namespace fs = std::filesystem;
 
 class FileReplay : public testing::TestWithParam<std::string_view> {
  protected:
-  FileReplay() : folder_(testing::TempDir() + "file_replay." + std::to_string(getpid())) { files_.folder = folder_; }
+  FileReplay() : folder_(testing::TempDir() + "file_replay." + std::to_string(getpid())) {
+    files_.folder = folder_;
+  }
   ~FileReplay() override { fs::remove_all(folder_); }
   const std::string folder_;
   FileReplayOptions files_;
@@ -50,7 +53,8 @@ ReplayOptions small_options(int clients) {
 TEST_P(FileReplay, OneClientCountsWhatTheModelCounts) {
   const Trace trace = small_trace();
   ReplayOptions options = small_options(1);
-  if (GetParam() == "curm-reserve") options.reserved_bytes = 4 << 10;  // windows of 256 KiB: some stripe is hot
+  // windows of 256 KiB: some stripe is hot
+  if (GetParam() == "curm-reserve") options.reserved_bytes = 4 << 10;
   const auto modelled = replay(trace, GetParam(), Form::safe, options);
   const auto done = replay_on_files(trace, GetParam(), options, files_);
   ASSERT_TRUE(done) << done.error().message();
@@ -81,10 +85,12 @@ TEST_P(FileReplay, OneClientCountsWhatTheModelCounts) {
 
 TEST_P(FileReplay, ManyClientsLoseNothing) {
   const Trace trace = small_trace();
-  const auto done = replay_on_files(trace, GetParam(), small_options(12), files_, &ClassTree::shipped());
+  const auto done =
+      replay_on_files(trace, GetParam(), small_options(12), files_, &ClassTree::shipped());
   ASSERT_TRUE(done) << done.error().message();
   const ReplayResult& result = done->result;
-  if (!GetParam().starts_with("curm") && GetParam() != "plr") {  // they write through, or cut what is longer than a reserve
+  // they write through, or cut what is longer than a reserve
+  if (!GetParam().starts_with("curm") && GetParam() != "plr") {
     EXPECT_EQ(result.counts.flushes, 4 * result.updates);
   }
   EXPECT_GT(done->disk_flushes, 0U);
@@ -92,10 +98,12 @@ TEST_P(FileReplay, ManyClientsLoseNothing) {
   EXPECT_LE(result.p50_us, result.p99_us);
   EXPECT_EQ(done->verified_bytes, result.space_base_bytes);
   // What the disks moved holds the payload, in whole blocks, and its frames.
-  EXPECT_GE(done->disk_bytes_written + done->disk_bytes_read, result.counts.payload_bytes + result.counts.background_payload_bytes);
+  EXPECT_GE(done->disk_bytes_written + done->disk_bytes_read,
+            result.counts.payload_bytes + result.counts.background_payload_bytes);
 }
 
-// Before every eighth write its stripe is given the next scheme, while others write and fold; every block is right in the end, and so is what stripes go by.
+// Before every eighth write its stripe is given the next scheme, while others write and fold; every
+// block is right in the end, and so is what stripes go by.
 TEST(FileReplaySwitch, SchemesAreChangedWhileOthersWrite) {
   Trace trace = generate(*find_profile("hm"), 1, 240);
   for (Request& request : trace.requests) request.offset %= 4 << 20;
@@ -105,11 +113,13 @@ TEST(FileReplaySwitch, SchemesAreChangedWhileOthersWrite) {
   ASSERT_TRUE(done) << done.error().message();
   EXPECT_EQ(done->verified_bytes, done->result.space_base_bytes);
   EXPECT_GE(done->changes, std::size(kSchemes));
-  for (const std::string_view scheme : kSchemes) EXPECT_GT(done->writes_by_scheme.count(std::string(scheme)), 0U) << scheme;
+  for (const std::string_view scheme : kSchemes)
+    EXPECT_GT(done->writes_by_scheme.count(std::string(scheme)), 0U) << scheme;
   fs::remove_all(files.folder);
 }
 
-// An update of a block is a frame of two blocks in each of 1 + m logs, where nobody else's goes along; and nothing else is moved before a fold.
+// An update of a block is a frame of two blocks in each of 1 + m logs, where nobody else's goes
+// along; and nothing else is moved before a fold.
 TEST(FileReplayBytes, AnUpdateIsTwoBlocksInEachLog) {
   Trace trace;
   trace.name = "blocks";
@@ -121,17 +131,21 @@ TEST(FileReplayBytes, AnUpdateIsTwoBlocksInEachLog) {
   options.log_bytes = 4 << 20;  // segments that hold it all
   const auto done = replay_on_files(trace, "vdl", options, files);
   ASSERT_TRUE(done) << done.error().message();
-  const uint64_t begun = 4 * 4096, frames = 16 * 4 * 8192;            // four segments are begun
-  const uint64_t fold_reads = (1 + 1 + 3) * 16 * 4096;                // new data out of the log, old data, old parity
-  const uint64_t stages = 3 * (16 * 4096 + 4096), commits = 4 * 4096;  // of the three parities; of all four
-  const uint64_t bases = 4 * (16 * 4096 + 2 * 4096);                  // and their headers, twice
+  const uint64_t begun = 4 * 4096, frames = 16 * 4 * 8192;  // four segments are begun
+  // new data out of the log, old data, old parity
+  const uint64_t fold_reads = (1 + 1 + 3) * 16 * 4096;
+  // of the three parities; of all four
+  const uint64_t stages = 3 * (16 * 4096 + 4096), commits = 4 * 4096;
+  const uint64_t bases = 4 * (16 * 4096 + 2 * 4096);  // and their headers, twice
   EXPECT_EQ(done->disk_bytes_read, fold_reads);
   EXPECT_EQ(done->disk_bytes_written, begun + frames + stages + commits + bases);
-  EXPECT_EQ(done->disk_flushes, 4 + 16 * 4 + 3 + 4 + 2 * 4);  // the same in turn; bases, then their marks
+  // the same in turn; bases, then their marks
+  EXPECT_EQ(done->disk_flushes, 4 + 16 * 4 + 3 + 4 + 2 * 4);
   fs::remove_all(files.folder);
 }
 
-// A lost node is rebuilt in a folder that is empty, missing, or its own; what else is there is left alone.
+// A lost node is rebuilt in a folder that is empty, missing, or its own; what else is there is left
+// alone.
 TEST(ShardFolders, OfOthersAreNotTaken) {
   const std::string folder = testing::TempDir() + "shard_folders." + std::to_string(getpid());
   const Geometry geometry{2, 1, 3, 64 << 10, 3};
@@ -144,8 +158,10 @@ TEST(ShardFolders, OfOthersAreNotTaken) {
   paths[1] = other;
   const auto refused = ShardCluster::open(*loop, paths, {});
   ASSERT_FALSE(refused);
-  EXPECT_THAT(refused.error().what, testing::AllOf(testing::HasSubstr(other), testing::HasSubstr("nothing was changed")));
-  for (const char* name : {"head", "data", "log.txt"}) EXPECT_EQ(fs::file_size(other + "/" + name), 4U) << name;
+  EXPECT_THAT(refused.error().what,
+              testing::AllOf(testing::HasSubstr(other), testing::HasSubstr("nothing was changed")));
+  for (const char* name : {"head", "data", "log.txt"})
+    EXPECT_EQ(fs::file_size(other + "/" + name), 4U) << name;
   EXPECT_FALSE(fs::exists(other + "/parity"));
 
   for (const char* name : {"head", "data", "log.txt"}) fs::remove(other + "/" + name);
@@ -173,14 +189,18 @@ TEST(FileReplayRefusals, AreSentences) {
   files.folder = testing::TempDir() + "file_replay_no." + std::to_string(getpid());
   ReplayOptions huge = small_options(1);
   huge.log_bytes = uint64_t{1} << 50;
-  EXPECT_THAT(replay_on_files(trace, "vdl", huge, files).error().what, testing::HasSubstr("free some space, give another --dir, or a smaller --log"));
+  EXPECT_THAT(replay_on_files(trace, "vdl", huge, files).error().what,
+              testing::HasSubstr("free some space, give another --dir, or a smaller --log"));
   EXPECT_FALSE(fs::exists(files.folder));
   ReplayOptions few = small_options(1);
   few.nodes = 8;
-  EXPECT_THAT(replay_on_files(trace, "vdl", few, files).error().what, testing::HasSubstr("needs at least as many nodes as chunks"));
-  EXPECT_THAT(replay_on_files(trace, "raid", small_options(1), files).error().what, testing::HasSubstr("there is no scheme `raid`"));
+  EXPECT_THAT(replay_on_files(trace, "vdl", few, files).error().what,
+              testing::HasSubstr("needs at least as many nodes as chunks"));
+  EXPECT_THAT(replay_on_files(trace, "raid", small_options(1), files).error().what,
+              testing::HasSubstr("there is no scheme `raid`"));
   fs::create_directories(files.folder + "/stoker-curm-replay");
-  EXPECT_THAT(replay_on_files(trace, "vdl", small_options(1), files).error().what, testing::HasSubstr("is there already"));
+  EXPECT_THAT(replay_on_files(trace, "vdl", small_options(1), files).error().what,
+              testing::HasSubstr("is there already"));
   EXPECT_TRUE(fs::exists(files.folder + "/stoker-curm-replay"));
   fs::remove_all(files.folder);
 }

@@ -1,5 +1,7 @@
-// A trace of files that are made, used and removed, by a seed. No public trace that we may use tells names and sizes of files as they are made, so this
-// population is made up: folders whose files are used alike, most of them named for it, some not, and some files that are used otherwise than their folder says.
+// A trace of files that are made, used and removed, by a seed. No public trace that we may use
+// tells names and sizes of files as they are made, so this population is made up: folders whose
+// files are used alike, most of them named for it, some not, and some files that are used otherwise
+// than their folder says.
 #include <algorithm>
 #include <array>
 #include <string>
@@ -16,9 +18,9 @@ constexpr double kNamed = 0.7, kOdd = 0.08, kMakes = 0.02;  // shares of folders
 
 struct Kind {
   std::string_view folder, name, suffix;
-  double announced;               // share of its files whose size is known when they are made
-  uint64_t bytes_min, bytes_max;  // written when it is made
-  uint64_t uses;                  // until it is removed
+  double announced;                   // share of its files whose size is known when they are made
+  uint64_t bytes_min, bytes_max;      // written when it is made
+  uint64_t uses;                      // until it is removed
   double reads, appends, overwrites;  // of a use; else nothing is done
 };
 constexpr std::array kKinds = {
@@ -53,7 +55,8 @@ class Files {
     for (size_t i = 0; i < kFolders; ++i) {
       const Kind& kind = kKinds[random_.below(kKinds.size())];
       const bool named = random_.chance(kNamed);
-      folders_.push_back({&kind, (named ? std::string(kind.folder) : "p") + std::to_string(i), named, 0});
+      folders_.push_back(
+          {&kind, (named ? std::string(kind.folder) : "p") + std::to_string(i), named, 0});
     }
   }
 
@@ -81,12 +84,23 @@ class Files {
     Folder& folder = folders_[at];
     const Kind& kind = random_.chance(kOdd) ? kKinds[random_.below(kKinds.size())] : *folder.kind;
     const std::string number = std::to_string(100'000 + folder.files++).substr(1);
-    const std::string path = folder.path + "/" + (folder.named ? std::string(folder.kind->name) + number + std::string(folder.kind->suffix) : "f" + number);
-    File file{static_cast<uint32_t>(trace_.objects.size()), at, &kind, path, random_.log_uniform(kind.bytes_min, kind.bytes_max) / (4 * K) * (4 * K), 1 + random_.below(2 * kind.uses)};
+    const std::string path =
+        folder.path + "/" +
+        (folder.named ? std::string(folder.kind->name) + number + std::string(folder.kind->suffix)
+                      : "f" + number);
+    File file{static_cast<uint32_t>(trace_.objects.size()),
+              at,
+              &kind,
+              path,
+              random_.log_uniform(kind.bytes_min, kind.bytes_max) / (4 * K) * (4 * K),
+              1 + random_.below(2 * kind.uses)};
     trace_.objects.push_back("f" + std::to_string(file.object));
-    trace_.events.push_back({trace_.requests.size(), true, file.object, static_cast<uint32_t>(at + 1), path, random_.chance(kind.announced) ? file.bytes : 0});
+    trace_.events.push_back({trace_.requests.size(), true, file.object,
+                             static_cast<uint32_t>(at + 1), path,
+                             random_.chance(kind.announced) ? file.bytes : 0});
     constexpr uint64_t kPiece = 1024 * K;
-    for (uint64_t offset = 0; offset < file.bytes; offset += kPiece) request(file.object, true, offset, std::min(kPiece, file.bytes - offset));
+    for (uint64_t offset = 0; offset < file.bytes; offset += kPiece)
+      request(file.object, true, offset, std::min(kPiece, file.bytes - offset));
     live_.push_back(std::move(file));
   }
 
@@ -103,7 +117,8 @@ class Files {
       request(file.object, true, random_.below(file.bytes / (4 * K)) * (4 * K), 4 * K);
     }
     if (--file.uses > 0) return;
-    trace_.events.push_back({trace_.requests.size(), false, file.object, static_cast<uint32_t>(file.folder + 1), file.path, 0});
+    trace_.events.push_back({trace_.requests.size(), false, file.object,
+                             static_cast<uint32_t>(file.folder + 1), file.path, 0});
     std::swap(file, live_.back());
     live_.pop_back();
   }
@@ -118,6 +133,8 @@ class Files {
 
 }  // namespace
 
-Trace generate_files(uint64_t seed, uint64_t requests) { return Files(seed, requests == 0 ? 40'000 : requests).run(); }
+Trace generate_files(uint64_t seed, uint64_t requests) {
+  return Files(seed, requests == 0 ? 40'000 : requests).run();
+}
 
 }  // namespace stoker::curm

@@ -4,20 +4,25 @@
 
 namespace stoker::curm {
 
-Slot FullLogging::read_newest(Errand& errand, const Chunk& chunk, uint64_t offset, uint64_t bytes) const {
+Slot FullLogging::read_newest(Errand& errand, const Chunk& chunk, uint64_t offset,
+                              uint64_t bytes) const {
   const auto found = logged_.find(chunk);
   if (found == logged_.end()) return errand.read(chunk, offset, bytes);
   std::vector<std::pair<uint64_t, Step::Part>> parts;
-  for (const auto& piece : found->second.newest.within(offset, bytes)) parts.push_back({piece.at, {true, piece.at - piece.origin, piece.size(), piece.value}});
-  for (const auto& gap : found->second.newest.gaps(offset, bytes)) parts.push_back({gap.at, {false, gap.at, gap.size(), {}}});
-  std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (const auto& piece : found->second.newest.within(offset, bytes))
+    parts.push_back({piece.at, {true, piece.at - piece.origin, piece.size(), piece.value}});
+  for (const auto& gap : found->second.newest.gaps(offset, bytes))
+    parts.push_back({gap.at, {false, gap.at, gap.size(), {}}});
+  std::sort(parts.begin(), parts.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<Step::Part> ordered;
   ordered.reserve(parts.size());
   for (const auto& [at, part] : parts) ordered.push_back(part);
   return errand.gather(chunk, std::move(ordered));
 }
 
-void FullLogging::index(const Chunk& chunk, uint64_t offset, uint64_t bytes, const LogPlace& place) {
+void FullLogging::index(const Chunk& chunk, uint64_t offset, uint64_t bytes,
+                        const LogPlace& place) {
   Logged& logged = logged_[chunk];
   logged.newest.put(offset, bytes, place);
   logged.all.emplace_back(place, bytes);
@@ -36,7 +41,8 @@ Status FullLogging::update(const Update& update) {
 
   Round out;
   out.from = leader;
-  const std::vector<PlaceSlot> sent = send_delta(out, data, update.offset, difference(*old, update.value), seq);
+  const std::vector<PlaceSlot> sent =
+      send_delta(out, data, update.offset, difference(*old, update.value), seq);
   if (safe()) place = log(out.to(leader), entry);
   STOKER_TRY(run(out));
   index_delta(data, update.offset, bytes, seq, sent);
@@ -71,9 +77,12 @@ Status FullLogging::fold_data(uint64_t stripe, uint64_t fold_seq) {
     }
     const Slot log = errand.gather(chunk, std::move(parts));
     for (const auto& piece : found->second.newest.all()) {
-      errand.write(chunk, piece.at, errand.derive([log, from = begins[piece.value] + piece.at - piece.origin, bytes = piece.size()] { return log->slice(from, bytes); }));
+      errand.write(chunk, piece.at,
+                   errand.derive([log, from = begins[piece.value] + piece.at - piece.origin,
+                                  bytes = piece.size()] { return log->slice(from, bytes); }));
     }
-    // The log holds the bytes themselves: overwriting twice is harmless, and nothing need be staged.
+    // The log holds the bytes themselves: overwriting twice is harmless, and nothing need be
+    // staged.
     if (safe()) flush_and_mark(errand, chunk, fold_seq);
   }
   STOKER_TRY(run(round));
@@ -88,7 +97,8 @@ Status FullLogging::redo(const Survivor& survivor, bool alive) {
 }
 
 Slot FullLogging::logical(Errand& errand, const Chunk& chunk) {
-  return chunk.position < k() ? read_newest(errand, chunk, 0, geometry().chunk_bytes) : DeltaLog::logical(errand, chunk);
+  return chunk.position < k() ? read_newest(errand, chunk, 0, geometry().chunk_bytes)
+                              : DeltaLog::logical(errand, chunk);
 }
 
 std::function<void()> FullLogging::rebuilt(const Chunk& lost, Errand& errand) {

@@ -1,5 +1,6 @@
-// FL, full logging: the new bytes are appended to a log at the data node, their difference to the newest bytes to a log at each parity.
-// Nothing is overwritten in the foreground. The old bytes are read where the newest are: in the log, else in the base.
+// FL, full logging: the new bytes are appended to a log at the data node, their difference to the
+// newest bytes to a log at each parity. Nothing is overwritten in the foreground. The old bytes are
+// read where the newest are: in the log, else in the base.
 #pragma once
 
 #include "curm/delta_log.h"
@@ -13,7 +14,8 @@ class FullLogging : public DeltaLog {
   Result<Value> read(const Chunk& chunk, uint64_t offset, uint64_t bytes) override;
 
  protected:
-  virtual Slot read_newest(Errand& errand, const Chunk& chunk, uint64_t offset, uint64_t bytes) const;
+  virtual Slot read_newest(Errand& errand, const Chunk& chunk, uint64_t offset,
+                           uint64_t bytes) const;
 
  private:
   Status fold_data(uint64_t stripe, uint64_t fold_seq) override;
@@ -24,7 +26,8 @@ class FullLogging : public DeltaLog {
 
   struct Logged {
     RangeMap<LogPlace> newest;
-    std::vector<std::pair<LogPlace, uint64_t>> all;  // with their bytes: the fold reads the log from end to end
+    // with their bytes: the fold reads the log from end to end
+    std::vector<std::pair<LogPlace, uint64_t>> all;
   };
   std::map<Chunk, Logged> logged_;  // by data chunk
 };

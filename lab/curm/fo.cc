@@ -20,26 +20,32 @@ Status FullOverwrite::update(const Update& update) {
     const Chunk parity = geometry().parity(data.stripe, j);
     Errand& errand = out.to(node(parity), bytes);
     const Slot was = errand.read(parity, update.offset, bytes);
-    const Slot now = errand.derive([this, was, delta, data, j, at = update.offset] { return advanced(code(), data.position, j, *was, at, delta, at); });
+    const Slot now = errand.derive([this, was, delta, data, j, at = update.offset] {
+      return advanced(code(), data.position, j, *was, at, delta, at);
+    });
     overwrites.emplace_back(parity, now);
     if (safe()) {
-      places[parity] = errand.append_when_ready([intent = record(Record::Kind::parity, seq, data, update.offset, {}), now]() mutable {
-        intent.ranges[0].value = *now;
-        return intent;
-      });
+      places[parity] = errand.append_when_ready(
+          [intent = record(Record::Kind::parity, seq, data, update.offset, {}), now]() mutable {
+            intent.ranges[0].value = *now;
+            return intent;
+          });
       errand.flush();
     } else {
       errand.write(parity, update.offset, now);
     }
   }
-  if (safe()) places[data] = log(out.to(leader), record(Record::Kind::value, seq, data, update.offset, update.value));
+  if (safe())
+    places[data] =
+        log(out.to(leader), record(Record::Kind::value, seq, data, update.offset, update.value));
   STOKER_TRY(run(out));
   STOKER_TRY(acknowledge(leader));
   if (!safe()) return {};
 
   Round place;
   place.from = leader;
-  for (const auto& [chunk, value] : overwrites) place.to(node(chunk)).write(chunk, update.offset, value);
+  for (const auto& [chunk, value] : overwrites)
+    place.to(node(chunk)).write(chunk, update.offset, value);
   STOKER_TRY(run(place));
   for (const auto& [chunk, intent] : places) intents_[chunk].push_back(*intent);
   count_logged(data.stripe, bytes);
@@ -64,7 +70,8 @@ Status FullOverwrite::recover(const std::set<NodeId>& replaced) {
     if (survivor.record.seq <= found.folded_of(mine)) continue;
     Round round;
     Errand& errand = round.to(survivor.node);
-    for (const Record::Range& range : survivor.record.ranges) errand.write(mine, range.offset, range.value);
+    for (const Record::Range& range : survivor.record.ranges)
+      errand.write(mine, range.offset, range.value);
     STOKER_TRY(run(round));
     intents_[mine].push_back(survivor.place);
   }

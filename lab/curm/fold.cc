@@ -17,7 +17,8 @@ Status Fold::read_data(const std::function<bool(int)>& reconstructs, bool backgr
   for (auto cut = cuts.begin(); cut != cuts.end() && std::next(cut) != cuts.end(); ++cut) {
     const uint64_t at = *cut, bytes = *std::next(cut) - at;
     uint32_t dirty = 0;
-    for (const auto& [position, ranges] : newest_) dirty |= ranges.within(at, bytes).empty() ? 0U : 1U << position;
+    for (const auto& [position, ranges] : newest_)
+      dirty |= ranges.within(at, bytes).empty() ? 0U : 1U << position;
     if (dirty == 0) continue;
     const bool columns = reconstructs(std::popcount(dirty));
     (columns ? by_columns_ : by_delta_).put(at, bytes, 0);
@@ -38,14 +39,16 @@ Status Fold::read_data(const std::function<bool(int)>& reconstructs, bool backgr
     }
   }
   if (!round.errands.empty()) STOKER_TRY(substrate_.run(round));
-  for (const auto& [position, read] : slots) base_[position].put(read.first, read.second->size(), *read.second);
+  for (const auto& [position, read] : slots)
+    base_[position].put(read.first, read.second->size(), *read.second);
   return {};
 }
 
 // The newest bytes of a data chunk in a range of which each byte is dirty or was read.
 Value Fold::newest(int position, uint64_t at, uint64_t bytes) const {
   std::vector<RangeMap<Value>::Piece> pieces;
-  if (const auto base = base_.find(position); base != base_.end()) pieces = base->second.within(at, bytes);
+  if (const auto base = base_.find(position); base != base_.end())
+    pieces = base->second.within(at, bytes);
   if (const auto dirty = newest_.find(position); dirty != newest_.end()) {
     for (auto& piece : dirty->second.within(at, bytes)) pieces.push_back(std::move(piece));
   }
@@ -53,7 +56,8 @@ Value Fold::newest(int position, uint64_t at, uint64_t bytes) const {
   RangeMap<int> covered;
   for (const auto& piece : pieces) {
     const Value part = piece.value.slice(piece.at - piece.origin, piece.size());
-    if (value.size() == 0) value = part.has_bytes() ? Value::of(std::vector<std::byte>(bytes)) : Value::sized(bytes);
+    if (value.size() == 0)
+      value = part.has_bytes() ? Value::of(std::vector<std::byte>(bytes)) : Value::sized(bytes);
     value = part.size() == bytes ? part : overlaid(value, piece.at - at, part);
     covered.put(piece.at, piece.size(), 0);
   }
@@ -70,7 +74,8 @@ Fold::Ranges Fold::parity(Errand& errand, int index) const {
       for (const auto& piece : ranges.within(range.at, range.size())) {
         for (const auto& old : base_.at(position).within(piece.at, piece.size())) {
           const Value now = piece.value.slice(old.at - piece.origin, old.size());
-          deltas.emplace_back(position, old.at, difference(old.value.slice(old.at - old.origin, old.size()), now));
+          deltas.emplace_back(position, old.at,
+                              difference(old.value.slice(old.at - old.origin, old.size()), now));
           errand.sent += now.size();
         }
       }
@@ -78,16 +83,19 @@ Fold::Ranges Fold::parity(Errand& errand, int index) const {
     const Slot was = errand.read(chunk, range.at, range.size());
     changed.emplace_back(range.at, errand.derive([this, was, deltas, index, at = range.at] {
       Value now = *was;
-      for (const auto& [position, from, delta] : deltas) now = advanced(code_, position, index, now, at, delta, from);
+      for (const auto& [position, from, delta] : deltas)
+        now = advanced(code_, position, index, now, at, delta, from);
       return now;
     }));
   }
   for (const auto& range : by_columns_.joined()) {
     std::vector<Value> columns;
     columns.reserve(geometry_.chunks());
-    for (int position = 0; position < geometry_.k; ++position) columns.push_back(newest(position, range.at, range.size()));
+    for (int position = 0; position < geometry_.k; ++position)
+      columns.push_back(newest(position, range.at, range.size()));
     columns.resize(geometry_.chunks());
-    changed.emplace_back(range.at, std::make_shared<Value>(decoded(code_, columns, chunk.position)));
+    changed.emplace_back(range.at,
+                         std::make_shared<Value>(decoded(code_, columns, chunk.position)));
     errand.sent += range.size();
   }
   return changed;
@@ -96,7 +104,9 @@ Fold::Ranges Fold::parity(Errand& errand, int index) const {
 std::map<Chunk, Fold::Ranges> Fold::data() const {
   std::map<Chunk, Ranges> changed;
   for (const auto& [position, ranges] : newest_) {
-    for (const auto& range : ranges.joined()) changed[{stripe_, position}].emplace_back(range.at, std::make_shared<Value>(newest(position, range.at, range.size())));
+    for (const auto& range : ranges.joined())
+      changed[{stripe_, position}].emplace_back(
+          range.at, std::make_shared<Value>(newest(position, range.at, range.size())));
   }
   return changed;
 }

@@ -1,5 +1,6 @@
-// Fold: computes the new parity bytes of a stripe whose data chunks have newer bytes than their bases. What is read, by whom, is
-// decided range by range: the old bytes of what is dirty and the old parity, or the clean chunks instead (reconstruct-write).
+// Fold: computes the new parity bytes of a stripe whose data chunks have newer bytes than their
+// bases. What is read, by whom, is decided range by range: the old bytes of what is dirty and the
+// old parity, or the clean chunks instead (reconstruct-write).
 #pragma once
 
 #include <functional>
@@ -13,12 +14,14 @@ namespace stoker::curm {
 
 class Fold {
  public:
-  using Newest = std::map<int, RangeMap<Value>>;                // by position of the data chunk
-  using Ranges = std::vector<std::pair<uint64_t, Slot>>;        // offset, new bytes
-  Fold(Substrate& substrate, const Geometry& geometry, const codec::ErasureCode& code, uint64_t stripe, const Newest& newest)
+  using Newest = std::map<int, RangeMap<Value>>;          // by position of the data chunk
+  using Ranges = std::vector<std::pair<uint64_t, Slot>>;  // offset, new bytes
+  Fold(Substrate& substrate, const Geometry& geometry, const codec::ErasureCode& code,
+       uint64_t stripe, const Newest& newest)
       : substrate_(substrate), geometry_(geometry), code_(code), stripe_(stripe), newest_(newest) {}
 
-  // Cuts the stripe into ranges, and reads of data chunks what they need. `reconstructs`: of so many dirty chunks.
+  // Cuts the stripe into ranges, and reads of data chunks what they need. `reconstructs`: of so
+  // many dirty chunks.
   Status read_data(const std::function<bool(int dirty)>& reconstructs, bool background);
   // The new bytes of the parity, computed on its node within the errand, or sent to it.
   Ranges parity(Errand& errand, int index) const;
@@ -34,8 +37,8 @@ class Fold {
   const codec::ErasureCode& code_;
   const uint64_t stripe_;
   const Newest& newest_;
-  RangeMap<int> by_delta_, by_columns_;        // the ranges of either way
-  std::map<int, RangeMap<Value>> base_;        // what was read of data chunks
+  RangeMap<int> by_delta_, by_columns_;  // the ranges of either way
+  std::map<int, RangeMap<Value>> base_;  // what was read of data chunks
 };
 
 }  // namespace stoker::curm

@@ -13,11 +13,66 @@ constexpr uint64_t kHotRegions = 8;
 constexpr int kTries = 4;  // for a repeat that is wanted
 
 constexpr std::array kProfiles = {
-    Profile{"rsrch", "a research server's volume: small writes, many repeated within days", 13'780, 0.997, 0.44, 0.02, 60, 9'000, 0.02, {4 * K, 4 * K, 4 * K, 4 * K, 12 * K, 36 * K, 64 * K, 64 * K}, 3'000 * M, 4 * K},
-    Profile{"hm", "hardware monitoring: writes of 8 KiB, in rounds", 13'069, 1, 0.15, 0.05, 2'500, 4'500, 0.9, {8 * K, 8 * K, 8 * K, 8 * K, 8 * K, 16 * K, 64 * K, 64 * K}, 900 * M, 4 * K},
-    Profile{"wdev", "a test web server's metadata: few places, rewritten all the time", 682, 0.984, 0.1, 0, 5, 19, 1, {4 * K, 4 * K, 4 * K, 4 * K, 4 * K, 4 * K, 8 * K, 8 * K}, 4 * M, 64 * K},
-    Profile{"mds", "a media server: small writes, hot log blocks", 1'000, 1, 0.25, 0.1, 3, 110, 0.3, {1 * K, 4 * K, 4 * K, 4 * K, 8 * K, 8 * K, 16 * K, 20 * K}, 1'200 * M, 4 * K},
-    Profile{"vm", "a virtual machine's disk: reads and writes, long sequential runs that come again", 113'872, 0.587, 0.25, 0.75, 16'000, 35'000, 0.95, {512, 2 * K, 4 * K, 40 * K, 64 * K, 64 * K, 64 * K, 68 * K}, 16'000 * M, 60 * K},
+    Profile{"rsrch",
+            "a research server's volume: small writes, many repeated within days",
+            13'780,
+            0.997,
+            0.44,
+            0.02,
+            60,
+            9'000,
+            0.02,
+            {4 * K, 4 * K, 4 * K, 4 * K, 12 * K, 36 * K, 64 * K, 64 * K},
+            3'000 * M,
+            4 * K},
+    Profile{"hm",
+            "hardware monitoring: writes of 8 KiB, in rounds",
+            13'069,
+            1,
+            0.15,
+            0.05,
+            2'500,
+            4'500,
+            0.9,
+            {8 * K, 8 * K, 8 * K, 8 * K, 8 * K, 16 * K, 64 * K, 64 * K},
+            900 * M,
+            4 * K},
+    Profile{"wdev",
+            "a test web server's metadata: few places, rewritten all the time",
+            682,
+            0.984,
+            0.1,
+            0,
+            5,
+            19,
+            1,
+            {4 * K, 4 * K, 4 * K, 4 * K, 4 * K, 4 * K, 8 * K, 8 * K},
+            4 * M,
+            64 * K},
+    Profile{"mds",
+            "a media server: small writes, hot log blocks",
+            1'000,
+            1,
+            0.25,
+            0.1,
+            3,
+            110,
+            0.3,
+            {1 * K, 4 * K, 4 * K, 4 * K, 8 * K, 8 * K, 16 * K, 20 * K},
+            1'200 * M,
+            4 * K},
+    Profile{"vm",
+            "a virtual machine's disk: reads and writes, long sequential runs that come again",
+            113'872,
+            0.587,
+            0.25,
+            0.75,
+            16'000,
+            35'000,
+            0.95,
+            {512, 2 * K, 4 * K, 40 * K, 64 * K, 64 * K, 64 * K, 68 * K},
+            16'000 * M,
+            60 * K},
 };
 
 }  // namespace
@@ -25,7 +80,8 @@ constexpr std::array kProfiles = {
 std::span<const Profile> profiles() { return kProfiles; }
 
 const Profile* find_profile(std::string_view name) {
-  const auto found = std::find_if(kProfiles.begin(), kProfiles.end(), [name](const Profile& profile) { return profile.name == name; });
+  const auto found = std::find_if(kProfiles.begin(), kProfiles.end(),
+                                  [name](const Profile& profile) { return profile.name == name; });
   return found == kProfiles.end() ? nullptr : &*found;
 }
 
@@ -40,7 +96,10 @@ Trace generate(const Profile& profile, uint64_t seed, uint64_t requests) {
   uint64_t time_us = 0;
   const auto place = [&] {
     const uint64_t region = std::min<uint64_t>(16 * M, profile.span_bytes / kHotRegions);
-    const uint64_t at = random.chance(0.5) ? random.below(kHotRegions) * (profile.span_bytes / kHotRegions) + random.below(region) : random.below(profile.span_bytes);
+    const uint64_t at =
+        random.chance(0.5)
+            ? random.below(kHotRegions) * (profile.span_bytes / kHotRegions) + random.below(region)
+            : random.below(profile.span_bytes);
     return at / 512 * 512;
   };
   for (uint64_t i = requests == 0 ? profile.requests : requests; i > 0; --i) {
@@ -48,7 +107,9 @@ Trace generate(const Profile& profile, uint64_t seed, uint64_t requests) {
     Request request{time_us, 0, random.chance(profile.write_share), 0, 0};
     if (!request.write) {
       request.bytes = profile.read_bytes;
-      request.offset = writes.empty() || random.chance(0.5) ? place() : writes[random.below(writes.size())].offset;
+      request.offset = writes.empty() || random.chance(0.5)
+                           ? place()
+                           : writes[random.below(writes.size())].offset;
       trace.requests.push_back(request);
       continue;
     }
@@ -66,7 +127,9 @@ Trace generate(const Profile& profile, uint64_t seed, uint64_t requests) {
     }
     if (!repeats) {
       request.bytes = profile.sizes[random.below(profile.sizes.size())];
-      request.offset = last.bytes != 0 && random.chance(profile.sequential_share) ? last.offset + last.bytes : place();
+      request.offset = last.bytes != 0 && random.chance(profile.sequential_share)
+                           ? last.offset + last.bytes
+                           : place();
       last = request;
     }
     writes.push_back(request);

@@ -12,7 +12,8 @@ bool durable(Step::Kind kind) { return kind != Step::Kind::read && kind != Step:
 std::vector<std::byte> payload(const Record& record) {
   std::vector<std::byte> bytes;
   for (const auto* ranges : {&record.ranges, &record.before}) {
-    for (const Record::Range& range : *ranges) bytes.insert(bytes.end(), range.value.bytes().begin(), range.value.bytes().end());
+    for (const Record::Range& range : *ranges)
+      bytes.insert(bytes.end(), range.value.bytes().begin(), range.value.bytes().end());
   }
   return bytes;
 }
@@ -25,15 +26,18 @@ Result<Value> MemoryCluster::read(const Node& node, const Step& step) const {
     std::vector<std::byte> from;
     if (part.logged) {
       const auto found = node.now.log.find(part.place.id);
-      if (found == node.now.log.end()) return make_error(Code::not_found, "a record is read that was released");
+      if (found == node.now.log.end())
+        return make_error(Code::not_found, "a record is read that was released");
       from = payload(found->second);
     } else if (const auto found = node.now.base.find(step.chunk); found != node.now.base.end()) {
       from = found->second;
     } else {
       from.resize(geometry_.chunk_bytes);
     }
-    if (part.offset + part.bytes > from.size()) return make_error(Code::invalid_argument, "a read goes beyond a chunk or a record");
-    bytes.insert(bytes.end(), from.begin() + static_cast<ptrdiff_t>(part.offset), from.begin() + static_cast<ptrdiff_t>(part.offset + part.bytes));
+    if (part.offset + part.bytes > from.size())
+      return make_error(Code::invalid_argument, "a read goes beyond a chunk or a record");
+    bytes.insert(bytes.end(), from.begin() + static_cast<ptrdiff_t>(part.offset),
+                 from.begin() + static_cast<ptrdiff_t>(part.offset + part.bytes));
   }
   return Value::of(std::move(bytes));
 }
@@ -65,12 +69,15 @@ Status MemoryCluster::step(Node& node, NodeId id, Step& step) {
       STOKER_ASSIGN(*step.value, read(node, step));
       return {};
     }
-    case Step::Kind::derive: *step.value = step.compute(); return {};
+    case Step::Kind::derive:
+      *step.value = step.compute();
+      return {};
     case Step::Kind::flush:
       for (const Change& change : node.pending) apply(node.durable, change, false);
       node.pending.clear();
       return {};
-    default: break;
+    default:
+      break;
   }
   Change change{step.kind, step.chunk, step.offset, step.seq, 0, {}, {}, step.released, step.said};
   if (step.kind == Step::Kind::write) change.value = *step.value;
@@ -79,7 +86,8 @@ Status MemoryCluster::step(Node& node, NodeId id, Step& step) {
     change.id = ++ids_;
     *step.place = {id, change.id, step.reserved};
   }
-  if (step.kind == Step::Kind::release) {  // record by record: each may stay, whatever becomes of the others
+  // record by record: each may stay, whatever becomes of the others
+  if (step.kind == Step::Kind::release) {
     for (const LogPlace& place : step.released) {
       change.released = {place};
       apply(node.now, change, false);
@@ -128,7 +136,8 @@ void MemoryCluster::restart(const std::set<NodeId>& lost) {
 Result<NodeState> MemoryCluster::scan(NodeId id) {
   const Contents& contents = nodes_[static_cast<size_t>(id)].now;
   NodeState state;
-  for (const auto& [place, record] : contents.log) state.records.push_back({{id, place, false}, record});
+  for (const auto& [place, record] : contents.log)
+    state.records.push_back({{id, place, false}, record});
   state.folded = contents.folded;
   state.said = contents.said;
   state.settled = contents.settled;
@@ -138,12 +147,16 @@ Result<NodeState> MemoryCluster::scan(NodeId id) {
 std::vector<std::byte> MemoryCluster::base(const Chunk& chunk) {
   const Contents& contents = nodes_[static_cast<size_t>(geometry_.node(chunk))].now;
   const auto found = contents.base.find(chunk);
-  return found == contents.base.end() ? std::vector<std::byte>(geometry_.chunk_bytes) : found->second;
+  return found == contents.base.end() ? std::vector<std::byte>(geometry_.chunk_bytes)
+                                      : found->second;
 }
 
 uint64_t MemoryCluster::records() const {
   uint64_t count = 0;
-  for (const Node& node : nodes_) count += static_cast<uint64_t>(std::count_if(node.now.log.begin(), node.now.log.end(), [](const auto& each) { return each.second.kind != Record::Kind::epoch; }));
+  for (const Node& node : nodes_)
+    count += static_cast<uint64_t>(
+        std::count_if(node.now.log.begin(), node.now.log.end(),
+                      [](const auto& each) { return each.second.kind != Record::Kind::epoch; }));
   return count;
 }
 

@@ -1,4 +1,5 @@
-// A cluster in memory, for tests: real bytes, every crash that the Substrate's contract allows, lost nodes. Seeded.
+// A cluster in memory, for tests: real bytes, every crash that the Substrate's contract allows,
+// lost nodes. Seeded.
 #pragma once
 
 #include <functional>
@@ -13,7 +14,8 @@ namespace stoker::curm {
 
 class MemoryCluster final : public CrashCluster {
  public:
-  MemoryCluster(const Geometry& geometry, uint64_t seed) : geometry_(geometry), random_(seed), nodes_(static_cast<size_t>(geometry.nodes)) {}
+  MemoryCluster(const Geometry& geometry, uint64_t seed)
+      : geometry_(geometry), random_(seed), nodes_(static_cast<size_t>(geometry.nodes)) {}
 
   Status run(Round& round) override;  // errands take turns in a random order, step by step
   Result<NodeState> scan(NodeId node) override;

@@ -6,13 +6,16 @@
 namespace stoker::curm {
 namespace {
 
-uint64_t area_of(const Chunk& chunk) { return chunk.stripe * 64 + static_cast<uint64_t>(chunk.position); }
+uint64_t area_of(const Chunk& chunk) {
+  return chunk.stripe * 64 + static_cast<uint64_t>(chunk.position);
+}
 
 bool in_log(const Step::Part& part) { return part.logged && !part.place.reserved; }
 
 // Word of what is released goes along with other messages.
 bool says_something(const Errand& errand) {
-  return std::any_of(errand.steps.begin(), errand.steps.end(), [](const Step& step) { return step.kind != Step::Kind::release; });
+  return std::any_of(errand.steps.begin(), errand.steps.end(),
+                     [](const Step& step) { return step.kind != Step::Kind::release; });
 }
 
 }  // namespace
@@ -22,7 +25,9 @@ Model::Picked Model::pick(const Errand& errand) const {
   for (const Step& step : errand.steps) {
     for (const Step::Part& part : step.parts) {
       const auto found = in_log(part) ? logged_.find(part.place.id) : logged_.end();
-      if (found != logged_.end()) wanted.emplace_back(found->second.at + part.offset, found->second.at + part.offset + part.bytes);
+      if (found != logged_.end())
+        wanted.emplace_back(found->second.at + part.offset,
+                            found->second.at + part.offset + part.bytes);
     }
   }
   std::sort(wanted.begin(), wanted.end());
@@ -50,7 +55,8 @@ Play::Step Model::read(const Step& step, Picked& picked) {
       if (all.seeks != 0) play.area = UINT64_MAX;
     } else {
       play.bytes += part.bytes;
-      if (!part.logged && play.seeks++ == 0) play.at = part.offset;  // what is reserved comes with its chunk
+      // what is reserved comes with its chunk
+      if (!part.logged && play.seeks++ == 0) play.at = part.offset;
     }
   }
   *step.value = Value::sized(bytes);
@@ -85,9 +91,13 @@ void Model::count(const Round& round, const Step& step, uint64_t bytes) {
   }
   (round.background ? counts_.background_payload_bytes : counts_.payload_bytes) += bytes;
   // Records reserved behind a chunk are read in one go with it: no request of their own.
-  const bool asks = std::any_of(step.parts.begin(), step.parts.end(), [](const Step::Part& part) { return !part.logged || in_log(part); });
-  if (step.kind == Step::Kind::read && asks) ++(round.background ? counts_.background_reads : counts_.reads);
-  if (step.kind == Step::Kind::write) ++(round.background ? counts_.background_writes : counts_.random_writes);
+  const bool asks = std::any_of(step.parts.begin(), step.parts.end(), [](const Step::Part& part) {
+    return !part.logged || in_log(part);
+  });
+  if (step.kind == Step::Kind::read && asks)
+    ++(round.background ? counts_.background_reads : counts_.reads);
+  if (step.kind == Step::Kind::write)
+    ++(round.background ? counts_.background_writes : counts_.random_writes);
 }
 
 void count_messages(const Round& round, Counts& counts) {
@@ -99,7 +109,8 @@ void count_messages(const Round& round, Counts& counts) {
     counts.messages += round.kind == Round::Kind::entry ? 1 : 2;
   }
   if (round.kind == Round::Kind::acknowledge && round.from != kClient) ++counts.messages;
-  if (round.kind == Round::Kind::entry || (round.kind == Round::Kind::exchange && remote)) ++counts.round_trips;
+  if (round.kind == Round::Kind::entry || (round.kind == Round::Kind::exchange && remote))
+    ++counts.round_trips;
 }
 
 Status Model::run(Round& round) {
@@ -116,7 +127,9 @@ Status Model::run(Round& round) {
     Picked picked = pick(errand);
     for (Step& step : errand.steps) {
       switch (step.kind) {
-        case Step::Kind::derive: *step.value = step.compute(); break;
+        case Step::Kind::derive:
+          *step.value = step.compute();
+          break;
         case Step::Kind::read: {
           const Play::Step next = read(step, picked);
           if (next.bytes != 0) mine.steps.push_back(next);
@@ -124,16 +137,19 @@ Status Model::run(Round& round) {
           break;
         }
         case Step::Kind::write:
-          mine.steps.push_back({Play::Kind::write, area_of(step.chunk), step.offset, step.value->size(), 1, 0});
+          mine.steps.push_back(
+              {Play::Kind::write, area_of(step.chunk), step.offset, step.value->size(), 1, 0});
           count(round, step, step.value->size());
           break;
         case Step::Kind::mark:
-          mine.steps.push_back({Play::Kind::write, area_of(step.chunk), UINT64_MAX / 2, kChunkHeaderBytes, 1, 0});
+          mine.steps.push_back(
+              {Play::Kind::write, area_of(step.chunk), UINT64_MAX / 2, kChunkHeaderBytes, 1, 0});
           count(round, step, kChunkHeaderBytes);
           break;
         case Step::Kind::append: {
           const Play::Step next = append(errand.node, step, round.background);
-          if (next.kind == Play::Kind::append && !mine.steps.empty() && mine.steps.back().kind == Play::Kind::append) {
+          if (next.kind == Play::Kind::append && !mine.steps.empty() &&
+              mine.steps.back().kind == Play::Kind::append) {
             mine.steps.back().bytes += next.bytes;  // records that follow each other leave together
             mine.steps.back().space += next.space;
           } else {

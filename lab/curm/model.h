@@ -1,5 +1,6 @@
-// A modelled cluster: nodes with one disk and one network card each, and clients. It carries no bytes. run() counts what a round does
-// and keeps it; a Player then plays what was kept on a virtual clock.
+// A modelled cluster: nodes with one disk and one network card each, and clients. It carries no
+// bytes. run() counts what a round does and keeps it; a Player then plays what was kept on a
+// virtual clock.
 #pragma once
 
 #include <string_view>
@@ -9,26 +10,35 @@
 
 namespace stoker::curm {
 
-// What a device takes. A disk with lanes works on so many requests at once, which share its bandwidth.
+// What a device takes. A disk with lanes works on so many requests at once, which share its
+// bandwidth.
 struct Device {
   std::string_view name;
   int lanes = 1;
   uint64_t random_read_ns = 0, random_write_ns = 0;  // before the first byte
-  uint64_t next_ns = 0;                              // likewise, where it begins where the last one ended, and for appends
+  // likewise, where it begins where the last one ended, and for appends
+  uint64_t next_ns = 0;
   uint64_t flush_ns = 0;
   uint64_t read_bytes_per_s = 0, write_bytes_per_s = 0;  // of all lanes together
   uint64_t link_bytes_per_s = 0;                         // of a card, each way
   uint64_t link_ns = 0;                                  // of a message, one way
 };
 // A data-centre NVMe disk with power-loss protection; a 7200 rpm disk. Both behind 10 Gb/s.
-inline constexpr Device kSsd{"ssd", 8, 80'000, 30'000, 15'000, 10'000, 3'000'000'000, 1'800'000'000, 1'250'000'000, 30'000};
-inline constexpr Device kHdd{"hdd", 1, 8'300'000, 8'300'000, 100'000, 4'200'000, 180'000'000, 180'000'000, 1'250'000'000, 30'000};
+inline constexpr Device kSsd{
+    "ssd", 8, 80'000, 30'000, 15'000, 10'000, 3'000'000'000, 1'800'000'000, 1'250'000'000, 30'000};
+inline constexpr Device kHdd{"hdd",     1,           8'300'000,   8'300'000,     100'000,
+                             4'200'000, 180'000'000, 180'000'000, 1'250'000'000, 30'000};
 
-// Everything that is counted, exactly. Foreground: what updates do themselves; background: what folds do.
+// Everything that is counted, exactly. Foreground: what updates do themselves; background: what
+// folds do.
 struct Counts {
-  uint64_t reads = 0, random_writes = 0, sequential_writes = 0, flushes = 0, messages = 0, round_trips = 0;  // foreground
-  uint64_t payload_bytes = 0, framing_bytes = 0;                                                           // foreground, disk
-  uint64_t background_reads = 0, background_writes = 0, background_payload_bytes = 0, background_framing_bytes = 0;
+  // foreground
+  uint64_t reads = 0, random_writes = 0, sequential_writes = 0, flushes = 0, messages = 0,
+           round_trips = 0;
+  // foreground, disk
+  uint64_t payload_bytes = 0, framing_bytes = 0;
+  uint64_t background_reads = 0, background_writes = 0, background_payload_bytes = 0,
+           background_framing_bytes = 0;
 };
 
 // The messages and round trips of a foreground round.
@@ -55,13 +65,19 @@ struct Play {
   std::vector<Errand> errands;
 };
 
-// What a node reads of its log within one errand (a fold's or a rebuild's share of a stripe, an update's old bytes) it picks in the order in which it
-// stands there: a seek for each record that does not follow the last, but a gap that is read sooner than it is jumped over is read along.
+// What a node reads of its log within one errand (a fold's or a rebuild's share of a stripe, an
+// update's old bytes) it picks in the order in which it stands there: a seek for each record that
+// does not follow the last, but a gap that is read sooner than it is jumped over is read along.
 class Model final : public Substrate {
  public:
-  explicit Model(const Device& device) : gap_(device.random_read_ns * (device.read_bytes_per_s / static_cast<uint64_t>(device.lanes)) / 1'000'000'000) {}
+  explicit Model(const Device& device)
+      : gap_(device.random_read_ns *
+             (device.read_bytes_per_s / static_cast<uint64_t>(device.lanes)) / 1'000'000'000) {}
   Status run(Round& round) override;
-  Result<NodeState> scan(NodeId) override { return make_error(Code::unsupported, "a modelled cluster keeps no bytes and does not crash", "curm/model"); }
+  Result<NodeState> scan(NodeId) override {
+    return make_error(Code::unsupported, "a modelled cluster keeps no bytes and does not crash",
+                      "curm/model");
+  }
 
   // The rounds since the last call, for the player.
   std::vector<Play> take() { return std::exchange(plays_, {}); }
@@ -86,7 +102,7 @@ class Model final : public Substrate {
   };
   bool counts_on_ = true;
   uint64_t ids_ = 0;
-  std::unordered_map<uint64_t, Logged> logged_;    // by record
+  std::unordered_map<uint64_t, Logged> logged_;  // by record
   std::unordered_map<NodeId, uint64_t> log_ends_;
 };
 

@@ -1,5 +1,6 @@
-// Deliberate bugs of a cluster on files (base/mutation.h): flushes that are left out. tests/crash/curm_mutation_test.cc shows that each of them is
-// needed, and that the tests find it missing.
+// Deliberate bugs of a cluster on files (base/mutation.h): flushes that are left out.
+// tests/crash/curm_mutation_test.cc shows that each of them is needed, and that the tests find it
+// missing.
 #pragma once
 
 #include "stoker/base/mutation.h"
@@ -19,8 +20,9 @@ enum class Mutation {
   skip_opening_flush,       // what a killed process left in the disks' caches is acted upon
   skip_proposal_flush,      // an opening is confirmed before it is proposed everywhere
   skip_confirmation_flush,  // and served before it is confirmed
-  skip_blanking_flush,      // files are made for a node before the head that says whose they are is durable
-  skip_admission_flush,     // a rebuilt node counts before its head says so
+  // files are made for a node before the head that says whose they are is durable
+  skip_blanking_flush,
+  skip_admission_flush,  // a rebuilt node counts before its head says so
 };
 
 }  // namespace stoker::curm

@@ -16,7 +16,9 @@ std::vector<uint64_t> Overlay::put(uint64_t seq, Logged logged) {
   for (const uint64_t each : covered) {
     const Logged& old = logged_.at(each);
     const auto left = owners.within(old.offset, old.bytes);
-    if (std::none_of(left.begin(), left.end(), [each](const auto& piece) { return piece.value == each; })) overtaken.push_back(each);
+    if (std::none_of(left.begin(), left.end(),
+                     [each](const auto& piece) { return piece.value == each; }))
+      overtaken.push_back(each);
   }
   return overtaken;
 }
@@ -29,7 +31,8 @@ void Overlay::add_place(uint64_t seq, const LogPlace& place, bool in_front) {
 }
 
 void Overlay::lose_places(NodeId node) {
-  for (auto& [seq, logged] : logged_) std::erase_if(logged.places, [node](const LogPlace& place) { return place.node == node; });
+  for (auto& [seq, logged] : logged_)
+    std::erase_if(logged.places, [node](const LogPlace& place) { return place.node == node; });
 }
 
 Overlay::Logged Overlay::forget(uint64_t seq) {
@@ -39,7 +42,8 @@ Overlay::Logged Overlay::forget(uint64_t seq) {
 
 std::vector<LogPlace> Overlay::places() const {
   std::vector<LogPlace> all;
-  for (const auto& [seq, logged] : logged_) all.insert(all.end(), logged.places.begin(), logged.places.end());
+  for (const auto& [seq, logged] : logged_)
+    all.insert(all.end(), logged.places.begin(), logged.places.end());
   return all;
 }
 
@@ -47,7 +51,8 @@ std::vector<Overlay::Piece> Overlay::newest(int position, uint64_t at, uint64_t 
   std::vector<Piece> pieces;
   const auto owners = owners_.find(position);
   if (owners == owners_.end()) return pieces;
-  for (const auto& piece : owners->second.within(at, bytes)) pieces.push_back({piece.value, piece.at, piece.size()});
+  for (const auto& piece : owners->second.within(at, bytes))
+    pieces.push_back({piece.value, piece.at, piece.size()});
   return pieces;
 }
 
@@ -56,12 +61,16 @@ std::vector<Overlay::Piece> Overlay::live(int position) const {
   for (const Piece& piece : newest(position, 0, UINT64_MAX)) seqs.insert(piece.seq);
   std::vector<Piece> records;
   records.reserve(seqs.size());
-  for (const uint64_t seq : seqs) records.push_back({seq, logged_.at(seq).offset, logged_.at(seq).bytes});
+  for (const uint64_t seq : seqs)
+    records.push_back({seq, logged_.at(seq).offset, logged_.at(seq).bytes});
   return records;
 }
 
 void Overlay::ask(Round& round, const Chunk& chunk, std::vector<Piece>& pieces) const {
-  const auto errand_to = [&round](NodeId id) { return std::find_if(round.errands.begin(), round.errands.end(), [id](const Errand& errand) { return errand.node == id; }); };
+  const auto errand_to = [&round](NodeId id) {
+    return std::find_if(round.errands.begin(), round.errands.end(),
+                        [id](const Errand& errand) { return errand.node == id; });
+  };
   struct Request {
     std::vector<Step::Part> parts;
     std::vector<Piece*> pieces;
@@ -76,7 +85,9 @@ void Overlay::ask(Round& round, const Chunk& chunk, std::vector<Piece>& pieces) 
       piece.begin = inside;
       continue;
     }
-    auto place = std::find_if(logged.places.begin(), logged.places.end(), [&](const LogPlace& each) { return errand_to(each.node) != round.errands.end(); });
+    auto place = std::find_if(
+        logged.places.begin(), logged.places.end(),
+        [&](const LogPlace& each) { return errand_to(each.node) != round.errands.end(); });
     if (place == logged.places.end()) place = logged.places.begin();
     Request& request = requests[place->node];
     request.parts.push_back({true, inside, piece.bytes, *place});

@@ -1,5 +1,6 @@
-// Overlay: the records of one stripe that stand in logs and are not in its bases yet. It knows which of them hold the newest bytes and where they
-// lie, and has rounds read them. One thread's, like the scheme that it belongs to.
+// Overlay: the records of one stripe that stand in logs and are not in its bases yet. It knows
+// which of them hold the newest bytes and where they lie, and has rounds read them. One thread's,
+// like the scheme that it belongs to.
 #pragma once
 
 #include <map>
@@ -18,7 +19,8 @@ class Overlay {
     std::vector<LogPlace> places;  // the data node's in front, where it has one
     Value kept = {};               // where the writer keeps it in memory: then no log is asked
   };
-  // A part of a record, `at` in its chunk; after the round that was asked, it stands at `begin` of `from`.
+  // A part of a record, `at` in its chunk; after the round that was asked, it stands at `begin` of
+  // `from`.
   struct Piece {
     uint64_t seq = 0, at = 0, bytes = 0;
     Slot from = nullptr;
@@ -40,7 +42,8 @@ class Overlay {
   std::vector<Piece> newest(int position, uint64_t at, uint64_t bytes) const;
   // The records of a data chunk that hold newest bytes, whole.
   std::vector<Piece> live(int position) const;
-  // Has the round read the pieces: of each log in one request, and where a node to which the round goes anyway has one, there.
+  // Has the round read the pieces: of each log in one request, and where a node to which the round
+  // goes anyway has one, there.
   void ask(Round& round, const Chunk& chunk, std::vector<Piece>& pieces) const;
 
  private:

@@ -35,19 +35,25 @@ Status Parix::update(const Update& update) {
   out.from = leader;
   std::vector<PlaceSlot> places;
   places.reserve(static_cast<size_t>(m()));
-  for (int j = 0; j < m(); ++j) places.push_back(log(out.to(node(geometry().parity(data.stripe, j)), entry.payload_bytes()), entry));
+  for (int j = 0; j < m(); ++j)
+    places.push_back(
+        log(out.to(node(geometry().parity(data.stripe, j)), entry.payload_bytes()), entry));
   PlaceSlot mine;
   if (safe()) mine = log(out.to(leader), intent);
   STOKER_TRY(run(out));
-  for (int j = 0; j < m(); ++j) index(geometry().parity(data.stripe, j), *places[static_cast<size_t>(j)], entry);
+  for (int j = 0; j < m(); ++j)
+    index(geometry().parity(data.stripe, j), *places[static_cast<size_t>(j)], entry);
 
   if (!safe() && !first.empty()) {  // what the parities asked for
     Round more;
     more.from = leader;
     places.clear();
-    for (int j = 0; j < m(); ++j) places.push_back(more.to(node(geometry().parity(data.stripe, j)), original_bytes).append(original));
+    for (int j = 0; j < m(); ++j)
+      places.push_back(
+          more.to(node(geometry().parity(data.stripe, j)), original_bytes).append(original));
     STOKER_TRY(run(more));
-    for (int j = 0; j < m(); ++j) index(geometry().parity(data.stripe, j), *places[static_cast<size_t>(j)], original);
+    for (int j = 0; j < m(); ++j)
+      index(geometry().parity(data.stripe, j), *places[static_cast<size_t>(j)], original);
   }
   touched_[data].put(update.offset, bytes, true);
   count_logged(data.stripe, bytes + original_bytes);
@@ -63,7 +69,8 @@ void Parix::index(const Chunk& parity, const LogPlace& place, const Record& reco
   side.places.push_back(place);
   uint64_t begin = 0;
   for (const Record::Range& range : record.ranges) {
-    (record.kind == Record::Kind::original ? known.original : known.newest).put(range.offset, range.value.size(), {place, begin});
+    (record.kind == Record::Kind::original ? known.original : known.newest)
+        .put(range.offset, range.value.size(), {place, begin});
     begin += range.value.size();
   }
   for (const Record::Range& range : record.before) {
@@ -72,23 +79,30 @@ void Parix::index(const Chunk& parity, const LogPlace& place, const Record& reco
   }
 }
 
-Parix::Changed Parix::read_differences(Errand& errand, const Chunk& parity, const Known& known) const {
+Parix::Changed Parix::read_differences(Errand& errand, const Chunk& parity,
+                                       const Known& known) const {
   Changed reads;
   const auto parts_of = [](const std::vector<RangeMap<Where>::Piece>& pieces) {
     std::vector<Step::Part> parts;
     parts.reserve(pieces.size());
-    for (const auto& piece : pieces) parts.push_back({true, piece.value.begin + piece.at - piece.origin, piece.size(), piece.value.place});
+    for (const auto& piece : pieces)
+      parts.push_back(
+          {true, piece.value.begin + piece.at - piece.origin, piece.size(), piece.value.place});
     return parts;
   };
   for (const auto& range : known.newest.joined()) {
-    const Slot newest = errand.gather(parity, parts_of(known.newest.within(range.at, range.size())));
-    const Slot original = errand.gather(parity, parts_of(known.original.within(range.at, range.size())));
-    reads.emplace_back(range.at, errand.derive([newest, original] { return difference(*newest, *original); }));
+    const Slot newest =
+        errand.gather(parity, parts_of(known.newest.within(range.at, range.size())));
+    const Slot original =
+        errand.gather(parity, parts_of(known.original.within(range.at, range.size())));
+    reads.emplace_back(
+        range.at, errand.derive([newest, original] { return difference(*newest, *original); }));
   }
   return reads;
 }
 
-PlaceSlot Parix::fold_parity(Errand& errand, const Chunk& parity, const std::map<int, Known>& batch, uint64_t fold_seq) {
+PlaceSlot Parix::fold_parity(Errand& errand, const Chunk& parity, const std::map<int, Known>& batch,
+                             uint64_t fold_seq) {
   RangeMap<int> dirty;
   std::map<int, Changed> differences;
   for (const auto& [data, known] : batch) {
@@ -98,13 +112,15 @@ PlaceSlot Parix::fold_parity(Errand& errand, const Chunk& parity, const std::map
   Changed changed;
   for (const auto& range : dirty.joined()) {
     const Slot was = errand.read(parity, range.at, range.size());
-    changed.emplace_back(range.at, errand.derive([this, was, differences, at = range.at, j = parity.position - k()] {
-      Value now = *was;
-      for (const auto& [data, reads] : differences) {
-        for (const auto& [from, difference] : reads) now = advanced(code(), data, j, now, at, *difference, from);
-      }
-      return now;
-    }));
+    changed.emplace_back(
+        range.at, errand.derive([this, was, differences, at = range.at, j = parity.position - k()] {
+          Value now = *was;
+          for (const auto& [data, reads] : differences) {
+            for (const auto& [from, difference] : reads)
+              now = advanced(code(), data, j, now, at, *difference, from);
+          }
+          return now;
+        }));
   }
   PlaceSlot staged;
   if (safe()) staged = append_stage(errand, parity, fold_seq, changed);
@@ -125,7 +141,8 @@ Status Parix::fold(uint64_t stripe) {
     done.insert(done.end(), side->second.places.begin(), side->second.places.end());
     Errand& errand = round.to(node(parity));
     if (!safe()) {
-      for (const auto& [data, known] : side->second.known) fold_parity(errand, parity, {{data, known}}, fold_seq);
+      for (const auto& [data, known] : side->second.known)
+        fold_parity(errand, parity, {{data, known}}, fold_seq);
       continue;
     }
     stages.push_back(fold_parity(errand, parity, side->second.known, fold_seq));
@@ -159,7 +176,12 @@ Status Parix::recover(const std::set<NodeId>& replaced) {
   for (const auto& [parity, side] : sides_) {
     for (const auto& [data, known] : side.known) {
       for (const auto& range : known.newest.joined()) {
-        if (!known.original.gaps(range.at, range.size()).empty()) return make_error(Code::corruption, "the log of a parity of stripe " + std::to_string(parity.stripe) + " lacks what was before an update: rebuild this node from the others", "curm/parix");
+        if (!known.original.gaps(range.at, range.size()).empty())
+          return make_error(
+              Code::corruption,
+              "the log of a parity of stripe " + std::to_string(parity.stripe) +
+                  " lacks what was before an update: rebuild this node from the others",
+              "curm/parix");
       }
     }
   }
@@ -173,11 +195,13 @@ Slot Parix::logical(Errand& errand, const Chunk& chunk) {
   const auto side = sides_.find(chunk);
   if (side == sides_.end()) return base;
   std::map<int, Changed> differences;
-  for (const auto& [data, known] : side->second.known) differences[data] = read_differences(errand, chunk, known);
+  for (const auto& [data, known] : side->second.known)
+    differences[data] = read_differences(errand, chunk, known);
   return errand.derive([this, base, differences, j = chunk.position - k()] {
     Value now = *base;
     for (const auto& [data, reads] : differences) {
-      for (const auto& [from, difference] : reads) now = advanced(code(), data, j, now, 0, *difference, from);
+      for (const auto& [from, difference] : reads)
+        now = advanced(code(), data, j, now, 0, *difference, from);
     }
     return now;
   });

@@ -1,9 +1,11 @@
-// PARIX, speculative partial writes: the data chunk is overwritten in place; the parities log the new bytes as they are, and of
-// a range that is written for the first time since the last fold also what it held before. A fold adds newest ^ original, whatever
-// came between. So only first touches read.
+// PARIX, speculative partial writes: the data chunk is overwritten in place; the parities log the
+// new bytes as they are, and of a range that is written for the first time since the last fold also
+// what it held before. A fold adds newest ^ original, whatever came between. So only first touches
+// read.
 //
-// published: parities are sent the new bytes on speculation and ask for the original where they miss it: one more round trip.
-// safe: the data node knows what was touched and sends the original along, in one record; its own intent closes the write hole.
+// published: parities are sent the new bytes on speculation and ask for the original where they
+// miss it: one more round trip. safe: the data node knows what was touched and sends the original
+// along, in one record; its own intent closes the write hole.
 #pragma once
 
 #include "curm/range_map.h"
@@ -33,15 +35,18 @@ class Parix final : public Scheme {
     std::vector<LogPlace> places;  // of all its records
   };
   void index(const Chunk& parity, const LogPlace& place, const Record& record);
-  // newest ^ original of every range that was touched; each is read once, however often it was written.
+  // newest ^ original of every range that was touched; each is read once, however often it was
+  // written.
   Changed read_differences(Errand& errand, const Chunk& parity, const Known& known) const;
-  PlaceSlot fold_parity(Errand& errand, const Chunk& parity, const std::map<int, Known>& batch, uint64_t fold_seq);
+  PlaceSlot fold_parity(Errand& errand, const Chunk& parity, const std::map<int, Known>& batch,
+                        uint64_t fold_seq);
   Slot logical(Errand& errand, const Chunk& chunk) override;
   std::function<void()> rebuilt(const Chunk& lost, Errand& errand) override;
 
-  std::map<Chunk, RangeMap<bool>> touched_;            // by data chunk: the parities know the original
-  std::map<Chunk, Side> sides_;                        // by parity chunk
-  Intents intents_;                                    // of data chunks
+  // by data chunk: the parities know the original
+  std::map<Chunk, RangeMap<bool>> touched_;
+  std::map<Chunk, Side> sides_;  // by parity chunk
+  Intents intents_;              // of data chunks
 };
 
 }  // namespace stoker::curm

@@ -15,9 +15,12 @@ Status ParityLogging::update(const Update& update) {
 
   Round out;
   out.from = leader;
-  const std::vector<PlaceSlot> sent = send_delta(out, data, update.offset, difference(*old, update.value), seq);
+  const std::vector<PlaceSlot> sent =
+      send_delta(out, data, update.offset, difference(*old, update.value), seq);
   PlaceSlot intent;
-  if (safe()) intent = log(out.to(leader), record(Record::Kind::value, seq, data, update.offset, update.value));
+  if (safe())
+    intent =
+        log(out.to(leader), record(Record::Kind::value, seq, data, update.offset, update.value));
   STOKER_TRY(run(out));
   index_delta(data, update.offset, bytes, seq, sent);
   STOKER_TRY(acknowledge(leader));
@@ -56,8 +59,10 @@ Status ReservedParityLogging::update(const Update& update) {
   const uint64_t room = setup().reserved_bytes;
   for (uint64_t at = 0; at < update.value.size(); at += room) {
     const uint64_t bytes = std::min(room, update.value.size() - at);
-    if (reserved_used(geometry().parity(update.chunk.stripe, 0)) + bytes > room) STOKER_TRY(fold(update.chunk.stripe));
-    STOKER_TRY(ParityLogging::update({update.chunk, update.offset + at, update.value.slice(at, bytes)}));
+    if (reserved_used(geometry().parity(update.chunk.stripe, 0)) + bytes > room)
+      STOKER_TRY(fold(update.chunk.stripe));
+    STOKER_TRY(
+        ParityLogging::update({update.chunk, update.offset + at, update.value.slice(at, bytes)}));
   }
   return {};
 }

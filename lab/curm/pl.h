@@ -1,8 +1,9 @@
-// PL, parity logging: the data chunk is overwritten in place, the difference appended to a log at each parity.
-// PLR keeps that log in space reserved behind each parity chunk: parity and log are read in one go, each append is a random write,
-// and a full reserve is folded at once.
+// PL, parity logging: the data chunk is overwritten in place, the difference appended to a log at
+// each parity. PLR keeps that log in space reserved behind each parity chunk: parity and log are
+// read in one go, each append is a random write, and a full reserve is folded at once.
 //
-// safe: the new bytes are durable at the data node as an intent, and the difference at all parities, before the chunk is overwritten.
+// safe: the new bytes are durable at the data node as an intent, and the difference at all
+// parities, before the chunk is overwritten.
 #pragma once
 
 #include "curm/delta_log.h"

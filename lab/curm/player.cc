@@ -39,12 +39,16 @@ struct Player::Disk {
   std::deque<Task*> updates, folds;
   std::vector<std::vector<Task*>> batches;  // by lane; empty: the lane is free
   uint64_t turns = 0;
-  uint64_t area = 0, at = 0;                 // where the last request ended
-  uint64_t read_free = 0, write_free = 0;    // when its bandwidth is
+  uint64_t area = 0, at = 0;               // where the last request ended
+  uint64_t read_free = 0, write_free = 0;  // when its bandwidth is
 };
 
 Player::Player(const Device& device, int nodes, int clients)
-    : device_(device), nodes_(nodes), out_free_(static_cast<size_t>(nodes + clients)), in_free_(out_free_), clients_(static_cast<size_t>(clients)) {
+    : device_(device),
+      nodes_(nodes),
+      out_free_(static_cast<size_t>(nodes + clients)),
+      in_free_(out_free_),
+      clients_(static_cast<size_t>(clients)) {
   for (int i = 0; i < nodes; ++i) {
     disks_.push_back(std::make_unique<Disk>());
     disks_.back()->batches.resize(static_cast<size_t>(device.lanes));
@@ -55,7 +59,8 @@ Player::~Player() = default;
 
 uint64_t Player::play_updates(std::function<bool(Next&)> source) {
   source_ = std::move(source);
-  for (size_t client = 0; client < clients_.size(); ++client) start_client(static_cast<int>(client));
+  for (size_t client = 0; client < clients_.size(); ++client)
+    start_client(static_cast<int>(client));
   loop();
   return last_acknowledged_;
 }
@@ -83,7 +88,8 @@ void Player::loop() {
   STOKER_CHECK(running_.empty() && folds_.empty() && held_folds_.empty());
 }
 
-// ---- jobs and their rounds ----------------------------------------------------------------------------------------------
+// ---- jobs and their rounds
+// ----------------------------------------------------------------------------------------------
 
 void Player::start(Job plays, int client) {
   auto job = std::make_unique<Running>();
@@ -163,7 +169,8 @@ void Player::begin_round(Running& job) {
 }
 
 void Player::end_round(Running& job) {
-  const bool acknowledges = job.plays[job.at].kind == Round::Kind::acknowledge && job.client != kFold;
+  const bool acknowledges =
+      job.plays[job.at].kind == Round::Kind::acknowledge && job.client != kFold;
   ++job.at;
   if (acknowledges) acknowledged(job);
   begin_round(job);
@@ -203,12 +210,15 @@ void Player::finish(Running& job) {
   }
 }
 
-// ---- messages -----------------------------------------------------------------------------------------------------------
+// ---- messages
+// -------------------------------------------------------------------------------------------------
 
 // Of a fold's coordinator there is one on each node: its card is not what limits.
 uint64_t* Player::free_at(std::vector<uint64_t>& table, NodeId place, const Running& job) {
   if (place != kClient) return &table[static_cast<size_t>(place)];
-  return job.client == kFold ? nullptr : &table[static_cast<size_t>(nodes_) + static_cast<size_t>(job.client)];
+  return job.client == kFold
+             ? nullptr
+             : &table[static_cast<size_t>(nodes_) + static_cast<size_t>(job.client)];
 }
 
 void Player::send(Task& task, NodeId from, NodeId to, uint64_t bytes) {
@@ -233,7 +243,8 @@ void Player::task_done(Task& task) {
   if (--job.left == 0) end_round(job);
 }
 
-// ---- disks --------------------------------------------------------------------------------------------------------------
+// ---- disks
+// -------------------------------------------------------------------------------------------------
 
 void Player::go_on(Task& task) {
   if (task.step < task.errand->steps.size()) {
@@ -256,15 +267,18 @@ uint64_t Player::end_of(Disk& disk, const Play::Step& step, uint64_t bytes) cons
   if (step.kind == Play::Kind::flush) return now_ + device_.flush_ns;
   const bool reads = step.kind == Play::Kind::read, appends = step.kind == Play::Kind::append;
   const uint64_t area = appends ? kLog : step.area;
-  // One arm follows on only where it stands; a disk with many lanes has none, and takes appends as they come.
-  const bool follows = device_.lanes > 1 ? appends : disk.area == area && (appends || disk.at == step.at);
+  // One arm follows on only where it stands; a disk with many lanes has none, and takes appends as
+  // they come.
+  const bool follows =
+      device_.lanes > 1 ? appends : disk.area == area && (appends || disk.at == step.at);
   const uint64_t seek = reads ? device_.random_read_ns : device_.random_write_ns;
   uint64_t takes = step.seeks > 1 ? (step.seeks - 1) * seek : 0;
   takes += follows || step.seeks == 0 ? device_.next_ns : seek;
   disk.area = area;
   disk.at = step.at + bytes;
   uint64_t& free = reads ? disk.read_free : disk.write_free;
-  return free = std::max(now_ + takes, free) + ns(bytes, reads ? device_.read_bytes_per_s : device_.write_bytes_per_s);
+  return free = std::max(now_ + takes, free) +
+                ns(bytes, reads ? device_.read_bytes_per_s : device_.write_bytes_per_s);
 }
 
 void Player::serve(Disk& disk) {
@@ -278,7 +292,8 @@ void Player::serve(Disk& disk) {
     queue.pop_front();
     const Play::Step& first = batch[0]->errand->steps[batch[0]->step];
     uint64_t bytes = first.bytes;
-    if (first.kind == Play::Kind::append || first.kind == Play::Kind::flush) {  // those that wait go along
+    // those that wait go along
+    if (first.kind == Play::Kind::append || first.kind == Play::Kind::flush) {
       std::deque<Task*> others;
       for (Task* task : queue) {
         const Play::Step& step = task->errand->steps[task->step];

@@ -1,9 +1,11 @@
-// Player: plays rounds on a virtual clock, exactly in the order of their times. A disk serves requests first come, first served,
-// those of updates before those of folds (which get every fourth turn); appends that wait together become one, so do flushes.
+// Player: plays rounds on a virtual clock, exactly in the order of their times. A disk serves
+// requests first come, first served, those of updates before those of folds (which get every fourth
+// turn); appends that wait together become one, so do flushes.
 //
-// Clients work in a closed loop: each sends its next update when the last is acknowledged, and leaves at most one unfinished behind
-// (what is written in place after the acknowledgement). Folds run beside them, as many stripes at once as there are nodes. When
-// the logs are full again before the folds of the last time are done, clients wait for them.
+// Clients work in a closed loop: each sends its next update when the last is acknowledged, and
+// leaves at most one unfinished behind (what is written in place after the acknowledgement). Folds
+// run beside them, as many stripes at once as there are nodes. When the logs are full again before
+// the folds of the last time are done, clients wait for them.
 #pragma once
 
 #include <deque>
@@ -25,8 +27,8 @@ class Player {
     Job update;
     std::vector<Job> folds;  // that it made due
   };
-  // Asks for the next update whenever a client is free, until there is none, and plays all that, and the folds. The time of the last
-  // acknowledgement.
+  // Asks for the next update whenever a client is free, until there is none, and plays all that,
+  // and the folds. The time of the last acknowledgement.
   uint64_t play_updates(std::function<bool(Next&)> source);
   // Plays jobs, as many at once as there are nodes. How long it took.
   uint64_t play_background(std::vector<Job> jobs);
@@ -48,7 +50,9 @@ class Player {
     Task* task;  // its message arrives; or null: a batch of a disk is done
     Disk* disk;
     size_t batch;
-    bool operator>(const Event& other) const { return at != other.at ? at > other.at : order > other.order; }
+    bool operator>(const Event& other) const {
+      return at != other.at ? at > other.at : order > other.order;
+    }
   };
   void loop();
   void start(Job plays, int client);
@@ -73,7 +77,8 @@ class Player {
   uint64_t now_ = 0, orders_ = 0, last_acknowledged_ = 0;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::vector<std::unique_ptr<Disk>> disks_;
-  std::vector<uint64_t> out_free_, in_free_;  // when a card is free again: of nodes, then of clients
+  // when a card is free again: of nodes, then of clients
+  std::vector<uint64_t> out_free_, in_free_;
   std::vector<Client> clients_;
   std::function<bool(Next&)> source_;
   std::deque<Job> folds_;  // due, not started

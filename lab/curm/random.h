@@ -1,4 +1,5 @@
-// Random numbers for generated traces, the same everywhere: std::mt19937_64 is, the standard's distributions are not.
+// Random numbers for generated traces, the same everywhere: std::mt19937_64 is, the standard's
+// distributions are not.
 #pragma once
 
 #include <cmath>
@@ -13,7 +14,11 @@ class Random {
   double share() { return static_cast<double>(engine_() >> 11) * 0x1p-53; }
   uint64_t below(uint64_t end) { return static_cast<uint64_t>(share() * static_cast<double>(end)); }
   bool chance(double probability) { return share() < probability; }
-  uint64_t log_uniform(uint64_t low, uint64_t high) { return static_cast<uint64_t>(static_cast<double>(low) * std::pow(static_cast<double>(high) / static_cast<double>(low), share())); }
+  uint64_t log_uniform(uint64_t low, uint64_t high) {
+    return static_cast<uint64_t>(
+        static_cast<double>(low) *
+        std::pow(static_cast<double>(high) / static_cast<double>(low), share()));
+  }
 
  private:
   std::mt19937_64 engine_;

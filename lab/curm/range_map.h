@@ -1,4 +1,5 @@
-// RangeMap: byte ranges that do not overlap, each with what was put there last. Putting splits what it covers in part.
+// RangeMap: byte ranges that do not overlap, each with what was put there last. Putting splits what
+// it covers in part.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +12,8 @@ namespace stoker::curm {
 template <typename T>
 class RangeMap {
  public:
-  // [at, end) of what was put as a range that began at `origin`: its part of the value starts at `at - origin`.
+  // [at, end) of what was put as a range that began at `origin`: its part of the value starts at
+  // `at - origin`.
   struct Piece {
     uint64_t at = 0, end = 0, origin = 0;
     T value;
@@ -29,14 +31,17 @@ class RangeMap {
       const Piece piece = next->second;
       next = pieces_.erase(next);
       if (piece.at < at) pieces_[piece.at] = {piece.at, at, piece.origin, piece.value};
-      if (piece.end > end) next = pieces_.insert_or_assign(end, Piece{end, piece.end, piece.origin, piece.value}).first;
+      if (piece.end > end)
+        next =
+            pieces_.insert_or_assign(end, Piece{end, piece.end, piece.origin, piece.value}).first;
     }
   }
   // What lies in [at, at + bytes), clipped to it, in order.
   std::vector<Piece> within(uint64_t at, uint64_t bytes) const {
     std::vector<Piece> found;
     if (bytes == 0) return found;
-    for (auto next = first_beyond(at); next != pieces_.end() && next->second.at < at + bytes; ++next) {
+    for (auto next = first_beyond(at); next != pieces_.end() && next->second.at < at + bytes;
+         ++next) {
       Piece piece = next->second;
       piece.at = std::max(piece.at, at);
       piece.end = std::min(piece.end, at + bytes);

@@ -1,9 +1,11 @@
 // What recovery has in common. Runs alone, before the scheme serves.
 //
-// The rule that settles an update: it counts where each node of its group (its data chunk's and all parities') that is still there
-// holds its record, or where a release said that everything up to it was settled; else it is dropped. In-place writes begin only
-// when all records are durable, so a dropped update changed no base; an acknowledged one is on all nodes, so it is never
-// dropped. The decision is made durable on all nodes, with a new epoch, before anything is changed by it: it stays so, whoever is lost next.
+// The rule that settles an update: it counts where each node of its group (its data chunk's and all
+// parities') that is still there holds its record, or where a release said that everything up to it
+// was settled; else it is dropped. In-place writes begin only when all records are durable, so a
+// dropped update changed no base; an acknowledged one is on all nodes, so it is never dropped. The
+// decision is made durable on all nodes, with a new epoch, before anything is changed by it: it
+// stays so, whoever is lost next.
 #include <algorithm>
 
 #include "curm/scheme.h"
@@ -47,19 +49,32 @@ Result<Scheme::Recovered> Scheme::settle(const std::set<NodeId>& replaced) {
     if (entry.seq <= watermark) continue;
     std::vector<Chunk> group = {entry.chunk};
     for (int j = 0; j < m(); ++j) group.push_back(geometry().parity(entry.chunk.stripe, j));
-    const bool all = std::all_of(group.begin(), group.end(), [&](const Chunk& chunk) { return replaced.count(node(chunk)) != 0 || holders[entry.seq].count(node(chunk)) != 0; });
+    const bool all = std::all_of(group.begin(), group.end(), [&](const Chunk& chunk) {
+      return replaced.count(node(chunk)) != 0 || holders[entry.seq].count(node(chunk)) != 0;
+    });
     if (!all) dropped.insert(entry.seq);
   }
-  const auto is_dropped = [&](const Survivor& survivor) { return dropped.count(survivor.record.seq) != 0; };
-  found.updates.erase(std::remove_if(found.updates.begin(), found.updates.end(), is_dropped), found.updates.end());
-  const auto earlier = [](const Survivor& a, const Survivor& b) { return a.record.seq < b.record.seq; };
+  const auto is_dropped = [&](const Survivor& survivor) {
+    return dropped.count(survivor.record.seq) != 0;
+  };
+  found.updates.erase(std::remove_if(found.updates.begin(), found.updates.end(), is_dropped),
+                      found.updates.end());
+  const auto earlier = [](const Survivor& a, const Survivor& b) {
+    return a.record.seq < b.record.seq;
+  };
   // No record, no need to say that it is dropped: what can come back was found.
   std::erase_if(dropped, [&](uint64_t seq) { return holders.count(seq) == 0; });
   std::stable_sort(found.updates.begin(), found.updates.end(), earlier);
   std::stable_sort(found.folds.begin(), found.folds.end(), earlier);
 
   ++numbers_->epoch;
-  Record epoch{Record::Kind::epoch, numbers_->epoch, ++numbers_->seq, {}, {}, {}, {dropped.begin(), dropped.end()}};
+  Record epoch{Record::Kind::epoch,
+               numbers_->epoch,
+               ++numbers_->seq,
+               {},
+               {},
+               {},
+               {dropped.begin(), dropped.end()}};
   Round round;
   for (NodeId id = 0; id < geometry().nodes; ++id) {
     Errand& errand = round.to(id);
@@ -73,7 +88,8 @@ Result<Scheme::Recovered> Scheme::settle(const std::set<NodeId>& replaced) {
 Status Scheme::roll_forward(const Survivor& stage) {
   Round round;
   Errand& errand = round.to(stage.node);
-  for (const Record::Range& range : stage.record.ranges) errand.write(stage.record.chunk, range.offset, range.value);
+  for (const Record::Range& range : stage.record.ranges)
+    errand.write(stage.record.chunk, range.offset, range.value);
   flush_and_mark(errand, stage.record.chunk, stage.record.seq);
   return run(round);
 }

@@ -23,7 +23,8 @@ void Reserves::close_window() {
   window_ = 0;
   for (auto& [stripe, room] : rooms_) measure(room);
   peak_ = std::max(peak_, bytes_);
-  std::erase_if(rooms_, [](const auto& each) { return each.second.size == 0 && each.second.hot == 0; });
+  std::erase_if(rooms_,
+                [](const auto& each) { return each.second.size == 0 && each.second.hot == 0; });
 }
 
 void Reserves::measure(Room& room) {
@@ -31,7 +32,8 @@ void Reserves::measure(Room& room) {
   room.hot = taken >= limits_.unit_bytes ? room.hot + 1 : 0;
   room.calm = taken < limits_.unit_bytes / 4 ? room.calm + 1 : 0;
   if (room.hot >= kHot) {
-    resize(room, std::max(room.size, std::min(align_up(kWindows * taken, limits_.unit_bytes), limits_.stripe_bytes)));
+    resize(room, std::max(room.size, std::min(align_up(kWindows * taken, limits_.unit_bytes),
+                                              limits_.stripe_bytes)));
   } else if (room.calm == kCalm) {
     room.calm = 0;
     resize(room, room.size <= limits_.unit_bytes ? 0 : align_up(room.size / 2, limits_.unit_bytes));

@@ -1,7 +1,9 @@
-// Reserves: room in the logs for hot stripes, for each as much as it is measured to be updated with.
+// Reserves: room in the logs for hot stripes, for each as much as it is measured to be updated
+// with.
 //
-// Updates are counted in windows. A stripe that took a unit or more in two windows in a row is given what it takes in four, up to a limit, and more when
-// it takes more. One that took less than a quarter of a unit in four windows in a row keeps half of what it has, in the end nothing.
+// Updates are counted in windows. A stripe that took a unit or more in two windows in a row is
+// given what it takes in four, up to a limit, and more when it takes more. One that took less than
+// a quarter of a unit in four windows in a row keeps half of what it has, in the end nothing.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Reserves grow with what a stripe is updated with and shrink when that stops; and what curm-reserve does with them when the logs are full.
+// Reserves grow with what a stripe is updated with and shrink when that stops; and what
+// curm-reserve does with them when the logs are full.
 #include "curm/reserves.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +19,8 @@ constexpr Reserves::Limits kLimits{1 << 20, 64 << 10, 256 << 10};
 // A window in which `stripe` takes `bytes` and others the rest, each little.
 void window(Reserves& reserves, uint64_t stripe, uint64_t bytes, uint64_t& cold) {
   for (uint64_t taken = 0; taken < bytes; taken += 4096) reserves.take(stripe, 4096, true);
-  for (uint64_t left = kLimits.window_bytes - bytes; left > 0; left -= 4096) reserves.take(++cold, 4096, true);
+  for (uint64_t left = kLimits.window_bytes - bytes; left > 0; left -= 4096)
+    reserves.take(++cold, 4096, true);
 }
 
 TEST(Reserves, FollowTheMeasuredRateWithHysteresis) {
@@ -41,7 +43,8 @@ TEST(Reserves, FollowTheMeasuredRateWithHysteresis) {
   EXPECT_EQ(reserves.bytes(1), 256U << 10) << "neither hot nor calm: as it is";
   for (const uint64_t left : {128, 64, 0}) {
     for (int i = 0; i < 3; ++i) window(reserves, 1, 0, cold);
-    EXPECT_EQ(reserves.bytes(1), left == 0 ? 64U << 10 : 2 * left << 10) << "three windows are not enough";
+    EXPECT_EQ(reserves.bytes(1), left == 0 ? 64U << 10 : 2 * left << 10)
+        << "three windows are not enough";
     window(reserves, 1, 0, cold);
     EXPECT_EQ(reserves.bytes(1), left << 10);
   }
@@ -53,9 +56,12 @@ TEST(Reserves, AreForThoseThatMayHaveOne) {
   Reserves reserves(kLimits);
   uint64_t cold = 1000;
   for (int i = 0; i < 4; ++i) {
-    for (uint64_t taken = 0; taken < kLimits.window_bytes / 2; taken += 4096) reserves.take(1, 4096, false);
-    for (uint64_t taken = 0; taken < kLimits.window_bytes / 4; taken += 4096) reserves.take(2, 4096, true);
-    for (uint64_t taken = 0; taken < kLimits.window_bytes / 4; taken += 4096) reserves.take(++cold, 4096, true);
+    for (uint64_t taken = 0; taken < kLimits.window_bytes / 2; taken += 4096)
+      reserves.take(1, 4096, false);
+    for (uint64_t taken = 0; taken < kLimits.window_bytes / 4; taken += 4096)
+      reserves.take(2, 4096, true);
+    for (uint64_t taken = 0; taken < kLimits.window_bytes / 4; taken += 4096)
+      reserves.take(++cold, 4096, true);
   }
   EXPECT_EQ(reserves.bytes(1), 0U);
   EXPECT_EQ(reserves.bytes(2), 256U << 10);
@@ -63,8 +69,15 @@ TEST(Reserves, AreForThoseThatMayHaveOne) {
 
 // A scheme on a cluster that only counts; reserves of at most 16 KiB, so windows of 1 MiB.
 struct Logs {
-  explicit Logs(std::string_view name) : scheme(make_scheme(name, {&model, {2, 1, 3, 64 << 10, 0}, *codec::ErasureCode::make(2, 1), Form::safe, 16 << 10})) {}
-  void write(uint64_t stripe, uint64_t bytes) { ASSERT_TRUE(scheme->update({{stripe, 0}, 0, Value::sized(bytes)})); }
+  explicit Logs(std::string_view name)
+      : scheme(make_scheme(name, {&model,
+                                  {2, 1, 3, 64 << 10, 0},
+                                  *codec::ErasureCode::make(2, 1),
+                                  Form::safe,
+                                  16 << 10})) {}
+  void write(uint64_t stripe, uint64_t bytes) {
+    ASSERT_TRUE(scheme->update({{stripe, 0}, 0, Value::sized(bytes)}));
+  }
   // Stripes that are not touched again.
   void scan(uint64_t bytes) {
     for (uint64_t done = 0; done < bytes; done += 64 << 10) write(++cold, 64 << 10);
@@ -91,24 +104,29 @@ TEST(ReservedCurm, KeepsWhatAHotStripeLoggedWithinItsReserve) {
       logs.write(2, 32 << 10);  // beyond it
       logs.scan(kWindow);
     }
-    EXPECT_EQ(logs.scheme->reserved_peak_bytes(), reserves ? (1 + 1) * 2 * (16U << 10) : 0U) << "of both stripes, on D and the parity";
+    EXPECT_EQ(logs.scheme->reserved_peak_bytes(), reserves ? (1 + 1) * 2 * (16U << 10) : 0U)
+        << "of both stripes, on D and the parity";
     logs.scan(kWindow);
     const std::vector<uint64_t> folded = logs.make_room(2 * kWindow);
     EXPECT_EQ(std::count(folded.begin(), folded.end(), 1U), reserves ? 0 : 1);
     EXPECT_EQ(std::count(folded.begin(), folded.end(), 2U), 1);
-    EXPECT_EQ(folded.size(), 2 * kWindow / (64 << 10) + (reserves ? 1 : 2)) << "and others, longest untouched";
+    EXPECT_EQ(folded.size(), 2 * kWindow / (64 << 10) + (reserves ? 1 : 2))
+        << "and others, longest untouched";
     for (int i = 0; i < 12; ++i) {
       logs.scan(kWindow);
       logs.make_room(kWindow);
     }
     const std::vector<uint64_t> left = logs.scheme->pending();
-    EXPECT_EQ(std::count(left.begin(), left.end(), 1U), 0) << "nothing is kept of who is hot no more";
+    EXPECT_EQ(std::count(left.begin(), left.end(), 1U), 0)
+        << "nothing is kept of who is hot no more";
   }
 }
 
 TEST(ReservedCurm, GivesNothingToStripesOfOtherClasses) {
   Logs logs("curm-reserve");
-  dynamic_cast<Curm&>(*logs.scheme).set_classes([](uint64_t stripe) { return stripe == 1 ? Class::write_only : Class::read_write; });
+  dynamic_cast<Curm&>(*logs.scheme).set_classes([](uint64_t stripe) {
+    return stripe == 1 ? Class::write_only : Class::read_write;
+  });
   for (int i = 0; i < 4; ++i) {
     logs.write(1, 8 << 10);
     logs.scan(kWindow);
@@ -116,7 +134,8 @@ TEST(ReservedCurm, GivesNothingToStripesOfOtherClasses) {
   EXPECT_EQ(logs.scheme->reserved_peak_bytes(), 0U);
 }
 
-// Stripes that are rewritten after more than the logs hold came by: what is kept of them is overtaken, and folded once in the end.
+// Stripes that are rewritten after more than the logs hold came by: what is kept of them is
+// overtaken, and folded once in the end.
 TEST(ReservedCurm, FoldsLessWhereScansComeBetween) {
   const auto background_bytes = [](std::string_view name) {
     Logs logs(name);

@@ -27,7 +27,8 @@ Chunk Scheme::chunk_on(uint64_t stripe, NodeId wanted) const {
   return {};
 }
 
-Record Scheme::record(Record::Kind kind, uint64_t seq, const Chunk& chunk, uint64_t offset, Value value) const {
+Record Scheme::record(Record::Kind kind, uint64_t seq, const Chunk& chunk, uint64_t offset,
+                      Value value) const {
   return {kind, numbers_->epoch, seq, chunk, {{offset, std::move(value)}}, {}, {}};
 }
 
@@ -51,12 +52,14 @@ PlaceSlot Scheme::log(Errand& errand, Record record) const {
   return place;
 }
 
-PlaceSlot Scheme::append_stage(Errand& errand, const Chunk& chunk, uint64_t fold_seq, const Changed& changed) const {
-  PlaceSlot place = errand.append_when_ready([stage = record(Record::Kind::stage, fold_seq, chunk, 0, {}), changed]() mutable {
-    stage.ranges.clear();
-    for (const auto& [at, value] : changed) stage.ranges.push_back({at, *value});
-    return stage;
-  });
+PlaceSlot Scheme::append_stage(Errand& errand, const Chunk& chunk, uint64_t fold_seq,
+                               const Changed& changed) const {
+  PlaceSlot place = errand.append_when_ready(
+      [stage = record(Record::Kind::stage, fold_seq, chunk, 0, {}), changed]() mutable {
+        stage.ranges.clear();
+        for (const auto& [at, value] : changed) stage.ranges.push_back({at, *value});
+        return stage;
+      });
   errand.flush();
   return place;
 }
@@ -68,8 +71,10 @@ Status Scheme::overwrite(const Update& update) {
   return run(round);
 }
 
-void Scheme::fold_overwritten(Round& round, uint64_t stripe, uint64_t fold_seq, Intents& intents, std::vector<LogPlace>& done) const {
-  for (auto each = intents.lower_bound({stripe, 0}); each != intents.end() && each->first.stripe == stripe; each = intents.erase(each)) {
+void Scheme::fold_overwritten(Round& round, uint64_t stripe, uint64_t fold_seq, Intents& intents,
+                              std::vector<LogPlace>& done) const {
+  for (auto each = intents.lower_bound({stripe, 0});
+       each != intents.end() && each->first.stripe == stripe; each = intents.erase(each)) {
     flush_and_mark(round.to(node(each->first)), each->first, fold_seq);
     done.insert(done.end(), each->second.begin(), each->second.end());
   }
@@ -90,7 +95,9 @@ Status Scheme::release(const std::vector<LogPlace>& places) {
   return run(round);
 }
 
-Slot Scheme::logical(Errand& errand, const Chunk& chunk) { return errand.read(chunk, 0, geometry().chunk_bytes); }
+Slot Scheme::logical(Errand& errand, const Chunk& chunk) {
+  return errand.read(chunk, 0, geometry().chunk_bytes);
+}
 
 Result<Value> Scheme::rebuild(const Chunk& lost) {
   const bool room = geometry().nodes > k() + m();

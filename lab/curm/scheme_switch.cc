@@ -53,7 +53,8 @@ class SchemeSwitch::View final : public Substrate {
 SchemeSwitch::SchemeSwitch(const Setup& setup, uint8_t scheme) : Scheme(setup), default_(scheme) {}
 SchemeSwitch::~SchemeSwitch() = default;
 
-Result<std::unique_ptr<SchemeSwitch>> SchemeSwitch::make(const Setup& setup, std::string_view scheme) {
+Result<std::unique_ptr<SchemeSwitch>> SchemeSwitch::make(const Setup& setup,
+                                                         std::string_view scheme) {
   STOKER_ASSIGN(const uint8_t tag, tag_of(scheme));
   Setup own = setup;
   own.form = Form::safe;
@@ -64,7 +65,11 @@ Result<std::unique_ptr<SchemeSwitch>> SchemeSwitch::make(const Setup& setup, std
 // What stands in records and in chunk headers: never changes.
 Result<uint8_t> SchemeSwitch::tag_of(std::string_view scheme) {
   const auto found = std::find(std::begin(kSchemes), std::end(kSchemes), scheme);
-  if (found == std::end(kSchemes)) return make_error(Code::invalid_argument, "there is no scheme `" + std::string(scheme) + "`; there are fo, fl, pl, plr, parix, vdl, curm and curm-reserve", "curm/scheme_switch");
+  if (found == std::end(kSchemes))
+    return make_error(Code::invalid_argument,
+                      "there is no scheme `" + std::string(scheme) +
+                          "`; there are fo, fl, pl, plr, parix, vdl, curm and curm-reserve",
+                      "curm/scheme_switch");
   return static_cast<uint8_t>(found - std::begin(kSchemes));
 }
 
@@ -97,7 +102,8 @@ Status SchemeSwitch::change(uint64_t stripe, std::string_view scheme) {
   return {};
 }
 
-// What stripes go by from now on. They are folded, no record of them counts: so their marks say nothing new.
+// What stripes go by from now on. They are folded, no record of them counts: so their marks say
+// nothing new.
 Status SchemeSwitch::say(const std::map<uint64_t, uint8_t>& tags) {
   Round round;
   round.background = true;
@@ -140,7 +146,8 @@ std::vector<uint64_t> SchemeSwitch::make_room(uint64_t logged_bytes_max) const {
   const uint64_t all = logged_bytes();
   for (const auto& [tag, each] : members_) {
     const uint64_t others = all - each.scheme->logged_bytes();
-    const std::vector<uint64_t> mine = each.scheme->make_room(logged_bytes_max - std::min(logged_bytes_max, others));
+    const std::vector<uint64_t> mine =
+        each.scheme->make_room(logged_bytes_max - std::min(logged_bytes_max, others));
     stripes.insert(stripes.end(), mine.begin(), mine.end());
   }
   return stripes;
@@ -152,7 +159,8 @@ std::function<void()> SchemeSwitch::rebuilt(const Chunk& /*lost*/, Errand& /*err
   return {};
 }
 
-// ---- recovery -----------------------------------------------------------------------------------------------------------
+// ---- recovery
+// -------------------------------------------------------------------------------------------------
 
 // What the nodes that are not replaced say.
 struct SchemeSwitch::Found {
@@ -165,7 +173,12 @@ struct SchemeSwitch::Found {
 
 Status SchemeSwitch::look(const std::set<NodeId>& replaced, Found& found) {
   Numbers& numbers = *setup().numbers;  // all members begin above whatever any of them did
-  const auto unknown = [](const std::string& what, NodeId id) { return make_error(Code::mismatch, what + " of node " + std::to_string(id) + " is of a scheme that this program does not know: use a newer one", "curm/scheme_switch"); };
+  const auto unknown = [](const std::string& what, NodeId id) {
+    return make_error(Code::mismatch,
+                      what + " of node " + std::to_string(id) +
+                          " is of a scheme that this program does not know: use a newer one",
+                      "curm/scheme_switch");
+  };
   found.concerned.insert(default_);
   for (NodeId id = 0; id < geometry().nodes; ++id) {
     if (replaced.count(id) != 0) continue;
@@ -180,7 +193,8 @@ Status SchemeSwitch::look(const std::set<NodeId>& replaced, Found& found) {
     }
     for (const auto& [chunk, seq] : state.folded) numbers.seq = std::max(numbers.seq, seq);
     for (const auto& [chunk, said] : state.said) {
-      if (said.scheme >= std::size(kSchemes)) return unknown("what a stripe goes by, says a chunk header", id);
+      if (said.scheme >= std::size(kSchemes))
+        return unknown("what a stripe goes by, says a chunk header", id);
       Said& last = found.said[chunk.stripe];
       if (said.seq > last.seq) last = said;
     }
@@ -197,12 +211,19 @@ Status SchemeSwitch::find_owners(const Found& found) {
     for (const auto& [place, record] : state.records) {
       if (record.kind == Record::Kind::epoch || found.dropped.count(record.seq) != 0) continue;
       // No mark ever says of a stage without its commit that it is dead, and it may come back.
-      if (record.kind == Record::Kind::stage && commits(record.scheme) && found.committed.count(record.seq) == 0) continue;
+      if (record.kind == Record::Kind::stage && commits(record.scheme) &&
+          found.committed.count(record.seq) == 0)
+        continue;
       const auto folded = state.folded.find(chunk_on(record.chunk.stripe, id));
       if (folded != state.folded.end() && record.seq <= folded->second) continue;
       const auto [known, fresh] = found_.try_emplace(record.chunk.stripe, record.scheme);
       if (!fresh && known->second != record.scheme) {
-        return make_error(Code::corruption, "stripe " + std::to_string(record.chunk.stripe) + " has records of `" + std::string(kSchemes[known->second]) + "` and of `" + std::string(kSchemes[record.scheme]) + "` that both count: its logs are damaged", "curm/scheme_switch");
+        return make_error(Code::corruption,
+                          "stripe " + std::to_string(record.chunk.stripe) + " has records of `" +
+                              std::string(kSchemes[known->second]) + "` and of `" +
+                              std::string(kSchemes[record.scheme]) +
+                              "` that both count: its logs are damaged",
+                          "curm/scheme_switch");
       }
     }
   }
@@ -228,7 +249,8 @@ Status SchemeSwitch::say_again(Found& found) {
   constexpr size_t kAtOnce = 64;  // stripes that are flushed together
   std::map<uint64_t, size_t> agree;
   for (const auto& [id, state] : found.states) {
-    for (const auto& [chunk, said] : state.said) agree[chunk.stripe] += said == found.said[chunk.stripe] ? 1 : 0;
+    for (const auto& [chunk, said] : state.said)
+      agree[chunk.stripe] += said == found.said[chunk.stripe] ? 1 : 0;
   }
   std::map<uint64_t, uint8_t> again;
   for (const auto& [stripe, said] : found.said) {

@@ -1,9 +1,12 @@
-// SchemeSwitch: a scheme by which every stripe goes by one of kSchemes of its own, and may be given another while it is in use.
+// SchemeSwitch: a scheme by which every stripe goes by one of kSchemes of its own, and may be given
+// another while it is in use.
 //
-// A change folds what is pending of the stripe, then says on all its chunks what it goes by from now on: a cluster that is opened again goes on with that.
-// All members draw numbers from one source, and each record in the logs says whose it is. After a crash the records that still count (above their chunk's mark,
-// not dropped) tell who has to recover a stripe: at most one scheme, for the other's are all folded and marked before a change.
-// One thread, like every scheme; whoever uses a stripe, or changes it, holds it.
+// A change folds what is pending of the stripe, then says on all its chunks what it goes by from
+// now on: a cluster that is opened again goes on with that. All members draw numbers from one
+// source, and each record in the logs says whose it is. After a crash the records that still count
+// (above their chunk's mark, not dropped) tell who has to recover a stripe: at most one scheme, for
+// the other's are all folded and marked before a change. One thread, like every scheme; whoever
+// uses a stripe, or changes it, holds it.
 #pragma once
 
 #include <map>
@@ -27,8 +30,12 @@ class SchemeSwitch final : public Scheme {
   Status change(uint64_t stripe, std::string_view scheme);
 
   Status update(const Update& update) override { return of(update.chunk.stripe).update(update); }
-  Status update_together(const std::vector<Update>& pieces) override { return of(pieces[0].chunk.stripe).update_together(pieces); }
-  Result<Value> read(const Chunk& chunk, uint64_t offset, uint64_t bytes) override { return of(chunk.stripe).read(chunk, offset, bytes); }
+  Status update_together(const std::vector<Update>& pieces) override {
+    return of(pieces[0].chunk.stripe).update_together(pieces);
+  }
+  Result<Value> read(const Chunk& chunk, uint64_t offset, uint64_t bytes) override {
+    return of(chunk.stripe).read(chunk, offset, bytes);
+  }
   Status fold(uint64_t stripe) override { return of(stripe).fold(stripe); }
   Status recover(const std::set<NodeId>& replaced) override;
   Result<Value> rebuild(const Chunk& lost) override { return of(lost.stripe).rebuild(lost); }
@@ -63,7 +70,8 @@ class SchemeSwitch final : public Scheme {
   std::map<uint8_t, Member> members_;  // those that were ever used
 };
 
-// What goes by this name: one of kSchemes, or kSwitch, where stripes begin with VDL. Null for any other.
+// What goes by this name: one of kSchemes, or kSwitch, where stripes begin with VDL. Null for any
+// other.
 std::unique_ptr<Scheme> make_scheme_or_switch(std::string_view name, const Setup& setup);
 
 }  // namespace stoker::curm

@@ -1,4 +1,5 @@
-// Stripes that change their scheme in use: through every crash, in memory and on shards, and on whatever nodes are left they go on by what they were given.
+// Stripes that change their scheme in use: through every crash, in memory and on shards, and on
+// whatever nodes are left they go on by what they were given.
 #include "curm/scheme_switch.h"
 
 #include <gmock/gmock.h>
@@ -6,22 +7,26 @@
 
 #include <cstring>
 
+#include "curm/shard_stories.h"
 #include "stoker/base/crc32c.h"
 #include "stoker/testing/sanitized.h"
-#include "curm/shard_stories.h"
 
 namespace stoker::curm {
 namespace {
 
 TEST(SchemeSwitch, StripesChangeTheirSchemeInUse) {
-  for (uint64_t seed = 1; seed <= 30; ++seed) EXPECT_EQ(calm_run(by_name(kSwitch), Form::safe, seed), "") << "seed " << seed;
-  for (uint64_t seed = 2; seed <= 20; seed += 2) EXPECT_EQ(rebuild_in_service(by_name(kSwitch), Form::safe, seed), "") << "seed " << seed;
+  for (uint64_t seed = 1; seed <= 30; ++seed)
+    EXPECT_EQ(calm_run(by_name(kSwitch), Form::safe, seed), "") << "seed " << seed;
+  for (uint64_t seed = 2; seed <= 20; seed += 2)
+    EXPECT_EQ(rebuild_in_service(by_name(kSwitch), Form::safe, seed), "") << "seed " << seed;
 }
 
 TEST(SchemeSwitch, SurvivesCrashesAroundTheChange) {
-  for (uint64_t seed = 1; seed <= 150 / kLess; ++seed) EXPECT_EQ(crash_run(by_name(kSwitch), seed), "") << "seed " << seed;
+  for (uint64_t seed = 1; seed <= 150 / kLess; ++seed)
+    EXPECT_EQ(crash_run(by_name(kSwitch), seed), "") << "seed " << seed;
   uint64_t late = 0;
-  for (uint64_t point = 0; point < 60; point += 3 * kLess) ASSERT_EQ(recovery_sweep(by_name(kSwitch), in_memory, point, 0, 3 * kLess, late), "");
+  for (uint64_t point = 0; point < 60; point += 3 * kLess)
+    ASSERT_EQ(recovery_sweep(by_name(kSwitch), in_memory, point, 0, 3 * kLess, late), "");
 }
 
 struct Change {
@@ -30,11 +35,15 @@ struct Change {
   uint64_t seed = 1;
 };
 
-// An update by one scheme, the change, an update by the other; the power goes at `point`, and a node with it or none. Once that is recovered m others are lost. Empty, or what is wrong.
-std::string change_story(const Change& change, const Ground& ground, uint64_t point, bool& finished, const std::function<void(Round&)>& bug = {}) {
+// An update by one scheme, the change, an update by the other; the power goes at `point`, and a
+// node with it or none. Once that is recovered m others are lost. Empty, or what is wrong.
+std::string change_story(const Change& change, const Ground& ground, uint64_t point, bool& finished,
+                         const std::function<void(Round&)>& bug = {}) {
   Lab lab(by_name(kSwitch), Form::safe, change.k, change.m, 2 * change.seed, bug, ground);
-  if (const Status done = lab.switching()->change(1, change.from); !done) return done.error().message();
-  const std::vector<Update> updates = {{{1, 1}, 100, Value::of(lab.random_bytes(3000))}, {{1, 1}, 1000, Value::of(lab.random_bytes(4096))}};
+  if (const Status done = lab.switching()->change(1, change.from); !done)
+    return done.error().message();
+  const std::vector<Update> updates = {{{1, 1}, 100, Value::of(lab.random_bytes(3000))},
+                                       {{1, 1}, 1000, Value::of(lab.random_bytes(4096))}};
   lab.cluster().crash_after(point);
   size_t acknowledged = 0;
   bool begun = false, changed = false;
@@ -60,11 +69,15 @@ std::string change_story(const Change& change, const Ground& ground, uint64_t po
     if (const Status done = lab.cluster().recovered(); !done) return done.error().message();
     const std::string_view now = lab.switching()->scheme_of(1);
     if (first && begun && !changed && now == change.to) expected = now;
-    if (now != expected) return "the stripe goes by " + std::string(now) + ", not by " + std::string(expected);
+    if (now != expected)
+      return "the stripe goes by " + std::string(now) + ", not by " + std::string(expected);
     if (lab.switching()->scheme_of(0) != "vdl") return "another stripe goes by another scheme";
-    if (std::string wrong = first ? lab.at_rest(updates, acknowledged) : lab.at_rest(); !wrong.empty()) return wrong;
+    if (std::string wrong = first ? lab.at_rest(updates, acknowledged) : lab.at_rest();
+        !wrong.empty())
+      return wrong;
     lost.clear();
-    for (int i = 0; i < change.m; ++i) lost.insert(static_cast<NodeId>((point / 2 + 1 + 2 * static_cast<uint64_t>(i)) % nodes));
+    for (int i = 0; i < change.m; ++i)
+      lost.insert(static_cast<NodeId>((point / 2 + 1 + 2 * static_cast<uint64_t>(i)) % nodes));
   }
   return {};
 }
@@ -73,21 +86,29 @@ TEST(SchemeSwitch, SurvivesEveryCrashPointOfAChange) {
   for (size_t i = 0; i < std::size(kSchemes); ++i) {
     const Change change{kSchemes[i], kSchemes[(i + 1) % std::size(kSchemes)]};
     bool finished = false;
-    for (uint64_t point = 0; !finished; point += kLess) ASSERT_EQ(change_story({change.from, change.to, 4, 2, point}, in_memory, point, finished), "") << change.from << " to " << change.to << ", point " << point;
+    for (uint64_t point = 0; !finished; point += kLess)
+      ASSERT_EQ(change_story({change.from, change.to, 4, 2, point}, in_memory, point, finished), "")
+          << change.from << " to " << change.to << ", point " << point;
     finished = false;
-    for (uint64_t point = i % 5; !finished; point += 5 * kLess) ASSERT_EQ(change_story({change.from, change.to, 4, 2, point}, on_shards, point, finished), "") << change.from << " to " << change.to << " on shards, point " << point;
+    for (uint64_t point = i % 5; !finished; point += 5 * kLess)
+      ASSERT_EQ(change_story({change.from, change.to, 4, 2, point}, on_shards, point, finished), "")
+          << change.from << " to " << change.to << " on shards, point " << point;
   }
 }
 
 bool says(const Round& round) {
-  return std::any_of(round.errands.begin(), round.errands.end(), [](const Errand& errand) { return std::any_of(errand.steps.begin(), errand.steps.end(), [](const Step& step) { return step.said.has_value(); }); });
+  return std::any_of(round.errands.begin(), round.errands.end(), [](const Errand& errand) {
+    return std::any_of(errand.steps.begin(), errand.steps.end(),
+                       [](const Step& step) { return step.said.has_value(); });
+  });
 }
 
 // Whether some story sees the bug, of those that `of` makes.
 bool change_caught(const std::function<std::function<void(Round&)>()>& of, uint64_t seeds = 4000) {
   for (uint64_t seed = 1; seed <= seeds; ++seed) {
     bool finished = false;
-    if (!change_story({"pl", "parix", 2, 1, seed}, in_memory, seed % 60, finished, of()).empty()) return true;
+    if (!change_story({"pl", "parix", 2, 1, seed}, in_memory, seed % 60, finished, of()).empty())
+      return true;
   }
   return false;
 }
@@ -96,7 +117,9 @@ TEST(SchemeSwitch, MutationsOfWhatIsSaidAreCaught) {
   const auto unflushed = [] {
     return [](Round& round) {
       for (Errand& errand : round.errands) {
-        if (says(round)) std::erase_if(errand.steps, [](const Step& step) { return step.kind == Step::Kind::flush; });
+        if (says(round))
+          std::erase_if(errand.steps,
+                        [](const Step& step) { return step.kind == Step::Kind::flush; });
       }
     };
   };
@@ -133,8 +156,10 @@ TEST(SchemeSwitch, MakesRoomForAllItsMembers) {
   }
   ASSERT_EQ(lab.scheme().logged_bytes(), 12'000U);
   EXPECT_EQ(lab.scheme().pending().size(), 3U);
-  for (const uint64_t stripe : lab.scheme().make_room(12'000)) ASSERT_TRUE(lab.scheme().fold(stripe));
-  EXPECT_EQ(lab.scheme().logged_bytes(), 4'000U);  // what curm keeps of the 8,000 that are its share
+  for (const uint64_t stripe : lab.scheme().make_room(12'000))
+    ASSERT_TRUE(lab.scheme().fold(stripe));
+  // what curm keeps of the 8,000 that are its share
+  EXPECT_EQ(lab.scheme().logged_bytes(), 4'000U);
   ASSERT_TRUE(lab.scheme().fold_all());
   EXPECT_EQ(lab.scheme().logged_bytes(), 0U);
   EXPECT_TRUE(lab.scheme().pending().empty());
@@ -175,13 +200,17 @@ TEST(SchemeSwitch, OpensTheFormatBefore) {
 
 TEST(SchemeSwitch, RefusesASchemeThatThereIsNot) {
   MemoryCluster cluster({2, 1, 3, 8192, 1}, 1);
-  const curm::Setup setup{&cluster, {2, 1, 3, 8192, 1}, *codec::ErasureCode::make(2, 1), Form::safe, 4096};
+  const curm::Setup setup{
+      &cluster, {2, 1, 3, 8192, 1}, *codec::ErasureCode::make(2, 1), Form::safe, 4096};
   EXPECT_FALSE(SchemeSwitch::make(setup, "raid"));
-  EXPECT_THAT((*SchemeSwitch::make(setup, "vdl"))->change(0, "raid").error().what, testing::HasSubstr("there is no scheme `raid`"));
+  EXPECT_THAT((*SchemeSwitch::make(setup, "vdl"))->change(0, "raid").error().what,
+              testing::HasSubstr("there is no scheme `raid`"));
   Round newer;
   newer.to(0).mark({0, 0}, 1, 200);
   ASSERT_TRUE(cluster.run(newer));
-  EXPECT_THAT((*SchemeSwitch::make(setup, "vdl"))->recover({}).error().what, testing::HasSubstr("a chunk header of node 0 is of a scheme that this program does not know: use a newer one"));
+  EXPECT_THAT((*SchemeSwitch::make(setup, "vdl"))->recover({}).error().what,
+              testing::HasSubstr("a chunk header of node 0 is of a scheme that this program does "
+                                 "not know: use a newer one"));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// What the tests of update schemes do, on any cluster that crashes on order: random overlapping updates and folds, the power that goes at any
-// durable step, lost nodes, recovery through further crashes; and what the bytes must be then.
+// What the tests of update schemes do, on any cluster that crashes on order: random overlapping
+// updates and folds, the power that goes at any durable step, lost nodes, recovery through further
+// crashes; and what the bytes must be then.
 #pragma once
 
 #include <algorithm>
@@ -24,13 +25,21 @@ inline Made by_name(std::string_view name) {
 
 // Where it runs.
 using Ground = std::function<std::unique_ptr<CrashCluster>(const Geometry&, uint64_t seed)>;
-inline std::unique_ptr<CrashCluster> in_memory(const Geometry& geometry, uint64_t seed) { return std::make_unique<MemoryCluster>(geometry, seed); }
+inline std::unique_ptr<CrashCluster> in_memory(const Geometry& geometry, uint64_t seed) {
+  return std::make_unique<MemoryCluster>(geometry, seed);
+}
 
 // A cluster, a scheme on it, and what its bytes must be.
 class Lab {
  public:
-  Lab(Made made, Form form, int k, int m, uint64_t seed, std::function<void(Round&)> bug = {}, const Ground& ground = in_memory)
-      : geometry_{k, m, k + m + static_cast<int>(seed % 2), 8192, 3}, made_(std::move(made)), form_(form), ground_(ground(geometry_, seed)), cluster_(*ground_), random_(seed ^ 0x5eed) {
+  Lab(Made made, Form form, int k, int m, uint64_t seed, std::function<void(Round&)> bug = {},
+      const Ground& ground = in_memory)
+      : geometry_{k, m, k + m + static_cast<int>(seed % 2), 8192, 3},
+        made_(std::move(made)),
+        form_(form),
+        ground_(ground(geometry_, seed)),
+        cluster_(*ground_),
+        random_(seed ^ 0x5eed) {
     cluster_.mutate([this, bug = std::move(bug)](Round& round) {
       ++rounds_;
       if (bug) bug(round);
@@ -38,9 +47,13 @@ class Lab {
     start();
   }
 
-  void start() { scheme_ = made_({&cluster_, geometry_, *codec::ErasureCode::make(geometry_.k, geometry_.m), form_, 4096}); }
+  void start() {
+    scheme_ = made_(
+        {&cluster_, geometry_, *codec::ErasureCode::make(geometry_.k, geometry_.m), form_, 4096});
+  }
   Scheme& scheme() { return *scheme_; }
-  SchemeSwitch* switching() { return dynamic_cast<SchemeSwitch*>(scheme_.get()); }  // null: it is one scheme
+  // null: it is one scheme
+  SchemeSwitch* switching() { return dynamic_cast<SchemeSwitch*>(scheme_.get()); }
   CrashCluster& cluster() { return cluster_; }
   std::mt19937_64& random() { return random_; }
   const Geometry& geometry() const { return geometry_; }
@@ -53,14 +66,20 @@ class Lab {
   Update random_update() {
     const uint64_t at = random_() % geometry_.chunk_bytes;
     // Few places, so that updates overlap; now and then a long one.
-    const uint64_t n = std::min(geometry_.chunk_bytes - at, random_() % 8 == 0 ? 1 + random_() % 8000 : 1 + random_() % 1500);
-    return {{random_() % geometry_.stripes, static_cast<int>(random_() % static_cast<uint64_t>(geometry_.k))}, at, Value::of(random_bytes(n))};
+    const uint64_t n = std::min(geometry_.chunk_bytes - at,
+                                random_() % 8 == 0 ? 1 + random_() % 8000 : 1 + random_() % 1500);
+    return {{random_() % geometry_.stripes,
+             static_cast<int>(random_() % static_cast<uint64_t>(geometry_.k))},
+            at,
+            Value::of(random_bytes(n))};
   }
   std::vector<Update> random_row() {
-    const uint64_t at = random_() % 4000, n = 1 + random_() % 3000, stripe = random_() % geometry_.stripes;
+    const uint64_t at = random_() % 4000, n = 1 + random_() % 3000,
+                   stripe = random_() % geometry_.stripes;
     std::vector<Update> pieces;
     for (int position = 0; position < geometry_.k; ++position) {
-      if (random_() % 8 != 0) pieces.push_back({{stripe, position}, at, Value::of(random_bytes(n))});
+      if (random_() % 8 != 0)
+        pieces.push_back({{stripe, position}, at, Value::of(random_bytes(n))});
     }
     if (pieces.empty()) pieces.push_back({{stripe, 0}, at, Value::of(random_bytes(n))});
     return pieces;
@@ -73,7 +92,8 @@ class Lab {
     if (what == 0) return scheme_->fold(random_() % geometry_.stripes);
     if (what == 1) return scheme_->fold_all();
     if (what == 2) {
-      for (const uint64_t stripe : scheme_->make_room(scheme_->logged_bytes())) STOKER_TRY(scheme_->fold(stripe));
+      for (const uint64_t stripe : scheme_->make_room(scheme_->logged_bytes()))
+        STOKER_TRY(scheme_->fold(stripe));
       return {};
     }
     in_flight_ = what <= 4 ? random_row() : std::vector<Update>{random_update()};
@@ -91,7 +111,8 @@ class Lab {
     in_flight_.clear();
     return {};
   }
-  // Where schemes are changed in use: now and then, before an update, its stripe is given another one.
+  // Where schemes are changed in use: now and then, before an update, its stripe is given another
+  // one.
   Status turn(uint64_t stripe) {
     if (switching() == nullptr || random_() % 3 != 0) return {};
     changing_ = {stripe, kSchemes[random_() % std::size(kSchemes)]};
@@ -102,7 +123,8 @@ class Lab {
   }
   void lay(const Update& update) {
     Bytes& data = model(update.chunk);
-    std::copy(update.value.bytes().begin(), update.value.bytes().end(), data.begin() + static_cast<ptrdiff_t>(update.offset));
+    std::copy(update.value.bytes().begin(), update.value.bytes().end(),
+              data.begin() + static_cast<ptrdiff_t>(update.offset));
   }
   Bytes& model(const Chunk& chunk) {
     Bytes& data = model_[chunk];
@@ -112,10 +134,12 @@ class Lab {
 
   std::set<NodeId> random_losses() {
     std::set<NodeId> lost;
-    for (uint64_t n = random_() % static_cast<uint64_t>(geometry_.m + 1); n > 0; --n) lost.insert(static_cast<NodeId>(random_() % static_cast<uint64_t>(geometry_.nodes)));
+    for (uint64_t n = random_() % static_cast<uint64_t>(geometry_.m + 1); n > 0; --n)
+      lost.insert(static_cast<NodeId>(random_() % static_cast<uint64_t>(geometry_.nodes)));
     return lost;
   }
-  // After a crash: recovers, through further crashes inside the recovery, each with further losses while the code bears them. Empty, or what is wrong.
+  // After a crash: recovers, through further crashes inside the recovery, each with further losses
+  // while the code bears them. Empty, or what is wrong.
   std::string recover() {
     std::vector<uint64_t> points(random_() % 3);
     for (uint64_t& point : points) point = random_() % 60;
@@ -136,7 +160,8 @@ class Lab {
       if (again >= points.size()) return "recovery crashed by itself";
       recovery_crashed_ = true;
       if (rounds_ > 1) ++late_crashes_;
-      if (lost.size() < static_cast<size_t>(geometry_.m) && random_() % 2 == 0) lost.insert(static_cast<NodeId>(random_() % static_cast<uint64_t>(geometry_.nodes)));
+      if (lost.size() < static_cast<size_t>(geometry_.m) && random_() % 2 == 0)
+        lost.insert(static_cast<NodeId>(random_() % static_cast<uint64_t>(geometry_.nodes)));
     }
     cluster_.restart({});  // what recovery did not flush may be lost once more
     start();
@@ -152,12 +177,17 @@ class Lab {
     if (std::string wrong = schemes_kept(); !wrong.empty()) return wrong;
     for (const Update& each : in_flight_) {
       // What was under way is there whole or not at all; PLR cuts it where its reserve ends.
-      const bool cut = switching() != nullptr ? switching()->scheme_of(each.chunk.stripe) == "plr" : dynamic_cast<ReservedParityLogging*>(scheme_.get()) != nullptr;
+      const bool cut = switching() != nullptr
+                           ? switching()->scheme_of(each.chunk.stripe) == "plr"
+                           : dynamic_cast<ReservedParityLogging*>(scheme_.get()) != nullptr;
       const uint64_t whole = cut ? 4096 : geometry_.chunk_bytes;
       const Bytes now = cluster_.base(each.chunk);
       for (uint64_t at = 0; at < each.value.size(); at += whole) {
-        const Update part{each.chunk, each.offset + at, each.value.slice(at, std::min(whole, each.value.size() - at))};
-        if (std::equal(part.value.bytes().begin(), part.value.bytes().end(), now.begin() + static_cast<ptrdiff_t>(part.offset))) lay(part);
+        const Update part{each.chunk, each.offset + at,
+                          each.value.slice(at, std::min(whole, each.value.size() - at))};
+        if (std::equal(part.value.bytes().begin(), part.value.bytes().end(),
+                       now.begin() + static_cast<ptrdiff_t>(part.offset)))
+          lay(part);
       }
     }
     in_flight_.clear();
@@ -165,13 +195,16 @@ class Lab {
     return at_rest();
   }
 
-  // Stripes go by what they were given last; a change that was under way was made, or not. Empty, or what is wrong.
+  // Stripes go by what they were given last; a change that was under way was made, or not. Empty,
+  // or what is wrong.
   std::string schemes_kept() {
     for (uint64_t stripe = 0; stripe < geometry_.stripes && switching() != nullptr; ++stripe) {
       const std::string_view now = switching()->scheme_of(stripe);
       if (changing_ && *changing_ == std::pair(stripe, now)) said_[stripe] = now;
       const auto said = said_.try_emplace(stripe, "vdl").first->second;
-      if (now != said) return "stripe " + std::to_string(stripe) + " goes by " + std::string(now) + ", and was given " + std::string(said);
+      if (now != said)
+        return "stripe " + std::to_string(stripe) + " goes by " + std::string(now) +
+               ", and was given " + std::string(said);
     }
     changing_.reset();
     return {};
@@ -183,19 +216,24 @@ class Lab {
     for (uint64_t stripe = 0; stripe < geometry_.stripes; ++stripe) {
       std::vector<Value> columns;
       for (int position = 0; position < geometry_.k; ++position) {
-        if (cluster_.base({stripe, position}) != model({stripe, position})) return "data chunk " + std::to_string(position) + " of stripe " + std::to_string(stripe) + " is not the newest";
+        if (cluster_.base({stripe, position}) != model({stripe, position}))
+          return "data chunk " + std::to_string(position) + " of stripe " + std::to_string(stripe) +
+                 " is not the newest";
         columns.push_back(Value::of(model({stripe, position})));
       }
       columns.resize(static_cast<size_t>(geometry_.k + geometry_.m));
       for (int j = 0; j < geometry_.m; ++j) {
         const Value expected = decoded(code, columns, geometry_.k + j);
         const Bytes parity = cluster_.base(geometry_.parity(stripe, j));
-        if (!std::equal(parity.begin(), parity.end(), expected.bytes().begin())) return "parity " + std::to_string(j) + " of stripe " + std::to_string(stripe) + " is not that of its data";
+        if (!std::equal(parity.begin(), parity.end(), expected.bytes().begin()))
+          return "parity " + std::to_string(j) + " of stripe " + std::to_string(stripe) +
+                 " is not that of its data";
       }
     }
     return {};
   }
-  // The first so many of these are there, perhaps the next one whole, and nothing else. Empty, or what is wrong.
+  // The first so many of these are there, perhaps the next one whole, and nothing else. Empty, or
+  // what is wrong.
   std::string at_rest(const std::vector<Update>& updates, size_t acknowledged) {
     for (size_t i = 0; i < acknowledged; ++i) lay(updates[i]);
     const std::string wrong = at_rest();
@@ -214,7 +252,8 @@ class Lab {
   std::unique_ptr<Scheme> scheme_;
   std::map<Chunk, Bytes> model_;
   std::vector<Update> in_flight_;
-  std::map<uint64_t, std::string_view> said_;                     // the scheme that a stripe was given
+  // the scheme that a stripe was given
+  std::map<uint64_t, std::string_view> said_;
   std::optional<std::pair<uint64_t, std::string_view>> changing_;  // that it is being given
   uint64_t rounds_ = 0, late_crashes_ = 0;
   bool recovery_crashed_ = false;
@@ -222,8 +261,11 @@ class Lab {
 
 inline constexpr std::array<std::pair<int, int>, 3> kCodes = {{{4, 2}, {6, 3}, {2, 1}}};
 
-// Random overlapping updates and folds; newest bytes are read back on the way. Empty, or what is wrong.
-inline std::string calm_run(const Made& made, Form form, uint64_t seed, const std::function<void(Round&)>& bug = {}, const Ground& ground = in_memory) {
+// Random overlapping updates and folds; newest bytes are read back on the way. Empty, or what is
+// wrong.
+inline std::string calm_run(const Made& made, Form form, uint64_t seed,
+                            const std::function<void(Round&)>& bug = {},
+                            const Ground& ground = in_memory) {
   const auto [k, m] = kCodes[seed % kCodes.size()];
   Lab lab(made, form, k, m, seed, bug, ground);
   for (int i = 0; i < 60; ++i) {
@@ -231,10 +273,13 @@ inline std::string calm_run(const Made& made, Form form, uint64_t seed, const st
     const Update where = lab.random_update();
     const auto read = lab.scheme().read(where.chunk, where.offset, where.value.size());
     if (!read) return read.error().message();
-    if (!std::equal(read->bytes().begin(), read->bytes().end(), lab.model(where.chunk).begin() + static_cast<ptrdiff_t>(where.offset))) return "a read did not see the newest bytes";
+    if (!std::equal(read->bytes().begin(), read->bytes().end(),
+                    lab.model(where.chunk).begin() + static_cast<ptrdiff_t>(where.offset)))
+      return "a read did not see the newest bytes";
   }
   if (const Status done = lab.scheme().fold_all(); !done) return done.error().message();
-  if (lab.cluster().records() != 0) return std::to_string(lab.cluster().records()) + " records were never released";
+  if (lab.cluster().records() != 0)
+    return std::to_string(lab.cluster().records()) + " records were never released";
   if (lab.scheme().logged_bytes() != 0) return "bytes count as logged that are folded";
   return lab.at_rest();
 }
@@ -251,18 +296,25 @@ inline std::string rebuild_in_service(const Made& made, Form form, uint64_t seed
   for (uint64_t stripe = 0; stripe < 3; ++stripe) {
     for (int position = 0; position < k + m; ++position) {
       if (lab.geometry().node({stripe, position}) != lost) continue;
-      if (const auto rebuilt = lab.scheme().rebuild({stripe, position}); !rebuilt) return rebuilt.error().message();
+      if (const auto rebuilt = lab.scheme().rebuild({stripe, position}); !rebuilt)
+        return rebuilt.error().message();
     }
   }
   if (const Status done = lab.scheme().fold_all(); !done) return done.error().message();
   return lab.at_rest();
 }
 
-// Two overlapping updates, a fold, an update after it, another fold; the crash that `order` orders comes somewhere in it, and these nodes are lost
-// then. Empty, or what is wrong; `finished`: the crash was ordered for later.
-inline std::string crash_point(const Made& made, const Ground& ground, uint64_t seed, const std::function<void(CrashCluster&)>& order, const std::set<NodeId>& lost, bool& finished, const std::function<void(Round&)>& bug = {}) {
+// Two overlapping updates, a fold, an update after it, another fold; the crash that `order` orders
+// comes somewhere in it, and these nodes are lost then. Empty, or what is wrong; `finished`: the
+// crash was ordered for later.
+inline std::string crash_point(const Made& made, const Ground& ground, uint64_t seed,
+                               const std::function<void(CrashCluster&)>& order,
+                               const std::set<NodeId>& lost, bool& finished,
+                               const std::function<void(Round&)>& bug = {}) {
   Lab lab(made, Form::safe, 4, 2, 2 * seed, bug, ground);
-  const auto update = [&](uint64_t offset, uint64_t n) { return Update{{1, 2}, offset, Value::of(lab.random_bytes(n))}; };
+  const auto update = [&](uint64_t offset, uint64_t n) {
+    return Update{{1, 2}, offset, Value::of(lab.random_bytes(n))};
+  };
   const std::vector<Update> updates = {update(100, 3000), update(1000, 4096), update(600, 700)};
   order(lab.cluster());
   size_t acknowledged = 0;
@@ -282,8 +334,10 @@ inline std::string crash_point(const Made& made, const Ground& ground, uint64_t 
   return lab.at_rest(updates, acknowledged);
 }
 
-// One update, with a crash in it. What the recovery makes of it stays so when the power goes once more. Empty, or what is wrong.
-inline std::string lone_update(const Made& made, uint64_t seed, const std::function<void(Round&)>& bug = {}) {
+// One update, with a crash in it. What the recovery makes of it stays so when the power goes once
+// more. Empty, or what is wrong.
+inline std::string lone_update(const Made& made, uint64_t seed,
+                               const std::function<void(Round&)>& bug = {}) {
   Lab lab(made, Form::safe, 2, 2, 2 * seed, bug);
   const Update update{{1, 1}, 100, Value::of(lab.random_bytes(3000))};
   lab.cluster().crash_after(seed % 8);
@@ -293,13 +347,17 @@ inline std::string lone_update(const Made& made, uint64_t seed, const std::funct
     lab.start();
     if (const Status done = lab.scheme().recover({}); !done) return done.error().message();
     const Bytes now = lab.cluster().base(update.chunk);
-    if (again == 0 && std::equal(update.value.bytes().begin(), update.value.bytes().end(), now.begin() + 100)) lab.lay(update);
+    if (again == 0 &&
+        std::equal(update.value.bytes().begin(), update.value.bytes().end(), now.begin() + 100))
+      lab.lay(update);
   }
   return lab.at_rest();
 }
 
 // `late`: grows by the crashes behind the first round of a recovery.
-inline std::string crash_run(const Made& made, uint64_t seed, const std::function<void(Round&)>& bug = {}, const Ground& ground = in_memory, uint64_t* late = nullptr) {
+inline std::string crash_run(const Made& made, uint64_t seed,
+                             const std::function<void(Round&)>& bug = {},
+                             const Ground& ground = in_memory, uint64_t* late = nullptr) {
   const auto [k, m] = kCodes[seed % kCodes.size()];
   Lab lab(made, Form::safe, k, m, seed, bug, ground);
   for (int life = 0; life < 4; ++life) {
@@ -313,22 +371,28 @@ inline std::string crash_run(const Made& made, uint64_t seed, const std::functio
   return {};
 }
 
-// Crashes in what is done at `point`, then in the recovery at each `step`th point of it; a node is lost with the first crash, or with the second, or with
-// both. Empty, or what is wrong; `late` as above.
-inline std::string recovery_sweep(const Made& made, const Ground& ground, uint64_t point, uint64_t first, uint64_t step, uint64_t& late) {
+// Crashes in what is done at `point`, then in the recovery at each `step`th point of it; a node is
+// lost with the first crash, or with the second, or with both. Empty, or what is wrong; `late` as
+// above.
+inline std::string recovery_sweep(const Made& made, const Ground& ground, uint64_t point,
+                                  uint64_t first, uint64_t step, uint64_t& late) {
   for (uint64_t at = first;; at += step) {
     Lab lab(made, Form::safe, 4, 2, 2 * (point + at), {}, ground);
-    const auto update = [&](int position, uint64_t offset, uint64_t n) { return Update{{1, position}, offset, Value::of(lab.random_bytes(n))}; };
+    const auto update = [&](int position, uint64_t offset, uint64_t n) {
+      return Update{{1, position}, offset, Value::of(lab.random_bytes(n))};
+    };
     lab.cluster().crash_after(point);
     const auto scenario = [&]() -> Status {
-      for (const Update& each : {update(2, 100, 3000), update(0, 1000, 4096)}) STOKER_TRY(lab.act(each));
+      for (const Update& each : {update(2, 100, 3000), update(0, 1000, 4096)})
+        STOKER_TRY(lab.act(each));
       return lab.scheme().fold(1);
     };
     static_cast<void>(scenario());
     std::set<NodeId> lost;
     if (at % 3 == 0) lost.insert(static_cast<NodeId>(at / 3 % 6));
     const uint64_t before = lab.late_crashes();
-    if (std::string wrong = lab.recover(lost, {at}); !wrong.empty()) return wrong + ", point " + std::to_string(point) + ", of recovery " + std::to_string(at);
+    if (std::string wrong = lab.recover(lost, {at}); !wrong.empty())
+      return wrong + ", point " + std::to_string(point) + ", of recovery " + std::to_string(at);
     late += lab.late_crashes() - before;
     if (!lab.recovery_crashed()) return {};
   }

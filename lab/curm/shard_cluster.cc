@@ -45,7 +45,8 @@ ShardCluster::Header& ShardCluster::header(Node& node, const Chunk& chunk) {
   return header;
 }
 
-// Each node has one leader at a time, who writes and flushes for all that wait; nobody waits while leading, so nobody waits in a circle.
+// Each node has one leader at a time, who writes and flushes for all that wait; nobody waits while
+// leading, so nobody waits in a circle.
 Status ShardCluster::flush(const std::set<NodeId>& ids) {
   std::unique_lock lock(mutex_);
   std::map<NodeId, uint64_t> wanted;
@@ -53,7 +54,8 @@ Status ShardCluster::flush(const std::set<NodeId>& ids) {
   for (;;) {
     if (failed_) return *failed_;
     std::vector<Node*> led;
-    std::erase_if(wanted, [this](const auto& each) { return node(each.first).flushed >= each.second; });
+    std::erase_if(wanted,
+                  [this](const auto& each) { return node(each.first).flushed >= each.second; });
     if (wanted.empty()) return {};
     for (const auto& [id, change] : wanted) {
       if (node(id).flushing) continue;
@@ -96,8 +98,10 @@ Status ShardCluster::flush_led(const std::vector<Node*>& led) {
   {
     const std::lock_guard lock(mutex_);
     for (Node* each : led) {
-      if (std::exchange(each->data_dirty, false) && !mutated(Mutation::skip_data_flush)) syncs.sync(each->data_file);
-      if (std::exchange(each->parity_dirty, false) && !mutated(Mutation::skip_parity_flush)) syncs.sync(each->parity_file);
+      if (std::exchange(each->data_dirty, false) && !mutated(Mutation::skip_data_flush))
+        syncs.sync(each->data_file);
+      if (std::exchange(each->parity_dirty, false) && !mutated(Mutation::skip_parity_flush))
+        syncs.sync(each->parity_file);
     }
   }
   for (const FileId log : logs) {

@@ -1,13 +1,16 @@
-// ShardCluster: the Substrate on real files. A node is a folder with base chunks in slots, the log in segments, and a head that says
-// whose it is. docs/formats/curm_shards.md has the bytes, and why a crash loses nothing.
+// ShardCluster: the Substrate on real files. A node is a folder with base chunks in slots, the log
+// in segments, and a head that says whose it is. docs/formats/curm_shards.md has the bytes, and why
+// a crash loses nothing.
 //
-// Rounds of several threads may be under way at once, where they concern different stripes (who runs them holds the stripe). What
-// waits to be flushed on a node goes along with whoever flushes it first. Only safe forms run here: a record that was appended is
-// read, and found after a crash, once its errand flushed it.
+// Rounds of several threads may be under way at once, where they concern different stripes (who
+// runs them holds the stripe). What waits to be flushed on a node goes along with whoever flushes
+// it first. Only safe forms run here: a record that was appended is read, and found after a crash,
+// once its errand flushed it.
 //
-// A block that differs from its checksum is an error of the round, which ends the scheme's life; opening again counts the node that it
-// is on as lost, and with more than m such nodes says so. A node that is not there, stale or damaged comes back blank: recover() of
-// the scheme fills it, then admit() makes it a member.
+// A block that differs from its checksum is an error of the round, which ends the scheme's life;
+// opening again counts the node that it is on as lost, and with more than m such nodes says so. A
+// node that is not there, stale or damaged comes back blank: recover() of the scheme fills it, then
+// admit() makes it a member.
 #pragma once
 
 #include <condition_variable>
@@ -22,16 +25,25 @@ namespace stoker::curm {
 
 struct ShardOptions {
   uint64_t segment_bytes = 16 << 20;
-  uint64_t reserved_bytes = 0;  // of payload behind each parity chunk; twice that is taken on the disk, for frames
-  bool files = true;            // false: the paths are names of simulated disks; no folders, no locks
-  bool verify = true;           // opening reads every block, so that damage counts before anything is decided
+  // of payload behind each parity chunk; twice that is taken on the disk, for frames
+  uint64_t reserved_bytes = 0;
+  // false: the paths are names of simulated disks; no folders, no locks
+  bool files = true;
+  // opening reads every block, so that damage counts before anything is decided
+  bool verify = true;
 };
 
 class ShardCluster final : public Substrate {
  public:
-  static Result<std::unique_ptr<ShardCluster>> make(Loop& loop, const std::vector<std::string>& paths, const Geometry& geometry, const ShardOptions& options);
-  // Paths in any order; what is not there is taken for a lost node. Then scheme.recover(replaced()), then admit().
-  static Result<std::unique_ptr<ShardCluster>> open(Loop& loop, const std::vector<std::string>& paths, const ShardOptions& options);
+  static Result<std::unique_ptr<ShardCluster>> make(Loop& loop,
+                                                    const std::vector<std::string>& paths,
+                                                    const Geometry& geometry,
+                                                    const ShardOptions& options);
+  // Paths in any order; what is not there is taken for a lost node. Then
+  // scheme.recover(replaced()), then admit().
+  static Result<std::unique_ptr<ShardCluster>> open(Loop& loop,
+                                                    const std::vector<std::string>& paths,
+                                                    const ShardOptions& options);
   ~ShardCluster() override;
   ShardCluster(const ShardCluster&) = delete;
   ShardCluster& operator=(const ShardCluster&) = delete;
@@ -42,19 +54,23 @@ class ShardCluster final : public Substrate {
   const Geometry& geometry() const { return layout_.geometry; }
   uint64_t reserved_bytes() const { return layout_.reserve_bytes / 2; }
   const std::set<NodeId>& replaced() const { return replaced_; }
-  const std::vector<std::string>& troubles() const { return troubles_; }  // a sentence for each replaced node
+  // a sentence for each replaced node
+  const std::vector<std::string>& troubles() const { return troubles_; }
   // Recovery is done: what was replaced counts from now on.
   Status admit();
 
-  // What was done since the last call, in the terms of the model, framing too. What the disks really moved is told by the Loop.
+  // What was done since the last call, in the terms of the model, framing too. What the disks
+  // really moved is told by the Loop.
   Counts take_counts();
   uint64_t live_records() const;  // epochs apart
-  bool direct() const { return direct_; }  // all base chunks are read and written around the page cache
+  // all base chunks are read and written around the page cache
+  bool direct() const { return direct_; }
 
  private:
   friend class ShardRound;
   struct Header : ChunkHeader {
-    std::vector<bool> flux;  // blocks that may have been overwritten since the header was written: a record says with what
+    // blocks that may have been overwritten since the header was written: a record says with what
+    std::vector<bool> flux;
   };
   struct Node {
     explicit Node(std::string where) : path(std::move(where)) {}
@@ -73,7 +89,9 @@ class ShardCluster final : public Substrate {
   ShardCluster(Loop& loop, const ShardOptions& options) : loop_(loop), options_(options) {}
 
   Node& node(NodeId id) { return *nodes_[static_cast<size_t>(id)]; }
-  FileId file_of(const Node& node, const Chunk& chunk) const { return layout_.is_data(chunk) ? node.data_file : node.parity_file; }
+  FileId file_of(const Node& node, const Chunk& chunk) const {
+    return layout_.is_data(chunk) ? node.data_file : node.parity_file;
+  }
   Header& header(Node& node, const Chunk& chunk);
   // Everything that these nodes were given so far becomes durable.
   Status flush(const std::set<NodeId>& ids);

@@ -1,33 +1,39 @@
-// The update schemes over the production code of real shards, on simulated disks: crashes between any two transfers, torn writes, lost nodes,
-// flipped bits, old copies. The same stories as in memory (schemes_lab.h).
+// The update schemes over the production code of real shards, on simulated disks: crashes between
+// any two transfers, torn writes, lost nodes, flipped bits, old copies. The same stories as in
+// memory (schemes_lab.h).
 #include "curm/shard_cluster.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "stoker/testing/sanitized.h"
 #include "curm/shard_stories.h"
+#include "stoker/testing/sanitized.h"
 
 namespace stoker::curm {
 namespace {
 
 class Shards : public testing::TestWithParam<std::string_view> {};
-INSTANTIATE_TEST_SUITE_P(All, Shards, testing::ValuesIn(kProtocols), [](const auto& each) { return std::string(each.param); });
+INSTANTIATE_TEST_SUITE_P(All, Shards, testing::ValuesIn(kProtocols),
+                         [](const auto& each) { return std::string(each.param); });
 
 TEST_P(Shards, HoldNewestDataAndItsParityAtRest) {
-  for (uint64_t seed = 1; seed <= 6; ++seed) EXPECT_EQ(calm_run(by_name(GetParam()), Form::safe, seed, {}, on_shards), "") << "seed " << seed;
+  for (uint64_t seed = 1; seed <= 6; ++seed)
+    EXPECT_EQ(calm_run(by_name(GetParam()), Form::safe, seed, {}, on_shards), "")
+        << "seed " << seed;
 }
 
 TEST_P(Shards, SurviveCrashesAndLosses) {
   uint64_t late = 0;
-  for (uint64_t seed = 1; seed <= 12 / kLess + 1; ++seed) EXPECT_EQ(crash_run(by_name(GetParam()), seed, {}, on_shards, &late), "") << "seed " << seed;
+  for (uint64_t seed = 1; seed <= 12 / kLess + 1; ++seed)
+    EXPECT_EQ(crash_run(by_name(GetParam()), seed, {}, on_shards, &late), "") << "seed " << seed;
   EXPECT_GT(late, 5 / kLess);
 }
 
 // Points of a recovery at which the power goes, of what points before it left.
 TEST_P(Shards, SurviveCrashPointsOfARecovery) {
   uint64_t late = 0;
-  for (uint64_t point = 3; point < 60; point += 4 * kLess) ASSERT_EQ(recovery_sweep(by_name(GetParam()), on_shards, point, point % 5, 5, late), "");
+  for (uint64_t point = 3; point < 60; point += 4 * kLess)
+    ASSERT_EQ(recovery_sweep(by_name(GetParam()), on_shards, point, point % 5, 5, late), "");
   EXPECT_GT(late, 20 / kLess);
 }
 
@@ -38,8 +44,11 @@ TEST_P(Shards, SurviveEveryCrashPoint) {
   for (uint64_t point = 0; !finished; point += kLess) {
     std::set<NodeId> blank;
     if (point % 3 != 0) blank.insert(static_cast<NodeId>(point % 6));
-    const auto order = [point](CrashCluster& cluster) { static_cast<ShardSim&>(cluster).crash_at_transfer(point); };
-    ASSERT_EQ(crash_point(by_name(GetParam()), on_shards, point, order, blank, finished), "") << "point " << point;
+    const auto order = [point](CrashCluster& cluster) {
+      static_cast<ShardSim&>(cluster).crash_at_transfer(point);
+    };
+    ASSERT_EQ(crash_point(by_name(GetParam()), on_shards, point, order, blank, finished), "")
+        << "point " << point;
     ++states;
   }
   RecordProperty("states", static_cast<int>(states));
@@ -48,27 +57,32 @@ TEST_P(Shards, SurviveEveryCrashPoint) {
 
 TEST_P(Shards, MutationSkippedFlushIsCaught) {
   const auto bug = [](Round& round) {
-    for (Errand& errand : round.errands) std::erase_if(errand.steps, [](const Step& step) { return step.kind == Step::Kind::flush; });
+    for (Errand& errand : round.errands)
+      std::erase_if(errand.steps, [](const Step& step) { return step.kind == Step::Kind::flush; });
   };
   bool caught = false;
-  for (uint64_t seed = 1; seed <= 40 && !caught; ++seed) caught = !crash_run(by_name(GetParam()), seed, bug, on_shards).empty();
+  for (uint64_t seed = 1; seed <= 40 && !caught; ++seed)
+    caught = !crash_run(by_name(GetParam()), seed, bug, on_shards).empty();
   EXPECT_TRUE(caught);
 }
 
-// ---- damage -------------------------------------------------------------------------------------------------------------
+// ---- damage
+// -------------------------------------------------------------------------------------------------
 
 TEST_P(Shards, ADamagedLogCountsAsALostNode) {
   size_t noticed = 0, compared = 0;
   for (uint64_t seed = 1; seed <= 30 / kLess; ++seed) {
     ShardStory story(GetParam(), seed);
     story.act(20);
-    const std::set<NodeId> victims = {static_cast<NodeId>(seed % 6), static_cast<NodeId>((seed + 2) % 6)};
+    const std::set<NodeId> victims = {static_cast<NodeId>(seed % 6),
+                                      static_cast<NodeId>((seed + 2) % 6)};
     for (const NodeId victim : victims) {
       for (const std::string& log : story.logs(victim)) {
         for (int i = 0; i < 8; ++i) story.flip(log);
       }
     }
-    // A round that reads a damaged record fails. Then damage in a node's newest frame may go unnoticed: it is not told from one that was never written.
+    // A round that reads a damaged record fails. Then damage in a node's newest frame may go
+    // unnoticed: it is not told from one that was never written.
     const Status touched = story.touch_all();
     if (!touched) {
       ASSERT_EQ(touched.error().code, Code::corruption) << touched.error().message();
@@ -93,7 +107,8 @@ TEST_P(Shards, DamagedBlocksAndHeadersAreErasures) {
     ShardStory story(GetParam(), seed);
     story.act(20);
     ASSERT_TRUE(story.lab.scheme().fold_all());
-    const std::set<NodeId> victims = {static_cast<NodeId>(seed % 6), static_cast<NodeId>((seed + 1) % 6)};
+    const std::set<NodeId> victims = {static_cast<NodeId>(seed % 6),
+                                      static_cast<NodeId>((seed + 1) % 6)};
     for (const NodeId victim : victims) {
       for (const char* file : {"/data", "/parity", "/head"}) {
         for (int i = 0; i < 4; ++i) story.flip(ShardSim::path(victim) + file);
@@ -126,8 +141,11 @@ TEST(ShardCluster, ABlockThatIsReadAndDiffersFromItsChecksumIsAnErrorThatNamesIt
   const auto read = story.lab.scheme().read(chunk, 5000, 10);
   ASSERT_FALSE(read);
   EXPECT_EQ(read.error().code, Code::corruption);
-  EXPECT_THAT(read.error().what, testing::HasSubstr("block 1 of chunk 1 of stripe 2 in 'n" + std::to_string(node) + "' differs from its checksum"));
-  EXPECT_FALSE(story.lab.scheme().fold_all() && story.lab.scheme().read({0, 0}, 0, 1));  // nothing runs any more
+  EXPECT_THAT(read.error().what,
+              testing::HasSubstr("block 1 of chunk 1 of stripe 2 in 'n" + std::to_string(node) +
+                                 "' differs from its checksum"));
+  // nothing runs any more
+  EXPECT_FALSE(story.lab.scheme().fold_all() && story.lab.scheme().read({0, 0}, 0, 1));
   ASSERT_TRUE(story.recover());
   EXPECT_EQ(story.sim.lost(), std::set<NodeId>{node});
   EXPECT_EQ(story.lab.after_recovery(), "");
@@ -144,7 +162,10 @@ TEST(ShardCluster, MoreThanMLostNodesAreNamedAndNothingIsChanged) {
   }
   const Status opened = story.sim.reopen();
   ASSERT_FALSE(opened);
-  EXPECT_THAT(opened.error().what, testing::AllOf(testing::HasSubstr("3 of 6 nodes are lost, and the code bears 2"), testing::HasSubstr("'n0' is not there"), testing::HasSubstr("'n2' is not there")));
+  EXPECT_THAT(opened.error().what,
+              testing::AllOf(testing::HasSubstr("3 of 6 nodes are lost, and the code bears 2"),
+                             testing::HasSubstr("'n0' is not there"),
+                             testing::HasSubstr("'n2' is not there")));
   for (const auto& [node, head] : kept) story.sim.disk().put(ShardSim::path(node) + "/head", head);
   ASSERT_TRUE(story.recover());
   EXPECT_TRUE(story.sim.lost().empty());
@@ -155,7 +176,8 @@ TEST(ShardCluster, NodesAreKnownByIdentityAndOldCopiesAreNotTaken) {
   ShardStory story("vdl", 5);
   story.act(20);
   std::map<std::string, SimImage> old;
-  for (const char* file : {"/head", "/data", "/parity", "/log.0"}) old.emplace("n3" + std::string(file), story.sim.disk().image("n3" + std::string(file)));
+  for (const char* file : {"/head", "/data", "/parity", "/log.0"})
+    old.emplace("n3" + std::string(file), story.sim.disk().image("n3" + std::string(file)));
   story.sim.close();
   story.sim.disk().unlimit("n3/");
   story.sim.reorder();
@@ -164,7 +186,8 @@ TEST(ShardCluster, NodesAreKnownByIdentityAndOldCopiesAreNotTaken) {
   EXPECT_EQ(story.lab.after_recovery(), "");
   story.act(10);
   story.sim.close();
-  for (const auto& [path, image] : old) story.sim.disk().put(path, image);  // the lost disk is put back
+  // the lost disk is put back
+  for (const auto& [path, image] : old) story.sim.disk().put(path, image);
   ASSERT_TRUE(story.recover());
   EXPECT_EQ(story.sim.lost().size(), 1U);
   EXPECT_EQ(story.lab.after_recovery(), "");
@@ -201,8 +224,10 @@ TEST(ShardCluster, ASegmentThatIsMissingOrZeroedIsALostNode) {
       fill_logs(story);
       const std::string path = story.logs(1)[index];
       story.sim.close();
-      if (zeroed) story.sim.disk().put(path, SimImage(story.sim.disk().image(path).bytes()));
-      else story.sim.disk().remove(path);
+      if (zeroed)
+        story.sim.disk().put(path, SimImage(story.sim.disk().image(path).bytes()));
+      else
+        story.sim.disk().remove(path);
       const Status done = story.recover();
       ASSERT_TRUE(done) << done.error().message();
       EXPECT_EQ(story.sim.lost(), std::set<NodeId>{1}) << path << (zeroed ? " zeroed" : " missing");
@@ -227,7 +252,8 @@ TEST(ShardCluster, ASegmentThatIsShortAndTheLastIsMadeAgain) {
     ASSERT_TRUE(story.lab.scheme().recover(story.sim.lost()));
     ASSERT_TRUE(story.sim.recovered());
     EXPECT_EQ(story.lab.after_recovery(), "");
-    EXPECT_EQ(story.sim.disk().image(path).bytes(), whole);  // recovery needed it: all others are full
+    // recovery needed it: all others are full
+    EXPECT_EQ(story.sim.disk().image(path).bytes(), whole);
     ASSERT_TRUE(story.touch_all());
     ASSERT_TRUE(story.recover());
     EXPECT_TRUE(story.sim.lost().empty()) << bytes;
@@ -235,10 +261,13 @@ TEST(ShardCluster, ASegmentThatIsShortAndTheLastIsMadeAgain) {
   }
 }
 
-// ---- schemes changed in use ---------------------------------------------------------------------------------------------
+// ---- schemes changed in use
+// ---------------------------------------------------------------------------------------------
 
-// All that is asked of a scheme, where stripes are given another one now and then (Lab::turn), and go on with it after every crash.
-INSTANTIATE_TEST_SUITE_P(InUse, Shards, testing::Values(kSwitch), [](const auto& each) { return std::string(each.param); });
+// All that is asked of a scheme, where stripes are given another one now and then (Lab::turn), and
+// go on with it after every crash.
+INSTANTIATE_TEST_SUITE_P(InUse, Shards, testing::Values(kSwitch),
+                         [](const auto& each) { return std::string(each.param); });
 
 }  // namespace
 }  // namespace stoker::curm

@@ -15,7 +15,9 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-Bytes example(const std::string& name, size_t bytes) { return format_example("curm_shards.md", name, bytes); }
+Bytes example(const std::string& name, size_t bytes) {
+  return format_example("curm_shards.md", name, bytes);
+}
 
 StoreId id_from(uint8_t first) {
   StoreId id;
@@ -28,7 +30,8 @@ ShardLayout example_layout() { return {{2, 1, 3, 64 << 10, 5}, 32 << 10, 16 << 2
 TEST(ShardFormat, TheHeadOfTheDocument) {
   const NodeHead head{example_layout(), id_from(0xA0), id_from(0xB0), 1, 6, 3, 3, true};
   const std::string bytes = encode_head(head);
-  const Bytes encoded(reinterpret_cast<const std::byte*>(bytes.data()), reinterpret_cast<const std::byte*>(bytes.data()) + bytes.size());
+  const Bytes encoded(reinterpret_cast<const std::byte*>(bytes.data()),
+                      reinterpret_cast<const std::byte*>(bytes.data()) + bytes.size());
   EXPECT_EQ(example_text(encoded), example_text(example("head", kHeadBytes)));
   const auto found = decode_head(example("head", kHeadBytes));
   ASSERT_TRUE(found && *found);
@@ -58,7 +61,8 @@ TEST(ShardFormat, TheHeaderOfTheDocument) {
   Bytes encoded(layout.header_bytes());
   encode_header(layout, id_from(0xB0), {4, 2}, header, encoded);
   EXPECT_EQ(example_text(encoded), example_text(example("header", encoded.size())));
-  const auto found = decode_header(layout, id_from(0xB0), {4, 2}, example("header", encoded.size()));
+  const auto found =
+      decode_header(layout, id_from(0xB0), {4, 2}, example("header", encoded.size()));
   ASSERT_TRUE(found);
   EXPECT_EQ(found->folded, 7U);
   EXPECT_EQ(found->blocks, header.blocks);
@@ -68,18 +72,21 @@ TEST(ShardFormat, TheHeaderOfTheDocument) {
 }
 
 TEST(ShardFormat, TheFrameOfTheDocument) {
-  Record record{Record::Kind::value, 2, 8, {4, 0}, {{4096, Value::of(Bytes(4096, std::byte{0x42}))}}};
+  Record record{
+      Record::Kind::value, 2, 8, {4, 0}, {{4096, Value::of(Bytes(4096, std::byte{0x42}))}}};
   record.scheme = 5;
   record.needs_commit = true;
   ShardFrame frame;
   frame.add(record);
   const FrameHead head{{1, false, 0, kFramesAt}, 6, {1, kFramesAt}, 2};
   Bytes encoded(frame.bytes());
-  LogWriter writer({id_from(0xB0), uint64_t{1} << 32 | 0x5eed}, 16 << 20, {kFramesAt, 1, 0x01020304});
+  LogWriter writer({id_from(0xB0), uint64_t{1} << 32 | 0x5eed}, 16 << 20,
+                   {kFramesAt, 1, 0x01020304});
   writer.append(frame.payload(head), encoded);
   Bytes said = example("frame", encoded.size());
   std::fill(said.begin() + 4096, said.end(), std::byte{0x42});
-  EXPECT_EQ(example_text(Bytes(encoded.begin(), encoded.begin() + 4096)), example_text(Bytes(said.begin(), said.begin() + 4096)));
+  EXPECT_EQ(example_text(Bytes(encoded.begin(), encoded.begin() + 4096)),
+            example_text(Bytes(said.begin(), said.begin() + 4096)));
   const auto found = decode_frame(example_layout(), std::span(said).subspan(kFrameHeaderBytes));
   ASSERT_TRUE(found) << found.error().message();
   ASSERT_EQ(found->records.size(), 1U);
@@ -113,7 +120,11 @@ TEST(ShardFormat, RecordsComeBackAsTheyWere) {
         }
       }
       for (uint64_t d = random() % 3; d > 0; --d) record.dropped.push_back(random());
-      EXPECT_EQ(frame.bytes_with(record), [&] { ShardFrame with = frame; with.add(record); return with.bytes(); }());
+      EXPECT_EQ(frame.bytes_with(record), [&] {
+        ShardFrame with = frame;
+        with.add(record);
+        return with.bytes();
+      }());
       frame.add(record);
     }
     const auto found = decode_frame(layout, frame.payload({{2, true, 1, 0}, 5, {3, 4}, 6}));
@@ -124,7 +135,10 @@ TEST(ShardFormat, RecordsComeBackAsTheyWere) {
       EXPECT_EQ(read.kind, records[n].kind);
       EXPECT_EQ(read.dropped, records[n].dropped);
       ASSERT_EQ(read.before.size(), records[n].before.size());
-      for (size_t r = 0; r < read.before.size(); ++r) EXPECT_TRUE(std::equal(read.before[r].value.bytes().begin(), read.before[r].value.bytes().end(), records[n].before[r].value.bytes().begin(), records[n].before[r].value.bytes().end()));
+      for (size_t r = 0; r < read.before.size(); ++r)
+        EXPECT_TRUE(std::equal(
+            read.before[r].value.bytes().begin(), read.before[r].value.bytes().end(),
+            records[n].before[r].value.bytes().begin(), records[n].before[r].value.bytes().end()));
     }
   }
 }

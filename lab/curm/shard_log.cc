@@ -10,8 +10,10 @@ namespace stoker::curm {
 namespace {
 
 constexpr const char* kWhere = "curm/shard_log";
-constexpr size_t kHolesLookedPast = 64;  // missing segments in a row; what is behind more is not found
-constexpr uint64_t kFrameMax = kMiB;  // of records that are framed together; one record alone may be longer
+// missing segments in a row; what is behind more is not found
+constexpr size_t kHolesLookedPast = 64;
+// of records that are framed together; one record alone may be longer
+constexpr uint64_t kFrameMax = kMiB;
 
 uint64_t random_generation(uint64_t count) { return count << 32 | std::random_device{}(); }
 
@@ -35,7 +37,8 @@ void ShardLog::become(const NodeHead& head, FileId parity_file) {
   settled_ = 0;
 }
 
-// What is there and not of full size was being made when the power went, or was cut: made anew, or -1.
+// What is there and not of full size was being made when the power went, or was cut: made anew, or
+// -1.
 Result<FileId> ShardLog::open_segment(size_t index, bool create) {
   OpenFile file;
   file.path = path_ + "/log." + std::to_string(index);
@@ -48,7 +51,8 @@ Result<FileId> ShardLog::open_segment(size_t index, bool create) {
   return FileId{-1};
 }
 
-// A file that is not empty is not allocated by opening it. Its new size is durable with the begin frame.
+// A file that is not empty is not allocated by opening it. Its new size is durable with the begin
+// frame.
 Result<FileId> ShardLog::lengthened(const FileInfo& file) {
   const AlignedBytes last(kShardBlock);
   std::fill(last.span().begin(), last.span().end(), std::byte{0});
@@ -56,7 +60,8 @@ Result<FileId> ShardLog::lengthened(const FileInfo& file) {
   write.write(file.id, layout_.segment_bytes - kShardBlock, last.slice());
   const Status done = write.run();
   if (done) return file.id;
-  if (const Status closed = loop_.close(file.id); !closed) log().warn("{}", closed.error().message());
+  if (const Status closed = loop_.close(file.id); !closed)
+    log().warn("{}", closed.error().message());
   return done.error();
 }
 
@@ -126,7 +131,10 @@ void ShardLog::forget(uint64_t id) {
   const FramePlace& place = found->second.place;
   if (place.reserve) {
     const auto reserve = reserves_.find(layout_.chunk_in(node_, false, place.index));
-    if (--reserve->second.live == 0) reserve->second.writer = LogWriter({id_, random_generation((reserve->second.writer.identity().generation >> 32) + 1)}, layout_.reserve_bytes);
+    if (--reserve->second.live == 0)
+      reserve->second.writer = LogWriter(
+          {id_, random_generation((reserve->second.writer.identity().generation >> 32) + 1)},
+          layout_.reserve_bytes);
   } else {
     --segments_[place.index].live;
   }
@@ -141,10 +149,14 @@ void ShardLog::release(const std::vector<LogPlace>& places, uint64_t settled) {
 
 size_t ShardLog::live() const {
   const std::lock_guard lock(mutex_);
-  return pending_.size() + static_cast<size_t>(std::count_if(records_.begin(), records_.end(), [](const auto& each) { return each.second.kind != Record::Kind::epoch; }));
+  return pending_.size() +
+         static_cast<size_t>(std::count_if(records_.begin(), records_.end(), [](const auto& each) {
+           return each.second.kind != Record::Kind::epoch;
+         }));
 }
 
-std::optional<ShardWrite> ShardLog::reserve(const Chunk& parity, const Record& record, uint64_t& id) {
+std::optional<ShardWrite> ShardLog::reserve(const Chunk& parity, const Record& record,
+                                            uint64_t& id) {
   ShardFrame frame;
   frame.add(record);
   const std::lock_guard lock(mutex_);
@@ -152,20 +164,25 @@ std::optional<ShardWrite> ShardLog::reserve(const Chunk& parity, const Record& r
   LogWriter& writer = found->second.writer;
   if (fresh) writer = LogWriter({id_, random_generation(1)}, layout_.reserve_bytes);
   if (!writer.fits(frame.bytes() - kFrameHeaderBytes)) return {};
-  const FramePlace place{node_, true, static_cast<uint32_t>(layout_.slot(parity)), writer.cursor().offset};
+  const FramePlace place{node_, true, static_cast<uint32_t>(layout_.slot(parity)),
+                         writer.cursor().offset};
   const std::vector<std::byte> payload = frame.payload({place, settled_, {}, 0});
   ShardWrite write;
   write.file = parity_file_;
   write.bytes = AlignedBytes(frame.bytes());
   write.offset = layout_.reserve_at(parity) + writer.append(payload, write.bytes.span());
   id = next_id_++;
-  index(id, {place, parity_file_, write.offset + frame.blocks_at(), record.payload_bytes(), block_crcs(write.bytes.span().subspan(frame.blocks_at())), record.kind, record.scheme});
+  index(id,
+        {place, parity_file_, write.offset + frame.blocks_at(), record.payload_bytes(),
+         block_crcs(write.bytes.span().subspan(frame.blocks_at())), record.kind, record.scheme});
   return write;
 }
 
-// ---- writing ------------------------------------------------------------------------------------------------------------
+// ---- writing
+// -------------------------------------------------------------------------------------------------
 
-// Into the current segment. Where nothing waits, it is durable already: by the last flush of the node.
+// Into the current segment. Where nothing waits, it is durable already: by the last flush of the
+// node.
 Status ShardLog::write_now(std::vector<ShardWrite>& writes, Mutation unflushed) {
   if (writes.empty()) return {};
   IoBatch batch(loop_, Priority::demand);
@@ -179,8 +196,9 @@ Status ShardLog::write_now(std::vector<ShardWrite>& writes, Mutation unflushed) 
   return {};
 }
 
-// Everything in the segment before is durable when the first frame of the next says so; and that frame is, before anything else of its
-// generation is written. It goes into the block that does not hold the last one's: what is torn then was never needed.
+// Everything in the segment before is durable when the first frame of the next says so; and that
+// frame is, before anything else of its generation is written. It goes into the block that does not
+// hold the last one's: what is torn then was never needed.
 Status ShardLog::begin_segment(std::vector<ShardWrite>& writes) {
   STOKER_TRY(write_now(writes, Mutation::skip_full_segment_flush));
   size_t next = 0;
@@ -197,7 +215,8 @@ Status ShardLog::begin_segment(std::vector<ShardWrite>& writes) {
   const uint64_t count = next_count_++;
   const LogIdentity identity{id_, random_generation(count)};
   ShardWrite begin;
-  LogWriter first(identity, layout_.segment_bytes, {segments_[next].begin == 0 ? kShardBlock : 0, 0, 0});
+  LogWriter first(identity, layout_.segment_bytes,
+                  {segments_[next].begin == 0 ? kShardBlock : 0, 0, 0});
   uint64_t settled = 0;
   {
     const std::lock_guard lock(mutex_);
@@ -210,13 +229,16 @@ Status ShardLog::begin_segment(std::vector<ShardWrite>& writes) {
   const FramePlace place{node_, false, static_cast<uint32_t>(next), first.cursor().offset};
   begin.bytes = AlignedBytes(nothing.bytes());
   begin.file = segments_[next].file;
-  begin.offset = first.append(nothing.payload({place, settled, durable_, begun_}), begin.bytes.span());
+  begin.offset =
+      first.append(nothing.payload({place, settled, durable_, begun_}), begin.bytes.span());
   writer_ = LogWriter(identity, layout_.segment_bytes, {kFramesAt, 1, first.cursor().previous_crc});
   writes.push_back(std::move(begin));
   return write_now(writes, Mutation::skip_begin_flush);
 }
 
-void ShardLog::close_frame(ShardFrame& frame, std::vector<std::pair<uint64_t, StoredRecord>>& inside, std::vector<ShardWrite>& writes) {
+void ShardLog::close_frame(ShardFrame& frame,
+                           std::vector<std::pair<uint64_t, StoredRecord>>& inside,
+                           std::vector<ShardWrite>& writes) {
   if (frame.empty()) return;
   const std::lock_guard lock(mutex_);
   Segment& segment = segments_[current_];
@@ -224,7 +246,8 @@ void ShardLog::close_frame(ShardFrame& frame, std::vector<std::pair<uint64_t, St
   ShardWrite write;
   write.file = segment.file;
   write.bytes = AlignedBytes(frame.bytes());
-  write.offset = writer_.append(frame.payload({place, settled_, durable_, begun_}), write.bytes.span());
+  write.offset =
+      writer_.append(frame.payload({place, settled_, durable_, begun_}), write.bytes.span());
   segment.end = writer_.cursor().offset;
   for (auto& [id, record] : inside) {
     record.place = place;
@@ -249,14 +272,20 @@ Status ShardLog::frame(std::vector<ShardWrite>& writes) {
   uint64_t body = 0;
   for (Pending& each : waiting) {
     const uint64_t stored = stored_bytes(each.record);
-    const auto fits = [&](uint64_t bytes) { return current_ != SIZE_MAX && writer_.fits(bytes - kFrameHeaderBytes); };
+    const auto fits = [&](uint64_t bytes) {
+      return current_ != SIZE_MAX && writer_.fits(bytes - kFrameHeaderBytes);
+    };
     if (!frame.empty() && (body + stored > kFrameMax || !fits(frame.bytes_with(each.record)))) {
       close_frame(frame, inside, writes);
       body = 0;
     }
     if (frame.empty() && !fits(ShardFrame().bytes_with(each.record))) {
       if (kFramesAt + ShardFrame().bytes_with(each.record) > layout_.segment_bytes) {
-        return make_error(Code::invalid_argument, "a record of " + human_bytes(stored) + " does not fit a segment of " + human_bytes(layout_.segment_bytes) + ": take larger segments or smaller chunks", kWhere);
+        return make_error(Code::invalid_argument,
+                          "a record of " + human_bytes(stored) + " does not fit a segment of " +
+                              human_bytes(layout_.segment_bytes) +
+                              ": take larger segments or smaller chunks",
+                          kWhere);
       }
       STOKER_TRY(begin_segment(writes));
     }
@@ -268,7 +297,8 @@ Status ShardLog::frame(std::vector<ShardWrite>& writes) {
     record.scheme = each.record.scheme;
     std::vector<std::byte> bytes;
     for (const auto* ranges : {&each.record.ranges, &each.record.before}) {
-      for (const Record::Range& range : *ranges) bytes.insert(bytes.end(), range.value.bytes().begin(), range.value.bytes().end());
+      for (const Record::Range& range : *ranges)
+        bytes.insert(bytes.end(), range.value.bytes().begin(), range.value.bytes().end());
     }
     bytes.resize(stored);
     record.crcs = block_crcs(bytes);

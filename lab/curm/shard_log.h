@@ -1,10 +1,13 @@
-// ShardLog: where the records of a node lie: the segments of its log, and the reserves behind its parity chunks.
+// ShardLog: where the records of a node lie: the segments of its log, and the reserves behind its
+// parity chunks.
 //
-// A segment is a file of its own, written front to back and begun anew when all its records are released. Records that wait are
-// framed together and written by whoever flushes the node (group commit). Any thread queues, finds and releases; one at a time writes.
+// A segment is a file of its own, written front to back and begun anew when all its records are
+// released. Records that wait are framed together and written by whoever flushes the node (group
+// commit). Any thread queues, finds and releases; one at a time writes.
 //
-// The coded store's ShardLog hands out places in one file of a fixed number of segments, for frames of its items that are held by references. Here
-// segments are added as the records ask for them, as how many there are is what is compared.
+// The coded store's ShardLog hands out places in one file of a fixed number of segments, for frames
+// of its items that are held by references. Here segments are added as the records ask for them, as
+// how many there are is what is compared.
 #pragma once
 
 #include <deque>
@@ -44,9 +47,11 @@ class ShardLog {
     uint64_t count = 0;  // when it was begun; 0: it holds nothing
     uint64_t end = 0;    // behind its last frame
     size_t live = 0;
-    uint64_t begin = kShardBlock;  // where its begin frame stands: in the first or the second block, by turns
+    // where its begin frame stands: in the first or the second block, by turns
+    uint64_t begin = kShardBlock;
   };
-  ShardLog(const ShardLayout& layout, Loop& loop, std::string path) : layout_(layout), loop_(loop), path_(std::move(path)) {}
+  ShardLog(const ShardLayout& layout, Loop& loop, std::string path)
+      : layout_(layout), loop_(loop), path_(std::move(path)) {}
 
   // Of another incarnation nothing is left. Segments that there are, are used again.
   void become(const NodeHead& head, FileId parity_file);
@@ -54,7 +59,8 @@ class ShardLog {
   Status open_segments();
   Status close();
 
-  // Any thread. The record is readable once the node was flushed; so is one in a reserve, once what is returned was written.
+  // Any thread. The record is readable once the node was flushed; so is one in a reserve, once what
+  // is returned was written.
   uint64_t queue(Record record);
   // None: there is no room behind this parity (any more).
   std::optional<ShardWrite> reserve(const Chunk& parity, const Record& record, uint64_t& id);
@@ -65,9 +71,12 @@ class ShardLog {
   Status frame(std::vector<ShardWrite>& writes);
   // What frame() returned last is written and flushed.
   void durable();
-  FileId current_file() const { return current_ < segments_.size() ? segments_[current_].file : -1; }
+  FileId current_file() const {
+    return current_ < segments_.size() ? segments_[current_].file : -1;
+  }
 
-  // Opening. Records of this node as they are found; `damage` tells what is not there that was durable.
+  // Opening. Records of this node as they are found; `damage` tells what is not there that was
+  // durable.
   Status load(NodeState& state, std::string& damage);
   size_t live() const;  // records, epochs apart
   std::vector<FileId> files() const;
@@ -85,7 +94,8 @@ class ShardLog {
   Result<FileId> lengthened(const FileInfo& file);
   Status begin_segment(std::vector<ShardWrite>& writes);
   Status write_now(std::vector<ShardWrite>& writes, Mutation unflushed);
-  void close_frame(ShardFrame& frame, std::vector<std::pair<uint64_t, StoredRecord>>& inside, std::vector<ShardWrite>& writes);
+  void close_frame(ShardFrame& frame, std::vector<std::pair<uint64_t, StoredRecord>>& inside,
+                   std::vector<ShardWrite>& writes);
   void index(uint64_t id, StoredRecord record);
   void forget(uint64_t id);
   struct Found;
@@ -106,13 +116,15 @@ class ShardLog {
   uint64_t next_count_ = 1;
   uint32_t begun_ = 0;  // segments, from the first on, that were ever begun
 
-  mutable std::mutex mutex_;  // guards what follows; `segments_` grows under it, by the thread that writes
+  // guards what follows; `segments_` grows under it, by the thread that writes
+  mutable std::mutex mutex_;
   std::vector<Segment> segments_;
   std::deque<Pending> pending_;
   std::unordered_map<uint64_t, StoredRecord> records_;
   std::map<Chunk, Reserve> reserves_;
-  std::map<uint8_t, std::vector<uint64_t>> epochs_;            // records of epochs, by scheme
-  std::vector<std::pair<uint8_t, uint64_t>> new_epochs_;       // not durable yet; then they stand for those, whose say they repeat
+  std::map<uint8_t, std::vector<uint64_t>> epochs_;  // records of epochs, by scheme
+  // not durable yet; then they stand for those, whose say they repeat
+  std::vector<std::pair<uint8_t, uint64_t>> new_epochs_;
   uint64_t settled_ = 0, next_id_ = 1;
 };
 

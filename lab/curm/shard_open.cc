@@ -1,4 +1,5 @@
-// Making and opening a ShardCluster: who is there, who is current, what a node holds, who has to be rebuilt.
+// Making and opening a ShardCluster: who is there, who is current, what a node holds, who has to be
+// rebuilt.
 #include <unistd.h>
 
 #include <algorithm>
@@ -7,8 +8,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "stoker/base/log.h"
 #include "curm/shard_cluster.h"
+#include "stoker/base/log.h"
 #include "stoker/store/folder.h"
 #include "stoker/store/store_file.h"
 #include "stoker/store/writer_lock.h"
@@ -19,7 +20,8 @@ namespace {
 constexpr const char* kWhere = "curm/shard_open";
 constexpr uint64_t kReadAtOnce = 32 * kMiB;
 
-// What makes a node count as lost. Anything else (no memory, no descriptors, no permission, in use) is not of its disk, and ends opening.
+// What makes a node count as lost. Anything else (no memory, no descriptors, no permission, in use)
+// is not of its disk, and ends opening.
 bool loses_node(const Error& error) {
   if (error.sys_errno == EMFILE || error.sys_errno == ENFILE) return false;
   return error.code == Code::not_found || error.code == Code::corruption || error.code == Code::io;
@@ -28,10 +30,12 @@ bool loses_node(const Error& error) {
 // data, parity, log.0, log.1 ...
 bool is_nodes_file(const std::string& name) {
   if (name == "data" || name == "parity") return true;
-  return name.size() > 4 && name.compare(0, 4, "log.") == 0 && std::all_of(name.begin() + 4, name.end(), [](char c) { return c >= '0' && c <= '9'; });
+  return name.size() > 4 && name.compare(0, 4, "log.") == 0 &&
+         std::all_of(name.begin() + 4, name.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
-// Whether a folder holds nothing but, at most, a head that was never written: so a crash leaves it that was to be filled.
+// Whether a folder holds nothing but, at most, a head that was never written: so a crash leaves it
+// that was to be filled.
 bool is_untouched(const std::string& path) {
   std::error_code error;
   if (!std::filesystem::exists(path, error)) return !error;
@@ -57,24 +61,49 @@ Status remove_files(const std::string& path) {
     if (is_nodes_file(files->path().filename().string())) doomed.push_back(files->path());
   }
   for (size_t i = 0; i < doomed.size() && !error; ++i) std::filesystem::remove(doomed[i], error);
-  return error ? errno_error(error.value(), "what is left of the lost node in '" + path + "' cannot be removed", kWhere) : Status();
+  return error ? errno_error(error.value(),
+                             "what is left of the lost node in '" + path + "' cannot be removed",
+                             kWhere)
+               : Status();
 }
 
 }  // namespace
 
-Result<std::unique_ptr<ShardCluster>> ShardCluster::make(Loop& loop, const std::vector<std::string>& paths, const Geometry& geometry, const ShardOptions& options) {
+Result<std::unique_ptr<ShardCluster>> ShardCluster::make(Loop& loop,
+                                                         const std::vector<std::string>& paths,
+                                                         const Geometry& geometry,
+                                                         const ShardOptions& options) {
   std::unique_ptr<ShardCluster> cluster(new ShardCluster(loop, options));
-  cluster->layout_ = {geometry, align_up(2 * options.reserved_bytes, kShardBlock), options.segment_bytes};
-  if (const std::string problem = cluster->layout_.problem(); !problem.empty()) return make_error(Code::invalid_argument, "a cluster of such nodes cannot be: " + problem, kWhere);
-  if (paths.size() != static_cast<size_t>(geometry.nodes)) return make_error(Code::invalid_argument, std::to_string(geometry.nodes) + " nodes need as many folders, and " + std::to_string(paths.size()) + " are given", kWhere);
+  cluster->layout_ = {geometry, align_up(2 * options.reserved_bytes, kShardBlock),
+                      options.segment_bytes};
+  if (const std::string problem = cluster->layout_.problem(); !problem.empty())
+    return make_error(Code::invalid_argument, "a cluster of such nodes cannot be: " + problem,
+                      kWhere);
+  if (paths.size() != static_cast<size_t>(geometry.nodes))
+    return make_error(Code::invalid_argument,
+                      std::to_string(geometry.nodes) + " nodes need as many folders, and " +
+                          std::to_string(paths.size()) + " are given",
+                      kWhere);
   const StoreId id = random_store_id();
   for (const std::string& path : paths) {
     Node& node = *cluster->nodes_.emplace_back(std::make_unique<Node>(path));
     if (options.files) STOKER_TRY(make_folder(path));
     std::optional<NodeHead> found;
     STOKER_TRY(cluster->open_head(node, true, found));
-    if (found) return make_error(Code::already_exists, "'" + path + "' holds a node already: delete the folder if nobody needs it, or give another", kWhere);
-    node.head = {cluster->layout_, id, random_store_id(), static_cast<NodeId>(cluster->nodes_.size() - 1), 0, 0, 0, true};
+    if (found)
+      return make_error(
+          Code::already_exists,
+          "'" + path +
+              "' holds a node already: delete the folder if nobody needs it, or give another",
+          kWhere);
+    node.head = {cluster->layout_,
+                 id,
+                 random_store_id(),
+                 static_cast<NodeId>(cluster->nodes_.size() - 1),
+                 0,
+                 0,
+                 0,
+                 true};
     STOKER_TRY(cluster->open_files(node, true));
     node.log->become(node.head, node.parity_file);
   }
@@ -89,7 +118,8 @@ Result<std::unique_ptr<ShardCluster>> ShardCluster::make(Loop& loop, const std::
       Header& header = cluster->header(node, chunk);
       header.counter = 1;
       AlignedBytes& copies = memory.emplace_back(2 * layout.header_bytes());
-      encode_header(layout, node.head.incarnation, chunk, header, copies.span().first(layout.header_bytes()));
+      encode_header(layout, node.head.incarnation, chunk, header,
+                    copies.span().first(layout.header_bytes()));
       std::memcpy(copies.data() + layout.header_bytes(), copies.data(), layout.header_bytes());
       batch.write(cluster->file_of(node, chunk), layout.header_at(chunk, 1), copies.slice());
     }
@@ -100,7 +130,9 @@ Result<std::unique_ptr<ShardCluster>> ShardCluster::make(Loop& loop, const std::
   return cluster;
 }
 
-Result<std::unique_ptr<ShardCluster>> ShardCluster::open(Loop& loop, const std::vector<std::string>& paths, const ShardOptions& options) {
+Result<std::unique_ptr<ShardCluster>> ShardCluster::open(Loop& loop,
+                                                         const std::vector<std::string>& paths,
+                                                         const ShardOptions& options) {
   std::unique_ptr<ShardCluster> cluster(new ShardCluster(loop, options));
   std::vector<std::optional<NodeHead>> heads(paths.size());
   for (size_t i = 0; i < paths.size(); ++i) {
@@ -115,22 +147,31 @@ Result<std::unique_ptr<ShardCluster>> ShardCluster::open(Loop& loop, const std::
     std::string damage;
     const Status loaded = cluster->load(*node, damage);
     if (!loaded && !loses_node(loaded.error())) return loaded.error();
-    if (!loaded || !damage.empty()) cluster->lose(*node, loaded ? damage : loaded.error().message());
+    if (!loaded || !damage.empty())
+      cluster->lose(*node, loaded ? damage : loaded.error().message());
   }
   const auto m = static_cast<size_t>(cluster->layout_.geometry.m);
   if (cluster->replaced_.size() > m) {
     std::string all;
-    for (const std::string& trouble : cluster->troubles_) all += (all.empty() ? "" : "; ") + trouble;
-    return make_error(Code::corruption, std::to_string(cluster->replaced_.size()) + " of " + std::to_string(paths.size()) + " nodes are lost, and the code bears " + std::to_string(m) + " (" + all + "): bring one of them back as it was; nothing was changed", kWhere);
+    for (const std::string& trouble : cluster->troubles_)
+      all += (all.empty() ? "" : "; ") + trouble;
+    return make_error(Code::corruption,
+                      std::to_string(cluster->replaced_.size()) + " of " +
+                          std::to_string(paths.size()) + " nodes are lost, and the code bears " +
+                          std::to_string(m) + " (" + all +
+                          "): bring one of them back as it was; nothing was changed",
+                      kWhere);
   }
   for (size_t i = 0; i < heads.size(); ++i) {
-    if (cluster->replaced_.count(static_cast<NodeId>(i)) != 0) STOKER_TRY(cluster->may_blank(*cluster->nodes_[i], heads[i].has_value()));
+    if (cluster->replaced_.count(static_cast<NodeId>(i)) != 0)
+      STOKER_TRY(cluster->may_blank(*cluster->nodes_[i], heads[i].has_value()));
   }
   // A killed process may have left what was read in the disks' caches alone.
   if (!mutated(Mutation::skip_opening_flush)) STOKER_TRY(cluster->sync_all());
   for (const NodeId id : cluster->replaced_) STOKER_TRY(cluster->blank(cluster->node(id)));
   uint64_t last = 0;
-  for (const auto& node : cluster->nodes_) last = std::max({last, node->head.proposed, node->head.confirmed});
+  for (const auto& node : cluster->nodes_)
+    last = std::max({last, node->head.proposed, node->head.confirmed});
   STOKER_TRY(cluster->settle_opening(last + 1));
   return cluster;
 }
@@ -185,17 +226,34 @@ void ShardCluster::name_holder(Node& node) {
 
 // One cluster, every node once; what is not there takes the places that are left.
 Status ShardCluster::arrange(std::vector<std::optional<NodeHead>>& heads) {
-  const auto known = std::find_if(heads.begin(), heads.end(), [](const auto& head) { return head.has_value(); });
-  if (known == heads.end()) return make_error(Code::not_found, "there is no node of a cluster at '" + (nodes_.empty() ? std::string() : nodes_[0]->path) + "' and its companions", kWhere);
+  const auto known =
+      std::find_if(heads.begin(), heads.end(), [](const auto& head) { return head.has_value(); });
+  if (known == heads.end())
+    return make_error(Code::not_found,
+                      "there is no node of a cluster at '" +
+                          (nodes_.empty() ? std::string() : nodes_[0]->path) +
+                          "' and its companions",
+                      kWhere);
   layout_ = (*known)->layout;
   const StoreId cluster = (*known)->cluster;
-  if (nodes_.size() != static_cast<size_t>(layout_.geometry.nodes)) return make_error(Code::mismatch, "the cluster has " + std::to_string(layout_.geometry.nodes) + " nodes, and " + std::to_string(nodes_.size()) + " folders are given: name them all", kWhere);
+  if (nodes_.size() != static_cast<size_t>(layout_.geometry.nodes))
+    return make_error(Code::mismatch,
+                      "the cluster has " + std::to_string(layout_.geometry.nodes) + " nodes, and " +
+                          std::to_string(nodes_.size()) + " folders are given: name them all",
+                      kWhere);
   std::vector<size_t> from(nodes_.size(), SIZE_MAX);
   for (size_t i = 0; i < nodes_.size(); ++i) {
     if (!heads[i]) continue;
-    if (heads[i]->cluster != cluster) return make_error(Code::mismatch, "'" + nodes_[i]->path + "' is a node of another cluster: name those of one", kWhere);
+    if (heads[i]->cluster != cluster)
+      return make_error(Code::mismatch,
+                        "'" + nodes_[i]->path + "' is a node of another cluster: name those of one",
+                        kWhere);
     size_t& at = from[static_cast<size_t>(heads[i]->node)];
-    if (at != SIZE_MAX) return make_error(Code::mismatch, "'" + nodes_[i]->path + "' is a copy of '" + nodes_[at]->path + "', or the same node twice", kWhere);
+    if (at != SIZE_MAX)
+      return make_error(Code::mismatch,
+                        "'" + nodes_[i]->path + "' is a copy of '" + nodes_[at]->path +
+                            "', or the same node twice",
+                        kWhere);
     at = i;
   }
   for (size_t i = 0; i < nodes_.size(); ++i) {
@@ -206,7 +264,8 @@ Status ShardCluster::arrange(std::vector<std::optional<NodeHead>>& heads) {
   for (const size_t at : from) {
     ordered.push_back(std::move(nodes_[at]));
     ordered_heads.push_back(heads[at]);
-    const NodeHead blank{layout_, cluster, {}, static_cast<NodeId>(ordered.size() - 1), 0, 0, 0, false};
+    const NodeHead blank{layout_, cluster, {}, static_cast<NodeId>(ordered.size() - 1),
+                         0,       0,       0,  false};
     ordered.back()->head = ordered_heads.back().value_or(blank);
   }
   nodes_ = std::move(ordered);
@@ -220,10 +279,14 @@ void ShardCluster::judge(const std::vector<std::optional<NodeHead>>& heads) {
   for (const auto& node : nodes_) confirmed = std::max(confirmed, node->head.confirmed);
   for (size_t i = 0; i < nodes_.size(); ++i) {
     const NodeHead& head = nodes_[i]->head;
-    if (!heads[i]) lose(*nodes_[i], "is not there");
-    else if (!head.member) lose(*nodes_[i], "was not rebuilt to the end");
-    else if (head.proposed < confirmed) lose(*nodes_[i], "is an old copy: the others went on without it");
-    else if (confirmed == 0) lose(*nodes_[i], "belongs to a cluster that was never made to the end");
+    if (!heads[i])
+      lose(*nodes_[i], "is not there");
+    else if (!head.member)
+      lose(*nodes_[i], "was not rebuilt to the end");
+    else if (head.proposed < confirmed)
+      lose(*nodes_[i], "is an old copy: the others went on without it");
+    else if (confirmed == 0)
+      lose(*nodes_[i], "belongs to a cluster that was never made to the end");
   }
 }
 
@@ -241,7 +304,8 @@ Status ShardCluster::open_files(Node& node, bool create) {
     STOKER_ASSIGN(const FileInfo info, loop_.open(file));
     (data ? node.data_file : node.parity_file) = info.id;
     direct_ = direct_ && info.direct;
-    if (info.bytes < file.reserve_bytes) return make_error(Code::corruption, "'" + file.path + "' is cut short", kWhere);
+    if (info.bytes < file.reserve_bytes)
+      return make_error(Code::corruption, "'" + file.path + "' is cut short", kWhere);
   }
   node.log = std::make_unique<ShardLog>(layout_, loop_, node.path);
   return node.log->open_segments();
@@ -263,7 +327,8 @@ Status ShardCluster::load(Node& node, std::string& damage) {
 }
 
 Status ShardCluster::load_headers(Node& node, bool data, std::string& damage) {
-  const uint64_t each = layout_.header_bytes(), at_once = std::max<uint64_t>(1, kReadAtOnce / (4 * each));
+  const uint64_t each = layout_.header_bytes(),
+                 at_once = std::max<uint64_t>(1, kReadAtOnce / (4 * each));
   for (uint64_t first = 0; first < layout_.slots(data) && damage.empty(); first += at_once) {
     std::deque<std::pair<Chunk, AlignedBytes>> memory;
     IoBatch batch(loop_, Priority::demand);
@@ -277,11 +342,13 @@ Status ShardCluster::load_headers(Node& node, bool data, std::string& damage) {
     for (const auto& [chunk, bytes] : memory) {
       std::optional<ChunkHeader> newest;
       for (uint64_t copy = 0; copy < 4; ++copy) {
-        auto found = decode_header(layout_, node.head.incarnation, chunk, bytes.span().subspan(copy * each, each));
+        auto found = decode_header(layout_, node.head.incarnation, chunk,
+                                   bytes.span().subspan(copy * each, each));
         if (found && (!newest || found->counter > newest->counter)) newest = std::move(found);
       }
       if (!newest) {
-        damage = "has a damaged header, of chunk " + std::to_string(chunk.position) + " of stripe " + std::to_string(chunk.stripe);
+        damage = "has a damaged header, of chunk " + std::to_string(chunk.position) +
+                 " of stripe " + std::to_string(chunk.stripe);
         return {};
       }
       static_cast<ChunkHeader&>(header(node, chunk)) = std::move(*newest);
@@ -290,29 +357,39 @@ Status ShardCluster::load_headers(Node& node, bool data, std::string& damage) {
   return {};
 }
 
-// Blocks that a record above the mark may have overwritten hold anything between old and new. Recovery writes them again before it reads them.
+// Blocks that a record above the mark may have overwritten hold anything between old and new.
+// Recovery writes them again before it reads them.
 void ShardCluster::find_flux(Node& node) {
   const auto nodes = static_cast<uint64_t>(layout_.geometry.nodes);
-  const auto mine = [&](uint64_t stripe) { return Chunk{stripe, static_cast<int>((static_cast<uint64_t>(node.head.node) + nodes - stripe % nodes) % nodes)}; };
+  const auto mine = [&](uint64_t stripe) {
+    return Chunk{
+        stripe,
+        static_cast<int>((static_cast<uint64_t>(node.head.node) + nodes - stripe % nodes) % nodes)};
+  };
   std::map<uint64_t, uint64_t> commits;  // the last of each stripe
   for (const auto& [place, record] : node.found.records) {
-    if (record.kind == Record::Kind::commit) commits[record.chunk.stripe] = std::max(commits[record.chunk.stripe], record.seq);
+    if (record.kind == Record::Kind::commit)
+      commits[record.chunk.stripe] = std::max(commits[record.chunk.stripe], record.seq);
   }
   for (const auto& [place, record] : node.found.records) {
     const Chunk chunk = mine(record.chunk.stripe);
     bool overwrites = record.kind == Record::Kind::parity && !layout_.is_data(chunk);
-    if (record.kind == Record::Kind::stage || record.kind == Record::Kind::value) overwrites = record.chunk == chunk;
+    if (record.kind == Record::Kind::stage || record.kind == Record::Kind::value)
+      overwrites = record.chunk == chunk;
     if (record.needs_commit && commits[record.chunk.stripe] < record.seq) overwrites = false;
     const auto found = node.headers.find(chunk);
     if (!overwrites || found == node.headers.end() || record.seq <= found->second.folded) continue;
     for (const Record::Range& range : record.ranges) {
-      for (uint64_t block = range.offset / kShardBlock; block * kShardBlock < range.offset + range.value.size(); ++block) found->second.flux[block] = true;
+      for (uint64_t block = range.offset / kShardBlock;
+           block * kShardBlock < range.offset + range.value.size(); ++block)
+        found->second.flux[block] = true;
     }
   }
 }
 
 Status ShardCluster::verify(Node& node, std::string& damage) {
-  const uint64_t bytes = layout_.geometry.chunk_bytes, at_once = std::max<uint64_t>(1, kReadAtOnce / bytes);
+  const uint64_t bytes = layout_.geometry.chunk_bytes,
+                 at_once = std::max<uint64_t>(1, kReadAtOnce / bytes);
   for (auto next = node.headers.begin(); next != node.headers.end();) {
     std::deque<std::pair<decltype(next), AlignedBytes>> memory;
     IoBatch batch(loop_, Priority::scrub);
@@ -324,8 +401,12 @@ Status ShardCluster::verify(Node& node, std::string& damage) {
     for (const auto& [at, read] : memory) {
       const auto& [chunk, header] = *at;
       for (uint64_t block = 0; block < layout_.blocks(); ++block) {
-        if (header.flux[block] || header.blocks[block] == 0 || header.blocks[block] == block_mark(read.span().subspan(block * kShardBlock, kShardBlock))) continue;
-        damage = "has a damaged block, " + std::to_string(block) + " of chunk " + std::to_string(chunk.position) + " of stripe " + std::to_string(chunk.stripe);
+        if (header.flux[block] || header.blocks[block] == 0 ||
+            header.blocks[block] ==
+                block_mark(read.span().subspan(block * kShardBlock, kShardBlock)))
+          continue;
+        damage = "has a damaged block, " + std::to_string(block) + " of chunk " +
+                 std::to_string(chunk.position) + " of stripe " + std::to_string(chunk.stripe);
         return {};
       }
     }
@@ -336,10 +417,16 @@ Status ShardCluster::verify(Node& node, std::string& damage) {
 // A path that was mistyped may name a folder of somebody else's.
 Status ShardCluster::may_blank(const Node& node, bool ours) const {
   if (!options_.files || ours || is_untouched(node.path)) return {};
-  return make_error(Code::already_exists, "a lost node is to be rebuilt in '" + node.path + "', and there are files without an intact head of this cluster: check the path, or empty the folder if nobody needs what is in it; nothing was changed", kWhere);
+  return make_error(
+      Code::already_exists,
+      "a lost node is to be rebuilt in '" + node.path +
+          "', and there are files without an intact head of this cluster: check the path, or empty "
+          "the folder if nobody needs what is in it; nothing was changed",
+      kWhere);
 }
 
-// Its files are used again where there are any: with a new incarnation nothing that is in them counts. The head comes first, and says whose all else is.
+// Its files are used again where there are any: with a new incarnation nothing that is in them
+// counts. The head comes first, and says whose all else is.
 Status ShardCluster::blank(Node& node) {
   if (options_.files) STOKER_TRY(make_folder(node.path));
   std::optional<NodeHead> found;
@@ -372,7 +459,8 @@ Status ShardCluster::blank(Node& node) {
   return {};
 }
 
-// Nothing is decided, and nothing written but heads, before all that are there confirm the opening: so who was not there is known to be old.
+// Nothing is decided, and nothing written but heads, before all that are there confirm the opening:
+// so who was not there is known to be old.
 Status ShardCluster::settle_opening(uint64_t opening) {
   std::vector<Node*> all;
   all.reserve(nodes_.size());
@@ -399,7 +487,8 @@ Status ShardCluster::write_heads(const std::vector<Node*>& nodes, Mutation unflu
   return syncs.run();
 }
 
-// Heads are flushed when the opening is proposed; until then only nodes that are lost are written to.
+// Heads are flushed when the opening is proposed; until then only nodes that are lost are written
+// to.
 Status ShardCluster::sync_all() {
   IoBatch batch(loop_, Priority::demand);
   for (const auto& node : nodes_) {

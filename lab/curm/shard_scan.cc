@@ -1,11 +1,12 @@
 // What a node's log holds when it is opened.
 //
-// Frames say up to where the log was durable when they were made. What is missing below that was damaged, and the node counts as
-// lost; what is missing behind it may just as well never have been written.
+// Frames say up to where the log was durable when they were made. What is missing below that was
+// damaged, and the node counts as lost; what is missing behind it may just as well never have been
+// written.
 #include <algorithm>
 
-#include "stoker/base/check.h"
 #include "curm/shard_log.h"
+#include "stoker/base/check.h"
 
 namespace stoker::curm {
 namespace {
@@ -16,7 +17,8 @@ struct Frame {
 };
 
 // The intact frame at `offset` that says of itself that it belongs there.
-std::optional<Frame> frame_at(const ShardLayout& layout, const StoreId& id, LogSource& source, FramePlace place, uint64_t offset) {
+std::optional<Frame> frame_at(const ShardLayout& layout, const StoreId& id, LogSource& source,
+                              FramePlace place, uint64_t offset) {
   place.offset = offset;
   const auto found = read_frame(source, id, offset);
   STOKER_CHECK(found.has_value());  // memory does not fail
@@ -47,7 +49,8 @@ struct ShardLog::Found {
   }
 };
 
-// Segments are made one after the other, each begun before the next is made: none is missing but the last.
+// Segments are made one after the other, each begun before the next is made: none is missing but
+// the last.
 Status ShardLog::load_segment(size_t index, Found& found) {
   Segment& segment = segments_[index];
   if (segment.file < 0) {
@@ -63,7 +66,9 @@ Status ShardLog::load_segment(size_t index, Found& found) {
   std::optional<Frame> begin;
   for (const uint64_t at : {uint64_t{0}, kShardBlock}) {
     auto each = frame_at(layout_, id_, source, place, at);
-    if (each && each->content.records.empty() && (!begin || each->record.generation > begin->record.generation)) begin = std::move(each);
+    if (each && each->content.records.empty() &&
+        (!begin || each->record.generation > begin->record.generation))
+      begin = std::move(each);
   }
   const uint64_t generation = begin ? begin->record.generation : 0, count = generation >> 32;
   LogCursor cursor{kFramesAt, 1, begin ? begin->record.crc : 0};
@@ -95,15 +100,20 @@ Status ShardLog::load_segment(size_t index, Found& found) {
 void ShardLog::take(FrameContent content, FileId file, uint64_t frame_at, NodeState& state) {
   for (FrameRecord& each : content.records) {
     const uint64_t id = next_id_++;
-    StoredRecord stored{content.head.place, file, frame_at + each.payload_at, each.record.payload_bytes() - 8 * each.record.dropped.size(), std::move(each.crcs), each.record.kind, each.record.scheme};
+    StoredRecord stored{
+        content.head.place,         file,
+        frame_at + each.payload_at, each.record.payload_bytes() - 8 * each.record.dropped.size(),
+        std::move(each.crcs),       each.record.kind,
+        each.record.scheme};
     if (each.record.kind == Record::Kind::epoch) epochs_[each.record.scheme].push_back(id);
     index(id, std::move(stored));
-    state.records.emplace_back(LogPlace{node_, id, content.head.place.reserve}, std::move(each.record));
+    state.records.emplace_back(LogPlace{node_, id, content.head.place.reserve},
+                               std::move(each.record));
   }
 }
 
-// Appends to a reserve are flushed one by one, so there are no gaps but by damage; except that its first frame may be torn by the one that
-// begins it anew, when all that it held is dead.
+// Appends to a reserve are flushed one by one, so there are no gaps but by damage; except that its
+// first frame may be torn by the one that begins it anew, when all that it held is dead.
 Status ShardLog::load_reserve(const Chunk& parity, NodeState& state, std::string& damage) {
   AlignedBytes bytes(layout_.reserve_bytes);
   IoBatch batch(loop_, Priority::demand);
@@ -130,30 +140,40 @@ Status ShardLog::load_reserve(const Chunk& parity, NodeState& state, std::string
     end = each.record.end;
     for (const FrameRecord& record : each.content.records) {
       const bool alive = folded == state.folded.end() || record.record.seq > folded->second;
-      if (gap && (alive || !headless)) damage = "a record in the reserve of stripe " + std::to_string(parity.stripe) + " is damaged";
+      if (gap && (alive || !headless))
+        damage =
+            "a record in the reserve of stripe " + std::to_string(parity.stripe) + " is damaged";
     }
-    take(std::move(each.content), parity_file_, layout_.reserve_at(parity) + each.record.offset, state);
+    take(std::move(each.content), parity_file_, layout_.reserve_at(parity) + each.record.offset,
+         state);
   }
   // Full until it is let go of.
-  reserves_[parity].writer = LogWriter({id_, generation}, layout_.reserve_bytes, {layout_.reserve_bytes, 0, 0});
+  reserves_[parity].writer =
+      LogWriter({id_, generation}, layout_.reserve_bytes, {layout_.reserve_bytes, 0, 0});
   return {};
 }
 
 Status ShardLog::load(NodeState& state, std::string& damage) {
   Found found;
-  for (size_t index = 0; index < segments_.size() && found.damage.empty(); ++index) STOKER_TRY(load_segment(index, found));
+  for (size_t index = 0; index < segments_.size() && found.damage.empty(); ++index)
+    STOKER_TRY(load_segment(index, found));
   for (size_t index = 0; index < found.begun && found.damage.empty(); ++index) {
-    if (index >= segments_.size() || segments_[index].count == 0) found.damage = "segment " + std::to_string(index) + " of its log is gone: it was begun, and says nothing of it";
+    if (index >= segments_.size() || segments_[index].count == 0)
+      found.damage = "segment " + std::to_string(index) +
+                     " of its log is gone: it was begun, and says nothing of it";
   }
   begun_ = found.begun;
   for (const auto& [count, offset] : found.claims) {
     const auto end = found.ends.find(count);
-    if (end != found.ends.end() && end->second < offset) found.damage = "a record of its log is damaged";
-    if (end == found.ends.end() && count != 0 && count == found.claims.rbegin()->first) found.damage = "a segment of its log is gone";
+    if (end != found.ends.end() && end->second < offset)
+      found.damage = "a record of its log is damaged";
+    if (end == found.ends.end() && count != 0 && count == found.claims.rbegin()->first)
+      found.damage = "a segment of its log is gone";
   }
   damage = found.damage;
   if (!damage.empty()) return {};
-  std::sort(found.frames.begin(), found.frames.end(), [](const Found::Piece& a, const Found::Piece& b) { return a.at < b.at; });
+  std::sort(found.frames.begin(), found.frames.end(),
+            [](const Found::Piece& a, const Found::Piece& b) { return a.at < b.at; });
   const std::lock_guard lock(mutex_);
   for (Found::Piece& piece : found.frames) {
     const uint64_t offset = piece.at.offset;

@@ -1,13 +1,14 @@
-// A ShardCluster on simulated disks, for tests: the production code, with the power that goes between any two of its transfers.
+// A ShardCluster on simulated disks, for tests: the production code, with the power that goes
+// between any two of its transfers.
 #pragma once
 
 #include <algorithm>
 #include <cerrno>
 #include <random>
 
-#include "stoker/base/check.h"
 #include "curm/crash_cluster.h"
 #include "curm/shard_cluster.h"
+#include "stoker/base/check.h"
 #include "stoker/testing/sim_engine.h"
 
 namespace stoker::curm {
@@ -39,7 +40,8 @@ class ShardSim final : public CrashCluster {
   void crash_after(uint64_t steps) override;
   // Counts reads too, and those of opening.
   void crash_at_transfer(uint64_t transfers);
-  // The process is killed at a flush, behind so many: what was written and not flushed stands in the disks' caches, and stays so over restart().
+  // The process is killed at a flush, behind so many: what was written and not flushed stands in
+  // the disks' caches, and stays so over restart().
   void kill_at_flush(uint64_t flushes);
   bool crashed() const override { return crashed_; }
   void restart(const std::set<NodeId>& lost) override;
@@ -55,7 +57,8 @@ class ShardSim final : public CrashCluster {
   SimDisk& disk() { return *disk_; }
   ShardCluster& cluster() { return *opened_; }
   void close();
-  // Opens what there is, and takes what is lost then for what was to be; recover(lost()) comes next.
+  // Opens what there is, and takes what is lost then for what was to be; recover(lost()) comes
+  // next.
   Status open();
   Status reopen();
   const std::set<NodeId>& lost() const { return lost_; }
@@ -76,7 +79,11 @@ class ShardSim final : public CrashCluster {
   bool ordered_ = false, crashed_ = false, killed_ = false, admitting_ = false;
 };
 
-inline ShardSim::ShardSim(const Geometry& geometry, uint64_t seed) : geometry_(geometry), random_(seed), disk_(std::make_shared<SimDisk>(seed)), loop_(loop_on(disk_, seed)) {
+inline ShardSim::ShardSim(const Geometry& geometry, uint64_t seed)
+    : geometry_(geometry),
+      random_(seed),
+      disk_(std::make_shared<SimDisk>(seed)),
+      loop_(loop_on(disk_, seed)) {
   for (NodeId id = 0; id < geometry.nodes; ++id) paths_.push_back(path(id));
   auto made = ShardCluster::make(*loop_, paths_, geometry, small_options(geometry));
   STOKER_CHECK(made.has_value());
@@ -105,7 +112,8 @@ inline Status ShardSim::reopen() {
   return {};
 }
 
-// After an order the first failure is the crash. (Opening then finds that too many nodes cannot be read.)
+// After an order the first failure is the crash. (Opening then finds that too many nodes cannot be
+// read.)
 inline Status ShardSim::watched(Status done) {
   crashed_ = crashed_ || (ordered_ && !done && (done.error().code == Code::io || !opened_));
   return done;
@@ -122,7 +130,8 @@ inline Result<NodeState> ShardSim::scan(NodeId node) {
   if (opened_->replaced() != lost_) {
     std::string all;
     for (const std::string& trouble : opened_->troubles()) all += "; " + trouble;
-    return make_error(Code::corruption, "the cluster counts other nodes as lost than were taken away" + all);
+    return make_error(Code::corruption,
+                      "the cluster counts other nodes as lost than were taken away" + all);
   }
   return opened_->scan(node);
 }
@@ -164,7 +173,8 @@ inline std::vector<std::byte> ShardSim::base(const Chunk& chunk) {
   const Slot value = round.to(geometry_.node(chunk)).read(chunk, 0, geometry_.chunk_bytes);
   STOKER_CHECK(open().has_value());
   const Status done = opened_->run(round);
-  if (!done) return std::vector<std::byte>(geometry_.chunk_bytes, std::byte{0xEE});  // what no test writes a chunk full of
+  // what no test writes a chunk full of
+  if (!done) return std::vector<std::byte>(geometry_.chunk_bytes, std::byte{0xEE});
   return {value->bytes().begin(), value->bytes().end()};
 }
 

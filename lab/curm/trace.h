@@ -1,5 +1,6 @@
-// Traces of storage requests, as text: MSR Cambridge CSV, CloudPhysics CSV, NFS records as nfsdump prints them. Told apart by their
-// first line. Lines that cannot be read are counted and named; whether that is an error is the caller's choice.
+// Traces of storage requests, as text: MSR Cambridge CSV, CloudPhysics CSV, NFS records as nfsdump
+// prints them. Told apart by their first line. Lines that cannot be read are counted and named;
+// whether that is an error is the caller's choice.
 #pragma once
 
 #include <cstdint>
@@ -21,15 +22,17 @@ struct Request {
 
 // A file that was made, or removed. Only NFS records tell of such.
 struct FileEvent {
-  uint64_t before = 0;  // this request; as many as there are: after all
-  bool made = false;    // else removed
+  uint64_t before = 0;              // this request; as many as there are: after all
+  bool made = false;                // else removed
   uint32_t object = 0, folder = 0;  // of folders: a number from 1 on
   std::string path;
-  uint64_t bytes = 0;   // announced when it was made; 0: none
+  uint64_t bytes = 0;  // announced when it was made; 0: none
 };
 
 // As the classes see it.
-inline Access access_of(const Request& request) { return {request.object, request.write, request.offset, request.bytes}; }
+inline Access access_of(const Request& request) {
+  return {request.object, request.write, request.offset, request.bytes};
+}
 
 struct Trace {
   std::string name;
@@ -37,7 +40,7 @@ struct Trace {
   std::vector<std::string> objects;
   std::vector<Request> requests;
   std::vector<FileEvent> events;  // in order
-  uint64_t others = 0;  // operations that are known, and neither read nor write: left out
+  uint64_t others = 0;            // operations that are known, and neither read nor write: left out
   uint64_t malformed = 0;
   std::vector<std::string> complaints;  // of the first few malformed lines: where and why
 };
@@ -53,7 +56,8 @@ std::string msr_text(const Trace& trace);
 // As nfsdump prints calls, and the answers that name files.
 std::string nfs_text(const Trace& trace);
 
-// Shows the classes all of a trace. Its objects are the files where it tells of them being made, else pieces of so many bytes of its volumes.
+// Shows the classes all of a trace. Its objects are the files where it tells of them being made,
+// else pieces of so many bytes of its volumes.
 void show(const Trace& trace, uint64_t piece_bytes, ClassTable& classes);
 
 }  // namespace stoker::curm

@@ -37,19 +37,25 @@ Value overlaid(const Value& base, uint64_t at, const Value& piece) {
   return Value::of(std::move(out));
 }
 
-Value advanced(const codec::ErasureCode& code, int data_chunk, int parity_index, const Value& parity, uint64_t at, const Value& delta, uint64_t delta_at) {
-  const uint64_t begin = std::max(at, delta_at), end = std::min(at + parity.size(), delta_at + delta.size());
+Value advanced(const codec::ErasureCode& code, int data_chunk, int parity_index,
+               const Value& parity, uint64_t at, const Value& delta, uint64_t delta_at) {
+  const uint64_t begin = std::max(at, delta_at),
+                 end = std::min(at + parity.size(), delta_at + delta.size());
   if (begin >= end || !parity.has_bytes() || !delta.has_bytes()) return parity;
   std::vector<std::byte> out(parity.bytes().begin(), parity.bytes().end());
   std::vector<codec::Target> targets(static_cast<size_t>(code.m()));
-  targets[static_cast<size_t>(parity_index)].bytes = std::span(out).subspan(begin - at, end - begin);
-  const Status done = code.delta(data_chunk, {}, {delta.bytes().subspan(begin - delta_at, end - begin), {}}, targets);
-  STOKER_CHECK(done.has_value());  // the ranges are ours: only a bug could make the codec refuse them
+  targets[static_cast<size_t>(parity_index)].bytes =
+      std::span(out).subspan(begin - at, end - begin);
+  const Status done = code.delta(
+      data_chunk, {}, {delta.bytes().subspan(begin - delta_at, end - begin), {}}, targets);
+  // the ranges are ours: only a bug could make the codec refuse them
+  STOKER_CHECK(done.has_value());
   return Value::of(std::move(out));
 }
 
 Value decoded(const codec::ErasureCode& code, const std::vector<Value>& present, int wanted) {
-  const auto some = std::find_if(present.begin(), present.end(), [](const Value& value) { return value.size() != 0; });
+  const auto some = std::find_if(present.begin(), present.end(),
+                                 [](const Value& value) { return value.size() != 0; });
   STOKER_CHECK(some != present.end());
   if (!some->has_bytes()) return Value::sized(some->size());
   std::vector<std::byte> out(some->size());

@@ -1,5 +1,6 @@
-// Value: some bytes of a chunk that travel through an update. On a modelled cluster it only knows how many there are, so the same
-// scheme code runs with bytes and without. Immutable and shared: a copy costs nothing, any thread may hold one.
+// Value: some bytes of a chunk that travel through an update. On a modelled cluster it only knows
+// how many there are, so the same scheme code runs with bytes and without. Immutable and shared: a
+// copy costs nothing, any thread may hold one.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +26,8 @@ class Value {
   Value slice(uint64_t at, uint64_t bytes) const;
 
  private:
-  Value(std::shared_ptr<const std::vector<std::byte>> bytes, uint64_t begin, uint64_t size) : bytes_(std::move(bytes)), begin_(begin), size_(size) {}
+  Value(std::shared_ptr<const std::vector<std::byte>> bytes, uint64_t begin, uint64_t size)
+      : bytes_(std::move(bytes)), begin_(begin), size_(size) {}
   std::shared_ptr<const std::vector<std::byte>> bytes_;
   uint64_t begin_ = 0, size_ = 0;
 };
@@ -34,8 +36,10 @@ class Value {
 Value difference(const Value& a, const Value& b);
 // `base` with `piece` laid over it at `at`.
 Value overlaid(const Value& base, uint64_t at, const Value& piece);
-// `parity`, the range [at, at + size) of parity number `parity_index`, after data chunk `data_chunk` changed by `delta` at `delta_at`.
-Value advanced(const codec::ErasureCode& code, int data_chunk, int parity_index, const Value& parity, uint64_t at, const Value& delta, uint64_t delta_at);
+// `parity`, the range [at, at + size) of parity number `parity_index`, after data chunk
+// `data_chunk` changed by `delta` at `delta_at`.
+Value advanced(const codec::ErasureCode& code, int data_chunk, int parity_index,
+               const Value& parity, uint64_t at, const Value& delta, uint64_t delta_at);
 // Chunk `wanted` of k + m, from the values of k others (those not given are empty).
 Value decoded(const codec::ErasureCode& code, const std::vector<Value>& present, int wanted);
 

@@ -10,7 +10,9 @@ Status Vdl::update(const Update& update) {
   entry.needs_commit = true;
   Round round;
   std::vector<PlaceSlot> slots = {log(round.to(node(update.chunk), update.value.size()), entry)};
-  for (int j = 0; j < m(); ++j) slots.push_back(log(round.to(node(geometry().parity(update.chunk.stripe, j)), update.value.size()), entry));
+  for (int j = 0; j < m(); ++j)
+    slots.push_back(
+        log(round.to(node(geometry().parity(update.chunk.stripe, j)), update.value.size()), entry));
   STOKER_TRY(run(round));
   STOKER_TRY(acknowledge(kClient));
   std::vector<LogPlace> places;
@@ -24,7 +26,9 @@ Status Vdl::update(const Update& update) {
 std::vector<LogPlace> Vdl::put(const Update& update, uint64_t seq, std::vector<LogPlace> places) {
   Overlay& overlay = dirty_[update.chunk.stripe];
   std::vector<LogPlace> let_go;
-  for (const uint64_t overtaken : overlay.put(seq, {update.chunk.position, update.offset, update.value.size(), std::move(places), safe() ? Value() : update.value})) {
+  for (const uint64_t overtaken :
+       overlay.put(seq, {update.chunk.position, update.offset, update.value.size(),
+                         std::move(places), safe() ? Value() : update.value})) {
     if (!lets_go_early()) break;
     const Overlay::Logged logged = overlay.forget(overtaken);
     count_dead(update.chunk.stripe, logged.bytes);
@@ -43,7 +47,8 @@ Result<Value> Vdl::read(const Chunk& chunk, uint64_t offset, uint64_t bytes) {
   }
   STOKER_TRY(run(round));
   Value value = *base;
-  for (const Overlay::Piece& piece : newest) value = overlaid(value, piece.at - offset, piece.value());
+  for (const Overlay::Piece& piece : newest)
+    value = overlaid(value, piece.at - offset, piece.value());
   return value;
 }
 
@@ -59,7 +64,8 @@ Result<Fold::Newest> Vdl::newest_of(uint64_t stripe, const Overlay& overlay) {
   if (!round.errands.empty()) STOKER_TRY(run(round));
   Fold::Newest newest;
   for (const auto& [position, read] : pieces) {
-    for (const Overlay::Piece& piece : read) newest[position].put(piece.at, piece.bytes, piece.value());
+    for (const Overlay::Piece& piece : read)
+      newest[position].put(piece.at, piece.bytes, piece.value());
   }
   return newest;
 }
@@ -67,7 +73,9 @@ Result<Fold::Newest> Vdl::newest_of(uint64_t stripe, const Overlay& overlay) {
 Status Vdl::bring_in(uint64_t stripe, const Fold::Newest& newest, Why why) {
   const uint64_t fold_seq = next_seq();
   Fold fold(*setup().substrate, geometry(), code(), stripe, newest);
-  STOKER_TRY(fold.read_data([this, why](int dirty) { return (why == Why::write && dirty == k()) || reconstructs(dirty); }, why == Why::fold));
+  STOKER_TRY(fold.read_data(
+      [this, why](int dirty) { return (why == Why::write && dirty == k()) || reconstructs(dirty); },
+      why == Why::fold));
 
   std::map<Chunk, Fold::Ranges> changed = fold.data();
   std::vector<PlaceSlot> places;
@@ -113,7 +121,9 @@ Status Vdl::bring_in(uint64_t stripe, const Fold::Newest& newest, Why why) {
   return release(done);
 }
 
-Status Vdl::write_through(uint64_t stripe, const Fold::Newest& newest) { return bring_in(stripe, newest, Why::write); }
+Status Vdl::write_through(uint64_t stripe, const Fold::Newest& newest) {
+  return bring_in(stripe, newest, Why::write);
+}
 
 Status Vdl::fold(uint64_t stripe) {
   const auto found = dirty_.find(stripe);
@@ -122,7 +132,8 @@ Status Vdl::fold(uint64_t stripe) {
   if (safe() || reconstructs(k())) {
     STOKER_TRY(bring_in(stripe, newest, Why::fold));
   } else {  // one data chunk after the other, as published
-    for (const auto& [position, ranges] : newest) STOKER_TRY(bring_in(stripe, {{position, ranges}}, Why::fold));
+    for (const auto& [position, ranges] : newest)
+      STOKER_TRY(bring_in(stripe, {{position, ranges}}, Why::fold));
   }
   const std::vector<LogPlace> places = found->second.places();
   dirty_.erase(found);
@@ -130,12 +141,14 @@ Status Vdl::fold(uint64_t stripe) {
   return release(places);
 }
 
-// A commit that a crash in its round left on some nodes only is put on all that it will move a chunk of, before any chunk moves by it: who is lost
-// next must not take the decision along, and a node tells by its own commit which of its blocks may be torn.
+// A commit that a crash in its round left on some nodes only is put on all that it will move a
+// chunk of, before any chunk moves by it: who is lost next must not take the decision along, and a
+// node tells by its own commit which of its blocks may be torn.
 Status Vdl::spread_commits(Recovered& found) {
   std::map<std::pair<uint64_t, uint64_t>, std::set<NodeId>> holders;  // by stripe, seq
   for (const Survivor& each : found.folds) {
-    if (each.record.kind == Record::Kind::commit) holders[{each.record.chunk.stripe, each.record.seq}].insert(each.node);
+    if (each.record.kind == Record::Kind::commit)
+      holders[{each.record.chunk.stripe, each.record.seq}].insert(each.node);
   }
   Round round;
   std::vector<PlaceSlot> places;
@@ -144,8 +157,12 @@ Status Vdl::spread_commits(Recovered& found) {
     std::set<NodeId> all;
     const auto takes_part = [&, of = stripe, at = seq](const Survivor& each) {
       const Record& entry = each.record;
-      if (entry.chunk.stripe != of || each.node != node(entry.chunk) || entry.seq <= found.folded_of(entry.chunk)) return;
-      if (entry.kind == Record::Kind::stage ? entry.seq == at : entry.kind == Record::Kind::value && entry.seq <= at) all.insert(each.node);
+      if (entry.chunk.stripe != of || each.node != node(entry.chunk) ||
+          entry.seq <= found.folded_of(entry.chunk))
+        return;
+      if (entry.kind == Record::Kind::stage ? entry.seq == at
+                                            : entry.kind == Record::Kind::value && entry.seq <= at)
+        all.insert(each.node);
     };
     std::for_each(found.folds.begin(), found.folds.end(), takes_part);
     std::for_each(found.updates.begin(), found.updates.end(), takes_part);
@@ -164,26 +181,37 @@ Status Vdl::spread_commits(Recovered& found) {
   return {};
 }
 
-// Folds that a commit decided: parities and written-through data from their stages, other data from its own records.
+// Folds that a commit decided: parities and written-through data from their stages, other data from
+// its own records.
 Status Vdl::resolve_folds(Recovered& found) {
   STOKER_TRY(spread_commits(found));
   std::set<std::pair<uint64_t, uint64_t>> committed;  // stripe, seq
   for (const Survivor& each : found.folds) {
-    if (each.record.kind == Record::Kind::commit) committed.insert({each.record.chunk.stripe, each.record.seq});
+    if (each.record.kind == Record::Kind::commit)
+      committed.insert({each.record.chunk.stripe, each.record.seq});
   }
   for (const auto& [stripe, seq] : committed) {
     for (const Survivor& each : found.folds) {
       const Record& entry = each.record;
-      if (entry.kind != Record::Kind::stage || entry.seq != seq || entry.chunk.stripe != stripe || seq <= found.folded_of(entry.chunk)) continue;
+      if (entry.kind != Record::Kind::stage || entry.seq != seq || entry.chunk.stripe != stripe ||
+          seq <= found.folded_of(entry.chunk))
+        continue;
       STOKER_TRY(roll_forward(each));
       found.folded[entry.chunk] = seq;
     }
     std::map<Chunk, Survivor> joined;
     for (const Survivor& each : found.updates) {
       const Chunk data = each.record.chunk;
-      if (data.stripe != stripe || each.node != node(data) || each.record.seq > seq || each.record.seq <= found.folded_of(data)) continue;
-      Survivor& all = joined.try_emplace(data, Survivor{each.node, {}, record(Record::Kind::stage, seq, data, 0, {})}).first->second;
-      all.record.ranges.push_back(each.record.ranges[0]);  // in order of seq: later ones lie over earlier ones
+      if (data.stripe != stripe || each.node != node(data) || each.record.seq > seq ||
+          each.record.seq <= found.folded_of(data))
+        continue;
+      Survivor& all =
+          joined
+              .try_emplace(data,
+                           Survivor{each.node, {}, record(Record::Kind::stage, seq, data, 0, {})})
+              .first->second;
+      // in order of seq: later ones lie over earlier ones
+      all.record.ranges.push_back(each.record.ranges[0]);
     }
     for (const auto& [data, all] : joined) {
       STOKER_TRY(roll_forward(all));
@@ -205,7 +233,8 @@ Status Vdl::append_again(Recovered& found, const std::set<NodeId>& replaced) {
       continue;
     }
     const Record::Range& range = each.record.ranges[0];
-    put({data, range.offset, range.value}, seq, {each.place});  // what it overtakes is released at the end, like all that was found
+    // what it overtakes is released at the end, like all that was found
+    put({data, range.offset, range.value}, seq, {each.place});
     if (replaced.count(node(data)) != 0) missing[node(data)].push_back(&each.record);
     for (int j = 0; j < m(); ++j) {
       const NodeId parity = node(geometry().parity(data.stripe, j));
@@ -256,7 +285,9 @@ std::function<void()> Vdl::rebuilt(const Chunk& lost, Errand& errand) {
   std::vector<std::pair<uint64_t, PlaceSlot>> places;
   for (const Overlay::Piece& each : std::exchange(picked_, {})) {
     errand.sent += each.bytes;
-    Record again = record(Record::Kind::value, each.seq, {lost.stripe, dirty_[lost.stripe].position_of(each.seq)}, each.at, each.value());
+    Record again =
+        record(Record::Kind::value, each.seq,
+               {lost.stripe, dirty_[lost.stripe].position_of(each.seq)}, each.at, each.value());
     again.needs_commit = true;
     places.emplace_back(each.seq, errand.append(std::move(again)));
   }
@@ -264,7 +295,8 @@ std::function<void()> Vdl::rebuilt(const Chunk& lost, Errand& errand) {
     const auto dirty = dirty_.find(lost.stripe);
     if (dirty == dirty_.end()) return;
     dirty->second.lose_places(node(lost));
-    for (const auto& [seq, place] : places) dirty->second.add_place(seq, *place, lost.position < k());
+    for (const auto& [seq, place] : places)
+      dirty->second.add_place(seq, *place, lost.position < k());
   };
 }
 

@@ -1,4 +1,5 @@
-"""Stoker: storage for AI training. `offload` trains models larger than memory; see the README for the whole of it."""
+"""Stoker: storage for AI training. `offload` trains models larger than memory; see the README for
+the whole of it."""
 
 import fsspec
 

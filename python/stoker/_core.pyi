@@ -1,8 +1,9 @@
-"""The compiled core, as Python sees it: bindings/base.cc, memory.cc, store.cc, offload.cc and optim.cc, in this order.
+"""The compiled core, as Python sees it: bindings/base.cc, memory.cc, store.cc, offload.cc and
+optim.cc, in this order.
 
-Addresses are integers (``tensor.data_ptr()``); whoever passes one keeps the memory alive and still until the returned
-Future or job is done. Every call that moves bytes or waits releases the GIL, and every wait can be interrupted by Ctrl-C.
-Errors are raised as the classes of ``stoker.errors``.
+Addresses are integers (``tensor.data_ptr()``); whoever passes one keeps the memory alive and still
+until the returned Future or job is done. Every call that moves bytes or waits releases the GIL, and
+every wait can be interrupted by Ctrl-C. Errors are raised as the classes of ``stoker.errors``.
 """
 
 from __future__ import annotations
@@ -40,11 +41,20 @@ class Mixture:
     def draws(self, first: int, last: int) -> Any: ...  # uint64 array [last - first, 2]
 
 class Runtime:
-    """The threads and the memory cap of a process. `threads`: CPU pool; `budget_bytes`: hard cap that arenas and stores draw on;
-    `engine`: "auto", "uring" or "posix"; `depth`: disk operations in flight at most; `stall_seconds`: a disk that has not answered for
-    so long is given up, which is an IoError with errno ETIMEDOUT (the log names it before that)."""
+    """The threads and the memory cap of a process. `threads`: CPU pool; `budget_bytes`: hard cap
+    that arenas and stores draw on;
+    `engine`: "auto", "uring" or "posix"; `depth`: disk operations in flight at most;
+    `stall_seconds`: a disk that has not answered for so long is given up, which is an IoError with
+    errno ETIMEDOUT (the log names it before that)."""
 
-    def __init__(self, engine: str = "auto", threads: int = 2, budget_bytes: int = 1 << 62, depth: int = 64, stall_seconds: int = 300) -> None: ...
+    def __init__(
+        self,
+        engine: str = "auto",
+        threads: int = 2,
+        budget_bytes: int = 1 << 62,
+        depth: int = 64,
+        stall_seconds: int = 300,
+    ) -> None: ...
     def arena(self, bytes: int) -> Arena: ...  # OverBudget
     def open_store(
         self,
@@ -56,12 +66,18 @@ class Runtime:
         chunk_bytes: int = 1 << 20,
         objects_max: int = 1 << 16,
         same_disk: bool = False,  # a new coded store's shards may share a disk
-        replace: Sequence[str] = [],  # shards of a coded store that are lost for good: where there is nothing now, made anew and rebuilt while it is open
-        volume_weights: Sequence[float] = [],  # how capacity_bytes is shared out over a new local store's volumes, as they are named; none: equally
+        # shards of a coded store that are lost for good: where there is nothing now, made anew and
+        # rebuilt while it is open
+        replace: Sequence[str] = [],
+        # how capacity_bytes is shared out over a new local store's volumes, as they are named;
+        # none: equally
+        volume_weights: Sequence[float] = [],
     ) -> Store: ...
-    def io_counters(self) -> dict[str, int]: ...  # reads writes syncs read_bytes written_bytes submissions short_transfers retries
-    # What Loop and pool do from here on, as (track "disk"|"queue"|"kernels", name, begin ns, end ns, bytes, thread) on the clock of
-    # time.perf_counter_ns(), and how many spans were dropped beyond `spans_max`.
+    # reads writes syncs read_bytes written_bytes submissions short_transfers retries
+    def io_counters(self) -> dict[str, int]: ...
+    # What Loop and pool do from here on, as (track "disk"|"queue"|"kernels", name, begin ns, end
+    # ns, bytes, thread) on the clock of time.perf_counter_ns(), and how many spans were dropped
+    # beyond `spans_max`.
     def start_trace(self, spans_max: int = 1 << 18) -> None: ...
     def stop_trace(self) -> tuple[list[tuple[str, str, int, int, int, int]], int]: ...
     @property
@@ -78,7 +94,8 @@ class Runtime:
 class Arena:
     """Pre-faulted memory in large pages. Any thread."""
 
-    def take(self, bytes: int) -> Buffer: ...  # rounded up to 4 KiB; OverBudget when no free range is large enough
+    # rounded up to 4 KiB; OverBudget when no free range is large enough
+    def take(self, bytes: int) -> Buffer: ...
     @property
     def address(self) -> int: ...
     @property
@@ -90,18 +107,22 @@ class Arena:
     @property
     def largest_free(self) -> int: ...
     @property
-    def pages(self) -> dict[str, Any]: ...  # {"kind": "hugetlb" | "transparent" | "small", "large_bytes", "total_bytes"}
+    # {"kind": "hugetlb" | "transparent" | "small", "large_bytes", "total_bytes"}
+    def pages(self) -> dict[str, Any]: ...
 
 class Buffer:
-    """Memory of an Arena. ``torch.from_dlpack(buffer)`` gives a uint8 tensor [size] without a copy whose storage keeps the memory:
-    it returns to the arena when this handle and every tensor over that storage are gone (on whichever thread that happens)."""
+    """Memory of an Arena. ``torch.from_dlpack(buffer)`` gives a uint8 tensor [size] without a copy
+    whose storage keeps the memory: it returns to the arena when this handle and every tensor over
+    that storage are gone (on whichever thread that happens).
+    """
 
     @property
     def address(self) -> int: ...
     @property
     def size(self) -> int: ...
     @property
-    def shared(self) -> bool: ...  # whether an exported tensor storage (DLPack) still holds the memory
+    # whether an exported tensor storage (DLPack) still holds the memory
+    def shared(self) -> bool: ...
     def release(self) -> None: ...  # drops this handle's hold; tensors keep theirs
     def __dlpack__(self, **_: Any) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
@@ -109,94 +130,146 @@ class Buffer:
 
 class Future:
     def ready(self) -> bool: ...
-    def wait(self, timeout: float | None = None) -> Any: ...  # the result (a version for a commit, else None); raises the error; TimeoutError
-    def error(self) -> str | None: ...  # the message of the error if it is ready and failed, without raising
+    # the result (a version for a commit, else None); raises the error; TimeoutError
+    def wait(self, timeout: float | None = None) -> Any: ...
+    # the message of the error if it is ready and failed, without raising
+    def error(self) -> str | None: ...
 
 class Store:
     # atomic ("object" | "transaction"), and whether it has: update (writes into existing objects)
     # snapshots conditional (require()) verified (bytes that differ from what was written are
     # Corruption) versions
     def features(self) -> dict[str, Any]: ...
-    # composition committed durable capacity_bytes used_bytes map_bytes read_only snapshots{name: version}
-    # volumes{path: {read_bytes, written_bytes, bytes_per_second, capacity_bytes, free_bytes, refused_bytes}}: of a local store, since it was opened; the
-    # rate of the last gigabyte; refused: what went to the others while this one had no room for it
-    # cache: of a cached store since it was opened, else None: {usable_bytes held_bytes hit_bytes
+    # composition committed durable capacity_bytes used_bytes map_bytes read_only snapshots{name:
+    # version} volumes{path: {read_bytes, written_bytes, bytes_per_second, capacity_bytes,
+    # free_bytes, refused_bytes}}: of a local store, since it was opened; the rate of the last
+    # gigabyte; refused: what went to the others while this one had no room for it cache: of a
+    # cached store since it was opened, else None: {usable_bytes held_bytes hit_bytes
     # memory_hit_bytes (waits for its commit) merged_bytes (somebody else fetched it) fetched_bytes
     # admitted_bytes commits damaged_blocks off (why the fast store is not used now, or "")}
     def info(self) -> dict[str, Any]: ...
-    # Of a coded store, else None: epoch live[path of a disk that counts, as the composition names it; in no order] troubles[sentence] affected[key of an
-    # object that cannot be read in full while more disks are missing than the code bears] newer_blocks decoded_blocks mended_blocks rebuilt_bytes folds
-    # lost_chunks stuck_stripes lost_why; doing (a repair, a scrub that was asked for): None or {what, done, total (chunks), bytes}; scrub, the one that goes
-    # on by itself: {passes, last: None or {chunks, bytes, mended{...}, lost[sentence], lost_unlisted}, found (by all passes), doing, stopped (why the last
-    # pass ended early)}; all since it was opened. scrubbed, the last scrub of either kind that came to its end, whenever that was: None or
-    # {ended_at (seconds since 1970), found, lost}.
+    # Of a coded store, else None: epoch live[path of a disk that counts, as the composition names
+    # it; in no order] troubles[sentence] affected[key of an object that cannot be read in full
+    # while more disks are missing than the code bears] newer_blocks decoded_blocks mended_blocks
+    # rebuilt_bytes folds lost_chunks stuck_stripes lost_why; doing (a repair, a scrub that was
+    # asked for): None or {what, done, total (chunks), bytes}; scrub, the one that goes on by
+    # itself: {passes, last: None or {chunks, bytes, mended{...}, lost[sentence], lost_unlisted},
+    # found (by all passes), doing, stopped (why the last pass ended early)}; all since it was
+    # opened. scrubbed, the last scrub of either kind that came to its end, whenever that was: None
+    # or {ended_at (seconds since 1970), found, lost}.
     def health(self) -> dict[str, Any] | None: ...
     # key bytes chunk_bytes version tag (tells its contents apart); NotFound
     def stat(self, key: str, snapshot: str = "") -> dict[str, Any]: ...
     def exists(self, key: str, snapshot: str = "") -> bool: ...
     def list(self, prefix: str = "", snapshot: str = "") -> list[dict[str, Any]]: ...
-    def read_bytes(self, key: str, offset: int = 0, bytes: int | None = None, snapshot: str = "") -> bytes: ...
+    def read_bytes(
+        self, key: str, offset: int = 0, bytes: int | None = None, snapshot: str = ""
+    ) -> bytes: ...
     def read(
-        self, key: str, offset: int, address: int, bytes: int, priority: Priority = "prefetch", txn: Transaction | None = None, snapshot: str = ""
+        self,
+        key: str,
+        offset: int,
+        address: int,
+        bytes: int,
+        priority: Priority = "prefetch",
+        txn: Transaction | None = None,
+        snapshot: str = "",
     ) -> Future: ...
     # pieces: uint64 [n, 4], C order: which key, offset in the object, bytes, offset from `address`.
     # All are read at once. `bytes`: of memory at `address`. The error of the first that failed.
     def read_many(
-        self, keys: list[str], pieces: Any, address: int, bytes: int, priority: Priority = "prefetch"
+        self,
+        keys: list[str],
+        pieces: Any,
+        address: int,
+        bytes: int,
+        priority: Priority = "prefetch",
     ) -> Future: ...
     def begin(self) -> Transaction: ...
     # Drops what caches hold of these bytes: who finds a wrong hash calls it and reads once more.
     def forget(self, key: str, offset: int, bytes: int) -> None: ...
-    # One durable commit; moves no bytes where the store can do without; Conflict if from_key changed.
+    # One durable commit; moves no bytes where the store can do without; Conflict if from_key
+    # changed.
     def copy(self, from_key: str, to_key: str) -> int: ...
     def snapshot(self, name: str) -> Future: ...
     def drop(self, name: str) -> Future: ...
-    def close(self) -> None: ...  # waits for what is in flight, abandons what is not committed, frees the lock; Busy while a Session is open
+    # waits for what is in flight, abandons what is not committed, frees the lock; Busy while a
+    # Session is open
+    def close(self) -> None: ...
 
 class Transaction:
     """A step (or any atomic change). Dropping it abandons it."""
 
     def resize(self, key: str, bytes: int, chunk_bytes: int = 0) -> None: ...
-    def write_bytes(self, key: str, offset: int, data: bytes) -> None: ...  # waits; the bytes are copied to aligned memory once
-    def write(self, key: str, offset: int, address: int, bytes: int, priority: Priority = "write_back") -> Future: ...
+    # waits; the bytes are copied to aligned memory once
+    def write_bytes(self, key: str, offset: int, data: bytes) -> None: ...
+    def write(
+        self, key: str, offset: int, address: int, bytes: int, priority: Priority = "write_back"
+    ) -> Future: ...
     def read_bytes(self, key: str, offset: int, bytes: int) -> bytes: ...  # sees what is staged
     def remove(self, key: str) -> None: ...
-    def expect(self, key: str, expected: str) -> None: ...  # "read_only" | "write_only" | "read_write": what the object is for; wrong, it costs speed only
+    # "read_only" | "write_only" | "read_write": what the object is for; wrong, it costs speed only
+    def expect(self, key: str, expected: str) -> None: ...
     # commit() raises Conflict unless the object has this tag then, or is absent (None).
     def require(self, key: str, tag: str | None) -> None: ...
-    def commit(self, durability: str = "durable") -> Future: ...  # "durable" | "deferred"; Busy while updates still run; fails once poisoned
-    def abandon(self) -> None: ...  # stops updates that have not begun, waits for those that have, gives everything up
+    # "durable" | "deferred"; Busy while updates still run; fails once poisoned
+    def commit(self, durability: str = "durable") -> Future: ...
+    # stops updates that have not begun, waits for those that have, gives everything up
+    def abandon(self) -> None: ...
     @property
-    def poisoned(self) -> str | None: ...  # why commit would fail (the first failed update), or None
+    # why commit would fail (the first failed update), or None
+    def poisoned(self) -> str | None: ...
     @property
     def active_jobs(self) -> int: ...
 
 class Session:
     """What moves bytes between a store, the arena and the optimizer kernels, all without the GIL.
 
-    `tiles` buffers of 12 bytes (8 with moments "bf16", a little over 6 with "8bit") x `tile_elements` (a power of two from 32 Ki, "8bit" 64 Ki, to
-    2 Mi) are taken from the arena at once: the most state in flight. `moments`: how m and v are kept; `seed`: of the draws that round them.
+    `tiles` buffers of 12 bytes (8 with moments "bf16", a little over 6 with "8bit") x
+    `tile_elements` (a power of two from 32 Ki, "8bit" 64 Ki, to 2 Mi) are taken from the arena at
+    once: the most state in flight. `moments`: how m and v are kept; `seed`: of the draws that round
+    them.
     """
 
-    def __init__(self, runtime: Runtime, store: Store, arena: Arena, tiles: int = 4, tile_elements: int = 1 << 19, moments: str = "exact", seed: int = 0) -> None: ...
+    def __init__(
+        self,
+        runtime: Runtime,
+        store: Store,
+        arena: Arena,
+        tiles: int = 4,
+        tile_elements: int = 1 << 19,
+        moments: str = "exact",
+        seed: int = 0,
+    ) -> None: ...
 
-    # Blocks. `elements`: padded to a multiple of 2048. `dtype`: "bf16" or "f32". `planes`: which of "rmv" exist beside the weights
-    # ("r" is implied by bf16 unless frozen). A frozen block has weights only, of any `element_bytes`.
+    # Blocks. `elements`: padded to a multiple of 2048. `dtype`: "bf16" or "f32". `planes`: which of
+    # "rmv" exist beside the weights ("r" is implied by bf16 unless frozen). A frozen block has
+    # weights only, of any `element_bytes`.
     def add_block(self, name: str, elements: int, dtype: str, planes: str = "mv") -> int: ...
     def add_frozen(self, name: str, elements: int, element_bytes: int) -> int: ...
-    def create_block(self, block: int, txn: Transaction) -> None: ...  # makes its objects: weights to be written, state as sparse zeros
-    def check_block(self, block: int) -> None: ...  # Mismatch unless the store has its planes with these sizes and chunks
-    def planes(self, block: int) -> dict[str, dict[str, Any]]: ...  # {"w": {"key", "bytes", "chunk_bytes"}, ...}
+    # makes its objects: weights to be written, state as sparse zeros
+    def create_block(self, block: int, txn: Transaction) -> None: ...
+    # Mismatch unless the store has its planes with these sizes and chunks
+    def check_block(self, block: int) -> None: ...
+    # {"w": {"key", "bytes", "chunk_bytes"}, ...}
+    def planes(self, block: int) -> dict[str, dict[str, Any]]: ...
+    def fetch_weights(
+        self,
+        block: int,
+        address: int,
+        priority: Priority = "prefetch",
+        txn: Transaction | None = None,
+    ) -> Future: ...
+    # a whole weight plane; with bf16 the remainder stays as it is
+    def store_weights(self, block: int, address: int, txn: Transaction) -> Future: ...
 
-    def fetch_weights(self, block: int, address: int, priority: Priority = "prefetch", txn: Transaction | None = None) -> Future: ...
-    def store_weights(self, block: int, address: int, txn: Transaction) -> Future: ...  # a whole weight plane; with bf16 the remainder stays as it is
-
-    # A segment = (parameter index, element offset in the block, count, gradient address, gradient dtype "bf16"|"f32", hyper dict).
-    # hyper: algorithm "adamw"|"adam"|"sgd"|"lion", lr, step (after increment), and where they apply beta1 beta2 eps weight_decay
-    # momentum dampening nesterov maximize grad_scale. Sorted by offset, not overlapping.
-    # `source`: where the old state (and weights, if weight_in is 0) come from: None = the committed version, or a Transaction.
-    # weight_in: address of the old weight plane, 0 = read it. weight_out: where a copy of the new plane goes
-    # (may equal weight_in), 0 = it is only staged. Writes never read it.
+    # A segment = (parameter index, element offset in the block, count, gradient address, gradient
+    # dtype "bf16"|"f32", hyper dict). hyper: algorithm "adamw"|"adam"|"sgd"|"lion", lr, step (after
+    # increment), and where they apply beta1 beta2 eps weight_decay momentum dampening nesterov
+    # maximize grad_scale. Sorted by offset, not overlapping. `source`: where the old state (and
+    # weights, if weight_in is 0) come from: None = the committed version, or a Transaction.
+    # weight_in: address of the old weight plane, 0 = read it. weight_out: where a copy of the new
+    # plane goes (may equal weight_in), 0 = it is only staged. Writes never read it.
     def update(
         self,
         block: int,
@@ -207,36 +280,47 @@ class Session:
         source: Transaction | None = None,
         hashes: bool = False,
     ) -> UpdateJob: ...
-    def prefetch_state(self, block: int, source: Transaction | None = None, weights: bool = False) -> int: ...  # tiles begun; never blocks
+    # tiles begun; never blocks
+    def prefetch_state(
+        self, block: int, source: Transaction | None = None, weights: bool = False
+    ) -> int: ...
     def drop_prefetched(self) -> None: ...
     def lend(self, address: int, bytes: int) -> int: ...
     def recall(self, address: int, bytes: int) -> None: ...
-    def retain(self, block: int) -> None: ...  # keeps its r, m, v in the arena from now on (OverBudget if they do not fit)
+    # keeps its r, m, v in the arena from now on (OverBudget if they do not fit)
+    def retain(self, block: int) -> None: ...
     def release(self, block: int) -> None: ...
     def invalidate(self, block: int) -> None: ...  # the next update reads its state again
     def retained_bytes(self) -> int: ...
 
     # Gradients: (address, count, dtype).
-    def hash(self, address: int, bytes: int) -> bytes: ...  # 16 bytes; equal to UpdateJob.hashes() of a segment with these bytes
+    # 16 bytes; equal to UpdateJob.hashes() of a segment with these bytes
+    def hash(self, address: int, bytes: int) -> bytes: ...
     def hash_many(self, spans: Sequence[tuple[int, int]]) -> list[bytes]: ...
-    def sum_of_squares(self, spans: Sequence[tuple[int, int, str]]) -> list[float]: ...  # float64, the same whatever the thread count
+    # float64, the same whatever the thread count
+    def sum_of_squares(self, spans: Sequence[tuple[int, int, str]]) -> list[float]: ...
     def scale(self, spans: Sequence[tuple[int, int, str]], factor: float) -> None: ...
 
-    def arithmetic_seconds(self) -> float: ...  # of kernels, hashes and checksums of updates so far, over the threads of the pool
+    # of kernels, hashes and checksums of updates so far, over the threads of the pool
+    def arithmetic_seconds(self) -> float: ...
     def counters(self) -> dict[str, Any]: ...
-    # read_bytes / written_bytes {weights, remainder, m, v, other}; seconds {kernel, hash, copy, stage, read_latency, write_latency,
-    # wait_compute, wait_written}; tiles, tiles_prefetched, tiles_retained, prefetch_dropped
+    # read_bytes / written_bytes {weights, remainder, m, v, other}; seconds {kernel, hash, copy,
+    # stage, read_latency, write_latency, wait_compute, wait_written}; tiles, tiles_prefetched,
+    # tiles_retained, prefetch_dropped
     def close(self) -> None: ...  # waits for everything in flight and gives the tile buffers back
 
 class UpdateJob:
-    def wait(self) -> None: ...  # all read, computed and handed over: gradients and both weights are free again
+    # all read, computed and handed over: gradients and both weights are free again
+    def wait(self) -> None: ...
     def wait_written(self) -> None: ...  # and all writes are done
     def computed(self) -> bool: ...
     def written(self) -> bool: ...
-    def hashes(self) -> list[bytes]: ...  # of each segment's gradient bytes as consumed; waits; only if asked for
+    # of each segment's gradient bytes as consumed; waits; only if asked for
+    def hashes(self) -> list[bytes]: ...
     def finite(self) -> bool: ...  # no NaN and no infinity in the gradients as consumed; waits
 
-# The kernels by themselves, over memory at the given addresses; `count` elements. Types: "bf16" or "f32".
+# The kernels by themselves, over memory at the given addresses; `count` elements. Types: "bf16" or
+# "f32".
 
 def optim_update(
     count: int,
@@ -267,11 +351,27 @@ def optim_update(
     seed: int = 0,  # beside step, parameter and element the key of the draws that round them
     parameter: int = 0,
 ) -> None: ...  # ValueError for a plane that is missing or a name that is unknown
-def optim_decode_moment(moments: str, which: str, data: int, scales: int, to: int, count: int) -> None: ...  # "m" or "v" as kept -> float32
-def optim_encode_moment(moments: str, which: str, from_: int, data: int, scales: int, count: int) -> None: ...  # and back, to the nearest
-def optim_split(masters: int, weights: int, remainders: int, count: int) -> None: ...  # float32 -> bf16 weights and 16-bit remainders
+
+# "m" or "v" as kept -> float32
+def optim_decode_moment(
+    moments: str, which: str, data: int, scales: int, to: int, count: int
+) -> None: ...
+
+# and back, to the nearest
+def optim_encode_moment(
+    moments: str, which: str, from_: int, data: int, scales: int, count: int
+) -> None: ...
+
+# float32 -> bf16 weights and 16-bit remainders
+def optim_split(masters: int, weights: int, remainders: int, count: int) -> None: ...
 def optim_join(weights: int, remainders: int, masters: int, count: int) -> None: ...  # and back
-def optim_sums_of_squares(grad: int, grad_type: str, count: int) -> list[float]: ...  # of each piece of 65,536 elements, in float64
-def optim_sum_of_squares(grad: int, grad_type: str, count: int, so_far: float = 0.0) -> float: ...  # so_far plus these, in order
-def optim_scale(grad: int, grad_type: str, count: int, factor: float) -> None: ...  # in float32, rounded to the gradient's type
+
+# of each piece of 65,536 elements, in float64
+def optim_sums_of_squares(grad: int, grad_type: str, count: int) -> list[float]: ...
+
+# so_far plus these, in order
+def optim_sum_of_squares(grad: int, grad_type: str, count: int, so_far: float = 0.0) -> float: ...
+
+# in float32, rounded to the gradient's type
+def optim_scale(grad: int, grad_type: str, count: int, factor: float) -> None: ...
 def optim_target() -> str: ...  # the instruction set in use: "AVX3" (AVX-512), "AVX2" or "scalar"

@@ -18,7 +18,8 @@ _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """As it is fit for a terminal: control characters become \\xNN, as the commands in C++ print them."""
+    """As it is fit for a terminal: control characters become \\xNN, as the commands in C++ print
+    them."""
     escaped = lambda found: "".join(
         f"\\x{byte:02x}" for byte in found[0].encode(errors="surrogateescape")
     )

@@ -1,6 +1,8 @@
-"""What can go wrong, as exception classes. The compiled core raises these; each message is a sentence that says what to do.
+"""What can go wrong, as exception classes. The compiled core raises these; each message is a
+sentence that says what to do.
 
-Classes also derive from the built-in exception a caller would expect, so ``except OSError`` and friends work.
+Classes also derive from the built-in exception a caller would expect, so ``except OSError`` and
+friends work.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ class StokerError(Exception):
             self.errno: int | None = None
 
     def __str__(self) -> str:
-        # OSError and KeyError have a form of their own for the message; users get the plain sentence.
+        # OSError and KeyError have a form of their own for the message; users get the plain
+        # sentence.
         return " ".join(str(arg) for arg in self.args)
 
 
@@ -45,7 +48,8 @@ class OverBudget(StokerError, MemoryError):
 
 
 class Corruption(StokerError, OSError):
-    """Bytes differ from their checksum, or an on-disk rule is broken; the message names object and chunk."""
+    """Bytes differ from their checksum, or an on-disk rule is broken; the message names object and
+    chunk."""
 
 
 class Busy(StokerError, OSError):
@@ -85,16 +89,19 @@ class Conflict(StokerError, RuntimeError):
 
 
 class InDoubt(StokerError, ConnectionError):
-    """The answer to a commit was lost: it may have happened or not. Look before you commit again."""
+    """The answer to a commit was lost: it may have happened or not. Look before you commit
+    again."""
 
 
 class RankLost(StokerError, ConnectionError):
-    """Another process of a sharded run is gone, or somewhere else in its program. What all ranks committed stands."""
+    """Another process of a sharded run is gone, or somewhere else in its program. What all ranks
+    committed stands."""
 
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike) -> Iterator[None]:
-    """An OSError from inside that names no file is about `path`: open() names its file, write() and fsync() do not."""
+    """An OSError from inside that names no file is about `path`: open() names its file, write() and
+    fsync() do not."""
     try:
         yield
     except OSError as error:
@@ -104,26 +111,35 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
 
 
 _OF_SYSTEM: dict[int, type[StokerError]] = {
-    **dict.fromkeys((errno.EACCES, errno.EPERM), NoPermission), errno.EROFS: ReadOnly,
-    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG), InvalidArgument),
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), OutOfSpace), errno.ENOENT: NotFound,
-}  # fmt: skip
+    **dict.fromkeys((errno.EACCES, errno.EPERM), NoPermission),
+    errno.EROFS: ReadOnly,
+    **dict.fromkeys(
+        (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG),
+        InvalidArgument,
+    ),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), OutOfSpace),
+    errno.ENOENT: NotFound,
+}
 
 
 @contextlib.contextmanager
 def saying(what: str) -> Iterator[None]:
-    """An OSError of Python from inside becomes the StokerError of its kind, which says `what` cannot be done."""
+    """An OSError of Python from inside becomes the StokerError of its kind, which says `what`
+    cannot be done."""
     try:
         yield
     except OSError as error:
         if isinstance(error, StokerError):
             raise
-        told = _OF_SYSTEM.get(error.errno or 0, IoError)(f"cannot {what} ({error.strerror or error})")
+        told = _OF_SYSTEM.get(error.errno or 0, IoError)(
+            f"cannot {what} ({error.strerror or error})"
+        )
         told.errno = error.errno
         raise told from error
 
 
-# By the core's name of a code (stoker::name(Code)); the binding looks classes up here, so this is the one table.
+# By the core's name of a code (stoker::name(Code)); the binding looks classes up here, so this is
+# the one table.
 BY_CODE: dict[str, type[StokerError]] = {
     "invalid argument": InvalidArgument,
     "not found": NotFound,

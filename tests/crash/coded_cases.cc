@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <optional>
 #include <map>
+#include <optional>
 #include <set>
 #include <tuple>
 
@@ -16,7 +16,9 @@ namespace {
 using coded::kBlock;
 using coded::shard_bit;
 
-Error none(const std::string& what) { return make_error(Code::not_found, "the play has no " + what); }
+Error none(const std::string& what) {
+  return make_error(Code::not_found, "the play has no " + what);
+}
 
 std::optional<coded::Superblock> superblock_of(const SimImage& image) {
   Bytes sector(coded::kSuperblockBytes);
@@ -25,15 +27,20 @@ std::optional<coded::Superblock> superblock_of(const SimImage& image) {
   return superblock ? *superblock : std::nullopt;
 }
 
-size_t shard_at(const std::vector<std::string>& paths, const std::string& path) { return static_cast<size_t>(std::find(paths.begin(), paths.end(), path) - paths.begin()); }
+size_t shard_at(const std::vector<std::string>& paths, const std::string& path) {
+  return static_cast<size_t>(std::find(paths.begin(), paths.end(), path) - paths.begin());
+}
 
 bool in_place(const coded::Shape& shape, const SimEvent& write) {
   if (write.offset < shape.slot_at(0)) return false;
-  return (write.offset - shape.slot_at(0)) % (shape.slot_at(1) - shape.slot_at(0)) >= 2 * shape.pages() * kBlock;
+  return (write.offset - shape.slot_at(0)) % (shape.slot_at(1) - shape.slot_at(0)) >=
+         2 * shape.pages() * kBlock;
 }
 
-// The moments at which a fold is decided and its blocks are all under way, in place, on D and all P.
-Result<std::vector<CrashCase>> applying(const Recorded& run, const std::vector<std::string>& paths) {
+// The moments at which a fold is decided and its blocks are all under way, in place, on D and all
+// P.
+Result<std::vector<CrashCase>> applying(const Recorded& run,
+                                        const std::vector<std::string>& paths) {
   const auto superblock = superblock_of(run.before.at(paths[0]));
   if (!superblock) return none("superblock before it");
   std::vector<CrashCase> moments;
@@ -45,7 +52,8 @@ Result<std::vector<CrashCase>> applying(const Recorded& run, const std::vector<s
     for (const SimEvent* write : crash.pending) {
       if (in_place(superblock->shape, *write)) disks.insert(write->path);
     }
-    if (disks.size() == superblock->shape.m + 1 && disks.size() == crash.pending.size()) moments.push_back(crash);
+    if (disks.size() == superblock->shape.m + 1 && disks.size() == crash.pending.size())
+      moments.push_back(crash);
     return true;
   });
   if (moments.empty()) return none("fold whose blocks are all under way at once");
@@ -66,11 +74,13 @@ Staged staged_on(const SimImage& image) {
     const uint64_t begin = super->shape.segment_at(segment);
     Bytes bytes(super->shape.segment_bytes);
     image.read(begin, bytes);
-    coded::read_segment(super->shape, super->store, super->shard, segment, super->log_floor, bytes, [&](uint64_t at, const coded::FrameContent& frame) {
-      for (const coded::Item& item : frame.items) {
-        if (const auto* stage = std::get_if<coded::StageItem>(&item)) newest = std::max(newest, Staged{stage->fold, begin + at});
-      }
-    });
+    coded::read_segment(super->shape, super->store, super->shard, segment, super->log_floor, bytes,
+                        [&](uint64_t at, const coded::FrameContent& frame) {
+                          for (const coded::Item& item : frame.items) {
+                            if (const auto* stage = std::get_if<coded::StageItem>(&item))
+                              newest = std::max(newest, Staged{stage->fold, begin + at});
+                          }
+                        });
   }
   return newest;
 }
@@ -91,14 +101,22 @@ Result<MadeCases> rotten_pages(const Recorded& run, const std::vector<std::strin
         image.read(shape.page_at(pair / shape.pages(), pair % shape.pages(), copy), head);
         std::memcpy(&counters[copy], head.data() + 16, 8);
       }
-      if (counters[0] != counters[1]) pages.emplace_back(shard, shape.page_at(pair / shape.pages(), pair % shape.pages(), counters[0] > counters[1] ? 0 : 1));
+      if (counters[0] != counters[1])
+        pages.emplace_back(shard, shape.page_at(pair / shape.pages(), pair % shape.pages(),
+                                                counters[0] > counters[1] ? 0 : 1));
     }
   }
   if (pages.empty()) return none("header pages");
   const auto make = [&run, paths, pages](uint64_t i, std::mt19937_64& random) {
     const auto& [shard, offset] = pages[i % pages.size()];
-    CrashCase rotten{run.after, {run.timeline.size() - 1, run.timeline.size() - 1}, "page " + std::to_string(offset) + " of shard " + std::to_string(shard), {}, {}, shard_bit(shard)};
-    rotten.images.at(paths[shard]).flip(offset + random() % kBlock, static_cast<unsigned>(random() % 8));
+    CrashCase rotten{run.after,
+                     {run.timeline.size() - 1, run.timeline.size() - 1},
+                     "page " + std::to_string(offset) + " of shard " + std::to_string(shard),
+                     {},
+                     {},
+                     shard_bit(shard)};
+    rotten.images.at(paths[shard])
+        .flip(offset + random() % kBlock, static_cast<unsigned>(random() % 8));
     return rotten;
   };
   return MadeCases{pages.size(), make};
@@ -116,16 +134,20 @@ Result<MadeCases> gone_records(const Recorded& run, const std::vector<std::strin
       const uint64_t begin = super->shape.segment_at(segment);
       Bytes bytes(super->shape.segment_bytes);
       image.read(begin, bytes);
-      coded::read_segment(super->shape, super->store, shard, segment, super->log_floor, bytes, [&](uint64_t at, const coded::FrameContent& frame) {
-        for (const coded::Item& item : frame.items) {
-          if (const auto* val = std::get_if<coded::ValItem>(&item)) frames[{val->stamp, val->stripe, val->chunk, val->first}].emplace_back(shard, begin + at);
-          const auto* round = std::get_if<coded::RoundItem>(&item);
-          for (size_t i = 0; round != nullptr && i < round->vals.size(); ++i) {
-            const coded::ValItem& val = round->vals[i];
-            told.emplace(val.stamp, val.stripe, val.chunk, val.first);
-          }
-        }
-      });
+      coded::read_segment(
+          super->shape, super->store, shard, segment, super->log_floor, bytes,
+          [&](uint64_t at, const coded::FrameContent& frame) {
+            for (const coded::Item& item : frame.items) {
+              if (const auto* val = std::get_if<coded::ValItem>(&item))
+                frames[{val->stamp, val->stripe, val->chunk, val->first}].emplace_back(shard,
+                                                                                       begin + at);
+              const auto* round = std::get_if<coded::RoundItem>(&item);
+              for (size_t i = 0; round != nullptr && i < round->vals.size(); ++i) {
+                const coded::ValItem& val = round->vals[i];
+                told.emplace(val.stamp, val.stripe, val.chunk, val.first);
+              }
+            }
+          });
     }
   }
   std::vector<std::vector<std::pair<size_t, uint64_t>>> records;
@@ -134,9 +156,15 @@ Result<MadeCases> gone_records(const Recorded& run, const std::vector<std::strin
   }
   if (records.empty()) return none("record that a later frame tells of");
   const auto make = [&run, paths, records](uint64_t i, std::mt19937_64& random) {
-    CrashCase gone{run.after, {run.timeline.size() - 1, run.timeline.size() - 1}, "record " + std::to_string(i % records.size()) + " gone", {}, {}, 0};
+    CrashCase gone{run.after,
+                   {run.timeline.size() - 1, run.timeline.size() - 1},
+                   "record " + std::to_string(i % records.size()) + " gone",
+                   {},
+                   {},
+                   0};
     for (const auto& [shard, offset] : records[i % records.size()]) {
-      gone.images.at(paths[shard]).flip(offset + random() % kBlock, static_cast<unsigned>(random() % 8));
+      gone.images.at(paths[shard])
+          .flip(offset + random() % kBlock, static_cast<unsigned>(random() % 8));
       gone.troubled |= shard_bit(shard);
     }
     return gone;
@@ -151,7 +179,8 @@ Result<MadeCases> torn_applies(const Recorded& run, const std::vector<std::strin
     const size_t way = i % kWays;
     const size_t cut = way % (kSectors + 1);
     const bool front = way / (kSectors + 1) % 2 == 0;
-    const bool other = way / (kSectors + 1) / 2 == 0;  // of the writes the first, of D or P, is whole
+    // of the writes the first, of D or P, is whole
+    const bool other = way / (kSectors + 1) / 2 == 0;
     CrashCase crash = moments[i / kWays % moments.size()];
     crash.what = "torn at sector " + std::to_string(cut);
     for (const SimEvent* write : crash.pending) {
@@ -159,7 +188,8 @@ Result<MadeCases> torn_applies(const Recorded& run, const std::vector<std::strin
       if (other && write == crash.pending.front()) {
         image.write(write->offset, *write->bytes);
       } else {
-        image.write_torn(write->offset, *write->bytes, [&](size_t sector) { return front == (sector % kSectors < cut); });
+        image.write_torn(write->offset, *write->bytes,
+                         [&](size_t sector) { return front == (sector % kSectors < cut); });
       }
     }
     return crash;
@@ -177,7 +207,8 @@ Result<MadeCases> lost_stages(const Recorded& run, const std::vector<std::string
   std::vector<Loser> all;
   for (size_t i = 0; i < moments.size(); ++i) {
     Staged newest;
-    for (const SimEvent* write : moments[i].pending) newest = std::max(newest, staged_on(moments[i].durable.at(write->path)));
+    for (const SimEvent* write : moments[i].pending)
+      newest = std::max(newest, staged_on(moments[i].durable.at(write->path)));
     for (const SimEvent* write : moments[i].pending) {
       const Staged staged = staged_on(moments[i].durable.at(write->path));
       if (staged.fold != 0 && staged.fold == newest.fold) all.push_back({i, write, staged.at});
@@ -188,11 +219,14 @@ Result<MadeCases> lost_stages(const Recorded& run, const std::vector<std::string
     const Loser& loser = all[i / 2 % all.size()];
     CrashCase crash = moments[loser.moment];
     for (const SimEvent* write : crash.pending) {
-      if (i % 2 == 0 && write != loser.own) crash.images[write->path].write(write->offset, *write->bytes);
+      if (i % 2 == 0 && write != loser.own)
+        crash.images[write->path].write(write->offset, *write->bytes);
     }
-    crash.images.at(loser.own->path).flip(loser.staged_at + random() % kBlock, static_cast<unsigned>(random() % 8));
+    crash.images.at(loser.own->path)
+        .flip(loser.staged_at + random() % kBlock, static_cast<unsigned>(random() % 8));
     crash.troubled |= shard_bit(shard_at(paths, loser.own->path));
-    crash.what = "with what '" + loser.own->path + "' had staged damaged" + (i % 2 == 0 ? ", the others in place" : "");
+    crash.what = "with what '" + loser.own->path + "' had staged damaged" +
+                 (i % 2 == 0 ? ", the others in place" : "");
     return crash;
   };
   return MadeCases{2 * all.size(), make};

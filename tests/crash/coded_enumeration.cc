@@ -15,8 +15,8 @@ namespace {
 using coded::CodedStore;
 using coded::CodedWorld;
 using coded::CodedWorldOptions;
-using coded::ShardSet;
 using coded::shard_bit;
+using coded::ShardSet;
 
 CodedWorldOptions world_options(const KM& code) {
   CodedWorldOptions options;
@@ -54,7 +54,8 @@ Result<Recorded> record(CodedWorld& world, const NamedState& state) {
   return run;
 }
 
-// Sets of at most m shards, to be lost in a crash: always the one that was used least, in an order by seed.
+// Sets of at most m shards, to be lost in a crash: always the one that was used least, in an order
+// by seed.
 class Losses {
  public:
   Losses(const KM& code, uint64_t seed) : m_(code.m) {
@@ -64,7 +65,8 @@ class Losses {
     std::mt19937_64 random(seed);
     std::shuffle(sets_.begin(), sets_.end(), random);
   }
-  // Holds those that are lost already. Together with those that are in trouble there are no more than m; and so many fewer, if that can be.
+  // Holds those that are lost already. Together with those that are in trouble there are no more
+  // than m; and so many fewer, if that can be.
   ShardSet next(ShardSet troubled, ShardSet lost = 0, size_t fewer = 0) {
     troubled_.insert(troubled);
     const size_t room = std::max(m_ - fewer, static_cast<size_t>(std::popcount(troubled)));
@@ -82,7 +84,9 @@ class Losses {
   // Of those that there are, the ones that can be lost beside what was ever in trouble.
   size_t possible() const {
     return static_cast<size_t>(std::count_if(sets_.begin(), sets_.end(), [this](const Set& set) {
-      return std::any_of(troubled_.begin(), troubled_.end(), [&](ShardSet troubled) { return static_cast<size_t>(std::popcount(set.shards | troubled)) <= m_; });
+      return std::any_of(troubled_.begin(), troubled_.end(), [&](ShardSet troubled) {
+        return static_cast<size_t>(std::popcount(set.shards | troubled)) <= m_;
+      });
     }));
   }
 
@@ -92,8 +96,12 @@ class Losses {
     uint64_t times;
   };
   std::vector<Set>::iterator least(ShardSet troubled, ShardSet lost, size_t room) {
-    const auto fits = [&](const Set& set) { return (set.shards & lost) == lost && static_cast<size_t>(std::popcount(set.shards | troubled)) <= room; };
-    auto best = std::find_if(sets_.begin(), sets_.end(), fits);  // there is always one: those that are lost
+    const auto fits = [&](const Set& set) {
+      return (set.shards & lost) == lost &&
+             static_cast<size_t>(std::popcount(set.shards | troubled)) <= room;
+    };
+    // there is always one: those that are lost
+    auto best = std::find_if(sets_.begin(), sets_.end(), fits);
     for (auto at = best; at != sets_.end() && best->times > 0; ++at) {
       if (at->times < best->times && fits(*at)) best = at;
     }
@@ -109,7 +117,16 @@ class Losses {
 // One run of an enumeration.
 class Enumeration {
  public:
-  Enumeration(const KM& code, uint64_t seed, const EnumerationEffort& effort) : code_(code), cases_(effort.cases), stop_after_(effort.stop_after), every_set_(effort.every_set), seed_(seed), random_(seed), world_(world_options(code)), losses_(code, seed), later_(code, seed + 1) {}
+  Enumeration(const KM& code, uint64_t seed, const EnumerationEffort& effort)
+      : code_(code),
+        cases_(effort.cases),
+        stop_after_(effort.stop_after),
+        every_set_(effort.every_set),
+        seed_(seed),
+        random_(seed),
+        world_(world_options(code)),
+        losses_(code, seed),
+        later_(code, seed + 1) {}
 
   Enumerated run(const NamedState& state) {
     const auto recorded = record(world_, state);
@@ -123,7 +140,8 @@ class Enumeration {
       used = losses_.used();
       play(state.kind, *recorded);
       only_new_ = true;
-    } while (every_set_ && losses_.used() > used && losses_.used() < losses_.possible() && result_.violations < stop_after_);
+    } while (every_set_ && losses_.used() > used && losses_.used() < losses_.possible() &&
+             result_.violations < stop_after_);
     result_.failure_sets = losses_.used();
     result_.failure_sets_all = losses_.possible();
     return result_;
@@ -136,7 +154,8 @@ class Enumeration {
     if (kind == NamedState::Kind::lost_stage) made(run, lost_stages(run, world_.paths()));
     if (kind == NamedState::Kind::in_recovery) in_recovery(run);
     if (kind == NamedState::Kind::rotten_pages) made(run, rotten_pages(run, world_.paths()));
-    if (kind == NamedState::Kind::gone_records && !only_new_) gone(run, gone_records(run, world_.paths()));
+    if (kind == NamedState::Kind::gone_records && !only_new_)
+      gone(run, gone_records(run, world_.paths()));
   }
   static CrashEffort effort() {
     CrashEffort effort;
@@ -162,7 +181,8 @@ class Enumeration {
   std::string name(const CrashCase& crash, ShardSet lost) const {
     std::string text = "crash " + crash.what + " (case " + std::to_string(result_.cases) + ")";
     if (lost != 0) text += " without";
-    for (size_t i = 0; i < code_.k + code_.m; ++i) text += (lost & shard_bit(i)) != 0 ? " " + std::to_string(i) : "";
+    for (size_t i = 0; i < code_.k + code_.m; ++i)
+      text += (lost & shard_bit(i)) != 0 ? " " + std::to_string(i) : "";
     return text + ": ";
   }
   // Recovers what is there; the store must be in an admissible state.
@@ -172,8 +192,11 @@ class Enumeration {
     return find_point(*store, timeline, range);
   }
 
-  // Visits every stride-th of what the walk can leave behind and is wanted, so that there are about `cases`. Returns how many there are.
-  static uint64_t walk(const Recorded& run, uint64_t seed, uint64_t cases, const std::function<bool(const CrashCase&)>& wanted, const CrashWalk::Visit& visit) {
+  // Visits every stride-th of what the walk can leave behind and is wanted, so that there are about
+  // `cases`. Returns how many there are.
+  static uint64_t walk(const Recorded& run, uint64_t seed, uint64_t cases,
+                       const std::function<bool(const CrashCase&)>& wanted,
+                       const CrashWalk::Visit& visit) {
     uint64_t all = 0;
     CrashWalk(run.events, run.before, run.admissible, seed, effort()).run([&](CrashCase& crash) {
       all += wanted(crash) ? 1 : 0;
@@ -181,7 +204,9 @@ class Enumeration {
     });
     const uint64_t stride = std::max<uint64_t>(1, all / std::max<uint64_t>(1, cases));
     uint64_t at = seed % stride;
-    CrashWalk(run.events, run.before, run.admissible, seed, effort()).run([&](CrashCase& crash) { return !wanted(crash) || at++ % stride != 0 || visit(crash); });
+    CrashWalk(run.events, run.before, run.admissible, seed, effort()).run([&](CrashCase& crash) {
+      return !wanted(crash) || at++ % stride != 0 || visit(crash);
+    });
     return all;
   }
 
@@ -197,7 +222,9 @@ class Enumeration {
       const ShardSet more = losses_.next(crash.troubled, lost);
       put(images_of(world_), more);
       const auto stays = recover(run.timeline, {*point, *point});
-      if (!stays) return violation(name(crash, lost) + "served, then" + name({}, more) + stays.error().message());
+      if (!stays)
+        return violation(name(crash, lost) + "served, then" + name({}, more) +
+                         stays.error().message());
       put(crash.images, lost);
     }
     if (random_() % 4 != 0) return true;
@@ -208,39 +235,52 @@ class Enumeration {
 
   void steps(const Recorded& run) {
     const uint64_t cases = only_new_ ? left() : cases_;
-    const uint64_t states = walk(run, seed_, cases, [this](const CrashCase& crash) { return wanted(crash); }, [&](CrashCase& crash) { return one(run, crash, losses_.next(crash.troubled)); });
+    const uint64_t states = walk(
+        run, seed_, cases, [this](const CrashCase& crash) { return wanted(crash); },
+        [&](CrashCase& crash) { return one(run, crash, losses_.next(crash.troubled)); });
     if (!only_new_) result_.states = states;
   }
   bool wanted(const CrashCase& crash) {
-    const bool takes_new = losses_.has_new(crash.troubled);  // asked in any case: it takes down what there is beside which sets are lost
+    // asked in any case: it takes down what there is beside which sets are lost
+    const bool takes_new = losses_.has_new(crash.troubled);
     return takes_new || !only_new_;
   }
   uint64_t left() const { return losses_.possible() - losses_.used(); }
 
-  // The whole story of one crash: recovered without some shards, written to; the lost ones come back and are resynced; others are lost.
+  // The whole story of one crash: recovered without some shards, written to; the lost ones come
+  // back and are resynced; others are lost.
   Status live_on(const Images& images, ShardSet lost, const Timeline& timeline, size_t point) {
     Timeline further = {timeline[point]};
     {
       STOKER_ASSIGN(auto store, open_store(world_));
       Recorder recorder(world_.disk(), *store, further);
       STOKER_TRY(recorder.commit({{"works", 90'000, 0, 90'000, 99}}, Durability::durable));
-      if (recorder.now().objects.contains("a") && recorder.now().objects.at("a").bytes.size() == 250'000) STOKER_TRY(recorder.commit({{"a", 250'000, 8'192, 20'000, 98}}, Durability::durable));
+      if (recorder.now().objects.contains("a") &&
+          recorder.now().objects.at("a").bytes.size() == 250'000)
+        STOKER_TRY(recorder.commit({{"a", 250'000, 8'192, 20'000, 98}}, Durability::durable));
       if (random_() % 2 == 0) STOKER_TRY(store->fold_all().wait());
     }
     for (size_t i = 0; i < world_.paths().size(); ++i) {
-      if ((lost & shard_bit(i)) != 0) world_.disk().put(world_.paths()[i], images.at(world_.paths()[i]));
+      if ((lost & shard_bit(i)) != 0)
+        world_.disk().put(world_.paths()[i], images.at(world_.paths()[i]));
     }
     {
       STOKER_ASSIGN(auto store, open_store(world_));
-      if (random_() % 2 == 0) STOKER_TRY(Recorder(world_.disk(), *store, further).commit({{"works", 90'000, 4'096, 4'096, 97}}, Durability::durable));
+      if (random_() % 2 == 0)
+        STOKER_TRY(Recorder(world_.disk(), *store, further)
+                       .commit({{"works", 90'000, 4'096, 4'096, 97}}, Durability::durable));
       STOKER_TRY(store->repair().wait());
-      if (!store->health().troubles.empty()) return make_error(Code::corruption, "a shard that came back does not count: " + store->health().troubles[0]);
+      if (!store->health().troubles.empty())
+        return make_error(Code::corruption,
+                          "a shard that came back does not count: " + store->health().troubles[0]);
       if (random_() % 2 == 0) STOKER_TRY(store->fold_all().wait());
     }
     CodedOptions coded;
     coded.files = false;
-    STOKER_ASSIGN(const auto report, fsck_coded_store({code_.k, code_.m, world_.paths()}, world_.runtime().runtime(), {}, coded));
-    if (!report.problems.empty()) return make_error(Code::corruption, "fsck: " + report.problems[0]);
+    STOKER_ASSIGN(const auto report, fsck_coded_store({code_.k, code_.m, world_.paths()},
+                                                      world_.runtime().runtime(), {}, coded));
+    if (!report.problems.empty())
+      return make_error(Code::corruption, "fsck: " + report.problems[0]);
     put(images_of(world_), later_.next(0));
     STOKER_ASSIGN(const size_t found, recover(further, {further.size() - 1, further.size() - 1}));
     static_cast<void>(found);
@@ -251,14 +291,17 @@ class Enumeration {
   void made(const Recorded& run, const Result<MadeCases>& cases) {
     if (!cases) return static_cast<void>(violation(cases.error().message()));
     result_.states = cases->states;
-    const uint64_t count = only_new_ ? cases->states : std::max(cases->states, std::min(cases_, cases->states * losses_.all()));
+    const uint64_t count =
+        only_new_ ? cases->states
+                  : std::max(cases->states, std::min(cases_, cases->states * losses_.all()));
     for (uint64_t i = 0; i < count; ++i) {
       const CrashCase crash = cases->make(i, random_);
       if (wanted(crash) && !one(run, crash, losses_.next(crash.troubled))) return;
     }
   }
 
-  // What is gone is an error, when it is opened to read and to write, and again; once it is written anew all is as it should be.
+  // What is gone is an error, when it is opened to read and to write, and again; once it is written
+  // anew all is as it should be.
   void gone(const Recorded& run, const Result<MadeCases>& cases) {
     if (!cases) return static_cast<void>(violation(cases.error().message()));
     result_.states = cases->states;
@@ -266,7 +309,9 @@ class Enumeration {
     for (uint64_t i = 0; i < 2 * cases->states; ++i) {
       const CrashCase crash = cases->make(i, random_);
       ShardSet lost = 0;  // of those that have it, every other time as many as may be
-      for (size_t shard = 0; i % 2 == 1 && static_cast<size_t>(std::popcount(lost)) < code_.m; ++shard) lost |= crash.troubled & shard_bit(shard);
+      for (size_t shard = 0; i % 2 == 1 && static_cast<size_t>(std::popcount(lost)) < code_.m;
+           ++shard)
+        lost |= crash.troubled & shard_bit(shard);
       ++result_.cases;
       put(crash.images, lost);
       Status status = shows_nothing_else(objects, true);
@@ -285,10 +330,13 @@ class Enumeration {
         const auto read = store->read(key, at, slice_of(into), {}).wait();
         if (!read && read.error().code != Code::corruption) return read.error();
         if (!read) ++refused;
-        if (read && std::memcmp(into.data(), object.bytes.data() + at, into.size()) != 0) return make_error(Code::corruption, "'" + key + "' at " + std::to_string(at) + " has other bytes than were written last");
+        if (read && std::memcmp(into.data(), object.bytes.data() + at, into.size()) != 0)
+          return make_error(Code::corruption, "'" + key + "' at " + std::to_string(at) +
+                                                  " has other bytes than were written last");
       }
     }
-    return refused > 0 ? Status() : make_error(Code::corruption, "what is in no log is read all the same");
+    return refused > 0 ? Status()
+                       : make_error(Code::corruption, "what is in no log is read all the same");
   }
   Status written_anew(const ModelState& objects) {
     Timeline further;
@@ -304,14 +352,19 @@ class Enumeration {
     return {};
   }
 
-  // The crash that the play may end in, some shards lost, and then a crash at every step of what opening does about it, others lost.
+  // The crash that the play may end in, some shards lost, and then a crash at every step of what
+  // opening does about it, others lost.
   void in_recovery(const Recorded& run) {
     const uint64_t inner = std::max<uint64_t>(8, 30 / kLess);
-    const uint64_t outer = only_new_ ? std::max<uint64_t>(1, left() / inner) : std::max<uint64_t>(4, cases_ / 30);
-    walk(run, seed_, outer, [this](const CrashCase& crash) { return wanted(crash); }, [&](CrashCase& crash) { return crash_again(run, crash, inner); });
+    const uint64_t outer =
+        only_new_ ? std::max<uint64_t>(1, left() / inner) : std::max<uint64_t>(4, cases_ / 30);
+    walk(
+        run, seed_, outer, [this](const CrashCase& crash) { return wanted(crash); },
+        [&](CrashCase& crash) { return crash_again(run, crash, inner); });
   }
   bool crash_again(const Recorded& run, const CrashCase& crash, uint64_t cases) {
-    // Not as many as can be, so that there are others to lose in the second; none, where sets are wanted that were not there.
+    // Not as many as can be, so that there are others to lose in the second; none, where sets are
+    // wanted that were not there.
     const ShardSet first = only_new_ ? 0 : losses_.next(crash.troubled, 0, 1);
     Recorded opening;
     opening.before = crash.images;
@@ -324,7 +377,8 @@ class Enumeration {
     world_.disk().start_recording();
     const auto opened = recover(run.timeline, crash.admissible);
     if (opened) world_.disk().note(static_cast<uint64_t>(Note::durable), *opened);
-    if (opened) world_.disk().note(static_cast<uint64_t>(Note::begun), *opened);  // and no other: it was served
+    // and no other: it was served
+    if (opened) world_.disk().note(static_cast<uint64_t>(Note::begun), *opened);
     opening.events = world_.disk().stop_recording();
     if (!opened) return violation(name(crash, first) + opened.error().message());
     bool going = true;
@@ -334,7 +388,9 @@ class Enumeration {
       const ShardSet second = losses_.next(crash.troubled, first);
       put(again.images, second);
       const auto point = recover(run.timeline, again.admissible);
-      if (!point) going = violation(name(crash, first) + "then " + name(again, second) + point.error().message());
+      if (!point)
+        going =
+            violation(name(crash, first) + "then " + name(again, second) + point.error().message());
       return going;
     });
     if (!only_new_) result_.states += states;
@@ -355,6 +411,9 @@ class Enumeration {
 
 }  // namespace
 
-Enumerated enumerate(const KM& code, const NamedState& state, uint64_t seed, const EnumerationEffort& effort) { return Enumeration(code, seed, effort).run(state); }
+Enumerated enumerate(const KM& code, const NamedState& state, uint64_t seed,
+                     const EnumerationEffort& effort) {
+  return Enumeration(code, seed, effort).run(state);
+}
 
 }  // namespace stoker

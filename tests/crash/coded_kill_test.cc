@@ -1,7 +1,9 @@
-// kill -9 of a process that writes to nine folders, 20 times; after each kill three of them are away, and every acknowledged byte reads back. Which three is drawn;
-// only where those that came back before are not resynced yet, it is them again. Some of the kills happen to a store that three folders had left, or that had just
-// got them back and was resyncing them, and some while it is being opened. At the end three folders are deleted, with nothing between that and the last kill, everything
-// is read, `repair --replace` makes them again, and three others are deleted.
+// kill -9 of a process that writes to nine folders, 20 times; after each kill three of them are
+// away, and every acknowledged byte reads back. Which three is drawn; only where those that came
+// back before are not resynced yet, it is them again. Some of the kills happen to a store that
+// three folders had left, or that had just got them back and was resyncing them, and some while it
+// is being opened. At the end three folders are deleted, with nothing between that and the last
+// kill, everything is read, `repair --replace` makes them again, and three others are deleted.
 #include <gtest/gtest.h>
 
 #include <unistd.h>
@@ -25,7 +27,8 @@ namespace {
 constexpr size_t kObjects = 4;
 constexpr size_t kBytes = 600'000;
 
-// The n-th commit, the same in every run: now a part of an object, now a whole one, now two objects at once.
+// The n-th commit, the same in every run: now a part of an object, now a whole one, now two objects
+// at once.
 struct Step {
   size_t object, offset, bytes;
   bool both;
@@ -69,14 +72,21 @@ Status commit(Store& store, uint64_t n) {
   return version ? Status() : Status(version.error());
 }
 
-// Commits are one after the other, so the store is as after some number of them, from the last acknowledged to the last begun.
+// Commits are one after the other, so the store is as after some number of them, from the last
+// acknowledged to the last begun.
 Status check(Store& store, uint64_t acknowledged, uint64_t begun) {
   const uint64_t found = store.info().committed;
-  if (found < acknowledged + 1 || found > begun + 1) return make_error(Code::corruption, "the store is as after commit " + std::to_string(found) + ", acknowledged were " + std::to_string(acknowledged + 1) + ", begun " + std::to_string(begun + 1));
+  if (found < acknowledged + 1 || found > begun + 1)
+    return make_error(Code::corruption, "the store is as after commit " + std::to_string(found) +
+                                            ", acknowledged were " +
+                                            std::to_string(acknowledged + 1) + ", begun " +
+                                            std::to_string(begun + 1));
   std::vector<Bytes> model(kObjects, Bytes(kBytes));
   for (uint64_t n = 1; n < found; ++n) apply(model, n);
   for (size_t object = 0; object < kObjects; ++object) {
-    if (read_all(store, key_of(object)) != model[object]) return make_error(Code::corruption, key_of(object) + " holds other bytes than were acknowledged");
+    if (read_all(store, key_of(object)) != model[object])
+      return make_error(Code::corruption,
+                        key_of(object) + " holds other bytes than were acknowledged");
   }
   return {};
 }
@@ -107,10 +117,12 @@ Status write_on(const std::string& folder, int out) {
   options.objects_max = 64;
   options.same_disk = true;
   options.holder = "the writer of a test";
-  STOKER_ASSIGN(const auto store, open_coded_store(plan_in(folder), runtime->runtime(), options, small_logs()));
+  STOKER_ASSIGN(const auto store,
+                open_coded_store(plan_in(folder), runtime->runtime(), options, small_logs()));
   if (store->info().committed == 0) {
     STOKER_ASSIGN(auto change, store->begin());
-    for (size_t object = 0; object < kObjects; ++object) STOKER_TRY(change->resize(key_of(object), kBytes));
+    for (size_t object = 0; object < kObjects; ++object)
+      STOKER_TRY(change->resize(key_of(object), kBytes));
     STOKER_TRY(change->commit(Durability::durable).wait());
   }
   for (uint64_t n = store->info().committed;; ++n) {
@@ -132,9 +144,12 @@ Status check_without(const std::string& folder, const Told& told) {
   STOKER_ASSIGN(const auto runtime, RuntimeOwner::make({.cpu_threads = 1}));
   StoreOptions options;
   options.read_only = true;
-  STOKER_ASSIGN(const auto report, fsck_coded_store(plan_in(folder), runtime->runtime(), {.quick = true, .progress = {}}, small_logs()));
-  if (report.problems.size() > 3) return make_error(Code::busy, "more than three shards do not count: some are not resynced yet");
-  STOKER_ASSIGN(const auto store, open_coded_store(plan_in(folder), runtime->runtime(), options, small_logs()));
+  STOKER_ASSIGN(const auto report, fsck_coded_store(plan_in(folder), runtime->runtime(),
+                                                    {.quick = true, .progress = {}}, small_logs()));
+  if (report.problems.size() > 3)
+    return make_error(Code::busy, "more than three shards do not count: some are not resynced yet");
+  STOKER_ASSIGN(const auto store,
+                open_coded_store(plan_in(folder), runtime->runtime(), options, small_logs()));
   return check(*store, told.acknowledged, told.begun);
 }
 
@@ -144,14 +159,17 @@ Status mend(const std::string& folder, const std::vector<size_t>& replaced) {
   RepairOptions options;
   for (const size_t shard : replaced) options.replace.push_back(plan_in(folder).paths[shard]);
   options.same_disk = true;
-  STOKER_ASSIGN(const auto report, repair_coded_store(plan_in(folder), runtime->runtime(), options, small_logs()));
-  if (!report.problems.empty()) return make_error(Code::corruption, "repair: " + report.problems[0]);
+  STOKER_ASSIGN(const auto report,
+                repair_coded_store(plan_in(folder), runtime->runtime(), options, small_logs()));
+  if (!report.problems.empty())
+    return make_error(Code::corruption, "repair: " + report.problems[0]);
   return {};
 }
 
 Status nothing_is_wrong(const std::string& folder) {
   STOKER_ASSIGN(const auto runtime, RuntimeOwner::make({.cpu_threads = 1}));
-  STOKER_ASSIGN(const auto report, fsck_coded_store(plan_in(folder), runtime->runtime(), {}, small_logs()));
+  STOKER_ASSIGN(const auto report,
+                fsck_coded_store(plan_in(folder), runtime->runtime(), {}, small_logs()));
   if (!report.problems.empty()) return make_error(Code::corruption, "fsck: " + report.problems[0]);
   return {};
 }
@@ -164,11 +182,13 @@ std::vector<size_t> shuffled_shards(std::mt19937_64& random) {
 }
 
 void remove_folders(const std::string& folder, const std::vector<size_t>& shards) {
-  for (const size_t shard : shards) ASSERT_GT(std::filesystem::remove_all(plan_in(folder).paths[shard]), 0U);
+  for (const size_t shard : shards)
+    ASSERT_GT(std::filesystem::remove_all(plan_in(folder).paths[shard]), 0U);
 }
 
 TEST(CodedKill, AnyThreeOfNineFoldersMayGoAfterAKill) {
-  const std::string folder = testing::TempDir() + "coded_kill." + std::to_string(getpid());  // two runs at once do not meet
+  // two runs at once do not meet
+  const std::string folder = testing::TempDir() + "coded_kill." + std::to_string(getpid());
   std::filesystem::remove_all(folder);
   std::filesystem::create_directories(folder);
   std::mt19937_64 random(printed_seed());
@@ -178,7 +198,9 @@ TEST(CodedKill, AnyThreeOfNineFoldersMayGoAfterAKill) {
   std::vector<size_t> gone, came_back;
   for (uint64_t done = 0; done < kills; ++done) {
     const bool opening = done % 5 == 4;
-    ASSERT_NO_FATAL_FAILURE(run_and_kill([&](int out) { return write_on(folder, out); }, opening ? 0 : 3 + random() % 24, random, told)) << "kill " << done;
+    ASSERT_NO_FATAL_FAILURE(run_and_kill([&](int out) { return write_on(folder, out); },
+                                         opening ? 0 : 3 + random() % 24, random, told))
+        << "kill " << done;
     if (gone.empty()) {
       gone = shuffled_shards(random);
       gone.resize(3);
@@ -195,23 +217,30 @@ TEST(CodedKill, AnyThreeOfNineFoldersMayGoAfterAKill) {
       checked = check_without(folder, told);
     }
     ASSERT_TRUE(checked) << "kill " << done << ": " << checked.error().message();
-    for (const size_t shard : gone) without_three += std::filesystem::exists(plan_in(folder).paths[shard]) ? 0 : 1;
+    for (const size_t shard : gone)
+      without_three += std::filesystem::exists(plan_in(folder).paths[shard]) ? 0 : 1;
     if (done + 1 < kills && random() % 2 == 0) {
-      away(folder, gone, true);  // stale, if a writer was there meanwhile: the next one resyncs them beside its work
+      // stale, if a writer was there meanwhile: the next one resyncs them beside its work
+      away(folder, gone, true);
       came_back = std::exchange(gone, {});
     }
   }
-  std::printf("coded kill: %llu kills, %llu commits acknowledged; %llu times those were away that were being resynced\n", static_cast<unsigned long long>(kills),
-              static_cast<unsigned long long>(told.acknowledged), static_cast<unsigned long long>(resyncing));
+  std::printf(
+      "coded kill: %llu kills, %llu commits acknowledged; %llu times those were away that were "
+      "being resynced\n",
+      static_cast<unsigned long long>(kills), static_cast<unsigned long long>(told.acknowledged),
+      static_cast<unsigned long long>(resyncing));
   EXPECT_EQ(without_three, 3 * kills) << "every time";
 
   // They do not come back: mended from what the last kill left on the six others.
-  for (const size_t shard : gone) ASSERT_GT(std::filesystem::remove_all(folder + "/gone" + std::to_string(shard)), 0U);
+  for (const size_t shard : gone)
+    ASSERT_GT(std::filesystem::remove_all(folder + "/gone" + std::to_string(shard)), 0U);
   Status whole = mend(folder, gone);
   ASSERT_TRUE(whole) << whole.error().message();
   const std::vector<size_t> all = shuffled_shards(random);
   for (size_t first = 0; first < kShards; first += 3) {
-    const std::vector<size_t> three(all.begin() + static_cast<ptrdiff_t>(first), all.begin() + static_cast<ptrdiff_t>(first) + 3);
+    const std::vector<size_t> three(all.begin() + static_cast<ptrdiff_t>(first),
+                                    all.begin() + static_cast<ptrdiff_t>(first) + 3);
     ASSERT_NO_FATAL_FAILURE(remove_folders(folder, three));
     whole = check_without(folder, told);
     ASSERT_TRUE(whole) << "three folders deleted: " << whole.error().message();

@@ -1,5 +1,7 @@
-// A checker that cannot fail proves nothing: here the coded store is built with deliberate bugs (store/coded/mutation.h), and each of them, switched on
-// alone, must be caught by the enumeration or by the simulation. Each runs in a process of its own: what a bug makes the store's own checks end is caught too.
+// A checker that cannot fail proves nothing: here the coded store is built with deliberate bugs
+// (store/coded/mutation.h), and each of them, switched on alone, must be caught by the enumeration
+// or by the simulation. Each runs in a process of its own: what a bug makes the store's own checks
+// end is caught too.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -58,13 +60,18 @@ std::string caught_by() {
   std::vector<NamedState> states = named_states();
   std::rotate(states.begin(), states.end() - 1, states.end());  // the last one is quick
   for (const NamedState& state : states) {
-    const bool rare = state.kind == NamedState::Kind::rotten_pages || state.name == "full_logs";  // cases in which a bug shows
-    const Enumerated found = enumerate(kCode, state, 7, {.cases = rare ? 500U : 120U, .stop_after = 1});
-    if (found.violations > 0) return "the enumeration, " + state.name + ", case " + std::to_string(found.cases) + ": " + found.first;
+    // cases in which a bug shows
+    const bool rare = state.kind == NamedState::Kind::rotten_pages || state.name == "full_logs";
+    const Enumerated found =
+        enumerate(kCode, state, 7, {.cases = rare ? 500U : 120U, .stop_after = 1});
+    if (found.violations > 0)
+      return "the enumeration, " + state.name + ", case " + std::to_string(found.cases) + ": " +
+             found.first;
   }
   for (uint64_t seed = 1; seed <= 60; ++seed) {
     const SimStory story = simulate_coded(seed);
-    if (!story.wrong.empty()) return "the simulation, seed " + std::to_string(seed) + ": " + story.wrong;
+    if (!story.wrong.empty())
+      return "the simulation, seed " + std::to_string(seed) + ": " + story.wrong;
   }
   return {};
 }
@@ -84,10 +91,13 @@ TEST_P(CodedMutation, IsCaught) {
   EXPECT_NE(caught, "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Bugs, CodedMutation, ::testing::ValuesIn(kBugs), [](const auto& test) { return std::string(test.param.name); });
+INSTANTIATE_TEST_SUITE_P(Bugs, CodedMutation, ::testing::ValuesIn(kBugs),
+                         [](const auto& test) { return std::string(test.param.name); });
 
 // And it is the bugs that are caught: without any the same checks find nothing.
-TEST(CodedMutants, NothingIsCaughtWhereThereIsNone) { EXPECT_EQ(caught_in_a_child(Mutation::none), ""); }
+TEST(CodedMutants, NothingIsCaughtWhereThereIsNone) {
+  EXPECT_EQ(caught_in_a_child(Mutation::none), "");
+}
 
 }  // namespace
 }  // namespace stoker

@@ -23,7 +23,8 @@ Status fold(Stage& on) {
 Status update_during_a_fold(Stage& on) {
   STOKER_TRY(on.open());
   STOKER_TRY(on.commit({{"a", 250'000, 8'192, 8'192, 24}}));
-  STOKER_TRY(on.commit_during_a_fold({{{"a", 250'000, 10'000, 4'096, 25}}, {{"b", 200'000, 0, 4'096, 26}}}));
+  STOKER_TRY(on.commit_during_a_fold(
+      {{{"a", 250'000, 10'000, 4'096, 25}}, {{"b", 200'000, 0, 4'096, 26}}}));
   STOKER_TRY(on.commit_during_a_fold({{{"a", 250'000, 8'192, 4'096, 27}}}));
   return on.fold();
 }
@@ -39,7 +40,9 @@ Status two_chunks_at_one_offset(Stage& on) {
 
 Status transaction(Stage& on) {
   STOKER_TRY(on.open());
-  STOKER_TRY(on.commit({{"a", 250'000, 0, 4'096, 41}, {"a", 250'000, 131'072, 9'000, 46}, {"b", 200'000, 100'000, 9'000, 42}}));
+  STOKER_TRY(on.commit({{"a", 250'000, 0, 4'096, 41},
+                        {"a", 250'000, 131'072, 9'000, 46},
+                        {"b", 200'000, 100'000, 9'000, 42}}));
   STOKER_TRY(on.commit({{"a", 250'000, 60'000, 20'000, 43}, {"c", 0}}));
   STOKER_TRY(on.commit({{"c", 70'000, 10, 60'000, 44}, {"b", 150'000}}));
   return on.commit({{"b", 200'000, 190'000, 10'000, 45}});
@@ -58,8 +61,11 @@ Status whole_objects(Stage& on) {
 Status full_logs(Stage& on) {
   STOKER_TRY(on.open());
   STOKER_TRY(on.commit({{"early", 70'000, 0, 70'000, 60}}));  // that no later COMMIT names
-  for (uint64_t i = 0; i < 30; ++i) STOKER_TRY(on.commit({{"a", 250'000, (i * 7 % 60) * 4'096, 4'096, 100 + i}}));
-  for (uint64_t i = 0; i < 25; ++i) STOKER_TRY(on.commit({{"c", 5'000 + i, 0, 5'000 + i, 200 + i}, {"b", 200'000, (i % 40) * 4'096, 4'096, 300 + i}}));
+  for (uint64_t i = 0; i < 30; ++i)
+    STOKER_TRY(on.commit({{"a", 250'000, (i * 7 % 60) * 4'096, 4'096, 100 + i}}));
+  for (uint64_t i = 0; i < 25; ++i)
+    STOKER_TRY(on.commit({{"c", 5'000 + i, 0, 5'000 + i, 200 + i},
+                          {"b", 200'000, (i % 40) * 4'096, 4'096, 300 + i}}));
   return {};
 }
 
@@ -73,7 +79,8 @@ Status updates(Stage& on) {
   return on.commit({{"a", 250'000, 0, 4'096, 76}});
 }
 
-// A shard misses updates and a fold, is back, and is resynced while there are newer blocks in the logs.
+// A shard misses updates and a fold, is back, and is resynced while there are newer blocks in the
+// logs.
 Status repair(Stage& on) {
   on.take_away(0);
   STOKER_TRY(on.open());
@@ -120,7 +127,8 @@ Result<std::unique_ptr<coded::CodedStore>> open_store(coded::CodedWorld& world) 
 // Two objects of some chunks each, and one that ends in its second block.
 Status prepare(Stage& on) {
   STOKER_TRY(on.open());
-  STOKER_TRY(on.commit({{"a", 250'000, 0, 250'000, 1}, {"b", 200'000, 0, 200'000, 2}, {"c", 5'000, 0, 5'000, 3}}));
+  STOKER_TRY(on.commit(
+      {{"a", 250'000, 0, 250'000, 1}, {"b", 200'000, 0, 200'000, 2}, {"c", 5'000, 0, 5'000, 3}}));
   on.close();
   return {};
 }
@@ -157,7 +165,9 @@ void Stage::take_away(size_t shard) {
 
 void Stage::bring_back(size_t shard) { world_.disk().put(world_.paths()[shard], away_.at(shard)); }
 
-void Stage::troubled(coded::ShardSet shards) { world_.disk().note(static_cast<uint64_t>(Note::troubled), shards); }
+void Stage::troubled(coded::ShardSet shards) {
+  world_.disk().note(static_cast<uint64_t>(Note::troubled), shards);
+}
 
 const std::vector<NamedState>& named_states() {
   using Kind = NamedState::Kind;

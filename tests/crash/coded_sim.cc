@@ -14,17 +14,23 @@
 namespace stoker {
 
 void SimCounts::add(const SimCounts& other) {
-  commits += other.commits, batches += other.batches, folds += other.folds, repairs += other.repairs;
+  commits += other.commits, batches += other.batches, folds += other.folds,
+      repairs += other.repairs;
   opens += other.opens, crashes += other.crashes, crashes_in_recovery += other.crashes_in_recovery;
-  lost += other.lost, returned += other.returned, old_copies += other.old_copies, failed += other.failed, flipped += other.flipped, slowed += other.slowed;
+  lost += other.lost, returned += other.returned, old_copies += other.old_copies,
+      failed += other.failed, flipped += other.flipped, slowed += other.slowed;
   final_losses += other.final_losses;
 }
 
 std::string SimCounts::text() const {
   std::string out;
-  const auto say = [&out](const char* what, uint64_t count) { out += (out.empty() ? "" : ", ") + std::to_string(count) + " " + what; };
-  say("commits", commits), say("in batches", batches), say("folds", folds), say("repairs", repairs), say("opens", opens), say("crashes", crashes), say("of them in recovery", crashes_in_recovery);
-  say("shards lost", lost), say("returned", returned), say("as old copies", old_copies), say("failed under load", failed), say("with a flipped bit", flipped), say("slowed", slowed);
+  const auto say = [&out](const char* what, uint64_t count) {
+    out += (out.empty() ? "" : ", ") + std::to_string(count) + " " + what;
+  };
+  say("commits", commits), say("in batches", batches), say("folds", folds), say("repairs", repairs),
+      say("opens", opens), say("crashes", crashes), say("of them in recovery", crashes_in_recovery);
+  say("shards lost", lost), say("returned", returned), say("as old copies", old_copies),
+      say("failed under load", failed), say("with a flipped bit", flipped), say("slowed", slowed);
   say("sets of m lost at the end", final_losses);
   return out;
 }
@@ -38,7 +44,9 @@ using Change = Recorder::Change;
 
 std::string text_of(const std::vector<Change>& changes) {
   std::string text;
-  for (const Change& each : changes) text += " " + each.key + "=" + std::to_string(each.bytes) + ":" + std::to_string(each.offset) + "+" + std::to_string(each.written);
+  for (const Change& each : changes)
+    text += " " + each.key + "=" + std::to_string(each.bytes) + ":" + std::to_string(each.offset) +
+            "+" + std::to_string(each.written);
   return text;
 }
 
@@ -63,7 +71,12 @@ CodedWorldOptions options_of(uint64_t seed) {
 
 class Story {
  public:
-  Story(uint64_t seed, bool tell) : seed_(seed), tell_(tell), options_(options_of(seed)), world_(options_), random_(seed * 0x9E3779B97F4A7C15ULL) {}
+  Story(uint64_t seed, bool tell)
+      : seed_(seed),
+        tell_(tell),
+        options_(options_of(seed)),
+        world_(options_),
+        random_(seed * 0x9E3779B97F4A7C15ULL) {}
   ~Story() {
     recorder_.reset();
     store_.reset();
@@ -86,7 +99,9 @@ class Story {
   static Error wrong(const std::string& what) { return make_error(Code::corruption, what); }
   SimDisk& disk() { return world_.disk(); }
   const std::string& path(size_t shard) const { return world_.paths()[shard]; }
-  bool counts(const coded::Health& health, size_t shard) const { return std::find(health.live.begin(), health.live.end(), path(shard)) != health.live.end(); }
+  bool counts(const coded::Health& health, size_t shard) const {
+    return std::find(health.live.begin(), health.live.end(), path(shard)) != health.live.end();
+  }
 
   Status open(bool may_crash);
   Status reopen();
@@ -125,8 +140,8 @@ class Story {
   std::map<size_t, SimImage> copies_;   // of shards at an earlier opening
   std::map<size_t, uint64_t> lost_at_;  // how often the store had been opened then
   uint64_t opened_ = 0;
-  bool cut_ = false;                    // the power will go, or has gone
-  bool failing_ = false;                // transfers of a shard in trouble will fail
+  bool cut_ = false;      // the power will go, or has gone
+  bool failing_ = false;  // transfers of a shard in trouble will fail
   uint64_t pattern_ = 0;
   SimCounts counts_;
 };
@@ -136,7 +151,8 @@ Status Story::expect(const Status& status, const std::string& what, bool& failed
   if (status) return {};
   say(what + ": " + status.error().message());
   if (cut_ && status.error().code != Code::mismatch) return {};
-  // The space of the store, that is: slots or table. A full log holds commits up until enough is folded, and fails none.
+  // The space of the store, that is: slots or table. A full log holds commits up until enough is
+  // folded, and fails none.
   const bool of_log = status.error().what.find("the log") != std::string::npos;
   if (status.error().code == Code::out_of_space && !of_log) return {};
   return wrong(what + " failed, although nothing is broken: " + status.error().message());
@@ -165,15 +181,18 @@ Status Story::open(bool may_crash) {
       continue;
     }
     store_ = std::move(*opened);
-    // A crash may come while we look: then what was read until it came must have been right, and we look again.
+    // A crash may come while we look: then what was read until it came must have been right, and we
+    // look again.
     const auto found = find_point(*store_, timeline_, {acknowledged_, timeline_.size() - 1});
     if (!found && !cut_) return wrong("opened: " + found.error().message());
     if (!found) {
       store_.reset();
       continue;
     }
-    if (!cut_ && !store_->info().read_only.empty()) return wrong("opened, but: " + store_->info().read_only);
-    say("opened as after commit " + std::to_string(timeline_[*found]->version) + ", epoch " + std::to_string(store_->health().epoch));
+    if (!cut_ && !store_->info().read_only.empty())
+      return wrong("opened, but: " + store_->info().read_only);
+    say("opened as after commit " + std::to_string(timeline_[*found]->version) + ", epoch " +
+        std::to_string(store_->health().epoch));
     timeline_ = {timeline_[*found]};
     acknowledged_ = 0;
     recorder_.emplace(disk(), *store_, timeline_);
@@ -187,7 +206,9 @@ Status Story::open(bool may_crash) {
 Status Story::compare_the_live() const {
   const coded::Health health = store_->health();
   for (size_t shard = 0; shard < options_.shards; ++shard) {
-    if (!counts(health, shard) && !troubles_.contains(shard)) return wrong("shard " + std::to_string(shard) + " does not count, although nothing happened to it");
+    if (!counts(health, shard) && !troubles_.contains(shard))
+      return wrong("shard " + std::to_string(shard) +
+                   " does not count, although nothing happened to it");
   }
   return {};
 }
@@ -205,7 +226,8 @@ Status Story::reopen() {
   for (size_t shard = 0; shard < options_.shards; ++shard) {
     if (!troubles_.contains(shard) && below(4) == 0) copies_[shard] = disk().image(path(shard));
   }
-  // Whoever takes a copy of a disk while the store is closed finds the epoch of before: the next opening has another.
+  // Whoever takes a copy of a disk while the store is closed finds the epoch of before: the next
+  // opening has another.
   STOKER_TRY(open(false));
   acknowledged_ = recorder_->acknowledged_index();
   close();
@@ -284,7 +306,8 @@ void Story::flip_a_bit() {
     uint64_t at = align_down(below(image.bytes()), 4096);
     if (pages) at = shape.page_at(below(shape.slots), below(shape.pages()), below(2));
     image.read(at, block);
-    const bool empty = std::all_of(block.begin(), block.end(), [](std::byte byte) { return byte == std::byte{0}; });
+    const bool empty = std::all_of(block.begin(), block.end(),
+                                   [](std::byte byte) { return byte == std::byte{0}; });
     if (empty) continue;
     say("a bit of shard " + std::to_string(*shard) + " flips at " + std::to_string(at));
     ++counts_.flipped;
@@ -294,7 +317,8 @@ void Story::flip_a_bit() {
   }
 }
 
-// What a commit does to so many objects: makes, replaces, updates in several places, appends, cuts, removes.
+// What a commit does to so many objects: makes, replaces, updates in several places, appends, cuts,
+// removes.
 std::vector<Change> Story::changes(size_t objects) {
   std::vector<Change> list;
   std::set<std::string> taken;
@@ -318,8 +342,11 @@ std::vector<Change> Story::changes(size_t objects) {
     } else {
       for (uint64_t ranges = below(3) == 0 ? 1 + below(4) : 1; ranges > 0; --ranges) {
         size_t offset = below(bytes);
-        size_t size = std::min<size_t>(bytes - offset, below(3) == 0 ? below(60'000) + 1 : below(9'000) + 1);
-        if (below(2) == 0) {  // few places, whole blocks: so that they are written again and again, in all chunks of a row
+        size_t size =
+            std::min<size_t>(bytes - offset, below(3) == 0 ? below(60'000) + 1 : below(9'000) + 1);
+        // few places, whole blocks: so that they are written again and again, in all chunks of a
+        // row
+        if (below(2) == 0) {
           offset = std::min(align_down(bytes - 1, 4096), below(5) * 65536 + below(3) * 4096);
           size = std::min<size_t>(bytes - offset, 4096 * (1 + below(2)));
         }
@@ -366,7 +393,9 @@ Status Story::read_something(bool& failed) {
   Bytes into(below(bytes.size() - offset) + 1);
   const auto read = store_->read(object->first, offset, slice_of(into), {}).wait();
   if (!read) return expect(read, "read", failed);
-  if (std::memcmp(into.data(), bytes.data() + offset, into.size()) != 0) return wrong("a read of " + object->first + " at " + std::to_string(offset) + " has other bytes than were written");
+  if (std::memcmp(into.data(), bytes.data() + offset, into.size()) != 0)
+    return wrong("a read of " + object->first + " at " + std::to_string(offset) +
+                 " has other bytes than were written");
   return {};
 }
 
@@ -375,21 +404,26 @@ Status Story::fold(bool& failed) {
   say("fold");
   STOKER_TRY(expect(store_->fold_all().wait(), "fold", failed));
   if (failed || cut_ || failing_ || store_->health().newer_blocks == 0) return {};
-  return wrong("no more than m shards are in trouble, and yet " + std::to_string(store_->health().newer_blocks) + " blocks cannot be folded");
+  return wrong("no more than m shards are in trouble, and yet " +
+               std::to_string(store_->health().newer_blocks) + " blocks cannot be folded");
 }
 
 Status Story::repair(bool& failed) {
   const bool scrubs = ++counts_.repairs % 2 == 0;
   say(scrubs ? "scrub" : "repair");
   const auto scrubbed = std::make_shared<ScrubReport>();
-  STOKER_TRY(expect((scrubs ? store_->scrub(scrubbed) : store_->repair()).wait(), "repair", failed));
+  STOKER_TRY(
+      expect((scrubs ? store_->scrub(scrubbed) : store_->repair()).wait(), "repair", failed));
   if (cut_ || failing_) return {};
-  if (!scrubbed->lost.empty()) return wrong("no more than m shards are in trouble, and yet: " + scrubbed->lost[0]);
+  if (!scrubbed->lost.empty())
+    return wrong("no more than m shards are in trouble, and yet: " + scrubbed->lost[0]);
   const coded::Health health = store_->health();
   for (size_t shard = 0; shard < options_.shards; ++shard) {
     const auto trouble = troubles_.find(shard);
     if (trouble == troubles_.end() || trouble->second != Trouble::failed) continue;
-    if (!counts(health, shard)) return wrong("shard " + std::to_string(shard) + " is back and does not count: " + health.troubles.at(0));
+    if (!counts(health, shard))
+      return wrong("shard " + std::to_string(shard) +
+                   " is back and does not count: " + health.troubles.at(0));
     troubles_.erase(trouble);
   }
   return {};
@@ -424,17 +458,20 @@ Status Story::step() {
     return reopen();
   }
   if (store_->info().read_only.empty() && !failed) return {};
-  if (store_->info().read_only.empty() && below(2) == 0) return {};  // works on without the shard that failed
+  // works on without the shard that failed
+  if (store_->info().read_only.empty() && below(2) == 0) return {};
   return cut_ ? crash() : Status();
 }
 
-// At rest: all shards come back and are brought up to date, everything is folded, nothing is wrong in any block; then any m are lost.
+// At rest: all shards come back and are brought up to date, everything is folded, nothing is wrong
+// in any block; then any m are lost.
 Status Story::end() {
   say("the end");
   if (recorder_) acknowledged_ = recorder_->acknowledged_index();
   close();
   disk().restore_power();
-  // A flipped bit that nobody has read is found by none of this: the disk is replaced by what it is without it, a stale one.
+  // A flipped bit that nobody has read is found by none of this: the disk is replaced by what it is
+  // without it, a stale one.
   for (auto& [shard, trouble] : troubles_) {
     if (trouble != Trouble::flipped) continue;
     kept_[shard] = disk().image(path(shard));
@@ -456,10 +493,12 @@ Status Story::end() {
   close();
   CodedOptions coded;
   coded.files = false;
-  STOKER_ASSIGN(const auto report, fsck_coded_store({options_.k, options_.m, world_.paths()}, world_.runtime().runtime(), {}, coded));
+  STOKER_ASSIGN(const auto report, fsck_coded_store({options_.k, options_.m, world_.paths()},
+                                                    world_.runtime().runtime(), {}, coded));
   for (const auto& problem : report.problems) say("fsck: " + problem);
   if (!report.problems.empty()) return wrong("at rest, fsck: " + report.problems[0]);
-  if (report.records != 0) return wrong("at rest " + std::to_string(report.records) + " blocks are still in the logs");
+  if (report.records != 0)
+    return wrong("at rest " + std::to_string(report.records) + " blocks are still in the logs");
   std::vector<size_t> shards;
   for (size_t i = 0; i < options_.shards; ++i) shards.push_back(i);
   Images images;

@@ -1,5 +1,6 @@
-// Seeded simulation of a coded store: random operations and faults against a reference model. One seed is one story, the same each time:
-// nothing in it depends on the machine but the moment at which threads run, and no two of them ever have work at once.
+// Seeded simulation of a coded store: random operations and faults against a reference model. One
+// seed is one story, the same each time: nothing in it depends on the machine but the moment at
+// which threads run, and no two of them ever have work at once.
 #pragma once
 
 #include <cstdint>

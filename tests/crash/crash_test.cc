@@ -1,9 +1,10 @@
-// Live faults: the power goes while the store works, flushes and writes fail, bits flip, readers race with reuse.
+// Live faults: the power goes while the store works, flushes and writes fail, bits flip, readers
+// race with reuse.
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <chrono>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <thread>
 
@@ -15,7 +16,8 @@ namespace {
 
 // Commits random changes of a few objects until something fails or `steps` are done.
 Status random_work(Recorder& run, std::mt19937_64& random, int steps) {
-  static const std::vector<std::pair<std::string, size_t>> sizes = {{"a", 150'000}, {"b", 65'536}, {"c", 5'000}};
+  static const std::vector<std::pair<std::string, size_t>> sizes = {
+      {"a", 150'000}, {"b", 65'536}, {"c", 5'000}};
   for (int i = 0; i < steps; ++i) {
     if (random() % 12 == 0) {
       const bool named = run.now().snapshots.count("s") != 0;
@@ -32,8 +34,10 @@ Status random_work(Recorder& run, std::mt19937_64& random, int steps) {
         change.written = random() % (bytes - change.offset) + 1;
       }
     }
-    const Status status = run.commit({change}, random() % 3 == 0 ? Durability::deferred : Durability::durable);
-    // A snapshot or many deferred commits may hold all space: then a durable one and a drop make room.
+    const Status status =
+        run.commit({change}, random() % 3 == 0 ? Durability::deferred : Durability::durable);
+    // A snapshot or many deferred commits may hold all space: then a durable one and a drop make
+    // room.
     if (!status && status.error().code == Code::out_of_space) {
       STOKER_TRY(run.commit({}, Durability::durable));
       if (run.now().snapshots.count("s") != 0) STOKER_TRY(run.drop("s"));
@@ -52,14 +56,17 @@ Status random_work(Recorder& run, std::mt19937_64& random, int steps) {
   return ::testing::AssertionSuccess();
 }
 
-// Power goes at a random transfer; on two volumes, at different moments. Then again, also while recovering; five times in a row.
+// Power goes at a random transfer; on two volumes, at different moments. Then again, also while
+// recovering; five times in a row.
 TEST(PowerCut, AtAnyMomentOnAnyVolumeAgainAndAgain) {
   uint64_t cuts = 0;
   uint64_t before_open = 0;
   const auto begun = std::chrono::steady_clock::now();
   for (uint64_t seed = 1; seed <= 150 * soak_factor; ++seed) {
     // In CI a slow machine does fewer.
-    if (soak_factor == 1 && seed > 50 && std::chrono::steady_clock::now() - begun > std::chrono::seconds(8)) break;
+    if (soak_factor == 1 && seed > 50 &&
+        std::chrono::steady_clock::now() - begun > std::chrono::seconds(8))
+      break;
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
     LabOptions options;
@@ -72,14 +79,16 @@ TEST(PowerCut, AtAnyMomentOnAnyVolumeAgainAndAgain) {
     for (int round = 0; round < 5; ++round) {
       for (const auto& volume : lab.volumes()) {
         lab.disk().cut_power_after(random() % (random() % 4 == 0 ? 15 : 150), random(), volume);
-        if (random() % 3 == 0) break;  // the other volume keeps its power a little longer: until the store stops
+        // the other volume keeps its power a little longer: until the store stops
+        if (random() % 3 == 0) break;
       }
       auto store = lab.open();
       if (store) {
         const auto point = find_point(**store, timeline, range);
         if (!point) {
           // Only a disk without power excuses that: the state is judged when it is back.
-          ASSERT_TRUE(point.error().what.find("i/o error") != std::string::npos) << point.error().message();
+          ASSERT_TRUE(point.error().what.find("i/o error") != std::string::npos)
+              << point.error().message();
           ++before_open;
         } else {
           timeline = {timeline[*point]};
@@ -99,12 +108,14 @@ TEST(PowerCut, AtAnyMomentOnAnyVolumeAgainAndAgain) {
     ASSERT_TRUE(recovered(lab, timeline, range));
     ASSERT_OK(lab.works(timeline, 0));
   }
-  std::printf("power cuts: %llu while working, %llu while recovering\n", static_cast<unsigned long long>(cuts), static_cast<unsigned long long>(before_open));
+  std::printf("power cuts: %llu while working, %llu while recovering\n",
+              static_cast<unsigned long long>(cuts), static_cast<unsigned long long>(before_open));
   EXPECT_GT(cuts, 60U);
   EXPECT_GT(before_open, 10U);
 }
 
-// A failed flush: the commit fails, everything after it too, nothing is flushed again, and reopening gives a state that was.
+// A failed flush: the commit fails, everything after it too, nothing is flushed again, and
+// reopening gives a state that was.
 TEST(FailingFlush, MakesTheStoreReadOnlyUntilItIsOpenedAgain) {
   for (uint64_t nth = 1; nth <= 12; ++nth) {
     for (const size_t volumes : {size_t{1}, size_t{2}}) {
@@ -116,18 +127,22 @@ TEST(FailingFlush, MakesTheStoreReadOnlyUntilItIsOpenedAgain) {
       auto store = lab.open();
       ASSERT_OK(store);
       Recorder recorder(lab.disk(), **store, timeline);
-      ASSERT_OK(recorder.commit({{"a", 150'000, 0, 150'000, 1}, {"b", 65'536, 0, 65'536, 2}}, Durability::durable));
+      ASSERT_OK(recorder.commit({{"a", 150'000, 0, 150'000, 1}, {"b", 65'536, 0, 65'536, 2}},
+                                Durability::durable));
       ASSERT_OK(recorder.commit({{"b", 65'536, 0, 65'536, 3}}, Durability::deferred));
       lab.disk().fail_nth(Op::Kind::sync, nth, EIO);
       Status failed;
-      for (uint64_t i = 0; i < 12 && failed; ++i) failed = recorder.commit({{"a", 150'000, i * 1000, 30'000, 10 + i}}, Durability::durable);
+      for (uint64_t i = 0; i < 12 && failed; ++i)
+        failed = recorder.commit({{"a", 150'000, i * 1000, 30'000, 10 + i}}, Durability::durable);
       ASSERT_FALSE(failed);
       EXPECT_EQ(failed.error().code, Code::io);
       EXPECT_FALSE((*store)->info().read_only.empty());
       {
         auto change = (*store)->begin();
         Bytes bytes(10);
-        EXPECT_EQ(change ? code_of((*change)->write("a", 0, slice_of(bytes)).wait()) : change.error().code, Code::read_only);
+        EXPECT_EQ(change ? code_of((*change)->write("a", 0, slice_of(bytes)).wait())
+                         : change.error().code,
+                  Code::read_only);
       }
       EXPECT_EQ(code_of((*store)->snapshot("s").wait()), Code::read_only);
       Bytes into(65'536);
@@ -143,7 +158,8 @@ TEST(FailingFlush, MakesTheStoreReadOnlyUntilItIsOpenedAgain) {
   }
 }
 
-// Any one failing write: of data it fails its commit alone, of the journal it makes the store read-only; never a wrong state.
+// Any one failing write: of data it fails its commit alone, of the journal it makes the store
+// read-only; never a wrong state.
 TEST(FailingWrite, LosesNothingThatWasAcknowledged) {
   uint64_t data = 0;
   uint64_t journal = 0;
@@ -155,15 +171,18 @@ TEST(FailingWrite, LosesNothingThatWasAcknowledged) {
       auto store = lab.open();
       ASSERT_OK(store);
       Recorder recorder(lab.disk(), **store, timeline);
-      ASSERT_OK(recorder.commit({{"a", 150'000, 0, 150'000, 1}, {"b", 65'536, 0, 65'536, 2}}, Durability::durable));
+      ASSERT_OK(recorder.commit({{"a", 150'000, 0, 150'000, 1}, {"b", 65'536, 0, 65'536, 2}},
+                                Durability::durable));
       lab.disk().fail_nth(Op::Kind::write, nth, sys_errno);
       Status failed;
-      for (uint64_t i = 0; i < 30 && failed; ++i) failed = recorder.commit({{"a", 150'000, i * 1000, 70'000, 10 + i}}, Durability::durable);
+      for (uint64_t i = 0; i < 30 && failed; ++i)
+        failed = recorder.commit({{"a", 150'000, i * 1000, 70'000, 10 + i}}, Durability::durable);
       ASSERT_FALSE(failed);
       if ((*store)->info().read_only.empty()) {
         ++data;
         ASSERT_EQ(recorder.acknowledged_index(), timeline.size() - 1);
-        ASSERT_OK(find_point(**store, timeline, {timeline.size() - 1, timeline.size() - 1})) << "the failed transaction left something";
+        ASSERT_OK(find_point(**store, timeline, {timeline.size() - 1, timeline.size() - 1}))
+            << "the failed transaction left something";
         ASSERT_OK(recorder.commit({{"b", 65'536, 0, 65'536, 77}}, Durability::durable));
       } else {
         ++journal;
@@ -196,8 +215,10 @@ class FlippedBit : public ::testing::Test {
     auto store = lab_.open();
     EXPECT_OK(store);
     Recorder recorder(lab_.disk(), **store, timeline_);
-    EXPECT_OK(recorder.commit({{"a", 150'000, 0, 150'000, 1}, {"b", 65'536, 0, 65'536, 2}}, Durability::durable));
-    for (uint64_t i = 0; i < 8; ++i) EXPECT_OK(recorder.commit({{"c", 5'000, 0, 5'000, i}}, Durability::durable));
+    EXPECT_OK(recorder.commit({{"a", 150'000, 0, 150'000, 1}, {"b", 65'536, 0, 65'536, 2}},
+                              Durability::durable));
+    for (uint64_t i = 0; i < 8; ++i)
+      EXPECT_OK(recorder.commit({{"c", 5'000, 0, 5'000, i}}, Durability::durable));
     store->reset();
     images_ = lab_.images();
     timeline_ = {timeline_.back()};
@@ -214,7 +235,8 @@ TEST_F(FlippedBit, InAnyBlockOfTheJournalIsMendedFromTheOtherCopy) {
     for (uint64_t at = copy; at < copy + 2 * header.area_bytes; at += local::kBlock) {
       for (int i = 0; i < 6; ++i) {
         lab_.put(images_);
-        // The frame's own bytes lie at the block's beginning: both those and the padding are covered by its CRC.
+        // The frame's own bytes lie at the block's beginning: both those and the padding are
+        // covered by its CRC.
         const uint64_t byte = i < 4 ? random() % 100 : random() % local::kBlock;
         lab_.disk().flip("v0", at + byte, static_cast<unsigned>(random() % 8));
         ASSERT_OK(lab_.recover(timeline_, {0, 0})) << "block " << at << " byte " << byte;
@@ -231,7 +253,8 @@ TEST_F(FlippedBit, InBothCopiesOfARecordIsCorruptionAndNeverTheEndOfTheLog) {
   uint64_t unharmed = 0;
   for (uint64_t at = 0; at < 2 * header.area_bytes; at += local::kBlock) {
     lab_.put(images_);
-    for (const uint64_t copy : header.journal_at) lab_.disk().flip("v0", copy + at + random() % 64, static_cast<unsigned>(random() % 8));
+    for (const uint64_t copy : header.journal_at)
+      lab_.disk().flip("v0", copy + at + random() % 64, static_cast<unsigned>(random() % 8));
     ++cases_checked;
     auto store = lab_.open();
     if (!store) {
@@ -244,7 +267,8 @@ TEST_F(FlippedBit, InBothCopiesOfARecordIsCorruptionAndNeverTheEndOfTheLog) {
       ++unharmed;
       continue;
     }
-    // The one case in which nothing can tell: the newest record, damaged in both copies, looks like one that was never finished.
+    // The one case in which nothing can tell: the newest record, damaged in both copies, looks like
+    // one that was never finished.
     EXPECT_EQ((*store)->info().committed, timeline_[0]->version - 1) << point.error().message();
   }
   EXPECT_GT(corrupt, 5U);
@@ -256,7 +280,8 @@ TEST_F(FlippedBit, InAHeaderCopyIsMended) {
   for (const uint64_t copy : local::kHeaderAt) {
     for (int i = 0; i < 40; ++i) {
       lab_.put(images_);
-      lab_.disk().flip("v0", copy + random() % local::kHeaderBytes, static_cast<unsigned>(random() % 8));
+      lab_.disk().flip("v0", copy + random() % local::kHeaderBytes,
+                       static_cast<unsigned>(random() % 8));
       ASSERT_OK(lab_.recover(timeline_, {0, 0}));
       ASSERT_OK(lab_.recover(timeline_, {0, 0}));
     }
@@ -266,7 +291,8 @@ TEST_F(FlippedBit, InAHeaderCopyIsMended) {
 TEST_F(FlippedBit, InDataIsCorruptionThatNamesObjectAndChunk) {
   const local::VolumeHeader header = header_of(lab_, "v0");
   uint64_t found = 0;
-  for (uint64_t at = header.data_at; at < header.data_at + header.data_bytes; at += 4 * local::kBlock) {
+  for (uint64_t at = header.data_at; at < header.data_at + header.data_bytes;
+       at += 4 * local::kBlock) {
     lab_.put(images_);
     lab_.disk().flip("v0", at + 5, 1);
     auto store = lab_.open();
@@ -287,7 +313,8 @@ TEST_F(FlippedBit, InDataIsCorruptionThatNamesObjectAndChunk) {
   EXPECT_GT(found, 5U);
 }
 
-// Readers hold on to versions whose extents the writer wants at once: there are only three spare ones.
+// Readers hold on to versions whose extents the writer wants at once: there are only three spare
+// ones.
 TEST(Race, ReadsNeverSeeAnExtentThatIsReused) {
   for (uint64_t seed = 1; seed <= 4 * soak_factor; ++seed) {
     Lab lab({}, seed);
@@ -319,7 +346,8 @@ TEST(Race, ReadsNeverSeeAnExtentThatIsReused) {
       written += status ? 1U : 0U;
       if (status) continue;
       ASSERT_EQ(status.error().code, Code::out_of_space) << status.error().message();
-      std::this_thread::sleep_for(std::chrono::microseconds(100));  // readers hold the space of the version before
+      // readers hold the space of the version before
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
     stop = true;
     for (auto& reader : readers) reader.join();
@@ -327,7 +355,8 @@ TEST(Race, ReadsNeverSeeAnExtentThatIsReused) {
   }
 }
 
-// Random errors of the disk: whatever fails, what is read is right, and after reopening the state is one that was committed.
+// Random errors of the disk: whatever fails, what is read is right, and after reopening the state
+// is one that was committed.
 TEST(BadDisk, NeverReturnsWrongBytes) {
   for (uint64_t seed = 1; seed <= 80 * soak_factor; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -378,15 +407,19 @@ TEST(BadDisk, MisdirectedWritesAreNoticed) {
     ++cases_checked;
     store = lab.open();
     if (!store) {
-      // Where both copies of the header were hit, nothing tells that there was a store: refused as somebody's data, and left as it is.
-      const bool headers = store.error().code == Code::mismatch && store.error().what.find("both copies of its header are damaged") != std::string::npos;
+      // Where both copies of the header were hit, nothing tells that there was a store: refused as
+      // somebody's data, and left as it is.
+      const bool headers =
+          store.error().code == Code::mismatch &&
+          store.error().what.find("both copies of its header are damaged") != std::string::npos;
       EXPECT_TRUE(headers || store.error().code == Code::corruption) << store.error().message();
       ++noticed;
       continue;
     }
     // Whatever version it is in: what can be read is what was written then.
     const Version version = (*store)->info().committed;
-    const auto point = std::find_if(timeline.rbegin(), timeline.rend(), [&](const auto& each) { return each->version == version; });
+    const auto point = std::find_if(timeline.rbegin(), timeline.rend(),
+                                    [&](const auto& each) { return each->version == version; });
     ASSERT_NE(point, timeline.rend());
     for (const auto& [key, object] : (*point)->objects) {
       Bytes into(object.bytes.size());

@@ -1,5 +1,7 @@
-// kill -9 of a process that updates stripes on nine folders, by each scheme three times; each time any three folders are then deleted, and every acknowledged byte is
-// there when they are rebuilt, with the parity that belongs to it. By `switch` stripes are given another scheme all the time, and go on by what they were given last.
+// kill -9 of a process that updates stripes on nine folders, by each scheme three times; each time
+// any three folders are then deleted, and every acknowledged byte is there when they are rebuilt,
+// with the parity that belongs to it. By `switch` stripes are given another scheme all the time,
+// and go on by what they were given last.
 #include <gtest/gtest.h>
 
 #include <unistd.h>
@@ -9,10 +11,10 @@
 #include <random>
 #include <string>
 
-#include "kill.h"
-#include "lab.h"
 #include "curm/scheme_switch.h"
 #include "curm/shard_cluster.h"
+#include "kill.h"
+#include "lab.h"
 
 namespace stoker::curm {
 namespace {
@@ -35,14 +37,19 @@ std::vector<std::string> paths_in(const std::string& folder) {
 // The n-th update, the same in every run.
 Update update_of(uint64_t n) {
   std::mt19937_64 random(n);
-  const uint64_t at = random() % (kGeometry.chunk_bytes - 1), bytes = std::min(kGeometry.chunk_bytes - at, 1 + random() % 9000);
+  const uint64_t at = random() % (kGeometry.chunk_bytes - 1),
+                 bytes = std::min(kGeometry.chunk_bytes - at, 1 + random() % 9000);
   std::vector<std::byte> content(bytes);
   for (std::byte& each : content) each = static_cast<std::byte>(random());
-  return {{random() % kGeometry.stripes, static_cast<int>(random() % 6)}, at, Value::of(std::move(content))};
+  return {{random() % kGeometry.stripes, static_cast<int>(random() % 6)},
+          at,
+          Value::of(std::move(content))};
 }
 
 // Of scheme `switch`: before it the stripe is given this one.
-std::optional<std::string_view> change_at(uint64_t n) { return n % 5 != 0 ? std::nullopt : std::optional(kSchemes[n / 5 % std::size(kSchemes)]); }
+std::optional<std::string_view> change_at(uint64_t n) {
+  return n % 5 != 0 ? std::nullopt : std::optional(kSchemes[n / 5 % std::size(kSchemes)]);
+}
 
 struct Serving {
   std::unique_ptr<Loop> loop;
@@ -57,11 +64,13 @@ Result<Serving> serve(const std::string& folder, std::string_view name) {
   STOKER_ASSIGN(const auto code, codec::ErasureCode::make(kGeometry.k, kGeometry.m));
   const bool fresh = !std::filesystem::exists(folder);
   if (fresh) {
-    STOKER_ASSIGN(serving.cluster, ShardCluster::make(*serving.loop, paths_in(folder), kGeometry, options()));
+    STOKER_ASSIGN(serving.cluster,
+                  ShardCluster::make(*serving.loop, paths_in(folder), kGeometry, options()));
   } else {
     STOKER_ASSIGN(serving.cluster, ShardCluster::open(*serving.loop, paths_in(folder), options()));
   }
-  serving.scheme = make_scheme_or_switch(name, {serving.cluster.get(), kGeometry, code, Form::safe, options().reserved_bytes});
+  serving.scheme = make_scheme_or_switch(
+      name, {serving.cluster.get(), kGeometry, code, Form::safe, options().reserved_bytes});
   STOKER_TRY(serving.scheme->recover(serving.cluster->replaced()));
   STOKER_TRY(serving.cluster->admit());
   return serving;
@@ -74,7 +83,8 @@ Status write_on(const std::string& folder, std::string_view name, uint64_t n, in
     if (!tell(out, false, n)) return {};
     const Update update = update_of(n);
     auto* schemes = dynamic_cast<SchemeSwitch*>(serving.scheme.get());
-    if (const auto next = change_at(n); schemes != nullptr && next) STOKER_TRY(schemes->change(update.chunk.stripe, *next));
+    if (const auto next = change_at(n); schemes != nullptr && next)
+      STOKER_TRY(schemes->change(update.chunk.stripe, *next));
     STOKER_TRY(serving.scheme->update(update));
     if (!tell(out, true, n)) return {};
     if (n % 12 == 0) STOKER_TRY(serving.scheme->fold(n / 12 % kGeometry.stripes));
@@ -84,13 +94,18 @@ Status write_on(const std::string& folder, std::string_view name, uint64_t n, in
 
 class CurmKill : public testing::TestWithParam<std::string_view> {
  protected:
-  CurmKill() : folder_(testing::TempDir() + "curm_kill." + std::string(GetParam()) + std::to_string(getpid())) { std::filesystem::remove_all(folder_); }
+  CurmKill()
+      : folder_(testing::TempDir() + "curm_kill." + std::string(GetParam()) +
+                std::to_string(getpid())) {
+    std::filesystem::remove_all(folder_);
+  }
   ~CurmKill() override { std::filesystem::remove_all(folder_); }
 
   void lay(uint64_t n) {
     const Update update = update_of(n);
     std::vector<std::byte>& chunk = chunk_of(update.chunk);
-    std::copy(update.value.bytes().begin(), update.value.bytes().end(), chunk.begin() + static_cast<ptrdiff_t>(update.offset));
+    std::copy(update.value.bytes().begin(), update.value.bytes().end(),
+              chunk.begin() + static_cast<ptrdiff_t>(update.offset));
     if (const auto next = change_at(n)) said_[update.chunk.stripe] = *next;
   }
   std::vector<std::byte>& chunk_of(const Chunk& chunk) {
@@ -105,7 +120,9 @@ class CurmKill : public testing::TestWithParam<std::string_view> {
     const auto bases = [&](uint64_t stripe) {
       Round round;
       std::vector<Slot> slots;
-      for (int position = 0; position < 9; ++position) slots.push_back(round.to(kGeometry.node({stripe, position})).read({stripe, position}, 0, kGeometry.chunk_bytes));
+      for (int position = 0; position < 9; ++position)
+        slots.push_back(round.to(kGeometry.node({stripe, position}))
+                            .read({stripe, position}, 0, kGeometry.chunk_bytes));
       const Status done = cluster.run(round);
       EXPECT_TRUE(done) << done.error().message();
       std::vector<Value> values;
@@ -114,7 +131,9 @@ class CurmKill : public testing::TestWithParam<std::string_view> {
     };
     if (told_.begun > told_.acknowledged) {
       const Update update = update_of(told_.begun);
-      const Value now = bases(update.chunk.stripe)[static_cast<size_t>(update.chunk.position)].slice(update.offset, update.value.size());
+      const Value now =
+          bases(update.chunk.stripe)[static_cast<size_t>(update.chunk.position)].slice(
+              update.offset, update.value.size());
       if (std::equal(now.bytes().begin(), now.bytes().end(), update.value.bytes().begin())) {
         lay(told_.begun);
         told_.acknowledged = laid_ = told_.begun;
@@ -126,11 +145,16 @@ class CurmKill : public testing::TestWithParam<std::string_view> {
       std::vector<Value> data(values.begin(), values.begin() + 6);
       data.resize(9);
       for (int position = 0; position < 6; ++position) {
-        ASSERT_TRUE(std::equal(chunk_of({stripe, position}).begin(), chunk_of({stripe, position}).end(), values[static_cast<size_t>(position)].bytes().begin())) << "data " << position << " of stripe " << stripe;
+        ASSERT_TRUE(std::equal(chunk_of({stripe, position}).begin(),
+                               chunk_of({stripe, position}).end(),
+                               values[static_cast<size_t>(position)].bytes().begin()))
+            << "data " << position << " of stripe " << stripe;
       }
       for (int position = 6; position < 9; ++position) {
         const Value expected = decoded(code, data, position);
-        ASSERT_TRUE(std::equal(expected.bytes().begin(), expected.bytes().end(), values[static_cast<size_t>(position)].bytes().begin())) << "parity " << position << " of stripe " << stripe;
+        ASSERT_TRUE(std::equal(expected.bytes().begin(), expected.bytes().end(),
+                               values[static_cast<size_t>(position)].bytes().begin()))
+            << "parity " << position << " of stripe " << stripe;
       }
     }
   }
@@ -140,7 +164,9 @@ class CurmKill : public testing::TestWithParam<std::string_view> {
     for (uint64_t stripe = 0; stripe < kGeometry.stripes; ++stripe) {
       const auto now = schemes.scheme_of(stripe);
       std::string_view& said = said_.try_emplace(stripe, "vdl").first->second;
-      if (told_.begun > told_.acknowledged && update_of(told_.begun).chunk.stripe == stripe && change_at(told_.begun) == now) said = now;
+      if (told_.begun > told_.acknowledged && update_of(told_.begun).chunk.stripe == stripe &&
+          change_at(told_.begun) == now)
+        said = now;
       EXPECT_EQ(now, said) << "stripe " << stripe;
     }
   }
@@ -152,11 +178,14 @@ class CurmKill : public testing::TestWithParam<std::string_view> {
   Told told_;
   uint64_t laid_ = 0;
 };
-INSTANTIATE_TEST_SUITE_P(All, CurmKill, testing::ValuesIn(kProtocols), [](const auto& each) { return std::string(each.param); });
+INSTANTIATE_TEST_SUITE_P(All, CurmKill, testing::ValuesIn(kProtocols),
+                         [](const auto& each) { return std::string(each.param); });
 
 TEST_P(CurmKill, AnyThreeOfNineFoldersMayGo) {
   for (uint64_t kills = 0; kills < 3 * soak_factor; ++kills) {
-    const auto writer = [this](int out) { return write_on(folder_, GetParam(), told_.acknowledged + 1, out); };
+    const auto writer = [this](int out) {
+      return write_on(folder_, GetParam(), told_.acknowledged + 1, out);
+    };
     ASSERT_NO_FATAL_FAILURE(run_and_kill(writer, 5 + random_() % 30, random_, told_));
     std::vector<std::string> gone = paths_in(folder_);
     std::shuffle(gone.begin(), gone.end(), random_);
@@ -165,12 +194,14 @@ TEST_P(CurmKill, AnyThreeOfNineFoldersMayGo) {
     const auto serving = serve(folder_, GetParam());
     ASSERT_TRUE(serving) << serving.error().message();
     ASSERT_NO_FATAL_FAILURE(check(*serving->cluster));
-    if (const auto* schemes = dynamic_cast<SchemeSwitch*>(serving->scheme.get())) check_schemes(*schemes);
+    if (const auto* schemes = dynamic_cast<SchemeSwitch*>(serving->scheme.get()))
+      check_schemes(*schemes);
     ++cases_checked;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(InUse, CurmKill, testing::Values(kSwitch), [](const auto& each) { return std::string(each.param); });
+INSTANTIATE_TEST_SUITE_P(InUse, CurmKill, testing::Values(kSwitch),
+                         [](const auto& each) { return std::string(each.param); });
 
 }  // namespace
 }  // namespace stoker::curm

@@ -1,13 +1,14 @@
-// Every flush of a cluster on files is needed: here its sources are built with deliberate bugs (curm/mutation.h), each of which leaves one flush out or
-// believes in it too early; the stories of testing/shard_stories.h must find each.
+// Every flush of a cluster on files is needed: here its sources are built with deliberate bugs
+// (curm/mutation.h), each of which leaves one flush out or believes in it too early; the stories of
+// testing/shard_stories.h must find each.
 #include <gtest/gtest.h>
 
 #include <cstdio>
 
-#include "lab.h"
-#include "mutants.h"
 #include "curm/mutation.h"
 #include "curm/shard_stories.h"
+#include "lab.h"
+#include "mutants.h"
 
 #ifndef STOKER_MUTATIONS
 #error "the cluster of this test must be built with mutations"
@@ -42,7 +43,8 @@ std::string caught_by(Mutation bug, uint64_t stories) {
   return caught_in_a_child([=] {
     mutation<Mutation> = bug;
     for (uint64_t seed = 1; seed <= stories; ++seed) {
-      if (const std::string wrong = all_stories(seed); !wrong.empty()) return "seed " + std::to_string(seed) + ", " + wrong;
+      if (const std::string wrong = all_stories(seed); !wrong.empty())
+        return "seed " + std::to_string(seed) + ", " + wrong;
     }
     return std::string();
   });
@@ -56,10 +58,13 @@ TEST_P(CurmMutation, IsCaught) {
   EXPECT_NE(caught, "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Bugs, CurmMutation, testing::ValuesIn(kBugs), [](const auto& test) { return std::string(test.param.name); });
+INSTANTIATE_TEST_SUITE_P(Bugs, CurmMutation, testing::ValuesIn(kBugs),
+                         [](const auto& test) { return std::string(test.param.name); });
 
 // And it is the bugs that are caught.
-TEST(CurmMutants, NothingIsCaughtWhereThereIsNone) { EXPECT_EQ(caught_by(Mutation::none, kStories / kLess * soak_factor), ""); }
+TEST(CurmMutants, NothingIsCaughtWhereThereIsNone) {
+  EXPECT_EQ(caught_by(Mutation::none, kStories / kLess * soak_factor), "");
+}
 
 }  // namespace
 }  // namespace stoker::curm

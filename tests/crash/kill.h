@@ -17,7 +17,8 @@
 
 namespace stoker {
 
-// Of what is written one after the other, and numbered: the last that was begun, and the last that was acknowledged.
+// Of what is written one after the other, and numbered: the last that was begun, and the last that
+// was acknowledged.
 struct Told {
   uint64_t begun = 0, acknowledged = 0;
 };
@@ -28,9 +29,11 @@ inline bool tell(int out, bool acknowledged, uint64_t n) {
   return write(out, record, sizeof record) == sizeof record;
 }
 
-// Runs a writer in a process of its own until it was acknowledged so often, and kills it in the midst of something. 0 times: it is killed a few milliseconds
-// after it was started, which is while it opens what it writes to.
-inline void run_and_kill(const std::function<Status(int out)>& writer, uint64_t times, std::mt19937_64& random, Told& told) {
+// Runs a writer in a process of its own until it was acknowledged so often, and kills it in the
+// midst of something. 0 times: it is killed a few milliseconds after it was started, which is while
+// it opens what it writes to.
+inline void run_and_kill(const std::function<Status(int out)>& writer, uint64_t times,
+                         std::mt19937_64& random, Told& told) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
   const pid_t child = fork();
@@ -51,7 +54,8 @@ inline void run_and_kill(const std::function<Status(int out)>& writer, uint64_t 
     killed = true;
   };
   if (times == 0) kill_within(30'000);
-  while (read(ends[0], record, sizeof record) == sizeof record) {  // also what it said before it was killed
+  // also what it said before it was killed
+  while (read(ends[0], record, sizeof record) == sizeof record) {
     (record[0] == 0 ? told.begun : told.acknowledged) = record[1];
     seen += record[0];
     if (!killed && seen >= times && record[0] == 0) kill_within(4'000);
@@ -64,7 +68,9 @@ inline void run_and_kill(const std::function<Status(int out)>& writer, uint64_t 
 
 // Another one in each run, unless one is given.
 inline uint64_t printed_seed() {
-  const uint64_t seed = GTEST_FLAG_GET(random_seed) != 0 ? static_cast<uint64_t>(GTEST_FLAG_GET(random_seed)) : std::random_device{}() & 0x7FFFFFFF;
+  const uint64_t seed = GTEST_FLAG_GET(random_seed) != 0
+                            ? static_cast<uint64_t>(GTEST_FLAG_GET(random_seed))
+                            : std::random_device{}() & 0x7FFFFFFF;
   std::printf("replay with --gtest_random_seed=%llu\n", static_cast<unsigned long long>(seed));
   return seed;
 }

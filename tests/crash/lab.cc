@@ -16,7 +16,8 @@ uint64_t soak_factor = 1;
 uint64_t cases_checked = 0;
 uint64_t story_seed = 0;
 
-Lab::Lab(const LabOptions& options, uint64_t seed) : options_(options), disk_(std::make_shared<SimDisk>(seed)) {
+Lab::Lab(const LabOptions& options, uint64_t seed)
+    : options_(options), disk_(std::make_shared<SimDisk>(seed)) {
   for (size_t i = 0; i < options.volumes; ++i) volumes_.push_back("v" + std::to_string(i));
   SimDevice device;
   device.seed = seed;
@@ -71,7 +72,8 @@ Status Lab::fsck(bool finished) {
   local.files = false;
   const auto report = fsck_local_store(volumes_, runtime_->runtime(), {}, local);
   if (!report) return finished ? Status(report.error().with("fsck")) : Status();
-  if (!report->problems.empty()) return make_error(Code::corruption, "fsck: " + report->problems[0]);
+  if (!report->problems.empty())
+    return make_error(Code::corruption, "fsck: " + report->problems[0]);
   return {};
 }
 
@@ -92,7 +94,9 @@ Status Lab::works(const Timeline& timeline, size_t point) {
 
 // A check in the store ends the process, and does not know of stories.
 extern "C" void tell_the_seed(int signal) {
-  if (stoker::story_seed != 0) std::fprintf(stderr, "in a story: tell it again with --seed=%llu\n", static_cast<unsigned long long>(stoker::story_seed));
+  if (stoker::story_seed != 0)
+    std::fprintf(stderr, "in a story: tell it again with --seed=%llu\n",
+                 static_cast<unsigned long long>(stoker::story_seed));
   std::signal(signal, SIG_DFL);
   std::raise(signal);
 }
@@ -111,7 +115,8 @@ int main(int argc, char** argv) {
     }
   }
   std::signal(SIGABRT, tell_the_seed);
-  stoker::log().logger().set_level(spdlog::level::off);  // thousands of failing disks are the subject here, not news
+  // thousands of failing disks are the subject here, not news
+  stoker::log().logger().set_level(spdlog::level::off);
   const int failed = RUN_ALL_TESTS();
   std::printf("%llu cases\n", static_cast<unsigned long long>(stoker::cases_checked));
   return failed;

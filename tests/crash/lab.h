@@ -1,4 +1,5 @@
-// Lab: local stores on simulated disks, opened, broken and opened again thousands of times a second.
+// Lab: local stores on simulated disks, opened, broken and opened again thousands of times a
+// second.
 #pragma once
 
 #include <map>
@@ -18,7 +19,8 @@ namespace stoker {
 extern uint64_t soak_factor;
 // Crash cases recovered and checked so far, for the summary.
 extern uint64_t cases_checked;
-// --seed=N: this story only (coded_sim_test.cc), told step by step. 0: all of them; while one of them is played, its seed.
+// --seed=N: this story only (coded_sim_test.cc), told step by step. 0: all of them; while one of
+// them is played, its seed.
 extern uint64_t story_seed;
 
 struct LabOptions {
@@ -39,9 +41,11 @@ class Lab {
   // All volumes as they are before the store is made.
   Images blank();
 
-  // Opens what is on the disks and compares it with the timeline. The point found, or what is wrong.
+  // Opens what is on the disks and compares it with the timeline. The point found, or what is
+  // wrong.
   Result<size_t> recover(const Timeline& timeline, Admissible range);
-  // What fsck finds must be clean: a crash leaves notes, never problems. `finished`: the store was certainly made.
+  // What fsck finds must be clean: a crash leaves notes, never problems. `finished`: the store was
+  // certainly made.
   Status fsck(bool finished);
   // The store must work on: one more commit, and it is there after opening again.
   Status works(const Timeline& timeline, size_t point);

@@ -1,4 +1,5 @@
-// Records the I/O of every commit path of the local store and recovers every disk that a power cut could have left behind.
+// Records the I/O of every commit path of the local store and recovers every disk that a power cut
+// could have left behind.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -21,7 +22,9 @@ struct Script {
 };
 
 void three_objects(Recorder& run) {
-  ASSERT_OK(run.commit({{"a", 150'000, 0, 150'000, 1}, {"b", 65'536, 0, 65'536, 2}, {"c", 5'000, 0, 5'000, 3}}, kDurable));
+  ASSERT_OK(run.commit(
+      {{"a", 150'000, 0, 150'000, 1}, {"b", 65'536, 0, 65'536, 2}, {"c", 5'000, 0, 5'000, 3}},
+      kDurable));
 }
 
 std::vector<Script> scripts() {
@@ -30,7 +33,8 @@ std::vector<Script> scripts() {
       {"overwrite", three_objects,
        [](Recorder& run) {
          ASSERT_OK(run.commit({{"a", 150'000, 0, 150'000, 11}}, kDurable));
-         ASSERT_OK(run.commit({{"a", 150'000, 60'000, 20'000, 12}, {"c", 5'000, 17, 900, 13}}, kDurable));
+         ASSERT_OK(
+             run.commit({{"a", 150'000, 60'000, 20'000, 12}, {"c", 5'000, 17, 900, 13}}, kDurable));
        }},
       {"deferred_and_durable", three_objects,
        [](Recorder& run) {
@@ -46,12 +50,14 @@ std::vector<Script> scripts() {
          ASSERT_OK(run.commit({{"b", 65'536, 0, 65'536, 31}}, kDurable));
          ASSERT_OK(run.commit({{"c", 0}}, kDurable));
          ASSERT_OK(run.drop("s"));
-         ASSERT_OK(run.commit({{"b", 65'536, 0, 65'536, 32}, {"d", 65'536, 0, 65'536, 33}}, kDurable));
+         ASSERT_OK(
+             run.commit({{"b", 65'536, 0, 65'536, 32}, {"d", 65'536, 0, 65'536, 33}}, kDurable));
        }},
       {"area_switch", three_objects,
        [](Recorder& run) {
          for (uint64_t round = 0; round < 40; ++round) {
-           ASSERT_OK(run.commit({{"c", 5'000, 0, 5'000, 100 + round}}, round % 4 == 3 ? kDeferred : kDurable));
+           ASSERT_OK(run.commit({{"c", 5'000, 0, 5'000, 100 + round}},
+                                round % 4 == 3 ? kDeferred : kDurable));
          }
        }},
       {"remove_and_resize", three_objects,
@@ -65,22 +71,28 @@ std::vector<Script> scripts() {
        [](Recorder& run) {
          for (uint64_t round = 0; round < 8; ++round) {
            ASSERT_OK(run.commit({{"a", 150'000, 0, 150'000, 200 + round}}, kDurable));
-           ASSERT_OK(run.commit({{"b", 65'536, 0, 65'536, 300 + round}}, round % 2 == 0 ? kDeferred : kDurable));
+           ASSERT_OK(run.commit({{"b", 65'536, 0, 65'536, 300 + round}},
+                                round % 2 == 0 ? kDeferred : kDurable));
          }
        }},
       {"together", three_objects,
        [](Recorder& run) {
          for (uint64_t round = 0; round < 4; ++round) {
-           ASSERT_OK(run.commit_together({{{{"b", 65'536, 0, 65'536, 500 + round}}, kDurable},
-                                          {{{"c", 5'000, 0, 5'000, 510 + round}}, kDeferred},
-                                          {{{"d", 9'000, 0, 9'000, 520 + round}, {"e", 1'000, 0, 1'000, 530 + round}}, kDurable}}));
+           ASSERT_OK(run.commit_together(
+               {{{{"b", 65'536, 0, 65'536, 500 + round}}, kDurable},
+                {{{"c", 5'000, 0, 5'000, 510 + round}}, kDeferred},
+                {{{"d", 9'000, 0, 9'000, 520 + round}, {"e", 1'000, 0, 1'000, 530 + round}},
+                 kDurable}}));
          }
        }},
       {"abandon", three_objects,
        [](Recorder& run) {
          for (uint64_t round = 0; round < 5; ++round) {
-           ASSERT_OK(run.abandon({{"a", 150'000, 0, 150'000, 600 + round}, {"c", 5'000, 10, 100, 610 + round}}));
-           ASSERT_OK(run.commit({{"b", 65'536, 0, 65'536, 620 + round}, {"c", 5'000, 700, 3'000, 630 + round}}, kDurable));
+           ASSERT_OK(run.abandon(
+               {{"a", 150'000, 0, 150'000, 600 + round}, {"c", 5'000, 10, 100, 610 + round}}));
+           ASSERT_OK(run.commit(
+               {{"b", 65'536, 0, 65'536, 620 + round}, {"c", 5'000, 700, 3'000, 630 + round}},
+               kDurable));
          }
        }},
   };
@@ -94,7 +106,8 @@ struct Recorded {
   std::vector<SimEvent> events;
 };
 
-// Opens the store and runs `script` on it, recovery included; the recording was started by the caller.
+// Opens the store and runs `script` on it, recovery included; the recording was started by the
+// caller.
 Status record(Lab& lab, Recorded& run, const std::function<void(Recorder&)>& script) {
   {
     STOKER_ASSIGN(auto store, lab.open());
@@ -128,10 +141,13 @@ Recorded record_script(Lab& lab, const Script& script) {
   return run;
 }
 
-// In CI each recording has this long for all of its cases; from then on only every eighth is tried, and no second crash.
+// In CI each recording has this long for all of its cases; from then on only every eighth is tried,
+// and no second crash.
 class Patience {
  public:
-  bool over() const { return soak_factor == 1 && std::chrono::steady_clock::now() - begun_ > std::chrono::seconds(4); }
+  bool over() const {
+    return soak_factor == 1 && std::chrono::steady_clock::now() - begun_ > std::chrono::seconds(4);
+  }
 
  private:
   const std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
@@ -149,14 +165,17 @@ void violation(Outcome& outcome, const std::string& what) {
   if (outcome.violations++ == 0) outcome.first = what;
 }
 
-// Crash -> recover -> write -> crash: records the recovery of this case and a commit after it, and crashes that anywhere.
-// `killed`: the first crash takes only the process; what it wrote and did not flush is still in the disks' caches.
-void replay_again(Lab& lab, const Recorded& run, const CrashCase& crash, bool killed, uint64_t seed, const Patience& patience, Outcome& outcome) {
+// Crash -> recover -> write -> crash: records the recovery of this case and a commit after it, and
+// crashes that anywhere. `killed`: the first crash takes only the process; what it wrote and did
+// not flush is still in the disks' caches.
+void replay_again(Lab& lab, const Recorded& run, const CrashCase& crash, bool killed, uint64_t seed,
+                  const Patience& patience, Outcome& outcome) {
   Recorded second{killed ? crash.durable : crash.images, run.timeline, crash.admissible, {}};
   lab.put(second.before);
   lab.disk().start_recording();
   if (killed) {
-    for (const SimEvent* write : crash.pending) lab.disk().put_pending(write->path, write->offset, write->bytes);
+    for (const SimEvent* write : crash.pending)
+      lab.disk().put_pending(write->path, write->offset, write->bytes);
   }
   const Status status = record(lab, second, [](Recorder& recorder) {
     EXPECT_OK(recorder.commit({{"c", 5'000, 0, 5'000, 900}}, kDeferred));
@@ -172,13 +191,17 @@ void replay_again(Lab& lab, const Recorded& run, const CrashCase& crash, bool ki
     ++outcome.nested;
     lab.put(again.images);
     const auto point = lab.recover(second.timeline, again.admissible);
-    if (!point) violation(outcome, "crash " + crash.what + ", then " + again.what + ": " + point.error().message());
+    if (!point)
+      violation(outcome,
+                "crash " + crash.what + ", then " + again.what + ": " + point.error().message());
     return !patience.over();
   });
 }
 
-// Every crash case of the recording; every `nested_every`th is recovered under recording and crashed again.
-Outcome replay(Lab& lab, const Recorded& run, uint64_t seed, uint64_t nested_every, uint64_t stop_after = UINT64_MAX) {
+// Every crash case of the recording; every `nested_every`th is recovered under recording and
+// crashed again.
+Outcome replay(Lab& lab, const Recorded& run, uint64_t seed, uint64_t nested_every,
+               uint64_t stop_after = UINT64_MAX) {
   Outcome outcome;
   const Patience patience;
   std::mt19937_64 random(seed);
@@ -191,17 +214,21 @@ Outcome replay(Lab& lab, const Recorded& run, uint64_t seed, uint64_t nested_eve
     ++outcome.cases;
     lab.put(crash.images);
     if (const Status clean = lab.fsck(run.timeline[crash.admissible.first]->version > 0); !clean) {
-      violation(outcome, "crash " + crash.what + " (case " + std::to_string(outcome.cases) + "): " + clean.error().message());
+      violation(outcome, "crash " + crash.what + " (case " + std::to_string(outcome.cases) +
+                             "): " + clean.error().message());
     }
     const auto point = lab.recover(run.timeline, crash.admissible);
     if (!point) {
-      violation(outcome, "crash " + crash.what + " (case " + std::to_string(outcome.cases) + "): " + point.error().message());
+      violation(outcome, "crash " + crash.what + " (case " + std::to_string(outcome.cases) +
+                             "): " + point.error().message());
       return outcome.violations < stop_after;
     }
     if (nested_every != 0 && random() % 16 == 0) {
-      if (const Status works = lab.works(run.timeline, *point); !works) violation(outcome, "after crash " + crash.what + ": " + works.error().message());
+      if (const Status works = lab.works(run.timeline, *point); !works)
+        violation(outcome, "after crash " + crash.what + ": " + works.error().message());
     }
-    if (nested_every != 0 && !patience.over() && random() % nested_every == 0) replay_again(lab, run, crash, random() % 2 == 0, random(), patience, outcome);
+    if (nested_every != 0 && !patience.over() && random() % nested_every == 0)
+      replay_again(lab, run, crash, random() % 2 == 0, random(), patience, outcome);
     return true;
   });
   return outcome;
@@ -220,19 +247,29 @@ TEST_P(Replay, EveryCrashLeavesACommittedState) {
   const auto begun = std::chrono::steady_clock::now();
   const bool soak = soak_factor > 1;
   const Outcome outcome = replay(lab, run, 1000 + script_index, soak ? 3 : 40);
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
-  std::printf("replay %s on %zu volume(s): %zu events, %llu cases (%llu left out), %llu after a second crash, %.1f s\n", script.name.c_str(), volumes, run.events.size(),
-              static_cast<unsigned long long>(outcome.cases), static_cast<unsigned long long>(outcome.left_out), static_cast<unsigned long long>(outcome.nested), seconds);
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+  std::printf(
+      "replay %s on %zu volume(s): %zu events, %llu cases (%llu left out), %llu after a second "
+      "crash, %.1f s\n",
+      script.name.c_str(), volumes, run.events.size(),
+      static_cast<unsigned long long>(outcome.cases),
+      static_cast<unsigned long long>(outcome.left_out),
+      static_cast<unsigned long long>(outcome.nested), seconds);
   EXPECT_GT(outcome.cases, 20U);
   EXPECT_EQ(outcome.violations, 0U) << outcome.first;
 }
 
-INSTANTIATE_TEST_SUITE_P(Paths, Replay, ::testing::Combine(::testing::Range<size_t>(0, scripts().size()), ::testing::Values<size_t>(1, 2)),
+INSTANTIATE_TEST_SUITE_P(Paths, Replay,
+                         ::testing::Combine(::testing::Range<size_t>(0, scripts().size()),
+                                            ::testing::Values<size_t>(1, 2)),
                          [](const ::testing::TestParamInfo<Replay::ParamType>& test) {
-                           return scripts()[std::get<0>(test.param)].name + "_" + std::to_string(std::get<1>(test.param)) + "_volumes";
+                           return scripts()[std::get<0>(test.param)].name + "_" +
+                                  std::to_string(std::get<1>(test.param)) + "_volumes";
                          });
 
-// A check that cannot fail proves nothing: on disks that break the rules the same replay must find violations.
+// A check that cannot fail proves nothing: on disks that break the rules the same replay must find
+// violations.
 class Mutation : public ::testing::Test {
  protected:
   static Outcome replay_mutated(const std::function<void(std::vector<SimEvent>&)>& mutate) {
@@ -256,7 +293,9 @@ TEST_F(Mutation, AFlushThatComesOneWriteLateIsFound) {
     for (size_t i = 0; i + 1 < events.size(); ++i) {
       size_t next = i + 1;
       while (next < events.size() && events[next].kind == SimEvent::Kind::note) ++next;
-      if (events[i].kind != SimEvent::Kind::flush || next == events.size() || events[next].kind != SimEvent::Kind::write) continue;
+      if (events[i].kind != SimEvent::Kind::flush || next == events.size() ||
+          events[next].kind != SimEvent::Kind::write)
+        continue;
       SimEvent flush = events[i];  // copied behind the write; the notes keep their order
       events[i].kind = SimEvent::Kind::flush;
       events[i].covers.clear();
@@ -274,7 +313,8 @@ TEST_F(Mutation, AnEarlyAcknowledgementIsFound) {
   // Each commit is acknowledged when it begins.
   const Outcome outcome = replay_mutated([](std::vector<SimEvent>& events) {
     for (SimEvent& event : events) {
-      if (event.kind == SimEvent::Kind::note && event.note == static_cast<uint64_t>(Note::begun)) event.note = static_cast<uint64_t>(Note::durable);
+      if (event.kind == SimEvent::Kind::note && event.note == static_cast<uint64_t>(Note::begun))
+        event.note = static_cast<uint64_t>(Note::durable);
     }
   });
   EXPECT_GT(outcome.violations, 0U);

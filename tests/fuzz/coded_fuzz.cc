@@ -1,7 +1,9 @@
-// The parsers of a coded store's shards on any bytes: superblocks, header pages, records of the log, table items. They neither crash nor take what
-// breaks a rule of docs/formats/coded_store.md for what obeys it.
+// The parsers of a coded store's shards on any bytes: superblocks, header pages, records of the
+// log, table items. They neither crash nor take what breaks a rule of docs/formats/coded_store.md
+// for what obeys it.
 //
-// Input: a byte that says what it is, then the bytes. So that mutations get past the checksums, these are set right first.
+// Input: a byte that says what it is, then the bytes. So that mutations get past the checksums,
+// these are set right first.
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -50,14 +52,17 @@ void page(std::vector<std::byte> bytes) {
   const Shape shape = small_shape();
   bytes.resize(header_bytes(shape));
   RawHeaders raw(shape);
-  for (size_t position = 0; position < shape.n(); ++position) raw.take(shape, StoreId{}, 1, position, bytes);
+  for (size_t position = 0; position < shape.n(); ++position)
+    raw.take(shape, StoreId{}, 1, position, bytes);
   for (size_t copy = 0; copy + kBlock <= bytes.size(); copy += kBlock) {
     std::memcpy(bytes.data() + copy, "SKH1", 4);
     std::memset(bytes.data() + copy + 28, 0, 16);
-    const uint32_t crc = crc32c(bytes.data() + copy + 8, kBlock - 8, crc32c(bytes.data() + copy, 4));
+    const uint32_t crc =
+        crc32c(bytes.data() + copy + 8, kBlock - 8, crc32c(bytes.data() + copy, 4));
     std::memcpy(bytes.data() + copy + 4, &crc, 4);
   }
-  for (size_t position = 0; position < shape.n(); ++position) raw.take(shape, StoreId{}, 1, position, bytes);
+  for (size_t position = 0; position < shape.n(); ++position)
+    raw.take(shape, StoreId{}, 1, position, bytes);
   const Headers merged = raw.merge(shape);
   STOKER_CHECK(merged.versions.size() == shape.rows() * shape.k);
 }
@@ -68,12 +73,15 @@ void record(const std::vector<std::byte>& bytes) {
   // The same payload in a frame, in a segment.
   std::vector<std::byte> segment(shape.segment_bytes);
   LogWriter writer({StoreId{}, uint64_t{1} << 32 | 1}, segment.size());
-  if (writer.fits(bytes.size())) writer.append(bytes, std::span(segment).first(framed_bytes(bytes.size())));
+  if (writer.fits(bytes.size()))
+    writer.append(bytes, std::span(segment).first(framed_bytes(bytes.size())));
   read_segment(shape, StoreId{}, 0, 0, 0, segment, [](uint64_t, const FrameContent&) {});
   if (!content) return;
   for (const Item& item : content->items) {
-    if (const auto* val = std::get_if<ValItem>(&item)) STOKER_CHECK(val->chunk < shape.k && val->first + val->crcs.size() <= shape.rows());
-    if (const auto* stage = std::get_if<StageItem>(&item)) STOKER_CHECK(stage->chunk >= shape.k && stage->chunk < shape.n());
+    if (const auto* val = std::get_if<ValItem>(&item))
+      STOKER_CHECK(val->chunk < shape.k && val->first + val->crcs.size() <= shape.rows());
+    if (const auto* stage = std::get_if<StageItem>(&item))
+      STOKER_CHECK(stage->chunk >= shape.k && stage->chunk < shape.n());
   }
 }
 
@@ -99,10 +107,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto* begin = reinterpret_cast<const std::byte*>(data) + 1;
   std::vector<std::byte> bytes(begin, begin + size - 1);
   switch (data[0] % 4) {
-    case 0: superblock(std::move(bytes)); break;
-    case 1: page(std::move(bytes)); break;
-    case 2: record(bytes); break;
-    default: table(bytes);
+    case 0:
+      superblock(std::move(bytes));
+      break;
+    case 1:
+      page(std::move(bytes));
+      break;
+    case 2:
+      record(bytes);
+      break;
+    default:
+      table(bytes);
   }
   return 0;
 }

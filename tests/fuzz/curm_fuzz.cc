@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <string_view>
 
+#include "curm/trace.h"
 #include "stoker/base/check.h"
 #include "stoker/classes/classes.h"
-#include "curm/trace.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace stoker;
@@ -33,11 +33,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   STOKER_CHECK(strict.has_value() == (lenient->malformed == 0));
   ClassTable table(ClassTree::shipped());
   for (const Request& request : lenient->requests) {
-    STOKER_CHECK(request.object < lenient->objects.size() && request.bytes > 0 && request.bytes <= kRequestBytesMax && request.offset <= kOffsetMax);
+    STOKER_CHECK(request.object < lenient->objects.size() && request.bytes > 0 &&
+                 request.bytes <= kRequestBytesMax && request.offset <= kOffsetMax);
     if (request.bytes <= 1 << 20) table.see(request.offset >> 20, access_of(request));
   }
   for (const FileEvent& event : lenient->events) {
-    STOKER_CHECK(event.object < lenient->objects.size() && event.before <= lenient->requests.size());
+    STOKER_CHECK(event.object < lenient->objects.size() &&
+                 event.before <= lenient->requests.size());
     if (event.made) {
       table.create(event.object, {event.folder, event.path, event.bytes});
     } else {

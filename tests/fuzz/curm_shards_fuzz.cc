@@ -1,14 +1,15 @@
-// The parsers of a curm node's files on any bytes: heads, chunk headers, frames of records. They neither crash nor take what breaks a rule of
-// docs/formats/curm_shards.md for what obeys it.
+// The parsers of a curm node's files on any bytes: heads, chunk headers, frames of records. They
+// neither crash nor take what breaks a rule of docs/formats/curm_shards.md for what obeys it.
 //
-// Input: a byte that says what it is, then the bytes. So that mutations get past the checksums, these are set right as well.
+// Input: a byte that says what it is, then the bytes. So that mutations get past the checksums,
+// these are set right as well.
 #include <cstdint>
 #include <cstring>
 #include <vector>
 
+#include "curm/shard_format.h"
 #include "stoker/base/check.h"
 #include "stoker/base/crc32c.h"
-#include "curm/shard_format.h"
 
 namespace {
 
@@ -50,7 +51,8 @@ void header(std::vector<std::byte> copy) {
   STOKER_CHECK(found->blocks.size() == layout.blocks() && found->counter != 0);
   encode_header(layout, StoreId{}, chunk, *found, copy);
   const auto again = decode_header(layout, StoreId{}, chunk, copy);
-  STOKER_CHECK(again && again->said == found->said && again->folded == found->folded && again->blocks == found->blocks);
+  STOKER_CHECK(again && again->said == found->said && again->folded == found->folded &&
+               again->blocks == found->blocks);
 }
 
 void frame(const std::vector<std::byte>& bytes) {
@@ -59,10 +61,12 @@ void frame(const std::vector<std::byte>& bytes) {
   if (!content) return;
   ShardFrame again;
   for (const FrameRecord& each : content->records) {
-    STOKER_CHECK(each.record.chunk.stripe < layout.geometry.stripes && each.record.chunk.position < 6);
+    STOKER_CHECK(each.record.chunk.stripe < layout.geometry.stripes &&
+                 each.record.chunk.position < 6);
     STOKER_CHECK(each.crcs.size() * kShardBlock == stored_bytes(each.record));
     for (const auto* ranges : {&each.record.ranges, &each.record.before}) {
-      for (const Record::Range& range : *ranges) STOKER_CHECK(range.offset + range.value.size() <= layout.geometry.chunk_bytes);
+      for (const Record::Range& range : *ranges)
+        STOKER_CHECK(range.offset + range.value.size() <= layout.geometry.chunk_bytes);
     }
     again.add(each.record);
   }
@@ -76,9 +80,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto* begin = reinterpret_cast<const std::byte*>(data) + 1;
   std::vector<std::byte> bytes(begin, begin + size - 1);
   switch (data[0] % 3) {
-    case 0: head(std::move(bytes)); break;
-    case 1: header(std::move(bytes)); break;
-    default: frame(bytes);
+    case 0:
+      head(std::move(bytes));
+      break;
+    case 1:
+      header(std::move(bytes));
+      break;
+    default:
+      frame(bytes);
   }
   return 0;
 }

@@ -1,7 +1,8 @@
-// The reader of journal areas and volume headers on any bytes: it neither crashes nor takes damage for a map that cannot be.
+// The reader of journal areas and volume headers on any bytes: it neither crashes nor takes damage
+// for a map that cannot be.
 //
-// Input: the content of an area. So that mutations get past the checksums, frames whose magic is right have their CRC and
-// chain set right first.
+// Input: the content of an area. So that mutations get past the checksums, frames whose magic is
+// right have their CRC and chain set right first.
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -73,8 +74,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   // Blocks are mostly padding: an input gives the first bytes of each, after its count of blocks.
   std::vector<std::byte> area;
   for (size_t at = 0; at + 3 <= size;) {
-    const size_t bytes = std::min<size_t>(size - at - 3, static_cast<size_t>(data[at]) | static_cast<size_t>(data[at + 1]) << 8);
-    const size_t blocks = std::max<size_t>(1, std::max<size_t>(data[at + 2] % 4, (bytes + kIoAlign - 1) / kIoAlign));
+    const size_t bytes = std::min<size_t>(
+        size - at - 3, static_cast<size_t>(data[at]) | static_cast<size_t>(data[at + 1]) << 8);
+    const size_t blocks =
+        std::max<size_t>(1, std::max<size_t>(data[at + 2] % 4, (bytes + kIoAlign - 1) / kIoAlign));
     const size_t to = area.size();
     area.resize(to + blocks * kIoAlign);
     std::memcpy(area.data() + to, data + at + 3, bytes);

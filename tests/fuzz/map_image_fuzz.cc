@@ -1,4 +1,5 @@
-// The parser of a map's items on any bytes: what it takes, it can write as an image, and read back as the same map.
+// The parser of a map's items on any bytes: what it takes, it can write as an image, and read back
+// as the same map.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -18,7 +19,9 @@ bool same(const Table& a, const Table& b) {
   for (auto at = a.begin(), bt = b.begin(); at != a.end(); ++at, ++bt) {
     const Object& x = *at->second;
     const Object& y = *bt->second;
-    if (at->first != bt->first || x.bytes != y.bytes || x.chunk_bytes != y.chunk_bytes || x.version != y.version || x.chunks != y.chunks) return false;
+    if (at->first != bt->first || x.bytes != y.bytes || x.chunk_bytes != y.chunk_bytes ||
+        x.version != y.version || x.chunks != y.chunks)
+      return false;
   }
   return true;
 }
@@ -34,7 +37,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     return again.apply(std::as_bytes(std::span(items)), freed);
   });
   STOKER_CHECK(written.has_value());
-  STOKER_CHECK(again.version() == map.version() && same(map.current(), again.current()) && map.snapshots().size() == again.snapshots().size());
-  for (size_t i = 0; i < map.snapshots().size(); ++i) STOKER_CHECK(same(map.snapshots()[i].table, again.snapshots()[i].table));
+  STOKER_CHECK(again.version() == map.version() && same(map.current(), again.current()) &&
+               map.snapshots().size() == again.snapshots().size());
+  for (size_t i = 0; i < map.snapshots().size(); ++i)
+    STOKER_CHECK(same(map.snapshots()[i].table, again.snapshots()[i].table));
   return 0;
 }

@@ -1,7 +1,7 @@
 """Trains a small model in memory, and saves each step to a folder; whoever starts it kills it.
 
-    checkpoint_run.py FOLDER STEPS           prints each step that handle.wait() called durable
-    checkpoint_run.py FOLDER STEPS GRACE     prints each step, and saves at SIGTERM
+checkpoint_run.py FOLDER STEPS           prints each step that handle.wait() called durable
+checkpoint_run.py FOLDER STEPS GRACE     prints each step, and saves at SIGTERM
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Tests run on one torch thread: the models are tiny, and a second thread would only wait for the first."""
+"""Tests run on one torch thread: the models are tiny, and a second thread would only wait for the
+first."""
 
 import contextlib
 import subprocess

@@ -8,9 +8,11 @@ import torch
 
 
 class FakeLink:
-    """Stands for link.CudaLink. Computing is the CPU's, so what a GPU does late are only the copies: `lazy` ones happen when
-    somebody waits for them (or at `finish()`) and not before, others at once. They go by address, as a GPU's do: memory that was
-    given to others in between is read, or written to, all the same. `failing` names the call that raises, once."""
+    """Stands for link.CudaLink. Computing is the CPU's, so what a GPU does late are only the
+    copies: `lazy` ones happen when somebody waits for them (or at `finish()`) and not before,
+    others at once. They go by address, as a GPU's do: memory that was given to others in between is
+    read, or written to, all the same. `failing` names the call that raises, once.
+    """
 
     def __init__(self, lazy: bool) -> None:
         self.device = torch.device("cpu")
@@ -53,7 +55,12 @@ class FakeLink:
         self.downloads += 1
         self._may_fail("download")
         self._in_pinned(host)
-        assert host.dtype == source.dtype and host.is_contiguous() and source.is_contiguous() and host.nbytes == source.nbytes
+        assert (
+            host.dtype == source.dtype
+            and host.is_contiguous()
+            and source.is_contiguous()
+            and host.nbytes == source.nbytes
+        )
         return self._copy(host.data_ptr(), source.data_ptr(), host.nbytes, keep=source.clone())
 
     def _copy(self, to: int, source: int, size: int, keep: torch.Tensor) -> list:
@@ -65,7 +72,11 @@ class FakeLink:
         return event
 
     def _in_pinned(self, host: torch.Tensor) -> None:
-        assert any(arena.address <= host.data_ptr() and host.data_ptr() + host.nbytes <= arena.address + arena.size for arena in self.pinned)
+        assert any(
+            arena.address <= host.data_ptr()
+            and host.data_ptr() + host.nbytes <= arena.address + arena.size
+            for arena in self.pinned
+        )
 
     def join(self, image: torch.Tensor, uploaded: list) -> None:
         self.wait(uploaded)

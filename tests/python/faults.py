@@ -1,4 +1,5 @@
-"""What the tests of faults share: the command, small stores whose bytes are known, file systems that are full or read-only."""
+"""What the tests of faults share: the command, small stores whose bytes are known, file systems
+that are full or read-only."""
 
 from __future__ import annotations
 
@@ -14,14 +15,18 @@ from pathlib import Path
 import pytest
 
 COMMAND = Path(sys.executable).parent / "stoker"
-ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}  # the models are tiny: a second thread would only wait for the first
+# the models are tiny: a second thread would only wait for the first
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
-# Makes the store of argv[1]: w/1 of 200,000 bytes and w/2 of 70,000, the snapshot "good", then w/1 anew.
+# Makes the store of argv[1]: w/1 of 200,000 bytes and w/2 of 70,000, the snapshot "good", then w/1
+# anew.
 _SMALL_STORE = """
 import sys
 from stoker import _core
 runtime = _core.Runtime(threads=1, budget_bytes=64 << 20)
-store = runtime.open_store(sys.argv[1], create=True, capacity_bytes=8 << 20, chunk_bytes=65536, holder="a test")
+store = runtime.open_store(
+    sys.argv[1], create=True, capacity_bytes=8 << 20, chunk_bytes=65536, holder="a test"
+)
 def put(key, data):
     txn = store.begin()
     txn.resize(key, len(data))
@@ -50,7 +55,12 @@ def refused(status: int, *words: str | Path, **options) -> str:
 
 
 def make_small_store(folder: Path) -> Path:
-    done = subprocess.run([sys.executable, "-c", _SMALL_STORE, str(folder)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", _SMALL_STORE, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -80,7 +90,8 @@ def fsck(store: Path) -> tuple[int, dict]:
 
 @contextmanager
 def mounted(what: list[str], where: Path) -> Iterator[Path]:
-    """A file system that a test may fill or write-protect. Skips where mounting is not permitted."""
+    """A file system that a test may fill or write-protect. Skips where mounting is not
+    permitted."""
     where.mkdir()
     try:
         done = subprocess.run(["mount", *what, str(where)], capture_output=True, text=True)
@@ -101,7 +112,9 @@ def small_disk(folder: Path, mebibytes: int) -> Iterator[Path]:
     with open(image, "wb") as file:
         file.truncate(mebibytes << 20)
     try:
-        subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", str(image)], check=True, capture_output=True)
+        subprocess.run(
+            ["mkfs.ext4", "-q", "-F", "-m", "0", str(image)], check=True, capture_output=True
+        )
     except (FileNotFoundError, subprocess.CalledProcessError):
         pytest.skip("mkfs.ext4 cannot be run here")
     with mounted(["-o", "loop", str(image)], folder / "disk") as disk:
@@ -109,7 +122,8 @@ def small_disk(folder: Path, mebibytes: int) -> Iterator[Path]:
 
 
 class Throttle:
-    """A control group whose transfers to a block device can be slowed down, by whichever version of the kernel's interface has block devices here."""
+    """A control group whose transfers to a block device can be slowed down, by whichever version of
+    the kernel's interface has block devices here."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -119,14 +133,17 @@ class Throttle:
         (self.folder / "cgroup.procs").write_text(str(os.getpid()))
 
     def limit(self, disk: Path, bytes_per_s: int) -> None:
-        """The device that the file system at `disk` lies on moves no more from now on, of reads and of writes."""
+        """The device that the file system at `disk` lies on moves no more from now on, of reads and
+        of writes."""
         number = os.stat(disk).st_dev
         device = f"{os.major(number)}:{os.minor(number)}"
         if (self.folder / "io.max").exists():
             (self.folder / "io.max").write_text(f"{device} rbps={bytes_per_s} wbps={bytes_per_s}")
         else:
             for kind in ("read", "write"):
-                (self.folder / f"blkio.throttle.{kind}_bps_device").write_text(f"{device} {bytes_per_s}")
+                (self.folder / f"blkio.throttle.{kind}_bps_device").write_text(
+                    f"{device} {bytes_per_s}"
+                )
 
 
 def _block_device_controllers() -> Iterator[Path]:
@@ -136,7 +153,10 @@ def _block_device_controllers() -> Iterator[Path]:
             _, where, kind, options, *_ = line.split()
             if kind == "cgroup" and "blkio" in options.split(","):
                 yield Path(where)
-            if kind == "cgroup2" and "io" in (Path(where) / "cgroup.controllers").read_text().split():
+            if (
+                kind == "cgroup2"
+                and "io" in (Path(where) / "cgroup.controllers").read_text().split()
+            ):
                 (Path(where) / "cgroup.subtree_control").write_text("+io")
                 yield Path(where)
 
@@ -153,7 +173,10 @@ def throttle() -> Iterator[Throttle]:
     except OSError as error:
         pytest.skip(f"control groups for block devices cannot be made here: {error}")
     try:
-        if not (group / "io.max").exists() and not (group / "blkio.throttle.write_bps_device").exists():
+        if (
+            not (group / "io.max").exists()
+            and not (group / "blkio.throttle.write_bps_device").exists()
+        ):
             pytest.skip("this kernel cannot throttle block devices")
         yield Throttle(group)
     finally:

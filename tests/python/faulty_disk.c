@@ -1,5 +1,6 @@
-/* A disk that misbehaves where and how a test says. To be preloaded (LD_PRELOAD); Python calls misbehave() by ctypes. It stands before the
-   system calls of the posix engine, so all of Stoker is as in any run. */
+/* A disk that misbehaves where and how a test says. To be preloaded (LD_PRELOAD); Python calls
+   misbehave() by ctypes. It stands before the system calls of the posix engine, so all of Stoker is
+   as in any run. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -17,7 +18,8 @@ static off_t begin_at, end_at;
 static atomic_int way;
 static atomic_long met;
 
-/* From now on, files whose path begins so, in bytes [begin, end). `how` is WELL, or it was until now: other threads may be looking at the rest. */
+/* From now on, files whose path begins so, in bytes [begin, end). `how` is WELL, or it was until
+ * now: other threads may be looking at the rest. */
 void misbehave(int how, const char *path, long begin, long end) {
   way = WELL;
   if (how == WELL) return;
@@ -50,7 +52,8 @@ static ssize_t fails(void) {
 }
 
 ssize_t pread(int fd, void *into, size_t bytes, off_t at) {
-  ssize_t (*call)(int, void *, size_t, off_t) = (ssize_t(*)(int, void *, size_t, off_t))dlsym(RTLD_NEXT, "pread");
+  ssize_t (*call)(int, void *, size_t, off_t) =
+      (ssize_t(*)(int, void *, size_t, off_t))dlsym(RTLD_NEXT, "pread");
   const int how = how_to(fd, at, bytes);
   if (how == READS_FAIL || how == ALL_FAILS) return fails();
   if (how == READS_END) {
@@ -65,7 +68,8 @@ ssize_t pread(int fd, void *into, size_t bytes, off_t at) {
 }
 
 ssize_t pwrite(int fd, const void *from, size_t bytes, off_t at) {
-  ssize_t (*call)(int, const void *, size_t, off_t) = (ssize_t(*)(int, const void *, size_t, off_t))dlsym(RTLD_NEXT, "pwrite");
+  ssize_t (*call)(int, const void *, size_t, off_t) =
+      (ssize_t(*)(int, const void *, size_t, off_t))dlsym(RTLD_NEXT, "pwrite");
   const int how = how_to(fd, at, bytes);
   if (how == ALL_FAILS) return fails();
   if (how == WRITES_ARE_SLOW) {

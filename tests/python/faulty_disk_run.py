@@ -1,5 +1,7 @@
-"""Training while faulty_disk.c, which is preloaded, makes the disk misbehave: `python faulty_disk_run.py FOLDER`. Prints a line of JSON for each case
-and policy: the error that training met, if it did, what was committed then, and a digest of the weights and the state at the end."""
+"""Training while faulty_disk.c, which is preloaded, makes the disk misbehave: `python
+faulty_disk_run.py FOLDER`. Prints a line of JSON for each case and policy: the error that training
+met, if it did, what was committed then, and a digest of the weights and the state at the end.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ from stoker.errors import StokerError
 
 STEPS, AT = 10, 4  # steps, and those before the disk begins to misbehave
 WELL, READS_FAIL, READS_END, READS_ARE_SHORT, ALL_FAILS, WRITES_ARE_SLOW = range(6)
-CASES = ("well", "a chunk of state cannot be read", "the volume ends before a chunk of state", "reads are short", "one of two volumes is gone")
+CASES = (
+    "well",
+    "a chunk of state cannot be read",
+    "the volume ends before a chunk of state",
+    "reads are short",
+    "one of two volumes is gone",
+)
 POLICIES = ("sync", "speculate", "lazy")
 DRAM = "7MiB"
 
@@ -29,7 +37,12 @@ DRAM = "7MiB"
 class Disk:
     def __init__(self) -> None:
         self._library = ctypes.CDLL(None)
-        self._library.misbehave.argtypes = ctypes.c_int, ctypes.c_char_p, ctypes.c_long, ctypes.c_long
+        self._library.misbehave.argtypes = (
+            ctypes.c_int,
+            ctypes.c_char_p,
+            ctypes.c_long,
+            ctypes.c_long,
+        )
         self._library.misbehaved.restype = ctypes.c_long
 
     def misbehave(self, how: int, path: Path, begin: int = 0, end: int = 1 << 62) -> None:
@@ -45,7 +58,14 @@ class Disk:
 def offload(store: str, policy: str):
     torch.manual_seed(0)
     model = Tiny().to(torch.bfloat16)
-    return stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=store, dram=DRAM, policy=policy, resume="auto")
+    return stoker.offload(
+        model,
+        torch.optim.AdamW(model.parameters(), lr=3e-3),
+        store=store,
+        dram=DRAM,
+        policy=policy,
+        resume="auto",
+    )
 
 
 def begin(case: str, disk: Disk, folders: list[Path], opt) -> str:
@@ -58,16 +78,29 @@ def begin(case: str, disk: Disk, folders: list[Path], opt) -> str:
     elif case != "well":
         opt.flush()
         planes = opt._session.planes
-        unit = next(unit for block in reversed(planes.blocks) for unit in block.updated_units if unit not in planes.layout.retained)
+        unit = next(
+            unit
+            for block in reversed(planes.blocks)
+            for unit in block.updated_units
+            if unit not in planes.layout.retained
+        )
         at = find(volume(folders[0]), planes.store.read_bytes(f"m/{unit.name}", 0, 4096))[-1]
-        disk.misbehave(READS_FAIL if case.endswith("cannot be read") else READS_END, volume(folders[0]), at, at + 4096)
+        disk.misbehave(
+            READS_FAIL if case.endswith("cannot be read") else READS_END,
+            volume(folders[0]),
+            at,
+            at + 4096,
+        )
         return unit.name
     return ""
 
 
 def run(case: str, policy: str, folder: Path) -> dict:
     disk, told = Disk(), {"case": case, "policy": policy, "error": None, "met": 0, "named": ""}
-    folders = [folder / f"{policy}-{number}" for number in range(2 if case == "one of two volumes is gone" else 1)]
+    folders = [
+        folder / f"{policy}-{number}"
+        for number in range(2 if case == "one of two volumes is gone" else 1)
+    ]
     store = ",".join(map(str, folders))
     model, opt = offload(store, policy)
     misbehaves = False
@@ -95,7 +128,10 @@ def run(case: str, policy: str, folder: Path) -> dict:
     digest = hashlib.sha256()
     for index, state in sorted(opt.state_dict(full=True)["state"].items()):
         for name, value in sorted(state.items()):
-            digest.update(f"{index} {name}".encode() + value.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(
+                f"{index} {name}".encode()
+                + value.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            )
     opt.close()
     return {**told, "digest": digest.hexdigest()}
 

@@ -1,4 +1,5 @@
-"""A process of its own for test_lifetime.py, which asks it for one story: python lifetime_run.py STORY STORE."""
+"""A process of its own for test_lifetime.py, which asks it for one story: python lifetime_run.py
+STORY STORE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One process of the memory test: `memory_run.py control|offloaded STORE DRAM` prints base, peak and activation bytes (and of gradients, those spilled) as JSON.
+"""One process of the memory test: `memory_run.py control|offloaded STORE DRAM` prints base, peak
+and activation bytes (and of gradients, those spilled) as JSON.
 
 Memory = RssAnon + RssShmem + HugetlbPages of this process, sampled every 5 ms.
 """
@@ -21,7 +22,10 @@ WIDTH, LAYERS, BATCH = 512, 12, 2
 
 def memory() -> int:
     status = open("/proc/self/status").read()
-    return 1024 * sum(int(re.search(rf"^{name}:\s+(\d+)", status, re.M).group(1)) for name in ("RssAnon", "RssShmem", "HugetlbPages"))
+    return 1024 * sum(
+        int(re.search(rf"^{name}:\s+(\d+)", status, re.M).group(1))
+        for name in ("RssAnon", "RssShmem", "HugetlbPages")
+    )
 
 
 class Sampler(threading.Thread):
@@ -45,7 +49,8 @@ def make() -> torch.nn.Module:
 
 
 def main(mode: str, store: str, dram: str) -> None:
-    # torch loads libraries, thread stacks and (for the meta device) modules at first use; both processes do that first
+    # torch loads libraries, thread stacks and (for the meta device) modules at first use; both
+    # processes do that first
     with torch.device("meta"):
         Tiny(layers=1)
     small = Tiny(layers=1).to(torch.bfloat16)
@@ -76,7 +81,18 @@ def main(mode: str, store: str, dram: str) -> None:
     opt.flush()
     peak = sampler.stop()
     plan = opt.plan()
-    print(json.dumps({"base": base, "peak": peak, "pools": opt.ledger.last["dram_bytes_peak"], "state": plan["state_bytes"], "spilled": plan.get("spilled_gradients", {}).get("bytes", 0), "gradients": plan["classes"]["gradients"]}))
+    print(
+        json.dumps(
+            {
+                "base": base,
+                "peak": peak,
+                "pools": opt.ledger.last["dram_bytes_peak"],
+                "state": plan["state_bytes"],
+                "spilled": plan.get("spilled_gradients", {}).get("bytes", 0),
+                "gradients": plan["classes"]["gradients"],
+            }
+        )
+    )
     opt.close()
 
 

@@ -21,16 +21,26 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, 4, width // 4).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(self.norm1(x)).view(batch, length, 3, 4, width // 4).permute(2, 0, 3, 1, 4)
+        )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
 class Tiny(nn.Module):
-    """A language model of `layers` blocks. `segments`: how many blocks one checkpointed segment holds (0: none)."""
+    """A language model of `layers` blocks. `segments`: how many blocks one checkpointed segment
+    holds (0: none)."""
 
-    def __init__(self, layers: int = 6, tied: bool = False, segments: int = 0, reentrant: bool = False, width: int = WIDTH) -> None:
+    def __init__(
+        self,
+        layers: int = 6,
+        tied: bool = False,
+        segments: int = 0,
+        reentrant: bool = False,
+        width: int = WIDTH,
+    ) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, width)
         self.layers = nn.ModuleList(Block(width) for _ in range(layers))

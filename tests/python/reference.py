@@ -1,4 +1,5 @@
-"""The un-offloaded control: the same kernels over planes in ordinary memory, behind torch's optimizer interface."""
+"""The un-offloaded control: the same kernels over planes in ordinary memory, behind torch's
+optimizer interface."""
 
 from __future__ import annotations
 
@@ -13,14 +14,22 @@ _NAMES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
 class ReferenceOptimizer(torch.optim.Optimizer):
-    """Updates parameters in place, tensor by tensor; bfloat16 parameters keep a remainder plane (exact float32 master).
+    """Updates parameters in place, tensor by tensor; bfloat16 parameters keep a remainder plane
+    (exact float32 master).
 
     `moments`: how m and v are kept; lossy ones are keyed by a parameter's place in `model`.
     """
 
-    def __init__(self, original: torch.optim.Optimizer, moments: str = "exact", model: torch.nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        original: torch.optim.Optimizer,
+        moments: str = "exact",
+        model: torch.nn.Module | None = None,
+    ) -> None:
         self.algorithm = algorithm_of(original, moments)
-        self.index = {param: i for i, param in enumerate(model.parameters())} if model is not None else {}
+        self.index = (
+            {param: i for i, param in enumerate(model.parameters())} if model is not None else {}
+        )
         super().__init__(original.param_groups, original.defaults)
 
     @torch.no_grad()
@@ -41,8 +50,12 @@ class ReferenceOptimizer(torch.optim.Optimizer):
             state["step"] = 0
             state["remainder"] = torch.zeros(param.numel(), dtype=torch.int16)
             for plane in "mv":
-                state[f"kept_{plane}"] = torch.zeros(self.algorithm.moments.element_bytes * param.numel(), dtype=torch.uint8)
-                state[f"scales_{plane}"] = torch.zeros(-(-param.numel() // 256), dtype=torch.float32)
+                state[f"kept_{plane}"] = torch.zeros(
+                    self.algorithm.moments.element_bytes * param.numel(), dtype=torch.uint8
+                )
+                state[f"scales_{plane}"] = torch.zeros(
+                    -(-param.numel() // 256), dtype=torch.float32
+                )
         state["step"] += 1
         assert param.is_contiguous()
         grad = param.grad.contiguous()
@@ -70,13 +83,28 @@ class ReferenceOptimizer(torch.optim.Optimizer):
         if param not in self.state:
             return None
         kept, scales = (self.state[param][f"{name}_{plane}"] for name in ("kept", "scales"))
-        return self.algorithm.moments.decode(plane, param.numel(), bytearray(kept.numpy().tobytes()), bytearray(scales.numpy().tobytes()))
+        return self.algorithm.moments.decode(
+            plane,
+            param.numel(),
+            bytearray(kept.numpy().tobytes()),
+            bytearray(scales.numpy().tobytes()),
+        )
 
 
 def clip(params, max_norm: float) -> float:
     """What opt.clip_grad_norm_ does, over ordinary gradients."""
-    squares = [_core.optim_sum_of_squares(p.grad.data_ptr(), _NAMES[p.grad.dtype], p.grad.numel()) for p in params if p.grad is not None]
-    norm = math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.nan if any(map(math.isnan, squares)) else math.inf
+    squares = [
+        _core.optim_sum_of_squares(p.grad.data_ptr(), _NAMES[p.grad.dtype], p.grad.numel())
+        for p in params
+        if p.grad is not None
+    ]
+    norm = (
+        math.sqrt(math.fsum(squares))
+        if all(map(math.isfinite, squares))
+        else math.nan
+        if any(map(math.isnan, squares))
+        else math.inf
+    )
     coefficient = max_norm / (norm + 1e-6)
     if not coefficient >= 1.0:
         for p in params:
@@ -90,6 +118,10 @@ def master(opt: ReferenceOptimizer, param: torch.Tensor) -> torch.Tensor:
     if param.dtype == torch.float32:
         return param.detach().clone()
     out = torch.empty(param.shape, dtype=torch.float32)
-    rest = opt.state[param]["remainder"] if param in opt.state else torch.zeros(param.numel(), dtype=torch.int16)
+    rest = (
+        opt.state[param]["remainder"]
+        if param in opt.state
+        else torch.zeros(param.numel(), dtype=torch.int16)
+    )
     _core.optim_join(param.data_ptr(), rest.data_ptr(), out.data_ptr(), param.numel())
     return out

@@ -1,4 +1,5 @@
-"""A Ceph object gateway (RGW) of the tests' own: a monitor, an OSD in memory and radosgw on loopback.
+"""A Ceph object gateway (RGW) of the tests' own: a monitor, an OSD in memory and radosgw on
+loopback.
 
 As a program it prints a line of JSON (endpoint, access, secret, bucket) once it serves, and ends
 when its standard input does. The programs come from the Debian packages ceph-mon, ceph-osd and
@@ -185,7 +186,9 @@ class Cluster:
             except (OSError, urllib.error.URLError) as error:
                 ended = [each.args for each in self.daemons if each.poll() is not None]
                 if ended or time.monotonic() > until:
-                    raise RuntimeError(f"radosgw does not serve ({error}); ended: {ended}") from error
+                    raise RuntimeError(
+                        f"radosgw does not serve ({error}); ended: {ended}"
+                    ) from error
             time.sleep(0.1)
 
     def stop(self) -> None:

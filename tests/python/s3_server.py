@@ -1,4 +1,5 @@
-"""A small S3 server with faults on order, for the tests: `python s3_server.py [PEM]` prints its port.
+"""A small S3 server with faults on order, for the tests: `python s3_server.py [PEM]` prints its
+port.
 
 It serves one bucket, "bucket", from memory, and checks every signature and every SHA-256 by itself.
 `POST /_control` takes {"faults": [...], "conditions": bool, "skew": seconds, "tokens": [...],
@@ -7,9 +8,9 @@ as [method, path with query, status, address], `GET /_seen` with {"arrived": req
 once}. A fault is {"kind", "method", "match" (a part of path and query), "times"}. It serves the
 same on 127.0.0.1, 127.0.0.2 and 127.0.0.3.
 
-Kinds: slow (seconds before it is done), status (status, code, headers), close (before it is done), close_after (when it is done),
-stall and stall_in_body (seconds), truncate (bytes), wrong_range, late_error (200 with an error),
-page_loop, replace (the object changes behind this answer).
+Kinds: slow (seconds before it is done), status (status, code, headers), close (before it is done),
+close_after (when it is done), stall and stall_in_body (seconds), truncate (bytes), wrong_range,
+late_error (200 with an error), page_loop, replace (the object changes behind this answer).
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class World:
         self.bare = control.get("bare", False)  # If-Match is compared as RGW 16 does
         self.tokens = control.get("tokens")  # session tokens that are good; None: any
         self.page = control.get("page", 1000)
-        # Lifetimes in seconds of the credentials that the metadata services name, one after another.
+        # Lifetimes in seconds of the credentials that the metadata services name, one after
+        # another.
         self.lifetimes = list(control.get("lifetimes", []))
         self.given = control.get("given", 0)
         self.log: list[tuple[str, str, int, str]] = []
@@ -461,9 +463,7 @@ class Handler(BaseHTTPRequestHandler):
         del WORLD.uploads[args["uploadId"]]
         whole = b"".join(parts[n][0] for n in numbers)
         WORLD.objects[key] = (whole, f'"{hashlib.md5(whole).hexdigest()}-{len(parts)}"', meta)
-        self.xml(
-            "<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>"
-        )
+        self.xml("<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>")
 
     def on_DELETE(self, key: str, args: dict[str, str], _body: bytes) -> None:
         if "uploadId" in args:

@@ -1,7 +1,8 @@
-"""A training run: `python slow_volume_run.py STORE [GROUP DISK...]`. With a control group, all disks are as fast as each other, whatever
-the machine does; before step SLOW the last becomes slow.
+"""A training run: `python slow_volume_run.py STORE [GROUP DISK...]`. With a control group, all
+disks are as fast as each other, whatever the machine does; before step SLOW the last becomes slow.
 
-The last line is what came of it, as JSON: a digest of all bits, what each step wrote to which volume, the events.
+The last line is what came of it, as JSON: a digest of all bits, what each step wrote to which
+volume, the events.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def main(store: str, group: str = "", *disks: str) -> None:
         throttle.limit(Path(disk), QUICK_BYTES_PER_S)
     torch.manual_seed(0)
     model = Tiny(width=128)
-    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=1e-3), store=store, dram="24MiB")
+    model, opt = stoker.offload(
+        model, torch.optim.AdamW(model.parameters(), lr=1e-3), store=store, dram="24MiB"
+    )
     rows: list[dict] = []
     opt.ledger.on_step(rows.append)
     digest = hashlib.sha256()
@@ -44,12 +47,26 @@ def main(store: str, group: str = "", *disks: str) -> None:
     opt.flush()
     for index, state in sorted(opt.state_dict(full=True)["state"].items()):
         for name, value in sorted(state.items()):
-            digest.update(f"{index} {name}".encode() + value.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(
+                f"{index} {name}".encode()
+                + value.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            )
     for name, value in sorted(model.state_dict().items()):
-        digest.update(name.encode() + value.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(
+            name.encode() + value.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        )
     told = [event for event in opt.ledger.events if event["what"] == "volumes"]
     opt.close()
-    print(json.dumps({"digest": digest.hexdigest(), "written": [row["volume_bytes"] for row in rows], "events": told}), flush=True)
+    print(
+        json.dumps(
+            {
+                "digest": digest.hexdigest(),
+                "written": [row["volume_bytes"] for row in rows],
+                "events": told,
+            }
+        ),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

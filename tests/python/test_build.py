@@ -1,4 +1,5 @@
-"""stoker.build(): the values that the factory gives in memory, bit for bit, and never other ones without a word."""
+"""stoker.build(): the values that the factory gives in memory, bit for bit, and never other ones
+without a word."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ from stoker.offload.session import Session
 from test_offload_features import adamw, train_step, weights
 from test_offload_features import offload as offload_within  # noqa: F401 (a fixture)
 
-DRAM = "4MiB"  # half of it for parameters while the model is made: less than each of the models here has
+# half of it for parameters while the model is made: less than each of the models here has
+DRAM = "4MiB"
 ROOM = "32MiB"  # for training any of them
 SIDE = 600  # a square of float32 takes 1.4 MB: one has room, two have not
 
@@ -38,7 +40,11 @@ def seeded() -> None:
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    return (
+        tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        if tensor.numel()
+        else b""
+    )
 
 
 def assert_same_bits(ours: dict, theirs: dict) -> None:
@@ -48,7 +54,7 @@ def assert_same_bits(ours: dict, theirs: dict) -> None:
         assert bits(ours[name]) == bits(value), name
 
 
-# -- the same bits ----------------------------------------------------------------------------------------------------
+# -- the same bits ---------------------------------------------------------------------------------
 
 
 def tiny(**options) -> Tiny:
@@ -79,7 +85,9 @@ def scaled_by_depth() -> nn.Module:
             layer.down.weight.mul_(1 / (index + 1))
             nn.init.orthogonal_(layer.up.weight)
             nn.init.kaiming_uniform_(layer.qkv.weight[:128])
-        model.register_buffer("norm_of_all", torch.stack([param.norm() for param in model.parameters()]))
+        model.register_buffer(
+            "norm_of_all", torch.stack([param.norm() for param in model.parameters()])
+        )
     return model
 
 
@@ -96,7 +104,11 @@ def copies() -> nn.Module:
 def cloned() -> nn.Module:
     """nn.TransformerEncoder copies a layer."""
     layer = nn.TransformerEncoderLayer(96, 4, 384, batch_first=True)
-    return nn.Sequential(nn.Linear(SIDE, SIDE), nn.TransformerEncoder(layer, 5, enable_nested_tensor=False), nn.Linear(SIDE, SIDE))
+    return nn.Sequential(
+        nn.Linear(SIDE, SIDE),
+        nn.TransformerEncoder(layer, 5, enable_nested_tensor=False),
+        nn.Linear(SIDE, SIDE),
+    )
 
 
 class Odd(nn.Module):
@@ -106,12 +118,20 @@ class Odd(nn.Module):
         super().__init__()
         self.transposed = nn.Parameter(torch.randn(SIDE, SIDE).t())
         self.sliced = nn.Parameter(torch.randn(SIDE, 2 * SIDE)[:, ::2])
-        self.one, self.none, self.scalar = nn.Parameter(torch.randn(1)), nn.Parameter(torch.empty(0, 3)), nn.Parameter(torch.randn(()))
+        self.one, self.none, self.scalar = (
+            nn.Parameter(torch.randn(1)),
+            nn.Parameter(torch.empty(0, 3)),
+            nn.Parameter(torch.randn(())),
+        )
         both = torch.randn(2 * SIDE, SIDE)
         self.upper, self.lower = nn.Parameter(both[:SIDE]), nn.Parameter(both[SIDE:])
-        self.frozen = nn.Parameter(torch.randint(-100, 100, (SIDE, SIDE), dtype=torch.int8), requires_grad=False)
+        self.frozen = nn.Parameter(
+            torch.randint(-100, 100, (SIDE, SIDE), dtype=torch.int8), requires_grad=False
+        )
         self.mask = nn.Parameter(torch.rand(SIDE, SIDE) < 0.5, requires_grad=False)
-        self.halves = nn.Parameter(torch.randn(SIDE, SIDE, dtype=torch.float16), requires_grad=False)
+        self.halves = nn.Parameter(
+            torch.randn(SIDE, SIDE, dtype=torch.float16), requires_grad=False
+        )
         self.last = nn.Linear(SIDE, SIDE)
         self.last.weight = nn.Parameter(torch.zeros(SIDE, SIDE))  # the one it had is dropped
         self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(SIDE, SIDE))
@@ -163,12 +183,15 @@ def mixed() -> nn.Module:
 
 @pytest.fixture
 def offload(offload_within):  # noqa: F811
-    return lambda model, opt=None, **options: offload_within(model, opt, **{"dram": ROOM, **options})
+    return lambda model, opt=None, **options: offload_within(
+        model, opt, **{"dram": ROOM, **options}
+    )
 
 
 @pytest.fixture
 def build(tmp_path, monkeypatch):
-    """stoker.build() into the store that the fixture `offload` takes; it has to page while the model is made."""
+    """stoker.build() into the store that the fixture `offload` takes; it has to page while the
+    model is made."""
     counts = {"out": 0, "early": 0}
     page_out, leave = Construction._page_out, Construction.leave
 
@@ -184,7 +207,9 @@ def build(tmp_path, monkeypatch):
     monkeypatch.setattr(Construction, "leave", counted_leave)
 
     def make(factory=tiny, path="store", **options):
-        model = stoker.build(factory, **{"seed": 0, "store": f"{tmp_path}/{path}", "dram": DRAM, **options})
+        model = stoker.build(
+            factory, **{"seed": 0, "store": f"{tmp_path}/{path}", "dram": DRAM, **options}
+        )
         assert counts["early"]
         return model
 
@@ -199,10 +224,15 @@ def test_a_built_model_has_the_bits_of_its_factory(build, offload, name):
     drawn = torch.get_rng_state(), random.getstate(), numpy.random.rand()
     seeded()
     model = build(factory)
-    assert torch.equal(torch.get_rng_state(), drawn[0]) and random.getstate() == drawn[1] and numpy.random.rand() == drawn[2]
+    assert (
+        torch.equal(torch.get_rng_state(), drawn[0])
+        and random.getstate() == drawn[1]
+        and numpy.random.rand() == drawn[2]
+    )
     away = [param for param in model.parameters() if away_of(param) is not None]
     assert len(away) >= len(list(model.parameters())) - 5
-    assert all(param.isnan().all() for param in away if param.is_floating_point())  # loud until they are taken up
+    # loud until they are taken up
+    assert all(param.isnan().all() for param in away if param.is_floating_point())
     model, opt = offload(model)
     theirs = partition(control, [param for param in control.parameters() if param.requires_grad])
     assert signature(opt._session.blocks) == signature(theirs)
@@ -221,13 +251,14 @@ def test_a_built_model_trains_as_any_other(build, offload, dtype):
         assert train_step(model, opt, step) == train_step(control, theirs, step)
     assert_same_bits(weights(model), control.state_dict())
     opt.close()
-    model, opt = offload(build(make, seed=1), resume=True)  # of a store with a run nothing is wanted but that
+    # of a store with a run nothing is wanted but that
+    model, opt = offload(build(make, seed=1), resume=True)
     for step in range(3, 5):
         assert train_step(model, opt, step) == train_step(control, theirs, step)
     assert_same_bits(weights(model), control.state_dict())
 
 
-# -- what becomes of a built model before it is offloaded ---------------------------------------------------------------
+# -- what becomes of a built model before it is offloaded ------------------------------------------
 
 
 def control_of(factory=tiny) -> dict[str, torch.Tensor]:
@@ -250,7 +281,8 @@ def test_a_failed_offload_leaves_a_built_model_as_it_is(build, offload, wrong, e
     model = build()
     opt = adamw(model)
     for _ in range(2):
-        with pytest.raises(error, match=sentence) as kept:  # whose traceback holds what was made by then
+        # whose traceback holds what was made by then
+        with pytest.raises(error, match=sentence) as kept:
             offload(model, opt, **wrong)
     model, opt = offload(model, opt)
     assert_same_bits(model.state_dict(), control_of())
@@ -259,7 +291,9 @@ def test_a_failed_offload_leaves_a_built_model_as_it_is(build, offload, wrong, e
 
 def test_a_failed_offload_to_a_device(build, offload, monkeypatch):
     """The cap on the device's memory is looked at late, when much is open already."""
-    monkeypatch.setattr(sys.modules["stoker.offload"], "open_link", lambda device: FakeLink(lazy=True))
+    monkeypatch.setattr(
+        sys.modules["stoker.offload"], "open_link", lambda device: FakeLink(lazy=True)
+    )
     model = build()
     with pytest.raises(errors.OverBudget, match="device_memory=") as kept:
         offload(model, device_memory="64KiB")
@@ -270,7 +304,8 @@ def test_a_failed_offload_to_a_device(build, offload, monkeypatch):
 
 @pytest.mark.parametrize("where", ["create", "run"])
 def test_an_offload_that_was_interrupted(build, offload, monkeypatch, where):
-    """Before the commit of the run: as if it had not been. Behind it: the run is there, at step 0."""
+    """Before the commit of the run: as if it had not been. Behind it: the run is there, at step
+    0."""
     model = build()
 
     def interrupted(self, *args):
@@ -303,7 +338,13 @@ def test_a_change_that_the_store_did_not_see_is_refused(build, offload, change):
     model = build()
     change(model)
     for options in ({}, {"resume": "auto"}):
-        with pytest.raises(errors.InvalidArgument, match=r"(embed|layers.1.up).(weight|bias) was converted or written to after stoker.build.*inside the factory"):
+        with pytest.raises(
+            errors.InvalidArgument,
+            match=(
+                r"(embed|layers.1.up).(weight|bias) was converted or written to after"
+                r" stoker.build.*inside the factory"
+            ),
+        ):
             offload(model, **options)
 
 
@@ -328,7 +369,13 @@ def test_its_dram_is_that_of_offload(build, offload):
 def test_another_store_is_refused(build, offload, tmp_path):
     model = build()
     for resume in (False, "auto"):
-        with pytest.raises(errors.InvalidArgument, match=r"left the values of parameter embed.weight in the store at .*/store, .*pass store='.*/store', or build the model anew"):
+        with pytest.raises(
+            errors.InvalidArgument,
+            match=(
+                r"left the values of parameter embed.weight in the store at .*/store, .*pass"
+                r" store='.*/store', or build the model anew"
+            ),
+        ):
             offload(model, path=f"other-{resume}", resume=resume)
     assert not (tmp_path / "other-False").exists()  # nothing was made there
     os.symlink(tmp_path / "store", tmp_path / "link")
@@ -341,14 +388,18 @@ def test_weights_of_a_folder_take_the_place_of_built_ones(build, offload, tmp_pa
 
     torch.manual_seed(7)
     source = tiny().state_dict()
-    save_file({name: value for name, value in source.items() if name != "seen"}, tmp_path / "weights.safetensors")
+    save_file(
+        {name: value for name, value in source.items() if name != "seen"},
+        tmp_path / "weights.safetensors",
+    )
     model, opt = offload(build(), weights=tmp_path / "weights.safetensors")
     assert_same_bits(model.state_dict(), source)
     assert not opt._session.runtime.store.list("build/")
 
 
 def test_a_store_that_was_used_since(build, offload):
-    """Nobody holds the store between build() and offload(); what it is used for then counts, and the first model knows."""
+    """Nobody holds the store between build() and offload(); what it is used for then counts, and
+    the first model knows."""
     first, second = build(), build(seed=1)
     with pytest.raises(errors.InvalidArgument, match="another model was made in it since"):
         offload(first)
@@ -366,7 +417,9 @@ def test_a_store_that_was_used_since(build, offload):
     fifth = build()
     with pytest.raises(errors.AlreadyExists):
         offload(fifth)
-    with pytest.raises(errors.InvalidArgument, match="found a run in the store at .* with resume=True"):
+    with pytest.raises(
+        errors.InvalidArgument, match="found a run in the store at .* with resume=True"
+    ):
         offload(fifth, path="other")
     assert all(param.isnan().all() for param in fifth.parameters())
     model, opt = offload(fifth, resume=True)
@@ -385,7 +438,11 @@ class Adapted(nn.Module):
         return self.extra(self.base(tokens))
 
 
-@pytest.mark.parametrize("wrap", [Adapted, torch.compile, lambda model: nn.Sequential(model)], ids=["adapted", "compiled", "sequential"])
+@pytest.mark.parametrize(
+    "wrap",
+    [Adapted, torch.compile, lambda model: nn.Sequential(model)],
+    ids=["adapted", "compiled", "sequential"],
+)
 def test_a_built_model_may_be_wrapped(build, offload, wrap):
     torch.manual_seed(0)
     control = tiny()
@@ -414,17 +471,29 @@ def test_a_part_of_a_built_model(build, offload):
     """The rest is gone then, and says so."""
     model = build()
     part, opt = offload(model.layers)
-    assert_same_bits(part.state_dict(), {name.removeprefix("layers."): value for name, value in control_of().items() if name.startswith("layers.")})
+    assert_same_bits(
+        part.state_dict(),
+        {
+            name.removeprefix("layers."): value
+            for name, value in control_of().items()
+            if name.startswith("layers.")
+        },
+    )
     opt.close()
     with pytest.raises(errors.InvalidArgument, match="values of parameter weight in the store at"):
         offload(model.embed, path="other")
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: swapped(model)], ids=["deepcopy", "swapped"])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda model: swapped(model)], ids=["deepcopy", "swapped"]
+)
 def test_copies_of_placeholders_are_no_weights(build, offload, copied):
     model = copied(build())
     assert not any(away_of(param) for param in model.parameters())
-    with pytest.raises(errors.InvalidArgument, match="every value of parameter embed.weight is NaN.*inside the factory"):
+    with pytest.raises(
+        errors.InvalidArgument,
+        match="every value of parameter embed.weight is NaN.*inside the factory",
+    ):
         offload(model)
 
 
@@ -441,7 +510,9 @@ def swapped(model: nn.Module) -> nn.Module:
 def test_weights_left_in_another_store_are_no_placeholders_for_a_new_run(offload, resume):
     model, opt = offload(tiny())
     opt.close()
-    with pytest.raises(errors.InvalidArgument, match="left in the store at .*resume=True with that store"):
+    with pytest.raises(
+        errors.InvalidArgument, match="left in the store at .*resume=True with that store"
+    ):
         offload(model, path="new", resume=resume)
 
 
@@ -456,7 +527,7 @@ def test_a_resume_that_failed_does_not_keep_the_weights_for_ever(offload):
     assert_same_bits(weights(model), expected)
 
 
-# -- the factory -------------------------------------------------------------------------------------------------------
+# -- the factory -----------------------------------------------------------------------------------
 
 
 def test_a_factory_that_fails_leaves_the_store_free(build, offload):
@@ -475,15 +546,24 @@ def test_models_of_other_threads_are_not_touched(build, offload):
 
     def factory():
         model = tiny()
-        thread = threading.Thread(target=lambda: others.append(nn.Sequential(*(nn.Linear(SIDE, SIDE) for _ in range(4)))))
+        thread = threading.Thread(
+            target=lambda: others.append(nn.Sequential(*(nn.Linear(SIDE, SIDE) for _ in range(4))))
+        )
         thread.start()
         thread.join()
         return model
 
     build(factory)
-    assert others and not any(away_of(param) or param.isnan().any() for model in others for param in model.parameters() if not param.is_meta)
+    assert others and not any(
+        away_of(param) or param.isnan().any()
+        for model in others
+        for param in model.parameters()
+        if not param.is_meta
+    )
 
 
 def test_a_store_in_memory_cannot_keep_it():
-    with pytest.raises(errors.InvalidArgument, match="'memory:' cannot keep so long; give a directory"):
+    with pytest.raises(
+        errors.InvalidArgument, match="'memory:' cannot keep so long; give a directory"
+    ):
         stoker.build(tiny, store="memory:", dram=DRAM)

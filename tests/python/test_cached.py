@@ -25,9 +25,7 @@ def where(tmp_path) -> str:
             change.resize(str(key), len(data))
             change.write_bytes(str(key), 0, data)
             change.commit().wait()
-    return (
-        f"cached(local:{tmp_path}/fast, dir:{tmp_path}/slow, disk=3MiB, dram=2MiB, block=64KiB)"
-    )
+    return f"cached(local:{tmp_path}/fast, dir:{tmp_path}/slow, disk=3MiB, dram=2MiB, block=64KiB)"
 
 
 def test_the_command_copies_from_a_cache_and_to_one(where, tmp_path):

@@ -91,7 +91,9 @@ def test_a_restored_run_goes_on_with_the_same_bits(folder, dtype):
         other, other_opt = made()
         other.to(dtype)
         other_scheduler = torch.optim.lr_scheduler.StepLR(other_opt, 2)
-        restored = ckpt.restore(model=other, optimizer=other_opt, extra={"scheduler": other_scheduler})
+        restored = ckpt.restore(
+            model=other, optimizer=other_opt, extra={"scheduler": other_scheduler}
+        )
     assert (restored.step, restored.extra) == (3, {"best": 1.5})
     steps(other, other_opt, other_scheduler, range(3, 6))
     assert_same(other, expected)
@@ -150,7 +152,9 @@ def test_what_may_be_edited_at_once_is_copied_first(folder, held):
 
 def test_tied_weights_are_written_once_and_tied_again(folder):
     def tied():
-        model = nn.ModuleDict({"embed": nn.Embedding(500, 64), "head": nn.Linear(64, 500, bias=False)})
+        model = nn.ModuleDict(
+            {"embed": nn.Embedding(500, 64), "head": nn.Linear(64, 500, bias=False)}
+        )
         model["head"].weight = model["embed"].weight
         return model
 
@@ -245,10 +249,15 @@ def test_damage_in_the_newest_leads_to_the_older_one_with_a_sentence(folder, tmp
         newest.wait()
         flip(tmp_path / "checkpoints" / newest.folder / "model.safetensors", 5000)
         other, other_opt = made()
-        with pytest.warns(UserWarning, match="step-000002.*model.safetensors between byte 0 and .* is damaged"):
+        with pytest.warns(
+            UserWarning, match="step-000002.*model.safetensors between byte 0 and .* is damaged"
+        ):
             assert ckpt.restore(model=other, optimizer=other_opt).step == 1
         assert_same(other, expected)
-        with pytest.warns(UserWarning), pytest.raises(errors.NotFound, match="no tier has a sound checkpoint of step 2"):
+        with (
+            pytest.warns(UserWarning),
+            pytest.raises(errors.NotFound, match="no tier has a sound checkpoint of step 2"),
+        ):
             ckpt.restore(model=other, step=2)
 
 
@@ -318,7 +327,12 @@ def test_auto_follows_cost_and_failures():
 def test_an_offloaded_run_goes_on_from_its_folder(folder, tmp_path, dtype, moments):
     def model_of():
         torch.manual_seed(0)
-        model = nn.Sequential(*(nn.Sequential(nn.Linear(300, 700), nn.BatchNorm1d(700), nn.Linear(700, 300)) for _ in range(3)))
+        model = nn.Sequential(
+            *(
+                nn.Sequential(nn.Linear(300, 700), nn.BatchNorm1d(700), nn.Linear(700, 300))
+                for _ in range(3)
+            )
+        )
         model[1][0].weight.requires_grad_(False)
         model[2][0].weight.data = model[2][0].weight.data.t().contiguous().t()
         model.to(dtype)
@@ -334,7 +348,10 @@ def test_an_offloaded_run_goes_on_from_its_folder(folder, tmp_path, dtype, momen
     def everything(model, opt):
         full = opt.state_dict(full=True)["state"]
         state = {f"{i}.{key}": value for i, entry in full.items() for key, value in entry.items()}
-        return {**copied(model), **{key: torch.as_tensor(value).clone() for key, value in state.items()}}
+        return {
+            **copied(model),
+            **{key: torch.as_tensor(value).clone() for key, value in state.items()},
+        }
 
     def run(name, **kwargs):
         return stoker.offload(*model_of(), store=tmp_path / name, moments=moments, **kwargs)
@@ -374,14 +391,21 @@ def test_an_offloaded_run_goes_on_from_its_folder(folder, tmp_path, dtype, momen
 def test_each_save_of_a_small_run_has_its_own_weights(folder, tmp_path):
     """One plane of one chunk: what is read last for a save is what is read first for the next."""
     model = nn.Linear(32, 32, bias=False)
-    model, opt = stoker.offload(model, torch.optim.SGD(model.parameters(), lr=0.1), store=tmp_path / "run", dram="64MiB", snapshots=1)
+    model, opt = stoker.offload(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        store=tmp_path / "run",
+        dram="64MiB",
+        snapshots=1,
+    )
     with checkpoints(folder) as ckpt:
         expected = {}
         for step in (1, 2):
             model(torch.ones(2, 32)).square().mean().backward()
             opt.step()
             opt.zero_grad()
-            ckpt.save(step, optimizer=opt).wait()  # without the model: its weights are a part of the run
+            # without the model: its weights are a part of the run
+            ckpt.save(step, optimizer=opt).wait()
             expected[step] = copied(model)
         assert not torch.equal(*(each["weight"] for each in expected.values()))
         for step, weights in expected.items():
@@ -404,7 +428,12 @@ def test_files_beside_the_model_have_names_of_their_own(folder, tmp_path):
 
 def test_an_offloaded_run_without_room_is_refused_at_once(folder, tmp_path):
     model, opt = stoker.offload(*made(), store=tmp_path / "run", dram="64MiB")
-    with checkpoints(folder) as ckpt, pytest.raises(errors.InvalidArgument, match="without room for the step that a checkpoint copies"):
+    with (
+        checkpoints(folder) as ckpt,
+        pytest.raises(
+            errors.InvalidArgument, match="without room for the step that a checkpoint copies"
+        ),
+    ):
         ckpt.save(1, model=model, optimizer=opt)
     opt.close()
 
@@ -417,9 +446,13 @@ def test_a_killed_run_loses_no_checkpoint(tmp_path, kills):
     folder, durable, step = tmp_path / "run", 0, 0
     command = [sys.executable, HERE / "checkpoint_run.py"]
     for _ in range(kills):
-        run = subprocess.Popen([*command, folder, "5000"], stdout=subprocess.PIPE, text=True, env=ONE_THREAD)
+        run = subprocess.Popen(
+            [*command, folder, "5000"], stdout=subprocess.PIPE, text=True, env=ONE_THREAD
+        )
         first = run.stdout.readline()
-        threading.Timer(rng.uniform(0.0, 0.6), lambda run=run: os.kill(run.pid, signal.SIGKILL)).start()
+        threading.Timer(
+            rng.uniform(0.0, 0.6), lambda run=run: os.kill(run.pid, signal.SIGKILL)
+        ).start()
         lines = [first, *run.stdout]
         run.wait()
         durable = max([durable, *(int(line) for line in lines if line.strip())])
@@ -492,7 +525,10 @@ def test_no_sound_checkpoint_is_an_error_and_not_a_new_run(folder, tmp_path):
         handle = ckpt.save(1, model=model, optimizer=opt)
         handle.wait()
         flip(tmp_path / "checkpoints" / handle.folder / "model.safetensors", 9000)
-        with pytest.warns(UserWarning), pytest.raises(errors.Corruption, match="none of the checkpoints"):
+        with (
+            pytest.warns(UserWarning),
+            pytest.raises(errors.Corruption, match="none of the checkpoints"),
+        ):
             ckpt.restore(model=model, optimizer=opt)
 
 

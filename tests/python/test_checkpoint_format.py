@@ -15,7 +15,18 @@ import stoker
 from stoker import errors
 from stoker.checkpoint import tensors
 from stoker.ckpt.cli import main
-from stoker.checkpoint.manifest import CHUNK, MANIFEST, TABLE, File, Manifest, Name, Table, dump_table, hash_of, parse_table
+from stoker.checkpoint.manifest import (
+    CHUNK,
+    MANIFEST,
+    TABLE,
+    File,
+    Manifest,
+    Name,
+    Table,
+    dump_table,
+    hash_of,
+    parse_table,
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +49,9 @@ def signed(text: str | bytes) -> bytes:
 
 def of_table(data: bytes, files: list[File]) -> Manifest:
     """A manifest that names this table."""
-    return Manifest(1, 1, "00000000", 0.0, files=files, tables=[Table(TABLE, len(data), hash_of(data).hex())])
+    return Manifest(
+        1, 1, "00000000", 0.0, files=files, tables=[Table(TABLE, len(data), hash_of(data).hex())]
+    )
 
 
 def test_the_worked_example(saved):
@@ -60,7 +73,9 @@ def test_the_worked_example(saved):
 
 def test_every_changed_byte_is_found(saved):
     files = sorted(saved.iterdir())
-    assert {MANIFEST, TABLE, "model.safetensors", "state-00000.pack"} == {each.name for each in files}
+    assert {MANIFEST, TABLE, "model.safetensors", "state-00000.pack"} == {
+        each.name for each in files
+    }
     rng = random.Random(1)
     with stoker.Checkpoints(saved.parent, staging="64MiB") as ckpt:
 
@@ -97,11 +112,19 @@ def test_a_manifest_that_breaks_a_rule_is_refused_whatever_it_says(saved):
     parse = lambda value: Manifest.parse(signed(json.dumps(value, separators=(",", ":"))), "here")
     assert parse(good).step == 3
     for wrong in (
-        {"format": "other"}, {"files": []}, {"tables": []}, {"step": -1}, {"step": "3"}, {"objects": []},
-        {"files": good["files"] * 2}, {"files": [{**good["files"][0], "name": "../a"}]}, {"more": 1},
-        {"files": [{**good["files"][0], "chunks": 7}]}, {"files": [{**good["files"][0], "bytes": 1 << 70}]},
+        {"format": "other"},
+        {"files": []},
+        {"tables": []},
+        {"step": -1},
+        {"step": "3"},
+        {"objects": []},
+        {"files": good["files"] * 2},
+        {"files": [{**good["files"][0], "name": "../a"}]},
+        {"more": 1},
+        {"files": [{**good["files"][0], "chunks": 7}]},
+        {"files": [{**good["files"][0], "bytes": 1 << 70}]},
         {"state": [{"name": "a"}]},
-    ):  # fmt: skip
+    ):
         with pytest.raises((errors.Corruption, errors.Mismatch), match="here"):
             parse({**good, **wrong})
     with pytest.raises(errors.Mismatch, match="use a newer one"):
@@ -122,7 +145,9 @@ def test_no_bytes_make_a_reader_fail_otherwise(saved):
         data = bytearray(data)
         for _ in range(rng.randrange(1, 4)):
             at = rng.randrange(min(len(data), 600))
-            data[at : at + rng.randrange(3)] = bytes(rng.choice(b'0129{}[]",:-ex\x00\xff') for _ in range(rng.randrange(3)))
+            data[at : at + rng.randrange(3)] = bytes(
+                rng.choice(b'0129{}[]",:-ex\x00\xff') for _ in range(rng.randrange(3))
+            )
         return bytes(data)
 
     def of(parse, *arguments) -> None:
@@ -143,7 +168,9 @@ def test_tables_of_many_chunks():
     files = [File("a", 3 * CHUNK + 5, 4), File("b", 0, 0), File("c", CHUNK, 1)]
     data = dump_table((each, [bytes([i]) * 16 for i in range(each.chunks)]) for each in files)
     found = parse_table(data, of_table(data, files), "here")
-    assert [(each.offset, each.bytes) for each in found["a"]] == [(i * CHUNK, CHUNK) for i in range(3)] + [(3 * CHUNK, 5)]
+    assert [(each.offset, each.bytes) for each in found["a"]] == [
+        (i * CHUNK, CHUNK) for i in range(3)
+    ] + [(3 * CHUNK, 5)]
     assert found["b"] == [] and found["c"][0].bytes == CHUNK
     elsewhere = bytearray(data)
     elsewhere[80] = 1
@@ -173,7 +200,14 @@ def test_transformers_loads_the_folder(tmp_path, kind):
     transformers = pytest.importorskip("transformers")
     from safetensors.torch import load_file
 
-    small = {"vocab_size": 96, "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "num_key_value_heads": 1}
+    small = {
+        "vocab_size": 96,
+        "num_hidden_layers": 2,
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "num_key_value_heads": 1,
+    }
     config = {
         "gpt2": lambda: transformers.GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=2),
         "llama": lambda: transformers.LlamaConfig(**small),
@@ -189,9 +223,14 @@ def test_transformers_loads_the_folder(tmp_path, kind):
     for (name, ours), theirs in zip(loaded.state_dict().items(), model.state_dict().values()):
         assert torch.equal(ours, theirs), name
     model.save_pretrained(tmp_path / "theirs")
-    ours, theirs = load_file(folder / "model.safetensors"), load_file(tmp_path / "theirs" / "model.safetensors")
+    ours, theirs = (
+        load_file(folder / "model.safetensors"),
+        load_file(tmp_path / "theirs" / "model.safetensors"),
+    )
     if kind == "mixtral":  # save_pretrained() may name experts as older versions had them
-        assert sum(each.numel() for each in ours.values()) == sum(each.numel() for each in theirs.values())
+        assert sum(each.numel() for each in ours.values()) == sum(
+            each.numel() for each in theirs.values()
+        )
         return
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -229,5 +268,9 @@ def test_the_command(tmp_path, capsys):
     status, out, _ = run("gc", store, "--last", 1, "--dry-run")
     assert status == 0 and out.count("removes") == 2 and len(run("ls", store)[1].splitlines()) == 3
     assert run("gc", store, "--last", 1)[0] == 0 and len(run("ls", store)[1].splitlines()) == 1
-    assert run("ls", tmp_path / "none") == (1, "", f"stoker ckpt ls: there is no folder {tmp_path}/none\n")
+    assert run("ls", tmp_path / "none") == (
+        1,
+        "",
+        f"stoker ckpt ls: there is no folder {tmp_path}/none\n",
+    )
     assert run("show", store, "--step", 9)[0] == 1

@@ -1,4 +1,5 @@
-"""`stoker ls`, `fsck`, `export` and `probe` as a user runs them: results, exit statuses, sentences; all without Python."""
+"""`stoker ls`, `fsck`, `export` and `probe` as a user runs them: results, exit statuses, sentences;
+all without Python."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ from stoker import _core
 from faults import COMMAND, make_small_store, mounted, refused, run
 
 if not COMMAND.exists():
-    pytest.skip("the stoker command is not installed beside this Python: run `make build`", allow_module_level=True)
+    pytest.skip(
+        "the stoker command is not installed beside this Python: run `make build`",
+        allow_module_level=True,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +33,16 @@ def alone(tmp_path_factory) -> Path:
 
 def test_ls_tells_objects_snapshots_and_space(store):
     shown = run("ls", store).stdout
-    assert "200000" in shown and "w/2" in shown and "snapshot 'good' of version 2" in shown and "2 objects; version 3" in shown
+    assert (
+        "200000" in shown
+        and "w/2" in shown
+        and "snapshot 'good' of version 2" in shown
+        and "2 objects; version 3" in shown
+    )
     answer = json.loads(run("ls", store, "w/1", "--json").stdout)
-    assert [(o["key"], o["bytes"], o["version"]) for o in answer["objects"]] == [("w/1", 200_000, 3)]
+    assert [(o["key"], o["bytes"], o["version"]) for o in answer["objects"]] == [
+        ("w/1", 200_000, 3)
+    ]
     assert answer["snapshots"] == [{"name": "good", "version": 2}]
     before = json.loads(run("ls", store, "w/1", "--snapshot", "good", "--json").stdout)
     assert before["objects"][0]["version"] == 1
@@ -40,7 +51,9 @@ def test_ls_tells_objects_snapshots_and_space(store):
 def test_export_gives_the_bytes_of_now_and_of_a_snapshot(store, tmp_path):
     assert run("export", store, "w/1", tmp_path / "now").returncode == 0
     assert run("export", store, "w/1", tmp_path / "then", "--snapshot", "good").returncode == 0
-    assert (tmp_path / "now").read_bytes() == b"C" * 200_000 and (tmp_path / "then").read_bytes() == b"A" * 200_000
+    assert (tmp_path / "now").read_bytes() == b"C" * 200_000 and (
+        tmp_path / "then"
+    ).read_bytes() == b"A" * 200_000
     done = run("export", store, "w/", tmp_path / "folder")
     assert done.returncode == 0 and "2 objects" in done.stderr
     assert (tmp_path / "folder" / "w" / "2").read_bytes() == b"B" * 70_000
@@ -48,7 +61,9 @@ def test_export_gives_the_bytes_of_now_and_of_a_snapshot(store, tmp_path):
 
 
 def test_keys_that_are_no_file_names_or_hold_control_characters(tmp_path):
-    held = _core.Runtime(engine="posix").open_store(str(tmp_path / "s"), create=True, capacity_bytes=1 << 20)
+    held = _core.Runtime(engine="posix").open_store(
+        str(tmp_path / "s"), create=True, capacity_bytes=1 << 20
+    )
     txn = held.begin()
     for key in ("p/a", "p/a\0b", "p//a", "p/\x1b[2Jc\u009b"):
         txn.resize(key, 5)
@@ -59,10 +74,17 @@ def test_keys_that_are_no_file_names_or_hold_control_characters(tmp_path):
     done = run("export", tmp_path / "s", "p/", tmp_path / "out")
     assert done.returncode == 1 and "2 of 4 objects could not be exported" in done.stderr
     assert "p/a\\x00b" in done.stderr and "makes the same file" in done.stderr
-    assert sorted(path.name for path in (tmp_path / "out" / "p").iterdir()) == ["\x1b[2Jc\u009b", "a"]
+    assert sorted(path.name for path in (tmp_path / "out" / "p").iterdir()) == [
+        "\x1b[2Jc\u009b",
+        "a",
+    ]
     shown = run("ls", tmp_path / "s").stdout
     assert "p/\\x1b[2Jc\\xc2\\x9b" in shown and "snapshot '\\x07'" in shown and "p/a\\x00b" in shown
-    assert not [each for each in shown + done.stderr if (each < " " and each != "\n") or "\x7f" <= each < "\xa0"]
+    assert not [
+        each
+        for each in shown + done.stderr
+        if (each < " " and each != "\n") or "\x7f" <= each < "\xa0"
+    ]
 
 
 def test_fsck_of_a_whole_store_is_clean(store):
@@ -79,26 +101,60 @@ def test_none_of_it_needs_python(alone, store, tmp_path):
 
 
 def test_bench_codec_tells_ours_beside_isal_and_a_copy(alone):
-    done = run("bench", "codec", "--memory", "8MiB", "--chunk", "64KiB", "--code", "4+2", "--repetitions", "3", "--json", command=alone, env={"PATH": "/nowhere"})
+    done = run(
+        "bench",
+        "codec",
+        "--memory",
+        "8MiB",
+        "--chunk",
+        "64KiB",
+        "--code",
+        "4+2",
+        "--repetitions",
+        "3",
+        "--json",
+        command=alone,
+        env={"PATH": "/nowhere"},
+    )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
-    assert [(row["op"], row["code"], row["chunk_bytes"]) for row in answer["results"]] == [(op, "4+2", 65536) for op in ("encode", "delta", "decode")]
+    assert [(row["op"], row["code"], row["chunk_bytes"]) for row in answer["results"]] == [
+        (op, "4+2", 65536) for op in ("encode", "delta", "decode")
+    ]
     for row in answer["results"]:
-        for key in ("ours_gbps", "ours_with_crc_gbps", "isal_gbps", "isal_then_crc_gbps", "copy_gbps"):
-            assert len(row[key + "_all"]) == 3 and min(row[key + "_all"]) <= row[key] <= max(row[key + "_all"])
+        for key in (
+            "ours_gbps",
+            "ours_with_crc_gbps",
+            "isal_gbps",
+            "isal_then_crc_gbps",
+            "copy_gbps",
+        ):
+            assert len(row[key + "_all"]) == 3 and min(row[key + "_all"]) <= row[key] <= max(
+                row[key + "_all"]
+            )
     near = answer["near_cache"]
-    assert 0 < near["one_after_the_other_gbps"] < min(near["isal_encode_gbps"], near["crc_of_all_chunks_gbps"])
+    assert (
+        0
+        < near["one_after_the_other_gbps"]
+        < min(near["isal_encode_gbps"], near["crc_of_all_chunks_gbps"])
+    )
     assert answer["target"] in {"AVX-512", "AVX2", "AVX", "SSE4.1", "scalar", "unknown"}
     assert answer["isal"] and answer["pages"] and answer["memory_bytes"] == 8 << 20
-    shown = run("bench", "codec", "--memory", "8MiB", "--chunk", "64KiB", "--repetitions", "1").stdout.splitlines()
-    assert [line.split()[:2] for line in shown[3:]] == [[op, "6+3"] for op in ("encode", "delta", "decode")]
+    shown = run(
+        "bench", "codec", "--memory", "8MiB", "--chunk", "64KiB", "--repetitions", "1"
+    ).stdout.splitlines()
+    assert [line.split()[:2] for line in shown[3:]] == [
+        [op, "6+3"] for op in ("encode", "delta", "decode")
+    ]
 
 
 def test_bench_codec_refuses_what_cannot_be():
     assert "a code of 30+3 chunks cannot be" in refused(1, "bench", "codec", "--code", "30+3")
     for code in ("6", "6+3x", "six"):
         assert f"`{code}` is no code" in refused(1, "bench", "codec", "--code", code)
-    assert "more than half of this machine's memory" in refused(1, "bench", "codec", "--memory", "1000TiB")
+    assert "more than half of this machine's memory" in refused(
+        1, "bench", "codec", "--memory", "1000TiB"
+    )
     assert "there must be room for two stripes" in refused(1, "bench", "codec", "--memory", "4MiB")
 
 
@@ -118,10 +174,14 @@ def test_probe_of_a_bad_folder_says_why(tmp_path):
     assert "No such file" in refused(1, "probe", tmp_path / "gone")
     (tmp_path / "file").write_text("")
     assert "is not a folder" in refused(1, "probe", tmp_path / "file")
-    assert "--engine: tape not in {auto,uring,posix}" in refused(2, "probe", tmp_path, "--engine", "tape")
+    assert "--engine: tape not in {auto,uring,posix}" in refused(
+        2, "probe", tmp_path, "--engine", "tape"
+    )
     for wrong in ("0", "nan", "inf", "601", "1x"):  # nan once ran for ever
         for words in (("probe", tmp_path), ("bench", "io")):
-            assert f"--seconds: `{wrong}` is no number from" in refused(2, *words, "--seconds", wrong)
+            assert f"--seconds: `{wrong}` is no number from" in refused(
+                2, *words, "--seconds", wrong
+            )
 
 
 def test_probe_of_a_read_only_or_small_folder_says_why(tmp_path):
@@ -132,8 +192,19 @@ def test_probe_of_a_read_only_or_small_folder_says_why(tmp_path):
         assert not any(folder.iterdir())
 
 
-@pytest.mark.parametrize("words", [("bench", "nothing"), ("bench",), ("ls", "--bogus", "x"), ("export", "x"), ("probe", ".", "--engine", "tape"),
-                                   ("train", "--bogus"), ("train", "--steps", "some"), ("train", "--dram", "lots")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("bench", "nothing"),
+        ("bench",),
+        ("ls", "--bogus", "x"),
+        ("export", "x"),
+        ("probe", ".", "--engine", "tape"),
+        ("train", "--bogus"),
+        ("train", "--steps", "some"),
+        ("train", "--dram", "lots"),
+    ],
+)
 def test_a_wrong_command_line_is_one_sentence_and_2(words):
     shown = refused(2, *words)
     assert shown.startswith("stoker") and "--help" in shown

@@ -1,6 +1,8 @@
-"""torch.compile: block by block it is one graph for all of them, bit-equal; CUDA graphs are refused.
+"""torch.compile: block by block it is one graph for all of them, bit-equal; CUDA graphs are
+refused.
 
-With the backend aot_eager: dynamo, AOTAutograd and its saved tensors as ever, without a minute of C++ compilation. The soak runs inductor.
+With the backend aot_eager: dynamo, AOTAutograd and its saved tensors as ever, without a minute of
+C++ compilation. The soak runs inductor.
 """
 
 from __future__ import annotations
@@ -13,7 +15,13 @@ import reference
 import stoker
 from models import Tiny, batch, loss_of
 from stoker import errors
-from test_offload_features import TIGHT, adamw, assert_same, offload, weights  # noqa: F401 (offload is a fixture)
+from test_offload_features import (
+    TIGHT,
+    adamw,
+    assert_same,
+    offload,
+    weights,
+)  # noqa: F401 (offload is a fixture)
 
 counters = torch._dynamo.utils.counters
 ROOM = "32MiB"  # for all weights
@@ -70,7 +78,9 @@ def compare(offload, how: str, backend: str, **options) -> None:
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] == 2  # training and evaluation, for all blocks
     ledger = opt.ledger.summary()
-    assert ledger["redone"] == 0 and ledger["read_bytes"]["weights"] > sum(block.slot_bytes for block in opt._session.blocks)
+    assert ledger["redone"] == 0 and ledger["read_bytes"]["weights"] > sum(
+        block.slot_bytes for block in opt._session.blocks
+    )
 
 
 @pytest.mark.parametrize("how", ["in place", "wrapped"])
@@ -89,7 +99,8 @@ def test_each_block_is_a_graph_of_inductor(offload, how):
 
 
 class Root(nn.Module):
-    """Has a parameter of its own beside its layers: the block of the whole model encloses the others."""
+    """Has a parameter of its own beside its layers: the block of the whole model encloses the
+    others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +118,11 @@ def test_a_whole_model_is_cut_and_right(offload, when):
     def train(model, opt):
         losses = []
         for step in range(2):
-            loss = model(torch.randn(4, 64, generator=torch.Generator().manual_seed(step))).square().mean()
+            loss = (
+                model(torch.randn(4, 64, generator=torch.Generator().manual_seed(step)))
+                .square()
+                .mean()
+            )
             loss.backward()
             opt.step()
             opt.zero_grad()
@@ -122,7 +137,9 @@ def test_a_whole_model_is_cut_and_right(offload, when):
     if when == "before":
         model.compile(backend="eager")
     model, opt = offload(model)
-    assert train(torch.compile(model, backend="eager") if when == "after" else model, opt) == expected
+    assert (
+        train(torch.compile(model, backend="eager") if when == "after" else model, opt) == expected
+    )
     assert_same(weights(model), weights(control))
 
 
@@ -138,7 +155,9 @@ def test_a_run_goes_on_compiled_or_not(offload):
     assert_same(weights(model), saved)
     assert opt.step_count == 3
     opt.close()
-    model, opt = offload(compile_blocks(make(), "in place", backend="aot_eager"), resume=True, dram=ROOM)
+    model, opt = offload(
+        compile_blocks(make(), "in place", backend="aot_eager"), resume=True, dram=ROOM
+    )
     assert_same(weights(model), saved)
     run(model, opt)
 
@@ -149,19 +168,39 @@ def test_deep_copy_of_a_compiled_block_is_an_ordinary_block(offload):
     model, opt = offload(compile_blocks(make(), "in place", backend="aot_eager"), dram=ROOM)
     twin = copy.deepcopy(model)
     tokens = batch(0)
-    assert loss_of(twin.eval(), tokens).item() == pytest.approx(loss_of(model.eval(), tokens).item(), abs=1e-5)
+    assert loss_of(twin.eval(), tokens).item() == pytest.approx(
+        loss_of(model.eval(), tokens).item(), abs=1e-5
+    )
     assert all(layer._compiled_call_impl is None for layer in twin.layers)
     opt.close()
-    assert type(model.layers[0]._compiled_call_impl).__module__ != "stoker.offload.compiled"  # left as it was
+    # left as it was
+    assert type(model.layers[0]._compiled_call_impl).__module__ != "stoker.offload.compiled"
 
 
-@pytest.mark.parametrize("how", [{"mode": "reduce-overhead"}, {"mode": "max-autotune"}, {"backend": "cudagraphs"}, {"options": {"triton.cudagraphs": True}}], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"mode": "reduce-overhead"},
+        {"mode": "max-autotune"},
+        {"backend": "cudagraphs"},
+        {"options": {"triton.cudagraphs": True}},
+    ],
+    ids=str,
+)
 def test_cuda_graphs_are_refused(offload, how):
-    for compiled in (compile_blocks(make(), "in place", **how), compile_blocks(make(), "wrapped", **how), torch.compile(make(), **how)):
-        with pytest.raises(errors.InvalidArgument, match="compiled with CUDA graphs.*compile its blocks one by one"):
+    for compiled in (
+        compile_blocks(make(), "in place", **how),
+        compile_blocks(make(), "wrapped", **how),
+        torch.compile(make(), **how),
+    ):
+        with pytest.raises(
+            errors.InvalidArgument, match="compiled with CUDA graphs.*compile its blocks one by one"
+        ):
             offload(compiled, dram=ROOM)
     model, opt = offload(make(), dram=ROOM)  # what was refused took nothing
-    with pytest.raises(errors.InvalidArgument, match="compiled with CUDA graphs.*compile its blocks one by one"):
+    with pytest.raises(
+        errors.InvalidArgument, match="compiled with CUDA graphs.*compile its blocks one by one"
+    ):
         loss_of(torch.compile(model, **how), batch(0))
     assert len(run(model, opt)) == 4
 

@@ -1,4 +1,5 @@
-"""The compiled core as Python sees it: memory that tensors share, stores, and the offload session against torch."""
+"""The compiled core as Python sees it: memory that tensors share, stores, and the offload session
+against torch."""
 
 from __future__ import annotations
 
@@ -11,7 +12,16 @@ import pytest
 import torch
 
 from stoker import _core
-from stoker.errors import Busy, Corruption, InvalidArgument, Mismatch, NotFound, OutOfSpace, OverBudget, StokerError
+from stoker.errors import (
+    Busy,
+    Corruption,
+    InvalidArgument,
+    Mismatch,
+    NotFound,
+    OutOfSpace,
+    OverBudget,
+    StokerError,
+)
 
 MIB = 1 << 20
 TILE = 32 << 10  # the smallest tile, so that small blocks have several
@@ -31,7 +41,9 @@ def arena(runtime):
 def store(request, runtime, tmp_path):
     if request.param == "memory":
         return runtime.open_store("memory:")
-    return runtime.open_store(f"local:{tmp_path}", create=True, capacity_bytes=64 * MIB, holder="test_core")
+    return runtime.open_store(
+        f"local:{tmp_path}", create=True, capacity_bytes=64 * MIB, holder="test_core"
+    )
 
 
 def tensor_of(buffer, dtype):
@@ -44,7 +56,11 @@ def tensor_of(buffer, dtype):
 def test_tensor_shares_the_buffer(arena):
     buffer = arena.take(8192)
     tensor = torch.from_dlpack(buffer)
-    assert tensor.dtype == torch.uint8 and tensor.shape == (8192,) and tensor.data_ptr() == buffer.address
+    assert (
+        tensor.dtype == torch.uint8
+        and tensor.shape == (8192,)
+        and tensor.data_ptr() == buffer.address
+    )
     tensor[5] = 77
     assert memoryview(buffer)[5] == 77
     assert torch.frombuffer(buffer, dtype=torch.uint8)[5] == 77
@@ -203,11 +219,19 @@ def test_closing_a_store_ends_its_transactions_but_not_its_sessions(runtime, are
 
 # ---- session
 
-HYPER = {"algorithm": "adamw", "lr": 1e-2, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+HYPER = {
+    "algorithm": "adamw",
+    "lr": 1e-2,
+    "beta1": 0.9,
+    "beta2": 0.95,
+    "eps": 1e-8,
+    "weight_decay": 0.1,
+}
 
 
 class Trained:
-    """One float32 block under AdamW in a store, and the same parameters under torch.optim.AdamW(fused=True)."""
+    """One float32 block under AdamW in a store, and the same parameters under
+    torch.optim.AdamW(fused=True)."""
 
     def __init__(self, runtime, arena, store, sizes=(64 * 700, 16 * 1000, 48 * 64)):
         torch.manual_seed(1)
@@ -228,7 +252,9 @@ class Trained:
         self.session.create_block(self.block, txn)
         self.session.store_weights(self.block, self.slot.data_ptr(), txn).wait()
         txn.commit().wait()
-        self.optimizer = torch.optim.AdamW(self.params, lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
+        self.optimizer = torch.optim.AdamW(
+            self.params, lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True
+        )
         self.step = 0
 
     def segments(self, step):
@@ -244,10 +270,17 @@ class Trained:
         txn = self.store.begin()
         self.session.prefetch_state(self.block)
         job = self.session.update(
-            self.block, self.segments(self.step), self.slot.data_ptr(), self.slot.data_ptr() if in_place else 0, txn, hashes=True
+            self.block,
+            self.segments(self.step),
+            self.slot.data_ptr(),
+            self.slot.data_ptr() if in_place else 0,
+            txn,
+            hashes=True,
         )
         job.wait_written()
-        assert job.hashes() == self.session.hash_many([(p.grad.data_ptr(), p.grad.nbytes) for p in self.params])
+        assert job.hashes() == self.session.hash_many(
+            [(p.grad.data_ptr(), p.grad.nbytes) for p in self.params]
+        )
         txn.commit(commit).wait()
         self.optimizer.step()
         self.session.fetch_weights(self.block, self.slot.data_ptr()).wait()
@@ -269,10 +302,26 @@ def test_byte_counts_are_exact(runtime, arena, store):
     before = trained.session.counters()
     trained.run()
     after = trained.session.counters()
-    moved = {kind: {name: after[kind][name] - before[kind][name] for name in after[kind]} for kind in ("read_bytes", "written_bytes")}
+    moved = {
+        kind: {name: after[kind][name] - before[kind][name] for name in after[kind]}
+        for kind in ("read_bytes", "written_bytes")
+    }
     plane = trained.bytes
-    assert moved["read_bytes"] == {"weights": plane, "remainder": 0, "m": plane, "v": plane, "other": 0}  # weights: fetched after the step
-    assert moved["written_bytes"] == {"weights": plane, "remainder": 0, "m": plane, "v": plane, "other": 0}
+    # weights: fetched after the step
+    assert moved["read_bytes"] == {
+        "weights": plane,
+        "remainder": 0,
+        "m": plane,
+        "v": plane,
+        "other": 0,
+    }
+    assert moved["written_bytes"] == {
+        "weights": plane,
+        "remainder": 0,
+        "m": plane,
+        "v": plane,
+        "other": 0,
+    }
     assert after["tiles"] - before["tiles"] == -(-plane // 4 // TILE)
 
 
@@ -286,7 +335,9 @@ def test_retained_state_reads_nothing_and_notices_an_abandoned_step(runtime, are
     for param in trained.params:
         param.grad = torch.randn_like(param)
     txn = store.begin()
-    trained.session.update(trained.block, trained.segments(99), trained.slot.data_ptr(), 0, txn).wait_written()
+    trained.session.update(
+        trained.block, trained.segments(99), trained.slot.data_ptr(), 0, txn
+    ).wait_written()
     txn.abandon()
     trained.run()
     assert trained.session.counters()["read_bytes"]["m"] > before
@@ -296,7 +347,10 @@ def test_retained_state_reads_nothing_and_notices_an_abandoned_step(runtime, are
 def test_gradients_norm_and_scale(runtime, arena, store):
     session = _core.Session(runtime, store, arena, tiles=1, tile_elements=TILE)
     grads = [torch.randn(200_000), torch.randn(7).bfloat16()]
-    spans = [(grads[0].data_ptr(), grads[0].numel(), "f32"), (grads[1].data_ptr(), grads[1].numel(), "bf16")]
+    spans = [
+        (grads[0].data_ptr(), grads[0].numel(), "f32"),
+        (grads[1].data_ptr(), grads[1].numel(), "bf16"),
+    ]
     sums = session.sum_of_squares(spans)
     for grad, found in zip(grads, sums):
         assert found == pytest.approx(float(grad.double().square().sum()), rel=1e-12)
@@ -315,14 +369,20 @@ def test_a_bad_request_is_refused_at_once(runtime, arena, store):
     with pytest.raises(InvalidArgument, match="overlaps"):
         trained.session.update(trained.block, segments[::-1], address, 0, txn)
     with pytest.raises(InvalidArgument, match="learning_rate"):
-        trained.session.update(trained.block, [(*segments[0][:5], {"learning_rate": 1})], address, 0, txn)
+        trained.session.update(
+            trained.block, [(*segments[0][:5], {"learning_rate": 1})], address, 0, txn
+        )
     with pytest.raises(InvalidArgument, match="step"):
-        trained.session.update(trained.block, [(*segments[0][:5], {**HYPER, "step": 0})], address, 0, txn)
+        trained.session.update(
+            trained.block, [(*segments[0][:5], {**HYPER, "step": 0})], address, 0, txn
+        )
     assert txn.active_jobs == 0 and txn.poisoned is None
     missing = trained.session.add_block("elsewhere", 100, "bf16")
     with pytest.raises(Mismatch, match="elsewhere"):
         trained.session.check_block(missing)
-    job = trained.session.update(missing, [(0, 0, 64, segments[0][3], "f32", {**HYPER, "step": 1})], 0, 0, txn)
+    job = trained.session.update(
+        missing, [(0, 0, 64, segments[0][3], "f32", {**HYPER, "step": 1})], 0, 0, txn
+    )
     with pytest.raises(NotFound, match="elsewhere"):
         job.wait_written()
     with pytest.raises(NotFound, match="cannot be committed"):
@@ -336,7 +396,8 @@ def test_a_wait_can_be_interrupted(runtime, arena, store):
     def ring(*_):
         raise Alarm
 
-    # A job that waits for nothing ends at once, so the signal is raised before: it must surface within a slice of waiting.
+    # A job that waits for nothing ends at once, so the signal is raised before: it must surface
+    # within a slice of waiting.
     trained = Trained(runtime, arena, store)
     old = signal.signal(signal.SIGALRM, ring)
     try:

@@ -1,4 +1,5 @@
-"""Disks that stop answering, fail, or are gone under a run: a named error that tells what to do, and the last committed step, whole."""
+"""Disks that stop answering, fail, or are gone under a run: a named error that tells what to do,
+and the last committed step, whole."""
 
 from __future__ import annotations
 
@@ -20,13 +21,23 @@ from faults import ONE_THREAD, fsck, small_disk
 
 HERE = os.path.dirname(__file__)
 STEPS = 30
-EXT4_IOC_SHUTDOWN = 0x8004587D  # from the kernel's ext4.h; with the flag below the file system fails everything from then on
+# from the kernel's ext4.h; with the flag below the file system fails everything from then on
+EXT4_IOC_SHUTDOWN = 0x8004587D
 NO_LOG_FLUSH = 2
 
 
 def start(store: Path, policy: str) -> subprocess.Popen:
-    command = [sys.executable, os.path.join(HERE, "disk_fault_run.py"), str(store), str(STEPS), policy, "exact"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE)
+    command = [
+        sys.executable,
+        os.path.join(HERE, "disk_fault_run.py"),
+        str(store),
+        str(STEPS),
+        policy,
+        "exact",
+    ]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE
+    )
 
 
 def until(process: subprocess.Popen, start: str) -> list[str]:
@@ -78,7 +89,9 @@ def freeze():
 
 
 @pytest.mark.parametrize("policy", ["speculate", "lazy"])
-def test_a_disk_that_does_not_answer_is_named_then_an_error_and_the_run_goes_on_later(tmp_path, freeze, whole, policy):
+def test_a_disk_that_does_not_answer_is_named_then_an_error_and_the_run_goes_on_later(
+    tmp_path, freeze, whole, policy
+):
     with small_disk(tmp_path, 300) as disk:
         store = disk / "store"
         process = start(store, policy)
@@ -86,10 +99,18 @@ def test_a_disk_that_does_not_answer_is_named_then_an_error_and_the_run_goes_on_
         freeze(disk)
         lines += until(process, "error")
         freeze.thaw()
-        assert "error IoError ETIMEDOUT" in lines[-1] and str(store) in lines[-1] and "start again" in lines[-1]
+        assert (
+            "error IoError ETIMEDOUT" in lines[-1]
+            and str(store) in lines[-1]
+            and "start again" in lines[-1]
+        )
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
-        assert re.search(r"has not answered for [12] s; it is waited for, and given up with an error after 2 s \(stall_seconds sets that\)", err), err
+        assert re.search(
+            r"has not answered for [12] s; it is waited for, and given up with an error after 2 s"
+            r" \(stall_seconds sets that\)",
+            err,
+        ), err
         assert goes_on(store, policy, lines) == whole
 
 
@@ -107,7 +128,9 @@ def test_a_disk_that_hesitates_costs_nothing(tmp_path, freeze, whole):
 
 
 @pytest.mark.parametrize("policy", ["sync", "speculate", "lazy"])
-def test_a_disk_that_is_gone_is_an_error_and_the_run_goes_on_when_it_is_back(tmp_path, whole, policy):
+def test_a_disk_that_is_gone_is_an_error_and_the_run_goes_on_when_it_is_back(
+    tmp_path, whole, policy
+):
     with small_disk(tmp_path, 300) as disk:
         store = disk / "store"
         process = start(store, policy)
@@ -135,11 +158,28 @@ def faulty(tmp_path_factory) -> dict[tuple, dict]:
     folder = tmp_path_factory.mktemp("faulty")
     preloaded = folder / "faulty_disk.so"
     try:
-        subprocess.run(["cc", "-shared", "-fPIC", "-o", preloaded, os.path.join(HERE, "faulty_disk.c"), "-ldl"], check=True)
+        subprocess.run(
+            [
+                "cc",
+                "-shared",
+                "-fPIC",
+                "-o",
+                preloaded,
+                os.path.join(HERE, "faulty_disk.c"),
+                "-ldl",
+            ],
+            check=True,
+        )
     except FileNotFoundError:
         pytest.skip("there is no C compiler here")
     environment = {**ONE_THREAD, "LD_PRELOAD": str(preloaded)}
-    done = subprocess.run([sys.executable, faulty_disk_run.__file__, folder], capture_output=True, text=True, timeout=300, env=environment)
+    done = subprocess.run(
+        [sys.executable, faulty_disk_run.__file__, folder],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     return {(row["case"], row["policy"]): row for row in rows}
@@ -161,4 +201,8 @@ def test_a_faulty_disk_is_a_named_error_and_the_same_bits_afterwards(faulty, cas
         return
     assert told["committed"] == at  # the run went on in the same process
     assert re.search(r"reading m, tile \d", text), text
-    assert number == "EIO" if case.endswith("cannot be read") else "the file ends before that; it was cut short" in text
+    assert (
+        number == "EIO"
+        if case.endswith("cannot be read")
+        else "the file ends before that; it was cut short" in text
+    )

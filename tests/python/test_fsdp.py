@@ -1,6 +1,8 @@
-"""Sharded models: several processes, each with a store of its own, whose steps are made by all of them or by none.
+"""Sharded models: several processes, each with a store of its own, whose steps are made by all of
+them or by none.
 
-Processes are killed with kill -9 at random moments, and at each place of the protocol (docs/ranks.md).
+Processes are killed with kill -9 at random moments, and at each place of the protocol
+(docs/ranks.md).
 """
 
 from __future__ import annotations
@@ -45,14 +47,16 @@ def whole(tmp_path_factory):
     def run(world: int, count: int) -> list[list[dict]]:
         if (world, count) not in known:
             folder = tmp_path_factory.mktemp("whole")
-            known[world, count] = complete(Group(folder, world, fsdp_run.train, store=f"{folder}/store", steps=count))
+            known[world, count] = complete(
+                Group(folder, world, fsdp_run.train, store=f"{folder}/store", steps=count)
+            )
             assert all(ends(known[world, count]))
         return known[world, count]
 
     return run
 
 
-# -- the same bits -----------------------------------------------------------------------------------------------------------
+# -- the same bits ---------------------------------------------------------------------------------
 
 
 def test_two_processes_train_as_in_memory(tmp_path):
@@ -64,16 +68,25 @@ def test_two_processes_train_as_in_memory(tmp_path):
         (BF16, fsdp_run.Tiny, (), "speculate", 1, None, "kernels", {}),
         (BF16, fsdp_run.Tiny, (), "auto", 2, "own", "kernels", {}),
     ]
-    told = complete(Group(tmp_path, 2, fsdp_run.compare, store=str(tmp_path / "stores"), cases=cases))
+    told = complete(
+        Group(tmp_path, 2, fsdp_run.compare, store=str(tmp_path / "stores"), cases=cases)
+    )
     for lines in told:
-        assert [line["weights_read"] for line in lines if "case" in line] == [0] * len(cases)  # they are in memory, and never read
-        assert lines[1]["kept"] > 0 and lines[3]["kept"] > 0 and lines[3]["redone"] == 0  # updates ran during backward
+        # they are in memory, and never read
+        assert [line["weights_read"] for line in lines if "case" in line] == [0] * len(cases)
+        # updates ran during backward
+        assert lines[1]["kept"] > 0 and lines[3]["kept"] > 0 and lines[3]["redone"] == 0
 
 
 def test_under_the_smallest_budget(tmp_path):
     """New weights that do not fit the arena go over the disk, and nothing else changes."""
-    cases = [(BF16, fsdp_run.Tiny, (), policy, 1, None, "kernels", {"layers": 8, "width": 160}) for policy in ("sync", "speculate")]
-    for lines in complete(Group(tmp_path, 2, fsdp_run.compare, store=str(tmp_path / "stores"), cases=cases)):
+    cases = [
+        (BF16, fsdp_run.Tiny, (), policy, 1, None, "kernels", {"layers": 8, "width": 160})
+        for policy in ("sync", "speculate")
+    ]
+    for lines in complete(
+        Group(tmp_path, 2, fsdp_run.compare, store=str(tmp_path / "stores"), cases=cases)
+    ):
         assert [line["weights_read"] > 0 for line in lines if "case" in line] == [True] * len(cases)
 
 
@@ -81,16 +94,27 @@ def test_four_processes_train_as_in_memory(tmp_path):
     """Also with shards of uneven lengths, empty ones, and frozen parameters."""
     cases = [
         (BF16, fsdp_run.Odd, (), "sync", 1, "own", "kernels", {}),
-        (BF16, fsdp_run.Odd, ("layers.0.up.weight", "head.weight"), "speculate", 2, "torch", "kernels", {}),
+        (
+            BF16,
+            fsdp_run.Odd,
+            ("layers.0.up.weight", "head.weight"),
+            "speculate",
+            2,
+            "torch",
+            "kernels",
+            {},
+        ),
         (F32, fsdp_run.Odd, (), "auto", 1, None, "torch", {}),
     ]
     complete(Group(tmp_path, 4, fsdp_run.compare, store=str(tmp_path / "stores"), cases=cases))
 
 
-# -- kill -9 -------------------------------------------------------------------------------------------------------------------
+# -- kill -9 ---------------------------------------------------------------------------------------
 
 
-def kill_at_random(folder: Path, whole: list[list[dict]], count: int, kills: int, policy: str) -> None:
+def kill_at_random(
+    folder: Path, whole: list[list[dict]], count: int, kills: int, policy: str
+) -> None:
     world = len(whole)
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
@@ -98,9 +122,16 @@ def kill_at_random(folder: Path, whole: list[list[dict]], count: int, kills: int
     seen: dict[int, float] = {}
     reached, committed, killed = 0, 0, 0
     for kill in range(kills + 1):
-        group = Group(folder, world, fsdp_run.train, store=f"{folder}/store", steps=count, policy=policy)
+        group = Group(
+            folder, world, fsdp_run.train, store=f"{folder}/store", steps=count, policy=policy
+        )
         if kill < kills:  # steps are left for the kills to come
-            group.wait_for(min(count - 1 - 2 * (kills - kill), reached + rng.randrange(0, max(2, (count - reached) // (kills - kill) * 2))))
+            group.wait_for(
+                min(
+                    count - 1 - 2 * (kills - kill),
+                    reached + rng.randrange(0, max(2, (count - reached) // (kills - kill) * 2)),
+                )
+            )
             time.sleep(rng.random() * 0.02)
             for rank in rng.sample(range(world), rng.randrange(1, world + 1)):
                 group.kill(rank)
@@ -108,14 +139,21 @@ def kill_at_random(folder: Path, whole: list[list[dict]], count: int, kills: int
         killed += KILLED in group.codes()
         for lines in told:
             error = next((line for line in lines if "error" in line), None)
-            assert error is None or error["error"] in ("RankLost", "RuntimeError", "DistNetworkError", "DistBackendError"), error
+            assert error is None or error["error"] in (
+                "RankLost",
+                "RuntimeError",
+                "DistNetworkError",
+                "DistBackendError",
+            ), error
         at = {line["at"] for lines in told for line in lines if "at" in line}
         assert len(at) <= 1, f"ranks resumed at {at}"
         assert all(committed <= step <= reached + 1 for step in at), (at, committed, reached)
         for lines, theirs in zip(told, whole):
             for step, loss in steps(lines).items():
                 assert loss == steps(theirs)[step], f"step {step} after {kill} kills"
-            committed = max([committed, *(line["committed"] for line in lines if "committed" in line)])
+            committed = max(
+                [committed, *(line["committed"] for line in lines if "committed" in line)]
+            )
             reached = max([reached, *steps(lines)])
         seen |= steps(told[0])
     print(f"{killed} of {kills} kills came before the end")
@@ -131,12 +169,15 @@ def test_killed_ranks_go_on_alike(tmp_path, whole):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("world", "policy"), [(2, "sync"), (2, "speculate"), (4, "sync"), (4, "auto")])
+@pytest.mark.parametrize(
+    ("world", "policy"), [(2, "sync"), (2, "speculate"), (4, "sync"), (4, "auto")]
+)
 def test_killed_ranks_go_on_alike_for_long(tmp_path, whole, world, policy):
     kill_at_random(tmp_path, whole(world, 60), 60, 20, policy)
 
 
-# What is killed, and at which step the next opening must find all ranks; None where what is killed decides nothing.
+# What is killed, and at which step the next opening must find all ranks; None where what is killed
+# decides nothing.
 CHAIN = [
     ([("made", 1, 1)], 0),  # the run is made on one rank, and not on the other
     ([("ready", 0, 1)], 0),
@@ -145,7 +186,8 @@ CHAIN = [
     ([("opening", 0, 1)], 1),
     ([("behind commit", (0, 1), 1)], 2),  # on both, and neither heard of the other
     ([("before agreeing", 0, 1), ("before agreeing", 1, 1)], 3),
-    ([("behind agreeing", 0, 2)], 4),  # 1 may have passed, and go on alone until its next collective
+    # 1 may have passed, and go on alone until its next collective
+    ([("behind agreeing", 0, 2)], 4),
     ([("behind keeping", 1, 2)], None),
     ([("before deciding", 1, 2)], None),
     ([("behind deciding", 0, 1), ("before commit", 1, 1)], None),
@@ -153,10 +195,13 @@ CHAIN = [
 
 
 def kill_through(chain: list, tmp_path: Path, theirs: list[list[dict]], count: int) -> None:
-    """One run through all of it, one after the other; each time it goes on from a step that all ranks had."""
+    """One run through all of it, one after the other; each time it goes on from a step that all
+    ranks had."""
     expected = None
     for faults, then in [*chain, ([], None)]:
-        group = Group(tmp_path, 2, fsdp_run.train, store=f"{tmp_path}/store", steps=count, faults=faults)
+        group = Group(
+            tmp_path, 2, fsdp_run.train, store=f"{tmp_path}/store", steps=count, faults=faults
+        )
         told = group.finish()
         for _, where, _ in faults:
             for rank in where if isinstance(where, tuple) else (where,):
@@ -174,7 +219,9 @@ def kill_through(chain: list, tmp_path: Path, theirs: list[list[dict]], count: i
 
 
 def test_killed_between_the_commits_of_two_ranks(tmp_path, whole):
-    kill_through([([("before commit", 0, 3), ("behind commit", 1, 3)], 2)], tmp_path, whole(2, 8), 8)
+    kill_through(
+        [([("before commit", 0, 3), ("behind commit", 1, 3)], 2)], tmp_path, whole(2, 8), 8
+    )
 
 
 @pytest.mark.soak
@@ -182,12 +229,15 @@ def test_killed_at_each_point_of_the_protocol(tmp_path, whole):
     kill_through(CHAIN, tmp_path, whole(2, 12), 12)
 
 
-# -- failures that are no crash ----------------------------------------------------------------------------------------------------
+# -- failures that are no crash --------------------------------------------------------------------
 
 
 def test_a_step_that_one_rank_cannot_commit_is_taken_back_by_all(tmp_path, whole):
-    """Rank 1's store is full at the commit of step 3. All raise that, are at step 2 again, and the same loop goes on with the same bits."""
-    told = complete(Group(tmp_path, 2, fsdp_run.train, store=f"{tmp_path}/store", steps=8, full=(1, 4)))
+    """Rank 1's store is full at the commit of step 3. All raise that, are at step 2 again, and the
+    same loop goes on with the same bits."""
+    told = complete(
+        Group(tmp_path, 2, fsdp_run.train, store=f"{tmp_path}/store", steps=8, full=(1, 4))
+    )
     for rank, lines in enumerate(told):
         caught = [line for line in lines if "caught" in line]
         assert [(line["caught"], line["at"]) for line in caught] == [("OutOfSpace", 2)], lines
@@ -196,38 +246,92 @@ def test_a_step_that_one_rank_cannot_commit_is_taken_back_by_all(tmp_path, whole
 
 
 def test_what_a_lost_step_left_gathered_is_not_trained_on(tmp_path, whole):
-    told = complete(Group(tmp_path, 2, fsdp_run.train, store=f"{tmp_path}/store", steps=8, full=(1, 4), look=3))
-    assert [[(line["caught"], line["at"]) for line in lines if "caught" in line] for lines in told] == [[("StokerError", 2)]] * 2
-    assert [line["text"] for lines in told for line in lines if "caught" in line] == [text + "ValueError: there is none, says the test" for text in ("rank 1: ", "")]
+    told = complete(
+        Group(tmp_path, 2, fsdp_run.train, store=f"{tmp_path}/store", steps=8, full=(1, 4), look=3)
+    )
+    assert [
+        [(line["caught"], line["at"]) for line in lines if "caught" in line] for lines in told
+    ] == [[("StokerError", 2)]] * 2
+    assert [line["text"] for lines in told for line in lines if "caught" in line] == [
+        text + "ValueError: there is none, says the test" for text in ("rank 1: ", "")
+    ]
     assert ends(told) == ends(whole(2, 8))
 
 
 @pytest.mark.parametrize(("point", "at"), [("update fails", 3), ("weights fail", 2)])
 def test_what_fails_on_one_rank_is_raised_by_all(tmp_path, whole, point, at):
-    """An update that fails is undone everywhere before the step counts; new weights that do not reach the shards lose a step that did."""
-    told = complete(Group(tmp_path, 2, fsdp_run.train, store=f"{tmp_path}/store", steps=8, faults=[(point, 0, at + 1 if point == "update fails" else at)], policy="auto"))
+    """An update that fails is undone everywhere before the step counts; new weights that do not
+    reach the shards lose a step that did."""
+    told = complete(
+        Group(
+            tmp_path,
+            2,
+            fsdp_run.train,
+            store=f"{tmp_path}/store",
+            steps=8,
+            faults=[(point, 0, at + 1 if point == "update fails" else at)],
+            policy="auto",
+        )
+    )
     for rank, lines in enumerate(told):
         caught = [line for line in lines if "caught" in line]
-        kind, step, text = ("IoError", 3, "the disk") if point == "update fails" else ("StokerError", 1, "RuntimeError: the device")
+        kind, step, text = (
+            ("IoError", 3, "the disk")
+            if point == "update fails"
+            else ("StokerError", 1, "RuntimeError: the device")
+        )
         assert [line["caught"] for line in caught] == [kind], lines
         assert caught[0]["at"] == step
-        assert caught[0]["text"] == ("" if rank == 0 else "rank 0: ") + text + " is broken, says the test"
+        assert (
+            caught[0]["text"]
+            == ("" if rank == 0 else "rank 0: ") + text + " is broken, says the test"
+        )
     assert ends(told) == ends(whole(2, 8))
 
 
 def test_a_rank_that_cannot_go_back_says_so_from_then_on(tmp_path):
-    group = Group(tmp_path, 2, fsdp_run.train, store=f"{tmp_path}/store", steps=8, full=(1, 4), faults=[("going back fails", 0, 1)])
+    group = Group(
+        tmp_path,
+        2,
+        fsdp_run.train,
+        store=f"{tmp_path}/store",
+        steps=8,
+        full=(1, 4),
+        faults=[("going back fails", 0, 1)],
+    )
     told = group.finish()
     assert group.codes() == [1, 1]
     caught = [next(line for line in lines if "caught" in line) for lines in told]
-    assert [(line["caught"], line["committed"]) for line in caught] == [("IoError", 2), ("OutOfSpace", 2)]
-    assert told[0][-1]["error"] == "RankLost" and "rank 0 could not go back to step 2" in told[0][-1]["text"]
+    assert [(line["caught"], line["committed"]) for line in caught] == [
+        ("IoError", 2),
+        ("OutOfSpace", 2),
+    ]
+    assert (
+        told[0][-1]["error"] == "RankLost"
+        and "rank 0 could not go back to step 2" in told[0][-1]["text"]
+    )
 
 
-@pytest.mark.parametrize(("point", "at"), [("interrupted at a point", 6), ("interrupted behind deciding", 2), ("interrupted committing", 3)])
+@pytest.mark.parametrize(
+    ("point", "at"),
+    [
+        ("interrupted at a point", 6),
+        ("interrupted behind deciding", 2),
+        ("interrupted committing", 3),
+    ],
+)
 def test_ctrl_c_on_one_rank_waits_for_nobody(tmp_path, point, at):
-    """Its own error leaves that rank at once, where the others have gone on already; the process group would wait for longer than the test does."""
-    group = Group(tmp_path, 2, fsdp_run.train, limit=10 * fsdp_run.LIMIT, store=f"{tmp_path}/store", steps=8, faults=[(point, 1, at)])
+    """Its own error leaves that rank at once, where the others have gone on already; the process
+    group would wait for longer than the test does."""
+    group = Group(
+        tmp_path,
+        2,
+        fsdp_run.train,
+        limit=10 * fsdp_run.LIMIT,
+        store=f"{tmp_path}/store",
+        steps=8,
+        faults=[(point, 1, at)],
+    )
     told = group.finish()
     assert group.codes() == [1, 1]
     assert told[1][-1]["error"] == "KeyboardInterrupt"
@@ -235,19 +339,30 @@ def test_ctrl_c_on_one_rank_waits_for_nobody(tmp_path, point, at):
 
 
 def test_nobody_waits_for_ever_for_a_rank_that_hangs(tmp_path, whole):
-    group = Group(tmp_path, 2, fsdp_run.train, limit=5, store=f"{tmp_path}/store", steps=8, faults=[("hangs", 1, 3)])
+    group = Group(
+        tmp_path,
+        2,
+        fsdp_run.train,
+        limit=5,
+        store=f"{tmp_path}/store",
+        steps=8,
+        faults=[("hangs", 1, 3)],
+    )
     group.processes[0].join(100)
     group.kill(1)
     told = group.finish()
     assert (told[0][-1].get("error"), group.codes()) == ("RankLost", [1, KILLED])
-    assert "rank 0 does not hear from all other ranks any more" in told[0][-1]["text"] and "start them again with resume=True" in told[0][-1]["text"]
+    assert (
+        "rank 0 does not hear from all other ranks any more" in told[0][-1]["text"]
+        and "start them again with resume=True" in told[0][-1]["text"]
+    )
     assert "while it waited at 'commit of step 3'; step(), flush()" in told[0][-1]["text"]
     told = complete(Group(tmp_path, 2, fsdp_run.train, store=f"{tmp_path}/store", steps=8))
     assert {lines[0]["at"] for lines in told} == {3}
     assert ends(told) == ends(whole(2, 8))
 
 
-# -- what is refused -----------------------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 def test_what_a_sharded_model_cannot_have(tmp_path):
@@ -274,7 +389,11 @@ def test_what_a_sharded_model_cannot_have(tmp_path):
         "nothing": ("NotFound", "holds no run"),
     }
     for lines in told:
-        refused = {line["what"]: (line["refused"], line.get("text", "")) for line in lines if "what" in line}
+        refused = {
+            line["what"]: (line["refused"], line.get("text", ""))
+            for line in lines
+            if "what" in line
+        }
         assert refused.keys() == expected.keys()
         for what, (kind, words) in expected.items():
             assert refused[what][0] == kind and words in refused[what][1], (what, refused[what])
@@ -312,16 +431,41 @@ def test_stores_that_do_not_belong_together(tmp_path):
     assert "is at step 1, and the one in" in sentence and "an old copy" in sentence
 
 
-def holds(path: str, rank: int, step: int, agreed: tuple = (), run: str | None = "r", world: int | None = 2, timeline: str = "t") -> dict:
+def holds(
+    path: str,
+    rank: int,
+    step: int,
+    agreed: tuple = (),
+    run: str | None = "r",
+    world: int | None = 2,
+    timeline: str = "t",
+) -> dict:
     steps_here = {step, *agreed} if run else set()
-    return {"path": path, "run": run, "world": world, "rank": rank, "step": step, "agreed": list(agreed), "timelines": {str(each): timeline for each in steps_here}}
+    return {
+        "path": path,
+        "run": run,
+        "world": world,
+        "rank": rank,
+        "step": step,
+        "agreed": list(agreed),
+        "timelines": {str(each): timeline for each in steps_here},
+    }
 
 
 def test_the_judgement():
-    nothing = {"path": "/b", "run": None, "world": None, "rank": None, "step": 0, "agreed": [], "timelines": {}}
+    nothing = {
+        "path": "/b",
+        "run": None,
+        "world": None,
+        "rank": None,
+        "step": 0,
+        "agreed": [],
+        "timelines": {},
+    }
     assert judge([nothing, nothing]) is None
     assert judge([holds("/a", 0, 0), nothing]) is None  # never made everywhere
-    assert judge([holds("/a", 0, 0), holds("/b", 1, 0, run="s")]) is None  # two attempts at making it
+    # two attempts at making it
+    assert judge([holds("/a", 0, 0), holds("/b", 1, 0, run="s")]) is None
     assert judge([holds("/a", 0, 0, (0,)), holds("/b", 1, 0)]) == 0
     assert judge([holds("/a", 0, 7, (6,)), holds("/b", 1, 7, (6, 7))]) == 7
     assert judge([holds("/a", 0, 8, (7,)), holds("/b", 1, 7, (6,))]) == 7
@@ -330,7 +474,10 @@ def test_the_judgement():
         ([holds("/a", 0, 0, (0,)), nothing], "rank 1 finds no run in /b"),
         ([holds("/a", 0, 3, (3,), world=None), nothing], "made by one process"),
         ([holds("/a", 0, 0, world=None), nothing], "made by one process"),
-        ([holds("/a", 0, 3, (3,), world=4), holds("/b", 1, 3, (3,), world=4)], "made by 4 processes, and these are 2"),
+        (
+            [holds("/a", 0, 3, (3,), world=4), holds("/b", 1, 3, (3,), world=4)],
+            "made by 4 processes, and these are 2",
+        ),
         ([holds("/a", 1, 3, (3,)), holds("/b", 0, 3, (3,))], "that of rank 1, not of rank 0"),
         ([holds("/a", 0, 3, (3,)), holds("/b", 1, 3, (3,), run="s")], "different runs"),
         ([holds("/a", 0, 8, (8,)), holds("/b", 1, 7, (7,))], "an old copy"),

@@ -23,7 +23,6 @@ from stoker.data import Files, Loader, Mixture, Permutation, Rows, Tar, Tokens, 
 from stoker.data.order import Mixed
 from stoker.errors import Corruption, InvalidArgument, NotFound
 
-
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "data.md"
 
 

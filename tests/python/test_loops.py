@@ -1,4 +1,5 @@
-"""Training loops of other tools' shapes, which need nothing of Stoker's: the offloaded optimizer is a torch.optim.Optimizer."""
+"""Training loops of other tools' shapes, which need nothing of Stoker's: the offloaded optimizer is
+a torch.optim.Optimizer."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from test_offload_features import adamw, both, offload, tiny  # noqa: F401 (offl
 
 
 class Module(torch.nn.Module):
-    """A module that holds its model and makes the optimizer's closure, as LightningModule and its trainers do."""
+    """A module that holds its model and makes the optimizer's closure, as LightningModule and its
+    trainers do."""
 
     def __init__(self, model) -> None:
         super().__init__()
@@ -23,12 +25,19 @@ class Module(torch.nn.Module):
 
 
 def wrap(optimizer):
-    """Lightning's wrapper: an object whose class is made of the optimizer's own, with the same dictionary, and that calls its step."""
+    """Lightning's wrapper: an object whose class is made of the optimizer's own, with the same
+    dictionary, and that calls its step."""
 
     class Base:
         def __init__(self) -> None:
-            self.__dict__ = {name: value for name, value in optimizer.__dict__.items() if name not in ("step", "__del__")}
-            self.__class__ = type("Wrapped" + type(optimizer).__name__, (type(self), type(optimizer)), {})
+            self.__dict__ = {
+                name: value
+                for name, value in optimizer.__dict__.items()
+                if name not in ("step", "__del__")
+            }
+            self.__class__ = type(
+                "Wrapped" + type(optimizer).__name__, (type(self), type(optimizer)), {}
+            )
             self._wrapped = optimizer
 
         def step(self, closure=None):
@@ -39,11 +48,14 @@ def wrap(optimizer):
 
 @pytest.mark.parametrize("policy", ["speculate", "lazy"])
 def test_automatic_loop(offload, policy):
-    """step(closure) with forward, zero_grad and backward inside, gradient clipping in the closure, two batches a step in the end."""
+    """step(closure) with forward, zero_grad and backward inside, gradient clipping in the closure,
+    two batches a step in the end."""
 
     def loop(model, opt):
         module, wrapped, losses = Module(model), wrap(opt), []
-        assert isinstance(wrapped, torch.optim.Optimizer) and wrapped.param_groups is opt.param_groups
+        assert (
+            isinstance(wrapped, torch.optim.Optimizer) and wrapped.param_groups is opt.param_groups
+        )
         scheduler = torch.optim.lr_scheduler.StepLR(opt, 2, 0.5)
 
         def closure(step):
@@ -62,7 +74,8 @@ def test_automatic_loop(offload, policy):
 
 
 def test_manual_loop(offload):
-    """manual_optimization: several backwards, a step every other batch, evaluation in the middle, state_dict through the wrapper."""
+    """manual_optimization: several backwards, a step every other batch, evaluation in the middle,
+    state_dict through the wrapper."""
 
     def loop(model, opt):
         module, wrapped, losses = Module(model), wrap(opt), []
@@ -104,7 +117,8 @@ def test_inside_another_module(offload):
 
 
 def test_torch_sleeps_between_operators_where_it_has_several_threads(monkeypatch):
-    """One thread with a parallel region of its own, made once: what GNU OpenMP then no longer does takes a processor to see, and is not asserted."""
+    """One thread with a parallel region of its own, made once: what GNU OpenMP then no longer does
+    takes a processor to see, and is not asserted."""
     build = sys.modules["stoker.offload.build"]
     monkeypatch.setattr(build, "_sleeper", None)
     build.sleep_between_operators()

@@ -1,7 +1,9 @@
-"""More `dram` never makes a step move more bytes: every budget from the smallest that works to one that holds everything, rehearsed, not trained.
+"""More `dram` never makes a step move more bytes: every budget from the smallest that works to one
+that holds everything, rehearsed, not trained.
 
-Two things are not the division's, and are bounded here: where blocks are of different sizes, the places that they leave in the arena may not fit the
-largest of them; and under lazy, the updates of state that stays in memory take tiles from those that were read ahead, which are then read twice.
+Two things are not the division's, and are bounded here: where blocks are of different sizes, the
+places that they leave in the arena may not fit the largest of them; and under lazy, the updates of
+state that stays in memory take tiles from those that were read ahead, which are then read twice.
 """
 
 from __future__ import annotations
@@ -29,9 +31,13 @@ def blocks_of(model: str) -> list:
 
 
 def layouts(blocks: list, mode: str, spills: bool) -> dict[int, tuple[int, Layout]]:
-    """{MiB: (arena, layout)} of every budget that works, until nothing is left that memory could be used for."""
+    """{MiB: (arena, layout)} of every budget that works, until nothing is left that memory could be
+    used for."""
     algorithm = planner.with_moments(ADAMW, mode)
-    used, mib = planner.map_bytes(blocks, algorithm), smallest_mib(blocks, algorithm, planner.map_bytes(blocks, algorithm), spills)
+    used, mib = (
+        planner.map_bytes(blocks, algorithm),
+        smallest_mib(blocks, algorithm, planner.map_bytes(blocks, algorithm), spills),
+    )
     units = sum(len(block.updated_units) for block in blocks)
     found: dict[int, tuple[int, Layout]] = {}
     while not found or len(found[mib - 1][1].retained) < units:
@@ -57,7 +63,9 @@ def test_with_more_memory_nothing_gets_less(model, mode, spills):
         if more.spilled == less.spilled:
             assert more.staging >= less.staging and more.tile >= less.tile
             assert weights_room(larger, more) >= weights_room(arena, less)
-        assert set(more.retained) >= set(less.retained) or sum(unit.elements for unit in more.retained) > sum(unit.elements for unit in less.retained)
+        assert set(more.retained) >= set(less.retained) or sum(
+            unit.elements for unit in more.retained
+        ) > sum(unit.elements for unit in less.retained)
         assert more.tiles >= TILES_MIN and more.tiles * more.tile + more.idle == more.staging
         assert weights_room(larger, more) >= more.working
 
@@ -65,18 +73,28 @@ def test_with_more_memory_nothing_gets_less(model, mode, spills):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("model", MODELS)
 def test_with_more_memory_a_step_moves_no_more_bytes(model, policy):
-    """Rehearsed on both sides of budgets at which the division changes, and here and there in between."""
+    """Rehearsed on both sides of budgets at which the division changes, and here and there in
+    between."""
     blocks = blocks_of(model)
     found = layouts(blocks, "exact", True)
-    parts = lambda mib: (found[mib][1].tile, bool(found[mib][1].spilled), len(found[mib][1].spilled) // 4, len(found[mib][1].retained) // 4)
+    parts = lambda mib: (
+        found[mib][1].tile,
+        bool(found[mib][1].spilled),
+        len(found[mib][1].spilled) // 4,
+        len(found[mib][1].retained) // 4,
+    )
     changes = [mib for mib in found if mib - 1 in found and parts(mib) != parts(mib - 1)]
-    tried = sorted({min(found), max(found), *changes, *(mib - 1 for mib in changes), *list(found)[::16]})
+    tried = sorted(
+        {min(found), max(found), *changes, *(mib - 1 for mib in changes), *list(found)[::16]}
+    )
     best = None
     for mib in tried:
         row = planner.predict(Setting.of(blocks, ADAMW, mib * MIB), None, 0.0, policy)
         moved = sum(row["read_bytes"].values()) + sum(row["written_bytes"].values())
         if best is not None:
-            assert moved <= best * (1 + UNEVEN.get(model, 0)) + (2 * found[mib][1].tile if policy == "lazy" else 0), f"{mib} MiB move {(moved - best) / 1e6:.1f} MB more than less does"
+            assert moved <= best * (1 + UNEVEN.get(model, 0)) + (
+                2 * found[mib][1].tile if policy == "lazy" else 0
+            ), f"{mib} MiB move {(moved - best) / 1e6:.1f} MB more than less does"
         best = min(best or moved, moved)
     assert best == moved
 
@@ -88,12 +106,16 @@ def test_the_budget_that_is_said_to_hold_all_gradients_is_the_smallest_that_does
     reason = planner.plan(Setting.of(blocks, ADAMW, least * MIB))["spilled_gradients"]["reason"]
     enough = int(reason.split("with ")[1].split(" MiB they would")[0])
     assert enough > least
-    assert not Setting.of(blocks, ADAMW, enough * MIB).layout.spilled and Setting.of(blocks, ADAMW, (enough - 1) * MIB).layout.spilled
+    assert (
+        not Setting.of(blocks, ADAMW, enough * MIB).layout.spilled
+        and Setting.of(blocks, ADAMW, (enough - 1) * MIB).layout.spilled
+    )
 
 
 @pytest.mark.parametrize("mib", [60, 120, 240])
 def test_no_budget_is_too_small_where_a_smaller_one_does(mib):
-    """Where tiles become larger, a model whose gradients leave just room for small ones trains on."""
+    """Where tiles become larger, a model whose gradients leave just room for small ones trains
+    on."""
     for count in range(1, 400):
         blocks = describe(f"layer={count * mib * 1000}*8", "bfloat16").blocks
         smallest = smallest_mib(blocks, ADAMW, planner.map_bytes(blocks, ADAMW), spills=False)

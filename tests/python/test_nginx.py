@@ -13,7 +13,8 @@ from stoker.errors import NotFound
 MIB = 1 << 20
 
 pytestmark = pytest.mark.skipif(
-    nginx.program() is None, reason="nginx is not installed (nginx-light of tools/packages/test.txt)"
+    nginx.program() is None,
+    reason="nginx is not installed (nginx-light of tools/packages/test.txt)",
 )
 
 

@@ -1,4 +1,5 @@
-"""Activations out of memory: the same bits, each storage moved once, and nothing left of it behind a step, an error or a crash."""
+"""Activations out of memory: the same bits, each storage moved once, and nothing left of it behind
+a step, an error or a crash."""
 
 from __future__ import annotations
 
@@ -47,8 +48,20 @@ def offload(tmp_path):
     opened = []
 
     def start(model, opt=None, path="store", **kwargs):
-        opt = opt or torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-3, weight_decay=0.1)
-        model, opt = stoker.offload(model, opt, **{"store": f"{tmp_path}/{path}", "dram": "16MiB", "policy": "speculate", "activations": "disk", **kwargs})
+        opt = opt or torch.optim.AdamW(
+            [p for p in model.parameters() if p.requires_grad], lr=3e-3, weight_decay=0.1
+        )
+        model, opt = stoker.offload(
+            model,
+            opt,
+            **{
+                "store": f"{tmp_path}/{path}",
+                "dram": "16MiB",
+                "policy": "speculate",
+                "activations": "disk",
+                **kwargs,
+            },
+        )
         opened.append(opt)
         return model, opt
 
@@ -89,9 +102,12 @@ def assert_same(ours: dict, theirs: dict) -> None:
 
 
 def both(offload, make, backward, mode, steps=3, **kwargs):
-    """`backward(model, step)` in memory and offloaded: gradients and losses bit for bit, step after step."""
+    """`backward(model, step)` in memory and offloaded: gradients and losses bit for bit, step after
+    step."""
     control, (model, opt) = make(), offload(make(), activations=mode, **kwargs)
-    theirs = torch.optim.AdamW([p for p in control.parameters() if p.requires_grad], lr=3e-3, weight_decay=0.1, fused=True)
+    theirs = torch.optim.AdamW(
+        [p for p in control.parameters() if p.requires_grad], lr=3e-3, weight_decay=0.1, fused=True
+    )
     for step in range(steps):
         torch.manual_seed(step)
         expected = backward(control, step)
@@ -135,9 +151,12 @@ def twice(model, step):
 
 
 def penalty(model, step):
-    """Double backward: the gradient's norm is part of the loss. (The fused attention has no second derivative.)"""
+    """Double backward: the gradient's norm is part of the loss. (The fused attention has no second
+    derivative.)"""
     embedded = model.embed(batch(step)[:, :-1]).detach().requires_grad_()
-    out = model.norm(model.layers[0].down(F.gelu(model.layers[0].up(model.layers[0].norm2(embedded)))))
+    out = model.norm(
+        model.layers[0].down(F.gelu(model.layers[0].up(model.layers[0].norm2(embedded))))
+    )
     first = torch.autograd.grad(out.square().sum(), embedded, create_graph=True)[0]
     loss = out.sum() + first.square().sum()
     loss.backward()
@@ -167,17 +186,32 @@ def test_gradients_are_those_of_a_model_in_memory(offload, backward, mode):
 
 
 @pytest.mark.parametrize("mode", [*AWAY, "recompute"])
-@pytest.mark.parametrize("make", [lambda: tiny(dtype=torch.bfloat16), lambda: tiny(tied=True), lambda: tiny(segments=2), lambda: tiny(segments=2, reentrant=True)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tiny(dtype=torch.bfloat16),
+        lambda: tiny(tied=True),
+        lambda: tiny(segments=2),
+        lambda: tiny(segments=2, reentrant=True),
+    ],
+)
 def test_gradients_of_other_models(offload, make, mode):
     both(offload, make, plain, mode)
 
 
 @pytest.mark.parametrize("mode", AWAY)
 def test_little_memory_and_none(offload, monkeypatch, mode):
-    """An arena that holds a few storages, and no arena at all: what has no room is written from where it is."""
+    """An arena that holds a few storages, and no arena at all: what has no room is written from
+    where it is."""
     for size in (0, 2 * MIB):
         monkeypatch.setattr(activations, "arena_bytes", lambda *_: size)
-        model, opt = both(offload, lambda: tiny(width=128), lambda model, step: plain_of(model, step, 32), mode, path=f"store{size}")
+        model, opt = both(
+            offload,
+            lambda: tiny(width=128),
+            lambda model, step: plain_of(model, step, 32),
+            mode,
+            path=f"store{size}",
+        )
         assert (kept(opt).arena is None) == (size == 0)
         assert opt.ledger.summary()["read_bytes"]["activations"] > 0
 
@@ -219,8 +253,12 @@ def test_each_storage_is_written_once_and_read_at_most_once(offload, monkeypatch
         opt.zero_grad()
         row = opt.ledger.last
         assert row["written_bytes"]["activations"] == expected
-        assert 0 < row["read_bytes"]["activations"] <= expected - MIB  # what was saved last is still there
-    assert opt.plan()["activations"]["bytes"] and sum(opt.plan()["activations"]["bytes"].values()) == expected
+        # what was saved last is still there
+        assert 0 < row["read_bytes"]["activations"] <= expected - MIB
+    assert (
+        opt.plan()["activations"]["bytes"]
+        and sum(opt.plan()["activations"]["bytes"].values()) == expected
+    )
     nothing_left(opt)
 
 
@@ -228,7 +266,11 @@ def test_dram_writes_only_what_does_not_fit(offload, monkeypatch):
     model, opt = offload(tiny(), activations="dram")
     plain(model, 0)
     opt.step()
-    assert opt.ledger.last["written_bytes"]["activations"] == opt.ledger.last["read_bytes"]["activations"] == 0
+    assert (
+        opt.ledger.last["written_bytes"]["activations"]
+        == opt.ledger.last["read_bytes"]["activations"]
+        == 0
+    )
     opt.close()
     monkeypatch.setattr(activations, "arena_bytes", lambda *_: 2 * MIB)
     model, opt = offload(tiny(width=128), activations="dram", path="other")
@@ -240,7 +282,8 @@ def test_dram_writes_only_what_does_not_fit(offload, monkeypatch):
 
 
 class Views(nn.Module):
-    """Saves one storage as several views, an expanded one, a small view of a large one, a mask, and complex numbers."""
+    """Saves one storage as several views, an expanded one, a small view of a large one, a mask, and
+    complex numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -259,7 +302,9 @@ class Views(nn.Module):
         wide = (wide * y[:, :1].expand(-1, 64) * y[:1, :1].expand(64, 64)).tanh()
         wide = wide.masked_fill(y > 0.5, 0.25) * table.sin() + y * table
         spectrum = torch.fft.rfft(wide)
-        return torch.fft.irfft(spectrum * spectrum.conj(), n=64).tanh() + F.dropout(y, 0.25, training=True)
+        return torch.fft.irfft(spectrum * spectrum.conj(), n=64).tanh() + F.dropout(
+            y, 0.25, training=True
+        )
 
 
 @pytest.mark.parametrize("mode", AWAY)
@@ -394,7 +439,9 @@ def test_hooks_of_the_user_come_first(offload):
     taken = []
 
     def backward(model, step):
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: taken.append(t.shape) or t, lambda t: t):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: taken.append(t.shape) or t, lambda t: t
+        ):
             loss = loss_of(model, batch(step))
         loss.backward()
         return loss.item()
@@ -408,11 +455,12 @@ def test_an_unknown_mode_is_refused(offload):
         offload(tiny(), activations="tape")
 
 
-# -- computed again ---------------------------------------------------------------------------------------------------------
+# -- computed again --------------------------------------------------------------------------------
 
 
 class Noisy(nn.Module):
-    """A layer that draws, keeps running means, uses a weight of its own, and is told something by name."""
+    """A layer that draws, keeps running means, uses a weight of its own, and is told something by
+    name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -468,7 +516,9 @@ class Named(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.told = []
         for layer in self.layers:
-            x = layer(x=x, scales=(x.detach().abs().mean(), x.detach().square().mean()), told=self.told)
+            x = layer(
+                x=x, scales=(x.detach().abs().mean(), x.detach().square().mean()), told=self.told
+            )
         return x
 
 
@@ -488,6 +538,7 @@ class NamedLayer(nn.Linear):
 @pytest.mark.parametrize("mode", ["recompute", "auto"])
 def test_inputs_given_by_name(offload, mode):
     """They are kept as any, and what a layer adds to is the caller's own list."""
+
     def backward(model, step):
         loss = model(torch.linspace(-2, 2, 64 * 64).view(64, 64) + step).square().mean()
         told = list(model.told)
@@ -495,7 +546,9 @@ def test_inputs_given_by_name(offload, mode):
         return loss.item(), told
 
     model, opt = both(offload, Named, backward, mode, steps=2)
-    assert {layer.input_bytes for layer in opt._session.layers} == ({64 * 64 * 4 + 8} if mode == "auto" else {0})
+    assert {layer.input_bytes for layer in opt._session.layers} == (
+        {64 * 64 * 4 + 8} if mode == "auto" else {0}
+    )
 
 
 def test_an_input_given_by_name_and_changed_is_torchs_error(offload):
@@ -512,19 +565,23 @@ def test_an_input_given_by_name_leaves_memory(offload):
     for layer in opt._session.layers:
         layer.on = True
     loss = model(torch.ones(64, 64)).sum()
-    assert sum(kept(opt).saved_bytes.values()) == 2 * 64 * 64 * 4  # the first layer's is the caller's
+    # the first layer's is the caller's
+    assert sum(kept(opt).saved_bytes.values()) == 2 * 64 * 64 * 4
     loss.backward()
 
 
 class Counting(nn.Linear):
-    """Reads what it changes: a counter, in place or by another, and a vector that a power iteration moves on. Its mask is one byte, expanded."""
+    """Reads what it changes: a counter, in place or by another, and a vector that a power iteration
+    moves on. Its mask is one byte, expanded."""
 
     def __init__(self, in_place: bool) -> None:
         super().__init__(64, 64)
         self.in_place = in_place
         self.register_buffer("calls", torch.zeros(()))
         self.register_buffer("u", torch.randn(64), persistent=False)
-        self.register_buffer("mask", torch.ones((), dtype=torch.bool).expand(64, 64), persistent=False)
+        self.register_buffer(
+            "mask", torch.ones((), dtype=torch.bool).expand(64, 64), persistent=False
+        )
         self.register_buffer("later", None)
 
     def forward(self, x):
@@ -537,19 +594,26 @@ class Counting(nn.Linear):
         scale = 1 if self.later is None else self.later
         self.later = torch.tensor(2.0)
         sigma = self.u @ (self.weight @ self.u)
-        return (super().forward(x) / sigma * self.calls.clone() * self.u * scale).masked_fill(~self.mask, 0)
+        return (super().forward(x) / sigma * self.calls.clone() * self.u * scale).masked_fill(
+            ~self.mask, 0
+        )
 
 
 @pytest.mark.parametrize("mode", ["disk", "recompute"])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_layer_that_reads_buffers_that_it_changes(offload, mode, in_place):
-    """Its second run sees them as its first did, however many forwards came in between, and leaves them alone."""
+    """Its second run sees them as its first did, however many forwards came in between, and leaves
+    them alone."""
+
     def make():
         torch.manual_seed(0)
         return nn.Sequential(*(Counting(in_place) for _ in range(3)))
 
     def backward(model, step):
-        losses = [model(torch.linspace(-2, 2, 64 * 64).view(64, 64) + step + micro).square().mean() for micro in range(2)]
+        losses = [
+            model(torch.linspace(-2, 2, 64 * 64).view(64, 64) + step + micro).square().mean()
+            for micro in range(2)
+        ]
         first = {name: buffer.tolist() for name, buffer in model.named_buffers()}
         losses[0].backward(retain_graph=True)
         for loss in losses:
@@ -566,7 +630,9 @@ def test_recompute_keeps_inputs_only(offload):
     noisy(model, 0)
     inside: list = []
     for layer in model.layers:
-        layer.up.register_forward_hook(lambda m, args, out: inside.append(activations.StorageWeakRef(out.untyped_storage())))
+        layer.up.register_forward_hook(
+            lambda m, args, out: inside.append(activations.StorageWeakRef(out.untyped_storage()))
+        )
     loss = model(torch.ones(128, 64)).sum()
     assert inside and all(ref.expired() for ref in inside)
     loss.backward()
@@ -592,7 +658,9 @@ def test_auto_computes_again_what_the_disk_is_too_slow_for(offload, monkeypatch)
         told = opt.plan()["activations"]["choices"]
         assert told == {f"layers.{i}": choice for i in range(4)}
         events = [event for event in opt.ledger.events if event["what"] == "activations"]
-        assert len(events) == 4 and all(event["choice"] == choice and "the disk" in event["reason"] for event in events)
+        assert len(events) == 4 and all(
+            event["choice"] == choice and "the disk" in event["reason"] for event in events
+        )
         written = opt.ledger.last["written_bytes"]["activations"]
         assert 0 < written == sum(kept(opt).saved_bytes.values())
         assert (opt._session.layers[0].on is True) == (choice == "recompute")
@@ -612,7 +680,9 @@ def test_the_choice_balances_the_disk_against_the_cores():
 def test_the_choice_counts_every_forward_of_a_step(offload, monkeypatch):
     costs = []
     monkeypatch.setattr(activations.Activations, "rates", lambda self: (1e15, 1e15))
-    monkeypatch.setattr(recompute, "choose", lambda layers, disk, compute: costs.append(layers) or {})
+    monkeypatch.setattr(
+        recompute, "choose", lambda layers, disk, compute: costs.append(layers) or {}
+    )
     model, opt = offload(tiny(), activations="auto")
     for step in range(4):
         assert bool(costs) == (step > recompute.Auto.MEASURED + 1)
@@ -620,8 +690,13 @@ def test_the_choice_counts_every_forward_of_a_step(offload, monkeypatch):
         opt.step()
         opt.zero_grad()
     layers = opt._session.layers
-    assert [cost.bytes for cost in costs[0]] == [3 * (kept(opt).saved_bytes[layer.block.name] - layer.input_bytes) for layer in layers]
-    assert all(cost.compute_seconds >= 3 * layer.seconds for cost, layer in zip(costs[0], layers, strict=True))
+    assert [cost.bytes for cost in costs[0]] == [
+        3 * (kept(opt).saved_bytes[layer.block.name] - layer.input_bytes) for layer in layers
+    ]
+    assert all(
+        cost.compute_seconds >= 3 * layer.seconds
+        for cost, layer in zip(costs[0], layers, strict=True)
+    )
 
 
 @pytest.mark.parametrize("size", [0, 6 * MIB])
@@ -642,7 +717,9 @@ def test_a_trial_that_fails_chooses_nothing(offload, monkeypatch, error):
     with pytest.warns(UserWarning, match="could not be tried") as told:
         _, opt = both(offload, tiny, plain, "auto", steps=6)
     assert len([each for each in told if "could not be tried" in str(each.message)]) == 1
-    assert not opt.plan()["activations"]["choices"] and not any(layer.on for layer in opt._session.layers)
+    assert not opt.plan()["activations"]["choices"] and not any(
+        layer.on for layer in opt._session.layers
+    )
 
 
 def test_an_interrupted_trial_waits_for_its_read(offload, monkeypatch):
@@ -666,7 +743,7 @@ def test_an_interrupted_trial_waits_for_its_read(offload, monkeypatch):
     nothing_left(opt)
 
 
-# -- memory, on another device --------------------------------------------------------------------------------------------
+# -- memory, on another device ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -675,24 +752,45 @@ def test_an_interrupted_trial_waits_for_its_read(offload, monkeypatch):
 def test_on_a_device(offload, monkeypatch, mode, lazy, size):
     monkeypatch.setattr(sys.modules["stoker.offload"], "open_link", lambda device: FakeLink(lazy))
     monkeypatch.setattr(activations, "arena_bytes", lambda *_: size)
-    _, opt = both(offload, lambda: tiny(width=128), lambda model, step: plain_of(model, step, 32), mode, device="cpu", dram="24MiB")
+    _, opt = both(
+        offload,
+        lambda: tiny(width=128),
+        lambda model, step: plain_of(model, step, 32),
+        mode,
+        device="cpu",
+        dram="24MiB",
+    )
     assert opt.ledger.summary()["read_bytes"]["activations"] > 0 or size > 2 * MIB
 
 
 def test_peak_of_live_storages_falls(offload, monkeypatch):
-    """Outside of the arena, the activations alive when forward ends are those that were too small, and the output."""
+    """Outside of the arena, the activations alive when forward ends are those that were too small,
+    and the output."""
     alive = []
 
     def live(model, tokens) -> int:
         refs: dict = {}
         handles = []
         for module in model.modules():
-            handles.append(module.register_forward_hook(lambda m, args, out: refs.setdefault(out.untyped_storage()._cdata, activations.StorageWeakRef(out.untyped_storage())) and None))
+            handles.append(
+                module.register_forward_hook(
+                    lambda m, args, out: (
+                        refs.setdefault(
+                            out.untyped_storage()._cdata,
+                            activations.StorageWeakRef(out.untyped_storage()),
+                        )
+                        and None
+                    )
+                )
+            )
         out = model(tokens)
         for handle in handles:
             handle.remove()
         sizes = [torch.UntypedStorage._new_with_weak_ptr(ref.cdata) for ref in refs.values()]
-        return sum(storage.nbytes() for storage in sizes if storage is not None) - out.untyped_storage().nbytes()
+        return (
+            sum(storage.nbytes() for storage in sizes if storage is not None)
+            - out.untyped_storage().nbytes()
+        )
 
     tokens = batch(0, size=32)[:, :-1]
     control = live(tiny(width=128), tokens)
@@ -715,7 +813,10 @@ class Layer(nn.Linear):
         return torch.tanh(torch.exp(torch.sigmoid(super().forward(x))))
 
 model = nn.Sequential(*(Layer(64, 64) for _ in range(24)))
-model, opt = stoker.offload(model, torch.optim.SGD(model.parameters(), lr=1e-3), store=sys.argv[1], dram="64MiB", activations=sys.argv[2])
+sgd = torch.optim.SGD(model.parameters(), lr=1e-3)
+model, opt = stoker.offload(
+    model, sgd, store=sys.argv[1], dram="64MiB", activations=sys.argv[2]
+)
 x = torch.rand(1 << 14, 64)  # 4 MiB
 def step():
     loss = model(x).mean()
@@ -729,17 +830,24 @@ base = memory()
 sampler = Sampler()
 sampler.start()
 losses = [first, step(), step()]
-print(json.dumps({"grown": sampler.stop() - base, "losses": losses, "arena": opt.plan()["dram"].get("activations", 0)}))
+arena = opt.plan()["dram"].get("activations", 0)
+print(json.dumps({"grown": sampler.stop() - base, "losses": losses, "arena": arena}))
 opt.close()
 """
 
 
 @pytest.mark.soak
 def test_a_process_needs_less_memory(tmp_path):
-    """24 layers save about 12 MiB each. Away from memory, what a step takes on top of the pools is what a few layers work on."""
+    """24 layers save about 12 MiB each. Away from memory, what a step takes on top of the pools is
+    what a few layers work on."""
     told = {}
     for mode in ("keep", "disk", "recompute"):
-        done = subprocess.run([sys.executable, "-c", MEASURED, tmp_path / mode, mode, HERE], capture_output=True, text=True, timeout=200)
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURED, tmp_path / mode, mode, HERE],
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
         assert done.returncode == 0, done.stderr[-2000:]
         told[mode] = json.loads(done.stdout)
     print({mode: f"{each['grown'] >> 20} MiB" for mode, each in told.items()})
@@ -747,7 +855,8 @@ def test_a_process_needs_less_memory(tmp_path):
     assert told["keep"]["grown"] > 280 * MIB
     assert told["disk"]["arena"] == 8 * MIB
     assert told["disk"]["grown"] < told["keep"]["grown"] - 200 * MIB
-    assert told["recompute"]["grown"] < told["keep"]["grown"] - 160 * MIB  # all but its inputs, 4 MiB a layer
+    # all but its inputs, 4 MiB a layer
+    assert told["recompute"]["grown"] < told["keep"]["grown"] - 160 * MIB
 
 
 @pytest.mark.parametrize("form", ["exact", "sparse"])
@@ -778,7 +887,7 @@ def test_every_use_of_what_came_back_joins_the_device(offload, monkeypatch, form
     nothing_left(opt)
 
 
-# -- faults ---------------------------------------------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------------
 
 
 def open_scratch_files() -> list[int]:
@@ -818,13 +927,17 @@ def test_a_read_that_fails_loses_the_step_and_nothing_else(offload, monkeypatch,
     before = {name: value.clone() for name, value in model.state_dict().items() if name != "seen"}
     loss = loss_of(model, batch(1, size=32))
     damaged(how)
-    with pytest.raises(StokerError, match="bytes of activations of .* cannot be read back.*opt.zero_grad"):
+    with pytest.raises(
+        StokerError, match="bytes of activations of .* cannot be read back.*opt.zero_grad"
+    ):
         loss.backward()
     del loss
     gc.collect()
     opt.zero_grad()
     assert opt.step_count == opt.committed_step == 1
-    assert_same({name: value for name, value in model.state_dict().items() if name != "seen"}, before)
+    assert_same(
+        {name: value for name, value in model.state_dict().items() if name != "seen"}, before
+    )
     nothing_left(opt)
 
 
@@ -855,7 +968,9 @@ def test_a_disk_without_space_keeps_activations_and_says_so(offload, monkeypatch
     monkeypatch.setattr(scratch.Scratch, "_make", full)
     with pytest.warns(UserWarning, match="stay in memory .the disk is full.; training goes on"):
         _, opt = both(offload, tiny, plain, "disk")
-    assert any(event["what"] == "activations" and "full" in event["problem"] for event in opt.ledger.events)
+    assert any(
+        event["what"] == "activations" and "full" in event["problem"] for event in opt.ledger.events
+    )
     assert kept(opt).written_bytes == 0
 
 
@@ -876,7 +991,9 @@ def test_scratch_grows_and_its_space_is_used_again(offload, monkeypatch):
 def test_nothing_has_a_name_on_the_disk(offload, tmp_path):
     model, opt = offload(tiny())
     plain(model, 0)
-    assert open_scratch_files() and not [name for name in os.listdir(tmp_path / "store") if "scratch" in name]
+    assert open_scratch_files() and not [
+        name for name in os.listdir(tmp_path / "store") if "scratch" in name
+    ]
     opt.step()
     opt.close()
     assert not open_scratch_files()
@@ -891,7 +1008,8 @@ activations.LEAST_BYTES = 1024
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model = Tiny(layers=4)
-model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters()), store=sys.argv[1], dram="16MiB", activations="disk")
+adamw = torch.optim.AdamW(model.parameters())
+model, opt = stoker.offload(model, adamw, store=sys.argv[1], dram="16MiB", activations="disk")
 loss_of(model, batch(0)).backward()
 opt.step()
 opt.flush()
@@ -902,7 +1020,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_crash_leaves_the_store_clean(offload, tmp_path):
-    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "store", HERE], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, tmp_path / "store", HERE],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     status, report = fsck(tmp_path / "store")
     assert status == 0 and report["clean"] and report["committed_step"] == 1
@@ -921,7 +1044,7 @@ def test_after_close_a_backward_says_why_it_cannot_be(offload):
         loss.backward()
 
 
-# -- beside what else torch and its users do ---------------------------------------------------------------------------------
+# -- beside what else torch and its users do -------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["disk", "recompute"])
@@ -953,10 +1076,27 @@ def test_compiled_layers(offload, mode, place):
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated")
-@pytest.mark.parametrize(("mode", "checkpointing", "cache"), [("disk", False, True), ("disk", True, False), ("recompute", False, True), ("recompute", False, False), ("recompute", True, False)])
+@pytest.mark.parametrize(
+    ("mode", "checkpointing", "cache"),
+    [
+        ("disk", False, True),
+        ("disk", True, False),
+        ("recompute", False, True),
+        ("recompute", False, False),
+        ("recompute", True, False),
+    ],
+)
 def test_a_model_of_transformers_and_generate(offload, mode, checkpointing, cache):
     transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, vocab_size=96, max_position_embeddings=64)
+    config = transformers.LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=96,
+        max_position_embeddings=64,
+    )
     runs: list = []
 
     def make():
@@ -974,23 +1114,35 @@ def test_a_model_of_transformers_and_generate(offload, mode, checkpointing, cach
         loss.backward()
         seen.remove()
         model.eval()
-        said = model.generate(tokens[:, :4], max_new_tokens=4, do_sample=False, pad_token_id=0).tolist()
+        said = model.generate(
+            tokens[:, :4], max_new_tokens=4, do_sample=False, pad_token_id=0
+        ).tolist()
         model.train()
         return loss.item(), said
 
-    with pytest.warns(UserWarning, match="adds to a cache") if mode == "recompute" and cache else contextlib.nullcontext():
+    with (
+        pytest.warns(UserWarning, match="adds to a cache")
+        if mode == "recompute" and cache
+        else contextlib.nullcontext()
+    ):
         model, opt = both(offload, make, backward, mode, steps=2)
     assert len(runs) == 1 + (checkpointing or (mode == "recompute" and not cache))
     if mode == "disk":
-        layers = [size for name, size in kept(opt).saved_bytes.items() if name.startswith("model.layers.")]
+        layers = [
+            size for name, size in kept(opt).saved_bytes.items() if name.startswith("model.layers.")
+        ]
         inputs = batch(0).numel() * 64 * 4
-        assert len(layers) == 3 and all(size == inputs if checkpointing else size > inputs for size in layers)
+        assert len(layers) == 3 and all(
+            size == inputs if checkpointing else size > inputs for size in layers
+        )
 
 
 def test_what_the_model_checkpoints_from_outside_stays(offload):
     model, opt = offload(tiny(segments=4))
     plain(model, 0)
-    assert kept(opt).saved_bytes and not [name for name in kept(opt).saved_bytes if name.startswith("layers.")]
+    assert kept(opt).saved_bytes and not [
+        name for name in kept(opt).saved_bytes if name.startswith("layers.")
+    ]
 
 
 def test_dropped_hooks_do_not_pile_up(offload):
@@ -1015,13 +1167,18 @@ def test_the_plan_knows_the_bytes(offload, monkeypatch, mode):
         opt.step()
         opt.zero_grad()
     planned, row = opt.plan()["step"], opt.ledger.last
-    outside = kept(opt).saved_bytes[""] if mode == "disk" else 0  # the loss and what is between layers
-    assert planned["written_bytes"]["activations"] == pytest.approx(row["written_bytes"]["activations"] - outside, rel=0.15)
-    assert planned["read_bytes"]["activations"] == pytest.approx(row["read_bytes"]["activations"], rel=0.35)
+    # the loss and what is between layers
+    outside = kept(opt).saved_bytes[""] if mode == "disk" else 0
+    assert planned["written_bytes"]["activations"] == pytest.approx(
+        row["written_bytes"]["activations"] - outside, rel=0.15
+    )
+    assert planned["read_bytes"]["activations"] == pytest.approx(
+        row["read_bytes"]["activations"], rel=0.35
+    )
     assert planned["read_bytes"]["activations"] > 0 and "activations" in opt.plan()["dram"]
 
 
-# -- forms ------------------------------------------------------------------------------------------------------------------
+# -- forms -----------------------------------------------------------------------------------------
 
 
 class Sparse(nn.Module):
@@ -1044,7 +1201,11 @@ def sparse() -> Sparse:
 
 
 def sparsely(model, step):
-    loss = model(torch.randn(128, 64, generator=torch.Generator().manual_seed(step)) * 2).square().mean()
+    loss = (
+        model(torch.randn(128, 64, generator=torch.Generator().manual_seed(step)) * 2)
+        .square()
+        .mean()
+    )
     loss.backward()
     return loss.item()
 
@@ -1073,7 +1234,9 @@ def test_bf16_is_lossy_and_takes_half(offload):
         assert torch.allclose(grad, grads["exact"][name], rtol=0.1, atol=1e-3), name
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.uint8])
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.uint8]
+)
 @pytest.mark.parametrize("count", [1, 8, 1001])
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.9])
 def test_forms_lead_back(dtype, count, share):

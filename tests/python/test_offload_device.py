@@ -1,4 +1,5 @@
-"""The model computes on another device: same bits, whenever its copies happen; the device's memory stays under its cap."""
+"""The model computes on another device: same bits, whenever its copies happen; the device's memory
+stays under its cap."""
 
 from __future__ import annotations
 
@@ -15,7 +16,19 @@ from fake_link import FakeLink
 from models import Skips, batch, loss_of
 from stoker.offload.device import DeviceGradients, DevicePager
 from stoker.plan.outlook import gpu_memory
-from test_offload_equality import CASES, SMALL, control, make, no_clip, offloaded, own_clip, poison, same, torch_clip, train  # noqa: F401
+from test_offload_equality import (
+    CASES,
+    SMALL,
+    control,
+    make,
+    no_clip,
+    offloaded,
+    own_clip,
+    poison,
+    same,
+    torch_clip,
+    train,
+)  # noqa: F401
 
 STEPS = 12
 
@@ -50,7 +63,12 @@ def test_the_plan_knows_what_stays_on_the_device(tmp_path, link, policy):
         held = sum(param.grad.nbytes for param in model.parameters())
         planned = gpu_memory(blocks, 16, 1 << 30)["classes"]
         padding = planned["gradients"] - held
-        assert 0 <= padding < 4096 * len([unit for block in blocks for unit in block.units]) < 0.1 * held
+        assert (
+            0
+            <= padding
+            < 4096 * len([unit for block in blocks for unit in block.units])
+            < 0.1 * held
+        )
         assert planned["weights"] == min(pager.capacity, sum(block.slot_bytes for block in blocks))
         opt.step()
         opt.zero_grad()
@@ -69,7 +87,8 @@ def test_checkpointed_segments(tmp_path, link, reentrant, policy):
 
 
 def test_host_memory_that_a_copy_reads_is_not_given_away(tmp_path, link, monkeypatch):
-    """A slot leaves host memory as soon as its copy was asked for, and what is free is overwritten."""
+    """A slot leaves host memory as soon as its copy was asked for, and what is free is
+    overwritten."""
     upload = DevicePager._upload
 
     def then_evict(self, slot, *args):
@@ -89,7 +108,9 @@ def test_host_memory_that_a_copy_reads_is_not_given_away(tmp_path, link, monkeyp
     monkeypatch.setattr(DevicePager, "_show", scorched)
     monkeypatch.setattr(DevicePager, "_upload", then_evict)
     seen, state, _ = control(steps=STEPS, dtype=torch.float32, clip=no_clip)
-    ours, model, opt = offloaded(f"{tmp_path}/s", "speculate", steps=STEPS, dtype=torch.float32, clip=no_clip)
+    ours, model, opt = offloaded(
+        f"{tmp_path}/s", "speculate", steps=STEPS, dtype=torch.float32, clip=no_clip
+    )
     assert ours == seen
     same(model, opt, state)
     opt.close()
@@ -105,7 +126,9 @@ def test_speculation_keeps_what_it_did(tmp_path, link):
 def test_gradient_memory_is_lent_during_forward(tmp_path, link, monkeypatch):
     recalled = []
     recall = DeviceGradients._recall
-    monkeypatch.setattr(DeviceGradients, "_recall", lambda self, unit: (recalled.append(unit), recall(self, unit)))
+    monkeypatch.setattr(
+        DeviceGradients, "_recall", lambda self, unit: (recalled.append(unit), recall(self, unit))
+    )
     how = dict(dtype=torch.bfloat16, clip=own_clip, width=256)
     seen, state, _ = control(steps=STEPS, **how)
     ours, model, opt = offloaded(f"{tmp_path}/s", "speculate", steps=STEPS, dram="48MiB", **how)
@@ -115,7 +138,8 @@ def test_gradient_memory_is_lent_during_forward(tmp_path, link, monkeypatch):
 
 
 def test_the_cap_on_the_device_holds(tmp_path, link, monkeypatch):
-    """With room for two blocks at a time the others are copied again; with room for all, each is copied once a step."""
+    """With room for two blocks at a time the others are copied again; with room for all, each is
+    copied once a step."""
     held = []
     upload = DevicePager._upload
 
@@ -128,7 +152,9 @@ def test_the_cap_on_the_device_holds(tmp_path, link, monkeypatch):
     uploads = {}
     for cap in ("448KiB", "64MiB"):
         model, original = make(torch.bfloat16)
-        model, opt = stoker.offload(model, original, store=f"{tmp_path}/{cap}", dram=SMALL, device_memory=cap)
+        model, opt = stoker.offload(
+            model, original, store=f"{tmp_path}/{cap}", dram=SMALL, device_memory=cap
+        )
         train(model, opt, no_clip, 3)
         before, held[:] = link.uploads, []
         train(model, opt, no_clip, 2)
@@ -140,8 +166,14 @@ def test_the_cap_on_the_device_holds(tmp_path, link, monkeypatch):
 
 
 def test_of_what_is_used_round_and_round_a_fixed_part_stays_on_the_device(tmp_path, link):
-    """As on the host: with room for seven of ten layers, of the others and one more each pass copies as many as it must."""
-    model, opt = stoker.offload(*make(torch.bfloat16, width=256, layers=10), store=f"{tmp_path}/s", dram="160MiB", device_memory="11MiB")
+    """As on the host: with room for seven of ten layers, of the others and one more each pass
+    copies as many as it must."""
+    model, opt = stoker.offload(
+        *make(torch.bfloat16, width=256, layers=10),
+        store=f"{tmp_path}/s",
+        dram="160MiB",
+        device_memory="11MiB",
+    )
     model.eval()
     uploads = []
     with torch.no_grad():
@@ -179,7 +211,9 @@ def test_weights_can_be_read_and_written_between_steps(tmp_path, link):
 
 def test_a_run_goes_on_bit_for_bit_on_another_device(tmp_path, link, monkeypatch):
     def some(name, steps, **how):
-        model, opt = stoker.offload(*make(torch.bfloat16), store=f"{tmp_path}/{name}", dram=SMALL, **how)
+        model, opt = stoker.offload(
+            *make(torch.bfloat16), store=f"{tmp_path}/{name}", dram=SMALL, **how
+        )
         losses = []
         for step in steps:
             loss = loss_of(model, batch(step))
@@ -197,20 +231,34 @@ def test_a_run_goes_on_bit_for_bit_on_another_device(tmp_path, link, monkeypatch
 
 
 @pytest.mark.parametrize("how", ["a backward that breaks off", "a copy that fails"])
-def test_copies_that_nobody_waited_for_end_before_their_memory_is_lent(tmp_path, link, monkeypatch, how):
-    land = DeviceGradients.land  # by the first of the next backward, state was read into the lent memory
-    monkeypatch.setattr(DeviceGradients, "land", lambda self, *args: (time.sleep(0.02), link.finish(), land(self, *args)))
+def test_copies_that_nobody_waited_for_end_before_their_memory_is_lent(
+    tmp_path, link, monkeypatch, how
+):
+    # by the first of the next backward, state was read into the lent memory
+    land = DeviceGradients.land
+    monkeypatch.setattr(
+        DeviceGradients,
+        "land",
+        lambda self, *args: (time.sleep(0.02), link.finish(), land(self, *args)),
+    )
     losses = {}
-    for place, broken in (("whole", ()), ("broken", (3,) if how == "a copy that fails" else (3, 4, 5))):
+    for place, broken in (
+        ("whole", ()),
+        ("broken", (3,) if how == "a copy that fails" else (3, 4, 5)),
+    ):
         model, original = make(torch.bfloat16, width=256)
-        model, opt = stoker.offload(model, original, store=f"{tmp_path}/{place}", dram="48MiB", policy="speculate")
+        model, opt = stoker.offload(
+            model, original, store=f"{tmp_path}/{place}", dram="48MiB", policy="speculate"
+        )
         for step in range(8):
             if step in broken:
                 handle = None
                 if how == "a copy that fails":
                     link.failing = "download"
                 else:
-                    handle = model.layers[1].norm2.weight.register_post_accumulate_grad_hook(_break_off)
+                    handle = model.layers[1].norm2.weight.register_post_accumulate_grad_hook(
+                        _break_off
+                    )
                 with pytest.raises(RuntimeError):
                     loss_of(model, batch(step)).backward()
                 if handle is not None:
@@ -252,20 +300,26 @@ def test_a_device_that_does_not_answer_leaves_the_store_free(tmp_path, link, mon
     with pytest.raises(RuntimeError, match="failed at wait"):
         opt.close()
     monkeypatch.setattr(sys.modules["stoker.offload"], "open_link", lambda device: None)
-    model, opt = stoker.offload(*make(torch.bfloat16), store=f"{tmp_path}/s", dram=SMALL, resume=True)
+    model, opt = stoker.offload(
+        *make(torch.bfloat16), store=f"{tmp_path}/s", dram=SMALL, resume=True
+    )
     assert opt.step_count == 2
     opt.close()
 
 
 def test_a_default_device_of_torch_moves_nothing_of_ours(tmp_path):
-    """Scripts for GPUs set it; what Stoker keeps in host memory says so. The meta device stands for one here."""
+    """Scripts for GPUs set it; what Stoker keeps in host memory says so. The meta device stands for
+    one here."""
     model, opt = stoker.offload(*make(torch.bfloat16), store=f"{tmp_path}/s", dram=SMALL)
     train(model, opt, no_clip, 2)
     with torch.device("meta"):
         weights = model.state_dict()
         full = opt.state_dict(full=True)
     assert all(value.device.type == "cpu" for value in weights.values())
-    assert all(entry["exp_avg"].device.type == "cpu" and entry["master"].device.type == "cpu" for entry in full["state"].values())
+    assert all(
+        entry["exp_avg"].device.type == "cpu" and entry["master"].device.type == "cpu"
+        for entry in full["state"].values()
+    )
     with torch.device("meta"):
         opt.load_state_dict(full)
     opt.close()
@@ -282,7 +336,13 @@ def test_gradients_of_blocks_that_were_not_used_are_filled_in(tmp_path, link):
     for policy in ("sync", "lazy"):
         torch.manual_seed(0)
         model = Skips(layers=6).to(torch.bfloat16)
-        model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/{policy}", dram=SMALL, policy=policy)
+        model, opt = stoker.offload(
+            model,
+            torch.optim.AdamW(model.parameters(), lr=3e-3),
+            store=f"{tmp_path}/{policy}",
+            dram=SMALL,
+            policy=policy,
+        )
         for step in range(8):
             model.skip = {step % 6, (step + 2) % 6}
             loss = loss_of(model, batch(step))

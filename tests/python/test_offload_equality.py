@@ -1,4 +1,5 @@
-"""An offloaded run equals the un-offloaded run with the same kernels bit for bit, whatever the policy."""
+"""An offloaded run equals the un-offloaded run with the same kernels bit for bit, whatever the
+policy."""
 
 from __future__ import annotations
 
@@ -27,17 +28,31 @@ SMALL = "7MiB"
 
 @pytest.fixture(autouse=True)
 def poison(monkeypatch):
-    """Memory of an evicted block is overwritten as soon as nothing aliases it; new slots start as garbage."""
+    """Memory of an evicted block is overwritten as soon as nothing aliases it; new slots start as
+    garbage."""
     evict, take = Pager.evict, Pager.take
-    real = lambda slot: slot is not None and isinstance(slot.bytes, torch.Tensor)  # a rehearsal's has no memory
+    # a rehearsal's has no memory
+    real = lambda slot: slot is not None and isinstance(slot.bytes, torch.Tensor)
 
     def evict_and_poison(self, block):
         slot = self.slots.get(block)
-        place = (StorageWeakRef(slot.bytes.untyped_storage()), slot.address, slot.bytes.numel()) if real(slot) and not slot.loading else None
+        place = (
+            (StorageWeakRef(slot.bytes.untyped_storage()), slot.address, slot.bytes.numel())
+            if real(slot) and not slot.loading
+            else None
+        )
         del slot
         evict(self, block)
-        # memory that another owner has taken since must stay: only what is free at this moment is overwritten
-        if place and place[0].expired() and self.planes.arena.largest_free and not any(s.address == place[1] for s in (*self.slots.values(), *self.staged.values())):
+        # memory that another owner has taken since must stay: only what is free at this moment is
+        # overwritten
+        if (
+            place
+            and place[0].expired()
+            and self.planes.arena.largest_free
+            and not any(
+                s.address == place[1] for s in (*self.slots.values(), *self.staged.values())
+            )
+        ):
             ctypes.memset(place[1], 0xFF, place[2])
 
     def take_and_poison(self, *args, **kwargs):
@@ -74,21 +89,33 @@ def make(dtype, optimizer=torch.optim.AdamW, frozen=False, groups=False, **kwarg
         for param in model.layers[1].parameters():
             param.requires_grad_(False)
         model.layers[2].up.weight.requires_grad_(False)
-    options = {"lr": 3e-3, "momentum": 0.9, "weight_decay": 0.01} if optimizer is torch.optim.SGD else {"lr": 3e-3, "weight_decay": 0.1}
+    options = (
+        {"lr": 3e-3, "momentum": 0.9, "weight_decay": 0.01}
+        if optimizer is torch.optim.SGD
+        else {"lr": 3e-3, "weight_decay": 0.1}
+    )
     if groups:
         flat = [p for p in model.parameters() if p.dim() < 2]
         rest = [p for p in model.parameters() if p.dim() >= 2]
-        return model, optimizer([{"params": rest}, {"params": flat, "weight_decay": 0.0, "lr": 1e-3}], **options)
+        return model, optimizer(
+            [{"params": rest}, {"params": flat, "weight_decay": 0.0, "lr": 1e-3}], **options
+        )
     return model, optimizer(model.parameters(), **options)
 
 
 def train(model, opt, clip, steps, accumulate=1, autocast=False, inf_at=(), schedule=True):
     """The user's loop. Returns losses and norms."""
-    scheduler = torch.optim.lr_scheduler.LambdaLR(opt, lambda s: 1.0 / (1 + 0.01 * s)) if schedule else None
+    scheduler = (
+        torch.optim.lr_scheduler.LambdaLR(opt, lambda s: 1.0 / (1 + 0.01 * s)) if schedule else None
+    )
     seen = []
     for step in range(steps):
         for micro in range(accumulate):
-            with torch.autocast("cpu", dtype=torch.bfloat16) if autocast else contextlib.nullcontext():
+            with (
+                torch.autocast("cpu", dtype=torch.bfloat16)
+                if autocast
+                else contextlib.nullcontext()
+            ):
                 loss = loss_of(model, batch(step, micro)) / accumulate
             loss.backward()
             seen.append(loss.item())
@@ -144,7 +171,10 @@ def control(dtype, clip, steps, **kwargs):
     model, original = make(dtype, **kwargs)
     opt = reference.ReferenceOptimizer(original, moments, model)
     seen = train(model, opt, clip, steps, **loop)
-    state = {name: (p.detach(), reference.master(opt, p), opt.moment(p, "m"), opt.moment(p, "v")) for name, p in model.named_parameters()}
+    state = {
+        name: (p.detach(), reference.master(opt, p), opt.moment(p, "m"), opt.moment(p, "v"))
+        for name, p in model.named_parameters()
+    }
     return seen, state, model
 
 
@@ -152,7 +182,9 @@ def offloaded(path, policy, dtype, clip, steps, dram=SMALL, **kwargs):
     loop = {k: kwargs.pop(k) for k in ("accumulate", "autocast", "inf_at") if k in kwargs}
     declared, moments = kwargs.pop("declared", None), kwargs.pop("moments", "exact")
     model, original = make(dtype, **kwargs)
-    model, opt = stoker.offload(model, original, store=path, dram=dram, policy=policy, accumulate=declared, moments=moments)
+    model, opt = stoker.offload(
+        model, original, store=path, dram=dram, policy=policy, accumulate=declared, moments=moments
+    )
     seen = train(model, opt, clip, steps, **loop)
     opt.flush()
     return seen, model, opt
@@ -171,7 +203,9 @@ def same(model, opt, expected, algorithm="adamw"):
             if entry is None:
                 continue
             if param.dtype == torch.bfloat16:
-                assert torch.equal(opt._session.master(param) if algorithm == "sgd" else entry["master"], master), f"master of {name}"
+                assert torch.equal(
+                    opt._session.master(param) if algorithm == "sgd" else entry["master"], master
+                ), f"master of {name}"
             if algorithm == "sgd":
                 assert torch.equal(entry["momentum_buffer"].flatten(), m), f"momentum of {name}"
             else:
@@ -194,20 +228,40 @@ CASES = {
     "groups": dict(dtype=torch.bfloat16, clip=own_clip, groups=True),
     "adam": dict(dtype=torch.float32, clip=torch_clip, optimizer=torch.optim.Adam),
     "sgd": dict(dtype=torch.bfloat16, clip=torch_clip, optimizer=torch.optim.SGD),
-    "together": dict(dtype=torch.bfloat16, clip=torch_clip, accumulate=2, inf_at=(3, 20, 21, 120, 555), frozen=True, tied=True, groups=True),
+    "together": dict(
+        dtype=torch.bfloat16,
+        clip=torch_clip,
+        accumulate=2,
+        inf_at=(3, 20, 21, 120, 555),
+        frozen=True,
+        tied=True,
+        groups=True,
+    ),
 }
 
 
-LONG = ("own_clip", "torch_clip", "infs", "accumulate", "autocast")  # all steps in every run of the tests; the others in the soak
+# all steps in every run of the tests; the others in the soak
+LONG = ("own_clip", "torch_clip", "infs", "accumulate", "autocast")
 
 
 @pytest.mark.parametrize("policy", ["sync", "speculate", "auto", "lazy"])
 @pytest.mark.parametrize("case", CASES)
 def test_bit_equal(tmp_path, case, policy):
-    bit_equal(f"{tmp_path}/s", case, policy, STEPS if case in LONG and policy in ("sync", "speculate") else STEPS // 8)
+    bit_equal(
+        f"{tmp_path}/s",
+        case,
+        policy,
+        STEPS if case in LONG and policy in ("sync", "speculate") else STEPS // 8,
+    )
 
 
-@pytest.mark.parametrize(("case", "policy"), [*((case, "speculate") for case in CASES), *((case, policy) for case in ("torch_clip", "infs", "tied") for policy in ("sync", "lazy"))])
+@pytest.mark.parametrize(
+    ("case", "policy"),
+    [
+        *((case, "speculate") for case in CASES),
+        *((case, policy) for case in ("torch_clip", "infs", "tied") for policy in ("sync", "lazy")),
+    ],
+)
 def test_bit_equal_with_spilled_gradients(tmp_path, spilled, case, policy):
     bit_equal(f"{tmp_path}/s", case, policy, STEPS // 8)
 
@@ -226,7 +280,8 @@ def test_bit_equal_for_long(tmp_path, case, policy):
     bit_equal(f"{tmp_path}/s", case, policy, STEPS)
 
 
-BURSTS = dict(dtype=torch.bfloat16, steps=STEPS, layers=3, width=96, inf_at=(3, 32, 45, 120, 199))  # the second one in a burst, three in pauses
+# the second one in a burst, three in pauses
+BURSTS = dict(dtype=torch.bfloat16, steps=STEPS, layers=3, width=96, inf_at=(3, 32, 45, 120, 199))
 
 
 @functools.cache
@@ -240,7 +295,8 @@ def control_of_bursts(clip):
 @pytest.mark.parametrize("policy", ["auto", "lazy"])
 @pytest.mark.parametrize("clip", CLIPS)
 def test_bit_equal_while_clips_fire_in_bursts(tmp_path, clip, policy):
-    """A tenth of the steps is clipped, so that auto pauses five times and comes back; in the smallest memory, so that most of the state is on the disk."""
+    """A tenth of the steps is clipped, so that auto pauses five times and comes back; in the
+    smallest memory, so that most of the state is on the disk."""
     seen, state = control_of_bursts(clip)
     model, opt = make(torch.bfloat16, layers=3, width=96)
     dram = f"{smallest_mib(partition(model, model.parameters()), algorithm_of(opt), 1 << 17)}MiB"
@@ -254,8 +310,9 @@ def test_bit_equal_while_clips_fire_in_bursts(tmp_path, clip, policy):
 
 
 def limit_that_fires(monkeypatch, share, how, steps):
-    """Sets a limit that norms pass in about this share of the steps. What is clipped changes the norms to come, so it is looked for. Within a factor
-    of two, at most: so 1 % stays far from none, and from 10 %."""
+    """Sets a limit that norms pass in about this share of the steps. What is clipped changes the
+    norms to come, so it is looked for. Within a factor of two, at most: so 1 % stays far from none,
+    and from 10 %."""
     limit = 1e9
     for _ in range(8):
         monkeypatch.setattr(sys.modules[__name__], "CLIP", limit)
@@ -280,7 +337,8 @@ def test_all_of_it_together_for_1000_steps(tmp_path, policy):
 @pytest.mark.parametrize("clip", CLIPS)
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 1.0])
 def test_clips_that_fire_now_and_then_for_long(tmp_path, monkeypatch, share, clip, policy):
-    """1,000 steps in which the clip fires in about this share of them; in none, or in all, exactly."""
+    """1,000 steps in which the clip fires in about this share of them; in none, or in all,
+    exactly."""
     steps, how = 1000, CLIPS[clip]
     limit_that_fires(monkeypatch, share, how, steps)
     seen, state, _ = control(torch.bfloat16, how, steps)
@@ -308,7 +366,13 @@ def bit_equal(store, case, policy, steps):
 @pytest.mark.parametrize("segments", [1, 2, 4, 6])
 @pytest.mark.parametrize("policy", ["sync", "speculate", "lazy"])
 def test_checkpointed_segments(tmp_path, segments, reentrant, policy):
-    bit_equal_in_segments(f"{tmp_path}/s", segments, reentrant, policy, STEPS if segments == 2 and policy != "lazy" else 10)
+    bit_equal_in_segments(
+        f"{tmp_path}/s",
+        segments,
+        reentrant,
+        policy,
+        STEPS if segments == 2 and policy != "lazy" else 10,
+    )
 
 
 @pytest.mark.soak
@@ -329,7 +393,8 @@ def bit_equal_in_segments(store, segments, reentrant, policy, steps):
 
 
 def test_speculation_keeps_what_it_did(tmp_path):
-    """Without clipping nothing is ever redone, and from the second step on every unit is updated during backward."""
+    """Without clipping nothing is ever redone, and from the second step on every unit is updated
+    during backward."""
     _, _, opt = offloaded(f"{tmp_path}/s", "speculate", torch.bfloat16, no_clip, 10)
     total = opt.ledger.summary()
     units = len([u for b in opt._session.blocks for u in b.updated_units])

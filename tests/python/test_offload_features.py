@@ -53,7 +53,10 @@ def wide() -> Tiny:
 
 
 def adamw(model, **kwargs):
-    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], **{"lr": 3e-3, "weight_decay": 0.1, **kwargs})
+    return torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad],
+        **{"lr": 3e-3, "weight_decay": 0.1, **kwargs},
+    )
 
 
 @pytest.fixture
@@ -67,7 +70,9 @@ def offload(tmp_path):
         if options["dram"] == TIGHT:
             options["dram"] = smallest(model, opt, **options)
         if options["dram"] == SNUG:
-            options["dram"] = f"{smallest_mib(partition(model, model.parameters()), algorithm_of(opt), 1 << 17, spills=False)}MiB"
+            blocks = partition(model, model.parameters())
+            mib = smallest_mib(blocks, algorithm_of(opt), 1 << 17, spills=False)
+            options["dram"] = f"{mib}MiB"
         model, opt = stoker.offload(model, opt, **options)
         opened.append(opt)
         return model, opt
@@ -81,7 +86,9 @@ def offload(tmp_path):
 def smallest(model, opt, **options) -> str:
     with pytest.raises(errors.OverBudget) as error:
         stoker.offload(model, opt, **{**options, "dram": "2MiB"})
-    return re.search(r'the smallest budget that works is dram="(\d+MiB)"', str(error.value)).group(1)
+    return re.search(r'the smallest budget that works is dram="(\d+MiB)"', str(error.value)).group(
+        1
+    )
 
 
 def train_step(model, opt, step, **kwargs):
@@ -103,7 +110,8 @@ def assert_same(ours: dict, theirs: dict) -> None:
 
 
 def both(offload, make, loop, *, options=adamw, **kwargs):
-    """Runs `loop(model, opt)` on the un-offloaded control and offloaded; results and weights must be equal, bit for bit."""
+    """Runs `loop(model, opt)` on the un-offloaded control and offloaded; results and weights must
+    be equal, bit for bit."""
     control = make()
     expected = loop(control, reference.ReferenceOptimizer(options(control)))
     ours = make()
@@ -116,12 +124,17 @@ def both(offload, make, loop, *, options=adamw, **kwargs):
 
 def test_the_signature_names_what_there_is():
     hints = typing.get_type_hints(stoker.offload)
-    for name, values in {"policy": POLICIES, "moments": MOMENTS, "activations": ACTIVATIONS, "activations_form": FORMS}.items():
+    for name, values in {
+        "policy": POLICIES,
+        "moments": MOMENTS,
+        "activations": ACTIVATIONS,
+        "activations_form": FORMS,
+    }.items():
         assert set(typing.get_args(hints[name])) == set(values), name
     assert all(f'"{policy}":' in stoker.offload.__doc__ for policy in POLICIES)
 
 
-# -- state_dict() -----------------------------------------------------------------------------------------------------
+# -- state_dict() ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -133,7 +146,8 @@ def test_state_dict_at_every_moment(offload, dtype):
     for step in range(3):
         for each, its in ((control, theirs), (model, opt)):
             loss_of(each, batch(step)).backward()
-        assert_same(weights(model), weights(control))  # the update has run ahead, and is not visible
+        # the update has run ahead, and is not visible
+        assert_same(weights(model), weights(control))
         theirs.step(), opt.step()
         assert_same(weights(model), weights(control))  # decided, not yet closed
         assert_same(model.layers[1].state_dict(), control.layers[1].state_dict())
@@ -141,10 +155,18 @@ def test_state_dict_at_every_moment(offload, dtype):
     held = model.state_dict()
     before = {name: value.clone() for name, value in held.items()}
     train_step(model, opt, 9)
-    assert_same({k: v for k, v in held.items() if k != "seen"}, {k: v for k, v in before.items() if k != "seen"})  # a snapshot
+    # a snapshot
+    assert_same(
+        {k: v for k, v in held.items() if k != "seen"},
+        {k: v for k, v in before.items() if k != "seen"},
+    )
     for value in held.values():
         value.zero_()
-    assert all(value.abs().sum() > 0 for name, value in model.state_dict().items() if name.endswith("weight"))
+    assert all(
+        value.abs().sum() > 0
+        for name, value in model.state_dict().items()
+        if name.endswith("weight")
+    )
 
 
 def test_load_state_dict_and_torch_save(offload):
@@ -177,7 +199,10 @@ def test_state_dict_on_a_full_disk_is_an_error_and_not_the_end(offload, tmp_path
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", full)
-        with pytest.raises(errors.OutOfSpace, match=rf"in {tmp_path}/store, which has no room for \d+ MiB.*make room"):
+        with pytest.raises(
+            errors.OutOfSpace,
+            match=rf"in {tmp_path}/store, which has no room for \d+ MiB.*make room",
+        ):
             model.state_dict()
     train_step(model, opt, 1)
     held = model.state_dict()
@@ -194,7 +219,9 @@ def test_load_state_dict_is_one_commit_or_none(offload):
     model.load_state_dict(other)
     assert store.info()["committed"] == version + 1
     assert_same(weights(model), weights(tiny()))
-    model.layers[1].load_state_dict({name: value + 1 for name, value in model.layers[1].state_dict().items()})
+    model.layers[1].load_state_dict(
+        {name: value + 1 for name, value in model.layers[1].state_dict().items()}
+    )
     assert store.info()["committed"] == version + 2
     after = weights(model)
     assert torch.equal(after["layers.1.up.weight"], tiny().state_dict()["layers.1.up.weight"] + 1)
@@ -218,7 +245,9 @@ def test_load_state_dict_between_backward_and_step(offload):
 
     def loop(model, opt):
         other = tiny(layers=4).state_dict()
-        other = {name: value * 2 if value.is_floating_point() else value for name, value in other.items()}
+        other = {
+            name: value * 2 if value.is_floating_point() else value for name, value in other.items()
+        }
         train_step(model, opt, 0)
         loss_of(model, batch(1)).backward()
         model.load_state_dict(other)
@@ -257,7 +286,7 @@ def test_pickle_is_a_sentence(offload):
         pickle.dumps(opt)
 
 
-# -- the optimizer's state --------------------------------------------------------------------------------------------
+# -- the optimizer's state -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -294,9 +323,15 @@ def test_full_state_is_that_of_torch(offload, dtype):
 
 
 @pytest.mark.parametrize("policy", ["sync", "speculate", "lazy"])
-@pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, "adamw"), (torch.bfloat16, "adamw"), (torch.float32, "sgd")])
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [(torch.float32, "adamw"), (torch.bfloat16, "adamw"), (torch.float32, "sgd")]
+)
 def test_a_full_state_of_before_the_first_step_resets(offload, dtype, kind, policy):
-    make_opt = adamw if kind == "adamw" else lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, dampening=0.5)
+    make_opt = (
+        adamw
+        if kind == "adamw"
+        else lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, dampening=0.5)
+    )
     control, model = tiny(dtype), tiny(dtype)
     theirs = reference.ReferenceOptimizer(make_opt(control))
     model, opt = offload(model, make_opt(model), policy=policy)
@@ -315,7 +350,9 @@ def test_a_full_state_of_before_the_first_step_resets(offload, dtype, kind, poli
     for each in (opt, theirs):
         each.step(), each.zero_grad()
     if kind == "adamw":
-        assert {entry["step"].item() for entry in opt.state_dict(full=True)["state"].values()} == {1.0}
+        assert {entry["step"].item() for entry in opt.state_dict(full=True)["state"].values()} == {
+            1.0
+        }
     for step in range(4, 7):
         assert train_step(model, opt, step) == train_step(control, theirs, step)
     assert_same(weights(model), weights(control))
@@ -335,7 +372,9 @@ def test_a_parameter_that_a_full_state_lacks_begins_anew(offload):
     assert loaded.keys() == full["state"].keys()
     train_step(model, opt, 3)
     after = opt.state_dict(full=True)["state"]
-    assert {index: entry["step"].item() for index, entry in after.items()} == {index: 1.0 if index == 2 else 4.0 for index in after}
+    assert {index: entry["step"].item() for index, entry in after.items()} == {
+        index: 1.0 if index == 2 else 4.0 for index in after
+    }
     fresh = adamw(tiny())
     opt.load_state_dict(fresh.state_dict())
     assert opt.state_dict(full=True)["state"] == {}
@@ -358,7 +397,9 @@ def test_state_from_before_is_taken_over(offload, kind):
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, control.state_dict()[name], rtol=1e-4, atol=1e-5)
     full, expected = (each["state"] for each in (ours.state_dict(full=True), theirs.state_dict()))
-    assert {index: entry.keys() for index, entry in full.items()} == {index: entry.keys() for index, entry in expected.items()}
+    assert {index: entry.keys() for index, entry in full.items()} == {
+        index: entry.keys() for index, entry in expected.items()
+    }
     for index, entry in expected.items():
         for name, value in entry.items():
             torch.testing.assert_close(full[index][name], value, rtol=1e-3, atol=1e-5)
@@ -367,7 +408,14 @@ def test_state_from_before_is_taken_over(offload, kind):
 def test_plain_sgd_has_no_state(offload):
     plain = lambda model: torch.optim.SGD(model.parameters(), lr=0.05)
     for dtype, path in ((torch.float32, "f"), (torch.bfloat16, "b")):
-        both(offload, lambda dtype=dtype: tiny(dtype), lambda model, opt: [train_step(model, opt, step) for step in range(3)], options=plain, dram="24MiB", path=path)
+        both(
+            offload,
+            lambda dtype=dtype: tiny(dtype),
+            lambda model, opt: [train_step(model, opt, step) for step in range(3)],
+            options=plain,
+            dram="24MiB",
+            path=path,
+        )
 
 
 def test_groups_and_options(offload):
@@ -401,12 +449,13 @@ def test_schedulers(offload, before):
     assert_same(weights(model), weights(control))
 
 
-# -- loops ------------------------------------------------------------------------------------------------------------
+# -- loops -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_grad_scaler_skips(offload, policy):
-    """In the first step too, where nothing is known of the loop yet, twice in a row, and in a pause of auto: unscaling is in vain for speculation."""
+    """In the first step too, where nothing is known of the loop yet, twice in a row, and in a pause
+    of auto: unscaling is in vain for speculation."""
 
     def loop(model, opt):
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
@@ -451,7 +500,15 @@ def test_zero_grad(offload, to_none, whose):
 def test_what_an_evaluation_reads_and_takes_is_in_no_row(monkeypatch):
     ledger_module, now = sys.modules[Ledger.__module__], 0.0
     monkeypatch.setattr(ledger_module, "time", types.SimpleNamespace(perf_counter=lambda: now))
-    counted = lambda read, written, stalled: {"read_bytes": {"weights": read}, "written_bytes": {"m": written}, "stall_seconds": {"weights": stalled}, "kept": 0, "redone": 0, "wasted": 0, "dram_bytes_peak": 0}
+    counted = lambda read, written, stalled: {
+        "read_bytes": {"weights": read},
+        "written_bytes": {"m": written},
+        "stall_seconds": {"weights": stalled},
+        "kept": 0,
+        "redone": 0,
+        "wasted": 0,
+        "dram_bytes_peak": 0,
+    }
     ledger = Ledger()
     ledger.start(counted(5, 5, 0.0))
     ledger.leave(lambda: counted(5, 5, 0.0))
@@ -460,7 +517,12 @@ def test_what_an_evaluation_reads_and_takes_is_in_no_row(monkeypatch):
     ledger.come_back()
     now = 12.0
     row = ledger.close_step(1, counted(110, 25, 1.5))
-    assert (row["seconds"], row["read_bytes"]["weights"], row["written_bytes"]["m"], row["stall_seconds"]["weights"]) == (2.0, 10, 20, 0.5)
+    assert (
+        row["seconds"],
+        row["read_bytes"]["weights"],
+        row["written_bytes"]["m"],
+        row["stall_seconds"]["weights"],
+    ) == (2.0, 10, 20, 0.5)
     now = 13.0  # what was owed is made up for
     ledger.leave(lambda: counted(113, 30, 1.6))
     now = 20.0
@@ -469,9 +531,14 @@ def test_what_an_evaluation_reads_and_takes_is_in_no_row(monkeypatch):
     now = 21.0
     ledger.come_back()
     row = ledger.close_step(2, counted(207, 45, 3.1))
-    assert (row["seconds"], row["read_bytes"]["weights"], row["written_bytes"]["m"]) == (2.0, 10, 20)
+    assert (row["seconds"], row["read_bytes"]["weights"], row["written_bytes"]["m"]) == (
+        2.0,
+        10,
+        20,
+    )
     assert abs(row["stall_seconds"]["weights"] - 0.2) < 1e-9
-    ledger.leave(lambda: counted(207, 45, 3.1))  # as of a teacher: nobody says that it was an evaluation
+    # as of a teacher: nobody says that it was an evaluation
+    ledger.leave(lambda: counted(207, 45, 3.1))
     now = 22.0
     ledger.come_back()
     now = 24.0
@@ -482,7 +549,15 @@ def test_what_an_evaluation_reads_and_takes_is_in_no_row(monkeypatch):
 def test_what_happens_apart_is_in_no_row_however_it_ends(monkeypatch):
     ledger_module, now, read = sys.modules[Ledger.__module__], 0.0, 0
     monkeypatch.setattr(ledger_module, "time", types.SimpleNamespace(perf_counter=lambda: now))
-    counted = lambda: {"read_bytes": {"weights": read}, "written_bytes": {}, "stall_seconds": {}, "kept": 0, "redone": 0, "wasted": 0, "dram_bytes_peak": 0}
+    counted = lambda: {
+        "read_bytes": {"weights": read},
+        "written_bytes": {},
+        "stall_seconds": {},
+        "kept": 0,
+        "redone": 0,
+        "wasted": 0,
+        "dram_bytes_peak": 0,
+    }
     ledger = Ledger()
     ledger.start(counted())
     now, read = 1.0, 10
@@ -505,8 +580,11 @@ def test_what_happens_apart_is_in_no_row_however_it_ends(monkeypatch):
     assert ledger.close_step(2, counted())["seconds"] == 1.0
 
 
-def test_a_state_dict_and_snapshots_are_a_checkpoint_and_no_computing(offload, tmp_path, monkeypatch):
-    """Nothing takes time here but a second for each file that is reserved, each snapshot and each that is dropped: 1, 2 and 3 of them."""
+def test_a_state_dict_and_snapshots_are_a_checkpoint_and_no_computing(
+    offload, tmp_path, monkeypatch
+):
+    """Nothing takes time here but a second for each file that is reserved, each snapshot and each
+    that is dropped: 1, 2 and 3 of them."""
     now, taken, reserve = 0.0, [], access._reserve
 
     def slow(what, run):
@@ -518,11 +596,15 @@ def test_a_state_dict_and_snapshots_are_a_checkpoint_and_no_computing(offload, t
 
         return slowly
 
-    monkeypatch.setattr(sys.modules[Ledger.__module__], "time", types.SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(
+        sys.modules[Ledger.__module__], "time", types.SimpleNamespace(perf_counter=lambda: now)
+    )
     monkeypatch.setattr(access, "_reserve", slow("reserve", reserve))
     model, opt = offload(tiny(), snapshots=1)
     store = opt._session.planes.store
-    opt._session.snapshots._store = types.SimpleNamespace(info=store.info, snapshot=slow("snapshot", store.snapshot), drop=slow("drop", store.drop))
+    opt._session.snapshots._store = types.SimpleNamespace(
+        info=store.info, snapshot=slow("snapshot", store.snapshot), drop=slow("drop", store.drop)
+    )
     rows = []
     opt.ledger.on_step(rows.append)
     for step in range(4):
@@ -535,7 +617,11 @@ def test_a_state_dict_and_snapshots_are_a_checkpoint_and_no_computing(offload, t
         if step == 2:
             opt.drop_snapshot(3)
     assert taken == ["reserve", "snapshot", "drop", "snapshot", "drop"]
-    assert [row["stall_seconds"]["checkpoint"] for row in rows] == [row["seconds"] for row in rows] == [0.0, 1.0, 1.0, 3.0]
+    assert (
+        [row["stall_seconds"]["checkpoint"] for row in rows]
+        == [row["seconds"] for row in rows]
+        == [0.0, 1.0, 1.0, 3.0]
+    )
     assert all(row["compute_seconds"] == 0.0 for row in rows)
 
 
@@ -601,10 +687,14 @@ def test_generation_reads_nothing_it_has(offload):
 
 
 def test_generation_keeps_a_fixed_part_of_the_weights(offload):
-    """Blocks are used round and round. With room for about half of them each pass reads the other half, and what is fetched just before its use takes the
-    place of some more; if what was used longest ago had to go, which is what comes next, each pass would read all."""
+    """Blocks are used round and round. With room for about half of them each pass reads the other
+    half, and what is fetched just before its use takes the place of some more; if what was used
+    longest ago had to go, which is what comes next, each pass would read all.
+    """
     control, model = tiny(layers=20, width=128), tiny(layers=20, width=128)
-    snug = smallest_mib(partition(model, model.parameters()), algorithm_of(adamw(model)), 1 << 17, spills=False)
+    snug = smallest_mib(
+        partition(model, model.parameters()), algorithm_of(adamw(model)), 1 << 17, spills=False
+    )
     model, opt = offload(model, dram=f"{snug + 6}MiB")
     pager, passes = opt._session.pager, []
     model.eval(), control.eval()
@@ -617,10 +707,20 @@ def test_generation_keeps_a_fixed_part_of_the_weights(offload):
             assert torch.equal(logits, control(tokens))
             tokens = torch.cat([tokens, logits[:, -1:].argmax(-1)], 1)
     size = {block: block.slot_bytes for block in opt._session.blocks}
-    total, largest, held = sum(size.values()), max(size.values()), sum(size[block] for block in pager.slots)
+    total, largest, held = (
+        sum(size.values()),
+        max(size.values()),
+        sum(size[block] for block in pager.slots),
+    )
     assert total / 3 < held < 2 * total / 3, (held, total)
-    again = sum(passes[2:]) / len(passes[2:])  # the first pass made the record, the second one found what it left
-    assert total - held <= again + largest and again <= total - held + 3 * largest < total, (passes, total, held, largest)
+    # the first pass made the record, the second one found what it left
+    again = sum(passes[2:]) / len(passes[2:])
+    assert total - held <= again + largest and again <= total - held + 3 * largest < total, (
+        passes,
+        total,
+        held,
+        largest,
+    )
 
 
 def test_parts_called_on_their_own(offload):
@@ -713,12 +813,24 @@ def test_user_keeps_a_gradient(offload):
     assert torch.equal(held, copied)
 
 
-@pytest.mark.parametrize("between", ["nothing", "held gradients", "evaluation", "a second forward", "zeroed gradients", "an abandoned step"])
+@pytest.mark.parametrize(
+    "between",
+    [
+        "nothing",
+        "held gradients",
+        "evaluation",
+        "a second forward",
+        "zeroed gradients",
+        "an abandoned step",
+    ],
+)
 def test_gradient_memory_is_lent_during_forward(offload, monkeypatch, between):
     """State is read ahead into memory of gradients that do not exist then; nobody sees it there."""
     lent = []
     recall = Gradients._recall
-    monkeypatch.setattr(Gradients, "_recall", lambda self, unit: (lent.append(unit), recall(self, unit)))
+    monkeypatch.setattr(
+        Gradients, "_recall", lambda self, unit: (lent.append(unit), recall(self, unit))
+    )
 
     def loop(model, opt):
         held, seen = [], []
@@ -728,7 +840,9 @@ def test_gradient_memory_is_lent_during_forward(offload, monkeypatch, between):
             loss = loss_of(model, batch(step))
             loss.backward()
             if between == "held gradients":
-                held += [(p.grad[:1], p.grad[:1].clone()) for p in model.layers[step % 4].parameters()]
+                held += [
+                    (p.grad[:1], p.grad[:1].clone()) for p in model.layers[step % 4].parameters()
+                ]
             if between != "an abandoned step" or step % 2:
                 opt.step()
             opt.zero_grad(set_to_none=between != "zeroed gradients" or step % 2 == 0)
@@ -747,7 +861,8 @@ def test_gradient_memory_is_lent_during_forward(offload, monkeypatch, between):
 
 @pytest.mark.parametrize("after", [1, 2, 4])
 def test_an_interrupt_while_memory_is_lent(offload, monkeypatch, after):
-    """Ctrl-C between the core's lend() and its return to Python: the memory is known to be lent all the same."""
+    """Ctrl-C between the core's lend() and its return to Python: the memory is known to be lent all
+    the same."""
     make = lambda: tiny(torch.bfloat16, width=256, layers=6)
     control = make()
     expected = reference.ReferenceOptimizer(adamw(control))
@@ -774,7 +889,8 @@ def test_an_interrupt_while_memory_is_lent(offload, monkeypatch, after):
     interrupts = 0
     for step in range(8):
         loss_of(control, batch(step)).backward()
-        reference.clip(list(control.parameters()), 0.5)  # it fires: speculation stops, and tiles stay where they are
+        # it fires: speculation stops, and tiles stay where they are
+        reference.clip(list(control.parameters()), 0.5)
         expected.step()
         expected.zero_grad()
         between.left = after if step == 4 else 0
@@ -792,7 +908,8 @@ def test_an_interrupt_while_memory_is_lent(offload, monkeypatch, after):
 
 @pytest.mark.parametrize("policy", ["speculate", "auto", "lazy"])
 def test_stochastic_depth(offload, policy):
-    """Each step uses other layers: units that were read ahead get no gradient, and their tiles must not starve the others."""
+    """Each step uses other layers: units that were read ahead get no gradient, and their tiles must
+    not starve the others."""
 
     def make():
         torch.manual_seed(0)
@@ -808,7 +925,9 @@ def test_stochastic_depth(offload, policy):
     both(offload, make, loop, dram=TIGHT, policy=policy)
 
 
-@pytest.mark.parametrize("change", ["scale", "replace", "none", "assign", "lr", "noise in place of data"])
+@pytest.mark.parametrize(
+    "change", ["scale", "replace", "none", "assign", "lr", "noise in place of data"]
+)
 def test_changes_between_backward_and_step(offload, change):
     def loop(model, opt):
         seen = []
@@ -850,7 +969,8 @@ def test_step_without_backward(offload):
 
 
 def test_parameters_without_gradients(offload):
-    """Unused layers, and layers used in some steps only; their weights decay only with a gradient, as in torch."""
+    """Unused layers, and layers used in some steps only; their weights decay only with a gradient,
+    as in torch."""
 
     class Partial(Tiny):
         def forward(self, tokens):
@@ -876,7 +996,8 @@ def test_parameters_without_gradients(offload):
 
 
 def test_interrupted_forward(offload):
-    """torch runs no exit hooks after a KeyboardInterrupt; the next forward must not pass for a part of that one."""
+    """torch runs no exit hooks after a KeyboardInterrupt; the next forward must not pass for a part
+    of that one."""
     model, opt = offload(tiny(), dram=TIGHT)
     control = tiny()
     theirs = reference.ReferenceOptimizer(adamw(control))
@@ -893,10 +1014,14 @@ def test_interrupted_forward(offload):
         model.seen -= 1
         assert train_step(model, opt, 1 + layer) == train_step(control, theirs, 1 + layer)
     assert_same(weights(model), weights(control))
-    assert opt.step_count == 3 and not opt._session.hooks._stack and not any(opt._session.pager.entered)
+    assert (
+        opt.step_count == 3
+        and not opt._session.hooks._stack
+        and not any(opt._session.pager.entered)
+    )
 
 
-# -- access -----------------------------------------------------------------------------------------------------------
+# -- access ----------------------------------------------------------------------------------------
 
 
 def test_gather(offload):
@@ -927,7 +1052,8 @@ def test_gather(offload):
 
 
 def test_same_model_again(offload):
-    """After close() the weights are in the store only: a resume takes them up, and nothing else takes placeholders for weights."""
+    """After close() the weights are in the store only: a resume takes them up, and nothing else
+    takes placeholders for weights."""
     model = tiny().to(memory_format=torch.channels_last)
     model, opt = offload(model)
     train_step(model, opt, 0)
@@ -951,7 +1077,8 @@ def test_same_model_again(offload):
 @pytest.mark.parametrize("policy", ["sync", "speculate", "lazy"])
 @pytest.mark.parametrize("through", ["p.grad", "autograd.grad"])
 def test_a_penalty_on_gradients(offload, through, policy):
-    """backward(create_graph=True): the penalty's graph goes through p.grad, which must stay the tensor that torch made."""
+    """backward(create_graph=True): the penalty's graph goes through p.grad, which must stay the
+    tensor that torch made."""
 
     def loop(model, opt):
         losses, params = [], list(model.parameters())
@@ -977,7 +1104,7 @@ def test_a_penalty_on_gradients(offload, through, policy):
     both(offload, make, loop, policy=policy)
 
 
-# -- unusual models ---------------------------------------------------------------------------------------------------
+# -- unusual models --------------------------------------------------------------------------------
 
 
 class Outside(nn.Module):
@@ -1000,7 +1127,9 @@ class Outside(nn.Module):
         for wide in self.wide:
             x = x + torch.tanh(wide(x)[..., :64])
         if self.where == "linear":
-            x = x + torch.tanh(F.linear(F.linear(x, self.other.weight, self.other.bias), self.other.weight.t()))
+            x = x + torch.tanh(
+                F.linear(F.linear(x, self.other.weight, self.other.bias), self.other.weight.t())
+            )
         elif self.where == "matmul":
             x = x + (x @ self.layers[2].weight).tanh() + self.other.weight.mean()
         elif self.where == "data":
@@ -1056,19 +1185,32 @@ def test_transformer_modules(offload, kind):
     model, opt, control = both(offload, make, loop, dram=TIGHT)
     for _ in range(3):  # torch has other kernels for this, and hooks keep it from taking them
         with torch.no_grad():
-            torch.testing.assert_close(model.eval()(batch(7)), control.eval()(batch(7)), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                model.eval()(batch(7)), control.eval()(batch(7)), rtol=1e-4, atol=1e-5
+            )
     assert not any(event["what"] == "pinned" for event in opt.ledger.events)
 
 
 def test_sequential_with_convolutions_and_batch_norm(offload, tmp_path):
     def make():
         torch.manual_seed(0)
-        layers = [nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 4 * 4, 8)]
+        layers = [
+            nn.Conv2d(3, 16, 3),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3),
+            nn.BatchNorm2d(32),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(32 * 4 * 4, 8),
+        ]
         return nn.Sequential(*layers).to(memory_format=torch.channels_last)
 
     def steps(model, opt, first, last):
         for step in range(first, last):
-            x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(step)).to(memory_format=torch.channels_last)
+            x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(step)).to(
+                memory_format=torch.channels_last
+            )
             model(x).square().mean().backward()
             opt.step()
             opt.zero_grad()
@@ -1143,24 +1285,31 @@ def test_sparse_gradients(offload):
     assert_same(*results)
 
 
-# -- what offload() refuses -------------------------------------------------------------------------------------------
+# -- what offload() refuses ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("amount", [2e7, -5, 0, "0", True, None, 1 << 70])
 def test_amounts_of_memory_that_are_none_are_sentences(offload, tmp_path, amount):
     """Each names its argument."""
-    with pytest.raises(errors.InvalidArgument, match="^dram: .* is no amount of memory; give a whole number"):
+    with pytest.raises(
+        errors.InvalidArgument, match="^dram: .* is no amount of memory; give a whole number"
+    ):
         offload(tiny(), dram=amount)
     with pytest.raises(errors.InvalidArgument, match="^dram: .* is no amount of memory"):
         stoker.build(tiny, store=tmp_path / "built", dram=amount)
     if amount is not None:
-        with pytest.raises(errors.InvalidArgument, match="^device_memory: .* is no amount of memory"):
+        with pytest.raises(
+            errors.InvalidArgument, match="^device_memory: .* is no amount of memory"
+        ):
             offload(tiny(), path="other", device_memory=amount)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 2.5, True, "300"])
 def test_a_patience_that_is_none_is_a_sentence(offload, tmp_path, seconds):
-    sentence = "^stall_seconds: .* is no time to wait for a disk; give a whole number of seconds, at least 1"
+    sentence = (
+        "^stall_seconds: .* is no time to wait for a disk; give a whole number of seconds, at"
+        " least 1"
+    )
     with pytest.raises(errors.InvalidArgument, match=sentence):
         offload(tiny(), stall_seconds=seconds)
     with pytest.raises(errors.InvalidArgument, match=sentence):
@@ -1193,7 +1342,10 @@ def test_sentences_about_optimizers(offload):
     cases = [
         (torch.optim.RMSprop(model.parameters()), "RMSprop has no offloaded form"),
         (adamw(model, amsgrad=True), r"AdamW\(amsgrad=True\)"),
-        (torch.optim.AdamW([*model.parameters(), nn.Parameter(torch.zeros(2))]), "1 parameters that are not the model's"),
+        (
+            torch.optim.AdamW([*model.parameters(), nn.Parameter(torch.zeros(2))]),
+            "1 parameters that are not the model's",
+        ),
     ]
     for opt, sentence in cases:
         with pytest.raises(errors.InvalidArgument, match=sentence):
@@ -1219,7 +1371,8 @@ def test_sentences_about_optimizers(offload):
 
 @pytest.mark.parametrize("resumes", [False, True])
 def test_a_model_on_the_meta_device(offload, tmp_path, resumes):
-    """Its weights come from a folder of safetensors, or from the store of a run; optimizer and users keep the parameters they have."""
+    """Its weights come from a folder of safetensors, or from the store of a run; optimizer and
+    users keep the parameters they have."""
     from safetensors.torch import save_file
 
     source = tiny(torch.bfloat16)
@@ -1229,12 +1382,23 @@ def test_a_model_on_the_meta_device(offload, tmp_path, resumes):
     with torch.device("meta"):
         model = Tiny(layers=4).to(torch.bfloat16)
     kept, its = list(model.parameters()), adamw(model)
-    save_file({name: value for name, value in source.state_dict().items() if name != "seen"}, tmp_path / "other.safetensors")
-    with pytest.raises(errors.InvalidArgument, match=r"buffer seen is on the meta device and its values are not in .*include_buffers=False"):
+    save_file(
+        {name: value for name, value in source.state_dict().items() if name != "seen"},
+        tmp_path / "other.safetensors",
+    )
+    with pytest.raises(
+        errors.InvalidArgument,
+        match=(
+            r"buffer seen is on the meta device and its values are not in .*include_buffers=False"
+        ),
+    ):
         offload(model, its, weights=tmp_path / "other.safetensors")
     with pytest.raises(errors.OverBudget):
         offload(model, its, weights=tmp_path / "weights.safetensors", dram="2MiB")
-    with pytest.raises(errors.InvalidArgument, match=r"parameter embed.weight is on the meta device.*stoker.build\(\)"):
+    with pytest.raises(
+        errors.InvalidArgument,
+        match=r"parameter embed.weight is on the meta device.*stoker.build\(\)",
+    ):
         offload(model, its)  # no longer there, but still without values
     model, opt = offload(model, its, weights=tmp_path / "weights.safetensors")
     assert all(a is b for a, b in zip(kept, model.parameters()))
@@ -1264,14 +1428,25 @@ def test_sentences_about_stores(offload, tmp_path):
     other = tiny()
     with pytest.raises(errors.Mismatch, match="adamw state, but the optimizer is sgd"):
         offload(other, torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9), resume=True)
-    for again in (lambda: opt.step(), lambda: opt.flush(), lambda: opt.state_dict(), lambda: opt.clip_grad_norm_(1.0)):
+    for again in (
+        lambda: opt.step(),
+        lambda: opt.flush(),
+        lambda: opt.state_dict(),
+        lambda: opt.clip_grad_norm_(1.0),
+    ):
         with pytest.raises(errors.StokerError, match="was closed"):
             again()
     opt.close()
     offload(tiny(), resume=True)
 
 
-@pytest.mark.parametrize(("then", "now", "sentence"), [(0.9, 0.0, "was trained with momentum, and this optimizer has none"), (0.0, 0.9, "was trained without momentum, and this optimizer has some")])
+@pytest.mark.parametrize(
+    ("then", "now", "sentence"),
+    [
+        (0.9, 0.0, "was trained with momentum, and this optimizer has none"),
+        (0.0, 0.9, "was trained without momentum, and this optimizer has some"),
+    ],
+)
 def test_a_resume_with_other_momentum_is_told_so(offload, then, now, sentence):
     model, other = tiny(), tiny()
     offload(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=then))[1].close()
@@ -1281,7 +1456,8 @@ def test_a_resume_with_other_momentum_is_told_so(offload, then, now, sentence):
 
 @pytest.mark.parametrize("make", [tiny, wide])
 def test_smallest_budget_is_the_smallest(offload, make):
-    """The budget that the message names works for training, and one MiB less does not get as far as that."""
+    """The budget that the message names works for training, and one MiB less does not get as far as
+    that."""
     model, opt = offload(make(), dram=TIGHT)
     mib = opt.plan()["dram"]["cap"] >> 20
     for step in range(3):
@@ -1301,7 +1477,7 @@ def test_conversion_after_offload(offload):
         loss_of(model, batch(0))
 
 
-# -- resume -----------------------------------------------------------------------------------------------------------
+# -- resume ----------------------------------------------------------------------------------------
 
 
 class Counter(Loader):
@@ -1333,7 +1509,8 @@ def journey(model, opt, attach: bool, steps: int, stop_after: int | None = None)
 
 @pytest.mark.parametrize("resumed_path", ["crashed", "store"])
 def test_resume_is_never_off_by_one(offload, tmp_path, resumed_path):
-    """Killed between step() and scheduler.step(): that step is gone, and everything else stands at the one before."""
+    """Killed between step() and scheduler.step(): that step is gone, and everything else stands at
+    the one before."""
     torch.manual_seed(7), random.seed(7)
     control = tiny()
     torch.manual_seed(7), random.seed(7)
@@ -1360,7 +1537,8 @@ def test_resume_is_never_off_by_one(offload, tmp_path, resumed_path):
 
 
 def test_an_interrupt_in_a_loaders_state_dict_decides_nothing(offload):
-    """It was read behind the decision once: closing then committed the step with the position of the one before."""
+    """It was read behind the decision once: closing then committed the step with the position of
+    the one before."""
 
     class Slow(Loader):
         interrupted = False
@@ -1397,7 +1575,10 @@ def test_a_resume_with_groups_in_another_order_is_refused(offload, monkeypatch):
     def grouped(model, order=(0, 1), move=()):
         params = dict(model.named_parameters())
         small = [name for name, param in params.items() if (param.ndim < 2) != (name in move)]
-        groups = [{"params": [params[name] for name in params if name not in small], "weight_decay": 0.5}, {"params": [params[name] for name in small], "weight_decay": 0.0}]
+        groups = [
+            {"params": [params[name] for name in params if name not in small], "weight_decay": 0.5},
+            {"params": [params[name] for name in small], "weight_decay": 0.0},
+        ]
         return torch.optim.AdamW([groups[i] for i in order], lr=3e-3)
 
     def begin(path):
@@ -1408,14 +1589,24 @@ def test_a_resume_with_groups_in_another_order_is_refused(offload, monkeypatch):
 
     begin("new")
     swapped, moved, right = tiny(), tiny(), tiny()
-    with pytest.raises(errors.Mismatch, match="has norm.weight in parameter group 1, the optimizer has it in group 0, .* in the same order"):
+    with pytest.raises(
+        errors.Mismatch,
+        match=(
+            "has norm.weight in parameter group 1, the optimizer has it in group 0, .* in the same"
+            " order"
+        ),
+    ):
         offload(moved, grouped(moved, move=["norm.weight"]), path="new", resume=True)
     with pytest.raises(errors.Mismatch, match="in the same order"):
         offload(swapped, grouped(swapped, order=(1, 0)), path="new", resume=True)
     model, opt = offload(right, grouped(right), path="new", resume=True)
     assert [group["weight_decay"] for group in opt.param_groups] == [0.5, 0.0]
     record_of = Session._model_record
-    monkeypatch.setattr(Session, "_model_record", lambda self: {key: value for key, value in record_of(self).items() if key != "groups"})
+    monkeypatch.setattr(
+        Session,
+        "_model_record",
+        lambda self: {key: value for key, value in record_of(self).items() if key != "groups"},
+    )
     begin("old")  # a run made before groups were noted goes on as ever
     model = tiny()
     model, opt = offload(model, grouped(model), path="old", resume=True)
@@ -1429,7 +1620,13 @@ def test_a_resume_that_attaches_less_warns_at_its_first_step(offload):
     opt.close()
     model, opt = offload(tiny(), resume=True)
     opt.attach(loader=Loader())
-    with pytest.warns(UserWarning, match=r"holds the state of counter, and nothing of that name is attached.*opt.attach\(counter=") as told:
+    with pytest.warns(
+        UserWarning,
+        match=(
+            r"holds the state of counter, and nothing of that name is"
+            r" attached.*opt.attach\(counter="
+        ),
+    ) as told:
         train_step(model, opt, 1)
     assert told[0].filename == __file__
     with warnings.catch_warnings():
@@ -1457,7 +1654,10 @@ def test_hooks_of_the_optimizer_go_on_running(offload):
     ("options", "sentence"),
     [
         ({"activations_form": "sparse"}, "activations='keep' stores none"),
-        ({"activations_form": "bf16", "activations": "recompute"}, "activations='recompute' stores none"),
+        (
+            {"activations_form": "bf16", "activations": "recompute"},
+            "activations='recompute' stores none",
+        ),
         ({"device_memory": "1GiB"}, "device_memory= caps the weights on an accelerator"),
     ],
 )
@@ -1481,7 +1681,9 @@ def test_resume_under_another_thread_count_warns(offload):
 
 def test_attach_refuses_what_it_cannot_record(offload):
     model, opt = offload(tiny())
-    with pytest.raises(errors.InvalidArgument, match="tracker cannot be attached: a int has no state_dict"):
+    with pytest.raises(
+        errors.InvalidArgument, match="tracker cannot be attached: a int has no state_dict"
+    ):
         opt.attach(tracker=3)
 
     class Odd(Loader):
@@ -1494,12 +1696,13 @@ def test_attach_refuses_what_it_cannot_record(offload):
     train_step(model, opt, 1)
 
 
-# -- faults -----------------------------------------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["sync", "speculate", "lazy"])
 def test_a_full_store_loses_one_step(offload, policy):
-    """Data writes fail for want of space: OutOfSpace, the step before is intact, and training goes on once there is room."""
+    """Data writes fail for want of space: OutOfSpace, the step before is intact, and training goes
+    on once there is room."""
     model, opt = offload(tiny(), dram="16MiB", policy=policy)
     control = tiny()
     theirs = reference.ReferenceOptimizer(adamw(control))
@@ -1531,8 +1734,10 @@ def test_a_full_store_loses_one_step(offload, policy):
 @pytest.mark.parametrize("policy", ["sync", "speculate", "lazy"])
 @pytest.mark.parametrize("at", [0, 2])
 def test_a_lost_step_takes_back_all_that_belongs_to_it(offload, at, policy):
-    """The commit of step `at` fails when its record finds no room, with the next batch drawn and the schedule moved on. After
-    room was made the very same loop goes on, and ends with the bits of a run that nothing happened to."""
+    """The commit of step `at` fails when its record finds no room, with the next batch drawn and
+    the schedule moved on. After room was made the very same loop goes on, and ends with the bits of
+    a run that nothing happened to.
+    """
     torch.manual_seed(7), random.seed(7)
     control = tiny()
     torch.manual_seed(7), random.seed(7)
@@ -1542,7 +1747,11 @@ def test_a_lost_step_takes_back_all_that_belongs_to_it(offload, at, policy):
     model = tiny()
     torch.set_rng_state(rng[0]), random.setstate(rng[1])
     model, opt = offload(model, dram="16MiB", policy=policy)
-    scheduler, loader, counter = torch.optim.lr_scheduler.LambdaLR(opt, lambda s: 1 / (1 + 0.5 * s)), Loader(), Counter()
+    scheduler, loader, counter = (
+        torch.optim.lr_scheduler.LambdaLR(opt, lambda s: 1 / (1 + 0.5 * s)),
+        Loader(),
+        Counter(),
+    )
     opt.attach(scheduler=scheduler, loader=loader, counter=counter)
     store, seen, failed = opt._session.planes.store, {}, []
     while (index := next(loader)) < 5:
@@ -1551,7 +1760,15 @@ def test_a_lost_step_takes_back_all_that_belongs_to_it(offload, at, policy):
             loss = loss_of(model, batch(index)) * noise
         except errors.OutOfSpace:
             failed.append(index)
-            assert opt.step_count == opt.committed_step == counter.next == loader.next == scheduler.last_epoch == model.seen == at
+            assert (
+                opt.step_count
+                == opt.committed_step
+                == counter.next
+                == loader.next
+                == scheduler.last_epoch
+                == model.seen
+                == at
+            )
             assert {opt._session._updates_of.get(param, 0) for param in opt._session.params} == {at}
             assert opt.param_groups[0]["lr"] == 3e-3 / (1 + 0.5 * at)
             empty(store)
@@ -1623,9 +1840,17 @@ def test_an_optimizer_is_not_copied_and_a_closed_one_says_so(tmp_path):
             way(opt)
     opt.close()
     uses = [
-        lambda: opt.load_state_dict(state), lambda: model.load_state_dict(initial), opt.plan,
-        lambda: model[0].load_state_dict({}), lambda: opt.snapshots, opt.snapshot, opt.setting,
-        lambda: opt.drop_snapshot(1), opt.restart_ledger, lambda: opt.attach(), opt.step,
+        lambda: opt.load_state_dict(state),
+        lambda: model.load_state_dict(initial),
+        opt.plan,
+        lambda: model[0].load_state_dict({}),
+        lambda: opt.snapshots,
+        opt.snapshot,
+        opt.setting,
+        lambda: opt.drop_snapshot(1),
+        opt.restart_ledger,
+        lambda: opt.attach(),
+        opt.step,
     ]
     for use in uses:
         with pytest.raises(errors.StokerError, match="closed"):

@@ -1,4 +1,5 @@
-"""kill -9 at random moments of a training run; each resumed, and the end compared bit for bit with the uninterrupted run."""
+"""kill -9 at random moments of a training run; each resumed, and the end compared bit for bit with
+the uninterrupted run."""
 
 from __future__ import annotations
 
@@ -15,8 +16,24 @@ import pytest
 HERE = os.path.dirname(__file__)
 
 
-def start(store: str, steps: int, policy: str, moments: str, dram: str = "7MiB") -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, os.path.join(HERE, "kill_run.py"), store, str(steps), policy, moments, dram], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE)
+def start(
+    store: str, steps: int, policy: str, moments: str, dram: str = "7MiB"
+) -> subprocess.Popen:
+    return subprocess.Popen(
+        [
+            sys.executable,
+            os.path.join(HERE, "kill_run.py"),
+            store,
+            str(steps),
+            policy,
+            moments,
+            dram,
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=HERE,
+    )
 
 
 def finish(process: subprocess.Popen) -> tuple[dict[int, str], str, int]:
@@ -31,9 +48,15 @@ def finish(process: subprocess.Popen) -> tuple[dict[int, str], str, int]:
 @pytest.mark.parametrize(
     ("policy", "moments", "steps", "kills", "dram"),
     [
-        *(("speculate", "exact", 160, 20, "7MiB"), ("sync", "exact", 160, 5, "7MiB"), ("lazy", "exact", 80, 8, "7MiB"), ("auto", "exact", 40, 3, "7MiB")),
+        *(
+            ("speculate", "exact", 160, 20, "7MiB"),
+            ("sync", "exact", 160, 5, "7MiB"),
+            ("lazy", "exact", 80, 8, "7MiB"),
+            ("auto", "exact", 40, 3, "7MiB"),
+        ),
         *(("speculate", "bf16", 40, 3, "7MiB"), ("speculate", "8bit", 40, 3, "7MiB")),
-        *(("speculate", "exact", 40, 4, "5MiB"), ("lazy", "exact", 40, 4, "5MiB")),  # with spilled gradients
+        # with spilled gradients
+        *(("speculate", "exact", 40, 4, "5MiB"), ("lazy", "exact", 40, 4, "5MiB")),
     ],
 )
 def test_killed_runs_end_like_the_uninterrupted_one(tmp_path, policy, moments, steps, kills, dram):

@@ -1,4 +1,5 @@
-"""Policy lazy: what a decided step owes is made up for before anybody could see that it was not there yet."""
+"""Policy lazy: what a decided step owes is made up for before anybody could see that it was not
+there yet."""
 
 from __future__ import annotations
 
@@ -29,7 +30,13 @@ def pair(tmp_path):
     """(un-offloaded model, its reference optimizer, the same offloaded, its optimizer)"""
     control, model = tiny(), tiny()
     expected = reference.ReferenceOptimizer(torch.optim.AdamW(control.parameters(), lr=3e-3))
-    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT, policy="lazy")
+    model, opt = stoker.offload(
+        model,
+        torch.optim.AdamW(model.parameters(), lr=3e-3),
+        store=f"{tmp_path}/s",
+        dram=TIGHT,
+        policy="lazy",
+    )
     yield control, expected, model, opt
     opt.close()
 
@@ -102,14 +109,23 @@ def test_nobody_sees_weights_that_are_owed_an_update(pair, look):
 
 
 def test_updated_weights_stay_in_memory(tmp_path):
-    """With room for all of the weights none is read again: what a late update computes is what forward uses."""
+    """With room for all of the weights none is read again: what a late update computes is what
+    forward uses."""
     model, opt = tiny(), None
-    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters()), store=f"{tmp_path}/s", dram="64MiB", policy="lazy")
+    model, opt = stoker.offload(
+        model,
+        torch.optim.AdamW(model.parameters()),
+        store=f"{tmp_path}/s",
+        dram="64MiB",
+        policy="lazy",
+    )
     rows = []
     opt.ledger.on_step(rows.append)
     train(model, opt, range(6))
     opt.close()
-    assert [row["read_bytes"]["weights"] for row in rows[3:]] == [0, 0, 0], [row["read_bytes"] for row in rows]
+    assert [row["read_bytes"]["weights"] for row in rows[3:]] == [0, 0, 0], [
+        row["read_bytes"] for row in rows
+    ]
 
 
 def test_a_part_that_is_looked_at_is_made_up_for_alone(pair):
@@ -118,7 +134,8 @@ def test_a_part_that_is_looked_at_is_made_up_for_alone(pair):
     with stoker.gather(model.layers[4].up.weight):
         assert torch.equal(model.layers[4].up.weight, control.layers[4].up.weight)
     assert owed(opt)
-    assert torch.equal(model.layers[5].up.weight, control.layers[5].up.weight)  # a look at one is enough
+    # a look at one is enough
+    assert torch.equal(model.layers[5].up.weight, control.layers[5].up.weight)
     both(pair, [3])
     same(pair)
 
@@ -129,21 +146,33 @@ def test_scaling_gradients_after_step_is_noticed(pair):
     loss_of(model, batch(3)).backward()
     opt.step()
     model.zero_grad(set_to_none=False)  # torch's own, of which the optimizer hears nothing
-    with pytest.raises(errors.StokerError, match="were changed between opt.step\\(\\) and the update"):
+    with pytest.raises(
+        errors.StokerError, match="were changed between opt.step\\(\\) and the update"
+    ):
         loss_of(model, batch(4))
     assert opt.step_count == 3 and not owed(opt)
     opt.zero_grad()
     train(model, opt, range(3, 6))
     control = tiny()
-    train(control, reference.ReferenceOptimizer(torch.optim.AdamW(control.parameters(), lr=3e-3)), range(6))
-    assert all(torch.equal(weights(model)[name], value) for name, value in weights(control).items() if name != "seen")
+    train(
+        control,
+        reference.ReferenceOptimizer(torch.optim.AdamW(control.parameters(), lr=3e-3)),
+        range(6),
+    )
+    assert all(
+        torch.equal(weights(model)[name], value)
+        for name, value in weights(control).items()
+        if name != "seen"
+    )
 
 
 @pytest.mark.parametrize("zero", ["model", "by hand"])
 def test_a_loop_that_zeroes_in_place_is_not_made_lazy_by_auto(tmp_path, zero):
     control, model = tiny(), tiny()
     expected = reference.ReferenceOptimizer(torch.optim.AdamW(control.parameters(), lr=3e-3))
-    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT)
+    model, opt = stoker.offload(
+        model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT
+    )
     policies = []
     for step in range(6):
         for each, by in ((control, expected), (model, opt)):
@@ -163,7 +192,8 @@ def test_a_loop_that_zeroes_in_place_is_not_made_lazy_by_auto(tmp_path, zero):
 
 
 def test_gradients_zeroed_while_an_update_reads_them_are_noticed(pair, monkeypatch):
-    """The core hashes a gradient and then reads it again; what counts are the bytes behind the last read."""
+    """The core hashes a gradient and then reads it again; what counts are the bytes behind the last
+    read."""
     _, _, model, opt = pair
     train(model, opt, range(3))
     late = opt._session.steps.late
@@ -187,7 +217,13 @@ def test_an_interrupt_leaves_this_step_or_the_one_before(pair, monkeypatch, wher
     control, expected, model, opt = pair
     both(pair, range(3))
     steps = opt._session.steps
-    owner = {"start": steps, "promote": opt._session.pager, "take": steps.late, "close": steps, "restart": opt._session.pager}[where]
+    owner = {
+        "start": steps,
+        "promote": opt._session.pager,
+        "take": steps.late,
+        "close": steps,
+        "restart": opt._session.pager,
+    }[where]
     calls, whole = 0, getattr(owner, where)
 
     def interrupted(*args):
@@ -211,7 +247,11 @@ def test_an_interrupt_leaves_this_step_or_the_one_before(pair, monkeypatch, wher
     train(model, opt, [3, 4])
     opt.flush()
     assert opt.committed_step == done + 2
-    assert all(torch.equal(weights(model)[name], value) for name, value in weights(again).items() if name != "seen")
+    assert all(
+        torch.equal(weights(model)[name], value)
+        for name, value in weights(again).items()
+        if name != "seen"
+    )
 
 
 def test_hyperparameters_are_those_of_step(pair):
@@ -227,7 +267,9 @@ def test_hyperparameters_are_those_of_step(pair):
 def test_auto_is_lazy_while_updates_often_have_to_be_done_again(tmp_path):
     control, model = tiny(), tiny()
     expected = reference.ReferenceOptimizer(torch.optim.AdamW(control.parameters(), lr=3e-3))
-    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT)
+    model, opt = stoker.offload(
+        model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT
+    )
     policies = []
     for step in range(60):
         for each, by in ((control, expected), (model, opt)):
@@ -238,48 +280,71 @@ def test_auto_is_lazy_while_updates_often_have_to_be_done_again(tmp_path):
             by.zero_grad()
         policies.append(opt.ledger.last["policy"])
     assert policies == ["speculate"] * 13 + ["lazy"] * 20 + ["speculate"] * 14 + ["lazy"] * 13
-    assert switches(opt) == [(14, "lazy", in_vain(opt, 13)), (34, "speculate", "20 steps have passed"), (48, "lazy", in_vain(opt, 14))]
+    assert switches(opt) == [
+        (14, "lazy", in_vain(opt, 13)),
+        (34, "speculate", "20 steps have passed"),
+        (48, "lazy", in_vain(opt, 14)),
+    ]
     assert all(torch.equal(weights(model)[name], value) for name, value in weights(control).items())
     opt.close()
 
 
 def switches(opt) -> list[tuple]:
-    return [(event["step"], event["policy"], event["reason"]) for event in opt.ledger.events if event["what"] == "policy"]
+    return [
+        (event["step"], event["policy"], event["reason"])
+        for event in opt.ledger.events
+        if event["what"] == "policy"
+    ]
 
 
 def in_vain(opt, steps: int) -> str:
-    """The reason of a pause, after so many steps of speculation of which three were scaled by `next(model.parameters()).grad`."""
+    """The reason of a pause, after so many steps of speculation of which three were scaled by
+    `next(model.parameters()).grad`."""
     units = sum(len(block.updated_units) for block in opt._session.blocks)
-    return f"3 of the last {steps} steps speculated in vain: 1 of {units} updates had to be done again"
+    return (
+        f"3 of the last {steps} steps speculated in vain: 1 of {units} updates had to be done again"
+    )
 
 
 @pytest.mark.parametrize(("every", "pauses"), [(100, 0), (10, 0), (7, 2)])
-def test_auto_goes_on_speculating_while_updates_seldom_have_to_be_done_again(tmp_path, every, pauses):
+def test_auto_goes_on_speculating_while_updates_seldom_have_to_be_done_again(
+    tmp_path, every, pauses
+):
     """In one step of ten, as of clips that fire now and then, it gains more than it loses."""
     model, opt = tiny(), None
-    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT)
+    model, opt = stoker.offload(
+        model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT
+    )
     for step in range(60):
         loss_of(model, batch(step)).backward()
         if step % every == 0:
             next(model.parameters()).grad.mul_(0.5)
         opt.step()
         opt.zero_grad()
-    assert [reason for _, policy, reason in switches(opt) if policy == "lazy"] == [in_vain(opt, 15)] * pauses
+    assert [reason for _, policy, reason in switches(opt) if policy == "lazy"] == [
+        in_vain(opt, 15)
+    ] * pauses
     assert opt.ledger.summary()["redone"] == (3 * pauses or len(range(0, 60, every)))
     opt.close()
 
 
 def test_the_ledger_says_why_a_pause_is_spent_in_sync_and_why_it_ends(tmp_path):
-    """A loop that keeps its gradients for some steps in the middle of the pause, and from then on once more."""
+    """A loop that keeps its gradients for some steps in the middle of the pause, and from then on
+    once more."""
     model, opt = tiny(), None
-    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT)
+    model, opt = stoker.offload(
+        model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT
+    )
     for step in range(32):
         loss_of(model, batch(step)).backward()
         if step in (0, 1, 2, 28, 29, 30):
             next(model.parameters()).grad.mul_(0.5)
         opt.step()
         opt.zero_grad(set_to_none=not (10 <= step < 15 or step >= 18))
-    kept, dropped = "the loop keeps its gradients over step()", "the loop sets its gradients to None behind step()"
+    kept, dropped = (
+        "the loop keeps its gradients over step()",
+        "the loop sets its gradients to None behind step()",
+    )
     assert switches(opt) == [
         (4, "lazy", in_vain(opt, 3)),
         (12, "sync", kept),
@@ -294,27 +359,53 @@ def test_the_ledger_says_why_a_pause_is_spent_in_sync_and_why_it_ends(tmp_path):
 def test_the_ledger_says_that_the_norm_passed_the_limit(tmp_path):
     """Before any update was made that would have to be done again."""
     model, opt = tiny(), None
-    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT)
+    model, opt = stoker.offload(
+        model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT
+    )
     for step in range(5):
         opt._session.steps.clips(1e-9)  # as an integration that knows it tells
         loss_of(model, batch(step)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-9)
         opt.step()
         opt.zero_grad()
-    assert switches(opt) == [(4, "lazy", "3 of the last 3 steps speculated in vain: the gradient norm passed the limit before the last update")]
+    assert switches(opt) == [
+        (
+            4,
+            "lazy",
+            (
+                "3 of the last 3 steps speculated in vain: the gradient norm passed the limit"
+                " before the last update"
+            ),
+        )
+    ]
     assert opt.ledger.summary()["redone"] == 0
     opt.close()
 
 
-@pytest.mark.parametrize(("limit", "clips", "why"), [
-    (1e4, 1, "the gradient norm passed the limit during backward, where gradients were still scaled, as by a GradScaler, and not behind it"),
-    (1e-3, 1, "the gradient norm passed the limit before the last update"),
-    (1e-3, 2, "the gradient norm passed the limit before the last update"),
-])  # fmt: skip
-def test_the_ledger_says_that_it_was_the_norm_of_scaled_gradients_that_passed_the_limit(tmp_path, limit, clips, why):
-    """Where that of the gradients themselves does not. Speculation was in vain either way: each step unscales them behind backward."""
+@pytest.mark.parametrize(
+    ("limit", "clips", "why"),
+    [
+        (
+            1e4,
+            1,
+            (
+                "the gradient norm passed the limit during backward, where gradients were still"
+                " scaled, as by a GradScaler, and not behind it"
+            ),
+        ),
+        (1e-3, 1, "the gradient norm passed the limit before the last update"),
+        (1e-3, 2, "the gradient norm passed the limit before the last update"),
+    ],
+)
+def test_the_ledger_says_that_it_was_the_norm_of_scaled_gradients_that_passed_the_limit(
+    tmp_path, limit, clips, why
+):
+    """Where that of the gradients themselves does not. Speculation was in vain either way: each
+    step unscales them behind backward."""
     model, opt = tiny(), None
-    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT)
+    model, opt = stoker.offload(
+        model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT
+    )
     scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
     for step in range(5):
         scaler.scale(loss_of(model, batch(step))).backward()
@@ -334,7 +425,11 @@ def clipped(pair, step: int, limit: float | None) -> None:
     for each, by in ((control, expected), (model, opt)):
         loss_of(each, batch(step)).backward()
         if limit is not None:
-            opt.clip_grad_norm_(limit) if by is opt else reference.clip(list(each.parameters()), limit)
+            (
+                opt.clip_grad_norm_(limit)
+                if by is opt
+                else reference.clip(list(each.parameters()), limit)
+            )
         by.step()
         by.zero_grad()
 
@@ -342,12 +437,24 @@ def clipped(pair, step: int, limit: float | None) -> None:
 def pair_of(tmp_path, policy: str, **options) -> tuple:
     control, model = tiny(), tiny()
     expected = reference.ReferenceOptimizer(torch.optim.AdamW(control.parameters(), lr=3e-3))
-    return control, expected, *stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT, policy=policy, **options)
+    return (
+        control,
+        expected,
+        *stoker.offload(
+            model,
+            torch.optim.AdamW(model.parameters(), lr=3e-3),
+            store=f"{tmp_path}/s",
+            dram=TIGHT,
+            policy=policy,
+            **options,
+        ),
+    )
 
 
 @pytest.mark.parametrize("policy", ["speculate", "lazy", "auto"])
 def test_a_limit_ends_with_the_clips(tmp_path, policy):
-    """Two steps are clipped. The third is expected to be, so its speculation stops; that it was not is held against nobody, and the fourth knows."""
+    """Two steps are clipped. The third is expected to be, so its speculation stops; that it was not
+    is held against nobody, and the fourth knows."""
     pair = pair_of(tmp_path, policy)
     opt, rows = pair[3], []
     opt.ledger.on_step(rows.append)
@@ -355,8 +462,15 @@ def test_a_limit_ends_with_the_clips(tmp_path, policy):
     for step in range(8):
         clipped(pair, step, 1e-3 if step < 2 else None)
     if policy != "lazy":
-        assert [(row["kept"], row["redone"]) for row in rows] == [(0, units), (0, 0), (0, 0), *[(units, 0)] * 5]
-    assert {row["policy"] for row in rows} == {"lazy" if policy == "lazy" else "speculate"} and switches(opt) == []
+        assert [(row["kept"], row["redone"]) for row in rows] == [
+            (0, units),
+            (0, 0),
+            (0, 0),
+            *[(units, 0)] * 5,
+        ]
+    assert {row["policy"] for row in rows} == {
+        "lazy" if policy == "lazy" else "speculate"
+    } and switches(opt) == []
     same(pair)
     opt.close()
 
@@ -369,7 +483,10 @@ def test_a_limit_ends_while_nobody_speculates(tmp_path):
     units = sum(len(block.updated_units) for block in opt._session.blocks)
     for step in range(30):
         clipped(pair, step, 1e-3 if step < 12 else None)
-    passed = "3 of the last 3 steps speculated in vain: the gradient norm passed the limit before the last update"
+    passed = (
+        "3 of the last 3 steps speculated in vain: the gradient norm passed the limit before the"
+        " last update"
+    )
     assert switches(opt) == [(4, "lazy", passed), (24, "speculate", "20 steps have passed")]
     assert all((row["kept"], row["redone"]) == (units, 0) for row in rows[23:])
     same(pair)
@@ -378,7 +495,9 @@ def test_a_limit_ends_while_nobody_speculates(tmp_path):
 
 def test_updates_that_are_abandoned_for_one_without_a_gradient_count_as_done_again(tmp_path):
     model, opt = tiny(), None
-    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT)
+    model, opt = stoker.offload(
+        model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT
+    )
     units = sum(len(block.updated_units) for block in opt._session.blocks)
     for step in range(5):
         loss_of(model, batch(step)).backward()
@@ -386,7 +505,10 @@ def test_updates_that_are_abandoned_for_one_without_a_gradient_count_as_done_aga
             param.grad = None
         opt.step()
         opt.zero_grad()
-    again = f"3 of the last 3 steps speculated in vain: {units - 1} of {units - 1} updates had to be done again"
+    again = (
+        f"3 of the last 3 steps speculated in vain: {units - 1} of {units - 1} updates had to be"
+        " done again"
+    )
     assert switches(opt) == [(4, "lazy", again)]
     assert opt.ledger.summary()["redone"] == 3 * (units - 1)
     opt.close()
@@ -395,9 +517,13 @@ def test_updates_that_are_abandoned_for_one_without_a_gradient_count_as_done_aga
 CLEARED = ("at once", "before the next", "by the model", "never")
 
 
-@pytest.mark.parametrize(("policy", "cleared"), [*itertools.product(("speculate", "lazy"), CLEARED), ("auto", "at once"), ("sync", "never")])
+@pytest.mark.parametrize(
+    ("policy", "cleared"),
+    [*itertools.product(("speculate", "lazy"), CLEARED), ("auto", "at once"), ("sync", "never")],
+)
 def test_a_backward_without_step_changes_nothing(tmp_path, policy, cleared):
-    """As of a loss that is no number: two of them one after the other, and one alone. What is never cleared is added to."""
+    """As of a loss that is no number: two of them one after the other, and one alone. What is never
+    cleared is added to."""
     pair = pair_of(tmp_path, policy)
     control, expected, model, opt = pair
     units, skipped = sum(len(block.updated_units) for block in opt._session.blocks), (2, 5, 6)
@@ -416,14 +542,20 @@ def test_a_backward_without_step_changes_nothing(tmp_path, policy, cleared):
     same(pair)
     summary = opt.ledger.summary()
     assert opt.step_count == 6 and switches(opt) == []
-    assert (summary["wasted"], summary["redone"]) == (3 * units if policy in ("speculate", "auto") else 0, 0)
+    assert (summary["wasted"], summary["redone"]) == (
+        3 * units if policy in ("speculate", "auto") else 0,
+        0,
+    )
     opt.close()
 
 
 def test_updates_of_steps_that_are_skipped_are_in_vain(tmp_path):
-    """In every second step there is one backward too many, which no step before it could tell of."""
+    """In every second step there is one backward too many, which no step before it could tell
+    of."""
     model, opt = tiny(), None
-    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT)
+    model, opt = stoker.offload(
+        model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT
+    )
     units = sum(len(block.updated_units) for block in opt._session.blocks)
     for step in range(8):
         for micro in range(1 + step % 2):
@@ -431,7 +563,16 @@ def test_updates_of_steps_that_are_skipped_are_in_vain(tmp_path):
             loss_of(model, batch(step, micro)).backward()
         opt.step()
         opt.zero_grad()
-    assert switches(opt) == [(7, "lazy", f"3 of the last 6 steps speculated in vain: {units} updates were made, and no step() followed")]
+    assert switches(opt) == [
+        (
+            7,
+            "lazy",
+            (
+                f"3 of the last 6 steps speculated in vain: {units} updates were made, and no"
+                " step() followed"
+            ),
+        )
+    ]
     assert opt.ledger.summary()["wasted"] == 3 * units
     opt.close()
 
@@ -439,7 +580,13 @@ def test_updates_of_steps_that_are_skipped_are_in_vain(tmp_path):
 def test_a_step_that_is_skipped_does_not_keep_the_next_one_from_speculating(tmp_path):
     """Nothing was updated before the norm passed the limit, and then there was no step()."""
     model, opt = tiny(), None
-    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=TIGHT, policy="speculate")
+    model, opt = stoker.offload(
+        model,
+        torch.optim.AdamW(model.parameters(), lr=3e-3),
+        store=f"{tmp_path}/s",
+        dram=TIGHT,
+        policy="speculate",
+    )
     for step, limit in enumerate((1e-9, 1e9, 1e9)):
         loss_of(model, batch(step)).backward()
         opt.clip_grad_norm_(limit)  # that of the next backward
@@ -452,7 +599,9 @@ def test_a_step_that_is_skipped_does_not_keep_the_next_one_from_speculating(tmp_
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(("accumulate", "micros"), [(2, 2), (None, 2), (None, 1)])
-def test_micro_batches_of_a_step_that_is_skipped_count_for_no_other(tmp_path, accumulate, micros, late):
+def test_micro_batches_of_a_step_that_is_skipped_count_for_no_other(
+    tmp_path, accumulate, micros, late
+):
     """late: zero_grad() comes between the first forward of a step and its backward."""
     pair = pair_of(tmp_path, "speculate", accumulate=accumulate)
     control, expected, model, opt = pair
@@ -469,8 +618,13 @@ def test_micro_batches_of_a_step_that_is_skipped_count_for_no_other(tmp_path, ac
             if not late:
                 by.zero_grad()
     same(pair)
-    summary, learns = opt.ledger.summary(), accumulate is None and micros == 2  # in its first step, that a second call follows
-    assert (summary["kept"], summary["wasted"], summary["redone"]) == (4 * units, (2 if learns else 1) * units, 0)
+    # in its first step, that a second call follows
+    summary, learns = opt.ledger.summary(), accumulate is None and micros == 2
+    assert (summary["kept"], summary["wasted"], summary["redone"]) == (
+        4 * units,
+        (2 if learns else 1) * units,
+        0,
+    )
     assert opt.ledger.last["kept"] == units
     opt.close()
 
@@ -493,8 +647,8 @@ class _Slow:
 @pytest.mark.parametrize("policy", ["sync", "speculate", "lazy", "auto"])
 @pytest.mark.parametrize("above", [0, 1, 2, 3, 5])
 def test_the_smallest_budgets_do(tmp_path, monkeypatch, policy, above):
-    """Memory that new weights are written from comes free for what is needed now, also while their block's turn is yet to come, on a
-    disk that is never done before somebody waits for it."""
+    """Memory that new weights are written from comes free for what is needed now, also while their
+    block's turn is yet to come, on a disk that is never done before somebody waits for it."""
     start = Steps._start
 
     def slowly(self, *args, **named):
@@ -506,11 +660,20 @@ def test_the_smallest_budgets_do(tmp_path, monkeypatch, policy, above):
     torch.manual_seed(0)
     model = Tiny(width=256).to(torch.bfloat16)
     with pytest.raises(errors.OverBudget, match="the smallest budget that works") as refused:
-        stoker.offload(model, torch.optim.AdamW(model.parameters()), store=f"{tmp_path}/small", dram="2MiB")
+        stoker.offload(
+            model, torch.optim.AdamW(model.parameters()), store=f"{tmp_path}/small", dram="2MiB"
+        )
     dram = int(re.search(r'dram="(\d+)MiB"', str(refused.value)).group(1)) + above
-    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=f"{dram}MiB", policy=policy)
+    model, opt = stoker.offload(
+        model,
+        torch.optim.AdamW(model.parameters(), lr=3e-3),
+        store=f"{tmp_path}/s",
+        dram=f"{dram}MiB",
+        policy=policy,
+    )
     for layer in model.layers:
-        layer.register_forward_pre_hook(lambda *_: time.sleep(0.03))  # updates that were begun ahead are done long before their turn
+        # updates that were begun ahead are done long before their turn
+        layer.register_forward_pre_hook(lambda *_: time.sleep(0.03))
     for step in range(4):
         loss_of(model, batch(step)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)  # it fires

@@ -1,4 +1,5 @@
-"""The memory cap is hard: measured on a process from outside the pools, as the design defines it."""
+"""The memory cap is hard: measured on a process from outside the pools, as the design defines
+it."""
 
 from __future__ import annotations
 
@@ -36,7 +37,13 @@ DRAM = 128 * MIB
 
 
 def run(mode: str, store: str, dram: int = DRAM) -> dict:
-    done = subprocess.run([sys.executable, os.path.join(HERE, "memory_run.py"), mode, store, str(dram)], capture_output=True, text=True, cwd=HERE, timeout=300)
+    done = subprocess.run(
+        [sys.executable, os.path.join(HERE, "memory_run.py"), mode, store, str(dram)],
+        capture_output=True,
+        text=True,
+        cwd=HERE,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
@@ -46,20 +53,31 @@ def control() -> dict:
     return run("control", "")
 
 
-@pytest.mark.parametrize("dram", [DRAM, DRAM // 2], ids=["gradients that fit", "gradients that do not"])
+@pytest.mark.parametrize(
+    "dram", [DRAM, DRAM // 2], ids=["gradients that fit", "gradients that do not"]
+)
 def test_a_process_stays_under_its_cap(tmp_path, control, dram):
     ours = run("offloaded", f"{tmp_path}/s", dram)
     assert ours["state"] > 3 * dram
     assert (ours["gradients"] > dram) == (dram < DRAM) == (ours["spilled"] > 0)
     assert ours["pools"] <= dram
     allowed = ours["base"] + dram + control["activations"] + 32 * MIB
-    print({name: f"{value / MIB:.0f} MiB" for name, value in {**ours, **control, "allowed": allowed}.items()})
+    print(
+        {
+            name: f"{value / MIB:.0f} MiB"
+            for name, value in {**ours, **control, "allowed": allowed}.items()
+        }
+    )
     assert ours["peak"] <= allowed
 
 
 def check(case: Case) -> None:
     row = memory.run(case)
-    told = {name: f"{value / MIB:.0f} MiB" for name, value in row.items() if isinstance(value, int) and value > 1 << 16}
+    told = {
+        name: f"{value / MIB:.0f} MiB"
+        for name, value in row.items()
+        if isinstance(value, int) and value > 1 << 16
+    }
     assert row["start"] <= row["start_allowed"], told
     assert row["peak"] <= row["allowed"] + 4 * MIB * (case.name in memory.OVER), told
     # The ledger looks at other moments than the sampler does, so either may see the higher peak.
@@ -92,11 +110,14 @@ def test_the_cap_has_room_for_what_torch_has_of_gradients():
 
 
 class Layers(torch.nn.Module):
-    """A float32 weight of so many bytes in each layer; `tied`: the last one is used in two of them."""
+    """A float32 weight of so many bytes in each layer; `tied`: the last one is used in two of
+    them."""
 
     def __init__(self, sizes, tied):
         super().__init__()
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(256, size // 1024, bias=False) for size in sizes)
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Linear(256, size // 1024, bias=False) for size in sizes
+        )
         if tied:
             self.layers.append(torch.nn.Linear(256, 1, bias=False))
             self.layers[-1].weight = self.layers[-2].weight
@@ -118,9 +139,13 @@ def test_the_table_in_docs_is_of_the_results(capsys):
 def test_a_budget_too_small_names_the_smallest_that_works(tmp_path):
     def attempt(dram):
         model = Tiny().to(torch.bfloat16)
-        return stoker.offload(model, torch.optim.AdamW(model.parameters()), store=f"{tmp_path}/{dram}", dram=dram)
+        return stoker.offload(
+            model, torch.optim.AdamW(model.parameters()), store=f"{tmp_path}/{dram}", dram=dram
+        )
 
-    with pytest.raises(OverBudget, match=r'smallest budget that works is dram="(\d+)MiB"') as refused:
+    with pytest.raises(
+        OverBudget, match=r'smallest budget that works is dram="(\d+)MiB"'
+    ) as refused:
         attempt("3MiB")
     smallest = str(refused.value).rpartition('dram="')[2].rstrip('"')
     model, opt = attempt(smallest)

@@ -28,7 +28,9 @@ class Layer(nn.Linear):
 def make(tmp_path, change: bool):
     model = nn.Sequential(Layer(8, 8), Layer(8, 8))
     Layer.change, Layer.seen = change, []
-    return stoker.offload(model, torch.optim.SGD(model.parameters(), lr=0.1), store=f"{tmp_path}/s", dram="8MiB")
+    return stoker.offload(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), store=f"{tmp_path}/s", dram="8MiB"
+    )
 
 
 def test_a_saved_tensor_that_was_changed_in_place_is_torchs_error(tmp_path):

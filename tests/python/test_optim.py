@@ -15,14 +15,18 @@ DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 
 # torch fuses multiply-adds in its AVX2 and AVX-512 kernels only, and the equality is with those.
 fused = pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="torch has no fused multiply-add here"
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),
+    reason="torch has no fused multiply-add here",
 )
 
 
 class Kernel:
-    """One tensor under our kernels. `master` is what a float32 weight would be, for either weight type."""
+    """One tensor under our kernels. `master` is what a float32 weight would be, for either weight
+    type."""
 
-    def __init__(self, weight: torch.Tensor, weight_type: str, algorithm: str, **hyper: Any) -> None:
+    def __init__(
+        self, weight: torch.Tensor, weight_type: str, algorithm: str, **hyper: Any
+    ) -> None:
         self.count, self.weight_type, self.algorithm = weight.numel(), weight_type, algorithm
         self.hyper = dict(hyper)
         if "betas" in self.hyper:
@@ -34,14 +38,18 @@ class Kernel:
         if weight_type == "f32":
             self.weight.copy_(weight)
         else:
-            _core.optim_split(weight.data_ptr(), self.weight.data_ptr(), self.remainder.data_ptr(), self.count)
+            _core.optim_split(
+                weight.data_ptr(), self.weight.data_ptr(), self.remainder.data_ptr(), self.count
+            )
 
     @property
     def master(self) -> torch.Tensor:
         if self.weight_type == "f32":
             return self.weight
         out = torch.empty(self.count)
-        _core.optim_join(self.weight.data_ptr(), self.remainder.data_ptr(), out.data_ptr(), self.count)
+        _core.optim_join(
+            self.weight.data_ptr(), self.remainder.data_ptr(), out.data_ptr(), self.count
+        )
         return out
 
     def step(self, grad: torch.Tensor) -> None:
@@ -76,7 +84,9 @@ def same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     return torch.equal(ours.view(torch.int32), theirs.detach().view(torch.int32))
 
 
-def assert_follows_torch(kernel: Kernel, optimizer: torch.optim.Optimizer, weight: torch.Tensor, steps: int) -> None:
+def assert_follows_torch(
+    kernel: Kernel, optimizer: torch.optim.Optimizer, weight: torch.Tensor, steps: int
+) -> None:
     for grad in gradients(kernel.count, steps):
         weight.grad = grad.clone()
         optimizer.step()
@@ -119,7 +129,9 @@ def test_adamw_equals_torch_for_1000_steps(weight_type: str, count: int) -> None
         ("sgd", {"lr": 1e-2, "momentum": 0.9, "nesterov": True, "maximize": True}),
     ],
 )
-def test_other_settings_equal_torch(weight_type: str, algorithm: str, hyper: dict[str, Any]) -> None:
+def test_other_settings_equal_torch(
+    weight_type: str, algorithm: str, hyper: dict[str, Any]
+) -> None:
     assert_follows_torch(*pair(weight_type, algorithm, 4096, **hyper), steps=100)
 
 
@@ -226,7 +238,8 @@ def test_one_step_is_within_two_ulp_at_any_length(count: int) -> None:
 
 
 def test_default_adamw_stays_close(record_property) -> None:
-    """torch's default AdamW (no fused kernel) rounds differently; how far it drifts is recorded, and bounded loosely."""
+    """torch's default AdamW (no fused kernel) rounds differently; how far it drifts is recorded,
+    and bounded loosely."""
     count, steps = 4096, 1000
     weight = torch.nn.Parameter(torch.randn(count, generator=torch.Generator().manual_seed(0)))
     kernel = Kernel(weight.detach().clone(), "f32", "adamw", lr=1e-3, weight_decay=0.01)
@@ -270,7 +283,9 @@ def test_lion_is_what_it_says() -> None:
 
 
 def test_plane_is_torchs_bfloat16_but_for_ties() -> None:
-    bits = torch.randint(-(2**31), 2**31, (1 << 20,), dtype=torch.int64, generator=torch.Generator().manual_seed(0))
+    bits = torch.randint(
+        -(2**31), 2**31, (1 << 20,), dtype=torch.int64, generator=torch.Generator().manual_seed(0)
+    )
     bits[:4096] = (bits[:4096] & ~0xFFFF) | 0x8000  # many ties
     masters = bits.to(torch.int32).view(torch.float32)
     kernel = Kernel(masters, "bf16", "adamw")
@@ -279,7 +294,9 @@ def test_plane_is_torchs_bfloat16_but_for_ties() -> None:
     nan = masters.isnan()
     assert torch.equal(kernel.weight.isnan(), nan)
     plain = ~tie_up & ~nan
-    assert torch.equal(kernel.weight[plain].view(torch.int16), masters[plain].bfloat16().view(torch.int16))
+    assert torch.equal(
+        kernel.weight[plain].view(torch.int16), masters[plain].bfloat16().view(torch.int16)
+    )
     toward_zero = (bits >> 16).to(torch.int16)
     assert tie_up.sum() > 1000
     ties = tie_up & ~nan
@@ -303,7 +320,12 @@ def test_sum_of_squares_and_pieces(grad_type: str) -> None:
 @pytest.mark.parametrize("grad_type", ["bf16", "f32"])
 @pytest.mark.parametrize("factor", [0.37, 1.0, 1e-20, 1e20])
 def test_scale_equals_mul_by_a_tensor(grad_type: str, factor: float) -> None:
-    grad = torch.cat([next(gradients(10_003, 1)), torch.tensor([math.inf, -math.inf, math.nan, 0.0, -0.0, 1e-40])])
+    grad = torch.cat(
+        [
+            next(gradients(10_003, 1)),
+            torch.tensor([math.inf, -math.inf, math.nan, 0.0, -0.0, 1e-40]),
+        ]
+    )
     grad = grad.to(DTYPES[grad_type])
     for coefficient in (torch.tensor(factor), torch.tensor(factor, dtype=torch.bfloat16)):
         ours, theirs = grad.clone(), grad.clone().mul_(coefficient)
@@ -329,6 +351,8 @@ def test_scale_equals_mul_by_a_tensor(grad_type: str, factor: float) -> None:
 def test_bad_arguments_are_a_sentence(change: dict[str, Any], sentence: str) -> None:
     planes = [torch.zeros(16) for _ in range(4)]
     w, m, v, g = (plane.data_ptr() for plane in planes)
-    call: dict[str, Any] = dict(weight_type="f32", grad_type="f32", weight_in=w, weight_out=w, m=m, v=v, grad=g)
+    call: dict[str, Any] = dict(
+        weight_type="f32", grad_type="f32", weight_in=w, weight_out=w, m=m, v=v, grad=g
+    )
     with pytest.raises(ValueError, match=sentence):
         _core.optim_update(16, **(call | change))

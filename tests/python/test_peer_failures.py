@@ -1,4 +1,5 @@
-"""bench/peers/failures.py in a small form: what a peer gets wrong without a word ends in a sentence, or in the right losses."""
+"""bench/peers/failures.py in a small form: what a peer gets wrong without a word ends in a
+sentence, or in the right losses."""
 
 from __future__ import annotations
 
@@ -12,9 +13,14 @@ import reference
 from faults import COMMAND, small_disk
 
 if not COMMAND.exists():
-    pytest.skip("the stoker command is not installed beside this Python: run `make build`", allow_module_level=True)
+    pytest.skip(
+        "the stoker command is not installed beside this Python: run `make build`",
+        allow_module_level=True,
+    )
 
-spec = importlib.util.spec_from_file_location("failures", Path(__file__).parents[2] / "bench" / "peers" / "failures.py")
+spec = importlib.util.spec_from_file_location(
+    "failures", Path(__file__).parents[2] / "bench" / "peers" / "failures.py"
+)
 failures = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(failures)
 
@@ -29,7 +35,8 @@ def script(module_one_thread):
 @pytest.fixture(scope="module")
 def module_one_thread():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")  # as this process has, whose losses those of the script are compared with
+        # as this process has, whose losses those of the script are compared with
+        patch.setenv("OMP_NUM_THREADS", "1")
         yield
 
 
@@ -79,9 +86,13 @@ class Told:
 def test_the_checks_can_fail(tmp_path):
     losses = {1: "9.19", 2: "9.1", 3: "9.0", 4: "8.9"}
     half = {1: "9.19", 2: "9.1"}
-    failures.stopped_and_resumed(Told((0, 0, half, ""), (0, 2, {3: "9.0", 4: "8.9"}, "")), tmp_path, losses)
+    failures.stopped_and_resumed(
+        Told((0, 0, half, ""), (0, 2, {3: "9.0", 4: "8.9"}, "")), tmp_path, losses
+    )
     with pytest.raises(AssertionError, match="resumed, the losses became"):
-        failures.stopped_and_resumed(Told((0, 0, half, ""), (0, 2, {3: "9.0", 4: "8.8"}, "")), tmp_path, losses)
+        failures.stopped_and_resumed(
+            Told((0, 0, half, ""), (0, 2, {3: "9.0", 4: "8.8"}, "")), tmp_path, losses
+        )
     with pytest.raises(AssertionError, match="it went on from step 0, not 2"):
         failures.stopped_and_resumed(Told((0, 0, half, ""), (0, 0, losses, "")), tmp_path, losses)
     with pytest.raises(AssertionError, match="ended with status 0 after 1 steps"):

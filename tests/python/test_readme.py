@@ -1,4 +1,5 @@
-"""What the README shows runs as it stands there, and goes on where it ended; what the pages count and link is in order."""
+"""What the README shows runs as it stands there, and goes on where it ended; what the pages count
+and link is in order."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def example() -> str:
 
 
 def run(code: str, folder: Path) -> str:
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -38,11 +41,24 @@ def test_example_trains_and_resumes(tmp_path: Path) -> None:
     assert steps(resumed) == ["4", "5"] and resumed.endswith("now at 5 5\n")
 
 
-@pytest.mark.skipif(not (ROOT / ".venv" / "bin" / "stoker").exists(), reason="there is no .venv with the command here: run `make build`")
+@pytest.mark.skipif(
+    not (ROOT / ".venv" / "bin" / "stoker").exists(),
+    reason="there is no .venv with the command here: run `make build`",
+)
 def test_commands_work_as_printed_once_the_environment_is_active() -> None:
     (activate,) = re.findall(r"`(\. \.venv/bin/activate)`", README.read_text())
-    script = f"{activate}; command -v stoker; command -v python; stoker --version; python -c 'import stoker; print(stoker.__version__)'"
-    done = subprocess.run(["bash", "-euc", script], cwd=ROOT, env={"PATH": os.defpath}, capture_output=True, text=True, timeout=120)
+    script = (
+        f"{activate}; command -v stoker; command -v python; stoker --version; python -c 'import"
+        " stoker; print(stoker.__version__)'"
+    )
+    done = subprocess.run(
+        ["bash", "-euc", script],
+        cwd=ROOT,
+        env={"PATH": os.defpath},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     command, python, named, version = done.stdout.splitlines()
     assert Path(command).parent == Path(python).parent and named == f"stoker {version}"
@@ -54,7 +70,10 @@ def test_a_page_is_linked_once() -> None:
 
 
 def test_promises_are_counted_through() -> None:
-    numbers = [int(number) for number in re.findall(r"^(\d+)\. ", (ROOT / "docs" / "semantics.md").read_text(), re.M)]
+    numbers = [
+        int(number)
+        for number in re.findall(r"^(\d+)\. ", (ROOT / "docs" / "semantics.md").read_text(), re.M)
+    ]
     assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 20
 
 

@@ -237,7 +237,9 @@ def there_and_back(where: str, folder: Path, files: int, kill_after: tuple[float
     print(*said, sep="")
     before = file_digests(folder / "from")
     assert len(before) == files
-    assert file_digests(folder / "back") == before, "nothing else is there, no temporary file either"
+    assert file_digests(folder / "back") == before, (
+        "nothing else is there, no temporary file either"
+    )
 
 
 def test_cp_there_and_back_that_is_killed_twice_ends_equal(where, tmp_path):

@@ -1,4 +1,5 @@
-"""Paths that cannot be used and options that are wrong: every command says so in one sentence, before it works."""
+"""Paths that cannot be used and options that are wrong: every command says so in one sentence,
+before it works."""
 
 from __future__ import annotations
 
@@ -33,9 +34,13 @@ if not COMMAND.exists():
 
 LONG = "n" * 300
 PYTHON = {
-    "train": train_cli.main, "plan": plan_cli.main, "trace": trace_cli.main, "bench offload": bench_offload.main,
-    "bench plan": bench_plan.main, "curm train": curm_train.main,
-}  # fmt: skip
+    "train": train_cli.main,
+    "plan": plan_cli.main,
+    "trace": trace_cli.main,
+    "bench offload": bench_offload.main,
+    "bench plan": bench_plan.main,
+    "curm train": curm_train.main,
+}
 # What takes the right of root to read and write everything.
 MEEK = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all", "--"]
 
@@ -55,7 +60,8 @@ def small(tmp_path_factory) -> Path:
 
 
 def test_permission_denied_is_not_no_store(small, tmp_path):
-    """A folder, the folder above it, or the file: whatever is shut, it is never said that there is no store."""
+    """A folder, the folder above it, or the file: whatever is shut, it is never said that there is
+    no store."""
     for shut in ("folder", "above", "file"):
         store = tmp_path / shut / "s"
         shutil.copytree(small, store)
@@ -102,7 +108,8 @@ import sys, torch, stoker
 model = torch.nn.Linear(8, 8)
 for folder in sys.argv[1:]:
     try:
-        stoker.offload(model, torch.optim.SGD(model.parameters(), lr=1.0), store=folder, dram="4MiB", resume="auto")
+        sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+        stoker.offload(model, sgd, store=folder, dram="4MiB", resume="auto")
     except PermissionError as error:
         print(type(error).__name__, error)
 """
@@ -150,13 +157,18 @@ def test_a_path_that_cannot_be_says_why(path, why, tmp_path, monkeypatch):
 
 
 # With a file "file", a link "loop" to itself and a text "text.txt" in the working directory.
-MODEL = "--layers 1 --hidden 64 --heads 2 --feed-forward 128 --vocabulary 300 --window 16 --batch 2 --steps 1"
+MODEL = (
+    "--layers 1 --hidden 64 --heads 2 --feed-forward 128 --vocabulary 300 --window 16 --batch 2"
+    " --steps 1"
+)
 USES = {
     "train": (f"--data text.txt {MODEL} --out @", "--resume --out @"),
     "plan": ("@ --dram 1GiB --disk read=1GB/s,write=1GB/s", "7M --dram 1GiB --store @"),
-    "trace": ("--dir @", "--out @"), "bench offload": ("--dir @",), "bench plan": ("--dir @", "--markdown @"),
+    "trace": ("--dir @", "--out @"),
+    "bench offload": ("--dir @",),
+    "bench plan": ("--dir @", "--markdown @"),
     "curm train": ("file --out @/x",),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -211,22 +223,97 @@ def test_the_corpus_is_told_with_the_file_that_cannot_be_used(
 
 WRONG = {
     "": ("", "--nothing", "nothing"),
-    "ls": ("", "--nothing s", "s --snapshot"), "fsck": ("", "--nothing s", "s t"), "rm": ("", "s"), "export": ("s", "s k", "s k t --snapshot"),
-    "create": ("", "s", "s --capacity", "s --capacity 1MiB --objects x", "s --capacity 1MiB --objects -1"),
-    "put": ("", "s k", "s k f --at x", "s k f --at -1", "s k f --class odd"), "probe": ("", "d --seconds x", "d --seconds -1", "d --seconds 1e9", "d --seconds nan"),
-    "repair": ("", "s --rate", "s --replace"), "scrub": ("", "s --nothing"),
-    "bench": ("", "nothing"), "bench io": ("--depth x", "--depth -1", "--depth 0", "--seconds nan", "--repetitions 0"),
-    "bench codec": ("--repetitions -1", "--code", "--chunk"), "bench repair": ("", "d --seconds -1"),
-    "train": ("--nothing", "--store=", "--data=", "--layers 10001", "--steps x", "--steps -1", "--steps 1.5", "--layers -3", "--layers 99999999999", "--seed 99999999999999999999", "--seed -99999999999999999999", "--learning-rate nan",
-              "--learning-rate x", "--clip inf", "--weight-decay nan", "--dram -5", "--dram 0", "--dram x", "--dram 1e999", "--dram=", "--precision odd", "--out=", "--resume --overwrite", "--device odd", "--hidden 33",
-              "--vocabulary 99999999999999999999", "--window 999999999999999999", "--batch 9999999999999999999", "--stall-seconds -1"),
-    "plan": ("", "7B", "7B --dram 1GiB", "7B --dram x --store .", "7B --dram -1 --store .", "7B --dram 1GiB --store .  --tokens 0", "7B --dram 1GiB --store . --tokens x", "7B --dram 1GiB --store . --seconds nan",
-             "7B --dram 1GiB --disk read=1", "7B --dram 1GiB --disk x", "0B --dram 1GiB --disk read=1,write=1", "a=1,b --dram 1GiB --disk read=1,write=1", "7B --dram 1GiB --store . --cores -1",
-             "7B --dram 1GiB --store . --snapshots -1", "7B --dram 1GiB --store . --link 0"),
-    "trace": ("--nothing", "--layers 0", "--layers x", "--width 65", "--width -64", "--dram x", "--dram -1", "--policy odd", "--out="),
-    "bench offload": ("--nothing", "--steps 0", "--steps -1", "--warmup -1", "--width 63", "--dram 0", "--policy odd", "--vocabulary 0"),
-    "bench plan": ("--nothing", "--rows 0", "--steps x", "--seconds nan", "--repeat -1"), "curm train": ("", "--depth 0 t", "--depth x t", "t --out="),
-}  # fmt: skip
+    "ls": ("", "--nothing s", "s --snapshot"),
+    "fsck": ("", "--nothing s", "s t"),
+    "rm": ("", "s"),
+    "export": ("s", "s k", "s k t --snapshot"),
+    "create": (
+        "",
+        "s",
+        "s --capacity",
+        "s --capacity 1MiB --objects x",
+        "s --capacity 1MiB --objects -1",
+    ),
+    "put": ("", "s k", "s k f --at x", "s k f --at -1", "s k f --class odd"),
+    "probe": ("", "d --seconds x", "d --seconds -1", "d --seconds 1e9", "d --seconds nan"),
+    "repair": ("", "s --rate", "s --replace"),
+    "scrub": ("", "s --nothing"),
+    "bench": ("", "nothing"),
+    "bench io": ("--depth x", "--depth -1", "--depth 0", "--seconds nan", "--repetitions 0"),
+    "bench codec": ("--repetitions -1", "--code", "--chunk"),
+    "bench repair": ("", "d --seconds -1"),
+    "train": (
+        "--nothing",
+        "--store=",
+        "--data=",
+        "--layers 10001",
+        "--steps x",
+        "--steps -1",
+        "--steps 1.5",
+        "--layers -3",
+        "--layers 99999999999",
+        "--seed 99999999999999999999",
+        "--seed -99999999999999999999",
+        "--learning-rate nan",
+        "--learning-rate x",
+        "--clip inf",
+        "--weight-decay nan",
+        "--dram -5",
+        "--dram 0",
+        "--dram x",
+        "--dram 1e999",
+        "--dram=",
+        "--precision odd",
+        "--out=",
+        "--resume --overwrite",
+        "--device odd",
+        "--hidden 33",
+        "--vocabulary 99999999999999999999",
+        "--window 999999999999999999",
+        "--batch 9999999999999999999",
+        "--stall-seconds -1",
+    ),
+    "plan": (
+        "",
+        "7B",
+        "7B --dram 1GiB",
+        "7B --dram x --store .",
+        "7B --dram -1 --store .",
+        "7B --dram 1GiB --store .  --tokens 0",
+        "7B --dram 1GiB --store . --tokens x",
+        "7B --dram 1GiB --store . --seconds nan",
+        "7B --dram 1GiB --disk read=1",
+        "7B --dram 1GiB --disk x",
+        "0B --dram 1GiB --disk read=1,write=1",
+        "a=1,b --dram 1GiB --disk read=1,write=1",
+        "7B --dram 1GiB --store . --cores -1",
+        "7B --dram 1GiB --store . --snapshots -1",
+        "7B --dram 1GiB --store . --link 0",
+    ),
+    "trace": (
+        "--nothing",
+        "--layers 0",
+        "--layers x",
+        "--width 65",
+        "--width -64",
+        "--dram x",
+        "--dram -1",
+        "--policy odd",
+        "--out=",
+    ),
+    "bench offload": (
+        "--nothing",
+        "--steps 0",
+        "--steps -1",
+        "--warmup -1",
+        "--width 63",
+        "--dram 0",
+        "--policy odd",
+        "--vocabulary 0",
+    ),
+    "bench plan": ("--nothing", "--rows 0", "--steps x", "--seconds nan", "--repeat -1"),
+    "curm train": ("", "--depth 0 t", "--depth x t", "t --out="),
+}
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -305,13 +392,27 @@ def test_nobody_reads_on(tmp_path):
     command = str(COMMAND)
     for words in (
         [sys.executable, "-m", "stoker.data", "--folder", tmp_path / "o", tmp_path / "text.txt"],
-        [command, "plan", "7B", "--dram", "16GiB", "--disk", "read=7GB/s,write=5GB/s", "--flops", "1T"],
+        [
+            command,
+            "plan",
+            "7B",
+            "--dram",
+            "16GiB",
+            "--disk",
+            "read=7GB/s,write=5GB/s",
+            "--flops",
+            "1T",
+        ],
         [command, "ls", make_small_store(tmp_path / "s")],
     ):
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        with subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as child:
             child.stdout.close()
             said = child.stderr.read()
-        assert child.returncode in (-13, 141) and "Traceback" not in said and "Errno" not in said, said
+        assert child.returncode in (-13, 141) and "Traceback" not in said and "Errno" not in said, (
+            said
+        )
 
 
 def test_export_replaces_nothing_but_files(small, tmp_path):

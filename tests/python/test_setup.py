@@ -1,4 +1,5 @@
-"""What a fresh machine sets up, by the dry run of make: no goal installs or builds what it does not need."""
+"""What a fresh machine sets up, by the dry run of make: no goal installs or builds what it does not
+need."""
 
 from __future__ import annotations
 

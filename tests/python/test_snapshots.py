@@ -1,4 +1,5 @@
-"""Steps that a store keeps beside the current one, references to them, and what loading a checkpoint may and may not write."""
+"""Steps that a store keeps beside the current one, references to them, and what loading a
+checkpoint may and may not write."""
 
 from __future__ import annotations
 
@@ -11,12 +12,21 @@ import reference
 from kill_run import Position
 from models import batch, loss_of
 from stoker import errors
-from test_offload_features import adamw, assert_same, offload, tiny, train_step, weights  # noqa: F401 (offload is a fixture)
+from test_offload_features import (
+    adamw,
+    assert_same,
+    offload,
+    tiny,
+    train_step,
+    weights,
+)  # noqa: F401 (offload is a fixture)
 
 
 def everything(model, opt) -> dict[str, torch.Tensor]:
     full = opt.state_dict(full=True)["state"]
-    state = {f"{index}.{name}": value for index, entry in full.items() for name, value in entry.items()}
+    state = {
+        f"{index}.{name}": value for index, entry in full.items() for name, value in entry.items()
+    }
     return {**weights(model), **{name: value.clone() for name, value in state.items()}}
 
 
@@ -29,9 +39,13 @@ def saved(state: dict) -> dict:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_reference_leads_back_to_its_snapshot(offload, dtype):
-    """Trained on, killed or not, a state_dict that was saved with a snapshot brings everything back; the steps after it are the same."""
+    """Trained on, killed or not, a state_dict that was saved with a snapshot brings everything
+    back; the steps after it are the same."""
     model, opt = offload(tiny(dtype), snapshots=2)
-    scheduler, position = torch.optim.lr_scheduler.LambdaLR(opt, lambda s: 1 / (1 + 0.5 * s)), Position()
+    scheduler, position = (
+        torch.optim.lr_scheduler.LambdaLR(opt, lambda s: 1 / (1 + 0.5 * s)),
+        Position(),
+    )
     opt.attach(scheduler=scheduler, position=position)
     references, states, losses = {}, {}, []
     for step in range(7):
@@ -44,15 +58,27 @@ def test_a_reference_leads_back_to_its_snapshot(offload, dtype):
     end = everything(model, opt)
     for back in (4, 5, 4):
         opt.load_state_dict(references[back])
-        assert (opt.step_count, opt.committed_step, position.next, scheduler.last_epoch) == (back,) * 4
-        assert opt.param_groups[0]["lr"] == scheduler.get_last_lr()[0] == pytest.approx(3e-3 / (1 + 0.5 * back))
+        assert (opt.step_count, opt.committed_step, position.next, scheduler.last_epoch) == (
+            back,
+        ) * 4
+        assert (
+            opt.param_groups[0]["lr"]
+            == scheduler.get_last_lr()[0]
+            == pytest.approx(3e-3 / (1 + 0.5 * back))
+        )
         assert_same(everything(model, opt), states[back])
-    with pytest.raises(errors.Mismatch, match="refers to step 2, but the run in .* is at step 4 and keeps no snapshot"):
+    with pytest.raises(
+        errors.Mismatch,
+        match="refers to step 2, but the run in .* is at step 4 and keeps no snapshot",
+    ):
         opt.load_state_dict(references[2])
     opt.close()
     model, opt = offload(tiny(dtype), snapshots=2, resume=True)
     assert opt.step_count == 4
-    scheduler, position = torch.optim.lr_scheduler.LambdaLR(opt, lambda s: 1 / (1 + 0.5 * s)), Position()
+    scheduler, position = (
+        torch.optim.lr_scheduler.LambdaLR(opt, lambda s: 1 / (1 + 0.5 * s)),
+        Position(),
+    )
     opt.attach(scheduler=scheduler, position=position)
     while position.next < 7:
         assert train_step(model, opt, position.next) == losses[next(position)]
@@ -67,12 +93,15 @@ def test_references_of_another_run(offload, tmp_path):
     opt.close()
     model, opt = offload(tiny(), path="other")
     assert opt.state_dict()["stoker"]["step"] == theirs["stoker"]["step"] == 0
-    with pytest.raises(errors.Mismatch, match="refers to a run in .*/store, which is not the run in .*/other"):
+    with pytest.raises(
+        errors.Mismatch, match="refers to a run in .*/store, which is not the run in .*/other"
+    ):
         opt.load_state_dict(theirs)
 
 
 def test_a_state_dict_of_now_moves_nothing(offload):
-    """What accelerate does when it prepares an optimizer, also after other weights were loaded on top of a snapshot."""
+    """What accelerate does when it prepares an optimizer, also after other weights were loaded on
+    top of a snapshot."""
     model, opt = offload(tiny(torch.bfloat16), snapshots=1)
     train_step(model, opt, 0)
     opt.snapshot()
@@ -83,7 +112,10 @@ def test_a_state_dict_of_now_moves_nothing(offload):
     opt.load_state_dict(saved(opt.state_dict()))
     assert store.info()["committed"] == version
     now = opt._session.planes.session.counters()
-    assert (now["read_bytes"], now["written_bytes"]) == (counters["read_bytes"], counters["written_bytes"])
+    assert (now["read_bytes"], now["written_bytes"]) == (
+        counters["read_bytes"],
+        counters["written_bytes"],
+    )
     assert_same(weights(model), other)
 
 
@@ -98,11 +130,12 @@ def test_sentences_about_snapshots(offload):
         offload(tiny(), resume=True, snapshots=0)[1].drop_snapshot(3)
 
 
-# -- loading weights ----------------------------------------------------------------------------------------------------
+# -- loading weights -------------------------------------------------------------------------------
 
 
 def test_loading_the_weights_that_are_there_changes_nothing(offload):
-    """A bfloat16 run goes on with its exact masters after its own checkpoint is loaded into it, as a resumed Trainer does."""
+    """A bfloat16 run goes on with its exact masters after its own checkpoint is loaded into it, as
+    a resumed Trainer does."""
     control, model = tiny(torch.bfloat16), tiny(torch.bfloat16)
     theirs = reference.ReferenceOptimizer(adamw(control))
     model, opt = offload(model)
@@ -118,7 +151,8 @@ def test_loading_the_weights_that_are_there_changes_nothing(offload):
 
 
 def test_tied_weights_under_one_of_their_names(offload):
-    """Those who save a state_dict keep one name of a tied weight; loading it must not be undone by the module that has the other."""
+    """Those who save a state_dict keep one name of a tied weight; loading it must not be undone by
+    the module that has the other."""
     model, opt = offload(tiny(tied=True))
     whole = model.state_dict()
     assert whole["head.weight"].data_ptr() == whole["embed.weight"].data_ptr()
@@ -129,15 +163,21 @@ def test_tied_weights_under_one_of_their_names(offload):
 
 
 def test_only_tied_names_share_a_storage_in_a_state_dict(offload):
-    """Whoever saves safetensors copies into memory what shares a storage, and takes the same storage for one weight with two names."""
+    """Whoever saves safetensors copies into memory what shares a storage, and takes the same
+    storage for one weight with two names."""
     model, opt = offload(tiny(tied=True))
     for _ in range(2):  # the second does not share with the first
         state = model.state_dict()
         storages: dict[int, list[str]] = {}
         for name, value in state.items():
             storages.setdefault(value.untyped_storage().data_ptr(), []).append(name)
-            assert name == "seen" or value.untyped_storage().nbytes() == value.numel() * value.element_size()
-        assert [names for names in storages.values() if len(names) > 1] == [["embed.weight", "head.weight"]]
+            assert (
+                name == "seen"
+                or value.untyped_storage().nbytes() == value.numel() * value.element_size()
+            )
+        assert [names for names in storages.values() if len(names) > 1] == [
+            ["embed.weight", "head.weight"]
+        ]
         held = state  # noqa: F841
 
 
@@ -145,10 +185,14 @@ def test_a_load_reads_only_what_it_brings(offload):
     """A few weights (an adapter's, say) come and go without the rest of the model."""
     model, opt = offload(tiny())
     loss = loss_of(model.eval(), batch(0)).item()
-    part = {name: value for name, value in model.state_dict().items() if name == "layers.1.up.weight"}
+    part = {
+        name: value for name, value in model.state_dict().items() if name == "layers.1.up.weight"
+    }
     touched = []
     weight = type(opt._session).current_weight
-    opt._session.current_weight = lambda param: touched.append(param.name) or weight(opt._session, param)
+    opt._session.current_weight = lambda param: (
+        touched.append(param.name) or weight(opt._session, param)
+    )
     model.load_state_dict({name: value * 2 for name, value in part.items()}, strict=False)
     del opt._session.current_weight
     assert touched == ["layers.1.up.weight"]

@@ -1,4 +1,5 @@
-"""Gradients that do not fit in memory: p.grad behaves as any tensor does, and costs the bytes that it has to."""
+"""Gradients that do not fit in memory: p.grad behaves as any tensor does, and costs the bytes that
+it has to."""
 
 from __future__ import annotations
 
@@ -33,11 +34,18 @@ def tiny() -> Tiny:
 
 @pytest.fixture
 def pair(tmp_path, request):
-    """(un-offloaded model, its reference optimizer, the same with spilled gradients, its optimizer)"""
+    """(un-offloaded model, its reference optimizer, the same with spilled gradients, its
+    optimizer)"""
     policy = getattr(request, "param", "speculate")
     control, model = tiny(), tiny()
     expected = reference.ReferenceOptimizer(torch.optim.AdamW(control.parameters(), lr=3e-3))
-    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=3e-3), store=f"{tmp_path}/s", dram=SPILLING, policy=policy)
+    model, opt = stoker.offload(
+        model,
+        torch.optim.AdamW(model.parameters(), lr=3e-3),
+        store=f"{tmp_path}/s",
+        dram=SPILLING,
+        policy=policy,
+    )
     yield control, expected, model, opt
     opt.close()
 
@@ -56,7 +64,11 @@ def same_gradients(pair) -> None:
 
 def same_weights(pair) -> None:
     ours, theirs = pair[2].state_dict(), pair[0].state_dict()
-    assert all(torch.allclose(ours[name], value, rtol=0, atol=0, equal_nan=True) for name, value in theirs.items() if name != "seen")
+    assert all(
+        torch.allclose(ours[name], value, rtol=0, atol=0, equal_nan=True)
+        for name, value in theirs.items()
+        if name != "seen"
+    )
 
 
 def step(pair) -> None:
@@ -129,7 +141,9 @@ def _data(model):
 
 def _each_other(model):
     grads = gradients(model)
-    same = [(i, j) for i in range(len(grads)) for j in range(i) if grads[i].shape == grads[j].shape][::5]
+    same = [
+        (i, j) for i in range(len(grads)) for j in range(i) if grads[i].shape == grads[j].shape
+    ][::5]
     for i, j in same:
         grads[i].add_(grads[j])
         grads[i].lerp_(grads[j], 0.25).addcmul_(grads[i], grads[j])
@@ -157,7 +171,10 @@ READS = {
     "cpu": lambda grads: [grad.cpu() for grad in grads],
     "numpy": lambda grads: [torch.tensor(grad.float().numpy()) for grad in grads],
     "tolist": lambda grads: [torch.tensor(grad.tolist()) for grad in grads],
-    "item": lambda grads: [torch.tensor(grad.sum().item()) for grad in grads] + [torch.tensor(grads[3].view(-1)[2].item())],
+    "item": lambda grads: (
+        [torch.tensor(grad.sum().item()) for grad in grads]
+        + [torch.tensor(grads[3].view(-1)[2].item())]
+    ),
     "cat": lambda grads: [torch.cat([grad.flatten() for grad in grads])],
     "stack": lambda grads: [torch.stack([grad.norm() for grad in grads])],
     "vector": lambda grads: [torch.nn.utils.parameters_to_vector(grads)],
@@ -166,30 +183,49 @@ READS = {
     "contiguous": lambda grads: [grad.contiguous() for grad in grads],
     "iterate": lambda grads: [row + 1 for row in grads[2]],
     "like": lambda grads: [torch.zeros_like(grad) for grad in grads] + [grads[0].new_ones(3)],
-    "compare": lambda grads: [torch.tensor([torch.equal(grad, grad.clone()), bool((grad == grad).all())]) for grad in grads],
+    "compare": lambda grads: [
+        torch.tensor([torch.equal(grad, grad.clone()), bool((grad == grad).all())])
+        for grad in grads
+    ],
     "histogram": lambda grads: [torch.histc(grad.float(), 8) for grad in grads],
     "inference": lambda grads: _in_inference(grads),
-    "total norm": lambda grads: [torch.nn.utils.get_total_norm(grads, norm, foreach=each) for norm in (2.0, 1.0, float("inf"), 0.5) for each in (None, False, True)],
+    "total norm": lambda grads: [
+        torch.nn.utils.get_total_norm(grads, norm, foreach=each)
+        for norm in (2.0, 1.0, float("inf"), 0.5)
+        for each in (None, False, True)
+    ],
 }
 
 
 def _in_inference(grads):
     with torch.inference_mode():
-        return [each.clone() for each in (grad.reshape(-1) * 2 for grad in grads)] + [grad.contiguous().sum() for grad in grads]
+        return [each.clone() for each in (grad.reshape(-1) * 2 for grad in grads)] + [
+            grad.contiguous().sum() for grad in grads
+        ]
 
 
 CHANGES = {
     **{
-        f"clip {norm} {foreach}": lambda model, norm=norm, foreach=foreach: [torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5, norm, foreach=foreach)]
+        f"clip {norm} {foreach}": lambda model, norm=norm, foreach=foreach: [
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5, norm, foreach=foreach)
+        ]
         for norm in (2.0, float("inf"), 1.0)
         for foreach in (None, False, True)
     },
-    "clip that does not fire": lambda model: [torch.nn.utils.clip_grad_norm_(model.parameters(), 1e6)],
+    "clip that does not fire": lambda model: [
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e6)
+    ],
     "clip value": lambda model: torch.nn.utils.clip_grad_value_(model.parameters(), 0.01),
-    "clip value, foreach": lambda model: torch.nn.utils.clip_grad_value_(model.parameters(), 0.01, foreach=True),
-    "clip with a norm": lambda model: torch.nn.utils.clip_grads_with_norm_(model.parameters(), 0.5, torch.tensor(3.0)),
+    "clip value, foreach": lambda model: torch.nn.utils.clip_grad_value_(
+        model.parameters(), 0.01, foreach=True
+    ),
+    "clip with a norm": lambda model: torch.nn.utils.clip_grads_with_norm_(
+        model.parameters(), 0.5, torch.tensor(3.0)
+    ),
     "zero": lambda model: model.zero_grad(set_to_none=False),
-    "arithmetic": lambda model: [grad.mul_(3).add_(1).div_(7).nan_to_num_().sub_(grad.mean()) for grad in gradients(model)],
+    "arithmetic": lambda model: [
+        grad.mul_(3).add_(1).div_(7).nan_to_num_().sub_(grad.mean()) for grad in gradients(model)
+    ],
     "copy": lambda model: [grad.copy_(torch.full_like(grad, 0.5)) for grad in gradients(model)],
     "noise": _noise,
     "scaler": _scaler,
@@ -234,7 +270,9 @@ def test_changing(pair, what):
 def test_own_clip_is_that_of_gradients_in_memory(pair):
     for number, limit in enumerate((1e6, 0.05, 0.5)):
         backward(pair, number)
-        assert reference.clip(list(pair[0].parameters()), limit) == float(pair[3].clip_grad_norm_(limit))
+        assert reference.clip(list(pair[0].parameters()), limit) == float(
+            pair[3].clip_grad_norm_(limit)
+        )
         same_gradients(pair)
         step(pair)
     same_weights(pair)
@@ -246,7 +284,9 @@ def test_own_clip_is_that_of_gradients_in_memory(pair):
 @pytest.mark.parametrize("pair", ["speculate", "sync", "lazy"], indirect=True)
 def test_a_kept_gradient_keeps_its_bytes(pair):
     backward(pair)
-    kept = [(param.grad, param.grad.detach(), param.grad.view(-1)[1:]) for param in pair[2].parameters()]
+    kept = [
+        (param.grad, param.grad.detach(), param.grad.view(-1)[1:]) for param in pair[2].parameters()
+    ]
     before = [grad.clone() for grad in gradients(pair[2])]
     step(pair)
     for number in (1, 2):
@@ -254,11 +294,16 @@ def test_a_kept_gradient_keeps_its_bytes(pair):
         same_gradients(pair)
         step(pair)
         for (whole, alias, part), value in zip(kept, before):
-            assert torch.equal(whole.clone(), value) and torch.equal(alias.clone(), value) and torch.equal(part.clone(), value.view(-1)[1:])
+            assert (
+                torch.equal(whole.clone(), value)
+                and torch.equal(alias.clone(), value)
+                and torch.equal(part.clone(), value.view(-1)[1:])
+            )
     del kept, whole, alias, part
     backward(pair, 3)
     spilled = [param for unit in pair[3]._session.planes.layout.spilled for param in unit.params]
-    assert spilled and all(isinstance(param.tensor.grad, SpilledGradient) for param in spilled)  # their places are free again
+    # their places are free again
+    assert spilled and all(isinstance(param.tensor.grad, SpilledGradient) for param in spilled)
     step(pair)
     same_weights(pair)
 
@@ -283,7 +328,10 @@ def test_some_cleared_some_not(pair):
                     param.grad = None
                 elif (i + number) % 3 == 1:
                     param.grad.zero_()
-        grads = [(a.grad, b.grad) for a, b in zip(pair[0].parameters(), pair[2].parameters(), strict=True)]
+        grads = [
+            (a.grad, b.grad)
+            for a, b in zip(pair[0].parameters(), pair[2].parameters(), strict=True)
+        ]
         assert [b is None for _, b in grads] == [a is None for a, _ in grads]
         assert all(torch.equal(a, b.clone()) for a, b in grads if a is not None)
     same_weights(pair)
@@ -303,13 +351,19 @@ def test_a_gradient_of_another_parameter(pair):
 
 def test_what_cannot_be_is_a_sentence(pair):
     backward(pair)
-    grad = next(grad for grad in gradients(pair[2]) if isinstance(grad, SpilledGradient) and grad.dim() == 2)
+    grad = next(
+        grad for grad in gradients(pair[2]) if isinstance(grad, SpilledGradient) and grad.dim() == 2
+    )
     for wrong in (grad.data_ptr, grad.share_memory_, lambda: torch.from_dlpack(grad)):
         with pytest.raises(errors.Unsupported, match="is spilled to the disk and has no address"):
             wrong()
     with pytest.raises(RuntimeError):
         torch.utils.dlpack.to_dlpack(grad)
-    for wrong in (grad.t_, lambda: grad.resize_(3), lambda: grad.set_(torch.zeros(3, dtype=grad.dtype))):
+    for wrong in (
+        grad.t_,
+        lambda: grad.resize_(3),
+        lambda: grad.set_(torch.zeros(3, dtype=grad.dtype)),
+    ):
         with pytest.raises((errors.Unsupported, RuntimeError)):
             wrong()
     with pytest.raises(errors.Unsupported, match="keeps its shape"):
@@ -321,13 +375,18 @@ def test_what_cannot_be_is_a_sentence(pair):
     file = io.BytesIO()
     torch.save(grad, file)
     file.seek(0)
-    assert torch.equal(torch.load(file), grad.clone()) and type(torch.load(io.BytesIO(file.getvalue()))) is torch.Tensor
+    assert (
+        torch.equal(torch.load(file), grad.clone())
+        and type(torch.load(io.BytesIO(file.getvalue()))) is torch.Tensor
+    )
     same_gradients(pair)
 
 
 def test_after_close_a_kept_gradient_says_so(tmp_path):
     model, opt = tiny(), None
-    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters()), store=f"{tmp_path}/s", dram=SPILLING)
+    model, opt = stoker.offload(
+        model, torch.optim.AdamW(model.parameters()), store=f"{tmp_path}/s", dram=SPILLING
+    )
     loss_of(model, batch(0)).backward()
     kept = next(grad for grad in gradients(model) if isinstance(grad, SpilledGradient))
     opt.close()
@@ -337,7 +396,9 @@ def test_after_close_a_kept_gradient_says_so(tmp_path):
 
 def test_nothing_is_left(tmp_path):
     model, opt = tiny(), None
-    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters()), store=f"{tmp_path}/s", dram=SPILLING)
+    model, opt = stoker.offload(
+        model, torch.optim.AdamW(model.parameters()), store=f"{tmp_path}/s", dram=SPILLING
+    )
     for number in range(3):
         loss_of(model, batch(number)).backward()
         opt.step()
@@ -360,7 +421,9 @@ class Halves(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        layer = lambda: torch.nn.Sequential(torch.nn.Linear(128, 512), torch.nn.ReLU(), torch.nn.Linear(512, 128))
+        layer = lambda: torch.nn.Sequential(
+            torch.nn.Linear(128, 512), torch.nn.ReLU(), torch.nn.Linear(512, 128)
+        )
         self.layers = torch.nn.ModuleList(layer() for _ in range(20))
 
     def forward(self, x, which):
@@ -370,10 +433,17 @@ class Halves(torch.nn.Module):
 
 
 def halves(tmp_path, policy, dram):
-    """(weights after some steps, of which the last leave layers out, and how many updates were owed when a backward began to speculate)"""
+    """(weights after some steps, of which the last leave layers out, and how many updates were owed
+    when a backward began to speculate)"""
     torch.manual_seed(0)
     model = Halves()
-    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=1e-2), store=f"{tmp_path}/{policy}", dram=dram, policy=policy)
+    model, opt = stoker.offload(
+        model,
+        torch.optim.AdamW(model.parameters(), lr=1e-2),
+        store=f"{tmp_path}/{policy}",
+        dram=dram,
+        policy=policy,
+    )
     steps, owed = opt._session.steps, [0]
     transaction = steps._transaction
 
@@ -387,7 +457,8 @@ def halves(tmp_path, policy, dram):
     everything, half = range(20), range(10)
     for number, which in enumerate([everything] * 4 + [half] * 2):
         if policy == "auto" and number == 3:
-            steps.paused_for, steps.drops_gradients = 1, True  # its lazy pause is over with this step
+            # its lazy pause is over with this step
+            steps.paused_for, steps.drops_gradients = 1, True
         torch.manual_seed(number)
         model(torch.randn(4, 128), which).square().mean().backward()
         opt.step()
@@ -398,7 +469,8 @@ def halves(tmp_path, policy, dram):
 
 
 def test_what_is_owed_comes_before_a_speculated_update_looks_at_its_gradients(tmp_path):
-    """Owed updates bring gradients of their own, which took the place of those that the update was about to read."""
+    """Owed updates bring gradients of their own, which took the place of those that the update was
+    about to read."""
     expected, _ = halves(tmp_path, "sync", "8MiB")
     weights, owed = halves(tmp_path, "auto", "8MiB")
     assert owed > PLACES
@@ -416,7 +488,8 @@ def test_an_update_does_not_begin_on_bytes_that_are_another_unit_s(pair):
 
 
 def _from_two_others(pair):
-    """Unit 2 of the spilled ones gets gradients of units 0 and 1 for its second and third parameter, in both models."""
+    """Unit 2 of the spilled ones gets gradients of units 0 and 1 for its second and third
+    parameter, in both models."""
     theirs = dict(pair[0].named_parameters())
     mine, *others = (pair[3]._session.planes.layout.spilled[i] for i in (2, 0, 1))
     for i, other in enumerate(others):
@@ -432,14 +505,20 @@ def test_gradients_of_two_other_blocks(pair):
         backward(pair, number)
         mine = _from_two_others(pair)
         want = [param.tensor.grad.clone() for param in mine.params]
-        assert all(torch.equal(segment.grad, value) for segment, value in zip(pair[3]._session.steps._segments(mine), want, strict=True))
-        assert reference.clip(list(pair[0].parameters()), 0.5) == float(pair[3].clip_grad_norm_(0.5))
+        assert all(
+            torch.equal(segment.grad, value)
+            for segment, value in zip(pair[3]._session.steps._segments(mine), want, strict=True)
+        )
+        assert reference.clip(list(pair[0].parameters()), 0.5) == float(
+            pair[3].clip_grad_norm_(0.5)
+        )
         step(pair)
     same_weights(pair)
 
 
 def test_clipping_while_another_thread_looks(pair):
-    """Between finding a unit's gradients in memory and summing them, nobody may take their place."""
+    """Between finding a unit's gradients in memory and summing them, nobody may take their
+    place."""
     backward(pair)
     session = pair[3]._session
     core, seen = session.planes.session, []
@@ -449,7 +528,9 @@ def test_clipping_while_another_thread_looks(pair):
             return getattr(core, name)
 
         def sum_of_squares(self, grads):
-            thread = threading.Thread(target=lambda: seen.extend(grad.norm() for grad in gradients(pair[2])))
+            thread = threading.Thread(
+                target=lambda: seen.extend(grad.norm() for grad in gradients(pair[2]))
+            )
             thread.start()
             thread.join(0.2)
             threads.append(thread)
@@ -471,7 +552,9 @@ def test_clipping_while_another_thread_looks(pair):
 
 @pytest.fixture
 def alone():
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
     yield torch.distributed
     torch.distributed.destroy_process_group()
 
@@ -490,7 +573,8 @@ def test_collectives_are_refused_as_they_write_unseen(pair, alone):
     ):
         with pytest.raises(errors.Unsupported, match=r"reduce a copy: g = p.grad.clone\(\)"):
             wrong()
-    alone.all_gather([grad], plain * 2)  # a list in a list is not looked into; each is copied to, which is any operation
+    # a list in a list is not looked into; each is copied to, which is any operation
+    alone.all_gather([grad], plain * 2)
     pair[0].layers[0].up.weight.grad.mul_(2)
     same_gradients(pair)
     for param in pair[2].parameters():
@@ -525,8 +609,21 @@ def test_views_in_inference_mode(pair):
         block = model.layers[0]
         vector, matrix = block.norm1.weight.grad, block.qkv.weight.grad
         with torch.inference_mode():
-            views = [vector.expand_as(matrix), matrix.view_as(matrix), matrix[3:5], matrix[0], matrix.t()[1:], vector.to(torch.float64), vector.to("cpu")]
-            views += [*torch.broadcast_tensors(vector, matrix), *torch.broadcast_tensors(block.norm2.bias.grad, vector), *matrix.chunk(3), *matrix.unbind()[:2]]
+            views = [
+                vector.expand_as(matrix),
+                matrix.view_as(matrix),
+                matrix[3:5],
+                matrix[0],
+                matrix.t()[1:],
+                vector.to(torch.float64),
+                vector.to("cpu"),
+            ]
+            views += [
+                *torch.broadcast_tensors(vector, matrix),
+                *torch.broadcast_tensors(block.norm2.bias.grad, vector),
+                *matrix.chunk(3),
+                *matrix.unbind()[:2],
+            ]
             views.append(matrix.reshape(-1)[5:9].view(2, 2))
             matrix[1:3].mul_(2)
             views[2].add_(1)
@@ -554,7 +651,9 @@ def test_nothing_is_written_beyond_a_gradient(pair):
             warnings.simplefilter("ignore")
             wrong()
         same_gradients(pair)
-    assert torch.equal(small.as_strided((16,), (4,), small.storage_offset()).clone(), small.clone()[::4])
+    assert torch.equal(
+        small.as_strided((16,), (4,), small.storage_offset()).clone(), small.clone()[::4]
+    )
     step(pair)
     same_weights(pair)
 
@@ -570,11 +669,14 @@ def test_a_list_that_comes_second_and_a_memo(pair):
 
 
 def test_gradients_of_two_optimizers(tmp_path):
-    """The one's are copied before the other's lock is taken: two threads that do it crosswise do not wait for each other."""
+    """The one's are copied before the other's lock is taken: two threads that do it crosswise do
+    not wait for each other."""
     made = []
     for name in "ab":
         model = tiny()
-        model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters()), store=f"{tmp_path}/{name}", dram=SPILLING)
+        model, opt = stoker.offload(
+            model, torch.optim.AdamW(model.parameters()), store=f"{tmp_path}/{name}", dram=SPILLING
+        )
         loss_of(model, batch(0)).backward()
         made.append((model.layers[0].up.weight.grad, opt, model))
     (one, *_), (other, *_) = made
@@ -609,14 +711,20 @@ def test_a_gradient_that_finds_its_place_taken_is_told_once(pair):
     backward(pair, 1)
     kept = gradients(pair[2])
     step(pair)
-    with pytest.warns(UserWarning, match=r"stays in ordinary memory \(\d+ bytes\).*that dram does not count") as told:
+    with pytest.warns(
+        UserWarning, match=r"stays in ordinary memory \(\d+ bytes\).*that dram does not count"
+    ) as told:
         backward(pair, 2)
     step(pair)
     backward(pair, 3)
     step(pair)
     assert len([each for each in told if "ordinary memory" in str(each.message)]) == 1
     events = [event for event in pair[3].ledger.events if event["what"] == "gradient outside dram"]
-    assert len(events) == 1 and events[0]["bytes"] > 0 and events[0]["parameter"] in dict(pair[2].named_parameters())
+    assert (
+        len(events) == 1
+        and events[0]["bytes"] > 0
+        and events[0]["parameter"] in dict(pair[2].named_parameters())
+    )
     del kept
     same_weights(pair)
 
@@ -664,7 +772,14 @@ def test_a_change_that_is_undone_too_late_loses_the_step(pair, monkeypatch):
 
 def rows_of(tmp_path, policy, steps=5, clip=None, accumulate=1):
     model = tiny()
-    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=1e-3), store=f"{tmp_path}/s", dram=SPILLING, policy=policy, accumulate=accumulate)
+    model, opt = stoker.offload(
+        model,
+        torch.optim.AdamW(model.parameters(), lr=1e-3),
+        store=f"{tmp_path}/s",
+        dram=SPILLING,
+        policy=policy,
+        accumulate=accumulate,
+    )
     rows = []
     opt.ledger.on_step(rows.append)
     for number in range(steps):
@@ -683,7 +798,13 @@ def rows_of(tmp_path, policy, steps=5, clip=None, accumulate=1):
 
 def moved(rows, spilled):
     """Spilled bytes read and written a step, as multiples of what is spilled."""
-    return {(round(row["read_bytes"]["gradients"] / spilled, 3), round(row["written_bytes"]["gradients"] / spilled, 3)) for row in rows}
+    return {
+        (
+            round(row["read_bytes"]["gradients"] / spilled, 3),
+            round(row["written_bytes"]["gradients"] / spilled, 3),
+        )
+        for row in rows
+    }
 
 
 def test_speculation_writes_them_once_and_reads_nothing(tmp_path):
@@ -695,7 +816,8 @@ def test_speculation_writes_them_once_and_reads_nothing(tmp_path):
 def test_a_clip_that_does_not_fire_writes_nothing_and_redoes_nothing(tmp_path):
     rows, spilled, *_ = rows_of(tmp_path, "speculate", clip=1e6)
     assert all(row["written_bytes"]["gradients"] == spilled and row["redone"] == 0 for row in rows)
-    assert all(row["read_bytes"]["gradients"] <= 2 * spilled for row in rows)  # the norm, and the product with one
+    # the norm, and the product with one
+    assert all(row["read_bytes"]["gradients"] <= 2 * spilled for row in rows)
 
 
 def test_a_clip_that_fires_writes_them_once_more(tmp_path):
@@ -709,7 +831,9 @@ def test_each_further_micro_batch_reads_and_writes_them_once_more(tmp_path, poli
     """+4 bytes a bf16 parameter."""
     counts = {}
     for accumulate in (1, 2, 3):
-        *_, spilled, _, counts[accumulate] = rows_of(tmp_path / str(accumulate), policy, accumulate=accumulate)
+        *_, spilled, _, counts[accumulate] = rows_of(
+            tmp_path / str(accumulate), policy, accumulate=accumulate
+        )
     for accumulate in (2, 3):
         more = [now - before for now, before in zip(counts[accumulate], counts[accumulate - 1])]
         assert more == pytest.approx([spilled, spilled], abs=1), (policy, accumulate, counts)
@@ -718,7 +842,9 @@ def test_each_further_micro_batch_reads_and_writes_them_once_more(tmp_path, poli
 @pytest.mark.parametrize("policy", ["sync", "speculate", "lazy"])
 def test_the_plan_knows_them(tmp_path, policy):
     _, spilled, planned, measured = rows_of(tmp_path, policy)
-    assert [planned["step"][way]["gradients"] for way in ("read_bytes", "written_bytes")] == measured
+    assert [
+        planned["step"][way]["gradients"] for way in ("read_bytes", "written_bytes")
+    ] == measured
     told = planned["spilled_gradients"]
     assert told["bytes"] == spilled and "find no room" in told["reason"]
     assert planned["classes"]["gradients"] > planned["dram"]["gradients"]
@@ -728,7 +854,10 @@ def test_more_memory_spills_less():
     rng = random.Random(seed := random.randrange(1 << 30))
     print("seed", seed)
     for _ in range(200):
-        layers = torch.nn.ModuleList(torch.nn.Linear(rng.choice([8, 64, 200]), rng.choice([16, 300]), device="meta") for _ in range(rng.randrange(1, 12)))
+        layers = torch.nn.ModuleList(
+            torch.nn.Linear(rng.choice([8, 64, 200]), rng.choice([16, 300]), device="meta")
+            for _ in range(rng.randrange(1, 12))
+        )
         blocks = partition(layers, layers.parameters())
         for block in blocks:
             block.pinned = rng.random() < 0.1
@@ -745,7 +874,9 @@ def test_more_memory_spills_less():
 
 def test_gradients_that_fit_are_not_spilled(tmp_path):
     model = tiny()
-    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters()), store=f"{tmp_path}/s", dram="7MiB")
+    model, opt = stoker.offload(
+        model, torch.optim.AdamW(model.parameters()), store=f"{tmp_path}/s", dram="7MiB"
+    )
     loss_of(model, batch(0)).backward()
     assert not any(isinstance(grad, SpilledGradient) for grad in gradients(model))
     assert "spilled_gradients" not in opt.plan()
@@ -823,7 +954,11 @@ def test_a_fault_while_clipping_loses_no_step(pair, monkeypatch, where):
 def test_a_fault_in_backward_is_named_and_the_loop_goes_on(pair, monkeypatch, where):
     backward(pair, 0)
     step(pair)
-    forever = (errors.OutOfSpace, "the disk is full") if where == "full" else (errors.IoError, "the disk failed")
+    forever = (
+        (errors.OutOfSpace, "the disk is full")
+        if where == "full"
+        else (errors.IoError, "the disk failed")
+    )
     write = Scratch.write
 
     def broken(self, *args, **kwargs):
@@ -835,7 +970,9 @@ def test_a_fault_in_backward_is_named_and_the_loop_goes_on(pair, monkeypatch, wh
 
     with monkeypatch.context() as patch:
         patch.setattr(Scratch, "write", broken)
-        with pytest.raises(forever[0], match=f"spilled gradients of block .* could not be written: {forever[1]}"):
+        with pytest.raises(
+            forever[0], match=f"spilled gradients of block .* could not be written: {forever[1]}"
+        ):
             loss_of(pair[2], batch(1)).backward()
     assert pair[3].step_count == 1
     pair[3].zero_grad()
@@ -874,12 +1011,22 @@ def test_a_disk_without_room_shows_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(Scratch, "_make", full)
     model = tiny()
     with pytest.raises(errors.OutOfSpace):
-        stoker.offload(model, torch.optim.AdamW(model.parameters()), store=f"{tmp_path}/s", dram=SPILLING)
+        stoker.offload(
+            model, torch.optim.AdamW(model.parameters()), store=f"{tmp_path}/s", dram=SPILLING
+        )
 
 
 def test_it_is_not_had_on_another_device(tmp_path, monkeypatch):
-    """There gradients stay on the device; the memory for their copies must hold all of them, and the sentence says so."""
-    monkeypatch.setattr(sys.modules["stoker.offload"], "open_link", lambda device: FakeLink(lazy=False))
-    with pytest.raises(errors.OverBudget, match="are not spilled to the disk where the model computes on another device"):
+    """There gradients stay on the device; the memory for their copies must hold all of them, and
+    the sentence says so."""
+    monkeypatch.setattr(
+        sys.modules["stoker.offload"], "open_link", lambda device: FakeLink(lazy=False)
+    )
+    with pytest.raises(
+        errors.OverBudget,
+        match="are not spilled to the disk where the model computes on another device",
+    ):
         model = tiny()
-        stoker.offload(model, torch.optim.AdamW(model.parameters()), store=f"{tmp_path}/s", dram=SPILLING)
+        stoker.offload(
+            model, torch.optim.AdamW(model.parameters()), store=f"{tmp_path}/s", dram=SPILLING
+        )

@@ -19,8 +19,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.data import (CorpusError, Loader, Permutation, TokenFile, TokenFileWriter, Windows, load_tokenizer, prepare,
-                         prepare_apart, sample_at)
+from stoker.data import (
+    CorpusError,
+    Loader,
+    Permutation,
+    TokenFile,
+    TokenFileWriter,
+    Windows,
+    load_tokenizer,
+    prepare,
+    prepare_apart,
+    sample_at,
+)
 from stoker.data.corpus import find_text_files, read_text
 from stoker.data.prepare import _choose_heldout, _end_with_the_parent, _pieces
 from stoker.errors import Corruption
@@ -29,9 +39,12 @@ FORMAT_PAGE = Path(__file__).resolve().parents[2] / "docs" / "formats" / "tokens
 
 
 def write_corpus(folder: Path, files: int = 40, seed: int = 1) -> Path:
-    """A folder of made-up prose: a few hundred distinct words, so that a small BPE has something to learn."""
+    """A folder of made-up prose: a few hundred distinct words, so that a small BPE has something to
+    learn."""
     rng = np.random.default_rng(seed)
-    words = ["".join(chr(97 + c) for c in rng.integers(0, 26, rng.integers(2, 9))) for _ in range(300)]
+    words = [
+        "".join(chr(97 + c) for c in rng.integers(0, 26, rng.integers(2, 9))) for _ in range(300)
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     for index in range(files):
         lines = [" ".join(words[w] for w in rng.zipf(1.4, 12) % 300) for _ in range(60)]
@@ -45,7 +58,7 @@ def prepared(tmp_path_factory):
     return prepare([write_corpus(root / "corpus")], root / "cache", vocabulary=400)
 
 
-# -- order ---------------------------------------------------------------------------------------------------------------
+# -- order -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 64, 65, 1000, 4097])
@@ -56,7 +69,12 @@ def test_permutation_is_a_bijection_and_inverts(count):
     assert [order.position(s) for s in samples] == list(range(count))
 
 
-@given(count=st.integers(1, 1 << 48), seed=st.integers(0, 1 << 64), epoch=st.integers(0, 1000), data=st.data())
+@given(
+    count=st.integers(1, 1 << 48),
+    seed=st.integers(0, 1 << 64),
+    epoch=st.integers(0, 1000),
+    data=st.data(),
+)
 @settings(max_examples=200, deadline=None)
 def test_permutation_inverts_anywhere(count, seed, epoch, data):
     position = data.draw(st.integers(0, count - 1))
@@ -71,7 +89,8 @@ def test_orders_differ_by_seed_and_epoch_and_are_mixed():
 
     base = first(1, 2)
     for other in (first(2, 2), first(1, 3), first(2, 1)):
-        assert sum(a == b for a, b in zip(base, other)) < 20  # a random permutation agrees at about one place
+        # a random permutation agrees at about one place
+        assert sum(a == b for a, b in zip(base, other)) < 20
     assert abs(np.corrcoef(base, range(1000))[0, 1]) < 0.12
     assert [sample_at(1000 + i, 1000, 1) for i in range(1000)] == first(1, 1)
 
@@ -83,7 +102,7 @@ def test_permutation_refuses_what_is_outside():
         Permutation(0, 0, 0)
 
 
-# -- corpus --------------------------------------------------------------------------------------------------------------
+# -- corpus ----------------------------------------------------------------------------------------
 
 
 def test_missing_empty_and_unreadable_corpora_are_sentences(tmp_path, monkeypatch):
@@ -109,7 +128,15 @@ def test_missing_empty_and_unreadable_corpora_are_sentences(tmp_path, monkeypatc
 
 
 def test_files_are_found_in_a_stable_order_without_hidden_skipped_or_doubled_ones(tmp_path):
-    for name in ("b.txt", "a.rst", "sub/c.md.gz", "sub/.hidden.txt", "translations/d.txt", ".git/e.txt", "f.bin"):
+    for name in (
+        "b.txt",
+        "a.rst",
+        "sub/c.md.gz",
+        "sub/.hidden.txt",
+        "translations/d.txt",
+        ".git/e.txt",
+        "f.bin",
+    ):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(gzip.compress(b"packed") if name.endswith(".gz") else name.encode())
@@ -130,10 +157,11 @@ def test_pieces_rebuild_the_text_and_respect_the_limit():
 
 def test_copies_of_a_document_are_on_one_side():
     chosen = _choose_heldout({bytes([i]) * 16: 100 for i in range(50)})
-    assert chosen == {bytes([i]) * 16 for i in range(5)}  # a tenth of a tiny corpus, in order of digests
+    # a tenth of a tiny corpus, in order of digests
+    assert chosen == {bytes([i]) * 16 for i in range(5)}
 
 
-# -- token file ----------------------------------------------------------------------------------------------------------
+# -- token file ------------------------------------------------------------------------------------
 
 
 def make_file(path: Path, vocabulary: int = 300) -> tuple[TokenFile, np.ndarray]:
@@ -151,10 +179,21 @@ def test_tokens_come_back(tmp_path, vocabulary):
     file, expected = make_file(tmp_path / "t.tokens", vocabulary)
     assert file.header.token_bytes == (2 if vocabulary == 300 else 4)
     assert np.array_equal(file.tokens(0, len(expected)), expected)
-    for start, count in ((0, 0), (0, 1), (32_767, 2), (32_768, 1), (len(expected) - 3, 3), (20_000, 50_000)):
-        assert np.array_equal(file.tokens(start, count), expected[start:start + count])
+    for start, count in (
+        (0, 0),
+        (0, 1),
+        (32_767, 2),
+        (32_768, 1),
+        (len(expected) - 3, 3),
+        (20_000, 50_000),
+    ):
+        assert np.array_equal(file.tokens(start, count), expected[start : start + count])
     assert list(file.documents) == [0, 11, 50_012, 50_014, 90_015]
-    assert (file.header.train_tokens, file.header.heldout_tokens, file.header.train_documents) == (50_014, 40_009, 3)
+    assert (file.header.train_tokens, file.header.heldout_tokens, file.header.train_documents) == (
+        50_014,
+        40_009,
+        3,
+    )
     assert list(file.verify()) == list(range(-(-len(expected) * file.header.token_bytes // 65536)))
     with pytest.raises(IndexError):
         file.tokens(len(expected), 1)
@@ -165,10 +204,13 @@ def test_windows_of_the_splits_never_meet(tmp_path):
     train, heldout = Windows(file, "train", 64), Windows(file, "heldout", 64)
     assert len(train) == 50_013 // 64 and len(heldout) == 40_008 // 64
     assert np.array_equal(train[0], expected[:65])
-    assert np.array_equal(train[len(train) - 1], expected[(len(train) - 1) * 64:len(train) * 64 + 1])
+    assert np.array_equal(
+        train[len(train) - 1], expected[(len(train) - 1) * 64 : len(train) * 64 + 1]
+    )
     assert len(train) * 64 + 1 <= 50_014
-    assert np.array_equal(heldout[0], expected[50_014:50_014 + 65])
-    assert np.array_equal(train[3][-1:], train[4][:1])  # the target behind a window is the first input of the next
+    assert np.array_equal(heldout[0], expected[50_014 : 50_014 + 65])
+    # the target behind a window is the first input of the next
+    assert np.array_equal(train[3][-1:], train[4][:1])
 
 
 def test_every_flipped_byte_is_noticed_with_the_file_and_block(tmp_path):
@@ -177,7 +219,16 @@ def test_every_flipped_byte_is_noticed_with_the_file_and_block(tmp_path):
     good = path.read_bytes()
     header = TokenFile(path).header
     rng = np.random.default_rng(5)
-    for at in [0, 9, 100, 4094, *rng.integers(0, len(good), 60), header.documents_offset, header.checksums_offset, len(good) - 1]:
+    for at in [
+        0,
+        9,
+        100,
+        4094,
+        *rng.integers(0, len(good), 60),
+        header.documents_offset,
+        header.checksums_offset,
+        len(good) - 1,
+    ]:
         bad = bytearray(good)
         bad[at] ^= 1 << int(rng.integers(0, 8))
         path.write_bytes(bad)
@@ -205,7 +256,10 @@ def test_a_file_cut_after_it_was_opened_is_noticed(tmp_path):
 
 
 def test_an_unfinished_file_never_gets_its_name(tmp_path):
-    with pytest.raises(RuntimeError), TokenFileWriter(tmp_path / "t.tokens", 300, 0, b"k" * 32) as writer:
+    with (
+        pytest.raises(RuntimeError),
+        TokenFileWriter(tmp_path / "t.tokens", 300, 0, b"k" * 32) as writer,
+    ):
         writer.add([1, 2, 3], heldout=False)
         raise RuntimeError("the disk is full, say")
     assert list(tmp_path.iterdir()) == []
@@ -216,11 +270,13 @@ def test_an_unfinished_file_never_gets_its_name(tmp_path):
 
 
 def test_the_worked_example_of_the_format_page_decodes(tmp_path):
-    lines = re.findall(r"^([0-9a-f]{5})  ((?:[0-9a-f]{2} ?)+)", FORMAT_PAGE.read_text(encoding="utf-8"), re.M)
+    lines = re.findall(
+        r"^([0-9a-f]{5})  ((?:[0-9a-f]{2} ?)+)", FORMAT_PAGE.read_text(encoding="utf-8"), re.M
+    )
     raw = bytearray(4096 + 30)
     for offset, digits in lines:
         data = bytes.fromhex(digits)
-        raw[int(offset, 16):int(offset, 16) + len(data)] = data
+        raw[int(offset, 16) : int(offset, 16) + len(data)] = data
     path = tmp_path / "example.tokens"
     path.write_bytes(raw)
     with TokenFile(path) as file:
@@ -230,7 +286,7 @@ def test_the_worked_example_of_the_format_page_decodes(tmp_path):
     assert struct.unpack("<I", raw[4092:4096])[0] == zlib.crc32(raw[:4092])
 
 
-# -- from text to tokens ---------------------------------------------------------------------------------------------------
+# -- from text to tokens ---------------------------------------------------------------------------
 
 
 def test_prepared_tokens_are_the_text(prepared):
@@ -239,7 +295,10 @@ def test_prepared_tokens_are_the_text(prepared):
         header = file.header
         total = header.train_tokens + header.heldout_tokens
         ends = [*file.documents[1:], total]
-        texts = {tokenizer.decode(file.tokens(int(s), int(e - s) - 1).tolist()) for s, e in zip(file.documents, ends)}
+        texts = {
+            tokenizer.decode(file.tokens(int(s), int(e - s) - 1).tolist())
+            for s, e in zip(file.documents, ends)
+        }
     corpus = {p.read_text() for p in (Path(prepared.tokens).parents[1] / "corpus").iterdir()}
     assert sorted("".join(texts)) == sorted("".join(corpus))  # nothing lost, nothing added
     assert 0 < header.heldout_tokens < 0.2 * total
@@ -287,7 +346,7 @@ def test_too_little_text_and_bad_tokenizers_are_sentences(tmp_path):
         load_tokenizer(tmp_path / "absent.json")
 
 
-# -- loader ----------------------------------------------------------------------------------------------------------------
+# -- loader ----------------------------------------------------------------------------------------
 
 
 def test_batches_follow_the_order_and_a_resume_needs_one_integer(prepared):
@@ -301,7 +360,9 @@ def test_batches_follow_the_order_and_a_resume_needs_one_integer(prepared):
         for done in (0, 3, 7):
             resumed = Loader(windows, batch=4, seed=9, endless=True)
             # as a run of before loaders had fingerprints saved it
-            resumed.load_state_dict({"position": done * 4, "batch": 4, "seed": 9, "windows": len(windows)})
+            resumed.load_state_dict(
+                {"position": done * 4, "batch": 4, "seed": 9, "windows": len(windows)}
+            )
             assert np.array_equal(next(iter(resumed)), seen[done])
             resumed.close()
         loader.close()
@@ -354,11 +415,22 @@ def test_a_child_whose_parent_was_killed_ends_without_a_word(tmp_path):
         time.sleep(60)
         os._exit(0)
     limit = time.monotonic() + 20
-    while not ((tmp_path / "ready").exists() and (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()) and time.monotonic() < limit:
+    while (
+        not (
+            (tmp_path / "ready").exists()
+            and (tmp_path / "pid").exists()
+            and (tmp_path / "pid").read_text()
+        )
+        and time.monotonic() < limit
+    ):
         time.sleep(0.01)
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
     status = Path("/proc", (tmp_path / "pid").read_text(), "stat")
-    while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z" and time.monotonic() < limit:
+    while (
+        status.exists()
+        and status.read_text().rpartition(")")[2].split()[0] != "Z"
+        and time.monotonic() < limit
+    ):
         time.sleep(0.01)
     assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"

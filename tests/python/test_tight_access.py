@@ -1,4 +1,5 @@
-"""What reads or replaces weights and state between steps needs no more memory than training leaves of the budget."""
+"""What reads or replaces weights and state between steps needs no more memory than training leaves
+of the budget."""
 
 from __future__ import annotations
 
@@ -14,25 +15,43 @@ from stoker.offload.blocks import partition
 from stoker.offload.moments import MODES
 from stoker.offload.optimizer import algorithm_of
 from stoker.offload.planes import MIB, PIECE, arena_bytes_for, divide
-from test_offload_features import TIGHT, adamw, assert_same, offload, weights  # noqa: F401 (offload is a fixture)
+from test_offload_features import (
+    TIGHT,
+    adamw,
+    assert_same,
+    offload,
+    weights,
+)  # noqa: F401 (offload is a fixture)
 
 USED = 256 << 10  # of the budget, by an open store
 
 
 def layers(dtype: torch.dtype) -> nn.Module:
-    """Their weights begin within a chunk and end within another, and optimizer state has as many chunks."""
+    """Their weights begin within a chunk and end within another, and optimizer state has as many
+    chunks."""
     torch.manual_seed(0)
-    return nn.Sequential(*(nn.Sequential(nn.Linear(300, 1700), nn.Linear(1700, 300)) for _ in range(2))).to(dtype)
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(300, 1700), nn.Linear(1700, 300)) for _ in range(2))
+    ).to(dtype)
 
 
 def everything(model, opt) -> dict[str, torch.Tensor]:
     state = opt.state_dict(full=True)["state"]
-    return {**weights(model), **{f"{i}.{name}": value.clone() for i, entry in state.items() for name, value in entry.items()}}
+    return {
+        **weights(model),
+        **{
+            f"{i}.{name}": value.clone()
+            for i, entry in state.items()
+            for name, value in entry.items()
+        },
+    }
 
 
 def steps(model, opt, numbers) -> None:
     for step in numbers:
-        model(torch.full((2, 300), float(step), dtype=next(model.parameters()).dtype)).square().mean().backward()
+        model(
+            torch.full((2, 300), float(step), dtype=next(model.parameters()).dtype)
+        ).square().mean().backward()
         opt.step()
         opt.zero_grad()
 
@@ -76,7 +95,8 @@ def test_all_writes_work_in_what_training_leaves_of_the_budget(offload, dram):
 @pytest.mark.parametrize(("dtype", "moments"), [(torch.float32, "exact"), (torch.bfloat16, "8bit")])
 @pytest.mark.parametrize("first", ["28MiB", "400MiB"])
 def test_a_run_goes_on_with_other_memory(offload, dtype, moments, first):
-    """Its chunks keep their size; tiles of that size find room in every budget that is said to work."""
+    """Its chunks keep their size; tiles of that size find room in every budget that is said to
+    work."""
     plain, plain_opt = offload(layers(dtype), dram="96MiB", moments=moments, path="plain")
     steps(plain, plain_opt, range(4))
     for number, dram in enumerate([first, "400MiB", TIGHT, "96MiB"]):
@@ -100,7 +120,10 @@ def test_every_budget_leaves_room_for_two_chunks_and_a_piece(moments, frozen):
         if frozen is not None:
             model.append(nn.Linear(512, 512, dtype=frozen).requires_grad_(False))
     opt = adamw(model)
-    blocks, algorithm = partition(model, [p for group in opt.param_groups for p in group["params"]]), algorithm_of(opt, moments)
+    blocks, algorithm = (
+        partition(model, [p for group in opt.param_groups for p in group["params"]]),
+        algorithm_of(opt, moments),
+    )
     widest = 4 if frozen is None else frozen.itemsize
     for mib in range(16, 1200):
         arena = arena_bytes_for(mib * MIB, USED)

@@ -67,8 +67,8 @@ KINDS = {
 def plain():
     """What the same loop gives in memory."""
     known: dict = {}
-    return lambda kind, steps: known.get((kind, steps)) or known.setdefault(
-        (kind, steps), train(KINDS[kind], steps)
+    return lambda kind, steps: (
+        known.get((kind, steps)) or known.setdefault((kind, steps), train(KINDS[kind], steps))
     )
 
 

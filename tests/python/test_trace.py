@@ -17,7 +17,13 @@ from stoker.trace.cli import main
 def training(tmp_path):
     torch.manual_seed(0)
     model = models.Tiny(width=256).bfloat16()
-    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters()), store=str(tmp_path / "store"), dram="23MiB", policy="speculate")
+    model, opt = stoker.offload(
+        model,
+        torch.optim.AdamW(model.parameters()),
+        store=str(tmp_path / "store"),
+        dram="23MiB",
+        policy="speculate",
+    )
 
     def step(number: int) -> dict:
         models.loss_of(model, models.batch(number)).backward()
@@ -30,8 +36,14 @@ def training(tmp_path):
 
 
 def spans(content: dict, row: str) -> list[dict]:
-    rows = {event["tid"] for event in content["traceEvents"] if event["name"] == "thread_name" and event["args"]["name"].startswith(row)}
-    return [event for event in content["traceEvents"] if event["ph"] == "X" and event["tid"] in rows]
+    rows = {
+        event["tid"]
+        for event in content["traceEvents"]
+        if event["name"] == "thread_name" and event["args"]["name"].startswith(row)
+    }
+    return [
+        event for event in content["traceEvents"] if event["ph"] == "X" and event["tid"] in rows
+    ]
 
 
 def test_a_trace_holds_the_disk_the_kernels_and_the_blocks_of_one_step(training, tmp_path):
@@ -55,12 +67,19 @@ def test_a_trace_holds_the_disk_the_kernels_and_the_blocks_of_one_step(training,
     disk = spans(content, "disk")
     assert {"prefetch read", "write back write"} <= {span["name"] for span in disk}
     read = sum(span["args"]["bytes"] for span in disk if span["name"].endswith(" read"))
-    assert read >= 0.5 * sum(row["read_bytes"].values()) > 0  # the last of them were begun in the step before
+    # the last of them were begun in the step before
+    assert read >= 0.5 * sum(row["read_bytes"].values()) > 0
     for track in {span["tid"] for span in disk}:  # a row shows one operation at a time
-        lane = sorted((span["ts"], span["ts"] + span["dur"]) for span in disk if span["tid"] == track)
+        lane = sorted(
+            (span["ts"], span["ts"] + span["dur"]) for span in disk if span["tid"] == track
+        )
         assert all(first[1] <= second[0] + 1e-3 for first, second in zip(lane, lane[1:]))
     counters = [event["args"] for event in content["traceEvents"] if event["ph"] == "C"]
-    assert counters and all(each["waiting"] >= 0 and each["in service"] >= 0 for each in counters) and counters[-1] == {"waiting": 0, "in service": 0}
+    assert (
+        counters
+        and all(each["waiting"] >= 0 and each["in service"] >= 0 for each in counters)
+        and counters[-1] == {"waiting": 0, "in service": 0}
+    )
 
 
 def test_only_one_step_is_traced_and_nothing_stays_behind(training, tmp_path):
@@ -71,7 +90,11 @@ def test_only_one_step_is_traced_and_nothing_stays_behind(training, tmp_path):
     step(1)
     assert (tmp_path / "trace.json").read_bytes() == written
     session = opt._session
-    assert session.tracing is None and session.ledger.waiting.spans is None and session.pager.recorder.on_use is None
+    assert (
+        session.tracing is None
+        and session.ledger.waiting.spans is None
+        and session.pager.recorder.on_use is None
+    )
     assert session.runtime.core.stop_trace() == ([], 0)
 
 
@@ -87,7 +110,7 @@ def test_a_trace_that_cannot_be_written_names_the_file_and_the_step_stands(train
     assert opt.committed_step == 2
 
 
-# -- the command -----------------------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 SMALL = ["--layers", "2", "--width", "64", "--vocabulary", "256", "--dram", "16MiB"]
 
@@ -99,20 +122,34 @@ def test_the_command_writes_the_trace_of_its_last_step(tmp_path, capsys, policy)
     precision, said = capsys.readouterr().err.splitlines()
     chosen = precision.split()[1].rstrip(":")
     assert precision.startswith("precision ") and chosen in TYPES
-    assert said.startswith(f"written      {out}: step 4, ") and said.endswith(f" s, policy {policy}")
+    assert said.startswith(f"written      {out}: step 4, ") and said.endswith(
+        f" s, policy {policy}"
+    )
     content = json.loads(out.read_text())
     assert content["otherData"] == {"step": 4, "policy": policy, "dropped_spans": 0}
     blocks = [span["name"] for span in spans(content, "training thread, block")]
-    assert set(blocks) == {"embed", "layers.0", "layers.1", "norm", "head", "step()"} and blocks[0] == "embed" and blocks[-1] == "step()"
-    if policy == "speculate":  # lazy updates of the step before may have been made ahead of the trace
+    assert (
+        set(blocks) == {"embed", "layers.0", "layers.1", "norm", "head", "step()"}
+        and blocks[0] == "embed"
+        and blocks[-1] == "step()"
+    )
+    # lazy updates of the step before may have been made ahead of the trace
+    if policy == "speculate":
         kernels = {span["name"].partition(" [")[0] for span in spans(content, "kernel thread")}
         assert kernels >= {f"update {block}/{chosen}" for block in set(blocks) - {"step()"}}
-    assert any(span["name"].endswith(" write") and span["args"]["bytes"] > 0 for span in spans(content, "disk"))
+    assert any(
+        span["name"].endswith(" write") and span["args"]["bytes"] > 0
+        for span in spans(content, "disk")
+    )
     assert list(tmp_path.iterdir()) == [out], "the store is thrown away"
 
 
 def test_the_command_says_what_is_wrong(tmp_path, capsys):
-    for words, said in ((["--out", str(tmp_path / "none" / "t.json"), "--dir", str(tmp_path)], "none/t.json"), (["--dir", str(tmp_path / "none")], "none"), (["--dir", str(tmp_path), "--dram", "1MiB"], "the smallest budget that works")):
+    for words, said in (
+        (["--out", str(tmp_path / "none" / "t.json"), "--dir", str(tmp_path)], "none/t.json"),
+        (["--dir", str(tmp_path / "none")], "none"),
+        (["--dir", str(tmp_path), "--dram", "1MiB"], "the smallest budget that works"),
+    ):
         assert main([*SMALL, *words]) == 1
         *precision, shown = capsys.readouterr().err.splitlines()
         assert shown.startswith("stoker trace: ") and said in shown

@@ -32,7 +32,13 @@ CONFIG = ModelConfig(vocabulary=300, layers=3, hidden=64, heads=4, feed_forward=
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_tokenizer(["the quick brown fox jumps over the lazy dog " * 20, "an index of words and things\n" * 20], 300)
+    return train_tokenizer(
+        [
+            "the quick brown fox jumps over the lazy dog " * 20,
+            "an index of words and things\n" * 20,
+        ],
+        300,
+    )
 
 
 @contextlib.contextmanager
@@ -50,7 +56,7 @@ def made(dtype: torch.dtype) -> Model:
     return model
 
 
-# -- model and export --------------------------------------------------------------------------------------------------
+# -- model and export ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -63,7 +69,9 @@ def test_transformers_loads_the_export_and_computes_the_same_logits(tmp_path, to
     tokens = torch.randint(0, 300, (2, 48))
     with torch.no_grad():
         ours, other = model(tokens).float(), theirs(tokens).logits.float()
-    assert (ours - other).abs().max() <= (2e-5 if dtype == torch.float32 else 0.03) * ours.abs().max()
+    assert (ours - other).abs().max() <= (
+        2e-5 if dtype == torch.float32 else 0.03
+    ) * ours.abs().max()
     if dtype == torch.float32:
         assert torch.equal(ours.argmax(-1), other.argmax(-1))
 
@@ -76,7 +84,11 @@ def test_transformers_generates_with_the_exported_tokenizer(tmp_path, tokenizer)
     text = "the quick brown dog"
     assert words(text)["input_ids"] == tokenizer.encode(text).ids
     assert words.decode(words(text)["input_ids"]) == text
-    out = model.generate(**words(text, return_tensors="pt", return_token_type_ids=False), max_new_tokens=8, min_new_tokens=8)
+    out = model.generate(
+        **words(text, return_tensors="pt", return_token_type_ids=False),
+        max_new_tokens=8,
+        min_new_tokens=8,
+    )
     assert out.shape[1] == len(tokenizer.encode(text).ids) + 8
 
 
@@ -117,10 +129,19 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_next_token():
         assert torch.allclose(next_token_loss(model, windows), by_hand, atol=1e-5)
 
 
-# -- settings ------------------------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text, count", [("160MiB", 160 << 20), ("20GiB", 20 << 30), ("1.5 gb", 1_500_000_000), ("4096", 4096), ("2k", 2048)])
+@pytest.mark.parametrize(
+    "text, count",
+    [
+        ("160MiB", 160 << 20),
+        ("20GiB", 20 << 30),
+        ("1.5 gb", 1_500_000_000),
+        ("4096", 4096),
+        ("2k", 2048),
+    ],
+)
 def test_amounts_of_memory(text, count):
     assert parse_bytes(text) == count
 
@@ -132,7 +153,14 @@ def test_bad_amounts_of_memory_are_sentences(text):
 
 
 def test_human_bytes():
-    assert [human_bytes(n) for n in (0, 999, 1500, 2.5e6, 3e9, 4e12)] == ["0 B", "999 B", "1.5 kB", "2.5 MB", "3.0 GB", "4.00 TB"]
+    assert [human_bytes(n) for n in (0, 999, 1500, 2.5e6, 3e9, 4e12)] == [
+        "0 B",
+        "999 B",
+        "1.5 kB",
+        "2.5 MB",
+        "3.0 GB",
+        "4.00 TB",
+    ]
 
 
 def test_a_resume_takes_the_stored_settings_and_refuses_others(tmp_path):
@@ -140,7 +168,14 @@ def test_a_resume_takes_the_stored_settings_and_refuses_others(tmp_path):
     stored = read_run(tmp_path)["settings"]
     assert resolve({}, stored) == Settings(steps=77, data=("/a", "/b"), dram="50MiB")
     assert resolve({"dram": "60MiB", "policy": "sync", "steps": 77}, stored).dram == "60MiB"
-    assert resolve({"stall_seconds": 20}, {name: value for name, value in stored.items() if name != "stall_seconds"}).stall_seconds == 20  # also where the run knew none
+    # also where the run knew none
+    assert (
+        resolve(
+            {"stall_seconds": 20},
+            {name: value for name, value in stored.items() if name != "stall_seconds"},
+        ).stall_seconds
+        == 20
+    )
     with pytest.raises(InvalidArgument, match=r"--seed 5 \(stored: 0\), --steps 78 \(stored: 77\)"):
         resolve({"steps": 78, "seed": 5}, stored)
     with pytest.raises(InvalidArgument, match=r"--data /c \(stored: /a /b\)"):
@@ -155,9 +190,16 @@ def test_a_resume_keeps_what_its_run_chose(tmp_path):
         resolve({"precision": "bfloat16"}, stored)
 
 
-@pytest.mark.parametrize("given, words", [({"steps": -1}, "--steps must be at least 1"), ({"hidden": 100, "heads": 8}, "try --hidden 112"),
-                                          ({"vocabulary": 100}, "at least 257"), ({"learning_rate": 0.0}, "above 0"),
-                                          ({"stall_seconds": 0}, "--stall-seconds must be at least 1, not 0")])
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ({"steps": -1}, "--steps must be at least 1"),
+        ({"hidden": 100, "heads": 8}, "try --hidden 112"),
+        ({"vocabulary": 100}, "at least 257"),
+        ({"learning_rate": 0.0}, "above 0"),
+        ({"stall_seconds": 0}, "--stall-seconds must be at least 1, not 0"),
+    ],
+)
 def test_settings_that_cannot_work_are_sentences(given, words):
     with pytest.raises(InvalidArgument, match=words):
         resolve(given, None)
@@ -176,7 +218,7 @@ def test_the_rate_warms_up_and_falls():
     assert all(a > b for a, b in zip(rates[10:], rates[11:])) and rates[100] == pytest.approx(0.05)
 
 
-# -- ledger file -----------------------------------------------------------------------------------------------------------
+# -- ledger file -----------------------------------------------------------------------------------
 
 
 def opened(path: Path, committed_step: int, record: dict | None = None) -> LedgerFile:
@@ -198,7 +240,8 @@ def test_a_reopened_ledger_loses_what_was_not_committed_and_no_more(tmp_path):
         ledger.about(loss=float(step))
         ledger.decided({"step": step, "seconds": 1.0})
         ledger.check()
-        assert read_ledger(path)[-1] == {"step": step, "seconds": 1.0, "loss": float(step)}  # there before the commit
+        # there before the commit
+        assert read_ledger(path)[-1] == {"step": step, "seconds": 1.0, "loss": float(step)}
         assert ledger.state_dict() == {"unwritten": []}
     ledger.close()
     with open(path, "a", encoding="utf-8") as torn:
@@ -246,13 +289,14 @@ def test_a_line_that_the_disk_did_not_take_travels_with_the_step(tmp_path, monke
     assert losses(path) == [(1, 1.0)]
 
 
-# -- memory and signals --------------------------------------------------------------------------------------------------
+# -- memory and signals ----------------------------------------------------------------------------
 
 
 def test_the_memory_peak_sees_an_allocation_that_is_gone():
     before = resident_bytes()
     with MemoryPeak(0.002) as peak:
-        with mmap.mmap(-1, 16 << 20) as block:  # fresh pages: a tensor's may come from heap that is resident already
+        # fresh pages: a tensor's may come from heap that is resident already
+        with mmap.mmap(-1, 16 << 20) as block:
             block.write(b"\1" * len(block))
             time.sleep(0.1)
     assert peak.bytes >= before + (15 << 20)

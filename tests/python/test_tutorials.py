@@ -1,4 +1,5 @@
-"""What the tutorials show runs as it stands there, in one shell, and prints what they say it does."""
+"""What the tutorials show runs as it stands there, in one shell, and prints what they say it
+does."""
 
 from __future__ import annotations
 
@@ -15,11 +16,15 @@ import rgw
 TUTORIALS = sorted((Path(__file__).resolve().parents[2] / "docs" / "tutorials").glob("*.md"))
 COMMAND = Path(sys.executable).parent / "stoker"
 if not COMMAND.exists():
-    pytest.skip("the stoker command is not installed beside this Python: run `make build`", allow_module_level=True)
+    pytest.skip(
+        "the stoker command is not installed beside this Python: run `make build`",
+        allow_module_level=True,
+    )
 
 
 def blocks(text: str) -> list[tuple[str, list[str]]]:
-    """Each shell block with the lines of the text blocks that follow it; `...` in such a line stands for anything."""
+    """Each shell block with the lines of the text blocks that follow it; `...` in such a line
+    stands for anything."""
     found: list[tuple[str, list[str]]] = []
     for kind, body in re.findall(r"```(\w+)\n(.*?)```", text, re.S):
         if kind == "sh":
@@ -49,10 +54,18 @@ def test_tutorial_runs(tutorial: Path, tmp_path: Path, bucket: dict[str, str]) -
     steps = blocks(tutorial.read_text())
     assert len(steps) > 3
     mark = "==== step "
-    script = "set -euo pipefail\n" + "".join(f"echo '{mark}{i}'\n{code}" for i, (code, _) in enumerate(steps))
+    script = "set -euo pipefail\n" + "".join(
+        f"echo '{mark}{i}'\n{code}" for i, (code, _) in enumerate(steps)
+    )
     environment = os.environ | {"PATH": f"{COMMAND.parent}:{os.environ['PATH']}"} | bucket
     done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300
+        ["bash", "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout
     outputs = re.split(rf"^{mark}\d+\n", done.stdout, flags=re.M)[1:]

@@ -1,5 +1,8 @@
-"""Where the thread that trains waits for updates, their writes and commits, with memory to spare: the list of docs/semantics.md, and nothing else.
-For weights and gradients to come it waits elsewhere, where they are used (Pager, Gradients); the ledger has these waits under names of their own."""
+"""Where the thread that trains waits for updates, their writes and commits, with memory to spare:
+the list of docs/semantics.md, and nothing else. For weights and gradients to come it waits
+elsewhere, where they are used (Pager, Gradients); the ledger has these waits under names of their
+own.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ WAITS = {
     },
     "lazy": {*COMMIT, ("forward", "finish", "state")},
 }
-AGAIN = {("step", "_forget", "writing"), ("step", "decide", "state")}  # where gradients were changed behind backward
+# where gradients were changed behind backward
+AGAIN = {("step", "_forget", "writing"), ("step", "decide", "state")}
 
 
 @pytest.mark.parametrize("clips", [False, True])
@@ -43,10 +47,17 @@ def test_nothing_is_waited_for_but_what_the_list_says(tmp_path, monkeypatch, pol
         timed(self, cause, wait)
 
     monkeypatch.setattr(Steps, "timed", noting)
-    monkeypatch.setattr(Steps, "poll", lambda self: self.closing is None)  # never done before somebody waits for it
+    # never done before somebody waits for it
+    monkeypatch.setattr(Steps, "poll", lambda self: self.closing is None)
     torch.manual_seed(0)
     model = Tiny().to(torch.bfloat16)
-    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=1e-3), store=f"{tmp_path}/s", dram="64MiB", policy=policy)
+    model, opt = stoker.offload(
+        model,
+        torch.optim.AdamW(model.parameters(), lr=1e-3),
+        store=f"{tmp_path}/s",
+        dram="64MiB",
+        policy=policy,
+    )
     for step in range(FIRST + 4):
         phase = "forward"
         loss = loss_of(model, batch(step))
@@ -63,10 +74,17 @@ def test_nothing_is_waited_for_but_what_the_list_says(tmp_path, monkeypatch, pol
 
 
 def test_a_forward_begins_when_its_first_block_is_updated(tmp_path, monkeypatch):
-    """Under lazy: when a block is entered, of the blocks behind it no more are updated than are begun ahead."""
+    """Under lazy: when a block is entered, of the blocks behind it no more are updated than are
+    begun ahead."""
     torch.manual_seed(0)
     model = Tiny().to(torch.bfloat16)
-    model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=1e-3), store=f"{tmp_path}/s", dram="64MiB", policy="lazy")
+    model, opt = stoker.offload(
+        model,
+        torch.optim.AdamW(model.parameters(), lr=1e-3),
+        store=f"{tmp_path}/s",
+        dram="64MiB",
+        policy="lazy",
+    )
     late, owed = opt._session.steps.late, []
     start = Steps._start
 

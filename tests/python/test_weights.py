@@ -31,7 +31,7 @@ def make(dtype=torch.float32, layers=3) -> Tiny:
     return Tiny(layers, tied=True).to(dtype)
 
 
-# -- edits that torch sees, or that are made through what was taken since the last use ----------
+# -- edits that torch sees, or that are made through what was taken since the last use -------------
 
 
 @torch.no_grad()
@@ -169,7 +169,7 @@ def test_an_edit_while_the_step_is_written_is_no_damage(tmp_path):
         assert status == 0, report
 
 
-# -- what cannot count is an error --------------------------------------------------------------
+# -- what cannot count is an error -----------------------------------------------------------------
 
 
 def numpy_of(param):
@@ -349,7 +349,7 @@ def test_a_placeholder_that_was_written_to_is_noticed(offload):
     loss_of(model, batch(0)).backward()
 
 
-# -- loops that look at weights ------------------------------------------------------------------
+# -- loops that look at weights --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -437,7 +437,11 @@ def test_two_parameters_over_one_memory_are_refused_by_name(tmp_path):
         return stoker.offload(model, opt, store=store, dram="8MiB")[1]
 
     wide = torch.randn(16, 32)
-    for views in ((memory[:16], memory[:16]), (memory[:16], memory[8:24]), (wide[:, ::2], wide[:, 1:17])):
+    for views in (
+        (memory[:16], memory[:16]),
+        (memory[:16], memory[8:24]),
+        (wide[:, ::2], wide[:, 1:17]),
+    ):
         with pytest.raises(errors.InvalidArgument, match=r"0\.weight and 1\.weight are two param"):
             attempt(over(*views))
     model = _four()
@@ -457,7 +461,9 @@ def test_a_state_dict_that_keeps_variables_gives_the_parameters(tmp_path, policy
         model = _four()
         opt = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
         if offloaded:
-            model, opt = stoker.offload(model, opt, store=tmp_path / policy, dram="8MiB", policy=policy)
+            model, opt = stoker.offload(
+                model, opt, store=tmp_path / policy, dram="8MiB", policy=policy
+            )
         for step in range(3):
             torch.manual_seed(step)
             model(torch.randn(4, 16)).square().mean().backward()
@@ -478,7 +484,7 @@ def test_a_state_dict_that_keeps_variables_gives_the_parameters(tmp_path, policy
     assert all(map(torch.equal, run(True), run(False)))
 
 
-# -- transforms of torch.func ------------------------------------------------------------------
+# -- transforms of torch.func ----------------------------------------------------------------------
 
 
 def _wide() -> nn.Sequential:

@@ -73,7 +73,9 @@ def holds_types_one_version_and_what_it_needs(wheel: Path) -> None:
     assert "stoker/py.typed" in held
     assert not [name for name in held if "/bindings/" in name or name.endswith((".cc", ".h"))]
     assert metadata["Version"] == stoker.__version__
-    needs = {line.split(">")[0] for line in metadata.get_all("Requires-Dist") if "extra" not in line}
+    needs = {
+        line.split(">")[0] for line in metadata.get_all("Requires-Dist") if "extra" not in line
+    }
     assert needs == {"torch", "numpy", "safetensors", "tokenizers", "tqdm"}
 
 

@@ -1,4 +1,5 @@
-"""The GPT-2-like model that benchmarks train, and its loss on made-up tokens. Needs torch alone: bench/peers runs it beside other systems."""
+"""The GPT-2-like model that benchmarks train, and its loss on made-up tokens. Needs torch alone:
+bench/peers runs it beside other systems."""
 
 from __future__ import annotations
 
@@ -21,8 +22,12 @@ class Layer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape))
+        q, k, v = (
+            self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        )
+        x = x + self.out(
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape)
+        )
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
@@ -45,5 +50,7 @@ class Model(nn.Module):
 
 
 def step_loss(model: nn.Module, step: int, vocabulary: int, tokens: int = TOKENS) -> torch.Tensor:
-    drawn = torch.randint(0, vocabulary, (1, tokens + 1), generator=torch.Generator().manual_seed(step))
+    drawn = torch.randint(
+        0, vocabulary, (1, tokens + 1), generator=torch.Generator().manual_seed(step)
+    )
     return F.cross_entropy(model(drawn[:, :-1]).flatten(0, 1).float(), drawn[:, 1:].flatten())

@@ -1,8 +1,10 @@
-"""`stoker bench plan`: the planner's prediction beside the measured step, over settings from bound by the disk to bound by computing.
+"""`stoker bench plan`: the planner's prediction beside the measured step, over settings from bound
+by the disk to bound by computing.
 
-Each row: the disk, the kernels and forward and backward without offload are measured, the step is planned from that, and then
-measured as the median of the steps after the warm-up. A row across which the disk's rates moved by more than a tenth is repeated; one
-of which no repetition saw a steady disk is shown and not counted.
+Each row: the disk, the kernels and forward and backward without offload are measured, the step is
+planned from that, and then measured as the median of the steps after the warm-up. A row across
+which the disk's rates moved by more than a tenth is repeated; one of which no repetition saw a
+steady disk is shown and not counted.
 """
 
 from __future__ import annotations
@@ -35,7 +37,18 @@ WARM_UP = 4
 GOAL = 0.15  # of the measured seconds
 MOVED = 0.10  # of a disk's rate, from which on a row is repeated, and in the end not counted
 TITLE = "## The plan beside the step (`stoker bench plan`, bench/results/plan.json)"
-HEAD = ["model", "tokens", "dram", "policy", "planned, s", "measured, s", "miss", "MB read: planned, measured", "MB written", "disk moved"]
+HEAD = [
+    "model",
+    "tokens",
+    "dram",
+    "policy",
+    "planned, s",
+    "measured, s",
+    "miss",
+    "MB read: planned, measured",
+    "MB written",
+    "disk moved",
+]
 
 
 @dataclass(frozen=True)
@@ -53,10 +66,16 @@ class Row:
 
 
 SETTINGS = [
-    Row(6, 512, 64, "84MiB", "sync"), Row(6, 512, 64, "84MiB", "speculate"), Row(6, 512, 1024, "84MiB", "speculate"),
-    Row(6, 512, 64, "84MiB", "lazy"), Row(6, 512, 64, "300MiB", "speculate"), Row(6, 512, 1024, "300MiB", "sync"),
-    Row(16, 512, 64, "190MiB", "speculate"), Row(16, 512, 512, "190MiB", "sync"), Row(16, 512, 512, "400MiB", "speculate"),
-]  # fmt: skip
+    Row(6, 512, 64, "84MiB", "sync"),
+    Row(6, 512, 64, "84MiB", "speculate"),
+    Row(6, 512, 1024, "84MiB", "speculate"),
+    Row(6, 512, 64, "84MiB", "lazy"),
+    Row(6, 512, 64, "300MiB", "speculate"),
+    Row(6, 512, 1024, "300MiB", "sync"),
+    Row(16, 512, 64, "190MiB", "speculate"),
+    Row(16, 512, 512, "190MiB", "sync"),
+    Row(16, 512, 512, "400MiB", "speculate"),
+]
 
 
 def compute_seconds(row: Row, dtype: torch.dtype, times: int = 7) -> float:
@@ -73,13 +92,21 @@ def compute_seconds(row: Row, dtype: torch.dtype, times: int = 7) -> float:
     return statistics.median(taken[1:])
 
 
-def measure(row: Row, dtype: torch.dtype, steps: int, directory: str, probe_seconds: float) -> dict[str, Any]:
+def measure(
+    row: Row, dtype: torch.dtype, steps: int, directory: str, probe_seconds: float
+) -> dict[str, Any]:
     """The row with its plan, what was measured, and how far the disk moved meanwhile."""
     compute = compute_seconds(row, dtype)
     gc.collect()
     with tempfile.TemporaryDirectory(dir=directory, prefix="stoker-bench-") as store:
         model = stoker.build(lambda: row.make(dtype), seed=0, store=store, dram=row.dram)
-        model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=1e-4), store=store, dram=row.dram, policy=row.policy)
+        model, opt = stoker.offload(
+            model,
+            torch.optim.AdamW(model.parameters(), lr=1e-4),
+            store=store,
+            dram=row.dram,
+            policy=row.policy,
+        )
         try:
             machine = measure_machine([directory], probe_seconds)
             plan = opt.plan(machine, compute)
@@ -115,13 +142,19 @@ def steady(result: dict[str, Any]) -> bool:
 def judged(results: list[dict[str, Any]]) -> tuple[int, int]:
     """How many rows are within the goal, of how many that count."""
     counted = [result for result in results if steady(result)]
-    return sum(abs(result["compared"]["seconds"]["miss"]) <= GOAL for result in counted), len(counted)
+    return sum(abs(result["compared"]["seconds"]["miss"]) <= GOAL for result in counted), len(
+        counted
+    )
 
 
 def verdict(results: list[dict[str, Any]]) -> str:
     within, counted = judged(results)
     moved = len(results) - counted
-    return f"{within} of {counted} settings within {GOAL:.0%} of the measured seconds" + (f"; not counted: {moved} during which the disk moved by more than {MOVED:.0%}" if moved else "")
+    return f"{within} of {counted} settings within {GOAL:.0%} of the measured seconds" + (
+        f"; not counted: {moved} during which the disk moved by more than {MOVED:.0%}"
+        if moved
+        else ""
+    )
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -131,18 +164,30 @@ def markdown(result: dict[str, Any]) -> str:
     for row in rows:
         of, (low, high) = row["compared"], row["seconds_range"]
         pair = lambda item: f"{of[item]['planned'] / 1e6:.0f}, {of[item]['measured'] / 1e6:.0f}"
-        lines.append([
-            f"{row['parameters'] / 1e6:.0f} M", str(row["tokens"]), row["dram"], row["policy"], f"{of['seconds']['planned']:.3f}", f"{of['seconds']['measured']:.3f} ({low:.2f} to {high:.2f})",
-            f"{of['seconds']['miss']:+.0%}", pair("read_bytes"), pair("written_bytes"), f"{row['disk_moved']:.0%}" + ("" if steady(row) else ": not counted"),
-        ])  # fmt: skip
+        lines.append(
+            [
+                f"{row['parameters'] / 1e6:.0f} M",
+                str(row["tokens"]),
+                row["dram"],
+                row["policy"],
+                f"{of['seconds']['planned']:.3f}",
+                f"{of['seconds']['measured']:.3f} ({low:.2f} to {high:.2f})",
+                f"{of['seconds']['miss']:+.0%}",
+                pair("read_bytes"),
+                pair("written_bytes"),
+                f"{row['disk_moved']:.0%}" + ("" if steady(row) else ": not counted"),
+            ]
+        )
     head, *rest = ("| " + " | ".join(cells) + " |" for cells in (HEAD, *lines))
     table = "\n".join([head, "|" + "---|" * len(HEAD), *rest])
     return f"""\
 {TITLE}
 
-Each row: the disk, the kernels, and forward and backward alone are measured, the step is planned from that, then measured as the median (range) of {rows[0]['steps']} steps.
+Each row: the disk, the kernels, and forward and backward alone are measured, the step is planned
+from that, then measured as the median (range) of {rows[0]["steps"]} steps.
 {verdict(rows)}.
-A row across which a probe of the disk moved by more than a tenth is repeated, twice at most; the last column tells what it moved by in the end.
+A row across which a probe of the disk moved by more than a tenth is repeated, twice at most; the
+last column tells what it moved by in the end.
 
 {table}
 """
@@ -152,20 +197,54 @@ def line(result: dict[str, Any]) -> str:
     of = result["compared"]
     show = lambda item: f"{of[item]['planned'] / 1e6:7.1f} / {of[item]['measured'] / 1e6:7.1f}"
     moved = f"  (the disk moved by {result['disk_moved']:.0%})" if not steady(result) else ""
-    return (f"{result['parameters'] / 1e6:4.0f} M  {result['tokens']:5} tokens  {result['dram']:>7}  {result['policy']:9}  planned {of['seconds']['planned']:.3f} s  measured "
-            f"{of['seconds']['measured']:.3f} s  {of['seconds']['miss']:+.0%}  MB read {show('read_bytes')}  written {show('written_bytes')}{moved}")
+    return (
+        f"{result['parameters'] / 1e6:4.0f} M  {result['tokens']:5} tokens  {result['dram']:>7} "
+        f" {result['policy']:9}  planned {of['seconds']['planned']:.3f} s  measured"
+        f" {of['seconds']['measured']:.3f} s  {of['seconds']['miss']:+.0%}  MB read"
+        f" {show('read_bytes')}  written {show('written_bytes')}{moved}"
+    )
 
 
 def main(argv: list[str]) -> int:
     parser = Parser("stoker bench plan", __doc__)
-    parser.add_argument("--dir", type=named, default=".", help="where the stores are made and the disk is measured (default: here)")
-    parser.add_argument("--steps", type=whole(1, 1 << 20), default=20, help="measured steps a setting (default: 20)")
-    parser.add_argument("--seconds", type=number(1, 600), default=3.0, help="about how long the disk is measured each time (default: 3)")
-    parser.add_argument("--rows", type=whole(1, len(SETTINGS)), default=len(SETTINGS), help=f"only the first so many settings (default: all {len(SETTINGS)})")
-    parser.add_argument("--repeat", type=whole(0, 100), default=2, help="how often a row is repeated while the disk's rates move (default: 2)")
+    parser.add_argument(
+        "--dir",
+        type=named,
+        default=".",
+        help="where the stores are made and the disk is measured (default: here)",
+    )
+    parser.add_argument(
+        "--steps", type=whole(1, 1 << 20), default=20, help="measured steps a setting (default: 20)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=number(1, 600),
+        default=3.0,
+        help="about how long the disk is measured each time (default: 3)",
+    )
+    parser.add_argument(
+        "--rows",
+        type=whole(1, len(SETTINGS)),
+        default=len(SETTINGS),
+        help=f"only the first so many settings (default: all {len(SETTINGS)})",
+    )
+    parser.add_argument(
+        "--repeat",
+        type=whole(0, 100),
+        default=2,
+        help="how often a row is repeated while the disk's rates move (default: 2)",
+    )
     add_precision(parser)
-    parser.add_argument("--json", action="store_true", help="print the result as one JSON object on standard output")
-    parser.add_argument("--markdown", metavar="FILE", help="measure nothing: print the section of docs/numbers.md of a result that --json printed")
+    parser.add_argument(
+        "--json", action="store_true", help="print the result as one JSON object on standard output"
+    )
+    parser.add_argument(
+        "--markdown",
+        metavar="FILE",
+        help=(
+            "measure nothing: print the section of docs/numbers.md of a result that --json printed"
+        ),
+    )
     args = parser.parse_args(argv)
     say = lambda text: print(text, file=sys.stderr, flush=True)
     results = []
@@ -188,6 +267,22 @@ def main(argv: list[str]) -> int:
     say(verdict(results))
     if args.json:
         within, counted = judged(results)
-        machine = {"target": _core.optim_target(), "cores": os.cpu_count(), "torch": torch.__version__, "stoker": stoker.__version__, "load_before": os.getloadavg()[0]}
-        print(json.dumps({**machine, "goal": GOAL, "within_goal": within, "counted": counted, "rows": results}))
+        machine = {
+            "target": _core.optim_target(),
+            "cores": os.cpu_count(),
+            "torch": torch.__version__,
+            "stoker": stoker.__version__,
+            "load_before": os.getloadavg()[0],
+        }
+        print(
+            json.dumps(
+                {
+                    **machine,
+                    "goal": GOAL,
+                    "within_goal": within,
+                    "counted": counted,
+                    "rows": results,
+                }
+            )
+        )
     return 0

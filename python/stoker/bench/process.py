@@ -1,4 +1,5 @@
-"""What a process takes, as the kernel counts it. Needs no package at all: bench/peers runs it in other systems' processes."""
+"""What a process takes, as the kernel counts it. Needs no package at all: bench/peers runs it in
+other systems' processes."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import time
 
 
 class PeakMemory(threading.Thread):
-    """The peak of RssAnon + RssShmem + HugetlbPages, sampled every 25 ms; beside it that of VmRSS, which leaves reserved large pages out.
+    """The peak of RssAnon + RssShmem + HugetlbPages, sampled every 25 ms; beside it that of VmRSS,
+    which leaves reserved large pages out.
 
     Not more often: each sample takes the interpreter away from the step that is measured.
     """
@@ -22,7 +24,9 @@ class PeakMemory(threading.Thread):
         while self._on:
             status = open("/proc/self/status").read()
             kib = {name: int(n) for name, n in re.findall(r"^(\w+):\s+(\d+) kB$", status, re.M)}
-            self.peak = max(self.peak, 1024 * (kib["RssAnon"] + kib["RssShmem"] + kib["HugetlbPages"]))
+            self.peak = max(
+                self.peak, 1024 * (kib["RssAnon"] + kib["RssShmem"] + kib["HugetlbPages"])
+            )
             self.resident_peak = max(self.resident_peak, 1024 * kib["VmRSS"])
             time.sleep(0.025)
 

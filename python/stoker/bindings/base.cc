@@ -20,9 +20,9 @@ namespace nb = nanobind;
 namespace stoker::python {
 namespace {
 
-std::atomic<bool> leaving{false};     // the interpreter is about to end
-std::atomic<unsigned long> leaver{0}; // the thread that said so, which goes on
-std::atomic<int> coming{0};           // threads on their way back to the GIL
+std::atomic<bool> leaving{false};      // the interpreter is about to end
+std::atomic<unsigned long> leaver{0};  // the thread that said so, which goes on
+std::atomic<int> coming{0};            // threads on their way back to the GIL
 
 struct Parked {
   std::mutex mutex;
@@ -59,7 +59,8 @@ nb::bytes xxh3_128(uintptr_t address, size_t bytes) {
   XXH128_canonical_t canonical;
   {
     const WithoutGil without;
-    XXH128_canonicalFromHash(&canonical, XXH3_128bits(reinterpret_cast<const void*>(address), bytes));
+    XXH128_canonicalFromHash(&canonical,
+                             XXH3_128bits(reinterpret_cast<const void*>(address), bytes));
   }
   return nb::bytes(canonical.digest, sizeof canonical.digest);
 }
@@ -80,18 +81,22 @@ WithoutGil::~WithoutGil() {
 
 void bind_base(nb::module_& module) {
   module.def("leave", &stoker::python::leave,
-      "The interpreter is about to end: threads that are in the core stay there for ever.");
+             "The interpreter is about to end: threads that are in the core stay there for ever.");
   module.def("parked_threads", &stoker::python::parked_threads,
-      "Identifiers of the threads that stay in the core since leave().");
+             "Identifiers of the threads that stay in the core since leave().");
   module.def(
-      "parse_bytes", [](const std::string& text) { return stoker::python::unwrap(stoker::parse_bytes(text)); }, nb::arg("text"),
+      "parse_bytes",
+      [](const std::string& text) { return stoker::python::unwrap(stoker::parse_bytes(text)); },
+      nb::arg("text"),
       "'20GiB', '160 MiB', '7GB' or '4096' as a number of bytes; InvalidArgument otherwise.");
   module.def(
       "crc32c",
-      [](uintptr_t address, size_t bytes, uint32_t seed) { return stoker::crc32c(reinterpret_cast<const void*>(address), bytes, seed); },
+      [](uintptr_t address, size_t bytes, uint32_t seed) {
+        return stoker::crc32c(reinterpret_cast<const void*>(address), bytes, seed);
+      },
       nb::arg("address"), nb::arg("bytes"), nb::arg("seed") = 0,
       nb::call_guard<stoker::python::WithoutGil>(),
       "CRC32C of memory; `seed` is the CRC of the bytes before.");
   module.def("xxh3_128", &stoker::python::xxh3_128, nb::arg("address"), nb::arg("bytes"),
-      "XXH3-128 of memory: 16 bytes, the canonical form.");
+             "XXH3-128 of memory: 16 bytes, the canonical form.");
 }

@@ -56,8 +56,8 @@ class WithoutGil {
 // In a process that was forked since: raises. What waits for threads would wait for ever.
 void check_process(const RuntimeHandle& runtime);
 
-// Waits without the GIL, in slices so that Ctrl-C (or another signal whose handler raises) ends the wait.
-// False if `timeout_ns` passed first; no limit if it is negative.
+// Waits without the GIL, in slices so that Ctrl-C (or another signal whose handler raises) ends the
+// wait. False if `timeout_ns` passed first; no limit if it is negative.
 template <typename T>
 bool wait_until_done(const Future<T>& future, int64_t timeout_ns = -1) {
   constexpr int64_t slice_ns = 50'000'000;
@@ -79,9 +79,10 @@ T wait_for(const Future<T>& future) {
 }
 
 Priority priority_of(std::string_view name);
-Store& open(const PyStore& store);                                  // raises if it was closed
-nb::object health(const PyStore& store);                            // None where there is nothing of the kind
-offload::StepTransaction& open(const PyTransaction& transaction);   // raises if it was abandoned
+Store& open(const PyStore& store);  // raises if it was closed
+// None where there is nothing of the kind
+nb::object health(const PyStore& store);
+offload::StepTransaction& open(const PyTransaction& transaction);  // raises if it was abandoned
 
 }  // namespace stoker::python
 

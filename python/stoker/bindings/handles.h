@@ -1,5 +1,6 @@
-// What stands behind the Python objects of the core: shared ownership in the order in which things must end
-// (Session before Transaction before Store before Arena before Runtime), whatever order Python drops them in.
+// What stands behind the Python objects of the core: shared ownership in the order in which things
+// must end (Session before Transaction before Store before Arena before Runtime), whatever order
+// Python drops them in.
 //
 // Destructors here run on any thread, with or without the GIL: they call nothing of Python.
 #pragma once
@@ -23,7 +24,8 @@ class RuntimeHandle {
   explicit RuntimeHandle(std::unique_ptr<RuntimeOwner> the_owner) : owner(the_owner.release()) {}
   bool here() const { return owner.get_deleter().here(); }  // in the process that made it
 
-  // Raw memory as a Slice that names the arena it lies in, if any: such memory is registered with the engine.
+  // Raw memory as a Slice that names the arena it lies in, if any: such memory is registered with
+  // the engine.
   Slice slice(uintptr_t address, uint64_t bytes);
   void add(const Arena& arena);
   void remove(const Arena& arena);
@@ -42,7 +44,8 @@ struct ArenaHandle {
   const Unforked<Arena> arena;
 };
 
-// Held by the Python Buffer and by every tensor storage made from it; the memory goes back with the last of them.
+// Held by the Python Buffer and by every tensor storage made from it; the memory goes back with the
+// last of them.
 struct HeldBuffer {
   HeldBuffer(std::shared_ptr<ArenaHandle> the_arena, Buffer the_buffer)
       : arena(std::move(the_arena)), buffer(new Buffer(std::move(the_buffer))) {}
@@ -76,14 +79,14 @@ class StoreHandle {
   void close();
 
   const std::shared_ptr<RuntimeHandle> runtime;
-  Unforked<Store> store;                // null once closed
-  Counter read_bytes, written_bytes;    // what Python itself moved, beside Sessions
-  std::atomic<int> sessions{0};         // open ones
+  Unforked<Store> store;              // null once closed
+  Counter read_bytes, written_bytes;  // what Python itself moved, beside Sessions
+  std::atomic<int> sessions{0};       // open ones
 
  private:
   std::mutex mutex_;
   std::condition_variable idle_;
-  size_t pending_ = 0;                                         // guarded by mutex_
+  size_t pending_ = 0;                                              // guarded by mutex_
   std::vector<std::weak_ptr<struct TransactionBox>> transactions_;  // guarded by mutex_
 };
 
@@ -95,7 +98,8 @@ struct TransactionBox {
 };
 
 struct SessionHandle {
-  SessionHandle(std::shared_ptr<StoreHandle> the_store, std::shared_ptr<ArenaHandle> the_arena, std::unique_ptr<offload::Session> the_session);
+  SessionHandle(std::shared_ptr<StoreHandle> the_store, std::shared_ptr<ArenaHandle> the_arena,
+                std::unique_ptr<offload::Session> the_session);
   ~SessionHandle() { close(); }
   void close();
   std::shared_ptr<StoreHandle> store;

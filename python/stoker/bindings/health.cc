@@ -1,4 +1,5 @@
-// Store.health(): how a store over several disks is, for the process that has it open: the writer's lock keeps all others out.
+// Store.health(): how a store over several disks is, for the process that has it open: the writer's
+// lock keeps all others out.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>

@@ -23,7 +23,9 @@ namespace stoker::python {
   throw nb::python_error();
 }
 
-[[noreturn]] void raise_invalid(const std::string& what) { raise(make_error(Code::invalid_argument, what, "python")); }
+[[noreturn]] void raise_invalid(const std::string& what) {
+  raise(make_error(Code::invalid_argument, what, "python"));
+}
 
 Count::operator uint64_t() const {
   if (!good) raise_invalid("a size or a place in an object is a whole number from 0 to 2^64 - 1");
@@ -32,8 +34,9 @@ Count::operator uint64_t() const {
 
 Name::operator std::string_view() const {
   if (!good)
-    raise_invalid("a key or a name is text that UTF-8 can hold, and this one has half of a "
-                  "surrogate pair in it: give it without, or as text of its bytes in hex");
+    raise_invalid(
+        "a key or a name is text that UTF-8 can hold, and this one has half of a "
+        "surrogate pair in it: give it without, or as text of its bytes in hex");
   return text;
 }
 
@@ -50,7 +53,8 @@ Slice RuntimeHandle::slice(uintptr_t address, uint64_t bytes) {
   auto* data = reinterpret_cast<std::byte*>(address);
   std::lock_guard lock(mutex_);
   for (const Arena* arena : arenas_) {
-    if (data >= arena->data() && data + bytes <= arena->data() + arena->size()) return {data, bytes, arena->id()};
+    if (data >= arena->data() && data + bytes <= arena->data() + arena->size())
+      return {data, bytes, arena->id()};
   }
   return {data, bytes};
 }
@@ -65,7 +69,8 @@ void RuntimeHandle::remove(const Arena& arena) {
   std::erase(arenas_, &arena);
 }
 
-ArenaHandle::ArenaHandle(std::shared_ptr<RuntimeHandle> the_runtime, std::unique_ptr<Arena> the_arena)
+ArenaHandle::ArenaHandle(std::shared_ptr<RuntimeHandle> the_runtime,
+                         std::unique_ptr<Arena> the_arena)
     : runtime(std::move(the_runtime)), arena(the_arena.release()) {
   runtime->add(*arena);
 }
@@ -73,7 +78,8 @@ ArenaHandle::ArenaHandle(std::shared_ptr<RuntimeHandle> the_runtime, std::unique
 ArenaHandle::~ArenaHandle() {
   if (!runtime->here()) return;
   runtime->remove(*arena);
-  if (auto forgotten = runtime->owner->loop().unadopt(*arena); !forgotten) log().warn("{}", forgotten.error().message());
+  if (auto forgotten = runtime->owner->loop().unadopt(*arena); !forgotten)
+    log().warn("{}", forgotten.error().message());
 }
 
 namespace {
@@ -103,7 +109,8 @@ struct DlManagedTensor {
 constexpr DlDevice kCpu{1, 0};
 constexpr DlDataType kUint8{1, 8, 1};
 
-// One export: the consumer's storage calls `deleter` when it dies, on whatever thread; no Python in there.
+// One export: the consumer's storage calls `deleter` when it dies, on whatever thread; no Python in
+// there.
 struct Export {
   DlManagedTensor managed;
   int64_t shape;
@@ -119,7 +126,9 @@ nb::object to_dlpack(const PyBuffer& buffer, const nb::kwargs&) {
   auto* made = new Export{{}, static_cast<int64_t>(held(buffer)->buffer->size()), held(buffer)};
   made->managed.tensor = {made->held->buffer->data(), kCpu, 1, kUint8, &made->shape, nullptr, 0};
   made->managed.context = made;
-  made->managed.deleter = [](DlManagedTensor* managed) { delete static_cast<Export*>(managed->context); };
+  made->managed.deleter = [](DlManagedTensor* managed) {
+    delete static_cast<Export*>(managed->context);
+  };
   // A consumer renames the capsule; under its first name nobody took it.
   PyObject* capsule = PyCapsule_New(&made->managed, "dltensor", [](PyObject* self) {
     if (PyCapsule_IsValid(self, "dltensor") == 0) return;
@@ -141,7 +150,7 @@ int get_buffer(PyObject* self, Py_buffer* view, int flags) {
     return -1;
   }
   return PyBuffer_FillInfo(view, self, buffer.held->buffer->data(),
-      static_cast<Py_ssize_t>(buffer.held->buffer->size()), 0, flags);
+                           static_cast<Py_ssize_t>(buffer.held->buffer->size()), 0, flags);
 }
 
 PyType_Slot buffer_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_buffer)}, {0, nullptr}};
@@ -168,8 +177,11 @@ uint64_t address(const std::byte* data) { return reinterpret_cast<uintptr_t>(dat
 
 void bind_memory(nanobind::module_& module) {
   using namespace stoker::python;
-  module.def("human_bytes", [](uint64_t bytes) { return stoker::human_bytes(bytes); }, nb::arg("bytes"), "'1.5 GiB' style.");
-  nb::class_<PyArena>(module, "Arena", "Pre-faulted memory in large pages, out of which Buffers are cut.")
+  module.def(
+      "human_bytes", [](uint64_t bytes) { return stoker::human_bytes(bytes); }, nb::arg("bytes"),
+      "'1.5 GiB' style.");
+  nb::class_<PyArena>(module, "Arena",
+                      "Pre-faulted memory in large pages, out of which Buffers are cut.")
       .def("take", &take, nb::arg("bytes"))
       .def_prop_ro("address", [](const PyArena& a) { return address(a.handle->arena->data()); })
       .def_prop_ro("size", [](const PyArena& a) { return a.handle->arena->size(); })
@@ -178,8 +190,9 @@ void bind_memory(nanobind::module_& module) {
       .def_prop_ro("largest_free", [](const PyArena& a) { return a.handle->arena->largest_free(); })
       .def_prop_ro("pages", &pages);
 
-  nb::class_<PyBuffer>(module, "Buffer", nb::type_slots(buffer_slots),
-                       "Memory of an Arena; torch.from_dlpack(buffer) shares it and keeps it alive.")
+  nb::class_<PyBuffer>(
+      module, "Buffer", nb::type_slots(buffer_slots),
+      "Memory of an Arena; torch.from_dlpack(buffer) shares it and keeps it alive.")
       .def_prop_ro("address", [](const PyBuffer& b) { return address(held(b)->buffer->data()); })
       .def_prop_ro("size", [](const PyBuffer& b) { return held(b)->buffer->size(); })
       .def_prop_ro("shared", [](const PyBuffer& b) { return b.held && b.held.use_count() > 1; })

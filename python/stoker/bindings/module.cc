@@ -1,4 +1,5 @@
-// stoker._core: one bind_NAME function a file; the order matters where a later class names an earlier one.
+// stoker._core: one bind_NAME function a file; the order matters where a later class names an
+// earlier one.
 #include <nanobind/nanobind.h>
 
 namespace nb = nanobind;

@@ -13,5 +13,6 @@ inline stoker::optim::MomentType moment_type_of(std::string_view name) {
   if (name == "exact") return MomentType::f32;
   if (name == "bf16") return MomentType::bf16;
   if (name == "8bit") return MomentType::q8;
-  throw nanobind::value_error(("moments '" + std::string(name) + "' is not one of exact, bf16, 8bit").c_str());
+  throw nanobind::value_error(
+      ("moments '" + std::string(name) + "' is not one of exact, bf16, 8bit").c_str());
 }

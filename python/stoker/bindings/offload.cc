@@ -11,7 +11,9 @@
 
 namespace stoker::python {
 
-SessionHandle::SessionHandle(std::shared_ptr<StoreHandle> the_store, std::shared_ptr<ArenaHandle> the_arena, std::unique_ptr<offload::Session> the_session)
+SessionHandle::SessionHandle(std::shared_ptr<StoreHandle> the_store,
+                             std::shared_ptr<ArenaHandle> the_arena,
+                             std::unique_ptr<offload::Session> the_session)
     : store(std::move(the_store)), arena(std::move(the_arena)), session(the_session.release()) {
   ++store->sessions;
 }
@@ -49,8 +51,10 @@ offload::Session& open(const PySession& session) {
   return *session.handle->session;
 }
 
-PySession make_session(const PyRuntime& runtime, const PyStore& store, const PyArena& arena, const offload::SessionOptions& options) {
-  auto made = offload::Session::make(python::open(store), runtime.handle->owner->runtime(), *arena.handle->arena, options);
+PySession make_session(const PyRuntime& runtime, const PyStore& store, const PyArena& arena,
+                       const offload::SessionOptions& options) {
+  auto made = offload::Session::make(python::open(store), runtime.handle->owner->runtime(),
+                                     *arena.handle->arena, options);
   return {std::make_shared<SessionHandle>(store.handle, arena.handle, unwrap(std::move(made)))};
 }
 
@@ -71,7 +75,8 @@ optim::Algorithm algorithm_of(const std::string& name) {
 template <typename T>
 T setting(const std::string& name, nb::handle value) {
   T out{};
-  if (!nb::try_cast(value, out)) raise_invalid("the setting '" + name + "' of an optimizer step has the wrong type");
+  if (!nb::try_cast(value, out))
+    raise_invalid("the setting '" + name + "' of an optimizer step has the wrong type");
   return out;
 }
 
@@ -80,19 +85,32 @@ optim::Hyper hyper_of(const nb::dict& values) {
   optim::Hyper hyper;
   for (const auto& [key, value] : values) {
     const auto name = nb::cast<std::string>(nb::str(key));
-    if (name == "algorithm") hyper.algorithm = algorithm_of(setting<std::string>(name, value));
-    else if (name == "lr") hyper.lr = setting<double>(name, value);
-    else if (name == "beta1") hyper.beta1 = setting<double>(name, value);
-    else if (name == "beta2") hyper.beta2 = setting<double>(name, value);
-    else if (name == "eps") hyper.eps = setting<double>(name, value);
-    else if (name == "weight_decay") hyper.weight_decay = setting<double>(name, value);
-    else if (name == "momentum") hyper.momentum = setting<double>(name, value);
-    else if (name == "dampening") hyper.dampening = setting<double>(name, value);
-    else if (name == "nesterov") hyper.nesterov = setting<bool>(name, value);
-    else if (name == "maximize") hyper.maximize = setting<bool>(name, value);
-    else if (name == "grad_scale") hyper.grad_scale = setting<double>(name, value);
-    else if (name == "step") hyper.step = setting<uint64_t>(name, value);
-    else raise_invalid("'" + name + "' is not a setting of an optimizer step");
+    if (name == "algorithm")
+      hyper.algorithm = algorithm_of(setting<std::string>(name, value));
+    else if (name == "lr")
+      hyper.lr = setting<double>(name, value);
+    else if (name == "beta1")
+      hyper.beta1 = setting<double>(name, value);
+    else if (name == "beta2")
+      hyper.beta2 = setting<double>(name, value);
+    else if (name == "eps")
+      hyper.eps = setting<double>(name, value);
+    else if (name == "weight_decay")
+      hyper.weight_decay = setting<double>(name, value);
+    else if (name == "momentum")
+      hyper.momentum = setting<double>(name, value);
+    else if (name == "dampening")
+      hyper.dampening = setting<double>(name, value);
+    else if (name == "nesterov")
+      hyper.nesterov = setting<bool>(name, value);
+    else if (name == "maximize")
+      hyper.maximize = setting<bool>(name, value);
+    else if (name == "grad_scale")
+      hyper.grad_scale = setting<double>(name, value);
+    else if (name == "step")
+      hyper.step = setting<uint64_t>(name, value);
+    else
+      raise_invalid("'" + name + "' is not a setting of an optimizer step");
   }
   if (hyper.step == 0) raise_invalid("step counts from 1: it is 1 for a parameter's first update");
   return hyper;
@@ -101,22 +119,28 @@ optim::Hyper hyper_of(const nb::dict& values) {
 // The fields of a tuple that Python passes; `form` says what it should have been.
 nb::tuple tuple_of(nb::handle item, size_t size, const char* form) {
   nb::tuple fields;
-  if (!nb::try_cast(item, fields) || fields.size() != size) raise_invalid(std::string("expected a tuple ") + form);
+  if (!nb::try_cast(item, fields) || fields.size() != size)
+    raise_invalid(std::string("expected a tuple ") + form);
   return fields;
 }
 
 template <typename T>
 T field(const nb::tuple& fields, size_t index, const char* form) {
   T value{};
-  if (!nb::try_cast(nb::object(fields[index]), value)) raise_invalid("field " + std::to_string(index) + " of a tuple " + form + " has the wrong type");
+  if (!nb::try_cast(nb::object(fields[index]), value))
+    raise_invalid("field " + std::to_string(index) + " of a tuple " + form + " has the wrong type");
   return value;
 }
 
 Segment segment_of(nb::handle item) {
-  constexpr const char* form = "(parameter, offset, count, gradient address, gradient dtype, hyper)";
+  constexpr const char* form =
+      "(parameter, offset, count, gradient address, gradient dtype, hyper)";
   const nb::tuple fields = tuple_of(item, 6, form);
-  return {field<uint32_t>(fields, 0, form), field<uint64_t>(fields, 1, form), field<uint64_t>(fields, 2, form),
-          reinterpret_cast<const std::byte*>(field<uintptr_t>(fields, 3, form)), grad_type_of(field<std::string>(fields, 4, form)),
+  return {field<uint32_t>(fields, 0, form),
+          field<uint64_t>(fields, 1, form),
+          field<uint64_t>(fields, 2, form),
+          reinterpret_cast<const std::byte*>(field<uintptr_t>(fields, 3, form)),
+          grad_type_of(field<std::string>(fields, 4, form)),
           hyper_of(field<nb::dict>(fields, 5, form))};
 }
 
@@ -125,7 +149,8 @@ std::vector<GradSpan> spans_of(const nb::sequence& items) {
   for (nb::handle item : items) {
     constexpr const char* form = "(address, count, dtype)";
     const nb::tuple fields = tuple_of(item, 3, form);
-    spans.push_back({reinterpret_cast<std::byte*>(field<uintptr_t>(fields, 0, form)), field<uint64_t>(fields, 1, form),
+    spans.push_back({reinterpret_cast<std::byte*>(field<uintptr_t>(fields, 0, form)),
+                     field<uint64_t>(fields, 1, form),
                      grad_type_of(field<std::string>(fields, 2, form))});
   }
   return spans;
@@ -147,9 +172,11 @@ std::shared_ptr<offload::StepTransaction> share(const PyTransaction* transaction
 
 // ---- blocks
 
-BlockId add_block(const PySession& session, const std::string& name, uint64_t elements, const std::string& dtype, const std::string& planes) {
+BlockId add_block(const PySession& session, const std::string& name, uint64_t elements,
+                  const std::string& dtype, const std::string& planes) {
   const uint32_t bytes = grad_type_of(dtype) == optim::GradType::bf16 ? 2 : 4;
-  if (planes.find_first_not_of("rmv") != std::string::npos) raise_invalid("planes '" + planes + "' may name r, m and v only");
+  if (planes.find_first_not_of("rmv") != std::string::npos)
+    raise_invalid("planes '" + planes + "' may name r, m and v only");
   return unwrap(open(session).add_block({.name = name,
                                          .elements = elements,
                                          .weight_bytes = bytes,
@@ -158,11 +185,15 @@ BlockId add_block(const PySession& session, const std::string& name, uint64_t el
                                          .v = planes.find('v') != std::string::npos}));
 }
 
-BlockId add_frozen(const PySession& session, const std::string& name, uint64_t elements, uint32_t element_bytes) {
-  return unwrap(open(session).add_block({.name = name, .elements = elements, .weight_bytes = element_bytes, .frozen = true}));
+BlockId add_frozen(const PySession& session, const std::string& name, uint64_t elements,
+                   uint32_t element_bytes) {
+  return unwrap(open(session).add_block(
+      {.name = name, .elements = elements, .weight_bytes = element_bytes, .frozen = true}));
 }
 
-const offload::BlockLayout& layout(const PySession& session, BlockId block) { return *unwrap(open(session).layout(block)); }
+const offload::BlockLayout& layout(const PySession& session, BlockId block) {
+  return *unwrap(open(session).layout(block));
+}
 
 nb::dict planes(const PySession& session, BlockId block) {
   const auto& geometry = layout(session, block);
@@ -180,31 +211,40 @@ nb::dict planes(const PySession& session, BlockId block) {
 
 Slice weights(const PySession& session, BlockId block, uintptr_t address) {
   if (address == 0) return {};
-  return session.handle->store->runtime->slice(address, layout(session, block).plane_bytes(Plane::weight));
+  return session.handle->store->runtime->slice(address,
+                                               layout(session, block).plane_bytes(Plane::weight));
 }
 
-PyFuture fetch_weights(const PySession& session, BlockId block, uintptr_t address, const std::string& priority, const PyTransaction* transaction) {
+PyFuture fetch_weights(const PySession& session, BlockId block, uintptr_t address,
+                       const std::string& priority, const PyTransaction* transaction) {
   open(session);
   const Priority urgency = priority_of(priority);
   const auto source = share(transaction);
   const Slice into = weights(session, block, address);
   const WithoutGil without;
   const auto& store = session.handle->store;
-  return {.version = {}, .done = store->track(session.handle->session->fetch_weights(block, into, urgency, source.get())), .store = store};
+  return {.version = {},
+          .done = store->track(
+              session.handle->session->fetch_weights(block, into, urgency, source.get())),
+          .store = store};
 }
 
-PyFuture store_weights(const PySession& session, BlockId block, uintptr_t address, const PyTransaction& transaction) {
+PyFuture store_weights(const PySession& session, BlockId block, uintptr_t address,
+                       const PyTransaction& transaction) {
   offload::StepTransaction& step = python::open(transaction);
   const Slice from = weights(session, block, address);
   const WithoutGil without;
   const auto& store = session.handle->store;
-  return {.version = {}, .done = store->track(session.handle->session->store_weights(block, from, step)), .store = store};
+  return {.version = {},
+          .done = store->track(session.handle->session->store_weights(block, from, step)),
+          .store = store};
 }
 
 // ---- updates
 
-PyUpdateJob update(const PySession& session, BlockId block, const nb::sequence& segments, uintptr_t weight_in, uintptr_t weight_out,
-                   const PyTransaction& transaction, const PyTransaction* source, bool hashes) {
+PyUpdateJob update(const PySession& session, BlockId block, const nb::sequence& segments,
+                   uintptr_t weight_in, uintptr_t weight_out, const PyTransaction& transaction,
+                   const PyTransaction* source, bool hashes) {
   offload::UpdateRequest request;
   for (nb::handle item : segments) request.segments.push_back(segment_of(item));
   request.weight_in = weights(session, block, weight_in);
@@ -220,7 +260,8 @@ PyUpdateJob update(const PySession& session, BlockId block, const nb::sequence& 
   return {session.handle, unwrap(std::move(job)), hashes};
 }
 
-size_t prefetch_state(const PySession& session, BlockId block, const PyTransaction* source, bool with_weights) {
+size_t prefetch_state(const PySession& session, BlockId block, const PyTransaction* source,
+                      bool with_weights) {
   auto& target = open(session);
   const auto from = share(source);
   auto begun = [&] {
@@ -250,7 +291,8 @@ void recall(const PySession& session, uintptr_t address, uint64_t bytes) {
   target.recall(lent);
 }
 
-void wait_counted(const PyUpdateJob& job, const Future<void>& future, Counter offload::Traffic::*counter) {
+void wait_counted(const PyUpdateJob& job, const Future<void>& future,
+                  Counter offload::Traffic::*counter) {
   if (job.session->session) check_process(*job.session->store->runtime);
   if (!future.ready() && job.session->session) {
     const Stopwatch watch(job.session->session->traffic().*counter);
@@ -277,7 +319,8 @@ nb::list hash_many(const PySession& session, const nb::sequence& items) {
   for (nb::handle item : items) {
     constexpr const char* form = "(address, bytes)";
     const nb::tuple fields = tuple_of(item, 2, form);
-    spans.emplace_back(reinterpret_cast<const std::byte*>(field<uintptr_t>(fields, 0, form)), field<uint64_t>(fields, 1, form));
+    spans.emplace_back(reinterpret_cast<const std::byte*>(field<uintptr_t>(fields, 0, form)),
+                       field<uint64_t>(fields, 1, form));
   }
   Pool& pool = open(session).pool();
   const auto hashes = [&] {
@@ -288,7 +331,8 @@ nb::list hash_many(const PySession& session, const nb::sequence& items) {
 }
 
 nb::bytes hash_one(const PySession& session, uintptr_t address, uint64_t bytes) {
-  const std::array<std::span<const std::byte>, 1> spans = {std::span(reinterpret_cast<const std::byte*>(address), bytes)};
+  const std::array<std::span<const std::byte>, 1> spans = {
+      std::span(reinterpret_cast<const std::byte*>(address), bytes)};
   Pool& pool = open(session).pool();
   const auto hashes = [&] {
     const WithoutGil without;
@@ -315,20 +359,24 @@ void scale(const PySession& session, const nb::sequence& items, double factor) {
 
 nb::dict by_class(const std::array<Counter, offload::kPlanes>& planes, const Counter& other) {
   nb::dict out;
-  for (Plane plane : offload::kAllPlanes) out[std::string(offload::name(plane)).c_str()] = planes[static_cast<size_t>(plane)].get();
+  for (Plane plane : offload::kAllPlanes)
+    out[std::string(offload::name(plane)).c_str()] = planes[static_cast<size_t>(plane)].get();
   out["other"] = other.get();
   return out;
 }
 
 double arithmetic_seconds(const PySession& session) {
   const offload::Traffic& traffic = open(session).traffic();
-  const uint64_t ns = traffic.kernel_ns.get() + traffic.hash_ns.get() + traffic.copy_ns.get() + traffic.stage_ns.get();
+  const uint64_t ns = traffic.kernel_ns.get() + traffic.hash_ns.get() + traffic.copy_ns.get() +
+                      traffic.stage_ns.get();
   return static_cast<double>(ns) * 1e-9 / static_cast<double>(open(session).pool().threads());
 }
 
 nb::dict counters(const PySession& session) {
   const offload::Traffic& traffic = open(session).traffic();
-  const auto seconds_of = [](const Counter& counter) { return static_cast<double>(counter.get()) * 1e-9; };
+  const auto seconds_of = [](const Counter& counter) {
+    return static_cast<double>(counter.get()) * 1e-9;
+  };
   nb::dict seconds;
   seconds["kernel"] = seconds_of(traffic.kernel_ns);
   seconds["hash"] = seconds_of(traffic.hash_ns);
@@ -355,8 +403,14 @@ nb::dict counters(const PySession& session) {
 void bind_offload(nanobind::module_& module) {
   using namespace stoker::python;
   nb::class_<PyUpdateJob>(module, "UpdateJob", "One optimizer step of one block, on its way.")
-      .def("wait", [](const PyUpdateJob& j) { wait_counted(j, j.job->computed(), &stoker::offload::Traffic::wait_compute_ns); })
-      .def("wait_written", [](const PyUpdateJob& j) { wait_counted(j, j.job->written(), &stoker::offload::Traffic::wait_written_ns); })
+      .def("wait",
+           [](const PyUpdateJob& j) {
+             wait_counted(j, j.job->computed(), &stoker::offload::Traffic::wait_compute_ns);
+           })
+      .def("wait_written",
+           [](const PyUpdateJob& j) {
+             wait_counted(j, j.job->written(), &stoker::offload::Traffic::wait_written_ns);
+           })
       .def("computed", [](const PyUpdateJob& j) { return j.job->computed().ready(); })
       .def("written", [](const PyUpdateJob& j) { return j.job->written().ready(); })
       .def("hashes", &hashes)
@@ -364,31 +418,55 @@ void bind_offload(nanobind::module_& module) {
         wait_for(j.job->computed());
         return j.job->finite();
       });
-  nb::class_<PySession>(module, "Session", "What moves bytes between a store, the arena and the optimizer kernels.")
-      .def("__init__",
-           [](PySession* self, const PyRuntime& runtime, const PyStore& store, const PyArena& arena, uint32_t tiles, uint32_t tile_elements,
-              const std::string& moments, uint64_t seed) {
-             new (self) PySession(make_session(runtime, store, arena, {tiles, tile_elements, moment_type_of(moments), seed}));
-           },
-           nb::arg("runtime"), nb::arg("store"), nb::arg("arena"), nb::arg("tiles") = 4, nb::arg("tile_elements") = 1 << 19,
-           nb::arg("moments") = "exact", nb::arg("seed") = 0)
-      .def("add_block", &add_block, nb::arg("name"), nb::arg("elements"), nb::arg("dtype"), nb::arg("planes") = "mv")
-      .def("add_frozen", &add_frozen, nb::arg("name"), nb::arg("elements"), nb::arg("element_bytes"))
-      .def("create_block", [](const PySession& s, BlockId block, const PyTransaction& txn) { unwrap(layout(s, block).create(stoker::python::open(txn).raw())); },
-           nb::arg("block"), nb::arg("txn"))
-      .def("check_block", [](const PySession& s, BlockId block) { unwrap(layout(s, block).check(*s.handle->store->store)); }, nb::arg("block"))
+  nb::class_<PySession>(module, "Session",
+                        "What moves bytes between a store, the arena and the optimizer kernels.")
+      .def(
+          "__init__",
+          [](PySession* self, const PyRuntime& runtime, const PyStore& store, const PyArena& arena,
+             uint32_t tiles, uint32_t tile_elements, const std::string& moments, uint64_t seed) {
+            new (self) PySession(make_session(
+                runtime, store, arena, {tiles, tile_elements, moment_type_of(moments), seed}));
+          },
+          nb::arg("runtime"), nb::arg("store"), nb::arg("arena"), nb::arg("tiles") = 4,
+          nb::arg("tile_elements") = 1 << 19, nb::arg("moments") = "exact", nb::arg("seed") = 0)
+      .def("add_block", &add_block, nb::arg("name"), nb::arg("elements"), nb::arg("dtype"),
+           nb::arg("planes") = "mv")
+      .def("add_frozen", &add_frozen, nb::arg("name"), nb::arg("elements"),
+           nb::arg("element_bytes"))
+      .def(
+          "create_block",
+          [](const PySession& s, BlockId block, const PyTransaction& txn) {
+            unwrap(layout(s, block).create(stoker::python::open(txn).raw()));
+          },
+          nb::arg("block"), nb::arg("txn"))
+      .def(
+          "check_block",
+          [](const PySession& s, BlockId block) {
+            unwrap(layout(s, block).check(*s.handle->store->store));
+          },
+          nb::arg("block"))
       .def("planes", &planes, nb::arg("block"))
-      .def("fetch_weights", &fetch_weights, nb::arg("block"), nb::arg("address"), nb::arg("priority") = "prefetch", nb::arg("txn").none() = nb::none())
+      .def("fetch_weights", &fetch_weights, nb::arg("block"), nb::arg("address"),
+           nb::arg("priority") = "prefetch", nb::arg("txn").none() = nb::none())
       .def("store_weights", &store_weights, nb::arg("block"), nb::arg("address"), nb::arg("txn"))
-      .def("update", &update, nb::arg("block"), nb::arg("segments"), nb::arg("weight_in"), nb::arg("weight_out"), nb::arg("txn"),
-           nb::arg("source").none() = nb::none(), nb::arg("hashes") = false)
-      .def("prefetch_state", &prefetch_state, nb::arg("block"), nb::arg("source").none() = nb::none(), nb::arg("weights") = false)
+      .def("update", &update, nb::arg("block"), nb::arg("segments"), nb::arg("weight_in"),
+           nb::arg("weight_out"), nb::arg("txn"), nb::arg("source").none() = nb::none(),
+           nb::arg("hashes") = false)
+      .def("prefetch_state", &prefetch_state, nb::arg("block"),
+           nb::arg("source").none() = nb::none(), nb::arg("weights") = false)
       .def("drop_prefetched", [](const PySession& s) { open(s).drop_prefetched(); })
       .def("lend", &lend, nb::arg("address"), nb::arg("bytes"))
       .def("recall", &recall, nb::arg("address"), nb::arg("bytes"))
-      .def("retain", [](const PySession& s, BlockId block) { unwrap(open(s).retain(block)); }, nb::arg("block"))
-      .def("release", [](const PySession& s, BlockId block) { unwrap(open(s).release(block)); }, nb::arg("block"))
-      .def("invalidate", [](const PySession& s, BlockId block) { unwrap(open(s).invalidate(block)); }, nb::arg("block"))
+      .def(
+          "retain", [](const PySession& s, BlockId block) { unwrap(open(s).retain(block)); },
+          nb::arg("block"))
+      .def(
+          "release", [](const PySession& s, BlockId block) { unwrap(open(s).release(block)); },
+          nb::arg("block"))
+      .def(
+          "invalidate",
+          [](const PySession& s, BlockId block) { unwrap(open(s).invalidate(block)); },
+          nb::arg("block"))
       .def("retained_bytes", [](const PySession& s) { return open(s).retained_bytes(); })
       .def("hash", &hash_one, nb::arg("address"), nb::arg("bytes"))
       .def("hash_many", &hash_many, nb::arg("spans"))

@@ -58,17 +58,20 @@ Store& open(const PyStore& store) {
 }
 
 offload::StepTransaction& open(const PyTransaction& transaction) {
-  if (!transaction.box->step) raise_invalid("this transaction was abandoned, or its store was closed");
+  if (!transaction.box->step)
+    raise_invalid("this transaction was abandoned, or its store was closed");
   check_process(*transaction.box->store->runtime);
   return *transaction.box->step;
 }
 
 Priority priority_of(std::string_view name) {
-  constexpr std::array<std::string_view, kPriorities> names = {"demand", "prefetch", "write_back", "checkpoint", "scrub"};
+  constexpr std::array<std::string_view, kPriorities> names = {"demand", "prefetch", "write_back",
+                                                               "checkpoint", "scrub"};
   for (size_t i = 0; i < names.size(); ++i) {
     if (names[i] == name) return static_cast<Priority>(i);
   }
-  raise_invalid("priority '" + std::string(name) + "' is not one of demand, prefetch, write_back, checkpoint, scrub");
+  raise_invalid("priority '" + std::string(name) +
+                "' is not one of demand, prefetch, write_back, checkpoint, scrub");
 }
 
 namespace {
@@ -78,9 +81,13 @@ class Scratch {
  public:
   static std::shared_ptr<Scratch> make(RuntimeHandle& runtime, uint64_t bytes) {
     const uint64_t size = align_up(std::max<uint64_t>(bytes, 1), kIoAlign);
-    return std::make_shared<Scratch>(unwrap(runtime.owner->budget().take(size, "copying bytes for Python")), size);
+    return std::make_shared<Scratch>(
+        unwrap(runtime.owner->budget().take(size, "copying bytes for Python")), size);
   }
-  Scratch(Grant grant, uint64_t size) : grant_(std::move(grant)), size_(size), data_(static_cast<std::byte*>(std::aligned_alloc(kIoAlign, size))) {
+  Scratch(Grant grant, uint64_t size)
+      : grant_(std::move(grant)),
+        size_(size),
+        data_(static_cast<std::byte*>(std::aligned_alloc(kIoAlign, size))) {
     STOKER_CHECK(data_ != nullptr);
   }
   ~Scratch() {
@@ -97,7 +104,8 @@ class Scratch {
   std::byte* const data_;
 };
 
-PyRuntime make_runtime(const std::string& engine, size_t threads, uint64_t budget_bytes, uint32_t depth, uint64_t stall_seconds) {
+PyRuntime make_runtime(const std::string& engine, size_t threads, uint64_t budget_bytes,
+                       uint32_t depth, uint64_t stall_seconds) {
   RuntimeOptions options;
   options.engine = engine;
   options.cpu_threads = threads;
@@ -117,8 +125,10 @@ PyArena make_arena(const PyRuntime& runtime, uint64_t bytes) {
   return {std::make_shared<ArenaHandle>(runtime.handle, std::move(made))};
 }
 
-PyStore open_python(const PyRuntime& runtime, const std::string& composition, bool create, uint64_t capacity_bytes, bool read_only,
-                    const std::string& holder, uint32_t chunk_bytes, uint64_t objects_max, bool same_disk, const std::vector<std::string>& replace,
+PyStore open_python(const PyRuntime& runtime, const std::string& composition, bool create,
+                    uint64_t capacity_bytes, bool read_only, const std::string& holder,
+                    uint32_t chunk_bytes, uint64_t objects_max, bool same_disk,
+                    const std::vector<std::string>& replace,
                     const std::vector<double>& volume_weights) {
   StoreOptions options;
   options.create = create;
@@ -156,7 +166,9 @@ nb::dict io_counters(const PyRuntime& runtime) {
 nb::tuple stop_trace(const PyRuntime& runtime) {
   auto [spans, dropped] = runtime.handle->owner->trace().stop();
   nb::list out;
-  for (const Span& span : spans) out.append(nb::make_tuple(span.track, span.name, span.begin_ns, span.end_ns, span.bytes, span.thread));
+  for (const Span& span : spans)
+    out.append(
+        nb::make_tuple(span.track, span.name, span.begin_ns, span.end_ns, span.bytes, span.thread));
   return nb::make_tuple(out, dropped);
 }
 
@@ -169,7 +181,8 @@ nb::dict to_dict(const ObjectInfo& object) {
   out["chunk_bytes"] = object.chunk_bytes;
   out["version"] = object.version;
   out["tag"] = object.tag;
-  if (object.expected) out["class"] = nb::str(kClasses[static_cast<size_t>(*object.expected)].data());
+  if (object.expected)
+    out["class"] = nb::str(kClasses[static_cast<size_t>(*object.expected)].data());
   return out;
 }
 
@@ -227,7 +240,8 @@ nb::dict info(const PyStore& store) {
   const StoreInfo info = open(store).info();
   nb::dict out;
   nb::dict snapshots;
-  for (const SnapshotInfo& snapshot : info.snapshots) snapshots[snapshot.name.c_str()] = snapshot.version;
+  for (const SnapshotInfo& snapshot : info.snapshots)
+    snapshots[snapshot.name.c_str()] = snapshot.version;
   out["composition"] = info.composition;
   out["committed"] = info.committed;
   out["durable"] = info.durable;
@@ -275,8 +289,7 @@ void forget(const PyStore& store, const Name& named_key, const Count& offset_giv
 
 nb::list list(const PyStore& store, const Name& named_prefix, const Name& named_snapshot) {
   const std::string_view prefix = named_prefix, snapshot = named_snapshot;
-  auto objects =
-      without_gil(store, [&](Store& source) { return source.list(prefix, snapshot); });
+  auto objects = without_gil(store, [&](Store& source) { return source.list(prefix, snapshot); });
   nb::list out;
   for (const ObjectInfo& object : unwrap(std::move(objects))) out.append(to_dict(object));
   return out;
@@ -290,7 +303,8 @@ bool exists(const PyStore& store, const Name& key, const Name& snapshot) {
 }
 
 // Counts the bytes once they moved, and lets the store wait for them when it is closed.
-PyFuture transfer(const std::shared_ptr<StoreHandle>& store, const Future<void>& future, Counter& counter, uint64_t bytes) {
+PyFuture transfer(const std::shared_ptr<StoreHandle>& store, const Future<void>& future,
+                  Counter& counter, uint64_t bytes) {
   store->track(future).on_done([&counter, bytes](const Status& status) {
     if (status) counter.add(bytes);
   });
@@ -307,14 +321,17 @@ PyFuture read_into(const PyStore& store, const Name& named_key, const Count& off
   Transaction* staged = transaction != nullptr ? &open(*transaction).raw() : nullptr;
   const WithoutGil without;
   const Slice into = store.handle->runtime->slice(address, bytes);
-  return transfer(store.handle, staged != nullptr ? staged->read(key, offset, into, options) : source.read(key, offset, into, options),
+  return transfer(store.handle,
+                  staged != nullptr ? staged->read(key, offset, into, options)
+                                    : source.read(key, offset, into, options),
                   store.handle->read_bytes, bytes);
 }
 
 using PieceTable = nb::ndarray<const uint64_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
 
-PyFuture read_pieces(const PyStore& store, const std::vector<std::string>& keys, const PieceTable& table,
-                     uintptr_t address, const Count& bytes_given, const std::string& priority) {
+PyFuture read_pieces(const PyStore& store, const std::vector<std::string>& keys,
+                     const PieceTable& table, uintptr_t address, const Count& bytes_given,
+                     const std::string& priority) {
   const uint64_t bytes = bytes_given;
   const ReadOptions options{.priority = priority_of(priority)};
   std::vector<Piece> pieces(table.shape(0));
@@ -364,7 +381,8 @@ nb::bytes read_bytes(StoreHandle& store, bool aligned, uint64_t bytes, Read read
     store.read_bytes.add(bytes);
     return nb::bytes(scratch->data(), bytes);
   }
-  if (bytes > PY_SSIZE_T_MAX) raise_invalid("no object of Python has " + std::to_string(bytes) + " bytes");
+  if (bytes > PY_SSIZE_T_MAX)
+    raise_invalid("no object of Python has " + std::to_string(bytes) + " bytes");
   PyObject* made = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes));
   if (made == nullptr) throw nb::python_error();
   auto into = nb::steal<nb::bytes>(made);
@@ -375,7 +393,7 @@ nb::bytes read_bytes(StoreHandle& store, bool aligned, uint64_t bytes, Read read
 }
 
 nb::bytes store_read_bytes(const PyStore& store, const Name& key, const Count& offset,
-    const std::optional<Count>& bytes, const Name& snapshot) {
+                           const std::optional<Count>& bytes, const Name& snapshot) {
   const bool aligned = open(store).wants_aligned();
   uint64_t wanted = bytes ? uint64_t{*bytes} : 0;
   // Much memory is not made for an object that is not there. Of a little the read says it as well,
@@ -384,15 +402,20 @@ nb::bytes store_read_bytes(const PyStore& store, const Name& key, const Count& o
     const ObjectInfo object = unwrap(stat(store, key, snapshot));
     if (!bytes && object.bytes > offset) wanted = object.bytes - offset;
   }
-  return read_bytes(*store.handle, aligned, wanted,
-                    [&](Slice into) { return open(store).read(key, offset, into, {.snapshot = snapshot}); });
+  return read_bytes(*store.handle, aligned, wanted, [&](Slice into) {
+    return open(store).read(key, offset, into, {.snapshot = snapshot});
+  });
 }
 
-PyFuture named(const PyStore& store, const Future<void>& future) { return {.version = {}, .done = store.handle->track(future), .store = store.handle}; }
+PyFuture named(const PyStore& store, const Future<void>& future) {
+  return {.version = {}, .done = store.handle->track(future), .store = store.handle};
+}
 
 void close_store(PyStore& store) {
   if (!store.handle->store) return;
-  if (store.handle->sessions != 0) raise(make_error(Code::busy, "the store still has an open session; close that first", "python"));
+  if (store.handle->sessions != 0)
+    raise(
+        make_error(Code::busy, "the store still has an open session; close that first", "python"));
   const WithoutGil without;
   store.handle->close();
 }
@@ -406,7 +429,7 @@ PyTransaction begin(const PyStore& store) {
 }
 
 PyFuture write_from(const PyTransaction& transaction, const Name& named_key,
-    const Count& offset_given, uintptr_t address, const Count& bytes_given,
+                    const Count& offset_given, uintptr_t address, const Count& bytes_given,
                     const std::string& priority) {
   const std::string_view key = named_key;
   const uint64_t offset = offset_given, bytes = bytes_given;
@@ -414,11 +437,12 @@ PyFuture write_from(const PyTransaction& transaction, const Name& named_key,
   Transaction& staged = open(transaction).raw();
   const WithoutGil without;  // checksums are computed in here
   const Slice from = transaction.box->store->runtime->slice(address, bytes);
-  return transfer(transaction.box->store, staged.write(key, offset, from, urgency), transaction.box->store->written_bytes, bytes);
+  return transfer(transaction.box->store, staged.write(key, offset, from, urgency),
+                  transaction.box->store->written_bytes, bytes);
 }
 
-void write_bytes(const PyTransaction& transaction, const Name& named_key,
-    const Count& offset_given, const nb::bytes& data) {
+void write_bytes(const PyTransaction& transaction, const Name& named_key, const Count& offset_given,
+                 const nb::bytes& data) {
   const std::string_view key = named_key;
   const uint64_t offset = offset_given;
   if (data.size() == 0) return;
@@ -439,18 +463,22 @@ void write_bytes(const PyTransaction& transaction, const Name& named_key,
 }
 
 nb::bytes staged_read_bytes(const PyTransaction& transaction, const Name& key, const Count& offset,
-    const Count& bytes) {
+                            const Count& bytes) {
   const auto read = [&](Slice into) { return open(transaction).raw().read(key, offset, into); };
-  const bool aligned = !transaction.box->store->store || transaction.box->store->store->wants_aligned();
+  const bool aligned =
+      !transaction.box->store->store || transaction.box->store->store->wants_aligned();
   return read_bytes(*transaction.box->store, aligned, bytes, read);
 }
 
 PyFuture commit(const PyTransaction& transaction, const std::string& durability) {
-  if (durability != "durable" && durability != "deferred") raise_invalid("durability '" + durability + "' is not one of durable, deferred");
+  if (durability != "durable" && durability != "deferred")
+    raise_invalid("durability '" + durability + "' is not one of durable, deferred");
   const Durability named = durability == "durable" ? Durability::durable : Durability::deferred;
   offload::StepTransaction& step = open(transaction);
   const WithoutGil without;
-  return {.version = transaction.box->store->track(step.commit(named)), .done = {}, .store = transaction.box->store};
+  return {.version = transaction.box->store->track(step.commit(named)),
+          .done = {},
+          .store = transaction.box->store};
 }
 
 void abandon(const PyTransaction& transaction) {
@@ -465,18 +493,22 @@ nb::object poisoned(const PyTransaction& transaction) {
 
 void expect(const PyTransaction& transaction, const Name& key, const std::string& expected) {
   const auto named = class_of(expected);
-  if (!named) raise_invalid("class '" + expected + "' is not one of read_only, write_only, read_write");
+  if (!named)
+    raise_invalid("class '" + expected + "' is not one of read_only, write_only, read_write");
   unwrap(open(transaction).raw().expect(key, *named));
 }
 
 // ---- Future
 
-bool ready(const PyFuture& future) { return future.done.valid() ? future.done.ready() : future.version.ready(); }
+bool ready(const PyFuture& future) {
+  return future.done.valid() ? future.done.ready() : future.version.ready();
+}
 
 nb::object wait(const PyFuture& future, std::optional<double> timeout) {
   if (future.store && !ready(future)) check_process(*future.store->runtime);
   const int64_t limit = timeout ? static_cast<int64_t>(std::max(0.0, *timeout) * 1e9) : -1;
-  const bool done = future.done.valid() ? wait_until_done(future.done, limit) : wait_until_done(future.version, limit);
+  const bool done = future.done.valid() ? wait_until_done(future.done, limit)
+                                        : wait_until_done(future.version, limit);
   if (!done) {
     PyErr_SetString(PyExc_TimeoutError, "it is not done yet");
     throw nb::python_error();
@@ -488,29 +520,45 @@ nb::object wait(const PyFuture& future, std::optional<double> timeout) {
 
 nb::object error(const PyFuture& future) {
   if (!ready(future)) return nb::none();
-  const Status status = future.done.valid() ? future.done.wait() : future.version.wait() ? Status() : Status(future.version.wait().error());
+  const Status status = future.done.valid()     ? future.done.wait()
+                        : future.version.wait() ? Status()
+                                                : Status(future.version.wait().error());
   return status ? nb::none() : nb::object(nb::str(status.error().message().c_str()));
 }
 
 void bind_runtime(nb::module_& module) {
-  nb::class_<PyRuntime>(module, "Runtime", "The threads and the memory cap that arenas and stores of a process share.")
-      .def("__init__",
-           [](PyRuntime* self, const std::string& engine, size_t threads, uint64_t budget_bytes, uint32_t depth, uint64_t stall_seconds) {
-             new (self) PyRuntime(make_runtime(engine, threads, budget_bytes, depth, stall_seconds));
-           },
-           nb::arg("engine") = "auto", nb::arg("threads") = 2, nb::arg("budget_bytes") = uint64_t{1} << 62, nb::arg("depth") = 64, nb::arg("stall_seconds") = 300)
+  nb::class_<PyRuntime>(module, "Runtime",
+                        "The threads and the memory cap that arenas and stores of a process share.")
+      .def(
+          "__init__",
+          [](PyRuntime* self, const std::string& engine, size_t threads, uint64_t budget_bytes,
+             uint32_t depth, uint64_t stall_seconds) {
+            new (self) PyRuntime(make_runtime(engine, threads, budget_bytes, depth, stall_seconds));
+          },
+          nb::arg("engine") = "auto", nb::arg("threads") = 2,
+          nb::arg("budget_bytes") = uint64_t{1} << 62, nb::arg("depth") = 64,
+          nb::arg("stall_seconds") = 300)
       .def("arena", &make_arena, nb::arg("bytes"))
-      .def("open_store", &open_python, nb::arg("composition"), nb::arg("create") = false, nb::arg("capacity_bytes") = 0, nb::arg("read_only") = false,
-           nb::arg("holder") = "", nb::arg("chunk_bytes") = 1 << 20, nb::arg("objects_max") = 1 << 16,
-           nb::arg("same_disk") = false, nb::arg("replace") = std::vector<std::string>(), nb::arg("volume_weights") = std::vector<double>())
+      .def("open_store", &open_python, nb::arg("composition"), nb::arg("create") = false,
+           nb::arg("capacity_bytes") = 0, nb::arg("read_only") = false, nb::arg("holder") = "",
+           nb::arg("chunk_bytes") = 1 << 20, nb::arg("objects_max") = 1 << 16,
+           nb::arg("same_disk") = false, nb::arg("replace") = std::vector<std::string>(),
+           nb::arg("volume_weights") = std::vector<double>())
       .def("io_counters", &io_counters)
-      .def("start_trace", [](const PyRuntime& r, size_t spans_max) { r.handle->owner->trace().start(spans_max); }, nb::arg("spans_max") = 1 << 18)
+      .def(
+          "start_trace",
+          [](const PyRuntime& r, size_t spans_max) { r.handle->owner->trace().start(spans_max); },
+          nb::arg("spans_max") = 1 << 18)
       .def("stop_trace", &stop_trace)
-      .def_prop_ro("engine", [](const PyRuntime& r) { return r.handle->owner->loop().traits().name; })
+      .def_prop_ro("engine",
+                   [](const PyRuntime& r) { return r.handle->owner->loop().traits().name; })
       .def_prop_ro("threads", [](const PyRuntime& r) { return r.handle->owner->pool().threads(); })
-      .def_prop_ro("budget_bytes", [](const PyRuntime& r) { return r.handle->owner->budget().cap(); })
-      .def_prop_ro("budget_used", [](const PyRuntime& r) { return r.handle->owner->budget().used(); })
-      .def_prop_ro("budget_peak", [](const PyRuntime& r) { return r.handle->owner->budget().peak(); });
+      .def_prop_ro("budget_bytes",
+                   [](const PyRuntime& r) { return r.handle->owner->budget().cap(); })
+      .def_prop_ro("budget_used",
+                   [](const PyRuntime& r) { return r.handle->owner->budget().used(); })
+      .def_prop_ro("budget_peak",
+                   [](const PyRuntime& r) { return r.handle->owner->budget().peak(); });
 }
 
 }  // namespace
@@ -523,43 +571,57 @@ void bind_store(nanobind::module_& module) {
       .def("ready", &ready)
       .def("wait", &wait, nb::arg("timeout").none() = nb::none())
       .def("error", &error);
-  nb::class_<PyTransaction>(module, "Transaction", "Changes that become visible together, by one commit, or not at all.")
-      .def("resize", [](const PyTransaction& t, const Name& key, const Count& bytes,
-          uint32_t chunk) { unwrap(open(t).raw().resize(key, bytes, chunk)); },
-           nb::arg("key"), nb::arg("bytes"), nb::arg("chunk_bytes") = 0)
+  nb::class_<PyTransaction>(module, "Transaction",
+                            "Changes that become visible together, by one commit, or not at all.")
+      .def(
+          "resize",
+          [](const PyTransaction& t, const Name& key, const Count& bytes, uint32_t chunk) {
+            unwrap(open(t).raw().resize(key, bytes, chunk));
+          },
+          nb::arg("key"), nb::arg("bytes"), nb::arg("chunk_bytes") = 0)
       .def("write_bytes", &write_bytes, nb::arg("key"), nb::arg("offset"), nb::arg("data"))
-      .def("write", &write_from, nb::arg("key"), nb::arg("offset"), nb::arg("address"), nb::arg("bytes"), nb::arg("priority") = "write_back")
+      .def("write", &write_from, nb::arg("key"), nb::arg("offset"), nb::arg("address"),
+           nb::arg("bytes"), nb::arg("priority") = "write_back")
       .def("read_bytes", &staged_read_bytes, nb::arg("key"), nb::arg("offset"), nb::arg("bytes"))
-      .def("remove",
-           [](const PyTransaction& t, const Name& key) { unwrap(open(t).raw().remove(key)); },
-           nb::arg("key"))
+      .def(
+          "remove",
+          [](const PyTransaction& t, const Name& key) { unwrap(open(t).raw().remove(key)); },
+          nb::arg("key"))
       .def("expect", &expect, nb::arg("key"), nb::arg("expected"))
       .def("require", &require, nb::arg("key"), nb::arg("tag").none())
       .def("commit", &commit, nb::arg("durability") = "durable")
       .def("abandon", &abandon)
       .def_prop_ro("poisoned", &poisoned)
-      .def_prop_ro("active_jobs", [](const PyTransaction& t) { return open(t).jobs()->computing(); });
+      .def_prop_ro("active_jobs",
+                   [](const PyTransaction& t) { return open(t).jobs()->computing(); });
   nb::class_<PyStore>(module, "Store", "Named objects of bytes, changed only by transactions.")
       .def("info", &info)
       .def("features", &features)
       .def("health", &health)
-      .def("stat", [](const PyStore& s, const Name& key,
-          const Name& snapshot) { return to_dict(unwrap(stat(s, key, snapshot))); },
-           nb::arg("key"), nb::arg("snapshot") = "")
+      .def(
+          "stat",
+          [](const PyStore& s, const Name& key, const Name& snapshot) {
+            return to_dict(unwrap(stat(s, key, snapshot)));
+          },
+          nb::arg("key"), nb::arg("snapshot") = "")
       .def("exists", &exists, nb::arg("key"), nb::arg("snapshot") = "")
       .def("list", &list, nb::arg("prefix") = "", nb::arg("snapshot") = "")
-      .def("read_bytes", &store_read_bytes, nb::arg("key"), nb::arg("offset") = 0, nb::arg("bytes").none() = nb::none(), nb::arg("snapshot") = "")
-      .def("read", &read_into, nb::arg("key"), nb::arg("offset"), nb::arg("address"), nb::arg("bytes"), nb::arg("priority") = "prefetch",
-           nb::arg("txn").none() = nb::none(), nb::arg("snapshot") = "")
+      .def("read_bytes", &store_read_bytes, nb::arg("key"), nb::arg("offset") = 0,
+           nb::arg("bytes").none() = nb::none(), nb::arg("snapshot") = "")
+      .def("read", &read_into, nb::arg("key"), nb::arg("offset"), nb::arg("address"),
+           nb::arg("bytes"), nb::arg("priority") = "prefetch", nb::arg("txn").none() = nb::none(),
+           nb::arg("snapshot") = "")
       .def("read_many", &read_pieces, nb::arg("keys"), nb::arg("pieces"), nb::arg("address"),
            nb::arg("bytes"), nb::arg("priority") = "prefetch")
       .def("begin", &begin)
       .def("forget", &forget, nb::arg("key"), nb::arg("offset"), nb::arg("bytes"))
       .def("copy", &copy, nb::arg("from_key"), nb::arg("to_key"))
-      .def("snapshot",
-           [](const PyStore& s, const Name& name) { return named(s, open(s).snapshot(name)); },
-           nb::arg("name"))
-      .def("drop", [](const PyStore& s, const Name& name) { return named(s, open(s).drop(name)); },
+      .def(
+          "snapshot",
+          [](const PyStore& s, const Name& name) { return named(s, open(s).snapshot(name)); },
+          nb::arg("name"))
+      .def(
+          "drop", [](const PyStore& s, const Name& name) { return named(s, open(s).drop(name)); },
           nb::arg("name"))
       .def("close", &close_store);
 }

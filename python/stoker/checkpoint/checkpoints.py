@@ -23,7 +23,16 @@ from stoker import _core
 from stoker.checkpoint import planes
 from stoker.checkpoint import state as states
 from stoker.checkpoint.grace import Grace
-from stoker.checkpoint.manifest import MANIFEST, TABLE, File, Manifest, Name, Table, dump_table, hash_of
+from stoker.checkpoint.manifest import (
+    MANIFEST,
+    TABLE,
+    File,
+    Manifest,
+    Name,
+    Table,
+    dump_table,
+    hash_of,
+)
 from stoker.checkpoint.pace import Costs, Pace
 from stoker.checkpoint.parts import Edited
 from stoker.checkpoint.reading import Reader
@@ -69,7 +78,9 @@ class Handle:
 
     def _event(self, what: str) -> threading.Event:
         if what not in self._events:
-            raise InvalidArgument(f'wait({what!r}): give one of {", ".join(map(repr, self._events))}')
+            raise InvalidArgument(
+                f"wait({what!r}): give one of {', '.join(map(repr, self._events))}"
+            )
         return self._events[what]
 
     def _reached(self, what: str) -> None:
@@ -190,7 +201,8 @@ class Checkpoints:
     ) -> Handle | None:
         """Begins to save step `step`, and returns at once; None where none is due.
 
-        optimizer: one, or several as a list or a dict; anything with state_dict(). loader: the same.
+        optimizer: one, or several as a list or a dict; anything with state_dict(). loader: the
+        same.
         extra: values and objects with state_dict(), by name. Random states are always saved.
         files: more files for the folder (a tokenizer's, say), by name: bytes, or a path.
         metric: what `keep` rates it by. pin: it stays until it is unpinned by hand. force: save
@@ -274,20 +286,29 @@ class Checkpoints:
         if not contents.in_memory:
             handle._reached("copied")
         self._thread = threading.Thread(
-            target=self._run, args=(handle, name, contents, runs, said), name="stoker checkpoint", daemon=True
+            target=self._run,
+            args=(handle, name, contents, runs, said),
+            name="stoker checkpoint",
+            daemon=True,
         )
         self._thread.start()
         optimizers = _optimizers(optimizer).values()
-        if not optimizers or not all(isinstance(each, torch.optim.Optimizer) for each in optimizers):
+        if not optimizers or not all(
+            isinstance(each, torch.optim.Optimizer) for each in optimizers
+        ):
             handle.wait("copied")  # nothing else holds back who changes the state
         return handle
 
     def _due(self, step: int) -> bool:
         if self._every == "auto":
-            return (self._handle is None or self._handle.done()) and self._pace.due(time.monotonic())
+            return (self._handle is None or self._handle.done()) and self._pace.due(
+                time.monotonic()
+            )
         return self._every is None or step % self._every == 0
 
-    def _objects(self, optimizer: Any, loader: Any, extra: Mapping[str, Any] | None, name: str) -> tuple[dict[str, Any], list[Run]]:
+    def _objects(
+        self, optimizer: Any, loader: Any, extra: Mapping[str, Any] | None, name: str
+    ) -> tuple[dict[str, Any], list[Run]]:
         objects: dict[str, Any] = {"rng": record.rng_state()}
         runs: list[Run] = []
         for key, each in _optimizers(optimizer).items():
@@ -296,14 +317,19 @@ class Checkpoints:
                 objects[key] = each
             else:
                 runs.append(run)
-        for key, each in {**({"loader": loader} if loader is not None else {}), **_extras(extra)}.items():
+        for key, each in {
+            **({"loader": loader} if loader is not None else {}),
+            **_extras(extra),
+        }.items():
             objects[key] = each if hasattr(each, "state_dict") else {"value": each}
         for run in runs:
             with run.session.ledger.waiting("checkpoint"):
                 _take_snapshot(run)
         return objects, runs
 
-    def _run(self, handle: Handle, name: Name, contents: Contents, runs: list[Run], said: dict[str, Any]) -> None:
+    def _run(
+        self, handle: Handle, name: Name, contents: Contents, runs: list[Run], said: dict[str, Any]
+    ) -> None:
         """On the thread of its own."""
         error: BaseException | None = None
         begin = time.monotonic()
@@ -326,7 +352,12 @@ class Checkpoints:
                 copy_checkpoint(first, tier, name, self._ring)
                 handle._reached(tier.composition)
                 self._retain(tier)
-            log.info("checkpoint %s: %s in %.1f s", name, _core.human_bytes(manifest.bytes), time.monotonic() - begin)
+            log.info(
+                "checkpoint %s: %s in %.1f s",
+                name,
+                _core.human_bytes(manifest.bytes),
+                time.monotonic() - begin,
+            )
         except BaseException as caught:
             error = caught
             log.error("the checkpoint of step %d failed: %s", handle.step, caught)
@@ -336,7 +367,9 @@ class Checkpoints:
         self.costs.processor_seconds += busy
         handle._ends(error)
 
-    def _write(self, tier: Tier, name: Name, contents: Contents, said: dict[str, Any], handle: Handle) -> Manifest:
+    def _write(
+        self, tier: Tier, name: Name, contents: Contents, said: dict[str, Any], handle: Handle
+    ) -> Manifest:
         hashes = []
         left = len(contents.files)
 
@@ -348,7 +381,10 @@ class Checkpoints:
 
         for whole in contents.files:
             hashes.append(tier.write(name, whole, self._ring, copied))
-        files = [File(each.name, each.bytes, len(of_file)) for each, of_file in zip(contents.files, hashes)]
+        files = [
+            File(each.name, each.bytes, len(of_file))
+            for each, of_file in zip(contents.files, hashes)
+        ]
         return commit(tier, name, files, hashes, contents, said)
 
     def _retain(self, tier: Tier) -> list[Name]:
@@ -362,7 +398,8 @@ class Checkpoints:
         return gone
 
     def collect_garbage(self) -> list[str]:
-        """Removes now what `keep` does not hold, in all tiers; the folders. Each save does so, too."""
+        """Removes now what `keep` does not hold, in all tiers; the folders. Each save does so,
+        too."""
         self._finish()
         return [tier.where(name) for tier in self._tiers for name in self._retain(tier)]
 
@@ -433,11 +470,15 @@ class Checkpoints:
     def _none_was_sound(self, step: int | None) -> None:
         """Raises where there were checkpoints: to begin anew would lose them."""
         if step is not None:
-            raise NotFound(f"no tier has a sound checkpoint of step {step}; `stoker ckpt ls` shows what there is")
+            raise NotFound(
+                f"no tier has a sound checkpoint of step {step}; `stoker ckpt ls` shows what"
+                " there is"
+            )
         if any(tier.names() for tier in self._tiers):
             raise Corruption(
-                f"none of the checkpoints in {', '.join(tier.composition for tier in self._tiers)} is sound, and what was "
-                "given may hold parts of one; `stoker ckpt verify --all` names the damage"
+                f"none of the checkpoints in {', '.join(tier.composition for tier in self._tiers)}"
+                " is sound, and what was given may hold parts of one; `stoker ckpt verify --all`"
+                " names the damage"
             )
 
     def readers(self, step: int | None = None) -> Any:
@@ -458,18 +499,32 @@ class Checkpoints:
                 except (Corruption, NotFound, Mismatch) as error:
                     _skipped(error)
 
-    def _load(self, reader: Reader, model: nn.Module | None, optimizers: dict[str, Any], loader: Any, extra: dict[str, Any]) -> Restored:
+    def _load(
+        self,
+        reader: Reader,
+        model: nn.Module | None,
+        optimizers: dict[str, Any],
+        loader: Any,
+        extra: dict[str, Any],
+    ) -> Restored:
         manifest = reader.manifest
-        away = [key for key, each in optimizers.items() if key in manifest.offloaded or isinstance(each, OffloadedOptimizer)]
+        away = [
+            key
+            for key, each in optimizers.items()
+            if key in manifest.offloaded or isinstance(each, OffloadedOptimizer)
+        ]
         if away:
             raise Mismatch(
-                f"{reader.where}: {away[0]} belongs to a run of stoker.offload(), whose state does not pass through memory; "
-                "give the checkpoints to it: stoker.offload(..., restore=ckpt)"
+                f"{reader.where}: {away[0]} belongs to a run of stoker.offload(), whose state does"
+                " not pass through memory; give the checkpoints to it: stoker.offload(...,"
+                " restore=ckpt)"
             )
         things = {**optimizers, **({"loader": loader} if loader is not None else {}), **extra}
         for key in things:
             if key not in manifest.objects:
-                raise Mismatch(f"{reader.where} holds no {key}; it has {', '.join(sorted(manifest.objects))}")
+                raise Mismatch(
+                    f"{reader.where} holds no {key}; it has {', '.join(sorted(manifest.objects))}"
+                )
         targets = _targets(model, reader) if model is not None else {}
         values = {key for key in manifest.objects if key.startswith("extra.") and key not in things}
         loaded = reader.objects([*things, *values, "rng"])
@@ -479,7 +534,9 @@ class Checkpoints:
         for key, thing in things.items():
             thing.load_state_dict(loaded[key])
         record.set_rng_state(loaded["rng"])
-        plain = {key.removeprefix("extra."): loaded[key].get("value", loaded[key]) for key in values}
+        plain = {
+            key.removeprefix("extra."): loaded[key].get("value", loaded[key]) for key in values
+        }
         return Restored(manifest.step, str(manifest.name), reader.tier.composition, plain, manifest)
 
     def at(self, step: int) -> At:
@@ -487,8 +544,8 @@ class Checkpoints:
         return At(self, step)
 
     def fill(self, store: Any, blocks: list[Block], step: int | None = None) -> bool:
-        """Makes the store of an offloaded run what it was at the newest sound checkpoint, or that of
-        `step`; whether it did. A store that holds a newer step stays as it is, unless `step` is
+        """Makes the store of an offloaded run what it was at the newest sound checkpoint, or that
+        of `step`; whether it did. A store that holds a newer step stays as it is, unless `step` is
         given. For stoker.offload(), which knows its blocks."""
         self._finish()
         self._raise_failure()
@@ -529,20 +586,21 @@ class Checkpoints:
 
 
 def _check_groups(reader: Reader, key: str, optimizer: Any, state: Any) -> None:
-    """Mismatch where torch's optimizer would refuse the state, which it does after others were loaded."""
+    """Mismatch where torch's optimizer would refuse the state, which it does after others were
+    loaded."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         return
     sizes = lambda groups: [len(group["params"]) for group in groups]
     ours, theirs = sizes(optimizer.param_groups), sizes(state["param_groups"])
     if ours != theirs:
         raise Mismatch(
-            f"{reader.where}: {key} has groups of {theirs} parameters, and the given one of {ours}; "
-            "make it with the same groups in the same order"
+            f"{reader.where}: {key} has groups of {theirs} parameters, and the given one of {ours};"
+            " make it with the same groups in the same order"
         )
 
 
-# Those in this process. Every optimizer of torch waits for them before it changes anything, also one
-# that save() was not given: it may change the same model.
+# Those in this process. Every optimizer of torch waits for them before it changes anything, also
+# one that save() was not given: it may change the same model.
 _gate: weakref.WeakSet[Checkpoints] = weakref.WeakSet()
 
 
@@ -561,7 +619,14 @@ def composition_of(store: str | os.PathLike) -> str:
     return text if text.startswith(known) else f"dir:{os.path.abspath(os.path.expanduser(text))}"
 
 
-def commit(tier: Tier, name: Name, files: list[File], hashes: list, contents: Contents, said: dict[str, Any]) -> Manifest:
+def commit(
+    tier: Tier,
+    name: Name,
+    files: list[File],
+    hashes: list,
+    contents: Contents,
+    said: dict[str, Any],
+) -> Manifest:
     """Writes table and manifest. From here on it is a checkpoint."""
     table = dump_table(zip(files, hashes))
     manifest = Manifest(
@@ -582,7 +647,9 @@ def commit(tier: Tier, name: Name, files: list[File], hashes: list, contents: Co
     return manifest
 
 
-def copy_checkpoint(source: Tier, to: Tier, name: Name, ring: Ring, progress: Any = lambda _: None) -> None:
+def copy_checkpoint(
+    source: Tier, to: Tier, name: Name, ring: Ring, progress: Any = lambda _: None
+) -> None:
     """Copies a checkpoint to another tier, verified on the way. Its manifest is the last object."""
     if name in to.names():
         return
@@ -623,7 +690,8 @@ def removable(tier: Tier, keep: Keep) -> list[Name]:
 
 
 def _targets(model: nn.Module, reader: Reader) -> dict[str, torch.Tensor]:
-    """The model's tensors by the names that the checkpoint has. Mismatch if they are not the same."""
+    """The model's tensors by the names that the checkpoint has. Mismatch if they are not the
+    same."""
     found: dict[str, torch.Tensor] = {}
     for name, tensor in states.named_tensors(model, away=False).items():
         found[states.plain(name)] = tensor.detach()
@@ -631,10 +699,16 @@ def _targets(model: nn.Module, reader: Reader) -> dict[str, torch.Tensor]:
     if missing := sorted(found.keys() - there):
         raise Mismatch(f"{reader.where} lacks {_some(missing)}; it belongs to another model")
     if left := sorted(there - found.keys()):
-        raise Mismatch(f"the model lacks {_some(left)}, which {reader.where} holds; it belongs to another model")
+        raise Mismatch(
+            f"the model lacks {_some(left)}, which {reader.where} holds; it belongs to another"
+            " model"
+        )
     for alias, name in reader.manifest.aliases.items():
         if found[alias].data_ptr() != found[name].data_ptr():
-            raise Mismatch(f"{reader.where} has {alias} tied to {name}, the model has them apart; tie them first (model.tie_weights(), say)")
+            raise Mismatch(
+                f"{reader.where} has {alias} tied to {name}, the model has them apart; tie them"
+                " first (model.tie_weights(), say)"
+            )
     return {name: tensor for name, tensor in found.items() if name not in reader.manifest.aliases}
 
 

@@ -15,13 +15,18 @@ log = logging.getLogger("stoker")
 
 
 class Grace:
-    """Handles SIGTERM from when it is made until close(). `seconds`: how long a save may take then."""
+    """Handles SIGTERM from when it is made until close(). `seconds`: how long a save may take
+    then."""
 
     def __init__(self, seconds: float) -> None:
         if not seconds > 0:
-            raise InvalidArgument(f"grace={seconds!r}: give the seconds that a save may take after SIGTERM")
+            raise InvalidArgument(
+                f"grace={seconds!r}: give the seconds that a save may take after SIGTERM"
+            )
         if threading.current_thread() is not threading.main_thread():
-            raise InvalidArgument("grace= handles SIGTERM, which only the main thread can; make the Checkpoints there")
+            raise InvalidArgument(
+                "grace= handles SIGTERM, which only the main thread can; make the Checkpoints there"
+            )
         self._seconds = seconds
         self._until: float | None = None
         self._old = signal.signal(signal.SIGTERM, self._handle)
@@ -37,7 +42,10 @@ class Grace:
             os.kill(os.getpid(), number)
             return
         self._until = time.monotonic() + self._seconds
-        log.warning("SIGTERM: saving at the end of this step, within %g s; once more ends at once", self._seconds)
+        log.warning(
+            "SIGTERM: saving at the end of this step, within %g s; once more ends at once",
+            self._seconds,
+        )
 
     def close(self) -> None:
         if signal.getsignal(signal.SIGTERM) == self._handle:

@@ -172,7 +172,10 @@ def _number(value: Any) -> bool:
 def check_name(name: str, taken: set[str]) -> None:
     """InvalidArgument unless a file of a checkpoint may be called so."""
     if not _FILE.fullmatch(name) or name in {MANIFEST, TABLE, *taken}:
-        raise InvalidArgument(f"a checkpoint cannot have a file {name!r}; give a plain name that it does not use itself")
+        raise InvalidArgument(
+            f"a checkpoint cannot have a file {name!r}; give a plain name that it does not use"
+            " itself"
+        )
 
 
 def chunks_in(size: int) -> int:
@@ -211,7 +214,10 @@ def parse_table(data: bytes, manifest: Manifest, where: str) -> dict[str, list[E
         for i in range(file.chunks):
             digest, offset, length, codec = _ENTRY.unpack_from(data, at)
             if codec:
-                raise Mismatch(f"{where}: {file.name} is written in codec {codec}, which this Stoker does not know: use a newer one")
+                raise Mismatch(
+                    f"{where}: {file.name} is written in codec {codec}, which this Stoker does not"
+                    " know: use a newer one"
+                )
             if offset != i * CHUNK or length != min(CHUNK, file.bytes - offset):
                 raise Corruption(f"{where}: {table.name} has a chunk of {file.name} elsewhere")
             entries.append(Entry(digest, offset, length))

@@ -1,4 +1,5 @@
-"""From a checkpoint of an offloaded run to the store of one: its planes and records, byte for byte."""
+"""From a checkpoint of an offloaded run to the store of one: its planes and records, byte for
+byte."""
 
 from __future__ import annotations
 
@@ -76,7 +77,9 @@ def _chunk_bytes(store: Any, key: str, said: dict, reader: Reader) -> list[int]:
     except NotFound:
         return [said["chunk_bytes"]]
     if there != said["chunk_bytes"]:
-        raise Mismatch(f"{reader.where} has tiles of another size than the store; restore into a new store")
+        raise Mismatch(
+            f"{reader.where} has tiles of another size than the store; restore into a new store"
+        )
     return []
 
 
@@ -120,7 +123,9 @@ def _write_weights(reader: Reader, txn: Any, unit: dict, said: dict, buffer: Buf
     _write(txn, f"w/{unit['name']}", 0, held, said["bytes"], said["chunk_bytes"], buffer)
 
 
-def _write(txn: Any, key: str, at: int, held: torch.Tensor, size: int, chunk: int, buffer: Buffer) -> None:
+def _write(
+    txn: Any, key: str, at: int, held: torch.Tensor, size: int, chunk: int, buffer: Buffer
+) -> None:
     """Whole chunks, from aligned memory, so that the store needs none of its own."""
     buffer.holds = None
     for begin in range(0, size, chunk):

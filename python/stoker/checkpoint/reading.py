@@ -72,7 +72,9 @@ class Reader:
         except NotFound:
             raise Corruption(f"{self.where}: {file.name} is missing") from None
         if found != file.bytes:
-            raise Corruption(f"{self.where}: {file.name} has {found} bytes, the manifest says {file.bytes}")
+            raise Corruption(
+                f"{self.where}: {file.name} has {found} bytes, the manifest says {file.bytes}"
+            )
 
     def stream(self, file: File, wanted: Any = None) -> Iterator[tuple[int, Buffer, int]]:
         """(offset, memory, bytes) of the chunks of a file in order, each verified. The memory is
@@ -86,7 +88,9 @@ class Reader:
                 while len(ahead) < most and (i := next(numbers, None)) is not None:
                     entry, buffer = entries[i], self._ring.take()
                     try:
-                        future = self.tier.store.read(key, entry.offset, buffer.address, entry.bytes, "checkpoint")
+                        future = self.tier.store.read(
+                            key, entry.offset, buffer.address, entry.bytes, "checkpoint"
+                        )
                     except StokerError as error:
                         future = Refused(error)
                     ahead.append((future, entry, buffer))
@@ -116,9 +120,13 @@ class Reader:
             error = Corruption(f"{self.where}: {place} cannot be read: {caught}")
         for other in self._others:
             with contextlib.suppress(StokerError):
-                other.store.read(key, entry.offset, buffer.address, entry.bytes, "checkpoint").wait()
+                other.store.read(
+                    key, entry.offset, buffer.address, entry.bytes, "checkpoint"
+                ).wait()
                 if _core.xxh3_128(buffer.address, entry.bytes) == entry.hash:
-                    log.warning("%s; these bytes were taken from %s", error, other.where(self._name))
+                    log.warning(
+                        "%s; these bytes were taken from %s", error, other.where(self._name)
+                    )
                     return
         raise error
 
@@ -126,7 +134,11 @@ class Reader:
         """Copies ranges of a file to memory; each chunk is read once."""
         file = self.manifest.file(name)
         wanted = sorted((each for each in wanted if each.bytes), key=lambda each: each.offset)
-        numbers = {i for each in wanted for i in range(each.offset // CHUNK, (each.offset + each.bytes - 1) // CHUNK + 1)}
+        numbers = {
+            i
+            for each in wanted
+            for i in range(each.offset // CHUNK, (each.offset + each.bytes - 1) // CHUNK + 1)
+        }
         first = 0
         for at, buffer, size in self.stream(file, numbers):
             while first < len(wanted) and wanted[first].offset + wanted[first].bytes <= at:
@@ -136,7 +148,9 @@ class Reader:
                     break
                 begin, end = max(at, each.offset), min(at + size, each.offset + each.bytes)
                 if begin < end:
-                    ctypes.memmove(each.address + begin - each.offset, buffer.address + begin - at, end - begin)
+                    ctypes.memmove(
+                        each.address + begin - each.offset, buffer.address + begin - at, end - begin
+                    )
             progress(size)
 
     def tensors(self) -> dict[str, tuple[str, tensors.Placed]]:
@@ -167,15 +181,18 @@ class Reader:
             spec = placed.spec
             if spec.dtype != tensor.dtype or spec.shape != tuple(tensor.shape):
                 raise Mismatch(
-                    f"{self.where} has {name} as {tensors.dtype_name(spec.dtype)} {list(spec.shape)}, the model has it as "
-                    f"{tensors.dtype_name(tensor.dtype)} {list(tensor.shape)}"
+                    f"{self.where} has {name} as {tensors.dtype_name(spec.dtype)}"
+                    f" {list(spec.shape)}, the model has it as {tensors.dtype_name(tensor.dtype)}"
+                    f" {list(tensor.shape)}"
                 )
             direct = tensor.device.type == "cpu" and tensor.is_contiguous()
             if not direct:
                 held = torch.empty(spec.shape, dtype=spec.dtype, device="cpu")
                 later.append((tensor, held))
             target = tensor if direct else held
-            by_file.setdefault(file, []).append(Wanted(placed.offset, spec.bytes, target.data_ptr()))
+            by_file.setdefault(file, []).append(
+                Wanted(placed.offset, spec.bytes, target.data_ptr())
+            )
         for file, wanted in by_file.items():
             self.copy(file, wanted, progress)
         with torch.no_grad():
@@ -185,7 +202,9 @@ class Reader:
     def objects(self, names: list[str], progress: Any = lambda _: None) -> dict[str, Any]:
         """What state_dict() of these objects was."""
         records = {name: self.manifest.objects[name] for name in names}
-        parts = self._parts({number for each in records.values() for number in parts_in(each)}, progress)
+        parts = self._parts(
+            {number for each in records.values() for number in parts_in(each)}, progress
+        )
         return {name: record.decode(each, parts.__getitem__) for name, each in records.items()}
 
     def _parts(self, numbers: set[int], progress: Any) -> dict[int, torch.Tensor]:
@@ -193,13 +212,19 @@ class Reader:
         found = {}
         for number in sorted(numbers):
             if not 0 <= number < len(self.manifest.state):
-                raise Corruption(f"{self.where}: the manifest refers to a part {number} that it lacks")
+                raise Corruption(
+                    f"{self.where}: the manifest refers to a part {number} that it lacks"
+                )
             piece = self.manifest.state[number]
             tensor = torch.empty(piece.shape, dtype=getattr(torch, piece.dtype), device="cpu")
             if tensor.numel() * tensor.element_size() != piece.bytes:
-                raise Corruption(f"{self.where}: the manifest gives {piece.name} {piece.bytes} bytes")
+                raise Corruption(
+                    f"{self.where}: the manifest gives {piece.name} {piece.bytes} bytes"
+                )
             found[number] = tensor
-            by_file.setdefault(piece.file, []).append(Wanted(piece.offset, piece.bytes, tensor.data_ptr()))
+            by_file.setdefault(piece.file, []).append(
+                Wanted(piece.offset, piece.bytes, tensor.data_ptr())
+            )
         for file, wanted in by_file.items():
             self.copy(file, wanted, progress)
         return found

@@ -18,7 +18,17 @@ from torch import nn
 
 from stoker.checkpoint import tensors
 from stoker.checkpoint.manifest import Piece, check_name
-from stoker.checkpoint.parts import Bytes, Part, Plane, Slice, Source, Strided, Tensor, Whole, packed
+from stoker.checkpoint.parts import (
+    Bytes,
+    Part,
+    Plane,
+    Slice,
+    Source,
+    Strided,
+    Tensor,
+    Whole,
+    packed,
+)
 from stoker.checkpoint.tensors import Spec
 from stoker.errors import InvalidArgument, Unsupported
 from stoker.offload import record
@@ -95,7 +105,14 @@ def parts_in(value: Any) -> set[int]:
     return found
 
 
-def collect(model: nn.Module | None, objects: dict[str, Any], runs: list[Run], full: bool, files: dict[str, bytes], plane_buffer: Any) -> Contents:
+def collect(
+    model: nn.Module | None,
+    objects: dict[str, Any],
+    runs: list[Run],
+    full: bool,
+    files: dict[str, bytes],
+    plane_buffer: Any,
+) -> Contents:
     """`objects`: whatever has a state_dict(), by name. `full`: every tensor is copied now."""
     contents, packing = Contents(), Packing()
 
@@ -108,11 +125,16 @@ def collect(model: nn.Module | None, objects: dict[str, Any], runs: list[Run], f
     def part(where: str, tensor: torch.Tensor) -> int | None:
         """Large tensors go to the pack."""
         if tensor.is_quantized or tensor.layout != torch.strided:
-            raise InvalidArgument(f"{where} is a {tensor.layout} tensor, which a checkpoint cannot hold; give a dense one")
+            raise InvalidArgument(
+                f"{where} is a {tensor.layout} tensor, which a checkpoint cannot hold; give a"
+                " dense one"
+            )
         size = tensor.numel() * tensor.element_size()
         if size < INLINE:
             return None
-        return packing.add(where, tensors.dtype_name(tensor.dtype), list(tensor.shape), size, hold(where, tensor))
+        return packing.add(
+            where, tensors.dtype_name(tensor.dtype), list(tensor.shape), size, hold(where, tensor)
+        )
 
     by_name = {}
     for run in runs:
@@ -139,7 +161,9 @@ def _of_bytes(name: str, data: bytes) -> Whole:
     return Whole(name, len(data), [Part(0, len(data), Bytes(data))])
 
 
-def _model_files(model: nn.Module, hold: Callable, away: dict[str, tuple[Spec, Source]]) -> tuple[list[Whole], dict[str, str]]:
+def _model_files(
+    model: nn.Module, hold: Callable, away: dict[str, tuple[Spec, Source]]
+) -> tuple[list[Whole], dict[str, str]]:
     """The safetensors files of a model. `away`: tensors that are in a store, by name."""
     specs: dict[str, Spec] = {}
     sources: dict[str, Source] = {}
@@ -149,9 +173,14 @@ def _model_files(model: nn.Module, hold: Callable, away: dict[str, tuple[Spec, S
     for full_name, tensor in named_tensors(model, bool(away)).items():
         name = plain(full_name)
         if name in specs or name in aliases:
-            raise InvalidArgument(f"two tensors of the model would be called {name}; unwrap the model before it is saved")
+            raise InvalidArgument(
+                f"two tensors of the model would be called {name}; unwrap the model before it is"
+                " saved"
+            )
         if hasattr(tensor, "placements"):
-            raise Unsupported(f"{name} is sharded; save sharded models with torch.distributed.checkpoint for now")
+            raise Unsupported(
+                f"{name} is sharded; save sharded models with torch.distributed.checkpoint for now"
+            )
         same = id(tensor) if away else _place(tensor)
         if same in first:
             aliases[name] = first[same]
@@ -170,7 +199,10 @@ def _model_files(model: nn.Module, hold: Callable, away: dict[str, tuple[Spec, S
             layout.bytes,
             [
                 Part(0, len(layout.header), Bytes(layout.header)),
-                *(Part(each.offset, each.spec.bytes, sources[each.spec.name]) for each in layout.tensors),
+                *(
+                    Part(each.offset, each.spec.bytes, sources[each.spec.name])
+                    for each in layout.tensors
+                ),
             ],
         )
         for layout in layouts
@@ -187,7 +219,10 @@ def named_tensors(model: nn.Module, away: bool) -> dict[str, torch.Tensor]:
         state = model.state_dict(keep_vars=True)
         for name, value in state.items():
             if not isinstance(value, torch.Tensor):
-                raise InvalidArgument(f"state_dict() of the model holds {name}, a {type(value).__name__}; only tensors go into safetensors files")
+                raise InvalidArgument(
+                    f"state_dict() of the model holds {name}, a {type(value).__name__}; only"
+                    " tensors go into safetensors files"
+                )
         return dict(state)
     found = dict(model.named_parameters(remove_duplicate=False))
     for prefix, module in model.named_modules(remove_duplicate=False):
@@ -201,7 +236,13 @@ def _place(tensor: torch.Tensor) -> Any:
     """Equal for tensors that are the same memory; one without memory is only itself."""
     if tensor.numel() == 0:
         return id(tensor)
-    return (str(tensor.device), tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+    return (
+        str(tensor.device),
+        tensor.data_ptr(),
+        tensor.dtype,
+        tuple(tensor.shape),
+        tensor.stride(),
+    )
 
 
 def _configs(model: nn.Module) -> dict[str, bytes]:
@@ -224,11 +265,15 @@ def run_of(name: str, optimizer: Any, snapshot: str) -> Run | None:
         return None
     session = optimizer._session
     if session.agreement is not None:
-        raise Unsupported("a sharded run cannot be saved by stoker.Checkpoints yet; its store keeps it")
+        raise Unsupported(
+            "a sharded run cannot be saved by stoker.Checkpoints yet; its store keeps it"
+        )
     return Run(name, session, snapshot)
 
 
-def _planes(run: Run, packing: Packing, buffer: Any) -> tuple[dict[str, Any], dict[str, tuple[Spec, Source]]]:
+def _planes(
+    run: Run, packing: Packing, buffer: Any
+) -> tuple[dict[str, Any], dict[str, tuple[Spec, Source]]]:
     """What the manifest says of a run, and where each of its weights is."""
     store, objects = run.store, {}
     model = record.load(store.read_bytes(META_MODEL, snapshot=run.snapshot))
@@ -252,7 +297,11 @@ def _planes(run: Run, packing: Packing, buffer: Any) -> tuple[dict[str, Any], di
             spec = Spec(plain(name), dtype, tuple(size), unit["updated"])
             weights[spec.name] = (spec, source)
     state = store.read_bytes(META_STATE, snapshot=run.snapshot)
-    said = {"model": record.encode(model), "state": record.encode(record.load(state)), "objects": objects}
+    said = {
+        "model": record.encode(model),
+        "state": record.encode(record.load(state)),
+        "objects": objects,
+    }
     return said, weights
 
 

@@ -1,4 +1,5 @@
-"""Safetensors files as checkpoints have them: which tensor is where, and the header that says so."""
+"""Safetensors files as checkpoints have them: which tensor is where, and the header that says
+so."""
 
 from __future__ import annotations
 
@@ -16,12 +17,23 @@ ALIGN = 4096  # of the data section, and of what lies in packs
 FILE_BYTES = 4 << 30
 HEADER_BYTES_MAX = 100_000_000
 _NAMES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
-    torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8",
-    torch.bool: "BOOL", torch.complex64: "C64",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-}  # fmt: skip
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.complex64: "C64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
 _TYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
@@ -64,7 +76,9 @@ def lay_out(specs: list[Spec]) -> tuple[list[Layout], bytes | None]:
     single = len(groups) == 1
     layouts = []
     for i, group in enumerate(groups):
-        name = "model.safetensors" if single else f"model-{i + 1:05}-of-{len(groups):05}.safetensors"
+        name = (
+            "model.safetensors" if single else f"model-{i + 1:05}-of-{len(groups):05}.safetensors"
+        )
         layouts.append(_file(name, group))
     if single:
         return layouts, None
@@ -93,22 +107,31 @@ def _file(name: str, specs: list[Spec]) -> Layout:
     # Falling sizes are not all multiples of each element size: wide elements come first.
     for spec in sorted(specs, key=lambda each: -each.dtype.itemsize):
         if spec.dtype not in _NAMES:
-            raise InvalidArgument(f"{spec.name} is {spec.dtype}, which safetensors files cannot hold")
+            raise InvalidArgument(
+                f"{spec.name} is {spec.dtype}, which safetensors files cannot hold"
+            )
         shape, end = list(spec.shape), at + spec.bytes
-        entries[spec.name] = {"dtype": _NAMES[spec.dtype], "shape": shape, "data_offsets": [at, end]}
+        entries[spec.name] = {
+            "dtype": _NAMES[spec.dtype],
+            "shape": shape,
+            "data_offsets": [at, end],
+        }
         places.append((spec, at))
         at = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     padded = -(-(8 + len(text)) // ALIGN) * ALIGN
     if padded > HEADER_BYTES_MAX:
-        raise InvalidArgument(f"the model has too many tensors ({len(specs)}) for one file's header")
+        raise InvalidArgument(
+            f"the model has too many tensors ({len(specs)}) for one file's header"
+        )
     header = struct.pack("<Q", padded - 8) + text.ljust(padded - 8)
     tensors = [Placed(spec, padded + start) for spec, start in places]
     return Layout(name, header, tensors, padded + at)
 
 
 def read_header(data: bytes, size: int, where: str) -> list[Placed]:
-    """The tensors of a file of `size` bytes that begins with `data` (the whole header). Corruption."""
+    """The tensors of a file of `size` bytes that begins with `data` (the whole header).
+    Corruption."""
     try:
         (length,) = struct.unpack_from("<Q", data)
         if length > min(HEADER_BYTES_MAX, size - 8):

@@ -87,7 +87,11 @@ class Tier:
     def names(self) -> list[Name]:
         """Folders that have a manifest, the newest first. It may be damaged."""
         there = (each["key"] for each in self.store.list("step-") if each["bytes"] != len(GIVEN_UP))
-        found = (Name.of(key.removesuffix("/" + MANIFEST)) for key in there if key.endswith("/" + MANIFEST))
+        found = (
+            Name.of(key.removesuffix("/" + MANIFEST))
+            for key in there
+            if key.endswith("/" + MANIFEST)
+        )
         return sorted((name for name in found if name), reverse=True)
 
     def folders(self) -> dict[Name, list[str]]:
@@ -112,7 +116,9 @@ class Tier:
             raise Corruption(f"{self.where(name)} holds the manifest of {made.name}")
         return made
 
-    def write(self, name: Name, whole: Whole, ring: Ring, copied: Callable[[], None]) -> list[bytes]:
+    def write(
+        self, name: Name, whole: Whole, ring: Ring, copied: Callable[[], None]
+    ) -> list[bytes]:
         """Writes a file; returns the hash of each chunk once it is durable. `copied` is called when
         nothing is needed of the sources any more."""
         hashes: list[bytes] = []
@@ -131,7 +137,9 @@ class Tier:
         self._write(f"{name}/{whole.name}", whole.bytes, chunks(), ring)
         return hashes
 
-    def write_stream(self, name: Name, file: File, chunks: Iterator, ring: Ring, progress: Callable[[int], Any]) -> None:
+    def write_stream(
+        self, name: Name, file: File, chunks: Iterator, ring: Ring, progress: Callable[[int], Any]
+    ) -> None:
         """Writes a file of chunks as Reader.stream() gives them; durable when it returns."""
 
         def each() -> Iterator[tuple[int, int, Fill]]:
@@ -141,7 +149,9 @@ class Tier:
 
         self._write(f"{name}/{file.name}", file.bytes, each(), ring)
 
-    def _write(self, key: str, size: int, chunks: Iterator[tuple[int, int, Fill]], ring: Ring) -> None:
+    def _write(
+        self, key: str, size: int, chunks: Iterator[tuple[int, int, Fill]], ring: Ring
+    ) -> None:
         """Writes an object of chunks: (offset, bytes, what fills memory with them)."""
         txn = self.store.begin()
         try:
@@ -179,7 +189,9 @@ class Tier:
         self.put(name, MANIFEST, data, new=self.store.features()["conditional"])
         if not {*files, MANIFEST} <= set(self.folders().get(name, [])):
             self.remove(name)
-            raise Conflict(f"another writer has removed {self.where(name)}; let one write at a time")
+            raise Conflict(
+                f"another writer has removed {self.where(name)}; let one write at a time"
+            )
 
     def remove(self, name: Name) -> None:
         """The manifest goes first: a folder half removed is no checkpoint. Where there is none, one

@@ -176,7 +176,8 @@ def _show(args: argparse.Namespace, stores: _Stores) -> int:
         return 0
     say(reader.where)
     say(
-        f"step {made.step}, {_core.human_bytes(made.bytes)}, by Stoker {made.writer.get('stoker')} on {made.writer.get('host')}"
+        f"step {made.step}, {_core.human_bytes(made.bytes)}, by Stoker {made.writer.get('stoker')}"
+        f" on {made.writer.get('host')}"
     )
     for file in made.files:
         say(f"  {_core.human_bytes(file.bytes):>10}  {file.name}")
@@ -227,7 +228,10 @@ def _bytes_of(reader: Reader, place: tuple[str, Any]) -> Any:
 
 def _difference(one: Any, other: Any, left: Any, right: Any) -> str:
     if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return f"{dtype_name(one.dtype)} {list(one.shape)} and {dtype_name(other.dtype)} {list(other.shape)}"
+        return (
+            f"{dtype_name(one.dtype)} {list(one.shape)} and {dtype_name(other.dtype)}"
+            f" {list(other.shape)}"
+        )
     if not one.dtype.is_floating_point:
         return "other values"
     import torch

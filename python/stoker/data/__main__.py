@@ -5,5 +5,6 @@ import sys
 
 from .prepare import main
 
-signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # its reader was killed: it ends too, without a traceback
+# its reader was killed: it ends too, without a traceback
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 sys.exit(main())

@@ -13,8 +13,32 @@ from pathlib import Path
 from ..errors import StokerError
 
 # What counts as text in a folder. A file named by the user is read whatever its name.
-SUFFIXES = (".txt", ".rst", ".md", ".text", ".tex", ".adoc", ".org", ".html", ".htm", ".xml", ".json",
-            ".csv", ".py", ".c", ".h", ".cc", ".cpp", ".hpp", ".rs", ".go", ".java", ".js", ".ts", ".sh")
+SUFFIXES = (
+    ".txt",
+    ".rst",
+    ".md",
+    ".text",
+    ".tex",
+    ".adoc",
+    ".org",
+    ".html",
+    ".htm",
+    ".xml",
+    ".json",
+    ".csv",
+    ".py",
+    ".c",
+    ".h",
+    ".cc",
+    ".cpp",
+    ".hpp",
+    ".rs",
+    ".go",
+    ".java",
+    ".js",
+    ".ts",
+    ".sh",
+)
 # Debian's linux-doc, without the translations (a small model has no room for a second language).
 DEFAULT_PATTERN = "linux-doc*/html/_sources"
 DEFAULT_ROOT = Path("/usr/share/doc")
@@ -26,7 +50,8 @@ class CorpusError(StokerError, ValueError):
 
 @dataclass(frozen=True)
 class TextFile:
-    """One file of the corpus. `name` is its path below the folder the user gave (or its own name)."""
+    """One file of the corpus. `name` is its path below the folder the user gave (or its own
+    name)."""
 
     path: Path
     name: str
@@ -35,12 +60,14 @@ class TextFile:
 
 
 def default_corpus() -> Path:
-    """The kernel documentation that the set-up installed. Raises CorpusError where it is not there."""
+    """The kernel documentation that the set-up installed. Raises CorpusError where it is not
+    there."""
     found = sorted(p for p in DEFAULT_ROOT.glob(DEFAULT_PATTERN) if p.is_dir())
     if not found:
         raise CorpusError(
             "the default corpus is Debian's package linux-doc and it is not installed: run "
-            "`apt-get install linux-doc`, or give a folder of text with --data FOLDER")
+            "`apt-get install linux-doc`, or give a folder of text with --data FOLDER"
+        )
     return found[-1].resolve()
 
 
@@ -52,8 +79,9 @@ def is_text_name(name: str) -> bool:
 def find_text_files(paths: Sequence[str | os.PathLike], skip: Sequence[str] = ()) -> list[TextFile]:
     """All text files in `paths` (files or folders), in a stable order.
 
-    Folders are walked, links to files are followed, hidden entries and folders named in `skip` are left
-    out. Raises CorpusError for a path that does not exist or cannot be read, and when nothing is found.
+    Folders are walked, links to files are followed, hidden entries and folders named in `skip` are
+    left out. Raises CorpusError for a path that does not exist or cannot be read, and when nothing
+    is found.
     """
     files: dict[Path, TextFile] = {}
     for given in paths:
@@ -61,22 +89,34 @@ def find_text_files(paths: Sequence[str | os.PathLike], skip: Sequence[str] = ()
         try:
             root.stat()
         except FileNotFoundError:
-            raise CorpusError(f"the corpus {root} does not exist: give a text file or a folder of text with --data") from None
-        except (OSError, ValueError) as error:  # no rights, too long a name; ValueError: a zero byte
+            raise CorpusError(
+                f"the corpus {root} does not exist: give a text file or a folder of text with"
+                " --data"
+            ) from None
+        except (OSError, ValueError) as error:
+            # no rights, too long a name; ValueError: a zero byte
             why = getattr(error, "strerror", None) or error
-            raise CorpusError(f"the corpus {root} cannot be read ({why}): make it readable or leave it out") from error
+            raise CorpusError(
+                f"the corpus {root} cannot be read ({why}): make it readable or leave it out"
+            ) from error
         for path in _walk(root, skip):
             try:
                 status = path.stat()
             except OSError as error:
-                raise CorpusError(f"the corpus file {path} cannot be read ({error.strerror}): "
-                                  "make it readable or leave it out") from error
+                raise CorpusError(
+                    f"the corpus file {path} cannot be read ({error.strerror}): "
+                    "make it readable or leave it out"
+                ) from error
             name = path.name if root.is_file() else path.relative_to(root).as_posix()
-            files.setdefault(path.resolve(), TextFile(path, name, status.st_size, status.st_mtime_ns))
+            files.setdefault(
+                path.resolve(), TextFile(path, name, status.st_size, status.st_mtime_ns)
+            )
     if not files:
         listed = ", ".join(str(p) for p in paths)
-        raise CorpusError(f"no text files found in {listed}: a folder must hold files such as *.txt, *.rst, *.md "
-                          "(or the same with .gz)")
+        raise CorpusError(
+            f"no text files found in {listed}: a folder must hold files such as *.txt, *.rst, *.md "
+            "(or the same with .gz)"
+        )
     return sorted(files.values(), key=lambda file: (file.name, str(file.path)))
 
 
@@ -86,34 +126,42 @@ def _walk(root: Path, skip: Sequence[str]) -> Iterator[Path]:
         return
 
     def refuse(error: OSError) -> None:
-        raise CorpusError(f"the corpus folder {error.filename} cannot be read ({error.strerror}): "
-                          "make it readable or leave it out")
+        raise CorpusError(
+            f"the corpus folder {error.filename} cannot be read ({error.strerror}): "
+            "make it readable or leave it out"
+        )
 
     for folder, subfolders, names in os.walk(root, onerror=refuse):
         subfolders[:] = sorted(s for s in subfolders if not s.startswith(".") and s not in skip)
         for name in sorted(names):
             path = Path(folder, name)
-            # A broken link is not an error of the user's corpus (Debian ships some); it holds no text.
+            # A broken link is not an error of the user's corpus (Debian ships some); it holds no
+            # text.
             if not name.startswith(".") and is_text_name(name) and path.is_file():
                 yield path
 
 
 def read_text(file: TextFile) -> str:
-    """The text of a file, unpacked if its name ends in .gz; bytes that are not UTF-8 become U+FFFD."""
+    """The text of a file, unpacked if its name ends in .gz; bytes that are not UTF-8 become
+    U+FFFD."""
     try:
         raw = file.path.read_bytes()
         if file.path.name.lower().endswith(".gz"):
             raw = gzip.decompress(raw)
     except (OSError, EOFError, zlib.error) as error:  # gzip.BadGzipFile is an OSError
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise CorpusError(f"the corpus file {file.path} cannot be read ({reason}): "
-                          "repair it or leave it out") from error
+        raise CorpusError(
+            f"the corpus file {file.path} cannot be read ({reason}): repair it or leave it out"
+        ) from error
     return raw.decode("utf-8", errors="replace")
 
 
 def fingerprint(files: Sequence[TextFile]) -> str:
-    """A SHA-256 over names, sizes and modification times: changes when the corpus does, without reading it."""
+    """A SHA-256 over names, sizes and modification times: changes when the corpus does, without
+    reading it."""
     digest = hashlib.sha256()
     for file in files:
-        digest.update(f"{file.path.resolve()}\0{file.name}\0{file.size_bytes}\0{file.mtime_ns}\n".encode())
+        digest.update(
+            f"{file.path.resolve()}\0{file.name}\0{file.size_bytes}\0{file.mtime_ns}\n".encode()
+        )
     return digest.hexdigest()

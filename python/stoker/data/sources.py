@@ -418,7 +418,7 @@ def _members(store: _core.Store, number: int, key: str, size: int) -> Iterator[_
                     if name in seen:
                         raise InvalidArgument(
                             f"the parts of sample '{name}' do not stand together in {key}: "
-                                "sort its members by name"
+                            "sort its members by name"
                         )
                     seen.add(name)
                     sample = _Member(number, name)

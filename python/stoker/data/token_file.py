@@ -1,8 +1,8 @@
 """The indexed token file: all tokens of a corpus, training part first, held-out part behind it.
 
-docs/formats/tokens.md is the grammar; this is its only writer and reader. A file is made beside its final
-name and renamed when it is whole and durable, so a file under its final name was complete once. Every read
-is checked against the CRC of the blocks that it touches.
+docs/formats/tokens.md is the grammar; this is its only writer and reader. A file is made beside its
+final name and renamed when it is whole and durable, so a file under its final name was complete
+once. Every read is checked against the CRC of the blocks that it touches.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ MAGIC = b"STKTOKEN"
 VERSION = 1
 HEADER_BYTES = 4096
 BLOCK_BYTES = 64 << 10
-# magic, version, header bytes, token bytes, vocabulary, block bytes, end-of-text id | train tokens, held-out tokens,
-# documents, train documents, tokens offset, documents offset, checksums offset, file bytes | key | CRCs of the tables
+# magic, version, header bytes, token bytes, vocabulary, block bytes, end-of-text id | train tokens,
+# held-out tokens, documents, train documents, tokens offset, documents offset, checksums offset,
+# file bytes | key | CRCs of the tables
 _HEADER = struct.Struct("<8s6I8Q32s2I")
 _DTYPES = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
@@ -52,7 +53,9 @@ class Header:
 
     def pack(self) -> bytes:
         """The 4096 bytes of the header, closed by the CRC of all that stands before it."""
-        body = _HEADER.pack(MAGIC, VERSION, HEADER_BYTES, *vars(self).values()).ljust(HEADER_BYTES - 4, b"\0")
+        body = _HEADER.pack(MAGIC, VERSION, HEADER_BYTES, *vars(self).values()).ljust(
+            HEADER_BYTES - 4, b"\0"
+        )
         return body + struct.pack("<I", zlib.crc32(body))
 
 
@@ -91,7 +94,10 @@ class TokenFileWriter:
         self._starts.append(sum(self._counts))
         self._train_documents += not heldout
         self._counts[heldout] += len(tokens) + 1
-        self._pending += np.asarray(tokens, self._dtype).tobytes() + self._dtype.type(self._end_of_text).tobytes()
+        self._pending += (
+            np.asarray(tokens, self._dtype).tobytes()
+            + self._dtype.type(self._end_of_text).tobytes()
+        )
         while len(self._pending) >= BLOCK_BYTES:
             self._write_block(BLOCK_BYTES)
 
@@ -102,17 +108,30 @@ class TokenFileWriter:
         self._file.write(block)
 
     def close(self) -> None:
-        """Write tables and header, make them durable, give the file its name, make the name durable."""
+        """Write tables and header, make them durable, give the file its name, make the name
+        durable."""
         if self._pending:
             self._write_block(len(self._pending))
         documents = np.asarray(self._starts, "<u8").tobytes()
         checksums = np.asarray(self._checksums, "<u4").tobytes()
         documents_offset = self._file.tell()
         self._file.write(documents + checksums)
-        header = Header(self._dtype.itemsize, self._vocabulary, BLOCK_BYTES, self._end_of_text, *self._counts,
-                        len(self._starts), self._train_documents, HEADER_BYTES, documents_offset,
-                        documents_offset + len(documents), self._file.tell(), self._key,
-                        zlib.crc32(documents), zlib.crc32(checksums))
+        header = Header(
+            self._dtype.itemsize,
+            self._vocabulary,
+            BLOCK_BYTES,
+            self._end_of_text,
+            *self._counts,
+            len(self._starts),
+            self._train_documents,
+            HEADER_BYTES,
+            documents_offset,
+            documents_offset + len(documents),
+            self._file.tell(),
+            self._key,
+            zlib.crc32(documents),
+            zlib.crc32(checksums),
+        )
         self._file.seek(0)
         self._file.write(header.pack())
         self._file.flush()
@@ -137,10 +156,20 @@ class TokenFile:
             self.header = self._read_header()
             header = self.header
             self._dtype = _DTYPES[header.token_bytes]
-            self.documents = self._read_table("document index", header.documents_offset, header.checksums_offset,
-                                              header.documents_crc, "<u8")
-            self._checksums = self._read_table("checksum table", header.checksums_offset, header.file_bytes,
-                                               header.checksums_crc, "<u4")
+            self.documents = self._read_table(
+                "document index",
+                header.documents_offset,
+                header.checksums_offset,
+                header.documents_crc,
+                "<u8",
+            )
+            self._checksums = self._read_table(
+                "checksum table",
+                header.checksums_offset,
+                header.file_bytes,
+                header.checksums_crc,
+                "<u4",
+            )
         except BaseException:
             self.close()
             raise
@@ -157,8 +186,10 @@ class TokenFile:
         self.close()
 
     def _damage(self, what: str) -> Corruption:
-        return Corruption(f"the token file {self.path} is damaged: {what}; "
-                          "rebuild it from the corpus with --rebuild-tokens")
+        return Corruption(
+            f"the token file {self.path} is damaged: {what}; "
+            "rebuild it from the corpus with --rebuild-tokens"
+        )
 
     def _read_header(self) -> Header:
         raw = os.pread(self._fd, HEADER_BYTES, 0)
@@ -170,12 +201,16 @@ class TokenFile:
         if struct.unpack("<I", raw[-4:])[0] != zlib.crc32(raw[:-4]):
             raise self._damage("the header's checksum does not match")
         if version != VERSION or header_bytes != HEADER_BYTES:
-            raise self._damage(f"it has format version {version}, this program reads version {VERSION}")
+            raise self._damage(
+                f"it has format version {version}, this program reads version {VERSION}"
+            )
         header = Header(*fields)
         size = os.fstat(self._fd).st_size
         if size != header.file_bytes:
             block = max(0, size - header.tokens_offset) // header.block_bytes
-            raise self._damage(f"it has {size} of {header.file_bytes} bytes, block {block} and what follows is cut")
+            raise self._damage(
+                f"it has {size} of {header.file_bytes} bytes, block {block} and what follows is cut"
+            )
         return header
 
     def _read_table(self, name: str, start: int, end: int, crc: int, dtype: str) -> np.ndarray:
@@ -185,23 +220,32 @@ class TokenFile:
         return np.frombuffer(raw, dtype)
 
     def tokens(self, start: int, count: int) -> np.ndarray:
-        """Tokens [start, start + count) of the whole file, checked. Raises Corruption naming the block."""
+        """Tokens [start, start + count) of the whole file, checked. Raises Corruption naming the
+        block."""
         total = self.header.train_tokens + self.header.heldout_tokens
         if start < 0 or count < 0 or start + count > total:
             raise IndexError(f"tokens {start} to {start + count} of {total} in {self.path}")
         width, block_bytes = self.header.token_bytes, self.header.block_bytes
         first = start * width // block_bytes
         last = max(first + 1, -(-(start + count) * width // block_bytes))
-        blocks = b"".join(self._block(index, total * width) for index in range(first, last)) if count else b""
-        return np.frombuffer(blocks, self._dtype, count, start * width - first * block_bytes if count else 0)
+        blocks = (
+            b"".join(self._block(index, total * width) for index in range(first, last))
+            if count
+            else b""
+        )
+        return np.frombuffer(
+            blocks, self._dtype, count, start * width - first * block_bytes if count else 0
+        )
 
     def _block(self, index: int, tokens_bytes: int) -> bytes:
         begin = index * self.header.block_bytes
         size = min(self.header.block_bytes, tokens_bytes - begin)
         raw = os.pread(self._fd, size, self.header.tokens_offset + begin)
         if len(raw) != size or zlib.crc32(raw) != self._checksums[index]:
-            raise self._damage(f"the checksum of block {index} (bytes {self.header.tokens_offset + begin} to "
-                               f"{self.header.tokens_offset + begin + size}) does not match")
+            raise self._damage(
+                f"the checksum of block {index} (bytes {self.header.tokens_offset + begin} to "
+                f"{self.header.tokens_offset + begin + size}) does not match"
+            )
         return raw
 
     def verify(self) -> Iterator[int]:
@@ -215,14 +259,16 @@ class TokenFile:
 class Windows:
     """One split of a token file as windows of `length` inputs and the one token behind them.
 
-    Window i holds tokens [i * length, i * length + length] of the split: targets are inputs moved by one, so
-    neighbours share one token, and no window reaches into the other split.
+    Window i holds tokens [i * length, i * length + length] of the split: targets are inputs moved
+    by one, so neighbours share one token, and no window reaches into the other split.
     """
 
     def __init__(self, file: TokenFile, split: str, length: int) -> None:
         train = file.header.train_tokens
         self.file, self.length = file, length
-        self._start, tokens = {"train": (0, train), "heldout": (train, file.header.heldout_tokens)}[split]
+        self._start, tokens = {"train": (0, train), "heldout": (train, file.header.heldout_tokens)}[
+            split
+        ]
         self.count = max(0, (tokens - 1) // length)
 
     def __len__(self) -> int:

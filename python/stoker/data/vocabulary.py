@@ -19,8 +19,12 @@ def train_tokenizer(texts: Iterable[str], size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[END_OF_TEXT], show_progress=False,
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[END_OF_TEXT],
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
@@ -34,7 +38,9 @@ def load_tokenizer(path: Path) -> Tokenizer:
     except OSError as error:
         raise CorpusError(f"the tokenizer {path} cannot be read ({error.strerror})") from error
     except Exception as error:  # tokenizers raises bare Exception for bad content
-        raise CorpusError(f"{path} is not a tokenizer.json of the tokenizers package ({error})") from error
+        raise CorpusError(
+            f"{path} is not a tokenizer.json of the tokenizers package ({error})"
+        ) from error
     end_of_text(tokenizer)
     return tokenizer
 

@@ -1,10 +1,13 @@
-"""transformers.Trainer and accelerate. One line: `offload(trainer, store=..., dram=...)`; or, where the model was offloaded before
-(it does not fit anywhere else), `connect(trainer)`; or, for a loop of one's own, `follow(optimizer, accelerator)`.
+"""transformers.Trainer and accelerate. One line: `offload(trainer, store=..., dram=...)`; or, where
+the model was offloaded before (it does not fit anywhere else), `connect(trainer)`; or, for a loop
+of one's own, `follow(optimizer, accelerator)`.
 
-Nothing in here is needed for exactness: an offloaded optimizer is a torch.optim.Optimizer. What it adds is what the optimizer cannot
-know: which backward is a step's last, above which norm gradients will be clipped, when a checkpoint was saved that one may want
-to return to (the checkpoint holds references; the store keeps the step they name), and for the ledger, when batches are waited for, when a
-checkpoint is written and what was an evaluation.
+Nothing in here is needed for exactness: an offloaded optimizer is a torch.optim.Optimizer. What it
+adds is what the optimizer cannot
+know: which backward is a step's last, above which norm gradients will be clipped, when a checkpoint
+was saved that one may want to return to (the checkpoint holds references; the store keeps the step
+they name), and for the ledger, when batches are waited for, when a checkpoint is written and what
+was an evaluation.
 """
 
 from __future__ import annotations
@@ -25,26 +28,39 @@ from stoker.offload.optimizer import OffloadedOptimizer
 OPTIMIZER_FILE = "optimizer.pt"
 
 
-def offload(trainer: Trainer, *, store: str | os.PathLike, dram: int | str, **options: Any) -> OffloadedOptimizer:
-    """Moves the weights and optimizer state of a Trainer into `store`; call it between Trainer(...) and trainer.train().
+def offload(
+    trainer: Trainer, *, store: str | os.PathLike, dram: int | str, **options: Any
+) -> OffloadedOptimizer:
+    """Moves the weights and optimizer state of a Trainer into `store`; call it between Trainer(...)
+    and trainer.train().
 
-    The optimizer is the one that the Trainer was given, or else makes from its arguments. `options`: those of stoker.offload(). By
-    default a run that the store holds is resumed, and the steps of the newest two checkpoints are kept (snapshots=2: the one being
-    written and the whole one before it), so that trainer.train(resume_from_checkpoint=True) goes on from there with the same bits.
+    The optimizer is the one that the Trainer was given, or else makes from its arguments.
+    `options`: those of stoker.offload(). By default a run that the store holds is resumed, and the
+    steps of the newest two checkpoints are kept (snapshots=2: the one being written and the whole
+    one before it), so that trainer.train(resume_from_checkpoint=True) goes on from there with the
+    same bits.
 
     InvalidArgument says what of the Trainer's arguments does not go with it.
     """
     _check(trainer)
     if isinstance(_plain(trainer.optimizer), OffloadedOptimizer):
-        raise InvalidArgument("this Trainer's optimizer is offloaded already; connect(trainer) is what remains to be done")
+        raise InvalidArgument(
+            "this Trainer's optimizer is offloaded already; connect(trainer) is what remains to be"
+            " done"
+        )
     args = trainer.args
-    saves = str(getattr(args.save_strategy, "value", args.save_strategy)) != "no" and not args.save_only_model
+    saves = (
+        str(getattr(args.save_strategy, "value", args.save_strategy)) != "no"
+        and not args.save_only_model
+    )
     options = {"resume": "auto", "snapshots": 2 if saves else 0, **options}
     made_here = trainer.optimizer is None
     if made_here:
         trainer.create_optimizer()
     try:
-        _, optimizer = stoker.offload(trainer.model, trainer.optimizer, store=store, dram=dram, **options)
+        _, optimizer = stoker.offload(
+            trainer.model, trainer.optimizer, store=store, dram=dram, **options
+        )
     except BaseException:
         if made_here:
             trainer.optimizer = None  # a second try must find the Trainer as it was
@@ -59,38 +75,73 @@ def connect(trainer: Trainer) -> None:
     _check(trainer)
     optimizer = _plain(trainer.optimizer)
     if not isinstance(optimizer, OffloadedOptimizer):
-        raise InvalidArgument("this Trainer's optimizer is not offloaded; call offload(trainer, store=..., dram=...), or pass optimizers=(optimizer, None) with what stoker.offload() returned")
+        raise InvalidArgument(
+            "this Trainer's optimizer is not offloaded; call offload(trainer, store=..., dram=...),"
+            " or pass optimizers=(optimizer, None) with what stoker.offload() returned"
+        )
     if any(isinstance(callback, StokerCallback) for callback in trainer.callback_handler.callbacks):
         raise InvalidArgument("this Trainer is connected to its offloaded optimizer already")
-    optimizer._session.gradients.sync = lambda: trainer.accelerator.sync_gradients  # the Trainer may make another accelerator
+    # the Trainer may make another accelerator
+    optimizer._session.gradients.sync = lambda: trainer.accelerator.sync_gradients
     trainer.add_callback(StokerCallback(optimizer))
-    trainer.get_batch_samples = functools.partial(_waited, optimizer, "data", trainer.get_batch_samples)
-    trainer._save_checkpoint = functools.partial(_waited, optimizer, "checkpoint", trainer._save_checkpoint)
+    trainer.get_batch_samples = functools.partial(
+        _waited, optimizer, "data", trainer.get_batch_samples
+    )
+    trainer._save_checkpoint = functools.partial(
+        _waited, optimizer, "checkpoint", trainer._save_checkpoint
+    )
     trainer.evaluate = functools.partial(_apart, optimizer, trainer.evaluate)
     trainer.predict = functools.partial(_apart, optimizer, trainer.predict)
-    trainer._load_from_checkpoint = functools.partial(_load_from_checkpoint, optimizer, trainer._load_from_checkpoint)
+    trainer._load_from_checkpoint = functools.partial(
+        _load_from_checkpoint, optimizer, trainer._load_from_checkpoint
+    )
 
 
 def follow(optimizer: OffloadedOptimizer, accelerator: Accelerator) -> None:
-    """For a loop of one's own: `accelerator.accumulate(model)` then tells which backward is a step's last, and
-    accelerator.save_state() keeps the step where the store has room for it (stoker.offload(snapshots=...))."""
+    """For a loop of one's own: `accelerator.accumulate(model)` then tells which backward is a
+    step's last, and accelerator.save_state() keeps the step where the store has room for it
+    (stoker.offload(snapshots=...)).
+    """
     if accelerator.num_processes > 1:
-        raise InvalidArgument("an Accelerator of several processes copies gradients between them, which offloading does not know of; start one process")
+        raise InvalidArgument(
+            "an Accelerator of several processes copies gradients between them, which offloading"
+            " does not know of; start one process"
+        )
     optimizer._session.gradients.sync = lambda: accelerator.sync_gradients
     if optimizer._session.snapshots.keep:
-        accelerator.register_save_state_pre_hook(lambda models, weights, folder: optimizer.snapshot())
+        accelerator.register_save_state_pre_hook(
+            lambda models, weights, folder: optimizer.snapshot()
+        )
 
 
 def _check(trainer: Trainer) -> None:
     args = trainer.args
     wrong = {
-        "model_init": (trainer.model_init is not None, "makes the model anew in train(); pass model= instead"),
-        "auto_find_batch_size": (args.auto_find_batch_size, "begins anew after steps were made; choose a batch size"),
+        "model_init": (
+            trainer.model_init is not None,
+            "makes the model anew in train(); pass model= instead",
+        ),
+        "auto_find_batch_size": (
+            args.auto_find_batch_size,
+            "begins anew after steps were made; choose a batch size",
+        ),
         "deepspeed": (trainer.is_deepspeed_enabled, "offloads on its own; leave it out"),
         "fsdp": (trainer.is_fsdp_enabled, "replaces the parameters; leave it out"),
-        "torch_compile": (args.torch_compile, "compiles the whole model, which offloading cuts apart; call compile() of each layer before the Trainer is offloaded"),
-        "a Trainer of several processes": (args.world_size > 1, "copies gradients between them, which offloading does not know of; start one process"),
-        "several GPUs in one process": (args.n_gpu > 1, "would copy the model to each; show one with CUDA_VISIBLE_DEVICES"),
+        "torch_compile": (
+            args.torch_compile,
+            (
+                "compiles the whole model, which offloading cuts apart; call compile() of each"
+                " layer before the Trainer is offloaded"
+            ),
+        ),
+        "a Trainer of several processes": (
+            args.world_size > 1,
+            "copies gradients between them, which offloading does not know of; start one process",
+        ),
+        "several GPUs in one process": (
+            args.n_gpu > 1,
+            "would copy the model to each; show one with CUDA_VISIBLE_DEVICES",
+        ),
     }
     for name, (found, why) in wrong.items():
         if found:
@@ -103,27 +154,44 @@ def _plain(optimizer: Any) -> Any:
 
 
 def _waited(optimizer: OffloadedOptimizer, cause: str, run, *args: Any, **kwargs: Any) -> Any:
-    """Around what the Trainer draws a step's batches from its loader with, and what it writes a checkpoint with."""
+    """Around what the Trainer draws a step's batches from its loader with, and what it writes a
+    checkpoint with."""
     with optimizer.ledger.waiting(cause):
         return run(*args, **kwargs)
 
 
 def _apart(optimizer: OffloadedOptimizer, run, *args: Any, **kwargs: Any) -> Any:
-    """Around the Trainer's evaluate() and predict(), their loaders included: the ledger keeps no row of it, also where it raises."""
+    """Around the Trainer's evaluate() and predict(), their loaders included: the ledger keeps no
+    row of it, also where it raises."""
     with optimizer._session.apart():
         return run(*args, **kwargs)
 
 
-def _load_from_checkpoint(optimizer: OffloadedOptimizer, load, checkpoint: str, *args: Any, **kwargs: Any) -> None:
-    """In place of the Trainer's: the run goes to the step of the checkpoint first, or is left as it is where it cannot. The Trainer
-    would write the weights over those of another step before it looks at what else the checkpoint holds."""
+def _load_from_checkpoint(
+    optimizer: OffloadedOptimizer, load, checkpoint: str, *args: Any, **kwargs: Any
+) -> None:
+    """In place of the Trainer's: the run goes to the step of the checkpoint first, or is left as it
+    is where it cannot. The Trainer would write the weights over those of another step before it
+    looks at what else the checkpoint holds.
+    """
     file = os.path.join(checkpoint, OPTIMIZER_FILE)
-    state = torch.load(file, map_location="cpu", weights_only=True, mmap=True) if os.path.isfile(file) else None
+    state = (
+        torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        if os.path.isfile(file)
+        else None
+    )
     if state is not None and "stoker" in state:
         optimizer.load_state_dict(state)
     elif optimizer.step_count:
-        what = "of an optimizer that was not offloaded" if state is not None else "without the state of an optimizer"
-        raise InvalidArgument(f"{checkpoint} is a checkpoint {what}, but the store holds a run at step {optimizer.step_count}; give a new store to begin from it")
+        what = (
+            "of an optimizer that was not offloaded"
+            if state is not None
+            else "without the state of an optimizer"
+        )
+        raise InvalidArgument(
+            f"{checkpoint} is a checkpoint {what}, but the store holds a run at step"
+            f" {optimizer.step_count}; give a new store to begin from it"
+        )
     load(checkpoint, *args, **kwargs)
 
 
@@ -138,8 +206,9 @@ class StokerCallback(TrainerCallback):
         at = self._optimizer.step_count
         if at and state.global_step == 0 and not self._begun:
             raise InvalidArgument(
-                f"the store holds a run at step {at}, but the Trainer begins at step 0; pass resume_from_checkpoint=True to trainer.train() to go on with that run, "
-                "or give another store for a new one"
+                f"the store holds a run at step {at}, but the Trainer begins at step 0; pass"
+                " resume_from_checkpoint=True to trainer.train() to go on with that run, or give"
+                " another store for a new one"
             )
         self._begun = True
 
@@ -149,7 +218,9 @@ class StokerCallback(TrainerCallback):
 
     def on_step_end(self, args, state, control, **_) -> None:
         if control.should_save and self._keeps(args):
-            self._optimizer.snapshot()  # before there is a checkpoint that names the step: a crash in between leaves none without it
+            # before there is a checkpoint that names the step: a crash in between leaves none
+            # without it
+            self._optimizer.snapshot()
 
     on_epoch_end = on_step_end
 

@@ -1,4 +1,5 @@
-"""Offloaded training: `offload` takes over a model and its optimizer, `gather` gives access to weights in between."""
+"""Offloaded training: `offload` takes over a model and its optimizer, `gather` gives access to
+weights in between."""
 
 from __future__ import annotations
 
@@ -14,7 +15,15 @@ from stoker import _core
 from stoker.errors import AlreadyExists, InvalidArgument, NotFound, StokerError, Unsupported
 from stoker.offload.access import gather, install_shards, install_state_dict
 from stoker.offload.agreement import Agreement
-from stoker.offload.away import check_reachable, check_values, forget, leave_meta, leave_meta_buffers, stored_weights, values_in
+from stoker.offload.away import (
+    check_reachable,
+    check_values,
+    forget,
+    leave_meta,
+    leave_meta_buffers,
+    stored_weights,
+    values_in,
+)
 from stoker.offload.blocks import Block, partition
 from stoker.offload.budget import open_runtime
 from stoker.offload.buffers import stored_bytes
@@ -30,6 +39,7 @@ from stoker.offload.session import META_MODEL, Choices, Session, check_stored
 from stoker.offload.snapshots import ONE_RANK, check_room, check_room_to_copy
 
 __all__ = ["OffloadedOptimizer", "build", "gather", "offload"]
+
 
 class Restorable(Protocol):
     """stoker.Checkpoints, or one of them."""
@@ -62,75 +72,93 @@ def offload(
     restore: Restorable | None = None,
     checkpoints: object | None = None,
 ) -> tuple[nn.Module, OffloadedOptimizer]:
-    """Moves the model's weights and the optimizer's state into `store`; training goes on with the returned pair as before.
+    """Moves the model's weights and the optimizer's state into `store`; training goes on with the
+    returned pair as before.
 
     Example:
 
-        model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters()), store="run", dram="2GiB", resume="auto")
-        for step in range(opt.step_count, steps):
+        model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters()), store="run",
+        dram="2GiB", resume="auto") for step in range(opt.step_count, steps):
             loss_of(model, batch(step)).backward()
             opt.step()
             opt.zero_grad()
         opt.close()
 
-    model: any nn.Module whose trained weights are bfloat16 (an exact float32 master is kept) or float32.
+    model: any nn.Module whose trained weights are bfloat16 (an exact float32 master is kept) or
+    float32.
 
-    optimizer: torch.optim.AdamW, Adam or SGD over parameters of `model`. Schedulers made from it, or from the returned one, both work.
+    optimizer: torch.optim.AdamW, Adam or SGD over parameters of `model`. Schedulers made from it,
+    or from the returned one, both work.
 
-    store: a directory (or several, comma-separated: one a disk; they share it by how fast they are); made if missing. Of a model that stoker.build() made: the one it was given.
+    store: a directory (or several, comma-separated: one a disk; they share it by how fast they
+    are); made if missing. Of a model that stoker.build() made: the one it was given.
 
-    dram: hard cap in bytes, or "20GiB", on weights, gradients, optimizer state, staging and the store's map in memory. Gradients that find no room
-    in it go to scratch files in `store`, and p.grad is a tensor that fetches them (docs/gradients.md).
+    dram: hard cap in bytes, or "20GiB", on weights, gradients, optimizer state, staging and the
+    store's map in memory. Gradients that find no room in it go to scratch files in `store`, and
+    p.grad is a tensor that fetches them (docs/gradients.md).
 
-    policy: when updates run; all give the same bits. "sync": in step(). "speculate": during backward, and those again in step() whose gradients
-    or hyperparameters were changed in between, as by clipping. "lazy": in the next forward, each before its block is used; gradients must be
-    left alone until then. "auto": speculates, and for 20 steps after that was in vain in 3 of 20 it is lazy; or sync, in a loop that keeps its
-    gradients and under fully_shard(), which gathers weights ahead of their use.
+    policy: when updates run; all give the same bits. "sync": in step(). "speculate": during
+    backward, and those again in step() whose gradients or hyperparameters were changed in between,
+    as by clipping. "lazy": in the next forward, each before its block is used; gradients must be
+    left alone until then. "auto": speculates, and for 20 steps after that was in vain in 3 of 20 it
+    is lazy; or sync, in a loop that keeps its gradients and under fully_shard(), which gathers
+    weights ahead of their use.
 
     accumulate: backwards a step, if known (else learned).
 
-    weights: a folder of safetensors files (or one file) with the initial weights, for a model on the meta device, or in place of those that the model has.
+    weights: a folder of safetensors files (or one file) with the initial weights, for a model on
+    the meta device, or in place of those that the model has.
 
-    resume: True continues the run in the store; "auto" does so if there is one. False on a store that holds a run is an error.
+    resume: True continues the run in the store; "auto" does so if there is one. False on a store
+    that holds a run is an error.
 
-    device: where the model computes ("cpu", "cuda", "cuda:1"); default: where its parameters are. Weights are copied there for their use,
-    gradients stay there until step() (and are not counted in dram), updates run on the CPU; buffers are moved, inputs are yours to move.
+    device: where the model computes ("cpu", "cuda", "cuda:1"); default: where its parameters are.
+    Weights are copied there for their use, gradients stay there until step() (and are not counted
+    in dram), updates run on the CPU; buffers are moved, inputs are yours to move.
 
-    device_memory: cap in bytes, or "8GiB", on weights on that device; default: what one use needs and as much fetched ahead.
+    device_memory: cap in bytes, or "8GiB", on weights on that device; default: what one use needs
+    and as much fetched ahead.
 
-    moments: how the optimizer's running means are kept: "exact" is float32; "bf16" and "8bit" are lossy and move 8 and 12 bytes a
-    parameter less in a step with AdamW. They are rounded stochastically, the same way whatever the policy.
+    moments: how the optimizer's running means are kept: "exact" is float32; "bf16" and "8bit" are
+    lossy and move 8 and 12 bytes a parameter less in a step with AdamW. They are rounded
+    stochastically, the same way whatever the policy.
 
-    activations: where goes what autograd saves in forward for backward. "keep": it stays in memory. "disk": to scratch files in `store`, by way of
-    a part of dram. "dram": to a part of dram (from a GPU, to host memory), and beyond that to scratch files. "recompute": nowhere; repeated layers
-    keep their inputs and run again in backward. "auto": the disk or again, by layer, as measured. All give the same bits (docs/activations.md).
+    activations: where goes what autograd saves in forward for backward. "keep": it stays in memory.
+    "disk": to scratch files in `store`, by way of a part of dram. "dram": to a part of dram (from a
+    GPU, to host memory), and beyond that to scratch files. "recompute": nowhere; repeated layers
+    keep their inputs and run again in backward. "auto": the disk or again, by layer, as measured.
+    All give the same bits (docs/activations.md).
 
-    activations_form: how they go. "sparse": masks as bits, and without zeros what is mostly zeros; the same bits. "bf16" is lossy: float32 ones
-    are rounded to bfloat16, and gradients are no longer those of a run in memory.
+    activations_form: how they go. "sparse": masks as bits, and without zeros what is mostly zeros;
+    the same bits. "bf16" is lossy: float32 ones are rounded to bfloat16, and gradients are no
+    longer those of a run in memory.
 
-    stall_seconds: how long a disk may be silent, with something asked of it, before it is given up: an IoError that ends the run. The log names it after
-    30 s, or half of a shorter time (docs/io.md).
+    stall_seconds: how long a disk may be silent, with something asked of it, before it is given up:
+    an IoError that ends the run. The log names it after 30 s, or half of a shorter time
+    (docs/io.md).
 
     on_nan: what becomes of a step whose gradients hold NaN or infinity, and weights become NaN.
     "warn" makes it, and says so once. "raise" refuses it with NotFinite before it is committed: the
     run stays at the step before. Recommended: on_nan="raise" with snapshots=1, so that a run that
     went wrong before its gradients did can go back too.
 
-    restore: a stoker.Checkpoints that saved such a run, or its `at(step)`. A store without a run, or
-    with an older step of one, becomes what the newest sound checkpoint holds, masters and moments
-    included, and the run goes on from there. A newer step in the store wins, unless at(step) is
-    given. Where there is no checkpoint yet, it changes nothing.
+    restore: a stoker.Checkpoints that saved such a run, or its `at(step)`. A store without a run,
+    or with an older step of one, becomes what the newest sound checkpoint holds, masters and
+    moments included, and the run goes on from there. A newer step in the store wins, unless
+    at(step) is given. Where there is no checkpoint yet, it changes nothing.
 
     checkpoints: the stoker.Checkpoints that will save this run. The store gets room for the step
     that a save copies, as much of the disk as one more of `snapshots`.
 
-    A model that torch's fully_shard() gave to several processes: call it on each of them. Optimizer state is offloaded shard by shard, in
-    the folder rank-N of `store`; weights stay in memory; steps are committed by all ranks or none.
+    A model that torch's fully_shard() gave to several processes: call it on each of them. Optimizer
+    state is offloaded shard by shard, in the folder rank-N of `store`; weights stay in memory;
+    steps are committed by all ranks or none.
 
-    snapshots: how many earlier steps opt.snapshot() can keep; each takes as much of the disk as all that a step changes.
+    snapshots: how many earlier steps opt.snapshot() can keep; each takes as much of the disk as all
+    that a step changes.
 
-    Raises OverBudget (naming the smallest budget that works), Mismatch (the store belongs to another model), Busy (in use),
-    AlreadyExists, NotFound, OutOfSpace, InvalidArgument.
+    Raises OverBudget (naming the smallest budget that works), Mismatch (the store belongs to
+    another model), Busy (in use), AlreadyExists, NotFound, OutOfSpace, InvalidArgument.
     """
     if resume is not True and resume is not False and resume != "auto":
         raise InvalidArgument(f'resume: {resume!r} is none of True, False and "auto"')
@@ -144,12 +172,17 @@ def offload(
     own = set(model.parameters())
     optimized = [param for group in optimizer.param_groups for param in group["params"]]
     if strangers := [param for param in optimized if param not in own]:
-        raise InvalidArgument(f"the optimizer holds {len(strangers)} parameters that are not the model's; offload() takes one model with its optimizer")
+        raise InvalidArgument(
+            f"the optimizer holds {len(strangers)} parameters that are not the model's; offload()"
+            " takes one model with its optimizer"
+        )
     if any(hasattr(param, "_stoker_session") for param in own):
         raise InvalidArgument("this model is offloaded already; close() its optimizer first")
     check_reachable(model, os.fspath(store), elsewhere=bool(resume) or weights is not None)
     if not any(param.requires_grad for param in optimized):
-        raise InvalidArgument("no parameter of the optimizer requires a gradient: there is nothing to train")
+        raise InvalidArgument(
+            "no parameter of the optimizer requires a gradient: there is nothing to train"
+        )
     refuse_cuda_graphs(model)
     link = open_link(torch.device(device) if device is not None else _device_of(own))
     if link is None:
@@ -159,14 +192,31 @@ def offload(
     if agreement is not None:
         _check_shared(policy, snapshots, device, device_memory, weights, activations, checkpoints)
         link = link or HostLink()
-        place, room = agreement.ranks.place, store_capacity(blocks, algorithm, 1, buffers)  # for the step that all ranks have
+        # for the step that all ranks have
+        place, room = agreement.ranks.place, store_capacity(blocks, algorithm, 1, buffers)
         runtime = agreement.ranks.guard(
-            "open", lambda: open_runtime(place(os.fspath(store)), parse_bytes("dram", dram), room, stall_seconds, blocks, algorithm, spills=False, sharers=agreement.ranks.world)
+            "open",
+            lambda: open_runtime(
+                place(os.fspath(store)),
+                parse_bytes("dram", dram),
+                room,
+                stall_seconds,
+                blocks,
+                algorithm,
+                spills=False,
+                sharers=agreement.ranks.world,
+            ),
         )
     else:
         room = store_capacity(blocks, algorithm, snapshots + (checkpoints is not None), buffers)
         runtime = open_runtime(
-            os.fspath(store), parse_bytes("dram", dram), room, stall_seconds, blocks, algorithm, spills=link is None
+            os.fspath(store),
+            parse_bytes("dram", dram),
+            room,
+            stall_seconds,
+            blocks,
+            algorithm,
+            spills=link is None,
         )
     session: Session | None = None
     try:
@@ -176,7 +226,10 @@ def offload(
             holds_run = restore.fill(runtime.store, blocks) or holds_run
             resume = resume or ("auto" if holds_run else False)
         if holds_run and not resume:
-            raise AlreadyExists(f"{runtime.path} already holds a run; pass resume=True to continue it, or give another directory")
+            raise AlreadyExists(
+                f"{runtime.path} already holds a run; pass resume=True to continue it, or give"
+                " another directory"
+            )
         if resume is True and not holds_run:
             raise NotFound(f"{runtime.path} holds no run to resume; pass resume=False to start one")
         if holds_run:
@@ -196,7 +249,10 @@ def offload(
             session.adopt()
             session.resume()
         else:
-            session.create(stored_weights(weights) if weights is not None else values_in(runtime.store), left_behind(runtime.store))
+            session.create(
+                stored_weights(weights) if weights is not None else values_in(runtime.store),
+                left_behind(runtime.store),
+            )
         keep_heap()
         sleep_between_operators()
         had_state = {param: dict(entry) for param, entry in optimizer.state.items() if entry}
@@ -226,7 +282,10 @@ def offload(
 def _device_of(params: set[nn.Parameter]) -> torch.device:
     devices = {param.device for param in params if not param.is_meta}
     if len(devices) > 1:
-        raise InvalidArgument(f"the model's parameters are on {', '.join(sorted(map(str, devices)))}: say which one computes with device=")
+        raise InvalidArgument(
+            f"the model's parameters are on {', '.join(sorted(map(str, devices)))}: say which one"
+            " computes with device="
+        )
     return next(iter(devices), torch.device("cpu"))
 
 
@@ -234,7 +293,8 @@ _told: list[bool] = []  # whether the processor's slowness was told of in this p
 
 
 def _warn_of_a_slow_type(params: set[nn.Parameter]) -> None:
-    """Once in a process, where this processor takes twice as long for bfloat16 as for float32, and the model is large enough for that to matter."""
+    """Once in a process, where this processor takes twice as long for bfloat16 as for float32, and
+    the model is large enough for that to matter."""
     if _told or sum(param.numel() for param in params if param.dtype == torch.bfloat16) < LARGE:
         return
     rates = quick_look().flops
@@ -242,8 +302,9 @@ def _warn_of_a_slow_type(params: set[nn.Parameter]) -> None:
         return
     _told.append(True)
     warnings.warn(
-        f"this processor is slow in bfloat16: products of matrices run at {rates['bfloat16'] / 1e9:.2g} GFLOP/s in it, and at "
-        f"{rates['float32'] / 1e9:.2g} in float32; make the model with dtype=torch.float32, or give device= an accelerator",
+        "this processor is slow in bfloat16: products of matrices run at"
+        f" {rates['bfloat16'] / 1e9:.2g} GFLOP/s in it, and at {rates['float32'] / 1e9:.2g} in"
+        " float32; make the model with dtype=torch.float32, or give device= an accelerator",
         stacklevel=3,
     )
 
@@ -259,14 +320,29 @@ def _check_shared(
 ) -> None:
     """InvalidArgument for what a model of several processes cannot have."""
     if policy == "lazy":
-        raise InvalidArgument('policy "lazy" updates a block just before its use, and fully_shard gathers weights ahead of that; use "auto", "speculate" or "sync"')
+        raise InvalidArgument(
+            'policy "lazy" updates a block just before its use, and fully_shard gathers weights'
+            ' ahead of that; use "auto", "speculate" or "sync"'
+        )
     if activations != "keep":
-        raise InvalidArgument('the activations of a sharded model stay in memory; leave activations="keep", and use torch.utils.checkpoint to have fewer')
+        raise InvalidArgument(
+            'the activations of a sharded model stay in memory; leave activations="keep", and use'
+            " torch.utils.checkpoint to have fewer"
+        )
     if snapshots:
         raise InvalidArgument(ONE_RANK)
     if checkpoints is not None:
-        raise Unsupported("stoker.Checkpoints cannot save a sharded run yet; leave checkpoints= out: its store keeps it")
+        raise Unsupported(
+            "stoker.Checkpoints cannot save a sharded run yet; leave checkpoints= out: its store"
+            " keeps it"
+        )
     if device is not None or device_memory is not None:
-        raise InvalidArgument("the mesh that fully_shard() was given says where a sharded model computes; leave out device= and device_memory=")
+        raise InvalidArgument(
+            "the mesh that fully_shard() was given says where a sharded model computes; leave out"
+            " device= and device_memory="
+        )
     if weights is not None:
-        raise InvalidArgument("weights= reads whole parameters, and this model has shards; load the weights before stoker.offload()")
+        raise InvalidArgument(
+            "weights= reads whole parameters, and this model has shards; load the weights before"
+            " stoker.offload()"
+        )

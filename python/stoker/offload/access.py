@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stoker.offload.blocks import Param
     from stoker.offload.session import Session
 
+
 def _session_of(params: list[torch.Tensor]) -> Session:
     sessions = {getattr(param, "_stoker_session", None) for param in params}
     if None in sessions or len(sessions) != 1:
@@ -31,8 +32,10 @@ def _session_of(params: list[torch.Tensor]) -> Session:
 
 @contextlib.contextmanager
 def gather(params: torch.Tensor | Iterable[torch.Tensor], write: bool = False) -> Iterator[None]:
-    """Inside, the parameters hold their weights (in ordinary memory, outside the dram cap). With write=True what they hold at the
-    end is written back as one durable commit (optimizer state stays; a bfloat16 weight becomes its own master)."""
+    """Inside, the parameters hold their weights (in ordinary memory, outside the dram cap). With
+    write=True what they hold at the end is written back as one durable commit (optimizer state
+    stays; a bfloat16 weight becomes its own master).
+    """
     listed = [params] if isinstance(params, torch.Tensor) else list(params)
     if not listed:
         yield
@@ -45,8 +48,10 @@ def gather(params: torch.Tensor | Iterable[torch.Tensor], write: bool = False) -
         yield
         return
     session.shown.settle()
-    named = list(dict.fromkeys(session.by_tensor[each] for each in listed))  # a tied parameter may come twice
-    ours = [param for param in named if param not in session.pager.held]  # an outer gather() keeps what it holds
+    # a tied parameter may come twice
+    named = list(dict.fromkeys(session.by_tensor[each] for each in listed))
+    # an outer gather() keeps what it holds
+    ours = [param for param in named if param not in session.pager.held]
     try:
         for param in ours:
             session.pager.hold(param, session.current_weight(param).to(session.pager.device))
@@ -59,11 +64,15 @@ def gather(params: torch.Tensor | Iterable[torch.Tensor], write: bool = False) -
 
 def _check_assign(metadata: dict) -> None:
     if metadata.get("assign_to_params_buffers"):
-        raise InvalidArgument("load_state_dict(assign=True) would take the parameters away from the optimizer and the store; leave assign off")
+        raise InvalidArgument(
+            "load_state_dict(assign=True) would take the parameters away from the optimizer and the"
+            " store; leave assign off"
+        )
 
 
 def install_shards(model: nn.Module, session: Session) -> list:
-    """The same of a sharded model, whose weights are in memory: its state_dict() is torch's own, of shards."""
+    """The same of a sharded model, whose weights are in memory: its state_dict() is torch's own, of
+    shards."""
     for param in session.params:
         param.tensor._stoker_session = session
     session.loading = Loading(session)
@@ -72,27 +81,55 @@ def install_shards(model: nn.Module, session: Session) -> list:
 
 
 def install_state_dict(model: nn.Module, session: Session) -> list:
-    """state_dict() of the model, or of any module in it, gives the weights instead of placeholders; load_state_dict() writes them.
+    """state_dict() of the model, or of any module in it, gives the weights instead of placeholders;
+    load_state_dict() writes them.
 
-    Each tensor of a state_dict() is a mapping of a piece of an unlinked temporary file in the store's directory: together they may be
-    larger than memory, they cost no budget, and changing them changes nothing else. As in any state_dict(), two names share a storage
-    where they name one parameter and nowhere else: those who save it copy what shares. Returns the handles of the hooks.
+    Each tensor of a state_dict() is a mapping of a piece of an unlinked temporary file in the
+    store's directory: together they may be larger than memory, they cost no budget, and changing
+    them changes nothing else. As in any state_dict(), two names share a storage where they name one
+    parameter and nowhere else: those who save it copy what shares. Returns the handles of the
+    hooks.
     """
     for param in session.params:
         param.tensor._stoker_session = session
-        param.tensor.__deepcopy__ = Hook(lambda memo, param=param: nn.Parameter(session.current_weight(param).to(session.pager.device), param.tensor.requires_grad))
+        param.tensor.__deepcopy__ = Hook(
+            lambda memo, param=param: nn.Parameter(
+                session.current_weight(param).to(session.pager.device), param.tensor.requires_grad
+            )
+        )
 
-    given: dict = {}  # parameters that several modules have -> the tensor that stands for them in the newest state_dict()
+    # parameters that several modules have -> the tensor that stands for them in the newest
+    # state_dict()
+    given: dict = {}
 
     def fill(module: nn.Module, state: dict, prefix: str, _metadata: dict) -> None:
-        ours = {prefix + name: session.by_tensor.get(param) for name, param in module._parameters.items() if param is not None}
+        ours = {
+            prefix + name: session.by_tensor.get(param)
+            for name, param in module._parameters.items()
+            if param is not None
+        }
         # with keep_vars=True it is the parameter itself, and stays that
-        wanted = {key: param for key, param in ours.items() if param is not None and key in state and state[key] is not param.tensor}
-        known = {param: tensor for param in wanted.values() if (tensor := given.get(param, lambda: None)()) is not None}
-        shared = {param for param, tensor in known.items() if any(value is tensor for value in state.values())}
+        wanted = {
+            key: param
+            for key, param in ours.items()
+            if param is not None and key in state and state[key] is not param.tensor
+        }
+        known = {
+            param: tensor
+            for param in wanted.values()
+            if (tensor := given.get(param, lambda: None)()) is not None
+        }
+        shared = {
+            param
+            for param, tensor in known.items()
+            if any(value is tensor for value in state.values())
+        }
         tensors = {param: known[param] for param in shared}
         with session.ledger.waiting("checkpoint"):
-            tensors |= _mapped(session.runtime.directory, [param for param in session.params if param in set(wanted.values()) - shared])
+            tensors |= _mapped(
+                session.runtime.directory,
+                [param for param in session.params if param in set(wanted.values()) - shared],
+            )
             for param, tensor in tensors.items():
                 if param not in shared:
                     tensor.copy_(session.current_weight(param))
@@ -107,7 +144,8 @@ def install_state_dict(model: nn.Module, session: Session) -> list:
     def begin(module: nn.Module, _prefix: str, _keep_vars: bool) -> None:
         session.check_open()
         for param in _params(module, session):
-            become(param.tensor, None)  # torch takes what it shows into the state_dict(), and fill() puts its weights there
+            # torch takes what it shows into the state_dict(), and fill() puts its weights there
+            become(param.tensor, None)
 
     owners = _owners(model, session)
     handles = [module.register_state_dict_pre_hook(Hook(begin)) for module in owners]
@@ -120,10 +158,12 @@ def install_state_dict(model: nn.Module, session: Session) -> list:
 
 
 class Loading:
-    """load_state_dict() as one commit: each module's weights are staged when it has taken them, and leave memory again.
+    """load_state_dict() as one commit: each module's weights are staged when it has taken them, and
+    leave memory again.
 
-    torch tells nobody when a call as a whole begins or ends. But all modules of one call see the same list of missing keys, and the
-    first that begins is the last that ends. A call that broke off in the middle is given up when anything else begins.
+    torch tells nobody when a call as a whole begins or ends. But all modules of one call see the
+    same list of missing keys, and the first that begins is the last that ends. A call that broke
+    off in the middle is given up when anything else begins.
     """
 
     def __init__(self, session: Session) -> None:
@@ -140,7 +180,16 @@ class Loading:
             self.session.restore([*self._paged])
             self._paged.clear()
 
-    def enter(self, module: nn.Module, state: dict, prefix: str, metadata: dict, _strict: bool, missing: list, *_others) -> None:
+    def enter(
+        self,
+        module: nn.Module,
+        state: dict,
+        prefix: str,
+        metadata: dict,
+        _strict: bool,
+        missing: list,
+        *_others,
+    ) -> None:
         _check_assign(metadata)
         session = self.session
         if missing is not self._call:
@@ -151,7 +200,10 @@ class Loading:
             param = session.by_tensor.get(tensor)
             if param is None or param in session.pager.held:
                 continue
-            if prefix + name in state or type(module)._load_from_state_dict is not nn.Module._load_from_state_dict:
+            if (
+                prefix + name in state
+                or type(module)._load_from_state_dict is not nn.Module._load_from_state_dict
+            ):
                 session.pager.hold(param, session.current_weight(param).to(session.pager.device))
                 self._paged.add(param)
 
@@ -160,7 +212,11 @@ class Loading:
             return
         session = self.session
         try:
-            ours = [session.by_tensor[param] for param in module._parameters.values() if session.by_tensor.get(param) in session.pager.held]
+            ours = [
+                session.by_tensor[param]
+                for param in module._parameters.values()
+                if session.by_tensor.get(param) in session.pager.held
+            ]
             self._writing.stage({param: param.tensor.data for param in ours})
             session.restore([param for param in ours if param in self._paged])
             self._paged.difference_update(ours)
@@ -173,13 +229,19 @@ class Loading:
 
 
 def refuse_state_dict(model: nn.Module, session: Session) -> None:
-    """After close(): the weights are in the store, and a state_dict() of placeholders would pass for one."""
+    """After close(): the weights are in the store, and a state_dict() of placeholders would pass
+    for one."""
     path = session.runtime.path
 
     def refuse(module: nn.Module, prefix: str, keep_vars: bool) -> None:
-        raise StokerError(f"this model's weights are in the store at {path}, whose optimizer was closed; call state_dict() before close(), or offload again with resume=True")
+        raise StokerError(
+            f"this model's weights are in the store at {path}, whose optimizer was closed; call"
+            " state_dict() before close(), or offload again with resume=True"
+        )
 
-    def refuse_load(_module: nn.Module, _state: dict, _prefix: str, metadata: dict, *_others) -> None:
+    def refuse_load(
+        _module: nn.Module, _state: dict, _prefix: str, metadata: dict, *_others
+    ) -> None:
         if metadata.get("assign_to_params_buffers"):
             return  # the model gets parameters of its own
         raise StokerError(
@@ -203,7 +265,10 @@ class Left(Away):
     handles: list
 
     def why(self, name: str) -> str:
-        return f"this model's weights were left in the store at {self.path} when its optimizer was closed; pass resume=True with that store, or make a new model"
+        return (
+            f"this model's weights were left in the store at {self.path} when its optimizer was"
+            " closed; pass resume=True with that store, or make a new model"
+        )
 
     def end(self) -> None:
         for handle in self.handles:
@@ -212,35 +277,53 @@ class Left(Away):
 
 def _params(module: nn.Module, session: Session) -> list[Param]:
     """Of the module itself."""
-    own = (session.by_tensor.get(tensor) for tensor in module._parameters.values() if tensor is not None)
+    own = (
+        session.by_tensor.get(tensor)
+        for tensor in module._parameters.values()
+        if tensor is not None
+    )
     return [param for param in own if param is not None]
 
 
 def _owners(model: nn.Module, session: Session) -> list[nn.Module]:
-    return [module for module in model.modules() if any(param in session.by_tensor for param in module._parameters.values() if param is not None)]
+    return [
+        module
+        for module in model.modules()
+        if any(
+            param in session.by_tensor for param in module._parameters.values() if param is not None
+        )
+    ]
 
 
 def _reserve(descriptor: int, size: int, directory: str | None) -> None:
-    """Gives the file blocks of its own: a mapping that finds the disk full while it is written to ends the process (SIGBUS)."""
+    """Gives the file blocks of its own: a mapping that finds the disk full while it is written to
+    ends the process (SIGBUS)."""
     try:
         os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
         folder = directory or tempfile.gettempdir()
         raise OutOfSpace(
-            f"state_dict() keeps the weights in a file in {folder}, which has no room for {size / 2**20:.0f} MiB ({error.strerror}); "
-            "make room there, or read the weights a few at a time inside `with stoker.gather(parameters):`"
+            f"state_dict() keeps the weights in a file in {folder}, which has no room for"
+            f" {size / 2**20:.0f} MiB ({error.strerror}); make room there, or read the weights a"
+            " few at a time inside `with stoker.gather(parameters):`"
         ) from error
 
 
 def _mapped(directory: str | None, params: list) -> dict[Param, torch.Tensor]:
-    """For each parameter an empty tensor over a mapping of its own: the pieces of one unlinked file."""
+    """For each parameter an empty tensor over a mapping of its own: the pieces of one unlinked
+    file."""
     sizes = {param: param.numel * param.unit.dtype.itemsize for param in params}
     places, size = {}, 0
     for param in params:
         places[param] = size
         size += -(-sizes[param] // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
     if not size:
-        return {param: torch.empty_strided(param.size, param.stride, dtype=param.unit.dtype, device="cpu") for param in params}
+        return {
+            param: torch.empty_strided(
+                param.size, param.stride, dtype=param.unit.dtype, device="cpu"
+            )
+            for param in params
+        }
     descriptor, path = tempfile.mkstemp(prefix="stoker-state-", dir=directory)
     try:
         os.unlink(path)
@@ -251,5 +334,9 @@ def _mapped(directory: str | None, params: list) -> dict[Param, torch.Tensor]:
 
 
 def _piece(descriptor: int, offset: int, size: int, param: Param) -> torch.Tensor:
-    flat = torch.frombuffer(mmap.mmap(descriptor, size, offset=offset), dtype=param.unit.dtype) if size else torch.empty(0, dtype=param.unit.dtype, device="cpu")
+    flat = (
+        torch.frombuffer(mmap.mmap(descriptor, size, offset=offset), dtype=param.unit.dtype)
+        if size
+        else torch.empty(0, dtype=param.unit.dtype, device="cpu")
+    )
     return torch.as_strided(flat, param.size, param.stride)

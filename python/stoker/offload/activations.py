@@ -1,24 +1,38 @@
 """Activations: what autograd saves in forward leaves memory, and comes back before its backward.
 
-Rules, in the order in which a saved tensor meets them. docs/semantics.md promises what follows from them.
+Rules, in the order in which a saved tensor meets them. docs/semantics.md promises what follows from
+them.
 
-1. A saved tensor is described (`Saved`: dtype, size, stride, offset, version); the bytes of its storage are kept once, as an `Entry`,
-   however many views of it are saved while its version counter stands still. Autograd alone holds `Saved`s: the last one that goes
-   ends the entry. That may be on any thread, from within any line of this file (the garbage collector), so it only leaves a note (`_gone`).
-2. The bytes are copied at once into an arena of their own, drawn on the budget. So nobody can change them under a write, and the
-   storage is torch's to free. Weights never wait for memory of activations, nor the other way round.
-3. From there they go to scratch space (scratch.py): at once ("disk"), or when memory is short, what is used last first ("dram").
-   The copy stays as long as nothing needs its memory: what was saved last is used first, and is often never read.
-4. A copy's memory comes free when nobody aliases it and no transfer reads or writes it: an entry that ends under a transfer waits
+1. A saved tensor is described (`Saved`: dtype, size, stride, offset, version); the bytes of its
+   storage are kept once, as an `Entry`,
+   however many views of it are saved while its version counter stands still. Autograd alone holds
+   `Saved`s: the last one that goes ends the entry. That may be on any thread, from within any line
+   of this file (the garbage collector), so it only leaves a note (`_gone`).
+2. The bytes are copied at once into an arena of their own, drawn on the budget. So nobody can
+   change them under a write, and the
+   storage is torch's to free. Weights never wait for memory of activations, nor the other way
+   round.
+3. From there they go to scratch space (scratch.py): at once ("disk"), or when memory is short, what
+   is used last first ("dram").
+   The copy stays as long as nothing needs its memory: what was saved last is used first, and is
+   often never read.
+4. A copy's memory comes free when nobody aliases it and no transfer reads or writes it: an entry
+   that ends under a transfer waits
    for that in `_leaving`. Its scratch space is reused after that, not before.
-5. Backward uses entries in the reverse order of saving. A use starts reading those that come next, into memory that is free or that
-   holds copies used later; it never waits for that. Departing from the order costs a read on demand, and nothing else.
-6. Where the storage itself is still alive, it is used, and nothing is read. One that came back is shared by all views that were saved of
+5. Backward uses entries in the reverse order of saving. A use starts reading those that come next,
+   into memory that is free or that
+   holds copies used later; it never waits for that. Departing from the order costs a read on
+   demand, and nothing else.
+6. Where the storage itself is still alive, it is used, and nothing is read. One that came back is
+   shared by all views that were saved of
    it, and let go once each was used; a second backward through the same graph reads again.
-7. What is saved while backward runs (a segment that is recomputed, a gradient of a gradient) is used at once, and stays as it is.
-8. Failures. No space on the disk, or a failed write: the bytes stay in memory, with one warning. No memory in the arena: they are written
-   from where they are while forward waits (another device's stay there), and read into ordinary memory, which they would have taken
-   without all this. A failed read raises in backward: that backward cannot be finished, and nothing of it was or will be committed.
+7. What is saved while backward runs (a segment that is recomputed, a gradient of a gradient) is
+   used at once, and stays as it is.
+8. Failures. No space on the disk, or a failed write: the bytes stay in memory, with one warning. No
+   memory in the arena: they are written
+   from where they are while forward waits (another device's stay there), and read into ordinary
+   memory, which they would have taken without all this. A failed read raises in backward: that
+   backward cannot be finished, and nothing of it was or will be committed.
 """
 
 from __future__ import annotations
@@ -45,8 +59,8 @@ if TYPE_CHECKING:
     from stoker.offload.link import Link
 
 MODES = ("keep", "disk", "dram", "recompute", "auto")
-# Smaller storages stay. Whatever its size one costs about 60 us of processor time, there and back (measured); from here on that is less
-# than a tenth of what its bytes take a disk of 3 GB/s.
+# Smaller storages stay. Whatever its size one costs about 60 us of processor time, there and back
+# (measured); from here on that is less than a tenth of what its bytes take a disk of 3 GB/s.
 LEAST_BYTES = MIB
 WHOLE = 8  # a storage larger than its view by more than this is somebody's pool, and stays
 AHEAD_BYTES = 64 * MIB  # how far reading ahead goes, at least
@@ -55,22 +69,28 @@ SMALL_TRIAL_BYTES = 8 * MIB  # where the arena has no room for a trial
 
 
 class Entry:
-    """The bytes of one storage. `host` is their copy in memory, or the memory that they are being read into, in whole pages."""
+    """The bytes of one storage. `host` is their copy in memory, or the memory that they are being
+    read into, in whole pages."""
 
     def __init__(self, storage: torch.UntypedStorage, version: int, block: str) -> None:
         self.size, self.version, self.block = storage.nbytes(), version, block
         self.stored = self.size  # bytes in `host` and on the disk
-        self.decode: Decode | None = None  # what makes them the storage's, if they are in another form
+        # what makes them the storage's, if they are in another form
+        self.decode: Decode | None = None
         self.key = storage._cdata
         self.origin = StorageWeakRef(storage)  # while this is held no other storage has that key
-        self.alive = self.origin  # the storage that uses find without a read, as long as somebody holds it
+        # the storage that uses find without a read, as long as somebody holds it
+        self.alive = self.origin
         self.host: torch.Tensor | None = None
         self.piece: Piece | None = None
         self.landing: Any = None  # the event of the copy from another device to `host`
         self.reading: Any = None  # the future of the read into `host`
-        self.ready: Any = None  # the event from which on the device has the bytes that came back to it
-        self.kept: torch.UntypedStorage | None = None  # the storage itself, where its bytes could not be kept elsewhere
-        self.holders = self.unused = 0  # `Saved`s, and those of them that were not used in this round
+        # the event from which on the device has the bytes that came back to it
+        self.ready: Any = None
+        # the storage itself, where its bytes could not be kept elsewhere
+        self.kept: torch.UntypedStorage | None = None
+        # `Saved`s, and those of them that were not used in this round
+        self.holders = self.unused = 0
         self.place = 0  # in the order of saving
         self.round = 0  # how often the bytes came back from the disk
         self.before: Entry | None = None  # in that order
@@ -78,12 +98,18 @@ class Entry:
 
     @property
     def written(self) -> bool:
-        return self.piece is not None and self.piece.written.ready() and self.piece.written.error() is None
+        return (
+            self.piece is not None
+            and self.piece.written.ready()
+            and self.piece.written.error() is None
+        )
 
     @property
     def busy(self) -> bool:
         """Whether a transfer needs the memory of `host`."""
-        return (self.piece is not None and not self.piece.written.ready()) or (self.reading is not None and not self.reading.ready())
+        return (self.piece is not None and not self.piece.written.ready()) or (
+            self.reading is not None and not self.reading.ready()
+        )
 
 
 class Saved:
@@ -92,8 +118,15 @@ class Saved:
     __slots__ = ("entry", "dtype", "size", "stride", "offset", "version", "used_in", "_gone")
 
     def __init__(self, entry: Entry, tensor: torch.Tensor, gone: deque) -> None:
-        self.entry, self.dtype, self.size, self.stride, self.offset = entry, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset()
-        self.version, self.used_in, self._gone = Version.without_bytes(tensor), -1, gone  # used_in: the last round
+        self.entry, self.dtype, self.size, self.stride, self.offset = (
+            entry,
+            tensor.dtype,
+            tensor.size(),
+            tensor.stride(),
+            tensor.storage_offset(),
+        )
+        # used_in: the last round
+        self.version, self.used_in, self._gone = Version.without_bytes(tensor), -1, gone
         entry.holders += 1
         entry.unused += 1
 
@@ -101,36 +134,73 @@ class Saved:
         self._gone.append((self.entry, self.used_in))
 
 
-def arena_bytes(mode: str, runtime: Runtime, blocks: list[Block], algorithm: Algorithm, spills: bool) -> int:
-    """The arena's part of the budget: half of it for "dram", else an eighth, as much as weights, gradients and state can spare."""
+def arena_bytes(
+    mode: str, runtime: Runtime, blocks: list[Block], algorithm: Algorithm, spills: bool
+) -> int:
+    """The arena's part of the budget: half of it for "dram", else an eighth, as much as weights,
+    gradients and state can spare."""
     dram = runtime.dram_bytes
     whole, layout = runtime.divided(blocks, algorithm, spills)
-    spare = whole - (layout.smallest if layout.spilled else layout.needed)  # where all gradients fit, they still do; where some are spilled, more may be
-    return max(0, min(dram // (2 if mode == "dram" else 8), spare - 2 * MIB)) // (2 * MIB) * (2 * MIB)
+    # where all gradients fit, they still do; where some are spilled, more may be
+    spare = whole - (layout.smallest if layout.spilled else layout.needed)
+    return (
+        max(0, min(dram // (2 if mode == "dram" else 8), spare - 2 * MIB)) // (2 * MIB) * (2 * MIB)
+    )
 
 
 class Activations:
     """Called under the session's lock by whoever runs forward or backward."""
 
     @staticmethod
-    def of(mode: str, form: str, runtime: Runtime, blocks: list[Block], algorithm: Algorithm, link: Link | None) -> Activations | None:
+    def of(
+        mode: str,
+        form: str,
+        runtime: Runtime,
+        blocks: list[Block],
+        algorithm: Algorithm,
+        link: Link | None,
+    ) -> Activations | None:
         """None where nothing leaves memory."""
         if mode in ("keep", "recompute"):
             return None
         size = arena_bytes(mode, runtime, blocks, algorithm, link is None)
         clean(runtime.directories)
         device = torch.device("cpu") if link is None else link.device
-        return Activations(mode, form, runtime.core.arena(size) if size else None, Scratch(runtime.core, runtime.directories), device, link)
+        return Activations(
+            mode,
+            form,
+            runtime.core.arena(size) if size else None,
+            Scratch(runtime.core, runtime.directories),
+            device,
+            link,
+        )
 
-    def __init__(self, mode: str, form: str, arena: Any, scratch: Scratch, device: torch.device, link: Link | None) -> None:
+    def __init__(
+        self,
+        mode: str,
+        form: str,
+        arena: Any,
+        scratch: Scratch,
+        device: torch.device,
+        link: Link | None,
+    ) -> None:
         """arena: None where there is no memory for it."""
-        self.mode, self.form, self.arena, self.scratch, self.device, self.link = mode, form, arena, scratch, device, link
+        self.mode, self.form, self.arena, self.scratch, self.device, self.link = (
+            mode,
+            form,
+            arena,
+            scratch,
+            device,
+            link,
+        )
         self.arena_bytes = arena.size if arena is not None else 0
         self.waiting = Waits()  # the session's own, once it has one
-        self.stays: Callable[[torch.Tensor], bool] = lambda tensor: False  # told of tensors that live on anyhow
+        # told of tensors that live on anyhow
+        self.stays: Callable[[torch.Tensor], bool] = lambda tensor: False
         self.event: Callable[..., None] = lambda what, **details: None
         self.read_bytes = self.written_bytes = 0
-        self.saved_bytes: Counter[str] = Counter()  # by block, in the forward under way or the last one
+        # by block, in the forward under way or the last one
+        self.saved_bytes: Counter[str] = Counter()
         self.trimmer = Trimmer()  # the session's own, once it has one
         self.choices: dict[str, str] = {}  # of "auto", by block
         self._last: Entry | None = None  # the newest
@@ -138,11 +208,12 @@ class Activations:
         self._resident: dict[Entry, None] = {}  # with a copy in memory
         self._unwritten: deque[Entry] = deque()  # with a copy, to be written
         self._leaving: list[Entry] = []
-        self._uploads: list[tuple[Any, torch.Tensor]] = []  # copies to the device that may still read this memory
+        # copies to the device that may still read this memory
+        self._uploads: list[tuple[Any, torch.Tensor]] = []
         self._gone: deque[tuple[Entry, int]] = deque()
         self._warned = self._closed = False
 
-    # -- forward -------------------------------------------------------------------------------------------------------
+    # -- forward -----------------------------------------------------------------------------------
 
     def call(self) -> None:
         """A forward that records gradients begins."""
@@ -164,16 +235,31 @@ class Activations:
         self.sweep()
         storage = tensor.untyped_storage()
         entry = self._known.get(storage._cdata)
-        if entry is None or entry.version != tensor._version or self._rewritten(entry, storage, tensor):
+        if (
+            entry is None
+            or entry.version != tensor._version
+            or self._rewritten(entry, storage, tensor)
+        ):
             if self.stays(tensor):
                 return None
             entry = self._keep(storage, tensor, block)
         return Saved(entry, tensor, self._gone)
 
     def _takes(self, tensor: torch.Tensor) -> bool:
-        if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.device != self.device or self._closed:
+        if (
+            type(tensor) is not torch.Tensor
+            or tensor.layout is not torch.strided
+            or tensor.device != self.device
+            or self._closed
+        ):
             return False
-        if tensor.is_complex() or tensor.is_quantized or tensor.is_neg() or tensor.is_nested or (tensor.is_leaf and tensor.requires_grad):
+        if (
+            tensor.is_complex()
+            or tensor.is_quantized
+            or tensor.is_neg()
+            or tensor.is_nested
+            or (tensor.is_leaf and tensor.requires_grad)
+        ):
             return False
         size = tensor.untyped_storage().nbytes()
         if size < LEAST_BYTES or size > WHOLE * tensor.numel() * tensor.dtype.itemsize:
@@ -191,7 +277,8 @@ class Activations:
             entry.stored = flat.numel()
         self.saved_bytes[block] += entry.stored
         host = self._room(entry.stored)
-        self._append(entry, host)  # first: from here on its memory is not forgotten, whatever interrupts us
+        # first: from here on its memory is not forgotten, whatever interrupts us
+        self._append(entry, host)
         if host is None:
             self._keep_without_memory(entry, storage, flat)
         elif self.link is not None:
@@ -205,12 +292,15 @@ class Activations:
         return entry
 
     def _rewritten(self, entry: Entry, storage: torch.UntypedStorage, tensor: torch.Tensor) -> bool:
-        """Whether the storage changed and its version did not (`.data`, NumPy). Not seen where the copy is not in memory, nor on another device."""
+        """Whether the storage changed and its version did not (`.data`, NumPy). Not seen where the
+        copy is not in memory, nor on another device."""
         if self.link is not None or entry.host is None or entry.reading is not None:
             return False
         flat = _bytes_of(storage)
         formed = encode(self.form, tensor.dtype, flat)
-        return not torch.equal(formed[0] if formed is not None else flat, entry.host[: entry.stored])
+        return not torch.equal(
+            formed[0] if formed is not None else flat, entry.host[: entry.stored]
+        )
 
     def _append(self, entry: Entry, host: torch.Tensor | None) -> None:
         entry.before, self._last = self._last, entry
@@ -221,8 +311,11 @@ class Activations:
             entry.host = host
             self._resident[entry] = None
 
-    def _keep_without_memory(self, entry: Entry, storage: torch.UntypedStorage, flat: torch.Tensor) -> None:
-        """Writes from the storage itself, and waits: nobody may change it meanwhile. Where that cannot be, it stays."""
+    def _keep_without_memory(
+        self, entry: Entry, storage: torch.UntypedStorage, flat: torch.Tensor
+    ) -> None:
+        """Writes from the storage itself, and waits: nobody may change it meanwhile. Where that
+        cannot be, it stays."""
         if self.link is None and self._write(entry, flat, "demand"):
             with self.waiting("activations"):
                 _ended(entry.piece.written)
@@ -260,9 +353,13 @@ class Activations:
         self.event("activations", problem=str(why))
         if not self._warned:
             self._warned = True
-            warnings.warn(f"activations cannot be written to the disk and stay in memory ({why}); training goes on, with the memory that it takes without offloading them", stacklevel=2)
+            warnings.warn(
+                f"activations cannot be written to the disk and stay in memory ({why}); training"
+                " goes on, with the memory that it takes without offloading them",
+                stacklevel=2,
+            )
 
-    # -- backward ------------------------------------------------------------------------------------------------------
+    # -- backward ----------------------------------------------------------------------------------
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -276,8 +373,11 @@ class Activations:
             storage = self._bring(entry)
         if self.link is None:
             self.trimmer.freed(entry.size)
-        tensor = torch.empty(0, dtype=saved.dtype, device=self.device).set_(storage, saved.offset, saved.size, saved.stride)
-        if not brought and entry.ready is not None:  # this use may be on another stream than that which brought it
+        tensor = torch.empty(0, dtype=saved.dtype, device=self.device).set_(
+            storage, saved.offset, saved.size, saved.stride
+        )
+        # this use may be on another stream than that which brought it
+        if not brought and entry.ready is not None:
             self.link.join(tensor, entry.ready)
         if saved.used_in != entry.round:
             saved.used_in = entry.round
@@ -305,7 +405,8 @@ class Activations:
     def _read(self, entry: Entry, host: torch.Tensor | None, priority: str) -> None:
         if host is None:
             host = torch.empty(entry.piece.size, dtype=torch.uint8, device="cpu")
-        entry.reading = _BEGINNING  # before it has memory: a Ctrl-C must not make it look read, nor free it
+        # before it has memory: a Ctrl-C must not make it look read, nor free it
+        entry.reading = _BEGINNING
         entry.host = host
         try:
             entry.reading = self.scratch.read(entry.piece, host.data_ptr(), priority)
@@ -323,7 +424,12 @@ class Activations:
         budget = min(self.arena.size, max(AHEAD_BYTES, 4 * entry.stored))
         ahead = entry.before
         while ahead is not None and budget > 0:
-            if ahead.host is None and ahead.written and ahead.kept is None and _living(ahead) is None:
+            if (
+                ahead.host is None
+                and ahead.written
+                and ahead.kept is None
+                and _living(ahead) is None
+            ):
                 host = self._room(ahead.stored, before=ahead, wait=False)
                 if host is None:
                     return
@@ -339,8 +445,9 @@ class Activations:
             if entry.reading is not _BEGINNING:
                 self._drop(entry)
             raise type(error)(
-                f"{entry.stored} bytes of activations of {entry.block or 'the model'} cannot be read back: {error}; this backward cannot be finished, and the last "
-                "committed step is whole: drop the gradients with opt.zero_grad() and do the step again"
+                f"{entry.stored} bytes of activations of {entry.block or 'the model'} cannot be"
+                f" read back: {error}; this backward cannot be finished, and the last committed"
+                " step is whole: drop the gradients with opt.zero_grad() and do the step again"
             ) from error
         entry.reading = None
 
@@ -360,10 +467,13 @@ class Activations:
         if entry.written and not entry.busy and entry.host is not None:
             self._drop(entry)
 
-    # -- memory --------------------------------------------------------------------------------------------------------
+    # -- memory ------------------------------------------------------------------------------------
 
-    def _room(self, size: int, before: Entry | None = None, wait: bool = True) -> torch.Tensor | None:
-        """Memory of the arena; None if there is none. What gives way was saved earlier than `before`, if that is given, as it is used later."""
+    def _room(
+        self, size: int, before: Entry | None = None, wait: bool = True
+    ) -> torch.Tensor | None:
+        """Memory of the arena; None if there is none. What gives way was saved earlier than
+        `before`, if that is given, as it is used later."""
         if self.arena is None or size > self.arena.size:
             return None
         while True:
@@ -384,11 +494,13 @@ class Activations:
         return False
 
     def _candidates(self, before: Entry | None) -> Iterator[Entry]:
-        """Those used later than `before`; in the order in which they came into memory, which is nearly that of saving."""
+        """Those used later than `before`; in the order in which they came into memory, which is
+        nearly that of saving."""
         return (entry for entry in self._resident if before is None or entry.place < before.place)
 
     def _await_one(self, size: int, before: Entry | None) -> bool:
-        """Waits until one of the copies that may give way is written; starts that for enough of them, where nobody has."""
+        """Waits until one of the copies that may give way is written; starts that for enough of
+        them, where nobody has."""
         mine = list(self._candidates(before))
         if self.mode == "dram":
             for entry in mine:
@@ -424,10 +536,11 @@ class Activations:
         self.link.wait(self._uploads.pop(0)[0])
         return True
 
-    # -- ends ----------------------------------------------------------------------------------------------------------
+    # -- ends --------------------------------------------------------------------------------------
 
     def sweep(self) -> None:
-        """Ends the entries that nobody holds any more, and gives back what no transfer needs any more."""
+        """Ends the entries that nobody holds any more, and gives back what no transfer needs any
+        more."""
         while self._gone:
             entry, used_in = self._gone.popleft()
             entry.holders -= 1
@@ -455,7 +568,8 @@ class Activations:
         self._leaving.append(entry)
 
     def _sweep_leaving(self, wait: bool) -> bool:
-        """Frees what ended. `wait`: for the first transfer, if none is done. Whether anything was freed."""
+        """Frees what ended. `wait`: for the first transfer, if none is done. Whether anything was
+        freed."""
         freed, left = False, []
         for entry in self._leaving:
             if wait and not freed and entry.busy:
@@ -476,21 +590,34 @@ class Activations:
 
     def told(self) -> dict[str, Any]:
         """For the plan: bytes by block, as the last forward saved them."""
-        return {"mode": self.mode, "form": self.form, "bytes": dict(self.saved_bytes), "choices": dict(self.choices)}
+        return {
+            "mode": self.mode,
+            "form": self.form,
+            "bytes": dict(self.saved_bytes),
+            "choices": dict(self.choices),
+        }
 
     def away(self, index: dict[str, int]) -> Away:
-        """What the last forward moved, for the planner. What is saved outside of blocks is left out. `index`: of blocks by name."""
+        """What the last forward moved, for the planner. What is saved outside of blocks is left
+        out. `index`: of blocks by name."""
         saved = {index[block]: size for block, size in self.saved_bytes.items() if block in index}
         outside = sum(self.saved_bytes.values()) - sum(saved.values())
-        left = max(0, self.arena_bytes - outside) if self.mode == "dram" else 0  # what was saved last is never written
+        # what was saved last is never written
+        left = max(0, self.arena_bytes - outside) if self.mode == "dram" else 0
         for block in reversed(saved):
             held = min(left, saved[block])
             saved[block], left = saved[block] - held, left - held
-        return Away({block: size for block, size in saved.items() if size}, self.arena_bytes if self.mode != "dram" else 0)
+        return Away(
+            {block: size for block, size in saved.items() if size},
+            self.arena_bytes if self.mode != "dram" else 0,
+        )
 
     def rates(self) -> tuple[float, float]:
-        """Bytes a second of reading and of writing, by a short trial on the very files. StokerError or OSError where they fail."""
-        memory = self._room(min(TRIAL_BYTES, self.arena.size // 2)) if self.arena is not None else None
+        """Bytes a second of reading and of writing, by a short trial on the very files. StokerError
+        or OSError where they fail."""
+        memory = (
+            self._room(min(TRIAL_BYTES, self.arena.size // 2)) if self.arena is not None else None
+        )
         if memory is None:
             memory = torch.zeros(SMALL_TRIAL_BYTES, dtype=torch.uint8, device="cpu")
         started = time.perf_counter()
@@ -502,7 +629,8 @@ class Activations:
             reading.wait()
             read = time.perf_counter()
         finally:
-            for future in (piece.written, reading):  # a Ctrl-C must not free memory that a transfer uses
+            # a Ctrl-C must not free memory that a transfer uses
+            for future in (piece.written, reading):
                 _ended(future)
             self.scratch.free(piece)
         return memory.nbytes / (read - written), memory.nbytes / (written - started)
@@ -533,7 +661,8 @@ class Activations:
 
 
 class _Beginning:
-    """Stands for the future of a read that is being started; for ever, where a Ctrl-C kept it from us."""
+    """Stands for the future of a read that is being started; for ever, where a Ctrl-C kept it from
+    us."""
 
     @staticmethod
     def ready() -> bool:

@@ -1,7 +1,8 @@
 """Agreement: which step the ranks of a sharded run are at (docs/ranks.md is the protocol).
 
-Each rank commits a step to its own store, and keeps a snapshot of the step before until every rank has told that it committed too.
-So two stores of a run are at most one step apart, and the one ahead can go back.
+Each rank commits a step to its own store, and keeps a snapshot of the step before until every rank
+has told that it committed too. So two stores of a run are at most one step apart, and the one ahead
+can go back.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Agreement:
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         self.step = 0
-        self.run = self.timeline = ""  # the same on all ranks: names of the run, and of this stretch of it
+        # the same on all ranks: names of the run, and of this stretch of it
+        self.run = self.timeline = ""
         self._next_point: str | None = "open"
         self._store: Any = None
         self._keeping: list | None = []  # on its way to be durable; None where it failed
@@ -39,10 +41,11 @@ class Agreement:
         """What a rank's store says about whose it is."""
         return {"world": self.ranks.world, "rank": self.ranks.rank}
 
-    # -- opening -------------------------------------------------------------------------------------------------------
+    # -- opening -----------------------------------------------------------------------------------
 
     def meet(self, runtime: Runtime) -> bool:
-        """Finds out what all stores hold, and brings this one to the step that all of them have. False if there is no run."""
+        """Finds out what all stores hold, and brings this one to the step that all of them have.
+        False if there is no run."""
         self._store = runtime.store
         mine = {**_holds(runtime), "names": [secrets.token_hex(8), secrets.token_hex(8)]}
         found = self.ranks.exchange("open", facts=mine)
@@ -70,16 +73,18 @@ class Agreement:
         if self._next_point is not None:
             self.ranks.tell(self._next_point, error)
 
-    # -- training ------------------------------------------------------------------------------------------------------
+    # -- training ----------------------------------------------------------------------------------
 
     def committed(self, step: int, error: BaseException | None) -> None:
-        """This rank has committed the step (or failed to). Returns when all have, and raises on all if one has not."""
+        """This rank has committed the step (or failed to). Returns when all have, and raises on all
+        if one has not."""
         self.ranks.exchange(f"commit of step {step}", error)
         with contextlib.suppress(StokerError):  # kept() tries again
             self.keep(step)
 
     def keep(self, step: int) -> None:
-        """Every rank has committed `step`: this is what they go back to from here on, and no further."""
+        """Every rank has committed `step`: this is what they go back to from here on, and no
+        further."""
         self.step, self._keeping = step, None
         there = [name for name in self._store.info()["snapshots"] if name.startswith(_NAME)]
         name = f"{_NAME}{step}"
@@ -87,7 +92,8 @@ class Agreement:
         self._keeping = made + [self._store.drop(other) for other in there if other != name]
 
     def kept(self) -> None:
-        """Waits until that is durable. Before the next commit: it would have nothing to go back to. What failed is done anew by the next call."""
+        """Waits until that is durable. Before the next commit: it would have nothing to go back to.
+        What failed is done anew by the next call."""
         if self._keeping is None:
             self.keep(self.step)
         futures, self._keeping = self._keeping or [], None
@@ -102,31 +108,49 @@ class Agreement:
         self._keeping = []
 
     def go_back(self) -> dict[str, Any]:
-        """This rank committed a step that another could not: its store goes back to the one before, whose record is returned."""
+        """This rank committed a step that another could not: its store goes back to the one before,
+        whose record is returned."""
         bring_back(self._store, f"{_NAME}{self.step}")
         return record.load(self._store.read_bytes(META_STATE))
 
 
 def judge(found: list[dict[str, Any]]) -> int | None:
-    """The step at which a run goes on, of what the stores of all ranks hold; None if there is no run, or one that was not made
-    everywhere and so never began. Mismatch if the stores are not those of one run."""
+    """The step at which a run goes on, of what the stores of all ranks hold; None if there is no
+    run, or one that was not made everywhere and so never began. Mismatch if the stores are not
+    those of one run."""
     holders = [each for each in found if each["run"] is not None]
     for each in holders:
         if each["world"] is None:
-            raise Mismatch(f"the run in {each['path']} was made by one process with the whole model; give a sharded model another store")
+            raise Mismatch(
+                f"the run in {each['path']} was made by one process with the whole model; give a"
+                " sharded model another store"
+            )
     if all(each["step"] == 0 and not each["agreed"] for each in holders):
         return None
     for each in holders:
         if each["world"] != len(found):
-            raise Mismatch(f"the run in {each['path']} was made by {each['world']} processes, and these are {len(found)}; resume it with as many")
+            raise Mismatch(
+                f"the run in {each['path']} was made by {each['world']} processes, and these are"
+                f" {len(found)}; resume it with as many"
+            )
     first = holders[0]
     for rank, each in enumerate(found):
         if each["run"] is None:
-            raise Mismatch(f"rank {rank} finds no run in {each['path']}, while {first['path']} holds one at step {first['step']}: give each rank the folders it had, or all of them empty ones to start anew")
+            raise Mismatch(
+                f"rank {rank} finds no run in {each['path']}, while {first['path']} holds one at"
+                f" step {first['step']}: give each rank the folders it had, or all of them empty"
+                " ones to start anew"
+            )
         if each["rank"] != rank:
-            raise Mismatch(f"the store in {each['path']} is that of rank {each['rank']}, not of rank {rank}; give each rank the folders it had")
+            raise Mismatch(
+                f"the store in {each['path']} is that of rank {each['rank']}, not of rank {rank};"
+                " give each rank the folders it had"
+            )
         if each["run"] != first["run"]:
-            raise Mismatch(f"the stores in {first['path']} and {each['path']} belong to different runs; give each rank the folders it had")
+            raise Mismatch(
+                f"the stores in {first['path']} and {each['path']} belong to different runs; give"
+                " each rank the folders it had"
+            )
     return _common(found)
 
 
@@ -137,23 +161,39 @@ def _common(found: list[dict[str, Any]]) -> int:
     for each in found:
         if str(step) not in each["timelines"] or each["step"] > step + 1:
             raise Mismatch(
-                f"the store in {last['path']} is at step {step}, and the one in {each['path']} at step {each['step']}, with nothing to go back by: "
-                "one of them is an old copy; give each rank the folders it had last"
+                f"the store in {last['path']} is at step {step}, and the one in {each['path']} at"
+                f" step {each['step']}, with nothing to go back by: one of them is an old copy;"
+                " give each rank the folders it had last"
             )
         if each["timelines"][str(step)] != last["timelines"][str(step)]:
-            raise Mismatch(f"step {step} in {each['path']} was made in another stretch of training than in {last['path']}: one of them is an old copy; give each rank the folders it had last")
+            raise Mismatch(
+                f"step {step} in {each['path']} was made in another stretch of training than in"
+                f" {last['path']}: one of them is an old copy; give each rank the folders it had"
+                " last"
+            )
     return step
 
 
 def _holds(runtime: Runtime) -> dict[str, Any]:
     """What this rank's store holds, as judge() takes it."""
     store = runtime.store
-    nothing = {"path": runtime.path, "run": None, "world": None, "rank": None, "step": 0, "agreed": [], "timelines": {}}
+    nothing = {
+        "path": runtime.path,
+        "run": None,
+        "world": None,
+        "rank": None,
+        "step": 0,
+        "agreed": [],
+        "timelines": {},
+    }
     if not runtime.holds(META_MODEL):
         return nothing
     model = record.load(store.read_bytes(META_MODEL))
     agreed = [name for name in store.info()["snapshots"] if name.startswith(_NAME)]
-    states = [record.load(store.read_bytes(META_STATE)), *(record.load(store.read_bytes(META_STATE, snapshot=name)) for name in agreed)]
+    states = [
+        record.load(store.read_bytes(META_STATE)),
+        *(record.load(store.read_bytes(META_STATE, snapshot=name)) for name in agreed),
+    ]
     return nothing | {
         "run": model.get("run"),
         **model.get("ranks", {}),

@@ -1,8 +1,10 @@
-"""Parameters whose values are not in memory before stoker.offload() takes them up, and where those are: nowhere yet (the meta device), in
-the store of a run whose optimizer was closed, or where stoker.build() left them.
+"""Parameters whose values are not in memory before stoker.offload() takes them up, and where those
+are: nowhere yet (the meta device), in the store of a run whose optimizer was closed, or where
+stoker.build() left them.
 
-Such a parameter shows a placeholder, and carries an Away that says so. It is the parameter's own, so wrapping the model (torch.compile, PEFT) loses
-nothing, and dropping the model drops it. What loses it (a copy, a conversion, a shard) shows placeholders still, and is refused for that.
+Such a parameter shows a placeholder, and carries an Away that says so. It is the parameter's own,
+so wrapping the model (torch.compile, PEFT) loses nothing, and dropping the model drops it. What
+loses it (a copy, a conversion, a shard) shows placeholders still, and is refused for that.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from stoker.offload.blocks import Block, Param, local
 
 @dataclass(frozen=True)
 class Away:
-    """What a parameter knows whose values are elsewhere. `stride`: theirs; the placeholder has its own."""
+    """What a parameter knows whose values are elsewhere. `stride`: theirs; the placeholder has its
+    own."""
 
     stride: tuple[int, ...]
 
@@ -30,11 +33,13 @@ class Away:
         raise NotImplementedError
 
     def changed(self, param: torch.Tensor) -> bool:
-        """Whether the parameter was changed since, so that its values and what it shows do not fit any more."""
+        """Whether the parameter was changed since, so that its values and what it shows do not fit
+        any more."""
         return False
 
     def near(self, store: str) -> bool:
-        """Whether the store of that name may have the values, for all that is known without opening it."""
+        """Whether the store of that name may have the values, for all that is known without opening
+        it."""
         return False
 
     def within(self, store: Any) -> bool:
@@ -52,7 +57,10 @@ class Empty(Away):
     """Made on the meta device."""
 
     def why(self, name: str) -> str:
-        return f"parameter {name} is on the meta device and has no values; pass weights= with a safetensors folder, or use stoker.build()"
+        return (
+            f"parameter {name} is on the meta device and has no values; pass weights= with a"
+            " safetensors folder, or use stoker.build()"
+        )
 
 
 def away_of(param: Any) -> Away | None:
@@ -67,7 +75,8 @@ def forget(params: Iterable[torch.Tensor]) -> None:
 
 
 def loud(dtype: torch.dtype, size: Iterable[int], device: torch.device | str) -> torch.Tensor:
-    """A placeholder: shape and dtype over one scalar, NaN (or the extreme) so that a read by mistake is loud."""
+    """A placeholder: shape and dtype over one scalar, NaN (or the extreme) so that a read by
+    mistake is loud."""
     return torch.full((), _scalar(dtype), dtype=dtype, device=device).expand(size)
 
 
@@ -90,19 +99,21 @@ def _scalar(dtype: torch.dtype) -> float | int | bool:
     return True if dtype == torch.bool else torch.iinfo(dtype).max
 
 
-# -- what offload() asks -----------------------------------------------------------------------------------------------
+# -- what offload() asks ---------------------------------------------------------------------------
 
 
 def check_reachable(model: nn.Module, store: str, elsewhere: bool) -> None:
-    """InvalidArgument, before `store` is opened or made, if it cannot have values that are away. `elsewhere`: they may come from somewhere else."""
+    """InvalidArgument, before `store` is opened or made, if it cannot have values that are away.
+    `elsewhere`: they may come from somewhere else."""
     for name, param in model.named_parameters():
         away = away_of(param)
         if away is None:
             continue
         if away.changed(param):
             raise InvalidArgument(
-                f"parameter {name} was converted or written to after stoker.build(), which had left its values in the store, so they lack the change; "
-                "make it inside the factory, as in stoker.build(lambda: make().to(torch.bfloat16), ...)"
+                f"parameter {name} was converted or written to after stoker.build(), which had left"
+                " its values in the store, so they lack the change; make it inside the factory, as"
+                " in stoker.build(lambda: make().to(torch.bfloat16), ...)"
             )
         if not elsewhere and not away.near(store):
             raise InvalidArgument(away.why(name))
@@ -117,8 +128,10 @@ def check_values(blocks: list[Block], store: Any) -> None:
                 raise InvalidArgument(away.why(param.name))
         elif param.numel > 1 and param.unit.dtype.is_floating_point and only_loud(param.tensor):
             raise InvalidArgument(
-                f"every value of parameter {param.name} is NaN, as in a copy, a conversion or a shard of a parameter whose values were not in memory; "
-                "make it inside the factory of stoker.build(), or of a model in memory, and give each parameter its values before stoker.offload()"
+                f"every value of parameter {param.name} is NaN, as in a copy, a conversion or a"
+                " shard of a parameter whose values were not in memory; make it inside the factory"
+                " of stoker.build(), or of a model in memory, and give each parameter its values"
+                " before stoker.offload()"
             )
 
 
@@ -132,19 +145,26 @@ def values_in(store: Any) -> Callable[[Param], torch.Tensor]:
     return value_of
 
 
-# -- models on the meta device -----------------------------------------------------------------------------------------
+# -- models on the meta device ---------------------------------------------------------------------
 
 
 def leave_meta(blocks: list[Block]) -> None:
-    """Parameters on the meta device become ones of the CPU that hold nothing yet; who has them keeps them."""
+    """Parameters on the meta device become ones of the CPU that hold nothing yet; who has them
+    keeps them."""
     for param in (param for block in blocks for param in block.params):
         if param.tensor.is_meta:
-            torch.utils.swap_tensors(param.tensor, nn.Parameter(loud(param.tensor.dtype, param.size, "cpu"), param.tensor.requires_grad))
+            torch.utils.swap_tensors(
+                param.tensor,
+                nn.Parameter(
+                    loud(param.tensor.dtype, param.size, "cpu"), param.tensor.requires_grad
+                ),
+            )
             param.tensor._stoker_away = Empty(param.stride)  # until its weights are in a store
 
 
 def leave_meta_buffers(model: nn.Module, folder: str | os.PathLike | None, recorded: bool) -> None:
-    """Buffers on the meta device are read from the folder, or (`recorded`) will be from the run in the store."""
+    """Buffers on the meta device are read from the folder, or (`recorded`) will be from the run in
+    the store."""
     where, path = stored_tensors(folder) if folder is not None else ({}, "a folder of weights")
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
@@ -157,8 +177,9 @@ def leave_meta_buffers(model: nn.Module, folder: str | os.PathLike | None, recor
                 module._buffers[name] = where[full].get_tensor(full).to(buffer.dtype)
             else:
                 raise InvalidArgument(
-                    f"buffer {full} is on the meta device and its values are not in {path}; make the model with its buffers, as "
-                    "accelerate.init_empty_weights(include_buffers=False) does"
+                    f"buffer {full} is on the meta device and its values are not in {path}; make"
+                    " the model with its buffers, as"
+                    " accelerate.init_empty_weights(include_buffers=False) does"
                 )
 
 
@@ -167,7 +188,9 @@ def stored_tensors(folder: str | os.PathLike) -> tuple[dict[str, Any], str]:
     from safetensors import safe_open
 
     path = os.fspath(folder)
-    files = sorted(glob.glob(os.path.join(path, "*.safetensors"))) if os.path.isdir(path) else [path]
+    files = (
+        sorted(glob.glob(os.path.join(path, "*.safetensors"))) if os.path.isdir(path) else [path]
+    )
     opened = [safe_open(file, framework="pt") for file in files]
     where = {name: each for each in opened for name in each.keys()}
     if not where:
@@ -181,10 +204,16 @@ def stored_weights(folder: str | os.PathLike) -> Callable[[Param], torch.Tensor]
 
     def value_of(param: Param) -> torch.Tensor:
         if param.name not in where:
-            raise InvalidArgument(f"{path} has no tensor {param.name}, which the model needs; where it should be tied to another weight, tie it first (model.tie_weights())")
+            raise InvalidArgument(
+                f"{path} has no tensor {param.name}, which the model needs; where it should be tied"
+                " to another weight, tie it first (model.tie_weights())"
+            )
         value = where[param.name].get_tensor(param.name)
         if value.shape != param.size:
-            raise InvalidArgument(f"tensor {param.name} in {path} has shape {list(value.shape)}; the model needs {list(param.size)}")
+            raise InvalidArgument(
+                f"tensor {param.name} in {path} has shape {list(value.shape)}; the model needs"
+                f" {list(param.size)}"
+            )
         return value
 
     return value_of

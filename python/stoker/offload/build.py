@@ -1,10 +1,12 @@
 """build(): constructs a model that does not fit in memory, bit-equal to ordinary construction.
 
-The real constructor runs. Parameters are counted as modules register them; when they exceed the budget, those that nothing
-aliases are written to the store and replaced by placeholders. A torch function that touches a placeholder (an initialiser in
-a later `apply`, say) finds the real bytes paged in again. At the end all go to the store, as objects `build/BUILD/PARAMETER`; it is
-closed, and each parameter knows its object (Paged). stoker.offload() removes them in the commit that makes the run. Nobody holds
-anything in between: dropping the model is enough, and what nobody took up is removed by whoever makes a run, or builds, in that store next.
+The real constructor runs. Parameters are counted as modules register them; when they exceed the
+budget, those that nothing aliases are written to the store and replaced by placeholders. A torch
+function that touches a placeholder (an initialiser in a later `apply`, say) finds the real bytes
+paged in again. At the end all go to the store, as objects `build/BUILD/PARAMETER`; it is closed,
+and each parameter knows its object (Paged). stoker.offload() removes them in the commit that makes
+the run. Nobody holds anything in between: dropping the model is enough, and what nobody took up is
+removed by whoever makes a run, or builds, in that store next.
 """
 
 from __future__ import annotations
@@ -35,24 +37,41 @@ from stoker.offload.planes import store_capacity, whole
 _PREFIX = "build/"
 
 
-def build(factory: Callable[[], nn.Module], *, seed: int | None = None, store: str | os.PathLike, dram: int | str, snapshots: int = 0, stall_seconds: int = 300) -> nn.Module:
-    """Runs `factory` with at most `dram` bytes of parameters in memory; the rest lies in `store`. Hand the model and an
-    optimizer over its parameters to stoker.offload(..., store=the same store) next.
+def build(
+    factory: Callable[[], nn.Module],
+    *,
+    seed: int | None = None,
+    store: str | os.PathLike,
+    dram: int | str,
+    snapshots: int = 0,
+    stall_seconds: int = 300,
+) -> nn.Module:
+    """Runs `factory` with at most `dram` bytes of parameters in memory; the rest lies in `store`.
+    Hand the model and an optimizer over its parameters to stoker.offload(..., store=the same store)
+    next.
 
-    factory: makes the model on the CPU; it is run twice, first on the meta device for sizes. seed: torch.manual_seed before the
-    real run. snapshots, stall_seconds: as for stoker.offload(). The weights are those that factory() gives in ordinary memory, bit for bit. Where the
-    store already holds a run (to be resumed) nothing is written.
+    factory: makes the model on the CPU; it is run twice, first on the meta device for sizes. seed:
+    torch.manual_seed before the real run. snapshots, stall_seconds: as for stoker.offload(). The
+    weights are those that factory() gives in ordinary memory, bit for bit. Where the store already
+    holds a run (to be resumed) nothing is written.
 
-    Until stoker.offload() the weights are in the store and read as NaN, so convert, initialise and load inside `factory`; wrapping the model, freezing
-    parameters and adding new ones is for afterwards. The store is free in between: building or making another model in it removes the weights.
+    Until stoker.offload() the weights are in the store and read as NaN, so convert, initialise and
+    load inside `factory`; wrapping the model, freezing parameters and adding new ones is for
+    afterwards. The store is free in between: building or making another model in it removes the
+    weights.
     """
     snapshots = whole("snapshots", snapshots, "is no number of snapshots; give 0 or more", least=0)
     path, dram_bytes = os.fspath(store), parse_bytes("dram", dram)
     if not folders_of(path):
-        raise InvalidArgument(f"stoker.build() leaves weights in the store until stoker.offload() takes them up, which {path!r} cannot keep so long; give a directory")
+        raise InvalidArgument(
+            "stoker.build() leaves weights in the store until stoker.offload() takes them up,"
+            f" which {path!r} cannot keep so long; give a directory"
+        )
     sizes, buffers = _sizes_of(factory)
     largest = Algorithm("adamw", True, True)  # the optimizer is not known yet
-    capacity = store_capacity(sizes, largest, snapshots, buffers) + sum(block.slot_bytes for block in sizes)
+    capacity = store_capacity(sizes, largest, snapshots, buffers) + sum(
+        block.slot_bytes for block in sizes
+    )
     runtime = open_runtime(path, dram_bytes, capacity, stall_seconds, sizes, largest)
     try:
         construction = Construction(runtime, keep=not runtime.holds("meta/model"))
@@ -75,7 +94,8 @@ def left_behind(store: Any) -> list[str]:
 
 
 def _sizes_of(factory: Callable[[], nn.Module]) -> tuple[list[Block], int]:
-    """The blocks that the model will have, and the bytes of its buffers. Random numbers are drawn for nothing, so they are put back."""
+    """The blocks that the model will have, and the bytes of its buffers. Random numbers are drawn
+    for nothing, so they are put back."""
     before = record.rng_state()
     try:
         with torch.device("meta"):
@@ -91,7 +111,8 @@ def _sizes_of(factory: Callable[[], nn.Module]) -> tuple[list[Block], int]:
 
 @dataclass(frozen=True)
 class Paged(Away):
-    """Its values are the object `key` of the store at `path`; or nowhere, since that store `has_run`."""
+    """Its values are the object `key` of the store at `path`; or nowhere, since that store
+    `has_run`."""
 
     path: str
     key: str
@@ -102,12 +123,14 @@ class Paged(Away):
     def why(self, name: str) -> str:
         if self.has_run:
             return (
-                f"stoker.build() found a run in the store at {self.path}, so it kept no initial values of parameter {name}; pass store={self.path!r} with resume=True "
-                "to go on with that run, or build the model anew with another store"
+                f"stoker.build() found a run in the store at {self.path}, so it kept no initial"
+                f" values of parameter {name}; pass store={self.path!r} with resume=True to go on"
+                " with that run, or build the model anew with another store"
             )
         return (
-            f"stoker.build() left the values of parameter {name} in the store at {self.path}, and the store given to stoker.offload() has them not (it is another one, or "
-            f"another model was made in it since); pass store={self.path!r}, or build the model anew"
+            f"stoker.build() left the values of parameter {name} in the store at {self.path}, and"
+            " the store given to stoker.offload() has them not (it is another one, or another"
+            f" model was made in it since); pass store={self.path!r}, or build the model anew"
         )
 
     def changed(self, param: torch.Tensor) -> bool:
@@ -129,7 +152,8 @@ class Paged(Away):
 
 
 class Construction(TorchFunctionMode):
-    """A model in the making: which of its parameters are in memory, which in the store. Of the thread that makes it."""
+    """A model in the making: which of its parameters are in memory, which in the store. Of the
+    thread that makes it."""
 
     def __init__(self, runtime: Runtime, keep: bool) -> None:
         """`keep`: whether values are wanted; else a run has them already."""
@@ -156,7 +180,8 @@ class Construction(TorchFunctionMode):
         self._hook.remove()
 
     def leave(self, model: nn.Module) -> None:
-        """The factory is done: everything to the store, where it stays when that is closed. What is aliased stays in memory."""
+        """The factory is done: everything to the store, where it stays when that is closed. What is
+        aliased stays in memory."""
         for param in model.parameters():
             if self._may_go(param):
                 self._page_out(param)
@@ -179,14 +204,21 @@ class Construction(TorchFunctionMode):
         return isinstance(away, Paged) and away.key.startswith(self._prefix)
 
     def _registered(self, module: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        if param is None or threading.get_ident() != self._thread or away_of(param) is not None or id(param) in self._resident:
+        if (
+            param is None
+            or threading.get_ident() != self._thread
+            or away_of(param) is not None
+            or id(param) in self._resident
+        ):
             return
         self._resident[id(param)] = param
         self._shrink(keep={id(param)})
 
     def _shrink(self, keep: set[int]) -> None:
-        """Pages out until no more than the limit is in memory: the oldest first, none of those in use."""
-        held = sum(param.nbytes for param in self._resident.values() if not param.is_meta)  # anew each time: factories cast and resize what they made
+        """Pages out until no more than the limit is in memory: the oldest first, none of those in
+        use."""
+        # anew each time: factories cast and resize what they made
+        held = sum(param.nbytes for param in self._resident.values() if not param.is_meta)
         for param in list(self._resident.values()):
             if held <= self._limit:
                 break
@@ -200,15 +232,29 @@ class Construction(TorchFunctionMode):
 
     def _may_go(self, param: nn.Parameter) -> bool:
         """Whether it is all of its memory, and nobody else sees that."""
-        if away_of(param) is not None or param.device.type != "cpu" or is_traceable_wrapper_subclass(param) or not param.numel() or not fills(param):
+        if (
+            away_of(param) is not None
+            or param.device.type != "cpu"
+            or is_traceable_wrapper_subclass(param)
+            or not param.numel()
+            or not fills(param)
+        ):
             return False
-        # one use is the parameter's own, one that of asking; more means that somebody still holds a view and may write through it
+        # one use is the parameter's own, one that of asking; more means that somebody still holds a
+        # view and may write through it
         return torch._C._storage_Use_Count(param.untyped_storage()._cdata) <= 2
 
     def _page_out(self, param: nn.Parameter) -> None:
         self._busy = True
         try:
-            away = Paged(param.stride(), self._runtime.path, f"{self._prefix}{id(param)}", param.dtype, param.size(), not self._keep)
+            away = Paged(
+                param.stride(),
+                self._runtime.path,
+                f"{self._prefix}{id(param)}",
+                param.dtype,
+                param.size(),
+                not self._keep,
+            )
             if self._keep:
                 txn = self._runtime.store.begin()
                 put(txn, away.key, _bytes_of(param.detach()))
@@ -220,7 +266,8 @@ class Construction(TorchFunctionMode):
             self._busy = False
 
     def _page_in(self, params: Iterable[nn.Parameter], keep: set[int]) -> None:
-        """All of them before anything goes for them: `keep` is what one operation reads and writes."""
+        """All of them before anything goes for them: `keep` is what one operation reads and
+        writes."""
         self._busy = True
         try:
             for param in params:
@@ -250,10 +297,12 @@ def _leaves(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def sleep_between_operators() -> None:
-    """Lets torch's OpenMP threads sleep when they have nothing to do: kernels, checksums and the disk's thread need the cores.
+    """Lets torch's OpenMP threads sleep when they have nothing to do: kernels, checksums and the
+    disk's thread need the cores.
 
-    GNU OpenMP spins for milliseconds after each operator for as long as it counts no more threads than cores, and hardly at all beyond that.
-    A thread with a parallel region of its own raises the count for as long as it lives; ours lives as long as the process and only waits.
+    GNU OpenMP spins for milliseconds after each operator for as long as it counts no more threads
+    than cores, and hardly at all beyond that. A thread with a parallel region of its own raises the
+    count for as long as it lives; ours lives as long as the process and only waits.
     """
     global _sleeper
     if _sleeper is None and torch.get_num_threads() > 1:

@@ -1,8 +1,9 @@
 """torch.compile and the hooks: a compiled module is entered and left outside of what was compiled.
 
-A compiled block is one graph. Its weights come before it runs and may go after it, so hooks stand around it and none inside; compiled
-layers of one kind then share one graph. Anything else that is compiled (a whole model, or a block after stoker.offload()) is cut into
-graphs at each hook: right, but slow. CUDA graphs read weights where they were when they were recorded, and are refused.
+A compiled block is one graph. Its weights come before it runs and may go after it, so hooks stand
+around it and none inside; compiled layers of one kind then share one graph. Anything else that is
+compiled (a whole model, or a block after stoker.offload()) is cut into graphs at each hook: right,
+but slow. CUDA graphs read weights where they were when they were recorded, and are refused.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     from stoker.offload.blocks import Block
     from stoker.offload.hooks import Hooks
 
-CUT = "stoker.offload() moves weights before and after each block; compile the blocks one by one (`layer.compile()`) before stoker.offload()"
+CUT = (
+    "stoker.offload() moves weights before and after each block; compile the blocks one by one"
+    " (`layer.compile()`) before stoker.offload()"
+)
 
 
 def in_place(module: nn.Module) -> bool:
@@ -36,7 +40,8 @@ def compiled(module: nn.Module) -> bool:
 
 
 def plain(name: str) -> str:
-    """A name as it is without torch.compile(module), so that a run may be taken up with or without it."""
+    """A name as it is without torch.compile(module), so that a run may be taken up with or without
+    it."""
     return name.replace("_orig_mod.", "").removesuffix("._orig_mod")
 
 
@@ -60,7 +65,11 @@ def refuse_cuda_graphs_of_callers() -> None:
 
 def _context_of(function: Any) -> Any:
     """What torch.compile() compiles the function in: its closure's `self`."""
-    closure = dict(zip(function.__code__.co_freevars, function.__closure__ or ())) if hasattr(function, "__code__") else {}
+    closure = (
+        dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
+        if hasattr(function, "__code__")
+        else {}
+    )
     return closure["self"].cell_contents if "self" in closure else None
 
 
@@ -72,13 +81,15 @@ def _refuse(context: Any, name: str) -> None:
     if config.get("triton.cudagraphs") or getattr(backend, "compiler_name", "") == "cudagraphs":
         what = f"module {name}" if name else "this model"
         raise InvalidArgument(
-            f"{what} is compiled with CUDA graphs, which read weights at the addresses they once had, and offloaded weights move; "
-            'compile its blocks one by one before stoker.offload(), without mode="reduce-overhead" or "max-autotune"'
+            f"{what} is compiled with CUDA graphs, which read weights at the addresses they once"
+            " had, and offloaded weights move; compile its blocks one by one before"
+            ' stoker.offload(), without mode="reduce-overhead" or "max-autotune"'
         )
 
 
 class Around:
-    """Stands in for what module.compile() made: enters the block, runs the graph, leaves the block."""
+    """Stands in for what module.compile() made: enters the block, runs the graph, leaves the
+    block."""
 
     def __init__(self, hooks: Hooks, module: nn.Module, block: Block | None) -> None:
         self._hooks, self._module, self._block = hooks, module, block

@@ -1,7 +1,9 @@
-"""The model computes on another device than the CPU: weights are copied there before their use, gradients back for their update.
+"""The model computes on another device than the CPU: weights are copied there before their use,
+gradients back for their update.
 
-Host memory is used as without it: slots take what comes from the disk, and what updates write for the next forward. An *image* is a
-slot's copy on the device; parameters show images only. Images are kept by the same rule as slots, under a cap of their own.
+Host memory is used as without it: slots take what comes from the disk, and what updates write for
+the next forward. An *image* is a slot's copy on the device; parameters show images only. Images are
+kept by the same rule as slots, under a cap of their own.
 """
 
 from __future__ import annotations
@@ -42,14 +44,20 @@ class Upload:
 class DevicePager(Pager):
     hops = 2  # from the disk to the slot, from there to the image
 
-    def __init__(self, blocks: list[Block], planes: Planes, link: Link, capacity: int | None) -> None:
-        """capacity: bytes of images on the device; None for those that one use needs and as many fetched ahead."""
+    def __init__(
+        self, blocks: list[Block], planes: Planes, link: Link, capacity: int | None
+    ) -> None:
+        """capacity: bytes of images on the device; None for those that one use needs and as many
+        fetched ahead."""
         self.device = link.device
         super().__init__(blocks, planes)
         self.link = link
         smallest = planes.layout.device_least
         if capacity is not None and capacity < smallest:
-            raise OverBudget(f'{link.device} needs at least device_memory="{-(-smallest >> 20)}MiB" for the weights of the blocks in use at one time, not {capacity} bytes')
+            raise OverBudget(
+                f'{link.device} needs at least device_memory="{-(-smallest >> 20)}MiB" for the'
+                f" weights of the blocks in use at one time, not {capacity} bytes"
+            )
         self._fixed = capacity is not None
         self.capacity = capacity or planes.layout.device_weights
         self.images: dict[Block, Image] = {}
@@ -61,7 +69,7 @@ class DevicePager(Pager):
         # (event, bytes) of images that the device may still be reading, oldest first
         self._leaving: deque[tuple[Any, int]] = deque()
 
-    # -- use ---------------------------------------------------------------------------------------------------------
+    # -- use ---------------------------------------------------------------------------------------
 
     def use(self, block: Block) -> Image:
         if block not in self.images:
@@ -112,7 +120,8 @@ class DevicePager(Pager):
         self._image_last_used.put(self.blocks[self.recorder.order.uses[position]])
 
     def _upload_ahead(self) -> None:
-        """Copies what the recorded order names next, as far as it has come from the disk and there is room."""
+        """Copies what the recorded order names next, as far as it has come from the disk and there
+        is room."""
         self._forget_uploads()
         ahead = self._images_ahead
         while (index := ahead.next()) is not None:
@@ -121,7 +130,11 @@ class DevicePager(Pager):
                 ahead.advance(under_way=False)
                 continue
             slot = self.slots.get(block)
-            if slot is None or self.updates.late.owes(block) or not all(future.ready() for future in slot.loading):
+            if (
+                slot is None
+                or self.updates.late.owes(block)
+                or not all(future.ready() for future in slot.loading)
+            ):
                 return
             try:
                 self._finish(slot)
@@ -133,10 +146,11 @@ class DevicePager(Pager):
             except torch.OutOfMemoryError:  # it may fit later; a use that needs it now raises
                 return
 
-    # -- memory of the device --------------------------------------------------------------------------------------------
+    # -- memory of the device ----------------------------------------------------------------------
 
     def _make_room(self, wanted: Block, distance: int) -> bool:
-        """Drops images that are used later than `distance` (-1: whatever may go). False if that is not enough."""
+        """Drops images that are used later than `distance` (-1: whatever may go). False if that is
+        not enough."""
         while self._held + wanted.slot_bytes > self.capacity:
             block = self._used_last(distance, wanted)
             if block is not None:
@@ -145,8 +159,10 @@ class DevicePager(Pager):
                 return False
             elif self._fixed:
                 raise OverBudget(
-                    f"block {wanted.name} does not fit on {self.device} beside the blocks in use at the same time; "
-                    f'the smallest device_memory that gets past this point is "{-(-(self._held + wanted.slot_bytes) >> 20)}MiB"'
+                    f"block {wanted.name} does not fit on {self.device} beside the blocks in use at"
+                    " the same time; "
+                    "the smallest device_memory that gets past this point is"
+                    f' "{-(-(self._held + wanted.slot_bytes) >> 20)}MiB"'
                 )
             else:
                 break
@@ -155,7 +171,8 @@ class DevicePager(Pager):
             event, size = self._leaving[0]
             if distance >= 0 and not self.link.done(event):
                 return False
-            self.link.wait(event)  # else this thread would run ahead of the device, and fill its memory
+            # else this thread would run ahead of the device, and fill its memory
+            self.link.wait(event)
             self._leaving.popleft()
             self._leaving_bytes -= size
         return True
@@ -174,7 +191,8 @@ class DevicePager(Pager):
         image = self.images.get(block)
         if image is None:
             return
-        # torch gives this address to other tensors once nothing aliases the image: it must not pass for weights then
+        # torch gives this address to other tensors once nothing aliases the image: it must not pass
+        # for weights then
         self.by_address.pop(image.address, None)
         del self.images[block]
         size = image.bytes.numel()
@@ -185,9 +203,10 @@ class DevicePager(Pager):
         self._hide(block)
         del image
         self._leaving_bytes += size
-        self._leaving.append((self.link.mark(), size))  # behind the release: the allocator's own mark has passed when this one has
+        # behind the release: the allocator's own mark has passed when this one has
+        self._leaving.append((self.link.mark(), size))
 
-    # -- host memory that copies read ------------------------------------------------------------------------------------
+    # -- host memory that copies read --------------------------------------------------------------
 
     def _forget_uploads(self) -> None:
         while self._uploads and self.link.done(self._uploads[0].event):
@@ -195,14 +214,18 @@ class DevicePager(Pager):
 
     def _evict_one(self, distance: int, wanted: Block) -> bool:
         self._forget_uploads()
-        gone = [upload for upload in self._uploads if self.slots.get(upload.source.block) is not upload.source]
+        gone = [
+            upload
+            for upload in self._uploads
+            if self.slots.get(upload.source.block) is not upload.source
+        ]
         if gone:  # its memory comes free as soon as it is copied
             self.link.wait(gone[0].event)
             self._uploads.remove(gone[0])
             return True
         return super()._evict_one(distance, wanted)
 
-    # -- steps -------------------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------
 
     def decide(self, changed: list[Block]) -> None:
         for block in changed:
@@ -227,11 +250,14 @@ class DevicePager(Pager):
 
 
 class DeviceGradients(Gradients):
-    """p.grad stays on the device, where torch accumulates; a unit's host memory takes copies of it."""
+    """p.grad stays on the device, where torch accumulates; a unit's host memory takes copies of
+    it."""
 
     in_flight = 1  # the device computes the next unit's gradients while one's are copied
 
-    def __init__(self, blocks: list[Block], planes: Planes, on_final: Callable[[Unit], None], link: Link) -> None:
+    def __init__(
+        self, blocks: list[Block], planes: Planes, on_final: Callable[[Unit], None], link: Link
+    ) -> None:
         super().__init__(blocks, planes, on_final)
         self._link = link
         self._landing: dict[Unit, list] = {}  # events of copies that nobody has waited for
@@ -246,10 +272,16 @@ class DeviceGradients(Gradients):
             reader.wait_computed()
         if unit in self._lent:
             self._recall(unit)
-        events = self._landing[unit] = []  # known one by one: memory may run out, or Ctrl-C come, in between
+        # known one by one: memory may run out, or Ctrl-C come, in between
+        events = self._landing[unit] = []
         for param in unit.params:
             if param.tensor.grad is not None and param.numel:
-                events.append(self._link.download(_flat(in_plane_order(param.tensor.grad, param), param), _flat(self._views[param], param)))
+                events.append(
+                    self._link.download(
+                        _flat(in_plane_order(param.tensor.grad, param), param),
+                        _flat(self._views[param], param),
+                    )
+                )
 
     def _idle(self, unit: Unit) -> bool:
         self._await(unit)  # of a backward that broke off

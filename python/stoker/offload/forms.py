@@ -1,7 +1,8 @@
 """Forms in which the bytes of activations leave memory. "exact" is the bytes themselves.
 
-"sparse" has the same bits in less: a mask of bools as bits, any other storage that is mostly zero bits (behind a ReLU or a dropout) as
-a bitmap and what is not zero. "bf16" is lossy: float32 is rounded to bfloat16, to the nearest; anything else goes as with "sparse".
+"sparse" has the same bits in less: a mask of bools as bits, any other storage that is mostly zero
+bits (behind a ReLU or a dropout) as a bitmap and what is not zero. "bf16" is lossy: float32 is
+rounded to bfloat16, to the nearest; anything else goes as with "sparse".
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ Decode = Callable[[torch.Tensor], torch.Tensor]  # of uint8, to uint8
 
 
 def encode(form: str, dtype: torch.dtype, flat: torch.Tensor) -> tuple[torch.Tensor, Decode] | None:
-    """The bytes (uint8) in another form, and the way back; None where it is not worth it. `dtype`: what they are."""
+    """The bytes (uint8) in another form, and the way back; None where it is not worth it. `dtype`:
+    what they are."""
     if form == "exact" or flat.numel() % dtype.itemsize or dtype.itemsize not in _INTEGERS:
         return None
     if form == "bf16" and dtype == torch.float32:
-        return flat.view(dtype).to(torch.bfloat16).view(torch.uint8), lambda data: data.view(torch.bfloat16).to(dtype).view(torch.uint8)
+        return flat.view(dtype).to(torch.bfloat16).view(
+            torch.uint8
+        ), lambda data: data.view(torch.bfloat16).to(dtype).view(torch.uint8)
     if dtype == torch.bool:
         count = flat.numel()
         return _bits(flat != 0), lambda data: _mask(data, count).view(torch.uint8)
@@ -33,7 +37,9 @@ def encode(form: str, dtype: torch.dtype, flat: torch.Tensor) -> tuple[torch.Ten
     if left + count // 8 > WORTH * flat.numel():
         return None
     mask = values != 0
-    return torch.cat((values[mask].view(torch.uint8), _bits(mask))), lambda data: _spread(data[:left].view(kind), _mask(data[left:], count))
+    return torch.cat((values[mask].view(torch.uint8), _bits(mask))), lambda data: _spread(
+        data[:left].view(kind), _mask(data[left:], count)
+    )
 
 
 def _spread(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -1,14 +1,16 @@
 """Gradients: real tensors in one arena region a unit, and the knowledge of when each is final.
 
-After a parameter's gradient was accumulated it is moved into the arena (None means replace) or already lies there (torch
-accumulates into it in place). A gradient is final when it was accumulated as often as in the call before, in the last
-backward before step(). That is only a forecast: step() compares hashes, so a wrong one costs time, never exactness.
+After a parameter's gradient was accumulated it is moved into the arena (None means replace) or
+already lies there (torch accumulates into it in place). A gradient is final when it was accumulated
+as often as in the call before, in the last backward before step(). That is only a forecast: step()
+compares hashes, so a wrong one costs time, never exactness.
 
-During forward no gradient exists yet: their memory is lent to optimizer state that is read ahead, and comes back before the
-first gradient is laid there.
+During forward no gradient exists yet: their memory is lent to optimizer state that is read ahead,
+and comes back before the first gradient is laid there.
 
-On another device (device.py) p.grad stays where torch put it, and the same memory takes the copies that updates consume. Where memory cannot hold
-the gradients of all units, some of them are spilled to the disk (spilling.py).
+On another device (device.py) p.grad stays where torch put it, and the same memory takes the copies
+that updates consume. Where memory cannot hold the gradients of all units, some of them are spilled
+to the disk (spilling.py).
 """
 
 from __future__ import annotations
@@ -29,18 +31,23 @@ if TYPE_CHECKING:
 
 
 class Gradients:
-    """Owns the gradient memory. `on_final(unit)` is called from within backward when a unit's gradients are forecast final."""
+    """Owns the gradient memory. `on_final(unit)` is called from within backward when a unit's
+    gradients are forecast final."""
 
-    def __init__(self, blocks: list[Block], planes: Planes, on_final: Callable[[Unit], None]) -> None:
+    def __init__(
+        self, blocks: list[Block], planes: Planes, on_final: Callable[[Unit], None]
+    ) -> None:
         self.on_final = on_final
-        self.trimmer = Trimmer()  # of what torch frees: gradients that have found their place here, and activations
+        # of what torch frees: gradients that have found their place here, and activations
+        self.trimmer = Trimmer()
         self._session = planes.session
         self.waiting = Waits()  # the session's own, once it has one
         self.event: Callable[..., None] = lambda what, **details: None  # likewise
         self.lock: Any = contextlib.nullcontext()  # likewise
         self.accumulate: int | None = None  # declared number of backwards a step
         self.more_follows = False  # inside `with opt.accumulating()`
-        self.sync: Callable[[], bool] | None = None  # whoever drives the loop says whether the backward under way is the step's last
+        # whoever drives the loop says whether the backward under way is the step's last
+        self.sync: Callable[[], bool] | None = None
         self._learned_calls = 1
         self._calls = 0
         self._fired: dict[Param, int] = {}
@@ -69,7 +76,9 @@ class Gradients:
         whole = torch.from_dlpack(buffer)
         self._memory[unit] = (whole.data_ptr(), buffer.size)
         for param in unit.params:
-            view = torch.empty(0, dtype=unit.dtype, device="cpu").set_(whole.untyped_storage(), param.offset, param.size, param.stride)
+            view = torch.empty(0, dtype=unit.dtype, device="cpu").set_(
+                whole.untyped_storage(), param.offset, param.size, param.stride
+            )
             self._views[param] = view
         del whole, view
         self._alone[unit] = self._storage_uses(unit)
@@ -84,7 +93,7 @@ class Gradients:
         self.recall()
         self._views.clear()
 
-    # -- calls and finality ------------------------------------------------------------------------------------------
+    # -- calls and finality ------------------------------------------------------------------------
 
     def call(self) -> None:
         """A forward that records gradients begins: another micro-batch of the step."""
@@ -93,11 +102,13 @@ class Gradients:
         self._waiting = {}
 
     def cleared(self) -> None:
-        """zero_grad(): calls whose backward has run are of no step any more; one whose backward is still to come is."""
+        """zero_grad(): calls whose backward has run are of no step any more; one whose backward is
+        still to come is."""
         self._calls = 0 if self._fired else min(self._calls, 1)
 
     def decided(self) -> None:
-        """The step was decided: how many calls it had, and what fired in its last backward, is what the next one is expected to do."""
+        """The step was decided: how many calls it had, and what fired in its last backward, is what
+        the next one is expected to do."""
         if self._calls:
             self._learned_calls = self._calls
         if self._fired:
@@ -114,7 +125,8 @@ class Gradients:
 
     def _accumulated(self, param: Param) -> None:
         self._adopt(param)
-        self.trimmer.freed(param.numel * param.unit.dtype.itemsize)  # torch's own, when this hook returns
+        # torch's own, when this hook returns
+        self.trimmer.freed(param.numel * param.unit.dtype.itemsize)
         fired = self._fired[param] = self._fired.get(param, 0) + 1
         if fired != self._expected[param]:
             return
@@ -131,15 +143,17 @@ class Gradients:
     def _backward_done(self, unit: Unit) -> None:
         """Nothing more is expected for the unit in this backward."""
 
-    # -- memory ------------------------------------------------------------------------------------------------------
+    # -- memory ------------------------------------------------------------------------------------
 
     def _adopt(self, param: Param) -> None:
-        """Moves a gradient that torch allocated into the arena, unless the user still holds the arena's last one."""
+        """Moves a gradient that torch allocated into the arena, unless the user still holds the
+        arena's last one."""
         view = self._views[param]
         grad = param.tensor.grad
         if grad is view or grad is None or not movable(grad):
             return
-        # 3 references are the dictionary, `view` and getrefcount's own; more, or a view of the storage, is the user's
+        # 3 references are the dictionary, `view` and getrefcount's own; more, or a view of the
+        # storage, is the user's
         if sys.getrefcount(view) > 3 or self._user_holds(param.unit):
             return
         if param.unit in self._lent:
@@ -152,8 +166,10 @@ class Gradients:
         return self._storage_uses(unit) > self._alone[unit]
 
     def lend(self, order: list[Unit]) -> None:
-        """Lends the memory of gradients that do not exist now. `order`: units as they become final. What becomes final first
-        keeps its memory: it is wanted before the state in it could be consumed, of which there is five times as much."""
+        """Lends the memory of gradients that do not exist now. `order`: units as they become final.
+        What becomes final first keeps its memory: it is wanted before the state in it could be
+        consumed, of which there is five times as much.
+        """
         left = self.bytes * 2 // 3
         for unit in reversed([unit for unit in order if unit in self._memory]):
             address, size = self._memory[unit]
@@ -167,7 +183,9 @@ class Gradients:
 
     def _idle(self, unit: Unit) -> bool:
         # 2 references are the dictionary and getrefcount's own
-        return all(p.tensor.grad is None and sys.getrefcount(self._views[p]) == 2 for p in unit.params) and not self._user_holds(unit)
+        return all(
+            p.tensor.grad is None and sys.getrefcount(self._views[p]) == 2 for p in unit.params
+        ) and not self._user_holds(unit)
 
     def recall(self) -> None:
         for unit in list(self._lent):
@@ -178,22 +196,28 @@ class Gradients:
             self._session.recall(*self._memory[unit])
         self._lent.remove(unit)
 
-    # -- what updates consume ----------------------------------------------------------------------------------------
+    # -- what updates consume ----------------------------------------------------------------------
 
-    in_flight = 0  # units whose gradients may be on their way (`land`) while those before them are consumed
+    # units whose gradients may be on their way (`land`) while those before them are consumed
+    in_flight = 0
 
     def land(self, unit: Unit, reader: Update | None = None) -> None:
-        """Starts to bring the unit's gradients, as they are now, to where updates read them. `reader`: an update that may still be
-        reading what an earlier call brought. In host memory they are there already."""
+        """Starts to bring the unit's gradients, as they are now, to where updates read them.
+        `reader`: an update that may still be reading what an earlier call brought. In host memory
+        they are there already."""
 
     def laid_out(self, param: Param) -> torch.Tensor | None:
-        """The parameter's gradient, landed, in the plane's memory order and dtype; a copy only where torch's differs."""
+        """The parameter's gradient, landed, in the plane's memory order and dtype; a copy only
+        where torch's differs."""
         grad = param.tensor.grad
         return None if grad is None else in_plane_order(grad, param)
 
     def consumed(self, unit: Unit) -> list[tuple[Param, torch.Tensor]]:
-        """The unit's parameters that have gradients, with what an update that begins now consumes."""
-        return [(param, grad) for param in unit.params if (grad := self.laid_out(param)) is not None]
+        """The unit's parameters that have gradients, with what an update that begins now
+        consumes."""
+        return [
+            (param, grad) for param in unit.params if (grad := self.laid_out(param)) is not None
+        ]
 
     # -- spilling.py: gradients that are in memory only while they are consumed
 
@@ -201,7 +225,8 @@ class Gradients:
         return False
 
     def kept(self, param: Param) -> torch.Tensor | None:
-        """For an update that comes later: what keeps the gradient's bytes until then, wherever they are."""
+        """For an update that comes later: what keeps the gradient's bytes until then, wherever they
+        are."""
         return self.laid_out(param)
 
     def landed(self, unit: Unit, segments: list[Segment]) -> list[Segment]:
@@ -212,7 +237,8 @@ class Gradients:
         """Raises if what an update is about to consume is not there any more."""
 
     def mark(self, grad: torch.Tensor) -> tuple | None:
-        """Tells the gradient's bytes from any that it had or will have; None where only the bytes can tell."""
+        """Tells the gradient's bytes from any that it had or will have; None where only the bytes
+        can tell."""
         return None
 
     def read_by(self, unit: Unit, job: Any) -> None:
@@ -224,16 +250,19 @@ class Gradients:
 
 
 def movable(grad: torch.Tensor) -> bool:
-    """Whether another tensor with the same bytes may take the gradient's place. One of backward(create_graph=True) is a
-    part of a graph, which goes through that very tensor."""
+    """Whether another tensor with the same bytes may take the gradient's place. One of
+    backward(create_graph=True) is a part of a graph, which goes through that very tensor."""
     return not grad.is_sparse and not grad.requires_grad
 
 
 def in_plane_order(grad: torch.Tensor, param: Param) -> torch.Tensor:
-    """`grad` with the strides and the dtype of the parameter's plane, on the device it is on; itself if it has them."""
+    """`grad` with the strides and the dtype of the parameter's plane, on the device it is on;
+    itself if it has them."""
     grad = local(grad.detach() if grad.requires_grad else grad)
     if grad.is_sparse:
         grad = grad.to_dense()
     if grad.dtype == param.unit.dtype and tuple(grad.stride()) == param.stride:
         return grad
-    return torch.empty_strided(param.size, param.stride, dtype=param.unit.dtype, device=grad.device).copy_(grad)
+    return torch.empty_strided(
+        param.size, param.stride, dtype=param.unit.dtype, device=grad.device
+    ).copy_(grad)

@@ -1,11 +1,14 @@
 """Hooks: the places where torch tells us that a block's weights are used.
 
-Forward uses hang on module pre-hooks, at the block and at each module inside it that owns parameters (recomputation inside a
-checkpointed segment enters there). Backward uses hang on the unpacking of saved tensors: module backward hooks do not always
-fire. While a block's modules run, saved views of its weights are replaced by (block, dtype, size, stride, offset) and made
-again at unpack. Tensors that are not weights go on to the hooks that were active outside (activation checkpointing, say).
+Forward uses hang on module pre-hooks, at the block and at each module inside it that owns
+parameters (recomputation inside a checkpointed segment enters there). Backward uses hang on the
+unpacking of saved tensors: module backward hooks do not always fire. While a block's modules run,
+saved views of its weights are replaced by (block, dtype, size, stride, offset) and made again at
+unpack. Tensors that are not weights go on to the hooks that were active outside (activation
+checkpointing, say).
 
-A weight may be used outside of its modules (``F.linear(x, other.weight)``). The first root call of each kind is watched for
+A weight may be used outside of its modules (``F.linear(x, other.weight)``). The first root call of
+each kind is watched for
 that: such a block is fetched at once and pinned from then on.
 """
 
@@ -28,13 +31,22 @@ from stoker.offload.shown import harmless
 from stoker.offload.spilled import SpilledGradient
 from stoker.offload.transforms import refuse, transforming, unwrapped
 
-_VIEWS = ("TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "ToCopyBackward0")
+_VIEWS = (
+    "TBackward0",
+    "TransposeBackward0",
+    "PermuteBackward0",
+    "ViewBackward0",
+    "UnsafeViewBackward0",
+    "ReshapeAliasBackward0",
+    "ToCopyBackward0",
+)
 _autograd = torch._C._autograd
 
 
 @dataclass(frozen=True)
 class SavedWeight:
-    """A saved view of a block's weights, without the weights. `cast_of`: the parameter of which it viewed an autocast copy."""
+    """A saved view of a block's weights, without the weights. `cast_of`: the parameter of which it
+    viewed an autocast copy."""
 
     block: Block
     version: int
@@ -57,7 +69,13 @@ class Hooks:
     """Installs the hooks on a model and removes them again (`remove()`)."""
 
     def __init__(
-        self, model: nn.Module, pager: Pager, on_call: Callable[[tuple], None], on_outside: Callable[[Param], None], lock, activations: Activations | None = None
+        self,
+        model: nn.Module,
+        pager: Pager,
+        on_call: Callable[[tuple], None],
+        on_outside: Callable[[Param], None],
+        lock,
+        activations: Activations | None = None,
     ) -> None:
         self.model = model
         self.pager = pager
@@ -65,7 +83,8 @@ class Hooks:
         self._layers = set(repeated_layers(model))
         self._inputs: set[int] = set()  # storages that the caller of the root call holds
         self.on_call = on_call  # a root call begins
-        self.on_outside = on_outside  # a parameter is used outside of its modules, and its block is pinned now
+        # a parameter is used outside of its modules, and its block is pinned now
+        self.on_outside = on_outside
         self.lock = lock
         self._watched: set[tuple] = set()  # kinds of calls that were watched from beginning to end
         self._names = {module: name for name, module in model.named_modules()}
@@ -73,13 +92,23 @@ class Hooks:
         self._by_tensor = {param.tensor: param for block in pager.blocks for param in block.params}
         self._handles = []
         self._removed = False
-        self.enter, self.exit, self.outside = (torch.compiler.disable(each, reason=CUT) for each in (self._enter, self._exit, self._outside))
+        self.enter, self.exit, self.outside = (
+            torch.compiler.disable(each, reason=CUT)
+            for each in (self._enter, self._exit, self._outside)
+        )
         used = {module for block in pager.blocks for module in block.modules}
-        self._graphs = {module for module in used if compiled(module) and len(_blocks_in(module, pager.blocks)) == 1}
-        inside = {inner for module in self._graphs for inner in module.modules() if inner is not module}
+        self._graphs = {
+            module
+            for module in used
+            if compiled(module) and len(_blocks_in(module, pager.blocks)) == 1
+        }
+        inside = {
+            inner for module in self._graphs for inner in module.modules() if inner is not module
+        }
         known = used | inside
         for module in model.modules():
-            # a container may be called on its own; one call of it is one root call, not one for each block inside
+            # a container may be called on its own; one call of it is one root call, not one for
+            # each block inside
             holds_one = module not in known and not used.isdisjoint(module.modules())
             if module is model or holds_one:
                 self._hook(module, None)
@@ -92,9 +121,20 @@ class Hooks:
         if module in self._graphs and in_place(module):
             self._handles.append(Around(self, module, block))
             return
-        # prepend: before the user's own pre-hooks, which may read weights; after all of them on the way out
-        self._handles.append(module.register_forward_pre_hook(Hook(lambda m, args, named: self.enter(m, block, (args, named))), prepend=True, with_kwargs=True))
-        self._handles.append(module.register_forward_hook(Hook(lambda m, args, out: self.exit(m, out)), always_call=True))
+        # prepend: before the user's own pre-hooks, which may read weights; after all of them on the
+        # way out
+        self._handles.append(
+            module.register_forward_pre_hook(
+                Hook(lambda m, args, named: self.enter(m, block, (args, named))),
+                prepend=True,
+                with_kwargs=True,
+            )
+        )
+        self._handles.append(
+            module.register_forward_hook(
+                Hook(lambda m, args, out: self.exit(m, out)), always_call=True
+            )
+        )
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -102,7 +142,7 @@ class Hooks:
         self._handles.clear()
         self._removed = True
 
-    # -- forward -----------------------------------------------------------------------------------------------------
+    # -- forward -----------------------------------------------------------------------------------
 
     def _enter(self, module: nn.Module, block: Block | None, inputs: Any = ()) -> None:
         if transforming():
@@ -129,8 +169,15 @@ class Hooks:
                 if torch.is_grad_enabled() and self._top_is_foreign():
                     outer = _autograd._top_saved_tensors_default_hooks(False)
                     _autograd._push_saved_tensors_default_hooks(_Pack(self, outer), self._unpack)
-                    # Where activations leave memory, those between and behind the layers do too: the hooks stay until the root call ends.
-                    whole = self.activations is not None and outer is None and module in self._layers and self._stack and self._stack[0].call is not None
+                    # Where activations leave memory, those between and behind the layers do too:
+                    # the hooks stay until the root call ends.
+                    whole = (
+                        self.activations is not None
+                        and outer is None
+                        and module in self._layers
+                        and self._stack
+                        and self._stack[0].call is not None
+                    )
                     (self._stack[0] if whole else entry).packs = True
                 if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
                     # autocast would cache a cast copy of every weight until the context ends
@@ -154,7 +201,8 @@ class Hooks:
                 entry = self._leave()
                 if entry.module is module:
                     break
-            if entry.watch is not None and out is not None:  # None: it raised, so the rest of it was not seen
+            # None: it raised, so the rest of it was not seen
+            if entry.watch is not None and out is not None:
                 self._watched.add(entry.call)
 
     def param_of(self, tensor: torch.Tensor) -> Param | None:
@@ -182,14 +230,17 @@ class Hooks:
             self.pager.leave(block)
 
     def unwind(self) -> None:
-        """Leaves every module that is still entered. torch runs no exit hooks after a KeyboardInterrupt; without this the next
-        forward would pass for a part of the interrupted one. Called where no forward can be under way."""
+        """Leaves every module that is still entered. torch runs no exit hooks after a
+        KeyboardInterrupt; without this the next forward would pass for a part of the interrupted
+        one. Called where no forward can be under way.
+        """
         with self.lock:
             while self._stack:
                 self._leave()
 
     def _outside(self, param: Param) -> None:
-        """From a watched call: `param` is an operand. Where its block is not in use, nothing else would bring it into memory."""
+        """From a watched call: `param` is an operand. Where its block is not in use, nothing else
+        would bring it into memory."""
         block = param.unit.block
         with self.lock:
             if block.pinned or self.pager.entered[block.index]:
@@ -204,21 +255,41 @@ class Hooks:
     def saves_here(self) -> bool:
         """Whether what autograd saves now comes to us, and to nobody outside."""
         top = _autograd._top_saved_tensors_default_hooks(False)
-        return top is not None and isinstance(top[0], _Pack) and top[0].hooks is self and top[0].outer is None
+        return (
+            top is not None
+            and isinstance(top[0], _Pack)
+            and top[0].hooks is self
+            and top[0].outer is None
+        )
 
-    # -- saved tensors -----------------------------------------------------------------------------------------------
+    # -- saved tensors -----------------------------------------------------------------------------
 
     def _saved_weight(self, tensor: torch.Tensor) -> SavedWeight | None:
-        if tensor.layout != torch.strided or tensor.numel() == 0 or isinstance(tensor, SpilledGradient):
+        if (
+            tensor.layout != torch.strided
+            or tensor.numel() == 0
+            or isinstance(tensor, SpilledGradient)
+        ):
             return None
-        known = self.pager.by_address.get(torch._C.TensorBase.untyped_storage(tensor).data_ptr())  # not by an InUse's own
+        # not by an InUse's own
+        known = self.pager.by_address.get(torch._C.TensorBase.untyped_storage(tensor).data_ptr())
         if known is not None:
-            return SavedWeight(*known, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
+            return SavedWeight(
+                *known, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset()
+            )
         param = self._cast_source(tensor)
         if param is None:
             return None
         block = param.unit.block
-        return SavedWeight(block, self.pager.versions[block.index], tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset(), param)
+        return SavedWeight(
+            block,
+            self.pager.versions[block.index],
+            tensor.dtype,
+            tensor.size(),
+            tensor.stride(),
+            tensor.storage_offset(),
+            param,
+        )
 
     def _cast_source(self, tensor: torch.Tensor) -> Param | None:
         """The parameter of which `tensor` views an autocast copy, if it is one."""
@@ -234,7 +305,11 @@ class Hooks:
                 cast = cast or node.name() == "ToCopyBackward0"
                 node = node.next_functions[0][0] if node.next_functions else None
             return None
-        if not self._stack or not (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")) or tensor.requires_grad:
+        if (
+            not self._stack
+            or not (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"))
+            or tensor.requires_grad
+        ):
             return None
         # A copy of a frozen weight has no history: equal bytes are the proof.
         block = self.pager.current
@@ -250,9 +325,20 @@ class Hooks:
 
     def _saved_activation(self, tensor: torch.Tensor) -> Saved | Kept:
         saved = None
-        if self.activations is not None and not (tensor.grad_fn is None and self._inputs and tensor.untyped_storage()._cdata in self._inputs):
+        if self.activations is not None and not (
+            tensor.grad_fn is None
+            and self._inputs
+            and tensor.untyped_storage()._cdata in self._inputs
+        ):
             with self.lock:
-                block = next((entry.block.name for entry in reversed(self._stack) if entry.block is not None), "")
+                block = next(
+                    (
+                        entry.block.name
+                        for entry in reversed(self._stack)
+                        if entry.block is not None
+                    ),
+                    "",
+                )
                 saved = self.activations.save(tensor, block)
         return saved if saved is not None else Kept(tensor)
 
@@ -262,7 +348,10 @@ class Hooks:
         if isinstance(packed, SavedElsewhere):
             return packed.unpack(packed.packed)
         if self._removed:
-            raise StokerError("this backward belongs to an optimizer that was closed: what it needs is not in memory any more; run backward before opt.close()")
+            raise StokerError(
+                "this backward belongs to an optimizer that was closed: what it needs is not in"
+                " memory any more; run backward before opt.close()"
+            )
         if isinstance(packed, Saved):
             with self.lock:
                 return self.activations.restore(packed)
@@ -271,7 +360,8 @@ class Hooks:
             slot = self.pager.use(block)
             if slot.version != packed.version:
                 raise StokerError(
-                    f"the weights of block {block.name} were updated between this forward and its backward; run backward before opt.step()"
+                    f"the weights of block {block.name} were updated between this forward and its"
+                    " backward; run backward before opt.step()"
                 )
             if packed.cast_of is None:
                 return slot.typed(packed.dtype, packed.size, packed.stride, packed.offset)
@@ -309,7 +399,8 @@ class _Entry:
 
 
 class Hook:
-    """A module hook that belongs to this model only: a deep copy of the model gets hooks that do nothing."""
+    """A module hook that belongs to this model only: a deep copy of the model gets hooks that do
+    nothing."""
 
     def __init__(self, call: Callable | None) -> None:
         self.call = call
@@ -321,7 +412,10 @@ class Hook:
         return Hook(None)
 
     def __reduce__(self):
-        raise StokerError("an offloaded model cannot be pickled: its weights are in the store; save model.state_dict() instead")
+        raise StokerError(
+            "an offloaded model cannot be pickled: its weights are in the store; save"
+            " model.state_dict() instead"
+        )
 
 
 class _Watch(TorchFunctionMode):
@@ -348,7 +442,8 @@ class _Watch(TorchFunctionMode):
 
 
 class _Pack:
-    """The pack hook of one push: weights become SavedWeight; everything else goes to the hooks outside, or stays."""
+    """The pack hook of one push: weights become SavedWeight; everything else goes to the hooks
+    outside, or stays."""
 
     def __init__(self, hooks: Hooks, outer: tuple | None) -> None:
         self.hooks = hooks

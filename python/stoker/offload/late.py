@@ -1,8 +1,10 @@
-"""Late updates (policy ``lazy``): those of a decided step, each made just before the next use of its block.
+"""Late updates (policy ``lazy``): those of a decided step, each made just before the next use of
+its block.
 
-step() takes what they consume: gradients, where they lie, and hyperparameters. The next forward then starts as soon as its first block
-is updated; the others follow in the order of their use, a little ahead of it. The step's transaction stays open until the last one
-is computed; the record that closes the step waits here for that. What must see all weights at once completes them first.
+step() takes what they consume: gradients, where they lie, and hyperparameters. The next forward
+then starts as soon as its first block is updated; the others follow in the order of their use, a
+little ahead of it. The step's transaction stays open until the last one is computed; the record
+that closes the step waits here for that. What must see all weights at once completes them first.
 """
 
 from __future__ import annotations
@@ -16,18 +18,22 @@ from stoker.offload.blocks import Block, Unit
 if TYPE_CHECKING:
     from stoker.offload.steps import Segment, Steps, Update
 
-AHEAD = 2  # updates that may be under way before their block is used; more would only want more memory
+# updates that may be under way before their block is used; more would only want more memory
+AHEAD = 2
 
 
 class Late:
-    """The updates that a decided step still owes. Used by the thread that runs the model, under the session's lock."""
+    """The updates that a decided step still owes. Used by the thread that runs the model, under the
+    session's lock."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
-        self._owed: dict[Unit, tuple[list[Segment], tuple]] = {}  # in the order of use; what tells the gradients' bytes at step()
+        # in the order of use; what tells the gradients' bytes at step()
+        self._owed: dict[Unit, tuple[list[Segment], tuple]] = {}
         self._under_way: dict[Unit, tuple[Update, list[Segment], tuple]] = {}
         self._uncomputed: deque[Update] = deque()  # of those; the first may be computed by now
-        self.records: dict[str, bytes] | None = None  # of the closed step: it commits when nothing is owed any more
+        # of the closed step: it commits when nothing is owed any more
+        self.records: dict[str, bytes] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._owed or self._under_way)
@@ -58,21 +64,24 @@ class Late:
         return [update for update, *_ in self._under_way.values()]
 
     def take(self, unit: Unit, segments: list[Segment]) -> None:
-        """The unit's update is owed from here on. Its gradients must keep their bytes until then, which is checked."""
+        """The unit's update is owed from here on. Its gradients must keep their bytes until then,
+        which is checked."""
         self._owed[unit] = segments, self._steps.bytes_of(segments)
 
     def owes(self, block: Block) -> bool:
         return bool(self) and any(map(self.has, block.updated_units))
 
     def begin(self, block: Block, distance: int = 0) -> bool:
-        """Starts what is owed to the block, which is used in `distance` uses. False if nothing is owed to it."""
+        """Starts what is owed to the block, which is used in `distance` uses. False if nothing is
+        owed to it."""
         if self._owed and self._steps.decided is None:
             self._give_up()
         owed = [unit for unit in block.updated_units if unit in self._owed]
         try:
             for unit in owed:
                 segments, known = self._owed[unit]
-                if self._steps.marks_of(segments) != known[0]:  # also of a change that will be undone
+                # also of a change that will be undone
+                if self._steps.marks_of(segments) != known[0]:
                     self._steps.saw_gradients(dropped=False)
                     raise self._changed(block)
                 update = self._steps.start(unit, segments, owed, distance)
@@ -101,7 +110,8 @@ class Late:
             for unit in units:
                 update, segments, known = self._under_way[unit]
                 self._steps.timed("state", update.wait_computed)
-                if self._steps.bytes_of(segments) != known:  # now, behind the last read: then they were right throughout
+                # now, behind the last read: then they were right throughout
+                if self._steps.bytes_of(segments) != known:
                     raise self._changed(block)
         except StokerError:
             self._steps.saw_gradients(dropped=False)
@@ -124,13 +134,16 @@ class Late:
     @staticmethod
     def _changed(block: Block) -> StokerError:
         return StokerError(
-            f"gradients of {block.name} were changed between opt.step() and the update that policy lazy makes of them in the next forward, so that step "
-            "is lost and the one before it stands; clear gradients with opt.zero_grad(), or use another policy"
+            f"gradients of {block.name} were changed between opt.step() and the update that policy"
+            " lazy makes of them in the next forward, so that step is lost and the one before it"
+            " stands; clear gradients with opt.zero_grad(), or use another policy"
         )
 
     def catch_up(self, block: Block) -> None:
         """The block is as the decided step leaves it when this returns."""
-        with self._steps.lock:  # not every caller has it, and another thread that looks at gradients may take these ones' place
+        # not every caller has it, and another thread that looks at gradients may take these ones'
+        # place
+        with self._steps.lock:
             if self.begin(block):
                 self.finish(block)
 

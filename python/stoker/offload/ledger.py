@@ -11,18 +11,23 @@ from stoker.offload.machine import CAUSES
 
 
 class Waits:
-    """How long the thread that trains waited, by cause. What is waited for inside another wait belongs to the outer one."""
+    """How long the thread that trains waited, by cause. What is waited for inside another wait
+    belongs to the outer one."""
 
     def __init__(self, arithmetic: Callable[[], float] = lambda: 0.0) -> None:
         self.seconds = dict.fromkeys(CAUSES, 0.0)
-        self.arithmetic = arithmetic  # seconds the kernels have computed so far, over all cores: not waiting, but computing
-        self.spans: list[tuple[str, float, float]] | None = None  # (cause, begin, end) while somebody traces
+        # seconds the kernels have computed so far, over all cores: not waiting, but computing
+        self.arithmetic = arithmetic
+        # (cause, begin, end) while somebody traces
+        self.spans: list[tuple[str, float, float]] | None = None
         self._inside = False
 
     @contextlib.contextmanager
     def __call__(self, cause: str) -> Iterator[None]:
         if cause not in self.seconds:
-            raise InvalidArgument(f"{cause!r} is no cause of waiting; the ledger knows {', '.join(CAUSES)}")
+            raise InvalidArgument(
+                f"{cause!r} is no cause of waiting; the ledger knows {', '.join(CAUSES)}"
+            )
         if self._inside:
             yield
             return
@@ -39,14 +44,20 @@ class Waits:
 
 
 class Ledger:
-    """Rows of closed steps. `last` is the newest row, `on_step(f)` calls f(row) for each new one, `events` explains odd steps.
+    """Rows of closed steps. `last` is the newest row, `on_step(f)` calls f(row) for each new one,
+    `events` explains odd steps.
 
-    A row: step, seconds (wall time since the last decided step), read_bytes and written_bytes {class: bytes}, compute_seconds and
-    stall_seconds {cause: seconds} that together are its seconds, dram_bytes_peak (of Stoker's pools), process_bytes_peak (of the whole process, as
-    far as it was seen: RssAnon + RssShmem + HugetlbPages), policy, kept, redone, wasted (units whose speculated update
-    held, had to be done again, was made and no step() followed), committed (the step a crash would return to), volume_bytes {volume: bytes written}, where there are several, events, where there were any since the row before. The causes: weights and state to come
-    from disk, gradients to land in their memory or to come back from disk, writing behind (writes of the step before), commit (its barriers), checkpoint
-    (state_dict(), snapshots, a Trainer's checkpoints, and the commit that each of them waits for), data (`with ledger.waiting("data")`), activations to be written or to come back.
+    A row: step, seconds (wall time since the last decided step), read_bytes and written_bytes
+    {class: bytes}, compute_seconds and stall_seconds {cause: seconds} that together are its
+    seconds, dram_bytes_peak (of Stoker's pools), process_bytes_peak (of the whole process, as far
+    as it was seen: RssAnon + RssShmem + HugetlbPages), policy, kept, redone, wasted (units whose
+    speculated update held, had to be done again, was made and no step() followed), committed (the
+    step a crash would return to), volume_bytes {volume: bytes written}, where there are several,
+    events, where there were any since the row before. The causes: weights and state to come from
+    disk, gradients to land in their memory or to come back from disk, writing behind (writes of the
+    step before), commit (its barriers), checkpoint (state_dict(), snapshots, a Trainer's
+    checkpoints, and the commit that each of them waits for), data (`with ledger.waiting("data")`),
+    activations to be written or to come back.
     """
 
     def __init__(self) -> None:
@@ -57,9 +68,20 @@ class Ledger:
         self._listeners: list[Callable[[dict], None]] = []
         self._before: dict[str, Any] = {}
         self._started = time.perf_counter()
-        self._left: tuple[dict[str, Any], float] | None = None  # counters and time when training was left
+        # counters and time when training was left
+        self._left: tuple[dict[str, Any], float] | None = None
         self._apart = False
-        self._total: dict[str, Any] = {"steps": 0, "seconds": 0.0, "read_bytes": {}, "written_bytes": {}, "stall_seconds": {}, "compute_seconds": 0.0, "kept": 0, "redone": 0, "wasted": 0}
+        self._total: dict[str, Any] = {
+            "steps": 0,
+            "seconds": 0.0,
+            "read_bytes": {},
+            "written_bytes": {},
+            "stall_seconds": {},
+            "compute_seconds": 0.0,
+            "kept": 0,
+            "redone": 0,
+            "wasted": 0,
+        }
 
     def on_step(self, listener: Callable[[dict], None]) -> None:
         self._listeners.append(listener)
@@ -72,7 +94,8 @@ class Ledger:
         self._before, self._started, self._left = counters, time.perf_counter(), None
 
     def leave(self, counters: Callable[[], dict[str, Any]]) -> None:
-        """A call of the model begins that trains nothing. Whether it is a part of the step is for restart() to say."""
+        """A call of the model begins that trains nothing. Whether it is a part of the step is for
+        restart() to say."""
         if self._left is None:
             self._left = counters(), time.perf_counter()
 
@@ -83,7 +106,8 @@ class Ledger:
 
     @contextlib.contextmanager
     def apart(self, counters: Callable[[], dict[str, Any] | None]) -> Iterator[None]:
-        """What is read and passes inside belongs to no step, however it ends. `counters` gives None where no rows are kept any more."""
+        """What is read and passes inside belongs to no step, however it ends. `counters` gives None
+        where no rows are kept any more."""
         if self._apart:  # inside another
             yield
             return
@@ -97,7 +121,8 @@ class Ledger:
                 self.restart(now)
 
     def restart(self, counters: dict[str, Any]) -> None:
-        """What was read and passed since training was left belongs to no step; where it was not left, all since the last row."""
+        """What was read and passed since training was left belongs to no step; where it was not
+        left, all since the last row."""
         if self._apart:
             return  # its end does that
         if self._left is None:
@@ -106,7 +131,13 @@ class Ledger:
         left, at = self._left
         for kind in ("read_bytes", "stall_seconds"):  # only training writes, behind
             before = self._before[kind]
-            self._before = {**self._before, kind: {name: before.get(name, 0) + value - left[kind].get(name, 0) for name, value in counters[kind].items()}}
+            self._before = {
+                **self._before,
+                kind: {
+                    name: before.get(name, 0) + value - left[kind].get(name, 0)
+                    for name, value in counters[kind].items()
+                },
+            }
         self._started += time.perf_counter() - at
         self._left = None
 
@@ -115,7 +146,9 @@ class Ledger:
         row: dict[str, Any] = {"step": step, "seconds": now - self._started}
         for kind in ("read_bytes", "written_bytes", "stall_seconds"):
             before = self._before.get(kind, {})
-            row[kind] = {name: value - before.get(name, 0) for name, value in counters[kind].items()}
+            row[kind] = {
+                name: value - before.get(name, 0) for name, value in counters[kind].items()
+            }
         for kind in ("kept", "redone", "wasted"):
             row[kind] = counters[kind] - self._before.get(kind, 0)
         row["compute_seconds"] = max(0.0, row["seconds"] - sum(row["stall_seconds"].values()))
@@ -139,7 +172,9 @@ class Ledger:
             for name, value in row[kind].items():
                 total[kind][name] = total[kind].get(name, 0) + value
         total["dram_bytes_peak"] = row["dram_bytes_peak"]
-        total["process_bytes_peak"] = max(total.get("process_bytes_peak", 0), row.get("process_bytes_peak", 0))
+        total["process_bytes_peak"] = max(
+            total.get("process_bytes_peak", 0), row.get("process_bytes_peak", 0)
+        )
 
     def summary(self) -> dict[str, Any]:
         """Sums over all closed steps, with stall_share = time stalled on storage / wall time."""

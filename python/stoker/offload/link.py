@@ -1,8 +1,9 @@
 """Link: copies between host memory and the device that the model computes on, beside its work.
 
-The library itself links nothing of CUDA; all that is needed of it is in torch. A copy gives an event. Host memory that a copy
-reads or writes may be used again only after `wait(event)` (or once `done(event)`); device memory that one wrote may be read by what
-the calling thread computes from `join()` on.
+The library itself links nothing of CUDA; all that is needed of it is in torch. A copy gives an
+event. Host memory that a copy reads or writes may be used again only after `wait(event)` (or once
+`done(event)`); device memory that one wrote may be read by what the calling thread computes from
+`join()` on.
 """
 
 from __future__ import annotations
@@ -25,30 +26,45 @@ class Link(Protocol):
 
     def pin(self, arena: Arena) -> None: ...  # host memory that copies use, until unpin()
     def unpin(self) -> None: ...
-    def empty(self, size: int) -> torch.Tensor: ...  # uint8 on the device; its first content comes by upload()
-    def upload(self, host: torch.Tensor, image: torch.Tensor) -> Any: ...  # starts image.copy_(host); the event
-    def download(self, source: torch.Tensor, host: torch.Tensor) -> Any: ...  # starts host.copy_(source), once source is computed; the event
-    def join(self, image: torch.Tensor, uploaded: Any) -> None: ...  # what is computed from now on may read `image`
+
+    # uint8 on the device; its first content comes by upload()
+    def empty(self, size: int) -> torch.Tensor: ...
+
+    # starts image.copy_(host); the event
+    def upload(self, host: torch.Tensor, image: torch.Tensor) -> Any: ...
+
+    # starts host.copy_(source), once source is computed; the event
+    def download(self, source: torch.Tensor, host: torch.Tensor) -> Any: ...
+
+    # what is computed from now on may read `image`
+    def join(self, image: torch.Tensor, uploaded: Any) -> None: ...
     def mark(self) -> Any: ...  # an event: the device has done what was asked of it until now
     def done(self, event: Any) -> bool: ...
     def wait(self, event: Any) -> None: ...
 
 
 def open_link(device: torch.device) -> Link | None:
-    """The way to `device`; None for the CPU, which computes in host memory. InvalidArgument for one that torch cannot use."""
+    """The way to `device`; None for the CPU, which computes in host memory. InvalidArgument for one
+    that torch cannot use."""
     if device.type == "cpu":
         return None
     if device.type != "cuda":
         raise InvalidArgument(f"device {device} is not supported: a model computes on cpu or cuda")
     if not torch.cuda.is_available():
-        raise InvalidArgument(f"torch sees no GPU here, so device={str(device)!r} cannot be used; leave it out to compute on the CPU")
+        raise InvalidArgument(
+            f"torch sees no GPU here, so device={str(device)!r} cannot be used; leave it out to"
+            " compute on the CPU"
+        )
     if device.index is not None and device.index >= torch.cuda.device_count():
-        raise InvalidArgument(f"torch sees {torch.cuda.device_count()} GPUs, so there is no {device}")
+        raise InvalidArgument(
+            f"torch sees {torch.cuda.device_count()} GPUs, so there is no {device}"
+        )
     return CudaLink(device)
 
 
 class HostLink:
-    """Both sides are host memory (the shards of a model on the CPU): a copy is done when it was asked for."""
+    """Both sides are host memory (the shards of a model on the CPU): a copy is done when it was
+    asked for."""
 
     device = torch.device("cpu")
 
@@ -76,10 +92,13 @@ class HostLink:
 
 
 class CudaLink:
-    """One stream up and one down, so that neither waits for the other nor for the computing stream."""
+    """One stream up and one down, so that neither waits for the other nor for the computing
+    stream."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        self.device = torch.device(
+            "cuda", torch.cuda.current_device() if device.index is None else device.index
+        )
         self._up = torch.cuda.Stream(self.device)
         self._down = torch.cuda.Stream(self.device)
         self._pinned: list[Arena] = []  # they must not be unmapped before they are unpinned
@@ -93,9 +112,13 @@ class CudaLink:
         with torch.cuda.device(self.device):
             status = int(torch.cuda.cudart().cudaHostRegister(arena.address, arena.size, 0))
         if status:
-            with contextlib.suppress(RuntimeError):  # torch would find the error once more, at whatever it does next
+            # torch would find the error once more, at whatever it does next
+            with contextlib.suppress(RuntimeError):
                 torch.zeros(1, device=self.device)
-            raise StokerError(f"{arena.size >> 20} MiB of host memory could not be pinned for {self.device} (CUDA error {status}); give a smaller dram, or raise the limit that `ulimit -l` shows")
+            raise StokerError(
+                f"{arena.size >> 20} MiB of host memory could not be pinned for {self.device} (CUDA"
+                f" error {status}); give a smaller dram, or raise the limit that `ulimit -l` shows"
+            )
         self._pinned.append(arena)
 
     def unpin(self) -> None:
@@ -105,7 +128,8 @@ class CudaLink:
             torch.cuda.cudart().cudaHostUnregister(self._pinned.pop().address)
 
     def empty(self, size: int) -> torch.Tensor:
-        with torch.cuda.stream(self._up):  # memory of this stream: the upload need not wait for the computing one
+        # memory of this stream: the upload need not wait for the computing one
+        with torch.cuda.stream(self._up):
             return torch.empty(size, dtype=torch.uint8, device=self.device)
 
     def upload(self, host: torch.Tensor, image: torch.Tensor) -> torch.cuda.Event:
@@ -123,7 +147,8 @@ class CudaLink:
     def join(self, image: torch.Tensor, uploaded: torch.cuda.Event) -> None:
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(uploaded)
-        image.record_stream(stream)  # its memory is not given to another upload before the work queued until its release is done
+        # its memory is not given to another upload before the work queued until its release is done
+        image.record_stream(stream)
 
     def mark(self) -> torch.cuda.Event:
         return self._event(torch.cuda.current_stream(self.device))

@@ -1,7 +1,9 @@
-"""Machine: how fast a machine moves bytes and computes. Clock: how long it takes over work that is handed to it, as fluid flow.
+"""Machine: how fast a machine moves bytes and computes. Clock: how long it takes over work that is
+handed to it, as fluid flow.
 
-Three things run beside each other: the disk (reads before writes, as the Loop orders them), the cores (torch and the pool share
-them), and the thread that trains, which computes or waits. Nothing here sleeps or measures; see measure.py for that.
+Three things run beside each other: the disk (reads before writes, as the Loop orders them), the
+cores (torch and the pool share them), and the thread that trains, which computes or waits. Nothing
+here sleeps or measures; see measure.py for that.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Callable
 
-CAUSES = ("weights", "state", "gradients", "writing", "commit", "checkpoint", "data", "activations")  # what a training thread waits for
+# what a training thread waits for
+CAUSES = ("weights", "state", "gradients", "writing", "commit", "checkpoint", "data", "activations")
 DEMAND, WEIGHTS, STATE, WRITES = range(4)  # the disk's queues, in order of urgency
 LINK = 20e9  # bytes a second between memory and an accelerator, assumed where nobody says
 _FOREVER = float("inf")
@@ -24,11 +27,14 @@ class Machine:
     write: float
     mixed: float = 0.0  # half reads, half writes; 0: not known, taken as one after the other
     cores: int = 2
-    flops: float = 0.0  # of forward and backward, at the size of this model's products; 0: not known
+    # of forward and backward, at the size of this model's products; 0: not known
+    flops: float = 0.0
     update_seconds: float = 0.0  # an element, the optimizer's kernel
     byte_seconds: float = 0.0  # a byte that moves: its checksum
     copy_seconds: float = 0.0  # a byte of a gradient that is moved into its place, on all cores
-    share: float = 1.0  # what of the disk's rates is left beside kernels and checksums, which want the same cores and memory
+    # what of the disk's rates is left beside kernels and checksums, which want the same cores and
+    # memory
+    share: float = 1.0
     commit_seconds: float = 0.0  # flush and journal, once the data is written
     link: float = 0.0  # bytes a second between memory and the accelerator; 0: the cores compute
 
@@ -61,13 +67,20 @@ class Clock:
         self.machine = machine
         self.now = 0.0
         self.waited = dict.fromkeys(CAUSES, 0.0)
-        self.busy = {"read": 0.0, "write": 0.0, "cores": 0.0, "accelerator": 0.0}  # seconds of each at work
+        # seconds of each at work
+        self.busy = {"read": 0.0, "write": 0.0, "cores": 0.0, "accelerator": 0.0}
         self._disk: tuple[deque[Task], ...] = tuple(deque() for _ in range(4))
         self._pool: deque[Task] = deque()
         self._duplex = machine.duplex
 
     def transfer(self, queue: int, size: int, then: Callable[[], None] | None = None) -> Task:
-        return self._begin(self._disk[queue], size / self.machine.share / (self.machine.write if queue == WRITES else self.machine.read), then)
+        return self._begin(
+            self._disk[queue],
+            size
+            / self.machine.share
+            / (self.machine.write if queue == WRITES else self.machine.read),
+            then,
+        )
 
     def work(self, core_seconds: float, then: Callable[[], None] | None = None) -> Task:
         """A task of the pool."""
@@ -97,12 +110,15 @@ class Clock:
         self.waited[cause] += max(0.0, waited - (self.busy["cores"] - worked) / self.machine.cores)
 
     def _advance(self, limit: float, computing: bool) -> float:
-        """To the next end of a task, or until `limit` seconds of the caller's work are done. How many were, or passed."""
+        """To the next end of a task, or until `limit` seconds of the caller's work are done. How
+        many were, or passed."""
         machine, busy, pool = self.machine, self.busy, self._pool
         on_cores = computing and not machine.link
         read = next((queue for queue in self._disk[:WRITES] if queue), None)
         write = self._disk[WRITES]
-        read_rate, write_rate = (min(1.0, self._duplex), max(0.0, self._duplex - 1)) if read and write else (1.0, 1.0)
+        read_rate, write_rate = (
+            (min(1.0, self._duplex), max(0.0, self._duplex - 1)) if read and write else (1.0, 1.0)
+        )
         running = min(len(pool), machine.cores)
         threads = running + (machine.cores if on_cores else 0)
         pool_rate = min(1.0, machine.cores / threads) if threads else 0.0  # of one task
@@ -118,7 +134,9 @@ class Clock:
         if passed == _FOREVER:
             return 0.0
         self.now += passed
-        busy["cores"] += passed * (running * pool_rate + (machine.cores * own_rate if on_cores else 0.0))
+        busy["cores"] += passed * (
+            running * pool_rate + (machine.cores * own_rate if on_cores else 0.0)
+        )
         if computing and machine.link:
             busy["accelerator"] += passed
         for task in tasks:

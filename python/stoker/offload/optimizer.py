@@ -20,40 +20,68 @@ if TYPE_CHECKING:
     from stoker.offload.session import Session
 
 _DTYPE = {torch.bfloat16: "bf16", torch.float32: "f32"}
-CAPTURED = ("params", "initial_lr", "foreach", "fused", "capturable", "differentiable", "amsgrad", "decoupled_weight_decay")
+CAPTURED = (
+    "params",
+    "initial_lr",
+    "foreach",
+    "fused",
+    "capturable",
+    "differentiable",
+    "amsgrad",
+    "decoupled_weight_decay",
+)
 
-HOOKS = [f"_optimizer_{of}_{when}_hooks" for of in ("step", "state_dict", "load_state_dict") for when in ("pre", "post")]
+HOOKS = [
+    f"_optimizer_{of}_{when}_hooks"
+    for of in ("step", "state_dict", "load_state_dict")
+    for when in ("pre", "post")
+]
 
 
 def algorithm_of(optimizer: torch.optim.Optimizer, moments: str = "exact") -> Algorithm:
-    """The kernel that does what `optimizer` does, keeping its state as `moments` says. InvalidArgument names what Stoker has no kernel for."""
+    """The kernel that does what `optimizer` does, keeping its state as `moments` says.
+    InvalidArgument names what Stoker has no kernel for."""
     kind = type(optimizer)
     names = {torch.optim.AdamW: "adamw", torch.optim.Adam: "adam", torch.optim.SGD: "sgd"}
     if kind not in names:
-        raise InvalidArgument(f"{kind.__name__} has no offloaded form; Stoker updates AdamW, Adam and SGD")
+        raise InvalidArgument(
+            f"{kind.__name__} has no offloaded form; Stoker updates AdamW, Adam and SGD"
+        )
     for group in optimizer.param_groups:
         for option in ("amsgrad", "differentiable", "capturable"):
             if group.get(option):
-                raise InvalidArgument(f"{kind.__name__}({option}=True) has no offloaded form; leave {option} off")
+                raise InvalidArgument(
+                    f"{kind.__name__}({option}=True) has no offloaded form; leave {option} off"
+                )
     name = names[kind]
-    if name == "adam" and any(group.get("decoupled_weight_decay") for group in optimizer.param_groups):
+    if name == "adam" and any(
+        group.get("decoupled_weight_decay") for group in optimizer.param_groups
+    ):
         name = "adamw"
     momentum = name != "sgd" or any(group["momentum"] != 0 for group in optimizer.param_groups)
-    return Algorithm(name, momentum=momentum, variance=name != "sgd", moments=moments_of(moments), seed=torch.initial_seed())
+    return Algorithm(
+        name,
+        momentum=momentum,
+        variance=name != "sgd",
+        moments=moments_of(moments),
+        seed=torch.initial_seed(),
+    )
 
 
 class OffloadedOptimizer(torch.optim.Optimizer):
-    """Takes the place of the optimizer it was made from: same param_groups (the same dictionaries), same step().
+    """Takes the place of the optimizer it was made from: same param_groups (the same dictionaries),
+    same step().
 
-    Beyond torch's interface: clip_grad_norm_, accumulating(), attach(), flush(), snapshot(), drop_snapshot(), snapshots,
-    committed_step, step_count, ledger, plan(), close().
+    Beyond torch's interface: clip_grad_norm_, accumulating(), attach(), flush(), snapshot(),
+    drop_snapshot(), snapshots, committed_step, step_count, ledger, plan(), close().
     """
 
     def __init__(self, session: Session, original: torch.optim.Optimizer) -> None:
         self._session = session
         super().__init__(original.param_groups, original.defaults)
         for hooks in HOOKS:
-            setattr(self, hooks, getattr(original, hooks))  # the same dictionaries: what was registered before stoker.offload() goes on running
+            # the same dictionaries: what was registered before stoker.offload() goes on running
+            setattr(self, hooks, getattr(original, hooks))
         self._original = original
         self.original_type = type(original)
 
@@ -64,10 +92,11 @@ class OffloadedOptimizer(torch.optim.Optimizer):
             "keep state_dict(), or save the run with stoker.Checkpoints"
         )
 
-    # -- torch's interface -------------------------------------------------------------------------------------------
+    # -- torch's interface -------------------------------------------------------------------------
 
     def step(self, closure=None):
-        """Decides the step: every parameter with a gradient is updated, exactly as the original optimizer would."""
+        """Decides the step: every parameter with a gradient is updated, exactly as the original
+        optimizer would."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -83,12 +112,17 @@ class OffloadedOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict) -> None:
         if getattr(self, "_original", None) is not None:
-            raise InvalidArgument("parameters cannot be added after stoker.offload(); add the group first, then offload")
+            raise InvalidArgument(
+                "parameters cannot be added after stoker.offload(); add the group first, then"
+                " offload"
+            )
         super().add_param_group(param_group)
 
     def state_dict(self, full: bool = False) -> dict[str, Any]:
-        """References by default: which store and which committed step hold the state (`stoker`), and the param_groups.
-        full=True materialises what the original optimizer's state_dict() would hold, all in memory. Of a sharded model every rank must call it."""
+        """References by default: which store and which committed step hold the state (`stoker`),
+        and the param_groups. full=True materialises what the original optimizer's state_dict()
+        would hold, all in memory. Of a sharded model every rank must call it.
+        """
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
         with self.ledger.waiting("checkpoint"):
@@ -109,19 +143,27 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         state: dict[Any, Any] = {}
         if full:
             order = [param for group in self.param_groups for param in group["params"]]
-            state = {i: self._session.full_state(param) for i, param in enumerate(order) if self._session.has_state(param)}
+            state = {
+                i: self._session.full_state(param)
+                for i, param in enumerate(order)
+                if self._session.has_state(param)
+            }
             return {"state": state, "param_groups": groups}
         return {"state": state, "param_groups": groups, "stoker": self._session.reference()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Accepts references to this run (nothing moves, or it goes back to a snapshot), or a full state_dict of the original optimizer."""
+        """Accepts references to this run (nothing moves, or it goes back to a snapshot), or a full
+        state_dict of the original optimizer."""
         self._session.check_open()
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
         sizes = lambda groups: [len(group["params"]) for group in groups]
         if sizes(self.param_groups) != sizes(state_dict["param_groups"]):
-            raise Mismatch(f"the state_dict has parameter groups of {sizes(state_dict['param_groups'])} parameters, the optimizer of {sizes(self.param_groups)}")
+            raise Mismatch(
+                f"the state_dict has parameter groups of {sizes(state_dict['param_groups'])}"
+                f" parameters, the optimizer of {sizes(self.param_groups)}"
+            )
         if "stoker" in state_dict:
             self._session.refer(state_dict["stoker"])
         for group, loaded in zip(self.param_groups, state_dict["param_groups"]):
@@ -129,19 +171,25 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         if "stoker" not in state_dict:
             order = [param for group in self.param_groups for param in group["params"]]
             entries = {int(i): entry for i, entry in state_dict["state"].items()}
-            self._session.load_full_state({param: entries.get(i, {}) for i, param in enumerate(order)})  # as torch: what it lacks begins anew
+            # as torch: what it lacks begins anew
+            self._session.load_full_state(
+                {param: entries.get(i, {}) for i, param in enumerate(order)}
+            )
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
 
-    # -- Stoker's ----------------------------------------------------------------------------------------------------
+    # -- Stoker's ----------------------------------------------------------------------------------
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, error_if_nonfinite: bool = False) -> torch.Tensor:
-        """Scales all gradients so that their joint 2-norm is at most max_norm; returns the norm before (float64 scalar).
+        """Scales all gradients so that their joint 2-norm is at most max_norm; returns the norm
+        before (float64 scalar).
 
-        Squares are summed in float64, 64 Ki elements at a time, in parameter order: independent of threads and blocks. Of a sharded
-        model each rank sums its shards, and all of them the same sums in the same order: every rank must call it, and gets the same norm.
-        Speculation goes by max_norm: in backward of the steps to come it stops where their norm passes it, until a step is made without a clip.
+        Squares are summed in float64, 64 Ki elements at a time, in parameter order: independent of
+        threads and blocks. Of a sharded model each rank sums its shards, and all of them the same
+        sums in the same order: every rank must call it, and gets the same norm. Speculation goes by
+        max_norm: in backward of the steps to come it stops where their norm passes it, until a step
+        is made without a clip.
         """
         return self._session.clip_grad_norm_(float(max_norm), error_if_nonfinite)
 
@@ -156,22 +204,27 @@ class OffloadedOptimizer(torch.optim.Optimizer):
             gradients.more_follows = before
 
     def attach(self, **objects: Any) -> None:
-        """Objects with state_dict()/load_state_dict() that belong to a step (scheduler=..., loader=..., scaler=...). After a
-        resume their state is loaded into them here.
+        """Objects with state_dict()/load_state_dict() that belong to a step (scheduler=...,
+        loader=..., scaler=...). After a resume their state is loaded into them here.
 
-        What can be iterated (a loader, a sampler) is read at step(), before it hands out the batch of the next step, as are the
-        random states; everything else (schedulers, scalers, averages, counters) when the next forward begins or at flush(). So advance
-        the former before step() and the latter between step() and the next forward, as usual loops do."""
+        What can be iterated (a loader, a sampler) is read at step(), before it hands out the batch
+        of the next step, as are the random states; everything else (schedulers, scalers, averages,
+        counters) when the next forward begins or at flush(). So advance the former before step()
+        and the latter between step() and the next forward, as usual loops do.
+        """
         self._session.check_open()
         self._session.attach(objects)
 
     def flush(self) -> None:
-        """Closes the decided step and waits until it is durable. Of a sharded model every rank must call it."""
+        """Closes the decided step and waits until it is durable. Of a sharded model every rank must
+        call it."""
         self._session.flush()
 
     def snapshot(self) -> int:
-        """Keeps the present step: load_state_dict() of a state_dict() from now goes back to it, weights and all else included, as long
-        as it is one of the newest `snapshots` (stoker.offload). Closes the step first; returns its number."""
+        """Keeps the present step: load_state_dict() of a state_dict() from now goes back to it,
+        weights and all else included, as long as it is one of the newest `snapshots`
+        (stoker.offload). Closes the step first; returns its number.
+        """
         self._session.check_open()
         return self._session.snapshots.make()
 
@@ -187,8 +240,8 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         return self._session.snapshots.steps()
 
     def close(self) -> None:
-        """flush(), gives the model its placeholders for good and releases memory, threads and the store's lock. Of a sharded model, whose
-        shards stay, every rank must call it."""
+        """flush(), gives the model its placeholders for good and releases memory, threads and the
+        store's lock. Of a sharded model, whose shards stay, every rank must call it."""
         self._session.close()
 
     @property
@@ -206,14 +259,14 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         return self._session.ledger
 
     def restart_ledger(self) -> None:
-        """Behind an evaluation: what was read and passed since the first call of the model that trains nothing is in no row. Where there was no
-        such call, nothing since the last row is."""
+        """Behind an evaluation: what was read and passed since the first call of the model that
+        trains nothing is in no row. Where there was no such call, nothing since the last row is."""
         self._session.check_open()
         self._session.ledger.restart(self._session.counters())
 
     def trace(self, path: str | os.PathLike) -> None:
-        """From now until the next step is decided, notes what disk, kernels and this thread do, and writes it to `path` as a Chrome
-        trace (JSON; chrome://tracing and Perfetto show it)."""
+        """From now until the next step is decided, notes what disk, kernels and this thread do, and
+        writes it to `path` as a Chrome trace (JSON; chrome://tracing and Perfetto show it)."""
         self._session.trace(path)
 
     def setting(self) -> Setting:
@@ -222,8 +275,10 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         return self._session.setting()
 
     def plan(self, machine: Machine | None = None, compute_seconds: float = 0.0) -> dict[str, Any]:
-        """What a step will move, and on a known machine how long it takes: parameters, state by class, how dram is divided, and in
-        `step` the items of a ledger row. compute_seconds: of forward and backward with nothing beside them."""
+        """What a step will move, and on a known machine how long it takes: parameters, state by
+        class, how dram is divided, and in `step` the items of a ledger row. compute_seconds: of
+        forward and backward with nothing beside them.
+        """
         self._session.check_open()
         return self._session.plan(machine, compute_seconds)
 
@@ -239,14 +294,20 @@ def hyper(group: dict[str, Any], algorithm: Algorithm, step: int) -> dict[str, A
         "step": step,
     }
     if algorithm.name == "sgd":
-        values.update(momentum=number(group["momentum"]), dampening=number(group["dampening"]), nesterov=bool(group["nesterov"]))
+        values.update(
+            momentum=number(group["momentum"]),
+            dampening=number(group["dampening"]),
+            nesterov=bool(group["nesterov"]),
+        )
     else:
         beta1, beta2 = group["betas"]
         values.update(beta1=number(beta1), beta2=number(beta2), eps=number(group["eps"]))
     return values
 
 
-def clip(session: Session, params: list[Param], max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
+def clip(
+    session: Session, params: list[Param], max_norm: float, error_if_nonfinite: bool
+) -> torch.Tensor:
     grads = [param.tensor.grad for param in params if param.tensor.grad is not None]
     units = list(dict.fromkeys(param.unit for param in params))
     for unit in units:
@@ -254,12 +315,23 @@ def clip(session: Session, params: list[Param], max_norm: float, error_if_nonfin
     core, squares = session.planes.session, []
     for unit in units:  # one at a time: of spilled gradients no more may be in memory
         landed = session.gradients.consumed(unit)
-        squares += core.sum_of_squares([(g.data_ptr(), g.numel(), _DTYPE[g.dtype]) for _, g in landed])
+        squares += core.sum_of_squares(
+            [(g.data_ptr(), g.numel(), _DTYPE[g.dtype]) for _, g in landed]
+        )
     if session.agreement is not None:
         squares = session.agreement.ranks.numbers("opt.clip_grad_norm_()", math.fsum(squares))
-    norm = math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else float("nan") if any(map(math.isnan, squares)) else float("inf")
+    norm = (
+        math.sqrt(math.fsum(squares))
+        if all(map(math.isfinite, squares))
+        else float("nan")
+        if any(map(math.isnan, squares))
+        else float("inf")
+    )
     if error_if_nonfinite and not math.isfinite(norm):
-        raise RuntimeError(f"the gradient norm is {norm}, so the gradients cannot be clipped; pass error_if_nonfinite=False to scale them anyway")
+        raise RuntimeError(
+            f"the gradient norm is {norm}, so the gradients cannot be clipped; pass"
+            " error_if_nonfinite=False to scale them anyway"
+        )
     coefficient = max_norm / (norm + 1e-6)
     if not coefficient >= 1.0:  # also for NaN
         for grad in grads:

@@ -1,4 +1,5 @@
-"""The order in which blocks are used: recorded once per kind of call, then the future that prefetch and retention go by."""
+"""The order in which blocks are used: recorded once per kind of call, then the future that prefetch
+and retention go by."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ OUTDATED = 1 << 30  # behind that: a copy that nobody needs any more
 
 @dataclass
 class Order:
-    """The recorded uses of one root call (forward, and the backward that follows it): block indices, repeats folded."""
+    """The recorded uses of one root call (forward, and the backward that follows it): block
+    indices, repeats folded."""
 
     uses: list[int] = field(default_factory=list)
     places: dict[int, list[int]] = field(default_factory=dict)
@@ -27,7 +29,8 @@ class Order:
         return Order(list(uses), places)
 
     def next_use(self, block: int, position: int) -> int:
-        """Uses from `position` until `block` is used again (>= 0); past the end the order is expected to repeat."""
+        """Uses from `position` until `block` is used again (>= 0); past the end the order is
+        expected to repeat."""
         places = self.places.get(block)
         if not places:
             return 2 * len(self.uses) + 1
@@ -75,7 +78,8 @@ class Outlook:
 
 
 class Recorder:
-    """Follows the calls of a model. One order is kept per (root module, training, gradient mode)."""
+    """Follows the calls of a model. One order is kept per (root module, training, gradient
+    mode)."""
 
     def __init__(self) -> None:
         self.orders: dict[tuple, Order] = {}
@@ -93,7 +97,8 @@ class Recorder:
         return self._order
 
     def begin(self, key: tuple) -> None:
-        """A root call starts: what was seen since the last one becomes (or corrects) the order of that kind of call."""
+        """A root call starts: what was seen since the last one becomes (or corrects) the order of
+        that kind of call."""
         self._remember()
         self.key, self._actual, self._departed = key, [], False
         self._order = self.orders.get(key, Order())

@@ -1,12 +1,16 @@
-"""Pager: which blocks' weights are in memory. Fetches by the recorded order, evicts what is used last (Belady's rule).
+"""Pager: which blocks' weights are in memory. Fetches by the recorded order, evicts what is used
+last (Belady's rule).
 
-A fetch ahead of its use evicts sooner than one that waits, so far ahead it may only evict what would go anyway; where waiting saves a copy
-that is used sooner, it waits until one block before its use (`Pager.spared`). So of blocks that are used round and round, as in generate(),
-a fixed part stays in memory; training turns back instead, what it used last goes anyway, and it fetches far ahead.
+A fetch ahead of its use evicts sooner than one that waits, so far ahead it may only evict what
+would go anyway; where waiting saves a copy that is used sooner, it waits until one block before its
+use (`Pager.spared`). So of blocks that are used round and round, as in generate(), a fixed part
+stays in memory; training turns back instead, what it used last goes anyway, and it fetches far
+ahead.
 
-Memory rules. Each resident copy of a block is one arena Buffer seen through one torch storage. Evicting drops the pager's
-references; the memory returns to the arena only when the last tensor that aliases the storage is gone, so a view that
-autograd (or a recomputed checkpoint segment, or the user) still holds can never see another block's bytes.
+Memory rules. Each resident copy of a block is one arena Buffer seen through one torch storage.
+Evicting drops the pager's references; the memory returns to the arena only when the last tensor
+that aliases the storage is gone, so a view that autograd (or a recomputed checkpoint segment, or
+the user) still holds can never see another block's bytes.
 """
 
 from __future__ import annotations
@@ -30,15 +34,29 @@ if TYPE_CHECKING:
     from stoker.offload.steps import Steps
 
 CURRENT, STAGED = "current", "staged"  # the two pools of copies
-LATENCY_BYTES = 1 << 20  # about what a disk moves while it answers one request: so much is to be under way at least
+# about what a disk moves while it answers one request: so much is to be under way at least
+LATENCY_BYTES = 1 << 20
 
 
-def placeholders(params: list[Param], device: torch.device) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], dict[Param, torch.Tensor]]:
-    """What evicted parameters hold: each one element of a tensor of loud ones of its type. And the bytes of these tensors, with copies of them."""
-    types = {dtype: [param for param in params if param.unit.dtype == dtype] for dtype in dict.fromkeys(param.unit.dtype for param in params)}
+def placeholders(
+    params: list[Param], device: torch.device
+) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], dict[Param, torch.Tensor]]:
+    """What evicted parameters hold: each one element of a tensor of loud ones of its type. And the
+    bytes of these tensors, with copies of them."""
+    types = {
+        dtype: [param for param in params if param.unit.dtype == dtype]
+        for dtype in dict.fromkeys(param.unit.dtype for param in params)
+    }
     rows = torch.contiguous_format  # else a single one has a stride of 0, and no view of its bytes
-    scalars = {dtype: loud(dtype, (len(those),), device).clone(memory_format=rows) for dtype, those in types.items()}
-    shown = {param: scalars[dtype][at].expand(param.size).detach() for dtype, those in types.items() for at, param in enumerate(those)}
+    scalars = {
+        dtype: loud(dtype, (len(those),), device).clone(memory_format=rows)
+        for dtype, those in types.items()
+    }
+    shown = {
+        param: scalars[dtype][at].expand(param.size).detach()
+        for dtype, those in types.items()
+        for at, param in enumerate(those)
+    }
     raw = [each.view(torch.uint8).view(len(each), -1) for each in scalars.values()]
     return [(each, each.clone()) for each in raw], shown
 
@@ -58,8 +76,11 @@ class Slot:
 
     @torch.inference_mode(False)  # it outlives the mode that its first use happens to be in
     def typed(self, dtype: torch.dtype, size, stride, offset: int) -> torch.Tensor:
-        """A fresh view of the slot's storage; `offset` in elements of dtype from the start of the slot."""
-        return torch.empty(0, dtype=dtype, device=self.bytes.device).set_(self.bytes.untyped_storage(), offset, size, stride)
+        """A fresh view of the slot's storage; `offset` in elements of dtype from the start of the
+        slot."""
+        return torch.empty(0, dtype=dtype, device=self.bytes.device).set_(
+            self.bytes.untyped_storage(), offset, size, stride
+        )
 
     def view(self, param: Param) -> torch.Tensor:
         offset = param.unit.slot_offset // param.unit.dtype.itemsize + param.offset
@@ -67,7 +88,8 @@ class Slot:
 
 
 def drain(futures: list) -> None:
-    """Waits until reads are done with their memory, however they end: it may be another block's a moment later."""
+    """Waits until reads are done with their memory, however they end: it may be another block's a
+    moment later."""
     for future in futures:
         try:
             future.wait()
@@ -76,35 +98,47 @@ def drain(futures: list) -> None:
 
 
 class Pager:
-    """Not thread-safe: called by the thread that runs forward or backward, under the session's lock.
+    """Not thread-safe: called by the thread that runs forward or backward, under the session's
+    lock.
 
-    Parameters show the slots themselves. Where the model computes on another device than the CPU, DevicePager (device.py) copies."""
+    Parameters show the slots themselves. Where the model computes on another device than the CPU,
+    DevicePager (device.py) copies.
+    """
 
     device = torch.device("cpu")
     hops = 1  # copies of a block on its way from the disk to what its parameters show
-    resident = False  # whether weights have a place of their own in memory, so that copies hold what updates made and nothing else
+    # whether weights have a place of their own in memory, so that copies hold what updates made and
+    # nothing else
+    resident = False
 
     def __init__(self, blocks: list[Block], planes: Planes) -> None:
         self.blocks = blocks
         self.planes = planes
         self.updates: Steps = None  # set by the session: what updates still do with blocks' memory
-        self.shown: Shown | None = None  # set by the session: what parameters show that are not in use
+        # set by the session: what parameters show that are not in use
+        self.shown: Shown | None = None
         self.recorder = Recorder()
         self.slots: dict[Block, Slot] = {}  # current weights
-        self.staged: dict[Block, Slot] = {}  # weights of the step that is being made, not visible before it is decided
+        # weights of the step that is being made, not visible before it is decided
+        self.staged: dict[Block, Slot] = {}
         self.versions = [0] * len(blocks)
         self.entered = [0] * len(blocks)  # forwards under way inside each block
         self.held: set[Param] = set()  # of gather(): they hold the user's copies, which stay theirs
         self.current: Block | None = None
-        # Start of a slot's storage -> (block, version). Holds no memory; an entry ends when another slot starts there.
+        # Start of a slot's storage -> (block, version). Holds no memory; an entry ends when another
+        # slot starts there.
         self.by_address: dict[int, tuple[Block, int]] = {}
         self.lookahead_bytes = planes.layout.lookahead
         self.waiting = Waits()  # the session's own, once it has one
-        self.exposed: dict[Block, Slot] = {}  # what parameters show: of blocks whose modules run, and pinned ones
-        self._counts: dict[Param, int] = {}  # torch's count of in-place writes when a parameter got its bytes
+        # what parameters show: of blocks whose modules run, and pinned ones
+        self.exposed: dict[Block, Slot] = {}
+        # torch's count of in-place writes when a parameter got its bytes
+        self._counts: dict[Param, int] = {}
         self.calls = False  # modules run
         self._touched: list[Param] = []  # that were written to in place while they were in use
-        self._scalars, self.placeholders = placeholders([param for block in blocks for param in block.params], self.device)
+        self._scalars, self.placeholders = placeholders(
+            [param for block in blocks for param in block.params], self.device
+        )
         self._addresses = {param: shown.data_ptr() for param, shown in self.placeholders.items()}
         self._sizes = [block.slot_bytes for block in blocks]
         self._outlook: Outlook | None = None  # of the newest order
@@ -112,10 +146,11 @@ class Pager:
         self._updating: dict[Block, None] = {}  # blocks with an update that may not be written yet
         self._last_used = LastUsed(self.recorder, self._goes_at, self._copies)
 
-    # -- use ---------------------------------------------------------------------------------------------------------
+    # -- use ---------------------------------------------------------------------------------------
 
     def use(self, block: Block) -> Slot:
-        """Makes the block's weights readable through its parameters, and fetches ahead what comes next."""
+        """Makes the block's weights readable through its parameters, and fetches ahead what comes
+        next."""
         arrived = self._arrive(block)
         late = self.updates.late.begin(block)
         slot = None if late else self.slots.get(block) or self._load(block, "demand")
@@ -148,17 +183,23 @@ class Pager:
         self._last_used.put((STAGED, block))
 
     def old_weights(self, unit: Unit, staged: Slot | None) -> tuple[Slot | None, int]:
-        """Where an update finds the unit's weights in memory, and who keeps them there; (None, 0) if it has to read them.
+        """Where an update finds the unit's weights in memory, and who keeps them there; (None, 0)
+        if it has to read them.
         `staged`: where it leaves the new ones."""
         slot = self.slots.get(unit.block)
-        return (slot, slot.address + unit.slot_offset) if slot is not None and not slot.loading else (None, 0)
+        return (
+            (slot, slot.address + unit.slot_offset)
+            if slot is not None and not slot.loading
+            else (None, 0)
+        )
 
     def copy_of(self, block: Block) -> Slot | None:
         """What the block's next use finds in memory, or on its way there."""
         return self.slots.get(block)
 
     def prefetch(self) -> None:
-        """Starts fetching the blocks that the recorded order names next, while memory is free or holds what may go for them."""
+        """Starts fetching the blocks that the recorded order names next, while memory is free or
+        holds what may go for them."""
         ahead, late = self._ahead, self.updates.late
         while (index := ahead.next()) is not None and ahead.bytes < self.lookahead_bytes:
             block, slot = self.blocks[index], self.copy_of(self.blocks[index])
@@ -176,10 +217,13 @@ class Pager:
             ahead.advance(under_way=True)
 
     def spared(self, position: int, hops: int = 1) -> int:
-        """Fetching for the use at this position of the recorded order must spare copies that are used within so many uses from now.
+        """Fetching for the use at this position of the recorded order must spare copies that are
+        used within so many uses from now.
 
-        It is due where no more than the block's own size is used before it, for each hop: then it spares what is used before it. Earlier it
-        also spares what is used sooner than that which is used up until then, and can go instead if it waits."""
+        It is due where no more than the block's own size is used before it, for each hop: then it
+        spares what is used before it. Earlier it also spares what is used sooner than that which is
+        used up until then, and can go instead if it waits.
+        """
         now, order = self.recorder.position, self.recorder.order
         outlook = self._outlook
         if outlook is None or outlook.order is not order:
@@ -191,7 +235,8 @@ class Pager:
         return max(position, outlook.latest(max(0, now - 1), position - 1)) - now
 
     def _can_fetch(self, block: Block) -> bool:
-        # A block whose update is staged has its next weights there already; fetching the old ones again would be waste.
+        # A block whose update is staged has its next weights there already; fetching the old ones
+        # again would be waste.
         return block not in self.staged
 
     def _load(self, block: Block, priority: str, distance: int = -1) -> Slot | None:
@@ -219,7 +264,8 @@ class Pager:
         self._ahead.arrived(slot.block.index)
 
     def expose(self, slot: Slot) -> None:
-        """Points the block's parameters at this copy, if they may show it: a module of the block runs, or it is pinned."""
+        """Points the block's parameters at this copy, if they may show it: a module of the block
+        runs, or it is pinned."""
         block = slot.block
         if self.shown is None:
             return  # nobody looks: the run has not begun, or is rehearsed
@@ -244,9 +290,14 @@ class Pager:
             self.shown.watch(param, Place.of(slot.view(param)))
 
     def leaks(self, slot: Slot) -> bool:
-        """Whether somebody refers to this memory beside the parameters. For a pinned block that may be a graph."""
+        """Whether somebody refers to this memory beside the parameters. For a pinned block that may
+        be a graph."""
         here = self.exposed.get(slot.block) is slot
-        return uses(slot.bytes) > ALONE + (sum(param not in self.held and not self.shown.has(param) for param in slot.block.params) if here else 0)
+        return uses(slot.bytes) > ALONE + (
+            sum(param not in self.held and not self.shown.has(param) for param in slot.block.params)
+            if here
+            else 0
+        )
 
     def call_begins(self) -> None:
         """Modules run: pinned weights may be read anywhere."""
@@ -269,7 +320,8 @@ class Pager:
         return [slot for block, slot in self.exposed.items() if block.pinned]
 
     def point(self, param: Param, tensor: torch.Tensor) -> None:
-        """Gives the parameter other bytes. What changes it in place from here on is counted by torch (`changed`)."""
+        """Gives the parameter other bytes. What changes it in place from here on is counted by
+        torch (`changed`)."""
         with torch._C.DisableTorchFunction():
             param.tensor.data = tensor
             self._counts[param] = param.tensor._version
@@ -291,14 +343,16 @@ class Pager:
         become(param.tensor, None)
 
     def _note_use(self, param: Param) -> None:
-        """Before the parameter shows something else, or the call ends: whether it was written to in place."""
+        """Before the parameter shows something else, or the call ends: whether it was written to in
+        place."""
         with torch._C.DisableTorchFunction():
             if param.tensor._version != self._counts[param] or self.shown.written(param):
                 self._touched.append(param)
                 self.note(param)
 
     def changed(self) -> Param | None:
-        """A parameter that was written to behind our back since it got its bytes; its block leaves memory, and the change with it."""
+        """A parameter that was written to behind our back since it got its bytes; its block leaves
+        memory, and the change with it."""
         with torch._C.DisableTorchFunction():
             for param in self._counts:
                 if not (param in self.held or self.shown.has(param)) and self.astray(param):
@@ -310,7 +364,8 @@ class Pager:
         return touched[0] if touched else None
 
     def astray(self, param: Param) -> bool:
-        """Whether the parameter was written to since it was noted, or shows what we did not give it."""
+        """Whether the parameter was written to since it was noted, or shows what we did not give
+        it."""
         tensor = param.tensor
         if tensor._version != self._counts[param]:
             return True
@@ -327,7 +382,10 @@ class Pager:
         for scalars, as_made in self._scalars:
             if torch.equal(scalars, as_made):
                 continue
-            places = {scalars[at].data_ptr() for at in (scalars != as_made).any(1).nonzero().flatten().tolist()}
+            places = {
+                scalars[at].data_ptr()
+                for at in (scalars != as_made).any(1).nonzero().flatten().tolist()
+            }
             found += [param for param, address in self._addresses.items() if address in places]
             scalars.copy_(as_made)
         return found
@@ -354,12 +412,14 @@ class Pager:
         self._outlook = None
         self.fetch(block)
 
-    # -- memory ------------------------------------------------------------------------------------------------------
+    # -- memory ------------------------------------------------------------------------------------
 
     @torch.inference_mode(False)
     def take(self, block: Block, version: int, distance: int = -1) -> Slot | None:
-        """Memory for a copy of the block. `distance`: only copies that are used later than so many uses from now give way to it.
-        distance -1: it is needed now; anything that may go goes, and OverBudget if that is not enough. Else None."""
+        """Memory for a copy of the block. `distance`: only copies that are used later than so many
+        uses from now give way to it. distance -1: it is needed now; anything that may go goes, and
+        OverBudget if that is not enough. Else None.
+        """
         while True:
             try:
                 buffer = self.planes.arena.take(block.slot_bytes)
@@ -386,12 +446,15 @@ class Pager:
         missing = block.slot_bytes - arena.largest_free
         needed = self.planes.dram_bytes + -(-missing // (1 << 20)) * (1 << 20)
         return OverBudget(
-            f"the memory budget of {self.planes.dram_bytes >> 20} MiB is too small: block {block.name} needs {block.slot_bytes} bytes more while all other "
-            f"blocks in memory are in use at the same time; the smallest budget that gets past this point is dram=\"{needed >> 20}MiB\""
+            f"the memory budget of {self.planes.dram_bytes >> 20} MiB is too small: block"
+            f" {block.name} needs {block.slot_bytes} bytes more while all other "
+            "blocks in memory are in use at the same time; the smallest budget that gets past this"
+            f' point is dram="{needed >> 20}MiB"'
         )
 
     def _evict_one(self, distance: int, wanted: Block) -> bool:
-        """Drops the copy that is used last, if it is used later than `distance`. False when there is none."""
+        """Drops the copy that is used last, if it is used later than `distance`. False when there
+        is none."""
         for updated in [*self._updating]:
             self._last_used.put((CURRENT, updated))
             self._last_used.put((STAGED, updated))
@@ -444,7 +507,8 @@ class Pager:
         self._updating[block] = None
 
     def evict(self, block: Block) -> None:
-        """Takes the block's weights out of its parameters. The memory is free once nothing aliases it any more."""
+        """Takes the block's weights out of its parameters. The memory is free once nothing aliases
+        it any more."""
         if block in self.slots:
             self._let_go(block)
             self._lost(block)
@@ -474,7 +538,10 @@ class Pager:
         """Torch tells us of whoever looks at the parameter, unless it is in use or the user's."""
         if param not in self.held:
             block = param.unit.block
-            become(param.tensor, InUse if block in self.exposed and (self.calls or not block.pinned) else Offloaded)
+            become(
+                param.tensor,
+                InUse if block in self.exposed and (self.calls or not block.pinned) else Offloaded,
+            )
 
     def _hide(self, block: Block) -> None:
         """The block's parameters show nothing."""
@@ -499,10 +566,11 @@ class Pager:
         slot.version = self.versions[block.index]
         self.by_address[slot.address] = (block, slot.version)
 
-    # -- steps -------------------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------
 
     def decide(self, changed: list[Block]) -> None:
-        """The step is decided: the changed blocks' staged weights become current; blocks without a staged copy leave memory."""
+        """The step is decided: the changed blocks' staged weights become current; blocks without a
+        staged copy leave memory."""
         for block in changed:
             self.promote(block)
         for block in self.blocks:
@@ -511,7 +579,8 @@ class Pager:
         self.current = None
 
     def promote(self, block: Block) -> None:
-        """The block's staged weights are the current ones; where there is no staged copy, those on the disk are."""
+        """The block's staged weights are the current ones; where there is no staged copy, those on
+        the disk are."""
         self.versions[block.index] += 1
         slot = self.staged.pop(block, None)
         self._last_used.drop((STAGED, block))
@@ -527,7 +596,8 @@ class Pager:
             self._lost(block)
 
     def outdate(self, block: Block) -> None:
-        """A decided step owes the block an update: nobody may read its weights, but the update may."""
+        """A decided step owes the block an update: nobody may read its weights, but the update
+        may."""
         self._hide(block)
 
     def abandon(self) -> None:

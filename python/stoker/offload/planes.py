@@ -1,4 +1,5 @@
-"""Planes: the C++ half as the Python front sees it: one memory budget, one arena, the store and the session on it."""
+"""Planes: the C++ half as the Python front sees it: one memory budget, one arena, the store and the
+session on it."""
 
 from __future__ import annotations
 
@@ -24,8 +25,10 @@ Hasher = Callable[[list[tuple[int, int]]], list[bytes]]  # of the bytes at (addr
 PIECE = MIB // 4  # in which parts of chunks are written
 TILES_MIN = 2
 TILE_ELEMENTS_MAX = 1 << 19  # chunks of 1 and 2 MiB
-PASSING_FREE = 4 * MIB  # of gradients that torch has just made: so little is not worth a part of the cap
-TILES_FIRST, TILES_SHARE, TILES_MOST = 20, 4, 6  # tiles get a 20th of the arena and a quarter of what is left over, at most six 20ths
+# of gradients that torch has just made: so little is not worth a part of the cap
+PASSING_FREE = 4 * MIB
+# tiles get a 20th of the arena and a quarter of what is left over, at most six 20ths
+TILES_FIRST, TILES_SHARE, TILES_MOST = 20, 4, 6
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,8 @@ class Algorithm:
         return planes | {plane: self.moments.plane_bytes(unit.elements) for plane in self.planes}
 
     def tile_bytes(self, elements: int) -> int:
-        """Bytes of one tile buffer: weights and remainder (or float32 weights), m and v of any unit."""
+        """Bytes of one tile buffer: weights and remainder (or float32 weights), m and v of any
+        unit."""
         return 4 * elements + 2 * self.moments.plane_bytes(elements)
 
 
@@ -64,14 +68,21 @@ def plane_bytes(blocks: list[Block], algorithm: Algorithm) -> dict[str, int]:
 
 
 def changing_bytes(blocks: list[Block], algorithm: Algorithm, buffers: int = 0) -> int:
-    """What of a version a step makes anew: all but the frozen weights. `buffers`: bytes of the model's buffers."""
+    """What of a version a step makes anew: all but the frozen weights. `buffers`: bytes of the
+    model's buffers."""
     frozen = sum(unit.weight_bytes for block in blocks for unit in block.units if not unit.updated)
     return sum(plane_bytes(blocks, algorithm).values()) - frozen + buffers
 
 
-def store_capacity(blocks: list[Block], algorithm: Algorithm, snapshots: int = 0, buffers: int = 0) -> int:
-    """Space for two versions of everything that changes (the committed and the staged one), for snapshots, and room for metadata."""
-    total, changing = sum(plane_bytes(blocks, algorithm).values()) + buffers, changing_bytes(blocks, algorithm, buffers)
+def store_capacity(
+    blocks: list[Block], algorithm: Algorithm, snapshots: int = 0, buffers: int = 0
+) -> int:
+    """Space for two versions of everything that changes (the committed and the staged one), for
+    snapshots, and room for metadata."""
+    total, changing = (
+        sum(plane_bytes(blocks, algorithm).values()) + buffers,
+        changing_bytes(blocks, algorithm, buffers),
+    )
     return total + changing + snapshots * (changing + MIB) + total // 20 + 96 * MIB
 
 
@@ -98,7 +109,8 @@ class Layout:
 
     @property
     def idle(self) -> int:
-        """What is left of the staging, less than a tile. Nobody gets it: weights that had found room there would lose it to the next tile."""
+        """What is left of the staging, less than a tile. Nobody gets it: weights that had found
+        room there would lose it to the next tile."""
         return self.staging % self.tile
 
     @property
@@ -117,7 +129,8 @@ class Layout:
 
     @property
     def device_least(self) -> int:
-        """Where the model computes on another device: the least of its memory that does for weights, those of the blocks in use at one time."""
+        """Where the model computes on another device: the least of its memory that does for
+        weights, those of the blocks in use at one time."""
         return self.working + self.pinned // 2
 
     @property
@@ -130,30 +143,47 @@ class Layout:
         return sum(unit.weight_bytes for unit in self.spilled)
 
 
-def divide(blocks: list[Block], algorithm: Algorithm, arena_bytes: int, spills: bool = True, stored: int = 0) -> Layout:
-    """Divides the arena. Gradients, tile buffers and pinned blocks first; then all weights; what is left retains state. `spills`: what of the
-    gradients has no room may go to the disk. A byte of memory spares a step at least two of gradients, two of weights, one of state.
+def divide(
+    blocks: list[Block],
+    algorithm: Algorithm,
+    arena_bytes: int,
+    spills: bool = True,
+    stored: int = 0,
+) -> Layout:
+    """Divides the arena. Gradients, tile buffers and pinned blocks first; then all weights; what is
+    left retains state. `spills`: what of the gradients has no room may go to the disk. A byte of
+    memory spares a step at least two of gradients, two of weights, one of state.
 
-    Tiles grow with the memory without jumps, and larger ones are made of what they have: at no budget do they cost the others what a smaller one gave them.
-    `stored`: elements of a tile in the store that the run goes on from, whatever memory it had then (`Runtime.stored_tile`).
+    Tiles grow with the memory without jumps, and larger ones are made of what they have: at no
+    budget do they cost the others what a smaller one gave them.
+    `stored`: elements of a tile in the store that the run goes on from, whatever memory it had then
+    (`Runtime.stored_tile`).
     """
     page = 4096
-    passing = passing_bytes(blocks) if spills else 0  # on another device, and of shards, they are not in the cap
+    # on another device, and of shards, they are not in the cap
+    passing = passing_bytes(blocks) if spills else 0
     arena_bytes = max(0, arena_bytes - passing)
     updated = [unit for block in blocks for unit in block.updated_units]
     pinned = sum(2 * block.slot_bytes for block in blocks if block.pinned)
     largest = max((block.slot_bytes for block in blocks if not block.pinned), default=0)
     nested = _nested_bytes(blocks)
     working = max(2 * largest, nested + largest) + page
-    tiles_least, tiles_first = (TILES_MIN * algorithm.tile_bytes(elements) for elements in (stored or algorithm.moments.cell, TILE_ELEMENTS_MAX))
+    tiles_least, tiles_first = (
+        TILES_MIN * algorithm.tile_bytes(elements)
+        for elements in (stored or algorithm.moments.cell, TILE_ELEMENTS_MAX)
+    )
     first = max(tiles_least, min(tiles_first, arena_bytes // TILES_FIRST))
     spilled = choose(blocks, arena_bytes - pinned - working - first) if spills else []
     gradients = memory(updated, spilled)
     spare = arena_bytes - gradients - pinned - working
-    staging = max(tiles_least, min(spare, first + (spare - first) // TILES_SHARE, TILES_MOST * first) // page * page)
+    staging = max(
+        tiles_least,
+        min(spare, first + (spare - first) // TILES_SHARE, TILES_MOST * first) // page * page,
+    )
     elements = stored or fitting_tile(blocks, algorithm, arena_bytes, min(staging, first))
     spare -= staging
-    spare -= sum(block.slot_bytes for block in blocks if not block.pinned)  # all weights resident saves two reads an element; state only one
+    # all weights resident saves two reads an element; state only one
+    spare -= sum(block.slot_bytes for block in blocks if not block.pinned)
     retained = []
     for block in blocks:
         for unit in block.updated_units:
@@ -163,37 +193,60 @@ def divide(blocks: list[Block], algorithm: Algorithm, arena_bytes: int, spills: 
                 spare -= need
                 retained.append(unit)
     return Layout(
-        gradients=gradients, gradients_least=least(blocks) if spills else gradients, spilled=spilled, pinned=pinned, working=working, staging=staging, staging_first=first,
-        staging_least=tiles_least, tile_elements=elements, tile=algorithm.tile_bytes(elements), retained=retained, passing=passing,
-    )  # fmt: skip
+        gradients=gradients,
+        gradients_least=least(blocks) if spills else gradients,
+        spilled=spilled,
+        pinned=pinned,
+        working=working,
+        staging=staging,
+        staging_first=first,
+        staging_least=tiles_least,
+        tile_elements=elements,
+        tile=algorithm.tile_bytes(elements),
+        retained=retained,
+        passing=passing,
+    )
 
 
 def passing_bytes(blocks: list[Block]) -> int:
-    """What torch has of gradients beside their memory in the arena: the largest while it is copied there, and from their
-    first use in backward to their last those of weights that are used in several places."""
-    sizes = [(block, param.numel * unit.dtype.itemsize) for block in blocks for unit in block.updated_units for param in unit.params]
-    most = max((size for _, size in sizes), default=0) + sum(size for block, size in sizes if block.pinned)
+    """What torch has of gradients beside their memory in the arena: the largest while it is copied
+    there, and from their first use in backward to their last those of weights that are used in
+    several places."""
+    sizes = [
+        (block, param.numel * unit.dtype.itemsize)
+        for block in blocks
+        for unit in block.updated_units
+        for param in unit.params
+    ]
+    most = max((size for _, size in sizes), default=0) + sum(
+        size for block, size in sizes if block.pinned
+    )
     return -(-max(0, most - PASSING_FREE) // (2 * MIB)) * (2 * MIB)
 
 
 def fitting_tile(blocks: list[Block], algorithm: Algorithm, arena_bytes: int, staging: int) -> int:
-    """Elements of the largest tile that is there often enough in `staging`, and whose chunks can be copied in what the arena leaves."""
+    """Elements of the largest tile that is there often enough in `staging`, and whose chunks can be
+    copied in what the arena leaves."""
     copied = left_beside(arena_bytes)
     elements = TILE_ELEMENTS_MAX
-    while elements > algorithm.moments.cell and (TILES_MIN * algorithm.tile_bytes(elements) > staging or copying_bytes(blocks, elements) > copied):
+    while elements > algorithm.moments.cell and (
+        TILES_MIN * algorithm.tile_bytes(elements) > staging
+        or copying_bytes(blocks, elements) > copied
+    ):
         elements //= 2
     return elements
 
 
 def copying_bytes(blocks: list[Block], elements: int) -> int:
-    """What it takes to copy chunks of tiles of so many elements: the chunk of which parts are written, one that is
-    read meanwhile, a piece, and one for the map of the store."""
+    """What it takes to copy chunks of tiles of so many elements: the chunk of which parts are
+    written, one that is read meanwhile, a piece, and one for the map of the store."""
     widest = max((4, *(unit.dtype.itemsize for block in blocks for unit in block.units)))
     return 2 * widest * elements + 2 * PIECE
 
 
 def _nested_bytes(blocks: list[Block]) -> int:
-    """The most that blocks in use at the same moment need: a block and those whose modules enclose it."""
+    """The most that blocks in use at the same moment need: a block and those whose modules enclose
+    it."""
     around: dict[nn.Module, set[Block]] = {}  # module -> the blocks whose modules enclose it
     for block in blocks:
         for module in () if block.pinned else block.modules:
@@ -207,8 +260,9 @@ def _nested_bytes(blocks: list[Block]) -> int:
 
 
 def arena_bytes_for(dram_bytes: int, used: int, copying: int = 0) -> int:
-    """What of the budget the arena takes: the store's map, of which `used` bytes are there already, grows a little with the
-    model. `copying`: what chunks that are there already need (`copying_bytes`)."""
+    """What of the budget the arena takes: the store's map, of which `used` bytes are there already,
+    grows a little with the model. `copying`: what chunks that are there already need
+    (`copying_bytes`)."""
     return (dram_bytes - used - max(left_beside(dram_bytes), copying)) // (2 * MIB) * (2 * MIB)
 
 
@@ -217,7 +271,9 @@ def left_beside(memory_bytes: int) -> int:
     return max(2 * MIB, min(3 * MIB, memory_bytes // 24), memory_bytes // 64)
 
 
-def smallest_mib(blocks: list[Block], algorithm: Algorithm, used: int, spills: bool = True, stored: int = 0) -> int:
+def smallest_mib(
+    blocks: list[Block], algorithm: Algorithm, used: int, spills: bool = True, stored: int = 0
+) -> int:
     """The smallest budget that the model can be trained in. `stored`: see divide()."""
     copying = copying_bytes(blocks, stored) if stored else 0
     smallest = divide(blocks, algorithm, 0, spills, stored).smallest  # the same at every budget
@@ -228,8 +284,10 @@ def smallest_mib(blocks: list[Block], algorithm: Algorithm, used: int, spills: b
 
 
 def holder() -> str:
-    """Who has the store open, for those who find it in use: the module or script that runs, and its process."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m package`, where the script is only __main__.py
+    """Who has the store open, for those who find it in use: the module or script that runs, and its
+    process."""
+    # of `python -m package`, where the script is only __main__.py
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
     return f"{spec and spec.parent or os.path.basename(sys.argv[0]) or 'python'}, pid {os.getpid()}"
 
 
@@ -237,11 +295,14 @@ def folders_of(store: str) -> list[str]:
     """The folders of a local store, one a volume; none of one in memory. InvalidArgument for a
     coded one, Unsupported for one without transactions."""
     if store.startswith("coded("):
-        raise InvalidArgument(f"a run's state lies in a local store, not in {store}; give one folder, or several with commas between them")
+        raise InvalidArgument(
+            f"a run's state lies in a local store, not in {store}; give one folder, or several with"
+            " commas between them"
+        )
     if store.startswith(("dir:", "s3:")):
         raise Unsupported(
-            f"training needs a store that changes many objects at once, and {store} changes one at a "
-            "time; give a folder, or several with commas between them"
+            f"training needs a store that changes many objects at once, and {store} changes one at"
+            " a time; give a folder, or several with commas between them"
         )
     return [] if store.startswith("memory:") else store.removeprefix("local:").split(",")
 
@@ -249,10 +310,17 @@ def folders_of(store: str) -> list[str]:
 class Runtime:
     """Threads, the budget and the open store of one process."""
 
-    def __init__(self, store: str, dram_bytes: int, capacity_bytes: int, stall_seconds: int, sharers: int = 1) -> None:
-        """Opens the store, or makes one with `capacity_bytes` (over several disks more, if they have it: rooms.py) where there is none. `sharers`: how
-        many processes do the same on these disks."""
-        patience = whole("stall_seconds", stall_seconds, "is no time to wait for a disk; give a whole number of seconds, at least 1")
+    def __init__(
+        self, store: str, dram_bytes: int, capacity_bytes: int, stall_seconds: int, sharers: int = 1
+    ) -> None:
+        """Opens the store, or makes one with `capacity_bytes` (over several disks more, if they
+        have it: rooms.py) where there is none. `sharers`: how many processes do the same on these
+        disks."""
+        patience = whole(
+            "stall_seconds",
+            stall_seconds,
+            "is no time to wait for a disk; give a whole number of seconds, at least 1",
+        )
         if not store:
             raise InvalidArgument("store: an empty name is no place for a run; give a folder")
         if dram_bytes > (there := memory_bytes()):
@@ -270,7 +338,9 @@ class Runtime:
                     os.stat(directory)
                 except FileNotFoundError:
                     os.makedirs(directory, exist_ok=True)
-        self.core = _core.Runtime(threads=torch.get_num_threads(), budget_bytes=dram_bytes, stall_seconds=patience)
+        self.core = _core.Runtime(
+            threads=torch.get_num_threads(), budget_bytes=dram_bytes, stall_seconds=patience
+        )
         self.store = self._open(capacity_bytes, sharers)
 
         self.session: _core.Session | None = None  # that Planes opened
@@ -282,36 +352,58 @@ class Runtime:
                 with contextlib.suppress(NotFound):  # its making was cut off
                     return self.core.open_store(self.path, holder=holder())
             shares = rooms(self.directories, capacity_bytes, sharers)
-        return self.core.open_store(self.path, create=True, capacity_bytes=max(sum(shares), capacity_bytes), volume_weights=shares, holder=holder())
+        return self.core.open_store(
+            self.path,
+            create=True,
+            capacity_bytes=max(sum(shares), capacity_bytes),
+            volume_weights=shares,
+            holder=holder(),
+        )
 
     def holds(self, key: str) -> bool:
         return bool(self.store.list(key))
 
     def stored_tile(self, blocks: list[Block]) -> int:
-        """Elements of a tile of the run that the store holds, whose chunks keep their size; 0 where it holds none."""
+        """Elements of a tile of the run that the store holds, whose chunks keep their size; 0 where
+        it holds none."""
         for unit in (unit for block in blocks for unit in block.units):
             with contextlib.suppress(NotFound):
                 return self.store.stat(f"w/{unit.name}")["chunk_bytes"] // unit.dtype.itemsize
         return 0
 
-    def divided(self, blocks: list[Block], algorithm: Algorithm, spills: bool) -> tuple[int, Layout]:
-        """What the arena takes of what is left of the budget, and how it is divided. OverBudget names the smallest budget that works."""
+    def divided(
+        self, blocks: list[Block], algorithm: Algorithm, spills: bool
+    ) -> tuple[int, Layout]:
+        """What the arena takes of what is left of the budget, and how it is divided. OverBudget
+        names the smallest budget that works."""
         used, stored = self.core.budget_used, self.stored_tile(blocks)
-        arena_bytes = arena_bytes_for(self.dram_bytes, used, copying_bytes(blocks, stored) if stored else 0)
+        arena_bytes = arena_bytes_for(
+            self.dram_bytes, used, copying_bytes(blocks, stored) if stored else 0
+        )
         layout = divide(blocks, algorithm, arena_bytes, spills, stored)
         if layout.smallest <= arena_bytes:
             return arena_bytes, layout
         smallest = smallest_mib(blocks, algorithm, used, spills, stored)
-        spilling = "those at work alone" if spills else "which are not spilled to the disk where the model computes on another device or is sharded"
+        spilling = (
+            "those at work alone"
+            if spills
+            else (
+                "which are not spilled to the disk where the model computes on another device or is"
+                " sharded"
+            )
+        )
         raise OverBudget(
-            f"the memory budget of {_core.human_bytes(self.dram_bytes)} is too small for this model: gradients ({spilling}) take "
+            f"the memory budget of {_core.human_bytes(self.dram_bytes)} is too small for this"
+            f" model: gradients ({spilling}) take "
             f"{(layout.gradients_least + layout.passing) / MIB:.1f} MiB, the "
-            f"largest blocks in use together {(layout.working + layout.pinned) / MIB:.1f} MiB, two tiles of optimizer state {layout.staging_least / MIB:.1f} MiB; "
+            f"largest blocks in use together {(layout.working + layout.pinned) / MIB:.1f} MiB, two"
+            f" tiles of optimizer state {layout.staging_least / MIB:.1f} MiB; "
             f'the smallest budget that works is dram="{smallest}MiB"'
         )
 
     def close(self) -> None:
-        """Waits for what is in flight and gives back the store's lock, whoever still has planes of it."""
+        """Waits for what is in flight and gives back the store's lock, whoever still has planes of
+        it."""
         if self.session is not None:
             self.session.close()
             self.session = None  # it holds the store open
@@ -321,7 +413,9 @@ class Runtime:
 class Planes:
     """The arena and the session over a model's planes."""
 
-    def __init__(self, runtime: Runtime, blocks: list[Block], algorithm: Algorithm, spills: bool = True) -> None:
+    def __init__(
+        self, runtime: Runtime, blocks: list[Block], algorithm: Algorithm, spills: bool = True
+    ) -> None:
         self.runtime, self.blocks, self.algorithm = runtime, blocks, algorithm
         self.dram_bytes = runtime.dram_bytes
         self.store = runtime.store
@@ -329,20 +423,40 @@ class Planes:
         layout = self.layout
         self.arena = runtime.core.arena(arena_bytes - layout.passing)
         self._idle = self.arena.take(layout.idle) if layout.idle else None
-        self.session = runtime.session = _core.Session(runtime.core, self.store, self.arena, tile_elements=layout.tile_elements, tiles=layout.tiles, moments=algorithm.moments.name, seed=algorithm.seed)
+        self.session = runtime.session = _core.Session(
+            runtime.core,
+            self.store,
+            self.arena,
+            tile_elements=layout.tile_elements,
+            tiles=layout.tiles,
+            moments=algorithm.moments.name,
+            seed=algorithm.seed,
+        )
         for block in blocks:
             for unit in block.updated_units:
                 dtype = "bf16" if unit.dtype == torch.bfloat16 else "f32"
-                unit.session_id = self.session.add_block(unit.name, unit.elements, dtype, algorithm.planes)
+                unit.session_id = self.session.add_block(
+                    unit.name, unit.elements, dtype, algorithm.planes
+                )
             for unit in block.units:
                 if not unit.updated:
-                    unit.session_id = self.session.add_frozen(unit.name, unit.elements, unit.dtype.itemsize)
+                    unit.session_id = self.session.add_frozen(
+                        unit.name, unit.elements, unit.dtype.itemsize
+                    )
         self.source = None  # the decided transaction that is not committed yet: forward reads it
 
-    def fetch(self, block: Block, address: int, priority: str, units: list[Unit] | None = None) -> list:
-        """Starts reading the block's weights (or those of some of its units) into the memory at `address`; futures."""
+    def fetch(
+        self, block: Block, address: int, priority: str, units: list[Unit] | None = None
+    ) -> list:
+        """Starts reading the block's weights (or those of some of its units) into the memory at
+        `address`; futures."""
         units = block.units if units is None else units
-        return [self.session.fetch_weights(unit.session_id, address + unit.slot_offset, priority, self.source) for unit in units]
+        return [
+            self.session.fetch_weights(
+                unit.session_id, address + unit.slot_offset, priority, self.source
+            )
+            for unit in units
+        ]
 
     def read(self, where, key: str, offset: int, size: int) -> bytearray:
         """Bytes of a plane, of the store or as a transaction sees them."""
@@ -355,7 +469,8 @@ class Planes:
 
     @staticmethod
     def storage(buffer: _core.Buffer) -> torch.Tensor:
-        """The bytes of a Buffer of the arena; its memory goes back with the last tensor over that storage."""
+        """The bytes of a Buffer of the arena; its memory goes back with the last tensor over that
+        storage."""
         return torch.from_dlpack(buffer)
 
     def close(self) -> None:
@@ -373,9 +488,9 @@ def pieces(offset: int, size: int, chunk_bytes: int) -> Iterator[tuple[int, int]
         offset += part
 
 
-# The core copies what these move through scratch memory of the budget, and there is room for two chunks and PIECE
-# (`fitting_tile`). So a read asks for whole chunks: of a part, the core would need that and the chunk. What writes
-# parts keeps the chunk in memory, and takes small ones.
+# The core copies what these move through scratch memory of the budget, and there is room for two
+# chunks and PIECE (`fitting_tile`). So a read asks for whole chunks: of a part, the core would need
+# that and the chunk. What writes parts keeps the chunk in memory, and takes small ones.
 
 
 def write_range(txn, key: str, offset: int, data: bytes | memoryview, chunk_bytes: int) -> None:
@@ -384,23 +499,32 @@ def write_range(txn, key: str, offset: int, data: bytes | memoryview, chunk_byte
     for start, size in pieces(offset, len(data), chunk_bytes):
         step = size if size == chunk_bytes else PIECE
         for at in range(start, start + size, step):
-            txn.write_bytes(key, at, bytes(view[at - offset : min(at + step, start + size) - offset]))
+            txn.write_bytes(
+                key, at, bytes(view[at - offset : min(at + step, start + size) - offset])
+            )
 
 
-def read_range(where, key: str, offset: int, size: int, of: int | None = None, chunk_bytes: int = MIB) -> bytearray:
+def read_range(
+    where, key: str, offset: int, size: int, of: int | None = None, chunk_bytes: int = MIB
+) -> bytearray:
     """Bytes of an object, of a store or as a transaction sees them, as read_into() reads them."""
     data = bytearray(size)
     read_into(where, key, offset, memoryview(data), of, chunk_bytes)
     return data
 
 
-def read_into(where, key: str, offset: int, into: memoryview, of: int | None = None, chunk_bytes: int = MIB) -> None:
-    """Fills `into` with bytes of an object of `of` bytes (default: it ends where they end), chunk by chunk."""
+def read_into(
+    where, key: str, offset: int, into: memoryview, of: int | None = None, chunk_bytes: int = MIB
+) -> None:
+    """Fills `into` with bytes of an object of `of` bytes (default: it ends where they end), chunk
+    by chunk."""
     end = offset + len(into) if of is None else of
     for start, size in pieces(offset, len(into), chunk_bytes):
         chunk_at = start // chunk_bytes * chunk_bytes
         chunk = memoryview(where.read_bytes(key, chunk_at, min(chunk_bytes, end - chunk_at)))
-        into[start - offset : start - offset + size] = chunk[start - chunk_at : start - chunk_at + size]
+        into[start - offset : start - offset + size] = chunk[
+            start - chunk_at : start - chunk_at + size
+        ]
 
 
 def put(txn, key: str, data: bytes | memoryview) -> None:
@@ -417,7 +541,12 @@ def parse_bytes(name: str, amount: int | str) -> int:
         size = _core.parse_bytes(amount) if isinstance(amount, str) else amount
     except InvalidArgument as error:
         raise InvalidArgument(f"{name}: {error}") from None
-    return whole(name, size, 'is no amount of memory; give a whole number of bytes above 0, such as int(20e9), or "20GiB"')
+    return whole(
+        name,
+        size,
+        "is no amount of memory; give a whole number of bytes above 0, such as int(20e9), or"
+        ' "20GiB"',
+    )
 
 
 def memory_bytes() -> int:
@@ -426,7 +555,8 @@ def memory_bytes() -> int:
 
 
 def whole(name: str, value: Any, otherwise: str, least: int = 1) -> int:
-    """The whole number from `least` on that `value` is; else InvalidArgument, which says so of the argument."""
+    """The whole number from `least` on that `value` is; else InvalidArgument, which says so of the
+    argument."""
     try:
         number = operator.index(value)
     except TypeError:

@@ -1,8 +1,9 @@
 """Ranks: the processes that train one sharded model together, and how they hear of each other.
 
-Every rank holds shards of the parameters (torch's fully_shard) and keeps their state in a store of its own. What they must agree on
-goes through exchange(): one small message from each to each, at points of the program that all of them pass in the same order. The
-messages have a process group of their own, over gloo, which serves hosts whatever computes the gradients.
+Every rank holds shards of the parameters (torch's fully_shard) and keeps their state in a store of
+its own. What they must agree on goes through exchange(): one small message from each to each, at
+points of the program that all of them pass in the same order. The messages have a process group of
+their own, over gloo, which serves hosts whatever computes the gradients.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from stoker import errors
 from stoker.errors import InvalidArgument, Mismatch, RankLost, StokerError
 
 MESSAGE_BYTES = 4096
-EVERY_RANK = "step(), flush(), state_dict(), close() and clip_grad_norm_() must be called by every rank"
+EVERY_RANK = (
+    "step(), flush(), state_dict(), close() and clip_grad_norm_() must be called by every rank"
+)
 T = TypeVar("T")
 
 
@@ -38,73 +41,129 @@ class Ranks:
 
     @staticmethod
     def of(model: nn.Module) -> Ranks | None:
-        """Those that fully_shard() gave the model to; None for a model that one process has whole."""
+        """Those that fully_shard() gave the model to; None for a model that one process has
+        whole."""
         fsdp = sys.modules.get("torch.distributed.fsdp")
         sharded = sharded_modules(model)
-        if fsdp and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules()):
-            raise InvalidArgument("FullyShardedDataParallel keeps its parameters in flat buffers; shard the model with torch.distributed.fsdp.fully_shard() instead")
+        if fsdp and any(
+            isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules()
+        ):
+            raise InvalidArgument(
+                "FullyShardedDataParallel keeps its parameters in flat buffers; shard the model"
+                " with torch.distributed.fsdp.fully_shard() instead"
+            )
         for module in sharded:
             module.reshard()
         params = dict(model.named_parameters())
-        whole = next((name for name, param in params.items() if not hasattr(param, "device_mesh")), None)
+        whole = next(
+            (name for name, param in params.items() if not hasattr(param, "device_mesh")), None
+        )
         if len(params) and whole is None and not sharded:
-            raise InvalidArgument("the parameters are distributed tensors that fully_shard() did not make; apply torch.distributed.fsdp.fully_shard() before stoker.offload()")
+            raise InvalidArgument(
+                "the parameters are distributed tensors that fully_shard() did not make; apply"
+                " torch.distributed.fsdp.fully_shard() before stoker.offload()"
+            )
         if not sharded:
             return None
         if whole is not None:
-            raise InvalidArgument(f"parameter {whole} is not sharded while others are; apply fully_shard() to the whole model, without ignored_params")
+            raise InvalidArgument(
+                f"parameter {whole} is not sharded while others are; apply fully_shard() to the"
+                " whole model, without ignored_params"
+            )
         for name, param in params.items():
             mesh, placements = param.device_mesh, param.placements
-            if mesh.ndim != 1 or not placements[0].is_shard() or mesh != next(iter(params.values())).device_mesh:
-                raise InvalidArgument(f"parameter {name} is placed as {placements} over a mesh of {mesh.ndim} dimensions; Stoker offloads what one mesh of one dimension shards (no HSDP, no tensor parallelism)")
+            if (
+                mesh.ndim != 1
+                or not placements[0].is_shard()
+                or mesh != next(iter(params.values())).device_mesh
+            ):
+                raise InvalidArgument(
+                    f"parameter {name} is placed as {placements} over a mesh of {mesh.ndim}"
+                    " dimensions; Stoker offloads what one mesh of one dimension shards (no HSDP,"
+                    " no tensor parallelism)"
+                )
             if param.is_meta:
-                raise InvalidArgument(f"parameter {name} is on the meta device and has no values; give the sharded model its weights before stoker.offload()")
+                raise InvalidArgument(
+                    f"parameter {name} is on the meta device and has no values; give the sharded"
+                    " model its weights before stoker.offload()"
+                )
         return Ranks._over(mesh)
 
     @staticmethod
     def _over(mesh: Any) -> Ranks:
-        """A group over the ranks of the mesh. Not by new_group(): its names are those of the attempt before where torchrun has started the
-        processes again, whose addresses the store still knows."""
+        """A group over the ranks of the mesh. Not by new_group(): its names are those of the
+        attempt before where torchrun has started the processes again, whose addresses the store
+        still knows."""
         distributed = torch.distributed
         theirs, rank, world = mesh.get_group(), mesh.get_local_rank(), mesh.size()
         name = torch.tensor(secrets.randbits(62), device=mesh.device_type)
         try:
             distributed.broadcast(name, group=theirs, group_src=0)
-            store = distributed.PrefixStore(f"stoker/{name.item():x}", distributed.distributed_c10d._get_default_store())
-            ranks = Ranks(distributed.ProcessGroupGloo(store, rank, world, _timeout(theirs, mesh.device_type)), rank, world)
+            store = distributed.PrefixStore(
+                f"stoker/{name.item():x}", distributed.distributed_c10d._get_default_store()
+            )
+            ranks = Ranks(
+                distributed.ProcessGroupGloo(
+                    store, rank, world, _timeout(theirs, mesh.device_type)
+                ),
+                rank,
+                world,
+            )
         except RuntimeError as error:
-            raise RankLost(f"rank {rank} cannot reach all other ranks ({str(error).splitlines()[0]}); start all processes again") from error
-        ranks.exchange("meet")  # one that raises and lets go before all are connected would be lost to those that still connect
+            raise RankLost(
+                f"rank {rank} cannot reach all other ranks ({str(error).splitlines()[0]}); start"
+                " all processes again"
+            ) from error
+        # one that raises and lets go before all are connected would be lost to those that still
+        # connect
+        ranks.exchange("meet")
         return ranks
 
     def place(self, store: str) -> str:
         """Where this rank keeps its part: a folder of its own in each of the store's folders."""
         if store.startswith("memory:") or "(" in store:
-            raise InvalidArgument(f"a sharded model is kept in folders, one a rank, so store={store!r} cannot be used; give a folder, or several separated by commas")
-        scheme, folders = "local:" if store.startswith("local:") else "", store.removeprefix("local:").split(",")
+            raise InvalidArgument(
+                f"a sharded model is kept in folders, one a rank, so store={store!r} cannot be"
+                " used; give a folder, or several separated by commas"
+            )
+        scheme, folders = (
+            "local:" if store.startswith("local:") else "",
+            store.removeprefix("local:").split(","),
+        )
         for folder in folders:
             if os.path.exists(os.path.join(folder, "stoker.volume")):
-                raise Mismatch(f"the store in {folder} was made by one process with the whole model; give a sharded model another store")
+                raise Mismatch(
+                    f"the store in {folder} was made by one process with the whole model; give a"
+                    " sharded model another store"
+                )
         return scheme + ",".join(os.path.join(folder, f"rank-{self.rank}") for folder in folders)
 
-    # -- messages ------------------------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------
 
-    def exchange(self, point: str, error: BaseException | None = None, facts: Any = None) -> list[Any]:
-        """What each rank tells at this point, in their order. Returns when all have told; raises on all of them if one tells an error:
-        where it happened that error, elsewhere one of the same class that names the rank."""
+    def exchange(
+        self, point: str, error: BaseException | None = None, facts: Any = None
+    ) -> list[Any]:
+        """What each rank tells at this point, in their order. Returns when all have told; raises on
+        all of them if one tells an error: where it happened that error, elsewhere one of the same
+        class that names the rank."""
         self._passed = None
         message = self._message(point, error, facts)
         try:
             return self._hear(point, error, message)
         except BaseException as raised:
-            if raised is not self._told and not isinstance(raised, RankLost):  # Ctrl-C: the others may have heard this rank, which has not heard them
+            # Ctrl-C: the others may have heard this rank, which has not heard them
+            if raised is not self._told and not isinstance(raised, RankLost):
                 self.leave(f"rank {self.rank} was interrupted at {point!r}")
             raise
 
     def _hear(self, point: str, error: BaseException | None, message: bytes) -> list[Any]:
         told = [self._parse(each) for each in self._gather(point, message)]
         if any(each["point"] != point for each in told):
-            self._lost = "the ranks are at different points: " + ", ".join(f"rank {rank} at {each['point']!r}" for rank, each in enumerate(told)) + f"; {EVERY_RANK}"
+            self._lost = (
+                "the ranks are at different points: "
+                + ", ".join(f"rank {rank} at {each['point']!r}" for rank, each in enumerate(told))
+                + f"; {EVERY_RANK}"
+            )
             raise self._gone()
         failed = [(rank, *each["error"]) for rank, each in enumerate(told) if each["error"]]
         if failed:
@@ -114,7 +173,8 @@ class Ranks:
         return [each["facts"] for each in told]
 
     def tell(self, point: str, error: BaseException) -> None:
-        """The others wait, or will, at `point` for what cannot come; unless it was they who told the error, or have gone on from there."""
+        """The others wait, or will, at `point` for what cannot come; unless it was they who told
+        the error, or have gone on from there."""
         if self._passed == point:
             self.leave(f"rank {self.rank} was interrupted behind {point!r}")
         elif error is not self._told and not isinstance(error, RankLost):
@@ -130,8 +190,8 @@ class Ranks:
             raise
 
     def leave(self, why: str) -> None:
-        """This rank does not know its place among the others any more, or is done: it meets them at no point from here on. They hear of
-        it at their next: its connections are closed."""
+        """This rank does not know its place among the others any more, or is done: it meets them at
+        no point from here on. They hear of it at their next: its connections are closed."""
         if self._lost is None:
             self._lost = why
         self._group = None
@@ -149,11 +209,20 @@ class Ranks:
     def _message(point: str, error: BaseException | None, facts: Any) -> bytes:
         text = (str(error) or type(error).__name__) if error is not None else ""
         while True:
-            message = json.dumps({"point": point, "error": [type(error).__name__, text] if error is not None else None, "facts": facts}).encode()
+            message = json.dumps(
+                {
+                    "point": point,
+                    "error": [type(error).__name__, text] if error is not None else None,
+                    "facts": facts,
+                }
+            ).encode()
             if len(message) <= MESSAGE_BYTES:
                 return message.ljust(MESSAGE_BYTES)
             if not text:
-                raise StokerError(f"what a rank has to tell at {point!r} takes {len(message)} bytes, more than a message has")
+                raise StokerError(
+                    f"what a rank has to tell at {point!r} takes {len(message)} bytes, more than a"
+                    " message has"
+                )
             text = text[: len(text) // 2]
 
     @staticmethod
@@ -167,18 +236,28 @@ class Ranks:
         try:
             self._group.allgather([all_of_them], [mine]).wait()
         except RuntimeError as error:  # gloo: a connection was closed, or nothing came in time
-            self.leave(f"rank {self.rank} does not hear from all other ranks any more ({str(error).splitlines()[0]}), while it waited at {point!r}; {EVERY_RANK}")
+            self.leave(
+                f"rank {self.rank} does not hear from all other ranks any more"
+                f" ({str(error).splitlines()[0]}), while it waited at {point!r}; {EVERY_RANK}"
+            )
             raise self._gone() from error
         return all_of_them
 
     def _gone(self) -> RankLost:
-        return RankLost(f"{self._lost}; end all processes and start them again with resume=True: the run goes on behind the last step that all of them have committed")
+        return RankLost(
+            f"{self._lost}; end all processes and start them again with resume=True: the run goes"
+            " on behind the last step that all of them have committed"
+        )
 
 
 def sharded_modules(model: nn.Module) -> list:
     """Those that fully_shard() was called with."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    return [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)] if fsdp else []
+    return (
+        [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
+        if fsdp
+        else []
+    )
 
 
 def telling(error: Exception) -> StokerError:

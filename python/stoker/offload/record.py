@@ -1,7 +1,9 @@
-"""The record that closes a step: everything of a run that is not a plane, as JSON (no pickle anywhere).
+"""The record that closes a step: everything of a run that is not a plane, as JSON (no pickle
+anywhere).
 
-Tensors (small: RNG states, buffers, scheduler tensors) become {"__tensor__": [dtype, shape, base64]}; tuples, bytes and
-non-string dictionary keys are marked so that what is loaded equals what was saved.
+Tensors (small: RNG states, buffers, scheduler tensors) become {"__tensor__": [dtype, shape,
+base64]}; tuples, bytes and non-string dictionary keys are marked so that what is loaded equals what
+was saved.
 """
 
 from __future__ import annotations
@@ -30,9 +32,12 @@ def _no_part(number: int) -> Any:
     raise Corruption(f"a record refers to a part {number}, and nothing has parts here")
 
 
-def encode(value: Any, where: str = "state", part: Callable[[str, torch.Tensor], int | None] = _inline) -> Any:
-    """A JSON-able form of `value`. InvalidArgument names the place of what cannot be recorded. `part`: takes a tensor (its place, itself) that goes
-    elsewhere, and gives the number by which decode() asks for it; None if it is recorded here."""
+def encode(
+    value: Any, where: str = "state", part: Callable[[str, torch.Tensor], int | None] = _inline
+) -> Any:
+    """A JSON-able form of `value`. InvalidArgument names the place of what cannot be recorded.
+    `part`: takes a tensor (its place, itself) that goes elsewhere, and gives the number by which
+    decode() asks for it; None if it is recorded here."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, torch.Tensor):
@@ -40,11 +45,21 @@ def encode(value: Any, where: str = "state", part: Callable[[str, torch.Tensor],
             return {"__part__": number}
         data = value.detach().cpu().contiguous()
         raw = data.view(-1).view(torch.uint8).numpy().tobytes() if data.numel() else b""
-        return {"__tensor__": [str(value.dtype).removeprefix("torch."), list(value.shape), base64.b64encode(raw).decode()]}
+        return {
+            "__tensor__": [
+                str(value.dtype).removeprefix("torch."),
+                list(value.shape),
+                base64.b64encode(raw).decode(),
+            ]
+        }
     if isinstance(value, (bytes, bytearray)):
         return {"__bytes__": base64.b64encode(bytes(value)).decode()}
     if numpy is not None and isinstance(value, numpy.ndarray):
-        return {"__ndarray__": encode(torch.from_numpy(value.astype(value.dtype.newbyteorder("="))), where)}
+        return {
+            "__ndarray__": encode(
+                torch.from_numpy(value.astype(value.dtype.newbyteorder("="))), where
+            )
+        }
     if numpy is not None and isinstance(value, numpy.generic):
         return encode(value.item(), where)
     if isinstance(value, tuple):
@@ -54,8 +69,16 @@ def encode(value: Any, where: str = "state", part: Callable[[str, torch.Tensor],
     if isinstance(value, dict):
         if all(isinstance(key, str) and not key.startswith("__") for key in value):
             return {key: encode(each, f"{where}.{key}", part) for key, each in value.items()}
-        return {"__dict__": [[encode(key, where), encode(each, f"{where}.{key}", part)] for key, each in value.items()]}
-    raise InvalidArgument(f"{where} is a {type(value).__name__}, which a step's record cannot hold; attach objects whose state_dict() has numbers, strings and tensors")
+        return {
+            "__dict__": [
+                [encode(key, where), encode(each, f"{where}.{key}", part)]
+                for key, each in value.items()
+            ]
+        }
+    raise InvalidArgument(
+        f"{where} is a {type(value).__name__}, which a step's record cannot hold; attach objects"
+        " whose state_dict() has numbers, strings and tensors"
+    )
 
 
 def decode(value: Any, part: Callable[[int], Any] = _no_part) -> Any:
@@ -69,7 +92,11 @@ def decode(value: Any, part: Callable[[int], Any] = _no_part) -> Any:
     if "__tensor__" in value:
         dtype, shape, data = value["__tensor__"]
         raw = bytearray(base64.b64decode(data))
-        flat = torch.frombuffer(raw, dtype=torch.uint8).view(getattr(torch, dtype)) if raw else torch.empty(0, dtype=getattr(torch, dtype), device="cpu")
+        flat = (
+            torch.frombuffer(raw, dtype=torch.uint8).view(getattr(torch, dtype))
+            if raw
+            else torch.empty(0, dtype=getattr(torch, dtype), device="cpu")
+        )
         return flat.reshape(shape).clone()
     if "__bytes__" in value:
         return base64.b64decode(value["__bytes__"])
@@ -112,4 +139,9 @@ def set_rng_state(state: dict) -> None:
 def environment(device: torch.device) -> dict:
     """What bit-equality depends on besides the data; a resume under another one warns."""
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
-    return {"torch": torch.__version__, "isa": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads(), "device": where}
+    return {
+        "torch": torch.__version__,
+        "isa": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "device": where,
+    }

@@ -1,7 +1,8 @@
-"""Rehearsal: a few steps of training with the real Pager and the real Steps over memory, a disk and kernels that are only counted.
+"""Rehearsal: a few steps of training with the real Pager and the real Steps over memory, a disk and
+kernels that are only counted.
 
-So the plan knows what would be fetched again, what stays in memory and who waits for whom from the very code that decides it.
-A step of the rehearsal moves no byte and takes about a millisecond.
+So the plan knows what would be fetched again, what stays in memory and who waits for whom from the
+very code that decides it. A step of the rehearsal moves no byte and takes about a millisecond.
 """
 
 from __future__ import annotations
@@ -34,16 +35,20 @@ _CALL = ("", True, True)
 
 @dataclass(frozen=True)
 class Course:
-    """What a step does: blocks in the order of their uses (forward, then backward), and units as their gradients become final."""
+    """What a step does: blocks in the order of their uses (forward, then backward), and units as
+    their gradients become final."""
 
     uses: list[int]
     finals: list[Unit]
-    compute: dict[int, tuple[float, float]] = field(default_factory=dict)  # block -> seconds of forward and of backward, alone
-    saved: dict[int, int] = field(default_factory=dict)  # block -> bytes of activations that go to the disk in forward, and come back
+    # block -> seconds of forward and of backward, alone
+    compute: dict[int, tuple[float, float]] = field(default_factory=dict)
+    # block -> bytes of activations that go to the disk in forward, and come back
+    saved: dict[int, int] = field(default_factory=dict)
     activation_memory: int = 0  # bytes of them that stay in memory too, the newest
 
     def events(self) -> Iterable[tuple[str, Any, float]]:
-        """("use", block index, seconds after it), ("save" and "restore", block index, 0.0) and ("final", unit, 0.0) in order."""
+        """("use", block index, seconds after it), ("save" and "restore", block index, 0.0) and
+        ("final", unit, 0.0) in order."""
         order = Order.of(self.uses)
         due: dict[int, list[Unit]] = {}
         at = 0
@@ -55,7 +60,12 @@ class Course:
             forward, backward = self.compute.get(block, (0.0, 0.0))
             if block in self.saved and place == places[-1] != places[0]:
                 yield "restore", block, 0.0
-            yield "use", block, (forward if place == places[0] else 0.0) + (backward if place == places[-1] else 0.0)
+            yield (
+                "use",
+                block,
+                (forward if place == places[0] else 0.0)
+                + (backward if place == places[-1] else 0.0),
+            )
             if block in self.saved and place == places[0]:
                 yield "save", block, 0.0
             for unit in due.get(place, ()):
@@ -78,13 +88,16 @@ class CountedArena:
 
     def __init__(self, size: int) -> None:
         self.size, self.used, self.peak = size, 0, 0
-        self._free = [(PAGE, size)]  # (address, bytes), by address, no two touching; 0 is no address
+        # (address, bytes), by address, no two touching; 0 is no address
+        self._free = [(PAGE, size)]
 
     def take(self, size: int) -> Piece:
         size = -(-size // PAGE) * PAGE
         for index, (address, free) in enumerate(self._free):
             if free >= size:
-                self._free[index : index + 1] = [(address + size, free - size)] if free > size else []
+                self._free[index : index + 1] = (
+                    [(address + size, free - size)] if free > size else []
+                )
                 self.used += size
                 self.peak = max(self.peak, self.used)
                 return Piece(self, address, size)
@@ -169,9 +182,17 @@ class _Job:
 
 
 class CountedSession:
-    """Stands for the C++ Session: tiles from disk through the kernel to disk, as Updater orders them, on the Clock."""
+    """Stands for the C++ Session: tiles from disk through the kernel to disk, as Updater orders
+    them, on the Clock."""
 
-    def __init__(self, units: list[Unit], algorithm: Algorithm, arena: CountedArena, clock: Clock, layout: Layout) -> None:
+    def __init__(
+        self,
+        units: list[Unit],
+        algorithm: Algorithm,
+        arena: CountedArena,
+        clock: Clock,
+        layout: Layout,
+    ) -> None:
         self.units, self.algorithm, self.arena, self.clock = units, algorithm, arena, clock
         self.read, self.written = dict.fromkeys(CLASSES, 0), dict.fromkeys(CLASSES, 0)
         self.retained: dict[Unit, Piece] = {}
@@ -180,7 +201,9 @@ class CountedSession:
         group = max(1, min(layout.tiles // 2, tiles // TILES_A_STEP), tiles // TILES_MOST)
         self._tile_bytes = layout.tile * group
         self._tile_elements = layout.tile_elements * group
-        self._memory = [arena.take(size) for size in (*[layout.tile] * layout.tiles, layout.idle) if size]
+        self._memory = [
+            arena.take(size) for size in (*[layout.tile] * layout.tiles, layout.idle) if size
+        ]
         self._free, self._lent = max(2, layout.tiles // group), 0
         self._at_work = 0  # tiles of jobs
         self._valid: set[tuple[Unit, int]] = set()  # tiles of retained state that were read once
@@ -190,7 +213,16 @@ class CountedSession:
 
     # -- what Steps calls
 
-    def update(self, unit_id: int, segments: list, weight_in: int, weight_out: int, txn: _Transaction, source: Any = None, hashes: bool = False) -> _Job:
+    def update(
+        self,
+        unit_id: int,
+        segments: list,
+        weight_in: int,
+        weight_out: int,
+        txn: _Transaction,
+        source: Any = None,
+        hashes: bool = False,
+    ) -> _Job:
         unit = self.units[unit_id]
         job = _Job(self.clock, unit, self._tiles(unit), reads_weights=weight_in == 0)
         txn.jobs.append(job)
@@ -201,7 +233,11 @@ class CountedSession:
 
     def prefetch_state(self, unit_id: int, source: Any) -> None:
         unit = self.units[unit_id]
-        if unit not in self.retained and unit not in self._wanted and not any(job.unit is unit for job in self._waiting):
+        if (
+            unit not in self.retained
+            and unit not in self._wanted
+            and not any(job.unit is unit for job in self._waiting)
+        ):
             self._wanted[unit] = 0
             self._pump()
 
@@ -239,7 +275,8 @@ class CountedSession:
         return _Tile(unit, index, False)
 
     def _steal(self) -> bool:
-        """As Updater::steal(): only tiles that were read ahead hold memory, and the job in front needs some."""
+        """As Updater::steal(): only tiles that were read ahead hold memory, and the job in front
+        needs some."""
         victims = [key for key, tile in self._ahead.items() if not tile.lent]
         if self._at_work or not victims:
             return False
@@ -309,8 +346,15 @@ class CountedSession:
     def _compute(self, tile: _Tile) -> None:
         machine = self.clock.machine
         elements = self._elements(tile)
-        size = self._count(self.written, tile, {"weights": tile.unit.weight_bytes, **self.algorithm.state_bytes(tile.unit)})
-        seconds = elements * (machine.update_seconds + tile.unit.dtype.itemsize * machine.byte_seconds) + size * machine.byte_seconds
+        size = self._count(
+            self.written,
+            tile,
+            {"weights": tile.unit.weight_bytes, **self.algorithm.state_bytes(tile.unit)},
+        )
+        seconds = (
+            elements * (machine.update_seconds + tile.unit.dtype.itemsize * machine.byte_seconds)
+            + size * machine.byte_seconds
+        )
         self.clock.work(seconds, lambda: self._computed(tile, size))
 
     def _computed(self, tile: _Tile, size: int) -> None:
@@ -338,7 +382,8 @@ class CountedSession:
 
 
 class CountedActivations:
-    """Stands for Activations: each block's are written as it is left, and read ahead of its backward in the reverse order."""
+    """Stands for Activations: each block's are written as it is left, and read ahead of its
+    backward in the reverse order."""
 
     def __init__(self, course: Course, session: CountedSession) -> None:
         self._saved, self._memory, self._session = course.saved, course.activation_memory, session
@@ -402,8 +447,21 @@ class _Transaction:
 class _CountedPlanes:
     """Stands for Planes."""
 
-    def __init__(self, blocks: list[Block], layout: Layout, arena: CountedArena, session: CountedSession, clock: Clock) -> None:
-        self.blocks, self.layout, self.arena, self.session, self.clock = blocks, layout, arena, session, clock
+    def __init__(
+        self,
+        blocks: list[Block],
+        layout: Layout,
+        arena: CountedArena,
+        session: CountedSession,
+        clock: Clock,
+    ) -> None:
+        self.blocks, self.layout, self.arena, self.session, self.clock = (
+            blocks,
+            layout,
+            arena,
+            session,
+            clock,
+        )
         self.dram_bytes = arena.size
         self.source = None
         self.store = SimpleNamespace(begin=lambda: _Transaction(clock))
@@ -438,11 +496,16 @@ class _CountedScratch:
     def _moved(self, count: dict[str, int], queue: int, size: int) -> _Fetch:
         clock = self._session.clock
         count["gradients"] += size
-        return _Fetch(clock, [clock.transfer(queue, size), clock.work(size * clock.machine.byte_seconds)], "gradients")
+        return _Fetch(
+            clock,
+            [clock.transfer(queue, size), clock.work(size * clock.machine.byte_seconds)],
+            "gradients",
+        )
 
 
 class _CountedGradients:
-    """Stands for Gradients: their memory, lending it, and the real Window of those that are spilled."""
+    """Stands for Gradients: their memory, lending it, and the real Window of those that are
+    spilled."""
 
     in_flight = 0
 
@@ -453,8 +516,16 @@ class _CountedGradients:
         self._alive: set[Unit] = set()
         self._homes = {unit: Home(unit, lambda unit=unit: unit in self._alive) for unit in spilled}
         memory = [planes.arena.take(place_bytes(spilled)) for _ in range(PLACES if spilled else 0)]
-        self._window = Window([Place(each.data_ptr(), each) for each in memory], _CountedScratch(planes.session)) if spilled else None
-        self._memory = {unit: planes.arena.take(unit.weight_bytes) for unit in units if unit not in self._homes}
+        self._window = (
+            Window(
+                [Place(each.data_ptr(), each) for each in memory], _CountedScratch(planes.session)
+            )
+            if spilled
+            else None
+        )
+        self._memory = {
+            unit: planes.arena.take(unit.weight_bytes) for unit in units if unit not in self._homes
+        }
 
     def made(self, unit: Unit) -> None:
         """Backward has laid the unit's gradients there; those of the step before are gone."""
@@ -505,7 +576,8 @@ class _CountedGradients:
 
 
 class _RehearsedSteps(Steps):
-    """Steps over units without parameters: each has a gradient, and nothing changes it between backward and step()."""
+    """Steps over units without parameters: each has a gradient, and nothing changes it between
+    backward and step()."""
 
     def _segments(self, unit: Unit, later: bool = False) -> list[Segment]:
         return [Segment(SimpleNamespace(index=0, offset=0, numel=unit.elements), _NOTHING, {})]
@@ -516,7 +588,8 @@ class _RehearsedSteps(Steps):
     def _consumed(self, update: Any, segments: list[Segment]) -> bool:
         self.timed("state", update.wait_computed)
         machine = self.planes.clock.machine
-        self.planes.clock.compute(update.unit.weight_bytes * machine.byte_seconds / machine.cores)  # their hash, once more
+        # their hash, once more
+        self.planes.clock.compute(update.unit.weight_bytes * machine.byte_seconds / machine.cores)
         return True
 
     @staticmethod
@@ -533,19 +606,37 @@ class _RehearsedSteps(Steps):
 
 
 class Rehearsal:
-    """Training of `blocks` in `arena_bytes`, divided by `layout`, as `course` goes, on a machine that is only thought of."""
+    """Training of `blocks` in `arena_bytes`, divided by `layout`, as `course` goes, on a machine
+    that is only thought of."""
 
-    def __init__(self, blocks: list[Block], algorithm: Algorithm, layout: Layout, arena_bytes: int, course: Course, policy: str, machine: Machine) -> None:
+    def __init__(
+        self,
+        blocks: list[Block],
+        algorithm: Algorithm,
+        layout: Layout,
+        arena_bytes: int,
+        course: Course,
+        policy: str,
+        machine: Machine,
+    ) -> None:
         self.clock = Clock(machine)
         shadows = _shadows(blocks)
         self.blocks = list(dict.fromkeys(unit.block for unit in shadows.values()))
         for index, unit in enumerate(shadows.values()):
             unit.session_id = index
         updated = [unit for unit in shadows.values() if unit.updated]
-        layout = replace(layout, retained=[shadows[unit] for unit in layout.retained], spilled=[shadows[unit] for unit in layout.spilled])
-        self._events = list(replace(course, finals=[shadows[unit] for unit in course.finals]).events())
+        layout = replace(
+            layout,
+            retained=[shadows[unit] for unit in layout.retained],
+            spilled=[shadows[unit] for unit in layout.spilled],
+        )
+        self._events = list(
+            replace(course, finals=[shadows[unit] for unit in course.finals]).events()
+        )
         self.arena = CountedArena(arena_bytes)
-        self.session = CountedSession(list(shadows.values()), algorithm, self.arena, self.clock, layout)
+        self.session = CountedSession(
+            list(shadows.values()), algorithm, self.arena, self.clock, layout
+        )
         self.activations = CountedActivations(course, self.session)
         planes = _CountedPlanes(self.blocks, layout, self.arena, self.session, self.clock)
         self.pager = Pager(self.blocks, planes)
@@ -587,18 +678,33 @@ class Rehearsal:
         steps.backward_ends()
         steps.decide()
         since = lambda now, before: {name: now[name] - before[name] for name in now}
-        return Step(clock.now - started, since(session.read, read), since(session.written, written), since(clock.waited, waited), since(clock.busy, busy))
+        return Step(
+            clock.now - started,
+            since(session.read, read),
+            since(session.written, written),
+            since(clock.waited, waited),
+            since(clock.busy, busy),
+        )
 
     def steady(self, most: int = 8) -> Step:
-        """A step once they repeat: the mean of the last ones if they never do. The first two fill the memory; under lazy the first updates nothing."""
+        """A step once they repeat: the mean of the last ones if they never do. The first two fill
+        the memory; under lazy the first updates nothing."""
         self.step(), self.step()
         rows = [self.step(), self.step()]
         while len(rows) < most and rows[-1].read != rows[-2].read:
             rows.append(self.step())
         rows = rows[-2:] if rows[-1].read == rows[-2].read else rows[-4:]
-        mean = lambda pick: {name: sum(pick(row)[name] for row in rows) / len(rows) for name in pick(rows[0])}
+        mean = lambda pick: {
+            name: sum(pick(row)[name] for row in rows) / len(rows) for name in pick(rows[0])
+        }
         whole = lambda pick: {name: round(value) for name, value in mean(pick).items()}
-        return Step(sum(row.seconds for row in rows) / len(rows), whole(lambda r: r.read), whole(lambda r: r.written), mean(lambda r: r.stalls), mean(lambda r: r.busy))
+        return Step(
+            sum(row.seconds for row in rows) / len(rows),
+            whole(lambda r: r.read),
+            whole(lambda r: r.written),
+            mean(lambda r: r.stalls),
+            mean(lambda r: r.busy),
+        )
 
 
 def _shadows(blocks: list[Block]) -> dict[Unit, Unit]:
@@ -607,7 +713,14 @@ def _shadows(blocks: list[Block]) -> dict[Unit, Unit]:
     for block in blocks:
         shadow = Block(block.name, block.index, block.pinned)
         for unit in block.units:
-            copy = Unit(unit.name, shadow, unit.dtype, unit.updated, elements=unit.elements, slot_offset=unit.slot_offset)
+            copy = Unit(
+                unit.name,
+                shadow,
+                unit.dtype,
+                unit.updated,
+                elements=unit.elements,
+                slot_offset=unit.slot_offset,
+            )
             shadow.units.append(copy)
             copies[unit] = copy
     return copies

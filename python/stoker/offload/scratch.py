@@ -1,10 +1,12 @@
 """Scratch: disk space that nothing outlives, for bytes that belong to no step.
 
-Staged bytes that are never committed are scratch space. They lie in stores of their own, beside the run's, made as they are needed: the
-run's store neither grows by them nor fills up, and what goes wrong with one of them makes no commit fail. Each has one transaction,
-never committed, and no name: its files are unlinked as soon as they are open, so nothing of it is there after a crash.
+Staged bytes that are never committed are scratch space. They lie in stores of their own, beside the
+run's, made as they are needed: the run's store neither grows by them nor fills up, and what goes
+wrong with one of them makes no commit fail. Each has one transaction, never committed, and no name:
+its files are unlinked as soon as they are open, so nothing of it is there after a crash.
 
-An object is one piece of bytes. Removing it makes its space free for the next, once no read is in flight on it.
+An object is one piece of bytes. Removing it makes its space free for the next, once no read is in
+flight on it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from stoker import _core
 from stoker.errors import OutOfSpace, StokerError
 from stoker.offload.planes import MIB, holder
 
-FIRST_BYTES = 256 * MIB  # of the first store, where nobody knows what is needed; each further one doubles what there is
+# of the first store, where nobody knows what is needed; each further one doubles what there is
+FIRST_BYTES = 256 * MIB
 CHUNK_BYTES = MIB
 PAGE = 4096
 SPARE = 16  # of a store's space, a part that stays free: pieces of different sizes leave gaps
@@ -43,7 +46,8 @@ class _Part:
 
 @dataclass(eq=False)
 class Piece:
-    """Bytes in scratch space; `written` is their write's future. Whoever has it gives it back (Scratch.free) after that."""
+    """Bytes in scratch space; `written` is their write's future. Whoever has it gives it back
+    (Scratch.free) after that."""
 
     part: _Part
     key: str
@@ -52,11 +56,12 @@ class Piece:
 
 
 class Scratch:
-    """Used under the session's lock. The memory of a transfer stays the caller's to keep until the future is done."""
+    """Used under the session's lock. The memory of a transfer stays the caller's to keep until the
+    future is done."""
 
     def __init__(self, core: _core.Runtime, directories: list[str], reserved: int = 0) -> None:
-        """directories: one a disk, for what is to be striped; none: memory. reserved: bytes that are known to be needed; a disk without room for
-        them shows now."""
+        """directories: one a disk, for what is to be striped; none: memory. reserved: bytes that
+        are known to be needed; a disk without room for them shows now."""
         self._core, self._directories, self._first = core, directories, reserved or FIRST_BYTES
         self._parts: list[_Part] = []
         if reserved:
@@ -124,7 +129,14 @@ class Scratch:
             for directory in self._directories:
                 made.append(tempfile.mkdtemp(prefix=".stoker-scratch-", dir=directory))
             where = ",".join(made) or "memory:"
-            store = self._core.open_store(where, create=True, capacity_bytes=capacity, holder=holder(), chunk_bytes=CHUNK_BYTES, objects_max=1 << 12)
+            store = self._core.open_store(
+                where,
+                create=True,
+                capacity_bytes=capacity,
+                holder=holder(),
+                chunk_bytes=CHUNK_BYTES,
+                objects_max=1 << 12,
+            )
         finally:
             for directory in made:
                 shutil.rmtree(directory, ignore_errors=True)  # the open files live on

@@ -1,10 +1,12 @@
-"""Session: ties a model and its optimizer to the store. One object holds the parts; each part is in a file of its own.
+"""Session: ties a model and its optimizer to the store. One object holds the parts; each part is in
+a file of its own.
 
 A training step, seen from here:
   forward   hooks.py -> Pager.use(block): fetch by the recorded order, point parameters at the slot
   backward  hooks.py (unpack) -> Pager.use; gradients.py -> Steps.on_final(unit): speculative update
   step()    Steps.decide(): keep or redo each update, make the new weights current
-  next forward (or flush())  close the step: RNG, scheduler, loader... as they are now go into its transaction; commit
+  next forward (or flush())  close the step: RNG, scheduler, loader... as they are now go into its
+  transaction; commit
 """
 
 from __future__ import annotations
@@ -61,26 +63,43 @@ POLICIES = ("auto", "sync", "speculate", "lazy")
 
 
 def _is_source(thing: Any) -> bool:
-    """Whether an attached object hands out batches (a loader, a sampler) rather than following the optimizer."""
+    """Whether an attached object hands out batches (a loader, a sampler) rather than following the
+    optimizer."""
     return hasattr(thing, "__iter__") or hasattr(thing, "__next__")
 
 
 def check_stored(runtime: Runtime, blocks: list[Block], algorithm: Algorithm) -> Algorithm:
-    """The algorithm with the stored run's seed. Mismatch unless that run is of this model and optimizer."""
+    """The algorithm with the stored run's seed. Mismatch unless that run is of this model and
+    optimizer."""
     stored = record.load(runtime.store.read_bytes(META_MODEL))
     if stored["format"] not in (1, FORMAT):
-        raise Mismatch(f"the store was written by a Stoker with format {stored['format']}; this one reads formats 1 and {FORMAT}")
+        raise Mismatch(
+            f"the store was written by a Stoker with format {stored['format']}; this one reads"
+            f" formats 1 and {FORMAT}"
+        )
     kept = stored.get("moments", "exact")
     if kept != algorithm.moments.name:
-        raise Mismatch(f'the run in {runtime.path} keeps its moments as "{kept}", not "{algorithm.moments.name}"; resume it with moments="{kept}"')
+        raise Mismatch(
+            f'the run in {runtime.path} keeps its moments as "{kept}", not'
+            f' "{algorithm.moments.name}"; resume it with moments="{kept}"'
+        )
     problem = difference(stored, signature(blocks))
     if problem:
-        raise Mismatch(f"the store at {runtime.path} holds another model: {problem}; give the right model, or another store")
+        raise Mismatch(
+            f"the store at {runtime.path} holds another model: {problem}; give the right model, or"
+            " another store"
+        )
     if stored["algorithm"] != algorithm.name:
-        raise Mismatch(f"the store at {runtime.path} holds {stored['algorithm']} state, but the optimizer is {algorithm.name}")
+        raise Mismatch(
+            f"the store at {runtime.path} holds {stored['algorithm']} state, but the optimizer is"
+            f" {algorithm.name}"
+        )
     if stored["momentum"] != algorithm.momentum:
         had, has = ("with", "none") if stored["momentum"] else ("without", "some")
-        raise Mismatch(f"the run in {runtime.path} was trained {had} momentum, and this optimizer has {has}; make it as then")
+        raise Mismatch(
+            f"the run in {runtime.path} was trained {had} momentum, and this optimizer has {has};"
+            " make it as then"
+        )
     return replace(algorithm, seed=stored.get("seed", 0))
 
 
@@ -91,7 +110,8 @@ class Choices:
     policy: str
     accumulate: int | None = None  # backwards a step, if known
     snapshots: int = 0  # how many earlier steps may be kept
-    link: Link | None = None  # the way to the device on which the model computes, if that is not the CPU
+    # the way to the device on which the model computes, if that is not the CPU
+    link: Link | None = None
     device_memory: int | None = None  # cap on weights there, bytes
     activations: str = "keep"  # where what autograd saves goes (activations.py)
     activations_form: str = "exact"  # and how (forms.py)
@@ -102,20 +122,38 @@ class Choices:
 class Session:
     """Made by stoker.offload(); everything the OffloadedOptimizer does goes through here."""
 
-    def __init__(self, model: nn.Module, original: torch.optim.Optimizer, runtime: Runtime, blocks: list[Block], algorithm: Algorithm, how: Choices) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        original: torch.optim.Optimizer,
+        runtime: Runtime,
+        blocks: list[Block],
+        algorithm: Algorithm,
+        how: Choices,
+    ) -> None:
         policy, link, agreement, self.how = how.policy, how.link, how.agreement, how
         if policy not in POLICIES:
             raise InvalidArgument(f"policy {policy!r} is not one of {', '.join(POLICIES)}")
         if how.on_nan not in ON_NAN:
             raise InvalidArgument(f"on_nan {how.on_nan!r} is not one of {', '.join(ON_NAN)}")
         if how.activations not in MODES:
-            raise InvalidArgument(f"activations {how.activations!r} is not one of {', '.join(MODES)}")
+            raise InvalidArgument(
+                f"activations {how.activations!r} is not one of {', '.join(MODES)}"
+            )
         if how.activations_form not in FORMS:
-            raise InvalidArgument(f"activations_form {how.activations_form!r} is not one of {', '.join(FORMS)}")
+            raise InvalidArgument(
+                f"activations_form {how.activations_form!r} is not one of {', '.join(FORMS)}"
+            )
         if how.activations_form != "exact" and how.activations in ("keep", "recompute"):
-            raise InvalidArgument(f"activations_form={how.activations_form!r} is how activations are stored, and activations={how.activations!r} stores none; choose disk, dram or auto")
+            raise InvalidArgument(
+                f"activations_form={how.activations_form!r} is how activations are stored, and"
+                f" activations={how.activations!r} stores none; choose disk, dram or auto"
+            )
         if how.device_memory is not None and link is None:
-            raise InvalidArgument("device_memory= caps the weights on an accelerator, and this model computes on the CPU; leave it out: dram= is the cap here")
+            raise InvalidArgument(
+                "device_memory= caps the weights on an accelerator, and this model computes on the"
+                " CPU; leave it out: dram= is the cap here"
+            )
         self.model, self.blocks, self.algorithm = model, blocks, algorithm
         self.runtime, self.agreement = runtime, agreement
         self.lock = threading.RLock()
@@ -124,10 +162,13 @@ class Session:
         self._committed = 0
         self._updates_of: dict[Param, int] = {}  # torch's per-parameter step
         self._attached: dict[str, Any] = {}
-        self._when_attached: dict[str, Any] = {}  # their states then, until a record holds later ones
+        # their states then, until a record holds later ones
+        self._when_attached: dict[str, Any] = {}
         self._restored: dict[str, Any] = {}
-        self._resumed_groups: list[dict] = []  # until the first step: what making a scheduler anew may have overwritten
-        self._at_step: dict[str, Any] = {"rng": record.rng_state(), "attached": {}}  # what a loop moves on before its next forward
+        # until the first step: what making a scheduler anew may have overwritten
+        self._resumed_groups: list[dict] = []
+        # what a loop moves on before its next forward
+        self._at_step: dict[str, Any] = {"rng": record.rng_state(), "attached": {}}
         self._format = FORMAT  # of the run in the store
         self._left = False  # the weights are in the store and not in the model
         self._departures = 0  # from the recorded order, that the ledger knows of
@@ -137,37 +178,59 @@ class Session:
         self.tracing: StepTrace | None = None
         self._run: str | None = None  # tells this run from others in the same place
         self.access: list = []  # handles of access.py's hooks
-        self.loading: Any = None  # access.py's Loading: a load_state_dict() of the model that may be under way
+        # access.py's Loading: a load_state_dict() of the model that may be under way
+        self.loading: Any = None
         self.hooks: Hooks | None = None  # once the model trains out of the store
         self.layers: list[Recomputed] = []  # those that may be computed again
         self._auto: Auto | None = None
         self.params = sorted((p for b in blocks for p in b.params), key=lambda p: p.index)
         self.by_tensor = {p.tensor: p for p in self.params}
-        self._group_of = {param: group for group in original.param_groups for param in group["params"]}
-        self.activations = Activations.of(how.activations, how.activations_form, runtime, blocks, algorithm, link)  # takes its memory first: planes divide the rest
+        self._group_of = {
+            param: group for group in original.param_groups for param in group["params"]
+        }
+        # takes its memory first: planes divide the rest
+        self.activations = Activations.of(
+            how.activations, how.activations_form, runtime, blocks, algorithm, link
+        )
         self.planes = Planes(runtime, blocks, algorithm, spills=link is None)
         self.buffers = Buffers(self._buffers, lambda spans: self.planes.session.hash_many(spans))
         self.link = link
         on_final = lambda unit: self.steps.on_final(unit)
         if link is None:
             self.pager = Pager(blocks, self.planes)
-            self.gradients = (SpillingGradients if self.planes.layout.spilled else Gradients)(blocks, self.planes, on_final)
+            self.gradients = (SpillingGradients if self.planes.layout.spilled else Gradients)(
+                blocks, self.planes, on_final
+            )
         else:
             paging = (blocks, self.planes, link)
-            self.pager = DevicePager(*paging, how.device_memory) if agreement is None else ShardPager(*paging, sharded_modules(model))
+            self.pager = (
+                DevicePager(*paging, how.device_memory)
+                if agreement is None
+                else ShardPager(*paging, sharded_modules(model))
+            )
             self.gradients = DeviceGradients(blocks, self.planes, on_final, link)
         self.gradients.accumulate = how.accumulate
         finiteness = Finiteness(how.on_nan, lambda: self.step_count, self.ledger.event)
         parts = (self.planes, self.pager, self.gradients)
         making = (*parts, self._hyper, policy, self._lost, finiteness)
-        self.steps = Steps(*making) if agreement is None else SharedSteps(*making, agreement=agreement, become=self.become)
+        self.steps = (
+            Steps(*making)
+            if agreement is None
+            else SharedSteps(*making, agreement=agreement, become=self.become)
+        )
         self.steps.lock = self.gradients.lock = self.lock
         self.pager.updates = self.steps
-        self.ledger.waiting.arithmetic = lambda: self.planes.session.arithmetic_seconds() if self.planes.session else 0.0
+        self.ledger.waiting.arithmetic = lambda: (
+            self.planes.session.arithmetic_seconds() if self.planes.session else 0.0
+        )
         self.pager.waiting = self.steps.waiting = self.gradients.waiting = self.ledger.waiting
         self.gradients.event = self.ledger.event
         if self.activations is not None:
-            self.activations.waiting, self.activations.event, self.activations.stays = self.ledger.waiting, self.ledger.event, self._stays
+            self.activations.waiting, self.activations.event, self.activations.stays = (
+                self.ledger.waiting,
+                self.ledger.event,
+                self._stays,
+            )
             self.activations.trimmer = self.gradients.trimmer
         self.snapshots = Snapshots(self, how.snapshots)
         self._requires_grad = {p: p.tensor.requires_grad for p in self.params}
@@ -176,12 +239,14 @@ class Session:
             self.pager.shown = self.shown
         lifetime.watch(self)
 
-    # -- start ---------------------------------------------------------------------------------------------------------
+    # -- start -------------------------------------------------------------------------------------
 
     def create(self, value_of: Callable[[Param], torch.Tensor], obsolete: list[str]) -> None:
-        """Writes the model into the store that holds no run yet: the weights; m, v and remainder are sparse zeros.
+        """Writes the model into the store that holds no run yet: the weights; m, v and remainder
+        are sparse zeros.
 
-        value_of gives each parameter's initial weights; `obsolete` objects (of stoker.build) go in the same commit.
+        value_of gives each parameter's initial weights; `obsolete` objects (of stoker.build) go in
+        the same commit.
         """
         store = self.planes.store
         txn = store.begin()
@@ -195,7 +260,9 @@ class Session:
             for unit in block.units:
                 core = self.planes.session
                 core.create_block(unit.session_id, txn)
-                futures.append(core.store_weights(unit.session_id, slot.address + unit.slot_offset, txn))
+                futures.append(
+                    core.store_weights(unit.session_id, slot.address + unit.slot_offset, txn)
+                )
             for future in futures:
                 future.wait()
             del slot
@@ -215,7 +282,16 @@ class Session:
         algorithm = self.algorithm
         kept = {"moments": algorithm.moments.name, "seed": algorithm.seed}
         ranks = {"ranks": self.agreement.signature()} if self.agreement else {}
-        return {"format": FORMAT, "run": self._run, **ranks, "algorithm": algorithm.name, "momentum": algorithm.momentum, **kept, "groups": self._members(), **signature(self.blocks)}
+        return {
+            "format": FORMAT,
+            "run": self._run,
+            **ranks,
+            "algorithm": algorithm.name,
+            "momentum": algorithm.momentum,
+            **kept,
+            "groups": self._members(),
+            **signature(self.blocks),
+        }
 
     def adopt(self) -> None:
         """The store already holds this model's weights, those of a run that is resumed."""
@@ -229,7 +305,9 @@ class Session:
         if self.pager.resident:
             return
         self._left = True
-        places = {param: Place.of(param.tensor) for param in self.params if away_of(param.tensor) is None}
+        places = {
+            param: Place.of(param.tensor) for param in self.params if away_of(param.tensor) is None
+        }
         for param in self.params:
             grad, param.tensor.grad = param.tensor.grad, None
             self.pager.hide(param)
@@ -239,22 +317,35 @@ class Session:
             self.shown.watch(param, place)
 
     def resume(self) -> None:
-        """Takes the run up at the last committed step: counters, hyperparameters, buffers, RNG; attached objects on attach()."""
+        """Takes the run up at the last committed step: counters, hyperparameters, buffers, RNG;
+        attached objects on attach()."""
         state = record.load(self.planes.store.read_bytes(META_STATE))
         if len(self._groups()) != len(state["groups"]):
-            raise Mismatch(f"the run in {self.runtime.path} has {len(state['groups'])} parameter groups, the optimizer has {len(self._groups())}; make it as then")
+            raise Mismatch(
+                f"the run in {self.runtime.path} has {len(state['groups'])} parameter groups, the"
+                f" optimizer has {len(self._groups())}; make it as then"
+            )
         self._check_members()
         self._committed = state["step"]
         self._take_up(state)
         self._resumed_groups = state["groups"]
         self._restored = state["attached"]
         here = record.environment(self.pager.device)
-        changed = [f"{key} {state['environment'].get(key)} -> {here[key]}" for key in here if state["environment"].get(key, here[key]) != here[key]]
+        changed = [
+            f"{key} {state['environment'].get(key)} -> {here[key]}"
+            for key in here
+            if state["environment"].get(key, here[key]) != here[key]
+        ]
         if changed:
-            warnings.warn(f"this run was made under another environment ({', '.join(changed)}): it goes on, but not bit for bit as there", stacklevel=4)
+            warnings.warn(
+                f"this run was made under another environment ({', '.join(changed)}): it goes on,"
+                " but not bit for bit as there",
+                stacklevel=4,
+            )
 
     def _check_members(self) -> None:
-        """Mismatch unless each parameter is in the group that it was in: it would go on with the hyperparameters of another."""
+        """Mismatch unless each parameter is in the group that it was in: it would go on with the
+        hyperparameters of another."""
         stored = record.load(self.planes.store.read_bytes(META_MODEL)).get("groups")
         if stored is None:
             return  # the run was made before this was noted
@@ -263,12 +354,15 @@ class Session:
             for name in names:
                 if then[name] != number:
                     raise Mismatch(
-                        f"the run in {self.runtime.path} has {name} in parameter group {then[name]}, the optimizer has it in group {number}, so it would go on with the "
-                        "hyperparameters of others; give the optimizer the groups that it had, in the same order"
+                        f"the run in {self.runtime.path} has {name} in parameter group"
+                        f" {then[name]}, the optimizer has it in group {number}, so it would go on"
+                        " with the hyperparameters of others; give the optimizer the groups that"
+                        " it had, in the same order"
                     )
 
     def _take_up(self, state: dict[str, Any]) -> None:
-        """Counters, hyperparameters, buffers and random states become those of the record that closed the last committed step."""
+        """Counters, hyperparameters, buffers and random states become those of the record that
+        closed the last committed step."""
         self.step_count = state["step"]
         names = {p.name: p for p in self.params}
         self._updates_of = {names[name]: count for name, count in state["updates"].items()}
@@ -280,7 +374,8 @@ class Session:
         self._at_step = {"rng": state["rng"], "attached": {}}
 
     def move(self) -> None:
-        """What is not paged goes to the device that computes, and host memory is made ready for copies. Before anything is stored."""
+        """What is not paged goes to the device that computes, and host memory is made ready for
+        copies. Before anything is stored."""
         if self.link is not None:
             self.link.pin(self.planes.arena)
             if self.activations is not None and self.activations.arena is not None:
@@ -298,17 +393,25 @@ class Session:
             if block.pinned:
                 self.pager.fetch(block)
         if self.how.activations in ("recompute", "auto"):
-            self.layers = layers_of(self.model, self.blocks, self.ledger.waiting, on=self.activations is None)
+            self.layers = layers_of(
+                self.model, self.blocks, self.ledger.waiting, on=self.activations is None
+            )
             if self.activations is not None:
                 self._auto = Auto(self.layers, self.activations, self.ledger.event)
-        self.hooks = Calls(self.model, self._call_begins) if self.pager.resident else Hooks(self.model, self.pager, self._call_begins, self._pinned, self.lock, self.activations)
+        self.hooks = (
+            Calls(self.model, self._call_begins)
+            if self.pager.resident
+            else Hooks(
+                self.model, self.pager, self._call_begins, self._pinned, self.lock, self.activations
+            )
+        )
         for layer in self.layers:
             layer.hooks = self.hooks
         self.volumes = Shares(self.planes.store)
         self.ledger.start(self.counters())
         self.ledger.leave(self.counters)  # until the first call that trains
 
-    # -- training ------------------------------------------------------------------------------------------------------
+    # -- training ----------------------------------------------------------------------------------
 
     def _call_begins(self, key: tuple) -> None:
         """A root call of the model begins (hooks.py)."""
@@ -341,7 +444,8 @@ class Session:
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
-        """Around what trains nothing, as an evaluation: it is in no row of the ledger, from the making of its batches on."""
+        """Around what trains nothing, as an evaluation: it is in no row of the ledger, from the
+        making of its batches on."""
         if self._closed:
             yield
             return
@@ -353,10 +457,14 @@ class Session:
     def _stays(self, tensor: torch.Tensor) -> bool:
         """Whether the model holds this tensor's storage anyhow."""
         key = tensor.untyped_storage()._cdata
-        return tensor.grad_fn is None and any(buffer.untyped_storage()._cdata == key for buffer in self.model.buffers())
+        return tensor.grad_fn is None and any(
+            buffer.untyped_storage()._cdata == key for buffer in self.model.buffers()
+        )
 
     def _pinned(self, param: Param) -> None:
-        self.ledger.event("pinned", step=self.step_count, block=param.unit.block.name, parameter=param.name)
+        self.ledger.event(
+            "pinned", step=self.step_count, block=param.unit.block.name, parameter=param.name
+        )
 
     def _check_in_place(self) -> None:
         if (param := self.pager.changed()) is not None:
@@ -364,8 +472,18 @@ class Session:
 
     def _refuse_change(self, param: Param) -> None:
         self.steps.abandon()  # what was speculated may have consumed the change
-        advice = "make it before stoker.offload()" if self.pager.resident else "make it between opt.step() and the next forward, or inside `with stoker.gather(parameter, write=True):`"
-        raise InvalidArgument(f"{param.name} was changed in place, which the store did not see, so the change was dropped; {advice}")
+        advice = (
+            "make it before stoker.offload()"
+            if self.pager.resident
+            else (
+                "make it between opt.step() and the next forward, or inside `with"
+                " stoker.gather(parameter, write=True):`"
+            )
+        )
+        raise InvalidArgument(
+            f"{param.name} was changed in place, which the store did not see, so the change was"
+            f" dropped; {advice}"
+        )
 
     def dropped(self, param: Param) -> None:
         """The parameter was changed where the change reaches no weight: InvalidArgument."""
@@ -373,7 +491,8 @@ class Session:
         self._refuse_change(param)
 
     def edit(self, values: dict[Param, torch.Tensor]) -> None:
-        """The loop gave these weights: a part of the decided step, if its record is still to be made; else a commit of their own."""
+        """The loop gave these weights: a part of the decided step, if its record is still to be
+        made; else a commit of their own."""
         steps = self.steps
         if steps.decided is None or steps.late.records is not None:
             steps.abandon()  # what was speculated consumed the old weights
@@ -401,15 +520,20 @@ class Session:
         for param, was in self._requires_grad.items():
             if param.tensor.dtype != param.unit.dtype:
                 raise InvalidArgument(
-                    f"{param.name} was converted to {param.tensor.dtype} after stoker.offload(), which changes nothing in the store; convert the model first, then offload it"
+                    f"{param.name} was converted to {param.tensor.dtype} after stoker.offload(),"
+                    " which changes nothing in the store; convert the model first, then offload it"
                 )
-            if grad and param.tensor.requires_grad != was:  # without gradients nobody asks: adapters are switched off and on that way
+            # without gradients nobody asks: adapters are switched off and on that way
+            if grad and param.tensor.requires_grad != was:
                 raise InvalidArgument(
-                    f"requires_grad of {param.name} changed from {was} to {not was} after stoker.offload(); freeze or unfreeze parameters before offloading"
+                    f"requires_grad of {param.name} changed from {was} to {not was} after"
+                    " stoker.offload(); freeze or unfreeze parameters before offloading"
                 )
 
     def _hyper(self, param: Param) -> dict:
-        return front.hyper(self._group_of[param.tensor], self.algorithm, self._updates_of.get(param, 0) + 1)
+        return front.hyper(
+            self._group_of[param.tensor], self.algorithm, self._updates_of.get(param, 0) + 1
+        )
 
     def step(self) -> None:
         with self.lock:
@@ -417,13 +541,21 @@ class Session:
             self.loading.give_up()
             self.hooks.unwind()
             if self.pager.held:
-                raise InvalidArgument("opt.step() inside stoker.gather() would be undone by it; leave the with block first")
+                raise InvalidArgument(
+                    "opt.step() inside stoker.gather() would be undone by it; leave the with block"
+                    " first"
+                )
             self.shown.settle()
             self._check_in_place()
             self.shown.check_given()
             if self._resumed_groups and self._restored:  # the first step since
                 names = sorted(self._restored)
-                warnings.warn(f"the run holds the state of {', '.join(names)}, and nothing of that name is attached: it is not kept. Call opt.attach({names[0]}=...) before the first step", stacklevel=5)
+                warnings.warn(
+                    f"the run holds the state of {', '.join(names)}, and nothing of that name is"
+                    f" attached: it is not kept. Call opt.attach({names[0]}=...) before the first"
+                    " step",
+                    stacklevel=5,
+                )
             self._close_step()
             policy, reason = self.steps.active_policy, self.steps.reason
             if self.tracing is not None:
@@ -437,10 +569,15 @@ class Session:
                         self._updates_of[param] = self._updates_of.get(param, 0) + 1
                 self.step_count += 1
                 self._at_step = sources
-            except BaseException:  # Ctrl-C between deciding and counting: the step would be committed under the number of the one before
+            except BaseException:
+                # Ctrl-C between deciding and counting: the step would be committed under the number
+                # of the one before
                 if self.steps.decided is not None and self.steps.decided is not before:
                     if self.agreement is not None:  # the others have that step
-                        self.agreement.ranks.leave(f"rank {self.agreement.ranks.rank} was interrupted behind the decision of step {self.step_count + 1}")
+                        self.agreement.ranks.leave(
+                            f"rank {self.agreement.ranks.rank} was interrupted behind the decision"
+                            f" of step {self.step_count + 1}"
+                        )
                     self.steps.lose()
                 raise
             self._resumed_groups = []
@@ -451,16 +588,26 @@ class Session:
             volume_bytes, told = self.volumes.step()
             if told is not None:
                 self.ledger.event("volumes", step=self.step_count, **told)
-            row = self.ledger.close_step(self.step_count, self.counters(), policy=policy, committed=self.committed_step(), volume_bytes=volume_bytes, process_bytes_peak=self.gradients.trimmer.end_step())
+            row = self.ledger.close_step(
+                self.step_count,
+                self.counters(),
+                policy=policy,
+                committed=self.committed_step(),
+                volume_bytes=volume_bytes,
+                process_bytes_peak=self.gradients.trimmer.end_step(),
+            )
             if self.tracing is not None:
                 tracing, self.tracing = self.tracing, None
                 tracing.end(row)
 
     def _lost(self, units: set[Unit]) -> None:
-        """The last step could not be committed: everything that belongs to a step is that of the step before."""
+        """The last step could not be committed: everything that belongs to a step is that of the
+        step before."""
         self.ledger.event("lost", step=self.step_count)
         self.step_count -= 1
-        self._take_back({unit.block for unit in units}, record.load(self.planes.store.read_bytes(META_STATE)))
+        self._take_back(
+            {unit.block for unit in units}, record.load(self.planes.store.read_bytes(META_STATE))
+        )
 
     def become(self, state: dict[str, Any]) -> None:
         """The store went to another step, whose record is `state`."""
@@ -479,17 +626,22 @@ class Session:
         for name, thing in self._attached.items():
             thing.load_state_dict(attached[name])
         self._take_up(state)  # behind the schedulers, which may set a learning rate
-        self._at_step["attached"] = {name: attached[name] for name, thing in self._attached.items() if _is_source(thing)}
+        self._at_step["attached"] = {
+            name: attached[name] for name, thing in self._attached.items() if _is_source(thing)
+        }
 
     def trace(self, path: str | os.PathLike) -> None:
         with self.lock:
             self.check_open()
             if self.tracing is not None:
-                raise InvalidArgument("a step is being traced already; its trace is written when that step is decided")
+                raise InvalidArgument(
+                    "a step is being traced already; its trace is written when that step is decided"
+                )
             self.tracing = StepTrace(self, path)
 
     def gradients_dropped(self, kept: bool) -> None:
-        """zero_grad(): what was speculated since the last step is void. `kept`: the tensors stay, and become zeros."""
+        """zero_grad(): what was speculated since the last step is void. `kept`: the tensors stay,
+        and become zeros."""
         with self.lock:
             self.hooks.unwind()
             if kept:
@@ -498,34 +650,47 @@ class Session:
             self.gradients.cleared()
 
     def clip_grad_norm_(self, max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
-        with self.lock:  # from finding gradients in memory to reading them: another thread that looks at one may take their place
+        # from finding gradients in memory to reading them: another thread that looks at one may
+        # take their place
+        with self.lock:
             self.check_open()
             self.steps.late.complete()  # it wants gradients, which may land where these do
-            norm = front.clip(self, [p for p in self.params if p.unit.updated], max_norm, error_if_nonfinite)
+            norm = front.clip(
+                self, [p for p in self.params if p.unit.updated], max_norm, error_if_nonfinite
+            )
             self.steps.clips(max_norm, norm.item())
             return norm
 
-    # -- what is durable when ------------------------------------------------------------------------------------------
+    # -- what is durable when ----------------------------------------------------------------------
 
     def attach(self, objects: dict[str, Any]) -> None:
         for name, thing in objects.items():
             if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
-                raise InvalidArgument(f"{name} cannot be attached: a {type(thing).__name__} has no state_dict()/load_state_dict()")
-            state = record.decode(record.encode(thing.state_dict(), name))  # raises now what would otherwise stop the training after a step
+                raise InvalidArgument(
+                    f"{name} cannot be attached: a {type(thing).__name__} has no"
+                    " state_dict()/load_state_dict()"
+                )
+            # raises now what would otherwise stop the training after a step
+            state = record.decode(record.encode(thing.state_dict(), name))
             self._attached[name] = thing
             if name in self._restored:
                 state = self._restored.pop(name)
                 thing.load_state_dict(state)
                 for group, stored in zip(self._groups(), self._resumed_groups):
-                    group.update(stored)  # a scheduler's constructor set the learning rate of step 0
+                    # a scheduler's constructor set the learning rate of step 0
+                    group.update(stored)
             self._when_attached[name] = state
             if _is_source(thing):
                 self._at_step["attached"][name] = thing.state_dict()
 
     def _sources(self) -> dict[str, Any]:
-        """What draws the next batch moves on between step() and the next forward, so its state is taken at step()."""
-        sources = {name: thing.state_dict() for name, thing in self._attached.items() if _is_source(thing)}
-        return {"rng": record.rng_state(), "attached": record.load(record.dump(sources))}  # a copy: it may be live
+        """What draws the next batch moves on between step() and the next forward, so its state is
+        taken at step()."""
+        sources = {
+            name: thing.state_dict() for name, thing in self._attached.items() if _is_source(thing)
+        }
+        # a copy: it may be live
+        return {"rng": record.rng_state(), "attached": record.load(record.dump(sources))}
 
     def _buffers(self) -> dict[str, torch.Tensor]:
         return {plain(name): tensor for name, tensor in self.model.named_buffers()}
@@ -535,18 +700,26 @@ class Session:
 
     def _members(self) -> list[list[str]]:
         """The names of the trained parameters of each group."""
-        params = [[self.by_tensor[tensor] for tensor in group["params"]] for group in self._groups()]
+        params = [
+            [self.by_tensor[tensor] for tensor in group["params"]] for group in self._groups()
+        ]
         return [[param.name for param in group if param.unit.updated] for group in params]
 
     def _records(self) -> dict[str, bytes]:
         """The record that closes a step, as objects to write."""
-        attached = {name: thing.state_dict() for name, thing in self._attached.items() if not _is_source(thing)}
+        attached = {
+            name: thing.state_dict()
+            for name, thing in self._attached.items()
+            if not _is_source(thing)
+        }
         records = {
             META_STATE: record.dump(
                 {
                     "step": self.step_count,
                     "updates": {p.name: n for p, n in self._updates_of.items()},
-                    "groups": [{k: v for k, v in g.items() if k != "params"} for g in self._groups()],
+                    "groups": [
+                        {k: v for k, v in g.items() if k != "params"} for g in self._groups()
+                    ],
                     "buffers": self.buffers.table(),
                     "attached": {**attached, **self._at_step["attached"]},
                     "rng": self._at_step["rng"],
@@ -561,7 +734,8 @@ class Session:
         return records
 
     def _close_step(self) -> None:
-        """What belongs to the decided step, as it is now, goes into its record; unless that was done."""
+        """What belongs to the decided step, as it is now, goes into its record; unless that was
+        done."""
         steps = self.steps
         if steps.decided is not None and (steps.late.records is None or not steps.late):
             if steps.late.records is None:
@@ -598,7 +772,9 @@ class Session:
     def check_open(self) -> None:
         lifetime.check_process(self)
         if self._closed:
-            raise StokerError("this optimizer was closed; call stoker.offload() again with resume=True to go on")
+            raise StokerError(
+                "this optimizer was closed; call stoker.offload() again with resume=True to go on"
+            )
 
     def close(self) -> None:
         if lifetime.is_forked(self):
@@ -652,26 +828,43 @@ class Session:
             if self._left:
                 refuse_state_dict(self.model, self)
 
-    # -- access to all of it -------------------------------------------------------------------------------------------
+    # -- access to all of it -----------------------------------------------------------------------
 
     def reference(self) -> dict[str, Any]:
-        return {"store": self.runtime.path, "run": self._run, "step": self.step_count, "version": self.planes.store.info()["committed"]}
+        return {
+            "store": self.runtime.path,
+            "run": self._run,
+            "step": self.step_count,
+            "version": self.planes.store.info()["committed"],
+        }
 
     def refer(self, to: dict[str, Any]) -> None:
-        """Goes to the step that a reference names. Nothing moves where nothing was committed since."""
+        """Goes to the step that a reference names. Nothing moves where nothing was committed
+        since."""
         self.flush()
         now = self.reference()
         if to.get("run") != now["run"]:
-            raise Mismatch(f"this state_dict refers to a run in {to.get('store')}, which is not the run in {now['store']}; offload with the store that it refers to")
+            raise Mismatch(
+                f"this state_dict refers to a run in {to.get('store')}, which is not the run in"
+                f" {now['store']}; offload with the store that it refers to"
+            )
         if to["version"] == now["version"]:
             return
         if to["step"] in self.snapshots.steps():
             self.snapshots.go_back(to["step"])
         elif to["step"] != now["step"]:
-            advice = "" if self.agreement else ", and keep the steps that you want to return to with stoker.offload(snapshots=) and opt.snapshot()"
+            advice = (
+                ""
+                if self.agreement
+                else (
+                    ", and keep the steps that you want to return to with"
+                    " stoker.offload(snapshots=) and opt.snapshot()"
+                )
+            )
             raise Mismatch(
-                f"this state_dict refers to step {to['step']}, but the run in {now['store']} is at step {now['step']} and keeps no snapshot of that step; "
-                f"go on from step {now['step']}{advice}"
+                f"this state_dict refers to step {to['step']}, but the run in {now['store']} is at"
+                f" step {now['step']} and keeps no snapshot of that step; go on from step"
+                f" {now['step']}{advice}"
             )
 
     def has_state(self, param: torch.Tensor) -> bool:
@@ -690,7 +883,8 @@ class Session:
         return self._plane_slice("w", param, param.unit.dtype)
 
     def restore(self, params: list[Param]) -> None:
-        """Points the parameters back at their block's weights in memory, or at their placeholders."""
+        """Points the parameters back at their block's weights in memory, or at their
+        placeholders."""
         for param in params:
             place = Place.of(param.tensor)
             self.pager.held.discard(param)
@@ -699,15 +893,27 @@ class Session:
 
     def _plane_slice(self, plane: str, param: Param, dtype: torch.dtype) -> torch.Tensor:
         self.steps.late.catch_up(param.unit.block)
-        where = self.planes.source or self.planes.store  # a decided step is read before it is committed
-        raw = self.planes.read(where, f"{plane}/{param.unit.name}", param.offset * dtype.itemsize, param.numel * dtype.itemsize)
-        flat = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype, device="cpu")
+        # a decided step is read before it is committed
+        where = self.planes.source or self.planes.store
+        raw = self.planes.read(
+            where,
+            f"{plane}/{param.unit.name}",
+            param.offset * dtype.itemsize,
+            param.numel * dtype.itemsize,
+        )
+        flat = (
+            torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype, device="cpu")
+        )
         return torch.as_strided(flat, param.size, param.stride)
 
     def _moment(self, plane: str, param: Param) -> torch.Tensor:
         """m or v of a parameter, as float32."""
         self.steps.late.catch_up(param.unit.block)
-        where, key, moments = self.planes.source or self.planes.store, f"{plane}/{param.unit.name}", self.algorithm.moments
+        where, key, moments = (
+            self.planes.source or self.planes.store,
+            f"{plane}/{param.unit.name}",
+            self.algorithm.moments,
+        )
         flat = torch.empty(param.numel, dtype=torch.float32, device="cpu")
         at = 0
         for run in moments.runs(param.unit.elements, param.offset, param.numel):
@@ -718,12 +924,17 @@ class Session:
         return torch.as_strided(flat, param.size, param.stride)
 
     def full_state(self, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-        """One parameter's state as the original optimizer keeps it (float32; sharded as the parameter is), plus `master` for bfloat16 weights."""
+        """One parameter's state as the original optimizer keeps it (float32; sharded as the
+        parameter is), plus `master` for bfloat16 weights."""
         param = self.by_tensor[tensor]
         count = self._updates_of.get(param, 0)
         moment = lambda plane: like(self._moment(plane, param), tensor)
         if self.algorithm.name == "sgd":
-            return {"momentum_buffer": moment("m")} if self.algorithm.momentum else {"momentum_buffer": None}
+            return (
+                {"momentum_buffer": moment("m")}
+                if self.algorithm.momentum
+                else {"momentum_buffer": None}
+            )
         state = {
             "step": torch.tensor(float(count), device="cpu"),
             "exp_avg": moment("m"),
@@ -743,12 +954,14 @@ class Session:
         return out
 
     def load_full_state(self, entries: dict[torch.Tensor, dict[str, Any]]) -> None:
-        """Writes an ordinary optimizer's state into the planes, as one durable commit. An empty entry is that of a parameter before its first
-        update; one that has no entry keeps what it has."""
+        """Writes an ordinary optimizer's state into the planes, as one durable commit. An empty
+        entry is that of a parameter before its first update; one that has no entry keeps what it
+        has."""
         if self.agreement is not None and not self.agreement.opening:
             raise Unsupported(
-                "a sharded run takes no state from elsewhere once it has begun; load it into the optimizer before stoker.offload(), whose load_state_dict() rounds it to "
-                "the weights' type, or resume the run itself from its store, which is exact"
+                "a sharded run takes no state from elsewhere once it has begun; load it into the"
+                " optimizer before stoker.offload(), whose load_state_dict() rounds it to the"
+                " weights' type, or resume the run itself from its store, which is exact"
             )
         self.steps.abandon()  # what was speculated consumed the old state
         self.flush()
@@ -766,10 +979,18 @@ class Session:
                     self._put_moment(txn, plane, param, local(entry[key]))
             if entry.get("master") is not None and param.unit.dtype == torch.bfloat16:
                 master = local(entry["master"]).detach().to(torch.float32)
-                master = torch.empty_strided(param.size, param.stride, dtype=torch.float32, device="cpu").copy_(master)
-                weight = torch.empty_strided(param.size, param.stride, dtype=torch.bfloat16, device="cpu")
-                rest = torch.empty_strided(param.size, param.stride, dtype=torch.int16, device="cpu")
-                _core.optim_split(master.data_ptr(), weight.data_ptr(), rest.data_ptr(), param.numel)
+                master = torch.empty_strided(
+                    param.size, param.stride, dtype=torch.float32, device="cpu"
+                ).copy_(master)
+                weight = torch.empty_strided(
+                    param.size, param.stride, dtype=torch.bfloat16, device="cpu"
+                )
+                rest = torch.empty_strided(
+                    param.size, param.stride, dtype=torch.int16, device="cpu"
+                )
+                _core.optim_split(
+                    master.data_ptr(), weight.data_ptr(), rest.data_ptr(), param.numel
+                )
                 self._put_slice(txn, "w", param, weight)
                 self._put_slice(txn, "r", param, rest)
             if "step" in entry:
@@ -785,10 +1006,17 @@ class Session:
         except BaseException:
             self.buffers.forget()
             raise
-        self._refresh({self.by_tensor[tensor].unit.block for tensor, entry in entries.items() if entry and tensor in self.by_tensor})
+        self._refresh(
+            {
+                self.by_tensor[tensor].unit.block
+                for tensor, entry in entries.items()
+                if entry and tensor in self.by_tensor
+            }
+        )
 
     def _forget_updates(self, txn, param: Param) -> None:
-        """The parameter's state is as before its first update; its weight, master included, stays."""
+        """The parameter's state is as before its first update; its weight, master included,
+        stays."""
         if not self._updates_of.pop(param, 0):
             return  # its moments are zeros already
         for plane in self.algorithm.planes:
@@ -797,7 +1025,13 @@ class Session:
 
     def _put_moment(self, txn, plane: str, param: Param, value: torch.Tensor) -> None:
         key, moments = f"{plane}/{param.unit.name}", self.algorithm.moments
-        flat = torch.as_strided(torch.empty_strided(param.size, param.stride, dtype=torch.float32, device="cpu").copy_(value.detach()), (param.numel,), (1,))
+        flat = torch.as_strided(
+            torch.empty_strided(param.size, param.stride, dtype=torch.float32, device="cpu").copy_(
+                value.detach()
+            ),
+            (param.numel,),
+            (1,),
+        )
         at = 0
         for run in moments.runs(param.unit.elements, param.offset, param.numel):
             data, scales = moments.encode(plane, flat[at : at + run.count])
@@ -806,12 +1040,20 @@ class Session:
             at += run.count
 
     def _put_slice(self, txn, plane: str, param: Param, value: torch.Tensor) -> None:
-        self.planes.write(txn, f"{plane}/{param.unit.name}", param.offset * value.dtype.itemsize, laid_out(param, value))
+        self.planes.write(
+            txn,
+            f"{plane}/{param.unit.name}",
+            param.offset * value.dtype.itemsize,
+            laid_out(param, value),
+        )
 
     def writing_weights(self) -> WeightWriting:
         """Begins to replace weights, as one durable commit."""
         if self.agreement is not None:
-            raise Unsupported("a sharded run takes no weights from elsewhere once it has begun; load them into the model before stoker.offload()")
+            raise Unsupported(
+                "a sharded run takes no weights from elsewhere once it has begun; load them into"
+                " the model before stoker.offload()"
+            )
         self.steps.abandon()  # what was speculated consumed the old weights
         self.flush()
         return WeightWriting(self)
@@ -829,11 +1071,19 @@ class Session:
     def counters(self) -> dict[str, Any]:
         core = self.planes.session.counters()
         activations = self.activations
-        moved = (activations.read_bytes, activations.written_bytes) if activations is not None else (0, 0)
+        moved = (
+            (activations.read_bytes, activations.written_bytes)
+            if activations is not None
+            else (0, 0)
+        )
         spilled = self.gradients.moved()
         return {
             "read_bytes": {**core["read_bytes"], "gradients": spilled[0], "activations": moved[0]},
-            "written_bytes": {**core["written_bytes"], "gradients": spilled[1], "activations": moved[1]},
+            "written_bytes": {
+                **core["written_bytes"],
+                "gradients": spilled[1],
+                "activations": moved[1],
+            },
             "stall_seconds": dict(self.ledger.waiting.seconds),
             "kept": self.steps.kept,
             "redone": self.steps.redone,
@@ -846,20 +1096,39 @@ class Session:
         return Setting(self.blocks, self.algorithm, self.planes.layout, self.planes.arena.size)
 
     def plan(self, machine: Machine | None = None, compute_seconds: float = 0.0) -> dict[str, Any]:
-        """planner.plan() of this session, by the recorded order once there is one. `policy`, `step`: the one in use now, and its row."""
+        """planner.plan() of this session, by the recorded order once there is one. `policy`,
+        `step`: the one in use now, and its row."""
         if self.agreement is not None:
             raise Unsupported("there is no plan of a sharded run; opt.ledger tells what it does")
         planes, setting, recorder = self.planes, self.setting(), self.pager.recorder
-        recorded = max((order.uses for key, order in recorder.orders.items() if key[1] and key[2]), key=len, default=None)
-        away = self.activations.away({block.name: block.index for block in self.blocks}) if self.activations is not None else planner.Away({}, 0)
-        away = replace(away, again=frozenset(layer.block.index for layer in self.layers if layer.on))
+        recorded = max(
+            (order.uses for key, order in recorder.orders.items() if key[1] and key[2]),
+            key=len,
+            default=None,
+        )
+        away = (
+            self.activations.away({block.name: block.index for block in self.blocks})
+            if self.activations is not None
+            else planner.Away({}, 0)
+        )
+        away = replace(
+            away, again=frozenset(layer.block.index for layer in self.layers if layer.on)
+        )
         made = planner.plan(setting, machine, compute_seconds, recorded, self.steps.sequence, away)
         made |= self._policy_now(made)
         made["step"] = made["steps"][made["policy"]]
         made["buffers"] = self.buffers.bytes
-        made["dram"] |= {"cap": planes.dram_bytes, "pages": planes.arena.pages, "process": resident_bytes()}
+        made["dram"] |= {
+            "cap": planes.dram_bytes,
+            "pages": planes.arena.pages,
+            "process": resident_bytes(),
+        }
         if self.how.activations != "keep":
-            made["activations"] = self.activations.told() if self.activations is not None else {"mode": self.how.activations, "bytes": {}, "choices": {}}
+            made["activations"] = (
+                self.activations.told()
+                if self.activations is not None
+                else {"mode": self.how.activations, "bytes": {}, "choices": {}}
+            )
             made["activations"]["again"] = len(away.again)
         if self.activations is not None:
             made["dram"]["activations"] = self.activations.arena_bytes
@@ -874,18 +1143,26 @@ class Session:
         why = steps.reason or "what auto begins with"
         if "seconds" not in made["steps"][now]:
             return {"policy": now, "reason": why}
-        would = f"{fastest} would be the fastest" + (" if its updates held" if fastest == "speculate" else "")
-        return {"policy": now, "reason": f"{why}; {of_fastest}" if now == fastest else f"{why}; {would}: {of_fastest}"}
+        would = f"{fastest} would be the fastest" + (
+            " if its updates held" if fastest == "speculate" else ""
+        )
+        return {
+            "policy": now,
+            "reason": f"{why}; {of_fastest}" if now == fastest else f"{why}; {would}: {of_fastest}",
+        }
 
 
 def laid_out(param: Param, value: torch.Tensor) -> bytes:
     """The bytes of `value` in the order that the parameter's planes have."""
-    data = torch.empty_strided(param.size, param.stride, dtype=value.dtype, device="cpu").copy_(value)
+    data = torch.empty_strided(param.size, param.stride, dtype=value.dtype, device="cpu").copy_(
+        value
+    )
     return torch.as_strided(data, (param.numel,), (1,)).view(torch.uint8).numpy().tobytes()
 
 
 class WeightWriting:
-    """New weights on their way into the store: all of them or, if it is dropped before commit(), none. `txn`: of the step that they belong to."""
+    """New weights on their way into the store: all of them or, if it is dropped before commit(),
+    none. `txn`: of the step that they belong to."""
 
     def __init__(self, session: Session, txn: Any = None) -> None:
         self._session = session
@@ -893,15 +1170,20 @@ class WeightWriting:
         self._params: set[Param] = set()
 
     def stage(self, values: dict[Param, torch.Tensor]) -> None:
-        """The float32 master of an element of a bfloat16 weight becomes the element itself. Those that have the bits that are there already are not
-        written: a checkpoint that is loaded into the run that it was made of changes nothing, and leaves the masters as exact as they were."""
+        """The float32 master of an element of a bfloat16 weight becomes the element itself. Those
+        that have the bits that are there already are not
+        written: a checkpoint that is loaded into the run that it was made of changes nothing, and
+        leaves the masters as exact as they were.
+        """
         session = self._session
         session.shown.wrote(values)
         read = session.planes.read
         for param, value in values.items():
             value = value.detach().to(param.unit.dtype)
             raw = laid_out(param, value)
-            old = read(self._txn, f"w/{param.unit.name}", param.offset * value.dtype.itemsize, len(raw))
+            old = read(
+                self._txn, f"w/{param.unit.name}", param.offset * value.dtype.itemsize, len(raw)
+            )
             if raw == old:
                 continue
             session._put_slice(self._txn, "w", param, value)
@@ -910,7 +1192,9 @@ class WeightWriting:
                 words = lambda data: torch.frombuffer(bytearray(data), dtype=torch.int16)
                 kept = words(rest)
                 kept[words(raw) != words(old)] = 0
-                session.planes.write(self._txn, f"r/{param.unit.name}", param.offset * 2, kept.numpy().tobytes())
+                session.planes.write(
+                    self._txn, f"r/{param.unit.name}", param.offset * 2, kept.numpy().tobytes()
+                )
             self._params.add(param)
 
     def commit(self) -> None:
@@ -922,7 +1206,8 @@ class WeightWriting:
         self._session._refresh({param.unit.block for param in self._params})
 
     def forget_state(self) -> None:
-        """Of bfloat16 weights the rest of the masters changed as well, which may have been read ahead."""
+        """Of bfloat16 weights the rest of the masters changed as well, which may have been read
+        ahead."""
         for unit in {param.unit for param in self._params}:
             if unit.updated:
                 self._session.planes.session.invalidate(unit.session_id)

@@ -1,8 +1,9 @@
-"""Weights of a sharded model: they stay in memory, as the local shards that fully_shard() made and gathers from.
+"""Weights of a sharded model: they stay in memory, as the local shards that fully_shard() made and
+gathers from.
 
-A shard is only ever written in place: torch ignores it where the data of one is replaced. An update reads the old weights from a copy in the
-arena and leaves the new ones there (or, where the arena has no room for it, on the disk alone); they go to the shards when the step
-is decided.
+A shard is only ever written in place: torch ignores it where the data of one is replaced. An update
+reads the old weights from a copy in the arena and leaves the new ones there (or, where the arena
+has no room for it, on the disk alone); they go to the shards when the step is decided.
 """
 
 from __future__ import annotations
@@ -29,19 +30,24 @@ class ShardPager(Pager):
         self._modules = modules  # that gather weights from the shards
         super().__init__(blocks, planes)
         self._link = link
-        self._seen: dict[Param, tuple[int, int]] = {}  # torch's counts of in-place writes that are known of
+        # torch's counts of in-place writes that are known of
+        self._seen: dict[Param, tuple[int, int]] = {}
         self._note([param for block in blocks for param in block.params])
 
     @staticmethod
     def _shard(param: Param) -> torch.Tensor:
         return param.tensor._local_tensor.detach()  # to_local() takes torch a hundred times as long
 
-    # -- what updates read and write ---------------------------------------------------------------------------------------
+    # -- what updates read and write ---------------------------------------------------------------
 
     def old_weights(self, unit: Unit, staged: Slot | None) -> tuple[Slot | None, int]:
         if staged is None:
             return None, 0
-        for event in [self._link.download(self._shard(param), staged.view(param)) for param in unit.params if param.numel]:
+        for event in [
+            self._link.download(self._shard(param), staged.view(param))
+            for param in unit.params
+            if param.numel
+        ]:
             self._link.wait(event)
         return staged, staged.address + unit.slot_offset
 
@@ -75,11 +81,13 @@ class ShardPager(Pager):
             raise
         return slot
 
-    # -- what a Pager does for weights that come and go ------------------------------------------------------------------------
+    # -- what a Pager does for weights that come and go --------------------------------------------
 
     def forget_gathered(self) -> None:
-        """The shards are about to change behind fully_shard()'s back. What a forward has left gathered (always the root's weights, where no backward
-        followed) would be taken for theirs by the next. On all ranks, or some gather while others do not."""
+        """The shards are about to change behind fully_shard()'s back. What a forward has left
+        gathered (always the root's weights, where no backward followed) would be taken for theirs
+        by the next. On all ranks, or some gather while others do not.
+        """
         self._link.wait(self._link.mark())
         for module in self._modules:
             module.reshard()
@@ -123,7 +131,9 @@ class Calls:
                 on_call(("", module.training, torch.is_grad_enabled()))
 
         # before fully_shard's own, which gathers weights
-        self._handle = model.register_forward_pre_hook(Hook(torch.compiler.disable(enter)), prepend=True)
+        self._handle = model.register_forward_pre_hook(
+            Hook(torch.compiler.disable(enter)), prepend=True
+        )
 
     def unwind(self) -> None: ...
 

@@ -1,7 +1,9 @@
-"""Steps that several ranks make together: decided by all of them or by none, committed by all of them or taken back by all.
+"""Steps that several ranks make together: decided by all of them or by none, committed by all of
+them or taken back by all.
 
-A rank on which something fails must not raise while the others run on: they would wait for it in the next collective, or go on with
-weights of different steps. So what fails outside of step() and flush() is kept, and told where all ranks meet.
+A rank on which something fails must not raise while the others run on: they would wait for it in
+the next collective, or go on with weights of different steps. So what fails outside of step() and
+flush() is kept, and told where all ranks meet.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class Failed:
 class SharedSteps(Steps):
     """become(record): everything is as in the record of another step, which the store went to."""
 
-    def __init__(self, *args: Any, agreement: Agreement, become: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self, *args: Any, agreement: Agreement, become: Callable[[dict[str, Any]], None]
+    ) -> None:
         super().__init__(*args)
         self._agreement = agreement
         self._become = become
@@ -45,7 +49,7 @@ class SharedSteps(Steps):
         policy = super().active_policy
         return "sync" if policy == "lazy" else policy  # fully_shard gathers ahead of a block's use
 
-    # -- backward: this rank alone ---------------------------------------------------------------------------------------
+    # -- backward: this rank alone -----------------------------------------------------------------
 
     def on_final(self, unit: Unit) -> None:
         with self._deferring():
@@ -72,7 +76,7 @@ class SharedSteps(Steps):
             self._txn = self.planes.store.begin()
         return self._txn
 
-    # -- step() ----------------------------------------------------------------------------------------------------------
+    # -- step() ------------------------------------------------------------------------------------
 
     def decide(self) -> set[Unit]:
         self.settle()
@@ -95,7 +99,7 @@ class SharedSteps(Steps):
                 raise  # there is no step that a failure could be told of
             self._failure = telling(error)
 
-    # -- commit ----------------------------------------------------------------------------------------------------------
+    # -- commit ------------------------------------------------------------------------------------
 
     def close(self, records: Callable[[], dict[str, bytes]], stage: Callable[[Any], None]) -> None:
         txn, self.decided, self._waited = self.decided, None, False
@@ -111,7 +115,9 @@ class SharedSteps(Steps):
         except Exception as error:
             self.closing = (txn, Failed(telling(error)))
         except BaseException:  # whether the commit has begun is not known
-            self._agreement.ranks.leave(f"rank {self._agreement.ranks.rank} was interrupted while it committed")
+            self._agreement.ranks.leave(
+                f"rank {self._agreement.ranks.rank} was interrupted while it committed"
+            )
             raise
 
     def poll(self) -> bool:
@@ -134,7 +140,8 @@ class SharedSteps(Steps):
         return self._failure
 
     def settle(self) -> None:
-        """Until every rank has committed the closed step. If one of them cannot, all go back to the step before, and raise."""
+        """Until every rank has committed the closed step. If one of them cannot, all go back to the
+        step before, and raise."""
         self._agreement.ranks.check()
         if self.closing is None:
             return
@@ -161,5 +168,8 @@ class SharedSteps(Steps):
             self.abandon()  # what was speculated since
             self._become(self._agreement.go_back())
         except BaseException:
-            self._agreement.ranks.leave(f"rank {self._agreement.ranks.rank} could not go back to step {self._agreement.step}")
+            self._agreement.ranks.leave(
+                f"rank {self._agreement.ranks.rank} could not go back to step"
+                f" {self._agreement.step}"
+            )
             raise

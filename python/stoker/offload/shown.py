@@ -319,7 +319,7 @@ class Shown:
         with torch._C.DisableTorchFunction():
             return uses(param.tensor) > ALONE
 
-    # -- before weights are needed ---------------------------------------------------------------
+    # -- before weights are needed -----------------------------------------------------------------
 
     def settle(self) -> None:
         """Writes what the loop has changed, and takes the copies away. InvalidArgument for a change

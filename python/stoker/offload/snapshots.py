@@ -1,7 +1,8 @@
 """Snapshots: steps of a run that the store keeps beside the current one, and the way back to them.
 
-A snapshot is a name for a committed version: making one moves no bytes, but what it holds stays on the disk while training goes on.
-So room is reserved for a number of them when the store is made, and the newest that many are kept.
+A snapshot is a name for a committed version: making one moves no bytes, but what it holds stays on
+the disk while training goes on. So room is reserved for a number of them when the store is made,
+and the newest that many are kept.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from stoker.offload.session import Session
 
 _NAME = "step-"
-ONE_RANK = "opt.snapshot() would keep a step of one rank's shards; leave snapshots=0 for a sharded model"
+ONE_RANK = (
+    "opt.snapshot() would keep a step of one rank's shards; leave snapshots=0 for a sharded model"
+)
 
 
 def rooms(runtime: Runtime, blocks: list[Block], algorithm: Algorithm, buffers: int) -> int:
@@ -37,17 +40,22 @@ def check_room_to_copy(
         )
     if rooms(runtime, blocks, algorithm, buffers) <= kept:
         raise InvalidArgument(
-            f"the store at {runtime.path} was made without room for the step that a checkpoint "
-            "copies; copy it into a larger one with `stoker cp`, give a new store and checkpoints= to "
-            "stoker.offload(), or go on without checkpoints"
+            f"the store at {runtime.path} was made without room for the step that a checkpoint"
+            " copies; copy it into a larger one with `stoker cp`, give a new store and"
+            " checkpoints= to stoker.offload(), or go on without checkpoints"
         )
 
 
-def check_room(runtime: Runtime, blocks: list[Block], algorithm: Algorithm, keep: int, buffers: int) -> None:
+def check_room(
+    runtime: Runtime, blocks: list[Block], algorithm: Algorithm, keep: int, buffers: int
+) -> None:
     """InvalidArgument unless the store has room for so many snapshots of the model."""
     room = rooms(runtime, blocks, algorithm, buffers)
     if keep > room:
-        raise InvalidArgument(f"the store at {runtime.path} was made with room for {room} snapshots, not {keep}; pass snapshots={room}, or give a new store")
+        raise InvalidArgument(
+            f"the store at {runtime.path} was made with room for {room} snapshots, not {keep}; pass"
+            f" snapshots={room}, or give a new store"
+        )
 
 
 class Snapshots:
@@ -59,14 +67,21 @@ class Snapshots:
         self.keep = keep
 
     def steps(self) -> list[int]:
-        return sorted(int(name.removeprefix(_NAME)) for name in self._store.info()["snapshots"] if name.startswith(_NAME))
+        return sorted(
+            int(name.removeprefix(_NAME))
+            for name in self._store.info()["snapshots"]
+            if name.startswith(_NAME)
+        )
 
     def make(self) -> int:
         """Keeps the step as it is now, and forgets the oldest where there are too many."""
         if self._session.agreement is not None:
             raise InvalidArgument(ONE_RANK)
         if self.keep < 1:
-            raise InvalidArgument("the store has no room for snapshots; pass snapshots=1 (or more) to stoker.offload() when the store is made")
+            raise InvalidArgument(
+                "the store has no room for snapshots; pass snapshots=1 (or more) to"
+                " stoker.offload() when the store is made"
+            )
         with self._session.ledger.waiting("checkpoint"):
             self._session.flush()
             step, there = self._session.step_count, self.steps()
@@ -83,7 +98,8 @@ class Snapshots:
             self._store.drop(f"{_NAME}{step}").wait()
 
     def go_back(self, step: int) -> None:
-        """Makes everything what it was at that snapshot, as one durable commit. Other snapshots stay."""
+        """Makes everything what it was at that snapshot, as one durable commit. Other snapshots
+        stay."""
         session, name = self._session, f"{_NAME}{step}"
         with session.lock:
             session.hooks.unwind()

@@ -1,9 +1,12 @@
-"""SpillingGradients: gradients of which memory cannot hold all. Some units' have a place of their own; the others' pass through the window.
+"""SpillingGradients: gradients of which memory cannot hold all. Some units' have a place of their
+own; the others' pass through the window.
 
-When torch has made the first gradient of a spilled parameter it is laid into its unit's home, and p.grad becomes a SpilledGradient, into which torch
-then accumulates. When backward is done with a unit for this time, writing it begins; it is read again when somebody wants it: the next
-micro-batch, clipping, the update. A gradient that an update consumed and that nobody wrote to since needs no reading at step(): every
-write to it comes through SpilledGradient, which counts them, so its bytes are known to be the same.
+When torch has made the first gradient of a spilled parameter it is laid into its unit's home, and
+p.grad becomes a SpilledGradient, into which torch then accumulates. When backward is done with a
+unit for this time, writing it begins; it is read again when somebody wants it: the next
+micro-batch, clipping, the update. A gradient that an update consumed and that nobody wrote to since
+needs no reading at step(): every write to it comes through SpilledGradient, which counts them, so
+its bytes are known to be the same.
 """
 
 from __future__ import annotations
@@ -29,20 +32,31 @@ if TYPE_CHECKING:
 
 
 class SpillingGradients(Gradients):
-    def __init__(self, blocks: list[Block], planes: Planes, on_final: Callable[[Unit], None]) -> None:
+    def __init__(
+        self, blocks: list[Block], planes: Planes, on_final: Callable[[Unit], None]
+    ) -> None:
         spilled = planes.layout.spilled
         size = place_bytes(spilled)
         self.closed = False
         self._told = False  # of a gradient that stays outside
         self._regions: dict[Param, weakref.ref[Region]] = {}
-        self._homes = {unit: Home(unit, lambda unit=unit: any(self._region(param) is not None for param in unit.params)) for unit in spilled}
+        self._homes = {
+            unit: Home(
+                unit,
+                lambda unit=unit: any(self._region(param) is not None for param in unit.params),
+            )
+            for unit in spilled
+        }
         places = []
         for _ in range(PLACES):
             memory = torch.from_dlpack(planes.arena.take(size))
             places.append(Place(memory.data_ptr(), memory))
         runtime = planes.runtime
         clean(runtime.directories)
-        self.window = Window(places, Scratch(runtime.core, runtime.directories, sum(unit.weight_bytes for unit in spilled)))
+        self.window = Window(
+            places,
+            Scratch(runtime.core, runtime.directories, sum(unit.weight_bytes for unit in spilled)),
+        )
         super().__init__(blocks, planes, on_final)
 
     def _reserve(self, unit: Unit, arena) -> None:
@@ -57,7 +71,8 @@ class SpillingGradients(Gradients):
     # -- in memory for a moment
 
     def bring(self, home: Home, keep: tuple[Home, ...] = ()) -> torch.Tensor:
-        """The bytes of a unit's gradients, until the next call. Inference mode or not, as whoever looks at them."""
+        """The bytes of a unit's gradients, until the next call. Inference mode or not, as whoever
+        looks at them."""
         self.window.waiting = self.waiting
         return self.window.bring(home, keep).owner
 
@@ -66,10 +81,12 @@ class SpillingGradients(Gradients):
 
     @contextlib.contextmanager
     def changing(self, regions: set[Region]) -> Iterator[None]:
-        """Around a change of their bytes, which are in memory. One that changes none, as clipping often does, counts as none."""
+        """Around a change of their bytes, which are in memory. One that changes none, as clipping
+        often does, counts as none."""
         for region in regions:
             self.window.still(region.home)
-            self.window.unread(region.home)  # else an update could consume a change that is undone before anybody looks
+            # else an update could consume a change that is undone before anybody looks
+            self.window.unread(region.home)
         backward = torch._C._current_graph_task_id() != -1  # accumulating changes them
         before = {} if backward else {region: self._hash(region) for region in regions}
         homes = {region.home: region.home.dirty for region in regions}
@@ -91,7 +108,9 @@ class SpillingGradients(Gradients):
     def _hash(self, region: Region) -> bytes:
         param = region.param
         size = param.unit.dtype.itemsize
-        return self._session.hash(region.home.place.address + param.offset * size, param.numel * size)
+        return self._session.hash(
+            region.home.place.address + param.offset * size, param.numel * size
+        )
 
     # -- from backward
 
@@ -101,17 +120,26 @@ class SpillingGradients(Gradients):
             super()._adopt(param)
             return
         grad = param.tensor.grad
-        if grad is None or isinstance(grad, SpilledGradient) or not movable(grad) or not param.numel:
+        if (
+            grad is None
+            or isinstance(grad, SpilledGradient)
+            or not movable(grad)
+            or not param.numel
+        ):
             return
         with self.lock:
             if self._region(param) is not None:
-                self._tell(param)  # somebody has an earlier gradient of it, whose bytes stay: this one stays where torch put it
+                # somebody has an earlier gradient of it, whose bytes stay: this one stays where
+                # torch put it
+                self._tell(param)
                 return
             memory = self.bring(home)
             self.window.still(home)
             home.dirty = True
             region = Region(self, home, param)
-            spilled = SpilledGradient(region, param.unit.dtype, param.size, param.stride, param.offset)
+            spilled = SpilledGradient(
+                region, param.unit.dtype, param.size, param.stride, param.offset
+            )
             with torch.no_grad():
                 spilled.over(memory.untyped_storage()).copy_(grad)
             self._regions[param] = weakref.ref(region)
@@ -125,15 +153,18 @@ class SpillingGradients(Gradients):
         size = param.numel * param.unit.dtype.itemsize
         self.event("gradient outside dram", parameter=param.name, bytes=size)
         warnings.warn(
-            f"the gradient of {param.name} stays in ordinary memory ({size} bytes), and that of every other parameter of which an earlier gradient is kept alive: that "
-            "dram does not count; let go of earlier gradients (or copies: p.grad.clone()) before the next backward",
+            f"the gradient of {param.name} stays in ordinary memory ({size} bytes), and that of"
+            " every other parameter of which an earlier gradient is kept alive: that dram does not"
+            " count; let go of earlier gradients (or copies: p.grad.clone()) before the next"
+            " backward",
             stacklevel=2,
         )
 
     def _backward_done(self, unit: Unit) -> None:
         home = self._homes.get(unit)
         if home is not None:
-            with self.lock, contextlib.suppress(StokerError):  # it is met again where the place is needed
+            # it is met again where the place is needed
+            with self.lock, contextlib.suppress(StokerError):
                 self.window.waiting = self.waiting
                 self.window.write(home)
 
@@ -150,16 +181,26 @@ class SpillingGradients(Gradients):
         return grad if isinstance(grad, SpilledGradient) else self.laid_out(param)
 
     def consumed(self, unit: Unit) -> list[tuple[Param, torch.Tensor]]:
-        return self._all([(param, param.tensor.grad) for param in unit.params if param.tensor.grad is not None])
+        return self._all(
+            [(param, param.tensor.grad) for param in unit.params if param.tensor.grad is not None]
+        )
 
     def landed(self, unit: Unit, segments: list[Segment]) -> list[Segment]:
         grads = self._all([(segment.param, segment.grad) for segment in segments])
-        return [replace(segment, grad=grad) for segment, (_, grad) in zip(segments, grads, strict=True)]
+        return [
+            replace(segment, grad=grad) for segment, (_, grad) in zip(segments, grads, strict=True)
+        ]
 
     def _all(self, pairs: list[tuple[Param, torch.Tensor]]) -> list[tuple[Param, torch.Tensor]]:
-        """A unit's gradients in memory. Those assigned from another unit's are copied first: they push out what is there."""
-        copies = {param: self._real(grad, param) for param, grad in pairs if self._is_foreign(grad, param)}
-        return [(param, copies[param] if param in copies else self._real(grad, param)) for param, grad in pairs]
+        """A unit's gradients in memory. Those assigned from another unit's are copied first: they
+        push out what is there."""
+        copies = {
+            param: self._real(grad, param) for param, grad in pairs if self._is_foreign(grad, param)
+        }
+        return [
+            (param, copies[param] if param in copies else self._real(grad, param))
+            for param, grad in pairs
+        ]
 
     @staticmethod
     def _is_foreign(grad: torch.Tensor, param: Param) -> bool:
@@ -168,7 +209,9 @@ class SpillingGradients(Gradients):
     def _real(self, grad: torch.Tensor | None, param: Param) -> torch.Tensor | None:
         if not isinstance(grad, SpilledGradient):
             return None if grad is None else in_plane_order(grad, param)
-        return in_plane_order(grad.clone() if self._is_foreign(grad, param) else self._over(grad), param)
+        return in_plane_order(
+            grad.clone() if self._is_foreign(grad, param) else self._over(grad), param
+        )
 
     def check(self, unit: Unit, segments: list[Segment]) -> None:
         home = self._homes.get(unit)
@@ -176,7 +219,10 @@ class SpillingGradients(Gradients):
         for segment in segments:
             address = segment.grad.untyped_storage().data_ptr()
             if address != own and address in self.window.addresses:
-                raise StokerError(f"the gradient of {segment.param.name} left memory before its update began; this is a defect of Stoker: please report it")
+                raise StokerError(
+                    f"the gradient of {segment.param.name} left memory before its update began;"
+                    " this is a defect of Stoker: please report it"
+                )
 
     def mark(self, grad: torch.Tensor) -> tuple | None:
         if not isinstance(grad, SpilledGradient):
@@ -186,7 +232,9 @@ class SpillingGradients(Gradients):
     def read_by(self, unit: Unit, job: Any) -> None:
         home = self._homes.get(unit)
         if home is not None and home.place is not None:
-            home.place.readers = [each for each in home.place.readers if not each.computed()] + [job]
+            home.place.readers = [each for each in home.place.readers if not each.computed()] + [
+                job
+            ]
 
     # -- the ledger, the end
 

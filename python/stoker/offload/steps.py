@@ -1,14 +1,17 @@
 """Steps: when updates run, and how a step becomes one atomic commit.
 
-``sync`` updates every unit in step(); ``speculate`` updates a unit out of place as soon as its gradients are forecast final,
-during backward. step() then compares: a unit whose gradients (by hash), hyperparameters and parameters are still those that
-were consumed is kept, any other is redone from the committed state and p.grad as it is now. ``lazy`` decides without updating: each
-unit is updated just before the next use of its block (late.py). So all give the same bits, and a step that is skipped costs
-nothing but the work. ``auto`` speculates; once that was in vain in 3 of 20 steps it is lazy for the next 20; or sync, if the loop keeps
-gradients over step() or the model is sharded (shared.py).
+``sync`` updates every unit in step(); ``speculate`` updates a unit out of place as soon as its
+gradients are forecast final, during backward. step() then compares: a unit whose gradients (by
+hash), hyperparameters and parameters are still those that were consumed is kept, any other is
+redone from the committed state and p.grad as it is now. ``lazy`` decides without updating: each
+unit is updated just before the next use of its block (late.py). So all give the same bits, and a
+step that is skipped costs nothing but the work. ``auto`` speculates; once that was in vain in 3 of
+20 steps it is lazy for the next 20; or sync, if the loop keeps gradients over step() or the model
+is sharded (shared.py).
 
-A step's writes live in one transaction: step() decides it (the next forward reads it), the next forward or flush() closes it
-with the record of everything else that belongs to the step, and the store commits it while training goes on.
+A step's writes live in one transaction: step() decides it (the next forward reads it), the next
+forward or flush() closes it with the record of everything else that belongs to the step, and the
+store commits it while training goes on.
 """
 
 from __future__ import annotations
@@ -32,11 +35,15 @@ from stoker.offload.pager import Pager, Slot
 from stoker.offload.planes import Planes, put
 
 PAUSE_STEPS = 20  # and as many are looked back at
-# A step whose updates have to be done again takes longer by all of them; one whose updates hold is quicker than under lazy by what of them
-# backward hides that forward would not, which is a sixth of that or so. So speculation pays until it fails in one step of seven: 3 of 20.
+# A step whose updates have to be done again takes longer by all of them; one whose updates hold is
+# quicker than under lazy by what of them backward hides that forward would not, which is a sixth of
+# that or so. So speculation pays until it fails in one step of seven: 3 of 20.
 IN_VAIN_MOST = 3
 PASSED = "the gradient norm passed the limit before the last update"
-SCALED = "the gradient norm passed the limit during backward, where gradients were still scaled, as by a GradScaler, and not behind it"
+SCALED = (
+    "the gradient norm passed the limit during backward, where gradients were still scaled, as by a"
+    " GradScaler, and not behind it"
+)
 _DTYPE = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
@@ -53,19 +60,28 @@ class Segment:
     hyper: dict[str, Any]
 
     def args(self) -> tuple:
-        return (self.param.index, self.param.offset, self.param.numel, self.grad.data_ptr(), _DTYPE[self.grad.dtype], self.hyper)
+        return (
+            self.param.index,
+            self.param.offset,
+            self.param.numel,
+            self.grad.data_ptr(),
+            _DTYPE[self.grad.dtype],
+            self.hyper,
+        )
 
 
 @dataclass(eq=False)
 class Update:
-    """A unit's update under way. Holds the memory that C++ reads and writes until `job` is done with it."""
+    """A unit's update under way. Holds the memory that C++ reads and writes until `job` is done
+    with it."""
 
     unit: Unit
     segments: list[Segment]
     job: Any
     weights: Slot | None  # the old weights it reads
     staged: Slot | None  # where the new ones go
-    marks: list = field(default_factory=list)  # that tell these gradients' bytes from others (Gradients.mark)
+    # that tell these gradients' bytes from others (Gradients.mark)
+    marks: list = field(default_factory=list)
     computed: bool = False
 
     def wait_computed(self) -> None:
@@ -76,7 +92,8 @@ class Update:
 
 
 class Steps:
-    """Makes steps. `hyper(param)` gives the kernel's hyperparameters of the step that is being made."""
+    """Makes steps. `hyper(param)` gives the kernel's hyperparameters of the step that is being
+    made."""
 
     def __init__(
         self,
@@ -90,14 +107,20 @@ class Steps:
     ) -> None:
         self.planes, self.pager, self.gradients, self.hyper = planes, pager, gradients, hyper
         self.policy, self.finiteness = policy, finiteness
-        self.lost = lost  # a decided step could not be committed: these units are at the step before again
-        self.lock: Any = contextlib.nullcontext()  # the session's own, once it has one: a GPU's backward runs on a thread of torch's
+        # a decided step could not be committed: these units are at the step before again
+        self.lost = lost
+        # the session's own, once it has one: a GPU's backward runs on a thread of torch's
+        self.lock: Any = contextlib.nullcontext()
         self.paused_for = 0  # steps that `auto` still does not speculate in
-        self._in_vain: deque[bool] = deque(maxlen=PAUSE_STEPS)  # whether speculation was, in each step since the last pause
-        self.drops_gradients = False  # the loop was seen to set them to None after step(); who zeroes them in place takes them from lazy updates
+        # whether speculation was, in each step since the last pause
+        self._in_vain: deque[bool] = deque(maxlen=PAUSE_STEPS)
+        # the loop was seen to set them to None after step(); who zeroes them in place takes them
+        # from lazy updates
+        self.drops_gradients = False
         self._step_made = False
         self.reason = ""  # of auto's last change
-        self.clip_limit: float | None = None  # the norm to which this step's gradients are expected to be clipped
+        # the norm to which this step's gradients are expected to be clipped
+        self.clip_limit: float | None = None
         self._clipped = False  # whether somebody said so of this step
         self.updates: dict[Unit, Update] = {}
         self.sequence: list[Unit] = []  # the order in which units became final in the last step
@@ -106,21 +129,25 @@ class Steps:
         self._wasted = 0  # in the step that is being made
         self.waiting = Waits()  # the session's own, once it has one
         self.decided: Any = None  # transaction of a decided step that is not closed yet
-        self.closing: tuple[Any, Any] | None = None  # (transaction, future) of a closed step on its way to the disk
-        self._decided_updates: list[Update] = []  # of the decided step; their writes may be under way
-        self.edited: set[Unit] = set()  # whose weights the loop itself changed as a part of the decided step
+        # (transaction, future) of a closed step on its way to the disk
+        self.closing: tuple[Any, Any] | None = None
+        # of the decided step; their writes may be under way
+        self._decided_updates: list[Update] = []
+        # whose weights the loop itself changed as a part of the decided step
+        self.edited: set[Unit] = set()
         self._running: deque[Update] = deque()  # not known to be computed; the oldest first
         self._holding: list[Update] = []  # with memory of new weights; the oldest first
         self._backward: int | None = None  # torch's number of the one whose end was asked for
         self._txn: Any = None
         self.late = Late(self)  # what the decided step still owes
-        self._landing: list[Unit] = []  # final in this backward, on their way to where updates read them
+        # final in this backward, on their way to where updates read them
+        self._landing: list[Unit] = []
         self._norm2 = 0.0
         self._stopped = ""  # why nothing more of this step is speculated; empty: it may be
         for unit in planes.layout.retained:
             planes.session.retain(unit.session_id)
 
-    # -- speculation ---------------------------------------------------------------------------------------------------
+    # -- speculation -------------------------------------------------------------------------------
 
     @property
     def speculating(self) -> bool:
@@ -145,11 +172,16 @@ class Steps:
             self.abandon()
 
     def call_begins(self) -> None:
-        """A forward that records gradients begins. If the backward after it is the step's last, state can be read ahead."""
+        """A forward that records gradients begins. If the backward after it is the step's last,
+        state can be read ahead."""
         self._landing = []  # of a backward that broke off
         if self._step_made:
             self._step_made = False
-            self.saw_gradients(dropped=all(param.tensor.grad is None for unit in self.units for param in unit.params))
+            self.saw_gradients(
+                dropped=all(
+                    param.tensor.grad is None for unit in self.units for param in unit.params
+                )
+            )
         self._waste()
         self._norm2, self._stopped = 0.0, ""
         if self.speculating and self.gradients.last_call and not self.late:
@@ -169,9 +201,12 @@ class Steps:
             self._speculate(self.gradients.in_flight)
 
     def _speculate(self, keep: int) -> None:
-        """Starts the updates of final units, but for the last `keep`, whose gradients are still on their way."""
+        """Starts the updates of final units, but for the last `keep`, whose gradients are still on
+        their way."""
         while len(self._landing) > keep:
-            self._transaction()  # first: what a step still owes is made for it, of gradients that may take these ones' place
+            # first: what a step still owes is made for it, of gradients that may take these ones'
+            # place
+            self._transaction()
             segments = self._segments(unit := self._landing.pop(0))
             if self.clip_limit is not None and self._over_limit(segments):
                 self._stopped = PASSED
@@ -179,7 +214,9 @@ class Steps:
                 return
             self._launch(unit, segments)
             self._prefetch_state(self.sequence[len(self.updates) : len(self.updates) + 2])
-            while self.reclaim(keep=1):  # running on would keep weights in memory that the next forward's could take the place of
+            # running on would keep weights in memory that the next forward's could take the place
+            # of
+            while self.reclaim(keep=1):
                 pass
 
     def backward_ends(self) -> None:
@@ -197,9 +234,11 @@ class Steps:
                 yield self._running[0]
 
     def clips(self, limit: float, norm: float | None = None) -> None:
-        """The gradients of this step are clipped to that norm: now that theirs is `norm`, or before step() as who drives the loop knows. The next
-        steps' are expected to be, too, until a step is made without."""
-        if norm is not None and norm <= limit and self._stopped == PASSED and not self._clipped:  # a second clip finds what the first one left
+        """The gradients of this step are clipped to that norm: now that theirs is `norm`, or before
+        step() as who drives the loop knows. The next steps' are expected to be, too, until a step
+        is made without."""
+        # a second clip finds what the first one left
+        if norm is not None and norm <= limit and self._stopped == PASSED and not self._clipped:
             self._stopped = SCALED
         self.clip_limit, self._clipped = limit, True
 
@@ -224,14 +263,15 @@ class Steps:
             if unit not in self.updates and not self.late.has(unit):
                 self.planes.session.prefetch_state(unit.session_id, self.planes.source)
 
-    # -- one unit ------------------------------------------------------------------------------------------------------
+    # -- one unit ----------------------------------------------------------------------------------
 
     @staticmethod
     def _has_gradients(unit: Unit) -> bool:
         return any(param.tensor.grad is not None and param.numel for param in unit.params)
 
     def _landed(self, units: list[Unit]) -> Iterator[tuple[Unit, list[Segment]]]:
-        """Each unit with what its update consumes as p.grad is now; as many of those that follow as may be are on their way."""
+        """Each unit with what its update consumes as p.grad is now; as many of those that follow as
+        may be are on their way."""
         ahead = self.gradients.in_flight
         for i in range(len(units) + ahead):
             if i < len(units):
@@ -241,18 +281,32 @@ class Steps:
 
     def _segments(self, unit: Unit, later: bool = False) -> list[Segment]:
         """The gradients have landed. `later`: it is not now that they are consumed."""
-        grads = [(param, self.gradients.kept(param)) for param in unit.params] if later else self.gradients.consumed(unit)
-        return [Segment(param, grad, self.hyper(param)) for param, grad in grads if grad is not None and param.numel]
+        grads = (
+            [(param, self.gradients.kept(param)) for param in unit.params]
+            if later
+            else self.gradients.consumed(unit)
+        )
+        return [
+            Segment(param, grad, self.hyper(param))
+            for param, grad in grads
+            if grad is not None and param.numel
+        ]
 
     def _launch(self, unit: Unit, segments: list[Segment]) -> None:
         if segments:
             recorder, block = self.pager.recorder, unit.block
-            first = recorder.order.first(block.index)  # its next weights are used in the next forward
+            # its next weights are used in the next forward
+            first = recorder.order.first(block.index)
             distance = -1 if block.pinned else len(recorder.order.uses) - recorder.position + first
-            self.updates[unit] = self._start(unit, segments, self._transaction(), block.updated_units, self.updates, distance)
+            self.updates[unit] = self._start(
+                unit, segments, self._transaction(), block.updated_units, self.updates, distance
+            )
 
-    def start(self, unit: Unit, segments: list[Segment], along: list[Unit], distance: int) -> Update:
-        """An update that the decided step owes. `along`: units of its block that are owed theirs now, too."""
+    def start(
+        self, unit: Unit, segments: list[Segment], along: list[Unit], distance: int
+    ) -> Update:
+        """An update that the decided step owes. `along`: units of its block that are owed theirs
+        now, too."""
         segments = self.gradients.landed(unit, segments)
         begun = self.late.begun
         return self._start(unit, segments, self.decided, along, begun, distance, hashes=False)
@@ -289,7 +343,8 @@ class Steps:
     def _staged(
         self, block: Block, along: list[Unit], begun: Container[Unit], distance: int
     ) -> Slot | None:
-        """Memory for the block's next weights, if there is some that nothing needs sooner. Units that are not updated `along` keep theirs."""
+        """Memory for the block's next weights, if there is some that nothing needs sooner. Units
+        that are not updated `along` keep theirs."""
         pager = self.pager
         staged = pager.staged.get(block)
         if staged is not None:
@@ -321,12 +376,14 @@ class Steps:
             self._txn = self.planes.store.begin()
         return self._txn
 
-    # -- the step ------------------------------------------------------------------------------------------------------
+    # -- the step ----------------------------------------------------------------------------------
 
     def decide(self) -> set[Unit]:
-        """Makes every unit's update what p.grad says now, and makes it current. Returns the units that changed.
+        """Makes every unit's update what p.grad says now, and makes it current. Returns the units
+        that changed.
 
-        On an error everything of this step is abandoned, the step before is intact, and step() may be called again.
+        On an error everything of this step is abandoned, the step before is intact, and step() may
+        be called again.
         """
         self.late.complete()  # it wants gradients, which may land where those of this step do
         if self.active_policy == "lazy":
@@ -371,14 +428,19 @@ class Steps:
         """All is done that the step asks for; from here on it is decided."""
 
     def _owe(self) -> set[Unit]:
-        """decide() of ``lazy``: only pinned blocks, which may be read at any time, are updated now."""
+        """decide() of ``lazy``: only pinned blocks, which may be read at any time, are updated
+        now."""
         if self.updates:
             self.abandon()
         self._transaction()
         changed = [unit for unit in self.units if self._has_gradients(unit)]
         order = self.pager.recorder.order
         changed.sort(key=lambda unit: order.first(unit.block.index))
-        owed = {unit: self._segments(unit, later=True) for unit in changed if self.gradients.spills(unit) and not unit.block.pinned}
+        owed = {
+            unit: self._segments(unit, later=True)
+            for unit in changed
+            if self.gradients.spills(unit) and not unit.block.pinned
+        }
         try:
             for unit, segments in self._landed([unit for unit in changed if unit not in owed]):
                 if unit.block.pinned:
@@ -405,17 +467,22 @@ class Steps:
     def bytes_of(self, segments: list[Segment]) -> tuple:
         """What tells the gradients' bytes, as they are now, from any others."""
         marks = self.marks_of(segments)
-        return marks, self.hashes([segment for segment, mark in zip(segments, marks) if mark is None])
+        return marks, self.hashes(
+            [segment for segment, mark in zip(segments, marks) if mark is None]
+        )
 
     def marks_of(self, segments: list[Segment]) -> list[tuple | None]:
         return [self.gradients.mark(segment.grad) for segment in segments]
 
     def hashes(self, segments: list[Segment]) -> list[bytes]:
         """Of the gradients' bytes as they are now."""
-        return self.planes.session.hash_many([(s.grad.data_ptr(), s.grad.numel() * s.grad.dtype.itemsize) for s in segments])
+        return self.planes.session.hash_many(
+            [(s.grad.data_ptr(), s.grad.numel() * s.grad.dtype.itemsize) for s in segments]
+        )
 
     def _reconsider(self, redone: int) -> None:
-        """`auto`: whether to speculate in the next step, after one in which so many updates had to be done again."""
+        """`auto`: whether to speculate in the next step, after one in which so many updates had to
+        be done again."""
         if self.policy != "auto":
             return
         if self.paused_for:
@@ -426,7 +493,9 @@ class Steps:
         why = self._in_vain_because(redone)
         self._in_vain.append(bool(why))
         if (times := sum(self._in_vain)) >= IN_VAIN_MOST:
-            self.reason = f"{times} of the last {len(self._in_vain)} steps speculated in vain: {why}"
+            self.reason = (
+                f"{times} of the last {len(self._in_vain)} steps speculated in vain: {why}"
+            )
             self.paused_for = PAUSE_STEPS
             self._in_vain.clear()
 
@@ -434,25 +503,35 @@ class Steps:
         """Why the speculation of the step that is being made was in vain; empty if it was not."""
         if redone:
             return f"{redone} of {len(self.updates)} updates had to be done again"
-        if self._stopped and (self._clipped or self._stopped != PASSED):  # without the clip that was expected, its updates would have held
+        # without the clip that was expected, its updates would have held
+        if self._stopped and (self._clipped or self._stopped != PASSED):
             return self._stopped
         return f"{self._wasted} updates were made, and no step() followed" if self._wasted else ""
 
     def saw_gradients(self, dropped: bool) -> None:
-        """What the loop was seen to do to its gradients behind step(): only those that it sets to None may be read by later updates."""
-        if dropped != self.drops_gradients and 0 < self.paused_for < PAUSE_STEPS:  # at its first step the pause has a better reason
-            self.reason = "the loop sets its gradients to None behind step()" if dropped else "the loop keeps its gradients over step()"
+        """What the loop was seen to do to its gradients behind step(): only those that it sets to
+        None may be read by later updates."""
+        # at its first step the pause has a better reason
+        if dropped != self.drops_gradients and 0 < self.paused_for < PAUSE_STEPS:
+            self.reason = (
+                "the loop sets its gradients to None behind step()"
+                if dropped
+                else "the loop keeps its gradients over step()"
+            )
         self.drops_gradients = dropped
 
     def _settle_updates(self) -> int:
-        """Keeps or redoes what was speculated, and starts what was not. How many updates it redid."""
+        """Keeps or redoes what was speculated, and starts what was not. How many updates it
+        redid."""
         redone = 0
         if not all(self._has_gradients(unit) for unit in self.updates):
             redone = sum(self._has_gradients(unit) for unit in self.updates)
-            self.abandon()  # a unit was updated that has no gradient any more: its writes must not be committed
+            # a unit was updated that has no gradient any more: its writes must not be committed
+            self.abandon()
         untouched = {unit for unit, update in self.updates.items() if self._untouched(update)}
         self.kept += len(untouched)
-        order = [*self.updates, *(unit for unit in self.units if unit not in self.updates)]  # those computed last come last
+        # those computed last come last
+        order = [*self.updates, *(unit for unit in self.units if unit not in self.updates)]
         for unit, segments in self._landed([unit for unit in order if unit not in untouched]):
             update = self.updates.get(unit)
             if update is not None and self._consumed(update, segments):
@@ -466,14 +545,23 @@ class Steps:
         return redone
 
     def _marks(self, unit: Unit) -> list[tuple | None]:
-        return [self.gradients.mark(param.tensor.grad) for param in unit.params if param.tensor.grad is not None and param.numel]
+        return [
+            self.gradients.mark(param.tensor.grad)
+            for param in unit.params
+            if param.tensor.grad is not None and param.numel
+        ]
 
     def _untouched(self, update: Update) -> bool:
-        """Whether it is known, without a look at their bytes, that the update consumed exactly these gradients with these hyperparameters."""
+        """Whether it is known, without a look at their bytes, that the update consumed exactly
+        these gradients with these hyperparameters."""
         marks = self._marks(update.unit)
         if None in marks or marks != update.marks:
             return False
-        now = [(param, self.hyper(param)) for param in update.unit.params if param.tensor.grad is not None and param.numel]
+        now = [
+            (param, self.hyper(param))
+            for param in update.unit.params
+            if param.tensor.grad is not None and param.numel
+        ]
         return [(s.param, s.hyper) for s in update.segments] == now
 
     def _consumed(self, update: Update, segments: list[Segment]) -> bool:
@@ -486,13 +574,18 @@ class Steps:
 
     def _forget(self, update: Update) -> None:
         update.wait_computed()
-        self.timed("writing", update.job.wait_written)  # it is written from the memory that the next one computes into
+        # it is written from the memory that the next one computes into
+        self.timed("writing", update.job.wait_written)
         self.planes.session.invalidate(update.unit.session_id)
         update.staged = None
         del self.updates[update.unit]
 
     def _make_current(self, changed: set[Unit]) -> None:
-        blocks = [block for block in self.planes.blocks if any(unit in changed for unit in block.updated_units)]
+        blocks = [
+            block
+            for block in self.planes.blocks
+            if any(unit in changed for unit in block.updated_units)
+        ]
         for block in blocks:
             staged, current = self.pager.staged.get(block), self.pager.slots.get(block)
             for unit in block.updated_units:
@@ -502,7 +595,8 @@ class Steps:
                     staged = self.pager.staged.pop(block) and None
                 else:
                     self._carry_over(unit, current, staged)
-        self.decided, self._txn = self._transaction(), None  # also a step without updates has a record
+        # also a step without updates has a record
+        self.decided, self._txn = self._transaction(), None
         self.planes.source = self.decided
         self._decided_updates = list(self.updates.values())
         for update in self._decided_updates:
@@ -530,13 +624,16 @@ class Steps:
         for update in list(self.updates.values()):
             try:
                 update.wait_computed()
-            except Exception:  # the step is given up anyway; its cause was or will be reported by whoever gave it up
+            except Exception:
+                # the step is given up anyway; its cause was or will be reported by whoever gave it
+                # up
                 pass
             self.planes.session.invalidate(update.unit.session_id)
         abandoned, self.updates = self.updates, {}
         self._running.clear()
         if self._txn is not None:
-            self._txn.abandon()  # waits for its writes: the next transaction may want the same objects
+            # waits for its writes: the next transaction may want the same objects
+            self._txn.abandon()
             self._txn = None
         self._let_go(abandoned.values())
         self.pager.abandon()
@@ -545,11 +642,14 @@ class Steps:
         self.gradients.recall()
         self.planes.session.drop_prefetched()
 
-    # -- commit --------------------------------------------------------------------------------------------------------
+    # -- commit ------------------------------------------------------------------------------------
 
-    def close(self, records: Callable[[], dict[str, bytes]], stage: Callable[[Any], None] = _nothing) -> None:
-        """Puts the step's records into its transaction and starts the durable commit, once nothing is owed any more. `stage` writes
-        into the transaction what of the step is neither a record nor an update."""
+    def close(
+        self, records: Callable[[], dict[str, bytes]], stage: Callable[[Any], None] = _nothing
+    ) -> None:
+        """Puts the step's records into its transaction and starts the durable commit, once nothing
+        is owed any more. `stage` writes into the transaction what of the step is neither a record
+        nor an update."""
         made = records()
         txn = self.decided
         try:
@@ -576,7 +676,8 @@ class Steps:
         return True
 
     def settle(self) -> None:
-        """Waits for the closed step's commit; raises what went wrong with it, and then the step is as if it had never been made."""
+        """Waits for the closed step's commit; raises what went wrong with it, and then the step is
+        as if it had never been made."""
         if self.closing is None:
             return
         txn, future = self.closing
@@ -617,7 +718,8 @@ class Steps:
         return {update.unit for update in self._decided_updates}
 
     def lose(self) -> None:
-        """The last decided step cannot be committed: goes back to the one before, which is in the store whole."""
+        """The last decided step cannot be committed: goes back to the one before, which is in the
+        store whole."""
         under_way = self.late.updates  # their memory is read and written until abandon() returns
         units = self.decided_units | self.late.units | self.edited
         self.late.clear()
@@ -633,31 +735,35 @@ class Steps:
         self.lost(units)
 
     def release(self) -> None:
-        """Lets go of transactions and memory, whatever state they are in. The end of the session."""
+        """Lets go of transactions and memory, whatever state they are in. The end of the
+        session."""
         self.updates, self._decided_updates, self._holding = {}, [], []
         self._running.clear()
         self.late.clear()
         self._txn = self.decided = self.closing = None
 
-    # -- what the pager asks -------------------------------------------------------------------------------------------
+    # -- what the pager asks -----------------------------------------------------------------------
 
     def _update_of(self, unit: Unit) -> Update | None:
         """The unit's update of the step that is being made, or that the decided one owes."""
         return self.updates.get(unit) or self.late.begun_of(unit)
 
     def written(self, block: Block) -> bool:
-        """Whether the block's staged weights are on the disk (in the transaction), so that the copy may go."""
+        """Whether the block's staged weights are on the disk (in the transaction), so that the copy
+        may go."""
         updates = map(self._update_of, block.updated_units)
         return all(update is None or update.job.written() for update in updates)
 
     def superseded(self, block: Block) -> bool:
-        """Whether nothing needs the block's current weights any more: all its updates have consumed them."""
+        """Whether nothing needs the block's current weights any more: all its updates have consumed
+        them."""
         updates = map(self._update_of, block.updated_units)
         computed = (update is not None and update.job.computed() for update in updates)
         return bool(block.updated_units) and all(computed)
 
     def reclaim(self, keep: int = 0) -> bool:
-        """Waits for the oldest update under way to be done with its memory; False if no more than `keep` are under way."""
+        """Waits for the oldest update under way to be done with its memory; False if no more than
+        `keep` are under way."""
         first = next(self._uncomputed(), None)
         under_way = (update for update in self._running if not update.computed)
         if first is None or sum(1 for _ in islice(under_way, keep + 1)) <= keep:
@@ -666,9 +772,11 @@ class Steps:
         return True
 
     def release_written(self, wait: bool = False) -> bool:
-        """Lets go of memory of new weights that is on the disk by now, or (`wait`) of the oldest that is not. False if there is none."""
+        """Lets go of memory of new weights that is on the disk by now, or (`wait`) of the oldest
+        that is not. False if there is none."""
         if wait and self._holding:
-            with contextlib.suppress(StokerError):  # the commit fails for the same reason, and says so
+            # the commit fails for the same reason, and says so
+            with contextlib.suppress(StokerError):
                 self.timed("writing", self._holding[0].job.wait_written)
         written = [update for update in self._holding if update.job.written()]
         if written:

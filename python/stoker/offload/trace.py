@@ -1,7 +1,8 @@
 """A Chrome trace of one step: what the disk, the kernels and the training thread did when.
 
-The core keeps spans of the Loop and the pool while a trace is on; the training thread adds its waits (ledger.py) and the moments at
-which it turns to another block (order.py). Nothing is kept, and nothing but a branch is paid, while no trace is on.
+The core keeps spans of the Loop and the pool while a trace is on; the training thread adds its
+waits (ledger.py) and the moments at which it turns to another block (order.py). Nothing is kept,
+and nothing but a branch is paid, while no trace is on.
 """
 
 from __future__ import annotations
@@ -41,18 +42,38 @@ class StepTrace:
         ended = time.perf_counter_ns()
         session = self._session
         spans, dropped = session.runtime.core.stop_trace()
-        waits, session.ledger.waiting.spans, session.pager.recorder.on_use = session.ledger.waiting.spans, None, None
-        events = [*_computing(self._marks, ended), *_waiting(waits), *_kernels(spans), *_disk(spans)]
+        waits, session.ledger.waiting.spans, session.pager.recorder.on_use = (
+            session.ledger.waiting.spans,
+            None,
+            None,
+        )
+        events = [
+            *_computing(self._marks, ended),
+            *_waiting(waits),
+            *_kernels(spans),
+            *_disk(spans),
+        ]
         for event in events:
             event["ts"] = (event["ts"] - self._began) / 1e3
             event["pid"] = 1
-        content = {"traceEvents": [*_names(events), *events], "displayTimeUnit": "ms", "otherData": {"step": row["step"], "policy": row["policy"], "dropped_spans": dropped}}
+        content = {
+            "traceEvents": [*_names(events), *events],
+            "displayTimeUnit": "ms",
+            "otherData": {"step": row["step"], "policy": row["policy"], "dropped_spans": dropped},
+        }
         with naming(self._path), open(self._path, "w", encoding="utf-8") as out:
             json.dump(content, out)
 
 
 def _span(row: int, name: str, begin_ns: int, end_ns: int, **args: Any) -> dict[str, Any]:
-    return {"ph": "X", "tid": row, "name": name, "ts": begin_ns, "dur": max(0, end_ns - begin_ns) / 1e3, "args": args}
+    return {
+        "ph": "X",
+        "tid": row,
+        "name": name,
+        "ts": begin_ns,
+        "dur": max(0, end_ns - begin_ns) / 1e3,
+        "args": args,
+    }
 
 
 def _computing(marks: list[tuple[str, int]], ended: int) -> Iterable[dict]:
@@ -74,7 +95,8 @@ def _kernels(spans: list[tuple]) -> Iterable[dict]:
 
 
 def _disk(spans: list[tuple]) -> Iterable[dict]:
-    """Operations in service, each in the first row that is free, and how many wait and are in service."""
+    """Operations in service, each in the first row that is free, and how many wait and are in
+    service."""
     busy: list[int] = []  # until when each row is taken
     changes: list[tuple[int, str, int]] = []
     for track, name, begin, end, size, _ in sorted(spans, key=lambda span: span[2]):
@@ -88,12 +110,35 @@ def _disk(spans: list[tuple]) -> Iterable[dict]:
     depth = {"queue": 0, "disk": 0}
     for at, track, change in sorted(changes):
         depth[track] += change
-        yield {"ph": "C", "tid": DISK, "name": "disk operations", "ts": at, "args": {"waiting": depth["queue"], "in service": depth["disk"]}}
+        yield {
+            "ph": "C",
+            "tid": DISK,
+            "name": "disk operations",
+            "ts": at,
+            "args": {"waiting": depth["queue"], "in service": depth["disk"]},
+        }
 
 
 def _names(events: list[dict]) -> Iterable[dict]:
     for row in sorted({event["tid"] for event in events}):
-        name = (f"disk, operation {row - DISK}" if row >= DISK else f"kernel thread {row - KERNELS}" if row >= KERNELS
-                else "training thread, waiting" if row == WAITING else "training thread, block at work")  # fmt: skip
+        name = (
+            f"disk, operation {row - DISK}"
+            if row >= DISK
+            else (
+                f"kernel thread {row - KERNELS}"
+                if row >= KERNELS
+                else (
+                    "training thread, waiting"
+                    if row == WAITING
+                    else "training thread, block at work"
+                )
+            )
+        )
         yield {"ph": "M", "pid": 1, "tid": row, "name": "thread_name", "args": {"name": name}}
-        yield {"ph": "M", "pid": 1, "tid": row, "name": "thread_sort_index", "args": {"sort_index": row}}
+        yield {
+            "ph": "M",
+            "pid": 1,
+            "tid": row,
+            "name": "thread_sort_index",
+            "args": {"sort_index": row},
+        }

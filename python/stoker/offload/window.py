@@ -1,13 +1,17 @@
-"""Window: the memory through which spilled gradients pass. What of them is not here lies in scratch space (scratch.py).
+"""Window: the memory through which spilled gradients pass. What of them is not here lies in scratch
+space (scratch.py).
 
-Where memory cannot hold the gradients of all units, some keep a place of their own, as ever, and the others share a few (`PLACES`). The
-spilled gradients of a unit come and go together, as one piece of scratch space: each time another unit needs the place they are
-written, if the disk does not have them as they are, and each time they are needed they are read.
+Where memory cannot hold the gradients of all units, some keep a place of their own, as ever, and
+the others share a few (`PLACES`). The spilled gradients of a unit come and go together, as one
+piece of scratch space: each time another unit needs the place they are written, if the disk does
+not have them as they are, and each time they are needed they are read.
 
-Which stay: gradients become final in the reverse order of the blocks. Those of the last blocks have to wait longest for step(), and what is
-written of them is written beside the rest of backward; those of the first blocks come last, when there is nothing left to hide a write
-behind, and until then their memory is lent to what updates read ahead. So the first blocks' stay. Before them come those of pinned
-blocks, which backward uses more than once, and very large ones, as every place must hold the largest that is spilled.
+Which stay: gradients become final in the reverse order of the blocks. Those of the last blocks have
+to wait longest for step(), and what is written of them is written beside the rest of backward;
+those of the first blocks come last, when there is nothing left to hide a write behind, and until
+then their memory is lent to what updates read ahead. So the first blocks' stay. Before them come
+those of pinned blocks, which backward uses more than once, and very large ones, as every place must
+hold the largest that is spilled.
 """
 
 from __future__ import annotations
@@ -25,11 +29,16 @@ PLACES = 2  # one unit is accumulated, or consumed, while another is being writt
 
 
 def _in_order_of_staying(blocks: list[Block]) -> list[Unit]:
-    return [unit for block in sorted(blocks, key=lambda block: not block.pinned) for unit in block.updated_units]
+    return [
+        unit
+        for block in sorted(blocks, key=lambda block: not block.pinned)
+        for unit in block.updated_units
+    ]
 
 
 def _large_ones_that_stay(sizes: list[int]) -> int:
-    """How many of the largest (`sizes`: descending) cost less memory in a place of their own than as the measure of all places."""
+    """How many of the largest (`sizes`: descending) cost less memory in a place of their own than
+    as the measure of all places."""
     before = list(accumulate(sizes, initial=0))
     needed = lambda large: before[large] + PLACES * sizes[large]
     return min(range(len(sizes)), key=needed, default=0)
@@ -43,7 +52,8 @@ def least(blocks: list[Block]) -> int:
 
 
 def choose(blocks: list[Block], room: int) -> list[Unit]:
-    """The units whose gradients are spilled, where gradients may take `room` bytes, or the least that does if that is more."""
+    """The units whose gradients are spilled, where gradients may take `room` bytes, or the least
+    that does if that is more."""
     units = _in_order_of_staying(blocks)
     if sum(unit.weight_bytes for unit in units) <= room:
         return []
@@ -51,10 +61,19 @@ def choose(blocks: list[Block], room: int) -> list[Unit]:
     large = _large_ones_that_stay([unit.weight_bytes for unit in by_size])
     always = set(by_size[:large])
     others = [unit for unit in units if unit not in always]
-    staying = list(accumulate((unit.weight_bytes for unit in others), initial=sum(unit.weight_bytes for unit in always)))
-    widest = list(accumulate((unit.weight_bytes for unit in reversed(others)), max, initial=0))[::-1]
+    staying = list(
+        accumulate(
+            (unit.weight_bytes for unit in others),
+            initial=sum(unit.weight_bytes for unit in always),
+        )
+    )
+    widest = list(accumulate((unit.weight_bytes for unit in reversed(others)), max, initial=0))[
+        ::-1
+    ]
     # As many as fit, in their order and without gaps: so more room never spills more.
-    first = max((i for i in range(len(others)) if staying[i] + PLACES * widest[i] <= room), default=0)
+    first = max(
+        (i for i in range(len(others)) if staying[i] + PLACES * widest[i] <= room), default=0
+    )
     return others[first:]
 
 
@@ -64,12 +83,17 @@ def place_bytes(spilled: list[Unit]) -> int:
 
 def memory(units: list[Unit], spilled: list[Unit]) -> int:
     """Bytes that the gradients of `units` take if those of `spilled` share places."""
-    return sum(unit.weight_bytes for unit in units) - sum(unit.weight_bytes for unit in spilled) + PLACES * place_bytes(spilled)
+    return (
+        sum(unit.weight_bytes for unit in units)
+        - sum(unit.weight_bytes for unit in spilled)
+        + PLACES * place_bytes(spilled)
+    )
 
 
 @dataclass(eq=False)
 class Home:
-    """Where a unit's spilled gradients are: in a place, on the disk, or in both. `live`: whether anybody has use for their bytes."""
+    """Where a unit's spilled gradients are: in a place, on the disk, or in both. `live`: whether
+    anybody has use for their bytes."""
 
     unit: Unit
     live: Callable[[], bool]
@@ -92,7 +116,8 @@ class Place:
 
 
 class Window:
-    """Used under the session's lock. On any error, and on Ctrl-C, all bytes are where they were before, and the call may be made again."""
+    """Used under the session's lock. On any error, and on Ctrl-C, all bytes are where they were
+    before, and the call may be made again."""
 
     def __init__(self, places: list[Place], scratch: Any) -> None:
         self.waiting = Waits()  # the session's own, once it has one
@@ -102,7 +127,8 @@ class Window:
         self.addresses = frozenset(place.address for place in places)
 
     def bring(self, home: Home, keep: tuple[Home, ...] = ()) -> Place:
-        """The home's bytes, in memory until another is brought. `keep`: homes that do not give way to it; fewer than PLACES."""
+        """The home's bytes, in memory until another is brought. `keep`: homes that do not give way
+        to it; fewer than PLACES."""
         place = home.place
         if place is None:
             if not home.live():
@@ -125,7 +151,8 @@ class Window:
         self.written_bytes += home.size
 
     def still(self, home: Home) -> StokerError | None:
-        """Waits until nothing of it is being written. Why the write failed, if it did: then the place has the only copy, and keeps it."""
+        """Waits until nothing of it is being written. Why the write failed, if it did: then the
+        place has the only copy, and keeps it."""
         if home.piece is None:
             return None
         with self.waiting("gradients"):
@@ -141,7 +168,8 @@ class Window:
     def unread(self, home: Home) -> None:
         """Waits until no update is reading its bytes."""
         for job in home.place.readers:
-            with self.waiting("gradients"), contextlib.suppress(StokerError):  # whoever made it hears of it
+            # whoever made it hears of it
+            with self.waiting("gradients"), contextlib.suppress(StokerError):
                 job.wait()
         home.place.readers.clear()
 
@@ -193,7 +221,9 @@ class Window:
 
     @staticmethod
     def _told(error: StokerError, home: Home, what: str) -> StokerError:
-        told = type(error)(f"spilled gradients of block {home.unit.block.name} could not be {what}: {error}")
+        told = type(error)(
+            f"spilled gradients of block {home.unit.block.name} could not be {what}: {error}"
+        )
         told.errno = error.errno
         return told
 

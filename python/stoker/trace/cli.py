@@ -1,4 +1,5 @@
-"""`stoker trace`: trains a model for a few steps out of a store that is thrown away, and writes a Chrome trace of the last one.
+"""`stoker trace`: trains a model for a few steps out of a store that is thrown away, and writes a
+Chrome trace of the last one.
 
 A run of your own is traced from within: `opt.trace("step.json")` before a step.
 """
@@ -26,9 +27,22 @@ STEPS_BEFORE = 3  # the order is recorded in the first; the moments are no spars
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("stoker trace", __doc__)
-    parser.add_argument("--out", type=named, default="trace.json", metavar="FILE", help="the trace (default: trace.json), for chrome://tracing or Perfetto")
-    parser.add_argument("--dir", type=named, default=".", help="where the store is made (default: here)")
-    parser.add_argument("--policy", choices=["auto", "sync", "speculate", "lazy"], default="speculate", help="when updates run (default: speculate)")
+    parser.add_argument(
+        "--out",
+        type=named,
+        default="trace.json",
+        metavar="FILE",
+        help="the trace (default: trace.json), for chrome://tracing or Perfetto",
+    )
+    parser.add_argument(
+        "--dir", type=named, default=".", help="where the store is made (default: here)"
+    )
+    parser.add_argument(
+        "--policy",
+        choices=["auto", "sync", "speculate", "lazy"],
+        default="speculate",
+        help="when updates run (default: speculate)",
+    )
     add_model_options(parser, dram="96MiB", layers=8, width=512)
     args = parser.parse_args(argv)
     try:
@@ -39,7 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         row = _trace(args)
     except (StokerError, OSError) as error:
         return fail("stoker trace", error)
-    print(f"written      {args.out}: step {row['step']}, {row['seconds']:.3g} s, policy {row['policy']}", file=sys.stderr)
+    print(
+        f"written      {args.out}: step {row['step']}, {row['seconds']:.3g} s, policy"
+        f" {row['policy']}",
+        file=sys.stderr,
+    )
     return 0
 
 
@@ -52,8 +70,19 @@ def _trace(args: argparse.Namespace) -> dict:
         os.unlink(args.out)
     dtype = weight_type(args.precision, TOKENS, args.width)
     with tempfile.TemporaryDirectory(dir=args.dir, prefix="stoker-trace-") as store:
-        model = stoker.build(lambda: Model(args.layers, args.width, args.vocabulary).to(dtype), seed=0, store=store, dram=args.dram)
-        model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters(), lr=1e-4), store=store, dram=args.dram, policy=args.policy)
+        model = stoker.build(
+            lambda: Model(args.layers, args.width, args.vocabulary).to(dtype),
+            seed=0,
+            store=store,
+            dram=args.dram,
+        )
+        model, opt = stoker.offload(
+            model,
+            torch.optim.AdamW(model.parameters(), lr=1e-4),
+            store=store,
+            dram=args.dram,
+            policy=args.policy,
+        )
         try:
             for step in range(STEPS_BEFORE + 1):
                 if step == STEPS_BEFORE:

@@ -1,4 +1,5 @@
-"""Small inline SVG charts: lines, stacked columns, stacked bars. Colours are CSS classes, so a page themes them."""
+"""Small inline SVG charts: lines, stacked columns, stacked bars. Colours are CSS classes, so a page
+themes them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 16, 14, 40
 
 @dataclass(frozen=True)
 class Series:
-    """One line or one layer. `style` is a class: s0..s8 (colours), thin, or ref (a dashed reference line)."""
+    """One line or one layer. `style` is a class: s0..s8 (colours), thin, or ref (a dashed reference
+    line)."""
 
     name: str
     points: Sequence[tuple[float, float]]  # (x, y)
@@ -48,36 +50,62 @@ class _Frame:
         return _LEFT + (value - self.x_low) / (self.x_high - self.x_low) * (WIDTH - _LEFT - _RIGHT)
 
     def y(self, value: float) -> float:
-        return HEIGHT - _BOTTOM - (value - self.y_low) / (self.y_high - self.y_low) * (HEIGHT - _TOP - _BOTTOM)
+        return (
+            HEIGHT
+            - _BOTTOM
+            - (value - self.y_low) / (self.y_high - self.y_low) * (HEIGHT - _TOP - _BOTTOM)
+        )
 
     def axes(self, x_label: str, y_label: str) -> list[str]:
         parts = []
         for tick in self.y_ticks:
             at = self.y(tick)
-            parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-            parts.append(f'<text class="tick" x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{number(tick)}</text>')
+            parts.append(
+                f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at:.1f}"'
+                f' y2="{at:.1f}"/>'
+            )
+            parts.append(
+                f'<text class="tick" x="{_LEFT - 8}" y="{at + 4:.1f}"'
+                f' text-anchor="end">{number(tick)}</text>'
+            )
         for tick in ticks(self.x_low, self.x_high, 8):
             if self.x_low <= tick <= self.x_high:
-                parts.append(f'<text class="tick" x="{self.x(tick):.1f}" y="{HEIGHT - _BOTTOM + 18}" '
-                             f'text-anchor="middle">{number(tick)}</text>')
-        parts.append(f'<text class="label" x="{WIDTH - _RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{escape(x_label)}</text>')
-        parts.append(f'<text class="label" x="14" y="{_TOP + 70}" transform="rotate(-90 14 {_TOP + 70})" '
-                     f'text-anchor="middle">{escape(y_label)}</text>')
+                parts.append(
+                    f'<text class="tick" x="{self.x(tick):.1f}" y="{HEIGHT - _BOTTOM + 18}" '
+                    f'text-anchor="middle">{number(tick)}</text>'
+                )
+        parts.append(
+            f'<text class="label" x="{WIDTH - _RIGHT}" y="{HEIGHT - 4}"'
+            f' text-anchor="end">{escape(x_label)}</text>'
+        )
+        parts.append(
+            f'<text class="label" x="14" y="{_TOP + 70}" transform="rotate(-90 14 {_TOP + 70})" '
+            f'text-anchor="middle">{escape(y_label)}</text>'
+        )
         return parts
 
 
 def _svg(parts: list[str], title: str, height: int = HEIGHT) -> str:
-    return (f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title, quote=True)}">'
-            f"<title>{escape(title)}</title>{''.join(parts)}</svg>")
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title, quote=True)}">'
+        f"<title>{escape(title)}</title>{''.join(parts)}</svg>"
+    )
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> str:
     """(name, style) pairs as a line of HTML."""
-    return '<p class="legend">' + "".join(
-        f'<span><i class="key {style}"></i>{escape(name)}</span>' for name, style in entries) + "</p>"
+    return (
+        '<p class="legend">'
+        + "".join(
+            f'<span><i class="key {style}"></i>{escape(name)}</span>' for name, style in entries
+        )
+        + "</p>"
+    )
 
 
-def lines(series: Sequence[Series], title: str, x_label: str, y_label: str, from_zero: bool = False) -> str:
+def lines(
+    series: Sequence[Series], title: str, x_label: str, y_label: str, from_zero: bool = False
+) -> str:
     """A line chart with a legend."""
     series = [each for each in series if each.points]
     xs = [x for each in series for x, _ in each.points]
@@ -89,14 +117,19 @@ def lines(series: Sequence[Series], title: str, x_label: str, y_label: str, from
     for each in series:
         if len(each.points) == 1:
             x, y = each.points[0]
-            parts.append(f'<circle class="dot {each.style}" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="4"/>')
+            parts.append(
+                f'<circle class="dot {each.style}" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}"'
+                ' r="4"/>'
+            )
         else:
             path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in each.points)
             parts.append(f'<polyline class="line {each.style}" points="{path}"/>')
     return legend([(each.name, each.style) for each in series]) + _svg(parts, title)
 
 
-def columns(steps: Sequence[float], layers: Sequence[Series], title: str, x_label: str, y_label: str) -> str:
+def columns(
+    steps: Sequence[float], layers: Sequence[Series], title: str, x_label: str, y_label: str
+) -> str:
     """Stacked columns over steps; each layer has one y for each step, the first lies at the bottom.
 
     More steps than fit are joined: a column then is the mean of its steps.
@@ -105,7 +138,9 @@ def columns(steps: Sequence[float], layers: Sequence[Series], title: str, x_labe
         return '<p class="none">no step was recorded</p>'
     group = -(-len(steps) // 180)
     starts = range(0, len(steps), group)
-    heights = [[_mean([y for _, y in layer.points[i:i + group]]) for layer in layers] for i in starts]
+    heights = [
+        [_mean([y for _, y in layer.points[i : i + group]]) for layer in layers] for i in starts
+    ]
     frame = _Frame(steps[0] - 0.5, steps[-1] + 0.5, 0.0, max(map(sum, heights)) or 1.0)
     parts = frame.axes(x_label, y_label)
     for i, stack in zip(starts, heights, strict=True):
@@ -115,14 +150,19 @@ def columns(steps: Sequence[float], layers: Sequence[Series], title: str, x_labe
         for layer, value in zip(layers, stack, strict=True):
             if value > 0:
                 top = frame.y(base + value)
-                parts.append(f'<rect class="{layer.style}" x="{left:.2f}" y="{top:.2f}" width="{max(0.5, width * 0.86):.2f}" '
-                             f'height="{frame.y(base) - top:.2f}"/>')
+                parts.append(
+                    f'<rect class="{layer.style}" x="{left:.2f}" y="{top:.2f}"'
+                    f' width="{max(0.5, width * 0.86):.2f}" height="{frame.y(base) - top:.2f}"/>'
+                )
             base += value
     return legend([(layer.name, layer.style) for layer in layers]) + _svg(parts, title)
 
 
-def bars(rows: Sequence[tuple[str, Sequence[tuple[str, float, str]]]], title: str, unit: str) -> str:
-    """Horizontal stacked bars: rows of (label, [(name, value, style)]), each with its total at the end."""
+def bars(
+    rows: Sequence[tuple[str, Sequence[tuple[str, float, str]]]], title: str, unit: str
+) -> str:
+    """Horizontal stacked bars: rows of (label, [(name, value, style)]), each with its total at the
+    end."""
     entries = {name: style for _, parts in rows for name, value, style in parts if value > 0}
     largest = max((sum(value for _, value, _ in parts) for _, parts in rows), default=0.0)
     if not largest:
@@ -131,15 +171,23 @@ def bars(rows: Sequence[tuple[str, Sequence[tuple[str, float, str]]]], title: st
     out = []
     for index, (label, parts) in enumerate(rows):
         y, x = 8 + index * pitch, float(left)
-        out.append(f'<text class="name" x="{left - 10}" y="{y + 16}" text-anchor="end">{escape(label)}</text>')
+        out.append(
+            f'<text class="name" x="{left - 10}" y="{y + 16}"'
+            f' text-anchor="end">{escape(label)}</text>'
+        )
         for name, value, style in parts:
             width = value / largest * (WIDTH - left - right)
             if width > 0:
-                out.append(f'<rect class="{style}" x="{x:.1f}" y="{y}" width="{max(0.5, width - 1):.1f}" height="22" rx="2">'
-                           f"<title>{escape(name)}: {number(round(value, 2))} {escape(unit)}</title></rect>")
+                out.append(
+                    f'<rect class="{style}" x="{x:.1f}" y="{y}" width="{max(0.5, width - 1):.1f}"'
+                    f' height="22" rx="2"><title>{escape(name)}: {number(round(value, 2))}'
+                    f" {escape(unit)}</title></rect>"
+                )
             x += width
         total = sum(value for _, value, _ in parts)
-        out.append(f'<text class="value" x="{x + 8:.1f}" y="{y + 16}">{total:.1f} {escape(unit)}</text>')
+        out.append(
+            f'<text class="value" x="{x + 8:.1f}" y="{y + 16}">{total:.1f} {escape(unit)}</text>'
+        )
     return legend(list(entries.items())) + _svg(out, title, 16 + len(rows) * pitch)
 
 

@@ -20,29 +20,47 @@ from .stop import Stopped, StopSignals
 from .trainer import forget_run, train
 
 _DESCRIPTION = """\
-Train a language model whose weights, masters and optimizer state live on disk, under a hard cap on memory.
-Without options it trains a small model on the kernel documentation for about six minutes on two cores, then
-measures the held-out loss, samples a continuation, exports the weights for transformers and writes a report."""
+Train a language model whose weights, masters and optimizer state live on disk, under a hard cap
+on memory. Without options it trains a small model on the kernel documentation for about six minutes
+on two cores, then measures the held-out loss, samples a continuation, exports the weights for
+transformers and writes a report."""
 
 _EPILOG = """\
-In OUT afterwards: report.html, summary.json, ledger.jsonl (one object a step), export/ (for transformers), store/.
-checkpoints/ are folders of safetensors (`stoker ckpt ls OUT/checkpoints`); if the store is lost,
---resume goes on from the newest.
+In OUT afterwards: report.html, summary.json, ledger.jsonl (one object a step), export/ (for
+transformers), store/. checkpoints/ are folders of safetensors (`stoker ckpt ls
+OUT/checkpoints`); if the store is lost, --resume goes on from the newest.
 Exit status: 0 done; 1 it failed, and a sentence says why; 2 the command line is wrong; 130 or 143
 stopped by SIGINT or SIGTERM with the last step committed and, if 25 seconds are enough, saved
 (--resume goes on; a second signal ends at once)."""
 
 DEFAULT_OUT = "out/train"
 
-# Options that set a field of Settings: (field, help, keywords for argparse). The default is the field's own.
+# Options that set a field of Settings: (field, help, keywords for argparse). The default is the
+# field's own.
 _RUN = (
-    ("data", "text files or folders; default: Debian's linux-doc, the kernel documentation", {"nargs": "+", "metavar": "PATH"}),
-    ("tokenizer", "a tokenizer.json (or its folder) to use instead of learning one", {"metavar": "FILE"}),
+    (
+        "data",
+        "text files or folders; default: Debian's linux-doc, the kernel documentation",
+        {"nargs": "+", "metavar": "PATH"},
+    ),
+    (
+        "tokenizer",
+        "a tokenizer.json (or its folder) to use instead of learning one",
+        {"metavar": "FILE"},
+    ),
     ("vocabulary", "tokens of the vocabulary to learn", {"type": int}),
-    ("steps", "steps of the whole run; 0: 230, or as many as are expected to end in six minutes", {"type": int}),
+    (
+        "steps",
+        "steps of the whole run; 0: 230, or as many as are expected to end in six minutes",
+        {"type": int},
+    ),
     ("batch", "windows a step", {"type": int}),
     ("window", "tokens a window", {"type": int}),
-    ("learning_rate", "peak of the learning rate; it warms up, then falls along a cosine", {"type": float}),
+    (
+        "learning_rate",
+        "peak of the learning rate; it warms up, then falls along a cosine",
+        {"type": float},
+    ),
     ("warmup", "steps of warm-up", {"type": int}),
     ("weight_decay", "AdamW's weight decay of the matrices", {"type": float}),
     ("clip", "limit of the gradient norm", {"type": float}),
@@ -53,23 +71,65 @@ _MODEL = (
     ("hidden", "width of the model", {"type": int}),
     ("heads", "attention heads", {"type": int}),
     ("feed_forward", "width of the feed-forward part", {"type": int}),
-    ("precision", "type of the weights; bfloat16 has exact float32 masters; auto measures which of them this processor multiplies quicker, and "
-                  "takes bfloat16 on a GPU", {"choices": ("auto", "bfloat16", "float32")}),
-    ("moments", "how AdamW's running means are kept; bf16 and 8bit are lossy and move 8 and 12 bytes a parameter less in a step", {"choices": ("exact", "bf16", "8bit")}),
+    (
+        "precision",
+        (
+            "type of the weights; bfloat16 has exact float32 masters; auto measures which of them"
+            " this processor multiplies quicker, and takes bfloat16 on a GPU"
+        ),
+        {"choices": ("auto", "bfloat16", "float32")},
+    ),
+    (
+        "moments",
+        (
+            "how AdamW's running means are kept; bf16 and 8bit are lossy and move 8 and 12 bytes a"
+            " parameter less in a step"
+        ),
+        {"choices": ("exact", "bf16", "8bit")},
+    ),
 )
 _WHERE = (
-    ("dram", "cap on the memory for weights, gradients, state and staging, as 160MiB or 20GiB", {"metavar": "BYTES"}),
+    (
+        "dram",
+        "cap on the memory for weights, gradients, state and staging, as 160MiB or 20GiB",
+        {"metavar": "BYTES"},
+    ),
     ("store", "where weights and state live; default: OUT/store", {"metavar": "DIR"}),
-    ("policy", "when updates run: in step() (sync), during backward (speculate), before a block's next use (lazy), or as pays (auto: speculates, and is "
-               "lazy for 20 steps where that is in vain); all give the same bits", {"choices": ("auto", "sync", "speculate", "lazy")}),
-    ("activations", "where goes what backward needs of forward; all give the same bits", {"choices": ("keep", "disk", "dram", "recompute", "auto")}),
-    ("device", "where to compute: cpu, cuda, cuda:1; auto takes a GPU if torch sees one", {"metavar": "DEVICE"}),
+    (
+        "policy",
+        (
+            "when updates run: in step() (sync), during backward (speculate), before a block's next"
+            " use (lazy), or as pays (auto: speculates, and is lazy for 20 steps where that is in"
+            " vain); all give the same bits"
+        ),
+        {"choices": ("auto", "sync", "speculate", "lazy")},
+    ),
+    (
+        "activations",
+        "where goes what backward needs of forward; all give the same bits",
+        {"choices": ("keep", "disk", "dram", "recompute", "auto")},
+    ),
+    (
+        "device",
+        "where to compute: cpu, cuda, cuda:1; auto takes a GPU if torch sees one",
+        {"metavar": "DEVICE"},
+    ),
     ("cache", "where token files are kept and found again; default: OUT/data", {"metavar": "DIR"}),
-    ("checkpoints", "where checkpoints go, a folder or s3://BUCKET/PREFIX; default: OUT/checkpoints",
-     {"metavar": "STORE"}),
-    ("checkpoint_every", "when one is saved: auto (as often as pays), off, or a number of steps",
-     {"metavar": "EVERY"}),
-    ("stall_seconds", "how long a disk may not answer before it is given up with an error", {"type": int, "metavar": "SECONDS"}),
+    (
+        "checkpoints",
+        "where checkpoints go, a folder or s3://BUCKET/PREFIX; default: OUT/checkpoints",
+        {"metavar": "STORE"},
+    ),
+    (
+        "checkpoint_every",
+        "when one is saved: auto (as often as pays), off, or a number of steps",
+        {"metavar": "EVERY"},
+    ),
+    (
+        "stall_seconds",
+        "how long a disk may not answer before it is given up with an error",
+        {"type": int, "metavar": "SECONDS"},
+    ),
 )
 _AFTER = (
     ("eval_windows", "held-out windows to measure the loss on", {"type": int}),
@@ -78,24 +138,57 @@ _AFTER = (
 
 
 def parser() -> Parser:
-    """The parser. Options that are not given are absent from the namespace, so a resume can tell them apart."""
+    """The parser. Options that are not given are absent from the namespace, so a resume can tell
+    them apart."""
     top = Parser("stoker train", _DESCRIPTION, _EPILOG)
     run = top.add_argument_group("the run")
-    run.add_argument("--out", type=lambda text: Path(named(text)), metavar="DIR",
-                     help=f"where results go (default: {DEFAULT_OUT}, or {DEFAULT_OUT}-2 and so on where that holds a finished run)")
+    run.add_argument(
+        "--out",
+        type=lambda text: Path(named(text)),
+        metavar="DIR",
+        help=(
+            f"where results go (default: {DEFAULT_OUT}, or {DEFAULT_OUT}-2 and so on where that"
+            " holds a finished run)"
+        ),
+    )
     start = run.add_mutually_exclusive_group()
-    start.add_argument("--resume", action="store_true",
-                       help="go on with the run in OUT at its last committed step; options left out are those of the run")
-    start.add_argument("--overwrite", action="store_true", help="replace the run that OUT holds, without which that is an error")
-    run.add_argument("--rebuild-tokens", action="store_true", help="build the token file anew even if it is there")
-    run.add_argument("--json", action="store_true", help="print the summary as one JSON object on stdout")
-    for group, options in ((run, _RUN), (top.add_argument_group("the model"), _MODEL),
-                           (top.add_argument_group("where things live"), _WHERE),
-                           (top.add_argument_group("what is measured at the end"), _AFTER)):
+    start.add_argument(
+        "--resume",
+        action="store_true",
+        help=(
+            "go on with the run in OUT at its last committed step; options left out are those of"
+            " the run"
+        ),
+    )
+    start.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace the run that OUT holds, without which that is an error",
+    )
+    run.add_argument(
+        "--rebuild-tokens",
+        action="store_true",
+        help="build the token file anew even if it is there",
+    )
+    run.add_argument(
+        "--json", action="store_true", help="print the summary as one JSON object on stdout"
+    )
+    for group, options in (
+        (run, _RUN),
+        (top.add_argument_group("the model"), _MODEL),
+        (top.add_argument_group("where things live"), _WHERE),
+        (top.add_argument_group("what is measured at the end"), _AFTER),
+    ):
         for name, text, keywords in options:
             default = Settings.__dataclass_fields__[name].default
             shown = f"{text} (default: {default})" if default not in ("", ()) else text
-            group.add_argument(f"--{name.replace('_', '-')}", dest=name, default=argparse.SUPPRESS, help=shown, **keywords)
+            group.add_argument(
+                f"--{name.replace('_', '-')}",
+                dest=name,
+                default=argparse.SUPPRESS,
+                help=shown,
+                **keywords,
+            )
     return top
 
 
@@ -117,16 +210,26 @@ def _run(args: dict[str, Any]) -> int:
     Settings(**given).check()  # what is wrong is so whatever the folder holds
     stored = read_run(out)
     if args["resume"] and stored is None:
-        return _fail(args["json"], f"there is no run to resume in {out}: leave --resume out to start one, or name its folder with --out")
+        return _fail(
+            args["json"],
+            f"there is no run to resume in {out}: leave --resume out to start one, or name its"
+            " folder with --out",
+        )
     if not args["resume"] and stored is not None:
         if not args["overwrite"]:
-            return _fail(args["json"], f"{out} already holds a run: go on with --resume, replace it with --overwrite, or name "
-                                       "another folder with --out")
+            return _fail(
+                args["json"],
+                f"{out} already holds a run: go on with --resume, replace it with --overwrite, or"
+                " name another folder with --out",
+            )
     settings = resolve(given, stored["settings"] if args["resume"] else None)
     summary = _finished(out) if args["resume"] else None
     if summary is not None:
-        print(f"the run in {out} is finished: {summary['steps']} steps, held-out loss {summary['heldout_loss_before']:.3f} -> "
-              f"{summary['heldout_loss_after']:.3f}", file=sys.stderr)
+        print(
+            f"the run in {out} is finished: {summary['steps']} steps, held-out loss"
+            f" {summary['heldout_loss_before']:.3f} -> {summary['heldout_loss_after']:.3f}",
+            file=sys.stderr,
+        )
     else:
         summary = _train(settings, out, stored if args["resume"] else None, args)
     if isinstance(summary, int):
@@ -148,14 +251,17 @@ def _make_absolute(given: dict[str, Any]) -> None:
             given[name] = os.path.realpath(given[name])
     if given.get("checkpoints"):
         given["checkpoints"] = composition_of(given["checkpoints"])
-    if given.get("store") and not any(sign in given["store"] for sign in ":("):  # else a composition, taken as it is
+    # else a composition, taken as it is
+    if given.get("store") and not any(sign in given["store"] for sign in ":("):
         given["store"] = ",".join(map(os.path.realpath, given["store"].split(",")))
 
 
 def default_out(existing: bool) -> Path:
-    """The folder of a run that names none: the newest one there is, or the one behind it if that run is finished.
+    """The folder of a run that names none: the newest one there is, or the one behind it if that
+    run is finished.
 
-    existing: the newest one, finished or not. A finished run is never overwritten without being asked for.
+    existing: the newest one, finished or not. A finished run is never overwritten without being
+    asked for.
     """
     number, out = 1, Path(DEFAULT_OUT)
     while True:
@@ -174,7 +280,9 @@ def _finished(out: Path) -> dict[str, Any] | None:
     return summary if summary.get("finished") else None
 
 
-def _train(settings: Settings, out: Path, stored: dict[str, Any] | None, args: dict[str, Any]) -> dict[str, Any] | int:
+def _train(
+    settings: Settings, out: Path, stored: dict[str, Any] | None, args: dict[str, Any]
+) -> dict[str, Any] | int:
     with StopSignals() as stop:
         try:
             if args["overwrite"]:
@@ -194,7 +302,10 @@ def _sentence(error: StokerError | OSError) -> str:
         return re.sub(r'\bdram="?(\w+)"?', r"--dram \1", str(error))  # as it is said here
     if not error.filename:
         return f"{sentence(error)}: make room, then go on with --resume"
-    return f"{sentence(error)}: make room or make it accessible, or choose another folder with --out or --store"
+    return (
+        f"{sentence(error)}: make room or make it accessible, or choose another folder with --out"
+        " or --store"
+    )
 
 
 def _fail(as_json: bool, what: str, status: int = FAILED) -> int:

@@ -22,8 +22,8 @@ def chosen_windows(heldout: Windows, most: int) -> list[int]:
 def unigram_entropy(heldout: Windows, chosen: list[int]) -> float:
     """Entropy in nats of the token frequencies of the targets of these windows.
 
-    It is the loss of the best predictor that knows these very frequencies but no context: a model that only
-    learned how common each token is cannot get below it.
+    It is the loss of the best predictor that knows these very frequencies but no context: a model
+    that only learned how common each token is cannot get below it.
     """
     counts = np.bincount(np.concatenate([heldout[i][1:] for i in chosen]))
     share = counts[counts > 0] / counts.sum()
@@ -31,14 +31,21 @@ def unigram_entropy(heldout: Windows, chosen: list[int]) -> float:
 
 
 @torch.no_grad()
-def heldout_loss(model: nn.Module, heldout: Windows, chosen: list[int], batch: int, device: torch.device,
-                 progress: Callable[[int], None] = lambda done: None) -> float:
-    """Mean loss in nats a token over the chosen windows. Leaves the model in the mode in which it was."""
+def heldout_loss(
+    model: nn.Module,
+    heldout: Windows,
+    chosen: list[int],
+    batch: int,
+    device: torch.device,
+    progress: Callable[[int], None] = lambda done: None,
+) -> float:
+    """Mean loss in nats a token over the chosen windows. Leaves the model in the mode in which it
+    was."""
     was_training = model.training
     model.eval()
     total = 0.0
     for start in range(0, len(chosen), batch):
-        windows = np.stack([heldout[i] for i in chosen[start:start + batch]])
+        windows = np.stack([heldout[i] for i in chosen[start : start + batch]])
         total += next_token_loss(model, torch.from_numpy(windows).to(device)).item() * len(windows)
         progress(len(windows))
     model.train(was_training)
@@ -46,16 +53,29 @@ def heldout_loss(model: nn.Module, heldout: Windows, chosen: list[int], batch: i
 
 
 @torch.no_grad()
-def continuation(model: nn.Module, tokenizer: Tokenizer, prompt: str, count: int, window: int, device: torch.device,
-                 seed: int, temperature: float = 0.8, top: int = 40) -> str:
-    """`count` tokens drawn after `prompt`, each from the `top` likeliest. Its own generator: the run's RNG is left alone."""
+def continuation(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    prompt: str,
+    count: int,
+    window: int,
+    device: torch.device,
+    seed: int,
+    temperature: float = 0.8,
+    top: int = 40,
+) -> str:
+    """`count` tokens drawn after `prompt`, each from the `top` likeliest. Its own generator: the
+    run's RNG is left alone."""
     generator = torch.Generator().manual_seed(seed)
     tokens = tokenizer.encode(prompt, add_special_tokens=False).ids
     begin = len(tokens)
     was_training = model.training
     model.eval()
     for _ in range(count):
-        logits = model(torch.tensor([tokens[-window:]], device=device))[0, -1].float().cpu() / temperature
+        logits = (
+            model(torch.tensor([tokens[-window:]], device=device))[0, -1].float().cpu()
+            / temperature
+        )
         best, index = logits.topk(min(top, len(logits)))
         tokens.append(index[torch.multinomial(best.softmax(-1), 1, generator=generator)].item())
     model.train(was_training)

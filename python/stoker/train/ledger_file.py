@@ -1,4 +1,5 @@
-"""OUT/ledger.jsonl: one object a step, without gaps or duplicates across kills, resumes and full disks."""
+"""OUT/ledger.jsonl: one object a step, without gaps or duplicates across kills, resumes and full
+disks."""
 
 from __future__ import annotations
 
@@ -12,12 +13,14 @@ from ..errors import naming
 
 
 class LedgerFile:
-    """Joins what the trainer knows of a step (loss, tokens) with what the offload's ledger measured of it.
+    """Joins what the trainer knows of a step (loss, tokens) with what the offload's ledger measured
+    of it.
 
-    A step's line is durable before opt.step() returns, hence before the step can be committed. Where the file cannot be
-    written, the line is kept and belongs to the step's record, as this object is attached to the optimizer: it is committed
-    with the step, and the resumed run writes it. So a committed step always has its line. A killed run may leave lines of
-    steps that were not committed; open() cuts them, and the resumed run makes them again. One thread.
+    A step's line is durable before opt.step() returns, hence before the step can be committed.
+    Where the file cannot be written, the line is kept and belongs to the step's record, as this
+    object is attached to the optimizer: it is committed with the step, and the resumed run writes
+    it. So a committed step always has its line. A killed run may leave lines of steps that were not
+    committed; open() cuts them, and the resumed run makes them again. One thread.
     """
 
     def __init__(self, path: Path) -> None:
@@ -29,8 +32,13 @@ class LedgerFile:
         self._out: int | None = None
 
     def open(self, committed_step: int) -> None:
-        """Go on behind `committed_step` (0: begin anew), with the lines that the record of that step brought along."""
-        lines = {line["step"]: line for line in [*self._unwritten, *read_ledger(self.path)] if line["step"] <= committed_step}
+        """Go on behind `committed_step` (0: begin anew), with the lines that the record of that
+        step brought along."""
+        lines = {
+            line["step"]: line
+            for line in [*self._unwritten, *read_ledger(self.path)]
+            if line["step"] <= committed_step
+        }
         partial = self.path.with_name(f".{self.path.name}.partial")
         with naming(self.path), open(partial, "wb") as out:
             out.writelines(_encoded(lines[step]) for step in sorted(lines))
@@ -40,7 +48,8 @@ class LedgerFile:
         partial.rename(self.path)
         folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(folder)  # else a power cut could bring back the file of before, without the lines to come
+            # else a power cut could bring back the file of before, without the lines to come
+            os.fsync(folder)
         finally:
             os.close(folder)
         self._unwritten = []
@@ -51,7 +60,8 @@ class LedgerFile:
         self._facts = facts
 
     def decided(self, measured: dict[str, Any]) -> None:
-        """The offload's part of that step: write its line. Never raises, as the step is decided already: see check()."""
+        """The offload's part of that step: write its line. Never raises, as the step is decided
+        already: see check()."""
         self._unwritten.append({**measured, **self._facts})
         data = b"".join(map(_encoded, self._unwritten))
         try:
@@ -69,7 +79,8 @@ class LedgerFile:
         self._unwritten, self._failure = [], None
 
     def check(self) -> None:
-        """Raise the error that kept the last line out of the file. Call it once all that belongs to the step has moved on."""
+        """Raise the error that kept the last line out of the file. Call it once all that belongs to
+        the step has moved on."""
         if self._failure is not None:
             raise self._failure
 

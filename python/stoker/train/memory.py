@@ -6,8 +6,10 @@ import threading
 
 from stoker.offload.heap import resident_bytes
 
+
 class MemoryPeak:
-    """Samples resident_bytes() from a thread of its own while entered; `bytes` is the largest value seen."""
+    """Samples resident_bytes() from a thread of its own while entered; `bytes` is the largest value
+    seen."""
 
     def __init__(self, every_seconds: float = 0.01) -> None:
         self.bytes = resident_bytes()

@@ -1,7 +1,8 @@
 """A small decoder whose weights are, name by name, those of transformers' LlamaForCausalLM.
 
-RMSNorm before attention and before a SwiGLU feed-forward, rotary positions, no biases. Needs torch only; the
-export (export.py) writes the same names and a config, so transformers computes the same logits.
+RMSNorm before attention and before a SwiGLU feed-forward, rotary positions, no biases. Needs torch
+only; the export (export.py) writes the same names and a config, so transformers computes the same
+logits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of the model. hidden is a multiple of 2 * heads; initial_std is the spread of the new weights."""
+    """The shape of the model. hidden is a multiple of 2 * heads; initial_std is the spread of the
+    new weights."""
 
     vocabulary: int
     layers: int = 8
@@ -50,9 +52,15 @@ class RMSNorm(nn.Module):
 
 
 def rotary(length: int, config: ModelConfig, like: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin of the rotary positions, each [length, head_dim], in the type and place of `like`."""
-    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=like.device) / config.head_dim
-    angles = torch.outer(torch.arange(length, dtype=torch.float32, device=like.device), config.rope_theta ** -half)
+    """cos and sin of the rotary positions, each [length, head_dim], in the type and place of
+    `like`."""
+    half = (
+        torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=like.device)
+        / config.head_dim
+    )
+    angles = torch.outer(
+        torch.arange(length, dtype=torch.float32, device=like.device), config.rope_theta**-half
+    )
     angles = torch.cat((angles, angles), -1)
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
@@ -74,9 +82,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, length, hidden = x.shape
-        q, k, v = (layer(x).view(batch, length, self.heads, -1).transpose(1, 2)
-                   for layer in (self.q_proj, self.k_proj, self.v_proj))
-        # Written out: at windows of a few hundred tokens this is about twice as fast on a CPU as torch's fused one.
+        q, k, v = (
+            layer(x).view(batch, length, self.heads, -1).transpose(1, 2)
+            for layer in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        # Written out: at windows of a few hundred tokens this is about twice as fast on a CPU as
+        # torch's fused one.
         scores = rotate(q, cos, sin) * q.shape[-1] ** -0.5 @ rotate(k, cos, sin).transpose(-1, -2)
         future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         mixed = scores.masked_fill(future, float("-inf")).softmax(-1) @ v
@@ -112,7 +123,8 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, blocks, last norm: everything but the head (the part transformers calls `model`)."""
+    """Embedding, blocks, last norm: everything but the head (the part transformers calls
+    `model`)."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -143,19 +155,31 @@ class Model(nn.Module):
 
 
 def initialise(model: Model) -> None:
-    """Draw the weights: normal; what writes into the residual stream is scaled down by the depth."""
+    """Draw the weights: normal; what writes into the residual stream is scaled down by the
+    depth."""
     std = model.config.initial_std
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
-            shrink = (2 * model.config.layers) ** -0.5 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+            shrink = (
+                (2 * model.config.layers) ** -0.5
+                if name.endswith(("o_proj.weight", "down_proj.weight"))
+                else 1.0
+            )
             nn.init.normal_(parameter, std=std * shrink)
 
 
-def compute_seconds(config: ModelConfig, dtype: torch.dtype, batch: int, device: torch.device) -> float:
-    """Forward and backward of a step with nothing beside them: one block is timed for all, and the head with the loss. In about two seconds:
-    where they are slow, a part of the batch is timed."""
-    block, head = Block(config, dtype).to(device), nn.Linear(config.hidden, config.vocabulary, bias=False, dtype=dtype, device=device)
-    x = torch.randn(batch, config.window, config.hidden, dtype=dtype, device=device, requires_grad=True)
+def compute_seconds(
+    config: ModelConfig, dtype: torch.dtype, batch: int, device: torch.device
+) -> float:
+    """Forward and backward of a step with nothing beside them: one block is timed for all, and the
+    head with the loss. In about two seconds: where they are slow, a part of the batch is timed."""
+    block, head = (
+        Block(config, dtype).to(device),
+        nn.Linear(config.hidden, config.vocabulary, bias=False, dtype=dtype, device=device),
+    )
+    x = torch.randn(
+        batch, config.window, config.hidden, dtype=dtype, device=device, requires_grad=True
+    )
     cos, sin = rotary(config.window, config, x)
     targets = torch.zeros(batch * config.window, dtype=torch.int64, device=device)
 
@@ -163,13 +187,18 @@ def compute_seconds(config: ModelConfig, dtype: torch.dtype, batch: int, device:
         block(x[:part], cos, sin).backward(x[:part])
 
     def ends(part: int) -> None:
-        F.cross_entropy(head(x[:part]).flatten(0, 1).float(), targets[: part * config.window]).backward()
+        F.cross_entropy(
+            head(x[:part]).flatten(0, 1).float(), targets[: part * config.window]
+        ).backward()
 
     return config.layers * _seconds(layer, batch, device) + _seconds(ends, batch, device)
 
 
-def _seconds(run: Callable[[int], object], batch: int, device: torch.device, bound: float = 1.0) -> float:
-    """Of run(batch), from as large a part of the batch as `bound` seconds allow; the first call does not count."""
+def _seconds(
+    run: Callable[[int], object], batch: int, device: torch.device, bound: float = 1.0
+) -> float:
+    """Of run(batch), from as large a part of the batch as `bound` seconds allow; the first call
+    does not count."""
     begun, part, took = time.perf_counter(), 1, []
     while True:
         started = time.perf_counter()
@@ -187,6 +216,7 @@ def _seconds(run: Callable[[int], object], batch: int, device: torch.device, bou
 
 
 def next_token_loss(model: nn.Module, windows: Tensor) -> Tensor:
-    """Mean cross-entropy in nats over all targets of windows int64 [batch, window + 1], computed in float32."""
+    """Mean cross-entropy in nats over all targets of windows int64 [batch, window + 1], computed in
+    float32."""
     logits = model(windows[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())

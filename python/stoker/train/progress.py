@@ -21,7 +21,9 @@ class TrainingProgress:
         self._seconds = 0.0
         self._bar = None
         if sys.stderr.isatty():
-            self._bar = tqdm(total=steps, initial=first_step, desc="training", unit="step", dynamic_ncols=True)
+            self._bar = tqdm(
+                total=steps, initial=first_step, desc="training", unit="step", dynamic_ncols=True
+            )
 
     def step(self, done: int, loss: float, tokens: int) -> None:
         """A step is decided."""
@@ -37,10 +39,15 @@ class TrainingProgress:
         if now - self._last_line >= _LINE_EVERY_SECONDS or done in (self._first + 1, self._steps):
             self._last_line = now
             left = (now - self._began) / (done - self._first) * (self._steps - done)
-            print(f"step {done}/{self._steps}: {shown}, {left:.0f} s left", file=sys.stderr, flush=True)
+            print(
+                f"step {done}/{self._steps}: {shown}, {left:.0f} s left",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def measured(self, seconds: float, stalled: dict[str, float]) -> None:
-        """The ledger closed a step that took `seconds`, of which it waited `stalled` seconds by cause."""
+        """The ledger closed a step that took `seconds`, of which it waited `stalled` seconds by
+        cause."""
         self._seconds += seconds
         for cause, waited in stalled.items():
             self._stalled[cause] = self._stalled.get(cause, 0.0) + waited
@@ -52,8 +59,16 @@ class TrainingProgress:
 
     def _waits(self) -> str:
         """Shares of the time: "12% waiting (state 9%, commit 3%)"."""
-        shares = {cause: waited / self._seconds for cause, waited in self._stalled.items()} if self._seconds else {}
-        parts = [f"{cause} {share:.0%}" for cause, share in sorted(shares.items(), key=lambda item: -item[1]) if share >= 0.005]
+        shares = (
+            {cause: waited / self._seconds for cause, waited in self._stalled.items()}
+            if self._seconds
+            else {}
+        )
+        parts = [
+            f"{cause} {share:.0%}"
+            for cause, share in sorted(shares.items(), key=lambda item: -item[1])
+            if share >= 0.005
+        ]
         return f"{sum(shares.values()):.0%} waiting" + (f" ({', '.join(parts)})" if parts else "")
 
     def close(self) -> None:
@@ -68,7 +83,8 @@ def clock(seconds: float) -> str:
 
 
 def counting_bar(total: int, what: str) -> tqdm:
-    """A plain bar for the phases before and after the training; silent where stderr is no terminal."""
+    """A plain bar for the phases before and after the training; silent where stderr is no
+    terminal."""
     return tqdm(total=total, desc=what, leave=False, disable=None, dynamic_ncols=True)
 
 

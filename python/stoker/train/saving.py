@@ -40,8 +40,8 @@ class Saving:
         if not resume and next(self.checkpoints.readers(), None) is not None:
             self.close()
             raise AlreadyExists(
-                f"{store} holds checkpoints of another run: go on with that one by --resume and its "
-                "own --out, or give another --checkpoints"
+                f"{store} holds checkpoints of another run: go on with that one by --resume and its"
+                " own --out, or give another --checkpoints"
             )
 
     def describe(self, state_bytes: int) -> str:
@@ -50,9 +50,9 @@ class Saving:
             return "checkpoints  off"
         size = human_bytes(state_bytes)
         return (
-            f"checkpoints  {often} to {self.where}, the newest {KEEP}: {size} each, as much again in "
-            f"the store while one is copied, and {human_bytes(self.checkpoints.memory_bytes)} of "
-            "memory beside the cap"
+            f"checkpoints  {often} to {self.where}, the newest {KEEP}: {size} each, as much again"
+            f" in the store while one is copied, and {human_bytes(self.checkpoints.memory_bytes)}"
+            " of memory beside the cap"
         )
 
     def stepped(self, opt: Any) -> list[str]:

@@ -9,7 +9,8 @@ from types import FrameType
 
 
 class Stopped(BaseException):
-    """A signal came while nothing was at stake. BaseException, so that no `except Exception` eats it."""
+    """A signal came while nothing was at stake. BaseException, so that no `except Exception` eats
+    it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -19,8 +20,9 @@ class Stopped(BaseException):
 class StopSignals:
     """While entered, handles both signals. Main thread only.
 
-    Outside of `with stop.stepping():` the first signal raises Stopped where the program stands. Inside it only
-    sets `requested`, so that a step is decided and committed before the loop looks at it.
+    Outside of `with stop.stepping():` the first signal raises Stopped where the program stands.
+    Inside it only sets `requested`, so that a step is decided and committed before the loop looks
+    at it.
     """
 
     def __init__(self) -> None:
@@ -41,7 +43,8 @@ class StopSignals:
         sys.unraisablehook = self._unraisable
 
     def _not_raised(self, what: sys.UnraisableHookArgs) -> None:
-        """Python prints what is raised in a finaliser, as those of an import, and goes on. A signal is not lost by that: check() knows of it."""
+        """Python prints what is raised in a finaliser, as those of an import, and goes on. A signal
+        is not lost by that: check() knows of it."""
         if not issubclass(what.exc_type, Stopped):
             self._unraisable(what)
 
@@ -62,8 +65,12 @@ class StopSignals:
         self.requested = number
         if not self._deferring:
             raise Stopped(number)
-        print(f"\n{signal.Signals(number).name}: finishing this step and committing it; once more ends at once",
-              file=sys.stderr, flush=True)
+        print(
+            f"\n{signal.Signals(number).name}: finishing this step and committing it; once more"
+            " ends at once",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 class _Deferred:

@@ -133,7 +133,8 @@ TEST(Crc32c, KnownVectorsReferenceAndChaining) {
   for (auto& byte : data) byte = static_cast<char>(random());
   for (size_t size : {1UL, 7UL, 8UL, 63UL, 4096UL, 99999UL}) {
     EXPECT_EQ(crc32c(data.data() + 1, size), crc32c_reference(data.data() + 1, size));
-    EXPECT_EQ(crc32c(data.data() + size / 3, size - size / 3, crc32c(data.data(), size / 3)), crc32c(data.data(), size));
+    EXPECT_EQ(crc32c(data.data() + size / 3, size - size / 3, crc32c(data.data(), size / 3)),
+              crc32c(data.data(), size));
   }
 }
 

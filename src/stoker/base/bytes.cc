@@ -24,7 +24,10 @@ std::string human_bytes(uint64_t bytes) {
 
 Result<uint64_t> parse_bytes(std::string_view text) {
   const auto fail = [&] {
-    return make_error(Code::invalid_argument, "'" + std::string(text) + "' is not a size; write for example 160MiB, 20GiB or 7GB", "base/bytes");
+    return make_error(
+        Code::invalid_argument,
+        "'" + std::string(text) + "' is not a size; write for example 160MiB, 20GiB or 7GB",
+        "base/bytes");
   };
   double value = 0;
   const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -33,9 +36,21 @@ Result<uint64_t> parse_bytes(std::string_view text) {
   for (const char* at = end; at != text.data() + text.size(); ++at) {
     if (*at != ' ') unit += static_cast<char>(std::tolower(static_cast<unsigned char>(*at)));
   }
-  static constexpr std::array<std::pair<std::string_view, double>, 14> units = {{{"", 1}, {"b", 1},
-      {"k", 1024.0}, {"m", 1048576.0}, {"g", 1073741824.0}, {"kib", 1024.0}, {"mib", 1048576.0}, {"gib", 1073741824.0},
-      {"tib", 1099511627776.0}, {"t", 1099511627776.0}, {"kb", 1e3}, {"mb", 1e6}, {"gb", 1e9}, {"tb", 1e12}}};
+  static constexpr std::array<std::pair<std::string_view, double>, 14> units = {
+      {{"", 1},
+       {"b", 1},
+       {"k", 1024.0},
+       {"m", 1048576.0},
+       {"g", 1073741824.0},
+       {"kib", 1024.0},
+       {"mib", 1048576.0},
+       {"gib", 1073741824.0},
+       {"tib", 1099511627776.0},
+       {"t", 1099511627776.0},
+       {"kb", 1e3},
+       {"mb", 1e6},
+       {"gb", 1e9},
+       {"tb", 1e12}}};
   for (const auto& [spelling, factor] : units) {
     if (unit != spelling) continue;
     const double bytes = value * factor;

@@ -13,7 +13,8 @@
 
 namespace stoker {
 
-static_assert(std::endian::native == std::endian::little, "on-disk formats are little-endian and read in place");
+static_assert(std::endian::native == std::endian::little,
+              "on-disk formats are little-endian and read in place");
 
 inline constexpr size_t kKiB = size_t{1} << 10;
 inline constexpr size_t kMiB = size_t{1} << 20;
@@ -38,7 +39,9 @@ class ByteWriter {
     put(static_cast<uint32_t>(text.size()));
     out_.append(text);
   }
-  void put_bytes(std::span<const std::byte> bytes) { out_.append(reinterpret_cast<const char*>(bytes.data()), bytes.size()); }
+  void put_bytes(std::span<const std::byte> bytes) {
+    out_.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  }
   std::string take() { return std::move(out_); }
   const std::string& bytes() const { return out_; }
   size_t size() const { return out_.size(); }
@@ -47,7 +50,8 @@ class ByteWriter {
   std::string out_;
 };
 
-// Reads fields back; every read is bounds-checked. Once a read failed all later ones fail: check ok() once at the end.
+// Reads fields back; every read is bounds-checked. Once a read failed all later ones fail: check
+// ok() once at the end.
 class ByteReader {
  public:
   explicit ByteReader(std::span<const std::byte> bytes) : bytes_(bytes) {}

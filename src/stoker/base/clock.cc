@@ -7,8 +7,9 @@ namespace {
 class RealClock final : public Clock {
  public:
   uint64_t now_ns() const override {
-    return static_cast<uint64_t>(
-        std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
+    return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                     std::chrono::steady_clock::now().time_since_epoch())
+                                     .count());
   }
 };
 }  // namespace

@@ -17,10 +17,11 @@ class Counter {
 
 // What an Engine moved since it was made. Read by any thread.
 struct IoCounters {
-  Counter reads, writes, syncs;         // operations completed
-  Counter read_bytes, written_bytes;    // bytes of completed operations
-  Counter submissions;                  // batches handed to the kernel
-  Counter short_transfers, retries;     // continued after a short transfer; resubmitted after EINTR/EAGAIN
+  Counter reads, writes, syncs;       // operations completed
+  Counter read_bytes, written_bytes;  // bytes of completed operations
+  Counter submissions;                // batches handed to the kernel
+  // continued after a short transfer; resubmitted after EINTR/EAGAIN
+  Counter short_transfers, retries;
 };
 
 }  // namespace stoker

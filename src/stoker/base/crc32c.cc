@@ -26,7 +26,8 @@ uint32_t crc32c_reference(const void* data, size_t bytes, uint32_t seed) {
   uint32_t state = ~seed;
   for (size_t i = 0; i < bytes; ++i) {
     state ^= at[i];
-    for (int bit = 0; bit < 8; ++bit) state = (state >> 1) ^ ((state & 1U) != 0 ? reversed_polynomial : 0U);
+    for (int bit = 0; bit < 8; ++bit)
+      state = (state >> 1) ^ ((state & 1U) != 0 ? reversed_polynomial : 0U);
   }
   return ~state;
 }

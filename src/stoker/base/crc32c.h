@@ -1,4 +1,5 @@
-// CRC32C (Castagnoli), the checksum of every chunk and frame. crc32c(b, crc32c(a)) == crc32c(a + b); crc32c("") == 0.
+// CRC32C (Castagnoli), the checksum of every chunk and frame. crc32c(b, crc32c(a)) == crc32c(a +
+// b); crc32c("") == 0.
 #pragma once
 
 #include <cstddef>

@@ -8,22 +8,36 @@ namespace stoker {
 
 std::string_view name(Code code) {
   switch (code) {
-    case Code::invalid_argument: return "invalid argument";
-    case Code::not_found: return "not found";
-    case Code::already_exists: return "already exists";
-    case Code::out_of_space: return "out of space";
-    case Code::over_budget: return "over budget";
-    case Code::corruption: return "corruption";
-    case Code::busy: return "busy";
-    case Code::read_only: return "read only";
+    case Code::invalid_argument:
+      return "invalid argument";
+    case Code::not_found:
+      return "not found";
+    case Code::already_exists:
+      return "already exists";
+    case Code::out_of_space:
+      return "out of space";
+    case Code::over_budget:
+      return "over budget";
+    case Code::corruption:
+      return "corruption";
+    case Code::busy:
+      return "busy";
+    case Code::read_only:
+      return "read only";
     case Code::no_permission:
       return "no permission";
-    case Code::io: return "i/o error";
-    case Code::unsupported: return "unsupported";
-    case Code::cancelled: return "cancelled";
-    case Code::mismatch: return "mismatch";
-    case Code::conflict: return "conflict";
-    case Code::in_doubt: return "in doubt";
+    case Code::io:
+      return "i/o error";
+    case Code::unsupported:
+      return "unsupported";
+    case Code::cancelled:
+      return "cancelled";
+    case Code::mismatch:
+      return "mismatch";
+    case Code::conflict:
+      return "conflict";
+    case Code::in_doubt:
+      return "in doubt";
   }
   return "unknown";
 }
@@ -54,25 +68,42 @@ Error errno_error(int sys_errno, std::string what, std::string where) {
   Code code = Code::io;
   switch (sys_errno) {
     case ENOSPC:
-    case EDQUOT: code = Code::out_of_space; break;
-    case ENOENT: code = Code::not_found; break;
-    case EEXIST: code = Code::already_exists; break;
+    case EDQUOT:
+      code = Code::out_of_space;
+      break;
+    case ENOENT:
+      code = Code::not_found;
+      break;
+    case EEXIST:
+      code = Code::already_exists;
+      break;
     case EACCES:
     case EPERM:
       code = Code::no_permission;
       break;
-    case EROFS: code = Code::read_only; break;
+    case EROFS:
+      code = Code::read_only;
+      break;
     case EBUSY:
-    case EWOULDBLOCK: code = Code::busy; break;
+    case EWOULDBLOCK:
+      code = Code::busy;
+      break;
     case ENOTDIR:
     case EISDIR:
     case ELOOP:
     case ENAMETOOLONG:
-    case EINVAL: code = Code::invalid_argument; break;
-    case ENOMEM: code = Code::over_budget; break;
+    case EINVAL:
+      code = Code::invalid_argument;
+      break;
+    case ENOMEM:
+      code = Code::over_budget;
+      break;
     case ENOSYS:
-    case EOPNOTSUPP: code = Code::unsupported; break;
-    default: break;
+    case EOPNOTSUPP:
+      code = Code::unsupported;
+      break;
+    default:
+      break;
   }
   return Error{code, sys_errno, std::move(what), std::move(where)};
 }

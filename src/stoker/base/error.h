@@ -1,4 +1,5 @@
-// What went wrong, built once at the system call (or check) that saw it and annotated at most once per module boundary.
+// What went wrong, built once at the system call (or check) that saw it and annotated at most once
+// per module boundary.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +37,8 @@ struct Error {
 
   // "corruption: chunk 3 of m/7 ...; No such file or directory"
   std::string message() const;
-  // The same error with "context: " in front of what: the one annotation a module adds on its boundary.
+  // The same error with "context: " in front of what: the one annotation a module adds on its
+  // boundary.
   Error with(std::string_view context) const;
 };
 

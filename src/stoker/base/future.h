@@ -1,8 +1,9 @@
 // Future<T>: the Result<T> of something that is still going on, above the Op callback level.
 //
-// A Promise is completed exactly once, from any thread; a Promise destroyed unfulfilled completes with Code::cancelled.
-// then(f): f runs on the completing thread (or at once, on the caller's, if already complete): it must not block.
-// wait(): blocks the calling thread. Futures are shared: copying one copies the handle.
+// A Promise is completed exactly once, from any thread; a Promise destroyed unfulfilled completes
+// with Code::cancelled. then(f): f runs on the completing thread (or at once, on the caller's, if
+// already complete): it must not block. wait(): blocks the calling thread. Futures are shared:
+// copying one copies the handle.
 #pragma once
 
 #include <chrono>
@@ -64,7 +65,9 @@ class [[nodiscard]] Future {
  public:
   using value_type = T;
   Future() = default;  // empty: only assignable
-  Future(Result<T> ready) : state_(std::make_shared<detail::FutureState<T>>()) { state_->complete(std::move(ready)); }
+  Future(Result<T> ready) : state_(std::make_shared<detail::FutureState<T>>()) {
+    state_->complete(std::move(ready));
+  }
   Future(Error error) : Future(Result<T>(std::move(error))) {}
 
   bool valid() const { return state_ != nullptr; }
@@ -81,7 +84,8 @@ class [[nodiscard]] Future {
     return *state_->result;
   }
 
-  // Waits at most `timeout`; whether the result is there. For callers that have something else to look at meanwhile (signals).
+  // Waits at most `timeout`; whether the result is there. For callers that have something else to
+  // look at meanwhile (signals).
   bool wait_for(std::chrono::nanoseconds timeout) const {
     std::unique_lock lock(state_->mutex);
     return state_->done.wait_for(lock, timeout, [this] { return state_->result.has_value(); });
@@ -93,7 +97,8 @@ class [[nodiscard]] Future {
     {
       std::lock_guard lock(state_->mutex);
       if (!state_->result.has_value()) {
-        state_->continuations.push_back(std::make_unique<detail::ContinuationOf<T, F>>(std::move(f)));
+        state_->continuations.push_back(
+            std::make_unique<detail::ContinuationOf<T, F>>(std::move(f)));
         return;
       }
     }
@@ -122,7 +127,8 @@ class Promise {
   Promise(const Promise&) = delete;
   Promise& operator=(const Promise&) = delete;
   ~Promise() {
-    if (state_) state_->complete(make_error(Code::cancelled, "abandoned before it was done", "base/future"));
+    if (state_)
+      state_->complete(make_error(Code::cancelled, "abandoned before it was done", "base/future"));
   }
 
   Future<T> future() const { return Future<T>(state_); }
@@ -135,11 +141,14 @@ class Promise {
 
 template <typename T>
 template <typename F>
-auto Future<T>::then(F f) const -> Future<typename std::invoke_result_t<F, const Result<T>&>::value_type> {
+auto Future<T>::then(F f) const
+    -> Future<typename std::invoke_result_t<F, const Result<T>&>::value_type> {
   using U = typename std::invoke_result_t<F, const Result<T>&>::value_type;
   Promise<U> promise;
   Future<U> future = promise.future();
-  on_done([promise = std::move(promise), f = std::move(f)](const Result<T>& result) mutable { promise.complete(f(result)); });
+  on_done([promise = std::move(promise), f = std::move(f)](const Result<T>& result) mutable {
+    promise.complete(f(result));
+  });
   return future;
 }
 

@@ -13,10 +13,14 @@ namespace {
 
 spdlog::level::level_enum spdlog_level(Log::Level level) {
   switch (level) {
-    case Log::Level::debug: return spdlog::level::debug;
-    case Log::Level::info: return spdlog::level::info;
-    case Log::Level::warn: return spdlog::level::warn;
-    case Log::Level::error: return spdlog::level::err;
+    case Log::Level::debug:
+      return spdlog::level::debug;
+    case Log::Level::info:
+      return spdlog::level::info;
+    case Log::Level::warn:
+      return spdlog::level::warn;
+    case Log::Level::error:
+      return spdlog::level::err;
   }
   return spdlog::level::err;
 }
@@ -30,7 +34,8 @@ const Log& log() {
 
 spdlog::logger& Log::logger() const {
   static const std::shared_ptr<spdlog::logger> logger = [] {
-    auto made = std::make_shared<spdlog::logger>("stoker", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+    auto made = std::make_shared<spdlog::logger>(
+        "stoker", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
     made->set_pattern("stoker %^%l%$: %v");
     const char* level = std::getenv("STOKER_LOG");
     made->set_level(level != nullptr ? spdlog::level::from_str(level) : spdlog::level::warn);

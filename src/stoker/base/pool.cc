@@ -36,7 +36,8 @@ void Pool::run(std::function<void()> task) {
 
 bool Pool::here() const {
   const auto self = std::this_thread::get_id();
-  return std::any_of(threads_.begin(), threads_.end(), [self](const std::thread& thread) { return thread.get_id() == self; });
+  return std::any_of(threads_.begin(), threads_.end(),
+                     [self](const std::thread& thread) { return thread.get_id() == self; });
 }
 
 void Pool::work() {

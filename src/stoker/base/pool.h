@@ -1,4 +1,5 @@
-// The one fixed pool of CPU threads: checksums and optimizer kernels run here, never on the Loop thread.
+// The one fixed pool of CPU threads: checksums and optimizer kernels run here, never on the Loop
+// thread.
 #pragma once
 
 #include <condition_variable>
@@ -17,7 +18,8 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Runs `task` on a pool thread, in order of arrival. Any thread. The task must not wait for another task.
+  // Runs `task` on a pool thread, in order of arrival. Any thread. The task must not wait for
+  // another task.
   void run(std::function<void()> task);
   size_t threads() const { return threads_.size(); }
   bool here() const;  // the calling thread is one of them

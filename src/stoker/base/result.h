@@ -67,15 +67,16 @@ using Status = Result<void>;
 }  // namespace stoker
 
 // Returns the error of `expr` to the caller, if it has one.
-#define STOKER_TRY(expr)                                       \
-  do {                                                         \
+#define STOKER_TRY(expr)                                                     \
+  do {                                                                       \
     if (auto stoker_try_ = (expr); !stoker_try_) return stoker_try_.error(); \
   } while (false)
 
 #define STOKER_CONCAT_(a, b) a##b
 #define STOKER_CONCAT(a, b) STOKER_CONCAT_(a, b)
 // STOKER_ASSIGN(auto x, f()): x is f()'s value, or its error is returned.
-#define STOKER_ASSIGN(target, expr) STOKER_ASSIGN_(target, expr, STOKER_CONCAT(stoker_assign_, __LINE__))
+#define STOKER_ASSIGN(target, expr) \
+  STOKER_ASSIGN_(target, expr, STOKER_CONCAT(stoker_assign_, __LINE__))
 #define STOKER_ASSIGN_(target, expr, temporary) \
   auto temporary = (expr);                      \
   if (!temporary) return temporary.error();     \

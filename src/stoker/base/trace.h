@@ -1,4 +1,5 @@
-// Trace: what threads did when, kept while somebody asks for it. Off, it costs whoever would add to it one load and one branch.
+// Trace: what threads did when, kept while somebody asks for it. Off, it costs whoever would add to
+// it one load and one branch.
 #pragma once
 
 #include <atomic>
@@ -37,15 +38,23 @@ class Trace {
   size_t dropped_ = 0;
 };
 
-// Adds a span for its scope, if the trace is on when that begins. `name` is called at the end, and only then.
+// Adds a span for its scope, if the trace is on when that begins. `name` is called at the end, and
+// only then.
 template <typename Name>
 class TraceScope {
  public:
-  TraceScope(Trace* trace, const char* track, Name name) : trace_(trace != nullptr && trace->on() ? trace : nullptr), track_(track), name_(std::move(name)) {
+  TraceScope(Trace* trace, const char* track, Name name)
+      : trace_(trace != nullptr && trace->on() ? trace : nullptr),
+        track_(track),
+        name_(std::move(name)) {
     if (trace_ != nullptr) begin_ns_ = Clock::real().now_ns();
   }
   ~TraceScope() {
-    if (trace_ != nullptr) trace_->add({.track = track_, .name = name_(), .begin_ns = begin_ns_, .end_ns = Clock::real().now_ns()});
+    if (trace_ != nullptr)
+      trace_->add({.track = track_,
+                   .name = name_(),
+                   .begin_ns = begin_ns_,
+                   .end_ns = Clock::real().now_ns()});
   }
   TraceScope(const TraceScope&) = delete;
   TraceScope& operator=(const TraceScope&) = delete;

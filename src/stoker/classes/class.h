@@ -9,7 +9,8 @@
 namespace stoker {
 
 enum class Class : uint8_t { read_only, write_only, read_write };
-inline constexpr std::array<std::string_view, 3> kClasses = {"read_only", "write_only", "read_write"};
+inline constexpr std::array<std::string_view, 3> kClasses = {"read_only", "write_only",
+                                                             "read_write"};
 
 // None: no class has this name.
 constexpr std::optional<Class> class_of(std::string_view name) {

@@ -12,11 +12,15 @@ namespace stoker {
 namespace {
 
 constexpr size_t kDepthMax = 6;
-constexpr float kRolling = 0.998F;       // a judgement's weight after the next
-constexpr float kRewritesMuch = 0.25F;   // of the blocks an object writes: more makes it read-write
+constexpr float kRolling = 0.998F;      // a judgement's weight after the next
+constexpr float kRewritesMuch = 0.25F;  // of the blocks an object writes: more makes it read-write
 constexpr uint64_t kBlock = 4096;
 
-Error bad(const std::string& what) { return make_error(Code::invalid_argument, "this is no class tree: " + what + "; make one with `stoker curm train`", "classes"); }
+Error bad(const std::string& what) {
+  return make_error(Code::invalid_argument,
+                    "this is no class tree: " + what + "; make one with `stoker curm train`",
+                    "classes");
+}
 
 // What an object did in a window.
 Class truth(uint32_t reads, uint32_t blocks, uint32_t rewritten) {
@@ -38,11 +42,14 @@ const ClassTree& ClassTree::shipped() {
 
 // One tree of the file, over these features.
 struct ClassTreeText {
-  static Result<ClassTree::Nodes> parse(const nlohmann::json& nodes, std::span<const std::string_view> names);
+  static Result<ClassTree::Nodes> parse(const nlohmann::json& nodes,
+                                        std::span<const std::string_view> names);
 };
 
-Result<ClassTree::Nodes> ClassTreeText::parse(const nlohmann::json& nodes, std::span<const std::string_view> names) {
-  if (nodes.empty() || nodes.size() >= size_t{2} << kDepthMax) return bad("it has " + std::to_string(nodes.size()) + " nodes, and 1 to 127 can be");
+Result<ClassTree::Nodes> ClassTreeText::parse(const nlohmann::json& nodes,
+                                              std::span<const std::string_view> names) {
+  if (nodes.empty() || nodes.size() >= size_t{2} << kDepthMax)
+    return bad("it has " + std::to_string(nodes.size()) + " nodes, and 1 to 127 can be");
   ClassTree::Nodes parsed;
   std::vector<size_t> depth(nodes.size(), 0);
   for (size_t at = 0; at < nodes.size(); ++at) {
@@ -50,19 +57,29 @@ Result<ClassTree::Nodes> ClassTreeText::parse(const nlohmann::json& nodes, std::
     if (!given.is_object()) return bad("node " + std::to_string(at) + " is no object");
     ClassTree::Node node;
     if (given.contains("class")) {
-      const auto found = given["class"].is_string() ? class_of(given["class"].get<std::string>()) : std::nullopt;
+      const auto found =
+          given["class"].is_string() ? class_of(given["class"].get<std::string>()) : std::nullopt;
       if (!found) return bad("the class of node " + std::to_string(at) + " is none of ours");
       node.leaf = *found;
     } else {
-      const auto name = given.find("feature"), threshold = given.find("threshold"), left = given.find("left"), right = given.find("right");
-      const bool whole = name != given.end() && name->is_string() && threshold != given.end() && threshold->is_number() && left != given.end() && left->is_number_unsigned() && right != given.end() && right->is_number_unsigned();
-      if (!whole) return bad("node " + std::to_string(at) + " has neither a class nor feature, threshold, left and right");
+      const auto name = given.find("feature"), threshold = given.find("threshold"),
+                 left = given.find("left"), right = given.find("right");
+      const bool whole = name != given.end() && name->is_string() && threshold != given.end() &&
+                         threshold->is_number() && left != given.end() &&
+                         left->is_number_unsigned() && right != given.end() &&
+                         right->is_number_unsigned();
+      if (!whole)
+        return bad("node " + std::to_string(at) +
+                   " has neither a class nor feature, threshold, left and right");
       const auto found = std::find(names.begin(), names.end(), name->get<std::string>());
-      if (found == names.end()) return bad("the feature of node " + std::to_string(at) + " is none of ours");
+      if (found == names.end())
+        return bad("the feature of node " + std::to_string(at) + " is none of ours");
       node.feature = static_cast<int16_t>(found - names.begin());
       node.threshold = threshold->get<float>();
-      for (const auto& [child, to] : {std::pair{left->get<uint64_t>(), &node.left}, {right->get<uint64_t>(), &node.right}}) {
-        if (child <= at || child >= nodes.size()) return bad("node " + std::to_string(at) + " leads to a node that is not behind it");
+      for (const auto& [child, to] :
+           {std::pair{left->get<uint64_t>(), &node.left}, {right->get<uint64_t>(), &node.right}}) {
+        if (child <= at || child >= nodes.size())
+          return bad("node " + std::to_string(at) + " leads to a node that is not behind it");
         depth[child] = std::max(depth[child], depth[at] + 1);
         if (depth[child] > kDepthMax) return bad("it is deeper than " + std::to_string(kDepthMax));
         *to = static_cast<uint16_t>(child);
@@ -75,7 +92,8 @@ Result<ClassTree::Nodes> ClassTreeText::parse(const nlohmann::json& nodes, std::
 
 Result<ClassTree> ClassTree::parse(std::string_view text) {
   const auto json = nlohmann::json::parse(text, nullptr, false);
-  if (!json.is_object() || !json.contains("nodes") || !json["nodes"].is_array()) return bad("it is not JSON with a list of `nodes`");
+  if (!json.is_object() || !json.contains("nodes") || !json["nodes"].is_array())
+    return bad("it is not JSON with a list of `nodes`");
   ClassTree tree;
   STOKER_ASSIGN(tree.nodes_, ClassTreeText::parse(json["nodes"], kFeatureNames));
   if (!json.contains("created")) return tree;
@@ -88,7 +106,8 @@ ClassTree ClassTree::contrary() const {
   ClassTree other = *this;
   for (Nodes* nodes : {&other.nodes_, &other.created_}) {
     for (Node& node : *nodes) {
-      if (node.feature < 0) node.leaf = node.leaf == Class::read_write ? Class::write_only : Class::read_write;
+      if (node.feature < 0)
+        node.leaf = node.leaf == Class::read_write ? Class::write_only : Class::read_write;
     }
   }
   return other;
@@ -98,12 +117,14 @@ Class ClassTable::of(uint64_t id) const {
   const auto found = objects_.find(id);
   if (found == objects_.end()) return Class::read_write;
   const Object& object = found->second;
-  return object.stated || (object.guessed ? guessed_ : told_).trusts() ? object.held : Class::read_write;
+  return object.stated || (object.guessed ? guessed_ : told_).trusts() ? object.held
+                                                                       : Class::read_write;
 }
 
 CreationFeatures ClassTable::features_of(const Creation& made) const {
   const auto volume = volumes_.find(made.volume);
-  return creation_features(made.key, made.bytes, volume == volumes_.end() ? FolderHistory{} : volume->second.did);
+  return creation_features(made.key, made.bytes,
+                           volume == volumes_.end() ? FolderHistory{} : volume->second.did);
 }
 
 Class ClassTable::at_creation(const Creation& made) const {
@@ -145,8 +166,11 @@ void ClassTable::forget(uint64_t id) {
   Object& object = found->second;
   if (object.seen && !object.stated && (object.made_as || !object.has_features)) {
     const bool untouched = object.window_reads == 0 && object.window_blocks == 0;
-    const Class before = object.reads > 0 ? Class::read_write : Class::write_only;  // if nobody wanted what was written
-    const Class was = untouched ? before : truth(object.window_reads, object.window_blocks, object.window_rewritten);
+    // if nobody wanted what was written
+    const Class before = object.reads > 0 ? Class::read_write : Class::write_only;
+    const Class was =
+        untouched ? before
+                  : truth(object.window_reads, object.window_blocks, object.window_rewritten);
     object.made_as ? judge_creation(object, was) : add_to(volumes_.at(object.volume).did, was);
   }
   if (object.seen) {
@@ -158,8 +182,11 @@ void ClassTable::forget(uint64_t id) {
 }
 
 uint64_t ClassTable::memory_bytes() const {
-  uint64_t bytes = objects_.size() * (sizeof(Object) + 64) + volumes_.size() * (sizeof(Volume) + 32);
-  for (const auto& [id, object] : objects_) bytes += object.written.size() * (kPageBlocks / 8 + 40) + (object.made_as ? sizeof(CreationFeatures) + 16 : 0);
+  uint64_t bytes =
+      objects_.size() * (sizeof(Object) + 64) + volumes_.size() * (sizeof(Volume) + 32);
+  for (const auto& [id, object] : objects_)
+    bytes += object.written.size() * (kPageBlocks / 8 + 40) +
+             (object.made_as ? sizeof(CreationFeatures) + 16 : 0);
   return bytes;
 }
 
@@ -175,7 +202,8 @@ void ClassTable::hold(Object& object, Class held) {
 void ClassTable::write(Object& object, const Access& access) {
   std::bitset<kPageBlocks>* page = nullptr;
   uint64_t page_at = 0;
-  for (uint64_t block = access.offset / kBlock; block * kBlock < access.offset + access.bytes; ++block) {
+  for (uint64_t block = access.offset / kBlock; block * kBlock < access.offset + access.bytes;
+       ++block) {
     if (page == nullptr || block / kPageBlocks != page_at) {
       page_at = block / kPageBlocks;
       page = &object.written[page_at];
@@ -228,7 +256,8 @@ ClassFeatures ClassTable::features_of(const Object& object) const {
 }
 
 void ClassTable::Judge::hear(Class said, Class was) {
-  const auto frequent = static_cast<size_t>(std::max_element(score.truth.begin(), score.truth.end()) - score.truth.begin());
+  const auto frequent = static_cast<size_t>(
+      std::max_element(score.truth.begin(), score.truth.end()) - score.truth.begin());
   const bool right = said == was, majority_right = static_cast<Class>(frequent) == was;
   ++score.judged;
   score.right += right ? 1 : 0;
@@ -275,7 +304,9 @@ void ClassTable::close_window() {
     object.said = says;
     object.last_window = window_;
     object.window_reads = object.window_blocks = object.window_rewritten = 0;
-    for (float* each : {&object.reads, &object.writes, &object.bytes, &object.blocks_written, &object.blocks_rewritten, &object.follows}) *each /= 2;
+    for (float* each : {&object.reads, &object.writes, &object.bytes, &object.blocks_written,
+                        &object.blocks_rewritten, &object.follows})
+      *each /= 2;
   }
   touched_.clear();
   ++window_;

@@ -14,7 +14,8 @@ using testing::HasSubstr;
 
 constexpr std::string_view kByWrites = R"({"nodes": [
   {"feature": "log_writes", "threshold": 0.5, "left": 1, "right": 2}, {"class": "read_only"},
-  {"feature": "rewrite_ratio", "threshold": 0.25, "left": 3, "right": 4}, {"class": "write_only"}, {"class": "read_write"}]})";
+  {"feature": "rewrite_ratio", "threshold": 0.25, "left": 3, "right": 4},
+      {"class": "write_only"}, {"class": "read_write"}]})";
 
 ClassFeatures features(float writes, float rewrites) {
   ClassFeatures all{};
@@ -24,7 +25,8 @@ ClassFeatures features(float writes, float rewrites) {
 }
 
 TEST(Classes, AreKnownByTheirNames) {
-  for (size_t each = 0; each < kClasses.size(); ++each) EXPECT_EQ(class_of(kClasses[each]), static_cast<Class>(each));
+  for (size_t each = 0; each < kClasses.size(); ++each)
+    EXPECT_EQ(class_of(kClasses[each]), static_cast<Class>(each));
   EXPECT_FALSE(class_of("read"));
   EXPECT_FALSE(class_of(""));
 }
@@ -43,9 +45,12 @@ TEST(ClassTree, TheOneThatShipsKnowsTheClasses) {
   EXPECT_EQ(ClassTree::shipped().classify(ClassFeatures{}), Class::read_only);  // never written
   std::array<int, 3> said{};
   ClassTable table(ClassTree::shipped());
-  table.on_sample([&](const ClassFeatures& known, Class) { ++said[static_cast<size_t>(ClassTree::shipped().classify(known))]; });
+  table.on_sample([&](const ClassFeatures& known, Class) {
+    ++said[static_cast<size_t>(ClassTree::shipped().classify(known))];
+  });
   const curm::Trace trace = curm::generate(*curm::find_profile("vm"), 9, 30'000);
-  for (const curm::Request& request : trace.requests) table.see(request.offset >> 20, curm::access_of(request));
+  for (const curm::Request& request : trace.requests)
+    table.see(request.offset >> 20, curm::access_of(request));
   for (const int times : said) EXPECT_GT(times, 0);
 }
 
@@ -59,15 +64,34 @@ TEST(ClassTree, RefusesWhatIsNoTree) {
   EXPECT_THAT(refusal(R"({"nodes": []})"), HasSubstr("0 nodes"));
   EXPECT_THAT(refusal(R"({"nodes": [7]})"), HasSubstr("node 0 is no object"));
   EXPECT_THAT(refusal(R"({"nodes": [{"class": "hot"}]})"), HasSubstr("none of ours"));
-  EXPECT_THAT(refusal(R"({"nodes": [{"feature": "size", "threshold": 1, "left": 1, "right": 1}, {"class": "read_only"}]})"), HasSubstr("feature of node 0"));
-  EXPECT_THAT(refusal(R"({"nodes": [{"feature": "read_share", "threshold": 1, "left": 0, "right": 1}, {"class": "read_only"}]})"), HasSubstr("not behind it"));
-  EXPECT_THAT(refusal(R"({"nodes": [{"feature": "read_share", "threshold": 1, "left": 1, "right": 9}, {"class": "read_only"}]})"), HasSubstr("not behind it"));
-  EXPECT_THAT(refusal(R"({"nodes": [{"feature": "read_share", "left": 1, "right": 1}, {"class": "read_only"}]})"), HasSubstr("has neither a class nor"));
-  EXPECT_THAT(refusal(R"({"nodes": [{"class": "read_only"}], "created": 7})"), HasSubstr("`created` is no list"));
-  EXPECT_THAT(refusal(R"({"nodes": [{"class": "read_only"}], "created": []})"), HasSubstr("0 nodes"));
-  EXPECT_THAT(refusal(R"({"nodes": [{"class": "read_only"}], "created": [{"feature": "read_share", "threshold": 1, "left": 1, "right": 1}, {"class": "read_only"}]})"), HasSubstr("feature of node 0"));
+  EXPECT_THAT(refusal(
+                  R"({"nodes": [{"feature": "size", "threshold": 1, "left": 1, "right": 1},
+      {"class": "read_only"}]})"),
+              HasSubstr("feature of node 0"));
+  EXPECT_THAT(refusal(
+                  R"({"nodes": [{"feature": "read_share", "threshold": 1, "left": 0, "right": 1},
+      {"class": "read_only"}]})"),
+              HasSubstr("not behind it"));
+  EXPECT_THAT(refusal(
+                  R"({"nodes": [{"feature": "read_share", "threshold": 1, "left": 1, "right": 9},
+      {"class": "read_only"}]})"),
+              HasSubstr("not behind it"));
+  EXPECT_THAT(refusal(
+                  R"({"nodes": [{"feature": "read_share", "left": 1, "right": 1},
+      {"class": "read_only"}]})"),
+              HasSubstr("has neither a class nor"));
+  EXPECT_THAT(refusal(R"({"nodes": [{"class": "read_only"}], "created": 7})"),
+              HasSubstr("`created` is no list"));
+  EXPECT_THAT(refusal(R"({"nodes": [{"class": "read_only"}], "created": []})"),
+              HasSubstr("0 nodes"));
+  EXPECT_THAT(refusal(
+                  R"({"nodes": [{"class": "read_only"}], "created": [{"feature": "read_share",
+      "threshold": 1, "left": 1, "right": 1}, {"class": "read_only"}]})"),
+              HasSubstr("feature of node 0"));
   std::string chain = R"({"nodes": [)";
-  for (int i = 0; i < 7; ++i) chain += R"({"feature": "read_share", "threshold": 1, "left": )" + std::to_string(i + 1) + R"(, "right": )" + std::to_string(i + 1) + "},";
+  for (int i = 0; i < 7; ++i)
+    chain += R"({"feature": "read_share", "threshold": 1, "left": )" + std::to_string(i + 1) +
+             R"(, "right": )" + std::to_string(i + 1) + "},";
   EXPECT_THAT(refusal(chain + R"({"class": "read_only"}]})"), HasSubstr("deeper than 6"));
 }
 
@@ -106,7 +130,8 @@ TEST(ClassTable, DoesNotListenToATreeThatIsWorseThanTheMajority) {
   ClassTable table(*tree);
   uint64_t at = 0;
   for (int window = 0; window < 12; ++window) {  // everything is rewritten, always
-    for (uint64_t i = 0; i < ClassTable::kWindow; ++i, ++at) table.see(i % 4, {0, true, 4096 * (i % 8), 4096});
+    for (uint64_t i = 0; i < ClassTable::kWindow; ++i, ++at)
+      table.see(i % 4, {0, true, 4096 * (i % 8), 4096});
   }
   EXPECT_GT(table.score().distrusted, 5U);
   EXPECT_EQ(table.score().right, 0U);
@@ -117,19 +142,22 @@ TEST(ClassTable, JudgesByWhatHappenedNext) {
   ClassTable table(ClassTree::shipped());
   std::vector<std::pair<ClassFeatures, Class>> samples;
   table.on_sample([&](const ClassFeatures& known, Class was) { samples.emplace_back(known, was); });
-  for (uint64_t i = 0; i < ClassTable::kWindow; ++i) table.see(7, {0, true, 4096 * (i % 16), 4096});  // rewritten in the first window
+  // rewritten in the first window
+  for (uint64_t i = 0; i < ClassTable::kWindow; ++i) table.see(7, {0, true, 4096 * (i % 16), 4096});
   EXPECT_TRUE(samples.empty());
-  for (uint64_t i = 0; i < ClassTable::kWindow; ++i) table.see(7, {0, false, 0, 8192});  // only read in the second
+  // only read in the second
+  for (uint64_t i = 0; i < ClassTable::kWindow; ++i) table.see(7, {0, false, 0, 8192});
   ASSERT_EQ(samples.size(), 1U);
   EXPECT_EQ(samples[0].second, Class::read_only);
-  EXPECT_EQ(samples[0].first[0], 0.F);                        // no reads until then
-  EXPECT_NEAR(samples[0].first[2], 1 - 16.0 / 1024, 1e-5);    // all but the first round of writes
-  EXPECT_NEAR(samples[0].first[3], 12, 0.01);                 // of 4 KiB
-  EXPECT_NEAR(samples[0].first[4], 960.0 / 1024, 0.01);       // each round begins anew
+  EXPECT_EQ(samples[0].first[0], 0.F);                      // no reads until then
+  EXPECT_NEAR(samples[0].first[2], 1 - 16.0 / 1024, 1e-5);  // all but the first round of writes
+  EXPECT_NEAR(samples[0].first[3], 12, 0.01);               // of 4 KiB
+  EXPECT_NEAR(samples[0].first[4], 960.0 / 1024, 0.01);     // each round begins anew
   EXPECT_NEAR(samples[0].first[6], std::log2(17.F), 1e-5);
 }
 
-// A stated class is not changed by what the object does; a learnt one goes on from where it was; a forgotten object begins anew.
+// A stated class is not changed by what the object does; a learnt one goes on from where it was; a
+// forgotten object begins anew.
 TEST(ClassTable, KeepsWhatIsStatedAndGoesOnFromWhatWasLearnt) {
   const auto tree = ClassTree::parse(kByWrites);
   ASSERT_TRUE(tree);
@@ -140,7 +168,8 @@ TEST(ClassTable, KeepsWhatIsStatedAndGoesOnFromWhatWasLearnt) {
   EXPECT_EQ(table.of(2), Class::write_only);
   EXPECT_FALSE(table.known(3));
   for (uint64_t window = 0; window < 4; ++window) {  // both are rewritten
-    for (uint64_t i = 0; i < ClassTable::kWindow; ++i) table.see(1 + i % 2, {0, true, 4096 * (i % 8), 4096});
+    for (uint64_t i = 0; i < ClassTable::kWindow; ++i)
+      table.see(1 + i % 2, {0, true, 4096 * (i % 8), 4096});
   }
   EXPECT_EQ(table.of(1), Class::read_only);
   EXPECT_EQ(table.of(2), Class::read_write);
@@ -156,7 +185,9 @@ TEST(ClassTable, KeepsWhatIsStatedAndGoesOnFromWhatWasLearnt) {
   EXPECT_EQ(table.of(2), Class::read_write);
 }
 
-CreationFeatures made(std::string_view key, uint64_t bytes = 0, const FolderHistory& folder = {}) { return creation_features(key, bytes, folder); }
+CreationFeatures made(std::string_view key, uint64_t bytes = 0, const FolderHistory& folder = {}) {
+  return creation_features(key, bytes, folder);
+}
 
 TEST(Creation, ReadsWhatANameSays) {
   const auto says = [](std::string_view key) {
@@ -197,18 +228,21 @@ TEST(Creation, AFoldersHistoryForgetsSlowly) {
 
 // By name: logs are write-only; else by what most of the folder's objects did.
 constexpr std::string_view kByFolder = R"({"nodes": [{"class": "read_write"}], "created": [
-  {"feature": "name_log", "threshold": 0.5, "left": 1, "right": 2}, {"feature": "folder_read_only", "threshold": 0.5, "left": 3, "right": 4},
+  {"feature": "name_log", "threshold": 0.5, "left": 1, "right": 2},
+      {"feature": "folder_read_only", "threshold": 0.5, "left": 3, "right": 4},
   {"class": "write_only"}, {"class": "read_write"}, {"class": "read_only"}]})";
 
 void only_read(ClassTable& table, uint64_t object, uint32_t folder, int windows) {
-  for (uint64_t i = 0; i < static_cast<uint64_t>(windows) * ClassTable::kWindow; ++i) table.see(object, {folder, false, 4096 * (i % 8), 4096});
+  for (uint64_t i = 0; i < static_cast<uint64_t>(windows) * ClassTable::kWindow; ++i)
+    table.see(object, {folder, false, 4096 * (i % 8), 4096});
 }
 
 TEST(ClassTable, SaysAClassWhenAnObjectIsMade) {
   const auto tree = ClassTree::parse(kByFolder);
   ASSERT_TRUE(tree) << tree.error().message();
   ClassTable table(*tree);
-  EXPECT_EQ(table.at_creation({1, "x/a", 9000}), Class::read_write) << "neither name nor folder tell";
+  EXPECT_EQ(table.at_creation({1, "x/a", 9000}), Class::read_write)
+      << "neither name nor folder tell";
   EXPECT_EQ(table.at_creation({1, "x/a.log", 0}), Class::write_only);
   table.create(7, {1, "x/a.log", 0});
   EXPECT_EQ(table.of(7), Class::write_only) << "at once";
@@ -218,15 +252,19 @@ TEST(ClassTable, SaysAClassWhenAnObjectIsMade) {
 
   table.see(9, {2, true, 0, 4096});
   only_read(table, 9, 2, 3);
-  EXPECT_EQ(table.at_creation({2, "y/a", 9000}), Class::read_only) << "as its folder's other object is";
-  EXPECT_EQ(table.at_creation({1, "x/a", 9000}), Class::read_write) << "other folders have histories of their own";
+  EXPECT_EQ(table.at_creation({2, "y/a", 9000}), Class::read_only)
+      << "as its folder's other object is";
+  EXPECT_EQ(table.at_creation({1, "x/a", 9000}), Class::read_write)
+      << "other folders have histories of their own";
   table.set(10, 3, {Class::read_only, true});
   EXPECT_EQ(table.at_creation({3, "z/a", 0}), Class::read_only) << "what was stated is history too";
 }
 
 // What was said when it was made holds until counters say something else twice in a row.
 TEST(ClassTable, CountersOverruleWhatWasSaidAtCreation) {
-  const auto tree = ClassTree::parse(R"({"nodes": [{"feature": "read_share", "threshold": 0.9, "left": 1, "right": 2}, {"class": "read_write"}, {"class": "read_only"}], "created": [{"class": "write_only"}]})");
+  const auto tree = ClassTree::parse(
+      R"({"nodes": [{"feature": "read_share", "threshold": 0.9, "left": 1, "right": 2},
+      {"class": "read_write"}, {"class": "read_only"}], "created": [{"class": "write_only"}]})");
   ASSERT_TRUE(tree) << tree.error().message();
   ClassTable table(*tree);
   table.create(1, {0, "a.log", 0});
@@ -236,9 +274,11 @@ TEST(ClassTable, CountersOverruleWhatWasSaidAtCreation) {
   EXPECT_EQ(table.of(1), Class::read_only);
 }
 
-// Judged by the first window after the one that made it, or when it goes; wrong too often, it is not listened to.
+// Judged by the first window after the one that made it, or when it goes; wrong too often, it is
+// not listened to.
 TEST(ClassTable, JudgesWhatWasSaidAtCreation) {
-  const auto tree = ClassTree::parse(R"({"nodes": [{"class": "read_write"}], "created": [{"class": "read_only"}]})");
+  const auto tree = ClassTree::parse(
+      R"({"nodes": [{"class": "read_write"}], "created": [{"class": "read_only"}]})");
   ASSERT_TRUE(tree);
   ClassTable table(*tree);
   std::vector<Class> truth;
@@ -267,17 +307,21 @@ TEST(ClassTable, JudgesWhatWasSaidAtCreation) {
     make(object);
     table.forget(object);
   }
-  EXPECT_EQ(table.at_creation({0, "cache", 0}), Class::read_write) << "the prior: always saying write-only was right more often";
+  EXPECT_EQ(table.at_creation({0, "cache", 0}), Class::read_write)
+      << "the prior: always saying write-only was right more often";
   make(30);
   EXPECT_EQ(table.of(30), Class::read_write);
   EXPECT_GT(table.creation_score().distrusted, 0U);
 }
 
-// On files that it did not learn from, the tree that ships is right more often than their most frequent class, and from the first file on.
+// On files that it did not learn from, the tree that ships is right more often than their most
+// frequent class, and from the first file on.
 TEST(ClassTree, TheOneThatShipsKnowsFilesWhenTheyAreMade) {
   ClassTable table(ClassTree::shipped());
   std::array<int, 3> said{};
-  table.on_creation_sample([&](const CreationFeatures& known, Class) { ++said[static_cast<size_t>(ClassTree::shipped().classify(known))]; });
+  table.on_creation_sample([&](const CreationFeatures& known, Class) {
+    ++said[static_cast<size_t>(ClassTree::shipped().classify(known))];
+  });
   curm::show(curm::generate_files(99), 6 << 20, table);
   const ClassTable::Score& score = table.creation_score();
   EXPECT_GT(score.judged, 300U);

@@ -21,7 +21,9 @@ using Bytes = std::vector<std::byte>;
 using Crcs = std::vector<uint32_t>;
 using testing::HasSubstr;
 
-ErasureCode code(int k, int m, Arithmetic arithmetic = Arithmetic::isal) { return ErasureCode::make(k, m, arithmetic).value(); }
+ErasureCode code(int k, int m, Arithmetic arithmetic = Arithmetic::isal) {
+  return ErasureCode::make(k, m, arithmetic).value();
+}
 
 Bytes random_bytes(size_t size, std::mt19937& random) {
   Bytes bytes(size);
@@ -31,29 +33,36 @@ Bytes random_bytes(size_t size, std::mt19937& random) {
 
 Crcs crcs_of(std::span<const std::byte> bytes) {
   Crcs crcs;
-  for (size_t at = 0; at < bytes.size(); at += kCrcBlock) crcs.push_back(crc32c(bytes.data() + at, std::min(kCrcBlock, bytes.size() - at)));
+  for (size_t at = 0; at < bytes.size(); at += kCrcBlock)
+    crcs.push_back(crc32c(bytes.data() + at, std::min(kCrcBlock, bytes.size() - at)));
   return crcs;
 }
 
-// The chunks of one stripe, each in memory of its own, so that the address sanitizer sees any byte too far.
+// The chunks of one stripe, each in memory of its own, so that the address sanitizer sees any byte
+// too far.
 struct Stripe {
   std::vector<Bytes> chunks;
   int k;
 
-  Stripe(int data, int parity, size_t bytes, std::mt19937& random) : chunks(data + parity), k(data) {
+  Stripe(int data, int parity, size_t bytes, std::mt19937& random)
+      : chunks(data + parity), k(data) {
     for (Bytes& chunk : chunks) chunk = random_bytes(bytes, random);
   }
   int m() const { return static_cast<int>(chunks.size()) - k; }
 
   // [offset, offset + bytes) of chunks first to last.
-  std::vector<Source> sources(int first, int last, size_t offset = 0, size_t bytes = std::dynamic_extent) const {
+  std::vector<Source> sources(int first, int last, size_t offset = 0,
+                              size_t bytes = std::dynamic_extent) const {
     std::vector<Source> result;
-    for (int i = first; i < last; ++i) result.push_back({std::span(chunks[i]).subspan(offset, bytes), {}});
+    for (int i = first; i < last; ++i)
+      result.push_back({std::span(chunks[i]).subspan(offset, bytes), {}});
     return result;
   }
-  std::vector<Target> targets(int first, int last, size_t offset = 0, size_t bytes = std::dynamic_extent) {
+  std::vector<Target> targets(int first, int last, size_t offset = 0,
+                              size_t bytes = std::dynamic_extent) {
     std::vector<Target> result;
-    for (int i = first; i < last; ++i) result.push_back({std::span(chunks[i]).subspan(offset, bytes), {}});
+    for (int i = first; i < last; ++i)
+      result.push_back({std::span(chunks[i]).subspan(offset, bytes), {}});
     return result;
   }
   std::vector<Source> data() const { return sources(0, k); }
@@ -67,7 +76,8 @@ Stripe encoded(int k, int m, size_t bytes, std::mt19937& random) {
 }
 
 // Decodes the chunks in `rebuild` from those not in `lost` (bits), and compares with `whole`.
-void expect_rebuilt(const ErasureCode& coder, const Stripe& whole, uint32_t lost, uint32_t rebuild) {
+void expect_rebuilt(const ErasureCode& coder, const Stripe& whole, uint32_t lost,
+                    uint32_t rebuild) {
   const int n = coder.k() + coder.m();
   std::vector<Source> present = whole.sources(0, n);
   std::vector<Target> wanted(n);
@@ -85,7 +95,8 @@ void expect_rebuilt(const ErasureCode& coder, const Stripe& whole, uint32_t lost
   ASSERT_TRUE(status) << status.error().message();
   for (int i = 0; i < n; ++i) {
     if ((rebuild >> i & 1U) == 0) continue;
-    ASSERT_EQ(made[i], whole.chunks[i]) << coder.k() << "+" << coder.m() << " lost " << lost << " chunk " << i;
+    ASSERT_EQ(made[i], whole.chunks[i])
+        << coder.k() << "+" << coder.m() << " lost " << lost << " chunk " << i;
     ASSERT_EQ(made_crcs[i], crcs_of(whole.chunks[i]));
   }
 }
@@ -115,11 +126,14 @@ TEST_P(EveryLoss, IsRebuilt) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Erasure, EveryLoss,
-                         testing::Combine(testing::Values(Shape{4, 2, 21}, Shape{6, 3, 129}, Shape{10, 4, 1470}, Shape{1, 1, 2}, Shape{1, 3, 14}, Shape{5, 1, 6}),
+                         testing::Combine(testing::Values(Shape{4, 2, 21}, Shape{6, 3, 129},
+                                                          Shape{10, 4, 1470}, Shape{1, 1, 2},
+                                                          Shape{1, 3, 14}, Shape{5, 1, 6}),
                                           testing::Values(Arithmetic::isal, Arithmetic::scalar)));
 
 #ifdef __x86_64__
-// ISA-L chooses one of its forms by the processor; by their names, each machine compares the others.
+// ISA-L chooses one of its forms by the processor; by their names, each machine compares the
+// others.
 TEST(Erasure, EveryFormOfIsalEqualsTheReference) {
   struct Form {
     decltype(&ec_encode_data_base) encode;
@@ -140,7 +154,8 @@ TEST(Erasure, EveryFormOfIsalEqualsTheReference) {
   for (const size_t bytes : {64UL, 65UL, 127UL, 1000UL, 4096UL, 4099UL}) {
     Stripe whole = encoded(k, m, bytes, random);
     std::vector<unsigned char*> data, parity;
-    for (int i = 0; i < k; ++i) data.push_back(reinterpret_cast<unsigned char*>(whole.chunks[i].data()));
+    for (int i = 0; i < k; ++i)
+      data.push_back(reinterpret_cast<unsigned char*>(whole.chunks[i].data()));
     for (const Form& form : forms) {
       if (!form.runs) continue;
       std::vector<Bytes> encoded_at_once(m, Bytes(bytes)), updated(m, Bytes(bytes));
@@ -148,7 +163,8 @@ TEST(Erasure, EveryFormOfIsalEqualsTheReference) {
         parity.clear();
         for (Bytes& chunk : *made) parity.push_back(reinterpret_cast<unsigned char*>(chunk.data()));
         const int size = static_cast<int>(bytes);
-        if (made == &encoded_at_once) form.encode(size, k, m, tables.data(), data.data(), parity.data());
+        if (made == &encoded_at_once)
+          form.encode(size, k, m, tables.data(), data.data(), parity.data());
         for (int i = 0; made == &updated && i < k; ++i) {
           form.update(size, k, m, i, tables.data(), data[i], parity.data());
         }
@@ -162,7 +178,8 @@ TEST(Erasure, EveryFormOfIsalEqualsTheReference) {
 TEST(Erasure, EveryShapeOfSixteenSurvivesEveryLoss) {
   std::mt19937 random(2);
   int patterns = 0;
-  for (int k = 1; k < 16; ++k) patterns += expect_all_losses(code(k, 16 - k), encoded(k, 16 - k, 64, random));
+  for (int k = 1; k < 16; ++k)
+    patterns += expect_all_losses(code(k, 16 - k), encoded(k, 16 - k, 64, random));
   EXPECT_EQ(patterns, 524272);  // over m from 1 to 15, the sums of (16 over i) for i from 1 to m
 }
 
@@ -172,7 +189,8 @@ TEST(Erasure, AnySubsetOfTheLossesCanBeWanted) {
   const Stripe whole = encoded(6, 3, 100, random);
   for (uint32_t lost = 1; lost < 1U << 9; ++lost) {
     if (std::popcount(lost) > 3) continue;
-    for (uint32_t rebuild = lost; rebuild > 0; rebuild = (rebuild - 1) & lost) expect_rebuilt(coder, whole, lost, rebuild);
+    for (uint32_t rebuild = lost; rebuild > 0; rebuild = (rebuild - 1) & lost)
+      expect_rebuilt(coder, whole, lost, rebuild);
   }
 }
 
@@ -196,7 +214,8 @@ TEST(Erasure, FastEqualsScalarAtEveryLengthAndAlignment) {
   std::mt19937 random(5);
   std::vector<size_t> lengths(300);
   std::iota(lengths.begin(), lengths.end(), 1);
-  for (const size_t near : {size_t{1024}, kCrcBlock, 2 * kCrcBlock, 5 * kCrcBlock}) lengths.insert(lengths.end(), {near - 1, near, near + 1});
+  for (const size_t near : {size_t{1024}, kCrcBlock, 2 * kCrcBlock, 5 * kCrcBlock})
+    lengths.insert(lengths.end(), {near - 1, near, near + 1});
   for (const size_t bytes : lengths) {
     const int k = 1 + static_cast<int>(random() % 12);
     const int m = 1 + static_cast<int>(random() % 8);
@@ -204,15 +223,18 @@ TEST(Erasure, FastEqualsScalarAtEveryLengthAndAlignment) {
     Stripe stripe(k, m, offset + bytes, random);
     Stripe expected = stripe;
     ASSERT_TRUE(code(k, m).encode(stripe.sources(0, k, offset), stripe.targets(k, k + m, offset)));
-    ASSERT_TRUE(code(k, m, Arithmetic::scalar).encode(expected.sources(0, k, offset), expected.targets(k, k + m, offset)));
+    ASSERT_TRUE(code(k, m, Arithmetic::scalar)
+                    .encode(expected.sources(0, k, offset), expected.targets(k, k + m, offset)));
     ASSERT_EQ(stripe.chunks, expected.chunks) << k << "+" << m << " " << bytes << " at " << offset;
 
     const int chunk = static_cast<int>(random() % k);
     const Bytes newer = random_bytes(bytes, random);
     const auto older = std::span(stripe.chunks[chunk]).subspan(offset);
     ASSERT_TRUE(code(k, m).delta(chunk, older, {newer, {}}, stripe.targets(k, k + m, offset)));
-    ASSERT_TRUE(code(k, m, Arithmetic::scalar).delta(chunk, older, {newer, {}}, expected.targets(k, k + m, offset)));
-    ASSERT_EQ(stripe.chunks, expected.chunks) << k << "+" << m << " delta of " << bytes << " at " << offset;
+    ASSERT_TRUE(code(k, m, Arithmetic::scalar)
+                    .delta(chunk, older, {newer, {}}, expected.targets(k, k + m, offset)));
+    ASSERT_EQ(stripe.chunks, expected.chunks)
+        << k << "+" << m << " delta of " << bytes << " at " << offset;
   }
 }
 
@@ -235,7 +257,8 @@ TEST(Erasure, LongRangesAreWalkedWhole) {
   EXPECT_EQ(stripe.chunks[4], expected.chunks[4]);
 }
 
-// Changes to all chunks, overlapping ones too, applied in an order of their own to parities that see them in any order.
+// Changes to all chunks, overlapping ones too, applied in an order of their own to parities that
+// see them in any order.
 TEST(Erasure, DeltasInAnyOrderGiveTheParityOfAFullEncode) {
   std::mt19937 random(7);
   const ErasureCode coder = code(4, 2);
@@ -252,7 +275,8 @@ TEST(Erasure, DeltasInAnyOrderGiveTheParityOfAFullEncode) {
     const size_t offset = random() % bytes;
     const size_t length = 1 + random() % (bytes - offset);
     const auto at = after.chunks[chunk].begin() + static_cast<ptrdiff_t>(offset);
-    Change change{chunk, offset, Bytes(at, at + static_cast<ptrdiff_t>(length)), random_bytes(length, random)};
+    Change change{chunk, offset, Bytes(at, at + static_cast<ptrdiff_t>(length)),
+                  random_bytes(length, random)};
     std::copy(change.newer.begin(), change.newer.end(), at);
     changes.push_back(std::move(change));
   }
@@ -265,7 +289,8 @@ TEST(Erasure, DeltasInAnyOrderGiveTheParityOfAFullEncode) {
     Stripe stripe = before;
     for (const int i : order) {
       const Change& change = changes[i];
-      ASSERT_TRUE(coder.delta(change.chunk, change.older, {change.newer, {}}, stripe.targets(4, 6, change.offset, change.newer.size())));
+      ASSERT_TRUE(coder.delta(change.chunk, change.older, {change.newer, {}},
+                              stripe.targets(4, 6, change.offset, change.newer.size())));
     }
     ASSERT_EQ(stripe.chunks[4], after.chunks[4]);
     ASSERT_EQ(stripe.chunks[5], after.chunks[5]);
@@ -284,7 +309,8 @@ TEST(Erasure, SlicesThatAreOnlyReadMayShareMemory) {
   data[2] = {stripe.chunks[2], {}};
   ASSERT_TRUE(code(4, 2).encode(data, stripe.parity()));
   expect_rebuilt(code(4, 2), stripe, 0b001100, 0b001100);
-  ASSERT_TRUE(code(4, 2).delta(2, stripe.chunks[2], {stripe.chunks[2], {}}, stripe.parity()));  // no change at all
+  // no change at all
+  ASSERT_TRUE(code(4, 2).delta(2, stripe.chunks[2], {stripe.chunks[2], {}}, stripe.parity()));
   expect_rebuilt(code(4, 2), stripe, 0b000101, 0b000101);
 }
 
@@ -304,7 +330,8 @@ TEST(Erasure, DeltaTakesADifferenceAndSkipsAbsentParities) {
   Stripe expected = before;
   expected.chunks[2] = random_bytes(bytes, random);
   Bytes difference(bytes);
-  std::transform(before.chunks[2].begin(), before.chunks[2].end(), expected.chunks[2].begin(), difference.begin(), std::bit_xor<>());
+  std::transform(before.chunks[2].begin(), before.chunks[2].end(), expected.chunks[2].begin(),
+                 difference.begin(), std::bit_xor<>());
   ASSERT_TRUE(code(6, 3).encode(expected.data(), expected.parity()));
 
   for (const Arithmetic arithmetic : {Arithmetic::isal, Arithmetic::scalar}) {
@@ -332,15 +359,19 @@ TEST(Erasure, SubRangesAtAnyOffset) {
     auto present = stripe.sources(0, 9, offset, length);
     auto wanted = stripe.targets(0, 9, offset, length);
     for (int i = 0; i < 9; ++i) {
-      if ((lost >> i & 1U) == 0) wanted[i] = {};
-      else present[i] = {};
+      if ((lost >> i & 1U) == 0)
+        wanted[i] = {};
+      else
+        present[i] = {};
     }
-    for (const Target& target : wanted) std::fill(target.bytes.begin(), target.bytes.end(), std::byte{0});
+    for (const Target& target : wanted)
+      std::fill(target.bytes.begin(), target.bytes.end(), std::byte{0});
     ASSERT_TRUE(coder.decode(present, wanted));
     ASSERT_EQ(stripe.chunks, whole.chunks) << lost << " " << offset << " " << length;
 
     auto parity = stripe.targets(6, 9, offset, length);
-    for (const Target& target : parity) std::fill(target.bytes.begin(), target.bytes.end(), std::byte{0});
+    for (const Target& target : parity)
+      std::fill(target.bytes.begin(), target.bytes.end(), std::byte{0});
     ASSERT_TRUE(coder.encode(stripe.sources(0, 6, offset, length), parity));
     ASSERT_EQ(stripe.chunks, whole.chunks) << offset << " " << length;
   }
@@ -350,7 +381,8 @@ TEST(Erasure, ChecksumsAreThoseOfThePlainFunction) {
   std::mt19937 random(10);
   for (const Arithmetic arithmetic : {Arithmetic::isal, Arithmetic::scalar}) {
     const ErasureCode coder = code(4, 2, arithmetic);
-    for (const size_t bytes : {size_t{1}, kCrcBlock - 1, kCrcBlock, kCrcBlock + 1, 3 * kCrcBlock, 3 * kCrcBlock + 1234}) {
+    for (const size_t bytes : {size_t{1}, kCrcBlock - 1, kCrcBlock, kCrcBlock + 1, 3 * kCrcBlock,
+                               3 * kCrcBlock + 1234}) {
       Stripe stripe(4, 2, bytes, random);
       std::vector<Crcs> crcs(6, Crcs(crc_blocks(bytes), 0xdead));
       auto data = stripe.data();
@@ -358,7 +390,8 @@ TEST(Erasure, ChecksumsAreThoseOfThePlainFunction) {
       for (int i = 0; i < 4; ++i) data[i].crcs = crcs[i];
       for (int j = 0; j < 2; ++j) parity[j].crcs = crcs[4 + j];
       ASSERT_TRUE(coder.encode(data, parity));
-      for (int i = 0; i < 6; ++i) EXPECT_EQ(crcs[i], crcs_of(stripe.chunks[i])) << "encode, chunk " << i << ", " << bytes;
+      for (int i = 0; i < 6; ++i)
+        EXPECT_EQ(crcs[i], crcs_of(stripe.chunks[i])) << "encode, chunk " << i << ", " << bytes;
 
       // Of a present chunk that decoding did not need (5), too; not of one that asked for none (1).
       const Bytes lost = std::exchange(stripe.chunks[2], Bytes(bytes));
@@ -393,11 +426,19 @@ std::string refusal(const Status& status) {
 }
 
 TEST(Erasure, CodesThatCannotBeAreRefused) {
-  for (const auto& [k, m] : {std::pair{0, 3}, {6, 0}, {-1, 3}, {6, -1}, {30, 3}, {32, 1}, {1, 32}, {2147483647, 2147483647}}) {
+  for (const auto& [k, m] : {std::pair{0, 3},
+                             {6, 0},
+                             {-1, 3},
+                             {6, -1},
+                             {30, 3},
+                             {32, 1},
+                             {1, 32},
+                             {2147483647, 2147483647}}) {
     const auto made = ErasureCode::make(k, m);
     ASSERT_FALSE(made) << k << "+" << m;
     EXPECT_EQ(made.error().code, Code::invalid_argument);
-    EXPECT_THAT(made.error().what, HasSubstr("a code of " + std::to_string(k) + "+" + std::to_string(m)));
+    EXPECT_THAT(made.error().what,
+                HasSubstr("a code of " + std::to_string(k) + "+" + std::to_string(m)));
   }
   EXPECT_TRUE(ErasureCode::make(31, 1));
   EXPECT_TRUE(ErasureCode::make(1, 31));
@@ -409,8 +450,10 @@ TEST(Erasure, EncodeRefusesWhatDoesNotFit) {
   Stripe stripe(4, 2, 5000, random);
   const auto data = stripe.data();
   const auto parity = stripe.parity();
-  EXPECT_THAT(refusal(coder.encode(std::span(data).first(3), parity)), HasSubstr("takes 4 data slices, and was given 3"));
-  EXPECT_THAT(refusal(coder.encode(data, std::span(parity).first(1))), HasSubstr("takes 2 parity slices, and was given 1"));
+  EXPECT_THAT(refusal(coder.encode(std::span(data).first(3), parity)),
+              HasSubstr("takes 4 data slices, and was given 3"));
+  EXPECT_THAT(refusal(coder.encode(data, std::span(parity).first(1))),
+              HasSubstr("takes 2 parity slices, and was given 1"));
 
   auto broken = data;
   broken[2] = {};
@@ -421,7 +464,8 @@ TEST(Erasure, EncodeRefusesWhatDoesNotFit) {
 
   broken = data;
   broken[3].bytes = broken[3].bytes.first(4999);
-  EXPECT_THAT(refusal(coder.encode(broken, parity)), HasSubstr("chunk 3 has 4999 bytes and that of chunk 0 has 5000"));
+  EXPECT_THAT(refusal(coder.encode(broken, parity)),
+              HasSubstr("chunk 3 has 4999 bytes and that of chunk 0 has 5000"));
   broken_parity = parity;
   broken_parity[0].bytes = broken_parity[0].bytes.first(1);
   EXPECT_THAT(refusal(coder.encode(data, broken_parity)), HasSubstr("chunk 4 has 1 bytes"));
@@ -429,11 +473,13 @@ TEST(Erasure, EncodeRefusesWhatDoesNotFit) {
   Crcs crcs(3);
   broken = data;
   broken[0].crcs = crcs;
-  EXPECT_THAT(refusal(coder.encode(broken, parity)), HasSubstr("room for 3 CRCs of chunk 0, where a slice of 5000 bytes has 2"));
+  EXPECT_THAT(refusal(coder.encode(broken, parity)),
+              HasSubstr("room for 3 CRCs of chunk 0, where a slice of 5000 bytes has 2"));
 
   broken_parity = parity;
   broken_parity[1] = broken_parity[0];
-  EXPECT_THAT(refusal(coder.encode(data, broken_parity)), HasSubstr("chunk 4 and chunk 5 share memory"));
+  EXPECT_THAT(refusal(coder.encode(data, broken_parity)),
+              HasSubstr("chunk 4 and chunk 5 share memory"));
   broken = data;
   broken[1].bytes = parity[1].bytes;
   EXPECT_THAT(refusal(coder.encode(broken, parity)), HasSubstr("chunk 1 and chunk 5 share memory"));
@@ -448,9 +494,11 @@ TEST(Erasure, DecodeRefusesWhatDoesNotFit) {
   std::vector<Target> wanted(6);
   EXPECT_THAT(refusal(coder.decode(present, wanted)), HasSubstr("asked for no chunk"));
   wanted[3] = {made, {}};
-  EXPECT_THAT(refusal(coder.decode(present, wanted)), HasSubstr("chunk 3 is both present and wanted"));
+  EXPECT_THAT(refusal(coder.decode(present, wanted)),
+              HasSubstr("chunk 3 is both present and wanted"));
   present[3] = present[0] = present[4] = {};
-  EXPECT_THAT(refusal(coder.decode(present, wanted)), HasSubstr("3 of 6 chunks are present, and a code of 4+2 needs 4"));
+  EXPECT_THAT(refusal(coder.decode(present, wanted)),
+              HasSubstr("3 of 6 chunks are present, and a code of 4+2 needs 4"));
   EXPECT_EQ(made, Bytes(100));  // nothing was written
   EXPECT_THAT(refusal(coder.decode(std::span(present).first(5), wanted)), HasSubstr("6 places"));
   EXPECT_THAT(refusal(coder.decode(present, std::span(wanted).first(5))), HasSubstr("6 places"));
@@ -467,13 +515,19 @@ TEST(Erasure, DeltaRefusesWhatDoesNotFit) {
   const Bytes newer = random_bytes(100, random);
   const Bytes longer = random_bytes(101, random);
   const auto parity = stripe.parity();
-  for (const int chunk : {-1, 4}) EXPECT_THAT(refusal(coder.delta(chunk, stripe.chunks[0], {newer, {}}, parity)), HasSubstr("there is no data chunk"));
-  EXPECT_THAT(refusal(coder.delta(0, stripe.chunks[0], {}, parity)), HasSubstr("needs the new bytes"));
+  for (const int chunk : {-1, 4})
+    EXPECT_THAT(refusal(coder.delta(chunk, stripe.chunks[0], {newer, {}}, parity)),
+                HasSubstr("there is no data chunk"));
+  EXPECT_THAT(refusal(coder.delta(0, stripe.chunks[0], {}, parity)),
+              HasSubstr("needs the new bytes"));
   EXPECT_THAT(refusal(coder.delta(0, longer, {newer, {}}, parity)), HasSubstr("101 bytes"));
   EXPECT_THAT(refusal(coder.delta(0, {}, {longer, {}}, parity)), HasSubstr("101"));
-  EXPECT_THAT(refusal(coder.delta(0, {}, {newer, {}}, std::span(parity).first(1))), HasSubstr("takes 2 places"));
-  EXPECT_THAT(refusal(coder.delta(0, {}, {newer, {}}, std::vector<Target>(2))), HasSubstr("no parity"));
-  EXPECT_THAT(refusal(coder.delta(0, {}, {parity[0].bytes, {}}, parity)), HasSubstr("share memory"));
+  EXPECT_THAT(refusal(coder.delta(0, {}, {newer, {}}, std::span(parity).first(1))),
+              HasSubstr("takes 2 places"));
+  EXPECT_THAT(refusal(coder.delta(0, {}, {newer, {}}, std::vector<Target>(2))),
+              HasSubstr("no parity"));
+  EXPECT_THAT(refusal(coder.delta(0, {}, {parity[0].bytes, {}}, parity)),
+              HasSubstr("share memory"));
 }
 
 }  // namespace

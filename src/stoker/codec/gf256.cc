@@ -9,7 +9,8 @@ namespace {
 
 // Powers of the generator 2 and their logarithms, made when compiled.
 struct Tables {
-  std::array<uint8_t, 510> power{};  // twice around, so that the sum of two logarithms needs no modulo
+  // twice around, so that the sum of two logarithms needs no modulo
+  std::array<uint8_t, 510> power{};
   std::array<uint8_t, 256> log{};
 
   constexpr Tables() {

@@ -25,7 +25,8 @@ Matrix product(const Matrix& a, const Matrix& b) {
   Matrix result(a.rows(), b.columns());
   for (int row = 0; row < a.rows(); ++row) {
     for (int column = 0; column < b.columns(); ++column) {
-      for (int i = 0; i < a.columns(); ++i) result.at(row, column) ^= multiply(a.at(row, i), b.at(i, column));
+      for (int i = 0; i < a.columns(); ++i)
+        result.at(row, column) ^= multiply(a.at(row, i), b.at(i, column));
     }
   }
   return result;
@@ -66,7 +67,8 @@ TEST(Gf256, ProductIsThatOfPolynomials) {
 }
 
 TEST(Gf256, InverseTimesItselfIsOne) {
-  for (unsigned a = 1; a < 256; ++a) ASSERT_EQ(multiply(static_cast<uint8_t>(a), inverse(static_cast<uint8_t>(a))), 1) << a;
+  for (unsigned a = 1; a < 256; ++a)
+    ASSERT_EQ(multiply(static_cast<uint8_t>(a), inverse(static_cast<uint8_t>(a))), 1) << a;
 }
 
 TEST(Gf256, NothingInvertsZero) { EXPECT_DEATH(inverse(uint8_t{0}), "a != 0"); }
@@ -80,14 +82,16 @@ TEST(Gf256, CauchyIsThatOfIsal) {
     std::array<unsigned char, 32 * 32> theirs{};
     gf_gen_cauchy1_matrix(theirs.data(), k + m, k);
     const Matrix ours = cauchy(k, m);
-    for (int cell = 0; cell < k * m; ++cell) ASSERT_EQ(ours.cells()[cell], theirs[k * k + cell]) << k << " cell " << cell;
+    for (int cell = 0; cell < k * m; ++cell)
+      ASSERT_EQ(ours.cells()[cell], theirs[k * k + cell]) << k << " cell " << cell;
   }
 }
 
 // What is on disk is coded with these numbers.
 TEST(Gf256, CauchyNeverChanges) {
   const Matrix rows = cauchy(6, 3);
-  const std::array<uint8_t, 18> expected = {122, 186, 71, 167, 142, 244, 186, 122, 167, 71, 244, 142, 173, 157, 221, 152, 61, 170};
+  const std::array<uint8_t, 18> expected = {122, 186, 71,  167, 142, 244, 186, 122, 167,
+                                            71,  244, 142, 173, 157, 221, 152, 61,  170};
   for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(rows.cells()[i], expected[i]) << i;
 }
 
@@ -99,7 +103,8 @@ TEST(Gf256, EverySquareOfACauchyMatrixCanBeInverted) {
       for (uint32_t c = 1; c < 1U << k; ++c) {
         if (std::popcount(r) != std::popcount(c)) continue;
         const Matrix square = submatrix(rows, r, c);
-        ASSERT_TRUE(is_identity(product(square, inverse(square)))) << k << " rows " << r << " columns " << c;
+        ASSERT_TRUE(is_identity(product(square, inverse(square))))
+            << k << " rows " << r << " columns " << c;
         ++squares;
       }
     }

@@ -1,5 +1,5 @@
-// One pass over the slices of a call: checked as they are added, then walked a cache-sized piece at a time, with the
-// checksums of each piece taken while it is near. Internal to codec/.
+// One pass over the slices of a call: checked as they are added, then walked a cache-sized piece at
+// a time, with the checksums of each piece taken while it is near. Internal to codec/.
 #pragma once
 
 #include <algorithm>
@@ -20,22 +20,31 @@ namespace stoker::codec {
 // All slices of a call. Those that are not there (empty) must not be added.
 class Pass {
  public:
-  Pass() { parts_.reserve(kChunksMax + 1); }  // a delta into 31 parities has one slice more than chunks: two of its own
+  // a delta into 31 parities has one slice more than chunks: two of its own
+  Pass() { parts_.reserve(kChunksMax + 1); }
 
   // `chunk`: data chunks count from 0, parity chunks from k. Errors name it.
-  Status add(int chunk, const Source& source) { return add(Part{chunk, source.bytes.data(), source.bytes.size(), source.crcs, false}); }
-  Status add(int chunk, const Target& target) { return add(Part{chunk, target.bytes.data(), target.bytes.size(), target.crcs, true}); }
+  Status add(int chunk, const Source& source) {
+    return add(Part{chunk, source.bytes.data(), source.bytes.size(), source.crcs, false});
+  }
+  Status add(int chunk, const Target& target) {
+    return add(Part{chunk, target.bytes.data(), target.bytes.size(), target.crcs, true});
+  }
 
-  // Runs work(size) for one piece of the range after the other, and takes the CRCs of what each piece holds then.
+  // Runs work(size) for one piece of the range after the other, and takes the CRCs of what each
+  // piece holds then.
   //
-  // The arithmetic comes first: it streams all chunks from memory at once, which the hardware prefetches best, and leaves one
-  // block of each in the near caches (36 KiB for 6+3), so that the checksums cost their computing and no second pass over
-  // memory. Other orders were measured on cold data and are slower or no faster: checksums first, a chunk at a time through
-  // ec_encode_data_update, longer or shorter pieces, software prefetch, parity by non-temporal stores.
+  // The arithmetic comes first: it streams all chunks from memory at once, which the hardware
+  // prefetches best, and leaves one block of each in the near caches (36 KiB for 6+3), so that the
+  // checksums cost their computing and no second pass over memory. Other orders were measured on
+  // cold data and are slower or no faster: checksums first, a chunk at a time through
+  // ec_encode_data_update, longer or shorter pieces, software prefetch, parity by non-temporal
+  // stores.
   template <typename Work>
   void run(Work&& work) const {
     constexpr size_t unsummed_piece = 256 * kKiB;
-    const bool summed = std::any_of(parts_.begin(), parts_.end(), [](const Part& part) { return !part.crcs.empty(); });
+    const bool summed = std::any_of(parts_.begin(), parts_.end(),
+                                    [](const Part& part) { return !part.crcs.empty(); });
     const size_t piece = summed ? kCrcBlock : unsummed_piece;
     for (size_t at = 0; at < bytes(); at += piece) {
       const size_t size = std::min(piece, bytes() - at);

@@ -13,7 +13,9 @@ struct Recipe {
   Matrix matrix;             // a row for each wanted chunk, a column for each source
 };
 
-// `present` holds at least k of the chunks, ascending, data (0 to k-1) and parity (from k); `wanted` none of those.
-Recipe make_recipe(const Matrix& parity_rows, std::span<const int> present, std::span<const int> wanted);
+// `present` holds at least k of the chunks, ascending, data (0 to k-1) and parity (from k);
+// `wanted` none of those.
+Recipe make_recipe(const Matrix& parity_rows, std::span<const int> present,
+                   std::span<const int> wanted);
 
 }  // namespace stoker::codec

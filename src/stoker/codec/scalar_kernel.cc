@@ -8,15 +8,19 @@ class ScalarKernel final : public Kernel {
  public:
   explicit ScalarKernel(const Matrix& matrix) : matrix_(matrix) {}
 
-  void multiply(const std::byte* const* sources, std::byte* const* targets, size_t bytes) const override {
+  void multiply(const std::byte* const* sources, std::byte* const* targets,
+                size_t bytes) const override {
     for (int row = 0; row < matrix_.rows(); ++row) {
       for (size_t at = 0; at < bytes; ++at) targets[row][at] = product(row, sources, at);
     }
   }
 
-  void add(int column, const std::byte* source, std::byte* const* targets, size_t bytes) const override {
+  void add(int column, const std::byte* source, std::byte* const* targets,
+           size_t bytes) const override {
     for (int row = 0; row < matrix_.rows(); ++row) {
-      for (size_t at = 0; at < bytes; ++at) targets[row][at] ^= std::byte{codec::multiply(matrix_.at(row, column), static_cast<uint8_t>(source[at]))};
+      for (size_t at = 0; at < bytes; ++at)
+        targets[row][at] ^=
+            std::byte{codec::multiply(matrix_.at(row, column), static_cast<uint8_t>(source[at]))};
     }
   }
 
@@ -34,6 +38,8 @@ class ScalarKernel final : public Kernel {
 
 }  // namespace
 
-std::unique_ptr<const Kernel> make_scalar_kernel(const Matrix& matrix) { return std::make_unique<ScalarKernel>(matrix); }
+std::unique_ptr<const Kernel> make_scalar_kernel(const Matrix& matrix) {
+  return std::make_unique<ScalarKernel>(matrix);
+}
 
 }  // namespace stoker::codec

@@ -29,13 +29,15 @@ Status Bounce::reserve(Budget* budget) {
   for (Lane& lane : lanes_) {
     lane.owner = this;
     lane.memory = map_lane();
-    if (lane.memory == nullptr) return errno_error(errno, "no memory for the bounce path of the I/O loop", "io/bounce");
+    if (lane.memory == nullptr)
+      return errno_error(errno, "no memory for the bounce path of the I/O loop", "io/bounce");
   }
   return {};
 }
 
 bool Bounce::needed(const Op& op) {
-  return (op.kind == Op::Kind::read || op.kind == Op::Kind::write) && !is_aligned(reinterpret_cast<uintptr_t>(op.bytes.data), kIoAlign);
+  return (op.kind == Op::Kind::read || op.kind == Op::Kind::write) &&
+         !is_aligned(reinterpret_cast<uintptr_t>(op.bytes.data), kIoAlign);
 }
 
 void Bounce::add(Op& op) {
@@ -46,7 +48,8 @@ void Bounce::add(Op& op) {
 
 Op* Bounce::next_piece() {
   if (waiting_.empty() || lanes_busy_ == kLanes) return nullptr;
-  Lane& lane = *std::find_if(lanes_.begin(), lanes_.end(), [](const Lane& each) { return each.op == nullptr; });
+  Lane& lane = *std::find_if(lanes_.begin(), lanes_.end(),
+                             [](const Lane& each) { return each.op == nullptr; });
   lane.op = waiting_.pop();
   ++lanes_busy_;
   prepare(lane);
@@ -55,11 +58,13 @@ Op* Bounce::next_piece() {
 
 bool Bounce::keep_back(Op& piece) {
   std::byte* fresh = map_lane();
-  if (fresh != nullptr) static_cast<Lane*>(piece.context)->memory = fresh;  // the old memory stays mapped until the process ends
+  // the old memory stays mapped until the process ends
+  if (fresh != nullptr) static_cast<Lane*>(piece.context)->memory = fresh;
   return fresh != nullptr;
 }
 
-// The piece that starts at op.moved. An offset or size off the alignment is left to the engine to refuse.
+// The piece that starts at op.moved. An offset or size off the alignment is left to the engine to
+// refuse.
 void Bounce::prepare(Lane& lane) {
   const Op& op = *lane.op;
   lane.piece = Op{};
@@ -70,7 +75,8 @@ void Bounce::prepare(Lane& lane) {
   lane.piece.bytes = Slice{lane.memory, std::min(op.bytes.size - op.moved, kLaneBytes), -1};
   lane.piece.done = &Bounce::piece_done;
   lane.piece.context = &lane;
-  if (op.kind == Op::Kind::write) std::memcpy(lane.memory, op.bytes.data + op.moved, lane.piece.bytes.size);
+  if (op.kind == Op::Kind::write)
+    std::memcpy(lane.memory, op.bytes.data + op.moved, lane.piece.bytes.size);
 }
 
 void Bounce::piece_done(Op& piece) noexcept {
@@ -82,7 +88,8 @@ void Bounce::piece_done(Op& piece) noexcept {
     op.result = piece.result.error();
     return self.finish(op);
   }
-  if (op.kind == Op::Kind::read) std::memcpy(op.bytes.data + op.moved, lane.memory, piece.bytes.size);
+  if (op.kind == Op::Kind::read)
+    std::memcpy(op.bytes.data + op.moved, lane.memory, piece.bytes.size);
   op.moved += piece.bytes.size;
   if (op.moved < op.bytes.size) return self.waiting_.push(op);
   op.result = op.bytes.size;

@@ -1,7 +1,9 @@
-// Bounce: the one path for memory that is not aligned. A few lanes of aligned memory carry such an Op piece by piece.
+// Bounce: the one path for memory that is not aligned. A few lanes of aligned memory carry such an
+// Op piece by piece.
 //
-// Owned by the Loop and used on its thread only. A piece is an Op of the lane's own that goes to the engine like any other;
-// the copies run on the Loop's thread (256 KiB at a time), so whoever cares about speed brings aligned memory.
+// Owned by the Loop and used on its thread only. A piece is an Op of the lane's own that goes to
+// the engine like any other; the copies run on the Loop's thread (256 KiB at a time), so whoever
+// cares about speed brings aligned memory.
 #pragma once
 
 #include <array>
@@ -27,7 +29,8 @@ class Bounce {
   Status reserve(Budget* budget);
 
   static bool needed(const Op& op);
-  // Takes the op over; its done() runs once all pieces are through. Not while full(), so that the Scheduler's order holds.
+  // Takes the op over; its done() runs once all pieces are through. Not while full(), so that the
+  // Scheduler's order holds.
   void add(Op& op);
   bool full() const { return ops_ == 2 * kLanes; }
   bool idle() const { return ops_ == 0; }
@@ -52,7 +55,9 @@ class Bounce {
   std::array<Lane, kLanes> lanes_;
   size_t lanes_busy_ = 0;
   size_t ops_ = 0;  // taken over and not finished
-  OpList waiting_;  // for a lane: new ones, and each again after every piece, so that a large op does not block a small one
+  // for a lane: new ones, and each again after every piece, so that a large op does not block a
+  // small one
+  OpList waiting_;
   Grant grant_;
 };
 

@@ -28,13 +28,21 @@ std::string parent_of(const std::string& path) {
 Error open_error(int sys_errno, const OpenFile& request) {
   const std::string file = "cannot open '" + request.path + "'";
   switch (sys_errno) {
-    case ENOENT: return errno_error(sys_errno, file + (request.create ? ": its folder does not exist" : ": there is no such file"), kWhere);
+    case ENOENT:
+      return errno_error(
+          sys_errno,
+          file + (request.create ? ": its folder does not exist" : ": there is no such file"),
+          kWhere);
     case EACCES:
     case EPERM:
       return errno_error(sys_errno, file + (request.write ? " for writing" : ""), kWhere);
-    case EROFS: return errno_error(sys_errno, file + " for writing: its file system is mounted read-only", kWhere);
-    case ETXTBSY: return Error{Code::busy, sys_errno, file + ": it is in use", kWhere};
-    default: return errno_error(sys_errno, file, kWhere);
+    case EROFS:
+      return errno_error(sys_errno, file + " for writing: its file system is mounted read-only",
+                         kWhere);
+    case ETXTBSY:
+      return Error{Code::busy, sys_errno, file + ": it is in use", kWhere};
+    default:
+      return errno_error(sys_errno, file, kWhere);
   }
 }
 
@@ -44,7 +52,8 @@ Status check_type(const OpenFile& request) {
   if (stat(request.path.c_str(), &st) != 0) return {};  // open(2) will say why
   if (S_ISREG(st.st_mode) || S_ISBLK(st.st_mode)) return {};
   const std::string what = S_ISDIR(st.st_mode) ? "a folder" : "neither a file nor a block device";
-  return make_error(Code::invalid_argument, "cannot open '" + request.path + "': it is " + what, kWhere);
+  return make_error(Code::invalid_argument, "cannot open '" + request.path + "': it is " + what,
+                    kWhere);
 }
 
 // open(2) with O_DIRECT where the file system has it. Returns the descriptor or -errno.
@@ -63,8 +72,9 @@ uint64_t free_bytes(int fd) {
   return fstatvfs(fd, &fs) == 0 ? static_cast<uint64_t>(fs.f_bavail) * fs.f_frsize : 0;
 }
 
-// Gives the new file its full size in blocks that are its own, so that a full disk shows now and not in the middle of work. The blocks come first and
-// then the size, which a crash leaves old or new: a file is missing, empty or whole, and whoever finds it empty makes it again.
+// Gives the new file its full size in blocks that are its own, so that a full disk shows now and
+// not in the middle of work. The blocks come first and then the size, which a crash leaves old or
+// new: a file is missing, empty or whole, and whoever finds it empty makes it again.
 Status reserve(int fd, const OpenFile& request) {
   if (request.reserve_bytes == 0) return {};
   const uint64_t free_before = free_bytes(fd);
@@ -76,16 +86,24 @@ Status reserve(int fd, const OpenFile& request) {
     if (error != EOPNOTSUPP) break;
   }
   if (error == EOPNOTSUPP) {
-    log().warn("the file system of '{}' cannot reserve space: a full disk will show only while writing", request.path);
+    log().warn(
+        "the file system of '{}' cannot reserve space: a full disk will show only while writing",
+        request.path);
     error = request.reserve_bytes > free_before ? ENOSPC : 0;
   }
   if (error == 0 && ftruncate(fd, static_cast<off_t>(request.reserve_bytes)) != 0) error = errno;
   if (error == 0) return {};
   const std::string need = human_bytes(request.reserve_bytes) + " for '" + request.path + "'";
   if (error == ENOSPC || error == EDQUOT) {
-    return errno_error(error, "cannot reserve " + need + ": only " + human_bytes(free_before) + " are free; free some space or ask for less", kWhere);
+    return errno_error(error,
+                       "cannot reserve " + need + ": only " + human_bytes(free_before) +
+                           " are free; free some space or ask for less",
+                       kWhere);
   }
-  if (error == EFBIG) return Error{Code::out_of_space, error, "cannot reserve " + need + ": the file system allows no file of that size", kWhere};
+  if (error == EFBIG)
+    return Error{Code::out_of_space, error,
+                 "cannot reserve " + need + ": the file system allows no file of that size",
+                 kWhere};
   return errno_error(error, "cannot reserve " + need, kWhere);
 }
 
@@ -96,7 +114,9 @@ Status make_durable(int fd, const std::string& path) {
   const int error = fsync(fd) != 0 || dir < 0 || fsync(dir) != 0 ? errno : 0;
   if (dir >= 0) ::close(dir);
   // Some file systems cannot flush a folder; they say so with EINVAL.
-  return error == 0 || error == EINVAL ? Status{} : errno_error(error, "cannot make the new file '" + path + "' durable", kWhere);
+  return error == 0 || error == EINVAL
+             ? Status{}
+             : errno_error(error, "cannot make the new file '" + path + "' durable", kWhere);
 }
 
 Status prepare_new(int fd, const OpenFile& request) {
@@ -111,16 +131,20 @@ bool is_empty_file(int fd) {
 
 Result<uint64_t> size_of(int fd, const std::string& path) {
   struct stat st {};
-  if (fstat(fd, &st) != 0) return errno_error(errno, "cannot tell the size of '" + path + "'", kWhere);
+  if (fstat(fd, &st) != 0)
+    return errno_error(errno, "cannot tell the size of '" + path + "'", kWhere);
   if (!S_ISBLK(st.st_mode)) return static_cast<uint64_t>(st.st_size);
   uint64_t bytes = 0;
-  if (ioctl(fd, BLKGETSIZE64, &bytes) != 0) return errno_error(errno, "cannot tell the size of the device '" + path + "'", kWhere);
+  if (ioctl(fd, BLKGETSIZE64, &bytes) != 0)
+    return errno_error(errno, "cannot tell the size of the device '" + path + "'", kWhere);
   return bytes;
 }
 
 // Fills in fd and info (but not the id).
 Status open_file(const OpenFile& request, FileTable::File* file) {
-  if (request.create && !request.write) return make_error(Code::invalid_argument, "a file that is to be created must be opened for writing", kWhere);
+  if (request.create && !request.write)
+    return make_error(Code::invalid_argument,
+                      "a file that is to be created must be opened for writing", kWhere);
   STOKER_TRY(check_type(request));
   const int access = request.write ? O_RDWR : O_RDONLY;
   bool created = false;
@@ -134,8 +158,10 @@ Status open_file(const OpenFile& request, FileTable::File* file) {
   file->write = request.write;
   const bool fresh = created || (request.create && is_empty_file(fd));
   Status status = fresh ? prepare_new(fd, request) : Status{};
-  if (!status && created) unlink(request.path.c_str());
-  else if (!status && fresh && ftruncate(fd, 0) != 0) log().info("'{}' keeps a part of the size it was to have", request.path);
+  if (!status && created)
+    unlink(request.path.c_str());
+  else if (!status && fresh && ftruncate(fd, 0) != 0)
+    log().info("'{}' keeps a part of the size it was to have", request.path);
   auto bytes = size_of(fd, request.path);
   if (status && !bytes) status = bytes.error();
   if (!status) {
@@ -144,7 +170,9 @@ Status open_file(const OpenFile& request, FileTable::File* file) {
   }
   file->fd = fd;
   file->info.bytes = *bytes;
-  if (!file->info.direct) log().info("'{}' lies on a file system without direct I/O: transfers go through the page cache", request.path);
+  if (!file->info.direct)
+    log().info("'{}' lies on a file system without direct I/O: transfers go through the page cache",
+               request.path);
   return {};
 }
 
@@ -169,15 +197,19 @@ Result<FileInfo> FileTable::open(const OpenFile& request) {
 
 Status FileTable::close(FileId id) {
   std::lock_guard lock(mutex_);
-  if (id < 0 || static_cast<size_t>(id) >= files_.size() || files_[static_cast<size_t>(id)].fd < 0) {
-    return make_error(Code::invalid_argument, "no file is open under the id " + std::to_string(id), kWhere);
+  if (id < 0 || static_cast<size_t>(id) >= files_.size() ||
+      files_[static_cast<size_t>(id)].fd < 0) {
+    return make_error(Code::invalid_argument, "no file is open under the id " + std::to_string(id),
+                      kWhere);
   }
   File& file = files_[static_cast<size_t>(id)];
   const int result = ::close(file.fd);
   const int error = errno;
   const std::string path = std::move(file.path);
   file = File{};
-  return result == 0 || error == EINTR ? Status{} : errno_error(error, "closing '" + path + "' failed", kWhere);
+  return result == 0 || error == EINTR
+             ? Status{}
+             : errno_error(error, "closing '" + path + "' failed", kWhere);
 }
 
 const FileTable::File* FileTable::find(FileId id) const {
@@ -189,11 +221,13 @@ const FileTable::File* FileTable::find(FileId id) const {
 
 bool startable(Op& op, const FileTable::File* file) {
   if (file == nullptr) {
-    op.result = make_error(Code::invalid_argument, "no file is open under the id " + std::to_string(op.file), kWhere);
+    op.result = make_error(Code::invalid_argument,
+                           "no file is open under the id " + std::to_string(op.file), kWhere);
     return false;
   }
   if (!file->write && (op.kind == Op::Kind::write || op.kind == Op::Kind::trim)) {
-    op.result = make_error(Code::read_only, "'" + file->path + "' was opened for reading only", kWhere);
+    op.result =
+        make_error(Code::read_only, "'" + file->path + "' was opened for reading only", kWhere);
     return false;
   }
   if (Status status = check_op(op, file->info.align, file->path); !status) {

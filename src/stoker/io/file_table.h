@@ -1,4 +1,5 @@
-// FileTable: the files an engine has open, by FileId. Opens them for direct I/O, reserves space, says plainly why not.
+// FileTable: the files an engine has open, by FileId. Opens them for direct I/O, reserves space,
+// says plainly why not.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,8 @@
 
 namespace stoker {
 
-// Any thread. Ids count from 0; the smallest free one is given, so that they can index a table of the kernel.
+// Any thread. Ids count from 0; the smallest free one is given, so that they can index a table of
+// the kernel.
 class FileTable {
  public:
   struct File {
@@ -29,7 +31,8 @@ class FileTable {
 
   Result<FileInfo> open(const OpenFile& request);
   Status close(FileId id);
-  // The file, or null; stays valid until close(id), which may come only when nothing is in flight on it.
+  // The file, or null; stays valid until close(id), which may come only when nothing is in flight
+  // on it.
   const File* find(FileId id) const;
 
  private:

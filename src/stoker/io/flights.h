@@ -1,7 +1,9 @@
-// Flights: what the engine has in its hands, in ops that belong to the Loop, so that a caller can be answered before its disk is.
+// Flights: what the engine has in its hands, in ops that belong to the Loop, so that a caller can
+// be answered before its disk is.
 //
-// A transfer cannot be taken back from the kernel. When a disk stops answering, the Loop gives a flight up: the caller's Op ends with
-// an error, and the flight stays behind, an orphan, until the engine completes it, if it ever does. Used on the Loop's thread only.
+// A transfer cannot be taken back from the kernel. When a disk stops answering, the Loop gives a
+// flight up: the caller's Op ends with an error, and the flight stays behind, an orphan, until the
+// engine completes it, if it ever does. Used on the Loop's thread only.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +37,8 @@ class Flights {
     return flight.op;
   }
 
-  // Its engine is done with it. The caller's Op with the outcome, or null if that was given up long ago.
+  // Its engine is done with it. The caller's Op with the outcome, or null if that was given up long
+  // ago.
   Op* landed(Op& op) {
     Flight& flight = *static_cast<Flight*>(op.context);
     Op* caller = flight.caller;

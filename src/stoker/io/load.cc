@@ -8,10 +8,12 @@
 namespace stoker {
 namespace {
 
-// One run. After start() everything but the waiting happens on the Loop's thread, in done(): each completion starts the next.
+// One run. After start() everything but the waiting happens on the Loop's thread, in done(): each
+// completion starts the next.
 class Run {
  public:
-  Run(Loop& loop, FileId file, const Slice& memory, const Load& load) : loop_(loop), file_(file), memory_(memory), load_(load), ops_(load.depth) {}
+  Run(Loop& loop, FileId file, const Slice& memory, const Load& load)
+      : loop_(loop), file_(file), memory_(memory), load_(load), ops_(load.depth) {}
 
   Result<LoadResult> go() {
     started_ns_ = loop_.clock().now_ns();
@@ -33,11 +35,13 @@ class Run {
   uint64_t blocks() const { return load_.file_bytes / load_.block_bytes; }
   bool more() const {
     if (error_) return false;
-    return load_.limit_ns == 0 ? started_ < blocks() : loop_.clock().now_ns() - started_ns_ < load_.limit_ns;
+    return load_.limit_ns == 0 ? started_ < blocks()
+                               : loop_.clock().now_ns() - started_ns_ < load_.limit_ns;
   }
 
   void prepare(Op& op) {
-    const bool writes = load_.kind == Load::Kind::write || (load_.kind == Load::Kind::mixed && started_ % 2 == 1);
+    const bool writes =
+        load_.kind == Load::Kind::write || (load_.kind == Load::Kind::mixed && started_ % 2 == 1);
     op.kind = writes ? Op::Kind::write : Op::Kind::read;
     op.priority = Priority::prefetch;
     op.file = file_;
@@ -85,16 +89,24 @@ class Run {
 
 std::string_view name(Load::Kind kind) {
   switch (kind) {
-    case Load::Kind::read: return "read";
-    case Load::Kind::write: return "write";
-    case Load::Kind::mixed: return "mixed";
+    case Load::Kind::read:
+      return "read";
+    case Load::Kind::write:
+      return "write";
+    case Load::Kind::mixed:
+      return "mixed";
   }
   return "";
 }
 
 Result<LoadResult> run_load(Loop& loop, FileId file, const Slice& memory, const Load& load) {
-  if (load.depth == 0 || load.block_bytes == 0 || load.file_bytes < load.block_bytes) return make_error(Code::invalid_argument, "a load needs a depth, a block size and a file of at least one block", "io/load");
-  if (memory.size / load.block_bytes < load.depth) return make_error(Code::invalid_argument, "the memory holds fewer than depth blocks", "io/load");
+  if (load.depth == 0 || load.block_bytes == 0 || load.file_bytes < load.block_bytes)
+    return make_error(Code::invalid_argument,
+                      "a load needs a depth, a block size and a file of at least one block",
+                      "io/load");
+  if (memory.size / load.block_bytes < load.depth)
+    return make_error(Code::invalid_argument, "the memory holds fewer than depth blocks",
+                      "io/load");
   return Run(loop, file, memory, load).go();
 }
 

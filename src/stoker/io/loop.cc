@@ -27,7 +27,8 @@ uint64_t background_bytes(const Op& op) {
   return moves && op.priority != Priority::demand && !Bounce::needed(op) ? op.bytes.size : 0;
 }
 
-// Of disks that never answered: the engine may still write to its flights, and the kernel to what they name.
+// Of disks that never answered: the engine may still write to its flights, and the kernel to what
+// they name.
 void keep_until_the_end(std::unique_ptr<Engine> engine, std::unique_ptr<Flights> flights) {
   using Kept = std::vector<std::pair<std::unique_ptr<Engine>, std::unique_ptr<Flights>>>;
   static std::mutex mutex;
@@ -38,27 +39,36 @@ void keep_until_the_end(std::unique_ptr<Engine> engine, std::unique_ptr<Flights>
 
 // In the trace: "prefetch read" and the like.
 std::string span_name(const Op& op) {
-  constexpr std::array<const char*, kPriorities> classes = {"demand", "prefetch", "write back", "checkpoint", "scrub"};
+  constexpr std::array<const char*, kPriorities> classes = {"demand", "prefetch", "write back",
+                                                            "checkpoint", "scrub"};
   constexpr std::array<const char*, 4> kinds = {"read", "write", "sync", "trim"};
-  return std::string(classes[static_cast<size_t>(op.priority)]) + " " + kinds[static_cast<size_t>(op.kind)];
+  return std::string(classes[static_cast<size_t>(op.priority)]) + " " +
+         kinds[static_cast<size_t>(op.kind)];
 }
 
 }  // namespace
 
-// How an Op travels: submit() (any thread) pushes it on the incoming stack -> the Loop's thread sorts it into the scheduler ->
-// dispatch() hands a flight of it to the engine when there is room -> poll() completes that -> landed() -> completed() counts the op and
-// calls the caller's done(). An op of a disk that does not answer goes from watch() to completed().
+// How an Op travels: submit() (any thread) pushes it on the incoming stack -> the Loop's thread
+// sorts it into the scheduler -> dispatch() hands a flight of it to the engine when there is room
+// -> poll() completes that -> landed() -> completed() counts the op and calls the caller's done().
+// An op of a disk that does not answer goes from watch() to completed().
 class Loop::Impl {
  public:
   Impl(std::unique_ptr<Engine> engine, const LoopOptions& options, const Clock& clock)
-      : engine_(std::move(engine)), options_(options), clock_(clock), scheduler_(options.floor_percent), flights_(std::make_unique<Flights>(engine_->traits().depth_max)) {}
+      : engine_(std::move(engine)),
+        options_(options),
+        clock_(clock),
+        scheduler_(options.floor_percent),
+        flights_(std::make_unique<Flights>(engine_->traits().depth_max)) {}
   ~Impl();
   Status start();
 
   Status submit(std::span<Op* const> ops);
   Engine& engine() { return *engine_; }
   Stalls& stalls() { return stalls_; }
-  const ClassCounters& counters(Priority priority) const { return counters_[static_cast<size_t>(priority)]; }
+  const ClassCounters& counters(Priority priority) const {
+    return counters_[static_cast<size_t>(priority)];
+  }
   const Clock& clock() const { return clock_; }
   bool here() const { return std::this_thread::get_id() == thread_.get_id(); }
 
@@ -80,21 +90,28 @@ class Loop::Impl {
   void dispatch();
   bool tracing() const { return options_.trace != nullptr && options_.trace->on(); }
   // Out of line: what is not traced pays for two branches, not for this one's frame.
-  [[gnu::noinline, gnu::cold]] void add_span(const char* track, const Op& op, uint64_t begin_ns, uint64_t end_ns) const {
-    options_.trace->add({.track = track, .name = span_name(op), .begin_ns = begin_ns, .end_ns = end_ns, .bytes = op.bytes.size});
+  [[gnu::noinline, gnu::cold]] void add_span(const char* track, const Op& op, uint64_t begin_ns,
+                                             uint64_t end_ns) const {
+    options_.trace->add({.track = track,
+                         .name = span_name(op),
+                         .begin_ns = begin_ns,
+                         .end_ns = end_ns,
+                         .bytes = op.bytes.size});
   }
-  bool idle() const { return in_flight_ == 0 && batch_.empty() && scheduler_.size() == 0 && bounce_.idle(); }
+  bool idle() const {
+    return in_flight_ == 0 && batch_.empty() && scheduler_.size() == 0 && bounce_.idle();
+  }
 
   std::unique_ptr<Engine> engine_;
   const LoopOptions options_;
   const Clock& clock_;
   std::array<ClassCounters, kPriorities> counters_;
 
-  // Shared with the submitting threads. All sequentially consistent: either the Loop sees the new head before it sleeps, or
-  // the submitter sees that it sleeps and wakes it.
-  std::atomic<Op*> incoming_{nullptr};   // a stack, the newest on top
-  std::atomic<size_t> waiting_{0};       // submitted and not yet handed to the engine
-  std::atomic<bool> sleeping_{false};    // the Loop waits in poll() and has room for more
+  // Shared with the submitting threads. All sequentially consistent: either the Loop sees the new
+  // head before it sleeps, or the submitter sees that it sleeps and wakes it.
+  std::atomic<Op*> incoming_{nullptr};  // a stack, the newest on top
+  std::atomic<size_t> waiting_{0};      // submitted and not yet handed to the engine
+  std::atomic<bool> sleeping_{false};   // the Loop waits in poll() and has room for more
   std::atomic<bool> stopping_{false};
 
   // Of the Loop's thread.
@@ -102,11 +119,13 @@ class Loop::Impl {
   Stalls stalls_;
   Bounce bounce_;
   std::unique_ptr<Flights> flights_;
-  std::vector<Op*> batch_;  // flights, not yet taken by the engine
-  size_t in_flight_ = 0;    // taken by it, without the orphans
+  std::vector<Op*> batch_;             // flights, not yet taken by the engine
+  size_t in_flight_ = 0;               // taken by it, without the orphans
   std::vector<uint64_t> answered_ns_;  // by file: when an op of it came back last
   uint64_t watched_ns_ = 0;
-  uint64_t awake_ns_ = 0;   // since when this thread has run; before that it idled, or the process was stopped: not the disk's fault
+  // since when this thread has run; before that it idled, or the process was stopped: not the
+  // disk's fault
+  uint64_t awake_ns_ = 0;
   uint64_t background_bytes_ = 0;  // in flight
   size_t depth_ = 0;
   std::thread thread_;
@@ -114,9 +133,15 @@ class Loop::Impl {
 
 Status Loop::Impl::start() {
   const auto& floors = options_.floor_percent;
-  if (std::accumulate(floors.begin(), floors.end(), 0U) > 100) return make_error(Code::invalid_argument, "the floors of the I/O classes add up to more than 100 percent", "io/loop");
-  if (options_.stall_warn_ns == 0 || options_.stall_error_ns < options_.stall_warn_ns) return make_error(Code::invalid_argument, "an I/O loop must warn of a stalled disk before it gives it up", "io/loop");
-  if (options_.depth == 0 || options_.queue_max == 0) return make_error(Code::invalid_argument, "an I/O loop needs a depth and a queue of at least 1", "io/loop");
+  if (std::accumulate(floors.begin(), floors.end(), 0U) > 100)
+    return make_error(Code::invalid_argument,
+                      "the floors of the I/O classes add up to more than 100 percent", "io/loop");
+  if (options_.stall_warn_ns == 0 || options_.stall_error_ns < options_.stall_warn_ns)
+    return make_error(Code::invalid_argument,
+                      "an I/O loop must warn of a stalled disk before it gives it up", "io/loop");
+  if (options_.depth == 0 || options_.queue_max == 0)
+    return make_error(Code::invalid_argument, "an I/O loop needs a depth and a queue of at least 1",
+                      "io/loop");
   depth_ = std::min(options_.depth, engine_->traits().depth_max);
   batch_.reserve(depth_);
   STOKER_TRY(bounce_.reserve(options_.budget));
@@ -141,7 +166,10 @@ Status Loop::Impl::submit(std::span<Op* const> ops) {
   if (ops.empty()) return {};
   if (waiting_.fetch_add(ops.size()) + ops.size() > options_.queue_max) {
     waiting_.fetch_sub(ops.size());
-    return make_error(Code::busy, "the I/O queue is full (" + std::to_string(options_.queue_max) + " operations): wait for some to finish", "io/loop");
+    return make_error(Code::busy,
+                      "the I/O queue is full (" + std::to_string(options_.queue_max) +
+                          " operations): wait for some to finish",
+                      "io/loop");
   }
   const uint64_t now = clock_.now_ns();
   Op* below = nullptr;
@@ -176,7 +204,8 @@ void Loop::Impl::landed(Op& flight) noexcept {
   op->done(*op);
 }
 
-// On the Loop's thread: the op has landed, or is the last piece of one that was bounced, or was given up.
+// On the Loop's thread: the op has landed, or is the last piece of one that was bounced, or was
+// given up.
 void Loop::Impl::completed(Op& op) noexcept {
   Impl& loop = *static_cast<Impl*>(op.holder);
   loop.background_bytes_ -= background_bytes(op);
@@ -212,18 +241,22 @@ void Loop::Impl::run() {
 }
 
 // With nothing under way there is nothing to watch.
-uint64_t Loop::Impl::wait_ns() const { return in_flight_ == 0 ? UINT64_MAX : options_.stall_warn_ns / 4; }
+uint64_t Loop::Impl::wait_ns() const {
+  return in_flight_ == 0 ? UINT64_MAX : options_.stall_warn_ns / 4;
+}
 
 // Looks for ops that are older than any should be; seldom, and at no more than `depth` of them.
 void Loop::Impl::watch() {
   const uint64_t now = clock_.now_ns();
   const uint64_t gap = now - watched_ns_;
-  if (gap < options_.stall_warn_ns / 4 || !batch_.empty()) return;  // what the engine did not take is not the disk's
+  // what the engine did not take is not the disk's
+  if (gap < options_.stall_warn_ns / 4 || !batch_.empty()) return;
   if (gap > options_.stall_warn_ns) awake_ns_ = now;
   watched_ns_ = now;
   flights_->each([&](Op& flight) {
     const uint64_t age_ns = now - std::max({flight.queued_ns, awake_ns_, answered_ns(flight.file)});
-    if (age_ns >= options_.stall_warn_ns) stalls_.slow(flight.file, age_ns, options_.stall_error_ns);
+    if (age_ns >= options_.stall_warn_ns)
+      stalls_.slow(flight.file, age_ns, options_.stall_error_ns);
     if (age_ns >= options_.stall_error_ns) give_up(flight, age_ns);
   });
 }
@@ -234,7 +267,8 @@ void Loop::Impl::give_up(Op& flight, uint64_t age_ns) {
   if (Bounce::is_piece(op)) {
     if (!Bounce::keep_back(op)) return;
   } else if (flight.bytes.size > 0 && flight.kind != Op::Kind::trim) {
-    if (!losable(flight.bytes)) return;  // its next owner would have it written to, or its bytes to the disk
+    // its next owner would have it written to, or its bytes to the disk
+    if (!losable(flight.bytes)) return;
     lose(flight.bytes);
   }
   flights_->orphan(flight);
@@ -260,18 +294,24 @@ void Loop::Impl::take_incoming() {
   }
 }
 
-// Ends an op that must not go to the engine: of a disk that was given up, or when such disks have taken all there is.
+// Ends an op that must not go to the engine: of a disk that was given up, or when such disks have
+// taken all there is.
 bool Loop::Impl::refuse(Op& op) {
   auto error = stalls_.given_up(op.file);
-  if (!error && !flights_->room()) error = Error{Code::io, ETIMEDOUT, "no more can be moved: transfers of disks that do not answer fill the queue; end this process", "io/loop"};
+  if (!error && !flights_->room())
+    error = Error{Code::io, ETIMEDOUT,
+                  "no more can be moved: transfers of disks that do not answer fill the queue; end "
+                  "this process",
+                  "io/loop"};
   if (!error) return false;
   op.result = *std::move(error);
   op.done(op);
   return true;
 }
 
-// The next flight for the engine: pieces of the bounce path first (they were scheduled when their op was). While that path is
-// full everything waits for one of its pieces, a fraction of a millisecond, rather than that the order of classes is lost.
+// The next flight for the engine: pieces of the bounce path first (they were scheduled when their
+// op was). While that path is full everything waits for one of its pieces, a fraction of a
+// millisecond, rather than that the order of classes is lost.
 Op* Loop::Impl::next() {
   for (;;) {
     if (Op* piece = bounce_.next_piece()) {
@@ -280,7 +320,8 @@ Op* Loop::Impl::next() {
       return &flights_->launch(*piece, &Impl::landed, this);
     }
     if (bounce_.full()) return nullptr;
-    const bool demand_only = options_.background_bytes != 0 && background_bytes_ >= options_.background_bytes;
+    const bool demand_only =
+        options_.background_bytes != 0 && background_bytes_ >= options_.background_bytes;
     Op* op = scheduler_.pop(demand_only ? Priority::demand : Priority::scrub);
     if (op == nullptr) return nullptr;
     waiting_.fetch_sub(1);
@@ -307,7 +348,8 @@ void Loop::Impl::dispatch() {
   batch_.erase(batch_.begin(), batch_.begin() + static_cast<std::ptrdiff_t>(taken));
 }
 
-Result<std::unique_ptr<Loop>> Loop::make(std::unique_ptr<Engine> engine, LoopOptions options, const Clock& clock) {
+Result<std::unique_ptr<Loop>> Loop::make(std::unique_ptr<Engine> engine, LoopOptions options,
+                                         const Clock& clock) {
   auto impl = std::make_unique<Impl>(std::move(engine), options, clock);
   STOKER_TRY(impl->start());
   return std::unique_ptr<Loop>(new Loop(std::move(impl)));

@@ -32,7 +32,8 @@ class LoopTest : public ::testing::Test {
     loop_ = std::move(*loop);
   }
 
-  Job& job(Op::Kind kind, uint64_t offset, std::byte* data, size_t bytes, Priority priority = Priority::demand) {
+  Job& job(Op::Kind kind, uint64_t offset, std::byte* data, size_t bytes,
+           Priority priority = Priority::demand) {
     Job& made = jobs_.emplace_back();
     made.test = this;
     made.op.kind = kind;
@@ -58,7 +59,9 @@ class LoopTest : public ::testing::Test {
   }
   void wait_for(size_t finished) {
     std::unique_lock lock(mutex_);
-    ASSERT_TRUE(changed_.wait_for(lock, std::chrono::seconds(30), [&] { return finished_ >= finished; })) << finished_;
+    ASSERT_TRUE(changed_.wait_for(lock, std::chrono::seconds(30), [&] {
+      return finished_ >= finished;
+    })) << finished_;
   }
 
   std::shared_ptr<HeldEngine::Disks> disks_ = std::make_shared<HeldEngine::Disks>();
@@ -71,7 +74,9 @@ class LoopTest : public ::testing::Test {
 };
 
 TEST_F(LoopTest, RefusesNonsense) {
-  const auto make = [&](LoopOptions options) { return Loop::make(std::make_unique<HeldEngine>(4, disks_), options); };
+  const auto make = [&](LoopOptions options) {
+    return Loop::make(std::make_unique<HeldEngine>(4, disks_), options);
+  };
   EXPECT_FALSE(make({.depth = 0}));
   EXPECT_FALSE(make({.queue_max = 0}));
   EXPECT_FALSE(make({.floor_percent = {50, 20, 20, 10, 1}}));
@@ -144,13 +149,16 @@ TEST_F(LoopTest, NeverExceedsItsDepthNorTheEngines) {
   EXPECT_EQ(disks_->held_peak, 3U);
 }
 
-// While one op occupies the engine others queue up; then they must come in order of class and deadline, with floors.
+// While one op occupies the engine others queue up; then they must come in order of class and
+// deadline, with floors.
 TEST_F(LoopTest, ChoosesByClassAndDeadlineWhatWaits) {
   start(1, {.depth = 1, .floor_percent = {0, 0, 0, 0, 0}}, false);
   ASSERT_TRUE(loop_->submit(aligned_read(Priority::scrub).op));
   disks_->wait_for_seen(1);
-  std::vector<Op*> ops = {&aligned_read(Priority::scrub).op, &aligned_read(Priority::prefetch).op, &aligned_read(Priority::prefetch, 50).op,
-                          &aligned_read(Priority::demand).op, &aligned_read(Priority::prefetch, 20).op};
+  std::vector<Op*> ops = {&aligned_read(Priority::scrub).op, &aligned_read(Priority::prefetch).op,
+                          &aligned_read(Priority::prefetch, 50).op,
+                          &aligned_read(Priority::demand).op,
+                          &aligned_read(Priority::prefetch, 20).op};
   ASSERT_TRUE(loop_->submit(ops));
   disks_->allow_all();
   wait_for(6);
@@ -260,10 +268,12 @@ TEST_F(LoopTest, UnalignedMemoryGoesThroughTheBouncePathBitForBit) {
   for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<std::byte>(i * 131 >> 3);
   for (const size_t shift : {size_t{1}, size_t{16}, size_t{63}}) {
     const size_t before = finished_;
-    ASSERT_TRUE(loop_->submit(job(Op::Kind::write, 1 * kMiB, out.data() + shift, bytes, Priority::write_back).op));
+    ASSERT_TRUE(loop_->submit(
+        job(Op::Kind::write, 1 * kMiB, out.data() + shift, bytes, Priority::write_back).op));
     wait_for(before + 1);
     EXPECT_EQ(*jobs_.back().op.result, bytes);
-    ASSERT_TRUE(loop_->submit(job(Op::Kind::read, 1 * kMiB, in.data() + shift, bytes, Priority::prefetch).op));
+    ASSERT_TRUE(loop_->submit(
+        job(Op::Kind::read, 1 * kMiB, in.data() + shift, bytes, Priority::prefetch).op));
     wait_for(before + 2);
     EXPECT_EQ(std::memcmp(in.data() + shift, out.data() + shift, bytes), 0);
   }
@@ -283,16 +293,19 @@ TEST_F(LoopTest, ManyUnalignedOpsShareTheBouncePathWithAlignedOnes) {
   }
   ASSERT_TRUE(loop_->submit(ops));
   wait_for(128);
-  for (size_t i = 0; i < 64; ++i) EXPECT_EQ(disks_->disk(0)[i * 64 * kKiB + 5], static_cast<std::byte>(i));
+  for (size_t i = 0; i < 64; ++i)
+    EXPECT_EQ(disks_->disk(0)[i * 64 * kKiB + 5], static_cast<std::byte>(i));
 }
 
 TEST_F(LoopTest, AnErrorOnTheBouncePathEndsTheOp) {
   start(16);
   std::vector<std::byte> memory(1 * kMiB + 1);
-  ASSERT_TRUE(loop_->submit(job(Op::Kind::read, 16 * kMiB - 512 * kKiB, memory.data() + 1, 1 * kMiB).op));
+  ASSERT_TRUE(
+      loop_->submit(job(Op::Kind::read, 16 * kMiB - 512 * kKiB, memory.data() + 1, 1 * kMiB).op));
   wait_for(1);
   EXPECT_FALSE(jobs_[0].op.result);
-  ASSERT_TRUE(loop_->submit(job(Op::Kind::read, 0, memory.data() + 1, 1 * kMiB).op));  // the lanes are free again
+  // the lanes are free again
+  ASSERT_TRUE(loop_->submit(job(Op::Kind::read, 0, memory.data() + 1, 1 * kMiB).op));
   wait_for(2);
   EXPECT_TRUE(jobs_[1].op.result);
 }

@@ -7,7 +7,8 @@ namespace stoker {
 
 Result<std::unique_ptr<Engine>> make_engine(const std::string& name, uint32_t depth) {
   if (name != "auto" && name != "uring" && name != "posix") {
-    return make_error(Code::invalid_argument, "unknown I/O engine '" + name + "': choose auto, uring or posix", "io");
+    return make_error(Code::invalid_argument,
+                      "unknown I/O engine '" + name + "': choose auto, uring or posix", "io");
   }
   if (name != "posix") {
     auto uring = UringEngine::make(depth);

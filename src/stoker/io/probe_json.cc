@@ -51,12 +51,16 @@ Status write_whole(const std::string& path, const std::string& text) {
   int error = 0;
   while (at < text.size() && error == 0) {
     const ssize_t wrote = ::write(fd, text.data() + at, text.size() - at);
-    if (wrote > 0) at += static_cast<size_t>(wrote);
-    else if (wrote == 0 || errno != EINTR) error = wrote == 0 ? EIO : errno;
+    if (wrote > 0)
+      at += static_cast<size_t>(wrote);
+    else if (wrote == 0 || errno != EINTR)
+      error = wrote == 0 ? EIO : errno;
   }
   if (error == 0 && fsync(fd) != 0) error = errno;
   if (::close(fd) != 0 && error == 0) error = errno;
-  return error == 0 ? Status{} : errno_error(error, "cannot keep the probe's result as '" + path + "'", kWhere);
+  return error == 0
+             ? Status{}
+             : errno_error(error, "cannot keep the probe's result as '" + path + "'", kWhere);
 }
 
 }  // namespace
@@ -64,15 +68,22 @@ Status write_whole(const std::string& path, const std::string& text) {
 std::string probe_path(const std::string& folder) { return folder + "/stoker.probe.json"; }
 
 std::string probe_json(const Probe& probe) {
-  Json json = {{"version", kVersion}, {"engine", probe.engine}, {"pages", probe.pages}, {"direct", probe.direct}, {"file_bytes", probe.file_bytes},
+  Json json = {{"version", kVersion},
+               {"engine", probe.engine},
+               {"pages", probe.pages},
+               {"direct", probe.direct},
+               {"file_bytes", probe.file_bytes},
                {"first_write_bytes_per_second", probe.first_write_bytes_per_second}};
   for (const Load::Kind kind : {Load::Kind::read, Load::Kind::write, Load::Kind::mixed}) {
     json["best_bytes_per_second"][std::string(name(kind))] = probe.best(kind);
   }
   json["points"] = Json::array();
   for (const ProbePoint& point : probe.points) {
-    json["points"].push_back({{"op", std::string(name(point.kind))}, {"block_bytes", point.block_bytes}, {"depth", point.depth},
-                              {"bytes_per_second", point.bytes_per_second}, {"latency_us", point.latency_us}});
+    json["points"].push_back({{"op", std::string(name(point.kind))},
+                              {"block_bytes", point.block_bytes},
+                              {"depth", point.depth},
+                              {"bytes_per_second", point.bytes_per_second},
+                              {"latency_us", point.latency_us}});
   }
   return json.dump(2) + "\n";
 }
@@ -81,7 +92,8 @@ Status save_probe(const std::string& folder, const Probe& probe) {
   const std::string path = probe_path(folder);
   const std::string temporary = path + "." + std::to_string(getpid());
   Status status = write_whole(temporary, probe_json(probe));
-  if (status && rename(temporary.c_str(), path.c_str()) != 0) status = errno_error(errno, "cannot keep the probe's result as '" + path + "'", kWhere);
+  if (status && rename(temporary.c_str(), path.c_str()) != 0)
+    status = errno_error(errno, "cannot keep the probe's result as '" + path + "'", kWhere);
   if (!status) unlink(temporary.c_str());
   return status;
 }
@@ -89,19 +101,28 @@ Status save_probe(const std::string& folder, const Probe& probe) {
 Result<Probe> load_probe(const std::string& folder) {
   const std::string path = probe_path(folder);
   std::ifstream file(path);
-  if (!file) return make_error(Code::not_found, "'" + folder + "' has not been probed: run 'stoker probe " + folder + "'", kWhere);
+  if (!file)
+    return make_error(Code::not_found,
+                      "'" + folder + "' has not been probed: run 'stoker probe " + folder + "'",
+                      kWhere);
   std::ostringstream text;
   text << file.rdbuf();
   try {
     const Json json = Json::parse(text.str());
     if (const int version = json.at("version").get<int>(); version != kVersion) {
-      return make_error(Code::mismatch, "'" + path + "' has version " + std::to_string(version) + ", not " + std::to_string(kVersion) + ": run 'stoker probe " + folder + "' again", kWhere);
+      return make_error(Code::mismatch,
+                        "'" + path + "' has version " + std::to_string(version) + ", not " +
+                            std::to_string(kVersion) + ": run 'stoker probe " + folder + "' again",
+                        kWhere);
     }
     auto probe = parse(json);
     if (!probe) return probe.error().with("'" + path + "'");
     return probe;
   } catch (const Json::exception& error) {
-    return make_error(Code::corruption, "'" + path + "' is not a probe's result (" + error.what() + "): run 'stoker probe " + folder + "' again", kWhere);
+    return make_error(Code::corruption,
+                      "'" + path + "' is not a probe's result (" + error.what() +
+                          "): run 'stoker probe " + folder + "' again",
+                      kWhere);
   }
 }
 

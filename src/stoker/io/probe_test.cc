@@ -22,11 +22,12 @@ class ProbeTest : public ::testing::Test {
 
 TEST_F(ProbeTest, MeasuresKeepsAndLeavesNothingElse) {
   std::vector<std::string> told;
-  const auto probe = run_probe(folder_, {.seconds = 1, .progress = [&](std::string_view doing, double fraction) {
-                                           told.emplace_back(doing);
-                                           EXPECT_GE(fraction, 0);
-                                           EXPECT_LE(fraction, 1);
-                                         }});
+  const auto probe =
+      run_probe(folder_, {.seconds = 1, .progress = [&](std::string_view doing, double fraction) {
+                            told.emplace_back(doing);
+                            EXPECT_GE(fraction, 0);
+                            EXPECT_LE(fraction, 1);
+                          }});
   ASSERT_TRUE(probe) << probe.error().message();
   EXPECT_TRUE(std::filesystem::is_empty(folder_));
   EXPECT_GT(probe->best(Load::Kind::read), 0);
@@ -80,13 +81,17 @@ TEST(Load, RefusesNonsenseAndMovesExactlyOnePass) {
   const auto arena = std::move(*Arena::make(2 * kMiB, budget));
   const Buffer buffer = std::move(*arena->take(1 * kMiB));
   EXPECT_FALSE(run_load(*loop, file->id, buffer.slice(), {.depth = 0, .file_bytes = 2 * kMiB}));
-  EXPECT_FALSE(run_load(*loop, file->id, buffer.slice(), {.block_bytes = kMiB, .depth = 2, .file_bytes = 2 * kMiB}));
-  const auto result = run_load(*loop, file->id, buffer.slice(), {Load::Kind::mixed, 64 * kKiB, 8, 1 * kMiB, 0, 1 * kMiB});
+  EXPECT_FALSE(run_load(*loop, file->id, buffer.slice(),
+                        {.block_bytes = kMiB, .depth = 2, .file_bytes = 2 * kMiB}));
+  const auto result = run_load(*loop, file->id, buffer.slice(),
+                               {Load::Kind::mixed, 64 * kKiB, 8, 1 * kMiB, 0, 1 * kMiB});
   ASSERT_TRUE(result) << result.error().message();
   EXPECT_EQ(result->operations, 16U);
   EXPECT_EQ(result->read_bytes, 512 * kKiB);
   EXPECT_EQ(result->written_bytes, 512 * kKiB);
-  EXPECT_FALSE(run_load(*loop, file->id, buffer.slice(), {Load::Kind::read, 64 * kKiB, 8, 8 * kMiB}));  // beyond the end
+  // beyond the end
+  EXPECT_FALSE(
+      run_load(*loop, file->id, buffer.slice(), {Load::Kind::read, 64 * kKiB, 8, 8 * kMiB}));
 }
 
 }  // namespace

@@ -22,7 +22,8 @@ void Scheduler::push(Op& op) {
   std::push_heap(to.dated.begin(), to.dated.end(), later);
 }
 
-// Of the first `classes`: the most urgent that is owed a dispatch, else the most urgent that waits; kPriorities: none waits.
+// Of the first `classes`: the most urgent that is owed a dispatch, else the most urgent that waits;
+// kPriorities: none waits.
 size_t Scheduler::choose(size_t classes) const {
   size_t waiting = kPriorities;
   for (size_t c = 0; c < classes; ++c) {
@@ -38,7 +39,9 @@ Op* Scheduler::pop(Priority least) {
   if (size_ == 0 || choose(classes) == kPriorities) return nullptr;
   for (size_t c = 0; c < classes; ++c) {
     Class& each = classes_[c];
-    each.credit = each.empty() ? 0 : std::min<uint32_t>(each.credit + floor_percent_[c], kPriorities * kDispatch);
+    each.credit =
+        each.empty() ? 0
+                     : std::min<uint32_t>(each.credit + floor_percent_[c], kPriorities * kDispatch);
   }
   Class& chosen = classes_[choose(classes)];
   chosen.credit -= std::min(chosen.credit, kDispatch);

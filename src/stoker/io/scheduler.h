@@ -1,5 +1,6 @@
-// Scheduler: which waiting Op goes next. Classes in order of urgency, with a floor for each so that none starves;
-// within a class by deadline (none is last), then by arrival. Pure bookkeeping of one thread.
+// Scheduler: which waiting Op goes next. Classes in order of urgency, with a floor for each so that
+// none starves; within a class by deadline (none is last), then by arrival. Pure bookkeeping of one
+// thread.
 #pragma once
 
 #include <array>
@@ -13,8 +14,10 @@ namespace stoker {
 
 class Scheduler {
  public:
-  // floor_percent[c]: of the dispatches made while class c waits, at least this share goes to c; the sum is at most 100.
-  explicit Scheduler(const std::array<uint8_t, kPriorities>& floor_percent) : floor_percent_(floor_percent) {}
+  // floor_percent[c]: of the dispatches made while class c waits, at least this share goes to c;
+  // the sum is at most 100.
+  explicit Scheduler(const std::array<uint8_t, kPriorities>& floor_percent)
+      : floor_percent_(floor_percent) {}
 
   void push(Op& op);
   // Null when nothing waits, in the classes up to `least` that is.

@@ -32,14 +32,17 @@ TEST(Scheduler, KeepsTheOrderOfArrivalWithinAClass) {
 
 TEST(Scheduler, EarlierDeadlinesGoFirstAndNoneIsLast) {
   Scheduler scheduler(kFloors);
-  std::vector<Op> ops = {op(Priority::prefetch), op(Priority::prefetch, 30), op(Priority::prefetch, 10), op(Priority::prefetch, 30), op(Priority::prefetch, 20)};
+  std::vector<Op> ops = {op(Priority::prefetch), op(Priority::prefetch, 30),
+                         op(Priority::prefetch, 10), op(Priority::prefetch, 30),
+                         op(Priority::prefetch, 20)};
   for (Op& each : ops) scheduler.push(each);
   for (const size_t expected : {2, 4, 1, 3, 0}) EXPECT_EQ(scheduler.pop(), &ops[expected]);
 }
 
 TEST(Scheduler, MoreUrgentClassesGoFirst) {
   Scheduler scheduler({});  // no floors
-  std::vector<Op> ops = {op(Priority::scrub), op(Priority::write_back, 1), op(Priority::demand), op(Priority::checkpoint), op(Priority::prefetch)};
+  std::vector<Op> ops = {op(Priority::scrub), op(Priority::write_back, 1), op(Priority::demand),
+                         op(Priority::checkpoint), op(Priority::prefetch)};
   for (Op& each : ops) scheduler.push(each);
   for (const size_t expected : {2, 4, 1, 3, 0}) EXPECT_EQ(scheduler.pop(), &ops[expected]);
 }
@@ -59,7 +62,8 @@ std::array<int, kPriorities> shares(const std::array<uint8_t, kPriorities>& floo
 
 TEST(Scheduler, NoClassFallsBelowItsFloor) {
   const auto got = shares(kFloors);
-  for (size_t c = 1; c < kPriorities; ++c) EXPECT_NEAR(got[c], 10 * kFloors[c], 1);  // the last one may still be owed
+  // the last one may still be owed
+  for (size_t c = 1; c < kPriorities; ++c) EXPECT_NEAR(got[c], 10 * kFloors[c], 1);
   EXPECT_NEAR(got[0], 780, 4);
 }
 

@@ -7,7 +7,9 @@
 namespace stoker {
 namespace {
 
-std::string seconds(uint64_t ns) { return std::to_string((ns + 500'000'000) / 1'000'000'000) + " s"; }
+std::string seconds(uint64_t ns) {
+  return std::to_string((ns + 500'000'000) / 1'000'000'000) + " s";
+}
 
 }  // namespace
 
@@ -21,8 +23,13 @@ Status Stalls::closed(FileId file) {
   const auto found = files_.find(file);
   if (found == files_.end()) return {};
   if (found->second.orphans > 0) {
-    return make_error(Code::busy, "'" + found->second.path + "' cannot be closed: its disk has not answered, and the kernel still has " + std::to_string(found->second.orphans) +
-                      " transfers of it; it stays locked until this process ends", "io/stalls");
+    return make_error(
+        Code::busy,
+        "'" + found->second.path +
+            "' cannot be closed: its disk has not answered, and the kernel still has " +
+            std::to_string(found->second.orphans) +
+            " transfers of it; it stays locked until this process ends",
+        "io/stalls");
   }
   files_.erase(found);
   return {};
@@ -41,7 +48,10 @@ void Stalls::slow(FileId file, uint64_t age_ns, uint64_t error_ns) {
   if (state.slow) return;
   state.slow = true;
   any_ = true;
-  log().warn("the disk of '{}' has not answered for {}; it is waited for, and given up with an error after {} (stall_seconds sets that)", state.path, seconds(age_ns), seconds(error_ns));
+  log().warn(
+      "the disk of '{}' has not answered for {}; it is waited for, and given up with an error "
+      "after {} (stall_seconds sets that)",
+      state.path, seconds(age_ns), seconds(error_ns));
 }
 
 void Stalls::answered(FileId file, uint64_t age_ns) {
@@ -62,8 +72,11 @@ Error Stalls::give_up(FileId file, uint64_t age_ns) {
   File& state = files_[file];
   if (!state.error) {
     any_ = true;
-    state.error = Error{Code::io, ETIMEDOUT, "the disk of '" + state.path + "' has not answered for " + seconds(age_ns) +
-                        " and was given up (stall_seconds sets when); see what the kernel's log says of it, and start again when it is well", "io/stalls"};
+    state.error = Error{Code::io, ETIMEDOUT,
+                        "the disk of '" + state.path + "' has not answered for " + seconds(age_ns) +
+                            " and was given up (stall_seconds sets when); see what the kernel's "
+                            "log says of it, and start again when it is well",
+                        "io/stalls"};
     log().error("{}", state.error->what);
   }
   return *state.error;

@@ -1,4 +1,5 @@
-// Stalls: which disks have stopped answering. Counts nothing while all is well: the Loop asks it about an op only when that is old.
+// Stalls: which disks have stopped answering. Counts nothing while all is well: the Loop asks it
+// about an op only when that is old.
 //
 // Thread rules: opened() and closed() come from any thread, the rest from the Loop's.
 #pragma once

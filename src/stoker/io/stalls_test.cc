@@ -1,4 +1,5 @@
-// A disk that stops answering: its callers get an error, what the kernel may still touch stays untouched, the others go on.
+// A disk that stops answering: its callers get an error, what the kernel may still touch stays
+// untouched, the others go on.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -65,7 +66,8 @@ class StallTest : public ::testing::Test {
     ASSERT_FALSE(job.op.result);
     EXPECT_EQ(job.op.result.error().code, Code::io);
     EXPECT_EQ(job.op.result.error().sys_errno, ETIMEDOUT);
-    EXPECT_NE(job.op.result.error().what.find("'/dead'"), std::string::npos) << job.op.result.error().what;
+    EXPECT_NE(job.op.result.error().what.find("'/dead'"), std::string::npos)
+        << job.op.result.error().what;
   }
 
   Budget budget_{64 * kMiB};
@@ -81,11 +83,15 @@ class StallTest : public ::testing::Test {
 TEST_F(StallTest, IsGivenUpWithAnErrorThatNamesItAndTheOthersGoOn) {
   Buffer buffer = *arena_->take(256 * kKiB);
   std::vector<Job*> jobs;
-  for (size_t i = 0; i < 20; ++i) jobs.push_back(&submit(i % 2 == 0 ? Op::Kind::read : Op::Kind::write, dead_, buffer.slice().sub(i * kIoAlign, kIoAlign)));
+  for (size_t i = 0; i < 20; ++i)
+    jobs.push_back(&submit(i % 2 == 0 ? Op::Kind::read : Op::Kind::write, dead_,
+                           buffer.slice().sub(i * kIoAlign, kIoAlign)));
   jobs.push_back(&submit(Op::Kind::sync, dead_, {}));
   for (const Job* job : jobs) expect_given_up(*job);
-  expect_given_up(submit(Op::Kind::read, dead_, buffer.slice()));  // at once: nothing more is asked of it
-  EXPECT_EQ(disks_->held.size(), 8U);                              // the depth; what waited was never handed over
+  // at once: nothing more is asked of it
+  expect_given_up(submit(Op::Kind::read, dead_, buffer.slice()));
+  // the depth; what waited was never handed over
+  EXPECT_EQ(disks_->held.size(), 8U);
   // Its transfers take no place from the others'.
   for (size_t i = 0; i < 30; ++i) {
     const Job& job = submit(Op::Kind::write, live_, buffer.slice());
@@ -121,13 +127,15 @@ TEST_F(StallTest, ABouncedReadLeavesItsLaneToTheDiskAndTheOthersGetAnother) {
   std::vector<std::byte> mine(2 * Bounce::kLaneBytes + 1);
   disks_->bytes[dead_].assign(4 * kMiB, std::byte{7});
   disks_->bytes[live_].assign(4 * kMiB, std::byte{9});
-  for (size_t i = 0; i < 2 * Bounce::kLanes; ++i) expect_given_up(submit(Op::Kind::read, dead_, {mine.data() + 1, Bounce::kLaneBytes}));
+  for (size_t i = 0; i < 2 * Bounce::kLanes; ++i)
+    expect_given_up(submit(Op::Kind::read, dead_, {mine.data() + 1, Bounce::kLaneBytes}));
   EXPECT_EQ(mine, std::vector<std::byte>(mine.size()));
   disks_->let_go();  // the late ones write to lanes that nobody uses any longer
   for (size_t i = 0; i < 10; ++i) {
     const Job& job = submit(Op::Kind::read, live_, {mine.data() + 1, 2 * Bounce::kLaneBytes});
     ASSERT_TRUE(done(job));
-    EXPECT_EQ(std::count(mine.begin() + 1, mine.end(), std::byte{9}), static_cast<std::ptrdiff_t>(2 * Bounce::kLaneBytes));
+    EXPECT_EQ(std::count(mine.begin() + 1, mine.end(), std::byte{9}),
+              static_cast<std::ptrdiff_t>(2 * Bounce::kLaneBytes));
   }
 }
 
@@ -136,7 +144,8 @@ TEST_F(StallTest, WhatIsOnMemoryThatCannotBeKeptBackIsWaitedForAndNothingElseIs)
   for (const Op::Kind kind : {Op::Kind::read, Op::Kind::write}) {
     Job& late = submit(kind, dead_, {page, kIoAlign});
     EXPECT_FALSE(done(late, std::chrono::milliseconds(150)));
-    expect_given_up(submit(Op::Kind::read, dead_, {page, kIoAlign}));  // the file is: nothing more goes there
+    // the file is: nothing more goes there
+    expect_given_up(submit(Op::Kind::read, dead_, {page, kIoAlign}));
     disks_->let_go();
     ASSERT_TRUE(done(late));
     EXPECT_TRUE(late.op.result);
@@ -171,7 +180,8 @@ TEST_F(StallTest, ADiskThatIsSlowButAnswersIsNotGivenUp) {
 TEST_F(StallTest, ManyUnalignedOpsOfADeadDiskAreRefusedTogether) {
   std::vector<std::byte> mine(kIoAlign + 1);
   std::vector<Job*> jobs;
-  for (size_t i = 0; i < 3 * Bounce::kLanes; ++i) jobs.push_back(&submit(Op::Kind::read, dead_, {mine.data() + 1, kIoAlign}));
+  for (size_t i = 0; i < 3 * Bounce::kLanes; ++i)
+    jobs.push_back(&submit(Op::Kind::read, dead_, {mine.data() + 1, kIoAlign}));
   for (const Job* job : jobs) expect_given_up(*job);
   EXPECT_EQ(disks_->held.size(), Bounce::kLanes);  // the others were never handed over
 }
@@ -180,7 +190,8 @@ TEST_F(StallTest, WhenOrphansFillTheEngineNothingHangs) {
   Buffer buffer = *arena_->take(64 * kKiB);
   for (int file = 0; file < 4; ++file) {  // 8 each, of an engine that takes 32
     std::vector<Job*> jobs;
-    for (size_t i = 0; i < 8; ++i) jobs.push_back(&submit(Op::Kind::read, dead_, buffer.slice().sub(0, kIoAlign)));
+    for (size_t i = 0; i < 8; ++i)
+      jobs.push_back(&submit(Op::Kind::read, dead_, buffer.slice().sub(0, kIoAlign)));
     for (const Job* job : jobs) expect_given_up(*job);
     dead_ = loop_->open({.path = "/dead"})->id;
     disks_->stick(dead_);
@@ -213,7 +224,8 @@ TEST_F(StallTest, TheLoopEndsThoughItsDiskDoesNot) {
 }
 
 TEST_F(StallTest, RefusesToGiveUpBeforeItWarns) {
-  EXPECT_FALSE(Loop::make(std::make_unique<HeldEngine>(4, disks_), {.stall_warn_ns = 2, .stall_error_ns = 1}));
+  EXPECT_FALSE(Loop::make(std::make_unique<HeldEngine>(4, disks_),
+                          {.stall_warn_ns = 2, .stall_error_ns = 1}));
   EXPECT_FALSE(Loop::make(std::make_unique<HeldEngine>(4, disks_), {.stall_warn_ns = 0}));
 }
 

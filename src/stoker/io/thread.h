@@ -9,7 +9,8 @@
 
 namespace stoker {
 
-// Starts `f` with all signals blocked, under `name` (at most 15 characters). May throw std::system_error.
+// Starts `f` with all signals blocked, under `name` (at most 15 characters). May throw
+// std::system_error.
 template <typename F>
 std::thread start_io_thread(const char* name, F f) {
   sigset_t all;

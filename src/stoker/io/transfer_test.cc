@@ -81,7 +81,9 @@ TEST_F(TransferTest, ErrorsNameTheFileAndTheirCause) {
   EXPECT_TRUE(step(-ENOSPC));
   ASSERT_FALSE(op_.result);
   EXPECT_EQ(op_.result.error().code, Code::out_of_space);
-  EXPECT_NE(op_.result.error().message().find("write of 8192 bytes at 0 of 'file'"), std::string::npos) << op_.result.error().message();
+  EXPECT_NE(op_.result.error().message().find("write of 8192 bytes at 0 of 'file'"),
+            std::string::npos)
+      << op_.result.error().message();
   begin(Op::Kind::read, 4096);
   EXPECT_TRUE(step(-EIO));
   EXPECT_EQ(op_.result.error().code, Code::io);

@@ -46,15 +46,20 @@ uint64_t transparent_bytes(const std::byte* data, uint64_t bytes) {
 }
 
 Result<Mapping> map_hugetlb(uint64_t bytes) {
-  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | MAP_POPULATE, -1, 0);
+  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | MAP_POPULATE, -1, 0);
   if (at == MAP_FAILED) return errno_error(errno, "no reserved huge pages", "memory/arena");
   return Mapping{static_cast<std::byte*>(at), {PageReport::Kind::hugetlb, bytes, bytes}};
 }
 
-// Over-reserves by one large page so that the region can start on a 2 MiB border; the rims go back to the kernel.
+// Over-reserves by one large page so that the region can start on a 2 MiB border; the rims go back
+// to the kernel.
 Result<Mapping> map_transparent(uint64_t bytes) {
-  void* raw = mmap(nullptr, bytes + kLargePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (raw == MAP_FAILED) return errno_error(errno, "cannot reserve " + human_bytes(bytes) + " of memory", "memory/arena");
+  void* raw = mmap(nullptr, bytes + kLargePage, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (raw == MAP_FAILED)
+    return errno_error(errno, "cannot reserve " + human_bytes(bytes) + " of memory",
+                       "memory/arena");
   const auto start = reinterpret_cast<uintptr_t>(raw);
   const uint64_t before = align_up(start, kLargePage) - start;
   auto* data = static_cast<std::byte*>(raw) + before;
@@ -63,14 +68,19 @@ Result<Mapping> map_transparent(uint64_t bytes) {
   const bool advised = madvise(data, bytes, MADV_HUGEPAGE) == 0;
   if (madvise(data, bytes, MADV_POPULATE_WRITE) != 0) {
     if (errno != EINVAL) {
-      const Error error = errno_error(errno, "the machine has not " + human_bytes(bytes) + " of free memory for the arena; give a smaller budget", "memory/arena");
+      const Error error = errno_error(errno,
+                                      "the machine has not " + human_bytes(bytes) +
+                                          " of free memory for the arena; give a smaller budget",
+                                      "memory/arena");
       munmap(data, bytes);
       return Error{Code::over_budget, error.sys_errno, error.what, error.where};
     }
-    for (uint64_t at = 0; at < bytes; at += kIoAlign) *reinterpret_cast<volatile std::byte*>(data + at) = std::byte{0};
+    for (uint64_t at = 0; at < bytes; at += kIoAlign)
+      *reinterpret_cast<volatile std::byte*>(data + at) = std::byte{0};
   }
   const uint64_t large = advised ? transparent_bytes(data, bytes) : 0;
-  return Mapping{data, {large > 0 ? PageReport::Kind::transparent : PageReport::Kind::small, large, bytes}};
+  return Mapping{
+      data, {large > 0 ? PageReport::Kind::transparent : PageReport::Kind::small, large, bytes}};
 }
 
 std::atomic<int32_t> next_arena_id{0};
@@ -84,12 +94,19 @@ Result<std::unique_ptr<Arena>> Arena::make(uint64_t bytes, Budget& budget) {
   if (!mapping) mapping = map_transparent(bytes);
   if (!mapping) return mapping.error();
   if (mapping->pages.large_bytes < bytes) {
-    log().warn("only {} of an arena of {} lie in large pages: disk transfers will be slower; reserve some with "
-               "'sysctl vm.nr_hugepages' or enable transparent huge pages", human_bytes(mapping->pages.large_bytes), human_bytes(bytes));
+    log().warn(
+        "only {} of an arena of {} lie in large pages: disk transfers will be slower; reserve some "
+        "with "
+        "'sysctl vm.nr_hugepages' or enable transparent huge pages",
+        human_bytes(mapping->pages.large_bytes), human_bytes(bytes));
   }
-  // Pages that the kernel or a driver has pinned are copied by fork() at once: a data loader's worker would cost the whole cap again.
+  // Pages that the kernel or a driver has pinned are copied by fork() at once: a data loader's
+  // worker would cost the whole cap again.
   if (madvise(mapping->data, bytes, MADV_DONTFORK) != 0) {
-    log().warn("an arena of {} stays mapped in child processes ({}): starting one may take time and memory", human_bytes(bytes), std::strerror(errno));
+    log().warn(
+        "an arena of {} stays mapped in child processes ({}): starting one may take time and "
+        "memory",
+        human_bytes(bytes), std::strerror(errno));
   }
   return std::unique_ptr<Arena>(new Arena(mapping->data, bytes, mapping->pages, std::move(grant)));
 }
@@ -117,7 +134,9 @@ Result<Buffer> Arena::take(size_t bytes) {
     return Buffer(this, Slice{data_ + offset, static_cast<size_t>(need), id_});
   }
   return make_error(Code::over_budget,
-                    "no free " + human_bytes(need) + " in the arena: " + human_bytes(size_ - used_) + " of " + human_bytes(size_) + " are free", "memory/arena");
+                    "no free " + human_bytes(need) + " in the arena: " +
+                        human_bytes(size_ - used_) + " of " + human_bytes(size_) + " are free",
+                    "memory/arena");
 }
 
 void Arena::give_back(const Slice& slice) {
@@ -161,7 +180,8 @@ uint64_t Arena::largest_free() const {
   return largest;
 }
 
-Buffer::Buffer(Buffer&& other) noexcept : arena_(std::exchange(other.arena_, nullptr)), slice_(std::exchange(other.slice_, {})) {}
+Buffer::Buffer(Buffer&& other) noexcept
+    : arena_(std::exchange(other.arena_, nullptr)), slice_(std::exchange(other.slice_, {})) {}
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   std::swap(arena_, other.arena_);

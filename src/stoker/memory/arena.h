@@ -1,8 +1,9 @@
 // Arena: one reserved, pre-faulted region in large pages, out of which Buffers are cut.
 //
-// Large pages matter more than anything else here: with O_DIRECT into registered buffers a read runs about three
-// times as fast from 2 MiB pages as from 4 KiB pages. So an arena takes hugetlbfs pages where enough are reserved,
-// else asks for transparent huge pages, and says what it got (`pages()`); it never falls back silently.
+// Large pages matter more than anything else here: with O_DIRECT into registered buffers a read
+// runs about three times as fast from 2 MiB pages as from 4 KiB pages. So an arena takes hugetlbfs
+// pages where enough are reserved, else asks for transparent huge pages, and says what it got
+// (`pages()`); it never falls back silently.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,8 @@ namespace stoker {
 
 class Arena;
 
-// Owns a piece of an Arena; move-only; gives it back when destroyed (from any thread). Must not outlive the Arena.
+// Owns a piece of an Arena; move-only; gives it back when destroyed (from any thread). Must not
+// outlive the Arena.
 class Buffer {
  public:
   Buffer() = default;
@@ -47,13 +49,16 @@ struct PageReport {
 // Any thread.
 class Arena {
  public:
-  // Reserves and pre-faults `bytes` (rounded up to 2 MiB), drawn on `budget`. over_budget where the machine has not the memory.
+  // Reserves and pre-faults `bytes` (rounded up to 2 MiB), drawn on `budget`. over_budget where the
+  // machine has not the memory.
   static Result<std::unique_ptr<Arena>> make(uint64_t bytes, Budget& budget);
-  ~Arena();  // every Buffer must be back; with lost memory (lost.h) it stays mapped until the process ends
+  // every Buffer must be back; with lost memory (lost.h) it stays mapped until the process ends
+  ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // First fit at 4 KiB alignment, of `bytes` rounded up to 4 KiB; over_budget if no free range is large enough (asks nobody to wait).
+  // First fit at 4 KiB alignment, of `bytes` rounded up to 4 KiB; over_budget if no free range is
+  // large enough (asks nobody to wait).
   Result<Buffer> take(size_t bytes);
 
   int32_t id() const { return id_; }  // process-wide, never reused
@@ -76,9 +81,10 @@ class Arena {
   Grant grant_;
   mutable std::mutex mutex_;
   std::map<uint64_t, uint64_t> free_;  // offset -> bytes, coalesced; guarded by mutex_
-  uint64_t lost_ = 0;                  // of used_: in Buffers that are gone and never come back (lost.h); guarded by mutex_
-  uint64_t used_ = 0;                  // guarded by mutex_
-  uint64_t peak_ = 0;                  // guarded by mutex_
+  // of used_: in Buffers that are gone and never come back (lost.h); guarded by mutex_
+  uint64_t lost_ = 0;
+  uint64_t used_ = 0;  // guarded by mutex_
+  uint64_t peak_ = 0;  // guarded by mutex_
 };
 
 }  // namespace stoker

@@ -7,7 +7,8 @@
 
 namespace stoker {
 
-Grant::Grant(Grant&& other) noexcept : budget_(std::exchange(other.budget_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+Grant::Grant(Grant&& other) noexcept
+    : budget_(std::exchange(other.budget_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
 
 Grant& Grant::operator=(Grant&& other) noexcept {
   std::swap(budget_, other.budget_);
@@ -23,8 +24,9 @@ Result<Grant> Budget::take(uint64_t bytes, std::string_view who) {
   std::lock_guard lock(mutex_);
   if (bytes > cap_ - used_) {
     return make_error(Code::over_budget,
-                      std::string(who) + " needs " + human_bytes(bytes) + ", but of the memory budget of " + human_bytes(cap_) +
-                          " only " + human_bytes(cap_ - used_) + " is left; give a larger budget",
+                      std::string(who) + " needs " + human_bytes(bytes) +
+                          ", but of the memory budget of " + human_bytes(cap_) + " only " +
+                          human_bytes(cap_ - used_) + " is left; give a larger budget",
                       "memory/budget");
   }
   used_ += bytes;

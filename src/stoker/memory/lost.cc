@@ -27,7 +27,9 @@ void lose(const Slice& memory) {
 bool is_lost(const std::byte* data, size_t bytes) {
   if (!any.load(std::memory_order_relaxed)) return false;
   std::lock_guard lock(mutex);
-  return std::any_of(lost().begin(), lost().end(), [&](const Slice& slice) { return slice.data < data + bytes && data < slice.data + slice.size; });
+  return std::any_of(lost().begin(), lost().end(), [&](const Slice& slice) {
+    return slice.data < data + bytes && data < slice.data + slice.size;
+  });
 }
 
 }  // namespace stoker

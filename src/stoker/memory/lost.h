@@ -1,4 +1,5 @@
-// Memory of transfers that were given up (io/loop.h): the kernel may read or write it at any later time, so it is never used again.
+// Memory of transfers that were given up (io/loop.h): the kernel may read or write it at any later
+// time, so it is never used again.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,9 @@ namespace stoker {
 inline constexpr int32_t kLosableHeap = -2;
 
 // Whoever owns this memory keeps it back when it is lost: an Arena, or as above.
-inline bool losable(const Slice& memory) { return memory.arena >= 0 || memory.arena == kLosableHeap; }
+inline bool losable(const Slice& memory) {
+  return memory.arena >= 0 || memory.arena == kLosableHeap;
+}
 
 // For the life of the process. Any thread.
 void lose(const Slice& memory);

@@ -22,7 +22,8 @@ TEST(Budget, IsAHardCap) {
   const auto refused = budget.take(41, "state");
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, Code::over_budget);
-  EXPECT_NE(refused.error().what.find("state needs 41 B"), std::string::npos) << refused.error().what;
+  EXPECT_NE(refused.error().what.find("state needs 41 B"), std::string::npos)
+      << refused.error().what;
   { Grant gone = std::move(*first); }
   EXPECT_EQ(budget.used(), 0U);
   EXPECT_EQ(budget.peak(), 60U);
@@ -53,7 +54,8 @@ TEST(Arena, IsNotInChildProcesses) {
   ASSERT_GE(child, 0);
   if (child == 0) {
     unsigned char resident = 0;
-    _exit(mincore((*arena)->data(), 4096, &resident) != 0 && errno == ENOMEM ? 0 : 1);  // not mapped
+    // not mapped
+    _exit(mincore((*arena)->data(), 4096, &resident) != 0 && errno == ENOMEM ? 0 : 1);
   }
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);

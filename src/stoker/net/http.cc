@@ -115,9 +115,7 @@ size_t on_send(char* into, size_t size, size_t count, void* context) {
 }
 
 // A body is sent once: the library would begin again on another connection without asking.
-int on_seek(void* /*context*/, curl_off_t /*offset*/, int /*origin*/) {
-  return CURL_SEEKFUNC_FAIL;
-}
+int on_seek(void* /*context*/, curl_off_t /*offset*/, int /*origin*/) { return CURL_SEEKFUNC_FAIL; }
 
 bool nothing_sent(CURLcode code, CURL* easy) {
   long bytes = 0;
@@ -410,17 +408,11 @@ Result<std::unique_ptr<Http>> Http::make(HttpOptions options) {
 Http::Ticket Http::send(HttpRequest request, Done done) {
   return impl_->send(std::move(request), std::move(done));
 }
-void Http::cancel(Ticket ticket) {
-  impl_->cancel(ticket);
-}
+void Http::cancel(Ticket ticket) { impl_->cancel(ticket); }
 void Http::after(uint64_t delay_ms, std::function<void()> task) {
   impl_->after(delay_ms, std::move(task));
 }
-bool Http::here() const {
-  return impl_->here();
-}
-const HttpCounters& Http::counters() const {
-  return impl_->counters_;
-}
+bool Http::here() const { return impl_->here(); }
+const HttpCounters& Http::counters() const { return impl_->counters_; }
 
 }  // namespace stoker::net

@@ -33,8 +33,8 @@ struct HttpRequest {
   uint64_t connect_ms = 5'000;
   uint64_t stall_ms = 20'000;  // without a byte, either way
   uint64_t delay_ms = 0;       // before it begins
-  // On the thread of the Http, before the first byte goes `into`: false ends it as cancelled. So two
-  // requests may have one memory.
+  // On the thread of the Http, before the first byte goes `into`: false ends it as cancelled. So
+  // two requests may have one memory.
   std::function<bool()> lands = {};
 };
 

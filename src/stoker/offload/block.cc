@@ -19,30 +19,45 @@ std::string_view name(Plane plane) {
 }
 
 uint64_t moment_cell_bytes(uint64_t elements) {
-  return align_up(elements + optim::moment_scales(optim::MomentType::q8, elements) * sizeof(float), kIoAlign);
+  return align_up(elements + optim::moment_scales(optim::MomentType::q8, elements) * sizeof(float),
+                  kIoAlign);
 }
 
 uint64_t moment_plane_bytes(optim::MomentType type, uint64_t elements) {
   if (type != optim::MomentType::q8) return elements * optim::moment_bytes(type);
-  return elements / kMomentCell * moment_cell_bytes(kMomentCell) + moment_cell_bytes(elements % kMomentCell);
+  return elements / kMomentCell * moment_cell_bytes(kMomentCell) +
+         moment_cell_bytes(elements % kMomentCell);
 }
 
 Result<BlockLayout> BlockLayout::make(BlockSpec spec, uint32_t tile_elements) {
-  if (!std::has_single_bit(tile_elements) || tile_elements < kTileElementsMin || tile_elements > kTileElementsMax) {
-    return make_error(Code::invalid_argument, "a tile has a power of two of elements from 32 Ki to 2 Mi, not " + std::to_string(tile_elements), "offload/block");
+  if (!std::has_single_bit(tile_elements) || tile_elements < kTileElementsMin ||
+      tile_elements > kTileElementsMax) {
+    return make_error(Code::invalid_argument,
+                      "a tile has a power of two of elements from 32 Ki to 2 Mi, not " +
+                          std::to_string(tile_elements),
+                      "offload/block");
   }
   if (spec.moments == optim::MomentType::q8 && tile_elements < kMomentCell) {
-    return make_error(Code::invalid_argument, "with 8-bit moments a tile has at least 128 Ki elements, not " + std::to_string(tile_elements), "offload/block");
+    return make_error(Code::invalid_argument,
+                      "with 8-bit moments a tile has at least 128 Ki elements, not " +
+                          std::to_string(tile_elements),
+                      "offload/block");
   }
   if (spec.name.empty() || spec.elements == 0) {
-    return make_error(Code::invalid_argument, "a block needs a name and at least one element", "offload/block");
+    return make_error(Code::invalid_argument, "a block needs a name and at least one element",
+                      "offload/block");
   }
-  const bool fits = spec.frozen ? std::has_single_bit(spec.weight_bytes) && spec.weight_bytes <= 8 : spec.weight_bytes == 2 || spec.weight_bytes == 4;
+  const bool fits = spec.frozen ? std::has_single_bit(spec.weight_bytes) && spec.weight_bytes <= 8
+                                : spec.weight_bytes == 2 || spec.weight_bytes == 4;
   if (!fits) {
     return make_error(Code::invalid_argument,
-                      "block " + spec.name + " has weights of " + std::to_string(spec.weight_bytes) + " bytes; bf16 and float32 can be trained", "offload/block");
+                      "block " + spec.name + " has weights of " +
+                          std::to_string(spec.weight_bytes) +
+                          " bytes; bf16 and float32 can be trained",
+                      "offload/block");
   }
-  spec.elements = align_up(spec.elements, spec.weight_bytes == 1 ? 2 * kElementAlign : kElementAlign);
+  spec.elements =
+      align_up(spec.elements, spec.weight_bytes == 1 ? 2 * kElementAlign : kElementAlign);
   return BlockLayout(std::move(spec), tile_elements);
 }
 
@@ -52,16 +67,23 @@ uint32_t BlockLayout::tile_count(uint64_t tile) const {
 
 uint32_t BlockLayout::element_bytes(Plane plane) const {
   switch (plane) {
-    case Plane::weight: return spec_.weight_bytes;
-    case Plane::remainder: return !spec_.frozen && spec_.weight_bytes == 2 ? 2 : 0;
-    case Plane::m: return !spec_.frozen && spec_.m ? static_cast<uint32_t>(optim::moment_bytes(spec_.moments)) : 0;
-    case Plane::v: return !spec_.frozen && spec_.v ? static_cast<uint32_t>(optim::moment_bytes(spec_.moments)) : 0;
+    case Plane::weight:
+      return spec_.weight_bytes;
+    case Plane::remainder:
+      return !spec_.frozen && spec_.weight_bytes == 2 ? 2 : 0;
+    case Plane::m:
+      return !spec_.frozen && spec_.m ? static_cast<uint32_t>(optim::moment_bytes(spec_.moments))
+                                      : 0;
+    case Plane::v:
+      return !spec_.frozen && spec_.v ? static_cast<uint32_t>(optim::moment_bytes(spec_.moments))
+                                      : 0;
   }
   return 0;
 }
 
 uint64_t BlockLayout::bytes_of(Plane plane, uint64_t elements) const {
-  if (plane == Plane::m || plane == Plane::v) return has(plane) ? moment_plane_bytes(spec_.moments, elements) : 0;
+  if (plane == Plane::m || plane == Plane::v)
+    return has(plane) ? moment_plane_bytes(spec_.moments, elements) : 0;
   return elements * element_bytes(plane);
 }
 
@@ -81,7 +103,8 @@ uint32_t allowed_chunk(const BlockLayout& layout, Plane plane) {
 Status BlockLayout::create(Transaction& transaction) const {
   for (Plane plane : kAllPlanes) {
     if (!has(plane)) continue;
-    if (auto made = transaction.resize(key(plane), plane_bytes(plane), allowed_chunk(*this, plane)); !made) {
+    if (auto made = transaction.resize(key(plane), plane_bytes(plane), allowed_chunk(*this, plane));
+        !made) {
       return made.error().with("making block " + name() + ", " + std::string(offload::name(plane)));
     }
     STOKER_TRY(transaction.expect(key(plane), frozen() ? Class::read_only : Class::read_write));
@@ -94,13 +117,18 @@ Status BlockLayout::check(Store& store) const {
     if (!has(plane)) continue;
     auto info = store.stat(key(plane));
     if (!info && info.error().code == Code::not_found) {
-      return make_error(Code::mismatch, "the store has no object " + key(plane) + ": it belongs to another model or optimizer", "offload/block");
+      return make_error(
+          Code::mismatch,
+          "the store has no object " + key(plane) + ": it belongs to another model or optimizer",
+          "offload/block");
     }
     if (!info) return info.error();
     if (info->bytes != plane_bytes(plane) || info->chunk_bytes != allowed_chunk(*this, plane)) {
       return make_error(Code::mismatch,
-                        "object " + key(plane) + " has " + std::to_string(info->bytes) + " bytes in chunks of " + std::to_string(info->chunk_bytes) +
-                            ", but this model needs " + std::to_string(plane_bytes(plane)) + " in chunks of " + std::to_string(allowed_chunk(*this, plane)) +
+                        "object " + key(plane) + " has " + std::to_string(info->bytes) +
+                            " bytes in chunks of " + std::to_string(info->chunk_bytes) +
+                            ", but this model needs " + std::to_string(plane_bytes(plane)) +
+                            " in chunks of " + std::to_string(allowed_chunk(*this, plane)) +
                             ": open the store with the model and tile size it was made with",
                         "offload/block");
     }

@@ -26,7 +26,8 @@ std::vector<Piece> cut(const Spans& spans, Pieces pieces_of) {
 
 GradSpan part(const GradSpan& span, uint64_t piece) {
   const uint64_t first = piece * optim::kNormPiece;
-  return {span.data + first * optim::grad_bytes(span.type), std::min<uint64_t>(optim::kNormPiece, span.count - first), span.type};
+  return {span.data + first * optim::grad_bytes(span.type),
+          std::min<uint64_t>(optim::kNormPiece, span.count - first), span.type};
 }
 
 uint64_t norm_pieces_of(const GradSpan& span) { return optim::norm_pieces(span.count); }
@@ -44,7 +45,8 @@ Hash128 combine(std::span<const Hash128> pieces, uint64_t bytes) {
 }
 
 std::vector<Hash128> hash(Pool& pool, std::span<const std::span<const std::byte>> spans) {
-  const auto pieces = cut(spans, [](std::span<const std::byte> span) { return hash_pieces(span.size()); });
+  const auto pieces =
+      cut(spans, [](std::span<const std::byte> span) { return hash_pieces(span.size()); });
   std::vector<Hash128> hashes(pieces.size());
   parallel(pool, pieces.size(), [&](size_t i) {
     const auto span = spans[pieces[i].span];

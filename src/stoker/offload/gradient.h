@@ -1,7 +1,8 @@
 // What is asked of gradients beside the update: their hash, their norm, scaling them.
 //
-// A hash covers a whole gradient as XXH3-128 over the XXH3-128 of each piece of 64 Ki elements, so that pieces can be
-// hashed in any order and by several threads, and the kernel's own pass gives the same value as a pass of its own.
+// A hash covers a whole gradient as XXH3-128 over the XXH3-128 of each piece of 64 Ki elements, so
+// that pieces can be hashed in any order and by several threads, and the kernel's own pass gives
+// the same value as a pass of its own.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +34,8 @@ Hash128 combine(std::span<const Hash128> pieces, uint64_t bytes);
 
 // All of these spread over the pool and must not be called on one of its threads.
 std::vector<Hash128> hash(Pool& pool, std::span<const std::span<const std::byte>> spans);
-// One float64 sum a span, the pieces of optim::kNormPiece elements added in order: the same for any number of threads.
+// One float64 sum a span, the pieces of optim::kNormPiece elements added in order: the same for any
+// number of threads.
 std::vector<double> sums_of_squares(Pool& pool, std::span<const GradSpan> spans);
 void scale(Pool& pool, std::span<const GradSpan> spans, float factor);
 

@@ -23,7 +23,9 @@ using optim::MomentType;
 constexpr uint64_t kSeed = 77;
 
 // Of 8-bit moments two cells, so that a tile is cut as well.
-uint32_t smallest_tile(MomentType moments) { return moments == MomentType::q8 ? 2 * kMomentCell : kTileElementsMin; }
+uint32_t smallest_tile(MomentType moments) {
+  return moments == MomentType::q8 ? 2 * kMomentCell : kTileElementsMin;
+}
 
 std::unique_ptr<RuntimeOwner> make_runtime() {
   RuntimeOptions options;
@@ -33,26 +35,35 @@ std::unique_ptr<RuntimeOwner> make_runtime() {
   return std::move(*runtime);
 }
 
-// Forwards to another store; fails reads or writes whose key and offset match, and can hold reads back. Only what the pipeline calls.
+// Forwards to another store; fails reads or writes whose key and offset match, and can hold reads
+// back. Only what the pipeline calls.
 class FaultyStore final : public Store {
  public:
   explicit FaultyStore(Store& under) : under_(under) {}
   std::atomic<bool> fail_reads{false}, fail_writes{false};
   std::string key;
   uint64_t from = 0;
-  std::optional<Future<void>> gate;  // reads come back when it is done, if there is one
+  std::optional<Future<void>> gate;        // reads come back when it is done, if there is one
   std::optional<Future<void>> write_gate;  // writes begin when it is done, if there is one
 
-  bool hits(const std::atomic<bool>& armed, std::string_view k, uint64_t offset) const { return armed && k == key && offset >= from; }
+  bool hits(const std::atomic<bool>& armed, std::string_view k, uint64_t offset) const {
+    return armed && k == key && offset >= from;
+  }
   Features features() const override { return under_.features(); }
-  Result<ObjectInfo> stat(std::string_view k, std::string_view s) override { return under_.stat(k, s); }
-  Result<std::vector<ObjectInfo>> list(std::string_view p, std::string_view s) override { return under_.list(p, s); }
+  Result<ObjectInfo> stat(std::string_view k, std::string_view s) override {
+    return under_.stat(k, s);
+  }
+  Result<std::vector<ObjectInfo>> list(std::string_view p, std::string_view s) override {
+    return under_.list(p, s);
+  }
   Future<void> read(std::string_view k, uint64_t offset, Slice into, ReadOptions options) override {
     if (hits(fail_reads, k, offset)) return make_error(Code::corruption, "chunk is rotten");
     const Future<void> done = under_.read(k, offset, into, options);
     if (!gate) return done;
     const auto promise = std::make_shared<Promise<void>>();
-    gate->on_done([promise, done](const Status&) { done.on_done([promise](const Status& status) { promise->complete(status); }); });
+    gate->on_done([promise, done](const Status&) {
+      done.on_done([promise](const Status& status) { promise->complete(status); });
+    });
     return promise->future();
   }
   Result<std::unique_ptr<Transaction>> begin() override;
@@ -66,19 +77,28 @@ class FaultyStore final : public Store {
 
 class FaultyTransaction final : public Transaction {
  public:
-  FaultyTransaction(FaultyStore& store, std::unique_ptr<Transaction> under) : store_(store), under_(std::move(under)) {}
-  Status resize(std::string_view k, uint64_t bytes, uint32_t chunk) override { return under_->resize(k, bytes, chunk); }
+  FaultyTransaction(FaultyStore& store, std::unique_ptr<Transaction> under)
+      : store_(store), under_(std::move(under)) {}
+  Status resize(std::string_view k, uint64_t bytes, uint32_t chunk) override {
+    return under_->resize(k, bytes, chunk);
+  }
   Future<void> write(std::string_view k, uint64_t offset, Slice from, Priority priority) override {
-    if (store_.hits(store_.fail_writes, k, offset)) return make_error(Code::out_of_space, "the disk is full");
+    if (store_.hits(store_.fail_writes, k, offset))
+      return make_error(Code::out_of_space, "the disk is full");
     if (!store_.write_gate) return under_->write(k, offset, from, priority);
     const auto promise = std::make_shared<Promise<void>>();
-    store_.write_gate->on_done([this, promise, key = std::string(k), offset, from, priority](const Status&) {
-      under_->write(key, offset, from, priority).on_done([promise](const Status& status) { promise->complete(status); });
-    });
+    store_.write_gate->on_done(
+        [this, promise, key = std::string(k), offset, from, priority](const Status&) {
+          under_->write(key, offset, from, priority).on_done([promise](const Status& status) {
+            promise->complete(status);
+          });
+        });
     return promise->future();
   }
   Status remove(std::string_view k) override { return under_->remove(k); }
-  Future<void> read(std::string_view k, uint64_t offset, Slice into, ReadOptions options) override { return under_->read(k, offset, into, options); }
+  Future<void> read(std::string_view k, uint64_t offset, Slice into, ReadOptions options) override {
+    return under_->read(k, offset, into, options);
+  }
   Status require(std::string_view k, std::string_view tag) override {
     return under_->require(k, tag);
   }
@@ -97,19 +117,26 @@ Result<std::unique_ptr<Transaction>> FaultyStore::begin() {
 // A moment of a whole block in plain memory.
 struct PlainMoment {
   explicit PlainMoment(const BlockLayout& of)
-      : layout(of), data(of.elements() * optim::moment_bytes(of.moments())), scales(optim::moment_scales(of.moments(), of.elements())) {}
+      : layout(of),
+        data(of.elements() * optim::moment_bytes(of.moments())),
+        scales(optim::moment_scales(of.moments(), of.elements())) {}
   const BlockLayout& layout;
   std::vector<std::byte> data;
   std::vector<float> scales;
 
   optim::KeptMoment at(uint64_t element) {
-    return {data.data() + element * optim::moment_bytes(layout.moments()), scales.empty() ? nullptr : scales.data() + element / optim::kMomentGroup};
+    return {data.data() + element * optim::moment_bytes(layout.moments()),
+            scales.empty() ? nullptr : scales.data() + element / optim::kMomentGroup};
   }
-  // The plane as docs/formats/planes.md tells it: cell by cell codes, then scales, then zeros up to 4 KiB.
+  // The plane as docs/formats/planes.md tells it: cell by cell codes, then scales, then zeros up to
+  // 4 KiB.
   std::vector<std::byte> plane(Plane plane) {
     std::vector<std::byte> bytes(layout.plane_bytes(plane));
-    if (scales.empty()) std::copy(data.begin(), data.begin() + static_cast<std::ptrdiff_t>(bytes.size()), bytes.begin());
-    for (uint64_t first = 0; !bytes.empty() && !scales.empty() && first < layout.elements(); first += 131072) {
+    if (scales.empty())
+      std::copy(data.begin(), data.begin() + static_cast<std::ptrdiff_t>(bytes.size()),
+                bytes.begin());
+    for (uint64_t first = 0; !bytes.empty() && !scales.empty() && first < layout.elements();
+         first += 131072) {
       const uint64_t count = std::min<uint64_t>(131072, layout.elements() - first);
       std::byte* const to = bytes.data() + first / 131072 * (131072 + 4096);
       std::memcpy(to, at(first).data, count);
@@ -119,9 +146,14 @@ struct PlainMoment {
   }
 };
 
-// The planes of one block in plain memory, updated by one call of the kernel a segment: what the pipeline must equal.
+// The planes of one block in plain memory, updated by one call of the kernel a segment: what the
+// pipeline must equal.
 struct Reference {
-  explicit Reference(const BlockLayout& layout) : weights(layout.plane_bytes(Plane::weight)), remainder(layout.elements()), m(layout), v(layout) {}
+  explicit Reference(const BlockLayout& layout)
+      : weights(layout.plane_bytes(Plane::weight)),
+        remainder(layout.elements()),
+        m(layout),
+        v(layout) {}
   std::vector<std::byte> weights;
   std::vector<uint16_t> remainder;
   PlainMoment m, v;
@@ -133,11 +165,12 @@ struct Reference {
                                  .weight_out = weights.data() + s.offset * width,
                                  .remainder = width == 2 ? remainder.data() + s.offset : nullptr,
                                  .grad = s.grad};
-      const optim::Moments moments{.type = layout.moments(),
-                                   .m = optim::uses_m(s.hyper) ? m.at(s.offset) : optim::KeptMoment{},
-                                   .v = optim::uses_v(s.hyper) ? v.at(s.offset) : optim::KeptMoment{},
-                                   .seed = kSeed,
-                                   .parameter = s.parameter};
+      const optim::Moments moments{
+          .type = layout.moments(),
+          .m = optim::uses_m(s.hyper) ? m.at(s.offset) : optim::KeptMoment{},
+          .v = optim::uses_v(s.hyper) ? v.at(s.offset) : optim::KeptMoment{},
+          .seed = kSeed,
+          .parameter = s.parameter};
       optim::update(s.hyper, layout.weight_type(), s.grad_type, planes, moments,
                     optim::Part::all(s.count));
     }
@@ -159,7 +192,8 @@ class OffloadTest : public ::testing::TestWithParam<Setting> {
     StoreOptions options;
     options.create = true;
     options.capacity_bytes = 192 * kMiB;
-    auto store = open_store(GetParam().store == "local:" ? "local:" + folder : GetParam().store, runtime_->runtime(), options);
+    auto store = open_store(GetParam().store == "local:" ? "local:" + folder : GetParam().store,
+                            runtime_->runtime(), options);
     ASSERT_TRUE(store) << store.error().message();
     store_ = std::move(*store);
     faulty_ = std::make_unique<FaultyStore>(*store_);
@@ -180,7 +214,8 @@ class OffloadTest : public ::testing::TestWithParam<Setting> {
 
   void open_session(uint32_t tiles) {
     session_.reset();
-    auto session = Session::make(*faulty_, runtime_->runtime(), *arena_, {tiles, tile_, GetParam().moments, kSeed});
+    auto session = Session::make(*faulty_, runtime_->runtime(), *arena_,
+                                 {tiles, tile_, GetParam().moments, kSeed});
     ASSERT_TRUE(session) << session.error().message();
     session_ = std::move(*session);
   }
@@ -227,35 +262,45 @@ class OffloadTest : public ::testing::TestWithParam<Setting> {
     }
   }
 
-  // Segments anywhere at multiples of 64 (of a group with 8-bit moments), some parts of the block in none; mixed gradient types.
-  std::vector<Segment> random_segments(uint64_t step, optim::Algorithm algorithm = optim::Algorithm::adamw) {
+  // Segments anywhere at multiples of 64 (of a group with 8-bit moments), some parts of the block
+  // in none; mixed gradient types.
+  std::vector<Segment> random_segments(uint64_t step,
+                                       optim::Algorithm algorithm = optim::Algorithm::adamw) {
     std::vector<Segment> segments;
     std::normal_distribution<float> normal;
     grads_.clear();
     const uint64_t border = GetParam().moments == MomentType::q8 ? optim::kMomentGroup : 64;
     uint64_t at = align_down(random_() % 5000, border);
     while (at < layout_->elements()) {
-      const uint64_t count = std::min<uint64_t>(1 + random_() % (3 * tile_), layout_->elements() - at);
+      const uint64_t count =
+          std::min<uint64_t>(1 + random_() % (3 * tile_), layout_->elements() - at);
       Segment s;
       s.parameter = static_cast<uint32_t>(segments.size());
       s.offset = at;
       s.count = count;
       s.grad_type = random_() % 2 == 0 ? optim::GradType::bf16 : optim::GradType::f32;
-      s.hyper = {.algorithm = algorithm, .lr = 1e-3 * static_cast<double>(1 + random_() % 5), .weight_decay = 0.1, .momentum = 0.9, .step = step};
+      s.hyper = {.algorithm = algorithm,
+                 .lr = 1e-3 * static_cast<double>(1 + random_() % 5),
+                 .weight_decay = 0.1,
+                 .momentum = 0.9,
+                 .step = step};
       auto& grad = grads_.emplace_back(count * optim::grad_bytes(s.grad_type));
       for (uint64_t i = 0; i < count; ++i) {
         const uint32_t bits = std::bit_cast<uint32_t>(normal(random_));
         const size_t width = optim::grad_bytes(s.grad_type);
-        std::memcpy(&grad[i * width], reinterpret_cast<const std::byte*>(&bits) + (4 - width), width);
+        std::memcpy(&grad[i * width], reinterpret_cast<const std::byte*>(&bits) + (4 - width),
+                    width);
       }
       segments.push_back(s);
-      at = align_up(at + count, border) + (random_() % 3 == 0 ? align_down(random_() % (2 * tile_), border) : 0);
+      at = align_up(at + count, border) +
+           (random_() % 3 == 0 ? align_down(random_() % (2 * tile_), border) : 0);
     }
     for (size_t i = 0; i < segments.size(); ++i) segments[i].grad = grads_[i].data();
     return segments;
   }
 
-  UpdateRequest request(std::vector<Segment> segments, std::shared_ptr<StepTransaction> transaction) {
+  UpdateRequest request(std::vector<Segment> segments,
+                        std::shared_ptr<StepTransaction> transaction) {
     UpdateRequest r;
     r.segments = std::move(segments);
     r.transaction = std::move(transaction);
@@ -272,18 +317,25 @@ class OffloadTest : public ::testing::TestWithParam<Setting> {
     EXPECT_TRUE(stored(Plane::weight) == reference_->weights);
     const auto same = [&](Plane plane, const void* data) {
       if (layout_->has(plane)) {
-        EXPECT_EQ(std::memcmp(stored(plane).data(), data, layout_->plane_bytes(plane)), 0) << name(plane);
+        EXPECT_EQ(std::memcmp(stored(plane).data(), data, layout_->plane_bytes(plane)), 0)
+            << name(plane);
       }
     };
     same(Plane::remainder, reference_->remainder.data());
     same(Plane::m, reference_->m.plane(Plane::m).data());
     same(Plane::v, reference_->v.plane(Plane::v).data());
   }
-  uint64_t read(Plane plane) { return session_->traffic().read_bytes[static_cast<size_t>(plane)].get(); }
-  uint64_t wrote(Plane plane) { return session_->traffic().written_bytes[static_cast<size_t>(plane)].get(); }
+  uint64_t read(Plane plane) {
+    return session_->traffic().read_bytes[static_cast<size_t>(plane)].get();
+  }
+  uint64_t wrote(Plane plane) {
+    return session_->traffic().written_bytes[static_cast<size_t>(plane)].get();
+  }
 
   // Bytes of as many elements of m or v, in whole tiles.
-  static uint64_t moment_bytes(uint64_t elements) { return moment_plane_bytes(GetParam().moments, elements); }
+  static uint64_t moment_bytes(uint64_t elements) {
+    return moment_plane_bytes(GetParam().moments, elements);
+  }
 
   const uint32_t tile_ = smallest_tile(GetParam().moments);
   std::mt19937_64 random_{20240229};
@@ -301,7 +353,8 @@ class OffloadTest : public ::testing::TestWithParam<Setting> {
 
 TEST_P(OffloadTest, LayoutPadsPlanesAndMakesATileOneChunkOfEach) {
   const MomentType moments = GetParam().moments;
-  auto layout = BlockLayout::make({.name = "a", .elements = 5 * tile_ + 1, .moments = moments}, tile_);
+  auto layout =
+      BlockLayout::make({.name = "a", .elements = 5 * tile_ + 1, .moments = moments}, tile_);
   ASSERT_TRUE(layout);
   EXPECT_EQ(layout->elements(), 5 * tile_ + kElementAlign);
   EXPECT_EQ(layout->tiles(), 6U);
@@ -311,16 +364,25 @@ TEST_P(OffloadTest, LayoutPadsPlanesAndMakesATileOneChunkOfEach) {
   for (Plane plane : kAllPlanes) {
     EXPECT_EQ(layout->plane_bytes(plane) % 4096, 0U);
     EXPECT_GE(layout->chunk_bytes(plane), 64 * kKiB);
-    EXPECT_EQ(layout->plane_bytes(plane), 5 * layout->chunk_bytes(plane) + layout->tile_bytes(plane, 5));
+    EXPECT_EQ(layout->plane_bytes(plane),
+              5 * layout->chunk_bytes(plane) + layout->tile_bytes(plane, 5));
   }
-  const uint64_t chunk = moments == MomentType::f32 ? 128 * kKiB : moments == MomentType::bf16 ? 64 * kKiB : 2 * 132 * kKiB;
+  const uint64_t chunk = moments == MomentType::f32    ? 128 * kKiB
+                         : moments == MomentType::bf16 ? 64 * kKiB
+                                                       : 2 * 132 * kKiB;
   const uint64_t last = moments == MomentType::f32 ? 8 * kKiB : 4 * kKiB;
   EXPECT_EQ(layout->plane_bytes(Plane::m), 5 * chunk + last);
   EXPECT_EQ(layout->plane_bytes(Plane::remainder), 2 * layout->elements());
   EXPECT_EQ(layout->state_bytes(), layout->elements() * 2 + 2 * (5 * chunk + last));
-  EXPECT_EQ(BlockLayout::make({.name = "a", .elements = 1}, 100).error().code, Code::invalid_argument);
-  EXPECT_EQ(BlockLayout::make({.name = "a", .elements = 1, .weight_bytes = 3}, tile_).error().code, Code::invalid_argument);
-  EXPECT_EQ(BlockLayout::make({.name = "a", .elements = 1, .moments = MomentType::q8}, kTileElementsMin).error().code, Code::invalid_argument);
+  EXPECT_EQ(BlockLayout::make({.name = "a", .elements = 1}, 100).error().code,
+            Code::invalid_argument);
+  EXPECT_EQ(BlockLayout::make({.name = "a", .elements = 1, .weight_bytes = 3}, tile_).error().code,
+            Code::invalid_argument);
+  EXPECT_EQ(
+      BlockLayout::make({.name = "a", .elements = 1, .moments = MomentType::q8}, kTileElementsMin)
+          .error()
+          .code,
+      Code::invalid_argument);
 }
 
 TEST_P(OffloadTest, GroupsOf8BitMomentsAreNotCut) {
@@ -343,12 +405,15 @@ TEST_P(OffloadTest, GroupsOf8BitMomentsAreNotCut) {
 
 TEST_P(OffloadTest, EqualsTheKernelInOneShot) {
   for (uint32_t width : {2U, 4U}) {
-    const BlockId block = make_block({.name = "b" + std::to_string(width), .elements = 7 * tile_ + 12345, .weight_bytes = width});
+    const BlockId block = make_block({.name = "b" + std::to_string(width),
+                                      .elements = 7 * tile_ + 12345,
+                                      .weight_bytes = width});
     for (uint64_t step = 1; step <= 6; ++step) {
       const auto segments = random_segments(step);
       auto transaction = begin();
       UpdateRequest r = request(segments, transaction);
-      // All ways weights come and go: slot to slot, slot to staging, store to staging, store to slot.
+      // All ways weights come and go: slot to slot, slot to staging, store to staging, store to
+      // slot.
       if (step % 4 < 2) r.weight_in = plane_slot();
       if (step % 2 == 0) r.weight_out = plane_slot();
       if (step % 3 == 0) {
@@ -359,12 +424,14 @@ TEST_P(OffloadTest, EqualsTheKernelInOneShot) {
       ASSERT_TRUE((*job)->written().wait()) << (*job)->written().wait().error().message();
       reference_->update(*layout_, segments);
       if (step % 2 == 0) {
-        EXPECT_EQ(std::memcmp(slot_.data(), reference_->weights.data(), reference_->weights.size()), 0);
+        EXPECT_EQ(std::memcmp(slot_.data(), reference_->weights.data(), reference_->weights.size()),
+                  0);
       }
       commit(*transaction, step % 2 == 0 ? Durability::durable : Durability::deferred);
       expect_equal();
       ASSERT_TRUE(session_->fetch_weights(block, plane_slot(), Priority::demand).wait());
-      EXPECT_EQ(std::memcmp(slot_.data(), reference_->weights.data(), reference_->weights.size()), 0);
+      EXPECT_EQ(std::memcmp(slot_.data(), reference_->weights.data(), reference_->weights.size()),
+                0);
     }
   }
 }
@@ -405,7 +472,9 @@ TEST_P(OffloadTest, ARestThatATileCutsEqualsTheKernelInOneShot) {
 
 TEST_P(OffloadTest, StateThatTheAlgorithmHasNotIsNeverMoved) {
   for (auto algorithm : {optim::Algorithm::sgd, optim::Algorithm::lion}) {
-    const BlockId block = make_block({.name = "b" + std::to_string(static_cast<int>(algorithm)), .elements = 3 * tile_, .v = false});
+    const BlockId block = make_block({.name = "b" + std::to_string(static_cast<int>(algorithm)),
+                                      .elements = 3 * tile_,
+                                      .v = false});
     for (uint64_t step = 1; step <= 3; ++step) {
       const auto segments = random_segments(step, algorithm);
       auto transaction = begin();
@@ -469,7 +538,8 @@ TEST_P(OffloadTest, HashesAgreeWithAPassOfTheirOwnAndSeeEveryByte) {
   }
   // The length counts, not only the bytes.
   const std::vector<std::byte> zeros(kHashPiece * 2);
-  const std::vector<std::span<const std::byte>> two = {std::span(zeros).first(10), std::span(zeros).first(11)};
+  const std::vector<std::span<const std::byte>> two = {std::span(zeros).first(10),
+                                                       std::span(zeros).first(11)};
   const auto lengths = hash(runtime_->pool(), two);
   EXPECT_NE(lengths[0], lengths[1]);
 }
@@ -515,7 +585,8 @@ TEST_P(OffloadTest, PrefetchOfOneBlockNeverStarvesAnother) {
   EXPECT_GT(session_->traffic().prefetch_dropped.get(), 0U);
 }
 
-// Lent memory holds what was prefetched and is the lender's again after recall(): whatever the update is doing then.
+// Lent memory holds what was prefetched and is the lender's again after recall(): whatever the
+// update is doing then.
 TEST_P(OffloadTest, LentMemoryIsFilledAheadAndComesBackWhole) {
   const BlockId block = make_block({.name = "b", .elements = 9 * tile_});
   const uint64_t place = tile_memory_bytes(tile_, GetParam().moments);
@@ -533,7 +604,9 @@ TEST_P(OffloadTest, LentMemoryIsFilledAheadAndComesBackWhole) {
     std::fill_n(idle.data(), idle.size(), mark);
     ASSERT_TRUE(job->written().wait());
     commit(*transaction);
-    EXPECT_EQ(std::count(idle.data(), idle.data() + idle.size(), mark), static_cast<std::ptrdiff_t>(idle.size())) << "step " << step;
+    EXPECT_EQ(std::count(idle.data(), idle.data() + idle.size(), mark),
+              static_cast<std::ptrdiff_t>(idle.size()))
+        << "step " << step;
     reference_->update(*layout_, segments);
     expect_equal();
   }
@@ -552,7 +625,8 @@ TEST_P(OffloadTest, PrefetchedTilesInLentMemoryNeverStarveAnUpdate) {
   const auto segments = random_segments(1);
   EXPECT_EQ(session_->prefetch_state(first).value(), 3U) << "takes all own memory";
   EXPECT_EQ(session_->lend(idle.slice()), 2U);
-  session_->prefetch_state(second).value();  // the lent places are filled: the newest prefetched tiles lie there
+  // the lent places are filled: the newest prefetched tiles lie there
+  session_->prefetch_state(second).value();
   auto transaction = begin();
   ASSERT_TRUE(session_->update(third, request(segments, transaction)).value()->written().wait());
   commit(*transaction);
@@ -596,7 +670,8 @@ TEST_P(OffloadTest, AChainThroughAnOpenTransactionReadsItsBytes) {
     r.source = transaction;
     ASSERT_TRUE(session_->update(block, std::move(r)).value()->written().wait());
     reference_->update(*layout_, segments);
-    ASSERT_TRUE(session_->fetch_weights(block, plane_slot(), Priority::demand, transaction.get()).wait());
+    ASSERT_TRUE(
+        session_->fetch_weights(block, plane_slot(), Priority::demand, transaction.get()).wait());
     EXPECT_EQ(std::memcmp(slot_.data(), reference_->weights.data(), reference_->weights.size()), 0);
   }
   commit(*transaction);
@@ -620,7 +695,8 @@ TEST_P(OffloadTest, RetainedStateIsReadOnceAndNoticesAbandonedSteps) {
   const uint64_t cold = read(Plane::m);
   step_once(2, true);
   const uint64_t warm = read(Plane::m);
-  EXPECT_LE(warm - cold, layout_->plane_bytes(Plane::m) - cold) << "only tiles the first step left out";
+  EXPECT_LE(warm - cold, layout_->plane_bytes(Plane::m) - cold)
+      << "only tiles the first step left out";
   step_once(3, false);  // abandoned
   step_once(3, true);
   EXPECT_GT(read(Plane::m), warm) << "state of the abandoned step was taken for the committed one";
@@ -648,7 +724,8 @@ TEST_P(OffloadTest, AFailedReadNamesBlockAndPlaneAndPoisonsTheStep) {
     const Status done = job->written().wait();
     ASSERT_FALSE(done);
     EXPECT_EQ(done.error().code, Code::corruption);
-    EXPECT_THAT(done.error().what, ContainsRegex("block h.3, reading v, tile [345]: chunk is rotten"));
+    EXPECT_THAT(done.error().what,
+                ContainsRegex("block h.3, reading v, tile [345]: chunk is rotten"));
     EXPECT_EQ(transaction->commit(Durability::durable).wait().error().code, Code::corruption);
     faulty_->fail_reads = false;
     transaction.reset();
@@ -723,7 +800,8 @@ TEST_P(OffloadTest, APrefetchKeepsNoAbandonedTransactionAlive) {
     auto transaction = begin();
     auto segments = random_segments(1);
     ASSERT_TRUE(session_->update(block, request(segments, transaction)).value()->written().wait());
-    ASSERT_TRUE(session_->prefetch_state(block, transaction));  // more than fits: the rest waits for memory
+    // more than fits: the rest waits for memory
+    ASSERT_TRUE(session_->prefetch_state(block, transaction));
     transaction->abandon();
     transaction->jobs()->wait_none();
     EXPECT_EQ(transaction.use_count(), 1);
@@ -748,7 +826,8 @@ TEST_P(OffloadTest, APrefetchGoesOnFromTheStoreOnceItsTransactionIsCommitted) {
     ASSERT_TRUE(session_->update(block, request(segments, transaction)).value()->written().wait());
     reference_->update(*layout_, segments);
     EXPECT_EQ(session_->prefetch_state(other).value(), 3U);
-    EXPECT_EQ(session_->prefetch_state(block, transaction).value(), 0U) << "all memory is taken: it waits for some";
+    EXPECT_EQ(session_->prefetch_state(block, transaction).value(), 0U)
+        << "all memory is taken: it waits for some";
     commit(*transaction);
     transaction.reset();
     ASSERT_TRUE(session_->invalidate(other));  // gives the memory free
@@ -775,8 +854,10 @@ TEST_P(OffloadTest, AStepCommitsWhileItsLastWritesAreOnTheirWay) {
 // From then on it is the user's, who may write to it while the disk is slow.
 TEST_P(OffloadTest, NoWriteReadsTheNewWeightsOnceTheyAreComputed) {
   for (uint32_t width : {2U, 4U}) {
-    const BlockId block = make_block({.name = "b" + std::to_string(width), .elements = 2 * tile_ + 4711, .weight_bytes = width});
-    for (uint64_t step = 1; step <= 4; ++step) {  // old weights in memory or read; state read or kept in memory
+    const BlockId block = make_block(
+        {.name = "b" + std::to_string(width), .elements = 2 * tile_ + 4711, .weight_bytes = width});
+    // old weights in memory or read; state read or kept in memory
+    for (uint64_t step = 1; step <= 4; ++step) {
       SCOPED_TRACE("width " + std::to_string(width) + ", step " + std::to_string(step));
       if (step == 3) {
         ASSERT_TRUE(session_->retain(block));
@@ -791,7 +872,8 @@ TEST_P(OffloadTest, NoWriteReadsTheNewWeightsOnceTheyAreComputed) {
       const auto job = session_->update(block, std::move(r)).value();
       ASSERT_TRUE(job->computed().wait());
       reference_->update(*layout_, segments);
-      EXPECT_EQ(std::memcmp(slot_.data(), reference_->weights.data(), reference_->weights.size()), 0);
+      EXPECT_EQ(std::memcmp(slot_.data(), reference_->weights.data(), reference_->weights.size()),
+                0);
       std::memset(slot_.data(), 0x5a, reference_->weights.size());
       later.complete(Status{});
       ASSERT_TRUE(job->written().wait());
@@ -818,7 +900,9 @@ TEST_P(OffloadTest, ManyBlocksAtOnceFromOneThreadEach) {
   std::vector<const BlockLayout*> layouts;
   auto creation = begin();
   for (int i = 0; i < 8; ++i) {
-    blocks.push_back(session_->add_block({.name = "b" + std::to_string(i), .elements = (2 + i % 3) * tile_}).value());
+    blocks.push_back(
+        session_->add_block({.name = "b" + std::to_string(i), .elements = (2 + i % 3) * tile_})
+            .value());
     layouts.push_back(session_->layout(blocks.back()).value());
     ASSERT_TRUE(layouts.back()->create(creation->raw()));
   }
@@ -862,10 +946,12 @@ TEST_P(OffloadTest, GradientSumsDoNotDependOnThreads) {
   std::vector<float> grad(5 * optim::kNormPiece + 77);
   std::normal_distribution<float> normal;
   for (float& g : grad) g = normal(random_);
-  const std::vector<GradSpan> spans = {{reinterpret_cast<std::byte*>(grad.data()), grad.size(), optim::GradType::f32}, {}};
+  const std::vector<GradSpan> spans = {
+      {reinterpret_cast<std::byte*>(grad.data()), grad.size(), optim::GradType::f32}, {}};
   const auto sums = sums_of_squares(one, spans);
   EXPECT_EQ(sums, sums_of_squares(three, spans));
-  EXPECT_EQ(sums[0], optim::sum_of_squares(reinterpret_cast<const std::byte*>(grad.data()), optim::GradType::f32, grad.size()));
+  EXPECT_EQ(sums[0], optim::sum_of_squares(reinterpret_cast<const std::byte*>(grad.data()),
+                                           optim::GradType::f32, grad.size()));
   EXPECT_EQ(sums[1], 0.0);
   std::vector<float> expected = grad;
   for (float& g : expected) g *= 0.5F;
@@ -874,7 +960,8 @@ TEST_P(OffloadTest, GradientSumsDoNotDependOnThreads) {
 }
 
 TEST_P(OffloadTest, ASessionThatDoesNotFitSaysSo) {
-  const auto session = Session::make(*faulty_, runtime_->runtime(), *arena_, {1000, tile_, GetParam().moments});
+  const auto session =
+      Session::make(*faulty_, runtime_->runtime(), *arena_, {1000, tile_, GetParam().moments});
   ASSERT_FALSE(session);
   EXPECT_EQ(session.error().code, Code::over_budget);
   EXPECT_THAT(session.error().what, HasSubstr("tile memory"));
@@ -883,14 +970,19 @@ TEST_P(OffloadTest, ASessionThatDoesNotFitSaysSo) {
 std::vector<Setting> settings() {
   std::vector<Setting> all;
   for (const char* store : {"memory:", "local:"})
-    for (const MomentType moments : {MomentType::f32, MomentType::bf16, MomentType::q8}) all.push_back({store, moments});
+    for (const MomentType moments : {MomentType::f32, MomentType::bf16, MomentType::q8})
+      all.push_back({store, moments});
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Stores, OffloadTest, ::testing::ValuesIn(settings()), [](const auto& param) {
-  const MomentType moments = param.param.moments;
-  return param.param.store.substr(0, param.param.store.size() - 1) + (moments == MomentType::f32 ? "_exact" : moments == MomentType::bf16 ? "_bf16" : "_8bit");
-});
+INSTANTIATE_TEST_SUITE_P(Stores, OffloadTest, ::testing::ValuesIn(settings()),
+                         [](const auto& param) {
+                           const MomentType moments = param.param.moments;
+                           return param.param.store.substr(0, param.param.store.size() - 1) +
+                                  (moments == MomentType::f32    ? "_exact"
+                                   : moments == MomentType::bf16 ? "_bf16"
+                                                                 : "_8bit");
+                         });
 
 }  // namespace
 }  // namespace stoker::offload

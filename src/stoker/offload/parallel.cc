@@ -17,7 +17,8 @@ void parallel(Pool& pool, size_t count, const std::function<void(size_t)>& each)
   for (size_t task = 0; task < tasks; ++task) {
     pool.run([&] {
       for (size_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) each(i);
-      // Everything captured lives on the caller's stack: it may be gone once the lock is free and running is 0.
+      // Everything captured lives on the caller's stack: it may be gone once the lock is free and
+      // running is 0.
       std::lock_guard lock(mutex);
       if (--running == 0) finished.notify_all();
     });

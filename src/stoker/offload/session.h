@@ -1,5 +1,5 @@
-// Session: offloaded training's door to a store. Blocks are declared once; then each step fetches weights, updates
-// blocks and asks about gradients. Any thread except pool and Store threads.
+// Session: offloaded training's door to a store. Blocks are declared once; then each step fetches
+// weights, updates blocks and asks about gradients. Any thread except pool and Store threads.
 #pragma once
 
 #include <memory>
@@ -18,38 +18,48 @@ struct SessionOptions {
   uint32_t tiles = 4;                  // tile memories: the tiles in flight at most
   uint32_t tile_elements = 512 << 10;  // a power of two from 32 Ki (8-bit moments: 128 Ki) to 2 Mi
   optim::MomentType moments = optim::MomentType::f32;  // how m and v of every block are kept
-  uint64_t seed = 0;                   // of the draws that round them
+  uint64_t seed = 0;                                   // of the draws that round them
 };
 
 class Session {
  public:
-  // Takes the tile memories (tile_memory_bytes each) from the arena at once: over_budget if they do not fit.
-  // Store, runtime and arena must outlive the session.
-  static Result<std::unique_ptr<Session>> make(Store& store, const Runtime& runtime, Arena& arena, SessionOptions options = {});
+  // Takes the tile memories (tile_memory_bytes each) from the arena at once: over_budget if they do
+  // not fit. Store, runtime and arena must outlive the session.
+  static Result<std::unique_ptr<Session>> make(Store& store, const Runtime& runtime, Arena& arena,
+                                               SessionOptions options = {});
   ~Session();  // waits for everything in flight; a transaction it may still hold is abandoned then
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
   Result<BlockId> add_block(BlockSpec spec);
-  Result<const BlockLayout*> layout(BlockId block) const;  // invalid_argument for an id never given out
+  // invalid_argument for an id never given out
+  Result<const BlockLayout*> layout(BlockId block) const;
 
-  // The whole weight plane straight into `into` (plane_bytes), from the committed version or a transaction.
-  Future<void> fetch_weights(BlockId block, Slice into, Priority priority, StepTransaction* source = nullptr);
+  // The whole weight plane straight into `into` (plane_bytes), from the committed version or a
+  // transaction.
+  Future<void> fetch_weights(BlockId block, Slice into, Priority priority,
+                             StepTransaction* source = nullptr);
   Future<void> store_weights(BlockId block, Slice from, StepTransaction& transaction);
 
-  // Errors before anything began are returned; those on the way complete the job and poison the transaction.
+  // Errors before anything began are returned; those on the way complete the job and poison the
+  // transaction.
   Result<std::shared_ptr<UpdateJob>> update(BlockId block, UpdateRequest request);
   // Reads state ahead of update(), as far as tile memory is free; how many tiles began at once.
-  Result<size_t> prefetch_state(BlockId block, const std::shared_ptr<StepTransaction>& source = nullptr, bool weights = false);
+  Result<size_t> prefetch_state(BlockId block,
+                                const std::shared_ptr<StepTransaction>& source = nullptr,
+                                bool weights = false);
   void drop_prefetched() { updater_->drop_prefetched(); }
-  // Lets state that is read ahead live in arena memory that is idle for now, a gradient's say; see Updater.
+  // Lets state that is read ahead live in arena memory that is idle for now, a gradient's say; see
+  // Updater.
   size_t lend(const Slice& region) { return updater_->lend(region); }
   void recall(const Slice& region) { updater_->recall(region); }
 
-  // Keeps the block's state in the arena from its next update on; that saves reads, never writes. busy while it is updated.
+  // Keeps the block's state in the arena from its next update on; that saves reads, never writes.
+  // busy while it is updated.
   Status retain(BlockId block);
   Status release(BlockId block);
-  // The state held for the block is not that of the store any more. (Abandoned steps are noticed without this.)
+  // The state held for the block is not that of the store any more. (Abandoned steps are noticed
+  // without this.)
   Status invalidate(BlockId block);
   uint64_t retained_bytes() const;
 
@@ -57,7 +67,10 @@ class Session {
   Traffic& traffic() { return traffic_; }
 
  private:
-  Session(Store& store, const Runtime& runtime, Arena& arena, SessionOptions options) : store_(store), pool_(runtime.pool), arena_(arena), options_(options) { traffic_.trace = runtime.trace; }
+  Session(Store& store, const Runtime& runtime, Arena& arena, SessionOptions options)
+      : store_(store), pool_(runtime.pool), arena_(arena), options_(options) {
+    traffic_.trace = runtime.trace;
+  }
   Result<Block*> find(BlockId block) const;
   Status check(const BlockLayout& layout, const UpdateRequest& request) const;
   void begin_transfer();
@@ -69,11 +82,12 @@ class Session {
   const SessionOptions options_;
   Traffic traffic_;
   mutable std::mutex mutex_;
-  std::vector<std::unique_ptr<Block>> blocks_;  // guarded by mutex_; the Blocks themselves by the Updater
-  uint64_t retained_bytes_ = 0;                 // guarded by mutex_
-  size_t transfers_ = 0;                        // weight transfers in flight; guarded by mutex_
-  std::condition_variable idle_;                // transfers_ became 0
-  std::unique_ptr<Updater> updater_;            // its end waits: after everything it touches
+  // guarded by mutex_; the Blocks themselves by the Updater
+  std::vector<std::unique_ptr<Block>> blocks_;
+  uint64_t retained_bytes_ = 0;       // guarded by mutex_
+  size_t transfers_ = 0;              // weight transfers in flight; guarded by mutex_
+  std::condition_variable idle_;      // transfers_ became 0
+  std::unique_ptr<Updater> updater_;  // its end waits: after everything it touches
 };
 
 }  // namespace stoker::offload

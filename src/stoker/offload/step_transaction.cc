@@ -36,12 +36,18 @@ void JobCount::wait_none() const {
 Future<Version> StepTransaction::commit(Durability durability) {
   {
     std::lock_guard lock(mutex_);
-    if (committed_) return make_error(Code::invalid_argument, "this transaction was committed already", "offload/step");
+    if (committed_)
+      return make_error(Code::invalid_argument, "this transaction was committed already",
+                        "offload/step");
     if (const size_t jobs = jobs_->computing(); jobs != 0) {
-      return make_error(Code::busy, std::to_string(jobs) + " updates of this transaction still compute; wait for them first", "offload/step");
+      return make_error(
+          Code::busy,
+          std::to_string(jobs) + " updates of this transaction still compute; wait for them first",
+          "offload/step");
     }
     if (poison_) return poison_->with("the step cannot be committed");
-    if (abandoned_) return make_error(Code::cancelled, "this transaction was abandoned", "offload/step");
+    if (abandoned_)
+      return make_error(Code::cancelled, "this transaction was abandoned", "offload/step");
     committed_ = true;
   }
   // The fate is set before the returned future is done: whoever waited for it sees the version.
@@ -63,8 +69,12 @@ std::optional<Error> StepTransaction::poisoned() const {
 
 Status StepTransaction::begin_job() {
   std::lock_guard lock(mutex_);
-  if (committed_) return make_error(Code::invalid_argument, "this transaction was committed: updates need a new one", "offload/step");
-  if (abandoned_) return make_error(Code::cancelled, "this transaction was abandoned: updates need a new one", "offload/step");
+  if (committed_)
+    return make_error(Code::invalid_argument,
+                      "this transaction was committed: updates need a new one", "offload/step");
+  if (abandoned_)
+    return make_error(Code::cancelled, "this transaction was abandoned: updates need a new one",
+                      "offload/step");
   jobs_->begin();
   return {};
 }

@@ -1,6 +1,8 @@
-// StepTransaction: a Transaction shared by the updates that write into it, which must all have succeeded before it commits.
+// StepTransaction: a Transaction shared by the updates that write into it, which must all have
+// succeeded before it commits.
 //
-// Updates keep it alive by shared ownership. One failed update poisons it: the planes of a block would be of two steps.
+// Updates keep it alive by shared ownership. One failed update poisons it: the planes of a block
+// would be of two steps.
 #pragma once
 
 #include <atomic>
@@ -14,13 +16,14 @@
 
 namespace stoker::offload {
 
-// Which version a transaction became. Outlives it: what was read from a transaction is judged by it later.
+// Which version a transaction became. Outlives it: what was read from a transaction is judged by it
+// later.
 struct CommitFate {
   std::atomic<Version> version{0};  // 0 until committed
 };
 
-// The updates of a transaction, counted. Outlives the transaction by a moment: an update lets go of the transaction first and is
-// counted out then, so whoever waited for none holds the last share.
+// The updates of a transaction, counted. Outlives the transaction by a moment: an update lets go of
+// the transaction first and is counted out then, so whoever waited for none holds the last share.
 class JobCount {
  public:
   void begin();
@@ -40,14 +43,17 @@ class JobCount {
 // Any thread.
 class StepTransaction {
  public:
-  explicit StepTransaction(std::unique_ptr<Transaction> transaction) : transaction_(std::move(transaction)) {}
+  explicit StepTransaction(std::unique_ptr<Transaction> transaction)
+      : transaction_(std::move(transaction)) {}
 
   Transaction& raw() { return *transaction_; }
   const std::shared_ptr<CommitFate>& fate() const { return fate_; }
 
-  // busy while updates still compute; the poison if there is any; else the store's commit. Call once.
+  // busy while updates still compute; the poison if there is any; else the store's commit. Call
+  // once.
   Future<Version> commit(Durability durability);
-  // From now on updates that have not begun are cancelled. The bytes are given up when the last holder lets go.
+  // From now on updates that have not begun are cancelled. The bytes are given up when the last
+  // holder lets go.
   void abandon() { abandoned_ = true; }
   bool abandoned() const { return abandoned_; }
 

@@ -37,11 +37,13 @@ Slice place(const Tile& tile, Plane plane) {
 optim::KeptMoment kept(const Tile& tile, Plane plane, uint64_t element) {
   const BlockLayout& layout = tile.block->layout;
   std::byte* const data = place(tile, plane).data;
-  if (layout.moments() != optim::MomentType::q8) return {data + element * layout.element_bytes(plane), nullptr};
+  if (layout.moments() != optim::MomentType::q8)
+    return {data + element * layout.element_bytes(plane), nullptr};
   const uint64_t first = align_down(element, kMomentCell);  // of the cell
   const uint64_t codes = std::min(kMomentCell, layout.tile_count(tile.index) - first);
   std::byte* const cell = data + moment_plane_bytes(layout.moments(), first);
-  return {cell + (element - first), reinterpret_cast<float*>(cell + codes) + (element - first) / optim::kMomentGroup};
+  return {cell + (element - first),
+          reinterpret_cast<float*>(cell + codes) + (element - first) / optim::kMomentGroup};
 }
 
 uint64_t kept_together(const Tile& tile, uint64_t from, uint64_t to) {

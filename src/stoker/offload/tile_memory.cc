@@ -7,12 +7,14 @@
 
 namespace stoker::offload {
 
-TileMemory::TileMemory(std::vector<Buffer> own) : own_(std::move(own)), place_bytes_(own_.front().size()), places_(own_.size()) {
+TileMemory::TileMemory(std::vector<Buffer> own)
+    : own_(std::move(own)), place_bytes_(own_.front().size()), places_(own_.size()) {
   for (const Buffer& buffer : own_) free_.push_back(buffer.slice());
 }
 
 TileMemory::Loan* TileMemory::loan_of(const Slice& place) {
-  const auto found = std::find_if(loans_.begin(), loans_.end(), [&](const Loan& loan) { return within(place, loan.region); });
+  const auto found = std::find_if(loans_.begin(), loans_.end(),
+                                  [&](const Loan& loan) { return within(place, loan.region); });
   return found == loans_.end() ? nullptr : &*found;
 }
 
@@ -50,7 +52,8 @@ bool TileMemory::begin_recall(const Slice& region) {
   if (loan == nullptr) return false;
   if (loan->recalled) return true;
   loan->recalled = true;
-  places_ -= loan->taken + std::erase_if(free_, [&](const Slice& place) { return within(place, region); });
+  places_ -=
+      loan->taken + std::erase_if(free_, [&](const Slice& place) { return within(place, region); });
   return true;
 }
 

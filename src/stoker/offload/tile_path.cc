@@ -9,18 +9,22 @@ namespace stoker::offload {
 namespace {
 
 std::byte* tile_of_plane(const Slice& plane, const Tile& tile) {
-  return plane.data + tile.block->layout.tile_first(tile.index) * tile.block->layout.element_bytes(Plane::weight);
+  return plane.data + tile.block->layout.tile_first(tile.index) *
+                          tile.block->layout.element_bytes(Plane::weight);
 }
 
 // In the trace.
-std::string tile_name(const Tile& tile) { return tile.block->layout.name() + " [" + std::to_string(tile.index) + "]"; }
+std::string tile_name(const Tile& tile) {
+  return tile.block->layout.name() + " [" + std::to_string(tile.index) + "]";
+}
 
 }  // namespace
 
 void Updater::advance(const TilePtr& tile) {
   const UpdateJob& job = *tile->job;
   const UpdateRequest& request = job.request_;
-  if (tile->failed && tile->prefetched) {  // a prefetch that failed costs nothing: what it should have read is asked for again
+  // a prefetch that failed costs nothing: what it should have read is asked for again
+  if (tile->failed && tile->prefetched) {
     tile->status = {};
     tile->failed = tile->prefetched = tile->has_state = false;
     tile->weights = nullptr;
@@ -48,14 +52,16 @@ void Updater::advance(const TilePtr& tile) {
   part_read(tile);
 }
 
-void Updater::read(const TilePtr& tile, Plane plane, const std::shared_ptr<StepTransaction>& source, Priority priority) {
+void Updater::read(const TilePtr& tile, Plane plane, const std::shared_ptr<StepTransaction>& source,
+                   Priority priority) {
   const BlockLayout& layout = tile->block->layout;
   if (!layout.has(plane)) return;
   const Slice into = place(*tile, plane);
   const uint64_t offset = layout.tile_offset(plane, tile->index);
   const ReadOptions options{.priority = priority};
   ++tile->left;
-  const auto done = source ? source->raw().read(layout.key(plane), offset, into, options) : store_.read(layout.key(plane), offset, into, options);
+  const auto done = source ? source->raw().read(layout.key(plane), offset, into, options)
+                           : store_.read(layout.key(plane), offset, into, options);
   done.on_done([this, tile, plane, bytes = into.size](const Status& status) {
     if (status) {
       traffic_.read(plane, bytes);
@@ -82,7 +88,8 @@ void Updater::reads_done(const TilePtr& tile) {
     if (dropped) {
       std::erase(prefetched_, tile);
       give(tile);
-    } else if (tile->retained && tile->has_state && !tile->failed) {  // of a tile without gradients only weights are read
+    } else if (tile->retained && tile->has_state &&
+               !tile->failed) {  // of a tile without gradients only weights are read
       tile->block->retained->valid[tile->index] = 1;
     }
   }
@@ -98,9 +105,12 @@ void Updater::reads_done(const TilePtr& tile) {
 void Updater::compute(const TilePtr& tile) {
   UpdateJob& job = *tile->job;
   if (job.cancelled()) {
-    job.fail(make_error(Code::cancelled, "the update of block " + tile->block->layout.name() + " was abandoned", "offload/updater"));
+    job.fail(make_error(Code::cancelled,
+                        "the update of block " + tile->block->layout.name() + " was abandoned",
+                        "offload/updater"));
   } else {
-    const TraceScope traced(traffic_.trace, "kernels", [&] { return "update " + tile_name(*tile); });
+    const TraceScope traced(traffic_.trace, "kernels",
+                            [&] { return "update " + tile_name(*tile); });
     run_kernel(*tile);
   }
   tile->left = 1;
@@ -117,7 +127,8 @@ void Updater::run_kernel(const Tile& tile) {
   const uint64_t first = layout.tile_first(tile.index);
   const uint64_t count = layout.tile_count(tile.index);
   const uint32_t width = layout.element_bytes(Plane::weight);
-  const std::byte* in = request.weight_in.data != nullptr ? tile_of_plane(request.weight_in, tile) : tile.weights;
+  const std::byte* in =
+      request.weight_in.data != nullptr ? tile_of_plane(request.weight_in, tile) : tile.weights;
   const Slice made = place(tile, Plane::weight);
   std::byte* const out = made.data;
 
@@ -129,7 +140,8 @@ void Updater::run_kernel(const Tile& tile) {
   };
   uint64_t at = 0;  // elements of the tile that are done
   const Segment* const end = request.segments.data() + request.segments.size();
-  for (const Segment* segment = job.first_segment_after(first); segment != end && segment->offset < first + count; ++segment) {
+  for (const Segment* segment = job.first_segment_after(first);
+       segment != end && segment->offset < first + count; ++segment) {
     const uint64_t from = std::max(segment->offset, first) - first;
     const uint64_t to = std::min(segment->offset + segment->count, first + count) - first;
     copy(at, from);
@@ -146,21 +158,26 @@ void Updater::run_kernel(const Tile& tile) {
   }
   copy(at, count);
   if (request.weight_out.data == nullptr) return;
-  // Writes read the tile: weight_out is the caller's as soon as the job is computed, whatever becomes of it then.
+  // Writes read the tile: weight_out is the caller's as soon as the job is computed, whatever
+  // becomes of it then.
   const Stopwatch watch(traffic_.copy_ns);
   std::memcpy(tile_of_plane(request.weight_out, tile), made.data, made.size);
 }
 
 // Elements of the tile that lie in one segment, and their moments in one piece.
-void Updater::update_elements(const Tile& tile, const Segment& segment, const std::byte* in, std::byte* out, uint64_t from, uint64_t to) const {
+void Updater::update_elements(const Tile& tile, const Segment& segment, const std::byte* in,
+                              std::byte* out, uint64_t from, uint64_t to) const {
   const BlockLayout& layout = tile.block->layout;
   const optim::Hyper& hyper = segment.hyper;
   const uint32_t width = layout.element_bytes(Plane::weight);
-  const uint64_t element = layout.tile_first(tile.index) + from - segment.offset;  // of the parameter
+  // of the parameter
+  const uint64_t element = layout.tile_first(tile.index) + from - segment.offset;
   const optim::Planes planes{
       .weight_in = in + from * width,
       .weight_out = out + from * width,
-      .remainder = layout.has(Plane::remainder) ? reinterpret_cast<uint16_t*>(place(tile, Plane::remainder).data) + from : nullptr,
+      .remainder = layout.has(Plane::remainder)
+                       ? reinterpret_cast<uint16_t*>(place(tile, Plane::remainder).data) + from
+                       : nullptr,
       .grad = segment.grad + element * optim::grad_bytes(segment.grad_type),
   };
   const optim::Moments moments{
@@ -211,7 +228,8 @@ void Updater::fail_job(const Tile& tile, const char* action) {
   for (Plane plane : kAllPlanes) {
     const Status& status = tile.status[static_cast<size_t>(plane)];
     if (status) continue;
-    tile.job->fail(status.error().with("block " + tile.block->layout.name() + ", " + action + " " + std::string(name(plane)) + ", tile " +
+    tile.job->fail(status.error().with("block " + tile.block->layout.name() + ", " + action + " " +
+                                       std::string(name(plane)) + ", tile " +
                                        std::to_string(tile.index)));
   }
 }
@@ -252,7 +270,8 @@ void Updater::finish_job(const JobPtr& job, size_t tiles) {
     if (!status && block.retained) block.retained->stamp = {};
     if (!block.jobs.empty()) next = block.jobs.front();
   }
-  // Whoever waits for written() may commit at once, and close the store soon: the transaction is let go of first.
+  // Whoever waits for written() may commit at once, and close the store soon: the transaction is
+  // let go of first.
   let_go(job->request_.source);
   let_go(job->request_.transaction);
   Promise<void> written = std::move(job->written_);

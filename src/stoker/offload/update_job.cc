@@ -8,8 +8,13 @@
 namespace stoker::offload {
 
 UpdateJob::UpdateJob(Block& block, UpdateRequest request, Traffic& traffic)
-    : block_(block), request_(std::move(request)), traffic_(traffic), computed_future_(computed_.future()), written_future_(written_.future()) {
-  const bool moves_weights = request_.weight_out.data != nullptr && request_.weight_out.data != request_.weight_in.data;
+    : block_(block),
+      request_(std::move(request)),
+      traffic_(traffic),
+      computed_future_(computed_.future()),
+      written_future_(written_.future()) {
+  const bool moves_weights =
+      request_.weight_out.data != nullptr && request_.weight_out.data != request_.weight_in.data;
   for (uint64_t tile = 0; tile < block.layout.tiles(); ++tile) {
     if (moves_weights || active(tile)) order_.push_back(tile);
   }
@@ -23,21 +28,26 @@ UpdateJob::UpdateJob(Block& block, UpdateRequest request, Traffic& traffic)
 
 const Segment* UpdateJob::first_segment_after(uint64_t element) const {
   const auto& segments = request_.segments;
-  const auto found = std::partition_point(segments.begin(), segments.end(), [element](const Segment& s) { return s.offset + s.count <= element; });
+  const auto found =
+      std::partition_point(segments.begin(), segments.end(),
+                           [element](const Segment& s) { return s.offset + s.count <= element; });
   return segments.data() + (found - segments.begin());
 }
 
 bool UpdateJob::active(uint64_t tile) const {
   const uint64_t first = block_.layout.tile_first(tile);
   const Segment* segment = first_segment_after(first);
-  return segment != request_.segments.data() + request_.segments.size() && segment->offset < first + block_.layout.tile_count(tile);
+  return segment != request_.segments.data() + request_.segments.size() &&
+         segment->offset < first + block_.layout.tile_count(tile);
 }
 
-// A piece is hashed whole by the tile that holds its first element, also where it reaches into the next one.
+// A piece is hashed whole by the tile that holds its first element, also where it reaches into the
+// next one.
 void UpdateJob::hash_tile(uint64_t first, uint64_t count) {
   const Stopwatch watch(traffic_.hash_ns);
   const Segment* const end = request_.segments.data() + request_.segments.size();
-  for (const Segment* segment = first_segment_after(first); segment != end && segment->offset < first + count; ++segment) {
+  for (const Segment* segment = first_segment_after(first);
+       segment != end && segment->offset < first + count; ++segment) {
     const uint64_t element = optim::grad_bytes(segment->grad_type);
     const uint64_t bytes = segment->count * element;
     const uint64_t from = first > segment->offset ? (first - segment->offset) * element : 0;

@@ -19,20 +19,24 @@ struct Block;
 
 // A parameter inside its block. The gradient stays untouched until the job is computed.
 struct Segment {
-  uint32_t parameter = 0;  // the caller's index, for messages and for the draws that round lossy moments
-  uint64_t offset = 0;     // elements from the start of the block
-  uint64_t count = 0;      // all its elements: where they end counts (optim::Part)
+  // the caller's index, for messages and for the draws that round lossy moments
+  uint32_t parameter = 0;
+  uint64_t offset = 0;  // elements from the start of the block
+  uint64_t count = 0;   // all its elements: where they end counts (optim::Part)
   const std::byte* grad = nullptr;
   optim::GradType grad_type = optim::GradType::bf16;
   optim::Hyper hyper;
 };
 
 struct UpdateRequest {
-  std::vector<Segment> segments;  // sorted by offset, not overlapping; elements in none of them keep their values
-  Slice weight_in = {};           // the old weight plane; empty: read from the store
-  Slice weight_out = {};          // where a copy of the new one goes (may be weight_in); empty: it is only staged
+  // sorted by offset, not overlapping; elements in none of them keep their values
+  std::vector<Segment> segments;
+  Slice weight_in = {};  // the old weight plane; empty: read from the store
+  // where a copy of the new one goes (may be weight_in); empty: it is only staged
+  Slice weight_out = {};
   std::shared_ptr<StepTransaction> transaction;
-  std::shared_ptr<StepTransaction> source;  // old state comes from here; null: the committed version
+  // old state comes from here; null: the committed version
+  std::shared_ptr<StepTransaction> source;
   bool hashes = false;
 };
 
@@ -41,7 +45,8 @@ class UpdateJob {
  public:
   UpdateJob(Block& block, UpdateRequest request, Traffic& traffic);
 
-  // Old bytes consumed, kernels run, writes handed to the store: gradients, weight_in and weight_out are the caller's again.
+  // Old bytes consumed, kernels run, writes handed to the store: gradients, weight_in and
+  // weight_out are the caller's again.
   Future<void> computed() const { return computed_future_; }
   // All writes are done as well.
   Future<void> written() const { return written_future_; }

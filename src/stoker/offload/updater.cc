@@ -6,7 +6,8 @@
 
 namespace stoker::offload {
 
-Updater::Updater(Store& store, Pool& pool, Traffic& traffic, std::vector<Buffer> memory, uint64_t seed)
+Updater::Updater(Store& store, Pool& pool, Traffic& traffic, std::vector<Buffer> memory,
+                 uint64_t seed)
     : store_(store), pool_(pool), traffic_(traffic), seed_(seed), memory_(std::move(memory)) {}
 
 void Updater::close() {
@@ -20,7 +21,8 @@ void Updater::leave() {
   if (--active_ == 0) idle_.notify_all();
 }
 
-// State of a committed version is told by the version of the block's objects: all of them change together.
+// State of a committed version is told by the version of the block's objects: all of them change
+// together.
 Stamp Updater::stamp_of(const Block& block, const std::shared_ptr<StepTransaction>& source) {
   if (source) return {0, source->fate(), true};
   const Plane plane = block.layout.has(Plane::m) ? Plane::m : Plane::weight;
@@ -81,7 +83,10 @@ void Updater::pump() {
 void Updater::skip_rest(const JobPtr& job) {
   const size_t tiles = job->order_.size() - job->next_;
   job->next_ = job->order_.size();
-  if (tiles != 0) job->fail(make_error(Code::cancelled, "the update of block " + job->block_.layout.name() + " was abandoned", "offload/updater"));
+  if (tiles != 0)
+    job->fail(make_error(Code::cancelled,
+                         "the update of block " + job->block_.layout.name() + " was abandoned",
+                         "offload/updater"));
   tile_computed(*job, tiles);
   finish_job(job, tiles);
 }
@@ -107,7 +112,8 @@ bool Updater::next(Begin& begin) {
     Wanted& wanted = wanted_.front();
     while (wanted.block->prefetched.contains(wanted.next)) ++wanted.next;
     begin.source = wanted.source.lock();
-    if (wanted.next == wanted.block->layout.tiles() || !wanted.block->jobs.empty() || (!begin.source && wanted.lost())) {
+    if (wanted.next == wanted.block->layout.tiles() || !wanted.block->jobs.empty() ||
+        (!begin.source && wanted.lost())) {
       wanted_.pop_front();
       continue;
     }
@@ -147,14 +153,17 @@ Updater::TilePtr Updater::new_tile(Block& block, uint64_t index) {
 
 // ---- prefetched tiles
 
-size_t Updater::prefetch(Block& block, const std::shared_ptr<StepTransaction>& source, bool weights) {
-  const Stamp stamp = stamp_of(block, source);  // before the reads: a commit between makes the stamp stale, never the state
+size_t Updater::prefetch(Block& block, const std::shared_ptr<StepTransaction>& source,
+                         bool weights) {
+  // before the reads: a commit between makes the stamp stale, never the state
+  const Stamp stamp = stamp_of(block, source);
   size_t before = 0;
   {
     std::lock_guard lock(mutex_);
     if (!block.jobs.empty() || block.retained) return 0;
     const bool current = block.prefetched_stamp.serves(stamp);
-    const auto queued = std::find_if(wanted_.begin(), wanted_.end(), [&](const Wanted& each) { return each.block == &block; });
+    const auto queued = std::find_if(wanted_.begin(), wanted_.end(),
+                                     [&](const Wanted& each) { return each.block == &block; });
     if (queued != wanted_.end()) {
       if (current && queued->weights == weights) return 0;  // it keeps its turn
       wanted_.erase(queued);
@@ -188,12 +197,16 @@ void Updater::let_go(std::shared_ptr<StepTransaction>& source) {
   jobs->end();
 }
 
-// A job has no memory although no tile of a job is in flight: prefetched tiles hold it all. The one used last gives way, of
-// those in own places: a lent one would be of no use to the job.
+// A job has no memory although no tile of a job is in flight: prefetched tiles hold it all. The one
+// used last gives way, of those in own places: a lent one would be of no use to the job.
 bool Updater::steal() {
-  if (prefetched_.size() < memory_.places()) return false;  // others are at work and will free theirs
-  const auto found = std::find_if(prefetched_.rbegin(), prefetched_.rend(), [this](const TilePtr& tile) { return !tile->dropped && !memory_.lent(tile->memory); });
-  if (found == prefetched_.rend()) return false;  // dropped already: they pump when their reads are done
+  // others are at work and will free theirs
+  if (prefetched_.size() < memory_.places()) return false;
+  const auto found = std::find_if(
+      prefetched_.rbegin(), prefetched_.rend(),
+      [this](const TilePtr& tile) { return !tile->dropped && !memory_.lent(tile->memory); });
+  // dropped already: they pump when their reads are done
+  if (found == prefetched_.rend()) return false;
   const TilePtr victim = *found;
   victim->block->prefetched.erase(victim->index);
   std::erase_if(wanted_, [&](const Wanted& each) { return each.block == victim->block; });

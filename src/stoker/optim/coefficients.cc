@@ -4,7 +4,9 @@
 
 namespace stoker::optim {
 namespace {
-bool is_adam(Algorithm algorithm) { return algorithm == Algorithm::adam || algorithm == Algorithm::adamw; }
+bool is_adam(Algorithm algorithm) {
+  return algorithm == Algorithm::adam || algorithm == Algorithm::adamw;
+}
 }  // namespace
 
 Coefficients::Coefficients(const Hyper& hyper)

@@ -1,4 +1,5 @@
-// Hyper, turned into the float32 constants the kernels use. Computed in double and rounded once, as torch does.
+// Hyper, turned into the float32 constants the kernels use. Computed in double and rounded once, as
+// torch does.
 #pragma once
 
 #include "stoker/optim/optim.h"
@@ -23,6 +24,7 @@ struct Coefficients {
 };
 
 // One step with its constants at hand, of elements before a parameter's rest (optim.h).
-void update(const Coefficients& coefficients, WeightType weight_type, GradType grad_type, const Planes& planes, size_t count);
+void update(const Coefficients& coefficients, WeightType weight_type, GradType grad_type,
+            const Planes& planes, size_t count);
 
 }  // namespace stoker::optim

@@ -1,4 +1,5 @@
-// Vector pieces shared by the kernels; compiled once for each target, hence Highway's guard that toggles.
+// Vector pieces shared by the kernels; compiled once for each target, hence Highway's guard that
+// toggles.
 #if defined(STOKER_OPTIM_LANES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef STOKER_OPTIM_LANES_INL_H_
 #undef STOKER_OPTIM_LANES_INL_H_
@@ -24,7 +25,9 @@ using U16 = hn::Rebind<uint16_t, F32>;  // as many lanes as F32, half the width
 using Floats = hn::Vec<F32>;
 using Ints = hn::Vec<I32>;
 
-HWY_INLINE Ints load_u16(const uint16_t* from) { return hn::PromoteTo(I32(), hn::LoadU(U16(), from)); }
+HWY_INLINE Ints load_u16(const uint16_t* from) {
+  return hn::PromoteTo(I32(), hn::LoadU(U16(), from));
+}
 
 // Keeps the low 16 bits of each lane.
 HWY_INLINE void store_u16(Ints values, uint16_t* to) {

@@ -1,8 +1,9 @@
 // The levels of 8-bit moments, and the draws of stochastic rounding.
 //
-// Through the levels goes a line made of straight pieces, one a decade: y(c) for real c, t(x) the other way. From one decade
-// to the next y grows 5 times as fast (10 times the width, twice the levels), so y is the greatest of all the pieces' lines and
-// t the least: L multiply-adds find either without a table or a branch.
+// Through the levels goes a line made of straight pieces, one a decade: y(c) for real c, t(x) the
+// other way. From one decade to the next y grows 5 times as fast (10 times the width, twice the
+// levels), so y is the greatest of all the pieces' lines and t the least: L multiply-adds find
+// either without a table or a branch.
 #pragma once
 
 #include <array>
@@ -17,7 +18,8 @@ struct Codes {
   static constexpr int kTop = (1 << kLevels) - 1;  // the code of 1; code 0 is 0
   std::array<float, kLevels> y_slope{}, y_offset{}, t_slope{}, t_offset{};
 
-  // Piece p holds codes 2^p - 1 to 2^(p+1) - 1 and ends at 10^-(L-1-p). It begins at a tenth of that, the first one at 0.
+  // Piece p holds codes 2^p - 1 to 2^(p+1) - 1 and ends at 10^-(L-1-p). It begins at a tenth of
+  // that, the first one at 0.
   constexpr Codes() {
     double end = 1;
     for (int p = kLevels - 1; p >= 0; --p, end /= 10) {
@@ -39,7 +41,9 @@ inline constexpr Codes<8> kUnsignedCodes;  // of the root of v
 // A group's scale, from the bits of its greatest magnitude.
 struct Group {
   explicit constexpr Group(uint32_t greatest) {
-    constexpr uint32_t kInfinity = 0x7f800000u, kNan = 0x7fc00000u, kLeast = uint32_t{127 - 120} << 23;  // 2^-120
+    // 2^-120
+    constexpr uint32_t kInfinity = 0x7f800000u, kNan = 0x7fc00000u,
+                       kLeast = uint32_t{127 - 120} << 23;
     codes = greatest >= kLeast && greatest < kInfinity;
     if (greatest >= kInfinity) scale = std::bit_cast<float>(kNan);
     if (!codes) return;
@@ -53,11 +57,14 @@ struct Group {
 // Draws of 32 bits an element: m rounds by the low half, v by the high one.
 struct Draws {
   uint32_t a = 0, b = 0;  // the key
-  uint32_t first = 0;     // low half of the element that draw 0 belongs to; the high half is in the key
+  // low half of the element that draw 0 belongs to; the high half is in the key
+  uint32_t first = 0;
 
-  Draws(uint64_t seed, uint64_t step, uint64_t parameter, uint64_t element) : first(static_cast<uint32_t>(element)) {
+  Draws(uint64_t seed, uint64_t step, uint64_t parameter, uint64_t element)
+      : first(static_cast<uint32_t>(element)) {
     uint64_t key = 0;
-    for (const uint64_t word : {seed, step, parameter, element >> 32}) key = mix(key + word + 0x9e3779b97f4a7c15u);
+    for (const uint64_t word : {seed, step, parameter, element >> 32})
+      key = mix(key + word + 0x9e3779b97f4a7c15u);
     a = static_cast<uint32_t>(key);
     b = static_cast<uint32_t>(key >> 32);
   }

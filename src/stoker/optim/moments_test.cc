@@ -20,19 +20,30 @@ constexpr MomentType kLossy[] = {MomentType::bf16, MomentType::q8};
 
 // One moment's bytes and scales.
 struct Kept {
-  Kept(MomentType the_type, size_t count) : type(the_type), data(count * moment_bytes(the_type)), scales(moment_scales(the_type, count)) {}
+  Kept(MomentType the_type, size_t count)
+      : type(the_type),
+        data(count * moment_bytes(the_type)),
+        scales(moment_scales(the_type, count)) {}
   MomentType type;
   std::vector<std::byte> data;
   std::vector<float> scales;
 
-  KeptMoment at(size_t i = 0) { return {data.data() + i * moment_bytes(type), type == MomentType::q8 ? scales.data() + i / kMomentGroup : nullptr}; }
+  KeptMoment at(size_t i = 0) {
+    return {data.data() + i * moment_bytes(type),
+            type == MomentType::q8 ? scales.data() + i / kMomentGroup : nullptr};
+  }
   bool operator==(const Kept& other) const {
-    return data == other.data && (scales.empty() || std::memcmp(scales.data(), other.scales.data(), scales.size() * 4) == 0);
+    return data == other.data && (scales.empty() || std::memcmp(scales.data(), other.scales.data(),
+                                                                scales.size() * 4) == 0);
   }
 };
 
 struct State {
-  State(WeightType weight_type, MomentType type, size_t count) : weight(count * weight_bytes(weight_type)), remainder(count), m(type, count), v(type, count) {}
+  State(WeightType weight_type, MomentType type, size_t count)
+      : weight(count * weight_bytes(weight_type)),
+        remainder(count),
+        m(type, count),
+        v(type, count) {}
   std::vector<std::byte> weight;
   std::vector<uint16_t> remainder;
   Kept m, v;
@@ -45,11 +56,12 @@ struct Case {
 };
 
 std::vector<Case> cases() {
-  return {{"adamw", {.lr = 1e-2, .weight_decay = 0.1, .step = 3}},
-          {"adam first", {.algorithm = Algorithm::adam, .weight_decay = 0.1, .step = 1}},
-          {"sgd momentum", {.algorithm = Algorithm::sgd, .momentum = 0.9, .dampening = 0.2, .step = 2}},
-          {"sgd", {.algorithm = Algorithm::sgd, .step = 2}},
-          {"lion", {.algorithm = Algorithm::lion, .lr = 1e-4, .step = 9}}};
+  return {
+      {"adamw", {.lr = 1e-2, .weight_decay = 0.1, .step = 3}},
+      {"adam first", {.algorithm = Algorithm::adam, .weight_decay = 0.1, .step = 1}},
+      {"sgd momentum", {.algorithm = Algorithm::sgd, .momentum = 0.9, .dampening = 0.2, .step = 2}},
+      {"sgd", {.algorithm = Algorithm::sgd, .step = 2}},
+      {"lion", {.algorithm = Algorithm::lion, .lr = 1e-4, .step = 9}}};
 }
 
 float noise(std::mt19937& bits) {
@@ -66,7 +78,8 @@ std::vector<float> numbers(Which which, size_t count, uint32_t seed) {
     values[i] = which == Which::m ? value : std::fabs(value);
     if (i / kMomentGroup % 7 == 1) values[i] = 0;
     if (i / kMomentGroup % 7 == 2) values[i] *= 0x1p-130F;
-    if (i / kMomentGroup % 7 == 3 && i % 50 == 3) values[i] = std::numeric_limits<float>::infinity();
+    if (i / kMomentGroup % 7 == 3 && i % 50 == 3)
+      values[i] = std::numeric_limits<float>::infinity();
     if (i / kMomentGroup % 7 == 4 && i % 90 == 3) values[i] = std::bit_cast<float>(0xffc12345u);
     if (i / kMomentGroup % 7 == 5) values[i] = bits() % 16 == 0 ? values[i] : 0;
   }
@@ -85,24 +98,28 @@ Made make(WeightType weight_type, GradType grad_type, MomentType type, size_t co
     const size_t width = plane == &made.grad ? grad_bytes(grad_type) : weight_bytes(weight_type);
     for (size_t i = 0; i < count; ++i) {
       const auto value = std::bit_cast<uint32_t>(noise(bits));
-      std::memcpy(plane->data() + i * width, reinterpret_cast<const std::byte*>(&value) + 4 - width, width);
+      std::memcpy(plane->data() + i * width, reinterpret_cast<const std::byte*>(&value) + 4 - width,
+                  width);
     }
   }
   for (const Which which : {Which::m, Which::v}) {
     auto values = numbers(which, count, 6);
     for (float& value : values)
       if (!special && !std::isfinite(value)) value = 1;
-    encode(type, which, values.data(), (which == Which::m ? made.state.m : made.state.v).at(), count);
+    encode(type, which, values.data(), (which == Which::m ? made.state.m : made.state.v).at(),
+           count);
   }
   return made;
 }
 
-void step(const Hyper& hyper, WeightType weight_type, GradType grad_type, Made& made, size_t from, size_t count) {
+void step(const Hyper& hyper, WeightType weight_type, GradType grad_type, Made& made, size_t from,
+          size_t count) {
   std::byte* const weight = made.state.weight.data() + from * weight_bytes(weight_type);
-  const Planes planes{.weight_in = weight,
-                      .weight_out = weight,
-                      .remainder = weight_type == WeightType::bf16 ? made.state.remainder.data() + from : nullptr,
-                      .grad = made.grad.data() + from * grad_bytes(grad_type)};
+  const Planes planes{
+      .weight_in = weight,
+      .weight_out = weight,
+      .remainder = weight_type == WeightType::bf16 ? made.state.remainder.data() + from : nullptr,
+      .grad = made.grad.data() + from * grad_bytes(grad_type)};
   Moments moments{.type = made.state.m.type, .seed = 17, .parameter = 4};
   if (uses_m(hyper)) moments.m = made.state.m.at(from);
   if (uses_v(hyper)) moments.v = made.state.v.at(from);
@@ -194,8 +211,12 @@ TEST(Moments, TheUpdateIsTheExactOneOfWhatIsKept) {
     decode(type, Which::m, exact.state.m.at(), m.data(), kCount);
     decode(type, Which::v, exact.state.v.at(), v.data(), kCount);
     step(hyper, weight, grad, made, 0, kCount);
-    const Planes planes{exact.state.weight.data(), exact.state.weight.data(), weight == WeightType::bf16 ? exact.state.remainder.data() : nullptr,
-                        m.data(), v.data(), exact.grad.data()};
+    const Planes planes{exact.state.weight.data(),
+                        exact.state.weight.data(),
+                        weight == WeightType::bf16 ? exact.state.remainder.data() : nullptr,
+                        m.data(),
+                        v.data(),
+                        exact.grad.data()};
     update(hyper, weight, grad, planes, Part::all(kCount));
     EXPECT_EQ(made.state.weight, exact.state.weight);
     EXPECT_EQ(made.state.remainder, exact.state.remainder);
@@ -208,7 +229,9 @@ TEST(Moments, Float32IsTheExactUpdate) {
   step({}, WeightType::bf16, GradType::bf16, made, 0, kCount);
   State& s = exact.state;
   update({}, WeightType::bf16, GradType::bf16,
-         {s.weight.data(), s.weight.data(), s.remainder.data(), reinterpret_cast<float*>(s.m.data.data()), reinterpret_cast<float*>(s.v.data.data()), exact.grad.data()},
+         {s.weight.data(), s.weight.data(), s.remainder.data(),
+          reinterpret_cast<float*>(s.m.data.data()), reinterpret_cast<float*>(s.v.data.data()),
+          exact.grad.data()},
          Part::all(kCount));
   EXPECT_EQ(made.state, exact.state);
 }
@@ -217,16 +240,20 @@ TEST(Moments, Float32IsTheExactUpdate) {
 TEST(Moments, DrawsAreKeyedByAllFour) {
   constexpr uint64_t kFar = uint64_t{1} << 32;
   const uint32_t base = Draws(1, 2, 3, 4)[0];
-  EXPECT_EQ(base, 0x68bfdcc3U);  // computed apart from docs/formats/planes.md: changing a draw changes every run
+  // computed apart from docs/formats/planes.md: changing a draw changes every run
+  EXPECT_EQ(base, 0x68bfdcc3U);
   EXPECT_EQ(Draws(1, 2, 3, 4 + kFar)[0], 0xa7668e6aU);
   EXPECT_EQ(Draws(1, 2, 3, 0)[4], base);
   EXPECT_EQ(Draws(1, 2, 3, 1)[3], base);
-  for (const Draws other : {Draws(2, 2, 3, 4), Draws(1, 3, 3, 4), Draws(1, 2, 4, 4), Draws(1, 2, 3, 5), Draws(1 + kFar, 2, 3, 4), Draws(1, 2 + kFar, 3, 4),
-                            Draws(1, 2, 3 + kFar, 4), Draws(1, 2, 3, 4 + kFar), Draws(2, 1, 3, 4), Draws(1, 3, 2, 4)})
+  for (const Draws other :
+       {Draws(2, 2, 3, 4), Draws(1, 3, 3, 4), Draws(1, 2, 4, 4), Draws(1, 2, 3, 5),
+        Draws(1 + kFar, 2, 3, 4), Draws(1, 2 + kFar, 3, 4), Draws(1, 2, 3 + kFar, 4),
+        Draws(1, 2, 3, 4 + kFar), Draws(2, 1, 3, 4), Draws(1, 3, 2, 4)})
     EXPECT_NE(other[0], base);
 }
 
-// Each of the 32 bits is set in half of the draws, whatever changes from one draw to the next; m's and v's halves are unrelated.
+// Each of the 32 bits is set in half of the draws, whatever changes from one draw to the next; m's
+// and v's halves are unrelated.
 TEST(Moments, DrawsAreEven) {
   constexpr int kDraws = 1 << 16;
   for (int what = 0; what < 4; ++what) {
@@ -239,8 +266,10 @@ TEST(Moments, DrawsAreEven) {
       for (int bit = 0; bit < 16; ++bit) both[bit] += (word >> bit) & (word >> (16 + bit)) & 1;
     }
     const double spread = 6 * std::sqrt(kDraws) / 2;  // 6 standard deviations
-    for (int bit = 0; bit < 32; ++bit) EXPECT_NEAR(set[bit], kDraws / 2, spread) << what << " bit " << bit;
-    for (int bit = 0; bit < 16; ++bit) EXPECT_NEAR(both[bit], kDraws / 4, spread) << what << " bit " << bit;
+    for (int bit = 0; bit < 32; ++bit)
+      EXPECT_NEAR(set[bit], kDraws / 2, spread) << what << " bit " << bit;
+    for (int bit = 0; bit < 16; ++bit)
+      EXPECT_NEAR(both[bit], kDraws / 4, spread) << what << " bit " << bit;
   }
 }
 
@@ -249,7 +278,8 @@ TEST(Moments, RoundingKeepsTheMean) {
   constexpr size_t kCount = kMomentGroup;
   constexpr int kSteps = 4000;
   std::vector<float> values(kCount);
-  for (size_t i = 0; i < kCount; ++i) values[i] = std::pow(10.0F, -3.0F * static_cast<float>(i) / kCount);
+  for (size_t i = 0; i < kCount; ++i)
+    values[i] = std::pow(10.0F, -3.0F * static_cast<float>(i) / kCount);
   for (const MomentType type : kLossy) {
     std::vector<double> mean(kCount);
     std::vector<float> back(kCount);
@@ -263,7 +293,9 @@ TEST(Moments, RoundingKeepsTheMean) {
       for (size_t i = 0; i < kCount; ++i) mean[i] += back[i] / static_cast<double>(kSteps);
     }
     for (size_t i = 0; i < kCount; ++i) {
-      const double gap = type == MomentType::bf16 ? values[i] / 128 : std::max(values[i] * 0.15, 2e-5);  // of neighbours
+      // of neighbours
+      const double gap =
+          type == MomentType::bf16 ? values[i] / 128 : std::max(values[i] * 0.15, 2e-5);
       EXPECT_NEAR(mean[i], values[i], 6 * gap / 2 / std::sqrt(kSteps)) << i;
     }
   }
@@ -285,7 +317,9 @@ void expect_levels(const Codes<kLevels>& codes, Which which) {
     float value = 0;
     decode(MomentType::q8, which, {&byte, &scale}, &value, 1);
     const double y = which == Which::m ? value : std::sqrt(value);
-    EXPECT_NEAR(y, expected[static_cast<size_t>(code)], 1e-6 * expected[static_cast<size_t>(code)] + 1e-9) << code;
+    EXPECT_NEAR(y, expected[static_cast<size_t>(code)],
+                1e-6 * expected[static_cast<size_t>(code)] + 1e-9)
+        << code;
     if (code == codes.kTop) {
       EXPECT_EQ(value, 1.0F);
     }
@@ -297,7 +331,8 @@ TEST(Moments, LevelsAreThoseOfDynamicTreeQuantization) {
   expect_levels(kUnsignedCodes, Which::v);
 }
 
-// What is read comes back as it was when it is written to the nearest: state_dict() and load_state_dict() lose nothing.
+// What is read comes back as it was when it is written to the nearest: state_dict() and
+// load_state_dict() lose nothing.
 TEST(Moments, EncodingWhatWasDecodedChangesNothing) {
   for (const float scale : {1.0F, 0.3F, 1e-9F, 3e12F})
     for (const MomentType type : kLossy)
@@ -305,9 +340,11 @@ TEST(Moments, EncodingWhatWasDecodedChangesNothing) {
         Kept kept(type, kMomentGroup);
         for (size_t i = 0; i < kMomentGroup; ++i) {
           if (type == MomentType::q8) {
-            kept.data[i] = static_cast<std::byte>(which == Which::m && i == 128 ? 0 : i);  // -128 is no code
+            // -128 is no code
+            kept.data[i] = static_cast<std::byte>(which == Which::m && i == 128 ? 0 : i);
           } else {
-            const auto half = static_cast<uint16_t>((i % 2 == 0 || which == Which::v ? 0x3000 : 0xb000) + 37 * i);
+            const auto half =
+                static_cast<uint16_t>((i % 2 == 0 || which == Which::v ? 0x3000 : 0xb000) + 37 * i);
             std::memcpy(&kept.data[2 * i], &half, 2);
           }
         }
@@ -337,7 +374,8 @@ TEST(Moments, AGroupWithWhatIsNotFiniteIsNaN) {
     Kept kept(MomentType::q8, values.size());
     encode(MomentType::q8, which, values.data(), kept.at(), values.size());
     decode(MomentType::q8, which, kept.at(), back.data(), values.size());
-    for (size_t i = 0; i < values.size(); ++i) EXPECT_EQ(std::isnan(back[i]), i < kMomentGroup) << i;
+    for (size_t i = 0; i < values.size(); ++i)
+      EXPECT_EQ(std::isnan(back[i]), i < kMomentGroup) << i;
   }
 }
 

@@ -16,7 +16,9 @@ HWY_BEFORE_NAMESPACE();
 namespace stoker::optim::HWY_NAMESPACE {
 
 #if STOKER_OPTIM_SCALAR
-double sum_piece(const std::byte* grad, GradType type, size_t count) { return scalar::sum_piece(grad, type, count); }
+double sum_piece(const std::byte* grad, GradType type, size_t count) {
+  return scalar::sum_piece(grad, type, count);
+}
 
 void scale(std::byte* grad, GradType type, size_t count, float factor) {
   scalar::scale_in_place(grad, type, count, factor);
@@ -30,7 +32,8 @@ using F64 = hn::ScalableTag<double>;
 using HalfF32 = hn::Rebind<float, F64>;  // as many floats as F64 has lanes
 using HalfU16 = hn::Rebind<uint16_t, F64>;
 using Doubles = hn::Vec<F64>;
-constexpr size_t kSumLanes = 16;  // the scalar reference's; what a vector cannot hold goes to further vectors
+// the scalar reference's; what a vector cannot hold goes to further vectors
+constexpr size_t kSumLanes = 16;
 constexpr size_t kSumVectors = kSumLanes / hn::MaxLanes(F64());
 
 HWY_INLINE Doubles load_doubles(const std::byte* grad, GradType type, size_t i) {
@@ -50,7 +53,8 @@ double sum_piece(const std::byte* grad, GradType type, size_t count) {
   for (; i + kSumLanes <= count; i += kSumLanes)
     for (size_t k = 0; k < kSumVectors; ++k) {
       const Doubles g = load_doubles(grad, type, i + k * width);
-      sums[k] = hn::MulAdd(g, g, sums[k]);  // the square is exact in float64, so fusing changes nothing
+      // the square is exact in float64, so fusing changes nothing
+      sums[k] = hn::MulAdd(g, g, sums[k]);
     }
   alignas(64) std::array<double, kSumLanes> lanes;
   for (size_t k = 0; k < kSumVectors; ++k) hn::Store(sums[k], d, lanes.data() + k * width);
@@ -72,8 +76,10 @@ void scale(std::byte* grad, GradType type, size_t count, float factor) {
   size_t i = 0;
   for (; i + hn::Lanes(d) <= count; i += hn::Lanes(d)) {
     const Floats scaled = hn::Mul(load_grad(grad, type, i), factors);
-    if (type == GradType::bf16) store_u16(narrow(scaled), reinterpret_cast<uint16_t*>(grad) + i);
-    else hn::StoreU(one_nan(scaled), d, reinterpret_cast<float*>(grad) + i);
+    if (type == GradType::bf16)
+      store_u16(narrow(scaled), reinterpret_cast<uint16_t*>(grad) + i);
+    else
+      hn::StoreU(one_nan(scaled), d, reinterpret_cast<float*>(grad) + i);
   }
   // one correctly rounded product an element: the same bits in the reference
   scalar::scale_in_place(grad + i * grad_bytes(type), type, count - i, factor);
@@ -95,8 +101,10 @@ bool all_finite(const std::byte* grad, GradType type, size_t count) {
   const auto* halves = reinterpret_cast<const uint16_t*>(grad);
   const auto* words = reinterpret_cast<const uint32_t*>(grad);
   bool finite;
-  if (type == GradType::bf16) finite = all_finite_bits<uint16_t>(halves, 0x7f80, i, count);
-  else finite = all_finite_bits<uint32_t>(words, 0x7f800000, i, count);
+  if (type == GradType::bf16)
+    finite = all_finite_bits<uint16_t>(halves, 0x7f80, i, count);
+  else
+    finite = all_finite_bits<uint32_t>(words, 0x7f800000, i, count);
   return finite && scalar::all_finite(grad + i * grad_bytes(type), type, count - i);
 }
 #endif

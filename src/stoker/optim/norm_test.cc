@@ -22,8 +22,10 @@ std::vector<std::byte> gradients(GradType type, size_t count, unsigned seed) {
   for (size_t i = 0; i < count; ++i) {
     const float value = std::ldexp(normal(random), static_cast<int>(random() % 60) - 30);
     const uint16_t half = narrow(value);
-    if (type == GradType::bf16) std::memcpy(bytes.data() + i * 2, &half, 2);
-    else std::memcpy(bytes.data() + i * 4, &value, 4);
+    if (type == GradType::bf16)
+      std::memcpy(bytes.data() + i * 2, &half, 2);
+    else
+      std::memcpy(bytes.data() + i * 4, &value, 4);
   }
   return bytes;
 }
@@ -31,9 +33,12 @@ std::vector<std::byte> gradients(GradType type, size_t count, unsigned seed) {
 TEST(Norm, EveryTargetEqualsTheReference) {
   on_each_target([] {
     for (const auto type : {GradType::bf16, GradType::f32})
-      for (const size_t count : {size_t{0}, size_t{1}, size_t{15}, size_t{16}, size_t{1000}, kNormPiece}) {
+      for (const size_t count :
+           {size_t{0}, size_t{1}, size_t{15}, size_t{16}, size_t{1000}, kNormPiece}) {
         const auto grad = gradients(type, count, 1);
-        ASSERT_EQ(sum_of_squares(grad.data(), type, count), scalar::sum_piece(grad.data(), type, count)) << count;
+        ASSERT_EQ(sum_of_squares(grad.data(), type, count),
+                  scalar::sum_piece(grad.data(), type, count))
+            << count;
       }
   });
 }
@@ -51,7 +56,8 @@ TEST(Norm, CutsAtPiecesChangeNoBit) {
     EXPECT_EQ(folded, whole);
     for (size_t cut = kNormPiece; cut < count; cut += kNormPiece) {
       const double first = sum_of_squares(grad.data(), type, cut);
-      EXPECT_EQ(sum_of_squares(grad.data() + cut * grad_bytes(type), type, count - cut, first), whole);
+      EXPECT_EQ(sum_of_squares(grad.data() + cut * grad_bytes(type), type, count - cut, first),
+                whole);
     }
   }
 }
@@ -59,16 +65,20 @@ TEST(Norm, CutsAtPiecesChangeNoBit) {
 TEST(Norm, IsTheSumOfSquares) {
   std::vector<float> grad(3 * kNormPiece, 0.5f);
   grad.push_back(3e38f);  // its square overflows float32, not float64
-  const double sum = sum_of_squares(reinterpret_cast<const std::byte*>(grad.data()), GradType::f32, grad.size());
+  const double sum =
+      sum_of_squares(reinterpret_cast<const std::byte*>(grad.data()), GradType::f32, grad.size());
   const double large = 3e38f;
   EXPECT_DOUBLE_EQ(sum, large * large);
   grad.back() = std::numeric_limits<float>::infinity();
-  EXPECT_TRUE(std::isinf(sum_of_squares(reinterpret_cast<const std::byte*>(grad.data()), GradType::f32, grad.size())));
+  EXPECT_TRUE(std::isinf(
+      sum_of_squares(reinterpret_cast<const std::byte*>(grad.data()), GradType::f32, grad.size())));
   grad[5] = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_TRUE(std::isnan(sum_of_squares(reinterpret_cast<const std::byte*>(grad.data()), GradType::f32, grad.size())));
+  EXPECT_TRUE(std::isnan(
+      sum_of_squares(reinterpret_cast<const std::byte*>(grad.data()), GradType::f32, grad.size())));
   grad.assign(kNormPiece + 3, 2.0f);
-  EXPECT_EQ(sum_of_squares(reinterpret_cast<const std::byte*>(grad.data()), GradType::f32, grad.size()),
-            4.0 * (kNormPiece + 3));
+  EXPECT_EQ(
+      sum_of_squares(reinterpret_cast<const std::byte*>(grad.data()), GradType::f32, grad.size()),
+      4.0 * (kNormPiece + 3));
 }
 
 TEST(Scale, EveryBf16PatternEqualsTheReference) {
@@ -77,8 +87,10 @@ TEST(Scale, EveryBf16PatternEqualsTheReference) {
   on_each_target([&] {
     for (const float factor : {0.3f, 1.0f, 1e-30f, 3e30f, 0.0f}) {
       auto ours = all;
-      scale_in_place(reinterpret_cast<std::byte*>(ours.data()), GradType::bf16, ours.size(), factor);
-      for (size_t i = 0; i < all.size(); ++i) ASSERT_EQ(ours[i], narrow(widen(all[i]) * factor)) << i << " " << factor;
+      scale_in_place(reinterpret_cast<std::byte*>(ours.data()), GradType::bf16, ours.size(),
+                     factor);
+      for (size_t i = 0; i < all.size(); ++i)
+        ASSERT_EQ(ours[i], narrow(widen(all[i]) * factor)) << i << " " << factor;
     }
   });
 }
@@ -109,8 +121,10 @@ TEST(Finite, OneThatIsNotIsFoundWhereverItIs) {
           for (const float value : {kInfinity, -kInfinity, kNan}) {
             std::vector<std::byte> with = grad;
             const uint16_t half = narrow(value);
-            if (type == GradType::bf16) std::memcpy(with.data() + i * 2, &half, 2);
-            else std::memcpy(with.data() + i * 4, &value, 4);
+            if (type == GradType::bf16)
+              std::memcpy(with.data() + i * 2, &half, 2);
+            else
+              std::memcpy(with.data() + i * 4, &value, 4);
             ASSERT_FALSE(all_finite(with.data(), type, count)) << i << " of " << count;
           }
       }

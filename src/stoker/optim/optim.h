@@ -1,11 +1,12 @@
 // Fused optimizer updates over state planes, and the two things gradient clipping needs.
 //
-// Everything here is a pure function over memory the caller owns: no allocation, no threads, no state. A caller
-// splits a tensor over threads or disk chunks anywhere it likes: each element depends on its own
-// inputs and its place in the tensor (Part) only, and slicing changes no bit. All targets (AVX-512,
-// AVX2, scalar) give the same bits: products that are added are fused multiply-adds everywhere. A
-// result that is NaN is always stored as 0x7fc00000 (float32) or 0x7fc0 (bfloat16). Assumes the
-// default floating-point environment (round to nearest; no flushing of denormals).
+// Everything here is a pure function over memory the caller owns: no allocation, no threads, no
+// state. A caller splits a tensor over threads or disk chunks anywhere it likes: each element
+// depends on its own inputs and its place in the tensor (Part) only, and slicing changes no bit.
+// All targets (AVX-512, AVX2, scalar) give the same bits: products that are added are fused
+// multiply-adds everywhere. A result that is NaN is always stored as 0x7fc00000 (float32) or 0x7fc0
+// (bfloat16). Assumes the default floating-point environment (round to nearest; no flushing of
+// denormals).
 #pragma once
 
 #include <algorithm>
@@ -25,8 +26,9 @@ constexpr size_t grad_bytes(GradType type) { return type == GradType::bf16 ? 2 :
 // compiled for AVX2, which processors with AVX-512 run too):
 //   adamw  decoupled weight decay, torch.optim.AdamW(fused=True)
 //   adam   weight decay added to the gradient, torch.optim.Adam(fused=True)
-//   sgd    torch.optim.SGD(fused=True): `m` is the momentum buffer; without momentum there is no state
-//   lion   decoupled weight decay; `m` is the only state: w -= lr * sign(beta1 m + (1-beta1) g); m = beta2 m + (1-beta2) g
+//   sgd    torch.optim.SGD(fused=True): `m` is the momentum buffer; without momentum there is no
+//   state lion   decoupled weight decay; `m` is the only state: w -= lr * sign(beta1 m + (1-beta1)
+//   g); m = beta2 m + (1-beta2) g
 struct Hyper {
   Algorithm algorithm = Algorithm::adamw;
   double lr = 1e-3;
@@ -35,12 +37,15 @@ struct Hyper {
   double momentum = 0, dampening = 0;  // sgd
   bool nesterov = false;               // sgd
   bool maximize = false;
-  double grad_scale = 1;  // the gradient is divided by this first, as torch's fused kernels do for GradScaler
-  uint64_t step = 1;      // this parameter's own count, 1 for its first update (torch's state["step"] afterwards)
+  // the gradient is divided by this first, as torch's fused kernels do for GradScaler
+  double grad_scale = 1;
+  // this parameter's own count, 1 for its first update (torch's state["step"] afterwards)
+  uint64_t step = 1;
 };
 
-// Where one slice lives. Pointers need only the alignment of their element type. Planes must not overlap, but
-// weight_in == weight_out updates in place. The update reads: weight_in, remainder, m, v, grad.
+// Where one slice lives. Pointers need only the alignment of their element type. Planes must not
+// overlap, but weight_in == weight_out updates in place. The update reads: weight_in, remainder, m,
+// v, grad.
 struct Planes {
   const std::byte* weight_in = nullptr;  // bf16 or float32
   std::byte* weight_out = nullptr;
@@ -72,7 +77,8 @@ struct Part {
   }
 };
 
-// Does the algorithm read and write m (v) with these settings? What it does not need stays null and untouched.
+// Does the algorithm read and write m (v) with these settings? What it does not need stays null and
+// untouched.
 bool uses_m(const Hyper& hyper);
 bool uses_v(const Hyper& hyper);
 
@@ -87,16 +93,19 @@ void update(const Hyper& hyper, WeightType weight_type, GradType grad_type, cons
 void split(const float* masters, uint16_t* weights, uint16_t* remainders, size_t count);
 void join(const uint16_t* weights, const uint16_t* remainders, float* masters, size_t count);
 
-// Sums of squares in float64, for the norm of gradients. One piece is kNormPiece elements summed in a fixed order, so
-// a tensor cut at multiples of kNormPiece gives the same piece sums whatever the slices and threads are.
+// Sums of squares in float64, for the norm of gradients. One piece is kNormPiece elements summed in
+// a fixed order, so a tensor cut at multiples of kNormPiece gives the same piece sums whatever the
+// slices and threads are.
 inline constexpr size_t kNormPiece = size_t{64} << 10;
 constexpr size_t norm_pieces(size_t count) { return (count + kNormPiece - 1) / kNormPiece; }
-// pieces[i] = sum over piece i; `pieces` holds norm_pieces(count) values. Add them up in the tensor's order.
+// pieces[i] = sum over piece i; `pieces` holds norm_pieces(count) values. Add them up in the
+// tensor's order.
 void sums_of_squares(const std::byte* grad, GradType type, size_t count, double* pieces);
 // so_far + each piece in order: chained over consecutive slices it equals one call over the whole.
 double sum_of_squares(const std::byte* grad, GradType type, size_t count, double so_far = 0);
 
-// grad *= factor, computed in float32 and rounded to the gradient's type: torch's grad.mul_(tensor(factor)).
+// grad *= factor, computed in float32 and rounded to the gradient's type: torch's
+// grad.mul_(tensor(factor)).
 void scale_in_place(std::byte* grad, GradType type, size_t count, float factor);
 
 // Whether no element is NaN or infinite.

@@ -17,7 +17,8 @@ void split_planes(const float* masters, uint16_t* weights, uint16_t* remainders,
   scalar::split(masters, weights, remainders, count);
 }
 
-void join_planes(const uint16_t* weights, const uint16_t* remainders, float* masters, size_t count) {
+void join_planes(const uint16_t* weights, const uint16_t* remainders, float* masters,
+                 size_t count) {
   scalar::join(weights, remainders, masters, count);
 }
 #else
@@ -49,15 +50,18 @@ void split_planes(const float* masters, uint16_t* weights, uint16_t* remainders,
     store_u16(high_half(bits), weights + i);
     store_u16(bits, remainders + i);
   }
-  scalar::split(masters + i, weights + i, remainders + i, count - i);  // integers: the same bits either way
+  // integers: the same bits either way
+  scalar::split(masters + i, weights + i, remainders + i, count - i);
 }
 
-void join_planes(const uint16_t* weights, const uint16_t* remainders, float* masters, size_t count) {
+void join_planes(const uint16_t* weights, const uint16_t* remainders, float* masters,
+                 size_t count) {
   const I32 d;
   const size_t lanes = hn::Lanes(d);
   size_t i = 0;
   for (; i + lanes <= count; i += lanes)
-    hn::StoreU(join_lanes(load_u16(weights + i), load_u16(remainders + i)), d, reinterpret_cast<int32_t*>(masters) + i);
+    hn::StoreU(join_lanes(load_u16(weights + i), load_u16(remainders + i)), d,
+               reinterpret_cast<int32_t*>(masters) + i);
   scalar::join(weights + i, remainders + i, masters + i, count - i);
 }
 #endif

@@ -14,7 +14,9 @@ bool is_nan(uint32_t bits) { return (bits & 0x7fffffffu) > 0x7f800000u; }
 bool payload_low_only(uint32_t bits) { return is_nan(bits) && (bits & 0x7f0000u) == 0; }
 
 // Round to nearest even, as torch's .bfloat16(), for anything but NaN.
-uint16_t nearest_even(uint32_t bits) { return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16); }
+uint16_t nearest_even(uint32_t bits) {
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
 
 struct Tally {
   uint64_t ties_off = 0;   // planes that are not the nearest-even value
@@ -51,7 +53,8 @@ constexpr size_t kBlock = 1 << 14;  // fits a cache
 bool all_ordinary(const uint32_t* masters, const uint16_t* weights, const uint32_t* restored) {
   uint32_t odd = 0;
   for (size_t i = 0; i < kBlock; ++i) {
-    const uint32_t wrong = (restored[i] ^ masters[i]) | static_cast<uint32_t>(weights[i] ^ nearest_even(masters[i]));
+    const uint32_t wrong =
+        (restored[i] ^ masters[i]) | static_cast<uint32_t>(weights[i] ^ nearest_even(masters[i]));
     odd |= wrong | static_cast<uint32_t>(is_nan(masters[i]));
   }
   return odd == 0;
@@ -63,7 +66,8 @@ TEST(Planes, EveryPatternIsRestored) {
   Tally tally;
   for (uint64_t base = 0; base < (uint64_t{1} << 32); base += kBlock * kStride) {
     for (size_t i = 0; i < kBlock; ++i) masters[i] = static_cast<uint32_t>(base + i);
-    split(reinterpret_cast<const float*>(masters.data()), weights.data(), remainders.data(), kBlock);
+    split(reinterpret_cast<const float*>(masters.data()), weights.data(), remainders.data(),
+          kBlock);
     join(weights.data(), remainders.data(), reinterpret_cast<float*>(restored.data()), kBlock);
     if (all_ordinary(masters.data(), weights.data(), restored.data())) continue;
     for (size_t i = 0; i < kBlock; ++i) {
@@ -77,11 +81,13 @@ TEST(Planes, EveryPatternIsRestored) {
   EXPECT_EQ(tally.quietened, 2u * 65535);
 }
 
-// Masters around every boundary of the encoding: all high halves with the low halves where something changes.
+// Masters around every boundary of the encoding: all high halves with the low halves where
+// something changes.
 std::vector<uint32_t> edges() {
   std::vector<uint32_t> masters;
   for (uint32_t high = 0; high < 0x10000; ++high)
-    for (const uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) masters.push_back(high << 16 | low);
+    for (const uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu})
+      masters.push_back(high << 16 | low);
   return masters;
 }
 
@@ -112,7 +118,8 @@ TEST(Planes, AMasterThatIsABf16HasNoRemainder) {
 }
 
 TEST(Planes, OverflowRoundsToInfinityAndComesBack) {
-  EXPECT_EQ(split_bits(0x7f7fffffu).weight, 0x7f80);  // the largest float32 is nearest to infinity in bf16
+  // the largest float32 is nearest to infinity in bf16
+  EXPECT_EQ(split_bits(0x7f7fffffu).weight, 0x7f80);
   EXPECT_EQ(join_bits(0x7f80, 0xffff), 0x7f7fffffu);
   EXPECT_EQ(split_bits(0x7f7f8000u).weight, 0x7f7f);  // the tie rounds toward zero
 }

@@ -45,15 +45,19 @@ enum class Fused : uint8_t { with_new, with_old };
 
 template <Fused kFused>
 float blend(float old_factor, float old, float new_factor, float g) {
-  if constexpr (kFused == Fused::with_old) return std::fma(old, old_factor, new_factor * g);
-  else return std::fma(new_factor, g, old * old_factor);
+  if constexpr (kFused == Fused::with_old)
+    return std::fma(old, old_factor, new_factor * g);
+  else
+    return std::fma(new_factor, g, old * old_factor);
 }
 
 template <Fused kFused>
 float adam(const Coefficients& c, float w, float g, float& m, float& v) {
   if (c.decay) {
-    if (c.algorithm == Algorithm::adamw) w *= c.weight_factor;
-    else g = std::fma(w, c.weight_decay, g);
+    if (c.algorithm == Algorithm::adamw)
+      w *= c.weight_factor;
+    else
+      g = std::fma(w, c.weight_decay, g);
   }
   m = std::fma(c.lerp_weight, g - m, c.lerp_from_m ? m : g);
   v = blend<kFused>(c.beta2, v, c.one_minus_beta2 * g, g);
@@ -87,8 +91,8 @@ float apply(const Coefficients& c, float w, float g, float* m, float* v) {
 }
 
 template <Fused kFused>
-void update_each(const Coefficients& c, WeightType weight_type, GradType grad_type,
-                 const Planes& p, size_t count) {
+void update_each(const Coefficients& c, WeightType weight_type, GradType grad_type, const Planes& p,
+                 size_t count) {
   const bool has_v = c.algorithm == Algorithm::adam || c.algorithm == Algorithm::adamw;
   const bool has_m = c.algorithm != Algorithm::sgd || c.has_momentum;
   for (size_t i = 0; i < count; ++i) {
@@ -132,7 +136,8 @@ void join(const uint16_t* weights, const uint16_t* remainders, float* masters, s
   }
 }
 
-double finish_piece(std::array<double, 16> lanes, const std::byte* grad, GradType type, size_t count) {
+double finish_piece(std::array<double, 16> lanes, const std::byte* grad, GradType type,
+                    size_t count) {
   for (size_t i = 0; i < count; ++i) {
     const double g = load_grad(grad, type, i);
     lanes[i % lanes.size()] += g * g;
@@ -142,13 +147,17 @@ double finish_piece(std::array<double, 16> lanes, const std::byte* grad, GradTyp
   return lanes[0];
 }
 
-double sum_piece(const std::byte* grad, GradType type, size_t count) { return finish_piece({}, grad, type, count); }
+double sum_piece(const std::byte* grad, GradType type, size_t count) {
+  return finish_piece({}, grad, type, count);
+}
 
 void scale_in_place(std::byte* grad, GradType type, size_t count, float factor) {
   for (size_t i = 0; i < count; ++i) {
     const float g = load_grad(grad, type, i) * factor;
-    if (type == GradType::bf16) store(grad, i, narrow(g));
-    else store(grad, i, one_nan(g));
+    if (type == GradType::bf16)
+      store(grad, i, narrow(g));
+    else
+      store(grad, i, one_nan(g));
   }
 }
 

@@ -13,22 +13,27 @@ namespace {
 template <int kLevels>
 float level(const Codes<kLevels>& codes, float code) {
   float y = codes.y_slope[0] * code;
-  for (int p = 1; p < kLevels; ++p) y = std::max(y, std::fma(codes.y_slope[p], code, codes.y_offset[p]));
+  for (int p = 1; p < kLevels; ++p)
+    y = std::max(y, std::fma(codes.y_slope[p], code, codes.y_offset[p]));
   return y;
 }
 
 template <int kLevels>
 float position(const Codes<kLevels>& codes, float x) {
   float t = codes.t_slope[0] * x;
-  for (int p = 1; p < kLevels; ++p) t = std::min(t, std::fma(codes.t_slope[p], x, codes.t_offset[p]));
+  for (int p = 1; p < kLevels; ++p)
+    t = std::min(t, std::fma(codes.t_slope[p], x, codes.t_offset[p]));
   return t;
 }
 
-uint32_t draw16(Which which, uint32_t draw) { return which == Which::m ? draw & 0xffffu : draw >> 16; }
+uint32_t draw16(Which which, uint32_t draw) {
+  return which == Which::m ? draw & 0xffffu : draw >> 16;
+}
 
 float decode_q8(Which which, std::byte code, float scale) {
   if (which == Which::v) {
-    const float root = level(kUnsignedCodes, static_cast<float>(std::to_integer<uint8_t>(code))) * scale;
+    const float root =
+        level(kUnsignedCodes, static_cast<float>(std::to_integer<uint8_t>(code))) * scale;
     return root * root;
   }
   const auto c = static_cast<float>(static_cast<int8_t>(code));
@@ -51,7 +56,8 @@ uint32_t greatest_part(Which which, float* values, size_t count, uint32_t so_far
   return so_far;
 }
 
-void encode_parts(Which which, const float* parts, float inverse, std::byte* codes, size_t count, const uint32_t* draws) {
+void encode_parts(Which which, const float* parts, float inverse, std::byte* codes, size_t count,
+                  const uint32_t* draws) {
   for (size_t i = 0; i < count; ++i) {
     const float x = std::min(std::fabs(parts[i]) * inverse, 1.0f);
     const float up = static_cast<float>(draw16(which, draws[i])) * 0x1p-16f;
@@ -77,14 +83,17 @@ void decode(MomentType type, Which which, const KeptMoment& from, float* to, siz
   }
 }
 
-void encode(MomentType type, Which which, float* values, const KeptMoment& to, size_t count, const uint32_t* draws) {
+void encode(MomentType type, Which which, float* values, const KeptMoment& to, size_t count,
+            const uint32_t* draws) {
   if (type == MomentType::q8) {
     for (size_t i = 0; i < count; i += kMomentGroup) {
       const size_t some = std::min(kMomentGroup, count - i);
       const Group group(greatest_part(which, values + i, some, 0));
       to.scales[i / kMomentGroup] = group.scale;
-      if (group.codes) encode_parts(which, values + i, group.inverse, to.data + i, some, draws + i);
-      else std::memset(to.data + i, 0, some);
+      if (group.codes)
+        encode_parts(which, values + i, group.inverse, to.data + i, some, draws + i);
+      else
+        std::memset(to.data + i, 0, some);
     }
     return;
   }

@@ -1,4 +1,5 @@
-// The update kernels: scalar.cc's arithmetic, a vector at a time. One function for each algorithm and pair of types.
+// The update kernels: scalar.cc's arithmetic, a vector at a time. One function for each algorithm
+// and pair of types.
 #include <algorithm>
 #include <cstring>
 
@@ -18,7 +19,8 @@ HWY_BEFORE_NAMESPACE();
 namespace stoker::optim::HWY_NAMESPACE {
 
 #if STOKER_OPTIM_SCALAR
-void update_planes(const Coefficients& c, WeightType weight_type, GradType grad_type, const Planes& p, size_t count) {
+void update_planes(const Coefficients& c, WeightType weight_type, GradType grad_type,
+                   const Planes& p, size_t count) {
   scalar::update(c, weight_type, grad_type, p, count);
 }
 
@@ -26,12 +28,14 @@ const char* name() { return "scalar"; }
 #else
 HWY_INLINE Floats set(float value) { return hn::Set(F32(), value); }
 
-// The master of a bf16 weight. NaNs need none of planes.h's care here: a NaN stays one, and which is not kept anyway.
+// The master of a bf16 weight. NaNs need none of planes.h's care here: a NaN stays one, and which
+// is not kept anyway.
 HWY_INLINE Floats load_master(const Planes& p, size_t i) {
   const I32 d;
   const Ints weight = load_u16(reinterpret_cast<const uint16_t*>(p.weight_in) + i);
   const Ints remainder = load_u16(p.remainder + i);
-  const Ints up = hn::ShiftRight<16>(hn::Add(remainder, hn::Set(d, 0x7fff)));  // 1 if remainder > 0x8000
+  // 1 if remainder > 0x8000
+  const Ints up = hn::ShiftRight<16>(hn::Add(remainder, hn::Set(d, 0x7fff)));
   return hn::BitCast(F32(), hn::Or(hn::ShiftLeft<16>(hn::Sub(weight, up)), remainder));
 }
 
@@ -39,16 +43,20 @@ HWY_INLINE Floats load_master(const Planes& p, size_t i) {
 HWY_INLINE void store_master(const Planes& p, size_t i, Floats master) {
   const I32 d;
   const Ints bits = hn::BitCast(d, master);
-  store_u16(hn::ShiftRight<16>(hn::Add(bits, hn::Set(d, 0x7fff))), reinterpret_cast<uint16_t*>(p.weight_out) + i);
+  store_u16(hn::ShiftRight<16>(hn::Add(bits, hn::Set(d, 0x7fff))),
+            reinterpret_cast<uint16_t*>(p.weight_out) + i);
   store_u16(bits, p.remainder + i);
 }
 
 HWY_INLINE void store_state(Floats value, float* to) { hn::StoreU(one_nan(value), F32(), to); }
 
-HWY_INLINE Floats adam(const Coefficients& c, bool decoupled, Floats w, Floats g, float* m_at, float* v_at) {
+HWY_INLINE Floats adam(const Coefficients& c, bool decoupled, Floats w, Floats g, float* m_at,
+                       float* v_at) {
   if (c.decay) {
-    if (decoupled) w = hn::Mul(w, set(c.weight_factor));
-    else g = hn::MulAdd(w, set(c.weight_decay), g);
+    if (decoupled)
+      w = hn::Mul(w, set(c.weight_factor));
+    else
+      g = hn::MulAdd(w, set(c.weight_decay), g);
   }
   const Floats old_m = hn::LoadU(F32(), m_at);
   const Floats m = hn::MulAdd(set(c.lerp_weight), hn::Sub(g, old_m), c.lerp_from_m ? old_m : g);
@@ -65,7 +73,8 @@ HWY_INLINE Floats sgd(const Coefficients& c, Floats w, Floats g, float* m_at) {
   if (c.has_momentum) {
     Floats m = g;
     if (!c.first_step)
-      m = hn::MulAdd(g, set(c.one_minus_dampening), hn::Mul(hn::LoadU(F32(), m_at), set(c.momentum)));
+      m = hn::MulAdd(g, set(c.one_minus_dampening),
+                     hn::Mul(hn::LoadU(F32(), m_at), set(c.momentum)));
     store_state(m, m_at);
     g = c.nesterov ? hn::MulAdd(m, set(c.momentum), g) : m;
   }
@@ -78,7 +87,8 @@ HWY_INLINE Floats lion(const Coefficients& c, Floats w, Floats g, float* m_at) {
   store_state(hn::MulAdd(g, set(c.one_minus_beta2), hn::Mul(m, set(c.beta2))), m_at);
   if (c.decay) w = hn::Mul(w, set(c.weight_factor));
   const Floats zero = hn::Zero(F32());
-  const Floats below = hn::IfThenElse(hn::Lt(blend, zero), set(-1), blend);  // leaves 0 and NaN as they are
+  // leaves 0 and NaN as they are
+  const Floats below = hn::IfThenElse(hn::Lt(blend, zero), set(-1), blend);
   const Floats sign = hn::IfThenElse(hn::Gt(blend, zero), set(1), below);
   return hn::MulAdd(sign, set(c.negative_step), w);
 }
@@ -88,17 +98,23 @@ HWY_INLINE void update_vector(const Coefficients& c, const Planes& p, size_t i) 
   Floats g = load_grad(p.grad, kGrad, i);
   if (c.divide_grad) g = hn::Div(g, set(c.grad_scale));
   if (c.negate_grad) g = hn::Neg(g);
-  Floats w = kWeight == WeightType::bf16 ? load_master(p, i)
-                                         : hn::LoadU(F32(), reinterpret_cast<const float*>(p.weight_in) + i);
-  if constexpr (kAlgorithm == Algorithm::sgd) w = sgd(c, w, g, p.m + i);
-  else if constexpr (kAlgorithm == Algorithm::lion) w = lion(c, w, g, p.m + i);
-  else w = adam(c, kAlgorithm == Algorithm::adamw, w, g, p.m + i, p.v + i);
-  if constexpr (kWeight == WeightType::bf16) store_master(p, i, one_nan(w));
-  else hn::StoreU(one_nan(w), F32(), reinterpret_cast<float*>(p.weight_out) + i);
+  Floats w = kWeight == WeightType::bf16
+                 ? load_master(p, i)
+                 : hn::LoadU(F32(), reinterpret_cast<const float*>(p.weight_in) + i);
+  if constexpr (kAlgorithm == Algorithm::sgd)
+    w = sgd(c, w, g, p.m + i);
+  else if constexpr (kAlgorithm == Algorithm::lion)
+    w = lion(c, w, g, p.m + i);
+  else
+    w = adam(c, kAlgorithm == Algorithm::adamw, w, g, p.m + i, p.v + i);
+  if constexpr (kWeight == WeightType::bf16)
+    store_master(p, i, one_nan(w));
+  else
+    hn::StoreU(one_nan(w), F32(), reinterpret_cast<float*>(p.weight_out) + i);
 }
 
-// One vector's worth of every plane, for the elements after the last whole vector: they run through the same
-// arithmetic instead of a second form of it.
+// One vector's worth of every plane, for the elements after the last whole vector: they run through
+// the same arithmetic instead of a second form of it.
 struct Spare {
   static constexpr size_t kLanes = hn::MaxLanes(F32());
   alignas(64) float weight[kLanes] = {}, m[kLanes] = {}, v[kLanes] = {}, grad[kLanes] = {};
@@ -114,7 +130,8 @@ void update_some(const Coefficients& c, const Planes& p, size_t i, size_t count)
   Spare spare;
   const size_t weight_size = weight_bytes(kWeight), grad_size = grad_bytes(kGrad);
   auto* weight = reinterpret_cast<std::byte*>(spare.weight);
-  const Planes q{weight, weight, spare.remainder, spare.m, spare.v, reinterpret_cast<const std::byte*>(spare.grad)};
+  const Planes q{weight,  weight,  spare.remainder,
+                 spare.m, spare.v, reinterpret_cast<const std::byte*>(spare.grad)};
   float* const m = p.m ? p.m + i : nullptr;
   float* const v = p.v ? p.v + i : nullptr;
   uint16_t* const remainder = p.remainder ? p.remainder + i : nullptr;
@@ -142,20 +159,27 @@ void update_all(const Coefficients& coefficients, const Planes& planes, size_t c
 }
 
 template <Algorithm kAlgorithm>
-void update_types(const Coefficients& c, WeightType weight, GradType grad, const Planes& p, size_t count) {
+void update_types(const Coefficients& c, WeightType weight, GradType grad, const Planes& p,
+                  size_t count) {
   constexpr auto kBf16 = WeightType::bf16, kF32 = WeightType::f32;
-  if (weight == kBf16 && grad == GradType::bf16) return update_all<kAlgorithm, kBf16, GradType::bf16>(c, p, count);
+  if (weight == kBf16 && grad == GradType::bf16)
+    return update_all<kAlgorithm, kBf16, GradType::bf16>(c, p, count);
   if (weight == kBf16) return update_all<kAlgorithm, kBf16, GradType::f32>(c, p, count);
   if (grad == GradType::bf16) return update_all<kAlgorithm, kF32, GradType::bf16>(c, p, count);
   update_all<kAlgorithm, kF32, GradType::f32>(c, p, count);
 }
 
-void update_planes(const Coefficients& c, WeightType weight, GradType grad, const Planes& p, size_t count) {
+void update_planes(const Coefficients& c, WeightType weight, GradType grad, const Planes& p,
+                   size_t count) {
   switch (c.algorithm) {
-    case Algorithm::adamw: return update_types<Algorithm::adamw>(c, weight, grad, p, count);
-    case Algorithm::adam: return update_types<Algorithm::adam>(c, weight, grad, p, count);
-    case Algorithm::sgd: return update_types<Algorithm::sgd>(c, weight, grad, p, count);
-    case Algorithm::lion: return update_types<Algorithm::lion>(c, weight, grad, p, count);
+    case Algorithm::adamw:
+      return update_types<Algorithm::adamw>(c, weight, grad, p, count);
+    case Algorithm::adam:
+      return update_types<Algorithm::adam>(c, weight, grad, p, count);
+    case Algorithm::sgd:
+      return update_types<Algorithm::sgd>(c, weight, grad, p, count);
+    case Algorithm::lion:
+      return update_types<Algorithm::lion>(c, weight, grad, p, count);
   }
 }
 
@@ -197,7 +221,8 @@ void update(const Hyper& hyper, WeightType weight_type, GradType grad_type, cons
   scalar::update_rest(coefficients, grad_type, rest, part.count - before);
 }
 
-void update(const Coefficients& coefficients, WeightType weight_type, GradType grad_type, const Planes& planes, size_t count) {
+void update(const Coefficients& coefficients, WeightType weight_type, GradType grad_type,
+            const Planes& planes, size_t count) {
   HWY_DYNAMIC_DISPATCH(update_planes)(coefficients, weight_type, grad_type, planes, count);
 }
 

@@ -23,9 +23,11 @@ struct State {
 
   bool same_bits(const State& other) const {
     const auto equal = [](const std::vector<float>& a, const std::vector<float>& b) {
-      return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * 4) == 0);
+      return a.size() == b.size() &&
+             (a.empty() || std::memcmp(a.data(), b.data(), a.size() * 4) == 0);
     };
-    return weight == other.weight && remainder == other.remainder && equal(m, other.m) && equal(v, other.v);
+    return weight == other.weight && remainder == other.remainder && equal(m, other.m) &&
+           equal(v, other.v);
   }
 };
 
@@ -42,7 +44,8 @@ std::vector<Case> cases() {
     change(hyper);
     all.push_back({std::move(name), hyper});
   };
-  for (const auto algorithm : {Algorithm::adamw, Algorithm::adam, Algorithm::sgd, Algorithm::lion}) {
+  for (const auto algorithm :
+       {Algorithm::adamw, Algorithm::adam, Algorithm::sgd, Algorithm::lion}) {
     const std::string name = "algorithm " + std::to_string(static_cast<int>(algorithm));
     add(name, [&](Hyper& h) { h.algorithm = algorithm; });
     add(name + " no decay", [&](Hyper& h) { h.algorithm = algorithm, h.weight_decay = 0; });
@@ -51,15 +54,21 @@ std::vector<Case> cases() {
     add(name + " first", [&](Hyper& h) { h.algorithm = algorithm, h.step = 1; });
     add(name + " small beta", [&](Hyper& h) { h.algorithm = algorithm, h.beta1 = 0.25; });
   }
-  add("sgd momentum", [](Hyper& h) { h.algorithm = Algorithm::sgd, h.momentum = 0.9, h.dampening = 0.2; });
-  add("sgd momentum first", [](Hyper& h) { h.algorithm = Algorithm::sgd, h.momentum = 0.9, h.dampening = 0.2, h.step = 1; });
-  add("sgd nesterov", [](Hyper& h) { h.algorithm = Algorithm::sgd, h.momentum = 0.9, h.nesterov = true; });
+  add("sgd momentum",
+      [](Hyper& h) { h.algorithm = Algorithm::sgd, h.momentum = 0.9, h.dampening = 0.2; });
+  add("sgd momentum first", [](Hyper& h) {
+    h.algorithm = Algorithm::sgd, h.momentum = 0.9, h.dampening = 0.2, h.step = 1;
+  });
+  add("sgd nesterov",
+      [](Hyper& h) { h.algorithm = Algorithm::sgd, h.momentum = 0.9, h.nesterov = true; });
   return all;
 }
 
-// Numbers that break kernels: zeros of both signs, denormals, the extremes, infinities and NaNs of several payloads.
-constexpr uint32_t kSpecial[] = {0u,          0x80000000u, 1u,          0x807fffffu, 0x00800000u, 0x7f7fffffu, 0xff7f8000u,
-                                 0x7f800000u, 0xff800000u, 0x7fc00000u, 0xffc12345u, 0x7fa00001u, 0x3f808000u, 0x3f818000u};
+// Numbers that break kernels: zeros of both signs, denormals, the extremes, infinities and NaNs of
+// several payloads.
+constexpr uint32_t kSpecial[] = {0u,          0x80000000u, 1u,          0x807fffffu, 0x00800000u,
+                                 0x7f7fffffu, 0xff7f8000u, 0x7f800000u, 0xff800000u, 0x7fc00000u,
+                                 0xffc12345u, 0x7fa00001u, 0x3f808000u, 0x3f818000u};
 
 struct Random {
   std::mt19937 bits;
@@ -67,7 +76,8 @@ struct Random {
   bool special;  // every eighth number is one of kSpecial
 
   float next() {
-    if (special && bits() % 8 == 0) return std::bit_cast<float>(kSpecial[bits() % std::size(kSpecial)]);
+    if (special && bits() % 8 == 0)
+      return std::bit_cast<float>(kSpecial[bits() % std::size(kSpecial)]);
     return std::ldexp(normal(bits), static_cast<int>(bits() % 16) - 8);
   }
 };
@@ -77,8 +87,10 @@ std::vector<std::byte> random_grad(GradType type, size_t count, Random& random) 
   for (size_t i = 0; i < count; ++i) {
     const auto bits = std::bit_cast<uint32_t>(random.next());
     const auto half = static_cast<uint16_t>(bits >> 16);
-    if (type == GradType::bf16) std::memcpy(grad.data() + 2 * i, &half, 2);
-    else std::memcpy(grad.data() + 4 * i, &bits, 4);
+    if (type == GradType::bf16)
+      std::memcpy(grad.data() + 2 * i, &half, 2);
+    else
+      std::memcpy(grad.data() + 4 * i, &bits, 4);
   }
   return grad;
 }
@@ -93,7 +105,8 @@ State random_state(WeightType type, size_t count, Random& random) {
     std::memcpy(state.weight.data(), masters.data(), state.weight.size());
   } else {
     state.remainder.resize(count);
-    split(masters.data(), reinterpret_cast<uint16_t*>(state.weight.data()), state.remainder.data(), count);
+    split(masters.data(), reinterpret_cast<uint16_t*>(state.weight.data()), state.remainder.data(),
+          count);
   }
   state.m.resize(count);
   state.v.resize(count);
@@ -102,7 +115,8 @@ State random_state(WeightType type, size_t count, Random& random) {
   return state;
 }
 
-Planes planes_at(State& state, WeightType weight, const std::vector<std::byte>& grad, GradType type, size_t at) {
+Planes planes_at(State& state, WeightType weight, const std::vector<std::byte>& grad, GradType type,
+                 size_t at) {
   std::byte* const weights = state.weight.data() + at * weight_bytes(weight);
   return {weights,
           weights,
@@ -153,8 +167,9 @@ TEST(Update, NoTargetOfThisProcessorIsLeftOut) {
 #ifdef __x86_64__
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                     __builtin_cpu_supports("bmi2");
-  const bool avx3 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-                    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+  const bool avx3 = avx2 && __builtin_cpu_supports("avx512f") &&
+                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
+                    __builtin_cpu_supports("avx512dq");
   if (avx3) expected.emplace_back("AVX3");
   if (avx2) expected.emplace_back("AVX2");
 #endif
@@ -288,8 +303,8 @@ TEST(Update, OutOfPlaceEqualsInPlace) {
   });
 }
 
-// bf16 weights with their remainders are float32 weights in another coat: the same masters after every step.
-// There is no rest, which float32 weights alone have.
+// bf16 weights with their remainders are float32 weights in another coat: the same masters after
+// every step. There is no rest, which float32 weights alone have.
 TEST(Update, Bf16MastersEqualFloat32Weights) {
   constexpr size_t kCount = 333 / kTorchLanes * kTorchLanes;
   for (const auto& [name, start_hyper] : cases()) {

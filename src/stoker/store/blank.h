@@ -9,8 +9,10 @@
 
 namespace stoker {
 
-// A block at or behind `from` (a multiple of 4 KiB) that is not all zeros, as its offset; none if there is none. `fd` is a descriptor
-// of the same file, or -1: the file system tells by it which ranges were never written, and these are not read. Waits for reads.
-Result<std::optional<uint64_t>> first_written(Loop& loop, const FileInfo& file, int fd, uint64_t from);
+// A block at or behind `from` (a multiple of 4 KiB) that is not all zeros, as its offset; none if
+// there is none. `fd` is a descriptor of the same file, or -1: the file system tells by it which
+// ranges were never written, and these are not read. Waits for reads.
+Result<std::optional<uint64_t>> first_written(Loop& loop, const FileInfo& file, int fd,
+                                              uint64_t from);
 
 }  // namespace stoker

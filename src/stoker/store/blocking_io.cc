@@ -21,7 +21,8 @@ void IoBatch::add(Op::Kind kind, FileId file, uint64_t offset, Slice bytes) {
 
 void IoBatch::op_done(Op& op) noexcept {
   auto& self = *static_cast<IoBatch*>(op.context);
-  std::lock_guard lock(self.mutex_);  // held while notifying: the waiter may destroy us as soon as it has the lock
+  // held while notifying: the waiter may destroy us as soon as it has the lock
+  std::lock_guard lock(self.mutex_);
   if (--self.left_ == 0) self.done_.notify_all();
 }
 
@@ -34,7 +35,8 @@ Status IoBatch::run() {
     Status queued = loop_.submit(ops);
     if (queued) break;
     if (queued.error().code != Code::busy) return queued;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the queue is full of others' work, which ends
+    // the queue is full of others' work, which ends
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   std::unique_lock lock(mutex_);
   done_.wait(lock, [this] { return left_ == 0; });
@@ -45,7 +47,7 @@ Status IoBatch::run() {
 }
 
 Result<std::vector<uint64_t>> read_what_can_be(Loop& loop, Priority priority, FileId file,
-    uint64_t offset, Slice into) {
+                                               uint64_t offset, Slice into) {
   const auto is_of_the_block = [](const Error& error) {
     return error.code == Code::io && error.sys_errno != ETIMEDOUT;
   };
@@ -61,7 +63,8 @@ Result<std::vector<uint64_t>> read_what_can_be(Loop& loop, Priority priority, Fi
   for (size_t at = 0; at < into.size; at += kIoAlign) {
     blocks.read(file, offset + at, into.sub(at, kIoAlign));
   }
-  if (const Status status = blocks.run(); !status && !is_of_the_block(status.error())) return status.error();
+  if (const Status status = blocks.run(); !status && !is_of_the_block(status.error()))
+    return status.error();
   for (size_t block = 0; block < blocks.size(); ++block) {
     const Result<size_t>& result = blocks.result(block);
     if (result) continue;

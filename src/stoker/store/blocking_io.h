@@ -1,4 +1,5 @@
-// Transfers that the calling thread waits for: opening, the journal, merges. Never on a Loop's thread.
+// Transfers that the calling thread waits for: opening, the journal, merges. Never on a Loop's
+// thread.
 #pragma once
 
 #include <condition_variable>
@@ -19,14 +20,17 @@ namespace stoker {
 class AlignedBytes {
  public:
   AlignedBytes() = default;
-  explicit AlignedBytes(size_t bytes) : size_(align_up(bytes, kIoAlign)), data_(static_cast<std::byte*>(std::aligned_alloc(kIoAlign, size_)), Free{size_}) {
+  explicit AlignedBytes(size_t bytes)
+      : size_(align_up(bytes, kIoAlign)),
+        data_(static_cast<std::byte*>(std::aligned_alloc(kIoAlign, size_)), Free{size_}) {
     STOKER_CHECK(data_ != nullptr || size_ == 0);
   }
   std::byte* data() const { return data_.get(); }
   size_t size() const { return size_; }
   Slice slice() const { return {data_.get(), size_, kLosableHeap}; }
   std::span<std::byte> span() const { return {data_.get(), size_}; }
-  // A transfer of some of it was given up (memory/lost.h): what it holds may change at any later time.
+  // A transfer of some of it was given up (memory/lost.h): what it holds may change at any later
+  // time.
   bool lost() const { return is_lost(data_.get(), size_); }
 
  private:
@@ -42,7 +46,8 @@ class AlignedBytes {
   std::unique_ptr<std::byte, Free> data_;
 };
 
-// Ops that start together; run() returns when all are done, with the first error in order of addition. Use once.
+// Ops that start together; run() returns when all are done, with the first error in order of
+// addition. Use once.
 class IoBatch {
  public:
   IoBatch(Loop& loop, Priority priority) : loop_(loop), priority_(priority) {}
@@ -67,9 +72,11 @@ class IoBatch {
   size_t left_ = 0;  // guarded by mutex_
 };
 
-// Reads what can be read. A block of 4 KiB that cannot (an unreadable sector, or the file ends before it) becomes zeros,
-// which no checksum takes for what was there; the offsets of such blocks are returned, in order.
-// Errors: those that say nothing of a block, such as a disk that does not answer.
-Result<std::vector<uint64_t>> read_what_can_be(Loop& loop, Priority priority, FileId file, uint64_t offset, Slice into);
+// Reads what can be read. A block of 4 KiB that cannot (an unreadable sector, or the file ends
+// before it) becomes zeros, which no checksum takes for what was there; the offsets of such blocks
+// are returned, in order. Errors: those that say nothing of a block, such as a disk that does not
+// answer.
+Result<std::vector<uint64_t>> read_what_can_be(Loop& loop, Priority priority, FileId file,
+                                               uint64_t offset, Slice into);
 
 }  // namespace stoker

@@ -23,12 +23,14 @@ std::optional<uint64_t> number_at(const fs::path& node) {
   return makedev(high, low);
 }
 
-// `node` is the folder of a block device: .../sda, .../sda/sda1 (with a file `partition`), .../virtual/block/dm-0 (with links to what it is made of in `slaves`).
+// `node` is the folder of a block device: .../sda, .../sda/sda1 (with a file `partition`),
+// .../virtual/block/dm-0 (with links to what it is made of in `slaves`).
 void add_disks(const fs::path& node, int levels, Disks& disks) {
   std::error_code error;
   const fs::path whole = fs::exists(node / "partition", error) ? node.parent_path() : node;
   bool composed = false;
-  for (auto at = fs::directory_iterator(whole / "slaves", error); !error && at != fs::directory_iterator(); at.increment(error)) {
+  for (auto at = fs::directory_iterator(whole / "slaves", error);
+       !error && at != fs::directory_iterator(); at.increment(error)) {
     composed = true;
     std::error_code lost;
     const fs::path below = fs::canonical(at->path(), lost);
@@ -47,13 +49,15 @@ void add_disks(const fs::path& node, int levels, Disks& disks) {
 }  // namespace
 
 bool Disks::shares(const Disks& other) const {
-  return std::any_of(numbers.begin(), numbers.end(), [&](uint64_t number) { return other.numbers.contains(number); });
+  return std::any_of(numbers.begin(), numbers.end(),
+                     [&](uint64_t number) { return other.numbers.contains(number); });
 }
 
 Disks disks_of_device(unsigned major, unsigned minor, const std::string& sysfs) {
   Disks disks;
   std::error_code error;
-  const fs::path node = fs::canonical(sysfs + "/dev/block/" + std::to_string(major) + ":" + std::to_string(minor), error);
+  const fs::path node = fs::canonical(
+      sysfs + "/dev/block/" + std::to_string(major) + ":" + std::to_string(minor), error);
   if (!error) add_disks(node, kLevelsMax, disks);
   if (disks.numbers.empty()) {
     disks.numbers.insert(makedev(major, minor));
@@ -63,8 +67,9 @@ Disks disks_of_device(unsigned major, unsigned minor, const std::string& sysfs) 
 }
 
 Result<Disks> disks_of(const std::string& path, const std::string& sysfs) {
-  struct stat status{};
-  if (stat(path.c_str(), &status) != 0) return errno_error(errno, "cannot look at '" + path + "'", "store/disk_of");
+  struct stat status {};
+  if (stat(path.c_str(), &status) != 0)
+    return errno_error(errno, "cannot look at '" + path + "'", "store/disk_of");
   const dev_t device = S_ISBLK(status.st_mode) ? status.st_rdev : status.st_dev;
   return disks_of_device(major(device), minor(device), sysfs);
 }

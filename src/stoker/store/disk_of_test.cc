@@ -41,7 +41,8 @@ class DiskOf : public ::testing::Test {
     fs::create_directory_symlink(node, root_ / "dev/block" / number);
   }
   // A device that is made of others.
-  void add_over(const std::string& name, const std::string& number, const std::vector<std::string>& below) {
+  void add_over(const std::string& name, const std::string& number,
+                const std::vector<std::string>& below) {
     add(name, number);
     fs::create_directories(root_ / "devices" / name / "slaves");
     for (const std::string& each : below) {
@@ -49,7 +50,9 @@ class DiskOf : public ::testing::Test {
       fs::create_directory_symlink(node, root_ / "devices" / name / "slaves" / node.filename());
     }
   }
-  Disks of(unsigned major, unsigned minor) const { return disks_of_device(major, minor, root_.string()); }
+  Disks of(unsigned major, unsigned minor) const {
+    return disks_of_device(major, minor, root_.string());
+  }
 
   static uint64_t disk(unsigned minor) { return makedev(8, minor); }
   const fs::path root_;
@@ -76,16 +79,19 @@ TEST_F(DiskOf, WhatIsPutTogetherOfOthersIsOnAllOfThem) {
   EXPECT_EQ(of(259, 0).numbers, of(9, 0).numbers);
   EXPECT_TRUE(of(259, 0).shares(of(8, 32))) << "one of its disks";
   EXPECT_FALSE(of(9, 0).shares(of(253, 2)));
-  for (const auto& [major, minor] : {std::pair{253U, 0U}, {253U, 2U}, {9U, 0U}, {259U, 0U}}) EXPECT_TRUE(of(major, minor).told);
+  for (const auto& [major, minor] : {std::pair{253U, 0U}, {253U, 2U}, {9U, 0U}, {259U, 0U}})
+    EXPECT_TRUE(of(major, minor).told);
 }
 
 TEST_F(DiskOf, WhatTheKernelDoesNotTellIsSaidToBeSo) {
   const Disks subvolume = of(0, 41);
   EXPECT_FALSE(subvolume.told);
-  EXPECT_TRUE(subvolume.shares(of(0, 41))) << "two paths on one file system are on the same disks, whichever they are";
+  EXPECT_TRUE(subvolume.shares(of(0, 41)))
+      << "two paths on one file system are on the same disks, whichever they are";
   EXPECT_FALSE(subvolume.shares(of(0, 42)));
   add_over("virtual/block/dm-3", "253:3", {"pci/sda/sda1"});
-  fs::create_directory_symlink(root_ / "devices/nowhere", root_ / "devices/virtual/block/dm-3/slaves/nowhere");
+  fs::create_directory_symlink(root_ / "devices/nowhere",
+                               root_ / "devices/virtual/block/dm-3/slaves/nowhere");
   EXPECT_FALSE(of(253, 3).told) << "a part of it leads nowhere";
 }
 

@@ -15,7 +15,11 @@ Status flush_folder(const std::filesystem::path& folder) {
   const int fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   const int error = fd < 0 || fsync(fd) != 0 ? errno : 0;
   if (fd >= 0) ::close(fd);
-  return error == 0 || error == EINVAL ? Status() : errno_error(error, "cannot make a folder in '" + folder.string() + "' durable", kWhere);  // EINVAL: cannot be flushed
+  // EINVAL: cannot be flushed
+  return error == 0 || error == EINVAL
+             ? Status()
+             : errno_error(error, "cannot make a folder in '" + folder.string() + "' durable",
+                           kWhere);
 }
 
 }  // namespace
@@ -33,7 +37,8 @@ Status make_folder(const std::filesystem::path& folder) {
   if (folder.empty() || std::filesystem::exists(folder, error)) return {};
   STOKER_TRY(make_folder(folder.parent_path()));
   std::filesystem::create_directory(folder, error);
-  if (error) return errno_error(error.value(), "cannot make the folder '" + folder.string() + "'", kWhere);
+  if (error)
+    return errno_error(error.value(), "cannot make the folder '" + folder.string() + "'", kWhere);
   return flush_folder(folder.parent_path());
 }
 

@@ -17,29 +17,37 @@ constexpr uint32_t kChunkMin = 64 * kKiB;
 constexpr uint32_t kChunkMax = 8 * kMiB;
 
 Error no_object(std::string_view key) {
-  return make_error(Code::not_found, "there is no object '" + std::string(key) + "'", "store/memory");
+  return make_error(Code::not_found, "there is no object '" + std::string(key) + "'",
+                    "store/memory");
 }
 
 Error no_snapshot(std::string_view name) {
-  return make_error(Code::not_found, "there is no snapshot '" + std::string(name) + "'", "store/memory");
+  return make_error(Code::not_found, "there is no snapshot '" + std::string(name) + "'",
+                    "store/memory");
 }
 
 Status check_chunk_bytes(uint32_t chunk_bytes) {
-  if (chunk_bytes % kIoAlign == 0 && chunk_bytes >= kChunkMin && chunk_bytes <= kChunkMax) return {};
-  return make_error(Code::invalid_argument, "a chunk is a multiple of 4 KiB from 64 KiB to 8 MiB, not " + std::to_string(chunk_bytes) + " bytes", "store/memory");
+  if (chunk_bytes % kIoAlign == 0 && chunk_bytes >= kChunkMin && chunk_bytes <= kChunkMax)
+    return {};
+  return make_error(Code::invalid_argument,
+                    "a chunk is a multiple of 4 KiB from 64 KiB to 8 MiB, not " +
+                        std::to_string(chunk_bytes) + " bytes",
+                    "store/memory");
 }
 
 Status check_range(std::string_view key, uint64_t object_bytes, uint64_t offset, size_t bytes) {
   if (offset <= object_bytes && bytes <= object_bytes - offset) return {};
   return make_error(Code::invalid_argument,
-                    "bytes " + std::to_string(offset) + " to " + std::to_string(offset + bytes) + " are beyond the end of '" + std::string(key) +
-                        "', which has " + std::to_string(object_bytes) + "; resize it first",
+                    "bytes " + std::to_string(offset) + " to " + std::to_string(offset + bytes) +
+                        " are beyond the end of '" + std::string(key) + "', which has " +
+                        std::to_string(object_bytes) + "; resize it first",
                     "store/memory");
 }
 
 }  // namespace
 
-// Immutable once shared. May hold fewer bytes than its place in the object: the rest reads as zeros.
+// Immutable once shared. May hold fewer bytes than its place in the object: the rest reads as
+// zeros.
 class MemoryStore::Chunk {
  public:
   static Result<std::shared_ptr<Chunk>> make(MemoryStore& store, size_t bytes) {
@@ -51,7 +59,8 @@ class MemoryStore::Chunk {
       store.used_bytes_.fetch_sub(bytes);
       if (!full) return grant.error();
       return make_error(Code::out_of_space,
-                        "the memory store of " + human_bytes(capacity) + " is full: " + human_bytes(before) + " are used and " +
+                        "the memory store of " + human_bytes(capacity) +
+                            " is full: " + human_bytes(before) + " are used and " +
                             human_bytes(bytes) + " more are needed; remove objects or snapshots",
                         "store/memory");
     }
@@ -66,12 +75,18 @@ class MemoryStore::Chunk {
   void seal() { crc_ = crc32c(data_.get(), bytes_); }
   Status verify(std::string_view key, uint64_t index) const {
     if (crc32c(data_.get(), bytes_) == crc_) return {};
-    return make_error(Code::corruption, "chunk " + std::to_string(index) + " of '" + std::string(key) + "' differs from its checksum: the memory of this machine is failing", "store/memory");
+    return make_error(Code::corruption,
+                      "chunk " + std::to_string(index) + " of '" + std::string(key) +
+                          "' differs from its checksum: the memory of this machine is failing",
+                      "store/memory");
   }
 
  private:
   Chunk(MemoryStore& store, size_t bytes, Grant grant)
-      : used_bytes_(store.used_bytes_), bytes_(bytes), data_(std::make_unique_for_overwrite<std::byte[]>(bytes)), grant_(std::move(grant)) {}
+      : used_bytes_(store.used_bytes_),
+        bytes_(bytes),
+        data_(std::make_unique_for_overwrite<std::byte[]>(bytes)),
+        grant_(std::move(grant)) {}
   std::atomic<uint64_t>& used_bytes_;
   const size_t bytes_;
   const std::unique_ptr<std::byte[]> data_;
@@ -79,7 +94,8 @@ class MemoryStore::Chunk {
   Grant grant_;
 };
 
-// A transaction keeps private copies of the objects it owns: lists of chunks, most of them shared with the committed version.
+// A transaction keeps private copies of the objects it owns: lists of chunks, most of them shared
+// with the committed version.
 class MemoryStore::Staged final : public Transaction {
  public:
   explicit Staged(MemoryStore& store) : store_(store) {}
@@ -88,14 +104,16 @@ class MemoryStore::Staged final : public Transaction {
   Status resize(std::string_view key, uint64_t bytes, uint32_t chunk_bytes) override;
   Future<void> write(std::string_view key, uint64_t offset, Slice from, Priority) override;
   Status remove(std::string_view key) override;
-  Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) override;
+  Future<void> read(std::string_view key, uint64_t offset, Slice into,
+                    ReadOptions options) override;
   Status require(std::string_view key, std::string_view tag) override;
   Future<Version> commit(Durability) override;
 
  private:
   using Entry = std::optional<Object>;  // nullopt: removed
 
-  // The staged entry of `key`, owned from now on; busy if another transaction owns it. With mutex_ held.
+  // The staged entry of `key`, owned from now on; busy if another transaction owns it. With mutex_
+  // held.
   Result<Entry*> own(std::string_view key);
   Status write_locked(std::string_view key, uint64_t offset, Slice from);
   Status write_chunk(std::string_view key, Object& object, uint64_t index, size_t at, Slice from);
@@ -110,12 +128,18 @@ class MemoryStore::Staged final : public Transaction {
 };
 
 Result<MemoryStore::Staged::Entry*> MemoryStore::Staged::own(std::string_view key) {
-  if (done_) return make_error(Code::invalid_argument, "the transaction is already committed: begin another", "store/memory");
-  if (key.empty()) return make_error(Code::invalid_argument, "an object needs a name", "store/memory");
+  if (done_)
+    return make_error(Code::invalid_argument, "the transaction is already committed: begin another",
+                      "store/memory");
+  if (key.empty())
+    return make_error(Code::invalid_argument, "an object needs a name", "store/memory");
   if (auto at = staged_.find(key); at != staged_.end()) return &at->second;
   std::lock_guard lock(store_.mutex_);
   if (!store_.owned_.emplace(key).second) {
-    return make_error(Code::busy, "another open transaction has changed '" + std::string(key) + "': wait until it is committed or abandoned", "store/memory");
+    return make_error(Code::busy,
+                      "another open transaction has changed '" + std::string(key) +
+                          "': wait until it is committed or abandoned",
+                      "store/memory");
   }
   const auto committed = store_.current_.find(key);
   Entry entry = committed == store_.current_.end() ? Entry() : Entry(*committed->second);
@@ -132,10 +156,15 @@ Status MemoryStore::Staged::resize(std::string_view key, uint64_t bytes, uint32_
   }
   Object& object = **entry;
   if (chunk_bytes != 0 && chunk_bytes != object.chunk_bytes) {
-    return make_error(Code::invalid_argument, "'" + std::string(key) + "' has chunks of " + std::to_string(object.chunk_bytes) + " bytes and keeps them; remove it first", "store/memory");
+    return make_error(Code::invalid_argument,
+                      "'" + std::string(key) + "' has chunks of " +
+                          std::to_string(object.chunk_bytes) +
+                          " bytes and keeps them; remove it first",
+                      "store/memory");
   }
   const uint64_t chunks = align_up(bytes, object.chunk_bytes) / object.chunk_bytes;
-  // Bytes cut off now must read as zeros when the object grows again, so the last chunk is cut, not just hidden.
+  // Bytes cut off now must read as zeros when the object grows again, so the last chunk is cut, not
+  // just hidden.
   if (const size_t tail = bytes % object.chunk_bytes; bytes < object.bytes && tail != 0) {
     ChunkPtr& last = object.chunks[chunks - 1];
     if (last && last->bytes().size() > tail) {
@@ -151,7 +180,8 @@ Status MemoryStore::Staged::resize(std::string_view key, uint64_t bytes, uint32_
   return {};
 }
 
-Future<void> MemoryStore::Staged::write(std::string_view key, uint64_t offset, Slice from, Priority) {
+Future<void> MemoryStore::Staged::write(std::string_view key, uint64_t offset, Slice from,
+                                        Priority) {
   std::lock_guard lock(mutex_);
   Status status = write_locked(key, offset, from);
   if (!status && !failed_) failed_ = status.error();
@@ -173,7 +203,8 @@ Status MemoryStore::Staged::write_locked(std::string_view key, uint64_t offset, 
   return {};
 }
 
-Status MemoryStore::Staged::write_chunk(std::string_view key, Object& object, uint64_t index, size_t at, Slice from) {
+Status MemoryStore::Staged::write_chunk(std::string_view key, Object& object, uint64_t index,
+                                        size_t at, Slice from) {
   const ChunkPtr old = object.chunks[index];
   const size_t old_bytes = old ? old->bytes().size() : 0;
   const bool whole = at == 0 && from.size >= old_bytes;
@@ -198,7 +229,8 @@ Status MemoryStore::Staged::remove(std::string_view key) {
   return {};
 }
 
-Future<void> MemoryStore::Staged::read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) {
+Future<void> MemoryStore::Staged::read(std::string_view key, uint64_t offset, Slice into,
+                                       ReadOptions options) {
   if (!options.snapshot.empty()) return store_.read(key, offset, into, options);
   Object object;
   {
@@ -222,7 +254,9 @@ Status MemoryStore::Staged::require(std::string_view key, std::string_view tag) 
 
 Future<Version> MemoryStore::Staged::commit(Durability) {
   std::lock_guard lock(mutex_);
-  if (done_) return make_error(Code::invalid_argument, "the transaction is already committed: begin another", "store/memory");
+  if (done_)
+    return make_error(Code::invalid_argument, "the transaction is already committed: begin another",
+                      "store/memory");
   done_ = true;
   std::lock_guard store_lock(store_.mutex_);
   for (const auto& [key, entry] : staged_) store_.owned_.erase(key);
@@ -261,7 +295,8 @@ const MemoryStore::Map* MemoryStore::map_of(std::string_view snapshot) const {
   return named == snapshots_.end() ? nullptr : &named->second.map;
 }
 
-Result<MemoryStore::ObjectPtr> MemoryStore::find(std::string_view key, std::string_view snapshot) const {
+Result<MemoryStore::ObjectPtr> MemoryStore::find(std::string_view key,
+                                                 std::string_view snapshot) const {
   std::lock_guard lock(mutex_);
   const Map* map = map_of(snapshot);
   if (map == nullptr) return no_snapshot(snapshot);
@@ -280,24 +315,28 @@ Result<ObjectInfo> MemoryStore::stat(std::string_view key, std::string_view snap
   return describe(key, *object);
 }
 
-Result<std::vector<ObjectInfo>> MemoryStore::list(std::string_view prefix, std::string_view snapshot) {
+Result<std::vector<ObjectInfo>> MemoryStore::list(std::string_view prefix,
+                                                  std::string_view snapshot) {
   std::lock_guard lock(mutex_);
   const Map* map = map_of(snapshot);
   if (map == nullptr) return no_snapshot(snapshot);
   std::vector<ObjectInfo> found;
-  for (auto at = map->lower_bound(prefix); at != map->end() && at->first.starts_with(prefix); ++at) {
+  for (auto at = map->lower_bound(prefix); at != map->end() && at->first.starts_with(prefix);
+       ++at) {
     found.push_back(describe(at->first, *at->second));
   }
   return found;
 }
 
-Future<void> MemoryStore::read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) {
+Future<void> MemoryStore::read(std::string_view key, uint64_t offset, Slice into,
+                               ReadOptions options) {
   auto object = find(key, options.snapshot);
   if (!object) return object.error();
   return read_object(key, **object, offset, into);
 }
 
-Status MemoryStore::read_object(std::string_view key, const Object& object, uint64_t offset, Slice into) {
+Status MemoryStore::read_object(std::string_view key, const Object& object, uint64_t offset,
+                                Slice into) {
   STOKER_TRY(check_range(key, object.bytes, offset, into.size));
   for (size_t moved = 0; moved < into.size;) {
     const uint64_t index = (offset + moved) / object.chunk_bytes;
@@ -316,7 +355,9 @@ Status MemoryStore::read_object(std::string_view key, const Object& object, uint
   return {};
 }
 
-Result<std::unique_ptr<Transaction>> MemoryStore::begin() { return std::unique_ptr<Transaction>(new Staged(*this)); }
+Result<std::unique_ptr<Transaction>> MemoryStore::begin() {
+  return std::unique_ptr<Transaction>(new Staged(*this));
+}
 
 Result<Version> MemoryStore::copy(std::string_view from, std::string_view to) {
   std::lock_guard lock(mutex_);
@@ -338,10 +379,14 @@ Result<Version> MemoryStore::copy(std::string_view from, std::string_view to) {
 }
 
 Future<void> MemoryStore::snapshot(std::string_view name) {
-  if (name.empty()) return make_error(Code::invalid_argument, "a snapshot needs a name", "store/memory");
+  if (name.empty())
+    return make_error(Code::invalid_argument, "a snapshot needs a name", "store/memory");
   std::lock_guard lock(mutex_);
   if (!snapshots_.emplace(name, Named{version_, current_}).second) {
-    return make_error(Code::already_exists, "there is a snapshot '" + std::string(name) + "' already: drop it or take another name", "store/memory");
+    return make_error(
+        Code::already_exists,
+        "there is a snapshot '" + std::string(name) + "' already: drop it or take another name",
+        "store/memory");
   }
   return Status();
 }
@@ -362,7 +407,8 @@ StoreInfo MemoryStore::info() const {
   info.durable = version_;
   info.capacity_bytes = options_.capacity_bytes;
   info.used_bytes = used_bytes_;
-  for (const auto& [key, object] : current_) info.map_bytes += sizeof(Object) + object->chunks.size() * sizeof(ChunkPtr) + key.size();
+  for (const auto& [key, object] : current_)
+    info.map_bytes += sizeof(Object) + object->chunks.size() * sizeof(ChunkPtr) + key.size();
   for (const auto& [name, named] : snapshots_) info.snapshots.push_back({name, named.version});
   return info;
 }

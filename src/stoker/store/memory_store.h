@@ -1,7 +1,9 @@
-// MemoryStore: a Store in memory. The reference for what the others must do, and scratch space for those who want no disk.
+// MemoryStore: a Store in memory. The reference for what the others must do, and scratch space for
+// those who want no disk.
 //
-// Nothing of it survives the process: deferred and durable commits are the same. Chunks are immutable and shared by the
-// versions, snapshots and open transactions that see them; their bytes are drawn on the Budget.
+// Nothing of it survives the process: deferred and durable commits are the same. Chunks are
+// immutable and shared by the versions, snapshots and open transactions that see them; their bytes
+// are drawn on the Budget.
 #pragma once
 
 #include <atomic>
@@ -29,8 +31,10 @@ class MemoryStore final : public Store {
   Features features() const override { return kFeatures; }
   bool wants_aligned() const override { return false; }
   Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot = {}) override;
-  Result<std::vector<ObjectInfo>> list(std::string_view prefix, std::string_view snapshot = {}) override;
-  Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options = {}) override;
+  Result<std::vector<ObjectInfo>> list(std::string_view prefix,
+                                       std::string_view snapshot = {}) override;
+  Future<void> read(std::string_view key, uint64_t offset, Slice into,
+                    ReadOptions options = {}) override;
   Result<std::unique_ptr<Transaction>> begin() override;
   Result<Version> copy(std::string_view from, std::string_view to) override;
   Future<void> snapshot(std::string_view name) override;
@@ -45,7 +49,7 @@ class MemoryStore final : public Store {
                                       .verified = true,
                                       .versions = true};
   class Chunk;
-  class Staged;  // the Transaction
+  class Staged;                                   // the Transaction
   using ChunkPtr = std::shared_ptr<const Chunk>;  // null reads as zeros
 
   struct Object {
@@ -63,9 +67,11 @@ class MemoryStore final : public Store {
 
   MemoryStore(Budget& budget, MemoryStoreOptions options) : budget_(budget), options_(options) {}
   Result<ObjectPtr> find(std::string_view key, std::string_view snapshot) const;
-  const Map* map_of(std::string_view snapshot) const;  // with mutex_ held; null if there is no such snapshot
+  // with mutex_ held; null if there is no such snapshot
+  const Map* map_of(std::string_view snapshot) const;
   static ObjectInfo describe(std::string_view key, const Object& object);
-  static Status read_object(std::string_view key, const Object& object, uint64_t offset, Slice into);
+  static Status read_object(std::string_view key, const Object& object, uint64_t offset,
+                            Slice into);
 
   Budget& budget_;
   const MemoryStoreOptions options_;

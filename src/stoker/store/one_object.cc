@@ -20,8 +20,8 @@ Status OneObject::check_open(std::string_view wanted) const {
 }
 
 Status OneObject::check_chunk(uint32_t chunk_bytes) const {
-  const bool good = chunk_bytes % kIoAlign == 0 && chunk_bytes >= 64 * kKiB &&
-                    chunk_bytes <= 8 * kMiB;
+  const bool good =
+      chunk_bytes % kIoAlign == 0 && chunk_bytes >= 64 * kKiB && chunk_bytes <= 8 * kMiB;
   if (chunk_bytes == 0 || good) return {};
   return make_error(Code::invalid_argument,
                     "a chunk is a multiple of 4 KiB from 64 KiB to 8 MiB, not " +

@@ -34,7 +34,8 @@ namespace stoker {
 namespace {
 
 Error bad(const std::string& composition, const std::string& why) {
-  return make_error(Code::invalid_argument, "cannot open the store '" + composition + "': " + why, "store/open");
+  return make_error(Code::invalid_argument, "cannot open the store '" + composition + "': " + why,
+                    "store/open");
 }
 
 // The word before the first ':' where that looks like a scheme, else empty.
@@ -42,17 +43,22 @@ std::string_view scheme_of(std::string_view text) {
   const size_t colon = text.find(':');
   if (colon == std::string_view::npos) return {};
   const std::string_view word = text.substr(0, colon);
-  const bool plain = std::all_of(word.begin(), word.end(), [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; });
+  const bool plain = std::all_of(word.begin(), word.end(),
+                                 [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; });
   return plain && !word.empty() ? word : std::string_view();
 }
 
-Result<std::vector<std::string>> parse_volumes(const std::string& composition, std::string_view text) {
+Result<std::vector<std::string>> parse_volumes(const std::string& composition,
+                                               std::string_view text) {
   std::vector<std::string> volumes;
   for (;;) {
     const size_t comma = text.find(',');
     volumes.emplace_back(text.substr(0, comma));
-    if (volumes.back().empty()) return bad(composition, "a folder, file or device is missing; write for example local:/nvme0,/nvme1");
-    if (std::count(volumes.begin(), volumes.end(), volumes.back()) > 1) return bad(composition, "'" + volumes.back() + "' is named twice");
+    if (volumes.back().empty())
+      return bad(composition,
+                 "a folder, file or device is missing; write for example local:/nvme0,/nvme1");
+    if (std::count(volumes.begin(), volumes.end(), volumes.back()) > 1)
+      return bad(composition, "'" + volumes.back() + "' is named twice");
     if (comma == std::string_view::npos) return volumes;
     text.remove_prefix(comma + 1);
   }
@@ -69,7 +75,8 @@ Result<std::unique_ptr<Store>> open_memory(const Runtime& runtime, const StoreOp
 std::optional<size_t> number(std::string_view text) {
   size_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || text.empty() || value > 1'000'000) return {};
+  if (error != std::errc() || end != text.data() + text.size() || text.empty() || value > 1'000'000)
+    return {};
   return value;
 }
 
@@ -85,25 +92,43 @@ Result<std::vector<std::string>> expand(const std::string& composition, std::str
   if (open == std::string_view::npos) return std::vector<std::string>{std::string(path)};
   const size_t dots = path.find("..", open);
   const size_t close = path.find('}', open);
-  if (close == std::string_view::npos || dots > close) return bad(composition, "'" + std::string(path) + "' has a brace that is no range; write for example /disk{0..8}");
+  if (close == std::string_view::npos || dots > close)
+    return bad(composition, "'" + std::string(path) +
+                                "' has a brace that is no range; write for example /disk{0..8}");
   const auto first = number(path.substr(open + 1, dots - open - 1));
   const auto last = number(path.substr(dots + 2, close - dots - 2));
-  if (!first || !last || *first > *last || *last - *first >= 1024) return bad(composition, "'" + std::string(path) + "' has a brace that is no range; write for example /disk{0..8}");
+  if (!first || !last || *first > *last || *last - *first >= 1024)
+    return bad(composition, "'" + std::string(path) +
+                                "' has a brace that is no range; write for example /disk{0..8}");
   std::vector<std::string> paths;
-  for (size_t i = *first; i <= *last; ++i) paths.push_back(std::string(path.substr(0, open)) + std::to_string(i) + std::string(path.substr(close + 1)));
+  for (size_t i = *first; i <= *last; ++i)
+    paths.push_back(std::string(path.substr(0, open)) + std::to_string(i) +
+                    std::string(path.substr(close + 1)));
   return paths;
 }
 
 // "scrub=4MiB repair=16MiB"
 Status parse_rates(const std::string& composition, std::string_view text, CodedPlan& plan) {
-  const std::array<std::pair<std::string_view, std::optional<uint64_t>*>, 3> rates = {{{"scrub=", &plan.scrub_rate}, {"repair=", &plan.busy_repair_rate}, {"fold=", &plan.busy_fold_rate}}};
+  const std::array<std::pair<std::string_view, std::optional<uint64_t>*>, 3> rates = {
+      {{"scrub=", &plan.scrub_rate},
+       {"repair=", &plan.busy_repair_rate},
+       {"fold=", &plan.busy_fold_rate}}};
   for (text = trim(text); !text.empty(); text = trim(text)) {
     const std::string_view word = text.substr(0, text.find(' '));
-    const auto rate = std::find_if(rates.begin(), rates.end(), [word](const auto& each) { return word.starts_with(each.first); });
-    const auto bytes = rate != rates.end() && !*rate->second ? parse_bytes(word.substr(rate->first.size())) : Result<uint64_t>(bad(composition, ""));
+    const auto rate = std::find_if(rates.begin(), rates.end(), [word](const auto& each) {
+      return word.starts_with(each.first);
+    });
+    const auto bytes = rate != rates.end() && !*rate->second
+                           ? parse_bytes(word.substr(rate->first.size()))
+                           : Result<uint64_t>(bad(composition, ""));
     if (!bytes) {
-      return bad(composition, "'" + std::string(word) + "' is no option, or stands there twice; behind the code may stand how many bytes a second are scrubbed all the time, and moved by repair and by folds while others "
-                 "use the store: coded(6+3 scrub=4MiB repair=64MiB fold=64MiB, /disk{0..8}); scrub=0 is never, repair=0 and fold=0 are as fast as it goes");
+      return bad(
+          composition,
+          "'" + std::string(word) +
+              "' is no option, or stands there twice; behind the code may stand how many bytes a "
+              "second are scrubbed all the time, and moved by repair and by folds while others "
+              "use the store: coded(6+3 scrub=4MiB repair=64MiB fold=64MiB, /disk{0..8}); scrub=0 "
+              "is never, repair=0 and fold=0 are as fast as it goes");
     }
     *rate->second = *bytes;
     text.remove_prefix(word.size());
@@ -201,11 +226,13 @@ Result<std::optional<CodedPlan>> coded_plan(const std::string& composition) {
   std::string_view text = composition;
   if (!is_coded(text)) return std::optional<CodedPlan>();
   const char* how = "write for example coded(6+3, /disk{0..8})";
-  if (!text.ends_with(")")) return bad(composition, std::string("the closing parenthesis is missing; ") + how);
+  if (!text.ends_with(")"))
+    return bad(composition, std::string("the closing parenthesis is missing; ") + how);
   text = text.substr(6, text.size() - 7);
   const size_t plus = text.find('+');
   const size_t comma = text.find(',');
-  if (plus == std::string_view::npos || comma == std::string_view::npos || plus > comma) return bad(composition, std::string("a code and its disks are needed; ") + how);
+  if (plus == std::string_view::npos || comma == std::string_view::npos || plus > comma)
+    return bad(composition, std::string("a code and its disks are needed; ") + how);
   const auto k = number(trim(text.substr(0, plus)));
   const std::string_view behind = trim(text.substr(plus + 1, comma - plus - 1));
   const std::string_view code_end = behind.substr(0, behind.find(' '));
@@ -224,7 +251,8 @@ Result<std::optional<CodedPlan>> coded_plan(const std::string& composition) {
   for (const std::string& each : patterns) {
     STOKER_ASSIGN(const auto paths, expand(composition, each));
     for (const std::string& path : paths) {
-      if (std::count(plan.paths.begin(), plan.paths.end(), path) != 0) return bad(composition, "'" + path + "' is named twice");
+      if (std::count(plan.paths.begin(), plan.paths.end(), path) != 0)
+        return bad(composition, "'" + path + "' is named twice");
       plan.paths.push_back(path);
     }
   }
@@ -234,18 +262,23 @@ Result<std::optional<CodedPlan>> coded_plan(const std::string& composition) {
 Result<std::vector<std::string>> local_volumes(const std::string& composition) {
   std::string_view text = composition;
   const std::string_view scheme = scheme_of(text);
-  if (!scheme.empty() && scheme != "local") return bad(composition, "this works on a local store: a folder, a file, a device, or local: and several of them");
+  if (!scheme.empty() && scheme != "local")
+    return bad(
+        composition,
+        "this works on a local store: a folder, a file, a device, or local: and several of them");
   if (scheme == "local") text.remove_prefix(std::string_view("local:").size());
   return parse_volumes(composition, text);
 }
 
-Result<std::unique_ptr<Store>> open_store(const std::string& composition, const Runtime& runtime, const StoreOptions& options) {
+Result<std::unique_ptr<Store>> open_store(const std::string& composition, const Runtime& runtime,
+                                          const StoreOptions& options) {
   std::string_view text = composition;
   const std::string_view scheme = scheme_of(text);
   if (is_cached(text)) return open_cached(composition, runtime, options);
   if (scheme == "memory") {
     if (text != "memory:") return bad(composition, "nothing may stand after memory:");
-    if (options.read_only) return bad(composition, "a memory store starts empty, so it cannot be opened to read only");
+    if (options.read_only)
+      return bad(composition, "a memory store starts empty, so it cannot be opened to read only");
     return open_memory(runtime, options);
   }
   if (scheme == "dir") {

@@ -12,7 +12,8 @@
 
 namespace stoker {
 
-// The threads and the memory that stores of one process share. The owner keeps it alive longer than every store.
+// The threads and the memory that stores of one process share. The owner keeps it alive longer than
+// every store.
 struct Runtime {
   Loop& loop;
   Pool& pool;
@@ -21,22 +22,26 @@ struct Runtime {
 };
 
 struct StoreOptions {
-  bool create = false;            // make it where there is none
-  bool read_only = false;         // takes no writer's lock; writes nothing, not even on open
-  uint64_t capacity_bytes = 0;    // for data, over all volumes, when made: reserved at once (out_of_space if the disk has not got it)
-  uint32_t chunk_bytes = 1 << 20; // default of new objects
-  uint64_t objects_max = 1 << 16; // sizes the journal when made
+  bool create = false;     // make it where there is none
+  bool read_only = false;  // takes no writer's lock; writes nothing, not even on open
+  // for data, over all volumes, when made: reserved at once (out_of_space if the disk has not got
+  // it)
+  uint64_t capacity_bytes = 0;
+  uint32_t chunk_bytes = 1 << 20;  // default of new objects
+  uint64_t objects_max = 1 << 16;  // sizes the journal when made
   // When a local store is made: how capacity_bytes is shared out over its volumes, as they are
   // named; empty: equally.
   std::vector<double> volume_weights = {};
-  bool same_disk = false;         // when made: shards of a coded store may share a disk, although they are then lost together
+  // when made: shards of a coded store may share a disk, although they are then lost together
+  bool same_disk = false;
   // Shards of a coded store, as the composition names them: where there is nothing or what is
   // blank, a new one is made and rebuilt.
   std::vector<std::string> replace = {};
-  std::string holder = {};        // who we are, for the lock's message ("stoker train, pid 7")
+  std::string holder = {};  // who we are, for the lock's message ("stoker train, pid 7")
 };
 
-// The volumes of "local:/nvme0,/nvme1" or "/nvme0,/nvme1", for tools that work on a local store itself.
+// The volumes of "local:/nvme0,/nvme1" or "/nvme0,/nvme1", for tools that work on a local store
+// itself.
 Result<std::vector<std::string>> local_volumes(const std::string& composition);
 
 // "memory:" · "local:/nvme0,/nvme1" or just "/nvme0,/nvme1" (each a directory, which then holds
@@ -44,6 +49,7 @@ Result<std::vector<std::string>> local_volumes(const std::string& composition);
 // may be lost) · "dir:/path" (each object a plain file) · "s3://bucket/prefix"
 // · "cached(local:/nvme/cache, s3://bucket/data, disk=100GiB)" (reads of the second are
 // kept in the first)
-Result<std::unique_ptr<Store>> open_store(const std::string& composition, const Runtime& runtime, const StoreOptions& options);
+Result<std::unique_ptr<Store>> open_store(const std::string& composition, const Runtime& runtime,
+                                          const StoreOptions& options);
 
 }  // namespace stoker

@@ -20,10 +20,12 @@ LogIdentity identity(uint64_t generation = 7) {
 
 // An area in memory and the log written to it.
 struct Area {
-  explicit Area(size_t blocks, uint64_t generation = 7) : bytes(blocks * kIoAlign), writer(identity(generation), bytes.size()) {}
+  explicit Area(size_t blocks, uint64_t generation = 7)
+      : bytes(blocks * kIoAlign), writer(identity(generation), bytes.size()) {}
   uint64_t add(const std::string& payload) {
     const uint64_t at = writer.cursor().offset;
-    writer.append(std::as_bytes(std::span(payload)), std::span(bytes).subspan(at, framed_bytes(payload.size())));
+    writer.append(std::as_bytes(std::span(payload)),
+                  std::span(bytes).subspan(at, framed_bytes(payload.size())));
     return at;
   }
   std::vector<std::byte> bytes;
@@ -44,7 +46,8 @@ std::string scanned(std::span<const std::byte> bytes, uint64_t generation = 7) {
       text += "[" + std::to_string(gap->offset) + "," + std::to_string(gap->end) + ")";
     } else {
       const auto payload = std::get<LogRecord>(**item).payload;
-      text += std::string(reinterpret_cast<const char*>(payload.data()), std::min<size_t>(payload.size(), 3));
+      text += std::string(reinterpret_cast<const char*>(payload.data()),
+                          std::min<size_t>(payload.size(), 3));
     }
   }
 }
@@ -75,14 +78,16 @@ TEST(RecordLog, FramesOfAnOlderGenerationAreNotSeen) {
   area.writer = LogWriter(identity(2), area.bytes.size());
   area.add("new");
   EXPECT_EQ(scanned(area.bytes, 2), "new");
-  EXPECT_EQ(scanned(area.bytes, 1), "[0,4096) old old old");  // whoever asks for it is told what is missing
+  // whoever asks for it is told what is missing
+  EXPECT_EQ(scanned(area.bytes, 1), "[0,4096) old old old");
 }
 
 TEST(RecordLog, ATornEndIsTheEnd) {
   Area area(8);
   area.add("a");
   const uint64_t at = area.add(std::string(6000, 'b'));
-  for (uint64_t from = at; from < at + 2 * kIoAlign; from += 512) {  // every sector lost in its turn
+  // every sector lost in its turn
+  for (uint64_t from = at; from < at + 2 * kIoAlign; from += 512) {
     auto torn = area.bytes;
     std::memset(torn.data() + from, 0, 512);
     const bool padding = from >= at + kFrameHeaderBytes + 6000;

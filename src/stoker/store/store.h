@@ -1,7 +1,9 @@
-// Store: named objects of bytes, changed only by atomic transactions. Everything that holds bytes is one, and stores compose.
+// Store: named objects of bytes, changed only by atomic transactions. Everything that holds bytes
+// is one, and stores compose.
 //
-// Objects are cut into chunks (a size fixed when the object is made); each chunk carries a CRC32C that every read verifies.
-// All methods may be called by any thread. Futures complete on a Store thread: continuations must not block.
+// Objects are cut into chunks (a size fixed when the object is made); each chunk carries a CRC32C
+// that every read verifies. All methods may be called by any thread. Futures complete on a Store
+// thread: continuations must not block.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +21,8 @@
 
 namespace stoker {
 
-using Version = uint64_t;  // of the whole store; grows by one a commit; 0 = a store never committed to
+// of the whole store; grows by one a commit; 0 = a store never committed to
+using Version = uint64_t;
 
 enum class Durability : uint8_t {
   deferred,  // visible now; durable with the next durable commit, or lost with it
@@ -53,7 +56,8 @@ struct ObjectInfo {
   uint64_t bytes = 0;
   uint32_t chunk_bytes = 0;
   Version version = 0;  // the commit that last changed it; 0 without features().versions
-  std::optional<Class> expected = {};  // what the store takes it for, if it makes a difference and anything is known
+  // what the store takes it for, if it makes a difference and anything is known
+  std::optional<Class> expected = {};
   // Tells one content of this object from another, within one store; never empty.
   std::string tag = {};
 };
@@ -66,10 +70,12 @@ struct SnapshotInfo {
 // One of several volumes, since the store was opened.
 struct VolumeInfo {
   std::string path;
-  uint64_t read_bytes = 0, written_bytes = 0;   // of data
-  double bytes_per_second = 0;                  // while it was busy, of about the last gigabyte; 0: nothing moved yet
+  uint64_t read_bytes = 0, written_bytes = 0;  // of data
+  // while it was busy, of about the last gigabyte; 0: nothing moved yet
+  double bytes_per_second = 0;
   uint64_t capacity_bytes = 0, free_bytes = 0;  // for data, now
-  uint64_t refused_bytes = 0;                   // of data that went to the others while this one had no room for it in one piece
+  // of data that went to the others while this one had no room for it in one piece
+  uint64_t refused_bytes = 0;
 };
 
 // Of a cached store, since it was opened. Bytes are those that callers asked for, except where
@@ -96,7 +102,7 @@ struct StoreInfo {
   uint64_t map_bytes = 0;       // memory of the map
   std::string read_only;        // why it refuses writes; empty if it does not
   std::vector<SnapshotInfo> snapshots;
-  std::vector<VolumeInfo> volumes;  // of a local store
+  std::vector<VolumeInfo> volumes;      // of a local store
   std::optional<CacheInfo> cache = {};  // of a cached store
 };
 
@@ -106,25 +112,33 @@ struct ReadOptions {
   uint64_t deadline_ns = 0;
 };
 
-// Owns the objects it wrote until it is committed or destroyed. Methods may be called by any thread, but not commit() beside others.
+// Owns the objects it wrote until it is committed or destroyed. Methods may be called by any
+// thread, but not commit() beside others.
 class Transaction {
  public:
-  // Abandons what is not committed, without blocking; buffers handed to write() must still live until their futures are done.
+  // Abandons what is not committed, without blocking; buffers handed to write() must still live
+  // until their futures are done.
   virtual ~Transaction() = default;
 
-  // Makes the object (zeros, chunk_bytes: a multiple of 4 KiB from 64 KiB to 8 MiB, 0 = the store's default), or changes its size
-  // (chunk_bytes must then be 0 or equal). New bytes read as zeros and cost no I/O until written.
+  // Makes the object (zeros, chunk_bytes: a multiple of 4 KiB from 64 KiB to 8 MiB, 0 = the store's
+  // default), or changes its size (chunk_bytes must then be 0 or equal). New bytes read as zeros
+  // and cost no I/O until written.
   virtual Status resize(std::string_view key, uint64_t bytes, uint32_t chunk_bytes = 0) = 0;
-  // Stages bytes at `offset` (inside the size). CRCs are computed on the calling thread; `from` stays untouched until the future is
-  // done. Whole chunks from memory aligned to 4 KiB move without a copy; a part of a chunk is merged with the verified rest.
-  // Errors: busy (another open transaction owns the object), not_found, invalid_argument, out_of_space, read_only.
-  virtual Future<void> write(std::string_view key, uint64_t offset, Slice from, Priority priority = Priority::write_back) = 0;
+  // Stages bytes at `offset` (inside the size). CRCs are computed on the calling thread; `from`
+  // stays untouched until the future is done. Whole chunks from memory aligned to 4 KiB move
+  // without a copy; a part of a chunk is merged with the verified rest. Errors: busy (another open
+  // transaction owns the object), not_found, invalid_argument, out_of_space, read_only.
+  virtual Future<void> write(std::string_view key, uint64_t offset, Slice from,
+                             Priority priority = Priority::write_back) = 0;
   virtual Status remove(std::string_view key) = 0;
-  // Says what the object, which is there or was made here, is for: a data set is read_only, a checkpoint write_only, offloaded state read_write. A store
-  // to which all are alike ignores it; one to which they are not finds out by itself what nobody said. Being wrong costs speed only.
+  // Says what the object, which is there or was made here, is for: a data set is read_only, a
+  // checkpoint write_only, offloaded state read_write. A store to which all are alike ignores it;
+  // one to which they are not finds out by itself what nobody said. Being wrong costs speed only.
   virtual Status expect(std::string_view /*key*/, Class /*expected*/) { return {}; }
-  // Sees the staged bytes, and the committed ones elsewhere; also after commit() was called, until destruction.
-  virtual Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options = {}) = 0;
+  // Sees the staged bytes, and the committed ones elsewhere; also after commit() was called, until
+  // destruction.
+  virtual Future<void> read(std::string_view key, uint64_t offset, Slice into,
+                            ReadOptions options = {}) = 0;
   // The commit fails with `conflict` unless the object has this tag then, or is kAbsent. It need
   // not be one that the transaction changes, where the atomic unit is the transaction. A second
   // call for the same object takes the place of the first.
@@ -144,9 +158,13 @@ class Store {
   // Whether memory at a multiple of 4 KiB spares a copy.
   virtual bool wants_aligned() const { return true; }
   virtual Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot = {}) = 0;
-  virtual Result<std::vector<ObjectInfo>> list(std::string_view prefix, std::string_view snapshot = {}) = 0;  // sorted by key
-  // All bytes of `into`, verified; not_found, invalid_argument (beyond the end), corruption (names key and chunk), io.
-  virtual Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options = {}) = 0;
+  // sorted by key
+  virtual Result<std::vector<ObjectInfo>> list(std::string_view prefix,
+                                               std::string_view snapshot = {}) = 0;
+  // All bytes of `into`, verified; not_found, invalid_argument (beyond the end), corruption (names
+  // key and chunk), io.
+  virtual Future<void> read(std::string_view key, uint64_t offset, Slice into,
+                            ReadOptions options = {}) = 0;
   virtual Result<std::unique_ptr<Transaction>> begin() = 0;
   // Makes `to` what `from` is, as one durable commit, and replaces it if it is there. Moves no
   // bytes where the store can do without. Waits for it. conflict: `from` changed meanwhile.
@@ -159,8 +177,10 @@ class Store {
   // Removes objects, durably: all or none where the atomic unit is the transaction; else the first
   // that cannot be removed ends it. `keys` names each once. Waits for it.
   virtual Status remove(const std::vector<std::string>& keys);
-  virtual Future<void> snapshot(std::string_view name) = 0;  // names the current version, durably; already_exists
-  virtual Future<void> drop(std::string_view name) = 0;      // forgets a snapshot, durably; not_found
+  // names the current version, durably; already_exists
+  virtual Future<void> snapshot(std::string_view name) = 0;
+  // forgets a snapshot, durably; not_found
+  virtual Future<void> drop(std::string_view name) = 0;
   virtual StoreInfo info() const = 0;
 };
 

@@ -11,7 +11,8 @@ namespace stoker {
 
 void name_holder(StoreFile& file, const StoreOptions& options) {
   if (file.lock_fd < 0 || options.read_only) return;
-  write_holder(file.lock_fd, options.holder.empty() ? "pid " + std::to_string(getpid()) : options.holder);
+  write_holder(file.lock_fd,
+               options.holder.empty() ? "pid " + std::to_string(getpid()) : options.holder);
   file.named = true;
 }
 
@@ -23,7 +24,8 @@ void close_store_file(Loop& loop, StoreFile& file) {
     }
   }
   if (file.made) unlink(file.file_path.c_str());
-  if (file.named) write_holder(file.lock_fd, "");  // the next holder is not taken for us before it has put its own name there
+  // the next holder is not taken for us before it has put its own name there
+  if (file.named) write_holder(file.lock_fd, "");
   if (file.lock_fd >= 0) unlock_file(file.lock_fd);
 }
 

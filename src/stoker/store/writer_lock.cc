@@ -28,7 +28,7 @@ class Held {
     static Held* const held = [] {
       auto* made = new Held;  // for good: a thread may let go of a store while the program ends
       pthread_atfork([] { all().mutex_.lock(); }, [] { all().mutex_.unlock(); },
-          [] { all().forked(); });
+                     [] { all().forked(); });
       return made;
     }();
     return *held;
@@ -61,7 +61,8 @@ std::string read_holder(int fd) {
   return got > 0 && text[0] != '\0' ? std::string(text) : std::string("another process");
 }
 
-// Who is in the way of a lock that was refused; readers leave no name. Empty: nobody any more, and the lock is ours.
+// Who is in the way of a lock that was refused; readers leave no name. Empty: nobody any more, and
+// the lock is ours.
 std::string in_the_way(int fd, bool read_only) {
   if (read_only || flock(fd, LOCK_SH | LOCK_NB) != 0) return "in use by " + read_holder(fd);
   if (flock(fd, LOCK_EX | LOCK_NB) == 0) return {};
@@ -73,7 +74,8 @@ std::string in_the_way(int fd, bool read_only) {
 void write_holder(int fd, const std::string& name) {
   char text[kHolderBytes] = {};
   std::memcpy(text, name.data(), std::min(name.size(), sizeof text - 1));
-  if (pwrite(fd, text, sizeof text, static_cast<off_t>(kHolderAt)) < 0) log().info("cannot note the holder of the store: {}", std::strerror(errno));
+  if (pwrite(fd, text, sizeof text, static_cast<off_t>(kHolderAt)) < 0)
+    log().info("cannot note the holder of the store: {}", std::strerror(errno));
 }
 
 Result<int> lock_file(const std::string& file_path, const std::string& path, bool read_only) {
@@ -86,7 +88,10 @@ Result<int> lock_file(const std::string& file_path, const std::string& path, boo
     const std::string who = in_the_way(fd, read_only);
     if (who.empty()) return Held::all().add(fd);
     ::close(fd);
-    return make_error(Code::busy, "the store '" + path + "' is " + who + "; wait until it ends, or use another store", kWhere);
+    return make_error(
+        Code::busy,
+        "the store '" + path + "' is " + who + "; wait until it ends, or use another store",
+        kWhere);
   }
   if (read_only) {
     log().info("the file system of '{}' has no locks: a writer at work would not be noticed", path);

@@ -1,4 +1,5 @@
-// The kernel's lock that excludes a second writer from a file of a store, and the holder's name in it, for people.
+// The kernel's lock that excludes a second writer from a file of a store, and the holder's name in
+// it, for people.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,7 @@
 
 namespace stoker {
 
-inline constexpr uint64_t kHolderAt = 8192;     // where in the file the name stands
+inline constexpr uint64_t kHolderAt = 8192;  // where in the file the name stands
 inline constexpr size_t kHolderBytes = 512;
 
 // One writer, or any number of readers, until unlock_file() or the end of this process, whatever it

@@ -18,7 +18,8 @@ inline Bytes put(Store& store, const std::string& key, size_t bytes, uint64_t se
   return content;
 }
 
-inline void update(Store& store, const std::string& key, Bytes& content, size_t offset, size_t bytes, uint64_t seed) {
+inline void update(Store& store, const std::string& key, Bytes& content, size_t offset,
+                   size_t bytes, uint64_t seed) {
   Bytes from = pattern(bytes, seed);
   auto change = std::move(*store.begin());
   ASSERT_OK(change->write(key, offset, slice_of(from)).wait());

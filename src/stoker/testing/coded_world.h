@@ -13,26 +13,32 @@
 namespace stoker::coded {
 
 struct CodedWorldOptions {
-  size_t k = 4, m = 2, shards = 0;     // 0: k + m
-  std::vector<size_t> lost = {};       // shards that go right after the store was made
+  size_t k = 4, m = 2, shards = 0;  // 0: k + m
+  std::vector<size_t> lost = {};    // shards that go right after the store was made
   uint32_t segment_bytes = 1 << 20;
   uint32_t segments = 8;
   bool background = true;
-  uint64_t scrub_rate = 0;             // of the scrub that goes on by itself; 0: none
-  uint64_t repair_rate = 0, busy_repair_rate = 0, fold_rate = 0, busy_fold_rate = 0;  // as in CodedOptions
-  std::string rates = {};              // as they stand behind the code in a composition
-  const Clock* clock = nullptr;        // that rates are counted by; null: the real one, as the engine's stands still while nobody transfers
-  const ClassTree* tree = nullptr;     // that tells classes; null: the one that ships
-  bool faults = false;                 // transfers that are short or interrupted
+  uint64_t scrub_rate = 0;  // of the scrub that goes on by itself; 0: none
+  // as in CodedOptions
+  uint64_t repair_rate = 0, busy_repair_rate = 0, fold_rate = 0, busy_fold_rate = 0;
+  std::string rates = {};  // as they stand behind the code in a composition
+  // that rates are counted by; null: the real one, as the engine's stands still while nobody
+  // transfers
+  const Clock* clock = nullptr;
+  const ClassTree* tree = nullptr;  // that tells classes; null: the one that ships
+  bool faults = false;              // transfers that are short or interrupted
   uint64_t seed = 1;
   uint64_t budget_bytes = UINT64_MAX;  // the cap on memory
-  uint64_t stall_seconds = 0;          // as in RuntimeOptions; 0: as it is there. Time passes with the latency of transfers
-  uint64_t latency_ns = 0;             // of each transfer, and nothing else takes time: what starts together takes one of them
+  // as in RuntimeOptions; 0: as it is there. Time passes with the latency of transfers
+  uint64_t stall_seconds = 0;
+  // of each transfer, and nothing else takes time: what starts together takes one of them
+  uint64_t latency_ns = 0;
 };
 
 class CodedWorld final : public StoreWorld {
  public:
-  explicit CodedWorld(CodedWorldOptions options) : options_(std::move(options)), disk_(std::make_shared<SimDisk>(options_.seed)) {
+  explicit CodedWorld(CodedWorldOptions options)
+      : options_(std::move(options)), disk_(std::make_shared<SimDisk>(options_.seed)) {
     if (options_.shards == 0) options_.shards = options_.k + options_.m;
     for (size_t i = 0; i < options_.shards; ++i) paths_.push_back("d" + std::to_string(i));
     if (options_.faults) {
@@ -82,10 +88,14 @@ class CodedWorld final : public StoreWorld {
     coded.busy_fold_rate = options_.busy_fold_rate;
     coded.clock = options_.clock != nullptr ? options_.clock : &Clock::real();
     coded.tree = options_.tree;
-    STOKER_ASSIGN(const auto plan, coded_plan("coded(" + std::to_string(options_.k) + "+" + std::to_string(options_.m) + " " + options_.rates + ", d{0.." + std::to_string(paths_.size() - 1) + "})"));
+    STOKER_ASSIGN(
+        const auto plan,
+        coded_plan("coded(" + std::to_string(options_.k) + "+" + std::to_string(options_.m) + " " +
+                   options_.rates + ", d{0.." + std::to_string(paths_.size() - 1) + "})"));
     return CodedStore::open(*plan, runtime_->runtime(), options, coded);
   }
-  Result<std::unique_ptr<CodedStore>> open_small(bool read_only = false, uint32_t chunk_bytes = 64 << 10) {
+  Result<std::unique_ptr<CodedStore>> open_small(bool read_only = false,
+                                                 uint32_t chunk_bytes = 64 << 10) {
     StoreOptions options;
     options.create = !read_only;
     options.read_only = read_only;

@@ -1,6 +1,7 @@
 // The one suite that every Engine passes. A test program includes this once and instantiates it:
 //
-//   INSTANTIATE_TEST_SUITE_P(Uring, EngineConformance, ::testing::Values(EngineUnderTest{...}), engine_name);
+//   INSTANTIATE_TEST_SUITE_P(Uring, EngineConformance, ::testing::Values(EngineUnderTest{...}),
+//   engine_name);
 #pragma once
 
 #include <gtest/gtest.h>
@@ -26,12 +27,16 @@ namespace stoker {
 struct EngineUnderTest {
   std::string name;
   std::function<Result<std::unique_ptr<Engine>>(uint32_t depth)> make;
-  bool real_files = true;  // paths are paths of this machine; false: of the engine's own world, where every folder exists
-  // A folder on a disk of exactly 1 MiB, given back when the handle goes; null: this machine cannot make one (the test is skipped).
+  // paths are paths of this machine; false: of the engine's own world, where every folder exists
+  bool real_files = true;
+  // A folder on a disk of exactly 1 MiB, given back when the handle goes; null: this machine cannot
+  // make one (the test is skipped).
   std::function<std::shared_ptr<std::string>()> small_disk = nullptr;
 };
 
-inline std::string engine_name(const ::testing::TestParamInfo<EngineUnderTest>& info) { return info.param.name; }
+inline std::string engine_name(const ::testing::TestParamInfo<EngineUnderTest>& info) {
+  return info.param.name;
+}
 
 class EngineConformance : public ::testing::TestWithParam<EngineUnderTest> {
  protected:
@@ -43,7 +48,8 @@ class EngineConformance : public ::testing::TestWithParam<EngineUnderTest> {
   };
 
   void SetUp() override {
-    folder_ = std::filesystem::path(::testing::TempDir()) / ("engine-" + GetParam().name + "-" + std::to_string(++folders_));
+    folder_ = std::filesystem::path(::testing::TempDir()) /
+              ("engine-" + GetParam().name + "-" + std::to_string(++folders_));
     if (GetParam().real_files) {
       std::filesystem::remove_all(folder_);
       std::filesystem::create_directories(folder_);
@@ -99,7 +105,8 @@ class EngineConformance : public ::testing::TestWithParam<EngineUnderTest> {
     };
   }
 
-  // Submits and polls until all are through; each must complete exactly once, and none from within submit().
+  // Submits and polls until all are through; each must complete exactly once, and none from within
+  // submit().
   void run(std::vector<Op*> ops) {
     std::span<Op* const> left(ops);
     const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(60);
@@ -259,10 +266,13 @@ TEST_P(EngineConformance, RefusesWhatIsNotAlignedWithAnError) {
     EXPECT_EQ(code_of(run(kind, file.id, 0, bytes.sub(8, 4096))), Code::invalid_argument);
     EXPECT_EQ(code_of(run(kind, file.id, 0, bytes.sub(0, 0))), Code::invalid_argument);
     EXPECT_EQ(code_of(run(kind, file.id, 0, Slice{nullptr, 4096})), Code::invalid_argument);
-    EXPECT_EQ(code_of(run(kind, file.id, ~uint64_t{4095}, bytes.sub(0, 8192))), Code::invalid_argument);
+    EXPECT_EQ(code_of(run(kind, file.id, ~uint64_t{4095}, bytes.sub(0, 8192))),
+              Code::invalid_argument);
   }
   EXPECT_EQ(code_of(run(Op::Kind::sync, file.id, 0, bytes)), Code::invalid_argument);
-  EXPECT_EQ(engine_->counters().reads.get() + engine_->counters().writes.get() + engine_->counters().syncs.get(), 0U);
+  EXPECT_EQ(engine_->counters().reads.get() + engine_->counters().writes.get() +
+                engine_->counters().syncs.get(),
+            0U);
 }
 
 TEST_P(EngineConformance, OneBadOpDoesNotSpoilItsBatch) {
@@ -273,7 +283,8 @@ TEST_P(EngineConformance, OneBadOpDoesNotSpoilItsBatch) {
   for (size_t i = 0; i < jobs.size(); ++i) {
     // every third is beyond the end, every third names no file
     const uint64_t offset = i % 3 == 1 ? 64 * kMiB : i * 4096;
-    setup(jobs[i], Op::Kind::read, i % 3 == 2 ? 12345 : file.id, offset, buffer.slice().sub(i * 4096, 4096));
+    setup(jobs[i], Op::Kind::read, i % 3 == 2 ? 12345 : file.id, offset,
+          buffer.slice().sub(i * 4096, 4096));
     ops.push_back(&jobs[i].op);
   }
   run(ops);
@@ -290,8 +301,10 @@ TEST_P(EngineConformance, OneBadOpDoesNotSpoilItsBatch) {
 TEST_P(EngineConformance, ReadingBeyondTheEndIsAnError) {
   const FileInfo file = open_new("end", 64 * kKiB);
   const Buffer buffer = take(64 * kKiB);
-  EXPECT_EQ(code_of(run(Op::Kind::read, file.id, 64 * kKiB, buffer.slice().sub(0, 4096))), Code::io);
-  EXPECT_EQ(code_of(run(Op::Kind::read, file.id, 32 * kKiB, buffer.slice())), Code::io);  // half of it is there
+  EXPECT_EQ(code_of(run(Op::Kind::read, file.id, 64 * kKiB, buffer.slice().sub(0, 4096))),
+            Code::io);
+  // half of it is there
+  EXPECT_EQ(code_of(run(Op::Kind::read, file.id, 32 * kKiB, buffer.slice())), Code::io);
   EXPECT_TRUE(run(Op::Kind::read, file.id, 32 * kKiB, buffer.slice().sub(0, 32 * kKiB)));
   EXPECT_EQ(engine_->counters().read_bytes.get(), 32 * kKiB);
 }
@@ -347,7 +360,8 @@ TEST_P(EngineConformance, CreatingKeepsWhatIsThere) {
   const FileInfo empty = open_new("empty", 0);
   EXPECT_EQ(empty.bytes, 0U);
   ASSERT_TRUE(engine_->close(empty.id));
-  EXPECT_EQ(open_new("empty", 1 * kMiB).bytes, 1 * kMiB) << "as a crash leaves a file that was being made";
+  EXPECT_EQ(open_new("empty", 1 * kMiB).bytes, 1 * kMiB)
+      << "as a crash leaves a file that was being made";
   std::memset(buffer.data(), 0, buffer.size());
   ASSERT_TRUE(run(Op::Kind::read, again.id, 0, buffer.slice()));
   EXPECT_TRUE(filled(buffer.slice(), 3));
@@ -357,13 +371,15 @@ TEST_P(EngineConformance, AFullDiskIsSaidWhenReservingAndLeavesNothing) {
   const auto disk = GetParam().small_disk ? GetParam().small_disk() : nullptr;
   if (!disk) GTEST_SKIP() << "no small disk can be made here";
   {
-    const auto big = engine_->open({.path = *disk + "/big", .create = true, .reserve_bytes = 4 * kMiB});
+    const auto big =
+        engine_->open({.path = *disk + "/big", .create = true, .reserve_bytes = 4 * kMiB});
     ASSERT_FALSE(big);
     EXPECT_EQ(big.error().code, Code::out_of_space);
     const auto gone = engine_->open({.path = *disk + "/big"});
     ASSERT_FALSE(gone);
     EXPECT_EQ(gone.error().code, Code::not_found);
-    const auto fits = engine_->open({.path = *disk + "/fits", .create = true, .reserve_bytes = 512 * kKiB});
+    const auto fits =
+        engine_->open({.path = *disk + "/fits", .create = true, .reserve_bytes = 512 * kKiB});
     ASSERT_TRUE(fits) << fits.error().message();
     ASSERT_TRUE(engine_->close(fits->id));
   }
@@ -479,7 +495,8 @@ TEST_P(EngineConformance, FilesAndMemoryComeAndGoWhileOthersMoveBytes) {
     std::vector<Op*> ops;
     fill(buffer.slice(), round);
     for (size_t i = 0; i < jobs.size(); ++i) {
-      setup(jobs[i], round % 2 == 0 ? Op::Kind::write : Op::Kind::read, file.id, i * 64 * kKiB, buffer.slice().sub(i * 64 * kKiB, 64 * kKiB));
+      setup(jobs[i], round % 2 == 0 ? Op::Kind::write : Op::Kind::read, file.id, i * 64 * kKiB,
+            buffer.slice().sub(i * 64 * kKiB, 64 * kKiB));
       ops.push_back(&jobs[i].op);
     }
     run(ops);
@@ -499,7 +516,8 @@ TEST_P(EngineConformance, CountersAreExact) {
   for (size_t i = 0; i < jobs.size(); ++i) {
     const size_t bytes = (i + 1) * 4096;
     written += bytes;
-    setup(jobs[i], Op::Kind::write, file.id, i * 128 * kKiB, buffer.slice().sub(i * 64 * kKiB, bytes));
+    setup(jobs[i], Op::Kind::write, file.id, i * 128 * kKiB,
+          buffer.slice().sub(i * 64 * kKiB, bytes));
     ops.push_back(&jobs[i].op);
   }
   run(ops);
@@ -516,7 +534,8 @@ TEST_P(EngineConformance, CountersAreExact) {
   EXPECT_EQ(counters.read_bytes.get(), 8192U);
   EXPECT_EQ(counters.syncs.get(), 1U);
   EXPECT_GE(counters.submissions.get(), 3U);
-  EXPECT_LE(counters.submissions.get(), 14U + counters.short_transfers.get() + counters.retries.get());
+  EXPECT_LE(counters.submissions.get(),
+            14U + counters.short_transfers.get() + counters.retries.get());
 }
 
 }  // namespace stoker

@@ -31,13 +31,15 @@ namespace {
 // A write that fails on order spoils the commit, as one that the store itself fails does.
 class FaultTransaction final : public Transaction {
  public:
-  FaultTransaction(std::unique_ptr<Transaction> inner, FaultPlan& plan) : inner_(std::move(inner)), plan_(plan) {}
+  FaultTransaction(std::unique_ptr<Transaction> inner, FaultPlan& plan)
+      : inner_(std::move(inner)), plan_(plan) {}
 
   Status resize(std::string_view key, uint64_t bytes, uint32_t chunk_bytes) override {
     if (auto fault = plan_.meet(StoreCall::resize)) return *fault;
     return inner_->resize(key, bytes, chunk_bytes);
   }
-  Future<void> write(std::string_view key, uint64_t offset, Slice from, Priority priority) override {
+  Future<void> write(std::string_view key, uint64_t offset, Slice from,
+                     Priority priority) override {
     if (auto fault = plan_.meet(StoreCall::write)) {
       std::lock_guard lock(mutex_);
       if (!failed_) failed_ = *fault;
@@ -49,11 +51,14 @@ class FaultTransaction final : public Transaction {
     if (auto fault = plan_.meet(StoreCall::remove)) return *fault;
     return inner_->remove(key);
   }
-  Status expect(std::string_view key, Class expected) override { return inner_->expect(key, expected); }
+  Status expect(std::string_view key, Class expected) override {
+    return inner_->expect(key, expected);
+  }
   Status require(std::string_view key, std::string_view tag) override {
     return inner_->require(key, tag);
   }
-  Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) override {
+  Future<void> read(std::string_view key, uint64_t offset, Slice into,
+                    ReadOptions options) override {
     if (auto fault = plan_.meet(StoreCall::read)) return *fault;
     return inner_->read(key, offset, into, options);
   }
@@ -80,12 +85,14 @@ Result<ObjectInfo> FaultStore::stat(std::string_view key, std::string_view snaps
   return inner_->stat(key, snapshot);
 }
 
-Result<std::vector<ObjectInfo>> FaultStore::list(std::string_view prefix, std::string_view snapshot) {
+Result<std::vector<ObjectInfo>> FaultStore::list(std::string_view prefix,
+                                                 std::string_view snapshot) {
   if (auto fault = plan_.meet(StoreCall::list)) return *fault;
   return inner_->list(prefix, snapshot);
 }
 
-Future<void> FaultStore::read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) {
+Future<void> FaultStore::read(std::string_view key, uint64_t offset, Slice into,
+                              ReadOptions options) {
   if (auto fault = plan_.meet(StoreCall::read)) return *fault;
   return inner_->read(key, offset, into, options);
 }

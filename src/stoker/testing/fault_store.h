@@ -11,9 +11,21 @@
 
 namespace stoker {
 
-enum class StoreCall : uint8_t { stat, list, read, begin, resize, write, remove, commit, snapshot, drop };
+enum class StoreCall : uint8_t {
+  stat,
+  list,
+  read,
+  begin,
+  resize,
+  write,
+  remove,
+  commit,
+  snapshot,
+  drop
+};
 
-// The nth call (1 = the next) of a kind fails with a code before it reaches the wrapped store. Any thread.
+// The nth call (1 = the next) of a kind fails with a code before it reaches the wrapped store. Any
+// thread.
 class FaultPlan {
  public:
   void fail_nth(StoreCall call, uint64_t nth, Code code);
@@ -39,8 +51,10 @@ class FaultStore final : public Store {
 
   Features features() const override { return inner_->features(); }
   Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot = {}) override;
-  Result<std::vector<ObjectInfo>> list(std::string_view prefix, std::string_view snapshot = {}) override;
-  Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options = {}) override;
+  Result<std::vector<ObjectInfo>> list(std::string_view prefix,
+                                       std::string_view snapshot = {}) override;
+  Future<void> read(std::string_view key, uint64_t offset, Slice into,
+                    ReadOptions options = {}) override;
   Result<std::unique_ptr<Transaction>> begin() override;
   Future<void> snapshot(std::string_view name) override;
   Future<void> drop(std::string_view name) override;

@@ -1,5 +1,5 @@
-// HeldEngine: disks in memory whose ops end when a test says so, and what came to them in which order. For tests of the Loop and of what
-// stands on it.
+// HeldEngine: disks in memory whose ops end when a test says so, and what came to them in which
+// order. For tests of the Loop and of what stands on it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,19 +23,20 @@ class HeldEngine final : public Engine {
  public:
   static constexpr size_t kDiskBytes = 16 * kMiB;
 
-  // Outlives the engine. Everything is guarded by `mutex`; whoever looks while nothing moves need not take it.
+  // Outlives the engine. Everything is guarded by `mutex`; whoever looks while nothing moves need
+  // not take it.
   struct Disks {
     std::mutex mutex;
     std::condition_variable changed;
-    std::vector<Op*> held;           // submitted, not ended
-    std::vector<Op> seen;            // copies, in order of submission
+    std::vector<Op*> held;  // submitted, not ended
+    std::vector<Op> seen;   // copies, in order of submission
     size_t held_peak = 0;
-    bool open = true;                // ops end at once; else only
-    std::map<Op*, int> released;     // these: with success, or with this errno
-    std::set<FileId> stuck;          // of these files none but the released ones
+    bool open = true;             // ops end at once; else only
+    std::map<Op*, int> released;  // these: with success, or with this errno
+    std::set<FileId> stuck;       // of these files none but the released ones
     std::map<FileId, std::vector<std::byte>> bytes;
     size_t closed = 0, wakes = 0;
-    bool woken = false;              // and poll() did not return since
+    bool woken = false;  // and poll() did not return since
 
     void allow_all() {
       std::lock_guard lock(mutex);
@@ -51,19 +52,24 @@ class HeldEngine final : public Engine {
       stuck.clear();
       changed.notify_all();
     }
-    // What a disk that is slow does: one of its ops is done. Returns once it is. `like`: the caller's op, or a copy; the place in memory
-    // tells which.
+    // What a disk that is slow does: one of its ops is done. Returns once it is. `like`: the
+    // caller's op, or a copy; the place in memory tells which.
     void let_one_go(const Op& like, int sys_errno = 0) {
       std::unique_lock lock(mutex);
-      const auto found = std::find_if(held.begin(), held.end(), [&](const Op* op) { return op->bytes.data == like.bytes.data; });
+      const auto found = std::find_if(held.begin(), held.end(), [&](const Op* op) {
+        return op->bytes.data == like.bytes.data;
+      });
       ASSERT_NE(found, held.end());
       released[*found] = sys_errno;
       changed.notify_all();
-      ASSERT_TRUE(changed.wait_for(lock, std::chrono::seconds(30), [&] { return released.empty(); }));
+      ASSERT_TRUE(
+          changed.wait_for(lock, std::chrono::seconds(30), [&] { return released.empty(); }));
     }
     void wait_for_seen(size_t count) {
       std::unique_lock lock(mutex);
-      ASSERT_TRUE(changed.wait_for(lock, std::chrono::seconds(30), [&] { return seen.size() >= count; })) << seen.size();
+      ASSERT_TRUE(changed.wait_for(lock, std::chrono::seconds(30), [&] {
+        return seen.size() >= count;
+      })) << seen.size();
     }
     std::vector<std::byte>& disk(FileId file) {
       auto& disk = bytes[file];
@@ -72,7 +78,8 @@ class HeldEngine final : public Engine {
     }
   };
 
-  HeldEngine(uint32_t depth, std::shared_ptr<Disks> disks) : depth_(depth), disks_(std::move(disks)) {}
+  HeldEngine(uint32_t depth, std::shared_ptr<Disks> disks)
+      : depth_(depth), disks_(std::move(disks)) {}
   ~HeldEngine() override { EXPECT_TRUE(disks_->held.empty()); }
 
   EngineTraits traits() const override { return {"held", depth_, false}; }
@@ -104,8 +111,12 @@ class HeldEngine final : public Engine {
     std::vector<Op*> done;
     {
       std::unique_lock lock(disks_->mutex);
-      const auto ready = [&] { return disks_->woken || std::any_of(disks_->held.begin(), disks_->held.end(), [&](Op* op) { return may_end(*op); }); };
-      disks_->changed.wait_for(lock, std::chrono::nanoseconds(std::min<uint64_t>(wait_ns, 3'600'000'000'000)), ready);
+      const auto ready = [&] {
+        return disks_->woken || std::any_of(disks_->held.begin(), disks_->held.end(),
+                                            [&](Op* op) { return may_end(*op); });
+      };
+      disks_->changed.wait_for(
+          lock, std::chrono::nanoseconds(std::min<uint64_t>(wait_ns, 3'600'000'000'000)), ready);
       disks_->woken = false;
       std::erase_if(disks_->held, [&](Op* op) {
         if (!may_end(*op)) return false;
@@ -127,7 +138,9 @@ class HeldEngine final : public Engine {
 
  private:
   // With the mutex.
-  bool may_end(Op& op) const { return disks_->released.count(&op) != 0 || (disks_->stuck.count(op.file) == 0 && disks_->open); }
+  bool may_end(Op& op) const {
+    return disks_->released.count(&op) != 0 || (disks_->stuck.count(op.file) == 0 && disks_->open);
+  }
   void end(Op& op) {
     const auto released = disks_->released.find(&op);
     const int sys_errno = released == disks_->released.end() ? 0 : released->second;
@@ -135,12 +148,15 @@ class HeldEngine final : public Engine {
     disks_->changed.notify_all();
     auto& disk = disks_->disk(op.file);
     if (sys_errno != 0 || op.offset + op.bytes.size > disk.size()) {
-      op.result = errno_error(sys_errno, sys_errno != 0 ? "the test wants it so" : "beyond the disk", "testing");
+      op.result = errno_error(
+          sys_errno, sys_errno != 0 ? "the test wants it so" : "beyond the disk", "testing");
       return;
     }
     EXPECT_TRUE(is_aligned(reinterpret_cast<uintptr_t>(op.bytes.data), kIoAlign));
-    if (op.kind == Op::Kind::read) std::memcpy(op.bytes.data, disk.data() + op.offset, op.bytes.size);
-    if (op.kind == Op::Kind::write) std::memcpy(disk.data() + op.offset, op.bytes.data, op.bytes.size);
+    if (op.kind == Op::Kind::read)
+      std::memcpy(op.bytes.data, disk.data() + op.offset, op.bytes.size);
+    if (op.kind == Op::Kind::write)
+      std::memcpy(disk.data() + op.offset, op.bytes.data, op.bytes.size);
     op.result = op.bytes.size;
   }
 

@@ -1,4 +1,5 @@
-// What tests of local stores share: a store in a folder of the test's own, its volumes as they lie on disk, damage to them.
+// What tests of local stores share: a store in a folder of the test's own, its volumes as they lie
+// on disk, damage to them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,7 +23,8 @@ namespace stoker {
 class LocalStoreTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    root_ = testing::TempDir() + "local_store_" + std::to_string(getpid()) + "_" + testing::UnitTest::GetInstance()->current_test_info()->name();
+    root_ = testing::TempDir() + "local_store_" + std::to_string(getpid()) + "_" +
+            testing::UnitTest::GetInstance()->current_test_info()->name();
     std::filesystem::remove_all(root_);
     runtime_ = std::move(*RuntimeOwner::make({.engine = "posix", .cpu_threads = 2}));
     volumes_ = {root_ + "/a"};
@@ -37,7 +39,9 @@ class LocalStoreTest : public ::testing::Test {
     runtime_.reset();
     std::filesystem::remove_all(root_);
   }
-  Result<std::unique_ptr<Store>> try_open(const StoreOptions& options) { return open_local_store(volumes_, runtime_->runtime(), options); }
+  Result<std::unique_ptr<Store>> try_open(const StoreOptions& options) {
+    return open_local_store(volumes_, runtime_->runtime(), options);
+  }
   Result<std::unique_ptr<Store>> try_open() { return try_open(options_); }
   void open() {
     store_.reset();
@@ -67,7 +71,8 @@ class LocalStoreTest : public ::testing::Test {
   Bytes bytes_at(uint64_t offset, size_t size, size_t volume = 0) {
     Bytes bytes(size);
     const int fd = ::open(file(volume).c_str(), O_RDONLY);
-    EXPECT_EQ(pread(fd, bytes.data(), size, static_cast<off_t>(offset)), static_cast<ssize_t>(size));
+    EXPECT_EQ(pread(fd, bytes.data(), size, static_cast<off_t>(offset)),
+              static_cast<ssize_t>(size));
     close(fd);
     return bytes;
   }
@@ -84,14 +89,16 @@ class LocalStoreTest : public ::testing::Test {
     std::vector<uint64_t> newest;
     uint64_t generation = 0;
     for (uint64_t area = 0; area < 2; ++area) {
-      Bytes bytes = bytes_at(head.journal_at[copy] + area * head.area_bytes, head.area_bytes, volume);
+      Bytes bytes =
+          bytes_at(head.journal_at[copy] + area * head.area_bytes, head.area_bytes, volume);
       MemoryLogSource source(bytes);
       const auto first = *read_frame(source, head.store, 0);
       if (!first || first->generation < generation) continue;
       generation = first->generation;
       newest.clear();
       LogScan scan(source, {head.store, generation});
-      for (auto item = *scan.next(); item; item = *scan.next()) newest.push_back(area * head.area_bytes + std::get<LogRecord>(*item).offset);
+      for (auto item = *scan.next(); item; item = *scan.next())
+        newest.push_back(area * head.area_bytes + std::get<LogRecord>(*item).offset);
     }
     return newest;
   }

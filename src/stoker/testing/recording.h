@@ -1,8 +1,9 @@
-// Replay of recorded I/O: every disk that a power cut could have left behind, and the oracle that says which states may be on it.
+// Replay of recorded I/O: every disk that a power cut could have left behind, and the oracle that
+// says which states may be on it.
 //
-//   Timeline   the states a store went through, each begun and acknowledged by notes in the recording
-//   Recorder   runs operations on a store and keeps the Timeline
-//   CrashWalk  walks over a recording and hands out crash cases: images of all disks + the states that may be found there
+//   Timeline   the states a store went through, each begun and acknowledged by notes in the
+//   recording Recorder   runs operations on a store and keeps the Timeline CrashWalk  walks over a
+//   recording and hands out crash cases: images of all disks + the states that may be found there
 #pragma once
 
 #include <algorithm>
@@ -29,19 +30,23 @@ struct Point {
 };
 using Timeline = std::vector<std::shared_ptr<const Point>>;
 
-// Of the points [first, last] of a Timeline one must be found: not older than the newest acknowledged, not newer than the newest begun.
+// Of the points [first, last] of a Timeline one must be found: not older than the newest
+// acknowledged, not newer than the newest begun.
 struct Admissible {
   size_t first = 0, last = 0;
 };
 
-// Value: an index in the Timeline; of `troubled` a set of disks (bit i: the i-th) that count among the lost from here on.
+// Value: an index in the Timeline; of `troubled` a set of disks (bit i: the i-th) that count among
+// the lost from here on.
 enum class Note : uint64_t { begun = 1, durable = 2, troubled = 3 };
 
-// Single-threaded: each operation is a new Point. Failing operations are part of the game: they are begun, and not acknowledged.
+// Single-threaded: each operation is a new Point. Failing operations are part of the game: they are
+// begun, and not acknowledged.
 class Recorder {
  public:
   // Starts from the last point of the timeline, in which the store must be.
-  Recorder(SimDisk& disk, Store& store, Timeline& timeline) : disk_(disk), store_(store), timeline_(timeline), now_(*timeline.back()) {}
+  Recorder(SimDisk& disk, Store& store, Timeline& timeline)
+      : disk_(disk), store_(store), timeline_(timeline), now_(*timeline.back()) {}
 
   // Says that the store opened in the newest state, which is thereby durable.
   void opened() { acknowledged(); }
@@ -49,7 +54,7 @@ class Recorder {
   // One transaction. An empty list of bytes removes the key.
   struct Change {
     std::string key;
-    size_t bytes = 0;    // resized to; 0: removed
+    size_t bytes = 0;  // resized to; 0: removed
     size_t offset = 0;
     size_t written = 0;  // bytes written at `offset`
     uint64_t seed = 0;   // of their pattern
@@ -66,11 +71,14 @@ class Recorder {
     begin(std::move(next));
     const auto version = open->commit(durability).wait();
     if (!version) return failed(version.error());
-    if (*version != now_.version) return make_error(Code::mismatch, "the commit has version " + std::to_string(*version) + " instead of " + std::to_string(now_.version));
+    if (*version != now_.version)
+      return make_error(Code::mismatch, "the commit has version " + std::to_string(*version) +
+                                            " instead of " + std::to_string(now_.version));
     if (durability == Durability::durable) acknowledged();
     return {};
   }
-  // Several transactions, one after the other in the order of the list, none waiting for the one before: they may share a record.
+  // Several transactions, one after the other in the order of the list, none waiting for the one
+  // before: they may share a record.
   struct Together {
     std::vector<Change> changes;
     Durability durability = Durability::durable;
@@ -91,14 +99,17 @@ class Recorder {
     for (size_t i = 0; i < list.size(); ++i) {
       const auto version = futures[i].wait();
       if (!version) return version.error();
-      if (*version != timeline_[first + i]->version) return make_error(Code::mismatch, "commits have other versions than their order says");
+      if (*version != timeline_[first + i]->version)
+        return make_error(Code::mismatch, "commits have other versions than their order says");
       if (list[i].durability == Durability::durable) acknowledged(first + i);
     }
     return {};
   }
-  // Several transactions on different objects that form one batch, of which a crash may keep any: each of them is whole or not at all.
-  // `gather` is called when all is staged; what it returns lives until the last commit was called.
-  Status commit_batch(const std::vector<Together>& list, const std::function<std::unique_lock<std::mutex>()>& gather) {
+  // Several transactions on different objects that form one batch, of which a crash may keep any:
+  // each of them is whole or not at all. `gather` is called when all is staged; what it returns
+  // lives until the last commit was called.
+  Status commit_batch(const std::vector<Together>& list,
+                      const std::function<std::unique_lock<std::mutex>()>& gather) {
     std::vector<std::unique_ptr<Transaction>> open;
     std::vector<Bytes> memory;
     STOKER_TRY(stage(list, open, memory));
@@ -121,7 +132,8 @@ class Recorder {
     for (size_t i = 0; i < list.size(); ++i) {
       const auto version = futures[i].wait();
       if (!version && status) status = version.error();
-      if (version && *version != before.version + 1 + i) return make_error(Code::mismatch, "commits have other versions than their order says");
+      if (version && *version != before.version + 1 + i)
+        return make_error(Code::mismatch, "commits have other versions than their order says");
     }
     if (status) {
       acknowledged();
@@ -143,7 +155,8 @@ class Recorder {
         writes.push_back(open->write(change.key, change.offset, slice_of(memory.back())));
       }
     }
-    for (const auto& write : writes) static_cast<void>(write.wait());  // abandoned writes may succeed or be cancelled
+    // abandoned writes may succeed or be cancelled
+    for (const auto& write : writes) static_cast<void>(write.wait());
     return {};
   }
   Status snapshot(const std::string& name) {
@@ -166,7 +179,8 @@ class Recorder {
   size_t acknowledged_index() const { return acknowledged_; }
 
  private:
-  Status stage(const std::vector<Together>& list, std::vector<std::unique_ptr<Transaction>>& open, std::vector<Bytes>& memory) {
+  Status stage(const std::vector<Together>& list, std::vector<std::unique_ptr<Transaction>>& open,
+               std::vector<Bytes>& memory) {
     for (const Together& each : list) {
       STOKER_ASSIGN(auto change, store_.begin());
       for (const Change& part : each.changes) STOKER_TRY(apply(*change, part, memory));
@@ -191,14 +205,16 @@ class Recorder {
     object.version = next.version;
     object.bytes.resize(change.bytes);
     const Bytes bytes = pattern(change.written, change.seed);
-    std::copy(bytes.begin(), bytes.end(), object.bytes.begin() + static_cast<ptrdiff_t>(change.offset));
+    std::copy(bytes.begin(), bytes.end(),
+              object.bytes.begin() + static_cast<ptrdiff_t>(change.offset));
   }
   void begin(Point next) {
     now_ = std::move(next);
     timeline_.push_back(std::make_shared<const Point>(now_));
     disk_.note(static_cast<uint64_t>(Note::begun), timeline_.size() - 1);
   }
-  // A store that is still writable has certainly not committed it; one that is not may have, and only opening it again tells.
+  // A store that is still writable has certainly not committed it; one that is not may have, and
+  // only opening it again tells.
   Error failed(const Error& error) {
     if (store_.info().read_only.empty()) {
       timeline_.pop_back();
@@ -219,7 +235,8 @@ class Recorder {
   size_t acknowledged_ = 0;
 };
 
-// The oracle. The index of the point that the store is in, checked to the last byte, or what is wrong.
+// The oracle. The index of the point that the store is in, checked to the last byte, or what is
+// wrong.
 inline Result<size_t> find_point(Store& store, const Timeline& timeline, Admissible range) {
   const StoreInfo info = store.info();
   std::map<std::string, Version> named;
@@ -228,22 +245,27 @@ inline Result<size_t> find_point(Store& store, const Timeline& timeline, Admissi
   for (size_t i = range.first; i <= range.last; ++i) {
     const Point& point = *timeline[i];
     if (point.version != info.committed || point.snapshots.size() != named.size()) continue;
-    const bool same = std::all_of(point.snapshots.begin(), point.snapshots.end(), [&](const auto& each) {
-      const auto found = named.find(each.first);
-      return found != named.end() && found->second == each.second.first;
-    });
+    const bool same =
+        std::all_of(point.snapshots.begin(), point.snapshots.end(), [&](const auto& each) {
+          const auto found = named.find(each.first);
+          return found != named.end() && found->second == each.second.first;
+        });
     if (!same) continue;
     auto whole = holds(store, point.objects);
     for (const auto& [name, snapshot] : point.snapshots) {
       if (whole) whole = holds(store, snapshot.second, name);
     }
     if (whole) return i;
-    wrong = whole.message();  // two points may share a version: after a failed commit the next one takes its number
+    // two points may share a version: after a failed commit the next one takes its number
+    wrong = whole.message();
   }
-  if (!wrong.empty()) return make_error(Code::corruption, "version " + std::to_string(info.committed) + ": " + wrong);
-  return make_error(Code::corruption, "version " + std::to_string(info.committed) + " with " + std::to_string(named.size()) +
-                                          " snapshots was found, but only versions " + std::to_string(timeline[range.first]->version) + " to " +
-                                          std::to_string(timeline[range.last]->version) + " may come back");
+  if (!wrong.empty())
+    return make_error(Code::corruption, "version " + std::to_string(info.committed) + ": " + wrong);
+  return make_error(Code::corruption,
+                    "version " + std::to_string(info.committed) + " with " +
+                        std::to_string(named.size()) + " snapshots was found, but only versions " +
+                        std::to_string(timeline[range.first]->version) + " to " +
+                        std::to_string(timeline[range.last]->version) + " may come back");
 }
 
 using Images = std::map<std::string, SimImage>;
@@ -252,7 +274,8 @@ struct CrashCase {
   Images images;
   Admissible admissible;
   std::string what;  // for messages: which writes survived
-  // The same moment with the power on: what is durable, and what is under way or only in the disks' caches.
+  // The same moment with the power on: what is durable, and what is under way or only in the disks'
+  // caches.
   Images durable;
   std::vector<const SimEvent*> pending;
   uint64_t troubled = 0;
@@ -270,11 +293,17 @@ class CrashWalk {
  public:
   // The visitor returns false to stop.
   using Visit = std::function<bool(CrashCase&)>;
-  CrashWalk(const std::vector<SimEvent>& events, Images before, Admissible admissible, uint64_t seed, CrashEffort effort = {})
-      : events_(events), durable_(std::move(before)), admissible_(admissible), random_(seed), effort_(effort) {}
+  CrashWalk(const std::vector<SimEvent>& events, Images before, Admissible admissible,
+            uint64_t seed, CrashEffort effort = {})
+      : events_(events),
+        durable_(std::move(before)),
+        admissible_(admissible),
+        random_(seed),
+        effort_(effort) {}
 
-  // Each moment at which something new could be on the disks: after each write was submitted (subsets that hold it: the others came
-  // before), and after each acknowledgement (which narrows what may be found).
+  // Each moment at which something new could be on the disks: after each write was submitted
+  // (subsets that hold it: the others came before), and after each acknowledgement (which narrows
+  // what may be found).
   void run(const Visit& visit) {
     if (!cases({}, false, visit)) return;
     for (size_t i = 0; i < events_.size(); ++i) {
@@ -290,7 +319,8 @@ class CrashWalk {
             std::erase(open_, write);
           }
           break;
-        case SimEvent::Kind::made: break;  // at once, and durable
+        case SimEvent::Kind::made:
+          break;  // at once, and durable
         case SimEvent::Kind::note:
           if (event.note == static_cast<uint64_t>(Note::begun)) {
             admissible_.last = event.value;
@@ -308,14 +338,16 @@ class CrashWalk {
  private:
   enum class Fate : uint8_t { lost, whole, torn };
 
-  // All (or a sample of) fates of the open writes; `with_last`: only those in which the last one is not lost.
+  // All (or a sample of) fates of the open writes; `with_last`: only those in which the last one is
+  // not lost.
   bool cases(const std::vector<size_t>& open, bool with_last, const Visit& visit) {
     const size_t free_writes = with_last ? open.size() - 1 : open.size();
     std::vector<std::vector<Fate>> all;
     if (open.size() <= effort_.all_subsets_up_to) {
       for (uint64_t subset = 0; subset < uint64_t{1} << free_writes; ++subset) {
         std::vector<Fate> fates(open.size(), Fate::whole);
-        for (size_t i = 0; i < free_writes; ++i) fates[i] = (subset >> i & 1) != 0 ? Fate::whole : Fate::lost;
+        for (size_t i = 0; i < free_writes; ++i)
+          fates[i] = (subset >> i & 1) != 0 ? Fate::whole : Fate::lost;
         all.push_back(fates);
         for (size_t i = 0; i < effort_.tears; ++i) {
           std::vector<Fate> torn = fates;
@@ -326,13 +358,15 @@ class CrashWalk {
       for (size_t sample = 0; sample < effort_.samples; ++sample) {
         std::vector<Fate> fates(open.size(), Fate::whole);
         const uint64_t loss = sample % 5;  // from everything survives to nearly nothing does
-        for (size_t i = 0; i < free_writes; ++i) fates[i] = random_() % 4 < loss ? Fate::lost : Fate::whole;
+        for (size_t i = 0; i < free_writes; ++i)
+          fates[i] = random_() % 4 < loss ? Fate::lost : Fate::whole;
         if (sample % 2 == 1) tear(fates);
         all.push_back(std::move(fates));
       }
     }
     for (const auto& fates : all) {
-      if (all.size() > 16 && effort_.keep_one_in > 1 && random_() % effort_.keep_one_in != 0) continue;
+      if (all.size() > 16 && effort_.keep_one_in > 1 && random_() % effort_.keep_one_in != 0)
+        continue;
       CrashCase made = build(open, fates);
       if (!visit(made)) return false;
     }

@@ -4,7 +4,8 @@
 
 namespace stoker {
 
-// Sanitizers make everything many times slower: what is enumerated or random is done so many times less there. `make test` does all of it.
+// Sanitizers make everything many times slower: what is enumerated or random is done so many times
+// less there. `make test` does all of it.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr uint64_t kLess = 8;
 #else

@@ -10,7 +10,9 @@
 namespace stoker {
 namespace {
 
-bool starts_with(const std::string& path, const std::string& prefix) { return path.rfind(prefix, 0) == 0; }
+bool starts_with(const std::string& path, const std::string& prefix) {
+  return path.rfind(prefix, 0) == 0;
+}
 
 }  // namespace
 
@@ -71,7 +73,8 @@ void SimDisk::flip(const std::string& path, uint64_t offset, unsigned bit) {
   disks_.at(path).durable.flip(offset, bit);
 }
 
-void SimDisk::put_pending(const std::string& path, uint64_t offset, std::shared_ptr<const std::vector<std::byte>> bytes) {
+void SimDisk::put_pending(const std::string& path, uint64_t offset,
+                          std::shared_ptr<const std::vector<std::byte>> bytes) {
   std::lock_guard lock(mutex_);
   Disk& disk = disks_.at(path);
   disk.now.write(offset, *bytes);
@@ -81,7 +84,8 @@ void SimDisk::put_pending(const std::string& path, uint64_t offset, std::shared_
 }
 
 // A new pending write, entered in the recording if there is one.
-SimDisk::Pending SimDisk::recorded(const std::string& path, uint64_t offset, std::shared_ptr<const std::vector<std::byte>> bytes) {
+SimDisk::Pending SimDisk::recorded(const std::string& path, uint64_t offset,
+                                   std::shared_ptr<const std::vector<std::byte>> bytes) {
   Pending write;
   write.id = next_id_++;
   write.offset = offset;
@@ -168,7 +172,9 @@ void SimDisk::cut(uint64_t seed, const std::string& prefix) {
     for (const Pending& write : disk.pending) {
       const uint64_t fate = random() % 3;
       if (fate == 0) disk.durable.write(write.offset, *write.bytes);
-      if (fate == 1) disk.durable.write_torn(write.offset, *write.bytes, [&](size_t) { return random() % 2 == 0; });
+      if (fate == 1)
+        disk.durable.write_torn(write.offset, *write.bytes,
+                                [&](size_t) { return random() % 2 == 0; });
     }
     disk.pending.clear();
     disk.now = disk.durable;
@@ -234,18 +240,23 @@ uint64_t SimDisk::room(const std::string& path) const {
   for (const auto& [folder, bytes] : limits_) {
     if (!starts_with(path, folder)) continue;
     uint64_t used = 0;
-    for (const auto& [other, disk] : disks_) used += starts_with(other, folder) ? disk.now.bytes() : 0;
+    for (const auto& [other, disk] : disks_)
+      used += starts_with(other, folder) ? disk.now.bytes() : 0;
     return bytes - std::min(bytes, used);
   }
   return UINT64_MAX;
 }
 
-// As an engine does it: until the last step is done a cut leaves no file, an empty one, or a blank one of its full size.
+// As an engine does it: until the last step is done a cut leaves no file, an empty one, or a blank
+// one of its full size.
 Status SimDisk::make(const std::string& path, uint64_t bytes) {
   if (room(path) < bytes) {
-    return errno_error(ENOSPC, "cannot reserve " + human_bytes(bytes) + " for '" + path + "': the simulated disk is full", "testing/sim");
+    return errno_error(
+        ENOSPC,
+        "cannot reserve " + human_bytes(bytes) + " for '" + path + "': the simulated disk is full",
+        "testing/sim");
   }
-  const bool there = disks_.contains(path);  // and empty
+  const bool there = disks_.contains(path);    // and empty
   for (uint64_t step = 0; step < 3; ++step) {  // its name, its size, both made durable
     Disk& disk = disks_[path];
     disk.powered = !dark(path);
@@ -254,7 +265,8 @@ Status SimDisk::make(const std::string& path, uint64_t bytes) {
     const uint64_t left = random_() % (step + 1);
     disk.now = disk.durable = SimImage(left == 2 ? bytes : 0);
     if (left == 0 && !there) disks_.erase(path);
-    return errno_error(EIO, "cannot make '" + path + "': the simulated disk has no power", "testing/sim");
+    return errno_error(EIO, "cannot make '" + path + "': the simulated disk has no power",
+                       "testing/sim");
   }
   Disk& disk = disks_.at(path);
   disk.now = disk.durable = SimImage(bytes);
@@ -268,12 +280,14 @@ Status SimDisk::make(const std::string& path, uint64_t bytes) {
 }
 
 bool SimDisk::dark(const std::string& path) const {
-  return std::any_of(dark_.begin(), dark_.end(), [&](const std::string& prefix) { return starts_with(path, prefix); });
+  return std::any_of(dark_.begin(), dark_.end(),
+                     [&](const std::string& prefix) { return starts_with(path, prefix); });
 }
 
 int SimDisk::planned_errno(const Op& op, const std::string& path) {
   for (auto fault = ordered_.begin(); fault != ordered_.end(); ++fault) {
-    if (fault->kind != op.kind || !starts_with(path, fault->prefix) || --fault->countdown != 0) continue;
+    if (fault->kind != op.kind || !starts_with(path, fault->prefix) || --fault->countdown != 0)
+      continue;
     const int sys_errno = fault->sys_errno;
     ordered_.erase(fault);
     return sys_errno;
@@ -309,7 +323,8 @@ SimDisk::Plan SimDisk::start(const Op& op, const std::string& path) {
   }
   const uint64_t from = op.offset + op.moved;
   if (op.kind == Op::Kind::read) {
-    plan.bytes = from >= disk.now.bytes() ? 0 : std::min<uint64_t>(plan.bytes, disk.now.bytes() - from);
+    plan.bytes =
+        from >= disk.now.bytes() ? 0 : std::min<uint64_t>(plan.bytes, disk.now.bytes() - from);
     if (const auto spoilt = spoilt_.find(path); spoilt != spoilt_.end()) {
       const auto first = spoilt->second.lower_bound(align_down(from, kIoAlign));
       if (first != spoilt->second.end() && *first < from + plan.bytes) plan.sys_errno = EIO;
@@ -322,10 +337,12 @@ SimDisk::Plan SimDisk::start(const Op& op, const std::string& path) {
     return plan;
   }
   uint64_t offset = from;
-  if (chance(faults_.misdirected)) offset = align_down(random_() % std::max<uint64_t>(disk.now.bytes(), 1), kIoAlign);
+  if (chance(faults_.misdirected))
+    offset = align_down(random_() % std::max<uint64_t>(disk.now.bytes(), 1), kIoAlign);
   plan.tears = chance(faults_.torn);
   const std::byte* data = op.bytes.data + op.moved;
-  Pending write = recorded(path, offset, std::make_shared<const std::vector<std::byte>>(data, data + plan.bytes));
+  Pending write = recorded(path, offset,
+                           std::make_shared<const std::vector<std::byte>>(data, data + plan.bytes));
   plan.write = write.id;
   disk.pending.push_back(std::move(write));
   return plan;
@@ -333,24 +350,29 @@ SimDisk::Plan SimDisk::start(const Op& op, const std::string& path) {
 
 int64_t SimDisk::finish(const Op& op, const std::string& path, Plan& plan) {
   const auto at = disks_.find(path);
-  if (at == disks_.end() || !at->second.powered) return -EIO;  // the power went while it was under way; pending is cleared
+  // the power went while it was under way; pending is cleared
+  if (at == disks_.end() || !at->second.powered) return -EIO;
   Disk& disk = at->second;
   if (plan.sys_errno != 0) return -plan.sys_errno;
   if (op.kind == Op::Kind::read) {
     disk.now.read(op.offset + op.moved, {op.bytes.data + op.moved, plan.bytes});
   } else if (op.kind == Op::Kind::write) {
-    const auto pending = std::find_if(disk.pending.begin(), disk.pending.end(), [&](const Pending& each) { return each.id == plan.write; });
+    const auto pending = std::find_if(disk.pending.begin(), disk.pending.end(),
+                                      [&](const Pending& each) { return each.id == plan.write; });
     if (pending == disk.pending.end()) return -EIO;  // the power went and came back meanwhile
     Pending& write = *pending;
     write.completed = true;
     if (plan.tears) {
-      // Whoever is told EIO knows nothing of the sectors: some are new, and all of them may still vanish.
+      // Whoever is told EIO knows nothing of the sectors: some are new, and all of them may still
+      // vanish.
       disk.now.write_torn(write.offset, *write.bytes, [&](size_t) { return random_() % 2 == 0; });
       return -EIO;
     }
     disk.now.write(write.offset, *write.bytes);
     if (const auto spoilt = spoilt_.find(path); spoilt != spoilt_.end()) {
-      std::erase_if(spoilt->second, [&](uint64_t each) { return each >= write.offset && each < write.offset + write.bytes->size(); });
+      std::erase_if(spoilt->second, [&](uint64_t each) {
+        return each >= write.offset && each < write.offset + write.bytes->size();
+      });
     }
   } else if (op.kind == Op::Kind::sync && !plan.lies) {
     SimEvent event;

@@ -10,19 +10,27 @@
 
 namespace stoker {
 
-Result<std::unique_ptr<Engine>> SimEngine::make(std::shared_ptr<SimDisk> disk, uint32_t depth, const SimDevice& device) {
-  if (depth == 0) return make_error(Code::invalid_argument, "an engine needs a depth of at least 1", "testing/sim");
+Result<std::unique_ptr<Engine>> SimEngine::make(std::shared_ptr<SimDisk> disk, uint32_t depth,
+                                                const SimDevice& device) {
+  if (depth == 0)
+    return make_error(Code::invalid_argument, "an engine needs a depth of at least 1",
+                      "testing/sim");
   return std::unique_ptr<Engine>(new SimEngine(std::move(disk), depth, device));
 }
 
 SimEngine::~SimEngine() { STOKER_CHECK(flights_.empty() && held_.empty()); }
 
 Result<FileInfo> SimEngine::open(const OpenFile& file) {
-  if (file.create && !file.write) return make_error(Code::invalid_argument, "'" + file.path + "' cannot be made without writing", "testing/sim");
+  if (file.create && !file.write)
+    return make_error(Code::invalid_argument, "'" + file.path + "' cannot be made without writing",
+                      "testing/sim");
   std::scoped_lock lock(mutex_, disk_->mutex_);
   const auto there = disk_->disks_.find(file.path);
-  if (there == disk_->disks_.end() && !file.create) return make_error(Code::not_found, "there is no simulated disk '" + file.path + "'", "testing/sim");
-  if (there == disk_->disks_.end() || (file.create && there->second.now.bytes() == 0)) STOKER_TRY(disk_->make(file.path, file.reserve_bytes));
+  if (there == disk_->disks_.end() && !file.create)
+    return make_error(Code::not_found, "there is no simulated disk '" + file.path + "'",
+                      "testing/sim");
+  if (there == disk_->disks_.end() || (file.create && there->second.now.bytes() == 0))
+    STOKER_TRY(disk_->make(file.path, file.reserve_bytes));
   size_t id = 0;
   while (id < files_.size() && files_[id].open) ++id;
   if (id == files_.size()) files_.emplace_back();
@@ -35,8 +43,10 @@ Result<FileInfo> SimEngine::open(const OpenFile& file) {
 
 Status SimEngine::close(FileId file) {
   std::lock_guard lock(mutex_);
-  if (file < 0 || static_cast<size_t>(file) >= files_.size() || !files_[static_cast<size_t>(file)].open) {
-    return make_error(Code::invalid_argument, "file " + std::to_string(file) + " is not open", "testing/sim");
+  if (file < 0 || static_cast<size_t>(file) >= files_.size() ||
+      !files_[static_cast<size_t>(file)].open) {
+    return make_error(Code::invalid_argument, "file " + std::to_string(file) + " is not open",
+                      "testing/sim");
   }
   files_[static_cast<size_t>(file)].open = false;
   return {};
@@ -54,9 +64,11 @@ uint64_t SimEngine::due(const Op& op, const std::string& path) {
     ready = free_ns;
   }
   const auto disk = disk_->disks_.find(path);
-  if (const uint64_t throttle = disk == disk_->disks_.end() ? 0 : disk->second.bytes_per_s; throttle != 0) {
+  if (const uint64_t throttle = disk == disk_->disks_.end() ? 0 : disk->second.bytes_per_s;
+      throttle != 0) {
     uint64_t& free_ns = throttled_free_ns_[path];
-    free_ns = std::max(free_ns, clock_.now_ns()) + (op.bytes.size - op.moved) * 1'000'000'000 / throttle;
+    free_ns =
+        std::max(free_ns, clock_.now_ns()) + (op.bytes.size - op.moved) * 1'000'000'000 / throttle;
     ready = std::max(ready, free_ns);
   }
   return ready + device_.latency_ns + (device_.jitter_ns != 0 ? random_() % device_.jitter_ns : 0);
@@ -68,10 +80,12 @@ bool SimEngine::start(Flight& flight) {
   File file;
   {
     std::lock_guard lock(mutex_);
-    if (op.file >= 0 && static_cast<size_t>(op.file) < files_.size()) file = files_[static_cast<size_t>(op.file)];
+    if (op.file >= 0 && static_cast<size_t>(op.file) < files_.size())
+      file = files_[static_cast<size_t>(op.file)];
   }
   if (!file.open) {
-    op.result = make_error(Code::invalid_argument, "file " + std::to_string(op.file) + " is not open", "testing/sim");
+    op.result = make_error(Code::invalid_argument,
+                           "file " + std::to_string(op.file) + " is not open", "testing/sim");
     return false;
   }
   if (const Status fits = check_op(op, kIoAlign, file.path); !fits) {
@@ -79,7 +93,8 @@ bool SimEngine::start(Flight& flight) {
     return false;
   }
   if (!file.write && (op.kind == Op::Kind::write || op.kind == Op::Kind::trim)) {
-    op.result = make_error(Code::read_only, "'" + file.path + "' was opened to read only", "testing/sim");
+    op.result =
+        make_error(Code::read_only, "'" + file.path + "' was opened to read only", "testing/sim");
     return false;
   }
   flight.path = std::move(file.path);
@@ -107,7 +122,8 @@ void SimEngine::launch(Op& op) {
 
 void SimEngine::put_in_flight(std::unique_ptr<Flight> flight) {
   const auto slow = disk_->slow_ns_.find(flight->path);
-  flight->due_ns = due(*flight->op, flight->path) + (slow == disk_->slow_ns_.end() ? 0 : slow->second);
+  flight->due_ns =
+      due(*flight->op, flight->path) + (slow == disk_->slow_ns_.end() ? 0 : slow->second);
   flight->plan = disk_->start(*flight->op, flight->path);
   flights_.push(std::move(flight));
 }
@@ -115,7 +131,9 @@ void SimEngine::put_in_flight(std::unique_ptr<Flight> flight) {
 void SimEngine::start_let_go() {
   if (held_.empty()) return;
   std::scoped_lock lock(disk_->gate_, disk_->mutex_);
-  const auto waits = [&](const std::unique_ptr<Flight>& flight) { return disk_->held_.contains(flight->path); };
+  const auto waits = [&](const std::unique_ptr<Flight>& flight) {
+    return disk_->held_.contains(flight->path);
+  };
   const auto first = std::stable_partition(held_.begin(), held_.end(), waits);
   for (auto at = first; at != held_.end(); ++at) put_in_flight(std::move(*at));
   held_.erase(first, held_.end());
@@ -133,14 +151,17 @@ size_t SimEngine::poll(uint64_t wait_ns) {
   {
     std::unique_lock lock(mutex_);
     if (flights_.empty() && wait_ns > 0) {
-      // UINT64_MAX nanoseconds would overflow the clock; an hour is forever here, and the caller polls again. A disk that lets go wakes nobody.
-      const auto limit = std::chrono::nanoseconds(std::min<uint64_t>(wait_ns, held_.empty() ? 3'600'000'000'000 : 1'000'000));
+      // UINT64_MAX nanoseconds would overflow the clock; an hour is forever here, and the caller
+      // polls again. A disk that lets go wakes nobody.
+      const auto limit = std::chrono::nanoseconds(
+          std::min<uint64_t>(wait_ns, held_.empty() ? 3'600'000'000'000 : 1'000'000));
       wake_.wait_for(lock, limit, [this] { return woken_; });
     }
     woken_ = false;
   }
   if (flights_.empty()) return 0;
-  // One completion a call, so that what its done() submits competes with the rest; continued transfers go back into flight.
+  // One completion a call, so that what its done() submits competes with the rest; continued
+  // transfers go back into flight.
   size_t completed = 0;
   while (completed == 0 && !flights_.empty()) {
     clock_.advance_to(std::max(clock_.now_ns(), flights_.top()->due_ns));

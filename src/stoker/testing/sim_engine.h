@@ -1,6 +1,6 @@
-// SimEngine: an Engine over a SimDisk, on a virtual clock. No thread, no waiting: a transfer "takes" the time the device model says,
-// and poll() moves the clock to the next completion at once. Completions come in the order of their modelled times, which the seeded
-// jitter shuffles.
+// SimEngine: an Engine over a SimDisk, on a virtual clock. No thread, no waiting: a transfer
+// "takes" the time the device model says, and poll() moves the clock to the next completion at
+// once. Completions come in the order of their modelled times, which the seeded jitter shuffles.
 #pragma once
 
 #include <condition_variable>
@@ -15,16 +15,18 @@ namespace stoker {
 
 // The defaults are a disk that takes no time but completes in any order.
 struct SimDevice {
-  uint64_t read_bytes_per_s = 0;   // 0: as fast as can be
+  uint64_t read_bytes_per_s = 0;  // 0: as fast as can be
   uint64_t write_bytes_per_s = 0;
-  uint64_t latency_ns = 0;         // of each transfer and sync, on top of its share of the bandwidth
-  uint64_t jitter_ns = 1000;       // a random part of it is added to each
+  // of each transfer and sync, on top of its share of the bandwidth
+  uint64_t latency_ns = 0;
+  uint64_t jitter_ns = 1000;  // a random part of it is added to each
   uint64_t seed = 1;
 };
 
 class SimEngine final : public Engine {
  public:
-  static Result<std::unique_ptr<Engine>> make(std::shared_ptr<SimDisk> disk, uint32_t depth, const SimDevice& device = {});
+  static Result<std::unique_ptr<Engine>> make(std::shared_ptr<SimDisk> disk, uint32_t depth,
+                                              const SimDevice& device = {});
   ~SimEngine() override;
 
   EngineTraits traits() const override { return {"sim", depth_, false}; }
@@ -56,7 +58,8 @@ class SimEngine final : public Engine {
     }
   };
 
-  SimEngine(std::shared_ptr<SimDisk> disk, uint32_t depth, const SimDevice& device) : disk_(std::move(disk)), depth_(depth), device_(device), random_(device.seed) {}
+  SimEngine(std::shared_ptr<SimDisk> disk, uint32_t depth, const SimDevice& device)
+      : disk_(std::move(disk)), depth_(depth), device_(device), random_(device.seed) {}
   uint64_t due(const Op& op, const std::string& path);
   void launch(Op& op);
   void put_in_flight(std::unique_ptr<Flight> flight);  // with the disk's mutex
@@ -72,7 +75,8 @@ class SimEngine final : public Engine {
   uint64_t read_free_ns_ = 0, write_free_ns_ = 0;  // when the device can begin the next transfer
   std::map<std::string, uint64_t> throttled_free_ns_;  // the same for throttled disks
   uint64_t orders_ = 0;
-  std::priority_queue<std::unique_ptr<Flight>, std::vector<std::unique_ptr<Flight>>, Later> flights_;
+  std::priority_queue<std::unique_ptr<Flight>, std::vector<std::unique_ptr<Flight>>, Later>
+      flights_;
   std::vector<std::unique_ptr<Flight>> held_;  // not started: the disk holds them
 
   std::mutex mutex_;  // guards what follows

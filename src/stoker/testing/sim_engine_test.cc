@@ -44,7 +44,9 @@ SimFaults harmless_faults() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Sim, EngineConformance,
-                         ::testing::Values(sim("sim", {}, {}), sim("sim_slow", {}, {1'000'000'000, 500'000'000, 80'000, 50'000, 7}),
+                         ::testing::Values(sim("sim", {}, {}),
+                                           sim("sim_slow", {},
+                                               {1'000'000'000, 500'000'000, 80'000, 50'000, 7}),
                                            sim("sim_short_and_interrupted", harmless_faults(), {})),
                          engine_name);
 
@@ -139,7 +141,8 @@ TEST_F(SimEngineTest, APowerCutWhileADiskIsMadeLeavesNothingAnEmptyOneOrABlankOn
       ASSERT_TRUE(engine_->close(found->id));
     }
   }
-  const std::set<Way> expected = {{0, "nothing"}, {1, "nothing"}, {1, "empty"}, {2, "nothing"}, {2, "empty"}, {2, "whole"}, {3, "whole"}};
+  const std::set<Way> expected = {{0, "nothing"}, {1, "nothing"}, {1, "empty"}, {2, "nothing"},
+                                  {2, "empty"},   {2, "whole"},   {3, "whole"}};
   EXPECT_EQ(seen, expected);
 }
 
@@ -177,7 +180,8 @@ TEST_F(SimEngineTest, FaultsComeAsOrdered) {
   disk_->set_faults(faults);
   EXPECT_EQ(run(Op::Kind::write, 512 * kKiB, 64 * kKiB, 5).error().code, Code::io);
   size_t written = 0;
-  for (uint64_t sector = 512 * kKiB; sector < 576 * kKiB; sector += 512) written += at(sector) == 5 ? 1U : 0U;
+  for (uint64_t sector = 512 * kKiB; sector < 576 * kKiB; sector += 512)
+    written += at(sector) == 5 ? 1U : 0U;
   EXPECT_GT(written, 0U);
   EXPECT_LT(written, 128U);
 }

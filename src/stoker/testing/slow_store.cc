@@ -49,19 +49,27 @@ class SlowTransaction final : public Transaction {
  public:
   SlowTransaction(std::unique_ptr<Transaction> inner, DelayLine& line, const SlowDelays& delays)
       : inner_(std::move(inner)), line_(line), delays_(delays) {}
-  Status resize(std::string_view key, uint64_t bytes, uint32_t chunk_bytes) override { return inner_->resize(key, bytes, chunk_bytes); }
-  Future<void> write(std::string_view key, uint64_t offset, Slice from, Priority priority) override {
+  Status resize(std::string_view key, uint64_t bytes, uint32_t chunk_bytes) override {
+    return inner_->resize(key, bytes, chunk_bytes);
+  }
+  Future<void> write(std::string_view key, uint64_t offset, Slice from,
+                     Priority priority) override {
     return line_.delay(inner_->write(key, offset, from, priority), delays_.write);
   }
   Status remove(std::string_view key) override { return inner_->remove(key); }
-  Status expect(std::string_view key, Class expected) override { return inner_->expect(key, expected); }
+  Status expect(std::string_view key, Class expected) override {
+    return inner_->expect(key, expected);
+  }
   Status require(std::string_view key, std::string_view tag) override {
     return inner_->require(key, tag);
   }
-  Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) override {
+  Future<void> read(std::string_view key, uint64_t offset, Slice into,
+                    ReadOptions options) override {
     return line_.delay(inner_->read(key, offset, into, options), delays_.read);
   }
-  Future<Version> commit(Durability durability) override { return line_.delay(inner_->commit(durability), delays_.commit); }
+  Future<Version> commit(Durability durability) override {
+    return line_.delay(inner_->commit(durability), delays_.commit);
+  }
 
  private:
   const std::unique_ptr<Transaction> inner_;

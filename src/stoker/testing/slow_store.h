@@ -1,4 +1,5 @@
-// SlowStore: any Store, whose futures complete later than they could. It owns the store that it wraps.
+// SlowStore: any Store, whose futures complete later than they could. It owns the store that it
+// wraps.
 #pragma once
 
 #include <chrono>
@@ -29,7 +30,9 @@ class DelayLine {
   Future<T> delay(const Future<T>& future, std::chrono::nanoseconds by) {
     auto promise = std::make_shared<Promise<T>>();
     Future<T> later = promise->future();
-    future.on_done([this, by, promise](const Result<T>& result) { after(by, [promise, result] { promise->complete(result); }); });
+    future.on_done([this, by, promise](const Result<T>& result) {
+      after(by, [promise, result] { promise->complete(result); });
+    });
     return later;
   }
 
@@ -37,24 +40,37 @@ class DelayLine {
   void run();
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::multimap<std::chrono::steady_clock::time_point, std::function<void()>> tasks_;  // guarded by mutex_
-  bool stopping_ = false;                                                             // guarded by mutex_
+  // guarded by mutex_
+  std::multimap<std::chrono::steady_clock::time_point, std::function<void()>> tasks_;
+  // guarded by mutex_
+  bool stopping_ = false;
   std::thread thread_;
 };
 
 class SlowStore final : public Store {
  public:
-  SlowStore(std::unique_ptr<Store> inner, const SlowDelays& delays) : inner_(std::move(inner)), delays_(delays) {}
+  SlowStore(std::unique_ptr<Store> inner, const SlowDelays& delays)
+      : inner_(std::move(inner)), delays_(delays) {}
 
   Features features() const override { return inner_->features(); }
-  Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot = {}) override { return inner_->stat(key, snapshot); }
-  Result<std::vector<ObjectInfo>> list(std::string_view prefix, std::string_view snapshot = {}) override { return inner_->list(prefix, snapshot); }
-  Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options = {}) override {
+  Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot = {}) override {
+    return inner_->stat(key, snapshot);
+  }
+  Result<std::vector<ObjectInfo>> list(std::string_view prefix,
+                                       std::string_view snapshot = {}) override {
+    return inner_->list(prefix, snapshot);
+  }
+  Future<void> read(std::string_view key, uint64_t offset, Slice into,
+                    ReadOptions options = {}) override {
     return line_.delay(inner_->read(key, offset, into, options), delays_.read);
   }
   Result<std::unique_ptr<Transaction>> begin() override;
-  Future<void> snapshot(std::string_view name) override { return line_.delay(inner_->snapshot(name), delays_.commit); }
-  Future<void> drop(std::string_view name) override { return line_.delay(inner_->drop(name), delays_.commit); }
+  Future<void> snapshot(std::string_view name) override {
+    return line_.delay(inner_->snapshot(name), delays_.commit);
+  }
+  Future<void> drop(std::string_view name) override {
+    return line_.delay(inner_->drop(name), delays_.commit);
+  }
   StoreInfo info() const override { return inner_->info(); }
 
  private:

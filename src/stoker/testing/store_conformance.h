@@ -1,7 +1,8 @@
-// The one suite that every Store passes: store.h line by line. What a store's features() lack is skipped, nothing else.
-// A test program includes this once and instantiates it:
+// The one suite that every Store passes: store.h line by line. What a store's features() lack is
+// skipped, nothing else. A test program includes this once and instantiates it:
 //
-//   INSTANTIATE_TEST_SUITE_P(Memory, StoreConformance, ::testing::Values(StoreUnderTest{...}), store_name);
+//   INSTANTIATE_TEST_SUITE_P(Memory, StoreConformance, ::testing::Values(StoreUnderTest{...}),
+//   store_name);
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,7 +23,9 @@
 
 namespace stoker {
 
-inline std::string store_name(const ::testing::TestParamInfo<StoreUnderTest>& info) { return info.param.name; }
+inline std::string store_name(const ::testing::TestParamInfo<StoreUnderTest>& info) {
+  return info.param.name;
+}
 
 class StoreConformance : public ::testing::TestWithParam<StoreUnderTest> {
  protected:
@@ -56,8 +59,11 @@ class StoreConformance : public ::testing::TestWithParam<StoreUnderTest> {
     EXPECT_OK(version);
     return version ? *version : 0;
   }
-  Bytes get(const std::string& key, std::string_view snapshot = {}) { return read_all(*store_, key, snapshot); }
-  Code read_code(const std::string& key, uint64_t offset, size_t bytes, std::string_view snapshot = {}) {
+  Bytes get(const std::string& key, std::string_view snapshot = {}) {
+    return read_all(*store_, key, snapshot);
+  }
+  Code read_code(const std::string& key, uint64_t offset, size_t bytes,
+                 std::string_view snapshot = {}) {
     Bytes into(bytes);
     return code_of(store_->read(key, offset, slice_of(into), {.snapshot = snapshot}).wait());
   }
@@ -76,7 +82,8 @@ TEST_P(StoreConformance, StartsEmptyAndDescribesItself) {
 }
 
 TEST_P(StoreConformance, ReadsWhatWasWritten) {
-  for (const size_t size : {size_t{1}, size_t{511}, size_t{4095}, size_t{4096}, size_t{4097}, 64 * kKiB - 1, 64 * kKiB, 64 * kKiB + 1, 1 * kMiB + 12345}) {
+  for (const size_t size : {size_t{1}, size_t{511}, size_t{4095}, size_t{4096}, size_t{4097},
+                            64 * kKiB - 1, 64 * kKiB, 64 * kKiB + 1, 1 * kMiB + 12345}) {
     const Bytes bytes = pattern(size, size);
     put("object", bytes);
     ASSERT_EQ(get("object"), bytes) << size;
@@ -90,13 +97,17 @@ TEST_P(StoreConformance, ReadsAnyRangeIntoAnyMemory) {
   std::mt19937_64 random(5);
   for (int i = 0; i < 300; ++i) {
     const size_t offset = random() % bytes.size();
-    const size_t size = random() % std::min<size_t>(bytes.size() - offset, i % 3 == 0 ? 300'000 : 5000) + 1;
+    const size_t size =
+        random() % std::min<size_t>(bytes.size() - offset, i % 3 == 0 ? 300'000 : 5000) + 1;
     const size_t skew = random() % 64;
     Bytes into(size + skew + 8, std::byte{0x5A});
     EXPECT_OK(store_->read("object", offset, {into.data() + skew, size}).wait());
-    ASSERT_EQ(std::memcmp(into.data() + skew, bytes.data() + offset, size), 0) << offset << " + " << size;
-    for (size_t rim = skew + size; rim < into.size(); ++rim) ASSERT_EQ(into[rim], std::byte{0x5A}) << "wrote beyond the buffer";
-    for (size_t rim = 0; rim < skew; ++rim) ASSERT_EQ(into[rim], std::byte{0x5A}) << "wrote before the buffer";
+    ASSERT_EQ(std::memcmp(into.data() + skew, bytes.data() + offset, size), 0)
+        << offset << " + " << size;
+    for (size_t rim = skew + size; rim < into.size(); ++rim)
+      ASSERT_EQ(into[rim], std::byte{0x5A}) << "wrote beyond the buffer";
+    for (size_t rim = 0; rim < skew; ++rim)
+      ASSERT_EQ(into[rim], std::byte{0x5A}) << "wrote before the buffer";
   }
 }
 
@@ -109,7 +120,8 @@ TEST_P(StoreConformance, WritesAnyRangeFromAnyMemory) {
     auto change = begin();
     for (int piece = 0; piece < 4; ++piece) {
       const size_t offset = random() % model.size();
-      const size_t size = random() % std::min<size_t>(model.size() - offset, i % 3 == 0 ? 200'000 : 9000) + 1;
+      const size_t size =
+          random() % std::min<size_t>(model.size() - offset, i % 3 == 0 ? 200'000 : 9000) + 1;
       const size_t skew = random() % 64;
       Bytes from = pattern(size + skew, random());
       const Slice out{from.data() + skew, size};
@@ -135,7 +147,8 @@ TEST_P(StoreConformance, NewBytesReadAsZerosAndCutBytesDoNotComeBack) {
 
   const Bytes bytes = pattern(200'000, 3);
   put("object", bytes);
-  for (const size_t cut : {size_t{150'001}, size_t{131'072}, size_t{70'000}, size_t{5}, size_t{0}}) {
+  for (const size_t cut :
+       {size_t{150'001}, size_t{131'072}, size_t{70'000}, size_t{5}, size_t{0}}) {
     {
       auto change = begin();
       EXPECT_OK(change->resize("object", cut));
@@ -194,9 +207,11 @@ TEST_P(StoreConformance, ErrorsHaveTheirCodes) {
     auto change = begin();
     EXPECT_EQ(code_of(change->write("none", 0, slice_of(bytes)).wait()), Code::not_found);
     EXPECT_EQ(code_of(change->write("object", 0, slice_of(bytes)).wait()), Code::invalid_argument);
-    EXPECT_EQ(code_of(change->write("object", UINT64_MAX - 5, slice_of(bytes)).wait()), Code::invalid_argument);
+    EXPECT_EQ(code_of(change->write("object", UINT64_MAX - 5, slice_of(bytes)).wait()),
+              Code::invalid_argument);
     EXPECT_EQ(code_of(change->read("none", 0, slice_of(bytes)).wait()), Code::not_found);
-    EXPECT_EQ(code_of(change->resize("object", 5, 128 * kKiB)), Code::invalid_argument) << "the chunk size is fixed";
+    EXPECT_EQ(code_of(change->resize("object", 5, 128 * kKiB)), Code::invalid_argument)
+        << "the chunk size is fixed";
     EXPECT_OK(change->resize("object", 5, 64 * kKiB));
   }
   {
@@ -215,7 +230,8 @@ TEST_P(StoreConformance, AFailedWriteFailsTheCommitAndNothingOfItShows) {
   Bytes bytes(2000);
   auto change = begin();
   EXPECT_OK(change->write("object", 0, {bytes.data(), 100}).wait());
-  EXPECT_EQ(code_of(change->write("object", 900, {bytes.data(), 200}).wait()), Code::invalid_argument);
+  EXPECT_EQ(code_of(change->write("object", 900, {bytes.data(), 200}).wait()),
+            Code::invalid_argument);
   EXPECT_EQ(code_of(change->commit(Durability::durable).wait()), Code::invalid_argument);
   EXPECT_EQ(get("object"), pattern(1000, 1));
   put("object", pattern(500, 2));  // nobody owns it any more
@@ -251,7 +267,8 @@ TEST_P(StoreConformance, ATransactionReadsItsOwnBytes) {
   put("object", expected);
   put("other", pattern(1000, 9));
   auto change = begin();
-  for (const auto& [offset, size] : std::vector<std::pair<size_t, size_t>>{{0, 65'536}, {65'540, 100}, {100, 200}, {190'000, 20'000}, {299'999, 1}}) {
+  for (const auto& [offset, size] : std::vector<std::pair<size_t, size_t>>{
+           {0, 65'536}, {65'540, 100}, {100, 200}, {190'000, 20'000}, {299'999, 1}}) {
     Bytes from = pattern(size, offset + 77);
     const auto written = change->write("object", offset, slice_of(from));
     std::memcpy(expected.data() + offset, from.data(), size);
@@ -299,7 +316,8 @@ TEST_P(StoreConformance, AbandoningLeavesNothing) {
   EXPECT_EQ(get("object"), pattern(100'000, 1));
   EXPECT_EQ(code_of(store_->stat("big")), Code::not_found);
   // Dropping does not wait: what is still being merged gives up its space a moment later.
-  for (int i = 0; i < 5000 && store_->info().used_bytes != used; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (int i = 0; i < 5000 && store_->info().used_bytes != used; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_EQ(store_->info().used_bytes, used);
 }
 
@@ -359,7 +377,8 @@ TEST_P(StoreConformance, SnapshotsKeepTheirVersion) {
   put("removed", pattern(5'000, 1));
   put("deferred", pattern(5'000, 4), Durability::deferred);
   EXPECT_OK(store_->snapshot("one").wait());
-  EXPECT_GE(store_->info().durable, store_->info().snapshots.at(0).version) << "what has a name is durable";
+  EXPECT_GE(store_->info().durable, store_->info().snapshots.at(0).version)
+      << "what has a name is durable";
   EXPECT_EQ(code_of(store_->snapshot("one").wait()), Code::already_exists);
   EXPECT_EQ(code_of(store_->snapshot("").wait()), Code::invalid_argument);
   for (uint64_t round = 0; round < 20; ++round) put("object", pattern(200'000, 10 + round));
@@ -459,7 +478,8 @@ TEST_P(StoreConformance, ManyWritesInFlightAtOnce) {
   auto change = begin();
   EXPECT_OK(change->resize("object", bytes.size()));
   std::vector<Future<void>> writes;
-  for (size_t at = 0; at < bytes.size(); at += 64 * kKiB) writes.push_back(change->write("object", at, {bytes.data() + at, 64 * kKiB}));
+  for (size_t at = 0; at < bytes.size(); at += 64 * kKiB)
+    writes.push_back(change->write("object", at, {bytes.data() + at, 64 * kKiB}));
   EXPECT_OK(change->commit(Durability::durable).wait());  // without waiting for them: commit does
   for (const auto& write : writes) {
     EXPECT_TRUE(write.ready()) << "a commit is done after its writes";
@@ -468,7 +488,8 @@ TEST_P(StoreConformance, ManyWritesInFlightAtOnce) {
   EXPECT_EQ(get("object"), bytes);
 }
 
-// Writers commit two objects with the same round number; readers check each chunk is of one round and rounds never go back.
+// Writers commit two objects with the same round number; readers check each chunk is of one round
+// and rounds never go back.
 TEST_P(StoreConformance, ReadersBesideACommittingWriter) {
   constexpr size_t kBytes = 256 * 1024 + 100;
   const auto fill = [](uint64_t round) {
@@ -497,7 +518,8 @@ TEST_P(StoreConformance, ReadersBesideACommittingWriter) {
       }
     });
   }
-  for (uint64_t round = 2; round < 60; ++round) put("object", fill(round), round % 4 == 0 ? Durability::durable : Durability::deferred);
+  for (uint64_t round = 2; round < 60; ++round)
+    put("object", fill(round), round % 4 == 0 ? Durability::durable : Durability::deferred);
   stop = true;
   for (auto& reader : readers) reader.join();
 }
@@ -546,7 +568,9 @@ TEST_P(StoreConformance, WhatIsDurableIsThereAfterReopening) {
   EXPECT_EQ(get("b"), pattern(1 * kMiB + 1, 3));
   auto change = store_->begin();
   Bytes bytes(10);
-  EXPECT_EQ(change ? code_of((*change)->write("b", 0, slice_of(bytes)).wait()) : change.error().code, Code::read_only);
+  EXPECT_EQ(
+      change ? code_of((*change)->write("b", 0, slice_of(bytes)).wait()) : change.error().code,
+      Code::read_only);
   if (change) change->reset();
   if (store_->features().versions) {
     EXPECT_EQ(code_of(store_->snapshot("x").wait()), Code::read_only);
@@ -744,12 +768,14 @@ TEST_P(StoreConformance, ACopyIsAnObjectOfItsOwn) {
   EXPECT_EQ(store_->stat("folder/to")->bytes, 0U);
 }
 
-// Random operations against the reference model: see store_harness.h. --gtest_random_seed=N runs that seed alone.
+// Random operations against the reference model: see store_harness.h. --gtest_random_seed=N runs
+// that seed alone.
 TEST_P(StoreConformance, RandomOperationsAgreeWithTheModel) {
   if (store_->features().atomic != AtomicUnit::transaction)
     GTEST_SKIP() << "its atomic unit is the object";
   std::vector<uint64_t> seeds = {1, 2, 3, std::random_device{}()};
-  if (const int given = GTEST_FLAG_GET(random_seed); given != 0) seeds = {static_cast<uint64_t>(given)};
+  if (const int given = GTEST_FLAG_GET(random_seed); given != 0)
+    seeds = {static_cast<uint64_t>(given)};
   for (const uint64_t seed : seeds) {
     SCOPED_TRACE("replay with --gtest_random_seed=" + std::to_string(seed & 0x7FFFFFFF));
     std::printf("seed %llu\n", static_cast<unsigned long long>(seed & 0x7FFFFFFF));

@@ -1,4 +1,5 @@
-// What tests of stores share: byte patterns, a world in which a store can be opened again and again, and a reference model.
+// What tests of stores share: byte patterns, a world in which a store can be opened again and
+// again, and a reference model.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -21,7 +22,8 @@ namespace stoker {
 
 using Bytes = std::vector<std::byte>;
 
-// Repeatable bytes; a shorter pattern of the same seed is the beginning of a longer one, others differ everywhere.
+// Repeatable bytes; a shorter pattern of the same seed is the beginning of a longer one, others
+// differ everywhere.
 inline Bytes pattern(size_t bytes, uint64_t seed) {
   Bytes out(bytes + 8);
   uint64_t state = seed * 0x9E3779B97F4A7C15ULL + 0xD1B54A32D192ED03ULL;
@@ -63,7 +65,8 @@ inline Bytes read_all(Store& store, std::string_view key, std::string_view snaps
   return into;
 }
 
-// Where a store lives: a budget, a folder, a simulated disk. Open at most one store of it at a time.
+// Where a store lives: a budget, a folder, a simulated disk. Open at most one store of it at a
+// time.
 class StoreWorld {
  public:
   virtual ~StoreWorld() = default;
@@ -85,28 +88,37 @@ struct ModelObject {
 using ModelState = std::map<std::string, ModelObject>;
 
 // The oracle: every object of `state` is there with every byte, and no other.
-inline ::testing::AssertionResult holds(Store& store, const ModelState& state, std::string_view snapshot = {}) {
+inline ::testing::AssertionResult holds(Store& store, const ModelState& state,
+                                        std::string_view snapshot = {}) {
   const auto listed = store.list("", snapshot);
   if (!listed) return ::testing::AssertionFailure() << "list: " << listed.error().message();
-  if (listed->size() != state.size()) return ::testing::AssertionFailure() << listed->size() << " objects instead of " << state.size();
+  if (listed->size() != state.size())
+    return ::testing::AssertionFailure()
+           << listed->size() << " objects instead of " << state.size();
   Bytes into;
   for (const ObjectInfo& info : *listed) {
     const auto expected = state.find(info.key);
-    if (expected == state.end()) return ::testing::AssertionFailure() << "object " << info.key << " should not be there";
+    if (expected == state.end())
+      return ::testing::AssertionFailure() << "object " << info.key << " should not be there";
     const ModelObject& object = expected->second;
-    if (info.bytes != object.bytes.size() || info.chunk_bytes != object.chunk_bytes || info.version != object.version) {
-      return ::testing::AssertionFailure() << info.key << " has " << info.bytes << " bytes, chunks of " << info.chunk_bytes << ", version "
-                                           << info.version << " instead of " << object.bytes.size() << ", " << object.chunk_bytes << ", " << object.version;
+    if (info.bytes != object.bytes.size() || info.chunk_bytes != object.chunk_bytes ||
+        info.version != object.version) {
+      return ::testing::AssertionFailure()
+             << info.key << " has " << info.bytes << " bytes, chunks of " << info.chunk_bytes
+             << ", version " << info.version << " instead of " << object.bytes.size() << ", "
+             << object.chunk_bytes << ", " << object.version;
     }
     into.assign(info.bytes, std::byte{0x5A});
     const auto read = store.read(info.key, 0, slice_of(into), {.snapshot = snapshot}).wait();
     if (!read) return ::testing::AssertionFailure() << info.key << ": " << read.error().message();
-    if (into != object.bytes) return ::testing::AssertionFailure() << info.key << " holds other bytes than were written";
+    if (into != object.bytes)
+      return ::testing::AssertionFailure() << info.key << " holds other bytes than were written";
   }
   return ::testing::AssertionSuccess();
 }
 
-// Random operations on a store and on the model, compared as they go. The same seed makes the same operations.
+// Random operations on a store and on the model, compared as they go. The same seed makes the same
+// operations.
 class RandomRun {
  public:
   RandomRun(StoreWorld& world, uint64_t seed) : world_(world), random_(seed) {}
@@ -166,7 +178,8 @@ inline std::optional<ModelObject> RandomRun::seen(const Open& by, const std::str
   return committed == state_.end() ? std::nullopt : std::optional(committed->second);
 }
 
-// One resize, write, remove or read within a transaction. Only what succeeds is tried: errors have tests of their own.
+// One resize, write, remove or read within a transaction. Only what succeeds is tried: errors have
+// tests of their own.
 inline void RandomRun::one_change(Open& open) {
   const std::string key = some_key();
   std::optional<ModelObject> object = seen(open, key);
@@ -192,7 +205,8 @@ inline void RandomRun::one_change(Open& open) {
     object.reset();
   } else {
     if (object->bytes.empty()) return;
-    const uint64_t offset = below(3) == 0 ? align_down(below(object->bytes.size()), 65536) : below(object->bytes.size());
+    const uint64_t offset = below(3) == 0 ? align_down(below(object->bytes.size()), 65536)
+                                          : below(object->bytes.size());
     const uint64_t size = below(object->bytes.size() - offset) + 1;
     Bytes from = pattern(size + 16, random_());
     const size_t skew = below(2) == 0 ? 0 : below(16);
@@ -206,7 +220,8 @@ inline void RandomRun::made_durable() { history_.erase(history_.begin(), history
 
 inline void RandomRun::commit(size_t index) {
   const bool durable = below(2) == 0;
-  const auto version = open_[index].change->commit(durable ? Durability::durable : Durability::deferred).wait();
+  const auto version =
+      open_[index].change->commit(durable ? Durability::durable : Durability::deferred).wait();
   ASSERT_OK(version);
   ASSERT_EQ(*version, ++version_);
   for (auto& [key, object] : open_[index].staged) {
@@ -242,7 +257,8 @@ inline void RandomRun::compare_a_read() {
   const size_t offset = below(bytes.size());
   Bytes into(below(bytes.size() - offset) + 1);
   ASSERT_OK(store_->read(object->first, offset, slice_of(into)).wait());
-  ASSERT_EQ(std::memcmp(into.data(), bytes.data() + offset, into.size()), 0) << object->first << " at " << offset;
+  ASSERT_EQ(std::memcmp(into.data(), bytes.data() + offset, into.size()), 0)
+      << object->first << " at " << offset;
 }
 
 inline void RandomRun::run(int operations) {
@@ -263,12 +279,14 @@ inline void RandomRun::run(int operations) {
       ASSERT_NO_FATAL_FAILURE(snapshot_or_drop());
     } else if (kind < 90) {
       ASSERT_TRUE(holds(*store_, state_));
-      for (const auto& [name, state] : snapshots_) ASSERT_TRUE(holds(*store_, state, name)) << "snapshot " << name;
+      for (const auto& [name, state] : snapshots_)
+        ASSERT_TRUE(holds(*store_, state, name)) << "snapshot " << name;
     } else if (kind < 92 && world_.persists()) {
       ASSERT_NO_FATAL_FAILURE(reopen(false));
       // Deferred commits may be lost, from the newest backwards; what was durable may not.
       version_ = store_->info().committed;
-      ASSERT_EQ(history_.count(version_), 1U) << "version " << version_ << " is not one that could come back";
+      ASSERT_EQ(history_.count(version_), 1U)
+          << "version " << version_ << " is not one that could come back";
       state_ = history_[version_];
       history_ = {{version_, state_}};
       ASSERT_TRUE(holds(*store_, state_));

@@ -17,7 +17,8 @@ namespace {
 class MemoryWorld final : public StoreWorld {
  public:
   Result<std::unique_ptr<Store>> open(const StoreOptions& options) override {
-    STOKER_ASSIGN(std::unique_ptr<Store> store, MemoryStore::make(budget_, {options.chunk_bytes, options.capacity_bytes}));
+    STOKER_ASSIGN(std::unique_ptr<Store> store,
+                  MemoryStore::make(budget_, {options.chunk_bytes, options.capacity_bytes}));
     return store;
   }
 
@@ -25,16 +26,21 @@ class MemoryWorld final : public StoreWorld {
   Budget budget_{256 * kMiB};
 };
 
-INSTANTIATE_TEST_SUITE_P(Memory, StoreConformance, ::testing::Values(StoreUnderTest{"memory", [] { return std::make_unique<MemoryWorld>(); }}), store_name);
+INSTANTIATE_TEST_SUITE_P(Memory, StoreConformance,
+                         ::testing::Values(StoreUnderTest{
+                             "memory", [] { return std::make_unique<MemoryWorld>(); }}),
+                         store_name);
 
-// The wrappers must not change what a store means. A write is slow here, so "a commit is done after its writes" needs a slower commit.
+// The wrappers must not change what a store means. A write is slow here, so "a commit is done after
+// its writes" needs a slower commit.
 class WrappedWorld final : public StoreWorld {
  public:
   explicit WrappedWorld(bool slow) : slow_(slow) {}
   Result<std::unique_ptr<Store>> open(const StoreOptions& options) override {
     STOKER_ASSIGN(auto store, memory_.open(options));
     if (!slow_) return std::unique_ptr<Store>(new FaultStore(std::move(store)));
-    const SlowDelays delays{std::chrono::microseconds(50), std::chrono::microseconds(50), std::chrono::milliseconds(1)};
+    const SlowDelays delays{std::chrono::microseconds(50), std::chrono::microseconds(50),
+                            std::chrono::milliseconds(1)};
     return std::unique_ptr<Store>(new SlowStore(std::move(store), delays));
   }
 
@@ -43,12 +49,14 @@ class WrappedWorld final : public StoreWorld {
   MemoryWorld memory_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Wrapped, StoreConformance,
-                         ::testing::Values(StoreUnderTest{"fault", [] { return std::make_unique<WrappedWorld>(false); }},
-                                           StoreUnderTest{"slow", [] { return std::make_unique<WrappedWorld>(true); }}),
-                         store_name);
+INSTANTIATE_TEST_SUITE_P(
+    Wrapped, StoreConformance,
+    ::testing::Values(StoreUnderTest{"fault", [] { return std::make_unique<WrappedWorld>(false); }},
+                      StoreUnderTest{"slow", [] { return std::make_unique<WrappedWorld>(true); }}),
+    store_name);
 
-// The local store on simulated disks that complete in any order, a part at a time, and are interrupted.
+// The local store on simulated disks that complete in any order, a part at a time, and are
+// interrupted.
 class SimWorld final : public StoreWorld {
  public:
   explicit SimWorld(size_t volumes) {
@@ -76,10 +84,12 @@ class SimWorld final : public StoreWorld {
   std::unique_ptr<RuntimeOwner> runtime_;
 };
 
-INSTANTIATE_TEST_SUITE_P(LocalOnSim, StoreConformance,
-                         ::testing::Values(StoreUnderTest{"one_volume", [] { return std::make_unique<SimWorld>(1); }},
-                                           StoreUnderTest{"three_volumes", [] { return std::make_unique<SimWorld>(3); }}),
-                         store_name);
+INSTANTIATE_TEST_SUITE_P(
+    LocalOnSim, StoreConformance,
+    ::testing::Values(StoreUnderTest{"one_volume", [] { return std::make_unique<SimWorld>(1); }},
+                      StoreUnderTest{"three_volumes",
+                                     [] { return std::make_unique<SimWorld>(3); }}),
+    store_name);
 
 // Somebody's file that is no store, named by mistake: refused, and not one byte of it changed.
 TEST(LocalStore, AForeignFileIsRefusedUnharmed) {

@@ -21,10 +21,19 @@ int64_t call(const Op& op, int fd) {
   const auto at = static_cast<off_t>(op.offset + op.moved);
   int64_t result = 0;
   switch (op.kind) {
-    case Op::Kind::read: result = pread(fd, data, bytes, at); break;
-    case Op::Kind::write: result = pwrite(fd, data, bytes, at); break;
-    case Op::Kind::sync: result = fdatasync(fd); break;
-    case Op::Kind::trim: result = fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, static_cast<off_t>(bytes)); break;
+    case Op::Kind::read:
+      result = pread(fd, data, bytes, at);
+      break;
+    case Op::Kind::write:
+      result = pwrite(fd, data, bytes, at);
+      break;
+    case Op::Kind::sync:
+      result = fdatasync(fd);
+      break;
+    case Op::Kind::trim:
+      result =
+          fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, static_cast<off_t>(bytes));
+      break;
   }
   return result < 0 ? -errno : result;
 }
@@ -32,7 +41,8 @@ int64_t call(const Op& op, int fd) {
 }  // namespace
 
 Result<std::unique_ptr<PosixEngine>> PosixEngine::make(uint32_t depth) {
-  if (depth == 0) return make_error(Code::invalid_argument, "an engine needs a depth of at least 1", "io/posix");
+  if (depth == 0)
+    return make_error(Code::invalid_argument, "an engine needs a depth of at least 1", "io/posix");
   auto engine = std::unique_ptr<PosixEngine>(new PosixEngine(depth));
   STOKER_TRY(engine->add_thread());
   return engine;
@@ -91,7 +101,8 @@ size_t PosixEngine::poll(uint64_t wait_ns) {
     if (wait_ns == UINT64_MAX) {
       progress_.wait(lock, ready);
     } else if (wait_ns != 0) {
-      progress_.wait_for(lock, std::chrono::nanoseconds(std::min<uint64_t>(wait_ns, 3'600'000'000'000)), ready);
+      progress_.wait_for(
+          lock, std::chrono::nanoseconds(std::min<uint64_t>(wait_ns, 3'600'000'000'000)), ready);
     }
     woken_ = false;
     done = std::exchange(done_, {});

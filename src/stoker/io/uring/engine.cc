@@ -24,7 +24,10 @@ constexpr size_t kCallBytes = kGiB;  // of one transfer; more is continued
 Error refused(int sys_errno) {
   std::string why = "io_uring cannot be used here";
   if (sys_errno == ENOSYS) why = "this kernel (or the container's filter) has no io_uring";
-  if (sys_errno == EPERM || sys_errno == EACCES) why = "io_uring is forbidden here (by the sysctl kernel.io_uring_disabled or a container's filter)";
+  if (sys_errno == EPERM || sys_errno == EACCES)
+    why =
+        "io_uring is forbidden here (by the sysctl kernel.io_uring_disabled or a container's "
+        "filter)";
   if (sys_errno == ENOMEM) why = "io_uring may not lock memory for its rings (see ulimit -l)";
   return Error{Code::unsupported, sys_errno, why, kWhere};
 }
@@ -32,8 +35,10 @@ Error refused(int sys_errno) {
 bool has_operations(io_uring* ring) {
   io_uring_probe* probe = io_uring_get_probe_ring(ring);
   if (probe == nullptr) return false;
-  const std::array needed = {IORING_OP_READ, IORING_OP_WRITE, IORING_OP_READ_FIXED, IORING_OP_WRITE_FIXED, IORING_OP_FSYNC, IORING_OP_FALLOCATE};
-  const bool all = std::all_of(needed.begin(), needed.end(), [&](int op) { return io_uring_opcode_supported(probe, op) != 0; });
+  const std::array needed = {IORING_OP_READ,        IORING_OP_WRITE, IORING_OP_READ_FIXED,
+                             IORING_OP_WRITE_FIXED, IORING_OP_FSYNC, IORING_OP_FALLOCATE};
+  const bool all = std::all_of(needed.begin(), needed.end(),
+                               [&](int op) { return io_uring_opcode_supported(probe, op) != 0; });
   io_uring_free_probe(probe);
   return all;
 }
@@ -41,7 +46,8 @@ bool has_operations(io_uring* ring) {
 }  // namespace
 
 Result<std::unique_ptr<UringEngine>> UringEngine::make(uint32_t depth) {
-  if (depth == 0) return make_error(Code::invalid_argument, "an engine needs a depth of at least 1", kWhere);
+  if (depth == 0)
+    return make_error(Code::invalid_argument, "an engine needs a depth of at least 1", kWhere);
   const int wake_fd = eventfd(0, EFD_CLOEXEC);
   if (wake_fd < 0) return errno_error(errno, "cannot make an eventfd", kWhere);
   auto engine = std::unique_ptr<UringEngine>(new UringEngine(std::min(depth, kDepthMax), wake_fd));
@@ -50,19 +56,21 @@ Result<std::unique_ptr<UringEngine>> UringEngine::make(uint32_t depth) {
 }
 
 Status UringEngine::start() {
-  // Completions need not interrupt the thread, which comes to collect them anyway; one op that cannot start must not hold up
-  // the rest of its batch. Older kernels know neither and refuse.
+  // Completions need not interrupt the thread, which comes to collect them anyway; one op that
+  // cannot start must not hold up the rest of its batch. Older kernels know neither and refuse.
   int result = -EINVAL;
   for (const unsigned flags : {IORING_SETUP_COOP_TASKRUN | IORING_SETUP_SUBMIT_ALL, 0U}) {
     io_uring_params params{};
     params.flags = flags;
-    result = io_uring_queue_init_params(depth_ + 1, &ring_, &params);  // one more for the wake-up read
+    // one more for the wake-up read
+    result = io_uring_queue_init_params(depth_ + 1, &ring_, &params);
     if (result != -EINVAL) break;
   }
   if (result != 0) return refused(-result);
   ring_made_ = true;
   if (!has_operations(&ring_)) return refused(ENOSYS);
-  // What the kernel hands to threads (syncs, say) must not wait behind those of a disk that hangs. Older kernels know no limit.
+  // What the kernel hands to threads (syncs, say) must not wait behind those of a disk that hangs.
+  // Older kernels know no limit.
   std::array<unsigned, 2> workers = {std::min(depth_, 64U), std::min(depth_, 64U)};
   static_cast<void>(io_uring_register_iowq_max_workers(&ring_, workers.data()));
   registry_.start();
@@ -113,7 +121,8 @@ size_t UringEngine::submit(std::span<Op* const> ops) {
   return taken;
 }
 
-// A free place in the submission ring. There always is one: it has room for all that may be in flight.
+// A free place in the submission ring. There always is one: it has room for all that may be in
+// flight.
 io_uring_sqe* UringEngine::slot() {
   io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
   STOKER_CHECK(sqe != nullptr);
@@ -126,20 +135,32 @@ void UringEngine::prepare(Op& op) {
   const bool numbered = registry_.has_file(op.file);
   const int file = numbered ? op.file : files_.find(op.file)->fd;
   const uint64_t at = op.offset + op.moved;
-  const Slice rest = op.kind == Op::Kind::sync ? Slice{} : op.bytes.sub(op.moved, op.bytes.size - op.moved);
+  const Slice rest =
+      op.kind == Op::Kind::sync ? Slice{} : op.bytes.sub(op.moved, op.bytes.size - op.moved);
   const auto bytes = static_cast<unsigned>(std::min(rest.size, kCallBytes));
-  const int memory = op.kind == Op::Kind::read || op.kind == Op::Kind::write ? registry_.find({rest.data, bytes, rest.arena}) : -1;
+  const int memory = op.kind == Op::Kind::read || op.kind == Op::Kind::write
+                         ? registry_.find({rest.data, bytes, rest.arena})
+                         : -1;
   switch (op.kind) {
     case Op::Kind::read:
-      if (memory >= 0) io_uring_prep_read_fixed(sqe, file, rest.data, bytes, at, memory);
-      else io_uring_prep_read(sqe, file, rest.data, bytes, at);
+      if (memory >= 0)
+        io_uring_prep_read_fixed(sqe, file, rest.data, bytes, at, memory);
+      else
+        io_uring_prep_read(sqe, file, rest.data, bytes, at);
       break;
     case Op::Kind::write:
-      if (memory >= 0) io_uring_prep_write_fixed(sqe, file, rest.data, bytes, at, memory);
-      else io_uring_prep_write(sqe, file, rest.data, bytes, at);
+      if (memory >= 0)
+        io_uring_prep_write_fixed(sqe, file, rest.data, bytes, at, memory);
+      else
+        io_uring_prep_write(sqe, file, rest.data, bytes, at);
       break;
-    case Op::Kind::sync: io_uring_prep_fsync(sqe, file, IORING_FSYNC_DATASYNC); break;
-    case Op::Kind::trim: io_uring_prep_fallocate(sqe, file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at), static_cast<off_t>(rest.size)); break;
+    case Op::Kind::sync:
+      io_uring_prep_fsync(sqe, file, IORING_FSYNC_DATASYNC);
+      break;
+    case Op::Kind::trim:
+      io_uring_prep_fallocate(sqe, file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                              static_cast<off_t>(at), static_cast<off_t>(rest.size));
+      break;
   }
   if (numbered) io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE);
   io_uring_sqe_set_data(sqe, &op);
@@ -169,8 +190,8 @@ size_t UringEngine::complete_failed() {
   return completed;
 }
 
-// Hands the filled places to the kernel and waits for the first completion. Whatever the kernel could not take now
-// (interrupted, short of memory) stays in the ring for the next call.
+// Hands the filled places to the kernel and waits for the first completion. Whatever the kernel
+// could not take now (interrupted, short of memory) stays in the ring for the next call.
 void UringEngine::enter(uint64_t wait_ns) {
   const bool filled = io_uring_sq_ready(&ring_) > 0;
   int result = 0;
@@ -179,12 +200,14 @@ void UringEngine::enter(uint64_t wait_ns) {
   } else if (wait_ns == UINT64_MAX) {
     result = io_uring_submit_and_wait(&ring_, 1);
   } else {
-    __kernel_timespec time{static_cast<int64_t>(wait_ns / 1'000'000'000), static_cast<long long>(wait_ns % 1'000'000'000)};
+    __kernel_timespec time{static_cast<int64_t>(wait_ns / 1'000'000'000),
+                           static_cast<long long>(wait_ns % 1'000'000'000)};
     io_uring_cqe* first = nullptr;
     result = io_uring_submit_and_wait_timeout(&ring_, &first, 1, &time, nullptr);
   }
   if (filled && result > 0) counters_.submissions.add(1);
-  STOKER_CHECK(result >= 0 || result == -ETIME || result == -EINTR || result == -EAGAIN || result == -EBUSY || result == -ENOMEM);
+  STOKER_CHECK(result >= 0 || result == -ETIME || result == -EINTR || result == -EAGAIN ||
+               result == -EBUSY || result == -ENOMEM);
 }
 
 size_t UringEngine::reap() {

@@ -1,7 +1,9 @@
-// UringEngine: io_uring with direct I/O, registered files and registered memory. The engine of choice.
+// UringEngine: io_uring with direct I/O, registered files and registered memory. The engine of
+// choice.
 //
-// No allocation an Op: the Op itself is the request, its address the user data. submit() only fills the ring; poll() hands
-// what is there to the kernel in the same system call that waits, so a busy Loop makes one call a batch.
+// No allocation an Op: the Op itself is the request, its address the user data. submit() only fills
+// the ring; poll() hands what is there to the kernel in the same system call that waits, so a busy
+// Loop makes one call a batch.
 #pragma once
 
 #include <liburing.h>

@@ -15,7 +15,9 @@ constexpr uint32_t kFiles = 1024;
 constexpr uint32_t kSlots = 1024;
 constexpr uint64_t kSlotBytes = kGiB;  // the kernel takes at most that much as one buffer
 
-uint32_t slots_of(uint64_t bytes) { return static_cast<uint32_t>((bytes + kSlotBytes - 1) / kSlotBytes); }
+uint32_t slots_of(uint64_t bytes) {
+  return static_cast<uint32_t>((bytes + kSlotBytes - 1) / kSlotBytes);
+}
 
 }  // namespace
 
@@ -26,19 +28,25 @@ void UringRegistry::start() {
   if (const int result = io_uring_register_files_sparse(ring_, files); result == 0) {
     files_ = files;
   } else {
-    log().info("the kernel keeps no table of files for io_uring ({}): they are looked up at each transfer", strerror(-result));
+    log().info(
+        "the kernel keeps no table of files for io_uring ({}): they are looked up at each transfer",
+        strerror(-result));
   }
   if (const int result = io_uring_register_buffers_sparse(ring_, kSlots); result == 0) {
     slots_.assign(kSlots, false);
   } else {
-    log().info("the kernel keeps no table of memory for io_uring ({}): pages are pinned at each transfer", strerror(-result));
+    log().info(
+        "the kernel keeps no table of memory for io_uring ({}): pages are pinned at each transfer",
+        strerror(-result));
   }
 }
 
 Status UringRegistry::add_file(FileId id, int fd) {
   if (!has_file(id)) return {};
   const int result = io_uring_register_files_update(ring_, static_cast<unsigned>(id), &fd, 1);
-  return result == 1 ? Status{} : errno_error(-result, "the kernel does not register the file for io_uring", "io/uring");
+  return result == 1 ? Status{}
+                     : errno_error(-result, "the kernel does not register the file for io_uring",
+                                   "io/uring");
 }
 
 void UringRegistry::remove_file(FileId id) {
@@ -53,7 +61,8 @@ int UringRegistry::take_slots(uint32_t count) {
   return static_cast<int>(run - slots_.begin());
 }
 
-// Empties the slots in the kernel too; transfers that still use them keep their pages until they end.
+// Empties the slots in the kernel too; transfers that still use them keep their pages until they
+// end.
 void UringRegistry::free_slots(uint32_t first, uint32_t count) {
   const std::vector<iovec> none(count, iovec{nullptr, 0});
   io_uring_register_buffers_update_tag(ring_, first, none.data(), nullptr, count);
@@ -68,17 +77,22 @@ void UringRegistry::add(const Arena& arena) {
   int result = -ENOSPC;
   if (first >= 0) {
     std::vector<iovec> parts;
-    for (uint64_t at = 0; at < arena.size(); at += kSlotBytes) parts.push_back({arena.data() + at, std::min(kSlotBytes, arena.size() - at)});
-    result = io_uring_register_buffers_update_tag(ring_, static_cast<unsigned>(first), parts.data(), nullptr, count);
+    for (uint64_t at = 0; at < arena.size(); at += kSlotBytes)
+      parts.push_back({arena.data() + at, std::min(kSlotBytes, arena.size() - at)});
+    result = io_uring_register_buffers_update_tag(ring_, static_cast<unsigned>(first), parts.data(),
+                                                  nullptr, count);
     if (result == static_cast<int>(count)) {
-      regions_.emplace(arena.id(), Region{arena.data(), arena.size(), static_cast<uint32_t>(first)});
+      regions_.emplace(arena.id(),
+                       Region{arena.data(), arena.size(), static_cast<uint32_t>(first)});
       return;
     }
     free_slots(static_cast<uint32_t>(first), count);
   }
   if (!refusal_logged_) {
-    log().warn("memory of {} stays unregistered for io_uring ({}): its pages are pinned at each transfer; "
-               "a higher limit of locked memory (ulimit -l) would help", human_bytes(arena.size()), result < 0 ? strerror(-result) : "only a part was taken");
+    log().warn(
+        "memory of {} stays unregistered for io_uring ({}): its pages are pinned at each transfer; "
+        "a higher limit of locked memory (ulimit -l) would help",
+        human_bytes(arena.size()), result < 0 ? strerror(-result) : "only a part was taken");
     refusal_logged_ = true;
   }
 }

@@ -1,5 +1,6 @@
-// UringRegistry: which files and which arenas the ring knows by number, so that the kernel need not look up the file nor pin
-// the pages at each transfer. Both tables start empty and change at any time, also while transfers are on their way.
+// UringRegistry: which files and which arenas the ring knows by number, so that the kernel need not
+// look up the file nor pin the pages at each transfer. Both tables start empty and change at any
+// time, also while transfers are on their way.
 #pragma once
 
 #include <liburing.h>
@@ -14,7 +15,8 @@
 
 namespace stoker {
 
-// Any thread. Memory that cannot be registered is used unregistered; that is logged once and never an error.
+// Any thread. Memory that cannot be registered is used unregistered; that is logged once and never
+// an error.
 class UringRegistry {
  public:
   explicit UringRegistry(io_uring* ring) : ring_(ring) {}
@@ -22,7 +24,8 @@ class UringRegistry {
   void start();  // once the ring exists
   bool has_memory() const { return !slots_.empty(); }
 
-  Status add_file(FileId id, int fd);  // files beyond the table go by their descriptor: has_file() tells
+  // files beyond the table go by their descriptor: has_file() tells
+  Status add_file(FileId id, int fd);
   void remove_file(FileId id);
   bool has_file(FileId id) const { return static_cast<uint32_t>(id) < files_; }
 
@@ -43,7 +46,8 @@ class UringRegistry {
   io_uring* const ring_;
   uint32_t files_ = 0;  // size of the file table; 0: none
   mutable std::mutex mutex_;
-  std::vector<bool> slots_;                      // taken; empty: no table. Its size is fixed by start(); guarded by mutex_
+  // taken; empty: no table. Its size is fixed by start(); guarded by mutex_
+  std::vector<bool> slots_;
   std::unordered_map<int32_t, Region> regions_;  // by Arena::id(); guarded by mutex_
   bool refusal_logged_ = false;                  // guarded by mutex_
 };

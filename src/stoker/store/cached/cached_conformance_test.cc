@@ -48,13 +48,13 @@ std::vector<StoreUnderTest> compositions() {
   const auto over = [](const char* fast, const char* slow) {
     return [fast, slow] { return std::make_unique<CachedWorld>(fast, slow); };
   };
-  std::vector<StoreUnderTest> all = {
-      {"local_dir", over("local:ROOT/fast", "dir:ROOT/slow")},
-      {"memory_dir", over("memory:", "dir:ROOT/slow")},
-      {"local_s3", [] {
-         server().control({{"clear", true}, {"page", 3}});
-         return std::make_unique<CachedWorld>("local:ROOT/fast", server().store());
-       }}};
+  std::vector<StoreUnderTest> all = {{"local_dir", over("local:ROOT/fast", "dir:ROOT/slow")},
+                                     {"memory_dir", over("memory:", "dir:ROOT/slow")},
+                                     {"local_s3", [] {
+                                        server().control({{"clear", true}, {"page", 3}});
+                                        return std::make_unique<CachedWorld>("local:ROOT/fast",
+                                                                             server().store());
+                                      }}};
   // As in s3_conformance_test.cc.
   if (const char* given = std::getenv("STOKER_TEST_S3"); given != nullptr)
     all.push_back({"given", [text = std::string(given)] {

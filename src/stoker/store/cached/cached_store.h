@@ -62,15 +62,13 @@ class CachedStore final : public Store {
               const CachedOptions& options);
 
   // read.cc
-  Status read_now(const std::string& key, uint64_t offset, Slice into,
-                  const ReadOptions& options);
+  Status read_now(const std::string& key, uint64_t offset, Slice into, const ReadOptions& options);
   Result<bool> read_content(const ObjectInfo& object, uint64_t offset, Slice into,
                             const ReadOptions& options);
   void choose(Piece& piece);  // with the mutex
   void failed(const BlockId& id, const Error& error);
   void fetched(Piece& piece, const Status& status);
-  Status direct(const ObjectInfo& object, std::vector<Piece>& pieces,
-                const ReadOptions& options);
+  Status direct(const ObjectInfo& object, std::vector<Piece>& pieces, const ReadOptions& options);
 
   // store.cc
   Status start();
@@ -95,7 +93,7 @@ class CachedStore final : public Store {
   std::condition_variable wake_, flushed_;
   bool stopping_ = false;
   uint64_t flush_wanted_ = 0, flush_done_ = 0;
-  std::shared_ptr<Slots> slots_;  // null: FAST is given up for now
+  std::shared_ptr<Slots> slots_;    // null: FAST is given up for now
   std::shared_ptr<Slots> closing_;  // given up; the writer lets go of it, without the mutex
   std::weak_ptr<Slots> last_slots_;
   uint64_t life_ = 0;  // how often FAST was opened or given up

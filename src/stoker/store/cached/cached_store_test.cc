@@ -78,8 +78,8 @@ class CachedStore : public ::testing::Test {
   }
   Status open() {
     store_.reset();
-    STOKER_ASSIGN(auto slow, open_store("dir:" + root_ + "/slow", runtime_->runtime(),
-                                        {.create = true}));
+    STOKER_ASSIGN(auto slow,
+                  open_store("dir:" + root_ + "/slow", runtime_->runtime(), {.create = true}));
     auto wrapped = std::make_unique<FaultStore>(std::move(slow));
     slow_ = &wrapped->plan();
     OpenFast fast = [this](uint64_t bytes) -> Result<std::unique_ptr<Store>> {

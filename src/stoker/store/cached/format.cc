@@ -28,9 +28,7 @@ Error damaged(const std::string& what) {
   return make_error(Code::corruption, "the map of the cache is damaged: " + what, kWhere);
 }
 
-uint32_t crc_at(std::span<const std::byte> bytes) {
-  return ByteReader(bytes).get<uint32_t>();
-}
+uint32_t crc_at(std::span<const std::byte> bytes) { return ByteReader(bytes).get<uint32_t>(); }
 
 }  // namespace
 
@@ -95,10 +93,10 @@ Result<Map> decode(std::span<const std::byte> bytes) {
   ByteReader head(bytes.subspan(kMagic.size(), kCrcAt - kMagic.size()));
   const auto version = head.get<uint32_t>();
   if (version != kVersion)
-    return make_error(Code::mismatch,
-                      "the cache has version " + std::to_string(version) + ", not " +
-                          std::to_string(kVersion),
-                      kWhere);
+    return make_error(
+        Code::mismatch,
+        "the cache has version " + std::to_string(version) + ", not " + std::to_string(kVersion),
+        kWhere);
   Map map;
   map.header.block_bytes = head.get<uint32_t>();
   map.header.slots = head.get<uint64_t>();

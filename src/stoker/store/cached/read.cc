@@ -72,8 +72,8 @@ Result<bool> CachedStore::read_content(const ObjectInfo& object, uint64_t offset
     piece.id = block_id(object.key, object.tag, block);
     piece.offset = offset + done;
     piece.at = piece.offset % options_.block_bytes;
-    piece.block_bytes = std::min<uint64_t>(options_.block_bytes,
-                                           object.bytes - block * options_.block_bytes);
+    piece.block_bytes =
+        std::min<uint64_t>(options_.block_bytes, object.bytes - block * options_.block_bytes);
     piece.into = into.sub(done, std::min<size_t>(piece.block_bytes - piece.at, into.size - done));
     done += piece.into.size;
     pieces.push_back(std::move(piece));
@@ -89,8 +89,7 @@ Result<bool> CachedStore::read_content(const ObjectInfo& object, uint64_t offset
     if (piece.from == From::slot)
       piece.moved = piece.slots->read(piece.slot, piece.at, piece.into, options);
     if (piece.from == From::fetch)
-      piece.moved = slow_->read(object.key, piece.offset - piece.at, piece.block->slice(),
-                                options);
+      piece.moved = slow_->read(object.key, piece.offset - piece.at, piece.block->slice(), options);
   }
   const Status slow = direct(object, pieces, options);
   for (Piece& piece : pieces)

@@ -32,8 +32,8 @@ Room room_for(uint64_t usable, uint32_t block_bytes) {
   room.usable = usable;
   room.slots = usable + std::max<uint64_t>(2, (usable + 49) / 50);
   // What comes during a commit goes into the next one, hence twice.
-  room.staged = std::max(room.slots - usable,
-                         std::min<uint64_t>(room.slots, 2 * kCommitBytes / block_bytes));
+  room.staged =
+      std::max(room.slots - usable, std::min<uint64_t>(room.slots, 2 * kCommitBytes / block_bytes));
   // FAST writes what changes beside what is there: the fills of one commit, and the whole map.
   const uint64_t map = kHeaderBytes + kRecordBytes * (4096 + 3 * room.slots);
   const uint64_t data = (room.slots + room.staged) * block_bytes;
@@ -119,8 +119,8 @@ Status Slots::commit(const std::vector<Fill>& fills, const std::vector<uint32_t>
   STOKER_ASSIGN(auto change, fast_->begin());
   std::vector<Future<void>> writes;
   for (const auto& [slot, block] : fills) {
-    writes.push_back(change->write(slots_key(slot),
-                                   slot % kSlotsPerObject * header_.block_bytes, block->slice()));
+    writes.push_back(change->write(slots_key(slot), slot % kSlotsPerObject * header_.block_bytes,
+                                   block->slice()));
     records.push_back({block->id, slot, static_cast<uint32_t>(block->size)});
   }
   const uint64_t at = kHeaderBytes + (anew ? 0 : records_ * kRecordBytes);

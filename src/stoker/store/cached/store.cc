@@ -35,10 +35,10 @@ Result<std::unique_ptr<Store>> CachedStore::open(std::string name, OpenFast fast
                                                  const CachedOptions& options) {
   const uint32_t block = options.block_bytes;
   if (!std::has_single_bit(block) || block < 64 * kKiB || block > 8 * kMiB)
-    return make_error(Code::invalid_argument,
-                      "the blocks of a cache are a power of two from 64 KiB to 8 MiB, not " +
-                          human_bytes(block),
-                      kWhere);
+    return make_error(
+        Code::invalid_argument,
+        "the blocks of a cache are a power of two from 64 KiB to 8 MiB, not " + human_bytes(block),
+        kWhere);
   if (options.dram_bytes < block)
     return make_error(Code::invalid_argument,
                       "the cache has " + human_bytes(options.dram_bytes) +
@@ -90,19 +90,20 @@ Result<std::shared_ptr<Slots>> CachedStore::open_slots() {
   if (!info.read_only.empty()) return make_error(Code::read_only, info.read_only, kWhere);
   if (wanted == 0 && info.capacity_bytes == 0)
     return make_error(Code::invalid_argument,
-                      "'" + info.composition + "' has no size of its own; say with disk= how much "
-                                               "of it the cache may take",
+                      "'" + info.composition +
+                          "' has no size of its own; say with disk= how much "
+                          "of it the cache may take",
                       kWhere);
   const Room room = wanted != 0 ? room_for(wanted, options_.block_bytes)
                                 : room_in(info.capacity_bytes, options_.block_bytes);
   if (room.usable == 0 || (info.capacity_bytes != 0 && room.fast_bytes > info.capacity_bytes))
-    return make_error(Code::invalid_argument,
-                      "'" + info.composition + "' holds " + human_bytes(info.capacity_bytes) +
-                          ", and the cache needs " +
-                          human_bytes(room_for(std::max<uint64_t>(1, wanted), options_.block_bytes)
-                                          .fast_bytes) +
-                          "; make it larger or disk= smaller",
-                      kWhere);
+    return make_error(
+        Code::invalid_argument,
+        "'" + info.composition + "' holds " + human_bytes(info.capacity_bytes) +
+            ", and the cache needs " +
+            human_bytes(room_for(std::max<uint64_t>(1, wanted), options_.block_bytes).fast_bytes) +
+            "; make it larger or disk= smaller",
+        kWhere);
   STOKER_ASSIGN(auto slots,
                 Slots::open(std::move(fast), {.block_bytes = options_.block_bytes,
                                               .slots = room.slots,
@@ -142,9 +143,8 @@ void CachedStore::take_up(std::shared_ptr<Slots> slots) {
 // At least one and at most half of the slots that are free for it: the other half takes what comes
 // during the commit.
 uint64_t CachedStore::batch() const {
-  return std::max<uint64_t>(
-      1, std::min({kCommitBytes / options_.block_bytes, free_.size() / 2,
-                   options_.dram_bytes / options_.block_bytes / 2}));
+  return std::max<uint64_t>(1, std::min({kCommitBytes / options_.block_bytes, free_.size() / 2,
+                                         options_.dram_bytes / options_.block_bytes / 2}));
 }
 
 void CachedStore::turn_off(const Error& error) {
@@ -214,9 +214,8 @@ Status CachedStore::forget(std::string_view key, uint64_t offset, uint64_t bytes
   wake_.notify_one();
   flushed_.wait(lock, [&] { return flush_done_ >= wanted || !slots_; });
   if (slots_) return {};
-  return make_error(Code::io,
-                    "the cache forgot the bytes, but cannot say so durably: " + counts_.off,
-                    kWhere);
+  return make_error(
+      Code::io, "the cache forgot the bytes, but cannot say so durably: " + counts_.off, kWhere);
 }
 
 void CachedStore::write_behind() {

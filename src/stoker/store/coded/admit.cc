@@ -1,4 +1,5 @@
-// Admission: a shard that was resynced gets a log, the VALs that belong to it and the table, and counts again from the epoch on that names it.
+// Admission: a shard that was resynced gets a log, the VALs that belong to it and the table, and
+// counts again from the epoch on that names it.
 #include <algorithm>
 #include <cstring>
 #include <random>
@@ -14,19 +15,24 @@ namespace {
 
 constexpr const char* kWhere = "store/coded/resync";
 
-Error failing(const std::string& path, const std::string& why, Code code = Code::io) { return make_error(code, "the shard '" + path + "' cannot be brought up to date: " + why, kWhere); }
+Error failing(const std::string& path, const std::string& why, Code code = Code::io) {
+  return make_error(code, "the shard '" + path + "' cannot be brought up to date: " + why, kWhere);
+}
 
 }  // namespace
 
-// Reads an area of the joining shard; what cannot be read is made zeros, on the disk too: it is not read again, and must not come back.
-Status CodedStore::make_readable(size_t shard, uint64_t offset, size_t bytes, AlignedBytes& content) {
+// Reads an area of the joining shard; what cannot be read is made zeros, on the disk too: it is not
+// read again, and must not come back.
+Status CodedStore::make_readable(size_t shard, uint64_t offset, size_t bytes,
+                                 AlignedBytes& content) {
   content = AlignedBytes(bytes);
   pace_.spend(bytes);
   Area area{shard, offset, content.slice()};
   if (read_areas(*shards_, Priority::scrub, {&area, 1}).empty()) return {};
   ShardBatch writes(*shards_, Priority::scrub);
   for (size_t i = 0; i * kBlock < bytes; ++i) {
-    if (!area.readable[i]) writes.write(shard, offset + i * kBlock, content.slice().sub(i * kBlock, kBlock));
+    if (!area.readable[i])
+      writes.write(shard, offset + i * kBlock, content.slice().sub(i * kBlock, kBlock));
   }
   return writes.run() == 0 ? Status() : failing((*shards_)[shard].path, writes.why());
 }
@@ -35,11 +41,14 @@ Status CodedStore::make_readable(size_t shard, uint64_t offset, size_t bytes, Al
 Status CodedStore::begin_log(size_t shard) {
   Shard& each = (*shards_)[shard];
   AlignedBytes bytes;
-  for (size_t area = 0; area < 2; ++area) STOKER_TRY(make_readable(shard, shape_.area_at(area), shape_.area_bytes, bytes));
+  for (size_t area = 0; area < 2; ++area)
+    STOKER_TRY(make_readable(shard, shape_.area_at(area), shape_.area_bytes, bytes));
   uint64_t highest = each.super.log_floor;
   for (size_t segment = 0; segment < shape_.segments; ++segment) {
     STOKER_TRY(make_readable(shard, shape_.segment_at(segment), shape_.segment_bytes, bytes));
-    highest = std::max(highest, read_segment(shape_, shards_->store(), shard, segment, 0, bytes.span(), [](uint64_t, const FrameContent&) {}).count());
+    highest = std::max(highest, read_segment(shape_, shards_->store(), shard, segment, 0,
+                                             bytes.span(), [](uint64_t, const FrameContent&) {})
+                                    .count());
   }
   each.log = std::make_unique<ShardLog>(shape_, shards_->store(), shard);
   each.log->seen(highest);
@@ -55,20 +64,24 @@ std::vector<std::pair<StripePtr, ValRef>> CodedStore::vals_of(size_t shard) cons
   for (const auto& [id, weak] : dirty_) {
     const StripePtr stripe = weak.lock();
     if (!stripe) continue;
-    const auto position = static_cast<size_t>(std::find(stripe->shards.begin(), stripe->shards.end(), shard) - stripe->shards.begin());
+    const auto position = static_cast<size_t>(
+        std::find(stripe->shards.begin(), stripe->shards.end(), shard) - stripe->shards.begin());
     if (position == shape_.n()) continue;
     for (const auto& [block, newer] : stripe->overlay) {
-      if (position >= shape_.k || position == newer.val->chunk) vals.emplace_back(stripe, newer.val);
+      if (position >= shape_.k || position == newer.val->chunk)
+        vals.emplace_back(stripe, newer.val);
     }
   }
   // The oldest first: they are folded first, and segments come free.
-  std::sort(vals.begin(), vals.end(), [](const auto& a, const auto& b) { return std::pair(a.second->stamp, a.second) < std::pair(b.second->stamp, b.second); });
+  std::sort(vals.begin(), vals.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.second->stamp, a.second) < std::pair(b.second->stamp, b.second);
+  });
   vals.erase(std::unique(vals.begin(), vals.end()), vals.end());
   return vals;
 }
 
-// What no log has intact is zeros in them, and told. The record goes on without it: as long as that is there its checksum fails, and what is older is not
-// taken for it.
+// What no log has intact is zeros in them, and told. The record goes on without it: as long as that
+// is there its checksum fails, and what is older is not taken for it.
 void CodedStore::fetch_records(const std::vector<Run>& runs, Priority priority) {
   const Status fetched = fetch(runs, priority);
   if (fetched) return;
@@ -82,7 +95,8 @@ void CodedStore::fetch_records(const std::vector<Run>& runs, Priority priority) 
 }
 
 // Into the shard's log, not flushed. They are settled: none of them needs its COMMIT any more.
-Status CodedStore::append_settled(size_t shard, const std::vector<std::pair<StripePtr, ValRef>>& vals) {
+Status CodedStore::append_settled(size_t shard,
+                                  const std::vector<std::pair<StripePtr, ValRef>>& vals) {
   Shard& each = (*shards_)[shard];
   for (size_t first = 0; first < vals.size();) {
     FrameBuilder frame;
@@ -90,19 +104,25 @@ Status CodedStore::append_settled(size_t shard, const std::vector<std::pair<Stri
     std::vector<Run> runs;
     std::vector<size_t> at;
     size_t end = first;
-    for (size_t blocks = 0; end < vals.size() && blocks * kBlock < shape_.segment_bytes / 4; ++end) {
+    for (size_t blocks = 0; end < vals.size() && blocks * kBlock < shape_.segment_bytes / 4;
+         ++end) {
       const auto& [stripe, val] = vals[end];
-      runs.push_back({Run::From::log, stripe, val->chunk, val->first, val->crcs.size(), val, 0, memory.emplace_back(val->crcs.size() * kBlock).data()});
+      runs.push_back({Run::From::log, stripe, val->chunk, val->first, val->crcs.size(), val, 0,
+                      memory.emplace_back(val->crcs.size() * kBlock).data()});
       blocks += val->crcs.size();
     }
     fetch_records(runs, Priority::scrub);
-    if (std::any_of(memory.begin(), memory.end(), [](const AlignedBytes& blocks) { return blocks.lost(); })) continue;
+    if (std::any_of(memory.begin(), memory.end(),
+                    [](const AlignedBytes& blocks) { return blocks.lost(); }))
+      continue;
     for (size_t i = first; i < end; ++i) {
       const auto& val = vals[i].second;
       at.push_back(frame.block_count());
-      frame.add(ValItem{val->stamp, false, val->stripe, val->chunk, val->first, val->crcs, 0}, memory[i - first].span());
+      frame.add(ValItem{val->stamp, false, val->stripe, val->chunk, val->first, val->crcs, 0},
+                memory[i - first].span());
     }
-    if (frame.bytes() > shape_.segment_bytes || !each.log->fits(frame.bytes(), kReserve)) return failing(each.path, "its log is full", Code::out_of_space);
+    if (frame.bytes() > shape_.segment_bytes || !each.log->fits(frame.bytes(), kReserve))
+      return failing(each.path, "its log is full", Code::out_of_space);
     const LogFrame made = each.log->append(frame);
     ShardBatch batch(*shards_, Priority::scrub);
     batch.write(shard, made.offset, made.bytes.slice());
@@ -113,7 +133,8 @@ Status CodedStore::append_settled(size_t shard, const std::vector<std::pair<Stri
       const auto more = std::make_shared<Val>(*val);  // readers may be looking at the old one
       std::erase_if(more->places, [shard](const Place& place) { return place.shard == shard; });
       const bool data = stripe->shards[val->chunk] == shard;
-      more->places.insert(data ? more->places.begin() : more->places.end(), {shard, made.blocks_at + at[i - first] * kBlock});
+      more->places.insert(data ? more->places.begin() : more->places.end(),
+                          {shard, made.blocks_at + at[i - first] * kBlock});
       more->held.push_back(made.segment);
       if (!more->told) rounds_.add(more);
       for (auto& [block, newer] : stripe->overlay) {

@@ -1,4 +1,5 @@
-// Classes of objects: where they come from, what they decide, and that nothing but speed depends on them.
+// Classes of objects: where they come from, what they decide, and that nothing but speed depends on
+// them.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -39,7 +40,8 @@ bool comes(Condition condition) {
 }
 
 TEST(CodedClass, WhatWasStatedIsKept) {
-  const auto tree = ClassTree::parse(R"({"nodes": [{"class": "read_write"}]})");  // says nothing when objects are made
+  // says nothing when objects are made
+  const auto tree = ClassTree::parse(R"({"nodes": [{"class": "read_write"}]})");
   ASSERT_OK(tree);
   CodedWorldOptions options = quiet(4, 2);
   options.tree = &*tree;
@@ -49,7 +51,8 @@ TEST(CodedClass, WhatWasStatedIsKept) {
     for (const Class each : kEach) {
       const std::string key = "x/" + std::string(kClasses[static_cast<size_t>(each)]);
       put(*store, key, 100'000, 1);
-      EXPECT_EQ(expected(*store, key), Class::read_write) << "as nothing is known but that it was written";
+      EXPECT_EQ(expected(*store, key), Class::read_write)
+          << "as nothing is known but that it was written";
       state(*store, key, each);
       EXPECT_EQ(expected(*store, key), each);
     }
@@ -59,7 +62,8 @@ TEST(CodedClass, WhatWasStatedIsKept) {
   }
   {
     auto store = std::move(*world.open_small());  // from a COMMIT, or the image that opening wrote
-    for (const Class each : kEach) EXPECT_EQ(expected(*store, "x/" + std::string(kClasses[static_cast<size_t>(each)])), each);
+    for (const Class each : kEach)
+      EXPECT_EQ(expected(*store, "x/" + std::string(kClasses[static_cast<size_t>(each)])), each);
     EXPECT_EQ(expected(*store, "y"), std::nullopt);
   }
   auto store = std::move(*world.open_small());
@@ -83,7 +87,8 @@ TEST(CodedClass, WhatWasLearntIsKeptWithTheTable) {
     auto store = std::move(*world.open_small());
     put(*store, "a", 100'000, 1);
     Bytes into(4096);
-    for (uint64_t i = 0; i < 2 * ClassTable::kWindow; ++i) ASSERT_OK(store->read("a", i % 20 * 4096, slice_of(into), {}).wait());
+    for (uint64_t i = 0; i < 2 * ClassTable::kWindow; ++i)
+      ASSERT_OK(store->read("a", i % 20 * 4096, slice_of(into), {}).wait());
     EXPECT_EQ(expected(*store, "a"), Class::read_only);
     ASSERT_OK(store->fold_all().wait());  // writes an image
   }
@@ -93,7 +98,8 @@ TEST(CodedClass, WhatWasLearntIsKeptWithTheTable) {
 // Before anything was done with it: by its name, and by what its folder's objects were for.
 TEST(CodedClass, IsSaidWhenAnObjectIsMade) {
   const auto tree = ClassTree::parse(R"({"nodes": [{"class": "read_write"}], "created": [
-    {"feature": "name_log", "threshold": 0.5, "left": 1, "right": 2}, {"feature": "folder_read_only", "threshold": 0.5, "left": 3, "right": 4},
+    {"feature": "name_log", "threshold": 0.5, "left": 1, "right": 2},
+      {"feature": "folder_read_only", "threshold": 0.5, "left": 3, "right": 4},
     {"class": "write_only"}, {"class": "read_write"}, {"class": "read_only"}]})");
   ASSERT_OK(tree);
   CodedWorldOptions options = quiet(4, 2);
@@ -114,10 +120,12 @@ TEST(CodedClass, IsSaidWhenAnObjectIsMade) {
     EXPECT_EQ(expected(*store, "e/b.log"), Class::read_write) << "whoever knows it says so";
     put(*store, "f/c.log", 5'000, 4);
   }
-  EXPECT_EQ(expected(**world.open_small(true), "f/c.log"), Class::write_only) << "from its COMMIT: closing writes no image";
+  EXPECT_EQ(expected(**world.open_small(true), "f/c.log"), Class::write_only)
+      << "from its COMMIT: closing writes no image";
   auto store = std::move(*world.open_small());
   put(*store, "d/c", 100'000, 3);
-  EXPECT_EQ(expected(*store, "d/c"), Class::read_only) << "a folder's history is what the table keeps of its objects";
+  EXPECT_EQ(expected(*store, "d/c"), Class::read_only)
+      << "a folder's history is what the table keeps of its objects";
 }
 
 // What a program before there were classes left: the same, but for the number in the superblock.
@@ -189,17 +197,20 @@ TEST(CodedClass, DecidesWhatStaysInTheLog) {
     content[key] = put(*store, key, 262'144, 1);
     state(*store, key, each);
   }
-  // Small enough to be logged whatever it is; the background folds what will not be rewritten, and that only.
+  // Small enough to be logged whatever it is; the background folds what will not be rewritten, and
+  // that only.
   for (auto& [key, bytes] : content) update(*store, key, bytes, 8192, 8192, 2);
   ASSERT_TRUE(comes([&] { return store->health().newer_blocks == 2; }));
   EXPECT_EQ(store->health().folds, 2U);
   // More than half of the log, and needed there: what is rewritten goes, too.
-  for (uint64_t i = 0; i < 70; ++i) update(*store, "read_write", content["read_write"], i % 64 * 4096, 4096, 10 + i);
+  for (uint64_t i = 0; i < 70; ++i)
+    update(*store, "read_write", content["read_write"], i % 64 * 4096, 4096, 10 + i);
   ASSERT_TRUE(comes([&] { return store->health().folds > 2; }));
   for (const auto& [key, bytes] : content) EXPECT_EQ(read_all(*store, key), bytes);
 }
 
-// A commit waits for the oldest of the log only, whatever its class: that is what its segments wait for.
+// A commit waits for the oldest of the log only, whatever its class: that is what its segments wait
+// for.
 TEST(CodedClass, AFullLogFoldsTheOldestFirst) {
   CodedWorldOptions options = quiet(2, 1);
   options.segment_bytes = 128 << 10;
@@ -220,9 +231,11 @@ TEST(CodedClass, AFullLogFoldsTheOldestFirst) {
   }
   ASSERT_OK(store->fold_all().wait());
   const uint64_t before = store->health().folds;
-  for (uint64_t row = 0; row < 16; ++row) update(*store, "hot", hot, row * 4096, 4096, row);  // the first segment; all that follow are of others
+  // the first segment; all that follow are of others
+  for (uint64_t row = 0; row < 16; ++row) update(*store, "hot", hot, row * 4096, 4096, row);
   size_t updated = 0;
-  for (; store->health().folds == before && updated < kCold; ++updated) update(*store, std::to_string(updated), cold[updated], 0, 4096, updated);
+  for (; store->health().folds == before && updated < kCold; ++updated)
+    update(*store, std::to_string(updated), cold[updated], 0, 4096, updated);
   EXPECT_GT(updated, 32U);
   EXPECT_LT(updated, kCold);
   EXPECT_LE(store->health().folds - before, 16U) << "one step";
@@ -244,7 +257,8 @@ TEST(CodedClass, WritesAreRememberedInBoundedMemory) {
   EXPECT_EQ(report.unlisted, 50U);
 }
 
-// Stripes that are written once stand in the order in which they came on each shard, whatever is rewritten in between.
+// Stripes that are written once stand in the order in which they came on each shard, whatever is
+// rewritten in between.
 TEST(CodedClass, DecidesWhereStripesStand) {
   Shape shape;
   shape.k = 2;
@@ -254,7 +268,8 @@ TEST(CodedClass, DecidesWhereStripesStand) {
   Slots slots(shape);
   const std::vector<size_t> shards = {0, 1, 2};
   for (uint32_t i = 0; i < 16; ++i) {
-    EXPECT_EQ(slots.take(shards, i % 2 == 0 ? Class::read_only : Class::write_only), (std::vector<uint32_t>(3, 32 + i)));
+    EXPECT_EQ(slots.take(shards, i % 2 == 0 ? Class::read_only : Class::write_only),
+              (std::vector<uint32_t>(3, 32 + i)));
     EXPECT_EQ(slots.take(shards, Class::read_write), (std::vector<uint32_t>(3, i)));
     slots.give(shards, std::vector<uint32_t>(3, i));  // written anew, as what is rewritten is
   }
@@ -263,7 +278,8 @@ TEST(CodedClass, DecidesWhereStripesStand) {
   EXPECT_EQ(left, 64U - 16) << "none is kept for a class";
 }
 
-Result<std::unique_ptr<CodedStore>> open_replacing(CodedWorld& world, const std::vector<size_t>& shards) {
+Result<std::unique_ptr<CodedStore>> open_replacing(CodedWorld& world,
+                                                   const std::vector<size_t>& shards) {
   StoreOptions options;
   for (const size_t shard : shards) options.replace.push_back(world.paths()[shard]);
   return world.open_coded(options);
@@ -273,7 +289,9 @@ Result<std::unique_ptr<CodedStore>> open_replacing(CodedWorld& world, const std:
 std::vector<uint64_t> stripes_written(const std::vector<SimEvent>& events, std::string path = "") {
   std::vector<uint64_t> order;
   for (const SimEvent& event : events) {
-    if (event.kind != SimEvent::Kind::write || event.bytes->size() < 4096 || std::memcmp(event.bytes->data(), "SKH1", 4) != 0) continue;
+    if (event.kind != SimEvent::Kind::write || event.bytes->size() < 4096 ||
+        std::memcmp(event.bytes->data(), "SKH1", 4) != 0)
+      continue;
     if (path.empty()) path = event.path;
     if (event.path != path) continue;
     uint64_t id = 0;
@@ -294,7 +312,8 @@ TEST(CodedClass, DecidesWhatIsRepairedFirst) {
     auto store = std::move(*world.open_small());
     for (size_t i = 0; i < 24; ++i) {
       const Class each = kEach[i % 3];
-      const std::string key = std::to_string(i) + "/" + std::to_string(kRank[static_cast<size_t>(each)]);
+      const std::string key =
+          std::to_string(i) + "/" + std::to_string(kRank[static_cast<size_t>(each)]);
       auto change = std::move(*store->begin());
       Bytes content = pattern(100'000, i);
       ASSERT_OK(change->resize(key, content.size()));
@@ -314,25 +333,30 @@ TEST(CodedClass, DecidesWhatIsRepairedFirst) {
   shape.k = shape.m = 2;
   shape.shards = 6;
   const auto is_lost = [&](size_t shard) { return shard == lost[0] || shard == lost[1]; };
-  std::map<uint64_t, std::tuple<size_t, int, size_t>> urgency;  // of a stripe: chunks lost, class, reads that were decoded
+  // of a stripe: chunks lost, class, reads that were decoded
+  std::map<uint64_t, std::tuple<size_t, int, size_t>> urgency;
   std::mt19937_64 random(3);
   for (const auto& [id, key] : key_of) {
     const size_t reads = random() % 4;
     for (size_t i = 0; i < reads; ++i) read_all(*store, key);
     const auto shards = placement(shape, id);
-    urgency[id] = {std::count_if(shards.begin(), shards.end(), is_lost), key.back() - '0', reads * static_cast<size_t>(std::count_if(shards.begin(), shards.begin() + 2, is_lost))};
+    urgency[id] = {
+        std::count_if(shards.begin(), shards.end(), is_lost), key.back() - '0',
+        reads * static_cast<size_t>(std::count_if(shards.begin(), shards.begin() + 2, is_lost))};
   }
   world.disk().start_recording();
   ASSERT_OK(store->repair().wait());
   std::vector<std::tuple<size_t, int, size_t>> order;
-  for (const uint64_t id : stripes_written(world.disk().stop_recording())) order.push_back(urgency.at(id));
+  for (const uint64_t id : stripes_written(world.disk().stop_recording()))
+    order.push_back(urgency.at(id));
   ASSERT_GT(order.size(), 10U);
   EXPECT_TRUE(std::is_sorted(order.rbegin(), order.rend())) << "the most urgent first";
   EXPECT_GT(std::set(order.begin(), order.end()).size(), 6U);
   EXPECT_TRUE(store->health().troubles.empty());
 }
 
-// The same story under trees that say the contrary of each other, and with classes stated that are wrong: the same bytes.
+// The same story under trees that say the contrary of each other, and with classes stated that are
+// wrong: the same bytes.
 TEST(CodedClass, BeingWrongCostsSpeedOnly) {
   const auto wrong = ClassTree::shipped().contrary();
   const auto always = ClassTree::parse(R"({"nodes": [{"class": "write_only"}]})");
@@ -348,7 +372,8 @@ TEST(CodedClass, BeingWrongCostsSpeedOnly) {
       std::map<std::string, Bytes> content;
       std::mt19937_64 random(seed);
       auto store = std::move(*world.open_small());
-      for (const char* key : {"d/a", "d/b", "e/c"}) content[key] = put(*store, key, 300'000, random());
+      for (const char* key : {"d/a", "d/b", "e/c"})
+        content[key] = put(*store, key, 300'000, random());
       for (uint64_t i = 0; i < 900; ++i) {
         auto at = std::next(content.begin(), static_cast<ptrdiff_t>(random() % 3));
         const uint64_t what = random() % 100;
@@ -364,14 +389,17 @@ TEST(CodedClass, BeingWrongCostsSpeedOnly) {
           ASSERT_EQ(read_all(*store, at->first), at->second);
         } else {
           const size_t bytes = 1 + random() % (random() % 8 == 0 ? 90'000 : 9'000);
-          ASSERT_NO_FATAL_FAILURE(update(*store, at->first, at->second, random() % (200'000 - bytes), bytes, random()));
+          ASSERT_NO_FATAL_FAILURE(
+              update(*store, at->first, at->second, random() % (200'000 - bytes), bytes, random()));
         }
         if (i % 300 != 299) continue;
         store.reset();
-        for (const size_t lost : {i % 6, (i + 1 + random() % 5) % 6}) world.disk().remove(world.paths()[lost]);
+        for (const size_t lost : {i % 6, (i + 1 + random() % 5) % 6})
+          world.disk().remove(world.paths()[lost]);
         StoreOptions replace;
         for (const size_t each : {0U, 1U, 2U, 3U, 4U, 5U}) {
-          if (world.disk().image(world.paths()[each]).bytes() == 0) replace.replace.push_back(world.paths()[each]);
+          if (world.disk().image(world.paths()[each]).bytes() == 0)
+            replace.replace.push_back(world.paths()[each]);
         }
         store = std::move(*world.open_coded(replace));
         ASSERT_OK(store->repair().wait());

@@ -1,5 +1,6 @@
-// CodedStore passes the suite that every Store passes, with all shards there and with any m of them lost. The pairs of 4+2 take turns from test to test: a run
-// has each of the 15 in some tests, and each test without four of them (all of them in all tests would take half a minute more).
+// CodedStore passes the suite that every Store passes, with all shards there and with any m of them
+// lost. The pairs of 4+2 take turns from test to test: a run has each of the 15 in some tests, and
+// each test without four of them (all of them in all tests would take half a minute more).
 #include <cstdio>
 #include <set>
 
@@ -43,7 +44,9 @@ StoreUnderTest on_pairs(size_t turn) {
 }
 
 std::vector<StoreUnderTest> stores() {
-  std::vector<StoreUnderTest> all = {on("all_of_4_2", {.k = 4, .m = 2, .scrub_rate = 1 << 30, .faults = true}), on("over_8_disks", {.k = 4, .m = 2, .shards = 8, .lost = {1, 6}})};
+  std::vector<StoreUnderTest> all = {
+      on("all_of_4_2", {.k = 4, .m = 2, .scrub_rate = 1 << 30, .faults = true}),
+      on("over_8_disks", {.k = 4, .m = 2, .shards = 8, .lost = {1, 6}})};
   if (kLess != 1) return all;  // under sanitizers: the others take the same paths
   all.push_back(on("lost_first_of_6_3", {.k = 6, .m = 3, .lost = {0, 1, 2}}));
   for (size_t turn = 0; turn < 4; ++turn) all.push_back(on_pairs(turn));

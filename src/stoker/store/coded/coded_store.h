@@ -1,7 +1,9 @@
-// CodedStore: the Store over the shards. docs/formats/coded_store.md is the protocol; this class is its state.
+// CodedStore: the Store over the shards. docs/formats/coded_store.md is the protocol; this class is
+// its state.
 //
-// Threads: the writer thread alone commits, folds, resyncs and changes the epoch, one after the other. Reads run on threads of their own and
-// wait for I/O there. `mutex_` guards the map in memory; nobody holds it during I/O.
+// Threads: the writer thread alone commits, folds, resyncs and changes the epoch, one after the
+// other. Reads run on threads of their own and wait for I/O there. `mutex_` guards the map in
+// memory; nobody holds it during I/O.
 #pragma once
 
 #include <chrono>
@@ -20,12 +22,12 @@
 
 #include "stoker/base/pool.h"
 #include "stoker/codec/erasure.h"
-#include "stoker/store/coded/shards.h"
 #include "stoker/store/coded/headers.h"
 #include "stoker/store/coded/health.h"
 #include "stoker/store/coded/pace.h"
 #include "stoker/store/coded/rounds.h"
 #include "stoker/store/coded/rows.h"
+#include "stoker/store/coded/shards.h"
 #include "stoker/store/coded/staged.h"
 #include "stoker/store/coded/store.h"
 #include "stoker/store/coded/table.h"
@@ -38,13 +40,16 @@ class Scrubbing;
 
 class CodedStore final : public Store {
  public:
-  static Result<std::unique_ptr<CodedStore>> open(const CodedPlan& plan, const Runtime& runtime, const StoreOptions& options, const CodedOptions& coded);
+  static Result<std::unique_ptr<CodedStore>> open(const CodedPlan& plan, const Runtime& runtime,
+                                                  const StoreOptions& options,
+                                                  const CodedOptions& coded);
   ~CodedStore() override;
 
   Features features() const override { return kFeatures; }
   Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot) override;
   Result<std::vector<ObjectInfo>> list(std::string_view prefix, std::string_view snapshot) override;
-  Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) override;
+  Future<void> read(std::string_view key, uint64_t offset, Slice into,
+                    ReadOptions options) override;
   Result<std::unique_ptr<Transaction>> begin() override;
   Future<void> snapshot(std::string_view name) override;
   Future<void> drop(std::string_view name) override;
@@ -54,17 +59,20 @@ class CodedStore final : public Store {
   Health health() const;
   // Folds all that is in the log. Nothing else is done meanwhile.
   Future<void> fold_all();
-  // Folds what is in the log by now, in steps between commits, as the rate of folds allows: the next opening finds nothing to do.
+  // Folds what is in the log by now, in steps between commits, as the rate of folds allows: the
+  // next opening finds nothing to do.
   Future<void> drain();
-  // Looks at everything that is on the live shards, once, and mends what differs from what the others say; then as repair(). `report` is the
-  // writer's until it is done.
+  // Looks at everything that is on the live shards, once, and mends what differs from what the
+  // others say; then as repair(). `report` is the writer's until it is done.
   Future<void> scrub(std::shared_ptr<ScrubReport> report);
   // What repair() will do, a sentence for each shard that does not count.
   std::vector<std::string> repair_plan() const;
-  // The objects of which something is on no live shard, and cannot be decoded, as long as shards are missing.
+  // The objects of which something is on no live shard, and cannot be decoded, as long as shards
+  // are missing.
   std::vector<std::string> affected() const;
-  // Resyncs all shards that came back or were made anew, and mends blocks that were found bad, between commits. Done when there is nothing
-  // left to do; a shard that could not be brought up to date is told in Health.
+  // Resyncs all shards that came back or were made anew, and mends blocks that were found bad,
+  // between commits. Done when there is nothing left to do; a shard that could not be brought up to
+  // date is told in Health.
   Future<void> repair();
 
  private:
@@ -105,9 +113,18 @@ class CodedStore final : public Store {
     StripePtr stripe;
     size_t chunk = 0, first = 0, count = 0;
     ValRef val;
-    size_t index = 0;  // of the first block in the VAL
+    size_t index = 0;           // of the first block in the VAL
     std::byte* into = nullptr;  // in AlignedBytes
-    Run part(size_t from_block, size_t blocks) const { return {from, stripe, chunk, first + from_block, blocks, val, index + from_block, into + from_block * kBlock}; }
+    Run part(size_t from_block, size_t blocks) const {
+      return {from,
+              stripe,
+              chunk,
+              first + from_block,
+              blocks,
+              val,
+              index + from_block,
+              into + from_block * kBlock};
+    }
   };
   // Blocks of one chunk on their way into the logs.
   struct NewVal {
@@ -118,7 +135,7 @@ class CodedStore final : public Store {
   // What a commit does to an object, beside its bytes.
   struct Touched {
     std::string key;
-    bool made = false;  // anew
+    bool made = false;       // anew
     uint64_t announced = 0;  // if so, its first size
     std::optional<Class> stated;
     std::vector<std::pair<uint64_t, size_t>> writes;
@@ -151,35 +168,46 @@ class CodedStore final : public Store {
 
   Status replace(const StoreOptions& options);
 
-  CodedStore(std::unique_ptr<Shards> shards, codec::ErasureCode code, const Runtime& runtime, const StoreOptions& options, const CodedOptions& coded);
+  CodedStore(std::unique_ptr<Shards> shards, codec::ErasureCode code, const Runtime& runtime,
+             const StoreOptions& options, const CodedOptions& coded);
 
   // read.cc: any thread but the Loop's
   ObjectInfo info_of(std::string_view key, const Object& object) const;  // with mutex_
-  Status read_now(std::string_view key, const ObjectPtr& object, uint64_t offset, Slice into, Priority priority);
-  void plan_chunk(const StripePtr& stripe, size_t chunk, size_t first, size_t count, std::byte* into, std::vector<Run>& runs) const;  // with mutex_
-  // Whoever finds its memory lost() after it, whatever it says, does it again into other memory: a disk was given up, and refuses at once from then on.
+  Status read_now(std::string_view key, const ObjectPtr& object, uint64_t offset, Slice into,
+                  Priority priority);
+  // with mutex_
+  void plan_chunk(const StripePtr& stripe, size_t chunk, size_t first, size_t count,
+                  std::byte* into, std::vector<Run>& runs) const;
+  // Whoever finds its memory lost() after it, whatever it says, does it again into other memory: a
+  // disk was given up, and refuses at once from then on.
   Status fetch(const std::vector<Run>& runs, Priority priority);
   // Blocks of a VAL, from whichever log has them.
-  Result<AlignedBytes> read_val(const StripePtr& stripe, const ValRef& val, size_t index, size_t count, Priority priority);
-  std::vector<Run> wrong_of(const std::vector<Run>& runs, const std::vector<size_t>& ops, const ShardBatch& batch) const;
+  Result<AlignedBytes> read_val(const StripePtr& stripe, const ValRef& val, size_t index,
+                                size_t count, Priority priority);
+  std::vector<Run> wrong_of(const std::vector<Run>& runs, const std::vector<size_t>& ops,
+                            const ShardBatch& batch) const;
   Status fetch_from_logs(std::vector<Run> left, Priority priority);
   // Whole VALs for another log.
   void fetch_records(const std::vector<Run>& runs, Priority priority);
   Status fetch_degraded(std::vector<Run> left, Priority priority);
   // From the cap: for so many rows, or fewer where it does not allow that; for one at least.
   Result<ScratchPtr> take_scratch(size_t rows, size_t blocks_a_row, std::string_view who) const;
-  // Bases, of all of these at once; each has its own answer. `memory` as in RowReads; where it is lost() then, as in fetch().
+  // Bases, of all of these at once; each has its own answer. `memory` as in RowReads; where it is
+  // lost() then, as in fetch().
   void read_rows(std::span<RowsWanted> all, std::shared_ptr<const void> memory, Priority priority);
   void finish_rows(RowReads& reads);
   ShardSet live() const;
   uint32_t live_positions(const Stripe& stripe) const;
   // header_reads.cc: any thread but the Loop's
   Status load_headers(const StripePtr& stripe, Priority priority);
-  // Of all of these that have none in memory, as many at once as the cap has room for. Why not, by stripe, of those of which nothing could be read.
+  // Of all of these that have none in memory, as many at once as the cap has room for. Why not, by
+  // stripe, of those of which nothing could be read.
   std::map<uint64_t, Error> load_headers(std::span<const StripePtr> stripes, Priority priority);
-  Status load_headers_paced(const StripePtr& stripe);  // the writer thread: for what goes on in the background
+  // the writer thread: for what goes on in the background
+  Status load_headers_paced(const StripePtr& stripe);
   void read_headers(std::span<HeaderRead> all, Priority priority);
-  uint32_t unread_positions(const Stripe& stripe) const;  // live chunks with a header page of which no copy could be read; with mutex_
+  // live chunks with a header page of which no copy could be read; with mutex_
+  uint32_t unread_positions(const Stripe& stripe) const;
 
   // writer.cc: the writer thread
   void run();
@@ -190,7 +218,8 @@ class CodedStore final : public Store {
   bool background_step(bool idle);
   bool relieve_log();
   bool patrol_step();
-  Result<size_t> fold_watched(const FoldBounds& bounds);  // beside commits: what keeps it from folding is told once
+  // beside commits: what keeps it from folding is told once
+  Result<size_t> fold_watched(const FoldBounds& bounds);
   bool refused() const;
   void used();  // any thread: somebody uses the store
   Future<void> add_job(std::function<Result<bool>()> step, Pace& pace);  // any thread
@@ -204,17 +233,22 @@ class CodedStore final : public Store {
   Result<Grant> take_frames(const std::vector<Request>& batch) const;
   Status write_fresh(const Prepared& commit, const StagedStripe& staged, ShardSet& touched);
   Headers plan_fresh(const Prepared& commit, const StagedStripe& staged) const;
-  Status write_fresh_rows(const StagedStripe& staged, size_t first, const Scratch& memory, uint32_t positions, Headers& headers, ShardSet& failed);
+  Status write_fresh_rows(const StagedStripe& staged, size_t first, const Scratch& memory,
+                          uint32_t positions, Headers& headers, ShardSet& failed);
   Status append_vals(std::vector<Prepared>& commits, ShardSet& touched);
   Status append_commits(std::vector<Prepared>& commits);
   void flip(std::vector<Prepared>& commits);
   Result<StripePtr> make_stripe(Class expected);  // any thread
 
   // log_space.cc: the writer thread
-  static constexpr size_t kReserve = 2;  // segments that commits leave to folds and to the next opening
-  // Writes the frames, one a shard, and flushes these shards and `touched`. Drops shards that fail; an error if too few are left.
-  Status append(std::map<size_t, FrameBuilder>& frames, ShardSet touched, std::map<size_t, LogFrame>& written);
-  ShardSet without_room(const std::map<size_t, FrameBuilder>& frames) const;  // live shards whose logs have none for their frame
+  // segments that commits leave to folds and to the next opening
+  static constexpr size_t kReserve = 2;
+  // Writes the frames, one a shard, and flushes these shards and `touched`. Drops shards that fail;
+  // an error if too few are left.
+  Status append(std::map<size_t, FrameBuilder>& frames, ShardSet touched,
+                std::map<size_t, LogFrame>& written);
+  // live shards whose logs have none for their frame
+  ShardSet without_room(const std::map<size_t, FrameBuilder>& frames) const;
   Status flush(ShardSet set);
   Status make_room(size_t bytes);
   Status restore_reserve();
@@ -226,9 +260,11 @@ class CodedStore final : public Store {
   void set_trouble(ShardSet set, const std::string& why);
 
   // fold.cc: the writer thread
-  Result<size_t> fold_step(const FoldBounds& bounds);               // how many stripes were folded
-  Result<size_t> fold_paced(const FoldBounds& bounds, Pace& pace);  // the same, and what it moved is spent
-  bool folded_up_to(Stamp stamp) const;                             // but for stripes that cannot be
+  Result<size_t> fold_step(const FoldBounds& bounds);  // how many stripes were folded
+  // the same, and what it moved is spent
+  Result<size_t> fold_paced(const FoldBounds& bounds, Pace& pace);
+  // but for stripes that cannot be
+  bool folded_up_to(Stamp stamp) const;
   // rebuild.cc: the writer thread
   struct Compared {
     Headers next;                    // with what was found out of this chunk
@@ -254,13 +290,15 @@ class CodedStore final : public Store {
     size_t lost = 0;               // blocks that could not be decoded
     std::string why;               // of the first of these
   };
-  // A chunk on its way to be right on its shard, live or not, where it differs from what the others say: so far up to `page`.
+  // A chunk on its way to be right on its shard, live or not, where it differs from what the others
+  // say: so far up to `page`.
   struct Rebuilding {
     std::weak_ptr<Stripe> stripe;  // weak: what is removed meanwhile frees its slots
     size_t position = 0, page = 0;
     Rebuilt done = {};
   };
-  Result<bool> rebuild_step(Rebuilding& chunk);                         // about kRowsRebuilt rows; false: that was the last
+  // about kRowsRebuilt rows; false: that was the last
+  Result<bool> rebuild_step(Rebuilding& chunk);
   Result<Rebuilt> rebuild(const StripePtr& stripe, size_t position);  // all steps
   Status mend_unread(const StripePtr& stripe);
   Status rebuild_piece(const StripePtr& stripe, size_t position, const Piece& piece, Rebuilt& done);
@@ -270,9 +308,9 @@ class CodedStore final : public Store {
   Result<bool> repair_step();  // false: there is nothing to do
   Result<bool> mend_step();    // false: there is nothing to do
   Result<bool> resync_step();  // false: there is nothing to do
-  void choose_to_mend();  // with mutex_
+  void choose_to_mend();       // with mutex_
   bool choose_joining();
-  StripePtr next_to_join();    // null: the joining shard has all
+  StripePtr next_to_join();  // null: the joining shard has all
   using Urgency = std::tuple<size_t, size_t, uint64_t>;
   Urgency urgency(const Stripe& stripe) const;  // with mutex_
   Status begin_to_join(const StripePtr& stripe);
@@ -295,48 +333,56 @@ class CodedStore final : public Store {
   const codec::ErasureCode code_;
   std::string composition_;
 
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;          // guards what follows
   std::condition_variable unpinned_;  // a stripe has no readers any more, or is folded
   Slots slots_;                       // has a lock of its own; outlives the stripes
   Table table_;
-  ClassTable classes_;                        // by class_id
-  std::set<std::string, std::less<>> owned_;  // by open transactions
+  ClassTable classes_;                               // by class_id
+  std::set<std::string, std::less<>> owned_;         // by open transactions
   std::map<uint64_t, std::weak_ptr<Stripe>> dirty_;  // stripes with blocks in the log
   Version version_ = 0;
   uint64_t epoch_ = 0;
-  uint64_t next_id_ = 1;              // of stripes and folds, within the epoch
+  uint64_t next_id_ = 1;  // of stripes and folds, within the epoch
   ShardSet live_ = 0;
-  std::optional<Error> refused_;      // why nothing is written any more
+  std::optional<Error> refused_;  // why nothing is written any more
   Health counts_;
-  std::map<std::pair<uint64_t, size_t>, std::weak_ptr<Stripe>> bad_;  // chunks of live shards with bad blocks, or pages that could not be read, by stripe and position
+  // chunks of live shards with bad blocks, or pages that could not be read, by stripe and position
+  std::map<std::pair<uint64_t, size_t>, std::weak_ptr<Stripe>> bad_;
   struct Loss {
     std::weak_ptr<Stripe> stripe;
     std::string why;
   };
-  std::map<std::pair<uint64_t, size_t>, Loss> lost_;  // chunks with rows that could not be rebuilt, as bad_; tried again when a shard came back
-  std::map<uint64_t, std::string> stuck_;             // why stripes cannot be folded; tried again likewise
+  // chunks with rows that could not be rebuilt, as bad_; tried again when a shard came back
+  std::map<std::pair<uint64_t, size_t>, Loss> lost_;
+  // why stripes cannot be folded; tried again likewise
+  std::map<uint64_t, std::string> stuck_;
 
   // Of the writer thread.
-  std::vector<std::shared_ptr<const void>> since_image_;  // what the table image does not make superfluous yet
-  Rounds rounds_;                                         // of appends to the logs
-  Stamp image_stamp_ = 0;                                 // of the newest table image
-  uint64_t images_ = 0;                                   // written since it was opened
-  std::vector<SegmentRef> stand_ins_;                     // of folds that could not be finished
-  std::optional<size_t> joining_;                         // the shard that is being resynced
-  std::optional<Rebuilding> joining_chunk_;               // of it, that has not all of its rows yet
+  // what the table image does not make superfluous yet
+  std::vector<std::shared_ptr<const void>> since_image_;
+  Rounds rounds_;                            // of appends to the logs
+  Stamp image_stamp_ = 0;                    // of the newest table image
+  uint64_t images_ = 0;                      // written since it was opened
+  std::vector<SegmentRef> stand_ins_;        // of folds that could not be finished
+  std::optional<size_t> joining_;            // the shard that is being resynced
+  std::optional<Rebuilding> joining_chunk_;  // of it, that has not all of its rows yet
   std::optional<Rebuilding> mending_;
-  std::vector<std::pair<uint64_t, size_t>> to_mend_;      // some of bad_, the last one first
-  std::vector<std::weak_ptr<Stripe>> to_join_;            // stripes to look at, the last one first
-  std::set<uint64_t> joined_;                             // stripes that it has by now
-  std::set<size_t> given_up_;                             // shards that failed while they were resynced
-  std::shared_ptr<Scrubbing> patrol_;                     // the pass that goes on
-  ShardSet renewed_ = 0;                                  // left out and brought back by a scrub, to have log and table readable
+  std::vector<std::pair<uint64_t, size_t>> to_mend_;  // some of bad_, the last one first
+  std::vector<std::weak_ptr<Stripe>> to_join_;        // stripes to look at, the last one first
+  std::set<uint64_t> joined_;                         // stripes that it has by now
+  // shards that failed while they were resynced
+  std::set<size_t> given_up_;
+  std::shared_ptr<Scrubbing> patrol_;  // the pass that goes on
+  // left out and brought back by a scrub, to have log and table readable
+  ShardSet renewed_ = 0;
   Pace patrol_pace_;
-  std::chrono::steady_clock::time_point patrol_after_;    // none before
-  uint64_t moved_ = 0;                                    // bytes, by folds and table images since it was opened
-  uint64_t image_cost_ = 0;                               // of these by the newest image
-  uint64_t moved_at_image_ = 0;                           // when that was written
-  Trouble repair_trouble_{"repair"}, fold_trouble_{"folding"}, image_trouble_{"writing the object table"};
+  std::chrono::steady_clock::time_point patrol_after_;  // none before
+  // bytes, by folds and table images since it was opened
+  uint64_t moved_ = 0;
+  uint64_t image_cost_ = 0;      // of these by the newest image
+  uint64_t moved_at_image_ = 0;  // when that was written
+  Trouble repair_trouble_{"repair"}, fold_trouble_{"folding"},
+      image_trouble_{"writing the object table"};
 
   std::mutex queue_mutex_;  // guards what follows
   std::condition_variable queued_;
@@ -344,7 +390,7 @@ class CodedStore final : public Store {
   std::deque<Job> jobs_;
   bool stopping_ = false;
 
-  Pace pace_;       // of repair and scrub
+  Pace pace_;  // of repair and scrub
   Pace fold_pace_;
 
   std::unique_ptr<Pool> readers_;

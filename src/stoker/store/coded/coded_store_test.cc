@@ -15,8 +15,8 @@
 #include <sstream>
 #include <thread>
 
-#include "stoker/testing/coded_lab.h"
 #include "stoker/store/local/fsck.h"
+#include "stoker/testing/coded_lab.h"
 
 namespace stoker::coded {
 namespace {
@@ -60,16 +60,22 @@ TEST_P(Counted, AnUpdateReadsNothingAndAppendsOnceOnTheDataShardAndEachParity) {
     }
   }
   EXPECT_EQ(world.runtime().loop().counters().reads.get(), reads);
-  for (const SimEvent& each : appends) {  // sequential: each begins where another of its disk ends, or is the first
-    const bool first = std::none_of(appends.begin(), appends.end(), [&](const SimEvent& other) { return other.path == each.path && other.offset < each.offset; });
-    const bool follows = std::any_of(appends.begin(), appends.end(), [&](const SimEvent& other) { return other.path == each.path && other.offset + other.bytes->size() == each.offset; });
+  // sequential: each begins where another of its disk ends, or is the first
+  for (const SimEvent& each : appends) {
+    const bool first = std::none_of(appends.begin(), appends.end(), [&](const SimEvent& other) {
+      return other.path == each.path && other.offset < each.offset;
+    });
+    const bool follows = std::any_of(appends.begin(), appends.end(), [&](const SimEvent& other) {
+      return other.path == each.path && other.offset + other.bytes->size() == each.offset;
+    });
     EXPECT_TRUE(first || follows);
   }
   EXPECT_EQ(read_all(*store, "a"), content);
 }
 
-// One block: staged on m, decided on 1 + m, blocks on 1 + m, pages on 1 + m. By delta it reads the old and the new block and the parities; where that
-// is more than the rest of the row, the rest of the row.
+// One block: staged on m, decided on 1 + m, blocks on 1 + m, pages on 1 + m. By delta it reads the
+// old and the new block and the parities; where that is more than the rest of the row, the rest of
+// the row.
 TEST_P(Counted, AFoldOfOneBlock) {
   const auto [k, m] = GetParam();
   CodedWorld world(quiet(k, m));
@@ -103,8 +109,14 @@ TEST_P(Counted, AFoldOfAWholeRowReadsNoBase) {
   EXPECT_EQ(read_all(*store, "a"), content);
 }
 
-INSTANTIATE_TEST_SUITE_P(Codes, Counted, ::testing::Values(std::pair<size_t, size_t>{4, 2}, std::pair<size_t, size_t>{6, 3}, std::pair<size_t, size_t>{10, 4}),
-                         [](const auto& test) { return std::to_string(test.param.first) + "_" + std::to_string(test.param.second); });
+INSTANTIATE_TEST_SUITE_P(Codes, Counted,
+                         ::testing::Values(std::pair<size_t, size_t>{4, 2},
+                                           std::pair<size_t, size_t>{6, 3},
+                                           std::pair<size_t, size_t>{10, 4}),
+                         [](const auto& test) {
+                           return std::to_string(test.param.first) + "_" +
+                                  std::to_string(test.param.second);
+                         });
 
 // Every set of up to m of the shards: what is on the others suffices, base and log.
 TEST(CodedStore, ReadsWithoutAnySetOfUpToMShards) {
@@ -144,7 +156,9 @@ TEST(CodedStore, WithMoreThanMLostWhatCanBeVerifiedIsServedAndTheRestNamed) {
     world.disk().start_recording();
     small = put(*store, "small", 4096, 1);
     for (const SimEvent& event : world.disk().stop_recording()) {
-      if (event.kind == SimEvent::Kind::write && event.bytes->size() == 4096 && std::memcmp(event.bytes->data(), small.data(), 4096) == 0) home = static_cast<size_t>(event.path[1] - '0');
+      if (event.kind == SimEvent::Kind::write && event.bytes->size() == 4096 &&
+          std::memcmp(event.bytes->data(), small.data(), 4096) == 0)
+        home = static_cast<size_t>(event.path[1] - '0');
     }
     large = put(*store, "large", 256 * kKiB, 2);
   }
@@ -156,7 +170,8 @@ TEST(CodedStore, WithMoreThanMLostWhatCanBeVerifiedIsServedAndTheRestNamed) {
   }
   auto store = world.open_small();
   ASSERT_OK(store);
-  EXPECT_NE((*store)->info().read_only.find("3 of the 6 shards are missing"), std::string::npos) << (*store)->info().read_only;
+  EXPECT_NE((*store)->info().read_only.find("3 of the 6 shards are missing"), std::string::npos)
+      << (*store)->info().read_only;
   EXPECT_EQ(read_all(**store, "small"), small);
   Bytes into(large.size());
   const auto read = (*store)->read("large", 0, slice_of(into), {}).wait();
@@ -168,15 +183,20 @@ TEST(CodedStore, WithMoreThanMLostWhatCanBeVerifiedIsServedAndTheRestNamed) {
   store->reset();
   CodedOptions coded;
   coded.files = false;
-  const auto repaired = repair_coded_store({4, 2, world.paths()}, world.runtime().runtime(), {}, coded);
+  const auto repaired =
+      repair_coded_store({4, 2, world.paths()}, world.runtime().runtime(), {}, coded);
   ASSERT_OK(repaired);
-  EXPECT_TRUE(std::any_of(repaired->problems.begin(), repaired->problems.end(), [](const std::string& each) { return each.find("'large'") != std::string::npos; }));
+  EXPECT_TRUE(std::any_of(
+      repaired->problems.begin(), repaired->problems.end(),
+      [](const std::string& each) { return each.find("'large'") != std::string::npos; }));
   EXPECT_FALSE(repaired->advice.empty());
   world.disk().remove(world.paths()[home]);
-  EXPECT_EQ(code_of(world.open_small()), Code::not_found) << "two of six cannot tell what was written last";
+  EXPECT_EQ(code_of(world.open_small()), Code::not_found)
+      << "two of six cannot tell what was written last";
 }
 
-// A disk that comes back from before, or from a copy, is recognised, not believed, and brought up to date.
+// A disk that comes back from before, or from a copy, is recognised, not believed, and brought up
+// to date.
 TEST(CodedStore, AnOldCopyOfAShardIsStaleAndResynced) {
   CodedWorld world(quiet(4, 2));
   Bytes content;
@@ -254,7 +274,8 @@ TEST(CodedStore, ABlockThatCannotBeReadIsDecoded) {
   Bytes content = put(*store, "a", 300'000, 1);
   update(*store, "a", content, 8192, 8192, 2);
   for (uint64_t nth = 1; nth <= 8; ++nth) {
-    for (uint64_t again = nth + 1; again <= 16; ++again) {  // it is read once more before it is decoded
+    // it is read once more before it is decoded
+    for (uint64_t again = nth + 1; again <= 16; ++again) {
       world.disk().fail_nth(Op::Kind::read, nth, EIO);
       world.disk().fail_nth(Op::Kind::read, again, EIO);
       EXPECT_EQ(read_all(*store, "a"), content) << nth << " " << again;
@@ -262,10 +283,12 @@ TEST(CodedStore, ABlockThatCannotBeReadIsDecoded) {
     }
   }
   EXPECT_GT(store->health().decoded_blocks, 0U);
-  EXPECT_TRUE(store->health().troubles.empty()) << "a read that fails is an erasure, not a failure of the shard";
+  EXPECT_TRUE(store->health().troubles.empty())
+      << "a read that fails is an erasure, not a failure of the shard";
 }
 
-// Nobody folds here but the commits themselves, when there is no room left: they wait for it and do not fail.
+// Nobody folds here but the commits themselves, when there is no room left: they wait for it and do
+// not fail.
 TEST(CodedStore, AFullLogHoldsCommitsUpAndFailsNone) {
   CodedWorldOptions options = quiet(4, 2);
   options.segment_bytes = 256 << 10;
@@ -273,13 +296,15 @@ TEST(CodedStore, AFullLogHoldsCommitsUpAndFailsNone) {
   CodedWorld world(options);
   auto store = std::move(*world.open_small());
   Bytes content = put(*store, "a", 600'000, 1);
-  for (uint64_t i = 0; i < 250; ++i) update(*store, "a", content, i * 31 % 140 * 4096, 4096, 100 + i);
+  for (uint64_t i = 0; i < 250; ++i)
+    update(*store, "a", content, i * 31 % 140 * 4096, 4096, 100 + i);
   EXPECT_GT(store->health().folds, 0U);
   EXPECT_TRUE(store->info().read_only.empty());
   EXPECT_EQ(read_all(*store, "a"), content);
 }
 
-// Blocks all over the store: each fold frees next to nothing of the oldest segment, and what folds need must stay theirs through all of them.
+// Blocks all over the store: each fold frees next to nothing of the oldest segment, and what folds
+// need must stay theirs through all of them.
 TEST(CodedStore, UpdatesAllOverTheStoreNeverTakeTheRoomOfTheFolds) {
   for (const uint32_t segments : {4U, 8U}) {
     CodedWorldOptions options = quiet(4, 2);
@@ -290,7 +315,8 @@ TEST(CodedStore, UpdatesAllOverTheStoreNeverTakeTheRoomOfTheFolds) {
     Bytes content = put(*store, "a", 2'621'440, 1);
     std::mt19937_64 random(segments);
     for (uint64_t i = 0; i < 1500; ++i) {
-      ASSERT_NO_FATAL_FAILURE(update(*store, "a", content, random() % 640 * 4096, 4096, 100 + i)) << "update " << i << " of " << segments << " segments";
+      ASSERT_NO_FATAL_FAILURE(update(*store, "a", content, random() % 640 * 4096, 4096, 100 + i))
+          << "update " << i << " of " << segments << " segments";
     }
     EXPECT_GT(store->health().folds, 100U);
     EXPECT_EQ(read_all(*store, "a"), content);
@@ -306,8 +332,9 @@ TEST(CodedStore, AStoreThatDoesNotFitOneOfItsDisksIsNotMade) {
   EXPECT_NE(store.error().what.find("d3"), std::string::npos) << store.error().what;
 }
 
-// Rows that were never written are known to be zeros by every header; so they must be by that of a shard that was resynced, also when a fold has
-// written the page anew since. (Found by the simulation: they could not be read any more once other shards were lost.)
+// Rows that were never written are known to be zeros by every header; so they must be by that of a
+// shard that was resynced, also when a fold has written the page anew since. (Found by the
+// simulation: they could not be read any more once other shards were lost.)
 TEST(CodedStore, ZerosThatWereNeverWrittenSurviveAResyncAndAFold) {
   for (size_t away = 0; away < 3; ++away) {
     CodedWorld world(quiet(2, 1));
@@ -333,13 +360,15 @@ TEST(CodedStore, ZerosThatWereNeverWrittenSurviveAResyncAndAFold) {
     for (size_t lost = 0; lost < 3; ++lost) {
       const SimImage image = world.disk().image(world.paths()[lost]);
       world.disk().remove(world.paths()[lost]);
-      EXPECT_EQ(read_all(**world.open_small(true), "a"), content) << away << " came back, " << lost << " is lost";
+      EXPECT_EQ(read_all(**world.open_small(true), "a"), content)
+          << away << " came back, " << lost << " is lost";
       world.disk().put(world.paths()[lost], image);
     }
   }
 }
 
-// For the sanitizer of threads: whoever asks how the store is, or reads, does so beside shards that fail and come back.
+// For the sanitizer of threads: whoever asks how the store is, or reads, does so beside shards that
+// fail and come back.
 TEST(CodedStore, MayBeAskedAndReadWhileShardsFailAndComeBack) {
   CodedWorldOptions options;
   options.k = 4;
@@ -357,12 +386,14 @@ TEST(CodedStore, MayBeAskedAndReadWhileShardsFailAndComeBack) {
     }
   });
   for (uint64_t i = 0; i < 8; ++i) {
-    world.disk().fail_nth(i % 2 == 0 ? Op::Kind::write : Op::Kind::sync, 1 + i % 3, EIO, world.paths()[i % 6]);
+    world.disk().fail_nth(i % 2 == 0 ? Op::Kind::write : Op::Kind::sync, 1 + i % 3, EIO,
+                          world.paths()[i % 6]);
     update(*store, "a", content, i * 30'000, 9'000, 10 + i);
     if (i % 3 == 0) {
       EXPECT_OK(store->fold_all().wait());
     }
-    world.disk().restore_power();  // a fault that has not come does not come any more: there are never two shards that fail
+    // a fault that has not come does not come any more: there are never two shards that fail
+    world.disk().restore_power();
     EXPECT_OK(store->repair().wait());
   }
   done = true;
@@ -370,7 +401,8 @@ TEST(CodedStore, MayBeAskedAndReadWhileShardsFailAndComeBack) {
   EXPECT_EQ(read_all(*store, "a"), content);
 }
 
-// Wherever one bit flips on one shard: what is read is right, what was found is mended, and fsck is clean after a repair.
+// Wherever one bit flips on one shard: what is read is right, what was found is mended, and fsck is
+// clean after a repair.
 TEST(CodedStore, AFlippedBitAnywhereIsOverruledAndMended) {
   CodedWorld world(quiet(4, 2));
   Bytes content;
@@ -396,7 +428,8 @@ TEST(CodedStore, AFlippedBitAnywhereIsOverruledAndMended) {
     do {
       at = align_down(random() % images[path].bytes(), 4096);
       images[path].read(at, block);
-    } while (std::all_of(block.begin(), block.end(), [](std::byte byte) { return byte == std::byte{0}; }));
+    } while (std::all_of(block.begin(), block.end(),
+                         [](std::byte byte) { return byte == std::byte{0}; }));
     world.disk().flip(path, at + random() % 4096, static_cast<unsigned>(random() % 8));
     auto store = world.open_small();
     ASSERT_OK(store) << path << " at " << at;
@@ -425,7 +458,9 @@ class CodedFiles : public ::testing::Test {
     small_.segments = 6;
   }
   ~CodedFiles() override { std::filesystem::remove_all(root_); }
-  std::string composition(const std::string& code, const std::string& disks) const { return "coded(" + code + ", " + root_ + disks + ")"; }
+  std::string composition(const std::string& code, const std::string& disks) const {
+    return "coded(" + code + ", " + root_ + disks + ")";
+  }
   Result<std::unique_ptr<Store>> open(const std::string& code, const std::string& disks) {
     auto plan = coded_plan(composition(code, disks));
     if (!plan) return plan.error();
@@ -441,21 +476,31 @@ class CodedFiles : public ::testing::Test {
   const std::string root_;
   StoreOptions options_;
   CodedOptions small_;
-  std::unique_ptr<RuntimeOwner> runtime_ = std::move(*RuntimeOwner::make({.engine = "posix", .cpu_threads = 1}));
+  std::unique_ptr<RuntimeOwner> runtime_ =
+      std::move(*RuntimeOwner::make({.engine = "posix", .cpu_threads = 1}));
 };
 
-bool says(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool says(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 TEST_F(CodedFiles, BadPlansAreRefusedInASentence) {
-  EXPECT_TRUE(says(error_of("0+3", "/d{0..8}", Code::invalid_argument), "at least one data and one parity"));
-  EXPECT_TRUE(says(error_of("6+0", "/d{0..8}", Code::invalid_argument), "at least one data and one parity"));
+  EXPECT_TRUE(says(error_of("0+3", "/d{0..8}", Code::invalid_argument),
+                   "at least one data and one parity"));
+  EXPECT_TRUE(says(error_of("6+0", "/d{0..8}", Code::invalid_argument),
+                   "at least one data and one parity"));
   EXPECT_TRUE(says(error_of("30+3", "/d{0..40}", Code::invalid_argument), "at most 32 chunks"));
-  EXPECT_TRUE(says(error_of("6+3", "/d{0..7}", Code::invalid_argument), "needs at least 9 disks, but 8 are given"));
+  EXPECT_TRUE(says(error_of("6+3", "/d{0..7}", Code::invalid_argument),
+                   "needs at least 9 disks, but 8 are given"));
   options_.same_disk = false;
   EXPECT_TRUE(says(error_of("2+1", "/d{0..2}", Code::invalid_argument), "are on the same disk"));
-  EXPECT_FALSE(std::filesystem::exists(root_ + "/d0/stoker.shard")) << "what was made for nothing is gone";
-  for (const char* wrong : {"coded(", "coded()", "coded(6+3)", "coded(6, /a)", "coded(a+b, /a,/b)", "coded(2+1, /a,/a,/b)", "coded(2+1, /d{0..})", "coded(2+1, /d{2..0})", "coded(2+1, /a,,/b)", "coded(2+1, /a"}) {
-    EXPECT_EQ(code_of(open_store(wrong, runtime_->runtime(), options_)), Code::invalid_argument) << wrong;
+  EXPECT_FALSE(std::filesystem::exists(root_ + "/d0/stoker.shard"))
+      << "what was made for nothing is gone";
+  for (const char* wrong : {"coded(", "coded()", "coded(6+3)", "coded(6, /a)", "coded(a+b, /a,/b)",
+                            "coded(2+1, /a,/a,/b)", "coded(2+1, /d{0..})", "coded(2+1, /d{2..0})",
+                            "coded(2+1, /a,,/b)", "coded(2+1, /a"}) {
+    EXPECT_EQ(code_of(open_store(wrong, runtime_->runtime(), options_)), Code::invalid_argument)
+        << wrong;
   }
 }
 
@@ -464,21 +509,26 @@ TEST_F(CodedFiles, TheRatesStandBehindTheCode) {
   const auto rates = [&](const std::string& code) -> Rates {
     const auto plan = coded_plan(composition(code, "/d{0..2}"));
     EXPECT_OK(plan);
-    return plan && *plan ? Rates{{(*plan)->scrub_rate, (*plan)->busy_repair_rate, (*plan)->busy_fold_rate}} : Rates();
+    return plan && *plan
+               ? Rates{{(*plan)->scrub_rate, (*plan)->busy_repair_rate, (*plan)->busy_fold_rate}}
+               : Rates();
   };
   EXPECT_EQ(rates("2+1"), Rates());
   EXPECT_EQ(rates("2+1 scrub=0"), (Rates{{0, {}, {}}}));
   EXPECT_EQ(rates(" 2 + 1  scrub=4MiB "), (Rates{{4U << 20, {}, {}}}));
   EXPECT_EQ(rates("2+1 repair=16MiB"), (Rates{{{}, 16U << 20, {}}}));
   EXPECT_EQ(rates("2+1  fold=1MiB  scrub=0 repair=0"), (Rates{{0, 0, 1U << 20}}));
-  for (const char* wrong : {"2+1 scrub", "2+1 scrub=fast", "2+1 rate=1", "2+1 scrub=1 scrub=2", "2+1 repair", "2+1 repair=-1", "2+1 fold=1 x"}) {
+  for (const char* wrong : {"2+1 scrub", "2+1 scrub=fast", "2+1 rate=1", "2+1 scrub=1 scrub=2",
+                            "2+1 repair", "2+1 repair=-1", "2+1 fold=1 x"}) {
     const auto plan = coded_plan(composition(wrong, "/d{0..2}"));
     ASSERT_FALSE(plan) << wrong;
     EXPECT_TRUE(says(plan.error().what, "repair=64MiB")) << plan.error().what;
   }
   const auto store = open("2+1 scrub=1MiB repair=2MiB fold=3MiB", "/d{0..2}");
   ASSERT_OK(store);
-  EXPECT_TRUE(says((*store)->info().composition, "coded(2+1 scrub=1048576 repair=2097152 fold=3145728, ")) << (*store)->info().composition;
+  EXPECT_TRUE(
+      says((*store)->info().composition, "coded(2+1 scrub=1048576 repair=2097152 fold=3145728, "))
+      << (*store)->info().composition;
   EXPECT_OK(coded_plan((*store)->info().composition));
 }
 
@@ -493,15 +543,18 @@ TEST_F(CodedFiles, AReplacedShardIsMadeWhereThatIsAskedForAndOnADiskOfItsOwn) {
   options_.same_disk = false;
   options_.replace = {root_ + "/d0"};
   EXPECT_TRUE(says(error_of("2+1", "/d{0..2}", Code::invalid_argument), "are on the same disk"));
-  EXPECT_FALSE(std::filesystem::exists(root_ + "/d0/stoker.shard")) << "what was made for nothing is gone";
+  EXPECT_FALSE(std::filesystem::exists(root_ + "/d0/stoker.shard"))
+      << "what was made for nothing is gone";
   // Something else stands there: it is not touched.
   std::filesystem::create_directories(root_ + "/d0");
   std::ofstream(root_ + "/d0/stoker.shard", std::ios::binary) << "my only copy of something";
   options_.same_disk = true;
-  EXPECT_TRUE(says(error_of("2+1", "/d{0..2}", Code::mismatch), "holds 25 bytes that are no shard of a coded store"));
+  EXPECT_TRUE(says(error_of("2+1", "/d{0..2}", Code::mismatch),
+                   "holds 25 bytes that are no shard of a coded store"));
   std::filesystem::resize_file(root_ + "/d0/stoker.shard", 0);
   std::filesystem::resize_file(root_ + "/d0/stoker.shard", 25);
-  EXPECT_TRUE(says(error_of("2+1", "/d{0..2}", Code::out_of_space), "delete the file, or ask for less"));
+  EXPECT_TRUE(
+      says(error_of("2+1", "/d{0..2}", Code::out_of_space), "delete the file, or ask for less"));
   std::filesystem::remove_all(root_ + "/d0");
   {
     RepairOptions repair;
@@ -509,7 +562,8 @@ TEST_F(CodedFiles, AReplacedShardIsMadeWhereThatIsAskedForAndOnADiskOfItsOwn) {
     repair.same_disk = true;
     std::vector<std::string> told;
     repair.plan = [&](const std::string& sentence) { told.push_back(sentence); };
-    const auto report = repair_coded_store(**coded_plan(composition("2+1", "/d{0..2}")), runtime_->runtime(), repair);
+    const auto report = repair_coded_store(**coded_plan(composition("2+1", "/d{0..2}")),
+                                           runtime_->runtime(), repair);
     ASSERT_OK(report);
     EXPECT_TRUE(report->problems.empty()) << report->problems[0];
     ASSERT_EQ(told.size(), 1U);
@@ -520,7 +574,8 @@ TEST_F(CodedFiles, AReplacedShardIsMadeWhereThatIsAskedForAndOnADiskOfItsOwn) {
   EXPECT_EQ(read_all(**open("2+1", "/d{0..2}"), "a"), content);
   // Two of three lost: told, with the objects that it concerns, and nothing is made.
   std::filesystem::remove_all(root_ + "/d2");
-  const auto report = repair_coded_store(**coded_plan(composition("2+1", "/d{0..2}")), runtime_->runtime(), {});
+  const auto report =
+      repair_coded_store(**coded_plan(composition("2+1", "/d{0..2}")), runtime_->runtime(), {});
   EXPECT_FALSE(report) << "one of three cannot tell what was written last";
 }
 
@@ -542,15 +597,23 @@ TEST_F(CodedFiles, SwappedForeignAndDoubledShardsAreRecognised) {
   EXPECT_EQ(read_all(**open("2+1", "/d{0..2}"), "a"), content) << "swapped";
   EXPECT_TRUE(says(error_of("3+1", "/d{0..3}", Code::mismatch), "coded 2+1 over 3 disks"));
   { EXPECT_OK(open("2+1", "/e{0..2}")); }
-  EXPECT_TRUE(says(error_of("2+1", "/d0," + root_ + "/d1," + root_ + "/e2", Code::mismatch), "shards of different stores"));
+  EXPECT_TRUE(says(error_of("2+1", "/d0," + root_ + "/d1," + root_ + "/e2", Code::mismatch),
+                   "shards of different stores"));
   std::filesystem::copy(root_ + "/d0", root_ + "/copy");
-  EXPECT_TRUE(says(error_of("2+1", "/d0," + root_ + "/copy," + root_ + "/d2", Code::mismatch), "is a copy of"));
+  EXPECT_TRUE(says(error_of("2+1", "/d0," + root_ + "/copy," + root_ + "/d2", Code::mismatch),
+                   "is a copy of"));
   std::ofstream(root_ + "/foreign", std::ios::binary) << std::string(256 * kKiB, 'x');
-  EXPECT_EQ(read_all(**open("2+1", "/d0," + root_ + "/d1," + root_ + "/foreign"), "a"), content) << "the others suffice";
-  EXPECT_TRUE(says(error_of("2+1", "/new0," + root_ + "/new1," + root_ + "/foreign", Code::mismatch), "holds something that is no shard"));
-  EXPECT_TRUE(says(error_of("2+1", "/d0," + root_ + "/new1," + root_ + "/foreign", Code::not_found), "holds something that is no shard"));
+  EXPECT_EQ(read_all(**open("2+1", "/d0," + root_ + "/d1," + root_ + "/foreign"), "a"), content)
+      << "the others suffice";
+  EXPECT_TRUE(
+      says(error_of("2+1", "/new0," + root_ + "/new1," + root_ + "/foreign", Code::mismatch),
+           "holds something that is no shard"));
+  EXPECT_TRUE(says(error_of("2+1", "/d0," + root_ + "/new1," + root_ + "/foreign", Code::not_found),
+                   "holds something that is no shard"));
   options_.create = false;
-  EXPECT_TRUE(says(error_of("2+1", "/new0," + root_ + "/new1," + root_ + "/foreign", Code::mismatch), "holds something that is no shard"));
+  EXPECT_TRUE(
+      says(error_of("2+1", "/new0," + root_ + "/new1," + root_ + "/foreign", Code::mismatch),
+           "holds something that is no shard"));
   std::ostringstream foreign;
   foreign << std::ifstream(root_ + "/foreign", std::ios::binary).rdbuf();
   EXPECT_EQ(foreign.str(), std::string(256 * kKiB, 'x')) << "and what it holds is somebody's";
@@ -570,7 +633,8 @@ TEST_F(CodedFiles, AnyMFoldersMayBeDeletedTheFirstOneToo) {
   EXPECT_EQ(read_all(**store, "a/b"), content);
   update(**store, "a/b", content, 100'000, 20'000, 3);
   EXPECT_EQ(read_all(**store, "a/b"), content);
-  EXPECT_FALSE(std::filesystem::exists(root_ + "/d0/stoker.shard")) << "a disk that is not there may only not be mounted: nothing is made in its place";
+  EXPECT_FALSE(std::filesystem::exists(root_ + "/d0/stoker.shard"))
+      << "a disk that is not there may only not be mounted: nothing is made in its place";
 }
 
 }  // namespace

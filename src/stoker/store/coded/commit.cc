@@ -1,4 +1,5 @@
-// Committing: the writer thread takes what waits, writes it in two rounds at most, and flips the map.
+// Committing: the writer thread takes what waits, writes it in two rounds at most, and flips the
+// map.
 #include <algorithm>
 #include <cstring>
 
@@ -14,26 +15,42 @@ namespace {
 
 constexpr const char* kWhere = "store/coded/commit";
 constexpr size_t kFreshRows = 256;  // of a stripe that is written anew, in memory at once
-constexpr int kPlacementTries = 64;  // with more shards than chunks: stripes that would need a full shard are passed over
+// with more shards than chunks: stripes that would need a full shard are passed over
+constexpr int kPlacementTries = 64;
 
 // An update of blocks in one chunk that changes no size: one VAL a shard says it all.
 bool is_update(const TransactionState& state) {
   if (state.objects.size() != 1) return false;
   const StagedObject& object = state.objects.begin()->second;
-  if (!object.exists || object.made || !object.base || object.stated || object.bytes != object.base->bytes || object.kept != object.bytes || object.stripes.size() != 1) return false;
+  if (!object.exists || object.made || !object.base || object.stated ||
+      object.bytes != object.base->bytes || object.kept != object.bytes ||
+      object.stripes.size() != 1)
+    return false;
   const StagedStripe& stripe = object.stripes.begin()->second;
   return !stripe.fresh && stripe.chunks.size() == 1;
 }
 
-void put_items(ByteWriter& out, const Shape& shape, std::string_view key, const StagedObject& object, Version number) {
-  const auto stripes_of = [&](uint64_t bytes) { return (bytes + shape.stripe_bytes() - 1) / shape.stripe_bytes(); };
+void put_items(ByteWriter& out, const Shape& shape, std::string_view key,
+               const StagedObject& object, Version number) {
+  const auto stripes_of = [&](uint64_t bytes) {
+    return (bytes + shape.stripe_bytes() - 1) / shape.stripe_bytes();
+  };
   if (object.base && (!object.exists || object.made)) put_remove(out, key);
   if (!object.exists) return;
-  const bool cut = object.base && !object.made && stripes_of(object.kept) < object.base->stripes.size();
-  if (cut && object.kept < object.bytes) put_object(out, key, object.kept, object.chunk_bytes, number);  // the stripes behind go, although it grew again
-  put_object(out, key, object.base && !object.made && mutated(Mutation::size_outside_commit) ? object.base->bytes : object.bytes, object.chunk_bytes, number);
-  // What was told when it was made is kept, too: a store that is open for one command learns nothing else.
-  if (object.stated || (object.made && object.expected != Class::read_write)) put_class(out, {object.expected, object.stated});
+  const bool cut =
+      object.base && !object.made && stripes_of(object.kept) < object.base->stripes.size();
+  // the stripes behind go, although it grew again
+  if (cut && object.kept < object.bytes)
+    put_object(out, key, object.kept, object.chunk_bytes, number);
+  put_object(out, key,
+             object.base && !object.made && mutated(Mutation::size_outside_commit)
+                 ? object.base->bytes
+                 : object.bytes,
+             object.chunk_bytes, number);
+  // What was told when it was made is kept, too: a store that is open for one command learns
+  // nothing else.
+  if (object.stated || (object.made && object.expected != Class::read_write))
+    put_class(out, {object.expected, object.stated});
   for (const auto& [index, stripe] : object.stripes) {
     if (stripe.fresh) put_stripe(out, index, *stripe.fresh);
   }
@@ -49,15 +66,21 @@ Result<StripePtr> CodedStore::make_stripe(Class expected) {
       id = make_stamp(epoch_, next_id_++);
     }
     std::vector<size_t> shards = placement(shape_, id);
-    if (auto slots = slots_.take(shards, expected)) return std::make_shared<Stripe>(id, std::move(shards), std::move(*slots), slots_);
+    if (auto slots = slots_.take(shards, expected))
+      return std::make_shared<Stripe>(id, std::move(shards), std::move(*slots), slots_);
   }
-  return make_error(Code::out_of_space, "the store " + composition_ + " of " + human_bytes(info().capacity_bytes) + " is full: remove objects, or make a larger one", kWhere);
+  return make_error(Code::out_of_space,
+                    "the store " + composition_ + " of " + human_bytes(info().capacity_bytes) +
+                        " is full: remove objects, or make a larger one",
+                    kWhere);
 }
 
 // For the frames of the logs: VALs go to 1 + m shards, a COMMIT to all.
 Result<Grant> CodedStore::take_frames(const std::vector<Request>& batch) const {
   uint64_t bytes = 0;
-  for (const Request& request : batch) bytes += (1 + shape_.m) * request.state->log_bytes + shape_.shards * (log_bytes(*request.state) - request.state->log_bytes);
+  for (const Request& request : batch)
+    bytes += (1 + shape_.m) * request.state->log_bytes +
+             shape_.shards * (log_bytes(*request.state) - request.state->log_bytes);
   return runtime_.budget.take(bytes, "the log records of a commit of a coded store");
 }
 
@@ -78,7 +101,8 @@ void CodedStore::commit_batch(std::vector<Request> batch) {
   Status status = make_room(bytes);
   auto frames = status ? take_frames(batch) : Result<Grant>(status.error());
   if (!frames) status = frames.error();
-  if (!status && status.error().code == Code::over_budget && batch.size() > 1) {  // each by itself may fit the cap
+  // each by itself may fit the cap
+  if (!status && status.error().code == Code::over_budget && batch.size() > 1) {
     for (Request& request : batch) {
       std::vector<Request> one;
       one.push_back(std::move(request));
@@ -110,7 +134,8 @@ void CodedStore::commit_batch(std::vector<Request> batch) {
   for (Prepared& commit : commits) {
     if (commit.status) {
       for (const auto& [id, stripe] : commit.fresh) {
-        for (const size_t shard : stripe->shards) touched |= mutated(Mutation::commit_before_blocks) ? 0 : shard_bit(shard);
+        for (const size_t shard : stripe->shards)
+          touched |= mutated(Mutation::commit_before_blocks) ? 0 : shard_bit(shard);
       }
       going.push_back(std::move(commit));
     } else {
@@ -123,9 +148,13 @@ void CodedStore::commit_batch(std::vector<Request> batch) {
     if (done) {
       flip(going);
     } else {
-      // What of it is durable shows when the store is opened again; until then its numbers must not be drawn again.
+      // What of it is durable shows when the store is opened again; until then its numbers must not
+      // be drawn again.
       const std::lock_guard lock(mutex_);
-      if (!refused_) refused_ = make_error(Code::read_only, "a commit failed half-way (" + done.error().what + "): open the store again", kWhere);
+      if (!refused_)
+        refused_ = make_error(
+            Code::read_only,
+            "a commit failed half-way (" + done.error().what + "): open the store again", kWhere);
       for (Prepared& commit : going) failed.emplace_back(commit.request, done);
       going.clear();
     }
@@ -138,7 +167,8 @@ void CodedStore::commit_batch(std::vector<Request> batch) {
   done.reserve(going.size() + failed.size());
   for (const Prepared& commit : going) done.emplace_back(commit.request, number_of(commit.stamp));
   for (const auto& [request, why] : failed) done.emplace_back(request, why.error());
-  // Whoever is told finds the space free that the commit gave up: we hold none of its stripes any more, and no memory for it.
+  // Whoever is told finds the space free that the commit gave up: we hold none of its stripes any
+  // more, and no memory for it.
   if (frames) *frames = Grant();
   going.clear();
   commits.clear();
@@ -159,12 +189,15 @@ void CodedStore::prepare(Prepared& commit, uint64_t& table_bytes) {
   }
   if (!commit.status) return;
   for (auto& [key, object] : state.objects) {
-    commit.touched.push_back({key, object.made, object.announced, object.stated ? std::optional(object.expected) : std::nullopt, std::move(object.writes)});
+    commit.touched.push_back({key, object.made, object.announced,
+                              object.stated ? std::optional(object.expected) : std::nullopt,
+                              std::move(object.writes)});
     for (auto& [index, stripe] : object.stripes) {
       if (stripe.fresh) {
         ShardSet written = 0;
         commit.fresh[stripe.fresh->id] = stripe.fresh;
-        if (std::find(better.begin(), better.end(), &stripe) == better.end()) commit.status = write_fresh(commit, stripe, written);
+        if (std::find(better.begin(), better.end(), &stripe) == better.end())
+          commit.status = write_fresh(commit, stripe, written);
         if (!commit.status) return;
         continue;
       }
@@ -177,7 +210,8 @@ void CodedStore::prepare(Prepared& commit, uint64_t& table_bytes) {
           val.stripe = stripe.base->id;
           val.chunk = position;
           val.first = row;
-          for (; row < chunk.rows.size() && chunk.rows[row]; ++row) val.crcs.push_back(crc32c(chunk.bytes.data() + row * kBlock, kBlock));
+          for (; row < chunk.rows.size() && chunk.rows[row]; ++row)
+            val.crcs.push_back(crc32c(chunk.bytes.data() + row * kBlock, kBlock));
           added.blocks = {chunk.bytes.data() + val.first * kBlock, val.crcs.size() * kBlock};
           commit.vals.push_back(std::move(added));
         }
@@ -186,14 +220,16 @@ void CodedStore::prepare(Prepared& commit, uint64_t& table_bytes) {
   }
 }
 
-// Stripes of objects that will not be rewritten, from a chunk on, are written anew: logged, that is appended 1 + m times, read, staged and written, about as
-// much as the rest of the stripe, and nothing comes to share its fold. Where that cannot be (no slot; something of the rest is lost) the log takes them: a
-// class makes no commit fail.
+// Stripes of objects that will not be rewritten, from a chunk on, are written anew: logged, that is
+// appended 1 + m times, read, staged and written, about as much as the rest of the stripe, and
+// nothing comes to share its fold. Where that cannot be (no slot; something of the rest is lost)
+// the log takes them: a class makes no commit fail.
 std::vector<StagedStripe*> CodedStore::write_better(Prepared& commit, TransactionState& state) {
   std::vector<StagedStripe*> better;
   for (auto& [key, object] : state.objects) {
     for (auto& [index, stripe] : object.stripes) {
-      if (stripe.fresh || object.expected == Class::read_write || stripe.blocks < shape_.rows()) continue;
+      if (stripe.fresh || object.expected == Class::read_write || stripe.blocks < shape_.rows())
+        continue;
       auto fresh = make_stripe(object.expected);
       if (!fresh) continue;
       stripe.fresh = std::move(*fresh);
@@ -209,24 +245,35 @@ std::vector<StagedStripe*> CodedStore::write_better(Prepared& commit, Transactio
 }
 
 // The table items of a commit, if there is room for them.
-Status CodedStore::name_stripes(Prepared& commit, const TransactionState& state, uint64_t& table_bytes) const {
+Status CodedStore::name_stripes(Prepared& commit, const TransactionState& state,
+                                uint64_t& table_bytes) const {
   commit.needs_commit = !is_update(state);
   ByteWriter items;
   for (const auto& [key, object] : state.objects) {
     if (commit.needs_commit) put_items(items, shape_, key, object, number_of(commit.stamp));
   }
   commit.items = items.take();
-  if (commit.items.size() > shape_.segment_bytes / 4) return make_error(Code::invalid_argument, "the transaction changes more stripes than one record of the log can name: commit it in parts", kWhere);
-  const bool adds = std::any_of(state.objects.begin(), state.objects.end(), [](const auto& each) { return each.second.exists; });
+  if (commit.items.size() > shape_.segment_bytes / 4)
+    return make_error(Code::invalid_argument,
+                      "the transaction changes more stripes than one record of the log can name: "
+                      "commit it in parts",
+                      kWhere);
+  const bool adds = std::any_of(state.objects.begin(), state.objects.end(),
+                                [](const auto& each) { return each.second.exists; });
   if (!commit.needs_commit || !adds) return {};
   const uint64_t added = commit.items.size() * 9 / 8 + 64;
   std::lock_guard store_lock(mutex_);
-  if (table_.image_bytes(shape_) + table_bytes + added > shape_.area_bytes) return make_error(Code::out_of_space, "the object table of the store " + composition_ + " is full: remove objects, or make a store for more of them", kWhere);
+  if (table_.image_bytes(shape_) + table_bytes + added > shape_.area_bytes)
+    return make_error(Code::out_of_space,
+                      "the object table of the store " + composition_ +
+                          " is full: remove objects, or make a store for more of them",
+                      kWhere);
   table_bytes += added;
   return {};
 }
 
-// What the fresh stripe will hold of its own: old blocks where they are not overwritten, and the new ones.
+// What the fresh stripe will hold of its own: old blocks where they are not overwritten, and the
+// new ones.
 Headers CodedStore::plan_fresh(const Prepared& commit, const StagedStripe& staged) const {
   Headers headers = blank_headers(shape_);
   std::lock_guard lock(mutex_);
@@ -234,7 +281,8 @@ Headers CodedStore::plan_fresh(const Prepared& commit, const StagedStripe& stage
     const auto over = staged.chunks.find(chunk);
     for (size_t row = 0; row < shape_.rows(); ++row) {
       const size_t at = row * shape_.k + chunk;
-      const bool old = staged.base && (staged.base->headers->versions[at] != 0 || staged.base->overlay.contains(at));
+      const bool old = staged.base && (staged.base->headers->versions[at] != 0 ||
+                                       staged.base->overlay.contains(at));
       const bool written = over != staged.chunks.end() && over->second.rows[row];
       if (old || written) headers.versions[at] = commit.stamp;
     }
@@ -242,15 +290,20 @@ Headers CodedStore::plan_fresh(const Prepared& commit, const StagedStripe& stage
   return headers;
 }
 
-// Old content where it is not overwritten, the new blocks, and their parity go into the slots of the fresh stripe, some rows at a time.
-Status CodedStore::write_fresh(const Prepared& commit, const StagedStripe& staged, ShardSet& touched) {
+// Old content where it is not overwritten, the new blocks, and their parity go into the slots of
+// the fresh stripe, some rows at a time.
+Status CodedStore::write_fresh(const Prepared& commit, const StagedStripe& staged,
+                               ShardSet& touched) {
   const Stripe& fresh = *staged.fresh;
   if (staged.base) STOKER_TRY(load_headers(staged.base, Priority::write_back));
   Headers headers = plan_fresh(commit, staged);
   uint32_t positions = live_positions(fresh);
-  // What comes while a shard is rebuilt goes there too, or it would never have all. It counts for nothing until then.
+  // What comes while a shard is rebuilt goes there too, or it would never have all. It counts for
+  // nothing until then.
   size_t joining = shape_.n();
-  if (joining_) joining = static_cast<size_t>(std::find(fresh.shards.begin(), fresh.shards.end(), *joining_) - fresh.shards.begin());
+  if (joining_)
+    joining = static_cast<size_t>(std::find(fresh.shards.begin(), fresh.shards.end(), *joining_) -
+                                  fresh.shards.begin());
   if (joining < shape_.n()) positions |= uint32_t{1} << joining;
   ShardSet failed = 0;
   for (size_t first = 0; first < shape_.rows();) {
@@ -258,11 +311,15 @@ Status CodedStore::write_fresh(const Prepared& commit, const StagedStripe& stage
       ++first;
       continue;
     }
-    STOKER_ASSIGN(const ScratchPtr memory, take_scratch(std::min(kFreshRows, shape_.rows() - first), shape_.n(), "writing a stripe of a coded store"));
+    STOKER_ASSIGN(const ScratchPtr memory,
+                  take_scratch(std::min(kFreshRows, shape_.rows() - first), shape_.n(),
+                               "writing a stripe of a coded store"));
     STOKER_TRY(write_fresh_rows(staged, first, *memory, positions, headers, failed));
-    if (!memory->bytes.lost()) first += memory->rows;  // else again, in other memory: a disk was given up, and refuses from then on
+    // else again, in other memory: a disk was given up, and refuses from then on
+    if (!memory->bytes.lost()) first += memory->rows;
   }
-  // All pages of all chunks: a page that is not there is then a lost one, never one that was not written.
+  // All pages of all chunks: a page that is not there is then a lost one, never one that was not
+  // written.
   ShardBatch batch(*shards_, Priority::write_back);
   std::vector<AlignedBytes> pages;
   for (size_t c = 0; c < shape_.n(); ++c) {
@@ -271,7 +328,8 @@ Status CodedStore::write_fresh(const Prepared& commit, const StagedStripe& stage
       const HeaderPage header = page_of(shape_, fresh.id, headers, c, page);
       headers.counters[c * shape_.pages() + page] = header.counter;
       encode_page(shape_, shards_->store(), header, pages.emplace_back(kBlock).span());
-      batch.write(fresh.shards[c], shape_.page_at(fresh.slots[c], page, header.counter), pages.back().slice());
+      batch.write(fresh.shards[c], shape_.page_at(fresh.slots[c], page, header.counter),
+                  pages.back().slice());
     }
     touched |= shard_bit(fresh.shards[c]);
   }
@@ -285,11 +343,15 @@ Status CodedStore::write_fresh(const Prepared& commit, const StagedStripe& stage
   return {};
 }
 
-// The rows from `first` on that `memory` is for, unless it is lost() then. Of those in which nothing is written nothing is.
-Status CodedStore::write_fresh_rows(const StagedStripe& staged, size_t first, const Scratch& memory, uint32_t positions, Headers& headers, ShardSet& failed) {
+// The rows from `first` on that `memory` is for, unless it is lost() then. Of those in which
+// nothing is written nothing is.
+Status CodedStore::write_fresh_rows(const StagedStripe& staged, size_t first, const Scratch& memory,
+                                    uint32_t positions, Headers& headers, ShardSet& failed) {
   const Stripe& fresh = *staged.fresh;
   const size_t rows_end = first + memory.rows;
-  const auto at = [&](size_t chunk, size_t row) { return memory.bytes.data() + (chunk * memory.rows + row - first) * kBlock; };
+  const auto at = [&](size_t chunk, size_t row) {
+    return memory.bytes.data() + (chunk * memory.rows + row - first) * kBlock;
+  };
   std::memset(memory.bytes.data(), 0, shape_.k * memory.rows * kBlock);
   std::vector<std::pair<size_t, size_t>> old;  // chunk, row
   for (size_t chunk = 0; chunk < shape_.k; ++chunk) {
@@ -305,13 +367,15 @@ Status CodedStore::write_fresh_rows(const StagedStripe& staged, size_t first, co
   std::vector<Run> runs;
   {
     std::lock_guard lock(mutex_);
-    for (const auto& [chunk, row] : old) plan_chunk(staged.base, chunk, row, 1, at(chunk, row), runs);
+    for (const auto& [chunk, row] : old)
+      plan_chunk(staged.base, chunk, row, 1, at(chunk, row), runs);
   }
   const Status fetched = fetch(runs, Priority::write_back);
   if (memory.bytes.lost()) return {};
   if (!fetched) return fetched.error();
   ShardBatch batch(*shards_, Priority::write_back);
-  for (size_t begin = first; begin < rows_end;) {  // rows in which anything is written, as many as stand together at once
+  // rows in which anything is written, as many as stand together at once
+  for (size_t begin = first; begin < rows_end;) {
     size_t end = begin;
     while (end < rows_end && !row_is_blank(shape_, headers, end)) ++end;
     if (end == begin) {
@@ -323,18 +387,23 @@ Status CodedStore::write_fresh_rows(const StagedStripe& staged, size_t first, co
     std::vector<codec::Source> sources(shape_.k);
     std::vector<codec::Target> targets(shape_.m);
     for (size_t c = 0; c < shape_.k; ++c) sources[c] = {{at(c, begin), count * kBlock}, crcs[c]};
-    for (size_t j = 0; j < shape_.m; ++j) targets[j] = {{at(shape_.k + j, begin), count * kBlock}, crcs[shape_.k + j]};
+    for (size_t j = 0; j < shape_.m; ++j)
+      targets[j] = {{at(shape_.k + j, begin), count * kBlock}, crcs[shape_.k + j]};
     STOKER_TRY(code_.encode(sources, targets));
     for (size_t c = 0; c < shape_.n(); ++c) {
       for (size_t row = begin; row < end; ++row) {
         const bool written = c >= shape_.k || headers.versions[row * shape_.k + c] != 0;
         headers.crcs[row * shape_.n() + c] = written ? crcs[c][row - begin] : 0;
-        if (c >= shape_.k && !is_set(positions, c)) headers.unsound[row * shape_.m + c - shape_.k] = true;
+        if (c >= shape_.k && !is_set(positions, c))
+          headers.unsound[row * shape_.m + c - shape_.k] = true;
       }
       for (size_t row = begin; row < end && is_set(positions, c);) {
         size_t to = row;
         while (to < end && (c >= shape_.k || headers.versions[to * shape_.k + c] != 0)) ++to;
-        if (to > row) batch.write(fresh.shards[c], shape_.block_at(fresh.slots[c], row), memory.bytes.slice().sub((c * memory.rows + row - first) * kBlock, (to - row) * kBlock));
+        if (to > row)
+          batch.write(fresh.shards[c], shape_.block_at(fresh.slots[c], row),
+                      memory.bytes.slice().sub((c * memory.rows + row - first) * kBlock,
+                                               (to - row) * kBlock));
         row = to + 1;
       }
     }
@@ -345,7 +414,8 @@ Status CodedStore::write_fresh_rows(const StagedStripe& staged, size_t first, co
   return now == 0 ? Status() : drop_shards(now, batch.why());
 }
 
-// One frame a shard with all VALs that belong there; then everything the batch has written so far is flushed.
+// One frame a shard with all VALs that belong there; then everything the batch has written so far
+// is flushed.
 Status CodedStore::append_vals(std::vector<Prepared>& commits, ShardSet& touched) {
   std::map<size_t, FrameBuilder> frames;
   struct Home {
@@ -354,7 +424,9 @@ Status CodedStore::append_vals(std::vector<Prepared>& commits, ShardSet& touched
   };
   std::vector<Home> homes;
   for (Prepared& commit : commits) {
-    const auto record = commit.needs_commit ? std::make_shared<CommitRecord>(CommitRecord{commit.stamp, {}}) : nullptr;
+    const auto record = commit.needs_commit
+                            ? std::make_shared<CommitRecord>(CommitRecord{commit.stamp, {}})
+                            : nullptr;
     for (NewVal& added : commit.vals) {
       Val& val = *added.val;
       val.commit = record;
@@ -365,7 +437,9 @@ Status CodedStore::append_vals(std::vector<Prepared>& commits, ShardSet& touched
         const size_t shard = added.stripe->shards[c];
         FrameBuilder& frame = frames[shard];
         homes.push_back({&val, shard, frame.block_count()});
-        frame.add(ValItem{val.stamp, commit.needs_commit && !mutated(Mutation::val_without_flag), val.stripe, val.chunk, val.first, val.crcs, 0}, added.blocks);
+        frame.add(ValItem{val.stamp, commit.needs_commit && !mutated(Mutation::val_without_flag),
+                          val.stripe, val.chunk, val.first, val.crcs, 0},
+                  added.blocks);
       }
     }
   }
@@ -397,7 +471,9 @@ Status CodedStore::append_commits(std::vector<Prepared>& commits) {
   STOKER_TRY(append(frames, 0, written));
   for (Prepared& commit : commits) {
     if (!commit.needs_commit) continue;
-    auto record = commit.vals.empty() ? std::make_shared<CommitRecord>(CommitRecord{commit.stamp, {}}) : commit.vals.front().val->commit;
+    auto record = commit.vals.empty()
+                      ? std::make_shared<CommitRecord>(CommitRecord{commit.stamp, {}})
+                      : commit.vals.front().val->commit;
     for (const auto& [shard, frame] : written) record->held.push_back(frame.segment);
     rounds_.add(record);
     since_image_.push_back(std::move(record));
@@ -409,12 +485,16 @@ Status CodedStore::append_commits(std::vector<Prepared>& commits) {
 void CodedStore::flip(std::vector<Prepared>& commits) {
   std::lock_guard lock(mutex_);
   for (Prepared& commit : commits) {
-    const auto resolve = [&](uint64_t id, const std::vector<uint32_t>&) { return commit.fresh.at(id); };
+    const auto resolve = [&](uint64_t id, const std::vector<uint32_t>&) {
+      return commit.fresh.at(id);
+    };
     const Status applied = table_.apply(shape_, commit.items, resolve);
     STOKER_CHECK(applied.has_value());  // these are our own items
     version_ = number_of(commit.stamp);
     for (const NewVal& added : commit.vals) {
-      for (size_t i = 0; i < added.val->crcs.size(); ++i) added.stripe->overlay[(added.val->first + i) * shape_.k + added.val->chunk] = {added.val, i};
+      for (size_t i = 0; i < added.val->crcs.size(); ++i)
+        added.stripe->overlay[(added.val->first + i) * shape_.k + added.val->chunk] = {added.val,
+                                                                                       i};
       dirty_[added.stripe->id] = added.stripe;
       since_image_.push_back(added.val);
     }
@@ -428,7 +508,8 @@ void CodedStore::flip(std::vector<Prepared>& commits) {
       if (!object) continue;
       if (touched.made) classes_.create(id, {folder, touched.key, touched.announced});
       if (touched.stated) classes_.set(id, folder, {*touched.stated, true});
-      for (const auto& [offset, bytes] : touched.writes) classes_.see(id, {folder, true, offset, bytes});
+      for (const auto& [offset, bytes] : touched.writes)
+        classes_.see(id, {folder, true, offset, bytes});
     }
   }
 }

@@ -1,4 +1,5 @@
-// Sectors that cannot be read and blocks that cannot be decoded: nothing that is intact is given up for them, and what is lost is told.
+// Sectors that cannot be read and blocks that cannot be decoded: nothing that is intact is given up
+// for them, and what is lost is told.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -43,11 +44,16 @@ class Damaged {
     put_back(world_, images_);
   }
   void lose(size_t position) { world_.disk().remove(chunk(position).path); }
-  void bring_back(size_t position) { world_.disk().put(chunk(position).path, images_.at(chunk(position).path)); }
-  void spoil_pages(size_t position) {
-    for (const uint64_t at : {chunk(position).newest(), chunk(position).other()}) world_.disk().spoil(chunk(position).path, at);
+  void bring_back(size_t position) {
+    world_.disk().put(chunk(position).path, images_.at(chunk(position).path));
   }
-  void flip(size_t position, size_t row) { world_.disk().flip(chunk(position).path, chunk(position).blocks_at + row * kBlock + 77, 2); }
+  void spoil_pages(size_t position) {
+    for (const uint64_t at : {chunk(position).newest(), chunk(position).other()})
+      world_.disk().spoil(chunk(position).path, at);
+  }
+  void flip(size_t position, size_t row) {
+    world_.disk().flip(chunk(position).path, chunk(position).blocks_at + row * kBlock + 77, 2);
+  }
   std::unique_ptr<CodedStore> open() { return std::move(*world_.open_small()); }
   static ScrubReport scrub(CodedStore& store) {
     const auto report = std::make_shared<ScrubReport>();
@@ -99,7 +105,8 @@ void write_logs_anew(CodedStore& store, const std::string& key, Bytes& content) 
   }
 }
 
-// With the parity away, one sector of a data chunk's header pages cannot be read: the one that does not matter.
+// With the parity away, one sector of a data chunk's header pages cannot be read: the one that does
+// not matter.
 TEST(CodedDamage, AnUnreadableCopyOfAHeaderPageTakesNothingWithIt) {
   Damaged run;
   for (const size_t position : {0U, 1U}) {
@@ -135,7 +142,8 @@ TEST(CodedDamage, AnUnreadableCopyOfAHeaderPageTakesNothingWithIt) {
   }
 }
 
-// The headers were not to be read for a while, and are in memory as unknown. What is on the disk is believed once it can be read.
+// The headers were not to be read for a while, and are in memory as unknown. What is on the disk is
+// believed once it can be read.
 TEST(CodedDamage, HeadersThatCanBeReadAgainAreAdopted) {
   Damaged run;
   {
@@ -173,7 +181,8 @@ TEST(CodedDamage, HeadersThatCanBeReadAgainAreAdopted) {
   }
 }
 
-// Neither copy of a page could be read, and then a fold writes it: over the older one, or the newer one would count again.
+// Neither copy of a page could be read, and then a fold writes it: over the older one, or the newer
+// one would count again.
 TEST(CodedDamage, AFoldAfterHeadersCouldNotBeReadForAMomentIsWhatCounts) {
   Damaged run;
   Bytes content = run.content();
@@ -196,7 +205,8 @@ TEST(CodedDamage, AFoldAfterHeadersCouldNotBeReadForAMomentIsWhatCounts) {
   EXPECT_EQ(read_all(*run.open(), "a"), content);
 }
 
-// With all else away it is what a row is decoded from, once anything in the background had a look at it.
+// With all else away it is what a row is decoded from, once anything in the background had a look
+// at it.
 TEST(CodedDamage, AParityWhoseHeadersCouldNotBeReadForAMomentStillCounts) {
   Damaged run;
   {
@@ -242,7 +252,8 @@ TEST(CodedDamage, ARepairThatCouldNotRebuildAllSaysSo) {
   const auto report = run.repair(options);
   ASSERT_OK(report);
   ASSERT_EQ(report->problems.size(), 1U);
-  EXPECT_NE(report->problems[0].find("could not be rebuilt in full"), std::string::npos) << report->problems[0];
+  EXPECT_NE(report->problems[0].find("could not be rebuilt in full"), std::string::npos)
+      << report->problems[0];
   EXPECT_FALSE(report->advice.empty());
   run.flip(0, 2);  // it can be read again
   EXPECT_EQ(read_all(*run.open(), "a"), run.content());
@@ -255,7 +266,8 @@ TEST(CodedDamage, ARepairThatCouldNotRebuildAllSaysSo) {
   EXPECT_EQ(read_all(*run.open(), "a"), run.content());
 }
 
-// What could not be rebuilt of one disk is rebuilt when another came back; and what is in the log of such a stripe is folded then.
+// What could not be rebuilt of one disk is rebuilt when another came back; and what is in the log
+// of such a stripe is folded then.
 TEST(CodedDamage, WhatCouldNotBeDecodedIsTriedAgainWhenAShardCameBack) {
   Damaged run;
   run.lose(Damaged::kParity);
@@ -263,7 +275,8 @@ TEST(CodedDamage, WhatCouldNotBeDecodedIsTriedAgainWhenAShardCameBack) {
   Bytes content = run.content();
   {
     auto store = run.open();
-    update(*store, "a", content, 65'536 + 8192, 4096, 40);  // row 2 of the other chunk: its parity needs what was flipped
+    // row 2 of the other chunk: its parity needs what was flipped
+    update(*store, "a", content, 65'536 + 8192, 4096, 40);
   }
   RepairOptions options;
   options.replace = {run.chunk(Damaged::kParity).path};
@@ -280,7 +293,8 @@ TEST(CodedDamage, WhatCouldNotBeDecodedIsTriedAgainWhenAShardCameBack) {
   EXPECT_EQ(read_all(*run.open(), "a"), content);
 }
 
-// The parity of a row is wrong and cannot be made anew: its header still says what it should be, and so it counts once it is right again.
+// The parity of a row is wrong and cannot be made anew: its header still says what it should be,
+// and so it counts once it is right again.
 TEST(CodedDamage, AParityThatCannotBeDecodedKeepsItsEntry) {
   Damaged run;
   run.flip(0, 2);
@@ -305,7 +319,8 @@ TEST(CodedDamage, AClassMakesNoCommitFail) {
     ASSERT_OK(change->expect("a", each));
     ASSERT_OK(change->commit(Durability::durable).wait());
     Bytes content = run.content();
-    ASSERT_NO_FATAL_FAILURE(update(*store, "a", content, 12'288, 65'536, 40)) << static_cast<int>(each);
+    ASSERT_NO_FATAL_FAILURE(update(*store, "a", content, 12'288, 65'536, 40))
+        << static_cast<int>(each);
     Bytes into(65'536);
     ASSERT_OK(store->read("a", 12'288, slice_of(into), {}).wait());
     EXPECT_EQ(std::memcmp(into.data(), content.data() + 12'288, into.size()), 0);
@@ -329,7 +344,9 @@ TEST(CodedDamage, WhatHasLostMostIsMendedFirst) {
     const auto events = world.disk().stop_recording();
     for (size_t chunk = 0; chunk < 4; ++chunk) {
       for (const SimEvent& event : events) {
-        if (event.kind == SimEvent::Kind::write && event.bytes->size() == 64 * kKiB && std::memcmp(event.bytes->data(), content.data() + chunk * 64 * kKiB, 64 * kKiB) == 0) chunks[key].push_back({event.path, event.offset});
+        if (event.kind == SimEvent::Kind::write && event.bytes->size() == 64 * kKiB &&
+            std::memcmp(event.bytes->data(), content.data() + chunk * 64 * kKiB, 64 * kKiB) == 0)
+          chunks[key].push_back({event.path, event.offset});
       }
     }
     ASSERT_EQ(chunks[key].size(), 4U);
@@ -338,7 +355,8 @@ TEST(CodedDamage, WhatHasLostMostIsMendedFirst) {
     ASSERT_OK(change->commit(Durability::durable).wait());
   }
   world.disk().flip(chunks["rewritten"][0].path, chunks["rewritten"][0].offset + 99, 1);
-  for (const size_t chunk : {1U, 2U}) world.disk().flip(chunks["read"][chunk].path, chunks["read"][chunk].offset + 99, 1);
+  for (const size_t chunk : {1U, 2U})
+    world.disk().flip(chunks["read"][chunk].path, chunks["read"][chunk].offset + 99, 1);
   for (const char* key : {"read", "rewritten"}) read_all(*store, key);
   world.disk().start_recording();
   ASSERT_OK(store->repair().wait());
@@ -346,7 +364,9 @@ TEST(CodedDamage, WhatHasLostMostIsMendedFirst) {
   for (const SimEvent& event : world.disk().stop_recording()) {
     for (const auto& [key, places] : chunks) {
       for (const At& at : places) {
-        if (event.kind == SimEvent::Kind::write && event.path == at.path && event.offset == at.offset) order.push_back(key);
+        if (event.kind == SimEvent::Kind::write && event.path == at.path &&
+            event.offset == at.offset)
+          order.push_back(key);
       }
     }
   }
@@ -363,7 +383,8 @@ TEST(CodedDamage, LogsThatCannotBeReadAreMadeAnewOneAfterTheOther) {
   Bytes head(kBlock);
   run.world().disk().image(run.chunk(0).path).read(0, head);
   const Shape shape = (**decode_superblock(head)).shape;
-  for (const std::string& path : run.world().paths()) run.world().disk().spoil(path, shape.segment_at(5) + 3 * kBlock);
+  for (const std::string& path : run.world().paths())
+    run.world().disk().spoil(path, shape.segment_at(5) + 3 * kBlock);
   run.flip(1, 3);
   const ScrubReport report = Damaged::scrub(*store);
   EXPECT_TRUE(report.lost.empty()) << report.lost[0];
@@ -374,8 +395,9 @@ TEST(CodedDamage, LogsThatCannotBeReadAreMadeAnewOneAfterTheOther) {
   EXPECT_EQ(Damaged::scrub(*store).found(), 0U);
 }
 
-// Somebody wrote over the beginning of a disk. It counts as lost like any other, and what stands there now may be all that somebody has: only who takes it
-// away by hand may have the shard made anew.
+// Somebody wrote over the beginning of a disk. It counts as lost like any other, and what stands
+// there now may be all that somebody has: only who takes it away by hand may have the shard made
+// anew.
 TEST(CodedDamage, AShardWhoseHeadWasWrittenOverIsMissingAndNeverWrittenTo) {
   CodedWorld world(quiet(4, 2));
   Bytes content;
@@ -396,7 +418,9 @@ TEST(CodedDamage, AShardWhoseHeadWasWrittenOverIsMissingAndNeverWrittenTo) {
   {
     auto store = std::move(*world.open_small());
     ASSERT_EQ(store->health().troubles.size(), 1U);
-    EXPECT_NE(store->health().troubles[0].find("'d2' holds something that is no shard"), std::string::npos) << store->health().troubles[0];
+    EXPECT_NE(store->health().troubles[0].find("'d2' holds something that is no shard"),
+              std::string::npos)
+        << store->health().troubles[0];
     update(*store, "a", content, 8192, 8192, 2);
     ASSERT_OK(store->repair().wait());
     EXPECT_EQ(store->health().troubles.size(), 1U);
@@ -449,9 +473,11 @@ TEST(CodedDamage, ALogThatLostMostOfItsFramesKeepsNoStoreClosed) {
   image.read(0, block);
   const Shape shape = (**decode_superblock(block)).shape;
   for (size_t segment = 0; segment < shape.segments; ++segment) {
-    for (uint64_t at = kBlock; at < shape.segment_bytes; at += kBlock) {  // all frames but the first
+    // all frames but the first
+    for (uint64_t at = kBlock; at < shape.segment_bytes; at += kBlock) {
       image.read(shape.segment_at(segment) + at, block);
-      if (std::memcmp(block.data(), "SKL1", 4) == 0) world.disk().flip(path, shape.segment_at(segment) + at + 70, 1);
+      if (std::memcmp(block.data(), "SKL1", 4) == 0)
+        world.disk().flip(path, shape.segment_at(segment) + at + 70, 1);
     }
   }
   {
@@ -459,7 +485,8 @@ TEST(CodedDamage, ALogThatLostMostOfItsFramesKeepsNoStoreClosed) {
     ASSERT_OK(opened);
     EXPECT_EQ(read_all(**opened, "a"), content);
     ASSERT_EQ((*opened)->health().troubles.size(), 1U);
-    EXPECT_NE((*opened)->health().troubles[0].find("more than it has room for"), std::string::npos) << (*opened)->health().troubles[0];
+    EXPECT_NE((*opened)->health().troubles[0].find("more than it has room for"), std::string::npos)
+        << (*opened)->health().troubles[0];
     ASSERT_OK((*opened)->repair().wait());
     EXPECT_TRUE((*opened)->health().troubles.empty());
   }
@@ -471,7 +498,8 @@ TEST(CodedDamage, ALogThatLostMostOfItsFramesKeepsNoStoreClosed) {
 TEST(CodedDamage, AParityThatCannotBeWrittenAtOpeningIsBroughtUpToDate) {
   Damaged run;
   size_t failed = 0;
-  for (uint64_t nth = 5; nth < 16; ++nth) {  // behind the superblocks of the new epoch: blocks, pages, the table image
+  // behind the superblocks of the new epoch: blocks, pages, the table image
+  for (uint64_t nth = 5; nth < 16; ++nth) {
     run.reset();
     Bytes content = run.content();
     {
@@ -479,7 +507,8 @@ TEST(CodedDamage, AParityThatCannotBeWrittenAtOpeningIsBroughtUpToDate) {
       update(*store, "a", content, 4096, 4096, 30);  // so that opening looks at the stripe
     }
     const auto& parity = run.chunk(Damaged::kParity);
-    for (const uint64_t at : {parity.newest(), parity.other()}) run.world().disk().flip(parity.path, at + 100, 1);
+    for (const uint64_t at : {parity.newest(), parity.other()})
+      run.world().disk().flip(parity.path, at + 100, 1);
     run.world().disk().fail_nth(Op::Kind::write, nth, EIO, parity.path);
     {
       auto store = run.open();

@@ -1,4 +1,5 @@
-// Reading what is lost or rotten: bases are decoded from the others of their rows, in memory from the cap.
+// Reading what is lost or rotten: bases are decoded from the others of their rows, in memory from
+// the cap.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -13,18 +14,24 @@ constexpr size_t kDecodedAtOnce = 64;  // rows
 
 }  // namespace
 
-// Reads that are left behind hold scratch a moment longer: whoever finds no room for a row waits for them before it is refused.
-Result<CodedStore::ScratchPtr> CodedStore::take_scratch(size_t rows, size_t blocks_a_row, std::string_view who) const {
+// Reads that are left behind hold scratch a moment longer: whoever finds no room for a row waits
+// for them before it is refused.
+Result<CodedStore::ScratchPtr> CodedStore::take_scratch(size_t rows, size_t blocks_a_row,
+                                                        std::string_view who) const {
   for (bool last = false;;) {
     auto grant = runtime_.budget.take(rows * blocks_a_row * kBlock, who);
-    if (grant) return std::make_shared<Scratch>(Scratch{std::move(*grant), AlignedBytes(rows * blocks_a_row * kBlock), rows});
+    if (grant)
+      return std::make_shared<Scratch>(
+          Scratch{std::move(*grant), AlignedBytes(rows * blocks_a_row * kBlock), rows});
     if (last) return grant.error();
-    if (rows == 1) last = !shards_->stragglers().await();  // none: the last of them may have come just now
+    // none: the last of them may have come just now
+    if (rows == 1) last = !shards_->stragglers().await();
     rows = std::max<size_t>(1, rows / 2);
   }
 }
 
-void CodedStore::read_rows(std::span<RowsWanted> all, std::shared_ptr<const void> memory, Priority priority) {
+void CodedStore::read_rows(std::span<RowsWanted> all, std::shared_ptr<const void> memory,
+                           Priority priority) {
   RowReads reads(*shards_, live(), all, std::move(memory), priority);
   finish_rows(reads);
 }
@@ -51,7 +58,9 @@ Status CodedStore::fetch_degraded(std::vector<Run> left, Priority priority) {
   size_t rows_left = 0;
   for (const Run& run : left) rows_left += run.count;
   while (!left.empty()) {
-    STOKER_ASSIGN(const ScratchPtr memory, take_scratch(std::min(rows_left, kDecodedAtOnce), shape_.n(), "decoding for a read of a coded store"));
+    STOKER_ASSIGN(const ScratchPtr memory,
+                  take_scratch(std::min(rows_left, kDecodedAtOnce), shape_.n(),
+                               "decoding for a read of a coded store"));
     rows_left -= memory->rows;
     std::vector<Run> now;
     for (size_t rows = 0; rows < memory->rows;) {
@@ -67,7 +76,8 @@ Status CodedStore::fetch_degraded(std::vector<Run> left, Priority priority) {
     std::vector<RowsWanted> wanted;
     size_t at = 0;
     for (const Run& run : now) {
-      wanted.push_back({run.stripe.get(), run.first, run.count, uint32_t{1} << run.chunk, memory->bytes.span().subspan(at, shape_.n() * run.count * kBlock)});
+      wanted.push_back({run.stripe.get(), run.first, run.count, uint32_t{1} << run.chunk,
+                        memory->bytes.span().subspan(at, shape_.n() * run.count * kBlock)});
       at += shape_.n() * run.count * kBlock;
     }
     read_rows(wanted, memory, priority);
@@ -79,7 +89,8 @@ Status CodedStore::fetch_degraded(std::vector<Run> left, Priority priority) {
     for (size_t i = 0; i < now.size(); ++i) {
       const Run& run = now[i];
       if (!wanted[i].status) return wanted[i].status;
-      std::memcpy(run.into, wanted[i].blocks.data() + run.chunk * run.count * kBlock, run.count * kBlock);
+      std::memcpy(run.into, wanted[i].blocks.data() + run.chunk * run.count * kBlock,
+                  run.count * kBlock);
     }
   }
   return {};

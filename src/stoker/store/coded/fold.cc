@@ -1,4 +1,5 @@
-// Folding: what is newer in the logs goes into the bases, parity included, so that the logs' segments are free again. Here: what is taken on, and how much.
+// Folding: what is newer in the logs goes into the bases, parity included, so that the logs'
+// segments are free again. Here: what is taken on, and how much.
 #include <algorithm>
 #include <utility>
 
@@ -53,8 +54,8 @@ Result<size_t> Folding::run(const CodedStore::FoldBounds& bounds) {
   return stripes_.size();
 }
 
-// The stripes whose blocks have waited longest, as segments come free in their order; with room to spare not those that are still rewritten; as long as one
-// frame can stage their parity.
+// The stripes whose blocks have waited longest, as segments come free in their order; with room to
+// spare not those that are still rewritten; as long as one frame can stage their parity.
 Status Folding::choose(const CodedStore::FoldBounds& bounds) {
   struct Old {
     Stamp stamp;
@@ -77,13 +78,17 @@ Status Folding::choose(const CodedStore::FoldBounds& bounds) {
         if (newer.val->stamp < old.stamp) old = {newer.val->stamp, block, stripe};
         newest = std::max(newest, newer.val->stamp);
       }
-      const bool rewritten = store_.classes_.of(stripe->object) == Class::read_write && number_of(newest) + kStillRewritten > store_.version_;
+      const bool rewritten = store_.classes_.of(stripe->object) == Class::read_write &&
+                             number_of(newest) + kStillRewritten > store_.version_;
       if (!rewritten || !bounds.spare) first.push_back(std::move(old));
       return false;
     });
   }
-  std::stable_sort(first.begin(), first.end(), [](const Old& a, const Old& b) { return a.stamp < b.stamp; });
-  size_t rows_left = std::min(bounds.rows, std::max<size_t>(1, shape_.segment_bytes / 4 / (kBlock + 8 + shape_.parity_entry_bytes())));
+  std::stable_sort(first.begin(), first.end(),
+                   [](const Old& a, const Old& b) { return a.stamp < b.stamp; });
+  size_t rows_left = std::min(
+      bounds.rows,
+      std::max<size_t>(1, shape_.segment_bytes / 4 / (kBlock + 8 + shape_.parity_entry_bytes())));
   std::vector<StripePtr> chosen;
   {
     std::lock_guard lock(store_.mutex_);
@@ -115,11 +120,13 @@ Status Folding::choose(const CodedStore::FoldBounds& bounds) {
 size_t Folding::newer_rows(const Stripe& stripe) const {
   size_t rows = 0;
   size_t last = SIZE_MAX;
-  for (const auto& [block, newer] : stripe.overlay) rows += std::exchange(last, block / shape_.k) != block / shape_.k ? 1 : 0;
+  for (const auto& [block, newer] : stripe.overlay)
+    rows += std::exchange(last, block / shape_.k) != block / shape_.k ? 1 : 0;
   return rows;
 }
 
-// From the row of the block that has waited longest on, or one that is rewritten for ever would keep others in the log.
+// From the row of the block that has waited longest on, or one that is rewritten for ever would
+// keep others in the log.
 void Folding::add_groups(const StripePtr& stripe, size_t from_row, size_t& rows_left) {
   std::lock_guard lock(store_.mutex_);
   ids_[stripe->id] = make_stamp(store_.epoch_, store_.next_id_++);
@@ -129,7 +136,8 @@ void Folding::add_groups(const StripePtr& stripe, size_t from_row, size_t& rows_
   add_rows(stripe, stripe->overlay.begin(), from, rows_left);
 }
 
-void Folding::add_rows(const StripePtr& stripe, Overlay::const_iterator at, Overlay::const_iterator end, size_t& rows_left) {
+void Folding::add_rows(const StripePtr& stripe, Overlay::const_iterator at,
+                       Overlay::const_iterator end, size_t& rows_left) {
   for (; at != end && rows_left > 0; --rows_left) {
     const size_t row = at->first / shape_.k;
     uint32_t dirty = 0;
@@ -138,7 +146,9 @@ void Folding::add_rows(const StripePtr& stripe, Overlay::const_iterator at, Over
       dirty |= uint32_t{1} << at->first % shape_.k;
       newer.push_back(at->second);
     }
-    const bool goes_on = !groups_.empty() && groups_.back().stripe == stripe && groups_.back().first + groups_.back().count == row && groups_.back().dirty == dirty;
+    const bool goes_on = !groups_.empty() && groups_.back().stripe == stripe &&
+                         groups_.back().first + groups_.back().count == row &&
+                         groups_.back().dirty == dirty;
     if (!goes_on) {
       Group group;
       group.stripe = stripe;
@@ -152,8 +162,8 @@ void Folding::add_rows(const StripePtr& stripe, Overlay::const_iterator at, Over
   }
 }
 
-// From the cap, and no more than a share of it, as users who find nothing left are refused: what does not fit waits for a later step. An error if a single
-// row does not.
+// From the cap, and no more than a share of it, as users who find nothing left are refused: what
+// does not fit waits for a later step. An error if a single row does not.
 Status Folding::take_memory() {
   uint64_t share = store_.runtime_.budget.cap() / kShareOfTheCap;
   for (size_t i = 0; i < groups_.size(); ++i) {
@@ -161,13 +171,18 @@ Status Folding::take_memory() {
     for (bool last = false;;) {
       const uint64_t bytes = (shape_.n() + shape_.m + group.dirty_count()) * group.count * kBlock;
       const bool least = i == 0 && group.count == 1;
-      auto grant = bytes <= share || least ? store_.runtime_.budget.take(bytes, "folding in a coded store") : Result<Grant>(make_error(Code::over_budget, "too much of the cap for a fold", "store/coded/fold"));
+      auto grant =
+          bytes <= share || least
+              ? store_.runtime_.budget.take(bytes, "folding in a coded store")
+              : Result<Grant>(make_error(Code::over_budget, "too much of the cap for a fold",
+                                         "store/coded/fold"));
       if (grant) {
         group.grant = std::move(*grant);
         share -= std::min(share, bytes);
         break;
       }
-      groups_.erase(groups_.begin() + static_cast<ptrdiff_t>(std::max<size_t>(i, 1)), groups_.end());
+      groups_.erase(groups_.begin() + static_cast<ptrdiff_t>(std::max<size_t>(i, 1)),
+                    groups_.end());
       if (i > 0) break;
       if (last) return grant.error();
       if (group.count == 1) {  // reads that were left behind hold some of it a moment longer
@@ -178,7 +193,10 @@ Status Folding::take_memory() {
       group.newer.resize(group.count * group.dirty_count());
     }
   }
-  std::erase_if(stripes_, [&](const StripePtr& stripe) { return std::none_of(groups_.begin(), groups_.end(), [&](const Group& group) { return group.stripe == stripe; }); });
+  std::erase_if(stripes_, [&](const StripePtr& stripe) {
+    return std::none_of(groups_.begin(), groups_.end(),
+                        [&](const Group& group) { return group.stripe == stripe; });
+  });
   return {};
 }
 
@@ -202,7 +220,9 @@ bool CodedStore::folded_up_to(Stamp stamp) const {
   for (const auto& [id, weak] : dirty_) {
     const StripePtr stripe = weak.lock();
     if (!stripe || stuck_.contains(id)) continue;
-    if (std::any_of(stripe->overlay.begin(), stripe->overlay.end(), [stamp](const auto& each) { return each.second.val->stamp <= stamp; })) return false;
+    if (std::any_of(stripe->overlay.begin(), stripe->overlay.end(),
+                    [stamp](const auto& each) { return each.second.val->stamp <= stamp; }))
+      return false;
   }
   return true;
 }
@@ -214,12 +234,15 @@ Future<void> CodedStore::drain() {
     std::lock_guard lock(mutex_);
     until = make_stamp(epoch_, version_);
   }
-  return add_job([this, until]() -> Result<bool> {
-    STOKER_ASSIGN(const size_t folded, fold_paced({kFoldedAtOnce, kRowsAStep}, fold_pace_));
-    if (folded > 0 && !folded_up_to(until)) return true;  // 0: all that is left cannot be folded
-    STOKER_TRY(checkpoint());
-    return false;
-  }, fold_pace_);
+  return add_job(
+      [this, until]() -> Result<bool> {
+        STOKER_ASSIGN(const size_t folded, fold_paced({kFoldedAtOnce, kRowsAStep}, fold_pace_));
+        if (folded > 0 && !folded_up_to(until))
+          return true;  // 0: all that is left cannot be folded
+        STOKER_TRY(checkpoint());
+        return false;
+      },
+      fold_pace_);
 }
 
 }  // namespace stoker::coded

@@ -1,4 +1,5 @@
-// Folding: the new parity is staged, the fold decided, and then blocks and header pages are written in place.
+// Folding: the new parity is staged, the fold decided, and then blocks and header pages are written
+// in place.
 #include <algorithm>
 #include <set>
 
@@ -22,11 +23,14 @@ Status Folding::stage() {
       for (size_t row = group.first; row < group.first + group.count; ++row) {
         const Stamp* versions = &next.versions[row * shape_.k];
         const uint32_t* crcs = &next.crcs[row * shape_.n()];
-        item.rows.push_back({row, {crcs[shape_.k + j], {versions, versions + shape_.k}, {crcs, crcs + shape_.k}}});
+        item.rows.push_back(
+            {row, {crcs[shape_.k + j], {versions, versions + shape_.k}, {crcs, crcs + shape_.k}}});
       }
       const size_t shard = group.stripe->shards[shape_.k + j];
       FrameBuilder& frame = frames[shard];
-      for (size_t r = 0; r < group.count; ++r) staged_[group.stripe->id].push_back({group.first + r, shape_.k + j, {shard, 0}, frame.block_count() + r});
+      for (size_t r = 0; r < group.count; ++r)
+        staged_[group.stripe->id].push_back(
+            {group.first + r, shape_.k + j, {shard, 0}, frame.block_count() + r});
       frame.add(shape_, item, group.chunk(shape_.k + j));
     }
   }
@@ -34,7 +38,8 @@ Status Folding::stage() {
   STOKER_TRY(append(frames, written));
   for (auto& [id, blocks] : staged_) {
     for (Staged& block : blocks) {
-      if (const auto frame = written.find(block.place.shard); frame != written.end()) block.place.offset = frame->second.blocks_at + block.at * kBlock;
+      if (const auto frame = written.find(block.place.shard); frame != written.end())
+        block.place.offset = frame->second.blocks_at + block.at * kBlock;
     }
   }
   return {};
@@ -51,7 +56,8 @@ Status Folding::decide() {
     concerned[group.stripe->id] |= group.dirty;
     for (size_t i = 0; i < group.newer.size(); ++i) {
       const Stripe::Newer& newer = group.newer[i];
-      item.rows.push_back({group.first + i / group.dirty_count(), newer.val->chunk, newer.val->stamp});
+      item.rows.push_back(
+          {group.first + i / group.dirty_count(), newer.val->chunk, newer.val->stamp});
     }
   }
   std::map<size_t, FrameBuilder> frames;
@@ -60,14 +66,16 @@ Status Folding::decide() {
     if (item == items.end()) continue;
     const uint32_t live = store_.live_positions(*stripe);
     for (size_t c = 0; c < shape_.n(); ++c) {
-      if (is_set(live, c) && (c >= shape_.k || is_set(concerned[stripe->id], c))) frames[stripe->shards[c]].add(item->second);
+      if (is_set(live, c) && (c >= shape_.k || is_set(concerned[stripe->id], c)))
+        frames[stripe->shards[c]].add(item->second);
     }
   }
   std::map<size_t, LogFrame> written;
   return append(frames, written);
 }
 
-Status Folding::append(std::map<size_t, FrameBuilder>& frames, std::map<size_t, LogFrame>& written) {
+Status Folding::append(std::map<size_t, FrameBuilder>& frames,
+                       std::map<size_t, LogFrame>& written) {
   for (const auto& [shard, frame] : frames) store_.moved_ += frame.bytes();
   STOKER_TRY(store_.append(frames, 0, written));
   for (const auto& [shard, frame] : written) held_.push_back(frame.segment);
@@ -79,7 +87,10 @@ void Folding::set_folding(bool folding) {
   for (const StripePtr& stripe : stripes_) stripe->folding = folding;
   store_.unpinned_.notify_all();
   if (!folding) return;
-  store_.unpinned_.wait(lock, [&] { return std::all_of(stripes_.begin(), stripes_.end(), [](const StripePtr& stripe) { return stripe->readers == 0; }); });
+  store_.unpinned_.wait(lock, [&] {
+    return std::all_of(stripes_.begin(), stripes_.end(),
+                       [](const StripePtr& stripe) { return stripe->readers == 0; });
+  });
 }
 
 // Blocks in place, durable; then the headers, durable.
@@ -91,10 +102,13 @@ Status Folding::apply() {
     const uint32_t live = store_.live_positions(*group.stripe);
     for (size_t c = 0; c < shape_.n(); ++c) {
       if (!is_set(live, c) || (c < shape_.k && !is_set(group.dirty, c))) continue;
-      blocks.write(group.stripe->shards[c], shape_.block_at(group.stripe->slots[c], group.first), group.blocks.slice().sub(c * group.count * kBlock, group.count * kBlock));
+      blocks.write(group.stripe->shards[c], shape_.block_at(group.stripe->slots[c], group.first),
+                   group.blocks.slice().sub(c * group.count * kBlock, group.count * kBlock));
       store_.moved_ += group.count * kBlock;
       touched |= shard_bit(group.stripe->shards[c]);
-      for (size_t page = group.first / shape_.rows_per_page(); page <= (group.first + group.count - 1) / shape_.rows_per_page(); ++page) pages[group.stripe->id].emplace(c, page);
+      for (size_t page = group.first / shape_.rows_per_page();
+           page <= (group.first + group.count - 1) / shape_.rows_per_page(); ++page)
+        pages[group.stripe->id].emplace(c, page);
     }
   }
   ShardSet failed = blocks.run();
@@ -110,7 +124,9 @@ Status Folding::apply() {
       const HeaderPage header = page_of(shape_, stripe->id, next, position, page);
       next.counters[position * shape_.pages() + page] = header.counter;
       encode_page(shape_, store_.shards().store(), header, memory.emplace_back(kBlock).span());
-      headers.write(stripe->shards[position], shape_.page_at(stripe->slots[position], page, header.counter), memory.back().slice());
+      headers.write(stripe->shards[position],
+                    shape_.page_at(stripe->slots[position], page, header.counter),
+                    memory.back().slice());
     }
   }
   store_.moved_ += memory.size() * kBlock;
@@ -119,8 +135,8 @@ Status Folding::apply() {
   return store_.flush(touched);
 }
 
-// Too few shards are left to write to. What the bases hold of these rows is unknown; VALs and staged blocks stand for them, as they would after
-// opening again.
+// Too few shards are left to write to. What the bases hold of these rows is unknown; VALs and
+// staged blocks stand for them, as they would after opening again.
 void Folding::stand_in() {
   std::lock_guard lock(store_.mutex_);
   for (const Group& group : groups_) {
@@ -129,12 +145,15 @@ void Folding::stand_in() {
       const Place* copy = newer.val->live_place(store_.live_, 0);
       Place place = copy != nullptr ? *copy : newer.val->places.front();
       place.offset += newer.index * kBlock;
-      group.stripe->overrides[(group.first + i / group.dirty_count()) * shape_.n() + newer.val->chunk] = {place, newer.val, newer.index};
+      group.stripe
+          ->overrides[(group.first + i / group.dirty_count()) * shape_.n() + newer.val->chunk] = {
+          place, newer.val, newer.index};
     }
   }
   for (const StripePtr& stripe : stripes_) {
     for (const Staged& block : staged_[stripe->id]) {
-      if (block.place.offset != 0) stripe->overrides[block.row * shape_.n() + block.position] = {block.place, nullptr, 0};
+      if (block.place.offset != 0)
+        stripe->overrides[block.row * shape_.n() + block.position] = {block.place, nullptr, 0};
     }
     stripe->headers = std::move(next_headers(stripe));
   }
@@ -145,9 +164,11 @@ void Folding::finish() {
   std::lock_guard lock(store_.mutex_);
   for (const Group& group : groups_) {
     for (size_t i = 0; i < group.newer.size(); ++i) {
-      const size_t block = (group.first + i / group.dirty_count()) * shape_.k + group.newer[i].val->chunk;
+      const size_t block =
+          (group.first + i / group.dirty_count()) * shape_.k + group.newer[i].val->chunk;
       const auto at = group.stripe->overlay.find(block);
-      if (at != group.stripe->overlay.end() && at->second.val == group.newer[i].val) group.stripe->overlay.erase(at);
+      if (at != group.stripe->overlay.end() && at->second.val == group.newer[i].val)
+        group.stripe->overlay.erase(at);
     }
   }
   for (const StripePtr& stripe : stripes_) {
@@ -160,7 +181,8 @@ void Folding::finish() {
 void Folding::rejoin() {
   for (const StripePtr& stripe : stripes_) {
     const Status joined = store_.join_again(stripe);
-    if (!joined && joined.error().code != Code::over_budget) store_.give_up_joining(joined.error().message());
+    if (!joined && joined.error().code != Code::over_budget)
+      store_.give_up_joining(joined.error().message());
   }
 }
 

@@ -8,21 +8,24 @@
 
 namespace stoker::coded {
 
-// What is newest of all rows is read in one batch, and what else their new parity takes in a second one: commits wait behind this.
+// What is newest of all rows is read in one batch, and what else their new parity takes in a second
+// one: commits wait behind this.
 void Folding::compute_all() {
   fetch_newest();
   drop_left();
   fetch_bases();
   drop_left();
   for (Group& group : groups_) {
-    if (const Status computed = compute(group); !computed) leave(group.stripe->id, computed.error());
+    if (const Status computed = compute(group); !computed)
+      leave(group.stripe->id, computed.error());
   }
   drop_left();
 }
 
 // A stripe with rows that have lost too much stays in the log, and out of the way.
 void Folding::leave(uint64_t stripe, const Error& why) {
-  if (left_.emplace(stripe, why.what).second) log().warn("a stripe cannot be folded: {}", why.message());
+  if (left_.emplace(stripe, why.what).second)
+    log().warn("a stripe cannot be folded: {}", why.message());
 }
 
 void Folding::drop_left() {
@@ -39,7 +42,8 @@ void Folding::fetch_newest() {
   if (all) return;
   // Which of them it is, each tells by itself.
   for (Group& group : groups_) {
-    if (const Status fetched = fetch_newest({&group, 1}); !fetched) leave(group.stripe->id, fetched.error());
+    if (const Status fetched = fetch_newest({&group, 1}); !fetched)
+      leave(group.stripe->id, fetched.error());
   }
 }
 
@@ -49,7 +53,9 @@ Status Folding::fetch_newest(std::span<Group> groups) {
     std::vector<CodedStore::Run> runs;
     for (Group& group : groups) plan_newest(group, runs);
     Status fetched = store_.fetch(runs, Priority::scrub);
-    if (std::none_of(groups.begin(), groups.end(), [](const Group& group) { return group.fresh.lost(); })) return fetched;
+    if (std::none_of(groups.begin(), groups.end(),
+                     [](const Group& group) { return group.fresh.lost(); }))
+      return fetched;
   }
 }
 
@@ -63,13 +69,16 @@ void Folding::plan_newest(Group& group, std::vector<CodedStore::Run>& runs) {
     for (size_t r = 0; r < group.count; ++r) {
       const Stripe::Newer& newer = group.newer[r * group.dirty_count() + nth];
       std::byte* into = group.fresh.data() + (nth * group.count + r) * kBlock;
-      const bool goes_on = r > 0 && runs.back().val == newer.val && runs.back().index + runs.back().count == newer.index;
+      const bool goes_on = r > 0 && runs.back().val == newer.val &&
+                           runs.back().index + runs.back().count == newer.index;
       if (goes_on) {
         ++runs.back().count;
       } else {
-        runs.push_back({CodedStore::Run::From::log, group.stripe, c, group.first + r, 1, newer.val, newer.index, into});
+        runs.push_back({CodedStore::Run::From::log, group.stripe, c, group.first + r, 1, newer.val,
+                        newer.index, into});
       }
-      next.versions[(group.first + r) * shape_.k + c] = newer.val->stamp + (mutated(Mutation::fold_oldest) ? 1 : 0);
+      next.versions[(group.first + r) * shape_.k + c] =
+          newer.val->stamp + (mutated(Mutation::fold_oldest) ? 1 : 0);
       next.crcs[(group.first + r) * shape_.n() + c] = newer.val->crcs[newer.index];
     }
     ++nth;
@@ -92,7 +101,8 @@ void Folding::fetch_bases() {
     }
     store_.read_rows(rows, nullptr, Priority::scrub);  // into blocks that are worked on
     for (const RowsWanted& each : rows) store_.moved_ += each.blocks_read * kBlock;
-  } while (std::any_of(groups_.begin(), groups_.end(), [](const Group& group) { return group.blocks.lost(); }));
+  } while (std::any_of(groups_.begin(), groups_.end(),
+                       [](const Group& group) { return group.blocks.lost(); }));
   for (size_t i = 0; i < rows.size(); ++i) {
     if (!rows[i].status) leave(whose[i]->stripe->id, rows[i].status.error());
   }
@@ -140,10 +150,14 @@ Status Folding::compute(Group& group) {
   size_t nth = 0;
   for (size_t c = 0; c < shape_.k; ++c) {
     if (!is_set(group.dirty, c)) continue;
-    const auto newest = group.fresh.span().subspan(nth++ * group.count * kBlock, group.count * kBlock);
-    if (adds && mutated(Mutation::delta_against_new)) std::memcpy(group.chunk(c).data(), newest.data(), newest.size());
-    if (adds && mutated(Mutation::apply_delta_twice)) STOKER_TRY(store_.code_.delta(static_cast<int>(c), group.chunk(c), {newest, {}}, targets));
-    if (adds) STOKER_TRY(store_.code_.delta(static_cast<int>(c), group.chunk(c), {newest, {}}, targets));
+    const auto newest =
+        group.fresh.span().subspan(nth++ * group.count * kBlock, group.count * kBlock);
+    if (adds && mutated(Mutation::delta_against_new))
+      std::memcpy(group.chunk(c).data(), newest.data(), newest.size());
+    if (adds && mutated(Mutation::apply_delta_twice))
+      STOKER_TRY(store_.code_.delta(static_cast<int>(c), group.chunk(c), {newest, {}}, targets));
+    if (adds)
+      STOKER_TRY(store_.code_.delta(static_cast<int>(c), group.chunk(c), {newest, {}}, targets));
     std::memcpy(group.chunk(c).data(), newest.data(), newest.size());
   }
   if (!group.by_delta) {

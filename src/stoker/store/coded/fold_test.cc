@@ -11,9 +11,10 @@ namespace {
 
 constexpr uint64_t kLatency = 1'000'000;
 constexpr uint32_t kChunk = 256 << 10;
-constexpr size_t kHot = 16;       // updates of one chunk
-constexpr size_t kApart = 3;      // rows from one to the next
-constexpr uint64_t kFoldWaits = 12;  // log, bases; stages, FOLD, blocks, pages, table image, each written and flushed
+constexpr size_t kHot = 16;   // updates of one chunk
+constexpr size_t kApart = 3;  // rows from one to the next
+// log, bases; stages, FOLD, blocks, pages, table image, each written and flushed
+constexpr uint64_t kFoldWaits = 12;
 
 std::set<std::string> disks_of(const std::vector<SimEvent>& events) {
   std::set<std::string> disks;
@@ -24,7 +25,8 @@ std::set<std::string> disks_of(const std::vector<SimEvent>& events) {
 // One stripe, written and at rest, and where its first chunk is.
 class HotStripe {
  public:
-  HotStripe(size_t k, size_t m) : world_(options(k, m)), store_(std::move(*world_.open_small(false, kChunk))) {
+  HotStripe(size_t k, size_t m)
+      : world_(options(k, m)), store_(std::move(*world_.open_small(false, kChunk))) {
     content_ = put(*store_, "a", k * kChunk, 1);
     world_.disk().start_recording();
     change(0, 4096, 2);
@@ -32,15 +34,20 @@ class HotStripe {
     world_.disk().start_recording();
     change(kChunk, 4096, 3);
     const auto second = disks_of(world_.disk().stop_recording());
-    std::set_difference(first.begin(), first.end(), second.begin(), second.end(), std::back_inserter(data_));
-    std::set_intersection(first.begin(), first.end(), second.begin(), second.end(), std::back_inserter(parities_));
+    std::set_difference(first.begin(), first.end(), second.begin(), second.end(),
+                        std::back_inserter(data_));
+    std::set_intersection(first.begin(), first.end(), second.begin(), second.end(),
+                          std::back_inserter(parities_));
     EXPECT_EQ(data_.size(), 1U);
     EXPECT_EQ(parities_.size(), m);
     EXPECT_OK(store_->fold_all().wait());
     begin();
   }
-  void change(size_t offset, size_t bytes, uint64_t seed) { update(*store_, "a", content_, offset, bytes, seed); }
-  // So many rows of the first chunk, each by a commit of its own; `lost`: the disk of that chunk fails at the last one.
+  void change(size_t offset, size_t bytes, uint64_t seed) {
+    update(*store_, "a", content_, offset, bytes, seed);
+  }
+  // So many rows of the first chunk, each by a commit of its own; `lost`: the disk of that chunk
+  // fails at the last one.
   void heat(bool lost) {
     const size_t troubles = store_->health().troubles.size();
     for (size_t i = 0; i < kHot; ++i) {
@@ -68,13 +75,18 @@ class HotStripe {
     waits_ = world_.waits();
   }
   uint64_t reads() { return world_.runtime().loop().counters().reads.get() - reads_; }
-  uint64_t blocks_read() { return (world_.runtime().loop().counters().read_bytes.get() - bytes_) / 4096; }
+  uint64_t blocks_read() {
+    return (world_.runtime().loop().counters().read_bytes.get() - bytes_) / 4096;
+  }
   uint64_t waits() { return world_.waits() - waits_; }
   // Rows from the first one of the first chunk on.
   ::testing::AssertionResult reads_right(size_t rows) {
     Bytes into(rows * 4096);
-    if (const auto read = store_->read("a", 0, slice_of(into), {}).wait(); !read) return ::testing::AssertionFailure() << read.error().message();
-    return std::equal(into.begin(), into.end(), content_.begin()) ? ::testing::AssertionSuccess() : ::testing::AssertionFailure() << "other bytes";
+    if (const auto read = store_->read("a", 0, slice_of(into), {}).wait(); !read)
+      return ::testing::AssertionFailure() << read.error().message();
+    return std::equal(into.begin(), into.end(), content_.begin())
+               ? ::testing::AssertionSuccess()
+               : ::testing::AssertionFailure() << "other bytes";
   }
   bool whole() { return read_all(*store_, "a") == content_; }
   const std::string& data() const { return data_.front(); }
@@ -109,7 +121,8 @@ TEST_P(CountedFold, OfScatteredRowsReadsTheLogAtOnceAndTheBasesAtOnce) {
   EXPECT_TRUE(stripe.whole());
 }
 
-// The disk of the data went after it had taken the updates: a parity's log has them all, at the same cost; new parity comes from the other data.
+// The disk of the data went after it had taken the updates: a parity's log has them all, at the
+// same cost; new parity comes from the other data.
 TEST_P(CountedFold, WithoutTheDiskOfTheDataReadsAParitysLogAtOnce) {
   const auto [k, m] = GetParam();
   HotStripe stripe(k, m);
@@ -137,8 +150,14 @@ TEST_P(CountedFold, WithoutAnyParityReadsOnlyTheLog) {
   EXPECT_TRUE(stripe.whole()) << "by what the parities got when they came back";
 }
 
-INSTANTIATE_TEST_SUITE_P(Codes, CountedFold, ::testing::Values(std::pair<size_t, size_t>{4, 2}, std::pair<size_t, size_t>{6, 3}, std::pair<size_t, size_t>{10, 4}),
-                         [](const auto& test) { return std::to_string(test.param.first) + "_" + std::to_string(test.param.second); });
+INSTANTIATE_TEST_SUITE_P(Codes, CountedFold,
+                         ::testing::Values(std::pair<size_t, size_t>{4, 2},
+                                           std::pair<size_t, size_t>{6, 3},
+                                           std::pair<size_t, size_t>{10, 4}),
+                         [](const auto& test) {
+                           return std::to_string(test.param.first) + "_" +
+                                  std::to_string(test.param.second);
+                         });
 
 // Of stripes that nobody has looked at since the store was opened; and they cost one wait more.
 TEST(CodedFold, ReadsTheHeadersOfAllItsStripesAtOnce) {
@@ -163,14 +182,16 @@ TEST(CodedFold, ReadsTheHeadersOfAllItsStripesAtOnce) {
   EXPECT_EQ(read_all(*store, "a"), content);
 }
 
-// The oldest of the log takes up a whole step and cannot be folded: what comes behind it is, and the rest is told.
+// The oldest of the log takes up a whole step and cannot be folded: what comes behind it is, and
+// the rest is told.
 TEST(CodedFold, WhatCannotBeFoldedIsInTheWayOfNothingElse) {
   for (const bool drained : {false, true}) {
     HotStripe stripe(4, 2);
     stripe.world().disk().start_recording();
     stripe.change(0, kChunk, 5);
     for (const SimEvent& event : stripe.world().disk().stop_recording()) {
-      if (event.kind == SimEvent::Kind::write) stripe.world().disk().spoil(event.path, event.offset + event.bytes->size() - kChunk);
+      if (event.kind == SimEvent::Kind::write)
+        stripe.world().disk().spoil(event.path, event.offset + event.bytes->size() - kChunk);
     }
     Bytes other = put(stripe.store(), "b", 8192, 7);
     update(stripe.store(), "b", other, 4096, 4096, 8);
@@ -190,11 +211,14 @@ class LongVal : public ::testing::Test {
     stripe_.world().disk().start_recording();
     stripe_.change(0, kRows * 4096, 5);
     for (const SimEvent& event : stripe_.world().disk().stop_recording()) {
-      if (event.kind == SimEvent::Kind::write) blocks_at_[event.path] = event.offset + event.bytes->size() - kRows * 4096;
+      if (event.kind == SimEvent::Kind::write)
+        blocks_at_[event.path] = event.offset + event.bytes->size() - kRows * 4096;
     }
     stripe_.begin();
   }
-  void spoil(const std::string& path, size_t row) { stripe_.world().disk().spoil(path, blocks_at_.at(path) + row * 4096); }
+  void spoil(const std::string& path, size_t row) {
+    stripe_.world().disk().spoil(path, blocks_at_.at(path) + row * 4096);
+  }
   HotStripe stripe_;
   std::map<std::string, uint64_t> blocks_at_;
 };
@@ -231,7 +255,8 @@ TEST_F(LongVal, OnlyWhereNoCopyIsWholeItIsReadBlockByBlock) {
   for (const std::string& parity : stripe_.parities()) spoil(parity, 7);
   EXPECT_TRUE(stripe_.reads_right(kRows));
   EXPECT_EQ(stripe_.reads(), kRows) << "that came";
-  EXPECT_EQ(stripe_.waits(), 3U + 2) << "each copy as a whole, then the blocks of the first one, then one of the second";
+  EXPECT_EQ(stripe_.waits(), 3U + 2)
+      << "each copy as a whole, then the blocks of the first one, then one of the second";
   for (const std::string& parity : stripe_.parities()) spoil(parity, 3);
   EXPECT_FALSE(stripe_.reads_right(kRows));
   EXPECT_TRUE(stripe_.store().health().troubles.empty());
@@ -248,8 +273,9 @@ TEST_F(LongVal, IsReadFromItsDiskAgainOnceThatIsBack) {
   EXPECT_EQ(stripe_.waits(), 1U);
 }
 
-// The newest of a block is damaged in all logs that had it when a parity comes back: nothing else of that stripe is given up for it. What is older is not
-// shown in its place, not after an opening either, until something is written there.
+// The newest of a block is damaged in all logs that had it when a parity comes back: nothing else
+// of that stripe is given up for it. What is older is not shown in its place, not after an opening
+// either, until something is written there.
 TEST(CodedFold, AnUpdateThatNoLogHasKeepsNoShardAway) {
   for (const bool unreadable : {true, false}) {
     HotStripe stripe(4, 2);
@@ -257,7 +283,9 @@ TEST(CodedFold, AnUpdateThatNoLogHasKeepsNoShardAway) {
     stripe.world().disk().start_recording();
     stripe.change(0, 2 * 4096, 5);
     for (const SimEvent& event : stripe.world().disk().stop_recording()) {
-      if (event.kind == SimEvent::Kind::write) at[event.path] = event.offset + event.bytes->size() - 4096;  // of the second block
+      // of the second block
+      if (event.kind == SimEvent::Kind::write)
+        at[event.path] = event.offset + event.bytes->size() - 4096;
     }
     stripe.lose(stripe.parities()[0]);
     for (const std::string& path : {stripe.data(), stripe.parities()[1]}) {
@@ -270,7 +298,8 @@ TEST(CodedFold, AnUpdateThatNoLogHasKeepsNoShardAway) {
     const auto is_lost = [&] {
       Bytes into(4096);
       EXPECT_TRUE(stripe.reads_right(1)) << "the first block";
-      EXPECT_EQ(code_of(stripe.store().read("a", 4096, slice_of(into), {}).wait()), Code::corruption);
+      EXPECT_EQ(code_of(stripe.store().read("a", 4096, slice_of(into), {}).wait()),
+                Code::corruption);
     };
     ASSERT_OK(stripe.store().repair().wait());
     EXPECT_TRUE(stripe.store().health().troubles.empty());

@@ -17,14 +17,18 @@ struct Group {
   size_t first = 0, count = 0;
   uint32_t dirty = 0;
   std::vector<Stripe::Newer> newer;  // by row, then by chunk of `dirty`
-  AlignedBytes blocks;               // chunk c at c * count blocks: what the base holds, then what it will hold
-  AlignedBytes fresh;                // the newest of each dirty chunk, one behind the other; gone once they are in `blocks`
-  Grant grant;                       // for these, and for the parity in the frames of the logs
+  // chunk c at c * count blocks: what the base holds, then what it will hold
+  AlignedBytes blocks;
+  // the newest of each dirty chunk, one behind the other; gone once they are in `blocks`
+  AlignedBytes fresh;
+  Grant grant;  // for these, and for the parity in the frames of the logs
   bool by_delta = false;
   std::vector<std::vector<uint32_t>> parity_crcs;
 
   size_t dirty_count() const { return static_cast<size_t>(std::popcount(dirty)); }
-  std::span<std::byte> chunk(size_t c) const { return blocks.span().subspan(c * count * kBlock, count * kBlock); }
+  std::span<std::byte> chunk(size_t c) const {
+    return blocks.span().subspan(c * count * kBlock, count * kBlock);
+  }
 };
 
 // One step of folding: some stripes from reading to durable headers. Writer thread.
@@ -40,7 +44,8 @@ class Folding {
   size_t newer_rows(const Stripe& stripe) const;
   void add_groups(const StripePtr& stripe, size_t from_row, size_t& rows_left);
   using Overlay = std::map<size_t, Stripe::Newer>;
-  void add_rows(const StripePtr& stripe, Overlay::const_iterator at, Overlay::const_iterator end, size_t& rows_left);
+  void add_rows(const StripePtr& stripe, Overlay::const_iterator at, Overlay::const_iterator end,
+                size_t& rows_left);
   Status take_memory();
   void compute_all();
   void fetch_newest();
@@ -74,7 +79,7 @@ class Folding {
     size_t at;  // of the block, in its frame
   };
   std::map<uint64_t, std::vector<Staged>> staged_;  // by stripe
-  std::vector<SegmentRef> held_;          // what a crash would need to roll forward
+  std::vector<SegmentRef> held_;                    // what a crash would need to roll forward
 };
 
 }  // namespace stoker::coded

@@ -23,13 +23,23 @@ Error broken(const std::string& what) { return make_error(Code::corruption, what
 
 bool possible(const Superblock& super) {
   const Shape& shape = super.shape;
-  const bool code = shape.k >= 1 && shape.m >= 1 && shape.n() <= 32 && shape.shards >= shape.n() && shape.shards <= kShardsMax && super.shard < shape.shards;
-  const bool chunk = is_aligned(shape.chunk_bytes, kBlock) && shape.chunk_bytes >= kChunkMin && shape.chunk_bytes <= kChunkMax;
+  const bool code = shape.k >= 1 && shape.m >= 1 && shape.n() <= 32 && shape.shards >= shape.n() &&
+                    shape.shards <= kShardsMax && super.shard < shape.shards;
+  const bool chunk = is_aligned(shape.chunk_bytes, kBlock) && shape.chunk_bytes >= kChunkMin &&
+                     shape.chunk_bytes <= kChunkMax;
   // Members are shards that there are, and what is confirmed was proposed before.
-  const auto epoch = [&shape](const Epoch& each) { return each.number < uint64_t{1} << (64 - kNumberBits) && (shape.shards == kShardsMax || each.live >> shape.shards == 0); };
-  if (!code || !epoch(super.confirmed) || !epoch(super.proposed) || super.confirmed.number > super.proposed.number) return false;
-  const auto blocks = [](uint64_t bytes) { return bytes != 0 && is_aligned(bytes, kBlock) && bytes < uint64_t{1} << 40; };
-  return chunk && blocks(shape.segment_bytes) && blocks(shape.area_bytes) && shape.segments >= 4 && shape.segments <= 65536 && shape.slots > 0;
+  const auto epoch = [&shape](const Epoch& each) {
+    return each.number < uint64_t{1} << (64 - kNumberBits) &&
+           (shape.shards == kShardsMax || each.live >> shape.shards == 0);
+  };
+  if (!code || !epoch(super.confirmed) || !epoch(super.proposed) ||
+      super.confirmed.number > super.proposed.number)
+    return false;
+  const auto blocks = [](uint64_t bytes) {
+    return bytes != 0 && is_aligned(bytes, kBlock) && bytes < uint64_t{1} << 40;
+  };
+  return chunk && blocks(shape.segment_bytes) && blocks(shape.area_bytes) && shape.segments >= 4 &&
+         shape.segments <= 65536 && shape.slots > 0;
 }
 
 void put_entry(ByteWriter& out, const ParityEntry& entry) {
@@ -46,7 +56,9 @@ ParityEntry get_entry(ByteReader& in, size_t k) {
   return entry;
 }
 
-uint32_t page_crc(std::span<const std::byte> page) { return crc32c(page.data() + 8, page.size() - 8, crc32c(page.data(), 4)); }
+uint32_t page_crc(std::span<const std::byte> page) {
+  return crc32c(page.data() + 8, page.size() - 8, crc32c(page.data(), 4));
+}
 
 }  // namespace
 
@@ -60,7 +72,8 @@ std::string encode_superblock(const Superblock& super) {
   ByteWriter out;
   for (const char c : kSuperMagic) out.put(c);
   out.put(kFormatVersion);
-  for (const size_t value : {shape.k, shape.m, shape.shards, super.shard}) out.put(static_cast<uint8_t>(value));
+  for (const size_t value : {shape.k, shape.m, shape.shards, super.shard})
+    out.put(static_cast<uint8_t>(value));
   for (const uint8_t byte : super.store) out.put(byte);
   out.put(super.counter);
   for (const Epoch& epoch : {super.confirmed, super.proposed}) {
@@ -96,11 +109,15 @@ Result<std::optional<Superblock>> decode_superblock(std::span<const std::byte> s
   if (crc != crc32c(sector.data(), kSuperblockBytes - 4)) return Found();
   ByteReader in(sector.subspan(kSuperMagic.size(), kSuperblockBytes - kSuperMagic.size()));
   if (const auto version = in.get<uint32_t>(); version == 0 || version > kFormatVersion) {
-    return make_error(Code::mismatch, "a superblock of format version " + std::to_string(version) + " (this program knows 1 to " + std::to_string(kFormatVersion) + ")", kWhere);
+    return make_error(Code::mismatch,
+                      "a superblock of format version " + std::to_string(version) +
+                          " (this program knows 1 to " + std::to_string(kFormatVersion) + ")",
+                      kWhere);
   }
   Superblock super;
   Shape& shape = super.shape;
-  for (size_t* value : {&shape.k, &shape.m, &shape.shards, &super.shard}) *value = in.get<uint8_t>();
+  for (size_t* value : {&shape.k, &shape.m, &shape.shards, &super.shard})
+    *value = in.get<uint8_t>();
   for (uint8_t& byte : super.store) byte = in.get<uint8_t>();
   super.counter = in.get<uint64_t>();
   for (Epoch* epoch : {&super.confirmed, &super.proposed}) {
@@ -119,12 +136,17 @@ Result<std::optional<Superblock>> decode_superblock(std::span<const std::byte> s
   super.scrubbed.ended_at = in.get<uint64_t>();
   super.scrubbed.found = in.get<uint32_t>();
   super.scrubbed.lost = in.get<uint32_t>();
-  for (uint64_t* each : {&super.fence, &super.writer, &super.first_round}) *each = in.get<uint64_t>();
-  if (!in.ok() || !possible(super)) return broken("a superblock that is intact and says what cannot be: it is damaged, or another program wrote it");
+  for (uint64_t* each : {&super.fence, &super.writer, &super.first_round})
+    *each = in.get<uint64_t>();
+  if (!in.ok() || !possible(super))
+    return broken(
+        "a superblock that is intact and says what cannot be: it is damaged, or another program "
+        "wrote it");
   return Found(super);
 }
 
-void encode_page(const Shape& shape, const StoreId& store, const HeaderPage& page, std::span<std::byte> out) {
+void encode_page(const Shape& shape, const StoreId& store, const HeaderPage& page,
+                 std::span<std::byte> out) {
   STOKER_CHECK(out.size() == kBlock);
   ByteWriter head;
   head.put(kPageMagic);
@@ -153,7 +175,8 @@ void encode_page(const Shape& shape, const StoreId& store, const HeaderPage& pag
   std::memcpy(out.data() + 4, &crc, 4);
 }
 
-std::optional<HeaderPage> decode_page(const Shape& shape, const StoreId& store, uint64_t stripe, size_t chunk, size_t page, std::span<const std::byte> bytes) {
+std::optional<HeaderPage> decode_page(const Shape& shape, const StoreId& store, uint64_t stripe,
+                                      size_t chunk, size_t page, std::span<const std::byte> bytes) {
   STOKER_CHECK(bytes.size() == kBlock);
   ByteReader in(bytes);
   if (in.get<uint32_t>() != kPageMagic || in.get<uint32_t>() != page_crc(bytes)) return {};
@@ -163,7 +186,9 @@ std::optional<HeaderPage> decode_page(const Shape& shape, const StoreId& store, 
   found.chunk = in.get<uint16_t>();
   found.page = in.get<uint16_t>();
   const auto id = in.get_bytes(store.size());
-  if (found.stripe != stripe || found.chunk != chunk || found.page != page || std::memcmp(id.data(), store.data(), store.size()) != 0) return {};
+  if (found.stripe != stripe || found.chunk != chunk || found.page != page ||
+      std::memcmp(id.data(), store.data(), store.size()) != 0)
+    return {};
   in.get_bytes(kPageHeadBytes - (kBlock - in.left()));
   const size_t rows = std::min(shape.rows_per_page(), shape.rows() - page * shape.rows_per_page());
   for (size_t row = 0; row < rows; ++row) {
@@ -217,7 +242,8 @@ void FrameBuilder::add(const CommitItem& item) {
   items_.put_string(item.items);
 }
 
-void FrameBuilder::add(const Shape& shape, const StageItem& item, std::span<const std::byte> blocks) {
+void FrameBuilder::add(const Shape& shape, const StageItem& item,
+                       std::span<const std::byte> blocks) {
   STOKER_CHECK(blocks.size() == item.rows.size() * kBlock);
   items_.put(uint8_t{kStage});
   items_.put(item.fold);
@@ -245,9 +271,13 @@ void FrameBuilder::add(const FoldItem& item) {
   }
 }
 
-size_t FrameBuilder::blocks_at(size_t more_items) const { return align_up(kFrameHeaderBytes + kPayloadHeadBytes + items_.size() + more_items, kBlock); }
+size_t FrameBuilder::blocks_at(size_t more_items) const {
+  return align_up(kFrameHeaderBytes + kPayloadHeadBytes + items_.size() + more_items, kBlock);
+}
 
-size_t FrameBuilder::bytes(size_t more_items) const { return blocks_at(more_items) + block_count_ * kBlock; }
+size_t FrameBuilder::bytes(size_t more_items) const {
+  return blocks_at(more_items) + block_count_ * kBlock;
+}
 
 void FrameBuilder::payload(const FrameHome& home, std::span<std::byte> out) const {
   STOKER_CHECK(out.size() == payload_bytes());
@@ -257,7 +287,8 @@ void FrameBuilder::payload(const FrameHome& home, std::span<std::byte> out) cons
   head.put(static_cast<uint32_t>(items_.size()));
   head.put(home.offset);
   std::memcpy(out.data(), head.bytes().data(), head.size());
-  if (items_.size() > 0) std::memcpy(out.data() + head.size(), items_.bytes().data(), items_.size());
+  if (items_.size() > 0)
+    std::memcpy(out.data() + head.size(), items_.bytes().data(), items_.size());
   size_t at = head.size() + items_.size();
   std::memset(out.data() + at, 0, blocks_at() - kFrameHeaderBytes - at);
   at = blocks_at() - kFrameHeaderBytes;
@@ -272,25 +303,34 @@ namespace {
 // The parsers of single items; each checks that what it read can be.
 class ItemReader {
  public:
-  ItemReader(const Shape& shape, std::span<const std::byte> items, size_t blocks) : shape_(shape), in_(items), blocks_(blocks) {}
+  ItemReader(const Shape& shape, std::span<const std::byte> items, size_t blocks)
+      : shape_(shape), in_(items), blocks_(blocks) {}
   bool more() const { return in_.left() > 0; }
   Result<Item> next() {
     switch (in_.get<uint8_t>()) {
-      case kVal: return val();
-      case kCommit: return commit();
-      case kStage: return stage();
-      case kFold: return fold();
-      case kRound: return round();
-      default: return broken("a record of the log has an item of no known kind");
+      case kVal:
+        return val();
+      case kCommit:
+        return commit();
+      case kStage:
+        return stage();
+      case kFold:
+        return fold();
+      case kRound:
+        return round();
+      default:
+        return broken("a record of the log has an item of no known kind");
     }
   }
   size_t used_blocks() const { return used_; }
 
  private:
-  // `count` elements of at least `each` bytes must still be there: a wrong count is not taken for a reason to allocate.
+  // `count` elements of at least `each` bytes must still be there: a wrong count is not taken for a
+  // reason to allocate.
   bool has(uint64_t count, size_t each) const { return in_.ok() && count <= in_.left() / each; }
   Result<size_t> take_blocks(size_t count) {
-    if (count > blocks_ - used_) return broken("a record of the log names blocks that it has not got");
+    if (count > blocks_ - used_)
+      return broken("a record of the log names blocks that it has not got");
     const size_t at = used_;
     used_ += count;
     return at;
@@ -304,7 +344,9 @@ class ItemReader {
     item.chunk = in_.get<uint8_t>();
     item.first = in_.get<uint32_t>();
     const auto count = in_.get<uint32_t>();
-    if (!has(count, 4) || count == 0 || item.chunk >= shape_.k || item.first >= shape_.rows() || count > shape_.rows() - item.first) return broken("a VAL of the log names blocks outside of its chunk");
+    if (!has(count, 4) || count == 0 || item.chunk >= shape_.k || item.first >= shape_.rows() ||
+        count > shape_.rows() - item.first)
+      return broken("a VAL of the log names blocks outside of its chunk");
     for (uint32_t i = 0; i < count; ++i) item.crcs.push_back(in_.get<uint32_t>());
     return item;
   }
@@ -319,7 +361,8 @@ class ItemReader {
     item.image = in_.get<uint64_t>();
     for (ShardSet& each : item.shards) each = in_.get<uint64_t>();
     const auto vals = in_.get<uint32_t>();
-    if (!has(vals, 30) || item.round == 0) return broken("a ROUND of the log is cut short or of no round");
+    if (!has(vals, 30) || item.round == 0)
+      return broken("a ROUND of the log is cut short or of no round");
     for (uint32_t i = 0; i < vals; ++i) {
       STOKER_ASSIGN(ValItem val, val_head());
       item.vals.push_back(std::move(val));
@@ -342,12 +385,15 @@ class ItemReader {
     item.stripe = in_.get<uint64_t>();
     item.chunk = in_.get<uint8_t>();
     const auto count = in_.get<uint32_t>();
-    if (!has(count, 4 + shape_.parity_entry_bytes()) || item.chunk < shape_.k || item.chunk >= shape_.n()) return broken("a STAGE of the log is cut short or of no parity");
+    if (!has(count, 4 + shape_.parity_entry_bytes()) || item.chunk < shape_.k ||
+        item.chunk >= shape_.n())
+      return broken("a STAGE of the log is cut short or of no parity");
     for (uint32_t i = 0; i < count; ++i) {
       StageRow& row = item.rows.emplace_back();
       row.row = in_.get<uint32_t>();
       row.entry = get_entry(in_, shape_.k);
-      if (row.row >= shape_.rows()) return broken("a STAGE of the log names a row outside of its chunk");
+      if (row.row >= shape_.rows())
+        return broken("a STAGE of the log names a row outside of its chunk");
     }
     STOKER_ASSIGN(item.at, take_blocks(count));
     return Item(std::move(item));
@@ -363,7 +409,8 @@ class ItemReader {
       row.row = in_.get<uint32_t>();
       row.chunk = in_.get<uint8_t>();
       row.version = in_.get<uint64_t>();
-      if (row.row >= shape_.rows() || row.chunk >= shape_.k) return broken("a FOLD of the log names a block outside of its stripe");
+      if (row.row >= shape_.rows() || row.chunk >= shape_.k)
+        return broken("a FOLD of the log names a block outside of its stripe");
     }
     return Item(std::move(item));
   }
@@ -387,13 +434,15 @@ Result<FrameContent> decode_payload(const Shape& shape, std::span<const std::byt
   content.blocks_at = align_up(kFrameHeaderBytes + kPayloadHeadBytes + item_bytes, kBlock);
   const size_t frame = kFrameHeaderBytes + payload.size();
   content.end = content.home.offset + frame;
-  if (!in.ok() || content.blocks_at > frame || !is_aligned(frame, kBlock)) return broken("a record of the log is shorter than it says");
+  if (!in.ok() || content.blocks_at > frame || !is_aligned(frame, kBlock))
+    return broken("a record of the log is shorter than it says");
   ItemReader reader(shape, items, (frame - content.blocks_at) / kBlock);
   while (reader.more()) {
     STOKER_ASSIGN(Item item, reader.next());
     content.items.push_back(std::move(item));
   }
-  if (reader.used_blocks() * kBlock != frame - content.blocks_at) return broken("a record of the log has blocks that none of its items owns");
+  if (reader.used_blocks() * kBlock != frame - content.blocks_at)
+    return broken("a record of the log has blocks that none of its items owns");
   return content;
 }
 

@@ -1,5 +1,6 @@
-// The bytes of a coded store's shards: superblock, header pages, items of log records. docs/formats/coded_store.md is the specification.
-// Pure functions: any thread. Every decoder takes any bytes.
+// The bytes of a coded store's shards: superblock, header pages, items of log records.
+// docs/formats/coded_store.md is the specification. Pure functions: any thread. Every decoder takes
+// any bytes.
 #pragma once
 
 #include <algorithm>
@@ -28,10 +29,13 @@ inline constexpr uint32_t kChunkMax = 4 * kMiB;
 // epoch << 40 | number of the commit (or a counter): orders what one writer after the other did.
 using Stamp = uint64_t;
 inline constexpr unsigned kNumberBits = 40;
-constexpr Stamp make_stamp(uint64_t epoch, uint64_t number) { return epoch << kNumberBits | number; }
+constexpr Stamp make_stamp(uint64_t epoch, uint64_t number) {
+  return epoch << kNumberBits | number;
+}
 constexpr uint64_t number_of(Stamp stamp) { return stamp & ((uint64_t{1} << kNumberBits) - 1); }
 
-inline constexpr Stamp kUnknown = UINT64_MAX;  // the version of a block of which no header is left, and of no block ever
+// the version of a block of which no header is left, and of no block ever
+inline constexpr Stamp kUnknown = UINT64_MAX;
 
 using ShardSet = uint64_t;  // bit s: shard s
 constexpr ShardSet shard_bit(size_t shard) { return ShardSet{1} << shard; }
@@ -52,14 +56,24 @@ struct Shape {
   size_t rows_per_page() const { return (kBlock - 64) / parity_entry_bytes(); }
   size_t pages() const { return (rows() + rows_per_page() - 1) / rows_per_page(); }
   uint64_t area_at(size_t area) const { return kHeadBytes + area * area_bytes; }
-  uint64_t segment_at(size_t segment) const { return area_at(2) + uint64_t{segment} * segment_bytes; }
-  uint64_t slot_at(uint64_t slot) const { return segment_at(segments) + slot * (2 * pages() * kBlock + chunk_bytes); }
-  uint64_t page_at(uint64_t slot, size_t page, uint64_t counter) const { return slot_at(slot) + (2 * page + (counter & 1)) * kBlock; }
-  uint64_t block_at(uint64_t slot, size_t row) const { return slot_at(slot) + (2 * pages() + row) * kBlock; }
+  uint64_t segment_at(size_t segment) const {
+    return area_at(2) + uint64_t{segment} * segment_bytes;
+  }
+  uint64_t slot_at(uint64_t slot) const {
+    return segment_at(segments) + slot * (2 * pages() * kBlock + chunk_bytes);
+  }
+  uint64_t page_at(uint64_t slot, size_t page, uint64_t counter) const {
+    return slot_at(slot) + (2 * page + (counter & 1)) * kBlock;
+  }
+  uint64_t block_at(uint64_t slot, size_t row) const {
+    return slot_at(slot) + (2 * pages() + row) * kBlock;
+  }
   uint64_t file_bytes() const { return slot_at(slots); }
-  // Whether a set of live shards may be written to: any two such sets meet, and each stripe has at least k chunks on it.
+  // Whether a set of live shards may be written to: any two such sets meet, and each stripe has at
+  // least k chunks on it.
   bool writable(ShardSet live) const;
-  // Of so many shards at least one is in every set that was ever written to, and knows the newest epoch.
+  // Of so many shards at least one is in every set that was ever written to, and knows the newest
+  // epoch.
   size_t present_min() const { return shards - std::max(shards - m, shards / 2 + 1) + 1; }
 };
 
@@ -70,8 +84,9 @@ struct Epoch {
 
 // The last scrub that looked at everything.
 struct LastScrub {
-  uint64_t ended_at = 0;          // seconds since 1970; 0: there was none, or nothing is known of it
-  uint32_t found = 0, lost = 0;   // damages, and those of them that could not be mended
+  // seconds since 1970; 0: there was none, or nothing is known of it
+  uint64_t ended_at = 0;
+  uint32_t found = 0, lost = 0;  // damages, and those of them that could not be mended
 };
 
 struct Superblock {
@@ -81,15 +96,17 @@ struct Superblock {
   uint64_t counter = 0;  // of writes of the superblock
   Epoch confirmed, proposed;
   uint64_t log_floor = 0;
-  uint32_t incarnation = 0;                            // of this shard: drawn when it is made and at each resync
-  std::array<uint32_t, kShardsMax> incarnations{};     // of the members of the confirmed set
+  // of this shard: drawn when it is made and at each resync
+  uint32_t incarnation = 0;
+  std::array<uint32_t, kShardsMax> incarnations{};  // of the members of the confirmed set
   LastScrub scrubbed = {};
   uint64_t fence = 0, writer = 0;  // of a store on nodes; 0 in files
   uint64_t first_round = 0;        // that the shard's log may have frames of
 };
 
 std::string encode_superblock(const Superblock& superblock);
-// None: no superblock. mismatch: of another version. corruption: its CRC is right and its content impossible.
+// None: no superblock. mismatch: of another version. corruption: its CRC is right and its content
+// impossible.
 Result<std::optional<Superblock>> decode_superblock(std::span<const std::byte> sector);
 
 // What the header of a parity chunk says of a row.
@@ -110,9 +127,11 @@ struct HeaderPage {
   std::vector<DataEntry> data;      // rows of the page, of a data chunk
   std::vector<ParityEntry> parity;  // of a parity chunk
 };
-void encode_page(const Shape& shape, const StoreId& store, const HeaderPage& page, std::span<std::byte> out);
+void encode_page(const Shape& shape, const StoreId& store, const HeaderPage& page,
+                 std::span<std::byte> out);
 // None: no intact page of this store, stripe, chunk and page.
-std::optional<HeaderPage> decode_page(const Shape& shape, const StoreId& store, uint64_t stripe, size_t chunk, size_t page, std::span<const std::byte> bytes);
+std::optional<HeaderPage> decode_page(const Shape& shape, const StoreId& store, uint64_t stripe,
+                                      size_t chunk, size_t page, std::span<const std::byte> bytes);
 
 // Items of a record. `at` counts blocks of the frame's block region.
 struct ValItem {
@@ -151,9 +170,9 @@ using ShardsOfRounds = std::array<ShardSet, kRoundsTold>;
 // What a frame tells of the rounds before its own (rounds.h).
 struct RoundItem {
   uint64_t round = 0;
-  Stamp image = 0;              // of the newest table image
-  ShardsOfRounds shards{};      // of the rounds before, the last one first
-  std::vector<ValItem> vals;    // as they stand in older frames, without their blocks
+  Stamp image = 0;            // of the newest table image
+  ShardsOfRounds shards{};    // of the rounds before, the last one first
+  std::vector<ValItem> vals;  // as they stand in older frames, without their blocks
   std::vector<Stamp> commits;
 };
 using Item = std::variant<ValItem, CommitItem, StageItem, FoldItem, RoundItem>;
@@ -175,8 +194,10 @@ class FrameBuilder {
   void add(const RoundItem& item);
   bool empty() const { return items_.size() == 0; }
   size_t block_count() const { return block_count_; }  // of what was added so far
-  size_t bytes(size_t more_items = 0) const;                        // of the frame, if it had so many more bytes of items
-  size_t blocks_at(size_t more_items = 0) const;                    // of the first block, in the frame
+  // of the frame, if it had so many more bytes of items
+  size_t bytes(size_t more_items = 0) const;
+  // of the first block, in the frame
+  size_t blocks_at(size_t more_items = 0) const;
   void payload(const FrameHome& home, std::span<std::byte> out) const;  // payload_bytes() of it
   size_t payload_bytes() const { return bytes() - kFrameHeaderBytes; }
 
@@ -189,9 +210,9 @@ class FrameBuilder {
 struct FrameContent {
   FrameHome home;
   std::vector<Item> items;
-  size_t blocks_at = 0;  // of the first block, in the frame
-  uint64_t end = 0;      // of the frame, in its segment
-  uint64_t sequence = 0; // of the frame in its segment; read_segment() sets it
+  size_t blocks_at = 0;   // of the first block, in the frame
+  uint64_t end = 0;       // of the frame, in its segment
+  uint64_t sequence = 0;  // of the frame in its segment; read_segment() sets it
 };
 // corruption where the payload breaks a rule of the format.
 Result<FrameContent> decode_payload(const Shape& shape, std::span<const std::byte> payload);

@@ -12,7 +12,9 @@
 namespace stoker::coded {
 namespace {
 
-Bytes example(const std::string& name, size_t bytes) { return format_example("coded_store.md", name, bytes); }
+Bytes example(const std::string& name, size_t bytes) {
+  return format_example("coded_store.md", name, bytes);
+}
 
 StoreId example_store() {
   StoreId id;
@@ -64,7 +66,10 @@ Bytes example_page() {
 Bytes example_frame() {
   const Bytes block(kBlock, std::byte{0x42});
   FrameBuilder frame;
-  frame.add(ValItem{make_stamp(3, 6), false, make_stamp(3, 1), 0, 4, {crc32c(block.data(), block.size())}, 0}, block);
+  frame.add(
+      ValItem{
+          make_stamp(3, 6), false, make_stamp(3, 1), 0, 4, {crc32c(block.data(), block.size())}, 0},
+      block);
   std::vector<std::byte> payload(frame.payload_bytes());
   frame.payload({1, 0, 0}, payload);
   LogWriter writer({example_store(), uint64_t{1} << 32 | 0x5EED}, 16 << 20);
@@ -85,7 +90,8 @@ TEST(CodedFormat, TheExampleSuperblock) {
   EXPECT_EQ((*found)->confirmed.number, 3U);
   EXPECT_EQ((*found)->confirmed.live, 7U);
   EXPECT_EQ((*found)->incarnations[2], 0x33333333U);
-  EXPECT_EQ((*found)->scrubbed.ended_at, 0U) << "as in what was written before there was such a field";
+  EXPECT_EQ((*found)->scrubbed.ended_at, 0U)
+      << "as in what was written before there was such a field";
   Superblock scrubbed = **found;
   scrubbed.scrubbed = {1'800'000'000, 3, 1};
   const std::string text = encode_superblock(scrubbed);
@@ -104,14 +110,16 @@ TEST(CodedFormat, TheExampleHeaderPage) {
   EXPECT_EQ(page->parity.size(), 16U);
   EXPECT_EQ(page->parity[0].crc, 0xC0C0C0C0U);
   EXPECT_EQ(page->parity[0].versions[0], make_stamp(3, 5));
-  EXPECT_FALSE(decode_page(example_shape(), example_store(), make_stamp(3, 2), 2, 0, bytes)) << "of another stripe";
+  EXPECT_FALSE(decode_page(example_shape(), example_store(), make_stamp(3, 2), 2, 0, bytes))
+      << "of another stripe";
 }
 
 TEST(CodedFormat, TheExampleFrame) {
   auto bytes = example("frame", 2 * kBlock);
   std::fill(bytes.begin() + kBlock, bytes.end(), std::byte{0x42});
   const Bytes mine = example_frame();
-  ASSERT_EQ(example_text(std::span(bytes).first(kBlock)), example_text(std::span(mine).first(kBlock)));
+  ASSERT_EQ(example_text(std::span(bytes).first(kBlock)),
+            example_text(std::span(mine).first(kBlock)));
   MemoryLogSource source(bytes);
   const auto frame = read_frame(source, example_store(), 0);
   ASSERT_TRUE(frame && *frame);
@@ -125,16 +133,19 @@ TEST(CodedFormat, TheExampleFrame) {
   EXPECT_EQ(val.crcs.at(0), crc32c(bytes.data() + kBlock, kBlock));
 }
 
-// Cut or changed anywhere, a payload is refused or still obeys the rules; it never reads beyond its end.
+// Cut or changed anywhere, a payload is refused or still obeys the rules; it never reads beyond its
+// end.
 TEST(CodedFormat, DamagedPayloadsAreRefusedOrObeyTheRules) {
   const Shape shape = example_shape();
   const Bytes block(2 * kBlock, std::byte{7});
   FrameBuilder builder;
   builder.add(ValItem{1, true, 2, 1, 3, {5, 6}, 0}, block);
   builder.add(CommitItem{9, "items"});
-  builder.add(shape, StageItem{4, 2, 2, {{1, {7, {1, 2}, {3, 4}}}}, 0}, std::span(block).first(kBlock));
+  builder.add(shape, StageItem{4, 2, 2, {{1, {7, {1, 2}, {3, 4}}}}, 0},
+              std::span(block).first(kBlock));
   builder.add(FoldItem{4, 2, {{1, 0, 8}}});
-  builder.add(RoundItem{12, 8, {7, 0, 5}, {{1, true, 2, 1, 3, {5, 6}, 0}, {3, false, 2, 0, 9, {4}, 0}}, {11, 12}});
+  builder.add(RoundItem{
+      12, 8, {7, 0, 5}, {{1, true, 2, 1, 3, {5, 6}, 0}, {3, false, 2, 0, 9, {4}, 0}}, {11, 12}});
   std::vector<std::byte> payload(builder.payload_bytes());
   builder.payload({0, 0, 0}, payload);
   const auto whole = decode_payload(shape, payload);
@@ -152,7 +163,8 @@ TEST(CodedFormat, DamagedPayloadsAreRefusedOrObeyTheRules) {
   uint64_t refused = 0;
   for (int i = 0; i < 20'000; ++i) {
     auto damaged = payload;
-    for (uint64_t flips = random() % 3 + 1; flips > 0; --flips) damaged[random() % 360] ^= static_cast<std::byte>(1U << random() % 8);
+    for (uint64_t flips = random() % 3 + 1; flips > 0; --flips)
+      damaged[random() % 360] ^= static_cast<std::byte>(1U << random() % 8);
     if (random() % 8 == 0) damaged.resize(random() % damaged.size());
     const auto content = decode_payload(shape, damaged);
     if (!content) {

@@ -29,16 +29,19 @@ Status CodedStore::load_headers_paced(const StripePtr& stripe) {
 }
 
 // Two threads may do so at once with a stripe: the first one's counts.
-std::map<uint64_t, Error> CodedStore::load_headers(std::span<const StripePtr> stripes, Priority priority) {
+std::map<uint64_t, Error> CodedStore::load_headers(std::span<const StripePtr> stripes,
+                                                   Priority priority) {
   std::vector<StripePtr> unknown;
   {
     std::lock_guard lock(mutex_);
-    std::copy_if(stripes.begin(), stripes.end(), std::back_inserter(unknown), [](const StripePtr& stripe) { return !stripe->headers; });
+    std::copy_if(stripes.begin(), stripes.end(), std::back_inserter(unknown),
+                 [](const StripePtr& stripe) { return !stripe->headers; });
     for (const StripePtr& stripe : unknown) ++stripe->loading;
   }
   std::map<uint64_t, Error> failed;
   for (size_t first = 0; first < unknown.size();) {
-    // The pages of one are few, and whoever needs them cannot do without; those of more come from the cap.
+    // The pages of one are few, and whoever needs them cannot do without; those of more come from
+    // the cap.
     size_t count = std::min(kStripesAtOnce, unknown.size() - first);
     Grant grant;
     for (; count > 1; count /= 2) {
@@ -50,7 +53,8 @@ std::map<uint64_t, Error> CodedStore::load_headers(std::span<const StripePtr> st
       break;
     }
     std::vector<HeaderRead> reads;
-    for (size_t i = first; i < first + count; ++i) reads.push_back({unknown[i].get(), RawHeaders(shape_)});
+    for (size_t i = first; i < first + count; ++i)
+      reads.push_back({unknown[i].get(), RawHeaders(shape_)});
     read_headers(reads, priority);
     for (size_t i = 0; i < count; ++i) {
       const StripePtr& stripe = unknown[first + i];
@@ -58,7 +62,11 @@ std::map<uint64_t, Error> CodedStore::load_headers(std::span<const StripePtr> st
       if (reads[i].any) {
         merged = reads[i].raw.merge(shape_);
       } else {
-        failed.emplace(stripe->id, make_error(Code::io, "none of the headers of stripe " + std::to_string(stripe->id) + " can be read: " + reads[i].why, "store/coded/headers"));
+        failed.emplace(stripe->id,
+                       make_error(Code::io,
+                                  "none of the headers of stripe " + std::to_string(stripe->id) +
+                                      " can be read: " + reads[i].why,
+                                  "store/coded/headers"));
       }
       std::lock_guard lock(mutex_);
       --stripe->loading;
@@ -75,12 +83,14 @@ std::map<uint64_t, Error> CodedStore::load_headers(std::span<const StripePtr> st
   return failed;
 }
 
-// Each of them has such a page (a fresh stripe gets all of them), so what it says is not known until it is compared.
+// Each of them has such a page (a fresh stripe gets all of them), so what it says is not known
+// until it is compared.
 uint32_t CodedStore::unread_positions(const Stripe& stripe) const {
   uint32_t positions = 0;
   for (size_t at = 0; at < stripe.headers->counters.size(); ++at) {
     const size_t position = at / shape_.pages();
-    if (stripe.headers->counters[at] == 0 && (live_ & shard_bit(stripe.shards[position])) != 0) positions |= uint32_t{1} << position;
+    if (stripe.headers->counters[at] == 0 && (live_ & shard_bit(stripe.shards[position])) != 0)
+      positions |= uint32_t{1} << position;
   }
   return positions;
 }
@@ -95,7 +105,8 @@ void CodedStore::read_headers(std::span<HeaderRead> all, Priority priority) {
     const uint32_t positions = live_positions(stripe);
     for (size_t c = 0; c < shape_.n(); ++c) {
       if (!is_set(positions, c)) continue;
-      areas.push_back({stripe.shards[c], shape_.slot_at(stripe.slots[c]), memory.emplace_back(header_bytes(shape_)).slice()});
+      areas.push_back({stripe.shards[c], shape_.slot_at(stripe.slots[c]),
+                       memory.emplace_back(header_bytes(shape_)).slice()});
       at.emplace_back(i, c);
     }
   }

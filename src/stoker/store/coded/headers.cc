@@ -8,14 +8,18 @@
 namespace stoker::coded {
 
 RawHeaders::RawHeaders(const Shape& shape)
-    : data(shape.k, std::vector<std::optional<DataEntry>>(shape.rows())), parity(shape.m, std::vector<std::optional<ParityEntry>>(shape.rows())), counters(shape.n() * shape.pages(), 0) {}
+    : data(shape.k, std::vector<std::optional<DataEntry>>(shape.rows())),
+      parity(shape.m, std::vector<std::optional<ParityEntry>>(shape.rows())),
+      counters(shape.n() * shape.pages(), 0) {}
 
-void RawHeaders::take(const Shape& shape, const StoreId& store, uint64_t stripe, size_t position, std::span<const std::byte> pairs) {
+void RawHeaders::take(const Shape& shape, const StoreId& store, uint64_t stripe, size_t position,
+                      std::span<const std::byte> pairs) {
   STOKER_CHECK(pairs.size() == header_bytes(shape));
   for (size_t page = 0; page < shape.pages(); ++page) {
     std::optional<HeaderPage> newest;
     for (size_t copy = 0; copy < 2; ++copy) {
-      auto found = decode_page(shape, store, stripe, position, page, pairs.subspan((2 * page + copy) * kBlock, kBlock));
+      auto found = decode_page(shape, store, stripe, position, page,
+                               pairs.subspan((2 * page + copy) * kBlock, kBlock));
       if (found && (!newest || found->counter > newest->counter)) newest = std::move(found);
     }
     if (!newest) continue;
@@ -25,7 +29,8 @@ void RawHeaders::take(const Shape& shape, const StoreId& store, uint64_t stripe,
       if (newest->data[i].version != kUnknown) data[position][first + i] = newest->data[i];
     }
     for (size_t i = 0; i < newest->parity.size(); ++i) {
-      if (newest->parity[i].versions[0] != kUnknown) parity[position - shape.k][first + i] = std::move(newest->parity[i]);
+      if (newest->parity[i].versions[0] != kUnknown)
+        parity[position - shape.k][first + i] = std::move(newest->parity[i]);
     }
   }
 }
@@ -51,7 +56,8 @@ Headers RawHeaders::merge(const Shape& shape) const {
     for (size_t j = 0; j < shape.m; ++j) {
       const auto& entry = parity[j][row];
       const bool any = mutated(Mutation::decode_disagreeing) || mutated(Mutation::decode_unchecked);
-      const bool sound = entry && (any || std::equal(versions, versions + shape.k, entry->versions.begin()));
+      const bool sound =
+          entry && (any || std::equal(versions, versions + shape.k, entry->versions.begin()));
       merged.unsound[row * shape.m + j] = !sound;
       if (sound) crcs[shape.k + j] = entry->crc;
     }
@@ -68,7 +74,8 @@ Headers blank_headers(const Shape& shape) {
   return headers;
 }
 
-HeaderPage page_of(const Shape& shape, uint64_t stripe, const Headers& headers, size_t position, size_t page) {
+HeaderPage page_of(const Shape& shape, uint64_t stripe, const Headers& headers, size_t position,
+                   size_t page) {
   HeaderPage out;
   out.stripe = stripe;
   out.chunk = position;
@@ -82,9 +89,11 @@ HeaderPage page_of(const Shape& shape, uint64_t stripe, const Headers& headers, 
     if (position < shape.k) {
       out.data.push_back({versions[position], crcs[position]});
     } else if (headers.unsound[row * shape.m + position - shape.k]) {
-      out.parity.push_back({0, std::vector<Stamp>(shape.k, kUnknown), std::vector<uint32_t>(shape.k)});
+      out.parity.push_back(
+          {0, std::vector<Stamp>(shape.k, kUnknown), std::vector<uint32_t>(shape.k)});
     } else {
-      out.parity.push_back({crcs[position], {versions, versions + shape.k}, {crcs, crcs + shape.k}});
+      out.parity.push_back(
+          {crcs[position], {versions, versions + shape.k}, {crcs, crcs + shape.k}});
     }
   }
   return out;
@@ -92,7 +101,8 @@ HeaderPage page_of(const Shape& shape, uint64_t stripe, const Headers& headers, 
 
 bool row_is_blank(const Shape& shape, const Headers& headers, size_t row) {
   const auto begin = headers.versions.begin() + static_cast<ptrdiff_t>(row * shape.k);
-  return std::all_of(begin, begin + static_cast<ptrdiff_t>(shape.k), [](Stamp version) { return version == 0; });
+  return std::all_of(begin, begin + static_cast<ptrdiff_t>(shape.k),
+                     [](Stamp version) { return version == 0; });
 }
 
 }  // namespace stoker::coded

@@ -1,4 +1,5 @@
-// Header pages read from the shards, before they are merged to what a stripe's headers say together.
+// Header pages read from the shards, before they are merged to what a stripe's headers say
+// together.
 #pragma once
 
 #include <optional>
@@ -17,7 +18,8 @@ struct RawHeaders {
 
   explicit RawHeaders(const Shape& shape);
   // Takes the header pages of the chunk at this position: pairs of copies, one after the other.
-  void take(const Shape& shape, const StoreId& store, uint64_t stripe, size_t position, std::span<const std::byte> pairs);
+  void take(const Shape& shape, const StoreId& store, uint64_t stripe, size_t position,
+            std::span<const std::byte> pairs);
   Headers merge(const Shape& shape) const;
 };
 
@@ -25,8 +27,10 @@ inline size_t header_bytes(const Shape& shape) { return 2 * shape.pages() * kBlo
 
 // Headers of a stripe that was never written.
 Headers blank_headers(const Shape& shape);
-// One page as the headers say, with its next counter; of an unsound row it says that nothing is known.
-HeaderPage page_of(const Shape& shape, uint64_t stripe, const Headers& headers, size_t position, size_t page);
+// One page as the headers say, with its next counter; of an unsound row it says that nothing is
+// known.
+HeaderPage page_of(const Shape& shape, uint64_t stripe, const Headers& headers, size_t position,
+                   size_t page);
 
 // All data blocks of the row are zeros that were never written; then so is the parity.
 bool row_is_blank(const Shape& shape, const Headers& headers, size_t row);

@@ -23,19 +23,23 @@ void ShardLog::resume(size_t segment, const SegmentEnd& end) {
 }
 
 // The current one counts if nobody but us holds it: it can be begun anew.
-size_t ShardLog::free_segments() const { return expired_segments() + (current_ && current_.use_count() == 1 ? 1 : 0); }
+size_t ShardLog::free_segments() const {
+  return expired_segments() + (current_ && current_.use_count() == 1 ? 1 : 0);
+}
 
 size_t ShardLog::expired_segments() const {
-  return static_cast<size_t>(std::count_if(refs_.begin(), refs_.end(), [](const auto& ref) { return ref.expired(); }));
+  return static_cast<size_t>(
+      std::count_if(refs_.begin(), refs_.end(), [](const auto& ref) { return ref.expired(); }));
 }
 
 bool ShardLog::fits(size_t bytes, size_t reserve) const {
   const uint64_t left = current_ ? shape_.segment_bytes - writer_.cursor().offset : 0;
   if (mutated(Mutation::reuse_segment_early)) return true;
-  // What goes into the current segment keeps it; so the reserve is others. (Else commits eat it up: each fold begins a segment of the reserve, and the
-  // commit behind it moves in.)
+  // What goes into the current segment keeps it; so the reserve is others. (Else commits eat it up:
+  // each fold begins a segment of the reserve, and the commit behind it moves in.)
   if (bytes <= left) return expired_segments() >= reserve;
-  // What does not go there goes into the next ones; a frame may leave up to its own size unused at an end.
+  // What does not go there goes into the next ones; a frame may leave up to its own size unused at
+  // an end.
   const size_t segments = 1 + 2 * bytes / shape_.segment_bytes;
   return free_segments() >= segments + reserve;
 }
@@ -74,7 +78,8 @@ struct Found {
   LogCursor next;
   FrameContent content;
 };
-std::optional<Found> frame_at(const Shape& shape, const StoreId& store, const FrameHome& home, std::span<const std::byte> bytes) {
+std::optional<Found> frame_at(const Shape& shape, const StoreId& store, const FrameHome& home,
+                              std::span<const std::byte> bytes) {
   MemoryLogSource source(bytes);
   const auto frame = read_frame(source, store, home.offset);
   STOKER_CHECK(frame.has_value());  // memory does not fail
@@ -87,8 +92,9 @@ std::optional<Found> frame_at(const Shape& shape, const StoreId& store, const Fr
 
 }  // namespace
 
-SegmentEnd read_segment(const Shape& shape, const StoreId& store, size_t shard, size_t segment, uint64_t floor, std::span<const std::byte> bytes,
-                      const std::function<void(uint64_t at, FrameContent content)>& visit) {
+SegmentEnd read_segment(const Shape& shape, const StoreId& store, size_t shard, size_t segment,
+                        uint64_t floor, std::span<const std::byte> bytes,
+                        const std::function<void(uint64_t at, FrameContent content)>& visit) {
   uint64_t generation = 0;
   for (uint64_t at = 0; at + kBlock <= bytes.size(); at += kBlock) {
     const auto found = frame_at(shape, store, {shard, segment, at}, bytes);

@@ -1,5 +1,6 @@
-// ShardLog: where the next frame of a shard's log goes, and which segments are free. Knows nothing of what the records mean.
-// Used by the store's writer thread alone; references to segments may be dropped by any thread.
+// ShardLog: where the next frame of a shard's log goes, and which segments are free. Knows nothing
+// of what the records mean. Used by the store's writer thread alone; references to segments may be
+// dropped by any thread.
 #pragma once
 
 #include <functional>
@@ -30,17 +31,22 @@ struct SegmentEnd {
 
 class ShardLog {
  public:
-  ShardLog(const Shape& shape, const StoreId& store, size_t shard) : shape_(shape), store_(store), shard_(shard), refs_(shape.segments) {}
+  ShardLog(const Shape& shape, const StoreId& store, size_t shard)
+      : shape_(shape), store_(store), shard_(shard), refs_(shape.segments) {}
 
   // A frame found on the disk: its segment is held until nobody needs it. One object a segment.
   SegmentRef hold(size_t segment);
   // Generation counts already used on this shard end here.
-  void seen(uint64_t generation_count) { next_count_ = std::max(next_count_, generation_count + 1); }
-  // Goes on behind the last intact frame of this segment, which is the one begun last: opening takes no room.
+  void seen(uint64_t generation_count) {
+    next_count_ = std::max(next_count_, generation_count + 1);
+  }
+  // Goes on behind the last intact frame of this segment, which is the one begun last: opening
+  // takes no room.
   void resume(size_t segment, const SegmentEnd& end);
 
   size_t free_segments() const;
-  // Whether frames of this many bytes in all (each smaller than a segment) can be appended, leaving `reserve` other segments free.
+  // Whether frames of this many bytes in all (each smaller than a segment) can be appended, leaving
+  // `reserve` other segments free.
   bool fits(size_t bytes, size_t reserve) const;
   LogFrame append(const FrameBuilder& frame);
 
@@ -57,9 +63,10 @@ class ShardLog {
   uint64_t next_count_ = 1;
 };
 
-// Hands out every frame of the segment's generation with its place in the segment; `bytes` is all of it. What is damaged is skipped.
-// Generation counts below `floor` do not count.
-SegmentEnd read_segment(const Shape& shape, const StoreId& store, size_t shard, size_t segment, uint64_t floor, std::span<const std::byte> bytes,
-                      const std::function<void(uint64_t at, FrameContent content)>& visit);
+// Hands out every frame of the segment's generation with its place in the segment; `bytes` is all
+// of it. What is damaged is skipped. Generation counts below `floor` do not count.
+SegmentEnd read_segment(const Shape& shape, const StoreId& store, size_t shard, size_t segment,
+                        uint64_t floor, std::span<const std::byte> bytes,
+                        const std::function<void(uint64_t at, FrameContent content)>& visit);
 
 }  // namespace stoker::coded

@@ -1,4 +1,5 @@
-// What the writer thread does to the shards as a set: appending frames, making room in the logs, table images, the epoch.
+// What the writer thread does to the shards as a set: appending frames, making room in the logs,
+// table images, the epoch.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -13,7 +14,7 @@ namespace {
 
 constexpr const char* kWhere = "store/coded/log_space";
 constexpr size_t kImagePiece = 256 * kKiB;
-constexpr size_t kFoldAtOnce = 16;     // stripes
+constexpr size_t kFoldAtOnce = 16;  // stripes
 
 uint64_t random_generation() {
   std::random_device random;
@@ -34,17 +35,23 @@ ShardSet CodedStore::without_room(const std::map<size_t, FrameBuilder>& frames) 
   return full;
 }
 
-Status CodedStore::append(std::map<size_t, FrameBuilder>& frames, ShardSet touched, std::map<size_t, LogFrame>& written) {
+Status CodedStore::append(std::map<size_t, FrameBuilder>& frames, ShardSet touched,
+                          std::map<size_t, LogFrame>& written) {
   if (const ShardSet full = without_room(frames); full != 0) {
-    return make_error(Code::out_of_space, "the log of '" + (*shards_)[static_cast<size_t>(std::countr_zero(full))].path + "' is full", kWhere);
+    return make_error(
+        Code::out_of_space,
+        "the log of '" + (*shards_)[static_cast<size_t>(std::countr_zero(full))].path + "' is full",
+        kWhere);
   }
   ShardBatch batch(*shards_, Priority::demand);
   const ShardSet set = live();
-  const auto round = frames.empty() ? std::nullopt : std::optional(rounds_.begin(shape_, image_stamp_));
+  const auto round =
+      frames.empty() ? std::nullopt : std::optional(rounds_.begin(shape_, image_stamp_));
   for (auto& [shard, frame] : frames) {
     if ((set & shard_bit(shard)) == 0) continue;
     frame.add(*round);
-    const LogFrame& made = written.emplace(shard, (*shards_)[shard].log->append(frame)).first->second;
+    const LogFrame& made =
+        written.emplace(shard, (*shards_)[shard].log->append(frame)).first->second;
     batch.write(shard, made.offset, made.bytes.slice());
     touched |= shard_bit(shard);
   }
@@ -77,12 +84,14 @@ size_t CodedStore::free_segments() const {
   const ShardSet set = live();
   size_t free = SIZE_MAX;
   for (size_t shard = 0; shard < shape_.shards; ++shard) {
-    if ((set & shard_bit(shard)) != 0) free = std::min(free, (*shards_)[shard].log->free_segments());
+    if ((set & shard_bit(shard)) != 0)
+      free = std::min(free, (*shards_)[shard].log->free_segments());
   }
   return free;
 }
 
-// A full log holds commits up until enough is folded; it fails them only if nothing is left to fold.
+// A full log holds commits up until enough is folded; it fails them only if nothing is left to
+// fold.
 Status CodedStore::make_room(size_t bytes) {
   bool again = false;
   for (;;) {
@@ -105,7 +114,10 @@ Status CodedStore::make_room(size_t bytes) {
     stuck_.clear();
     again = true;
   }
-  return make_error(Code::out_of_space, "the logs of the store " + composition_ + " have no room for " + human_bytes(bytes) + ": commit less at a time", kWhere);
+  return make_error(Code::out_of_space,
+                    "the logs of the store " + composition_ + " have no room for " +
+                        human_bytes(bytes) + ": commit less at a time",
+                    kWhere);
 }
 
 // Crash after crash must not eat up the segments that opening needs.
@@ -121,7 +133,8 @@ Status CodedStore::restore_reserve() {
   return {};
 }
 
-// Writes the table as an image on every live shard, into the area that does not hold the newest one.
+// Writes the table as an image on every live shard, into the area that does not hold the newest
+// one.
 Status CodedStore::checkpoint() {
   std::vector<std::string> pieces;
   Stamp stamp = 0;
@@ -146,11 +159,16 @@ Status CodedStore::checkpoint() {
   LogWriter writer({shards_->store(), generation}, shape_.area_bytes);
   uint64_t bytes = 0;
   for (const std::string& payload : payloads) bytes += framed_bytes(payload.size());
-  if (bytes > shape_.area_bytes) return make_error(Code::out_of_space, "the object table of the store " + composition_ + " does not fit its area: remove objects", kWhere);
+  if (bytes > shape_.area_bytes)
+    return make_error(
+        Code::out_of_space,
+        "the object table of the store " + composition_ + " does not fit its area: remove objects",
+        kWhere);
   AlignedBytes image(bytes);
   for (const std::string& payload : payloads) {
     const auto source = std::as_bytes(std::span(payload));
-    writer.append(source, image.span().subspan(writer.cursor().offset, framed_bytes(payload.size())));
+    writer.append(source,
+                  image.span().subspan(writer.cursor().offset, framed_bytes(payload.size())));
   }
   ++images_;
   const ShardSet set = live();
@@ -168,7 +186,8 @@ Status CodedStore::checkpoint() {
     return batch.run();
   };
   const ShardSet failed = write(set | (joining_ ? shard_bit(*joining_) : 0));
-  if (joining_ && (failed & shard_bit(*joining_)) != 0) give_up_joining("writing the object table on '" + (*shards_)[*joining_].path + "' failed");
+  if (joining_ && (failed & shard_bit(*joining_)) != 0)
+    give_up_joining("writing the object table on '" + (*shards_)[*joining_].path + "' failed");
   if (failed != 0) STOKER_TRY(drop_shards(failed, "writing the object table failed"));
   STOKER_TRY(flush(set));
   since_image_.clear();
@@ -201,11 +220,20 @@ Status CodedStore::change_epoch(ShardSet to) {
   for (;;) {
     if (!shape_.writable(to)) {
       std::lock_guard lock(mutex_);
-      refused_ = make_error(Code::read_only, "only " + std::to_string(std::popcount(to)) + " of the " + std::to_string(shape_.shards) + " shards of " + composition_ + " are left, too few to write to: bring missing disks back and open the store again", kWhere);
+      refused_ = make_error(
+          Code::read_only,
+          "only " + std::to_string(std::popcount(to)) + " of the " + std::to_string(shape_.shards) +
+              " shards of " + composition_ +
+              " are left, too few to write to: bring missing disks back and open the store again",
+          kWhere);
       return make_error(Code::io, refused_->what, kWhere);
     }
     const Epoch next{shards_->epoch_seen() + 1, to};
-    if (next.number >= uint64_t{1} << (64 - kNumberBits)) return make_error(Code::unsupported, "this coded store was opened more often than its format can count: copy its objects into a new one", kWhere);
+    if (next.number >= uint64_t{1} << (64 - kNumberBits))
+      return make_error(Code::unsupported,
+                        "this coded store was opened more often than its format can count: copy "
+                        "its objects into a new one",
+                        kWhere);
     std::array<uint32_t, kShardsMax> incarnations{};
     std::string why;
     for (size_t shard = 0; shard < shape_.shards; ++shard) {

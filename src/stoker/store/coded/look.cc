@@ -15,13 +15,15 @@ void LogContent::take(const FrameContent& frame, std::span<const std::byte> byte
   // Of blocks that no log had intact a record that was appended again has only the checksums.
   const auto whole = [&](const ValItem& val) {
     for (size_t i = 0; i < val.crcs.size(); ++i) {
-      if (crc32c(bytes.data() + frame.blocks_at + (val.at + i) * kBlock, kBlock) != val.crcs[i]) return false;
+      if (crc32c(bytes.data() + frame.blocks_at + (val.at + i) * kBlock, kBlock) != val.crcs[i])
+        return false;
     }
     return true;
   };
   for (const Item& item : frame.items) {
     if (const auto* val = std::get_if<ValItem>(&item); val != nullptr && whole(*val)) {
-      auto [at, added] = vals.emplace(ValKey{val->stamp, val->stripe, val->chunk, val->first}, val->needs_commit);
+      auto [at, added] =
+          vals.emplace(ValKey{val->stamp, val->stripe, val->chunk, val->first}, val->needs_commit);
       at->second = at->second && val->needs_commit;  // settled once, and appended again since
       newest = std::max(newest, val->stamp);
     }

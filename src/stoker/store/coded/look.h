@@ -1,4 +1,5 @@
-// Looking at what lies on a shard beside its slots: superblocks, table areas, logs. Nothing is written here. Scrub mends by it, fsck tells.
+// Looking at what lies on a shard beside its slots: superblocks, table areas, logs. Nothing is
+// written here. Scrub mends by it, fsck tells.
 #pragma once
 
 #include <array>
@@ -19,7 +20,7 @@ inline ValKey key_of(const Val& val) { return {val.stamp, val.stripe, val.chunk,
 struct LogContent {
   std::map<ValKey, bool> vals;  // with all their blocks; whether it needs its COMMIT
   std::set<Stamp> commits;
-  Stamp newest = 0;             // of both
+  Stamp newest = 0;  // of both
 
   // `bytes`: of the segment, from the frame on.
   void take(const FrameContent& frame, std::span<const std::byte> bytes);
@@ -30,10 +31,12 @@ struct LogContent {
 // Both copies of a shard's superblock as they are on the disk; none: damaged, or not readable.
 std::array<std::optional<Superblock>, 2> superblock_copies(Shards& shards, size_t shard);
 
-// An area of a shard, read in pieces: whoever wants the disk waits for one of them at most. Blocks that cannot be read are zeros.
+// An area of a shard, read in pieces: whoever wants the disk waits for one of them at most. Blocks
+// that cannot be read are zeros.
 class PiecewiseRead {
  public:
-  PiecewiseRead(Shards& shards, size_t shard, uint64_t offset, size_t bytes) : shards_(shards), shard_(shard), offset_(offset), bytes_(bytes) {}
+  PiecewiseRead(Shards& shards, size_t shard, uint64_t offset, size_t bytes)
+      : shards_(shards), shard_(shard), offset_(offset), bytes_(bytes) {}
   // One piece; how many bytes that were.
   size_t step();
   bool done() const { return at_ == bytes_.size(); }

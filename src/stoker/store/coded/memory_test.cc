@@ -1,4 +1,5 @@
-// What reads, folds and commits need beside what they were given comes from the cap on memory, in pieces that fit it.
+// What reads, folds and commits need beside what they were given comes from the cap on memory, in
+// pieces that fit it.
 #include "stoker/testing/coded_lab.h"
 
 namespace stoker::coded {
@@ -21,7 +22,9 @@ class CodedMemory : public ::testing::Test {
   std::unique_ptr<CodedStore> open() { return std::move(*world_.open_small(false, kChunk)); }
   Budget& budget() { return world_.runtime().budget(); }
   // All but so much of the cap is taken by somebody else.
-  Grant leave(uint64_t bytes) { return std::move(*budget().take(kCap - budget().used() - bytes, "a test")); }
+  Grant leave(uint64_t bytes) {
+    return std::move(*budget().take(kCap - budget().used() - bytes, "a test"));
+  }
   // Its first chunk alone.
   Status read(Bytes& into) {
     into.assign(kChunk, std::byte{0});
@@ -66,7 +69,8 @@ TEST_F(CodedMemory, AReadThatDecodesKeepsToTheCapHoweverLittleIsLeft) {
 TEST_F(CodedMemory, AFoldTakesAsManyRowsAsFit) {
   for (uint64_t i = 0; i < 40; ++i) update(*store_, "a", content_, i * 3 * 4096, 4096, 10 + i);
   ASSERT_EQ(store_->health().newer_blocks, 40U);
-  constexpr uint64_t kRow = (kShards + 1 + 1) * kBlocks;  // all of its blocks, the newest, and the parity in its frame
+  // all of its blocks, the newest, and the parity in its frame
+  constexpr uint64_t kRow = (kShards + 1 + 1) * kBlocks;
   {
     const Grant others = leave(kRow - 1);
     EXPECT_EQ(code_of(store_->fold_all().wait()), Code::over_budget);
@@ -102,11 +106,13 @@ TEST_F(CodedMemory, ACommitWritesAStripeInPiecesThatFit) {
     const Grant others = leave(0);
     EXPECT_EQ(code_of(change->commit(Durability::durable).wait()), Code::over_budget);
   }
-  constexpr uint64_t kFrames = kShards * (4096 + 3 * (1 + 30) + 13 + 4 * kShards);  // what the log may take of a commit of one stripe
+  // what the log may take of a commit of one stripe
+  constexpr uint64_t kFrames = kShards * (4096 + 3 * (1 + 30) + 13 + 4 * kShards);
   {
     auto change = write();
     const Grant others = leave(kFrames + kShards * kBlocks - 1);
-    EXPECT_EQ(code_of(change->commit(Durability::durable).wait()), Code::over_budget) << "not even for a row of it";
+    EXPECT_EQ(code_of(change->commit(Durability::durable).wait()), Code::over_budget)
+        << "not even for a row of it";
   }
   EXPECT_TRUE(store_->info().read_only.empty()) << "nothing was written of it";
   EXPECT_EQ(read_all(*store_, "a"), content_);
@@ -137,7 +143,8 @@ TEST(CodedMemoryShare, AFoldLeavesMostOfTheCapToOthers) {
   ASSERT_EQ(store->health().newer_blocks, 64U);
   ASSERT_OK(store->fold_all().wait());
   EXPECT_EQ(store->health().newer_blocks, 0U);
-  EXPECT_LE(world.runtime().budget().peak() - used, options.budget_bytes / 8) << "64 rows of 20 KiB would be more";
+  EXPECT_LE(world.runtime().budget().peak() - used, options.budget_bytes / 8)
+      << "64 rows of 20 KiB would be more";
   for (const auto& [key, bytes] : content) EXPECT_EQ(read_all(*store, key), bytes);
 }
 

@@ -22,7 +22,8 @@ uint64_t Pace::wait_ns() {
     tokens_ = 0;
     return 0;
   }
-  tokens_ = std::min(tokens_ + seconds * static_cast<double>(rate), kBurstSeconds * static_cast<double>(rate));
+  tokens_ = std::min(tokens_ + seconds * static_cast<double>(rate),
+                     kBurstSeconds * static_cast<double>(rate));
   return tokens_ >= 0 ? 0 : static_cast<uint64_t>(-tokens_ / static_cast<double>(rate) * 1e9) + 1;
 }
 

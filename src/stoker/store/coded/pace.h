@@ -1,4 +1,5 @@
-// Pace: how much of the background may move now, so that those who use the store are not kept waiting. A token bucket with two rates.
+// Pace: how much of the background may move now, so that those who use the store are not kept
+// waiting. A token bucket with two rates.
 #pragma once
 
 #include <atomic>
@@ -11,8 +12,10 @@ namespace stoker::coded {
 // One thread asks and spends; any thread tells that the store is used.
 class Pace {
  public:
-  // Bytes a second, 0: no limit; `busy_rate` also holds while others use the store (within the last 100 ms).
-  Pace(uint64_t rate, uint64_t busy_rate, const Clock& clock = Clock::real()) : rate_(rate), busy_rate_(busy_rate), clock_(clock), at_ns_(clock.now_ns()) {}
+  // Bytes a second, 0: no limit; `busy_rate` also holds while others use the store (within the last
+  // 100 ms).
+  Pace(uint64_t rate, uint64_t busy_rate, const Clock& clock = Clock::real())
+      : rate_(rate), busy_rate_(busy_rate), clock_(clock), at_ns_(clock.now_ns()) {}
 
   void used() { used_ns_.store(clock_.now_ns(), std::memory_order_relaxed); }
   // How long until the next step may begin; 0: now.
@@ -28,8 +31,8 @@ class Pace {
   const uint64_t rate_, busy_rate_;
   const Clock& clock_;
   std::atomic<uint64_t> used_ns_{0};
-  uint64_t at_ns_;      // when tokens_ was counted
-  double tokens_ = 0;   // bytes; below 0: owed
+  uint64_t at_ns_;     // when tokens_ was counted
+  double tokens_ = 0;  // bytes; below 0: owed
   uint64_t spent_ = 0;
 };
 

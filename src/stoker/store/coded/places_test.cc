@@ -1,5 +1,5 @@
-// One place of one shard is damaged, in every way there is: whatever is borne as a wrong checksum is borne as a sector that cannot be read, as zeros and as
-// a file that ends there.
+// One place of one shard is damaged, in every way there is: whatever is borne as a wrong checksum
+// is borne as a sector that cannot be read, as zeros and as a file that ends there.
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -12,7 +12,8 @@ namespace stoker::coded {
 namespace {
 
 enum class Damage { wrong_checksum, unreadable, zeros, short_file };
-constexpr Damage kDamages[] = {Damage::wrong_checksum, Damage::unreadable, Damage::zeros, Damage::short_file};
+constexpr Damage kDamages[] = {Damage::wrong_checksum, Damage::unreadable, Damage::zeros,
+                               Damage::short_file};
 
 void damage(CodedWorld& world, const std::string& path, uint64_t at, Damage how) {
   const SimImage whole = world.disk().image(path);
@@ -33,14 +34,16 @@ Shape shape_on(CodedWorld& world, size_t shard) {
   return (**decode_superblock(head)).shape;
 }
 
-// All that lies on a shard: heads, both tables, a segment in use, one that is free, the pages and blocks of a slot.
+// All that lies on a shard: heads, both tables, a segment in use, one that is free, the pages and
+// blocks of a slot.
 std::vector<uint64_t> places_of(CodedWorld& world) {
   const Shape shape = shape_on(world, 0);
   std::vector<uint64_t> places = {0, 8192, 32'768, 40'960};
   for (size_t area = 0; area < 2; ++area) {
     for (const uint64_t block : {0, 1, 2}) places.push_back(shape.area_at(area) + block * kBlock);
   }
-  for (uint64_t block = 0; block < 6; ++block) places.push_back(shape.segment_at(0) + block * kBlock);
+  for (uint64_t block = 0; block < 6; ++block)
+    places.push_back(shape.segment_at(0) + block * kBlock);
   places.push_back(shape.segment_at(3) + 5 * kBlock);
   for (const uint64_t copy : {0, 1}) places.push_back(shape.page_at(0, 0, copy));
   places.push_back(shape.block_at(0, 0));
@@ -68,7 +71,8 @@ TEST(CodedPlaces, AnyDamageOfOnePlaceIsBorne) {
   const auto images = images_of(world);
   for (const uint64_t at : places_of(world)) {
     for (const Damage how : kDamages) {
-      SCOPED_TRACE("at " + std::to_string(at) + ", damage " + std::to_string(static_cast<int>(how)));
+      SCOPED_TRACE("at " + std::to_string(at) + ", damage " +
+                   std::to_string(static_cast<int>(how)));
       world.disk().heal();
       put_back(world, images);
       damage(world, world.paths()[0], at, how);
@@ -100,7 +104,8 @@ TEST(CodedPlaces, AnyDamageOfOnePlaceIsBorne) {
   }
 }
 
-// Nothing in the logs is needed any more, and as many shards as may be are lost: a bad place in a log or table takes no shard with it.
+// Nothing in the logs is needed any more, and as many shards as may be are lost: a bad place in a
+// log or table takes no shard with it.
 TEST(CodedPlaces, BesideLostShardsABadSectorOfALogTakesNoShardWithIt) {
   CodedWorld world(quiet(4, 2));
   Bytes content;
@@ -113,10 +118,16 @@ TEST(CodedPlaces, BesideLostShardsABadSectorOfALogTakesNoShardWithIt) {
   { auto store = std::move(*world.open_small()); }
   const auto images = images_of(world);
   const Shape shape = shape_on(world, 0);
-  std::vector<uint64_t> places = {0, 32'768, shape.area_at(0), shape.area_at(1), shape.segment_at(0) + kBlock, shape.segment_at(3)};
+  std::vector<uint64_t> places = {0,
+                                  32'768,
+                                  shape.area_at(0),
+                                  shape.area_at(1),
+                                  shape.segment_at(0) + kBlock,
+                                  shape.segment_at(3)};
   for (const uint64_t at : places) {
     for (const Damage how : {Damage::wrong_checksum, Damage::unreadable, Damage::zeros}) {
-      SCOPED_TRACE("at " + std::to_string(at) + ", damage " + std::to_string(static_cast<int>(how)));
+      SCOPED_TRACE("at " + std::to_string(at) + ", damage " +
+                   std::to_string(static_cast<int>(how)));
       world.disk().heal();
       put_back(world, images);
       for (const size_t lost : {4U, 5U}) world.disk().remove(world.paths()[lost]);
@@ -126,9 +137,11 @@ TEST(CodedPlaces, BesideLostShardsABadSectorOfALogTakesNoShardWithIt) {
         ASSERT_OK(store);
         EXPECT_EQ((*store)->health().live.size(), 4U);
         EXPECT_EQ(read_all(**store, "a"), content);
-        // What cannot be read now may be read again, and be the last copy of something: nothing is written over it.
+        // What cannot be read now may be read again, and be the last copy of something: nothing is
+        // written over it.
         if (!read_only && how == Damage::unreadable && at >= shape.area_at(0)) {
-          EXPECT_NE((*store)->info().read_only.find("'d0' cannot be read"), std::string::npos) << (*store)->info().read_only;
+          EXPECT_NE((*store)->info().read_only.find("'d0' cannot be read"), std::string::npos)
+              << (*store)->info().read_only;
         } else if (!read_only) {
           EXPECT_EQ((*store)->info().read_only, "");
         }
@@ -138,10 +151,14 @@ TEST(CodedPlaces, BesideLostShardsABadSectorOfALogTakesNoShardWithIt) {
   }
 }
 
-// Its records were not seen when the store was opened, and the others went on: they must not come back with the sector.
+// Its records were not seen when the store was opened, and the others went on: they must not come
+// back with the sector.
 TEST(CodedPlaces, WhatCouldNotBeReadIsNotSeenLater) {
   CodedWorld world(quiet(2, 1));
-  { auto store = std::move(*world.open_small()); put(*store, "a", 4096, 1); }
+  {
+    auto store = std::move(*world.open_small());
+    put(*store, "a", 4096, 1);
+  }
   const uint64_t at = shape_on(world, 0).segment_at(0);
   Bytes before(kBlock), after(kBlock);
   world.disk().image(world.paths()[0]).read(at, before);
@@ -152,7 +169,8 @@ TEST(CodedPlaces, WhatCouldNotBeReadIsNotSeenLater) {
   EXPECT_NE(after, before);
 }
 
-// Its checksum is right: it is of a newer program, of a bug, or says of the store what the others do not.
+// Its checksum is right: it is of a newer program, of a bug, or says of the store what the others
+// do not.
 TEST(CodedPlaces, OneImpossibleSuperblockKeepsNoStoreClosed) {
   CodedWorld world(quiet(2, 1));
   Bytes content;
@@ -166,9 +184,12 @@ TEST(CodedPlaces, OneImpossibleSuperblockKeepsNoStoreClosed) {
     const char* said;
   };
   const Case cases[] = {
-      {[](Superblock& super) { super.shape.segments = 1; }, "'d1' has a superblock that is intact and says what cannot be"},
-      {[](Superblock& super) { super.confirmed.number = 77; }, "'d1' has a superblock that is intact and says what cannot be"},
-      {[](Superblock& super) { super.confirmed.live = super.proposed.live = 255; }, "'d1' has a superblock that is intact and says what cannot be"},
+      {[](Superblock& super) { super.shape.segments = 1; },
+       "'d1' has a superblock that is intact and says what cannot be"},
+      {[](Superblock& super) { super.confirmed.number = 77; },
+       "'d1' has a superblock that is intact and says what cannot be"},
+      {[](Superblock& super) { super.confirmed.live = super.proposed.live = 255; },
+       "'d1' has a superblock that is intact and says what cannot be"},
       {[](Superblock& super) { super.shape.slots += 1; }, "'d1' has a superblock of another shape"},
       {nullptr, "'d1' has a superblock of format version 99"},
   };
@@ -197,7 +218,8 @@ TEST(CodedPlaces, OneImpossibleSuperblockKeepsNoStoreClosed) {
       ASSERT_OK(store) << each.said;
       EXPECT_EQ(read_all(**store, "a"), content);
       ASSERT_EQ((*store)->health().troubles.size(), 1U) << each.said;
-      EXPECT_NE((*store)->health().troubles[0].find(each.said), std::string::npos) << (*store)->health().troubles[0];
+      EXPECT_NE((*store)->health().troubles[0].find(each.said), std::string::npos)
+          << (*store)->health().troubles[0];
     }
     Bytes now(kHeadBytes), then(kHeadBytes);
     world.disk().image("d1").read(0, now);
@@ -209,7 +231,9 @@ TEST(CodedPlaces, OneImpossibleSuperblockKeepsNoStoreClosed) {
     const auto none = world.open_small();
     ASSERT_FALSE(none);
     EXPECT_EQ(none.error().code, Code::mismatch);
-    EXPECT_NE(none.error().what.find("'d0' has a superblock of format version 99"), std::string::npos) << none.error().what;
+    EXPECT_NE(none.error().what.find("'d0' has a superblock of format version 99"),
+              std::string::npos)
+        << none.error().what;
   }
 }
 
@@ -227,14 +251,17 @@ TEST(CodedPlaces, AFewBytesThatAreNoShardAreNotBlank) {
     auto store = std::move(*world.open_small());
     EXPECT_EQ(read_all(*store, "a"), content);
     ASSERT_EQ(store->health().troubles.size(), 1U);
-    EXPECT_NE(store->health().troubles[0].find("'d2' holds " + std::to_string(bytes) + " bytes that are no shard"), std::string::npos) << store->health().troubles[0];
+    EXPECT_NE(store->health().troubles[0].find("'d2' holds " + std::to_string(bytes) +
+                                               " bytes that are no shard"),
+              std::string::npos)
+        << store->health().troubles[0];
     store.reset();
     StoreOptions options;
     options.replace = {"d2"};
     const auto over = world.open_coded(options);
     ASSERT_FALSE(over);
     EXPECT_EQ(over.error().code, Code::mismatch);
-    if (bytes != kBlock) continue;  // other sizes are read in full from files only
+    if (bytes != kBlock) continue;            // other sizes are read in full from files only
     world.disk().put("d2", SimImage(bytes));  // zeros are blank
     EXPECT_OK(world.open_coded(options));
   }

@@ -1,5 +1,6 @@
-// The rates of what goes on in the background, over a clock that stands still until a test moves it. What may move in no time is a first step, however
-// often there is a chance; with time so much more as the rate says. Bytes are those that the Loop moved, and not those that were booked.
+// The rates of what goes on in the background, over a clock that stands still until a test moves
+// it. What may move in no time is a first step, however often there is a chance; with time so much
+// more as the rate says. Bytes are those that the Loop moved, and not those that were booked.
 #include <chrono>
 #include <functional>
 #include <future>
@@ -12,14 +13,18 @@
 namespace stoker::coded {
 namespace {
 
-constexpr uint64_t kRate = 8 << 20;                           // bytes a second
-constexpr uint64_t kStep = 512 << 10;                         // that a step of repair moves at most, here
-constexpr uint64_t kFoldStep = 4 << 20;                       // that one of a fold does, of four stripes
-constexpr auto kWhile = std::chrono::milliseconds(300);       // of real time, in which all of it would be done
+constexpr uint64_t kRate = 8 << 20;  // bytes a second
+// that a step of repair moves at most, here
+constexpr uint64_t kStep = 512 << 10;
+// that one of a fold does, of four stripes
+constexpr uint64_t kFoldStep = 4 << 20;
+// of real time, in which all of it would be done
+constexpr auto kWhile = std::chrono::milliseconds(300);
 
 class Rated {
  public:
-  explicit Rated(CodedWorldOptions options, uint32_t chunk_bytes = 64 << 10, uint32_t stripes = 16) : chunk_bytes_(chunk_bytes), stripes_(stripes), world_(with(std::move(options), clock_)) {}
+  explicit Rated(CodedWorldOptions options, uint32_t chunk_bytes = 64 << 10, uint32_t stripes = 16)
+      : chunk_bytes_(chunk_bytes), stripes_(stripes), world_(with(std::move(options), clock_)) {}
   void open(const std::vector<std::string>& replaced = {}) {
     store_.reset();
     StoreOptions options;
@@ -44,27 +49,42 @@ class Rated {
     world_.disk().remove(world_.paths()[1]);
     open({world_.paths()[1]});
   }
-  // Commits are served one by one, and after each there is a chance for one step of what goes on in the background.
+  // Commits are served one by one, and after each there is a chance for one step of what goes on in
+  // the background.
   void use(int commits) {
     if (other_.empty()) other_ = put(*store_, "other", 4096, 2);
-    for (int i = 0; i < commits; ++i) update(*store_, "other", other_, 0, 4096, static_cast<uint64_t>(i));
+    for (int i = 0; i < commits; ++i)
+      update(*store_, "other", other_, 0, 4096, static_cast<uint64_t>(i));
     commits_ += static_cast<uint64_t>(commits);
   }
-  void pass(std::chrono::nanoseconds time) { clock_.advance_to(clock_.now_ns() + static_cast<uint64_t>(time.count())); }
-  // Without what is not of the background: the log's frames, also of folds, and images of the table.
+  void pass(std::chrono::nanoseconds time) {
+    clock_.advance_to(clock_.now_ns() + static_cast<uint64_t>(time.count()));
+  }
+  // Without what is not of the background: the log's frames, also of folds, and images of the
+  // table.
   uint64_t moved() { return so_far().background - before_.background; }
-  // Without the frames of use(), of two blocks each, in the logs of a data chunk and of its two parities.
-  uint64_t moved_by_all() { return so_far().all - before_.all - (commits_ - before_.commits) * 3 * 8192; }
+  // Without the frames of use(), of two blocks each, in the logs of a data chunk and of its two
+  // parities.
+  uint64_t moved_by_all() {
+    return so_far().all - before_.all - (commits_ - before_.commits) * 3 * 8192;
+  }
   // By the rate, since it was opened.
-  uint64_t allowed() { return kRate / 10 + static_cast<uint64_t>(static_cast<double>(clock_.now_ns() - began_ns_) / 1e9 * kRate); }
-  // Time passes, a twentieth of a second after the other, with chances for some steps behind each; a step moves so much at most. Never is more moved than
-  // that and what the rate allows; nor is it less, in the end.
-  void keeps_to(uint64_t rate, std::chrono::seconds time, uint64_t step, uint64_t (Rated::*moves)(), const std::function<void()>& chances) {
+  uint64_t allowed() {
+    return kRate / 10 +
+           static_cast<uint64_t>(static_cast<double>(clock_.now_ns() - began_ns_) / 1e9 * kRate);
+  }
+  // Time passes, a twentieth of a second after the other, with chances for some steps behind each;
+  // a step moves so much at most. Never is more moved than that and what the rate allows; nor is it
+  // less, in the end.
+  void keeps_to(uint64_t rate, std::chrono::seconds time, uint64_t step, uint64_t (Rated::*moves)(),
+                const std::function<void()>& chances) {
     uint64_t allowed = 0;
-    for (std::chrono::milliseconds passed{0}; passed < time; passed += std::chrono::milliseconds(50)) {
+    for (std::chrono::milliseconds passed{0}; passed < time;
+         passed += std::chrono::milliseconds(50)) {
       pass(std::chrono::milliseconds(50));
       chances();
-      allowed = static_cast<uint64_t>(static_cast<double>(clock_.now_ns() - began_ns_) / 1e9 * static_cast<double>(rate));
+      allowed = static_cast<uint64_t>(static_cast<double>(clock_.now_ns() - began_ns_) / 1e9 *
+                                      static_cast<double>(rate));
       ASSERT_LE((this->*moves)(), allowed + step) << "after " << passed.count() + 50 << " ms";
     }
     EXPECT_GE((this->*moves)() + step, allowed) << "what is allowed is used";
@@ -155,7 +175,8 @@ TEST(CodedRate, RepairKeepsToItWhileOthersOnlyRead) {
   ends(done);
 }
 
-// To the byte: what is told behind the code in a composition, asked for or by itself. A step is a chunk here, which takes what four others hold of it.
+// To the byte: what is told behind the code in a composition, asked for or by itself. A step is a
+// chunk here, which takes what four others hold of it.
 TEST(CodedRate, RepairMovesWhatItsRateAllowsBesideCommits) {
   for (const bool asked : {true, false}) {
     CodedWorldOptions options = quiet(4, 2);
@@ -191,7 +212,8 @@ TEST(CodedRate, RepairKeepsToTheRateThatItWasGivenWhenNobodyUsesTheStoreToo) {
   EXPECT_TRUE(run.whole());
 }
 
-// A large chunk is rebuilt piece by piece, as commits wait for a step; what is folded meanwhile into its stripe is on the new disk too.
+// A large chunk is rebuilt piece by piece, as commits wait for a step; what is folded meanwhile
+// into its stripe is on the new disk too.
 TEST(CodedRate, AStepOfARepairIsAPieceOfALargeChunk) {
   CodedWorldOptions options = quiet(2, 1);
   options.repair_rate = 16 * kRate;
@@ -218,7 +240,8 @@ TEST(CodedRate, AStepOfARepairIsAPieceOfALargeChunk) {
     for (const size_t lost : {0U, 2U}) {
       const SimImage image = run.world().disk().image(run.world().paths()[lost]);
       run.world().disk().remove(run.world().paths()[lost]);
-      EXPECT_EQ(read_all(**run.world().open_small(true, 4 << 20), "a"), run.content()) << folded << lost;
+      EXPECT_EQ(read_all(**run.world().open_small(true, 4 << 20), "a"), run.content())
+          << folded << lost;
       run.world().disk().put(run.world().paths()[lost], image);
     }
   }
@@ -226,7 +249,8 @@ TEST(CodedRate, AStepOfARepairIsAPieceOfALargeChunk) {
 
 // Asked for, it is as a repair; by itself it has a rate of its own.
 TEST(CodedRate, ScrubAndPatrolKeepToTheirs) {
-  constexpr uint64_t kPiece = 1280 << 10;  // of a log at most, or a chunk with what it is decoded from
+  // of a log at most, or a chunk with what it is decoded from
+  constexpr uint64_t kPiece = 1280 << 10;
   CodedWorldOptions options = quiet(4, 2);
   options.repair_rate = kRate;
   Rated asked(options);
@@ -247,7 +271,8 @@ TEST(CodedRate, ScrubAndPatrolKeepToTheirs) {
   EXPECT_LE(alone.moved(), kPiece);
 }
 
-// To the byte. A fold of nothing is a chance for a step that moves nothing else of the background, and leaves nothing in the logs.
+// To the byte. A fold of nothing is a chance for a step that moves nothing else of the background,
+// and leaves nothing in the logs.
 TEST(CodedRate, PatrolMovesWhatItsRateAllows) {
   CodedWorldOptions options;
   options.rates = "scrub=8MiB repair=0";
@@ -272,7 +297,8 @@ TEST(CodedRate, PatrolKeepsToTheRateOfRepairsTooBesideCommits) {
   run.keeps_to(kRate, std::chrono::seconds(2), 2 << 20, &Rated::moved, [&] { run.use(3); });
 }
 
-// Commits without a pause, by one who waits for each: the log is folded beside them, and none of them finds it full.
+// Commits without a pause, by one who waits for each: the log is folded beside them, and none of
+// them finds it full.
 TEST(CodedRate, FoldsBesideSteadyCommitsKeepRoomInTheLog) {
   for (const bool scattered : {false, true}) {
     CodedWorldOptions options;  // with a background
@@ -281,7 +307,8 @@ TEST(CodedRate, FoldsBesideSteadyCommitsKeepRoomInTheLog) {
     auto store = std::move(*world.open_small());
     Bytes content = put(*store, "a", 2'621'440, 1);
     std::mt19937_64 random(5);
-    for (uint64_t i = 0; i < 1200; ++i) update(*store, "a", content, (scattered ? random() % 640 : i % 40) * 4096, 4096, i);
+    for (uint64_t i = 0; i < 1200; ++i)
+      update(*store, "a", content, (scattered ? random() % 640 : i % 40) * 4096, 4096, i);
     const Health health = store->health();
     EXPECT_GT(health.folds, 5U);
     EXPECT_EQ(health.awaited_folds, 0U) << (scattered ? "scattered" : "hot");
@@ -299,7 +326,8 @@ TEST(CodedRate, FoldsBesideCommitsKeepToIt) {
   run.content() = put(run.store(), "a", 2'621'440, 1);
   uint64_t next = 0;
   const auto use = [&](uint64_t commits) {
-    for (uint64_t i = 0; i < commits; ++i, ++next) update(run.store(), "a", run.content(), next % 640 * 4096, 4096, next);
+    for (uint64_t i = 0; i < commits; ++i, ++next)
+      update(run.store(), "a", run.content(), next % 640 * 4096, 4096, next);
   };
   while (run.store().health().folds == 0) {
     ASSERT_LT(next, 1000U) << "the log is full by now";
@@ -310,7 +338,8 @@ TEST(CodedRate, FoldsBesideCommitsKeepToIt) {
   use(30);
   EXPECT_EQ(run.store().health().folds, first);
   EXPECT_EQ(run.store().health().awaited_folds, 0U);
-  for (int i = 0; i < 20 && run.store().health().folds == first; ++i) {  // an image of the table may come before it
+  // an image of the table may come before it
+  for (int i = 0; i < 20 && run.store().health().folds == first; ++i) {
     run.pass(std::chrono::seconds(1));
     use(1);
   }
@@ -318,7 +347,8 @@ TEST(CodedRate, FoldsBesideCommitsKeepToIt) {
   EXPECT_TRUE(run.whole());
 }
 
-// What nobody is going to rewrite is folded when nobody commits; but at the rate, as long as others are at work.
+// What nobody is going to rewrite is folded when nobody commits; but at the rate, as long as others
+// are at work.
 TEST(CodedRate, FoldsWhenNobodyCommitsKeepToItToo) {
   CodedWorldOptions options;
   options.busy_fold_rate = kRate;
@@ -350,7 +380,8 @@ class Drained : public ::testing::Test {
   static void fill(Rated& run, size_t stripes = 10) {
     run.open();
     run.content() = put(run.store(), "a", stripes * 64 * 4096, 1);
-    for (size_t i = 0; i < 2 * stripes; ++i) update(run.store(), "a", run.content(), i * 32 * 4096, 30 * 4096, 10 + i);
+    for (size_t i = 0; i < 2 * stripes; ++i)
+      update(run.store(), "a", run.content(), i * 32 * 4096, 30 * 4096, 10 + i);
   }
 };
 
@@ -376,7 +407,8 @@ TEST_F(Drained, MovesWhatTheRateOfFoldsAllowsBesideCommits) {
   run.use(1);
   run.count_from_here();
   const auto done = run.store().drain();
-  run.keeps_to(kRate, std::chrono::seconds(1), kFoldStep, &Rated::moved_by_all, [&] { run.use(3); });
+  run.keeps_to(kRate, std::chrono::seconds(1), kFoldStep, &Rated::moved_by_all,
+               [&] { run.use(3); });
   EXPECT_FALSE(done.ready());
 }
 
@@ -388,7 +420,8 @@ Result<RepairReport> repaired(Rated& run) {
     coded.clock = &run.clock();
     RepairOptions repair;
     repair.rate = 4 * kRate;
-    return repair_coded_store({4, 2, run.world().paths()}, run.world().runtime().runtime(), repair, coded);
+    return repair_coded_store({4, 2, run.world().paths()}, run.world().runtime().runtime(), repair,
+                              coded);
   });
   EXPECT_EQ(done.wait_for(2 * kWhile), std::future_status::timeout);
   run.await([&] { return done.wait_for(std::chrono::seconds(0)) == std::future_status::ready; });

@@ -1,4 +1,5 @@
-// Reading: what is newer comes from the logs, all else from the bases; what is lost or rotten is decoded.
+// Reading: what is newer comes from the logs, all else from the bases; what is lost or rotten is
+// decoded.
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -13,13 +14,22 @@ namespace {
 
 constexpr const char* kWhere = "store/coded/read";
 
-Error no_object(std::string_view key) { return make_error(Code::not_found, "there is no object '" + std::string(key) + "'", kWhere); }
-Error no_snapshot(std::string_view name) { return make_error(Code::not_found, "there is no snapshot '" + std::string(name) + "': a coded store has none", kWhere); }
+Error no_object(std::string_view key) {
+  return make_error(Code::not_found, "there is no object '" + std::string(key) + "'", kWhere);
+}
+Error no_snapshot(std::string_view name) {
+  return make_error(Code::not_found,
+                    "there is no snapshot '" + std::string(name) + "': a coded store has none",
+                    kWhere);
+}
 
 Status check_range(std::string_view key, uint64_t object_bytes, uint64_t offset, size_t bytes) {
   if (offset <= object_bytes && bytes <= object_bytes - offset) return {};
-  return make_error(Code::invalid_argument, "bytes " + std::to_string(offset) + " to " + std::to_string(offset + bytes) + " are beyond the end of '" + std::string(key) + "', which has " +
-                    std::to_string(object_bytes) + "; resize it first", kWhere);
+  return make_error(Code::invalid_argument,
+                    "bytes " + std::to_string(offset) + " to " + std::to_string(offset + bytes) +
+                        " are beyond the end of '" + std::string(key) + "', which has " +
+                        std::to_string(object_bytes) + "; resize it first",
+                    kWhere);
 }
 
 }  // namespace
@@ -39,26 +49,32 @@ Result<ObjectInfo> CodedStore::stat(std::string_view key, std::string_view snaps
   return info_of(key, *object);
 }
 
-Result<std::vector<ObjectInfo>> CodedStore::list(std::string_view prefix, std::string_view snapshot) {
+Result<std::vector<ObjectInfo>> CodedStore::list(std::string_view prefix,
+                                                 std::string_view snapshot) {
   if (!snapshot.empty()) return no_snapshot(snapshot);
   std::lock_guard lock(mutex_);
   std::vector<ObjectInfo> found;
-  for (auto at = table_.objects().lower_bound(prefix); at != table_.objects().end() && at->first.starts_with(prefix); ++at) {
+  for (auto at = table_.objects().lower_bound(prefix);
+       at != table_.objects().end() && at->first.starts_with(prefix); ++at) {
     found.push_back(info_of(at->first, *at->second));
   }
   return found;
 }
 
-Future<void> CodedStore::read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) {
+Future<void> CodedStore::read(std::string_view key, uint64_t offset, Slice into,
+                              ReadOptions options) {
   if (!options.snapshot.empty()) return no_snapshot(options.snapshot);
   if (options.priority != Priority::scrub) {
     used();
     std::lock_guard lock(mutex_);
-    if (table_.find(key)) classes_.see(class_id(key), {class_volume(key), false, offset, into.size});
+    if (table_.find(key))
+      classes_.see(class_id(key), {class_volume(key), false, offset, into.size});
   }
   auto promise = std::make_shared<Promise<void>>();
   Future<void> future = promise->future();
-  readers_->run([this, promise, key = std::string(key), offset, into, priority = options.priority] { promise->complete(read_now(key, nullptr, offset, into, priority)); });
+  readers_->run([this, promise, key = std::string(key), offset, into, priority = options.priority] {
+    promise->complete(read_now(key, nullptr, offset, into, priority));
+  });
   return future;
 }
 
@@ -70,12 +86,14 @@ ShardSet CodedStore::live() const {
 uint32_t CodedStore::live_positions(const Stripe& stripe) const {
   const ShardSet set = live();
   uint32_t positions = 0;
-  for (size_t i = 0; i < stripe.shards.size(); ++i) positions |= (set & shard_bit(stripe.shards[i])) != 0 ? uint32_t{1} << i : 0;
+  for (size_t i = 0; i < stripe.shards.size(); ++i)
+    positions |= (set & shard_bit(stripe.shards[i])) != 0 ? uint32_t{1} << i : 0;
   return positions;
 }
 
 // Reads [offset, offset + size) of the object as it is at one moment; null: as the table has it.
-Status CodedStore::read_now(std::string_view key, const ObjectPtr& given, uint64_t offset, Slice into, Priority priority) {
+Status CodedStore::read_now(std::string_view key, const ObjectPtr& given, uint64_t offset,
+                            Slice into, Priority priority) {
   const uint64_t begin = align_down(offset, kBlock);
   std::vector<StripePtr> pinned;
   std::vector<Run> runs;
@@ -105,7 +123,8 @@ Status CodedStore::read_now(std::string_view key, const ObjectPtr& given, uint64
     }
     if (unknown) {
       lock.unlock();
-      if (const Status loaded = load_headers(unknown, priority); !loaded) return loaded.error().with("'" + std::string(key) + "'");
+      if (const Status loaded = load_headers(unknown, priority); !loaded)
+        return loaded.error().with("'" + std::string(key) + "'");
       continue;
     }
     if (wait) {
@@ -116,7 +135,8 @@ Status CodedStore::read_now(std::string_view key, const ObjectPtr& given, uint64
       const uint64_t in_stripe = at % shape_.stripe_bytes();
       const size_t index = at / shape_.stripe_bytes();
       const size_t row = in_stripe % shape_.chunk_bytes / kBlock;
-      const size_t count = std::min<uint64_t>(shape_.rows() - row, (align_up(offset + into.size, kBlock) - at) / kBlock);
+      const size_t count = std::min<uint64_t>(shape_.rows() - row,
+                                              (align_up(offset + into.size, kBlock) - at) / kBlock);
       const StripePtr stripe = index < object->stripes.size() ? object->stripes[index] : nullptr;
       std::byte* memory = scratch.data() + (at - begin);
       if (stripe) {
@@ -138,7 +158,8 @@ Status CodedStore::read_now(std::string_view key, const ObjectPtr& given, uint64
       if (--stripe->readers == 0) unpinned_.notify_all();
     }
   }
-  if (scratch.lost()) {  // once more, into other memory: the disk that was given up is asked for nothing any more
+  // once more, into other memory: the disk that was given up is asked for nothing any more
+  if (scratch.lost()) {
     grant = Grant();
     return read_now(key, given, offset, into, priority);
   }
@@ -148,7 +169,8 @@ Status CodedStore::read_now(std::string_view key, const ObjectPtr& given, uint64
 }
 
 // Where the newest bytes of these rows are, as runs; zeros are filled in at once.
-void CodedStore::plan_chunk(const StripePtr& stripe, size_t chunk, size_t first, size_t count, std::byte* into, std::vector<Run>& runs) const {
+void CodedStore::plan_chunk(const StripePtr& stripe, size_t chunk, size_t first, size_t count,
+                            std::byte* into, std::vector<Run>& runs) const {
   for (size_t row = first; row < first + count; ++row) {
     std::byte* memory = into + (row - first) * kBlock;
     Run next{Run::From::zeros, stripe, chunk, row, 1, nullptr, 0, memory};
@@ -166,8 +188,10 @@ void CodedStore::plan_chunk(const StripePtr& stripe, size_t chunk, size_t first,
     }
     if (!runs.empty()) {
       Run& last = runs.back();
-      const bool goes_on = last.from == next.from && last.stripe == stripe && last.chunk == chunk && last.first + last.count == row && last.into + last.count * kBlock == memory &&
-                           last.val == next.val && (!next.val || last.index + last.count == next.index);
+      const bool goes_on = last.from == next.from && last.stripe == stripe && last.chunk == chunk &&
+                           last.first + last.count == row &&
+                           last.into + last.count * kBlock == memory && last.val == next.val &&
+                           (!next.val || last.index + last.count == next.index);
       if (goes_on) {
         ++last.count;
         continue;
@@ -178,15 +202,21 @@ void CodedStore::plan_chunk(const StripePtr& stripe, size_t chunk, size_t first,
 }
 
 // The blocks of these runs that did not come, or not right: neighbours as one run.
-std::vector<CodedStore::Run> CodedStore::wrong_of(const std::vector<Run>& runs, const std::vector<size_t>& ops, const ShardBatch& batch) const {
+std::vector<CodedStore::Run> CodedStore::wrong_of(const std::vector<Run>& runs,
+                                                  const std::vector<size_t>& ops,
+                                                  const ShardBatch& batch) const {
   std::vector<Run> wrong;
   for (size_t i = 0; i < runs.size(); ++i) {
     const Run& run = runs[i];
     const bool came = ops[i] != SIZE_MAX && batch.ok(ops[i]);
     bool goes_on = false;
     for (size_t b = 0; b < run.count; ++b) {
-      const uint32_t crc = run.from == Run::From::log ? run.val->crcs[run.index + b] : run.stripe->headers->crcs[(run.first + b) * shape_.n() + run.chunk];
-      const bool right = came && (mutated(Mutation::skip_crc) || crc32c(run.into + b * kBlock, kBlock) == crc);
+      const uint32_t crc =
+          run.from == Run::From::log
+              ? run.val->crcs[run.index + b]
+              : run.stripe->headers->crcs[(run.first + b) * shape_.n() + run.chunk];
+      const bool right =
+          came && (mutated(Mutation::skip_crc) || crc32c(run.into + b * kBlock, kBlock) == crc);
       if (right) {
         goes_on = false;
       } else if (std::exchange(goes_on, true)) {
@@ -199,7 +229,8 @@ std::vector<CodedStore::Run> CodedStore::wrong_of(const std::vector<Run>& runs, 
   return wrong;
 }
 
-// All runs at once from where they should be; what of them is not right there from elsewhere, again all at once.
+// All runs at once from where they should be; what of them is not right there from elsewhere, again
+// all at once.
 Status CodedStore::fetch(const std::vector<Run>& runs, Priority priority) {
   const ShardSet live_now = live();
   ShardBatch batch(*shards_, priority);
@@ -208,22 +239,26 @@ Status CodedStore::fetch(const std::vector<Run>& runs, Priority priority) {
     const Run& run = runs[i];
     const Slice into{run.into, run.count * kBlock, kLosableHeap};
     if (run.from == Run::From::log) {
-      if (const Place* place = run.val->live_place(live_now, 0)) ops[i] = batch.read(place->shard, place->offset + run.index * kBlock, into);
+      if (const Place* place = run.val->live_place(live_now, 0))
+        ops[i] = batch.read(place->shard, place->offset + run.index * kBlock, into);
     } else {
       const size_t shard = run.stripe->shards[run.chunk];
-      if ((live_now & shard_bit(shard)) != 0 && run.stripe->overrides.empty()) ops[i] = batch.read(shard, shape_.block_at(run.stripe->slots[run.chunk], run.first), into);
+      if ((live_now & shard_bit(shard)) != 0 && run.stripe->overrides.empty())
+        ops[i] = batch.read(shard, shape_.block_at(run.stripe->slots[run.chunk], run.first), into);
     }
   }
   batch.run();
   std::vector<Run> logs = wrong_of(runs, ops, batch);
-  const auto bases = std::stable_partition(logs.begin(), logs.end(), [](const Run& run) { return run.from == Run::From::log; });
+  const auto bases = std::stable_partition(
+      logs.begin(), logs.end(), [](const Run& run) { return run.from == Run::From::log; });
   std::vector<Run> lost(std::make_move_iterator(bases), std::make_move_iterator(logs.end()));
   logs.erase(bases, logs.end());
   STOKER_TRY(fetch_from_logs(std::move(logs), priority));
   return fetch_degraded(std::move(lost), priority);
 }
 
-// Whole runs from the second copy on, each from what the one before had wrong; then, as one bad sector takes a whole transfer with it, block by block.
+// Whole runs from the second copy on, each from what the one before had wrong; then, as one bad
+// sector takes a whole transfer with it, block by block.
 Status CodedStore::fetch_from_logs(std::vector<Run> left, Priority priority) {
   const ShardSet live_now = live();
   for (const bool singly : {false, true}) {
@@ -239,7 +274,9 @@ Status CodedStore::fetch_from_logs(std::vector<Run> left, Priority priority) {
       std::vector<size_t> ops(left.size(), SIZE_MAX);
       for (size_t i = 0; i < left.size(); ++i) {
         const Run& run = left[i];
-        if (const Place* place = run.val->live_place(live_now, copy)) ops[i] = batch.read(place->shard, place->offset + run.index * kBlock, {run.into, run.count * kBlock, kLosableHeap});
+        if (const Place* place = run.val->live_place(live_now, copy))
+          ops[i] = batch.read(place->shard, place->offset + run.index * kBlock,
+                              {run.into, run.count * kBlock, kLosableHeap});
       }
       if (batch.empty()) break;
       batch.run();
@@ -248,14 +285,21 @@ Status CodedStore::fetch_from_logs(std::vector<Run> left, Priority priority) {
   }
   if (left.empty()) return {};
   const Run& run = left.front();
-  return make_error(Code::corruption, "block " + std::to_string(run.first) + " of chunk " + std::to_string(run.chunk) + " of stripe " + std::to_string(run.stripe->id) +
-                    " is in the logs of no live shard intact: bring missing disks back, or restore the object from a copy", kWhere);
+  return make_error(Code::corruption,
+                    "block " + std::to_string(run.first) + " of chunk " +
+                        std::to_string(run.chunk) + " of stripe " + std::to_string(run.stripe->id) +
+                        " is in the logs of no live shard intact: bring missing disks back, or "
+                        "restore the object from a copy",
+                    kWhere);
 }
 
-Result<AlignedBytes> CodedStore::read_val(const StripePtr& stripe, const ValRef& val, size_t index, size_t count, Priority priority) {
+Result<AlignedBytes> CodedStore::read_val(const StripePtr& stripe, const ValRef& val, size_t index,
+                                          size_t count, Priority priority) {
   for (;;) {
     AlignedBytes blocks(count * kBlock);
-    const Status read = fetch({{Run::From::log, stripe, val->chunk, val->first + index, count, val, index, blocks.data()}}, priority);
+    const Status read = fetch({{Run::From::log, stripe, val->chunk, val->first + index, count, val,
+                                index, blocks.data()}},
+                              priority);
     if (blocks.lost()) continue;
     if (!read) return read.error();
     return blocks;

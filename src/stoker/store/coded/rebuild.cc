@@ -1,4 +1,5 @@
-// Rebuilding a chunk: what a shard has of it is compared with what the headers of all say, and written where it differs.
+// Rebuilding a chunk: what a shard has of it is compared with what the headers of all say, and
+// written where it differs.
 #include <algorithm>
 #include <cstring>
 #include <set>
@@ -12,20 +13,27 @@ namespace stoker::coded {
 namespace {
 
 constexpr const char* kWhere = "store/coded/rebuild";
-constexpr size_t kRowsRebuilt = 256;     // at least, in a step, if the chunk has so many: commits wait for one
+// at least, in a step, if the chunk has so many: commits wait for one
+constexpr size_t kRowsRebuilt = 256;
 constexpr uint64_t kShareOfTheCap = 16;  // a sixteenth of it, for the rows that are read at once
 
-Error failing(const std::string& path, const std::string& why) { return make_error(Code::io, "a chunk on the shard '" + path + "' cannot be rebuilt: " + why, kWhere); }
+Error failing(const std::string& path, const std::string& why) {
+  return make_error(Code::io, "a chunk on the shard '" + path + "' cannot be rebuilt: " + why,
+                    kWhere);
+}
 
 bool all_known(const HeaderPage& page) {
-  return std::all_of(page.data.begin(), page.data.end(), [](const DataEntry& entry) { return entry.version != kUnknown; }) &&
-         std::all_of(page.parity.begin(), page.parity.end(), [](const ParityEntry& entry) { return entry.versions[0] != kUnknown; });
+  return std::all_of(page.data.begin(), page.data.end(),
+                     [](const DataEntry& entry) { return entry.version != kUnknown; }) &&
+         std::all_of(page.parity.begin(), page.parity.end(),
+                     [](const ParityEntry& entry) { return entry.versions[0] != kUnknown; });
 }
 
 }  // namespace
 
-// What the chunk's own intact entries say beyond what is known: they could not be read when the stripe's headers were. As in RawHeaders::merge the newest
-// version counts, and a parity is sound if its entry is of these versions.
+// What the chunk's own intact entries say beyond what is known: they could not be read when the
+// stripe's headers were. As in RawHeaders::merge the newest version counts, and a parity is sound
+// if its entry is of these versions.
 bool CodedStore::adopt(Headers& headers, const RawHeaders& own, size_t position) const {
   bool adopted = false;
   for (size_t row = 0; row < shape_.rows(); ++row) {
@@ -34,7 +42,8 @@ bool CodedStore::adopt(Headers& headers, const RawHeaders& own, size_t position)
       if (version == kUnknown || version == known || (known != kUnknown && version < known)) return;
       known = version;
       headers.crcs[row * shape_.n() + chunk] = crc;
-      for (size_t j = 0; j < shape_.m; ++j) headers.unsound[row * shape_.m + j] = true;  // until their own entries were looked at
+      // until their own entries were looked at
+      for (size_t j = 0; j < shape_.m; ++j) headers.unsound[row * shape_.m + j] = true;
       adopted = true;
     };
     if (position < shape_.k) {
@@ -43,7 +52,8 @@ bool CodedStore::adopt(Headers& headers, const RawHeaders& own, size_t position)
     }
     const auto& entry = own.parity[position - shape_.k][row];
     if (!entry) continue;
-    for (size_t chunk = 0; chunk < shape_.k; ++chunk) offer(chunk, entry->versions[chunk], entry->crcs[chunk]);
+    for (size_t chunk = 0; chunk < shape_.k; ++chunk)
+      offer(chunk, entry->versions[chunk], entry->crcs[chunk]);
   }
   return adopted;
 }
@@ -64,28 +74,36 @@ size_t CodedStore::rows_of_share(size_t rows, size_t blocks_a_row) const {
   return static_cast<size_t>(std::clamp<uint64_t>(share, 1, rows));
 }
 
-// What the shard itself has of a piece of a chunk. Where the header pages of one that does not count are blank (it was just made, say) there is nothing in its
-// blocks either, and they are not read.
-Result<CodedStore::Own> CodedStore::read_own(const Stripe& stripe, size_t position, const Piece& piece, RawHeaders& raw) {
+// What the shard itself has of a piece of a chunk. Where the header pages of one that does not
+// count are blank (it was just made, say) there is nothing in its blocks either, and they are not
+// read.
+Result<CodedStore::Own> CodedStore::read_own(const Stripe& stripe, size_t position,
+                                             const Piece& piece, RawHeaders& raw) {
   const size_t shard = stripe.shards[position];
   const size_t slot = stripe.slots[position];
   const bool live = is_set(live_positions(stripe), position);
   Own own{AlignedBytes(header_bytes(shape_)), std::vector<std::optional<uint32_t>>(piece.rows)};
   std::memset(own.pairs.data(), 0, own.pairs.size());
-  Area pages{shard, shape_.slot_at(slot) + 2 * piece.first_page * kBlock, own.pairs.slice().sub(2 * piece.first_page * kBlock, 2 * piece.pages * kBlock)};
+  Area pages{shard, shape_.slot_at(slot) + 2 * piece.first_page * kBlock,
+             own.pairs.slice().sub(2 * piece.first_page * kBlock, 2 * piece.pages * kBlock)};
   pace_.spend(pages.into.size);
   if (!live) {
     const bool readable = read_areas(*shards_, Priority::scrub, {&pages, 1}).empty();
     const auto bytes = pages.into.span();
-    if (readable && std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; })) return own;
+    if (readable && std::all_of(bytes.begin(), bytes.end(),
+                                [](std::byte byte) { return byte == std::byte{0}; }))
+      return own;
   }
   for (size_t first = 0; first < piece.rows;) {
-    STOKER_ASSIGN(const ScratchPtr memory, take_scratch(rows_of_share(piece.rows - first, 1), 1, "comparing a chunk of a coded store"));
-    std::vector<Area> areas = {{shard, shape_.block_at(slot, piece.first + first), memory->bytes.slice()}};
+    STOKER_ASSIGN(const ScratchPtr memory, take_scratch(rows_of_share(piece.rows - first, 1), 1,
+                                                        "comparing a chunk of a coded store"));
+    std::vector<Area> areas = {
+        {shard, shape_.block_at(slot, piece.first + first), memory->bytes.slice()}};
     if (live && first == 0) areas.push_back(pages);
     read_areas(*shards_, Priority::scrub, areas);
     for (size_t row = 0; row < memory->rows; ++row) {
-      if (areas[0].readable[row]) own.crcs[first + row] = crc32c(memory->bytes.data() + row * kBlock, kBlock);
+      if (areas[0].readable[row])
+        own.crcs[first + row] = crc32c(memory->bytes.data() + row * kBlock, kBlock);
     }
     pace_.spend(memory->rows * kBlock);
     first += memory->rows;
@@ -95,36 +113,42 @@ Result<CodedStore::Own> CodedStore::read_own(const Stripe& stripe, size_t positi
 }
 
 // Every row of this piece of the chunk with what the headers of all say.
-Result<CodedStore::Compared> CodedStore::compare(const StripePtr& stripe, size_t position, const Piece& piece) {
+Result<CodedStore::Compared> CodedStore::compare(const StripePtr& stripe, size_t position,
+                                                 const Piece& piece) {
   STOKER_TRY(load_headers_paced(stripe));
   RawHeaders raw(shape_);
   STOKER_ASSIGN(const Own own, read_own(*stripe, position, piece, raw));
   Compared found;
   found.next = *stripe->headers;
   // Of a shard that is not live nothing is believed: it may be old.
-  if ((live_positions(*stripe) >> position & 1) != 0 && adopt(found.next, raw, position)) install(stripe, found.next);
+  if ((live_positions(*stripe) >> position & 1) != 0 && adopt(found.next, raw, position))
+    install(stripe, found.next);
   Headers& next = found.next;
   const bool data = position < shape_.k;
   for (size_t row = piece.first; row < piece.first + piece.rows; ++row) {
     const Stamp* versions = &next.versions[row * shape_.k];
     const bool blank = data ? versions[position] == 0 : row_is_blank(shape_, next, row);
     uint32_t& crc = next.crcs[row * shape_.n() + position];
-    bool known = data ? versions[position] != kUnknown : !next.unsound[row * shape_.m + position - shape_.k];
+    bool known =
+        data ? versions[position] != kUnknown : !next.unsound[row * shape_.m + position - shape_.k];
     bool entry_right = false;
     if (data) {
       const auto& entry = raw.data[position][row];
       entry_right = entry ? entry->version == versions[position] && entry->crc == crc : !known;
     } else if (const auto& entry = raw.parity[position - shape_.k][row]; entry) {
-      entry_right = std::equal(versions, versions + shape_.k, entry->versions.begin()) && (!known || entry->crc == crc);
+      entry_right = std::equal(versions, versions + shape_.k, entry->versions.begin()) &&
+                    (!known || entry->crc == crc);
       if (entry_right && !known) crc = entry->crc;  // it was not live when the headers were read
       known = known || entry_right;
-      if (entry_right) next.unsound[row * shape_.m + position - shape_.k] = false;  // its block may be wrong yet: by its CRC
+      // its block may be wrong yet: by its CRC
+      if (entry_right) next.unsound[row * shape_.m + position - shape_.k] = false;
     }
     if (!data && blank) {
       next.unsound[row * shape_.m + position - shape_.k] = false;  // zeros that are not written
       crc = 0;
     }
-    if (!entry_right && raw.counters[position * shape_.pages() + row / shape_.rows_per_page()] != 0) found.wrong_pages.insert(row / shape_.rows_per_page());
+    if (!entry_right && raw.counters[position * shape_.pages() + row / shape_.rows_per_page()] != 0)
+      found.wrong_pages.insert(row / shape_.rows_per_page());
     if (blank) continue;
     if (known && own.crcs[row - piece.first] == crc) {
       if (!data) next.unsound[row * shape_.m + position - shape_.k] = false;
@@ -133,7 +157,8 @@ Result<CodedStore::Compared> CodedStore::compare(const StripePtr& stripe, size_t
     }
   }
   for (size_t page = piece.first_page; page < piece.first_page + piece.pages; ++page) {
-    const uint64_t count = raw.counters[position * shape_.pages() + page];  // of the newest intact copy; the next write goes over the other
+    // of the newest intact copy; the next write goes over the other
+    const uint64_t count = raw.counters[position * shape_.pages() + page];
     uint64_t& counter = next.counters[position * shape_.pages() + page];
     if (count == 0) {
       found.lost_pages.insert(page);  // or never written on this disk
@@ -141,16 +166,19 @@ Result<CodedStore::Compared> CodedStore::compare(const StripePtr& stripe, size_t
     }
     // A stripe begins with one copy of each page, so only with the second write there must be two.
     const auto other = own.pairs.span().subspan((2 * page + ((count + 1) & 1)) * kBlock, kBlock);
-    if ((count > 1 || counter > count) && !decode_page(shape_, shards_->store(), stripe->id, position, page, other)) found.bad_copies.insert(page);
+    if ((count > 1 || counter > count) &&
+        !decode_page(shape_, shards_->store(), stripe->id, position, page, other))
+      found.bad_copies.insert(page);
     counter = std::max(counter, count);
     if ((counter & 1) != (count & 1)) ++counter;
   }
   return found;
 }
 
-// Blocks first, durable, then the header pages, durable: as in a fold. Of a shard that does not count nothing is believed until its admission, which
-// flushes it: nothing else does.
-Status CodedStore::rebuild_piece(const StripePtr& stripe, size_t position, const Piece& piece, Rebuilt& done) {
+// Blocks first, durable, then the header pages, durable: as in a fold. Of a shard that does not
+// count nothing is believed until its admission, which flushes it: nothing else does.
+Status CodedStore::rebuild_piece(const StripePtr& stripe, size_t position, const Piece& piece,
+                                 Rebuilt& done) {
   STOKER_ASSIGN(Compared found, compare(stripe, position, piece));
   const size_t shard = stripe->shards[position];
   const std::string& path = (*shards_)[shard].path;
@@ -163,8 +191,12 @@ Status CodedStore::rebuild_piece(const StripePtr& stripe, size_t position, const
   };
   STOKER_TRY(WrongRows(*this, *stripe, position, found, done).run());
   if (!found.wrong_rows.empty()) STOKER_TRY(durable());
-  // A page that cannot be read, and of which the others do not know all, may be read again: it is not written over.
-  if (live) std::erase_if(found.lost_pages, [&](size_t page) { return !all_known(page_of(shape_, stripe->id, found.next, position, page)); });
+  // A page that cannot be read, and of which the others do not know all, may be read again: it is
+  // not written over.
+  if (live)
+    std::erase_if(found.lost_pages, [&](size_t page) {
+      return !all_known(page_of(shape_, stripe->id, found.next, position, page));
+    });
   std::set<size_t> pages = found.lost_pages;
   pages.insert(found.wrong_pages.begin(), found.wrong_pages.end());
   pages.insert(found.bad_copies.begin(), found.bad_copies.end());
@@ -174,11 +206,13 @@ Status CodedStore::rebuild_piece(const StripePtr& stripe, size_t position, const
     const HeaderPage header = page_of(shape_, stripe->id, found.next, position, page);
     found.next.counters[position * shape_.pages() + page] = header.counter;
     encode_page(shape_, shards_->store(), header, memory.emplace_back(kBlock).span());
-    headers.write(shard, shape_.page_at(stripe->slots[position], page, header.counter), memory.back().slice());
+    headers.write(shard, shape_.page_at(stripe->slots[position], page, header.counter),
+                  memory.back().slice());
   };
   for (const size_t page : pages) {
     write_page(page);
-    if (found.lost_pages.contains(page)) write_page(page);  // both copies: there is none that a torn write could spoil
+    // both copies: there is none that a torn write could spoil
+    if (found.lost_pages.contains(page)) write_page(page);
   }
   pace_.spend((found.wrong_rows.size() + memory.size()) * kBlock);
   if (!headers.empty()) {
@@ -196,7 +230,8 @@ Result<bool> CodedStore::rebuild_step(Rebuilding& chunk) {
   const StripePtr stripe = chunk.stripe.lock();
   if (!stripe) return false;
   const size_t at_once = (kRowsRebuilt + shape_.rows_per_page() - 1) / shape_.rows_per_page();
-  Piece piece{chunk.page, std::min(at_once, shape_.pages() - chunk.page), chunk.page * shape_.rows_per_page(), 0};
+  Piece piece{chunk.page, std::min(at_once, shape_.pages() - chunk.page),
+              chunk.page * shape_.rows_per_page(), 0};
   piece.rows = std::min(piece.pages * shape_.rows_per_page(), shape_.rows() - piece.first);
   STOKER_TRY(rebuild_piece(stripe, chunk.position, piece, chunk.done));
   chunk.page += piece.pages;
@@ -219,7 +254,8 @@ Result<CodedStore::Rebuilt> CodedStore::rebuild(const StripePtr& stripe, size_t 
   }
 }
 
-// Before a page is written whose copies could not be read: on the disk they may have higher counters than the next one, and count again when the others are gone.
+// Before a page is written whose copies could not be read: on the disk they may have higher
+// counters than the next one, and count again when the others are gone.
 Status CodedStore::mend_unread(const StripePtr& stripe) {
   uint32_t unread = 0;
   {
@@ -231,12 +267,16 @@ Status CodedStore::mend_unread(const StripePtr& stripe) {
     const auto mended = rebuild(stripe, position);
     if (mended) continue;
     const ShardSet shard = shard_bit(stripe->shards[position]);
-    if (mended.error().code == Code::over_budget || !shape_.writable(live() & ~shard)) return mended.error();
+    if (mended.error().code == Code::over_budget || !shape_.writable(live() & ~shard))
+      return mended.error();
     STOKER_TRY(drop_shards(shard, mended.error().what));  // it cannot be written
   }
   std::lock_guard lock(mutex_);
   if (unread_positions(*stripe) == 0) return {};
-  return make_error(Code::corruption, "header pages of stripe " + std::to_string(stripe->id) + " can neither be read nor told from the others: bring missing disks back", kWhere);
+  return make_error(Code::corruption,
+                    "header pages of stripe " + std::to_string(stripe->id) +
+                        " can neither be read nor told from the others: bring missing disks back",
+                    kWhere);
 }
 
 }  // namespace stoker::coded

@@ -41,25 +41,46 @@ std::optional<TableImage> read_table_image(const StoreId& store, std::span<const
 }
 
 Status Recovery::run(bool read_only) {
-  if (const auto there = static_cast<size_t>(std::popcount(shards_.knowing())); there < shape_.present_min()) {
-    return make_error(Code::not_found, "only " + std::to_string(there) + " of the " + std::to_string(shape_.shards) + " shards are there: with fewer than " + std::to_string(shape_.present_min()) +
-                      " it cannot be told what was written last; bring more disks back" + shards_.missing(), kWhere);
+  if (const auto there = static_cast<size_t>(std::popcount(shards_.knowing()));
+      there < shape_.present_min()) {
+    return make_error(
+        Code::not_found,
+        "only " + std::to_string(there) + " of the " + std::to_string(shape_.shards) +
+            " shards are there: with fewer than " + std::to_string(shape_.present_min()) +
+            " it cannot be told what was written last; bring more disks back" + shards_.missing(),
+        kWhere);
   }
   ShardSet current = shards_.current();
   current &= ~read_all(current);
   ShardSet whole = current;  // without those of which something cannot be read
   for (const auto& [shard, blocks] : unreadable_) {
     whole &= ~shard_bit(shard);
-    log().warn("{} blocks of the log or table of a shard cannot be read, and count as damaged: {}", blocks.size(), std::exchange(shards_[shard].trouble, {}));
+    log().warn("{} blocks of the log or table of a shard cannot be read, and count as damaged: {}",
+               blocks.size(), std::exchange(shards_[shard].trouble, {}));
   }
   bool writable = !read_only && shape_.writable(whole);
-  if (shards_.fresh() && !writable) return make_error(Code::io, "the shards that were just made cannot be read: make the store once more, on disks that work", kWhere);
-  if (current == 0) return make_error(Code::not_found, "none of the shards that are there holds what was written last: bring more disks back", kWhere);
-  if (!image_found_) return make_error(Code::corruption, "no shard has an intact object table: bring missing disks back, or restore the store from a copy", kWhere);
+  if (shards_.fresh() && !writable)
+    return make_error(Code::io,
+                      "the shards that were just made cannot be read: make the store once more, on "
+                      "disks that work",
+                      kWhere);
+  if (current == 0)
+    return make_error(
+        Code::not_found,
+        "none of the shards that are there holds what was written last: bring more disks back",
+        kWhere);
+  if (!image_found_)
+    return make_error(Code::corruption,
+                      "no shard has an intact object table: bring missing disks back, or restore "
+                      "the store from a copy",
+                      kWhere);
   {
     const std::lock_guard lock(store_.mutex_);
     store_.live_ = current;
-    for (size_t shard = 0; shard < shape_.shards; ++shard) store_.epoch_ = std::max(store_.epoch_, (current & shard_bit(shard)) != 0 ? shards_[shard].super.confirmed.number : 0);
+    for (size_t shard = 0; shard < shape_.shards; ++shard)
+      store_.epoch_ =
+          std::max(store_.epoch_,
+                   (current & shard_bit(shard)) != 0 ? shards_[shard].super.confirmed.number : 0);
   }
   store_.image_stamp_ = image_stamp_;
   STOKER_TRY(load_table());
@@ -72,13 +93,28 @@ Status Recovery::run(bool read_only) {
     store_.refused_ = make_error(Code::read_only, "it was opened to read only", kWhere);
   } else if (!hidden_.empty()) {
     writable = false;
-    store_.refused_ = make_error(Code::read_only, hidden_ + "; what can be read is served: bring missing disks back, or copy what is right into a new store", kWhere);
+    store_.refused_ = make_error(Code::read_only,
+                                 hidden_ +
+                                     "; what can be read is served: bring missing disks back, or "
+                                     "copy what is right into a new store",
+                                 kWhere);
   } else if (!writable && shape_.writable(current)) {
-    store_.refused_ = make_error(Code::read_only, "sectors of the log or table of '" + shards_[unreadable_.begin()->first].path + "' cannot be read, and with " +
-                                 std::to_string(unreadable_.size() - 1) + " more such shards and those that are missing they may be the last copy of something; what can be read is served: bring missing disks back", kWhere);
+    store_.refused_ =
+        make_error(Code::read_only,
+                   "sectors of the log or table of '" + shards_[unreadable_.begin()->first].path +
+                       "' cannot be read, and with " + std::to_string(unreadable_.size() - 1) +
+                       " more such shards and those that are missing they may be the last copy of "
+                       "something; what can be read is served: bring missing disks back",
+                   kWhere);
   } else if (!writable) {
-    const auto missing = static_cast<size_t>(shape_.shards) - static_cast<size_t>(std::popcount(current));
-    store_.refused_ = make_error(Code::read_only, std::to_string(missing) + " of the " + std::to_string(shape_.shards) + " shards are missing or not up to date, too many to write to it; what can be read is served: bring disks back", kWhere);
+    const auto missing =
+        static_cast<size_t>(shape_.shards) - static_cast<size_t>(std::popcount(current));
+    store_.refused_ =
+        make_error(Code::read_only,
+                   std::to_string(missing) + " of the " + std::to_string(shape_.shards) +
+                       " shards are missing or not up to date, too many to write to it; what can "
+                       "be read is served: bring disks back",
+                   kWhere);
   }
   return writable ? settle() : Status();
 }
@@ -133,14 +169,17 @@ void Recovery::read_log(size_t shard) {
     const AlignedBytes bytes = read_area(shard, shape_.segment_at(segment), shape_.segment_bytes);
     SegmentRef ref;
     std::vector<FoundRounds::Frame> frames;
-    const SegmentEnd end = read_segment(shape_, shards_.store(), shard, segment, each.super.log_floor, bytes.span(), [&](uint64_t at, FrameContent content) {
-      if (!ref) ref = each.log->hold(segment);
-      frames.push_back({at, content.end, content.sequence, 0});
-      for (const Item& item : content.items) {
-        if (const auto* round = std::get_if<RoundItem>(&item)) frames.back().round = round->round;
-      }
-      take(shard, ref, shape_.segment_at(segment) + at, std::move(content));
-    });
+    const SegmentEnd end =
+        read_segment(shape_, shards_.store(), shard, segment, each.super.log_floor, bytes.span(),
+                     [&](uint64_t at, FrameContent content) {
+                       if (!ref) ref = each.log->hold(segment);
+                       frames.push_back({at, content.end, content.sequence, 0});
+                       for (const Item& item : content.items) {
+                         if (const auto* round = std::get_if<RoundItem>(&item))
+                           frames.back().round = round->round;
+                       }
+                       take(shard, ref, shape_.segment_at(segment) + at, std::move(content));
+                     });
     rounds_.take(shard, frames);
     each.log->seen(std::max(end.count(), each.super.log_floor));
     if (end.generation <= newest.generation) continue;
@@ -154,9 +193,11 @@ Recovery::FoundVal& Recovery::found_val(const ValItem& item) {
   FoundVal& found = vals_[{item.stamp, item.stripe, item.chunk, item.first}];
   if (!found.val) {
     found.item = item;
-    found.val = std::make_shared<Val>(Val{item.stamp, item.stripe, item.chunk, item.first, item.crcs, {}, {}, nullptr});
+    found.val = std::make_shared<Val>(
+        Val{item.stamp, item.stripe, item.chunk, item.first, item.crcs, {}, {}, nullptr});
   }
-  if (!item.needs_commit) found.item.needs_commit = false;  // settled once, and appended again since
+  // settled once, and appended again since
+  if (!item.needs_commit) found.item.needs_commit = false;
   return found;
 }
 
@@ -173,8 +214,11 @@ void Recovery::take_round(const SegmentRef& segment, const RoundItem& round) {
   }
 }
 
-void Recovery::take(size_t shard, const SegmentRef& segment, uint64_t frame_at, FrameContent content) {
-  const auto place = [&](size_t block) { return Place{shard, frame_at + content.blocks_at + block * kBlock}; };
+void Recovery::take(size_t shard, const SegmentRef& segment, uint64_t frame_at,
+                    FrameContent content) {
+  const auto place = [&](size_t block) {
+    return Place{shard, frame_at + content.blocks_at + block * kBlock};
+  };
   for (Item& item : content.items) {
     if (auto* val = std::get_if<ValItem>(&item)) {
       FoundVal& found = found_val(*val);
@@ -184,12 +228,15 @@ void Recovery::take(size_t shard, const SegmentRef& segment, uint64_t frame_at, 
       found.val->held.push_back(segment);
     } else if (auto* commit = std::get_if<CommitItem>(&item)) {
       FoundCommit& found = commits_[commit->stamp];
-      if (!found.record) found.record = std::make_shared<CommitRecord>(CommitRecord{commit->stamp, {}});
+      if (!found.record)
+        found.record = std::make_shared<CommitRecord>(CommitRecord{commit->stamp, {}});
       found.items = std::move(commit->items);
       found.seen |= shard_bit(shard);
       found.record->held.push_back(segment);
     } else if (auto* stage = std::get_if<StageItem>(&item)) {
-      for (size_t i = 0; i < stage->rows.size(); ++i) stages_[{stage->fold, stage->stripe, stage->chunk, stage->rows[i].row}] = {std::move(stage->rows[i].entry), place(stage->at + i), segment};
+      for (size_t i = 0; i < stage->rows.size(); ++i)
+        stages_[{stage->fold, stage->stripe, stage->chunk, stage->rows[i].row}] = {
+            std::move(stage->rows[i].entry), place(stage->at + i), segment};
     } else if (auto* fold = std::get_if<FoldItem>(&item)) {
       FoundFold& found = folds_[{fold->fold, fold->stripe}];
       found.item = std::move(*fold);
@@ -259,7 +306,8 @@ Status Recovery::load_raw() {
   return {};
 }
 
-// Folds that were decided and are not done everywhere: their blocks lie in the log, and stand for the base until they are written there.
+// Folds that were decided and are not done everywhere: their blocks lie in the log, and stand for
+// the base until they are written there.
 void Recovery::choose_folds() {
   for (auto& [key, found] : folds_) {
     const StripePtr stripe = find_stripe(found.item.stripe);
@@ -269,7 +317,9 @@ void Recovery::choose_folds() {
     const uint32_t live = store_.live_positions(*stripe);
     bool undone = false;
     std::set<size_t> rows;
-    std::set<size_t> outdone;  // rows of which a later fold is in the base: that shard or page has lost them, and gets them from the others
+    // rows of which a later fold is in the base: that shard or page has lost them, and gets them
+    // from the others
+    std::set<size_t> outdone;
     const auto above = [&](size_t row, size_t chunk, Stamp version) {
       const Stamp now = newest.versions[row * shape_.k + chunk];
       return now != kUnknown && now > version;
@@ -279,18 +329,26 @@ void Recovery::choose_folds() {
       if (above(row.row, row.chunk, row.version)) outdone.insert(row.row);
     }
     for (const auto& [stage_key, stage] : stages_) {
-      if (std::get<0>(stage_key) != found.item.fold || std::get<1>(stage_key) != stripe->id) continue;
+      if (std::get<0>(stage_key) != found.item.fold || std::get<1>(stage_key) != stripe->id)
+        continue;
       for (size_t c = 0; c < shape_.k; ++c) {
-        if (above(std::get<3>(stage_key), c, stage.entry.versions[c])) outdone.insert(std::get<3>(stage_key));
+        if (above(std::get<3>(stage_key), c, stage.entry.versions[c]))
+          outdone.insert(std::get<3>(stage_key));
       }
     }
     for (const FoldRow& row : found.item.rows) {
       auto& entry = raw.data[row.chunk][row.row];
-      if (outdone.contains(row.row) || (live >> row.chunk & 1) == 0 || (entry && entry->version >= row.version)) continue;
-      for (auto val = vals_.lower_bound({row.version, stripe->id, row.chunk, 0}); val != vals_.end(); ++val) {
+      if (outdone.contains(row.row) || (live >> row.chunk & 1) == 0 ||
+          (entry && entry->version >= row.version))
+        continue;
+      for (auto val = vals_.lower_bound({row.version, stripe->id, row.chunk, 0});
+           val != vals_.end(); ++val) {
         const ValItem& item = val->second.item;
-        if (item.stamp != row.version || item.stripe != stripe->id || item.chunk != row.chunk) break;
-        if (row.row < item.first || row.row >= item.first + item.crcs.size() || val->second.seen == 0) continue;
+        if (item.stamp != row.version || item.stripe != stripe->id || item.chunk != row.chunk)
+          break;
+        if (row.row < item.first || row.row >= item.first + item.crcs.size() ||
+            val->second.seen == 0)
+          continue;
         const size_t index = row.row - item.first;
         entry = DataEntry{row.version, item.crcs[index]};
         Place place = val->second.val->places.front();
@@ -306,7 +364,8 @@ void Recovery::choose_folds() {
         if (stage == stages_.end() || outdone.contains(row)) continue;
         auto& entry = raw.parity[j][row];
         bool done = entry.has_value();
-        for (size_t c = 0; done && c < shape_.k; ++c) done = entry->versions[c] >= stage->second.entry.versions[c];
+        for (size_t c = 0; done && c < shape_.k; ++c)
+          done = entry->versions[c] >= stage->second.entry.versions[c];
         if (done) continue;
         entry = stage->second.entry;
         stripe->overrides[row * shape_.n() + shape_.k + j] = {stage->second.place, nullptr, 0};
@@ -326,13 +385,18 @@ void Recovery::choose_vals() {
   for (auto& [key, found] : vals_) {
     const StripePtr stripe = find_stripe(found.item.stripe);
     if (!stripe || !counts(found)) continue;
-    if (found.item.needs_commit && commits_.contains(found.item.stamp)) found.val->commit = commits_.at(found.item.stamp).record;
+    if (found.item.needs_commit && commits_.contains(found.item.stamp))
+      found.val->commit = commits_.at(found.item.stamp).record;
     std::vector<Place>& places = found.val->places;
     const size_t home = stripe->shards[found.item.chunk];
-    std::stable_partition(places.begin(), places.end(), [home](const Place& place) { return place.shard == home; });
+    std::stable_partition(places.begin(), places.end(),
+                          [home](const Place& place) { return place.shard == home; });
     for (size_t i = 0; i < found.item.crcs.size(); ++i) {
       const size_t block = (found.item.first + i) * shape_.k + found.item.chunk;
-      if (found.item.stamp <= stripe->headers->versions[block] && !mutated(Mutation::believe_old_vals)) continue;  // of an unknown block no VAL is believed either: it may be an old one
+      // of an unknown block no VAL is believed either: it may be an old one
+      if (found.item.stamp <= stripe->headers->versions[block] &&
+          !mutated(Mutation::believe_old_vals))
+        continue;
       const auto at = stripe->overlay.find(block);
       if (at != stripe->overlay.end() && at->second.val->stamp > found.item.stamp) continue;
       stripe->overlay[block] = {found.val, i};
@@ -341,8 +405,9 @@ void Recovery::choose_vals() {
   }
 }
 
-// More was damaged than may be. A record that is told of and in no log is an error when it is read, until it is written again; where nobody knows what a
-// lost one changed, nothing is written any more.
+// More was damaged than may be. A record that is told of and in no log is an error when it is read,
+// until it is written again; where nobody knows what a lost one changed, nothing is written any
+// more.
 void Recovery::find_gone() {
   std::map<std::string, size_t> blocks;
   std::vector<std::string>& gone = store_.counts_.gone;
@@ -356,35 +421,54 @@ void Recovery::find_gone() {
   }
   store_.rounds_.resume(rounds_.last(), rounds_.shards_of_last());
   for (const auto& [key, count] : blocks) {
-    gone.push_back("an update of '" + key + "' that was acknowledged is damaged in all logs: " + std::to_string(count) + " of its blocks are lost, and an error until they are written again");
+    gone.push_back("an update of '" + key +
+                   "' that was acknowledged is damaged in all logs: " + std::to_string(count) +
+                   " of its blocks are lost, and an error until they are written again");
   }
   for (const Stamp stamp : commits_told_) {
-    if (stamp > image_stamp_ && !commits_.contains(stamp)) hidden_ = "commit " + std::to_string(number_of(stamp)) + " is damaged in all logs, and what it changed is not known";
+    if (stamp > image_stamp_ && !commits_.contains(stamp))
+      hidden_ = "commit " + std::to_string(number_of(stamp)) +
+                " is damaged in all logs, and what it changed is not known";
   }
-  if (image_told_ > image_stamp_) hidden_ = "the object table as of commit " + std::to_string(number_of(image_told_)) + " is damaged on all shards, and an older one is in its place";
+  if (image_told_ > image_stamp_)
+    hidden_ = "the object table as of commit " + std::to_string(number_of(image_told_)) +
+              " is damaged on all shards, and an older one is in its place";
   if (!gone.empty() && hidden_.empty()) {
     std::vector<uint64_t> from;
-    for (size_t shard = 0; shard < shape_.shards; ++shard) from.push_back(shards_[shard].super.first_round);
+    for (size_t shard = 0; shard < shape_.shards; ++shard)
+      from.push_back(shards_[shard].super.first_round);
     const ShardSet hiding = rounds_.hiding(shape_, store_.live_, from);
     std::string names;
     for (size_t shard = 0; shard < shape_.shards; ++shard) {
-      if ((hiding & shard_bit(shard)) != 0) names += (names.empty() ? "'" : ", '") + shards_[shard].path + "'";
+      if ((hiding & shard_bit(shard)) != 0)
+        names += (names.empty() ? "'" : ", '") + shards_[shard].path + "'";
     }
-    if (hiding != 0) hidden_ = "records in the logs of " + names + " are damaged, or these are older copies, and nothing tells what they changed";
+    if (hiding != 0)
+      hidden_ = "records in the logs of " + names +
+                " are damaged, or these are older copies, and nothing tells what they changed";
   }
   if (!hidden_.empty()) gone.push_back(hidden_);
-  for (const std::string& each : gone) log().warn("a coded store has lost more than it can bear: {}", each);
+  for (const std::string& each : gone)
+    log().warn("a coded store has lost more than it can bear: {}", each);
 }
 
-// Segments with nothing in them that is needed are free from here on: what is appended next must go somewhere.
+// Segments with nothing in them that is needed are free from here on: what is appended next must go
+// somewhere.
 void Recovery::let_go() {
-  std::erase_if(vals_, [&](const auto& each) { return each.second.val.use_count() == 1 && each.second.item.stamp <= image_stamp_; });
-  std::erase_if(commits_, [&](const auto& each) { return each.second.record.use_count() == 1 && each.first <= image_stamp_; });
+  std::erase_if(vals_, [&](const auto& each) {
+    return each.second.val.use_count() == 1 && each.second.item.stamp <= image_stamp_;
+  });
+  std::erase_if(commits_, [&](const auto& each) {
+    return each.second.record.use_count() == 1 && each.first <= image_stamp_;
+  });
   std::erase_if(folds_, [](const auto& each) { return !each.second.undone; });
-  std::erase_if(stages_, [&](const auto& each) { return !folds_.contains({std::get<0>(each.first), std::get<1>(each.first)}); });
+  std::erase_if(stages_, [&](const auto& each) {
+    return !folds_.contains({std::get<0>(each.first), std::get<1>(each.first)});
+  });
 }
 
-// What could not be read was not seen, so it must not be seen later either: it becomes zeros. At least one copy of all that stood there is elsewhere.
+// What could not be read was not seen, so it must not be seen later either: it becomes zeros. At
+// least one copy of all that stood there is elsewhere.
 Status Recovery::make_readable() {
   AlignedBytes zeros(kBlock);
   std::memset(zeros.data(), 0, zeros.size());
@@ -395,7 +479,8 @@ Status Recovery::make_readable() {
     for (const uint64_t at : blocks) batch.write(shard, at, zeros.slice());
     touched |= shard_bit(shard);
   }
-  if (const ShardSet failed = batch.run(); failed != 0) STOKER_TRY(store_.drop_shards(failed, batch.why()));
+  if (const ShardSet failed = batch.run(); failed != 0)
+    STOKER_TRY(store_.drop_shards(failed, batch.why()));
   return store_.flush(touched);
 }
 
@@ -409,16 +494,21 @@ Status Recovery::settle() {
   STOKER_TRY(append_folds());
   STOKER_TRY(store_.flush(store_.live()));
   STOKER_TRY(roll_forward());
-  if (full_ != 0) STOKER_TRY(store_.drop_shards(full_, "its log has lost more than it has room for"));
+  if (full_ != 0)
+    STOKER_TRY(store_.drop_shards(full_, "its log has lost more than it has room for"));
   STOKER_TRY(catch_up());
   STOKER_TRY(store_.checkpoint());  // above all old COMMITs: none of them is ever chosen late
   return store_.restore_reserve();  // also for the next opening
 }
 
-// A log that lacks more than it has room for gets nothing: its shard is left out and gets a new one, or a single disk would keep the store closed. Not before
-// the others have what was seen on it, and what a decided fold needs of it is in the bases.
-Status Recovery::append(std::map<size_t, FrameBuilder>& frames, std::map<size_t, LogFrame>& written) {
-  if (const ShardSet full = full_ | store_.without_room(frames); shape_.writable(store_.live() & ~full)) full_ = full;
+// A log that lacks more than it has room for gets nothing: its shard is left out and gets a new
+// one, or a single disk would keep the store closed. Not before the others have what was seen on
+// it, and what a decided fold needs of it is in the bases.
+Status Recovery::append(std::map<size_t, FrameBuilder>& frames,
+                        std::map<size_t, LogFrame>& written) {
+  if (const ShardSet full = full_ | store_.without_room(frames);
+      shape_.writable(store_.live() & ~full))
+    full_ = full;
   std::erase_if(frames, [this](const auto& each) { return (full_ & shard_bit(each.first)) != 0; });
   return store_.append(frames, 0, written);
 }
@@ -478,16 +568,20 @@ Status Recovery::append_vals() {
     const StripePtr stripe = find_stripe(found.item.stripe);
     if (!stripe || !counts(found)) continue;
     const auto& val = found.val;
-    const bool newest = std::any_of(stripe->overlay.begin(), stripe->overlay.end(), [&val](const auto& each) { return each.second.val == val; });
+    const bool newest = std::any_of(stripe->overlay.begin(), stripe->overlay.end(),
+                                    [&val](const auto& each) { return each.second.val == val; });
     ShardSet lacking = 0;
     for (size_t c = 0; c < shape_.n(); ++c) {
-      if (c == found.item.chunk || c >= shape_.k) lacking |= shard_bit(stripe->shards[c]) & live & ~found.seen;
+      if (c == found.item.chunk || c >= shape_.k)
+        lacking |= shard_bit(stripe->shards[c]) & live & ~found.seen;
     }
     if (!newest || lacking == 0) continue;
     AlignedBytes& blocks = memory.emplace_back();
     do {
       blocks = AlignedBytes(found.item.crcs.size() * kBlock);
-      store_.fetch_records({{CodedStore::Run::From::log, stripe, found.item.chunk, found.item.first, found.item.crcs.size(), found.val, 0, blocks.data()}}, Priority::demand);
+      store_.fetch_records({{CodedStore::Run::From::log, stripe, found.item.chunk, found.item.first,
+                             found.item.crcs.size(), found.val, 0, blocks.data()}},
+                           Priority::demand);
     } while (blocks.lost());
     size_t largest = 0;
     for (size_t shard = 0; shard < shape_.shards; ++shard) {
@@ -510,7 +604,8 @@ Status Recovery::append_folds() {
     for (const FoldRow& row : found.item.rows) concerned |= uint32_t{1} << row.chunk;
     for (size_t c = 0; c < shape_.n(); ++c) {
       const ShardSet shard = shard_bit(stripe->shards[c]);
-      if ((c >= shape_.k || (concerned >> c & 1) != 0) && (live & ~found.seen & shard) != 0) frames[stripe->shards[c]].add(found.item);
+      if ((c >= shape_.k || (concerned >> c & 1) != 0) && (live & ~found.seen & shard) != 0)
+        frames[stripe->shards[c]].add(found.item);
     }
   }
   std::map<size_t, LogFrame> written;
@@ -534,11 +629,13 @@ Status Recovery::catch_up() {
     const StripePtr stripe = find_stripe(id);
     if (!stripe) continue;
     for (size_t position = 0; position < shape_.n(); ++position) {
-      if ((store_.live_positions(*stripe) >> position & 1) == 0 || !lags(*stripe, raw, position)) continue;
+      if ((store_.live_positions(*stripe) >> position & 1) == 0 || !lags(*stripe, raw, position))
+        continue;
       const auto rebuilt = store_.rebuild(stripe, position);
       if (rebuilt) continue;
       const ShardSet shard = shard_bit(stripe->shards[position]);
-      if (rebuilt.error().code == Code::io && shape_.writable(store_.live() & ~shard)) {  // it cannot be written
+      // it cannot be written
+      if (rebuilt.error().code == Code::io && shape_.writable(store_.live() & ~shard)) {
         STOKER_TRY(store_.drop_shards(shard, rebuilt.error().what));
         continue;
       }
@@ -555,7 +652,8 @@ bool Recovery::lags(const Stripe& stripe, const RawHeaders& raw, size_t position
   for (size_t row = 0; row < shape_.rows(); ++row) {
     if (position >= shape_.k) {
       if (stripe.headers->unsound[row * shape_.m + position - shape_.k]) return true;
-    } else if (const auto& entry = raw.data[position][row]; !entry || entry->version != stripe.headers->versions[row * shape_.k + position]) {
+    } else if (const auto& entry = raw.data[position][row];
+               !entry || entry->version != stripe.headers->versions[row * shape_.k + position]) {
       return true;
     }
   }
@@ -585,17 +683,20 @@ Status Recovery::roll_forward(const StripePtr& stripe) {
     } else {
       ShardBatch read(shards_, Priority::demand);
       read.read(over.place.shard, over.place.offset, block.slice());
-      const bool intact = read.run() == 0 && crc32c(block.data(), kBlock) == headers.crcs[row * shape_.n() + position];
+      const bool intact = read.run() == 0 &&
+                          crc32c(block.data(), kBlock) == headers.crcs[row * shape_.n() + position];
       if (!intact) {
         headers.unsound[row * shape_.m + position - shape_.k] = true;
         continue;
       }
     }
-    blocks.write(stripe->shards[position], shape_.block_at(stripe->slots[position], row), block.slice());
+    blocks.write(stripe->shards[position], shape_.block_at(stripe->slots[position], row),
+                 block.slice());
     pages.emplace(position, row / shape_.rows_per_page());
     touched |= shard_bit(stripe->shards[position]);
   }
-  if (const ShardSet failed = blocks.run(); failed != 0) STOKER_TRY(store_.drop_shards(failed, blocks.why()));
+  if (const ShardSet failed = blocks.run(); failed != 0)
+    STOKER_TRY(store_.drop_shards(failed, blocks.why()));
   STOKER_TRY(store_.flush(touched));
   const auto write = [&](const std::set<std::pair<size_t, size_t>>& those) -> Status {
     ShardBatch batch(shards_, Priority::demand);
@@ -603,14 +704,19 @@ Status Recovery::roll_forward(const StripePtr& stripe) {
       const HeaderPage header = page_of(shape_, stripe->id, headers, position, page);
       headers.counters[position * shape_.pages() + page] = header.counter;
       encode_page(shape_, shards_.store(), header, memory.emplace_back(kBlock).span());
-      batch.write(stripe->shards[position], shape_.page_at(stripe->slots[position], page, header.counter), memory.back().slice());
+      batch.write(stripe->shards[position],
+                  shape_.page_at(stripe->slots[position], page, header.counter),
+                  memory.back().slice());
     }
-    if (const ShardSet failed = batch.run(); failed != 0) STOKER_TRY(store_.drop_shards(failed, batch.why()));
+    if (const ShardSet failed = batch.run(); failed != 0)
+      STOKER_TRY(store_.drop_shards(failed, batch.why()));
     return store_.flush(touched);
   };
   // Of a page that could not be read both copies: the one that is left may have a higher counter.
   std::set<std::pair<size_t, size_t>> unread = pages;
-  std::erase_if(unread, [&](const auto& at) { return headers.counters[at.first * shape_.pages() + at.second] != 0; });
+  std::erase_if(unread, [&](const auto& at) {
+    return headers.counters[at.first * shape_.pages() + at.second] != 0;
+  });
   STOKER_TRY(write(pages));
   if (!unread.empty()) STOKER_TRY(write(unread));
   stripe->overrides.clear();

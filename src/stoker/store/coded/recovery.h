@@ -1,4 +1,5 @@
-// Recovery: from what lies on the shards to a store that serves: steps 2 to 10 of *Open* in docs/formats/coded_store.md.
+// Recovery: from what lies on the shards to a store that serves: steps 2 to 10 of *Open* in
+// docs/formats/coded_store.md.
 #pragma once
 
 #include <map>
@@ -24,15 +25,16 @@ std::optional<TableImage> read_table_image(const StoreId& store, std::span<const
 // Used once, before the store has threads.
 class Recovery {
  public:
-  explicit Recovery(CodedStore& store) : store_(store), shape_(store.shape_), shards_(store.shards()) {}
+  explicit Recovery(CodedStore& store)
+      : store_(store), shape_(store.shape_), shards_(store.shards()) {}
   Status run(bool read_only);
 
  private:
   struct FoundVal {
     ValItem item;
     ValRef val;
-    ShardSet seen = 0;            // shards that have it
-    std::shared_ptr<Told> told;   // by frames of later rounds; none: by none
+    ShardSet seen = 0;           // shards that have it
+    std::shared_ptr<Told> told;  // by frames of later rounds; none: by none
   };
   struct FoundCommit {
     std::string items;
@@ -50,10 +52,13 @@ class Recovery {
     bool undone = false;
     std::vector<SegmentRef> held;
   };
-  using ValKey = std::tuple<Stamp, uint64_t, size_t, size_t>;               // stamp, stripe, chunk, first row
-  using StageKey = std::tuple<uint64_t, uint64_t, size_t, size_t>;          // fold, stripe, chunk, row
+  // stamp, stripe, chunk, first row
+  using ValKey = std::tuple<Stamp, uint64_t, size_t, size_t>;
+  // fold, stripe, chunk, row
+  using StageKey = std::tuple<uint64_t, uint64_t, size_t, size_t>;
 
-  // Everything that is read, in memory. A block that cannot be read is damaged, and takes no other one with it. Shards of which nothing can be read:
+  // Everything that is read, in memory. A block that cannot be read is damaged, and takes no other
+  // one with it. Shards of which nothing can be read:
   ShardSet read_all(ShardSet current);
   void read_images(size_t shard);
   void read_log(size_t shard);
@@ -79,7 +84,10 @@ class Recovery {
   Status roll_forward(const StripePtr& stripe);
   bool lags(const Stripe& stripe, const RawHeaders& raw, size_t position) const;
   StripePtr find_stripe(uint64_t id) const;
-  bool counts(const FoundVal& found) const { return !found.item.needs_commit || commits_.contains(found.item.stamp) || commits_told_.contains(found.item.stamp); }
+  bool counts(const FoundVal& found) const {
+    return !found.item.needs_commit || commits_.contains(found.item.stamp) ||
+           commits_told_.contains(found.item.stamp);
+  }
 
   CodedStore& store_;
   const Shape& shape_;
@@ -96,9 +104,9 @@ class Recovery {
   FoundRounds rounds_;
   std::set<Stamp> commits_told_;  // durable once, whether they are seen or not
   Stamp image_told_ = 0;
-  std::string hidden_;            // what is lost, where nobody knows what it changed
+  std::string hidden_;  // what is lost, where nobody knows what it changed
   std::map<uint64_t, std::weak_ptr<Stripe>> stripes_;
-  std::map<uint64_t, std::string> object_of_;                 // the key, by stripe
+  std::map<uint64_t, std::string> object_of_;  // the key, by stripe
   std::map<uint64_t, RawHeaders> raw_;
   ShardSet full_ = 0;  // live shards whose logs have no room for what they lack
 };

@@ -12,22 +12,34 @@ namespace {
 std::string some_of(const std::vector<std::string>& keys) {
   constexpr size_t kShown = 5;
   std::string text;
-  for (size_t i = 0; i < keys.size() && i < kShown; ++i) text += (i == 0 ? "'" : ", '") + keys[i] + "'";
-  return keys.size() > kShown ? text + " and " + std::to_string(keys.size() - kShown) + " more" : text;
+  for (size_t i = 0; i < keys.size() && i < kShown; ++i)
+    text += (i == 0 ? "'" : ", '") + keys[i] + "'";
+  return keys.size() > kShown ? text + " and " + std::to_string(keys.size() - kShown) + " more"
+                              : text;
 }
 
 void tell_losses(const CodedStore& store, RepairReport& report) {
   const Health health = store.health();
-  for (const std::string& trouble : health.troubles) report.problems.push_back("a shard does not count: " + trouble);
+  for (const std::string& trouble : health.troubles)
+    report.problems.push_back("a shard does not count: " + trouble);
   report.problems.insert(report.problems.end(), health.gone.begin(), health.gone.end());
-  if (health.lost_chunks > 0) report.problems.push_back(std::to_string(health.lost_chunks) + " chunks could not be rebuilt in full: " + health.lost_why);
-  if (health.stuck_stripes > 0) report.problems.push_back(std::to_string(health.stuck_stripes) + " stripes with updates in the log cannot be folded: " + health.lost_why);
-  if (const auto keys = store.affected(); !keys.empty()) report.problems.push_back(std::to_string(keys.size()) + " objects cannot be read in full without the missing shards: " + some_of(keys));
+  if (health.lost_chunks > 0)
+    report.problems.push_back(std::to_string(health.lost_chunks) +
+                              " chunks could not be rebuilt in full: " + health.lost_why);
+  if (health.stuck_stripes > 0)
+    report.problems.push_back(
+        std::to_string(health.stuck_stripes) +
+        " stripes with updates in the log cannot be folded: " + health.lost_why);
+  if (const auto keys = store.affected(); !keys.empty())
+    report.problems.push_back(
+        std::to_string(keys.size()) +
+        " objects cannot be read in full without the missing shards: " + some_of(keys));
 }
 
 }  // namespace
 
-Result<RepairReport> repair(const CodedPlan& plan, const Runtime& runtime, const RepairOptions& options, const CodedOptions& coded) {
+Result<RepairReport> repair(const CodedPlan& plan, const Runtime& runtime,
+                            const RepairOptions& options, const CodedOptions& coded) {
   StoreOptions open;
   open.holder = options.scrub ? "stoker scrub" : "stoker repair";
   open.replace = options.replace;
@@ -41,7 +53,9 @@ Result<RepairReport> repair(const CodedPlan& plan, const Runtime& runtime, const
   if (const std::string refused = store->info().read_only; !refused.empty()) {
     report.problems.push_back(refused);
     tell_losses(*store, report);
-    report.advice.emplace_back("bring missing disks back: with so few nothing can be repaired; what can be read can be exported");
+    report.advice.emplace_back(
+        "bring missing disks back: with so few nothing can be repaired; what can be read can be "
+        "exported");
     return report;
   }
   if (options.plan) {
@@ -57,10 +71,16 @@ Result<RepairReport> repair(const CodedPlan& plan, const Runtime& runtime, const
   report.scrub = *scrubbed;
   report.rebuilt_bytes = store->health().rebuilt_bytes;
   report.problems = scrubbed->lost;
-  if (scrubbed->unlisted > 0) report.problems.push_back("and " + std::to_string(scrubbed->unlisted) + " more like these");
+  if (scrubbed->unlisted > 0)
+    report.problems.push_back("and " + std::to_string(scrubbed->unlisted) + " more like these");
   tell_losses(*store, report);
-  if (!store->health().troubles.empty()) report.advice.emplace_back("bring a missing disk back; or put a new one in its place, and name it with --replace: what was on the old one is rebuilt from the others");
-  if (!scrubbed->lost.empty() || store->health().lost_chunks + store->health().stuck_stripes > 0) report.advice.emplace_back("bring missing disks back and scrub again, or restore these objects from a copy");
+  if (!store->health().troubles.empty())
+    report.advice.emplace_back(
+        "bring a missing disk back; or put a new one in its place, and name it with --replace: "
+        "what was on the old one is rebuilt from the others");
+  if (!scrubbed->lost.empty() || store->health().lost_chunks + store->health().stuck_stripes > 0)
+    report.advice.emplace_back(
+        "bring missing disks back and scrub again, or restore these objects from a copy");
   return report;
 }
 
@@ -72,11 +92,14 @@ std::vector<std::string> CodedStore::repair_plan() const {
     const Shard& each = (*shards_)[shard];
     if ((now & shard_bit(shard)) != 0) continue;
     if (!each.present()) {
-      plan.push_back((each.trouble.empty() ? "'" + each.path + "' is not there" : each.trouble) + ": left as it is; to replace it for good, name it with --replace");
+      plan.push_back((each.trouble.empty() ? "'" + each.path + "' is not there" : each.trouble) +
+                     ": left as it is; to replace it for good, name it with --replace");
     } else if ((shards_->knowing() & shard_bit(shard)) == 0) {
-      plan.push_back("'" + each.path + "' is new, of " + human_bytes(shape_.file_bytes()) + ", and is rebuilt from the others");
+      plan.push_back("'" + each.path + "' is new, of " + human_bytes(shape_.file_bytes()) +
+                     ", and is rebuilt from the others");
     } else {
-      plan.push_back("'" + each.path + "' missed what was written meanwhile and is brought up to date");
+      plan.push_back("'" + each.path +
+                     "' missed what was written meanwhile and is brought up to date");
     }
   }
   return plan;
@@ -86,7 +109,8 @@ std::vector<std::string> CodedStore::repair_plan() const {
 
 namespace stoker {
 
-Result<RepairReport> repair_coded_store(const CodedPlan& plan, const Runtime& runtime, const RepairOptions& options, const CodedOptions& coded) {
+Result<RepairReport> repair_coded_store(const CodedPlan& plan, const Runtime& runtime,
+                                        const RepairOptions& options, const CodedOptions& coded) {
   return coded::repair(plan, runtime, options, coded);
 }
 

@@ -1,5 +1,5 @@
-// What a repair reads, writes and flushes, counted; that it keeps to the cap on memory; and that neither it nor a reader waits for the slowest shard where
-// others will do.
+// What a repair reads, writes and flushes, counted; that it keeps to the cap on memory; and that
+// neither it nor a reader waits for the slowest shard where others will do.
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/spdlog.h>
 
@@ -22,12 +22,15 @@ namespace {
 
 constexpr uint32_t kChunk = 64 << 10;  // of 16 rows, whose header is one page, twice
 constexpr size_t kPages = 2 * kBlock;
-constexpr auto kLong = std::chrono::seconds(60);  // nothing here takes that, but what waits for ever
+// nothing here takes that, but what waits for ever
+constexpr auto kLong = std::chrono::seconds(60);
 
 // A store of one object of so many stripes, at rest, whose second disk is a new one.
 class NewDisk {
  public:
-  NewDisk(size_t k, size_t m, size_t stripes, CodedWorldOptions options, uint32_t chunk_bytes = kChunk) : world_(with(std::move(options), k, m)), k_(k), m_(m), chunk_bytes_(chunk_bytes) {
+  NewDisk(size_t k, size_t m, size_t stripes, CodedWorldOptions options,
+          uint32_t chunk_bytes = kChunk)
+      : world_(with(std::move(options), k, m)), k_(k), m_(m), chunk_bytes_(chunk_bytes) {
     auto store = std::move(*world_.open_small(false, chunk_bytes_));
     content_ = put(*store, "a", stripes * k * chunk_bytes_, 1);
     store.reset();
@@ -50,9 +53,11 @@ class NewDisk {
   // Also without as many others as may be lost.
   ::testing::AssertionResult whole() {
     store_.reset();
-    for (size_t i = 0; i < m_; ++i) world_.disk().remove(world_.paths()[2 * i + 2 < k_ + m_ ? 2 * i + 2 : 0]);
+    for (size_t i = 0; i < m_; ++i)
+      world_.disk().remove(world_.paths()[2 * i + 2 < k_ + m_ ? 2 * i + 2 : 0]);
     open(false);
-    return read_all(*store_, "a") == content_ ? ::testing::AssertionSuccess() : ::testing::AssertionFailure() << "other bytes";
+    return read_all(*store_, "a") == content_ ? ::testing::AssertionSuccess()
+                                              : ::testing::AssertionFailure() << "other bytes";
   }
   CodedWorld& world() { return world_; }
   CodedStore& store() { return *store_; }
@@ -84,20 +89,27 @@ Cost cost_of(size_t k, size_t m, size_t stripes) {
   NewDisk run(k, m, stripes, NewDisk::timed());
   run.open();
   const ClassCounters& counters = run.world().runtime().loop().counters(Priority::scrub);
-  const Cost before{counters.bytes_read.get(), counters.bytes_written.get(), 0, run.world().waits()};
+  const Cost before{counters.bytes_read.get(), counters.bytes_written.get(), 0,
+                    run.world().waits()};
   run.disk().start_recording();
   run.repair();
   const auto events = run.disk().stop_recording();
-  const auto flushes = std::count_if(events.begin(), events.end(), [](const SimEvent& event) { return event.kind == SimEvent::Kind::flush; });
-  const Cost cost{counters.bytes_read.get() - before.read, counters.bytes_written.get() - before.written, static_cast<uint64_t>(flushes), run.world().waits() - before.waits};
+  const auto flushes = std::count_if(events.begin(), events.end(), [](const SimEvent& event) {
+    return event.kind == SimEvent::Kind::flush;
+  });
+  const Cost cost{counters.bytes_read.get() - before.read,
+                  counters.bytes_written.get() - before.written, static_cast<uint64_t>(flushes),
+                  run.world().waits() - before.waits};
   EXPECT_TRUE(run.whole());
   return cost;
 }
 
 class CodedRepairCost : public ::testing::TestWithParam<std::pair<size_t, size_t>> {};
 
-// For each stripe: the headers of those that are left, the new disk's own (blank) pages and not its blocks, one chunk more than decoding takes where there is
-// one; the chunk is written, and its page twice. Headers, pages, chunks, and the two writes: five transfers long. All flushes belong to the admission.
+// For each stripe: the headers of those that are left, the new disk's own (blank) pages and not its
+// blocks, one chunk more than decoding takes where there is one; the chunk is written, and its page
+// twice. Headers, pages, chunks, and the two writes: five transfers long. All flushes belong to the
+// admission.
 TEST_P(CodedRepairCost, OfAStripe) {
   const auto [k, m] = GetParam();
   const Cost few = cost_of(k, m, 3);
@@ -109,10 +121,17 @@ TEST_P(CodedRepairCost, OfAStripe) {
   EXPECT_EQ(many.waits - few.waits, 6U * 5);
 }
 
-INSTANTIATE_TEST_SUITE_P(Codes, CodedRepairCost, ::testing::Values(std::pair<size_t, size_t>{2, 1}, std::pair<size_t, size_t>{4, 2}, std::pair<size_t, size_t>{6, 3}),
-                         [](const auto& test) { return std::to_string(test.param.first) + "_" + std::to_string(test.param.second); });
+INSTANTIATE_TEST_SUITE_P(Codes, CodedRepairCost,
+                         ::testing::Values(std::pair<size_t, size_t>{2, 1},
+                                           std::pair<size_t, size_t>{4, 2},
+                                           std::pair<size_t, size_t>{6, 3}),
+                         [](const auto& test) {
+                           return std::to_string(test.param.first) + "_" +
+                                  std::to_string(test.param.second);
+                         });
 
-// A chunk of 256 rows is read in four parts, one of which is on its way while the one before it is decoded and written.
+// A chunk of 256 rows is read in four parts, one of which is on its way while the one before it is
+// decoded and written.
 TEST(CodedRepair, ALargeChunkIsReadAndWrittenInPartsAndOnce) {
   constexpr uint32_t kLarge = 1 << 20;
   NewDisk run(4, 2, 2, NewDisk::timed(), kLarge);
@@ -123,7 +142,8 @@ TEST(CodedRepair, ALargeChunkIsReadAndWrittenInPartsAndOnce) {
   run.disk().start_recording();
   run.repair();
   size_t written = 0;
-  for (const SimEvent& event : run.disk().stop_recording()) written += event.kind == SimEvent::Kind::write && event.bytes->size() == 64 * kBlock ? 1 : 0;
+  for (const SimEvent& event : run.disk().stop_recording())
+    written += event.kind == SimEvent::Kind::write && event.bytes->size() == 64 * kBlock ? 1 : 0;
   EXPECT_EQ(written, 2U * 4);
   EXPECT_GE(counters.bytes_read.get() - read, 2 * 5 * kLarge);
   EXPECT_LE(run.world().waits() - waits, 2U * (3 + 8) + 40) << "and the admission";
@@ -138,7 +158,9 @@ TEST(CodedRepair, AMendedBlockIsFlushed) {
   const Bytes content = put(*store, "a", 4 * kChunk, 1);
   std::string path;
   for (const SimEvent& event : world.disk().stop_recording()) {
-    if (event.kind != SimEvent::Kind::write || event.bytes->size() != kChunk || std::memcmp(event.bytes->data(), content.data(), kChunk) != 0) continue;
+    if (event.kind != SimEvent::Kind::write || event.bytes->size() != kChunk ||
+        std::memcmp(event.bytes->data(), content.data(), kChunk) != 0)
+      continue;
     path = event.path;
     world.disk().flip(path, event.offset + 5 * kBlock + 77, 3);
   }
@@ -155,8 +177,9 @@ TEST(CodedRepair, AMendedBlockIsFlushed) {
   EXPECT_EQ(store->health().mended_blocks, 1U);
 }
 
-// Reads of one disk do not end. Those that wait for nothing else end all the same; what is left behind keeps its memory, which is of the cap, and no more
-// is asked of that disk once two of its reads are late.
+// Reads of one disk do not end. Those that wait for nothing else end all the same; what is left
+// behind keeps its memory, which is of the cap, and no more is asked of that disk once two of its
+// reads are late.
 class SlowDisk : public ::testing::Test {
  protected:
   static constexpr uint64_t kRows = 6 * kChunk;  // all chunks of the rows that are decoded at once
@@ -174,7 +197,8 @@ class SlowDisk : public ::testing::Test {
   }
   void hold() {
     EXPECT_EQ(read_all(run_.store(), "a"), run_.content());  // with all headers
-    while (run_.budget().used() != used_) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // what came last by chance
+    // what came last by chance
+    while (run_.budget().used() != used_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     run_.disk().hold_reads(run_.slow());
   }
   void expect_two_late() {
@@ -209,7 +233,9 @@ TEST_F(SlowDisk, ARepairDoesNotWaitForIt) {
 TEST_F(SlowDisk, AReadThatDecodesDoesNotWaitForIt) {
   open(false);
   Bytes into(kChunk);
-  const auto read = [&](size_t chunk) { return run_.store().read("a", chunk * kChunk, slice_of(into), {}); };
+  const auto read = [&](size_t chunk) {
+    return run_.store().read("a", chunk * kChunk, slice_of(into), {});
+  };
   std::vector<size_t> decoded;
   for (size_t chunk = 0; chunk < 4 * 10; ++chunk) {
     const uint64_t before = run_.store().health().decoded_blocks;
@@ -265,7 +291,8 @@ TEST(CodedStragglers, WhoWaitsIsToldOfTheFirstThatComes) {
   EXPECT_FALSE(stragglers.await());
 }
 
-// With two disks away it takes all that are left: the slow one is waited for, and nothing is lost or given up.
+// With two disks away it takes all that are left: the slow one is waited for, and nothing is lost
+// or given up.
 TEST_F(SlowDisk, WhereItTakesTheSlowOneItIsWaitedFor) {
   run_.disk().remove(run_.world().paths()[3]);
   open(true);
@@ -278,7 +305,8 @@ TEST_F(SlowDisk, WhereItTakesTheSlowOneItIsWaitedFor) {
   EXPECT_EQ(read_all(run_.store(), "a"), run_.content());
 }
 
-// One that is wrong counts for nothing: the spare one takes its place, and what was good is not made anew from it.
+// One that is wrong counts for nothing: the spare one takes its place, and what was good is not
+// made anew from it.
 TEST(CodedRepair, AWrongBlockAmongThoseReadIsAnErasure) {
   for (size_t flipped = 0; flipped < 6; ++flipped) {
     if (flipped == 1) continue;  // the new one
@@ -287,7 +315,8 @@ TEST(CodedRepair, AWrongBlockAmongThoseReadIsAnErasure) {
     run.disk().image(run.world().paths()[0]).read(0, head);
     const Shape shape = (**decode_superblock(head)).shape;
     const std::string path = run.world().paths()[flipped];
-    for (size_t slot = 0; slot < shape.slots; ++slot) run.disk().flip(path, shape.block_at(slot, 7) + 99, 1);
+    for (size_t slot = 0; slot < shape.slots; ++slot)
+      run.disk().flip(path, shape.block_at(slot, 7) + 99, 1);
     run.open();
     ASSERT_OK(run.store().repair().wait());
     EXPECT_TRUE(run.store().health().troubles.empty());
@@ -309,7 +338,9 @@ class RepairMemory : public ::testing::Test {
   }
   RepairMemory() : run_(2, 1, 1, options(), 1 << 20) { run_.open(); }
   // All but so much of the cap is taken by somebody else.
-  Grant leave(uint64_t bytes) { return std::move(*run_.budget().take(kCap - run_.budget().used() - bytes, "a test")); }
+  Grant leave(uint64_t bytes) {
+    return std::move(*run_.budget().take(kCap - run_.budget().used() - bytes, "a test"));
+  }
   NewDisk run_;
 };
 
@@ -374,14 +405,16 @@ TEST(CodedTrouble, AFoldThatFindsNoRoomIsToldOnceAndOnceMoreWhenItDoes) {
       auto taken = budget.take(kCap - budget.used() - kRow + 1, "a test");
       if (!taken) continue;  // a fold took some just then
       others = std::move(*taken);
-      for (int i = 0; i < 100 && lines->begun == 0 && store->health().newer_blocks > 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      for (int i = 0; i < 100 && lines->begun == 0 && store->health().newer_blocks > 0; ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(350));  // it is tried each 100 ms
     EXPECT_EQ(lines->begun, 1);
     EXPECT_EQ(lines->ended, 0);
     others = Grant();
     const auto until = std::chrono::steady_clock::now() + kLong;
-    while (lines->ended == 0 && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    while (lines->ended == 0 && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
     EXPECT_EQ(store->health().newer_blocks, 0U);
     EXPECT_EQ(read_all(*store, "a"), content);
   }

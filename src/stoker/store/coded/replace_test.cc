@@ -10,7 +10,8 @@
 namespace stoker::coded {
 namespace {
 
-Result<std::unique_ptr<CodedStore>> open_replacing(CodedWorld& world, const std::vector<size_t>& shards) {
+Result<std::unique_ptr<CodedStore>> open_replacing(CodedWorld& world,
+                                                   const std::vector<size_t>& shards) {
   StoreOptions options;
   for (const size_t shard : shards) options.replace.push_back(world.paths()[shard]);
   return world.open_coded(options);
@@ -50,13 +51,15 @@ TEST(CodedReplace, NothingIsMadeUnasked) {
     auto store = std::move(*world.open_small());
     put(*store, "a", 300'000, 1);
   }
-  world.disk().put(world.paths()[2], SimImage(world.disk().image(world.paths()[2]).bytes()));  // a blank disk in its place
+  // a blank disk in its place
+  world.disk().put(world.paths()[2], SimImage(world.disk().image(world.paths()[2]).bytes()));
   auto store = std::move(*world.open_small());
   ASSERT_OK(store->repair().wait());
   EXPECT_EQ(store->health().troubles.size(), 1U);
   Bytes head(65536);
   world.disk().image(world.paths()[2]).read(0, head);
-  EXPECT_TRUE(std::all_of(head.begin(), head.end(), [](std::byte byte) { return byte == std::byte{0}; }));
+  EXPECT_TRUE(
+      std::all_of(head.begin(), head.end(), [](std::byte byte) { return byte == std::byte{0}; }));
 }
 
 TEST(CodedReplace, WhatHoldsDataOrIsNotNamedIsRefused) {
@@ -73,12 +76,14 @@ TEST(CodedReplace, WhatHoldsDataOrIsNotNamedIsRefused) {
   const auto data = open_replacing(world, {2});
   ASSERT_FALSE(data);
   EXPECT_EQ(data.error().code, Code::mismatch);
-  EXPECT_NE(data.error().what.find("holds data that is no shard"), std::string::npos) << data.error().what;
+  EXPECT_NE(data.error().what.find("holds data that is no shard"), std::string::npos)
+      << data.error().what;
   StoreOptions options;
   options.replace = {"elsewhere"};
   const auto other = world.open_coded(options);
   ASSERT_FALSE(other);
-  EXPECT_NE(other.error().what.find("none of the shards of this store"), std::string::npos) << other.error().what;
+  EXPECT_NE(other.error().what.find("none of the shards of this store"), std::string::npos)
+      << other.error().what;
   // One that is there stays as it is.
   world.disk().put(world.paths()[2], whole);
   auto store = open_replacing(world, {2});
@@ -96,8 +101,8 @@ TEST(CodedReplace, WhatHoldsDataOrIsNotNamedIsRefused) {
   EXPECT_EQ(world.disk().image(world.paths()[0]).bytes(), 0U);
 }
 
-// A power cut after any number of transfers of replacing, rebuilding and admitting; what comes next goes on, and every acknowledged byte is there without
-// any two shards.
+// A power cut after any number of transfers of replacing, rebuilding and admitting; what comes next
+// goes on, and every acknowledged byte is there without any two shards.
 TEST(CodedReplace, APowerCutAtAnyMomentOfItLosesNothing) {
   CodedWorld world(quiet(3, 2));
   Bytes content;
@@ -126,14 +131,16 @@ TEST(CodedReplace, APowerCutAtAnyMomentOfItLosesNothing) {
     world.disk().restore_power();
     ++cases;
     {
-      // Alone, what was made so far is no reason to serve anything; with the others it is stale or whole.
+      // Alone, what was made so far is no reason to serve anything; with the others it is stale or
+      // whole.
       auto store = open_replacing(world, {1});
       ASSERT_OK(store) << "after " << transfers;
       ASSERT_EQ(read_all(**store, "a"), now) << "after " << transfers;
       went_on += (*store)->health().troubles.empty() ? 0 : 1;
       update(**store, "a", now, 100'000, 9'000, 40 + transfers);
       ASSERT_OK((*store)->repair().wait());
-      ASSERT_TRUE((*store)->health().troubles.empty()) << transfers << ": " << (*store)->health().troubles[0];
+      ASSERT_TRUE((*store)->health().troubles.empty())
+          << transfers << ": " << (*store)->health().troubles[0];
     }
     for (const size_t lost : {transfers % 5, (transfers + 2) % 5}) {
       if (lost != 1) world.disk().remove(world.paths()[lost]);
@@ -149,7 +156,8 @@ TEST(CodedReplace, APowerCutAtAnyMomentOfItLosesNothing) {
   RecordProperty("cases", static_cast<int>(cases));
 }
 
-// The same while its file is made: it is not there then, or empty, or blank, and replacing it goes on.
+// The same while its file is made: it is not there then, or empty, or blank, and replacing it goes
+// on.
 TEST(CodedReplace, APowerCutWhileTheFileIsMadeLosesNothing) {
   CodedWorld world(quiet(3, 2));
   Bytes content;
@@ -190,7 +198,8 @@ TEST(CodedReplace, APowerCutWhileTheFileIsMadeLosesNothing) {
   EXPECT_EQ(left, (std::set<uint64_t>{0, whole}));  // 0: also where there is none
 }
 
-// A new disk that was never admitted knows nothing: it does not help old ones to pass for the newest state.
+// A new disk that was never admitted knows nothing: it does not help old ones to pass for the
+// newest state.
 TEST(CodedReplace, ANewDiskIsNoWitness) {
   CodedWorld world(quiet(4, 2));
   Bytes content;
@@ -204,8 +213,10 @@ TEST(CodedReplace, ANewDiskIsNoWitness) {
     auto store = std::move(*world.open_small());
     update(*store, "a", content, 0, 50'000, 2);
   }
-  // Disk 2 is lost for good just then, and its place made anew by somebody who has all others, up to the first superblock.
-  for (const size_t away : {0U, 1U}) world.disk().put(world.paths()[away], old.at(world.paths()[away]));
+  // Disk 2 is lost for good just then, and its place made anew by somebody who has all others, up
+  // to the first superblock.
+  for (const size_t away : {0U, 1U})
+    world.disk().put(world.paths()[away], old.at(world.paths()[away]));
   world.disk().remove(world.paths()[2]);
   {
     auto store = open_replacing(world, {2});
@@ -222,10 +233,12 @@ TEST(CodedReplace, ANewDiskIsNoWitness) {
   made.write(0, std::as_bytes(std::span(bytes)));
   world.disk().put(world.paths()[2], made);
   for (size_t i = 3; i < 6; ++i) world.disk().remove(world.paths()[i]);
-  EXPECT_EQ(code_of(world.open_small(true)), Code::not_found) << "two old shards and a new one cannot tell what was written last";
+  EXPECT_EQ(code_of(world.open_small(true)), Code::not_found)
+      << "two old shards and a new one cannot tell what was written last";
 }
 
-// Commits go on while a shard is rebuilt, also such that write whole stripes; at the end it has them all.
+// Commits go on while a shard is rebuilt, also such that write whole stripes; at the end it has
+// them all.
 TEST(CodedReplace, WhatIsWrittenMeanwhileIsOnTheNewDiskToo) {
   CodedWorldOptions options = quiet(4, 2);
   options.segments = 6;
@@ -252,7 +265,8 @@ TEST(CodedReplace, WhatIsWrittenMeanwhileIsOnTheNewDiskToo) {
   EXPECT_EQ(read_all(*store, "b"), b);
 }
 
-// Whoever writes so much that the logs are folded all the time does not keep the new disk away for ever.
+// Whoever writes so much that the logs are folded all the time does not keep the new disk away for
+// ever.
 TEST(CodedReplace, FoldsAllTheTimeDoNotKeepANewDiskAway) {
   CodedWorldOptions options = quiet(4, 2);
   options.segment_bytes = 128 << 10;
@@ -268,18 +282,23 @@ TEST(CodedReplace, FoldsAllTheTimeDoNotKeepANewDiskAway) {
     auto store = std::move(*open_replacing(world, {3}));
     auto repaired = store->repair();
     uint64_t updates = 0;
-    for (; !repaired.ready() && updates < 3000; ++updates) ASSERT_NO_FATAL_FAILURE(update(*store, "a", a, updates * 211 % 640 * 4096, 4096, 100 + updates));
+    for (; !repaired.ready() && updates < 3000; ++updates)
+      ASSERT_NO_FATAL_FAILURE(
+          update(*store, "a", a, updates * 211 % 640 * 4096, 4096, 100 + updates));
     ASSERT_TRUE(repaired.ready()) << "not after " << updates << " updates";
     ASSERT_OK(repaired.wait());
     EXPECT_TRUE(store->health().troubles.empty());
-    for (; updates < 600; ++updates) ASSERT_NO_FATAL_FAILURE(update(*store, "a", a, updates * 211 % 640 * 4096, 4096, 100 + updates));
+    for (; updates < 600; ++updates)
+      ASSERT_NO_FATAL_FAILURE(
+          update(*store, "a", a, updates * 211 % 640 * 4096, 4096, 100 + updates));
   }
   for (const size_t lost : {0U, 5U}) world.disk().remove(world.paths()[lost]);
   auto store = std::move(*world.open_small());
   EXPECT_EQ(read_all(*store, "a"), a);
 }
 
-// With more shards than chunks the stripes differ in what they have lost: those that have lost most come first.
+// With more shards than chunks the stripes differ in what they have lost: those that have lost most
+// come first.
 TEST(CodedReplace, WhatHasTheFewestSurvivorsComesFirst) {
   CodedWorldOptions options = quiet(2, 2);
   options.shards = 6;
@@ -292,11 +311,14 @@ TEST(CodedReplace, WhatHasTheFewestSurvivorsComesFirst) {
   auto store = std::move(*open_replacing(world, {1, 4}));
   world.disk().start_recording();
   ASSERT_OK(store->repair().wait());
-  // The stripes on both new disks are rebuilt on the first of them before any other: each is told by the id in the first header page that is written.
+  // The stripes on both new disks are rebuilt on the first of them before any other: each is told
+  // by the id in the first header page that is written.
   std::vector<uint64_t> order;
   std::string first_path;
   for (const SimEvent& event : world.disk().stop_recording()) {
-    if (event.kind != SimEvent::Kind::write || event.bytes->size() != 4096 || std::memcmp(event.bytes->data(), "SKH1", 4) != 0) continue;
+    if (event.kind != SimEvent::Kind::write || event.bytes->size() != 4096 ||
+        std::memcmp(event.bytes->data(), "SKH1", 4) != 0)
+      continue;
     if (first_path.empty()) first_path = event.path;
     if (event.path != first_path) continue;
     uint64_t id = 0;
@@ -309,14 +331,17 @@ TEST(CodedReplace, WhatHasTheFewestSurvivorsComesFirst) {
   std::vector<bool> both;
   for (const uint64_t id : order) {
     const auto shards = placement(shape, id);
-    both.push_back(std::count(shards.begin(), shards.end(), 1) + std::count(shards.begin(), shards.end(), 4) == 2);
+    both.push_back(std::count(shards.begin(), shards.end(), 1) +
+                       std::count(shards.begin(), shards.end(), 4) ==
+                   2);
   }
   EXPECT_TRUE(std::is_sorted(both.rbegin(), both.rend())) << "those on both disks first";
   EXPECT_GT(std::count(both.begin(), both.end(), true), 0);
   EXPECT_GT(std::count(both.begin(), both.end(), false), 0);
 }
 
-// Sectors of log, table, superblock and slots that cannot be read do not keep a shard away for good.
+// Sectors of log, table, superblock and slots that cannot be read do not keep a shard away for
+// good.
 TEST(CodedReplace, AShardWithUnreadableSectorsComesBack) {
   for (uint64_t nth = 1; nth <= 40; nth += 2) {
     CodedWorld world(quiet(4, 2));

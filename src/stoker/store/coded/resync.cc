@@ -1,4 +1,5 @@
-// Resync: a shard that was away, or made anew, gets the chunks that it misses, while the store works on, and counts again once it has all.
+// Resync: a shard that was away, or made anew, gets the chunks that it misses, while the store
+// works on, and counts again once it has all.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -12,11 +13,16 @@ namespace stoker::coded {
 namespace {
 
 constexpr const char* kWhere = "store/coded/resync";
-constexpr size_t kFoldedAtOnce = 8;    // stripes, when the admission needs room
-constexpr size_t kMendedAtOnce = 256;  // chunks, at most, before it is asked again which are the most urgent
-constexpr size_t kJoinedAtOnce = 256;  // stripes, at least, before it is asked again which are the most urgent
+constexpr size_t kFoldedAtOnce = 8;  // stripes, when the admission needs room
+// chunks, at most, before it is asked again which are the most urgent
+constexpr size_t kMendedAtOnce = 256;
+// stripes, at least, before it is asked again which are the most urgent
+constexpr size_t kJoinedAtOnce = 256;
 
-Error failing(const std::string& path, const std::string& why) { return make_error(Code::io, "the shard '" + path + "' cannot be brought up to date: " + why, kWhere); }
+Error failing(const std::string& path, const std::string& why) {
+  return make_error(Code::io, "the shard '" + path + "' cannot be brought up to date: " + why,
+                    kWhere);
+}
 
 }  // namespace
 
@@ -26,19 +32,25 @@ Result<bool> CodedStore::repair_step() {
   return resync_step();
 }
 
-// The shard without which most of what has the fewest survivors is at risk; its stripes in that order.
+// The shard without which most of what has the fewest survivors is at risk; its stripes in that
+// order.
 bool CodedStore::choose_joining() {
   const ShardSet away = shards_->present() & ~live();
   std::optional<size_t> best;
-  std::pair<size_t, size_t> best_risk;  // chunks lost of its worst stripe; how many stripes have lost that many
+  // chunks lost of its worst stripe; how many stripes have lost that many
+  std::pair<size_t, size_t> best_risk;
   for (size_t shard = 0; shard < shape_.shards; ++shard) {
     if ((away & shard_bit(shard)) == 0 || given_up_.contains(shard)) continue;
     std::pair<size_t, size_t> risk;
     const std::lock_guard lock(mutex_);
     for (const auto& [key, object] : table_.objects()) {
       for (const StripePtr& stripe : object->stripes) {
-        if (!stripe || std::find(stripe->shards.begin(), stripe->shards.end(), shard) == stripe->shards.end()) continue;
-        const auto lost = static_cast<size_t>(std::count_if(stripe->shards.begin(), stripe->shards.end(), [&](size_t each) { return (live_ & shard_bit(each)) == 0; }));
+        if (!stripe ||
+            std::find(stripe->shards.begin(), stripe->shards.end(), shard) == stripe->shards.end())
+          continue;
+        const auto lost = static_cast<size_t>(
+            std::count_if(stripe->shards.begin(), stripe->shards.end(),
+                          [&](size_t each) { return (live_ & shard_bit(each)) == 0; }));
         if (lost > risk.first) risk = {lost, 0};
         risk.second += lost == risk.first ? 1 : 0;
       }
@@ -53,15 +65,21 @@ bool CodedStore::choose_joining() {
   return true;
 }
 
-// What is repaired first, the highest: what has lost most, be it with a shard or by itself; then by class (what is rewritten: its updates are on fewer disks, and each fold of it has to
-// decode; what is read: its readers have to; what is only written is missed by nobody yet); then what readers had to decode most often.
+// What is repaired first, the highest: what has lost most, be it with a shard or by itself; then by
+// class (what is rewritten: its updates are on fewer disks, and each fold of it has to decode; what
+// is read: its readers have to; what is only written is missed by nobody yet); then what readers
+// had to decode most often.
 CodedStore::Urgency CodedStore::urgency(const Stripe& stripe) const {
   size_t lost = 0;
   for (size_t position = 0; position < stripe.shards.size(); ++position) {
     const std::pair at(stripe.id, position);
-    lost += (live_ & shard_bit(stripe.shards[position])) == 0 || bad_.contains(at) || lost_.contains(at) ? 1 : 0;
+    lost +=
+        (live_ & shard_bit(stripe.shards[position])) == 0 || bad_.contains(at) || lost_.contains(at)
+            ? 1
+            : 0;
   }
-  constexpr std::array<size_t, kClasses.size()> kRank = {1, 0, 2};  // read_only, write_only, read_write
+  // read_only, write_only, read_write
+  constexpr std::array<size_t, kClasses.size()> kRank = {1, 0, 2};
   return {lost, kRank[static_cast<size_t>(classes_.of(stripe.object))], stripe.misses};
 }
 
@@ -73,20 +91,27 @@ StripePtr CodedStore::next_to_join() {
       if (stripe && !joined_.contains(stripe->id)) return stripe;
     }
     if (looks > 0) break;
-    // The most urgent of all that is missing: at first everything, later what is left and what came meanwhile.
+    // The most urgent of all that is missing: at first everything, later what is left and what came
+    // meanwhile.
     std::vector<std::pair<Urgency, StripePtr>> missing;
     std::lock_guard lock(mutex_);
     for (const auto& [key, object] : table_.objects()) {
       for (const StripePtr& stripe : object->stripes) {
-        if (!stripe || joined_.contains(stripe->id) || mutated(Mutation::admit_stale) || std::find(stripe->shards.begin(), stripe->shards.end(), *joining_) == stripe->shards.end()) continue;
+        if (!stripe || joined_.contains(stripe->id) || mutated(Mutation::admit_stale) ||
+            std::find(stripe->shards.begin(), stripe->shards.end(), *joining_) ==
+                stripe->shards.end())
+          continue;
         missing.emplace_back(urgency(*stripe), stripe);
       }
     }
-    std::stable_sort(missing.begin(), missing.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::stable_sort(missing.begin(), missing.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
     // Some of them: what readers miss in the meantime comes forward then.
     const size_t now = std::max(kJoinedAtOnce, missing.size() / 16);
-    for (size_t i = missing.size() - std::min(now, missing.size()); i < missing.size(); ++i) to_join_.push_back(missing[i].second);
-    counts_.doing = {"rebuilding '" + (*shards_)[*joining_].path + "'", joined_.size(), joined_.size() + missing.size(), joined_.size() * shape_.chunk_bytes};
+    for (size_t i = missing.size() - std::min(now, missing.size()); i < missing.size(); ++i)
+      to_join_.push_back(missing[i].second);
+    counts_.doing = {"rebuilding '" + (*shards_)[*joining_].path + "'", joined_.size(),
+                     joined_.size() + missing.size(), joined_.size() * shape_.chunk_bytes};
   }
   return nullptr;
 }
@@ -116,13 +141,15 @@ Result<bool> CodedStore::resync_step() {
       if (!folded) status = folded.error();
     }
   }
-  if (!status && status.error().code == Code::over_budget) return status.error();  // not for ever: it goes on with the next chance
+  // not for ever: it goes on with the next chance
+  if (!status && status.error().code == Code::over_budget) return status.error();
   if (!status && joining_) give_up_joining(status.error().message());
   return true;
 }
 
 Status CodedStore::begin_to_join(const StripePtr& stripe) {
-  const auto position = static_cast<size_t>(std::find(stripe->shards.begin(), stripe->shards.end(), *joining_) - stripe->shards.begin());
+  const auto position = static_cast<size_t>(
+      std::find(stripe->shards.begin(), stripe->shards.end(), *joining_) - stripe->shards.begin());
   if (position == shape_.n()) return {};
   if (const Status loaded = load_headers_paced(stripe); !loaded) {
     STOKER_TRY(forget(stripe, position));
@@ -149,7 +176,8 @@ Status CodedStore::join_step() {
   return {};
 }
 
-// What a fold has changed of a stripe that the joining shard has, or is about to have: it gets that again at once, or folds beside it would keep it away for ever.
+// What a fold has changed of a stripe that the joining shard has, or is about to have: it gets that
+// again at once, or folds beside it would keep it away for ever.
 Status CodedStore::join_again(const StripePtr& stripe) {
   if (!joining_) return {};
   const bool under_way = joining_chunk_ && joining_chunk_->stripe.lock() == stripe;
@@ -161,7 +189,8 @@ Status CodedStore::join_again(const StripePtr& stripe) {
   return status;
 }
 
-// Nobody knows what belongs there: what stands there is old, and must not count once the shard does.
+// Nobody knows what belongs there: what stands there is old, and must not count once the shard
+// does.
 Status CodedStore::forget(const StripePtr& stripe, size_t position) {
   const size_t shard = stripe->shards[position];
   AlignedBytes zeros(header_bytes(shape_));
@@ -206,10 +235,12 @@ void CodedStore::choose_to_mend() {
     bad.emplace_back(stripe ? urgency(*stripe) : Urgency(), at);
   }
   std::sort(bad.begin(), bad.end());
-  for (size_t i = bad.size() - std::min(kMendedAtOnce, bad.size()); i < bad.size(); ++i) to_mend_.push_back(bad[i].second);
+  for (size_t i = bad.size() - std::min(kMendedAtOnce, bad.size()); i < bad.size(); ++i)
+    to_mend_.push_back(bad[i].second);
 }
 
-// A chunk of which a reader found a block bad, or could not read a header page, is compared with the others and written where it differs, a piece a step.
+// A chunk of which a reader found a block bad, or could not read a header page, is compared with
+// the others and written where it differs, a piece a step.
 Result<bool> CodedStore::mend_step() {
   {
     std::lock_guard lock(mutex_);
@@ -255,11 +286,13 @@ Result<bool> CodedStore::mend_step() {
 }
 
 Future<void> CodedStore::repair() {
-  return add_job([this, begun = false]() mutable -> Result<bool> {
-    if (!begun) given_up_.clear();
-    begun = true;
-    return repair_step();
-  }, pace_);
+  return add_job(
+      [this, begun = false]() mutable -> Result<bool> {
+        if (!begun) given_up_.clear();
+        begun = true;
+        return repair_step();
+      },
+      pace_);
 }
 
 }  // namespace stoker::coded

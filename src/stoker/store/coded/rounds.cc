@@ -46,7 +46,8 @@ RoundItem Rounds::begin(const Shape& shape, Stamp image) {
     const ValRef val = vals_.front().lock();
     if (!val) continue;
     if (told_bytes(*val) > left) break;
-    item.vals.push_back({val->stamp, val->commit != nullptr, val->stripe, val->chunk, val->first, val->crcs, 0});
+    item.vals.push_back(
+        {val->stamp, val->commit != nullptr, val->stripe, val->chunk, val->first, val->crcs, 0});
     told_vals_.push_back(val);
     left -= told_bytes(*val);
   }
@@ -109,12 +110,14 @@ ShardsOfRounds FoundRounds::shards_of_last() const {
   return shards;
 }
 
-// Those between intact frames, and that behind the last one: rounds that are told to be on this shard, and newer than all that it has.
+// Those between intact frames, and that behind the last one: rounds that are told to be on this
+// shard, and newer than all that it has.
 std::vector<FoundRounds::Gap> FoundRounds::gaps_of(size_t shard, uint64_t from) const {
   std::vector<Gap> gaps;
   if (const auto at = gaps_.find(shard); at != gaps_.end()) gaps = at->second;
   const auto newest = newest_.find(shard);
-  Gap tail{std::max(newest == newest_.end() ? 0 : newest->second, std::max<uint64_t>(from, 1) - 1), 0, 0};
+  Gap tail{std::max(newest == newest_.end() ? 0 : newest->second, std::max<uint64_t>(from, 1) - 1),
+           0, 0};
   for (auto told = told_.upper_bound(tail.after); told != told_.end(); ++told) {
     if ((told->second & shard_bit(shard)) == 0) continue;
     tail.before = told->first + 1;
@@ -124,7 +127,8 @@ std::vector<FoundRounds::Gap> FoundRounds::gaps_of(size_t shard, uint64_t from) 
   return gaps;
 }
 
-ShardSet FoundRounds::hiding(const Shape& shape, ShardSet current, std::span<const uint64_t> from) const {
+ShardSet FoundRounds::hiding(const Shape& shape, ShardSet current,
+                             std::span<const uint64_t> from) const {
   std::map<uint64_t, ShardSet> untold;  // shards on which frames of such a round are damaged
   for (size_t shard = 0; shard < shape.shards; ++shard) {
     if ((current & shard_bit(shard)) == 0) continue;

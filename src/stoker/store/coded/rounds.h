@@ -1,5 +1,6 @@
-// Rounds: all frames of one round of appends are durable before any of the next is written, so what a frame tells of the rounds before was durable.
-// By that an opening knows of records that are damaged in all logs. docs/formats/coded_store.md, *Rounds*.
+// Rounds: all frames of one round of appends are durable before any of the next is written, so what
+// a frame tells of the rounds before was durable. By that an opening knows of records that are
+// damaged in all logs. docs/formats/coded_store.md, *Rounds*.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +23,14 @@ class Rounds {
   // Goes on behind the last round that any log has.
   void resume(uint64_t last, const ShardsOfRounds& shards);
   uint64_t last() const { return last_; }
-  // These are in the frames of the round that was appended last, or in older ones that nobody tells of.
+  // These are in the frames of the round that was appended last, or in older ones that nobody tells
+  // of.
   void add(const ValRef& val) { vals_.push_back(val); }
   void add(const std::shared_ptr<CommitRecord>& commit) { commits_.push_back(commit); }
   // Of the item that begin() would give, at most.
   size_t item_bytes(const Shape& shape) const;
-  // The next round, with what it tells: all that add() brought, of which as much as a small part of a segment holds.
+  // The next round, with what it tells: all that add() brought, of which as much as a small part of
+  // a segment holds.
   RoundItem begin(const Shape& shape, Stamp image);
   // Its frames are durable. They are kept as long as what they tell of is needed.
   void end(const std::map<size_t, LogFrame>& written);
@@ -35,7 +38,8 @@ class Rounds {
  private:
   uint64_t last_ = 0;
   ShardsOfRounds shards_{};
-  std::deque<std::weak_ptr<Val>> vals_;  // to be told, the oldest first; what is not needed any more is not told
+  // to be told, the oldest first; what is not needed any more is not told
+  std::deque<std::weak_ptr<Val>> vals_;
   std::deque<std::weak_ptr<CommitRecord>> commits_;
   std::vector<std::weak_ptr<Val>> told_vals_;  // by the round that is being appended
   std::vector<std::weak_ptr<CommitRecord>> told_commits_;
@@ -54,8 +58,10 @@ class FoundRounds {
   uint64_t last() const { return last_; }
   // As the next frame has to tell them.
   ShardsOfRounds shards_of_last() const;
-  // Current shards with damaged frames of rounds that nothing tells of, if as many shards are missing or damaged there as must be for a record to be gone.
-  // `from`: the first round that a shard's log may have. Asked only where a record is known to be gone: gaps that a crash leaves are like these.
+  // Current shards with damaged frames of rounds that nothing tells of, if as many shards are
+  // missing or damaged there as must be for a record to be gone. `from`: the first round that a
+  // shard's log may have. Asked only where a record is known to be gone: gaps that a crash leaves
+  // are like these.
   ShardSet hiding(const Shape& shape, ShardSet current, std::span<const uint64_t> from) const;
 
  private:
@@ -67,10 +73,10 @@ class FoundRounds {
   std::vector<Gap> gaps_of(size_t shard, uint64_t from) const;
 
   uint64_t last_ = 0;
-  std::map<uint64_t, ShardSet> seen_;    // shards with an intact frame, by round
-  std::map<uint64_t, ShardSet> told_;    // shards that it was written on, by round
+  std::map<uint64_t, ShardSet> seen_;  // shards with an intact frame, by round
+  std::map<uint64_t, ShardSet> told_;  // shards that it was written on, by round
   std::map<size_t, std::vector<Gap>> gaps_;
-  std::map<size_t, uint64_t> newest_;    // round that a shard has a frame of
+  std::map<size_t, uint64_t> newest_;  // round that a shard has a frame of
 };
 
 }  // namespace stoker::coded

@@ -1,4 +1,5 @@
-// Records that are damaged in all logs: frames of later rounds tell of them, so nothing older is shown in their place, and nobody is told that all is well.
+// Records that are damaged in all logs: frames of later rounds tell of them, so nothing older is
+// shown in their place, and nobody is told that all is well.
 #include "stoker/store/coded/rounds.h"
 
 #include <algorithm>
@@ -29,23 +30,28 @@ std::vector<FrameAt> frames_of(CodedWorld& world, uint64_t number, bool commits 
     for (size_t segment = 0; segment < super.shape.segments; ++segment) {
       Bytes bytes(super.shape.segment_bytes);
       image.read(super.shape.segment_at(segment), bytes);
-      read_segment(super.shape, super.store, shard, segment, super.log_floor, bytes, [&](uint64_t at, const FrameContent& frame) {
-        bool has = false;
-        for (const Item& item : frame.items) {
-          const auto* val = std::get_if<ValItem>(&item);
-          const auto* commit = std::get_if<CommitItem>(&item);
-          has = has || (!commits && val != nullptr && number_of(val->stamp) == number) || (commits && commit != nullptr && number_of(commit->stamp) == number);
-        }
-        if (has) found.push_back({shard, super.shape.segment_at(segment) + at});
-      });
+      read_segment(super.shape, super.store, shard, segment, super.log_floor, bytes,
+                   [&](uint64_t at, const FrameContent& frame) {
+                     bool has = false;
+                     for (const Item& item : frame.items) {
+                       const auto* val = std::get_if<ValItem>(&item);
+                       const auto* commit = std::get_if<CommitItem>(&item);
+                       has = has ||
+                             (!commits && val != nullptr && number_of(val->stamp) == number) ||
+                             (commits && commit != nullptr && number_of(commit->stamp) == number);
+                     }
+                     if (has) found.push_back({shard, super.shape.segment_at(segment) + at});
+                   });
     }
   }
   return found;
 }
 
-void spoil(CodedWorld& world, const std::vector<FrameAt>& frames, const std::set<size_t>& spared = {}) {
+void spoil(CodedWorld& world, const std::vector<FrameAt>& frames,
+           const std::set<size_t>& spared = {}) {
   for (const FrameAt& frame : frames) {
-    if (!spared.contains(frame.shard)) world.disk().flip(world.paths()[frame.shard], frame.offset + 90, 3);
+    if (!spared.contains(frame.shard))
+      world.disk().flip(world.paths()[frame.shard], frame.offset + 90, 3);
   }
 }
 
@@ -68,7 +74,8 @@ RepairReport repair(CodedWorld& world, size_t k, size_t m) {
 Status read_block(Store& store, const std::string& key, size_t offset, const Bytes& content) {
   Bytes into(std::min<size_t>(kBlock, content.size() - offset));
   STOKER_TRY(store.read(key, offset, slice_of(into), {}).wait());
-  if (std::memcmp(into.data(), content.data() + offset, into.size()) != 0) return make_error(Code::mismatch, "other bytes than were written");
+  if (std::memcmp(into.data(), content.data() + offset, into.size()) != 0)
+    return make_error(Code::mismatch, "other bytes than were written");
   return {};
 }
 
@@ -86,7 +93,9 @@ void expect_lost(Store& store, const Bytes& content, const std::set<size_t>& los
 }
 
 bool tells(const std::vector<std::string>& problems, const std::string& what) {
-  return std::any_of(problems.begin(), problems.end(), [&](const std::string& problem) { return problem.find(what) != std::string::npos; });
+  return std::any_of(problems.begin(), problems.end(), [&](const std::string& problem) {
+    return problem.find(what) != std::string::npos;
+  });
 }
 
 // An object, and commits 2 to 4: updates of three chunks.
@@ -107,7 +116,8 @@ TEST(CodedRounds, AnUpdateThatIsDamagedInAllLogsIsAnErrorUntilItIsWrittenAgain) 
   const auto frames = frames_of(run.world, 2);
   ASSERT_EQ(frames.size(), 3U);
   spoil(run.world, frames);
-  EXPECT_TRUE(tells(fsck(run.world, 4, 2).problems, "an update of 'a' that was acknowledged is damaged in all logs"));
+  EXPECT_TRUE(tells(fsck(run.world, 4, 2).problems,
+                    "an update of 'a' that was acknowledged is damaged in all logs"));
   expect_lost(**run.world.open_small(true), run.content, {8192});
   for (int i = 0; i < 3; ++i) {
     auto store = std::move(*run.world.open_small());
@@ -217,20 +227,23 @@ TEST(CodedRounds, ACommitThatIsDamagedInAllLogsIsTold) {
   spoil(world, frames);
   auto store = world.open_small();
   ASSERT_OK(store);
-  EXPECT_NE((*store)->info().read_only.find("commit 2 is damaged in all logs"), std::string::npos) << (*store)->info().read_only;
+  EXPECT_NE((*store)->info().read_only.find("commit 2 is damaged in all logs"), std::string::npos)
+      << (*store)->info().read_only;
   EXPECT_EQ((*store)->info().committed, 3U);
   store->reset();
   EXPECT_TRUE(tells(fsck(world, 2, 1).problems, "commit 2 is damaged in all logs"));
 }
 
-// Folders that are copied one after the other while a writer is at work: some are older than the others.
+// Folders that are copied one after the other while a writer is at work: some are older than the
+// others.
 TEST(CodedRounds, CopiesOfDifferentMomentsAreNoStoreThatIsWhole) {
   CodedWorld world(quiet(4, 2));
   auto store = std::move(*world.open_small());
   Bytes content = put(*store, "a", 250'000, 1);
   update(*store, "a", content, 8192, kBlock, 2);
   const auto early = images_of(world);
-  for (uint64_t i = 0; i < 12; ++i) update(*store, "a", content, 12'288 + i % 3 * kBlock, kBlock, 3 + i);
+  for (uint64_t i = 0; i < 12; ++i)
+    update(*store, "a", content, 12'288 + i % 3 * kBlock, kBlock, 3 + i);
   update(*store, "a", content, 131'072, kBlock, 20);
   auto late = images_of(world);
   std::set<size_t> on;
@@ -317,7 +330,8 @@ TEST(CodedRounds, OnlyWhatNobodyTellsOfIsHidden) {
           frames.push_back({nth * kBlock, (nth + 1) * kBlock, nth, round});
           RoundItem item;
           item.round = round;
-          for (uint64_t i = 0; i + 1 < round; ++i) item.shards[i] = (round - 1 - i) % 2 == 1 ? 7 : 14;
+          for (uint64_t i = 0; i + 1 < round; ++i)
+            item.shards[i] = (round - 1 - i) % 2 == 1 ? 7 : 14;
           rounds.tell(item);
         }
         ++nth;
@@ -328,9 +342,12 @@ TEST(CodedRounds, OnlyWhatNobodyTellsOfIsHidden) {
   };
   EXPECT_EQ(found({}).hiding(shape, 15, from), 0U);
   EXPECT_EQ(found({{0, 3}, {1, 3}, {2, 3}}).hiding(shape, 15, from), 0U) << "round 4 tells it";
-  EXPECT_EQ(found({{0, 3}, {1, 3}, {2, 3}, {1, 4}, {2, 4}, {3, 4}}).hiding(shape, 15, from), 7U) << "round 4 is gone, too";
-  EXPECT_EQ(found({{0, 3}, {1, 4}, {2, 4}, {3, 4}}).hiding(shape, 15, from), 0U) << "two shards have round 3";
-  EXPECT_EQ(found({{1, 4}, {2, 4}, {3, 4}, {0, 5}, {1, 5}, {2, 5}}).hiding(shape, 15, from), 0U) << "as if 4 and 5 had never been";
+  EXPECT_EQ(found({{0, 3}, {1, 3}, {2, 3}, {1, 4}, {2, 4}, {3, 4}}).hiding(shape, 15, from), 7U)
+      << "round 4 is gone, too";
+  EXPECT_EQ(found({{0, 3}, {1, 4}, {2, 4}, {3, 4}}).hiding(shape, 15, from), 0U)
+      << "two shards have round 3";
+  EXPECT_EQ(found({{1, 4}, {2, 4}, {3, 4}, {0, 5}, {1, 5}, {2, 5}}).hiding(shape, 15, from), 0U)
+      << "as if 4 and 5 had never been";
 }
 
 }  // namespace

@@ -10,17 +10,25 @@ namespace {
 
 uint32_t positions_of(const Stripe& stripe, ShardSet set) {
   uint32_t positions = 0;
-  for (size_t i = 0; i < stripe.shards.size(); ++i) positions |= (set & shard_bit(stripe.shards[i])) != 0 ? uint32_t{1} << i : 0;
+  for (size_t i = 0; i < stripe.shards.size(); ++i)
+    positions |= (set & shard_bit(stripe.shards[i])) != 0 ? uint32_t{1} << i : 0;
   return positions;
 }
 
 }  // namespace
 
-RowReads::RowReads(Shards& shards, ShardSet live, std::span<RowsWanted> all, std::shared_ptr<const void> memory, Priority priority)
-    : shards_(shards), shape_(shards.shape()), all_(all), memory_(std::move(memory)), priority_(priority) {
+RowReads::RowReads(Shards& shards, ShardSet live, std::span<RowsWanted> all,
+                   std::shared_ptr<const void> memory, Priority priority)
+    : shards_(shards),
+      shape_(shards.shape()),
+      all_(all),
+      memory_(std::move(memory)),
+      priority_(priority) {
   const ShardSet lagging = shards.stragglers().lagging();
   sets_.reserve(all.size());
-  for (const RowsWanted& rows : all) sets_.emplace_back(shape_, rows, positions_of(*rows.stripe, live) & ~rows.avoid, positions_of(*rows.stripe, lagging), memory_ != nullptr);
+  for (const RowsWanted& rows : all)
+    sets_.emplace_back(shape_, rows, positions_of(*rows.stripe, live) & ~rows.avoid,
+                       positions_of(*rows.stripe, lagging), memory_ != nullptr);
   begin();
 }
 
@@ -46,8 +54,9 @@ void RowReads::begin() {
   }
 }
 
-// As they come, so that what came first is compared with its checksums while the rest is on its way; until all have come, or there is enough without them.
-// Where one is wrong the spare one is waited for, however slow it is: what else there is follows in a batch of its own.
+// As they come, so that what came first is compared with its checksums while the rest is on its
+// way; until all have come, or there is enough without them. Where one is wrong the spare one is
+// waited for, however slow it is: what else there is follows in a batch of its own.
 void RowReads::take() {
   const auto enough = [](const RowSet& set) { return set.enough(); };
   for (;;) {
@@ -72,16 +81,24 @@ uint64_t RowReads::finish(const codec::ErasureCode& code) {
       decoded += done.blocks;
       continue;
     }
-    all_[i].status = make_error(Code::corruption, "row " + std::to_string(all_[i].first + *done.lost) + " of stripe " + std::to_string(all_[i].stripe->id) + " has only " + std::to_string(sets_[i].there(*done.lost)) +
-                               " intact blocks of the " + std::to_string(shape_.k) + " it needs: bring missing disks back, or restore the object from a copy", "store/coded/read");
+    all_[i].status =
+        make_error(Code::corruption,
+                   "row " + std::to_string(all_[i].first + *done.lost) + " of stripe " +
+                       std::to_string(all_[i].stripe->id) + " has only " +
+                       std::to_string(sets_[i].there(*done.lost)) + " intact blocks of the " +
+                       std::to_string(shape_.k) +
+                       " it needs: bring missing disks back, or restore the object from a copy",
+                   "store/coded/read");
   }
   return decoded;
 }
 
-// Adds the reads of these rows of chunk c; how many. Blocks of which some lie in the log are read one by one.
+// Adds the reads of these rows of chunk c; how many. Blocks of which some lie in the log are read
+// one by one.
 size_t RowReads::add(const RowsWanted& rows, size_t c, std::byte* into) {
   const Stripe& stripe = *rows.stripe;
-  const bool moved = stripe.overrides.lower_bound(rows.first * shape_.n()) != stripe.overrides.lower_bound((rows.first + rows.count) * shape_.n());
+  const bool moved = stripe.overrides.lower_bound(rows.first * shape_.n()) !=
+                     stripe.overrides.lower_bound((rows.first + rows.count) * shape_.n());
   const size_t step = moved ? 1 : rows.count;
   for (size_t r = 0; r < rows.count; r += step) {
     const auto over = stripe.overrides.find((rows.first + r) * shape_.n() + c);

@@ -15,11 +15,14 @@ namespace stoker::coded {
 // One thread, its owner's. Use once.
 class RowReads {
  public:
-  // Begins to read what is wanted of all of them, from these shards; each gets its own answer from finish(), until when all that `all` names stays as it is.
-  // `memory`: what all their blocks lie in. Where something has to be decoded one chunk more than it takes is then read, if a shard has it, and what comes
-  // first counts: the last read is left behind, and keeps `memory`, which nobody writes to any more but for the blocks that were wanted.
-  // None: what is needed is read, and all of it waited for; for blocks that are worked on in place.
-  RowReads(Shards& shards, ShardSet live, std::span<RowsWanted> all, std::shared_ptr<const void> memory, Priority priority);
+  // Begins to read what is wanted of all of them, from these shards; each gets its own answer from
+  // finish(), until when all that `all` names stays as it is. `memory`: what all their blocks lie
+  // in. Where something has to be decoded one chunk more than it takes is then read, if a shard has
+  // it, and what comes first counts: the last read is left behind, and keeps `memory`, which nobody
+  // writes to any more but for the blocks that were wanted. None: what is needed is read, and all
+  // of it waited for; for blocks that are worked on in place.
+  RowReads(Shards& shards, ShardSet live, std::span<RowsWanted> all,
+           std::shared_ptr<const void> memory, Priority priority);
   RowReads(const RowReads&) = delete;
   RowReads& operator=(const RowReads&) = delete;
 
@@ -43,8 +46,8 @@ class RowReads {
   const Priority priority_;
   std::vector<RowSet> sets_;
   std::vector<ChunkRead> reads_;
-  std::vector<size_t> read_of_;           // by transfer
-  std::optional<ShardTransfers> batch_;   // that is under way; none: there is nothing more to read
+  std::vector<size_t> read_of_;          // by transfer
+  std::optional<ShardTransfers> batch_;  // that is under way; none: there is nothing more to read
 };
 
 }  // namespace stoker::coded

@@ -9,8 +9,18 @@
 
 namespace stoker::coded {
 
-RowSet::RowSet(const Shape& shape, const RowsWanted& rows, uint32_t available, uint32_t lagging, bool spare)
-    : shape_(shape), headers_(*rows.stripe->headers), first_(rows.first), count_(rows.count), wanted_(rows.wanted), available_(available), lagging_(lagging), spare_(spare), blocks_(rows.blocks), have_(rows.count, 0) {
+RowSet::RowSet(const Shape& shape, const RowsWanted& rows, uint32_t available, uint32_t lagging,
+               bool spare)
+    : shape_(shape),
+      headers_(*rows.stripe->headers),
+      first_(rows.first),
+      count_(rows.count),
+      wanted_(rows.wanted),
+      available_(available),
+      lagging_(lagging),
+      spare_(spare),
+      blocks_(rows.blocks),
+      have_(rows.count, 0) {
   for (size_t r = 0; r < count_; ++r) {
     for (size_t c = 0; c < shape_.n(); ++c) {
       if (!zeros(c, r)) continue;
@@ -28,16 +38,25 @@ bool RowSet::all_have(size_t c) const {
 
 // What is wanted is waited for: its place may be decoded into.
 bool RowSet::enough() const {
-  return (under_way_ & wanted_) == 0 && std::all_of(have_.begin(), have_.end(), [&](uint32_t have) { return (have & wanted_) == wanted_ || static_cast<size_t>(std::popcount(have)) >= shape_.k; });
+  return (under_way_ & wanted_) == 0 && std::all_of(have_.begin(), have_.end(), [&](uint32_t have) {
+           return (have & wanted_) == wanted_ ||
+                  static_cast<size_t>(std::popcount(have)) >= shape_.k;
+         });
 }
 
 bool RowSet::known(size_t c, size_t r) const {
-  return c < shape_.k ? headers_.versions[(first_ + r) * shape_.k + c] != kUnknown : !headers_.unsound[(first_ + r) * shape_.m + c - shape_.k];
+  return c < shape_.k ? headers_.versions[(first_ + r) * shape_.k + c] != kUnknown
+                      : !headers_.unsound[(first_ + r) * shape_.m + c - shape_.k];
 }
 
-bool RowSet::intact(size_t c, size_t r) const { return crc32c(at(c, r), kBlock) == headers_.crcs[(first_ + r) * shape_.n() + c]; }
+bool RowSet::intact(size_t c, size_t r) const {
+  return crc32c(at(c, r), kBlock) == headers_.crcs[(first_ + r) * shape_.n() + c];
+}
 
-bool RowSet::zeros(size_t c, size_t r) const { return c < shape_.k ? headers_.versions[(first_ + r) * shape_.k + c] == 0 : row_is_blank(shape_, headers_, first_ + r); }
+bool RowSet::zeros(size_t c, size_t r) const {
+  return c < shape_.k ? headers_.versions[(first_ + r) * shape_.k + c] == 0
+                      : row_is_blank(shape_, headers_, first_ + r);
+}
 
 uint32_t RowSet::next() {
   uint32_t chosen = 0;
@@ -113,8 +132,11 @@ std::optional<size_t> RowSet::decode(const codec::ErasureCode& code, size_t begi
   for (size_t r = begin; r < end; ++r) {
     for (size_t c = 0; c < shape_.n(); ++c) {
       if (!is_set(missing, c) || mutated(Mutation::decode_unchecked)) continue;
-      // An unsound parity has no checksum to compare with; it is computed from blocks that have. A data block of no known version has none either.
-      if (known(c, r) ? crcs[c][r - begin] != headers_.crcs[(first_ + r) * shape_.n() + c] : c < shape_.k) return r;
+      // An unsound parity has no checksum to compare with; it is computed from blocks that have. A
+      // data block of no known version has none either.
+      if (known(c, r) ? crcs[c][r - begin] != headers_.crcs[(first_ + r) * shape_.n() + c]
+                      : c < shape_.k)
+        return r;
     }
   }
   return {};

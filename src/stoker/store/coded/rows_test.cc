@@ -47,7 +47,9 @@ class Rows : public ::testing::Test {
       rows.took(c, true);
     }
   }
-  bool right(size_t c) { return std::memcmp(blocks_.data() + c * kRows * kBlock, block(c, 0), kRows * kBlock) == 0; }
+  bool right(size_t c) {
+    return std::memcmp(blocks_.data() + c * kRows * kBlock, block(c, 0), kRows * kBlock) == 0;
+  }
 
   Shape shape_;
   codec::ErasureCode code_;
@@ -135,7 +137,8 @@ TEST_F(Rows, WhatLagsIsReadWhereItTakesThat) {
   EXPECT_EQ(few.next(), 0b111010U);
 }
 
-// Zeros that were never written are known without being read; but not while something is read into their place.
+// Zeros that were never written are known without being read; but not while something is read into
+// their place.
 TEST_F(Rows, ZerosUnderAReadAreNotThere) {
   std::memset(block(1, 7), 0, kBlock);
   stripe_->headers->versions[7 * 4 + 1] = 0;

@@ -1,5 +1,7 @@
-// Scrub: everything on the live shards is looked at once, in steps between commits, and mended from the others where it is damaged. When it is asked for
-// (`stoker scrub`), and by itself at a low rate, pass after pass; where a pass stands is in memory only. Nothing is folded beside a step.
+// Scrub: everything on the live shards is looked at once, in steps between commits, and mended from
+// the others where it is damaged. When it is asked for
+// (`stoker scrub`), and by itself at a low rate, pass after pass; where a pass stands is in memory
+// only. Nothing is folded beside a step.
 #include <algorithm>
 #include <bit>
 #include <chrono>
@@ -15,16 +17,23 @@ namespace stoker::coded {
 namespace {
 
 constexpr auto kPatrolPause = std::chrono::minutes(1);  // after a pass that could not go on
-constexpr std::chrono::seconds kKeptAtMost = std::chrono::hours(1);  // between passes that found nothing and are kept on the disks: a small store has many
+// between passes that found nothing and are kept on the disks: a small store has many
+constexpr std::chrono::seconds kKeptAtMost = std::chrono::hours(1);
 
 }  // namespace
 
 class Scrubbing {
  public:
   enum class Asked : uint8_t { by_somebody, by_nobody };
-  Scrubbing(CodedStore& store, std::shared_ptr<ScrubReport> report, Asked asked) : store_(store), shape_(store.shape_), shards_(store.shards()), report_(std::move(report)), asked_(asked) {}
+  Scrubbing(CodedStore& store, std::shared_ptr<ScrubReport> report, Asked asked)
+      : store_(store),
+        shape_(store.shape_),
+        shards_(store.shards()),
+        report_(std::move(report)),
+        asked_(asked) {}
 
-  // A piece of it: one chunk, or as much of a log or table at most as is read at once. False: all was looked at.
+  // A piece of it: one chunk, or as much of a log or table at most as is read at once. False: all
+  // was looked at.
   Result<bool> step() {
     if (const std::lock_guard lock(store_.mutex_); store_.refused_) return *store_.refused_;
     if (!begun_) return begin();
@@ -33,11 +42,14 @@ class Scrubbing {
     if (no_room_) return fold_one();
     if (!chunks_done_) return check_next();
     if (!unreadable_.empty()) return renew_log();
-    STOKER_TRY(store_.keep_scrubbed(*report_, asked_ == Asked::by_nobody ? kKeptAtMost : std::chrono::seconds(0)));
+    STOKER_TRY(store_.keep_scrubbed(
+        *report_, asked_ == Asked::by_nobody ? kKeptAtMost : std::chrono::seconds(0)));
     return false;
   }
   const ScrubReport& report() const { return *report_; }
-  RepairProgress progress() const { return {"scrubbing", report_->chunks, std::max(report_->chunks, total_), report_->bytes}; }
+  RepairProgress progress() const {
+    return {"scrubbing", report_->chunks, std::max(report_->chunks, total_), report_->bytes};
+  }
 
  private:
   struct Log {
@@ -69,13 +81,17 @@ class Scrubbing {
       for (size_t area = 0; area < 2; ++area) areas_.push_back({false, shard, area});
     });
     each_live([&](size_t shard) {
-      for (size_t segment = 0; segment < shape_.segments; ++segment) areas_.push_back({true, shard, segment});
+      for (size_t segment = 0; segment < shape_.segments; ++segment)
+        areas_.push_back({true, shard, segment});
     });
     std::lock_guard lock(store_.mutex_);
     made_since_ = make_stamp(store_.epoch_, store_.next_id_);
-    std::erase_if(store_.lost_, [](const auto& each) { return each.second.stripe.expired(); });  // removed since
+    // removed since
+    std::erase_if(store_.lost_, [](const auto& each) { return each.second.stripe.expired(); });
     for (const auto& [key, object] : store_.table_.objects()) {
-      total_ += shape_.n() * static_cast<uint64_t>(std::count_if(object->stripes.begin(), object->stripes.end(), [](const StripePtr& stripe) { return stripe != nullptr; }));
+      total_ += shape_.n() * static_cast<uint64_t>(std::count_if(
+                                 object->stripes.begin(), object->stripes.end(),
+                                 [](const StripePtr& stripe) { return stripe != nullptr; }));
     }
     return true;
   }
@@ -135,18 +151,22 @@ class Scrubbing {
     reading_.emplace(shards_, area.shard, at, area.log ? shape_.segment_bytes : shape_.area_bytes);
   }
 
-  // Every shard has the newest image whole; and can be read, or the next opening would leave it out.
+  // Every shard has the newest image whole; and can be read, or the next opening would leave it
+  // out.
   Status take_table(const Region& area) {
     if (area.nth == 0) newest_image_ = 0;
     const auto image = read_table_image(shards_.store(), reading_->bytes());
     if (image) newest_image_ = std::max(newest_image_, image->stamp);
     // One that was written on all shards meanwhile is whole.
-    if (area.nth == 0 || (store_.live() & shard_bit(area.shard)) == 0 || images_ != store_.images_ || newest_image_ == store_.image_stamp_) return {};
+    if (area.nth == 0 || (store_.live() & shard_bit(area.shard)) == 0 ||
+        images_ != store_.images_ || newest_image_ == store_.image_stamp_)
+      return {};
     ++report_->tables;
     return store_.checkpoint();
   }
 
-  // What is needed of the logs from here on, or not any more when they are judged: what was durable by now does not change while it is needed.
+  // What is needed of the logs from here on, or not any more when they are judged: what was durable
+  // by now does not change while it is needed.
   void begin_logs() {
     logs_begun_ = true;
     each_live([&](size_t shard) {
@@ -161,15 +181,22 @@ class Scrubbing {
   Status take_segment(const Region& area) {
     if (!reading_->readable()) return {};
     LogContent& content = logs_[area.shard].content;
-    read_segment(shape_, shards_.store(), area.shard, area.nth, shards_[area.shard].super.log_floor, reading_->bytes(), [&](uint64_t at, const FrameContent& frame) { content.take(frame, reading_->bytes().subspan(at)); });
+    read_segment(shape_, shards_.store(), area.shard, area.nth, shards_[area.shard].super.log_floor,
+                 reading_->bytes(), [&](uint64_t at, const FrameContent& frame) {
+                   content.take(frame, reading_->bytes().subspan(at));
+                 });
     return {};
   }
 
-  // What is needed of the logs and was needed when they were begun with; the segments that hold it were not begun anew since.
+  // What is needed of the logs and was needed when they were begun with; the segments that hold it
+  // were not begun anew since.
   Result<bool> judge_logs() {
     logs_done_ = true;
-    // A shard that was left out and came back meanwhile has a log of its own, which was just written.
-    std::erase_if(logs_, [&](const auto& each) { return each.second.incarnation != shards_[each.first].super.incarnation; });
+    // A shard that was left out and came back meanwhile has a log of its own, which was just
+    // written.
+    std::erase_if(logs_, [&](const auto& each) {
+      return each.second.incarnation != shards_[each.first].super.incarnation;
+    });
     std::set<Stamp> commits;
     for (const auto& [shard, log] : logs_) {
       for (const Stamp stamp : log.content.commits) {
@@ -185,14 +212,18 @@ class Scrubbing {
       const Log& log = at->second;
       for (const Stamp stamp : commits) commits_lost += log.content.commits.contains(stamp) ? 0 : 1;
       auto lacking = store_.vals_of(shard);
-      std::erase_if(lacking, [&](const auto& each) { return log.content.holds(*each.second) || !log.wanted.contains(key_of(*each.second)); });
-      std::erase_if(lacking, [&](const auto& each) { return !can_be_read(each.first, each.second); });
+      std::erase_if(lacking, [&](const auto& each) {
+        return log.content.holds(*each.second) || !log.wanted.contains(key_of(*each.second));
+      });
+      std::erase_if(lacking,
+                    [&](const auto& each) { return !can_be_read(each.first, each.second); });
       if (lacking.empty()) return;
       report_->records += lacking.size();
       touched |= shard_bit(shard);
       status = store_.append_settled(shard, lacking);
       // It cannot be written: the others go on without it.
-      if (!status && status.error().code != Code::out_of_space) status = store_.drop_shards(shard_bit(shard), status.error().what);
+      if (!status && status.error().code != Code::out_of_space)
+        status = store_.drop_shards(shard_bit(shard), status.error().what);
     });
     report_->records += commits_lost;
     logs_.clear();
@@ -233,8 +264,9 @@ class Scrubbing {
     return read.has_value();
   }
 
-  // A shard whose log or table cannot be read is left out and brought back, which makes them readable; after all chunks were looked at, and one after
-  // the other, so that nothing is left to fewer shards than it must be. What was seen a while ago is looked at again before.
+  // A shard whose log or table cannot be read is left out and brought back, which makes them
+  // readable; after all chunks were looked at, and one after the other, so that nothing is left to
+  // fewer shards than it must be. What was seen a while ago is looked at again before.
   Result<bool> renew_log() {
     STOKER_ASSIGN(const bool more, store_.repair_step());
     if (more) return true;
@@ -242,7 +274,8 @@ class Scrubbing {
     Unreadable& unreadable = unreadable_.begin()->second;
     const ShardSet rest = store_.live() & ~shard_bit(shard);
     // It failed meanwhile, or has a log of its own by now.
-    const bool other = rest == store_.live() || unreadable.incarnation != shards_[shard].super.incarnation;
+    const bool other =
+        rest == store_.live() || unreadable.incarnation != shards_[shard].super.incarnation;
     if (other || unreadable.areas.empty()) {
       unreadable_.erase(shard);
       reading_.reset();
@@ -259,21 +292,30 @@ class Scrubbing {
     }
     unreadable_.erase(shard);
     if ((store_.renewed_ & shard_bit(shard)) != 0) {
-      report_->lose("the log or table of '" + shards_[shard].path + "' has sectors that cannot be read, although it was written anew: replace that disk");
+      report_->lose(
+          "the log or table of '" + shards_[shard].path +
+          "' has sectors that cannot be read, although it was written anew: replace that disk");
       return true;
     }
     if (!shape_.writable(rest) || !report_->lost.empty() || (store_.renewed_ & ~rest) != 0) {
-      report_->lose("the log or table of '" + shards_[shard].path + "' has sectors that cannot be read, and too little is left without it to leave it out: bring missing disks back first");
+      report_->lose("the log or table of '" + shards_[shard].path +
+                    "' has sectors that cannot be read, and too little is left without it to leave "
+                    "it out: bring missing disks back first");
       return true;
     }
     // Nobody asked for it: not the last spare, then.
-    if (asked_ == Asked::by_nobody && static_cast<size_t>(std::popcount(rest)) + shape_.m <= shape_.shards) {
-      report_->lose("the log or table of '" + shards_[shard].path + "' has sectors that cannot be read; to make it readable the disk has to be left out for a while, and without it another one could not be lost: `stoker scrub` does it");
+    if (asked_ == Asked::by_nobody &&
+        static_cast<size_t>(std::popcount(rest)) + shape_.m <= shape_.shards) {
+      report_->lose(
+          "the log or table of '" + shards_[shard].path +
+          "' has sectors that cannot be read; to make it readable the disk has to be left out for "
+          "a while, and without it another one could not be lost: `stoker scrub` does it");
       return true;
     }
     ++report_->records;
     store_.renewed_ |= shard_bit(shard);
-    STOKER_TRY(store_.drop_shards(shard_bit(shard), "its log or table has sectors that cannot be read"));
+    STOKER_TRY(
+        store_.drop_shards(shard_bit(shard), "its log or table has sectors that cannot be read"));
     return true;
   }
 
@@ -286,7 +328,9 @@ class Scrubbing {
       key_ = at->first;
       while (index_ < at->second->stripes.size()) {
         // What was made since is right, or the next pass's; names may rise for ever.
-        if (const StripePtr& stripe = at->second->stripes[index_++]; stripe && stripe->id < made_since_) return stripe;
+        if (const StripePtr& stripe = at->second->stripes[index_++];
+            stripe && stripe->id < made_since_)
+          return stripe;
       }
     }
     return nullptr;
@@ -322,11 +366,14 @@ class Scrubbing {
     return check_piece();
   }
 
-  // A scrub reads the headers of all stripes; they do not stay in memory for that. What was found out of a shard that is being resynced is in memory only.
+  // A scrub reads the headers of all stripes; they do not stay in memory for that. What was found
+  // out of a shard that is being resynced is in memory only.
   void forget_headers(Stripe& stripe) {
     if (store_.joining_) return;
     const std::lock_guard lock(store_.mutex_);
-    if (stripe.readers == 0 && stripe.loading == 0 && stripe.overlay.empty() && stripe.overrides.empty() && !stripe.folding) stripe.headers.reset();
+    if (stripe.readers == 0 && stripe.loading == 0 && stripe.overlay.empty() &&
+        stripe.overrides.empty() && !stripe.folding)
+      stripe.headers.reset();
   }
 
   // Of the chunk that is looked at: some of its rows, as commits wait meanwhile.
@@ -341,10 +388,13 @@ class Scrubbing {
     if (stripe && position_ == 0 && !had_headers_) forget_headers(*stripe);
     if (!live) return true;
     const size_t shard = stripe->shards[chunk.position];
-    if (!more) STOKER_TRY(store_.drop_shards(shard_bit(shard), more.error().what));  // it cannot be written
+    // it cannot be written
+    if (!more) STOKER_TRY(store_.drop_shards(shard_bit(shard), more.error().what));
     report_->blocks += chunk.done.blocks;
     report_->pages += chunk.done.pages;
-    if (more && chunk.done.lost > 0) report_->lose(std::to_string(chunk.done.lost) + " blocks of '" + key_ + "' on '" + shards_[shard].path + "' cannot be decoded: " + chunk.done.why);
+    if (more && chunk.done.lost > 0)
+      report_->lose(std::to_string(chunk.done.lost) + " blocks of '" + key_ + "' on '" +
+                    shards_[shard].path + "' cannot be decoded: " + chunk.done.why);
     tell_chunk();
     return true;
   }
@@ -360,36 +410,40 @@ class Scrubbing {
   const std::shared_ptr<ScrubReport> report_;
   const Asked asked_;
   bool begun_ = false, logs_begun_ = false, logs_done_ = false, chunks_done_ = false;
-  std::deque<Region> areas_;             // read next
-  std::optional<PiecewiseRead> reading_; // of the first of them
-  uint64_t images_ = 0;                  // written, when the shard's first area was begun with
-  Stamp newest_image_ = 0;               // of the areas of this shard
-  Stamp begun_at_ = 0;                   // when the logs were
-  std::map<size_t, Log> logs_;           // by shard
+  std::deque<Region> areas_;                 // read next
+  std::optional<PiecewiseRead> reading_;     // of the first of them
+  uint64_t images_ = 0;                      // written, when the shard's first area was begun with
+  Stamp newest_image_ = 0;                   // of the areas of this shard
+  Stamp begun_at_ = 0;                       // when the logs were
+  std::map<size_t, Log> logs_;               // by shard
   std::map<size_t, Unreadable> unreadable_;  // log or table, in part; by shard
-  bool again_ = false;                   // the first area is read a second time
-  std::optional<std::string> no_room_;   // for a second copy of what is damaged in a log
-  size_t to_fold_ = 0, folded_ = 0;      // stripes, for that
-  Stamp made_since_ = 0;                 // stripes that this pass does not look at, from this one on
-  bool had_headers_ = false;             // the stripe that is looked at, before it was
-  std::string key_;                      // of the object that is looked at
-  size_t index_ = 0;                     // of its stripe that comes next
+  bool again_ = false;                       // the first area is read a second time
+  std::optional<std::string> no_room_;       // for a second copy of what is damaged in a log
+  size_t to_fold_ = 0, folded_ = 0;          // stripes, for that
+  // stripes that this pass does not look at, from this one on
+  Stamp made_since_ = 0;
+  bool had_headers_ = false;  // the stripe that is looked at, before it was
+  std::string key_;           // of the object that is looked at
+  size_t index_ = 0;          // of its stripe that comes next
   std::weak_ptr<Stripe> stripe_;
-  size_t position_ = 0;                  // of its chunk that is next
+  size_t position_ = 0;                          // of its chunk that is next
   std::optional<CodedStore::Rebuilding> chunk_;  // of it, that is looked at
-  uint64_t total_ = 0;                   // chunks, when it began
+  uint64_t total_ = 0;                           // chunks, when it began
 };
 
 Future<void> CodedStore::scrub(std::shared_ptr<ScrubReport> report) {
-  const auto scrubbing = std::make_shared<Scrubbing>(*this, std::move(report), Scrubbing::Asked::by_somebody);
-  return add_job([this, scrubbing, scrubbed = false]() mutable -> Result<bool> {
-    if (scrubbed) return repair_step();
-    STOKER_ASSIGN(const bool more, scrubbing->step());
-    scrubbed = !more;
-    std::lock_guard lock(mutex_);
-    if (!more || !joining_) counts_.doing = more ? scrubbing->progress() : RepairProgress();
-    return true;
-  }, pace_);
+  const auto scrubbing =
+      std::make_shared<Scrubbing>(*this, std::move(report), Scrubbing::Asked::by_somebody);
+  return add_job(
+      [this, scrubbing, scrubbed = false]() mutable -> Result<bool> {
+        if (scrubbed) return repair_step();
+        STOKER_ASSIGN(const bool more, scrubbing->step());
+        scrubbed = !more;
+        std::lock_guard lock(mutex_);
+        if (!more || !joining_) counts_.doing = more ? scrubbing->progress() : RepairProgress();
+        return true;
+      },
+      pace_);
 }
 
 // On the disks, for whoever opens the store next. One that found nothing not so soon after another.
@@ -397,14 +451,18 @@ Status CodedStore::keep_scrubbed(const ScrubReport& report, std::chrono::seconds
   constexpr uint64_t kMost = UINT32_MAX;
   const uint64_t lost = report.lost.size() + report.unlisted;
   LastScrub last;
-  last.ended_at = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count());
+  last.ended_at = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(
+                                            std::chrono::system_clock::now().time_since_epoch())
+                                            .count());
   last.found = static_cast<uint32_t>(std::min(kMost, report.found() + lost));
   last.lost = static_cast<uint32_t>(std::min(kMost, lost));
   ShardSet set = 0;
   {
     const std::lock_guard lock(mutex_);
     const uint64_t before = counts_.scrubbed.ended_at;
-    if (last.found == 0 && before <= last.ended_at && last.ended_at - before < static_cast<uint64_t>(pause.count())) return {};
+    if (last.found == 0 && before <= last.ended_at &&
+        last.ended_at - before < static_cast<uint64_t>(pause.count()))
+      return {};
     counts_.scrubbed = last;
     set = live_;
   }
@@ -416,14 +474,17 @@ Status CodedStore::keep_scrubbed(const ScrubReport& report, std::chrono::seconds
   return failed == 0 ? Status() : drop_shards(failed, why);
 }
 
-// The same look at everything, without being asked and one after the other: a step whenever the rate allows it.
+// The same look at everything, without being asked and one after the other: a step whenever the
+// rate allows it.
 bool CodedStore::patrol_step() {
   const auto allowed = [&] {
     const std::lock_guard lock(mutex_);
     return coded_.scrub_rate != 0 && !refused_ && std::chrono::steady_clock::now() >= patrol_after_;
   };
   if (!allowed() || patrol_pace_.wait_ns() > 0 || pace_.wait_ns() > 0) return false;
-  if (!patrol_) patrol_ = std::make_shared<Scrubbing>(*this, std::make_shared<ScrubReport>(), Scrubbing::Asked::by_nobody);
+  if (!patrol_)
+    patrol_ = std::make_shared<Scrubbing>(*this, std::make_shared<ScrubReport>(),
+                                          Scrubbing::Asked::by_nobody);
   const uint64_t before = pace_.spent();
   const auto more = patrol_->step();
   patrol_pace_.spend(pace_.spent() - before);
@@ -445,10 +506,20 @@ bool CodedStore::patrol_step() {
       patrol_after_ = std::chrono::steady_clock::now() + kPatrolPause;
     }
   }
-  if (!more && news) log().warn("a pass of the background scrub of a coded store ended early, and another begins in a minute: {}", more.error().message());
-  if (report.found() > 0) log().warn("the background scrub of a coded store found and mended {} blocks, {} header pages, {} log records, {} tables, {} superblocks", report.blocks, report.pages, report.records, report.tables, report.superblocks);
-  for (size_t i = 0; news && i < report.lost.size(); ++i) log().warn("the background scrub of a coded store: {}", report.lost[i]);
-  if (news && report.unlisted > 0) log().warn("the background scrub of a coded store: and {} more like these", report.unlisted);
+  if (!more && news)
+    log().warn(
+        "a pass of the background scrub of a coded store ended early, and another begins in a "
+        "minute: {}",
+        more.error().message());
+  if (report.found() > 0)
+    log().warn(
+        "the background scrub of a coded store found and mended {} blocks, {} header pages, {} log "
+        "records, {} tables, {} superblocks",
+        report.blocks, report.pages, report.records, report.tables, report.superblocks);
+  for (size_t i = 0; news && i < report.lost.size(); ++i)
+    log().warn("the background scrub of a coded store: {}", report.lost[i]);
+  if (news && report.unlisted > 0)
+    log().warn("the background scrub of a coded store: and {} more like these", report.unlisted);
   patrol_.reset();
   return more.has_value();
 }
@@ -456,7 +527,8 @@ bool CodedStore::patrol_step() {
 std::vector<std::string> CodedStore::affected() const {
   std::vector<std::string> keys;
   std::lock_guard lock(mutex_);
-  if (static_cast<size_t>(std::popcount(live_)) + shape_.m >= shape_.shards) return keys;  // each stripe has k chunks left
+  // each stripe has k chunks left
+  if (static_cast<size_t>(std::popcount(live_)) + shape_.m >= shape_.shards) return keys;
   const auto is_live = [&](size_t shard) { return (live_ & shard_bit(shard)) != 0; };
   for (const auto& [key, object] : table_.objects()) {
     uint64_t left = object->bytes;
@@ -465,8 +537,11 @@ std::vector<std::string> CodedStore::affected() const {
       const uint64_t bytes = std::min<uint64_t>(left, shape_.stripe_bytes());
       left -= bytes;
       if (!stripe) continue;
-      const auto end_of_data = stripe->shards.begin() + static_cast<ptrdiff_t>((bytes + shape_.chunk_bytes - 1) / shape_.chunk_bytes);
-      const bool decodes = static_cast<size_t>(std::count_if(stripe->shards.begin(), stripe->shards.end(), is_live)) >= shape_.k;
+      const auto end_of_data =
+          stripe->shards.begin() +
+          static_cast<ptrdiff_t>((bytes + shape_.chunk_bytes - 1) / shape_.chunk_bytes);
+      const bool decodes = static_cast<size_t>(std::count_if(
+                               stripe->shards.begin(), stripe->shards.end(), is_live)) >= shape_.k;
       lost = lost || (!decodes && !std::all_of(stripe->shards.begin(), end_of_data, is_live));
     }
     if (lost) keys.push_back(key);

@@ -1,4 +1,5 @@
-// Scrub: one bit flipped in any kind of place is found in one pass and made right from the others; more than that never changes what was acknowledged.
+// Scrub: one bit flipped in any kind of place is found in one pass and made right from the others;
+// more than that never changes what was acknowledged.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -16,7 +17,8 @@ namespace stoker::coded {
 namespace {
 
 enum class Kind : uint8_t { superblock, table, record, page, older_page, data, parity };
-constexpr std::array<const char*, 7> kNames = {"superblock", "table", "record", "page", "older_page", "data", "parity"};
+constexpr std::array<const char*, 7> kNames = {"superblock", "table", "record", "page",
+                                               "older_page", "data",  "parity"};
 
 struct Spot {
   Kind kind;
@@ -24,7 +26,8 @@ struct Spot {
   uint64_t offset;
 };
 
-// A store with bases that were folded into, and blocks that are newer in the logs; opened and at rest.
+// A store with bases that were folded into, and blocks that are newer in the logs; opened and at
+// rest.
 class Scrubbed {
  public:
   Scrubbed() : world_(options()) {
@@ -53,7 +56,8 @@ class Scrubbed {
     EXPECT_OK(store_->scrub(report).wait());
     return *report;
   }
-  // As it was: the disks, and the store opened anew without a look at them (nothing that a flip would spoil is in memory but headers).
+  // As it was: the disks, and the store opened anew without a look at them (nothing that a flip
+  // would spoil is in memory but headers).
   void flip(const Spot& spot, unsigned bit) { world_.disk().flip(spot.path, spot.offset, bit); }
   bool whole() { return read_all(*store_, "a") == content_ && read_all(*store_, "b") == other_; }
   const std::vector<Spot>& spots() const { return spots_; }
@@ -66,8 +70,11 @@ class Scrubbed {
   // So many passes that began after now have ended.
   bool await_passes(uint64_t count) {
     const uint64_t until = store_->health().patrol.passes + count + 1;
-    for (const auto begun = std::chrono::steady_clock::now(); store_->health().patrol.passes < until;) {
-      if (!store_->health().patrol.stopped.empty() || std::chrono::steady_clock::now() - begun > std::chrono::minutes(5)) return false;
+    for (const auto begun = std::chrono::steady_clock::now();
+         store_->health().patrol.passes < until;) {
+      if (!store_->health().patrol.stopped.empty() ||
+          std::chrono::steady_clock::now() - begun > std::chrono::minutes(5))
+        return false;
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
     return true;
@@ -85,7 +92,9 @@ class Scrubbed {
     EXPECT_OK(report);
     return report ? *report : FsckReport();
   }
-  void change(size_t offset, size_t bytes, uint64_t seed) { update(*store_, "a", content_, offset, bytes, seed); }
+  void change(size_t offset, size_t bytes, uint64_t seed) {
+    update(*store_, "a", content_, offset, bytes, seed);
+  }
   CodedStore& store() { return *store_; }
   CodedWorld& world() { return world_; }
   const Bytes& content() const { return content_; }
@@ -123,15 +132,22 @@ class Scrubbed {
       for (size_t segment = 0; segment < shape.segments; ++segment) {
         Bytes bytes(shape.segment_bytes);
         image.read(shape.segment_at(segment), bytes);
-        read_segment(shape, super.store, super.shard, segment, super.log_floor, bytes, [&](uint64_t at, const FrameContent& frame) {
-          for (const Item& item : frame.items) {
-            const auto* val = std::get_if<ValItem>(&item);
-            const auto* commit = std::get_if<CommitItem>(&item);
-            if (!(val && number_of(val->stamp) > folded_) && !(commit && commit->stamp > newest)) continue;
-            spots_.push_back({Kind::record, path, shape.segment_at(segment) + at + 70});
-            if (val) spots_.push_back({Kind::record, path, shape.segment_at(segment) + at + frame.blocks_at + val->at * 4096 + 99});
-          }
-        });
+        read_segment(
+            shape, super.store, super.shard, segment, super.log_floor, bytes,
+            [&](uint64_t at, const FrameContent& frame) {
+              for (const Item& item : frame.items) {
+                const auto* val = std::get_if<ValItem>(&item);
+                const auto* commit = std::get_if<CommitItem>(&item);
+                if (!(val && number_of(val->stamp) > folded_) &&
+                    !(commit && commit->stamp > newest))
+                  continue;
+                spots_.push_back({Kind::record, path, shape.segment_at(segment) + at + 70});
+                if (val)
+                  spots_.push_back(
+                      {Kind::record, path,
+                       shape.segment_at(segment) + at + frame.blocks_at + val->at * 4096 + 99});
+              }
+            });
       }
       for (size_t slot = 0; slot < shape.slots; ++slot) {
         size_t chunk = SIZE_MAX;
@@ -154,8 +170,11 @@ class Scrubbed {
         for (size_t row = 0; row < shape.rows(); ++row) {
           Bytes bytes(4096);
           image.read(shape.block_at(slot, row), bytes);
-          if (std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; })) continue;
-          spots_.push_back({chunk < shape.k ? Kind::data : Kind::parity, path, shape.block_at(slot, row) + 1234});
+          if (std::all_of(bytes.begin(), bytes.end(),
+                          [](std::byte byte) { return byte == std::byte{0}; }))
+            continue;
+          spots_.push_back({chunk < shape.k ? Kind::data : Kind::parity, path,
+                            shape.block_at(slot, row) + 1234});
         }
       }
     }
@@ -171,12 +190,17 @@ class Scrubbed {
 
 uint64_t of_kind(const ScrubReport& report, Kind kind) {
   switch (kind) {
-    case Kind::superblock: return report.superblocks;
-    case Kind::table: return report.tables;
-    case Kind::record: return report.records;
+    case Kind::superblock:
+      return report.superblocks;
+    case Kind::table:
+      return report.tables;
+    case Kind::record:
+      return report.records;
     case Kind::page:
-    case Kind::older_page: return report.pages;
-    default: return report.blocks;
+    case Kind::older_page:
+      return report.pages;
+    default:
+      return report.blocks;
   }
 }
 
@@ -198,7 +222,8 @@ TEST(CodedScrub, OneFlippedBitInEveryKindOfPlaceIsFoundAndMended) {
     Scrubbed fresh;
     ASSERT_EQ(fresh.spots().size(), run.spots().size());
     const auto nth = static_cast<size_t>(&spot - run.spots().data());
-    const std::string what = std::string(kNames[static_cast<size_t>(spot.kind)]) + " on " + spot.path + " at " + std::to_string(spot.offset);
+    const std::string what = std::string(kNames[static_cast<size_t>(spot.kind)]) + " on " +
+                             spot.path + " at " + std::to_string(spot.offset);
     // Another store of the same story: stamps and places are the same, identities are not.
     fresh.flip(fresh.spots()[nth], static_cast<unsigned>(random() % 8));
     const ScrubReport report = fresh.scrub();
@@ -223,8 +248,10 @@ TEST(CodedScrub, TwoFlippedBitsNeverChangeWhatWasAcknowledged) {
     const Spot& second = run.spots()[random() % run.spots().size()];
     run.flip(first, 1);
     run.flip(second, 2);
-    const std::string what = std::string(kNames[static_cast<size_t>(first.kind)]) + " on " + first.path + " at " + std::to_string(first.offset) + ", " + kNames[static_cast<size_t>(second.kind)] + " on " + second.path + " at " +
-                             std::to_string(second.offset);
+    const std::string what = std::string(kNames[static_cast<size_t>(first.kind)]) + " on " +
+                             first.path + " at " + std::to_string(first.offset) + ", " +
+                             kNames[static_cast<size_t>(second.kind)] + " on " + second.path +
+                             " at " + std::to_string(second.offset);
     const ScrubReport report = run.scrub();
     ASSERT_TRUE(report.lost.empty()) << what;
     ASSERT_GE(report.found(), 1U) << what;
@@ -233,15 +260,19 @@ TEST(CodedScrub, TwoFlippedBitsNeverChangeWhatWasAcknowledged) {
   }
 }
 
-// More of a row is wrong than can be decoded: nothing is made up. Once the bits are right again (a better copy of the disk, say), so is everything.
+// More of a row is wrong than can be decoded: nothing is made up. Once the bits are right again (a
+// better copy of the disk, say), so is everything.
 TEST(CodedScrub, WhatCannotBeDecodedIsToldAndLeftAsItIs) {
   Scrubbed run;
   std::vector<Spot> row;
   for (const Spot& spot : run.spots()) {
     if (spot.kind != Kind::data && spot.kind != Kind::parity) continue;
-    // Of one row: the first spot of each of three shards that hold the same row of the first stripe, which stands in the first slot.
-    const bool shard_seen = std::any_of(row.begin(), row.end(), [&](const Spot& each) { return each.path == spot.path; });
-    if (!shard_seen && row.size() < 3 && (row.empty() || spot.offset == row[0].offset)) row.push_back(spot);
+    // Of one row: the first spot of each of three shards that hold the same row of the first
+    // stripe, which stands in the first slot.
+    const bool shard_seen = std::any_of(row.begin(), row.end(),
+                                        [&](const Spot& each) { return each.path == spot.path; });
+    if (!shard_seen && row.size() < 3 && (row.empty() || spot.offset == row[0].offset))
+      row.push_back(spot);
   }
   ASSERT_EQ(row.size(), 3U);
   for (const Spot& spot : row) run.flip(spot, 3);
@@ -260,7 +291,8 @@ TEST(CodedScrub, WhatCannotBeDecodedIsToldAndLeftAsItIs) {
   EXPECT_TRUE(again.lost.empty());
 }
 
-// Any number of bits anywhere: what is read is what was acknowledged, or an error; before the scrub, after it, and after it was opened again.
+// Any number of bits anywhere: what is read is what was acknowledged, or an error; before the
+// scrub, after it, and after it was opened again.
 TEST(CodedScrub, ManyFlippedBitsNeverPassForData) {
   std::mt19937_64 random(23);
   size_t lost = 0;
@@ -303,7 +335,8 @@ TEST(CodedScrub, GoesOnBesideCommitsAndWithoutAShardThatFails) {
     const auto held = run.world().disk().hold();  // it cannot come to an end before the shard fails
     done = run.store().scrub(report);
     run.world().disk().fail_nth(Op::Kind::write, 1, EIO, run.world().paths()[2]);
-    first = commit({0, 98'304});  // whole blocks (nothing is read) in two chunks: its COMMIT goes to all shards
+    // whole blocks (nothing is read) in two chunks: its COMMIT goes to all shards
+    first = commit({0, 98'304});
   }
   ASSERT_OK(first.wait());
   for (uint64_t i = 0; i < 20; ++i) ASSERT_OK(commit({i * 4096}).wait());
@@ -384,8 +417,9 @@ TEST(CodedScrub, DropsNoShardForWhatCanBeReadTheSecondTime) {
   }
 }
 
-// One of its reads of header pages is late, and the others came long ago. Meanwhile a scrub loads them too, the stripe is folded between two steps of it, and
-// the scrub lets them go: what the reader has is older than the fold.
+// One of its reads of header pages is late, and the others came long ago. Meanwhile a scrub loads
+// them too, the stripe is folded between two steps of it, and the scrub lets them go: what the
+// reader has is older than the fold.
 TEST(CodedScrub, AReaderThatWasLateBringsNoOldHeadersBack) {
   for (size_t late = 0; late < 3; ++late) {
     VirtualClock clock;
@@ -410,7 +444,9 @@ TEST(CodedScrub, AReaderThatWasLateBringsNoOldHeadersBack) {
     Bytes into(content.size());
     const auto read = store->read("a", 0, slice_of(into), {});
     const auto begun = std::chrono::steady_clock::now();
-    while (world.disk().held(path) == 0 && std::chrono::steady_clock::now() - begun < std::chrono::minutes(1)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    while (world.disk().held(path) == 0 &&
+           std::chrono::steady_clock::now() - begun < std::chrono::minutes(1))
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     ASSERT_EQ(world.disk().held(path), 1U);
     world.disk().fail_nth(Op::Kind::write, 1, EIO, path);  // nobody else asks it, then
     put(*store, "c", 8192, 5);
@@ -438,7 +474,8 @@ TEST(CodedScrub, AReaderThatWasLateBringsNoOldHeadersBack) {
   }
 }
 
-// Fsck changes nothing, and looks at every copy: what a reader would not notice is a problem too, or a note where a crash may have left it so.
+// Fsck changes nothing, and looks at every copy: what a reader would not notice is a problem too,
+// or a note where a crash may have left it so.
 TEST(CodedFsck, TellsOfOneFlippedBitInEveryKindOfPlace) {
   std::mt19937_64 random(41);
   Scrubbed run;
@@ -448,14 +485,17 @@ TEST(CodedFsck, TellsOfOneFlippedBitInEveryKindOfPlace) {
   std::map<Kind, size_t> problems;
   for (size_t turn = 0; turn < 6 * kNames.size(); ++turn) {
     std::vector<Spot> spots = run.spots();
-    std::erase_if(spots, [&](const Spot& spot) { return static_cast<size_t>(spot.kind) != turn % kNames.size(); });
+    std::erase_if(spots, [&](const Spot& spot) {
+      return static_cast<size_t>(spot.kind) != turn % kNames.size();
+    });
     ASSERT_FALSE(spots.empty());
     const Spot spot = spots[random() % spots.size()];
     const auto bit = static_cast<unsigned>(random() % 8);
     const auto changes = run.world().disk().image(spot.path);
     run.flip(spot, bit);
     const FsckReport report = run.fsck();
-    const std::string what = std::string(kNames[static_cast<size_t>(spot.kind)]) + " on " + spot.path + " at " + std::to_string(spot.offset);
+    const std::string what = std::string(kNames[static_cast<size_t>(spot.kind)]) + " on " +
+                             spot.path + " at " + std::to_string(spot.offset);
     ASSERT_GT(report.problems.size() + report.notes.size(), before.notes.size()) << what;
     problems[spot.kind] += report.problems.empty() ? 0 : 1;
     if (!report.problems.empty()) {
@@ -467,20 +507,26 @@ TEST(CodedFsck, TellsOfOneFlippedBitInEveryKindOfPlace) {
     ASSERT_NE(now, then) << "nothing was mended";
     run.flip(spot, bit);
   }
-  for (const Kind kind : {Kind::superblock, Kind::table, Kind::page, Kind::data, Kind::parity}) EXPECT_EQ(problems[kind], 6U) << kNames[static_cast<size_t>(kind)];
-  EXPECT_GE(problems[Kind::record], 1U) << "of the last one in a log it is not told from one that a crash left out";
+  for (const Kind kind : {Kind::superblock, Kind::table, Kind::page, Kind::data, Kind::parity})
+    EXPECT_EQ(problems[kind], 6U) << kNames[static_cast<size_t>(kind)];
+  EXPECT_GE(problems[Kind::record], 1U)
+      << "of the last one in a log it is not told from one that a crash left out";
   EXPECT_EQ(problems[Kind::older_page], 0U) << "the other copy suffices: a note";
 }
 
-// Each of what is wrong has its advice: damage beside a shard that is away is mended by a scrub all the same, while there are enough to write to.
+// Each of what is wrong has its advice: damage beside a shard that is away is mended by a scrub all
+// the same, while there are enough to write to.
 TEST(CodedFsck, AdvisesAScrubForDamageAlsoWhereAShardIsAway) {
   Scrubbed run;
   run.close();
   const auto advises = [&](const std::string& what) {
     const FsckReport report = run.fsck();
-    return std::any_of(report.advice.begin(), report.advice.end(), [&](const std::string& each) { return each.find(what) != std::string::npos; });
+    return std::any_of(report.advice.begin(), report.advice.end(), [&](const std::string& each) {
+      return each.find(what) != std::string::npos;
+    });
   };
-  const Spot spot = *std::find_if(run.spots().begin(), run.spots().end(), [](const Spot& each) { return each.kind == Kind::data; });
+  const Spot spot = *std::find_if(run.spots().begin(), run.spots().end(),
+                                  [](const Spot& each) { return each.kind == Kind::data; });
   std::vector<std::string> others = run.world().paths();
   std::erase(others, spot.path);
   run.world().disk().remove(others[0]);
@@ -494,7 +540,8 @@ TEST(CodedFsck, AdvisesAScrubForDamageAlsoWhereAShardIsAway) {
   EXPECT_FALSE(advises("`stoker scrub`")) << "nothing can be written";
 }
 
-// All is folded, the newest image says all there is: what differs from the other shards' by a bit was not left so by a crash.
+// All is folded, the newest image says all there is: what differs from the other shards' by a bit
+// was not left so by a crash.
 TEST(CodedFsck, TellsAFlippedBitOfTheTableFromACrash) {
   Scrubbed run;
   ASSERT_OK(run.store().fold_all().wait());
@@ -529,20 +576,24 @@ TEST(CodedPatrol, OneFlippedBitInEveryKindOfPlaceIsMendedWithoutBeingAskedFor) {
   uint64_t found = 0;
   for (size_t turn = 0; turn < 3 * kNames.size(); ++turn) {
     if (turn % kNames.size() == static_cast<size_t>(Kind::table) && turn > kNames.size()) {
-      run.change(0, 4096, 300 + turn);  // else both areas may hold an image of the same moment, and one of them suffices
+      // else both areas may hold an image of the same moment, and one of them suffices
+      run.change(0, 4096, 300 + turn);
       ASSERT_OK(run.store().fold_all().wait());
     }
     ASSERT_TRUE(run.await_passes(1)) << run.store().health().patrol.stopped;
     ASSERT_EQ(run.store().health().patrol.last.found(), 0U) << "nothing is wrong any more";
     run.look_again();
     std::vector<Spot> spots = run.spots();
-    std::erase_if(spots, [&](const Spot& spot) { return static_cast<size_t>(spot.kind) != turn % kNames.size(); });
+    std::erase_if(spots, [&](const Spot& spot) {
+      return static_cast<size_t>(spot.kind) != turn % kNames.size();
+    });
     // Once: what was mended of a log is there twice afterwards, and one of them is not needed.
     if (turn % kNames.size() == static_cast<size_t>(Kind::record) && turn > kNames.size()) continue;
     ASSERT_FALSE(spots.empty());
     const Spot spot = spots[random() % spots.size()];
     run.flip(spot, static_cast<unsigned>(random() % 8));
-    const std::string what = std::string(kNames[static_cast<size_t>(spot.kind)]) + " on " + spot.path + " at " + std::to_string(spot.offset);
+    const std::string what = std::string(kNames[static_cast<size_t>(spot.kind)]) + " on " +
+                             spot.path + " at " + std::to_string(spot.offset);
     ASSERT_TRUE(run.await_passes(1)) << what << ": " << run.store().health().patrol.stopped;
     const Patrol patrol = run.store().health().patrol;
     ASSERT_GT(patrol.found, found) << what;
@@ -554,7 +605,8 @@ TEST(CodedPatrol, OneFlippedBitInEveryKindOfPlaceIsMendedWithoutBeingAskedFor) {
   }
   EXPECT_EQ(run.scrub().found(), 0U) << "asked for, it finds what the other left: nothing";
   for (size_t kind = 0; kind < kNames.size(); ++kind) {
-    EXPECT_EQ(tried[static_cast<Kind>(kind)], static_cast<Kind>(kind) == Kind::record ? 1U : 3U) << kNames[kind];
+    EXPECT_EQ(tried[static_cast<Kind>(kind)], static_cast<Kind>(kind) == Kind::record ? 1U : 3U)
+        << kNames[kind];
   }
 }
 
@@ -567,7 +619,8 @@ TEST(CodedPatrol, GoesOnBesideCommitsAndEndsWithTheStore) {
   EXPECT_EQ(run.store().health().patrol.found, 0U);
   // So slow that its first pass, once begun, does not come to an end before the store does.
   run.go_on_alone(4096);
-  for (int i = 0; i < 10'000 && run.store().health().patrol.doing.what.empty(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  for (int i = 0; i < 10'000 && run.store().health().patrol.doing.what.empty(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
   ASSERT_FALSE(run.store().health().patrol.doing.what.empty());
   run.change(0, 4096, 400);
   EXPECT_EQ(run.store().health().patrol.passes, 0U);
@@ -576,7 +629,8 @@ TEST(CodedPatrol, GoesOnBesideCommitsAndEndsWithTheStore) {
   ASSERT_TRUE(run.await_passes(1));
 }
 
-// With one parity, a disk that was left out to be written anew would leave the rest to luck: nobody asked for that.
+// With one parity, a disk that was left out to be written anew would leave the rest to luck: nobody
+// asked for that.
 TEST(CodedPatrol, LeavesNoShardOutThatIsTheLastSpare) {
   CodedWorld world(quiet(2, 1));
   { put(**world.open_small(), "a", 120'000, 1); }
@@ -588,11 +642,14 @@ TEST(CodedPatrol, LeavesNoShardOutThatIsTheLastSpare) {
   const uint64_t epoch = store->health().epoch;
   world.disk().spoil(world.paths()[1], shape.segment_at(5) + 3 * kBlock);
   const auto begun = std::chrono::steady_clock::now();
-  while (store->health().patrol.last.lost.empty() && store->health().epoch == epoch && std::chrono::steady_clock::now() - begun < std::chrono::minutes(2)) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  while (store->health().patrol.last.lost.empty() && store->health().epoch == epoch &&
+         std::chrono::steady_clock::now() - begun < std::chrono::minutes(2))
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
   const Health health = store->health();
   EXPECT_EQ(health.epoch, epoch);
   ASSERT_EQ(health.patrol.last.lost.size(), 1U);
-  EXPECT_NE(health.patrol.last.lost[0].find(world.paths()[1]), std::string::npos) << health.patrol.last.lost[0];
+  EXPECT_NE(health.patrol.last.lost[0].find(world.paths()[1]), std::string::npos)
+      << health.patrol.last.lost[0];
   // Asked for, it is made readable.
   const auto report = std::make_shared<ScrubReport>();
   ASSERT_OK(store->scrub(report).wait());
@@ -603,7 +660,8 @@ TEST(CodedPatrol, LeavesNoShardOutThatIsTheLastSpare) {
 TEST(CodedPatrol, WithoutARateThereIsNone) {
   Scrubbed run;
   run.go_on_alone(0);
-  std::this_thread::sleep_for(std::chrono::milliseconds(250));  // longer than the background waits before it works
+  // longer than the background waits before it works
+  std::this_thread::sleep_for(std::chrono::milliseconds(250));
   const Patrol patrol = run.store().health().patrol;
   EXPECT_EQ(patrol.passes, 0U);
   EXPECT_TRUE(patrol.doing.what.empty());

@@ -17,20 +17,22 @@ struct ShardTransfers::State {
     State* state = nullptr;
     size_t shard = 0, index = 0;
   };
-  Stragglers* stragglers = nullptr;     // of the Shards, which wait for them before they go
+  Stragglers* stragglers = nullptr;  // of the Shards, which wait for them before they go
   std::shared_ptr<const void> memory;
-  std::deque<Each> each;                // do not move
+  std::deque<Each> each;  // do not move
 
-  std::mutex mutex;                     // guards what follows
+  std::mutex mutex;  // guards what follows
   std::condition_variable changed;
-  std::vector<size_t> ended;            // and not told; has room for all
+  std::vector<size_t> ended;  // and not told; has room for all
   std::array<size_t, kShardsMax> under_way{};
-  size_t left = 0;                      // of these
-  bool behind = false;                  // nobody waits for them
-  std::shared_ptr<State> self;          // while any is left
+  size_t left = 0;              // of these
+  bool behind = false;          // nobody waits for them
+  std::shared_ptr<State> self;  // while any is left
 };
 
-ShardTransfers::ShardTransfers(Shards& shards, Priority priority, std::shared_ptr<const void> memory) : shards_(shards), priority_(priority), state_(std::make_shared<State>()) {
+ShardTransfers::ShardTransfers(Shards& shards, Priority priority,
+                               std::shared_ptr<const void> memory)
+    : shards_(shards), priority_(priority), state_(std::make_shared<State>()) {
   state_->stragglers = &shards.stragglers();
   state_->memory = std::move(memory);
 }
@@ -41,14 +43,16 @@ ShardTransfers::~ShardTransfers() {
   std::unique_lock lock(state.mutex);
   if (!state.memory) state.changed.wait(lock, [&] { return state.left == 0; });
   state.behind = state.left > 0;
-  if (!state.behind) memory = std::move(state.memory);  // the Loop may hold the state for a moment yet: not what is to be used again
+  // the Loop may hold the state for a moment yet: not what is to be used again
+  if (!state.behind) memory = std::move(state.memory);
   for (size_t shard = 0; shard < state.under_way.size(); ++shard) {
     if (state.under_way[shard] > 0) state.stragglers->left(shard);
   }
 }
 
 size_t ShardTransfers::add(Op::Kind kind, size_t shard, uint64_t offset, Slice bytes) {
-  STOKER_CHECK(shards_[shard].present() && state_->left == 0 && (kind == Op::Kind::read || !state_->memory));
+  STOKER_CHECK(shards_[shard].present() && state_->left == 0 &&
+               (kind == Op::Kind::read || !state_->memory));
   State::Each& each = state_->each.emplace_back();
   each.state = state_.get();
   each.shard = shard;
@@ -80,7 +84,8 @@ void ShardTransfers::start() {
   while (!shards_.loop().submit(ops)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
-// On the Loop's thread. The last one takes the memory with it if nobody waits: that frees a piece of the heap and gives a grant back, and waits for nothing.
+// On the Loop's thread. The last one takes the memory with it if nobody waits: that frees a piece
+// of the heap and gives a grant back, and waits for nothing.
 void ShardTransfers::ended(Op& op) noexcept {
   const auto& each = *static_cast<State::Each*>(op.context);
   State& state = *each.state;
@@ -108,7 +113,9 @@ std::vector<size_t> ShardTransfers::next() {
   return told;
 }
 
-const Result<size_t>& ShardTransfers::result(size_t index) const { return state_->each[index].op.result; }
+const Result<size_t>& ShardTransfers::result(size_t index) const {
+  return state_->each[index].op.result;
+}
 
 std::string ShardTransfers::finish() {
   State& state = *state_;
@@ -117,7 +124,8 @@ std::string ShardTransfers::finish() {
     state.changed.wait(lock, [&] { return state.left == 0; });
   }
   for (const State::Each& each : state.each) {
-    if (!each.op.result) return "'" + shards_[each.shard].path + "': " + each.op.result.error().message();
+    if (!each.op.result)
+      return "'" + shards_[each.shard].path + "': " + each.op.result.error().message();
   }
   return {};
 }
@@ -129,7 +137,8 @@ void Stragglers::left(size_t shard) {
 }
 
 void Stragglers::came(size_t shard) {
-  std::lock_guard lock(mutex_);  // held while notifying: the waiter may destroy us as soon as it has the lock
+  // held while notifying: the waiter may destroy us as soon as it has the lock
+  std::lock_guard lock(mutex_);
   --batches_[shard];
   --all_;
   ++arrivals_;
@@ -139,7 +148,8 @@ void Stragglers::came(size_t shard) {
 ShardSet Stragglers::lagging() const {
   std::lock_guard lock(mutex_);
   ShardSet set = 0;
-  for (size_t shard = 0; shard < batches_.size(); ++shard) set |= batches_[shard] > 1 ? shard_bit(shard) : 0;
+  for (size_t shard = 0; shard < batches_.size(); ++shard)
+    set |= batches_[shard] > 1 ? shard_bit(shard) : 0;
   return set;
 }
 

@@ -48,11 +48,15 @@ Shape plan_shape(const CodedPlan& plan, const StoreOptions& options, const Coded
   shape.chunk_bytes = std::min(options.chunk_bytes, kChunkMax);
   shape.segments = coded.segments;
   // An eighth more stripes than the bytes need: objects end within a stripe.
-  const uint64_t stripes = (options.capacity_bytes + shape.stripe_bytes() - 1) / shape.stripe_bytes() * 9 / 8 + 4;
+  const uint64_t stripes =
+      (options.capacity_bytes + shape.stripe_bytes() - 1) / shape.stripe_bytes() * 9 / 8 + 4;
   shape.slots = static_cast<uint32_t>((stripes * shape.n() + shape.shards - 1) / shape.shards);
   // A quarter of the slots, at most.
   const uint64_t quarter = uint64_t{shape.slots} * shape.chunk_bytes / 4 / coded.segments;
-  shape.segment_bytes = coded.segment_bytes != 0 ? coded.segment_bytes : static_cast<uint32_t>(std::clamp<uint64_t>(std::bit_floor(quarter), kMiB, 16 * kMiB));
+  shape.segment_bytes =
+      coded.segment_bytes != 0
+          ? coded.segment_bytes
+          : static_cast<uint32_t>(std::clamp<uint64_t>(std::bit_floor(quarter), kMiB, 16 * kMiB));
   const uint64_t image = stripes * (13 + 4 * shape.n()) + options.objects_max * 192;
   shape.area_bytes = align_up(image + image / 8 + 64 * kKiB, 64 * kKiB);
   return shape;
@@ -60,17 +64,29 @@ Shape plan_shape(const CodedPlan& plan, const StoreOptions& options, const Coded
 
 Status check_plan(const CodedPlan& plan) {
   if (plan.k < 1 || plan.m < 1 || plan.k + plan.m > 32) {
-    return make_error(Code::invalid_argument, "a code has at least one data and one parity chunk and at most 32 chunks in all, not " + code_text(plan.k, plan.m) + "; 6+3 is a good choice for nine disks", kWhere);
+    return make_error(
+        Code::invalid_argument,
+        "a code has at least one data and one parity chunk and at most 32 chunks in all, not " +
+            code_text(plan.k, plan.m) + "; 6+3 is a good choice for nine disks",
+        kWhere);
   }
   if (plan.paths.size() < plan.k + plan.m) {
-    return make_error(Code::invalid_argument, "a code of " + code_text(plan.k, plan.m) + " needs at least " + std::to_string(plan.k + plan.m) + " disks, but " + std::to_string(plan.paths.size()) +
-                      " are given: name more, or take a smaller code", kWhere);
+    return make_error(Code::invalid_argument,
+                      "a code of " + code_text(plan.k, plan.m) + " needs at least " +
+                          std::to_string(plan.k + plan.m) + " disks, but " +
+                          std::to_string(plan.paths.size()) +
+                          " are given: name more, or take a smaller code",
+                      kWhere);
   }
-  if (plan.paths.size() > kShardsMax) return make_error(Code::invalid_argument, "a coded store has at most 64 shards, not " + std::to_string(plan.paths.size()), kWhere);
+  if (plan.paths.size() > kShardsMax)
+    return make_error(
+        Code::invalid_argument,
+        "a coded store has at most 64 shards, not " + std::to_string(plan.paths.size()), kWhere);
   return {};
 }
 
-// Disks fail as a whole: two shards on one disk are lost together. With `only`, just that one is compared with the others.
+// Disks fail as a whole: two shards on one disk are lost together. With `only`, just that one is
+// compared with the others.
 Status check_disks(const std::vector<Shard>& shards, const Shard* only = nullptr) {
   std::vector<std::pair<Disks, const Shard*>> seen;
   std::string untold;
@@ -78,23 +94,41 @@ Status check_disks(const std::vector<Shard>& shards, const Shard* only = nullptr
     if (!shard.present()) continue;
     STOKER_ASSIGN(Disks disks, disks_of(shard.file_path));
     for (const auto& [other_disks, other] : seen) {
-      if (!disks.shares(other_disks) || (only != nullptr && only != &shard && only != other)) continue;
-      return make_error(Code::invalid_argument, "'" + other->path + "' and '" + shard.path + "' are on the same disk and would be lost together: give each shard a disk of its own, or consent with --same-disk", kWhere);
+      if (!disks.shares(other_disks) || (only != nullptr && only != &shard && only != other))
+        continue;
+      return make_error(Code::invalid_argument,
+                        "'" + other->path + "' and '" + shard.path +
+                            "' are on the same disk and would be lost together: give each shard a "
+                            "disk of its own, or consent with --same-disk",
+                        kWhere);
     }
     if (!disks.told) untold += (untold.empty() ? "'" : ", '") + shard.path + "'";
     seen.emplace_back(std::move(disks), &shard);
   }
-  if (!untold.empty()) log().warn("the kernel does not tell which disks these are on, so see to it yourself that none is shared with another shard: {}", untold);
+  if (!untold.empty())
+    log().warn(
+        "the kernel does not tell which disks these are on, so see to it yourself that none is "
+        "shared with another shard: {}",
+        untold);
   return {};
 }
 
 }  // namespace
 
-Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop, const StoreOptions& options, const CodedOptions& coded) {
+Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop,
+                                             const StoreOptions& options,
+                                             const CodedOptions& coded) {
   STOKER_TRY(check_plan(plan));
   for (const std::string& path : options.replace) {
-    if (std::any_of(plan.paths.begin(), plan.paths.end(), [&](const std::string& each) { return plain(each) == plain(path); })) continue;
-    return make_error(Code::invalid_argument, "'" + path + "' is none of the shards of this store: name the new disk in the composition in the place of the lost one, and again as the one to replace", kWhere);
+    if (std::any_of(plan.paths.begin(), plan.paths.end(),
+                    [&](const std::string& each) { return plain(each) == plain(path); }))
+      continue;
+    return make_error(
+        Code::invalid_argument,
+        "'" + path +
+            "' is none of the shards of this store: name the new disk in the composition in the "
+            "place of the lost one, and again as the one to replace",
+        kWhere);
   }
   std::unique_ptr<Shards> shards(new Shards(loop));
   std::vector<std::optional<Superblock>> found(plan.paths.size());
@@ -108,8 +142,14 @@ Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop, 
   }
   if (exists) {
     STOKER_TRY(shards->identify(plan, found));
-  } else if (const auto spoiled = std::find_if(shards->shards_.begin(), shards->shards_.end(), [](const Shard& shard) { return shard.spoiled; }); spoiled != shards->shards_.end()) {
-    return make_error(Code::mismatch, spoiled->trouble + ": use the program that wrote it, give another path, or delete it if nobody needs it", kWhere);
+  } else if (const auto spoiled = std::find_if(shards->shards_.begin(), shards->shards_.end(),
+                                               [](const Shard& shard) { return shard.spoiled; });
+             spoiled != shards->shards_.end()) {
+    return make_error(
+        Code::mismatch,
+        spoiled->trouble +
+            ": use the program that wrote it, give another path, or delete it if nobody needs it",
+        kWhere);
   } else if (const auto hidden =
                  std::find_if(shards->shards_.begin(), shards->shards_.end(),
                               [](const Shard& shard) { return shard.hidden.has_value(); });
@@ -118,10 +158,14 @@ Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop, 
   } else if (options.create && !options.read_only) {
     STOKER_TRY(shards->make(plan, options, coded, found));
   } else {
-    return make_error(Code::not_found, "there is no finished coded store at '" + plan.paths[0] + "' and its companions; make it first", kWhere);
+    return make_error(Code::not_found,
+                      "there is no finished coded store at '" + plan.paths[0] +
+                          "' and its companions; make it first",
+                      kWhere);
   }
   for (Shard& shard : shards->shards_) {
-    shard.log = std::make_unique<ShardLog>(shards->shape_, shards->store_, static_cast<size_t>(&shard - shards->shards_.data()));
+    shard.log = std::make_unique<ShardLog>(shards->shape_, shards->store_,
+                                           static_cast<size_t>(&shard - shards->shards_.data()));
     if (shard.present()) name_holder(shard, options);
   }
   return shards;
@@ -137,7 +181,8 @@ void Shards::keep_files() {
   for (Shard& shard : shards_) shard.made = false;
 }
 
-// What is not there is noted, not made: whether that is a lost shard or a store to be made shows when all were looked at.
+// What is not there is noted, not made: whether that is a lost shard or a store to be made shows
+// when all were looked at.
 Status Shards::open_one(Shard& shard, const StoreOptions& options, bool files) {
   const std::string& path = shard.path;
   shard.file_path = files ? file_of(path) : path;
@@ -175,36 +220,49 @@ void Shards::read_superblock(Shard& shard, std::optional<Superblock>& found) {
     shard.spoiled = true;
     shard.trouble = "'" + shard.path + "' " + why;
   };
-  if (shard.file.bytes < kHeadBytes) {  // empty, or zeros: a crash came between making it and giving it its size
-    if (!is_zeros(shard)) spoil("holds " + std::to_string(shard.file.bytes) + " bytes that are no shard of a coded store: it was cut short, or is another file");
+  // empty, or zeros: a crash came between making it and giving it its size
+  if (shard.file.bytes < kHeadBytes) {
+    if (!is_zeros(shard))
+      spoil("holds " + std::to_string(shard.file.bytes) +
+            " bytes that are no shard of a coded store: it was cut short, or is another file");
     return;
   }
   AlignedBytes head(kHeadBytes);
   std::memset(head.data(), 0, kHeadBytes);
-  // Block by block: one that cannot be read does not take the other copy with it, and is written anew with the next epoch.
+  // Block by block: one that cannot be read does not take the other copy with it, and is written
+  // anew with the next epoch.
   IoBatch batch(loop_, Priority::demand);
-  for (size_t at = 0; at < kHeadBytes; at += kBlock) batch.read(shard.file.id, at, head.slice().sub(at, kBlock));
+  for (size_t at = 0; at < kHeadBytes; at += kBlock)
+    batch.read(shard.file.id, at, head.slice().sub(at, kBlock));
   const Status status = batch.run();
   std::string impossible;
   for (const uint64_t at : kSuperblockAt) {
     const auto superblock = decode_superblock(head.span().subspan(at));
     if (!superblock) impossible = superblock.error().what;
-    if (superblock && *superblock && (!found || (*superblock)->counter > found->counter)) found = *superblock;
+    if (superblock && *superblock && (!found || (*superblock)->counter > found->counter))
+      found = *superblock;
   }
   bool text = false;
-  for (size_t at = 0; at < kHeadBytes; ++at) text = text || ((at < kHolderAt || at >= kHolderAt + kHolderBytes) && head.span()[at] != std::byte{0});
+  for (size_t at = 0; at < kHeadBytes; ++at)
+    text = text ||
+           ((at < kHolderAt || at >= kHolderAt + kHolderBytes) && head.span()[at] != std::byte{0});
   if (!found && !impossible.empty()) return spoil("has " + impossible);
   if (!found && !status) {
     shard.trouble = status.error().message();
     return;
   }
-  if (!found && text) spoil("holds something that is no shard of a coded store, or both copies of its superblock are damaged");
+  if (!found && text)
+    spoil(
+        "holds something that is no shard of a coded store, or both copies of its superblock are "
+        "damaged");
   if (found && found->shape.file_bytes() > shard.file.bytes) {
-    shard.trouble = "'" + shard.path + "' is cut short: it should have " + std::to_string(found->shape.file_bytes()) + " bytes";
+    shard.trouble = "'" + shard.path + "' is cut short: it should have " +
+                    std::to_string(found->shape.file_bytes()) + " bytes";
   }
 }
 
-// Of a file shorter than a head. What the page cache reads to the last byte the loop reads in whole sectors only.
+// Of a file shorter than a head. What the page cache reads to the last byte the loop reads in whole
+// sectors only.
 bool Shards::is_zeros(const Shard& shard) {
   AlignedBytes bytes(kHeadBytes);
   const size_t size = shard.file.bytes;
@@ -215,16 +273,20 @@ bool Shards::is_zeros(const Shard& shard) {
     batch.read(shard.file.id, 0, bytes.slice().sub(0, size));
     if (!batch.run()) return false;
   }
-  return std::all_of(bytes.data(), bytes.data() + size, [](std::byte byte) { return byte == std::byte{0}; });
+  return std::all_of(bytes.data(), bytes.data() + size,
+                     [](std::byte byte) { return byte == std::byte{0}; });
 }
 
-// What most of them say. One that says otherwise, with a right checksum, is of a bug or another disk.
+// What most of them say. One that says otherwise, with a right checksum, is of a bug or another
+// disk.
 const Superblock& Shards::of_most(const std::vector<std::optional<Superblock>>& found) {
   const std::optional<Superblock>* best = nullptr;
   ptrdiff_t most = 0;
   for (const auto& each : found) {
     if (!each) continue;
-    const auto alike = std::count_if(found.begin(), found.end(), [&](const auto& other) { return other && other->store == each->store && other->shape == each->shape; });
+    const auto alike = std::count_if(found.begin(), found.end(), [&](const auto& other) {
+      return other && other->store == each->store && other->shape == each->shape;
+    });
     if (alike <= most) continue;
     most = alike;
     best = &each;
@@ -238,28 +300,42 @@ Status Shards::identify(const CodedPlan& plan, std::vector<std::optional<Superbl
   for (size_t i = 0; i < found.size(); ++i) {
     if (!found[i] || found[i]->store != of.store || found[i]->shape == of.shape) continue;
     shards_[i].spoiled = true;
-    shards_[i].trouble = "'" + shards_[i].path + "' has a superblock of another shape than most shards of this store: it is damaged";
+    shards_[i].trouble =
+        "'" + shards_[i].path +
+        "' has a superblock of another shape than most shards of this store: it is damaged";
     found[i].reset();
   }
   const Superblock* known = nullptr;
   size_t known_at = 0;
   for (size_t i = 0; i < found.size(); ++i) {
     if (!found[i] || (known != nullptr && found[i]->store == known->store)) continue;
-    if (known != nullptr) return make_error(Code::mismatch, "'" + shards_[known_at].path + "' and '" + shards_[i].path + "' are shards of different stores: name those of one store", kWhere);
+    if (known != nullptr)
+      return make_error(Code::mismatch,
+                        "'" + shards_[known_at].path + "' and '" + shards_[i].path +
+                            "' are shards of different stores: name those of one store",
+                        kWhere);
     known = &*found[i];
     known_at = i;
   }
   shape_ = known->shape;
   store_ = known->store;
   if (shape_.k != plan.k || shape_.m != plan.m || shape_.shards != plan.paths.size()) {
-    return make_error(Code::mismatch, "'" + shards_[known_at].path + "' is a shard of a store coded " + code_text(shape_.k, shape_.m) + " over " + std::to_string(shape_.shards) + " disks, not " + code_text(plan.k, plan.m) + " over " +
-                      std::to_string(plan.paths.size()) + ": name it as it was made", kWhere);
+    return make_error(Code::mismatch,
+                      "'" + shards_[known_at].path + "' is a shard of a store coded " +
+                          code_text(shape_.k, shape_.m) + " over " + std::to_string(shape_.shards) +
+                          " disks, not " + code_text(plan.k, plan.m) + " over " +
+                          std::to_string(plan.paths.size()) + ": name it as it was made",
+                      kWhere);
   }
   std::vector<size_t> from(shards_.size(), SIZE_MAX);  // by index: where it stands in our list
   for (size_t i = 0; i < shards_.size(); ++i) {
     if (!found[i]) continue;
     size_t& at = from[found[i]->shard];
-    if (at != SIZE_MAX) return make_error(Code::mismatch, "'" + shards_[i].path + "' is a copy of '" + shards_[at].path + "', or the same shard twice", kWhere);
+    if (at != SIZE_MAX)
+      return make_error(Code::mismatch,
+                        "'" + shards_[i].path + "' is a copy of '" + shards_[at].path +
+                            "', or the same shard twice",
+                        kWhere);
     at = i;
     shards_[i].super = *found[i];
   }
@@ -284,43 +360,67 @@ Status Shards::identify(const CodedPlan& plan, std::vector<std::optional<Superbl
 }
 
 // All shards blank, or left behind by an attempt that never came to be.
-Status Shards::make(const CodedPlan& plan, const StoreOptions& options, const CodedOptions& coded, const std::vector<std::optional<Superblock>>& found) {
-  if (options.chunk_bytes % kBlock != 0 || options.chunk_bytes < kChunkMin || options.chunk_bytes > 8 * kMiB) {
-    return make_error(Code::invalid_argument, "the chunks of a store must be a multiple of 4 KiB from 64 KiB to 8 MiB, not " + std::to_string(options.chunk_bytes) + " bytes", kWhere);
+Status Shards::make(const CodedPlan& plan, const StoreOptions& options, const CodedOptions& coded,
+                    const std::vector<std::optional<Superblock>>& found) {
+  if (options.chunk_bytes % kBlock != 0 || options.chunk_bytes < kChunkMin ||
+      options.chunk_bytes > 8 * kMiB) {
+    return make_error(
+        Code::invalid_argument,
+        "the chunks of a store must be a multiple of 4 KiB from 64 KiB to 8 MiB, not " +
+            std::to_string(options.chunk_bytes) + " bytes",
+        kWhere);
   }
-  if (options.capacity_bytes == 0) return make_error(Code::invalid_argument, "a new store at '" + plan.paths[0] + "' needs a capacity: say how many bytes it may hold", kWhere);
+  if (options.capacity_bytes == 0)
+    return make_error(
+        Code::invalid_argument,
+        "a new store at '" + plan.paths[0] + "' needs a capacity: say how many bytes it may hold",
+        kWhere);
   shape_ = plan_shape(plan, options, coded);
   store_ = random_store_id();
-  for (size_t i = 0; i < shards_.size(); ++i) STOKER_TRY(make_one(shards_[i], options, coded.files, found[i].has_value()));
+  for (size_t i = 0; i < shards_.size(); ++i)
+    STOKER_TRY(make_one(shards_[i], options, coded.files, found[i].has_value()));
   if (coded.files && !options.same_disk) STOKER_TRY(check_disks(shards_));
   ShardSet all = 0;
   for (size_t i = 0; i < shards_.size(); ++i) {
-    shards_[i].super = Superblock{shape_, i, store_, found[i] ? found[i]->counter : 0, {}, {}, 0, std::random_device{}(), {}};
+    shards_[i].super = Superblock{
+        shape_, i, store_, found[i] ? found[i]->counter : 0, {}, {}, 0, std::random_device{}(), {}};
     all |= shard_bit(i);
   }
   std::string why;
-  if (write_superblocks(all, why) != 0) return make_error(Code::io, "making the store: " + why, kWhere);
+  if (write_superblocks(all, why) != 0)
+    return make_error(Code::io, "making the store: " + why, kWhere);
   fresh_ = true;
   return {};
 }
 
-Status Shards::make_one(Shard& shard, const StoreOptions& options, bool files, bool had_superblock) {
+Status Shards::make_one(Shard& shard, const StoreOptions& options, bool files,
+                        bool had_superblock) {
   const bool there = shard.present();
   if (there && !had_superblock && shard.file.bytes >= kHeadBytes) {
     const auto written = first_written(loop_, shard.file, shard.lock_fd, kHeadBytes);
     if (!written) return written.error().with("looking whether '" + shard.path + "' is empty");
-    if (*written) return make_error(Code::mismatch, "'" + shard.path + "' begins like an empty file, but holds data that is no shard: give another path, or delete the file if nobody needs it", kWhere);
+    if (*written)
+      return make_error(Code::mismatch,
+                        "'" + shard.path +
+                            "' begins like an empty file, but holds data that is no shard: give "
+                            "another path, or delete the file if nobody needs it",
+                        kWhere);
   }
   if (there && shard.file.bytes >= shape_.file_bytes()) return {};
   if (there) {
     STOKER_TRY(loop_.close(shard.file.id));
     shard.file.id = -1;
     if (files && shard.file.bytes != 0) {
-      return make_error(Code::out_of_space, "'" + shard.path + "' has " + human_bytes(shard.file.bytes) + ", but the shard needs " + human_bytes(shape_.file_bytes()) + ": delete the file, or ask for less", kWhere);
+      return make_error(Code::out_of_space,
+                        "'" + shard.path + "' has " + human_bytes(shard.file.bytes) +
+                            ", but the shard needs " + human_bytes(shape_.file_bytes()) +
+                            ": delete the file, or ask for less",
+                        kWhere);
     }
   }
   if (files) STOKER_TRY(make_folder(std::filesystem::path(shard.file_path).parent_path()));
-  auto file = loop_.open(OpenFile{.path = shard.file_path, .create = true, .reserve_bytes = shape_.file_bytes()});
+  auto file = loop_.open(
+      OpenFile{.path = shard.file_path, .create = true, .reserve_bytes = shape_.file_bytes()});
   if (!file) return file.error().with("the shard '" + shard.path + "'");
   shard.file = *file;
   shard.made = !there && files;
@@ -332,9 +432,11 @@ Status Shards::make_one(Shard& shard, const StoreOptions& options, bool files, b
 }
 
 Status Shards::replace(const std::string& named, const StoreOptions& options, bool files) {
-  Shard& shard = *std::find_if(shards_.begin(), shards_.end(), [&](const Shard& each) { return plain(each.path) == plain(named); });
+  Shard& shard = *std::find_if(shards_.begin(), shards_.end(),
+                               [&](const Shard& each) { return plain(each.path) == plain(named); });
   const std::string& path = shard.path;
-  if (shard.present()) return {};  // a shard of this store: it is brought up to date without being made anew
+  // a shard of this store: it is brought up to date without being made anew
+  if (shard.present()) return {};
   // What is there now, from the beginning: it may have come back, or have been put in, since.
   if (shard.lock_fd >= 0) unlock_file(shard.lock_fd);
   shard.lock_fd = -1;
@@ -343,10 +445,21 @@ Status Shards::replace(const std::string& named, const StoreOptions& options, bo
   STOKER_TRY(open_one(shard, options, files));
   std::optional<Superblock> found;
   if (shard.present()) read_superblock(shard, found);
-  if (shard.spoiled) return make_error(Code::mismatch, shard.trouble + ": move it away, or delete it if nobody needs it, and replace it then (a device: make all of it zeros)", kWhere);
-  if (found) return make_error(Code::mismatch, "'" + path + "' holds a shard that cannot be used" + (shard.trouble.empty() ? "" : " (" + shard.trouble + ")") + ": delete the file if nobody needs it, and replace it then", kWhere);
+  if (shard.spoiled)
+    return make_error(Code::mismatch,
+                      shard.trouble +
+                          ": move it away, or delete it if nobody needs it, and replace it then (a "
+                          "device: make all of it zeros)",
+                      kWhere);
+  if (found)
+    return make_error(Code::mismatch,
+                      "'" + path + "' holds a shard that cannot be used" +
+                          (shard.trouble.empty() ? "" : " (" + shard.trouble + ")") +
+                          ": delete the file if nobody needs it, and replace it then",
+                      kWhere);
   std::error_code unknown;  // a disk that is dead is not there either
-  if (files && !shard.present() && std::filesystem::exists(shard.file_path, unknown)) return make_error(Code::io, "'" + path + "' cannot be replaced: " + shard.trouble, kWhere);
+  if (files && !shard.present() && std::filesystem::exists(shard.file_path, unknown))
+    return make_error(Code::io, "'" + path + "' cannot be replaced: " + shard.trouble, kWhere);
   const size_t index = shard.super.shard;
   const Status made = make_one(shard, options, files, false);
   if (!made) return made.error().with("replacing '" + path + "'");
@@ -354,7 +467,8 @@ Status Shards::replace(const std::string& named, const StoreOptions& options, bo
   shard.super = Superblock{shape_, index, store_, 0, {}, {}, 0, std::random_device{}(), {}};
   name_holder(shard, options);
   std::string why;
-  if (write_superblocks(shard_bit(index), why) != 0) return make_error(Code::io, "replacing '" + path + "': " + why, kWhere);
+  if (write_superblocks(shard_bit(index), why) != 0)
+    return make_error(Code::io, "replacing '" + path + "': " + why, kWhere);
   shard.made = false;
   shard.trouble = "'" + path + "' is new and is not rebuilt yet";
   return {};
@@ -364,7 +478,8 @@ ShardSet Shards::knowing() const {
   ShardSet set = 0;
   for (size_t i = 0; i < shards_.size(); ++i) {
     const Superblock& super = shards_[i].super;
-    if (shards_[i].present() && (fresh_ || super.confirmed.number > 0 || super.proposed.number > 0)) set |= shard_bit(i);
+    if (shards_[i].present() && (fresh_ || super.confirmed.number > 0 || super.proposed.number > 0))
+      set |= shard_bit(i);
   }
   return set;
 }
@@ -397,7 +512,9 @@ ShardSet Shards::current() const {
   for (size_t i = 0; i < shards_.size(); ++i) {
     const Superblock& own = shards_[i].super;
     const bool knows = std::max(own.confirmed.number, own.proposed.number) >= highest.number;
-    if (shards_[i].present() && ((knows && own.incarnation == incarnations[i]) || mutated(Mutation::ignore_epoch))) members |= shard_bit(i);
+    if (shards_[i].present() &&
+        ((knows && own.incarnation == incarnations[i]) || mutated(Mutation::ignore_epoch)))
+      members |= shard_bit(i);
   }
   return highest.live & members;
 }
@@ -405,7 +522,8 @@ ShardSet Shards::current() const {
 uint64_t Shards::epoch_seen() const {
   uint64_t highest = 0;
   for (const Shard& shard : shards_) {
-    if (shard.present()) highest = std::max({highest, shard.super.confirmed.number, shard.super.proposed.number});
+    if (shard.present())
+      highest = std::max({highest, shard.super.confirmed.number, shard.super.proposed.number});
   }
   return highest;
 }
@@ -424,7 +542,8 @@ ShardSet Shards::write_superblocks(ShardSet set, std::string& why) {
   for (const uint64_t turn : {0, 1}) {
     ShardBatch writes(*this, Priority::demand);
     for (size_t i = 0; i < size(); ++i) {
-      if ((set & ~failed & shard_bit(i)) != 0) writes.write(i, kSuperblockAt[(shards_[i].super.counter + turn) & 1], blocks[i].slice());
+      if ((set & ~failed & shard_bit(i)) != 0)
+        writes.write(i, kSuperblockAt[(shards_[i].super.counter + turn) & 1], blocks[i].slice());
     }
     failed |= writes.run();
     if (!writes.why().empty()) why = writes.why();
@@ -445,7 +564,8 @@ std::string read_areas(Shards& shards, Priority priority, std::span<Area> areas)
   if (areas.empty() || whole.run() == 0) return {};
   ShardBatch each(shards, priority);
   for (size_t i = 0; i < areas.size(); ++i) {
-    for (size_t at = 0; !whole.ok(i) && at < areas[i].into.size; at += kBlock) each.read(areas[i].shard, areas[i].offset + at, areas[i].into.sub(at, kBlock));
+    for (size_t at = 0; !whole.ok(i) && at < areas[i].into.size; at += kBlock)
+      each.read(areas[i].shard, areas[i].offset + at, areas[i].into.sub(at, kBlock));
   }
   each.run();
   size_t op = 0;
@@ -469,7 +589,8 @@ ShardSet ShardBatch::run() {
   ShardSet failed = 0;
   for (size_t i = 0; i < batch_.size(); ++i) {
     if (batch_.result(i)) continue;
-    if (failed == 0) why_ = "'" + shards_[shard_of_[i]].path + "': " + batch_.result(i).error().message();
+    if (failed == 0)
+      why_ = "'" + shards_[shard_of_[i]].path + "': " + batch_.result(i).error().message();
     failed |= shard_bit(shard_of_[i]);
   }
   return failed;

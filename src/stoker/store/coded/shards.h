@@ -1,4 +1,5 @@
-// The shards of a coded store: their files, locks, identity and superblocks; who is live; batches of transfers that tell which shard failed.
+// The shards of a coded store: their files, locks, identity and superblocks; who is live; batches
+// of transfers that tell which shard failed.
 #pragma once
 
 #include <algorithm>
@@ -21,28 +22,36 @@ namespace stoker::coded {
 
 struct Shard : StoreFile {
   Superblock super;
-  std::string trouble;    // why it is missing or was dropped; empty: nothing is wrong with it. Of a store that serves: guarded by its mutex
+  // why it is missing or was dropped; empty: nothing is wrong with it. Of a store that serves:
+  // guarded by its mutex
+  std::string trouble;
   std::unique_ptr<ShardLog> log;
-  size_t image_area = 1;  // that holds the newest table image; the next goes into the other
+  size_t image_area = 1;        // that holds the newest table image; the next goes into the other
   std::optional<Error> hidden;  // why nobody can tell what is there, if anything is
-  bool spoiled = false;   // its head holds something, and no superblock: a store that exists does without it, and it is never written to
+  // its head holds something, and no superblock: a store that exists does without it, and it is
+  // never written to
+  bool spoiled = false;
 
   bool present() const { return file.id >= 0; }
 };
 
-// Closes and unlocks when destroyed, once no reads are left behind. Not thread-safe, but for the files, which any thread may read and write.
+// Closes and unlocks when destroyed, once no reads are left behind. Not thread-safe, but for the
+// files, which any thread may read and write.
 class Shards {
  public:
-  // Opens, locks and identifies the shards of one store and puts them in the order of their indices; makes them where there is none
-  // (fresh() then), if options.create says so.
-  static Result<std::unique_ptr<Shards>> open(const CodedPlan& plan, Loop& loop, const StoreOptions& options, const CodedOptions& coded);
+  // Opens, locks and identifies the shards of one store and puts them in the order of their
+  // indices; makes them where there is none (fresh() then), if options.create says so.
+  static Result<std::unique_ptr<Shards>> open(const CodedPlan& plan, Loop& loop,
+                                              const StoreOptions& options,
+                                              const CodedOptions& coded);
   ~Shards();
 
   const Shape& shape() const { return shape_; }
   const StoreId& store() const { return store_; }
   bool fresh() const { return fresh_; }
   void keep_files();
-  // Makes the shard at this path anew, to be rebuilt: a superblock of epoch 0, durable. Nothing where one of this store is there already.
+  // Makes the shard at this path anew, to be rebuilt: a superblock of epoch 0, durable. Nothing
+  // where one of this store is there already.
   Status replace(const std::string& named, const StoreOptions& options, bool files);
 
   Shard& operator[](size_t shard) { return shards_[shard]; }
@@ -51,13 +60,17 @@ class Shards {
   Loop& loop() { return loop_; }
   Stragglers& stragglers() { return stragglers_; }
   ShardSet present() const;
-  // Those of them that ever were members: a new one knows of no epoch. All, of a store that is being made.
+  // Those of them that ever were members: a new one knows of no epoch. All, of a store that is
+  // being made.
   ShardSet knowing() const;
-  std::string missing() const;  // why those are that are not present: "; 'd0' is not there; 'd3' is blank"
-  // The members of the highest confirmed epoch that are there and know of it: those that hold what was acknowledged.
+  // why those are that are not present: "; 'd0' is not there; 'd3' is blank"
+  std::string missing() const;
+  // The members of the highest confirmed epoch that are there and know of it: those that hold what
+  // was acknowledged.
   ShardSet current() const;
   uint64_t epoch_seen() const;  // the highest, confirmed or proposed
-  // Writes the superblocks of these shards, one copy after the other, durably. Returns the shards that failed.
+  // Writes the superblocks of these shards, one copy after the other, durably. Returns the shards
+  // that failed.
   ShardSet write_superblocks(ShardSet set, std::string& why);
 
  private:
@@ -67,7 +80,8 @@ class Shards {
   bool is_zeros(const Shard& shard);
   static const Superblock& of_most(const std::vector<std::optional<Superblock>>& found);
   Status identify(const CodedPlan& plan, std::vector<std::optional<Superblock>> found);
-  Status make(const CodedPlan& plan, const StoreOptions& options, const CodedOptions& coded, const std::vector<std::optional<Superblock>>& found);
+  Status make(const CodedPlan& plan, const StoreOptions& options, const CodedOptions& coded,
+              const std::vector<std::optional<Superblock>>& found);
   Status make_one(Shard& shard, const StoreOptions& options, bool files, bool had_superblock);
 
   Loop& loop_;
@@ -86,20 +100,27 @@ struct Area {
   std::vector<bool> readable = {};  // by block
   bool any() const { return std::find(readable.begin(), readable.end(), true) != readable.end(); }
 };
-// Reads them all at once, and what fails of them block by block: a bad sector takes nothing with it that stands beside it. What cannot be read is zeros.
-// Why something could not; empty: all was read.
+// Reads them all at once, and what fails of them block by block: a bad sector takes nothing with it
+// that stands beside it. What cannot be read is zeros. Why something could not; empty: all was
+// read.
 std::string read_areas(Shards& shards, Priority priority, std::span<Area> areas);
 
 // Transfers on several shards that start together. Use once.
 class ShardBatch {
  public:
-  ShardBatch(Shards& shards, Priority priority) : shards_(shards), batch_(shards.loop(), priority) {}
-  size_t read(size_t shard, uint64_t offset, Slice into) { return note(shard, [&] { batch_.read(shards_[shard].file.id, offset, into); }); }
-  size_t write(size_t shard, uint64_t offset, Slice from) { return note(shard, [&] { batch_.write(shards_[shard].file.id, offset, from); }); }
+  ShardBatch(Shards& shards, Priority priority)
+      : shards_(shards), batch_(shards.loop(), priority) {}
+  size_t read(size_t shard, uint64_t offset, Slice into) {
+    return note(shard, [&] { batch_.read(shards_[shard].file.id, offset, into); });
+  }
+  size_t write(size_t shard, uint64_t offset, Slice from) {
+    return note(shard, [&] { batch_.write(shards_[shard].file.id, offset, from); });
+  }
   void sync(ShardSet set);
   bool empty() const { return batch_.empty(); }
   size_t size() const { return batch_.size(); }
-  // The shards of which any transfer failed; each is told in `trouble` of its Shard by whoever drops it.
+  // The shards of which any transfer failed; each is told in `trouble` of its Shard by whoever
+  // drops it.
   ShardSet run();
   bool ok(size_t index) const { return batch_.result(index).has_value(); }
   const std::string& why() const { return why_; }  // of the first failure

@@ -1,4 +1,5 @@
-// What an open transaction of a coded store has written and not committed: blocks in memory, and the stripes reserved for them.
+// What an open transaction of a coded store has written and not committed: blocks in memory, and
+// the stripes reserved for them.
 #pragma once
 
 #include <map>
@@ -10,8 +11,8 @@
 
 #include "stoker/memory/budget.h"
 #include "stoker/store/blocking_io.h"
-#include "stoker/store/condition.h"
 #include "stoker/store/coded/table.h"
+#include "stoker/store/condition.h"
 
 namespace stoker::coded {
 
@@ -28,18 +29,19 @@ struct StagedStripe {
 };
 
 struct StagedObject {
-  ObjectPtr base;           // as committed; null: there is none
-  bool exists = false;      // in the transaction
-  bool made = false;        // anew, whatever there was
+  ObjectPtr base;       // as committed; null: there is none
+  bool exists = false;  // in the transaction
+  bool made = false;    // anew, whatever there was
   uint64_t bytes = 0;
-  uint64_t announced = 0;   // where it was made here: its first size
-  uint64_t kept = 0;        // of the base's bytes: it was cut to this and perhaps grew again
+  uint64_t announced = 0;  // where it was made here: its first size
+  uint64_t kept = 0;       // of the base's bytes: it was cut to this and perhaps grew again
   uint32_t chunk_bytes = 0;
   Class expected = Class::read_write;
-  bool stated = false;      // in this transaction
-  std::vector<std::pair<uint64_t, size_t>> writes;  // offset and size, as they came: the first kWritesMax, one behind the other as one
-  static constexpr size_t kWritesMax = 4096;        // classes are told by fewer
-  std::map<size_t, StagedStripe> stripes;  // by index
+  bool stated = false;  // in this transaction
+  // offset and size, as they came: the first kWritesMax, one behind the other as one
+  std::vector<std::pair<uint64_t, size_t>> writes;
+  static constexpr size_t kWritesMax = 4096;  // classes are told by fewer
+  std::map<size_t, StagedStripe> stripes;     // by index
 
   void wrote(uint64_t offset, size_t size) {
     if (size == 0 || (!writes.empty() && writes.back() == std::pair(offset, size))) return;
@@ -50,7 +52,9 @@ struct StagedObject {
     }
   }
   StripePtr base_stripe(size_t index, size_t stripe_bytes) const {
-    return base && !made && index * stripe_bytes < kept && index < base->stripes.size() ? base->stripes[index] : nullptr;
+    return base && !made && index * stripe_bytes < kept && index < base->stripes.size()
+               ? base->stripes[index]
+               : nullptr;
   }
 };
 

@@ -1,5 +1,5 @@
-// Disks that stop answering, and do not even fail: each is given up after a second here, and the store goes on as without it. What comes from it later
-// changes nothing.
+// Disks that stop answering, and do not even fail: each is given up after a second here, and the
+// store goes on as without it. What comes from it later changes nothing.
 #include <chrono>
 #include <future>
 #include <thread>
@@ -15,7 +15,8 @@ constexpr auto kLong = std::chrono::seconds(20);
 
 class Stalled {
  public:
-  explicit Stalled(std::vector<size_t> lost = {}, uint32_t chunk_bytes = kChunk) : world_(options(std::move(lost))), chunk_bytes_(chunk_bytes) {
+  explicit Stalled(std::vector<size_t> lost = {}, uint32_t chunk_bytes = kChunk)
+      : world_(options(std::move(lost))), chunk_bytes_(chunk_bytes) {
     world_.disk().put("clock", SimImage(kBlock));
     clock_ = world_.runtime().loop().open({.path = "clock"})->id;
     StoreOptions made;
@@ -38,7 +39,9 @@ class Stalled {
     disk().start_recording();
     Bytes content = put(*store_, key, bytes, 1);
     for (const SimEvent& event : disk().stop_recording()) {
-      if (event.kind != SimEvent::Kind::write || event.bytes->size() != chunk_bytes_ || std::memcmp(event.bytes->data(), content.data(), chunk_bytes_) != 0) continue;
+      if (event.kind != SimEvent::Kind::write || event.bytes->size() != chunk_bytes_ ||
+          std::memcmp(event.bytes->data(), content.data(), chunk_bytes_) != 0)
+        continue;
       first_path_ = event.path;
       first_at_ = event.offset;
     }
@@ -64,7 +67,8 @@ class Stalled {
   }
   bool close() {
     auto closed = std::async(std::launch::async, [&] { store_.reset(); });
-    return await([&] { return closed.wait_for(std::chrono::milliseconds(0)) == std::future_status::ready; });
+    return await(
+        [&] { return closed.wait_for(std::chrono::milliseconds(0)) == std::future_status::ready; });
   }
   // What was held has come, and is seen by nobody.
   void let_go(const std::string& path) {
@@ -110,7 +114,8 @@ TEST(CodedStall, WhatADiskBringsLateIsNotRead) {
   constexpr uint32_t chunk = 1 << 20;
   Stalled run({}, chunk);
   const Bytes content = run.put_here("a", size_t{32} * chunk);
-  for (uint64_t row = 0; row < 64; ++row) run.disk().flip(run.first_path(), run.first_at() + row * kBlock + 77, 3);
+  for (uint64_t row = 0; row < 64; ++row)
+    run.disk().flip(run.first_path(), run.first_at() + row * kBlock + 77, 3);
   run.disk().hold_reads(run.first_path());
   Bytes into(content.size());
   const auto late = run.store().read("a", 0, slice_of(into), {});
@@ -156,7 +161,8 @@ TEST(CodedStall, ACommitGoesOnWithoutADiskThatStoppedAnswering) {
     const Bytes content = pattern(8 * kChunk, 2);
     auto change = std::move(*run.store().begin());
     ASSERT_OK(change->resize("b", content.size()));
-    ASSERT_OK(change->write("b", 0, {const_cast<std::byte*>(content.data()), content.size(), -1}).wait());
+    ASSERT_OK(
+        change->write("b", 0, {const_cast<std::byte*>(content.data()), content.size(), -1}).wait());
     const auto committed = change->commit(Durability::durable);
     ASSERT_TRUE(run.await([&] { return committed.ready(); })) << path;
     ASSERT_OK(committed.wait()) << path;

@@ -15,8 +15,8 @@ class Stragglers {
   // A batch has left reads of this shard behind; the last of these has come.
   void left(size_t shard);
   void came(size_t shard);
-  // Shards on which two batches or more have left some behind: it is not by chance that theirs come last. They are not asked where others will do, so that
-  // what they keep in memory does not grow.
+  // Shards on which two batches or more have left some behind: it is not by chance that theirs come
+  // last. They are not asked where others will do, so that what they keep in memory does not grow.
   ShardSet lagging() const;
   // Waits until one of them has come. False: there are none.
   bool await();

@@ -26,7 +26,8 @@ const Place* Val::live_place(ShardSet live, size_t nth) const {
 
 std::vector<size_t> placement(const Shape& shape, uint64_t stripe) {
   std::vector<std::pair<uint64_t, size_t>> ranked;
-  for (size_t shard = 0; shard < shape.shards; ++shard) ranked.emplace_back(mix(stripe * kShardsMax + shard), shard);
+  for (size_t shard = 0; shard < shape.shards; ++shard)
+    ranked.emplace_back(mix(stripe * kShardsMax + shard), shard);
   std::sort(ranked.rbegin(), ranked.rend());
   std::vector<size_t> shards;
   for (size_t i = 0; i < shape.n(); ++i) shards.push_back(ranked[i].second);
@@ -34,9 +35,13 @@ std::vector<size_t> placement(const Shape& shape, uint64_t stripe) {
 }
 
 Slots::Slots(const Shape& shape)
-    : free_(shape.shards, std::vector<bool>(shape.slots, true)), free_count_(shape.shards, shape.slots), next_{std::vector<size_t>(shape.shards, 0), std::vector<size_t>(shape.shards, shape.slots / 2)} {}
+    : free_(shape.shards, std::vector<bool>(shape.slots, true)),
+      free_count_(shape.shards, shape.slots),
+      next_{std::vector<size_t>(shape.shards, 0),
+            std::vector<size_t>(shape.shards, shape.slots / 2)} {}
 
-std::optional<std::vector<uint32_t>> Slots::take(const std::vector<size_t>& shards, Class expected) {
+std::optional<std::vector<uint32_t>> Slots::take(const std::vector<size_t>& shards,
+                                                 Class expected) {
   std::lock_guard lock(mutex_);
   std::vector<size_t>& next = next_[expected == Class::read_write ? 0 : 1];
   for (const size_t shard : shards) {
@@ -79,7 +84,8 @@ void Slots::give(const std::vector<size_t>& shards, const std::vector<uint32_t>&
 uint64_t Slots::used() const {
   std::lock_guard lock(mutex_);
   uint64_t used = 0;
-  for (size_t shard = 0; shard < free_.size(); ++shard) used += free_[shard].size() - free_count_[shard];
+  for (size_t shard = 0; shard < free_.size(); ++shard)
+    used += free_[shard].size() - free_count_[shard];
   return used;
 }
 

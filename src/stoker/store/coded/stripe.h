@@ -1,4 +1,5 @@
-// What a coded store keeps in memory of a stripe: where its chunks are, what its headers say, and which blocks are newer in the log.
+// What a coded store keeps in memory of a stripe: where its chunks are, what its headers say, and
+// which blocks are newer in the log.
 #pragma once
 
 #include <array>
@@ -15,7 +16,8 @@
 
 namespace stoker::coded {
 
-// A segment of a shard's log. Whoever needs a record in it holds a reference; without any it is free to be begun anew.
+// A segment of a shard's log. Whoever needs a record in it holds a reference; without any it is
+// free to be begun anew.
 struct Segment {
   size_t shard = 0, index = 0;
 };
@@ -38,7 +40,8 @@ struct CommitRecord {
   std::shared_ptr<const Told> told = nullptr;
 };
 
-// New blocks of one chunk in the logs of its data shard and its parities. Immutable once readers can see it, but for `told`, which is the writer thread's.
+// New blocks of one chunk in the logs of its data shard and its parities. Immutable once readers
+// can see it, but for `told`, which is the writer thread's.
 struct Val {
   Stamp stamp = 0;
   uint64_t stripe = 0;
@@ -46,7 +49,7 @@ struct Val {
   std::vector<uint32_t> crcs;
   std::vector<Place> places;  // of the first block; the data shard's first, if it has it
   std::vector<SegmentRef> held;
-  std::shared_ptr<CommitRecord> commit;  // none: it counts by itself
+  std::shared_ptr<CommitRecord> commit;        // none: it counts by itself
   std::shared_ptr<const Told> told = nullptr;  // none: no frame tells of it
 
   // The nth of its copies on live shards; null: there are no more.
@@ -56,21 +59,25 @@ using ValRef = std::shared_ptr<Val>;
 
 // What all header pages of a stripe say together.
 struct Headers {
-  std::vector<Stamp> versions;     // row * k + chunk
-  std::vector<uint32_t> crcs;      // row * n + chunk, data and parity
-  std::vector<bool> unsound;       // row * m + parity: this parity's block is not at these versions, or not known
-  std::vector<uint64_t> counters;  // chunk * pages + page: of the newest copy of a page; 0: never written
+  std::vector<Stamp> versions;  // row * k + chunk
+  std::vector<uint32_t> crcs;   // row * n + chunk, data and parity
+  // row * m + parity: this parity's block is not at these versions, or not known
+  std::vector<bool> unsound;
+  // chunk * pages + page: of the newest copy of a page; 0: never written
+  std::vector<uint64_t> counters;
 };
 
-// A block of the base that a committed fold has changed, but that lies in the log still (only a store that may not write keeps it so).
+// A block of the base that a committed fold has changed, but that lies in the log still (only a
+// store that may not write keeps it so).
 struct Override {
   Place place;
   ValRef val;        // of a data block
   size_t index = 0;  // of the block in it
 };
 
-// The free slots of all shards. Any thread. Stripes of objects that are rewritten take them from the first one on, and all others from the middle on: what
-// is written once stays in the order in which it was written, and is read in that order.
+// The free slots of all shards. Any thread. Stripes of objects that are rewritten take them from
+// the first one on, and all others from the middle on: what is written once stays in the order in
+// which it was written, and is read in that order.
 class Slots {
  public:
   explicit Slots(const Shape& shape);
@@ -85,25 +92,30 @@ class Slots {
   mutable std::mutex mutex_;
   std::vector<std::vector<bool>> free_;  // guarded by mutex_, as all that follows
   std::vector<size_t> free_count_;
-  std::array<std::vector<size_t>, 2> next_;  // where to look first: for what is rewritten, for all else
+  // where to look first: for what is rewritten, for all else
+  std::array<std::vector<size_t>, 2> next_;
 };
 
 class Stripe {
  public:
-  Stripe(uint64_t the_id, std::vector<size_t> on_shards, std::vector<uint32_t> in_slots, Slots& owner)
+  Stripe(uint64_t the_id, std::vector<size_t> on_shards, std::vector<uint32_t> in_slots,
+         Slots& owner)
       : id(the_id), shards(std::move(on_shards)), slots(std::move(in_slots)), owner_(owner) {}
   ~Stripe() { owner_.give(shards, slots); }
   Stripe(const Stripe&) = delete;
   Stripe& operator=(const Stripe&) = delete;
 
   const uint64_t id;
-  const std::vector<size_t> shards;   // by position of the chunk
+  const std::vector<size_t> shards;  // by position of the chunk
   const std::vector<uint32_t> slots;
 
-  // Guarded by the store's mutex. `headers` change only while `folding` is set and nobody reads; so a reader that is counted may look without it.
+  // Guarded by the store's mutex. `headers` change only while `folding` is set and nobody reads; so
+  // a reader that is counted may look without it.
   std::optional<Headers> headers;
   size_t readers = 0;
-  size_t loading = 0;  // threads that read the headers: those in memory stay meanwhile, as what such a thread has read may be older than a fold
+  // threads that read the headers: those in memory stay meanwhile, as what such a thread has read
+  // may be older than a fold
+  size_t loading = 0;
   bool folding = false;
   uint64_t object = 0;  // whose it is: its class_id
   uint64_t misses = 0;  // reads that had to be decoded
@@ -111,8 +123,8 @@ class Stripe {
     ValRef val;
     size_t index = 0;  // of the block in it
   };
-  std::map<size_t, Newer> overlay;        // by row * k + chunk
-  std::map<size_t, Override> overrides;   // by row * n + chunk
+  std::map<size_t, Newer> overlay;       // by row * k + chunk
+  std::map<size_t, Override> overrides;  // by row * n + chunk
 
  private:
   Slots& owner_;

@@ -9,11 +9,14 @@ namespace {
 enum Kind : uint8_t { kObject = 1, kStripe = 2, kRemove = 3, kClass = 4 };
 constexpr uint8_t kStated = 128;  // of a class
 
-Error broken(const std::string& what) { return make_error(Code::corruption, what, "store/coded/table"); }
+Error broken(const std::string& what) {
+  return make_error(Code::corruption, what, "store/coded/table");
+}
 
 }  // namespace
 
-void put_object(ByteWriter& out, std::string_view key, uint64_t bytes, uint32_t chunk_bytes, Version number) {
+void put_object(ByteWriter& out, std::string_view key, uint64_t bytes, uint32_t chunk_bytes,
+                Version number) {
   out.put(uint8_t{kObject});
   out.put_string(key);
   out.put(bytes);
@@ -42,7 +45,8 @@ uint64_t class_id(std::string_view key) { return std::hash<std::string_view>()(k
 
 uint32_t class_volume(std::string_view key) {
   const size_t slash = key.rfind('/');
-  return static_cast<uint32_t>(class_id(slash == std::string_view::npos ? std::string_view() : key.substr(0, slash)));
+  return static_cast<uint32_t>(
+      class_id(slash == std::string_view::npos ? std::string_view() : key.substr(0, slash)));
 }
 
 void Table::learn(const ClassTable& classes) {
@@ -68,20 +72,24 @@ Status Table::apply(const Shape& shape, std::string_view items, const Resolve& r
       const auto id = in.get<uint64_t>();
       std::vector<uint32_t> slots;
       for (size_t i = 0; i < shape.n(); ++i) slots.push_back(in.get<uint32_t>());
-      if (!in.ok() || !object || index >= object->stripes.size()) return broken("the object table names a stripe outside of its object");
+      if (!in.ok() || !object || index >= object->stripes.size())
+        return broken("the object table names a stripe outside of its object");
       object->stripes[index] = id == 0 ? nullptr : resolve(id, std::move(slots));
       if (object->stripes[index]) object->stripes[index]->object = of;
-      if (id != 0 && !object->stripes[index]) return broken("the object table names a stripe twice, or one in slots that cannot be");
+      if (id != 0 && !object->stripes[index])
+        return broken("the object table names a stripe twice, or one in slots that cannot be");
       continue;
     }
     if (kind == kClass) {
       const auto said = in.get<uint8_t>();
-      if (!in.ok() || !object || (said & ~kStated) >= kClasses.size()) return broken("the object table says of an object a class that cannot be");
+      if (!in.ok() || !object || (said & ~kStated) >= kClasses.size())
+        return broken("the object table says of an object a class that cannot be");
       object->known = ClassTable::Known{static_cast<Class>(said & ~kStated), (said & kStated) != 0};
       continue;
     }
     const std::string key(in.get_string());
-    if (!in.ok() || key.empty() || key.size() > kKeyMax) return broken("the object table has a name that cannot be");
+    if (!in.ok() || key.empty() || key.size() > kKeyMax)
+      return broken("the object table has a name that cannot be");
     if (kind == kRemove) {
       objects_.erase(key);
       object.reset();
@@ -91,7 +99,8 @@ Status Table::apply(const Shape& shape, std::string_view items, const Resolve& r
       object->bytes = in.get<uint64_t>();
       object->chunk_bytes = in.get<uint32_t>();
       object->number = in.get<uint64_t>();
-      if (!in.ok() || object->bytes > kObjectBytesMax) return broken("the object table has an object whose size cannot be");
+      if (!in.ok() || object->bytes > kObjectBytesMax)
+        return broken("the object table has an object whose size cannot be");
       object->stripes.resize((object->bytes + shape.stripe_bytes() - 1) / shape.stripe_bytes());
       objects_.insert_or_assign(key, object);
       of = class_id(key);
@@ -117,7 +126,8 @@ std::vector<std::string> Table::image(size_t piece_bytes) const {
       put_stripe(out, i, *object->stripes[i]);
       if (out.size() < piece_bytes) continue;
       cut();
-      put_object(out, key, object->bytes, object->chunk_bytes, object->number);  // a piece begins with its object
+      // a piece begins with its object
+      put_object(out, key, object->bytes, object->chunk_bytes, object->number);
     }
     if (out.size() >= piece_bytes) cut();
   }
@@ -131,7 +141,8 @@ uint64_t Table::image_bytes(const Shape& shape) const {
     bytes += 27 + key.size();
     for (const StripePtr& stripe : object->stripes) bytes += stripe ? 13 + 4 * shape.n() : 0;
   }
-  return bytes + bytes / 8 + 4 * kBlock;  // framing, and the objects that are named again where a piece begins
+  // framing, and the objects that are named again where a piece begins
+  return bytes + bytes / 8 + 4 * kBlock;
 }
 
 uint64_t Table::memory_bytes(const Shape& shape) const {

@@ -1,4 +1,5 @@
-// The object table of a coded store: names, sizes, and which stripes hold an object. Guarded by the store's mutex.
+// The object table of a coded store: names, sizes, and which stripes hold an object. Guarded by the
+// store's mutex.
 #pragma once
 
 #include <functional>
@@ -17,13 +18,15 @@ namespace stoker::coded {
 inline constexpr uint64_t kObjectBytesMax = uint64_t{1} << 42;
 inline constexpr size_t kKeyMax = 1024;
 
-// Once shared only `number` and `known` change, under the store's mutex; anything else makes a new Object. So a reader keeps what it looked up.
+// Once shared only `number` and `known` change, under the store's mutex; anything else makes a new
+// Object. So a reader keeps what it looked up.
 struct Object {
   uint64_t bytes = 0;
   uint32_t chunk_bytes = 0;
-  Version number = 0;               // the commit that last changed it
-  std::optional<ClassTable::Known> known;  // of its class, as the table had it or is about to have it; what counts is in the ClassTable
-  std::vector<StripePtr> stripes;   // as many as the bytes need; null: a hole
+  Version number = 0;  // the commit that last changed it
+  // of its class, as the table had it or is about to have it; what counts is in the ClassTable
+  std::optional<ClassTable::Known> known;
+  std::vector<StripePtr> stripes;  // as many as the bytes need; null: a hole
 };
 using ObjectPtr = std::shared_ptr<Object>;
 // The number is enough of a tag: every commit is durable before anybody sees it, so none is given
@@ -31,12 +34,14 @@ using ObjectPtr = std::shared_ptr<Object>;
 inline std::string tag_of(const Object& object) { return std::to_string(object.number); }
 
 // Table items, as in COMMIT records and images.
-void put_object(ByteWriter& out, std::string_view key, uint64_t bytes, uint32_t chunk_bytes, Version number);
+void put_object(ByteWriter& out, std::string_view key, uint64_t bytes, uint32_t chunk_bytes,
+                Version number);
 void put_stripe(ByteWriter& out, size_t index, const Stripe& stripe);
 void put_remove(ByteWriter& out, std::string_view key);
 void put_class(ByteWriter& out, const ClassTable::Known& known);
 
-// An object as the ClassTable knows it, within this process; two that are taken for one are treated alike, no more.
+// An object as the ClassTable knows it, within this process; two that are taken for one are treated
+// alike, no more.
 uint64_t class_id(std::string_view key);
 // The folder that it lies in.
 uint32_t class_volume(std::string_view key);

@@ -1,4 +1,5 @@
-// StagedTransaction: an open transaction of a coded store. Blocks stay in memory until the commit hands them to the writer thread.
+// StagedTransaction: an open transaction of a coded store. Blocks stay in memory until the commit
+// hands them to the writer thread.
 #pragma once
 
 #include <memory>
@@ -10,7 +11,8 @@ namespace stoker::coded {
 
 class StagedTransaction final : public Transaction {
  public:
-  explicit StagedTransaction(CodedStore& store) : store_(store), state_(std::make_shared<TransactionState>()) {}
+  explicit StagedTransaction(CodedStore& store)
+      : store_(store), state_(std::make_shared<TransactionState>()) {}
   ~StagedTransaction() override;
 
   Status resize(std::string_view key, uint64_t bytes, uint32_t chunk_bytes) override;
@@ -18,18 +20,24 @@ class StagedTransaction final : public Transaction {
   Status remove(std::string_view key) override;
   Status expect(std::string_view key, Class expected) override;
   Status require(std::string_view key, std::string_view tag) override;
-  Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) override;
+  Future<void> read(std::string_view key, uint64_t offset, Slice into,
+                    ReadOptions options) override;
   Future<Version> commit(Durability durability) override;
 
  private:
-  // The staged object, owned from now on; busy if another transaction owns it. With the state's mutex held, as all that follow.
+  // The staged object, owned from now on; busy if another transaction owns it. With the state's
+  // mutex held, as all that follow.
   Result<StagedObject*> own(std::string_view key);
-  Status write_locked(std::string_view key, StagedObject& object, uint64_t offset, Slice from, Priority priority);
+  Status write_locked(std::string_view key, StagedObject& object, uint64_t offset, Slice from,
+                      Priority priority);
   Result<StagedStripe*> stage_stripe(StagedObject& object, size_t index);
-  Status stage_block(const StagedObject& object, StagedStripe& stripe, size_t index, uint64_t in_stripe, Slice from, Priority priority);
-  Status old_block(const StagedObject& object, const StagedStripe& stripe, size_t index, size_t block, std::byte* into, Priority priority);
+  Status stage_block(const StagedObject& object, StagedStripe& stripe, size_t index,
+                     uint64_t in_stripe, Slice from, Priority priority);
+  Status old_block(const StagedObject& object, const StagedStripe& stripe, size_t index,
+                   size_t block, std::byte* into, Priority priority);
   Status zero_to(std::string_view key, StagedObject& object, uint64_t from, uint64_t to);
-  Status read_locked(std::string_view key, const StagedObject& object, uint64_t offset, Slice into, Priority priority);
+  Status read_locked(std::string_view key, const StagedObject& object, uint64_t offset, Slice into,
+                     Priority priority);
 
   CodedStore& store_;
   const std::shared_ptr<TransactionState> state_;

@@ -1,4 +1,5 @@
-// Trouble: what keeps the background from its work, told when it begins and when it ends, however often it is met in between.
+// Trouble: what keeps the background from its work, told when it begins and when it ends, however
+// often it is met in between.
 #pragma once
 
 #include <chrono>
@@ -15,7 +16,8 @@ namespace stoker::coded {
 class Trouble {
  public:
   explicit Trouble(std::string what) : what_(std::move(what)) {}
-  // Told if there was none, or one of another code; but not if one of this code ended within the last minute: what comes and goes is told once, too.
+  // Told if there was none, or one of another code; but not if one of this code ended within the
+  // last minute: what comes and goes is told once, too.
   bool met(const Error& error);
   // `done`: what could be done at last. Told if its beginning was.
   bool over(const std::string& done);

@@ -1,4 +1,5 @@
-// The writer thread: commits first, in batches; between them, and when nobody comes, what goes on in the background.
+// The writer thread: commits first, in batches; between them, and when nobody comes, what goes on
+// in the background.
 #include <algorithm>
 #include <chrono>
 #include <string>
@@ -8,16 +9,20 @@
 namespace stoker::coded {
 namespace {
 
-constexpr size_t kFoldedAStep = 8;                      // stripes, while less than half of the log is free
-constexpr uint64_t kFoldsAnImage = 4;                   // folds move so much more than an image of the table before one is written
-constexpr auto kIdle = std::chrono::milliseconds(100);  // without a commit, before the background works by itself
+// stripes, while less than half of the log is free
+constexpr size_t kFoldedAStep = 8;
+// folds move so much more than an image of the table before one is written
+constexpr uint64_t kFoldsAnImage = 4;
+// without a commit, before the background works by itself
+constexpr auto kIdle = std::chrono::milliseconds(100);
 
 }  // namespace
 
 // What a commit may add to a shard's log at most: VALs, and the record that names its stripes.
 uint64_t CodedStore::log_bytes(const TransactionState& state) const {
   uint64_t bytes = state.log_bytes + state.log_bytes / 16 + kBlock;
-  for (const auto& [key, object] : state.objects) bytes += 3 * (key.size() + 30) + object.stripes.size() * (13 + 4 * shape_.n());
+  for (const auto& [key, object] : state.objects)
+    bytes += 3 * (key.size() + 30) + object.stripes.size() * (13 + 4 * shape_.n());
   return bytes;
 }
 
@@ -32,7 +37,10 @@ void CodedStore::run() {
       const auto ready = [&] { return called() || !jobs_.empty(); };
       if (!jobs_.empty()) {
         if (const uint64_t wait_ns = jobs_.front().pace->wait_ns(); wait_ns > 0) {
-          queued_.wait_for(lock, std::min<std::chrono::nanoseconds>(std::chrono::nanoseconds(wait_ns), kIdle), called);  // by then nobody may use it any more
+          // by then nobody may use it any more
+          queued_.wait_for(
+              lock, std::min<std::chrono::nanoseconds>(std::chrono::nanoseconds(wait_ns), kIdle),
+              called);
         }
       } else if (coded_.background) {
         idle = !queued_.wait_for(lock, kIdle, ready);
@@ -74,7 +82,9 @@ void CodedStore::run() {
     }
   }
   // Nobody waits for these any more who could still be told.
-  for (Job& job : jobs_) job.done.complete(make_error(Code::cancelled, "the store was closed meanwhile", "store/coded/writer"));
+  for (Job& job : jobs_)
+    job.done.complete(
+        make_error(Code::cancelled, "the store was closed meanwhile", "store/coded/writer"));
 }
 
 void CodedStore::serve(std::vector<Request> batch) {
@@ -107,7 +117,8 @@ void CodedStore::used() {
   fold_pace_.used();
 }
 
-// Who lacks a shard must not wait for it until nobody writes any more, and who writes must not find a full log: so it also goes on between commits.
+// Who lacks a shard must not wait for it until nobody writes any more, and who writes must not find
+// a full log: so it also goes on between commits.
 bool CodedStore::background_step(bool idle) {
   if (refused()) return false;
   bool worked = false;
@@ -126,12 +137,15 @@ bool CodedStore::background_step(bool idle) {
   return patrol_step();
 }
 
-// A log of which less than half is free: a piece of it is folded, or an image of the table makes superfluous what is. No more is folded than has to be.
+// A log of which less than half is free: a piece of it is folded, or an image of the table makes
+// superfluous what is. No more is folded than has to be.
 bool CodedStore::relieve_log() {
   if (2 * free_segments() >= shape_.segments || fold_pace_.wait_ns() > 0 || refused()) return false;
   // With a large table a log that is nearly full does not wait until an image pays.
   const uint64_t moved = moved_ - moved_at_image_;
-  const bool image_pays = !since_image_.empty() && (moved >= kFoldsAnImage * image_cost_ || (moved > 0 && 4 * free_segments() < shape_.segments));
+  const bool image_pays =
+      !since_image_.empty() && (moved >= kFoldsAnImage * image_cost_ ||
+                                (moved > 0 && 4 * free_segments() < shape_.segments));
   if (!image_pays) {
     const auto folded = fold_watched({kFoldedAStep, kRowsAStep});
     if (!folded || *folded > 0) return folded.has_value();
@@ -152,7 +166,10 @@ bool CodedStore::relieve_log() {
 Result<size_t> CodedStore::fold_watched(const FoldBounds& bounds) {
   auto folded = fold_paced(bounds, fold_pace_);
   if (folded) {
-    fold_trouble_.over(*folded == 0 ? "nothing is to be folded now" : std::to_string(*folded) + (*folded == 1 ? " stripe was folded" : " stripes were folded"));
+    fold_trouble_.over(*folded == 0
+                           ? "nothing is to be folded now"
+                           : std::to_string(*folded) +
+                                 (*folded == 1 ? " stripe was folded" : " stripes were folded"));
   } else {
     fold_trouble_.met(folded.error());
   }

@@ -14,8 +14,15 @@ constexpr size_t kRowsAtOnce = 64;
 
 }  // namespace
 
-WrongRows::WrongRows(CodedStore& store, const Stripe& stripe, size_t position, CodedStore::Compared& found, CodedStore::Rebuilt& done)
-    : store_(store), stripe_(stripe), position_(position), found_(found), done_(done), wrong_(std::exchange(found.wrong_rows, {})), rows_(store.rows_of_share(kRowsAtOnce, store.shape_.n())) {}
+WrongRows::WrongRows(CodedStore& store, const Stripe& stripe, size_t position,
+                     CodedStore::Compared& found, CodedStore::Rebuilt& done)
+    : store_(store),
+      stripe_(stripe),
+      position_(position),
+      found_(found),
+      done_(done),
+      wrong_(std::exchange(found.wrong_rows, {})),
+      rows_(store.rows_of_share(kRowsAtOnce, store.shape_.n())) {}
 
 Status WrongRows::run() {
   STOKER_TRY(pass());
@@ -42,7 +49,8 @@ Status WrongRows::pass() {
     }
     std::unique_ptr<Part> ahead;
     if (at_ < wrong_.size()) {
-      if (auto begun = begin()) ahead = std::move(*begun);  // else there is no room for two, and it begins when this one is done
+      // else there is no room for two, and it begins when this one is done
+      if (auto begun = begin()) ahead = std::move(*begun);
     }
     STOKER_TRY(finish(*now));
     now = std::move(ahead);
@@ -54,13 +62,15 @@ Status WrongRows::pass() {
 Result<std::unique_ptr<WrongRows::Part>> WrongRows::begin() {
   const Shape& shape = store_.shape_;
   auto part = std::make_unique<Part>();
-  STOKER_ASSIGN(part->memory, store_.take_scratch(std::min(rows_, wrong_.size() - at_), shape.n(), "rebuilding a chunk of a coded store"));
+  STOKER_ASSIGN(part->memory, store_.take_scratch(std::min(rows_, wrong_.size() - at_), shape.n(),
+                                                  "rebuilding a chunk of a coded store"));
   std::span<std::byte> blocks = part->memory->bytes.span();
   for (size_t left = part->memory->rows; left > 0;) {
     size_t count = 1;
     while (count < left && wrong_[at_ + count] == wrong_[at_] + count) ++count;
     const uint32_t position = uint32_t{1} << position_;
-    part->rows.push_back({&stripe_, wrong_[at_], count, position, blocks.first(shape.n() * count * kBlock), position});
+    part->rows.push_back({&stripe_, wrong_[at_], count, position,
+                          blocks.first(shape.n() * count * kBlock), position});
     blocks = blocks.subspan(shape.n() * count * kBlock);
     at_ += count;
     left -= count;
@@ -92,7 +102,8 @@ Status WrongRows::finish(Part& part) {
 
 void WrongRows::take(const RowsWanted& rows) {
   const Shape& shape = store_.shape_;
-  const std::span<std::byte> blocks = rows.blocks.subspan(position_ * rows.count * kBlock, rows.count * kBlock);
+  const std::span<std::byte> blocks =
+      rows.blocks.subspan(position_ * rows.count * kBlock, rows.count * kBlock);
   for (size_t r = 0; r < rows.count; ++r) {
     const size_t row = rows.first + r;
     uint32_t& crc = found_.next.crcs[row * shape.n() + position_];
@@ -103,7 +114,9 @@ void WrongRows::take(const RowsWanted& rows) {
     found_.wrong_rows.push_back(row);
   }
   const Slice from = writing_->memory->bytes.slice();
-  writing_->transfers.write(stripe_.shards[position_], shape.block_at(stripe_.slots[position_], rows.first), from.sub(static_cast<size_t>(blocks.data() - from.data), blocks.size()));
+  writing_->transfers.write(
+      stripe_.shards[position_], shape.block_at(stripe_.slots[position_], rows.first),
+      from.sub(static_cast<size_t>(blocks.data() - from.data), blocks.size()));
 }
 
 void WrongRows::read_again(const RowsWanted& rows) {
@@ -123,7 +136,10 @@ Status WrongRows::written() {
   const std::string why = writing_->transfers.finish();
   writing_.reset();
   if (why.empty()) return {};
-  return make_error(Code::io, "a chunk on the shard '" + store_.shards()[stripe_.shards[position_]].path + "' cannot be rebuilt: " + why, "store/coded/rebuild");
+  return make_error(Code::io,
+                    "a chunk on the shard '" + store_.shards()[stripe_.shards[position_]].path +
+                        "' cannot be rebuilt: " + why,
+                    "store/coded/rebuild");
 }
 
 }  // namespace stoker::coded

@@ -1,4 +1,5 @@
-// WrongRows: rows of a chunk that are not what they should be are decoded from the others of their stripe and written.
+// WrongRows: rows of a chunk that are not what they should be are decoded from the others of their
+// stripe and written.
 #pragma once
 
 #include <memory>
@@ -11,14 +12,16 @@
 
 namespace stoker::coded {
 
-// Writer thread. While some rows are decoded and written the next ones are on their way from the shards; so much memory comes from the cap, thrice the rows
-// that are read at once at most.
+// Writer thread. While some rows are decoded and written the next ones are on their way from the
+// shards; so much memory comes from the cap, thrice the rows that are read at once at most.
 class WrongRows {
  public:
-  // Of `found` the wrong rows are taken; those that are right at the end stand in their place, with their checksums.
-  WrongRows(CodedStore& store, const Stripe& stripe, size_t position, CodedStore::Compared& found, CodedStore::Rebuilt& done);
-  // Rows that cannot be decoded stay erasures, and are no reason to go without the rest. Nothing is flushed. An error: the shard cannot be written, or the
-  // cap has no room for a row.
+  // Of `found` the wrong rows are taken; those that are right at the end stand in their place, with
+  // their checksums.
+  WrongRows(CodedStore& store, const Stripe& stripe, size_t position, CodedStore::Compared& found,
+            CodedStore::Rebuilt& done);
+  // Rows that cannot be decoded stay erasures, and are no reason to go without the rest. Nothing is
+  // flushed. An error: the shard cannot be written, or the cap has no room for a row.
   Status run();
 
  private:
@@ -29,7 +32,8 @@ class WrongRows {
     std::optional<RowReads> reads;
   };
   struct Writing {
-    Writing(CodedStore::ScratchPtr of, Shards& shards) : memory(std::move(of)), transfers(shards, Priority::scrub, nullptr) {}
+    Writing(CodedStore::ScratchPtr of, Shards& shards)
+        : memory(std::move(of)), transfers(shards, Priority::scrub, nullptr) {}
     CodedStore::ScratchPtr memory;
     ShardTransfers transfers;
   };
@@ -46,11 +50,12 @@ class WrongRows {
   const size_t position_;
   CodedStore::Compared& found_;
   CodedStore::Rebuilt& done_;
-  std::vector<size_t> wrong_;        // rows of this pass
-  size_t at_ = 0;                    // of these, that is read next
-  size_t rows_;                      // at once, at most
-  std::vector<size_t> again_;        // each by itself: it stood with others that cannot be decoded, or in memory that is lost
-  std::optional<Writing> writing_;   // its end waits for what is under way
+  std::vector<size_t> wrong_;  // rows of this pass
+  size_t at_ = 0;              // of these, that is read next
+  size_t rows_;                // at once, at most
+  // each by itself: it stood with others that cannot be decoded, or in memory that is lost
+  std::vector<size_t> again_;
+  std::optional<Writing> writing_;  // its end waits for what is under way
 };
 
 }  // namespace stoker::coded

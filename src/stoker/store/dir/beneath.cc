@@ -37,7 +37,7 @@ int openat2_beneath(int folder, const char* path, int flags) {
 }
 
 bool is_link(int folder, const std::string& name) {
-  struct stat status{};
+  struct stat status {};
   return fstatat(folder, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0 &&
          S_ISLNK(status.st_mode);
 }
@@ -57,7 +57,7 @@ int walk_beneath(int root, std::string_view path, int flags) {
       return is_link(folder, name) ? -ELOOP : -error;
     }
     Fd opened(next);
-    struct stat status{};
+    struct stat status {};
     if (fstat(opened.get(), &status) == 0 && S_ISLNK(status.st_mode)) return -ELOOP;
     if (last) return opened.release();
     at = std::move(opened);
@@ -73,9 +73,7 @@ Error bad_key(std::string_view key, const std::string& why) {
 
 }  // namespace
 
-bool is_own_name(std::string_view name) {
-  return name.starts_with(kOwnPrefix);
-}
+bool is_own_name(std::string_view name) { return name.starts_with(kOwnPrefix); }
 
 std::string make_own_name() {
   std::random_device random;

@@ -75,8 +75,7 @@ class DirStore final : public Store {
   Status begin_object(Staged& staged, uint64_t bytes);
   Status make_temporary(Staged& staged);
   void sweep(const Fd& folder, const std::string& path);
-  Status write_now(Staged& staged, FileId direct, uint64_t offset, Slice from,
-                   Priority priority);
+  Status write_now(Staged& staged, FileId direct, uint64_t offset, Slice from, Priority priority);
   void ended(const StagedPtr& staged, const Status& status);
   Result<Version> commit_now(Staged& staged);
   Status publish(Staged& staged);

@@ -69,7 +69,7 @@ Result<ObjectInfo> DirStore::stat(std::string_view key, std::string_view snapsho
   if (!snapshot.empty()) return no_snapshot(snapshot);
   STOKER_TRY(check_key(key));
   STOKER_ASSIGN(const Fd file, root_.open_at(key, O_PATH));
-  struct stat status{};
+  struct stat status {};
   if (fstat(file.get(), &status) != 0)
     return errno_error(errno, "cannot look at '" + std::string(key) + "' in '" + root_.path() + "'",
                        kWhere);
@@ -110,7 +110,7 @@ Status DirStore::walk(const Fd& folder, const std::string& path, std::string_vie
     key += name;
     const size_t common = std::min(key.size(), prefix.size());
     if (std::string_view(key).substr(0, common) != prefix.substr(0, common)) continue;
-    struct stat status{};
+    struct stat status {};
     if (fstatat(folder.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) {
       if (errno == ENOENT) continue;  // removed meanwhile
       return errno_error(errno, "cannot look at '" + key + "' in '" + root_.path() + "'", kWhere);
@@ -148,7 +148,7 @@ Status DirStore::read_now(const std::string& key, uint64_t offset, Slice into,
                           const ReadOptions& options) const {
   STOKER_ASSIGN(const Fd file,
                 root_.open_at(key, O_RDONLY | O_NONBLOCK));  // or opening a pipe would hang
-  struct stat status{};
+  struct stat status {};
   if (fstat(file.get(), &status) != 0)
     return errno_error(errno, "cannot look at '" + key + "' in '" + root_.path() + "'", kWhere);
   if (!S_ISREG(status.st_mode)) return no_object(key, root_.path());
@@ -170,9 +170,7 @@ Future<void> DirStore::snapshot(std::string_view) {
                     "a folder of plain files has no snapshots; use local: for them", kWhere);
 }
 
-Future<void> DirStore::drop(std::string_view name) {
-  return no_snapshot(name);
-}
+Future<void> DirStore::drop(std::string_view name) { return no_snapshot(name); }
 
 Error DirStore::read_only_error() const {
   return make_error(Code::read_only, "the store 'dir:" + root_.path() + "' was opened to read only",

@@ -67,9 +67,7 @@ bool goes_direct(uint64_t offset, const Slice& bytes) {
   return middle.first < middle.last;
 }
 
-std::string path_of(int fd) {
-  return "/proc/self/fd/" + std::to_string(fd);
-}
+std::string path_of(int fd) { return "/proc/self/fd/" + std::to_string(fd); }
 
 Status read_file(Loop& loop, int fd, uint64_t offset, Slice into, Priority priority) {
   const Middle middle = middle_of(offset, into);

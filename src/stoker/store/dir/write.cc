@@ -29,9 +29,7 @@ using Kind = DirStep::Kind;
 
 constexpr OneObjectStore kStore = {"a dir: store", kWhere};
 
-bool no_such_flag(int error) {
-  return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP;
-}
+bool no_such_flag(int error) { return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP; }
 
 }  // namespace
 
@@ -92,7 +90,7 @@ Status DirStore::make_temporary(Staged& staged) {
                     step({.kind = Kind::make_folder, .path = made});
                     step({.kind = Kind::sync_folder, .path = split_key(made).first});
                   }));
-    struct stat there{};
+    struct stat there {};
     if (fstatat(staged.folder.get(), split_key(staged.key).second.c_str(), &there,
                 AT_SYMLINK_NOFOLLOW) == 0 &&
         !S_ISREG(there.st_mode)) {
@@ -115,7 +113,7 @@ Status DirStore::make_temporary(Staged& staged) {
                          kWhere);
     if (flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
       continue;  // who sweeps was quicker
-    struct stat status{};
+    struct stat status {};
     if (fstat(file.get(), &status) == 0 && status.st_nlink == 0) continue;
     staged.file = std::move(file);
     step({.kind = Kind::create, .path = staged.path()});

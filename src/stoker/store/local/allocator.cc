@@ -7,7 +7,8 @@
 namespace stoker::local {
 namespace {
 
-constexpr uint64_t kShortBlocks = kChunkMin / kBlock;  // smaller pieces go where they break up no large range
+// smaller pieces go where they break up no large range
+constexpr uint64_t kShortBlocks = kChunkMin / kBlock;
 
 }  // namespace
 
@@ -64,7 +65,9 @@ std::optional<uint64_t> FreeMap::take(uint64_t blocks) {
   const bool is_short = blocks < kShortBlocks;
   auto choice = is_short ? sizes_.lower_bound({blocks, 0}) : std::prev(sizes_.end());
   if (at_end(*choice)) {
-    const auto other = is_short ? std::next(choice) : choice == sizes_.begin() ? sizes_.end() : std::prev(choice);
+    const auto other = is_short                   ? std::next(choice)
+                       : choice == sizes_.begin() ? sizes_.end()
+                                                  : std::prev(choice);
     if (other != sizes_.end() && other->first >= blocks) choice = other;
   }
   const uint64_t at = choice->second;
@@ -78,15 +81,20 @@ Allocator::Allocator(const MapLimits& limits) : limits_(limits), volumes_(limits
 
 Status Allocator::take_all(const Map& map) {
   for (size_t volume = 0; volume < volumes_.size(); ++volume) {
-    std::vector<std::pair<uint64_t, uint32_t>> used;  // one volume at a time: the peak of memory while opening
+    // one volume at a time: the peak of memory while opening
+    std::vector<std::pair<uint64_t, uint32_t>> used;
     map.each_extent([&](const Extent& extent) {
-      if (volume_of(extent.place) == volume) used.emplace_back(block_of(extent.place), static_cast<uint32_t>(extent.blocks));
+      if (volume_of(extent.place) == volume)
+        used.emplace_back(block_of(extent.place), static_cast<uint32_t>(extent.blocks));
     });
     std::sort(used.begin(), used.end());
     uint64_t at = limits_.volumes[volume].begin;
     for (const auto& [block, blocks] : used) {
       if (block < at) {
-        return make_error(Code::corruption, "the map is damaged: two chunks share block " + std::to_string(block) + " of volume " + std::to_string(volume), "store/local/allocator");
+        return make_error(Code::corruption,
+                          "the map is damaged: two chunks share block " + std::to_string(block) +
+                              " of volume " + std::to_string(volume),
+                          "store/local/allocator");
       }
       volumes_[volume].add(at, block - at);
       at = block + blocks;

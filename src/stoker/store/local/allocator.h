@@ -21,8 +21,9 @@ class FreeMap {
   void add(uint64_t block, uint64_t blocks);
   // Blocks that start exactly at `at`, if they are free.
   bool take_at(uint64_t at, uint64_t blocks);
-  // From the start of the largest free range, so that what follows can lie behind it; short pieces from the smallest that fits. The range at
-  // the end comes last: what was never written lies there, and costs a file system more (it must note that it was) than to be written again.
+  // From the start of the largest free range, so that what follows can lie behind it; short pieces
+  // from the smallest that fits. The range at the end comes last: what was never written lies
+  // there, and costs a file system more (it must note that it was) than to be written again.
   std::optional<uint64_t> take(uint64_t blocks);
   uint64_t free_blocks() const { return free_; }
   uint64_t largest() const { return sizes_.empty() ? 0 : sizes_.rbegin()->first; }
@@ -49,10 +50,12 @@ class Allocator {
   // Takes what `map` names. corruption: two chunks overlap (named by volume and block).
   Status take_all(const Map& map);
 
-  // `blocks` on `volume`, out of the object's run if there is one; a new run of up to `ahead` blocks is set aside where space
-  // abounds.
+  // `blocks` on `volume`, out of the object's run if there is one; a new run of up to `ahead`
+  // blocks is set aside where space abounds.
   std::optional<Extent> take(size_t volume, uint64_t blocks, uint64_t ahead, Run& run);
-  void give(const Extent& extent) { volumes_[volume_of(extent.place)].add(block_of(extent.place), extent.blocks); }
+  void give(const Extent& extent) {
+    volumes_[volume_of(extent.place)].add(block_of(extent.place), extent.blocks);
+  }
   void give_back(size_t volume, Run& run);
 
   size_t volumes() const { return volumes_.size(); }

@@ -45,7 +45,8 @@ TEST(FreeMap, GivesTheLargestOfWhatCameBackAndForShortPiecesTheSmallest) {
 }
 
 TEST(FreeMap, WritingAnewNeverGoesBeyondTwiceWhatIsHeld) {
-  // Each object is written anew again and again: to a fresh place, and the old one comes back after that.
+  // Each object is written anew again and again: to a fresh place, and the old one comes back after
+  // that.
   FreeMap free = thousand();
   std::vector<std::pair<uint64_t, uint64_t>> objects;
   uint64_t held = 0, end = 0;
@@ -94,7 +95,8 @@ TEST(FreeMap, AgreesWithAMapOfBitsWhateverIsTakenAndGivenBack) {
         }
         taken.emplace_back(*at, blocks);
       }
-      ASSERT_EQ(free.free_blocks(), static_cast<uint64_t>(std::count(used.begin(), used.end(), false)));
+      ASSERT_EQ(free.free_blocks(),
+                static_cast<uint64_t>(std::count(used.begin(), used.end(), false)));
       ASSERT_EQ(free.largest(), longest());
     }
   }

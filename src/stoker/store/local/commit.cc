@@ -1,7 +1,9 @@
-// LocalStore: commits. All of this runs on the worker, in order of the commit() calls: (1) the data writes have completed,
-// (2) one flush a touched volume, (3) one record in both journal copies, (4) the map flips, (5) acknowledged. A deferred commit needs
-// none of the flushes and records: where no other commit is under way it runs at once, on the thread that called. The worker may be
-// laying parts over a chunk then; that chunk's space is not given back before a durable commit, which is the worker's.
+// LocalStore: commits. All of this runs on the worker, in order of the commit() calls: (1) the data
+// writes have completed, (2) one flush a touched volume, (3) one record in both journal copies, (4)
+// the map flips, (5) acknowledged. A deferred commit needs none of the flushes and records: where
+// no other commit is under way it runs at once, on the thread that called. The worker may be laying
+// parts over a chunk then; that chunk's space is not given back before a durable commit, which is
+// the worker's.
 #include <algorithm>
 #include <cerrno>
 #include <utility>
@@ -14,7 +16,9 @@ namespace {
 
 constexpr const char* kWhere = "store/local/commit";
 
-std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
+std::span<const std::byte> bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text));
+}
 
 Result<uint64_t> framed_image_bytes(const Map& map) {
   uint64_t bytes = 0;
@@ -29,9 +33,11 @@ Result<uint64_t> framed_image_bytes(const Map& map) {
 
 Future<Version> LocalStore::commit(const StatePtr& state, Durability durability) {
   Lock lock(mutex_);
-  if (state->phase != TransactionState::Phase::open) return make_error(Code::invalid_argument, "the transaction was already committed", kWhere);
+  if (state->phase != TransactionState::Phase::open)
+    return make_error(Code::invalid_argument, "the transaction was already committed", kWhere);
   state->phase = TransactionState::Phase::committing;
-  while (!state->partials.empty()) seal(state, std::shared_ptr<StagedChunk>(state->partials.front()));
+  while (!state->partials.empty())
+    seal(state, std::shared_ptr<StagedChunk>(state->partials.front()));
   auto entry = std::make_unique<Entry>();
   entry->durability = durability;
   entry->state = state;
@@ -46,7 +52,8 @@ Future<Version> LocalStore::commit(const StatePtr& state, Durability durability)
   return future;
 }
 
-// With the mutex, which is let go of meanwhile. Nothing could go on behind half a commit, so what throws in here ends the process, as on the worker.
+// With the mutex, which is let go of meanwhile. Nothing could go on behind half a commit, so what
+// throws in here ends the process, as on the worker.
 void LocalStore::process_here(Lock& lock) noexcept {
   start_processing();
   auto group = next_group();
@@ -54,17 +61,27 @@ void LocalStore::process_here(Lock& lock) noexcept {
   run_group(std::move(group));
   lock.lock();
   // What came meanwhile may have to wait for a disk: not here.
-  if (queue_.empty()) stop_processing();
-  else worker_.run([this] { process(); });
+  if (queue_.empty())
+    stop_processing();
+  else
+    worker_.run([this] { process(); });
 }
 
-Future<void> LocalStore::snapshot(std::string_view name) { return enqueue_named(Entry::Kind::snapshot, name); }
-Future<void> LocalStore::drop(std::string_view name) { return enqueue_named(Entry::Kind::drop, name); }
+Future<void> LocalStore::snapshot(std::string_view name) {
+  return enqueue_named(Entry::Kind::snapshot, name);
+}
+Future<void> LocalStore::drop(std::string_view name) {
+  return enqueue_named(Entry::Kind::drop, name);
+}
 
 Future<void> LocalStore::enqueue_named(Entry::Kind kind, std::string_view name) {
-  if (name.empty() || name.size() > kKeyMax) return make_error(Code::invalid_argument, "a snapshot's name has 1 to " + std::to_string(kKeyMax) + " bytes", kWhere);
+  if (name.empty() || name.size() > kKeyMax)
+    return make_error(Code::invalid_argument,
+                      "a snapshot's name has 1 to " + std::to_string(kKeyMax) + " bytes", kWhere);
   std::lock_guard lock(mutex_);
-  if (read_only_option_) return make_error(Code::read_only, "the store '" + composition() + "' was opened to read only", kWhere);
+  if (read_only_option_)
+    return make_error(Code::read_only, "the store '" + composition() + "' was opened to read only",
+                      kWhere);
   auto entry = std::make_unique<Entry>();
   entry->kind = kind;
   entry->name = name;
@@ -102,8 +119,9 @@ void LocalStore::stop_processing() {
   if (--in_flight_ == 0) idle_.notify_all();
 }
 
-// With the mutex: what is ready at the head of the queue and may share a record: commits that wait together, or one snapshot or drop.
-// Deferred commits at the head go alone, since nothing need be written for them.
+// With the mutex: what is ready at the head of the queue and may share a record: commits that wait
+// together, or one snapshot or drop. Deferred commits at the head go alone, since nothing need be
+// written for them.
 std::vector<std::unique_ptr<LocalStore::Entry>> LocalStore::next_group() {
   std::vector<std::unique_ptr<Entry>> group;
   while (!queue_.empty()) {
@@ -147,7 +165,9 @@ void LocalStore::run_group(std::vector<std::unique_ptr<Entry>> group) {
   std::erase(group, nullptr);
   for (auto& [entry, status] : refused) finish(*entry, status);
   if (group.empty()) return;
-  if (group.front()->kind == Entry::Kind::commit && group.front()->durability == Durability::deferred) return run_deferred(group);
+  if (group.front()->kind == Entry::Kind::commit &&
+      group.front()->durability == Durability::deferred)
+    return run_deferred(group);
 
   const Status status = make_durable(items, touched);
   {
@@ -172,7 +192,8 @@ void LocalStore::run_deferred(std::vector<std::unique_ptr<Entry>>& group) {
     for (auto& entry : group) {
       // More than a record may hold: the next durable commit writes an image of the map, which has
       // them.
-      if (deferred_items_ && deferred_items_->size() + entry->items.size() > journal_.payload_max()) deferred_items_.reset();
+      if (deferred_items_ && deferred_items_->size() + entry->items.size() > journal_.payload_max())
+        deferred_items_.reset();
       if (deferred_items_) *deferred_items_ += entry->items;
       deferred_touched_ |= entry->state->touched;
       flip(*entry);
@@ -183,13 +204,20 @@ void LocalStore::run_deferred(std::vector<std::unique_ptr<Entry>>& group) {
 
 // Checks that the entry can be and says what it does to the map.
 Status LocalStore::encode(Entry& entry, Version version) {
-  if (poisoned_) return make_error(Code::read_only, "the store refuses writes until it is reopened: " + poisoned_->what, kWhere);
+  if (poisoned_)
+    return make_error(Code::read_only,
+                      "the store refuses writes until it is reopened: " + poisoned_->what, kWhere);
   ByteWriter out;
   if (entry.kind == Entry::Kind::snapshot) {
-    if (map_->find_snapshot(entry.name) != nullptr) return make_error(Code::already_exists, "there is a snapshot '" + entry.name + "' already; drop it first or take another name", kWhere);
+    if (map_->find_snapshot(entry.name) != nullptr)
+      return make_error(
+          Code::already_exists,
+          "there is a snapshot '" + entry.name + "' already; drop it first or take another name",
+          kWhere);
     put_snapshot(out, entry.name);
   } else if (entry.kind == Entry::Kind::drop) {
-    if (map_->find_snapshot(entry.name) == nullptr) return make_error(Code::not_found, "there is no snapshot '" + entry.name + "'", kWhere);
+    if (map_->find_snapshot(entry.name) == nullptr)
+      return make_error(Code::not_found, "there is no snapshot '" + entry.name + "'", kWhere);
     put_drop(out, entry.name);
   } else if (entry.kind == Entry::Kind::commit) {
     if (entry.state->error) return *entry.state->error;
@@ -212,7 +240,8 @@ Status LocalStore::check_requirements(const TransactionState& state) const {
 }
 
 // With the mutex; its chunks are done.
-void LocalStore::encode_object(ByteWriter& out, const std::string& key, const StagedObject& object, Version version) const {
+void LocalStore::encode_object(ByteWriter& out, const std::string& key, const StagedObject& object,
+                               Version version) const {
   const auto committed = map_->current().find(key);
   const Object* base = committed == map_->current().end() ? nullptr : committed->second.get();
   if (base != nullptr && !object.based) put_remove(out, key);
@@ -220,7 +249,8 @@ void LocalStore::encode_object(ByteWriter& out, const std::string& key, const St
   put_object(out, key, object.bytes, object.chunk_bytes, version);
   std::map<uint32_t, Chunk> changed;
   if (object.based && object.base_limit < base->bytes) {  // it was cut, and may have grown again
-    const size_t end = std::min<size_t>(base->chunks.size(), (object.bytes + object.chunk_bytes - 1) / object.chunk_bytes);
+    const size_t end = std::min<size_t>(
+        base->chunks.size(), (object.bytes + object.chunk_bytes - 1) / object.chunk_bytes);
     for (size_t i = object.base_limit / object.chunk_bytes; i < end; ++i) {
       const auto index = static_cast<uint32_t>(i);
       const Chunk chunk = base_chunk(object, key, index);
@@ -254,8 +284,11 @@ LocalStore::Growth LocalStore::growth_of(const Entry& entry) const {
   Growth growth;
   for (const auto& [key, object] : entry.state->objects) {
     const auto committed = map_->current().find(key);
-    if (committed != map_->current().end()) growth.slots -= static_cast<int64_t>(committed->second->chunks.size());
-    if (!object.removed) growth.slots += static_cast<int64_t>((object.bytes + object.chunk_bytes - 1) / object.chunk_bytes);
+    if (committed != map_->current().end())
+      growth.slots -= static_cast<int64_t>(committed->second->chunks.size());
+    if (!object.removed)
+      growth.slots +=
+          static_cast<int64_t>((object.bytes + object.chunk_bytes - 1) / object.chunk_bytes);
     if (object.removed && !kept) continue;
     if (!object.based || kept) growth.image_bytes += per_object + 2 * key.size();
     for (const auto& [index, node] : object.chunks) {
@@ -268,8 +301,12 @@ LocalStore::Growth LocalStore::growth_of(const Entry& entry) const {
 // The map that results must fit into half an area of the journal: else the store could not be
 // opened again. What makes the map no larger always passes.
 Status LocalStore::check_room(const Growth& growth, std::string_view group,
-    std::string_view entry) const {
-  if (static_cast<int64_t>(map_->slots()) + growth.slots > static_cast<int64_t>(map_->limits().slots_max)) return make_error(Code::out_of_space, "the objects of the store would have too many chunks: use larger ones", kWhere);
+                              std::string_view entry) const {
+  if (static_cast<int64_t>(map_->slots()) + growth.slots >
+      static_cast<int64_t>(map_->limits().slots_max))
+    return make_error(Code::out_of_space,
+                      "the objects of the store would have too many chunks: use larger ones",
+                      kWhere);
   if (map_->image_bound() + growth.image_bytes <= journal_.payload_max()) return {};
   Map after = *map_;
   std::vector<Extent> freed;
@@ -279,7 +316,10 @@ Status LocalStore::check_room(const Growth& growth, std::string_view group,
   if (bytes <= journal_.payload_max()) return {};
   STOKER_ASSIGN(const uint64_t before, framed_image_bytes(*map_));
   if (bytes <= before) return {};
-  return make_error(Code::out_of_space, "the journal of the store is too small for its map: remove objects or snapshots, or make a store for more objects (objects_max)", kWhere);
+  return make_error(Code::out_of_space,
+                    "the journal of the store is too small for its map: remove objects or "
+                    "snapshots, or make a store for more objects (objects_max)",
+                    kWhere);
 }
 
 // Nobody else changes the map meanwhile (processing_).
@@ -289,7 +329,8 @@ Status LocalStore::make_durable(const std::string& items, uint64_t touched) {
   for (size_t volume = 0; volume < volumes_.size(); ++volume) {
     if ((touched >> volume & 1U) != 0) flush.sync(volumes_[volume].file.id);
   }
-  if (const Status status = flush.run(); !status) return status.error().with("flushing the data of a commit");
+  if (const Status status = flush.run(); !status)
+    return status.error().with("flushing the data of a commit");
   const auto deferred = std::exchange(deferred_items_, std::string());
   deferred_touched_ = 0;
   if (deferred && journal_.fits(deferred->size() + items.size())) return append(*deferred + items);
@@ -350,13 +391,16 @@ void LocalStore::finish(Entry& entry, const Status& status) {
   }
 }
 
-// With the mutex. Whether the record is on disk is unknown: nothing may be written any more that it might name.
+// With the mutex. Whether the record is on disk is unknown: nothing may be written any more that it
+// might name.
 void LocalStore::poison(const Error& error) {
-  log().error("the store '{}' takes no more writes until it is reopened: {}", composition(), error.message());
+  log().error("the store '{}' takes no more writes until it is reopened: {}", composition(),
+              error.message());
   if (!poisoned_) poisoned_ = error;
 }
 
-// With the mutex. What failed so may still reach memory that has new owners by now, or the disk: nothing of that may be committed.
+// With the mutex. What failed so may still reach memory that has new owners by now, or the disk:
+// nothing of that may be committed.
 void LocalStore::note_given_up(const Status& status) {
   if (!status && status.error().sys_errno == ETIMEDOUT && !poisoned_) poison(status.error());
 }
@@ -364,7 +408,7 @@ void LocalStore::note_given_up(const Status& status) {
 void LocalStore::release(std::vector<Extent> extents, uint64_t epoch) {
   if (poisoned_ || extents.empty()) return;
   const auto after = std::find_if(limbo_.begin(), limbo_.end(),
-      [epoch](const auto& each) { return each.first > epoch; });
+                                  [epoch](const auto& each) { return each.first > epoch; });
   limbo_.emplace(after, epoch, std::move(extents));
   give_what_nobody_reads();
 }

@@ -14,7 +14,8 @@ TEST_F(LocalStoreTest, CommitCostsOneFlushAVolumeAndOneRecordInTwoPlaces) {
   for (const size_t count : {size_t{1}, size_t{2}}) {
     store_.reset();
     volumes_.clear();
-    for (size_t i = 0; i < count; ++i) volumes_.push_back(root_ + "/" + std::to_string(count) + std::to_string(i));
+    for (size_t i = 0; i < count; ++i)
+      volumes_.push_back(root_ + "/" + std::to_string(count) + std::to_string(i));
     open();
     put("warm", pattern(10, 1));
     const auto idle = store_->info().volumes;
@@ -22,18 +23,23 @@ TEST_F(LocalStoreTest, CommitCostsOneFlushAVolumeAndOneRecordInTwoPlaces) {
     Bytes bytes = pattern(4 * 64 * kKiB, 1);
     ASSERT_OK(change->resize("w", bytes.size()));
     std::vector<Future<void>> writes;
-    for (size_t i = 0; i < 4; ++i) writes.push_back(change->write("w", i * 64 * kKiB, slice_of(bytes).sub(i * 64 * kKiB, 64 * kKiB)));
+    for (size_t i = 0; i < 4; ++i)
+      writes.push_back(
+          change->write("w", i * 64 * kKiB, slice_of(bytes).sub(i * 64 * kKiB, 64 * kKiB)));
     for (auto& write : writes) ASSERT_OK(write.wait());
     const IoCounters& io = runtime_->loop().counters();
-    const uint64_t writes_before = io.writes.get(), syncs_before = io.syncs.get(), bytes_before = io.written_bytes.get();
+    const uint64_t writes_before = io.writes.get(), syncs_before = io.syncs.get(),
+                   bytes_before = io.written_bytes.get();
     ASSERT_OK(change->commit(Durability::durable).wait());
     EXPECT_EQ(io.writes.get() - writes_before, 2U) << "the record, in two places";
     EXPECT_EQ(io.written_bytes.get() - bytes_before, 2 * 4096U);
     const auto moved = store_->info().volumes;
     size_t touched = 0;  // one alone, where it is so much quicker
-    for (size_t i = 0; i < count; ++i) touched += moved[i].written_bytes > idle[i].written_bytes ? 1 : 0;
+    for (size_t i = 0; i < count; ++i)
+      touched += moved[i].written_bytes > idle[i].written_bytes ? 1 : 0;
     EXPECT_GE(touched, 1U);
-    EXPECT_EQ(io.syncs.get() - syncs_before, touched + count) << "of the data on each volume that it went to, of the journal on each that has a copy";
+    EXPECT_EQ(io.syncs.get() - syncs_before, touched + count)
+        << "of the data on each volume that it went to, of the journal on each that has a copy";
   }
 }
 
@@ -78,7 +84,8 @@ TEST_F(LocalStoreTest, CommitsOfManyThreadsAndBothKindsKeepTheirOrder) {
         const std::string key = "k" + std::to_string(thread);
         ASSERT_OK(change->resize(key, bytes.size()));
         const auto written = change->write(key, 0, slice_of(bytes));
-        const auto done = change->commit((thread + round) % 3 == 0 ? Durability::durable : Durability::deferred);
+        const auto done =
+            change->commit((thread + round) % 3 == 0 ? Durability::durable : Durability::deferred);
         ASSERT_OK(written.wait());  // most commits wait for it, some find it done
         ASSERT_OK(done.wait());
         versions[static_cast<size_t>(thread)].push_back(*done.wait());
@@ -96,7 +103,8 @@ TEST_F(LocalStoreTest, CommitsOfManyThreadsAndBothKindsKeepTheirOrder) {
   ASSERT_OK((*store_->begin())->commit(Durability::durable).wait());
   open();
   for (int thread = 0; thread < threads; ++thread) {
-    EXPECT_EQ(read_all(*store_, "k" + std::to_string(thread)), pattern(5000, static_cast<uint64_t>(thread * rounds + rounds - 1)));
+    EXPECT_EQ(read_all(*store_, "k" + std::to_string(thread)),
+              pattern(5000, static_cast<uint64_t>(thread * rounds + rounds - 1)));
   }
 }
 
@@ -108,7 +116,10 @@ TEST_F(LocalStoreTest, WhatIsWrittenAnewGoesWhereSomethingWasBefore) {
   const auto head = header();
   const Bytes data = bytes_at(head.data_at, head.data_bytes);
   size_t touched = 0;
-  for (size_t at = 0; at < data.size(); at += 4096) touched += std::any_of(data.begin() + static_cast<ptrdiff_t>(at), data.begin() + static_cast<ptrdiff_t>(at + 4096), [](std::byte byte) { return byte != std::byte{0}; });
+  for (size_t at = 0; at < data.size(); at += 4096)
+    touched += std::any_of(data.begin() + static_cast<ptrdiff_t>(at),
+                           data.begin() + static_cast<ptrdiff_t>(at + 4096),
+                           [](std::byte byte) { return byte != std::byte{0}; });
   EXPECT_EQ(touched * 4096, 2 * 512 * kKiB) << "one place to be read from and one to write to";
 }
 
@@ -124,7 +135,8 @@ TEST_F(LocalStoreTest, CommitsThatWaitTogetherShareARecord) {
   std::vector<Future<Version>> commits;
   for (auto& change : changes) commits.push_back(change->commit(Durability::durable));
   for (size_t i = 0; i < commits.size(); ++i) EXPECT_EQ(*commits[i].wait(), i + 2);
-  EXPECT_LE(runtime_->loop().counters().syncs.get() - syncs_before, 8U);  // nothing to flush but records; fewer where they met
+  // nothing to flush but records; fewer where they met
+  EXPECT_LE(runtime_->loop().counters().syncs.get() - syncs_before, 8U);
 }
 
 TEST_F(LocalStoreTest, WholeChunksMoveAsTheyAreAndAdjacentOnesTogether) {
@@ -153,7 +165,8 @@ TEST_F(LocalStoreTest, AnObjectWrittenChunkByChunkBesideOthersLiesInOnePiece) {
   std::memset(chunk.data(), 7, chunk.size());
   for (const char* key : {"w", "m", "v"}) ASSERT_OK(change->resize(key, 16 * chunk.size()));
   for (size_t i = 0; i < 16; ++i) {
-    for (const char* key : {"w", "m", "v"}) ASSERT_OK(change->write(key, i * chunk.size(), chunk.slice()).wait());
+    for (const char* key : {"w", "m", "v"})
+      ASSERT_OK(change->write(key, i * chunk.size(), chunk.slice()).wait());
   }
   ASSERT_OK(change->commit(Durability::durable).wait());
   const AlignedBytes all(16 * chunk.size());
@@ -188,8 +201,8 @@ TEST_F(LocalStoreTest, SpaceComesBackOnlyWhenTheCommitIsDurableAndAWriteThatNeed
   auto change = std::move(*store_->begin());
   Bytes bytes = pattern(128 * kKiB, 2);
   ASSERT_OK(change->resize("c", bytes.size()));
-  EXPECT_EQ(code_of(change->write("c", 0, slice_of(bytes)).wait()), Code::out_of_space) <<
-      "nothing more comes free";
+  EXPECT_EQ(code_of(change->write("c", 0, slice_of(bytes)).wait()), Code::out_of_space)
+      << "nothing more comes free";
   change.reset();
   Bytes expected = pattern(192 * kKiB, 2);
   std::fill(expected.begin(), expected.begin() + 5, std::byte{0});
@@ -260,7 +273,8 @@ TEST_F(LocalStoreTest, TheJournalTurnsAreasForeverAndSurvivesEveryReopening) {
   const uint64_t area = header().area_bytes;
   const int commits = static_cast<int>(2 * area / 4096) + 50;  // more than both areas hold
   for (int i = 0; i < commits; ++i) {
-    put("k" + std::to_string(i % 7), pattern(100, static_cast<uint64_t>(i)), i % 5 == 4 ? Durability::deferred : Durability::durable);
+    put("k" + std::to_string(i % 7), pattern(100, static_cast<uint64_t>(i)),
+        i % 5 == 4 ? Durability::deferred : Durability::durable);
     if (i % 97 == 0) {
       put("last", pattern(1, 1));
       open();
@@ -268,7 +282,9 @@ TEST_F(LocalStoreTest, TheJournalTurnsAreasForeverAndSurvivesEveryReopening) {
   }
   put("last", pattern(1, 1));
   open();
-  for (int i = commits - 7; i < commits; ++i) EXPECT_EQ(read_all(*store_, "k" + std::to_string(i % 7)), pattern(100, static_cast<uint64_t>(i)));
+  for (int i = commits - 7; i < commits; ++i)
+    EXPECT_EQ(read_all(*store_, "k" + std::to_string(i % 7)),
+              pattern(100, static_cast<uint64_t>(i)));
   store_.reset();
   EXPECT_TRUE(fsck().problems.empty());
 }

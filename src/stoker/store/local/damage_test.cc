@@ -27,12 +27,14 @@ TEST_F(LocalStoreTest, AFlippedDataBitNamesKeyAndChunkAndTheSnapshotStillReads) 
   const auto read = store_->read("a", 0, slice_of(into), {}).wait();
   EXPECT_EQ(code_of(read), Code::corruption);
   EXPECT_NE(read.error().what.find("chunk 2 of 'a'"), std::string::npos) << read.error().what;
-  EXPECT_NE(read.error().what.find("snapshot 'good' has an earlier form of it"), std::string::npos) << read.error().what;
+  EXPECT_NE(read.error().what.find("snapshot 'good' has an earlier form of it"), std::string::npos)
+      << read.error().what;
   EXPECT_OK(store_->read("a", 0, {into.data(), 128 * kKiB}, {}).wait());
   EXPECT_EQ(read_all(*store_, "a", "good"), pattern(200'000, 1));
   // A part of a chunk is merged with verified bytes only.
   change = std::move(*store_->begin());
-  EXPECT_EQ(code_of(change->write("a", 128 * kKiB + 5, {into.data(), 10}).wait()), Code::corruption);
+  EXPECT_EQ(code_of(change->write("a", 128 * kKiB + 5, {into.data(), 10}).wait()),
+            Code::corruption);
   EXPECT_EQ(code_of(change->commit(Durability::durable).wait()), Code::corruption);
   change.reset();
   store_.reset();
@@ -40,7 +42,8 @@ TEST_F(LocalStoreTest, AFlippedDataBitNamesKeyAndChunkAndTheSnapshotStillReads) 
   ASSERT_EQ(report.problems.size(), 1U);
   EXPECT_NE(report.problems[0].find("chunk 2 of 'a'"), std::string::npos);
   ASSERT_EQ(report.advice.size(), 1U);
-  EXPECT_NE(report.advice[0].find("snapshot 'good' is whole"), std::string::npos) << report.advice[0];
+  EXPECT_NE(report.advice[0].find("snapshot 'good' is whole"), std::string::npos)
+      << report.advice[0];
   EXPECT_TRUE(fsck({.quick = true, .repair_map = false, .progress = {}}).problems.empty());
 }
 
@@ -56,16 +59,19 @@ TEST_F(LocalStoreTest, AFlippedBitInAnyFrameOfTheJournalIsMendedFromTheOtherCopy
         const auto offsets = newest_frames(copy);
         const uint64_t at = header().journal_at[copy] + offsets[frame] + within;
         flip(at);
-        SCOPED_TRACE("frame " + std::to_string(frame) + " of copy " + std::to_string(copy) + " at " + std::to_string(within));
+        SCOPED_TRACE("frame " + std::to_string(frame) + " of copy " + std::to_string(copy) +
+                     " at " + std::to_string(within));
         const auto report = fsck();
-        EXPECT_EQ(report.problems.empty(), frame + 1 == frames) << "the last one could as well be cut short: a note";
+        EXPECT_EQ(report.problems.empty(), frame + 1 == frames)
+            << "the last one could as well be cut short: a note";
         EXPECT_EQ(report.notes.empty(), frame + 1 != frames);
         EXPECT_EQ(report.committed, 5U);
         StoreOptions reader;
         reader.read_only = true;
         auto store = try_open(reader);
         ASSERT_OK(store);
-        for (uint64_t i = 0; i < 5; ++i) EXPECT_EQ(read_all(**store, "k" + std::to_string(i)), pattern(1000, i));
+        for (uint64_t i = 0; i < 5; ++i)
+          EXPECT_EQ(read_all(**store, "k" + std::to_string(i)), pattern(1000, i));
         store->reset();
         flip(at);
       }
@@ -77,15 +83,18 @@ TEST_F(LocalStoreTest, AFlippedBitInAnyFrameOfTheJournalIsMendedFromTheOtherCopy
   EXPECT_TRUE(repaired.problems.empty());
   EXPECT_TRUE(fsck().problems.empty());
   open();
-  for (uint64_t i = 0; i < 5; ++i) EXPECT_EQ(read_all(*store_, "k" + std::to_string(i)), pattern(1000, i));
+  for (uint64_t i = 0; i < 5; ++i)
+    EXPECT_EQ(read_all(*store_, "k" + std::to_string(i)), pattern(1000, i));
 }
 
 TEST_F(LocalStoreTest, ARecordDamagedInBothCopiesIsCorruptionAndNeverTheEnd) {
   open();
   for (uint64_t i = 0; i < 5; ++i) put("k" + std::to_string(i), pattern(1000, i));
   store_.reset();
-  for (size_t frame : {size_t{0}, size_t{1}, size_t{4}}) {  // of the image, its end, a record in the middle
-    const uint64_t at[] = {header().journal_at[0] + newest_frames(0)[frame], header().journal_at[1] + newest_frames(1)[frame]};
+  // of the image, its end, a record in the middle
+  for (size_t frame : {size_t{0}, size_t{1}, size_t{4}}) {
+    const uint64_t at[] = {header().journal_at[0] + newest_frames(0)[frame],
+                           header().journal_at[1] + newest_frames(1)[frame]};
     for (const uint64_t each : at) flip(each + 70);
     const auto store = try_open();
     EXPECT_EQ(code_of(store), Code::corruption) << frame;
@@ -95,7 +104,8 @@ TEST_F(LocalStoreTest, ARecordDamagedInBothCopiesIsCorruptionAndNeverTheEnd) {
   flip(header().journal_at[0] + newest_frames(0)[3] + 70);
   flip(header().journal_at[1] + newest_frames(1)[5] + 70);
   open();
-  for (uint64_t i = 0; i < 5; ++i) EXPECT_EQ(read_all(*store_, "k" + std::to_string(i)), pattern(1000, i));
+  for (uint64_t i = 0; i < 5; ++i)
+    EXPECT_EQ(read_all(*store_, "k" + std::to_string(i)), pattern(1000, i));
 }
 
 TEST_F(LocalStoreTest, ADamagedHeaderIsTakenFromItsOtherCopyAndMended) {
@@ -145,22 +155,28 @@ TEST_F(LocalStoreTest, AnOlderCopyOfOneVolumeIsNotWrittenTo) {
   for (size_t volume = 0; volume < volumes_.size(); ++volume) {
     store_.reset();
     const std::string older = root_ + "/older", newer = root_ + "/newer";
-    std::filesystem::copy_file(file(volume), older, std::filesystem::copy_options::overwrite_existing);
+    std::filesystem::copy_file(file(volume), older,
+                               std::filesystem::copy_options::overwrite_existing);
     open();
     for (uint64_t i = 0; i < 6; ++i) {
       put("k" + std::to_string(i), pattern(200'000, 100 * volume + i));
     }
     store_.reset();
-    std::filesystem::copy_file(file(volume), newer, std::filesystem::copy_options::overwrite_existing);
-    std::filesystem::copy_file(older, file(volume), std::filesystem::copy_options::overwrite_existing);
+    std::filesystem::copy_file(file(volume), newer,
+                               std::filesystem::copy_options::overwrite_existing);
+    std::filesystem::copy_file(older, file(volume),
+                               std::filesystem::copy_options::overwrite_existing);
     const auto refused = try_open();
     EXPECT_EQ(code_of(refused), Code::mismatch);
     EXPECT_NE(refused.error().what.find("'" + volumes_[volume] + "' is an older copy"),
-        std::string::npos) << refused.error().what;
+              std::string::npos)
+        << refused.error().what;
     const auto report = fsck();
-    EXPECT_TRUE(std::any_of(report.problems.begin(), report.problems.end(),
+    EXPECT_TRUE(std::any_of(
+        report.problems.begin(), report.problems.end(),
         [](const std::string& each) { return each.find("older copy") != std::string::npos; }));
-    std::filesystem::copy_file(newer, file(volume), std::filesystem::copy_options::overwrite_existing);
+    std::filesystem::copy_file(newer, file(volume),
+                               std::filesystem::copy_options::overwrite_existing);
     open();
     for (uint64_t i = 0; i < 6; ++i) {
       EXPECT_EQ(read_all(*store_, "k" + std::to_string(i)), pattern(200'000, 100 * volume + i));

@@ -15,11 +15,15 @@ constexpr size_t kCrcAt = kHeaderBytes - sizeof(uint32_t);
 
 // The bytes for data of each volume.
 std::vector<uint64_t> share_out(const Geometry& geometry, size_t volumes) {
-  if (geometry.weights.empty()) return std::vector<uint64_t>(volumes, align_up((geometry.capacity_bytes + volumes - 1) / volumes, kBlock));
+  if (geometry.weights.empty())
+    return std::vector<uint64_t>(
+        volumes, align_up((geometry.capacity_bytes + volumes - 1) / volumes, kBlock));
   const double all = std::accumulate(geometry.weights.begin(), geometry.weights.end(), 0.0);
   std::vector<uint64_t> rooms;
   for (const double weight : geometry.weights) {
-    rooms.push_back(align_up(static_cast<uint64_t>(std::ceil(static_cast<double>(geometry.capacity_bytes) * (weight / all))), kBlock));
+    rooms.push_back(align_up(static_cast<uint64_t>(std::ceil(
+                                 static_cast<double>(geometry.capacity_bytes) * (weight / all))),
+                             kBlock));
   }
   return rooms;
 }
@@ -51,14 +55,19 @@ std::string encode_header(const VolumeHeader& header) {
 }
 
 Result<std::optional<VolumeHeader>> decode_header(std::span<const std::byte> sector) {
-  if (sector.size() < kHeaderBytes) return make_error(Code::corruption, "a volume header of less than 512 bytes", kWhere);
+  if (sector.size() < kHeaderBytes)
+    return make_error(Code::corruption, "a volume header of less than 512 bytes", kWhere);
   ByteReader in(sector.first(kHeaderBytes));
   if (in.get<uint64_t>() != kVolumeMagic) return std::optional<VolumeHeader>();
   uint32_t crc = 0;
   std::memcpy(&crc, sector.data() + kCrcAt, sizeof crc);
-  if (crc != crc32c(sector.data(), kCrcAt)) return make_error(Code::corruption, "the volume header differs from its checksum", kWhere);
+  if (crc != crc32c(sector.data(), kCrcAt))
+    return make_error(Code::corruption, "the volume header differs from its checksum", kWhere);
   if (const auto version = in.get<uint32_t>(); version != kFormatVersion) {
-    return make_error(Code::mismatch, "the volume has format " + std::to_string(version) + "; this Stoker reads format " + std::to_string(kFormatVersion), kWhere);
+    return make_error(Code::mismatch,
+                      "the volume has format " + std::to_string(version) +
+                          "; this Stoker reads format " + std::to_string(kFormatVersion),
+                      kWhere);
   }
   VolumeHeader header;
   header.state = in.get<VolumeState>();
@@ -77,22 +86,33 @@ Result<std::optional<VolumeHeader>> decode_header(std::span<const std::byte> sec
   header.opened_before = in.get<uint32_t>();
   // A header with a good CRC that breaks these was made by something else than Stoker.
   const uint64_t end = header.volume_bytes;
-  const auto inside = [end](uint64_t at, uint64_t bytes) { return at <= end && bytes <= end - at && is_aligned(at, kBlock) && is_aligned(bytes, kBlock); };
-  const auto journal_inside = [&](uint64_t at) { return at == 0 || (header.area_bytes <= end / 2 && inside(at, 2 * header.area_bytes)); };
-  const bool sane = header.count >= 1 && header.count <= kVolumesMax && header.index < header.count && header.area_bytes >= 4 * kBlock &&
-                    is_aligned(header.area_bytes, kBlock) && inside(header.data_at, header.data_bytes) && journal_inside(header.journal_at[0]) &&
-                    journal_inside(header.journal_at[1]) && (header.state == VolumeState::making || header.state == VolumeState::ready) &&
+  const auto inside = [end](uint64_t at, uint64_t bytes) {
+    return at <= end && bytes <= end - at && is_aligned(at, kBlock) && is_aligned(bytes, kBlock);
+  };
+  const auto journal_inside = [&](uint64_t at) {
+    return at == 0 || (header.area_bytes <= end / 2 && inside(at, 2 * header.area_bytes));
+  };
+  const bool sane = header.count >= 1 && header.count <= kVolumesMax &&
+                    header.index < header.count && header.area_bytes >= 4 * kBlock &&
+                    is_aligned(header.area_bytes, kBlock) &&
+                    inside(header.data_at, header.data_bytes) &&
+                    journal_inside(header.journal_at[0]) && journal_inside(header.journal_at[1]) &&
+                    (header.state == VolumeState::making || header.state == VolumeState::ready) &&
                     end / kBlock < (uint64_t{1} << 48) && valid_chunk_bytes(header.chunk_bytes);
   if (!sane) return make_error(Code::corruption, "the volume header breaks its own rules", kWhere);
   return std::optional<VolumeHeader>(header);
 }
 
-std::vector<VolumeHeader> plan_volumes(const Geometry& geometry, size_t volumes, const StoreId& store) {
+std::vector<VolumeHeader> plan_volumes(const Geometry& geometry, size_t volumes,
+                                       const StoreId& store) {
   const std::vector<uint64_t> rooms = share_out(geometry, volumes);
   uint64_t area_bytes = geometry.area_bytes;
   if (area_bytes == 0) {
-    // Half an area holds the image of a full store: an object about 140 bytes with its key, a chunk 28 and its share of a run.
-    const uint64_t chunks = 2 * (std::accumulate(rooms.begin(), rooms.end(), uint64_t{0}) / std::max<uint64_t>(geometry.chunk_bytes, kChunkMin)) + geometry.objects_max;
+    // Half an area holds the image of a full store: an object about 140 bytes with its key, a chunk
+    // 28 and its share of a run.
+    const uint64_t chunks = 2 * (std::accumulate(rooms.begin(), rooms.end(), uint64_t{0}) /
+                                 std::max<uint64_t>(geometry.chunk_bytes, kChunkMin)) +
+                            geometry.objects_max;
     area_bytes = 2 * (geometry.objects_max * 140 + chunks * 36) + 64 * kKiB;
   }
   area_bytes = align_up(area_bytes, kBlock);

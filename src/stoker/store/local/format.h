@@ -1,4 +1,5 @@
-// The bytes of a volume's header and where everything lies on a volume. docs/formats/local_store.md is the specification.
+// The bytes of a volume's header and where everything lies on a volume. docs/formats/local_store.md
+// is the specification.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,9 @@ inline constexpr uint32_t kChunkMin = 64 * kKiB;
 inline constexpr uint32_t kChunkMax = 8 * kMiB;
 inline constexpr size_t kKeyMax = 1024;
 
-constexpr bool valid_chunk_bytes(uint32_t bytes) { return bytes % kBlock == 0 && bytes >= kChunkMin && bytes <= kChunkMax; }
+constexpr bool valid_chunk_bytes(uint32_t bytes) {
+  return bytes % kBlock == 0 && bytes >= kChunkMin && bytes <= kChunkMax;
+}
 
 enum class VolumeState : uint32_t {
   making = 1,  // the store is not finished: nothing was ever acknowledged
@@ -36,15 +39,16 @@ struct VolumeHeader {
   VolumeState state = VolumeState::making;
   uint32_t index = 0, count = 1;  // this is volume `index` of `count`
   uint64_t volume_bytes = 0;
-  uint64_t area_bytes = 0;           // of one journal area
-  uint64_t journal_at[2] = {0, 0};   // where journal copy 0 and 1 lie on this volume (two areas each); 0: not here
+  uint64_t area_bytes = 0;  // of one journal area
+  // where journal copy 0 and 1 lie on this volume (two areas each); 0: not here
+  uint64_t journal_at[2] = {0, 0};
   uint64_t data_at = 0, data_bytes = 0;
-  uint32_t chunk_bytes = 0;          // default of new objects
+  uint32_t chunk_bytes = 0;  // default of new objects
   // Numbers of generations (their high halves; 0: made before this was noted). Volumes of unequal
   // ones are of different times.
   // the one that the newest opening for writing began, or was to begin
   uint32_t opened = 0;
-  uint32_t opened_before = 0;        // the one before that is known to have begun
+  uint32_t opened_before = 0;  // the one before that is known to have begun
 
   bool operator==(const VolumeHeader&) const = default;
 };
@@ -58,17 +62,22 @@ struct Geometry {
   uint64_t capacity_bytes = 0;  // of data, over all volumes
   uint64_t objects_max = 0;
   uint32_t chunk_bytes = 0;
-  uint64_t area_bytes = 0;      // 0: from the others
-  std::vector<double> weights = {};  // of the volumes: in their proportion the capacity is shared out; empty: equally
+  uint64_t area_bytes = 0;  // 0: from the others
+  // of the volumes: in their proportion the capacity is shared out; empty: equally
+  std::vector<double> weights = {};
 };
 
-// The headers of a new store's volumes. Each has whole blocks, so together they may hold a little more than was asked for.
-std::vector<VolumeHeader> plan_volumes(const Geometry& geometry, size_t volumes, const StoreId& store);
+// The headers of a new store's volumes. Each has whole blocks, so together they may hold a little
+// more than was asked for.
+std::vector<VolumeHeader> plan_volumes(const Geometry& geometry, size_t volumes,
+                                       const StoreId& store);
 
 // A place on a volume, in 4 KiB blocks from the volume's start, in 8 bytes.
 using Place = uint64_t;
 inline constexpr Place kNowhere = UINT64_MAX;
-constexpr Place make_place(size_t volume, uint64_t block) { return static_cast<uint64_t>(volume) << 48 | block; }
+constexpr Place make_place(size_t volume, uint64_t block) {
+  return static_cast<uint64_t>(volume) << 48 | block;
+}
 constexpr size_t volume_of(Place place) { return place >> 48; }
 constexpr uint64_t block_of(Place place) { return place & ((uint64_t{1} << 48) - 1); }
 

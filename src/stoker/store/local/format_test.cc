@@ -9,7 +9,9 @@
 namespace stoker {
 namespace {
 
-std::vector<std::byte> example(const std::string& name, size_t bytes) { return format_example("local_store.md", name, bytes); }
+std::vector<std::byte> example(const std::string& name, size_t bytes) {
+  return format_example("local_store.md", name, bytes);
+}
 
 TEST(LocalStoreFormat, TheExampleInTheSpecificationIsWhatWeReadAndWrite) {
   const auto sector = example("header", local::kHeaderBytes);
@@ -20,19 +22,22 @@ TEST(LocalStoreFormat, TheExampleInTheSpecificationIsWhatWeReadAndWrite) {
   EXPECT_EQ((*header)->data_bytes, 1 * kMiB);
   EXPECT_EQ((*header)->area_bytes, 73'728U);
   EXPECT_EQ((*header)->journal_at[0], local::kHeaderRegion);
-  EXPECT_EQ(local::encode_header(**header), std::string(reinterpret_cast<const char*>(sector.data()), sector.size()));
+  EXPECT_EQ(local::encode_header(**header),
+            std::string(reinterpret_cast<const char*>(sector.data()), sector.size()));
 
   std::vector<std::byte> area;
   for (const char* frame : {"frame 0", "frame 1", "frame 2", "frame 3"}) {
     const auto block = example(frame, 4096);
     area.insert(area.end(), block.begin(), block.end());
   }
-  local::MapLimits limits{{{(*header)->data_at / 4096, ((*header)->data_at + (*header)->data_bytes) / 4096}}, 100};
+  local::MapLimits limits{
+      {{(*header)->data_at / 4096, ((*header)->data_at + (*header)->data_bytes) / 4096}}, 100};
   local::Map map(limits);
   local::FrameReader reader(map);
   MemoryLogSource source(area);
   LogScan scan(source, {(*header)->store, (uint64_t{1} << 32) | 0x5EED});
-  for (auto item = *scan.next(); item; item = *scan.next()) ASSERT_OK(reader.apply(std::get<LogRecord>(*item).payload));
+  for (auto item = *scan.next(); item; item = *scan.next())
+    ASSERT_OK(reader.apply(std::get<LogRecord>(*item).payload));
   EXPECT_EQ(scan.cursor().sequence, 4U);
   EXPECT_TRUE(reader.image_complete());
   EXPECT_TRUE(reader.sealed());

@@ -22,8 +22,8 @@ std::optional<FrameKind> kind_of(std::span<const std::byte> payload) {
   return kind;
 }
 
-// Counts up in the high half; the low half is random, so that what an unfinished attempt at the same number left behind in an
-// area never passes for a part of this one.
+// Counts up in the high half; the low half is random, so that what an unfinished attempt at the
+// same number left behind in an area never passes for a part of this one.
 uint64_t next_generation(uint64_t newest) {
   std::random_device random;
   return ((newest >> 32) + 1) << 32 | random();
@@ -35,7 +35,8 @@ uint64_t next_generation(uint64_t newest) {
 // be read is a damaged frame.
 class Journal::Source final : public LogSource {
  public:
-  Source(Loop& loop, FileId file, uint64_t at, uint64_t bytes, size_t copy) : loop_(&loop), file_(file), at_(at), bytes_(bytes), copy_(copy) {}
+  Source(Loop& loop, FileId file, uint64_t at, uint64_t bytes, size_t copy)
+      : loop_(&loop), file_(file), at_(at), bytes_(bytes), copy_(copy) {}
   uint64_t size() const override { return bytes_; }
   size_t copy() const { return copy_; }
   // Offsets of blocks in the area that could not be read, as far as it was looked at.
@@ -49,11 +50,12 @@ class Journal::Source final : public LogSource {
  private:
   Status load(uint64_t offset, uint64_t bytes) {
     from_ = align_down(offset, kBlock);
-    const uint64_t want = std::min(bytes_ - from_, std::max(align_up(offset + bytes, kBlock) - from_, kWindowBytes));
+    const uint64_t want =
+        std::min(bytes_ - from_, std::max(align_up(offset + bytes, kBlock) - from_, kWindowBytes));
     if (window_.size() < want) window_ = AlignedBytes(want);
     to_ = from_;
     const auto lost = read_what_can_be(*loop_, Priority::demand, file_, at_ + from_,
-        window_.slice().sub(0, want));
+                                       window_.slice().sub(0, want));
     if (!lost) return lost.error().with("reading the journal");
     for (const uint64_t at : *lost) unreadable_.insert(at - at_);
     to_ = from_ + want;
@@ -97,11 +99,15 @@ Status FrameReader::apply(std::span<const std::byte> payload) {
 
 Error opening_error(const Error& error, const std::string& path) {
   Error named = error.with("the store '" + path + "'");
-  if (error.code == Code::corruption) named.what += ". Without its map nothing in it can be found: restore the store from a copy, or make a new one elsewhere";
+  if (error.code == Code::corruption)
+    named.what +=
+        ". Without its map nothing in it can be found: restore the store from a copy, or make a "
+        "new one elsewhere";
   return named;
 }
 
-Journal::Journal(Loop& loop, const VolumeSet& volumes) : loop_(loop), store_(volumes[0].header.store), area_bytes_(volumes[0].header.area_bytes) {
+Journal::Journal(Loop& loop, const VolumeSet& volumes)
+    : loop_(loop), store_(volumes[0].header.store), area_bytes_(volumes[0].header.area_bytes) {
   for (const Volume& volume : volumes.all()) {
     for (size_t copy = 0; copy < 2; ++copy) {
       if (volume.header.journal_at[copy] == 0) continue;
@@ -116,7 +122,8 @@ std::vector<Journal::Source> Journal::sources_of(uint64_t generation) {
   for (size_t copy = 0; copy < 2; ++copy) {
     for (size_t area = 0; area < 2; ++area) {
       if (copies_[copy].generations[area] != generation) continue;
-      sources.emplace_back(loop_, copies_[copy].file, copies_[copy].at + area * area_bytes_, area_bytes_, copy);
+      sources.emplace_back(loop_, copies_[copy].file, copies_[copy].at + area * area_bytes_,
+                           area_bytes_, copy);
     }
   }
   return sources;
@@ -137,9 +144,13 @@ Result<uint64_t> Journal::newest_generation(LogSource& source) const {
 Result<std::unique_ptr<Map>> Journal::recover(const MapLimits& limits) {
   std::set<uint64_t, std::greater<>> found;
   for (size_t copy = 0; copy < 2; ++copy) {
-    if (copies_[copy].file < 0) return make_error(Code::corruption, "the volumes name no place for journal copy " + std::to_string(copy), kWhere);
+    if (copies_[copy].file < 0)
+      return make_error(Code::corruption,
+                        "the volumes name no place for journal copy " + std::to_string(copy),
+                        kWhere);
     for (size_t area = 0; area < 2; ++area) {
-      Source source(loop_, copies_[copy].file, copies_[copy].at + area * area_bytes_, area_bytes_, copy);
+      Source source(loop_, copies_[copy].file, copies_[copy].at + area * area_bytes_, area_bytes_,
+                    copy);
       STOKER_ASSIGN(copies_[copy].generations[area], newest_generation(source));
       if (copies_[copy].generations[area] != 0) found.insert(copies_[copy].generations[area]);
     }
@@ -152,7 +163,8 @@ Result<std::unique_ptr<Map>> Journal::recover(const MapLimits& limits) {
     settle(generation);
     return map;
   }
-  return make_error(Code::corruption, "both copies of the journal are damaged: no complete map is left", kWhere);
+  return make_error(Code::corruption,
+                    "both copies of the journal are damaged: no complete map is left", kWhere);
 }
 
 // False: its image was never finished. Each frame is taken from a copy that has it intact.
@@ -168,7 +180,10 @@ Result<bool> Journal::load(uint64_t generation, Map& map) {
       STOKER_ASSIGN(auto candidate, read_frame(source, store_, cursor.offset));
       if (candidate && candidate->generation == generation && candidate->follows(cursor)) {
         frame = candidate;
-        if (bad > 0) mended_.push_back("frame " + std::to_string(cursor.sequence) + " is missing or damaged in journal copy " + std::to_string(sources[0].copy()));
+        if (bad > 0)
+          mended_.push_back("frame " + std::to_string(cursor.sequence) +
+                            " is missing or damaged in journal copy " +
+                            std::to_string(sources[0].copy()));
         break;
       }
       ++bad;
@@ -180,16 +195,24 @@ Result<bool> Journal::load(uint64_t generation, Map& map) {
   if (!reader.image_complete()) {
     STOKER_ASSIGN(const bool sealed, sealed_anywhere(sources, generation));
     if (!sealed) return false;
-    return make_error(Code::corruption, "the image of the map is damaged in both copies of the journal", kWhere);
+    return make_error(Code::corruption,
+                      "the image of the map is damaged in both copies of the journal", kWhere);
   }
   size_t ends_unread = 0;
   for (Source& source : sources) {
-    STOKER_ASSIGN(auto later, find_frame(source, {store_, generation}, cursor.offset + kBlock, cursor.sequence + 1));
-    if (later) return make_error(Code::corruption, "record " + std::to_string(cursor.sequence) + " of the journal is damaged in both copies, and later ones follow it", kWhere);
+    STOKER_ASSIGN(auto later, find_frame(source, {store_, generation}, cursor.offset + kBlock,
+                                         cursor.sequence + 1));
+    if (later)
+      return make_error(Code::corruption,
+                        "record " + std::to_string(cursor.sequence) +
+                            " of the journal is damaged in both copies, and later ones follow it",
+                        kWhere);
     ends_unread += source.unreadable().contains(cursor.offset) ? 1 : 0;
   }
   if (ends_unread == sources.size()) {
-    return make_error(Code::corruption, "the journal cannot be read, in any copy, where its last record may stand", kWhere);
+    return make_error(Code::corruption,
+                      "the journal cannot be read, in any copy, where its last record may stand",
+                      kWhere);
   }
   records_ = reader.records();
   return true;
@@ -208,8 +231,9 @@ Result<bool> Journal::sealed_anywhere(std::vector<Source>& sources, uint64_t gen
   return false;
 }
 
-// Notes in which area each copy holds the generation, in whatever condition: the next one goes to the other area, since both
-// copies together may be needed to read this one. A copy that has none of it keeps its newer area.
+// Notes in which area each copy holds the generation, in whatever condition: the next one goes to
+// the other area, since both copies together may be needed to read this one. A copy that has none
+// of it keeps its newer area.
 void Journal::settle(uint64_t generation) {
   generation_ = generation;
   for (Copy& copy : copies_) {
@@ -233,7 +257,8 @@ Status Journal::begin(const Map& map) {
     ++parts;
     return write_frame(FrameKind::image, items);
   }));
-  STOKER_TRY(write_frame(FrameKind::image_end, {reinterpret_cast<const char*>(&parts), sizeof parts}));
+  STOKER_TRY(
+      write_frame(FrameKind::image_end, {reinterpret_cast<const char*>(&parts), sizeof parts}));
   STOKER_TRY(sync());
   STOKER_TRY(write_frame(FrameKind::seal, {}));
   STOKER_TRY(sync());
@@ -251,15 +276,21 @@ Status Journal::append(std::string_view items) {
 
 Status Journal::write_frame(FrameKind kind, std::string_view body) {
   const size_t payload = sizeof kind + body.size();
-  if (!writer_.fits(payload)) return make_error(Code::out_of_space, "the journal is too small for the map: make a store for more objects or of larger chunks", kWhere);
+  if (!writer_.fits(payload))
+    return make_error(
+        Code::out_of_space,
+        "the journal is too small for the map: make a store for more objects or of larger chunks",
+        kWhere);
   std::string bytes(reinterpret_cast<const char*>(&kind), sizeof kind);
   bytes.append(body);
   const uint64_t framed = framed_bytes(payload);
-  if (frame_.size() < framed || frame_.size() > 4 * (framed + kImagePartBytes)) frame_ = AlignedBytes(framed);
+  if (frame_.size() < framed || frame_.size() > 4 * (framed + kImagePartBytes))
+    frame_ = AlignedBytes(framed);
   const Slice frame = frame_.slice().sub(0, framed);
   const uint64_t offset = writer_.append(std::as_bytes(std::span(bytes)), frame.span());
   IoBatch batch(loop_, Priority::demand);
-  for (const Copy& copy : copies_) batch.write(copy.file, copy.at + copy.area * area_bytes_ + offset, frame);
+  for (const Copy& copy : copies_)
+    batch.write(copy.file, copy.at + copy.area * area_bytes_ + offset, frame);
   return batch.run();
 }
 
@@ -282,8 +313,8 @@ Result<CopyReport> Journal::check(size_t copy) {
         const auto unread = source.unreadable().lower_bound(gap->offset);
         const bool cannot = unread != source.unreadable().end() && *unread < gap->end;
         report.damage.push_back("journal copy " + std::to_string(copy) +
-            (cannot ? " cannot be read" : " is damaged") + " at byte " +
-            std::to_string(cannot ? *unread : gap->offset) + " of its area");
+                                (cannot ? " cannot be read" : " is damaged") + " at byte " +
+                                std::to_string(cannot ? *unread : gap->offset) + " of its area");
         continue;
       }
       const auto kind = kind_of(std::get<LogRecord>(*item).payload);
@@ -294,7 +325,7 @@ Result<CopyReport> Journal::check(size_t copy) {
     const auto behind = source.unreadable().lower_bound(scan.cursor().offset);
     if (behind != source.unreadable().end()) {
       report.unread_behind = "journal copy " + std::to_string(copy) + " cannot be read at byte " +
-          std::to_string(*behind) + " of its area, behind its last intact frame";
+                             std::to_string(*behind) + " of its area, behind its last intact frame";
     }
   }
   return report;

@@ -1,4 +1,5 @@
-// Journal: the durable form of the map, in two copies, each of two areas used in turn: an image of the map + the log after it.
+// Journal: the durable form of the map, in two copies, each of two areas used in turn: an image of
+// the map + the log after it.
 //
 // Used by one thread at a time: the one that opens the store, then its worker.
 #pragma once
@@ -50,20 +51,23 @@ class FrameReader {
   uint64_t records_ = 0;
 };
 
-// An error of opening the store at `path`, for its user: where the map is damaged, with what is left to do.
+// An error of opening the store at `path`, for its user: where the map is damaged, with what is
+// left to do.
 Error opening_error(const Error& error, const std::string& path);
 
 class Journal {
  public:
   Journal(Loop& loop, const VolumeSet& volumes);
 
-  // The map of the newest generation whose image is complete, read from whichever copy has each frame intact. corruption: a frame
-  // is damaged in both copies and later ones stand behind it, or a sealed generation has lost its image.
+  // The map of the newest generation whose image is complete, read from whichever copy has each
+  // frame intact. corruption: a frame is damaged in both copies and later ones stand behind it, or
+  // a sealed generation has lost its image.
   Result<std::unique_ptr<Map>> recover(const MapLimits& limits);
-  // Flushes both copies. Due between recover() and begin(): a killed process may have left what was recovered in the disks' caches
-  // alone, and begin() writes over the generation before it.
+  // Flushes both copies. Due between recover() and begin(): a killed process may have left what was
+  // recovered in the disks' caches alone, and begin() writes over the generation before it.
   Status sync();
-  // Starts a new generation that holds `map`, durably in both copies, in the areas that do not hold the current one.
+  // Starts a new generation that holds `map`, durably in both copies, in the areas that do not hold
+  // the current one.
   Status begin(const Map& map);
   // Is there room for a record in this generation? If not, begin() a new one.
   bool fits(size_t items_bytes) const { return writer_.fits(sizeof(FrameKind) + items_bytes); }

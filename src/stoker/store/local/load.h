@@ -25,7 +25,8 @@ class VolumeLoad {
     (read ? read_ : written_) += bytes;
     forget(from_ns);
     bytes_ += static_cast<double>(bytes);
-    busy_ns_ += static_cast<double>(now_ns - std::min(now_ns, std::max(from_ns, ended_ns_)));  // what overlaps counts once
+    // what overlaps counts once
+    busy_ns_ += static_cast<double>(now_ns - std::min(now_ns, std::max(from_ns, ended_ns_)));
     ended_ns_ = now_ns;
     if (bytes_ > kWindowBytes) {  // forget slowly: the speed of about the last gigabyte counts
       bytes_ /= 2;
@@ -58,20 +59,26 @@ class VolumeLoad {
     std::lock_guard lock(mutex_);
     return ended_ns_;
   }
-  // How long what is in flight, `given` bytes that are about to be, and `more` will take, in nanoseconds. `latest_ns`: when any of the
-  // volumes last ended something. One that was passed over since may be faster by now: the longer ago, the less is what it once needed
-  // believed, so that it is tried again, with a piece of each write.
+  // How long what is in flight, `given` bytes that are about to be, and `more` will take, in
+  // nanoseconds. `latest_ns`: when any of the volumes last ended something. One that was passed
+  // over since may be faster by now: the longer ago, the less is what it once needed believed, so
+  // that it is tried again, with a piece of each write.
   double wait_ns(uint64_t given, uint64_t more, uint64_t latest_ns) const {
     std::lock_guard lock(mutex_);
     const double ns_per_byte = bytes_ > 0 && busy_ns_ > 0 ? busy_ns_ / bytes_ : 1.0;
-    return static_cast<double>(in_flight_ + given + more) * ns_per_byte * (in_flight_ + given > 0 ? 1.0 : belief(latest_ns));
+    return static_cast<double>(in_flight_ + given + more) * ns_per_byte *
+           (in_flight_ + given > 0 ? 1.0 : belief(latest_ns));
   }
 
  private:
   static constexpr double kWindowBytes = 1e9;
   static constexpr double kHalfLifeNs = 5e9;  // of what is known, while nothing moves
-  static constexpr double kLeastBytes = 1 << 18;  // that stay known: one small operation after a rest does not tell how fast a disk is
-  double belief(uint64_t now_ns) const { return now_ns > ended_ns_ ? std::exp2(-static_cast<double>(now_ns - ended_ns_) / kHalfLifeNs) : 1.0; }
+  // that stay known: one small operation after a rest does not tell how fast a disk is
+  static constexpr double kLeastBytes = 1 << 18;
+  double belief(uint64_t now_ns) const {
+    return now_ns > ended_ns_ ? std::exp2(-static_cast<double>(now_ns - ended_ns_) / kHalfLifeNs)
+                              : 1.0;
+  }
   void forget(uint64_t now_ns) {
     const double kept = bytes_ > kLeastBytes ? std::max(belief(now_ns), kLeastBytes / bytes_) : 1.0;
     bytes_ *= kept;

@@ -10,7 +10,8 @@ namespace {
 
 class FolderWorld final : public StoreWorld {
  public:
-  FolderWorld(const char* engine, size_t volumes) : root_(testing::TempDir() + "local_conformance_" + std::to_string(counter_++)) {
+  FolderWorld(const char* engine, size_t volumes)
+      : root_(testing::TempDir() + "local_conformance_" + std::to_string(counter_++)) {
     std::filesystem::remove_all(root_);
     runtime_ = std::move(*RuntimeOwner::make({.engine = engine, .cpu_threads = 2}));
     for (size_t i = 0; i < volumes; ++i) volumes_.push_back(root_ + "/v" + std::to_string(i));
@@ -19,7 +20,9 @@ class FolderWorld final : public StoreWorld {
     runtime_.reset();
     std::filesystem::remove_all(root_);
   }
-  Result<std::unique_ptr<Store>> open(const StoreOptions& options) override { return open_local_store(volumes_, runtime_->runtime(), options); }
+  Result<std::unique_ptr<Store>> open(const StoreOptions& options) override {
+    return open_local_store(volumes_, runtime_->runtime(), options);
+  }
   bool persists() const override { return true; }
 
  private:
@@ -33,7 +36,10 @@ StoreUnderTest folder(const char* name, const char* engine, size_t volumes) {
   return {name, [engine, volumes] { return std::make_unique<FolderWorld>(engine, volumes); }};
 }
 
-INSTANTIATE_TEST_SUITE_P(Local, StoreConformance, ::testing::Values(folder("posix", "posix", 1), folder("auto_two_volumes", "auto", 2)), store_name);
+INSTANTIATE_TEST_SUITE_P(Local, StoreConformance,
+                         ::testing::Values(folder("posix", "posix", 1),
+                                           folder("auto_two_volumes", "auto", 2)),
+                         store_name);
 
 }  // namespace
 }  // namespace stoker

@@ -1,7 +1,9 @@
-// LocalStore: a Store on volumes. One mutex guards the map, the allocator and all staged bytes; it is never held over I/O.
+// LocalStore: a Store on volumes. One mutex guards the map, the allocator and all staged bytes; it
+// is never held over I/O.
 //
-// Threads: any thread calls in. The Loop's thread completes transfers of writes; pool threads verify reads; the store's worker
-// merges partial chunks and commits, one job after the other (a deferred commit may run on its caller's thread).
+// Threads: any thread calls in. The Loop's thread completes transfers of writes; pool threads
+// verify reads; the store's worker merges partial chunks and commits, one job after the other (a
+// deferred commit may run on its caller's thread).
 #pragma once
 
 #include <array>
@@ -31,13 +33,16 @@ using StatePtr = std::shared_ptr<TransactionState>;
 
 class LocalStore final : public Store {
  public:
-  static Result<std::unique_ptr<Store>> open(std::vector<std::string> paths, const Runtime& runtime, const StoreOptions& options, const LocalOptions& local);
+  static Result<std::unique_ptr<Store>> open(std::vector<std::string> paths, const Runtime& runtime,
+                                             const StoreOptions& options,
+                                             const LocalOptions& local);
   ~LocalStore() override;
 
   Features features() const override { return kFeatures; }
   Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot) override;
   Result<std::vector<ObjectInfo>> list(std::string_view prefix, std::string_view snapshot) override;
-  Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) override;
+  Future<void> read(std::string_view key, uint64_t offset, Slice into,
+                    ReadOptions options) override;
   Result<std::unique_ptr<Transaction>> begin() override;
   Future<void> snapshot(std::string_view name) override;
   Future<void> drop(std::string_view name) override;
@@ -62,8 +67,8 @@ class LocalStore final : public Store {
     StatePtr state;
     Promise<Version> promise;
     std::string name;
-    Promise<void> named;     // of all but commits
-    std::string items;       // what it does to the map
+    Promise<void> named;  // of all but commits
+    std::string items;    // what it does to the map
     Version version = 0;
   };
 
@@ -78,12 +83,17 @@ class LocalStore final : public Store {
     }
   };
 
-  LocalStore(const Runtime& runtime, VolumeSet volumes, std::unique_ptr<Map> map, Allocator allocator, Journal journal, const StoreOptions& options);
+  LocalStore(const Runtime& runtime, VolumeSet volumes, std::unique_ptr<Map> map,
+             Allocator allocator, Journal journal, const StoreOptions& options);
 
   // read.cc: `state` null: the committed version.
-  Future<void> start_read(StatePtr state, std::string_view key, uint64_t offset, Slice into, const ReadOptions& options);
-  void try_read(std::unique_ptr<Transfer> transfer, StatePtr state, std::string snapshot, uint64_t offset, Slice into);
-  Result<std::shared_ptr<StagedChunk>> gather(Transfer& transfer, const StatePtr& state, std::string_view snapshot, uint64_t offset, Slice into);
+  Future<void> start_read(StatePtr state, std::string_view key, uint64_t offset, Slice into,
+                          const ReadOptions& options);
+  void try_read(std::unique_ptr<Transfer> transfer, StatePtr state, std::string snapshot,
+                uint64_t offset, Slice into);
+  Result<std::shared_ptr<StagedChunk>> gather(Transfer& transfer, const StatePtr& state,
+                                              std::string_view snapshot, uint64_t offset,
+                                              Slice into);
   Status prepare_read(Transfer& transfer);
   static void verify(Transfer& transfer, const Piece& piece, void* store);
   static void read_done(Transfer& transfer, void* store);
@@ -92,31 +102,38 @@ class LocalStore final : public Store {
   void unpin(uint64_t epoch);
 
   // write.cc
-  Status resize(TransactionState& state, std::string_view key, uint64_t bytes, uint32_t chunk_bytes);
+  Status resize(TransactionState& state, std::string_view key, uint64_t bytes,
+                uint32_t chunk_bytes);
   Status remove(TransactionState& state, std::string_view key);
   Status require(TransactionState& state, std::string_view key, std::string_view tag);
-  Future<void> write(const StatePtr& state, std::string_view key, uint64_t offset, Slice from, Priority priority);
+  Future<void> write(const StatePtr& state, std::string_view key, uint64_t offset, Slice from,
+                     Priority priority);
   Status check_writable(const TransactionState& state) const;
   Result<StagedObject*> own(TransactionState& state, std::string_view key, bool must_exist);
   Result<StagedObject*> writable(TransactionState& state, std::string_view key, uint64_t offset,
-      uint64_t bytes);
+                                 uint64_t bytes);
   struct Part {  // of a chunk
     uint32_t index, at;
     Slice from;
   };
   Result<std::vector<Part>> cut_up(Transfer& transfer, StagedObject& object, uint64_t offset,
-      Slice from);
+                                   Slice from);
   void give_up_pieces(Transfer& transfer);
   Chunk base_chunk(const StagedObject& object, std::string_view key, uint32_t index) const;
   Chunk visible_chunk(const StagedObject& object, std::string_view key, uint32_t index) const;
   using ByVolume = std::array<uint64_t, kVolumesMax>;
-  // `given`: bytes of the same write that go to each volume and are not under way yet; grows by these.
-  Result<Extent> allocate(StagedObject& object, uint64_t bytes, uint64_t ahead_bytes, ByVolume& given);
+  // `given`: bytes of the same write that go to each volume and are not under way yet; grows by
+  // these.
+  Result<Extent> allocate(StagedObject& object, uint64_t bytes, uint64_t ahead_bytes,
+                          ByVolume& given);
   std::optional<size_t> pick_volume(uint64_t bytes, const ByVolume& given) const;
-  bool has_room(size_t volume, uint64_t bytes) const { return allocator_.largest_blocks(volume) * kBlock >= bytes; }
+  bool has_room(size_t volume, uint64_t bytes) const {
+    return allocator_.largest_blocks(volume) * kBlock >= bytes;
+  }
   uint64_t free_blocks(size_t volume) const;
   void give_back_runs(TransactionState& state);
-  void install(TransactionState& state, StagedObject& object, uint32_t index, std::shared_ptr<StagedChunk> node);
+  void install(TransactionState& state, StagedObject& object, uint32_t index,
+               std::shared_ptr<StagedChunk> node);
   void drop_staged(TransactionState& state, const std::shared_ptr<StagedChunk>& node);
   void drop_node(const std::shared_ptr<StagedChunk>& node);
   void drop_extent(const Extent& extent);
@@ -129,7 +146,7 @@ class LocalStore final : public Store {
 
   // partial.cc
   Status write_partial(const StatePtr& state, StagedObject& object, std::string_view key,
-      uint32_t index, uint32_t at, Slice from, Promise<void>& promise);
+                       uint32_t index, uint32_t at, Slice from, Promise<void>& promise);
   void seal(const StatePtr& state, const std::shared_ptr<StagedChunk>& node);
   void seal_some(const StatePtr& state);
   void schedule(const StatePtr& state, const std::shared_ptr<StagedChunk>& node);
@@ -138,7 +155,8 @@ class LocalStore final : public Store {
   Status lay_over(StagedChunk& node);
   Status load_partial(Partial& partial);
   Status write_out(StagedChunk& node);
-  void end_partial(const StatePtr& state, const std::shared_ptr<StagedChunk>& node, const Status& status);
+  void end_partial(const StatePtr& state, const std::shared_ptr<StagedChunk>& node,
+                   const Status& status);
 
   // commit.cc
   Future<Version> commit(const StatePtr& state, Durability durability);
@@ -152,7 +170,8 @@ class LocalStore final : public Store {
   void run_group(std::vector<std::unique_ptr<Entry>> group);
   Status encode(Entry& entry, Version version);
   Status check_requirements(const TransactionState& state) const;
-  void encode_object(ByteWriter& out, const std::string& key, const StagedObject& object, Version version) const;
+  void encode_object(ByteWriter& out, const std::string& key, const StagedObject& object,
+                     Version version) const;
   Growth growth_of(const Entry& entry) const;
   Status check_room(const Growth& growth, std::string_view group, std::string_view entry) const;
   Status make_durable(const std::string& items, uint64_t touched);
@@ -187,17 +206,20 @@ class LocalStore final : public Store {
   Allocator allocator_;
   std::map<std::string, TransactionState*, std::less<>> owners_;
   std::set<TransactionState*> open_;
-  std::map<uint64_t, uint64_t> readers_;                        // reads under way, by the epoch they began in
-  std::deque<std::pair<uint64_t, std::vector<Extent>>> limbo_;  // free once no reader of this epoch or an earlier one is left
+  // reads under way, by the epoch they began in
+  std::map<uint64_t, uint64_t> readers_;
+  // free once no reader of this epoch or an earlier one is left
+  std::deque<std::pair<uint64_t, std::vector<Extent>>> limbo_;
   uint64_t epoch_ = 1;
   uint64_t limbo_blocks_ = 0;  // in limbo_ and undurable_
   // freed by commits that are not durable yet, by epoch
   std::vector<std::pair<uint64_t, std::vector<Extent>>> undurable_;
-  size_t in_flight_ = 0;            // transfers, merges and jobs: the destructor waits for them
+  size_t in_flight_ = 0;  // transfers, merges and jobs: the destructor waits for them
   std::vector<Grant> map_grants_;
   uint64_t map_granted_ = 0, map_charged_ = 0;
   std::deque<std::unique_ptr<Entry>> queue_;  // in order of the commit() calls
-  bool processing_ = false;                   // a thread takes entries out of it, or the worker is about to
+  // a thread takes entries out of it, or the worker is about to
+  bool processing_ = false;
   std::optional<Error> poisoned_;
   Version next_version_ = 0, durable_ = 0;
 
@@ -207,21 +229,31 @@ class LocalStore final : public Store {
   std::optional<std::string> deferred_items_ = std::string();
   uint64_t deferred_touched_ = 0;
 
-  Pool worker_{1};                  // the last member: it ends before what its jobs use
+  Pool worker_{1};  // the last member: it ends before what its jobs use
 };
 
 class LocalTransaction final : public Transaction {
  public:
   LocalTransaction(LocalStore& store, StatePtr state) : store_(store), state_(std::move(state)) {}
   ~LocalTransaction() override { store_.abandon(state_); }
-  Status resize(std::string_view key, uint64_t bytes, uint32_t chunk_bytes) override { return store_.resize(*state_, key, bytes, chunk_bytes); }
-  Future<void> write(std::string_view key, uint64_t offset, Slice from, Priority priority) override { return store_.write(state_, key, offset, from, priority); }
+  Status resize(std::string_view key, uint64_t bytes, uint32_t chunk_bytes) override {
+    return store_.resize(*state_, key, bytes, chunk_bytes);
+  }
+  Future<void> write(std::string_view key, uint64_t offset, Slice from,
+                     Priority priority) override {
+    return store_.write(state_, key, offset, from, priority);
+  }
   Status remove(std::string_view key) override { return store_.remove(*state_, key); }
-  Future<void> read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) override { return store_.start_read(state_, key, offset, into, options); }
+  Future<void> read(std::string_view key, uint64_t offset, Slice into,
+                    ReadOptions options) override {
+    return store_.start_read(state_, key, offset, into, options);
+  }
   Status require(std::string_view key, std::string_view tag) override {
     return store_.require(*state_, key, tag);
   }
-  Future<Version> commit(Durability durability) override { return store_.commit(state_, durability); }
+  Future<Version> commit(Durability durability) override {
+    return store_.commit(state_, durability);
+  }
 
  private:
   LocalStore& store_;

@@ -1,4 +1,5 @@
-// What only a local store can show: how it is made, opened and shared, what it keeps, and in how much memory.
+// What only a local store can show: how it is made, opened and shared, what it keeps, and in how
+// much memory.
 #include "stoker/store/local/store.h"
 
 #include <fcntl.h>
@@ -76,10 +77,12 @@ TEST_F(LocalStoreTest, ASecondWriterIsToldWhoHoldsIt) {
   open();
   const auto second = try_open();
   EXPECT_EQ(code_of(second), Code::busy);
-  EXPECT_NE(second.error().what.find("in use by the test"), std::string::npos) << second.error().what;
+  EXPECT_NE(second.error().what.find("in use by the test"), std::string::npos)
+      << second.error().what;
   StoreOptions reader = options_;
   reader.read_only = true;
-  EXPECT_EQ(code_of(try_open(reader)), Code::busy);  // what a reader maps would be overwritten under it
+  // what a reader maps would be overwritten under it
+  EXPECT_EQ(code_of(try_open(reader)), Code::busy);
   store_.reset();
   auto one = try_open(reader);
   auto two = try_open(reader);  // readers share
@@ -88,7 +91,8 @@ TEST_F(LocalStoreTest, ASecondWriterIsToldWhoHoldsIt) {
   // The name of the writer that is gone would send its user looking for the wrong process.
   const auto writer = try_open();
   EXPECT_EQ(code_of(writer), Code::busy);
-  EXPECT_NE(writer.error().what.find("being read by another process"), std::string::npos) << writer.error().what;
+  EXPECT_NE(writer.error().what.find("being read by another process"), std::string::npos)
+      << writer.error().what;
   EXPECT_EQ(writer.error().what.find("the test"), std::string::npos) << writer.error().what;
 }
 
@@ -96,7 +100,8 @@ TEST_F(LocalStoreTest, WhoeverLetsGoLeavesNoName) {
   open();
   store_.reset();
   const Bytes text = bytes_at(kHolderAt, 512);
-  EXPECT_TRUE(std::all_of(text.begin(), text.end(), [](std::byte byte) { return byte == std::byte{0}; }));
+  EXPECT_TRUE(
+      std::all_of(text.begin(), text.end(), [](std::byte byte) { return byte == std::byte{0}; }));
 }
 
 TEST_F(LocalStoreTest, AFileThatBeginsWithZerosIsTakenOnlyIfThereIsNothingElseInIt) {
@@ -110,11 +115,14 @@ TEST_F(LocalStoreTest, AFileThatBeginsWithZerosIsTakenOnlyIfThereIsNothingElseIn
     close(fd);
     const auto store = try_open();
     EXPECT_EQ(code_of(store), Code::mismatch) << at;
-    EXPECT_NE(store.error().what.find("holds data from byte " + std::to_string(at / 4096 * 4096)), std::string::npos) << store.error().what;
+    EXPECT_NE(store.error().what.find("holds data from byte " + std::to_string(at / 4096 * 4096)),
+              std::string::npos)
+        << store.error().what;
     EXPECT_EQ(bytes_at(at, 1)[0], static_cast<std::byte>('!'));
     EXPECT_EQ(std::filesystem::file_size(file()), size);
   }
-  std::ofstream(file()) << std::string(size, '\0');  // written, so that no hole tells that it is empty
+  // written, so that no hole tells that it is empty
+  std::ofstream(file()) << std::string(size, '\0');
   open();
   put("a", pattern(1000, 1));
   open();
@@ -209,7 +217,8 @@ TEST_F(LocalStoreTest, VolumesOfOtherStoresAndMissingOnesAreRefusedInAnyOrderThe
   EXPECT_EQ(code_of(try_open()), Code::mismatch);
   volumes_ = {root_ + "/a", root_ + "/new"};
   EXPECT_EQ(code_of(try_open()), Code::mismatch);
-  EXPECT_FALSE(std::filesystem::exists(root_ + "/new/stoker.volume")) << "what was made in vain is taken away";
+  EXPECT_FALSE(std::filesystem::exists(root_ + "/new/stoker.volume"))
+      << "what was made in vain is taken away";
   volumes_ = {root_ + "/c", root_ + "/d"};
   open();
   store_.reset();
@@ -234,7 +243,8 @@ TEST_F(LocalStoreTest, TwoVolumesShareTheDataAndTheJournalCopies) {
 TEST_F(LocalStoreTest, VolumesShareTheRoomByWeight) {
   volumes_ = {root_ + "/a", root_ + "/b", root_ + "/c"};
   options_.capacity_bytes = 8 * kMiB;
-  for (const auto& wrong : std::vector<std::vector<double>>{{1, 1}, {1, 1, 0}, {1, 1, -1}, {1, 1, std::nan("")}, {1, 1, HUGE_VAL}}) {
+  for (const auto& wrong : std::vector<std::vector<double>>{
+           {1, 1}, {1, 1, 0}, {1, 1, -1}, {1, 1, std::nan("")}, {1, 1, HUGE_VAL}}) {
     options_.volume_weights = wrong;
     EXPECT_EQ(code_of(try_open()), Code::invalid_argument);
   }
@@ -242,7 +252,10 @@ TEST_F(LocalStoreTest, VolumesShareTheRoomByWeight) {
   open();
   uint64_t blocks = 0;
   for (size_t volume = 0; volume < 3; ++volume) {
-    EXPECT_EQ(header(volume).data_bytes, align_up(static_cast<uint64_t>(options_.volume_weights[volume]) * kMiB, local::kBlock)) << volume;
+    EXPECT_EQ(
+        header(volume).data_bytes,
+        align_up(static_cast<uint64_t>(options_.volume_weights[volume]) * kMiB, local::kBlock))
+        << volume;
     blocks += header(volume).data_bytes / local::kBlock;
   }
   EXPECT_EQ(blocks, options_.capacity_bytes / local::kBlock);
@@ -331,13 +344,15 @@ uint64_t status_kib(const char* field) {
   return 0;
 }
 
-// A map of 1 Mi chunks of 1 MiB, written through the journal; the data is never there. Memory is counted; the time is told.
+// A map of 1 Mi chunks of 1 MiB, written through the journal; the data is never there. Memory is
+// counted; the time is told.
 TEST_F(LocalStoreTest, AStoreOfOneTebibyteOpensInLittleMemory) {
   constexpr uint64_t capacity = uint64_t{1} << 40;
   volumes_ = {root_ + "/sparse"};
   std::filesystem::create_directories(root_);
   { std::ofstream make(volumes_[0]); }
-  if (truncate(volumes_[0].c_str(), static_cast<off_t>(capacity + (uint64_t{4} << 30))) != 0) GTEST_SKIP() << "the file system allows no such file";
+  if (truncate(volumes_[0].c_str(), static_cast<off_t>(capacity + (uint64_t{4} << 30))) != 0)
+    GTEST_SKIP() << "the file system allows no such file";
   options_.capacity_bytes = capacity;
   options_.chunk_bytes = kMiB;
   options_.objects_max = 1 << 16;
@@ -354,7 +369,8 @@ TEST_F(LocalStoreTest, AStoreOfOneTebibyteOpensInLittleMemory) {
     for (int object = 0; object < 1024; ++object) {
       ByteWriter items;
       local::put_version(items, static_cast<Version>(object) + 1);
-      local::put_object(items, "plane/" + std::to_string(object), kGiB, kMiB, static_cast<Version>(object) + 1);
+      local::put_object(items, "plane/" + std::to_string(object), kGiB, kMiB,
+                        static_cast<Version>(object) + 1);
       std::vector<local::Chunk> chunks(1024);
       for (auto& chunk : chunks) {
         chunk = {local::make_place(0, block), static_cast<Version>(object) + 1, 0, kMiB, kMiB, 0};
@@ -375,7 +391,9 @@ TEST_F(LocalStoreTest, AStoreOfOneTebibyteOpensInLittleMemory) {
   const uint64_t peak_kib = status_kib("VmHWM") - before_kib;
   EXPECT_EQ(store_->info().committed, 1024U);
   EXPECT_EQ(store_->info().used_bytes, capacity);
-  std::printf("1 TiB, 1 Mi chunks: opened in %.2f s, peak memory %.1f MiB, map %.1f MiB\n", seconds, static_cast<double>(peak_kib) / 1024, static_cast<double>(store_->info().map_bytes) / kMiB);
+  std::printf("1 TiB, 1 Mi chunks: opened in %.2f s, peak memory %.1f MiB, map %.1f MiB\n", seconds,
+              static_cast<double>(peak_kib) / 1024,
+              static_cast<double>(store_->info().map_bytes) / kMiB);
   EXPECT_LE(store_->info().map_bytes, 33 * kMiB);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   EXPECT_LE(peak_kib, 64 * 1024U);

@@ -9,7 +9,9 @@
 namespace stoker::local {
 namespace {
 
-Error damaged(const std::string& what) { return make_error(Code::corruption, "the map is damaged: " + what, "store/local/map"); }
+Error damaged(const std::string& what) {
+  return make_error(Code::corruption, "the map is damaged: " + what, "store/local/map");
+}
 
 Chunk get_chunk(ByteReader& in) {
   Chunk chunk;
@@ -33,7 +35,8 @@ bool valid_chunk(const Chunk& chunk, uint32_t chunk_bytes, const MapLimits& limi
 // Hands items over in parts, cut between items.
 class ImageWriter {
  public:
-  ImageWriter(size_t part_bytes, const std::function<Status(std::string_view)>& part) : part_bytes_(part_bytes), part_(part) {}
+  ImageWriter(size_t part_bytes, const std::function<Status(std::string_view)>& part)
+      : part_bytes_(part_bytes), part_(part) {}
 
   ByteWriter& items() { return items_; }
   Status flush_if_full() { return items_.size() >= part_bytes_ ? flush() : Status(); }
@@ -46,7 +49,10 @@ class ImageWriter {
   // The entries of `to` that differ from `from` (null: from a new object), in runs.
   Status chunks(const Object* from, const Object& to) {
     const size_t run_max = std::max<size_t>(1, part_bytes_ / kChunkRecordBytes);
-    const auto same = [&](size_t i) { return from != nullptr && i < from->chunks.size() ? from->chunks[i] == to.chunks[i] : to.chunks[i].sparse(); };
+    const auto same = [&](size_t i) {
+      return from != nullptr && i < from->chunks.size() ? from->chunks[i] == to.chunks[i]
+                                                        : to.chunks[i].sparse();
+    };
     for (size_t i = 0; i < to.chunks.size();) {
       if (same(i)) {
         ++i;
@@ -106,7 +112,8 @@ void put_version(ByteWriter& out, Version version) {
   out.put(version);
 }
 
-void put_object(ByteWriter& out, std::string_view key, uint64_t bytes, uint32_t chunk_bytes, Version version) {
+void put_object(ByteWriter& out, std::string_view key, uint64_t bytes, uint32_t chunk_bytes,
+                Version version) {
   out.put(ItemKind::put);
   out.put_string(key);
   out.put(bytes);
@@ -152,12 +159,23 @@ Status Map::apply(std::span<const std::byte> items, std::vector<Extent>& freed) 
         version_ = version;
         break;
       }
-      case ItemKind::put: STOKER_TRY(apply_put(in, freed)); break;
-      case ItemKind::chunks: STOKER_TRY(apply_chunks(in, freed)); break;
-      case ItemKind::remove: STOKER_TRY(apply_remove(in, freed)); break;
-      case ItemKind::snapshot: STOKER_TRY(apply_snapshot(in)); break;
-      case ItemKind::drop: STOKER_TRY(apply_drop(in, freed)); break;
-      default: return damaged("an item of an unknown kind");
+      case ItemKind::put:
+        STOKER_TRY(apply_put(in, freed));
+        break;
+      case ItemKind::chunks:
+        STOKER_TRY(apply_chunks(in, freed));
+        break;
+      case ItemKind::remove:
+        STOKER_TRY(apply_remove(in, freed));
+        break;
+      case ItemKind::snapshot:
+        STOKER_TRY(apply_snapshot(in));
+        break;
+      case ItemKind::drop:
+        STOKER_TRY(apply_drop(in, freed));
+        break;
+      default:
+        return damaged("an item of an unknown kind");
     }
   }
   return {};
@@ -168,13 +186,16 @@ Status Map::apply_put(ByteReader& in, std::vector<Extent>& freed) {
   const auto bytes = in.get<uint64_t>();
   const auto chunk_bytes = in.get<uint32_t>();
   const auto version = in.get<Version>();
-  if (!in.ok() || key.empty() || key.size() > kKeyMax) return damaged("an object without a proper key");
+  if (!in.ok() || key.empty() || key.size() > kKeyMax)
+    return damaged("an object without a proper key");
   if (!valid_chunk_bytes(chunk_bytes)) return damaged("chunks of an impossible size");
   const uint64_t count = bytes / chunk_bytes + (bytes % chunk_bytes != 0);
   auto found = current_.find(key);
   const uint64_t before = found == current_.end() ? 0 : found->second->chunks.size();
-  // Within a commit one object may grow before another shrinks or goes: twice the limit is never passed.
-  if (count > limits_.slots_max || slots_ - before + count > 2 * limits_.slots_max) return damaged("an object too large for the store");
+  // Within a commit one object may grow before another shrinks or goes: twice the limit is never
+  // passed.
+  if (count > limits_.slots_max || slots_ - before + count > 2 * limits_.slots_max)
+    return damaged("an object too large for the store");
   if (found == current_.end()) {
     found = current_.emplace(key, std::make_shared<Object>()).first;
     found->second->chunk_bytes = chunk_bytes;
@@ -196,12 +217,15 @@ Status Map::apply_chunks(ByteReader& in, std::vector<Extent>& freed) {
   const auto first = in.get<uint32_t>();
   const auto count = in.get<uint32_t>();
   const auto found = current_.find(last_key_);
-  if (!in.ok() || found == current_.end() || in.left() / kChunkRecordBytes < count) return damaged("chunks that belong to no object");
+  if (!in.ok() || found == current_.end() || in.left() / kChunkRecordBytes < count)
+    return damaged("chunks that belong to no object");
   Object& object = own(found->second);
-  if (first > object.chunks.size() || count > object.chunks.size() - first) return damaged("chunks beyond the end of their object");
+  if (first > object.chunks.size() || count > object.chunks.size() - first)
+    return damaged("chunks beyond the end of their object");
   for (size_t i = first; i < size_t{first} + count; ++i) {
     const Chunk chunk = get_chunk(in);
-    if (!valid_chunk(chunk, object.chunk_bytes, limits_)) return damaged("a chunk at an impossible place");
+    if (!valid_chunk(chunk, object.chunk_bytes, limits_))
+      return damaged("a chunk at an impossible place");
     const Chunk old = std::exchange(object.chunks[i], chunk);
     if (old.place == chunk.place) continue;
     retire(old, freed);
@@ -222,7 +246,8 @@ Status Map::apply_remove(ByteReader& in, std::vector<Extent>& freed) {
 
 Status Map::apply_snapshot(ByteReader& in) {
   const std::string_view name = in.get_string();
-  if (!in.ok() || name.empty() || name.size() > kKeyMax || find_snapshot(name) != nullptr) return damaged("a snapshot without a proper name");
+  if (!in.ok() || name.empty() || name.size() > kKeyMax || find_snapshot(name) != nullptr)
+    return damaged("a snapshot without a proper name");
   snapshots_.push_back(Snapshot{std::string(name), version_, current_, {}});
   snapshot_key_bytes_ += key_bytes_;
   snapshot_objects_ += current_.size();
@@ -231,8 +256,10 @@ Status Map::apply_snapshot(ByteReader& in) {
 
 Status Map::apply_drop(ByteReader& in, std::vector<Extent>& freed) {
   const std::string_view name = in.get_string();
-  const auto found = std::find_if(snapshots_.begin(), snapshots_.end(), [&](const Snapshot& each) { return each.name == name; });
-  if (!in.ok() || found == snapshots_.end()) return damaged("a snapshot is dropped that is not there");
+  const auto found = std::find_if(snapshots_.begin(), snapshots_.end(),
+                                  [&](const Snapshot& each) { return each.name == name; });
+  if (!in.ok() || found == snapshots_.end())
+    return damaged("a snapshot is dropped that is not there");
   Snapshot* older = found == snapshots_.begin() ? nullptr : &*std::prev(found);
   for (const Snapshot::Dead& dead : found->dead) {
     if (older != nullptr && dead.birth <= older->version) {
@@ -248,7 +275,8 @@ Status Map::apply_drop(ByteReader& in, std::vector<Extent>& freed) {
   return {};
 }
 
-// The current version lets go of an extent: it goes to the newest snapshot that sees it, or is free.
+// The current version lets go of an extent: it goes to the newest snapshot that sees it, or is
+// free.
 void Map::retire(const Chunk& chunk, std::vector<Extent>& freed) {
   if (chunk.sparse()) return;
   if (!snapshots_.empty() && chunk.birth <= snapshots_.back().version) {
@@ -266,11 +294,13 @@ Object& Map::own(std::shared_ptr<Object>& object) {
 }
 
 const Snapshot* Map::find_snapshot(std::string_view name) const {
-  const auto found = std::find_if(snapshots_.begin(), snapshots_.end(), [&](const Snapshot& each) { return each.name == name; });
+  const auto found = std::find_if(snapshots_.begin(), snapshots_.end(),
+                                  [&](const Snapshot& each) { return each.name == name; });
   return found == snapshots_.end() ? nullptr : &*found;
 }
 
-Status Map::image(size_t part_bytes, const std::function<Status(std::string_view items)>& part) const {
+Status Map::image(size_t part_bytes,
+                  const std::function<Status(std::string_view items)>& part) const {
   static const Table nothing;
   ImageWriter out(part_bytes, part);
   const Table* before = &nothing;
@@ -286,16 +316,19 @@ Status Map::image(size_t part_bytes, const std::function<Status(std::string_view
 }
 
 uint64_t Map::image_bound() const {
-  // An object costs a put (25 + key) or a remove in each table; an extent is written once, its going at most once more, each
-  // at worst in a run of its own (9); a snapshot costs its name.
+  // An object costs a put (25 + key) or a remove in each table; an extent is written once, its
+  // going at most once more, each at worst in a run of its own (9); a snapshot costs its name.
   const uint64_t objects = current_.size() + snapshot_objects_;
-  return 64 + snapshots_.size() * (kKeyMax + 32) + 2 * (key_bytes_ + snapshot_key_bytes_) + objects * 40 + extents_ * 2 * (kChunkRecordBytes + 9);
+  return 64 + snapshots_.size() * (kKeyMax + 32) + 2 * (key_bytes_ + snapshot_key_bytes_) +
+         objects * 40 + extents_ * 2 * (kChunkRecordBytes + 9);
 }
 
 uint64_t Map::memory_bytes() const {
   constexpr uint64_t per_object = 160;  // tree node, control block, Object
   uint64_t bytes = sizeof *this;
-  const auto add = [&bytes](const std::string& key, const Object& object) { bytes += per_object + key.capacity() + object.chunks.capacity() * sizeof(Chunk); };
+  const auto add = [&bytes](const std::string& key, const Object& object) {
+    bytes += per_object + key.capacity() + object.chunks.capacity() * sizeof(Chunk);
+  };
   for (const auto& [key, object] : current_) add(key, *object);
   const Table* later = &current_;
   for (auto snapshot = snapshots_.rbegin(); snapshot != snapshots_.rend(); ++snapshot) {

@@ -1,7 +1,9 @@
-// Map: which bytes every object has, now and in each snapshot: object -> chunks -> {place, CRC, birth version}.
+// Map: which bytes every object has, now and in each snapshot: object -> chunks -> {place, CRC,
+// birth version}.
 //
-// It changes only by items (grammar in docs/formats/local_store.md): the same parser applies a commit that was just made
-// durable, a record found in the journal and a part of an image. Not thread-safe: the store's mutex guards it.
+// It changes only by items (grammar in docs/formats/local_store.md): the same parser applies a
+// commit that was just made durable, a record found in the journal and a part of an image. Not
+// thread-safe: the store's mutex guards it.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +27,8 @@ struct Chunk {
   Version birth = 0;       // the commit that wrote it
   uint32_t crc = 0;        // of the stored bytes
   uint32_t stored = 0;     // bytes on disk, at the start of its extent
-  uint32_t valid = 0;      // of them, how many count (fewer after the object was cut); what follows reads as zeros
+  // of them, how many count (fewer after the object was cut); what follows reads as zeros
+  uint32_t valid = 0;
   uint32_t unused = 0;
 
   bool sparse() const { return place == kNowhere; }
@@ -48,7 +51,8 @@ struct Object {
 // commits, and their numbers are given again; so the checksums of all chunks are in it too.
 std::string tag_of(const Object& object);
 
-using Table = std::map<std::string, std::shared_ptr<Object>, std::less<>>;  // objects are shared between snapshots until they change
+// objects are shared between snapshots until they change
+using Table = std::map<std::string, std::shared_ptr<Object>, std::less<>>;
 
 struct Snapshot {
   struct Dead {
@@ -70,12 +74,21 @@ struct MapLimits {
   uint64_t slots_max = 0;  // chunks of all current objects together, sparse ones included
 };
 
-enum class ItemKind : uint8_t { version = 1, put = 2, chunks = 3, remove = 4, snapshot = 5, drop = 6 };
+enum class ItemKind : uint8_t {
+  version = 1,
+  put = 2,
+  chunks = 3,
+  remove = 4,
+  snapshot = 5,
+  drop = 6
+};
 
 // Writes items.
 void put_version(ByteWriter& out, Version version);
-void put_object(ByteWriter& out, std::string_view key, uint64_t bytes, uint32_t chunk_bytes, Version version);
-void put_chunks(ByteWriter& out, uint32_t first, std::span<const Chunk> chunks);  // of the object put last
+void put_object(ByteWriter& out, std::string_view key, uint64_t bytes, uint32_t chunk_bytes,
+                Version version);
+// of the object put last
+void put_chunks(ByteWriter& out, uint32_t first, std::span<const Chunk> chunks);
 void put_remove(ByteWriter& out, std::string_view key);
 void put_snapshot(ByteWriter& out, std::string_view name);
 void put_drop(ByteWriter& out, std::string_view name);
@@ -84,8 +97,9 @@ class Map {
  public:
   explicit Map(MapLimits limits) : limits_(std::move(limits)) {}
 
-  // Applies items in order. Extents that nothing names any more are appended to `freed`. An error (corruption) leaves it half
-  // applied: the map is then of no use. An object put last may get its chunks in the next call.
+  // Applies items in order. Extents that nothing names any more are appended to `freed`. An error
+  // (corruption) leaves it half applied: the map is then of no use. An object put last may get its
+  // chunks in the next call.
   Status apply(std::span<const std::byte> items, std::vector<Extent>& freed);
 
   Version version() const { return version_; }
@@ -116,10 +130,10 @@ class Map {
   Version version_ = 0;
   Table current_;
   std::vector<Snapshot> snapshots_;
-  std::string last_key_;        // the object put last
-  uint64_t slots_ = 0;          // chunks of the current objects
-  uint64_t extents_ = 0;        // named extents, dead ones included
-  uint64_t key_bytes_ = 0;      // of the current keys
+  std::string last_key_;    // the object put last
+  uint64_t slots_ = 0;      // chunks of the current objects
+  uint64_t extents_ = 0;    // named extents, dead ones included
+  uint64_t key_bytes_ = 0;  // of the current keys
   uint64_t snapshot_key_bytes_ = 0, snapshot_objects_ = 0;
 };
 

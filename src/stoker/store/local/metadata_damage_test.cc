@@ -23,15 +23,15 @@ constexpr uint64_t kObjects = 4;
 class MetadataDamage : public ::testing::TestWithParam<size_t> {
  protected:
   MetadataDamage() {
-    runtime_ = std::move(*RuntimeOwner::make(std::move(*SimEngine::make(disk_, 64)),
-        {.cpu_threads = 1}));
+    runtime_ =
+        std::move(*RuntimeOwner::make(std::move(*SimEngine::make(disk_, 64)), {.cpu_threads = 1}));
     for (size_t i = 0; i < GetParam(); ++i) names_.push_back("volume" + std::to_string(i));
     StoreOptions options;
     options.create = true;
     options.capacity_bytes = kMiB;
     options.chunk_bytes = 64 * kKiB;
     auto store = std::move(*open_local_store(names_, runtime_->runtime(), options,
-        {.files = false, .area_bytes = 10 * 4096}));
+                                             {.files = false, .area_bytes = 10 * 4096}));
     for (uint64_t i = 0; i < kObjects; ++i) {
       auto change = std::move(*store->begin());
       Bytes bytes = pattern(5000, i);
@@ -90,8 +90,8 @@ class MetadataDamage : public ::testing::TestWithParam<size_t> {
       const std::string& what = read.error().what;
       EXPECT_NE(what.find("'" + key(i) + "'"), std::string::npos) << what;
       EXPECT_TRUE(read.error().code == Code::io || read.error().code == Code::corruption) << what;
-      EXPECT_LT(cut_at, headers_[cut_volume].data_at + headers_[cut_volume].data_bytes) <<
-          "nothing of it was damaged: " << what;
+      EXPECT_LT(cut_at, headers_[cut_volume].data_at + headers_[cut_volume].data_bytes)
+          << "nothing of it was damaged: " << what;
     }
   }
   // The blocks that hold a header, or anything of a journal.
@@ -117,19 +117,21 @@ TEST_P(MetadataDamage, OfAnyBlockAndKindIsBorneByEveryReader) {
     for (const uint64_t at : places(volume)) {
       for (const Damage kind : kAll) {
         SCOPED_TRACE(std::string(kNames[static_cast<size_t>(kind)]) + " at " + std::to_string(at) +
-            " of volume " + std::to_string(volume));
+                     " of volume " + std::to_string(volume));
         ++tried;
         damage(volume, at, kind);
         const bool cut = kind == Damage::cut;
         const uint64_t cut_at = cut ? at : UINT64_MAX;
-        // With both headers or both copies of the journal gone there may be nothing to mend it by. It
-        // never passes for a store that has not got so far.
+        // With both headers or both copies of the journal gone there may be nothing to mend it by.
+        // It never passes for a store that has not got so far.
         const auto& head = headers_[volume];
         if (cut && (at == 0 || (names_.size() == 1 && at < head.journal_at[1]))) {
           for (const bool read_only : {true, false}) {
             const auto store = open(read_only);
-            if (store) expect_all(**store, volume, cut_at);
-            else ++refused;
+            if (store)
+              expect_all(**store, volume, cut_at);
+            else
+              ++refused;
           }
           undo();
           continue;
@@ -182,7 +184,7 @@ TEST_P(MetadataDamage, OfTheSameBlockInBothCopiesIsCorruptionAndNeverANewStore) 
     options.create = true;
     options.capacity_bytes = kMiB;
     const auto store = open_local_store(names_, runtime_->runtime(), options,
-        {.files = false, .area_bytes = 10 * 4096});
+                                        {.files = false, .area_bytes = 10 * 4096});
     EXPECT_FALSE(store);
     undo();
     EXPECT_OK(open(true));
@@ -203,10 +205,10 @@ TEST_P(MetadataDamage, AnUnreadableChunkIsNamedAndEverythingElseReads) {
     if (read) continue;
     ++lost;
     EXPECT_EQ(read.error().code, Code::io);
-    EXPECT_NE(read.error().what.find("chunk 0 of '" + key(i) + "'"), std::string::npos) <<
-        read.error().what;
-    EXPECT_NE(read.error().what.find("'" + names_[0] + "'"), std::string::npos) <<
-        read.error().what;
+    EXPECT_NE(read.error().what.find("chunk 0 of '" + key(i) + "'"), std::string::npos)
+        << read.error().what;
+    EXPECT_NE(read.error().what.find("'" + names_[0] + "'"), std::string::npos)
+        << read.error().what;
   }
   EXPECT_GT(lost, 0U);
   const auto report = fsck();

@@ -1,5 +1,5 @@
-// LocalStore: parts of chunks. The worker reads and verifies the old chunk once, lays the parts over it in memory, and writes it
-// to a fresh extent when the chunk is sealed.
+// LocalStore: parts of chunks. The worker reads and verifies the old chunk once, lays the parts
+// over it in memory, and writes it to a fresh extent when the chunk is sealed.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -18,9 +18,10 @@ constexpr size_t kOpenPartials = 4;  // of a transaction: each holds a chunk in 
 // With the mutex. `promise` is taken when the status is good, and completes when `from` was copied;
 // else nothing has changed.
 Status LocalStore::write_partial(const StatePtr& state, StagedObject& object, std::string_view key,
-    uint32_t index, uint32_t at, Slice from, Promise<void>& promise) {
+                                 uint32_t index, uint32_t at, Slice from, Promise<void>& promise) {
   auto& place = object.chunks[index];
-  const bool open = place && place->partial && !place->partial->sealed && at + from.size <= place->partial->bytes;
+  const bool open =
+      place && place->partial && !place->partial->sealed && at + from.size <= place->partial->bytes;
   if (!open) {
     auto node = std::make_shared<StagedChunk>();
     node->partial = std::make_unique<Partial>();
@@ -29,7 +30,8 @@ Status LocalStore::write_partial(const StatePtr& state, StagedObject& object, st
     partial.index = index;
     partial.bytes = object.length_of(index);
     ByVolume given{};
-    const auto extent = allocate(object, partial.bytes, object.bytes - object.chunk_at(index), given);
+    const auto extent =
+        allocate(object, partial.bytes, object.bytes - object.chunk_at(index), given);
     if (!extent) {
       if (!place) object.chunks.erase(index);
       return extent.error();
@@ -53,9 +55,9 @@ Status LocalStore::write_partial(const StatePtr& state, StagedObject& object, st
   return {};
 }
 
-// With the mutex. The oldest open partials go to disk: all but a few, which take at most half of what
-// the budget would have left without them.
-// Reads and writes of others need memory too. (The budget is a hard cap: used <= cap.)
+// With the mutex. The oldest open partials go to disk: all but a few, which take at most half of
+// what the budget would have left without them. Reads and writes of others need memory too. (The
+// budget is a hard cap: used <= cap.)
 void LocalStore::seal_some(const StatePtr& state) {
   auto& open = state->partials;
   uint64_t bytes = 0, granted = 0;
@@ -107,12 +109,14 @@ void LocalStore::work_on(const StatePtr& state, const std::shared_ptr<StagedChun
   end_partial(state, node, status);
 }
 
-// True: the staged chunk under this one is still being written; the worker comes back when it is done.
+// True: the staged chunk under this one is still being written; the worker comes back when it is
+// done.
 bool LocalStore::wait_for_base(const StatePtr& state, const std::shared_ptr<StagedChunk>& node) {
   std::lock_guard lock(mutex_);
   const auto& base = node->partial->base_node;
   if (node->partial->loaded || !base || base->state != StagedChunk::State::pending) return false;
-  base->waiters.push_back([this, state, node] { worker_.run([this, state, node] { work_on(state, node); }); });
+  base->waiters.push_back(
+      [this, state, node] { worker_.run([this, state, node] { work_on(state, node); }); });
   return true;
 }
 
@@ -129,7 +133,8 @@ Status LocalStore::lay_over(StagedChunk& node) {
   Status status;
   if (needed && !partial.loaded) status = load_partial(partial);
   for (Partial::Patch& patch : patches) {
-    if (needed && status) std::memcpy(partial.buffer.data() + patch.at, patch.from.data, patch.from.size);
+    if (needed && status)
+      std::memcpy(partial.buffer.data() + patch.at, patch.from.data, patch.from.size);
     patch.promise.complete(status);
   }
   return status;
@@ -140,12 +145,17 @@ Status LocalStore::load_partial(Partial& partial) {
   {
     std::lock_guard lock(mutex_);
     if (partial.base_node) {
-      if (partial.base_node->state == StagedChunk::State::failed) return make_error(Code::io, "chunk " + std::to_string(partial.index) + " of '" + partial.key + "' could not be written before", kWhere);
+      if (partial.base_node->state == StagedChunk::State::failed)
+        return make_error(Code::io,
+                          "chunk " + std::to_string(partial.index) + " of '" + partial.key +
+                              "' could not be written before",
+                          kWhere);
       base = partial.base_node->chunk;
     }
   }
   const size_t bytes = align_up(std::max(partial.bytes, base.sparse() ? 0 : base.stored), kBlock);
-  STOKER_ASSIGN(partial.grant, runtime_.budget.take(bytes, "writing a part of a chunk of '" + partial.key + "'"));
+  STOKER_ASSIGN(partial.grant,
+                runtime_.budget.take(bytes, "writing a part of a chunk of '" + partial.key + "'"));
   partial.buffer = AlignedBytes(bytes);
   if (base.sparse()) {
     std::memset(partial.buffer.data(), 0, bytes);
@@ -165,20 +175,26 @@ Status LocalStore::write_out(StagedChunk& node) {
   const Extent extent = node.chunk.extent();
   const size_t volume = volume_of(extent.place), bytes = extent.blocks * kBlock;
   IoBatch batch(runtime_.loop, Priority::write_back);
-  batch.write(volumes_[volume].file.id, block_of(extent.place) * kBlock, partial.buffer.slice().sub(0, bytes));
+  batch.write(volumes_[volume].file.id, block_of(extent.place) * kBlock,
+              partial.buffer.slice().sub(0, bytes));
   loads_[volume].begin(bytes);
   const Clock& clock = runtime_.loop.clock();
   const uint64_t from_ns = clock.now_ns();
   const Status status = batch.run();
-  if (status) loads_[volume].end(bytes, from_ns, clock.now_ns(), false);
-  else loads_[volume].take_back(bytes);
-  if (!status) return status.error().with("writing chunk " + std::to_string(partial.index) + " of '" + partial.key + "'");
+  if (status)
+    loads_[volume].end(bytes, from_ns, clock.now_ns(), false);
+  else
+    loads_[volume].take_back(bytes);
+  if (!status)
+    return status.error().with("writing chunk " + std::to_string(partial.index) + " of '" +
+                               partial.key + "'");
   std::lock_guard lock(mutex_);
   node.chunk.crc = crc;
   return {};
 }
 
-void LocalStore::end_partial(const StatePtr& state, const std::shared_ptr<StagedChunk>& node, const Status& status) {
+void LocalStore::end_partial(const StatePtr& state, const std::shared_ptr<StagedChunk>& node,
+                             const Status& status) {
   Jobs run;
   std::vector<Partial::Patch> late;
   {

@@ -1,4 +1,5 @@
-// LocalStore: reads. Look up and pin under the mutex, transfer, verify on the pool what has come while the rest is on its way, unpin.
+// LocalStore: reads. Look up and pin under the mutex, transfer, verify on the pool what has come
+// while the rest is on its way, unpin.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -20,7 +21,9 @@ Error not_found(std::string_view key, std::string_view snapshot) {
 Result<const Table*> table_of(const Map& map, std::string_view snapshot) {
   if (snapshot.empty()) return &map.current();
   const Snapshot* found = map.find_snapshot(snapshot);
-  if (found == nullptr) return make_error(Code::not_found, "there is no snapshot '" + std::string(snapshot) + "'", kWhere);
+  if (found == nullptr)
+    return make_error(Code::not_found, "there is no snapshot '" + std::string(snapshot) + "'",
+                      kWhere);
   return &found->table;
 }
 
@@ -38,20 +41,28 @@ Result<ObjectInfo> LocalStore::stat(std::string_view key, std::string_view snaps
   return describe(found->first, *found->second);
 }
 
-Result<std::vector<ObjectInfo>> LocalStore::list(std::string_view prefix, std::string_view snapshot) {
+Result<std::vector<ObjectInfo>> LocalStore::list(std::string_view prefix,
+                                                 std::string_view snapshot) {
   std::lock_guard lock(mutex_);
   STOKER_ASSIGN(const Table* table, table_of(*map_, snapshot));
   std::vector<ObjectInfo> objects;
-  for (auto at = table->lower_bound(prefix); at != table->end() && at->first.starts_with(prefix); ++at) objects.push_back(describe(at->first, *at->second));
+  for (auto at = table->lower_bound(prefix); at != table->end() && at->first.starts_with(prefix);
+       ++at)
+    objects.push_back(describe(at->first, *at->second));
   return objects;
 }
 
-Future<void> LocalStore::read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) {
+Future<void> LocalStore::read(std::string_view key, uint64_t offset, Slice into,
+                              ReadOptions options) {
   return start_read(nullptr, key, offset, into, options);
 }
 
-Future<void> LocalStore::start_read(StatePtr state, std::string_view key, uint64_t offset, Slice into, const ReadOptions& options) {
-  if (state && !options.snapshot.empty()) return make_error(Code::invalid_argument, "a transaction reads its own bytes, not a snapshot: read that from the store", kWhere);
+Future<void> LocalStore::start_read(StatePtr state, std::string_view key, uint64_t offset,
+                                    Slice into, const ReadOptions& options) {
+  if (state && !options.snapshot.empty())
+    return make_error(Code::invalid_argument,
+                      "a transaction reads its own bytes, not a snapshot: read that from the store",
+                      kWhere);
   auto transfer = transfers_.take();
   transfer->key = key;
   transfer->priority = options.priority;
@@ -62,13 +73,18 @@ Future<void> LocalStore::start_read(StatePtr state, std::string_view key, uint64
 }
 
 // Where it meets a staged chunk that is still being written it begins anew once that is done.
-void LocalStore::try_read(std::unique_ptr<Transfer> transfer, StatePtr state, std::string snapshot, uint64_t offset, Slice into) {
+void LocalStore::try_read(std::unique_ptr<Transfer> transfer, StatePtr state, std::string snapshot,
+                          uint64_t offset, Slice into) {
   Lock lock(mutex_);
   auto waits_for = gather(*transfer, state, snapshot, offset, into);
   if (waits_for && *waits_for != nullptr) {
     transfer->pieces.clear();
     auto shared = std::make_shared<std::unique_ptr<Transfer>>(std::move(transfer));
-    (*waits_for)->waiters.push_back([this, shared, state = std::move(state), snapshot = std::move(snapshot), offset, into] { try_read(std::move(*shared), state, snapshot, offset, into); });
+    (*waits_for)
+        ->waiters.push_back(
+            [this, shared, state = std::move(state), snapshot = std::move(snapshot), offset, into] {
+              try_read(std::move(*shared), state, snapshot, offset, into);
+            });
     return;
   }
   if (!waits_for) {
@@ -94,27 +110,40 @@ void LocalStore::try_read(std::unique_ptr<Transfer> transfer, StatePtr state, st
 }
 
 // The pieces of the read; or the staged chunk it must wait for; or why it cannot be.
-Result<std::shared_ptr<StagedChunk>> LocalStore::gather(Transfer& transfer, const StatePtr& state, std::string_view snapshot, uint64_t offset, Slice into) {
+Result<std::shared_ptr<StagedChunk>> LocalStore::gather(Transfer& transfer, const StatePtr& state,
+                                                        std::string_view snapshot, uint64_t offset,
+                                                        Slice into) {
   using Phase = TransactionState::Phase;
   const StagedObject* staged = nullptr;
-  if (state && state->phase == Phase::failed) return make_error(Code::cancelled, "the transaction's commit failed: its bytes are gone", kWhere);
-  if (state && state->phase == Phase::abandoned) return make_error(Code::cancelled, "the transaction was abandoned before it could be read", kWhere);
+  if (state && state->phase == Phase::failed)
+    return make_error(Code::cancelled, "the transaction's commit failed: its bytes are gone",
+                      kWhere);
+  if (state && state->phase == Phase::abandoned)
+    return make_error(Code::cancelled, "the transaction was abandoned before it could be read",
+                      kWhere);
   if (state && state->phase != Phase::committed) {
-    if (const auto own = state->objects.find(transfer.key); own != state->objects.end()) staged = &own->second;
+    if (const auto own = state->objects.find(transfer.key); own != state->objects.end())
+      staged = &own->second;
   }
   STOKER_ASSIGN(const Table* table, table_of(*map_, snapshot));
   const auto found = table->find(transfer.key);
-  if (staged != nullptr ? staged->removed : found == table->end()) return not_found(transfer.key, snapshot);
+  if (staged != nullptr ? staged->removed : found == table->end())
+    return not_found(transfer.key, snapshot);
   const uint64_t bytes = staged != nullptr ? staged->bytes : found->second->bytes;
   const uint32_t chunk_bytes = staged != nullptr ? staged->chunk_bytes : found->second->chunk_bytes;
   if (offset > bytes || into.size > bytes - offset) {
-    return make_error(Code::invalid_argument, "reading " + std::to_string(into.size) + " bytes at " + std::to_string(offset) + " of '" + transfer.key + "', which has " + std::to_string(bytes), kWhere);
+    return make_error(Code::invalid_argument,
+                      "reading " + std::to_string(into.size) + " bytes at " +
+                          std::to_string(offset) + " of '" + transfer.key + "', which has " +
+                          std::to_string(bytes),
+                      kWhere);
   }
   for (size_t moved = 0; moved < into.size;) {
     Piece piece;
     piece.index = static_cast<uint32_t>((offset + moved) / chunk_bytes);
     piece.from = static_cast<uint32_t>((offset + moved) % chunk_bytes);
-    piece.to = static_cast<uint32_t>(std::min<uint64_t>(chunk_bytes, piece.from + (into.size - moved)));
+    piece.to =
+        static_cast<uint32_t>(std::min<uint64_t>(chunk_bytes, piece.from + (into.size - moved)));
     piece.memory = into.sub(moved, piece.to - piece.from);
     moved += piece.to - piece.from;
     if (staged == nullptr) {
@@ -149,7 +178,8 @@ Status LocalStore::prepare_read(Transfer& transfer) {
     scratch += align_up(in_scratch, kBlock);
   }
   if (scratch > 0) {
-    STOKER_ASSIGN(transfer.grant, runtime_.budget.take(scratch, "reading a part of a chunk of '" + transfer.key + "'"));
+    STOKER_ASSIGN(transfer.grant, runtime_.budget.take(scratch, "reading a part of a chunk of '" +
+                                                                    transfer.key + "'"));
     if (transfer.scratch.size() < scratch) transfer.scratch = AlignedBytes(scratch);
   }
   for (size_t i = 0; i < transfer.pieces.size(); ++i) {
@@ -160,18 +190,24 @@ Status LocalStore::prepare_read(Transfer& transfer) {
     const uint64_t at = block_of(chunk.place) * kBlock;
     const size_t straight = piece.direct ? align_down(chunk.stored, kBlock) : 0;
     const FileId file = volumes_[volume].file.id;
-    if (straight > 0) transfer.add(Op::Kind::read, file, volume, at, piece.memory.sub(0, straight), i);
+    if (straight > 0)
+      transfer.add(Op::Kind::read, file, volume, at, piece.memory.sub(0, straight), i);
     if (straight < chunk.stored) {
-      transfer.add(Op::Kind::read, file, volume, at + straight, transfer.scratch.slice().sub(piece.scratch, align_up(chunk.stored - straight, kBlock)), i);
+      transfer.add(
+          Op::Kind::read, file, volume, at + straight,
+          transfer.scratch.slice().sub(piece.scratch, align_up(chunk.stored - straight, kBlock)),
+          i);
     }
   }
   return {};
 }
 
-// On the pool, for several pieces of a transfer at a time: checks the whole stored chunk, then completes the caller's bytes.
+// On the pool, for several pieces of a transfer at a time: checks the whole stored chunk, then
+// completes the caller's bytes.
 void LocalStore::verify(Transfer& transfer, const Piece& piece, void* /*store*/) {
   const Chunk& chunk = piece.chunk;
-  const std::byte* const scratch = piece.scratch == SIZE_MAX ? nullptr : transfer.scratch.data() + piece.scratch;
+  const std::byte* const scratch =
+      piece.scratch == SIZE_MAX ? nullptr : transfer.scratch.data() + piece.scratch;
   const size_t straight = piece.direct ? align_down(chunk.stored, kBlock) : 0;
   const size_t behind = chunk.stored - straight;
   uint32_t crc = crc32c(piece.memory.data, straight);
@@ -188,14 +224,18 @@ void LocalStore::verify(Transfer& transfer, const Piece& piece, void* /*store*/)
   }
 }
 
-// All pieces came and were verified, or an op failed. On the pool, or the caller's thread if nothing was read.
+// All pieces came and were verified, or an op failed. On the pool, or the caller's thread if
+// nothing was read.
 void LocalStore::read_done(Transfer& transfer, void* store) {
   auto& self = *static_cast<LocalStore*>(store);
   std::unique_ptr<Transfer> owned(&transfer);
   Status status = transfer.status();
   const Piece* const bad = transfer.first_bad();
   if (status && bad != nullptr) status = self.corrupt(transfer.key, bad->index, bad->chunk);
-  if (status) STOKER_CHECK(std::all_of(transfer.pieces.begin(), transfer.pieces.end(), [](const Piece& piece) { return piece.to_come == 0; }));  // all were verified
+  // all were verified
+  if (status)
+    STOKER_CHECK(std::all_of(transfer.pieces.begin(), transfer.pieces.end(),
+                             [](const Piece& piece) { return piece.to_come == 0; }));
   Promise<void> promise = std::move(transfer.promise);
   const uint64_t epoch = transfer.epoch;
   if (!status) {
@@ -209,26 +249,40 @@ void LocalStore::read_done(Transfer& transfer, void* store) {
   if (--self.in_flight_ == 0) self.idle_.notify_all();
 }
 
-// Not under the mutex. The chunk's bytes are lost; a snapshot may still have those from before they were written.
+// Not under the mutex. The chunk's bytes are lost; a snapshot may still have those from before they
+// were written.
 Error LocalStore::corrupt(std::string_view key, uint32_t index, const Chunk& chunk) const {
   std::string older;
   {
     std::lock_guard lock(mutex_);
     for (const Snapshot& snapshot : map_->snapshots()) {  // the newest such one is the last
       const auto found = snapshot.table.find(key);
-      if (found != snapshot.table.end() && (index >= found->second->chunks.size() || found->second->chunks[index].place != chunk.place)) older = snapshot.name;
+      if (found != snapshot.table.end() && (index >= found->second->chunks.size() ||
+                                            found->second->chunks[index].place != chunk.place))
+        older = snapshot.name;
     }
   }
-  const std::string rest = older.empty() ? "no snapshot has an earlier form of it, so restore the store from a copy or write the object anew" : "snapshot '" + older + "' has an earlier form of it";
-  return make_error(Code::corruption, "chunk " + std::to_string(index) + " of '" + std::string(key) + "' differs from its checksum (volume " + std::to_string(volume_of(chunk.place)) +
-                    ", byte " + std::to_string(block_of(chunk.place) * kBlock) + "): its bytes on disk are damaged. `stoker fsck` tells all that is; " + rest, kWhere);
+  const std::string rest = older.empty() ? "no snapshot has an earlier form of it, so restore the "
+                                           "store from a copy or write the object anew"
+                                         : "snapshot '" + older + "' has an earlier form of it";
+  return make_error(
+      Code::corruption,
+      "chunk " + std::to_string(index) + " of '" + std::string(key) +
+          "' differs from its checksum (volume " + std::to_string(volume_of(chunk.place)) +
+          ", byte " + std::to_string(block_of(chunk.place) * kBlock) +
+          "): its bytes on disk are damaged. `stoker fsck` tells all that is; " + rest,
+      kWhere);
 }
 
 // A whole chunk, verified; what follows the valid bytes is zero. For the worker: it waits.
-Status LocalStore::read_chunk(std::string_view key, uint32_t index, const Chunk& chunk, Slice into) {
+Status LocalStore::read_chunk(std::string_view key, uint32_t index, const Chunk& chunk,
+                              Slice into) {
   IoBatch batch(runtime_.loop, Priority::write_back);
-  batch.read(volumes_[volume_of(chunk.place)].file.id, block_of(chunk.place) * kBlock, into.sub(0, align_up(chunk.stored, kBlock)));
-  if (const Status status = batch.run(); !status) return status.error().with("reading chunk " + std::to_string(index) + " of '" + std::string(key) + "'");
+  batch.read(volumes_[volume_of(chunk.place)].file.id, block_of(chunk.place) * kBlock,
+             into.sub(0, align_up(chunk.stored, kBlock)));
+  if (const Status status = batch.run(); !status)
+    return status.error().with("reading chunk " + std::to_string(index) + " of '" +
+                               std::string(key) + "'");
   if (crc32c(into.data, chunk.stored) != chunk.crc) return corrupt(key, index, chunk);
   std::memset(into.data + chunk.valid, 0, into.size - chunk.valid);
   return {};

@@ -1,4 +1,5 @@
-// Reads of which a test decides when which op ends: each chunk is verified once its bytes have come, whatever has not come yet.
+// Reads of which a test decides when which op ends: each chunk is verified once its bytes have
+// come, whatever has not come yet.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,7 +19,8 @@ namespace {
 
 constexpr size_t kChunk = 64 * kKiB;
 constexpr size_t kBytes = 3 * kChunk + 8192 + 100;  // of the object "x"
-constexpr size_t kFrom = 4096;                      // where reads of it begin, so that chunk 0 comes by way of scratch memory
+// where reads of it begin, so that chunk 0 comes by way of scratch memory
+constexpr size_t kFrom = 4096;
 constexpr FileId kVolume = 0;
 
 class LocalReadTest : public ::testing::Test {
@@ -30,18 +32,21 @@ class LocalReadTest : public ::testing::Test {
     runtime_.reset();
   }
   void open(const RuntimeOptions& runtime_options) {
-    runtime_ = std::move(*RuntimeOwner::make(std::make_unique<HeldEngine>(64, disks_), runtime_options));
+    runtime_ =
+        std::move(*RuntimeOwner::make(std::make_unique<HeldEngine>(64, disks_), runtime_options));
     StoreOptions options;
     options.create = true;
     options.capacity_bytes = 8 * kMiB;
     options.chunk_bytes = kChunk;
     options.objects_max = 64;
-    store_ = std::move(*open_local_store({"volume"}, runtime_->runtime(), options, {.files = false}));
+    store_ =
+        std::move(*open_local_store({"volume"}, runtime_->runtime(), options, {.files = false}));
     other_ = runtime_->loop().open({.path = "other"})->id;
     // Chunk 2 is written anew, so that it lies elsewhere: five ops read the whole object.
     content_ = pattern(kBytes, 1);
     write(0, kBytes);
-    Bytes again = pattern(kChunk, uint64_t{1} << 40);  // of a seed close by it would be the same words, moved
+    // of a seed close by it would be the same words, moved
+    Bytes again = pattern(kChunk, uint64_t{1} << 40);
     std::copy(again.begin(), again.end(), content_.begin() + 2 * kChunk);
     write(2 * kChunk, kChunk);
   }
@@ -71,11 +76,15 @@ class LocalReadTest : public ::testing::Test {
     EXPECT_EQ(ops_.size(), kOps);
     return future;
   }
-  bool holds(size_t from, size_t to) const { return std::memcmp(into_.data() + from, content_.data() + kFrom + from, to - from) == 0; }
-  bool untouched(size_t from, size_t to) const {
-    return std::all_of(into_.data() + from, into_.data() + to, [](std::byte byte) { return byte == std::byte{0x5A}; });
+  bool holds(size_t from, size_t to) const {
+    return std::memcmp(into_.data() + from, content_.data() + kFrom + from, to - from) == 0;
   }
-  // What ended before has been through the Loop's thread, and what that gave to the pool, which has one thread, is done.
+  bool untouched(size_t from, size_t to) const {
+    return std::all_of(into_.data() + from, into_.data() + to,
+                       [](std::byte byte) { return byte == std::byte{0x5A}; });
+  }
+  // What ended before has been through the Loop's thread, and what that gave to the pool, which has
+  // one thread, is done.
   void settle() {
     struct Marker {
       Op op;
@@ -95,7 +104,8 @@ class LocalReadTest : public ::testing::Test {
     ASSERT_OK(future.wait());
   }
 
-  // Chunk 0, by way of scratch; chunk 1; chunk 2; the whole blocks of chunk 3; its last block, by way of scratch.
+  // Chunk 0, by way of scratch; chunk 1; chunk 2; the whole blocks of chunk 3; its last block, by
+  // way of scratch.
   static constexpr size_t kOps = 5;
   std::shared_ptr<HeldEngine::Disks> disks_ = std::make_shared<HeldEngine::Disks>();
   std::unique_ptr<RuntimeOwner> runtime_;
@@ -141,7 +151,8 @@ TEST_F(LocalReadTest, AnyOrderOfItsOpsGivesTheBytesOrNamesTheDamage) {
         ASSERT_TRUE(holds(0, kBytes - kFrom));
       } else {
         ASSERT_EQ(code_of(status), Code::corruption);
-        ASSERT_NE(status.error().what.find("chunk 2 of 'x'"), std::string::npos) << status.error().what;
+        ASSERT_NE(status.error().what.find("chunk 2 of 'x'"), std::string::npos)
+            << status.error().what;
       }
     } while (std::next_permutation(order.begin(), order.end()));
   }
@@ -153,7 +164,8 @@ TEST_F(LocalReadTest, TheFirstDamagedChunkIsNamedWhicheverWasFoundFirst) {
   const auto future = read();
   for (const size_t op : {2, 1, 0, 3, 4}) disks_->let_one_go(ops_[op]);
   EXPECT_EQ(code_of(future.wait()), Code::corruption);
-  EXPECT_NE(future.wait().error().what.find("chunk 1 of 'x'"), std::string::npos) << future.wait().error().what;
+  EXPECT_NE(future.wait().error().what.find("chunk 1 of 'x'"), std::string::npos)
+      << future.wait().error().what;
 }
 
 TEST_F(LocalReadTest, AnErrorOfTheDiskComesBeforeDamageAndWhatLacksAPartIsNotLookedAt) {
@@ -165,7 +177,8 @@ TEST_F(LocalReadTest, AnErrorOfTheDiskComesBeforeDamageAndWhatLacksAPartIsNotLoo
   disks_->let_one_go(ops_[4], EIO);
   EXPECT_EQ(code_of(future.wait()), Code::io);
   EXPECT_EQ(future.wait().error().sys_errno, EIO);
-  EXPECT_NE(future.wait().error().what.find("reading chunk 3 of 'x'"), std::string::npos) << future.wait().error().what;
+  EXPECT_NE(future.wait().error().what.find("reading chunk 3 of 'x'"), std::string::npos)
+      << future.wait().error().what;
   EXPECT_TRUE(untouched(3 * kChunk + 8192 - kFrom, kBytes - kFrom));
 }
 
@@ -175,10 +188,12 @@ TEST_F(LocalReadTest, NothingIsTouchedOnceADiskWasGivenUpAndTheReadHasFailed) {
   disks_ = std::make_shared<HeldEngine::Disks>();
   open({.cpu_threads = 1, .stall_seconds = 1});
   const auto future = read();
-  for (const size_t op : {0, 1, 3}) disks_->let_one_go(ops_[op]);  // of chunk 3 a part, of chunk 2 nothing
+  // of chunk 3 a part, of chunk 2 nothing
+  for (const size_t op : {0, 1, 3}) disks_->let_one_go(ops_[op]);
   EXPECT_EQ(code_of(future.wait()), Code::io);
   EXPECT_EQ(future.wait().error().sys_errno, ETIMEDOUT);
-  EXPECT_NE(future.wait().error().what.find("reading chunk 2 of 'x'"), std::string::npos) << future.wait().error().what;
+  EXPECT_NE(future.wait().error().what.find("reading chunk 2 of 'x'"), std::string::npos)
+      << future.wait().error().what;
   const size_t last_block = 3 * kChunk + 8192 - kFrom;
   disks_->let_go();  // the late ones land: in memory that is kept for them
   settle();

@@ -12,8 +12,8 @@ namespace {
 
 constexpr uint64_t kGrantStep = 64 * kKiB;
 
-// A store that is not finished gets its first generation between "making" and "ready": whatever a crash leaves, one of the two is
-// true of it.
+// A store that is not finished gets its first generation between "making" and "ready": whatever a
+// crash leaves, one of the two is true of it.
 Status finish_making(VolumeSet& volumes, Journal& journal, const Map& map) {
   const uint32_t opened = journal.next_number();
   STOKER_TRY(volumes.write_headers(VolumeState::making, opened, 0));
@@ -25,7 +25,9 @@ Status finish_making(VolumeSet& volumes, Journal& journal, const Map& map) {
 
 }  // namespace
 
-Result<std::unique_ptr<Store>> LocalStore::open(std::vector<std::string> paths, const Runtime& runtime, const StoreOptions& options, const LocalOptions& local) {
+Result<std::unique_ptr<Store>> LocalStore::open(std::vector<std::string> paths,
+                                                const Runtime& runtime, const StoreOptions& options,
+                                                const LocalOptions& local) {
   STOKER_ASSIGN(VolumeSet volumes, VolumeSet::open(paths, runtime.loop, options, local));
   Journal journal(runtime.loop, volumes);
   std::unique_ptr<Map> map;
@@ -41,23 +43,29 @@ Result<std::unique_ptr<Store>> LocalStore::open(std::vector<std::string> paths, 
       // what of it is not of then differs from its checksum
       log().warn("{}", same.error().message());
     }
-    for (const std::string& note : journal.mended()) log().info("the store '{}': {}", paths[0], note);
+    for (const std::string& note : journal.mended())
+      log().info("the store '{}': {}", paths[0], note);
   }
   Allocator allocator(map->limits());
-  if (const Status status = allocator.take_all(*map); !status) return opening_error(status.error(), paths[0]);
+  if (const Status status = allocator.take_all(*map); !status)
+    return opening_error(status.error(), paths[0]);
   if (!options.read_only && !volumes.fresh()) {
     STOKER_TRY(volumes.restore_sizes());
     STOKER_TRY(journal.sync());
     STOKER_TRY(volumes.write_headers(VolumeState::ready, journal.next_number(), journal.number()));
-    // From here on no bytes of an older generation can come back, whatever the crash before left in the areas.
+    // From here on no bytes of an older generation can come back, whatever the crash before left in
+    // the areas.
     STOKER_TRY(journal.begin(*map));
   }
-  std::unique_ptr<LocalStore> store(new LocalStore(runtime, std::move(volumes), std::move(map), std::move(allocator), std::move(journal), options));
+  std::unique_ptr<LocalStore> store(new LocalStore(runtime, std::move(volumes), std::move(map),
+                                                   std::move(allocator), std::move(journal),
+                                                   options));
   STOKER_TRY(store->charge_map(0));  // what was recovered
   return std::unique_ptr<Store>(std::move(store));
 }
 
-LocalStore::LocalStore(const Runtime& runtime, VolumeSet volumes, std::unique_ptr<Map> map, Allocator allocator, Journal journal, const StoreOptions& options)
+LocalStore::LocalStore(const Runtime& runtime, VolumeSet volumes, std::unique_ptr<Map> map,
+                       Allocator allocator, Journal journal, const StoreOptions& options)
     : runtime_(runtime),
       volumes_(std::move(volumes)),
       read_only_option_(options.read_only),
@@ -91,7 +99,8 @@ Status LocalStore::charge_map(uint64_t bytes) {
 
 std::string LocalStore::composition() const {
   std::string text = "local:";
-  for (const Volume& volume : volumes_.all()) text += (volume.header.index == 0 ? "" : ",") + volume.path;
+  for (const Volume& volume : volumes_.all())
+    text += (volume.header.index == 0 ? "" : ",") + volume.path;
   return text;
 }
 
@@ -106,12 +115,15 @@ StoreInfo LocalStore::info() const {
   info.map_bytes = map_->memory_bytes();
   if (read_only_option_) info.read_only = "it was opened to read only";
   if (poisoned_) info.read_only = poisoned_->what;
-  for (const Snapshot& snapshot : map_->snapshots()) info.snapshots.push_back({snapshot.name, snapshot.version});
+  for (const Snapshot& snapshot : map_->snapshots())
+    info.snapshots.push_back({snapshot.name, snapshot.version});
   for (size_t volume = 0; volume < volumes_.size(); ++volume) {
     const VolumeLoad& load = loads_[volume];
     const uint64_t free_bytes = free_blocks(volume) * kBlock;
     info.used_bytes -= free_bytes;
-    info.volumes.push_back({volumes_[volume].path, load.read_bytes(), load.written_bytes(), load.bytes_per_second(), volumes_[volume].header.data_bytes, free_bytes, load.refused_bytes()});
+    info.volumes.push_back({volumes_[volume].path, load.read_bytes(), load.written_bytes(),
+                            load.bytes_per_second(), volumes_[volume].header.data_bytes, free_bytes,
+                            load.refused_bytes()});
   }
   return info;
 }
@@ -120,7 +132,9 @@ StoreInfo LocalStore::info() const {
 
 namespace stoker {
 
-Result<std::unique_ptr<Store>> open_local_store(std::vector<std::string> volumes, const Runtime& runtime, const StoreOptions& options, const LocalOptions& local) {
+Result<std::unique_ptr<Store>> open_local_store(std::vector<std::string> volumes,
+                                                const Runtime& runtime, const StoreOptions& options,
+                                                const LocalOptions& local) {
   return local::LocalStore::open(std::move(volumes), runtime, options, local);
 }
 

@@ -4,12 +4,15 @@
 
 namespace stoker::local {
 
-void Transfer::add(Op::Kind kind, FileId file, size_t volume, uint64_t offset, Slice bytes, size_t piece) {
+void Transfer::add(Op::Kind kind, FileId file, size_t volume, uint64_t offset, Slice bytes,
+                   size_t piece) {
   const size_t join_max = kind == Op::Kind::read ? kJoinRead : kJoinWrite;
   if (!parts_.empty()) {
     Part& last = parts_.back();
-    const bool goes_on = last.kind == kind && last.file == file && last.offset + last.bytes.size == offset && last.bytes.data + last.bytes.size == bytes.data &&
-                         last.bytes.arena == bytes.arena && last.bytes.size + bytes.size <= join_max;
+    const bool goes_on =
+        last.kind == kind && last.file == file && last.offset + last.bytes.size == offset &&
+        last.bytes.data + last.bytes.size == bytes.data && last.bytes.arena == bytes.arena &&
+        last.bytes.size + bytes.size <= join_max;
     if (goes_on) {
       last.bytes.size += bytes.size;
       if (std::exchange(last.last, piece) != piece) ++pieces[piece].to_come;
@@ -52,7 +55,8 @@ void Transfer::op_done(Op& op) noexcept {
   const auto& part = static_cast<const Part&>(op);
   VolumeLoad& load = self.loads_[part.volume];
   if (op.result) {
-    load.end(op.bytes.size, op.queued_ns, self.clock_->now_ns(), op.kind == Op::Kind::read);  // queued_ns: when the engine got it
+    // queued_ns: when the engine got it
+    load.end(op.bytes.size, op.queued_ns, self.clock_->now_ns(), op.kind == Op::Kind::read);
   } else {
     load.take_back(op.bytes.size);
   }
@@ -60,12 +64,14 @@ void Transfer::op_done(Op& op) noexcept {
   self.pool_->run([&self, &part] { self.came(part); });
 }
 
-// On the pool. The ops of one piece may come here at the same time; a piece of which one failed is never complete.
+// On the pool. The ops of one piece may come here at the same time; a piece of which one failed is
+// never complete.
 void Transfer::came(const Part& part) {
   if (part.result) {
     for (size_t i = part.first; i <= part.last; ++i) {
       const bool here = !pieces[i].chunk.sparse();  // else it lies between two that are on disk
-      if (here && std::atomic_ref(pieces[i].to_come).fetch_sub(1) == 1) arrived(*this, pieces[i], store);
+      if (here && std::atomic_ref(pieces[i].to_come).fetch_sub(1) == 1)
+        arrived(*this, pieces[i], store);
     }
   }
   release();
@@ -80,7 +86,9 @@ Status Transfer::status() const {
   for (const Part& part : parts_) {
     if (!part.result) {
       const bool read = part.kind == Op::Kind::read;
-      return part.result.error().with(std::string(read ? "reading" : "writing") + " chunk " + std::to_string(pieces[part.first].index) + " of '" + key + "'");
+      return part.result.error().with(std::string(read ? "reading" : "writing") + " chunk " +
+                                      std::to_string(pieces[part.first].index) + " of '" + key +
+                                      "'");
     }
   }
   return {};
@@ -93,7 +101,9 @@ void Transfer::bad(const Piece& piece) {
   }
 }
 
-const Piece* Transfer::first_bad() const { return first_bad_ == SIZE_MAX ? nullptr : &pieces[first_bad_]; }
+const Piece* Transfer::first_bad() const {
+  return first_bad_ == SIZE_MAX ? nullptr : &pieces[first_bad_];
+}
 
 void Transfer::clear() {
   key.clear();
@@ -102,7 +112,8 @@ void Transfer::clear() {
   first_bad_ = SIZE_MAX;
   pieces.clear();
   parts_.clear();
-  if (scratch.size() > kScratchKept || is_lost(scratch.data(), scratch.size())) scratch = AlignedBytes();
+  if (scratch.size() > kScratchKept || is_lost(scratch.data(), scratch.size()))
+    scratch = AlignedBytes();
   grant = Grant();
   transaction.reset();
 }

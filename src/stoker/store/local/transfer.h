@@ -1,5 +1,6 @@
-// Transfer: the Ops of one read or write of a store, what is to be done with each chunk of a read that has come, and what when the last
-// of them is done. Pooled: in the steady state a transfer allocates nothing.
+// Transfer: the Ops of one read or write of a store, what is to be done with each chunk of a read
+// that has come, and what when the last of them is done. Pooled: in the steady state a transfer
+// allocates nothing.
 #pragma once
 
 #include <atomic>
@@ -25,29 +26,37 @@ namespace stoker::local {
 struct Piece {
   Chunk chunk;
   uint32_t index = 0;
-  uint32_t from = 0, to = 0;      // what is wanted of the chunk
-  Slice memory;                   // the caller's
-  size_t scratch = SIZE_MAX;      // where in the transfer's scratch the chunk (or its last block) goes; SIZE_MAX: nowhere
-  bool direct = false;            // the stored bytes go straight to `memory`, but for a last block that is not full
-  uint8_t to_come = 0;            // ops that carry a part of it and have not succeeded yet: one, or two; counted down by several threads
+  uint32_t from = 0, to = 0;  // what is wanted of the chunk
+  Slice memory;               // the caller's
+  // where in the transfer's scratch the chunk (or its last block) goes; SIZE_MAX: nowhere
+  size_t scratch = SIZE_MAX;
+  // the stored bytes go straight to `memory`, but for a last block that is not full
+  bool direct = false;
+  // ops that carry a part of it and have not succeeded yet: one, or two; counted down by several
+  // threads
+  uint8_t to_come = 0;
   std::shared_ptr<StagedChunk> node;  // of a write
 };
 
 struct Transfer {
-  static constexpr size_t kJoinRead = 1 * kMiB;  // shorter than of writes: what has come is verified while the rest is on its way
+  // shorter than of writes: what has come is verified while the rest is on its way
+  static constexpr size_t kJoinRead = 1 * kMiB;
   static constexpr size_t kJoinWrite = 4 * kMiB;
   static constexpr size_t kScratchKept = 64 * kKiB;
 
-  // Adds an op for (a part of) pieces[piece], or lengthens the last one where this one goes on on disk and in memory.
+  // Adds an op for (a part of) pieces[piece], or lengthens the last one where this one goes on on
+  // disk and in memory.
   void add(Op::Kind kind, FileId file, size_t volume, uint64_t offset, Slice bytes, size_t piece);
-  // Starts all ops. A read's go to `pool` one by one as they end: `arrived` runs there for each piece whose bytes have all come, for
-  // several pieces at a time. `finish` runs once, when all that is over and release() was called: for a read on the pool (if anything
-  // had to be moved), for a write on whichever thread was last.
+  // Starts all ops. A read's go to `pool` one by one as they end: `arrived` runs there for each
+  // piece whose bytes have all come, for several pieces at a time. `finish` runs once, when all
+  // that is over and release() was called: for a read on the pool (if anything had to be moved),
+  // for a write on whichever thread was last.
   void start(Loop& loop, std::span<VolumeLoad> loads, Pool& pool);
   void release();
   // `refused`, or the first op's error, naming the chunk.
   Status status() const;
-  // From `arrived`: the piece is not what was written. first_bad(): the first such one, nullptr if there is none.
+  // From `arrived`: the piece is not what was written. first_bad(): the first such one, nullptr if
+  // there is none.
   void bad(const Piece& piece);
   const Piece* first_bad() const;
   void clear();
@@ -57,11 +66,11 @@ struct Transfer {
   uint64_t deadline_ns = 0;
   std::vector<Piece> pieces;
   AlignedBytes scratch;
-  Grant grant;                    // for scratch
-  uint64_t epoch = 0;             // of a read: pins extents
+  Grant grant;         // for scratch
+  uint64_t epoch = 0;  // of a read: pins extents
   Promise<void> promise;
   std::shared_ptr<TransactionState> transaction;  // of a write
-  std::optional<Error> refused;   // the Loop did not take it
+  std::optional<Error> refused;                   // the Loop did not take it
   void (*arrived)(Transfer&, const Piece& piece, void* store) = nullptr;  // of a read
   void (*finish)(Transfer&, void* store) = nullptr;
   void* store = nullptr;

@@ -23,19 +23,24 @@ constexpr const char* kFileName = "stoker.volume";
 
 // The file or device behind what the user named; makes the folder of a store that is to be made.
 Result<std::string> resolve(const std::string& path, const StoreOptions& options) {
-  if (path.empty()) return make_error(Code::invalid_argument, "a store's volume has an empty name", kWhere);
+  if (path.empty())
+    return make_error(Code::invalid_argument, "a store's volume has an empty name", kWhere);
   STOKER_ASSIGN(const auto status, look_at(path));
   if (std::filesystem::is_directory(status)) return path + "/" + kFileName;
   if (std::filesystem::exists(status)) return path;
-  if (!options.create || options.read_only) return errno_error(ENOENT, "there is no store at '" + path + "'", kWhere);
+  if (!options.create || options.read_only)
+    return errno_error(ENOENT, "there is no store at '" + path + "'", kWhere);
   std::error_code error;
   std::filesystem::create_directories(path, error);
-  if (error) return errno_error(error.value(), "cannot make the folder '" + path + "' for the store", kWhere);
+  if (error)
+    return errno_error(error.value(), "cannot make the folder '" + path + "' for the store",
+                       kWhere);
   return path + "/" + kFileName;
 }
 
 bool all_zero(std::span<const std::byte> bytes) {
-  return std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; });
+  return std::all_of(bytes.begin(), bytes.end(),
+                     [](std::byte byte) { return byte == std::byte{0}; });
 }
 
 }  // namespace
@@ -44,19 +49,33 @@ VolumeSet::~VolumeSet() {
   for (Volume& volume : volumes_) close_store_file(*loop_, volume);
 }
 
-Result<VolumeSet> VolumeSet::open(const std::vector<std::string>& paths, Loop& loop, const StoreOptions& options, const LocalOptions& local) {
-  if (paths.empty() || paths.size() > kVolumesMax) return make_error(Code::invalid_argument, "a store has 1 to 64 volumes", kWhere);
+Result<VolumeSet> VolumeSet::open(const std::vector<std::string>& paths, Loop& loop,
+                                  const StoreOptions& options, const LocalOptions& local) {
+  if (paths.empty() || paths.size() > kVolumesMax)
+    return make_error(Code::invalid_argument, "a store has 1 to 64 volumes", kWhere);
   if (options.create && !valid_chunk_bytes(options.chunk_bytes)) {
-    return make_error(Code::invalid_argument, "the chunks of a store must be a multiple of 4 KiB from 64 KiB to 8 MiB, not " + std::to_string(options.chunk_bytes) + " bytes", kWhere);
+    return make_error(
+        Code::invalid_argument,
+        "the chunks of a store must be a multiple of 4 KiB from 64 KiB to 8 MiB, not " +
+            std::to_string(options.chunk_bytes) + " bytes",
+        kWhere);
   }
   const auto& weights = options.volume_weights;
-  if (!weights.empty() && (weights.size() != paths.size() || !std::all_of(weights.begin(), weights.end(), [](double weight) { return std::isfinite(weight) && weight > 0; }))) {
-    return make_error(Code::invalid_argument, "the room of a store is shared out by one weight for each of its " + std::to_string(paths.size()) + " volumes, a number above zero", kWhere);
+  if (!weights.empty() && (weights.size() != paths.size() ||
+                           !std::all_of(weights.begin(), weights.end(), [](double weight) {
+                             return std::isfinite(weight) && weight > 0;
+                           }))) {
+    return make_error(Code::invalid_argument,
+                      "the room of a store is shared out by one weight for each of its " +
+                          std::to_string(paths.size()) + " volumes, a number above zero",
+                      kWhere);
   }
-  const Geometry geometry{options.capacity_bytes, options.objects_max, options.chunk_bytes, local.area_bytes, weights};
+  const Geometry geometry{options.capacity_bytes, options.objects_max, options.chunk_bytes,
+                          local.area_bytes, weights};
   const auto plan = plan_volumes(geometry, paths.size(), random_store_id());
   VolumeSet set(loop);
-  for (size_t i = 0; i < paths.size(); ++i) STOKER_TRY(set.open_one(paths[i], options, local, plan[i].volume_bytes));
+  for (size_t i = 0; i < paths.size(); ++i)
+    STOKER_TRY(set.open_one(paths[i], options, local, plan[i].volume_bytes));
   STOKER_TRY(set.read_headers());
   STOKER_TRY(set.identify(options, plan));
   // Only now: what was named might have been somebody's file that is no store at all.
@@ -64,7 +83,8 @@ Result<VolumeSet> VolumeSet::open(const std::vector<std::string>& paths, Loop& l
   return set;
 }
 
-Status VolumeSet::open_one(const std::string& path, const StoreOptions& options, const LocalOptions& local, uint64_t bytes) {
+Status VolumeSet::open_one(const std::string& path, const StoreOptions& options,
+                           const LocalOptions& local, uint64_t bytes) {
   Volume volume;
   volume.path = path;
   volume.file_path = path;
@@ -77,19 +97,28 @@ Status VolumeSet::open_one(const std::string& path, const StoreOptions& options,
     STOKER_ASSIGN(status, look_at(volume.file_path));
   }
   const bool missing = local.files && !std::filesystem::exists(status);
-  if (missing && (!options.create || options.read_only)) return errno_error(ENOENT, "there is no store at '" + path + "'", kWhere);
+  if (missing && (!options.create || options.read_only))
+    return errno_error(ENOENT, "there is no store at '" + path + "'", kWhere);
   // A crash between making the file and giving it its size leaves an empty one.
   std::error_code error;
-  const bool empty = local.files && std::filesystem::is_regular_file(status) && std::filesystem::file_size(volume.file_path, error) == 0;
+  const bool empty = local.files && std::filesystem::is_regular_file(status) &&
+                     std::filesystem::file_size(volume.file_path, error) == 0;
   const bool create = options.create && !options.read_only && (missing || empty || !local.files);
   if (create && options.capacity_bytes == 0 && local.files) {
-    return make_error(Code::invalid_argument, "a new store at '" + path + "' needs a capacity: say how many bytes it may hold", kWhere);
+    return make_error(
+        Code::invalid_argument,
+        "a new store at '" + path + "' needs a capacity: say how many bytes it may hold", kWhere);
   }
-  auto file = loop_->open(OpenFile{.path = volume.file_path, .create = create, .write = !options.read_only, .reserve_bytes = create ? bytes : 0});
+  auto file = loop_->open(OpenFile{.path = volume.file_path,
+                                   .create = create,
+                                   .write = !options.read_only,
+                                   .reserve_bytes = create ? bytes : 0});
   if (!file) return file.error().with("the store '" + path + "'");
   volume.file = *file;
   volume.made = missing;
-  if (missing) log().info("reserved {} at '{}'; the first pass over new space is slower than later ones", human_bytes(bytes), volume.file_path);
+  if (missing)
+    log().info("reserved {} at '{}'; the first pass over new space is slower than later ones",
+               human_bytes(bytes), volume.file_path);
   volumes_.push_back(std::move(volume));
   if (local.files) {
     auto locked = lock_file(volumes_.back().file_path, path, options.read_only);
@@ -103,8 +132,8 @@ Status VolumeSet::open_one(const std::string& path, const StoreOptions& options,
 Status VolumeSet::read_headers() {
   for (Volume& volume : volumes_) {
     AlignedBytes region(kHeaderRegion);
-    const auto unreadable = read_what_can_be(*loop_, Priority::demand, volume.file.id, 0,
-        region.slice());
+    const auto unreadable =
+        read_what_can_be(*loop_, Priority::demand, volume.file.id, 0, region.slice());
     if (!unreadable) return unreadable.error().with("reading the header of '" + volume.path + "'");
     std::optional<VolumeHeader> found;
     Status error;
@@ -114,26 +143,33 @@ Status VolumeSet::read_headers() {
       // A crash between the two writes leaves "making" in one: the other is the newer.
       if (header && *header && (!found || (*header)->state == VolumeState::ready)) found = **header;
       if (header && *header) continue;
-      const bool read = std::find(unreadable->begin(), unreadable->end(), kHeaderAt[copy]) ==
-          unreadable->end();
-      volume.damage.push_back("header copy " + std::to_string(copy) + " of '" + volume.path +
-          "' " + (read ? "is damaged" : "cannot be read"));
+      const bool read =
+          std::find(unreadable->begin(), unreadable->end(), kHeaderAt[copy]) == unreadable->end();
+      volume.damage.push_back("header copy " + std::to_string(copy) + " of '" + volume.path + "' " +
+                              (read ? "is damaged" : "cannot be read"));
     }
     const std::span<const std::byte> bytes = region.span();
     // What cannot be read may hold anything.
     const bool blank = !found && unreadable->empty() && all_zero(bytes.first(kHolderAt)) &&
-        all_zero(bytes.subspan(kHolderAt + kHeaderBytes));
+                       all_zero(bytes.subspan(kHolderAt + kHeaderBytes));
     if (!found && volume.file.bytes < kHeaderRegion) {
-      return make_error(Code::mismatch, "'" + volume.path + "' is no volume of a store: it is too small", kWhere);
+      return make_error(Code::mismatch,
+                        "'" + volume.path + "' is no volume of a store: it is too small", kWhere);
     }
     if (!found && !blank) {
-      if (!error && error.error().code == Code::mismatch) return error.error().with("'" + volume.path + "'");
-      return make_error(Code::mismatch, "'" + volume.path + "' holds something that is no Stoker store (or both copies of its header are damaged): give another path, or restore the store from a copy", kWhere);
+      if (!error && error.error().code == Code::mismatch)
+        return error.error().with("'" + volume.path + "'");
+      return make_error(
+          Code::mismatch,
+          "'" + volume.path +
+              "' holds something that is no Stoker store (or both copies of its header are "
+              "damaged): give another path, or restore the store from a copy",
+          kWhere);
     }
     if (found && found->volume_bytes > volume.file.bytes) {
       volume.damage.push_back("'" + volume.path + "' is cut short: it should have " +
-          std::to_string(found->volume_bytes) + " bytes and has " +
-          std::to_string(volume.file.bytes));
+                              std::to_string(found->volume_bytes) + " bytes and has " +
+                              std::to_string(volume.file.bytes));
     }
     blank_.push_back(blank);
     if (found) volume.header = *found;
@@ -144,20 +180,33 @@ Status VolumeSet::read_headers() {
 // All volumes of one store, each once; or a store that never came to be.
 Status VolumeSet::identify(const StoreOptions& options, const std::vector<VolumeHeader>& plan) {
   bool ready = false;
-  for (size_t i = 0; i < volumes_.size(); ++i) ready = ready || (!blank_[i] && volumes_[i].header.state == VolumeState::ready);
+  for (size_t i = 0; i < volumes_.size(); ++i)
+    ready = ready || (!blank_[i] && volumes_[i].header.state == VolumeState::ready);
   if (ready) {
-    for (size_t i = 0; i < volumes_.size(); ++i) volumes_[i].made = volumes_[i].made && blank_[i];  // else another process made it since we looked
+    // else another process made it since we looked
+    for (size_t i = 0; i < volumes_.size(); ++i) volumes_[i].made = volumes_[i].made && blank_[i];
     return order_by_index();
   }
   const std::string& path = volumes_[0].path;
-  if (!options.create || options.read_only) return make_error(Code::not_found, "there is no finished store at '" + path + "'; if making one there was interrupted, make it again", kWhere);
-  if (options.capacity_bytes == 0) return make_error(Code::invalid_argument, "a new store at '" + path + "' needs a capacity: say how many bytes it may hold", kWhere);
+  if (!options.create || options.read_only)
+    return make_error(Code::not_found,
+                      "there is no finished store at '" + path +
+                          "'; if making one there was interrupted, make it again",
+                      kWhere);
+  if (options.capacity_bytes == 0)
+    return make_error(
+        Code::invalid_argument,
+        "a new store at '" + path + "' needs a capacity: say how many bytes it may hold", kWhere);
   for (size_t i = 0; i < volumes_.size(); ++i) {
     if (blank_[i]) STOKER_TRY(check_fresh(volumes_[i]));
-    if (volumes_[i].file.bytes < plan[i].volume_bytes && volumes_[i].in_folder) STOKER_TRY(make_again(volumes_[i], plan[i].volume_bytes));
+    if (volumes_[i].file.bytes < plan[i].volume_bytes && volumes_[i].in_folder)
+      STOKER_TRY(make_again(volumes_[i], plan[i].volume_bytes));
     if (volumes_[i].file.bytes < plan[i].volume_bytes) {
-      return make_error(Code::out_of_space, "'" + volumes_[i].path + "' has " + human_bytes(volumes_[i].file.bytes) + ", but the store needs " + human_bytes(plan[i].volume_bytes) +
-                        " there (data and journal); delete the file, or ask for less", kWhere);
+      return make_error(Code::out_of_space,
+                        "'" + volumes_[i].path + "' has " + human_bytes(volumes_[i].file.bytes) +
+                            ", but the store needs " + human_bytes(plan[i].volume_bytes) +
+                            " there (data and journal); delete the file, or ask for less",
+                        kWhere);
     }
     volumes_[i].header = plan[i];
     volumes_[i].damage.clear();
@@ -166,42 +215,68 @@ Status VolumeSet::identify(const StoreOptions& options, const std::vector<Volume
   return {};
 }
 
-// The file that an attempt to make the store left in its folder, which shared the room out in another way. It stays locked meanwhile.
+// The file that an attempt to make the store left in its folder, which shared the room out in
+// another way. It stays locked meanwhile.
 Status VolumeSet::make_again(Volume& volume, uint64_t bytes) {
   STOKER_TRY(loop_->close(std::exchange(volume.file.id, -1)));
   std::error_code error;
   std::filesystem::resize_file(volume.file_path, 0, error);
-  if (error) return errno_error(error.value(), "cannot make '" + volume.file_path + "' again", kWhere);
-  auto file = loop_->open(OpenFile{.path = volume.file_path, .create = true, .reserve_bytes = bytes});
+  if (error)
+    return errno_error(error.value(), "cannot make '" + volume.file_path + "' again", kWhere);
+  auto file =
+      loop_->open(OpenFile{.path = volume.file_path, .create = true, .reserve_bytes = bytes});
   if (!file) return file.error().with("the store '" + volume.path + "'");
   volume.file = *file;
   return {};
 }
 
-// A blank header proves nothing: a file system may begin behind 64 KiB of zeros, or a program have put its data there. An attempt to make a
-// store that was cut off before its headers were flushed has written nothing else.
+// A blank header proves nothing: a file system may begin behind 64 KiB of zeros, or a program have
+// put its data there. An attempt to make a store that was cut off before its headers were flushed
+// has written nothing else.
 Status VolumeSet::check_fresh(const Volume& volume) const {
   if (volume.made) return {};
   const auto written = first_written(*loop_, volume.file, volume.lock_fd, kHeaderRegion);
   if (!written) return written.error().with("looking whether '" + volume.path + "' is empty");
   if (!*written) return {};
-  return make_error(Code::mismatch, "'" + volume.path + "' begins like an empty file, but holds data from byte " + std::to_string(**written) +
-                    " on that is no Stoker store: give another path, or delete the file (of a device, its data: blkdiscard) if nobody needs it", kWhere);
+  return make_error(Code::mismatch,
+                    "'" + volume.path + "' begins like an empty file, but holds data from byte " +
+                        std::to_string(**written) +
+                        " on that is no Stoker store: give another path, or delete the file (of a "
+                        "device, its data: blkdiscard) if nobody needs it",
+                    kWhere);
 }
 
 Status VolumeSet::order_by_index() {
   const auto first = std::find(blank_.begin(), blank_.end(), false) - blank_.begin();
   const VolumeHeader known = volumes_[static_cast<size_t>(first)].header;
   for (size_t i = 0; i < volumes_.size(); ++i) {
-    if (blank_[i]) return make_error(Code::mismatch, "'" + volumes_[i].path + "' is empty, but '" + volumes_[static_cast<size_t>(first)].path + "' belongs to a store of " + std::to_string(known.count) + " volumes", kWhere);
-    if (volumes_[i].header.store != known.store) return make_error(Code::mismatch, "'" + volumes_[i].path + "' and '" + volumes_[static_cast<size_t>(first)].path + "' belong to different stores", kWhere);
+    if (blank_[i])
+      return make_error(Code::mismatch,
+                        "'" + volumes_[i].path + "' is empty, but '" +
+                            volumes_[static_cast<size_t>(first)].path + "' belongs to a store of " +
+                            std::to_string(known.count) + " volumes",
+                        kWhere);
+    if (volumes_[i].header.store != known.store)
+      return make_error(Code::mismatch,
+                        "'" + volumes_[i].path + "' and '" +
+                            volumes_[static_cast<size_t>(first)].path +
+                            "' belong to different stores",
+                        kWhere);
   }
   if (known.count != volumes_.size()) {
-    return make_error(Code::mismatch, "'" + volumes_[0].path + "' belongs to a store of " + std::to_string(known.count) + " volumes, but " + std::to_string(volumes_.size()) + " are given: name them all", kWhere);
+    return make_error(Code::mismatch,
+                      "'" + volumes_[0].path + "' belongs to a store of " +
+                          std::to_string(known.count) + " volumes, but " +
+                          std::to_string(volumes_.size()) + " are given: name them all",
+                      kWhere);
   }
-  std::sort(volumes_.begin(), volumes_.end(), [](const Volume& a, const Volume& b) { return a.header.index < b.header.index; });
+  std::sort(volumes_.begin(), volumes_.end(),
+            [](const Volume& a, const Volume& b) { return a.header.index < b.header.index; });
   for (size_t i = 0; i < volumes_.size(); ++i) {
-    if (volumes_[i].header.index != i) return make_error(Code::mismatch, "'" + volumes_[i].path + "' is given twice, or is a copy of another volume", kWhere);
+    if (volumes_[i].header.index != i)
+      return make_error(Code::mismatch,
+                        "'" + volumes_[i].path + "' is given twice, or is a copy of another volume",
+                        kWhere);
   }
   return {};
 }
@@ -253,8 +328,12 @@ Status VolumeSet::check_same_time(uint32_t generation) const {
   const uint32_t newest = newest_up_to(generation);
   for (const Volume& volume : volumes_) {
     if (volume.header.opened >= newest) continue;
-    return make_error(Code::mismatch, "'" + volume.path + "' is an older copy: the other volumes of its store were written to since. Give the newest file of each, or "
-                      "older ones that were all copied at one time while nobody wrote", kWhere);
+    return make_error(Code::mismatch,
+                      "'" + volume.path +
+                          "' is an older copy: the other volumes of its store were written to "
+                          "since. Give the newest file of each, or "
+                          "older ones that were all copied at one time while nobody wrote",
+                      kWhere);
   }
   return {};
 }
@@ -265,20 +344,26 @@ Status VolumeSet::restore_sizes() {
   for (const Volume& volume : volumes_) {
     const uint64_t bytes = volume.header.volume_bytes;
     if (volume.file.bytes >= bytes) continue;
-    const auto from = static_cast<off_t>(volume.file.bytes), more = static_cast<off_t>(bytes) - from;
+    const auto from = static_cast<off_t>(volume.file.bytes),
+               more = static_cast<off_t>(bytes) - from;
     const int error = volume.lock_fd < 0 ? 0 : posix_fallocate(volume.lock_fd, from, more);
     if (error != 0) {
-      return errno_error(error, "'" + volume.path + "' is cut short and cannot get its " +
-                         std::to_string(bytes) + " bytes again; put the whole file back, or open "
-                         "the store to read only", kWhere);
+      return errno_error(error,
+                         "'" + volume.path + "' is cut short and cannot get its " +
+                             std::to_string(bytes) +
+                             " bytes again; put the whole file back, or open "
+                             "the store to read only",
+                         kWhere);
     }
     AlignedBytes last(kBlock);
     std::memset(last.data(), 0, last.size());
     IoBatch end(*loop_, Priority::write_back);
     end.write(volume.file.id, bytes - kBlock, last.slice());
     STOKER_TRY(end.run());
-    log().warn("'{}' was cut short by {}: objects that lay there are damaged, and `stoker fsck` names them", volume.path,
-               human_bytes(bytes - volume.file.bytes));
+    log().warn(
+        "'{}' was cut short by {}: objects that lay there are damaged, and `stoker fsck` names "
+        "them",
+        volume.path, human_bytes(bytes - volume.file.bytes));
   }
   return {};
 }
@@ -287,7 +372,8 @@ MapLimits VolumeSet::limits() const {
   MapLimits limits;
   uint64_t bytes = 0;
   for (const Volume& volume : volumes_) {
-    limits.volumes.push_back({volume.header.data_at / kBlock, (volume.header.data_at + volume.header.data_bytes) / kBlock});
+    limits.volumes.push_back({volume.header.data_at / kBlock,
+                              (volume.header.data_at + volume.header.data_bytes) / kBlock});
     bytes += volume.header.data_bytes;
   }
   limits.slots_max = (uint64_t{1} << 16) + 4 * (bytes / kChunkMin);

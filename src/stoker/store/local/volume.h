@@ -23,9 +23,11 @@ struct Volume : StoreFile {
 // Closes and unlocks when destroyed. Not thread-safe.
 class VolumeSet {
  public:
-  // Opens, locks and checks the volumes of one store; with options.create makes the files where there are none. The headers of
-  // a store that is not finished are planned but not written: fresh() says so, and the caller finishes it.
-  static Result<VolumeSet> open(const std::vector<std::string>& paths, Loop& loop, const StoreOptions& options, const LocalOptions& local);
+  // Opens, locks and checks the volumes of one store; with options.create makes the files where
+  // there are none. The headers of a store that is not finished are planned but not written:
+  // fresh() says so, and the caller finishes it.
+  static Result<VolumeSet> open(const std::vector<std::string>& paths, Loop& loop,
+                                const StoreOptions& options, const LocalOptions& local);
   VolumeSet(VolumeSet&& other) noexcept = default;
   VolumeSet& operator=(VolumeSet&&) = delete;
   ~VolumeSet();
@@ -38,7 +40,9 @@ class VolumeSet {
   Status check_same_time(uint32_t generation) const;
   // Gives volumes that were cut short their size again.
   Status restore_sizes();
-  void keep_files() { for (Volume& volume : volumes_) volume.made = false; }
+  void keep_files() {
+    for (Volume& volume : volumes_) volume.made = false;
+  }
 
   const std::vector<Volume>& all() const { return volumes_; }
   const Volume& operator[](size_t i) const { return volumes_[i]; }
@@ -47,7 +51,8 @@ class VolumeSet {
 
  private:
   explicit VolumeSet(Loop& loop) : loop_(&loop) {}
-  Status open_one(const std::string& path, const StoreOptions& options, const LocalOptions& local, uint64_t bytes);
+  Status open_one(const std::string& path, const StoreOptions& options, const LocalOptions& local,
+                  uint64_t bytes);
   Status read_headers();
   Status identify(const StoreOptions& options, const std::vector<VolumeHeader>& plan);
   Status check_fresh(const Volume& volume) const;

@@ -1,4 +1,5 @@
-// Which volume a write goes to, over simulated disks of known speeds. Their clock is virtual: nothing here depends on the machine.
+// Which volume a write goes to, over simulated disks of known speeds. Their clock is virtual:
+// nothing here depends on the machine.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,7 +24,8 @@ class LocalStoreVolumes : public ::testing::Test {
     std::fill(bytes_.span().begin(), bytes_.span().end(), std::byte{5});
   }
   // A store over two disks that are as fast as each other.
-  void make(const std::vector<std::string>& names, uint64_t capacity_bytes, std::vector<double> weights = {}) {
+  void make(const std::vector<std::string>& names, uint64_t capacity_bytes,
+            std::vector<double> weights = {}) {
     StoreOptions options;
     options.create = true;
     options.capacity_bytes = capacity_bytes;
@@ -40,7 +42,8 @@ class LocalStoreVolumes : public ::testing::Test {
     EXPECT_OK(change->write("x", 0, bytes_.slice().sub(0, bytes)).wait());
     EXPECT_OK(change->commit(Durability::durable).wait());
     const auto volumes = store_->info().volumes;
-    const uint64_t a = volumes[0].written_bytes - before_[0], b = volumes[1].written_bytes - before_[1];
+    const uint64_t a = volumes[0].written_bytes - before_[0],
+                   b = volumes[1].written_bytes - before_[1];
     before_ = {volumes[0].written_bytes, volumes[1].written_bytes};
     EXPECT_EQ(a + b, bytes);
     return static_cast<double>(b) / static_cast<double>(a + b);
@@ -49,7 +52,8 @@ class LocalStoreVolumes : public ::testing::Test {
   std::shared_ptr<SimDisk> disk_ = std::make_shared<SimDisk>();
   std::unique_ptr<RuntimeOwner> runtime_;
   std::unique_ptr<Store> store_;
-  const AlignedBytes bytes_{64 * kMiB};  // aligned, or the few lanes of the bounce path would be what is measured
+  // aligned, or the few lanes of the bounce path would be what is measured
+  const AlignedBytes bytes_{64 * kMiB};
   std::vector<uint64_t> before_ = std::vector<uint64_t>(2);
 };
 
@@ -58,16 +62,18 @@ TEST_F(LocalStoreVolumes, AVolumeThatBecomesSlowGetsLessAndOneThatRecoversGetsMo
   EXPECT_NEAR(share_of_b(bytes), 0.5, 0.05);
   EXPECT_NEAR(share_of_b(bytes), 0.5, 0.05);
   disk_->throttle("b", 25'000'000);
-  for (int i = 0; i < 8; ++i) static_cast<void>(share_of_b(bytes));  // its speed is that of the last gigabyte
+  // its speed is that of the last gigabyte
+  for (int i = 0; i < 8; ++i) static_cast<void>(share_of_b(bytes));
   EXPECT_LT(share_of_b(bytes), 0.3);
-  EXPECT_LT(store_->info().volumes[1].bytes_per_second, 0.5 * store_->info().volumes[0].bytes_per_second);
+  EXPECT_LT(store_->info().volumes[1].bytes_per_second,
+            0.5 * store_->info().volumes[0].bytes_per_second);
   disk_->throttle("b", 100'000'000);
   for (int i = 0; i < 32; ++i) static_cast<void>(share_of_b(bytes));
   EXPECT_GT(share_of_b(bytes), 0.35);
 }
 
-// A run's store has room for little more than two versions of its one object. So a volume must have the room of its share, twice; with equal rooms none
-// can have much more or less than half.
+// A run's store has room for little more than two versions of its one object. So a volume must have
+// the room of its share, twice; with equal rooms none can have much more or less than half.
 TEST_F(LocalStoreVolumes, WhereRoomIsTightSharesFollowTheWeightsItWasSharedOutBy) {
   constexpr size_t bytes = 64 * kMiB;
   constexpr uint64_t tight = 2 * bytes + bytes / 20 + 4 * kMiB;
@@ -83,7 +89,8 @@ TEST_F(LocalStoreVolumes, WhereRoomIsTightSharesFollowTheWeightsItWasSharedOutBy
   EXPECT_LT(share_of_the_slow(), 0.3);
 }
 
-// Half as much again lets the share of one of two volumes fall, and that of the other grow, by a quarter of what is written.
+// Half as much again lets the share of one of two volumes fall, and that of the other grow, by a
+// quarter of what is written.
 TEST_F(LocalStoreVolumes, WithRoomToMoveSharesFollowAVolumeThatBecomesSlow) {
   constexpr size_t bytes = 64 * kMiB;
   constexpr uint64_t tight = 2 * bytes + bytes / 20 + 4 * kMiB;
@@ -94,7 +101,8 @@ TEST_F(LocalStoreVolumes, WithRoomToMoveSharesFollowAVolumeThatBecomesSlow) {
   EXPECT_LT((share_of_b(bytes) + share_of_b(bytes)) / 2, 0.3);
 }
 
-// With so little on its way the other one is always the quicker, and what was slow once would never be asked again.
+// With so little on its way the other one is always the quicker, and what was slow once would never
+// be asked again.
 TEST_F(LocalStoreVolumes, AVolumeThatWasPassedOverForLongIsTriedAgain) {
   constexpr size_t bytes = 4 * kMiB;
   const auto share_of = [&](int writes) {
@@ -129,7 +137,8 @@ TEST_F(LocalStoreVolumes, PartsOfChunksDoNotStayWithASlowVolume) {
     ASSERT_OK(change->commit(Durability::durable).wait());
   }
   const auto volumes = store_->info().volumes;
-  const uint64_t a = volumes[0].written_bytes - before_[0], b = volumes[1].written_bytes - before_[1];
+  const uint64_t a = volumes[0].written_bytes - before_[0],
+                 b = volumes[1].written_bytes - before_[1];
   EXPECT_GE(a + b, 400 * kMiB) << "merged chunks count";
   EXPECT_LT(static_cast<double>(b), 0.05 * static_cast<double>(a));
 }
@@ -158,9 +167,11 @@ TEST_F(LocalStoreVolumes, WhatFindsNoRoomOnAFullVolumeGoesToTheOther) {
   for (int i = 24; i < 28; ++i) ASSERT_OK(put(i));
   EXPECT_EQ(written(1), full);
   EXPECT_EQ(written(0), 28 * bytes - full);
-  EXPECT_GE(volume(1).refused_bytes, 4 * bytes) << "all of the last ones, and what it was too full for before";
+  EXPECT_GE(volume(1).refused_bytes, 4 * bytes)
+      << "all of the last ones, and what it was too full for before";
   EXPECT_EQ(volume(0).refused_bytes, 0U);
-  for (const size_t index : {0U, 1U}) EXPECT_EQ(volume(index).free_bytes, volume(index).capacity_bytes - written(index));
+  for (const size_t index : {0U, 1U})
+    EXPECT_EQ(volume(index).free_bytes, volume(index).capacity_bytes - written(index));
   EXPECT_LT(volume(1).free_bytes, kMiB) << "less than a chunk";
   Status last;
   int stored = 28;

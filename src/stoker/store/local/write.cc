@@ -1,4 +1,5 @@
-// LocalStore: staging. Whole chunks go straight to fresh extents; parts of chunks are merged first (partial.cc).
+// LocalStore: staging. Whole chunks go straight to fresh extents; parts of chunks are merged first
+// (partial.cc).
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -11,7 +12,8 @@ namespace stoker::local {
 namespace {
 
 constexpr const char* kWhere = "store/local/write";
-constexpr uint64_t kAheadBytes = 32 * kMiB;  // of an object that is set aside at once, so that it lies in one piece
+// of an object that is set aside at once, so that it lies in one piece
+constexpr uint64_t kAheadBytes = 32 * kMiB;
 
 Chunk trimmed(Chunk chunk, uint64_t chunk_at, uint64_t limit) {
   if (chunk_at >= limit) return Chunk{};
@@ -23,31 +25,47 @@ Chunk trimmed(Chunk chunk, uint64_t chunk_at, uint64_t limit) {
 
 Result<std::unique_ptr<Transaction>> LocalStore::begin() {
   std::lock_guard lock(mutex_);
-  if (read_only_option_) return make_error(Code::read_only, "the store '" + composition() + "' was opened to read only", kWhere);
-  if (poisoned_) return make_error(Code::read_only, "the store refuses writes until it is reopened: " + poisoned_->what, kWhere);
+  if (read_only_option_)
+    return make_error(Code::read_only, "the store '" + composition() + "' was opened to read only",
+                      kWhere);
+  if (poisoned_)
+    return make_error(Code::read_only,
+                      "the store refuses writes until it is reopened: " + poisoned_->what, kWhere);
   auto state = std::make_shared<TransactionState>();
   open_.insert(state.get());
   return std::unique_ptr<Transaction>(std::make_unique<LocalTransaction>(*this, std::move(state)));
 }
 
 Status LocalStore::check_writable(const TransactionState& state) const {
-  if (poisoned_) return make_error(Code::read_only, "the store refuses writes until it is reopened: " + poisoned_->what, kWhere);
-  if (state.phase != TransactionState::Phase::open) return make_error(Code::invalid_argument, "the transaction was already committed: begin another", kWhere);
+  if (poisoned_)
+    return make_error(Code::read_only,
+                      "the store refuses writes until it is reopened: " + poisoned_->what, kWhere);
+  if (state.phase != TransactionState::Phase::open)
+    return make_error(Code::invalid_argument,
+                      "the transaction was already committed: begin another", kWhere);
   return {};
 }
 
 // The staged object of `key`, which this transaction owns from now on.
-Result<StagedObject*> LocalStore::own(TransactionState& state, std::string_view key, bool must_exist) {
-  if (key.empty() || key.size() > kKeyMax) return make_error(Code::invalid_argument, "an object's key has 1 to " + std::to_string(kKeyMax) + " bytes", kWhere);
+Result<StagedObject*> LocalStore::own(TransactionState& state, std::string_view key,
+                                      bool must_exist) {
+  if (key.empty() || key.size() > kKeyMax)
+    return make_error(Code::invalid_argument,
+                      "an object's key has 1 to " + std::to_string(kKeyMax) + " bytes", kWhere);
   if (auto found = state.objects.find(key); found != state.objects.end()) {
-    if (must_exist && found->second.removed) return make_error(Code::not_found, "there is no object '" + std::string(key) + "'", kWhere);
+    if (must_exist && found->second.removed)
+      return make_error(Code::not_found, "there is no object '" + std::string(key) + "'", kWhere);
     return &found->second;
   }
   if (const auto owner = owners_.find(key); owner != owners_.end()) {
-    return make_error(Code::busy, "'" + std::string(key) + "' is being written by another transaction; commit or abandon that first", kWhere);
+    return make_error(Code::busy,
+                      "'" + std::string(key) +
+                          "' is being written by another transaction; commit or abandon that first",
+                      kWhere);
   }
   const auto committed = map_->current().find(key);
-  if (committed == map_->current().end() && must_exist) return make_error(Code::not_found, "there is no object '" + std::string(key) + "'", kWhere);
+  if (committed == map_->current().end() && must_exist)
+    return make_error(Code::not_found, "there is no object '" + std::string(key) + "'", kWhere);
   StagedObject object;
   object.runs.resize(volumes_.size());
   if (committed != map_->current().end()) {
@@ -61,38 +79,57 @@ Result<StagedObject*> LocalStore::own(TransactionState& state, std::string_view 
   return &state.objects.emplace(key, std::move(object)).first->second;
 }
 
-Chunk LocalStore::base_chunk(const StagedObject& object, std::string_view key, uint32_t index) const {
+Chunk LocalStore::base_chunk(const StagedObject& object, std::string_view key,
+                             uint32_t index) const {
   if (!object.based) return {};
   const Object& base = *map_->current().find(key)->second;
-  return index < base.chunks.size() ? trimmed(base.chunks[index], object.chunk_at(index), object.base_limit) : Chunk{};
+  return index < base.chunks.size()
+             ? trimmed(base.chunks[index], object.chunk_at(index), object.base_limit)
+             : Chunk{};
 }
 
 // What a reader of the transaction sees at `index`; a staged chunk must be done.
-Chunk LocalStore::visible_chunk(const StagedObject& object, std::string_view key, uint32_t index) const {
+Chunk LocalStore::visible_chunk(const StagedObject& object, std::string_view key,
+                                uint32_t index) const {
   const auto own = object.chunks.find(index);
   return own == object.chunks.end() ? base_chunk(object, key, index) : own->second->chunk;
 }
 
-Status LocalStore::resize(TransactionState& state, std::string_view key, uint64_t bytes, uint32_t chunk_bytes) {
+Status LocalStore::resize(TransactionState& state, std::string_view key, uint64_t bytes,
+                          uint32_t chunk_bytes) {
   Lock lock(mutex_);
   STOKER_TRY(check_writable(state));
   if (chunk_bytes != 0 && !valid_chunk_bytes(chunk_bytes)) {
-    return make_error(Code::invalid_argument, "chunks of '" + std::string(key) + "' must be a multiple of 4 KiB from 64 KiB to 8 MiB, not " + std::to_string(chunk_bytes), kWhere);
+    return make_error(Code::invalid_argument,
+                      "chunks of '" + std::string(key) +
+                          "' must be a multiple of 4 KiB from 64 KiB to 8 MiB, not " +
+                          std::to_string(chunk_bytes),
+                      kWhere);
   }
-  STOKER_ASSIGN(StagedObject* object, own(state, key, false));
-  const uint32_t unit = !object->removed ? object->chunk_bytes : chunk_bytes != 0 ? chunk_bytes : chunk_bytes_;
-  if (bytes / unit > map_->limits().slots_max) return make_error(Code::out_of_space, "'" + std::string(key) + "' would be too large for the store (" + human_bytes(bytes) + ")", kWhere);
+  STOKER_ASSIGN(StagedObject * object, own(state, key, false));
+  const uint32_t unit = !object->removed   ? object->chunk_bytes
+                        : chunk_bytes != 0 ? chunk_bytes
+                                           : chunk_bytes_;
+  if (bytes / unit > map_->limits().slots_max)
+    return make_error(
+        Code::out_of_space,
+        "'" + std::string(key) + "' would be too large for the store (" + human_bytes(bytes) + ")",
+        kWhere);
   STOKER_TRY(charge_map((bytes - std::min(bytes, object->bytes)) / unit * sizeof(Chunk) + 256));
   if (object->removed) {
     object->removed = false;
     object->bytes = object->base_limit = 0;
     object->chunk_bytes = unit;
   } else if (chunk_bytes != 0 && chunk_bytes != object->chunk_bytes) {
-    return make_error(Code::invalid_argument, "'" + std::string(key) + "' has chunks of " + std::to_string(object->chunk_bytes) + " bytes; remove it to change that", kWhere);
+    return make_error(Code::invalid_argument,
+                      "'" + std::string(key) + "' has chunks of " +
+                          std::to_string(object->chunk_bytes) + " bytes; remove it to change that",
+                      kWhere);
   }
   if (bytes < object->bytes) {
     object->base_limit = std::min(object->base_limit, bytes);
-    for (auto at = object->chunks.lower_bound(static_cast<uint32_t>(bytes / object->chunk_bytes)); at != object->chunks.end();) {
+    for (auto at = object->chunks.lower_bound(static_cast<uint32_t>(bytes / object->chunk_bytes));
+         at != object->chunks.end();) {
       const uint64_t from = object->chunk_at(at->first);
       if (from < bytes) {
         auto& node = at->second;
@@ -113,10 +150,11 @@ Status LocalStore::resize(TransactionState& state, std::string_view key, uint64_
 Status LocalStore::remove(TransactionState& state, std::string_view key) {
   Lock lock(mutex_);
   STOKER_TRY(check_writable(state));
-  STOKER_ASSIGN(StagedObject* object, own(state, key, true));
+  STOKER_ASSIGN(StagedObject * object, own(state, key, true));
   for (auto& [index, node] : object->chunks) drop_staged(state, node);
   object->chunks.clear();
-  for (size_t volume = 0; volume < object->runs.size(); ++volume) allocator_.give_back(volume, object->runs[volume]);
+  for (size_t volume = 0; volume < object->runs.size(); ++volume)
+    allocator_.give_back(volume, object->runs[volume]);
   object->removed = true;
   object->based = false;
   object->bytes = object->base_limit = 0;
@@ -139,36 +177,43 @@ std::optional<size_t> LocalStore::pick_volume(uint64_t bytes, const ByVolume& gi
   for (size_t volume = 0; volume < volumes_.size(); ++volume) {
     if (!has_room(volume, bytes)) continue;
     const double wait_ns = loads_[volume].wait_ns(given[volume], bytes, latest_ns);
-    if (best && (wait_ns > best_ns || (wait_ns == best_ns && allocator_.free_blocks(volume) <= allocator_.free_blocks(*best)))) continue;
+    if (best && (wait_ns > best_ns || (wait_ns == best_ns && allocator_.free_blocks(volume) <=
+                                                                 allocator_.free_blocks(*best))))
+      continue;
     best = volume;
     best_ns = wait_ns;
   }
   return best;
 }
 
-Result<Extent> LocalStore::allocate(StagedObject& object, uint64_t bytes, uint64_t ahead_bytes, ByVolume& given) {
+Result<Extent> LocalStore::allocate(StagedObject& object, uint64_t bytes, uint64_t ahead_bytes,
+                                    ByVolume& given) {
   const uint64_t blocks = (bytes + kBlock - 1) / kBlock;
   const uint64_t ahead = std::min(ahead_bytes, kAheadBytes) / kBlock / volumes_.size();
   for (int attempt = 0; attempt < 2; ++attempt) {
     // A single volume serves the object's run even where nothing else is free.
-    const auto volume = volumes_.size() == 1 ? std::optional<size_t>(0) : pick_volume(blocks * kBlock, given);
+    const auto volume =
+        volumes_.size() == 1 ? std::optional<size_t>(0) : pick_volume(blocks * kBlock, given);
     if (volume) {
       if (const auto extent = allocator_.take(*volume, blocks, ahead, object.runs[*volume])) {
         given[*volume] += blocks * kBlock;
         for (size_t other = 0; other < volumes_.size(); ++other) {
-          if (other != *volume && !has_room(other, blocks * kBlock)) loads_[other].refuse(blocks * kBlock);
+          if (other != *volume && !has_room(other, blocks * kBlock))
+            loads_[other].refuse(blocks * kBlock);
         }
         return *extent;
       }
     }
-    for (TransactionState* state : open_) give_back_runs(*state);  // what was set aside is needed now
+    // what was set aside is needed now
+    for (TransactionState* state : open_) give_back_runs(*state);
   }
   return full(blocks * kBlock);
 }
 
 void LocalStore::give_back_runs(TransactionState& state) {
   for (auto& [key, object] : state.objects) {
-    for (size_t volume = 0; volume < object.runs.size(); ++volume) allocator_.give_back(volume, object.runs[volume]);
+    for (size_t volume = 0; volume < object.runs.size(); ++volume)
+      allocator_.give_back(volume, object.runs[volume]);
   }
 }
 
@@ -183,13 +228,19 @@ uint64_t LocalStore::free_blocks(size_t volume) const {
 
 Error LocalStore::full(uint64_t bytes) const {
   const uint64_t free = allocator_.free_bytes();
-  std::string what = "the store '" + composition() + "' is full: " + human_bytes(bytes) + " more are needed, " + human_bytes(free) + " of " + human_bytes(allocator_.capacity_bytes()) + " are free";
+  std::string what = "the store '" + composition() + "' is full: " + human_bytes(bytes) +
+                     " more are needed, " + human_bytes(free) + " of " +
+                     human_bytes(allocator_.capacity_bytes()) + " are free";
   if (free >= bytes) what += " but in pieces of at most " + human_bytes(allocator_.largest_bytes());
-  if (limbo_blocks_ > 0) what += " (" + human_bytes(limbo_blocks_ * kBlock) + " more after the next durable commit and the reads under way)";
-  return make_error(Code::out_of_space, what + "; remove objects or drop snapshots, or make a larger store", kWhere);
+  if (limbo_blocks_ > 0)
+    what += " (" + human_bytes(limbo_blocks_ * kBlock) +
+            " more after the next durable commit and the reads under way)";
+  return make_error(Code::out_of_space,
+                    what + "; remove objects or drop snapshots, or make a larger store", kWhere);
 }
 
-void LocalStore::install(TransactionState& state, StagedObject& object, uint32_t index, std::shared_ptr<StagedChunk> node) {
+void LocalStore::install(TransactionState& state, StagedObject& object, uint32_t index,
+                         std::shared_ptr<StagedChunk> node) {
   auto& place = object.chunks[index];
   if (place) drop_staged(state, place);
   place = std::move(node);
@@ -226,13 +277,15 @@ void LocalStore::settle_node(StagedChunk& node, const Status& status, Jobs& run)
 
 // With the mutex: the transaction may write these bytes.
 Result<StagedObject*> LocalStore::writable(TransactionState& state, std::string_view key,
-    uint64_t offset, uint64_t bytes) {
+                                           uint64_t offset, uint64_t bytes) {
   STOKER_TRY(check_writable(state));
-  STOKER_ASSIGN(StagedObject* object, own(state, key, true));
+  STOKER_ASSIGN(StagedObject * object, own(state, key, true));
   if (offset > object->bytes || bytes > object->bytes - offset) {
-    return make_error(Code::invalid_argument, "writing " + std::to_string(bytes) + " bytes at " +
-        std::to_string(offset) + " of '" + std::string(key) + "', which has " +
-                      std::to_string(object->bytes) + ": resize it first", kWhere);
+    return make_error(Code::invalid_argument,
+                      "writing " + std::to_string(bytes) + " bytes at " + std::to_string(offset) +
+                          " of '" + std::string(key) + "', which has " +
+                          std::to_string(object->bytes) + ": resize it first",
+                      kWhere);
   }
   return object;
 }
@@ -240,18 +293,20 @@ Result<StagedObject*> LocalStore::writable(TransactionState& state, std::string_
 // With the mutex: cuts a write into whole chunks, each with an extent of its own, and parts of
 // chunks (at most the first and the last). Where there is no room for all of it, no extent is kept.
 Result<std::vector<LocalStore::Part>> LocalStore::cut_up(Transfer& transfer, StagedObject& object,
-    uint64_t offset, Slice from) {
+                                                         uint64_t offset, Slice from) {
   std::vector<Part> parts;
   ByVolume given{};
   for (size_t moved = 0; moved < from.size;) {
     const auto index = static_cast<uint32_t>((offset + moved) / object.chunk_bytes);
     const auto at = static_cast<uint32_t>((offset + moved) % object.chunk_bytes);
-    const auto bytes = static_cast<uint32_t>(std::min<uint64_t>(object.chunk_bytes - at, from.size - moved));
+    const auto bytes =
+        static_cast<uint32_t>(std::min<uint64_t>(object.chunk_bytes - at, from.size - moved));
     const Slice slice = from.sub(moved, bytes);
     moved += bytes;
     const auto staged = object.chunks.find(index);
-    const bool nothing_behind = staged == object.chunks.end() ?
-        base_chunk(object, transfer.key, index).valid <= bytes : bytes == object.length_of(index);
+    const bool nothing_behind = staged == object.chunks.end()
+                                    ? base_chunk(object, transfer.key, index).valid <= bytes
+                                    : bytes == object.length_of(index);
     if (at != 0 || !(nothing_behind || bytes == object.length_of(index))) {
       parts.push_back({index, at, slice});
       continue;
@@ -279,7 +334,7 @@ void LocalStore::give_up_pieces(Transfer& transfer) {
 }
 
 Future<void> LocalStore::write(const StatePtr& state, std::string_view key, uint64_t offset,
-    Slice from, Priority priority) {
+                               Slice from, Priority priority) {
   std::vector<Future<void>> futures;
   auto transfer = transfers_.take();
   transfer->key = key;
@@ -311,7 +366,7 @@ Future<void> LocalStore::write(const StatePtr& state, std::string_view key, uint
     while (!taken && taken.error().code == Code::out_of_space && make_room(lock)) {
       owned = writable(*state, key, offset, from.size);
       taken = owned ? write_partial(state, **owned, key, part.index, part.at, part.from, promise)
-          : Status(owned.error());
+                    : Status(owned.error());
     }
     if (taken) continue;
     promise.complete(taken.error());
@@ -356,7 +411,8 @@ void LocalStore::start_write(std::unique_ptr<Transfer> owned) {
     const uint64_t at = block_of(piece.chunk.place) * kBlock;
     const FileId file = volumes_[volume].file.id;
     const size_t straight = align_down(piece.chunk.stored, kBlock);
-    if (straight > 0) transfer.add(Op::Kind::write, file, volume, at, piece.memory.sub(0, straight), i);
+    if (straight > 0)
+      transfer.add(Op::Kind::write, file, volume, at, piece.memory.sub(0, straight), i);
     if (straight == piece.chunk.stored) continue;
     const Slice last = transfer.scratch.slice().sub(piece.scratch, kBlock);
     std::memset(last.data, 0, kBlock);
@@ -364,7 +420,8 @@ void LocalStore::start_write(std::unique_ptr<Transfer> owned) {
     transfer.add(Op::Kind::write, file, volume, at + straight, last, i);
   }
   transfer.start(runtime_.loop, loads_, runtime_.pool);
-  for (Piece& piece : transfer.pieces) piece.chunk.crc = crc32c(piece.memory.data, piece.chunk.stored);
+  for (Piece& piece : transfer.pieces)
+    piece.chunk.crc = crc32c(piece.memory.data, piece.chunk.stored);
   transfer.release();
 }
 

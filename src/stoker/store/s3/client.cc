@@ -25,9 +25,9 @@ constexpr size_t kWaits = 256, kWaitsMin = 20;  // that say what is usual
 // is left of the allowance for those that hang.
 constexpr uint64_t kHedgeFactor = 2;
 constexpr double kHedgeShare = 0.02, kHedgesMax = 8;  // of all requests; at once
-constexpr int64_t kRefreshBefore_s = 300;  // AWS has the next ones ready by then
-constexpr int64_t kRefreshPause_s = 10;    // between two looks
-constexpr int kTurnsMax = 3;                    // redirects, clocks and refreshes of one try
+constexpr int64_t kRefreshBefore_s = 300;             // AWS has the next ones ready by then
+constexpr int64_t kRefreshPause_s = 10;               // between two looks
+constexpr int kTurnsMax = 3;                          // redirects, clocks and refreshes of one try
 
 using Verdict = Reply::Verdict;
 using Outcome = net::HttpAnswer::Outcome;
@@ -356,8 +356,8 @@ bool Client::see_to(Try& each, const Reply& reply) {
 bool Client::may_have_expired(const Try& each, const Reply& reply) const {
   if (location_.anonymous || reply.answer.outcome != Outcome::answered || each.turns == kTurnsMax)
     return false;
-  const bool bare = each.command->method == "HEAD" &&
-                    (reply.answer.status == 400 || reply.answer.status == 403);
+  const bool bare =
+      each.command->method == "HEAD" && (reply.answer.status == 400 || reply.answer.status == 403);
   return bare || reply.code == "ExpiredToken" || reply.code == "TokenRefreshRequired";
 }
 

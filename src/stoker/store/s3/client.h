@@ -50,8 +50,8 @@ struct Reply {
   };
   Verdict verdict = Verdict::lost;
   net::HttpAnswer answer;
-  std::string code;            // S3's, of an answer that has one
-  std::optional<Error> error;  // unless ok
+  std::string code;                  // S3's, of an answer that has one
+  std::optional<Error> error;        // unless ok
   std::optional<Error> lost_before;  // why an earlier try of the same command was lost
 };
 
@@ -70,7 +70,7 @@ class Client {
   void try_once(std::shared_ptr<const Command> command, uint64_t delay_ms, Done done);
 
   bool here() const { return http_->here(); }  // the calling thread is the one that completes
-  uint64_t pause_ms(int tries);  // before the next one: grows, drawn at random
+  uint64_t pause_ms(int tries);                // before the next one: grows, drawn at random
   uint64_t patience_ns() const { return location_.patience_s * 1'000'000'000; }
   const std::string& where() const {
     return where_;
@@ -116,9 +116,9 @@ class Client {
   const std::string where_;
   mutable std::mutex mutex_;  // guards what follows
   Target target_;
-  int64_t skew_s_ = 0;  // the server's clock before ours
+  int64_t skew_s_ = 0;        // the server's clock before ours
   int64_t refresh_at_s_ = 0;  // not before
-  double window_ = 16;  // requests in flight
+  double window_ = 16;        // requests in flight
   size_t active_ = 0;
   uint64_t cut_at_ns_ = 0;  // when the window was last made smaller
   std::deque<std::shared_ptr<Try>> queued_;
@@ -126,9 +126,9 @@ class Client {
   std::vector<uint64_t> waits_ns_;
   size_t next_wait_ = 0;
   uint64_t recent_wait_ns_ = 0;  // a mean in which the last ones weigh most
-  double hedges_ = 0;  // that may begin: each request adds its share
+  double hedges_ = 0;            // that may begin: each request adds its share
   std::mt19937_64 random_;
-  Pool finder_{1};  // looks for credentials, for requests that are not done before
+  Pool finder_{1};                   // looks for credentials, for requests that are not done before
   std::unique_ptr<net::Http> http_;  // the last member: its thread uses the others
 };
 

@@ -103,8 +103,8 @@ bool may_have_token(std::string_view url) {
   for (const std::string_view host :
        {"169.254.170.2", "169.254.170.23", "127.0.0.1", "localhost", "[::1]"}) {
     const std::string start = "http://" + std::string(host);
-    if (url.starts_with(start) && (url.size() == start.size() || url[start.size()] == '/' ||
-                                   url[start.size()] == ':'))
+    if (url.starts_with(start) &&
+        (url.size() == start.size() || url[start.size()] == '/' || url[start.size()] == ':'))
       return url.find('@') == std::string_view::npos;
   }
   return false;
@@ -116,8 +116,8 @@ Credentials credentials_of_container() {
                                            : "http://169.254.170.2" + relative;
   if (!may_have_token(url)) return {};
   const std::string file = environment("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE");
-  std::string token = file.empty() ? environment("AWS_CONTAINER_AUTHORIZATION_TOKEN")
-                                   : read_file(file);
+  std::string token =
+      file.empty() ? environment("AWS_CONTAINER_AUTHORIZATION_TOKEN") : read_file(file);
   while (!token.empty() && (token.back() == '\n' || token.back() == '\r')) token.pop_back();
   net::Headers headers;
   if (!token.empty()) headers.emplace_back("authorization", token);
@@ -146,8 +146,8 @@ Credentials credentials_of_instance() {
 Credentials credentials_in(std::string_view file, std::string_view profile) {
   auto values = section(file, profile);
   if (values["aws_access_key_id"].empty() || values["aws_secret_access_key"].empty()) return {};
-  return {values["aws_access_key_id"], values["aws_secret_access_key"],
-          values["aws_session_token"], 0};
+  return {values["aws_access_key_id"], values["aws_secret_access_key"], values["aws_session_token"],
+          0};
 }
 
 std::string region_in(std::string_view file, std::string_view profile) {
@@ -165,13 +165,14 @@ Result<Credentials> find_credentials() {
   found = credentials_of_container();
   if (found.anonymous()) found = credentials_of_instance();
   if (!found.anonymous()) return found;
-  return make_error(Code::not_found,
-                    "there are no credentials for S3: neither AWS_ACCESS_KEY_ID and "
-                    "AWS_SECRET_ACCESS_KEY are set, nor has '" +
-                        path + "' a profile '" + profile +
-                        "' with both, nor does the metadata of a container or an instance name any; for a "
-                        "public bucket write ?anon=1",
-                    "store/s3/credentials");
+  return make_error(
+      Code::not_found,
+      "there are no credentials for S3: neither AWS_ACCESS_KEY_ID and "
+      "AWS_SECRET_ACCESS_KEY are set, nor has '" +
+          path + "' a profile '" + profile +
+          "' with both, nor does the metadata of a container or an instance name any; for a "
+          "public bucket write ?anon=1",
+      "store/s3/credentials");
 }
 
 std::string find_state_folder() {

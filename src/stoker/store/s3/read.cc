@@ -40,10 +40,7 @@ std::optional<ContentRange> parse_content_range(std::string_view text) {
 class S3Store::Reading : public std::enable_shared_from_this<Reading> {
  public:
   Reading(S3Store& store, std::string key, uint64_t offset, Slice into)
-      : store_(store),
-        key_(std::move(key)),
-        offset_(offset),
-        into_(into) {}
+      : store_(store), key_(std::move(key)), offset_(offset), into_(into) {}
 
   Future<void> start() {
     Future<void> future = promise_.future();

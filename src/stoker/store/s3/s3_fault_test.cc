@@ -157,17 +157,16 @@ TEST_F(S3Many, FewerRequestsAreUnderWayAfterThrottling) {
     return seen("peak");
   };
   EXPECT_GE(peak_under({}), 14U);
-  for (const Json& fault : {Json{{"kind", "status"}, {"status", 503}, {"code", "SlowDown"}},
-                            Json{{"kind", "status"}, {"status", 429}},
-                            Json{{"kind", "status"}, {"status", 500}}})
+  for (const Json& fault :
+       {Json{{"kind", "status"}, {"status", 503}, {"code", "SlowDown"}},
+        Json{{"kind", "status"}, {"status", 429}}, Json{{"kind", "status"}, {"status", 500}}})
     EXPECT_LE(peak_under(fault), 12U) << fault;
 }
 
 TEST_F(S3Many, NoMoreRequestsAreAddedWhereTheyWaitLongerThanBefore) {
   const auto peak_at = [&](double before_s, double after_s) {
     open();
-    server_->fault(
-        {{"kind", "slow"}, {"method", "GET"}, {"times", 1000}, {"seconds", before_s}});
+    server_->fault({{"kind", "slow"}, {"method", "GET"}, {"times", 1000}, {"seconds", before_s}});
     for (int i = 0; i < 10; ++i) read_many(1);
     server_->fault({{"kind", "slow"}, {"method", "GET"}, {"times", 1000}, {"seconds", after_s}});
     read_many(180);
@@ -364,8 +363,8 @@ TEST_F(S3Fault, AContinuationThatWaitsForTheServerIsAnError) {
 // Parts on their way fill the budget: the next one waits for them.
 TEST_F(S3Fault, ALargeObjectGoesThroughASmallBudget) {
   store_.reset();
-  runtime_ = std::move(*RuntimeOwner::make(
-      {.engine = "posix", .cpu_threads = 2, .budget_bytes = 40 * kMiB}));
+  runtime_ = std::move(
+      *RuntimeOwner::make({.engine = "posix", .cpu_threads = 2, .budget_bytes = 40 * kMiB}));
   open();
   const Bytes bytes = pattern(100 * kMiB, 7);
   EXPECT_OK(put("object", bytes));
@@ -464,10 +463,9 @@ class S3Metadata : public S3Fault {
   }
   void TearDown() override {
     setenv("AWS_ACCESS_KEY_ID", "AKIDTEST", 1);
-    for (const char* name :
-         {"AWS_SHARED_CREDENTIALS_FILE", "AWS_EC2_METADATA_SERVICE_ENDPOINT",
-          "AWS_EC2_METADATA_DISABLED", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-          "AWS_CONTAINER_AUTHORIZATION_TOKEN"})
+    for (const char* name : {"AWS_SHARED_CREDENTIALS_FILE", "AWS_EC2_METADATA_SERVICE_ENDPOINT",
+                             "AWS_EC2_METADATA_DISABLED", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+                             "AWS_CONTAINER_AUTHORIZATION_TOKEN"})
       unsetenv(name);
     S3Fault::TearDown();
   }

@@ -71,8 +71,7 @@ class S3Store final : public Store {
   StoreInfo info() const override;
 
   // write.cc: for its transactions
-  Status resize(Staged& staged, std::string_view key, uint64_t bytes,
-                uint32_t chunk_bytes);
+  Status resize(Staged& staged, std::string_view key, uint64_t bytes, uint32_t chunk_bytes);
   Future<void> write(const StagedPtr& staged, std::string_view key, uint64_t offset, Slice from,
                      Priority priority);
   Status remove(Staged& staged, std::string_view key);
@@ -119,7 +118,7 @@ class S3Store final : public Store {
   const Location location_;
   const Runtime runtime_;
   const bool read_only_;
-  mutable std::mutex probe_mutex_;                // held while it is probed; guards
+  mutable std::mutex probe_mutex_;  // held while it is probed; guards
   mutable Match conditions_ = Match::unknown;
   mutable std::optional<bool> uploads_ignore_;  // conditions, once it was asked
   std::atomic<uint64_t> commits_{0};

@@ -202,9 +202,7 @@ Future<void> S3Store::snapshot(std::string_view) {
   return make_error(Code::unsupported, "a bucket has no snapshots; use local: for them", kWhere);
 }
 
-Future<void> S3Store::drop(std::string_view name) {
-  return no_snapshot(name);
-}
+Future<void> S3Store::drop(std::string_view name) { return no_snapshot(name); }
 
 StoreInfo S3Store::info() const {
   StoreInfo info;

@@ -34,7 +34,8 @@ std::string decode(std::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
     if (text[i] == '%' && i + 2 < text.size()) {
-      out += static_cast<char>(std::strtol(std::string(text.substr(i + 1, 2)).c_str(), nullptr, 16));
+      out +=
+          static_cast<char>(std::strtol(std::string(text.substr(i + 1, 2)).c_str(), nullptr, 16));
       i += 2;
     } else {
       out += text[i];
@@ -43,9 +44,7 @@ std::string decode(std::string_view text) {
   return out;
 }
 
-bool try_lock(const Fd& file) {
-  return flock(file.get(), LOCK_EX | LOCK_NB) == 0;
-}
+bool try_lock(const Fd& file) { return flock(file.get(), LOCK_EX | LOCK_NB) == 0; }
 
 // id -> key of what was begun and not ended; nothing if the file is of another bucket. A last line
 // without its end is one that its writer died in.
@@ -110,7 +109,7 @@ bool Uploads::make_file() {
     path_ = folder_ + "/" + random_name() + kEnd;
     Fd file(open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0600));
     if (!file) return false;
-    struct stat status{};
+    struct stat status {};
     // Who sweeps may have been quicker, and have taken it for one of a dead writer.
     if (!try_lock(file) || fstat(file.get(), &status) != 0 || status.st_nlink == 0) continue;
     file_ = std::move(file);

@@ -31,7 +31,7 @@ class Uploads {
   bool make_file();                      // with the mutex
 
   const std::string folder_, bucket_;
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;                                       // guards what follows
   std::map<std::string, std::string, std::less<>> going_;  // id -> key
   Fd file_;                                                // locked; none before the first upload
   std::string path_;

@@ -86,8 +86,7 @@ bool is_printable(std::string_view text) {
 
 Staged::Staged() : OneObject(kStore) {}
 
-Status S3Store::resize(Staged& staged, std::string_view key, uint64_t bytes,
-                       uint32_t chunk_bytes) {
+Status S3Store::resize(Staged& staged, std::string_view key, uint64_t bytes, uint32_t chunk_bytes) {
   std::lock_guard lock(staged.mutex);
   STOKER_TRY(check_key(location_, key));
   STOKER_TRY(staged.check_open(key));
@@ -383,15 +382,15 @@ Result<Version> S3Store::commit_now(Staged& staged) {
   if (status && staged.touched) {
     const bool large = staged.bytes > kPartBytes;
     if (staged.required && (staged.removed || large)) {
-      status = make_error(Code::unsupported,
-                          staged.removed
-                              ? "a bucket cannot remove '" + staged.key + "' under a condition"
-                              : "'" + staged.key + "' has " + human_bytes(staged.bytes) +
-                                    ": under a condition a bucket takes 16 MiB at most" +
-                                    (uploads_ignore_conditions()
-                                         ? ", and this server ignores conditions of uploads"
-                                         : ""),
-                          kWhere);
+      status = make_error(
+          Code::unsupported,
+          staged.removed
+              ? "a bucket cannot remove '" + staged.key + "' under a condition"
+              : "'" + staged.key + "' has " + human_bytes(staged.bytes) +
+                    ": under a condition a bucket takes 16 MiB at most" +
+                    (uploads_ignore_conditions() ? ", and this server ignores conditions of uploads"
+                                                 : ""),
+          kWhere);
     } else {
       status = staged.removed ? delete_object(staged)
                : large        ? complete_upload(staged)
@@ -431,8 +430,8 @@ Status S3Store::put_whole(Staged& staged) {
     if (staged.required->empty())
       command.headers.emplace_back("if-none-match", "*");
     else
-      command.headers.emplace_back("if-match", form == Match::bare ? *staged.required
-                                                                   : etag_of_tag(*staged.required));
+      command.headers.emplace_back(
+          "if-match", form == Match::bare ? *staged.required : etag_of_tag(*staged.required));
   }
   return decide(staged, *client_->send(std::move(command)).wait(), false);
 }
@@ -440,8 +439,8 @@ Status S3Store::put_whole(Staged& staged) {
 Status S3Store::complete_upload(Staged& staged) {
   std::vector<std::string> etags;
   for (const auto& [index, part] : staged.parts) etags.push_back(part.etag);
-  return decide(
-      staged, *client_->send(completion(whole(staged.key), staged.upload, etags)).wait(), false);
+  return decide(staged, *client_->send(completion(whole(staged.key), staged.upload, etags)).wait(),
+                false);
 }
 
 Status S3Store::delete_object(Staged& staged) {
@@ -547,8 +546,8 @@ Result<S3Store::Match> S3Store::probe_conditions() const {
   return found;
 }
 
-// Whether an upload takes the place of an object under If-None-Match. Asked apart from PUT: there are
-// servers that know the one and not the other. What nobody answered is no reason to say so.
+// Whether an upload takes the place of an object under If-None-Match. Asked apart from PUT: there
+// are servers that know the one and not the other. What nobody answered is no reason to say so.
 bool S3Store::uploads_ignore_conditions() const {
   std::lock_guard lock(probe_mutex_);
   if (!uploads_ignore_) {
@@ -591,7 +590,8 @@ Status S3Store::delete_batch(std::span<const std::string> keys) {
     if (found->error && !missing) missing = found->error;
   }
   if (missing) return *missing;
-  std::string body = "<Delete xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Quiet>true</Quiet>";
+  std::string body =
+      "<Delete xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Quiet>true</Quiet>";
   for (const std::string& key : keys)
     body += "<Object><Key>" + xml_escape(whole(key)) + "</Key></Object>";
   body += "</Delete>";

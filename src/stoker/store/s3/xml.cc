@@ -16,9 +16,7 @@ Error bad(const std::string& why) {
                     "store/s3/xml");
 }
 
-bool is_blank(char c) {
-  return c == ' ' || c == '\t' || c == '\n' || c == '\r';
-}
+bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
 void put_utf8(std::string& out, uint32_t code) {
   const auto byte = [&out](uint32_t value) {
