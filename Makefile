@@ -42,7 +42,7 @@ PEERS_STAMP := $(PEERS_VENV)/stamps/peers-$(call hash,requirements-torch.txt ben
 RELEASE := build/release
 
 .NOTPARALLEL:  # compilers and tests take the cores themselves (JOBS)
-.PHONY: help setup build build-tests train test soak bench bench-peers bench-s3 bench-curm bench-checkpoint sanitize $(SANITIZERS:%=sanitize-%) tidy fuzz clean
+.PHONY: help setup build build-tests train test soak bench bench-peers bench-s3 bench-curm bench-checkpoint sanitize $(SANITIZERS:%=sanitize-%) format tidy fuzz clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -103,7 +103,10 @@ sanitize: $(SANITIZERS:%=sanitize-%)  ## the C++ tests under address, undefined 
 $(SANITIZERS:%=sanitize-%): sanitize-%: $(TEST)
 	tools/sanitize.sh $* $(JOBS) "$(or $(UNSANITIZED_$*),$(UNSANITIZED))"
 
-tidy: $(RELEASE)/with-tests build $(CHECK)  ## clang-tidy over the C++ sources (SINCE=main: what changed since), and the hygiene tests
+format: $(TEST)  ## lay out every source: clang-format, ruff format
+	tools/format.sh
+
+tidy: $(RELEASE)/with-tests build $(CHECK)  ## layout, clang-tidy over the C++ sources (SINCE=main: what changed since), hygiene tests
 	tools/tidy.sh $(RELEASE) $(JOBS) $(SINCE)
 	.venv/bin/python -m pytest -q tests/tidy_test.py
 

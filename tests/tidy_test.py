@@ -363,6 +363,17 @@ def dead_links(root: Path) -> list[str]:
     return problems
 
 
+def long_lines(root: Path) -> list[str]:
+    """No line of a source has more than 100 columns."""
+    return [
+        f"{path.relative_to(root)}:{number} has {len(line)} columns; 100 is the most"
+        for path in files(root)
+        if path.suffix in CODE | {".py", ".pyi", ".c"}
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > 100
+    ]
+
+
 RULES: list[Callable[[Path], list[str]]] = [
     upward_includes,
     banned_calls,
@@ -371,6 +382,7 @@ RULES: list[Callable[[Path], list[str]]] = [
     undocumented_formats,
     unfinished,
     dead_links,
+    long_lines,
 ]
 
 
@@ -498,6 +510,7 @@ BROKEN = [
         },
         2,
     ),
+    (long_lines, {"src/stoker/io/x.cc": "// " + 98 * "a", "a.py": "# " + 98 * "a"}, 1),
 ]
 
 

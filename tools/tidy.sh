@@ -1,21 +1,33 @@
 #!/usr/bin/env bash
-# clang-tidy over every C++ source of the library and the command, or those that changed since a commit.
-# Usage: tidy.sh BUILD_DIR JOBS [SINCE]
+# The layout of every source, then clang-tidy over the C++ sources of the library and the command,
+# or over those that changed since a commit. Usage: tidy.sh BUILD_DIR JOBS [SINCE]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$1 jobs=$2 since=${3:-}
+tools/format.sh --check
 tidy=$(command -v clang-tidy-14 || command -v clang-tidy) || {
   echo "stoker tidy: clang-tidy is missing; install it with: apt-get install clang-tidy-14" >&2
   exit 1
 }
-# Tests are left out: gtest's macros trip half of the checks. The bindings too: nanobind's headers need a newer clang.
-if [ -n "$since" ]; then
-  mapfile -t sources < <(git diff --name-only --diff-filter=AM "$since" -- 'src/*.cc' 'cli/*.cc' 'lab/*.cc' | grep -v '_test\.cc$')
-else
-  mapfile -t sources < <(git ls-files --cached --others --exclude-standard 'src/*.cc' 'cli/*.cc' 'lab/*.cc' | grep -v '_test\.cc$')
-fi
+# What changed since, but for the commits that only laid lines out anew.
+changed() {
+  git rev-list --no-merges "$since..HEAD" | grep -vxFf .git-blame-ignore-revs |
+    git diff-tree --stdin --no-commit-id --name-only --diff-filter=AM -r
+  git diff --name-only --diff-filter=AM HEAD
+}
+listed() {
+  if [ -n "$since" ]; then changed; else git ls-files --cached --others --exclude-standard; fi
+}
+# Tests are left out: gtest's macros trip half of the checks. The bindings too: nanobind's headers
+# need a newer clang.
+sources=()
+while read -r source; do
+  [[ $source =~ ^(src|cli|lab)/.*\.cc$ && $source != *_test.cc && -f $source ]] &&
+    sources+=("$source")
+done < <(listed | sort -u)
 ((${#sources[@]})) || exit 0
 # The flags in the build's list are gcc's: clang need not know them all.
 printf '%s\n' "${sources[@]}" |
-  xargs -P "$jobs" -n 4 "$tidy" -p "$build" --quiet --warnings-as-errors='*' --extra-arg=-Wno-unknown-warning-option
+  xargs -P "$jobs" -n 4 "$tidy" -p "$build" --quiet --warnings-as-errors='*' \
+    --extra-arg=-Wno-unknown-warning-option
 echo "stoker tidy: ${#sources[@]} sources are clean" >&2
