@@ -15,7 +15,6 @@
 #include "convert.h"
 #include "stoker/base/bytes.h"
 #include "stoker/memory/lost.h"
-#include "stoker/store/read_many.h"
 
 namespace stoker::python {
 
@@ -343,7 +342,7 @@ PyFuture read_pieces(const PyStore& store, const std::vector<std::string>& keys,
   Store& source = open(store);
   const WithoutGil without;
   const Slice into = store.handle->runtime->slice(address, bytes);
-  return transfer(store.handle, read_many(source, keys, pieces, into, options),
+  return transfer(store.handle, source.read_many(keys, pieces, into, options),
                   store.handle->read_bytes, sum);
 }
 

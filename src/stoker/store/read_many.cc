@@ -1,39 +1,12 @@
 #include "stoker/store/read_many.h"
 
 #include <memory>
-#include <mutex>
-#include <optional>
-#include <utility>
+#include <string>
 
 namespace stoker {
 namespace {
 
 constexpr const char* kWhere = "store/read_many";
-
-// Counts the reads down, and keeps the error of the first piece that failed.
-class Rest {
- public:
-  explicit Rest(size_t reads) : left_(reads), first_failed_(reads) {}
-
-  Future<void> future() const { return promise_.future(); }
-  void done(size_t piece, const Status& status) {
-    std::unique_lock lock(mutex_);
-    if (!status && piece < first_failed_) {
-      first_failed_ = piece;
-      error_ = status.error();
-    }
-    if (--left_ != 0) return;
-    lock.unlock();
-    promise_.complete(error_ ? Status(*error_) : Status());
-  }
-
- private:
-  std::mutex mutex_;
-  size_t left_;                 // guarded by mutex_
-  size_t first_failed_;         // guarded by mutex_
-  std::optional<Error> error_;  // guarded by mutex_ while left_ is not zero
-  Promise<void> promise_;
-};
 
 Status check(size_t keys, const Piece& piece, size_t number, size_t memory) {
   const std::string name = "piece " + std::to_string(number) + " of a batch";
@@ -53,18 +26,32 @@ Status check(size_t keys, const Piece& piece, size_t number, size_t memory) {
 
 }  // namespace
 
-Future<void> read_many(Store& store, std::span<const std::string> keys,
-                       std::span<const Piece> pieces, Slice into, const ReadOptions& options) {
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    if (const Status status = check(keys.size(), pieces[i], i, into.size); !status)
-      return status.error();
+Status check_pieces(size_t keys, std::span<const Piece> pieces, size_t memory) {
+  for (size_t i = 0; i < pieces.size(); ++i) STOKER_TRY(check(keys, pieces[i], i, memory));
+  return {};
+}
+
+void Countdown::done(size_t piece, const Status& status) {
+  std::unique_lock lock(mutex_);
+  if (!status && piece < first_failed_) {
+    first_failed_ = piece;
+    error_ = status.error();
   }
+  if (--left_ != 0) return;
+  lock.unlock();
+  promise_.complete(error_ ? Status(*error_) : Status());
+}
+
+Future<void> Store::read_many(std::span<const std::string> keys, std::span<const Piece> pieces,
+                              Slice into, ReadOptions options) {
+  if (const Status status = check_pieces(keys.size(), pieces, into.size); !status)
+    return status.error();
   if (pieces.empty()) return Status();
-  const auto rest = std::make_shared<Rest>(pieces.size());
+  const auto rest = std::make_shared<Countdown>(pieces.size());
   Future<void> all = rest->future();
   for (size_t i = 0; i < pieces.size(); ++i) {
     const Piece& piece = pieces[i];
-    store.read(keys[piece.object], piece.offset, into.sub(piece.into, piece.bytes), options)
+    read(keys[piece.object], piece.offset, into.sub(piece.into, piece.bytes), options)
         .on_done([rest, i](const Status& status) { rest->done(i, status); });
   }
   return all;

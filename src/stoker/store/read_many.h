@@ -1,27 +1,33 @@
-// Many ranges of many objects by one call: a batch of samples.
+// What stores that read many ranges by one call have in common.
 #pragma once
 
-#include <cstdint>
+#include <cstddef>
+#include <mutex>
+#include <optional>
 #include <span>
-#include <string>
 
 #include "stoker/store/store.h"
 
 namespace stoker {
 
-struct Piece {
-  uint64_t object = 0;  // which of the keys
-  uint64_t offset = 0;  // in the object
-  uint64_t bytes = 0;
-  uint64_t into = 0;  // in the memory
-};
+// invalid_argument names the first piece that is of no key, or outside the memory.
+Status check_pieces(size_t keys, std::span<const Piece> pieces, size_t memory);
 
-// Reads every piece into its place; pieces may be of any order and length, their places must not
-// overlap. All are asked for at once, and the memory stays untouched by others until the future is
-// done. The error is that of the first piece that failed, in the order given; no read is going on
-// any more then. invalid_argument: a piece of a key that is not there, or outside the memory;
-// nothing was read then.
-Future<void> read_many(Store& store, std::span<const std::string> keys,
-                       std::span<const Piece> pieces, Slice into, const ReadOptions& options = {});
+// Counts reads down, and keeps the error of the first piece that failed. Any thread.
+class Countdown {
+ public:
+  explicit Countdown(size_t reads) : left_(reads), first_failed_(SIZE_MAX) {}
+
+  // Done with the last read.
+  Future<void> future() const { return promise_.future(); }
+  void done(size_t piece, const Status& status);
+
+ private:
+  std::mutex mutex_;
+  size_t left_;                 // guarded by mutex_
+  size_t first_failed_;         // guarded by mutex_
+  std::optional<Error> error_;  // guarded by mutex_ while left_ is not zero
+  Promise<void> promise_;
+};
 
 }  // namespace stoker

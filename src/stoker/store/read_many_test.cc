@@ -24,8 +24,8 @@ class ReadMany : public testing::Test {
   }
   Status read(std::vector<Piece> pieces) {
     const std::vector<std::string> keys{"a", "b", "gone"};
-    return read_many(*store_, keys, pieces,
-                     {reinterpret_cast<std::byte*>(memory_.data()), memory_.size()})
+    return store_
+        ->read_many(keys, pieces, {reinterpret_cast<std::byte*>(memory_.data()), memory_.size()})
         .wait();
   }
 

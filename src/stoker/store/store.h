@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -112,6 +113,14 @@ struct ReadOptions {
   uint64_t deadline_ns = 0;
 };
 
+// A range of an object, and its place in memory.
+struct Piece {
+  uint64_t object = 0;  // which of the keys
+  uint64_t offset = 0;  // in the object
+  uint64_t bytes = 0;
+  uint64_t into = 0;  // in the memory
+};
+
 // Owns the objects it wrote until it is committed or destroyed. Methods may be called by any
 // thread, but not commit() beside others.
 class Transaction {
@@ -165,6 +174,13 @@ class Store {
   // key and chunk), io.
   virtual Future<void> read(std::string_view key, uint64_t offset, Slice into,
                             ReadOptions options = {}) = 0;
+  // Reads every piece into its place; pieces may be of any order and length, their places must not
+  // overlap. All are asked for at once, and the memory stays untouched by others until the future
+  // is done. The error is that of the first piece that failed, in the order given; no read is going
+  // on any more then. invalid_argument: a piece of a key that is not there, or outside the memory;
+  // nothing was read then. `keys` and `pieces` are copied.
+  virtual Future<void> read_many(std::span<const std::string> keys, std::span<const Piece> pieces,
+                                 Slice into, ReadOptions options = {});
   virtual Result<std::unique_ptr<Transaction>> begin() = 0;
   // Makes `to` what `from` is, as one durable commit, and replaces it if it is there. Moves no
   // bytes where the store can do without. Waits for it. conflict: `from` changed meanwhile.

@@ -13,13 +13,17 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "stoker/base/pool.h"
+#include "stoker/io/buffered.h"
 #include "stoker/store/condition.h"
 #include "stoker/store/dir/beneath.h"
 #include "stoker/store/dir/store.h"
 #include "stoker/store/one_object.h"
+#include "stoker/store/read_many.h"
 
 namespace stoker::dir {
 
@@ -36,6 +40,13 @@ struct Staged : OneObject {
 };
 using StagedPtr = std::shared_ptr<Staged>;
 
+// A piece that the page cache takes, in a call of read_many().
+struct Small {
+  size_t piece = 0;  // its number there
+  uint64_t offset = 0;
+  Slice into;
+};
+
 class DirStore final : public Store {
  public:
   static Result<std::unique_ptr<Store>> open(const std::string& path, const Runtime& runtime,
@@ -46,6 +57,8 @@ class DirStore final : public Store {
   Result<std::vector<ObjectInfo>> list(std::string_view prefix, std::string_view snapshot) override;
   Future<void> read(std::string_view key, uint64_t offset, Slice into,
                     ReadOptions options) override;
+  Future<void> read_many(std::span<const std::string> keys, std::span<const Piece> pieces,
+                         Slice into, ReadOptions options) override;
   Result<std::unique_ptr<Transaction>> begin() override;
   Result<Version> copy(std::string_view from, std::string_view to) override;
   Future<void> snapshot(std::string_view name) override;
@@ -68,6 +81,9 @@ class DirStore final : public Store {
   // read.cc
   Status read_now(const std::string& key, uint64_t offset, Slice into,
                   const ReadOptions& options) const;
+  Result<Fd> open_object(const std::string& key, uint64_t* bytes) const;
+  void read_small(const std::map<std::string, std::vector<Small>>& by_key, Countdown& rest);
+  std::unique_ptr<BufferedReader> take_reader();
   Status walk(const Fd& folder, const std::string& path, std::string_view prefix,
               std::vector<ObjectInfo>& found) const;
 
@@ -99,7 +115,10 @@ class DirStore final : public Store {
   std::mutex swept_mutex_;
   std::set<std::string> swept_;  // folders in which temporary files of the dead were looked for;
                                  // guarded by swept_mutex_
-  Pool files_{4};                // the last member: it ends before what its jobs use
+  std::mutex readers_mutex_;
+  // that no job uses now, one a thread at most; guarded by readers_mutex_
+  std::vector<std::unique_ptr<BufferedReader>> readers_;
+  Pool files_{4};  // the last member: it ends before what its jobs use
 };
 
 using DirTransaction = OneObjectTransaction<DirStore, Staged>;

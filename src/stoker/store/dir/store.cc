@@ -21,6 +21,7 @@ namespace stoker::dir {
 namespace {
 
 constexpr const char* kWhere = "store/dir";
+constexpr uint32_t kSmallDepth = 64;  // reads of one call in flight
 
 Error no_snapshot(std::string_view name) {
   return make_error(
@@ -31,6 +32,15 @@ Error no_snapshot(std::string_view name) {
 Error no_object(std::string_view key, const std::string& root) {
   return make_error(Code::not_found,
                     "there is no object '" + std::string(key) + "' in '" + root + "'", kWhere);
+}
+
+Status check_inside(const std::string& key, uint64_t bytes, uint64_t offset, const Slice& into) {
+  if (offset <= bytes && into.size <= bytes - offset) return {};
+  return make_error(Code::invalid_argument,
+                    "bytes " + std::to_string(offset) + " to " +
+                        std::to_string(offset + into.size) + " are beyond the end of '" + key +
+                        "', which has " + std::to_string(bytes),
+                    kWhere);
 }
 
 ObjectInfo describe(std::string key, const struct stat& status) {
@@ -144,22 +154,100 @@ Future<void> DirStore::read(std::string_view key, uint64_t offset, Slice into,
   return future;
 }
 
-Status DirStore::read_now(const std::string& key, uint64_t offset, Slice into,
-                          const ReadOptions& options) const {
-  STOKER_ASSIGN(const Fd file,
+// Pieces that direct I/O takes are reads of their own; the others of an object share one opening.
+Future<void> DirStore::read_many(std::span<const std::string> keys, std::span<const Piece> pieces,
+                                 Slice into, ReadOptions options) {
+  if (!options.snapshot.empty()) return no_snapshot(options.snapshot);
+  if (const Status valid = check_pieces(keys.size(), pieces, into.size); !valid)
+    return valid.error();
+  for (const Piece& piece : pieces) {
+    if (const Status valid = check_key(keys[piece.object]); !valid) return valid.error();
+  }
+  if (pieces.empty()) return Status();
+  const auto rest = std::make_shared<Countdown>(pieces.size());
+  Future<void> all = rest->future();
+  std::map<std::string, std::vector<Small>> small;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const Piece& piece = pieces[i];
+    const Slice place = into.sub(piece.into, piece.bytes);
+    if (!goes_direct(piece.offset, place)) {
+      small[keys[piece.object]].push_back({i, piece.offset, place});
+      continue;
+    }
+    read(keys[piece.object], piece.offset, place, options).on_done([rest, i](const Status& status) {
+      rest->done(i, status);
+    });
+  }
+  if (small.empty()) return all;
+  files_.run([this, rest, small = std::move(small)] { read_small(small, *rest); });
+  return all;
+}
+
+void DirStore::read_small(const std::map<std::string, std::vector<Small>>& by_key,
+                          Countdown& rest) {
+  std::vector<Fd> files;  // stay open until all is read
+  std::vector<BufferedRead> reads;
+  std::vector<std::pair<size_t, const std::string*>> of;  // piece and key of each read
+  for (const auto& [key, pieces] : by_key) {
+    uint64_t bytes = 0;
+    auto file = open_object(key, &bytes);
+    for (const Small& piece : pieces) {
+      if (!file) {
+        rest.done(piece.piece, file.error());
+      } else if (const Status inside = check_inside(key, bytes, piece.offset, piece.into);
+                 !inside) {
+        rest.done(piece.piece, inside);
+      } else {
+        reads.push_back({file->get(), piece.offset, piece.into});
+        of.emplace_back(piece.piece, &key);
+      }
+    }
+    if (file) files.push_back(std::move(*file));
+  }
+  auto reader = take_reader();
+  reader->run(reads);
+  {
+    std::lock_guard lock(readers_mutex_);
+    readers_.push_back(std::move(reader));
+  }
+  for (size_t i = 0; i < reads.size(); ++i) {
+    const auto& [piece, key] = of[i];
+    const Status status = outcome_of(reads[i]);
+    rest.done(piece, status ? status
+                            : Status(status.error().with("reading '" + *key + "' in '" +
+                                                         root_.path() + "'")));
+  }
+}
+
+std::unique_ptr<BufferedReader> DirStore::take_reader() {
+  {
+    std::lock_guard lock(readers_mutex_);
+    if (!readers_.empty()) {
+      auto reader = std::move(readers_.back());
+      readers_.pop_back();
+      return reader;
+    }
+  }
+  return std::make_unique<BufferedReader>(kSmallDepth);
+}
+
+// The file of an object, which has so many bytes.
+Result<Fd> DirStore::open_object(const std::string& key, uint64_t* bytes) const {
+  STOKER_ASSIGN(Fd file,
                 root_.open_at(key, O_RDONLY | O_NONBLOCK));  // or opening a pipe would hang
   struct stat status {};
   if (fstat(file.get(), &status) != 0)
     return errno_error(errno, "cannot look at '" + key + "' in '" + root_.path() + "'", kWhere);
   if (!S_ISREG(status.st_mode)) return no_object(key, root_.path());
-  const auto bytes = static_cast<uint64_t>(status.st_size);
-  if (offset > bytes || into.size > bytes - offset) {
-    return make_error(Code::invalid_argument,
-                      "bytes " + std::to_string(offset) + " to " +
-                          std::to_string(offset + into.size) + " are beyond the end of '" + key +
-                          "', which has " + std::to_string(bytes),
-                      kWhere);
-  }
+  *bytes = static_cast<uint64_t>(status.st_size);
+  return file;
+}
+
+Status DirStore::read_now(const std::string& key, uint64_t offset, Slice into,
+                          const ReadOptions& options) const {
+  uint64_t bytes = 0;
+  STOKER_ASSIGN(const Fd file, open_object(key, &bytes));
+  STOKER_TRY(check_inside(key, bytes, offset, into));
   const Status done = read_file(runtime_.loop, file.get(), offset, into, options.priority);
   return done ? done : Status(done.error().with("reading '" + key + "' in '" + root_.path() + "'"));
 }

@@ -28,18 +28,9 @@ Middle middle_of(uint64_t offset, const Slice& bytes) {
 }
 
 Status read_buffered(int fd, uint64_t offset, Slice into) {
-  for (size_t moved = 0; moved < into.size;) {
-    const ssize_t got =
-        pread(fd, into.data + moved, into.size - moved, static_cast<off_t>(offset + moved));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return errno_error(errno, "the file cannot be read", kWhere);
-    if (got == 0)
-      return make_error(
-          Code::io, "the file became shorter while it was read; another program writes it in place",
-          kWhere);
-    moved += static_cast<size_t>(got);
-  }
-  return {};
+  BufferedRead read{fd, offset, into};
+  read_on(read);
+  return outcome_of(read);
 }
 
 Status write_buffered(int fd, uint64_t offset, Slice from) {
@@ -61,6 +52,15 @@ void each_piece(const Middle& middle, OnPiece op) {
 }
 
 }  // namespace
+
+Status outcome_of(const BufferedRead& read) {
+  if (read.outcome < 0)
+    return errno_error(static_cast<int>(-read.outcome), "the file cannot be read", kWhere);
+  if (static_cast<size_t>(read.outcome) == read.into.size) return {};
+  return make_error(Code::io,
+                    "the file became shorter while it was read; another program writes it in place",
+                    kWhere);
+}
 
 bool goes_direct(uint64_t offset, const Slice& bytes) {
   const Middle middle = middle_of(offset, bytes);

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "stoker/io/buffered.h"
 #include "stoker/io/loop.h"
 #include "stoker/memory/slice.h"
 
@@ -15,6 +16,9 @@ inline constexpr size_t kDirectBytes = 1 << 20;  // shorter pieces go through th
 bool goes_direct(uint64_t offset, const Slice& bytes);
 // The path under which the Loop opens a file that we hold open: no name is looked up again.
 std::string path_of(int fd);
+
+// What came of a read of bytes that were in the file when it was opened.
+Status outcome_of(const BufferedRead& read);
 
 Status read_file(Loop& loop, int fd, uint64_t offset, Slice into, Priority priority);
 // `direct`: the file as open in the Loop; -1: the page cache takes it all.
