@@ -22,6 +22,21 @@ std::string cpu_model() {
   return "unknown";
 }
 
+// Of the instructions that the kernels of the codec choose among, those that the processor has.
+std::string cpu_features() {
+  std::ifstream file("/proc/cpuinfo");
+  std::string flags;
+  for (std::string line; flags.empty() && std::getline(file, line);) {
+    if (line.rfind("flags", 0) == 0) flags = line + " ";
+  }
+  std::string known;
+  for (const char* name : {"sse4_2", "pclmulqdq", "avx2", "avx512bw", "gfni", "vpclmulqdq"}) {
+    if (flags.find(" " + std::string(name) + " ") != std::string::npos)
+      known += (known.empty() ? "" : " ") + std::string(name);
+  }
+  return known;
+}
+
 }  // namespace
 
 double median(std::vector<double> values) {
@@ -48,6 +63,7 @@ Json bench_machine() {
   uname(&kernel);
   return {{"kernel", kernel.release},
           {"cpu", cpu_model()},
+          {"features", cpu_features()},
           {"cores", std::thread::hardware_concurrency()},
           {"stoker", STOKER_VERSION}};
 }

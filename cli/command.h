@@ -38,6 +38,7 @@ void add_probe(CLI::App& app, ExitStatus& status);
 void add_bench_io(CLI::App& bench, ExitStatus& status);
 void add_bench_codec(CLI::App& bench, ExitStatus& status);
 void add_bench_repair(CLI::App& bench, ExitStatus& status);
+void add_bench_coded(CLI::App& bench, ExitStatus& status);
 void add_ls(CLI::App& app, ExitStatus& status);
 void add_fsck(CLI::App& app, ExitStatus& status);
 void add_export(CLI::App& app, ExitStatus& status);

@@ -52,12 +52,14 @@ int run(int argc, char** argv) {
   ExitStatus status;
   CLI::App* bench = app.add_subcommand("bench",
                                        "Measure beside the device's ceiling and a peer: bench io, "
-                                       "bench codec, bench repair, bench offload, bench plan");
+                                       "bench codec, bench coded, bench repair, bench offload, "
+                                       "bench plan");
   bench->require_subcommand(1);
   add_probe(app, status);
   add_bench_io(*bench, status);
   add_bench_codec(*bench, status);
   add_bench_repair(*bench, status);
+  add_bench_coded(*bench, status);
   add_create(app, status);
   add_cp(app, status);
   add_put(app, status);

@@ -497,6 +497,42 @@ def test_bench_repair_tells_the_cap_and_what_users_wait(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_bench_coded_stands_beside_plain_files_and_plays_traces(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text(
+        "".join(
+            f"{128166372003061629 + 10000 * i},web,0,Write,{offset},{bytes_},100\n"
+            for i, (offset, bytes_) in enumerate(
+                [(4096, 4096), (6 * 2**20 - 512, 1024), (4096, 4096), (2**30, 8192)] * 5
+            )
+        )
+    )
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    size = ("--size", "64MiB", "--rounds", "1", "--seconds", "0.1", "--writers", "2")
+    done = run("bench", "coded", folder, *size, "--json", "--trace", trace, "--requests", "18")
+    assert done.returncode == 0, done.stderr
+    assert not list(folder.iterdir())
+    answer = json.loads(done.stdout)
+    machine = answer["machine"]
+    assert machine["stoker"] and machine["features"] and answer["bytes"] == 64 << 20
+    names = ["put", "read", "read_without_m", "read_1mib", "scrub", "rebuild"]
+    assert [row["measure"] for row in answer["results"]] == names
+    for row in answer["results"]:
+        assert row["coded_bytes_per_second"] > 0 and row["plain_bytes_per_second"] > 0
+        assert row["share"] > 0 and row["goal"] > 0 and len(row["coded_all"]) == 1
+    kinds = [(row["writers"], row["aligned"]) for row in answer["updates"]]
+    assert kinds == [(1, True), (1, False), (2, True), (2, False)]
+    for row in answer["updates"]:
+        for side in row["coded"] + row["plain"]:
+            assert side["updates"] > 0 and 0 < side["p50_us"] <= side["p99_us"] <= side["max_us"]
+    (played,) = answer["traces"]
+    # 6 MiB - 512 begins in one object and ends in the next; 1 GiB lies in a third.
+    assert played["objects"] == 3 and played["coded"]["updates"] == 18
+    assert played["coded"]["disk_bytes_an_update"] > 4 * played["bytes_an_update"]
+    assert played["coded"]["flushes_an_update"] > 0 and played["plain"]["updates"] == 18
+
+
 def test_only_coded_stores_have_copies_to_repair_from(tmp_path: Path) -> None:
     assert "is no coded store" in refused(1, "repair", tmp_path)
     assert "is no coded store" in refused(1, "scrub", tmp_path)

@@ -242,6 +242,7 @@ WRONG = {
     "bench io": ("--depth x", "--depth -1", "--depth 0", "--seconds nan", "--repetitions 0"),
     "bench codec": ("--repetitions -1", "--code", "--chunk"),
     "bench repair": ("", "d --seconds -1"),
+    "bench coded": ("", "d --rounds 0", "d --seconds -1", "d --writers 0", "d --requests 0"),
     "train": (
         "--nothing",
         "--store=",

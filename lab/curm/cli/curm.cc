@@ -93,6 +93,16 @@ Result<curm::Trace> read_trace_and_tell(const std::string& path, bool lenient) {
   return trace;
 }
 
+Result<TraceWrites> read_trace_writes(const std::string& path) {
+  STOKER_ASSIGN(const curm::Trace trace, read_trace_and_tell(path, true));
+  TraceWrites writes;
+  writes.name = trace.name;
+  for (const curm::Request& request : trace.requests) {
+    if (request.write) writes.writes.push_back({request.object, request.offset, request.bytes});
+  }
+  return writes;
+}
+
 void add_curm(CLI::App& app, ExitStatus& status) {
   CLI::App* curm = app.add_subcommand(
       "curm",
