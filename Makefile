@@ -42,7 +42,7 @@ PEERS_STAMP := $(PEERS_VENV)/stamps/peers-$(call hash,requirements-torch.txt ben
 RELEASE := build/release
 
 .NOTPARALLEL:  # compilers and tests take the cores themselves (JOBS)
-.PHONY: help setup build build-tests train test soak bench bench-peers bench-s3 bench-curm bench-checkpoint sanitize $(SANITIZERS:%=sanitize-%) format tidy fuzz clean
+.PHONY: help setup build build-tests train test soak bench bench-peers bench-s3 bench-coded bench-curm bench-checkpoint sanitize $(SANITIZERS:%=sanitize-%) format tidy fuzz clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -94,6 +94,9 @@ $(S3_PEERS): | $(RUN)
 
 bench-checkpoint: build $(BENCH)  ## checkpoints beside torch.save, safetensors and DCP; JSON to bench/results (ARGS="--rounds 3")
 	.venv/bin/python bench/checkpoint.py --where $(BENCH_DIR)/checkpoint $(ARGS)
+
+bench-coded: build-tests  ## a coded store beside plain files, and traces on both; JSON to bench/results (ARGS="--rounds 5")
+	.venv/bin/python bench/coded.py --dir $(BENCH_DIR) --json bench/results/coded.json $(ARGS)
 
 bench-curm: $(RELEASE)/with-tests build  ## update schemes on the traces of TRACES="A.csv ..."; JSON, plot and the tables of docs/numbers.md
 	.venv/bin/python bench/curm.py $(TRACES)
