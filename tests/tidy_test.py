@@ -28,9 +28,10 @@ MAY_INCLUDE = {
     "optim": {"base"},
     "net": {"base", "memory", "io"},
     "store": {"base", "memory", "io", "net", "classes", "codec"},
+    "data": {"base", "memory", "store"},
     "offload": {"base", "memory", "io", "store", "optim"},
     "cli": {"base", "memory", "classes", "codec", "io", "store"},
-    "bindings": {"base", "memory", "io", "store", "optim", "offload"},
+    "bindings": {"base", "memory", "io", "store", "data", "optim", "offload"},
 }
 CODE = {".cc", ".h"}
 TEXT = {".cc", ".h", ".py", ".pyi", ".md", ".sh", ".txt", ".cmake", ".toml", ".json", ".yml", ""}

@@ -40,6 +40,53 @@ class Mixture:
     def position(self, source: int, number: int) -> int: ...  # the inverse
     def draws(self, first: int, last: int) -> Any: ...  # uint64 array [last - first, 2]
 
+class Sequence:
+    """Which sample of which source stands at each position, over all epochs: data/sequence.h."""
+
+    @staticmethod
+    def in_order(count: int) -> Sequence: ...  # ValueError: count < 1
+    @staticmethod
+    def shuffled(count: int, seed: int) -> Sequence: ...
+    @staticmethod
+    def mixed(counts: list[int], weights: list[float], seed: int) -> Sequence: ...
+    @property
+    def count(self) -> int | None: ...  # samples of an epoch; None of a mixture
+    def picks(self, first: int, last: int) -> tuple[Any, Any]: ...  # sources, samples: uint64 [n]
+
+class SampleTable:
+    """Where the bytes of each sample of a source lie: data/sample_table.h."""
+
+    # runs: uint64 [n, 3] of object, samples, offset of the first
+    @staticmethod
+    def equal(keys: list[str], runs: Any, stride: int, bytes: int) -> SampleTable: ...
+    # starts: uint64 [samples + 1]; parts: uint64 [n, 3] of object, offset, bytes
+    @staticmethod
+    def ranges(keys: list[str], starts: Any, parts: Any) -> SampleTable: ...
+    def __len__(self) -> int: ...
+
+class Batch:
+    """A batch that is read, or was. What follows wait() is a ValueError before it is there."""
+
+    def ready(self) -> bool: ...
+    def wait(self) -> None: ...  # raises what became of it
+    def __len__(self) -> int: ...  # samples
+    @property
+    def memory(self) -> Any: ...  # uint8 array [bytes]; no copy, lives as long as anything of it
+    @property
+    def picks(self) -> tuple[Any, Any]: ...  # sources, samples: uint64 [n]
+    @property
+    def places(self) -> list[list[tuple[int, int]]]: ...  # offset, bytes of each sample's parts
+
+class BatchReader:
+    """Reads samples of several sources into batches: data/batch_reader.h. A source is its store,
+    its table, and the type of its integers ("uint16"), which then come as int64, or None."""
+
+    def __init__(
+        self, sources: list[tuple[Store, SampleTable, str | None]], spares: int
+    ) -> None: ...
+    def read(self, sequence: Sequence, first: int, last: int) -> Batch: ...  # of positions
+    def read_samples(self, source: int, samples: Any) -> Batch: ...  # uint64 [n]
+
 class Runtime:
     """The threads and the memory cap of a process. `threads`: CPU pool; `budget_bytes`: hard cap
     that arenas and stores draw on;

@@ -402,7 +402,7 @@ def test_the_reading_thread_reads_ahead_and_no_further(prepared):
             break
         threading.Event().wait(0.02)
     threading.Event().wait(0.1)
-    assert len(reads) == 2 * 5  # one given out, three in the queue, one in hand
+    assert len(reads) == 2 * 4  # one given out, three ahead
     loader.close()
 
 

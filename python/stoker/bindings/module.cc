@@ -9,6 +9,7 @@ void bind_optim(nb::module_& module);
 void bind_memory(nb::module_& module);
 void bind_order(nb::module_& module);
 void bind_store(nb::module_& module);
+void bind_data(nb::module_& module);
 void bind_offload(nb::module_& module);
 
 NB_MODULE(_core, module) {
@@ -21,5 +22,6 @@ NB_MODULE(_core, module) {
   bind_memory(module);
   bind_order(module);
   bind_store(module);
+  bind_data(module);
   bind_offload(module);
 }

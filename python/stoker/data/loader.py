@@ -1,22 +1,22 @@
-"""Batches in a known order, assembled ahead of time by one thread."""
+"""Batches in a known order, several of them read ahead."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import queue
-import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Several
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from ..errors import InvalidArgument
-from .order import InOrder, Mixed, Order, Picks, Shuffled
+from .order import Sequence
+from .stored import StoredSources, all_stored
 
 
 class Source(Protocol):
@@ -49,8 +49,8 @@ class Loader:
     it is in use. drop_last: leave out what does not fill a global batch at the end of an epoch;
     else the rest is shared out among the ranks, whose last batch is smaller (and may be empty).
     endless: epochs follow without a gap, and a batch may reach into the next one. ahead: batches
-    that are read ahead at most. collate: from what `Source.batch` gives to the batch; it runs on
-    the reading thread.
+    that are under way at once. collate: from what `Source.batch` gives to the batch; it runs on a
+    thread of the loader's own.
 
     The order is a pure function of (samples, seed, position). It depends neither on ranks nor on
     threads, so a resume may have other ranks, as long as batch x ranks is the same. `state_dict()`
@@ -58,17 +58,18 @@ class Loader:
     step, goes on with the next batch. A loop that was left early goes on where it stopped;
     `set_epoch()` of another epoch begins that one.
 
-    All methods belong to one thread. One thread of the loader's own reads ahead; its errors are
-    raised by the loop.
+    All methods belong to one thread. Errors of what is read ahead are raised by the loop, at the
+    batch they belong to. Tensors share memory with the loader: it is used again only when nobody
+    has them any more.
     """
 
     def __init__(
         self,
-        source: Source | Sequence[Source],
+        source: Source | Several[Source],
         batch: int,
         seed: int = 0,
         *,
-        weights: Sequence[float] | None = None,
+        weights: Several[float] | None = None,
         shuffle: bool = True,
         rank: int | None = None,
         ranks: int | None = None,
@@ -81,10 +82,13 @@ class Loader:
         _check(sources, batch, weights, shuffle, ahead)
         self.batch, self.seed, self.shuffle = batch, seed, shuffle
         self.rank, self.ranks = _place(rank, ranks)
+        counts = [len(each) for each in sources]
         if weights is not None:
-            order: Order = Mixed([len(each) for each in sources], weights, seed)
+            order = Sequence.mixed(counts, [float(each) for each in weights], seed)
+        elif shuffle:
+            order = Sequence.shuffled(counts[0], seed)
         else:
-            order = (Shuffled if shuffle else InOrder)(len(sources[0]), seed)
+            order = Sequence.in_order(counts[0])
         self._batches = _Batches(
             sources,
             order,
@@ -94,12 +98,14 @@ class Loader:
             endless or order.count is None,
             drop_last,
             collate,
+            ahead,
         )
         self._of = _identity(sources, weights, shuffle)
         self._depth = ahead
-        self.waited_seconds = 0.0  # time the loop spent waiting for the reading thread
+        self.waited_seconds = 0.0  # time the loop spent waiting for batches
         self._position = 0  # the first sample that was not given out, of all ranks and epochs
-        self._ahead: _Ahead | None = None
+        self._window: deque[tuple[int, int, _Begun]] = deque()  # spans, and what is on its way
+        self._process = os.getpid()
 
     # ---- the loop
 
@@ -179,43 +185,80 @@ class Loader:
     # ---- reading ahead
 
     def close(self) -> None:
-        """Stop the reading thread. The loader can be used again; it then starts anew."""
-        if self._ahead is not None:
-            self._ahead.close()
-            self._ahead = None
+        """Forget what was read ahead. The loader can be used again; it then reads anew."""
+        self._window.clear()
+        self._batches.close()
 
     def _go_to(self, position: int) -> None:
         self.close()
         self._position = position
 
     def _next(self) -> Any:
-        if self._ahead is None or not self._ahead.gives(self._position):
+        if self._process != os.getpid():  # what is under way is the parent's
+            self._process = os.getpid()
+            self._window.clear()
+            self._batches.forget()
+        if self._window and self._window[0][0] != self._position:
             self.close()
-            self._ahead = _Ahead(self._batches, self._position, self._depth)
-            weakref.finalize(
-                self, self._ahead.stop
-            )  # a loader that nobody has any more reads nothing
+        if not self._window:
+            self._read_ahead(self._position)
         began = time.perf_counter()
-        item = self._ahead.get()
-        self.waited_seconds += time.perf_counter() - began
-        if isinstance(item, _Failed):
+        _, last, begun = self._window.popleft()
+        try:
+            batch = begun.result()
+        except BaseException:
             self.close()
-            raise item.error
-        return item
+            raise
+        self.waited_seconds += time.perf_counter() - began
+        if self._batches.ends(last):
+            self.close()
+        else:
+            self._read_ahead(last)
+        return batch
+
+    def _read_ahead(self, given: int) -> None:
+        """Up to `ahead` batches behind what was given out."""
+        at = self._window[-1][1] if self._window else given
+        while len(self._window) < self._depth:
+            if self._window and self._batches.ends(at):
+                return
+            span = self._batches.span(at)
+            if span is None:
+                return
+            self._window.append((*span, self._batches.begin(*span)))
+            at = span[1]
 
 
-@dataclass(frozen=True)
+class _Begun(Protocol):
+    """A batch on its way."""
+
+    def result(self) -> Any: ...
+
+
 class _Batches:
-    """Which samples each batch has, and how it is read: a function of its first position."""
+    """Which samples each batch has, and how it is read: a function of its first position.
 
-    sources: list[Source]
-    order: Order
-    size: int  # of a global batch
-    rank: int
-    ranks: int
-    endless: bool
-    drop_last: bool
-    collate: Callable[[Any], Any] | None
+    Sources in stores are read by C++, several batches at once. Sources of other classes are asked
+    by one thread of Python's, batch by batch, which also runs `collate`.
+    """
+
+    def __init__(
+        self,
+        sources: list[Source],
+        order: Sequence,
+        size: int,  # of a global batch
+        rank: int,
+        ranks: int,
+        endless: bool,
+        drop_last: bool,
+        collate: Callable[[Any], Any] | None,
+        ahead: int,
+    ) -> None:
+        self.order, self.size, self.endless = order, size, endless
+        self._sources, self._rank, self._ranks = sources, rank, ranks
+        self.drop_last, self._collate = drop_last, collate
+        self._stored = StoredSources(sources, ahead) if all_stored(sources) else None
+        self._worker: ThreadPoolExecutor | None = None
 
     def span(self, first: int) -> tuple[int, int] | None:
         """Positions [first, last) of the global batch at `first`; None if it is left out."""
@@ -231,91 +274,49 @@ class _Batches:
         """Whether an epoch ends here: nothing is read beyond it."""
         return not self.endless and position % self.order.count == 0
 
-    def read(self, first: int, last: int) -> Any:
+    def begin(self, first: int, last: int) -> _Begun:
         """This rank's part of the global batch: whole batches are cut alike, a rest evenly."""
         many = last - first
-        begin, end = (first + rank * many // self.ranks for rank in (self.rank, self.rank + 1))
-        batch = self._gather(self.order.picks(begin, end))
-        return self.collate(batch) if self.collate is not None else batch
+        begin, end = (first + rank * many // self._ranks for rank in (self._rank, self._rank + 1))
+        read = self._stored.read(self.order, begin, end) if self._stored else None
+        if read is not None and self._collate is None:
+            return read
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1, thread_name_prefix="stoker-loader")
+        return self._worker.submit(self._make, read, begin, end)
 
-    def _gather(self, picks: Picks) -> torch.Tensor | list[Any]:
-        if len(self.sources) == 1:
-            return self.sources[0].batch(picks.samples)
-        rows: list[Any] = [None] * len(picks.samples)
+    def forget(self) -> None:
+        """In a forked process: the thread is not there."""
+        self._worker = None
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.shutdown(cancel_futures=True)
+            self._worker = None
+
+    def _make(self, read: _Begun | None, begin: int, end: int) -> Any:
+        batch = read.result() if read is not None else self._gather(begin, end)
+        return self._collate(batch) if self._collate is not None else batch
+
+    def _gather(self, begin: int, end: int) -> torch.Tensor | list[Any]:
+        sources, samples = self.order.picks(begin, end)
+        if len(self._sources) == 1:
+            return self._sources[0].batch(samples)
+        rows: list[Any] = [None] * len(samples)
         tensors = True
-        for index in np.unique(picks.sources):
-            mine = np.flatnonzero(picks.sources == index)
-            part = self.sources[index].batch(picks.samples[mine])
+        for index in np.unique(sources):
+            mine = np.flatnonzero(sources == index)
+            part = self._sources[index].batch(samples[mine])
             tensors = tensors and isinstance(part, torch.Tensor)
             for at, row in zip(mine, part, strict=True):
                 rows[at] = row
         return torch.stack(rows) if tensors and rows else rows
 
 
-class _Ahead:
-    """One thread that reads batches from a position to the end of its epoch, a few ahead."""
-
-    def __init__(self, batches: _Batches, position: int, depth: int) -> None:
-        self._position = position  # of the batch that get() gives next
-        self._over = False  # no batch is left
-        self._batches, self._process = batches, os.getpid()
-        self._queue: queue.Queue = queue.Queue(depth)
-        self._stop = threading.Event()
-        self.stop = self._stop.set
-        self._thread = threading.Thread(
-            target=self._read, args=(position,), name="stoker-loader", daemon=True
-        )
-        self._thread.start()
-
-    def gives(self, position: int) -> bool:
-        """Whether get() gives the batch of this position, now or soon."""
-        return not self._over and self._position == position and not self._forked()
-
-    def get(self) -> Any:
-        """The next batch, or a _Failed."""
-        item = self._queue.get()
-        self._position = self._batches.span(self._position)[1]
-        self._over = self._batches.ends(self._position)
-        return item
-
-    def _forked(self) -> bool:
-        """Whether this is a child of the process that the thread is of: it has no such thread."""
-        return self._process != os.getpid()
-
-    def close(self) -> None:
-        self._stop.set()
-        if not self._forked():
-            self._thread.join()
-
-    def _read(self, position: int) -> None:
-        try:
-            while (span := self._batches.span(position)) is not None and not self._stop.is_set():
-                self._put(self._batches.read(*span))
-                position = span[1]
-                if self._batches.ends(position):
-                    return
-        except BaseException as error:  # handed to the thread that asks for batches
-            self._put(_Failed(error))
-
-    def _put(self, item: Any) -> None:
-        while not self._stop.is_set():
-            try:
-                return self._queue.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-
-
-class _Failed:
-    """An error of the reading thread, in the queue of batches."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-
 def _check(
-    sources: Sequence[Source],
+    sources: Several[Source],
     batch: int,
-    weights: Sequence[float] | None,
+    weights: Several[float] | None,
     shuffle: bool,
     ahead: int,
 ) -> None:
@@ -346,7 +347,7 @@ def _place(rank: int | None, ranks: int | None) -> tuple[int, int]:
     return rank, ranks
 
 
-def _identity(sources: Sequence[Source], weights: Sequence[float] | None, shuffle: bool) -> str:
+def _identity(sources: Several[Source], weights: Several[float] | None, shuffle: bool) -> str:
     """What a position is a position of, in 32 hexadecimal digits."""
     digest = hashlib.sha256()
     for each in sources:

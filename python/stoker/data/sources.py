@@ -21,6 +21,7 @@ import torch
 from stoker import _core
 
 from ..errors import Corruption, InvalidArgument, NotFound
+from .stored import Places, Stored
 
 _INDEX = struct.Struct(
     "<9sQBQQ"
@@ -28,7 +29,6 @@ _INDEX = struct.Struct(
 _INDEX_BEGINS = b"MMIDIDX\x00\x00"
 _INDEX_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _NPY_HEADER_MAX = 1 << 16
-_KEPT: list[tuple[_core.Future, np.ndarray]] = []  # reads that nobody waits for any more
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Array:
     shape: tuple[int, ...] = ()  # of one item
 
 
-class _Ranges:
-    """Reads ranges of objects. Any thread."""
+class _Objects:
+    """Sizes of objects, and what tells these from others."""
 
     def __init__(self, store: _core.Store, keys: Sequence[str]) -> None:
-        self.store, self.keys = store, list(keys)
+        self.keys = list(keys)
         digest = hashlib.sha256()
         self.sizes = []
         for key in self.keys:
@@ -55,49 +55,19 @@ class _Ranges:
             digest.update(f"{key}\0{found['bytes']}\0{found['tag']}\n".encode())
         self.fingerprint = digest.hexdigest()
 
-    def read(self, pieces: np.ndarray, into: np.ndarray) -> None:
-        """pieces: uint64 [n, 4] as Store.read_many takes them; into: C order, any type."""
-        if len(pieces) == 0:
-            return
-        address, size = into.ctypes.data, into.nbytes
-        done = self.store.read_many(self.keys, np.ascontiguousarray(pieces), address, size)
-        try:
-            done.wait()
-        except BaseException:
-            if not done.ready():  # Ctrl-C: the store still writes into this memory
-                _KEPT.append((done, into))
-            raise
-        _KEPT[:] = [kept for kept in _KEPT if not kept[0].ready()]
+
+def _equal(
+    keys: list[str], arrays: Sequence[Array], counts: Sequence[int], stride: int, size: int
+) -> _core.SampleTable:
+    """Samples of `size` bytes, `stride` apart: so many in each array."""
+    runs = [
+        (number, count, array.offset)
+        for number, (array, count) in enumerate(zip(arrays, counts, strict=True))
+    ]
+    return _core.SampleTable.equal(keys, np.array(runs, np.uint64).reshape(-1, 3), stride, size)
 
 
-class _Items:
-    """A number of equal ranges in several objects, numbered through."""
-
-    def __init__(
-        self, ranges: _Ranges, counts: Sequence[int], offsets: Sequence[int], stride: int, size: int
-    ) -> None:
-        self._ranges, self._stride, self._size = ranges, stride, size
-        self._ends = np.cumsum(np.asarray(counts, np.uint64), dtype=np.uint64)
-        self._offsets = np.asarray(offsets, np.uint64)
-
-    def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
-
-    def read(self, samples: np.ndarray) -> np.ndarray:
-        """uint8 [samples, size]."""
-        objects = np.searchsorted(self._ends, samples, side="right").astype(np.uint64)
-        before = np.concatenate([np.zeros(1, np.uint64), self._ends])[objects]
-        out = np.empty((len(samples), self._size), np.uint8)
-        pieces = np.empty((len(samples), 4), np.uint64)
-        pieces[:, 0] = objects
-        pieces[:, 1] = self._offsets[objects] + (samples - before) * np.uint64(self._stride)
-        pieces[:, 2] = self._size
-        pieces[:, 3] = np.arange(len(samples), dtype=np.uint64) * np.uint64(self._size)
-        self._ranges.read(pieces, out)
-        return out
-
-
-class Tokens:
+class Tokens(Stored):
     """Packed tokens as windows of `length` inputs and the one token behind them.
 
         Tokens(store, "train.bin", 1024)          # the type: of Megatron's train.idx beside it
@@ -128,23 +98,23 @@ class Tokens:
                 f"the objects hold tokens of several types ({', '.join(map(str, types))}): "
                 "give each its own source"
             )
-        self.length, self._dtype = length, types.pop()
-        width = self._dtype.itemsize
-        ranges = _Ranges(store, keys)
+        dtype_of_all = types.pop()
+        width = dtype_of_all.itemsize
+        self.length, self.integers = length, dtype_of_all.name
+        self.kind = ("tokens", length)
         counts = [max(0, array.count - 1) // length for array in arrays]
-        self._items = _Items(
-            ranges, counts, [array.offset for array in arrays], length * width, (length + 1) * width
+        super().__init__(
+            store,
+            _equal(keys, arrays, counts, length * width, (length + 1) * width),
+            f"tokens {_Objects(store, keys).fingerprint} {dtype_of_all.str}, windows of {length}",
         )
-        self.fingerprint = f"tokens {ranges.fingerprint} {self._dtype.str}, windows of {length}"
 
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def batch(self, samples: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(self._items.read(samples).view(self._dtype).astype(np.int64))
+    def rows(self, memory: np.ndarray, count: int) -> torch.Tensor:
+        """int64 [count, length + 1]"""
+        return torch.from_numpy(memory.view(np.int64).reshape(count, self.length + 1))
 
 
-class Rows:
+class Rows(Stored):
     """Rows of .npy files: sample i is row i, through all objects. Batches are [samples, ...] of the
     files' type. All files have one type and one shape of a row."""
 
@@ -156,29 +126,22 @@ class Rows:
             raise InvalidArgument(
                 f"the objects hold rows of several kinds ({kinds}): give each its own source"
             )
-        self._dtype, self._shape = kinds.pop()
-        ranges = _Ranges(store, keys)
+        self.kind = self._dtype, self._shape = kinds.pop()
         size = self._dtype.itemsize * int(np.prod(self._shape, dtype=np.int64))
         if size == 0:
             raise InvalidArgument(f"the rows of {keys[0]} have no bytes")
-        self._items = _Items(
-            ranges,
-            [array.count for array in arrays],
-            [array.offset for array in arrays],
-            size,
-            size,
+        super().__init__(
+            store,
+            _equal(keys, arrays, [array.count for array in arrays], size, size),
+            f"rows {_Objects(store, keys).fingerprint}",
         )
-        self.fingerprint = f"rows {ranges.fingerprint}"
 
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def batch(self, samples: np.ndarray) -> torch.Tensor:
-        rows = self._items.read(samples).view(self._dtype).reshape(len(samples), *self._shape)
-        return torch.from_numpy(rows)
+    def rows(self, memory: np.ndarray, count: int) -> torch.Tensor:
+        """[count, ...] of the files' type"""
+        return torch.from_numpy(memory.view(self._dtype).reshape(count, *self._shape))
 
 
-class Files:
+class Files(Stored):
     """Every object below `prefix` is a sample, in the order of names: a folder of images, say.
 
     suffixes: take only names that end so. Batches are lists of (key, bytes as a uint8 tensor).
@@ -195,19 +158,17 @@ class Files:
                 f"there is no object below '{prefix}'"
                 + (f" that ends in {', '.join(suffixes)}" if suffixes else "")
             )
-        self._ranges = _Ranges(store, keys)
-        self.fingerprint = f"files {self._ranges.fingerprint}"
+        objects = _Objects(store, keys)
+        self._keys = keys
+        super().__init__(
+            store,
+            _ranges(keys, [[(number, 0, size)] for number, size in enumerate(objects.sizes)]),
+            f"files {objects.fingerprint}",
+        )
 
-    def __len__(self) -> int:
-        return len(self._ranges.keys)
-
-    def batch(self, samples: np.ndarray) -> list[tuple[str, torch.Tensor]]:
-        spans = [(int(sample), 0, self._ranges.sizes[int(sample)]) for sample in samples]
-        parts = _read_spans(self._ranges, spans)
-        return [
-            (self._ranges.keys[int(sample)], part)
-            for sample, part in zip(samples, parts, strict=True)
-        ]
+    def sample(self, number: int, memory: np.ndarray, places: Places) -> tuple[str, torch.Tensor]:
+        """(key, uint8 [bytes])"""
+        return self._keys[number], _part(memory, places[0])
 
 
 @dataclass
@@ -219,7 +180,7 @@ class _Member:
     parts: dict[str, tuple[int, int]] = field(default_factory=dict)  # extension: offset, bytes
 
 
-class Tar:
+class Tar(Stored):
     """Tar files as WebDataset has them: members of one name up to the first dot are one sample.
 
     Batches are lists of dicts: "__key__", and each extension ("jpg", "cls") with a uint8 tensor.
@@ -229,38 +190,36 @@ class Tar:
 
     def __init__(self, store: _core.Store, keys: str | Sequence[str]) -> None:
         keys = [keys] if isinstance(keys, str) else list(keys)
-        self._ranges = _Ranges(store, keys)
+        objects = _Objects(store, keys)
         self._members = [
             each
             for index, key in enumerate(keys)
-            for each in _members(store, index, key, self._ranges.sizes[index])
+            for each in _members(store, index, key, objects.sizes[index])
         ]
-        self.fingerprint = f"tar {self._ranges.fingerprint}"
+        parts = [[(each.object, *span) for span in each.parts.values()] for each in self._members]
+        super().__init__(store, _ranges(keys, parts), f"tar {objects.fingerprint}")
 
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def batch(self, samples: np.ndarray) -> list[dict[str, Any]]:
-        members = [self._members[int(sample)] for sample in samples]
-        spans = [(each.object, *span) for each in members for span in each.parts.values()]
-        parts = iter(_read_spans(self._ranges, spans))
-        return [
-            {"__key__": each.name, **{extension: next(parts) for extension in each.parts}}
-            for each in members
-        ]
+    def sample(self, number: int, memory: np.ndarray, places: Places) -> dict[str, Any]:
+        """{"__key__": name, extension: uint8 [bytes]}"""
+        member = self._members[number]
+        parts = zip(member.parts, places, strict=True)
+        return {
+            "__key__": member.name,
+            **{extension: _part(memory, place) for extension, place in parts},
+        }
 
 
-def _read_spans(ranges: _Ranges, spans: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
-    """(object, offset, bytes) each, as uint8 tensors over one piece of memory."""
-    pieces = np.zeros((len(spans), 4), np.uint64)
-    at = 0
-    for row, (number, offset, size) in zip(pieces, spans, strict=True):
-        row[:] = number, offset, size, at
-        at += size
-    memory = np.empty(at, np.uint8)
-    ranges.read(pieces[pieces[:, 2] > 0], memory)
-    whole = torch.from_numpy(memory)
-    return [whole[int(row[3]) : int(row[3] + row[2])] for row in pieces]
+def _part(memory: np.ndarray, place: tuple[int, int]) -> torch.Tensor:
+    return torch.from_numpy(memory[place[0] : sum(place)])
+
+
+def _ranges(
+    keys: list[str], samples: Sequence[Sequence[tuple[int, int, int]]]
+) -> _core.SampleTable:
+    """Of each sample the parts: (object, offset, bytes)."""
+    starts = np.cumsum([0, *map(len, samples)], dtype=np.uint64)
+    parts = np.array([part for sample in samples for part in sample], np.uint64).reshape(-1, 3)
+    return _core.SampleTable.ranges(keys, starts, parts)
 
 
 # ---- what lies where

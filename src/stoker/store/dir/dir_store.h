@@ -66,6 +66,7 @@ class DirStore final : public Store {
   StoreInfo info() const override;
 
   // write.cc: for its transactions
+  using Store::remove;
   Status resize(Staged& staged, std::string_view key, uint64_t bytes, uint32_t chunk_bytes);
   Future<void> write(const StagedPtr& staged, std::string_view key, uint64_t offset, Slice from,
                      Priority priority);

@@ -1,0 +1,258 @@
+// Sequence, SampleTable and BatchReader for Python: batches as numpy arrays that share memory with
+// the reader.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "convert.h"
+#include "handles.h"
+#include "stoker/data/batch_reader.h"
+
+namespace nb = nanobind;
+
+namespace stoker::python {
+namespace {
+
+using data::Batch;
+using data::BatchPtr;
+using data::BatchReader;
+using data::BatchSource;
+using data::Pick;
+using data::SampleTable;
+using data::Sequence;
+
+using Numbers = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Triples = nb::ndarray<const uint64_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
+using Row = nb::ndarray<nb::numpy, uint64_t, nb::ndim<1>>;
+using Rows = nb::ndarray<nb::numpy, uint64_t, nb::ndim<2>>;
+using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
+
+uint64_t low_bits(const nb::int_& value) {
+  const uint64_t bits = PyLong_AsUnsignedLongLongMask(value.ptr());
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  return bits;
+}
+
+uint64_t at_least_one(int64_t count) {
+  if (count < 1)
+    throw nb::value_error(
+        ("an order needs at least one sample, not " + std::to_string(count)).c_str());
+  return static_cast<uint64_t>(count);
+}
+
+// An array of numpy that owns what `fill` writes into it.
+template <typename Fill>
+Row numbers(size_t count, Fill fill) {
+  auto owned = std::make_unique<uint64_t[]>(count);
+  for (size_t i = 0; i < count; ++i) owned[i] = fill(i);
+  uint64_t* const data = owned.release();
+  return Row(data, {count},
+             nb::capsule(data, [](void* each) noexcept { delete[] static_cast<uint64_t*>(each); }));
+}
+
+std::vector<Pick> picks_of(const Sequence& sequence, int64_t first, int64_t last) {
+  if (first < 0 || last < first) {
+    throw nb::index_error(
+        ("there are no positions from " + std::to_string(first) + " to " + std::to_string(last))
+            .c_str());
+  }
+  return sequence.picks(static_cast<uint64_t>(first), static_cast<uint64_t>(last));
+}
+
+std::pair<Row, Row> picks(const Sequence& sequence, int64_t first, int64_t last) {
+  const std::vector<Pick> all = picks_of(sequence, first, last);
+  return {numbers(all.size(), [&](size_t i) { return all[i].source; }),
+          numbers(all.size(), [&](size_t i) { return all[i].sample; })};
+}
+
+Sequence mixed(const std::vector<uint64_t>& counts, const std::vector<double>& weights,
+               const nb::int_& seed) {
+  for (const uint64_t count : counts) at_least_one(static_cast<int64_t>(count));
+  return unwrap(Sequence::mixed(counts, weights, low_bits(seed)));
+}
+
+std::shared_ptr<SampleTable> equal_table(std::vector<std::string> keys, const Triples& runs,
+                                         uint64_t stride, uint64_t bytes) {
+  std::vector<data::EqualRun> all(runs.shape(0));
+  for (size_t i = 0; i < all.size(); ++i) all[i] = {runs(i, 0), runs(i, 1), runs(i, 2)};
+  return std::make_shared<SampleTable>(
+      unwrap(SampleTable::equal(std::move(keys), all, stride, bytes)));
+}
+
+std::shared_ptr<SampleTable> range_table(std::vector<std::string> keys, const Numbers& starts,
+                                         const Triples& parts) {
+  std::vector<Piece> all(parts.shape(0));
+  for (size_t i = 0; i < all.size(); ++i) all[i] = {parts(i, 0), parts(i, 1), parts(i, 2), 0};
+  std::vector<uint64_t> from(starts.data(), starts.data() + starts.shape(0));
+  return std::make_shared<SampleTable>(
+      unwrap(SampleTable::ranges(std::move(keys), std::move(from), std::move(all))));
+}
+
+using StoreHandles = std::vector<std::shared_ptr<StoreHandle>>;
+
+struct PyBatchReader {
+  PyBatchReader() = default;
+  PyBatchReader(PyBatchReader&&) = default;
+  ~PyBatchReader();
+  StoreHandles stores;           // of each source; end after the reader
+  Unforked<BatchReader> reader;  // in a forked process there is nothing to wait for
+};
+
+struct PyBatch {
+  Future<BatchPtr> future;
+  StoreHandles stores;
+};
+
+PyBatchReader::~PyBatchReader() {
+  if (reader == nullptr) return;
+  if (PyGILState_Check() != 0) {
+    const WithoutGil without;
+    reader.reset();
+  } else {
+    reader.reset();
+  }
+}
+
+using SourceOfPython =
+    std::tuple<PyStore*, std::shared_ptr<SampleTable>, std::optional<std::string>>;
+
+PyBatchReader* make_reader(const std::vector<SourceOfPython>& sources, size_t spares) {
+  std::vector<BatchSource> all;
+  StoreHandles stores;
+  for (const auto& [store, table, integers] : sources) {
+    std::optional<data::Integer> kind;
+    if (integers) {
+      kind = data::integer_of(*integers);
+      if (!kind) raise_invalid("there are no integers '" + *integers + "'");
+    }
+    all.push_back({&open(*store), table, kind});
+    stores.push_back(store->handle);
+  }
+  auto made = std::make_unique<PyBatchReader>();
+  made->stores = std::move(stores);
+  made->reader = Unforked<BatchReader>(unwrap(BatchReader::make(std::move(all), spares)).release());
+  return made.release();
+}
+
+PyBatch start(const PyBatchReader& reader, std::vector<Pick> picks) {
+  for (const auto& store : reader.stores) {
+    check_process(*store->runtime);
+    if (!store->store) raise_invalid("the store of this data was closed; open it again");
+  }
+  const WithoutGil without;
+  Future<BatchPtr> future = reader.reader->read(std::move(picks));
+  for (size_t i = 0; i < reader.stores.size(); ++i) {
+    StoreHandle* const store = reader.stores[i].get();
+    store->track(future).on_done([store, i](const Result<BatchPtr>& batch) {
+      if (batch) store->read_bytes.add((*batch)->asked[i]);
+    });
+  }
+  return {std::move(future), reader.stores};
+}
+
+PyBatch read_positions(const PyBatchReader& reader, const Sequence& sequence, int64_t first,
+                       int64_t last) {
+  return start(reader, picks_of(sequence, first, last));
+}
+
+PyBatch read_samples(const PyBatchReader& reader, uint32_t source, const Numbers& samples) {
+  std::vector<Pick> all(samples.shape(0));
+  for (size_t i = 0; i < all.size(); ++i) all[i] = {source, samples(i)};
+  return start(reader, std::move(all));
+}
+
+void wait_for_batch(const PyBatch& batch) {
+  check_process(*batch.stores.front()->runtime);
+  wait_until_done(batch.future);
+  if (const Result<BatchPtr>& result = batch.future.wait(); !result) raise(result.error());
+}
+
+const Batch& done(const PyBatch& batch) {
+  if (!batch.future.ready()) throw nb::value_error("the batch is not there yet: wait() for it");
+  const Result<BatchPtr>& result = batch.future.wait();
+  if (!result) raise(result.error());
+  return **result;
+}
+
+// Lives as long as the array, or what was made of it.
+Bytes memory(const PyBatch& batch) {
+  const Batch& read = done(batch);
+  auto owner = std::make_unique<Future<BatchPtr>>(batch.future);
+  return Bytes(reinterpret_cast<uint8_t*>(read.memory.data()), {read.bytes},
+               nb::capsule(owner.release(), [](void* each) noexcept {
+                 delete static_cast<Future<BatchPtr>*>(each);
+               }));
+}
+
+std::pair<Row, Row> picked(const PyBatch& batch) {
+  const std::vector<Pick>& all = done(batch).picks;
+  return {numbers(all.size(), [&](size_t i) { return all[i].source; }),
+          numbers(all.size(), [&](size_t i) { return all[i].sample; })};
+}
+
+std::vector<std::vector<std::pair<uint64_t, uint64_t>>> places(const PyBatch& batch) {
+  const Batch& read = done(batch);
+  std::vector<std::vector<std::pair<uint64_t, uint64_t>>> all(read.picks.size());
+  for (size_t i = 0; i < all.size(); ++i) {
+    for (uint64_t part = read.starts[i]; part < read.starts[i + 1]; ++part)
+      all[i].emplace_back(read.parts[part].offset, read.parts[part].bytes);
+  }
+  return all;
+}
+
+}  // namespace
+}  // namespace stoker::python
+
+void bind_data(nb::module_& module) {
+  using namespace stoker;
+  using namespace stoker::python;
+  nb::class_<Sequence>(module, "Sequence",
+                       "Which sample of which source stands at each position, over all epochs.")
+      .def_static(
+          "in_order", [](int64_t count) { return Sequence::in_order(at_least_one(count)); },
+          nb::arg("count"))
+      .def_static(
+          "shuffled",
+          [](int64_t count, const nb::int_& seed) {
+            return Sequence::shuffled(at_least_one(count), low_bits(seed));
+          },
+          nb::arg("count"), nb::arg("seed"))
+      .def_static("mixed", &mixed, nb::arg("counts"), nb::arg("weights"), nb::arg("seed"))
+      .def_prop_ro("count", &Sequence::count)
+      .def("picks", &picks, nb::arg("first"), nb::arg("last"));
+  nb::class_<SampleTable>(module, "SampleTable", "Where the bytes of each sample of a source lie.")
+      .def_static("equal", &equal_table, nb::arg("keys"), nb::arg("runs"), nb::arg("stride"),
+                  nb::arg("bytes"))
+      .def_static("ranges", &range_table, nb::arg("keys"), nb::arg("starts"), nb::arg("parts"))
+      .def("__len__", &SampleTable::samples);
+  nb::class_<PyBatch>(module, "Batch", "A batch that is read, or was.")
+      .def("ready", [](const PyBatch& batch) { return batch.future.ready(); })
+      .def("wait", &wait_for_batch)
+      .def("__len__", [](const PyBatch& batch) { return done(batch).picks.size(); })
+      .def_prop_ro("memory", &memory, nb::rv_policy::automatic)
+      .def_prop_ro("picks", &picked, nb::rv_policy::automatic)
+      .def_prop_ro("places", &places);
+  nb::class_<PyBatchReader>(module, "BatchReader", "Reads samples of several sources into batches.")
+      .def(
+          "__init__",
+          [](PyBatchReader* self, const std::vector<SourceOfPython>& sources, size_t spares) {
+            auto made = std::unique_ptr<PyBatchReader>(make_reader(sources, spares));
+            new (self) PyBatchReader(std::move(*made));
+          },
+          nb::arg("sources"), nb::arg("spares"))
+      .def("read", &read_positions, nb::arg("sequence"), nb::arg("first"), nb::arg("last"))
+      .def("read_samples", &read_samples, nb::arg("source"), nb::arg("samples"));
+}

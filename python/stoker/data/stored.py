@@ -1,0 +1,91 @@
+"""Sources whose samples lie in a store: C++ reads them, and these make tensors of the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from stoker import _core
+
+Places = list[tuple[int, int]]  # offset and bytes of each part of a sample, in a batch's memory
+
+
+class Stored:
+    """A source with a table of where its samples lie. Subclasses say what the bytes mean."""
+
+    # What equal samples are, for a mixture: those of one kind are rows of one tensor.
+    kind: Any = None
+    # The type of the integers that samples are, which come as int64.
+    integers: str | None = None
+
+    def __init__(self, store: _core.Store, table: _core.SampleTable, fingerprint: str) -> None:
+        self.store, self.table, self.fingerprint = store, table, fingerprint
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def batch(self, samples: np.ndarray) -> torch.Tensor | list[Any]:
+        """The samples of these numbers, in this order, read now."""
+        return self._alone.read_samples(np.asarray(samples, np.uint64)).result()
+
+    def rows(self, memory: np.ndarray, count: int) -> torch.Tensor:
+        """`count` samples that follow one another. memory: uint8. Only where `kind` is given."""
+        raise NotImplementedError
+
+    def sample(self, number: int, memory: np.ndarray, places: Places) -> Any:
+        """One sample of whatever parts."""
+        return self.rows(memory[places[0][0] : sum(places[0])], 1)[0]
+
+    @cached_property
+    def _alone(self) -> StoredSources:
+        return StoredSources([self], 2)
+
+
+def all_stored(sources: Several[Any]) -> bool:
+    return all(isinstance(each, Stored) for each in sources)
+
+
+class StoredSources:
+    """Reads batches of several sources by one `BatchReader`."""
+
+    def __init__(self, sources: Several[Stored], ahead: int) -> None:
+        self.sources = sources
+        self._reader = _core.BatchReader(
+            [(each.store, each.table, each.integers) for each in sources],
+            ahead + 1,  # and the one that the loop has
+        )
+        kinds = {each.kind for each in sources}
+        self.alike = len(kinds) == 1 and None not in kinds
+
+    def read(self, order: _core.Sequence, first: int, last: int) -> Reading:
+        """The samples at positions [first, last)."""
+        return Reading(self, self._reader.read(order, first, last))
+
+    def read_samples(self, samples: np.ndarray) -> Reading:
+        """Samples of the only source."""
+        return Reading(self, self._reader.read_samples(0, samples))
+
+
+class Reading:
+    """A batch on its way."""
+
+    def __init__(self, of: StoredSources, batch: _core.Batch) -> None:
+        self._of, self._batch = of, batch
+
+    def result(self) -> torch.Tensor | list[Any]:
+        """Waits for it. Its tensors keep its memory."""
+        self._batch.wait()
+        memory = self._batch.memory
+        if self._of.alike:
+            return self._of.sources[0].rows(memory, len(self._batch))
+        sources, samples = self._batch.picks
+        return [
+            self._of.sources[source].sample(sample, memory, places)
+            for source, sample, places in zip(
+                sources.tolist(), samples.tolist(), self._batch.places, strict=True
+            )
+        ]

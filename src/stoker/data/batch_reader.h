@@ -1,0 +1,71 @@
+// BatchReader: samples into one piece of memory, several batches under way at once.
+//
+// A batch costs one call to each store it touches. Tokens are widened to int64 on the reader's own
+// thread; everything else is left as the stores give it. Memory of batches that nobody has any more
+// is used again: fresh memory is slow to touch.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "stoker/data/sample_table.h"
+#include "stoker/data/sequence.h"
+#include "stoker/data/widen.h"
+#include "stoker/store/blocking_io.h"
+#include "stoker/store/store.h"
+
+namespace stoker::data {
+
+struct BatchSource {
+  Store* store = nullptr;  // outlives the reader
+  std::shared_ptr<const SampleTable> table;
+  // Samples are such integers, of equal bytes, and come as int64.
+  std::optional<Integer> integers;
+};
+
+// Bytes of a batch's memory.
+struct Place {
+  uint64_t offset = 0, bytes = 0;
+};
+
+class Spares;
+
+// What was read. Any thread; it may outlive its reader.
+struct Batch {
+  ~Batch();  // gives the memory back
+
+  AlignedBytes memory;
+  uint64_t bytes = 0;  // of it that the batch takes
+  std::vector<Pick> picks;
+  // Of pick i: parts [starts[i], starts[i + 1]).
+  std::vector<Place> parts;
+  std::vector<uint64_t> starts;
+  std::vector<uint64_t> asked;  // bytes that each source's store was asked for
+  std::shared_ptr<Spares> spares;
+};
+using BatchPtr = std::shared_ptr<const Batch>;
+
+// Any thread.
+class BatchReader {
+ public:
+  // spares: pieces of memory kept for the next batches. invalid_argument: integers of unequal
+  // samples, or samples that are no whole number of them.
+  static Result<std::unique_ptr<BatchReader>> make(std::vector<BatchSource> sources, size_t spares);
+  ~BatchReader();  // waits for what is under way
+  BatchReader(const BatchReader&) = delete;
+  BatchReader& operator=(const BatchReader&) = delete;
+
+  // The samples in this order. Where all sources have equal samples of one size in memory, one
+  // follows the other without a gap; else each begins at a multiple of 64 bytes. Errors are those
+  // of Store::read_many; invalid_argument names a sample that is not there.
+  Future<BatchPtr> read(std::vector<Pick> picks);
+
+ private:
+  class State;
+  explicit BatchReader(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace stoker::data

@@ -1,0 +1,110 @@
+#include "stoker/data/batch_reader.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "stoker/store/memory_store.h"
+
+namespace stoker::data {
+namespace {
+
+class Reading : public testing::Test {
+ protected:
+  void put(std::string_view key, std::string text) {
+    const auto change = store_->begin().value();
+    change->resize(key, text.size()).value();
+    const Slice from{reinterpret_cast<std::byte*>(text.data()), text.size()};
+    change->write(key, 0, from).wait().value();
+    (void)change->commit(Durability::durable).wait().value();
+  }
+  template <typename T>
+  void put_numbers(std::string_view key, const std::vector<T>& all) {
+    put(key, {reinterpret_cast<const char*>(all.data()), all.size() * sizeof(T)});
+  }
+  static std::shared_ptr<const SampleTable> table(Result<SampleTable> made) {
+    return std::make_shared<const SampleTable>(std::move(made).value());
+  }
+  static std::vector<int64_t> integers(const Batch& batch) {
+    std::vector<int64_t> all(batch.bytes / sizeof(int64_t));
+    std::memcpy(all.data(), batch.memory.data(), batch.bytes);
+    return all;
+  }
+  static std::string text(const Batch& batch, const Place& place) {
+    return {reinterpret_cast<const char*>(batch.memory.data()) + place.offset, place.bytes};
+  }
+
+  Budget budget_{uint64_t{1} << 20};
+  std::unique_ptr<Store> store_ = std::move(MemoryStore::make(budget_).value());
+};
+
+TEST_F(Reading, IntegersOfSeveralWidthsAreRowsOfOneMatrix) {
+  put_numbers<uint16_t>("a", {1, 2, 3, 4, 65535});
+  put_numbers<int32_t>("b", {-1, 70000, 5});
+  const auto a = table(SampleTable::equal({"a"}, {{0, 2, 0}}, 4, 6));
+  const auto b = table(SampleTable::equal({"b"}, {{0, 1, 0}}, 8, 12));
+  const auto reader =
+      BatchReader::make({{store_.get(), a, Integer::u16}, {store_.get(), b, Integer::i32}}, 2)
+          .value();
+  const auto batch = reader->read({{0, 1}, {1, 0}, {0, 0}}).wait().value();
+  EXPECT_EQ(integers(*batch), (std::vector<int64_t>{3, 4, 65535, -1, 70000, 5, 1, 2, 3}));
+  EXPECT_EQ(batch->asked, (std::vector<uint64_t>{12, 12}));
+}
+
+TEST_F(Reading, UnequalSamplesBeginAtMultiplesOf64) {
+  put("a", "0123456789");
+  const auto parts =
+      table(SampleTable::ranges({"a"}, {0, 2, 2, 3}, {{0, 5, 2, 0}, {0, 9, 1, 0}, {0, 0, 4, 0}}));
+  const auto reader = BatchReader::make({{store_.get(), parts, std::nullopt}}, 2).value();
+  const auto batch = reader->read({{0, 2}, {0, 1}, {0, 0}}).wait().value();
+  EXPECT_EQ(batch->starts, (std::vector<uint64_t>{0, 1, 1, 3}));
+  EXPECT_EQ(text(*batch, batch->parts[0]), "0123");
+  EXPECT_EQ(text(*batch, batch->parts[1]), "56");
+  EXPECT_EQ(text(*batch, batch->parts[2]), "9");
+  EXPECT_EQ(batch->parts[1].offset, 64);
+  EXPECT_EQ(reader->read({}).wait().value()->bytes, 0);
+}
+
+TEST_F(Reading, MemoryIsUsedAgainButNotWhileSomebodyHasIt) {
+  put("a", std::string(40, 'x'));
+  const auto rows = table(SampleTable::equal({"a"}, {{0, 4, 0}}, 10, 10));
+  auto reader = BatchReader::make({{store_.get(), rows, std::nullopt}}, 2).value();
+  BatchPtr first = reader->read({{0, 0}}).wait().value();
+  BatchPtr second = reader->read({{0, 1}}).wait().value();
+  const std::byte* const had = first->memory.data();
+  EXPECT_NE(had, second->memory.data());
+  first.reset();
+  EXPECT_EQ(reader->read({{0, 2}}).wait().value()->memory.data(), had);
+  reader.reset();
+  EXPECT_EQ(text(*second, second->parts[0]), "xxxxxxxxxx");  // outlives its reader
+}
+
+TEST_F(Reading, ErrorsNameWhatIsWrong) {
+  put("a", "0123");
+  const auto beyond = table(SampleTable::equal({"a", "gone"}, {{0, 1, 2}, {1, 1, 0}}, 4, 4));
+  const auto reader = BatchReader::make({{store_.get(), beyond, std::nullopt}}, 2).value();
+  EXPECT_EQ(reader->read({{0, 0}}).wait().error().code, Code::invalid_argument);
+  EXPECT_EQ(reader->read({{0, 1}}).wait().error().code, Code::not_found);
+  const auto outside = reader->read({{0, 2}}).wait();
+  EXPECT_EQ(outside.error().code, Code::invalid_argument);
+  EXPECT_NE(outside.error().what.find("sample 2"), std::string::npos);
+  EXPECT_FALSE(BatchReader::make({{store_.get(), beyond, Integer::i64}}, 2));
+  EXPECT_FALSE(BatchReader::make({}, 2));
+}
+
+TEST_F(Reading, ManyBatchesMayBeUnderWayWhenTheReaderEnds) {
+  put_numbers<uint16_t>("a", std::vector<uint16_t>(1000, 7));
+  const auto rows = table(SampleTable::equal({"a"}, {{0, 100, 0}}, 20, 20));
+  auto reader = BatchReader::make({{store_.get(), rows, Integer::u16}}, 2).value();
+  std::vector<Future<BatchPtr>> all;
+  for (uint64_t i = 0; i < 100; ++i) all.push_back(reader->read({{0, i}, {0, 99 - i}}));
+  reader.reset();
+  for (const auto& each : all)
+    EXPECT_EQ(integers(*each.wait().value()), std::vector<int64_t>(20, 7));
+}
+
+}  // namespace
+}  // namespace stoker::data
