@@ -38,11 +38,12 @@ TEST := $(STAMPS)/python-test-$(call hash,requirements-test.txt requirements-mod
 CHECK := $(call system,check)
 BENCH := $(call system,bench)
 S3_PEERS := out/s3_peers/$(call hash,bench/s3.txt)
+LOADER_PEERS := out/loaders_peers/$(call hash,bench/loaders.txt)
 PEERS_STAMP := $(PEERS_VENV)/stamps/peers-$(call hash,requirements-torch.txt bench/peers/requirements.txt bench/peers/packages.txt)
 RELEASE := build/release
 
 .NOTPARALLEL:  # compilers and tests take the cores themselves (JOBS)
-.PHONY: help setup build build-tests train test soak bench bench-peers bench-s3 bench-coded bench-curm bench-checkpoint sanitize $(SANITIZERS:%=sanitize-%) format tidy fuzz clean
+.PHONY: help setup build build-tests train test soak bench bench-peers bench-s3 bench-loaders bench-coded bench-curm bench-checkpoint sanitize $(SANITIZERS:%=sanitize-%) format tidy fuzz clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,18 +86,23 @@ bench-peers: build $(PEERS_STAMP)  ## Stoker beside DeepSpeed, DeepNVMe and fio;
 bench-s3: build $(S3_PEERS) $(TEST)  ## an s3: store beside boto3, obstore, s3torchconnector and curl on a Ceph RGW and nginx; JSON to bench/results (ARGS="--large 256")
 	.venv/bin/python bench/s3.py --peers out/s3_peers/bin/python $(ARGS)
 
-# One of the peers needs torch: the one in .venv.
-$(S3_PEERS): | $(RUN)
-	.venv/bin/python -m venv out/s3_peers
-	paths='import sysconfig; print(sysconfig.get_path("purelib"))'; .venv/bin/python -c "$$paths" > $$(out/s3_peers/bin/python -c "$$paths")/torch.pth
-	out/s3_peers/bin/pip install -q -r bench/s3.txt
+# Some of the peers need torch: the one in .venv.
+$(S3_PEERS) $(LOADER_PEERS):
+	.venv/bin/python -m venv $(@D)
+	paths='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	  .venv/bin/python -c "$$paths" > $$($(@D)/bin/python -c "$$paths")/torch.pth
+	$(@D)/bin/pip install -q -r bench/$(patsubst %_peers,%,$(notdir $(@D))).txt
 	touch $@
+$(S3_PEERS) $(LOADER_PEERS): | $(RUN)
 
 bench-checkpoint: build $(BENCH)  ## checkpoints beside torch.save, safetensors and DCP; JSON to bench/results (ARGS="--rounds 3")
 	.venv/bin/python bench/checkpoint.py --where $(BENCH_DIR)/checkpoint $(ARGS)
 
 bench-coded: build-tests  ## a coded store beside plain files, and traces on both; JSON to bench/results (ARGS="--rounds 5")
 	.venv/bin/python bench/coded.py --dir $(BENCH_DIR) --json bench/results/coded.json $(ARGS)
+
+bench-loaders: build $(LOADER_PEERS) $(BENCH) $(TEST)  ## stoker.data beside DataLoader, WebDataset, MDS, LitData, SPDL; JSON to bench/results (ARGS="--gib 1")
+	.venv/bin/python bench/loaders.py --peers out/loaders_peers/bin/python --dir $(BENCH_DIR)/loaders $(ARGS)
 
 bench-curm: $(RELEASE)/with-tests build  ## update schemes on the traces of TRACES="A.csv ..."; JSON, plot and the tables of docs/numbers.md
 	.venv/bin/python bench/curm.py $(TRACES)

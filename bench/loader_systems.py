@@ -1,0 +1,283 @@
+"""The loaders that bench/loaders.py compares: each makes its form of the same samples, then gives
+batches of BATCH of them in random order.
+
+A sample is 1,025 tokens of 16 bits, which a batch has as int64, or an image of about 53 KB, whose
+bytes a batch has as they are. What a peer needs is imported by the function of that peer only.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+BATCH = 32
+TOKENS = 1025  # of a sample: inputs and targets
+IMAGE_BYTES = 53_000
+SHARD_BYTES = 64 << 20
+FOLDER_MOST = 1 << 18  # files that a folder gets at most
+KINDS = ("tokens", "images")
+
+
+def sample_bytes(kind: str) -> int:
+    return TOKENS * 2 if kind == "tokens" else IMAGE_BYTES
+
+
+def samples(kind: str, count: int) -> Iterator[bytes]:
+    """The same ones for every system: any bytes, which nothing compresses."""
+    size, at = sample_bytes(kind), 0
+    while at < count:
+        some = min(count - at, (32 << 20) // size)
+        block = np.random.default_rng([at, size]).bytes(some * size)
+        for i in range(some):
+            yield block[i * size : (i + 1) * size]
+        at += some
+
+
+def tokens_of(data: bytes | memoryview) -> Any:
+    import torch
+
+    return torch.from_numpy(np.frombuffer(data, np.uint16).astype(np.int64))
+
+
+# ---- forms
+
+
+def make_flat(folder: Path, kind: str, count: int) -> None:
+    with (folder / "flat.bin").open("wb") as file:
+        file.writelines(samples(kind, count))
+
+
+def make_folder(folder: Path, kind: str, count: int) -> None:
+    for i, data in enumerate(samples(kind, min(count, FOLDER_MOST))):
+        part = folder / f"{i >> 10:06d}"
+        if i & 1023 == 0:
+            part.mkdir()
+        (part / f"{i:09d}.bin").write_bytes(data)
+
+
+def make_tar(folder: Path, kind: str, count: int) -> None:
+    a_shard = SHARD_BYTES // sample_bytes(kind)
+    tar: tarfile.TarFile | None = None
+    for i, data in enumerate(samples(kind, count)):
+        if i % a_shard == 0:
+            if tar is not None:
+                tar.close()
+            tar = tarfile.open(folder / f"{i // a_shard:06d}.tar", "w")
+        member = tarfile.TarInfo(f"{i:09d}.bin")
+        member.size = len(data)
+        tar.addfile(member, io.BytesIO(data))
+    tar.close()
+
+
+def make_mds(folder: Path, kind: str, count: int) -> None:
+    from streaming import MDSWriter
+
+    with MDSWriter(
+        out=str(folder), columns={"data": "bytes"}, size_limit=SHARD_BYTES, exist_ok=True
+    ) as out:
+        for data in samples(kind, count):
+            out.write({"data": data})
+
+
+def make_litdata(folder: Path, kind: str, count: int) -> None:
+    from litdata.streaming.writer import BinaryWriter
+
+    writer = BinaryWriter(str(folder), chunk_bytes=SHARD_BYTES)
+    for i, data in enumerate(samples(kind, count)):
+        writer[i] = data
+    writer.done()
+    writer.merge()
+
+
+# ---- loaders: (folder of the form, kind, workers) -> batches for ever
+
+
+def _epochs(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def _torch_loader(dataset: Any, workers: int, kind: str) -> Iterator[Any]:
+    from torch.utils.data import DataLoader
+
+    collate = None if kind == "tokens" else list
+    return _epochs(
+        DataLoader(dataset, batch_size=BATCH, shuffle=True, num_workers=workers, collate_fn=collate)
+    )
+
+
+def run_memmap(folder: Path, kind: str, workers: int) -> Iterator[Any]:
+    size = sample_bytes(kind)
+    flat = np.memmap(folder / "flat.bin", np.uint8, "r")
+
+    class Flat:
+        def __len__(self) -> int:
+            return len(flat) // size
+
+        def __getitem__(self, i: int) -> Any:
+            data = flat[i * size : (i + 1) * size]
+            return tokens_of(data) if kind == "tokens" else data.tobytes()
+
+    return _torch_loader(Flat(), workers, kind)
+
+
+def run_folder(folder: Path, kind: str, workers: int) -> Iterator[Any]:
+    paths = sorted(str(path) for path in folder.glob("*/*.bin"))
+
+    class Folder:
+        def __len__(self) -> int:
+            return len(paths)
+
+        def __getitem__(self, i: int) -> Any:
+            with open(paths[i], "rb") as file:
+                data = file.read()
+            return tokens_of(data) if kind == "tokens" else data
+
+    return _torch_loader(Folder(), workers, kind)
+
+
+def run_webdataset(folder: Path, kind: str, workers: int) -> Iterator[Any]:
+    import torch
+    import webdataset
+
+    shards = sorted(str(path) for path in folder.glob("*.tar"))
+    of = tokens_of if kind == "tokens" else bytes
+    dataset = (
+        webdataset.WebDataset(
+            shards,
+            shardshuffle=100,
+            nodesplitter=webdataset.split_by_node,
+            workersplitter=webdataset.split_by_worker,
+        )
+        .shuffle(1000)
+        .map(lambda sample: of(sample["bin"]))
+        .batched(BATCH, collation_fn=torch.stack if kind == "tokens" else list)
+    )
+    return _epochs(webdataset.WebLoader(dataset, batch_size=None, num_workers=workers))
+
+
+def run_mds(folder: Path, kind: str, workers: int) -> Iterator[Any]:
+    from streaming import StreamingDataset
+    from torch.utils.data import DataLoader
+
+    class Dataset(StreamingDataset):
+        def __getitem__(self, at: Any) -> Any:
+            data = super().__getitem__(at)["data"]
+            return tokens_of(data) if kind == "tokens" else data
+
+    dataset = Dataset(local=str(folder), shuffle=True, batch_size=BATCH)
+    collate = None if kind == "tokens" else list
+    return _epochs(DataLoader(dataset, batch_size=BATCH, num_workers=workers, collate_fn=collate))
+
+
+def run_litdata(folder: Path, kind: str, workers: int) -> Iterator[Any]:
+    import litdata
+
+    class Dataset(litdata.StreamingDataset):
+        def __getitem__(self, at: Any) -> Any:
+            data = super().__getitem__(at)
+            return tokens_of(data) if kind == "tokens" else bytes(data)
+
+    dataset = Dataset(str(folder), shuffle=True)
+    collate = None if kind == "tokens" else list
+    return _epochs(
+        litdata.StreamingDataLoader(
+            dataset, batch_size=BATCH, num_workers=workers, collate_fn=collate
+        )
+    )
+
+
+def run_spdl(folder: Path, kind: str, workers: int) -> Iterator[Any]:
+    import torch
+    from spdl.pipeline import PipelineBuilder
+
+    size = sample_bytes(kind)
+    flat = np.memmap(folder / "flat.bin", np.uint8, "r")
+    count = len(flat) // size
+
+    def batches_of_numbers() -> Iterator[np.ndarray]:
+        while True:
+            order = np.random.default_rng().permutation(count)
+            for at in range(0, count - BATCH + 1, BATCH):
+                yield order[at : at + BATCH]
+
+    def read(numbers: np.ndarray) -> Any:
+        parts = [flat[i * size : (i + 1) * size] for i in numbers]
+        if kind == "tokens":
+            return torch.stack([tokens_of(part) for part in parts])
+        return [part.tobytes() for part in parts]
+
+    pipeline = (
+        PipelineBuilder()
+        .add_source(batches_of_numbers())
+        .pipe(read, concurrency=workers)
+        .add_sink(4)
+        .build(num_threads=workers)
+    )
+
+    def run() -> Iterator[Any]:
+        with pipeline.auto_stop():
+            yield from pipeline.get_iterator()
+
+    return run()
+
+
+def run_stoker(folder: Path, kind: str, workers: int, where: str = "") -> Iterator[Any]:
+    import stoker
+    from stoker.data import Loader, Tar, Tokens
+
+    def run() -> Iterator[Any]:
+        with stoker.open_store(where or f"dir:{folder}") as store:
+            if kind == "tokens":
+                source = Tokens(store, "flat.bin", TOKENS - 1, dtype="uint16")
+            else:
+                source = Tar(store, [each["key"] for each in store.list("")])
+            loader = Loader(source, batch=BATCH, seed=1, endless=True)
+            try:
+                yield from loader
+            finally:
+                loader.close()
+
+    return run()
+
+
+Run = Callable[..., Iterator[Any]]
+# name: its form of tokens, of images; the module that it is; how it reads
+SYSTEMS: dict[str, tuple[str, str, str, Run]] = {
+    "stoker": ("flat", "tar", "stoker.data", run_stoker),
+    "DataLoader memmap": ("flat", "flat", "torch.utils.data", run_memmap),
+    "DataLoader folder": ("folder", "folder", "torch.utils.data", run_folder),
+    "WebDataset": ("tar", "tar", "webdataset", run_webdataset),
+    "MDS": ("mds", "mds", "streaming", run_mds),
+    "LitData": ("litdata", "litdata", "litdata", run_litdata),
+    "SPDL": ("flat", "flat", "spdl.pipeline", run_spdl),
+}
+MAKERS = {
+    "flat": make_flat,
+    "folder": make_folder,
+    "tar": make_tar,
+    "mds": make_mds,
+    "litdata": make_litdata,
+}
+
+
+def form_of(system: str, kind: str) -> str:
+    return SYSTEMS[system][KINDS.index(kind)]
+
+
+def made(root: Path, form: str, kind: str, count: int) -> Path:
+    """The folder of a form, made unless it is there."""
+    folder, done = root / f"{kind}.{form}", root / f"{kind}.{form}.json"
+    if not done.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        MAKERS[form](folder, kind, count)
+        os.sync()
+        done.write_text(json.dumps({"samples": count}))
+    return folder
