@@ -229,16 +229,21 @@ def run_spdl(folder: Path, kind: str, workers: int) -> Iterator[Any]:
     return run()
 
 
+def index_of(folder: Path) -> Path:
+    """What `stoker data index` made of the tar files."""
+    return folder.with_name(folder.name + ".index")
+
+
 def run_stoker(folder: Path, kind: str, workers: int, where: str = "") -> Iterator[Any]:
     import stoker
-    from stoker.data import Loader, Tar, Tokens
+    from stoker.data import Indexed, Loader, Tokens
 
     def run() -> Iterator[Any]:
         with stoker.open_store(where or f"dir:{folder}") as store:
             if kind == "tokens":
                 source = Tokens(store, "flat.bin", TOKENS - 1, dtype="uint16")
             else:
-                source = Tar(store, [each["key"] for each in store.list("")])
+                source = Indexed(store, index_of(folder))
             loader = Loader(source, batch=BATCH, seed=1, endless=True)
             try:
                 yield from loader

@@ -179,8 +179,15 @@ class Bench:
         began = time.perf_counter()
         words = [str(self.root), form, kind, str(self.count(kind))]
         subprocess.run([self.given.peers, __file__, "--make", *words], check=True)
+        folder = self.root / f"{kind}.{form}"
+        if name == "stoker" and form == "tar":
+            self.index(f"dir:{folder}", systems.index_of(folder))
         print(f"{kind} as {form}: {time.perf_counter() - began:.0f} s", file=sys.stderr)
-        return self.root / f"{kind}.{form}"
+        return folder
+
+    def index(self, store: str, out: Path) -> None:
+        words = [sys.executable, "-m", "stoker.dataset", "index", store, "--out", str(out)]
+        subprocess.run(words, check=True)
 
     def compare(self, kind: str, names: list[str], cold: bool, store: str = "local") -> None:
         folders = {name: self.make(kind, name) for name in names}
@@ -241,6 +248,8 @@ class Bench:
                     change.resize(path.name, len(data))
                     change.write_bytes(path.name, 0, data)
                     change.commit().wait()
+            if kind == "images":
+                self.index(where, systems.index_of(folder))
             runs = [
                 self.run("stoker", folder, kind, where, served.environment())
                 for _ in range(self.given.rounds)

@@ -32,6 +32,8 @@ constexpr std::array kCommands = {
                   "Write a Chrome trace of one step: disk, kernels, computing (Python, torch)"},
     PythonCommand{nullptr, "ckpt", "stoker.ckpt",
                   "List, verify, compare, copy and remove checkpoints (Python, torch)"},
+    PythonCommand{nullptr, "data", "stoker.dataset",
+                  "Index data sets, and tell what an index holds (Python, torch)"},
     PythonCommand{"bench", "offload", "stoker.bench",
                   "Measure offloaded training against its floor (Python, torch)"},
     PythonCommand{"bench", "plan", "stoker.bench",

@@ -120,7 +120,17 @@ BANNED_CPP = [
     ),
 ]
 # parts of the command; the offload is a library
-PYTHON_MAY_PRINT = {"train", "data", "bench", "plan", "trace", "curm", "ckpt", "command.py"}
+PYTHON_MAY_PRINT = {
+    "train",
+    "data",
+    "bench",
+    "plan",
+    "trace",
+    "curm",
+    "ckpt",
+    "dataset",
+    "command.py",
+}
 
 
 def banned_calls(root: Path) -> list[str]:

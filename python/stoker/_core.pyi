@@ -59,9 +59,18 @@ class SampleTable:
     # runs: uint64 [n, 3] of object, samples, offset of the first
     @staticmethod
     def equal(keys: list[str], runs: Any, stride: int, bytes: int) -> SampleTable: ...
-    # starts: uint64 [samples + 1]; parts: uint64 [n, 3] of object, offset, bytes
+    # Sample i has parts [starts[i], starts[i + 1]) of objects (uint32), offsets, bytes (uint64) and
+    # crcs (uint32). The arrays are used where they are.
     @staticmethod
-    def ranges(keys: list[str], starts: Any, parts: Any) -> SampleTable: ...
+    def ranges(
+        keys: list[str],
+        object_bytes: list[int],
+        starts: Any,
+        objects: Any,
+        offsets: Any,
+        bytes: Any,
+        crcs: Any | None = None,
+    ) -> SampleTable: ...
     def __len__(self) -> int: ...
 
 class Batch:

@@ -12,7 +12,7 @@
 #include <cstring>
 #include <memory>
 #include <optional>
-#include <set>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -35,6 +35,7 @@ using data::SampleTable;
 using data::Sequence;
 
 using Numbers = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Words = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Triples = nb::ndarray<const uint64_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
 using Row = nb::ndarray<nb::numpy, uint64_t, nb::ndim<1>>;
 using Rows = nb::ndarray<nb::numpy, uint64_t, nb::ndim<2>>;
@@ -92,13 +93,37 @@ std::shared_ptr<SampleTable> equal_table(std::vector<std::string> keys, const Tr
       unwrap(SampleTable::equal(std::move(keys), all, stride, bytes)));
 }
 
-std::shared_ptr<SampleTable> range_table(std::vector<std::string> keys, const Numbers& starts,
-                                         const Triples& parts) {
-  std::vector<Piece> all(parts.shape(0));
-  for (size_t i = 0; i < all.size(); ++i) all[i] = {parts(i, 0), parts(i, 1), parts(i, 2), 0};
-  std::vector<uint64_t> from(starts.data(), starts.data() + starts.shape(0));
+// Keeps the arrays alive: some are mapped files.
+template <typename T>
+std::span<const T> span_of(
+    const nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>& array) {
+  return {array.data(), array.shape(0)};
+}
+
+std::shared_ptr<SampleTable> range_table(std::vector<std::string> keys,
+                                         std::vector<uint64_t> object_bytes, const Numbers& starts,
+                                         const Words& objects, const Numbers& offsets,
+                                         const Numbers& bytes, const std::optional<Words>& crcs) {
+  struct Owner {
+    Numbers starts;
+    Words objects;
+    Numbers offsets, bytes;
+    std::optional<Words> crcs;
+  };
+  // Let go of by whichever thread is last, with the GIL.
+  const std::shared_ptr<const Owner> owner(new Owner{starts, objects, offsets, bytes, crcs},
+                                           [](const Owner* all) {
+                                             const nb::gil_scoped_acquire gil;
+                                             delete all;
+                                           });
+  data::RangeArrays arrays{span_of(starts),
+                           span_of(objects),
+                           span_of(offsets),
+                           span_of(bytes),
+                           crcs ? span_of(*crcs) : std::span<const uint32_t>(),
+                           owner};
   return std::make_shared<SampleTable>(
-      unwrap(SampleTable::ranges(std::move(keys), std::move(from), std::move(all))));
+      unwrap(SampleTable::ranges(std::move(keys), std::move(object_bytes), std::move(arrays))));
 }
 
 using StoreHandles = std::vector<std::shared_ptr<StoreHandle>>;
@@ -236,7 +261,9 @@ void bind_data(nb::module_& module) {
   nb::class_<SampleTable>(module, "SampleTable", "Where the bytes of each sample of a source lie.")
       .def_static("equal", &equal_table, nb::arg("keys"), nb::arg("runs"), nb::arg("stride"),
                   nb::arg("bytes"))
-      .def_static("ranges", &range_table, nb::arg("keys"), nb::arg("starts"), nb::arg("parts"))
+      .def_static("ranges", &range_table, nb::arg("keys"), nb::arg("object_bytes"),
+                  nb::arg("starts"), nb::arg("objects"), nb::arg("offsets"), nb::arg("bytes"),
+                  nb::arg("crcs") = nb::none())
       .def("__len__", &SampleTable::samples);
   nb::class_<PyBatch>(module, "Batch", "A batch that is read, or was.")
       .def("ready", [](const PyBatch& batch) { return batch.future.ready(); })

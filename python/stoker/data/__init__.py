@@ -4,13 +4,14 @@ from .corpus import CorpusError, default_corpus
 from .loader import Loader, Source
 from .order import Mixture, Permutation, sample_at
 from .prepare import Prepared, prepare, prepare_apart
-from .sources import Files, Rows, Tar, Tokens
+from .sources import Files, Indexed, Rows, Tar, Tokens
 from .token_file import TokenFile, TokenFileWriter, Windows
 from .vocabulary import load_tokenizer
 
 __all__ = [
     "CorpusError",
     "Files",
+    "Indexed",
     "Loader",
     "Mixture",
     "Permutation",

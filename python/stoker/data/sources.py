@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
+import os
 import struct
-import tarfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import torch
 from stoker import _core
 
 from ..errors import Corruption, InvalidArgument, NotFound
+from .index import TAR, WHOLE, Index, of_objects, read
 from .stored import Places, Stored
 
 _INDEX = struct.Struct(
@@ -141,85 +143,62 @@ class Rows(Stored):
         return torch.from_numpy(memory.view(self._dtype).reshape(count, *self._shape))
 
 
-class Files(Stored):
+class Indexed(Stored):
+    """Samples that an index tells of, as `stoker data index` makes one (a path), or in memory.
+
+    Batches are lists: of dicts for tar files ("__key__", and each extension with its bytes), of
+    (key, bytes) for whole objects. Bytes are uint8 tensors. Opening reads no object. Raises
+    NotFound and Mismatch for objects that are not there or were changed since.
+    """
+
+    def __init__(self, store: _core.Store, index: str | os.PathLike[str] | Index) -> None:
+        self._index = index if isinstance(index, Index) else read(index)
+        self._index.check(store)
+        digest = hashlib.sha256(json.dumps(self._index.objects).encode()).hexdigest()
+        kind = "tar" if self._index.kind == TAR else "files"
+        super().__init__(store, self._index.table(), f"{kind} {digest}")
+
+    def sample(self, number: int, memory: np.ndarray, places: Places) -> Any:
+        """One sample."""
+        parts = [torch.from_numpy(memory[place[0] : sum(place)]) for place in places]
+        name = self._index.name(number)
+        if self._index.kind == WHOLE:
+            return name, parts[0]
+        return {"__key__": name, **dict(zip(self._index.extensions_of(number), parts, strict=True))}
+
+
+class Files(Indexed):
     """Every object below `prefix` is a sample, in the order of names: a folder of images, say.
 
     suffixes: take only names that end so. Batches are lists of (key, bytes as a uint8 tensor).
     """
 
     def __init__(self, store: _core.Store, prefix: str = "", suffixes: Sequence[str] = ()) -> None:
-        keys = [
-            each["key"]
+        found = [
+            each
             for each in store.list(prefix)
             if not suffixes or each["key"].endswith(tuple(suffixes))
         ]
-        if not keys:
+        if not found:
             raise NotFound(
                 f"there is no object below '{prefix}'"
                 + (f" that ends in {', '.join(suffixes)}" if suffixes else "")
             )
-        objects = _Objects(store, keys)
-        self._keys = keys
-        super().__init__(
-            store,
-            _ranges(keys, [[(number, 0, size)] for number, size in enumerate(objects.sizes)]),
-            f"files {objects.fingerprint}",
-        )
-
-    def sample(self, number: int, memory: np.ndarray, places: Places) -> tuple[str, torch.Tensor]:
-        """(key, uint8 [bytes])"""
-        return self._keys[number], _part(memory, places[0])
+        super().__init__(store, of_objects(store, found, WHOLE))
 
 
-@dataclass
-class _Member:
-    """One sample of a tar file: its name and where its parts lie."""
-
-    object: int
-    name: str
-    parts: dict[str, tuple[int, int]] = field(default_factory=dict)  # extension: offset, bytes
-
-
-class Tar(Stored):
+class Tar(Indexed):
     """Tar files as WebDataset has them: members of one name up to the first dot are one sample.
 
     Batches are lists of dicts: "__key__", and each extension ("jpg", "cls") with a uint8 tensor.
-    Opening reads the headers of all members. Compressed tar files are refused. Raises Corruption
-    for a file that is cut or whose headers do not match their checksums.
+    Opening reads the headers of all members: of many files, make an index once (`Indexed`).
+    Compressed tar files are refused. Raises Corruption for a file that is cut or whose headers do
+    not match their checksums.
     """
 
     def __init__(self, store: _core.Store, keys: str | Sequence[str]) -> None:
         keys = [keys] if isinstance(keys, str) else list(keys)
-        objects = _Objects(store, keys)
-        self._members = [
-            each
-            for index, key in enumerate(keys)
-            for each in _members(store, index, key, objects.sizes[index])
-        ]
-        parts = [[(each.object, *span) for span in each.parts.values()] for each in self._members]
-        super().__init__(store, _ranges(keys, parts), f"tar {objects.fingerprint}")
-
-    def sample(self, number: int, memory: np.ndarray, places: Places) -> dict[str, Any]:
-        """{"__key__": name, extension: uint8 [bytes]}"""
-        member = self._members[number]
-        parts = zip(member.parts, places, strict=True)
-        return {
-            "__key__": member.name,
-            **{extension: _part(memory, place) for extension, place in parts},
-        }
-
-
-def _part(memory: np.ndarray, place: tuple[int, int]) -> torch.Tensor:
-    return torch.from_numpy(memory[place[0] : sum(place)])
-
-
-def _ranges(
-    keys: list[str], samples: Sequence[Sequence[tuple[int, int, int]]]
-) -> _core.SampleTable:
-    """Of each sample the parts: (object, offset, bytes)."""
-    starts = np.cumsum([0, *map(len, samples)], dtype=np.uint64)
-    parts = np.array([part for sample in samples for part in sample], np.uint64).reshape(-1, 3)
-    return _core.SampleTable.ranges(keys, starts, parts)
+        super().__init__(store, of_objects(store, [store.stat(key) for key in keys], TAR))
 
 
 # ---- what lies where
@@ -320,79 +299,3 @@ def _npy(store: _core.Store, key: str) -> Array:
     if dtype.byteorder == ">":
         raise InvalidArgument(f"{key} holds big-endian numbers: save it little-endian")
     return Array(key, head.tell(), shape[0], dtype, tuple(shape[1:]))
-
-
-class _Reading(io.RawIOBase):
-    """An object as a file that can be read, for tarfile."""
-
-    def __init__(self, store: _core.Store, key: str, size: int) -> None:
-        self._store, self._key, self._size, self._at = store, key, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, into: Any) -> int:
-        many = max(0, min(len(into), self._size - self._at))
-        into[:many] = self._store.read_bytes(self._key, self._at, many) if many else b""
-        self._at += many
-        return many
-
-
-def _members(store: _core.Store, number: int, key: str, size: int) -> Iterator[_Member]:
-    if key.endswith((".gz", ".tgz", ".zst", ".xz", ".bz2")):
-        raise InvalidArgument(
-            f"{key} is compressed, so no sample can be read by itself: unpack it to a plain .tar"
-        )
-    file = io.BufferedReader(_Reading(store, key, size), 128 << 10)
-    sample: _Member | None = None
-    seen: set[str] = set()
-    try:
-        with tarfile.open(fileobj=file, mode="r:") as tar:
-            for member in tar:
-                if not member.isfile():
-                    continue
-                if member.offset_data + member.size > size:
-                    raise Corruption(
-                        f"{key} is cut inside of '{member.name}': fetch or write it anew"
-                    )
-                folder, _, base = member.name.rpartition("/")
-                stem, _, extension = base.partition(".")
-                name = f"{folder}/{stem}" if folder else stem
-                if not stem or not extension:
-                    # As in WebDataset: such names are no part of a sample.
-                    continue
-                if sample is None or sample.name != name:
-                    if sample is not None:
-                        yield sample
-                    if name in seen:
-                        raise InvalidArgument(
-                            f"the parts of sample '{name}' do not stand together in {key}: "
-                            "sort its members by name"
-                        )
-                    seen.add(name)
-                    sample = _Member(number, name)
-                if extension in sample.parts:
-                    raise InvalidArgument(
-                        f"{key} has '{member.name}' twice: a sample needs each part once"
-                    )
-                sample.parts[extension] = member.offset_data, member.size
-            # tarfile takes a damaged header for the end: the end has a block of zeros.
-            end = tar.offset
-        if end + 512 > size or store.read_bytes(key, end, 512).strip(b"\0"):
-            raise Corruption(
-                f"{key} is cut or damaged at byte {end} of {size}: fetch or write it anew"
-            )
-    except tarfile.TarError as error:
-        raise Corruption(f"{key} is no whole tar file ({error}): fetch or write it anew") from error
-    if sample is not None:
-        yield sample

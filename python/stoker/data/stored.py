@@ -76,6 +76,11 @@ class Reading:
     def __init__(self, of: StoredSources, batch: _core.Batch) -> None:
         self._of, self._batch = of, batch
 
+    def raw(self) -> tuple[np.ndarray, list[Places]]:
+        """Waits for it: its memory, and where the parts of each sample lie there."""
+        self._batch.wait()
+        return self._batch.memory, self._batch.places
+
     def result(self) -> torch.Tensor | list[Any]:
         """Waits for it. Its tensors keep its memory."""
         self._batch.wait()

@@ -74,9 +74,10 @@ class BatchReader::State {
     packed_ = first != 0 &&
               std::all_of(sources_.begin(), sources_.end(),
                           [first](const auto& each) { return row_bytes_of(each) == first; });
-    widens_ = std::any_of(sources_.begin(), sources_.end(),
-                          [](const auto& each) { return each.integers.has_value(); });
-    if (widens_) pool_.emplace(1);
+    const bool works = std::any_of(sources_.begin(), sources_.end(), [](const auto& each) {
+      return each.integers.has_value() || each.table->has_crcs();
+    });
+    if (works) pool_.emplace(1);
   }
   ~State() {
     std::unique_lock lock(mutex_);
@@ -93,7 +94,8 @@ class BatchReader::State {
       }
     }
     auto work = std::make_shared<Work>(sources_.size());
-    lay_out(std::move(picks), *work);
+    if (const Status laid_out = lay_out(std::move(picks), *work); !laid_out)
+      return laid_out.error();
     Future<BatchPtr> future = work->promise.future();
     {
       std::lock_guard lock(mutex_);
@@ -117,7 +119,7 @@ class BatchReader::State {
   };
   using WorkPtr = std::shared_ptr<Work>;
 
-  void lay_out(std::vector<Pick> picks, Work& work) {
+  Status lay_out(std::vector<Pick> picks, Work& work) {
     auto batch = std::make_shared<Batch>();
     auto raw = std::make_unique<Batch>();
     batch->starts.push_back(0);
@@ -129,11 +131,11 @@ class BatchReader::State {
       const size_t before = pieces.size();
       if (!packed_) at = align_up(at, kAlign);
       if (source.integers) {
-        raw_at = source.table->append(pick.sample, raw_at, pieces);
+        STOKER_ASSIGN(raw_at, source.table->append(pick.sample, raw_at, pieces));
         batch->parts.push_back({at, row_bytes_of(source)});
         at += row_bytes_of(source);
       } else {
-        at = source.table->append(pick.sample, at, pieces);
+        STOKER_ASSIGN(at, source.table->append(pick.sample, at, pieces));
         for (size_t i = before; i < pieces.size(); ++i)
           batch->parts.push_back({pieces[i].into, pieces[i].bytes});
       }
@@ -145,6 +147,7 @@ class BatchReader::State {
     batch->picks = std::move(picks);
     work.batch = std::move(batch);
     work.raw = std::move(raw);
+    return {};
   }
 
   static void take_memory(const std::shared_ptr<Spares>& spares, uint64_t bytes, Batch& batch) {
@@ -172,11 +175,26 @@ class BatchReader::State {
       if (!work->error) work->error = status.error();
     }
     if (--work->left != 0) return;
-    if (!widens_ || work->error) return finish(work);
+    if (!pool_ || work->error) return finish(work);
     pool_->run([this, work] {
+      if (const Status sound = verify_all(*work->batch); !sound) work->error = sound.error();
       widen_all(*work);
       finish(work);
     });
+  }
+
+  Status verify_all(const Batch& batch) const {
+    for (size_t i = 0; i < batch.picks.size(); ++i) {
+      const auto& [source, sample] = batch.picks[i];
+      const SampleTable& table = *sources_[source].table;
+      if (!table.has_crcs()) continue;
+      for (uint64_t part = batch.starts[i]; part < batch.starts[i + 1]; ++part) {
+        const Place& place = batch.parts[part];
+        STOKER_TRY(table.verify(sample, part - batch.starts[i],
+                                {batch.memory.data() + place.offset, place.bytes}));
+      }
+    }
+    return {};
   }
 
   void widen_all(Work& work) {
@@ -207,7 +225,7 @@ class BatchReader::State {
 
   const std::vector<BatchSource> sources_;
   const std::shared_ptr<Spares> spares_, raw_spares_;
-  bool packed_ = false, widens_ = false;
+  bool packed_ = false;
   std::mutex mutex_;
   std::condition_variable idle_;
   size_t under_way_ = 0;      // guarded by mutex_

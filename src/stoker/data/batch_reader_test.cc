@@ -56,8 +56,10 @@ TEST_F(Reading, IntegersOfSeveralWidthsAreRowsOfOneMatrix) {
 
 TEST_F(Reading, UnequalSamplesBeginAtMultiplesOf64) {
   put("a", "0123456789");
+  static const std::vector<uint64_t> starts{0, 2, 2, 3}, offsets{5, 9, 0}, bytes{2, 1, 4};
+  static const std::vector<uint32_t> objects{0, 0, 0}, crcs{0, 0, 0xf5ac2ae9};  // of "0123"
   const auto parts =
-      table(SampleTable::ranges({"a"}, {0, 2, 2, 3}, {{0, 5, 2, 0}, {0, 9, 1, 0}, {0, 0, 4, 0}}));
+      table(SampleTable::ranges({"a"}, {10}, {starts, objects, offsets, bytes, {}, {}}));
   const auto reader = BatchReader::make({{store_.get(), parts, std::nullopt}}, 2).value();
   const auto batch = reader->read({{0, 2}, {0, 1}, {0, 0}}).wait().value();
   EXPECT_EQ(batch->starts, (std::vector<uint64_t>{0, 1, 1, 3}));
@@ -66,6 +68,11 @@ TEST_F(Reading, UnequalSamplesBeginAtMultiplesOf64) {
   EXPECT_EQ(text(*batch, batch->parts[2]), "9");
   EXPECT_EQ(batch->parts[1].offset, 64);
   EXPECT_EQ(reader->read({}).wait().value()->bytes, 0);
+  const auto checked =
+      table(SampleTable::ranges({"a"}, {10}, {starts, objects, offsets, bytes, crcs, {}}));
+  const auto checking = BatchReader::make({{store_.get(), checked, std::nullopt}}, 2).value();
+  EXPECT_TRUE(checking->read({{0, 2}, {0, 1}}).wait());
+  EXPECT_EQ(checking->read({{0, 2}, {0, 0}}).wait().error().code, Code::corruption);
 }
 
 TEST_F(Reading, MemoryIsUsedAgainButNotWhileSomebodyHasIt) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "stoker/base/check.h"
+#include "stoker/base/crc32c.h"
 
 namespace stoker::data {
 namespace {
@@ -17,6 +18,13 @@ Error unknown_object(uint64_t object, size_t keys) {
                     "samples lie in object " + std::to_string(object) + ", but there are " +
                         std::to_string(keys) + " keys",
                     kWhere);
+}
+
+Error impossible(uint64_t sample) {
+  return make_error(
+      Code::corruption,
+      "the index says of sample " + std::to_string(sample) + " what cannot be: make the index anew",
+      kWhere);
 }
 
 }  // namespace
@@ -46,27 +54,29 @@ Result<SampleTable> SampleTable::equal(std::vector<std::string> keys,
   return table;
 }
 
-Result<SampleTable> SampleTable::ranges(std::vector<std::string> keys, std::vector<uint64_t> starts,
-                                        std::vector<Piece> parts) {
+Result<SampleTable> SampleTable::ranges(std::vector<std::string> keys,
+                                        std::vector<uint64_t> object_bytes, RangeArrays arrays) {
   SampleTable table(std::move(keys));
-  if (starts.empty() || starts.front() != 0 || starts.back() != parts.size() ||
-      !std::is_sorted(starts.begin(), starts.end()))
+  const size_t parts = arrays.objects.size();
+  const bool fits = object_bytes.size() == table.keys_.size() && !arrays.starts.empty() &&
+                    arrays.starts.front() == 0 && arrays.starts.back() == parts &&
+                    arrays.offsets.size() == parts && arrays.bytes.size() == parts &&
+                    (arrays.crcs.empty() || arrays.crcs.size() == parts);
+  if (!fits)
     return make_error(Code::invalid_argument, "the parts of samples do not follow one another",
                       kWhere);
-  for (const Piece& part : parts) {
-    if (part.object >= table.keys_.size()) return unknown_object(part.object, table.keys_.size());
-  }
-  table.starts_ = std::move(starts);
-  table.parts_ = std::move(parts);
+  table.object_bytes_ = std::move(object_bytes);
+  table.arrays_ = std::move(arrays);
   return table;
 }
 
 uint64_t SampleTable::samples() const {
-  if (bytes_ == 0) return starts_.size() - 1;
+  if (bytes_ == 0) return arrays_.starts.size() - 1;
   return ends_.empty() ? 0 : ends_.back();
 }
 
-uint64_t SampleTable::append(uint64_t sample, uint64_t into, std::vector<Piece>& pieces) const {
+Result<uint64_t> SampleTable::append(uint64_t sample, uint64_t into,
+                                     std::vector<Piece>& pieces) const {
   STOKER_CHECK(sample < samples());
   if (bytes_ != 0) {
     const auto end = std::upper_bound(ends_.begin(), ends_.end(), sample);
@@ -76,12 +86,29 @@ uint64_t SampleTable::append(uint64_t sample, uint64_t into, std::vector<Piece>&
     pieces.push_back({of.object, of.offset + (sample - before) * stride_, bytes_, into});
     return into + bytes_;
   }
-  for (uint64_t part = starts_[sample]; part < starts_[sample + 1]; ++part) {
-    pieces.push_back(parts_[part]);
-    pieces.back().into = into;
-    into += parts_[part].bytes;
+  const uint64_t first = arrays_.starts[sample], last = arrays_.starts[sample + 1];
+  if (first > last || last > arrays_.objects.size()) return impossible(sample);
+  for (uint64_t part = first; part < last; ++part) {
+    const Piece piece{arrays_.objects[part], arrays_.offsets[part], arrays_.bytes[part], into};
+    if (piece.object >= keys_.size()) return impossible(sample);
+    const uint64_t most = object_bytes_[piece.object];
+    if (piece.offset > most || piece.bytes > most - piece.offset) return impossible(sample);
+    pieces.push_back(piece);
+    into += piece.bytes;
   }
   return into;
+}
+
+Status SampleTable::verify(uint64_t sample, size_t number, std::span<const std::byte> read) const {
+  const uint64_t part = arrays_.starts[sample] + number;
+  if (crc32c(read.data(), read.size()) == arrays_.crcs[part]) return {};
+  return make_error(Code::corruption,
+                    "sample " + std::to_string(sample) + " is damaged: bytes " +
+                        std::to_string(arrays_.offsets[part]) + " to " +
+                        std::to_string(arrays_.offsets[part] + arrays_.bytes[part]) + " of '" +
+                        keys_[arrays_.objects[part]] +
+                        "' differ from the index; fetch that object anew, or index it again",
+                    kWhere);
 }
 
 }  // namespace stoker::data

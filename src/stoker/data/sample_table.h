@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,6 +18,16 @@ struct EqualRun {
   uint64_t offset = 0;  // of the first
 };
 
+// Sample i has parts [starts[i], starts[i + 1]). Arrays that somebody else owns, a mapped index
+// say.
+struct RangeArrays {
+  std::span<const uint64_t> starts;  // one more than there are samples
+  std::span<const uint32_t> objects;
+  std::span<const uint64_t> offsets, bytes;  // of each part
+  std::span<const uint32_t> crcs;            // CRC-32C of each part; or nothing
+  std::shared_ptr<const void> owner;
+};
+
 // Immutable; any thread.
 class SampleTable {
  public:
@@ -23,18 +35,21 @@ class SampleTable {
   // the runs.
   static Result<SampleTable> equal(std::vector<std::string> keys, const std::vector<EqualRun>& runs,
                                    uint64_t stride, uint64_t bytes);
-  // Samples of any ranges: sample i has parts [starts[i], starts[i + 1]), each (object, offset,
-  // bytes); `Piece::into` counts for nothing. starts has one more than there are samples.
-  static Result<SampleTable> ranges(std::vector<std::string> keys, std::vector<uint64_t> starts,
-                                    std::vector<Piece> parts);
+  // Samples of any ranges in objects of so many bytes. The arrays are looked at sample by sample
+  // only: they may be larger than memory.
+  static Result<SampleTable> ranges(std::vector<std::string> keys,
+                                    std::vector<uint64_t> object_bytes, RangeArrays arrays);
 
   uint64_t samples() const;
   const std::vector<std::string>& keys() const { return keys_; }
   // Bytes of every sample, where they are equal; else 0.
   uint64_t equal_bytes() const { return bytes_; }
   // Appends the parts of a sample, with their places from `into` on; the place behind them.
-  // sample: less than samples().
-  uint64_t append(uint64_t sample, uint64_t into, std::vector<Piece>& pieces) const;
+  // sample: less than samples(). corruption: its ranges cannot be.
+  Result<uint64_t> append(uint64_t sample, uint64_t into, std::vector<Piece>& pieces) const;
+  bool has_crcs() const { return !arrays_.crcs.empty(); }
+  // Compares a part of a sample that append() gave a place, the number-th of it.
+  Status verify(uint64_t sample, size_t number, std::span<const std::byte> read) const;
 
  private:
   explicit SampleTable(std::vector<std::string> keys) : keys_(std::move(keys)) {}
@@ -45,8 +60,8 @@ class SampleTable {
   std::vector<uint64_t> ends_;  // samples of each run and those before it
   uint64_t stride_ = 0, bytes_ = 0;
   // ranges
-  std::vector<uint64_t> starts_;
-  std::vector<Piece> parts_;
+  std::vector<uint64_t> object_bytes_;
+  RangeArrays arrays_;
 };
 
 }  // namespace stoker::data

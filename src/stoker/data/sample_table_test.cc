@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace stoker::data {
@@ -9,7 +12,7 @@ namespace {
 
 std::vector<Piece> pieces(const SampleTable& table, uint64_t sample, uint64_t into = 0) {
   std::vector<Piece> all;
-  table.append(sample, into, all);
+  EXPECT_TRUE(table.append(sample, into, all));
   return all;
 }
 
@@ -28,9 +31,22 @@ TEST(SampleTable, EqualSamplesAreNumberedThroughTheRuns) {
   EXPECT_EQ(last[0].offset, 18);
 }
 
+// Arrays that live as long as the table.
+struct Owned {
+  std::vector<uint64_t> starts;
+  std::vector<uint32_t> objects;
+  std::vector<uint64_t> offsets, bytes;
+  std::vector<uint32_t> crcs;
+};
+RangeArrays arrays(Owned all) {
+  const auto owned = std::make_shared<const Owned>(std::move(all));
+  return {owned->starts, owned->objects, owned->offsets, owned->bytes, owned->crcs, owned};
+}
+
 TEST(SampleTable, RangesMayBeOfAnyNumberAndLength) {
   const auto table =
-      SampleTable::ranges({"a"}, {0, 2, 2, 3}, {{0, 5, 2, 0}, {0, 9, 1, 0}, {0, 0, 4, 0}}).value();
+      SampleTable::ranges({"a"}, {10}, arrays({{0, 2, 2, 3}, {0, 0, 0}, {5, 9, 0}, {2, 1, 4}, {}}))
+          .value();
   EXPECT_EQ(table.samples(), 3);
   EXPECT_EQ(pieces(table, 1).size(), 0);
   const auto first = pieces(table, 0, 20);
@@ -38,15 +54,38 @@ TEST(SampleTable, RangesMayBeOfAnyNumberAndLength) {
   EXPECT_EQ(first[1].into, 22);
 }
 
+TEST(SampleTable, WhatAnIndexSaysIsLookedAtSampleBySample) {
+  const auto table =
+      SampleTable::ranges(
+          {"a"}, {10}, arrays({{0, 1, 5, 2, 3, 4}, {1, 0, 0, 0}, {0, 9, 8, 2}, {1, 2, 2, 1}, {}}))
+          .value();
+  std::vector<Piece> all;
+  EXPECT_EQ(table.append(0, 0, all).error().code, Code::corruption);  // object 1
+  EXPECT_EQ(table.append(1, 0, all).error().code, Code::corruption);  // five parts of four
+  EXPECT_EQ(table.append(2, 0, all).error().code, Code::corruption);  // the starts fall
+  EXPECT_TRUE(table.append(3, 0, all));
+  EXPECT_TRUE(table.append(4, 0, all));
+}
+
+TEST(SampleTable, ADamagedPartNamesItsSample) {
+  const std::string text = "123456789";
+  const auto table =
+      SampleTable::ranges({"a"}, {9}, arrays({{0, 1}, {0}, {0}, {9}, {0xe3069283}})).value();
+  const auto* const bytes = reinterpret_cast<const std::byte*>(text.data());
+  EXPECT_TRUE(table.has_crcs());
+  EXPECT_TRUE(table.verify(0, 0, {bytes, 9}));
+  EXPECT_NE(table.verify(0, 0, {bytes, 8}).error().what.find("sample 0"), std::string::npos);
+}
+
 TEST(SampleTable, RefusesWhatCannotBe) {
   EXPECT_FALSE(SampleTable::equal({"a"}, {{1, 1, 0}}, 1, 1));
   EXPECT_FALSE(SampleTable::equal({"a"}, {{0, 1, 0}}, 1, 0));
   EXPECT_FALSE(SampleTable::equal({"a"}, {{0, ~uint64_t{0} / 4, 0}}, 1 << 20, 1));
   EXPECT_FALSE(SampleTable::equal({"a"}, {{0, 1, ~uint64_t{0}}}, 1, 1));
-  EXPECT_FALSE(SampleTable::ranges({"a"}, {}, {}));
-  EXPECT_FALSE(SampleTable::ranges({"a"}, {0, 2}, {{0, 0, 1, 0}}));
-  EXPECT_FALSE(SampleTable::ranges({"a"}, {0, 2, 1, 2}, {{0, 0, 1, 0}, {0, 0, 1, 0}}));
-  EXPECT_FALSE(SampleTable::ranges({"a"}, {0, 1}, {{1, 0, 1, 0}}));
+  EXPECT_FALSE(SampleTable::ranges({"a"}, {1}, {}));
+  EXPECT_FALSE(SampleTable::ranges({"a"}, {}, arrays({{0, 1}, {0}, {0}, {1}, {}})));
+  EXPECT_FALSE(SampleTable::ranges({"a"}, {1}, arrays({{0, 2}, {0}, {0}, {1}, {}})));
+  EXPECT_FALSE(SampleTable::ranges({"a"}, {1}, arrays({{0, 1}, {0}, {0}, {1}, {1, 2}})));
 }
 
 }  // namespace

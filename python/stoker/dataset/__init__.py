@@ -1,0 +1,1 @@
+"""`stoker data`: indexes of data sets."""
