@@ -385,6 +385,13 @@ def long_lines(root: Path) -> list[str]:
     ]
 
 
+def long_architecture(root: Path) -> list[str]:
+    """The page that a newcomer reads first has at most 150 lines."""
+    path = root / "ARCHITECTURE.md"
+    lines = len(path.read_text().splitlines()) if path.exists() else 0
+    return [f"{path.name} has {lines} lines; 150 are the most"] if lines > 150 else []
+
+
 RULES: list[Callable[[Path], list[str]]] = [
     upward_includes,
     banned_calls,
@@ -394,6 +401,7 @@ RULES: list[Callable[[Path], list[str]]] = [
     unfinished,
     dead_links,
     long_lines,
+    long_architecture,
 ]
 
 
@@ -521,6 +529,7 @@ BROKEN = [
         },
         2,
     ),
+    (long_architecture, {"ARCHITECTURE.md": 151 * "a\n"}, 1),
     (long_lines, {"src/stoker/io/x.cc": "// " + 98 * "a", "a.py": "# " + 98 * "a"}, 1),
 ]
 
