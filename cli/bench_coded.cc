@@ -33,12 +33,12 @@ namespace fs = std::filesystem;
 using Time = std::chrono::steady_clock;
 
 constexpr size_t kShards = 9, kData = 6, kParities = 3;
-constexpr uint64_t kCommitBytes = 64 * kMiB;  // of a put, as `stoker put` does it
+constexpr uint64_t kCommitBytes = 48 * kMiB;  // of a put, as `stoker put` does it: whole stripes
 constexpr uint64_t kPieceBytes = 8 * kMiB;    // of a read, as `stoker export` does it
 constexpr size_t kReadsAhead = 4;
 constexpr uint32_t kPlainDepth = 32;  // of direct I/O, in MiB
 constexpr size_t kMediumReads = 256;
-constexpr uint64_t kMemoryBytes = kCommitBytes;
+constexpr uint64_t kMemoryBytes = 64 * kMiB;
 constexpr uint64_t kUpdateBytes = 4096;
 constexpr uint64_t kUpdatedBytes = 16 * kMiB;  // an object of a writer
 constexpr uint64_t kTraceBytes = 6 * kMiB;     // an object of a trace
@@ -68,7 +68,7 @@ struct Measure {
 };
 
 constexpr std::array<Measure, 6> kMeasures = {{
-    {"put", "put, 64 MiB a transaction; direct write and flush", 0.8, 1.5},
+    {"put", "put, 48 MiB a transaction; direct write and flush", 0.8, 1.5},
     {"read", "read, 8 MiB pieces, 4 ahead; direct read", 0.8, 1},
     {"read_without_m", "the same without 3 disks; direct read", 0.5, 1},
     {"read_1mib", "random reads of 1 MiB, one at a time; the same, direct", 0.8, 1},
@@ -434,6 +434,7 @@ class Bench {
     for (const bool ours : {!plain_first_, plain_first_}) {
       if (ours) {
         STOKER_ASSIGN(const auto store, folder.open(false));
+        if (const auto& folded = store->fold_all().wait(); !folded) return folded.error();
         const auto target = store_target(*store);
         STOKER_ASSIGN(const UpdateRun made, run(*target));
         samples.coded.push_back(made);

@@ -15,6 +15,7 @@
 
 #include "command.h"
 #include "stoker/base/bytes.h"
+#include "stoker/store/coded/store.h"
 #include "stoker/store/runtime.h"
 
 namespace stoker::cli {
@@ -25,6 +26,16 @@ namespace fs = std::filesystem;
 constexpr size_t kPieceBytes = 8 * kMiB;  // read at a time
 // in one transaction: a coded store keeps what is not committed in memory
 constexpr size_t kCommitBytes = 64 * kMiB;
+
+// Of the transactions of what does not fit one: as many bytes of whole stripes of a coded store, so
+// that none is written in two parts.
+Result<size_t> step_bytes(const std::string& store) {
+  STOKER_ASSIGN(const auto plan, coded_plan(store));
+  if (!plan) return kCommitBytes;
+  const size_t largest = 8 * kMiB;  // a chunk
+  const size_t stripe = plan->k * (plan->k <= kCommitBytes / largest ? largest : kMiB);
+  return std::max<size_t>(1, kCommitBytes / stripe) * stripe;
+}
 
 struct PutArguments {
   std::string store, key, source;
@@ -139,6 +150,8 @@ Result<uint64_t> put_file(Store& store, const std::string& key, const std::strin
                       "'" + key + "' has " + std::to_string(size) +
                           " bytes, so nothing can be put at " + std::to_string(offset),
                       "cli/put");
+  STOKER_ASSIGN(const size_t in_steps, step_bytes(arguments.store));
+  const size_t step = file.bytes() > kCommitBytes ? in_steps : kCommitBytes;
   uint64_t total = 0;
   for (size_t staged = 0;;) {
     STOKER_ASSIGN(const size_t bytes, file.read(piece.get(), kPieceBytes));
@@ -147,7 +160,7 @@ Result<uint64_t> put_file(Store& store, const std::string& key, const std::strin
     total += bytes;
     staged += bytes;
     const bool ends = bytes < kPieceBytes;
-    if (!ends && staged < kCommitBytes) continue;
+    if (!ends && staged < step) continue;
     if (const auto done = change->commit(Durability::durable).wait(); !done) return done.error();
     if (ends) return total;
     staged = 0;
@@ -240,7 +253,8 @@ void add_put(CLI::App& app, ExitStatus& status) {
   command->footer(
       "An object that is there already is replaced. Up to 64 MiB that is one transaction: after a "
       "crash the old object is there or the new one. What is larger\n"
-      "goes in steps of 64 MiB, and a crash leaves a beginning of it. `stoker export` is the way "
+      "goes in steps of up to 64 MiB, and a crash leaves a beginning of it. `stoker export` is the "
+      "way "
       "back. Exit status: 0 all is durable, 1 something failed.");
   command->callback([arguments, &status] {
     if (const Status done = run(*arguments); !done) fail(status, done.error());

@@ -1,5 +1,7 @@
 #include "stoker/store/blocking_io.h"
 
+#include <sys/mman.h>
+
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -7,6 +9,29 @@
 #include <vector>
 
 namespace stoker {
+namespace {
+
+constexpr size_t kLargePage = 2 * kMiB;
+
+}  // namespace
+
+AlignedBytes::AlignedBytes(size_t bytes, size_t alignment)
+    : size_(align_up(bytes, alignment)),
+      data_(static_cast<std::byte*>(std::aligned_alloc(alignment, size_)), Free{size_}) {
+  STOKER_CHECK(data_ != nullptr || size_ == 0);
+}
+
+AlignedBytes AlignedBytes::faulted(size_t bytes) {
+  // What is much smaller than large pages would waste most of one.
+  AlignedBytes memory(bytes, bytes >= kLargePage ? kLargePage : kIoAlign);
+  if (memory.size() == 0) return memory;
+  // Advice: where it is not taken, pages come one by one as they are touched.
+  if (bytes >= kLargePage) (void)madvise(memory.data(), memory.size(), MADV_HUGEPAGE);
+#ifdef MADV_POPULATE_WRITE
+  (void)madvise(memory.data(), memory.size(), MADV_POPULATE_WRITE);
+#endif
+  return memory;
+}
 
 void IoBatch::add(Op::Kind kind, FileId file, uint64_t offset, Slice bytes) {
   Op& op = ops_.emplace_back();

@@ -20,11 +20,10 @@ namespace stoker {
 class AlignedBytes {
  public:
   AlignedBytes() = default;
-  explicit AlignedBytes(size_t bytes)
-      : size_(align_up(bytes, kIoAlign)),
-        data_(static_cast<std::byte*>(std::aligned_alloc(kIoAlign, size_)), Free{size_}) {
-    STOKER_CHECK(data_ != nullptr || size_ == 0);
-  }
+  explicit AlignedBytes(size_t bytes) : AlignedBytes(bytes, kIoAlign) {}
+  // Large pieces lie in large pages, if the kernel has such, and all pages are there: a transfer
+  // into others stops at each for the kernel to find it.
+  static AlignedBytes faulted(size_t bytes);
   std::byte* data() const { return data_.get(); }
   size_t size() const { return size_; }
   Slice slice() const { return {data_.get(), size_, kLosableHeap}; }
@@ -42,6 +41,7 @@ class AlignedBytes {
       if (!is_lost(data, size)) std::free(data);
     }
   };
+  AlignedBytes(size_t bytes, size_t alignment);
   size_t size_ = 0;
   std::unique_ptr<std::byte, Free> data_;
 };

@@ -289,14 +289,15 @@ Result<std::unique_ptr<CodedStore>> open_replacing(CodedWorld& world,
 std::vector<uint64_t> stripes_written(const std::vector<SimEvent>& events, std::string path = "") {
   std::vector<uint64_t> order;
   for (const SimEvent& event : events) {
-    if (event.kind != SimEvent::Kind::write || event.bytes->size() < 4096 ||
-        std::memcmp(event.bytes->data(), "SKH1", 4) != 0)
-      continue;
-    if (path.empty()) path = event.path;
-    if (event.path != path) continue;
-    uint64_t id = 0;
-    std::memcpy(&id, event.bytes->data() + 8, 8);
-    if (std::find(order.begin(), order.end(), id) == order.end()) order.push_back(id);
+    if (event.kind != SimEvent::Kind::write) continue;
+    for (size_t at = 0; at + 4096 <= event.bytes->size(); at += 4096) {
+      if (std::memcmp(event.bytes->data() + at, "SKH1", 4) != 0) continue;
+      if (path.empty()) path = event.path;
+      if (event.path != path) continue;
+      uint64_t id = 0;
+      std::memcpy(&id, event.bytes->data() + at + 8, 8);
+      if (std::find(order.begin(), order.end(), id) == order.end()) order.push_back(id);
+    }
   }
   return order;
 }

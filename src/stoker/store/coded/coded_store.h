@@ -233,12 +233,17 @@ class CodedStore final : public Store {
   Result<Grant> take_frames(const std::vector<Request>& batch) const;
   Status write_fresh(const Prepared& commit, const StagedStripe& staged, ShardSet& touched);
   Headers plan_fresh(const Prepared& commit, const StagedStripe& staged) const;
+  void take_early(const EarlyStripe& early, uint32_t positions, Headers& headers) const;
   Status write_fresh_rows(const StagedStripe& staged, size_t first, const Scratch& memory,
                           uint32_t positions, Headers& headers, ShardSet& failed);
   Status append_vals(std::vector<Prepared>& commits, ShardSet& touched);
   Status append_commits(std::vector<Prepared>& commits);
   void flip(std::vector<Prepared>& commits);
   Result<StripePtr> make_stripe(Class expected);  // any thread
+
+  // transaction.cc: any thread
+  void abandon(std::shared_ptr<TransactionState> state);
+  bool await_abandoned();
 
   // log_space.cc: the writer thread
   // segments that commits leave to folds and to the next opening
@@ -345,6 +350,7 @@ class CodedStore final : public Store {
   uint64_t next_id_ = 1;  // of stripes and folds, within the epoch
   ShardSet live_ = 0;
   std::optional<Error> refused_;  // why nothing is written any more
+  size_t abandoned_ = 0;          // transactions with blocks on their way
   Health counts_;
   // chunks of live shards with bad blocks, or pages that could not be read, by stripe and position
   std::map<std::pair<uint64_t, size_t>, std::weak_ptr<Stripe>> bad_;

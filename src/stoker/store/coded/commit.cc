@@ -66,8 +66,9 @@ Result<StripePtr> CodedStore::make_stripe(Class expected) {
       id = make_stamp(epoch_, next_id_++);
     }
     std::vector<size_t> shards = placement(shape_, id);
-    if (auto slots = slots_.take(shards, expected))
-      return std::make_shared<Stripe>(id, std::move(shards), std::move(*slots), slots_);
+    auto slots = slots_.take(shards, expected);
+    if (!slots && await_abandoned()) slots = slots_.take(shards, expected);
+    if (slots) return std::make_shared<Stripe>(id, std::move(shards), std::move(*slots), slots_);
   }
   return make_error(Code::out_of_space,
                     "the store " + composition_ + " of " + human_bytes(info().capacity_bytes) +
@@ -306,7 +307,9 @@ Status CodedStore::write_fresh(const Prepared& commit, const StagedStripe& stage
                                   fresh.shards.begin());
   if (joining < shape_.n()) positions |= uint32_t{1} << joining;
   ShardSet failed = 0;
-  for (size_t first = 0; first < shape_.rows();) {
+  const bool early = staged.early && staged.early->written(epoch_) && joining == shape_.n();
+  if (early) take_early(*staged.early, positions, headers);
+  for (size_t first = 0; first < shape_.rows() && !early;) {
     if (row_is_blank(shape_, headers, first)) {
       ++first;
       continue;
@@ -324,13 +327,17 @@ Status CodedStore::write_fresh(const Prepared& commit, const StagedStripe& stage
   std::vector<AlignedBytes> pages;
   for (size_t c = 0; c < shape_.n(); ++c) {
     if (!is_set(positions, c)) continue;
+    // In one piece: zeros go between them, over what an older stripe left there.
+    const AlignedBytes& pairs = pages.emplace_back(header_bytes(shape_));
+    std::memset(pairs.data(), 0, pairs.size());
     for (size_t page = 0; page < shape_.pages(); ++page) {
       const HeaderPage header = page_of(shape_, fresh.id, headers, c, page);
       headers.counters[c * shape_.pages() + page] = header.counter;
-      encode_page(shape_, shards_->store(), header, pages.emplace_back(kBlock).span());
-      batch.write(fresh.shards[c], shape_.page_at(fresh.slots[c], page, header.counter),
-                  pages.back().slice());
+      const uint64_t at =
+          shape_.page_at(fresh.slots[c], page, header.counter) - shape_.slot_at(fresh.slots[c]);
+      encode_page(shape_, shards_->store(), header, pairs.span().subspan(at, kBlock));
     }
+    batch.write(fresh.shards[c], shape_.slot_at(fresh.slots[c]), pairs.slice());
     touched |= shard_bit(fresh.shards[c]);
   }
   if (const ShardSet now = batch.run(); now != 0) {
@@ -341,6 +348,17 @@ Status CodedStore::write_fresh(const Prepared& commit, const StagedStripe& stage
   std::lock_guard lock(mutex_);
   staged.fresh->headers = std::move(headers);
   return {};
+}
+
+// What a stripe that was written before its commit holds, as write_fresh_rows() tells it.
+void CodedStore::take_early(const EarlyStripe& early, uint32_t positions, Headers& headers) const {
+  for (size_t row = 0; row < shape_.rows(); ++row) {
+    for (size_t c = 0; c < shape_.n(); ++c) {
+      headers.crcs[row * shape_.n() + c] = early.crcs()[c * shape_.rows() + row];
+      if (c >= shape_.k && !is_set(positions, c))
+        headers.unsound[row * shape_.m + c - shape_.k] = true;
+    }
+  }
 }
 
 // The rows from `first` on that `memory` is for, unless it is lost() then. Of those in which

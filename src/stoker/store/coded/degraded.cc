@@ -10,7 +10,7 @@
 namespace stoker::coded {
 namespace {
 
-constexpr size_t kDecodedAtOnce = 64;  // rows
+constexpr size_t kDecodedAtOnce = 256;  // rows
 
 }  // namespace
 
@@ -22,7 +22,7 @@ Result<CodedStore::ScratchPtr> CodedStore::take_scratch(size_t rows, size_t bloc
     auto grant = runtime_.budget.take(rows * blocks_a_row * kBlock, who);
     if (grant)
       return std::make_shared<Scratch>(
-          Scratch{std::move(*grant), AlignedBytes(rows * blocks_a_row * kBlock), rows});
+          Scratch{std::move(*grant), AlignedBytes::faulted(rows * blocks_a_row * kBlock), rows});
     if (last) return grant.error();
     // none: the last of them may have come just now
     if (rows == 1) last = !shards_->stragglers().await();

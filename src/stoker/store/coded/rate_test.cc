@@ -316,6 +316,23 @@ TEST(CodedRate, FoldsBesideSteadyCommitsKeepRoomInTheLog) {
   }
 }
 
+// However low the rate: before a log is full each batch waits for a step, so that hardly one has to
+// wait for all of them.
+TEST(CodedRate, CommitsWithoutEndHardlyFindTheLogFull) {
+  CodedWorldOptions options;  // with a background
+  options.segment_bytes = 256 << 10;
+  options.busy_fold_rate = 1;
+  CodedWorld world(options);
+  auto store = std::move(*world.open_small());
+  Bytes content = put(*store, "a", 2'621'440, 1);
+  std::mt19937_64 random(5);
+  for (uint64_t i = 0; i < 1500; ++i) update(*store, "a", content, random() % 640 * 4096, 4096, i);
+  const Health health = store->health();
+  EXPECT_GT(health.folds, 50U);
+  EXPECT_LT(10 * health.awaited_folds, health.folds);
+  EXPECT_EQ(read_all(*store, "a"), content);
+}
+
 // Beside commits: a first step, and more only with time.
 TEST(CodedRate, FoldsBesideCommitsKeepToIt) {
   CodedWorldOptions options;

@@ -100,7 +100,7 @@ Status CodedStore::read_now(std::string_view key, const ObjectPtr& given, uint64
   AlignedBytes scratch;
   Grant grant;
   for (;;) {
-    StripePtr unknown;
+    std::vector<StripePtr> unknown;
     std::unique_lock lock(mutex_);
     const ObjectPtr object = given ? given : table_.find(key);
     if (!object) return no_object(key);
@@ -110,7 +110,7 @@ Status CodedStore::read_now(std::string_view key, const ObjectPtr& given, uint64
       lock.unlock();
       const uint64_t bytes = align_up(offset + into.size, kBlock) - begin;
       STOKER_ASSIGN(grant, runtime_.budget.take(bytes, "a read of a coded store"));
-      scratch = AlignedBytes(bytes);
+      scratch = AlignedBytes::faulted(bytes);
       continue;
     }
     const size_t first = begin / shape_.stripe_bytes();
@@ -119,12 +119,12 @@ Status CodedStore::read_now(std::string_view key, const ObjectPtr& given, uint64
     for (size_t i = first; i <= last && i < object->stripes.size(); ++i) {
       const StripePtr& stripe = object->stripes[i];
       if (stripe && stripe->folding) wait = true;
-      if (stripe && !stripe->headers) unknown = stripe;
+      if (stripe && !stripe->headers) unknown.push_back(stripe);
     }
-    if (unknown) {
+    if (!unknown.empty()) {
       lock.unlock();
-      if (const Status loaded = load_headers(unknown, priority); !loaded)
-        return loaded.error().with("'" + std::string(key) + "'");
+      if (const auto failed = load_headers(unknown, priority); !failed.empty())
+        return failed.begin()->second.with("'" + std::string(key) + "'");
       continue;
     }
     if (wait) {

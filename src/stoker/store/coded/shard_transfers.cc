@@ -62,7 +62,7 @@ size_t ShardTransfers::add(Op::Kind kind, size_t shard, uint64_t offset, Slice b
   each.op.file = shards_[shard].file.id;
   each.op.offset = offset;
   each.op.bytes = bytes;
-  each.op.done = &ShardTransfers::ended;
+  each.op.done = &ShardTransfers::on_done;
   each.op.context = &each;
   return each.index;
 }
@@ -86,7 +86,7 @@ void ShardTransfers::start() {
 
 // On the Loop's thread. The last one takes the memory with it if nobody waits: that frees a piece
 // of the heap and gives a grant back, and waits for nothing.
-void ShardTransfers::ended(Op& op) noexcept {
+void ShardTransfers::on_done(Op& op) noexcept {
   const auto& each = *static_cast<State::Each*>(op.context);
   State& state = *each.state;
   Stragglers* const stragglers = state.stragglers;
@@ -111,6 +111,11 @@ std::vector<size_t> ShardTransfers::next() {
   std::vector<size_t> told(state.ended.begin(), state.ended.end());
   state.ended.clear();
   return told;
+}
+
+bool ShardTransfers::ended() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->left == 0;
 }
 
 const Result<size_t>& ShardTransfers::result(size_t index) const {

@@ -35,6 +35,8 @@ class ShardTransfers {
   void start();
   // Waits for one at least: those that have ended and were not told yet. Empty: all were told.
   std::vector<size_t> next();
+  // Whether all have ended.
+  bool ended() const;
   // Of one that was told.
   const Result<size_t>& result(size_t index) const;
   // Waits for all that are left. Why the first of them failed; empty: none did.
@@ -43,7 +45,7 @@ class ShardTransfers {
  private:
   struct State;
   size_t add(Op::Kind kind, size_t shard, uint64_t offset, Slice bytes);
-  static void ended(Op& op) noexcept;
+  static void on_done(Op& op) noexcept;
 
   Shards& shards_;
   const Priority priority_;

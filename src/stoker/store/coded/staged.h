@@ -11,6 +11,7 @@
 
 #include "stoker/memory/budget.h"
 #include "stoker/store/blocking_io.h"
+#include "stoker/store/coded/early.h"
 #include "stoker/store/coded/table.h"
 #include "stoker/store/condition.h"
 
@@ -26,6 +27,9 @@ struct StagedStripe {
   StripePtr fresh;  // that takes its place; null: the changes go to the log
   std::map<size_t, StagedChunk> chunks;
   size_t blocks = 0;  // staged
+  // Of a fresh one of which all is staged; ends before the chunks do.
+  std::unique_ptr<EarlyStripe> early = {};
+  bool early_begun = false;
 };
 
 struct StagedObject {
@@ -66,6 +70,7 @@ struct TransactionState {
   Requirements required;        // looked at when it commits
   bool done = false;            // committed or refused
   uint64_t log_bytes = 0;       // staged for the log
+  uint64_t early_bytes = 0;     // of parity, that was on its way before the commit
   std::vector<Grant> grants;    // for the blocks
 };
 

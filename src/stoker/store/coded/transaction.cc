@@ -1,12 +1,16 @@
 #include "stoker/store/coded/transaction.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <utility>
 
 namespace stoker::coded {
 namespace {
 
 constexpr const char* kWhere = "store/coded/transaction";
+constexpr uint64_t kEarlyShare = 8;  // of the cap: an eighth of it
+constexpr uint64_t kEarlyBytes = 64 * kMiB;
 
 Error no_object(std::string_view key) {
   return make_error(Code::not_found, "there is no object '" + std::string(key) + "'", kWhere);
@@ -21,10 +25,36 @@ Result<std::unique_ptr<Transaction>> CodedStore::begin() {
 }
 
 StagedTransaction::~StagedTransaction() {
-  std::lock_guard lock(state_->mutex);
-  if (state_->done) return;  // the writer gives up what it owned
-  std::lock_guard store_lock(store_.mutex_);
-  for (const auto& [key, object] : state_->objects) store_.owned_.erase(key);
+  {
+    std::lock_guard lock(state_->mutex);
+    if (state_->done) return;  // the writer gives up what it owned
+    std::lock_guard store_lock(store_.mutex_);
+    for (const auto& [key, object] : state_->objects) store_.owned_.erase(key);
+  }
+  // Who abandons it does not wait for what is on its way.
+  if (state_->early_bytes > 0) store_.abandon(std::move(state_));
+}
+
+// Its memory and its slots are free when what is on its way has ended.
+void CodedStore::abandon(std::shared_ptr<TransactionState> state) {
+  {
+    std::lock_guard lock(mutex_);
+    ++abandoned_;
+  }
+  readers_->run([this, state = std::move(state)]() mutable {
+    state.reset();
+    std::lock_guard lock(mutex_);
+    --abandoned_;
+    unpinned_.notify_all();
+  });
+}
+
+// Whoever finds no room waits for those before it is refused. False: there are none.
+bool CodedStore::await_abandoned() {
+  std::unique_lock lock(mutex_);
+  if (abandoned_ == 0) return false;
+  unpinned_.wait(lock, [this] { return abandoned_ == 0; });
+  return true;
 }
 
 Result<StagedObject*> StagedTransaction::own(std::string_view key) {
@@ -108,13 +138,29 @@ Status StagedTransaction::zero_to(std::string_view key, StagedObject& object, ui
       staged != object.stripes.end() || object.base_stripe(index, stripe_bytes);
   if (from % stripe_bytes == 0 || !holds_bytes) return {};
   const uint64_t end = std::min(to, (index + 1) * stripe_bytes);
-  std::vector<std::byte> zeros(std::min<uint64_t>(end - from, kMiB));
+  static constexpr std::array<std::byte, kBlock> kZeros{};
   for (uint64_t at = from; at < end;) {
-    const size_t piece = std::min<uint64_t>(zeros.size(), end - at);
-    STOKER_TRY(write_locked(key, object, at, {zeros.data(), piece, -1}, Priority::write_back));
+    const size_t piece = std::min<uint64_t>(kBlock - at % kBlock, end - at);
+    if (!reads_as_zeros(object, index, at % stripe_bytes)) {
+      // a Slice is borrowed both ways; write() reads only
+      auto* const zeros = const_cast<std::byte*>(kZeros.data());
+      STOKER_TRY(write_locked(key, object, at, {zeros, piece, -1}, Priority::write_back));
+    }
     at += piece;
   }
   return {};
+}
+
+// Of a stripe that has no older one under it a block that is not staged.
+bool StagedTransaction::reads_as_zeros(const StagedObject& object, size_t index,
+                                       uint64_t in_stripe) const {
+  const Shape& shape = store_.shape_;
+  if (object.base_stripe(index, shape.stripe_bytes())) return false;
+  const auto stripe = object.stripes.find(index);
+  if (stripe == object.stripes.end()) return true;
+  const auto chunk = stripe->second.chunks.find(in_stripe / shape.chunk_bytes);
+  return chunk == stripe->second.chunks.end() ||
+         !chunk->second.rows[in_stripe % shape.chunk_bytes / kBlock];
 }
 
 Status StagedTransaction::require(std::string_view key, std::string_view tag) {
@@ -141,7 +187,9 @@ Future<void> StagedTransaction::write(std::string_view key, uint64_t offset, Sli
                         kWhere);
     }
     object->wrote(offset, from.size);
-    return write_locked(key, *object, offset, from, priority);
+    STOKER_TRY(write_locked(key, *object, offset, from, priority));
+    start_full(*object, offset, from.size);
+    return {};
   }();
   if (!status && !state_->failed && !state_->done) state_->failed = status.error();
   return status;
@@ -160,6 +208,7 @@ Result<StagedStripe*> StagedTransaction::stage_stripe(StagedObject& object, size
 Status StagedTransaction::write_locked(std::string_view key, StagedObject& object, uint64_t offset,
                                        Slice from, Priority priority) {
   const Shape& shape = store_.shape_;
+  STOKER_TRY(read_halves(key, object, offset, from.size, priority));
   for (size_t moved = 0; moved < from.size;) {
     const uint64_t at = offset + moved;
     const size_t index = at / shape.stripe_bytes();
@@ -186,11 +235,77 @@ Status StagedTransaction::write_locked(std::string_view key, StagedObject& objec
   return {};
 }
 
+// Of a write that begins in one block and ends in the next, the old content of both, by one read.
+Status StagedTransaction::read_halves(std::string_view key, const StagedObject& object,
+                                      uint64_t offset, size_t bytes, Priority priority) {
+  halves_.size = 0;
+  const uint64_t first = align_down(offset, kBlock);
+  const uint64_t end = offset + bytes;
+  const bool halves = offset != first && end % kBlock != 0 && end / kBlock == first / kBlock + 1;
+  // What the transaction has staged counts, and what was cut is zeros.
+  if (!halves || !object.base || object.made || !object.stripes.empty() ||
+      first + 2 * kBlock > object.kept)
+    return {};
+  Slice old{halves_.blocks.data(), halves_.blocks.size(), -1};
+  STOKER_TRY(store_.read_now(key, object.base, first, old, priority));
+  halves_ = {std::move(halves_.blocks), first, 2 * kBlock};
+  return {};
+}
+
+// Once a stripe: what is written over and over is not worth it. Not before its last block has come
+// to its end.
+void StagedTransaction::start_full(StagedObject& object, uint64_t offset, size_t bytes) {
+  const Shape& shape = store_.shape_;
+  const uint64_t end = offset + bytes;
+  for (uint64_t at = align_down(offset, shape.stripe_bytes()); at < end;
+       at += shape.stripe_bytes()) {
+    const auto staged = object.stripes.find(at / shape.stripe_bytes());
+    if (staged == object.stripes.end() || !staged->second.fresh ||
+        staged->second.blocks != shape.k * shape.rows())
+      continue;
+    const bool whole = end >= at + shape.stripe_bytes() || end % kBlock == 0;
+    if (whole && !std::exchange(staged->second.early_begun, true)) start_early(staged->second);
+  }
+}
+
+// All of the stripe is there: its blocks need not wait for the commit. An eighth of the cap is for
+// their parity at most, and what finds no room waits for the commit after all.
+void StagedTransaction::start_early(StagedStripe& stripe) {
+  const uint64_t bytes = EarlyStripe::parity_bytes(store_.shape_);
+  const Budget& budget = store_.runtime_.budget;
+  if (bytes > budget.cap() / kEarlyShare) return;
+  uint64_t held = 0;
+  for (auto& [key, object] : state_->objects) {
+    for (auto& [index, other] : object.stripes) {
+      if (!other.early) continue;
+      other.early->settle();
+      held += other.early->held_bytes();
+    }
+  }
+  if (held + bytes > std::min(kEarlyBytes, budget.cap() / kEarlyShare)) return;
+  auto grant = store_.runtime_.budget.take(bytes, "writing a stripe of a coded store");
+  if (!grant) return;
+  std::vector<Slice> data;
+  for (const auto& [position, chunk] : stripe.chunks) data.push_back(chunk.bytes.slice());
+  uint64_t epoch = 0;
+  uint32_t positions = 0;
+  {
+    std::lock_guard lock(store_.mutex_);
+    epoch = store_.epoch_;
+    for (size_t c = 0; c < store_.shape_.n(); ++c)
+      positions |= (store_.live_ & shard_bit(stripe.fresh->shards[c])) != 0 ? uint32_t{1} << c : 0;
+  }
+  state_->early_bytes += bytes;
+  stripe.early = EarlyStripe::start(store_.shards(), store_.code_, *stripe.fresh, std::move(data),
+                                    positions, epoch, std::move(*grant));
+}
+
 // At most one block. A part of one is merged with what was there.
 Status StagedTransaction::stage_block(const StagedObject& object, StagedStripe& stripe,
                                       size_t index, uint64_t in_stripe, Slice from,
                                       Priority priority) {
   const Shape& shape = store_.shape_;
+  stripe.early.reset();  // it has what is about to change
   StagedChunk& chunk = stripe.chunks[in_stripe / shape.chunk_bytes];
   if (chunk.rows.empty()) {
     chunk.bytes = AlignedBytes(shape.chunk_bytes);
@@ -201,10 +316,14 @@ Status StagedTransaction::stage_block(const StagedObject& object, StagedStripe& 
   std::byte* block = chunk.bytes.data() + row * kBlock;
   if (!chunk.rows[row]) {
     if (state_->grants.empty() || stripe.blocks % 256 == 0) {
-      STOKER_ASSIGN(Grant grant, store_.runtime_.budget.take(
-                                     std::min<uint64_t>(256 * kBlock, shape.stripe_bytes()),
-                                     "what a transaction of a coded store has written"));
-      state_->grants.push_back(std::move(grant));
+      const auto take = [&] {
+        return store_.runtime_.budget.take(std::min<uint64_t>(256 * kBlock, shape.stripe_bytes()),
+                                           "what a transaction of a coded store has written");
+      };
+      auto grant = take();
+      if (!grant && store_.await_abandoned()) grant = take();
+      if (!grant) return grant.error();
+      state_->grants.push_back(std::move(*grant));
     }
     if (from.size < kBlock)
       STOKER_TRY(old_block(object, stripe, index, in_stripe / kBlock, block, priority));
@@ -222,6 +341,10 @@ Status StagedTransaction::old_block(const StagedObject& object, const StagedStri
   if (!stripe.base) return {};
   const uint64_t at = index * store_.shape_.stripe_bytes() + block * kBlock;
   if (at >= object.kept) return {};
+  if (at >= halves_.at && at < halves_.at + halves_.size) {
+    std::memcpy(into, halves_.blocks.data() + (at - halves_.at), kBlock);
+    return {};
+  }
   STOKER_TRY(store_.read_now("", object.base, at, {into, kBlock, -1}, priority));
   // Bytes behind the end have no meaning.
   if (object.kept - at < kBlock)

@@ -2,8 +2,10 @@
 // hands them to the writer thread.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string_view>
+#include <vector>
 
 #include "stoker/store/coded/coded_store.h"
 
@@ -31,16 +33,29 @@ class StagedTransaction final : public Transaction {
   Status write_locked(std::string_view key, StagedObject& object, uint64_t offset, Slice from,
                       Priority priority);
   Result<StagedStripe*> stage_stripe(StagedObject& object, size_t index);
+  Status read_halves(std::string_view key, const StagedObject& object, uint64_t offset,
+                     size_t bytes, Priority priority);
+  void start_full(StagedObject& object, uint64_t offset, size_t bytes);
+  void start_early(StagedStripe& stripe);
   Status stage_block(const StagedObject& object, StagedStripe& stripe, size_t index,
                      uint64_t in_stripe, Slice from, Priority priority);
   Status old_block(const StagedObject& object, const StagedStripe& stripe, size_t index,
                    size_t block, std::byte* into, Priority priority);
   Status zero_to(std::string_view key, StagedObject& object, uint64_t from, uint64_t to);
+  bool reads_as_zeros(const StagedObject& object, size_t index, uint64_t in_stripe) const;
   Status read_locked(std::string_view key, const StagedObject& object, uint64_t offset, Slice into,
                      Priority priority);
 
+  // Two blocks of the object that is being written, as they were; size 0: none.
+  struct Halves {
+    std::vector<std::byte> blocks = std::vector<std::byte>(2 * kBlock);
+    uint64_t at = 0;
+    size_t size = 0;
+  };
+
   CodedStore& store_;
-  const std::shared_ptr<TransactionState> state_;
+  Halves halves_;
+  std::shared_ptr<TransactionState> state_;
 };
 
 }  // namespace stoker::coded

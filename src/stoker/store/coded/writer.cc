@@ -140,7 +140,12 @@ bool CodedStore::background_step(bool idle) {
 // A log of which less than half is free: a piece of it is folded, or an image of the table makes
 // superfluous what is. No more is folded than has to be.
 bool CodedStore::relieve_log() {
-  if (2 * free_segments() >= shape_.segments || fold_pace_.wait_ns() > 0 || refused()) return false;
+  const size_t free = free_segments();
+  // The rate holds as long as there is room for what comes meanwhile. Then each batch waits for one
+  // step, or one of them would wait for all that is missing.
+  const bool pressed = free <= kReserve;
+  if (2 * free >= shape_.segments || refused()) return false;
+  if (fold_pace_.wait_ns() > 0 && !pressed) return false;
   // With a large table a log that is nearly full does not wait until an image pays.
   const uint64_t moved = moved_ - moved_at_image_;
   const bool image_pays =

@@ -1,0 +1,48 @@
+// EarlyStripe: a stripe of which an open transaction has staged all, on its way to its slots before
+// the commit. Nobody reads these slots: the stripe is in no object yet. The commit then has its
+// header pages to write, which tell the stamp, and the flush.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "stoker/codec/erasure.h"
+#include "stoker/memory/budget.h"
+#include "stoker/store/coded/shard_transfers.h"
+#include "stoker/store/coded/stripe.h"
+
+namespace stoker::coded {
+
+// One thread at a time. Its end waits for the transfers: the staged blocks outlive it.
+class EarlyStripe {
+ public:
+  // `data`: the k chunks, as they are staged. `positions`: those that are written, of shards that
+  // count in `epoch`. `grant` is for the parity. Null: it could not be encoded.
+  static std::unique_ptr<EarlyStripe> start(Shards& shards, const codec::ErasureCode& code,
+                                            const Stripe& stripe, std::vector<Slice> data,
+                                            uint32_t positions, uint64_t epoch, Grant grant);
+  static uint64_t parity_bytes(const Shape& shape) { return shape.m * shape.chunk_bytes; }
+
+  uint64_t held_bytes() const { return grant_.bytes(); }
+  // Gives the parity's memory back if the transfers have ended.
+  void settle();
+  // Waits for the transfers. Whether all of them succeeded, and all positions are right in `epoch`.
+  bool written(uint64_t epoch);
+  // chunk * rows + row: of the blocks that were written
+  const std::vector<uint32_t>& crcs() const { return crcs_; }
+
+ private:
+  EarlyStripe(Shards& shards, uint64_t epoch, Grant grant);
+  void note();
+
+  const uint64_t epoch_;
+  Grant grant_;
+  AlignedBytes parity_;
+  std::vector<uint32_t> crcs_;
+  size_t left_ = 0;  // transfers that were not told
+  bool failed_ = false;
+  std::unique_ptr<ShardTransfers> transfers_;  // waits before the memory goes
+};
+
+}  // namespace stoker::coded

@@ -1,0 +1,124 @@
+// Stripes on their way before their commit, and how few transfers writes and updates take. All of
+// it is counted.
+#include "stoker/store/coded/early.h"
+
+#include <algorithm>
+
+#include "stoker/testing/coded_lab.h"
+
+namespace stoker::coded {
+namespace {
+
+constexpr size_t kK = 2, kM = 1, kN = kK + kM;
+constexpr size_t kChunk = 64 * kKiB;
+constexpr size_t kStripe = kK * kChunk;
+
+// Writes of whole chunks.
+size_t chunks_written(const std::vector<SimEvent>& events) {
+  return static_cast<size_t>(std::count_if(events.begin(), events.end(), [](const SimEvent& each) {
+    return each.kind == SimEvent::Kind::write && each.bytes->size() == kChunk;
+  }));
+}
+
+size_t writes(const std::vector<SimEvent>& events) {
+  return static_cast<size_t>(std::count_if(events.begin(), events.end(), [](const SimEvent& each) {
+    return each.kind == SimEvent::Kind::write;
+  }));
+}
+
+class CodedEarly : public ::testing::Test {
+ protected:
+  CodedEarly() : world_(quiet(kK, kM)), store_(std::move(*world_.open_small())) {
+    content_ = pattern(3 * kStripe, 7);
+    used_ = world_.runtime().budget().used();
+  }
+  // Piece by piece, and it grows with them, as a file that is read.
+  std::unique_ptr<Transaction> write_in_pieces(size_t piece) {
+    auto change = std::move(*store_->begin());
+    for (size_t at = 0; at < content_.size(); at += piece) {
+      const size_t size = std::min(piece, content_.size() - at);
+      EXPECT_OK(change->resize("a", at + size));
+      EXPECT_OK(change->write("a", at, slice_of(content_).sub(at, size)).wait());
+    }
+    return change;
+  }
+  CodedWorld world_;
+  std::unique_ptr<CodedStore> store_;
+  Bytes content_;
+  uint64_t used_ = 0;  // of the cap, by a store at rest
+};
+
+TEST_F(CodedEarly, EachChunkIsWrittenOnceAndItsPagesByOneTransfer) {
+  for (const size_t piece : {kStripe, kChunk, size_t{24 * kKiB}, size_t{10'000}}) {
+    if (piece != kStripe) {
+      ASSERT_OK(store_->remove({"a"}));
+    }
+    world_.disk().start_recording();
+    auto change = write_in_pieces(piece);
+    ASSERT_OK(change->commit(Durability::durable).wait());
+    const auto events = world_.disk().stop_recording();
+    EXPECT_EQ(chunks_written(events), 3 * kN) << piece;
+    // of each stripe a chunk and its pages on each shard; then a COMMIT on each
+    EXPECT_EQ(writes(events), 3 * 2 * kN + world_.paths().size()) << piece;
+    EXPECT_EQ(read_all(*store_, "a"), content_) << piece;
+  }
+}
+
+TEST_F(CodedEarly, TheCommitFindsTheChunksWritten) {
+  auto change = write_in_pieces(kStripe);
+  const IoCounters& counters = world_.runtime().loop().counters();
+  for (int i = 0; i < 1000 && counters.written_bytes.get() < 3 * kN * kChunk; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  world_.disk().start_recording();
+  ASSERT_OK(change->commit(Durability::durable).wait());
+  EXPECT_EQ(chunks_written(world_.disk().stop_recording()), 0U);
+  EXPECT_EQ(read_all(*store_, "a"), content_);
+  change.reset();
+  EXPECT_EQ(world_.runtime().budget().used(), used_);
+}
+
+TEST_F(CodedEarly, WhatIsWrittenOverItCountsAndWhatIsAbandonedGivesItsSlotsBack) {
+  const uint64_t used = store_->info().used_bytes;
+  {
+    auto change = write_in_pieces(kStripe);
+    Bytes other = pattern(5000, 8);
+    std::copy(other.begin(), other.end(), content_.begin() + 1000);
+    ASSERT_OK(change->write("a", 1000, slice_of(other)).wait());
+    ASSERT_OK(change->commit(Durability::durable).wait());
+    EXPECT_EQ(read_all(*store_, "a"), content_);
+  }
+  ASSERT_OK(store_->remove({"a"}));
+  for (int i = 0; i < 20; ++i) write_in_pieces(kStripe);  // more than there is room for, in turn
+  for (int i = 0; i < 1000 && store_->info().used_bytes != used; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_EQ(store_->info().used_bytes, used);
+}
+
+TEST_F(CodedEarly, WhatFailedOnItsWayIsWrittenAgain) {
+  world_.disk().fail_nth(Op::Kind::write, 2, EIO, world_.paths()[1]);
+  ASSERT_OK(write_in_pieces(kStripe)->commit(Durability::durable).wait());
+  EXPECT_EQ(read_all(*store_, "a"), content_);
+  EXPECT_EQ(store_->health().live.size(), world_.paths().size());
+  // it was written again, as one that failed once need not fail for ever
+  store_.reset();
+  world_.disk().remove(world_.paths()[0]);
+  store_ = std::move(*world_.open_small());
+  EXPECT_EQ(read_all(*store_, "a"), content_);
+}
+
+TEST_F(CodedEarly, AnUpdateOfTwoHalvesReadsThemTogether) {
+  ASSERT_OK(write_in_pieces(kStripe)->commit(Durability::durable).wait());
+  const Counter& reads = world_.runtime().loop().counters().reads;
+  EXPECT_EQ(read_all(*store_, "a"), content_);
+  const uint64_t before = reads.get();
+  update(*store_, "a", content_, 3 * 4096 + 100, 4096, 3);
+  EXPECT_EQ(reads.get() - before, 1U);
+  update(*store_, "a", content_, 3 * 4096 + 200, 4096, 4);  // both in the log by now, as one VAL
+  EXPECT_EQ(reads.get() - before, 2U);
+  update(*store_, "a", content_, kStripe - 100, 200, 5);  // over the border of two stripes
+  EXPECT_EQ(reads.get() - before, 4U);
+  EXPECT_EQ(read_all(*store_, "a"), content_);
+}
+
+}  // namespace
+}  // namespace stoker::coded
