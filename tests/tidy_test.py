@@ -33,6 +33,60 @@ MAY_INCLUDE = {
     "cli": {"base", "memory", "classes", "codec", "io", "store"},
     "bindings": {"base", "memory", "io", "store", "data", "optim", "offload"},
 }
+# The floors of python/stoker/offload, from the ground up: a module imports its own part and the
+# floors below, type-only imports counted. Parts of one floor do not see each other.
+MAY_IMPORT: list[dict[str, set[str]]] = [
+    {"model": {"blocks", "away", "moments", "compiled", "transforms", "heap"}},
+    {"division": {"machine"}},
+    {
+        "storage": {
+            "planes",
+            "budget",
+            "scratch",
+            "rooms",
+            "volumes",
+            "record",
+            "buffers",
+        },
+        "observe": {"ledger", "trace"},
+    },
+    {"paging": {"pager", "order", "link", "shown"}},
+    {
+        "gradients": {"gradients", "window", "spilled", "spilling", "finiteness"},
+        "activations": {"activations", "saved", "forms"},
+    },
+    {"steps": {"steps", "late"}, "hooks": {"hooks", "recompute"}},
+    {
+        "ranks": {"ranks", "agreement", "shared"},
+        "planning": {"planner", "rehearsal", "measure"},
+    },
+    {
+        "run": {
+            "session",
+            "snapshots",
+            "access",
+            "optimizer",
+            "build",
+            "lifetime",
+            "device",
+            "shards",
+        }
+    },
+]
+# Imports that still point upward. The list only gets shorter: one that is gone must leave it.
+STILL_UPWARD = {
+    ("activations", "planner"),
+    ("agreement", "snapshots"),
+    ("compiled", "hooks"),
+    ("gradients", "steps"),
+    ("pager", "steps"),
+    ("planes", "window"),
+    ("rooms", "measure"),
+    ("shown", "saved"),
+    ("shown", "session"),
+    ("spilling", "steps"),
+    ("trace", "session"),
+}
 CODE = {".cc", ".h"}
 TEXT = {".cc", ".h", ".py", ".pyi", ".md", ".sh", ".txt", ".cmake", ".toml", ".json", ".yml", ""}
 
@@ -93,6 +147,55 @@ def upward_includes(root: Path) -> list[str]:
                     f" {found.group(1) or found.group(2)}, which stands above {part}"
                 )
     return problems
+
+
+def upward_imports(root: Path) -> list[str]:
+    """Modules of python/stoker/offload import lower floors only."""
+    floor = {m: at for at, parts in enumerate(MAY_IMPORT) for ms in parts.values() for m in ms}
+    part = {m: name for parts in MAY_IMPORT for name, ms in parts.items() for m in ms}
+    folder = root / "python" / "stoker" / "offload"
+    problems, seen, listed = [], set(), set()
+    for path in files(root):
+        module = path.stem
+        if path.parent != folder or path.suffix != ".py" or module == "__init__":
+            continue
+        if module not in floor:
+            problems.append(f"{path.relative_to(root)} stands on no floor of MAY_IMPORT")
+            continue
+        seen.add(module)
+        for number, other in offload_imports(path):
+            if other not in floor or part[other] == part[module] or floor[other] < floor[module]:
+                continue
+            if (module, other) in STILL_UPWARD:
+                listed.add((module, other))
+                continue
+            problems.append(
+                f"{path.relative_to(root)}:{number} imports {other}, which does not stand below"
+                f" {part[module]}"
+            )
+    return problems + [
+        f"{module}.py no longer imports {other}; take that out of STILL_UPWARD"
+        for module, other in sorted(STILL_UPWARD - listed)
+        if module in seen
+    ]
+
+
+def offload_imports(path: Path) -> list[tuple[int, str]]:
+    """Line and name of each module of python/stoker/offload that the file imports."""
+    package, found = "stoker.offload", []
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = ".".join(filter(None, [package, base]))
+            names = [f"{base}.{alias.name}" for alias in node.names]
+        found += [
+            (node.lineno, name.split(".")[2]) for name in names if name.startswith(package + ".")
+        ]
+    return found
 
 
 READ_THE_ENVIRONMENT = {"src/stoker/base/log.cc", "src/stoker/store/s3/credentials.cc"}
@@ -394,6 +497,7 @@ def long_architecture(root: Path) -> list[str]:
 
 RULES: list[Callable[[Path], list[str]]] = [
     upward_includes,
+    upward_imports,
     banned_calls,
     unused_files,
     machine_places,
@@ -428,6 +532,29 @@ BROKEN = [
         1,
     ),
     (upward_includes, {"src/stoker/io/x_test.cc": '#include "stoker/testing/sim.h"'}, 0),
+    (upward_imports, {"python/stoker/offload/order.py": "import stoker.offload.steps"}, 1),
+    (upward_imports, {"python/stoker/offload/order.py": "from stoker.offload import steps"}, 1),
+    (upward_imports, {"python/stoker/offload/order.py": "from .steps import Steps"}, 1),
+    (
+        upward_imports,
+        {
+            "python/stoker/offload/moments.py": (
+                "if TYPE_CHECKING:\n    from stoker.offload.session import Session"
+            )
+        },
+        1,
+    ),
+    (upward_imports, {"python/stoker/offload/saved.py": "from stoker.offload import window"}, 1),
+    (upward_imports, {"python/stoker/offload/new.py": ""}, 1),
+    (upward_imports, {"python/stoker/offload/trace.py": ""}, 1),
+    (
+        upward_imports,
+        {
+            "python/stoker/offload/trace.py": "from stoker.offload.session import Session",
+            "python/stoker/offload/steps.py": "from stoker.offload import late, order",
+        },
+        0,
+    ),
     (banned_calls, {"src/stoker/io/x.cc": "void f() { std::exit(1); }"}, 1),
     (banned_calls, {"src/stoker/io/x.cc": "void f() { abort(); std::abort(); }"}, 2),
     (banned_calls, {"src/stoker/base/check.cc": "void f() { std::abort(); }"}, 0),
