@@ -93,6 +93,11 @@ class InDoubt(StokerError, ConnectionError):
     again."""
 
 
+class Unavailable(StokerError, ConnectionError):
+    """The process that serves a store cannot be reached now. Nothing was changed; try again
+    later."""
+
+
 class RankLost(StokerError, ConnectionError):
     """Another process of a sharded run is gone, or somewhere else in its program. What all ranks
     committed stands."""
@@ -156,4 +161,5 @@ BY_CODE: dict[str, type[StokerError]] = {
     "mismatch": Mismatch,
     "conflict": Conflict,
     "in doubt": InDoubt,
+    "unavailable": Unavailable,
 }

@@ -38,6 +38,8 @@ std::string_view name(Code code) {
       return "conflict";
     case Code::in_doubt:
       return "in doubt";
+    case Code::unavailable:
+      return "unavailable";
   }
   return "unknown";
 }

@@ -24,6 +24,7 @@ enum class Code : uint8_t {
   mismatch,       // a store, file or record of another identity or version
   conflict,       // a condition of a commit did not hold: somebody else was first
   in_doubt,       // the answer to a commit was lost: it may have happened or not
+  unavailable,    // who serves the store cannot be reached now: try again later
 };
 
 // One word for a code, as it stands in messages and in the Python exception table.
