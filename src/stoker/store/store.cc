@@ -32,6 +32,21 @@ Status Transaction::require(std::string_view key, std::string_view /*tag*/) {
       kWhere);
 }
 
+Future<View> Store::view(std::string_view key, uint64_t offset, size_t bytes, ReadOptions options) {
+  STOKER_ASSIGN(const ObjectInfo object, stat(key, options.snapshot));  // before it takes memory
+  if (offset > object.bytes || bytes > object.bytes - offset)
+    return make_error(Code::invalid_argument,
+                      "'" + std::string(key) + "' has " + std::to_string(object.bytes) +
+                          " bytes: a view ends behind them",
+                      kWhere);
+  const auto memory = std::make_shared<AlignedBytes>(std::max<size_t>(bytes, 1));
+  return read(key, offset, memory->slice().sub(0, bytes), options)
+      .then([memory, bytes](const Status& status) -> Result<View> {
+        if (!status) return status.error();
+        return View{std::shared_ptr<const std::byte>(memory, memory->data()), bytes};
+      });
+}
+
 Status Store::remove(const std::vector<std::string>& keys) {
   const size_t at_once = features().atomic == AtomicUnit::object ? 1 : keys.size();
   for (size_t at = 0; at < keys.size(); at += at_once) {

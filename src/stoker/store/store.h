@@ -121,6 +121,13 @@ struct Piece {
   uint64_t into = 0;  // in the memory
 };
 
+// Bytes that stay as they are until the last copy is gone, which may be later than the store.
+// Writing to them is a mistake that stays in this process.
+struct View {
+  std::shared_ptr<const std::byte> data;
+  size_t size = 0;
+};
+
 // Owns the objects it wrote until it is committed or destroyed. Methods may be called by any
 // thread, but not commit() beside others.
 class Transaction {
@@ -181,6 +188,13 @@ class Store {
   // nothing was read then. `keys` and `pieces` are copied.
   virtual Future<void> read_many(std::span<const std::string> keys, std::span<const Piece> pieces,
                                  Slice into, ReadOptions options = {});
+  // The bytes that read() would give; without a copy where the store holds them in one piece of
+  // memory that it can lend. Errors as read(), over_budget.
+  virtual Future<View> view(std::string_view key, uint64_t offset, size_t bytes,
+                            ReadOptions options = {});
+  // Whether a process that was forked may go on using it. Futures and transactions of before the
+  // fork stay with the one that forked.
+  virtual bool works_after_fork() const { return false; }
   virtual Result<std::unique_ptr<Transaction>> begin() = 0;
   // Makes `to` what `from` is, as one durable commit, and replaces it if it is there. Moves no
   // bytes where the store can do without. Waits for it. conflict: `from` changed meanwhile.
