@@ -48,6 +48,7 @@ void add_put(CLI::App& app, ExitStatus& status);
 void add_rm(CLI::App& app, ExitStatus& status);
 void add_repair(CLI::App& app, ExitStatus& status);
 void add_scrub(CLI::App& app, ExitStatus& status);
+void add_serve(CLI::App& app, ExitStatus& status);
 void add_curm(CLI::App& app, ExitStatus& status);
 
 }  // namespace stoker::cli

@@ -69,6 +69,7 @@ int run(int argc, char** argv) {
   add_fsck(app, status);
   add_repair(app, status);
   add_scrub(app, status);
+  add_serve(app, status);
   add_curm(app, status);
   add_python_commands(app);
 

@@ -25,7 +25,8 @@ def open_store(
             store.list()
 
     `composition` is ``"local:/nvme0,/nvme1"`` (or the folders alone), ``"dir:/folder"``,
-    ``"s3://bucket/prefix"``, ``"coded(6+3, /disk{0..8})"``, ``"memory:"`` or
+    ``"s3://bucket/prefix"``, ``"coded(6+3, /disk{0..8})"``, ``"unix:/run/stoker.sock"``
+    (what `stoker serve` serves there), ``"memory:"`` or
     ``"cached(local:/nvme/cache, s3://bucket/prefix, disk=100GiB)"``. `create` makes a store
     where there is none; a local one needs its `capacity` ("20GiB"). `dram` caps the memory that the
     store takes, `threads` are those that compute checksums. What is not committed when the block

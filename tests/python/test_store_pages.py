@@ -16,7 +16,7 @@ EXAMPLE = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.S)
 
 def test_every_store_has_a_page():
     pages = {path.stem for path in PAGES.glob("*.md")}
-    assert {"memory", "local", "coded", "dir", "s3", "cached"} <= pages
+    assert {"memory", "local", "coded", "dir", "s3", "cached", "serve"} <= pages
     for path in PAGES.glob("*.md"):
         text = path.read_text()
         assert text.count("```python") == len(EXAMPLE.findall(text)) > 0, path

@@ -50,16 +50,21 @@ void StoreHandle::close() {
   store.reset();
 }
 
+// Of the process that forked this one, and of no use here.
+void check_process(const StoreHandle& handle) {
+  if (!handle.store || !handle.store->works_after_fork()) check_process(*handle.runtime);
+}
+
 Store& open(const PyStore& store) {
   if (!store.handle->store) raise_invalid("this store was closed");
-  check_process(*store.handle->runtime);
+  check_process(*store.handle);
   return *store.handle->store;
 }
 
 offload::StepTransaction& open(const PyTransaction& transaction) {
   if (!transaction.box->step)
     raise_invalid("this transaction was abandoned, or its store was closed");
-  check_process(*transaction.box->store->runtime);
+  check_process(*transaction.box->store);
   return *transaction.box->step;
 }
 
@@ -326,6 +331,23 @@ PyFuture read_into(const PyStore& store, const Name& named_key, const Count& off
                   store.handle->read_bytes, bytes);
 }
 
+using Lent = nb::ndarray<nb::numpy, uint8_t, nb::shape<-1>, nb::c_contig, nb::device::cpu>;
+
+// Lives as long as the array; what is written there by mistake stays in this process.
+Lent view(const PyStore& store, const Name& named_key, const Count& offset_given,
+          const Count& bytes_given, const Name& named_snapshot) {
+  const std::string_view key = named_key, snapshot = named_snapshot;
+  const uint64_t offset = offset_given, bytes = bytes_given;
+  const auto view = without_gil(store, [&](Store& source) {
+    return Result<View>(source.view(key, offset, bytes, {.snapshot = snapshot}).wait());
+  });
+  auto held = std::make_unique<View>(unwrap(Result<View>(view)));
+  auto* data = const_cast<std::byte*>(held->data.get());
+  const nb::capsule owner(held.release(),
+                          [](void* each) noexcept { delete static_cast<View*>(each); });
+  return Lent(data, {static_cast<size_t>(bytes)}, owner);
+}
+
 using PieceTable = nb::ndarray<const uint64_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
 
 PyFuture read_pieces(const PyStore& store, const std::vector<std::string>& keys,
@@ -504,7 +526,7 @@ bool ready(const PyFuture& future) {
 }
 
 nb::object wait(const PyFuture& future, std::optional<double> timeout) {
-  if (future.store && !ready(future)) check_process(*future.store->runtime);
+  if (future.store && !ready(future)) check_process(*future.store);
   const int64_t limit = timeout ? static_cast<int64_t>(std::max(0.0, *timeout) * 1e9) : -1;
   const bool done = future.done.valid() ? wait_until_done(future.done, limit)
                                         : wait_until_done(future.version, limit);
@@ -612,6 +634,8 @@ void bind_store(nanobind::module_& module) {
            nb::arg("snapshot") = "")
       .def("read_many", &read_pieces, nb::arg("keys"), nb::arg("pieces"), nb::arg("address"),
            nb::arg("bytes"), nb::arg("priority") = "prefetch")
+      .def("view", &view, nb::arg("key"), nb::arg("offset"), nb::arg("bytes"),
+           nb::arg("snapshot") = "")
       .def("begin", &begin)
       .def("forget", &forget, nb::arg("key"), nb::arg("offset"), nb::arg("bytes"))
       .def("copy", &copy, nb::arg("from_key"), nb::arg("to_key"))

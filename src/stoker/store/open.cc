@@ -13,11 +13,13 @@
 #include "stoker/store/dir/store.h"
 #include "stoker/store/local/store.h"
 #include "stoker/store/memory_store.h"
+#include "stoker/store/remote/client.h"
 #include "stoker/store/s3/store.h"
 
 // Grammar of a composition, with blanks around commas as one likes:
 //   composition = "memory:"
 //               | "dir:" path
+//               | "unix:" path
 //               | "s3://" bucket ["/" prefix] ["?" options]     (s3/location.h)
 //               | "local:" volumes | volumes
 //               | "coded(" number "+" number { " " rate "=" bytes } "," shards ")"
@@ -287,10 +289,16 @@ Result<std::unique_ptr<Store>> open_store(const std::string& composition, const 
       return bad(composition, "the folder is missing; write for example dir:/data/set");
     return open_dir_store(std::string(text), runtime, options);
   }
+  if (scheme == "unix") {
+    text.remove_prefix(std::string_view("unix:").size());
+    if (text.empty())
+      return bad(composition, "the socket is missing; write for example unix:/run/stoker.sock");
+    return open_remote_store(std::string(text), options);
+  }
   if (scheme == "s3") return open_s3_store(composition, runtime, options);
   if (!scheme.empty() && scheme != "local") {
     return bad(composition, "there is no kind of store called '" + std::string(scheme) +
-                                "'; there are memory:, dir:, s3:, local:, coded(k+m, ...) "
+                                "'; there are memory:, dir:, s3:, local:, unix:, coded(k+m, ...) "
                                 "and cached(fast, slow)");
   }
   STOKER_ASSIGN(auto coded, coded_plan(composition));

@@ -1,0 +1,261 @@
+#include "stoker/store/remote/link.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <utility>
+
+namespace stoker::remote {
+namespace {
+
+constexpr const char* kWhere = "store/remote/client";
+constexpr size_t kMemory = 16 * kMiB;
+constexpr size_t kGranule = 64 * kKiB;
+constexpr size_t kAtOnce = kUnderWayMax / 2;  // so the server always reads
+constexpr size_t kUnpinAt = 16;
+
+}  // namespace
+
+Link::Link(Fd socket, std::string path, Fd memory, Mapping mapping)
+    : socket_(std::move(socket)),
+      path_(std::move(path)),
+      memory_fd_(std::move(memory)),
+      memory_(std::move(mapping)),
+      taken_(kMemory / kGranule) {}
+
+Result<std::shared_ptr<Link>> Link::make(const std::string& path, bool read_only) {
+  STOKER_ASSIGN(Fd socket, connect_to(path));
+  STOKER_ASSIGN(Fd memory, make_memory("stoker client", kMemory));
+  STOKER_ASSIGN(Mapping mapping, Mapping::make(memory.get(), 0, kMemory, Mapping::How::shared));
+  auto link =
+      std::make_shared<Link>(std::move(socket), path, std::move(memory), std::move(mapping));
+  STOKER_TRY(link->greet(read_only));
+  return link;
+}
+
+Status Link::greet(bool read_only) {
+  Request request{.kind = Kind::hello};
+  request.bytes = kMemory;
+  request.number = read_only ? 1 : 0;
+  STOKER_ASSIGN(const Outgoing message,
+                outgoing({Kind::hello, false, 0}, encode(request), Fd(dup(memory_fd_.get()))));
+  const bool sent = send(socket_.get(), message, true) == Sent::all;
+  pollfd polled{socket_.get(), POLLIN, 0};
+  constexpr int kPatience = 30'000;
+  int ready = 0;
+  do {
+    ready = sent ? poll(&polled, 1, kPatience) : 1;
+  } while (ready < 0 && errno == EINTR);
+  if (ready <= 0) return gone("it does not answer");
+  auto packet = receive(socket_.get(), kAnswerMax);
+  // A server that closes at once has still said why.
+  if (!packet && packet.error().sys_errno == ECONNRESET)
+    packet = receive(socket_.get(), kAnswerMax);
+  if (!packet && packet.error().code == Code::mismatch) return packet.error();
+  if (!packet || !*packet) return gone("it closed the connection");
+  STOKER_ASSIGN(const Answer answer, decode_answer(std::as_bytes(std::span((*packet)->body))));
+  if (answer.error) return *answer.error;
+  STOKER_ASSIGN(welcome_, Welcome::decode(answer.blob));
+  blocks_fd_ = std::move((*packet)->fd);
+  STOKER_ASSIGN(const uint64_t bytes, check_memory(blocks_fd_.get(), UINT64_MAX / 2));
+  if (bytes != welcome_.blocks_bytes)
+    return make_error(Code::corruption, "the blocks have another size than was told", kWhere);
+  STOKER_ASSIGN(blocks_, Mapping::make(blocks_fd_.get(), 0, bytes, Mapping::How::read_only));
+  return {};
+}
+
+Error Link::gone(const char* what) const {
+  return make_error(Code::unavailable,
+                    "the server of 'unix:" + path_ + "' is gone: " + what +
+                        "; try again when it serves, and begin transactions anew",
+                    kWhere);
+}
+
+bool Link::lost() const {
+  const std::lock_guard lock(mutex_);
+  return lost_;
+}
+
+uint64_t Link::place_of(const std::byte* memory) const {
+  return static_cast<uint64_t>(memory - memory_.data());
+}
+
+bool Link::lent(const Span& span) const {
+  return span.slot != kNoSlot && span.offset <= blocks_.size() &&
+         span.bytes <= blocks_.size() - span.offset;
+}
+
+void Link::run() {
+  using Clock = std::chrono::steady_clock;
+  const auto heartbeat = std::chrono::milliseconds(welcome_.heartbeat_ms);
+  auto heard = Clock::now();
+  auto pinged = heard;
+  for (;;) {
+    pollfd polled{socket_.get(), POLLIN, 0};
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(pinged + heartbeat / 3 -
+                                                                            Clock::now());
+    const int ready = poll(&polled, 1, static_cast<int>(std::max<int64_t>(0, left.count() + 1)));
+    if (ready < 0 && errno != EINTR) break;
+    if (Clock::now() >= pinged + heartbeat / 3) {
+      if (Clock::now() > heard + heartbeat && ready == 0) break;
+      pinged = Clock::now();
+      ping();
+    }
+    if (ready <= 0) continue;
+    heard = Clock::now();
+    auto packet = receive(socket_.get(), kAnswerMax);
+    if (!packet || !*packet || (*packet)->header.kind != Kind::answer) break;
+    auto answer = decode_answer(std::as_bytes(std::span((*packet)->body)));
+    if (!answer) break;
+    UnderWay one;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto at = under_way_.find((*packet)->header.id);
+      if (at == under_way_.end()) continue;
+      one = std::move(at->second);
+      under_way_.erase(at);
+    }
+    const auto error = answer->error;
+    finish(one, error ? Result<Answer>(*error) : Result<Answer>(std::move(*answer)));
+    pump();
+  }
+  lose();
+}
+
+// Past the queue, which may wait for a slow store for longer than the heartbeat. Where there is no
+// room for it now, others are sending, or the server is silent, which run() finds out.
+void Link::ping() {
+  const std::unique_lock order(sending_, std::try_to_lock);
+  if (!order) return;
+  if (const auto message = outgoing({Kind::ping, false, 0}, encode(Request{.kind = Kind::ping})))
+    (void)send(socket_.get(), *message, false);
+}
+
+void Link::lose() {
+  std::unordered_map<uint64_t, UnderWay> under_way;
+  std::deque<Call> queue;
+  {
+    const std::lock_guard lock(mutex_);
+    lost_ = true;
+  }
+  shutdown(socket_.get(), SHUT_RDWR);  // whoever is sending is done soon
+  {
+    const std::lock_guard order(sending_);
+    const std::lock_guard lock(mutex_);
+    under_way.swap(under_way_);
+    queue.swap(queue_);
+  }
+  for (auto& [id, one] : under_way) {
+    Error error = gone("it ended, or the connection broke");
+    if (changes_the_store(one.call.request.kind)) {
+      error.code = Code::in_doubt;
+      error.what =
+          "the server of 'unix:" + path_ +
+          "' is gone, and its answer is lost: the change may be there or not. Look before you "
+          "make it again";
+    }
+    one.call.after(error, nullptr);
+  }
+  for (Call& call : queue) call.after(gone("nothing was sent"), nullptr);
+}
+
+void Link::finish(UnderWay& one, const Result<Answer>& answer) {
+  one.call.after(answer, memory_.data() + one.place);
+  const std::lock_guard lock(mutex_);
+  give_memory(one.place, one.call.memory);
+}
+
+void Link::ask(Call call) {
+  if (made_ == forks()) {
+    const std::lock_guard lock(mutex_);
+    if (!lost_) queue_.push_back(std::move(call));
+  }
+  if (call.after) {  // it was not taken
+    call.after(gone("the connection is closed"), nullptr);
+    return;
+  }
+  pump();
+}
+
+void Link::pump() {
+  const std::lock_guard order(sending_);
+  for (;;) {
+    Request request;
+    std::function<void(std::byte*)> before;
+    uint64_t id = 0;
+    size_t place = 0;
+    std::vector<uint32_t> unpinned;
+    bool going = false;
+    {
+      const std::lock_guard lock(mutex_);
+      if (unpinned_.size() >= kUnpinAt || !queue_.empty()) unpinned.swap(unpinned_);
+      going = !queue_.empty() && under_way_.size() < kAtOnce &&
+              take_memory(queue_.front().memory, place);
+      if (going) {
+        Call call = std::move(queue_.front());
+        queue_.pop_front();
+        request = std::move(call.request);
+        before = std::move(call.before);
+        call.request.kind = request.kind;
+        id = next_id_++;
+        if (request.kind != Kind::abandon) under_way_.emplace(id, UnderWay{std::move(call), place});
+      }
+    }
+    if (!unpinned.empty()) {
+      const Request pins{.kind = Kind::unpin, .numbers = std::move(unpinned)};
+      if (const auto message = outgoing({Kind::unpin, false, 0}, encode(pins)))
+        (void)send(socket_.get(), *message, true);
+    }
+    if (!going) return;
+    if (before) before(memory_.data() + place);
+    request.place = place;
+    const auto message = outgoing({request.kind, false, id}, encode(request));
+    if (message) {
+      (void)send(socket_.get(), *message, true);  // run() sees that it is closed
+      continue;
+    }
+    UnderWay refused;
+    {
+      const std::lock_guard lock(mutex_);
+      refused = std::move(under_way_.at(id));
+      under_way_.erase(id);
+    }
+    finish(refused, message.error());
+  }
+}
+
+void Link::unpin(const std::vector<Span>& spans) {
+  if (made_ != forks()) return;  // it is the parent's
+  bool enough = false;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const Span& span : spans)
+      if (span.slot != kNoSlot) unpinned_.push_back(span.slot);
+    enough = unpinned_.size() >= kUnpinAt;
+  }
+  if (enough) pump();
+}
+
+bool Link::take_memory(size_t bytes, size_t& place) {
+  const size_t need = align_up(bytes, kGranule) / kGranule;
+  size_t run = 0;
+  for (size_t at = 0; need > 0 && at < taken_.size(); ++at) {
+    run = taken_[at] ? 0 : run + 1;
+    if (run < need) continue;
+    const size_t first = at + 1 - need;
+    std::fill_n(taken_.begin() + static_cast<ptrdiff_t>(first), need, true);
+    place = first * kGranule;
+    return true;
+  }
+  return need == 0;
+}
+
+void Link::give_memory(size_t place, size_t bytes) {
+  const size_t count = align_up(bytes, kGranule) / kGranule;
+  std::fill_n(taken_.begin() + static_cast<ptrdiff_t>(place / kGranule), count, false);
+}
+
+}  // namespace stoker::remote

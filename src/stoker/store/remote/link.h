@@ -1,0 +1,82 @@
+// Link: one connection of a client. What is asked goes out in order, as far as the limits of
+// docs/formats/serve.md allow; answers come on one thread.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "stoker/base/fork.h"
+#include "stoker/store/remote/socket.h"
+
+namespace stoker::remote {
+
+// A request, and what is done with its answer.
+struct Call {
+  Request request;
+  size_t memory = 0;  // in the client's memory, while it is under way
+  // Before it is sent, on any thread: puts there what is written.
+  std::function<void(std::byte* memory)> before = {};
+  // Once, on the thread of the link, or of whoever found the link lost. Must not block.
+  std::function<void(const Result<Answer>& answer, const std::byte* memory)> after = {};
+};
+
+class Link {
+ public:
+  // Greets the server and waits for its welcome.
+  static Result<std::shared_ptr<Link>> make(const std::string& path, bool read_only);
+  Link(Fd socket, std::string path, Fd memory, Mapping mapping);
+
+  void run();   // receives until the link is lost
+  void lose();  // any thread: what is under way fails, and run() returns soon
+  bool lost() const;
+
+  // Never waits for an answer. In a forked process it fails: the link is its parent's.
+  void ask(Call call);
+  void unpin(const std::vector<Span>& spans);
+
+  const Welcome& welcome() const { return welcome_; }
+  const std::byte* blocks() const { return blocks_.data(); }
+  int blocks_fd() const { return blocks_fd_.get(); }
+  int socket() const { return socket_.get(); }
+  // Whether this span lies in the blocks.
+  bool lent(const Span& span) const;
+  uint64_t place_of(const std::byte* memory) const;  // of what `after` was given
+
+ private:
+  struct UnderWay {
+    Call call;
+    size_t place = 0;
+  };
+  Status greet(bool read_only);
+  Error gone(const char* what) const;
+  void pump();
+  void finish(UnderWay& one, const Result<Answer>& answer);
+  bool take_memory(size_t bytes, size_t& place);  // with the mutex
+  void give_memory(size_t place, size_t bytes);   // with the mutex
+  void ping();
+
+  const uint64_t made_ = forks();
+  const Fd socket_;
+  const std::string path_;
+  const Fd memory_fd_;
+  const Mapping memory_;
+  Welcome welcome_;  // of greet(), before anybody else sees the link
+  Fd blocks_fd_;
+  Mapping blocks_;
+
+  std::mutex sending_;        // before mutex_; the order of what is sent
+  mutable std::mutex mutex_;  // guards what follows
+  bool lost_ = false;
+  uint64_t next_id_ = 1;  // 0 is that of pings
+  std::deque<Call> queue_;
+  std::unordered_map<uint64_t, UnderWay> under_way_;
+  std::vector<bool> taken_;  // of the memory, by granule
+  std::vector<uint32_t> unpinned_;
+};
+
+}  // namespace stoker::remote

@@ -1,0 +1,370 @@
+// What is special about a store that another process serves: limits, rights, death of either side.
+#include "stoker/store/remote/server.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <thread>
+
+#include "stoker/store/memory_store.h"
+#include "stoker/store/remote/link.h"
+#include "stoker/store/runtime.h"
+#include "stoker/testing/store_harness.h"
+
+namespace stoker {
+namespace {
+
+using remote::Kind;
+
+class Remote : public ::testing::Test {
+ protected:
+  Remote() {
+    options_.path = testing::TempDir() + "remote_test_" + std::to_string(getpid());
+    options_.memory_bytes = 4 * kMiB;
+    options_.block_bytes = 64 * kKiB;
+    options_.heartbeat_ms = 30'000;
+    inner_ = std::move(*MemoryStore::make(runtime_->budget()));
+  }
+  ~Remote() override {
+    client_.reset();
+    server_.reset();
+    std::filesystem::remove(options_.path + ".lock");
+  }
+  void start() {
+    auto server = serve(*inner_, runtime_->runtime(), options_);
+    ASSERT_OK(server);
+    server_ = std::move(*server);
+    auto client = connect();
+    ASSERT_OK(client);
+    client_ = std::move(*client);
+  }
+  Result<std::unique_ptr<Store>> connect(bool read_only = false) {
+    StoreOptions options;
+    options.read_only = read_only;
+    return open_store("unix:" + options_.path, runtime_->runtime(), options);
+  }
+  static Status put(Store& store, const std::string& key, Bytes bytes) {
+    STOKER_ASSIGN(const auto change, store.begin());
+    STOKER_TRY(change->resize(key, bytes.size()));
+    STOKER_TRY(change->write(key, 0, slice_of(bytes)).wait());
+    if (const auto done = change->commit(Durability::durable).wait(); !done) return done.error();
+    return {};
+  }
+  template <typename Condition>
+  static bool soon(Condition condition) {
+    for (int i = 0; i < 5000; ++i) {
+      if (condition()) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return false;
+  }
+
+  ServeOptions options_;
+  std::unique_ptr<RuntimeOwner> runtime_ =
+      std::move(*RuntimeOwner::make({.engine = "posix", .cpu_threads = 2}));
+  std::unique_ptr<Store> inner_;
+  std::unique_ptr<Server> server_;
+  std::unique_ptr<Store> client_;
+};
+
+TEST_F(Remote, BlocksAreFilledOnceAndLentToAll) {
+  start();
+  const Bytes bytes = pattern(256 * kKiB, 1);
+  ASSERT_OK(put(*inner_, "a", bytes));
+  const auto other = connect();
+  ASSERT_OK(other);
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_EQ(read_all(*client_, "a"), bytes);
+    EXPECT_EQ(read_all(**other, "a"), bytes);
+  }
+  EXPECT_EQ(server_->counts().fills, 4U);
+  EXPECT_EQ(server_->counts().hits, 36U);
+  ASSERT_OK(put(**other, "a", pattern(256 * kKiB, 2)));
+  EXPECT_EQ(read_all(*client_, "a"), pattern(256 * kKiB, 2)) << "never stale";
+}
+
+TEST_F(Remote, AViewIsLentAndWhatIsWrittenToItStaysHere) {
+  start();
+  const Bytes bytes = pattern(100'000, 1);
+  ASSERT_OK(put(*inner_, "a", bytes));
+  const auto view = client_->view("a", 100, 60'000).wait();
+  ASSERT_OK(view);
+  EXPECT_EQ(std::memcmp(view->data.get(), bytes.data() + 100, 60'000), 0);
+  EXPECT_EQ(server_->counts().pins, 1U) << "no copy was made";
+  const_cast<std::byte*>(view->data.get())[5] ^= std::byte{0xFF};
+  EXPECT_EQ(read_all(*client_, "a"), bytes);
+  EXPECT_EQ(read_all(**connect(), "a"), bytes);
+  const auto again = client_->view("a", 100, 60'000).wait();
+  EXPECT_EQ(std::memcmp(again->data.get(), bytes.data() + 100, 60'000), 0);
+  EXPECT_EQ(code_of(client_->view("a", 100'000, 1).wait()), Code::invalid_argument);
+}
+
+TEST_F(Remote, PinsAreBoundedAndEndWithTheClient) {
+  start();
+  ASSERT_OK(put(*inner_, "a", pattern(4 * kMiB, 1)));
+  std::vector<View> views;
+  for (uint64_t at = 0; at < 4 * kMiB; at += 64 * kKiB) {
+    const auto view = client_->view("a", at, 64 * kKiB).wait();
+    ASSERT_OK(view);
+    views.push_back(*view);
+  }
+  EXPECT_EQ(server_->counts().pins, 16U) << "a quarter of the blocks; the others are copies";
+  EXPECT_EQ(read_all(**connect(), "a"), pattern(4 * kMiB, 1));
+  client_.reset();
+  EXPECT_TRUE(soon([&] { return server_->counts().pins == 0; }));
+}
+
+TEST_F(Remote, AClientThatEndsHasItsTransactionsAbandoned) {
+  start();
+  auto other = std::move(*connect());
+  auto change = std::move(*other->begin());
+  ASSERT_OK(change->resize("a", 10));
+  EXPECT_EQ(code_of(put(*client_, "a", pattern(10, 1))), Code::busy);
+  change.reset();
+  other.reset();
+  EXPECT_TRUE(soon([&] { return put(*client_, "a", pattern(10, 1)).has_value(); }));
+}
+
+// The clients of these two speak for themselves, as no library of ours would.
+Fd greet(const std::string& path, Fd memory, uint64_t bytes) {
+  Fd socket = std::move(*remote::connect_to(path));
+  remote::Request hello{.kind = Kind::hello, .bytes = bytes};
+  const auto message =
+      remote::outgoing({Kind::hello, false, 1}, remote::encode(hello), std::move(memory));
+  EXPECT_EQ(remote::send(socket.get(), *message, true), remote::Sent::all);
+  return socket;
+}
+bool closed(int socket) {
+  for (;;) {
+    const auto packet = remote::receive(socket, remote::kAnswerMax);
+    if (!packet || !*packet) return true;
+  }
+}
+void send(int socket, remote::Request request) {
+  const auto message = remote::outgoing({request.kind, false, 5}, remote::encode(request));
+  EXPECT_EQ(remote::send(socket, *message, true), remote::Sent::all);
+}
+
+TEST_F(Remote, AClientThatIsSilentIsGivenUp) {
+  options_.heartbeat_ms = 300;
+  start();
+  const Fd socket = greet(options_.path, std::move(*remote::make_memory("test", 4096)), 4096);
+  ASSERT_TRUE(*remote::receive(socket.get(), remote::kAnswerMax));
+  send(socket.get(), {.kind = Kind::begin});
+  EXPECT_TRUE(soon([&] { return server_->counts().transactions == 1; }));
+  EXPECT_TRUE(closed(socket.get()));
+  EXPECT_TRUE(soon([&] { return server_->counts().transactions == 0; }));
+  EXPECT_TRUE(client_->list("")) << "the library of this one says that it lives";
+}
+
+TEST_F(Remote, WhoBreaksARuleIsCutOff) {
+  start();
+  const auto memory = [] { return std::move(*remote::make_memory("test", 1 << 16)); };
+  const auto greeted = [&] {
+    Fd socket = greet(options_.path, memory(), 1 << 16);
+    EXPECT_TRUE(*remote::receive(socket.get(), remote::kAnswerMax));
+    return socket;
+  };
+  EXPECT_TRUE(closed(greet(options_.path, memory(), 1 << 17).get())) << "a size that is not so";
+  EXPECT_TRUE(closed(greet(options_.path, Fd(memfd_create("test", MFD_CLOEXEC)), 0).get()))
+      << "memory that may shrink";
+  int pipes[2];
+  ASSERT_EQ(pipe(pipes), 0);
+  const Fd one(pipes[0]);
+  EXPECT_TRUE(closed(greet(options_.path, Fd(pipes[1]), 0).get())) << "no memory";
+  for (const Kind kind : {Kind::read, Kind::write}) {
+    remote::Request beyond{.kind = kind, .bytes = 2, .place = (1 << 16) - 1};
+    beyond.keys = {"a"};
+    beyond.pieces = {{0, 0, 2}};
+    const Fd socket = greeted();
+    send(socket.get(), beyond);
+    EXPECT_TRUE(closed(socket.get())) << "beyond its memory";
+  }
+  {
+    const Fd socket = greeted();
+    remote::Request unpin{.kind = Kind::unpin};
+    unpin.numbers = {0};
+    send(socket.get(), unpin);
+    EXPECT_TRUE(closed(socket.get())) << "a pin that it has not";
+  }
+  {
+    const Fd socket = greeted();
+    EXPECT_EQ(::send(socket.get(), "STKR", 4, MSG_NOSIGNAL), 4);
+    EXPECT_TRUE(closed(socket.get())) << "half a header";
+  }
+  EXPECT_OK(client_->list(""));
+}
+
+TEST_F(Remote, NobodyWritesToTheBlocks) {
+  start();
+  const Fd socket = greet(options_.path, std::move(*remote::make_memory("test", 4096)), 4096);
+  const auto packet = remote::receive(socket.get(), remote::kAnswerMax);
+  ASSERT_TRUE(packet && *packet);
+  const int fd = (*packet)->fd.get();
+  EXPECT_EQ(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
+  EXPECT_EQ(pwrite(fd, "x", 1, 0), -1);
+  EXPECT_EQ(ftruncate(fd, 0), -1);
+  EXPECT_NE(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE), 0);
+}
+
+TEST_F(Remote, RightsHold) {
+  options_.prefix = "in/";
+  options_.read_only = true;
+  ASSERT_OK(put(*inner_, "in/a", pattern(10, 1)));
+  ASSERT_OK(put(*inner_, "out", pattern(10, 2)));
+  start();
+  struct stat socket {};
+  ASSERT_EQ(stat(options_.path.c_str(), &socket), 0);
+  EXPECT_EQ(socket.st_mode & 0777, 0600U);
+  EXPECT_EQ(read_all(*client_, "in/a"), pattern(10, 1));
+  Bytes bytes(10);
+  EXPECT_EQ(code_of(client_->stat("out")), Code::no_permission);
+  EXPECT_EQ(code_of(client_->read("out", 0, slice_of(bytes)).wait()), Code::no_permission);
+  EXPECT_EQ(code_of(client_->forget("out", 0, 1)), Code::no_permission);
+  EXPECT_EQ(client_->list("")->size(), 1U);
+  EXPECT_EQ(client_->list("o")->size(), 0U);
+  EXPECT_EQ(code_of(client_->begin()), Code::read_only);
+  EXPECT_EQ(code_of(client_->copy("in/a", "in/b")), Code::read_only);
+  EXPECT_EQ(code_of(client_->remove(std::vector<std::string>{"in/a"})), Code::read_only);
+  EXPECT_EQ(code_of(client_->snapshot("s").wait()), Code::read_only);
+  EXPECT_FALSE(client_->info().read_only.empty());
+}
+
+TEST_F(Remote, APrefixHoldsForWritersToo) {
+  options_.prefix = "in/";
+  ASSERT_OK(put(*inner_, "out", pattern(10, 2)));
+  start();
+  ASSERT_OK(put(*client_, "in/a", pattern(10, 1)));
+  EXPECT_EQ(code_of(put(*client_, "b", pattern(10, 1))), Code::no_permission);
+  EXPECT_EQ(code_of(client_->copy("out", "in/b")), Code::no_permission);
+  EXPECT_EQ(code_of(client_->copy("in/a", "out")), Code::no_permission);
+  EXPECT_EQ(code_of(client_->snapshot("s").wait()), Code::no_permission);
+  const auto change = std::move(*client_->begin());
+  EXPECT_EQ(code_of(change->require("out", kAbsent)), Code::no_permission);
+  EXPECT_EQ(code_of(change->remove("out")), Code::no_permission);
+}
+
+TEST_F(Remote, OneServesAtAPlace) {
+  start();
+  EXPECT_EQ(code_of(serve(*inner_, runtime_->runtime(), options_)), Code::busy);
+  client_.reset();
+  server_.reset();
+  EXPECT_EQ(code_of(connect()), Code::unavailable);
+  start();
+}
+
+TEST_F(Remote, NoMoreClientsThanAllowed) {
+  options_.clients = 1;
+  start();
+  EXPECT_EQ(code_of(connect()), Code::busy);
+  EXPECT_OK(client_->list(""));
+}
+
+TEST_F(Remote, WhenTheServerEndsItIsUnavailableUntilItIsBack) {
+  start();
+  ASSERT_OK(put(*client_, "a", pattern(10, 1)));
+  const auto view = client_->view("a", 0, 10).wait();
+  ASSERT_OK(view);
+  const auto change = std::move(*client_->begin());
+  ASSERT_OK(change->resize("a", 10));
+  server_.reset();
+  EXPECT_EQ(code_of(client_->stat("a")), Code::unavailable);
+  EXPECT_EQ(code_of(change->resize("a", 10)), Code::unavailable);
+  EXPECT_EQ(code_of(change->commit(Durability::durable).wait()), Code::unavailable)
+      << "it was never sent";
+  EXPECT_EQ(view->data.get()[0], pattern(10, 1)[0]) << "a view outlives the server";
+  auto server = serve(*inner_, runtime_->runtime(), options_);
+  ASSERT_OK(server);
+  server_ = std::move(*server);
+  EXPECT_EQ(read_all(*client_, "a"), pattern(10, 1));
+  EXPECT_EQ(code_of(change->resize("a", 10)), Code::unavailable) << "it is of a connection before";
+}
+
+TEST_F(Remote, ACommitWhoseAnswerIsLostIsInDoubt) {
+  const int listening = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  const Fd listener(listening);
+  sockaddr_storage raw{};
+  raw.ss_family = AF_UNIX;
+  std::memcpy(reinterpret_cast<char*>(&raw) + sizeof(sa_family_t), options_.path.data(),
+              options_.path.size());
+  ASSERT_EQ(bind(listening, reinterpret_cast<sockaddr*>(&raw),
+                 static_cast<socklen_t>(sizeof(sa_family_t) + options_.path.size() + 1)),
+            0);
+  ASSERT_EQ(listen(listening, 1), 0);
+  // Answers hello and begin, and dies when it has the commit.
+  std::thread dies([&] {
+    const Fd client(accept(listening, nullptr, nullptr));
+    for (int i = 0; i < 3; ++i) {
+      const auto packet = remote::receive(client.get(), remote::kRequestMax);
+      if (i == 2 || !packet || !*packet) return;
+      remote::Answer answer{.number = 1};
+      Fd fd;
+      if (i == 0) {
+        answer.blob = remote::Welcome{{}, 30'000, 0}.encode();
+        fd = std::move(*remote::make_memory("test", 0));
+      }
+      const auto message = remote::outgoing({Kind::answer, false, (*packet)->header.id},
+                                            remote::encode(answer), std::move(fd));
+      remote::send(client.get(), *message, true);
+    }
+  });
+  auto client = connect();
+  ASSERT_OK(client);
+  const auto change = std::move(*(*client)->begin());
+  EXPECT_EQ(code_of(change->commit(Durability::durable).wait()), Code::in_doubt);
+  dies.join();
+  std::filesystem::remove(options_.path);
+}
+
+TEST_F(Remote, AForkedProcessConnectsForItself) {
+  start();
+  ASSERT_OK(put(*client_, "a", pattern(100'000, 1)));
+  const auto view = client_->view("a", 0, 10).wait();
+  const pid_t child = fork();
+  if (child == 0) {
+    Bytes into(100'000);
+    const bool read = client_->read("a", 0, slice_of(into)).wait().has_value();
+    _exit(read && into == pattern(100'000, 1) ? 0 : 1);
+  }
+  int status = 1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(read_all(*client_, "a"), pattern(100'000, 1)) << "its connection is as it was";
+}
+
+TEST_F(Remote, ManyPiecesOfManyObjects) {
+  start();
+  std::vector<std::string> keys;
+  for (uint64_t i = 0; i < 20; ++i) {
+    keys.push_back("object/" + std::to_string(i));
+    ASSERT_OK(put(*inner_, keys.back(), pattern(200'000, i)));
+  }
+  std::mt19937_64 random(3);
+  std::vector<Piece> pieces;
+  Bytes into(12 * kMiB);
+  for (uint64_t at = 0; pieces.size() < 3000;) {
+    Piece piece{.object = random() % keys.size(), .offset = random() % 190'000, .into = at};
+    piece.bytes = random() % (pieces.size() % 100 == 0 ? 9'999 : 3'000);
+    pieces.push_back(piece);
+    at += piece.bytes;
+  }
+  ASSERT_OK(client_->read_many(keys, pieces, slice_of(into), {}).wait());
+  for (const Piece& piece : pieces)
+    ASSERT_EQ(std::memcmp(into.data() + piece.into,
+                          pattern(200'000, piece.object).data() + piece.offset, piece.bytes),
+              0);
+  pieces[1500].offset = 200'000;
+  pieces[1500].bytes = 1;
+  EXPECT_EQ(code_of(client_->read_many(keys, pieces, slice_of(into), {}).wait()),
+            Code::invalid_argument);
+}
+
+}  // namespace
+}  // namespace stoker

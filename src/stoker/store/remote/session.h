@@ -1,0 +1,89 @@
+// Session: one client of a server. Its thread receives, in order; what may wait for the store is
+// done by the server's workers.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "stoker/base/counters.h"
+#include "stoker/base/pool.h"
+#include "stoker/store/remote/blocks.h"
+#include "stoker/store/remote/server.h"
+
+namespace stoker::remote {
+
+// What all sessions of a server share.
+struct Served {
+  Store& store;
+  Budget& budget;
+  const ServeOptions options;
+  const std::unique_ptr<Blocks> blocks;
+  Counter requests, transactions_begun, transactions_ended, sessions_ended;
+  Pool workers{16};
+};
+
+class Session : public std::enable_shared_from_this<Session> {
+ public:
+  Session(Served& served, Fd socket);
+  ~Session();  // gives back the pins; nothing of it is under way any more
+  void run();  // until the client ends, breaks a rule or is silent
+  void end();  // any thread: run() returns soon
+
+ private:
+  using TransactionPtr = std::shared_ptr<Transaction>;
+  struct Reading;  // a read that several workers do
+
+  enum class Outcome : uint8_t { done, again, direct };
+
+  bool hello(Packet packet);
+  bool take(const Packet& packet);  // false: the connection ends
+  bool has_room();
+  void answer(uint64_t id, const Answer& answer, uint64_t bytes);
+  void answer(uint64_t id, const Error& error, uint64_t bytes);
+  void flush();  // with the mutex
+
+  Status check_key(std::string_view key) const;
+  Status check_rights(const Request& request) const;
+  TransactionPtr transaction(uint64_t id);
+  bool in_memory(uint64_t place, uint64_t bytes) const;
+  Result<Answer> blocking(const Request& request);
+  Result<Answer> list(const Request& request);
+  Result<Answer> begin();
+  void write(uint64_t id, const Request& request);
+  void commit(uint64_t id, const Request& request);
+  void read_staged(const std::shared_ptr<Reading>& reading);
+  void read(const std::shared_ptr<Reading>& reading);
+  Status read_piece(Reading& reading, size_t index);
+  Result<Outcome> read_blocks(Reading& reading, size_t index, const ObjectInfo& object);
+  Status read_direct(Reading& reading, size_t index);
+  bool keep(uint32_t slot);  // a pin for the client, within its limit
+  bool unpin(const std::vector<uint32_t>& slots);
+
+  Served& served_;
+  const Fd socket_, wake_;
+  Fd memory_;  // of the client; set by hello, before any request
+  uint64_t memory_bytes_ = 0;
+  bool greeted_ = false, read_only_ = false;  // of the thread of run()
+  uint64_t next_transaction_ = 1;             // too
+
+  std::mutex mutex_;  // guards what follows
+  bool ended_ = false;
+  size_t under_way_ = 0;
+  uint64_t bytes_under_way_ = 0;
+  struct Waiting {
+    Outgoing message;
+    uint64_t bytes = 0;
+  };
+  std::deque<Waiting> out_;  // what the socket had no room for
+  std::map<uint64_t, TransactionPtr> transactions_;
+  std::unordered_map<uint32_t, uint32_t> pins_;  // by slot
+  size_t pin_count_ = 0;
+};
+
+}  // namespace stoker::remote
