@@ -1,7 +1,8 @@
 """The loaders that bench/loaders.py compares: each makes its form of the same samples, then gives
 batches of BATCH of them in random order.
 
-A sample is 1,025 tokens of 16 bits, which a batch has as int64, or an image of about 53 KB, whose
+A sample is 1,025 tokens of 16 bits, which a batch has as int64 (Stoker's windows share one token
+with the next one), or an image of about 53 KB, whose
 bytes a batch has as they are. What a peer needs is imported by the function of that peer only.
 """
 

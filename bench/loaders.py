@@ -3,7 +3,7 @@
 Writes {system, data, store, cold, workers, samples_per_second, range, cpu_seconds_per_gb,
 memory_bytes, first_batch_seconds} a line of `results`. Each run is a process of its own; rounds are
 interleaved; the figure is the median, `range` the least and the most. Cold: the page cache has
-nothing of the files when a run begins. Memory is what the processes of a run have for themselves
+nothing of the files when a run begins, and the run ends after one epoch at the latest. Memory is what the processes of a run have for themselves
 (anonymous and shared memory, no page cache) at most.
 """
 
@@ -35,7 +35,10 @@ PEERS = [name for name in systems.SYSTEMS if name != "stoker"]
 # ---- one run, in its process
 
 
-def one(system: str, folder: str, kind: str, workers: int, seconds: float, where: str) -> dict:
+def one(
+    system: str, folder: str, kind: str, workers: int, seconds: float, most: int, where: str
+) -> dict:
+    """most: samples after which it ends."""
     import torch
 
     torch.set_num_threads(1)
@@ -51,7 +54,7 @@ def one(system: str, folder: str, kind: str, workers: int, seconds: float, where
     for batch in batches:
         count += len(batch)
         took = time.perf_counter() - started
-        if took >= seconds:
+        if took >= seconds or count >= most:
             break
     batches.close()
     del batches
@@ -195,7 +198,8 @@ class Bench:
         for number in range(self.given.rounds):
             for name in names:
                 (forget_pages if cold else touch_pages)(folders[name])
-                run = self.run(name, folders[name], kind)
+                most = self.count(kind) - 2 * systems.BATCH if cold else sys.maxsize
+                run = self.run(name, folders[name], kind, most)
                 if run is None:
                     continue
                 print(f"round {number + 1}: {name} {kind} {run}", file=sys.stderr)
@@ -203,8 +207,9 @@ class Bench:
         for name, each in runs.items():
             self.add(name, kind, store, cold, each)
 
-    def run(self, name: str, folder: Path, kind: str, where: str = "", env: dict | None = None):
-        words = [name, str(folder), kind, str(self.given.workers), str(self.given.seconds), where]
+    def run(self, name: str, folder: Path, kind: str, most: int, where: str = "", env=None):
+        words = [name, str(folder), kind, str(self.given.workers), str(self.given.seconds)]
+        words += [str(most), where]
         python = sys.executable if name == "stoker" else self.given.peers
         try:
             return run_apart(python, words, env or {}, 2 * self.given.seconds + 60)
@@ -251,7 +256,7 @@ class Bench:
             if kind == "images":
                 self.index(where, systems.index_of(folder))
             runs = [
-                self.run("stoker", folder, kind, where, served.environment())
+                self.run("stoker", folder, kind, sys.maxsize, where, served.environment())
                 for _ in range(self.given.rounds)
             ]
             self.add("stoker", kind, "s3", True, [run for run in runs if run])
@@ -308,17 +313,19 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--workers", type=int, default=2, help="processes or threads of the peers")
     options.add_argument("--systems", nargs="*", default=list(systems.SYSTEMS))
+    options.add_argument("--states", nargs="*", default=["cold", "warm"], help="of the page cache")
     options.add_argument("--no-s3", action="store_true", help="leave out S3")
     options.add_argument("--markdown", type=Path, help="print the table of this result instead")
-    options.add_argument("--one", nargs=6, help=argparse.SUPPRESS)
+    options.add_argument("--one", nargs=7, help=argparse.SUPPRESS)
     options.add_argument("--make", nargs=4, help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.markdown:
         print(table(json.loads(given.markdown.read_text())))
         return
     if given.one:
-        name, folder, kind, workers, seconds, where = given.one
-        print(json.dumps(one(name, folder, kind, int(workers), float(seconds), where)))
+        name, folder, kind, workers, seconds, most, where = given.one
+        run = one(name, folder, kind, int(workers), float(seconds), int(most), where)
+        print(json.dumps(run))
         return
     if given.make:
         root, form, kind, count = given.make
@@ -327,7 +334,7 @@ def main() -> None:
     load = os.getloadavg()
     bench = Bench(given)
     for kind in systems.KINDS:
-        for cold in (True, False):
+        for cold in [state == "cold" for state in given.states]:
             bench.compare(kind, given.systems, cold)
         if not given.no_s3:
             bench.from_s3(kind)

@@ -17,6 +17,9 @@ namespace nb = nanobind;
 [[noreturn]] void raise(const Error& error);
 [[noreturn]] void raise_invalid(const std::string& what);
 
+// A seed of Python's may be negative or longer than 64 bits: its low 64 bits count.
+uint64_t low_bits(const nb::int_& value);
+
 template <typename T>
 T unwrap(Result<T> result) {
   if (!result) raise(result.error());

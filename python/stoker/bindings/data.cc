@@ -41,12 +41,6 @@ using Row = nb::ndarray<nb::numpy, uint64_t, nb::ndim<1>>;
 using Rows = nb::ndarray<nb::numpy, uint64_t, nb::ndim<2>>;
 using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
 
-uint64_t low_bits(const nb::int_& value) {
-  const uint64_t bits = PyLong_AsUnsignedLongLongMask(value.ptr());
-  if (PyErr_Occurred() != nullptr) throw nb::python_error();
-  return bits;
-}
-
 uint64_t at_least_one(int64_t count) {
   if (count < 1)
     throw nb::value_error(

@@ -23,6 +23,12 @@ namespace stoker::python {
   throw nb::python_error();
 }
 
+uint64_t low_bits(const nb::int_& value) {
+  const uint64_t bits = PyLong_AsUnsignedLongLongMask(value.ptr());
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  return bits;
+}
+
 [[noreturn]] void raise_invalid(const std::string& what) {
   raise(make_error(Code::invalid_argument, what, "python"));
 }

@@ -20,13 +20,6 @@ using Positions = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::dev
 using Row = nb::ndarray<nb::numpy, uint64_t, nb::ndim<1>>;
 using Rows = nb::ndarray<nb::numpy, uint64_t, nb::ndim<2>>;
 
-// A seed of Python's may be negative or longer than 64 bits: its low 64 bits count.
-uint64_t low_bits(const nb::int_& value) {
-  const uint64_t bits = PyLong_AsUnsignedLongLongMask(value.ptr());
-  if (PyErr_Occurred() != nullptr) throw nb::python_error();
-  return bits;
-}
-
 [[noreturn]] void throw_outside(const Permutation& order, const std::string& position) {
   throw nb::index_error(
       (position + " is outside the " + std::to_string(order.count()) + " samples of this order")

@@ -1,0 +1,76 @@
+"""bench/loaders.py: what runs without its peers, and that docs/numbers.md has its table."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = ROOT / "bench/loaders.py"
+RESULT = ROOT / "bench/results/loaders.json"
+
+spec = importlib.util.spec_from_file_location("bench_loaders", PROGRAM)
+assert spec is not None and spec.loader is not None
+bench = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(bench)
+
+
+def test_the_page_holds_the_table_of_the_result(capsys):
+    page = (ROOT / "docs/numbers.md").read_text()
+    print(bench.table(json.loads(RESULT.read_text())))
+    assert capsys.readouterr().out in page, (
+        "docs/numbers.md does not hold what `bench/loaders.py --markdown "
+        "bench/results/loaders.json` prints"
+    )
+
+
+def test_the_result_has_every_case_once():
+    rows = json.loads(RESULT.read_text())["results"]
+    cases = {(row["system"], row["data"], row["store"], row["cold"]) for row in rows}
+    assert len(cases) == len(rows)
+    for kind in bench.systems.KINDS:
+        for cold in (True, False):
+            assert {(name, kind, "local", cold) for name in bench.systems.SYSTEMS} <= cases
+        assert ("stoker", kind, "s3", True) in cases
+
+
+@pytest.mark.parametrize("kind", ["tokens", "images"])
+def test_the_same_samples_in_every_form_that_needs_no_peer(kind, tmp_path):
+    count, seen = 96, {}
+    for name in ("stoker", "DataLoader memmap", "DataLoader folder"):
+        form = bench.systems.form_of(name, kind)
+        folder = bench.systems.made(tmp_path, form, kind, count)
+        if form == "tar":
+            words = ["index", f"dir:{folder}", "--out", str(bench.systems.index_of(folder))]
+            subprocess.run([sys.executable, "-m", "stoker.dataset", *words], check=True)
+        batches = bench.systems.SYSTEMS[name][3](folder, kind, 0)
+        got = [sample for _ in range(count // 32) for sample in next(batches)]
+        batches.close()
+        if kind == "images":
+            flat = [each["bin"] if name == "stoker" else each for each in got]
+            seen[name] = {bytes(each) for each in flat}
+        else:
+            seen[name] = {each.numpy().tobytes() for each in got}
+        assert len(seen[name]) == count  # each once
+    if kind == "tokens":  # ours are windows, which share one token with their neighbours
+        flat = np.fromfile(tmp_path / "tokens.flat/flat.bin", np.uint16).astype(np.int64)
+        assert seen.pop("stoker") == {flat[i * 1024 :][:1025].tobytes() for i in range(count)}
+    assert len({frozenset(each) for each in seen.values()}) == 1
+
+
+def test_a_run_ends_by_itself_and_says_what_it_took(tmp_path):
+    folder = bench.systems.made(tmp_path, "flat", "tokens", 2000)
+    words = ["stoker", str(folder), "tokens", "1", "60", "640", ""]
+    run = bench.run_apart(sys.executable, words, {}, 100)
+    assert run.keys() == {
+        "samples_per_second",
+        "cpu_seconds_per_gb",
+        "first_batch_seconds",
+        "memory_bytes",
+    }
