@@ -202,7 +202,9 @@ class Store:
     # gigabyte; refused: what went to the others while this one had no room for it cache: of a
     # cached store since it was opened, else None: {usable_bytes held_bytes hit_bytes
     # memory_hit_bytes (waits for its commit) merged_bytes (somebody else fetched it) fetched_bytes
-    # admitted_bytes commits damaged_blocks off (why the fast store is not used now, or "")}
+    # admitted_bytes commits damaged_blocks plans (followed now) epochs (of plans, that are over)
+    # epoch_fetched_bytes epoch_bound_bytes (of the last: what it fetched, the least) off (why the
+    # fast store is not used now, or "")}
     def info(self) -> dict[str, Any]: ...
     # Of a coded store, else None: epoch live[path of a disk that counts, as the composition names
     # it; in no order] troubles[sentence] affected[key of an object that cannot be read in full
@@ -247,6 +249,23 @@ class Store:
     def begin(self) -> Transaction: ...
     # Drops what caches hold of these bytes: who finds a wrong hash calls it and reads once more.
     def forget(self, key: str, offset: int, bytes: int) -> None: ...
+    # Tells a cache what will be read, so that it keeps what is read soonest. ranges: (key, offset,
+    # bytes) in order of use; or, with keys, an array of uint64, C order, [n, 3]: which key, offset,
+    # bytes; [n, 5]: also how many such items there are, and how far apart. seed: all items once an
+    # epoch, by Permutation(n, seed, epoch). counts (items of each source) and weights too: drawn by
+    # Mixture(weights, seed), source i shuffled with seed + 1 + i. position: that is read next,
+    # counted through all epochs. A plan takes the place of the one of its name; one without ranges
+    # ends it. It asks for each object once. Nothing where there is no cache.
+    def follow(
+        self,
+        ranges: Any,
+        keys: list[str] = [],
+        seed: int | None = None,
+        counts: list[int] = [],
+        weights: list[float] = [],
+        position: int = 0,
+        name: str = "",
+    ) -> None: ...
     # One durable commit; moves no bytes where the store can do without; Conflict if from_key
     # changed.
     def copy(self, from_key: str, to_key: str) -> int: ...

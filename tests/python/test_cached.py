@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import cached_run
+import numpy as np
 import pytest
 
 import stoker
+from stoker import _core
 from stoker.errors import InvalidArgument
 
 STOKER = Path(sys.executable).parent / "stoker"
@@ -52,6 +54,49 @@ def test_what_is_forgotten_is_fetched_once_more(where):
         store.forget("0", 5, 1)
         store.read_bytes("0", 0, 1 << 18)
         assert store.info()["cache"]["fetched_bytes"] == before + (1 << 16)
+
+
+def test_an_epoch_that_is_followed_fetches_the_least(tmp_path):
+    block, blocks, kept = 1 << 16, 40, 20
+    with stoker.open_store(f"dir:{tmp_path}/slow", create=True) as store:
+        change = store.begin()
+        change.resize("set", blocks * block)
+        change.commit().wait()
+    where = f"cached(local:{tmp_path}/fast, dir:{tmp_path}/slow, disk=1280KiB, block=64KiB)"
+    with stoker.open_store(where) as store:
+        table = np.array([[0, 0, block, blocks, block]], dtype=np.uint64)
+        store.follow(table, keys=["set"], seed=7)
+        for epoch in range(4):
+            order = _core.Permutation(blocks, 7, epoch)
+            for at in range(blocks):
+                store.read_bytes("set", order.sample(at) * block, block)
+        store.read_bytes("set", 0, 1)
+        cache = store.info()["cache"]
+        assert cache["epochs"] == 4 and cache["plans"] == 1
+        assert cache["epoch_bound_bytes"] == (blocks - kept) * block
+        assert cache["epoch_fetched_bytes"] == cache["epoch_bound_bytes"]
+        assert cache["admitted_bytes"] == kept * block, "it fills once"
+        store.follow([])
+        assert store.info()["cache"]["plans"] == 0
+        with pytest.raises(InvalidArgument):
+            store.follow([("set", 0, blocks * block + 1)])
+
+
+def test_a_list_keeps_what_is_used_soonest(tmp_path):
+    block = 1 << 16
+    with stoker.open_store(f"dir:{tmp_path}/slow", create=True) as store:
+        change = store.begin()
+        change.resize("set", 400 * block)
+        change.commit().wait()
+    where = f"cached(local:{tmp_path}/fast, dir:{tmp_path}/slow, disk=1280KiB, block=64KiB)"
+    # 20 blocks are kept; of 30 that come round again an LRU keeps none when it is their turn.
+    uses = [*range(30)] * 3
+    with stoker.open_store(where) as store:
+        store.follow([("set", each * block, block) for each in uses])
+        for each in uses:
+            store.read_bytes("set", each * block, block)
+        # Each round after the first misses 10 at least, and may lose a few to slots on their way.
+        assert store.info()["cache"]["fetched_bytes"] <= (30 + 10 + 10 + 6) * block
 
 
 def test_killed_at_any_moment_it_serves_no_wrong_byte_and_stays_warm(where):

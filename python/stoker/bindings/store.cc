@@ -3,18 +3,22 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "convert.h"
 #include "stoker/base/bytes.h"
 #include "stoker/memory/lost.h"
+#include "stoker/store/plan.h"
 
 namespace stoker::python {
 
@@ -278,6 +282,10 @@ nb::dict info(const PyStore& store) {
     cache["admitted_bytes"] = info.cache->admitted_bytes;
     cache["commits"] = info.cache->commits;
     cache["damaged_blocks"] = info.cache->damaged_blocks;
+    cache["plans"] = info.cache->plans;
+    cache["epochs"] = info.cache->epochs;
+    cache["epoch_fetched_bytes"] = info.cache->epoch_fetched_bytes;
+    cache["epoch_bound_bytes"] = info.cache->epoch_bound_bytes;
     cache["off"] = info.cache->off;
     out["cache"] = cache;
   }
@@ -289,6 +297,48 @@ void forget(const PyStore& store, const Name& named_key, const Count& offset_giv
   const std::string_view key = named_key;
   const uint64_t offset = offset_given, bytes = bytes_given;
   unwrap(without_gil(store, [&](Store& source) { return source.forget(key, offset, bytes); }));
+}
+
+using RunTable = nb::ndarray<const uint64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// seed None: as listed; counts and weights: a mixture.
+void follow(const PyStore& store, const nb::object& ranges, const std::vector<std::string>& keys,
+            std::optional<uint64_t> seed, const std::vector<uint64_t>& counts,
+            const std::vector<double>& weights, const Count& position, const std::string& name) {
+  Plan plan;
+  plan.name = name;
+  plan.keys = keys;
+  if (keys.empty()) {
+    std::map<std::string, uint64_t> known;
+    for (const nb::handle each : ranges) {
+      const auto [key, offset, bytes] = nb::cast<std::tuple<std::string, uint64_t, uint64_t>>(each);
+      const auto [at, added] = known.try_emplace(key, plan.keys.size());
+      if (added) plan.keys.push_back(key);
+      plan.runs.push_back({.object = at->second, .offset = offset, .bytes = bytes});
+    }
+  } else {
+    const auto table = nb::cast<RunTable>(ranges);
+    if (table.shape(1) != 3 && table.shape(1) != 5)
+      raise_invalid(
+          "a plan has 3 or 5 numbers for each range: key, offset, bytes; and how many "
+          "there are, and how far apart");
+    for (size_t i = 0; i < table.shape(0); ++i) {
+      PlanRun run{table(i, 0), table(i, 1), table(i, 2)};
+      if (table.shape(1) == 5) {
+        run.items = table(i, 3);
+        run.stride = table(i, 4);
+      }
+      plan.runs.push_back(run);
+    }
+  }
+  if (!weights.empty() || !counts.empty()) {
+    if (!seed) raise_invalid("a mixture needs the seed of its draws");
+    plan.order = Plan::Mixed{counts, weights, *seed};
+  } else if (seed) {
+    plan.order = Plan::Shuffled{*seed};
+  }
+  plan.position = position;
+  unwrap(without_gil(store, [&](Store& source) { return source.follow(plan); }));
 }
 
 nb::list list(const PyStore& store, const Name& named_prefix, const Name& named_snapshot) {
@@ -638,6 +688,18 @@ void bind_store(nanobind::module_& module) {
            nb::arg("snapshot") = "")
       .def("begin", &begin)
       .def("forget", &forget, nb::arg("key"), nb::arg("offset"), nb::arg("bytes"))
+      .def("follow", &follow, nb::arg("ranges"), nb::arg("keys") = std::vector<std::string>(),
+           nb::arg("seed") = nb::none(), nb::arg("counts") = std::vector<uint64_t>(),
+           nb::arg("weights") = std::vector<double>(), nb::arg("position") = 0,
+           nb::arg("name") = "",
+           "Tells a cache what will be read, so that it keeps what is read soonest. `ranges`: "
+           "(key, offset, bytes) in order of use. Or, with `keys`, an array of uint64 [n, 3]: "
+           "which key, offset, bytes; [n, 5]: also how many such items there are, and how far "
+           "apart. With `seed` all items are read once an epoch, in the order of Permutation(n, "
+           "seed, epoch). With `counts` (items of each source) and `weights` too, they are drawn "
+           "by Mixture(weights, seed), source i in the order of the seed `seed + 1 + i`. "
+           "`position` is read next, counted through all epochs. A plan takes the place of the "
+           "one of its `name`; one without ranges ends it.")
       .def("copy", &copy, nb::arg("from_key"), nb::arg("to_key"))
       .def(
           "snapshot",

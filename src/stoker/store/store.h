@@ -22,6 +22,8 @@
 
 namespace stoker {
 
+struct Plan;  // plan.h
+
 // of the whole store; grows by one a commit; 0 = a store never committed to
 using Version = uint64_t;
 
@@ -91,7 +93,11 @@ struct CacheInfo {
   uint64_t admitted_bytes = 0;    // of whole blocks
   uint64_t commits = 0;           // to the fast store
   uint64_t damaged_blocks = 0;    // that the fast store could not verify
-  std::string off;                // why the fast store is not used now; empty if it is
+  uint64_t plans = 0;             // that are followed now
+  // Epochs of plans: one is over when as many bytes were read as its ranges have. What the last one
+  // fetched, and the least that it had to fetch.
+  uint64_t epochs = 0, epoch_fetched_bytes = 0, epoch_bound_bytes = 0;
+  std::string off;  // why the fast store is not used now; empty if it is
 };
 
 struct StoreInfo {
@@ -204,6 +210,10 @@ class Store {
   virtual Status forget(std::string_view /*key*/, uint64_t /*offset*/, uint64_t /*bytes*/) {
     return {};
   }
+  // Says what will be read, so that caches keep what is read soonest. It takes the place of the
+  // plan of the same name; a plan without ranges ends it. Being wrong costs speed only. Nothing
+  // where there is no cache. Asks for the objects, and waits for that.
+  virtual Status follow(const Plan& /*plan*/) { return {}; }
   // Removes objects, durably: all or none where the atomic unit is the transaction; else the first
   // that cannot be removed ends it. `keys` names each once. Waits for it.
   virtual Status remove(const std::vector<std::string>& keys);

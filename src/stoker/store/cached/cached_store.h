@@ -6,6 +6,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <map>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "stoker/base/pool.h"
+#include "stoker/store/cached/followers.h"
 #include "stoker/store/cached/policy.h"
 #include "stoker/store/cached/slots.h"
 #include "stoker/store/cached/store.h"
@@ -42,6 +44,7 @@ class CachedStore final : public Store {
     return slow_->copy(from, to);
   }
   Status forget(std::string_view key, uint64_t offset, uint64_t bytes) override;
+  Status follow(const Plan& plan) override;
   Future<void> snapshot(std::string_view name) override { return slow_->snapshot(name); }
   Future<void> drop(std::string_view name) override { return slow_->drop(name); }
   StoreInfo info() const override;
@@ -57,6 +60,15 @@ class CachedStore final : public Store {
     uint64_t life = 0;  // of FAST, when it began
   };
   struct Piece;  // read.cc
+  // Of a plan.
+  struct Epoch {
+    uint64_t item_bytes = 0;  // are read in it
+    uint64_t distinct_bytes = 0;
+    uint64_t kept_bytes = 0;  // the most that may have been there when it began
+    uint64_t read_bytes = 0;
+    uint64_t fetched_before = 0;
+    std::shared_ptr<const Follower> follower = {};
+  };
 
   CachedStore(std::string name, OpenFast fast, std::unique_ptr<Store> slow, Grant dram,
               const CachedOptions& options);
@@ -65,7 +77,8 @@ class CachedStore final : public Store {
   Status read_now(const std::string& key, uint64_t offset, Slice into, const ReadOptions& options);
   Result<bool> read_content(const ObjectInfo& object, uint64_t offset, Slice into,
                             const ReadOptions& options);
-  void choose(Piece& piece);  // with the mutex
+  void choose(Piece& piece);              // with the mutex
+  void count_epochs(const Piece& piece);  // with the mutex
   void failed(const BlockId& id, const Error& error);
   void fetched(Piece& piece, const Status& status);
   Status direct(const ObjectInfo& object, std::vector<Piece>& pieces, const ReadOptions& options);
@@ -101,6 +114,8 @@ class CachedStore final : public Store {
   uint32_t errors_ = 0;  // of reads from FAST, one after the other
   uint32_t probes_ = 0;  // since FAST was given up
   std::unique_ptr<Policy> policy_;
+  Followers followers_;
+  std::map<std::string, Epoch> epochs_;  // by plan
   std::unordered_map<BlockId, Place, BlockIdHash> places_;
   std::unordered_map<BlockId, std::shared_ptr<Fetch>, BlockIdHash> fetches_;
   std::unordered_map<BlockId, BlockPtr, BlockIdHash> gathered_;  // until they are committed

@@ -4,8 +4,10 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <thread>
 
+#include "stoker/store/cached/followers.h"
 #include "stoker/store/cached/format.h"
 #include "stoker/store/cached/policy.h"
 #include "stoker/store/cached/store.h"
@@ -435,6 +437,92 @@ TEST(CachePolicy, AScanDoesNotEvictWhatIsUsed) {
     ASSERT_LE(policy.size(), 100U);
   }
   for (uint64_t i = 0; i < 50; ++i) EXPECT_TRUE(policy.holds({i, 0})) << i;
+}
+
+// Objects of one block each; item i is object i.
+std::unique_ptr<cached::Follower> follower_of(size_t objects, Plan plan) {
+  std::vector<ObjectInfo> infos;
+  for (size_t i = 0; i < objects; ++i) {
+    plan.keys.push_back(std::to_string(i));
+    plan.runs.push_back({.object = i, .bytes = kBlock});
+    infos.push_back({.key = plan.keys.back(), .bytes = kBlock, .tag = "t"});
+  }
+  auto made = cached::Follower::make(std::move(plan), infos, kBlock);
+  EXPECT_OK(made);
+  return std::move(*made);
+}
+
+// A mixture of a small source, which comes round often, and a large one.
+TEST(CachePolicy, AMixtureThatIsFollowedIsFetchedAsBeladyWould) {
+  constexpr uint64_t kSmall = 40, kLarge = 400, kPlaces = 200, kReads = 20'000;
+  const Plan::Mixed mixed{{kSmall, kLarge}, {0.3, 0.7}, 5};
+  cached::Followers followers;
+  followers.follow("", follower_of(kSmall + kLarge, {.order = mixed}));
+  const Mixture mixture = *Mixture::make(mixed.weights, mixed.seed);
+  std::vector<uint64_t> reads;
+  for (uint64_t at = 0; at < 2 * kReads; ++at) {
+    const Draw draw = mixture.draw(at);
+    const uint64_t count = mixed.items[draw.source];
+    reads.push_back(
+        (draw.source == 0 ? 0 : kSmall) +
+        Permutation(count, 5 + 1 + draw.source, draw.number / count).sample(draw.number % count));
+  }
+  cached::Policy policy(kPlaces);
+  uint64_t misses = 0;
+  for (uint64_t at = 0; at < kReads; ++at) {
+    const auto id = cached::block_id(std::to_string(reads[at]), "t", 0);
+    for (const auto& changed : followers.read(id)) policy.plan(changed, followers.next(changed));
+    if (policy.holds(id)) continue;
+    ++misses;
+    const auto next = followers.next(id);
+    if (policy.admits(next)) policy.add(id, next);
+  }
+  // Belady, which may also keep nothing of what it fetches.
+  std::vector<uint64_t> next(reads.size()), last(kSmall + kLarge, reads.size());
+  for (size_t at = reads.size(); at-- > 0;) next[at] = std::exchange(last[reads[at]], at);
+  std::map<uint64_t, uint64_t> held;  // by next use
+  uint64_t belady = 0;
+  for (uint64_t at = 0; at < kReads; ++at) {
+    if (held.erase(at) == 0) ++belady;
+    held.emplace(next[at], reads[at]);
+    if (held.size() > kPlaces) held.erase(std::prev(held.end()));
+  }
+  EXPECT_EQ(misses, belady);
+}
+
+TEST(CachePolicy, WhatIsNeverReadIsPassedBy) {
+  const auto id = [](uint64_t item) { return cached::block_id(std::to_string(item), "t", 0); };
+  const auto follower = follower_of(10'000, {});
+  std::vector<cached::BlockId> changed;
+  for (uint64_t item = 1; item < 4096; ++item) follower->read(id(item), changed);
+  EXPECT_EQ(follower->next(id(0)), 0U) << "it may still come";
+  for (uint64_t item = 4096; item < 9000; ++item) follower->read(id(item), changed);
+  EXPECT_EQ(follower->next(id(0)), cached::kNever);
+  EXPECT_EQ(follower->next(id(9999)), 999U);
+}
+
+TEST(CachePolicy, WhatNoPlanNamesEntersWhenAPlanIsOver) {
+  cached::Policy policy(2);
+  policy.add({1, 0}, 5);
+  policy.add({2, 0}, cached::kSomeDay);
+  EXPECT_FALSE(policy.admits({}));
+  EXPECT_FALSE(policy.admits(cached::kSomeDay)) << "none is worth another's place";
+  policy.plan({1, 0}, cached::kNever);
+  ASSERT_TRUE(policy.admits({}));
+  EXPECT_EQ(policy.add({3, 0}), (cached::BlockId{1, 0}));
+  EXPECT_EQ(policy.add({4, 0}, cached::kSomeDay), (cached::BlockId{3, 0}));
+}
+
+TEST(CachePolicy, OfSeveralPlansTheEarliestUseCounts) {
+  const auto id = [](uint64_t item) { return cached::block_id(std::to_string(item), "t", 0); };
+  cached::Followers followers;
+  followers.follow("a", follower_of(100, {}));
+  EXPECT_EQ(followers.next(id(60)), 60U);
+  followers.follow("b", follower_of(100, {.position = 50}));
+  EXPECT_EQ(followers.next(id(60)), 2 * 10U);
+  EXPECT_EQ(followers.next(id(100)), std::nullopt);
+  followers.follow("b", nullptr);
+  EXPECT_EQ(followers.next(id(60)), 60U);
 }
 
 TEST(CachePolicy, WhatComesBackSoonEntersTheMainQueue) {

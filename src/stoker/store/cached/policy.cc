@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "stoker/base/check.h"
+#include "stoker/store/cached/followers.h"
 
 namespace stoker::cached {
 
@@ -12,15 +13,38 @@ Policy::Policy(size_t places) : places_(places), small_places_(std::max<size_t>(
   STOKER_CHECK(places > 0);
 }
 
+std::vector<BlockId> Policy::held() const {
+  std::vector<BlockId> ids;
+  ids.reserve(held_.size());
+  for (const auto& [id, held] : held_) ids.push_back(id);
+  return ids;
+}
+
 void Policy::hit(const BlockId& id) {
   Held& held = held_.at(id);
   held.uses = std::min(held.uses + 1, kUsesMax);
 }
 
-std::optional<BlockId> Policy::add(const BlockId& id) {
-  STOKER_CHECK(!holds(id));
+bool Policy::admits(std::optional<uint64_t> next) const {
+  if (held_.size() < places_ || planned_.size() < held_.size()) return true;
+  const uint64_t last = planned_.rbegin()->first;
+  return next ? *next < last : last == kNever;
+}
+
+std::optional<BlockId> Policy::add(const BlockId& id, std::optional<uint64_t> next) {
+  STOKER_CHECK(!holds(id) && admits(next));
   std::optional<BlockId> evicted;
   if (held_.size() == places_) evicted = evict();
+  enter(id, next);
+  return evicted;
+}
+
+void Policy::enter(const BlockId& id, std::optional<uint64_t> next) {
+  if (next) {
+    planned_.emplace(*next, id);
+    held_.insert_or_assign(id, Held{.queue = nullptr, .next = *next});
+    return;
+  }
   Queue* queue = &small_;
   if (const auto ghost = ghosts_.find(id); ghost != ghosts_.end()) {
     ghost_.erase(ghost->second);
@@ -28,18 +52,34 @@ std::optional<BlockId> Policy::add(const BlockId& id) {
     queue = &main_;
   }
   queue->push_front(id);
-  held_.emplace(id, Held{queue, queue->begin()});
-  return evicted;
+  held_.insert_or_assign(id, Held{.queue = queue, .at = queue->begin()});
+}
+
+void Policy::plan(const BlockId& id, std::optional<uint64_t> next) {
+  const auto held = held_.find(id);
+  if (held == held_.end() || (!next && held->second.queue != nullptr)) return;
+  remove(id);
+  enter(id, next);
 }
 
 void Policy::remove(const BlockId& id) {
   const auto held = held_.find(id);
   if (held == held_.end()) return;
-  held->second.queue->erase(held->second.at);
+  if (held->second.queue == nullptr) {
+    planned_.erase({held->second.next, id});
+  } else {
+    held->second.queue->erase(held->second.at);
+  }
   held_.erase(held);
 }
 
 BlockId Policy::evict() {
+  if (planned_.size() == held_.size() ||
+      (!planned_.empty() && planned_.rbegin()->first == kNever)) {
+    const BlockId last = planned_.rbegin()->second;
+    remove(last);
+    return last;
+  }
   if (small_.size() >= small_places_ || main_.empty()) {
     if (const auto evicted = evict_small()) return *evicted;
   }
@@ -57,7 +97,7 @@ std::optional<BlockId> Policy::evict_small() {
       return id;
     }
     main_.splice(main_.begin(), small_, held.at);
-    held = {&main_, main_.begin()};
+    held = {.queue = &main_, .at = main_.begin()};
   }
   return {};
 }

@@ -6,12 +6,19 @@
 // round once more for each use, three at most. So a scan passes through the small queue and
 // disturbs nothing.
 //
+// Where a plan says when a block is used next, this counts instead: the block that is used last
+// leaves, and none enters in the place of one that is used as soon. What no plan names leaves
+// first.
+//
 // Pure bookkeeping, no bytes and no locks: the store and a simulator run the same code.
 #pragma once
 
 #include <list>
 #include <optional>
+#include <set>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "stoker/store/cached/block_id.h"
 
@@ -23,25 +30,34 @@ class Policy {
 
   size_t size() const { return held_.size(); }
   bool holds(const BlockId& id) const { return held_.contains(id); }
+  std::vector<BlockId> held() const;
   void hit(const BlockId& id);  // it is held, and was used
-  // It is not held, and is from now on. The block that leaves for it, if one must.
-  std::optional<BlockId> add(const BlockId& id);
+  // Whether a block that is not held, used next at a time or in no plan, is worth a place.
+  bool admits(std::optional<uint64_t> next) const;
+  // It is not held, is admitted, and is held from now on. The block that leaves for it, if one
+  // must.
+  std::optional<BlockId> add(const BlockId& id, std::optional<uint64_t> next = {});
+  // When it is used next is another now. Nothing if it is not held.
+  void plan(const BlockId& id, std::optional<uint64_t> next);
   void remove(const BlockId& id);  // nothing if it is not held
 
  private:
   using Queue = std::list<BlockId>;
   struct Held {
-    Queue* queue;
-    Queue::iterator at;
+    Queue* queue;  // null: it is planned
+    Queue::iterator at = {};
     unsigned uses = 0;
+    uint64_t next = 0;
   };
+  void enter(const BlockId& id, std::optional<uint64_t> next);
   BlockId evict();
   std::optional<BlockId> evict_small();
   BlockId evict_main();
   void remember(const BlockId& id);
 
   const size_t places_, small_places_;
-  Queue small_, main_, ghost_;  // the newest in front
+  Queue small_, main_, ghost_;                      // the newest in front
+  std::set<std::pair<uint64_t, BlockId>> planned_;  // by their next use
   std::unordered_map<BlockId, Held, BlockIdHash> held_;
   std::unordered_map<BlockId, Queue::iterator, BlockIdHash> ghosts_;
 };

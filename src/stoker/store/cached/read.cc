@@ -150,6 +150,9 @@ Result<bool> CachedStore::read_content(const ObjectInfo& object, uint64_t offset
 
 void CachedStore::choose(Piece& piece) {
   using From = Piece::From;
+  count_epochs(piece);
+  for (const BlockId& id : followers_.read(piece.id))
+    if (policy_) policy_->plan(id, followers_.next(id));
   if (const auto fetch = fetches_.find(piece.id); fetch != fetches_.end()) {
     piece.from = From::other;
     piece.fetch = fetch->second;
@@ -174,11 +177,13 @@ void CachedStore::choose(Piece& piece) {
     piece.generation = generation_[place.slot];
     return;
   }
+  const std::optional<uint64_t> next = followers_.next(piece.id);
+  if (!policy_->admits(next)) return;
   // No slot would be free for it, or no room to write it to.
   if (uncommitted_ - committing_ >= free_.size() || uncommitted_ >= room_.staged) return;
   auto grant = dram_.take(piece.block_bytes, "a block of a cached store");
   if (!grant) return;
-  if (const auto evicted = policy_->add(piece.id)) forget_block(*evicted);
+  if (const auto evicted = policy_->add(piece.id, next)) forget_block(*evicted);
   ++uncommitted_;
   piece.from = From::fetch;
   piece.block = std::make_shared<Block>(piece.id, piece.block_bytes, std::move(*grant));
@@ -186,6 +191,23 @@ void CachedStore::choose(Piece& piece) {
   piece.fetch->future = piece.fetch->done.future();
   piece.fetch->life = life_;
   fetches_.emplace(piece.id, piece.fetch);
+}
+
+// What is still on its way counts in the next epoch.
+void CachedStore::count_epochs(const Piece& piece) {
+  for (auto& [name, epoch] : epochs_) {
+    if (!epoch.follower->names(piece.id)) continue;
+    if (epoch.read_bytes >= epoch.item_bytes) {
+      counts_.epoch_fetched_bytes = counts_.fetched_bytes - epoch.fetched_before;
+      counts_.epoch_bound_bytes =
+          epoch.distinct_bytes - std::min(epoch.distinct_bytes, epoch.kept_bytes);
+      ++counts_.epochs;
+      epoch.read_bytes = 0;
+      epoch.fetched_before = counts_.fetched_bytes;
+      epoch.kept_bytes = counts_.usable_bytes;
+    }
+    epoch.read_bytes += piece.into.size;
+  }
 }
 
 // FAST could not give a block that it holds. With the mutex.

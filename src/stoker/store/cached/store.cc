@@ -132,7 +132,7 @@ void CachedStore::take_up(std::shared_ptr<Slots> slots) {
       leaving_.push_back(record.slot);
       continue;
     }
-    policy_->add(record.id);
+    policy_->add(record.id, followers_.next(record.id));
     places_[record.id] = {record.slot, record.bytes};
   }
   for (uint64_t slot = room_.slots; slot-- > 0;)
@@ -216,6 +216,36 @@ Status CachedStore::forget(std::string_view key, uint64_t offset, uint64_t bytes
   if (slots_) return {};
   return make_error(
       Code::io, "the cache forgot the bytes, but cannot say so durably: " + counts_.off, kWhere);
+}
+
+Status CachedStore::follow(const Plan& plan) {
+  std::shared_ptr<Follower> follower;
+  if (!plan.runs.empty()) {
+    std::vector<ObjectInfo> objects;
+    for (const std::string& key : plan.keys) {
+      STOKER_ASSIGN(ObjectInfo object, slow_->stat(key));
+      objects.push_back(std::move(object));
+    }
+    STOKER_ASSIGN(follower, Follower::make(plan, objects, options_.block_bytes));
+  }
+  const std::lock_guard lock(mutex_);
+  epochs_.erase(plan.name);
+  if (follower) {
+    Epoch& epoch = epochs_[plan.name];
+    epoch.item_bytes = follower->item_bytes();
+    epoch.distinct_bytes = follower->distinct_bytes();
+    epoch.fetched_before = counts_.fetched_bytes;
+    epoch.follower = follower;
+    for (const auto& [id, place] : places_)
+      if (follower->names(id)) epoch.kept_bytes += place.bytes;
+    for (const auto& [id, block] : gathered_)
+      if (follower->names(id)) epoch.kept_bytes += block->size;
+  }
+  followers_.follow(plan.name, std::move(follower));
+  counts_.plans = followers_.size();
+  if (policy_)
+    for (const BlockId& id : policy_->held()) policy_->plan(id, followers_.next(id));
+  return {};
 }
 
 void CachedStore::write_behind() {

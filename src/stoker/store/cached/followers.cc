@@ -1,0 +1,156 @@
+#include "stoker/store/cached/followers.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "stoker/base/check.h"
+#include "stoker/store/cached/format.h"
+
+namespace stoker::cached {
+namespace {
+
+constexpr const char* kWhere = "store/cached";
+constexpr uint64_t kBehind = 4096;        // a position so far back is given up
+constexpr uint64_t kAhead = 65'536;       // a read of what is used so late is somebody else's
+constexpr uint64_t kHorizon = 1'048'576;  // positions that are known at a time
+
+Error wrong(const std::string& what) { return make_error(Code::invalid_argument, what, kWhere); }
+
+}  // namespace
+
+Result<std::unique_ptr<Follower>> Follower::make(Plan plan, const std::vector<ObjectInfo>& objects,
+                                                 uint32_t block_bytes) {
+  std::unique_ptr<Follower> made(new Follower(std::move(plan)));
+  const Plan& given = made->plan_;
+  made->block_bytes_ = block_bytes;
+  for (const ObjectInfo& object : objects) made->tags_.push_back(object.tag);
+  for (const PlanRun& run : given.runs) {
+    if (run.object >= objects.size())
+      return wrong("a plan names key " + std::to_string(run.object) + ", and has " +
+                   std::to_string(objects.size()) + " keys");
+    const uint64_t all = objects[run.object].bytes;
+    const bool inside = run.items > 0 && run.bytes > 0 && run.offset <= all &&
+                        run.bytes <= all - run.offset &&
+                        (run.stride == 0 || run.items - 1 <= (all - run.offset) / run.stride) &&
+                        (run.items - 1) * run.stride <= all - run.offset - run.bytes;
+    if (!inside)
+      return wrong("a plan reads what '" + objects[run.object].key +
+                   "' has not, or nothing; its ranges must lie inside the object's " +
+                   std::to_string(all) + " bytes");
+    made->items_ += run.items;
+    made->item_bytes_ += run.items * run.bytes;
+    made->ends_.push_back(made->items_);
+  }
+  for (uint64_t item = 0; item < made->items_; ++item)
+    made->each_block(item, [&](const BlockId& id, uint64_t object, uint64_t block) {
+      if (made->blocks_.try_emplace(id).second)
+        made->block_bytes_sum_ +=
+            std::min<uint64_t>(block_bytes, objects[object].bytes - block * block_bytes);
+    });
+  made->last_ = std::holds_alternative<Plan::Listed>(given.order) ? made->items_ : kNever;
+  if (const auto* mixed = std::get_if<Plan::Mixed>(&given.order)) {
+    uint64_t sum = 0;
+    for (const uint64_t count : mixed->items) {
+      made->source_begin_.push_back(sum);
+      sum += count;
+    }
+    if (mixed->items.size() != mixed->weights.size() || sum != made->items_ ||
+        std::ranges::find(mixed->items, 0U) != mixed->items.end())
+      return wrong(
+          "a mixed plan needs a weight for each source, and sources that have all of its "
+          "items");
+    STOKER_ASSIGN(made->mixture_, Mixture::make(mixed->weights, mixed->seed));
+  }
+  made->position_ = made->dropped_ = made->unrolled_ = std::min(given.position, made->last_);
+  std::vector<BlockId> unused;
+  made->unroll(unused);
+  return made;
+}
+
+// Of a listed or a mixed plan.
+uint64_t Follower::item(uint64_t position) const {
+  if (!mixture_) return position;
+  const auto& mixed = std::get<Plan::Mixed>(plan_.order);
+  const Draw draw = mixture_->draw(position);
+  const uint64_t count = mixed.items[draw.source];
+  return source_begin_[draw.source] +
+         Permutation(count, mixed.seed + 1 + draw.source, draw.number / count)
+             .sample(draw.number % count);
+}
+
+template <typename Do>
+void Follower::each_block(uint64_t item, Do use) const {
+  const auto at = std::ranges::upper_bound(ends_, item);
+  const PlanRun& run = plan_.runs[static_cast<size_t>(at - ends_.begin())];
+  const uint64_t offset = run.offset + (item - (*at - run.items)) * run.stride;
+  const uint64_t last = (offset + run.bytes - 1) / block_bytes_;
+  for (uint64_t block = offset / block_bytes_; block <= last; ++block)
+    use(block_id(plan_.keys[run.object], tags_[run.object], block), run.object, block);
+}
+
+// All items of a shuffled plan are used once an epoch, so none is worth another's place: it needs
+// no positions.
+void Follower::unroll(std::vector<BlockId>& changed) {
+  if (std::holds_alternative<Plan::Shuffled>(plan_.order)) return;
+  const uint64_t end = last_ - position_ < kHorizon ? last_ : position_ + kHorizon;
+  for (; unrolled_ < end; ++unrolled_)
+    each_block(item(unrolled_), [&](const BlockId& id, uint64_t, uint64_t) {
+      auto& uses = blocks_.at(id);
+      uses.push_back(unrolled_);
+      if (uses.size() == 1) changed.push_back(id);
+    });
+}
+
+uint64_t Follower::next(const BlockId& id) const {
+  const auto& uses = blocks_.at(id);
+  if (uses.empty()) return unrolled_ == last_ ? kNever : kSomeDay;
+  return uses.front() > position_ ? uses.front() - position_ : 0;
+}
+
+uint64_t Follower::read(const BlockId& id, std::vector<BlockId>& changed) {
+  auto& uses = blocks_.at(id);
+  if (uses.empty() || uses.front() > position_ + kAhead) return 0;
+  const uint64_t before = position_;
+  position_ = std::max(position_, uses.front() + 1);
+  uses.pop_front();
+  changed.push_back(id);
+  for (; dropped_ + kBehind < position_; ++dropped_)
+    each_block(item(dropped_), [&](const BlockId& passed, uint64_t, uint64_t) {
+      auto& late = blocks_.at(passed);
+      if (late.empty() || late.front() > dropped_) return;
+      late.pop_front();
+      changed.push_back(passed);
+    });
+  unroll(changed);
+  return position_ - before;
+}
+
+void Followers::follow(const std::string& name, std::shared_ptr<Follower> follower) {
+  followers_.erase(name);
+  if (follower) followers_.emplace(name, std::move(follower));
+}
+
+std::optional<uint64_t> Followers::next(const BlockId& id) const {
+  std::optional<uint64_t> first;
+  for (const auto& [name, follower] : followers_) {
+    if (!follower->names(id)) continue;
+    uint64_t next = follower->next(id);
+    // Each read moves the clock for one of them alone.
+    if (next < kSomeDay) next = clock_ + next * followers_.size();
+    first = std::min(first.value_or(kNever), next);
+  }
+  return first;
+}
+
+std::vector<BlockId> Followers::read(const BlockId& id) {
+  std::vector<BlockId> changed;
+  Follower* soonest = nullptr;
+  for (const auto& [name, follower] : followers_) {
+    if (!follower->names(id)) continue;
+    if (soonest == nullptr || follower->next(id) < soonest->next(id)) soonest = follower.get();
+  }
+  if (soonest != nullptr) clock_ += soonest->read(id, changed);
+  return changed;
+}
+
+}  // namespace stoker::cached

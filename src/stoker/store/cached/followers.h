@@ -1,0 +1,79 @@
+// What the plans say: when a block is used next. Pure bookkeeping, no bytes and no locks.
+//
+// A plan is unrolled a part at a time, into the positions at which each block is used. A read takes
+// the first of them away; nobody says which plan a read belongs to. A position that was passed by
+// is dropped some thousands of positions later: readers do not keep the order exactly.
+#pragma once
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "stoker/base/order.h"
+#include "stoker/store/cached/block_id.h"
+#include "stoker/store/plan.h"
+#include "stoker/store/store.h"
+
+namespace stoker::cached {
+
+// Planned, but nobody can say when, or no more.
+inline constexpr uint64_t kSomeDay = ~uint64_t{1};
+inline constexpr uint64_t kNever = ~uint64_t{0};
+
+class Follower {
+ public:
+  // objects: one for each key of the plan. invalid_argument: the plan is none.
+  static Result<std::unique_ptr<Follower>> make(Plan plan, const std::vector<ObjectInfo>& objects,
+                                                uint32_t block_bytes);
+
+  bool names(const BlockId& id) const { return blocks_.contains(id); }
+  // Positions until the block is used, kSomeDay or kNever. It is named.
+  uint64_t next(const BlockId& id) const;
+  // It was read. How many positions were passed; `changed` gets blocks whose next use is another.
+  uint64_t read(const BlockId& id, std::vector<BlockId>& changed);
+  // The least of bytes that all its items have, and of those that their blocks have.
+  uint64_t distinct_bytes() const { return std::min(item_bytes_, block_bytes_sum_); }
+  // Of all items together: so much is read in an epoch.
+  uint64_t item_bytes() const { return item_bytes_; }
+
+ private:
+  explicit Follower(Plan plan) : plan_(std::move(plan)) {}
+  uint64_t item(uint64_t position) const;
+  template <typename Do>
+  void each_block(uint64_t item, Do use) const;
+  void unroll(std::vector<BlockId>& changed);
+
+  Plan plan_;
+  std::vector<std::string> tags_;
+  std::vector<uint64_t> ends_;          // items of each run and those before it
+  std::vector<uint64_t> source_begin_;  // of a mixture: the first item
+  std::optional<Mixture> mixture_;
+  uint32_t block_bytes_ = 0;
+  uint64_t items_ = 0, item_bytes_ = 0, block_bytes_sum_ = 0;
+  uint64_t last_ = 0;  // the position where the plan ends
+  uint64_t position_ = 0, dropped_ = 0, unrolled_ = 0;
+  std::unordered_map<BlockId, std::deque<uint64_t>, BlockIdHash> blocks_;
+};
+
+class Followers {
+ public:
+  // Takes the place of the one of this name; null ends it.
+  void follow(const std::string& name, std::shared_ptr<Follower> follower);
+  size_t size() const { return followers_.size(); }
+  // On a clock of its own, which read() moves on: when the block is used next; none: no plan names
+  // it.
+  std::optional<uint64_t> next(const BlockId& id) const;
+  // The blocks whose next use is another now.
+  std::vector<BlockId> read(const BlockId& id);
+
+ private:
+  std::map<std::string, std::shared_ptr<Follower>> followers_;
+  uint64_t clock_ = 0;
+};
+
+}  // namespace stoker::cached
