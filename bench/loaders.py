@@ -3,8 +3,8 @@
 Writes {system, data, store, cold, workers, samples_per_second, range, cpu_seconds_per_gb,
 memory_bytes, first_batch_seconds} a line of `results`. Each run is a process of its own; rounds are
 interleaved; the figure is the median, `range` the least and the most. Cold: the page cache has
-nothing of the files when a run begins, and the run ends after one epoch at the latest. Memory is what the processes of a run have for themselves
-(anonymous and shared memory, no page cache) at most.
+nothing of the files when a run begins, and the run ends after one epoch at the latest. Memory is
+what the processes of a run have for themselves (anonymous and shared memory, no page cache).
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class PlainFile {
 
  private:
   PlainFile(Loop& loop, FileInfo file, uint64_t bytes, Slice memory)
-      : loop_(loop), file_(std::move(file)), bytes_(bytes), memory_(memory) {}
+      : loop_(loop), file_(file), bytes_(bytes), memory_(memory) {}
   Status load(Load::Kind kind) {
     const auto done = run_load(loop_, file_.id, memory_, {kind, kMiB, kPlainDepth, bytes_});
     return done ? Status() : Status(done.error());
@@ -398,7 +398,7 @@ class Bench {
     STOKER_TRY(folder.hide(true));
     const Status degraded = read_sequentially("read_without_m", folder, plain);
     STOKER_TRY(folder.hide(false));
-    STOKER_TRY(degraded);
+    if (!degraded) return degraded;
     STOKER_ASSIGN(const auto store, folder.open(true));
     return pair(
         "read_1mib", [&] { return read_medium(*store, bytes_, memory_); },

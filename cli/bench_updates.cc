@@ -114,6 +114,7 @@ std::vector<std::unique_lock<std::mutex>> hold(Shared& shared, const Update& upd
   std::set<size_t> objects;
   for (const UpdatePiece& piece : update) objects.insert(piece.object);
   std::vector<std::unique_lock<std::mutex>> held;
+  held.reserve(objects.size());
   for (const size_t object : objects) held.emplace_back(shared.busy[object]);
   return held;
 }

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "stoker/base/crc32c.h"
 #include "stoker/store/memory_store.h"
 
 namespace stoker::data {
@@ -57,7 +58,7 @@ TEST_F(Reading, IntegersOfSeveralWidthsAreRowsOfOneMatrix) {
 TEST_F(Reading, UnequalSamplesBeginAtMultiplesOf64) {
   put("a", "0123456789");
   static const std::vector<uint64_t> starts{0, 2, 2, 3}, offsets{5, 9, 0}, bytes{2, 1, 4};
-  static const std::vector<uint32_t> objects{0, 0, 0}, crcs{0, 0, 0xf5ac2ae9};  // of "0123"
+  static const std::vector<uint32_t> objects{0, 0, 0}, crcs{0, 0, crc32c("0123", 4)};
   const auto parts =
       table(SampleTable::ranges({"a"}, {10}, {starts, objects, offsets, bytes, {}, {}}));
   const auto reader = BatchReader::make({{store_.get(), parts, std::nullopt}}, 2).value();

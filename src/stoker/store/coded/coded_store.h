@@ -321,7 +321,7 @@ class CodedStore final : public Store {
   Status begin_to_join(const StripePtr& stripe);
   Status join_step();
   Status join_again(const StripePtr& stripe);
-  Status forget(const StripePtr& stripe, size_t position);
+  Status forget_chunk(const StripePtr& stripe, size_t position);
   Status admit();
   void end_joining();
   void give_up_joining(const std::string& why);  // until the next repair() or opening

@@ -152,7 +152,7 @@ Status CodedStore::begin_to_join(const StripePtr& stripe) {
       std::find(stripe->shards.begin(), stripe->shards.end(), *joining_) - stripe->shards.begin());
   if (position == shape_.n()) return {};
   if (const Status loaded = load_headers_paced(stripe); !loaded) {
-    STOKER_TRY(forget(stripe, position));
+    STOKER_TRY(forget_chunk(stripe, position));
     note_loss(stripe, position, loaded.error().what);
     joined_.insert(stripe->id);
     return {};
@@ -191,7 +191,7 @@ Status CodedStore::join_again(const StripePtr& stripe) {
 
 // Nobody knows what belongs there: what stands there is old, and must not count once the shard
 // does.
-Status CodedStore::forget(const StripePtr& stripe, size_t position) {
+Status CodedStore::forget_chunk(const StripePtr& stripe, size_t position) {
   const size_t shard = stripe->shards[position];
   AlignedBytes zeros(header_bytes(shape_));
   std::memset(zeros.data(), 0, zeros.size());
