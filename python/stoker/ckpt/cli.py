@@ -14,7 +14,14 @@ from typing import Any
 from tqdm import tqdm
 
 from stoker import _core
-from stoker.checkpoint.checkpoints import composition_of, copy_checkpoint, removable, sound
+from stoker.checkpoint import importing
+from stoker.checkpoint.checkpoints import (
+    Checkpoints,
+    composition_of,
+    copy_checkpoint,
+    removable,
+    sound,
+)
 from stoker.checkpoint.manifest import MANIFEST, Name
 from stoker.checkpoint.reading import Reader
 from stoker.checkpoint.retention import Keep
@@ -80,6 +87,14 @@ def parser() -> Parser:
     gc.add_argument("--dry-run", action="store_true", help="remove nothing")
     cp = command("cp", _cp, "copy a checkpoint to another store, verified on the way")
     cp.add_argument("to", metavar="TO", help="the store to copy it to; made where there is none")
+    load = command("import", _import, "make a checkpoint of weights of other tools", step=False)
+    load.add_argument(
+        "source",
+        metavar="FROM",
+        help="a safetensors file, a folder of them, or a file of torch.save",
+    )
+    load.add_argument("--step", type=whole(0), default=0, metavar="N", help="its step (default: 0)")
+    load.add_argument("--key", metavar="NAME", help="the entry of a torch.save file to take")
     return top
 
 
@@ -278,6 +293,16 @@ def _cp(args: argparse.Namespace, stores: _Stores) -> int:
     with _bar(source.manifest(name).bytes, "copy") as bar:
         copy_checkpoint(source, to, name, stores.ring, bar.update)
     say(f"{to.where(name)}: copied")
+    return 0
+
+
+def _import(args: argparse.Namespace, stores: _Stores) -> int:
+    what = importing.read(args.source, args.key)
+    # whoever imports adds a checkpoint; what the store keeps is not theirs to say
+    with Checkpoints(args.store, keep=sys.maxsize, staging="128MiB") as ckpt:
+        handle = ckpt.save(args.step, **what)
+        handle.wait("durable")
+    say(f"{args.store}: {handle.folder} of {args.source}")
     return 0
 
 

@@ -1,0 +1,92 @@
+"""stoker ckpt import: weights that other tools wrote become a checkpoint, or a sentence says why
+not."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import stoker
+from stoker import errors
+from stoker.checkpoint import importing
+from stoker.ckpt.cli import main
+
+
+class Runs:
+    """A pickle that would run code."""
+
+    def __reduce__(self):
+        return os.mkdir, ("it-ran",)
+
+
+@pytest.fixture
+def tied() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.BatchNorm1d(64))
+    model[1].weight = model[0].weight
+    return model
+
+
+def imported(store, like: nn.Module) -> None:
+    """What the store holds equals `like`, and went through a verified restore."""
+    expected = {name: value.clone() for name, value in like.state_dict().items()}
+    with torch.no_grad():
+        for value in like.state_dict().values():
+            value.zero_()
+    with stoker.Checkpoints(store, staging="64MiB") as ckpt:
+        assert ckpt.restore(model=like).step == 7
+    for name, value in like.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_file_of_torch_save_keeps_its_ties(tmp_path, tied, zipped):
+    file, store = tmp_path / "all.pt", str(tmp_path / "store")
+    whole = {"model": tied.state_dict(), "epoch": 3}
+    torch.save(whole, file, _use_new_zipfile_serialization=zipped)
+    assert main(["import", store, str(file), "--step", "7", "--key", "model"]) == 0
+    imported(store, tied)
+
+
+def test_a_folder_of_safetensors_keeps_what_lies_beside_it(tmp_path):
+    model, source = nn.Linear(64, 64), tmp_path / "source"
+    source.mkdir()
+    save_file({"weight": model.weight.detach()}, source / "model-1.safetensors")
+    save_file({"bias": model.bias.detach()}, source / "model-2.safetensors")
+    (source / "config.json").write_text('{"a": 1}')
+    (source / importing.INDEX).write_text("{}")
+    store = tmp_path / "store"
+    for _ in range(5):  # more than stoker.Checkpoints keeps by default
+        assert main(["import", str(store), str(source), "--step", "7"]) == 0
+    folders = list(store.glob("step-*"))
+    assert len(folders) == 5
+    assert all((each / "config.json").read_text() == '{"a": 1}' for each in folders)
+    imported(str(store), model)
+
+
+def test_what_cannot_be_taken_is_told(tmp_path):
+    file = tmp_path / "all.pt"
+    torch.save({"model": {"w": torch.ones(2)}, "epoch": 3}, file)
+    with pytest.raises(errors.InvalidArgument, match="entries are model, epoch"):
+        importing.read(file)
+    with pytest.raises(errors.InvalidArgument, match="no entry 'weights'"):
+        importing.read(file, "weights")
+    with pytest.raises(errors.NotFound):
+        importing.read(tmp_path / "nowhere")
+    cut = tmp_path / "cut.safetensors"
+    save_file({"w": torch.ones(2)}, cut)
+    cut.write_bytes(cut.read_bytes()[:-1])
+    with pytest.raises(errors.Corruption, match="no whole safetensors file"):
+        importing.read(cut)
+
+
+def test_no_code_of_a_file_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"w": Runs()}, "bad.pt")
+    with pytest.raises(errors.InvalidArgument, match="weights_only=True"):
+        importing.read("bad.pt")
+    assert not os.path.exists("it-ran")
