@@ -3,6 +3,7 @@ not."""
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 import stoker
 from stoker import errors
+from stoker.errors import Corruption, NotFound
 from stoker.checkpoint import importing
 from stoker.ckpt.cli import main
 
@@ -58,7 +60,8 @@ def test_a_folder_of_safetensors_keeps_what_lies_beside_it(tmp_path):
     save_file({"weight": model.weight.detach()}, source / "model-1.safetensors")
     save_file({"bias": model.bias.detach()}, source / "model-2.safetensors")
     (source / "config.json").write_text('{"a": 1}')
-    (source / importing.INDEX).write_text("{}")
+    parts = {"weight": "model-1.safetensors", "bias": "model-2.safetensors"}
+    (source / importing.INDEX).write_text(json.dumps({"weight_map": parts}))
     store = tmp_path / "store"
     for _ in range(5):  # more than stoker.Checkpoints keeps by default
         assert main(["import", str(store), str(source), "--step", "7"]) == 0
@@ -90,3 +93,17 @@ def test_no_code_of_a_file_runs(tmp_path, monkeypatch):
     with pytest.raises(errors.InvalidArgument, match="weights_only=True"):
         importing.read("bad.pt")
     assert not os.path.exists("it-ran")
+
+
+def test_a_folder_is_what_its_index_names(tmp_path):
+    for name in ("a", "b", "stale"):
+        save_file({name: torch.ones(3)}, tmp_path / f"{name}.safetensors")
+    index = tmp_path / importing.INDEX
+    index.write_text(json.dumps({"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}))
+    assert importing.read(tmp_path)["model"].state_dict().keys() == {"a", "b"}
+    (tmp_path / "b.safetensors").unlink()
+    with pytest.raises(NotFound, match="b.safetensors is missing"):
+        importing.read(tmp_path)
+    index.write_text("[]")
+    with pytest.raises(Corruption, match="damaged"):
+        importing.read(tmp_path)

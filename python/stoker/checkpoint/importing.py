@@ -5,6 +5,7 @@ ckpt.save(0, **importing.read("llama/"))
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import zipfile
@@ -44,7 +45,7 @@ def read(path: str | os.PathLike, key: str | None = None) -> dict[str, Any]:
     if not path.exists():
         raise NotFound(f"there is no {path}")
     if path.is_dir():
-        sources = sorted(path.glob("*.safetensors"))
+        sources = _files_of(path)
         if not sources:
             raise InvalidArgument(f"{path} holds no safetensors files; name the file to import")
         beside = {each.name: each for kind in _BESIDE for each in path.glob(kind)}
@@ -56,6 +57,22 @@ def read(path: str | os.PathLike, key: str | None = None) -> dict[str, Any]:
             raise InvalidArgument("key= is for files of torch.save; safetensors files have none")
         return {"model": Imported(_safetensors(sources)), "files": beside}
     return {"model": Imported(_torch_file(path, key)), "files": {}}
+
+
+def _files_of(folder: Path) -> list[Path]:
+    """Those that the index names, where there is one; else all."""
+    index = folder / INDEX
+    if not index.exists():
+        return sorted(folder.glob("*.safetensors"))
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        sources = [folder / Path(name).name for name in names]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Corruption(f"{index} is damaged ({error}): fetch it anew") from error
+    for source in sources:
+        if not source.exists():
+            raise NotFound(f"{source} is missing, which {index.name} names: fetch it too")
+    return sources
 
 
 def _safetensors(sources: list[Path]) -> dict[str, torch.Tensor]:
