@@ -396,7 +396,7 @@ class Bench {
   Status read(const CodedFolder& folder, PlainFile& plain) {
     STOKER_TRY(read_sequentially("read", folder, plain));
     STOKER_TRY(folder.hide(true));
-    const Status degraded = read_sequentially("read_without_m", folder, plain);
+    Status degraded = read_sequentially("read_without_m", folder, plain);
     STOKER_TRY(folder.hide(false));
     if (!degraded) return degraded;
     STOKER_ASSIGN(const auto store, folder.open(true));

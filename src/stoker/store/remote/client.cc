@@ -428,7 +428,7 @@ Future<void> RemoteStore::read_many(std::span<const std::string> keys,
   if (pieces.empty()) return Status();
   STOKER_ASSIGN(const LinkPtr link, connected());
   const auto down = std::make_shared<Countdown>(pieces.size());
-  const Future<void> all = down->future();
+  Future<void> all = down->future();
   for (size_t first = 0; first < pieces.size();) {
     const auto slice = [&](const Piece& piece) { return into.sub(piece.into, piece.bytes); };
     if (pieces[first].bytes > kReadMax) {

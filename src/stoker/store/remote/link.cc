@@ -169,15 +169,20 @@ void Link::finish(UnderWay& one, const Result<Answer>& answer) {
 }
 
 void Link::ask(Call call) {
-  if (made_ == forks()) {
-    const std::lock_guard lock(mutex_);
-    if (!lost_) queue_.push_back(std::move(call));
-  }
-  if (call.after) {  // it was not taken
+  if (!take(call)) {
     call.after(gone("the connection is closed"), nullptr);
     return;
   }
   pump();
+}
+
+// False where the connection is lost, or of another process: the call stays as it is.
+bool Link::take(Call& call) {
+  if (made_ != forks()) return false;
+  const std::lock_guard lock(mutex_);
+  if (lost_) return false;
+  queue_.push_back(std::move(call));
+  return true;
 }
 
 void Link::pump() {

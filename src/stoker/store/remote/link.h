@@ -53,6 +53,7 @@ class Link {
     size_t place = 0;
   };
   Status greet(bool read_only);
+  bool take(Call& call);
   Error gone(const char* what) const;
   void pump();
   void finish(UnderWay& one, const Result<Answer>& answer);
