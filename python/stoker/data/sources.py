@@ -152,8 +152,11 @@ class Indexed(Stored):
     """
 
     def __init__(self, store: _core.Store, index: str | os.PathLike[str] | Index) -> None:
-        self._index = index if isinstance(index, Index) else read(index)
-        self._index.check(store)
+        if isinstance(index, Index):  # made of these very objects just now
+            self._index = index
+        else:
+            self._index = read(index)
+            self._index.check(store)
         digest = hashlib.sha256(json.dumps(self._index.objects).encode()).hexdigest()
         kind = "tar" if self._index.kind == TAR else "files"
         super().__init__(store, self._index.table(), f"{kind} {digest}")
