@@ -21,9 +21,8 @@ STRIP ?= --strip
 SANITIZERS ?= asan-ubsan tsan
 # Left out under sanitizers: tests that were not yet seen to pass there as they are now. (Those that run bugs on purpose are
 # not built there.) The thread sanitizer also leaves out what has no threads of its own.
-UNSANITIZED := coded_test|coded_checker_test|remote_test|curm_test|curm_kill_test|shards_test
-UNSANITIZED_asan-ubsan := $(UNSANITIZED)|cached_test|data_test
-UNSANITIZED_tsan := $(UNSANITIZED)|classes_test|codec_test|optim_test
+UNSANITIZED := coded_checker_test|curm_test|curm_kill_test|shards_test
+UNSANITIZED_tsan := $(UNSANITIZED)|coded_test|remote_test|classes_test|codec_test|optim_test
 
 # ccache then serves every checkout of this repository from one cache.
 export CCACHE_BASEDIR := $(CURDIR)

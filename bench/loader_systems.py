@@ -24,6 +24,27 @@ IMAGE_BYTES = 53_000
 SHARD_BYTES = 64 << 20
 FOLDER_MOST = 1 << 18  # files that a folder gets at most
 KINDS = ("tokens", "images")
+# Images that are JPEGs of 500 x 375 pixels; a batch has them as uint8 [3, SIDE, SIDE]: all of the
+# image, bilinear, antialiased.
+DECODED, SIDE = "decoded", 224
+DECODERS = ("stoker", "DataLoader memmap", "DataLoader folder", "SPDL")
+PHOTOGRAPHS = 64  # different ones
+
+
+def photograph(seed: int) -> bytes:
+    """A JPEG of slow colours and some noise, filled up to IMAGE_BYTES behind its end."""
+    from PIL import Image
+
+    rng = np.random.default_rng(seed)
+    slow = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8)).resize((500, 375))
+    noise = rng.normal(0, 12, (375, 500, 1))
+    pixels = np.clip(np.asarray(slow) + noise, 0, 255).astype(np.uint8)
+    for quality in range(95, 20, -1):
+        out = io.BytesIO()
+        Image.fromarray(pixels).save(out, "JPEG", quality=quality)
+        if len(out.getvalue()) <= IMAGE_BYTES:
+            return out.getvalue().ljust(IMAGE_BYTES, b"\0")
+    raise ValueError(f"no quality makes photograph {seed} small enough")
 
 
 def sample_bytes(kind: str) -> int:
@@ -31,7 +52,12 @@ def sample_bytes(kind: str) -> int:
 
 
 def samples(kind: str, count: int) -> Iterator[bytes]:
-    """The same ones for every system: any bytes, which nothing compresses."""
+    """The same ones for every system: any bytes, which nothing compresses, or photographs."""
+    if kind == DECODED:
+        different = [photograph(seed) for seed in range(min(count, PHOTOGRAPHS))]
+        for i in range(count):
+            yield different[i % len(different)]
+        return
     size, at = sample_bytes(kind), 0
     while at < count:
         some = min(count - at, (32 << 20) // size)
@@ -45,6 +71,23 @@ def tokens_of(data: bytes | memoryview) -> Any:
     import torch
 
     return torch.from_numpy(np.frombuffer(data, np.uint16).astype(np.int64))
+
+
+def decoded_by_torchvision(data: bytes | np.ndarray) -> Any:
+    import torch
+    from torchvision.io import ImageReadMode, decode_jpeg
+    from torchvision.transforms.v2.functional import resize
+
+    file = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+    return resize(decode_jpeg(file, ImageReadMode.RGB), [SIDE, SIDE], antialias=True)
+
+
+def decoded_by_pillow(data: bytes) -> Any:
+    import torch
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(data)).convert("RGB").resize((SIDE, SIDE), Image.BILINEAR)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 # ---- forms
@@ -108,7 +151,7 @@ def _epochs(loader: Any) -> Iterator[Any]:
 def _torch_loader(dataset: Any, workers: int, kind: str) -> Iterator[Any]:
     from torch.utils.data import DataLoader
 
-    collate = None if kind == "tokens" else list
+    collate = list if kind == "images" else None
     return _epochs(
         DataLoader(dataset, batch_size=BATCH, shuffle=True, num_workers=workers, collate_fn=collate)
     )
@@ -124,6 +167,8 @@ def run_memmap(folder: Path, kind: str, workers: int) -> Iterator[Any]:
 
         def __getitem__(self, i: int) -> Any:
             data = flat[i * size : (i + 1) * size]
+            if kind == DECODED:
+                return decoded_by_torchvision(data)
             return tokens_of(data) if kind == "tokens" else data.tobytes()
 
     return _torch_loader(Flat(), workers, kind)
@@ -139,6 +184,8 @@ def run_folder(folder: Path, kind: str, workers: int) -> Iterator[Any]:
         def __getitem__(self, i: int) -> Any:
             with open(paths[i], "rb") as file:
                 data = file.read()
+            if kind == DECODED:
+                return decoded_by_pillow(data)
             return tokens_of(data) if kind == "tokens" else data
 
     return _torch_loader(Folder(), workers, kind)
@@ -213,6 +260,12 @@ def run_spdl(folder: Path, kind: str, workers: int) -> Iterator[Any]:
         parts = [flat[i * size : (i + 1) * size] for i in numbers]
         if kind == "tokens":
             return torch.stack([tokens_of(part) for part in parts])
+        if kind == DECODED:
+            from spdl import io as spdl_io
+
+            files = [part.tobytes() for part in parts]
+            images = spdl_io.load_image_batch(files, width=SIDE, height=SIDE, pix_fmt="rgb24")
+            return spdl_io.to_torch(images).permute(0, 3, 1, 2)
         return [part.tobytes() for part in parts]
 
     pipeline = (
@@ -237,7 +290,7 @@ def index_of(folder: Path) -> Path:
 
 def run_stoker(folder: Path, kind: str, workers: int, where: str = "") -> Iterator[Any]:
     import stoker
-    from stoker.data import Indexed, Loader, Tokens
+    from stoker.data import Indexed, Jpeg, Loader, Tokens
 
     def run() -> Iterator[Any]:
         with stoker.open_store(where or f"dir:{folder}") as store:
@@ -245,9 +298,10 @@ def run_stoker(folder: Path, kind: str, workers: int, where: str = "") -> Iterat
                 source = Tokens(store, "flat.bin", TOKENS - 1, dtype="uint16")
             else:
                 source = Indexed(store, index_of(folder))
-            loader = Loader(source, batch=BATCH, seed=1, endless=True)
+            decode = Jpeg(SIDE, threads=max(1, workers)) if kind == DECODED else None
+            loader = Loader(source, batch=BATCH, seed=1, endless=True, decode=decode)
             try:
-                yield from loader
+                yield from (batch["image"] for batch in loader) if decode else loader
             finally:
                 loader.close()
 
@@ -275,7 +329,7 @@ MAKERS = {
 
 
 def form_of(system: str, kind: str) -> str:
-    return SYSTEMS[system][KINDS.index(kind)]
+    return SYSTEMS[system][KINDS.index("images" if kind == DECODED else kind)]
 
 
 def made(root: Path, form: str, kind: str, count: int) -> Path:

@@ -313,6 +313,8 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--workers", type=int, default=2, help="processes or threads of the peers")
     options.add_argument("--systems", nargs="*", default=list(systems.SYSTEMS))
+    kinds = [*systems.KINDS, systems.DECODED]
+    options.add_argument("--kinds", nargs="*", default=kinds, choices=kinds, help="of samples")
     options.add_argument("--states", nargs="*", default=["cold", "warm"], help="of the page cache")
     options.add_argument("--no-s3", action="store_true", help="leave out S3")
     options.add_argument("--markdown", type=Path, help="print the table of this result instead")
@@ -333,7 +335,10 @@ def main() -> None:
         return
     load = os.getloadavg()
     bench = Bench(given)
-    for kind in systems.KINDS:
+    for kind in given.kinds:
+        if kind == systems.DECODED:  # the processor is what limits it
+            bench.compare(kind, [n for n in given.systems if n in systems.DECODERS], cold=False)
+            continue
         for cold in [state == "cold" for state in given.states]:
             bench.compare(kind, given.systems, cold)
         if not given.no_s3:

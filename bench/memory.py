@@ -150,7 +150,7 @@ class Sampler(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        from stoker.offload.heap import resident_bytes
+        from stoker.offload.observe.heap import resident_bytes
 
         while self._on:
             with self._lock:
@@ -159,7 +159,7 @@ class Sampler(threading.Thread):
 
     def restart(self) -> int:
         """The peak since the last call."""
-        from stoker.offload.heap import resident_bytes
+        from stoker.offload.observe.heap import resident_bytes
 
         with self._lock:
             peak, self.peak = max(self.peak, resident_bytes()), 0
@@ -170,7 +170,7 @@ def measure(case: Case, store: str) -> dict[str, Any]:
     import torch
 
     import stoker
-    from stoker.offload.heap import resident_bytes
+    from stoker.offload.observe.heap import resident_bytes
 
     tiny = torch.nn.Linear(8, 8)  # torch loads libraries, and its optimizers' modules, at first use
     optimizer = torch.optim.AdamW(tiny.parameters())

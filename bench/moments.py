@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 import stoker
-from stoker.offload.moments import MODES
-from stoker.train.charts import Series, lines
+from stoker.offload.model.moments import MODES
+from stoker.report.charts import Series, lines
 
 ROOT = Path(__file__).resolve().parent.parent
 WINDOW = 5  # steps that a drawn point is the mean of

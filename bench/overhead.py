@@ -26,7 +26,7 @@ from torch import nn
 
 import stoker
 from stoker import _core
-from stoker.offload import pager, shown
+from stoker.offload.paging import pager, shown
 
 SMALL = (125, 250, 500, 1000)  # blocks of Linear(32, 32)
 REAL = 24, 1024, 512  # blocks of Linear(1024, 1024), and samples of a batch

@@ -23,6 +23,17 @@ MIB = 1 << 20
 COMMAND = str(Path(sys.executable).parent / "stoker")
 
 
+def machine() -> dict:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(": ")[1] for line in lines if line.startswith("model name")), "")
+    return {
+        "kernel": os.uname().release,
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "stoker": stoker.__version__,
+    }
+
+
 def pss(pid: int) -> int:
     """Bytes of memory of a process, each page shared out among those who map it."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
@@ -150,7 +161,8 @@ def main() -> None:
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     result = {
-        "cores": os.cpu_count(),
+        "machine": machine(),
+        "load_average": " ".join(f"{load:.2f}" for load in os.getloadavg()),
         "latency": latency(given.folder),
         "one_copy": one_copy(given.folder, int(given.gib * 1024), given.readers),
     }

@@ -39,6 +39,7 @@ void add_bench_io(CLI::App& bench, ExitStatus& status);
 void add_bench_codec(CLI::App& bench, ExitStatus& status);
 void add_bench_repair(CLI::App& bench, ExitStatus& status);
 void add_bench_coded(CLI::App& bench, ExitStatus& status);
+void add_bench_cache(CLI::App& bench, ExitStatus& status);
 void add_ls(CLI::App& app, ExitStatus& status);
 void add_fsck(CLI::App& app, ExitStatus& status);
 void add_export(CLI::App& app, ExitStatus& status);
@@ -49,6 +50,7 @@ void add_rm(CLI::App& app, ExitStatus& status);
 void add_repair(CLI::App& app, ExitStatus& status);
 void add_scrub(CLI::App& app, ExitStatus& status);
 void add_serve(CLI::App& app, ExitStatus& status);
+void add_nvme(CLI::App& app, ExitStatus& status);
 void add_curm(CLI::App& app, ExitStatus& status);
 
 }  // namespace stoker::cli

@@ -6,6 +6,7 @@
 
 #include "command.h"
 #include "stoker/base/bytes.h"
+#include "stoker/store/blank.h"
 #include "stoker/store/coded/coded_store.h"
 #include "stoker/store/runtime.h"
 
@@ -15,7 +16,7 @@ namespace {
 struct CreateArguments {
   std::string store, capacity, chunk = "1MiB";
   uint64_t objects = 1 << 16;
-  bool same_disk = false;
+  bool same_disk = false, overwrite = false;
 };
 
 // What a coded store takes of its disks, and what is not to be had with its code.
@@ -54,7 +55,13 @@ Status run(const CreateArguments& arguments) {
   if (there)
     return make_error(Code::already_exists, "there is a store at '" + arguments.store + "' already",
                       "cli/create");
-  if (there.error().code != Code::not_found) return there.error();
+  const bool other = there.error().code == Code::mismatch;
+  if (there.error().code != Code::not_found && !(other && arguments.overwrite))
+    return there.error();
+  if (arguments.overwrite) {
+    STOKER_ASSIGN(const auto devices, local_volumes(arguments.store));
+    STOKER_TRY(make_blank(runtime->loop(), devices));
+  }
   options.read_only = false;
   options.create = true;
   options.capacity_bytes = capacity;
@@ -91,6 +98,9 @@ void add_create(CLI::App& app, ExitStatus& status) {
   command->add_flag("--same-disk", arguments->same_disk,
                     "Disks of a coded store may be folders on one disk, although they are then "
                     "lost together: to try it out");
+  command->add_flag("--overwrite", arguments->overwrite,
+                    "Delete what the devices hold: a file system, a partition table, anything but "
+                    "a store");
   command->footer(
       "Only what is missing, empty or wholly zero is made into a store. A coded store takes more "
       "of its disks than it holds, and says how much: parity, room where\n"

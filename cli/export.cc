@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <random>
 #include <set>
 #include <string>
 #include <vector>
@@ -62,23 +63,46 @@ Result<std::string> file_named(const std::string& path) {
                     "cli/export");
 }
 
+// Its pieces were read one after the other: another writer may have replaced it meanwhile.
+Status still_the_same(Store& store, const ObjectInfo& object, const std::string& snapshot) {
+  const auto now = store.stat(object.key, snapshot);
+  if (now && now->tag == object.tag) return {};
+  return make_error(Code::conflict,
+                    "'" + object.key +
+                        "' was changed while it was exported; no file was written, export it again",
+                    "cli/export");
+}
+
+// A file of our own beside `path`, whatever else stands there: two of us may write one file at
+// once.
+int make_temporary(const std::string& path, std::string& name) {
+  for (int tries = 0; tries < 16; ++tries) {
+    std::random_device random;
+    name = fs::path(path).replace_filename(".stoker-" + std::to_string(random()) + ".partial");
+    const int fd = open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd >= 0 || errno != EEXIST) return fd;
+  }
+  return -1;
+}
+
 // Under a temporary name first: the file is there whole or not at all.
 Status export_object(Store& store, const ObjectInfo& object, const std::string& snapshot,
                      const std::string& target) {
   STOKER_ASSIGN(const std::string path, file_named(target));
-  const std::string temporary = path + ".partial";
-  const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd < 0) return file_error(temporary);
+  std::string temporary;
+  const int fd = make_temporary(path, temporary);
+  if (fd < 0) return file_error(path);
   const std::unique_ptr<std::byte, void (*)(void*)> piece(
       static_cast<std::byte*>(std::aligned_alloc(kIoAlign, kPieceBytes)), std::free);
   Status status;
   for (uint64_t at = 0; status && at < object.bytes; at += kPieceBytes) {
     const size_t bytes = std::min<uint64_t>(kPieceBytes, object.bytes - at);
     status = store.read(object.key, at, {piece.get(), bytes, -1}, {.snapshot = snapshot}).wait();
-    if (status) status = write_all(fd, piece.get(), bytes, temporary);
+    if (status) status = write_all(fd, piece.get(), bytes, path);
   }
-  if (status && fdatasync(fd) != 0) status = file_error(temporary);
-  if (close(fd) != 0 && status) status = file_error(temporary);
+  if (status) status = still_the_same(store, object, snapshot);
+  if (status && fdatasync(fd) != 0) status = file_error(path);
+  if (close(fd) != 0 && status) status = file_error(path);
   if (status && rename(temporary.c_str(), path.c_str()) != 0) status = file_error(path);
   if (!status) unlink(temporary.c_str());
   return status;

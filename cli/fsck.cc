@@ -74,11 +74,12 @@ void print_text(const FsckReport& report, bool quick) {
               static_cast<unsigned long long>(report.committed), step.c_str());
 }
 
-// A store that keeps no checksums: that every object can be listed and read.
+// A store without a check of its own: that every object can be listed and read.
 Result<FsckReport> read_everything(Store& store, bool quick) {
   FsckReport report;
-  report.notes.push_back(
-      "this store keeps no checksums: what was read is what is there, whatever was written");
+  if (!store.features().verified)
+    report.notes.push_back(
+        "this store keeps no checksums: what was read is what is there, whatever was written");
   STOKER_ASSIGN(const auto objects, store.list(""));
   const AlignedBytes memory(8 * kMiB);
   uint64_t total = 0;
@@ -106,7 +107,8 @@ Result<FsckReport> check(const FsckArguments& arguments, const Runtime& runtime)
       .quick = arguments.quick, .repair_map = arguments.repair, .progress = show_progress};
   STOKER_ASSIGN(const auto coded, coded_plan(arguments.store));
   if (coded) return fsck_coded_store(*coded, runtime, options);
-  if (arguments.store.starts_with("dir:") || arguments.store.starts_with("s3:")) {
+  const auto is = [&arguments](std::string_view kind) { return arguments.store.starts_with(kind); };
+  if (is("dir:") || is("s3:") || is("cached(") || is("unix:")) {
     if (arguments.repair)
       return make_error(Code::unsupported,
                         "'" + arguments.store + "' has no map that could be mended", "cli/fsck");

@@ -16,6 +16,7 @@ namespace {
 struct LsArguments {
   std::string store, prefix, snapshot;
   bool json = false;
+  bool folders = false;
 };
 
 // The files of a local store; none of another one.
@@ -72,14 +73,14 @@ void print_run(const RunSummary& run, const StoreInfo& info, const std::string& 
   std::printf("\n");
 }
 
-nlohmann::json json_of(const StoreInfo& info, const std::vector<ObjectInfo>& objects) {
+nlohmann::json json_of(const StoreInfo& info, const Level& found) {
   nlohmann::json json = {{"store", info.composition},
                          {"committed_version", info.committed},
                          {"capacity_bytes", info.capacity_bytes},
                          {"used_bytes", info.used_bytes},
                          {"objects", nlohmann::json::array()},
                          {"snapshots", nlohmann::json::array()}};
-  for (const ObjectInfo& object : objects) {
+  for (const ObjectInfo& object : found.objects) {
     json["objects"].push_back({{"key", object.key},
                                {"bytes", object.bytes},
                                {"chunk_bytes", object.chunk_bytes},
@@ -89,12 +90,15 @@ nlohmann::json json_of(const StoreInfo& info, const std::vector<ObjectInfo>& obj
   }
   for (const SnapshotInfo& snapshot : info.snapshots)
     json["snapshots"].push_back({{"name", snapshot.name}, {"version", snapshot.version}});
+  for (const std::string& folder : found.folders) json["folders"].push_back(folder);
   return json;
 }
 
-void print_text(const StoreInfo& info, const std::vector<ObjectInfo>& objects) {
+void print_text(const StoreInfo& info, const Level& found) {
   std::printf("%14s %10s %9s  %s\n", "bytes", "chunks of", "version", "key");
-  for (const ObjectInfo& object : objects) {
+  for (const std::string& folder : found.folders)
+    std::printf("%14s %10s %9s  %s\n", "", "", "", printable(folder).c_str());
+  for (const ObjectInfo& object : found.objects) {
     std::printf("%14llu %10s %9llu  %s\n", static_cast<unsigned long long>(object.bytes),
                 human_bytes(object.chunk_bytes).c_str(),
                 static_cast<unsigned long long>(object.version), printable(object.key).c_str());
@@ -103,7 +107,7 @@ void print_text(const StoreInfo& info, const std::vector<ObjectInfo>& objects) {
     std::printf("snapshot '%s' of version %llu\n", printable(snapshot.name).c_str(),
                 static_cast<unsigned long long>(snapshot.version));
   }
-  std::printf("%zu objects; version %llu; %s of %s used\n", objects.size(),
+  std::printf("%zu objects; version %llu; %s of %s used\n", found.objects.size(),
               static_cast<unsigned long long>(info.committed), human_bytes(info.used_bytes).c_str(),
               human_bytes(info.capacity_bytes).c_str());
 }
@@ -114,17 +118,23 @@ Status run(const LsArguments& arguments) {
   options.read_only = true;
   options.holder = "stoker ls";
   STOKER_ASSIGN(const auto store, open_store(arguments.store, runtime->runtime(), options));
-  STOKER_ASSIGN(const auto objects, store->list(arguments.prefix, arguments.snapshot));
+  Level found;
+  if (arguments.folders) {
+    STOKER_ASSIGN(found, store->list_level(arguments.prefix, arguments.snapshot));
+  } else {
+    STOKER_ASSIGN(found.objects, store->list(arguments.prefix, arguments.snapshot));
+  }
   const StoreInfo info = store->info();
-  const auto run =
-      arguments.prefix.empty() ? run_summary(*store, arguments.snapshot) : std::nullopt;
+  const auto run = arguments.prefix.empty() && !arguments.folders
+                       ? run_summary(*store, arguments.snapshot)
+                       : std::nullopt;
   if (arguments.json) {
-    nlohmann::json json = json_of(info, objects);
+    nlohmann::json json = json_of(info, found);
     if (run) add_run(json, *run, last_written(files_of(arguments.store)));
     std::printf("%s\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
   } else {
     if (run) print_run(*run, info, last_written(files_of(arguments.store)));
-    print_text(info, objects);
+    print_text(info, found);
   }
   return {};
 }
@@ -142,6 +152,9 @@ void add_ls(CLI::App& app, ExitStatus& status) {
   command->add_option("PREFIX", arguments->prefix, "Only keys that start with this");
   command->add_option("--snapshot", arguments->snapshot,
                       "List this snapshot instead of the current version");
+  command->add_flag("--folders", arguments->folders,
+                    "Show only what stands directly below PREFIX: objects, and folders, which end "
+                    "with '/'. Of a folder or a bucket nothing more is asked for");
   command->add_flag("--json", arguments->json, "Print the result as JSON");
   command->footer(
       "Of a training run, a summary comes first: the model, its newest step (or that of the "

@@ -52,14 +52,15 @@ int run(int argc, char** argv) {
   ExitStatus status;
   CLI::App* bench = app.add_subcommand("bench",
                                        "Measure beside the device's ceiling and a peer: bench io, "
-                                       "bench codec, bench coded, bench repair, bench offload, "
-                                       "bench plan");
+                                       "bench codec, bench coded, bench cache, bench repair, "
+                                       "bench offload, bench plan");
   bench->require_subcommand(1);
   add_probe(app, status);
   add_bench_io(*bench, status);
   add_bench_codec(*bench, status);
   add_bench_repair(*bench, status);
   add_bench_coded(*bench, status);
+  add_bench_cache(*bench, status);
   add_create(app, status);
   add_cp(app, status);
   add_put(app, status);
@@ -70,6 +71,7 @@ int run(int argc, char** argv) {
   add_repair(app, status);
   add_scrub(app, status);
   add_serve(app, status);
+  add_nvme(app, status);
   add_curm(app, status);
   add_python_commands(app);
 

@@ -10,9 +10,30 @@ fail() {
   exit 1
 }
 
-names() { # names required|optional
-  awk -v want="$1" '/^[^#]/ { kind = ($2 == "optional") ? "optional" : "required"; if (kind == want) print $1 }' "$list"
+names() { # names required|optional|unpacked
+  awk -v want="$1" '/^[^#]/ { kind = ($2 ~ /^(optional|unpacked)$/) ? $2 : "required"; if (kind == want) print $1 }' "$list"
 }
+
+absence() { # what does not work without the package
+  awk -v n="$1" '$1 == n { $1 = $2 = ""; print }' "$list"
+}
+
+# unpack KERNEL: its image and modules, to .venv/packages/KERNEL. It is not installed: the machine goes on booting its own.
+unpack() (
+  set -e
+  folder=.venv/packages/$1
+  work=$(mktemp -d)
+  trap 'rm -rf "$work"' EXIT
+  chmod 755 "$work"
+  real=$(apt-cache depends "$1" | awk '/Depends: linux-image-[0-9]/ { print $2; exit }')
+  (cd "$work" && apt-get download -qq "${real:-$1}" 2>/dev/null)
+  mkdir "$work/tree"
+  dpkg-deb --fsys-tarfile "$work"/*.deb | tar -x -C "$work/tree" --wildcards --exclude='*/drivers/gpu/*' \
+    --exclude='*/drivers/media/*' --exclude='*/drivers/net/*' --exclude='*/sound/*' './boot/vmlinuz*' './lib/modules'
+  for version in "$work"/tree/lib/modules/*; do PATH=$PATH:/usr/sbin:/sbin depmod -b "$work/tree" "${version##*/}"; done
+  mkdir -p "${folder%/*}"
+  mv "$work/tree" "$folder"
+)
 
 missing() { # of the names given
   local name
@@ -51,7 +72,11 @@ if ((${#absent[@]} + ${#extra[@]})); then
   fi
   for name in "${extra[@]}"; do
     "${apt[@]}" install -y -qq --no-install-recommends "$name" </dev/null >&2 ||
-      echo "stoker setup: $name could not be installed; without it this does not work: $(awk -v n="$name" '$1 == n { $1 = $2 = ""; print }' "$list")" >&2
+      echo "stoker setup: $name could not be installed; without it this does not work:$(absence "$name")" >&2
   done
 fi
+for name in $(names unpacked); do
+  [ -d ".venv/packages/$name" ] || unpack "$name" ||
+    echo "stoker setup: $name could not be unpacked; without it this does not work:$(absence "$name")" >&2
+done
 check_cmake

@@ -28,7 +28,8 @@ import torch
 import summary
 from stoker.bench.model import Model
 from stoker.bench.offload import plain_compute_seconds
-from stoker.offload.measure import checksum_seconds, disk_rates, kernel_seconds
+from stoker.plan.measure import checksum_seconds, kernel_seconds
+from stoker.offload.storage.probe import disk_rates
 from systems import (
     COMPUTE,
     MANY,

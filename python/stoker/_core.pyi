@@ -47,6 +47,9 @@ class Sequence:
     def in_order(count: int) -> Sequence: ...  # ValueError: count < 1
     @staticmethod
     def shuffled(count: int, seed: int) -> Sequence: ...
+    # shape: samples, of a run, of a window, lanes, of a batch (base/order.h: WindowShape)
+    @staticmethod
+    def windowed(shape: tuple[int, int, int, int, int], seed: int) -> Sequence: ...
     @staticmethod
     def mixed(counts: list[int], weights: list[float], seed: int) -> Sequence: ...
     @property
@@ -71,7 +74,13 @@ class SampleTable:
         bytes: Any,
         crcs: Any | None = None,
     ) -> SampleTable: ...
+    def key(self, object: int) -> str: ...  # of the object with this number
     def __len__(self) -> int: ...
+    @property
+    def keys(self) -> list[str]: ...
+    @property
+    def apart(self) -> bool: ...  # each object has one part: no two are worth one read
+    def plan(self) -> Any: ...  # uint64 [n, 5], for Store.follow()
 
 class Batch:
     """A batch that is read, or was. What follows wait() is a ValueError before it is there."""
@@ -84,7 +93,48 @@ class Batch:
     @property
     def picks(self) -> tuple[Any, Any]: ...  # sources, samples: uint64 [n]
     @property
+    def asked(self) -> tuple[int, int]: ...  # of the stores: bytes, ranges
+    @property
     def places(self) -> list[list[tuple[int, int]]]: ...  # offset, bytes of each sample's parts
+    # read, queue, verify, assemble: name, begin, end on the clock of time.perf_counter_ns()
+    @property
+    def stages(self) -> list[tuple[str, int, int]]: ...
+    @property
+    def objects(self) -> list[tuple[int, int, int]]: ...  # source, object, bytes asked for
+
+class Images:
+    """The images of a batch that are decoded, or were: data/image_decoder.h. What follows wait() is
+    a ValueError before they are there."""
+
+    def ready(self) -> bool: ...
+    def wait(self) -> None: ...  # raises what became of the batch
+    @property
+    def memory(self) -> Any: ...  # uint8 array [bytes]; no copy, lives as long as anything of it
+    @property
+    def kept(self) -> list[int]: ...  # the samples of the batch that they are
+    @property
+    def parts(self) -> list[int]: ...  # which part of each of these is the JPEG
+    @property
+    def damaged(self) -> list[tuple[int, str]]: ...  # the others, and why
+    @property
+    def stage(self) -> tuple[str, int, int]: ...  # as one of Batch.stages
+
+class ImageDecoder:
+    """Decodes the JPEGs of batches on threads of its own: data/image_decoder.h."""
+
+    def __init__(
+        self,
+        height: int,
+        width: int,
+        crop: str,  # random centre whole
+        flip: bool,
+        normalise: tuple[tuple[float, float, float], tuple[float, float, float]] | None,
+        seed: int,
+        threads: int,
+        spares: int,
+    ) -> None: ...
+    # The batch's sample i stands at position `first` + i of epochs of `samples`; 0: no epochs.
+    def decode(self, batch: Batch, first: int, samples: int) -> Images: ...
 
 class BatchReader:
     """Reads samples of several sources into batches: data/batch_reader.h. A source is its store,
@@ -201,7 +251,8 @@ class Store:
     # free_bytes, refused_bytes}}: of a local store, since it was opened; the rate of the last
     # gigabyte; refused: what went to the others while this one had no room for it cache: of a
     # cached store since it was opened, else None: {usable_bytes held_bytes hit_bytes
-    # memory_hit_bytes (waits for its commit) merged_bytes (somebody else fetched it) fetched_bytes
+    # memory_hit_bytes (blocks that stay in memory, or wait for
+    # their commit) merged_bytes (somebody else fetched it) fetched_bytes
     # admitted_bytes commits damaged_blocks plans (followed now) epochs (of plans, that are over)
     # epoch_fetched_bytes epoch_bound_bytes (of the last: what it fetched, the least) off (why the
     # fast store is not used now, or "")}
@@ -220,6 +271,10 @@ class Store:
     def stat(self, key: str, snapshot: str = "") -> dict[str, Any]: ...
     def exists(self, key: str, snapshot: str = "") -> bool: ...
     def list(self, prefix: str = "", snapshot: str = "") -> list[dict[str, Any]]: ...
+    # What stands directly below the prefix: objects, and folders (up to and with the next '/').
+    def list_level(
+        self, prefix: str = "", snapshot: str = ""
+    ) -> tuple[list[dict[str, Any]], list[str]]: ...
     def read_bytes(
         self, key: str, offset: int = 0, bytes: int | None = None, snapshot: str = ""
     ) -> bytes: ...
@@ -270,9 +325,10 @@ class Store:
     # changed.
     def copy(self, from_key: str, to_key: str) -> int: ...
     def snapshot(self, name: str) -> Future: ...
-    def drop(self, name: str) -> Future: ...
+    # "deferred": the next durable commit carries it, and its space is free then
+    def drop(self, name: str, durability: str = "durable") -> Future: ...
     # waits for what is in flight, abandons what is not committed, frees the lock; Busy while a
-    # Session is open
+    # PlaneIo is open
     def close(self) -> None: ...
 
 class Transaction:
@@ -290,6 +346,9 @@ class Transaction:
     def expect(self, key: str, expected: str) -> None: ...
     # commit() raises Conflict unless the object has this tag then, or is absent (None).
     def require(self, key: str, tag: str | None) -> None: ...
+    # The commit, which must be durable, names the version that it makes, as Store.snapshot() does,
+    # with no flush of its own.
+    def name(self, snapshot: str) -> None: ...
     # "durable" | "deferred"; Busy while updates still run; fails once poisoned
     def commit(self, durability: str = "durable") -> Future: ...
     # stops updates that have not begun, waits for those that have, gives everything up
@@ -300,7 +359,7 @@ class Transaction:
     @property
     def active_jobs(self) -> int: ...
 
-class Session:
+class PlaneIo:
     """What moves bytes between a store, the arena and the optimizer kernels, all without the GIL.
 
     `tiles` buffers of 12 bytes (8 with moments "bf16", a little over 6 with "8bit") x
@@ -341,17 +400,14 @@ class Session:
     # a whole weight plane; with bf16 the remainder stays as it is
     def store_weights(self, block: int, address: int, txn: Transaction) -> Future: ...
 
-    # A segment = (parameter index, element offset in the block, count, gradient address, gradient
-    # dtype "bf16"|"f32", hyper dict). hyper: algorithm "adamw"|"adam"|"sgd"|"lion", lr, step (after
-    # increment), and where they apply beta1 beta2 eps weight_decay momentum dampening nesterov
-    # maximize grad_scale. Sorted by offset, not overlapping. `source`: where the old state (and
-    # weights, if weight_in is 0) come from: None = the committed version, or a Transaction.
+    # Segments: sorted by offset, not overlapping. `source`: where the old state (and weights, if
+    # weight_in is 0) come from: None = the committed version, or a Transaction.
     # weight_in: address of the old weight plane, 0 = read it. weight_out: where a copy of the new
     # plane goes (may equal weight_in), 0 = it is only staged. Writes never read it.
     def update(
         self,
         block: int,
-        segments: Sequence[tuple[int, int, int, int, str, dict[str, Any]]],
+        segments: Sequence[Segment],
         weight_in: int,
         weight_out: int,
         txn: Transaction,
@@ -387,6 +443,37 @@ class Session:
     # tiles_retained, prefetch_dropped
     def close(self) -> None: ...  # waits for everything in flight and gives the tile buffers back
 
+class Hyper:
+    # the parameter's own hyperparameters; ValueError for a name or a step that cannot be
+    def __init__(
+        self,
+        *,
+        algorithm: str,  # "adamw", "adam", "sgd" or "lion"
+        lr: float,
+        step: int,  # the parameter's own count, 1 for its first update
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        nesterov: bool = False,
+        maximize: bool = False,
+        grad_scale: float = 1.0,
+    ) -> None: ...
+    @property
+    def lr(self) -> float: ...
+    @property
+    def step(self) -> int: ...
+    def __eq__(self, arg: object) -> bool: ...
+
+class Segment:
+    # One parameter's share of an update. parameter: its index. offset, count: elements in the
+    # block. grad: the gradient's address, dtype "bf16" or "f32".
+    def __init__(
+        self, parameter: int, offset: int, count: int, grad: int, dtype: str, hyper: Hyper
+    ) -> None: ...
+
 class UpdateJob:
     # all read, computed and handed over: gradients and both weights are free again
     def wait(self) -> None: ...
@@ -411,18 +498,7 @@ def optim_update(
     remainder: int = 0,  # with bf16 weights
     m: int = 0,
     v: int = 0,
-    algorithm: str = "adamw",  # "adamw", "adam", "sgd" or "lion"
-    lr: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    momentum: float = 0.0,
-    dampening: float = 0.0,
-    nesterov: bool = False,
-    maximize: bool = False,
-    grad_scale: float = 1.0,
-    step: int = 1,  # the parameter's own count, 1 for its first update
+    hyper: Hyper,
     moments: str = "exact",  # how m and v are kept: "exact", "bf16" or "8bit"
     m_scales: int = 0,  # with "8bit": float32, one for each 256 elements
     v_scales: int = 0,

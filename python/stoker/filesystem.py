@@ -18,7 +18,7 @@ from typing import Any
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from stoker import _core
-from stoker.errors import NotFound
+from stoker.errors import Conflict, NotFound
 from stoker.stores import open_store
 
 
@@ -54,14 +54,11 @@ class StokerFileSystem(AbstractFileSystem):
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         path = self._strip_protocol(path)
         prefix = path + "/" if path else ""
-        found: dict[str, dict[str, Any]] = {}
-        for each in self.store.list(prefix):
-            name, below, _rest = each["key"].removeprefix(prefix).partition("/")
-            whole = prefix + name
-            found[whole] = self._folder(whole) if below else self._file(each)
-        if not found:
-            found[path] = self._file(self._stat(path))
-        entries = [found[name] for name in sorted(found)]
+        objects, folders = self.store.list_level(prefix)
+        entries = [self._file(each) for each in objects]
+        entries += [self._folder(each.removesuffix("/")) for each in folders]
+        entries = entries or [self._file(self._stat(path))]
+        entries.sort(key=lambda entry: entry["name"])
         return entries if detail else [entry["name"] for entry in entries]
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
@@ -70,7 +67,7 @@ class StokerFileSystem(AbstractFileSystem):
             return self._folder(path)
         with contextlib.suppress(NotFound):
             return self._file(self.store.stat(path))
-        if self.store.list(path + "/"):
+        if any(self.store.list_level(path + "/")):
             return self._folder(path)
         raise FileNotFoundError(path)
 
@@ -182,10 +179,15 @@ class StokerFileSystem(AbstractFileSystem):
 
 
 class StokerFile(AbstractBufferedFile):
-    """An object, read by ranges."""
+    """An object, read by ranges that are all of one content."""
 
     def _fetch_range(self, start: int, end: int) -> bytes:
-        return self.fs.store.read_bytes(self.path, start, max(0, min(end, self.size) - start))
+        data = self.fs.store.read_bytes(self.path, start, max(0, min(end, self.size) - start))
+        # One range of all of it is of one content by itself.
+        whole = start == 0 and end >= self.size
+        if not whole and self.fs.store.stat(self.path)["tag"] != self.details["ETag"]:
+            raise Conflict(f"'{self.path}' was replaced while it was read: open it again")
+        return data
 
 
 class _Writer(io.BytesIO):

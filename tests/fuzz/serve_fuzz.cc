@@ -21,6 +21,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   if (const auto answer = decode_answer(bytes)) STOKER_CHECK(encode(*answer).size() <= size);
   (void)decode_info(text);
+  Request follow{.kind = Kind::follow};
+  follow.blob = text;
+  if (const auto plan = decode_plan(follow)) STOKER_CHECK(encode(*plan).blob.size() == size);
   (void)Welcome::decode(text);
   return 0;
 }

@@ -2,8 +2,10 @@
 first."""
 
 import contextlib
+import json
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -39,3 +41,21 @@ def s3(s3_credentials):
     """The composition of a store in a bucket of s3_server.py."""
     with s3_server() as port:
         yield f"s3://bucket/prefix?endpoint=http://127.0.0.1:{port}&patience=20"
+
+
+def asked(where: str) -> list[tuple[str, str]]:
+    """(method, path) of all that the server answered."""
+    log = urllib.request.urlopen(where.partition("endpoint=")[2].partition("&")[0] + "/_log")
+    return [(method, path) for method, path, *_ in json.loads(log.read())]
+
+
+@pytest.fixture(scope="session")
+def faulty_disk(tmp_path_factory) -> str:
+    """faulty_disk.c, to be preloaded."""
+    library = tmp_path_factory.mktemp("library") / "faulty_disk.so"
+    source = Path(__file__).parent / "faulty_disk.c"
+    try:
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    except FileNotFoundError:
+        pytest.skip("there is no C compiler here")
+    return str(library)

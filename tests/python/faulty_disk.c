@@ -11,7 +11,17 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-enum { WELL, READS_FAIL, READS_END, READS_ARE_SHORT, ALL_FAILS, WRITES_ARE_SLOW };
+enum {
+  WELL,
+  READS_FAIL,
+  READS_END,
+  READS_ARE_SHORT,
+  ALL_FAILS,
+  WRITES_ARE_SLOW,
+  WRITES_FAIL,
+  WRITES_ARE_SHORT,
+  DISK_IS_FULL
+};
 
 static char prefix[PATH_MAX];
 static off_t begin_at, end_at;
@@ -71,7 +81,16 @@ ssize_t pwrite(int fd, const void *from, size_t bytes, off_t at) {
   ssize_t (*call)(int, const void *, size_t, off_t) =
       (ssize_t(*)(int, const void *, size_t, off_t))dlsym(RTLD_NEXT, "pwrite");
   const int how = how_to(fd, at, bytes);
-  if (how == ALL_FAILS) return fails();
+  if (how == ALL_FAILS || how == WRITES_FAIL) return fails();
+  if (how == DISK_IS_FULL) {
+    ++met;
+    errno = ENOSPC;
+    return -1;
+  }
+  if (how == WRITES_ARE_SHORT && bytes >= 8192) {
+    ++met;
+    bytes = bytes / 2 / 4096 * 4096;
+  }
   if (how == WRITES_ARE_SLOW) {
     ++met;
     usleep(20000);

@@ -23,6 +23,7 @@ from stoker.errors import StokerError
 
 STEPS, AT = 10, 4  # steps, and those before the disk begins to misbehave
 WELL, READS_FAIL, READS_END, READS_ARE_SHORT, ALL_FAILS, WRITES_ARE_SLOW = range(6)
+WRITES_FAIL, WRITES_ARE_SHORT, DISK_IS_FULL = range(6, 9)
 CASES = (
     "well",
     "a chunk of state cannot be read",

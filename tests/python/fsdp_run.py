@@ -31,10 +31,10 @@ import stoker
 from kill_run import Position
 from models import Tiny, batch, loss_of
 from stoker import _core
-from stoker.offload.agreement import Agreement
-from stoker.offload.blocks import local
-from stoker.offload.ranks import Ranks
-from stoker.offload.shared import SharedSteps
+from stoker.offload.ranks.agreement import Agreement
+from stoker.offload.model.blocks import local
+from stoker.offload.ranks.ranks import Ranks
+from stoker.offload.ranks.shared_steps import SharedSteps
 
 LIMIT = 120  # seconds
 _servers = multiprocessing.get_context("forkserver")
@@ -547,7 +547,7 @@ def break_at(
             return original(self, *args, **kwargs)
         if act is None:
             if name == "_make_current":
-                update = next(iter(self.updates.values()))
+                update = next(iter(self.in_flight.values()))
                 self.pager.staged.pop(update.unit.block)
                 self.pager._read = _fail_once(self.pager)
                 return original(self, *args, **kwargs)

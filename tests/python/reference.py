@@ -8,7 +8,7 @@ import math
 import torch
 
 from stoker import _core
-from stoker.offload.optimizer import algorithm_of, hyper
+from stoker.offload.model.algorithm import algorithm_of, hyper
 
 _NAMES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
@@ -59,7 +59,6 @@ class ReferenceOptimizer(torch.optim.Optimizer):
         state["step"] += 1
         assert param.is_contiguous()
         grad = param.grad.contiguous()
-        values = hyper(group, self.algorithm, state["step"])
         _core.optim_update(
             param.numel(),
             weight_type=_NAMES[param.dtype],
@@ -75,7 +74,7 @@ class ReferenceOptimizer(torch.optim.Optimizer):
             moments=self.algorithm.moments.name,
             seed=self.algorithm.seed,
             parameter=self.index.get(param, 0),
-            **values,
+            hyper=hyper(group, self.algorithm, state["step"]),
         )
 
     def moment(self, param: torch.Tensor, plane: str) -> torch.Tensor | None:

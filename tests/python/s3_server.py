@@ -2,15 +2,21 @@
 port.
 
 It serves one bucket, "bucket", from memory, and checks every signature and every SHA-256 by itself.
-`POST /_control` takes {"faults": [...], "conditions": bool, "skew": seconds, "tokens": [...],
-"page": keys, "clear": bool}; `GET /_log` answers with all requests that were answered since then,
-as [method, path with query, status, address], `GET /_seen` with {"arrived": requests, "peak": at
-once}. A fault is {"kind", "method", "match" (a part of path and query), "times"}. It serves the
-same on 127.0.0.1, 127.0.0.2 and 127.0.0.3.
+It serves the same on 127.0.0.1, 127.0.0.2 and 127.0.0.3.
 
-Kinds: slow (seconds before it is done), status (status, code, headers), close (before it is done),
-close_after (when it is done), stall and stall_in_body (seconds), truncate (bytes), wrong_range,
-late_error (200 with an error), page_loop, replace (the object changes behind this answer).
+- `POST /_control` takes {"faults": [...], "conditions": bool, "skew": seconds, "tokens": [...],
+  "page": keys, "checksums": bool (parts of uploads have a CRC32C), "clear": bool}.
+- `POST /_fill` takes {"prefix", "count"} and makes empty objects.
+- `GET /_log` answers with all requests that were answered since then, as [method, path with query,
+  status, address, host, region].
+- `GET /_seen` answers with {"arrived": requests, "peak": at once, "checked": parts whose CRC32C was
+  right}.
+
+A fault is {"kind", "method", "match" (a part of path and query), "times"}. Kinds: slow (seconds
+before it is done), status (status, code, headers), close (before it is done), close_after (when it
+is done), stall and stall_in_body (seconds), truncate (bytes), wrong_range, late_error (200 with an
+error), page_loop, blank and blank_before (200 that says nothing), replace and vanish (what becomes
+of the object behind this answer), wrong_bytes (the body of a PUT is damaged on its way).
 """
 
 from __future__ import annotations
@@ -20,7 +26,6 @@ import calendar
 import hashlib
 import hmac
 import json
-import re
 import socketserver
 import ssl
 import sys
@@ -29,7 +34,8 @@ import time
 import urllib.parse
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler
-from xml.sax.saxutils import escape, unescape
+from xml.etree import ElementTree
+from xml.sax.saxutils import escape
 
 KEYS = {"AKIDTEST": "secret/of+the=test"}
 
@@ -39,7 +45,10 @@ class World:
         self.lock = threading.RLock()
         self.going = 0
         self.objects: dict[str, tuple[bytes, str, dict[str, str]]] = {}
-        self.uploads: dict[str, tuple[str, dict[str, str], dict[int, tuple[bytes, str]]]] = {}
+        # key, meta, parts: bytes, ETag and checksum; whether parts have one
+        self.uploads: dict[
+            str, tuple[str, dict[str, str], dict[int, tuple[bytes, str, str]], bool]
+        ] = {}
         self.reset({})
 
     def reset(self, control: dict) -> None:
@@ -50,12 +59,13 @@ class World:
         self.bare = control.get("bare", False)  # If-Match is compared as RGW 16 does
         self.tokens = control.get("tokens")  # session tokens that are good; None: any
         self.page = control.get("page", 1000)
+        self.checksums = control.get("checksums", False)
         # Lifetimes in seconds of the credentials that the metadata services name, one after
         # another.
         self.lifetimes = list(control.get("lifetimes", []))
         self.given = control.get("given", 0)
         self.log: list[tuple[str, str, int, str]] = []
-        self.arrived = self.peak = 0
+        self.arrived = self.peak = self.checked = 0
         if control.get("clear"):
             self.objects.clear()
             self.uploads.clear()
@@ -79,6 +89,41 @@ WORLD = World()
 
 def etag_of(data: bytes) -> str:
     return f'"{hashlib.md5(data).hexdigest()}"'
+
+
+SEEN = ("arrived", "peak", "checked")
+POLYNOMIAL = 0x11EDC6F41
+MIRRORED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
+
+
+def remainder(value: int, bits: int) -> int:
+    """Modulo the polynomial: halves are folded onto each other, then bit by bit."""
+    while bits > 96:
+        half = bits // 2
+        power, upper, value = power_of_x(half), value >> half, value & ((1 << half) - 1)
+        for bit in range(32):
+            if power >> bit & 1:
+                value ^= upper << bit
+        bits = max(half, bits - half + 32)
+    for bit in range(bits - 1, 31, -1):
+        if value >> bit & 1:
+            value ^= POLYNOMIAL << (bit - 32)
+    return value
+
+
+def power_of_x(exponent: int) -> int:
+    power = 1
+    for digit in f"{exponent:b}":
+        power = sum(1 << 2 * bit for bit in range(32) if power >> bit & 1) << int(digit)
+        power = remainder(power, 65)
+    return power
+
+
+def crc32c(data: bytes) -> bytes:
+    bits = 8 * len(data)
+    value = int.from_bytes(data.translate(MIRRORED), "big") << 32
+    crc = remainder(value ^ 0xFFFFFFFF << bits, bits + 32) ^ 0xFFFFFFFF
+    return crc.to_bytes(4, "big").translate(MIRRORED)[::-1]
 
 
 def encode(text: str) -> str:
@@ -132,7 +177,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def note(self, status: int) -> None:
         address = self.connection.getsockname()[0]
-        WORLD.log.append((self.command, self.path, status, address))
+        region = (self.headers.get("Authorization", "") + "///").split("/")[2]
+        host = self.headers["Host"]
+        WORLD.log.append((self.command, self.path, status, address, host, region))
 
     def gone(self) -> None:
         self.close_connection = True
@@ -146,11 +193,11 @@ class Handler(BaseHTTPRequestHandler):
             {"Content-Type": "application/xml"},
         )
 
-    def xml(self, text: str) -> None:
+    def xml(self, text: str, headers: dict[str, str] | None = None) -> None:
         self.answer(
             200,
             b'<?xml version="1.0" encoding="UTF-8"?>' + text.encode(),
-            {"Content-Type": "application/xml"},
+            {"Content-Type": "application/xml", **(headers or {})},
         )
 
     # ---- what is checked
@@ -178,7 +225,9 @@ class Handler(BaseHTTPRequestHandler):
         ):
             self.error(400, "ExpiredToken")
             return False
-        if self.headers["x-amz-content-sha256"] != hashlib.sha256(body).hexdigest():
+        digest = self.headers["x-amz-content-sha256"]
+        unsigned = digest == "UNSIGNED-PAYLOAD" and len(sys.argv) > 1  # by TLS alone
+        if not unsigned and digest != hashlib.sha256(body).hexdigest():
             self.error(400, "XAmzContentSHA256Mismatch")
             return False
         path, _, query = self.path.partition("?")
@@ -190,7 +239,6 @@ class Handler(BaseHTTPRequestHandler):
         )
         signed = [f"{name}:{' '.join(self.headers[name].split())}" for name in names]
         args = "&".join(f"{name}={value}" for name, value in pairs)
-        digest = hashlib.sha256(body).hexdigest()
         canonical = "\n".join([self.command, path, args, *signed, "", ";".join(names), digest])
         scope = f"{date}/{region}/{service}/aws4_request"
         text = (
@@ -247,8 +295,15 @@ class Handler(BaseHTTPRequestHandler):
                 WORLD.reset(json.loads(body))
             self.answer_plain(b"")
             return
+        if self.path == "/_fill":
+            wanted = json.loads(body)
+            with WORLD.lock:
+                for i in range(wanted["count"]):
+                    WORLD.objects[f"{wanted['prefix']}{i:06}"] = (b"", etag_of(b""), {})
+            self.answer_plain(b"")
+            return
         if self.path == "/_seen":
-            self.answer_plain(json.dumps({"arrived": WORLD.arrived, "peak": WORLD.peak}).encode())
+            self.answer_plain(json.dumps({each: getattr(WORLD, each) for each in SEEN}).encode())
             return
         if self.path.startswith(("/latest/", "/container")):
             if slow := WORLD.fault(self.command, self.path, {"slow"}):
@@ -316,6 +371,8 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 self.answer(fault["status"], b"a proxy's own page", fault.get("headers"))
             return
+        if body and WORLD.fault(self.command, self.path, {"wrong_bytes"}):
+            body = bytes([body[0] ^ 1]) + body[1:]
         if not self.signed(body):
             return
         path, _, query = self.path.partition("?")
@@ -367,6 +424,8 @@ class Handler(BaseHTTPRequestHandler):
                 first, last = first + 1, last + 1
             last = min(last, len(data) - 1)
             status, headers["Content-Range"] = 206, f"bytes {first}-{last}/{len(data)}"
+        if WORLD.fault("GET", self.path, {"vanish"}):
+            del WORLD.objects[key]
         if WORLD.fault("GET", self.path, {"replace"}):
             other = bytes(len(data))
             WORLD.objects[key] = (other, etag_of(other), {})
@@ -376,15 +435,25 @@ class Handler(BaseHTTPRequestHandler):
         prefix, after = args.get("prefix", ""), args.get("continuation-token", "")
         if WORLD.fault("GET", self.path, {"page_loop"}):
             after = ""
-        keys = [key for key in sorted(WORLD.objects) if key.startswith(prefix) and key > after]
-        page = keys[: min(WORLD.page, int(args.get("max-keys", 1000)))]
-        more = len(page) < len(keys)
+        delimiter = args.get("delimiter", "")
+
+        def shown(key: str) -> str:  # itself, or the folder that it lies in
+            end = key.find(delimiter, len(prefix)) if delimiter else -1
+            return key if end < 0 else key[: end + 1]
+
+        below = (key for key in WORLD.objects if key.startswith(prefix))
+        names = sorted({shown(key) for key in below if shown(key) > after})
+        page = names[: min(WORLD.page, int(args.get("max-keys", 1000)))]
+        more = len(page) < len(names)
         show = encode if args.get("encoding-type") == "url" else escape
         text = (
             "<ListBucketResult xmlns='http://s3.amazonaws.com/doc/2006-03-01/'><Name>bucket</Name>"
         )
         text += f"<EncodingType>url</EncodingType><IsTruncated>{str(more).lower()}</IsTruncated>"
         for key in page:
+            if delimiter and key.endswith(delimiter):
+                text += f"<CommonPrefixes><Prefix>{show(key)}</Prefix></CommonPrefixes>"
+                continue
             data, etag, _ = WORLD.objects[key]
             quoted = escape(etag, {chr(34): "&quot;"})
             text += f"<Contents><Key>{show(key)}</Key><Size>{len(data)}</Size>"
@@ -399,7 +468,12 @@ class Handler(BaseHTTPRequestHandler):
             if upload is None:
                 self.error(404, "NoSuchUpload")
                 return
-            upload[2][int(args["partNumber"])] = (body, etag_of(body))
+            named = self.headers.get("x-amz-checksum-crc32c", "")
+            if upload[3] and named != base64.b64encode(crc32c(body)).decode():
+                self.error(400, "BadDigest" if named else "InvalidRequest")
+                return
+            WORLD.checked += upload[3]
+            upload[2][int(args["partNumber"])] = (body, etag_of(body), named)
             self.answer(200, b"", {"ETag": etag_of(body)})
             return
         if source := self.headers.get("x-amz-copy-source"):
@@ -430,28 +504,37 @@ class Handler(BaseHTTPRequestHandler):
             if self.headers.get("Content-MD5") != md5:
                 self.error(400, "BadDigest")
                 return
-            for each in re.findall("<Key>(.*?)</Key>", body.decode()):
-                WORLD.objects.pop(unescape(each, {"&quot;": '"'}), None)
+            try:
+                keys = [each.text for each in ElementTree.fromstring(body).iter() if each.text]
+            except ElementTree.ParseError:
+                self.error(400, "MalformedXML")
+                return
+            for key in keys:
+                WORLD.objects.pop(key, None)
             self.xml("<DeleteResult></DeleteResult>")
             return
         if "uploads" in args:
             upload = f"upload-{time.time_ns()}"
-            WORLD.uploads[upload] = (key, self.meta(), {})
+            wanted = self.headers.get("x-amz-checksum-algorithm", "")
+            checks = WORLD.checksums and wanted == "CRC32C"
+            WORLD.uploads[upload] = (key, self.meta(), {}, checks)
             self.xml(
                 f"<InitiateMultipartUploadResult><UploadId>{upload}</UploadId>"
-                "</InitiateMultipartUploadResult>"
+                "</InitiateMultipartUploadResult>",
+                {"x-amz-checksum-algorithm": wanted} if checks else {},
             )
             return
         found = WORLD.uploads.get(args.get("uploadId", ""))
         if found is None:
             self.error(404, "NoSuchUpload")
             return
-        _, meta, parts = found
+        _, meta, parts, checks = found
         numbers = list(range(1, len(parts) + 1))
         if (
             sorted(parts) != numbers
             or any(len(parts[n][0]) < 5 << 20 for n in numbers[:-1])
             or any(parts[n][1].strip('"').encode() not in body for n in numbers)
+            or (checks and any(parts[n][2].encode() not in body for n in numbers))
         ):
             self.error(400, "InvalidPart")
             return

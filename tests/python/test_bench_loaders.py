@@ -64,6 +64,23 @@ def test_the_same_samples_in_every_form_that_needs_no_peer(kind, tmp_path):
     assert len({frozenset(each) for each in seen.values()}) == 1
 
 
+def test_all_decode_the_same_images(tmp_path):
+    count, seen = 32, {}
+    for name in ("stoker", "DataLoader folder"):
+        form = bench.systems.form_of(name, bench.systems.DECODED)
+        folder = bench.systems.made(tmp_path, form, bench.systems.DECODED, count)
+        if form == "tar":
+            words = ["index", f"dir:{folder}", "--out", str(bench.systems.index_of(folder))]
+            subprocess.run([sys.executable, "-m", "stoker.dataset", *words], check=True)
+        batches = bench.systems.SYSTEMS[name][3](folder, bench.systems.DECODED, 0)
+        batch = next(batches)
+        batches.close()
+        assert batch.shape == (count, 3, bench.systems.SIDE, bench.systems.SIDE)
+        seen[name] = sorted(float(each.float().mean()) for each in batch)
+    ours, theirs = (np.array(each) for each in seen.values())
+    assert np.abs(ours - theirs).max() < 0.5 and len(set(theirs)) == count
+
+
 def test_a_run_ends_by_itself_and_says_what_it_took(tmp_path):
     folder = bench.systems.made(tmp_path, "flat", "tokens", 2000)
     words = ["stoker", str(folder), "tokens", "1", "60", "640", ""]

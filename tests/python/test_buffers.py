@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 import stoker
-from stoker.offload import record
-from stoker.offload.buffers import KEY, OLD_KEY, Buffers
-from stoker.offload.planes import MIB, put
+from stoker.offload.storage import record
+from stoker.offload.storage.buffers import KEY, OLD_KEY, Buffers
+from stoker.offload.division.layout import MIB
+from stoker.offload.storage.planes import put
 
 POLICIES = ["sync", "speculate", "lazy"]
 

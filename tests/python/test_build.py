@@ -20,10 +20,11 @@ import stoker
 from fake_link import FakeLink
 from models import Tiny
 from stoker import errors
-from stoker.offload.away import away_of
-from stoker.offload.blocks import partition, signature
-from stoker.offload.build import Construction
-from stoker.offload.session import Session
+from stoker.offload.model.absent import away_of
+from stoker.offload.model.blocks import partition, signature
+from stoker.offload.run.build import Construction
+from stoker.offload.run import opening
+from stoker.offload.run.session import Session
 from test_offload_features import adamw, train_step, weights
 from test_offload_features import offload as offload_within  # noqa: F401 (a fixture)
 
@@ -292,7 +293,7 @@ def test_a_failed_offload_leaves_a_built_model_as_it_is(build, offload, wrong, e
 def test_a_failed_offload_to_a_device(build, offload, monkeypatch):
     """The cap on the device's memory is looked at late, when much is open already."""
     monkeypatch.setattr(
-        sys.modules["stoker.offload"], "open_link", lambda device: FakeLink(lazy=True)
+        sys.modules["stoker.offload.open"], "open_link", lambda device: FakeLink(lazy=True)
     )
     model = build()
     with pytest.raises(errors.OverBudget, match="device_memory=") as kept:
@@ -308,13 +309,13 @@ def test_an_offload_that_was_interrupted(build, offload, monkeypatch, where):
     0."""
     model = build()
 
-    def interrupted(self, *args):
+    def interrupted(session, *args):
         if where == "create":
-            args[0](self.params[0])
+            args[0](session.params[0])
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Session, where, interrupted)
+        patch.setattr(opening if where == "create" else Session, where, interrupted)
         offload(model)
     if where == "run":
         with pytest.raises(errors.InvalidArgument, match="pass resume=True with that store"):

@@ -628,3 +628,101 @@ def test_an_offloaded_step_does_not_wait_for_the_copy(folder, tmp_path, monkeypa
         opt.close()  # waits for the copy, which reads the store
         handle.wait()
         assert ckpt.restore(model=made()[0]).step == 1
+
+
+@pytest.mark.parametrize("policy", ["sync", "lazy"])
+def test_a_save_of_an_offloaded_run_costs_no_write_and_no_flush(folder, tmp_path, policy):
+    """Its store's, that is: the step's own journal record has the name, the next one its drop."""
+    with checkpoints(folder) as ckpt:
+        model, opt = stoker.offload(
+            *made(), store=tmp_path / "run", dram="64MiB", checkpoints=ckpt, policy=policy
+        )
+        store = opt._session.planes.store
+
+        def cost(step, save):
+            before = opt._session.runtime.core.io_counters()
+            train(model, opt, step)
+            if save:
+                ckpt.save(step + 1, model=model, optimizer=opt).wait()
+                assert store.info()["snapshots"] == {}
+            opt.flush()
+            after = opt._session.runtime.core.io_counters()
+            return {key: after[key] - before[key] for key in ("writes", "syncs")}
+
+        costs = [cost(step, save=step in (2, 3)) for step in range(5)]
+        assert costs[2:] == [costs[1]] * 3
+        opt.flush()
+        ckpt.save(6, model=model, optimizer=opt).wait()  # the step is committed: it has its own
+        opt.close()
+    with stoker.open_store(f"local:{tmp_path}/run", read_only=True) as store:
+        assert store.info()["snapshots"] == {}
+
+
+def frozen_run() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """6 MB that are not trained, and a little that is."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(600, 1200), nn.Linear(1200, 600), nn.Linear(600, 600))
+    model[0].requires_grad_(False)
+    model[1].requires_grad_(False)
+    opt = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.1)
+    return model, opt
+
+
+def test_weights_that_are_not_trained_are_taken_over(folder, tmp_path):
+    model, opt = frozen_run()
+    frozen = 4 * sum(each.numel() for each in model.parameters() if not each.requires_grad)
+    also = f"dir:{tmp_path}/also"
+    with checkpoints(folder, keep=1, also=[also]) as ckpt:
+
+        def written(step: int) -> int:
+            train(model, opt, step)
+            before = ckpt._runtime.io_counters()["written_bytes"]
+            ckpt.save(step, model=model, optimizer=opt).wait(also)
+            ckpt.wait()
+            return ckpt._runtime.io_counters()["written_bytes"] - before
+
+        first, second = written(1), written(2)
+        assert first > 2 * frozen and second < frozen  # of both tiers
+        assert ckpt.costs.taken_bytes > frozen
+        with torch.no_grad():
+            model[0].weight[3, 5] += 1  # by the loop: it is found by its hash
+        assert written(3) > 2 * frozen
+        assert written(4) < frozen
+        expected = copied(model)
+        for store in (folder, also):
+            assert ckpt_cli.main(["verify", "--all", store]) == 0
+            other, _ = frozen_run()
+            with checkpoints(store) as reader:  # the one before, whose file it was, is gone
+                assert reader.restore(model=other).step == 4
+            assert_same(other, expected)
+
+
+def test_damage_to_a_file_that_is_shared_is_found_in_both(folder, tmp_path):
+    model, opt = frozen_run()
+    with checkpoints(folder, keep=2) as ckpt:
+        for step in (1, 2):
+            train(model, opt, step)
+            ckpt.save(step, model=model, optimizer=opt).wait()
+    files = sorted(tmp_path.glob("checkpoints/step-*/model-00002-of-00002.safetensors"))
+    if not os.path.samefile(*files):
+        pytest.skip("this file system has reflinks, so nothing is shared")
+    flip(files[0], 5000)
+    with checkpoints(folder) as ckpt, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(errors.Corruption, match="none of the checkpoints"):
+            ckpt.restore(model=model)
+
+
+def test_a_bucket_copies_what_is_not_trained(s3):
+    model, opt = frozen_run()
+    with checkpoints(s3, keep=1) as ckpt:
+        for step in (1, 2):
+            assert ckpt.costs.taken_bytes == 0
+            train(model, opt, step)
+            ckpt.save(step, model=model, optimizer=opt).wait()
+        ckpt.wait()
+        frozen = 4 * sum(each.numel() for each in model.parameters() if not each.requires_grad)
+        assert frozen < ckpt.costs.taken_bytes < frozen + (8 << 10)
+        other, _ = frozen_run()
+        assert ckpt.restore(model=other).step == 2
+        assert_same(other, copied(model))

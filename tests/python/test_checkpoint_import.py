@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 
 import pytest
 import torch
 from safetensors.torch import save_file
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import stoker
@@ -83,7 +85,7 @@ def test_what_cannot_be_taken_is_told(tmp_path):
     cut = tmp_path / "cut.safetensors"
     save_file({"w": torch.ones(2)}, cut)
     cut.write_bytes(cut.read_bytes()[:-1])
-    with pytest.raises(errors.Corruption, match="no whole safetensors file"):
+    with pytest.raises(errors.Corruption, match="is no safetensors file"):
         importing.read(cut)
 
 
@@ -100,10 +102,65 @@ def test_a_folder_is_what_its_index_names(tmp_path):
         save_file({name: torch.ones(3)}, tmp_path / f"{name}.safetensors")
     index = tmp_path / importing.INDEX
     index.write_text(json.dumps({"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}))
-    assert importing.read(tmp_path)["model"].state_dict().keys() == {"a", "b"}
+    assert importing.read(tmp_path)["model"].tensors.keys() == {"a", "b"}
     (tmp_path / "b.safetensors").unlink()
     with pytest.raises(NotFound, match="b.safetensors is missing"):
         importing.read(tmp_path)
     index.write_text("[]")
     with pytest.raises(Corruption, match="damaged"):
         importing.read(tmp_path)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_folder_of_dcp_becomes_a_checkpoint(tmp_path, alone):
+    model, source, store = nn.Linear(64, 64), tmp_path / "source", str(tmp_path / "store")
+    state = model.state_dict() if alone else {"model": model.state_dict(), "step": 3}
+    dcp.save(state, checkpoint_id=source, no_dist=True)
+    key = [] if alone else ["--key", "model"]
+    assert main(["import", store, str(source), "--step", "7", *key]) == 0
+    imported(store, model)
+    if not alone:
+        with pytest.raises(errors.InvalidArgument, match="its entries are model, step"):
+            importing.read(source)
+        with pytest.raises(errors.InvalidArgument, match="no entry 'weights'"):
+            importing.read(source, "weights")
+
+
+def test_no_code_of_a_dcp_folder_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = tmp_path / "source"
+    dcp.save({"w": torch.ones(3)}, checkpoint_id=source, no_dist=True)
+    metadata = (source / ".metadata").read_bytes()
+    for cut in range(0, len(metadata), 7):
+        (source / ".metadata").write_bytes(metadata[:cut])
+        with pytest.raises(Corruption):
+            importing.read(source)
+    for thing in (Runs(), {"a": Runs()}):
+        (source / ".metadata").write_bytes(pickle.dumps(thing))
+        with pytest.raises(errors.InvalidArgument, match="names posix.mkdir"):
+            importing.read(source)
+    assert not os.path.exists("it-ran")
+    (source / ".metadata").write_bytes(metadata)
+    (source / "__0_0.distcp").unlink()
+    with stoker.Checkpoints(tmp_path / "store", staging="64MiB") as ckpt:
+        handle = ckpt.save(1, **importing.read(source))
+        with pytest.raises(NotFound, match="distcp is missing"):
+            handle.wait()
+        with pytest.raises(NotFound):
+            ckpt.wait()
+
+
+def test_an_import_holds_no_file_in_memory(tmp_path):
+    """The bytes come from the file when they are written, a chunk at a time."""
+    save_file({"w": torch.zeros(1 << 20)}, tmp_path / "a.safetensors")
+    what = importing.read(tmp_path / "a.safetensors")
+    with open(tmp_path / "a.safetensors", "r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(torch.tensor([2.0]).numpy().tobytes())
+    with stoker.Checkpoints(tmp_path / "store", staging="64MiB") as ckpt:
+        ckpt.save(7, **what).wait()
+    like = nn.Module()
+    like.w = nn.Parameter(torch.zeros(1 << 20))
+    with stoker.Checkpoints(tmp_path / "store", staging="64MiB") as ckpt:
+        ckpt.restore(model=like)
+    assert like.w[-1] == 2

@@ -44,6 +44,8 @@ def test_help_lists_cpp_and_python_commands() -> None:
         "train",
         "plan",
         "trace",
+        "report",
+        "top",
         "curm",
     ):
         assert f"\n  {name} " in done.stdout
@@ -64,7 +66,16 @@ def test_version_is_the_packages() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [("train",), ("plan",), ("trace",), ("bench", "offload"), ("bench", "plan"), ("curm", "train")],
+    [
+        ("train",),
+        ("plan",),
+        ("trace",),
+        ("report",),
+        ("top",),
+        ("bench", "offload"),
+        ("bench", "plan"),
+        ("curm", "train"),
+    ],
 )
 def test_python_command_shows_its_own_help(words: tuple[str, ...]) -> None:
     done = run(*words, "--help")

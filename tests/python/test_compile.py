@@ -174,7 +174,7 @@ def test_deep_copy_of_a_compiled_block_is_an_ordinary_block(offload):
     assert all(layer._compiled_call_impl is None for layer in twin.layers)
     opt.close()
     # left as it was
-    assert type(model.layers[0]._compiled_call_impl).__module__ != "stoker.offload.compiled"
+    assert type(model.layers[0]._compiled_call_impl).__module__ != "stoker.offload.model.compiled"
 
 
 @pytest.mark.parametrize(

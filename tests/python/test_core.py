@@ -202,7 +202,7 @@ def test_raw_memory_moves_both_ways(arena, store):
 
 
 def test_closing_a_store_ends_its_transactions_but_not_its_sessions(runtime, arena, store):
-    session = _core.Session(runtime, store, arena, tiles=1, tile_elements=TILE)
+    session = _core.PlaneIo(runtime, store, arena, tiles=1, tile_elements=TILE)
     txn = store.begin()
     txn.resize("a", 10)
     with pytest.raises(Busy):
@@ -236,7 +236,7 @@ class Trained:
     def __init__(self, runtime, arena, store, sizes=(64 * 700, 16 * 1000, 48 * 64)):
         torch.manual_seed(1)
         self.arena, self.store = arena, store
-        self.session = _core.Session(runtime, store, arena, tiles=2, tile_elements=TILE)
+        self.session = _core.PlaneIo(runtime, store, arena, tiles=2, tile_elements=TILE)
         self.params = [torch.nn.Parameter(torch.randn(size)) for size in sizes]
         self.offsets, at = [], 0
         for size in sizes:
@@ -259,7 +259,14 @@ class Trained:
 
     def segments(self, step):
         return [
-            (i, offset, param.numel(), param.grad.data_ptr(), "f32", {**HYPER, "step": step})
+            _core.Segment(
+                i,
+                offset,
+                param.numel(),
+                param.grad.data_ptr(),
+                "f32",
+                _core.Hyper(**HYPER, step=step),
+            )
             for i, (offset, param) in enumerate(zip(self.offsets, self.params))
         ]
 
@@ -345,7 +352,7 @@ def test_retained_state_reads_nothing_and_notices_an_abandoned_step(runtime, are
 
 
 def test_gradients_norm_and_scale(runtime, arena, store):
-    session = _core.Session(runtime, store, arena, tiles=1, tile_elements=TILE)
+    session = _core.PlaneIo(runtime, store, arena, tiles=1, tile_elements=TILE)
     grads = [torch.randn(200_000), torch.randn(7).bfloat16()]
     spans = [
         (grads[0].data_ptr(), grads[0].numel(), "f32"),
@@ -364,24 +371,24 @@ def test_a_bad_request_is_refused_at_once(runtime, arena, store):
     for param in trained.params:
         param.grad = torch.zeros_like(param)
     txn = store.begin()
-    segments = trained.segments(1)
+    segments, grad = trained.segments(1), trained.params[0].grad.data_ptr()
     address = trained.slot.data_ptr()
     with pytest.raises(InvalidArgument, match="overlaps"):
         trained.session.update(trained.block, segments[::-1], address, 0, txn)
-    with pytest.raises(InvalidArgument, match="learning_rate"):
-        trained.session.update(
-            trained.block, [(*segments[0][:5], {"learning_rate": 1})], address, 0, txn
-        )
-    with pytest.raises(InvalidArgument, match="step"):
-        trained.session.update(
-            trained.block, [(*segments[0][:5], {**HYPER, "step": 0})], address, 0, txn
-        )
+    with pytest.raises(TypeError):  # a misspelt one would train with a default
+        _core.Hyper(**HYPER, step=1, learning_rate=1)
+    with pytest.raises(ValueError, match="step"):
+        _core.Hyper(**HYPER, step=0)
     assert txn.active_jobs == 0 and txn.poisoned is None
     missing = trained.session.add_block("elsewhere", 100, "bf16")
     with pytest.raises(Mismatch, match="elsewhere"):
         trained.session.check_block(missing)
     job = trained.session.update(
-        missing, [(0, 0, 64, segments[0][3], "f32", {**HYPER, "step": 1})], 0, 0, txn
+        missing,
+        [_core.Segment(0, 0, 64, grad, "f32", _core.Hyper(**HYPER, step=1))],
+        0,
+        0,
+        txn,
     )
     with pytest.raises(NotFound, match="elsewhere"):
         job.wait_written()

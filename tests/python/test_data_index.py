@@ -160,6 +160,35 @@ def test_changed_and_missing_objects_are_refused_by_name(shards, tmp_path):
             Indexed(store, out)
 
 
+def test_opening_lists_the_folders_of_the_data_and_no_others(tmp_path):
+    """Before, the common prefix of keys in two folders was the whole store."""
+
+    class Listed:
+        def __init__(self, store):
+            self.store, self.seen = store, []
+
+        def list(self, prefix):
+            found = self.store.list(prefix)
+            self.seen += [each["key"] for each in found]
+            return found
+
+    names = ["a/1.tar", "a/2.tar", "b/1.tar"]
+    for name in [*names, "other/1", "other/2", "top"]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(tar({"x": {"txt": b"x"}}))
+    with stoker.open_store(f"dir:{tmp_path}") as store:
+        listed = Listed(store)
+        of_objects(store, [store.stat(name) for name in names], TAR).check(listed)
+        assert sorted(listed.seen) == names
+        many = [f"m{number}/1" for number in range(65)]
+        for name in many:
+            (tmp_path / name).parent.mkdir()
+            (tmp_path / name).write_bytes(b"x")
+        listed = Listed(store)
+        of_objects(store, [store.stat(name) for name in many], WHOLE).check(listed)
+        assert sorted(listed.seen) == sorted(many)
+
+
 def small(path: Path) -> Path:
     write(
         Index(

@@ -153,26 +153,10 @@ def test_a_disk_that_is_gone_is_an_error_and_the_run_goes_on_when_it_is_back(
 
 
 @pytest.fixture(scope="module")
-def faulty(tmp_path_factory) -> dict[tuple, dict]:
+def faulty(tmp_path_factory, faulty_disk) -> dict[tuple, dict]:
     """What became of each case and policy of faulty_disk_run.py."""
     folder = tmp_path_factory.mktemp("faulty")
-    preloaded = folder / "faulty_disk.so"
-    try:
-        subprocess.run(
-            [
-                "cc",
-                "-shared",
-                "-fPIC",
-                "-o",
-                preloaded,
-                os.path.join(HERE, "faulty_disk.c"),
-                "-ldl",
-            ],
-            check=True,
-        )
-    except FileNotFoundError:
-        pytest.skip("there is no C compiler here")
-    environment = {**ONE_THREAD, "LD_PRELOAD": str(preloaded)}
+    environment = {**ONE_THREAD, "LD_PRELOAD": faulty_disk}
     done = subprocess.run(
         [sys.executable, faulty_disk_run.__file__, folder],
         capture_output=True,

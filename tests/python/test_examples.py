@@ -218,3 +218,29 @@ def test_checkpoints(tmp_path):
     assert re.fullmatch(
         r"goes on at step [12]0\n" + re.escape(whole), run("checkpoints.py", folder, "--steps", 30)
     )
+
+
+def test_dcp(tmp_path):
+    """Two processes save, one goes on."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", "2", EXAMPLES / "dcp.py", tmp_path / "run", "--steps", "10"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=ONE_THREAD,
+    )
+    assert done.returncode == 0, done.stderr
+    assert run("dcp.py", tmp_path / "run", "--steps", 15) == "goes on at step 10\nstep 15\n"
+    packs = [len(list(each.glob("*.pack"))) for each in sorted((tmp_path / "run").iterdir())]
+    assert packs == [2, 2, 1]
+
+
+def test_checkpoints_of_a_trainer(tmp_path):
+    assert "ends at step 6" in run("trainer_checkpoints.py", tmp_path, "--steps", 6)
+    assert "ends at step 8" in run("trainer_checkpoints.py", tmp_path, "--steps", 8)
+    (newest,) = (tmp_path / "run").glob("step-*")  # the second run began at step 5
+    assert newest.name.startswith("step-000005-")
+    transformers.AutoModelForCausalLM.from_pretrained(newest)

@@ -7,6 +7,7 @@ import os
 import fsspec
 import fsspec.tests.abstract as abstract
 import pytest
+from conftest import asked
 
 import stoker
 from stoker.errors import Conflict
@@ -93,6 +94,38 @@ def test_files_are_objects(kind, tmp_path):
             with pytest.raises(Conflict):
                 file.close()
         assert fs.cat("raced") == b"first"
+
+
+def test_ranges_of_an_open_file_are_of_one_content(tmp_path):
+    with stoker.open_store(f"dir:{tmp_path}", create=True) as store:
+        fs = StokerFileSystem(store)
+        fs.pipe("object", b"a" * 100)
+        with fs.open("object", "rb", block_size=10, cache_type="none") as file:
+            assert file.read(10) == b"a" * 10
+            fs.pipe("object", b"b" * 100)
+            with pytest.raises(Conflict, match="was replaced while it was read"):
+                file.read(10)
+
+
+def test_a_folder_is_listed_without_what_lies_below(s3):
+    with stoker.open_store(s3) as store:
+        fs = StokerFileSystem(store)
+        for key in ("a/b/c", "a/b/d", "a/e", "f"):
+            fs.pipe(key, b"x")
+        before = len(asked(s3))
+        assert fs.ls("", detail=False) == ["a", "f"]
+        assert fs.ls("a", detail=False) == ["a/b", "a/e"]
+        assert fs.isdir("a/b")
+        listings = [path for _, path in asked(s3)[before:] if "list-type" in path]
+        assert len(listings) == 3 and all("delimiter=%2F" in path for path in listings)
+
+
+def test_a_name_that_is_no_text_is_listed_and_read(tmp_path):
+    name = os.fsdecode(b"caf\xe9")
+    (tmp_path / name).write_bytes(b"latin")
+    with stoker.open_store(f"dir:{tmp_path}") as store:
+        assert [each["key"] for each in store.list()] == [name]
+        assert store.read_bytes(name) == b"latin"
 
 
 def test_a_url_opens_its_store(tmp_path):

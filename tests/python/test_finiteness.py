@@ -10,7 +10,7 @@ from torch import nn
 
 import stoker
 from stoker.errors import InvalidArgument, NotFinite
-from stoker.offload.spilled import SpilledGradient
+from stoker.offload.gradients.spilled import SpilledGradient
 
 POLICIES = ("auto", "sync", "speculate", "lazy")
 BAD = 3  # the step whose batch has an infinity

@@ -19,7 +19,7 @@ import torch
 import fsdp_run
 from fsdp_run import Group
 from stoker import errors
-from stoker.offload.agreement import judge
+from stoker.offload.ranks.agreement import judge
 
 BF16, F32 = torch.bfloat16, torch.float32
 KILLED = -signal.SIGKILL

@@ -14,7 +14,7 @@ import torch
 import reference
 import stoker
 from stoker import errors
-from stoker.offload.ledger import Ledger
+from stoker.offload.observe.ledger import Ledger
 
 transformers = pytest.importorskip("transformers")
 accelerate = pytest.importorskip("accelerate")

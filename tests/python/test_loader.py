@@ -69,6 +69,15 @@ def test_the_page_says_what_its_example_prints(tmp_path):
     assert (done.stdout, done.returncode) == (said, 0), done.stderr
 
 
+def test_accelerate_leaves_the_loader_as_it_is():
+    from accelerate import Accelerator
+
+    loader = Loader(Numbers(10), batch=4, seed=1)
+    prepared = Accelerator(cpu=True).prepare(loader)
+    assert prepared is loader, "it takes its part of each batch by itself"
+    assert sorted(torch.cat(list(prepared)).tolist()) == list(range(10))
+
+
 # -- order
 
 

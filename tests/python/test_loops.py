@@ -119,12 +119,12 @@ def test_inside_another_module(offload):
 def test_torch_sleeps_between_operators_where_it_has_several_threads(monkeypatch):
     """One thread with a parallel region of its own, made once: what GNU OpenMP then no longer does
     takes a processor to see, and is not asserted."""
-    build = sys.modules["stoker.offload.build"]
-    monkeypatch.setattr(build, "_sleeper", None)
-    build.sleep_between_operators()
-    assert build._sleeper is None, "tests have one thread, which never spins"
+    process = sys.modules["stoker.offload.observe.process"]
+    monkeypatch.setattr(process, "_sleeper", None)
+    process.sleep_between_operators()
+    assert process._sleeper is None, "tests have one thread, which never spins"
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    build.sleep_between_operators()
-    made = build._sleeper
-    build.sleep_between_operators()
-    assert build._sleeper is made and made.daemon and made.is_alive()
+    process.sleep_between_operators()
+    made = process._sleeper
+    process.sleep_between_operators()
+    assert process._sleeper is made and made.daemon and made.is_alive()

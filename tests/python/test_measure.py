@@ -10,29 +10,30 @@ import torch
 from torch import nn
 
 import stoker
-from stoker.offload import measure
+from stoker.offload.planning import products
+from stoker.plan import measure
 
-package = sys.modules["stoker.offload"]  # `stoker.offload` is the function
-SLOW = measure.Quickest("float32", {"bfloat16": 2e9, "float32": 40e9})
+package = sys.modules["stoker.offload.open"]  # `stoker.offload` is the function
+SLOW = products.Quickest("float32", {"bfloat16": 2e9, "float32": 40e9})
 
 
 def test_rates_cost_no_random_numbers_and_no_threads(monkeypatch):
     """They are the caller's. Both types are measured at the same sizes, and no larger ones than the
     time allows."""
-    sizes, product = [], measure._product
+    sizes, product = [], products._product
     monkeypatch.setattr(
-        measure,
+        products,
         "_product",
         lambda tokens, width, dtype: (
             sizes.append((tokens, width, dtype)) or product(tokens, width, dtype)
         ),
     )
-    monkeypatch.setattr(measure, "_thread_seconds", lambda run: run() and None or 0.01)
+    monkeypatch.setattr(products, "_thread_seconds", lambda run: run() and None or 0.01)
     before, threads = torch.get_rng_state(), torch.get_num_threads()
-    found = measure.quickest_type(4096, 96, seconds=0.45)
+    found = products.quickest_type(4096, 96, seconds=0.45)
     assert torch.equal(before, torch.get_rng_state()) and torch.get_num_threads() == threads
     assert sizes == [
-        (tokens, 96, dtype) for tokens in (16, 64, 256, 1024) for dtype in measure.TYPES.values()
+        (tokens, 96, dtype) for tokens in (16, 64, 256, 1024) for dtype in products.TYPES.values()
     ]
     assert found.name == "bfloat16" and set(found.flops) == {
         "bfloat16",
@@ -69,24 +70,24 @@ def test_a_type_that_is_slow_here_is_told_of_once(
 def test_a_slow_measurement_is_repeated_less_often():
     calls = []
     assert (
-        measure.repeated(lambda: calls.append(1) or 2.0, 5, 60.0) == [2.0] * 5 and len(calls) == 6
+        products.repeated(lambda: calls.append(1) or 2.0, 5, 60.0) == [2.0] * 5 and len(calls) == 6
     ), "the first does not count"
     calls.clear()
-    assert measure.repeated(lambda: calls.append(1) or time.sleep(0.05) or 2.0, 100, 0.12) == [
+    assert products.repeated(lambda: calls.append(1) or time.sleep(0.05) or 2.0, 100, 0.12) == [
         2.0
     ] * (len(calls) - 1)
     assert 2 <= len(calls) <= 4
     calls.clear()
-    assert measure.repeated(lambda: calls.append(1) or time.sleep(0.02) or 2.0, 100, 0.01) == [
+    assert products.repeated(lambda: calls.append(1) or time.sleep(0.02) or 2.0, 100, 0.01) == [
         2.0
     ], "one counts in any case"
 
 
 @pytest.mark.parametrize("rate, layers", [(3e9, 6), (2.5e8, 2), (1e6, 1)])
 def test_a_slow_disk_gets_a_smaller_model_and_fewer_steps(tmp_path, monkeypatch, rate, layers):
-    sizes, steps, offload, step = [], [], package.offload, stoker.OffloadedOptimizer.step
+    sizes, steps, offload, step = [], [], measure.offload, stoker.OffloadedOptimizer.step
     monkeypatch.setattr(
-        package,
+        measure,
         "offload",
         lambda model, *args, **options: (
             sizes.append(len(model)) or offload(model, *args, **options)

@@ -12,9 +12,16 @@ from itertools import pairwise
 
 import pytest
 from stoker.errors import OverBudget
-from stoker.offload import planner
-from stoker.offload.planes import MIB, TILES_MIN, Layout, arena_bytes_for, divide, smallest_mib
-from stoker.offload.planner import POLICIES, Setting
+from stoker.offload.planning import planner
+from stoker.offload.division.layout import (
+    MIB,
+    TILES_MIN,
+    Layout,
+    arena_bytes_for,
+    divide,
+    smallest_mib,
+)
+from stoker.offload.planning.planner import POLICIES, Setting
 from stoker.plan.outlook import ADAMW
 from stoker.plan.shapes import describe
 

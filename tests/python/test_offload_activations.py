@@ -27,10 +27,10 @@ from models import Skips, Tiny, batch, loss_of
 from stoker.errors import Corruption, InvalidArgument, StokerError
 from stoker.plan.text import event_text
 
-activations = importlib.import_module("stoker.offload.activations")
-forms = importlib.import_module("stoker.offload.forms")
-recompute = importlib.import_module("stoker.offload.recompute")
-scratch = importlib.import_module("stoker.offload.scratch")
+activations = importlib.import_module("stoker.offload.activations.activations")
+forms = importlib.import_module("stoker.offload.activations.forms")
+recompute = importlib.import_module("stoker.offload.hooks.recompute")
+scratch = importlib.import_module("stoker.offload.storage.scratch")
 HERE = os.path.dirname(__file__)
 MIB = 1 << 20
 AWAY = ["disk", "dram"]  # where nothing is computed again
@@ -750,7 +750,9 @@ def test_an_interrupted_trial_waits_for_its_read(offload, monkeypatch):
 @pytest.mark.parametrize("mode", AWAY)
 @pytest.mark.parametrize("size", [2 * MIB, 6 * MIB])
 def test_on_a_device(offload, monkeypatch, mode, lazy, size):
-    monkeypatch.setattr(sys.modules["stoker.offload"], "open_link", lambda device: FakeLink(lazy))
+    monkeypatch.setattr(
+        sys.modules["stoker.offload.open"], "open_link", lambda device: FakeLink(lazy)
+    )
     monkeypatch.setattr(activations, "arena_bytes", lambda *_: size)
     _, opt = both(
         offload,
@@ -825,7 +827,7 @@ def step():
     opt.zero_grad()
     return loss.item()
 first = step()
-importlib.import_module("stoker.offload.build").trim()
+importlib.import_module("stoker.offload.run.build").trim()
 base = memory()
 sampler = Sampler()
 sampler.start()
@@ -869,7 +871,9 @@ def test_every_use_of_what_came_back_joins_the_device(offload, monkeypatch, form
             joined.append(image.untyped_storage()._cdata)
             super().join(image, uploaded)
 
-    monkeypatch.setattr(sys.modules["stoker.offload"], "open_link", lambda device: Joins(False))
+    monkeypatch.setattr(
+        sys.modules["stoker.offload.open"], "open_link", lambda device: Joins(False)
+    )
     model, opt = offload(tiny(layers=1), device="cpu", activations_form=form)
     ours = kept(opt)
     with torch.no_grad():
@@ -1003,7 +1007,7 @@ KILLED = """
 import importlib, os, signal, sys, torch, stoker
 sys.path.insert(0, sys.argv[2])
 from models import Tiny, batch, loss_of
-activations = importlib.import_module("stoker.offload.activations")
+activations = importlib.import_module("stoker.offload.activations.activations")
 activations.LEAST_BYTES = 1024
 torch.set_num_threads(1)
 torch.manual_seed(0)

@@ -14,7 +14,8 @@ import torch
 import stoker
 from fake_link import FakeLink
 from models import Skips, batch, loss_of
-from stoker.offload.device import DeviceGradients, DevicePager
+from stoker.offload.gradients.device_gradients import DeviceGradients
+from stoker.offload.paging.device_pager import DevicePager
 from stoker.plan.outlook import gpu_memory
 from test_offload_equality import (
     CASES,
@@ -36,7 +37,7 @@ STEPS = 12
 @pytest.fixture(params=["lazy", "eager"])
 def link(request, monkeypatch):
     made = FakeLink(request.param == "lazy")
-    monkeypatch.setattr(sys.modules["stoker.offload"], "open_link", lambda device: made)
+    monkeypatch.setattr(sys.modules["stoker.offload.open"], "open_link", lambda device: made)
     return made
 
 
@@ -226,7 +227,7 @@ def test_a_run_goes_on_bit_for_bit_on_another_device(tmp_path, link, monkeypatch
 
     whole = some("a", range(8))
     begun = some("b", range(4))
-    monkeypatch.setattr(sys.modules["stoker.offload"], "open_link", lambda device: None)
+    monkeypatch.setattr(sys.modules["stoker.offload.open"], "open_link", lambda device: None)
     assert begun + some("b", range(4, 8), resume=True) == whole
 
 
@@ -299,7 +300,7 @@ def test_a_device_that_does_not_answer_leaves_the_store_free(tmp_path, link, mon
     link.failing = "wait"
     with pytest.raises(RuntimeError, match="failed at wait"):
         opt.close()
-    monkeypatch.setattr(sys.modules["stoker.offload"], "open_link", lambda device: None)
+    monkeypatch.setattr(sys.modules["stoker.offload.open"], "open_link", lambda device: None)
     model, opt = stoker.offload(
         *make(torch.bfloat16), store=f"{tmp_path}/s", dram=SMALL, resume=True
     )

@@ -16,11 +16,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import reference
 import stoker
 from models import Tiny, batch, loss_of
-from stoker.offload.blocks import partition
-from stoker.offload.optimizer import algorithm_of
-from stoker.offload.pager import Pager
-from stoker.offload.planes import Planes, smallest_mib
-from stoker.offload.window import Window
+from stoker.offload.division import layout
+from stoker.offload.model.blocks import partition
+from stoker.offload.model.algorithm import algorithm_of
+from stoker.offload.paging.pager import Pager
+from stoker.offload.division.layout import smallest_mib
+from stoker.offload.gradients.window import Window
 
 STEPS = 200
 SMALL = "7MiB"
@@ -77,9 +78,8 @@ def poison(monkeypatch):
 @pytest.fixture
 def spilled(monkeypatch):
     """As many gradients as can be go to the disk, whatever the memory."""
-    planes = sys.modules[Planes.__module__]
-    choose = planes.choose
-    monkeypatch.setattr(planes, "choose", lambda blocks, room: choose(blocks, 0))
+    choose = layout.choose
+    monkeypatch.setattr(layout, "choose", lambda blocks, room: choose(blocks, 0))
 
 
 def make(dtype, optimizer=torch.optim.AdamW, frozen=False, groups=False, **kwargs):
@@ -204,7 +204,8 @@ def same(model, opt, expected, algorithm="adamw"):
                 continue
             if param.dtype == torch.bfloat16:
                 assert torch.equal(
-                    opt._session.master(param) if algorithm == "sgd" else entry["master"], master
+                    opt._session.stored.master(param) if algorithm == "sgd" else entry["master"],
+                    master,
                 ), f"master of {name}"
             if algorithm == "sgd":
                 assert torch.equal(entry["momentum_buffer"].flatten(), m), f"momentum of {name}"

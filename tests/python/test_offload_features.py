@@ -26,16 +26,17 @@ import stoker
 from kill_run import Position as Loader
 from models import Skips, Tiny, batch, loss_of
 from stoker import _core, errors
-from stoker.offload import access
-from stoker.offload.activations import MODES as ACTIVATIONS
-from stoker.offload.blocks import partition
-from stoker.offload.forms import FORMS
-from stoker.offload.gradients import Gradients
-from stoker.offload.ledger import Ledger
-from stoker.offload.moments import MODES as MOMENTS
-from stoker.offload.optimizer import algorithm_of
-from stoker.offload.planes import smallest_mib
-from stoker.offload.session import POLICIES, Session
+from stoker.offload.run import access
+from stoker.offload.activations.activations import MODES as ACTIVATIONS
+from stoker.offload.model.blocks import partition
+from stoker.offload.activations.forms import FORMS
+from stoker.offload.gradients.gradients import Gradients
+from stoker.offload.observe.ledger import Ledger
+from stoker.offload.model.moments import MODES as MOMENTS
+from stoker.offload.model.algorithm import algorithm_of
+from stoker.offload.division.layout import smallest_mib
+from stoker.offload.run.choices import POLICIES
+from stoker.offload.run.step_record import StepRecord
 
 DRAM = "8MiB"
 TIGHT = "tight"  # the smallest budget that works, so that weights are paged
@@ -1601,10 +1602,10 @@ def test_a_resume_with_groups_in_another_order_is_refused(offload, monkeypatch):
         offload(swapped, grouped(swapped, order=(1, 0)), path="new", resume=True)
     model, opt = offload(right, grouped(right), path="new", resume=True)
     assert [group["weight_decay"] for group in opt.param_groups] == [0.5, 0.0]
-    record_of = Session._model_record
+    record_of = StepRecord.model
     monkeypatch.setattr(
-        Session,
-        "_model_record",
+        StepRecord,
+        "model",
         lambda self: {key: value for key, value in record_of(self).items() if key != "groups"},
     )
     begin("old")  # a run made before groups were noted goes on as ever
@@ -1769,7 +1770,9 @@ def test_a_lost_step_takes_back_all_that_belongs_to_it(offload, at, policy):
                 == model.seen
                 == at
             )
-            assert {opt._session._updates_of.get(param, 0) for param in opt._session.params} == {at}
+            assert {opt._session.record.updates.get(param, 0) for param in opt._session.params} == {
+                at
+            }
             assert opt.param_groups[0]["lr"] == 3e-3 / (1 + 0.5 * at)
             empty(store)
             continue

@@ -15,7 +15,7 @@ import reference
 import stoker
 from models import Tiny, batch, loss_of
 from stoker import errors
-from stoker.offload.steps import Steps
+from stoker.offload.steps.steps import Steps
 
 TIGHT = "7MiB"
 

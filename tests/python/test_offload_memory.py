@@ -16,8 +16,9 @@ import torch
 import stoker
 from models import Tiny
 from stoker.errors import OverBudget
-from stoker.offload.blocks import partition
-from stoker.offload.planes import Algorithm, divide
+from stoker.offload.model.blocks import partition
+from stoker.offload.model.algorithm import Algorithm
+from stoker.offload.division.layout import divide
 
 HERE = os.path.dirname(__file__)
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ import torch
 import stoker
 from models import Tiny, batch, loss_of
 from stoker.errors import InvalidArgument, Mismatch
-from stoker.offload.moments import MODES
+from stoker.offload.model.moments import MODES
 from test_offload_equality import (
     CLIP,
     control,

@@ -64,9 +64,9 @@ class Kernel:
             m=self.m.data_ptr(),
             v=self.v.data_ptr(),
             grad=grad.data_ptr(),
-            algorithm=self.algorithm,
-            step=self.steps,
-            **self.hyper,
+            hyper=_core.Hyper(
+                algorithm=self.algorithm, step=self.steps, **{"lr": 1e-3, **self.hyper}
+            ),
         )
 
 
@@ -354,5 +354,7 @@ def test_bad_arguments_are_a_sentence(change: dict[str, Any], sentence: str) -> 
     call: dict[str, Any] = dict(
         weight_type="f32", grad_type="f32", weight_in=w, weight_out=w, m=m, v=v, grad=g
     )
+    hyper = dict(algorithm="adamw", lr=1e-3, step=1)
+    hyper |= {name: change.pop(name) for name in tuple(change) if name in hyper}
     with pytest.raises(ValueError, match=sentence):
-        _core.optim_update(16, **(call | change))
+        _core.optim_update(16, **(call | change), hyper=_core.Hyper(**hyper))

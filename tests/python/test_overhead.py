@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 import stoker
-from stoker.offload.blocks import partition
-from stoker.offload.order import NEVER, OUTDATED, Ahead, LastUsed, Order, Outlook, Recorder
-from stoker.offload.planner import NOMINAL, Setting, course
-from stoker.offload.planes import divide
-from stoker.offload.rehearsal import Rehearsal
+from stoker.offload.model.blocks import partition
+from stoker.offload.paging.order import NEVER, OUTDATED, Ahead, LastUsed, Order, Outlook, Recorder
+from stoker.offload.planning.planner import NOMINAL, Setting, course
+from stoker.offload.division.layout import divide
+from stoker.offload.planning.rehearsal import Rehearsal
 from stoker.plan.outlook import ADAMW
 from stoker.plan.shapes import describe
 

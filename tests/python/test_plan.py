@@ -10,10 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from stoker import _core
-from stoker.offload import measure, planner
-from stoker.offload.machine import Machine
-from stoker.offload.rehearsal import CountedSession
-from stoker.plan import cli
+from stoker.offload.planning import planner
+from stoker.offload.planning import products
+from stoker.offload.division.machine import Machine
+from stoker.offload.planning.rehearsal import CountedSession
+from stoker.plan import cli, measure
 from stoker.plan.cli import main, quantity
 from stoker.plan.outlook import gpu_memory
 from stoker.plan.shapes import describe
@@ -34,7 +35,7 @@ def known_processor(monkeypatch):
     monkeypatch.setattr(
         cli,
         "quickest_type",
-        lambda tokens, width: measure.Quickest("bfloat16", {"bfloat16": 1e11, "float32": 5e10}),
+        lambda tokens, width: products.Quickest("bfloat16", {"bfloat16": 1e11, "float32": 5e10}),
     )
 
 

@@ -8,11 +8,11 @@ import models
 import pytest
 import stoker
 import torch
-from stoker.offload import planner
-from stoker.offload.ledger import Ledger
-from stoker.offload.machine import DEMAND, STATE, WEIGHTS, WRITES, Clock, Machine
-from stoker.offload.rehearsal import CountedArena, Rehearsal, Step
-from stoker.offload.steps import Steps
+from stoker.offload.planning import planner
+from stoker.offload.observe.ledger import Ledger
+from stoker.offload.division.machine import DEMAND, STATE, WEIGHTS, WRITES, Clock, Machine
+from stoker.offload.planning.rehearsal import CountedArena, Rehearsal, Step
+from stoker.offload.steps.steps import Steps
 from stoker.plan.text import plan_text
 
 STEPS = 10

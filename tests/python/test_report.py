@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
+import pty
 import re
+import struct
+import subprocess
+import sys
+import termios
+import urllib.error
+import urllib.request
 from html.parser import HTMLParser
 
 import pytest
 
-from stoker.offload.machine import CAUSES
-from stoker.train.charts import Series, bars, columns, lines, ticks
-from stoker.train.report import write_report
+from stoker.errors import InvalidArgument
+from stoker.offload.division.machine import CAUSES
+from stoker.report import cli as report_cli
+from stoker.report import figures
+from stoker.report.advice import advice
+from stoker.report.charts import Series, bars, columns, lines, ticks
+from stoker.report.metrics import Metrics, MetricsServer, parse_address
+from stoker.report.page import write_report
+from stoker.top import cli as top_cli
 
 STEP = {
     "policy": "speculate",
@@ -211,3 +227,197 @@ def test_bars_are_in_proportion():
     chart = bars([("one", [("w", 10.0, "s0")]), ("two", [("w", 20.0, "s0")])], "t", "MB")
     first, second = [float(w) for w in re.findall(r'width="([\d.]+)"', chart)]
     assert (second + 1) == pytest.approx(2 * (first + 1), rel=0.01)
+
+
+CACHED = "cached(local:/nvme, s3://bucket/data, disk=1GiB)"
+
+
+def data_rows(count: int, seconds: float = 0.25, **cache: object) -> list[dict]:
+    """Steps that wait for reads of one shard from s3 behind a cache, and for checkpoints."""
+    return [
+        {
+            **row,
+            "stall_seconds": {"data": seconds, "checkpoint": 0.05},
+            "checkpoints": {"saved": row["step"] // 2, "bytes": 10 * row["step"], "seconds": 0.1},
+            "process_bytes_peak": 50_000,
+            "loaders": {
+                "loader": {
+                    "batches": 1,
+                    "samples": 32,
+                    "ahead": 4,
+                    "wait_seconds": {"read s3": 0.8 * seconds, "verify": 0.2 * seconds},
+                    "bytes": {"s3": 3 << 29, "cache": 1 << 29},
+                    "objects": {"s3 shard-7.tar": 0.7 * seconds, "s3 shard-8.tar": 0.1 * seconds},
+                    "caches": {
+                        CACHED: {
+                            "hit_bytes": 1 << 29,
+                            "fetched_bytes": 3 << 29,
+                            "epoch_fetched_bytes": 2 << 30,
+                            "held_bytes": 1 << 30,
+                            "usable_bytes": 1 << 30,
+                            "off": "",
+                            **cache,
+                        }
+                    },
+                }
+            },
+        }
+        for row in rows(count)
+    ]
+
+
+def run_of(folder, rows_: list[dict]) -> str:
+    (folder / "ledger.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows_))
+    return str(folder)
+
+
+def test_advice_is_made_from_the_figures():
+    told = advice(data_rows(11))
+    assert told[0] == (
+        "20% of the step waited for reads of shard-7.tar from s3: give the cache 2 GiB more, or "
+        "allow 8 batches in flight (ahead=8)."
+    )
+    assert told[1].startswith("5% of the step waited for checkpoints: save less often")
+    assert told[2].startswith("5% of the step waited for the checksums of samples: ")
+    assert len(told) == 3
+
+
+def test_advice_follows_the_cache():
+    filling = advice(data_rows(11, held_bytes=1 << 20))[0]
+    assert filling.endswith("from s3: allow 8 batches in flight (ahead=8).")
+    told = advice(data_rows(11, off="its disk is full"))
+    assert "put a cache before it" in told[0] and told[-1] == (
+        f"The cache of {CACHED} is off: its disk is full."
+    )
+    quiet = [{**row, "stall_seconds": {}, "checkpoints": None} for row in data_rows(3, 0.0)]
+    assert advice(quiet) == ["Nothing to mend: 100.0% of the time went into computing."]
+    assert advice([]) == []
+
+
+@pytest.mark.parametrize(
+    "stage, words",
+    [
+        ("decode", "images to be decoded: decode on more threads (Jpeg(threads=))"),
+        ("transform", "the transform in Python: give it more workers (workers=)"),
+        ("collate", "the collate in Python: move it to transform="),
+        ("source", "samples of a source in Python: put them into a store"),
+        ("hand over", "batches to pass between threads: leave the loader a core"),
+    ],
+)
+def test_each_stage_has_its_advice(stage, words):
+    ran = [row | {"stall_seconds": {"data": 0.1}} for row in data_rows(4)]
+    for row in ran:
+        row["loaders"]["loader"]["wait_seconds"] = {stage: 0.1}
+    assert advice(ran)[0].startswith(f"10% of the step waited for {words}")
+
+
+def test_utilisation_leaves_the_first_step_out():
+    ran = rows(3)
+    for row, waited in zip(ran, (0.9, 0.2, 0.4), strict=True):
+        row["stall_seconds"] = {"data": waited}
+    assert figures.utilisation(ran) == pytest.approx(0.7)
+    assert figures.utilisation([]) is None
+
+
+def test_waits_for_data_are_never_more_than_the_step_waited():
+    row = data_rows(1)[0]
+    row["stall_seconds"]["data"] = 0.1  # the account also has an evaluation's
+    assert figures.waits(row) == pytest.approx(
+        {"checkpoint": 0.05, "data: read s3": 0.08, "data: verify": 0.02}
+    )
+    row["stall_seconds"]["data"] = 0.3  # it waited for something else as well
+    assert figures.waits(row)["data: other"] == pytest.approx(0.05)
+
+
+def test_checkpoints_of_several_processes_add_up():
+    ran = data_rows(4) + data_rows(4)
+    assert list(figures.checkpoints(ran))[-1]["saved"] == 4
+
+
+def test_the_command_writes_a_report_of_any_ledger(tmp_path, capsys):
+    assert report_cli.main([run_of(tmp_path, data_rows(30))]) == 0
+    assert "shard-7.tar from s3" in capsys.readouterr().out
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    checker = Checker()
+    checker.feed(text)
+    assert checker.outside == [] and "script" not in checker.tags
+    for title in (
+        "What to do",
+        "Waits for batches by stage and tier",
+        "Bytes of samples by tier",
+        "Cache hits",
+        "Checkpoints",
+        "accelerator utilisation",
+    ):
+        assert title in text
+    assert "shard-7.tar" in text and "25.0%" in text
+    used = set(re.findall(r'<(?:rect|i)[^>]* class=[\'"](?:key )?(s\d+)[\'"]', text))
+    assert all(f"rect.{name}," in text and f"--{name}:" in text for name in used)
+    assert report_cli.main([str(tmp_path / "none")]) == 1
+    assert "there is no run in" in capsys.readouterr().err
+
+
+def test_top_prints_once_where_there_is_no_terminal(tmp_path, capsys):
+    assert top_cli.main([run_of(tmp_path, data_rows(30))]) == 0
+    shown = capsys.readouterr().out
+    for part in ("step         30", "data: read s3", "25% of the bytes hit", "15 saved", "advice"):
+        assert part in shown
+    assert "\x1b" not in shown
+    assert top_cli.main([run_of(tmp_path, [])]) == 0
+    assert "no step is decided yet" in capsys.readouterr().out
+
+
+def test_top_draws_again_and_ends_with_ctrl_c(tmp_path):
+    run_of(tmp_path, data_rows(3))
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    child = subprocess.Popen(
+        [sys.executable, "-m", "stoker.top", str(tmp_path), "--every", "0.1"],
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(its)
+    shown = b""
+    while b"step         3," not in shown:
+        shown += os.read(ours, 4096)
+    run_of(tmp_path, data_rows(4))
+    while b"step         4," not in shown:
+        shown += os.read(ours, 4096)
+    os.write(ours, b"\x03")
+    assert child.wait(60) == 0
+    os.close(ours)
+
+
+def test_metrics_are_sums_in_the_text_format():
+    metrics = Metrics()
+    for row in data_rows(3):
+        metrics.add(row)
+    server = MetricsServer(metrics, *parse_address("0"))
+    assert server.host == "127.0.0.1"
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30) as got:
+            assert got.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            text = got.read().decode()
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://127.0.0.1:{server.port}/x", timeout=30)
+        with pytest.raises(InvalidArgument, match="give another port"):
+            MetricsServer(metrics, "127.0.0.1", server.port)
+    finally:
+        server.close()
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+    assert values["stoker_steps_total"] == "3" and values["stoker_step"] == "3"
+    assert float(values['stoker_wait_seconds_total{cause="data: read s3"}']) == pytest.approx(0.6)
+    assert values['stoker_sample_bytes_total{tier="s3"}'] == str(3 * (3 << 29))
+    assert values[f'stoker_cache_held_bytes{{store="{CACHED}"}}'] == str(1 << 30)
+    assert values["stoker_checkpoints_total"] == "1"
+    for line in text.splitlines():
+        assert re.fullmatch(r"# (HELP|TYPE) \w+ .+|\w+(\{[^}]*\})? [-+.e\d]+", line), line
+
+
+@pytest.mark.parametrize("address", ["", "x", "70000", "host:", "-1"])
+def test_a_wrong_address_for_metrics_is_a_sentence(address):
+    with pytest.raises(InvalidArgument, match="is no address for metrics"):
+        parse_address(address)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from stoker.offload.pager import LATENCY_BYTES, Pager
-from stoker.offload.planner import NOMINAL, Setting
-from stoker.offload.rehearsal import Course, Rehearsal
+from stoker.offload.paging.pager import LATENCY_BYTES, Pager
+from stoker.offload.planning.planner import NOMINAL, Setting
+from stoker.offload.planning.rehearsal import Course, Rehearsal
 from stoker.plan.outlook import ADAMW
 from stoker.plan.shapes import describe
 from test_more_memory import MODELS, UNEVEN, blocks_of, layouts

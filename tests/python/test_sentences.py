@@ -181,15 +181,13 @@ def test_a_python_command_tells_of_a_bad_path_before_it_works(
     Path("file").write_text("")
     Path("loop").symlink_to("loop")
     Path("text.txt").write_text("some words of a corpus\n" * 50)
-    for measuring in (
-        "core_seconds",
-        "disk_rates",
-        "product_rates",
-    ):  # nothing is measured for nothing
+    for module, measuring in (  # nothing is measured for nothing
+        ("stoker.plan.measure", "core_seconds"),
+        ("stoker.plan.measure", "disk_rates"),
+        ("stoker.offload.planning.products", "product_rates"),
+    ):
         monkeypatch.setattr(
-            sys.modules["stoker.offload.measure"],
-            measuring,
-            lambda *_, **__: pytest.fail("something was measured"),
+            sys.modules[module], measuring, lambda *_, **__: pytest.fail("something was measured")
         )
     for path, why in (
         ("file/s", "Not a directory"),

@@ -19,10 +19,10 @@ import stoker
 from fake_link import FakeLink
 from models import Tiny, batch, loss_of
 from stoker import errors
-from stoker.offload.blocks import partition
-from stoker.offload.scratch import Scratch
-from stoker.offload.spilled import SpilledGradient
-from stoker.offload.window import PLACES, choose, least, memory
+from stoker.offload.model.blocks import partition
+from stoker.offload.storage.scratch import Scratch
+from stoker.offload.gradients.spilled import SpilledGradient
+from stoker.offload.division.spill import PLACES, choose, least, memory
 
 SPILLING = "5MiB"  # the gradients of a Tiny do not fit into this
 
@@ -1020,7 +1020,7 @@ def test_it_is_not_had_on_another_device(tmp_path, monkeypatch):
     """There gradients stay on the device; the memory for their copies must hold all of them, and
     the sentence says so."""
     monkeypatch.setattr(
-        sys.modules["stoker.offload"], "open_link", lambda device: FakeLink(lazy=False)
+        sys.modules["stoker.offload.open"], "open_link", lambda device: FakeLink(lazy=False)
     )
     with pytest.raises(
         errors.OverBudget,

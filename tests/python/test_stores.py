@@ -11,15 +11,17 @@ import os
 import random
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import time
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import s3_server
+from conftest import asked, s3_server
 
 import stoker
 from stoker.errors import Conflict, NotFound, Unsupported
@@ -99,12 +101,6 @@ def test_the_commands_open_every_store(kind, s3, tmp_path):
     assert "no object" in run("rm", where, "set/a", ok=False).stderr
 
 
-def asked(where: str) -> list[tuple[str, str]]:
-    """(method, path) of all that the server answered."""
-    log = urllib.request.urlopen(where.partition("endpoint=")[2].partition("&")[0] + "/_log")
-    return [(method, path) for method, path, *_ in json.loads(log.read())]
-
-
 def test_bytes_of_python_need_one_request_and_no_budget(s3):
     data = random.Random(3).randbytes(48 * MIB)
     with stoker.open_store(s3, dram="40MiB") as store:
@@ -133,6 +129,13 @@ def test_rm_of_many_objects_is_one_request(s3):
         assert [each["key"] for each in store.list()] == ["stays"]
 
 
+def ask(port: int, path: str, body: dict | None = None, context=None) -> bytes:
+    """Of s3_server.py itself."""
+    url = f"{'https' if context else 'http'}://127.0.0.1:{port}/{path}"
+    data = None if body is None else json.dumps(body).encode()
+    return urllib.request.urlopen(url, data, context=context).read()
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
 def test_a_certificate_is_wanted_and_checked(s3_credentials, tmp_path):
     pem = tmp_path / "server.pem"
@@ -148,6 +151,15 @@ def test_a_certificate_is_wanted_and_checked(s3_credentials, tmp_path):
         with stoker.open_store(f"{where}&ca={tmp_path}/ca.pem") as store:
             put(store, "key", b"by TLS")
             assert store.read_bytes("key") == b"by TLS"
+            # Parts have a CRC32C alone, where the server checks it.
+            tell = partial(
+                ask, port, context=ssl.create_default_context(cafile=tmp_path / "ca.pem")
+            )
+            tell("_control", {"checksums": True})
+            data = random.Random(2).randbytes(17 * MIB)
+            put(store, "large", data)
+            assert store.read_bytes("large") == data
+            assert json.loads(tell("_seen"))["checked"] == 2
         other = where.replace("127.0.0.1", "127.0.0.2")  # the certificate is for another name
         with pytest.raises(OSError, match="no answer"):
             stoker.open_store(f"{other}&ca={tmp_path}/ca.pem").__enter__()
@@ -194,3 +206,59 @@ def test_cp_that_is_killed_twice_ends_equal(s3, tmp_path):
     with stoker.open_store(local, read_only=True) as store:
         assert store.read_bytes("3/3") == b"changed"
         assert hashlib.sha256(store.read_bytes("large")).hexdigest() == hashes(source)["large"]
+
+
+def test_export_leaves_a_file_beside_it_alone(tmp_path):
+    (tmp_path / "in").mkdir()
+    long = "n" * 250
+    for name in ("a", long):
+        (tmp_path / "in" / name).write_text(name)
+    (tmp_path / "a.partial").write_text("somebody's")
+    run("export", f"dir:{tmp_path}/in", "a", tmp_path / "a")
+    assert (tmp_path / "a").read_text() == "a"
+    assert (tmp_path / "a.partial").read_text() == "somebody's"
+    run("export", f"dir:{tmp_path}/in", long, tmp_path / long)
+    assert (tmp_path / long).read_text() == long
+    assert {each.name for each in tmp_path.iterdir()} == {"in", "a", "a.partial", long}
+
+
+def test_export_of_an_object_that_is_replaced_meanwhile_is_a_conflict(s3, tmp_path):
+    with stoker.open_store(s3) as store:
+        put(store, "key", b"a" * (9 * MIB))
+    port = int(s3.rpartition(":")[2].partition("&")[0])
+    ask(port, "_control", {"faults": [{"kind": "replace", "method": "GET", "match": "key"}]})
+    said = run("export", s3, "key", tmp_path / "out", ok=False).stderr
+    assert "was changed while it was exported" in said
+    assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".stoker-*"))
+
+
+def test_ls_shows_folders_without_what_lies_below(s3):
+    with stoker.open_store(s3) as store:
+        for key in ("a/b", "a/c", "d"):
+            put(store, key, b"x")
+    shown = run("ls", s3, "--folders").stdout.split()
+    assert "a/" in shown and "d" in shown and "a/b" not in shown
+    found = json.loads(run("ls", s3, "--folders", "--json").stdout)
+    assert found["folders"] == ["a/"] and [each["key"] for each in found["objects"]] == ["d"]
+
+
+def test_odd_names_go_there_and_back(s3, tmp_path):
+    names = ["a b", "a+b", "a%20b", "%", "ä/ö", "-", "*?[x]", "\\", "'\"<&>", "a\nb", "a\rb"]
+    for name in [*names, "n" * 200 + "/" + "m" * 200]:
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_text(name)
+    run("cp", f"dir:{tmp_path}/in", s3)
+    run("cp", s3, f"dir:{tmp_path}/back")
+    assert hashes(tmp_path / "back") == hashes(tmp_path / "in")
+
+
+@pytest.mark.parametrize("kind", ["dir", "s3"])
+def test_names_that_are_none_are_said(kind, s3, tmp_path):
+    where = s3 if kind == "s3" else f"dir:{tmp_path}/objects"
+    with stoker.open_store(where, create=True) as store:
+        for key in ("", "/a", "a//b", "a/", "../a", "a/./b", "n" * 1025):
+            with pytest.raises(ValueError, match="is no (key|name) of an object"):
+                put(store, key, b"x")
+            with pytest.raises(ValueError, match="is no (key|name) of an object"):
+                store.stat(key)
+        assert store.list() == []

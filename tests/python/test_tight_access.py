@@ -11,10 +11,10 @@ from torch import nn
 
 import stoker
 from stoker import errors
-from stoker.offload.blocks import partition
-from stoker.offload.moments import MODES
-from stoker.offload.optimizer import algorithm_of
-from stoker.offload.planes import MIB, PIECE, arena_bytes_for, divide
+from stoker.offload.model.blocks import partition
+from stoker.offload.model.moments import MODES
+from stoker.offload.model.algorithm import algorithm_of
+from stoker.offload.division.layout import MIB, PIECE, arena_bytes_for, divide
 from test_offload_features import (
     TIGHT,
     adamw,

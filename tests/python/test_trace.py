@@ -9,7 +9,7 @@ import pytest
 import stoker
 import torch
 from stoker.errors import InvalidArgument
-from stoker.offload.measure import TYPES
+from stoker.offload.planning.products import TYPES
 from stoker.trace.cli import main
 
 

@@ -9,11 +9,13 @@ import os
 import re
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
 import time
-from dataclasses import fields
+import urllib.request
+from dataclasses import asdict, fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,13 +25,16 @@ import torch
 
 import stoker
 from stoker import errors
-from stoker.offload.machine import CAUSES
-from stoker.offload import measure
+from stoker.offload.division.machine import CAUSES
+from stoker.offload.planning import products
+from stoker.report import cli as report_cli
+from stoker.top import cli as top_cli
 from stoker.train import trainer
 from stoker.train.cli import _make_absolute, _sentence, default_out, main, parser
 from stoker.train.progress import TrainingProgress
 from stoker.train.saving import Saving
-from stoker.train.settings import Settings, human_bytes, resolve, write_json
+from stoker.data.corpus import find_text_files
+from stoker.train.settings import QUICK, Settings, human_bytes, resolve, write_json
 from stoker.train.stop import Stopped
 from stoker.train.trainer import WARM_UP
 
@@ -177,8 +182,47 @@ def test_a_run_leaves_what_it_promises(whole):
         assert line.keys() >= LINE_KEYS
         assert line["tokens"] == 128 and line["committed"] <= line["step"]
         assert {"weights", "remainder", "m", "v"} <= line["written_bytes"].keys()
+        (account,) = line["loaders"].values()
+        assert account["batches"] == 1 and account["samples"] == 4
+        assert line["checkpoints"].keys() >= {"saved", "bytes", "seconds"}
     assert lines[-1]["loss"] < lines[0]["loss"]
-    assert "Training report" in (whole / "report.html").read_text()
+    report = (whole / "report.html").read_text()
+    assert "Training report" in report and "accelerator utilisation" in report
+
+
+def test_a_run_that_goes_on_is_scraped_watched_and_reported(corpus, cache, tmp_path, capsys):
+    out = tmp_path / "run"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "stoker.train", "--metrics", str(port)),
+            *arguments(corpus, cache, out, 100_000),
+        ],
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_for_step(process, out, 3)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+            metrics = answer.read().decode()
+        assert top_cli.main([str(out)]) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    assert 'stoker_batches_total{loader="loader"}' in metrics and "\nstoker_loss " in metrics
+    assert " of 100000, " in capsys.readouterr().out
+    assert report_cli.main([str(out)]) == 0
+    report = (out / "report.html").read_text()
+    assert "as its ledger stands now" in report and "Memory against the cap" in report
+    assert "planned" in report
+
+
+def test_metrics_at_a_port_that_is_taken_are_a_sentence(corpus, cache, tmp_path, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = arguments(corpus, cache, tmp_path / "run", 2, "--metrics", str(port))
+        assert main(words) == 1
+    assert "give another port" in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
 def test_a_run_shows_the_plan_before_its_first_step(whole):
@@ -614,6 +658,25 @@ def test_without_out_a_finished_run_is_kept_and_an_unfinished_one_is_not_passed_
     ]
 
 
+def test_a_quick_run_has_small_settings_and_text_that_is_there(tmp_path, monkeypatch):
+    """Options that are given still hold, and a resume takes the settings of the run."""
+    monkeypatch.chdir(tmp_path)
+    seen = []
+    keep = lambda settings, out, *_: seen.append((settings, str(out))) or {}
+    monkeypatch.setattr("stoker.train.cli._train", keep)
+    assert main(["--quick", "--steps", "7"]) == 0
+    settings, out = seen[0]
+    assert out == "out/quick" and settings.steps == 7 and settings.precision == "float32"
+    assert {**asdict(settings), "steps": 60, "data": ()} == asdict(Settings(**QUICK))
+    assert sum(file.size_bytes for file in find_text_files(settings.data)) > 1 << 20
+    assert main(["--quick", "--data", str(tmp_path)]) == 0
+    assert seen[1][0].data == (str(tmp_path),)
+    Path("out/quick").mkdir(parents=True)
+    write_json(Path("out/quick/run.json"), {"settings": asdict(Settings(hidden=320))})
+    assert main(["--quick", "--resume"]) == 0
+    assert seen[2][0].hidden == 320
+
+
 def test_a_wrong_option_is_one_whatever_run_a_user_has_left(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out" / "train").mkdir(parents=True)
@@ -639,7 +702,7 @@ def test_a_run_keeps_the_type_and_the_steps_that_it_chose(
     corpus, cache, tmp_path, monkeypatch, capsys
 ):
     """The quicker type, and as many steps as end in time; a resume does not measure them again."""
-    known = measure.Quickest("float32", {"bfloat16": 2e9, "float32": 40e9})
+    known = products.Quickest("float32", {"bfloat16": 2e9, "float32": 40e9})
     monkeypatch.setattr(trainer, "quickest_type", lambda tokens, width: known)
     monkeypatch.setattr(trainer, "STEPS", 5)
     words = [*arguments(corpus, cache, tmp_path / "run", 0), "--precision", "auto"]

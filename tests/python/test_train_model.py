@@ -20,7 +20,7 @@ from safetensors import safe_open
 from stoker.data.vocabulary import train_tokenizer
 from stoker.errors import InvalidArgument
 from stoker.train.export import export_model
-from stoker.train.ledger_file import LedgerFile, read_ledger
+from stoker.report.ledger_file import LedgerFile, read_ledger
 from stoker.train.memory import MemoryPeak, resident_bytes
 from stoker.train.model import Model, ModelConfig, initialise, next_token_loss
 from stoker.train.settings import Settings, human_bytes, parse_bytes, read_run, resolve, write_run

@@ -17,9 +17,10 @@ from faults import ONE_THREAD, small_disk, throttle
 from models import Tiny, batch, loss_of
 from stoker import _core
 from stoker.errors import InvalidArgument, OutOfSpace, StokerError
-from stoker.offload import measure, rooms
-from stoker.offload.planes import store_capacity
-from stoker.offload.volumes import Shares
+from stoker.offload.storage import probe
+from stoker.offload.storage import volume_rooms as rooms
+from stoker.offload.division.layout import store_capacity
+from stoker.offload.storage.volumes import Shares
 
 
 def train(
@@ -95,7 +96,7 @@ def two_disks(tmp_path, monkeypatch) -> dict[str, float]:
     """The folders a and b are taken for disks of these rates; a rate that is taken away is not to
     be asked for."""
     rates = {f"{tmp_path}/a": 5e9, f"{tmp_path}/b": 1e9}
-    monkeypatch.setattr(measure, "file_system", lambda folder: folder)
+    monkeypatch.setattr(probe, "file_system", lambda folder: folder)
     monkeypatch.setattr(rooms, "measured", lambda folder: rates[folder])
     return rates
 
@@ -174,7 +175,7 @@ def test_folders_on_one_disk_share_what_it_has_free(tmp_path, two_disks, monkeyp
     a, b = two_disks
     for folder in (*two_disks, tmp_path / "c"):
         Path(folder).mkdir()
-    monkeypatch.setattr(measure, "file_system", lambda folder: folder == b)
+    monkeypatch.setattr(probe, "file_system", lambda folder: folder == b)
     mib = 1 << 20
     monkeypatch.setattr(rooms, "_free", lambda folders: 1000 * mib)
     shares = rooms.rooms([a, b, f"{tmp_path}/c"], 600 * mib)

@@ -13,8 +13,9 @@ import torch
 
 import stoker
 from models import Tiny, batch, loss_of
-from stoker.offload.late import AHEAD
-from stoker.offload.steps import Steps, Update
+from stoker.offload.steps.late import AHEAD
+from stoker.offload.steps.steps import Steps
+from stoker.offload.steps.update import Update
 
 FIRST = 4  # of the steps that are looked at: nothing is learned any more
 

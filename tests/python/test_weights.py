@@ -18,7 +18,7 @@ import stoker
 from faults import ONE_THREAD, fsck
 from models import Tiny, batch, loss_of
 from stoker import errors
-from stoker.offload.shown import Shown
+from stoker.offload.paging.shown import Shown
 from test_offload_features import TIGHT, adamw, assert_same, both, weights
 from test_offload_features import offload  # noqa: F401 (a fixture)
 

@@ -30,17 +30,14 @@ from stoker.bench.model import TOKENS, Model, step_loss
 from stoker.bench.process import PeakMemory, process_io
 from stoker.command import Parser, fail, named, whole, writable_folder
 from stoker.errors import StokerError
-from stoker.offload.build import sleep_between_operators
-from stoker.offload.heap import keep_heap
-from stoker.offload.measure import (
-    TYPES,
-    checksum_seconds,
-    disk_rates,
-    kernel_seconds,
-    quickest_type,
-)
-from stoker.offload.moments import MODES
-from stoker.offload.planes import MIB, parse_bytes
+from stoker.offload.observe.process import sleep_between_operators
+from stoker.offload.observe.heap import keep_heap
+from stoker.offload.planning.products import TYPES, quickest_type
+from stoker.plan.measure import checksum_seconds, kernel_seconds
+from stoker.offload.storage.probe import disk_rates
+from stoker.offload.model.moments import MODES
+from stoker.offload.division.layout import MIB
+from stoker.offload.division.amounts import parse_bytes
 
 
 def plain_compute_seconds(model: nn.Module, vocabulary: int, tokens: int, steps: int) -> float:

@@ -27,10 +27,11 @@ from stoker.bench.model import TOKENS, Model, step_loss
 from stoker.bench.offload import add_precision, weight_type
 from stoker.command import Parser, fail, named, number, whole, writable_folder
 from stoker.errors import StokerError
-from stoker.offload.build import sleep_between_operators
-from stoker.offload.heap import keep_heap
-from stoker.offload.measure import disk_rates, measure_machine
-from stoker.offload.planner import compare
+from stoker.offload.observe.process import sleep_between_operators
+from stoker.offload.observe.heap import keep_heap
+from stoker.offload.storage.probe import disk_rates
+from stoker.plan.measure import measure_machine
+from stoker.offload.planning.planner import compare
 
 VOCABULARY = 8192
 WARM_UP = 4

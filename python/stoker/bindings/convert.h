@@ -117,6 +117,14 @@ struct type_caster<stoker::python::Name> {
     value.good = text != nullptr;
     if (text != nullptr) value.text.assign(text, static_cast<size_t>(bytes));
     PyErr_Clear();
+    if (value.good) return true;
+    // A name of bytes that are no text, as os.listdir() gives it, and to_text().
+    const object raw = steal(PyUnicode_AsEncodedString(source.ptr(), "utf-8", "surrogateescape"));
+    value.good = raw.is_valid();
+    if (value.good)
+      value.text.assign(PyBytes_AS_STRING(raw.ptr()),
+                        static_cast<size_t>(PyBytes_GET_SIZE(raw.ptr())));
+    PyErr_Clear();
     return true;
   }
 };

@@ -2,6 +2,7 @@
 // the reader.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -9,8 +10,10 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstring>
+#include <algorithm>
+#include <array>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
@@ -20,6 +23,7 @@
 #include "convert.h"
 #include "handles.h"
 #include "stoker/data/batch_reader.h"
+#include "stoker/data/image_decoder.h"
 
 namespace nb = nanobind;
 
@@ -38,7 +42,6 @@ using Numbers = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::devic
 using Words = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Triples = nb::ndarray<const uint64_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
 using Row = nb::ndarray<nb::numpy, uint64_t, nb::ndim<1>>;
-using Rows = nb::ndarray<nb::numpy, uint64_t, nb::ndim<2>>;
 using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
 
 uint64_t at_least_one(int64_t count) {
@@ -58,19 +61,38 @@ Row numbers(size_t count, Fill fill) {
              nb::capsule(data, [](void* each) noexcept { delete[] static_cast<uint64_t*>(each); }));
 }
 
-std::vector<Pick> picks_of(const Sequence& sequence, int64_t first, int64_t last) {
+data::Reads reads_of(const Sequence& sequence, int64_t first, int64_t last) {
   if (first < 0 || last < first) {
     throw nb::index_error(
         ("there are no positions from " + std::to_string(first) + " to " + std::to_string(last))
             .c_str());
   }
-  return sequence.picks(static_cast<uint64_t>(first), static_cast<uint64_t>(last));
+  return sequence.reads(static_cast<uint64_t>(first), static_cast<uint64_t>(last));
 }
 
 std::pair<Row, Row> picks(const Sequence& sequence, int64_t first, int64_t last) {
-  const std::vector<Pick> all = picks_of(sequence, first, last);
+  const std::vector<Pick> all = reads_of(sequence, first, last).picks;
   return {numbers(all.size(), [&](size_t i) { return all[i].source; }),
           numbers(all.size(), [&](size_t i) { return all[i].sample; })};
+}
+
+// count, run, window, lanes, batch
+using ShapeOfPython = std::array<int64_t, 5>;
+
+WindowShape shape_of(const ShapeOfPython& given) {
+  const auto [count, run, window, lanes, batch] = given;
+  constexpr int64_t kMost = int64_t{1} << 62;
+  for (const int64_t each : given) {
+    if (each < 1 || each > kMost)
+      throw nb::value_error(
+          ("the numbers of a window are 1 to 2^62, not " + std::to_string(each)).c_str());
+  }
+  if (batch % lanes != 0)
+    throw nb::value_error(("a batch of " + std::to_string(batch) + " has no " +
+                           std::to_string(lanes) + " equal lanes")
+                              .c_str());
+  return {static_cast<uint64_t>(count), static_cast<uint64_t>(run), static_cast<uint64_t>(window),
+          static_cast<uint64_t>(lanes), static_cast<uint64_t>(batch)};
 }
 
 Sequence mixed(const std::vector<uint64_t>& counts, const std::vector<double>& weights,
@@ -120,6 +142,26 @@ std::shared_ptr<SampleTable> range_table(std::vector<std::string> keys,
       unwrap(SampleTable::ranges(std::move(keys), std::move(object_bytes), std::move(arrays))));
 }
 
+using Runs = nb::ndarray<nb::numpy, uint64_t, nb::shape<-1, 5>>;
+
+// As Store.follow() takes them.
+Runs plan_of(const SampleTable& table) {
+  const std::vector<PlanRun> all = unwrap([&] {
+    const WithoutGil without;
+    return table.plan();
+  }());
+  auto owned = std::make_unique<uint64_t[]>(all.size() * 5);
+  for (size_t i = 0; i < all.size(); ++i) {
+    const PlanRun& run = all[i];
+    std::ranges::copy(std::to_array({run.object, run.offset, run.bytes, run.items, run.stride}),
+                      &owned[i * 5]);
+  }
+  uint64_t* const data = owned.release();
+  return Runs(data, {all.size(), 5}, nb::capsule(data, [](void* each) noexcept {
+                delete[] static_cast<uint64_t*>(each);
+              }));
+}
+
 using StoreHandles = std::vector<std::shared_ptr<StoreHandle>>;
 
 struct PyBatchReader {
@@ -166,31 +208,33 @@ PyBatchReader* make_reader(const std::vector<SourceOfPython>& sources, size_t sp
   return made.release();
 }
 
-PyBatch start(const PyBatchReader& reader, std::vector<Pick> picks) {
+PyBatch start(const PyBatchReader& reader, data::Reads reads) {
   for (const auto& store : reader.stores) {
     check_process(*store->runtime);
     if (!store->store) raise_invalid("the store of this data was closed; open it again");
   }
   const WithoutGil without;
-  Future<BatchPtr> future = reader.reader->read(std::move(picks));
+  const data::BatchRead begun = reader.reader->read(std::move(reads));
+  for (const auto& [source, done] : begun.begun) (void)reader.stores[source]->track(done);
+  const Future<BatchPtr>& future = begun.batch;
   for (size_t i = 0; i < reader.stores.size(); ++i) {
     StoreHandle* const store = reader.stores[i].get();
     store->track(future).on_done([store, i](const Result<BatchPtr>& batch) {
       if (batch) store->read_bytes.add((*batch)->asked[i]);
     });
   }
-  return {std::move(future), reader.stores};
+  return {future, reader.stores};
 }
 
 PyBatch read_positions(const PyBatchReader& reader, const Sequence& sequence, int64_t first,
                        int64_t last) {
-  return start(reader, picks_of(sequence, first, last));
+  return start(reader, reads_of(sequence, first, last));
 }
 
 PyBatch read_samples(const PyBatchReader& reader, uint32_t source, const Numbers& samples) {
   std::vector<Pick> all(samples.shape(0));
   for (size_t i = 0; i < all.size(); ++i) all[i] = {source, samples(i)};
-  return start(reader, std::move(all));
+  return start(reader, {std::move(all), {}, {}});
 }
 
 void wait_for_batch(const PyBatch& batch) {
@@ -222,6 +266,13 @@ std::pair<Row, Row> picked(const PyBatch& batch) {
           numbers(all.size(), [&](size_t i) { return all[i].sample; })};
 }
 
+// Bytes and ranges that the stores were asked for.
+std::pair<uint64_t, uint64_t> asked(const PyBatch& batch) {
+  const Batch& read = done(batch);
+  return {std::reduce(read.asked.begin(), read.asked.end()),
+          std::reduce(read.ranges.begin(), read.ranges.end())};
+}
+
 std::vector<std::vector<std::pair<uint64_t, uint64_t>>> places(const PyBatch& batch) {
   const Batch& read = done(batch);
   std::vector<std::vector<std::pair<uint64_t, uint64_t>>> all(read.picks.size());
@@ -230,6 +281,103 @@ std::vector<std::vector<std::pair<uint64_t, uint64_t>>> places(const PyBatch& ba
       all[i].emplace_back(read.parts[part].offset, read.parts[part].bytes);
   }
   return all;
+}
+
+// One behind another, in nanoseconds of time.perf_counter_ns().
+std::vector<std::tuple<std::string, uint64_t, uint64_t>> stages(const PyBatch& batch) {
+  const data::StageTimes& at = done(batch).times;
+  return {{"read", at.begun, at.read},
+          {"queue", at.read, at.taken},
+          {"verify", at.taken, at.verified},
+          {"assemble", at.verified, at.assembled}};
+}
+
+std::vector<std::tuple<uint64_t, uint64_t, uint64_t>> objects(const PyBatch& batch) {
+  std::vector<std::tuple<uint64_t, uint64_t, uint64_t>> all;
+  for (const data::Asked& each : done(batch).objects)
+    all.emplace_back(each.source, each.object, each.bytes);
+  return all;
+}
+
+struct PyImageDecoder {
+  PyImageDecoder() = default;
+  PyImageDecoder(PyImageDecoder&&) = default;
+  ~PyImageDecoder();
+  Unforked<data::ImageDecoder> decoder;  // in a forked process it has no threads
+};
+
+PyImageDecoder::~PyImageDecoder() {
+  if (decoder == nullptr) return;
+  if (PyGILState_Check() != 0) {
+    const WithoutGil without;
+    decoder.reset();
+  } else {
+    decoder.reset();
+  }
+}
+
+struct PyImages {
+  Future<data::ImagesPtr> future;
+  StoreHandles stores;
+};
+
+using Floats3 = std::tuple<float, float, float>;
+
+PyImageDecoder* make_decoder(uint32_t height, uint32_t width, const std::string& crop, bool flip,
+                             const std::optional<std::pair<Floats3, Floats3>>& normalise,
+                             const nb::int_& seed, size_t threads, size_t spares) {
+  data::JpegOptions options;
+  options.height = height;
+  options.width = width;
+  options.flip = flip;
+  options.seed = low_bits(seed);
+  if (crop == "random") {
+    options.crop = data::Crop::random;
+  } else if (crop == "centre") {
+    options.crop = data::Crop::centre;
+  } else if (crop != "whole") {
+    raise_invalid("there is no crop '" + crop + "': give \"random\", \"centre\" or None");
+  }
+  if (normalise) {
+    const auto [mean, deviation] = *normalise;
+    options.normalise =
+        data::Normalise{{std::get<0>(mean), std::get<1>(mean), std::get<2>(mean)},
+                        {std::get<0>(deviation), std::get<1>(deviation), std::get<2>(deviation)}};
+  }
+  auto made = std::make_unique<PyImageDecoder>();
+  made->decoder = Unforked<data::ImageDecoder>(
+      unwrap(data::ImageDecoder::make(options, threads, spares)).release());
+  return made.release();
+}
+
+PyImages decode_images(const PyImageDecoder& decoder, const PyBatch& batch, uint64_t first,
+                       uint64_t samples) {
+  check_process(*batch.stores.front()->runtime);
+  const WithoutGil without;
+  return {decoder.decoder->decode(batch.future, first, samples), batch.stores};
+}
+
+void wait_for_images(const PyImages& images) {
+  check_process(*images.stores.front()->runtime);
+  wait_until_done(images.future);
+  if (const auto& result = images.future.wait(); !result) raise(result.error());
+}
+
+const data::Images& done(const PyImages& images) {
+  if (!images.future.ready()) throw nb::value_error("the images are not there yet: wait()");
+  const auto& result = images.future.wait();
+  if (!result) raise(result.error());
+  return **result;
+}
+
+// Lives as long as the array, or what was made of it.
+Bytes image_memory(const PyImages& images) {
+  const data::Images& decoded = done(images);
+  auto owner = std::make_unique<Future<data::ImagesPtr>>(images.future);
+  return Bytes(reinterpret_cast<uint8_t*>(decoded.memory.data()), {decoded.bytes},
+               nb::capsule(owner.release(), [](void* each) noexcept {
+                 delete static_cast<Future<data::ImagesPtr>*>(each);
+               }));
 }
 
 }  // namespace
@@ -249,6 +397,12 @@ void bind_data(nb::module_& module) {
             return Sequence::shuffled(at_least_one(count), low_bits(seed));
           },
           nb::arg("count"), nb::arg("seed"))
+      .def_static(
+          "windowed",
+          [](const ShapeOfPython& shape, const nb::int_& seed) {
+            return Sequence::windowed(shape_of(shape), low_bits(seed));
+          },
+          nb::arg("shape"), nb::arg("seed"))
       .def_static("mixed", &mixed, nb::arg("counts"), nb::arg("weights"), nb::arg("seed"))
       .def_prop_ro("count", &Sequence::count)
       .def("picks", &picks, nb::arg("first"), nb::arg("last"));
@@ -258,14 +412,58 @@ void bind_data(nb::module_& module) {
       .def_static("ranges", &range_table, nb::arg("keys"), nb::arg("object_bytes"),
                   nb::arg("starts"), nb::arg("objects"), nb::arg("offsets"), nb::arg("bytes"),
                   nb::arg("crcs") = nb::none())
-      .def("__len__", &SampleTable::samples);
+      .def(
+          "key",
+          [](const SampleTable& table, uint64_t object) -> const std::string& {
+            if (object >= table.keys().size())
+              throw nb::index_error(("there is no object " + std::to_string(object)).c_str());
+            return table.keys()[object];
+          },
+          nb::arg("object"))
+      .def("__len__", &SampleTable::samples)
+      .def_prop_ro("keys", &SampleTable::keys)
+      .def_prop_ro("apart", &SampleTable::apart)
+      .def("plan", &plan_of, nb::rv_policy::automatic);
   nb::class_<PyBatch>(module, "Batch", "A batch that is read, or was.")
       .def("ready", [](const PyBatch& batch) { return batch.future.ready(); })
       .def("wait", &wait_for_batch)
       .def("__len__", [](const PyBatch& batch) { return done(batch).picks.size(); })
       .def_prop_ro("memory", &memory, nb::rv_policy::automatic)
       .def_prop_ro("picks", &picked, nb::rv_policy::automatic)
-      .def_prop_ro("places", &places);
+      .def_prop_ro("asked", &asked)
+      .def_prop_ro("places", &places)
+      .def_prop_ro("stages", &stages)
+      .def_prop_ro("objects", &objects);
+  nb::class_<PyImages>(module, "Images", "The images of a batch that are decoded, or were.")
+      .def("ready", [](const PyImages& images) { return images.future.ready(); })
+      .def("wait", &wait_for_images)
+      .def_prop_ro("memory", &image_memory, nb::rv_policy::automatic)
+      .def_prop_ro("kept", [](const PyImages& images) { return done(images).kept; })
+      .def_prop_ro("parts", [](const PyImages& images) { return done(images).parts; })
+      .def_prop_ro("damaged",
+                   [](const PyImages& images) {
+                     std::vector<std::pair<uint64_t, std::string>> all;
+                     for (const auto& each : done(images).damaged)
+                       all.emplace_back(each.at, each.why);
+                     return all;
+                   })
+      .def_prop_ro("stage", [](const PyImages& images) {
+        const data::Images& decoded = done(images);
+        return std::tuple("decode", decoded.begun, decoded.decoded);
+      });
+  nb::class_<PyImageDecoder>(module, "ImageDecoder", "Decodes the JPEGs of batches.")
+      .def(
+          "__init__",
+          [](PyImageDecoder* self, uint32_t height, uint32_t width, const std::string& crop,
+             bool flip, const std::optional<std::pair<Floats3, Floats3>>& normalise,
+             const nb::int_& seed, size_t threads, size_t spares) {
+            auto made = std::unique_ptr<PyImageDecoder>(
+                make_decoder(height, width, crop, flip, normalise, seed, threads, spares));
+            new (self) PyImageDecoder(std::move(*made));
+          },
+          nb::arg("height"), nb::arg("width"), nb::arg("crop"), nb::arg("flip"),
+          nb::arg("normalise").none(), nb::arg("seed"), nb::arg("threads"), nb::arg("spares"))
+      .def("decode", &decode_images, nb::arg("batch"), nb::arg("first"), nb::arg("samples"));
   nb::class_<PyBatchReader>(module, "BatchReader", "Reads samples of several sources into batches.")
       .def(
           "__init__",

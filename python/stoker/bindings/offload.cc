@@ -1,4 +1,4 @@
-// Session and UpdateJob for Python.
+// PlaneIo and UpdateJob for Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -58,64 +58,6 @@ PySession make_session(const PyRuntime& runtime, const PyStore& store, const PyA
   return {std::make_shared<SessionHandle>(store.handle, arena.handle, unwrap(std::move(made)))};
 }
 
-optim::GradType grad_type_of(const std::string& name) {
-  if (name == "bf16") return optim::GradType::bf16;
-  if (name == "f32") return optim::GradType::f32;
-  raise_invalid("type '" + name + "' is not one of bf16, f32");
-}
-
-optim::Algorithm algorithm_of(const std::string& name) {
-  if (name == "adamw") return optim::Algorithm::adamw;
-  if (name == "adam") return optim::Algorithm::adam;
-  if (name == "sgd") return optim::Algorithm::sgd;
-  if (name == "lion") return optim::Algorithm::lion;
-  raise_invalid("algorithm '" + name + "' is not one of adamw, adam, sgd, lion");
-}
-
-template <typename T>
-T setting(const std::string& name, nb::handle value) {
-  T out{};
-  if (!nb::try_cast(value, out))
-    raise_invalid("the setting '" + name + "' of an optimizer step has the wrong type");
-  return out;
-}
-
-// An unknown key is an error: a misspelt one would train with a default.
-optim::Hyper hyper_of(const nb::dict& values) {
-  optim::Hyper hyper;
-  for (const auto& [key, value] : values) {
-    const auto name = nb::cast<std::string>(nb::str(key));
-    if (name == "algorithm")
-      hyper.algorithm = algorithm_of(setting<std::string>(name, value));
-    else if (name == "lr")
-      hyper.lr = setting<double>(name, value);
-    else if (name == "beta1")
-      hyper.beta1 = setting<double>(name, value);
-    else if (name == "beta2")
-      hyper.beta2 = setting<double>(name, value);
-    else if (name == "eps")
-      hyper.eps = setting<double>(name, value);
-    else if (name == "weight_decay")
-      hyper.weight_decay = setting<double>(name, value);
-    else if (name == "momentum")
-      hyper.momentum = setting<double>(name, value);
-    else if (name == "dampening")
-      hyper.dampening = setting<double>(name, value);
-    else if (name == "nesterov")
-      hyper.nesterov = setting<bool>(name, value);
-    else if (name == "maximize")
-      hyper.maximize = setting<bool>(name, value);
-    else if (name == "grad_scale")
-      hyper.grad_scale = setting<double>(name, value);
-    else if (name == "step")
-      hyper.step = setting<uint64_t>(name, value);
-    else
-      raise_invalid("'" + name + "' is not a setting of an optimizer step");
-  }
-  if (hyper.step == 0) raise_invalid("step counts from 1: it is 1 for a parameter's first update");
-  return hyper;
-}
-
 // The fields of a tuple that Python passes; `form` says what it should have been.
 nb::tuple tuple_of(nb::handle item, size_t size, const char* form) {
   nb::tuple fields;
@@ -130,18 +72,6 @@ T field(const nb::tuple& fields, size_t index, const char* form) {
   if (!nb::try_cast(nb::object(fields[index]), value))
     raise_invalid("field " + std::to_string(index) + " of a tuple " + form + " has the wrong type");
   return value;
-}
-
-Segment segment_of(nb::handle item) {
-  constexpr const char* form =
-      "(parameter, offset, count, gradient address, gradient dtype, hyper)";
-  const nb::tuple fields = tuple_of(item, 6, form);
-  return {field<uint32_t>(fields, 0, form),
-          field<uint64_t>(fields, 1, form),
-          field<uint64_t>(fields, 2, form),
-          reinterpret_cast<const std::byte*>(field<uintptr_t>(fields, 3, form)),
-          grad_type_of(field<std::string>(fields, 4, form)),
-          hyper_of(field<nb::dict>(fields, 5, form))};
 }
 
 std::vector<GradSpan> spans_of(const nb::sequence& items) {
@@ -242,11 +172,11 @@ PyFuture store_weights(const PySession& session, BlockId block, uintptr_t addres
 
 // ---- updates
 
-PyUpdateJob update(const PySession& session, BlockId block, const nb::sequence& segments,
+PyUpdateJob update(const PySession& session, BlockId block, std::vector<Segment> segments,
                    uintptr_t weight_in, uintptr_t weight_out, const PyTransaction& transaction,
                    const PyTransaction* source, bool hashes) {
   offload::UpdateRequest request;
-  for (nb::handle item : segments) request.segments.push_back(segment_of(item));
+  request.segments = std::move(segments);
   request.weight_in = weights(session, block, weight_in);
   request.weight_out = weights(session, block, weight_out);
   request.transaction = share(&transaction);
@@ -418,7 +348,18 @@ void bind_offload(nanobind::module_& module) {
         wait_for(j.job->computed());
         return j.job->finite();
       });
-  nb::class_<PySession>(module, "Session",
+  nb::class_<Segment>(module, "Segment", "One parameter's share of an update: what it consumes.")
+      .def(
+          "__init__",
+          [](Segment* self, uint32_t parameter, uint64_t offset, uint64_t count, uintptr_t grad,
+             const std::string& dtype, const stoker::optim::Hyper& hyper) {
+            new (self) Segment{
+                parameter,           offset, count, reinterpret_cast<const std::byte*>(grad),
+                grad_type_of(dtype), hyper};
+          },
+          nb::arg("parameter"), nb::arg("offset"), nb::arg("count"), nb::arg("grad"),
+          nb::arg("dtype"), nb::arg("hyper"));
+  nb::class_<PySession>(module, "PlaneIo",
                         "What moves bytes between a store, the arena and the optimizer kernels.")
       .def(
           "__init__",

@@ -26,34 +26,9 @@ T* pointer(uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
 
-nb::builtin_exception unknown(std::string_view what, std::string_view name,
-                              std::string_view choices) {
-  return nb::value_error(
-      (std::string(what) + " '" + std::string(name) + "' is not one of " + std::string(choices))
-          .c_str());
-}
-
-Algorithm algorithm_of(std::string_view name) {
-  if (name == "adamw") return Algorithm::adamw;
-  if (name == "adam") return Algorithm::adam;
-  if (name == "sgd") return Algorithm::sgd;
-  if (name == "lion") return Algorithm::lion;
-  throw unknown("algorithm", name, "adamw, adam, sgd, lion");
-}
-
-bool is_bf16(std::string_view name) {
-  if (name == "bf16") return true;
-  if (name == "f32") return false;
-  throw unknown("type", name, "bf16, f32");
-}
-
 WeightType weight_type_of(std::string_view name) {
   return is_bf16(name) ? WeightType::bf16 : WeightType::f32;
 }
-GradType grad_type_of(std::string_view name) {
-  return is_bf16(name) ? GradType::bf16 : GradType::f32;
-}
-
 // A null plane that the algorithm needs is the caller's mistake: an exception here, where the
 // kernel would abort.
 void require(bool given, const char* plane) {
@@ -62,29 +37,31 @@ void require(bool given, const char* plane) {
         (std::string("optim_update needs the plane '") + plane + "' with these settings").c_str());
 }
 
-void update_planes(size_t count, std::string_view weight_type, std::string_view grad_type,
-                   uintptr_t weight_in, uintptr_t weight_out, uintptr_t grad, uintptr_t remainder,
-                   uintptr_t m, uintptr_t v, std::string_view algorithm, double lr, double beta1,
-                   double beta2, double eps, double weight_decay, double momentum, double dampening,
-                   bool nesterov, bool maximize, double grad_scale, uint64_t step,
-                   std::string_view moments, uintptr_t m_scales, uintptr_t v_scales, uint64_t seed,
-                   uint64_t parameter) {
-  const Hyper hyper{algorithm_of(algorithm),
-                    lr,
-                    beta1,
-                    beta2,
-                    eps,
-                    weight_decay,
-                    momentum,
-                    dampening,
-                    nesterov,
-                    maximize,
-                    grad_scale,
-                    step};
-  const auto weights = weight_type_of(weight_type);
-  const auto grads = grad_type_of(grad_type);
+void make_hyper(Hyper* self, std::string_view algorithm, double lr, uint64_t step, double beta1,
+                double beta2, double eps, double weight_decay, double momentum, double dampening,
+                bool nesterov, bool maximize, double grad_scale) {
   if (step == 0)
     throw nb::value_error("step counts from 1: it is 1 for a parameter's first update");
+  new (self) Hyper{.algorithm = algorithm_of(algorithm),
+                   .lr = lr,
+                   .beta1 = beta1,
+                   .beta2 = beta2,
+                   .eps = eps,
+                   .weight_decay = weight_decay,
+                   .momentum = momentum,
+                   .dampening = dampening,
+                   .nesterov = nesterov,
+                   .maximize = maximize,
+                   .grad_scale = grad_scale,
+                   .step = step};
+}
+
+void update_planes(size_t count, std::string_view weight_type, std::string_view grad_type,
+                   uintptr_t weight_in, uintptr_t weight_out, uintptr_t grad, uintptr_t remainder,
+                   uintptr_t m, uintptr_t v, const Hyper& hyper, std::string_view moments,
+                   uintptr_t m_scales, uintptr_t v_scales, uint64_t seed, uint64_t parameter) {
+  const auto weights = weight_type_of(weight_type);
+  const auto grads = grad_type_of(grad_type);
   require(weight_in != 0, "weight_in");
   require(weight_out != 0, "weight_out");
   require(grad != 0, "grad");
@@ -110,7 +87,7 @@ void update_planes(size_t count, std::string_view weight_type, std::string_view 
 Which which_of(std::string_view name) {
   if (name == "m") return Which::m;
   if (name == "v") return Which::v;
-  throw unknown("moment", name, "m, v");
+  throw unknown_name("moment", name, "m, v");
 }
 
 void decode_moment(std::string_view moments, std::string_view which, uintptr_t data,
@@ -149,18 +126,23 @@ void scale(uintptr_t grad, std::string_view type, size_t count, float factor) {
 
 void bind_optim(nb::module_& module) {
   using namespace nb::literals;
+  nb::class_<Hyper>(module, "Hyper",
+                    "Hyperparameters of one parameter's update. algorithm: 'adamw', 'adam', 'sgd' "
+                    "or 'lion'.\nstep: the parameter's own count, 1 for its first update. Raises "
+                    "ValueError for others.")
+      .def("__init__", &make_hyper, nb::kw_only(), "algorithm"_a, "lr"_a, "step"_a, "beta1"_a = 0.9,
+           "beta2"_a = 0.999, "eps"_a = 1e-8, "weight_decay"_a = 0.0, "momentum"_a = 0.0,
+           "dampening"_a = 0.0, "nesterov"_a = false, "maximize"_a = false, "grad_scale"_a = 1.0)
+      .def("__eq__", [](const Hyper& one, const Hyper& other) { return one == other; })
+      .def_ro("lr", &Hyper::lr)
+      .def_ro("step", &Hyper::step);
   module.def("optim_update", &update_planes, "count"_a, nb::kw_only(), "weight_type"_a,
              "grad_type"_a, "weight_in"_a, "weight_out"_a, "grad"_a, "remainder"_a = 0, "m"_a = 0,
-             "v"_a = 0, "algorithm"_a = "adamw", "lr"_a = 1e-3, "beta1"_a = 0.9, "beta2"_a = 0.999,
-             "eps"_a = 1e-8, "weight_decay"_a = 0.0, "momentum"_a = 0.0, "dampening"_a = 0.0,
-             "nesterov"_a = false, "maximize"_a = false, "grad_scale"_a = 1.0, "step"_a = 1,
-             "moments"_a = "exact", "m_scales"_a = 0, "v_scales"_a = 0, "seed"_a = 0,
-             "parameter"_a = 0,
+             "v"_a = 0, "hyper"_a, "moments"_a = "exact", "m_scales"_a = 0, "v_scales"_a = 0,
+             "seed"_a = 0, "parameter"_a = 0,
              "One optimizer step of a whole parameter of `count` elements, in the memory at the\n"
              "given addresses.\n\n"
-             "weight_type and grad_type: 'bf16' or 'f32'. algorithm: 'adamw', 'adam', 'sgd' or "
-             "'lion'. step: the\n"
-             "parameter's own count, 1 for its first update. moments: how m and v are kept, "
+             "weight_type and grad_type: 'bf16' or 'f32'. moments: how m and v are kept, "
              "'exact', 'bf16' or '8bit' (with\n"
              "scales); seed, parameter: the key of the draws that round them, beside step and\n"
              "element. Raises ValueError for a plane that is missing.");

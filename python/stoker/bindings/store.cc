@@ -182,9 +182,15 @@ nb::tuple stop_trace(const PyRuntime& runtime) {
 
 // ---- Store
 
+// Names of files may be bytes that are no text: Name takes them back.
+nb::object to_text(const std::string& name) {
+  return nb::steal(
+      PyUnicode_DecodeUTF8(name.data(), static_cast<Py_ssize_t>(name.size()), "surrogateescape"));
+}
+
 nb::dict to_dict(const ObjectInfo& object) {
   nb::dict out;
-  out["key"] = object.key;
+  out["key"] = to_text(object.key);
   out["bytes"] = object.bytes;
   out["chunk_bytes"] = object.chunk_bytes;
   out["version"] = object.version;
@@ -237,6 +243,16 @@ void require(const PyTransaction& transaction, const Name& named_key,
     return staged.require(key, tag ? std::string_view(*tag) : kAbsent);
   }();
   unwrap(required);
+}
+
+void name_version(const PyTransaction& transaction, const Name& named) {
+  const std::string_view snapshot = named;  // may raise, which needs the GIL
+  Transaction& staged = open(transaction).raw();
+  const Status status = [&] {
+    const WithoutGil without;  // a server may be asked
+    return staged.name(snapshot);
+  }();
+  unwrap(status);
 }
 
 Version copy(const PyStore& store, const Name& named_from, const Name& named_to) {
@@ -347,6 +363,16 @@ nb::list list(const PyStore& store, const Name& named_prefix, const Name& named_
   nb::list out;
   for (const ObjectInfo& object : unwrap(std::move(objects))) out.append(to_dict(object));
   return out;
+}
+
+nb::tuple list_level(const PyStore& store, const Name& named_prefix, const Name& named_snapshot) {
+  const std::string_view prefix = named_prefix, snapshot = named_snapshot;
+  const Level level = unwrap(
+      without_gil(store, [&](Store& source) { return source.list_level(prefix, snapshot); }));
+  nb::list objects, folders;
+  for (const ObjectInfo& object : level.objects) objects.append(to_dict(object));
+  for (const std::string& folder : level.folders) folders.append(to_text(folder));
+  return nb::make_tuple(objects, folders);
 }
 
 bool exists(const PyStore& store, const Name& key, const Name& snapshot) {
@@ -541,10 +567,14 @@ nb::bytes staged_read_bytes(const PyTransaction& transaction, const Name& key, c
   return read_bytes(*transaction.box->store, aligned, bytes, read);
 }
 
+Durability durability_of(const std::string& name) {
+  if (name != "durable" && name != "deferred")
+    raise_invalid("durability '" + name + "' is not one of durable, deferred");
+  return name == "durable" ? Durability::durable : Durability::deferred;
+}
+
 PyFuture commit(const PyTransaction& transaction, const std::string& durability) {
-  if (durability != "durable" && durability != "deferred")
-    raise_invalid("durability '" + durability + "' is not one of durable, deferred");
-  const Durability named = durability == "durable" ? Durability::durable : Durability::deferred;
+  const Durability named = durability_of(durability);
   offload::StepTransaction& step = open(transaction);
   const WithoutGil without;
   return {.version = transaction.box->store->track(step.commit(named)),
@@ -660,6 +690,7 @@ void bind_store(nanobind::module_& module) {
           nb::arg("key"))
       .def("expect", &expect, nb::arg("key"), nb::arg("expected"))
       .def("require", &require, nb::arg("key"), nb::arg("tag").none())
+      .def("name", &name_version, nb::arg("snapshot"))
       .def("commit", &commit, nb::arg("durability") = "durable")
       .def("abandon", &abandon)
       .def_prop_ro("poisoned", &poisoned)
@@ -677,6 +708,7 @@ void bind_store(nanobind::module_& module) {
           nb::arg("key"), nb::arg("snapshot") = "")
       .def("exists", &exists, nb::arg("key"), nb::arg("snapshot") = "")
       .def("list", &list, nb::arg("prefix") = "", nb::arg("snapshot") = "")
+      .def("list_level", &list_level, nb::arg("prefix") = "", nb::arg("snapshot") = "")
       .def("read_bytes", &store_read_bytes, nb::arg("key"), nb::arg("offset") = 0,
            nb::arg("bytes").none() = nb::none(), nb::arg("snapshot") = "")
       .def("read", &read_into, nb::arg("key"), nb::arg("offset"), nb::arg("address"),
@@ -706,7 +738,10 @@ void bind_store(nanobind::module_& module) {
           [](const PyStore& s, const Name& name) { return named(s, open(s).snapshot(name)); },
           nb::arg("name"))
       .def(
-          "drop", [](const PyStore& s, const Name& name) { return named(s, open(s).drop(name)); },
-          nb::arg("name"))
+          "drop",
+          [](const PyStore& s, const Name& name, const std::string& durability) {
+            return named(s, open(s).drop(name, durability_of(durability)));
+          },
+          nb::arg("name"), nb::arg("durability") = "durable")
       .def("close", &close_store);
 }

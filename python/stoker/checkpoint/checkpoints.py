@@ -10,17 +10,15 @@ import socket
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stoker import _core
-from stoker.checkpoint import planes
+from stoker.checkpoint import gate, planes
 from stoker.checkpoint import state as states
 from stoker.checkpoint.grace import Grace
 from stoker.checkpoint.manifest import (
@@ -38,13 +36,14 @@ from stoker.checkpoint.parts import Edited
 from stoker.checkpoint.reading import Reader
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.state import Contents, Run
+from stoker.checkpoint.unchanged import Before
 from stoker.checkpoint.workspace import Ring, Tier
 from stoker.errors import Corruption, InvalidArgument, Mismatch, NotFound, StokerError
-from stoker.offload import record
-from stoker.offload.blocks import Block
-from stoker.offload.optimizer import OffloadedOptimizer
-from stoker.offload.planes import parse_bytes
-from stoker.offload.snapshots import check_room_to_copy
+from stoker.offload.storage import record
+from stoker.offload.model.blocks import Block
+from stoker.offload.run.optimizer import OffloadedOptimizer
+from stoker.offload.division.amounts import parse_bytes
+from stoker.offload.run.snapshots import check_room_to_copy
 
 log = logging.getLogger("stoker")
 _SNAPSHOT = "checkpoint-"
@@ -182,7 +181,7 @@ class Checkpoints:
         self.costs = Costs()
         self._grace = Grace(grace) if grace is not None else None
         self._attempt = max((name.attempt for name in self._tiers[0].folders()), default=0)
-        _gate.add(self)
+        gate.add(self)
 
     # -- saving ------------------------------------------------------------------------------------
 
@@ -338,7 +337,7 @@ class Checkpoints:
             try:
                 manifest = self._write(first, name, contents, said, handle)
             except BaseException:
-                _remove_quietly(first, name)
+                first.remove_quietly(name)
                 raise
             finally:
                 _drop(runs)
@@ -379,8 +378,15 @@ class Checkpoints:
             if left == 0:
                 handle._reached("copied")
 
+        before = Before(tier) if any(each.frozen for each in contents.files) else None
         for whole in contents.files:
-            hashes.append(tier.write(name, whole, self._ring, copied))
+            of_file = before.hashes_of(whole, self._ring) if whole.frozen else None
+            if of_file is not None and before.take(name, whole.name, whole.bytes, of_file):
+                self.costs.taken_bytes += whole.bytes
+                copied()
+            else:
+                of_file = tier.write(name, whole, self._ring, copied)
+            hashes.append(of_file)
         files = [
             File(each.name, each.bytes, len(of_file))
             for each, of_file in zip(contents.files, hashes)
@@ -402,6 +408,13 @@ class Checkpoints:
         too."""
         self._finish()
         return [tier.where(name) for tier in self._tiers for name in self._retain(tier)]
+
+    def remove_all(self) -> None:
+        """Removes every checkpoint from every tier, whatever `keep` says."""
+        self._finish()
+        for tier in self._tiers:
+            for name in tier.folders():
+                tier.remove(name)
 
     def wait(self) -> None:
         """Until the save under way is in all tiers. Raises what it raised."""
@@ -599,19 +612,6 @@ def _check_groups(reader: Reader, key: str, optimizer: Any, state: Any) -> None:
         )
 
 
-# Those in this process. Every optimizer of torch waits for them before it changes anything, also
-# one that save() was not given: it may change the same model.
-_gate: weakref.WeakSet[Checkpoints] = weakref.WeakSet()
-
-
-def _before_a_step(*_: object) -> None:
-    for each in list(_gate):
-        each.wait_copied()
-
-
-register_optimizer_step_pre_hook(_before_a_step)
-
-
 def composition_of(store: str | os.PathLike) -> str:
     """A composition string; a plain path is a folder of plain files."""
     text = os.fspath(store)
@@ -655,13 +655,17 @@ def copy_checkpoint(
         return
     reader = Reader(source, name, ring, [])
     try:
+        before = Before(to)
         for file in reader.manifest.files:
-            to.write_stream(name, file, reader.stream(file), ring, progress)
+            if before.take(name, file.name, file.bytes, reader.hashes(file)):
+                progress(file.bytes)
+            else:
+                to.write_stream(name, file, reader.stream(file), ring, progress)
         to.put(name, TABLE, source.store.read_bytes(f"{name}/{TABLE}"))
         files = [TABLE, *(each.name for each in reader.manifest.files)]
         to.put_manifest(name, source.store.read_bytes(f"{name}/{MANIFEST}"), files)
     except BaseException:
-        _remove_quietly(to, name)
+        to.remove_quietly(name)
         raise
 
 
@@ -742,16 +746,15 @@ def _contents_of(files: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def _take_snapshot(run: Run) -> None:
-    """Names the step that the run's store holds."""
+    """Names the run's newest step, and makes it durable."""
     session, store = run.session, run.store
-    session.flush()
     left = [each for each in store.info()["snapshots"] if each.startswith(_SNAPSHOT)]
     for each in left:  # of a process that was killed
         store.drop(each).wait()
     kept = len(store.info()["snapshots"])
     what = session.blocks, session.algorithm
     check_room_to_copy(session.runtime, *what, kept, session.buffers.bytes)
-    store.snapshot(run.snapshot).wait()
+    session.name_step(run.snapshot)
     session.read_until(run.read)
 
 
@@ -759,16 +762,9 @@ def _drop(runs: list[Run]) -> None:
     for run in runs:
         try:
             if run.snapshot in run.store.info()["snapshots"]:
-                run.store.drop(run.snapshot).wait()
+                run.store.drop(run.snapshot, "deferred").wait()
         finally:
             run.read.set()
-
-
-def _remove_quietly(tier: Tier, name: Name) -> None:
-    try:
-        tier.remove(name)
-    except StokerError as error:
-        log.info("%s is left behind: %s", tier.where(name), error)
 
 
 def _skipped(error: BaseException) -> None:

@@ -1,4 +1,5 @@
-"""Weights that other tools wrote, as a checkpoint: safetensors files and folders, torch.save files.
+"""Weights that other tools wrote, as a checkpoint: safetensors files and folders, torch.save files,
+folders of torch.distributed.checkpoint. They are read while the checkpoint is written.
 
 ckpt.save(0, **importing.read("llama/"))
 """
@@ -14,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from stoker.checkpoint import dcp_folder
+from stoker.checkpoint.parts import Source, memory
+from stoker.checkpoint.state import Elsewhere
+from stoker.checkpoint.tensors import HEADER_BYTES_MAX, Spec, header_bytes, read_header
 from stoker.errors import Corruption, InvalidArgument, NotFound
 
 INDEX = "model.safetensors.index.json"
@@ -36,14 +40,16 @@ class Imported(nn.Module):
 
 def read(path: str | os.PathLike, key: str | None = None) -> dict[str, Any]:
     """The arguments `model` and `files` of Checkpoints.save() for a safetensors file, a folder of
-    such files, or a file of torch.save.
+    such files, a file of torch.save, or a folder of torch.distributed.checkpoint.
 
-    key: which entry of a torch.save file holds the weights, where it holds more than weights.
-    No code of the file runs: torch.load gets weights_only=True.
+    key: which entry of what was saved holds the weights, where it holds more than weights.
+    No code of a file runs: torch.load gets weights_only=True.
     """
     path = Path(path)
     if not path.exists():
         raise NotFound(f"there is no {path}")
+    if (path / dcp_folder.METADATA).exists():
+        return {"model": Elsewhere(dcp_folder.read(path, key)), "files": {}}
     if path.is_dir():
         sources = _files_of(path)
         if not sources:
@@ -55,7 +61,7 @@ def read(path: str | os.PathLike, key: str | None = None) -> dict[str, Any]:
     if path.is_dir() or path.suffix == ".safetensors":
         if key is not None:
             raise InvalidArgument("key= is for files of torch.save; safetensors files have none")
-        return {"model": Imported(_safetensors(sources)), "files": beside}
+        return {"model": Elsewhere(_safetensors(sources)), "files": beside}
     return {"model": Imported(_torch_file(path, key)), "files": {}}
 
 
@@ -75,17 +81,46 @@ def _files_of(folder: Path) -> list[Path]:
     return sources
 
 
-def _safetensors(sources: list[Path]) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
+class _File:
+    """A file that is read at many places."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115  (until its last reader is gone)
+        self.bytes = os.fstat(self._file.fileno()).st_size
+
+    def read(self, at: int, into: memoryview) -> None:
+        while into:
+            if (count := os.preadv(self._file.fileno(), [into], at)) == 0:
+                raise Corruption(f"{self.path} was cut while it was read: fetch it anew")
+            at, into = at + count, into[count:]
+
+
+class _Range:
+    """Bytes of a file."""
+
+    def __init__(self, file: _File, begin: int) -> None:
+        self._file, self._begin = file, begin
+
+    def read(self, at: int, size: int, address: int) -> None:
+        self._file.read(self._begin + at, memory(address, size)[:size].numpy().data)
+
+
+def _safetensors(sources: list[Path]) -> dict[str, tuple[Spec, Source]]:
+    found: dict[str, tuple[Spec, Source]] = {}
     for source in sources:
-        try:
-            with safe_open(source, framework="pt") as file:
-                for name in file.keys():
-                    if name in found:
-                        raise InvalidArgument(f"{source} has {name}, as a file before it has")
-                    found[name] = file.get_tensor(name)
-        except SafetensorError as error:
-            raise Corruption(f"{source} is no whole safetensors file: {error}") from error
+        file = _File(source)
+        head = bytearray(min(8, file.bytes))
+        file.read(0, memoryview(head))
+        if len(head) == 8:
+            size = min(header_bytes(bytes(head)), file.bytes, HEADER_BYTES_MAX)
+            head = bytearray(size)
+            file.read(0, memoryview(head))
+        for placed in read_header(bytes(head), file.bytes, str(source)):
+            name = placed.spec.name
+            if name in found:
+                raise InvalidArgument(f"{source} has {name}, as a file before it has")
+            found[name] = placed.spec, _Range(file, placed.offset)
     return found
 
 

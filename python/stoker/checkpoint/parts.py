@@ -131,6 +131,7 @@ class Whole:
     name: str
     bytes: int
     parts: list[Part]  # by offset
+    frozen: bool = False  # holds what training does not change
 
     def chunks(self) -> Iterator[list[tuple[Part, int, int, int]]]:
         """For each chunk: the parts in it, where in the part, where in the chunk, and how much."""

@@ -13,10 +13,10 @@ from stoker.checkpoint.reading import Reader, Wanted
 from stoker.checkpoint.state import plain
 from stoker.checkpoint.workspace import Buffer
 from stoker.errors import Corruption, Mismatch, NotFound
-from stoker.offload import record
-from stoker.offload.blocks import Block, difference, signature
-from stoker.offload.planes import put
-from stoker.offload.session import META_MODEL, META_STATE
+from stoker.offload.storage import record
+from stoker.offload.model.blocks import Block, difference, signature
+from stoker.offload.storage.planes import put
+from stoker.offload.storage.record import META_MODEL, META_STATE
 
 AT_ONCE = 64 << 20  # bytes of a plane
 

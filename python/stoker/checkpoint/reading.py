@@ -18,7 +18,7 @@ from stoker.checkpoint.manifest import CHUNK, Entry, File, Manifest, Name, parse
 from stoker.checkpoint.state import parts_in
 from stoker.checkpoint.workspace import Buffer, Ring, Tier
 from stoker.errors import Corruption, InvalidArgument, IoError, Mismatch, NotFound, StokerError
-from stoker.offload import record
+from stoker.offload.storage import record
 
 log = logging.getLogger("stoker")
 AHEAD = 8  # chunks on their way, at most
@@ -56,7 +56,12 @@ class Reader:
             data = tier.store.read_bytes(f"{name}/{table.name}")
         except NotFound:
             raise Corruption(f"{self.where}: {table.name} is missing") from None
+        except IoError as error:
+            raise Corruption(f"{self.where}: {table.name} cannot be read: {error}") from error
         self._entries: dict[str, list[Entry]] = parse_table(data, self.manifest, self.where)
+
+    def hashes(self, file: File) -> list[bytes]:
+        return [entry.hash for entry in self._entries[file.name]]
 
     def verify(self, progress: Any = lambda _: None) -> None:
         """Reads and checks all. Corruption names the first bytes that differ."""
@@ -199,6 +204,17 @@ class Reader:
             for tensor, held in later:
                 tensor.copy_(held)
 
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The model's tensors by name, in memory; tied ones are one tensor."""
+        found = {
+            name: torch.empty(placed.spec.shape, dtype=placed.spec.dtype, device="cpu")
+            for name, (_, placed) in self.tensors().items()
+        }
+        self.load_tensors(found)
+        for alias, name in self.manifest.aliases.items():
+            found[alias] = found[name]
+        return found
+
     def objects(self, names: list[str], progress: Any = lambda _: None) -> dict[str, Any]:
         """What state_dict() of these objects was."""
         records = {name: self.manifest.objects[name] for name in names}
@@ -228,6 +244,11 @@ class Reader:
         for file, wanted in by_file.items():
             self.copy(file, wanted, progress)
         return found
+
+    def bytes_of(self, name: str) -> bytes:
+        """All of a small file."""
+        chunks = self.stream(self.manifest.file(name))
+        return b"".join(ctypes.string_at(buffer.address, size) for _, buffer, size in chunks)
 
     def tensor(self, file: str, placed: tensors.Placed) -> tuple[tensors.Spec, bytes]:
         """One tensor's bytes."""

@@ -10,7 +10,7 @@ import copy
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,9 +31,9 @@ from stoker.checkpoint.parts import (
 )
 from stoker.checkpoint.tensors import Spec
 from stoker.errors import InvalidArgument, Unsupported
-from stoker.offload import record
-from stoker.offload.optimizer import OffloadedOptimizer
-from stoker.offload.session import META_MODEL, META_STATE
+from stoker.offload.storage import record
+from stoker.offload.run.optimizer import OffloadedOptimizer
+from stoker.offload.storage.record import META_MODEL, META_STATE
 
 COPIED = 64 << 10  # bytes; smaller tensors are copied in save()
 INLINE = 1 << 10  # bytes; smaller ones are in the manifest
@@ -51,6 +51,13 @@ class Contents:
     objects: dict[str, Any] = field(default_factory=dict)
     offloaded: dict[str, Any] = field(default_factory=dict)
     in_memory: bool = False  # whether the loop must leave tensors alone until they are copied
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Weights that are not in memory, in place of a model: what each is, and who has its bytes."""
+
+    tensors: dict[str, tuple[Spec, Source]]
 
 
 @dataclass
@@ -106,7 +113,7 @@ def parts_in(value: Any) -> set[int]:
 
 
 def collect(
-    model: nn.Module | None,
+    model: nn.Module | Elsewhere | None,
     objects: dict[str, Any],
     runs: list[Run],
     full: bool,
@@ -142,7 +149,9 @@ def collect(
         by_name.update(weights)
     if model is None and runs:
         model = runs[0].session.model  # a run's weights are a part of it
-    if model is not None:
+    if isinstance(model, Elsewhere):
+        contents.files = _laid_out(*_renamed(model))
+    elif model is not None:
         contents.files, contents.aliases = _model_files(model, hold, by_name)
         files = {**_configs(model), **files}
     taken = {PACK, *(each.name for each in contents.files)}
@@ -192,6 +201,21 @@ def _model_files(
         else:
             specs[name] = Spec(name, tensor.dtype, tuple(tensor.shape), trained)
             sources[name] = hold(name, tensor.clone() if name in buffers else tensor)
+    return _laid_out(specs, sources), aliases
+
+
+def _renamed(weights: Elsewhere) -> tuple[dict[str, Spec], dict[str, Source]]:
+    specs: dict[str, Spec] = {}
+    sources: dict[str, Source] = {}
+    for full_name, (spec, source) in weights.tensors.items():
+        if (name := plain(full_name)) in specs:
+            raise InvalidArgument(f"two tensors would be called {name}; give them other names")
+        specs[name], sources[name] = replace(spec, name=name), source
+    return specs, sources
+
+
+def _laid_out(specs: dict[str, Spec], sources: dict[str, Source]) -> list[Whole]:
+    """The safetensors files of tensors, and their index."""
     layouts, index = tensors.lay_out(list(specs.values()))
     files = [
         Whole(
@@ -204,12 +228,13 @@ def _model_files(
                     for each in layout.tensors
                 ),
             ],
+            layout.frozen,
         )
         for layout in layouts
     ]
     if index is not None:
         files.append(_of_bytes("model.safetensors.index.json", index))
-    return files, aliases
+    return files
 
 
 def named_tensors(model: nn.Module, away: bool) -> dict[str, torch.Tensor]:

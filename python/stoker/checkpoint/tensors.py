@@ -66,6 +66,10 @@ class Layout:
     tensors: list[Placed]
     bytes: int
 
+    @property
+    def frozen(self) -> bool:
+        return bool(self.tensors) and not any(each.spec.trained for each in self.tensors)
+
 
 def lay_out(specs: list[Spec]) -> tuple[list[Layout], bytes | None]:
     """The files of a model, and their index if there are several."""

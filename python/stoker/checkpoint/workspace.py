@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -13,8 +14,9 @@ from typing import Any
 from stoker import _core
 from stoker.checkpoint.manifest import CHUNK, MANIFEST, File, Manifest, Name
 from stoker.checkpoint.parts import Whole, memory
-from stoker.errors import Conflict, Corruption, NotFound, StokerError
+from stoker.errors import Conflict, Corruption, IoError, NotFound, StokerError
 
+log = logging.getLogger("stoker")
 Fill = Callable[[int], Any]  # fills a chunk's memory, at the address
 GIVEN_UP = b"given up\n"  # in place of a manifest: who finds the folder removes it
 PLANE_BYTES = 8 << 20  # the largest chunk of a plane
@@ -111,6 +113,8 @@ class Tier:
             data = self.store.read_bytes(f"{name}/{MANIFEST}")
         except NotFound:
             raise NotFound(f"{self.where(name)} is no checkpoint: it has no {MANIFEST}") from None
+        except IoError as error:  # as damage: others may be sound
+            raise Corruption(f"{self.where(name)}: {MANIFEST} cannot be read: {error}") from error
         made = Manifest.parse(data, self.where(name))
         if made.name != name:
             raise Corruption(f"{self.where(name)} holds the manifest of {made.name}")
@@ -210,6 +214,13 @@ class Tier:
                 self._remove(name, file)
         with contextlib.suppress(NotFound):
             self._remove(name, MANIFEST)
+
+    def remove_quietly(self, name: Name) -> None:
+        """What is left of an attempt that came to nothing; garbage where that fails."""
+        try:
+            self.remove(name)
+        except StokerError as error:
+            log.info("%s is left behind: %s", self.where(name), error)
 
     def _remove(self, name: Name, file: str) -> None:
         txn = self.store.begin()

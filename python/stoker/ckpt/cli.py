@@ -91,10 +91,10 @@ def parser() -> Parser:
     load.add_argument(
         "source",
         metavar="FROM",
-        help="a safetensors file, a folder of them, or a file of torch.save",
+        help="a safetensors file, a folder of them or of DCP, or a file of torch.save",
     )
     load.add_argument("--step", type=whole(0), default=0, metavar="N", help="its step (default: 0)")
-    load.add_argument("--key", metavar="NAME", help="the entry of a torch.save file to take")
+    load.add_argument("--key", metavar="NAME", help="the entry of what was saved to take")
     return top
 
 

@@ -1,17 +1,21 @@
 """From text and samples to batches: sources, order, loader; corpus, vocabulary, token file."""
 
 from .corpus import CorpusError, default_corpus
+from .images import IMAGENET, Jpeg
 from .loader import Loader, Source
 from .order import Mixture, Permutation, sample_at
 from .prepare import Prepared, prepare, prepare_apart
 from .sources import Files, Indexed, Rows, Tar, Tokens
 from .token_file import TokenFile, TokenFileWriter, Windows
 from .vocabulary import load_tokenizer
+from .workers import TransformError
 
 __all__ = [
+    "IMAGENET",
     "CorpusError",
     "Files",
     "Indexed",
+    "Jpeg",
     "Loader",
     "Mixture",
     "Permutation",
@@ -22,6 +26,7 @@ __all__ = [
     "TokenFile",
     "TokenFileWriter",
     "Tokens",
+    "TransformError",
     "Windows",
     "default_corpus",
     "load_tokenizer",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import sysconfig
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,20 @@ def default_corpus() -> Path:
             "`apt-get install linux-doc`, or give a folder of text with --data FOLDER"
         )
     return found[-1].resolve()
+
+
+def quick_corpus() -> list[Path]:
+    """Packages of Python's own library, about 1.6 MB of source: text that is always there. Raises
+    CorpusError where this Python has no sources."""
+    library = Path(sysconfig.get_path("stdlib"))
+    packages = ("asyncio", "email", "http", "json", "logging", "multiprocessing")
+    found = [library / name for name in packages if (library / name / "__init__.py").exists()]
+    if not found:
+        raise CorpusError(
+            f"the Python at {library} has no sources of its library, the text of a quick run; give"
+            " a folder of text with --data FOLDER"
+        )
+    return found
 
 
 def is_text_name(name: str) -> bool:

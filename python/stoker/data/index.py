@@ -25,6 +25,7 @@ MAGIC = b"STKINDEX"  # docs/formats/data_index.md
 VERSION = 1
 TAR, WHOLE = 1, 2  # a sample is the members of one name; a sample is a whole object
 _HEADER = struct.Struct("<8sIIQQQQIIQ60xI")
+_FOLDERS_MOST = 64  # that are listed one by one
 _TYPES = {"starts": "<u8", "object": "<u4", "extension": "<u2", "offset": "<u8", "bytes": "<u8"}
 
 
@@ -70,8 +71,11 @@ class Index:
 
     def check(self, store: _core.Store) -> None:
         """Mismatch if an object of the store is not the one that was indexed; NotFound."""
-        keys = [each["key"] for each in self.objects]
-        found = {each["key"]: each for each in store.list(os.path.commonprefix(keys))}
+        found = {
+            each["key"]: each
+            for prefix in _prefixes([each["key"] for each in self.objects])
+            for each in store.list(prefix)
+        }
         for each in self.objects:
             now = found.get(each["key"])
             if now is None:
@@ -83,6 +87,17 @@ class Index:
                 raise Mismatch(
                     f"'{each['key']}' was changed since it was indexed: make the index anew"
                 )
+
+
+def _prefixes(keys: Sequence[str]) -> list[str]:
+    """What to list to see all of these: folder by folder, so that a store's other folders are left
+    alone; of many folders, what is common to all."""
+    folders: dict[str, list[str]] = {}
+    for key in keys:
+        folders.setdefault(key.rpartition("/")[0], []).append(key)
+    if len(folders) > _FOLDERS_MOST:
+        return [os.path.commonprefix(keys)]
+    return [os.path.commonprefix(inside) for inside in folders.values()]
 
 
 def of_objects(store: _core.Store, objects: Sequence[dict[str, Any]], kind: int) -> Index:

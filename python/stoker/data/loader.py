@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Several
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 
 from ..errors import InvalidArgument
+from . import windows
+from .account import HAND_OVER, Account, Stages
+from .following import Following
+from .images import Decoded, Decoding, Jpeg, name_of
 from .order import Sequence
-from .stored import StoredSources, all_stored
+from .stored import Reading, StoredSources, all_stored
+from .workers import Workers
 
 
 class Source(Protocol):
@@ -44,13 +50,18 @@ class Loader:
                     ...
 
     source: a Source, or several of them with `weights` (a mixture: endless, without epochs).
-    batch: samples a rank and batch. seed: of the order. shuffle=False: in the order of the source.
+    batch: samples a rank and batch. seed: of the order. shuffle=False: in the order of the source;
+    "window": in windows of `window_bytes` (of all ranks), so that samples that follow one another
+    come by one read. `order` says how samples are read, and why.
     rank, ranks: which part of each global batch this process gets; those of torch.distributed where
     it is in use. drop_last: leave out what does not fill a global batch at the end of an epoch;
     else the rest is shared out among the ranks, whose last batch is smaller (and may be empty).
     endless: epochs follow without a gap, and a batch may reach into the next one. ahead: batches
-    that are under way at once. collate: from what `Source.batch` gives to the batch; it runs on a
-    thread of the loader's own.
+    that are under way at once. decode: what the JPEGs of samples become (`Jpeg`). transform: a
+    function of one sample, run in `workers` processes that are spawned (so it can be pickled, and
+    a script has its `if __name__ == "__main__":`); random, numpy and torch are seeded before each
+    sample. collate: from what `Source.batch` or `decode` gives, or from the list of what the
+    transform made (default_collate then), to the batch; it runs on a thread of the loader's own.
 
     The order is a pure function of (samples, seed, position). It depends neither on ranks nor on
     threads, so a resume may have other ranks, as long as batch x ranks is the same. `state_dict()`
@@ -61,6 +72,9 @@ class Loader:
     All methods belong to one thread. Errors of what is read ahead are raised by the loop, at the
     batch they belong to. Tensors share memory with the loader: it is used again only when nobody
     has them any more.
+
+    `account` says what the loop waited for, by stage and tier: attach the loader to the optimizer,
+    and each row of its ledger has that.
     """
 
     def __init__(
@@ -70,12 +84,16 @@ class Loader:
         seed: int = 0,
         *,
         weights: Several[float] | None = None,
-        shuffle: bool = True,
+        shuffle: bool | Literal["window"] = True,
+        window_bytes: int = windows.WINDOW_BYTES,
         rank: int | None = None,
         ranks: int | None = None,
         drop_last: bool = False,
         endless: bool = False,
         ahead: int = 4,
+        decode: Jpeg | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        workers: int = 1,
         collate: Callable[[Any], Any] | None = None,
     ) -> None:
         sources: list[Source] = list(source) if isinstance(source, list | tuple) else [source]
@@ -83,8 +101,20 @@ class Loader:
         self.batch, self.seed, self.shuffle = batch, seed, shuffle
         self.rank, self.ranks = _place(rank, ranks)
         counts = [len(each) for each in sources]
+        shape = (
+            windows.shape(
+                counts[0], windows.sample_bytes(sources[0]), self.global_batch, window_bytes
+            )
+            if shuffle == "window"
+            else None
+        )
+        self.order = "\n".join(
+            dict.fromkeys(windows.explain(each, shuffle, shape) for each in sources)
+        )
         if weights is not None:
             order = Sequence.mixed(counts, [float(each) for each in weights], seed)
+        elif shape:
+            order = Sequence.windowed(shape, seed)
         elif shuffle:
             order = Sequence.shuffled(counts[0], seed)
         else:
@@ -97,17 +127,34 @@ class Loader:
             self.ranks,
             endless or order.count is None,
             drop_last,
+            decode,
+            seed,
+            Workers(transform, workers) if transform is not None else None,
             collate,
             ahead,
         )
-        self._of = _identity(sources, weights, shuffle)
+        self.account = Account(ahead)  # what waits cost, and what gave the bytes
+        if all_stored(sources):
+            self.account.of_stores([each.store for each in sources])
+        self._following = Following(sources, seed, weights)
+        self._of = _identity(sources, weights, shape or shuffle)
         self._depth = ahead
-        self.waited_seconds = 0.0  # time the loop spent waiting for batches
         self._position = 0  # the first sample that was not given out, of all ranks and epochs
-        self._window: deque[tuple[int, int, _Begun]] = deque()  # spans, and what is on its way
+        # positions, what is on its way, and what the caches had fetched when it began
+        self._window: deque[tuple[int, int, _Begun, dict[str, int]]] = deque()
         self._process = os.getpid()
 
     # ---- the loop
+
+    @property
+    def read_bytes(self) -> int:
+        """That stores were asked for, by batches that are there; 0 of sources in no store."""
+        return self._batches.read[0]
+
+    @property
+    def read_ranges(self) -> int:
+        """Ranges that `read_bytes` came by: requests, where the store is an object store."""
+        return self._batches.read[1]
 
     @property
     def global_batch(self) -> int:
@@ -185,12 +232,18 @@ class Loader:
     # ---- reading ahead
 
     def close(self) -> None:
-        """Forget what was read ahead. The loader can be used again; it then reads anew."""
+        """Forget what was read ahead, and let caches forget what would have been read. The loader
+        can be used again; it then reads anew."""
+        self._stop()
+        self._following.end()
+
+    def _stop(self) -> None:
         self._window.clear()
         self._batches.close()
 
     def _go_to(self, position: int) -> None:
-        self.close()
+        self._stop()
+        self._following.jumped()
         self._position = position
 
     def _next(self) -> Any:
@@ -199,25 +252,36 @@ class Loader:
             self._window.clear()
             self._batches.forget()
         if self._window and self._window[0][0] != self._position:
-            self.close()
+            self._stop()
         if not self._window:
             self._read_ahead(self._position)
-        began = time.perf_counter()
-        _, last, begun = self._window.popleft()
+        ready, began = self._window[0][2].ready(), time.perf_counter_ns()
+        _, last, begun, caches = self._window.popleft()
         try:
             batch = begun.result()
         except BaseException:
-            self.close()
+            self._stop()
             raise
-        self.waited_seconds += time.perf_counter() - began
+        self._book(begun, caches, None if ready else (began, time.perf_counter_ns()))
         if self._batches.ends(last):
-            self.close()
+            self._window.clear()
+            self._batches.rest()
         else:
             self._read_ahead(last)
         return batch
 
+    def _book(self, begun: _Begun, caches: dict[str, int], waited: tuple[int, int] | None) -> None:
+        """Into the account: a batch that was given out."""
+        account, objects = self.account, begun.objects()
+        stages = begun.stages()
+        account.gave(begun.samples, stages, objects)
+        if waited is not None:
+            fetched = account.fetched_since(caches)
+            account.waited(*waited, stages, objects, fetched)
+
     def _read_ahead(self, given: int) -> None:
         """Up to `ahead` batches behind what was given out."""
+        self._following.begin(given)
         at = self._window[-1][1] if self._window else given
         while len(self._window) < self._depth:
             if self._window and self._batches.ends(at):
@@ -225,14 +289,65 @@ class Loader:
             span = self._batches.span(at)
             if span is None:
                 return
-            self._window.append((*span, self._batches.begin(*span)))
+            caches = self.account.began()
+            self._window.append((*span, self._batches.begin(*span), caches))
             at = span[1]
 
 
 class _Begun(Protocol):
     """A batch on its way."""
 
+    samples: int
+
+    def ready(self) -> bool: ...
+
     def result(self) -> Any: ...
+
+    # Once the result is there: the stages it went through, and source, object and bytes of what
+    # it was read from.
+    def stages(self) -> Stages: ...
+
+    def objects(self) -> list[tuple[int, str, int]]: ...
+
+
+class _Made:
+    """A batch that the loader's thread of Python makes, of a reading or of Python's sources."""
+
+    def __init__(
+        self,
+        worker: ThreadPoolExecutor,
+        read: Reading | Decoding | None,
+        samples: int,
+        make: Callable,
+    ) -> None:
+        self.samples, self._read = samples, read
+        self._stages: list[tuple[str, int, int]] = []
+        asked = time.perf_counter_ns()
+        self._made = worker.submit(self._run, asked, make)
+
+    def _run(self, asked: int, make: Callable[[Reading | None, Callable], Any]) -> Any:
+        at = [asked]
+
+        def stage(name: str) -> None:
+            """It is over now, and began where the one before ended."""
+            now = time.perf_counter_ns()
+            self._stages.append((name, at[0], now))
+            at[0] = now
+
+        stage(HAND_OVER)
+        return make(self._read, stage)
+
+    def ready(self) -> bool:
+        return self._made.done()
+
+    def result(self) -> Any:
+        return self._made.result()
+
+    def stages(self) -> Stages:
+        return [*(self._read.stages() if self._read else ()), *self._stages]
+
+    def objects(self) -> list[tuple[int, str, int]]:
+        return self._read.objects() if self._read else []
 
 
 class _Batches:
@@ -251,6 +366,9 @@ class _Batches:
         ranks: int,
         endless: bool,
         drop_last: bool,
+        decode: Jpeg | None,
+        seed: int,
+        workers: Workers | None,
         collate: Callable[[Any], Any] | None,
         ahead: int,
     ) -> None:
@@ -258,7 +376,15 @@ class _Batches:
         self._sources, self._rank, self._ranks = sources, rank, ranks
         self.drop_last, self._collate = drop_last, collate
         self._stored = StoredSources(sources, ahead) if all_stored(sources) else None
-        self._worker: ThreadPoolExecutor | None = None
+        self._jpeg = decode
+        self._decoder = decode.decoder(seed, ahead) if decode is not None else None
+        if decode is not None and self._stored is None:
+            raise InvalidArgument("decode= needs sources whose samples lie in stores (Tar, Files)")
+        self._seed, self._workers = seed, workers
+        if workers is not None and collate is None:
+            self._collate = torch.utils.data.default_collate
+        self._worker: ThreadPoolExecutor | None = None  # a thread for each worker, else one
+        self._asking = threading.Lock()  # sources in Python are asked by one thread at a time
 
     def span(self, first: int) -> tuple[int, int] | None:
         """Positions [first, last) of the global batch at `first`; None if it is left out."""
@@ -279,26 +405,74 @@ class _Batches:
         many = last - first
         begin, end = (first + rank * many // self._ranks for rank in (self._rank, self._rank + 1))
         read = self._stored.read(self.order, begin, end) if self._stored else None
+        if self._decoder is not None:
+            images = read.decoded_by(self._decoder, begin, self.order.count or 0)
+            read = Decoding(self._jpeg, read, images)
         if read is not None and self._collate is None:
             return read
+        if self._workers is not None:
+            self._workers.start()
         if self._worker is None:
-            self._worker = ThreadPoolExecutor(1, thread_name_prefix="stoker-loader")
-        return self._worker.submit(self._make, read, begin, end)
+            threads = self._workers.count if self._workers is not None else 1
+            self._worker = ThreadPoolExecutor(threads, thread_name_prefix="stoker-loader")
+        make = lambda read, stage: self._make(read, begin, end, stage)
+        return _Made(self._worker, read, end - begin, make)
+
+    @property
+    def read(self) -> tuple[int, int]:
+        """Bytes and ranges that the stores were asked for."""
+        return (self._stored.read_bytes, self._stored.read_ranges) if self._stored else (0, 0)
 
     def forget(self) -> None:
-        """In a forked process: the thread is not there."""
+        """In a forked process: the thread is not there, and workers are the parent's."""
         self._worker = None
+        if self._workers is not None:
+            self._workers.forget()
+
+    def rest(self) -> None:
+        """Nothing is under way: workers wait for the next epoch, as they are slow to come."""
+        if self._workers is None:
+            self.close()
 
     def close(self) -> None:
+        if self._workers is not None:
+            self._workers.kill()  # first: a thread may wait for one
         if self._worker is not None:
             self._worker.shutdown(cancel_futures=True)
             self._worker = None
+        if self._workers is not None:
+            self._workers.close()
 
-    def _make(self, read: _Begun | None, begin: int, end: int) -> Any:
+    def _make(
+        self, read: Reading | Decoding | None, begin: int, end: int, stage: Callable[[str], None]
+    ) -> Any:
         batch = read.result() if read is not None else self._gather(begin, end)
-        return self._collate(batch) if self._collate is not None else batch
+        stage("source" if read is None else HAND_OVER)
+        if self._workers is not None:
+            batch = self._transformed(batch, begin, end)
+            stage("transform")
+        if self._collate is None:
+            return batch
+        batch = self._collate(batch)
+        stage("collate")
+        return batch
+
+    def _transformed(self, batch: Any, begin: int, end: int) -> list[Any]:
+        """Sample by sample; random numbers are keyed by (seed, epoch, source, sample)."""
+        sources, numbers = (each.tolist() for each in self.order.picks(begin, end))
+        epochs = [at // self.order.count if self.order.count else at for at in range(begin, end)]
+        keys = list(zip([self._seed] * len(epochs), epochs, sources, numbers, strict=True))
+        samples = list(batch)
+        if isinstance(batch, Decoded):
+            samples, keys = batch.rows(), [keys[at] for at in batch.kept]
+        names = [name_of(each, key[3]) for each, key in zip(samples, keys, strict=True)]
+        return self._workers.run(samples, keys, names)
 
     def _gather(self, begin: int, end: int) -> torch.Tensor | list[Any]:
+        with self._asking:
+            return self._asked(begin, end)
+
+    def _asked(self, begin: int, end: int) -> torch.Tensor | list[Any]:
         sources, samples = self.order.picks(begin, end)
         if len(self._sources) == 1:
             return self._sources[0].batch(samples)
@@ -317,16 +491,19 @@ def _check(
     sources: Several[Source],
     batch: int,
     weights: Several[float] | None,
-    shuffle: bool,
+    shuffle: bool | str,
     ahead: int,
 ) -> None:
+    if shuffle not in (True, False, "window"):
+        raise ValueError(f"shuffle is True, False or 'window', not {shuffle!r}")
     if batch < 1 or ahead < 1:
         raise ValueError(f"a loader needs batch and ahead of at least 1, not {batch} and {ahead}")
     if weights is None and len(sources) != 1:
         raise ValueError(f"{len(sources)} sources need `weights`: the share of each")
-    if weights is not None and not shuffle:
+    if weights is not None and shuffle is not True:
         raise ValueError(
-            "a mixture is drawn at random: leave out shuffle=False, or give one source"
+            "a mixture is drawn at random from all of its sources, near ones or not: leave out "
+            f"shuffle={shuffle!r}, or give one source"
         )
     for index, each in enumerate(sources):
         if len(each) < 1:
@@ -347,7 +524,7 @@ def _place(rank: int | None, ranks: int | None) -> tuple[int, int]:
     return rank, ranks
 
 
-def _identity(sources: Several[Source], weights: Several[float] | None, shuffle: bool) -> str:
+def _identity(sources: Several[Source], weights: Several[float] | None, shuffle: Any) -> str:
     """What a position is a position of, in 32 hexadecimal digits."""
     digest = hashlib.sha256()
     for each in sources:

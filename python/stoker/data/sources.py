@@ -109,6 +109,7 @@ class Tokens(Stored):
             store,
             _equal(keys, arrays, counts, length * width, (length + 1) * width),
             f"tokens {_Objects(store, keys).fingerprint} {dtype_of_all.str}, windows of {length}",
+            sum(counts) * length * width,
         )
 
     def rows(self, memory: np.ndarray, count: int) -> torch.Tensor:
@@ -136,6 +137,7 @@ class Rows(Stored):
             store,
             _equal(keys, arrays, [array.count for array in arrays], size, size),
             f"rows {_Objects(store, keys).fingerprint}",
+            sum(array.count for array in arrays) * size,
         )
 
     def rows(self, memory: np.ndarray, count: int) -> torch.Tensor:
@@ -159,7 +161,12 @@ class Indexed(Stored):
             self._index.check(store)
         digest = hashlib.sha256(json.dumps(self._index.objects).encode()).hexdigest()
         kind = "tar" if self._index.kind == TAR else "files"
-        super().__init__(store, self._index.table(), f"{kind} {digest}")
+        super().__init__(
+            store,
+            self._index.table(),
+            f"{kind} {digest}",
+            sum(each["bytes"] for each in self._index.objects),
+        )
 
     def sample(self, number: int, memory: np.ndarray, places: Places) -> Any:
         """One sample."""

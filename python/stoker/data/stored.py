@@ -22,11 +22,20 @@ class Stored:
     # The type of the integers that samples are, which come as int64.
     integers: str | None = None
 
-    def __init__(self, store: _core.Store, table: _core.SampleTable, fingerprint: str) -> None:
+    def __init__(
+        self, store: _core.Store, table: _core.SampleTable, fingerprint: str, all_bytes: int
+    ) -> None:
+        """all_bytes: of all samples, or of the objects they lie in."""
         self.store, self.table, self.fingerprint = store, table, fingerprint
+        self._all_bytes = all_bytes
 
     def __len__(self) -> int:
         return len(self.table)
+
+    @property
+    def sample_bytes(self) -> float:
+        """Of a sample in its store, on average."""
+        return self._all_bytes / max(1, len(self))
 
     def batch(self, samples: np.ndarray) -> torch.Tensor | list[Any]:
         """The samples of these numbers, in this order, read now."""
@@ -60,30 +69,66 @@ class StoredSources:
         )
         kinds = {each.kind for each in sources}
         self.alike = len(kinds) == 1 and None not in kinds
+        # What the stores were asked for, by batches that are there.
+        self.read_bytes = self.read_ranges = 0
 
     def read(self, order: _core.Sequence, first: int, last: int) -> Reading:
         """The samples at positions [first, last)."""
-        return Reading(self, self._reader.read(order, first, last))
+        return Reading(self, self._reader.read(order, first, last), last - first)
 
     def read_samples(self, samples: np.ndarray) -> Reading:
         """Samples of the only source."""
-        return Reading(self, self._reader.read_samples(0, samples))
+        return Reading(self, self._reader.read_samples(0, samples), len(samples))
 
 
 class Reading:
     """A batch on its way."""
 
-    def __init__(self, of: StoredSources, batch: _core.Batch) -> None:
-        self._of, self._batch = of, batch
+    def __init__(self, of: StoredSources, batch: _core.Batch, samples: int) -> None:
+        self._of, self._batch, self.samples = of, batch, samples
+
+    def ready(self) -> bool:
+        return self._batch.ready()
+
+    def stages(self) -> list[tuple[str, int, int]]:
+        """Name, begin and end of each, once it is there."""
+        return self._batch.stages
+
+    def objects(self) -> list[tuple[int, str, int]]:
+        """Source, key and bytes of each object that it was read from, once it is there."""
+        sources = self._of.sources
+        return [
+            (source, sources[source].table.key(object_), bytes_)
+            for source, object_, bytes_ in self._batch.objects
+        ]
 
     def raw(self) -> tuple[np.ndarray, list[Places]]:
         """Waits for it: its memory, and where the parts of each sample lie there."""
         self._batch.wait()
         return self._batch.memory, self._batch.places
 
+    def each(self, which: Several[int]) -> list[Any]:
+        """Some samples of it, once it is there; the tensors keep its memory."""
+        memory, places, (sources, samples) = (
+            self._batch.memory,
+            self._batch.places,
+            self._batch.picks,
+        )
+        return [
+            self._of.sources[int(sources[at])].sample(int(samples[at]), memory, places[at])
+            for at in which
+        ]
+
+    def decoded_by(self, decoder: _core.ImageDecoder, first: int, epoch: int) -> _core.Images:
+        """Its images; it begins at position `first` of epochs of so many samples (0: none)."""
+        return decoder.decode(self._batch, first, epoch)
+
     def result(self) -> torch.Tensor | list[Any]:
-        """Waits for it. Its tensors keep its memory."""
+        """Waits for it, once. Its tensors keep its memory."""
         self._batch.wait()
+        bytes_, ranges = self._batch.asked
+        self._of.read_bytes += bytes_
+        self._of.read_ranges += ranges
         memory = self._batch.memory
         if self._of.alike:
             return self._of.sources[0].rows(memory, len(self._batch))

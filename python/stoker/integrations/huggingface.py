@@ -23,7 +23,7 @@ from transformers import Trainer, TrainerCallback
 
 import stoker
 from stoker.errors import InvalidArgument
-from stoker.offload.optimizer import OffloadedOptimizer
+from stoker.offload.run.optimizer import OffloadedOptimizer
 
 OPTIMIZER_FILE = "optimizer.pt"
 

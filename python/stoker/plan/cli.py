@@ -15,10 +15,13 @@ from typing import Any
 
 from ..command import Parser, fail, named, number, whole
 from ..errors import InvalidArgument, StokerError
-from ..offload.machine import LINK, Machine
-from ..offload.measure import by_disk, kernel_seconds, measure_machine, product_flops, quickest_type
-from ..offload.moments import MODES
-from ..offload.planes import folders_of, memory_bytes
+from ..offload.division.machine import LINK, Machine
+from ..offload.storage.probe import by_disk
+from .measure import kernel_seconds, measure_machine
+from ..offload.planning.products import product_flops, quickest_type
+from ..offload.model.moments import MODES
+from ..offload.storage.open_store import folders_of
+from ..offload.division.amounts import memory_bytes
 from ..train.settings import human_bytes
 from .outlook import Wish, advice, held_text, outlook, snapshots_text
 from .shapes import DTYPES, Described, describe

@@ -9,13 +9,14 @@ from math import prod
 from typing import Any
 
 from ..errors import OverBudget
-from ..offload import planner
-from ..offload.blocks import Block, Param
-from ..offload.machine import Machine
-from ..offload.moments import MODES
-from ..offload.planes import Algorithm, divide, plane_bytes, smallest_mib, store_capacity
-from ..offload.scratch import scratch_bytes
-from ..offload.planner import Setting
+from ..offload.planning import planner
+from ..offload.model.blocks import Block, Param
+from ..offload.division.machine import Machine
+from ..offload.model.moments import MODES
+from ..offload.model.algorithm import Algorithm
+from ..offload.division.layout import divide, plane_bytes, smallest_mib, store_capacity
+from ..offload.storage.scratch import scratch_bytes
+from ..offload.planning.planner import Setting
 from ..train.settings import human_bytes
 
 HIDDEN = 0.05  # the storage is hidden where less than this part of a step is spent waiting for it

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from ..errors import Corruption, InvalidArgument, NotFound, Unsupported, naming
-from ..offload.blocks import Block, blocks_of_shapes, partition
-from ..offload.planner import of_expert
+from ..offload.model.blocks import Block, blocks_of_shapes, partition
+from ..offload.planning.planner import of_expert
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMbBtT]?)")

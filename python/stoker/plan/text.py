@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from ..offload.machine import CAUSES, Machine
+from ..offload.division.machine import CAUSES, Machine
 from ..train.settings import human_bytes
 
 # the shares of the cap in a plan's "dram"

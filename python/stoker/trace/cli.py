@@ -20,7 +20,7 @@ from ..bench.model import TOKENS, Model, step_loss
 from ..bench.offload import add_model_options, weight_type
 from ..command import Parser, fail, named, writable_folder
 from ..errors import StokerError, naming
-from ..offload.planes import parse_bytes
+from ..offload.division.amounts import parse_bytes
 
 STEPS_BEFORE = 3  # the order is recorded in the first; the moments are no sparse zeros any more
 

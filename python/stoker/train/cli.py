@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint.checkpoints import composition_of
 from ..command import FAILED, WRONG, Parser, named, printable, sentence
+from ..data.corpus import quick_corpus
 from ..errors import StokerError
-from .settings import Settings, UsageError, read_run, resolve
+from ..report.metrics import Metrics, MetricsServer, parse_address
+from .settings import QUICK, Settings, UsageError, read_run, resolve
 from .stop import Stopped, StopSignals
 from .trainer import forget_run, train
 
@@ -33,7 +36,7 @@ Exit status: 0 done; 1 it failed, and a sentence says why; 2 the command line is
 stopped by SIGINT or SIGTERM with the last step committed and, if 25 seconds are enough, saved
 (--resume goes on; a second signal ends at once)."""
 
-DEFAULT_OUT = "out/train"
+DEFAULT_OUT, QUICK_OUT = "out/train", "out/quick"
 
 # Options that set a field of Settings: (field, help, keywords for argparse). The default is the
 # field's own.
@@ -166,9 +169,25 @@ def parser() -> Parser:
         help="replace the run that OUT holds, without which that is an error",
     )
     run.add_argument(
+        "--quick",
+        action="store_true",
+        help=(
+            "a first look in about 30 seconds: a small float32 model on the sources of Python's own"
+            f" library, to {QUICK_OUT}; other options still hold"
+        ),
+    )
+    run.add_argument(
         "--rebuild-tokens",
         action="store_true",
         help="build the token file anew even if it is there",
+    )
+    run.add_argument(
+        "--metrics",
+        metavar="PORT",
+        help=(
+            "serve metrics for Prometheus at http://127.0.0.1:PORT/metrics; HOST:PORT for others"
+            " than this machine"
+        ),
     )
     run.add_argument(
         "--json", action="store_true", help="print the summary as one JSON object on stdout"
@@ -204,8 +223,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: dict[str, Any]) -> int:
-    out: Path = args["out"] or default_out(args["resume"] or args["overwrite"])
+    base = QUICK_OUT if args["quick"] else DEFAULT_OUT
+    out: Path = args["out"] or default_out(args["resume"] or args["overwrite"], base)
     given = {field.name: args[field.name] for field in fields(Settings) if field.name in args}
+    if args["quick"] and not args["resume"]:  # a resume has them
+        data = given.get("data") or tuple(map(str, quick_corpus()))
+        given = {**QUICK, **given, "data": data}
     _make_absolute(given)
     Settings(**given).check()  # what is wrong is so whatever the folder holds
     stored = read_run(out)
@@ -256,16 +279,16 @@ def _make_absolute(given: dict[str, Any]) -> None:
         given["store"] = ",".join(map(os.path.realpath, given["store"].split(",")))
 
 
-def default_out(existing: bool) -> Path:
-    """The folder of a run that names none: the newest one there is, or the one behind it if that
-    run is finished.
+def default_out(existing: bool, base: str = DEFAULT_OUT) -> Path:
+    """The folder of a run that names none: the newest of `base`, `base`-2 and so on, or the one
+    behind it if that run is finished.
 
     existing: the newest one, finished or not. A finished run is never overwritten without being
     asked for.
     """
-    number, out = 1, Path(DEFAULT_OUT)
+    number, out = 1, Path(base)
     while True:
-        behind = Path(f"{DEFAULT_OUT}-{number + 1}")
+        behind = Path(f"{base}-{number + 1}")
         if _finished(out) is None or existing and not behind.exists():
             return out
         number, out = number + 1, behind
@@ -283,11 +306,11 @@ def _finished(out: Path) -> dict[str, Any] | None:
 def _train(
     settings: Settings, out: Path, stored: dict[str, Any] | None, args: dict[str, Any]
 ) -> dict[str, Any] | int:
-    with StopSignals() as stop:
+    with StopSignals() as stop, _serving(args["metrics"]) as metrics:
         try:
             if args["overwrite"]:
                 forget_run(out)
-            summary = train(settings, out, stored, args["rebuild_tokens"], stop)
+            summary = train(settings, out, stored, args["rebuild_tokens"], stop, metrics)
         except Stopped as stopped:
             if args["json"] and (out / "summary.json").exists():
                 print((out / "summary.json").read_text(encoding="utf-8").replace("\n", ""))
@@ -295,6 +318,21 @@ def _train(
     for name in ("report.html", "summary.json", "ledger.jsonl", "export"):
         print(f"written      {out / name}", file=sys.stderr)
     return summary
+
+
+@contextlib.contextmanager
+def _serving(address: str | None) -> Iterator[Metrics | None]:
+    """Metrics that are served while the run goes, where that is wanted."""
+    if address is None:
+        yield None
+        return
+    metrics = Metrics()
+    server = MetricsServer(metrics, *parse_address(address))
+    print(f"metrics      http://{server.host}:{server.port}/metrics", file=sys.stderr)
+    try:
+        yield metrics
+    finally:
+        server.close()
 
 
 def _sentence(error: StokerError | OSError) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from stoker.offload.heap import resident_bytes
+from stoker.offload.observe.heap import resident_bytes
 
 
 class MemoryPeak:

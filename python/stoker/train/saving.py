@@ -76,6 +76,10 @@ class Saving:
         else:
             say(f"checkpoint   of step {opt.step_count} in {self.where}")
 
+    def for_ledger(self) -> dict[str, Any]:
+        """What a step's row says of the checkpoints so far."""
+        return {"checkpoints": dict(self.costs())} if self.checkpoints is not None else {}
+
     def costs(self) -> dict[str, Any]:
         """For summary.json."""
         return vars(self.checkpoints.costs) if self.checkpoints is not None else {}

@@ -162,6 +162,24 @@ class Settings:
                 )
 
 
+# `--quick`: a first look. The model is small, its text is what every Python has, and nothing is
+# measured before it begins.
+QUICK = {
+    "vocabulary": 1024,
+    "layers": 4,
+    "hidden": 192,
+    "heads": 6,
+    "feed_forward": 512,
+    "window": 64,
+    "batch": 8,
+    "steps": 60,
+    "precision": "float32",
+    "dram": "24MiB",
+    "eval_windows": 32,
+    "sample_tokens": 40,
+}
+
+
 def parse_bytes(text: str) -> int:
     """ "160MiB" -> 167772160; a plain number is bytes. Raises UsageError."""
     head = text.strip()

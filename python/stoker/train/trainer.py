@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,28 +32,29 @@ from ..data import (
     prepare_apart,
 )
 from ..errors import AlreadyExists, InvalidArgument, NotFound, StokerError
-from ..offload.blocks import partition
-from ..offload.link import open_link
-from ..offload.machine import LINK
-from ..offload.measure import TYPES, measure_machine, quickest_type
-from ..offload.planner import Setting, compare, with_moments
+from ..offload.model.blocks import partition
+from ..offload.paging.link import open_link
+from ..offload.division.machine import LINK
+from ..offload.planning.products import TYPES, quickest_type
+from ..plan.measure import measure_machine
+from ..offload.planning.planner import Setting, compare, with_moments
 from ..plan.outlook import ADAMW
 from ..plan.text import PolicyEvents, comparison_text, event_text, plan_text, rates_text
 from .evaluate import chosen_windows, continuation, heldout_loss, unigram_entropy
 from .export import export_model
-from .ledger_file import LedgerFile, read_ledger
+from ..report.ledger_file import LedgerFile, read_ledger
 from .memory import MemoryPeak
 from .model import Model, ModelConfig, compute_seconds, initialise, next_token_loss
 from .progress import TrainingProgress, clock, counting_bar, say
-from .report import write_report
+from ..report.folder import LEDGER_FILE, PLAN_FILE, REPORT_FILE, SUMMARY_FILE, RunFolder
 from .saving import CHECKPOINTS_FOLDER, Saving
 from .settings import RUN_FILE, STEPS, STEPS_SECONDS, Settings, UsageError, write_json, write_run
 from .stop import Stopped, StopSignals
 
 if TYPE_CHECKING:
-    from ..offload.machine import Machine
+    from ..offload.division.machine import Machine
+    from ..report.metrics import Metrics
 
-SUMMARY_FILE, LEDGER_FILE, REPORT_FILE = "summary.json", "ledger.jsonl", "report.html"
 STORE_FOLDER, EXPORT_FOLDER = "store", "export"
 PROBE_SECONDS, PROBE_BYTES = 1.0, 16 << 20  # to measure the machine with before a run
 # steps that are not compared with the plan: the order is not recorded yet, the moments are sparse
@@ -137,8 +138,9 @@ class Run:
         stored: dict[str, Any] | None,
         rebuild: bool,
         stop: StopSignals,
+        metrics: Metrics | None,
     ) -> None:
-        self.settings, self.out, self.stop = settings, out, stop
+        self.settings, self.out, self.stop, self.metrics = settings, out, stop, metrics
         self.device = choose_device(settings.device)
         gpu = self.device.type == "cuda"
         say(f"device       {torch.cuda.get_device_name(self.device) if gpu else self.device}")
@@ -195,6 +197,10 @@ class Run:
             group["lr"] = rate
         # steps up to here are other processes', whose settings may have been others
         self.began_at = self.opt.step_count
+        write_json(
+            out / PLAN_FILE,
+            {"plan": self.plan, "behind": self.began_at, "unigram_entropy": self.entropy},
+        )
         self.before = self.facts.get("heldout_loss_before")
         self.after: float | None = None
         self.sample = ("", "")
@@ -359,6 +365,8 @@ class Run:
         ledger.open(opt.step_count)
         progress = TrainingProgress(opt.step_count, settings.steps)
         opt.ledger.on_step(ledger.decided)
+        if self.metrics is not None:
+            opt.ledger.on_step(lambda _: self.metrics.add(ledger.last))
         opt.ledger.on_step(lambda row: progress.measured(row["seconds"], row["stall_seconds"]))
         policies = PolicyEvents()
         opt.ledger.on_step(
@@ -376,7 +384,11 @@ class Run:
                     loss = next_token_loss(self.model, windows)
                     loss.backward()
                     opt.clip_grad_norm_(settings.clip)
-                    ledger.about(loss=finite(loss.item(), opt.step_count + 1), tokens=tokens)
+                    ledger.about(
+                        loss=finite(loss.item(), opt.step_count + 1),
+                        tokens=tokens,
+                        **self.saving.for_ledger(),
+                    )
                     opt.step()
                     opt.zero_grad(set_to_none=True)
                     self.scheduler.step()
@@ -425,7 +437,8 @@ class Run:
         self.saving.close()
         if self.begun_here:
             self.saving.forget()
-            for file in (*self._made, self.out / RUN_FILE, self.out / LEDGER_FILE):
+            ours = (self.out / name for name in (RUN_FILE, PLAN_FILE, LEDGER_FILE))
+            for file in (*self._made, *ours):
                 file.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -497,16 +510,22 @@ def summarise(run: Run, process_peak: int) -> dict[str, Any]:
         "store": run.store,
         "checkpoints": run.saving.costs(),
         "plan": compare(run.plan, own[WARM_UP:] or own) if own else {},
+        "continuation": dict(zip(("prompt", "text"), run.sample, strict=True)),
     }
 
 
 def train(
-    settings: Settings, out: Path, stored: dict[str, Any] | None, rebuild: bool, stop: StopSignals
+    settings: Settings,
+    out: Path,
+    stored: dict[str, Any] | None,
+    rebuild: bool,
+    stop: StopSignals,
+    metrics: Metrics | None = None,
 ) -> dict[str, Any]:
-    """Run or resume to the end. Returns the summary; raises Stopped (after writing it) when a
-    signal came."""
+    """Run or resume to the end; `metrics` get each step. Returns the summary; raises Stopped (after
+    writing it) when a signal came."""
     with MemoryPeak() as peak:
-        run = Run(settings, out, stored, rebuild, stop)
+        run = Run(settings, out, stored, rebuild, stop, metrics)
         try:
             run.begin()
             run.steps()
@@ -539,7 +558,7 @@ def _ended_early(run: Run, peak: MemoryPeak, error: BaseException) -> None:
 def forget_run(out: Path) -> None:
     """Remove the run that `out` holds; token files stay, and so does a store outside of `out`. For
     --overwrite only."""
-    for name in (RUN_FILE, SUMMARY_FILE, LEDGER_FILE, REPORT_FILE):
+    for name in (RUN_FILE, SUMMARY_FILE, PLAN_FILE, LEDGER_FILE, REPORT_FILE):
         (out / name).unlink(missing_ok=True)
     for folder in (out / STORE_FOLDER, out / EXPORT_FOLDER, out / CHECKPOINTS_FOLDER):
         if folder.is_dir():
@@ -552,13 +571,5 @@ def _write_results(run: Run, peak: MemoryPeak) -> dict[str, Any]:
     if summary["plan"]:
         say(comparison_text(summary["plan"]))
     if run.before is not None:
-        write_report(
-            run.out / REPORT_FILE,
-            read_ledger(run.out / LEDGER_FILE),
-            summary,
-            run.plan,
-            asdict(run.settings),
-            *run.sample,
-            planned_behind=run.began_at,
-        )
+        RunFolder(run.out).write_report(run.out / REPORT_FILE)
     return summary

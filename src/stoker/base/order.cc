@@ -69,6 +69,117 @@ uint64_t Permutation::backward(uint64_t value) const {
   return left << half_bits_ | right;
 }
 
+WindowOrder::WindowOrder(const WindowShape& shape, uint64_t seed, uint64_t epoch)
+    : shape_(shape),
+      seed_(seed),
+      epoch_(epoch),
+      lane_samples_(shape.count / shape.batch * (shape.batch / shape.lanes)),
+      runs_((shape.count + shape.run - 1) / shape.run, seed, epoch),
+      short_slot_(runs_.position(runs_.count() - 1)),
+      short_run_(shape.count - (runs_.count() - 1) * shape.run) {
+  STOKER_CHECK(shape.count <= uint64_t{1} << 62 && shape.run <= uint64_t{1} << 62 &&
+               shape.window >= 1 && shape.lanes >= 1 && shape.batch % shape.lanes == 0);
+}
+
+uint64_t WindowOrder::lane_samples(uint64_t lane) const {
+  return lane < shape_.lanes ? lane_samples_ : shape_.count - shape_.lanes * lane_samples_;
+}
+
+// The rest is less than a batch: one window.
+uint64_t WindowOrder::window_samples(uint64_t lane) const {
+  return lane < shape_.lanes ? shape_.window : std::max<uint64_t>(1, lane_samples(lane));
+}
+
+WindowOrder::Place WindowOrder::place(uint64_t position) const {
+  STOKER_CHECK(position < shape_.count);
+  const uint64_t in_lanes = shape_.lanes * lane_samples_;
+  if (position >= in_lanes) return {shape_.lanes, position - in_lanes};
+  const uint64_t each = shape_.batch / shape_.lanes;  // places of a batch
+  const uint64_t within = position % shape_.batch;
+  return {within / each, position / shape_.batch * each + within % each};
+}
+
+WindowOrder::Part WindowOrder::part(uint64_t lane, uint64_t window) const {
+  const uint64_t begin = lane * lane_samples_, samples = lane_samples(lane);
+  const uint64_t first = window * window_samples(lane);
+  return {begin + first, begin + first + std::min(window_samples(lane), samples - first)};
+}
+
+Permutation WindowOrder::mixed(uint64_t lane, uint64_t window, const Part& part) const {
+  // Not the key of the runs, nor that of another window.
+  return {part.last - part.first, mix(mix(mix(seed_) + lane) + window), epoch_};
+}
+
+uint64_t WindowOrder::line(const Place& place) const {
+  const uint64_t window = place.within / window_samples(place.lane);
+  const Part of = part(place.lane, window);
+  return of.first + mixed(place.lane, window, of).sample(place.within % window_samples(place.lane));
+}
+
+// Only the last run may be short: what stands behind it begins so much earlier.
+WindowOrder::Slot WindowOrder::slot(uint64_t number) const {
+  const uint64_t first = number * shape_.run - (number > short_slot_ ? shape_.run - short_run_ : 0);
+  return {runs_.sample(number), first, first + (number == short_slot_ ? short_run_ : shape_.run)};
+}
+
+WindowOrder::Slot WindowOrder::slot_at(uint64_t line) const {
+  const uint64_t before = short_slot_ * shape_.run;
+  if (line < before) return slot(line / shape_.run);
+  if (line < before + short_run_) return slot(short_slot_);
+  return slot(short_slot_ + 1 + (line - before - short_run_) / shape_.run);
+}
+
+uint64_t WindowOrder::sample(uint64_t position) const {
+  const uint64_t at = line(place(position));
+  const Slot in = slot_at(at);
+  return in.run * shape_.run + at - in.first;
+}
+
+uint64_t WindowOrder::position(uint64_t sample) const {
+  STOKER_CHECK(sample < shape_.count);
+  const uint64_t at = slot(runs_.position(sample / shape_.run)).first + sample % shape_.run;
+  const uint64_t lane =
+      lane_samples_ == 0 ? shape_.lanes : std::min(at / lane_samples_, shape_.lanes);
+  const uint64_t window = (at - lane * lane_samples_) / window_samples(lane);
+  const Part of = part(lane, window);
+  const uint64_t within =
+      window * window_samples(lane) + mixed(lane, window, of).position(at - of.first);
+  if (lane == shape_.lanes) return shape_.lanes * lane_samples_ + within;
+  const uint64_t each = shape_.batch / shape_.lanes;
+  return within / each * shape_.batch + lane * each + within % each;
+}
+
+Stretch WindowOrder::stretch(uint64_t position) const {
+  const Place at = place(position);
+  const uint64_t window = at.within / window_samples(at.lane);
+  const Part of = part(at.lane, window);
+  const Slot in = slot_at(line(at));
+  const uint64_t first = std::max(of.first, in.first), last = std::min(of.last, in.last);
+  return {at.lane, window, in.run * shape_.run + first - in.first, last - first};
+}
+
+uint64_t WindowOrder::passed(uint64_t position) const {
+  const Place at = place(position);
+  const Part of = part(at.lane, at.within / window_samples(at.lane));
+  const uint64_t samples = of.last - of.first;
+  return at.within % window_samples(at.lane) * kWhole / samples;
+}
+
+std::vector<Stretch> WindowOrder::stretches(uint64_t lane, uint64_t window) const {
+  std::vector<Stretch> all;
+  const uint64_t samples = lane_samples(lane);
+  if (lane > shape_.lanes || samples == 0 || window > (samples - 1) / window_samples(lane))
+    return all;
+  const Part of = part(lane, window);
+  for (uint64_t at = of.first; at < of.last;) {
+    const Slot in = slot_at(at);
+    const uint64_t last = std::min(of.last, in.last);
+    all.push_back({lane, window, in.run * shape_.run + at - in.first, last - at});
+    at = last;
+  }
+  return all;
+}
+
 Result<Mixture> Mixture::make(std::span<const double> weights, uint64_t seed) {
   if (weights.empty() || weights.size() > kCycle) {
     return make_error(Code::invalid_argument, "a mixture has 1 to " + std::to_string(kCycle) +

@@ -2,10 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <limits>
 #include <map>
 #include <numeric>
 #include <set>
+#include <utility>
+#include <vector>
 
 namespace stoker {
 namespace {
@@ -66,6 +69,101 @@ TEST(Order, EverySampleStandsAtEveryPositionAlikeOften) {
   }
   for (const auto& position : seen) {
     for (const int times : position) EXPECT_NEAR(times, 4'000, 283);
+  }
+}
+
+constexpr auto kShapes = std::to_array<WindowShape>({{1, 1, 1, 1, 1},
+                                                     {10, 3, 4, 1, 1},
+                                                     {100, 7, 20, 2, 6},
+                                                     {1000, 16, 128, 4, 8},
+                                                     {1000, 16, 128, 4, 1000},
+                                                     {999, 2000, 5000, 8, 24},
+                                                     {5, 2, 2, 1, 8},
+                                                     {4097, 64, 500, 16, 32}});
+
+std::vector<uint64_t> all_of(const WindowOrder& order) {
+  std::vector<uint64_t> samples;
+  for (uint64_t i = 0; i < order.count(); ++i) samples.push_back(order.sample(i));
+  return samples;
+}
+
+TEST(Order, TheBitsOfAWindowOrderNeverChange) {
+  EXPECT_EQ(all_of({{10, 3, 4, 1, 1}, 1, 0}),
+            (std::vector<uint64_t>{5, 4, 3, 6, 7, 1, 8, 0, 2, 9}));
+  EXPECT_EQ(all_of({{11, 2, 4, 2, 4}, 7, 3}),
+            (std::vector<uint64_t>{4, 8, 10, 3, 9, 5, 6, 2, 7, 1, 0}));
+}
+
+TEST(Order, AWindowOrderIsOneToOneAndHasAnInverse) {
+  for (const WindowShape& shape : kShapes) {
+    for (const uint64_t epoch : {0, 1, 2}) {
+      const WindowOrder order(shape, 42, epoch);
+      std::set<uint64_t> seen;
+      for (uint64_t i = 0; i < shape.count; ++i) {
+        const uint64_t sample = order.sample(i);
+        ASSERT_LT(sample, shape.count);
+        ASSERT_EQ(order.position(sample), i) << shape.count;
+        seen.insert(sample);
+      }
+      ASSERT_EQ(seen.size(), shape.count);
+    }
+  }
+  const WindowOrder large({uint64_t{1} << 62, 1 << 20, 1 << 30, 64, 1 << 10}, 5, 6);
+  for (const uint64_t i : {uint64_t{0}, large.count() / 3, large.count() - 1})
+    ASSERT_EQ(large.position(large.sample(i)), i);
+}
+
+// Each sample is in one stretch, which its position names; a window has all of its stretches.
+TEST(Order, StretchesCoverAnEpochOnceWindowByWindow) {
+  for (const WindowShape& shape : kShapes) {
+    const WindowOrder order(shape, 3, 1);
+    std::map<std::pair<uint64_t, uint64_t>, std::set<uint64_t>> of_window;  // first samples
+    for (uint64_t i = 0; i < shape.count; ++i) {
+      const Stretch in = order.stretch(i);
+      const uint64_t sample = order.sample(i);
+      ASSERT_GE(sample, in.sample);
+      ASSERT_LT(sample, in.sample + in.count);
+      ASSERT_LE(in.count, shape.run);
+      ASSERT_LT(order.passed(i), WindowOrder::kWhole);
+      of_window[{in.lane, in.window}].insert(in.sample);
+    }
+    uint64_t samples = 0;
+    for (const auto& [where, firsts] : of_window) {
+      std::set<uint64_t> listed;
+      for (const Stretch& each : order.stretches(where.first, where.second)) {
+        listed.insert(each.sample);
+        samples += each.count;
+      }
+      ASSERT_EQ(listed, firsts);
+    }
+    ASSERT_EQ(samples, shape.count);
+  }
+  EXPECT_TRUE(WindowOrder({100, 7, 20, 2, 6}, 0, 0).stretches(0, 3).empty());
+  EXPECT_TRUE(WindowOrder({100, 7, 20, 2, 6}, 0, 0).stretches(9, 0).empty());
+}
+
+// Who takes a quarter of each batch reads a quarter of the bytes, not all of them.
+TEST(Order, PlacesOfABatchHaveLanesOfTheirOwn) {
+  const WindowShape shape{4096, 16, 256, 4, 8};
+  const WindowOrder order(shape, 9, 0);
+  std::set<uint64_t> mine, others;
+  for (uint64_t i = 0; i < shape.count; ++i)
+    (i % 8 < 2 ? mine : others).insert(order.stretch(i).lane);
+  EXPECT_EQ(mine, std::set<uint64_t>{0});
+  EXPECT_EQ(others, (std::set<uint64_t>{1, 2, 3}));
+}
+
+// 20,000 orders of 12 samples: each sample stands at each position 1,667 times, give or take 5
+// sigma.
+TEST(Order, EverySampleOfAWindowOrderStandsAtEveryPositionAlikeOften) {
+  constexpr uint64_t kOrders = 20'000, kCount = 12;
+  std::array<std::array<uint64_t, kCount>, kCount> times{};
+  for (uint64_t epoch = 0; epoch < kOrders; ++epoch) {
+    const auto samples = all_of({{kCount, 2, 4, 2, 4}, 1, epoch});
+    for (uint64_t i = 0; i < kCount; ++i) ++times.at(i).at(samples.at(i));
+  }
+  for (const auto& each : times) {
+    for (const uint64_t many : each) EXPECT_NEAR(static_cast<double>(many), 1666.7, 5 * 39.1);
   }
 }
 

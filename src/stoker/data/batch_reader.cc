@@ -3,20 +3,22 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <string>
 #include <utility>
 
 #include "stoker/base/bytes.h"
+#include "stoker/base/clock.h"
 #include "stoker/base/pool.h"
+#include "stoker/data/neighbour_reads.h"
 
 namespace stoker::data {
 namespace {
 
 constexpr const char* kWhere = "data/batch_reader";
 constexpr uint64_t kAlign = 64;  // of samples of unequal bytes
-constexpr uint64_t kPage = 4096;
 
 // Bytes of every sample in a batch's memory; 0: they differ.
 uint64_t row_bytes_of(const BatchSource& source) {
@@ -24,41 +26,9 @@ uint64_t row_bytes_of(const BatchSource& source) {
   return source.integers ? bytes / bytes_of(*source.integers) * sizeof(int64_t) : bytes;
 }
 
+uint64_t now() { return Clock::real().now_ns(); }
+
 }  // namespace
-
-// Memory that waits for the next batch.
-class Spares {
- public:
-  explicit Spares(size_t most) : most_(most) {}
-
-  // At least so many bytes.
-  AlignedBytes take(uint64_t bytes) {
-    {
-      std::lock_guard lock(mutex_);
-      const auto found = kept_.lower_bound(bytes);
-      // Much larger ones stay for those that need them.
-      if (found != kept_.end() && found->first <= std::max(2 * bytes, 16 * kPage)) {
-        AlignedBytes spare = std::move(found->second);
-        kept_.erase(found);
-        return spare;
-      }
-    }
-    return AlignedBytes(std::max(bytes, kPage));
-  }
-  void give_back(AlignedBytes memory) {
-    // A disk that was given up may still write there: it is kept back for good.
-    if (memory.data() == nullptr || memory.lost()) return;
-    std::lock_guard lock(mutex_);
-    const uint64_t bytes = memory.size();
-    kept_.emplace(bytes, std::move(memory));
-    if (kept_.size() > most_) kept_.erase(kept_.begin());
-  }
-
- private:
-  const size_t most_;
-  std::mutex mutex_;
-  std::multimap<uint64_t, AlignedBytes> kept_;  // by bytes; guarded by mutex_
-};
 
 Batch::~Batch() {
   if (spares) spares->give_back(std::move(memory));
@@ -69,85 +39,164 @@ class BatchReader::State {
   State(std::vector<BatchSource> sources, size_t spares)
       : sources_(std::move(sources)),
         spares_(std::make_shared<Spares>(spares)),
-        raw_spares_(std::make_shared<Spares>(spares)) {
+        raw_spares_(std::make_shared<Spares>(spares)),
+        neighbours_(kNeighbourSpares) {
     const uint64_t first = row_bytes_of(sources_.front());
     packed_ = first != 0 &&
               std::all_of(sources_.begin(), sources_.end(),
                           [first](const auto& each) { return row_bytes_of(each) == first; });
-    const bool works = std::any_of(sources_.begin(), sources_.end(), [](const auto& each) {
+    checks_ = std::any_of(sources_.begin(), sources_.end(), [](const auto& each) {
       return each.integers.has_value() || each.table->has_crcs();
     });
-    if (works) pool_.emplace(1);
   }
   ~State() {
     std::unique_lock lock(mutex_);
     idle_.wait(lock, [this] { return under_way_ == 0; });
   }
 
-  Future<BatchPtr> read(std::vector<Pick> picks) {
-    for (const Pick& pick : picks) {
+  BatchRead read(Reads reads) {
+    for (const Pick& pick : reads.picks) {
       if (pick.source >= sources_.size() || pick.sample >= sources_[pick.source].table->samples()) {
-        return make_error(Code::invalid_argument,
-                          "there is no sample " + std::to_string(pick.sample) + " in source " +
-                              std::to_string(pick.source),
-                          kWhere);
+        return {make_error(Code::invalid_argument,
+                           "there is no sample " + std::to_string(pick.sample) + " in source " +
+                               std::to_string(pick.source),
+                           kWhere),
+                {}};
       }
     }
+    const uint64_t begun = now();
     auto work = std::make_shared<Work>(sources_.size());
-    if (const Status laid_out = lay_out(std::move(picks), *work); !laid_out)
-      return laid_out.error();
-    Future<BatchPtr> future = work->promise.future();
+    BatchRead read{work->promise.future(), {}};
+    if (const Status laid_out = lay_out(reads, *work, read); !laid_out) {
+      read.batch = laid_out.error();
+      return read;
+    }
+    work->batch->times.begun = begun;
+    for (const Neighbours& soon : reads.soon) {
+      // What is wrong is told when it is needed.
+      if (!sources_[soon.source].table->apart()) (void)get(soon, *work->batch, read);
+    }
     {
       std::lock_guard lock(mutex_);
       ++under_way_;
     }
     start(work);
-    return future;
+    return read;
   }
 
  private:
+  static constexpr size_t kNeighbourSpares = 64;
+
   // A batch on its way.
   struct Work {
     explicit Work(size_t sources) : pieces(sources) {}
     std::shared_ptr<Batch> batch;
     std::unique_ptr<Batch> raw;              // integers as they are stored
     std::vector<std::vector<Piece>> pieces;  // by source
-    std::atomic<size_t> left{1};             // calls to stores, and the one that starts them
+    // Of each pick, where it came with its neighbours; or nothing.
+    std::vector<NeighbourReadPtr> neighbours;
+    std::atomic<size_t> left{1};  // calls to stores, and the one that starts them
     std::mutex mutex;
     std::optional<Error> error;  // guarded by mutex
     Promise<BatchPtr> promise;
   };
   using WorkPtr = std::shared_ptr<Work>;
 
-  Status lay_out(std::vector<Pick> picks, Work& work) {
+  Status lay_out(Reads& reads, Work& work, BatchRead& read) {
     auto batch = std::make_shared<Batch>();
     auto raw = std::make_unique<Batch>();
     batch->starts.push_back(0);
     batch->asked.resize(sources_.size());
+    batch->ranges.resize(sources_.size());
+    STOKER_TRY(find_neighbours(reads, work, *batch, read));
     uint64_t at = 0, raw_at = 0;
-    for (const Pick& pick : picks) {
+    for (size_t i = 0; i < reads.picks.size(); ++i) {
+      const Pick& pick = reads.picks[i];
       const BatchSource& source = sources_[pick.source];
-      std::vector<Piece>& pieces = work.pieces[pick.source];
-      const size_t before = pieces.size();
+      const NeighbourRead* const with =
+          work.neighbours.empty() ? nullptr : work.neighbours[i].get();
       if (!packed_) at = align_up(at, kAlign);
       if (source.integers) {
-        STOKER_ASSIGN(raw_at, source.table->append(pick.sample, raw_at, pieces));
+        if (with == nullptr)
+          STOKER_TRY(ask(source, pick, raw_at, work.pieces[pick.source], nullptr));
         batch->parts.push_back({at, row_bytes_of(source)});
         at += row_bytes_of(source);
+      } else if (with != nullptr) {
+        for (const Piece& part : with->parts(pick.sample)) {
+          batch->parts.push_back({at, part.bytes});
+          at += part.bytes;
+        }
       } else {
-        STOKER_ASSIGN(at, source.table->append(pick.sample, at, pieces));
-        for (size_t i = before; i < pieces.size(); ++i)
-          batch->parts.push_back({pieces[i].into, pieces[i].bytes});
+        STOKER_TRY(ask(source, pick, at, work.pieces[pick.source], &batch->parts));
       }
       batch->starts.push_back(batch->parts.size());
-      for (size_t i = before; i < pieces.size(); ++i) batch->asked[pick.source] += pieces[i].bytes;
+    }
+    for (size_t i = 0; i < sources_.size(); ++i) {
+      for (const Piece& piece : work.pieces[i]) batch->asked[i] += piece.bytes;
+      batch->ranges[i] += work.pieces[i].size();
     }
     take_memory(spares_, at, *batch);
     take_memory(raw_spares_, raw_at, *raw);
-    batch->picks = std::move(picks);
+    batch->picks = std::move(reads.picks);
+    batch->objects = by_object(*batch, work);
     work.batch = std::move(batch);
     work.raw = std::move(raw);
     return {};
+  }
+
+  // The sample by itself, from `into` on, which moves behind it.
+  static Status ask(const BatchSource& source, const Pick& pick, uint64_t& into,
+                    std::vector<Piece>& pieces, std::vector<Place>* places) {
+    const size_t before = pieces.size();
+    STOKER_ASSIGN(into, source.table->append(pick.sample, into, pieces));
+    for (size_t i = before; places != nullptr && i < pieces.size(); ++i)
+      places->push_back({pieces[i].into, pieces[i].bytes});
+    return {};
+  }
+
+  Status find_neighbours(const Reads& reads, Work& work, Batch& batch, BatchRead& read) {
+    std::map<std::pair<uint32_t, uint64_t>, uint64_t> turns;  // the first of each source's lane
+    for (const Neighbours& of : reads.of_picks) {
+      work.neighbours.emplace_back();
+      if (sources_[of.source].table->apart()) continue;
+      STOKER_ASSIGN(work.neighbours.back(), get(of, batch, read));
+      const auto [known, added] = turns.try_emplace({of.source, of.lane}, of.turn);
+      known->second = std::min(known->second, of.turn);
+    }
+    for (const auto& [lane, turn] : turns) neighbours_.keep(lane.first, lane.second, turn);
+    return {};
+  }
+
+  Result<NeighbourReadPtr> get(const Neighbours& of, Batch& batch, BatchRead& read) {
+    STOKER_ASSIGN(auto got, neighbours_.get(sources_[of.source], of));
+    if (got.begun) {
+      batch.asked[of.source] += got.read->asked();
+      batch.ranges[of.source] += got.read->requests();
+      {
+        std::lock_guard lock(mutex_);
+        ++under_way_;
+      }
+      got.read->done().on_done([this](const Status&) { left(); });
+      read.begun.emplace_back(of.source, got.read->done());
+    }
+    return std::move(got.read);
+  }
+
+  static std::vector<Asked> by_object(const Batch& batch, const Work& work) {
+    std::map<std::pair<uint64_t, uint64_t>, uint64_t> bytes;  // of source and object
+    for (size_t source = 0; source < work.pieces.size(); ++source) {
+      for (const Piece& piece : work.pieces[source]) bytes[{source, piece.object}] += piece.bytes;
+    }
+    for (size_t i = 0; i < work.neighbours.size(); ++i) {
+      if (work.neighbours[i] == nullptr) continue;
+      const auto& [source, sample] = batch.picks[i];
+      for (const Piece& piece : work.neighbours[i]->parts(sample))
+        bytes[{source, piece.object}] += piece.bytes;
+    }
+    std::vector<Asked> all;
+    all.reserve(bytes.size());
+    for (const auto& [object, count] : bytes) all.push_back({object.first, object.second, count});
+    return all;
   }
 
   static void take_memory(const std::shared_ptr<Spares>& spares, uint64_t bytes, Batch& batch) {
@@ -166,6 +215,13 @@ class BatchReader::State {
           ->read_many(source.table->keys(), work->pieces[i], into.memory.slice().sub(0, into.bytes))
           .on_done([this, work](const Status& status) { part_done(work, status); });
     }
+    const NeighbourRead* last = nullptr;
+    for (const NeighbourReadPtr& with : work->neighbours) {
+      if (with == nullptr || with.get() == last) continue;
+      last = with.get();
+      ++work->left;
+      with->done().on_done([this, work](const Status& status) { part_done(work, status); });
+    }
     part_done(work, {});
   }
 
@@ -175,12 +231,31 @@ class BatchReader::State {
       if (!work->error) work->error = status.error();
     }
     if (--work->left != 0) return;
-    if (!pool_ || work->error) return finish(work);
-    pool_->run([this, work] {
+    StageTimes& times = work->batch->times;
+    times.read = times.taken = times.verified = times.assembled = now();
+    if (work->error || (!checks_ && work->neighbours.empty())) return finish(work);
+    pool_.run([this, work, &times] {
+      times.taken = now();
+      copy_all(*work);
+      const uint64_t copied = now();
       if (const Status sound = verify_all(*work->batch); !sound) work->error = sound.error();
+      times.verified = times.taken + (now() - copied);  // the copy is part of the assembly
       widen_all(*work);
+      times.assembled = now();
       finish(work);
     });
+  }
+
+  // What came with its neighbours.
+  void copy_all(Work& work) const {
+    const Batch& batch = *work.batch;
+    for (size_t i = 0; i < work.neighbours.size(); ++i) {
+      const auto& [source, sample] = batch.picks[i];
+      if (work.neighbours[i] == nullptr || sources_[source].integers) continue;
+      const Place* to = batch.parts.data() + batch.starts[i];
+      for (const Piece& part : work.neighbours[i]->parts(sample))
+        std::memcpy(batch.memory.data() + (to++)->offset, work.neighbours[i]->at(part), part.bytes);
+    }
   }
 
   Status verify_all(const Batch& batch) const {
@@ -205,8 +280,14 @@ class BatchReader::State {
       const Place& place = work.batch->parts[work.batch->starts[i]];
       std::byte* const to = work.batch->memory.data() + place.offset;
       const size_t count = place.bytes / sizeof(int64_t);
-      widen(*source.integers, from, count, reinterpret_cast<int64_t*>(to));
-      from += count * bytes_of(*source.integers);
+      if (work.neighbours.empty()) {
+        widen(*source.integers, from, count, reinterpret_cast<int64_t*>(to));
+        from += count * bytes_of(*source.integers);
+      } else {
+        const NeighbourRead& with = *work.neighbours[i];
+        const Piece& part = with.parts(work.batch->picks[i].sample).front();
+        widen(*source.integers, with.at(part), count, reinterpret_cast<int64_t*>(to));
+      }
     }
   }
 
@@ -214,22 +295,28 @@ class BatchReader::State {
   // more: nothing of it is touched after that.
   void finish(const WorkPtr& work) {
     work->raw.reset();
+    work->neighbours.clear();
     if (work->error) {
       work->promise.complete(*work->error);
     } else {
       work->promise.complete(BatchPtr(std::move(work->batch)));
     }
+    left();
+  }
+
+  void left() {
     std::lock_guard lock(mutex_);
     if (--under_way_ == 0) idle_.notify_all();
   }
 
   const std::vector<BatchSource> sources_;
   const std::shared_ptr<Spares> spares_, raw_spares_;
-  bool packed_ = false;
+  NeighbourReads neighbours_;
+  bool packed_ = false, checks_ = false;
   std::mutex mutex_;
   std::condition_variable idle_;
-  size_t under_way_ = 0;      // guarded by mutex_
-  std::optional<Pool> pool_;  // the last member: it ends before what its jobs use
+  size_t under_way_ = 0;  // guarded by mutex_
+  Pool pool_{1};          // the last member: it ends before what its jobs use
 };
 
 Result<std::unique_ptr<BatchReader>> BatchReader::make(std::vector<BatchSource> sources,
@@ -249,8 +336,6 @@ Result<std::unique_ptr<BatchReader>> BatchReader::make(std::vector<BatchSource> 
 BatchReader::BatchReader(std::unique_ptr<State> state) : state_(std::move(state)) {}
 BatchReader::~BatchReader() = default;
 
-Future<BatchPtr> BatchReader::read(std::vector<Pick> picks) {
-  return state_->read(std::move(picks));
-}
+BatchRead BatchReader::read(Reads reads) { return state_->read(std::move(reads)); }
 
 }  // namespace stoker::data

@@ -1,17 +1,21 @@
 // BatchReader: samples into one piece of memory, several batches under way at once.
 //
-// A batch costs one call to each store it touches. Tokens are widened to int64 on the reader's own
-// thread; everything else is left as the stores give it. Memory of batches that nobody has any more
-// is used again: fresh memory is slow to touch.
+// A batch costs one call to each store it touches. Where the order keeps neighbours together
+// (Sequence::reads), these come by one read for all batches of their window, and are copied from
+// there. Tokens are widened to int64 on the reader's own thread; everything else is left as the
+// stores give it. Memory of batches that nobody has any more is used again: fresh memory is slow to
+// touch.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "stoker/data/sample_table.h"
 #include "stoker/data/sequence.h"
+#include "stoker/data/spares.h"
 #include "stoker/data/widen.h"
 #include "stoker/store/blocking_io.h"
 #include "stoker/store/store.h"
@@ -30,7 +34,19 @@ struct Place {
   uint64_t offset = 0, bytes = 0;
 };
 
-class Spares;
+// Bytes of one object that a batch needed.
+struct Asked {
+  uint64_t source = 0, object = 0, bytes = 0;
+};
+
+// When each stage of a batch was over, in the nanoseconds of Clock::real(). A stage that it did
+// not need ends when it begins.
+struct StageTimes {
+  uint64_t begun = 0;
+  uint64_t read = 0;   // all stores have answered
+  uint64_t taken = 0;  // a thread of the reader was free for it
+  uint64_t verified = 0, assembled = 0;
+};
 
 // What was read. Any thread; it may outlive its reader.
 struct Batch {
@@ -42,10 +58,22 @@ struct Batch {
   // Of pick i: parts [starts[i], starts[i + 1]).
   std::vector<Place> parts;
   std::vector<uint64_t> starts;
-  std::vector<uint64_t> asked;  // bytes that each source's store was asked for
+  // Bytes that each source's store was asked for, and by how many ranges. What is read for several
+  // batches counts for the first.
+  std::vector<uint64_t> asked, ranges;
+  std::vector<Asked> objects;  // that it needed, in the order of their numbers
+  StageTimes times;
   std::shared_ptr<Spares> spares;
 };
 using BatchPtr = std::shared_ptr<const Batch>;
+
+// A batch on its way.
+struct BatchRead {
+  Future<BatchPtr> batch;
+  // What was asked of the stores for this batch and for later ones, by source: no store may end
+  // before that is done. It does not hold what is read for this batch alone.
+  std::vector<std::pair<uint32_t, Future<void>>> begun;
+};
 
 // Any thread.
 class BatchReader {
@@ -60,7 +88,7 @@ class BatchReader {
   // The samples in this order. Where all sources have equal samples of one size in memory, one
   // follows the other without a gap; else each begins at a multiple of 64 bytes. Errors are those
   // of Store::read_many; invalid_argument names a sample that is not there.
-  Future<BatchPtr> read(std::vector<Pick> picks);
+  BatchRead read(Reads reads);
 
  private:
   class State;

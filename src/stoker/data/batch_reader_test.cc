@@ -2,12 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "stoker/base/crc32c.h"
+#include "stoker/data/neighbour_reads.h"
 #include "stoker/store/memory_store.h"
 
 namespace stoker::data {
@@ -50,7 +52,7 @@ TEST_F(Reading, IntegersOfSeveralWidthsAreRowsOfOneMatrix) {
   const auto reader =
       BatchReader::make({{store_.get(), a, Integer::u16}, {store_.get(), b, Integer::i32}}, 2)
           .value();
-  const auto batch = reader->read({{0, 1}, {1, 0}, {0, 0}}).wait().value();
+  const auto batch = reader->read({{{0, 1}, {1, 0}, {0, 0}}, {}, {}}).batch.wait().value();
   EXPECT_EQ(integers(*batch), (std::vector<int64_t>{3, 4, 65535, -1, 70000, 5, 1, 2, 3}));
   EXPECT_EQ(batch->asked, (std::vector<uint64_t>{12, 12}));
 }
@@ -62,41 +64,97 @@ TEST_F(Reading, UnequalSamplesBeginAtMultiplesOf64) {
   const auto parts =
       table(SampleTable::ranges({"a"}, {10}, {starts, objects, offsets, bytes, {}, {}}));
   const auto reader = BatchReader::make({{store_.get(), parts, std::nullopt}}, 2).value();
-  const auto batch = reader->read({{0, 2}, {0, 1}, {0, 0}}).wait().value();
+  const auto batch = reader->read({{{0, 2}, {0, 1}, {0, 0}}, {}, {}}).batch.wait().value();
   EXPECT_EQ(batch->starts, (std::vector<uint64_t>{0, 1, 1, 3}));
   EXPECT_EQ(text(*batch, batch->parts[0]), "0123");
   EXPECT_EQ(text(*batch, batch->parts[1]), "56");
   EXPECT_EQ(text(*batch, batch->parts[2]), "9");
   EXPECT_EQ(batch->parts[1].offset, 64);
-  EXPECT_EQ(reader->read({}).wait().value()->bytes, 0);
+  EXPECT_EQ(reader->read({{}, {}, {}}).batch.wait().value()->bytes, 0);
   const auto checked =
       table(SampleTable::ranges({"a"}, {10}, {starts, objects, offsets, bytes, crcs, {}}));
   const auto checking = BatchReader::make({{store_.get(), checked, std::nullopt}}, 2).value();
-  EXPECT_TRUE(checking->read({{0, 2}, {0, 1}}).wait());
-  EXPECT_EQ(checking->read({{0, 2}, {0, 0}}).wait().error().code, Code::corruption);
+  EXPECT_TRUE(checking->read({{{0, 2}, {0, 1}}, {}, {}}).batch.wait());
+  EXPECT_EQ(checking->read({{{0, 2}, {0, 0}}, {}, {}}).batch.wait().error().code, Code::corruption);
 }
 
 TEST_F(Reading, MemoryIsUsedAgainButNotWhileSomebodyHasIt) {
   put("a", std::string(40, 'x'));
   const auto rows = table(SampleTable::equal({"a"}, {{0, 4, 0}}, 10, 10));
   auto reader = BatchReader::make({{store_.get(), rows, std::nullopt}}, 2).value();
-  BatchPtr first = reader->read({{0, 0}}).wait().value();
-  BatchPtr second = reader->read({{0, 1}}).wait().value();
+  BatchPtr first = reader->read({{{0, 0}}, {}, {}}).batch.wait().value();
+  BatchPtr second = reader->read({{{0, 1}}, {}, {}}).batch.wait().value();
   const std::byte* const had = first->memory.data();
   EXPECT_NE(had, second->memory.data());
   first.reset();
-  EXPECT_EQ(reader->read({{0, 2}}).wait().value()->memory.data(), had);
+  EXPECT_EQ(reader->read({{{0, 2}}, {}, {}}).batch.wait().value()->memory.data(), had);
   reader.reset();
   EXPECT_EQ(text(*second, second->parts[0]), "xxxxxxxxxx");  // outlives its reader
+}
+
+// Ranges that all batches of an epoch asked for, and that each batch was right.
+uint64_t ranges_of_an_epoch(BatchReader& reader, const Sequence& order, uint64_t batch) {
+  uint64_t ranges = 0;
+  for (uint64_t at = 0; at < *order.count(); at += batch) {
+    const auto read = reader.read(order.reads(at, std::min(at + batch, *order.count())));
+    const auto done = read.batch.wait().value();
+    ranges += done->ranges[0];
+    for (size_t i = 0; i < done->picks.size(); ++i) {
+      int64_t first = 0;
+      std::memcpy(&first, done->memory.data() + done->parts[i].offset, sizeof first);
+      EXPECT_EQ(first, done->picks[i].sample * 3);
+    }
+  }
+  return ranges;
+}
+
+TEST_F(Reading, NeighboursOfAWindowComeByOneRead) {
+  std::vector<uint16_t> numbers(3001);
+  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<uint16_t>(i);
+  put_numbers("a", numbers);
+  // Windows of three numbers and the next one: neighbours overlap.
+  const auto rows = table(SampleTable::equal({"a"}, {{0, 1000, 0}}, 6, 8));
+  const auto reader = BatchReader::make({{store_.get(), rows, Integer::u16}}, 2).value();
+  EXPECT_EQ(ranges_of_an_epoch(*reader, Sequence::shuffled(1000, 1), 10), 1000);
+  // 63 runs, and one more at each border of the ten windows.
+  const uint64_t ranges =
+      ranges_of_an_epoch(*reader, Sequence::windowed({1000, 16, 100, 1, 10}, 1), 10);
+  EXPECT_GE(ranges, 63);
+  EXPECT_LE(ranges, 63 + 10);
+  EXPECT_EQ(ranges_of_an_epoch(*reader, Sequence::in_order(1000), 10), 100);
+}
+
+TEST_F(Reading, NeighboursThatCouldNotBeReadAreReadAnew) {
+  const auto rows = table(SampleTable::equal({"a"}, {{0, 20, 0}}, 10, 10));
+  const auto reader = BatchReader::make({{store_.get(), rows, std::nullopt}}, 2).value();
+  const Sequence order = Sequence::windowed({20, 5, 10}, 1);
+  EXPECT_EQ(reader->read(order.reads(0, 4)).batch.wait().error().code, Code::not_found);
+  put("a", std::string(200, 'x'));
+  EXPECT_TRUE(reader->read(order.reads(0, 4)).batch.wait());
+}
+
+TEST_F(Reading, NeighboursOfSeveralPartsLeaveSmallGapsOnly) {
+  const uint64_t far = kJoinedGap + 20;
+  put("a", std::string(far, '.') + "0123456789");
+  static const std::vector<uint64_t> starts{0, 2, 3}, offsets{0, 5, far}, bytes{2, 3, 4};
+  static const std::vector<uint32_t> objects{0, 0, 0};
+  const auto parts =
+      table(SampleTable::ranges({"a"}, {far + 10}, {starts, objects, offsets, bytes, {}, {}}));
+  const auto reader = BatchReader::make({{store_.get(), parts, std::nullopt}}, 2).value();
+  const auto batch = reader->read(Sequence::in_order(2).reads(0, 2)).batch.wait().value();
+  EXPECT_EQ(batch->ranges[0], 2);
+  EXPECT_EQ(batch->asked[0], 8 + 4);
+  EXPECT_EQ(text(*batch, batch->parts[1]), "...");
+  EXPECT_EQ(text(*batch, batch->parts[2]), "0123");
 }
 
 TEST_F(Reading, ErrorsNameWhatIsWrong) {
   put("a", "0123");
   const auto beyond = table(SampleTable::equal({"a", "gone"}, {{0, 1, 2}, {1, 1, 0}}, 4, 4));
   const auto reader = BatchReader::make({{store_.get(), beyond, std::nullopt}}, 2).value();
-  EXPECT_EQ(reader->read({{0, 0}}).wait().error().code, Code::invalid_argument);
-  EXPECT_EQ(reader->read({{0, 1}}).wait().error().code, Code::not_found);
-  const auto outside = reader->read({{0, 2}}).wait();
+  EXPECT_EQ(reader->read({{{0, 0}}, {}, {}}).batch.wait().error().code, Code::invalid_argument);
+  EXPECT_EQ(reader->read({{{0, 1}}, {}, {}}).batch.wait().error().code, Code::not_found);
+  const auto outside = reader->read({{{0, 2}}, {}, {}}).batch.wait();
   EXPECT_EQ(outside.error().code, Code::invalid_argument);
   EXPECT_NE(outside.error().what.find("sample 2"), std::string::npos);
   EXPECT_FALSE(BatchReader::make({{store_.get(), beyond, Integer::i64}}, 2));
@@ -108,7 +166,8 @@ TEST_F(Reading, ManyBatchesMayBeUnderWayWhenTheReaderEnds) {
   const auto rows = table(SampleTable::equal({"a"}, {{0, 100, 0}}, 20, 20));
   auto reader = BatchReader::make({{store_.get(), rows, Integer::u16}}, 2).value();
   std::vector<Future<BatchPtr>> all;
-  for (uint64_t i = 0; i < 100; ++i) all.push_back(reader->read({{0, i}, {0, 99 - i}}));
+  for (uint64_t i = 0; i < 100; ++i)
+    all.push_back(reader->read({{{0, i}, {0, 99 - i}}, {}, {}}).batch);
   reader.reset();
   for (const auto& each : all)
     EXPECT_EQ(integers(*each.wait().value()), std::vector<int64_t>(20, 7));

@@ -99,6 +99,30 @@ Result<uint64_t> SampleTable::append(uint64_t sample, uint64_t into,
   return into;
 }
 
+Result<std::vector<PlanRun>> SampleTable::plan() const {
+  std::vector<PlanRun> plan;
+  for (const EqualRun& run : runs_) {
+    if (run.samples > 0) plan.push_back({run.object, run.offset, bytes_, run.samples, stride_});
+  }
+  if (bytes_ != 0) return plan;
+  std::vector<Piece> parts;
+  for (uint64_t sample = 0; sample < samples(); ++sample) {
+    parts.clear();
+    STOKER_TRY(append(sample, 0, parts));
+    PlanRun item;
+    uint64_t end = 0;
+    for (const Piece& part : parts) {
+      if (item.bytes != 0 && part.object != item.object) return std::vector<PlanRun>();
+      item.object = part.object;
+      item.offset = item.bytes == 0 ? part.offset : std::min(item.offset, part.offset);
+      end = std::max(end, part.offset + part.bytes);
+      item.bytes = end - item.offset;
+    }
+    if (item.bytes != 0) plan.push_back(item);
+  }
+  return plan;
+}
+
 Status SampleTable::verify(uint64_t sample, size_t number, std::span<const std::byte> read) const {
   const uint64_t part = arrays_.starts[sample] + number;
   if (crc32c(read.data(), read.size()) == arrays_.crcs[part]) return {};

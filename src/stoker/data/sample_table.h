@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "stoker/store/plan.h"
 #include "stoker/store/store.h"
 
 namespace stoker::data {
@@ -44,9 +45,14 @@ class SampleTable {
   const std::vector<std::string>& keys() const { return keys_; }
   // Bytes of every sample, where they are equal; else 0.
   uint64_t equal_bytes() const { return bytes_; }
+  // Each object has one part: no two are worth one read.
+  bool apart() const { return bytes_ == 0 && arrays_.objects.size() == keys_.size(); }
   // Appends the parts of a sample, with their places from `into` on; the place behind them.
   // sample: less than samples(). corruption: its ranges cannot be.
   Result<uint64_t> append(uint64_t sample, uint64_t into, std::vector<Piece>& pieces) const;
+  // Each sample as an item of a Plan, from its first byte to its last; nothing if one is of several
+  // objects. corruption: its ranges cannot be.
+  Result<std::vector<PlanRun>> plan() const;
   bool has_crcs() const { return !arrays_.crcs.empty(); }
   // Compares a part of a sample that append() gave a place, the number-th of it.
   Status verify(uint64_t sample, size_t number, std::span<const std::byte> read) const;

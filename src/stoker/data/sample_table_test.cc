@@ -67,6 +67,27 @@ TEST(SampleTable, WhatAnIndexSaysIsLookedAtSampleBySample) {
   EXPECT_TRUE(table.append(4, 0, all));
 }
 
+TEST(SampleTable, APlanHasEachSampleAsAnItem) {
+  const auto equal =
+      SampleTable::equal({"a", "b"}, {{0, 3, 100}, {1, 0, 0}, {1, 2, 10}}, 8, 10).value();
+  const auto runs = equal.plan().value();
+  ASSERT_EQ(runs.size(), 2);
+  EXPECT_EQ(runs[1].object, 1);
+  EXPECT_EQ(runs[1].items, 2);
+  EXPECT_EQ(runs[1].stride, 8);
+  const auto parts =
+      SampleTable::ranges({"a"}, {10}, arrays({{0, 2, 2, 3}, {0, 0, 0}, {9, 5, 0}, {1, 2, 4}, {}}))
+          .value();
+  const auto items = parts.plan().value();
+  ASSERT_EQ(items.size(), 2);  // the second sample has no bytes
+  EXPECT_EQ(items[0].offset, 5);
+  EXPECT_EQ(items[0].bytes, 5);
+  const auto wide =
+      SampleTable::ranges({"a", "b"}, {10, 10}, arrays({{0, 2}, {0, 1}, {0, 0}, {1, 1}, {}}))
+          .value();
+  EXPECT_TRUE(wide.plan().value().empty());
+}
+
 TEST(SampleTable, ADamagedPartNamesItsSample) {
   const std::string text = "123456789";
   const auto table =

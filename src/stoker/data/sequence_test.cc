@@ -43,5 +43,36 @@ TEST(Sequence, MixedHasExactSharesAndNoEpochs) {
   EXPECT_EQ(Sequence::mixed({1, 2}, {1}, 0).error().code, Code::invalid_argument);
 }
 
+TEST(Sequence, WindowsGiveEachSampleOnceAnEpochAndAnyRangeTheSame) {
+  const Sequence order = Sequence::windowed({1000, 16, 100, 4, 8}, 7);
+  EXPECT_EQ(order.count(), 1000);
+  const auto whole = order.picks(0, 2000);
+  for (size_t epoch = 0; epoch < 2; ++epoch) {
+    std::vector<bool> seen(1000);
+    for (size_t i = 0; i < 1000; ++i) seen[whole[epoch * 1000 + i].sample] = true;
+    EXPECT_EQ(std::count(seen.begin(), seen.end(), true), 1000);
+  }
+  const auto part = order.picks(990, 1010);
+  EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + 990));
+  EXPECT_FALSE(std::equal(whole.begin(), whole.begin() + 1000, whole.begin() + 1000));
+}
+
+TEST(Sequence, NeighboursHoldTheirPicksAndTheNextWindowIsTold) {
+  const Sequence order = Sequence::windowed({1000, 16, 100, 1, 1}, 7);
+  const Reads begin = order.reads(0, 8), end = order.reads(92, 100);
+  for (const Reads& reads : {begin, end, Sequence::in_order(1000).reads(990, 1010)}) {
+    ASSERT_EQ(reads.of_picks.size(), reads.picks.size());
+    for (size_t i = 0; i < reads.picks.size(); ++i) {
+      EXPECT_GE(reads.picks[i].sample, reads.of_picks[i].sample);
+      EXPECT_LT(reads.picks[i].sample, reads.of_picks[i].sample + reads.of_picks[i].count);
+    }
+  }
+  EXPECT_EQ(begin.soon.size(), 0);
+  EXPECT_GE(end.soon.size(), 6);  // nearly all of the 7 or 8
+  EXPECT_EQ(end.soon.front().turn, end.of_picks.front().turn + 1);
+  EXPECT_TRUE(order.reads(992, 1000).soon.empty());  // the epoch ends
+  EXPECT_TRUE(Sequence::shuffled(1000, 7).reads(0, 8).of_picks.empty());
+}
+
 }  // namespace
 }  // namespace stoker::data

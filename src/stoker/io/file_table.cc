@@ -186,7 +186,17 @@ FileTable::~FileTable() {
 
 Result<FileInfo> FileTable::open(const OpenFile& request) {
   File file;
+  if (nvme::is_target(request.path))
+    return make_error(
+        Code::unsupported,
+        "cannot open '" + request.path +
+            "': this engine sends no NVMe commands; uring does, on Linux 5.19 or newer",
+        kWhere);
   STOKER_TRY(open_file(request, &file));
+  return add(std::move(file));
+}
+
+FileInfo FileTable::add(File file) {
   std::lock_guard lock(mutex_);
   auto place = std::find_if(files_.begin(), files_.end(), [](const File& f) { return f.fd < 0; });
   if (place == files_.end()) place = files_.emplace(files_.end());

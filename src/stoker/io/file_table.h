@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "stoker/base/result.h"
 #include "stoker/io/engine.h"
+#include "stoker/io/nvme/command.h"
 
 namespace stoker {
 
@@ -22,6 +24,9 @@ class FileTable {
     FileInfo info;
     std::string path;
     bool write = false;
+    // Of an NVMe namespace that takes commands: what it is, and where the file begins in it.
+    std::optional<nvme::Space> space;
+    uint64_t base = 0;
   };
 
   FileTable() = default;
@@ -30,6 +35,8 @@ class FileTable {
   FileTable& operator=(const FileTable&) = delete;
 
   Result<FileInfo> open(const OpenFile& request);
+  // Takes a file that is open already, under an id of its own.
+  FileInfo add(File file);
   Status close(FileId id);
   // The file, or null; stays valid until close(id), which may come only when nothing is in flight
   // on it.

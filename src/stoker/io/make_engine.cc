@@ -1,14 +1,19 @@
 #include "stoker/base/log.h"
 #include "stoker/io/loop.h"
+#include "stoker/io/nvme/vfio_engine.h"
 #include "stoker/io/posix/engine.h"
 #include "stoker/io/uring/engine.h"
 
 namespace stoker {
 
 Result<std::unique_ptr<Engine>> make_engine(const std::string& name, uint32_t depth) {
-  if (name != "auto" && name != "uring" && name != "posix") {
+  if (name != "auto" && name != "uring" && name != "posix" && name != "vfio") {
     return make_error(Code::invalid_argument,
-                      "unknown I/O engine '" + name + "': choose auto, uring or posix", "io");
+                      "unknown I/O engine '" + name + "': choose auto, uring, posix or vfio", "io");
+  }
+  if (name == "vfio") {
+    STOKER_ASSIGN(std::unique_ptr<Engine> vfio, nvme::VfioEngine::make(depth));
+    return vfio;
   }
   if (name != "posix") {
     auto uring = UringEngine::make(depth);

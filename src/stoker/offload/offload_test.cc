@@ -68,7 +68,9 @@ class FaultyStore final : public Store {
   }
   Result<std::unique_ptr<Transaction>> begin() override;
   Future<void> snapshot(std::string_view n) override { return under_.snapshot(n); }
-  Future<void> drop(std::string_view n) override { return under_.drop(n); }
+  Future<void> drop(std::string_view n, Durability durability) override {
+    return under_.drop(n, durability);
+  }
   StoreInfo info() const override { return under_.info(); }
 
  private:

@@ -41,6 +41,8 @@ struct Hyper {
   double grad_scale = 1;
   // this parameter's own count, 1 for its first update (torch's state["step"] afterwards)
   uint64_t step = 1;
+
+  bool operator==(const Hyper&) const = default;
 };
 
 // Where one slice lives. Pointers need only the alignment of their element type. Planes must not

@@ -54,6 +54,9 @@ class IoBatch {
   void read(FileId file, uint64_t offset, Slice into) { add(Op::Kind::read, file, offset, into); }
   void write(FileId file, uint64_t offset, Slice from) { add(Op::Kind::write, file, offset, from); }
   void sync(FileId file) { add(Op::Kind::sync, file, 0, {}); }
+  void trim(FileId file, uint64_t offset, uint64_t bytes) {
+    add(Op::Kind::trim, file, offset, Slice{nullptr, bytes});
+  }
   bool empty() const { return ops_.empty(); }
   size_t size() const { return ops_.size(); }
   Status run();

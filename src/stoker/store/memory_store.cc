@@ -21,6 +21,18 @@ Error no_object(std::string_view key) {
                     "store/memory");
 }
 
+Status check_name(std::string_view snapshot) {
+  if (!snapshot.empty()) return {};
+  return make_error(Code::invalid_argument, "a snapshot needs a name", "store/memory");
+}
+
+Error snapshot_there(std::string_view name) {
+  return make_error(
+      Code::already_exists,
+      "there is a snapshot '" + std::string(name) + "' already: drop it or take another name",
+      "store/memory");
+}
+
 Error no_snapshot(std::string_view name) {
   return make_error(Code::not_found, "there is no snapshot '" + std::string(name) + "'",
                     "store/memory");
@@ -107,6 +119,7 @@ class MemoryStore::Staged final : public Transaction {
   Future<void> read(std::string_view key, uint64_t offset, Slice into,
                     ReadOptions options) override;
   Status require(std::string_view key, std::string_view tag) override;
+  Status name(std::string_view snapshot) override;
   Future<Version> commit(Durability) override;
 
  private:
@@ -123,6 +136,7 @@ class MemoryStore::Staged final : public Transaction {
   std::mutex mutex_;  // taken before store_.mutex_; guards what follows
   std::map<std::string, Entry, std::less<>> staged_;
   Requirements required_;
+  std::string name_;             // of the version that it makes
   std::optional<Error> failed_;  // of the first write that failed
   bool done_ = false;            // committed or refused
 };
@@ -252,10 +266,24 @@ Status MemoryStore::Staged::require(std::string_view key, std::string_view tag) 
   return {};
 }
 
-Future<Version> MemoryStore::Staged::commit(Durability) {
+Status MemoryStore::Staged::name(std::string_view snapshot) {
+  STOKER_TRY(check_name(snapshot));
   std::lock_guard lock(mutex_);
   if (done_)
     return make_error(Code::invalid_argument, "the transaction is already committed: begin another",
+                      "store/memory");
+  name_ = snapshot;
+  return {};
+}
+
+Future<Version> MemoryStore::Staged::commit(Durability durability) {
+  std::lock_guard lock(mutex_);
+  if (done_)
+    return make_error(Code::invalid_argument, "the transaction is already committed: begin another",
+                      "store/memory");
+  if (!name_.empty() && durability == Durability::deferred)
+    return make_error(Code::invalid_argument,
+                      "a version that gets a name must be durable: commit it as durable",
                       "store/memory");
   done_ = true;
   std::lock_guard store_lock(store_.mutex_);
@@ -266,6 +294,7 @@ Future<Version> MemoryStore::Staged::commit(Durability) {
     STOKER_TRY(check_required(
         key, tag, at == store_.current_.end() ? kAbsent : describe(key, *at->second).tag));
   }
+  if (!name_.empty() && store_.snapshots_.contains(name_)) return snapshot_there(name_);
   const Version version = ++store_.version_;
   for (auto& [key, entry] : staged_) {
     if (entry.has_value()) {
@@ -275,6 +304,7 @@ Future<Version> MemoryStore::Staged::commit(Durability) {
       store_.current_.erase(key);
     }
   }
+  if (!name_.empty()) store_.snapshots_.emplace(name_, Named{version, store_.current_});
   return Result<Version>(version);
 }
 
@@ -379,19 +409,13 @@ Result<Version> MemoryStore::copy(std::string_view from, std::string_view to) {
 }
 
 Future<void> MemoryStore::snapshot(std::string_view name) {
-  if (name.empty())
-    return make_error(Code::invalid_argument, "a snapshot needs a name", "store/memory");
+  STOKER_TRY(check_name(name));
   std::lock_guard lock(mutex_);
-  if (!snapshots_.emplace(name, Named{version_, current_}).second) {
-    return make_error(
-        Code::already_exists,
-        "there is a snapshot '" + std::string(name) + "' already: drop it or take another name",
-        "store/memory");
-  }
+  if (!snapshots_.emplace(name, Named{version_, current_}).second) return snapshot_there(name);
   return Status();
 }
 
-Future<void> MemoryStore::drop(std::string_view name) {
+Future<void> MemoryStore::drop(std::string_view name, Durability) {
   std::lock_guard lock(mutex_);
   const auto named = snapshots_.find(name);
   if (named == snapshots_.end()) return no_snapshot(name);

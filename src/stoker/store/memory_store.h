@@ -38,7 +38,7 @@ class MemoryStore final : public Store {
   Result<std::unique_ptr<Transaction>> begin() override;
   Result<Version> copy(std::string_view from, std::string_view to) override;
   Future<void> snapshot(std::string_view name) override;
-  Future<void> drop(std::string_view name) override;
+  Future<void> drop(std::string_view name, Durability durability) override;
   StoreInfo info() const override;
 
  private:

@@ -163,7 +163,7 @@ std::vector<std::string_view> split_outside_parentheses(std::string_view text) {
 
 Result<CachedPlan> parse_cached(const std::string& composition) {
   const char* how =
-      "write for example cached(local:/nvme/cache, s3://bucket/data, disk=100GiB, dram=1GiB)";
+      "write for example cached(local:/nvme/cache, s3://bucket/data, disk=100GiB, dram=4GiB)";
   std::string_view text = composition;
   if (!text.ends_with(")"))
     return bad(composition, std::string("the closing parenthesis is missing; ") + how);

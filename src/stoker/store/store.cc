@@ -32,6 +32,13 @@ Status Transaction::require(std::string_view key, std::string_view /*tag*/) {
       kWhere);
 }
 
+Status Transaction::name(std::string_view snapshot) {
+  return make_error(Code::unsupported,
+                    "this store has no snapshots, so no version can be named '" +
+                        std::string(snapshot) + "'; use a store with features().snapshots",
+                    kWhere);
+}
+
 Future<View> Store::view(std::string_view key, uint64_t offset, size_t bytes, ReadOptions options) {
   STOKER_ASSIGN(const ObjectInfo object, stat(key, options.snapshot));  // before it takes memory
   if (offset > object.bytes || bytes > object.bytes - offset)
@@ -45,6 +52,22 @@ Future<View> Store::view(std::string_view key, uint64_t offset, size_t bytes, Re
         if (!status) return status.error();
         return View{std::shared_ptr<const std::byte>(memory, memory->data()), bytes};
       });
+}
+
+Result<Level> Store::list_level(std::string_view prefix, std::string_view snapshot) {
+  STOKER_ASSIGN(auto all, list(prefix, snapshot));
+  Level level;
+  for (ObjectInfo& each : all) {
+    const size_t slash = each.key.find('/', prefix.size());
+    if (slash == std::string::npos) {
+      level.objects.push_back(std::move(each));
+      continue;
+    }
+    each.key.resize(slash + 1);
+    if (level.folders.empty() || level.folders.back() != each.key)
+      level.folders.push_back(std::move(each.key));
+  }
+  return level;
 }
 
 Status Store::remove(const std::vector<std::string>& keys) {

@@ -65,6 +65,12 @@ struct ObjectInfo {
   std::string tag = {};
 };
 
+// What stands directly below a prefix, both sorted.
+struct Level {
+  std::vector<ObjectInfo> objects;   // without a '/' behind the prefix
+  std::vector<std::string> folders;  // of all others: the key up to its next '/', which it has
+};
+
 struct SnapshotInfo {
   std::string name;
   Version version = 0;
@@ -87,7 +93,7 @@ struct CacheInfo {
   uint64_t usable_bytes = 0;      // of slots
   uint64_t held_bytes = 0;        // in slots
   uint64_t hit_bytes = 0;         // came from a slot
-  uint64_t memory_hit_bytes = 0;  // came from a block that waits for its commit
+  uint64_t memory_hit_bytes = 0;  // came from memory: it stays there or waits for a commit
   uint64_t merged_bytes = 0;      // came with a block that somebody else was fetching
   uint64_t fetched_bytes = 0;     // moved from the slow store: whole blocks, and ranges
   uint64_t admitted_bytes = 0;    // of whole blocks
@@ -166,6 +172,10 @@ class Transaction {
   // call for the same object takes the place of the first.
   // unsupported without features().conditional.
   virtual Status require(std::string_view key, std::string_view tag);
+  // The commit, which must be durable, names the version that it makes, as snapshot() does, with no
+  // write or flush of its own. It fails with already_exists where there is such a name by then.
+  // unsupported without features().snapshots.
+  virtual Status name(std::string_view snapshot);
   // Everything or nothing. The version that holds it; the first failed write's error if one failed;
   // `conflict`; `in_doubt` where nobody can know: the library never commits such a thing again by
   // itself. Call once.
@@ -183,6 +193,9 @@ class Store {
   // sorted by key
   virtual Result<std::vector<ObjectInfo>> list(std::string_view prefix,
                                                std::string_view snapshot = {}) = 0;
+  // What list() would give, folded at the next '/'. Costs as much as stands there, and not as what
+  // lies below it, where the store can do without.
+  virtual Result<Level> list_level(std::string_view prefix, std::string_view snapshot = {});
   // All bytes of `into`, verified; not_found, invalid_argument (beyond the end), corruption (names
   // key and chunk), io.
   virtual Future<void> read(std::string_view key, uint64_t offset, Slice into,
@@ -219,8 +232,9 @@ class Store {
   virtual Status remove(const std::vector<std::string>& keys);
   // names the current version, durably; already_exists
   virtual Future<void> snapshot(std::string_view name) = 0;
-  // forgets a snapshot, durably; not_found
-  virtual Future<void> drop(std::string_view name) = 0;
+  // Forgets a snapshot; not_found. Deferred, the next durable commit carries it, and its space is
+  // free then.
+  virtual Future<void> drop(std::string_view name, Durability durability = Durability::durable) = 0;
   virtual StoreInfo info() const = 0;
 };
 

@@ -5,12 +5,23 @@
 #include <random>
 
 #include "stoker/base/log.h"
+#include "stoker/io/nvme/command.h"
 #include "stoker/store/writer_lock.h"
 
 namespace stoker {
 
+std::string StoreFile::locked_path() const {
+  if (!nvme::is_target(file_path)) return file_path;
+  const auto target = nvme::parse_target(file_path);
+  if (!target) return file_path;
+  if (!nvme::is_pci_target(file_path)) return target->device;
+  const std::string address = target->device.substr(0, target->device.find('/'));
+  return "/sys/bus/pci/devices/" + address + "/config";
+}
+
 void name_holder(StoreFile& file, const StoreOptions& options) {
-  if (file.lock_fd < 0 || options.read_only) return;
+  // A device of commands takes no bytes but by these.
+  if (file.lock_fd < 0 || options.read_only || nvme::is_target(file.file_path)) return;
   write_holder(file.lock_fd,
                options.holder.empty() ? "pid " + std::to_string(getpid()) : options.holder);
   file.named = true;

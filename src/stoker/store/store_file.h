@@ -11,8 +11,9 @@
 namespace stoker {
 
 struct StoreFile {
-  std::string path;       // as given by the user
-  std::string file_path;  // the file or device that this means
+  std::string path;                 // as given by the user
+  std::string file_path;            // the file or device that this means
+  std::string locked_path() const;  // what the lock is put on: the device of an NVMe namespace
   FileInfo file;
   int lock_fd = -1;
   bool made = false;   // by this call, and unlinked again if the store does not come to be

@@ -57,6 +57,7 @@ class FaultTransaction final : public Transaction {
   Status require(std::string_view key, std::string_view tag) override {
     return inner_->require(key, tag);
   }
+  Status name(std::string_view snapshot) override { return inner_->name(snapshot); }
   Future<void> read(std::string_view key, uint64_t offset, Slice into,
                     ReadOptions options) override {
     if (auto fault = plan_.meet(StoreCall::read)) return *fault;
@@ -108,9 +109,9 @@ Future<void> FaultStore::snapshot(std::string_view name) {
   return inner_->snapshot(name);
 }
 
-Future<void> FaultStore::drop(std::string_view name) {
+Future<void> FaultStore::drop(std::string_view name, Durability durability) {
   if (auto fault = plan_.meet(StoreCall::drop)) return *fault;
-  return inner_->drop(name);
+  return inner_->drop(name, durability);
 }
 
 }  // namespace stoker

@@ -57,7 +57,7 @@ class FaultStore final : public Store {
                     ReadOptions options = {}) override;
   Result<std::unique_ptr<Transaction>> begin() override;
   Future<void> snapshot(std::string_view name) override;
-  Future<void> drop(std::string_view name) override;
+  Future<void> drop(std::string_view name, Durability durability) override;
   StoreInfo info() const override { return inner_->info(); }
 
  private:

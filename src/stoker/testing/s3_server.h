@@ -61,14 +61,13 @@ class S3Server {
     return "s3://bucket/some/prefix?endpoint=" + endpoint_ + "&patience=20" + options;
   }
   // Sets the faults anew and forgets the log.
-  void control(const nlohmann::json& control) {
-    std::string body = control.dump();
-    EXPECT_EQ(
-        ask("POST", "/_control", {reinterpret_cast<std::byte*>(body.data()), body.size()}).status,
-        200);
+  void control(const nlohmann::json& control) { tell("/_control", control); }
+  // Makes so many empty objects.
+  void fill(const std::string& prefix, size_t count) {
+    tell("/_fill", {{"prefix", "some/prefix/" + prefix}, {"count", count}});
   }
   void fault(const nlohmann::json& fault) { control({{"faults", {fault}}}); }
-  // [method, path, status, address] of each request that was answered since then.
+  // [method, path, status, address, host, region] of each request that was answered since then.
   nlohmann::json log() { return nlohmann::json::parse(ask("GET", "/_log", {}).body); }
   // {arrived, peak}: requests since then, answered or not, and the most at once.
   nlohmann::json seen() { return nlohmann::json::parse(ask("GET", "/_seen", {}).body); }
@@ -84,6 +83,11 @@ class S3Server {
   }
 
  private:
+  void tell(const std::string& path, const nlohmann::json& what) {
+    std::string body = what.dump();
+    EXPECT_EQ(ask("POST", path, {reinterpret_cast<std::byte*>(body.data()), body.size()}).status,
+              200);
+  }
   net::HttpAnswer ask(const std::string& method, const std::string& path, Slice body) {
     auto promise = std::make_shared<Promise<net::HttpAnswer>>();
     const auto future = promise->future();

@@ -63,6 +63,7 @@ class SlowTransaction final : public Transaction {
   Status require(std::string_view key, std::string_view tag) override {
     return inner_->require(key, tag);
   }
+  Status name(std::string_view snapshot) override { return inner_->name(snapshot); }
   Future<void> read(std::string_view key, uint64_t offset, Slice into,
                     ReadOptions options) override {
     return line_.delay(inner_->read(key, offset, into, options), delays_.read);

@@ -68,8 +68,8 @@ class SlowStore final : public Store {
   Future<void> snapshot(std::string_view name) override {
     return line_.delay(inner_->snapshot(name), delays_.commit);
   }
-  Future<void> drop(std::string_view name) override {
-    return line_.delay(inner_->drop(name), delays_.commit);
+  Future<void> drop(std::string_view name, Durability durability) override {
+    return line_.delay(inner_->drop(name, durability), delays_.commit);
   }
   StoreInfo info() const override { return inner_->info(); }
 

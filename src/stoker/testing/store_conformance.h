@@ -184,6 +184,33 @@ TEST_P(StoreConformance, ListsByPrefixInOrder) {
   EXPECT_TRUE(keys("z").empty());
 }
 
+// Keys of objects and names of folders, in turn.
+TEST_P(StoreConformance, ListsWhatStandsBelowAPrefix) {
+  for (const char* key : {"m/10", "m/1", "a", "m-1/x", "m0", "n/1/deep", "m/2"})
+    put(key, pattern(10, 1));
+  using Names = std::vector<std::string>;
+  const auto level = [&](std::string_view prefix) {
+    const auto listed = store_->list_level(prefix);
+    EXPECT_OK(listed) << prefix;
+    std::pair<Names, Names> found;
+    for (const ObjectInfo& info : listed->objects) {
+      found.first.push_back(info.key);
+      EXPECT_EQ(info.tag, store_->stat(info.key)->tag);
+    }
+    found.second = listed->folders;
+    return found;
+  };
+  EXPECT_EQ(level(""), std::pair(Names{"a", "m0"}, Names{"m-1/", "m/", "n/"}));
+  EXPECT_EQ(level("m"), std::pair(Names{"m0"}, Names{"m-1/", "m/"}));
+  EXPECT_EQ(level("m/"), std::pair(Names{"m/1", "m/10", "m/2"}, Names{}));
+  EXPECT_EQ(level("m/1"), std::pair(Names{"m/1", "m/10"}, Names{}));
+  EXPECT_EQ(level("n/"), std::pair(Names{}, Names{"n/1/"}));
+  EXPECT_EQ(level("n/1"), std::pair(Names{}, Names{"n/1/"}));
+  EXPECT_EQ(level("z"), std::pair(Names{}, Names{}));
+  EXPECT_EQ(level("z/z"), std::pair(Names{}, Names{}));
+  EXPECT_EQ(code_of(store_->list_level("", "no snapshot")), Code::not_found);
+}
+
 TEST_P(StoreConformance, ErrorsHaveTheirCodes) {
   put("object", pattern(1000, 1));
   EXPECT_EQ(code_of(store_->stat("none")), Code::not_found);
@@ -407,6 +434,41 @@ TEST_P(StoreConformance, SnapshotsKeepTheirVersion) {
   EXPECT_LT(store_->info().used_bytes, used) << "what only the snapshot saw is free";
   EXPECT_OK(store_->snapshot("one").wait());
   EXPECT_EQ(get("object", "one"), pattern(100, 50)) << "a name can be used again";
+}
+
+TEST_P(StoreConformance, ACommitNamesTheVersionThatItMakes) {
+  if (!store_->features().snapshots) {
+    EXPECT_EQ(code_of(begin()->name("step")), Code::unsupported);
+    return;
+  }
+  put("deferred", pattern(5'000, 4), Durability::deferred);
+  const auto named = [this](std::string_view name, uint64_t seed, Durability durability) {
+    auto change = begin();
+    Bytes from = pattern(200'000, seed);
+    EXPECT_OK(change->resize("object", from.size()));
+    EXPECT_OK(change->name(name));
+    EXPECT_OK(change->write("object", 0, slice_of(from)).wait());
+    return change->commit(durability).wait();
+  };
+  EXPECT_OK(named("one", 1, Durability::durable));
+  EXPECT_EQ(store_->info().snapshots.at(0).version, store_->info().committed);
+  EXPECT_EQ(store_->info().durable, store_->info().committed);
+  EXPECT_EQ(code_of(named("one", 2, Durability::durable)), Code::already_exists)
+      << "and nothing changed";
+  EXPECT_EQ(get("object"), pattern(200'000, 1));
+  EXPECT_EQ(code_of(named("two", 2, Durability::deferred)), Code::invalid_argument);
+  EXPECT_EQ(code_of(begin()->name("")), Code::invalid_argument);
+  EXPECT_OK(named("two", 3, Durability::durable));
+  put("object", pattern(100, 50));
+  EXPECT_EQ(get("object", "one"), pattern(200'000, 1));
+  EXPECT_EQ(get("deferred", "one"), pattern(5'000, 4));
+  EXPECT_EQ(get("object", "two"), pattern(200'000, 3));
+  EXPECT_EQ(store_->info().snapshots.size(), 2U);
+  EXPECT_OK(store_->drop("one", Durability::deferred).wait());
+  EXPECT_EQ(read_code("object", 0, 1, "one"), Code::not_found);
+  EXPECT_EQ(code_of(store_->drop("one", Durability::deferred).wait()), Code::not_found);
+  EXPECT_OK(named("one", 4, Durability::durable));
+  EXPECT_EQ(get("object", "one"), pattern(200'000, 4));
 }
 
 TEST_P(StoreConformance, AFullStoreSaysSoAndWorksAgainWhenSpaceIsMade) {

@@ -1,6 +1,7 @@
 #include "stoker/io/uring/engine.h"
 
 #include <fcntl.h>
+#include <linux/nvme_ioctl.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -11,6 +12,8 @@
 #include <string>
 
 #include "stoker/base/bytes.h"
+#include "stoker/base/log.h"
+#include "stoker/io/nvme/device.h"
 #include "stoker/io/transfer.h"
 
 namespace stoker {
@@ -18,6 +21,8 @@ namespace {
 
 constexpr const char* kWhere = "io/uring";
 constexpr uint32_t kDepthMax = 4096;
+// In the address of an op, with which its completion comes: its command named registered memory.
+constexpr uint64_t kRegistered = 1;
 constexpr size_t kCallBytes = kGiB;  // of one transfer; more is continued
 
 // Why io_uring_setup was refused, for the log line of the fall-back.
@@ -58,12 +63,16 @@ Result<std::unique_ptr<UringEngine>> UringEngine::make(uint32_t depth) {
 Status UringEngine::start() {
   // Completions need not interrupt the thread, which comes to collect them anyway; one op that
   // cannot start must not hold up the rest of its batch. Older kernels know neither and refuse.
+  // Commands of NVMe drives need larger entries.
+  constexpr unsigned commands = IORING_SETUP_SQE128 | IORING_SETUP_CQE32;
+  constexpr unsigned smooth = IORING_SETUP_COOP_TASKRUN | IORING_SETUP_SUBMIT_ALL;
   int result = -EINVAL;
-  for (const unsigned flags : {IORING_SETUP_COOP_TASKRUN | IORING_SETUP_SUBMIT_ALL, 0U}) {
+  for (const unsigned flags : {commands | smooth, smooth, 0U}) {
     io_uring_params params{};
     params.flags = flags;
     // one more for the wake-up read
     result = io_uring_queue_init_params(depth_ + 1, &ring_, &params);
+    takes_commands_ = (flags & commands) != 0;
     if (result != -EINVAL) break;
   }
   if (result != 0) return refused(-result);
@@ -85,7 +94,13 @@ UringEngine::~UringEngine() {
 }
 
 Result<FileInfo> UringEngine::open(const OpenFile& file) {
-  STOKER_ASSIGN(const FileInfo info, files_.open(file));
+  FileInfo info;
+  if (nvme::is_target(file.path) && takes_commands_) {
+    STOKER_ASSIGN(auto device, nvme::open_device(file));
+    info = files_.add(std::move(device));
+  } else {
+    STOKER_ASSIGN(info, files_.open(file));
+  }
   if (const Status added = registry_.add_file(info.id, files_.find(info.id)->fd); !added) {
     STOKER_TRY(files_.close(info.id));
     return added.error().with("'" + file.path + "'");
@@ -111,7 +126,9 @@ Status UringEngine::unadopt(const Arena& arena) {
 size_t UringEngine::submit(std::span<Op* const> ops) {
   const size_t taken = std::min<size_t>(ops.size(), depth_ - in_flight_);
   for (Op* op : ops.first(taken)) {
-    if (startable(*op, files_.find(op->file))) {
+    const FileTable::File* file = files_.find(op->file);
+    if (startable(*op, file) &&
+        (!file->space || nvme::in_file(*op, file->info.bytes, file->path))) {
       prepare(*op);
     } else {
       failed_.push(*op);
@@ -132,6 +149,8 @@ io_uring_sqe* UringEngine::slot() {
 // Puts what is left of the op into the ring.
 void UringEngine::prepare(Op& op) {
   io_uring_sqe* sqe = slot();
+  if (const FileTable::File* target = files_.find(op.file); target->space)
+    return prepare_command(*sqe, op, *target);
   const bool numbered = registry_.has_file(op.file);
   const int file = numbered ? op.file : files_.find(op.file)->fd;
   const uint64_t at = op.offset + op.moved;
@@ -164,6 +183,49 @@ void UringEngine::prepare(Op& op) {
   }
   if (numbered) io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE);
   io_uring_sqe_set_data(sqe, &op);
+}
+
+// The same as one command of the drive. Its answer is a status; settle() reads it.
+void UringEngine::prepare_command(io_uring_sqe& sqe, const Op& op,
+                                  const FileTable::File& file) const {
+  const nvme::Command command = nvme::command_of(op, *file.space, file.base);
+  std::memset(&sqe, 0, 2 * sizeof sqe);
+  nvme_uring_cmd raw{};
+  raw.opcode = command.opcode;
+  raw.nsid = command.space;
+  raw.addr = reinterpret_cast<uintptr_t>(command.data);
+  raw.data_len = command.bytes;
+  raw.cdw10 = command.word10;
+  raw.cdw11 = command.word11;
+  raw.cdw12 = command.word12;
+  std::memcpy(sqe.cmd, &raw, sizeof raw);
+  const bool numbered = registry_.has_file(op.file);
+  sqe.opcode = IORING_OP_URING_CMD;
+  sqe.cmd_op = NVME_URING_CMD_IO;
+  sqe.fd = numbered ? op.file : file.fd;
+  sqe.flags = numbered ? IOSQE_FIXED_FILE : 0;
+  sqe.user_data = reinterpret_cast<uintptr_t>(&op);
+  const int memory =
+      command.bytes == 0 ? -1 : registry_.find({command.data, command.bytes, op.bytes.arena});
+  if (memory < 0 || !commands_registered_) return;
+  sqe.user_data |= kRegistered;
+  sqe.uring_cmd_flags = IORING_URING_CMD_FIXED;
+  sqe.buf_index = static_cast<uint16_t>(memory);
+}
+
+// Books what the kernel or the drive answered. False: more of the op is left, prepare() it again.
+bool UringEngine::settle(Op& op, int outcome, bool registered) {
+  const FileTable::File& file = *files_.find(op.file);
+  if (registered && outcome == -EINVAL) {
+    // Kernels such as 6.1 count the pages of all the registered memory behind the transfer's.
+    if (commands_registered_)
+      log().info("the kernel takes no NVMe commands on registered memory: it pins pages at each");
+    commands_registered_ = false;
+    counters_.retries.add(1);
+    return false;
+  }
+  return file.space ? nvme::settle(op, outcome, *file.space, file.path, counters_)
+                    : advance(op, outcome, file.path, counters_);
 }
 
 void UringEngine::arm_wake() {
@@ -216,12 +278,14 @@ size_t UringEngine::reap() {
   for (uint32_t left = depth_ + 1; left > 0; --left) {
     io_uring_cqe* cqe = nullptr;
     if (io_uring_peek_cqe(&ring_, &cqe) != 0) break;
-    Op* op = static_cast<Op*>(io_uring_cqe_get_data(cqe));
+    const bool registered = (cqe->user_data & kRegistered) != 0;
+    Op* op = reinterpret_cast<Op*>(static_cast<std::byte*>(io_uring_cqe_get_data(cqe)) -
+                                   (registered ? kRegistered : 0));
     const int outcome = cqe->res;
     io_uring_cqe_seen(&ring_, cqe);
     if (op == nullptr) {
       arm_wake();
-    } else if (advance(*op, outcome, files_.find(op->file)->path, counters_)) {
+    } else if (settle(*op, outcome, registered)) {
       --in_flight_;
       ++completed;
       op->done(*op);

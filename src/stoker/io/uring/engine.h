@@ -1,6 +1,9 @@
 // UringEngine: io_uring with direct I/O, registered files and registered memory. The engine of
 // choice.
 //
+// A file "nvme:/dev/ng0n1" is a namespace: its ops go to the drive as NVMe commands through the
+// same ring, without the kernel's block layer ("passthrough").
+//
 // No allocation an Op: the Op itself is the request, its address the user data. submit() only fills
 // the ring; poll() hands what is there to the kernel in the same system call that waits, so a busy
 // Loop makes one call a batch.
@@ -35,6 +38,8 @@ class UringEngine final : public Engine {
  private:
   UringEngine(uint32_t depth, int wake_fd) : depth_(depth), wake_fd_(wake_fd), registry_(&ring_) {}
   Status start();
+  void prepare_command(io_uring_sqe& sqe, const Op& op, const FileTable::File& file) const;
+  bool settle(Op& op, int outcome, bool registered);
   io_uring_sqe* slot();
   void prepare(Op& op);
   void arm_wake();
@@ -46,12 +51,14 @@ class UringEngine final : public Engine {
   const int wake_fd_;  // an eventfd, always being read by the ring
   io_uring ring_{};
   bool ring_made_ = false;
+  bool takes_commands_ = false;  // of NVMe drives
   UringRegistry registry_;
   FileTable files_;
   // Of the polling thread.
   OpList failed_;  // accepted, but could not be started; poll() completes them
   uint32_t in_flight_ = 0;
-  uint64_t wake_count_ = 0;  // where the kernel puts what it reads from wake_fd_
+  bool commands_registered_ = true;  // commands may name registered memory
+  uint64_t wake_count_ = 0;          // where the kernel puts what it reads from wake_fd_
 };
 
 }  // namespace stoker

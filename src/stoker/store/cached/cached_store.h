@@ -2,7 +2,8 @@
 //
 // A block is in one of four states: on its way from SLOW (fetches_), gathered for the next commit
 // (gathered_), in a slot (places_), or nowhere. The policy says which blocks are to be kept; one
-// that it gave up meanwhile is dropped when its next state would begin.
+// that it gave up meanwhile is dropped when its next state would begin. Beside that it may stay in
+// memory (kept_), by a policy of its own.
 #pragma once
 
 #include <condition_variable>
@@ -14,6 +15,8 @@
 #include <vector>
 
 #include "stoker/base/pool.h"
+#include "stoker/memory/arena.h"
+#include "stoker/memory/budget.h"
 #include "stoker/store/cached/followers.h"
 #include "stoker/store/cached/policy.h"
 #include "stoker/store/cached/slots.h"
@@ -30,23 +33,26 @@ class CachedStore final : public Store {
 
   Features features() const override { return slow_->features(); }
   Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot) override {
-    return slow_->stat(key, snapshot);
+    return snapshot.empty() ? object_of(key) : slow_->stat(key, snapshot);
   }
   Result<std::vector<ObjectInfo>> list(std::string_view prefix,
                                        std::string_view snapshot) override {
     return slow_->list(prefix, snapshot);
   }
+  Result<Level> list_level(std::string_view prefix, std::string_view snapshot) override {
+    return slow_->list_level(prefix, snapshot);
+  }
   Future<void> read(std::string_view key, uint64_t offset, Slice into,
                     ReadOptions options) override;
   // What is written has another tag, hence other blocks: the old ones are never found again.
-  Result<std::unique_ptr<Transaction>> begin() override { return slow_->begin(); }
-  Result<Version> copy(std::string_view from, std::string_view to) override {
-    return slow_->copy(from, to);
-  }
+  Result<std::unique_ptr<Transaction>> begin() override;
+  Result<Version> copy(std::string_view from, std::string_view to) override;
   Status forget(std::string_view key, uint64_t offset, uint64_t bytes) override;
   Status follow(const Plan& plan) override;
   Future<void> snapshot(std::string_view name) override { return slow_->snapshot(name); }
-  Future<void> drop(std::string_view name) override { return slow_->drop(name); }
+  Future<void> drop(std::string_view name, Durability durability) override {
+    return slow_->drop(name, durability);
+  }
   StoreInfo info() const override;
 
  private:
@@ -68,16 +74,31 @@ class CachedStore final : public Store {
     uint64_t read_bytes = 0;
     uint64_t fetched_before = 0;
     std::shared_ptr<const Follower> follower = {};
+    std::vector<std::string> keys = {};
   };
 
-  CachedStore(std::string name, OpenFast fast, std::unique_ptr<Store> slow, Grant dram,
-              const CachedOptions& options);
+  // Of an object that a plan names: what SLOW said of it, and when it was asked.
+  struct Known {
+    ObjectInfo object;
+    std::chrono::steady_clock::time_point asked;
+    uint32_t plans = 0;
+  };
+  class Change;  // store.cc
+
+  CachedStore(std::string name, OpenFast fast, std::unique_ptr<Store> slow,
+              std::unique_ptr<Arena> memory, const CachedOptions& options);
 
   // read.cc
   Status read_now(const std::string& key, uint64_t offset, Slice into, const ReadOptions& options);
   Result<bool> read_content(const ObjectInfo& object, uint64_t offset, Slice into,
                             const ReadOptions& options);
-  void choose(Piece& piece);              // with the mutex
+  std::vector<Piece> pieces_of(const ObjectInfo& object, uint64_t offset, Slice into) const;
+  bool read_from_memory(std::string_view key, uint64_t offset, Slice into);
+  void choose(Piece& piece);       // with the mutex
+  bool from_memory(Piece& piece);  // with the mutex
+  BlockPtr make_block(const BlockId& id, size_t bytes);
+  void keep(const BlockPtr& block);  // with the mutex
+  bool came_from_slot(Piece& piece, const Status& moved);
   void count_epochs(const Piece& piece);  // with the mutex
   void failed(const BlockId& id, const Error& error);
   void fetched(Piece& piece, const Status& status);
@@ -85,6 +106,11 @@ class CachedStore final : public Store {
 
   // store.cc
   Status start();
+  Result<ObjectInfo> object_of(std::string_view key);   // as SLOW said lately, or says
+  Result<ObjectInfo> object_now(std::string_view key);  // as SLOW says
+  void doubt();                                         // an object may be another one now
+  void name_keys(const std::vector<ObjectInfo>& objects,
+                 std::chrono::steady_clock::time_point asked);  // with the mutex
   void forget_block(const BlockId& id);  // with the mutex: the policy no longer holds it
   void write_behind();
   uint64_t batch() const;  // with the mutex: so many blocks are worth a commit
@@ -99,8 +125,9 @@ class CachedStore final : public Store {
   const OpenFast open_fast_;
   const std::unique_ptr<Store> slow_;
   const CachedOptions options_;
-  const Grant dram_grant_;
-  Budget dram_;
+  const std::unique_ptr<Arena> memory_;
+  const uint64_t moving_places_;  // for blocks on their way and those that wait for a commit
+  Budget in_memory_;              // of blocks, not of bytes
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable wake_, flushed_;
@@ -114,16 +141,25 @@ class CachedStore final : public Store {
   uint32_t errors_ = 0;  // of reads from FAST, one after the other
   uint32_t probes_ = 0;  // since FAST was given up
   std::unique_ptr<Policy> policy_;
+  // Which blocks stay in memory, or will when they were read from a slot; null: there is no room.
+  std::unique_ptr<Policy> memory_policy_;
+  std::unordered_map<BlockId, BlockPtr, BlockIdHash> kept_;  // stay there
   Followers followers_;
   std::map<std::string, Epoch> epochs_;  // by plan
+  std::map<std::string, Known, std::less<>> known_;
+  uint64_t doubts_ = 0;
+  uint32_t good_ = 0;  // reads from FAST in time, since it was opened
   std::unordered_map<BlockId, Place, BlockIdHash> places_;
   std::unordered_map<BlockId, std::shared_ptr<Fetch>, BlockIdHash> fetches_;
-  std::unordered_map<BlockId, BlockPtr, BlockIdHash> gathered_;  // until they are committed
-  std::vector<BlockPtr> next_;            // of the gathered ones: for the next commit
+  struct Gathered {
+    BlockPtr block;
+    uint64_t number = 0;  // in next_
+  };
+  std::unordered_map<BlockId, Gathered, BlockIdHash> gathered_;  // until they are committed
+  std::map<uint64_t, BlockPtr> next_;  // of the gathered ones, as they came: not being committed
+  uint64_t numbers_ = 0;
   std::vector<uint32_t> free_, leaving_;  // slots; leaving: the committed map still names them
   std::vector<uint64_t> generation_;      // by slot: how often it was filled
-  uint64_t uncommitted_ = 0;              // admitted, and not in a slot
-  uint64_t committing_ = 0;               // of these: being committed, each into its slot
   CacheInfo counts_;
 
   Pool readers_{16};

@@ -52,7 +52,9 @@ class HeldReads final : public Store {
   }
   Result<std::unique_ptr<Transaction>> begin() override { return inner_->begin(); }
   Future<void> snapshot(std::string_view name) override { return inner_->snapshot(name); }
-  Future<void> drop(std::string_view name) override { return inner_->drop(name); }
+  Future<void> drop(std::string_view name, Durability durability) override {
+    return inner_->drop(name, durability);
+  }
   StoreInfo info() const override { return inner_->info(); }
 
   std::atomic<int> waiting{0};
@@ -90,6 +92,8 @@ class CachedStore : public ::testing::Test {
       made.create = true;
       made.capacity_bytes = bytes;
       STOKER_ASSIGN(auto opened, open_store("local:" + root_ + "/fast", runtime_->runtime(), made));
+      if (delay_.count() > 0)
+        opened = std::make_unique<SlowStore>(std::move(opened), SlowDelays{.read = delay_});
       auto held = std::make_unique<HeldReads>(std::move(opened));
       held_ = held.get();
       auto each = std::make_unique<FaultStore>(std::move(held));
@@ -122,6 +126,7 @@ class CachedStore : public ::testing::Test {
   FaultPlan* fast_ = nullptr;
   HeldReads* held_ = nullptr;  // of FAST
   std::atomic<bool> lost_{false};
+  std::chrono::milliseconds delay_{0};  // of reads of FAST
   std::unique_ptr<Store> store_;
 };
 
@@ -207,6 +212,114 @@ TEST_F(CachedStore, ABlockThatFailsFailsNoReadOfItsGoodBytes) {
   EXPECT_EQ(read("a", 0, kBlock), bytes);
 }
 
+// Of 64 places in memory half are for blocks that stay.
+TEST_F(CachedStore, BlocksStayInMemoryUpToAHardLimit) {
+  ASSERT_OK(open());
+  EXPECT_GE(runtime_->budget().used(), options_.dram_bytes) << "it is reserved at once";
+  const Bytes bytes = pattern(16 * kBlock, 1);
+  put("a", bytes);
+  for (int round = 0; round < 3; ++round) EXPECT_EQ(read("a", 0, bytes.size()), bytes);
+  EXPECT_EQ(cache().memory_hit_bytes, 2 * bytes.size());
+  EXPECT_EQ(cache().hit_bytes, 0U);
+  ASSERT_OK(open());
+  EXPECT_EQ(read("a", 5, 10), Bytes(bytes.begin() + 5, bytes.begin() + 15));
+  for (int round = 0; round < 2; ++round) EXPECT_EQ(read("a", 0, bytes.size()), bytes);
+  EXPECT_EQ(cache().hit_bytes, 10 + bytes.size()) << "from the disk once";
+  EXPECT_EQ(cache().memory_hit_bytes, bytes.size());
+  EXPECT_OK(store_->forget("a", 0, kBlock));
+  EXPECT_EQ(read("a", 0, kBlock), Bytes(bytes.begin(), bytes.begin() + kBlock));
+  EXPECT_EQ(cache().fetched_bytes, kBlock) << "forgotten in memory too";
+}
+
+// What a plan names soonest stays in memory: 4 blocks of 8 places, read again and again.
+TEST_F(CachedStore, APlanSaysWhatStaysInMemory) {
+  options_.dram_bytes = 8 * kBlock;
+  ASSERT_OK(open());
+  put("a", pattern(4 * kBlock, 1));
+  const Bytes bytes = pattern(16 * kBlock, 2);
+  put("b", bytes);
+  Plan plan{.keys = {"a", "b"}};
+  for (uint64_t i = 0; i < 16; ++i) {
+    plan.runs.push_back({.bytes = kBlock, .items = 4, .stride = kBlock});
+    plan.runs.push_back({.object = 1, .offset = i * kBlock, .bytes = kBlock});
+  }
+  ASSERT_OK(store_->follow(plan));
+  for (uint64_t i = 0; i < 16; ++i) {
+    for (uint64_t block = 0; block < 4; ++block) read("a", block * kBlock, kBlock);
+    read("b", i * kBlock, kBlock);
+  }
+  EXPECT_EQ(cache().memory_hit_bytes, 15 * 4 * kBlock);
+  EXPECT_EQ(cache().fetched_bytes, 20 * kBlock);
+}
+
+TEST_F(CachedStore, ObjectsOfAPlanAreNotAskedForAtEachRead) {
+  options_.believe = std::chrono::hours(1);
+  ASSERT_OK(open());
+  Bytes bytes = pattern(8 * kBlock, 1);
+  put("a", bytes);
+  const auto stats = [this] { return slow_->calls(StoreCall::stat); };
+  read("a", 0, bytes.size());
+  uint64_t before = stats();
+  read("a", 0, bytes.size());
+  EXPECT_EQ(stats(), before + 1) << "no plan names it";
+  const Plan plan{.keys = {"a"},
+                  .runs = {{.bytes = kBlock, .items = 8, .stride = kBlock}},
+                  .order = Plan::Shuffled{}};
+  ASSERT_OK(store_->follow(plan));
+  before = stats();
+  for (int round = 0; round < 5; ++round) EXPECT_EQ(read("a", 0, bytes.size()), bytes);
+  ASSERT_OK(store_->stat("a"));
+  EXPECT_EQ(stats(), before);
+  bytes = pattern(8 * kBlock, 2);
+  put("a", bytes);
+  EXPECT_EQ(read("a", 0, bytes.size()), bytes) << "what this store wrote is seen at once";
+  EXPECT_OK(store_->remove({"a"}));
+  Bytes into(1);
+  EXPECT_EQ(code_of(store_->read("a", 0, slice_of(into)).wait()), Code::not_found);
+  ASSERT_OK(store_->follow({}));
+  EXPECT_EQ(code_of(store_->stat("a")), Code::not_found);
+}
+
+TEST_F(CachedStore, WhatAnotherWriterReplacedIsSeenInTime) {
+  options_.believe = std::chrono::milliseconds(1);
+  ASSERT_OK(open());
+  put("a", pattern(kBlock, 1));
+  ASSERT_OK(store_->follow({.keys = {"a"}, .runs = {{.bytes = kBlock}}}));
+  read("a", 0, kBlock);
+  {
+    const auto other = open_store("dir:" + root_ + "/slow", runtime_->runtime(), {});
+    ASSERT_OK(other);
+    Bytes bytes = pattern(kBlock, 2);
+    auto change = std::move(*(*other)->begin());
+    EXPECT_OK(change->resize("a", bytes.size()));
+    EXPECT_OK(change->write("a", 0, slice_of(bytes)).wait());
+    EXPECT_OK(change->commit(Durability::durable).wait());
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  EXPECT_EQ(read("a", 0, kBlock), pattern(kBlock, 2));
+}
+
+TEST_F(CachedStore, ADiskThatIsTooSlowIsDoneWithout) {
+  options_.late = std::chrono::milliseconds(5);
+  options_.probe = std::chrono::hours(1);
+  options_.dram_bytes = kBlock;  // none stays in memory
+  ASSERT_OK(open());
+  const Bytes bytes = pattern(kBlock, 1);
+  put("a", bytes);
+  read("a", 0, kBlock);
+  store_.reset();
+  delay_ = std::chrono::milliseconds(20);
+  ASSERT_OK(open());
+  for (int each = 0; each < 3; ++each) {
+    EXPECT_EQ(cache().off, "");
+    EXPECT_EQ(read("a", 0, kBlock), bytes);
+  }
+  EXPECT_NE(cache().off.find(" ms for a read of a block"), std::string::npos);
+  EXPECT_EQ(cache().fetched_bytes, 0U);
+  EXPECT_EQ(read("a", 0, kBlock), bytes);
+  EXPECT_EQ(cache().fetched_bytes, kBlock);
+}
+
 // As long as there are free slots, a read of any length is kept.
 TEST_F(CachedStore, AnEmptyCacheFillsFromOneRead) {
   ASSERT_OK(open());
@@ -214,6 +327,26 @@ TEST_F(CachedStore, AnEmptyCacheFillsFromOneRead) {
   put("a", bytes);
   EXPECT_EQ(read("a", 0, bytes.size()), bytes);
   EXPECT_EQ(cache().admitted_bytes, bytes.size());
+}
+
+// Eight slots are free of 40: what comes waits in memory until they are, and is kept all the same.
+TEST_F(CachedStore, AFullCacheTakesMoreThanItHasFreeSlots) {
+  ASSERT_OK(open());
+  put("a", pattern(32 * kBlock, 1));
+  const Bytes bytes = pattern(16 * kBlock, 2);
+  put("b", bytes);
+  const auto blocks = [](uint64_t object, uint64_t count) {
+    return PlanRun{.object = object, .bytes = kBlock, .items = count, .stride = kBlock};
+  };
+  ASSERT_OK(
+      store_->follow({.keys = {"a", "b"}, .runs = {blocks(0, 32), blocks(1, 16), blocks(1, 16)}}));
+  read("a", 0, 32 * kBlock);
+  for (int round = 0; round < 2; ++round) EXPECT_EQ(read("b", 0, bytes.size()), bytes);
+  EXPECT_EQ(cache().fetched_bytes, 48 * kBlock);
+  ASSERT_OK(open());  // closing wrote all of it
+  EXPECT_EQ(cache().held_bytes, 32 * kBlock);
+  EXPECT_EQ(read("b", 0, bytes.size()), bytes);
+  EXPECT_EQ(cache().fetched_bytes, 0U);
 }
 
 // FAST writes blocks beside those that were in their slots: it needs room for a whole commit.
@@ -328,6 +461,7 @@ TEST_F(CachedStore, ALostDiskAtOpeningIsDoneWithout) {
 
 // The slot holds another block, with a right checksum, when the read gets to it.
 TEST_F(CachedStore, ASlotThatIsFilledAnewDuringAReadIsNotBelieved) {
+  options_.dram_bytes = kBlock;  // none stays in memory
   ASSERT_OK(open());
   const Bytes first = pattern(kBlock, 1), second = pattern(kBlock, 2);
   put("a", first);
@@ -351,6 +485,7 @@ TEST_F(CachedStore, ASlotThatIsFilledAnewDuringAReadIsNotBelieved) {
 
 // Many readers, blocks that come and go: never a wrong byte.
 TEST_F(CachedStore, ReadersBesideEvictionsSeeTheRightBytes) {
+  options_.dram_bytes = 1 * kMiB;
   ASSERT_OK(open());
   constexpr size_t kObjects = 6;
   const auto content = [](size_t key) { return pattern(12 * kBlock + 100, 100 + key); };
@@ -452,6 +587,25 @@ std::unique_ptr<cached::Follower> follower_of(size_t objects, Plan plan) {
   return std::move(*made);
 }
 
+// Stride 0 is one range again and again: a client must not keep a server busy with a few bytes.
+TEST(CachePolicy, ManyItemsOfFewBlocksAreNamedAtOnce) {
+  const std::vector<ObjectInfo> objects = {{.key = "a", .bytes = 10 * kBlock, .tag = "t"}};
+  const auto made = [&](const PlanRun& run) {
+    return cached::Follower::make({.keys = {"a"}, .runs = {run}, .order = Plan::Shuffled{}},
+                                  objects, kBlock);
+  };
+  const auto again = made({.offset = kBlock - 1, .bytes = 2, .items = uint64_t{1} << 40});
+  ASSERT_OK(again);
+  EXPECT_EQ((*again)->distinct_bytes(), 2 * kBlock);
+  EXPECT_FALSE((*again)->names(cached::block_id("a", "t", 2)));
+  EXPECT_EQ(code_of(made({.bytes = 1, .items = (uint64_t{1} << 40) + 1})), Code::invalid_argument);
+  ASSERT_OK(made({.bytes = 10 * kBlock, .items = uint64_t{1} << 40})) << "its bytes still fit";
+  const auto apart = made({.bytes = 1, .items = 5, .stride = 2 * kBlock});
+  ASSERT_OK(apart);
+  EXPECT_TRUE((*apart)->names(cached::block_id("a", "t", 8)));
+  EXPECT_FALSE((*apart)->names(cached::block_id("a", "t", 7)));
+}
+
 // A mixture of a small source, which comes round often, and a large one.
 TEST(CachePolicy, AMixtureThatIsFollowedIsFetchedAsBeladyWould) {
   constexpr uint64_t kSmall = 40, kLarge = 400, kPlaces = 200, kReads = 20'000;
@@ -471,7 +625,7 @@ TEST(CachePolicy, AMixtureThatIsFollowedIsFetchedAsBeladyWould) {
   uint64_t misses = 0;
   for (uint64_t at = 0; at < kReads; ++at) {
     const auto id = cached::block_id(std::to_string(reads[at]), "t", 0);
-    for (const auto& changed : followers.read(id)) policy.plan(changed, followers.next(changed));
+    followers.read(id, {&policy});
     if (policy.holds(id)) continue;
     ++misses;
     const auto next = followers.next(id);

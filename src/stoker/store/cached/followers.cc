@@ -13,6 +13,8 @@ constexpr const char* kWhere = "store/cached";
 constexpr uint64_t kBehind = 4096;        // a position so far back is given up
 constexpr uint64_t kAhead = 65'536;       // a read of what is used so late is somebody else's
 constexpr uint64_t kHorizon = 1'048'576;  // positions that are known at a time
+constexpr uint64_t kItemsMax = uint64_t{1} << 40;   // of a plan
+constexpr uint64_t kBlocksMax = uint64_t{1} << 26;  // that its ranges touch
 
 Error wrong(const std::string& what) { return make_error(Code::invalid_argument, what, kWhere); }
 
@@ -37,16 +39,14 @@ Result<std::unique_ptr<Follower>> Follower::make(Plan plan, const std::vector<Ob
       return wrong("a plan reads what '" + objects[run.object].key +
                    "' has not, or nothing; its ranges must lie inside the object's " +
                    std::to_string(all) + " bytes");
+    if (run.items > kItemsMax - made->items_ ||
+        run.bytes > (kNever - made->item_bytes_) / run.items)
+      return wrong("a plan has 2^40 items at most, and their bytes add up to less than 2^64");
     made->items_ += run.items;
     made->item_bytes_ += run.items * run.bytes;
     made->ends_.push_back(made->items_);
   }
-  for (uint64_t item = 0; item < made->items_; ++item)
-    made->each_block(item, [&](const BlockId& id, uint64_t object, uint64_t block) {
-      if (made->blocks_.try_emplace(id).second)
-        made->block_bytes_sum_ +=
-            std::min<uint64_t>(block_bytes, objects[object].bytes - block * block_bytes);
-    });
+  STOKER_TRY(made->name_blocks(objects));
   made->last_ = std::holds_alternative<Plan::Listed>(given.order) ? made->items_ : kNever;
   if (const auto* mixed = std::get_if<Plan::Mixed>(&given.order)) {
     uint64_t sum = 0;
@@ -78,6 +78,29 @@ uint64_t Follower::item(uint64_t position) const {
              .sample(draw.number % count);
 }
 
+// Item by item only where blocks may lie between two of them: there are no more items than blocks.
+Status Follower::name_blocks(const std::vector<ObjectInfo>& objects) {
+  uint64_t touched = 0;
+  for (const PlanRun& run : plan_.runs) {
+    const ObjectInfo& object = objects[run.object];
+    const uint64_t steps = run.stride > block_bytes_ ? run.items : 1;
+    const uint64_t reach = steps == 1 ? (run.items - 1) * run.stride + run.bytes : run.bytes;
+    for (uint64_t step = 0; step < steps; ++step) {
+      const uint64_t offset = run.offset + step * run.stride;
+      const uint64_t first = offset / block_bytes_, last = (offset + reach - 1) / block_bytes_;
+      touched += last - first + 1;
+      if (touched > kBlocksMax)
+        return wrong("the ranges of a plan touch more than " + std::to_string(kBlocksMax) +
+                     " blocks; make blocks larger, or name fewer ranges at a time");
+      for (uint64_t block = first; block <= last; ++block) {
+        if (blocks_.try_emplace(block_id(object.key, object.tag, block)).second)
+          block_bytes_sum_ += std::min<uint64_t>(block_bytes_, object.bytes - block * block_bytes_);
+      }
+    }
+  }
+  return {};
+}
+
 template <typename Do>
 void Follower::each_block(uint64_t item, Do use) const {
   const auto at = std::ranges::upper_bound(ends_, item);
@@ -85,7 +108,7 @@ void Follower::each_block(uint64_t item, Do use) const {
   const uint64_t offset = run.offset + (item - (*at - run.items)) * run.stride;
   const uint64_t last = (offset + run.bytes - 1) / block_bytes_;
   for (uint64_t block = offset / block_bytes_; block <= last; ++block)
-    use(block_id(plan_.keys[run.object], tags_[run.object], block), run.object, block);
+    use(block_id(plan_.keys[run.object], tags_[run.object], block));
 }
 
 // All items of a shuffled plan are used once an epoch, so none is worth another's place: it needs
@@ -93,10 +116,11 @@ void Follower::each_block(uint64_t item, Do use) const {
 void Follower::unroll(std::vector<BlockId>& changed) {
   if (std::holds_alternative<Plan::Shuffled>(plan_.order)) return;
   const uint64_t end = last_ - position_ < kHorizon ? last_ : position_ + kHorizon;
-  for (; unrolled_ < end; ++unrolled_)
-    each_block(item(unrolled_), [&](const BlockId& id, uint64_t, uint64_t) {
+  for (; unrolled_ < end && known_uses_ < kHorizon; ++unrolled_)
+    each_block(item(unrolled_), [&](const BlockId& id) {
       auto& uses = blocks_.at(id);
       uses.push_back(unrolled_);
+      ++known_uses_;
       if (uses.size() == 1) changed.push_back(id);
     });
 }
@@ -113,12 +137,14 @@ uint64_t Follower::read(const BlockId& id, std::vector<BlockId>& changed) {
   const uint64_t before = position_;
   position_ = std::max(position_, uses.front() + 1);
   uses.pop_front();
+  --known_uses_;
   changed.push_back(id);
   for (; dropped_ + kBehind < position_; ++dropped_)
-    each_block(item(dropped_), [&](const BlockId& passed, uint64_t, uint64_t) {
+    each_block(item(dropped_), [&](const BlockId& passed) {
       auto& late = blocks_.at(passed);
       if (late.empty() || late.front() > dropped_) return;
       late.pop_front();
+      --known_uses_;
       changed.push_back(passed);
     });
   unroll(changed);
@@ -142,15 +168,20 @@ std::optional<uint64_t> Followers::next(const BlockId& id) const {
   return first;
 }
 
-std::vector<BlockId> Followers::read(const BlockId& id) {
-  std::vector<BlockId> changed;
+void Followers::read(const BlockId& id, std::initializer_list<Policy*> policies) {
   Follower* soonest = nullptr;
   for (const auto& [name, follower] : followers_) {
     if (!follower->names(id)) continue;
     if (soonest == nullptr || follower->next(id) < soonest->next(id)) soonest = follower.get();
   }
-  if (soonest != nullptr) clock_ += soonest->read(id, changed);
-  return changed;
+  if (soonest == nullptr) return;
+  std::vector<BlockId> changed;
+  clock_ += soonest->read(id, changed);
+  for (const BlockId& each : changed) {
+    const auto then = next(each);
+    for (Policy* policy : policies)
+      if (policy != nullptr) policy->plan(each, then);
+  }
 }
 
 }  // namespace stoker::cached

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -16,6 +17,7 @@
 
 #include "stoker/base/order.h"
 #include "stoker/store/cached/block_id.h"
+#include "stoker/store/cached/policy.h"
 #include "stoker/store/plan.h"
 #include "stoker/store/store.h"
 
@@ -44,6 +46,7 @@ class Follower {
  private:
   explicit Follower(Plan plan) : plan_(std::move(plan)) {}
   uint64_t item(uint64_t position) const;
+  Status name_blocks(const std::vector<ObjectInfo>& objects);
   template <typename Do>
   void each_block(uint64_t item, Do use) const;
   void unroll(std::vector<BlockId>& changed);
@@ -57,6 +60,7 @@ class Follower {
   uint64_t items_ = 0, item_bytes_ = 0, block_bytes_sum_ = 0;
   uint64_t last_ = 0;  // the position where the plan ends
   uint64_t position_ = 0, dropped_ = 0, unrolled_ = 0;
+  uint64_t known_uses_ = 0;  // in blocks_
   std::unordered_map<BlockId, std::deque<uint64_t>, BlockIdHash> blocks_;
 };
 
@@ -68,8 +72,8 @@ class Followers {
   // On a clock of its own, which read() moves on: when the block is used next; none: no plan names
   // it.
   std::optional<uint64_t> next(const BlockId& id) const;
-  // The blocks whose next use is another now.
-  std::vector<BlockId> read(const BlockId& id);
+  // It was read. The policies, which may be null, hear of each block whose next use is another now.
+  void read(const BlockId& id, std::initializer_list<Policy*> policies);
 
  private:
   std::map<std::string, std::shared_ptr<Follower>> followers_;

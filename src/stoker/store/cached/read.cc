@@ -1,22 +1,24 @@
 // A read, in numbered steps:
 //
-// 1. SLOW tells the object's tag. All blocks of the read are those of this tag.
-// 2. Each block is found in a slot or in memory, or is on its way for somebody else, or is missing.
+// 1. SLOW tells the object's tag, or told it lately. All blocks of the read are those of this tag.
+// 2. Each block is found in memory or in a slot, or is on its way for somebody else, or is missing.
 //    A missing one is fetched whole where the policy admits it and there is memory for it, else
-//    only the range asked for.
+//    only the range asked for. One in a slot is read whole where it shall stay in memory.
 // 3. All of this starts before anything is waited for.
 // 4. If bytes came from SLOW, the tag is asked for again. Another tag: the read begins anew. Only
 //    blocks whose tag was the same before and after are kept.
 // 5. What was read from a slot counts only if the slot was not filled anew meanwhile. What FAST
 //    could not give comes from SLOW.
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "stoker/store/cached/cached_store.h"
 
 namespace stoker::cached {
 
-constexpr uint32_t kErrorsMax = 3;  // one after the other, before FAST is given up
+constexpr uint32_t kErrorsMax = 3;     // one after the other, before FAST is given up
+constexpr uint32_t kGoodReads = 1000;  // after which FAST is as good as one that never failed
 
 // The part of one block that a read wants.
 struct CachedStore::Piece {
@@ -29,8 +31,9 @@ struct CachedStore::Piece {
   Slice into;
   From from = From::slow;
   std::shared_ptr<Slots> slots = {};
+  std::chrono::steady_clock::time_point begun = {};  // of the read of a slot
   uint64_t slot = 0, generation = 0, life = 0;
-  BlockPtr block = {};
+  BlockPtr block = {};  // of From::slot: it is read whole, and stays in memory
   std::shared_ptr<Fetch> fetch = {};
   Future<void> moved = {};
 
@@ -40,6 +43,7 @@ struct CachedStore::Piece {
 Future<void> CachedStore::read(std::string_view key, uint64_t offset, Slice into,
                                ReadOptions options) {
   if (!options.snapshot.empty() || into.size == 0) return slow_->read(key, offset, into, options);
+  if (read_from_memory(key, offset, into)) return Status();
   auto promise = std::make_shared<Promise<void>>();
   Future<void> future = promise->future();
   readers_.run([this, promise, name = std::string(key), offset, into, options] {
@@ -51,7 +55,7 @@ Future<void> CachedStore::read(std::string_view key, uint64_t offset, Slice into
 Status CachedStore::read_now(const std::string& key, uint64_t offset, Slice into,
                              const ReadOptions& options) {
   for (int attempt = 0; attempt < 4; ++attempt) {
-    const auto object = slow_->stat(key);
+    const auto object = object_of(key);
     if (!object) return object.error();
     if (offset > object->bytes || into.size > object->bytes - offset) break;  // SLOW has a sentence
     const auto same = read_content(*object, offset, into, options);
@@ -61,10 +65,8 @@ Status CachedStore::read_now(const std::string& key, uint64_t offset, Slice into
   return slow_->read(key, offset, into, options).wait();  // written all the time: not kept
 }
 
-// Whether the object was the same one all the time.
-Result<bool> CachedStore::read_content(const ObjectInfo& object, uint64_t offset, Slice into,
-                                       const ReadOptions& options) {
-  using From = Piece::From;
+std::vector<CachedStore::Piece> CachedStore::pieces_of(const ObjectInfo& object, uint64_t offset,
+                                                       Slice into) const {
   std::vector<Piece> pieces;
   for (size_t done = 0; done < into.size;) {
     Piece piece;
@@ -78,6 +80,37 @@ Result<bool> CachedStore::read_content(const ObjectInfo& object, uint64_t offset
     done += piece.into.size;
     pieces.push_back(std::move(piece));
   }
+  return pieces;
+}
+
+// All of it at once, on the caller's thread, if nobody needs to be asked.
+bool CachedStore::read_from_memory(std::string_view key, uint64_t offset, Slice into) {
+  ObjectInfo object;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto at = known_.find(key);
+    if (at == known_.end() ||
+        std::chrono::steady_clock::now() - at->second.asked > options_.believe)
+      return false;
+    object = at->second.object;
+  }
+  if (offset > object.bytes || into.size > object.bytes - offset) return false;
+  std::vector<Piece> pieces = pieces_of(object, offset, into);
+  {
+    const std::lock_guard lock(mutex_);
+    for (const Piece& piece : pieces)
+      if (!kept_.contains(piece.id) && !gathered_.contains(piece.id)) return false;
+    for (Piece& piece : pieces) choose(piece);
+  }
+  for (const Piece& piece : pieces) piece.copy();
+  return true;
+}
+
+// Whether the object was the same one all the time.
+Result<bool> CachedStore::read_content(const ObjectInfo& object, uint64_t offset, Slice into,
+                                       const ReadOptions& options) {
+  using From = Piece::From;
+  std::vector<Piece> pieces = pieces_of(object, offset, into);
   {
     const std::lock_guard lock(mutex_);
     for (Piece& piece : pieces) choose(piece);
@@ -86,8 +119,11 @@ Result<bool> CachedStore::read_content(const ObjectInfo& object, uint64_t offset
     return piece.from == From::slow || piece.from == From::fetch;
   });
   for (Piece& piece : pieces) {
-    if (piece.from == From::slot)
-      piece.moved = piece.slots->read(piece.slot, piece.at, piece.into, options);
+    if (piece.from == From::slot) {
+      piece.begun = std::chrono::steady_clock::now();
+      piece.moved = piece.block ? piece.slots->read(piece.slot, 0, piece.block->slice(), options)
+                                : piece.slots->read(piece.slot, piece.at, piece.into, options);
+    }
     if (piece.from == From::fetch)
       piece.moved = slow_->read(object.key, piece.offset - piece.at, piece.block->slice(), options);
   }
@@ -96,7 +132,7 @@ Result<bool> CachedStore::read_content(const ObjectInfo& object, uint64_t offset
     if (piece.from == From::fetch) (void)piece.moved.wait();
   bool same = true;
   if (asked) {
-    const auto now = slow_->stat(object.key);
+    const auto now = object_now(object.key);
     same = now && now->tag == object.tag;
   }
   bool again = false;
@@ -128,31 +164,82 @@ Result<bool> CachedStore::read_content(const ObjectInfo& object, uint64_t offset
       again |= !block;
     }
     if (piece.from != From::slot) continue;
-    const Status moved = piece.moved.wait();
-    piece.slots.reset();
-    const std::lock_guard lock(mutex_);
-    const bool kept = piece.life == life_ && generation_[piece.slot] == piece.generation;
-    if (!moved && kept) failed(piece.id, moved.error());
-    if (moved && kept) {
-      errors_ = 0;
-      counts_.hit_bytes += piece.into.size;
-    } else {
-      piece.from = From::slow;
-      again = true;
-    }
+    again |= !came_from_slot(piece, piece.moved.wait());
   }
   if (!slow) return slow.error();
   if (!again) return true;
   STOKER_TRY(direct(object, pieces, options));
-  const auto now = slow_->stat(object.key);
+  const auto now = object_now(object.key);
   return now && now->tag == object.tag;
+}
+
+// Whether the bytes are those of the block.
+bool CachedStore::came_from_slot(Piece& piece, const Status& moved) {
+  const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::chrono::steady_clock::now() - piece.begun);
+  piece.slots.reset();
+  const std::lock_guard lock(mutex_);
+  const bool same = piece.life == life_ && generation_[piece.slot] == piece.generation;
+  if (same && !moved) failed(piece.id, moved.error());
+  if (same && moved) {
+    if (took > options_.late) {
+      failed(piece.id, make_error(Code::io,
+                                  "the fast store took " + std::to_string(took.count()) +
+                                      " ms for a read of a block",
+                                  "store/cached"));
+    } else {
+      errors_ = 0;
+      if (++good_ == kGoodReads) probes_ = 0;
+    }
+    counts_.hit_bytes += piece.into.size;
+    if (piece.block) {
+      piece.copy();
+      keep(piece.block);
+    }
+    return true;
+  }
+  piece.block.reset();
+  piece.from = Piece::From::slow;
+  return false;
+}
+
+// Its memory is reserved before anything moves. Null: there is none.
+BlockPtr CachedStore::make_block(const BlockId& id, size_t bytes) {
+  auto place = in_memory_.take(1, "a block of a cached store");
+  if (!place) return nullptr;
+  auto buffer = memory_->take(options_.block_bytes);  // of one size all, so that they always fit
+  if (!buffer) return nullptr;
+  return std::make_shared<Block>(id, std::move(*place), std::move(*buffer), bytes);
+}
+
+void CachedStore::keep(const BlockPtr& block) {
+  if (!memory_policy_ || memory_policy_->holds(block->id)) return;
+  const auto next = followers_.next(block->id);
+  if (!memory_policy_->admits(next)) return;
+  if (const auto evicted = memory_policy_->add(block->id, next)) kept_.erase(*evicted);
+  kept_.emplace(block->id, block);
+}
+
+bool CachedStore::from_memory(Piece& piece) {
+  if (const auto kept = kept_.find(piece.id); kept != kept_.end()) {
+    memory_policy_->hit(piece.id);
+    piece.block = kept->second;
+  } else if (const auto gathered = gathered_.find(piece.id); gathered != gathered_.end()) {
+    piece.block = gathered->second.block;
+  } else {
+    return false;
+  }
+  if (policy_ && policy_->holds(piece.id)) policy_->hit(piece.id);
+  piece.from = Piece::From::memory;
+  counts_.memory_hit_bytes += piece.into.size;
+  return true;
 }
 
 void CachedStore::choose(Piece& piece) {
   using From = Piece::From;
   count_epochs(piece);
-  for (const BlockId& id : followers_.read(piece.id))
-    if (policy_) policy_->plan(id, followers_.next(id));
+  followers_.read(piece.id, {policy_.get(), memory_policy_.get()});
+  if (from_memory(piece)) return;
   if (const auto fetch = fetches_.find(piece.id); fetch != fetches_.end()) {
     piece.from = From::other;
     piece.fetch = fetch->second;
@@ -162,31 +249,26 @@ void CachedStore::choose(Piece& piece) {
   }
   if (!slots_) return;
   piece.life = life_;
+  const std::optional<uint64_t> next = followers_.next(piece.id);
   if (policy_->holds(piece.id)) {
     policy_->hit(piece.id);
-    if (const auto block = gathered_.find(piece.id); block != gathered_.end()) {
-      piece.from = From::memory;
-      piece.block = block->second;
-      counts_.memory_hit_bytes += piece.into.size;
-      return;
-    }
     const Place& place = places_.at(piece.id);
     piece.from = From::slot;
     piece.slots = slots_;
     piece.slot = place.slot;
     piece.generation = generation_[place.slot];
+    // A small part of a block that nobody is known to want again is not worth reading all of it.
+    if (memory_policy_ && (next || 2 * piece.into.size >= piece.block_bytes) &&
+        memory_policy_->admits(next))
+      piece.block = make_block(piece.id, piece.block_bytes);
     return;
   }
-  const std::optional<uint64_t> next = followers_.next(piece.id);
   if (!policy_->admits(next)) return;
-  // No slot would be free for it, or no room to write it to.
-  if (uncommitted_ - committing_ >= free_.size() || uncommitted_ >= room_.staged) return;
-  auto grant = dram_.take(piece.block_bytes, "a block of a cached store");
-  if (!grant) return;
+  const BlockPtr block = make_block(piece.id, piece.block_bytes);
+  if (!block) return;
   if (const auto evicted = policy_->add(piece.id, next)) forget_block(*evicted);
-  ++uncommitted_;
   piece.from = From::fetch;
-  piece.block = std::make_shared<Block>(piece.id, piece.block_bytes, std::move(*grant));
+  piece.block = block;
   piece.fetch = std::make_shared<Fetch>();
   piece.fetch->future = piece.fetch->done.future();
   piece.fetch->life = life_;
@@ -232,16 +314,13 @@ void CachedStore::fetched(Piece& piece, const Status& status) {
       if (piece.fetch->life == life_ && slots_) {
         if (!status) policy_->remove(piece.id);
         if (policy_->holds(piece.id)) {
-          gathered_.emplace(piece.id, piece.block);
-          next_.push_back(piece.block);
+          gathered_.insert_or_assign(piece.id, Gathered{piece.block, numbers_});
+          next_.emplace(numbers_++, piece.block);
           counts_.admitted_bytes += piece.block_bytes;
+          keep(piece.block);
           if (next_.size() >= batch()) wake_.notify_one();
-        } else {
-          --uncommitted_;
         }
       }
-    } else if (piece.fetch->life == life_ && slots_) {
-      --uncommitted_;  // forgotten on its way
     }
     if (status) counts_.fetched_bytes += piece.block_bytes;
   }

@@ -30,7 +30,9 @@ Status wait_all(const std::vector<Future<void>>& futures) {
 Room room_for(uint64_t usable, uint32_t block_bytes) {
   Room room;
   room.usable = usable;
-  room.slots = usable + std::max<uint64_t>(2, (usable + 49) / 50);
+  // A small cache has more than 2 %, for a commit of a few blocks writes much beside them.
+  const uint64_t small = std::min(usable / 4, kCommitBytes / block_bytes);
+  room.slots = usable + std::max({uint64_t{2}, (usable + 49) / 50, small});
   // What comes during a commit goes into the next one, hence twice.
   room.staged =
       std::max(room.slots - usable, std::min<uint64_t>(room.slots, 2 * kCommitBytes / block_bytes));

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "stoker/io/loop.h"
+#include "stoker/memory/arena.h"
 #include "stoker/memory/budget.h"
 #include "stoker/store/blocking_io.h"
 #include "stoker/store/cached/format.h"
@@ -29,14 +30,14 @@ Room room_in(uint64_t fast_bytes, uint32_t block_bytes);
 
 // One block, in memory.
 struct Block {
-  Block(const BlockId& name, size_t block_bytes, Grant reserved)
-      : id(name), bytes(block_bytes), size(block_bytes), grant(std::move(reserved)) {}
-  Slice slice() const { return bytes.slice().sub(0, size); }
+  Block(const BlockId& name, Grant reserved, Buffer memory, size_t bytes)
+      : id(name), place(std::move(reserved)), buffer(std::move(memory)), size(bytes) {}
+  Slice slice() const { return buffer.slice().sub(0, size); }
 
   const BlockId id;
-  const AlignedBytes bytes;
+  const Grant place;
+  const Buffer buffer;
   const size_t size;
-  const Grant grant;
 };
 using BlockPtr = std::shared_ptr<Block>;
 

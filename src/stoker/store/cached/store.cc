@@ -18,16 +18,63 @@ bool passes(Code code) {
          code == Code::out_of_space || code == Code::read_only || code == Code::cancelled;
 }
 
+// The rest is for blocks that stay.
+uint64_t moving_places(const CachedOptions& options) {
+  const uint64_t places = options.dram_bytes / options.block_bytes;
+  return std::max<uint64_t>(1, std::min(places / 2, 2 * kCommitBytes / options.block_bytes));
+}
+
 }  // namespace
 
-CachedStore::CachedStore(std::string name, OpenFast fast, std::unique_ptr<Store> slow, Grant dram,
-                         const CachedOptions& options)
+// What changes SLOW. When a commit is done, readers ask for the objects again.
+class CachedStore::Change final : public Transaction {
+ public:
+  Change(CachedStore& store, std::unique_ptr<Transaction> slow)
+      : store_(store), slow_(std::move(slow)) {}
+
+  Status resize(std::string_view key, uint64_t bytes, uint32_t chunk_bytes) override {
+    return slow_->resize(key, bytes, chunk_bytes);
+  }
+  Future<void> write(std::string_view key, uint64_t offset, Slice from,
+                     Priority priority) override {
+    return slow_->write(key, offset, from, priority);
+  }
+  Status remove(std::string_view key) override { return slow_->remove(key); }
+  Status expect(std::string_view key, Class expected) override {
+    return slow_->expect(key, expected);
+  }
+  Future<void> read(std::string_view key, uint64_t offset, Slice into,
+                    ReadOptions options) override {
+    return slow_->read(key, offset, into, options);
+  }
+  Status require(std::string_view key, std::string_view tag) override {
+    return slow_->require(key, tag);
+  }
+  Status name(std::string_view snapshot) override { return slow_->name(snapshot); }
+  Future<Version> commit(Durability durability) override {
+    return slow_->commit(durability).then([&store = store_](const Result<Version>& done) {
+      store.doubt();
+      return done;
+    });
+  }
+
+ private:
+  CachedStore& store_;
+  const std::unique_ptr<Transaction> slow_;
+};
+
+CachedStore::CachedStore(std::string name, OpenFast fast, std::unique_ptr<Store> slow,
+                         std::unique_ptr<Arena> memory, const CachedOptions& options)
     : name_(std::move(name)),
       open_fast_(std::move(fast)),
       slow_(std::move(slow)),
       options_(options),
-      dram_grant_(std::move(dram)),
-      dram_(options.dram_bytes) {}
+      memory_(std::move(memory)),
+      moving_places_(moving_places(options)),
+      in_memory_(options.dram_bytes / options.block_bytes) {
+  if (const uint64_t staying = in_memory_.cap() - moving_places_; staying > 0)
+    memory_policy_ = std::make_unique<Policy>(staying);
+}
 
 Result<std::unique_ptr<Store>> CachedStore::open(std::string name, OpenFast fast,
                                                  std::unique_ptr<Store> slow,
@@ -45,10 +92,9 @@ Result<std::unique_ptr<Store>> CachedStore::open(std::string name, OpenFast fast
                           " of memory, less than one block of " + human_bytes(block) +
                           "; give it more with dram=",
                       kWhere);
-  auto dram = runtime.budget.take(options.dram_bytes, "a cached store (its dram=)");
-  if (!dram) return dram.error();
+  STOKER_ASSIGN(auto memory, Arena::make(options.dram_bytes, runtime.budget));
   std::unique_ptr<CachedStore> store(new CachedStore(std::move(name), std::move(fast),
-                                                     std::move(slow), std::move(*dram), options));
+                                                     std::move(slow), std::move(memory), options));
   STOKER_TRY(store->start());
   return std::unique_ptr<Store>(std::move(store));
 }
@@ -116,14 +162,13 @@ void CachedStore::take_up(std::shared_ptr<Slots> slots) {
   slots_ = std::move(slots);
   last_slots_ = slots_;
   ++life_;
-  errors_ = probes_ = 0;
+  errors_ = good_ = 0;
   counts_.off.clear();
   counts_.usable_bytes = room_.usable * options_.block_bytes;
   policy_ = std::make_unique<Policy>(room_.usable);
   places_.clear();
   free_.clear();
   leaving_.clear();
-  uncommitted_ = committing_ = 0;
   generation_.assign(room_.slots, 0);
   std::vector<bool> used(room_.slots);
   for (const Record& record : slots_->found()) {
@@ -143,12 +188,12 @@ void CachedStore::take_up(std::shared_ptr<Slots> slots) {
 // At least one and at most half of the slots that are free for it: the other half takes what comes
 // during the commit.
 uint64_t CachedStore::batch() const {
-  return std::max<uint64_t>(1, std::min({kCommitBytes / options_.block_bytes, free_.size() / 2,
-                                         options_.dram_bytes / options_.block_bytes / 2}));
+  return std::max<uint64_t>(
+      1, std::min({kCommitBytes / options_.block_bytes, free_.size() / 2, moving_places_ / 2}));
 }
 
 void CachedStore::turn_off(const Error& error) {
-  if (counts_.off.empty())
+  if (counts_.off.empty() && probes_ == 0)  // else it was said already
     log().warn("the cache '{}' is not used for now, reads go to the slow store: {}", name_,
                error.message());
   counts_.off = error.message();
@@ -158,7 +203,6 @@ void CachedStore::turn_off(const Error& error) {
   places_.clear();
   gathered_.clear();
   next_.clear();
-  uncommitted_ = committing_ = 0;
   wake_.notify_all();
 }
 
@@ -185,7 +229,10 @@ void CachedStore::turn_on(std::unique_lock<std::mutex>& lock) {
 }
 
 void CachedStore::forget_block(const BlockId& id) {
-  gathered_.erase(id);
+  if (const auto gathered = gathered_.find(id); gathered != gathered_.end()) {
+    next_.erase(gathered->second.number);
+    gathered_.erase(gathered);
+  }
   if (const auto place = places_.find(id); place != places_.end()) {
     leaving_.push_back(place->second.slot);
     places_.erase(place);
@@ -193,7 +240,7 @@ void CachedStore::forget_block(const BlockId& id) {
 }
 
 Status CachedStore::forget(std::string_view key, uint64_t offset, uint64_t bytes) {
-  STOKER_ASSIGN(const ObjectInfo object, slow_->stat(key));
+  STOKER_ASSIGN(const ObjectInfo object, object_now(key));
   if (offset > object.bytes || bytes > object.bytes - offset)
     return make_error(Code::invalid_argument,
                       "'" + object.key + "' has " + std::to_string(object.bytes) +
@@ -206,6 +253,8 @@ Status CachedStore::forget(std::string_view key, uint64_t offset, uint64_t bytes
   for (uint64_t block = offset / options_.block_bytes; block <= last; ++block) {
     const BlockId id = block_id(key, object.tag, block);
     fetches_.erase(id);
+    kept_.erase(id);
+    if (memory_policy_) memory_policy_->remove(id);
     if (!policy_) continue;
     policy_->remove(id);
     forget_block(id);
@@ -218,20 +267,82 @@ Status CachedStore::forget(std::string_view key, uint64_t offset, uint64_t bytes
       Code::io, "the cache forgot the bytes, but cannot say so durably: " + counts_.off, kWhere);
 }
 
+Result<std::unique_ptr<Transaction>> CachedStore::begin() {
+  STOKER_ASSIGN(auto begun, slow_->begin());
+  return std::unique_ptr<Transaction>(new Change(*this, std::move(begun)));
+}
+
+Result<Version> CachedStore::copy(std::string_view from, std::string_view to) {
+  auto done = slow_->copy(from, to);
+  doubt();
+  return done;
+}
+
+void CachedStore::doubt() {
+  const std::lock_guard lock(mutex_);
+  ++doubts_;
+  for (auto& [key, known] : known_) known.asked = {};
+}
+
+Result<ObjectInfo> CachedStore::object_of(std::string_view key) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto at = known_.find(key);
+    if (at != known_.end() &&
+        std::chrono::steady_clock::now() - at->second.asked <= options_.believe)
+      return at->second.object;
+  }
+  return object_now(key);
+}
+
+Result<ObjectInfo> CachedStore::object_now(std::string_view key) {
+  const auto asked = std::chrono::steady_clock::now();
+  std::unique_lock lock(mutex_);
+  const uint64_t doubts = doubts_;
+  lock.unlock();
+  auto object = slow_->stat(key);
+  lock.lock();
+  const auto at = known_.find(key);
+  if (at == known_.end() || doubts != doubts_) return object;
+  at->second.asked = object ? asked : std::chrono::steady_clock::time_point();
+  if (object) at->second.object = *object;
+  return object;
+}
+
+void CachedStore::name_keys(const std::vector<ObjectInfo>& objects,
+                            std::chrono::steady_clock::time_point asked) {
+  for (const ObjectInfo& object : objects) {
+    Known& known = known_[object.key];
+    ++known.plans;
+    known.object = object;
+    known.asked = asked;
+  }
+}
+
 Status CachedStore::follow(const Plan& plan) {
   std::shared_ptr<Follower> follower;
+  std::vector<ObjectInfo> objects;
+  const auto asked = std::chrono::steady_clock::now();
+  std::unique_lock lock(mutex_);
+  const uint64_t doubts = doubts_;
+  lock.unlock();
   if (!plan.runs.empty()) {
-    std::vector<ObjectInfo> objects;
     for (const std::string& key : plan.keys) {
       STOKER_ASSIGN(ObjectInfo object, slow_->stat(key));
       objects.push_back(std::move(object));
     }
     STOKER_ASSIGN(follower, Follower::make(plan, objects, options_.block_bytes));
   }
-  const std::lock_guard lock(mutex_);
-  epochs_.erase(plan.name);
+  lock.lock();
+  if (const auto before = epochs_.find(plan.name); before != epochs_.end()) {
+    for (const std::string& key : before->second.keys)
+      if (const auto at = known_.find(key); --at->second.plans == 0) known_.erase(at);
+    epochs_.erase(before);
+  }
   if (follower) {
     Epoch& epoch = epochs_[plan.name];
+    epoch.keys = plan.keys;
+    name_keys(objects, doubts == doubts_ ? asked : std::chrono::steady_clock::time_point());
     epoch.item_bytes = follower->item_bytes();
     epoch.distinct_bytes = follower->distinct_bytes();
     epoch.fetched_before = counts_.fetched_bytes;
@@ -239,12 +350,13 @@ Status CachedStore::follow(const Plan& plan) {
     for (const auto& [id, place] : places_)
       if (follower->names(id)) epoch.kept_bytes += place.bytes;
     for (const auto& [id, block] : gathered_)
-      if (follower->names(id)) epoch.kept_bytes += block->size;
+      if (follower->names(id)) epoch.kept_bytes += block.block->size;
   }
   followers_.follow(plan.name, std::move(follower));
   counts_.plans = followers_.size();
-  if (policy_)
-    for (const BlockId& id : policy_->held()) policy_->plan(id, followers_.next(id));
+  for (Policy* policy : {policy_.get(), memory_policy_.get()})
+    if (policy != nullptr)
+      for (const BlockId& id : policy->held()) policy->plan(id, followers_.next(id));
   return {};
 }
 
@@ -263,23 +375,19 @@ void CachedStore::write_behind() {
     }
     const bool last = stopping_;  // said during a commit, it is not: more may be gathered
     if (slots_ && due()) commit(lock);
-    if (last) return;
+    if (last && (next_.empty() || !slots_)) return;
   }
 }
 
 void CachedStore::commit(std::unique_lock<std::mutex>& lock) {
   const uint64_t flush = flush_wanted_;
   std::vector<Fill> fills;
-  for (BlockPtr& block : std::exchange(next_, {})) {
-    const auto at = gathered_.find(block->id);
-    if (at == gathered_.end() || at->second != block) {
-      --uncommitted_;  // given up meanwhile
-      continue;
-    }
-    STOKER_CHECK(!free_.empty());  // as many slots are free as blocks may be uncommitted
+  const size_t most = std::min<uint64_t>(free_.size(), kCommitBytes / options_.block_bytes);
+  while (!next_.empty() && fills.size() < most) {
     ++generation_[free_.back()];
-    fills.push_back({free_.back(), std::move(block)});
+    fills.push_back({free_.back(), std::move(next_.begin()->second)});
     free_.pop_back();
+    next_.erase(next_.begin());
   }
   const std::vector<uint32_t> freed = std::exchange(leaving_, {});
   if (!fills.empty() || !freed.empty()) {
@@ -288,13 +396,11 @@ void CachedStore::commit(std::unique_lock<std::mutex>& lock) {
       for (const auto& [id, place] : places_) others.push_back({id, place.slot, place.bytes});
     auto slots = slots_;
     const uint64_t life = life_;
-    committing_ = fills.size();
     lock.unlock();
     const Status status = slots->commit(fills, freed, others);
     slots.reset();
     lock.lock();
     if (life != life_) return;
-    committing_ = 0;
     if (!status) {
       turn_off(status.error());
       return;
@@ -302,9 +408,8 @@ void CachedStore::commit(std::unique_lock<std::mutex>& lock) {
     ++counts_.commits;
     free_.insert(free_.end(), freed.begin(), freed.end());
     for (const auto& [slot, block] : fills) {
-      --uncommitted_;
       const auto at = gathered_.find(block->id);
-      if (at == gathered_.end() || at->second != block) {
+      if (at == gathered_.end() || at->second.block != block) {
         leaving_.push_back(slot);
         continue;
       }

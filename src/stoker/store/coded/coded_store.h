@@ -52,7 +52,7 @@ class CodedStore final : public Store {
                     ReadOptions options) override;
   Result<std::unique_ptr<Transaction>> begin() override;
   Future<void> snapshot(std::string_view name) override;
-  Future<void> drop(std::string_view name) override;
+  Future<void> drop(std::string_view name, Durability durability) override;
   StoreInfo info() const override;
 
   const Shape& shape() const { return shape_; }

@@ -98,7 +98,7 @@ Future<void> CodedStore::snapshot(std::string_view) {
   return make_error(Code::unsupported, "a coded store has no snapshots", kWhere);
 }
 
-Future<void> CodedStore::drop(std::string_view name) { return snapshot(name); }
+Future<void> CodedStore::drop(std::string_view name, Durability) { return snapshot(name); }
 
 StoreInfo CodedStore::info() const {
   std::lock_guard lock(mutex_);

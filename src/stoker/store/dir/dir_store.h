@@ -2,7 +2,8 @@
 //
 // Threads: any thread calls in. resize(), stat(), list() and copy() make system calls on the
 // caller's thread; writes, reads and commits run on the store's own threads, which wait there for
-// the disk. No mutex is held over a write or a flush.
+// the disk. One more thread gives back the space of files that were replaced. No mutex is held over
+// a write or a flush.
 #pragma once
 
 #include <sys/stat.h>
@@ -55,6 +56,7 @@ class DirStore final : public Store {
   Features features() const override { return {.atomic = AtomicUnit::object, .conditional = true}; }
   Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot) override;
   Result<std::vector<ObjectInfo>> list(std::string_view prefix, std::string_view snapshot) override;
+  Result<Level> list_level(std::string_view prefix, std::string_view snapshot) override;
   Future<void> read(std::string_view key, uint64_t offset, Slice into,
                     ReadOptions options) override;
   Future<void> read_many(std::span<const std::string> keys, std::span<const Piece> pieces,
@@ -62,7 +64,7 @@ class DirStore final : public Store {
   Result<std::unique_ptr<Transaction>> begin() override;
   Result<Version> copy(std::string_view from, std::string_view to) override;
   Future<void> snapshot(std::string_view name) override;
-  Future<void> drop(std::string_view name) override;
+  Future<void> drop(std::string_view name, Durability durability) override;
   StoreInfo info() const override;
 
   // write.cc: for its transactions
@@ -85,8 +87,9 @@ class DirStore final : public Store {
   Result<Fd> open_object(const std::string& key, uint64_t* bytes) const;
   void read_small(const std::map<std::string, std::vector<Small>>& by_key, Countdown& rest);
   std::unique_ptr<BufferedReader> take_reader();
-  Status walk(const Fd& folder, const std::string& path, std::string_view prefix,
-              std::vector<ObjectInfo>& found) const;
+  struct Walk;
+  Result<Fd> open_prefix(std::string_view prefix) const;
+  Status walk(const Fd& folder, const std::string& path, Walk& walk) const;
 
   // write.cc
   Status begin_object(Staged& staged, uint64_t bytes);
@@ -97,6 +100,9 @@ class DirStore final : public Store {
   Result<Version> commit_now(Staged& staged);
   Status publish(Staged& staged);
   Result<Version> publish_link(Staged& staged);
+  Fd hold_old(const Staged& staged) const;
+  void free_later(Fd old);
+  void wait_for_freed();
   Status place(Staged& staged, const std::string& name) const;
   Status take_away(const Staged& staged) const;
   void drop_temporary(Staged& staged);
@@ -119,6 +125,8 @@ class DirStore final : public Store {
   std::mutex readers_mutex_;
   // that no job uses now, one a thread at most; guarded by readers_mutex_
   std::vector<std::unique_ptr<BufferedReader>> readers_;
+  std::atomic<size_t> freeing_{0};
+  Pool freer_{1};
   Pool files_{4};  // the last member: it ends before what its jobs use
 };
 

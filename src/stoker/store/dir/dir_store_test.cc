@@ -1,19 +1,38 @@
 // DirStore: what is special to plain files.
 #include <gtest/gtest.h>
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <latch>
 #include <string>
 
 #include "stoker/store/blocking_io.h"
 #include "stoker/store/dir/store.h"
 #include "stoker/store/runtime.h"
 #include "stoker/testing/store_harness.h"
+
+static std::atomic<int> full_for{0};  // calls that find no room
+
+// Stands before the C library's.
+extern "C" int fallocate64(int fd, int mode, off_t offset, off_t bytes) {
+  using Function = int (*)(int, int, off_t, off_t);
+  static const auto real = reinterpret_cast<Function>(dlsym(RTLD_NEXT, "fallocate64"));
+  if (full_for.load() <= 0) return real(fd, mode, offset, bytes);
+  --full_for;
+  errno = ENOSPC;
+  return -1;
+}
+extern "C" int fallocate(int fd, int mode, off_t offset, off_t bytes) {
+  return fallocate64(fd, mode, offset, bytes);
+}
 
 namespace stoker {
 namespace {
@@ -193,6 +212,78 @@ TEST_P(DirStoreTest, ACopyOfACopyOntoItselfLeavesNoName) {
   EXPECT_EQ(names(), (std::vector<std::string>{"from", "to"}));
   EXPECT_OK(put("to", pattern(1000, 2)));
   EXPECT_EQ(read_all(*store_, "from"), pattern(1000, 1));
+}
+
+// Open files without a name, which still hold their space.
+size_t nameless(const std::string& root) {
+  size_t found = 0;
+  for (const auto& each : fs::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const std::string path = fs::read_symlink(each.path(), gone);
+    found += path.starts_with(root) && path.ends_with(" (deleted)") ? 1 : 0;
+  }
+  return found;
+}
+
+TEST_P(DirStoreTest, SpaceOfReplacedObjectsIsGivenBackBesideTheNextCommits) {
+  store_.reset();
+  std::latch begin{1};
+  const DirOptions how{.openat2 = GetParam(), .frees = [&] { begin.wait(); }};
+  store_ = std::move(*open_dir_store(root_ + "/in", runtime_->runtime(), {.create = true}, how));
+  const Bytes bytes = pattern(1 * kMiB, 1);
+  EXPECT_OK(put("object", bytes));
+  for (size_t i = 1; i <= 6; ++i) {
+    EXPECT_OK(put("object", bytes));
+    EXPECT_EQ(nameless(root_), std::min<size_t>(i, 4)) << "no more than four wait";
+  }
+  EXPECT_OK(put("small", pattern(1000, 1)));
+  EXPECT_OK(store_->remove({"small"}));
+  EXPECT_EQ(nameless(root_), 4U) << "a small one is no matter";
+  full_for = 1;
+  begin.count_down();
+  EXPECT_OK(put("other", bytes)) << "a full disk has room again when these are gone";
+  EXPECT_EQ(nameless(root_), 0U);
+  EXPECT_OK(store_->remove({"object"}));
+  store_.reset();
+  EXPECT_EQ(nameless(root_), 0U);
+  EXPECT_EQ(names(), std::vector<std::string>{"other"});
+}
+
+TEST_P(DirStoreTest, AFullDiskIsSaidAndLeavesWhatWasThere) {
+  EXPECT_OK(put("object", pattern(10, 1)));
+  full_for = 2;  // it looks again where files are being freed
+  const Status full = put("object", pattern(1000, 2));
+  EXPECT_EQ(code_of(full), Code::out_of_space);
+  EXPECT_NE(full.error().what.find("cannot reserve 1000 B for 'object'"), std::string::npos)
+      << full.error().what;
+  EXPECT_EQ(read_all(*store_, "object"), pattern(10, 1));
+  EXPECT_EQ(names(), std::vector<std::string>{"object"});
+}
+
+// Each is another sentence of the same error.
+TEST_P(DirStoreTest, ANameThatIsAFolderAndAFolderWithoutRightsAreSaid) {
+  EXPECT_OK(put("m/1", pattern(10, 1)));
+  EXPECT_NE(put("m", pattern(10, 1)).error().what.find("is a folder already"), std::string::npos);
+  EXPECT_NE(put("m/1/below", pattern(10, 1)).error().what.find("nothing can lie below it"),
+            std::string::npos);
+  ASSERT_EQ(chmod(file("m").c_str(), 0), 0);
+  const bool root = geteuid() == 0;
+  if (root) {
+    ASSERT_EQ(chmod(root_.c_str(), 0755), 0);
+    ASSERT_EQ(seteuid(65534), 0);  // root may do everything
+  }
+  Bytes into(1);
+  const Status read = store_->read("m/1", 0, slice_of(into)).wait();
+  const Status written = put("m/2", pattern(10, 1));
+  const auto listed = store_->list("");
+  ASSERT_EQ(seteuid(root ? 0 : geteuid()), 0);
+  ASSERT_EQ(chmod(file("m").c_str(), 0755), 0);
+  for (const Status& each : {read, written, listed ? Status() : Status(listed.error())}) {
+    ASSERT_FALSE(each);
+    EXPECT_NE(each.error().message().find("ermission"), std::string::npos)
+        << each.error().message();
+  }
+  EXPECT_EQ(read_all(*store_, "m/1"), pattern(10, 1));
 }
 
 TEST_P(DirStoreTest, WhatIsNoFolderIsSaid) {

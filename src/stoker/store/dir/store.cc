@@ -87,29 +87,57 @@ Result<ObjectInfo> DirStore::stat(std::string_view key, std::string_view snapsho
   return describe(std::string(key), status);
 }
 
-Result<std::vector<ObjectInfo>> DirStore::list(std::string_view prefix, std::string_view snapshot) {
-  if (!snapshot.empty()) return no_snapshot(snapshot);
-  const std::string folder_path = split_key(prefix).first;
-  if (!folder_path.empty()) STOKER_TRY(check_key(folder_path));
-  auto folder = root_.open_at(folder_path, O_RDONLY | O_DIRECTORY);
-  if (!folder && folder.error().code == Code::not_found) return std::vector<ObjectInfo>();
-  if (!folder) return folder.error();
-  std::vector<ObjectInfo> found;
-  STOKER_TRY(walk(*folder, folder_path, prefix, found));
-  std::sort(found.begin(), found.end(),
-            [](const ObjectInfo& a, const ObjectInfo& b) { return a.key < b.key; });
-  return found;
+// Of all objects whose keys begin with `prefix`.
+struct DirStore::Walk {
+  std::string_view prefix;
+  std::vector<ObjectInfo> found = {};
+  std::vector<std::string>* folders = nullptr;  // where given, folders go here unless empty, and
+                                                // nothing below them is told of
+  bool first_only = false;                      // ends with the first object
+};
+
+// The folder in which all that begins with `prefix` lies. not_found: there is none.
+Result<Fd> DirStore::open_prefix(std::string_view prefix) const {
+  const std::string path = split_key(prefix).first;
+  if (!path.empty()) STOKER_TRY(check_key(path));
+  return root_.open_at(path, O_RDONLY | O_DIRECTORY);
 }
 
-Status DirStore::walk(const Fd& folder, const std::string& path, std::string_view prefix,
-                      std::vector<ObjectInfo>& found) const {
+Result<std::vector<ObjectInfo>> DirStore::list(std::string_view prefix, std::string_view snapshot) {
+  if (!snapshot.empty()) return no_snapshot(snapshot);
+  const auto folder = open_prefix(prefix);
+  if (!folder && folder.error().code == Code::not_found) return std::vector<ObjectInfo>();
+  if (!folder) return folder.error();
+  Walk all{.prefix = prefix};
+  STOKER_TRY(walk(*folder, split_key(prefix).first, all));
+  std::sort(all.found.begin(), all.found.end(),
+            [](const ObjectInfo& a, const ObjectInfo& b) { return a.key < b.key; });
+  return std::move(all.found);
+}
+
+Result<Level> DirStore::list_level(std::string_view prefix, std::string_view snapshot) {
+  if (!snapshot.empty()) return no_snapshot(snapshot);
+  const auto folder = open_prefix(prefix);
+  if (!folder && folder.error().code == Code::not_found) return Level();
+  if (!folder) return folder.error();
+  Level level;
+  Walk here{.prefix = prefix, .folders = &level.folders};
+  STOKER_TRY(walk(*folder, split_key(prefix).first, here));
+  level.objects = std::move(here.found);
+  std::sort(level.objects.begin(), level.objects.end(),
+            [](const ObjectInfo& a, const ObjectInfo& b) { return a.key < b.key; });
+  std::sort(level.folders.begin(), level.folders.end());
+  return level;
+}
+
+Status DirStore::walk(const Fd& folder, const std::string& path, Walk& all) const {
   const int again = openat(folder.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   const std::unique_ptr<DIR, int (*)(DIR*)> entries(again < 0 ? nullptr : fdopendir(again),
                                                     closedir);
   if (!entries)
     return errno_error(errno, "cannot read the folder '" + path + "' in '" + root_.path() + "'",
                        kWhere);
-  for (;;) {
+  while (!all.first_only || all.found.empty()) {
     errno = 0;
     const dirent* entry = readdir(entries.get());
     if (entry == nullptr) break;
@@ -118,15 +146,15 @@ Status DirStore::walk(const Fd& folder, const std::string& path, std::string_vie
     std::string key = path;
     if (!key.empty()) key += '/';
     key += name;
-    const size_t common = std::min(key.size(), prefix.size());
-    if (std::string_view(key).substr(0, common) != prefix.substr(0, common)) continue;
+    const size_t common = std::min(key.size(), all.prefix.size());
+    if (std::string_view(key).substr(0, common) != all.prefix.substr(0, common)) continue;
     struct stat status {};
     if (fstatat(folder.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) {
       if (errno == ENOENT) continue;  // removed meanwhile
       return errno_error(errno, "cannot look at '" + key + "' in '" + root_.path() + "'", kWhere);
     }
-    if (S_ISREG(status.st_mode) && key.size() >= prefix.size())
-      found.push_back(describe(key, status));
+    if (S_ISREG(status.st_mode) && key.size() >= all.prefix.size())
+      all.found.push_back(describe(key, status));
     if (!S_ISDIR(status.st_mode)) continue;
     const Fd below(
         openat(folder.get(), name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
@@ -134,7 +162,15 @@ Status DirStore::walk(const Fd& folder, const std::string& path, std::string_vie
     if (!below)
       return errno_error(errno, "cannot read the folder '" + key + "' in '" + root_.path() + "'",
                          kWhere);
-    STOKER_TRY(walk(below, key, prefix, found));
+    if (all.folders == nullptr) {
+      STOKER_TRY(walk(below, key, all));
+      errno = 0;
+      continue;
+    }
+    Walk any{.prefix = all.prefix, .first_only = true};
+    STOKER_TRY(walk(below, key, any));
+    if (!any.found.empty()) all.folders->push_back(key + "/");
+    errno = 0;
   }
   return errno == 0
              ? Status()
@@ -258,7 +294,7 @@ Future<void> DirStore::snapshot(std::string_view) {
                     "a folder of plain files has no snapshots; use local: for them", kWhere);
 }
 
-Future<void> DirStore::drop(std::string_view name) { return no_snapshot(name); }
+Future<void> DirStore::drop(std::string_view name, Durability) { return no_snapshot(name); }
 
 Error DirStore::read_only_error() const {
   return make_error(Code::read_only, "the store 'dir:" + root_.path() + "' was opened to read only",

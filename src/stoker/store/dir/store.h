@@ -31,8 +31,9 @@ struct DirStep {
 };
 
 struct DirOptions {
-  bool openat2 = true;     // false: as on a kernel without it
-  bool no_replace = true;  // false: as on a file system without RENAME_NOREPLACE
+  bool openat2 = true;               // false: as on a kernel without it
+  bool no_replace = true;            // false: as on a file system without RENAME_NOREPLACE
+  std::function<void()> frees = {};  // called before the space of an old file is given back later
   std::function<void(const DirStep&)> steps = {};  // told of each step, by any thread, where given
 };
 

@@ -24,6 +24,9 @@ namespace {
 
 constexpr const char* kWhere = "store/dir/write";
 constexpr int kNameTries = 16;
+// Files without a name whose space is given back later: from so many bytes on, and so many at once.
+constexpr off_t kFreeLaterBytes = 1 * kMiB;
+constexpr size_t kFreeLaterMax = 4;
 
 using Kind = DirStep::Kind;
 
@@ -66,8 +69,14 @@ Status DirStore::resize(Staged& staged, std::string_view key, uint64_t bytes,
 Status DirStore::begin_object(Staged& staged, uint64_t bytes) {
   if (!staged.file) STOKER_TRY(make_temporary(staged));
   int error = ftruncate(staged.file.get(), 0) == 0 ? 0 : errno;
-  if (error == 0 && bytes > 0)
-    error = fallocate(staged.file.get(), 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+  const auto reserve = [&] {
+    return fallocate(staged.file.get(), 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+  };
+  if (error == 0 && bytes > 0) error = reserve();
+  if (error == ENOSPC) {  // what was freed meanwhile counts as well
+    wait_for_freed();
+    error = reserve();
+  }
   if (error == EOPNOTSUPP)
     error = ftruncate(staged.file.get(), static_cast<off_t>(bytes)) == 0 ? 0 : errno;
   if (error != 0)
@@ -274,6 +283,7 @@ Status DirStore::publish(Staged& staged) {
     if (there) staged.folder = std::move(*there);
   }
   const bool tagged = staged.required && !staged.required->empty();
+  Fd old = hold_old(staged);
   {
     STOKER_ASSIGN(const Fd locked, lock(tagged));
     if (staged.required &&
@@ -299,7 +309,41 @@ Status DirStore::publish(Staged& staged) {
   }
   step({.kind = Kind::sync_folder, .path = folder_path});
   if (staged.removed) prune(folder_path);
+  free_later(std::move(old));
   return {};
+}
+
+// The file that is to lose its name. While we have it open, taking the name costs no time; its
+// space comes back when we let it go, which for large files takes as long as many writes.
+Fd DirStore::hold_old(const Staged& staged) const {
+  if (!staged.touched || !staged.folder) return Fd();
+  const std::string name = split_key(staged.key).second;
+  Fd old(openat(staged.folder.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+  struct stat status {};
+  const bool large = old && fstat(old.get(), &status) == 0 && S_ISREG(status.st_mode) &&
+                     status.st_size >= kFreeLaterBytes;
+  return large ? std::move(old) : Fd();
+}
+
+// Where as many wait already, this one is let go of now.
+void DirStore::free_later(Fd old) {
+  if (!old) return;
+  if (freeing_.fetch_add(1) >= kFreeLaterMax) {
+    --freeing_;
+    return;
+  }
+  freer_.run([this, file = std::make_shared<Fd>(std::move(old))] {
+    if (options_.frees) options_.frees();
+    *file = Fd();
+    --freeing_;
+  });
+}
+
+void DirStore::wait_for_freed() {
+  const auto promise = std::make_shared<Promise<void>>();
+  const Future<void> done = promise->future();
+  freer_.run([promise] { promise->complete(Status()); });
+  done.wait();
 }
 
 // Step 6.

@@ -35,6 +35,9 @@ Future<Version> LocalStore::commit(const StatePtr& state, Durability durability)
   Lock lock(mutex_);
   if (state->phase != TransactionState::Phase::open)
     return make_error(Code::invalid_argument, "the transaction was already committed", kWhere);
+  if (!state->name.empty() && durability == Durability::deferred)
+    return make_error(Code::invalid_argument,
+                      "a version that gets a name must be durable: commit it as durable", kWhere);
   state->phase = TransactionState::Phase::committing;
   while (!state->partials.empty())
     seal(state, std::shared_ptr<StagedChunk>(state->partials.front()));
@@ -67,17 +70,22 @@ void LocalStore::process_here(Lock& lock) noexcept {
     worker_.run([this] { process(); });
 }
 
-Future<void> LocalStore::snapshot(std::string_view name) {
-  return enqueue_named(Entry::Kind::snapshot, name);
-}
-Future<void> LocalStore::drop(std::string_view name) {
-  return enqueue_named(Entry::Kind::drop, name);
+Status LocalStore::check_name(std::string_view snapshot) {
+  if (!snapshot.empty() && snapshot.size() <= kKeyMax) return {};
+  return make_error(Code::invalid_argument,
+                    "a snapshot's name has 1 to " + std::to_string(kKeyMax) + " bytes", kWhere);
 }
 
-Future<void> LocalStore::enqueue_named(Entry::Kind kind, std::string_view name) {
-  if (name.empty() || name.size() > kKeyMax)
-    return make_error(Code::invalid_argument,
-                      "a snapshot's name has 1 to " + std::to_string(kKeyMax) + " bytes", kWhere);
+Future<void> LocalStore::snapshot(std::string_view name) {
+  return enqueue_named(Entry::Kind::snapshot, name, Durability::durable);
+}
+Future<void> LocalStore::drop(std::string_view name, Durability durability) {
+  return enqueue_named(Entry::Kind::drop, name, durability);
+}
+
+Future<void> LocalStore::enqueue_named(Entry::Kind kind, std::string_view name,
+                                       Durability durability) {
+  STOKER_TRY(check_name(name));
   std::lock_guard lock(mutex_);
   if (read_only_option_)
     return make_error(Code::read_only, "the store '" + composition() + "' was opened to read only",
@@ -85,6 +93,7 @@ Future<void> LocalStore::enqueue_named(Entry::Kind kind, std::string_view name) 
   auto entry = std::make_unique<Entry>();
   entry->kind = kind;
   entry->name = name;
+  entry->durability = durability;
   Future<void> future = entry->named.future();
   queue_.push_back(std::move(entry));
   kick();
@@ -120,7 +129,7 @@ void LocalStore::stop_processing() {
 }
 
 // With the mutex: what is ready at the head of the queue and may share a record: commits that wait
-// together, or one snapshot or drop. Deferred commits at the head go alone, since nothing need be
+// together, or one snapshot or drop. Deferred ones at the head go alone, since nothing need be
 // written for them.
 std::vector<std::unique_ptr<LocalStore::Entry>> LocalStore::next_group() {
   std::vector<std::unique_ptr<Entry>> group;
@@ -131,8 +140,8 @@ std::vector<std::unique_ptr<LocalStore::Entry>> LocalStore::next_group() {
       const Entry& first = *group.front();
       if (head.kind != Entry::Kind::commit || first.kind != Entry::Kind::commit) break;
       if (first.durability == Durability::deferred && head.durability == Durability::durable) break;
-      if (!head.state->required.empty())
-        break;  // its conditions are of what the commits before it leave
+      if (!head.state->required.empty() || !head.state->name.empty())
+        break;  // what it asks for is of what the commits before it leave
     }
     group.push_back(std::move(queue_.front()));
     queue_.pop_front();
@@ -165,9 +174,7 @@ void LocalStore::run_group(std::vector<std::unique_ptr<Entry>> group) {
   std::erase(group, nullptr);
   for (auto& [entry, status] : refused) finish(*entry, status);
   if (group.empty()) return;
-  if (group.front()->kind == Entry::Kind::commit &&
-      group.front()->durability == Durability::deferred)
-    return run_deferred(group);
+  if (group.front()->durability == Durability::deferred) return run_deferred(group);
 
   const Status status = make_durable(items, touched);
   {
@@ -195,7 +202,7 @@ void LocalStore::run_deferred(std::vector<std::unique_ptr<Entry>>& group) {
       if (deferred_items_ && deferred_items_->size() + entry->items.size() > journal_.payload_max())
         deferred_items_.reset();
       if (deferred_items_) *deferred_items_ += entry->items;
-      deferred_touched_ |= entry->state->touched;
+      if (entry->state) deferred_touched_ |= entry->state->touched;
       flip(*entry);
     }
   }
@@ -209,12 +216,7 @@ Status LocalStore::encode(Entry& entry, Version version) {
                       "the store refuses writes until it is reopened: " + poisoned_->what, kWhere);
   ByteWriter out;
   if (entry.kind == Entry::Kind::snapshot) {
-    if (map_->find_snapshot(entry.name) != nullptr)
-      return make_error(
-          Code::already_exists,
-          "there is a snapshot '" + entry.name + "' already; drop it first or take another name",
-          kWhere);
-    put_snapshot(out, entry.name);
+    STOKER_TRY(put_name(out, entry.name));
   } else if (entry.kind == Entry::Kind::drop) {
     if (map_->find_snapshot(entry.name) == nullptr)
       return make_error(Code::not_found, "there is no snapshot '" + entry.name + "'", kWhere);
@@ -224,8 +226,20 @@ Status LocalStore::encode(Entry& entry, Version version) {
     STOKER_TRY(check_requirements(*entry.state));
     put_version(out, version);
     for (const auto& [key, object] : entry.state->objects) encode_object(out, key, object, version);
+    if (!entry.state->name.empty()) STOKER_TRY(put_name(out, entry.state->name));
   }
   entry.items = out.take();
+  return {};
+}
+
+// With the mutex. It is the first of its group, as in check_requirements().
+Status LocalStore::put_name(ByteWriter& out, std::string_view name) const {
+  if (map_->find_snapshot(name) != nullptr)
+    return make_error(Code::already_exists,
+                      "there is a snapshot '" + std::string(name) +
+                          "' already; drop it first or take another name",
+                      kWhere);
+  put_snapshot(out, name);
   return {};
 }
 
@@ -282,6 +296,7 @@ LocalStore::Growth LocalStore::growth_of(const Entry& entry) const {
   if (entry.kind != Entry::Kind::commit) return {};
   const bool kept = !map_->snapshots().empty();  // what is replaced may stay, for a snapshot
   Growth growth;
+  if (!entry.state->name.empty()) growth.image_bytes += entry.state->name.size() + per_object;
   for (const auto& [key, object] : entry.state->objects) {
     const auto committed = map_->current().find(key);
     if (committed != map_->current().end())

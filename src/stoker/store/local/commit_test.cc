@@ -43,6 +43,34 @@ TEST_F(LocalStoreTest, CommitCostsOneFlushAVolumeAndOneRecordInTwoPlaces) {
   }
 }
 
+TEST_F(LocalStoreTest, ANameAndADeferredDropCostNoWriteAndNoFlushOfTheirOwn) {
+  open();
+  const IoCounters& io = runtime_->loop().counters();
+  const auto commit = [&](const std::string& name) {
+    auto change = std::move(*store_->begin());
+    Bytes bytes = pattern(64 * kKiB, 1);
+    EXPECT_OK(change->resize("w", bytes.size()));
+    EXPECT_OK(change->write("w", 0, slice_of(bytes)).wait());
+    if (!name.empty()) {
+      EXPECT_OK(change->name(name));
+    }
+    const uint64_t writes = io.writes.get(), syncs = io.syncs.get();
+    EXPECT_OK(change->commit(Durability::durable).wait());
+    return std::pair(io.writes.get() - writes, io.syncs.get() - syncs);
+  };
+  commit("");
+  const auto plain = commit("");
+  EXPECT_EQ(commit("one"), plain);
+  const uint64_t writes = io.writes.get(), syncs = io.syncs.get();
+  ASSERT_OK(store_->drop("one", Durability::deferred).wait());
+  EXPECT_EQ(io.writes.get(), writes);
+  EXPECT_EQ(io.syncs.get(), syncs);
+  EXPECT_EQ(commit("two"), plain);
+  open();
+  ASSERT_EQ(store_->info().snapshots.size(), 1U) << "the commit behind it carried the drop";
+  EXPECT_EQ(store_->info().snapshots[0].name, "two");
+}
+
 TEST_F(LocalStoreTest, DeferredCommitsCostNothingUntilADurableOne) {
   open();
   const IoCounters& io = runtime_->loop().counters();

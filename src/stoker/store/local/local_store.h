@@ -33,7 +33,7 @@ using StatePtr = std::shared_ptr<TransactionState>;
 
 class LocalStore final : public Store {
  public:
-  static Result<std::unique_ptr<Store>> open(std::vector<std::string> paths, const Runtime& runtime,
+  static Result<std::unique_ptr<Store>> open(std::vector<std::string> paths, const Runtime& process,
                                              const StoreOptions& options,
                                              const LocalOptions& local);
   ~LocalStore() override;
@@ -44,8 +44,9 @@ class LocalStore final : public Store {
   Future<void> read(std::string_view key, uint64_t offset, Slice into,
                     ReadOptions options) override;
   Result<std::unique_ptr<Transaction>> begin() override;
+  using Store::remove;
   Future<void> snapshot(std::string_view name) override;
-  Future<void> drop(std::string_view name) override;
+  Future<void> drop(std::string_view name, Durability durability) override;
   StoreInfo info() const override;
 
  private:
@@ -83,8 +84,9 @@ class LocalStore final : public Store {
     }
   };
 
-  LocalStore(const Runtime& runtime, VolumeSet volumes, std::unique_ptr<Map> map,
-             Allocator allocator, Journal journal, const StoreOptions& options);
+  LocalStore(std::unique_ptr<Loop> own_loop, const Runtime& runtime, VolumeSet volumes,
+             std::unique_ptr<Map> map, Allocator allocator, Journal journal,
+             const StoreOptions& options);
 
   // read.cc: `state` null: the committed version.
   Future<void> start_read(StatePtr state, std::string_view key, uint64_t offset, Slice into,
@@ -106,6 +108,7 @@ class LocalStore final : public Store {
                 uint32_t chunk_bytes);
   Status remove(TransactionState& state, std::string_view key);
   Status require(TransactionState& state, std::string_view key, std::string_view tag);
+  Status name(TransactionState& state, std::string_view snapshot);
   Future<void> write(const StatePtr& state, std::string_view key, uint64_t offset, Slice from,
                      Priority priority);
   Status check_writable(const TransactionState& state) const;
@@ -160,7 +163,7 @@ class LocalStore final : public Store {
 
   // commit.cc
   Future<Version> commit(const StatePtr& state, Durability durability);
-  Future<void> enqueue_named(Entry::Kind kind, std::string_view name);
+  Future<void> enqueue_named(Entry::Kind kind, std::string_view name, Durability durability);
   void kick();
   void process();
   void process_here(Lock& lock) noexcept;
@@ -170,6 +173,8 @@ class LocalStore final : public Store {
   void run_group(std::vector<std::unique_ptr<Entry>> group);
   Status encode(Entry& entry, Version version);
   Status check_requirements(const TransactionState& state) const;
+  static Status check_name(std::string_view snapshot);
+  Status put_name(ByteWriter& out, std::string_view name) const;
   void encode_object(ByteWriter& out, const std::string& key, const StagedObject& object,
                      Version version) const;
   Growth growth_of(const Entry& entry) const;
@@ -192,6 +197,7 @@ class LocalStore final : public Store {
   Error full(uint64_t bytes) const;
   std::string composition() const;
 
+  const std::unique_ptr<Loop> own_loop_;  // of drives that no Loop of the process's drives; or none
   const Runtime runtime_;
   VolumeSet volumes_;
   const bool read_only_option_;
@@ -251,6 +257,7 @@ class LocalTransaction final : public Transaction {
   Status require(std::string_view key, std::string_view tag) override {
     return store_.require(*state_, key, tag);
   }
+  Status name(std::string_view snapshot) override { return store_.name(*state_, snapshot); }
   Future<Version> commit(Durability durability) override {
     return store_.commit(state_, durability);
   }

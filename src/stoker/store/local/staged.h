@@ -82,6 +82,7 @@ struct TransactionState : std::enable_shared_from_this<TransactionState> {
   uint64_t touched = 0;                               // volumes written to, one bit each
   std::optional<Error> error;                         // the first write that failed
   Requirements required;                              // looked at when it commits
+  std::string name;  // of the version that it makes; empty: it gets none
 };
 
 }  // namespace stoker::local

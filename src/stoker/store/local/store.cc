@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "stoker/base/log.h"
+#include "stoker/io/nvme/command.h"
 #include "stoker/store/local/local_store.h"
 
 namespace stoker::local {
@@ -23,11 +24,34 @@ Status finish_making(VolumeSet& volumes, Journal& journal, const Map& map) {
   return {};
 }
 
+// The engine follows from the volumes: drives named by their PCI addresses need one that drives
+// them. Null: the Loop that there is.
+Result<std::unique_ptr<Loop>> make_own_loop(const std::vector<std::string>& paths,
+                                            const Runtime& runtime) {
+  const auto driven = std::count_if(paths.begin(), paths.end(), [](const std::string& path) {
+    return nvme::is_pci_target(path);
+  });
+  if (driven == 0) return std::unique_ptr<Loop>();
+  if (static_cast<size_t>(driven) != paths.size())
+    return make_error(Code::invalid_argument,
+                      "the volumes of a store are all drives named by their PCI addresses, or none "
+                      "is: '" +
+                          paths[0] + "' and the others do not share an engine",
+                      "store/local");
+  LoopOptions options;
+  options.trace = runtime.trace;
+  STOKER_ASSIGN(auto engine, make_engine("vfio", options.depth));
+  return Loop::make(std::move(engine), options, runtime.loop.clock());
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Store>> LocalStore::open(std::vector<std::string> paths,
-                                                const Runtime& runtime, const StoreOptions& options,
+                                                const Runtime& process, const StoreOptions& options,
                                                 const LocalOptions& local) {
+  STOKER_ASSIGN(auto own_loop, make_own_loop(paths, process));
+  const Runtime runtime{own_loop ? *own_loop : process.loop, process.pool, process.budget,
+                        process.trace};
   STOKER_ASSIGN(VolumeSet volumes, VolumeSet::open(paths, runtime.loop, options, local));
   Journal journal(runtime.loop, volumes);
   std::unique_ptr<Map> map;
@@ -57,16 +81,18 @@ Result<std::unique_ptr<Store>> LocalStore::open(std::vector<std::string> paths,
     // the areas.
     STOKER_TRY(journal.begin(*map));
   }
-  std::unique_ptr<LocalStore> store(new LocalStore(runtime, std::move(volumes), std::move(map),
-                                                   std::move(allocator), std::move(journal),
-                                                   options));
+  std::unique_ptr<LocalStore> store(new LocalStore(std::move(own_loop), runtime, std::move(volumes),
+                                                   std::move(map), std::move(allocator),
+                                                   std::move(journal), options));
   STOKER_TRY(store->charge_map(0));  // what was recovered
   return std::unique_ptr<Store>(std::move(store));
 }
 
-LocalStore::LocalStore(const Runtime& runtime, VolumeSet volumes, std::unique_ptr<Map> map,
-                       Allocator allocator, Journal journal, const StoreOptions& options)
-    : runtime_(runtime),
+LocalStore::LocalStore(std::unique_ptr<Loop> own_loop, const Runtime& runtime, VolumeSet volumes,
+                       std::unique_ptr<Map> map, Allocator allocator, Journal journal,
+                       const StoreOptions& options)
+    : own_loop_(std::move(own_loop)),
+      runtime_(runtime),
       volumes_(std::move(volumes)),
       read_only_option_(options.read_only),
       chunk_bytes_(volumes_[0].header.chunk_bytes),

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "stoker/base/log.h"
+#include "stoker/io/nvme/command.h"
 #include "stoker/store/blank.h"
 #include "stoker/store/blocking_io.h"
 #include "stoker/store/folder.h"
@@ -88,20 +89,21 @@ Status VolumeSet::open_one(const std::string& path, const StoreOptions& options,
   Volume volume;
   volume.path = path;
   volume.file_path = path;
-  if (local.files) {
+  const bool in_files = local.files && !nvme::is_target(path);
+  if (in_files) {
     STOKER_ASSIGN(volume.file_path, resolve(path, options));
     volume.in_folder = volume.file_path != path;
   }
   std::filesystem::file_status status;
-  if (local.files) {
+  if (in_files) {
     STOKER_ASSIGN(status, look_at(volume.file_path));
   }
-  const bool missing = local.files && !std::filesystem::exists(status);
+  const bool missing = in_files && !std::filesystem::exists(status);
   if (missing && (!options.create || options.read_only))
     return errno_error(ENOENT, "there is no store at '" + path + "'", kWhere);
   // A crash between making the file and giving it its size leaves an empty one.
   std::error_code error;
-  const bool empty = local.files && std::filesystem::is_regular_file(status) &&
+  const bool empty = in_files && std::filesystem::is_regular_file(status) &&
                      std::filesystem::file_size(volume.file_path, error) == 0;
   const bool create = options.create && !options.read_only && (missing || empty || !local.files);
   if (create && options.capacity_bytes == 0 && local.files) {
@@ -121,7 +123,7 @@ Status VolumeSet::open_one(const std::string& path, const StoreOptions& options,
                human_bytes(bytes), volume.file_path);
   volumes_.push_back(std::move(volume));
   if (local.files) {
-    auto locked = lock_file(volumes_.back().file_path, path, options.read_only);
+    auto locked = lock_file(volumes_.back().locked_path(), path, options.read_only);
     // Whoever holds the lock came between our look and our open: the file is theirs.
     if (!locked && locked.error().code == Code::busy) volumes_.back().made = false;
     STOKER_ASSIGN(volumes_.back().lock_fd, std::move(locked));
@@ -161,9 +163,10 @@ Status VolumeSet::read_headers() {
         return error.error().with("'" + volume.path + "'");
       return make_error(
           Code::mismatch,
-          "'" + volume.path +
-              "' holds something that is no Stoker store (or both copies of its header are "
-              "damaged): give another path, or restore the store from a copy",
+          "'" + volume.path + "' holds " + std::string(what_begins_with(bytes)) +
+              " that is no Stoker store (or both copies of its header are damaged): give another "
+              "path, or restore the store from a copy; `stoker create --overwrite` makes an empty "
+              "store of a device",
           kWhere);
     }
     if (found && found->volume_bytes > volume.file.bytes) {

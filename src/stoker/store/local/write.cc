@@ -168,6 +168,14 @@ Status LocalStore::require(TransactionState& state, std::string_view key, std::s
   return {};
 }
 
+Status LocalStore::name(TransactionState& state, std::string_view snapshot) {
+  STOKER_TRY(check_name(snapshot));
+  Lock lock(mutex_);
+  STOKER_TRY(check_writable(state));
+  state.name = snapshot;
+  return {};
+}
+
 // Who will have it written soonest, of those that have the room.
 std::optional<size_t> LocalStore::pick_volume(uint64_t bytes, const ByVolume& given) const {
   std::optional<size_t> best;

@@ -209,6 +209,9 @@ class RemoteTransaction final : public Transaction {
     request.text = tag;
     return ask_plainly(link_, std::move(request));
   }
+  Status name(std::string_view snapshot) override {
+    return ask_plainly(link_, of(Kind::name, snapshot));
+  }
   Future<void> read(std::string_view key, uint64_t offset, Slice into,
                     ReadOptions options) override {
     return read_range(link_, key, offset, into, options, id_);
@@ -342,12 +345,18 @@ class RemoteStore final : public Store {
     request.key = key;
     return ask_plainly(link, std::move(request));
   }
+  Status follow(const Plan& plan) override {
+    STOKER_ASSIGN(const LinkPtr link, connected());
+    return ask_plainly(link, encode(plan));
+  }
   Status remove(const std::vector<std::string>& keys) override {
     STOKER_ASSIGN(const LinkPtr link, connected());
     return ask_plainly(link, {.kind = Kind::remove_many, .keys = keys});
   }
   Future<void> snapshot(std::string_view name) override { return named(Kind::snapshot, name); }
-  Future<void> drop(std::string_view name) override { return named(Kind::drop, name); }
+  Future<void> drop(std::string_view name, Durability durability) override {
+    return named(Kind::drop, name, durability);
+  }
   StoreInfo info() const override {
     StoreInfo info;
     const auto answer = asked(Kind::info, {}, {});
@@ -370,9 +379,10 @@ class RemoteStore final : public Store {
     request.text = text;
     return ask(link, std::move(request));
   }
-  Future<void> named(Kind kind, std::string_view name) const {
+  Future<void> named(Kind kind, std::string_view name,
+                     Durability durability = Durability::durable) const {
     STOKER_ASSIGN(const LinkPtr link, connected());
-    Request request{.kind = kind};
+    Request request{.kind = kind, .number = durability == Durability::deferred ? 1U : 0U};
     request.key = name;
     return version_of(link, std::move(request)).then([](const Result<Version>& done) -> Status {
       if (!done) return done.error();

@@ -51,9 +51,11 @@ ObjectInfo object_of(ByteReader& in, bool& known) {
 void put(ByteWriter& out, double value) { out.put(std::bit_cast<uint64_t>(value)); }
 
 void put(ByteWriter& out, const CacheInfo& cache) {
-  for (const uint64_t each : {cache.usable_bytes, cache.held_bytes, cache.hit_bytes,
-                              cache.memory_hit_bytes, cache.merged_bytes, cache.fetched_bytes,
-                              cache.admitted_bytes, cache.commits, cache.damaged_blocks})
+  for (const uint64_t each :
+       {cache.usable_bytes, cache.held_bytes, cache.hit_bytes, cache.memory_hit_bytes,
+        cache.merged_bytes, cache.fetched_bytes, cache.admitted_bytes, cache.commits,
+        cache.damaged_blocks, cache.plans, cache.epochs, cache.epoch_fetched_bytes,
+        cache.epoch_bound_bytes})
     out.put(each);
   out.put_string(cache.off);
 }
@@ -62,7 +64,8 @@ CacheInfo cache_of(ByteReader& in) {
   CacheInfo cache;
   for (uint64_t* each : {&cache.usable_bytes, &cache.held_bytes, &cache.hit_bytes,
                          &cache.memory_hit_bytes, &cache.merged_bytes, &cache.fetched_bytes,
-                         &cache.admitted_bytes, &cache.commits, &cache.damaged_blocks})
+                         &cache.admitted_bytes, &cache.commits, &cache.damaged_blocks, &cache.plans,
+                         &cache.epochs, &cache.epoch_fetched_bytes, &cache.epoch_bound_bytes})
     *each = in.get<uint64_t>();
   cache.off = text_of(in);
   return cache;
@@ -111,6 +114,7 @@ std::string encode(const Request& request) {
   out.put_string(request.key);
   out.put_string(request.text);
   out.put_string(request.tag);
+  out.put_string(request.blob);
   out.put(static_cast<uint32_t>(request.keys.size()));
   for (const std::string& key : request.keys) out.put_string(key);
   out.put(static_cast<uint32_t>(request.pieces.size()));
@@ -135,6 +139,7 @@ Result<Request> decode_request(Kind kind, std::span<const std::byte> body) {
   request.key = text_of(in);
   request.text = text_of(in);
   request.tag = text_of(in);
+  request.blob = text_of(in);
   bool short_names = request.key.size() <= kNameMax && request.text.size() <= kNameMax &&
                      request.tag.size() <= kNameMax;
   for (size_t left = count_of(in, sizeof(uint32_t)); left > 0; --left) {
@@ -301,6 +306,57 @@ Result<StoreInfo> decode_info(std::string_view blob) {
   if (in.get<uint8_t>() == 1) info.cache = cache_of(in);
   if (!in.ok() || in.left() != 0) return broken("its fields do not fit its length");
   return info;
+}
+
+Request encode(const Plan& plan) {
+  ByteWriter out;
+  out.put(static_cast<uint8_t>(plan.order.index()));
+  out.put(plan.position);
+  const auto* shuffled = std::get_if<Plan::Shuffled>(&plan.order);
+  const auto* mixed = std::get_if<Plan::Mixed>(&plan.order);
+  out.put(shuffled != nullptr ? shuffled->seed : mixed != nullptr ? mixed->seed : uint64_t{0});
+  const std::vector<uint64_t> items = mixed != nullptr ? mixed->items : std::vector<uint64_t>();
+  const std::vector<double> weights = mixed != nullptr ? mixed->weights : std::vector<double>();
+  out.put(static_cast<uint32_t>(items.size()));
+  for (const uint64_t each : items) out.put(each);
+  out.put(static_cast<uint32_t>(weights.size()));
+  for (const double each : weights) put(out, each);
+  out.put(static_cast<uint32_t>(plan.runs.size()));
+  for (const PlanRun& run : plan.runs)
+    for (const uint64_t each : {run.object, run.offset, run.bytes, run.items, run.stride})
+      out.put(each);
+  Request request{.kind = Kind::follow};
+  request.key = plan.name;
+  request.keys = plan.keys;
+  request.blob = out.take();
+  return request;
+}
+
+Result<Plan> decode_plan(Request request) {
+  ByteReader in(bytes_of(request.blob));
+  const auto order = in.get<uint8_t>();
+  Plan plan{.name = std::move(request.key), .keys = std::move(request.keys)};
+  plan.position = in.get<uint64_t>();
+  const auto seed = in.get<uint64_t>();
+  Plan::Mixed mixed;
+  mixed.seed = seed;
+  for (size_t left = count_of(in, sizeof(uint64_t)); left > 0; --left)
+    mixed.items.push_back(in.get<uint64_t>());
+  for (size_t left = count_of(in, sizeof(uint64_t)); left > 0; --left)
+    mixed.weights.push_back(std::bit_cast<double>(in.get<uint64_t>()));
+  for (size_t left = count_of(in, 5 * sizeof(uint64_t)); left > 0; --left) {
+    PlanRun run;
+    for (uint64_t* each : {&run.object, &run.offset, &run.bytes, &run.items, &run.stride})
+      *each = in.get<uint64_t>();
+    plan.runs.push_back(run);
+  }
+  if (!in.ok() || in.left() != 0) return broken("its plan does not fit its length");
+  if (order != 2 && (!mixed.items.empty() || !mixed.weights.empty()))
+    return broken("its plan has sources, and mixes none");
+  if (order == 1) plan.order = Plan::Shuffled{seed};
+  if (order == 2) plan.order = std::move(mixed);
+  if (order > 2) return broken("its plan has an order that is none of version 1");
+  return plan;
 }
 
 }  // namespace stoker::remote

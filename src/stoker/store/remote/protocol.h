@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "stoker/base/bytes.h"
+#include "stoker/store/plan.h"
 #include "stoker/store/store.h"
 
 namespace stoker::remote {
@@ -24,6 +25,7 @@ inline constexpr uint64_t kReadMax = 1 * kMiB;  // of the pieces of a read, and 
 inline constexpr size_t kNameMax = 4096;        // of keys, tags and names
 inline constexpr size_t kUnderWayMax = 128;     // requests of a connection
 inline constexpr size_t kTransactionsMax = 64;  // of a connection
+inline constexpr size_t kPlansMax = 16;         // of a connection
 inline constexpr size_t kPiecesMax = 1024;      // of a read
 inline constexpr uint32_t kNoSlot = UINT32_MAX;
 
@@ -49,8 +51,10 @@ enum class Kind : uint8_t {
   info,
   unpin,
   ping,
+  name,
+  follow,
 };
-inline constexpr uint8_t kKinds = 21;
+inline constexpr uint8_t kKinds = 23;
 
 // Whether nobody can know what came of a request that was sent and not answered.
 bool changes_the_store(Kind kind);
@@ -72,7 +76,7 @@ struct Range {
 struct Request {
   Kind kind = Kind::ping;
   uint64_t transaction = 0, offset = 0, bytes = 0, place = 0, number = 0;
-  std::string key = {}, text = {}, tag = {};
+  std::string key = {}, text = {}, tag = {}, blob = {};
   std::vector<std::string> keys = {};
   std::vector<Range> pieces = {};
   std::vector<uint32_t> numbers = {};
@@ -113,5 +117,8 @@ Result<Header> decode_header(std::span<const std::byte> bytes);
 Result<Request> decode_request(Kind kind, std::span<const std::byte> body);
 Result<Answer> decode_answer(std::span<const std::byte> body);
 Result<StoreInfo> decode_info(std::string_view blob);
+// A plan's name and keys are the request's.
+Request encode(const Plan& plan);
+Result<Plan> decode_plan(Request request);
 
 }  // namespace stoker::remote

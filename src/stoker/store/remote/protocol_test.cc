@@ -63,6 +63,18 @@ TEST(Protocol, MessagesComeAsTheyWent) {
   const auto told = decode_info(encode(info));
   ASSERT_OK(told);
   EXPECT_EQ(encode(*told), encode(info));
+  Plan plan{.name = "p",
+            .keys = {"a", "b"},
+            .runs = {{.object = 1, .offset = 2, .bytes = 3, .items = 4, .stride = 5}},
+            .order = Plan::Mixed{{1, 3}, {0.5, 2}, 7},
+            .position = 6};
+  for (int order = 2; order >= 0; --order) {
+    const auto came = decode_plan(*decode_request(Kind::follow, bytes_of(encode(encode(plan)))));
+    ASSERT_OK(came);
+    EXPECT_EQ(came->order.index(), static_cast<size_t>(order));
+    EXPECT_EQ(encode(encode(*came)), encode(encode(plan)));
+    plan.order = order == 2 ? decltype(plan.order)(Plan::Shuffled{8}) : Plan::Listed{};
+  }
   const Welcome welcome{.features = {.update = true}, .heartbeat_ms = 1, .blocks_bytes = 2};
   EXPECT_EQ(Welcome::decode(welcome.encode())->encode(), welcome.encode());
 }
@@ -85,6 +97,9 @@ TEST(Protocol, DamagedMessagesAreErrors) {
       EXPECT_EQ(encode(*got), changed);
     }
     (void)decode_answer(bytes_of(changed));
+    Request follow{.kind = Kind::follow};
+    follow.blob = changed;
+    (void)decode_plan(std::move(follow));
     (void)decode_info(changed);
     (void)Welcome::decode(changed);
   }
@@ -110,6 +125,13 @@ TEST(Protocol, WhatIsTooMuchIsAnError) {
   Request stat{.kind = Kind::stat};
   stat.key.assign(kNameMax + 1, 'a');
   EXPECT_TRUE(refused(stat));
+}
+
+TEST(Protocol, APlanWithSourcesThatMixesNoneIsAnError) {
+  Request request = encode(Plan{.keys = {"a"}, .order = Plan::Mixed{{1}, {1}, 7}});
+  ASSERT_OK(decode_plan(request));
+  request.blob[0] = 1;
+  EXPECT_EQ(code_of(decode_plan(request)), Code::corruption);
 }
 
 TEST(Protocol, AnotherVersionIsAMismatch) {

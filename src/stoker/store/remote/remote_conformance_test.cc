@@ -6,6 +6,7 @@
 
 #include "stoker/store/remote/server.h"
 #include "stoker/store/runtime.h"
+#include "stoker/testing/s3_server.h"
 #include "stoker/testing/store_conformance.h"
 
 namespace stoker {
@@ -60,13 +61,25 @@ StoreUnderTest served(std::string name, std::string composition, uint64_t memory
           }};
 }
 
-INSTANTIATE_TEST_SUITE_P(Remote, StoreConformance,
-                         ::testing::Values(served("memory", "memory:", 16 * kMiB),
-                                           served("memory_no_blocks", "memory:", 0),
-                                           served("local_few_blocks", "local:ROOT/store",
-                                                  512 * kKiB),
-                                           served("dir", "dir:ROOT/store", 4 * kMiB)),
-                         store_name);
+S3Server& server() {
+  static S3Server one;
+  return one;
+}
+
+std::vector<StoreUnderTest> compositions() {
+  return {served("memory", "memory:", 16 * kMiB),
+          served("memory_no_blocks", "memory:", 0),
+          served("local_few_blocks", "local:ROOT/store", 512 * kKiB),
+          served("dir", "dir:ROOT/store", 4 * kMiB),
+          served("cached", "cached(memory:, dir:ROOT/slow, disk=4MiB, dram=2MiB, block=64KiB)",
+                 512 * kKiB),
+          {"s3", [] {
+             server().control({{"clear", true}, {"page", 3}});
+             return std::make_unique<RemoteWorld>(server().store(), 4 * kMiB);
+           }}};
+}
+
+INSTANTIATE_TEST_SUITE_P(Remote, StoreConformance, ::testing::ValuesIn(compositions()), store_name);
 
 }  // namespace
 }  // namespace stoker

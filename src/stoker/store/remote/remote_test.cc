@@ -132,6 +132,45 @@ TEST_F(Remote, AClientThatEndsHasItsTransactionsAbandoned) {
   EXPECT_TRUE(soon([&] { return put(*client_, "a", pattern(10, 1)).has_value(); }));
 }
 
+// Plans go through, and end with the client that named them last.
+TEST_F(Remote, PlansAreFollowedAndEndWithTheClient) {
+  const std::string root = options_.path + "_slow";
+  inner_ = std::move(*open_store("cached(memory:, dir:" + root + ", disk=1MiB, block=64KiB)",
+                                 runtime_->runtime(), {.create = true}));
+  start();
+  ASSERT_OK(put(*client_, "a", pattern(256 * kKiB, 1)));
+  const auto plans = [this] { return client_->info().cache->plans; };
+  const Plan plan{.name = "mine",
+                  .keys = {"a"},
+                  .runs = {{.bytes = 64 * kKiB, .items = 4, .stride = 64 * kKiB}}};
+  auto other = std::move(*connect());
+  ASSERT_OK(other->follow(plan));
+  Plan ours = plan;
+  ours.name = "ours";
+  ASSERT_OK(other->follow(ours));
+  EXPECT_EQ(plans(), 2U);
+  ASSERT_OK(client_->follow(ours)) << "takes the place of the other's";
+  EXPECT_EQ(plans(), 2U);
+  Plan wrong = plan;
+  wrong.runs[0].items = 5;
+  EXPECT_EQ(code_of(other->follow(wrong)), Code::invalid_argument);
+  for (uint64_t i = 0; i < remote::kPlansMax; ++i) {
+    ours.name = std::to_string(i);
+    const Status followed = other->follow(ours);
+    EXPECT_EQ(followed.has_value(), i + 1 < remote::kPlansMax) << "one was there";
+  }
+  other.reset();
+  EXPECT_TRUE(soon([&] { return plans() == 1; }));
+  ASSERT_OK(client_->follow({.name = "ours"}));
+  EXPECT_EQ(plans(), 0U);
+  for (uint64_t each = 0; each < 2; ++each)
+    EXPECT_EQ(read_all(*client_, "a"), pattern(256 * kKiB, 1));
+  client_.reset();
+  server_.reset();
+  inner_.reset();
+  std::filesystem::remove_all(root);
+}
+
 // The clients of these two speak for themselves, as no library of ours would.
 Fd greet(const std::string& path, Fd memory, uint64_t bytes) {
   Fd socket = std::move(*remote::connect_to(path));

@@ -148,6 +148,7 @@ void Session::run() {
     out_.clear();
   }
   shutdown(socket_.get(), SHUT_RDWR);
+  end_plans();
   for (const auto& [slot, count] : pins)
     for (uint32_t each = 0; each < count; ++each) served_.blocks->unpin(slot);
 }
@@ -246,8 +247,9 @@ bool Session::take(const Packet& packet) {
     }
     case Kind::snapshot:
     case Kind::drop: {
+      const auto deferred = request.number == 1 ? Durability::deferred : Durability::durable;
       const auto done = request.kind == Kind::snapshot ? served_.store.snapshot(request.key)
-                                                       : served_.store.drop(request.key);
+                                                       : served_.store.drop(request.key, deferred);
       done.on_done([self = shared_from_this(), id](const Status& status) {
         self->answer(id, status ? Answer() : Answer{.error = status.error()}, 0);
       });
@@ -281,7 +283,7 @@ Status Session::check_rights(const Request& request) const {
                                                 : "the store was opened to be read only",
                       kWhere);
   if (served_.options.prefix.empty()) return {};
-  if (kind == Kind::snapshot || kind == Kind::drop)
+  if (kind == Kind::snapshot || kind == Kind::drop || kind == Kind::name)
     return make_error(Code::no_permission,
                       "a snapshot is of the whole store, and only a part of it is served", kWhere);
   const bool of_a_key = kind == Kind::stat || kind == Kind::resize || kind == Kind::write ||
@@ -366,6 +368,8 @@ Result<Answer> Session::blocking(const Request& request) {
       }
       return plain(store.forget(request.key, request.offset, request.bytes));
     }
+    case Kind::follow:
+      return follow(request);
     default:
       break;
   }
@@ -381,12 +385,50 @@ Result<Answer> Session::blocking(const Request& request) {
       return plain(staged->remove(request.key));
     case Kind::require:
       return plain(staged->require(request.key, request.text));
+    case Kind::name:
+      return plain(staged->name(request.key));
     case Kind::expect:
       if (request.number >= kClasses.size())
         return make_error(Code::invalid_argument, "there is no such class of objects", kWhere);
       return plain(staged->expect(request.key, static_cast<Class>(request.number)));
     default:
       return make_error(Code::invalid_argument, "there is no such request", kWhere);
+  }
+}
+
+// The plan's name is of all clients together, as it is inside the process that has the store. It
+// ends with the connection that named it last.
+Result<Answer> Session::follow(const Request& request) {
+  STOKER_ASSIGN(const Plan plan, decode_plan(request));
+  const std::lock_guard lock(served_.plans_mutex);
+  {
+    const std::lock_guard own(mutex_);
+    if (ended_) return make_error(Code::cancelled, "the client is gone", kWhere);
+  }
+  const auto mine = [this](const auto& each) { return each.second == this; };
+  const auto at = served_.plans.find(plan.name);
+  const bool more = at == served_.plans.end() || at->second != this;
+  if (more && static_cast<size_t>(std::ranges::count_if(served_.plans, mine)) >= kPlansMax)
+    return make_error(Code::busy,
+                      std::to_string(kPlansMax) +
+                          " plans of this client are followed: end some, by a plan of the same "
+                          "name without ranges",
+                      kWhere);
+  STOKER_TRY(served_.store.follow(plan));
+  served_.plans.erase(plan.name);
+  if (!plan.runs.empty()) served_.plans.emplace(plan.name, this);
+  return Answer{};
+}
+
+void Session::end_plans() {
+  const std::lock_guard lock(served_.plans_mutex);
+  for (auto at = served_.plans.begin(); at != served_.plans.end();) {
+    if (at->second != this) {
+      ++at;
+      continue;
+    }
+    (void)served_.store.follow({.name = at->first});
+    at = served_.plans.erase(at);
   }
 }
 

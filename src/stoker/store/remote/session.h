@@ -18,6 +18,8 @@
 
 namespace stoker::remote {
 
+class Session;
+
 // What all sessions of a server share.
 struct Served {
   Store& store;
@@ -25,6 +27,8 @@ struct Served {
   const ServeOptions options;
   const std::unique_ptr<Blocks> blocks;
   Counter requests, transactions_begun, transactions_ended, sessions_ended;
+  std::mutex plans_mutex = {};                       // guards what follows
+  std::map<std::string, const Session*> plans = {};  // who named each last
   Pool workers{16};
 };
 
@@ -55,6 +59,8 @@ class Session : public std::enable_shared_from_this<Session> {
   Result<Answer> blocking(const Request& request);
   Result<Answer> list(const Request& request);
   Result<Answer> begin();
+  Result<Answer> follow(const Request& request);
+  void end_plans();
   void write(uint64_t id, const Request& request);
   void commit(uint64_t id, const Request& request);
   void read_staged(const std::shared_ptr<Reading>& reading);

@@ -18,8 +18,10 @@ namespace {
 constexpr const char* kWhere = "store/s3";
 constexpr double kWindowMin = 2, kWindowMax = 64;
 constexpr uint64_t kCutPause_ns = 200'000'000;  // one storm makes the window smaller once
-// Where the first byte takes so many times as long as at best, more at once would only wait longer.
+// Where the first byte takes so many times as long as at best, fewer at once are done as soon. By
+// that alone the window stays large enough to keep a quick server busy.
 constexpr uint64_t kCrowdedFactor = 4, kCrowdedMin_ns = 20'000'000;
+constexpr double kCrowdedCut = 0.75, kCrowdedWindowMin = 8;
 constexpr size_t kWaits = 256, kWaitsMin = 20;  // that say what is usual
 // At the percentile itself one request in twenty is hedged whatever the server does, and nothing
 // is left of the allowance for those that hang.
@@ -38,6 +40,12 @@ bool is_throttle(std::string_view code) {
       "SlowDown",        "SlowDownRead",         "SlowDownWrite", "ServiceUnavailable",
       "TooManyRequests", "RequestLimitExceeded", "Throttling",    "RequestTimeout"};
   return std::find(codes.begin(), codes.end(), code) != codes.end();
+}
+
+// The body that came is not the one that we signed: it was damaged on its way, and not taken.
+bool is_damaged(std::string_view code) {
+  return code == "BadDigest" || code == "XAmzContentSHA256Mismatch" ||
+         code == "XAmzContentChecksumMismatch";
 }
 
 std::string name_of(const Credentials& credentials) {
@@ -87,6 +95,7 @@ struct Client::Sending {
 Client::Client(Location location, Target target, std::unique_ptr<net::Http> http)
     : location_(std::move(location)),
       where_("bucket '" + location_.bucket + "' at " + target.endpoint.url()),
+      tls_(target.endpoint.tls),
       target_(std::move(target)),
       random_(std::random_device{}()),
       http_(std::move(http)) {}
@@ -431,7 +440,7 @@ Reply Client::judge(const Command& command, net::HttpAnswer answer) const {
       const bool throttled = is_throttle(reply.code) || got.status == 429;
       if (got.status >= 200 && got.status < 300)
         reply.verdict = reply.code.empty() ? Verdict::ok : Verdict::lost;
-      else if (throttled || got.status == 409)
+      else if (throttled || got.status == 409 || is_damaged(reply.code))
         reply.verdict = Verdict::later;
       else if (got.status >= 500 && got.status != 501)
         reply.verdict = Verdict::lost;
@@ -460,7 +469,7 @@ Error Client::error_of(const Command& command, const net::HttpAnswer& answer,
                         "there is no " + (command.key.empty() ? where_ : "object " + what), kWhere);
     case 401:
     case 403:
-      return make_error(Code::read_only,
+      return make_error(Code::no_permission,
                         "the server refuses " + command.method + " of " + what + " (" + said +
                             "): the credentials lack the right, are wrong or have expired",
                         kWhere);
@@ -494,12 +503,18 @@ bool Client::crowded() const {
   return recent_wait_ns_ > kCrowdedFactor * std::max(best, kCrowdedMin_ns);
 }
 
-// More at once as long as all goes well and as quickly, half as many when the server says so.
+// More at once as long as all goes well and as quickly; fewer, once in the time that an answer
+// takes, where it goes slowly; half as many when the server says so.
 void Client::adapt(const Reply& reply) {
   const uint64_t now = Clock::real().now_ns();
   std::lock_guard lock(mutex_);
   if (reply.verdict == Verdict::ok) {
-    if (!crowded()) window_ = std::min(kWindowMax, window_ + 1 / window_);
+    if (!crowded()) {
+      window_ = std::min(kWindowMax, window_ + 1 / window_);
+    } else if (window_ > kCrowdedWindowMin && now - cut_at_ns_ > recent_wait_ns_) {
+      window_ = std::max(kCrowdedWindowMin, kCrowdedCut * window_);
+      cut_at_ns_ = now;
+    }
   } else if ((reply.verdict == Verdict::later || reply.verdict == Verdict::lost) &&
              now - cut_at_ns_ > kCutPause_ns) {
     window_ = std::max(kWindowMin, window_ / 2);

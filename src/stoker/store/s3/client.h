@@ -21,6 +21,9 @@
 
 namespace stoker::s3 {
 
+// In place of a body's SHA-256: TLS and a checksum of its own protect it.
+inline constexpr const char* kUnsigned = "UNSIGNED-PAYLOAD";
+
 struct Command {
   std::string method = "GET";
   std::string key = {};  // whole, with the prefix; empty: the bucket itself
@@ -28,7 +31,7 @@ struct Command {
   Fields headers = {};      // names in lower case
   Slice body = {};          // alive until done
   std::string text = {};    // a small body of its own, instead
-  std::string sha256 = {};  // of `body`, if somebody has it already
+  std::string sha256 = {};  // of `body`, if somebody has it already; or kUnsigned
   Slice into = {};
   // Whether a try whose answer was lost may be followed by another: it changes nothing, or nothing
   // else when it is done twice.
@@ -74,7 +77,8 @@ class Client {
   uint64_t patience_ns() const { return location_.patience_s * 1'000'000'000; }
   const std::string& where() const {
     return where_;
-  }  // "bucket 'b' at https://host", for sentences
+  }                                  // "bucket 'b' at https://host", for sentences
+  bool tls() const { return tls_; }  // never left for plain HTTP
   const net::HttpCounters& counters() const { return http_->counters(); }
 
  private:
@@ -114,6 +118,7 @@ class Client {
 
   const Location location_;
   const std::string where_;
+  const bool tls_;
   mutable std::mutex mutex_;  // guards what follows
   Target target_;
   int64_t skew_s_ = 0;        // the server's clock before ours

@@ -174,6 +174,9 @@ TEST_F(S3Many, NoMoreRequestsAreAddedWhereTheyWaitLongerThanBefore) {
   };
   EXPECT_GE(peak_at(0.05, 0.05), 20U);
   EXPECT_LE(peak_at(0, 0.2), 18U);
+  server_->fault({{"kind", "slow"}, {"method", "GET"}, {"times", 1000}, {"seconds", 0.2}});
+  read_many(24);
+  EXPECT_LE(seen("peak"), 12U) << "there are fewer than at first, though none failed";
 }
 
 TEST_F(S3Many, ConnectionsSpreadOverTheAddressesOfTheEndpoint) {
@@ -196,6 +199,26 @@ TEST_F(S3Fault, AnObjectThatIsReplacedDuringAReadIsAnError) {
   EXPECT_EQ(code_of(status), Code::conflict);
   EXPECT_NE(status.error().what.find("was replaced while it was read"), std::string::npos)
       << status.error().what;
+}
+
+TEST_F(S3Fault, AnObjectThatVanishesDuringAReadIsAnError) {
+  ASSERT_OK(put("object", pattern(20 * kMiB, 2)));
+  server_->fault({{"kind", "vanish"}, {"method", "GET"}});
+  Bytes into(20 * kMiB);
+  const Status status = read("object", into);
+  EXPECT_EQ(code_of(status), Code::not_found);
+  EXPECT_NE(status.error().what.find("there is no object"), std::string::npos);
+}
+
+// XML takes a CR for a LF, which is another object here.
+TEST_F(S3Fault, RemovingManyRemovesTheseAlone) {
+  const std::vector<std::string> keys = {"a\rb", "plain", "\x01", "ö", "no text \xff"};
+  for (const std::string& key : keys) ASSERT_OK(put(key, pattern(10, 1))) << key;
+  ASSERT_OK(put("a\nb", pattern(10, 1)));
+  EXPECT_OK(store_->remove(keys));
+  const auto left = store_->list("");
+  ASSERT_EQ(left->size(), 1U);
+  EXPECT_EQ(left->front().key, "a\nb");
 }
 
 TEST_F(S3Fault, AWrongRangeForEverIsAnError) {
@@ -402,6 +425,25 @@ TEST_F(S3Fault, UploadsInPartsAreTriedAgainCompletedOnceAndAborted) {
   EXPECT_EQ(server_->count("DELETE", "uploadId="), server_->count("POST", "uploads="));
 }
 
+TEST_F(S3Fault, PartsHaveAChecksumThatTheServerChecks) {
+  const Bytes bytes = pattern(18 * kMiB, 5);
+  server_->control({{"checksums", true}});
+  ASSERT_OK(put("object", bytes));
+  EXPECT_EQ(server_->seen()["checked"], 2U);
+  EXPECT_EQ(read_all(*store_, "object"), bytes);
+}
+
+TEST_F(S3Fault, WhatIsDamagedOnItsWayIsSentAgain) {
+  const Bytes bytes = pattern(18 * kMiB, 5);
+  server_->fault({{"kind", "wrong_bytes"}, {"method", "PUT"}});
+  EXPECT_OK(put("small", pattern(1000, 1)));
+  EXPECT_EQ(server_->count("PUT", "small"), 2U);
+  server_->fault({{"kind", "wrong_bytes"}, {"method", "PUT"}, {"match", "partNumber=2"}});
+  EXPECT_OK(put("large", bytes));
+  EXPECT_EQ(server_->count("PUT", "partNumber=2"), 2U);
+  EXPECT_EQ(read_all(*store_, "large"), bytes);
+}
+
 // The file of a living writer is locked. A copy of it is what a dead one leaves.
 TEST_F(S3Fault, UploadsOfADeadWriterAreAborted) {
   const auto begin = [this](const std::string& key) {
@@ -545,6 +587,30 @@ TEST_F(S3Fault, AListingThatNeverEndsIsCutOff) {
   EXPECT_EQ(store_->list("")->size(), 5U);
 }
 
+// Ten pages; of a folder beside them, its name alone.
+TEST_F(S3Fault, TenThousandKeysAreListedAndNoneBelowAFolder) {
+  server_->fill("many/", 10'000);
+  ASSERT_OK(put("one", pattern(10, 1)));
+  server_->control(Json::object());
+  const auto all = store_->list("");
+  ASSERT_OK(all);
+  ASSERT_EQ(all->size(), 10'001U);
+  EXPECT_EQ(all->front().key, "many/000000");
+  EXPECT_EQ((*all)[9'999].key, "many/009999");
+  EXPECT_EQ(server_->log().size(), 11U);
+  server_->control(Json::object());
+  const auto level = store_->list_level("");
+  ASSERT_OK(level);
+  EXPECT_EQ(level->folders, std::vector<std::string>{"many/"});
+  ASSERT_EQ(level->objects.size(), 1U);
+  EXPECT_EQ(level->objects[0].key, "one");
+  EXPECT_EQ(server_->log().size(), 1U) << "one request, whatever lies below";
+  server_->control({{"page", 2}});
+  server_->fill("b/", 3);
+  server_->fill("c/", 3);
+  EXPECT_EQ(store_->list_level("")->folders, (std::vector<std::string>{"b/", "c/", "many/"}));
+}
+
 TEST_F(S3Fault, AWrongClockIsPutRight) {
   ASSERT_OK(put("object", pattern(1000, 1)));
   for (const int skew : {7200, -86400}) {
@@ -589,6 +655,28 @@ TEST_F(S3Fault, WhatCannotBeIsSaidInASentence) {
   EXPECT_NE(error_of(good).find("lack the right"), std::string::npos);
   server_->fault({{"kind", "status"}, {"status", 500}, {"code", "InternalError"}, {"times", 100}});
   EXPECT_NE(error_of(good + "&patience=1").find("given up after"), std::string::npos);
+}
+
+// A 301 names another region, a 307 another host of the same name: the server takes the signature
+// of neither unless it is made anew.
+TEST_F(S3Fault, RedirectsAreSignedAgain) {
+  ASSERT_OK(put("object", pattern(1000, 1)));
+  server_->fault(
+      {{"kind", "status"}, {"status", 301}, {"headers", {{"x-amz-bucket-region", "eu-west-1"}}}});
+  EXPECT_EQ(read_all(*store_, "object"), pattern(1000, 1));
+  for (const auto& each : server_->log())
+    EXPECT_TRUE(each[2] == 301 || each[5] == "eu-west-1") << each;
+
+  std::string where = server_->store();
+  where.replace(where.find("127.0.0.1"), 9, "localhost");
+  store_ = std::move(*open_s3_store(where, runtime_->runtime(), {}));
+  const std::string port = where.substr(where.find("localhost:") + 9, 6);
+  const std::string host = "near.localhost" + port.substr(0, port.find('&'));
+  server_->fault({{"kind", "status"},
+                  {"status", 307},
+                  {"headers", {{"Location", "http://" + host + "/bucket/some/prefix/object"}}}});
+  EXPECT_EQ(read_all(*store_, "object"), pattern(1000, 1));
+  for (const auto& each : server_->log()) EXPECT_TRUE(each[2] == 307 || each[4] == host) << each;
 }
 
 // The token would go to whoever we are sent to.

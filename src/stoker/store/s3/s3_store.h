@@ -33,6 +33,7 @@ struct Part {
   std::map<uint64_t, uint64_t> written;  // begin -> end, not touching each other
   bool sent = false;                     // or on its way: its bytes are given away
   std::string etag;
+  std::string crc32c;  // in base64, where the upload has checksums
 };
 
 struct Staged : OneObject {
@@ -45,6 +46,7 @@ struct Staged : OneObject {
   // Writes that are held back while too many parts are on their way.
   std::vector<Promise<void>> waiting;
   std::string upload;   // id; empty: not begun
+  bool checks = false;  // the server said that it checks the CRC32C of its parts
   std::string attempt;  // of this commit
 
   std::mutex upload_mutex;  // held while it is begun; taken before `mutex`
@@ -61,13 +63,14 @@ class S3Store final : public Store {
   bool wants_aligned() const override { return false; }
   Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot) override;
   Result<std::vector<ObjectInfo>> list(std::string_view prefix, std::string_view snapshot) override;
+  Result<Level> list_level(std::string_view prefix, std::string_view snapshot) override;
   Future<void> read(std::string_view key, uint64_t offset, Slice into,
                     ReadOptions options) override;
   Result<std::unique_ptr<Transaction>> begin() override;
   Result<Version> copy(std::string_view from, std::string_view to) override;
   Status remove(const std::vector<std::string>& keys) override;
   Future<void> snapshot(std::string_view name) override;
-  Future<void> drop(std::string_view name) override;
+  Future<void> drop(std::string_view name, Durability durability) override;
   StoreInfo info() const override;
 
   // write.cc: for its transactions
@@ -88,6 +91,7 @@ class S3Store final : public Store {
           const StoreOptions& options);
   std::string whole(std::string_view key) const { return location_.prefix + std::string(key); }
   Error read_only_error() const;
+  Status list_into(std::string_view prefix, std::string_view delimiter, Level& found) const;
   Result<ObjectInfo> head(std::string_view key, std::string* attempt) const;
 
   // write.cc
@@ -99,13 +103,18 @@ class S3Store final : public Store {
   void send_part(const StagedPtr& staged, size_t index);
   Status send_part_now(Staged& staged, size_t index, const Part& part);
   Status begin_upload(Staged& staged);
-  Result<std::string> new_upload(const std::string& key, const std::string& attempt) const;
+  struct Upload {
+    std::string id;
+    bool checks = false;
+  };
+  Result<Upload> new_upload(const std::string& key, const std::string& attempt) const;
   void part_ended(const StagedPtr& staged, const Status& status);
   Result<Version> commit_now(Staged& staged);
   Status put_whole(Staged& staged);
   Status complete_upload(Staged& staged);
   Status delete_object(Staged& staged);
   Status delete_batch(std::span<const std::string> keys);
+  Status delete_listed(std::string body, size_t count);
   Status decide(Staged& staged, const Reply& reply, bool gone) const;
   void abort_upload(Staged& staged);
   Status abort_now(const std::string& key, const std::string& id) const;

@@ -65,9 +65,16 @@ std::string md5_base64(std::string_view text) {
   std::array<unsigned char, 16> digest{};
   unsigned int size = digest.size();
   STOKER_CHECK(EVP_Digest(text.data(), text.size(), digest.data(), &size, EVP_md5(), nullptr) == 1);
-  std::array<unsigned char, 25> encoded{};
-  const int length = EVP_EncodeBlock(encoded.data(), digest.data(), static_cast<int>(size));
-  return {reinterpret_cast<const char*>(encoded.data()), static_cast<size_t>(length)};
+  return base64({reinterpret_cast<const char*>(digest.data()), digest.size()});
+}
+
+std::string base64(std::string_view bytes) {
+  std::string encoded(4 * ((bytes.size() + 2) / 3) + 1, '\0');  // with the zero behind it
+  EVP_EncodeBlock(reinterpret_cast<unsigned char*>(encoded.data()),
+                  reinterpret_cast<const unsigned char*>(bytes.data()),
+                  static_cast<int>(bytes.size()));
+  encoded.pop_back();
+  return encoded;
 }
 
 std::string uri_encode(std::string_view text, bool path) {

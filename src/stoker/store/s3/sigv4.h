@@ -30,6 +30,7 @@ struct ToSign {
 };
 
 std::string md5_base64(std::string_view text);  // as Content-MD5 has it
+std::string base64(std::string_view bytes);
 std::string sha256_hex(const void* data, size_t bytes);
 // Percent-encoded as AWS wants it: all but letters, digits and "-._~"; '/' stays where `path`.
 std::string uri_encode(std::string_view text, bool path);

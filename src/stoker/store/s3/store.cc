@@ -154,37 +154,64 @@ Result<ObjectInfo> S3Store::stat(std::string_view key, std::string_view snapshot
 
 Result<std::vector<ObjectInfo>> S3Store::list(std::string_view prefix, std::string_view snapshot) {
   if (!snapshot.empty()) return no_snapshot(snapshot);
-  std::vector<ObjectInfo> found;
-  std::string token, last;
+  Level all;
+  STOKER_TRY(list_into(prefix, "", all));
+  return std::move(all.objects);
+}
+
+Result<Level> S3Store::list_level(std::string_view prefix, std::string_view snapshot) {
+  if (!snapshot.empty()) return no_snapshot(snapshot);
+  Level level;
+  STOKER_TRY(list_into(prefix, "/", level));
+  return level;
+}
+
+// All pages. Keys, and folders where there is a delimiter, come in order: a server that repeats
+// itself does not keep us for ever.
+Status S3Store::list_into(std::string_view prefix, std::string_view delimiter, Level& found) const {
+  std::string token, last_key, last_folder;
+  const std::string wanted = whole(prefix);
   const auto broken = [this](const std::string& why) {
     return make_error(Code::io, "the listing of the " + client_->where() + " " + why, kWhere);
   };
   for (;;) {
-    Query query = {{"list-type", "2"}, {"encoding-type", "url"}, {"prefix", whole(prefix)}};
+    Query query = {{"list-type", "2"}, {"encoding-type", "url"}, {"prefix", wanted}};
+    if (!delimiter.empty()) query.emplace_back("delimiter", delimiter);
     if (!token.empty()) query.emplace_back("continuation-token", token);
     const Reply reply = *client_->send({.query = std::move(query)}).wait();
     if (reply.error) return *reply.error;
     STOKER_ASSIGN(const Xml page, parse_xml(reply.answer.body));
     const bool encoded = page.text_of("EncodingType") == "url";
+    const auto take = [&](std::string_view text, std::string& last) -> Result<std::string> {
+      std::string name = encoded ? url_decode(text) : std::string(text);
+      if (!name.starts_with(wanted)) return broken("holds what was not asked for");
+      if (!last.empty() && name <= last)
+        return broken(std::string("is not in order: '")
+                          .append(name)
+                          .append("' after '")
+                          .append(last)
+                          .append("'"));
+      last = name;
+      return name.substr(location_.prefix.size());
+    };
     for (const Xml& each : page.children) {
+      if (each.name == "CommonPrefixes") {
+        STOKER_ASSIGN(const std::string folder, take(each.text_of("Prefix"), last_folder));
+        if (check_key(location_, std::string_view(folder).substr(0, folder.size() - 1)))
+          found.folders.push_back(folder);
+      }
       if (each.name != "Contents") continue;
-      const std::string key =
-          encoded ? url_decode(each.text_of("Key")) : std::string(each.text_of("Key"));
       const auto bytes = number(each.text_of("Size"));
-      if (!key.starts_with(whole(prefix)) || !bytes) return broken("holds what was not asked for");
-      // In order, so that a server that repeats itself does not keep us for ever.
-      if (!last.empty() && key <= last)
-        return broken(std::string("is not in order: '").append(key) + "' after '" + last + "'");
-      last = key;
+      if (!bytes) return broken("names no size of an object");
       ObjectInfo info;
-      info.key = key.substr(location_.prefix.size());
+      STOKER_ASSIGN(info.key, take(each.text_of("Key"), last_key));
       info.bytes = *bytes;
       info.tag = tag_of_etag(each.text_of("ETag"));
       if (info.key.starts_with(kProbePrefix) || !check_key(location_, info.key))
         continue;  // folders of a console, say
-      found.push_back(std::move(info));
+      found.objects.push_back(std::move(info));
     }
-    if (page.text_of("IsTruncated") != "true") return found;
+    if (page.text_of("IsTruncated") != "true") return {};
     if (page.text_of("NextContinuationToken") == token ||
         page.text_of("NextContinuationToken").empty())
       return broken("does not go on where it ended");
@@ -202,7 +229,7 @@ Future<void> S3Store::snapshot(std::string_view) {
   return make_error(Code::unsupported, "a bucket has no snapshots; use local: for them", kWhere);
 }
 
-Future<void> S3Store::drop(std::string_view name) { return no_snapshot(name); }
+Future<void> S3Store::drop(std::string_view name, Durability) { return no_snapshot(name); }
 
 StoreInfo S3Store::info() const {
   StoreInfo info;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "stoker/base/bytes.h"
+#include "stoker/base/crc32c.h"
 #include "stoker/base/log.h"
 #include "stoker/store/condition.h"
 #include "stoker/store/s3/s3_store.h"
@@ -61,13 +62,20 @@ std::string xml_escape(std::string_view text) {
   return out;
 }
 
-// Of an upload with parts of these ETags.
+// Readers of XML take a CR for a LF, which may be another object, and refuse what is no text.
+bool fits_xml(std::string_view key) {
+  return std::all_of(key.begin(), key.end(), [](char c) { return c >= ' ' && c < 127; });
+}
+
+// Of an upload with these parts.
 Command completion(const std::string& key, const std::string& id,
-                   const std::vector<std::string>& etags) {
+                   const std::map<size_t, Part>& parts) {
   std::string body = "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">";
-  for (size_t i = 0; i < etags.size(); ++i) {
-    body += "<Part><PartNumber>" + std::to_string(i + 1) + "</PartNumber><ETag>" +
-            xml_escape(etags[i]) + "</ETag></Part>";
+  for (const auto& [index, part] : parts) {
+    body += "<Part><PartNumber>" + std::to_string(index + 1) + "</PartNumber><ETag>" +
+            xml_escape(part.etag) + "</ETag>";
+    if (!part.crc32c.empty()) body += "<ChecksumCRC32C>" + part.crc32c + "</ChecksumCRC32C>";
+    body += "</Part>";
   }
   body += "</CompleteMultipartUpload>";
   return {.method = "POST",
@@ -76,6 +84,14 @@ Command completion(const std::string& key, const std::string& id,
           .text = std::move(body),
           .repeatable = false,
           .tells = true};
+}
+
+// Of its four bytes, the highest first.
+std::string base64_of(uint32_t crc) {
+  std::array<char, 4> bytes{};
+  for (size_t i = 0; i < bytes.size(); ++i)
+    bytes[i] = static_cast<char>(static_cast<unsigned char>(crc >> (24 - 8 * i)));
+  return base64({bytes.data(), bytes.size()});
 }
 
 bool is_printable(std::string_view text) {
@@ -253,16 +269,18 @@ Status S3Store::send_part_now(Staged& staged, size_t index, const Part& part) {
   const uint64_t bytes = std::min(staged.part_bytes, staged.bytes - index * staged.part_bytes);
   fill_gaps(part, bytes);
   const Slice body = part.bytes.slice().sub(0, bytes);
-  const Reply reply = *client_
-                           ->send({.method = "PUT",
-                                   .key = whole(staged.key),
-                                   .query = {{"partNumber", std::to_string(index + 1)},
-                                             {"uploadId", staged.upload}},
-                                   .body = body,
-                                   .sha256 = sha256_hex(body.data, body.size)})
-                           .wait();
+  Command command{.method = "PUT",
+                  .key = whole(staged.key),
+                  .query = {{"partNumber", std::to_string(index + 1)}, {"uploadId", staged.upload}},
+                  .body = body};
+  const std::string crc = staged.checks ? base64_of(crc32c(body.data, body.size)) : "";
+  if (staged.checks) command.headers = {{"x-amz-checksum-crc32c", crc}};
+  // Without TLS anybody on the way could change both the bytes and their checksum.
+  command.sha256 = staged.checks && client_->tls() ? kUnsigned : sha256_hex(body.data, body.size);
+  const Reply reply = *client_->send(std::move(command)).wait();
   if (reply.error) return reply.error->with("part " + std::to_string(index + 1));
   std::lock_guard lock(staged.mutex);
+  staged.parts[index].crc32c = crc;
   staged.parts[index].etag = reply.answer.header("etag");
   if (!staged.parts[index].etag.empty()) return {};
   return make_error(Code::io, "the server names no ETag of a part of '" + staged.key + "'", kWhere);
@@ -271,28 +289,28 @@ Status S3Store::send_part_now(Staged& staged, size_t index, const Part& part) {
 Status S3Store::begin_upload(Staged& staged) {
   std::lock_guard beginning(staged.upload_mutex);
   if (!staged.upload.empty()) return {};
-  STOKER_ASSIGN(const std::string id, new_upload(whole(staged.key), staged.attempt));
-  uploads_.begun(whole(staged.key), id);
+  STOKER_ASSIGN(const Upload begun, new_upload(whole(staged.key), staged.attempt));
+  uploads_.begun(whole(staged.key), begun.id);
   std::lock_guard lock(staged.mutex);
-  staged.upload = id;
+  staged.upload = begun.id;
+  staged.checks = begun.checks;
   return {};
 }
 
 // A lost answer leaves an upload without parts that nobody knows the id of: a lifecycle rule of the
 // bucket ends it.
-Result<std::string> S3Store::new_upload(const std::string& key, const std::string& attempt) const {
-  const Reply reply = *client_
-                           ->send({.method = "POST",
-                                   .key = key,
-                                   .query = {{"uploads", ""}},
-                                   .headers = {{std::string(kAttemptHeader), attempt}}})
-                           .wait();
+Result<S3Store::Upload> S3Store::new_upload(const std::string& key,
+                                            const std::string& attempt) const {
+  Command command{.method = "POST", .key = key, .query = {{"uploads", ""}}};
+  command.headers = {{std::string(kAttemptHeader), attempt},
+                     {"x-amz-checksum-algorithm", "CRC32C"}};
+  const Reply reply = *client_->send(std::move(command)).wait();
   if (reply.error) return *reply.error;
   const auto xml = parse_xml(reply.answer.body);
   std::string id(xml ? xml->text_of("UploadId") : std::string_view());
   if (id.empty())
     return make_error(Code::io, "the server names no id of the upload of '" + key + "'", kWhere);
-  return id;
+  return Upload{std::move(id), reply.answer.header("x-amz-checksum-algorithm") == "CRC32C"};
 }
 
 void S3Store::part_ended(const StagedPtr& staged, const Status& status) {
@@ -437,10 +455,8 @@ Status S3Store::put_whole(Staged& staged) {
 }
 
 Status S3Store::complete_upload(Staged& staged) {
-  std::vector<std::string> etags;
-  for (const auto& [index, part] : staged.parts) etags.push_back(part.etag);
-  return decide(staged, *client_->send(completion(whole(staged.key), staged.upload, etags)).wait(),
-                false);
+  Command command = completion(whole(staged.key), staged.upload, staged.parts);
+  return decide(staged, *client_->send(std::move(command)).wait(), false);
 }
 
 Status S3Store::delete_object(Staged& staged) {
@@ -553,17 +569,26 @@ bool S3Store::uploads_ignore_conditions() const {
   if (!uploads_ignore_) {
     const std::string key = location_.prefix + ".stoker-probe-" + random_id();
     const Reply put = *client_->send({.method = "PUT", .key = key, .text = "probe"}).wait();
-    const auto id = put.error ? Result<std::string>(*put.error) : new_upload(key, random_id());
-    if (!id) return false;
-    const Query part{{"partNumber", "1"}, {"uploadId", *id}};
-    const Reply sent =
-        *client_->send({.method = "PUT", .key = key, .query = part, .text = "probe"}).wait();
-    Command end = completion(key, *id, {std::string(sent.answer.header("etag"))});
+    const auto upload = put.error ? Result<Upload>(*put.error) : new_upload(key, random_id());
+    if (!upload) return false;
+    const std::string text = "probe";
+    Command part{.method = "PUT",
+                 .key = key,
+                 .query = {{"partNumber", "1"}, {"uploadId", upload->id}},
+                 .text = text};
+    std::map<size_t, Part> parts;
+    if (upload->checks) {
+      parts[0].crc32c = base64_of(crc32c(text.data(), text.size()));
+      part.headers = {{"x-amz-checksum-crc32c", parts[0].crc32c}};
+    }
+    const Reply sent = *client_->send(std::move(part)).wait();
+    parts[0].etag = sent.answer.header("etag");
+    Command end = completion(key, upload->id, parts);
     end.headers.emplace_back("if-none-match", "*");
     const Reply ended = *client_->send(std::move(end)).wait();
     const bool done = ended.verdict == Reply::Verdict::ok;
     if (done || ended.answer.status == 412) uploads_ignore_ = done;
-    if (!done && !abort_now(key, *id))
+    if (!done && !abort_now(key, upload->id))
       log().warn("an upload of '{}' is left over in the {}", key, client_->where());
     client_->send({.method = "DELETE", .key = key}).wait();
   }
@@ -592,9 +617,35 @@ Status S3Store::delete_batch(std::span<const std::string> keys) {
   if (missing) return *missing;
   std::string body =
       "<Delete xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Quiet>true</Quiet>";
-  for (const std::string& key : keys)
-    body += "<Object><Key>" + xml_escape(whole(key)) + "</Key></Object>";
-  body += "</Delete>";
+  std::vector<std::pair<const std::string*, Future<Reply>>> alone;
+  bool any = false;
+  for (const std::string& key : keys) {
+    if (fits_xml(whole(key))) {
+      body += "<Object><Key>" + xml_escape(whole(key)) + "</Key></Object>";
+      any = true;
+    } else {
+      Command command{.method = "DELETE", .key = whole(key), .repeatable = false};
+      alone.emplace_back(&key, client_->send(std::move(command)));
+    }
+  }
+  Status status = any ? delete_listed(body + "</Delete>", keys.size()) : Status();
+  for (const auto& [key, done] : alone) {
+    const auto& reply = done.wait();
+    if (!reply->error || !status) continue;
+    status = reply->verdict != Reply::Verdict::lost
+                 ? *reply->error
+                 : make_error(Code::in_doubt,
+                              "nobody knows whether '" + *key + "' in the " + client_->where() +
+                                  " was removed, as the answer was lost; look before you remove it "
+                                  "again",
+                              kWhere);
+  }
+  if (status) commits_ += keys.size();
+  return status;
+}
+
+// The objects that `body` names, as one request.
+Status S3Store::delete_listed(std::string body, size_t count) {
   const std::string md5 = md5_base64(body);  // S3 wants it here, beside the signature
   const Reply reply = *client_
                            ->send({.method = "POST",
@@ -606,7 +657,7 @@ Status S3Store::delete_batch(std::span<const std::string> keys) {
                            .wait();
   if (reply.verdict == Reply::Verdict::lost)
     return make_error(Code::in_doubt,
-                      "nobody knows which of " + std::to_string(keys.size()) + " objects in the " +
+                      "nobody knows which of " + std::to_string(count) + " objects in the " +
                           client_->where() + " were removed, as the answer was lost (" +
                           reply.error->what + "); look before you remove them again",
                       kWhere);
@@ -620,7 +671,6 @@ Status S3Store::delete_batch(std::span<const std::string> keys) {
                           std::string(each.text_of("Code")),
                       kWhere);
   }
-  commits_ += keys.size();
   return {};
 }
 

@@ -1,0 +1,64 @@
+"""Files that are in the checkpoint before already: the store takes them over, and no byte moves."""
+
+from __future__ import annotations
+
+import logging
+
+from stoker import _core
+from stoker.checkpoint.manifest import CHUNK, Name, parse_table
+from stoker.checkpoint.parts import Whole
+from stoker.checkpoint.workspace import Ring, Tier, fill
+from stoker.errors import Conflict, Corruption, Mismatch, NotFound
+
+log = logging.getLogger("stoker")
+
+
+class Before:
+    """The files of a tier's newest checkpoint, by the hashes of their chunks."""
+
+    def __init__(self, tier: Tier) -> None:
+        self._tier = tier
+        self._files: dict[tuple[int, tuple[bytes, ...]], str] = {}
+        for name in tier.names():
+            try:
+                manifest = tier.manifest(name)
+                table = tier.store.read_bytes(f"{name}/{manifest.tables[0].name}")
+                entries = parse_table(table, manifest, tier.where(name))
+            except (Corruption, NotFound, Mismatch):
+                continue  # an older one may be sound
+            for file in manifest.files:
+                hashes = tuple(entry.hash for entry in entries[file.name])
+                self._files[file.bytes, hashes] = f"{name}/{file.name}"
+            return
+
+    def hashes_of(self, whole: Whole, ring: Ring) -> list[bytes] | None:
+        """The hashes of a file's chunks, if one of the files here has the same; it is read only as
+        long as one may."""
+        left = [hashes for size, hashes in self._files if size == whole.bytes]
+        found: list[bytes] = []
+        if not left:
+            return None
+        for i, within in enumerate(whole.chunks()):
+            size = min(CHUNK, whole.bytes - i * CHUNK)
+            buffer = ring.take()
+            try:
+                fill(buffer.address, size, within)
+                found.append(_core.xxh3_128(buffer.address, size))
+            finally:
+                ring.give(buffer)
+            left = [hashes for hashes in left if hashes[i] == found[i]]
+            if not left:
+                return None
+        return found
+
+    def take(self, name: Name, file: str, size: int, hashes: list[bytes]) -> bool:
+        """Makes the file of the checkpoint `name` what one of these is; whether there was one."""
+        there = self._files.get((size, tuple(hashes)))
+        if there is None:
+            return False
+        try:
+            self._tier.store.copy(there, f"{name}/{file}")
+        except (Conflict, NotFound) as error:  # somebody removes the checkpoint before
+            log.info("%s is written anew: %s", file, error)
+            return False
+        return True

@@ -1,0 +1,213 @@
+"""Agreement: which step the ranks of a sharded run are at (docs/ranks.md is the protocol).
+
+Each rank commits a step to its own store, and keeps a snapshot of the step before until every rank
+has told that it committed too. So two stores of a run are at most one step apart, and the one ahead
+can go back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from typing import Any
+
+from stoker.errors import Mismatch, StokerError
+from stoker.offload.ranks.ranks import Ranks
+from stoker.offload.storage import record
+from stoker.offload.storage.bring_back import bring_back
+from stoker.offload.storage.open_store import OpenStore
+from stoker.offload.storage.record import META_MODEL, META_STATE
+
+_NAME = "agreed-"
+
+
+class Agreement:
+    """One rank's part of it. `step`: the newest that every rank is known to have committed."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.step = 0
+        # the same on all ranks: names of the run, and of this stretch of it
+        self.run = self.timeline = ""
+        self._next_point: str | None = "open"
+        self._store: Any = None
+        self._keeping: list | None = []  # on its way to be durable; None where it failed
+
+    @property
+    def opening(self) -> bool:
+        return self._next_point is not None
+
+    def signature(self) -> dict[str, int]:
+        """What a rank's store says about whose it is."""
+        return {"world": self.ranks.world, "rank": self.ranks.rank}
+
+    # -- opening -----------------------------------------------------------------------------------
+
+    def meet(self, runtime: OpenStore) -> bool:
+        """Finds out what all stores hold, and brings this one to the step that all of them have.
+        False if there is no run."""
+        self._store = runtime.store
+        mine = {**_holds(runtime), "names": [secrets.token_hex(8), secrets.token_hex(8)]}
+        found = self.ranks.exchange("open", facts=mine)
+        self._next_point = "ready"
+        self.run, self.timeline = found[0]["names"]
+        step = judge(found)
+        if step is None:
+            if mine["run"] is not None:
+                _clear(self._store)
+            return False
+        if mine["step"] > step:
+            bring_back(self._store, f"{_NAME}{step}")
+        self.run, self.step = mine["run"], step
+        return True
+
+    def ready(self) -> None:
+        """This rank's store is at the step; from here on all ranks train."""
+        self.ranks.exchange("ready", facts=self.step)
+        self._next_point = None
+        self.keep(self.step)
+        self.kept()
+
+    def withdraw(self, error: BaseException) -> None:
+        """stoker.offload() failed here."""
+        if self._next_point is not None:
+            self.ranks.tell(self._next_point, error)
+
+    # -- training ----------------------------------------------------------------------------------
+
+    def committed(self, step: int, error: BaseException | None) -> None:
+        """This rank has committed the step (or failed to). Returns when all have, and raises on all
+        if one has not."""
+        self.ranks.exchange(f"commit of step {step}", error)
+        with contextlib.suppress(StokerError):  # kept() tries again
+            self.keep(step)
+
+    def keep(self, step: int) -> None:
+        """Every rank has committed `step`: this is what they go back to from here on, and no
+        further."""
+        self.step, self._keeping = step, None
+        there = [name for name in self._store.info()["snapshots"] if name.startswith(_NAME)]
+        name = f"{_NAME}{step}"
+        made = [] if name in there else [self._store.snapshot(name)]
+        self._keeping = made + [self._store.drop(other) for other in there if other != name]
+
+    def kept(self) -> None:
+        """Waits until that is durable. Before the next commit: it would have nothing to go back to.
+        What failed is done anew by the next call."""
+        if self._keeping is None:
+            self.keep(self.step)
+        futures, self._keeping = self._keeping or [], None
+        failures = []
+        for future in futures:
+            try:
+                future.wait()
+            except StokerError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        self._keeping = []
+
+    def go_back(self) -> dict[str, Any]:
+        """This rank committed a step that another could not: its store goes back to the one before,
+        whose record is returned."""
+        bring_back(self._store, f"{_NAME}{self.step}")
+        return record.load(self._store.read_bytes(META_STATE))
+
+
+def judge(found: list[dict[str, Any]]) -> int | None:
+    """The step at which a run goes on, of what the stores of all ranks hold; None if there is no
+    run, or one that was not made everywhere and so never began. Mismatch if the stores are not
+    those of one run."""
+    holders = [each for each in found if each["run"] is not None]
+    for each in holders:
+        if each["world"] is None:
+            raise Mismatch(
+                f"the run in {each['path']} was made by one process with the whole model; give a"
+                " sharded model another store"
+            )
+    if all(each["step"] == 0 and not each["agreed"] for each in holders):
+        return None
+    for each in holders:
+        if each["world"] != len(found):
+            raise Mismatch(
+                f"the run in {each['path']} was made by {each['world']} processes, and these are"
+                f" {len(found)}; resume it with as many"
+            )
+    first = holders[0]
+    for rank, each in enumerate(found):
+        if each["run"] is None:
+            raise Mismatch(
+                f"rank {rank} finds no run in {each['path']}, while {first['path']} holds one at"
+                f" step {first['step']}: give each rank the folders it had, or all of them empty"
+                " ones to start anew"
+            )
+        if each["rank"] != rank:
+            raise Mismatch(
+                f"the store in {each['path']} is that of rank {each['rank']}, not of rank {rank};"
+                " give each rank the folders it had"
+            )
+        if each["run"] != first["run"]:
+            raise Mismatch(
+                f"the stores in {first['path']} and {each['path']} belong to different runs; give"
+                " each rank the folders it had"
+            )
+    return _common(found)
+
+
+def _common(found: list[dict[str, Any]]) -> int:
+    """The step that all stores hold, or still hold."""
+    step = min(each["step"] for each in found)
+    last = next(each for each in found if each["step"] == step)
+    for each in found:
+        if str(step) not in each["timelines"] or each["step"] > step + 1:
+            raise Mismatch(
+                f"the store in {last['path']} is at step {step}, and the one in {each['path']} at"
+                f" step {each['step']}, with nothing to go back by: one of them is an old copy;"
+                " give each rank the folders it had last"
+            )
+        if each["timelines"][str(step)] != last["timelines"][str(step)]:
+            raise Mismatch(
+                f"step {step} in {each['path']} was made in another stretch of training than in"
+                f" {last['path']}: one of them is an old copy; give each rank the folders it had"
+                " last"
+            )
+    return step
+
+
+def _holds(runtime: OpenStore) -> dict[str, Any]:
+    """What this rank's store holds, as judge() takes it."""
+    store = runtime.store
+    nothing = {
+        "path": runtime.path,
+        "run": None,
+        "world": None,
+        "rank": None,
+        "step": 0,
+        "agreed": [],
+        "timelines": {},
+    }
+    if not runtime.holds(META_MODEL):
+        return nothing
+    model = record.load(store.read_bytes(META_MODEL))
+    agreed = [name for name in store.info()["snapshots"] if name.startswith(_NAME)]
+    states = [
+        record.load(store.read_bytes(META_STATE)),
+        *(record.load(store.read_bytes(META_STATE, snapshot=name)) for name in agreed),
+    ]
+    return nothing | {
+        "run": model.get("run"),
+        **model.get("ranks", {}),
+        "step": states[0]["step"],
+        "agreed": sorted(int(name.removeprefix(_NAME)) for name in agreed),
+        "timelines": {str(state["step"]): state.get("timeline") for state in reversed(states)},
+    }
+
+
+def _clear(store: Any) -> None:
+    """Removes what a run that was not made everywhere left here."""
+    keys = [each["key"] for each in store.list()]
+    if keys:
+        txn = store.begin()
+        for key in keys:
+            txn.remove(key)
+        txn.commit("durable").wait()

@@ -1,0 +1,284 @@
+"""Access to offloaded weights between steps: gather(), state_dict() and load_state_dict()."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import tempfile
+import weakref
+from typing import TYPE_CHECKING, Iterable, Iterator
+
+import torch
+from torch import nn
+
+from stoker.errors import InvalidArgument, OutOfSpace
+from stoker.offload.hooks.hooks import Hook
+from stoker.offload.paging.shown import become
+from stoker.offload.run.left import _owners
+
+if TYPE_CHECKING:
+    from stoker.offload.model.blocks import Param
+    from stoker.offload.run.session import Session
+
+
+def _session_of(params: list[torch.Tensor]) -> Session:
+    sessions = {getattr(param, "_stoker_session", None) for param in params}
+    if None in sessions or len(sessions) != 1:
+        raise InvalidArgument("gather() takes parameters of one offloaded model; these are not")
+    return next(iter(sessions))
+
+
+@contextlib.contextmanager
+def gather(params: torch.Tensor | Iterable[torch.Tensor], write: bool = False) -> Iterator[None]:
+    """Inside, the parameters hold their weights (in ordinary memory, outside the dram cap). With
+    write=True what they hold at the end is written back as one durable commit (optimizer state
+    stays; a bfloat16 weight becomes its own master).
+    """
+    listed = [params] if isinstance(params, torch.Tensor) else list(params)
+    if not listed:
+        yield
+        return
+    session = _session_of(listed)
+    session.check_open()
+    if session.pager.resident:  # the weights are there: each rank's shards
+        if write:
+            session.stored.writing_weights()
+        yield
+        return
+    session.shown.settle()
+    # a tied parameter may come twice
+    named = list(dict.fromkeys(session.by_tensor[each] for each in listed))
+    # an outer gather() keeps what it holds
+    ours = [param for param in named if param not in session.pager.held]
+    try:
+        for param in ours:
+            session.pager.hold(param, session.current_weight(param).to(session.pager.device))
+        yield
+        if write:
+            session.stored.write_weights({param: param.tensor.data for param in named})
+    finally:
+        session.restore(ours)
+
+
+def _check_assign(metadata: dict) -> None:
+    if metadata.get("assign_to_params_buffers"):
+        raise InvalidArgument(
+            "load_state_dict(assign=True) would take the parameters away from the optimizer and the"
+            " store; leave assign off"
+        )
+
+
+def install_shards(model: nn.Module, session: Session) -> list:
+    """The same of a sharded model, whose weights are in memory: its state_dict() is torch's own, of
+    shards."""
+    for param in session.params:
+        param.tensor._stoker_session = session
+    session.loading = Loading(session)
+    check = Hook(lambda module, state, prefix, metadata, *_others: _check_assign(metadata))
+    return [module.register_load_state_dict_pre_hook(check) for module in model.modules()]
+
+
+def install_state_dict(model: nn.Module, session: Session) -> list:
+    """state_dict() of the model, or of any module in it, gives the weights instead of placeholders;
+    load_state_dict() writes them.
+
+    Each tensor of a state_dict() is a mapping of a piece of an unlinked temporary file in the
+    store's directory: together they may be larger than memory, they cost no budget, and changing
+    them changes nothing else. As in any state_dict(), two names share a storage where they name one
+    parameter and nowhere else: those who save it copy what shares. Returns the handles of the
+    hooks.
+    """
+    for param in session.params:
+        param.tensor._stoker_session = session
+        param.tensor.__deepcopy__ = Hook(
+            lambda memo, param=param: nn.Parameter(
+                session.current_weight(param).to(session.pager.device), param.tensor.requires_grad
+            )
+        )
+
+    # parameters that several modules have -> the tensor that stands for them in the newest
+    # state_dict()
+    given: dict = {}
+
+    def fill(module: nn.Module, state: dict, prefix: str, _metadata: dict) -> None:
+        ours = {
+            prefix + name: session.by_tensor.get(param)
+            for name, param in module._parameters.items()
+            if param is not None
+        }
+        # with keep_vars=True it is the parameter itself, and stays that
+        wanted = {
+            key: param
+            for key, param in ours.items()
+            if param is not None and key in state and state[key] is not param.tensor
+        }
+        known = {
+            param: tensor
+            for param in wanted.values()
+            if (tensor := given.get(param, lambda: None)()) is not None
+        }
+        shared = {
+            param
+            for param, tensor in known.items()
+            if any(value is tensor for value in state.values())
+        }
+        tensors = {param: known[param] for param in shared}
+        with session.ledger.waiting("checkpoint"):
+            tensors |= _mapped(
+                session.runtime.directory,
+                [param for param in session.params if param in set(wanted.values()) - shared],
+            )
+            for param, tensor in tensors.items():
+                if param not in shared:
+                    tensor.copy_(session.current_weight(param))
+                    session.shown.gave(param, tensor)
+                if param.unit.block.pinned:
+                    given[param] = weakref.ref(tensor)
+        for key, param in wanted.items():
+            state[key] = tensors[param]
+        for param in _params(module, session):
+            session.pager.cover(param)
+
+    def begin(module: nn.Module, _prefix: str, _keep_vars: bool) -> None:
+        session.check_open()
+        for param in _params(module, session):
+            # torch takes what it shows into the state_dict(), and fill() puts its weights there
+            become(param.tensor, None)
+
+    owners = _owners(model, session)
+    handles = [module.register_state_dict_pre_hook(Hook(begin)) for module in owners]
+    handles += [module.register_state_dict_post_hook(fill) for module in owners]
+    session.loading = Loading(session)
+    for module in model.modules():
+        handles.append(module.register_load_state_dict_pre_hook(Hook(session.loading.enter)))
+        handles.append(module.register_load_state_dict_post_hook(Hook(session.loading.leave)))
+    return handles
+
+
+class Loading:
+    """load_state_dict() as one commit: each module's weights are staged when it has taken them, and
+    leave memory again.
+
+    torch tells nobody when a call as a whole begins or ends. But all modules of one call see the
+    same list of missing keys, and the first that begins is the last that ends. A call that broke
+    off in the middle is given up when anything else begins.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._call: list | None = None  # the missing keys of the call under way
+        self._first: nn.Module | None = None
+        self._writing = None
+        self._paged: set = set()  # parameters that hold their weights for it
+
+    def give_up(self) -> None:
+        """Forgets the call under way, if there is one: the store keeps the weights it had."""
+        if self._call is not None:
+            self._call = self._first = self._writing = None
+            self.session.restore([*self._paged])
+            self._paged.clear()
+
+    def enter(
+        self,
+        module: nn.Module,
+        state: dict,
+        prefix: str,
+        metadata: dict,
+        _strict: bool,
+        missing: list,
+        *_others,
+    ) -> None:
+        _check_assign(metadata)
+        session = self.session
+        if missing is not self._call:
+            self.give_up()
+            self._writing = session.stored.writing_weights()
+            self._call, self._first = missing, module
+        for name, tensor in module._parameters.items():
+            param = session.by_tensor.get(tensor)
+            if param is None or param in session.pager.held:
+                continue
+            if (
+                prefix + name in state
+                or type(module)._load_from_state_dict is not nn.Module._load_from_state_dict
+            ):
+                session.pager.hold(param, session.current_weight(param).to(session.pager.device))
+                self._paged.add(param)
+
+    def leave(self, module: nn.Module, keys) -> None:
+        if keys.missing_keys is not self._call:
+            return
+        session = self.session
+        try:
+            ours = [
+                session.by_tensor[param]
+                for param in module._parameters.values()
+                if session.by_tensor.get(param) in session.pager.held
+            ]
+            self._writing.stage({param: param.tensor.data for param in ours})
+            session.restore([param for param in ours if param in self._paged])
+            self._paged.difference_update(ours)
+            if module is self._first:
+                self._writing.commit()
+                self.give_up()
+        except BaseException:
+            self.give_up()
+            raise
+
+
+def _params(module: nn.Module, session: Session) -> list[Param]:
+    """Of the module itself."""
+    own = (
+        session.by_tensor.get(tensor)
+        for tensor in module._parameters.values()
+        if tensor is not None
+    )
+    return [param for param in own if param is not None]
+
+
+def _reserve(descriptor: int, size: int, directory: str | None) -> None:
+    """Gives the file blocks of its own: a mapping that finds the disk full while it is written to
+    ends the process (SIGBUS)."""
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        folder = directory or tempfile.gettempdir()
+        raise OutOfSpace(
+            f"state_dict() keeps the weights in a file in {folder}, which has no room for"
+            f" {size / 2**20:.0f} MiB ({error.strerror}); make room there, or read the weights a"
+            " few at a time inside `with stoker.gather(parameters):`"
+        ) from error
+
+
+def _mapped(directory: str | None, params: list) -> dict[Param, torch.Tensor]:
+    """For each parameter an empty tensor over a mapping of its own: the pieces of one unlinked
+    file."""
+    sizes = {param: param.numel * param.unit.dtype.itemsize for param in params}
+    places, size = {}, 0
+    for param in params:
+        places[param] = size
+        size += -(-sizes[param] // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+    if not size:
+        return {
+            param: torch.empty_strided(
+                param.size, param.stride, dtype=param.unit.dtype, device="cpu"
+            )
+            for param in params
+        }
+    descriptor, path = tempfile.mkstemp(prefix="stoker-state-", dir=directory)
+    try:
+        os.unlink(path)
+        _reserve(descriptor, size, directory)
+        return {param: _piece(descriptor, places[param], sizes[param], param) for param in params}
+    finally:
+        os.close(descriptor)
+
+
+def _piece(descriptor: int, offset: int, size: int, param: Param) -> torch.Tensor:
+    flat = (
+        torch.frombuffer(mmap.mmap(descriptor, size, offset=offset), dtype=param.unit.dtype)
+        if size
+        else torch.empty(0, dtype=param.unit.dtype, device="cpu")
+    )
+    return torch.as_strided(flat, param.size, param.stride)

@@ -1,0 +1,72 @@
+"""What users find in a model after its session: weights that were left in the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from stoker.errors import StokerError
+from stoker.offload.hooks.hooks import Hook
+from stoker.offload.model.absent import Absent, forget
+
+if TYPE_CHECKING:
+    from stoker.offload.run.session import Session
+
+
+def refuse_state_dict(model: nn.Module, session: Session) -> None:
+    """After close(): the weights are in the store, and a state_dict() of placeholders would pass
+    for one."""
+    path = session.runtime.path
+
+    def refuse(module: nn.Module, prefix: str, keep_vars: bool) -> None:
+        raise StokerError(
+            f"this model's weights are in the store at {path}, whose optimizer was closed; call"
+            " state_dict() before close(), or offload again with resume=True"
+        )
+
+    def refuse_load(
+        _module: nn.Module, _state: dict, _prefix: str, metadata: dict, *_others
+    ) -> None:
+        if metadata.get("assign_to_params_buffers"):
+            return  # the model gets parameters of its own
+        raise StokerError(
+            f"this model's weights are in the store at {path}, whose optimizer was closed; offload "
+            "again with resume=True and load then, or load into a new model"
+        )
+
+    forget(session.by_tensor)  # they may have been left, or built, before
+    owners = _owners(model, session)
+    handles = [module.register_state_dict_pre_hook(Hook(refuse)) for module in owners]
+    handles += [module.register_load_state_dict_pre_hook(Hook(refuse_load)) for module in owners]
+    for param in session.params:
+        param.tensor._stoker_away = Left(param.stride, path, handles)
+
+
+@dataclass(frozen=True)
+class Left(Absent):
+    """After close(): the weights are in the store at `path`, and these hooks say so."""
+
+    path: str
+    handles: list
+
+    def why(self, name: str) -> str:
+        return (
+            f"this model's weights were left in the store at {self.path} when its optimizer was"
+            " closed; pass resume=True with that store, or make a new model"
+        )
+
+    def end(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+def _owners(model: nn.Module, session: Session) -> list[nn.Module]:
+    return [
+        module
+        for module in model.modules()
+        if any(
+            param in session.by_tensor for param in module._parameters.values() if param is not None
+        )
+    ]

@@ -1,0 +1,641 @@
+"""Session: ties a model and its optimizer to the store. One object holds the parts; each part is in
+a file of its own.
+
+A training step, seen from here:
+  forward   hooks.py -> Pager.use(block): fetch by the recorded order, point parameters at the slot
+  backward  hooks.py (unpack) -> Pager.use; gradients.py -> Steps.on_final(unit): speculative update
+  step()    Steps.decide(): keep or redo each update, make the new weights current
+  next forward (or flush())  close the step: RNG, scheduler, loader... as they are now go into its
+  transaction; commit
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import warnings
+from typing import Any, Iterator
+
+import torch
+from torch import nn
+
+from stoker.errors import InvalidArgument, Mismatch, StokerError
+from stoker.offload.activations.activations import Activations
+from stoker.offload.gradients.device_gradients import DeviceGradients
+from stoker.offload.gradients.finiteness import Finiteness
+from stoker.offload.gradients.gradients import Gradients
+from stoker.offload.gradients.spilling import SpillingGradients
+from stoker.offload.hooks.calls import Calls
+from stoker.offload.hooks.hooks import Hooks
+from stoker.offload.hooks.recompute import Auto, Recomputed, layers_of
+from stoker.offload.model.algorithm import Algorithm
+from stoker.offload.model.blocks import Block, Param, Unit
+from stoker.offload.model.compiled import plain
+from stoker.offload.observe.context import Context
+from stoker.offload.observe.ledger import Ledger
+from stoker.offload.paging.device_pager import DevicePager
+from stoker.offload.paging.pager import Pager
+from stoker.offload.paging.shard_pager import ShardPager
+from stoker.offload.paging.shown import Place, Shown
+from stoker.offload.ranks.ranks import sharded_modules
+from stoker.offload.ranks.shared_steps import SharedSteps
+from stoker.offload.run import lifetime
+from stoker.offload.run.choices import Choices
+from stoker.offload.run.clip import clip
+from stoker.offload.run.left import refuse_state_dict
+from stoker.offload.run.snapshots import Snapshots
+from stoker.offload.run.step_record import StepRecord
+from stoker.offload.run.stored_state import StoredState, WeightWriting
+from stoker.offload.run.trace import StepTrace
+from stoker.offload.steps.steps import Steps
+from stoker.offload.storage.buffers import Buffers
+from stoker.offload.storage.open_store import OpenStore
+from stoker.offload.storage.planes import Planes
+from stoker.offload.storage.record import META_STATE, load
+from stoker.offload.storage.volumes import Shares
+
+
+class Session:
+    """Made by stoker.offload(); everything the OffloadedOptimizer does goes through here."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        original: torch.optim.Optimizer,
+        runtime: OpenStore,
+        blocks: list[Block],
+        algorithm: Algorithm,
+        how: Choices,
+    ) -> None:
+        link, agreement, self.how = how.link, how.agreement, how
+        self.model, self.blocks, self.algorithm = model, blocks, algorithm
+        self.runtime, self.agreement = runtime, agreement
+        self.lock = threading.RLock()
+        self.ledger = Ledger(self._arithmetic_seconds)
+        context = Context(self.lock, self.ledger.waiting, self.ledger.event)
+        self.left = False  # the weights are in the store and not in the model
+        self._departures = 0  # from the recorded order, that the ledger knows of
+        self._closed = False
+        self._reads: list[threading.Event] = []  # of the store, beside training; set at their end
+        self.trained_by: int | None = None  # the thread that called the model last
+        self.tracing: StepTrace | None = None
+        self.access: list = []  # handles of access.py's hooks
+        # access.py's Loading: a load_state_dict() of the model that may be under way
+        self.loading: Any = None
+        self.hooks: Hooks | None = None  # once the model trains out of the store
+        self.layers: list[Recomputed] = []  # those that may be computed again
+        self._auto: Auto | None = None
+        self.params = sorted((p for b in blocks for p in b.params), key=lambda p: p.index)
+        self.by_tensor = {p.tensor: p for p in self.params}
+        # takes its memory first: planes divide the rest
+        self.activations = Activations.of(
+            how.activations,
+            how.activations_form,
+            runtime,
+            blocks,
+            algorithm,
+            link,
+            context,
+            self._stays,
+        )
+        self.planes = Planes(runtime, blocks, algorithm, spills=link is None)
+        self.buffers = Buffers(self._buffers, lambda spans: self.planes.session.hash_many(spans))
+        self.record = StepRecord(
+            original,
+            self.params,
+            blocks,
+            algorithm,
+            self.buffers,
+            torch.device("cpu") if link is None else link.device,
+            agreement,
+        )
+        self.stored = StoredState(self)
+        self.link = link
+        # sharded weights stay where torch has them, so nobody looks at copies
+        self.shown = Shown(self)
+        self.pager = self._pager(context)
+        self.gradients = self._gradients(context)
+        making = (
+            self.planes,
+            self.pager,
+            self.gradients,
+            self.record.hyper_of,
+            how.policy,
+            self._lost,
+            Finiteness(how.on_nan, lambda: self.step_count, self.ledger.event),
+            context,
+        )
+        self.steps = (
+            Steps(*making)
+            if agreement is None
+            else SharedSteps(*making, agreement=agreement, become=self.become)
+        )
+        self.snapshots = Snapshots(self, how.snapshots)
+        self._requires_grad = {p: p.tensor.requires_grad for p in self.params}
+        lifetime.watch(self)
+
+    def _pager(self, context: Context) -> Pager:
+        if self.link is None:
+            return Pager(self.blocks, self.planes, context, self.shown)
+        if self.agreement is None:
+            return DevicePager(
+                self.blocks, self.planes, context, self.shown, self.link, self.how.device_memory
+            )
+        return ShardPager(self.blocks, self.planes, context, self.link, sharded_modules(self.model))
+
+    def _gradients(self, context: Context) -> Gradients:
+        making = (
+            self.blocks,
+            self.planes,
+            lambda unit: self.steps.on_final(unit),
+            context,
+            self.how.accumulate,
+        )
+        if self.link is not None:
+            return DeviceGradients(*making, self.link)
+        return (SpillingGradients if self.planes.layout.spilled else Gradients)(*making)
+
+    @property
+    def step_count(self) -> int:
+        return self.record.step
+
+    def _arithmetic_seconds(self) -> float:
+        return self.planes.session.arithmetic_seconds() if self.planes.session else 0.0
+
+    def run(self) -> None:
+        """Installs the hooks; from here on the model trains out of the store."""
+        self.gradients.trimmer.begin()
+        for block in self.blocks:
+            if block.pinned:
+                self.pager.fetch(block)
+        if self.how.activations in ("recompute", "auto"):
+            self.layers = layers_of(
+                self.model, self.blocks, self.ledger.waiting, on=self.activations is None
+            )
+            if self.activations is not None:
+                self._auto = Auto(self.layers, self.activations, self.ledger.event)
+        self.hooks = (
+            Calls(self.model, self._call_begins)
+            if self.pager.resident
+            else Hooks(
+                self.model, self.pager, self._call_begins, self._pinned, self.lock, self.activations
+            )
+        )
+        for layer in self.layers:
+            layer.hooks = self.hooks
+        self.volumes = Shares(self.planes.store)
+        self.ledger.start(self.counters())
+        self.ledger.leave(self.counters)  # until the first call that trains
+
+    # -- training ----------------------------------------------------------------------------------
+
+    def _call_begins(self, key: tuple) -> None:
+        """A root call of the model begins (hooks.py)."""
+        self.check_open()
+        self.trained_by = threading.get_ident()
+        self.loading.give_up()
+        self.shown.settle()
+        if key[1] and key[2]:
+            self.ledger.come_back()
+        else:
+            self.steps.late.complete()  # first: these updates are a part of the training
+            self.ledger.leave(self.counters)
+        self._close_step()
+        self.steps.poll()
+        recorder = self.pager.recorder
+        if recorder.departures != self._departures:
+            self._departures = recorder.departures
+            self.ledger.event("order", step=self.step_count, call=recorder.key)
+        recorder.begin(key)
+        self.pager.current = None
+        self._check_unchanged(grad=key[2])
+        if key[2] and key[1] and self._auto is not None:
+            self._auto.call(self.ledger.last)
+        if key[2] and self.activations is not None:
+            self.activations.call()
+        if key[2] and key[1]:
+            self.gradients.call()
+            self.steps.call_begins()
+        self.pager.prefetch()
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Around what trains nothing, as an evaluation: it is in no row of the ledger, from the
+        making of its batches on."""
+        if self._closed:
+            yield
+            return
+        with self.lock:
+            self.steps.late.complete()  # first: these updates are a part of the training
+        with self.ledger.apart(lambda: None if self._closed else self.counters()):
+            yield
+
+    def _stays(self, tensor: torch.Tensor) -> bool:
+        """Whether the model holds this tensor's storage anyhow."""
+        key = tensor.untyped_storage()._cdata
+        return tensor.grad_fn is None and any(
+            buffer.untyped_storage()._cdata == key for buffer in self.model.buffers()
+        )
+
+    def _pinned(self, param: Param) -> None:
+        self.ledger.event(
+            "pinned", step=self.step_count, block=param.unit.block.name, parameter=param.name
+        )
+
+    def _check_in_place(self) -> None:
+        if (param := self.pager.changed()) is not None:
+            self._refuse_change(param)
+
+    def _refuse_change(self, param: Param) -> None:
+        self.steps.abandon()  # what was speculated may have consumed the change
+        advice = (
+            "make it before stoker.offload()"
+            if self.pager.resident
+            else (
+                "make it between opt.step() and the next forward, or inside `with"
+                " stoker.gather(parameter, write=True):`"
+            )
+        )
+        raise InvalidArgument(
+            f"{param.name} was changed in place, which the store did not see, so the change was"
+            f" dropped; {advice}"
+        )
+
+    def dropped(self, param: Param) -> None:
+        """The parameter was changed where the change reaches no weight: InvalidArgument."""
+        self.pager.drop_change(param)
+        self._refuse_change(param)
+
+    def edit(self, values: dict[Param, torch.Tensor]) -> None:
+        """The loop gave these weights: a part of the decided step, if its record is still to be
+        made; else a commit of their own."""
+        steps = self.steps
+        if steps.decided is None or steps.late.records is not None:
+            steps.abandon()  # what was speculated consumed the old weights
+            self._flush()
+            writing = WeightWriting(self)
+            writing.stage(values)
+            writing.commit()
+        else:
+            units = {param.unit for param in values}
+            try:
+                steps.wait_written(units)
+                writing = WeightWriting(self, steps.decided)
+                writing.stage(values)
+            except BaseException:
+                steps.lose()
+                raise
+            steps.edited |= units
+            writing.forget_state()
+        for param, value in values.items():
+            self.pager.rewrite(param, value)
+
+    def _check_unchanged(self, grad: bool) -> None:
+        self._check_in_place()
+        self.shown.check_given()
+        for param, was in self._requires_grad.items():
+            if param.tensor.dtype != param.unit.dtype:
+                raise InvalidArgument(
+                    f"{param.name} was converted to {param.tensor.dtype} after stoker.offload(),"
+                    " which changes nothing in the store; convert the model first, then offload it"
+                )
+            # without gradients nobody asks: adapters are switched off and on that way
+            if grad and param.tensor.requires_grad != was:
+                raise InvalidArgument(
+                    f"requires_grad of {param.name} changed from {was} to {not was} after"
+                    " stoker.offload(); freeze or unfreeze parameters before offloading"
+                )
+
+    def step(self) -> None:
+        with self.lock:
+            self.check_open()
+            self.loading.give_up()
+            self.hooks.unwind()
+            if self.pager.held:
+                raise InvalidArgument(
+                    "opt.step() inside stoker.gather() would be undone by it; leave the with block"
+                    " first"
+                )
+            self.shown.settle()
+            self._check_in_place()
+            self.shown.check_given()
+            if names := self.record.unattached():
+                warnings.warn(
+                    f"the run holds the state of {', '.join(names)}, and nothing of that name is"
+                    f" attached: it is not kept. Call opt.attach({names[0]}=...) before the first"
+                    " step",
+                    stacklevel=5,
+                )
+            self._close_step()
+            policy, reason = self.steps.active_policy, self.steps.reason
+            if self.tracing is not None:
+                self.tracing.mark("step()")
+            before = self.steps.decided  # a lazy step that waits for its last updates
+            sources = self.record.now()  # user code, which may raise: nothing is decided yet
+            try:
+                changed = self.steps.decide()
+                for param in self.params:
+                    if (param.unit in changed or not param.numel) and param.tensor.grad is not None:
+                        self.record.updates[param] = self.record.updates.get(param, 0) + 1
+                self.record.step += 1
+                self.record.at_step = sources
+            except BaseException:
+                # Ctrl-C between deciding and counting: the step would be committed under the number
+                # of the one before
+                if self.steps.decided is not None and self.steps.decided is not before:
+                    if self.agreement is not None:  # the others have that step
+                        self.agreement.ranks.leave(
+                            f"rank {self.agreement.ranks.rank} was interrupted behind the decision"
+                            f" of step {self.step_count + 1}"
+                        )
+                    self.steps.lose()
+                raise
+            self.record.closed()
+            if self.activations is not None:
+                self.activations.sweep()
+            if self.ledger.last is not None and policy != self.ledger.last["policy"]:
+                self.ledger.event("policy", step=self.step_count, policy=policy, reason=reason)
+            volume_bytes, told = self.volumes.step()
+            if told is not None:
+                self.ledger.event("volumes", step=self.step_count, **told)
+            row = self.ledger.close_step(
+                self.step_count,
+                self.counters(),
+                **self.record.loaders(),
+                policy=policy,
+                committed=self.committed_step(),
+                volume_bytes=volume_bytes,
+                process_bytes_peak=self.gradients.trimmer.end_step(),
+            )
+            if self.tracing is not None:
+                tracing, self.tracing = self.tracing, None
+                tracing.end(row)
+
+    def _lost(self, units: set[Unit]) -> None:
+        """The last step could not be committed: everything that belongs to a step is that of the
+        step before."""
+        self.ledger.event("lost", step=self.step_count)
+        self.record.step -= 1
+        self._take_back(
+            {unit.block for unit in units}, load(self.planes.store.read_bytes(META_STATE))
+        )
+
+    def become(self, state: dict[str, Any]) -> None:
+        """The store went to another step, whose record is `state`."""
+        self.ledger.event("rolled back", step=self.step_count, to=state["step"])
+        for block in self.blocks:
+            for unit in block.updated_units:
+                self.planes.session.invalidate(unit.session_id)
+        self.record.committed = state["step"]
+        self._take_back(set(self.blocks), state)
+
+    def _take_back(self, blocks: set[Block], state: dict[str, Any]) -> None:
+        if self.pager.resident:
+            self.pager.forget_gathered()
+        self.refresh(blocks)
+        self.record.take_back(state, self.planes.store)
+
+    def trace(self, path: str | os.PathLike) -> None:
+        with self.lock:
+            self.check_open()
+            if self.tracing is not None:
+                raise InvalidArgument(
+                    "a step is being traced already; its trace is written when that step is decided"
+                )
+            self.tracing = StepTrace(self, path)
+
+    def gradients_dropped(self, kept: bool) -> None:
+        """zero_grad(): what was speculated since the last step is void. `kept`: the tensors stay,
+        and become zeros."""
+        with self.lock:
+            self.hooks.unwind()
+            if kept:
+                self.steps.late.complete()  # it wants their bytes
+            self.steps.skip()
+            self.gradients.cleared()
+
+    def clip_grad_norm_(self, max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
+        # from finding gradients in memory to reading them: another thread that looks at one may
+        # take their place
+        with self.lock:
+            self.check_open()
+            self.steps.late.complete()  # it wants gradients, which may land where these do
+            norm = clip(
+                self, [p for p in self.params if p.unit.updated], max_norm, error_if_nonfinite
+            )
+            self.steps.clips(max_norm, norm.item())
+            return norm
+
+    # -- what is durable when ----------------------------------------------------------------------
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        return {plain(name): tensor for name, tensor in self.model.named_buffers()}
+
+    def _close_step(self) -> None:
+        """What belongs to the decided step, as it is now, goes into its record; unless that was
+        done."""
+        steps = self.steps
+        if steps.decided is not None and (steps.late.records is None or not steps.late):
+            if steps.late.records is None:
+                steps.close(self.record.objects, self.buffers.stage)
+            else:
+                steps.close(lambda: steps.late.records)
+
+    def committed_step(self) -> int:
+        lifetime.check_process(self)
+        if self.agreement is not None:
+            return self.agreement.step
+        if self.steps.poll():
+            self.record.committed = self.step_count - (self.steps.decided is not None)
+        return self.record.committed
+
+    def flush(self) -> None:
+        with self.lock:
+            self.check_open()
+            self.shown.settle()
+            self._check_in_place()
+            self._flush()
+
+    def _flush(self) -> None:
+        self.steps.late.complete()
+        self._close_step()
+        self.steps.settle()
+
+    def name_step(self, name: str) -> None:
+        """The newest step is durable, and has a name in the store; in its own journal record, if
+        that is still to be written."""
+        with self.lock:
+            self.check_open()
+            self.shown.settle()
+            self._check_in_place()
+            self.steps.late.complete()
+            named = self.steps.decided is not None
+            if named:
+                self.steps.decided.name(name)
+            self._flush()
+            if not named:
+                self.planes.store.snapshot(name).wait()
+
+    def replace_locks(self, lock: Any) -> None:
+        """Whoever enters from now on meets this lock."""
+        self.lock = self.steps.lock = self.gradients.lock = lock
+        if self.hooks is not None:
+            self.hooks.lock = lock
+
+    def check_open(self) -> None:
+        lifetime.check_process(self)
+        if self._closed:
+            raise StokerError(
+                "this optimizer was closed; call stoker.offload() again with resume=True to go on"
+            )
+
+    def close(self) -> None:
+        if lifetime.is_forked(self):
+            return  # all of it is the parent's
+        with self.lock:
+            if self._closed:
+                return
+            try:
+                self.hooks.unwind()
+                if self.steps.in_flight:
+                    self.steps.abandon()
+                self.flush()
+            finally:
+                self._end_reads()
+                for param in self.params:
+                    param.tensor.grad = None
+                    if not self.pager.resident:
+                        self.pager.hide(param)
+                self.give_up()
+
+    def read_until(self, done: threading.Event) -> None:
+        """Somebody reads the store beside training: close() waits for that."""
+        self._reads = [*(each for each in self._reads if not each.is_set()), done]
+
+    def _end_reads(self) -> None:
+        """Waits for them. What they read has lost its name, which the next commit carries."""
+        for done in self._reads:
+            done.wait()
+        if self._reads:
+            with contextlib.suppress(StokerError):  # the next save drops it
+                self.planes.store.begin().commit("durable").wait()
+
+    def give_up(self) -> None:
+        """Lets go of the model, memory, threads and the store, as they are."""
+        self._closed = True
+        if self.hooks is not None:
+            self.hooks.remove()
+        for layer in self.layers:
+            layer.remove()
+        for handle in self.access:
+            handle.remove()
+        self.shown.clear()
+        for param in self.params:
+            for name in ("_stoker_session", "__deepcopy__"):
+                vars(param.tensor).pop(name, None)
+        try:
+            self.gradients.remove()
+            self.pager.clear()
+            if self.activations is not None:
+                self.activations.close()
+            if self.link is not None:
+                self.link.unpin()
+        finally:  # also where the device does not answer any more
+            self.steps.release()
+            self.planes.close()
+            if self.agreement is not None:
+                self.agreement.ranks.leave("the optimizer was closed")
+            if self.left:
+                refuse_state_dict(self.model, self)
+
+    # -- access to all of it -----------------------------------------------------------------------
+
+    def reference(self) -> dict[str, Any]:
+        return {
+            "store": self.runtime.path,
+            "run": self.record.run,
+            "step": self.step_count,
+            "version": self.planes.store.info()["committed"],
+        }
+
+    def refer(self, to: dict[str, Any]) -> None:
+        """Goes to the step that a reference names. Nothing moves where nothing was committed
+        since."""
+        self.flush()
+        now = self.reference()
+        if to.get("run") != now["run"]:
+            raise Mismatch(
+                f"this state_dict refers to a run in {to.get('store')}, which is not the run in"
+                f" {now['store']}; offload with the store that it refers to"
+            )
+        if to["version"] == now["version"]:
+            return
+        if to["step"] in self.snapshots.steps():
+            self.snapshots.go_back(to["step"])
+        elif to["step"] != now["step"]:
+            advice = (
+                ""
+                if self.agreement
+                else (
+                    ", and keep the steps that you want to return to with"
+                    " stoker.offload(snapshots=) and opt.snapshot()"
+                )
+            )
+            raise Mismatch(
+                f"this state_dict refers to step {to['step']}, but the run in {now['store']} is at"
+                f" step {now['step']} and keeps no snapshot of that step; go on from step"
+                f" {now['step']}{advice}"
+            )
+
+    def has_state(self, param: torch.Tensor) -> bool:
+        ours = self.by_tensor[param]
+        return ours.unit.updated and self.record.updates.get(ours, 0) > 0
+
+    def current_weight(self, param: Param) -> torch.Tensor:
+        """A copy, in host memory, of the parameter's weights as forward would see them now."""
+        if param in self.pager.held or self.shown.has(param):
+            with torch._C.DisableTorchFunction():
+                return param.tensor.detach().clone().cpu()
+        self.steps.late.catch_up(param.unit.block)
+        slot = self.pager.slots.get(param.unit.block)
+        if slot is not None and not slot.loading:
+            return slot.view(param).clone()
+        return self.stored.plane_slice("w", param, param.unit.dtype)
+
+    def restore(self, params: list[Param]) -> None:
+        """Points the parameters back at their block's weights in memory, or at their
+        placeholders."""
+        for param in params:
+            place = Place.of(param.tensor)
+            self.pager.held.discard(param)
+            self.pager.show(param)
+            self.shown.watch(param, place)
+
+    def refresh(self, blocks: set[Block]) -> None:
+        for block in blocks:
+            self.pager.versions[block.index] += 1
+            self.pager.discard(block)
+
+    def counters(self) -> dict[str, Any]:
+        core = self.planes.session.counters()
+        activations = self.activations
+        moved = (
+            (activations.read_bytes, activations.written_bytes)
+            if activations is not None
+            else (0, 0)
+        )
+        spilled = self.gradients.moved()
+        return {
+            "read_bytes": {**core["read_bytes"], "gradients": spilled[0], "activations": moved[0]},
+            "written_bytes": {
+                **core["written_bytes"],
+                "gradients": spilled[1],
+                "activations": moved[1],
+            },
+            "stall_seconds": dict(self.ledger.waiting.seconds),
+            "kept": self.steps.kept,
+            "redone": self.steps.redone,
+            "wasted": self.steps.wasted,
+            "dram_bytes_peak": self.runtime.core.budget_peak,
+        }

@@ -1,0 +1,1 @@
+"""`stoker top`: the live view of a run."""

@@ -1,0 +1,36 @@
+#include "stoker/data/spares.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace stoker::data {
+namespace {
+
+constexpr uint64_t kPage = 4096;
+
+}  // namespace
+
+AlignedBytes Spares::take(uint64_t bytes) {
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = kept_.lower_bound(bytes);
+    // Much larger ones stay for those that need them.
+    if (found != kept_.end() && found->first <= std::max(2 * bytes, 16 * kPage)) {
+      AlignedBytes spare = std::move(found->second);
+      kept_.erase(found);
+      return spare;
+    }
+  }
+  return AlignedBytes(std::max(bytes, kPage));
+}
+
+void Spares::give_back(AlignedBytes memory) {
+  // A disk that was given up may still write there: it is kept back for good.
+  if (memory.data() == nullptr || memory.lost()) return;
+  std::lock_guard lock(mutex_);
+  const uint64_t bytes = memory.size();
+  kept_.emplace(bytes, std::move(memory));
+  if (kept_.size() > most_) kept_.erase(kept_.begin());
+}
+
+}  // namespace stoker::data

@@ -1,0 +1,335 @@
+#include "stoker/io/nvme/driver.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "stoker/base/bytes.h"
+#include "stoker/base/log.h"
+
+namespace stoker::nvme {
+namespace {
+
+constexpr const char* kWhere = "io/nvme/driver";
+constexpr uint64_t kPage = 4096;
+constexpr uint32_t kAdminEntries = 16;
+constexpr uint32_t kIoQueue = 1;
+// Registers.
+constexpr size_t kCapabilities = 0x00, kConfiguration = 0x14, kStatus = 0x1C, kAdminSizes = 0x24,
+                 kAdminEntriesAt = 0x28, kAdminAnswersAt = 0x30, kDoorbells = 0x1000;
+constexpr uint32_t kEnable = 1, kSayGoodbye = 1U << 14, kEntrySizes = (6U << 16) | (4U << 20);
+constexpr uint32_t kReady = 1, kFatal = 2, kGoodbyeMask = 3U << 2, kGoodbyeDone = 2U << 2;
+constexpr uint32_t kGone = UINT32_MAX;  // what registers of a removed device read as
+constexpr uint8_t kMakeEntries = 0x01, kMakeAnswers = 0x05, kAbort = 0x08;
+constexpr uint32_t kContiguous = 1, kInterrupts = 2;
+constexpr auto kAdminTimeout = std::chrono::seconds(5);
+
+// Queues and lists of pages, one behind the other in one piece of memory.
+constexpr uint64_t kAdminBytes = 2 * kPage;
+constexpr uint64_t kScratchAt = kAdminBytes;  // answers of Identify
+constexpr uint64_t kIoAt = kScratchAt + kPage;
+
+uint64_t entries_bytes(uint32_t size) { return align_up(uint64_t{size} * 64, kPage); }
+uint64_t answers_bytes(uint32_t size) { return align_up(uint64_t{size} * 16, kPage); }
+uint64_t lists_at(uint32_t size) { return kIoAt + entries_bytes(size) + answers_bytes(size); }
+
+Error driver_error(const std::string& address, int error, const std::string& what) {
+  return errno_error(error, "the NVMe drive " + address + " " + what, kWhere);
+}
+
+}  // namespace
+
+Driver::Driver(std::string address, DmaSpace& dma, uint32_t depth)
+    : address_(std::move(address)), dma_(dma), depth_(depth) {}
+
+Result<std::unique_ptr<Driver>> Driver::make(const std::string& address, DmaSpace& dma,
+                                             uint32_t depth) {
+  std::unique_ptr<Driver> driver(new Driver(address, dma, depth));
+  STOKER_ASSIGN(driver->device_, PciDevice::open(address, dma));
+  STOKER_TRY(driver->start());
+  return driver;
+}
+
+template <typename Word>
+Word Driver::read(size_t at) const {
+  return *reinterpret_cast<volatile const Word*>(device_->registers() + at);
+}
+
+template <typename Word>
+void Driver::write(size_t at, Word value) {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  *reinterpret_cast<volatile Word*>(device_->registers() + at) = value;
+}
+
+Status Driver::start() {
+  STOKER_TRY(check_capabilities());
+  const uint64_t capabilities = read<uint64_t>(kCapabilities);
+  const auto most = static_cast<uint32_t>((capabilities & 0xFFFF) + 1);
+  // A queue is full with one entry left.
+  const uint32_t size = std::min({std::bit_ceil(depth_ + 1), most, 1024U});
+  sent_.resize(std::min(depth_, size - 1));
+  for (size_t id = sent_.size(); id > 0; --id) free_.push_back(static_cast<uint16_t>(id - 1));
+  STOKER_ASSIGN(memory_, DmaMemory::make(dma_, lists_at(size) + sent_.size() * kPage));
+  const auto place = [&](Queue& queue, uint32_t number, uint64_t entries, uint64_t answers,
+                         uint32_t entries_count) {
+    queue.entries = memory_->data() + entries;
+    queue.answers = memory_->data() + answers;
+    queue.entries_at = memory_->at() + entries;
+    queue.answers_at = memory_->at() + answers;
+    queue.size = entries_count;
+    queue.doorbell = kDoorbells + uint64_t{2} * number * stride_;
+  };
+  place(admin_, 0, 0, kPage, kAdminEntries);
+  place(io_, kIoQueue, kIoAt, kIoAt + entries_bytes(size), size);
+  return reset();
+}
+
+Status Driver::check_capabilities() {
+  if (read<uint32_t>(kStatus) == kGone) return driver_error(address_, ENODEV, "is not there");
+  const uint64_t capabilities = read<uint64_t>(kCapabilities);
+  stride_ = size_t{4} << ((capabilities >> 32) & 0xF);
+  ready_ns_ = std::max<uint64_t>(1, (capabilities >> 24) & 0xFF) * 500'000'000;
+  if (((capabilities >> 48) & 0xF) != 0)
+    return driver_error(address_, EOPNOTSUPP, "has no pages of 4 KiB");
+  if (((capabilities >> 37) & 1) == 0)
+    return driver_error(address_, EOPNOTSUPP, "has no commands of NVM namespaces");
+  if (kDoorbells + 4 * stride_ > device_->registers_bytes())
+    return driver_error(address_, EOPNOTSUPP, "has too few registers");
+  return {};
+}
+
+Status Driver::wait_ready(bool ready) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(ready_ns_);
+  for (;;) {
+    const auto status = read<uint32_t>(kStatus);
+    if (status == kGone) return driver_error(address_, ENODEV, "was removed");
+    if (((status & kReady) != 0) == ready) return {};
+    if ((status & kFatal) != 0 && ready)
+      return driver_error(address_, EIO, "reports a fatal error on its start");
+    if (std::chrono::steady_clock::now() > end)
+      return driver_error(address_, ETIMEDOUT,
+                          ready ? "does not start; switch it off and on" : "does not stop");
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+}
+
+// After it is stopped the controller touches no memory, and knows no queues.
+Status Driver::reset() {
+  std::lock_guard lock(admin_mutex_);
+  write<uint32_t>(kConfiguration, read<uint32_t>(kConfiguration) & ~kEnable);
+  STOKER_TRY(wait_ready(false));
+  for (Queue* queue : {&admin_, &io_}) {
+    std::memset(queue->answers, 0, size_t{queue->size} * 16);
+    queue->tail = queue->head = 0;
+    queue->phase = 1;
+  }
+  rung_ = acknowledged_ = 0;
+  write<uint32_t>(kAdminSizes, (kAdminEntries - 1) << 16 | (kAdminEntries - 1));
+  write<uint64_t>(kAdminEntriesAt, admin_.entries_at);
+  write<uint64_t>(kAdminAnswersAt, admin_.answers_at);
+  write<uint32_t>(kConfiguration, kEntrySizes | kEnable);
+  STOKER_TRY(wait_ready(true));
+  return make_queues();
+}
+
+Status Driver::make_queues() {
+  const auto make = [&](uint8_t opcode, uint64_t at, uint32_t word11) -> Status {
+    Command command;
+    command.opcode = opcode;
+    command.word10 = (io_.size - 1) << 16 | kIoQueue;
+    command.word11 = word11;
+    const auto entry = encode(command, 0, at);
+    put(admin_, entry);
+    write<uint32_t>(admin_.doorbell, admin_.tail);
+    return administer_locked(command);
+  };
+  STOKER_TRY(make(kMakeAnswers, io_.answers_at, kContiguous | kInterrupts));
+  return make(kMakeEntries, io_.entries_at, kIoQueue << 16 | kContiguous);
+}
+
+std::array<std::byte, 64> Driver::encode(const Command& command, uint16_t id, uint64_t data_at) {
+  std::array<std::byte, 64> entry{};
+  const auto set = [&entry](size_t at, auto value) {
+    std::memcpy(entry.data() + at, &value, sizeof value);
+  };
+  set(0, uint32_t{command.opcode} | uint32_t{id} << 16);
+  set(4, command.space);
+  set(24, data_at);
+  set(40, command.word10);
+  set(44, command.word11);
+  set(48, command.word12);
+  // One page is named in the entry, and a second; of more the list is.
+  if (command.bytes > 2 * kPage) {
+    const uint64_t list = lists_at(io_.size) + id * kPage;
+    auto* pages = reinterpret_cast<uint64_t*>(memory_->data() + list);
+    for (uint64_t at = kPage; at < command.bytes; at += kPage) *pages++ = data_at + at;
+    set(32, memory_->at() + list);
+  } else if (command.bytes > kPage) {
+    set(32, data_at + kPage);
+  }
+  return entry;
+}
+
+void Driver::put(Queue& queue, const std::array<std::byte, 64>& entry) {
+  std::memcpy(queue.entries + size_t{queue.tail} * 64, entry.data(), entry.size());
+  queue.tail = (queue.tail + 1) % queue.size;
+}
+
+// An answer is 16 bytes: what came of it, the head of the entries, and in the last word the id, the
+// phase, which turns over each round, and the status.
+bool Driver::answered(const Queue& queue) const {
+  const auto* word =
+      reinterpret_cast<volatile const uint32_t*>(queue.answers + size_t{queue.head} * 16 + 12);
+  const bool yes = ((*word >> 16) & 1) == queue.phase;
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return yes;
+}
+
+// Waits for the answer to the one command that was put into the admin queue.
+Status Driver::administer_locked(const Command& command) {
+  const auto end = std::chrono::steady_clock::now() + kAdminTimeout;
+  while (!answered(admin_)) {
+    if (read<uint32_t>(kStatus) == kGone) return driver_error(address_, ENODEV, "was removed");
+    if (std::chrono::steady_clock::now() > end)
+      return driver_error(address_, ETIMEDOUT,
+                          "does not answer to the admin command " + std::to_string(command.opcode));
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  uint32_t word = 0;
+  std::memcpy(&word, admin_.answers + size_t{admin_.head} * 16 + 12, sizeof word);
+  admin_.head = (admin_.head + 1) % admin_.size;
+  if (admin_.head == 0) admin_.phase ^= 1;
+  write<uint32_t>(admin_.doorbell + stride_, admin_.head);
+  const auto status = static_cast<uint16_t>(word >> 17);
+  if (status == 0) return {};
+  const Failure failure = failure_of(status);
+  return driver_error(
+      address_, failure.sys_errno,
+      "refuses the admin command " + std::to_string(command.opcode) + ": " + failure.sentence);
+}
+
+Result<Space> Driver::space(uint32_t number) {
+  std::lock_guard lock(admin_mutex_);
+  std::span<std::byte, kIdentifyBytes> answer(memory_->data() + kScratchAt, kIdentifyBytes);
+  const auto ask = [&](uint8_t what, uint32_t space) {
+    const Command command = identify(what, space, answer);
+    put(admin_, encode(command, 0, memory_->at() + kScratchAt));
+    write<uint32_t>(admin_.doorbell, admin_.tail);
+    return administer_locked(command);
+  };
+  STOKER_TRY(ask(kIdentifyController, 0));
+  const Controller controller = read_controller(answer);
+  STOKER_TRY(ask(kIdentifyNamespace, number));
+  auto found = read_space(answer, number, controller);
+  if (!found) return found.error().with("namespace " + std::to_string(number) + " of " + address_);
+  // A list of pages is one page.
+  found->transfer_bytes = std::min<uint64_t>(found->transfer_bytes, 2 * kMiB);
+  return found;
+}
+
+void Driver::send(Op& op, const Command& command, uint64_t data_at, uint64_t now_ns) {
+  const uint16_t id = free_.back();
+  free_.pop_back();
+  Sent& sent = sent_[id];
+  sent = {&op, now_ns, false, encode(command, id, data_at)};
+  put(io_, sent.entry);
+}
+
+bool Driver::ring() {
+  if (rung_ == io_.tail) return false;
+  rung_ = io_.tail;
+  write<uint32_t>(io_.doorbell, rung_);
+  return true;
+}
+
+bool Driver::done() const { return answered(io_); }
+
+Driver::Done Driver::take() {
+  uint32_t word = 0;
+  std::memcpy(&word, io_.answers + size_t{io_.head} * 16 + 12, sizeof word);
+  io_.head = (io_.head + 1) % io_.size;
+  if (io_.head == 0) io_.phase ^= 1;
+  const auto id = static_cast<uint16_t>(word);
+  STOKER_CHECK(id < sent_.size() && sent_[id].op != nullptr);
+  free_.push_back(id);
+  return {std::exchange(sent_[id].op, nullptr), static_cast<int>(word >> 17)};
+}
+
+void Driver::acknowledge() {
+  if (acknowledged_ == io_.head) return;
+  acknowledged_ = io_.head;
+  write<uint32_t>(io_.doorbell + stride_, acknowledged_);
+}
+
+uint64_t Driver::oldest_ns() const {
+  uint64_t oldest = UINT64_MAX;
+  for (const Sent& sent : sent_) {
+    if (sent.op != nullptr) oldest = std::min(oldest, sent.sent_ns);
+  }
+  return oldest;
+}
+
+void Driver::abort_before(uint64_t time_ns) {
+  std::lock_guard lock(admin_mutex_);
+  for (size_t id = 0; id < sent_.size(); ++id) {
+    Sent& sent = sent_[id];
+    if (sent.op == nullptr || sent.aborted || sent.sent_ns >= time_ns) continue;
+    sent.aborted = true;
+    Command command;
+    command.opcode = kAbort;
+    command.word10 = static_cast<uint32_t>(id) << 16 | kIoQueue;
+    put(admin_, encode(command, 0, 0));
+    write<uint32_t>(admin_.doorbell, admin_.tail);
+    const Status asked = administer_locked(command);
+    if (asked) continue;
+    log().warn("{}", asked.error().message());
+    return;  // a reset comes next
+  }
+}
+
+Status Driver::recover(uint64_t now_ns) {
+  STOKER_TRY(reset());
+  for (Sent& sent : sent_) {
+    if (sent.op == nullptr) continue;
+    sent.sent_ns = now_ns;
+    sent.aborted = false;
+    put(io_, sent.entry);
+  }
+  ring();
+  return {};
+}
+
+std::vector<Op*> Driver::give_back() {
+  device_->cut_off();
+  std::vector<Op*> ops;
+  for (size_t id = 0; id < sent_.size(); ++id) {
+    if (sent_[id].op == nullptr) continue;
+    ops.push_back(std::exchange(sent_[id].op, nullptr));
+    free_.push_back(static_cast<uint16_t>(id));
+  }
+  return ops;
+}
+
+// Its caches are then on its media, and it touches no memory of ours.
+Driver::~Driver() {
+  if (!memory_ || read<uint32_t>(kStatus) == kGone) return;
+  write<uint32_t>(kConfiguration, read<uint32_t>(kConfiguration) | kSayGoodbye);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  while ((read<uint32_t>(kStatus) & kGoodbyeMask) != kGoodbyeDone) {
+    if (std::chrono::steady_clock::now() > end) {
+      log().warn("the NVMe drive {} does not say that it is shut down", address_);
+      break;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  write<uint32_t>(kConfiguration, read<uint32_t>(kConfiguration) & ~kEnable);
+  static_cast<void>(wait_ready(false));
+}
+
+}  // namespace stoker::nvme

@@ -1,0 +1,103 @@
+// Driver: one NVMe controller, driven from user space: an admin queue, and one pair of queues for
+// I/O that is polled.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "stoker/io/nvme/command.h"
+#include "stoker/io/nvme/vfio.h"
+
+namespace stoker::nvme {
+
+// All but make() and space() is of the polling thread.
+class Driver {
+ public:
+  // Resets the controller, whatever a process before left. `depth`: commands in flight at most.
+  static Result<std::unique_ptr<Driver>> make(const std::string& address, DmaSpace& dma,
+                                              uint32_t depth);
+  ~Driver();  // nothing may be in flight; the controller is told that its user leaves
+  Driver(const Driver&) = delete;
+  Driver& operator=(const Driver&) = delete;
+
+  const std::string& address() const { return address_; }
+  int interrupt() const { return device_->interrupt(); }
+  Result<Space> space(uint32_t number);  // any thread
+
+  bool room() const { return !free_.empty(); }
+  bool idle() const { return free_.size() == sent_.size(); }
+  // Needs room(). `data_at` is where the device sees the command's data. The controller learns of
+  // it by ring().
+  void send(Op& op, const Command& command, uint64_t data_at, uint64_t now_ns);
+  bool ring();        // false: there was nothing new
+  bool done() const;  // whether take() has something
+  struct Done {
+    Op* op;
+    int status;
+  };
+  Done take();         // needs done()
+  void acknowledge();  // what was taken makes room for more answers
+
+  // The time at which the oldest command was sent; UINT64_MAX: none.
+  uint64_t oldest_ns() const;
+  // Asks the controller to give up what was sent before. It may still answer with success.
+  void abort_before(uint64_t time_ns);
+  // Stops the controller, so that it touches no memory any more, and starts it again. What was in
+  // flight is sent again: it is the same bytes at the same place. An error: it is gone.
+  Status recover(uint64_t now_ns);
+  // After recover() failed: keeps the controller from all memory and takes the ops back.
+  std::vector<Op*> give_back();
+
+ private:
+  struct Sent {
+    Op* op = nullptr;
+    uint64_t sent_ns = 0;
+    bool aborted = false;
+    std::array<std::byte, 64> entry{};
+  };
+  struct Queue {
+    std::byte* entries = nullptr;
+    std::byte* answers = nullptr;
+    uint64_t entries_at = 0, answers_at = 0;
+    uint32_t size = 0;
+    uint32_t tail = 0, head = 0;
+    uint16_t phase = 1;
+    size_t doorbell = 0;
+  };
+
+  Driver(std::string address, DmaSpace& dma, uint32_t depth);
+  Status start();
+  Status check_capabilities();
+  Status reset();
+  Status wait_ready(bool ready);
+  Status make_queues();
+  Result<uint32_t> administer(const Command& command, uint16_t id);
+  Status administer_locked(const Command& command);
+  template <typename Word>
+  Word read(size_t at) const;
+  template <typename Word>
+  void write(size_t at, Word value);
+  static void put(Queue& queue, const std::array<std::byte, 64>& entry);
+  bool answered(const Queue& queue) const;
+  std::array<std::byte, 64> encode(const Command& command, uint16_t id, uint64_t data_at);
+
+  const std::string address_;
+  DmaSpace& dma_;
+  const uint32_t depth_;
+  std::unique_ptr<PciDevice> device_;
+  std::unique_ptr<DmaMemory> memory_;
+  size_t stride_ = 4;  // between doorbells
+  uint64_t ready_ns_ = 0;
+  std::mutex admin_mutex_;
+  Queue admin_;  // guarded by admin_mutex_
+  Queue io_;
+  uint32_t rung_ = 0;          // the tail that the controller knows
+  uint32_t acknowledged_ = 0;  // and the head
+  std::vector<Sent> sent_;
+  std::vector<uint16_t> free_;
+};
+
+}  // namespace stoker::nvme

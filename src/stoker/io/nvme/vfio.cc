@@ -1,0 +1,234 @@
+#include "stoker/io/nvme/vfio.h"
+
+#include <fcntl.h>
+#include <linux/pci_regs.h>
+#include <linux/vfio.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "stoker/base/bytes.h"
+
+namespace stoker::nvme {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr const char* kWhere = "io/nvme/vfio";
+// What every IOMMU reaches, without the addresses below 4 GiB, where interrupts have theirs.
+constexpr uint64_t kFirst = 4 * kGiB, kEnd = 512 * kGiB;
+constexpr uint64_t kLarge = 2 * kMiB;
+
+Error device_error(int error, const std::string& address, const std::string& what) {
+  return errno_error(error, "cannot drive the device " + address + ": " + what, kWhere);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<DmaSpace>> DmaSpace::make() {
+  const int fd = ::open("/dev/vfio/vfio", O_RDWR | O_CLOEXEC);
+  if (fd < 0)
+    return errno_error(errno,
+                       "cannot drive a device from here: /dev/vfio/vfio does not open; load the "
+                       "module (modprobe vfio-pci)",
+                       kWhere);
+  if (ioctl(fd, VFIO_GET_API_VERSION) != VFIO_API_VERSION ||
+      ioctl(fd, VFIO_CHECK_EXTENSION, VFIO_TYPE1v2_IOMMU) != 1) {
+    ::close(fd);
+    return make_error(Code::unsupported, "this kernel's VFIO has no IOMMU of type 1, version 2",
+                      kWhere);
+  }
+  return std::unique_ptr<DmaSpace>(new DmaSpace(fd));
+}
+
+DmaSpace::~DmaSpace() { ::close(fd_); }
+
+Status DmaSpace::take_group(int group, const std::string& what) {
+  std::lock_guard lock(mutex_);
+  int fd = fd_;
+  if (ioctl(group, VFIO_GROUP_SET_CONTAINER, &fd) != 0)
+    return device_error(errno, what, "its IOMMU group cannot be taken");
+  if (ready_) return {};
+  if (ioctl(fd_, VFIO_SET_IOMMU, VFIO_TYPE1v2_IOMMU) != 0)
+    return device_error(errno, what, "the IOMMU is not to be had; is it on (intel_iommu=on)?");
+  ready_ = true;
+  return {};
+}
+
+// The first gap that is large enough; what is large begins at a large page.
+uint64_t DmaSpace::find_room(uint64_t bytes) const {
+  const uint64_t step = bytes >= kLarge ? kLarge : 4096;
+  uint64_t at = kFirst;
+  for (const auto& [begin, size] : used_) {
+    if (align_up(at, step) + bytes <= begin) break;
+    at = begin + size;
+  }
+  at = align_up(at, step);
+  return at + bytes <= kEnd ? at : 0;
+}
+
+Result<uint64_t> DmaSpace::map(const void* data, uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  const uint64_t at = find_room(bytes);
+  if (at == 0)
+    return make_error(Code::out_of_space,
+                      "the IOMMU has no room for " + human_bytes(bytes) + " more", kWhere);
+  vfio_iommu_type1_dma_map request{};
+  request.argsz = sizeof request;
+  request.flags = VFIO_DMA_MAP_FLAG_READ | VFIO_DMA_MAP_FLAG_WRITE;
+  request.vaddr = reinterpret_cast<uintptr_t>(data);
+  request.iova = at;
+  request.size = bytes;
+  if (ioctl(fd_, VFIO_IOMMU_MAP_DMA, &request) != 0)
+    return errno_error(errno,
+                       "the IOMMU does not take " + human_bytes(bytes) +
+                           " of memory (a higher limit of locked memory, ulimit -l, may help)",
+                       kWhere);
+  used_.emplace(at, bytes);
+  return at;
+}
+
+void DmaSpace::unmap(uint64_t at, uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  vfio_iommu_type1_dma_unmap request{};
+  request.argsz = sizeof request;
+  request.iova = at;
+  request.size = bytes;
+  STOKER_CHECK(ioctl(fd_, VFIO_IOMMU_UNMAP_DMA, &request) == 0);
+  used_.erase(at);
+}
+
+Result<std::unique_ptr<DmaMemory>> DmaMemory::make(DmaSpace& space, uint64_t bytes) {
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) return errno_error(errno, "no memory for a drive's queues", kWhere);
+  const auto at = space.map(data, bytes);
+  if (!at) {
+    munmap(data, bytes);
+    return at.error();
+  }
+  return std::unique_ptr<DmaMemory>(
+      new DmaMemory(space, static_cast<std::byte*>(data), bytes, *at));
+}
+
+DmaMemory::~DmaMemory() {
+  space_.unmap(at_, bytes_);
+  munmap(data_, bytes_);
+}
+
+Result<std::unique_ptr<PciDevice>> PciDevice::open(const std::string& address, DmaSpace& space) {
+  std::unique_ptr<PciDevice> device(new PciDevice);
+  STOKER_TRY(device->take(address, space));
+  STOKER_TRY(device->map_registers());
+  STOKER_TRY(device->enable());
+  return device;
+}
+
+PciDevice::~PciDevice() {
+  if (registers_ != nullptr) munmap(const_cast<std::byte*>(registers_), registers_bytes_);
+  for (const int fd : {interrupt_, device_, group_}) {
+    if (fd >= 0) ::close(fd);
+  }
+}
+
+Status PciDevice::take(const std::string& address, DmaSpace& space) {
+  const fs::path folder = fs::path("/sys/bus/pci/devices") / address;
+  std::error_code error;
+  if (!fs::exists(folder, error))
+    return device_error(ENOENT, address, "there is none; `stoker nvme list` names those there are");
+  const std::string driver = fs::read_symlink(folder / "driver", error).filename();
+  if (driver != "vfio-pci")
+    return make_error(Code::busy,
+                      "cannot drive the device " + address + ": " +
+                          (driver.empty() ? "it is not bound to vfio-pci"
+                                          : "the kernel's driver " + driver + " has it") +
+                          "; `stoker nvme bind " + address + "` takes it from there",
+                      kWhere);
+  const std::string group = fs::read_symlink(folder / "iommu_group", error).filename();
+  if (group.empty())
+    return make_error(Code::unsupported,
+                      "cannot drive the device " + address +
+                          ": it has no IOMMU group; turn the IOMMU on (firmware; intel_iommu=on)",
+                      kWhere);
+  group_ = ::open(("/dev/vfio/" + group).c_str(), O_RDWR | O_CLOEXEC);
+  if (group_ < 0)
+    return device_error(errno, address,
+                        errno == EBUSY ? "another process drives it"
+                                       : "its group /dev/vfio/" + group + " does not open");
+  vfio_group_status status{};
+  status.argsz = sizeof status;
+  if (ioctl(group_, VFIO_GROUP_GET_STATUS, &status) != 0 ||
+      (status.flags & VFIO_GROUP_FLAGS_VIABLE) == 0)
+    return make_error(Code::busy,
+                      "cannot drive the device " + address +
+                          ": another device of its IOMMU group has a driver of the kernel's; bind "
+                          "all of the group",
+                      kWhere);
+  STOKER_TRY(space.take_group(group_, address));
+  device_ = ioctl(group_, VFIO_GROUP_GET_DEVICE_FD, address.c_str());
+  if (device_ < 0) return device_error(errno, address, "vfio-pci does not give it");
+  ioctl(device_, VFIO_DEVICE_RESET);  // what a process before us left; the controller's own comes
+  return {};
+}
+
+Status PciDevice::map_registers() {
+  vfio_region_info region{};
+  region.argsz = sizeof region;
+  region.index = VFIO_PCI_BAR0_REGION_INDEX;
+  if (ioctl(device_, VFIO_DEVICE_GET_REGION_INFO, &region) != 0)
+    return errno_error(errno, "the drive's registers are not to be had", kWhere);
+  void* mapped = mmap(nullptr, region.size, PROT_READ | PROT_WRITE, MAP_SHARED, device_,
+                      static_cast<off_t>(region.offset));
+  if (mapped == MAP_FAILED)
+    return errno_error(errno, "the drive's registers cannot be mapped", kWhere);
+  registers_ = static_cast<volatile std::byte*>(mapped);
+  registers_bytes_ = region.size;
+  return {};
+}
+
+Status PciDevice::let_reach_memory(bool may) {
+  vfio_region_info region{};
+  region.argsz = sizeof region;
+  region.index = VFIO_PCI_CONFIG_REGION_INDEX;
+  if (ioctl(device_, VFIO_DEVICE_GET_REGION_INFO, &region) != 0)
+    return errno_error(errno, "the drive's PCI registers are not to be had", kWhere);
+  const auto at = static_cast<off_t>(region.offset + PCI_COMMAND);
+  uint16_t command = 0;
+  if (pread(device_, &command, sizeof command, at) != sizeof command)
+    return errno_error(errno, "the drive's PCI registers cannot be read", kWhere);
+  command |= PCI_COMMAND_MEMORY;
+  command =
+      static_cast<uint16_t>(may ? command | PCI_COMMAND_MASTER : command & ~PCI_COMMAND_MASTER);
+  return pwrite(device_, &command, sizeof command, at) == sizeof command
+             ? Status{}
+             : errno_error(errno, "the drive's PCI registers cannot be written", kWhere);
+}
+
+void PciDevice::cut_off() {
+  // A device that was removed answers to nothing, and reaches nothing.
+  static_cast<void>(let_reach_memory(false));
+  ioctl(device_, VFIO_DEVICE_RESET);
+}
+
+// Lets the device reach memory, and have its interrupts as an eventfd.
+Status PciDevice::enable() {
+  STOKER_TRY(let_reach_memory(true));
+  interrupt_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (interrupt_ < 0) return errno_error(errno, "cannot make an eventfd", kWhere);
+  alignas(vfio_irq_set) std::array<std::byte, sizeof(vfio_irq_set) + sizeof(int)> memory{};
+  auto* set = reinterpret_cast<vfio_irq_set*>(memory.data());
+  set->argsz = memory.size();
+  set->flags = VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER;
+  set->index = VFIO_PCI_MSIX_IRQ_INDEX;
+  set->count = 1;
+  std::memcpy(memory.data() + sizeof(vfio_irq_set), &interrupt_, sizeof(int));
+  return ioctl(device_, VFIO_DEVICE_SET_IRQS, set) == 0
+             ? Status{}
+             : errno_error(errno, "the drive has no MSI-X interrupts", kWhere);
+}
+
+}  // namespace stoker::nvme

@@ -1,0 +1,355 @@
+#include "stoker/io/nvme/vfio_engine.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+
+#include "stoker/base/bytes.h"
+#include "stoker/base/log.h"
+#include "stoker/io/nvme/device.h"
+#include "stoker/io/transfer.h"
+
+namespace stoker::nvme {
+namespace {
+
+constexpr const char* kWhere = "io/nvme/vfio_engine";
+constexpr uint32_t kDepthMax = 1023;
+constexpr uint64_t kSpinMin = 2'000, kSpinMax = 100'000;
+constexpr uint64_t kWatchNs = 100'000'000;
+
+uint64_t now() {
+  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+
+struct Place {
+  std::string address;
+  uint32_t space = 1;
+};
+
+// "0000:00:04.0" or "0000:00:04.0/2".
+Result<Place> parse_place(const std::string& device, const std::string& path) {
+  Place place;
+  const size_t slash = device.find('/');
+  place.address = device.substr(0, slash);
+  const char* end = device.data() + device.size();
+  const bool wrong =
+      slash != std::string::npos &&
+      (std::from_chars(device.data() + slash + 1, end, place.space).ptr != end || place.space == 0);
+  if (!wrong && !place.address.empty()) return place;
+  return make_error(Code::invalid_argument,
+                    "'" + path +
+                        "' names no drive to be driven from here; write for example "
+                        "nvme:0000:00:04.0, or nvme:0000:00:04.0/2 for its second namespace",
+                    kWhere);
+}
+
+void drain(int fd) {
+  uint64_t count = 0;
+  [[maybe_unused]] const ssize_t got = ::read(fd, &count, sizeof count);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<VfioEngine>> VfioEngine::make(uint32_t depth, const VfioOptions& options) {
+  if (depth == 0)
+    return make_error(Code::invalid_argument, "an engine needs a depth of at least 1", kWhere);
+  const int wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (wake_fd < 0) return errno_error(errno, "cannot make an eventfd", kWhere);
+  return std::unique_ptr<VfioEngine>(new VfioEngine(std::min(depth, kDepthMax), wake_fd, options));
+}
+
+VfioEngine::~VfioEngine() {
+  STOKER_CHECK(in_flight_ == 0);
+  ::close(wake_fd_);
+}
+
+Result<FileInfo> VfioEngine::open(const OpenFile& request) {
+  STOKER_ASSIGN(const Target target, parse_target(request.path));
+  STOKER_ASSIGN(const Place place, parse_place(target.device, request.path));
+  STOKER_ASSIGN(Drive * drive, drive_at(place.address));
+  auto space = drive->driver->space(place.space);
+  if (!space) return space.error().with("cannot open '" + request.path + "'");
+  FileTable::File file;
+  STOKER_TRY(fill_in(file, request, target, *space));
+  file.fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC);  // a descriptor marks an open file
+  if (file.fd < 0) return errno_error(errno, "cannot open '" + request.path + "'", kWhere);
+  const FileInfo info = files_.add(std::move(file));
+  std::lock_guard lock(mutex_);
+  const auto at = static_cast<size_t>(info.id);
+  if (of_file_.size() <= at) of_file_.resize(at + 1);
+  of_file_[at] = drive;
+  return info;
+}
+
+Status VfioEngine::close(FileId file) { return files_.close(file); }
+
+// The drive of that address, started where it is new. It stays until the engine ends.
+Result<VfioEngine::Drive*> VfioEngine::drive_at(const std::string& address) {
+  std::lock_guard lock(mutex_);
+  const size_t made = drives();
+  for (size_t i = 0; i < made; ++i) {
+    if (drives_[i]->driver->address() == address) return drives_[i].get();
+  }
+  if (made == kDrivesMax)
+    return make_error(Code::unsupported, "one engine drives 16 drives at most", kWhere);
+  if (!dma_) {
+    STOKER_ASSIGN(dma_, DmaSpace::make());
+  }
+  auto drive = std::make_unique<Drive>();
+  STOKER_ASSIGN(drive->driver, Driver::make(address, *dma_, depth_));
+  drives_[made] = std::move(drive);
+  drives_made_.store(made + 1, std::memory_order_release);
+  for (const auto& [id, region] : arenas_) {
+    if (region.at == 0) map_arena(id);
+  }
+  return drives_[made].get();
+}
+
+// Each arena once, for all drives. Under mutex_.
+void VfioEngine::map_arena(int32_t id) {
+  Region& region = arenas_.at(id);
+  const auto at = dma_->map(region.data, region.bytes);
+  if (at) region.at = *at;
+  if (!at) log().warn("{}: each transfer maps its memory", at.error().message());
+}
+
+Status VfioEngine::adopt(const Arena& arena) {
+  std::lock_guard lock(mutex_);
+  if (!arenas_.emplace(arena.id(), Region{arena.data(), arena.size(), 0}).second) return {};
+  if (dma_ && drives() > 0) map_arena(arena.id());
+  return {};
+}
+
+Status VfioEngine::unadopt(const Arena& arena) {
+  std::lock_guard lock(mutex_);
+  const auto found = arenas_.find(arena.id());
+  if (found == arenas_.end()) return {};
+  if (found->second.at != 0) dma_->unmap(found->second.at, found->second.bytes);
+  arenas_.erase(found);
+  return {};
+}
+
+// Where drives see the bytes, if their arena is mapped; else 0.
+uint64_t VfioEngine::find(const Slice& bytes) const {
+  std::lock_guard lock(mutex_);
+  const auto found = arenas_.find(bytes.arena);
+  if (found == arenas_.end() || found->second.at == 0) return 0;
+  const Region& region = found->second;
+  const auto offset = static_cast<uint64_t>(bytes.data - region.data);
+  if (bytes.data < region.data || offset + bytes.size > region.bytes) return 0;
+  return region.at + offset;
+}
+
+VfioEngine::Drive& VfioEngine::drive_of(FileId file) const {
+  std::lock_guard lock(mutex_);
+  return *of_file_[static_cast<size_t>(file)];
+}
+
+size_t VfioEngine::submit(std::span<Op* const> ops) {
+  const size_t taken = std::min<size_t>(ops.size(), depth_ - in_flight_);
+  in_flight_ += static_cast<uint32_t>(taken);
+  for (Op* op : ops.first(taken)) {
+    const FileTable::File* file = files_.find(op->file);
+    if (startable(*op, file) && in_file(*op, file->info.bytes, file->path)) {
+      start(*op);
+    } else {
+      failed_.push(*op);
+    }
+  }
+  ring();
+  return taken;
+}
+
+// Lays what is left of the op into the drive's queue.
+void VfioEngine::start(Op& op) {
+  Drive& drive = drive_of(op.file);
+  const FileTable::File& file = *files_.find(op.file);
+  if (drive.gone) {
+    fail(op, ENODEV, file.path, "the drive was given up");
+    return failed_.push(op);
+  }
+  if (!drive.driver->room()) return drive.waiting.push(op);
+  const Command command = command_of(op, *file.space, file.base);
+  uint64_t at = 0;
+  if (command.bytes > 0) {
+    at = find({command.data, command.bytes, op.bytes.arena});
+    if (at == 0) {
+      // Until its answer the IOMMU keeps the memory, whatever its owner does.
+      const auto mapped = dma_->map(command.data, command.bytes);
+      vfio_counters_.system_calls.add(1);
+      if (!mapped) {
+        op.result = mapped.error().with("a transfer of '" + file.path + "'");
+        return failed_.push(op);
+      }
+      vfio_counters_.mapped_ops.add(1);
+      at = *mapped;
+      mapped_.emplace(&op, Mapped{at, command.bytes});
+    }
+  }
+  drive.driver->send(op, command, at, now());
+}
+
+// The drive is done with the memory of the op's command.
+void VfioEngine::end(Op& op) {
+  if (mapped_.empty()) return;
+  const auto found = mapped_.find(&op);
+  if (found == mapped_.end()) return;
+  dma_->unmap(found->second.at, found->second.bytes);
+  vfio_counters_.system_calls.add(1);
+  mapped_.erase(found);
+}
+
+void VfioEngine::ring() {
+  bool rang = false;
+  for (size_t i = 0; i < drives(); ++i) rang |= drives_[i]->driver->ring();
+  if (rang) counters_.submissions.add(1);
+}
+
+size_t VfioEngine::complete_failed() {
+  OpList failed = std::exchange(failed_, {});
+  size_t completed = 0;
+  while (Op* op = failed.pop()) {
+    --in_flight_;
+    ++completed;
+    op->done(*op);
+  }
+  return completed;
+}
+
+size_t VfioEngine::reap() {
+  size_t completed = 0;
+  for (size_t i = 0; i < drives(); ++i) {
+    Drive& drive = *drives_[i];
+    // At most as many as were in flight: done() may submit again.
+    for (uint32_t left = depth_; left > 0 && !drive.gone && drive.driver->done(); --left) {
+      const Driver::Done done = drive.driver->take();
+      drive.resets = 0;
+      Op& op = *done.op;
+      end(op);
+      const FileTable::File& file = *files_.find(op.file);
+      if (!settle(op, done.status, *file.space, file.path, counters_)) {
+        start(op);
+      } else {
+        --in_flight_;
+        ++completed;
+        op.done(op);
+      }
+      if (drive.driver->room()) {
+        if (Op* next = drive.waiting.pop()) start(*next);
+      }
+    }
+    if (!drive.gone) drive.driver->acknowledge();
+  }
+  ring();
+  return completed + complete_failed();
+}
+
+size_t VfioEngine::poll(uint64_t wait_ns) {
+  size_t completed = complete_failed() + reap();
+  const bool woken = woken_.exchange(false);
+  if (completed > 0 || woken || wait_ns == 0) return completed;
+  const uint64_t begin = now();
+  watch(begin);
+  if (in_flight_ > 0 && spin(begin + std::min(spin_ns_, wait_ns))) {
+    spin_ns_ = std::min(spin_ns_ * 2, kSpinMax);
+  } else {
+    if (in_flight_ > 0) {
+      vfio_counters_.wasted_polls.add(1);
+      spin_ns_ = std::max(spin_ns_ / 2, kSpinMin);
+    }
+    sleep(wait_ns);
+  }
+  woken_ = false;
+  return reap();
+}
+
+// Whether something came until then.
+bool VfioEngine::spin(uint64_t until_ns) {
+  do {
+    for (size_t i = 0; i < drives(); ++i) {
+      if (!drives_[i]->gone && drives_[i]->driver->done()) return true;
+    }
+    if (woken_) return true;
+  } while (now() < until_ns);
+  return false;
+}
+
+// Until a drive interrupts, or wake(). An answer that came before raised its interrupt already, so
+// none is missed.
+void VfioEngine::sleep(uint64_t wait_ns) {
+  std::array<pollfd, kDrivesMax + 1> fds{};
+  const size_t count = drives();
+  fds[0] = {wake_fd_, POLLIN, 0};
+  for (size_t i = 0; i < count; ++i) fds[i + 1] = {drives_[i]->driver->interrupt(), POLLIN, 0};
+  sleeping_ = true;
+  if (!woken_) {
+    const uint64_t most = in_flight_ > 0 ? std::min(wait_ns, kWatchNs) : wait_ns;
+    const timespec time{static_cast<time_t>(most / 1'000'000'000),
+                        static_cast<long>(most % 1'000'000'000)};
+    ppoll(fds.data(), count + 1, most == UINT64_MAX ? nullptr : &time, nullptr);
+    vfio_counters_.system_calls.add(1);
+    for (size_t i = 0; i <= count; ++i) {
+      if (fds[i].revents == 0) continue;
+      drain(fds[i].fd);
+      vfio_counters_.system_calls.add(1);
+    }
+  }
+  sleeping_ = false;
+}
+
+void VfioEngine::wake() {
+  woken_ = true;
+  if (!sleeping_) return;
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(wake_fd_, &one, sizeof one);
+}
+
+// Commands that take too long are aborted, and then the controller is reset.
+void VfioEngine::watch(uint64_t now_ns) {
+  if (now_ns - watched_ns_ < kWatchNs) return;
+  watched_ns_ = now_ns;
+  for (size_t i = 0; i < drives(); ++i) {
+    Drive& drive = *drives_[i];
+    if (drive.gone || drive.driver->idle()) continue;
+    const uint64_t oldest = drive.driver->oldest_ns();
+    const uint64_t age = now_ns > oldest ? now_ns - oldest : 0;
+    if (age < options_.command_ns) continue;
+    if (age < 2 * options_.command_ns) {
+      vfio_counters_.aborts.add(1);
+      log().warn("the NVMe drive {} has not answered for {} ms: its commands are aborted",
+                 drive.driver->address(), age / 1'000'000);
+      drive.driver->abort_before(now_ns - options_.command_ns);
+      continue;
+    }
+    if (drive.resets == options_.resets_max) {
+      give_up(drive, errno_error(ETIMEDOUT, "it does not answer, although it was reset", kWhere));
+      continue;
+    }
+    ++drive.resets;
+    vfio_counters_.resets.add(1);
+    log().warn("the NVMe drive {} has not answered for {} ms: it is reset", drive.driver->address(),
+               age / 1'000'000);
+    if (const Status back = drive.driver->recover(now()); !back) give_up(drive, back.error());
+  }
+}
+
+// The drive touches no memory any more, or is not there.
+void VfioEngine::give_up(Drive& drive, const Error& error) {
+  log().error("the NVMe drive {} is given up: {}", drive.driver->address(), error.message());
+  drive.gone = true;
+  std::vector<Op*> ops = drive.driver->give_back();
+  while (Op* op = drive.waiting.pop()) ops.push_back(op);
+  for (Op* op : ops) {
+    end(*op);
+    fail(*op, error.sys_errno, files_.find(op->file)->path, error.what);
+    failed_.push(*op);
+  }
+}
+
+}  // namespace stoker::nvme

@@ -1,0 +1,106 @@
+// VfioEngine: our own NVMe driver as an engine. Its files are namespaces of drives that are bound
+// to vfio-pci: "nvme:0000:00:04.0", or "nvme:0000:00:04.0/2" for the second namespace.
+//
+// A transfer costs no system call and no copy while the engine is busy: commands are laid into the
+// drive's queue and answers are polled. With nothing to do poll() spins for a while that adapts to
+// how often this pays, and then sleeps until the drive interrupts.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "stoker/io/engine.h"
+#include "stoker/io/file_table.h"
+#include "stoker/io/nvme/driver.h"
+#include "stoker/io/op_list.h"
+
+namespace stoker::nvme {
+
+struct VfioOptions {
+  // A command that took so long is aborted; as long again, and the controller is reset.
+  uint64_t command_ns = 10'000'000'000;
+  uint32_t resets_max = 2;  // of a controller that still does not answer; then it is given up
+};
+
+// Read by any thread.
+struct VfioCounters {
+  Counter system_calls;  // of the polling thread
+  Counter wasted_polls;  // spins that found nothing
+  Counter mapped_ops;    // on memory that no arena had registered: mapped for the one transfer
+  Counter aborts, resets;
+};
+
+class VfioEngine final : public Engine {
+ public:
+  static Result<std::unique_ptr<VfioEngine>> make(uint32_t depth, const VfioOptions& options = {});
+  ~VfioEngine() override;
+
+  EngineTraits traits() const override { return {"vfio", depth_, true}; }
+  Result<FileInfo> open(const OpenFile& file) override;
+  Status close(FileId file) override;
+  Status adopt(const Arena& arena) override;
+  Status unadopt(const Arena& arena) override;
+  size_t submit(std::span<Op* const> ops) override;
+  size_t poll(uint64_t wait_ns) override;
+  void wake() override;
+  const VfioCounters& vfio_counters() const { return vfio_counters_; }
+
+ private:
+  static constexpr size_t kDrivesMax = 16;
+  // A driver with its state of the polling thread.
+  struct Drive {
+    std::unique_ptr<Driver> driver;
+    OpList waiting;       // for room in its queue
+    uint32_t resets = 0;  // since it answered last
+    bool gone = false;
+  };
+  struct Region {
+    const std::byte* data;
+    uint64_t bytes, at;
+  };
+  struct Mapped {
+    uint64_t at, bytes;
+  };
+
+  VfioEngine(uint32_t depth, int wake_fd, const VfioOptions& options)
+      : depth_(depth), wake_fd_(wake_fd), options_(options) {}
+  Result<Drive*> drive_at(const std::string& address);
+  void map_arena(int32_t id);
+  uint64_t find(const Slice& bytes) const;
+  Drive& drive_of(FileId file) const;
+  void start(Op& op);
+  void end(Op& op);
+  size_t complete_failed();
+  size_t reap();
+  bool spin(uint64_t until_ns);
+  void sleep(uint64_t wait_ns);
+  void ring();
+  void watch(uint64_t now_ns);
+  void give_up(Drive& drive, const Error& error);
+  size_t drives() const { return drives_made_.load(std::memory_order_acquire); }
+
+  const uint32_t depth_;
+  const int wake_fd_;
+  const VfioOptions options_;
+  VfioCounters vfio_counters_;
+  FileTable files_;
+  mutable std::mutex mutex_;
+  std::unique_ptr<DmaSpace> dma_;               // guarded by mutex_
+  std::unordered_map<int32_t, Region> arenas_;  // guarded by mutex_; at 0: not mapped
+  std::vector<Drive*> of_file_;                 // guarded by mutex_
+  std::array<std::unique_ptr<Drive>, kDrivesMax> drives_;
+  std::atomic<size_t> drives_made_{0};
+  std::atomic<bool> woken_{false}, sleeping_{false};
+  // Of the polling thread.
+  OpList failed_;
+  std::unordered_map<Op*, Mapped> mapped_;
+  uint32_t in_flight_ = 0;
+  uint64_t spin_ns_ = 20'000;
+  uint64_t watched_ns_ = 0;
+};
+
+}  // namespace stoker::nvme

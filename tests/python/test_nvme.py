@@ -1,0 +1,142 @@
+"""NVMe drives without the kernel's block layer, in a virtual machine that emulates them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from guest import FIRST_DRIVE, SECOND_DRIVE, Guest, drive
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = ROOT / "build" / "release" / "tests" / "guest"
+ENGINE, FAULTS, STORE = (
+    PROGRAMS / f"stoker_guest_{name}_test" for name in ("engine", "faults", "store")
+)
+STOKER = Path(sys.executable).parent / "stoker"
+
+
+def passed(output: str) -> list[int]:
+    """How many tests passed in each program that ran."""
+    return [int(count) for count in re.findall(r"\[  PASSED  \]\D*?(\d+) tests?", output)]
+
+
+def test_the_suite_of_engines_passes_over_namespaces(tmp_path: Path) -> None:
+    guest = Guest(
+        tmp_path,
+        [ENGINE, STORE],
+        drive(tmp_path, "d", 104) + drive(tmp_path, "e", 160, block_bytes=4096, slot=0x11),
+    )
+    ran = guest.run("""
+        export GTEST_BRIEF=1 GTEST_COLOR=no
+        stoker_guest_engine_test || exit
+        STOKER_TARGET=nvme:/dev/ng1n1 stoker_guest_engine_test || exit
+        STOKER_TARGET=nvme:/dev/ng1n1@4096+150MiB stoker_guest_store_test""")
+    assert ran.status == 0, ran.output
+    assert passed(ran.output) == [23, 23, 1], ran.output
+
+
+def test_the_suite_of_engines_passes_over_our_own_driver(tmp_path: Path) -> None:
+    guest = Guest(tmp_path, [ENGINE, STORE, STOKER], drive(tmp_path, "d", 104))
+    ran = guest.run(f"""
+        export GTEST_BRIEF=1 GTEST_COLOR=no STOKER_TARGET=nvme:{FIRST_DRIVE}
+        stoker nvme list
+        stoker_guest_engine_test --gtest_filter=*SaysWhatItIs* && exit 1
+        stoker nvme bind {FIRST_DRIVE} || exit
+        stoker nvme list
+        stoker_guest_engine_test || exit
+        for round in first second; do
+          STOKER_COMMITS=5 stoker_guest_store_test --gtest_filter=*PowerIsCut || exit
+        done
+        stoker nvme unbind {FIRST_DRIVE}
+        stoker nvme list""")
+    assert ran.status == 0, ran.output
+    assert f"`stoker nvme bind {FIRST_DRIVE}`" in ran.output, "an unbound drive says how to bind it"
+    assert passed(ran.output) == [0, 23, 1, 1], ran.output
+    assert re.findall(r"found (\d+)", ran.output) == ["0", "5"], ran.output
+    assert f"{FIRST_DRIVE}  nvme  QEMU NVMe Ctrl  nvme:/dev/ng0n1" in ran.output
+    assert ran.output.count(f"{FIRST_DRIVE}  nvme") == 2, "it was given back to the kernel"
+    assert f"{FIRST_DRIVE}  vfio-pci  nvme:{FIRST_DRIVE}" in ran.output
+
+
+def test_bad_sectors_and_slow_drives_are_told_and_borne(tmp_path: Path) -> None:
+    rules = tmp_path / "bad.conf"
+    rules.write_text("""
+[inject-error]
+event = "none"
+iotype = "read"
+sector = "2048"
+errno = "5"
+
+[inject-error]
+event = "none"
+iotype = "write"
+sector = "4096"
+errno = "5"
+""")
+    bad = drive(tmp_path, "bad", 16, layer=f"blkdebug,file.config={rules}")
+    slow = drive(tmp_path, "slow", 16, slot=0x11, limit="throttling.iops-total=4")
+    guest = Guest(tmp_path, [FAULTS], bad + slow)
+    ran = guest.run(f"""
+        export GTEST_BRIEF=1 GTEST_COLOR=no
+        run() {{ STOKER_TARGET=nvme:$1 stoker_guest_faults_test --gtest_filter=$2; }}
+        run /dev/ng0n1 Faults.* || exit
+        run /dev/ng1n1 Slow.*WaitedFor || exit
+        for drive in {FIRST_DRIVE} {SECOND_DRIVE}; do
+          echo vfio-pci > /sys/bus/pci/devices/$drive/driver_override
+          echo $drive > /sys/bus/pci/devices/$drive/driver/unbind
+          echo $drive > /sys/bus/pci/drivers_probe
+        done
+        run {FIRST_DRIVE} Faults.* || exit
+        run {SECOND_DRIVE} Slow.*WaitedFor""")
+    assert ran.status == 0, ran.output
+    assert passed(ran.output) == [1, 1, 1, 1], ran.output
+
+
+def cut_power(folder: Path, cuts: int) -> None:
+    """Kills the machine while a store commits, again and again on one drive. Each next one finds
+    all that was said to be committed, and no half of a commit."""
+    options = drive(folder, "d", 104)
+    committed = 0
+    for commits in [*([5 + 7 * (cut % 4) for cut in range(cuts)]), 0]:
+        guest = Guest(folder, [STORE], options)
+        process = guest.start("""
+            export GTEST_BRIEF=1 GTEST_COLOR=no
+            STOKER_COMMITS=100000 stoker_guest_store_test --gtest_filter=*ThePowerIsCut""")
+        output, found = [], None
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                output.append(line)
+                if match := re.search(r"(found|committed) (\d+)$", line.rstrip()):
+                    number = int(match.group(2))
+                    if match.group(1) == "found":
+                        found = number
+                        assert found in (committed, committed + 1), "".join(output)
+                    committed = number
+                    if found is not None and committed - found >= commits:
+                        break
+        finally:
+            process.kill()
+            process.wait()
+        assert found is not None, "".join(output)
+    assert committed >= 5
+
+
+def test_a_store_on_a_namespace_holds_what_was_committed_when_power_is_cut(tmp_path: Path) -> None:
+    cut_power(tmp_path, 1)
+
+
+@pytest.mark.soak
+def test_a_store_on_a_namespace_survives_many_power_cuts(tmp_path: Path) -> None:
+    cut_power(tmp_path, 20)
+
+
+def test_listing_says_that_a_machine_has_no_drive_or_names_them() -> None:
+    ran = subprocess.run([STOKER, "nvme", "list"], capture_output=True, text=True, check=True)
+    assert ran.stderr == ""
+    assert ran.stdout == "This machine has no NVMe drive.\n" or re.match(
+        r"\w{4}:\w\w:\w\w\.\w  ", ran.stdout
+    )
