@@ -428,7 +428,7 @@ def test_stores_that_do_not_belong_together(tmp_path):
     shutil.rmtree(run / "rank-1")
     shutil.copytree(old, run / "rank-1")
     (sentence,) = refused(2, run)
-    assert "is at step 1, and the one in" in sentence and "an old copy" in sentence
+    assert "is at step 1, the one in" in sentence and "an old copy" in sentence
 
 
 def holds(
@@ -482,7 +482,7 @@ def test_the_judgement():
         ([holds("/a", 0, 3, (3,)), holds("/b", 1, 3, (3,), run="s")], "different runs"),
         ([holds("/a", 0, 8, (8,)), holds("/b", 1, 7, (7,))], "an old copy"),
         ([holds("/a", 0, 9, (7,)), holds("/b", 1, 7, (7,))], "an old copy"),
-        ([holds("/a", 0, 8, (7,)), holds("/b", 1, 7, (6,), timeline="u")], "another stretch"),
+        ([holds("/a", 0, 8, (7,)), holds("/b", 1, 7, (6,), timeline="u")], "continuations"),
     ]:
         with pytest.raises(errors.Mismatch, match=words):
             judge(found)

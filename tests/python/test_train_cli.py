@@ -522,7 +522,7 @@ def test_a_run_without_checkpoints_stays_so(corpus, cache, whole, tmp_path, caps
     assert resolve({}, older).checkpoint_every == "off"
     (out / "summary.json").unlink()
     shown = refused(capsys, "--out", str(out), "--resume", "--checkpoint-every", "auto")
-    assert "made without room for the step that a checkpoint copies" in shown
+    assert "is too small to keep a step while a checkpoint copies" in shown
 
 
 def test_a_checkpoint_that_fails_does_not_end_the_run(tmp_path, monkeypatch):

@@ -223,9 +223,9 @@ class Loader:
             same = state.get("of") == mine["of"]
         if not same:
             raise InvalidArgument(
-                "the saved data position is of other samples, or of another order of them: "
-                "give this loader the data, the weights and `shuffle` of the run that saved it, "
-                "or begin the data anew without this state"
+                "the saved data position belongs to other samples, or to another order of them. "
+                "Give this loader the data, the weights and `shuffle` of the run that saved it, "
+                "or start the data anew without this state"
             )
         self._go_to(state["position"])
 

@@ -81,8 +81,10 @@ def offload(
 
     Example:
 
-        model, opt = stoker.offload(model, torch.optim.AdamW(model.parameters()), store="run",
-        dram="2GiB", resume="auto") for step in range(opt.step_count, steps):
+        model, opt = stoker.offload(
+            model, torch.optim.AdamW(model.parameters()), store="run", dram="2GiB", resume="auto"
+        )
+        for step in range(opt.step_count, steps):
             loss_of(model, batch(step)).backward()
             opt.step()
             opt.zero_grad()

@@ -202,7 +202,8 @@ def _from_parts(text: str, dtype: torch.dtype) -> list[Block]:
         found = _PART.fullmatch(part.strip())
         if found is None:
             raise InvalidArgument(
-                f"{part.strip()!r} is no part of a model: write it as layer=202M or layer=202M*32"
+                f"{part.strip()!r} does not describe layers: write NAME=PARAMETERS or"
+                " NAME=PARAMETERS*LAYERS, as in embed=131M,layer=202M*32"
             )
         count, times = _count(found["count"]), found["times"]
         width = max(1, int(count**0.5))

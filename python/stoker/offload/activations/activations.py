@@ -451,8 +451,8 @@ class Activations:
                 self._drop(entry)
             raise type(error)(
                 f"{entry.stored} bytes of activations of {entry.block or 'the model'} cannot be"
-                f" read back: {error}; this backward cannot be finished, and the last committed"
-                " step is whole: drop the gradients with opt.zero_grad() and do the step again"
+                f" read back: {error}. This backward cannot finish; the last committed step is"
+                " whole. Drop the gradients with opt.zero_grad() and do the step again"
             ) from error
         entry.reading = None
 

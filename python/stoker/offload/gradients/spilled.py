@@ -116,9 +116,9 @@ class SpilledGradient(torch.Tensor):
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, SpilledGradient)]
         if func.namespace in _COLLECTIVES:
             raise Unsupported(
-                f"{func} cannot take the spilled gradient of {given[0].region.param.name}, which is"
-                " in memory only while somebody looks; reduce a copy: g = p.grad.clone();"
-                " torch.distributed.all_reduce(g); p.grad.copy_(g), or give a larger dram"
+                f"{func} cannot take the gradient of {given[0].region.param.name}: it is on disk,"
+                " and in memory only while it is read. Reduce a copy: g = p.grad.clone();"
+                " torch.distributed.all_reduce(g); p.grad.copy_(g). Or give a larger dram"
             )
         count = _listed(func._schema.name.partition("::")[2], args)
         if count > 1:

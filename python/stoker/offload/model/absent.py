@@ -111,9 +111,9 @@ def check_reachable(model: nn.Module, store: str, elsewhere: bool) -> None:
             continue
         if away.changed(param):
             raise InvalidArgument(
-                f"parameter {name} was converted or written to after stoker.build(), which had left"
-                " its values in the store, so they lack the change; make it inside the factory, as"
-                " in stoker.build(lambda: make().to(torch.bfloat16), ...)"
+                f"parameter {name} was converted or written to after stoker.build(). Its values"
+                " are in the store, and the change did not reach them. Make the change inside the"
+                " factory, as in stoker.build(lambda: make().to(torch.bfloat16), ...)"
             )
         if not elsewhere and not away.near(store):
             raise InvalidArgument(away.why(name))
@@ -128,10 +128,9 @@ def check_values(blocks: list[Block], store: Any) -> None:
                 raise InvalidArgument(away.why(param.name))
         elif param.numel > 1 and param.unit.dtype.is_floating_point and only_loud(param.tensor):
             raise InvalidArgument(
-                f"every value of parameter {param.name} is NaN, as in a copy, a conversion or a"
-                " shard of a parameter whose values were not in memory; make it inside the factory"
-                " of stoker.build(), or of a model in memory, and give each parameter its values"
-                " before stoker.offload()"
+                f"every value of parameter {param.name} is NaN. It was probably copied, converted"
+                " or sharded while its values were not in memory. Do that inside the factory of"
+                " stoker.build(), or give it its values before stoker.offload()"
             )
 
 

@@ -27,7 +27,7 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
 def refuse(params: Iterable[Param]) -> None:
     for param in params:
         raise Unsupported(
-            f"{param.name} is used inside a transform of torch.func (grad, vmap, jvp, ...), where "
-            "an offloaded weight cannot be fetched; call it inside `with stoker.gather("
-            "model.parameters()):`, or give functional_call() copies of all weights"
+            f"{param.name} is used inside a transform of torch.func (grad, vmap, jvp, ...), where"
+            " an offloaded weight cannot be fetched. Call the transform inside `with"
+            " stoker.gather(model.parameters()):`, or give functional_call() copies of all weights"
         )

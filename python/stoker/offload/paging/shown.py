@@ -452,9 +452,9 @@ class Shown:
                 wrong = wrong or param
         if wrong is not None:
             raise InvalidArgument(
-                f"{wrong.name} was changed in place in a state_dict() of the model, which holds "
-                "copies, so the change reaches no weight; give it to load_state_dict(), change "
-                "clones, or change the weight inside `with stoker.gather(parameter, write=True):`"
+                f"{wrong.name} was changed in place in a state_dict() of the model. That is a copy:"
+                " the change reaches no weight. Give the changed state_dict to load_state_dict(),"
+                " or change the weight inside `with stoker.gather(parameter, write=True):`"
             )
 
     def taken(self, param: Param) -> None:
@@ -485,9 +485,9 @@ class Shown:
         for (_, end, one), (begin, _, other) in zip(spans, spans[1:]):
             if begin < end and (one in values or other in values):
                 raise InvalidArgument(
-                    f"{one.name} and {other.name} were given the same memory, and each has a place "
-                    "of its own in the store, so the change was dropped; make them one Parameter "
-                    "before stoker.offload(), or give each a copy (.clone())"
+                    f"{one.name} and {other.name} were given the same memory, but each has its own"
+                    " place in the store, so the change was dropped. Make them one Parameter before"
+                    " stoker.offload(), or give each a copy (.clone())"
                 )
 
     def during(self, block: Block) -> None:

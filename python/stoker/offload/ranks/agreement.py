@@ -137,9 +137,9 @@ def judge(found: list[dict[str, Any]]) -> int | None:
     for rank, each in enumerate(found):
         if each["run"] is None:
             raise Mismatch(
-                f"rank {rank} finds no run in {each['path']}, while {first['path']} holds one at"
-                f" step {first['step']}: give each rank the folders it had, or all of them empty"
-                " ones to start anew"
+                f"rank {rank} finds no run in {each['path']}, but {first['path']} holds one at"
+                f" step {first['step']}. Give each rank the folders it had, or empty folders to"
+                " all of them to start anew"
             )
         if each["rank"] != rank:
             raise Mismatch(
@@ -161,15 +161,15 @@ def _common(found: list[dict[str, Any]]) -> int:
     for each in found:
         if str(step) not in each["timelines"] or each["step"] > step + 1:
             raise Mismatch(
-                f"the store in {last['path']} is at step {step}, and the one in {each['path']} at"
-                f" step {each['step']}, with nothing to go back by: one of them is an old copy;"
+                f"the store in {last['path']} is at step {step}, the one in {each['path']} at step"
+                f" {each['step']}, and it cannot go back that far. One of them is an old copy:"
                 " give each rank the folders it had last"
             )
         if each["timelines"][str(step)] != last["timelines"][str(step)]:
             raise Mismatch(
-                f"step {step} in {each['path']} was made in another stretch of training than in"
-                f" {last['path']}: one of them is an old copy; give each rank the folders it had"
-                " last"
+                f"step {step} in {each['path']} and in {last['path']} come from different"
+                " continuations of the run. One of them is an old copy: give each rank the folders"
+                " it had last"
             )
     return step
 

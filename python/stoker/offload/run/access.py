@@ -245,9 +245,9 @@ def _reserve(descriptor: int, size: int, directory: str | None) -> None:
     except OSError as error:
         folder = directory or tempfile.gettempdir()
         raise OutOfSpace(
-            f"state_dict() keeps the weights in a file in {folder}, which has no room for"
-            f" {size / 2**20:.0f} MiB ({error.strerror}); make room there, or read the weights a"
-            " few at a time inside `with stoker.gather(parameters):`"
+            f"state_dict() needs {size / 2**20:.0f} MiB for a file in {folder}, which has no room"
+            f" for it ({error.strerror}). Free some space there, or read the weights a few at a"
+            " time inside `with stoker.gather(parameters):`"
         ) from error
 
 

@@ -43,9 +43,9 @@ def check_room_to_copy(
         )
     if rooms(runtime, blocks, algorithm, buffers) <= kept:
         raise InvalidArgument(
-            f"the store at {runtime.path} was made without room for the step that a checkpoint"
-            " copies; copy it into a larger one with `stoker cp`, give a new store and"
-            " checkpoints= to stoker.offload(), or go on without checkpoints"
+            f"the store at {runtime.path} is too small to keep a step while a checkpoint copies"
+            " it. Copy the run into a larger store with `stoker cp`, start a run in a new store"
+            " with checkpoints=, or leave checkpoints= out"
         )
 
 

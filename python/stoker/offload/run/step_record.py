@@ -201,9 +201,9 @@ class StepRecord:
                 if then[name] != number:
                     raise Mismatch(
                         f"the run in {runtime.path} has {name} in parameter group"
-                        f" {then[name]}, the optimizer has it in group {number}, so it would go on"
-                        " with the hyperparameters of others; give the optimizer the groups that"
-                        " it had, in the same order"
+                        f" {then[name]}, but the optimizer has it in group {number}: it would get"
+                        " the wrong hyperparameters. Give the optimizer the same groups in the"
+                        " same order"
                     )
 
     def take_up(self, state: dict[str, Any], store: Any) -> None:

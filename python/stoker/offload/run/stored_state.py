@@ -89,9 +89,9 @@ class StoredState:
         has."""
         if self._session.agreement is not None and not self._session.agreement.opening:
             raise Unsupported(
-                "a sharded run takes no state from elsewhere once it has begun; load it into the"
-                " optimizer before stoker.offload(), whose load_state_dict() rounds it to the"
-                " weights' type, or resume the run itself from its store, which is exact"
+                "a sharded run cannot load other optimizer state once it has begun. Call the"
+                " optimizer's load_state_dict() before stoker.offload(); it rounds the state to"
+                " the weights' type. Or resume the run from its store, which is exact"
             )
         self._session.steps.abandon()  # what was speculated consumed the old state
         self._session.flush()

@@ -32,7 +32,10 @@ def _inline(_where: str, _tensor: torch.Tensor) -> None:
 
 
 def _no_part(number: int) -> Any:
-    raise Corruption(f"a record refers to a part {number}, and nothing has parts here")
+    raise Corruption(
+        f"this record points to part {number}, which is kept outside of it, and it has no such"
+        " parts: it is damaged, or another kind of record; go back to a snapshot or a checkpoint"
+    )
 
 
 def encode(

@@ -43,8 +43,9 @@ def rooms(folders: list[str], needed: int, sharers: int = 1) -> list[int]:
     if sum(disk.free for disk in disks) < needed:
         have = ", ".join(f"{disk} has {_core.human_bytes(disk.free)}" for disk in disks)
         raise OutOfSpace(
-            f"a store over {', '.join(folders)} needs {_core.human_bytes(needed)} for data, and"
-            f" beside its journal {have}; free some space, or name one more disk"
+            f"the store over {', '.join(folders)} needs {_core.human_bytes(needed)} for data, but"
+            f" its disks have too little free space beside its journal: {have}; free some space,"
+            " or add a folder on another disk to store="
         )
     rates = _rates(disks)
     shares = share_out(needed, rates, [disk.free for disk in disks], sharers)
