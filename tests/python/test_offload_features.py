@@ -1593,8 +1593,7 @@ def test_a_resume_with_groups_in_another_order_is_refused(offload, monkeypatch):
     with pytest.raises(
         errors.Mismatch,
         match=(
-            "has norm.weight in parameter group 1, but .* has it in group 0: .* in the same"
-            " order"
+            "has norm.weight in parameter group 1, but .* has it in group 0: .* in the same order"
         ),
     ):
         offload(moved, grouped(moved, move=["norm.weight"]), path="new", resume=True)
