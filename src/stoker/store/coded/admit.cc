@@ -57,43 +57,6 @@ Status CodedStore::begin_log(size_t shard) {
   return {};
 }
 
-// The VALs that count and have their place on this shard, each once.
-std::vector<std::pair<StripePtr, ValRef>> CodedStore::vals_of(size_t shard) const {
-  std::vector<std::pair<StripePtr, ValRef>> vals;
-  std::lock_guard lock(mutex_);
-  for (const auto& [id, weak] : dirty_) {
-    const StripePtr stripe = weak.lock();
-    if (!stripe) continue;
-    const auto position = static_cast<size_t>(
-        std::find(stripe->shards.begin(), stripe->shards.end(), shard) - stripe->shards.begin());
-    if (position == shape_.n()) continue;
-    for (const auto& [block, newer] : stripe->overlay) {
-      if (position >= shape_.k || position == newer.val->chunk)
-        vals.emplace_back(stripe, newer.val);
-    }
-  }
-  // The oldest first: they are folded first, and segments come free.
-  std::sort(vals.begin(), vals.end(), [](const auto& a, const auto& b) {
-    return std::pair(a.second->stamp, a.second) < std::pair(b.second->stamp, b.second);
-  });
-  vals.erase(std::unique(vals.begin(), vals.end()), vals.end());
-  return vals;
-}
-
-// What no log has intact is zeros in them, and told. The record goes on without it: as long as that
-// is there its checksum fails, and what is older is not taken for it.
-void CodedStore::fetch_records(const std::vector<Run>& runs, Priority priority) {
-  const Status fetched = fetch(runs, priority);
-  if (fetched) return;
-  for (const Run& run : runs) {
-    for (size_t b = 0; b < run.count; ++b) {
-      std::byte* const block = run.into + b * kBlock;
-      if (crc32c(block, kBlock) != run.val->crcs[run.index + b]) std::memset(block, 0, kBlock);
-    }
-  }
-  log().warn("{}", fetched.error().what);
-}
-
 // Into the shard's log, not flushed. They are settled: none of them needs its COMMIT any more.
 Status CodedStore::append_settled(size_t shard,
                                   const std::vector<std::pair<StripePtr, ValRef>>& vals) {
@@ -111,7 +74,7 @@ Status CodedStore::append_settled(size_t shard,
                       memory.emplace_back(val->crcs.size() * kBlock).data()});
       blocks += val->crcs.size();
     }
-    fetch_records(runs, Priority::scrub);
+    reader_.fetch_records(runs, Priority::scrub);
     if (std::any_of(memory.begin(), memory.end(),
                     [](const AlignedBytes& blocks) { return blocks.lost(); }))
       continue;
@@ -127,7 +90,7 @@ Status CodedStore::append_settled(size_t shard,
     ShardBatch batch(*shards_, Priority::scrub);
     batch.write(shard, made.offset, made.bytes.slice());
     if (batch.run() != 0) return failing(each.path, batch.why());
-    std::lock_guard lock(mutex_);
+    const auto map = map_.lock();
     for (size_t i = first; i < end; ++i) {
       const auto& [stripe, val] = vals[i];
       const auto more = std::make_shared<Val>(*val);  // readers may be looking at the old one
@@ -152,7 +115,7 @@ Status CodedStore::admit() {
   Shard& each = (*shards_)[shard];
   each.super.incarnation = std::random_device{}();
   STOKER_TRY(begin_log(shard));
-  auto vals = vals_of(shard);
+  auto vals = map_.vals_of(shard);
   if (mutated(Mutation::resync_without_vals)) vals.clear();
   STOKER_TRY(append_settled(shard, vals));
   STOKER_TRY(checkpoint());  // on the joining shard too
@@ -160,15 +123,15 @@ Status CodedStore::admit() {
   ShardBatch flush(*shards_, Priority::scrub);
   flush.sync(shard_bit(shard));  // all that was rebuilt, too
   if (flush.run() != 0) return failing(each.path, flush.why());
-  STOKER_TRY(change_epoch(live() | shard_bit(shard)));
-  if ((live() & shard_bit(shard)) == 0) return failing(each.path, each.trouble);
+  STOKER_TRY(change_epoch(map_.live() | shard_bit(shard)));
+  if ((map_.live() & shard_bit(shard)) == 0) return failing(each.path, each.trouble);
   set_trouble(shard_bit(shard), "");
   {
     // What was too much to be decoded may not be any more.
-    std::lock_guard lock(mutex_);
-    stuck_.clear();
-    for (const auto& [at, loss] : lost_) bad_[at] = loss.stripe;
-    lost_.clear();
+    const auto map = map_.lock();
+    map->stuck.clear();
+    for (const auto& [at, loss] : map->lost) map->bad[at] = loss.stripe;
+    map->lost.clear();
   }
   log().info("the shard '{}' is up to date and counts again", each.path);
   return {};

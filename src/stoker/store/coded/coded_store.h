@@ -2,8 +2,7 @@
 // its state.
 //
 // Threads: the writer thread alone commits, folds, resyncs and changes the epoch, one after the
-// other. Reads run on threads of their own and wait for I/O there. `mutex_` guards the map in
-// memory; nobody holds it during I/O.
+// other. Reads run on threads of their own and wait for I/O there.
 #pragma once
 
 #include <chrono>
@@ -22,9 +21,11 @@
 
 #include "stoker/base/pool.h"
 #include "stoker/codec/erasure.h"
+#include "stoker/store/coded/committed_map.h"
 #include "stoker/store/coded/headers.h"
 #include "stoker/store/coded/health.h"
 #include "stoker/store/coded/pace.h"
+#include "stoker/store/coded/reader.h"
 #include "stoker/store/coded/rounds.h"
 #include "stoker/store/coded/rows.h"
 #include "stoker/store/coded/shards.h"
@@ -35,7 +36,6 @@
 
 namespace stoker::coded {
 
-class RowReads;
 class Scrubbing;
 
 class CodedStore final : public Store {
@@ -69,7 +69,7 @@ class CodedStore final : public Store {
   std::vector<std::string> repair_plan() const;
   // The objects of which something is on no live shard, and cannot be decoded, as long as shards
   // are missing.
-  std::vector<std::string> affected() const;
+  std::vector<std::string> affected() const { return map_.affected(); }
   // Resyncs all shards that came back or were made anew, and mends blocks that were found bad,
   // between commits. Done when there is nothing left to do; a shard that could not be brought up to
   // date is told in Health.
@@ -106,26 +106,6 @@ class CodedStore final : public Store {
     size_t rows = SIZE_MAX;
     bool spare = false;  // what is still rewritten stays in the log
   };
-  // A piece of a read: blocks that stand together in one place.
-  struct Run {
-    enum class From : uint8_t { zeros, log, base };
-    From from = From::zeros;
-    StripePtr stripe;
-    size_t chunk = 0, first = 0, count = 0;
-    ValRef val;
-    size_t index = 0;           // of the first block in the VAL
-    std::byte* into = nullptr;  // in AlignedBytes
-    Run part(size_t from_block, size_t blocks) const {
-      return {from,
-              stripe,
-              chunk,
-              first + from_block,
-              blocks,
-              val,
-              index + from_block,
-              into + from_block * kBlock};
-    }
-  };
   // Blocks of one chunk on their way into the logs.
   struct NewVal {
     ValRef val;
@@ -139,20 +119,6 @@ class CodedStore final : public Store {
     uint64_t announced = 0;  // if so, its first size
     std::optional<Class> stated;
     std::vector<std::pair<uint64_t, size_t>> writes;
-  };
-  // Memory for some blocks of each of `rows` rows. Shared with reads into it that are left behind.
-  struct Scratch {
-    Grant grant;
-    AlignedBytes bytes;
-    size_t rows = 0;
-  };
-  using ScratchPtr = std::shared_ptr<Scratch>;
-  // What the live header pages of a stripe say.
-  struct HeaderRead {
-    const Stripe* stripe;
-    RawHeaders raw;
-    bool any = false;      // could be read
-    std::string why = {};  // something could not
   };
   // What one commit of a batch is about to do.
   struct Prepared {
@@ -169,45 +135,7 @@ class CodedStore final : public Store {
   Status replace(const StoreOptions& options);
 
   CodedStore(std::unique_ptr<Shards> shards, codec::ErasureCode code, const Runtime& runtime,
-             const StoreOptions& options, const CodedOptions& coded);
-
-  // read.cc: any thread but the Loop's
-  ObjectInfo info_of(std::string_view key, const Object& object) const;  // with mutex_
-  Status read_now(std::string_view key, const ObjectPtr& object, uint64_t offset, Slice into,
-                  Priority priority);
-  // with mutex_
-  void plan_chunk(const StripePtr& stripe, size_t chunk, size_t first, size_t count,
-                  std::byte* into, std::vector<Run>& runs) const;
-  // Whoever finds its memory lost() after it, whatever it says, does it again into other memory: a
-  // disk was given up, and refuses at once from then on.
-  Status fetch(const std::vector<Run>& runs, Priority priority);
-  // Blocks of a VAL, from whichever log has them.
-  Result<AlignedBytes> read_val(const StripePtr& stripe, const ValRef& val, size_t index,
-                                size_t count, Priority priority);
-  std::vector<Run> wrong_of(const std::vector<Run>& runs, const std::vector<size_t>& ops,
-                            const ShardBatch& batch) const;
-  Status fetch_from_logs(std::vector<Run> left, Priority priority);
-  // Whole VALs for another log.
-  void fetch_records(const std::vector<Run>& runs, Priority priority);
-  Status fetch_degraded(std::vector<Run> left, Priority priority);
-  // From the cap: for so many rows, or fewer where it does not allow that; for one at least.
-  Result<ScratchPtr> take_scratch(size_t rows, size_t blocks_a_row, std::string_view who) const;
-  // Bases, of all of these at once; each has its own answer. `memory` as in RowReads; where it is
-  // lost() then, as in fetch().
-  void read_rows(std::span<RowsWanted> all, std::shared_ptr<const void> memory, Priority priority);
-  void finish_rows(RowReads& reads);
-  ShardSet live() const;
-  uint32_t live_positions(const Stripe& stripe) const;
-  // header_reads.cc: any thread but the Loop's
-  Status load_headers(const StripePtr& stripe, Priority priority);
-  // Of all of these that have none in memory, as many at once as the cap has room for. Why not, by
-  // stripe, of those of which nothing could be read.
-  std::map<uint64_t, Error> load_headers(std::span<const StripePtr> stripes, Priority priority);
-  // the writer thread: for what goes on in the background
-  Status load_headers_paced(const StripePtr& stripe);
-  void read_headers(std::span<HeaderRead> all, Priority priority);
-  // live chunks with a header page of which no copy could be read; with mutex_
-  uint32_t unread_positions(const Stripe& stripe) const;
+             std::string composition, const CodedOptions& coded);
 
   // writer.cc: the writer thread
   void run();
@@ -220,7 +148,6 @@ class CodedStore final : public Store {
   bool patrol_step();
   // beside commits: what keeps it from folding is told once
   Result<size_t> fold_watched(const FoldBounds& bounds);
-  bool refused() const;
   void used();  // any thread: somebody uses the store
   Future<void> add_job(std::function<Result<bool>()> step, Pace& pace);  // any thread
   Status keep_scrubbed(const ScrubReport& report, std::chrono::seconds pause);
@@ -239,11 +166,9 @@ class CodedStore final : public Store {
   Status append_vals(std::vector<Prepared>& commits, ShardSet& touched);
   Status append_commits(std::vector<Prepared>& commits);
   void flip(std::vector<Prepared>& commits);
-  Result<StripePtr> make_stripe(Class expected);  // any thread
 
   // transaction.cc: any thread
   void abandon(std::shared_ptr<TransactionState> state);
-  bool await_abandoned();
 
   // log_space.cc: the writer thread
   // segments that commits leave to folds and to the next opening
@@ -268,8 +193,6 @@ class CodedStore final : public Store {
   Result<size_t> fold_step(const FoldBounds& bounds);  // how many stripes were folded
   // the same, and what it moved is spent
   Result<size_t> fold_paced(const FoldBounds& bounds, Pace& pace);
-  // but for stripes that cannot be
-  bool folded_up_to(Stamp stamp) const;
   // rebuild.cc: the writer thread
   struct Compared {
     Headers next;                    // with what was found out of this chunk
@@ -306,6 +229,7 @@ class CodedStore final : public Store {
   Result<bool> rebuild_step(Rebuilding& chunk);
   Result<Rebuilt> rebuild(const StripePtr& stripe, size_t position);  // all steps
   Status mend_unread(const StripePtr& stripe);
+  Status load_headers_paced(const StripePtr& stripe);
   Status rebuild_piece(const StripePtr& stripe, size_t position, const Piece& piece, Rebuilt& done);
   void note_loss(const StripePtr& stripe, size_t position, const std::string& why);
   size_t rows_of_share(size_t rows, size_t blocks_a_row) const;
@@ -313,11 +237,9 @@ class CodedStore final : public Store {
   Result<bool> repair_step();  // false: there is nothing to do
   Result<bool> mend_step();    // false: there is nothing to do
   Result<bool> resync_step();  // false: there is nothing to do
-  void choose_to_mend();       // with mutex_
+  void choose_to_mend(const MapState& map);
   bool choose_joining();
   StripePtr next_to_join();  // null: the joining shard has all
-  using Urgency = std::tuple<size_t, size_t, uint64_t>;
-  Urgency urgency(const Stripe& stripe) const;  // with mutex_
   Status begin_to_join(const StripePtr& stripe);
   Status join_step();
   Status join_again(const StripePtr& stripe);
@@ -328,7 +250,6 @@ class CodedStore final : public Store {
   Status make_readable(size_t shard, uint64_t offset, size_t bytes, AlignedBytes& content);
   Status begin_log(size_t shard);
   Status append_settled(size_t shard, const std::vector<std::pair<StripePtr, ValRef>>& vals);
-  std::vector<std::pair<StripePtr, ValRef>> vals_of(size_t shard) const;
   Shards& shards() { return *shards_; }
 
   const Runtime runtime_;
@@ -336,32 +257,8 @@ class CodedStore final : public Store {
   const std::unique_ptr<Shards> shards_;
   const Shape shape_;
   const codec::ErasureCode code_;
-  std::string composition_;
-
-  mutable std::mutex mutex_;          // guards what follows
-  std::condition_variable unpinned_;  // a stripe has no readers any more, or is folded
-  Slots slots_;                       // has a lock of its own; outlives the stripes
-  Table table_;
-  ClassTable classes_;                               // by class_id
-  std::set<std::string, std::less<>> owned_;         // by open transactions
-  std::map<uint64_t, std::weak_ptr<Stripe>> dirty_;  // stripes with blocks in the log
-  Version version_ = 0;
-  uint64_t epoch_ = 0;
-  uint64_t next_id_ = 1;  // of stripes and folds, within the epoch
-  ShardSet live_ = 0;
-  std::optional<Error> refused_;  // why nothing is written any more
-  size_t abandoned_ = 0;          // transactions with blocks on their way
-  Health counts_;
-  // chunks of live shards with bad blocks, or pages that could not be read, by stripe and position
-  std::map<std::pair<uint64_t, size_t>, std::weak_ptr<Stripe>> bad_;
-  struct Loss {
-    std::weak_ptr<Stripe> stripe;
-    std::string why;
-  };
-  // chunks with rows that could not be rebuilt, as bad_; tried again when a shard came back
-  std::map<std::pair<uint64_t, size_t>, Loss> lost_;
-  // why stripes cannot be folded; tried again likewise
-  std::map<uint64_t, std::string> stuck_;
+  CommittedMap map_;
+  Reader reader_;
 
   // Of the writer thread.
   // what the table image does not make superfluous yet

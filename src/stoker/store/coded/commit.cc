@@ -15,8 +15,6 @@ namespace {
 
 constexpr const char* kWhere = "store/coded/commit";
 constexpr size_t kFreshRows = 256;  // of a stripe that is written anew, in memory at once
-// with more shards than chunks: stripes that would need a full shard are passed over
-constexpr int kPlacementTries = 64;
 
 // An update of blocks in one chunk that changes no size: one VAL a shard says it all.
 bool is_update(const TransactionState& state) {
@@ -58,24 +56,6 @@ void put_items(ByteWriter& out, const Shape& shape, std::string_view key,
 
 }  // namespace
 
-Result<StripePtr> CodedStore::make_stripe(Class expected) {
-  for (int i = 0; i < kPlacementTries; ++i) {
-    uint64_t id = 0;
-    {
-      std::lock_guard lock(mutex_);
-      id = make_stamp(epoch_, next_id_++);
-    }
-    std::vector<size_t> shards = placement(shape_, id);
-    auto slots = slots_.take(shards, expected);
-    if (!slots && await_abandoned()) slots = slots_.take(shards, expected);
-    if (slots) return std::make_shared<Stripe>(id, std::move(shards), std::move(*slots), slots_);
-  }
-  return make_error(Code::out_of_space,
-                    "the store " + composition_ + " of " + human_bytes(info().capacity_bytes) +
-                        " is full: remove objects, or make a larger one",
-                    kWhere);
-}
-
 // For the frames of the logs: VALs go to 1 + m shards, a COMMIT to all.
 Result<Grant> CodedStore::take_frames(const std::vector<Request>& batch) const {
   uint64_t bytes = 0;
@@ -87,9 +67,9 @@ Result<Grant> CodedStore::take_frames(const std::vector<Request>& batch) const {
 
 // It is the first of its batch, so the table is what all commits before it left.
 Status CodedStore::check_requirements(const TransactionState& state) const {
-  std::lock_guard lock(mutex_);
+  const auto map = map_.lock();
   for (const auto& [key, tag] : state.required) {
-    const ObjectPtr found = table_.find(key);
+    const ObjectPtr found = map->table.find(key);
     STOKER_TRY(check_required(key, tag, found ? tag_of(*found) : std::string()));
   }
   return {};
@@ -114,11 +94,13 @@ void CodedStore::commit_batch(std::vector<Request> batch) {
   std::vector<Prepared> commits;
   ShardSet touched = 0;
   Version next = 0;
+  uint64_t epoch = 0;
   uint64_t table_bytes = 0;  // added by the commits before
   {
-    std::lock_guard lock(mutex_);
-    next = version_ + 1;
-    if (refused_) status = *refused_;
+    const auto map = map_.lock();
+    next = map->version + 1;
+    epoch = map->epoch;
+    if (map->refused) status = *map->refused;
   }
   for (Request& request : batch) {
     Prepared& commit = commits.emplace_back();
@@ -126,7 +108,7 @@ void CodedStore::commit_batch(std::vector<Request> batch) {
     commit.status = status;
     if (commit.status) commit.status = check_requirements(*request.state);
     if (!commit.status) continue;
-    commit.stamp = make_stamp(epoch_, next);
+    commit.stamp = make_stamp(epoch, next);
     prepare(commit, table_bytes);
     if (commit.status) ++next;
   }
@@ -151,9 +133,9 @@ void CodedStore::commit_batch(std::vector<Request> batch) {
     } else {
       // What of it is durable shows when the store is opened again; until then its numbers must not
       // be drawn again.
-      const std::lock_guard lock(mutex_);
-      if (!refused_)
-        refused_ = make_error(
+      const auto map = map_.lock();
+      if (!map->refused)
+        map->refused = make_error(
             Code::read_only,
             "a commit failed half-way (" + done.error().what + "): open the store again", kWhere);
       for (Prepared& commit : going) failed.emplace_back(commit.request, done);
@@ -161,8 +143,8 @@ void CodedStore::commit_batch(std::vector<Request> batch) {
     }
   }
   for (const auto& [request, why] : failed) {
-    std::lock_guard lock(mutex_);
-    for (const auto& [key, object] : request->state->objects) owned_.erase(key);
+    const auto map = map_.lock();
+    for (const auto& [key, object] : request->state->objects) map->owned.erase(key);
   }
   std::vector<std::pair<Request*, Result<Version>>> done;
   done.reserve(going.size() + failed.size());
@@ -231,7 +213,7 @@ std::vector<StagedStripe*> CodedStore::write_better(Prepared& commit, Transactio
     for (auto& [index, stripe] : object.stripes) {
       if (stripe.fresh || object.expected == Class::read_write || stripe.blocks < shape_.rows())
         continue;
-      auto fresh = make_stripe(object.expected);
+      auto fresh = map_.make_stripe(object.expected);
       if (!fresh) continue;
       stripe.fresh = std::move(*fresh);
       ShardSet written = 0;
@@ -263,10 +245,10 @@ Status CodedStore::name_stripes(Prepared& commit, const TransactionState& state,
                                 [](const auto& each) { return each.second.exists; });
   if (!commit.needs_commit || !adds) return {};
   const uint64_t added = commit.items.size() * 9 / 8 + 64;
-  std::lock_guard store_lock(mutex_);
-  if (table_.image_bytes(shape_) + table_bytes + added > shape_.area_bytes)
+  const auto map = map_.lock();
+  if (map->table.image_bytes(shape_) + table_bytes + added > shape_.area_bytes)
     return make_error(Code::out_of_space,
-                      "the object table of the store " + composition_ +
+                      "the object table of the store " + map_.name() +
                           " is full: remove objects, or make a store for more of them",
                       kWhere);
   table_bytes += added;
@@ -277,7 +259,7 @@ Status CodedStore::name_stripes(Prepared& commit, const TransactionState& state,
 // new ones.
 Headers CodedStore::plan_fresh(const Prepared& commit, const StagedStripe& staged) const {
   Headers headers = blank_headers(shape_);
-  std::lock_guard lock(mutex_);
+  const auto map = map_.lock();
   for (size_t chunk = 0; chunk < shape_.k; ++chunk) {
     const auto over = staged.chunks.find(chunk);
     for (size_t row = 0; row < shape_.rows(); ++row) {
@@ -296,9 +278,9 @@ Headers CodedStore::plan_fresh(const Prepared& commit, const StagedStripe& stage
 Status CodedStore::write_fresh(const Prepared& commit, const StagedStripe& staged,
                                ShardSet& touched) {
   const Stripe& fresh = *staged.fresh;
-  if (staged.base) STOKER_TRY(load_headers(staged.base, Priority::write_back));
+  if (staged.base) STOKER_TRY(reader_.load_headers(staged.base, Priority::write_back));
   Headers headers = plan_fresh(commit, staged);
-  uint32_t positions = live_positions(fresh);
+  uint32_t positions = map_.live_positions(fresh);
   // What comes while a shard is rebuilt goes there too, or it would never have all. It counts for
   // nothing until then.
   size_t joining = shape_.n();
@@ -307,7 +289,8 @@ Status CodedStore::write_fresh(const Prepared& commit, const StagedStripe& stage
                                   fresh.shards.begin());
   if (joining < shape_.n()) positions |= uint32_t{1} << joining;
   ShardSet failed = 0;
-  const bool early = staged.early && staged.early->written(epoch_) && joining == shape_.n();
+  const bool early =
+      staged.early && staged.early->written(map_.lock()->epoch) && joining == shape_.n();
   if (early) take_early(*staged.early, positions, headers);
   for (size_t first = 0; first < shape_.rows() && !early;) {
     if (row_is_blank(shape_, headers, first)) {
@@ -315,8 +298,8 @@ Status CodedStore::write_fresh(const Prepared& commit, const StagedStripe& stage
       continue;
     }
     STOKER_ASSIGN(const ScratchPtr memory,
-                  take_scratch(std::min(kFreshRows, shape_.rows() - first), shape_.n(),
-                               "writing a stripe of a coded store"));
+                  reader_.take_scratch(std::min(kFreshRows, shape_.rows() - first), shape_.n(),
+                                       "writing a stripe of a coded store"));
     STOKER_TRY(write_fresh_rows(staged, first, *memory, positions, headers, failed));
     // else again, in other memory: a disk was given up, and refuses from then on
     if (!memory->bytes.lost()) first += memory->rows;
@@ -345,7 +328,7 @@ Status CodedStore::write_fresh(const Prepared& commit, const StagedStripe& stage
     STOKER_TRY(drop_shards(now, batch.why()));
   }
   if (joining < shape_.n() && (failed & shard_bit(*joining_)) == 0) joined_.insert(fresh.id);
-  std::lock_guard lock(mutex_);
+  const auto map = map_.lock();
   staged.fresh->headers = std::move(headers);
   return {};
 }
@@ -384,11 +367,11 @@ Status CodedStore::write_fresh_rows(const StagedStripe& staged, size_t first, co
   }
   std::vector<Run> runs;
   {
-    std::lock_guard lock(mutex_);
+    const auto map = map_.lock();
     for (const auto& [chunk, row] : old)
-      plan_chunk(staged.base, chunk, row, 1, at(chunk, row), runs);
+      reader_.plan_chunk(staged.base, chunk, row, 1, at(chunk, row), runs);
   }
-  const Status fetched = fetch(runs, Priority::write_back);
+  const Status fetched = reader_.fetch(runs, Priority::write_back);
   if (memory.bytes.lost()) return {};
   if (!fetched) return fetched.error();
   ShardBatch batch(*shards_, Priority::write_back);
@@ -448,7 +431,7 @@ Status CodedStore::append_vals(std::vector<Prepared>& commits, ShardSet& touched
     for (NewVal& added : commit.vals) {
       Val& val = *added.val;
       val.commit = record;
-      const uint32_t positions = live_positions(*added.stripe);
+      const uint32_t positions = map_.live_positions(*added.stripe);
       for (size_t c = 0; c < shape_.n(); ++c) {
         if ((positions >> c & 1) == 0 || (c < shape_.k && c != val.chunk)) continue;
         if (mutated(Mutation::acknowledge_before_parity) && c > shape_.k) continue;
@@ -477,7 +460,7 @@ Status CodedStore::append_vals(std::vector<Prepared>& commits, ShardSet& touched
 
 Status CodedStore::append_commits(std::vector<Prepared>& commits) {
   std::map<size_t, FrameBuilder> frames;
-  const ShardSet set = live();
+  const ShardSet set = map_.live();
   for (const Prepared& commit : commits) {
     if (!commit.needs_commit || mutated(Mutation::drop_commit)) continue;
     for (size_t shard = 0; shard < shape_.shards; ++shard) {
@@ -501,33 +484,33 @@ Status CodedStore::append_commits(std::vector<Prepared>& commits) {
 
 // What is durable becomes visible, all of a batch at one moment.
 void CodedStore::flip(std::vector<Prepared>& commits) {
-  std::lock_guard lock(mutex_);
+  const auto map = map_.lock();
   for (Prepared& commit : commits) {
     const auto resolve = [&](uint64_t id, const std::vector<uint32_t>&) {
       return commit.fresh.at(id);
     };
-    const Status applied = table_.apply(shape_, commit.items, resolve);
+    const Status applied = map->table.apply(shape_, commit.items, resolve);
     STOKER_CHECK(applied.has_value());  // these are our own items
-    version_ = number_of(commit.stamp);
+    map->version = number_of(commit.stamp);
     for (const NewVal& added : commit.vals) {
       for (size_t i = 0; i < added.val->crcs.size(); ++i)
         added.stripe->overlay[(added.val->first + i) * shape_.k + added.val->chunk] = {added.val,
                                                                                        i};
-      dirty_[added.stripe->id] = added.stripe;
+      map->dirty[added.stripe->id] = added.stripe;
       since_image_.push_back(added.val);
     }
     for (const Touched& touched : commit.touched) {
-      const ObjectPtr object = table_.find(touched.key);
-      if (object && !commit.needs_commit) object->number = version_;
-      owned_.erase(touched.key);
+      const ObjectPtr object = map->table.find(touched.key);
+      if (object && !commit.needs_commit) object->number = map->version;
+      map->owned.erase(touched.key);
       const uint64_t id = class_id(touched.key);
       const uint32_t folder = class_volume(touched.key);
-      if (!object) classes_.forget(id);
+      if (!object) map->classes.forget(id);
       if (!object) continue;
-      if (touched.made) classes_.create(id, {folder, touched.key, touched.announced});
-      if (touched.stated) classes_.set(id, folder, {*touched.stated, true});
+      if (touched.made) map->classes.create(id, {folder, touched.key, touched.announced});
+      if (touched.stated) map->classes.set(id, folder, {*touched.stated, true});
       for (const auto& [offset, bytes] : touched.writes)
-        classes_.see(id, {folder, true, offset, bytes});
+        map->classes.see(id, {folder, true, offset, bytes});
     }
   }
 }

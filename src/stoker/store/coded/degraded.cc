@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "stoker/store/coded/coded_store.h"
+#include "stoker/store/coded/reader.h"
 #include "stoker/store/coded/row_reads.h"
 
 namespace stoker::coded {
@@ -16,41 +16,41 @@ constexpr size_t kDecodedAtOnce = 256;  // rows
 
 // Reads that are left behind hold scratch a moment longer: whoever finds no room for a row waits
 // for them before it is refused.
-Result<CodedStore::ScratchPtr> CodedStore::take_scratch(size_t rows, size_t blocks_a_row,
-                                                        std::string_view who) const {
+Result<ScratchPtr> Reader::take_scratch(size_t rows, size_t blocks_a_row,
+                                        std::string_view who) const {
   for (bool last = false;;) {
-    auto grant = runtime_.budget.take(rows * blocks_a_row * kBlock, who);
+    auto grant = budget_.take(rows * blocks_a_row * kBlock, who);
     if (grant)
       return std::make_shared<Scratch>(
           Scratch{std::move(*grant), AlignedBytes::faulted(rows * blocks_a_row * kBlock), rows});
     if (last) return grant.error();
     // none: the last of them may have come just now
-    if (rows == 1) last = !shards_->stragglers().await();
+    if (rows == 1) last = !shards_.stragglers().await();
     rows = std::max<size_t>(1, rows / 2);
   }
 }
 
-void CodedStore::read_rows(std::span<RowsWanted> all, std::shared_ptr<const void> memory,
-                           Priority priority) {
-  RowReads reads(*shards_, live(), all, std::move(memory), priority);
+void Reader::read_rows(std::span<RowsWanted> all, std::shared_ptr<const void> memory,
+                       Priority priority) {
+  RowReads reads(shards_, map_.live(), all, std::move(memory), priority);
   finish_rows(reads);
 }
 
-void CodedStore::finish_rows(RowReads& reads) {
+void Reader::finish_rows(RowReads& reads) {
   const uint64_t decoded = reads.finish(code_);
   if (decoded == 0) return;
-  std::lock_guard lock(mutex_);
-  counts_.decoded_blocks += decoded;
+  const auto map = map_.lock();
+  map->counts.decoded_blocks += decoded;
 }
 
 // Bases, by decoding: so many rows at once, of as many runs.
-Status CodedStore::fetch_degraded(std::vector<Run> left, Priority priority) {
+Status Reader::fetch_degraded(std::vector<Run> left, Priority priority) {
   if (left.empty()) return {};
   {
-    std::lock_guard lock(mutex_);
+    const auto map = map_.lock();
     for (const Run& run : left) {
-      const bool live = (live_ & shard_bit(run.stripe->shards[run.chunk])) != 0;
-      if (live && run.stripe->overrides.empty()) bad_[{run.stripe->id, run.chunk}] = run.stripe;
+      const bool live = (map->live & shard_bit(run.stripe->shards[run.chunk])) != 0;
+      if (live && run.stripe->overrides.empty()) map->bad[{run.stripe->id, run.chunk}] = run.stripe;
       run.stripe->misses += priority == Priority::scrub ? 0 : 1;
     }
   }

@@ -17,7 +17,7 @@ constexpr uint64_t kShareOfTheCap = 8;     // an eighth of it, in a step
 
 // Where all that was chosen cannot be folded, what comes next may be.
 Result<size_t> CodedStore::fold_step(const FoldBounds& bounds) {
-  if (refused()) return *refused_;
+  if (const auto refused = map_.refused()) return *refused;
   for (;;) {
     Folding folding(*this);
     STOKER_ASSIGN(const size_t folded, folding.run(bounds));
@@ -64,22 +64,22 @@ Status Folding::choose(const CodedStore::FoldBounds& bounds) {
   };
   std::vector<Old> first;
   {
-    std::lock_guard lock(store_.mutex_);
-    std::erase_if(store_.dirty_, [&](const auto& each) {
+    const auto map = store_.map_.lock();
+    std::erase_if(map->dirty, [&](const auto& each) {
       const StripePtr stripe = each.second.lock();
       if (!stripe || stripe->overlay.empty()) {
-        store_.stuck_.erase(each.first);
+        map->stuck.erase(each.first);
         return true;
       }
-      if (store_.stuck_.contains(stripe->id)) return false;
+      if (map->stuck.contains(stripe->id)) return false;
       Old old{UINT64_MAX, 0, stripe};
       Stamp newest = 0;
       for (const auto& [block, newer] : stripe->overlay) {
         if (newer.val->stamp < old.stamp) old = {newer.val->stamp, block, stripe};
         newest = std::max(newest, newer.val->stamp);
       }
-      const bool rewritten = store_.classes_.of(stripe->object) == Class::read_write &&
-                             number_of(newest) + kStillRewritten > store_.version_;
+      const bool rewritten = map->classes.of(stripe->object) == Class::read_write &&
+                             number_of(newest) + kStillRewritten > map->version;
       if (!rewritten || !bounds.spare) first.push_back(std::move(old));
       return false;
     });
@@ -91,7 +91,7 @@ Status Folding::choose(const CodedStore::FoldBounds& bounds) {
       std::max<size_t>(1, shape_.segment_bytes / 4 / (kBlock + 8 + shape_.parity_entry_bytes())));
   std::vector<StripePtr> chosen;
   {
-    std::lock_guard lock(store_.mutex_);
+    const auto map = store_.map_.lock();
     size_t rows = 0;
     for (const Old& old : first) {
       if (chosen.size() == bounds.stripes || rows >= rows_left) break;
@@ -100,12 +100,12 @@ Status Folding::choose(const CodedStore::FoldBounds& bounds) {
       if (!old.stripe->headers) store_.moved_ += shape_.n() * header_bytes(shape_);
     }
   }
-  const auto unread = store_.load_headers(chosen, Priority::scrub);
+  const auto unread = store_.reader_.load_headers(chosen, Priority::scrub);
   for (const auto& [id, why] : unread) leave(id, why);
   for (size_t i = 0; i < chosen.size(); ++i) {
     if (unread.contains(chosen[i]->id)) continue;
     if (const Status mended = store_.mend_unread(chosen[i]); !mended) {
-      if (mended.error().code == Code::over_budget || store_.refused()) return mended.error();
+      if (mended.error().code == Code::over_budget || store_.map_.refused()) return mended.error();
       leave(chosen[i]->id, mended.error());
       continue;
     }
@@ -128,8 +128,8 @@ size_t Folding::newer_rows(const Stripe& stripe) const {
 // From the row of the block that has waited longest on, or one that is rewritten for ever would
 // keep others in the log.
 void Folding::add_groups(const StripePtr& stripe, size_t from_row, size_t& rows_left) {
-  std::lock_guard lock(store_.mutex_);
-  ids_[stripe->id] = make_stamp(store_.epoch_, store_.next_id_++);
+  const auto map = store_.map_.lock();
+  ids_[stripe->id] = map->take_id();
   next_.emplace(stripe->id, *stripe->headers);
   const auto from = stripe->overlay.lower_bound(from_row * shape_.k);
   add_rows(stripe, from, stripe->overlay.end(), rows_left);
@@ -215,29 +215,17 @@ Future<void> CodedStore::fold_all() {
   return future;
 }
 
-bool CodedStore::folded_up_to(Stamp stamp) const {
-  std::lock_guard lock(mutex_);
-  for (const auto& [id, weak] : dirty_) {
-    const StripePtr stripe = weak.lock();
-    if (!stripe || stuck_.contains(id)) continue;
-    if (std::any_of(stripe->overlay.begin(), stripe->overlay.end(),
-                    [stamp](const auto& each) { return each.second.val->stamp <= stamp; }))
-      return false;
-  }
-  return true;
-}
-
 // What comes meanwhile is not waited for, or it might never end.
 Future<void> CodedStore::drain() {
   Stamp until = 0;
   {
-    std::lock_guard lock(mutex_);
-    until = make_stamp(epoch_, version_);
+    const auto map = map_.lock();
+    until = make_stamp(map->epoch, map->version);
   }
   return add_job(
       [this, until]() -> Result<bool> {
         STOKER_ASSIGN(const size_t folded, fold_paced({kFoldedAtOnce, kRowsAStep}, fold_pace_));
-        if (folded > 0 && !folded_up_to(until))
+        if (folded > 0 && !map_.folded_up_to(until))
           return true;  // 0: all that is left cannot be folded
         STOKER_TRY(checkpoint());
         return false;

@@ -12,7 +12,7 @@ namespace stoker::coded {
 Status Folding::stage() {
   std::map<size_t, FrameBuilder> frames;
   for (const Group& group : groups_) {
-    const uint32_t live = store_.live_positions(*group.stripe);
+    const uint32_t live = store_.map_.live_positions(*group.stripe);
     const Headers& next = next_headers(group.stripe);
     for (size_t j = 0; j < shape_.m; ++j) {
       if (!is_set(live, shape_.k + j)) continue;
@@ -64,7 +64,7 @@ Status Folding::decide() {
   for (const StripePtr& stripe : stripes_) {
     const auto item = items.find(stripe->id);
     if (item == items.end()) continue;
-    const uint32_t live = store_.live_positions(*stripe);
+    const uint32_t live = store_.map_.live_positions(*stripe);
     for (size_t c = 0; c < shape_.n(); ++c) {
       if (is_set(live, c) && (c >= shape_.k || is_set(concerned[stripe->id], c)))
         frames[stripe->shards[c]].add(item->second);
@@ -83,11 +83,11 @@ Status Folding::append(std::map<size_t, FrameBuilder>& frames,
 }
 
 void Folding::set_folding(bool folding) {
-  std::unique_lock lock(store_.mutex_);
+  auto map = store_.map_.lock();
   for (const StripePtr& stripe : stripes_) stripe->folding = folding;
-  store_.unpinned_.notify_all();
+  store_.map_.changed();
   if (!folding) return;
-  store_.unpinned_.wait(lock, [&] {
+  map.wait([&] {
     return std::all_of(stripes_.begin(), stripes_.end(),
                        [](const StripePtr& stripe) { return stripe->readers == 0; });
   });
@@ -99,7 +99,7 @@ Status Folding::apply() {
   ShardSet touched = 0;
   std::map<uint64_t, std::set<std::pair<size_t, size_t>>> pages;  // by stripe: position, page
   for (const Group& group : groups_) {
-    const uint32_t live = store_.live_positions(*group.stripe);
+    const uint32_t live = store_.map_.live_positions(*group.stripe);
     for (size_t c = 0; c < shape_.n(); ++c) {
       if (!is_set(live, c) || (c < shape_.k && !is_set(group.dirty, c))) continue;
       blocks.write(group.stripe->shards[c], shape_.block_at(group.stripe->slots[c], group.first),
@@ -118,7 +118,7 @@ Status Folding::apply() {
   ShardBatch headers(store_.shards(), Priority::scrub);
   for (const StripePtr& stripe : stripes_) {
     Headers& next = next_headers(stripe);
-    const uint32_t live = store_.live_positions(*stripe);
+    const uint32_t live = store_.map_.live_positions(*stripe);
     for (const auto& [position, page] : pages[stripe->id]) {
       if (!is_set(live, position)) continue;
       const HeaderPage header = page_of(shape_, stripe->id, next, position, page);
@@ -138,11 +138,11 @@ Status Folding::apply() {
 // Too few shards are left to write to. What the bases hold of these rows is unknown; VALs and
 // staged blocks stand for them, as they would after opening again.
 void Folding::stand_in() {
-  std::lock_guard lock(store_.mutex_);
+  const auto map = store_.map_.lock();
   for (const Group& group : groups_) {
     for (size_t i = 0; i < group.newer.size(); ++i) {
       const Stripe::Newer& newer = group.newer[i];
-      const Place* copy = newer.val->live_place(store_.live_, 0);
+      const Place* copy = newer.val->live_place(map->live, 0);
       Place place = copy != nullptr ? *copy : newer.val->places.front();
       place.offset += newer.index * kBlock;
       group.stripe
@@ -161,7 +161,7 @@ void Folding::stand_in() {
 }
 
 void Folding::finish() {
-  std::lock_guard lock(store_.mutex_);
+  const auto map = store_.map_.lock();
   for (const Group& group : groups_) {
     for (size_t i = 0; i < group.newer.size(); ++i) {
       const size_t block =
@@ -173,7 +173,7 @@ void Folding::finish() {
   }
   for (const StripePtr& stripe : stripes_) {
     stripe->headers = std::move(next_headers(stripe));
-    ++store_.counts_.folds;
+    ++map->counts.folds;
   }
 }
 

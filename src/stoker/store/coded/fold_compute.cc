@@ -32,8 +32,8 @@ void Folding::drop_left() {
   if (left_.empty()) return;
   std::erase_if(groups_, [&](const Group& group) { return left_.contains(group.stripe->id); });
   std::erase_if(stripes_, [&](const StripePtr& stripe) { return left_.contains(stripe->id); });
-  std::lock_guard lock(store_.mutex_);
-  store_.stuck_.insert(left_.begin(), left_.end());
+  const auto map = store_.map_.lock();
+  map->stuck.insert(left_.begin(), left_.end());
 }
 
 void Folding::fetch_newest() {
@@ -50,9 +50,9 @@ void Folding::fetch_newest() {
 // Again, into other memory, where a disk was given up that may still write to it.
 Status Folding::fetch_newest(std::span<Group> groups) {
   for (;;) {
-    std::vector<CodedStore::Run> runs;
+    std::vector<Run> runs;
     for (Group& group : groups) plan_newest(group, runs);
-    Status fetched = store_.fetch(runs, Priority::scrub);
+    Status fetched = store_.reader_.fetch(runs, Priority::scrub);
     if (std::none_of(groups.begin(), groups.end(),
                      [](const Group& group) { return group.fresh.lost(); }))
       return fetched;
@@ -60,7 +60,7 @@ Status Folding::fetch_newest(std::span<Group> groups) {
 }
 
 // Where the newest blocks of the group are, and what its headers will say of them.
-void Folding::plan_newest(Group& group, std::vector<CodedStore::Run>& runs) {
+void Folding::plan_newest(Group& group, std::vector<Run>& runs) {
   Headers& next = next_headers(group.stripe);
   group.fresh = AlignedBytes(group.dirty_count() * group.count * kBlock);
   size_t nth = 0;
@@ -74,8 +74,8 @@ void Folding::plan_newest(Group& group, std::vector<CodedStore::Run>& runs) {
       if (goes_on) {
         ++runs.back().count;
       } else {
-        runs.push_back({CodedStore::Run::From::log, group.stripe, c, group.first + r, 1, newer.val,
-                        newer.index, into});
+        runs.push_back(
+            {Run::From::log, group.stripe, c, group.first + r, 1, newer.val, newer.index, into});
       }
       next.versions[(group.first + r) * shape_.k + c] =
           newer.val->stamp + (mutated(Mutation::fold_oldest) ? 1 : 0);
@@ -99,7 +99,7 @@ void Folding::fetch_bases() {
       rows.push_back({group.stripe.get(), group.first, group.count, wanted, group.blocks.span()});
       whose.push_back(&group);
     }
-    store_.read_rows(rows, nullptr, Priority::scrub);  // into blocks that are worked on
+    store_.reader_.read_rows(rows, nullptr, Priority::scrub);  // into blocks that are worked on
     for (const RowsWanted& each : rows) store_.moved_ += each.blocks_read * kBlock;
   } while (std::any_of(groups_.begin(), groups_.end(),
                        [](const Group& group) { return group.blocks.lost(); }));
@@ -111,7 +111,7 @@ void Folding::fetch_bases() {
 // By delta, or from all data of the rows, whichever reads less: the bases that it takes.
 uint32_t Folding::choose_way(Group& group) const {
   const Headers& headers = *group.stripe->headers;
-  const uint32_t live = store_.live_positions(*group.stripe);
+  const uint32_t live = store_.map_.live_positions(*group.stripe);
   const uint32_t data_all = (uint32_t{1} << shape_.k) - 1;
   const uint32_t parity = live & ~data_all;
   if (parity == 0) {
@@ -139,7 +139,7 @@ uint32_t Folding::choose_way(Group& group) const {
 // New data and new parity of the rows.
 Status Folding::compute(Group& group) {
   Headers& next = next_headers(group.stripe);
-  const uint32_t live = store_.live_positions(*group.stripe);
+  const uint32_t live = store_.map_.live_positions(*group.stripe);
   group.parity_crcs.assign(shape_.m, std::vector<uint32_t>(group.count));
   std::vector<codec::Target> targets(shape_.m);
   for (size_t j = 0; j < shape_.m; ++j) {

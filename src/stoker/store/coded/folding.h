@@ -50,7 +50,7 @@ class Folding {
   void compute_all();
   void fetch_newest();
   Status fetch_newest(std::span<Group> groups);
-  void plan_newest(Group& group, std::vector<CodedStore::Run>& runs);
+  void plan_newest(Group& group, std::vector<Run>& runs);
   void fetch_bases();
   uint32_t choose_way(Group& group) const;
   Status compute(Group& group);

@@ -69,6 +69,8 @@ struct Shape {
     return slot_at(slot) + (2 * pages() + row) * kBlock;
   }
   uint64_t file_bytes() const { return slot_at(slots); }
+  // Slots of all shards, as data: of each stripe's k + m chunks k count.
+  uint64_t capacity_bytes() const { return uint64_t{slots} * shards / n() * stripe_bytes(); }
   // Whether a set of live shards may be written to: any two such sets meet, and each stripe has at
   // least k chunks on it.
   bool writable(ShardSet live) const;

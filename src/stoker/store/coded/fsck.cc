@@ -42,7 +42,7 @@ class Checking {
       report_.notes.push_back(std::to_string(health.newer_blocks) +
                               " blocks are newer in the logs than in the bases, as after a crash "
                               "or while it is in use");
-    const ShardSet live = store_.live();
+    const ShardSet live = store_.map_.live();
     for (size_t shard = 0; shard < store_.shape_.shards; ++shard) {
       if ((store_.shards().present() & shard_bit(shard)) != 0) superblocks(shard);
       if ((live & shard_bit(shard)) != 0) table(shard);
@@ -50,8 +50,8 @@ class Checking {
     logs();
     std::vector<std::pair<std::string, ObjectPtr>> objects;
     {
-      std::lock_guard lock(store_.mutex_);
-      for (const auto& [key, object] : store_.table_.objects()) objects.emplace_back(key, object);
+      const auto map = store_.map_.lock();
+      for (const auto& [key, object] : map->table.objects()) objects.emplace_back(key, object);
     }
     uint64_t total = 0;
     for (const auto& [key, object] : objects) total += object->bytes;
@@ -108,7 +108,7 @@ class Checking {
     if (newest_image_) return *newest_image_;
     newest_image_.emplace();
     for (size_t shard = 0; shard < store_.shape_.shards; ++shard) {
-      if ((store_.live() & shard_bit(shard)) == 0) continue;
+      if ((store_.map_.live() & shard_bit(shard)) == 0) continue;
       for (size_t area = 0; area < 2; ++area) {
         PiecewiseRead read(store_.shards(), shard, store_.shape_.area_at(area),
                            store_.shape_.area_bytes);
@@ -189,7 +189,7 @@ class Checking {
     std::map<size_t, LogContent> contents;
     std::set<Stamp> commits;
     for (size_t shard = 0; shard < store_.shape_.shards; ++shard) {
-      if ((store_.live() & shard_bit(shard)) == 0) continue;
+      if ((store_.map_.live() & shard_bit(shard)) == 0) continue;
       const LogContent& content = contents.emplace(shard, log_of(shard)).first->second;
       for (const Stamp stamp : content.commits) {
         if (stamp > store_.image_stamp_) commits.insert(stamp);
@@ -199,7 +199,7 @@ class Checking {
     for (const auto& [shard, content] : contents) {
       std::set<Stamp> needed = commits;
       size_t damaged = 0;
-      for (const auto& [stripe, val] : store_.vals_of(shard)) {
+      for (const auto& [stripe, val] : store_.map_.vals_of(shard)) {
         const auto found = content.vals.find(key_of(*val));
         if (found == content.vals.end()) {
           ++(val->stamp < content.newest ? damaged : lacking);
@@ -238,7 +238,7 @@ class Checking {
     for (uint64_t at = 0; at < object.bytes; at += memory.size()) {
       const size_t piece = std::min<uint64_t>(memory.size(), object.bytes - at);
       const Status read =
-          store_.read_now(key, nullptr, at, {memory.data(), piece, -1}, Priority::scrub);
+          store_.reader_.read(key, nullptr, at, {memory.data(), piece, -1}, Priority::scrub);
       if (!read)
         report_.problems.push_back("bytes " + std::to_string(at) + " to " +
                                    std::to_string(at + piece) + " of '" + key +
@@ -246,7 +246,7 @@ class Checking {
     }
     for (const StripePtr& stripe : object.stripes) {
       if (!stripe) continue;
-      const uint32_t live = store_.live_positions(*stripe);
+      const uint32_t live = store_.map_.live_positions(*stripe);
       for (size_t position = 0; position < store_.shape_.n(); ++position) {
         if ((live >> position & 1) == 0) continue;
         ++report_.chunks;

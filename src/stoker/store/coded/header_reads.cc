@@ -4,7 +4,7 @@
 #include <iterator>
 #include <utility>
 
-#include "stoker/store/coded/coded_store.h"
+#include "stoker/store/coded/reader.h"
 
 namespace stoker::coded {
 namespace {
@@ -14,26 +14,17 @@ constexpr uint64_t kShareOfTheCap = 16;  // a sixteenth of it, at once
 
 }  // namespace
 
-Status CodedStore::load_headers(const StripePtr& stripe, Priority priority) {
+Status Reader::load_headers(const StripePtr& stripe, Priority priority) {
   const auto failed = load_headers(std::span(&stripe, 1), priority);
   return failed.empty() ? Status() : failed.begin()->second;
 }
 
-Status CodedStore::load_headers_paced(const StripePtr& stripe) {
-  {
-    std::lock_guard lock(mutex_);
-    if (stripe->headers) return {};
-  }
-  pace_.spend(static_cast<uint64_t>(std::popcount(live_positions(*stripe))) * header_bytes(shape_));
-  return load_headers(stripe, Priority::scrub);
-}
-
 // Two threads may do so at once with a stripe: the first one's counts.
-std::map<uint64_t, Error> CodedStore::load_headers(std::span<const StripePtr> stripes,
-                                                   Priority priority) {
+std::map<uint64_t, Error> Reader::load_headers(std::span<const StripePtr> stripes,
+                                               Priority priority) {
   std::vector<StripePtr> unknown;
   {
-    std::lock_guard lock(mutex_);
+    const auto map = map_.lock();
     std::copy_if(stripes.begin(), stripes.end(), std::back_inserter(unknown),
                  [](const StripePtr& stripe) { return !stripe->headers; });
     for (const StripePtr& stripe : unknown) ++stripe->loading;
@@ -46,8 +37,8 @@ std::map<uint64_t, Error> CodedStore::load_headers(std::span<const StripePtr> st
     Grant grant;
     for (; count > 1; count /= 2) {
       const uint64_t bytes = (count - 1) * shape_.n() * header_bytes(shape_);
-      if (bytes > runtime_.budget.cap() / kShareOfTheCap) continue;
-      auto more = runtime_.budget.take(bytes, "the headers of stripes of a coded store");
+      if (bytes > budget_.cap() / kShareOfTheCap) continue;
+      auto more = budget_.take(bytes, "the headers of stripes of a coded store");
       if (!more) continue;
       grant = std::move(*more);
       break;
@@ -68,14 +59,14 @@ std::map<uint64_t, Error> CodedStore::load_headers(std::span<const StripePtr> st
                                       " can be read: " + reads[i].why,
                                   "store/coded/headers"));
       }
-      std::lock_guard lock(mutex_);
+      const auto map = map_.lock();
       --stripe->loading;
       if (!merged || stripe->headers) continue;
       stripe->headers = std::move(merged);
       // What such a page says may be on the disk all the same, and be needed when others are lost.
-      const uint32_t unread = unread_positions(*stripe);
+      const uint32_t unread = map->unread_positions(shape_, *stripe);
       for (size_t c = 0; c < shape_.n(); ++c) {
-        if (is_set(unread, c)) bad_[{stripe->id, c}] = stripe;
+        if (is_set(unread, c)) map->bad[{stripe->id, c}] = stripe;
       }
     }
     first += count;
@@ -83,26 +74,14 @@ std::map<uint64_t, Error> CodedStore::load_headers(std::span<const StripePtr> st
   return failed;
 }
 
-// Each of them has such a page (a fresh stripe gets all of them), so what it says is not known
-// until it is compared.
-uint32_t CodedStore::unread_positions(const Stripe& stripe) const {
-  uint32_t positions = 0;
-  for (size_t at = 0; at < stripe.headers->counters.size(); ++at) {
-    const size_t position = at / shape_.pages();
-    if (stripe.headers->counters[at] == 0 && (live_ & shard_bit(stripe.shards[position])) != 0)
-      positions |= uint32_t{1} << position;
-  }
-  return positions;
-}
-
 // Takes what can be read of the header pages of all live chunks, of all of these in one batch.
-void CodedStore::read_headers(std::span<HeaderRead> all, Priority priority) {
+void Reader::read_headers(std::span<HeaderRead> all, Priority priority) {
   std::vector<AlignedBytes> memory;
   std::vector<Area> areas;
   std::vector<std::pair<size_t, size_t>> at;  // in `all`, position
   for (size_t i = 0; i < all.size(); ++i) {
     const Stripe& stripe = *all[i].stripe;
-    const uint32_t positions = live_positions(stripe);
+    const uint32_t positions = map_.live_positions(stripe);
     for (size_t c = 0; c < shape_.n(); ++c) {
       if (!is_set(positions, c)) continue;
       areas.push_back({stripe.shards[c], shape_.slot_at(stripe.slots[c]),
@@ -110,10 +89,10 @@ void CodedStore::read_headers(std::span<HeaderRead> all, Priority priority) {
       at.emplace_back(i, c);
     }
   }
-  const std::string why = read_areas(*shards_, priority, areas);
+  const std::string why = read_areas(shards_, priority, areas);
   for (size_t i = 0; i < areas.size(); ++i) {
     HeaderRead& read = all[at[i].first];
-    read.raw.take(shape_, shards_->store(), read.stripe->id, at[i].second, memory[i].span());
+    read.raw.take(shape_, shards_.store(), read.stripe->id, at[i].second, memory[i].span());
     read.any = read.any || areas[i].any();
     if (!areas[i].any()) read.why = why;
   }

@@ -24,7 +24,7 @@ uint64_t random_generation() {
 }  // namespace
 
 ShardSet CodedStore::without_room(const std::map<size_t, FrameBuilder>& frames) const {
-  const ShardSet set = live();
+  const ShardSet set = map_.live();
   const size_t round = rounds_.item_bytes(shape_);
   ShardSet full = 0;
   for (const auto& [shard, frame] : frames) {
@@ -44,7 +44,7 @@ Status CodedStore::append(std::map<size_t, FrameBuilder>& frames, ShardSet touch
         kWhere);
   }
   ShardBatch batch(*shards_, Priority::demand);
-  const ShardSet set = live();
+  const ShardSet set = map_.live();
   const auto round =
       frames.empty() ? std::nullopt : std::optional(rounds_.begin(shape_, image_stamp_));
   for (auto& [shard, frame] : frames) {
@@ -58,7 +58,7 @@ Status CodedStore::append(std::map<size_t, FrameBuilder>& frames, ShardSet touch
   const ShardSet failed = batch.run();
   if (failed != 0) STOKER_TRY(drop_shards(failed, batch.why()));
   if (!mutated(Mutation::skip_flush)) STOKER_TRY(flush(touched));
-  const ShardSet left = live();
+  const ShardSet left = map_.live();
   std::erase_if(written, [&](const auto& each) { return (left & shard_bit(each.first)) == 0; });
   for (auto& [shard, frame] : written) frame.bytes = AlignedBytes();
   if (round) rounds_.end(written);
@@ -67,13 +67,13 @@ Status CodedStore::append(std::map<size_t, FrameBuilder>& frames, ShardSet touch
 
 Status CodedStore::flush(ShardSet set) {
   ShardBatch batch(*shards_, Priority::demand);
-  batch.sync(set & live());
+  batch.sync(set & map_.live());
   const ShardSet failed = batch.run();
   return failed == 0 ? Status() : drop_shards(failed, batch.why());
 }
 
 bool CodedStore::fits(size_t bytes, size_t reserve) const {
-  const ShardSet set = live();
+  const ShardSet set = map_.live();
   for (size_t shard = 0; shard < shape_.shards; ++shard) {
     if ((set & shard_bit(shard)) != 0 && !(*shards_)[shard].log->fits(bytes, reserve)) return false;
   }
@@ -81,7 +81,7 @@ bool CodedStore::fits(size_t bytes, size_t reserve) const {
 }
 
 size_t CodedStore::free_segments() const {
-  const ShardSet set = live();
+  const ShardSet set = map_.live();
   size_t free = SIZE_MAX;
   for (size_t shard = 0; shard < shape_.shards; ++shard) {
     if ((set & shard_bit(shard)) != 0)
@@ -100,8 +100,8 @@ Status CodedStore::make_room(size_t bytes) {
     if (!done && done.error().code != Code::over_budget) return done.error();
     const size_t folded = done ? *done : 0;
     {
-      std::lock_guard lock(mutex_);
-      counts_.awaited_folds += folded;
+      const auto map = map_.lock();
+      map->counts.awaited_folds += folded;
     }
     const bool held = !since_image_.empty();
     if (held) STOKER_TRY(checkpoint());
@@ -109,13 +109,13 @@ Status CodedStore::make_room(size_t bytes) {
     if (!done) return done.error();
     if (folded > 0 || held) continue;
     // What could not be folded once may be by now.
-    std::lock_guard lock(mutex_);
-    if (again || stuck_.empty()) break;
-    stuck_.clear();
+    const auto map = map_.lock();
+    if (again || map->stuck.empty()) break;
+    map->stuck.clear();
     again = true;
   }
   return make_error(Code::out_of_space,
-                    "the logs of the store " + composition_ + " have no room for " +
+                    "the logs of the store " + map_.name() + " have no room for " +
                         human_bytes(bytes) + ": commit less at a time",
                     kWhere);
 }
@@ -139,10 +139,10 @@ Status CodedStore::checkpoint() {
   std::vector<std::string> pieces;
   Stamp stamp = 0;
   {
-    std::lock_guard lock(mutex_);
-    table_.learn(classes_);
-    pieces = table_.image(kImagePiece);
-    stamp = make_stamp(epoch_, version_);
+    const auto map = map_.lock();
+    map->table.learn(map->classes);
+    pieces = map->table.image(kImagePiece);
+    stamp = make_stamp(map->epoch, map->version);
   }
   std::vector<std::string> payloads;
   for (const std::string& piece : pieces) {
@@ -162,7 +162,7 @@ Status CodedStore::checkpoint() {
   if (bytes > shape_.area_bytes)
     return make_error(
         Code::out_of_space,
-        "the object table of the store " + composition_ + " does not fit its area: remove objects",
+        "the object table of the store " + map_.name() + " does not fit its area: remove objects",
         kWhere);
   AlignedBytes image(bytes);
   for (const std::string& payload : payloads) {
@@ -171,7 +171,7 @@ Status CodedStore::checkpoint() {
                   image.span().subspan(writer.cursor().offset, framed_bytes(payload.size())));
   }
   ++images_;
-  const ShardSet set = live();
+  const ShardSet set = map_.live();
   image_cost_ = bytes * static_cast<uint64_t>(std::popcount(set));
   moved_ += image_cost_;
   moved_at_image_ = moved_;
@@ -199,17 +199,17 @@ Status CodedStore::checkpoint() {
 Status CodedStore::drop_shards(ShardSet failed, const std::string& why) {
   ShardSet left = 0;
   {
-    std::lock_guard lock(mutex_);
-    left = live_ & ~failed;
+    const auto map = map_.lock();
+    left = map->live & ~failed;
     for (size_t shard = 0; shard < shape_.shards; ++shard) {
-      if ((failed & live_ & shard_bit(shard)) != 0) (*shards_)[shard].trouble = why;
+      if ((failed & map->live & shard_bit(shard)) != 0) (*shards_)[shard].trouble = why;
     }
-    if (left == live_) return {};  // not live any more, or not yet
+    if (left == map->live) return {};  // not live any more, or not yet
   }
   log().warn("a shard of a coded store failed and is left out from now on: {}", why);
   if (mutated(Mutation::no_durable_exclusion)) {
-    const std::lock_guard lock(mutex_);
-    live_ = left;
+    const auto map = map_.lock();
+    map->live = left;
     return {};
   }
   return change_epoch(left);
@@ -219,14 +219,14 @@ Status CodedStore::drop_shards(ShardSet failed, const std::string& why) {
 Status CodedStore::change_epoch(ShardSet to) {
   for (;;) {
     if (!shape_.writable(to)) {
-      std::lock_guard lock(mutex_);
-      refused_ = make_error(
+      const Error refused = make_error(
           Code::read_only,
           "only " + std::to_string(std::popcount(to)) + " of the " + std::to_string(shape_.shards) +
-              " shards of " + composition_ +
+              " shards of " + map_.name() +
               " are left, too few to write to: bring missing disks back and open the store again",
           kWhere);
-      return make_error(Code::io, refused_->what, kWhere);
+      map_.lock()->refused = refused;
+      return make_error(Code::io, refused.what, kWhere);
     }
     const Epoch next{shards_->epoch_seen() + 1, to};
     if (next.number >= uint64_t{1} << (64 - kNumberBits))
@@ -251,10 +251,10 @@ Status CodedStore::change_epoch(ShardSet to) {
       failed = shards_->write_superblocks(to, why);
     }
     if (failed == 0) {
-      std::lock_guard lock(mutex_);
-      epoch_ = next.number;
-      next_id_ = 1;
-      live_ = to;
+      const auto map = map_.lock();
+      map->epoch = next.number;
+      map->next_id = 1;
+      map->live = to;
       return {};
     }
     log().warn("a shard of a coded store failed and is left out from now on: {}", why);
@@ -264,7 +264,7 @@ Status CodedStore::change_epoch(ShardSet to) {
 }
 
 void CodedStore::set_trouble(ShardSet set, const std::string& why) {
-  std::lock_guard lock(mutex_);
+  const auto map = map_.lock();
   for (size_t shard = 0; shard < shape_.shards; ++shard) {
     if ((set & shard_bit(shard)) != 0) (*shards_)[shard].trouble = why;
   }

@@ -6,8 +6,9 @@
 #include <utility>
 
 #include "stoker/base/crc32c.h"
-#include "stoker/store/coded/coded_store.h"
+#include "stoker/base/log.h"
 #include "stoker/store/coded/mutation.h"
+#include "stoker/store/coded/reader.h"
 
 namespace stoker::coded {
 namespace {
@@ -16,11 +17,6 @@ constexpr const char* kWhere = "store/coded/read";
 
 Error no_object(std::string_view key) {
   return make_error(Code::not_found, "there is no object '" + std::string(key) + "'", kWhere);
-}
-Error no_snapshot(std::string_view name) {
-  return make_error(Code::not_found,
-                    "there is no snapshot '" + std::string(name) + "': a coded store has none",
-                    kWhere);
 }
 
 Status check_range(std::string_view key, uint64_t object_bytes, uint64_t offset, size_t bytes) {
@@ -34,66 +30,9 @@ Status check_range(std::string_view key, uint64_t object_bytes, uint64_t offset,
 
 }  // namespace
 
-ObjectInfo CodedStore::info_of(std::string_view key, const Object& object) const {
-  ObjectInfo info{std::string(key), object.bytes, object.chunk_bytes,
-                  object.number,    {},           tag_of(object)};
-  if (classes_.known(class_id(key))) info.expected = classes_.of(class_id(key));
-  return info;
-}
-
-Result<ObjectInfo> CodedStore::stat(std::string_view key, std::string_view snapshot) {
-  if (!snapshot.empty()) return no_snapshot(snapshot);
-  std::lock_guard lock(mutex_);
-  const ObjectPtr object = table_.find(key);
-  if (!object) return no_object(key);
-  return info_of(key, *object);
-}
-
-Result<std::vector<ObjectInfo>> CodedStore::list(std::string_view prefix,
-                                                 std::string_view snapshot) {
-  if (!snapshot.empty()) return no_snapshot(snapshot);
-  std::lock_guard lock(mutex_);
-  std::vector<ObjectInfo> found;
-  for (auto at = table_.objects().lower_bound(prefix);
-       at != table_.objects().end() && at->first.starts_with(prefix); ++at) {
-    found.push_back(info_of(at->first, *at->second));
-  }
-  return found;
-}
-
-Future<void> CodedStore::read(std::string_view key, uint64_t offset, Slice into,
-                              ReadOptions options) {
-  if (!options.snapshot.empty()) return no_snapshot(options.snapshot);
-  if (options.priority != Priority::scrub) {
-    used();
-    std::lock_guard lock(mutex_);
-    if (table_.find(key))
-      classes_.see(class_id(key), {class_volume(key), false, offset, into.size});
-  }
-  auto promise = std::make_shared<Promise<void>>();
-  Future<void> future = promise->future();
-  readers_->run([this, promise, key = std::string(key), offset, into, priority = options.priority] {
-    promise->complete(read_now(key, nullptr, offset, into, priority));
-  });
-  return future;
-}
-
-ShardSet CodedStore::live() const {
-  std::lock_guard lock(mutex_);
-  return live_;
-}
-
-uint32_t CodedStore::live_positions(const Stripe& stripe) const {
-  const ShardSet set = live();
-  uint32_t positions = 0;
-  for (size_t i = 0; i < stripe.shards.size(); ++i)
-    positions |= (set & shard_bit(stripe.shards[i])) != 0 ? uint32_t{1} << i : 0;
-  return positions;
-}
-
 // Reads [offset, offset + size) of the object as it is at one moment; null: as the table has it.
-Status CodedStore::read_now(std::string_view key, const ObjectPtr& given, uint64_t offset,
-                            Slice into, Priority priority) {
+Status Reader::read(std::string_view key, const ObjectPtr& given, uint64_t offset, Slice into,
+                    Priority priority) {
   const uint64_t begin = align_down(offset, kBlock);
   std::vector<StripePtr> pinned;
   std::vector<Run> runs;
@@ -101,15 +40,15 @@ Status CodedStore::read_now(std::string_view key, const ObjectPtr& given, uint64
   Grant grant;
   for (;;) {
     std::vector<StripePtr> unknown;
-    std::unique_lock lock(mutex_);
-    const ObjectPtr object = given ? given : table_.find(key);
+    auto map = map_.lock();
+    const ObjectPtr object = given ? given : map->table.find(key);
     if (!object) return no_object(key);
     if (!given) STOKER_TRY(check_range(key, object->bytes, offset, into.size));
     if (into.size == 0) return {};
     if (scratch.size() == 0) {
-      lock.unlock();
+      map.unlock();
       const uint64_t bytes = align_up(offset + into.size, kBlock) - begin;
-      STOKER_ASSIGN(grant, runtime_.budget.take(bytes, "a read of a coded store"));
+      STOKER_ASSIGN(grant, budget_.take(bytes, "a read of a coded store"));
       scratch = AlignedBytes::faulted(bytes);
       continue;
     }
@@ -122,13 +61,13 @@ Status CodedStore::read_now(std::string_view key, const ObjectPtr& given, uint64
       if (stripe && !stripe->headers) unknown.push_back(stripe);
     }
     if (!unknown.empty()) {
-      lock.unlock();
+      map.unlock();
       if (const auto failed = load_headers(unknown, priority); !failed.empty())
         return failed.begin()->second.with("'" + std::string(key) + "'");
       continue;
     }
     if (wait) {
-      unpinned_.wait(lock);
+      map.wait();
       continue;
     }
     for (uint64_t at = begin; at < offset + into.size;) {
@@ -153,15 +92,15 @@ Status CodedStore::read_now(std::string_view key, const ObjectPtr& given, uint64
   const Status status = fetch(runs, priority);
   runs.clear();  // before a fold goes on: it waits for us to let the logs go
   {
-    std::lock_guard lock(mutex_);
+    const auto map = map_.lock();
     for (const StripePtr& stripe : pinned) {
-      if (--stripe->readers == 0) unpinned_.notify_all();
+      if (--stripe->readers == 0) map_.changed();
     }
   }
   // once more, into other memory: the disk that was given up is asked for nothing any more
   if (scratch.lost()) {
     grant = Grant();
-    return read_now(key, given, offset, into, priority);
+    return read(key, given, offset, into, priority);
   }
   if (!status) return status.error().with("'" + std::string(key) + "'");
   if (into.size > 0) std::memcpy(into.data, scratch.data() + (offset - begin), into.size);
@@ -169,8 +108,8 @@ Status CodedStore::read_now(std::string_view key, const ObjectPtr& given, uint64
 }
 
 // Where the newest bytes of these rows are, as runs; zeros are filled in at once.
-void CodedStore::plan_chunk(const StripePtr& stripe, size_t chunk, size_t first, size_t count,
-                            std::byte* into, std::vector<Run>& runs) const {
+void Reader::plan_chunk(const StripePtr& stripe, size_t chunk, size_t first, size_t count,
+                        std::byte* into, std::vector<Run>& runs) const {
   for (size_t row = first; row < first + count; ++row) {
     std::byte* memory = into + (row - first) * kBlock;
     Run next{Run::From::zeros, stripe, chunk, row, 1, nullptr, 0, memory};
@@ -202,9 +141,8 @@ void CodedStore::plan_chunk(const StripePtr& stripe, size_t chunk, size_t first,
 }
 
 // The blocks of these runs that did not come, or not right: neighbours as one run.
-std::vector<CodedStore::Run> CodedStore::wrong_of(const std::vector<Run>& runs,
-                                                  const std::vector<size_t>& ops,
-                                                  const ShardBatch& batch) const {
+std::vector<Run> Reader::wrong_of(const std::vector<Run>& runs, const std::vector<size_t>& ops,
+                                  const ShardBatch& batch) const {
   std::vector<Run> wrong;
   for (size_t i = 0; i < runs.size(); ++i) {
     const Run& run = runs[i];
@@ -231,9 +169,9 @@ std::vector<CodedStore::Run> CodedStore::wrong_of(const std::vector<Run>& runs,
 
 // All runs at once from where they should be; what of them is not right there from elsewhere, again
 // all at once.
-Status CodedStore::fetch(const std::vector<Run>& runs, Priority priority) {
-  const ShardSet live_now = live();
-  ShardBatch batch(*shards_, priority);
+Status Reader::fetch(const std::vector<Run>& runs, Priority priority) {
+  const ShardSet live_now = map_.live();
+  ShardBatch batch(shards_, priority);
   std::vector<size_t> ops(runs.size(), SIZE_MAX);
   for (size_t i = 0; i < runs.size(); ++i) {
     const Run& run = runs[i];
@@ -259,8 +197,8 @@ Status CodedStore::fetch(const std::vector<Run>& runs, Priority priority) {
 
 // Whole runs from the second copy on, each from what the one before had wrong; then, as one bad
 // sector takes a whole transfer with it, block by block.
-Status CodedStore::fetch_from_logs(std::vector<Run> left, Priority priority) {
-  const ShardSet live_now = live();
+Status Reader::fetch_from_logs(std::vector<Run> left, Priority priority) {
+  const ShardSet live_now = map_.live();
   for (const bool singly : {false, true}) {
     if (singly) {
       std::vector<Run> blocks;
@@ -270,7 +208,7 @@ Status CodedStore::fetch_from_logs(std::vector<Run> left, Priority priority) {
       left = std::move(blocks);
     }
     for (size_t copy = singly ? 0 : 1; !left.empty(); ++copy) {
-      ShardBatch batch(*shards_, priority);
+      ShardBatch batch(shards_, priority);
       std::vector<size_t> ops(left.size(), SIZE_MAX);
       for (size_t i = 0; i < left.size(); ++i) {
         const Run& run = left[i];
@@ -293,8 +231,8 @@ Status CodedStore::fetch_from_logs(std::vector<Run> left, Priority priority) {
                     kWhere);
 }
 
-Result<AlignedBytes> CodedStore::read_val(const StripePtr& stripe, const ValRef& val, size_t index,
-                                          size_t count, Priority priority) {
+Result<AlignedBytes> Reader::read_val(const StripePtr& stripe, const ValRef& val, size_t index,
+                                      size_t count, Priority priority) {
   for (;;) {
     AlignedBytes blocks(count * kBlock);
     const Status read = fetch({{Run::From::log, stripe, val->chunk, val->first + index, count, val,
@@ -304,6 +242,20 @@ Result<AlignedBytes> CodedStore::read_val(const StripePtr& stripe, const ValRef&
     if (!read) return read.error();
     return blocks;
   }
+}
+
+// What no log has intact is zeros in them, and told. The record goes on without it: as long as that
+// is there its checksum fails, and what is older is not taken for it.
+void Reader::fetch_records(const std::vector<Run>& runs, Priority priority) {
+  const Status fetched = fetch(runs, priority);
+  if (fetched) return;
+  for (const Run& run : runs) {
+    for (size_t b = 0; b < run.count; ++b) {
+      std::byte* const block = run.into + b * kBlock;
+      if (crc32c(block, kBlock) != run.val->crcs[run.index + b]) std::memset(block, 0, kBlock);
+    }
+  }
+  log().warn("{}", fetched.error().what);
 }
 
 }  // namespace stoker::coded

@@ -60,12 +60,12 @@ bool CodedStore::adopt(Headers& headers, const RawHeaders& own, size_t position)
 
 // Nobody looks at the old ones while they change.
 void CodedStore::install(const StripePtr& stripe, Headers headers) {
-  std::unique_lock lock(mutex_);
+  auto map = map_.lock();
   stripe->folding = true;
-  unpinned_.wait(lock, [&] { return stripe->readers == 0; });
+  map.wait([&] { return stripe->readers == 0; });
   stripe->headers = std::move(headers);
   stripe->folding = false;
-  unpinned_.notify_all();
+  map_.changed();
 }
 
 // Users who find nothing left of the cap are refused.
@@ -81,7 +81,7 @@ Result<CodedStore::Own> CodedStore::read_own(const Stripe& stripe, size_t positi
                                              const Piece& piece, RawHeaders& raw) {
   const size_t shard = stripe.shards[position];
   const size_t slot = stripe.slots[position];
-  const bool live = is_set(live_positions(stripe), position);
+  const bool live = is_set(map_.live_positions(stripe), position);
   Own own{AlignedBytes(header_bytes(shape_)), std::vector<std::optional<uint32_t>>(piece.rows)};
   std::memset(own.pairs.data(), 0, own.pairs.size());
   Area pages{shard, shape_.slot_at(slot) + 2 * piece.first_page * kBlock,
@@ -95,8 +95,9 @@ Result<CodedStore::Own> CodedStore::read_own(const Stripe& stripe, size_t positi
       return own;
   }
   for (size_t first = 0; first < piece.rows;) {
-    STOKER_ASSIGN(const ScratchPtr memory, take_scratch(rows_of_share(piece.rows - first, 1), 1,
-                                                        "comparing a chunk of a coded store"));
+    STOKER_ASSIGN(const ScratchPtr memory,
+                  reader_.take_scratch(rows_of_share(piece.rows - first, 1), 1,
+                                       "comparing a chunk of a coded store"));
     std::vector<Area> areas = {
         {shard, shape_.block_at(slot, piece.first + first), memory->bytes.slice()}};
     if (live && first == 0) areas.push_back(pages);
@@ -121,7 +122,7 @@ Result<CodedStore::Compared> CodedStore::compare(const StripePtr& stripe, size_t
   Compared found;
   found.next = *stripe->headers;
   // Of a shard that is not live nothing is believed: it may be old.
-  if ((live_positions(*stripe) >> position & 1) != 0 && adopt(found.next, raw, position))
+  if ((map_.live_positions(*stripe) >> position & 1) != 0 && adopt(found.next, raw, position))
     install(stripe, found.next);
   Headers& next = found.next;
   const bool data = position < shape_.k;
@@ -182,7 +183,7 @@ Status CodedStore::rebuild_piece(const StripePtr& stripe, size_t position, const
   STOKER_ASSIGN(Compared found, compare(stripe, position, piece));
   const size_t shard = stripe->shards[position];
   const std::string& path = (*shards_)[shard].path;
-  const bool live = is_set(live_positions(*stripe), position);
+  const bool live = is_set(map_.live_positions(*stripe), position);
   const auto durable = [&]() -> Status {
     if (!live) return {};
     ShardBatch sync(*shards_, Priority::scrub);
@@ -239,9 +240,9 @@ Result<bool> CodedStore::rebuild_step(Rebuilding& chunk) {
   if (chunk.done.lost > 0) {
     note_loss(stripe, chunk.position, chunk.done.why);
   } else {
-    std::lock_guard lock(mutex_);
-    lost_.erase({stripe->id, chunk.position});
-    if (chunk.done.blocks > 0) stuck_.erase(stripe->id);
+    const auto map = map_.lock();
+    map->lost.erase({stripe->id, chunk.position});
+    if (chunk.done.blocks > 0) map->stuck.erase(stripe->id);
   }
   return false;
 }
@@ -259,24 +260,33 @@ Result<CodedStore::Rebuilt> CodedStore::rebuild(const StripePtr& stripe, size_t 
 Status CodedStore::mend_unread(const StripePtr& stripe) {
   uint32_t unread = 0;
   {
-    std::lock_guard lock(mutex_);
-    unread = unread_positions(*stripe);
+    const auto map = map_.lock();
+    unread = map->unread_positions(shape_, *stripe);
   }
   for (size_t position = 0; position < shape_.n(); ++position) {
     if (!is_set(unread, position)) continue;
     const auto mended = rebuild(stripe, position);
     if (mended) continue;
     const ShardSet shard = shard_bit(stripe->shards[position]);
-    if (mended.error().code == Code::over_budget || !shape_.writable(live() & ~shard))
+    if (mended.error().code == Code::over_budget || !shape_.writable(map_.live() & ~shard))
       return mended.error();
     STOKER_TRY(drop_shards(shard, mended.error().what));  // it cannot be written
   }
-  std::lock_guard lock(mutex_);
-  if (unread_positions(*stripe) == 0) return {};
+  if (map_.lock()->unread_positions(shape_, *stripe) == 0) return {};
   return make_error(Code::corruption,
                     "header pages of stripe " + std::to_string(stripe->id) +
                         " can neither be read nor told from the others: bring missing disks back",
                     kWhere);
+}
+
+Status CodedStore::load_headers_paced(const StripePtr& stripe) {
+  {
+    const auto map = map_.lock();
+    if (stripe->headers) return {};
+  }
+  pace_.spend(static_cast<uint64_t>(std::popcount(map_.live_positions(*stripe))) *
+              header_bytes(shape_));
+  return reader_.load_headers(stripe, Priority::scrub);
 }
 
 }  // namespace stoker::coded

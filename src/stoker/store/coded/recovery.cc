@@ -75,11 +75,11 @@ Status Recovery::run(bool read_only) {
                       "the store from a copy",
                       kWhere);
   {
-    const std::lock_guard lock(store_.mutex_);
-    store_.live_ = current;
+    const auto map = store_.map_.lock();
+    map->live = current;
     for (size_t shard = 0; shard < shape_.shards; ++shard)
-      store_.epoch_ =
-          std::max(store_.epoch_,
+      map->epoch =
+          std::max(map->epoch,
                    (current & shard_bit(shard)) != 0 ? shards_[shard].super.confirmed.number : 0);
   }
   store_.image_stamp_ = image_stamp_;
@@ -89,32 +89,32 @@ Status Recovery::run(bool read_only) {
   choose_vals();
   find_gone();
   let_go();
+  const auto refuse = [this](Error why) { store_.map_.lock()->refused = std::move(why); };
   if (read_only) {
-    store_.refused_ = make_error(Code::read_only, "it was opened to read only", kWhere);
+    refuse(make_error(Code::read_only, "it was opened to read only", kWhere));
   } else if (!hidden_.empty()) {
     writable = false;
-    store_.refused_ = make_error(Code::read_only,
-                                 hidden_ +
-                                     "; what can be read is served: bring missing disks back, or "
-                                     "copy what is right into a new store",
-                                 kWhere);
+    refuse(make_error(Code::read_only,
+                      hidden_ + "; what can be read is served: bring missing disks back, or "
+                                "copy what is right into a new store",
+                      kWhere));
   } else if (!writable && shape_.writable(current)) {
-    store_.refused_ =
+    refuse(
         make_error(Code::read_only,
                    "sectors of the log or table of '" + shards_[unreadable_.begin()->first].path +
                        "' cannot be read, and with " + std::to_string(unreadable_.size() - 1) +
                        " more such shards and those that are missing they may be the last copy of "
                        "something; what can be read is served: bring missing disks back",
-                   kWhere);
+                   kWhere));
   } else if (!writable) {
     const auto missing =
         static_cast<size_t>(shape_.shards) - static_cast<size_t>(std::popcount(current));
-    store_.refused_ =
+    refuse(
         make_error(Code::read_only,
                    std::to_string(missing) + " of the " + std::to_string(shape_.shards) +
                        " shards are missing or not up to date, too many to write to it; what can "
                        "be read is served: bring disks back",
-                   kWhere);
+                   kWhere));
   }
   return writable ? settle() : Status();
 }
@@ -252,22 +252,23 @@ void Recovery::take(size_t shard, const SegmentRef& segment, uint64_t frame_at,
 Status Recovery::load_table() {
   const auto resolve = [this](uint64_t id, std::vector<uint32_t> slots) -> StripePtr {
     std::vector<size_t> shards = placement(shape_, id);
-    if (find_stripe(id) || !store_.slots_.take(shards, slots)) return nullptr;
-    auto stripe = std::make_shared<Stripe>(id, std::move(shards), std::move(slots), store_.slots_);
+    if (find_stripe(id) || !store_.map_.slots().take(shards, slots)) return nullptr;
+    auto stripe =
+        std::make_shared<Stripe>(id, std::move(shards), std::move(slots), store_.map_.slots());
     stripes_[id] = stripe;
     return stripe;
   };
-  const std::lock_guard lock(store_.mutex_);
-  for (const std::string& piece : image_) STOKER_TRY(store_.table_.apply(shape_, piece, resolve));
+  const auto map = store_.map_.lock();
+  for (const std::string& piece : image_) STOKER_TRY(map->table.apply(shape_, piece, resolve));
   Version version = number_of(image_stamp_);
   for (const auto& [stamp, found] : commits_) {
     if (stamp <= image_stamp_) continue;
-    STOKER_TRY(store_.table_.apply(shape_, found.items, resolve));
+    STOKER_TRY(map->table.apply(shape_, found.items, resolve));
     version = std::max(version, number_of(stamp));
   }
   for (const Stamp stamp : commits_told_) version = std::max(version, number_of(stamp));
-  for (const auto& [key, object] : store_.table_.objects()) {
-    if (object->known) store_.classes_.set(class_id(key), class_volume(key), *object->known);
+  for (const auto& [key, object] : map->table.objects()) {
+    if (object->known) map->classes.set(class_id(key), class_volume(key), *object->known);
     for (const StripePtr& stripe : object->stripes) {
       if (stripe) object_of_[stripe->id] = key;
     }
@@ -277,11 +278,11 @@ Status Recovery::load_table() {
     if (stamp <= image_stamp_ || found.item.needs_commit) continue;
     version = std::max(version, number_of(stamp));
     if (const auto object = object_of_.find(found.item.stripe); object != object_of_.end()) {
-      Version& number = store_.table_.find(object->second)->number;
+      Version& number = map->table.find(object->second)->number;
       number = std::max(number, number_of(stamp));
     }
   }
-  store_.version_ = version;
+  map->version = version;
   return {};
 }
 
@@ -298,8 +299,8 @@ Status Recovery::load_raw() {
   for (const uint64_t id : wanted) {
     const StripePtr stripe = find_stripe(id);
     if (!stripe) continue;
-    CodedStore::HeaderRead read{stripe.get(), RawHeaders(shape_)};
-    store_.read_headers({&read, 1}, Priority::demand);
+    HeaderRead read{stripe.get(), RawHeaders(shape_)};
+    store_.reader_.read_headers({&read, 1}, Priority::demand);
     if (!read.any) log().warn("none of the headers of stripe {} can be read: {}", id, read.why);
     raw_.emplace(id, std::move(read.raw));
   }
@@ -314,7 +315,7 @@ void Recovery::choose_folds() {
     if (!stripe) continue;
     RawHeaders& raw = raw_.at(stripe->id);
     const Headers newest = raw.merge(shape_);
-    const uint32_t live = store_.live_positions(*stripe);
+    const uint32_t live = store_.map_.live_positions(*stripe);
     bool undone = false;
     std::set<size_t> rows;
     // rows of which a later fold is in the base: that shard or page has lost them, and gets them
@@ -378,7 +379,7 @@ void Recovery::choose_folds() {
 
 // Of each block the newest VAL that counts and that the base has not got.
 void Recovery::choose_vals() {
-  const std::lock_guard lock(store_.mutex_);
+  const auto map = store_.map_.lock();
   for (const auto& [id, raw] : raw_) {
     if (const StripePtr stripe = find_stripe(id)) stripe->headers = raw.merge(shape_);
   }
@@ -400,7 +401,7 @@ void Recovery::choose_vals() {
       const auto at = stripe->overlay.find(block);
       if (at != stripe->overlay.end() && at->second.val->stamp > found.item.stamp) continue;
       stripe->overlay[block] = {found.val, i};
-      store_.dirty_[stripe->id] = stripe;
+      map->dirty[stripe->id] = stripe;
     }
   }
 }
@@ -410,9 +411,10 @@ void Recovery::choose_vals() {
 // more.
 void Recovery::find_gone() {
   std::map<std::string, size_t> blocks;
-  std::vector<std::string>& gone = store_.counts_.gone;
+  const auto map = store_.map_.lock();
+  std::vector<std::string>& gone = map->counts.gone;
   std::set<const Val*> untold;
-  for (const auto& [id, weak] : store_.dirty_) {
+  for (const auto& [id, weak] : map->dirty) {
     const StripePtr stripe = weak.lock();
     for (const auto& [block, newer] : stripe->overlay) {
       if (newer.val->places.empty()) ++blocks[object_of_.at(id)];
@@ -437,7 +439,7 @@ void Recovery::find_gone() {
     std::vector<uint64_t> from;
     for (size_t shard = 0; shard < shape_.shards; ++shard)
       from.push_back(shards_[shard].super.first_round);
-    const ShardSet hiding = rounds_.hiding(shape_, store_.live_, from);
+    const ShardSet hiding = rounds_.hiding(shape_, map->live, from);
     std::string names;
     for (size_t shard = 0; shard < shape_.shards; ++shard) {
       if ((hiding & shard_bit(shard)) != 0)
@@ -475,7 +477,7 @@ Status Recovery::make_readable() {
   ShardBatch batch(shards_, Priority::demand);
   ShardSet touched = 0;
   for (const auto& [shard, blocks] : unreadable_) {
-    if ((store_.live() & shard_bit(shard)) == 0) continue;
+    if ((store_.map_.live() & shard_bit(shard)) == 0) continue;
     for (const uint64_t at : blocks) batch.write(shard, at, zeros.slice());
     touched |= shard_bit(shard);
   }
@@ -485,14 +487,14 @@ Status Recovery::make_readable() {
 }
 
 Status Recovery::settle() {
-  STOKER_TRY(store_.change_epoch(store_.live()));
+  STOKER_TRY(store_.change_epoch(store_.map_.live()));
   STOKER_TRY(make_readable());
   if (!mutated(Mutation::settle_nothing)) {
     STOKER_TRY(append_commits());
     STOKER_TRY(append_vals());
   }
   STOKER_TRY(append_folds());
-  STOKER_TRY(store_.flush(store_.live()));
+  STOKER_TRY(store_.flush(store_.map_.live()));
   STOKER_TRY(roll_forward());
   if (full_ != 0)
     STOKER_TRY(store_.drop_shards(full_, "its log has lost more than it has room for"));
@@ -507,7 +509,7 @@ Status Recovery::settle() {
 Status Recovery::append(std::map<size_t, FrameBuilder>& frames,
                         std::map<size_t, LogFrame>& written) {
   if (const ShardSet full = full_ | store_.without_room(frames);
-      shape_.writable(store_.live() & ~full))
+      shape_.writable(store_.map_.live() & ~full))
     full_ = full;
   std::erase_if(frames, [this](const auto& each) { return (full_ & shard_bit(each.first)) != 0; });
   return store_.append(frames, 0, written);
@@ -526,7 +528,7 @@ Status Recovery::append_commits() {
     records.clear();
     return {};
   };
-  const ShardSet live = store_.live();
+  const ShardSet live = store_.map_.live();
   for (const auto& [stamp, found] : commits_) {
     size_t largest = 0;
     for (size_t shard = 0; shard < shape_.shards; ++shard) {
@@ -549,7 +551,7 @@ Status Recovery::append_vals() {
     size_t shard, at;
   };
   std::vector<Home> homes;
-  const ShardSet live = store_.live();
+  const ShardSet live = store_.map_.live();
   const auto write = [&]() -> Status {
     std::map<size_t, LogFrame> written;
     STOKER_TRY(append(frames, written));
@@ -579,9 +581,9 @@ Status Recovery::append_vals() {
     AlignedBytes& blocks = memory.emplace_back();
     do {
       blocks = AlignedBytes(found.item.crcs.size() * kBlock);
-      store_.fetch_records({{CodedStore::Run::From::log, stripe, found.item.chunk, found.item.first,
-                             found.item.crcs.size(), found.val, 0, blocks.data()}},
-                           Priority::demand);
+      store_.reader_.fetch_records({{Run::From::log, stripe, found.item.chunk, found.item.first,
+                                     found.item.crcs.size(), found.val, 0, blocks.data()}},
+                                   Priority::demand);
     } while (blocks.lost());
     size_t largest = 0;
     for (size_t shard = 0; shard < shape_.shards; ++shard) {
@@ -597,7 +599,7 @@ Status Recovery::append_vals() {
 
 Status Recovery::append_folds() {
   std::map<size_t, FrameBuilder> frames;
-  const ShardSet live = store_.live();
+  const ShardSet live = store_.map_.live();
   for (const auto& [key, found] : folds_) {
     const StripePtr stripe = find_stripe(found.item.stripe);
     uint32_t concerned = 0;
@@ -629,19 +631,20 @@ Status Recovery::catch_up() {
     const StripePtr stripe = find_stripe(id);
     if (!stripe) continue;
     for (size_t position = 0; position < shape_.n(); ++position) {
-      if ((store_.live_positions(*stripe) >> position & 1) == 0 || !lags(*stripe, raw, position))
+      if ((store_.map_.live_positions(*stripe) >> position & 1) == 0 ||
+          !lags(*stripe, raw, position))
         continue;
       const auto rebuilt = store_.rebuild(stripe, position);
       if (rebuilt) continue;
       const ShardSet shard = shard_bit(stripe->shards[position]);
       // it cannot be written
-      if (rebuilt.error().code == Code::io && shape_.writable(store_.live() & ~shard)) {
+      if (rebuilt.error().code == Code::io && shape_.writable(store_.map_.live() & ~shard)) {
         STOKER_TRY(store_.drop_shards(shard, rebuilt.error().what));
         continue;
       }
       log().warn("{}", rebuilt.error().message());
-      const std::lock_guard lock(store_.mutex_);
-      store_.bad_[{id, position}] = stripe;  // by a repair, then
+      const auto map = store_.map_.lock();
+      map->bad[{id, position}] = stripe;  // by a repair, then
     }
   }
   return {};
@@ -663,7 +666,7 @@ bool Recovery::lags(const Stripe& stripe, const RawHeaders& raw, size_t position
 // Blocks in place, durable, then their header pages, durable.
 Status Recovery::roll_forward(const StripePtr& stripe) {
   Headers& headers = *stripe->headers;
-  const uint32_t live = store_.live_positions(*stripe);
+  const uint32_t live = store_.map_.live_positions(*stripe);
   ShardBatch blocks(shards_, Priority::demand);
   std::vector<AlignedBytes> memory;
   std::set<std::pair<size_t, size_t>> pages;  // position, page
@@ -674,7 +677,7 @@ Status Recovery::roll_forward(const StripePtr& stripe) {
     if ((live >> position & 1) == 0) continue;
     AlignedBytes& block = memory.emplace_back(kBlock);
     if (over.val) {
-      auto read = store_.read_val(stripe, over.val, over.index, 1, Priority::demand);
+      auto read = store_.reader_.read_val(stripe, over.val, over.index, 1, Priority::demand);
       if (!read) {  // no log has it intact: decoded from the others, if they have it
         raw_.at(stripe->id).data[position][row].reset();
         continue;

@@ -87,7 +87,7 @@ Result<RepairReport> repair(const CodedPlan& plan, const Runtime& runtime,
 // One sentence for each shard that does not count.
 std::vector<std::string> CodedStore::repair_plan() const {
   std::vector<std::string> plan;
-  const ShardSet now = live();
+  const ShardSet now = map_.live();
   for (size_t shard = 0; shard < shape_.shards; ++shard) {
     const Shard& each = (*shards_)[shard];
     if ((now & shard_bit(shard)) != 0) continue;

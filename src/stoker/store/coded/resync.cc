@@ -35,22 +35,22 @@ Result<bool> CodedStore::repair_step() {
 // The shard without which most of what has the fewest survivors is at risk; its stripes in that
 // order.
 bool CodedStore::choose_joining() {
-  const ShardSet away = shards_->present() & ~live();
+  const ShardSet away = shards_->present() & ~map_.live();
   std::optional<size_t> best;
   // chunks lost of its worst stripe; how many stripes have lost that many
   std::pair<size_t, size_t> best_risk;
   for (size_t shard = 0; shard < shape_.shards; ++shard) {
     if ((away & shard_bit(shard)) == 0 || given_up_.contains(shard)) continue;
     std::pair<size_t, size_t> risk;
-    const std::lock_guard lock(mutex_);
-    for (const auto& [key, object] : table_.objects()) {
+    const auto map = map_.lock();
+    for (const auto& [key, object] : map->table.objects()) {
       for (const StripePtr& stripe : object->stripes) {
         if (!stripe ||
             std::find(stripe->shards.begin(), stripe->shards.end(), shard) == stripe->shards.end())
           continue;
         const auto lost = static_cast<size_t>(
             std::count_if(stripe->shards.begin(), stripe->shards.end(),
-                          [&](size_t each) { return (live_ & shard_bit(each)) == 0; }));
+                          [&](size_t each) { return (map->live & shard_bit(each)) == 0; }));
         if (lost > risk.first) risk = {lost, 0};
         risk.second += lost == risk.first ? 1 : 0;
       }
@@ -65,24 +65,6 @@ bool CodedStore::choose_joining() {
   return true;
 }
 
-// What is repaired first, the highest: what has lost most, be it with a shard or by itself; then by
-// class (what is rewritten: its updates are on fewer disks, and each fold of it has to decode; what
-// is read: its readers have to; what is only written is missed by nobody yet); then what readers
-// had to decode most often.
-CodedStore::Urgency CodedStore::urgency(const Stripe& stripe) const {
-  size_t lost = 0;
-  for (size_t position = 0; position < stripe.shards.size(); ++position) {
-    const std::pair at(stripe.id, position);
-    lost +=
-        (live_ & shard_bit(stripe.shards[position])) == 0 || bad_.contains(at) || lost_.contains(at)
-            ? 1
-            : 0;
-  }
-  // read_only, write_only, read_write
-  constexpr std::array<size_t, kClasses.size()> kRank = {1, 0, 2};
-  return {lost, kRank[static_cast<size_t>(classes_.of(stripe.object))], stripe.misses};
-}
-
 StripePtr CodedStore::next_to_join() {
   for (int looks = 0; looks < 2; ++looks) {
     while (!to_join_.empty()) {
@@ -93,15 +75,15 @@ StripePtr CodedStore::next_to_join() {
     if (looks > 0) break;
     // The most urgent of all that is missing: at first everything, later what is left and what came
     // meanwhile.
-    std::vector<std::pair<Urgency, StripePtr>> missing;
-    std::lock_guard lock(mutex_);
-    for (const auto& [key, object] : table_.objects()) {
+    std::vector<std::pair<MapState::Urgency, StripePtr>> missing;
+    const auto map = map_.lock();
+    for (const auto& [key, object] : map->table.objects()) {
       for (const StripePtr& stripe : object->stripes) {
         if (!stripe || joined_.contains(stripe->id) || mutated(Mutation::admit_stale) ||
             std::find(stripe->shards.begin(), stripe->shards.end(), *joining_) ==
                 stripe->shards.end())
           continue;
-        missing.emplace_back(urgency(*stripe), stripe);
+        missing.emplace_back(map->urgency(*stripe), stripe);
       }
     }
     std::stable_sort(missing.begin(), missing.end(),
@@ -110,24 +92,24 @@ StripePtr CodedStore::next_to_join() {
     const size_t now = std::max(kJoinedAtOnce, missing.size() / 16);
     for (size_t i = missing.size() - std::min(now, missing.size()); i < missing.size(); ++i)
       to_join_.push_back(missing[i].second);
-    counts_.doing = {"rebuilding '" + (*shards_)[*joining_].path + "'", joined_.size(),
-                     joined_.size() + missing.size(), joined_.size() * shape_.chunk_bytes};
+    map->counts.doing = {"rebuilding '" + (*shards_)[*joining_].path + "'", joined_.size(),
+                         joined_.size() + missing.size(), joined_.size() * shape_.chunk_bytes};
   }
   return nullptr;
 }
 
 // A piece of a stripe's chunk on the joining shard, or its admission.
 Result<bool> CodedStore::resync_step() {
-  if (const std::lock_guard lock(mutex_); refused_) return false;
+  if (const auto map = map_.lock(); map->refused) return false;
   if (!joining_ && !choose_joining()) return false;
   Status status;
   const StripePtr next = joining_chunk_ ? nullptr : next_to_join();
   if (joining_chunk_ || next) {
     status = joining_chunk_ ? join_step() : begin_to_join(next);
     if (status) {
-      std::lock_guard lock(mutex_);
-      counts_.doing.done = joined_.size();
-      counts_.doing.bytes = joined_.size() * shape_.chunk_bytes;
+      const auto map = map_.lock();
+      map->counts.doing.done = joined_.size();
+      map->counts.doing.bytes = joined_.size() * shape_.chunk_bytes;
       return true;
     }
   } else {
@@ -169,8 +151,8 @@ Status CodedStore::join_step() {
     if (const StripePtr stripe = chunk.stripe.lock()) joined_.insert(stripe->id);
   }
   {
-    std::lock_guard lock(mutex_);
-    counts_.rebuilt_bytes += (chunk.done.blocks - before) * kBlock;
+    const auto map = map_.lock();
+    map->counts.rebuilt_bytes += (chunk.done.blocks - before) * kBlock;
   }
   if (!more) joining_chunk_.reset();
   return {};
@@ -202,8 +184,8 @@ Status CodedStore::forget_chunk(const StripePtr& stripe, size_t position) {
 
 void CodedStore::note_loss(const StripePtr& stripe, size_t position, const std::string& why) {
   {
-    std::lock_guard lock(mutex_);
-    Loss& loss = lost_[{stripe->id, position}];
+    const auto map = map_.lock();
+    Loss& loss = map->lost[{stripe->id, position}];
     if (std::exchange(loss.why, why) == why) return;  // every scrub finds it again
     loss.stripe = stripe;
   }
@@ -215,8 +197,8 @@ void CodedStore::end_joining() {
   joining_chunk_.reset();
   joined_.clear();
   to_join_.clear();
-  std::lock_guard lock(mutex_);
-  counts_.doing = {};
+  const auto map = map_.lock();
+  map->counts.doing = {};
 }
 
 void CodedStore::give_up_joining(const std::string& why) {
@@ -227,12 +209,12 @@ void CodedStore::give_up_joining(const std::string& why) {
 }
 
 // The most urgent chunks by now; what is found meanwhile is in the next of these lists.
-void CodedStore::choose_to_mend() {
-  std::vector<std::pair<Urgency, std::pair<uint64_t, size_t>>> bad;
-  bad.reserve(bad_.size());
-  for (const auto& [at, weak] : bad_) {
+void CodedStore::choose_to_mend(const MapState& map) {
+  std::vector<std::pair<MapState::Urgency, std::pair<uint64_t, size_t>>> bad;
+  bad.reserve(map.bad.size());
+  for (const auto& [at, weak] : map.bad) {
     const StripePtr stripe = weak.lock();
-    bad.emplace_back(stripe ? urgency(*stripe) : Urgency(), at);
+    bad.emplace_back(stripe ? map.urgency(*stripe) : MapState::Urgency(), at);
   }
   std::sort(bad.begin(), bad.end());
   for (size_t i = bad.size() - std::min(kMendedAtOnce, bad.size()); i < bad.size(); ++i)
@@ -243,20 +225,20 @@ void CodedStore::choose_to_mend() {
 // the others and written where it differs, a piece a step.
 Result<bool> CodedStore::mend_step() {
   {
-    std::lock_guard lock(mutex_);
-    if (refused_ || (!mending_ && bad_.empty())) return false;
+    const auto map = map_.lock();
+    if (map->refused || (!mending_ && map->bad.empty())) return false;
     if (!mending_) {
-      if (to_mend_.empty()) choose_to_mend();
-      const auto next = bad_.find(to_mend_.back());
+      if (to_mend_.empty()) choose_to_mend(*map);
+      const auto next = map->bad.find(to_mend_.back());
       to_mend_.pop_back();
-      if (next == bad_.end()) return true;  // mended with something else
+      if (next == map->bad.end()) return true;  // mended with something else
       mending_ = Rebuilding{next->second, next->first.second};
-      bad_.erase(next);
+      map->bad.erase(next);
     }
   }
   Rebuilding& chunk = *mending_;
   const StripePtr stripe = chunk.stripe.lock();
-  if (!stripe || !is_set(live_positions(*stripe), chunk.position)) {
+  if (!stripe || !is_set(map_.live_positions(*stripe), chunk.position)) {
     mending_.reset();
     return true;
   }
@@ -269,15 +251,15 @@ Result<bool> CodedStore::mend_step() {
   const auto more = rebuild_step(chunk);
   if (!more && more.error().code == Code::over_budget) return more.error();
   {
-    std::lock_guard lock(mutex_);
-    counts_.mended_blocks += chunk.done.blocks - before;
+    const auto map = map_.lock();
+    map->counts.mended_blocks += chunk.done.blocks - before;
   }
   const size_t position = chunk.position;
   const size_t shard = stripe->shards[position];
   if (!more || !*more) mending_.reset();
   if (more) return true;
   // It cannot be written. Where too little would be left without it, it stays.
-  if (shape_.writable(live() & ~shard_bit(shard))) {
+  if (shape_.writable(map_.live() & ~shard_bit(shard))) {
     STOKER_TRY(drop_shards(shard_bit(shard), more.error().what));
   } else {
     note_loss(stripe, position, more.error().what);

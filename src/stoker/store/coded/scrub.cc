@@ -35,7 +35,7 @@ class Scrubbing {
   // A piece of it: one chunk, or as much of a log or table at most as is read at once. False: all
   // was looked at.
   Result<bool> step() {
-    if (const std::lock_guard lock(store_.mutex_); store_.refused_) return *store_.refused_;
+    if (const auto map = store_.map_.lock(); map->refused) return *map->refused;
     if (!begun_) return begin();
     if (!areas_.empty()) return read_area();
     if (!logs_done_) return judge_logs();
@@ -67,7 +67,7 @@ class Scrubbing {
   };
   template <typename Each>
   void each_live(Each each) const {
-    const ShardSet set = store_.live();
+    const ShardSet set = store_.map_.live();
     for (size_t shard = 0; shard < shape_.shards; ++shard) {
       if ((set & shard_bit(shard)) != 0) each(shard);
     }
@@ -84,11 +84,11 @@ class Scrubbing {
       for (size_t segment = 0; segment < shape_.segments; ++segment)
         areas_.push_back({true, shard, segment});
     });
-    std::lock_guard lock(store_.mutex_);
-    made_since_ = make_stamp(store_.epoch_, store_.next_id_);
+    const auto map = store_.map_.lock();
+    made_since_ = make_stamp(map->epoch, map->next_id);
     // removed since
-    std::erase_if(store_.lost_, [](const auto& each) { return each.second.stripe.expired(); });
-    for (const auto& [key, object] : store_.table_.objects()) {
+    std::erase_if(map->lost, [](const auto& each) { return each.second.stripe.expired(); });
+    for (const auto& [key, object] : map->table.objects()) {
       total_ += shape_.n() * static_cast<uint64_t>(std::count_if(
                                  object->stripes.begin(), object->stripes.end(),
                                  [](const StripePtr& stripe) { return stripe != nullptr; }));
@@ -158,7 +158,7 @@ class Scrubbing {
     const auto image = read_table_image(shards_.store(), reading_->bytes());
     if (image) newest_image_ = std::max(newest_image_, image->stamp);
     // One that was written on all shards meanwhile is whole.
-    if (area.nth == 0 || (store_.live() & shard_bit(area.shard)) == 0 ||
+    if (area.nth == 0 || (store_.map_.live() & shard_bit(area.shard)) == 0 ||
         images_ != store_.images_ || newest_image_ == store_.image_stamp_)
       return {};
     ++report_->tables;
@@ -172,10 +172,10 @@ class Scrubbing {
     each_live([&](size_t shard) {
       Log& log = logs_[shard];
       log.incarnation = shards_[shard].super.incarnation;
-      for (const auto& [stripe, val] : store_.vals_of(shard)) log.wanted.insert(key_of(*val));
+      for (const auto& [stripe, val] : store_.map_.vals_of(shard)) log.wanted.insert(key_of(*val));
     });
-    std::lock_guard lock(store_.mutex_);
-    begun_at_ = make_stamp(store_.epoch_, store_.version_);
+    const auto map = store_.map_.lock();
+    begun_at_ = make_stamp(map->epoch, map->version);
   }
 
   Status take_segment(const Region& area) {
@@ -211,7 +211,7 @@ class Scrubbing {
       if (at == logs_.end() || unreadable_.contains(shard) || !status) return;
       const Log& log = at->second;
       for (const Stamp stamp : commits) commits_lost += log.content.commits.contains(stamp) ? 0 : 1;
-      auto lacking = store_.vals_of(shard);
+      auto lacking = store_.map_.vals_of(shard);
       std::erase_if(lacking, [&](const auto& each) {
         return log.content.holds(*each.second) || !log.wanted.contains(key_of(*each.second));
       });
@@ -232,8 +232,8 @@ class Scrubbing {
     if (!status) {
       // The log has no room for a second copy: what is newer there now goes into the bases of all.
       no_room_ = status.error().what;
-      const std::lock_guard lock(store_.mutex_);
-      to_fold_ = store_.dirty_.size();
+      const auto map = store_.map_.lock();
+      to_fold_ = map->dirty.size();
       return true;
     }
     if (commits_lost > 0) STOKER_TRY(store_.checkpoint());
@@ -259,7 +259,7 @@ class Scrubbing {
 
   // From any shard; what cannot be is lost, and no reason to end the pass.
   bool can_be_read(const StripePtr& stripe, const ValRef& val) {
-    const auto read = store_.read_val(stripe, val, 0, val->crcs.size(), Priority::scrub);
+    const auto read = store_.reader_.read_val(stripe, val, 0, val->crcs.size(), Priority::scrub);
     if (!read) report_->lose("an update in the logs cannot be read: " + read.error().what);
     return read.has_value();
   }
@@ -272,10 +272,10 @@ class Scrubbing {
     if (more) return true;
     const size_t shard = unreadable_.begin()->first;
     Unreadable& unreadable = unreadable_.begin()->second;
-    const ShardSet rest = store_.live() & ~shard_bit(shard);
+    const ShardSet rest = store_.map_.live() & ~shard_bit(shard);
     // It failed meanwhile, or has a log of its own by now.
     const bool other =
-        rest == store_.live() || unreadable.incarnation != shards_[shard].super.incarnation;
+        rest == store_.map_.live() || unreadable.incarnation != shards_[shard].super.incarnation;
     if (other || unreadable.areas.empty()) {
       unreadable_.erase(shard);
       reading_.reset();
@@ -321,8 +321,8 @@ class Scrubbing {
 
   // By the names of objects: those that come, go and change meanwhile do not matter.
   StripePtr next_stripe() {
-    const std::lock_guard lock(store_.mutex_);
-    const Table::Objects& objects = store_.table_.objects();
+    const auto map = store_.map_.lock();
+    const Table::Objects& objects = map->table.objects();
     for (auto at = objects.lower_bound(key_); at != objects.end(); ++at) {
       if (at->first != key_) index_ = 0;
       key_ = at->first;
@@ -346,14 +346,14 @@ class Scrubbing {
       chunks_done_ = !stripe;
       stripe_ = stripe;  // weak: what is removed meanwhile frees its slots
       if (stripe) {
-        const std::lock_guard lock(store_.mutex_);
+        const auto map = store_.map_.lock();
         had_headers_ = stripe->headers.has_value();
       }
     }
     const size_t position = position_;
     position_ = stripe ? (position_ + 1) % shape_.n() : 0;
     if (!stripe) return true;
-    if (!is_set(store_.live_positions(*stripe), position)) {
+    if (!is_set(store_.map_.live_positions(*stripe), position)) {
       if (position_ == 0 && !had_headers_) forget_headers(*stripe);
       return true;
     }
@@ -370,7 +370,7 @@ class Scrubbing {
   // out of a shard that is being resynced is in memory only.
   void forget_headers(Stripe& stripe) {
     if (store_.joining_) return;
-    const std::lock_guard lock(store_.mutex_);
+    const auto map = store_.map_.lock();
     if (stripe.readers == 0 && stripe.loading == 0 && stripe.overlay.empty() &&
         stripe.overrides.empty() && !stripe.folding)
       stripe.headers.reset();
@@ -379,7 +379,7 @@ class Scrubbing {
   // Of the chunk that is looked at: some of its rows, as commits wait meanwhile.
   Result<bool> check_piece() {
     const StripePtr stripe = chunk_->stripe.lock();
-    const bool live = stripe && is_set(store_.live_positions(*stripe), chunk_->position);
+    const bool live = stripe && is_set(store_.map_.live_positions(*stripe), chunk_->position);
     const auto more = live ? store_.rebuild_step(*chunk_) : Result<bool>(false);
     if (!more && more.error().code == Code::over_budget) return more.error();
     if (more && *more) return true;
@@ -439,8 +439,8 @@ Future<void> CodedStore::scrub(std::shared_ptr<ScrubReport> report) {
         if (scrubbed) return repair_step();
         STOKER_ASSIGN(const bool more, scrubbing->step());
         scrubbed = !more;
-        std::lock_guard lock(mutex_);
-        if (!more || !joining_) counts_.doing = more ? scrubbing->progress() : RepairProgress();
+        const auto map = map_.lock();
+        if (!more || !joining_) map->counts.doing = more ? scrubbing->progress() : RepairProgress();
         return true;
       },
       pace_);
@@ -458,13 +458,13 @@ Status CodedStore::keep_scrubbed(const ScrubReport& report, std::chrono::seconds
   last.lost = static_cast<uint32_t>(std::min(kMost, lost));
   ShardSet set = 0;
   {
-    const std::lock_guard lock(mutex_);
-    const uint64_t before = counts_.scrubbed.ended_at;
+    const auto map = map_.lock();
+    const uint64_t before = map->counts.scrubbed.ended_at;
     if (last.found == 0 && before <= last.ended_at &&
         last.ended_at - before < static_cast<uint64_t>(pause.count()))
       return {};
-    counts_.scrubbed = last;
-    set = live_;
+    map->counts.scrubbed = last;
+    set = map->live;
   }
   for (size_t shard = 0; shard < shape_.shards; ++shard) {
     if ((set & shard_bit(shard)) != 0) (*shards_)[shard].super.scrubbed = last;
@@ -478,8 +478,9 @@ Status CodedStore::keep_scrubbed(const ScrubReport& report, std::chrono::seconds
 // rate allows it.
 bool CodedStore::patrol_step() {
   const auto allowed = [&] {
-    const std::lock_guard lock(mutex_);
-    return coded_.scrub_rate != 0 && !refused_ && std::chrono::steady_clock::now() >= patrol_after_;
+    const auto map = map_.lock();
+    return coded_.scrub_rate != 0 && !map->refused &&
+           std::chrono::steady_clock::now() >= patrol_after_;
   };
   if (!allowed() || patrol_pace_.wait_ns() > 0 || pace_.wait_ns() > 0) return false;
   if (!patrol_)
@@ -491,8 +492,8 @@ bool CodedStore::patrol_step() {
   const ScrubReport& report = patrol_->report();
   bool news = false;
   {
-    std::lock_guard lock(mutex_);
-    Patrol& told = counts_.patrol;
+    const auto map = map_.lock();
+    Patrol& told = map->counts.patrol;
     told.doing = more && *more ? patrol_->progress() : RepairProgress();
     if (more && *more) return true;
     if (more) {
@@ -522,31 +523,6 @@ bool CodedStore::patrol_step() {
     log().warn("the background scrub of a coded store: and {} more like these", report.unlisted);
   patrol_.reset();
   return more.has_value();
-}
-
-std::vector<std::string> CodedStore::affected() const {
-  std::vector<std::string> keys;
-  std::lock_guard lock(mutex_);
-  // each stripe has k chunks left
-  if (static_cast<size_t>(std::popcount(live_)) + shape_.m >= shape_.shards) return keys;
-  const auto is_live = [&](size_t shard) { return (live_ & shard_bit(shard)) != 0; };
-  for (const auto& [key, object] : table_.objects()) {
-    uint64_t left = object->bytes;
-    bool lost = false;
-    for (const StripePtr& stripe : object->stripes) {
-      const uint64_t bytes = std::min<uint64_t>(left, shape_.stripe_bytes());
-      left -= bytes;
-      if (!stripe) continue;
-      const auto end_of_data =
-          stripe->shards.begin() +
-          static_cast<ptrdiff_t>((bytes + shape_.chunk_bytes - 1) / shape_.chunk_bytes);
-      const bool decodes = static_cast<size_t>(std::count_if(
-                               stripe->shards.begin(), stripe->shards.end(), is_live)) >= shape_.k;
-      lost = lost || (!decodes && !std::all_of(stripe->shards.begin(), end_of_data, is_live));
-    }
-    if (lost) keys.push_back(key);
-  }
-  return keys;
 }
 
 }  // namespace stoker::coded

@@ -109,8 +109,8 @@ class Stripe {
   const std::vector<size_t> shards;  // by position of the chunk
   const std::vector<uint32_t> slots;
 
-  // Guarded by the store's mutex. `headers` change only while `folding` is set and nobody reads; so
-  // a reader that is counted may look without it.
+  // Guarded by the CommittedMap's mutex. `headers` change only while `folding` is set and nobody
+  // reads; so a reader that is counted may look without it.
   std::optional<Headers> headers;
   size_t readers = 0;
   // threads that read the headers: those in memory stay meanwhile, as what such a thread has read

@@ -1,5 +1,5 @@
 // The object table of a coded store: names, sizes, and which stripes hold an object. Guarded by the
-// store's mutex.
+// CommittedMap's mutex.
 #pragma once
 
 #include <functional>
@@ -18,8 +18,8 @@ namespace stoker::coded {
 inline constexpr uint64_t kObjectBytesMax = uint64_t{1} << 42;
 inline constexpr size_t kKeyMax = 1024;
 
-// Once shared only `number` and `known` change, under the store's mutex; anything else makes a new
-// Object. So a reader keeps what it looked up.
+// Once shared only `number` and `known` change, under the CommittedMap's mutex; anything else
+// makes a new Object. So a reader keeps what it looked up.
 struct Object {
   uint64_t bytes = 0;
   uint32_t chunk_bytes = 0;

@@ -19,8 +19,8 @@ Error no_object(std::string_view key) {
 }  // namespace
 
 Result<std::unique_ptr<Transaction>> CodedStore::begin() {
-  std::lock_guard lock(mutex_);
-  if (refused_) return *refused_;
+  const auto map = map_.lock();
+  if (map->refused) return *map->refused;
   return std::unique_ptr<Transaction>(new StagedTransaction(*this));
 }
 
@@ -28,8 +28,8 @@ StagedTransaction::~StagedTransaction() {
   {
     std::lock_guard lock(state_->mutex);
     if (state_->done) return;  // the writer gives up what it owned
-    std::lock_guard store_lock(store_.mutex_);
-    for (const auto& [key, object] : state_->objects) store_.owned_.erase(key);
+    const auto map = store_.map_.lock();
+    for (const auto& [key, object] : state_->objects) map->owned.erase(key);
   }
   // Who abandons it does not wait for what is on its way.
   if (state_->early_bytes > 0) store_.abandon(std::move(state_));
@@ -38,23 +38,15 @@ StagedTransaction::~StagedTransaction() {
 // Its memory and its slots are free when what is on its way has ended.
 void CodedStore::abandon(std::shared_ptr<TransactionState> state) {
   {
-    std::lock_guard lock(mutex_);
-    ++abandoned_;
+    const auto map = map_.lock();
+    ++map->abandoned;
   }
   readers_->run([this, state = std::move(state)]() mutable {
     state.reset();
-    std::lock_guard lock(mutex_);
-    --abandoned_;
-    unpinned_.notify_all();
+    const auto map = map_.lock();
+    --map->abandoned;
+    map_.changed();
   });
-}
-
-// Whoever finds no room waits for those before it is refused. False: there are none.
-bool CodedStore::await_abandoned() {
-  std::unique_lock lock(mutex_);
-  if (abandoned_ == 0) return false;
-  unpinned_.wait(lock, [this] { return abandoned_ == 0; });
-  return true;
 }
 
 Result<StagedObject*> StagedTransaction::own(std::string_view key) {
@@ -64,21 +56,21 @@ Result<StagedObject*> StagedTransaction::own(std::string_view key) {
   if (key.empty() || key.size() > kKeyMax)
     return make_error(Code::invalid_argument, "an object's name has 1 to 1024 bytes", kWhere);
   if (const auto at = state_->objects.find(key); at != state_->objects.end()) return &at->second;
-  std::lock_guard lock(store_.mutex_);
-  if (store_.refused_) return *store_.refused_;
-  if (!store_.owned_.emplace(key).second) {
+  const auto map = store_.map_.lock();
+  if (map->refused) return *map->refused;
+  if (!map->owned.emplace(key).second) {
     return make_error(Code::busy,
                       "another open transaction has changed '" + std::string(key) +
                           "': wait until it is committed or abandoned",
                       kWhere);
   }
   StagedObject staged;
-  staged.base = store_.table_.find(key);
+  staged.base = map->table.find(key);
   if (staged.base) {
     staged.exists = true;
     staged.bytes = staged.kept = staged.base->bytes;
     staged.chunk_bytes = staged.base->chunk_bytes;
-    staged.expected = store_.classes_.of(class_id(key));
+    staged.expected = map->classes.of(class_id(key));
   }
   return &state_->objects.emplace(key, std::move(staged)).first->second;
 }
@@ -109,8 +101,8 @@ Status StagedTransaction::resize(std::string_view key, uint64_t bytes, uint32_t 
     object->bytes = object->kept = 0;
     object->announced = bytes;
     object->chunk_bytes = chunk_bytes != 0 ? chunk_bytes : store_.shape_.object_chunk_bytes;
-    std::lock_guard store_lock(store_.mutex_);
-    object->expected = store_.classes_.at_creation({class_volume(key), key, bytes});
+    const auto map = store_.map_.lock();
+    object->expected = map->classes.at_creation({class_volume(key), key, bytes});
   }
   const uint64_t before = object->bytes;
   if (bytes < before) {
@@ -200,7 +192,7 @@ Result<StagedStripe*> StagedTransaction::stage_stripe(StagedObject& object, size
   StagedStripe stripe;
   stripe.base = object.base_stripe(index, store_.shape_.stripe_bytes());
   if (!stripe.base) {
-    STOKER_ASSIGN(stripe.fresh, store_.make_stripe(object.expected));
+    STOKER_ASSIGN(stripe.fresh, store_.map_.make_stripe(object.expected));
   }
   return &object.stripes.emplace(index, std::move(stripe)).first->second;
 }
@@ -226,7 +218,7 @@ Status StagedTransaction::write_locked(std::string_view key, StagedObject& objec
       // do so with others; they have their room in the log.)
       if (2 * stripe->blocks > shape.k * shape.rows() ||
           state_->log_bytes > shape.segment_bytes / 4) {
-        STOKER_ASSIGN(stripe->fresh, store_.make_stripe(object.expected));
+        STOKER_ASSIGN(stripe->fresh, store_.map_.make_stripe(object.expected));
         state_->log_bytes -= stripe->blocks * kBlock;
       }
     }
@@ -247,7 +239,7 @@ Status StagedTransaction::read_halves(std::string_view key, const StagedObject& 
       first + 2 * kBlock > object.kept)
     return {};
   Slice old{halves_.blocks.data(), halves_.blocks.size(), -1};
-  STOKER_TRY(store_.read_now(key, object.base, first, old, priority));
+  STOKER_TRY(store_.reader_.read(key, object.base, first, old, priority));
   halves_ = {std::move(halves_.blocks), first, 2 * kBlock};
   return {};
 }
@@ -290,10 +282,10 @@ void StagedTransaction::start_early(StagedStripe& stripe) {
   uint64_t epoch = 0;
   uint32_t positions = 0;
   {
-    std::lock_guard lock(store_.mutex_);
-    epoch = store_.epoch_;
+    const auto map = store_.map_.lock();
+    epoch = map->epoch;
     for (size_t c = 0; c < store_.shape_.n(); ++c)
-      positions |= (store_.live_ & shard_bit(stripe.fresh->shards[c])) != 0 ? uint32_t{1} << c : 0;
+      positions |= (map->live & shard_bit(stripe.fresh->shards[c])) != 0 ? uint32_t{1} << c : 0;
   }
   state_->early_bytes += bytes;
   stripe.early = EarlyStripe::start(store_.shards(), store_.code_, *stripe.fresh, std::move(data),
@@ -321,7 +313,7 @@ Status StagedTransaction::stage_block(const StagedObject& object, StagedStripe& 
                                            "what a transaction of a coded store has written");
       };
       auto grant = take();
-      if (!grant && store_.await_abandoned()) grant = take();
+      if (!grant && store_.map_.await_abandoned()) grant = take();
       if (!grant) return grant.error();
       state_->grants.push_back(std::move(*grant));
     }
@@ -345,7 +337,7 @@ Status StagedTransaction::old_block(const StagedObject& object, const StagedStri
     std::memcpy(into, halves_.blocks.data() + (at - halves_.at), kBlock);
     return {};
   }
-  STOKER_TRY(store_.read_now("", object.base, at, {into, kBlock, -1}, priority));
+  STOKER_TRY(store_.reader_.read("", object.base, at, {into, kBlock, -1}, priority));
   // Bytes behind the end have no meaning.
   if (object.kept - at < kBlock)
     std::memset(into + (object.kept - at), 0, kBlock - (object.kept - at));
@@ -400,7 +392,8 @@ Status StagedTransaction::read_locked(std::string_view key, const StagedObject& 
   const uint64_t kept = object.base && !object.made && object.kept > offset
                             ? std::min<uint64_t>(object.kept - offset, into.size)
                             : 0;
-  if (kept > 0) STOKER_TRY(store_.read_now(key, object.base, offset, into.sub(0, kept), priority));
+  if (kept > 0)
+    STOKER_TRY(store_.reader_.read(key, object.base, offset, into.sub(0, kept), priority));
   if (into.size > kept) std::memset(into.data + kept, 0, into.size - kept);
   for (uint64_t at = offset; at < offset + into.size;) {
     const size_t piece = std::min<uint64_t>(kBlock - at % kBlock, offset + into.size - at);
@@ -426,10 +419,10 @@ Future<Version> StagedTransaction::commit(Durability) {
                         "the transaction is already committed: begin another", kWhere);
     state_->done = true;
     failed = state_->failed;
-    std::lock_guard store_lock(store_.mutex_);
-    if (!failed && store_.refused_) failed = store_.refused_;
+    const auto map = store_.map_.lock();
+    if (!failed && map->refused) failed = map->refused;
     if (failed) {
-      for (const auto& [key, object] : state_->objects) store_.owned_.erase(key);
+      for (const auto& [key, object] : state_->objects) map->owned.erase(key);
     }
   }
   if (failed) return *failed;

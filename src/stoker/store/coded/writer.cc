@@ -107,11 +107,6 @@ void CodedStore::work_on(Job& job) {
   jobs_.push_front(std::move(job));
 }
 
-bool CodedStore::refused() const {
-  const std::lock_guard lock(mutex_);
-  return refused_.has_value();
-}
-
 void CodedStore::used() {
   pace_.used();
   fold_pace_.used();
@@ -120,7 +115,7 @@ void CodedStore::used() {
 // Who lacks a shard must not wait for it until nobody writes any more, and who writes must not find
 // a full log: so it also goes on between commits.
 bool CodedStore::background_step(bool idle) {
-  if (refused()) return false;
+  if (map_.refused()) return false;
   bool worked = false;
   if (pace_.wait_ns() == 0) {
     const auto repaired = repair_step();
@@ -144,7 +139,7 @@ bool CodedStore::relieve_log() {
   // The rate holds as long as there is room for what comes meanwhile. Then each batch waits for one
   // step, or one of them would wait for all that is missing.
   const bool pressed = free <= kReserve;
-  if (2 * free >= shape_.segments || refused()) return false;
+  if (2 * free >= shape_.segments || map_.refused()) return false;
   if (fold_pace_.wait_ns() > 0 && !pressed) return false;
   // With a large table a log that is nearly full does not wait until an image pays.
   const uint64_t moved = moved_ - moved_at_image_;

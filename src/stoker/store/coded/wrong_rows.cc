@@ -62,8 +62,9 @@ Status WrongRows::pass() {
 Result<std::unique_ptr<WrongRows::Part>> WrongRows::begin() {
   const Shape& shape = store_.shape_;
   auto part = std::make_unique<Part>();
-  STOKER_ASSIGN(part->memory, store_.take_scratch(std::min(rows_, wrong_.size() - at_), shape.n(),
-                                                  "rebuilding a chunk of a coded store"));
+  STOKER_ASSIGN(part->memory,
+                store_.reader_.take_scratch(std::min(rows_, wrong_.size() - at_), shape.n(),
+                                            "rebuilding a chunk of a coded store"));
   std::span<std::byte> blocks = part->memory->bytes.span();
   for (size_t left = part->memory->rows; left > 0;) {
     size_t count = 1;
@@ -75,13 +76,14 @@ Result<std::unique_ptr<WrongRows::Part>> WrongRows::begin() {
     at_ += count;
     left -= count;
   }
-  part->reads.emplace(store_.shards(), store_.live(), part->rows, part->memory, Priority::scrub);
+  part->reads.emplace(store_.shards(), store_.map_.live(), part->rows, part->memory,
+                      Priority::scrub);
   return part;
 }
 
 // The writes that it begins are waited for by the next one: until then it keeps the memory.
 Status WrongRows::finish(Part& part) {
-  store_.finish_rows(*part.reads);
+  store_.reader_.finish_rows(*part.reads);
   STOKER_TRY(written());
   if (part.memory->bytes.lost()) {  // a disk was given up that may still write there
     for (const RowsWanted& rows : part.rows) read_again(rows);

@@ -27,14 +27,14 @@ class WrongRows {
  private:
   // Rows that are read, decoded and written at once.
   struct Part {
-    CodedStore::ScratchPtr memory;
+    ScratchPtr memory;
     std::vector<RowsWanted> rows;
     std::optional<RowReads> reads;
   };
   struct Writing {
-    Writing(CodedStore::ScratchPtr of, Shards& shards)
+    Writing(ScratchPtr of, Shards& shards)
         : memory(std::move(of)), transfers(shards, Priority::scrub, nullptr) {}
-    CodedStore::ScratchPtr memory;
+    ScratchPtr memory;
     ShardTransfers transfers;
   };
   Status pass();
