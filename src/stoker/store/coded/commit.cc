@@ -1,11 +1,10 @@
-// Committing: the writer thread takes what waits, writes it in two rounds at most, and flips the
-// map.
+#include "stoker/store/coded/committer.h"
+
 #include <algorithm>
 #include <cstring>
 
 #include "stoker/base/check.h"
 #include "stoker/base/crc32c.h"
-#include "stoker/store/coded/coded_store.h"
 #include "stoker/store/coded/headers.h"
 #include "stoker/store/coded/mutation.h"
 #include "stoker/store/coded/rows.h"
@@ -14,6 +13,7 @@ namespace stoker::coded {
 namespace {
 
 constexpr const char* kWhere = "store/coded/commit";
+constexpr size_t kFoldAtOnce = 16;  // stripes
 constexpr size_t kFreshRows = 256;  // of a stripe that is written anew, in memory at once
 
 // An update of blocks in one chunk that changes no size: one VAL a shard says it all.
@@ -57,16 +57,16 @@ void put_items(ByteWriter& out, const Shape& shape, std::string_view key,
 }  // namespace
 
 // For the frames of the logs: VALs go to 1 + m shards, a COMMIT to all.
-Result<Grant> CodedStore::take_frames(const std::vector<Request>& batch) const {
+Result<Grant> Committer::take_frames(const std::vector<CommitRequest>& batch) const {
   uint64_t bytes = 0;
-  for (const Request& request : batch)
+  for (const CommitRequest& request : batch)
     bytes += (1 + shape_.m) * request.state->log_bytes +
              shape_.shards * (log_bytes(*request.state) - request.state->log_bytes);
-  return runtime_.budget.take(bytes, "the log records of a commit of a coded store");
+  return budget_.take(bytes, "the log records of a commit of a coded store");
 }
 
 // It is the first of its batch, so the table is what all commits before it left.
-Status CodedStore::check_requirements(const TransactionState& state) const {
+Status Committer::check_requirements(const TransactionState& state) const {
   const auto map = map_.lock();
   for (const auto& [key, tag] : state.required) {
     const ObjectPtr found = map->table.find(key);
@@ -75,19 +75,19 @@ Status CodedStore::check_requirements(const TransactionState& state) const {
   return {};
 }
 
-void CodedStore::commit_batch(std::vector<Request> batch) {
+void Committer::commit(std::vector<CommitRequest> batch) {
   uint64_t bytes = 4 * kBlock;
-  for (const Request& request : batch) bytes += log_bytes(*request.state);
-  bytes += rounds_.item_bytes(shape_);
+  for (const CommitRequest& request : batch) bytes += log_bytes(*request.state);
+  bytes += logs_.rounds().item_bytes(shape_);
   Status status = make_room(bytes);
   auto frames = status ? take_frames(batch) : Result<Grant>(status.error());
   if (!frames) status = frames.error();
   // each by itself may fit the cap
   if (!status && status.error().code == Code::over_budget && batch.size() > 1) {
-    for (Request& request : batch) {
-      std::vector<Request> one;
+    for (CommitRequest& request : batch) {
+      std::vector<CommitRequest> one;
       one.push_back(std::move(request));
-      commit_batch(std::move(one));
+      commit(std::move(one));
     }
     return;
   }
@@ -102,7 +102,7 @@ void CodedStore::commit_batch(std::vector<Request> batch) {
     epoch = map->epoch;
     if (map->refused) status = *map->refused;
   }
-  for (Request& request : batch) {
+  for (CommitRequest& request : batch) {
     Prepared& commit = commits.emplace_back();
     commit.request = &request;
     commit.status = status;
@@ -113,7 +113,7 @@ void CodedStore::commit_batch(std::vector<Request> batch) {
     if (commit.status) ++next;
   }
   std::vector<Prepared> going;
-  std::vector<std::pair<Request*, Status>> failed;
+  std::vector<std::pair<CommitRequest*, Status>> failed;
   for (Prepared& commit : commits) {
     if (commit.status) {
       for (const auto& [id, stripe] : commit.fresh) {
@@ -146,7 +146,7 @@ void CodedStore::commit_batch(std::vector<Request> batch) {
     const auto map = map_.lock();
     for (const auto& [key, object] : request->state->objects) map->owned.erase(key);
   }
-  std::vector<std::pair<Request*, Result<Version>>> done;
+  std::vector<std::pair<CommitRequest*, Result<Version>>> done;
   done.reserve(going.size() + failed.size());
   for (const Prepared& commit : going) done.emplace_back(commit.request, number_of(commit.stamp));
   for (const auto& [request, why] : failed) done.emplace_back(request, why.error());
@@ -155,12 +155,12 @@ void CodedStore::commit_batch(std::vector<Request> batch) {
   if (frames) *frames = Grant();
   going.clear();
   commits.clear();
-  for (Request& request : batch) request.state.reset();
+  for (CommitRequest& request : batch) request.state.reset();
   for (auto& [request, result] : done) request->committed.complete(std::move(result));
 }
 
 // Table items, VALs and fresh stripes of one commit; the fresh stripes are written, not flushed.
-void CodedStore::prepare(Prepared& commit, uint64_t& table_bytes) {
+void Committer::prepare(Prepared& commit, uint64_t& table_bytes) {
   TransactionState& state = *commit.request->state;
   std::lock_guard lock(state.mutex);
   std::vector<StagedStripe*> better = write_better(commit, state);
@@ -207,7 +207,7 @@ void CodedStore::prepare(Prepared& commit, uint64_t& table_bytes) {
 // appended 1 + m times, read, staged and written, about as much as the rest of the stripe, and
 // nothing comes to share its fold. Where that cannot be (no slot; something of the rest is lost)
 // the log takes them: a class makes no commit fail.
-std::vector<StagedStripe*> CodedStore::write_better(Prepared& commit, TransactionState& state) {
+std::vector<StagedStripe*> Committer::write_better(Prepared& commit, TransactionState& state) {
   std::vector<StagedStripe*> better;
   for (auto& [key, object] : state.objects) {
     for (auto& [index, stripe] : object.stripes) {
@@ -228,8 +228,8 @@ std::vector<StagedStripe*> CodedStore::write_better(Prepared& commit, Transactio
 }
 
 // The table items of a commit, if there is room for them.
-Status CodedStore::name_stripes(Prepared& commit, const TransactionState& state,
-                                uint64_t& table_bytes) const {
+Status Committer::name_stripes(Prepared& commit, const TransactionState& state,
+                               uint64_t& table_bytes) const {
   commit.needs_commit = !is_update(state);
   ByteWriter items;
   for (const auto& [key, object] : state.objects) {
@@ -257,7 +257,7 @@ Status CodedStore::name_stripes(Prepared& commit, const TransactionState& state,
 
 // What the fresh stripe will hold of its own: old blocks where they are not overwritten, and the
 // new ones.
-Headers CodedStore::plan_fresh(const Prepared& commit, const StagedStripe& staged) const {
+Headers Committer::plan_fresh(const Prepared& commit, const StagedStripe& staged) const {
   Headers headers = blank_headers(shape_);
   const auto map = map_.lock();
   for (size_t chunk = 0; chunk < shape_.k; ++chunk) {
@@ -275,8 +275,8 @@ Headers CodedStore::plan_fresh(const Prepared& commit, const StagedStripe& stage
 
 // Old content where it is not overwritten, the new blocks, and their parity go into the slots of
 // the fresh stripe, some rows at a time.
-Status CodedStore::write_fresh(const Prepared& commit, const StagedStripe& staged,
-                               ShardSet& touched) {
+Status Committer::write_fresh(const Prepared& commit, const StagedStripe& staged,
+                              ShardSet& touched) {
   const Stripe& fresh = *staged.fresh;
   if (staged.base) STOKER_TRY(reader_.load_headers(staged.base, Priority::write_back));
   Headers headers = plan_fresh(commit, staged);
@@ -284,9 +284,10 @@ Status CodedStore::write_fresh(const Prepared& commit, const StagedStripe& stage
   // What comes while a shard is rebuilt goes there too, or it would never have all. It counts for
   // nothing until then.
   size_t joining = shape_.n();
-  if (joining_)
-    joining = static_cast<size_t>(std::find(fresh.shards.begin(), fresh.shards.end(), *joining_) -
-                                  fresh.shards.begin());
+  if (joining_.shard())
+    joining =
+        static_cast<size_t>(std::find(fresh.shards.begin(), fresh.shards.end(), *joining_.shard()) -
+                            fresh.shards.begin());
   if (joining < shape_.n()) positions |= uint32_t{1} << joining;
   ShardSet failed = 0;
   const bool early =
@@ -306,7 +307,7 @@ Status CodedStore::write_fresh(const Prepared& commit, const StagedStripe& stage
   }
   // All pages of all chunks: a page that is not there is then a lost one, never one that was not
   // written.
-  ShardBatch batch(*shards_, Priority::write_back);
+  ShardBatch batch(shards_, Priority::write_back);
   std::vector<AlignedBytes> pages;
   for (size_t c = 0; c < shape_.n(); ++c) {
     if (!is_set(positions, c)) continue;
@@ -318,23 +319,23 @@ Status CodedStore::write_fresh(const Prepared& commit, const StagedStripe& stage
       headers.counters[c * shape_.pages() + page] = header.counter;
       const uint64_t at =
           shape_.page_at(fresh.slots[c], page, header.counter) - shape_.slot_at(fresh.slots[c]);
-      encode_page(shape_, shards_->store(), header, pairs.span().subspan(at, kBlock));
+      encode_page(shape_, shards_.store(), header, pairs.span().subspan(at, kBlock));
     }
     batch.write(fresh.shards[c], shape_.slot_at(fresh.slots[c]), pairs.slice());
     touched |= shard_bit(fresh.shards[c]);
   }
   if (const ShardSet now = batch.run(); now != 0) {
     failed |= now;
-    STOKER_TRY(drop_shards(now, batch.why()));
+    STOKER_TRY(logs_.drop_shards(now, batch.why()));
   }
-  if (joining < shape_.n() && (failed & shard_bit(*joining_)) == 0) joined_.insert(fresh.id);
+  if (joining < shape_.n() && (failed & joining_.set()) == 0) joining_.wrote(fresh.id);
   const auto map = map_.lock();
   staged.fresh->headers = std::move(headers);
   return {};
 }
 
 // What a stripe that was written before its commit holds, as write_fresh_rows() tells it.
-void CodedStore::take_early(const EarlyStripe& early, uint32_t positions, Headers& headers) const {
+void Committer::take_early(const EarlyStripe& early, uint32_t positions, Headers& headers) const {
   for (size_t row = 0; row < shape_.rows(); ++row) {
     for (size_t c = 0; c < shape_.n(); ++c) {
       headers.crcs[row * shape_.n() + c] = early.crcs()[c * shape_.rows() + row];
@@ -346,8 +347,8 @@ void CodedStore::take_early(const EarlyStripe& early, uint32_t positions, Header
 
 // The rows from `first` on that `memory` is for, unless it is lost() then. Of those in which
 // nothing is written nothing is.
-Status CodedStore::write_fresh_rows(const StagedStripe& staged, size_t first, const Scratch& memory,
-                                    uint32_t positions, Headers& headers, ShardSet& failed) {
+Status Committer::write_fresh_rows(const StagedStripe& staged, size_t first, const Scratch& memory,
+                                   uint32_t positions, Headers& headers, ShardSet& failed) {
   const Stripe& fresh = *staged.fresh;
   const size_t rows_end = first + memory.rows;
   const auto at = [&](size_t chunk, size_t row) {
@@ -374,7 +375,7 @@ Status CodedStore::write_fresh_rows(const StagedStripe& staged, size_t first, co
   const Status fetched = reader_.fetch(runs, Priority::write_back);
   if (memory.bytes.lost()) return {};
   if (!fetched) return fetched.error();
-  ShardBatch batch(*shards_, Priority::write_back);
+  ShardBatch batch(shards_, Priority::write_back);
   // rows in which anything is written, as many as stand together at once
   for (size_t begin = first; begin < rows_end;) {
     size_t end = begin;
@@ -412,12 +413,12 @@ Status CodedStore::write_fresh_rows(const StagedStripe& staged, size_t first, co
   }
   const ShardSet now = batch.run();
   failed |= now;
-  return now == 0 ? Status() : drop_shards(now, batch.why());
+  return now == 0 ? Status() : logs_.drop_shards(now, batch.why());
 }
 
 // One frame a shard with all VALs that belong there; then everything the batch has written so far
 // is flushed.
-Status CodedStore::append_vals(std::vector<Prepared>& commits, ShardSet& touched) {
+Status Committer::append_vals(std::vector<Prepared>& commits, ShardSet& touched) {
   std::map<size_t, FrameBuilder> frames;
   struct Home {
     Val* val;
@@ -445,7 +446,7 @@ Status CodedStore::append_vals(std::vector<Prepared>& commits, ShardSet& touched
     }
   }
   std::map<size_t, LogFrame> written;
-  STOKER_TRY(append(frames, touched, written));
+  STOKER_TRY(logs_.append(frames, touched, written));
   for (const Home& home : homes) {
     const auto frame = written.find(home.shard);
     if (frame == written.end()) continue;  // the shard was dropped
@@ -453,12 +454,12 @@ Status CodedStore::append_vals(std::vector<Prepared>& commits, ShardSet& touched
     home.val->held.push_back(frame->second.segment);
   }
   for (const Prepared& commit : commits) {
-    for (const NewVal& added : commit.vals) rounds_.add(added.val);
+    for (const NewVal& added : commit.vals) logs_.rounds().add(added.val);
   }
   return {};
 }
 
-Status CodedStore::append_commits(std::vector<Prepared>& commits) {
+Status Committer::append_commits(std::vector<Prepared>& commits) {
   std::map<size_t, FrameBuilder> frames;
   const ShardSet set = map_.live();
   for (const Prepared& commit : commits) {
@@ -469,21 +470,21 @@ Status CodedStore::append_commits(std::vector<Prepared>& commits) {
   }
   if (frames.empty()) return {};
   std::map<size_t, LogFrame> written;
-  STOKER_TRY(append(frames, 0, written));
+  STOKER_TRY(logs_.append(frames, 0, written));
   for (Prepared& commit : commits) {
     if (!commit.needs_commit) continue;
     auto record = commit.vals.empty()
                       ? std::make_shared<CommitRecord>(CommitRecord{commit.stamp, {}})
                       : commit.vals.front().val->commit;
     for (const auto& [shard, frame] : written) record->held.push_back(frame.segment);
-    rounds_.add(record);
-    since_image_.push_back(std::move(record));
+    logs_.rounds().add(record);
+    logs_.hold_until_image(std::move(record));
   }
   return {};
 }
 
 // What is durable becomes visible, all of a batch at one moment.
-void CodedStore::flip(std::vector<Prepared>& commits) {
+void Committer::flip(std::vector<Prepared>& commits) {
   const auto map = map_.lock();
   for (Prepared& commit : commits) {
     const auto resolve = [&](uint64_t id, const std::vector<uint32_t>&) {
@@ -497,7 +498,7 @@ void CodedStore::flip(std::vector<Prepared>& commits) {
         added.stripe->overlay[(added.val->first + i) * shape_.k + added.val->chunk] = {added.val,
                                                                                        i};
       map->dirty[added.stripe->id] = added.stripe;
-      since_image_.push_back(added.val);
+      logs_.hold_until_image(added.val);
     }
     for (const Touched& touched : commit.touched) {
       const ObjectPtr object = map->table.find(touched.key);
@@ -513,6 +514,44 @@ void CodedStore::flip(std::vector<Prepared>& commits) {
         map->classes.see(id, {folder, true, offset, bytes});
     }
   }
+}
+
+// A full log holds commits up until enough is folded; it fails them only if nothing is left to
+// fold.
+Status Committer::make_room(size_t bytes) {
+  bool again = false;
+  for (;;) {
+    if (logs_.fits(bytes)) return {};
+    const auto done = folder_.step({kFoldAtOnce});
+    if (!done && done.error().code != Code::over_budget) return done.error();
+    const size_t folded = done ? *done : 0;
+    {
+      const auto map = map_.lock();
+      map->counts.awaited_folds += folded;
+    }
+    const bool held = logs_.image_frees();
+    if (held) STOKER_TRY(joining_.checkpoint());
+    if (logs_.fits(bytes)) return {};
+    if (!done) return done.error();
+    if (folded > 0 || held) continue;
+    // What could not be folded once may be by now.
+    const auto map = map_.lock();
+    if (again || map->stuck.empty()) break;
+    map->stuck.clear();
+    again = true;
+  }
+  return make_error(Code::out_of_space,
+                    "the logs of the store " + map_.name() + " have no room for " +
+                        human_bytes(bytes) + ": commit less at a time",
+                    kWhere);
+}
+
+// What a commit may add to a shard's log at most: VALs, and the record that names its stripes.
+uint64_t Committer::log_bytes(const TransactionState& state) const {
+  uint64_t bytes = state.log_bytes + state.log_bytes / 16 + kBlock;
+  for (const auto& [key, object] : state.objects)
+    bytes += 3 * (key.size() + 30) + object.stripes.size() * (13 + 4 * shape_.n());
+  return bytes;
 }
 
 }  // namespace stoker::coded

@@ -10,29 +10,28 @@ namespace stoker::coded {
 namespace {
 
 constexpr Version kStillRewritten = 1024;  // commits since a stripe was updated
-constexpr size_t kFoldedAtOnce = 16;       // stripes
 constexpr uint64_t kShareOfTheCap = 8;     // an eighth of it, in a step
 
 }  // namespace
 
 // Where all that was chosen cannot be folded, what comes next may be.
-Result<size_t> CodedStore::fold_step(const FoldBounds& bounds) {
-  if (const auto refused = map_.refused()) return *refused;
+Result<size_t> Folder::step(const FoldBounds& bounds) {
+  if (const auto refused = parts_.map.refused()) return *refused;
   for (;;) {
-    Folding folding(*this);
+    Folding folding(parts_, stand_ins_);
     STOKER_ASSIGN(const size_t folded, folding.run(bounds));
     if (folded > 0 || !folding.left_some()) return folded;
   }
 }
 
-Result<size_t> CodedStore::fold_paced(const FoldBounds& bounds, Pace& pace) {
-  const uint64_t before = moved_;
-  auto folded = fold_step(bounds);
-  pace.spend(moved_ - before);
+Result<size_t> Folder::paced(const FoldBounds& bounds, Pace& pace) {
+  const uint64_t before = parts_.logs.moved();
+  auto folded = step(bounds);
+  pace.spend(parts_.logs.moved() - before);
   return folded;
 }
 
-Result<size_t> Folding::run(const CodedStore::FoldBounds& bounds) {
+Result<size_t> Folding::run(const FoldBounds& bounds) {
   STOKER_TRY(choose(bounds));
   if (groups_.empty()) return size_t{0};
   STOKER_TRY(take_memory());
@@ -56,7 +55,7 @@ Result<size_t> Folding::run(const CodedStore::FoldBounds& bounds) {
 
 // The stripes whose blocks have waited longest, as segments come free in their order; with room to
 // spare not those that are still rewritten; as long as one frame can stage their parity.
-Status Folding::choose(const CodedStore::FoldBounds& bounds) {
+Status Folding::choose(const FoldBounds& bounds) {
   struct Old {
     Stamp stamp;
     size_t block;  // that has waited longest
@@ -64,7 +63,7 @@ Status Folding::choose(const CodedStore::FoldBounds& bounds) {
   };
   std::vector<Old> first;
   {
-    const auto map = store_.map_.lock();
+    const auto map = parts_.map.lock();
     std::erase_if(map->dirty, [&](const auto& each) {
       const StripePtr stripe = each.second.lock();
       if (!stripe || stripe->overlay.empty()) {
@@ -91,21 +90,21 @@ Status Folding::choose(const CodedStore::FoldBounds& bounds) {
       std::max<size_t>(1, shape_.segment_bytes / 4 / (kBlock + 8 + shape_.parity_entry_bytes())));
   std::vector<StripePtr> chosen;
   {
-    const auto map = store_.map_.lock();
+    const auto map = parts_.map.lock();
     size_t rows = 0;
     for (const Old& old : first) {
       if (chosen.size() == bounds.stripes || rows >= rows_left) break;
       chosen.push_back(old.stripe);
       rows += newer_rows(*old.stripe);
-      if (!old.stripe->headers) store_.moved_ += shape_.n() * header_bytes(shape_);
+      if (!old.stripe->headers) parts_.logs.count_moved(shape_.n() * header_bytes(shape_));
     }
   }
-  const auto unread = store_.reader_.load_headers(chosen, Priority::scrub);
+  const auto unread = parts_.reader.load_headers(chosen, Priority::scrub);
   for (const auto& [id, why] : unread) leave(id, why);
   for (size_t i = 0; i < chosen.size(); ++i) {
     if (unread.contains(chosen[i]->id)) continue;
-    if (const Status mended = store_.mend_unread(chosen[i]); !mended) {
-      if (mended.error().code == Code::over_budget || store_.map_.refused()) return mended.error();
+    if (const Status mended = parts_.rebuilder.mend_unread(chosen[i]); !mended) {
+      if (mended.error().code == Code::over_budget || parts_.map.refused()) return mended.error();
       leave(chosen[i]->id, mended.error());
       continue;
     }
@@ -128,7 +127,7 @@ size_t Folding::newer_rows(const Stripe& stripe) const {
 // From the row of the block that has waited longest on, or one that is rewritten for ever would
 // keep others in the log.
 void Folding::add_groups(const StripePtr& stripe, size_t from_row, size_t& rows_left) {
-  const auto map = store_.map_.lock();
+  const auto map = parts_.map.lock();
   ids_[stripe->id] = map->take_id();
   next_.emplace(stripe->id, *stripe->headers);
   const auto from = stripe->overlay.lower_bound(from_row * shape_.k);
@@ -165,7 +164,7 @@ void Folding::add_rows(const StripePtr& stripe, Overlay::const_iterator at,
 // From the cap, and no more than a share of it, as users who find nothing left are refused: what
 // does not fit waits for a later step. An error if a single row does not.
 Status Folding::take_memory() {
-  uint64_t share = store_.runtime_.budget.cap() / kShareOfTheCap;
+  uint64_t share = parts_.budget.cap() / kShareOfTheCap;
   for (size_t i = 0; i < groups_.size(); ++i) {
     Group& group = groups_[i];
     for (bool last = false;;) {
@@ -173,7 +172,7 @@ Status Folding::take_memory() {
       const bool least = i == 0 && group.count == 1;
       auto grant =
           bytes <= share || least
-              ? store_.runtime_.budget.take(bytes, "folding in a coded store")
+              ? parts_.budget.take(bytes, "folding in a coded store")
               : Result<Grant>(make_error(Code::over_budget, "too much of the cap for a fold",
                                          "store/coded/fold"));
       if (grant) {
@@ -186,7 +185,7 @@ Status Folding::take_memory() {
       if (i > 0) break;
       if (last) return grant.error();
       if (group.count == 1) {  // reads that were left behind hold some of it a moment longer
-        last = !store_.shards().stragglers().await();
+        last = !parts_.shards.stragglers().await();
         continue;
       }
       group.count /= 2;
@@ -198,39 +197,6 @@ Status Folding::take_memory() {
                         [&](const Group& group) { return group.stripe == stripe; });
   });
   return {};
-}
-
-Future<void> CodedStore::fold_all() {
-  Request request;
-  request.work = [this]() -> Status {
-    for (;;) {
-      STOKER_ASSIGN(const size_t folded, fold_step({kFoldedAtOnce}));
-      if (folded == 0) return checkpoint();
-    }
-  };
-  Future<void> future = request.done.future();
-  std::lock_guard lock(queue_mutex_);
-  queue_.push_back(std::move(request));
-  queued_.notify_all();
-  return future;
-}
-
-// What comes meanwhile is not waited for, or it might never end.
-Future<void> CodedStore::drain() {
-  Stamp until = 0;
-  {
-    const auto map = map_.lock();
-    until = make_stamp(map->epoch, map->version);
-  }
-  return add_job(
-      [this, until]() -> Result<bool> {
-        STOKER_ASSIGN(const size_t folded, fold_paced({kFoldedAtOnce, kRowsAStep}, fold_pace_));
-        if (folded > 0 && !map_.folded_up_to(until))
-          return true;  // 0: all that is left cannot be folded
-        STOKER_TRY(checkpoint());
-        return false;
-      },
-      fold_pace_);
 }
 
 }  // namespace stoker::coded

@@ -12,7 +12,7 @@ namespace stoker::coded {
 Status Folding::stage() {
   std::map<size_t, FrameBuilder> frames;
   for (const Group& group : groups_) {
-    const uint32_t live = store_.map_.live_positions(*group.stripe);
+    const uint32_t live = parts_.map.live_positions(*group.stripe);
     const Headers& next = next_headers(group.stripe);
     for (size_t j = 0; j < shape_.m; ++j) {
       if (!is_set(live, shape_.k + j)) continue;
@@ -64,7 +64,7 @@ Status Folding::decide() {
   for (const StripePtr& stripe : stripes_) {
     const auto item = items.find(stripe->id);
     if (item == items.end()) continue;
-    const uint32_t live = store_.map_.live_positions(*stripe);
+    const uint32_t live = parts_.map.live_positions(*stripe);
     for (size_t c = 0; c < shape_.n(); ++c) {
       if (is_set(live, c) && (c >= shape_.k || is_set(concerned[stripe->id], c)))
         frames[stripe->shards[c]].add(item->second);
@@ -76,16 +76,16 @@ Status Folding::decide() {
 
 Status Folding::append(std::map<size_t, FrameBuilder>& frames,
                        std::map<size_t, LogFrame>& written) {
-  for (const auto& [shard, frame] : frames) store_.moved_ += frame.bytes();
-  STOKER_TRY(store_.append(frames, 0, written));
+  for (const auto& [shard, frame] : frames) parts_.logs.count_moved(frame.bytes());
+  STOKER_TRY(parts_.logs.append(frames, 0, written));
   for (const auto& [shard, frame] : written) held_.push_back(frame.segment);
   return {};
 }
 
 void Folding::set_folding(bool folding) {
-  auto map = store_.map_.lock();
+  auto map = parts_.map.lock();
   for (const StripePtr& stripe : stripes_) stripe->folding = folding;
-  store_.map_.changed();
+  parts_.map.changed();
   if (!folding) return;
   map.wait([&] {
     return std::all_of(stripes_.begin(), stripes_.end(),
@@ -95,16 +95,16 @@ void Folding::set_folding(bool folding) {
 
 // Blocks in place, durable; then the headers, durable.
 Status Folding::apply() {
-  ShardBatch blocks(store_.shards(), Priority::scrub);
+  ShardBatch blocks(parts_.shards, Priority::scrub);
   ShardSet touched = 0;
   std::map<uint64_t, std::set<std::pair<size_t, size_t>>> pages;  // by stripe: position, page
   for (const Group& group : groups_) {
-    const uint32_t live = store_.map_.live_positions(*group.stripe);
+    const uint32_t live = parts_.map.live_positions(*group.stripe);
     for (size_t c = 0; c < shape_.n(); ++c) {
       if (!is_set(live, c) || (c < shape_.k && !is_set(group.dirty, c))) continue;
       blocks.write(group.stripe->shards[c], shape_.block_at(group.stripe->slots[c], group.first),
                    group.blocks.slice().sub(c * group.count * kBlock, group.count * kBlock));
-      store_.moved_ += group.count * kBlock;
+      parts_.logs.count_moved(group.count * kBlock);
       touched |= shard_bit(group.stripe->shards[c]);
       for (size_t page = group.first / shape_.rows_per_page();
            page <= (group.first + group.count - 1) / shape_.rows_per_page(); ++page)
@@ -112,33 +112,33 @@ Status Folding::apply() {
     }
   }
   ShardSet failed = blocks.run();
-  if (failed != 0) STOKER_TRY(store_.drop_shards(failed, blocks.why()));
-  if (!mutated(Mutation::header_before_blocks)) STOKER_TRY(store_.flush(touched));
+  if (failed != 0) STOKER_TRY(parts_.logs.drop_shards(failed, blocks.why()));
+  if (!mutated(Mutation::header_before_blocks)) STOKER_TRY(parts_.logs.flush(touched));
   std::vector<AlignedBytes> memory;
-  ShardBatch headers(store_.shards(), Priority::scrub);
+  ShardBatch headers(parts_.shards, Priority::scrub);
   for (const StripePtr& stripe : stripes_) {
     Headers& next = next_headers(stripe);
-    const uint32_t live = store_.map_.live_positions(*stripe);
+    const uint32_t live = parts_.map.live_positions(*stripe);
     for (const auto& [position, page] : pages[stripe->id]) {
       if (!is_set(live, position)) continue;
       const HeaderPage header = page_of(shape_, stripe->id, next, position, page);
       next.counters[position * shape_.pages() + page] = header.counter;
-      encode_page(shape_, store_.shards().store(), header, memory.emplace_back(kBlock).span());
+      encode_page(shape_, parts_.shards.store(), header, memory.emplace_back(kBlock).span());
       headers.write(stripe->shards[position],
                     shape_.page_at(stripe->slots[position], page, header.counter),
                     memory.back().slice());
     }
   }
-  store_.moved_ += memory.size() * kBlock;
+  parts_.logs.count_moved(memory.size() * kBlock);
   failed = headers.run();
-  if (failed != 0) STOKER_TRY(store_.drop_shards(failed, headers.why()));
-  return store_.flush(touched);
+  if (failed != 0) STOKER_TRY(parts_.logs.drop_shards(failed, headers.why()));
+  return parts_.logs.flush(touched);
 }
 
 // Too few shards are left to write to. What the bases hold of these rows is unknown; VALs and
 // staged blocks stand for them, as they would after opening again.
 void Folding::stand_in() {
-  const auto map = store_.map_.lock();
+  const auto map = parts_.map.lock();
   for (const Group& group : groups_) {
     for (size_t i = 0; i < group.newer.size(); ++i) {
       const Stripe::Newer& newer = group.newer[i];
@@ -157,11 +157,11 @@ void Folding::stand_in() {
     }
     stripe->headers = std::move(next_headers(stripe));
   }
-  store_.stand_ins_.insert(store_.stand_ins_.end(), held_.begin(), held_.end());
+  stand_ins_.insert(stand_ins_.end(), held_.begin(), held_.end());
 }
 
 void Folding::finish() {
-  const auto map = store_.map_.lock();
+  const auto map = parts_.map.lock();
   for (const Group& group : groups_) {
     for (size_t i = 0; i < group.newer.size(); ++i) {
       const size_t block =
@@ -180,9 +180,9 @@ void Folding::finish() {
 // Without memory for it now, it is what comes next in the joining shard.
 void Folding::rejoin() {
   for (const StripePtr& stripe : stripes_) {
-    const Status joined = store_.join_again(stripe);
+    const Status joined = parts_.joining.again(stripe);
     if (!joined && joined.error().code != Code::over_budget)
-      store_.give_up_joining(joined.error().message());
+      parts_.joining.give_up(joined.error().message());
   }
 }
 

@@ -32,13 +32,13 @@ void Folding::drop_left() {
   if (left_.empty()) return;
   std::erase_if(groups_, [&](const Group& group) { return left_.contains(group.stripe->id); });
   std::erase_if(stripes_, [&](const StripePtr& stripe) { return left_.contains(stripe->id); });
-  const auto map = store_.map_.lock();
+  const auto map = parts_.map.lock();
   map->stuck.insert(left_.begin(), left_.end());
 }
 
 void Folding::fetch_newest() {
   const Status all = fetch_newest(groups_);
-  for (const Group& group : groups_) store_.moved_ += group.fresh.size();
+  for (const Group& group : groups_) parts_.logs.count_moved(group.fresh.size());
   if (all) return;
   // Which of them it is, each tells by itself.
   for (Group& group : groups_) {
@@ -52,7 +52,7 @@ Status Folding::fetch_newest(std::span<Group> groups) {
   for (;;) {
     std::vector<Run> runs;
     for (Group& group : groups) plan_newest(group, runs);
-    Status fetched = store_.reader_.fetch(runs, Priority::scrub);
+    Status fetched = parts_.reader.fetch(runs, Priority::scrub);
     if (std::none_of(groups.begin(), groups.end(),
                      [](const Group& group) { return group.fresh.lost(); }))
       return fetched;
@@ -99,8 +99,8 @@ void Folding::fetch_bases() {
       rows.push_back({group.stripe.get(), group.first, group.count, wanted, group.blocks.span()});
       whose.push_back(&group);
     }
-    store_.reader_.read_rows(rows, nullptr, Priority::scrub);  // into blocks that are worked on
-    for (const RowsWanted& each : rows) store_.moved_ += each.blocks_read * kBlock;
+    parts_.reader.read_rows(rows, nullptr, Priority::scrub);  // into blocks that are worked on
+    for (const RowsWanted& each : rows) parts_.logs.count_moved(each.blocks_read * kBlock);
   } while (std::any_of(groups_.begin(), groups_.end(),
                        [](const Group& group) { return group.blocks.lost(); }));
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -111,7 +111,7 @@ void Folding::fetch_bases() {
 // By delta, or from all data of the rows, whichever reads less: the bases that it takes.
 uint32_t Folding::choose_way(Group& group) const {
   const Headers& headers = *group.stripe->headers;
-  const uint32_t live = store_.map_.live_positions(*group.stripe);
+  const uint32_t live = parts_.map.live_positions(*group.stripe);
   const uint32_t data_all = (uint32_t{1} << shape_.k) - 1;
   const uint32_t parity = live & ~data_all;
   if (parity == 0) {
@@ -139,7 +139,7 @@ uint32_t Folding::choose_way(Group& group) const {
 // New data and new parity of the rows.
 Status Folding::compute(Group& group) {
   Headers& next = next_headers(group.stripe);
-  const uint32_t live = store_.map_.live_positions(*group.stripe);
+  const uint32_t live = parts_.map.live_positions(*group.stripe);
   group.parity_crcs.assign(shape_.m, std::vector<uint32_t>(group.count));
   std::vector<codec::Target> targets(shape_.m);
   for (size_t j = 0; j < shape_.m; ++j) {
@@ -155,15 +155,15 @@ Status Folding::compute(Group& group) {
     if (adds && mutated(Mutation::delta_against_new))
       std::memcpy(group.chunk(c).data(), newest.data(), newest.size());
     if (adds && mutated(Mutation::apply_delta_twice))
-      STOKER_TRY(store_.code_.delta(static_cast<int>(c), group.chunk(c), {newest, {}}, targets));
+      STOKER_TRY(parts_.code.delta(static_cast<int>(c), group.chunk(c), {newest, {}}, targets));
     if (adds)
-      STOKER_TRY(store_.code_.delta(static_cast<int>(c), group.chunk(c), {newest, {}}, targets));
+      STOKER_TRY(parts_.code.delta(static_cast<int>(c), group.chunk(c), {newest, {}}, targets));
     std::memcpy(group.chunk(c).data(), newest.data(), newest.size());
   }
   if (!group.by_delta) {
     std::vector<codec::Source> sources(shape_.k);
     for (size_t c = 0; c < shape_.k; ++c) sources[c].bytes = group.chunk(c);
-    STOKER_TRY(store_.code_.encode(sources, targets));
+    STOKER_TRY(parts_.code.encode(sources, targets));
   }
   group.fresh = AlignedBytes();
   for (size_t r = 0; r < group.count; ++r) {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "stoker/store/coded/coded_store.h"
+#include "stoker/store/coded/folder.h"
 
 namespace stoker::coded {
 
@@ -34,13 +34,15 @@ struct Group {
 // One step of folding: some stripes from reading to durable headers. Writer thread.
 class Folding {
  public:
-  explicit Folding(CodedStore& store) : store_(store), shape_(store.shape_) {}
+  // `stand_ins` grows by the segments that stand for the bases of a fold that cannot be finished.
+  Folding(const FoldParts& parts, std::vector<SegmentRef>& stand_ins)
+      : parts_(parts), shape_(parts.shards.shape()), stand_ins_(stand_ins) {}
   // How many stripes were folded.
-  Result<size_t> run(const CodedStore::FoldBounds& bounds);
+  Result<size_t> run(const FoldBounds& bounds);
   bool left_some() const { return !left_.empty(); }
 
  private:
-  Status choose(const CodedStore::FoldBounds& bounds);
+  Status choose(const FoldBounds& bounds);
   size_t newer_rows(const Stripe& stripe) const;
   void add_groups(const StripePtr& stripe, size_t from_row, size_t& rows_left);
   using Overlay = std::map<size_t, Stripe::Newer>;
@@ -66,8 +68,9 @@ class Folding {
   Headers& next_headers(const StripePtr& stripe) { return next_.at(stripe->id); }
   void set_folding(bool folding);
 
-  CodedStore& store_;
+  const FoldParts& parts_;
   const Shape& shape_;
+  std::vector<SegmentRef>& stand_ins_;
   std::vector<StripePtr> stripes_;
   std::vector<Group> groups_;
   std::map<uint64_t, uint64_t> ids_;      // of the folds, by stripe

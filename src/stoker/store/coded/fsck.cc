@@ -14,13 +14,19 @@ namespace stoker::coded {
 
 class Checking {
  public:
-  Checking(CodedStore& store, const FsckOptions& options, FsckReport& report)
-      : store_(store), options_(options), report_(report) {}
+  Checking(CommittedMap& map, Shards& shards, Reader& reader, Rebuilder& rebuilder,
+           Stamp image_stamp, const FsckOptions& options, FsckReport& report)
+      : map_(map),
+        shards_(shards),
+        shape_(shards.shape()),
+        reader_(reader),
+        rebuilder_(rebuilder),
+        image_stamp_(image_stamp),
+        options_(options),
+        report_(report) {}
 
-  void run() {
-    const StoreInfo info = store_.info();
-    const Health health = store_.health();
-    report_.committed = info.committed;
+  void run(const Health& health) {
+    report_.committed = map_.lock()->version;
     report_.generation = health.epoch;
     report_.records = health.newer_blocks;
     for (const std::string& trouble : health.troubles)
@@ -30,7 +36,7 @@ class Checking {
           "bring missing disks back; a shard that is there and not up to date is resynced by "
           "`stoker repair`, or when the store is opened for writing; a disk that is lost for good "
           "is replaced by `stoker repair --replace`");
-    if (const auto keys = store_.affected(); !keys.empty()) {
+    if (const auto keys = map_.affected(); !keys.empty()) {
       std::string names;
       for (const std::string& key : keys) names += " '" + key + "'";
       report_.problems.push_back(
@@ -42,15 +48,15 @@ class Checking {
       report_.notes.push_back(std::to_string(health.newer_blocks) +
                               " blocks are newer in the logs than in the bases, as after a crash "
                               "or while it is in use");
-    const ShardSet live = store_.map_.live();
-    for (size_t shard = 0; shard < store_.shape_.shards; ++shard) {
-      if ((store_.shards().present() & shard_bit(shard)) != 0) superblocks(shard);
+    const ShardSet live = map_.live();
+    for (size_t shard = 0; shard < shape_.shards; ++shard) {
+      if ((shards_.present() & shard_bit(shard)) != 0) superblocks(shard);
       if ((live & shard_bit(shard)) != 0) table(shard);
     }
     logs();
     std::vector<std::pair<std::string, ObjectPtr>> objects;
     {
-      const auto map = store_.map_.lock();
+      const auto map = map_.lock();
       for (const auto& [key, object] : map->table.objects()) objects.emplace_back(key, object);
     }
     uint64_t total = 0;
@@ -63,7 +69,7 @@ class Checking {
     }
     // With too few shards left to write to it nothing can be mended, and what is lost is lost with
     // the others.
-    if (report_.problems.size() > health.troubles.size() && store_.shape_.writable(live))
+    if (report_.problems.size() > health.troubles.size() && shape_.writable(live))
       report_.advice.emplace_back(
           "`stoker scrub` mends from the others what is damaged on one disk");
     if (single_copies_ > 0)
@@ -73,7 +79,7 @@ class Checking {
   }
 
  private:
-  const std::string& path(size_t shard) const { return store_.shards()[shard].path; }
+  const std::string& path(size_t shard) const { return shards_[shard].path; }
 
   void scrubbed(const LastScrub& last) {
     if (last.ended_at == 0) return;
@@ -90,7 +96,7 @@ class Checking {
 
   // Of a crash between the two writes both copies are intact, and one is older.
   void superblocks(size_t shard) {
-    const auto copies = superblock_copies(store_.shards(), shard);
+    const auto copies = superblock_copies(shards_, shard);
     const auto bad = std::count(copies.begin(), copies.end(), std::nullopt);
     if (bad > 0)
       report_.problems.push_back((bad == 1 ? "one copy" : "both copies") +
@@ -107,14 +113,13 @@ class Checking {
   const std::vector<std::byte>& newest_image() {
     if (newest_image_) return *newest_image_;
     newest_image_.emplace();
-    for (size_t shard = 0; shard < store_.shape_.shards; ++shard) {
-      if ((store_.map_.live() & shard_bit(shard)) == 0) continue;
+    for (size_t shard = 0; shard < shape_.shards; ++shard) {
+      if ((map_.live() & shard_bit(shard)) == 0) continue;
       for (size_t area = 0; area < 2; ++area) {
-        PiecewiseRead read(store_.shards(), shard, store_.shape_.area_at(area),
-                           store_.shape_.area_bytes);
+        PiecewiseRead read(shards_, shard, shape_.area_at(area), shape_.area_bytes);
         while (!read.done()) read.step();
-        const auto image = read_table_image(store_.shards().store(), read.bytes());
-        if (!image || image->stamp != store_.image_stamp_) continue;
+        const auto image = read_table_image(shards_.store(), read.bytes());
+        if (!image || image->stamp != image_stamp_) continue;
         uint64_t bytes = framed_bytes(16);  // the record behind its pieces
         for (const std::string& piece : image->pieces)
           bytes += framed_bytes(sizeof(uint32_t) + piece.size());
@@ -147,18 +152,17 @@ class Checking {
     Stamp newest = 0;
     bool flipped = false;
     for (size_t area = 0; area < 2; ++area) {
-      const auto bytes =
-          all_of(shard, store_.shape_.area_at(area), store_.shape_.area_bytes, "object table");
-      if (const auto image = read_table_image(store_.shards().store(), bytes.bytes()))
+      const auto bytes = all_of(shard, shape_.area_at(area), shape_.area_bytes, "object table");
+      if (const auto image = read_table_image(shards_.store(), bytes.bytes()))
         newest = std::max(newest, image->stamp);
       flipped = flipped || nearly_whole(bytes.bytes());
     }
-    if (newest == store_.image_stamp_) return;
+    if (newest == image_stamp_) return;
     std::string what = "the newest object table is not whole on '" + path(shard) + "'";
     if (flipped) {
       report_.problems.push_back("the newest object table is damaged on '" + path(shard) +
                                  "', not as a crash does it");
-    } else if (newest != 0 && number_of(store_.image_stamp_) == report_.committed) {
+    } else if (newest != 0 && number_of(image_stamp_) == report_.committed) {
       report_.notes.push_back(
           std::move(what) +
           ", as after a crash: it is written anew when the store is opened for writing");
@@ -169,12 +173,10 @@ class Checking {
 
   LogContent log_of(size_t shard) {
     LogContent content;
-    for (size_t segment = 0; segment < store_.shape_.segments; ++segment) {
-      const auto bytes =
-          all_of(shard, store_.shape_.segment_at(segment), store_.shape_.segment_bytes, "log");
-      read_segment(store_.shape_, store_.shards().store(), shard, segment,
-                   store_.shards()[shard].super.log_floor, bytes.bytes(),
-                   [&](uint64_t at, const FrameContent& frame) {
+    for (size_t segment = 0; segment < shape_.segments; ++segment) {
+      const auto bytes = all_of(shard, shape_.segment_at(segment), shape_.segment_bytes, "log");
+      read_segment(shape_, shards_.store(), shard, segment, shards_[shard].super.log_floor,
+                   bytes.bytes(), [&](uint64_t at, const FrameContent& frame) {
                      content.take(frame, bytes.bytes().subspan(at));
                    });
     }
@@ -188,18 +190,18 @@ class Checking {
   void logs() {
     std::map<size_t, LogContent> contents;
     std::set<Stamp> commits;
-    for (size_t shard = 0; shard < store_.shape_.shards; ++shard) {
-      if ((store_.map_.live() & shard_bit(shard)) == 0) continue;
+    for (size_t shard = 0; shard < shape_.shards; ++shard) {
+      if ((map_.live() & shard_bit(shard)) == 0) continue;
       const LogContent& content = contents.emplace(shard, log_of(shard)).first->second;
       for (const Stamp stamp : content.commits) {
-        if (stamp > store_.image_stamp_) commits.insert(stamp);
+        if (stamp > image_stamp_) commits.insert(stamp);
       }
     }
     size_t lacking = 0;
     for (const auto& [shard, content] : contents) {
       std::set<Stamp> needed = commits;
       size_t damaged = 0;
-      for (const auto& [stripe, val] : store_.map_.vals_of(shard)) {
+      for (const auto& [stripe, val] : map_.vals_of(shard)) {
         const auto found = content.vals.find(key_of(*val));
         if (found == content.vals.end()) {
           ++(val->stamp < content.newest ? damaged : lacking);
@@ -223,7 +225,7 @@ class Checking {
   }
 
   PiecewiseRead all_of(size_t shard, uint64_t offset, size_t bytes, const char* what) {
-    PiecewiseRead read(store_.shards(), shard, offset, bytes);
+    PiecewiseRead read(shards_, shard, offset, bytes);
     while (!read.done()) read.step();
     if (!read.readable())
       report_.problems.push_back(std::string("the ") + what + " of '" + path(shard) +
@@ -238,7 +240,7 @@ class Checking {
     for (uint64_t at = 0; at < object.bytes; at += memory.size()) {
       const size_t piece = std::min<uint64_t>(memory.size(), object.bytes - at);
       const Status read =
-          store_.reader_.read(key, nullptr, at, {memory.data(), piece, -1}, Priority::scrub);
+          reader_.read(key, nullptr, at, {memory.data(), piece, -1}, Priority::scrub);
       if (!read)
         report_.problems.push_back("bytes " + std::to_string(at) + " to " +
                                    std::to_string(at + piece) + " of '" + key +
@@ -246,12 +248,11 @@ class Checking {
     }
     for (const StripePtr& stripe : object.stripes) {
       if (!stripe) continue;
-      const uint32_t live = store_.map_.live_positions(*stripe);
-      for (size_t position = 0; position < store_.shape_.n(); ++position) {
+      const uint32_t live = map_.live_positions(*stripe);
+      for (size_t position = 0; position < shape_.n(); ++position) {
         if ((live >> position & 1) == 0) continue;
         ++report_.chunks;
-        auto compared =
-            store_.compare(stripe, position, {0, store_.shape_.pages(), 0, store_.shape_.rows()});
+        auto compared = rebuilder_.compare(stripe, position, {0, shape_.pages(), 0, shape_.rows()});
         if (compared) {
           single_copies_ += compared->bad_copies.size();
           compared->wrong_pages.insert(compared->lost_pages.begin(), compared->lost_pages.end());
@@ -277,12 +278,21 @@ class Checking {
     }
   }
 
-  CodedStore& store_;
+  CommittedMap& map_;
+  Shards& shards_;
+  const Shape& shape_;
+  Reader& reader_;
+  Rebuilder& rebuilder_;
+  const Stamp image_stamp_;  // of the newest table image
   const FsckOptions& options_;
   FsckReport& report_;
   size_t single_copies_ = 0;
   std::optional<std::vector<std::byte>> newest_image_;
 };
+
+void CodedStore::check(const FsckOptions& options, FsckReport& report) {
+  Checking(map_, *shards_, reader_, rebuilder_, logs_.image_stamp(), options, report).run(health());
+}
 
 }  // namespace stoker::coded
 
@@ -299,7 +309,7 @@ Result<FsckReport> fsck_coded_store(const CodedPlan& plan, const Runtime& runtim
   open.holder = "stoker fsck";
   STOKER_ASSIGN(const auto store, coded::CodedStore::open(plan, runtime, open, coded));
   FsckReport report;
-  coded::Checking(*store, options, report).run();
+  store->check(options, report);
   return report;
 }
 

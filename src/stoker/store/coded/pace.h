@@ -36,4 +36,15 @@ class Pace {
   uint64_t spent_ = 0;
 };
 
+// Of what goes on in the background of one store.
+struct Paces {
+  Pace repair;  // and scrub
+  Pace fold;
+  Pace patrol;
+  void used() {  // any thread: somebody uses the store
+    repair.used();
+    fold.used();
+  }
+};
+
 }  // namespace stoker::coded

@@ -82,6 +82,8 @@ class Reader {
   void fetch_records(const std::vector<Run>& runs, Priority priority);
   // From the cap: for so many rows, or fewer where it does not allow that; for one at least.
   Result<ScratchPtr> take_scratch(size_t rows, size_t blocks_a_row, std::string_view who) const;
+  // So many rows, or as many as a share of the cap has room for.
+  size_t rows_of_share(size_t rows, size_t blocks_a_row) const;
   // Bases, of all of these at once; each has its own answer. `memory` as in RowReads; where it is
   // lost() then, as in fetch().
   void read_rows(std::span<RowsWanted> all, std::shared_ptr<const void> memory, Priority priority);

@@ -6,7 +6,8 @@
 #include <utility>
 
 #include "stoker/base/crc32c.h"
-#include "stoker/store/coded/coded_store.h"
+#include "stoker/base/log.h"
+#include "stoker/store/coded/rebuilder.h"
 #include "stoker/store/coded/wrong_rows.h"
 
 namespace stoker::coded {
@@ -15,7 +16,6 @@ namespace {
 constexpr const char* kWhere = "store/coded/rebuild";
 // at least, in a step, if the chunk has so many: commits wait for one
 constexpr size_t kRowsRebuilt = 256;
-constexpr uint64_t kShareOfTheCap = 16;  // a sixteenth of it, for the rows that are read at once
 
 Error failing(const std::string& path, const std::string& why) {
   return make_error(Code::io, "a chunk on the shard '" + path + "' cannot be rebuilt: " + why,
@@ -34,7 +34,7 @@ bool all_known(const HeaderPage& page) {
 // What the chunk's own intact entries say beyond what is known: they could not be read when the
 // stripe's headers were. As in RawHeaders::merge the newest version counts, and a parity is sound
 // if its entry is of these versions.
-bool CodedStore::adopt(Headers& headers, const RawHeaders& own, size_t position) const {
+bool Rebuilder::adopt(Headers& headers, const RawHeaders& own, size_t position) const {
   bool adopted = false;
   for (size_t row = 0; row < shape_.rows(); ++row) {
     const auto offer = [&](size_t chunk, Stamp version, uint32_t crc) {
@@ -59,7 +59,7 @@ bool CodedStore::adopt(Headers& headers, const RawHeaders& own, size_t position)
 }
 
 // Nobody looks at the old ones while they change.
-void CodedStore::install(const StripePtr& stripe, Headers headers) {
+void Rebuilder::install(const StripePtr& stripe, Headers headers) {
   auto map = map_.lock();
   stripe->folding = true;
   map.wait([&] { return stripe->readers == 0; });
@@ -68,17 +68,11 @@ void CodedStore::install(const StripePtr& stripe, Headers headers) {
   map_.changed();
 }
 
-// Users who find nothing left of the cap are refused.
-size_t CodedStore::rows_of_share(size_t rows, size_t blocks_a_row) const {
-  const uint64_t share = runtime_.budget.cap() / kShareOfTheCap / (blocks_a_row * kBlock);
-  return static_cast<size_t>(std::clamp<uint64_t>(share, 1, rows));
-}
-
 // What the shard itself has of a piece of a chunk. Where the header pages of one that does not
 // count are blank (it was just made, say) there is nothing in its blocks either, and they are not
 // read.
-Result<CodedStore::Own> CodedStore::read_own(const Stripe& stripe, size_t position,
-                                             const Piece& piece, RawHeaders& raw) {
+Result<Rebuilder::Own> Rebuilder::read_own(const Stripe& stripe, size_t position,
+                                           const Piece& piece, RawHeaders& raw) {
   const size_t shard = stripe.shards[position];
   const size_t slot = stripe.slots[position];
   const bool live = is_set(map_.live_positions(stripe), position);
@@ -88,7 +82,7 @@ Result<CodedStore::Own> CodedStore::read_own(const Stripe& stripe, size_t positi
              own.pairs.slice().sub(2 * piece.first_page * kBlock, 2 * piece.pages * kBlock)};
   pace_.spend(pages.into.size);
   if (!live) {
-    const bool readable = read_areas(*shards_, Priority::scrub, {&pages, 1}).empty();
+    const bool readable = read_areas(shards_, Priority::scrub, {&pages, 1}).empty();
     const auto bytes = pages.into.span();
     if (readable && std::all_of(bytes.begin(), bytes.end(),
                                 [](std::byte byte) { return byte == std::byte{0}; }))
@@ -96,12 +90,12 @@ Result<CodedStore::Own> CodedStore::read_own(const Stripe& stripe, size_t positi
   }
   for (size_t first = 0; first < piece.rows;) {
     STOKER_ASSIGN(const ScratchPtr memory,
-                  reader_.take_scratch(rows_of_share(piece.rows - first, 1), 1,
+                  reader_.take_scratch(reader_.rows_of_share(piece.rows - first, 1), 1,
                                        "comparing a chunk of a coded store"));
     std::vector<Area> areas = {
         {shard, shape_.block_at(slot, piece.first + first), memory->bytes.slice()}};
     if (live && first == 0) areas.push_back(pages);
-    read_areas(*shards_, Priority::scrub, areas);
+    read_areas(shards_, Priority::scrub, areas);
     for (size_t row = 0; row < memory->rows; ++row) {
       if (areas[0].readable[row])
         own.crcs[first + row] = crc32c(memory->bytes.data() + row * kBlock, kBlock);
@@ -109,13 +103,12 @@ Result<CodedStore::Own> CodedStore::read_own(const Stripe& stripe, size_t positi
     pace_.spend(memory->rows * kBlock);
     first += memory->rows;
   }
-  raw.take(shape_, shards_->store(), stripe.id, position, own.pairs.span());
+  raw.take(shape_, shards_.store(), stripe.id, position, own.pairs.span());
   return own;
 }
 
 // Every row of this piece of the chunk with what the headers of all say.
-Result<CodedStore::Compared> CodedStore::compare(const StripePtr& stripe, size_t position,
-                                                 const Piece& piece) {
+Result<Compared> Rebuilder::compare(const StripePtr& stripe, size_t position, const Piece& piece) {
   STOKER_TRY(load_headers_paced(stripe));
   RawHeaders raw(shape_);
   STOKER_ASSIGN(const Own own, read_own(*stripe, position, piece, raw));
@@ -168,7 +161,7 @@ Result<CodedStore::Compared> CodedStore::compare(const StripePtr& stripe, size_t
     // A stripe begins with one copy of each page, so only with the second write there must be two.
     const auto other = own.pairs.span().subspan((2 * page + ((count + 1) & 1)) * kBlock, kBlock);
     if ((count > 1 || counter > count) &&
-        !decode_page(shape_, shards_->store(), stripe->id, position, page, other))
+        !decode_page(shape_, shards_.store(), stripe->id, position, page, other))
       found.bad_copies.insert(page);
     counter = std::max(counter, count);
     if ((counter & 1) != (count & 1)) ++counter;
@@ -178,19 +171,19 @@ Result<CodedStore::Compared> CodedStore::compare(const StripePtr& stripe, size_t
 
 // Blocks first, durable, then the header pages, durable: as in a fold. Of a shard that does not
 // count nothing is believed until its admission, which flushes it: nothing else does.
-Status CodedStore::rebuild_piece(const StripePtr& stripe, size_t position, const Piece& piece,
-                                 Rebuilt& done) {
+Status Rebuilder::rebuild_piece(const StripePtr& stripe, size_t position, const Piece& piece,
+                                Rebuilt& done) {
   STOKER_ASSIGN(Compared found, compare(stripe, position, piece));
   const size_t shard = stripe->shards[position];
-  const std::string& path = (*shards_)[shard].path;
+  const std::string& path = shards_[shard].path;
   const bool live = is_set(map_.live_positions(*stripe), position);
   const auto durable = [&]() -> Status {
     if (!live) return {};
-    ShardBatch sync(*shards_, Priority::scrub);
+    ShardBatch sync(shards_, Priority::scrub);
     sync.sync(shard_bit(shard));
     return sync.run() == 0 ? Status() : failing(path, sync.why());
   };
-  STOKER_TRY(WrongRows(*this, *stripe, position, found, done).run());
+  STOKER_TRY(WrongRows(map_, shards_, reader_, pace_, *stripe, position, found, done).run());
   if (!found.wrong_rows.empty()) STOKER_TRY(durable());
   // A page that cannot be read, and of which the others do not know all, may be read again: it is
   // not written over.
@@ -201,12 +194,12 @@ Status CodedStore::rebuild_piece(const StripePtr& stripe, size_t position, const
   std::set<size_t> pages = found.lost_pages;
   pages.insert(found.wrong_pages.begin(), found.wrong_pages.end());
   pages.insert(found.bad_copies.begin(), found.bad_copies.end());
-  ShardBatch headers(*shards_, Priority::scrub);
+  ShardBatch headers(shards_, Priority::scrub);
   std::vector<AlignedBytes> memory;
   const auto write_page = [&](size_t page) {
     const HeaderPage header = page_of(shape_, stripe->id, found.next, position, page);
     found.next.counters[position * shape_.pages() + page] = header.counter;
-    encode_page(shape_, shards_->store(), header, memory.emplace_back(kBlock).span());
+    encode_page(shape_, shards_.store(), header, memory.emplace_back(kBlock).span());
     headers.write(shard, shape_.page_at(stripe->slots[position], page, header.counter),
                   memory.back().slice());
   };
@@ -227,7 +220,7 @@ Status CodedStore::rebuild_piece(const StripePtr& stripe, size_t position, const
 }
 
 // Whole header pages, as each is written at once.
-Result<bool> CodedStore::rebuild_step(Rebuilding& chunk) {
+Result<bool> Rebuilder::rebuild_step(Rebuilding& chunk) {
   const StripePtr stripe = chunk.stripe.lock();
   if (!stripe) return false;
   const size_t at_once = (kRowsRebuilt + shape_.rows_per_page() - 1) / shape_.rows_per_page();
@@ -247,7 +240,7 @@ Result<bool> CodedStore::rebuild_step(Rebuilding& chunk) {
   return false;
 }
 
-Result<CodedStore::Rebuilt> CodedStore::rebuild(const StripePtr& stripe, size_t position) {
+Result<Rebuilt> Rebuilder::rebuild(const StripePtr& stripe, size_t position) {
   Rebuilding chunk{stripe, position};
   for (;;) {
     STOKER_ASSIGN(const bool more, rebuild_step(chunk));
@@ -257,7 +250,7 @@ Result<CodedStore::Rebuilt> CodedStore::rebuild(const StripePtr& stripe, size_t 
 
 // Before a page is written whose copies could not be read: on the disk they may have higher
 // counters than the next one, and count again when the others are gone.
-Status CodedStore::mend_unread(const StripePtr& stripe) {
+Status Rebuilder::mend_unread(const StripePtr& stripe) {
   uint32_t unread = 0;
   {
     const auto map = map_.lock();
@@ -270,7 +263,7 @@ Status CodedStore::mend_unread(const StripePtr& stripe) {
     const ShardSet shard = shard_bit(stripe->shards[position]);
     if (mended.error().code == Code::over_budget || !shape_.writable(map_.live() & ~shard))
       return mended.error();
-    STOKER_TRY(drop_shards(shard, mended.error().what));  // it cannot be written
+    STOKER_TRY(logs_.drop_shards(shard, mended.error().what));  // it cannot be written
   }
   if (map_.lock()->unread_positions(shape_, *stripe) == 0) return {};
   return make_error(Code::corruption,
@@ -279,7 +272,7 @@ Status CodedStore::mend_unread(const StripePtr& stripe) {
                     kWhere);
 }
 
-Status CodedStore::load_headers_paced(const StripePtr& stripe) {
+Status Rebuilder::load_headers_paced(const StripePtr& stripe) {
   {
     const auto map = map_.lock();
     if (stripe->headers) return {};
@@ -287,6 +280,16 @@ Status CodedStore::load_headers_paced(const StripePtr& stripe) {
   pace_.spend(static_cast<uint64_t>(std::popcount(map_.live_positions(*stripe))) *
               header_bytes(shape_));
   return reader_.load_headers(stripe, Priority::scrub);
+}
+
+void Rebuilder::note_loss(const StripePtr& stripe, size_t position, const std::string& why) {
+  {
+    const auto map = map_.lock();
+    Loss& loss = map->lost[{stripe->id, position}];
+    if (std::exchange(loss.why, why) == why) return;  // every scrub finds it again
+    loss.stripe = stripe;
+  }
+  log().warn("{}", why);
 }
 
 }  // namespace stoker::coded

@@ -13,6 +13,7 @@ namespace stoker::coded {
 namespace {
 
 constexpr const char* kWhere = "store/coded/recovery";
+constexpr size_t kFoldAtOnce = 16;  // stripes
 
 }  // namespace
 
@@ -75,21 +76,21 @@ Status Recovery::run(bool read_only) {
                       "the store from a copy",
                       kWhere);
   {
-    const auto map = store_.map_.lock();
+    const auto map = map_.lock();
     map->live = current;
     for (size_t shard = 0; shard < shape_.shards; ++shard)
       map->epoch =
           std::max(map->epoch,
                    (current & shard_bit(shard)) != 0 ? shards_[shard].super.confirmed.number : 0);
   }
-  store_.image_stamp_ = image_stamp_;
+  logs_.found_image(image_stamp_);
   STOKER_TRY(load_table());
   STOKER_TRY(load_raw());
   choose_folds();
   choose_vals();
   find_gone();
   let_go();
-  const auto refuse = [this](Error why) { store_.map_.lock()->refused = std::move(why); };
+  const auto refuse = [this](Error why) { map_.lock()->refused = std::move(why); };
   if (read_only) {
     refuse(make_error(Code::read_only, "it was opened to read only", kWhere));
   } else if (!hidden_.empty()) {
@@ -252,13 +253,12 @@ void Recovery::take(size_t shard, const SegmentRef& segment, uint64_t frame_at,
 Status Recovery::load_table() {
   const auto resolve = [this](uint64_t id, std::vector<uint32_t> slots) -> StripePtr {
     std::vector<size_t> shards = placement(shape_, id);
-    if (find_stripe(id) || !store_.map_.slots().take(shards, slots)) return nullptr;
-    auto stripe =
-        std::make_shared<Stripe>(id, std::move(shards), std::move(slots), store_.map_.slots());
+    if (find_stripe(id) || !map_.slots().take(shards, slots)) return nullptr;
+    auto stripe = std::make_shared<Stripe>(id, std::move(shards), std::move(slots), map_.slots());
     stripes_[id] = stripe;
     return stripe;
   };
-  const auto map = store_.map_.lock();
+  const auto map = map_.lock();
   for (const std::string& piece : image_) STOKER_TRY(map->table.apply(shape_, piece, resolve));
   Version version = number_of(image_stamp_);
   for (const auto& [stamp, found] : commits_) {
@@ -300,7 +300,7 @@ Status Recovery::load_raw() {
     const StripePtr stripe = find_stripe(id);
     if (!stripe) continue;
     HeaderRead read{stripe.get(), RawHeaders(shape_)};
-    store_.reader_.read_headers({&read, 1}, Priority::demand);
+    reader_.read_headers({&read, 1}, Priority::demand);
     if (!read.any) log().warn("none of the headers of stripe {} can be read: {}", id, read.why);
     raw_.emplace(id, std::move(read.raw));
   }
@@ -315,7 +315,7 @@ void Recovery::choose_folds() {
     if (!stripe) continue;
     RawHeaders& raw = raw_.at(stripe->id);
     const Headers newest = raw.merge(shape_);
-    const uint32_t live = store_.map_.live_positions(*stripe);
+    const uint32_t live = map_.live_positions(*stripe);
     bool undone = false;
     std::set<size_t> rows;
     // rows of which a later fold is in the base: that shard or page has lost them, and gets them
@@ -379,7 +379,7 @@ void Recovery::choose_folds() {
 
 // Of each block the newest VAL that counts and that the base has not got.
 void Recovery::choose_vals() {
-  const auto map = store_.map_.lock();
+  const auto map = map_.lock();
   for (const auto& [id, raw] : raw_) {
     if (const StripePtr stripe = find_stripe(id)) stripe->headers = raw.merge(shape_);
   }
@@ -411,17 +411,17 @@ void Recovery::choose_vals() {
 // more.
 void Recovery::find_gone() {
   std::map<std::string, size_t> blocks;
-  const auto map = store_.map_.lock();
+  const auto map = map_.lock();
   std::vector<std::string>& gone = map->counts.gone;
   std::set<const Val*> untold;
   for (const auto& [id, weak] : map->dirty) {
     const StripePtr stripe = weak.lock();
     for (const auto& [block, newer] : stripe->overlay) {
       if (newer.val->places.empty()) ++blocks[object_of_.at(id)];
-      if (!newer.val->told && untold.insert(newer.val.get()).second) store_.rounds_.add(newer.val);
+      if (!newer.val->told && untold.insert(newer.val.get()).second) logs_.rounds().add(newer.val);
     }
   }
-  store_.rounds_.resume(rounds_.last(), rounds_.shards_of_last());
+  logs_.rounds().resume(rounds_.last(), rounds_.shards_of_last());
   for (const auto& [key, count] : blocks) {
     gone.push_back("an update of '" + key +
                    "' that was acknowledged is damaged in all logs: " + std::to_string(count) +
@@ -477,30 +477,30 @@ Status Recovery::make_readable() {
   ShardBatch batch(shards_, Priority::demand);
   ShardSet touched = 0;
   for (const auto& [shard, blocks] : unreadable_) {
-    if ((store_.map_.live() & shard_bit(shard)) == 0) continue;
+    if ((map_.live() & shard_bit(shard)) == 0) continue;
     for (const uint64_t at : blocks) batch.write(shard, at, zeros.slice());
     touched |= shard_bit(shard);
   }
   if (const ShardSet failed = batch.run(); failed != 0)
-    STOKER_TRY(store_.drop_shards(failed, batch.why()));
-  return store_.flush(touched);
+    STOKER_TRY(logs_.drop_shards(failed, batch.why()));
+  return logs_.flush(touched);
 }
 
 Status Recovery::settle() {
-  STOKER_TRY(store_.change_epoch(store_.map_.live()));
+  STOKER_TRY(logs_.change_epoch(map_.live()));
   STOKER_TRY(make_readable());
   if (!mutated(Mutation::settle_nothing)) {
     STOKER_TRY(append_commits());
     STOKER_TRY(append_vals());
   }
   STOKER_TRY(append_folds());
-  STOKER_TRY(store_.flush(store_.map_.live()));
+  STOKER_TRY(logs_.flush(map_.live()));
   STOKER_TRY(roll_forward());
   if (full_ != 0)
-    STOKER_TRY(store_.drop_shards(full_, "its log has lost more than it has room for"));
+    STOKER_TRY(logs_.drop_shards(full_, "its log has lost more than it has room for"));
   STOKER_TRY(catch_up());
-  STOKER_TRY(store_.checkpoint());  // above all old COMMITs: none of them is ever chosen late
-  return store_.restore_reserve();  // also for the next opening
+  STOKER_TRY(joining_.checkpoint());  // above all old COMMITs: none of them is ever chosen late
+  return restore_reserve();           // also for the next opening
 }
 
 // A log that lacks more than it has room for gets nothing: its shard is left out and gets a new
@@ -508,11 +508,11 @@ Status Recovery::settle() {
 // it, and what a decided fold needs of it is in the bases.
 Status Recovery::append(std::map<size_t, FrameBuilder>& frames,
                         std::map<size_t, LogFrame>& written) {
-  if (const ShardSet full = full_ | store_.without_room(frames);
-      shape_.writable(store_.map_.live() & ~full))
+  if (const ShardSet full = full_ | logs_.without_room(frames);
+      shape_.writable(map_.live() & ~full))
     full_ = full;
   std::erase_if(frames, [this](const auto& each) { return (full_ & shard_bit(each.first)) != 0; });
-  return store_.append(frames, 0, written);
+  return logs_.append(frames, 0, written);
 }
 
 Status Recovery::append_commits() {
@@ -528,7 +528,7 @@ Status Recovery::append_commits() {
     records.clear();
     return {};
   };
-  const ShardSet live = store_.map_.live();
+  const ShardSet live = map_.live();
   for (const auto& [stamp, found] : commits_) {
     size_t largest = 0;
     for (size_t shard = 0; shard < shape_.shards; ++shard) {
@@ -551,7 +551,7 @@ Status Recovery::append_vals() {
     size_t shard, at;
   };
   std::vector<Home> homes;
-  const ShardSet live = store_.map_.live();
+  const ShardSet live = map_.live();
   const auto write = [&]() -> Status {
     std::map<size_t, LogFrame> written;
     STOKER_TRY(append(frames, written));
@@ -581,9 +581,9 @@ Status Recovery::append_vals() {
     AlignedBytes& blocks = memory.emplace_back();
     do {
       blocks = AlignedBytes(found.item.crcs.size() * kBlock);
-      store_.reader_.fetch_records({{Run::From::log, stripe, found.item.chunk, found.item.first,
-                                     found.item.crcs.size(), found.val, 0, blocks.data()}},
-                                   Priority::demand);
+      reader_.fetch_records({{Run::From::log, stripe, found.item.chunk, found.item.first,
+                              found.item.crcs.size(), found.val, 0, blocks.data()}},
+                            Priority::demand);
     } while (blocks.lost());
     size_t largest = 0;
     for (size_t shard = 0; shard < shape_.shards; ++shard) {
@@ -599,7 +599,7 @@ Status Recovery::append_vals() {
 
 Status Recovery::append_folds() {
   std::map<size_t, FrameBuilder> frames;
-  const ShardSet live = store_.map_.live();
+  const ShardSet live = map_.live();
   for (const auto& [key, found] : folds_) {
     const StripePtr stripe = find_stripe(found.item.stripe);
     uint32_t concerned = 0;
@@ -631,19 +631,18 @@ Status Recovery::catch_up() {
     const StripePtr stripe = find_stripe(id);
     if (!stripe) continue;
     for (size_t position = 0; position < shape_.n(); ++position) {
-      if ((store_.map_.live_positions(*stripe) >> position & 1) == 0 ||
-          !lags(*stripe, raw, position))
+      if ((map_.live_positions(*stripe) >> position & 1) == 0 || !lags(*stripe, raw, position))
         continue;
-      const auto rebuilt = store_.rebuild(stripe, position);
+      const auto rebuilt = rebuilder_.rebuild(stripe, position);
       if (rebuilt) continue;
       const ShardSet shard = shard_bit(stripe->shards[position]);
       // it cannot be written
-      if (rebuilt.error().code == Code::io && shape_.writable(store_.map_.live() & ~shard)) {
-        STOKER_TRY(store_.drop_shards(shard, rebuilt.error().what));
+      if (rebuilt.error().code == Code::io && shape_.writable(map_.live() & ~shard)) {
+        STOKER_TRY(logs_.drop_shards(shard, rebuilt.error().what));
         continue;
       }
       log().warn("{}", rebuilt.error().message());
-      const auto map = store_.map_.lock();
+      const auto map = map_.lock();
       map->bad[{id, position}] = stripe;  // by a repair, then
     }
   }
@@ -666,7 +665,7 @@ bool Recovery::lags(const Stripe& stripe, const RawHeaders& raw, size_t position
 // Blocks in place, durable, then their header pages, durable.
 Status Recovery::roll_forward(const StripePtr& stripe) {
   Headers& headers = *stripe->headers;
-  const uint32_t live = store_.map_.live_positions(*stripe);
+  const uint32_t live = map_.live_positions(*stripe);
   ShardBatch blocks(shards_, Priority::demand);
   std::vector<AlignedBytes> memory;
   std::set<std::pair<size_t, size_t>> pages;  // position, page
@@ -677,7 +676,7 @@ Status Recovery::roll_forward(const StripePtr& stripe) {
     if ((live >> position & 1) == 0) continue;
     AlignedBytes& block = memory.emplace_back(kBlock);
     if (over.val) {
-      auto read = store_.reader_.read_val(stripe, over.val, over.index, 1, Priority::demand);
+      auto read = reader_.read_val(stripe, over.val, over.index, 1, Priority::demand);
       if (!read) {  // no log has it intact: decoded from the others, if they have it
         raw_.at(stripe->id).data[position][row].reset();
         continue;
@@ -699,8 +698,8 @@ Status Recovery::roll_forward(const StripePtr& stripe) {
     touched |= shard_bit(stripe->shards[position]);
   }
   if (const ShardSet failed = blocks.run(); failed != 0)
-    STOKER_TRY(store_.drop_shards(failed, blocks.why()));
-  STOKER_TRY(store_.flush(touched));
+    STOKER_TRY(logs_.drop_shards(failed, blocks.why()));
+  STOKER_TRY(logs_.flush(touched));
   const auto write = [&](const std::set<std::pair<size_t, size_t>>& those) -> Status {
     ShardBatch batch(shards_, Priority::demand);
     for (const auto& [position, page] : those) {
@@ -712,8 +711,8 @@ Status Recovery::roll_forward(const StripePtr& stripe) {
                   memory.back().slice());
     }
     if (const ShardSet failed = batch.run(); failed != 0)
-      STOKER_TRY(store_.drop_shards(failed, batch.why()));
-    return store_.flush(touched);
+      STOKER_TRY(logs_.drop_shards(failed, batch.why()));
+    return logs_.flush(touched);
   };
   // Of a page that could not be read both copies: the one that is left may have a higher counter.
   std::set<std::pair<size_t, size_t>> unread = pages;
@@ -723,6 +722,19 @@ Status Recovery::roll_forward(const StripePtr& stripe) {
   STOKER_TRY(write(pages));
   if (!unread.empty()) STOKER_TRY(write(unread));
   stripe->overrides.clear();
+  return {};
+}
+
+// Crash after crash must not eat up the segments that opening needs.
+Status Recovery::restore_reserve() {
+  while (logs_.free_segments() < LogSet::kReserve) {
+    const auto folded = folder_.step({kFoldAtOnce});
+    if (folded) STOKER_TRY(joining_.checkpoint());
+    if (!folded || *folded == 0) {
+      log().warn("the logs of the coded store are nearly full and cannot be folded");
+      return {};
+    }
+  }
   return {};
 }
 

@@ -9,7 +9,7 @@
 #include <tuple>
 #include <vector>
 
-#include "stoker/store/coded/coded_store.h"
+#include "stoker/store/coded/folder.h"
 #include "stoker/store/coded/headers.h"
 #include "stoker/store/coded/rounds.h"
 
@@ -25,8 +25,15 @@ std::optional<TableImage> read_table_image(const StoreId& store, std::span<const
 // Used once, before the store has threads.
 class Recovery {
  public:
-  explicit Recovery(CodedStore& store)
-      : store_(store), shape_(store.shape_), shards_(store.shards()) {}
+  Recovery(const FoldParts& parts, Folder& folder)
+      : map_(parts.map),
+        shards_(parts.shards),
+        shape_(parts.shards.shape()),
+        reader_(parts.reader),
+        logs_(parts.logs),
+        rebuilder_(parts.rebuilder),
+        joining_(parts.joining),
+        folder_(folder) {}
   Status run(bool read_only);
 
  private:
@@ -74,6 +81,7 @@ class Recovery {
   void let_go();
   // Everything that is written.
   Status settle();
+  Status restore_reserve();
   Status make_readable();
   Status append(std::map<size_t, FrameBuilder>& frames, std::map<size_t, LogFrame>& written);
   Status append_commits();
@@ -89,9 +97,14 @@ class Recovery {
            commits_told_.contains(found.item.stamp);
   }
 
-  CodedStore& store_;
-  const Shape& shape_;
+  CommittedMap& map_;
   Shards& shards_;
+  const Shape& shape_;
+  Reader& reader_;
+  LogSet& logs_;
+  Rebuilder& rebuilder_;
+  Joining& joining_;
+  Folder& folder_;
   Stamp image_stamp_ = 0;
   bool image_found_ = false;
   std::map<size_t, std::vector<uint64_t>> unreadable_;  // blocks of logs and table areas, by shard

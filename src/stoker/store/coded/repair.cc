@@ -84,27 +84,6 @@ Result<RepairReport> repair(const CodedPlan& plan, const Runtime& runtime,
   return report;
 }
 
-// One sentence for each shard that does not count.
-std::vector<std::string> CodedStore::repair_plan() const {
-  std::vector<std::string> plan;
-  const ShardSet now = map_.live();
-  for (size_t shard = 0; shard < shape_.shards; ++shard) {
-    const Shard& each = (*shards_)[shard];
-    if ((now & shard_bit(shard)) != 0) continue;
-    if (!each.present()) {
-      plan.push_back((each.trouble.empty() ? "'" + each.path + "' is not there" : each.trouble) +
-                     ": left as it is; to replace it for good, name it with --replace");
-    } else if ((shards_->knowing() & shard_bit(shard)) == 0) {
-      plan.push_back("'" + each.path + "' is new, of " + human_bytes(shape_.file_bytes()) +
-                     ", and is rebuilt from the others");
-    } else {
-      plan.push_back("'" + each.path +
-                     "' missed what was written meanwhile and is brought up to date");
-    }
-  }
-  return plan;
-}
-
 }  // namespace stoker::coded
 
 namespace stoker {

@@ -1,7 +1,5 @@
-// Scrub: everything on the live shards is looked at once, in steps between commits, and mended from
-// the others where it is damaged. When it is asked for
-// (`stoker scrub`), and by itself at a low rate, pass after pass; where a pass stands is in memory
-// only. Nothing is folded beside a step.
+#include "stoker/store/coded/scrubber.h"
+
 #include <algorithm>
 #include <bit>
 #include <chrono>
@@ -9,7 +7,6 @@
 #include <utility>
 
 #include "stoker/base/log.h"
-#include "stoker/store/coded/coded_store.h"
 #include "stoker/store/coded/look.h"
 #include "stoker/store/coded/recovery.h"
 
@@ -22,28 +19,40 @@ constexpr std::chrono::seconds kKeptAtMost = std::chrono::hours(1);
 
 }  // namespace
 
+// One pass over everything, in steps between commits; what is damaged is mended from the others.
+// Where it stands is in memory only. Nothing is folded beside a step.
 class Scrubbing {
  public:
   enum class Asked : uint8_t { by_somebody, by_nobody };
-  Scrubbing(CodedStore& store, std::shared_ptr<ScrubReport> report, Asked asked)
-      : store_(store),
-        shape_(store.shape_),
-        shards_(store.shards()),
+  // `renewed`: shards that passes have left out and brought back.
+  Scrubbing(const FoldParts& parts, Folder& folder, Resync& resync, Pace& pace, ShardSet& renewed,
+            std::shared_ptr<ScrubReport> report, Asked asked)
+      : map_(parts.map),
+        shards_(parts.shards),
+        shape_(parts.shards.shape()),
+        reader_(parts.reader),
+        logs_(parts.logs),
+        rebuilder_(parts.rebuilder),
+        joining_(parts.joining),
+        folder_(folder),
+        resync_(resync),
+        pace_(pace),
+        renewed_(renewed),
         report_(std::move(report)),
         asked_(asked) {}
 
   // A piece of it: one chunk, or as much of a log or table at most as is read at once. False: all
   // was looked at.
   Result<bool> step() {
-    if (const auto map = store_.map_.lock(); map->refused) return *map->refused;
+    if (const auto map = map_.lock(); map->refused) return *map->refused;
     if (!begun_) return begin();
     if (!areas_.empty()) return read_area();
     if (!logs_done_) return judge_logs();
     if (no_room_) return fold_one();
     if (!chunks_done_) return check_next();
     if (!unreadable_.empty()) return renew_log();
-    STOKER_TRY(store_.keep_scrubbed(
-        *report_, asked_ == Asked::by_nobody ? kKeptAtMost : std::chrono::seconds(0)));
+    STOKER_TRY(keep_scrubbed(*report_,
+                             asked_ == Asked::by_nobody ? kKeptAtMost : std::chrono::seconds(0)));
     return false;
   }
   const ScrubReport& report() const { return *report_; }
@@ -67,12 +76,12 @@ class Scrubbing {
   };
   template <typename Each>
   void each_live(Each each) const {
-    const ShardSet set = store_.map_.live();
+    const ShardSet set = map_.live();
     for (size_t shard = 0; shard < shape_.shards; ++shard) {
       if ((set & shard_bit(shard)) != 0) each(shard);
     }
   }
-  void spend(uint64_t bytes) { store_.pace_.spend(bytes); }
+  void spend(uint64_t bytes) { pace_.spend(bytes); }
 
   Result<bool> begin() {
     begun_ = true;
@@ -84,7 +93,7 @@ class Scrubbing {
       for (size_t segment = 0; segment < shape_.segments; ++segment)
         areas_.push_back({true, shard, segment});
     });
-    const auto map = store_.map_.lock();
+    const auto map = map_.lock();
     made_since_ = make_stamp(map->epoch, map->next_id);
     // removed since
     std::erase_if(map->lost, [](const auto& each) { return each.second.stripe.expired(); });
@@ -115,7 +124,7 @@ class Scrubbing {
       if (((each.super.counter + 1) & 1) != *bad) ++each.super.counter;
       failed |= shards_.write_superblocks(shard_bit(shard), why);
     });
-    return failed == 0 ? Status() : store_.drop_shards(failed, why);
+    return failed == 0 ? Status() : logs_.drop_shards(failed, why);
   }
 
   // A piece of an area; the last one of it shows what is there.
@@ -123,7 +132,7 @@ class Scrubbing {
     const Region& area = areas_.front();
     if (!reading_) {
       if (area.log && !logs_begun_) begin_logs();
-      if (area.nth == 0) images_ = store_.images_;
+      if (area.nth == 0) images_ = logs_.images();
       begin_reading(area);
     }
     spend(reading_->step());
@@ -158,11 +167,11 @@ class Scrubbing {
     const auto image = read_table_image(shards_.store(), reading_->bytes());
     if (image) newest_image_ = std::max(newest_image_, image->stamp);
     // One that was written on all shards meanwhile is whole.
-    if (area.nth == 0 || (store_.map_.live() & shard_bit(area.shard)) == 0 ||
-        images_ != store_.images_ || newest_image_ == store_.image_stamp_)
+    if (area.nth == 0 || (map_.live() & shard_bit(area.shard)) == 0 || images_ != logs_.images() ||
+        newest_image_ == logs_.image_stamp())
       return {};
     ++report_->tables;
-    return store_.checkpoint();
+    return joining_.checkpoint();
   }
 
   // What is needed of the logs from here on, or not any more when they are judged: what was durable
@@ -170,17 +179,17 @@ class Scrubbing {
   void begin_logs() {
     logs_begun_ = true;
     each_live([&](size_t shard) {
-      Log& log = logs_[shard];
+      Log& log = found_[shard];
       log.incarnation = shards_[shard].super.incarnation;
-      for (const auto& [stripe, val] : store_.map_.vals_of(shard)) log.wanted.insert(key_of(*val));
+      for (const auto& [stripe, val] : map_.vals_of(shard)) log.wanted.insert(key_of(*val));
     });
-    const auto map = store_.map_.lock();
+    const auto map = map_.lock();
     begun_at_ = make_stamp(map->epoch, map->version);
   }
 
   Status take_segment(const Region& area) {
     if (!reading_->readable()) return {};
-    LogContent& content = logs_[area.shard].content;
+    LogContent& content = found_[area.shard].content;
     read_segment(shape_, shards_.store(), area.shard, area.nth, shards_[area.shard].super.log_floor,
                  reading_->bytes(), [&](uint64_t at, const FrameContent& frame) {
                    content.take(frame, reading_->bytes().subspan(at));
@@ -194,24 +203,24 @@ class Scrubbing {
     logs_done_ = true;
     // A shard that was left out and came back meanwhile has a log of its own, which was just
     // written.
-    std::erase_if(logs_, [&](const auto& each) {
+    std::erase_if(found_, [&](const auto& each) {
       return each.second.incarnation != shards_[each.first].super.incarnation;
     });
     std::set<Stamp> commits;
-    for (const auto& [shard, log] : logs_) {
+    for (const auto& [shard, log] : found_) {
       for (const Stamp stamp : log.content.commits) {
-        if (stamp > store_.image_stamp_ && stamp <= begun_at_) commits.insert(stamp);
+        if (stamp > logs_.image_stamp() && stamp <= begun_at_) commits.insert(stamp);
       }
     }
     uint64_t commits_lost = 0;
     ShardSet touched = 0;
     Status status;
     each_live([&](size_t shard) {
-      const auto at = logs_.find(shard);
-      if (at == logs_.end() || unreadable_.contains(shard) || !status) return;
+      const auto at = found_.find(shard);
+      if (at == found_.end() || unreadable_.contains(shard) || !status) return;
       const Log& log = at->second;
       for (const Stamp stamp : commits) commits_lost += log.content.commits.contains(stamp) ? 0 : 1;
-      auto lacking = store_.map_.vals_of(shard);
+      auto lacking = map_.vals_of(shard);
       std::erase_if(lacking, [&](const auto& each) {
         return log.content.holds(*each.second) || !log.wanted.contains(key_of(*each.second));
       });
@@ -220,23 +229,23 @@ class Scrubbing {
       if (lacking.empty()) return;
       report_->records += lacking.size();
       touched |= shard_bit(shard);
-      status = store_.append_settled(shard, lacking);
+      status = logs_.append_settled(shard, lacking);
       // It cannot be written: the others go on without it.
       if (!status && status.error().code != Code::out_of_space)
-        status = store_.drop_shards(shard_bit(shard), status.error().what);
+        status = logs_.drop_shards(shard_bit(shard), status.error().what);
     });
     report_->records += commits_lost;
-    logs_.clear();
+    found_.clear();
     if (!status && status.error().code != Code::out_of_space) return status.error();
-    STOKER_TRY(store_.flush(touched));
+    STOKER_TRY(logs_.flush(touched));
     if (!status) {
       // The log has no room for a second copy: what is newer there now goes into the bases of all.
       no_room_ = status.error().what;
-      const auto map = store_.map_.lock();
+      const auto map = map_.lock();
       to_fold_ = map->dirty.size();
       return true;
     }
-    if (commits_lost > 0) STOKER_TRY(store_.checkpoint());
+    if (commits_lost > 0) STOKER_TRY(joining_.checkpoint());
     return true;
   }
 
@@ -245,21 +254,21 @@ class Scrubbing {
     size_t folded = 0;
     if (to_fold_ > 0) {
       --to_fold_;
-      const uint64_t before = store_.moved_;
-      STOKER_ASSIGN(folded, store_.fold_step({1}));
-      spend(store_.moved_ - before);
+      const uint64_t before = logs_.moved();
+      STOKER_ASSIGN(folded, folder_.step({1}));
+      spend(logs_.moved() - before);
       folded_ += folded;
     }
     if (folded > 0) return true;
     if (folded_ == 0) report_->lose(*no_room_);
     no_room_.reset();
-    STOKER_TRY(store_.checkpoint());
+    STOKER_TRY(joining_.checkpoint());
     return true;
   }
 
   // From any shard; what cannot be is lost, and no reason to end the pass.
   bool can_be_read(const StripePtr& stripe, const ValRef& val) {
-    const auto read = store_.reader_.read_val(stripe, val, 0, val->crcs.size(), Priority::scrub);
+    const auto read = reader_.read_val(stripe, val, 0, val->crcs.size(), Priority::scrub);
     if (!read) report_->lose("an update in the logs cannot be read: " + read.error().what);
     return read.has_value();
   }
@@ -268,14 +277,14 @@ class Scrubbing {
   // readable; after all chunks were looked at, and one after the other, so that nothing is left to
   // fewer shards than it must be. What was seen a while ago is looked at again before.
   Result<bool> renew_log() {
-    STOKER_ASSIGN(const bool more, store_.repair_step());
+    STOKER_ASSIGN(const bool more, resync_.step());
     if (more) return true;
     const size_t shard = unreadable_.begin()->first;
     Unreadable& unreadable = unreadable_.begin()->second;
-    const ShardSet rest = store_.map_.live() & ~shard_bit(shard);
+    const ShardSet rest = map_.live() & ~shard_bit(shard);
     // It failed meanwhile, or has a log of its own by now.
     const bool other =
-        rest == store_.map_.live() || unreadable.incarnation != shards_[shard].super.incarnation;
+        rest == map_.live() || unreadable.incarnation != shards_[shard].super.incarnation;
     if (other || unreadable.areas.empty()) {
       unreadable_.erase(shard);
       reading_.reset();
@@ -291,13 +300,13 @@ class Scrubbing {
       return true;
     }
     unreadable_.erase(shard);
-    if ((store_.renewed_ & shard_bit(shard)) != 0) {
+    if ((renewed_ & shard_bit(shard)) != 0) {
       report_->lose(
           "the log or table of '" + shards_[shard].path +
           "' has sectors that cannot be read, although it was written anew: replace that disk");
       return true;
     }
-    if (!shape_.writable(rest) || !report_->lost.empty() || (store_.renewed_ & ~rest) != 0) {
+    if (!shape_.writable(rest) || !report_->lost.empty() || (renewed_ & ~rest) != 0) {
       report_->lose("the log or table of '" + shards_[shard].path +
                     "' has sectors that cannot be read, and too little is left without it to leave "
                     "it out: bring missing disks back first");
@@ -313,15 +322,15 @@ class Scrubbing {
       return true;
     }
     ++report_->records;
-    store_.renewed_ |= shard_bit(shard);
+    renewed_ |= shard_bit(shard);
     STOKER_TRY(
-        store_.drop_shards(shard_bit(shard), "its log or table has sectors that cannot be read"));
+        logs_.drop_shards(shard_bit(shard), "its log or table has sectors that cannot be read"));
     return true;
   }
 
   // By the names of objects: those that come, go and change meanwhile do not matter.
   StripePtr next_stripe() {
-    const auto map = store_.map_.lock();
+    const auto map = map_.lock();
     const Table::Objects& objects = map->table.objects();
     for (auto at = objects.lower_bound(key_); at != objects.end(); ++at) {
       if (at->first != key_) index_ = 0;
@@ -346,31 +355,31 @@ class Scrubbing {
       chunks_done_ = !stripe;
       stripe_ = stripe;  // weak: what is removed meanwhile frees its slots
       if (stripe) {
-        const auto map = store_.map_.lock();
+        const auto map = map_.lock();
         had_headers_ = stripe->headers.has_value();
       }
     }
     const size_t position = position_;
     position_ = stripe ? (position_ + 1) % shape_.n() : 0;
     if (!stripe) return true;
-    if (!is_set(store_.map_.live_positions(*stripe), position)) {
+    if (!is_set(map_.live_positions(*stripe), position)) {
       if (position_ == 0 && !had_headers_) forget_headers(*stripe);
       return true;
     }
-    if (const Status loaded = store_.load_headers_paced(stripe); !loaded) {
+    if (const Status loaded = rebuilder_.load_headers_paced(stripe); !loaded) {
       report_->lose("'" + key_ + "': " + loaded.error().what);
       tell_chunk();
       return true;
     }
-    chunk_ = CodedStore::Rebuilding{stripe, position};
+    chunk_ = Rebuilding{stripe, position};
     return check_piece();
   }
 
   // A scrub reads the headers of all stripes; they do not stay in memory for that. What was found
   // out of a shard that is being resynced is in memory only.
   void forget_headers(Stripe& stripe) {
-    if (store_.joining_) return;
-    const auto map = store_.map_.lock();
+    if (joining_.shard()) return;
+    const auto map = map_.lock();
     if (stripe.readers == 0 && stripe.loading == 0 && stripe.overlay.empty() &&
         stripe.overrides.empty() && !stripe.folding)
       stripe.headers.reset();
@@ -379,17 +388,17 @@ class Scrubbing {
   // Of the chunk that is looked at: some of its rows, as commits wait meanwhile.
   Result<bool> check_piece() {
     const StripePtr stripe = chunk_->stripe.lock();
-    const bool live = stripe && is_set(store_.map_.live_positions(*stripe), chunk_->position);
-    const auto more = live ? store_.rebuild_step(*chunk_) : Result<bool>(false);
+    const bool live = stripe && is_set(map_.live_positions(*stripe), chunk_->position);
+    const auto more = live ? rebuilder_.rebuild_step(*chunk_) : Result<bool>(false);
     if (!more && more.error().code == Code::over_budget) return more.error();
     if (more && *more) return true;
-    const CodedStore::Rebuilding chunk = std::move(*chunk_);
+    const Rebuilding chunk = std::move(*chunk_);
     chunk_.reset();
     if (stripe && position_ == 0 && !had_headers_) forget_headers(*stripe);
     if (!live) return true;
     const size_t shard = stripe->shards[chunk.position];
     // it cannot be written
-    if (!more) STOKER_TRY(store_.drop_shards(shard_bit(shard), more.error().what));
+    if (!more) STOKER_TRY(logs_.drop_shards(shard_bit(shard), more.error().what));
     report_->blocks += chunk.done.blocks;
     report_->pages += chunk.done.pages;
     if (more && chunk.done.lost > 0)
@@ -404,9 +413,19 @@ class Scrubbing {
     report_->bytes += shape_.chunk_bytes;
   }
 
-  CodedStore& store_;
-  const Shape& shape_;
+  Status keep_scrubbed(const ScrubReport& report, std::chrono::seconds pause);
+
+  CommittedMap& map_;
   Shards& shards_;
+  const Shape& shape_;
+  Reader& reader_;
+  LogSet& logs_;
+  Rebuilder& rebuilder_;
+  Joining& joining_;
+  Folder& folder_;
+  Resync& resync_;
+  Pace& pace_;
+  ShardSet& renewed_;
   const std::shared_ptr<ScrubReport> report_;
   const Asked asked_;
   bool begun_ = false, logs_begun_ = false, logs_done_ = false, chunks_done_ = false;
@@ -415,7 +434,7 @@ class Scrubbing {
   uint64_t images_ = 0;                      // written, when the shard's first area was begun with
   Stamp newest_image_ = 0;                   // of the areas of this shard
   Stamp begun_at_ = 0;                       // when the logs were
-  std::map<size_t, Log> logs_;               // by shard
+  std::map<size_t, Log> found_;              // by shard
   std::map<size_t, Unreadable> unreadable_;  // log or table, in part; by shard
   bool again_ = false;                       // the first area is read a second time
   std::optional<std::string> no_room_;       // for a second copy of what is damaged in a log
@@ -426,28 +445,13 @@ class Scrubbing {
   std::string key_;           // of the object that is looked at
   size_t index_ = 0;          // of its stripe that comes next
   std::weak_ptr<Stripe> stripe_;
-  size_t position_ = 0;                          // of its chunk that is next
-  std::optional<CodedStore::Rebuilding> chunk_;  // of it, that is looked at
-  uint64_t total_ = 0;                           // chunks, when it began
+  size_t position_ = 0;              // of its chunk that is next
+  std::optional<Rebuilding> chunk_;  // of it, that is looked at
+  uint64_t total_ = 0;               // chunks, when it began
 };
 
-Future<void> CodedStore::scrub(std::shared_ptr<ScrubReport> report) {
-  const auto scrubbing =
-      std::make_shared<Scrubbing>(*this, std::move(report), Scrubbing::Asked::by_somebody);
-  return add_job(
-      [this, scrubbing, scrubbed = false]() mutable -> Result<bool> {
-        if (scrubbed) return repair_step();
-        STOKER_ASSIGN(const bool more, scrubbing->step());
-        scrubbed = !more;
-        const auto map = map_.lock();
-        if (!more || !joining_) map->counts.doing = more ? scrubbing->progress() : RepairProgress();
-        return true;
-      },
-      pace_);
-}
-
 // On the disks, for whoever opens the store next. One that found nothing not so soon after another.
-Status CodedStore::keep_scrubbed(const ScrubReport& report, std::chrono::seconds pause) {
+Status Scrubbing::keep_scrubbed(const ScrubReport& report, std::chrono::seconds pause) {
   constexpr uint64_t kMost = UINT32_MAX;
   const uint64_t lost = report.lost.size() + report.unlisted;
   LastScrub last;
@@ -467,32 +471,44 @@ Status CodedStore::keep_scrubbed(const ScrubReport& report, std::chrono::seconds
     set = map->live;
   }
   for (size_t shard = 0; shard < shape_.shards; ++shard) {
-    if ((set & shard_bit(shard)) != 0) (*shards_)[shard].super.scrubbed = last;
+    if ((set & shard_bit(shard)) != 0) shards_[shard].super.scrubbed = last;
   }
   std::string why;
-  const ShardSet failed = shards_->write_superblocks(set, why);
-  return failed == 0 ? Status() : drop_shards(failed, why);
+  const ShardSet failed = shards_.write_superblocks(set, why);
+  return failed == 0 ? Status() : logs_.drop_shards(failed, why);
+}
+
+std::shared_ptr<Scrubbing> Scrubber::begin(std::shared_ptr<ScrubReport> report) {
+  return std::make_shared<Scrubbing>(parts_, folder_, resync_, pace_, renewed_, std::move(report),
+                                     Scrubbing::Asked::by_somebody);
+}
+
+Result<bool> Scrubber::step(Scrubbing& pass) {
+  STOKER_ASSIGN(const bool more, pass.step());
+  const bool joins = parts_.joining.shard().has_value();
+  if (!more || !joins) parts_.map.lock()->counts.doing = more ? pass.progress() : RepairProgress();
+  return more;
 }
 
 // The same look at everything, without being asked and one after the other: a step whenever the
 // rate allows it.
-bool CodedStore::patrol_step() {
+bool Scrubber::patrol_step() {
   const auto allowed = [&] {
-    const auto map = map_.lock();
-    return coded_.scrub_rate != 0 && !map->refused &&
-           std::chrono::steady_clock::now() >= patrol_after_;
+    const auto map = parts_.map.lock();
+    return patrols_ && !map->refused && std::chrono::steady_clock::now() >= patrol_after_;
   };
   if (!allowed() || patrol_pace_.wait_ns() > 0 || pace_.wait_ns() > 0) return false;
   if (!patrol_)
-    patrol_ = std::make_shared<Scrubbing>(*this, std::make_shared<ScrubReport>(),
-                                          Scrubbing::Asked::by_nobody);
+    patrol_ =
+        std::make_shared<Scrubbing>(parts_, folder_, resync_, pace_, renewed_,
+                                    std::make_shared<ScrubReport>(), Scrubbing::Asked::by_nobody);
   const uint64_t before = pace_.spent();
   const auto more = patrol_->step();
   patrol_pace_.spend(pace_.spent() - before);
   const ScrubReport& report = patrol_->report();
   bool news = false;
   {
-    const auto map = map_.lock();
+    const auto map = parts_.map.lock();
     Patrol& told = map->counts.patrol;
     told.doing = more && *more ? patrol_->progress() : RepairProgress();
     if (more && *more) return true;

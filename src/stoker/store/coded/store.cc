@@ -7,12 +7,14 @@
 #include "stoker/base/log.h"
 #include "stoker/store/coded/coded_store.h"
 #include "stoker/store/coded/recovery.h"
+#include "stoker/store/coded/transaction.h"
 
 namespace stoker::coded {
 namespace {
 
 constexpr const char* kWhere = "store/coded/store";
-constexpr size_t kReaders = 4;  // threads
+constexpr size_t kReaders = 4;        // threads
+constexpr size_t kFoldedAtOnce = 16;  // stripes
 
 std::string composition_of(const CodedPlan& plan) {
   std::string text = "coded(" + std::to_string(plan.k) + "+" + std::to_string(plan.m);
@@ -39,17 +41,28 @@ Error no_snapshot(std::string_view name) {
 
 CodedStore::CodedStore(std::unique_ptr<Shards> shards, codec::ErasureCode code,
                        const Runtime& runtime, std::string composition, const CodedOptions& coded)
-    : runtime_(runtime),
-      coded_(coded),
-      shards_(std::move(shards)),
-      shape_(shards_->shape()),
+    : shards_(std::move(shards)),
       code_(std::move(code)),
-      map_(shape_, coded.tree != nullptr ? *coded.tree : ClassTree::shipped(),
+      budget_(runtime.budget),
+      paces_{{coded.repair_rate, coded.busy_repair_rate, *coded.clock},
+             {coded.fold_rate, coded.busy_fold_rate, *coded.clock},
+             {coded.scrub_rate, 0, *coded.clock}},
+      map_(shards_->shape(), coded.tree != nullptr ? *coded.tree : ClassTree::shipped(),
            std::move(composition)),
-      reader_(map_, *shards_, code_, runtime.budget),
-      patrol_pace_(coded.scrub_rate, 0, *coded.clock),
-      pace_(coded.repair_rate, coded.busy_repair_rate, *coded.clock),
-      fold_pace_(coded.fold_rate, coded.busy_fold_rate, *coded.clock) {}
+      reader_(map_, *shards_, code_, budget_),
+      logs_(map_, *shards_, reader_),
+      rebuilder_(map_, *shards_, reader_, logs_, paces_.repair),
+      joining_(map_, *shards_, logs_, rebuilder_),
+      folder_(fold_parts()),
+      committer_(fold_parts(), folder_),
+      resync_(fold_parts(), folder_, paces_.repair),
+      scrubber_(fold_parts(), folder_, resync_, paces_.repair, paces_.patrol,
+                coded.scrub_rate != 0),
+      background_(fold_parts(), folder_, resync_, scrubber_, paces_) {}
+
+FoldParts CodedStore::fold_parts() {
+  return {map_, *shards_, reader_, logs_, rebuilder_, joining_, code_, budget_};
+}
 
 Result<std::unique_ptr<CodedStore>> CodedStore::open(const CodedPlan& plan, const Runtime& runtime,
                                                      const StoreOptions& options,
@@ -64,17 +77,36 @@ Result<std::unique_ptr<CodedStore>> CodedStore::open(const CodedPlan& plan, cons
                 codec::ErasureCode::make(static_cast<int>(plan.k), static_cast<int>(plan.m)));
   std::unique_ptr<CodedStore> store(
       new CodedStore(std::move(shards), std::move(code), runtime, composition_of(plan), coded));
-  if (store->shards_->fresh()) {
-    store->map_.lock()->live = store->shards_->present();
+  STOKER_TRY(store->recover(options.read_only));
+  if (!options.replace.empty()) STOKER_TRY(store->replace(options, coded.files));
+  store->tell_shards();
+  store->start(coded.background);
+  return store;
+}
+
+Status CodedStore::recover(bool read_only) {
+  if (shards_->fresh()) {
+    map_.lock()->live = shards_->present();
     // an empty table; nothing is served before the first epoch is confirmed
-    STOKER_TRY(store->checkpoint());
+    STOKER_TRY(joining_.checkpoint());
   }
-  STOKER_TRY(Recovery(*store).run(options.read_only));
-  store->shards_->keep_files();
-  if (!options.replace.empty()) STOKER_TRY(store->replace(options));
-  for (size_t shard = 0; shard < store->shape_.shards; ++shard) {
-    const Shard& each = (*store->shards_)[shard];
-    const auto map = store->map_.lock();
+  STOKER_TRY(Recovery(fold_parts(), folder_).run(read_only));
+  shards_->keep_files();
+  return {};
+}
+
+// New shards for lost ones: they have no part in any epoch until they are rebuilt.
+Status CodedStore::replace(const StoreOptions& options, bool files) {
+  if (const auto refused = map_.refused()) return refused->with("no shard can be replaced");
+  for (const std::string& path : options.replace)
+    STOKER_TRY(shards_->replace(path, options, files));
+  return {};
+}
+
+void CodedStore::tell_shards() {
+  const auto map = map_.lock();
+  for (size_t shard = 0; shard < shards_->size(); ++shard) {
+    const Shard& each = (*shards_)[shard];
     if (map->is_live(shard) && each.super.scrubbed.ended_at > map->counts.scrubbed.ended_at)
       map->counts.scrubbed = each.super.scrubbed;
     if (!map->is_live(shard))
@@ -82,27 +114,17 @@ Result<std::unique_ptr<CodedStore>> CodedStore::open(const CodedPlan& plan, cons
                  each.trouble.empty() ? "'" + each.path + "' missed what was written meanwhile"
                                       : each.trouble);
   }
-  store->readers_ = std::make_unique<Pool>(kReaders);
-  store->writer_ = std::thread([raw = store.get()] { raw->run(); });
-  return store;
 }
 
-// New shards for lost ones: they have no part in any epoch until they are rebuilt.
-Status CodedStore::replace(const StoreOptions& options) {
-  if (const auto refused = map_.refused()) return refused->with("no shard can be replaced");
-  for (const std::string& path : options.replace)
-    STOKER_TRY(shards_->replace(path, options, coded_.files));
-  return {};
+void CodedStore::start(bool background) {
+  readers_ = std::make_unique<Pool>(kReaders);
+  writer_ = std::make_unique<Writer>(shape(), committer_, background_, background);
 }
 
+// Readers may wait for the writer thread, which goes on until they have ended.
 CodedStore::~CodedStore() {
-  {
-    std::lock_guard lock(queue_mutex_);
-    stopping_ = true;
-    queued_.notify_all();
-  }
+  if (writer_) writer_->stop();
   readers_.reset();
-  if (writer_.joinable()) writer_.join();
 }
 
 Future<void> CodedStore::snapshot(std::string_view) {
@@ -117,9 +139,9 @@ StoreInfo CodedStore::info() const {
   StoreInfo info;
   info.composition = map_.name();
   info.committed = info.durable = map->version;
-  info.capacity_bytes = shape_.capacity_bytes();
-  info.used_bytes = map_.slots().used() / shape_.n() * shape_.stripe_bytes();
-  info.map_bytes = map->table.memory_bytes(shape_) + map->classes.memory_bytes();
+  info.capacity_bytes = shape().capacity_bytes();
+  info.used_bytes = map_.slots().used() / shape().n() * shape().stripe_bytes();
+  info.map_bytes = map->table.memory_bytes(shape()) + map->classes.memory_bytes();
   if (map->refused) info.read_only = map->refused->what;
   return info;
 }
@@ -128,7 +150,7 @@ Health CodedStore::health() const {
   const auto map = map_.lock();
   Health health = map->counts;
   health.epoch = map->epoch;
-  for (size_t shard = 0; shard < shape_.shards; ++shard) {
+  for (size_t shard = 0; shard < shape().shards; ++shard) {
     const Shard& each = (*shards_)[shard];
     if (map->is_live(shard)) {
       health.live.push_back(each.path);
@@ -176,7 +198,7 @@ Future<void> CodedStore::read(std::string_view key, uint64_t offset, Slice into,
                               ReadOptions options) {
   if (!options.snapshot.empty()) return no_snapshot(options.snapshot);
   if (options.priority != Priority::scrub) {
-    used();
+    paces_.used();
     const auto map = map_.lock();
     if (map->table.find(key))
       map->classes.see(class_id(key), {class_volume(key), false, offset, into.size});
@@ -187,6 +209,81 @@ Future<void> CodedStore::read(std::string_view key, uint64_t offset, Slice into,
     promise->complete(reader_.read(key, nullptr, offset, into, priority));
   });
   return future;
+}
+
+Result<std::unique_ptr<Transaction>> CodedStore::begin() {
+  if (const auto refused = map_.refused()) return *refused;
+  return std::unique_ptr<Transaction>(new StagedTransaction(
+      {*this, map_, *shards_, reader_, code_, budget_, paces_, *readers_, *writer_}));
+}
+
+Future<void> CodedStore::fold_all() {
+  return writer_->work([this]() -> Status {
+    for (;;) {
+      STOKER_ASSIGN(const size_t folded, folder_.step({kFoldedAtOnce}));
+      if (folded == 0) return joining_.checkpoint();
+    }
+  });
+}
+
+// What comes meanwhile is not waited for, or it might never end.
+Future<void> CodedStore::drain() {
+  Stamp until = 0;
+  {
+    const auto map = map_.lock();
+    until = make_stamp(map->epoch, map->version);
+  }
+  return writer_->add_job(
+      [this, until]() -> Result<bool> {
+        STOKER_ASSIGN(const size_t folded, folder_.paced({kFoldedAtOnce, kRowsAStep}, paces_.fold));
+        if (folded > 0 && !map_.folded_up_to(until))
+          return true;  // 0: all that is left cannot be folded
+        STOKER_TRY(joining_.checkpoint());
+        return false;
+      },
+      paces_.fold);
+}
+
+Future<void> CodedStore::scrub(std::shared_ptr<ScrubReport> report) {
+  return writer_->add_job(
+      [this, pass = scrubber_.begin(std::move(report))]() mutable -> Result<bool> {
+        if (!pass) return resync_.step();
+        STOKER_ASSIGN(const bool more, scrubber_.step(*pass));
+        if (!more) pass.reset();
+        return true;
+      },
+      paces_.repair);
+}
+
+Future<void> CodedStore::repair() {
+  return writer_->add_job(
+      [this, begun = false]() mutable -> Result<bool> {
+        if (!begun) resync_.retry();
+        begun = true;
+        return resync_.step();
+      },
+      paces_.repair);
+}
+
+// One sentence for each shard that does not count.
+std::vector<std::string> CodedStore::repair_plan() const {
+  std::vector<std::string> plan;
+  const ShardSet now = map_.live();
+  for (size_t shard = 0; shard < shape().shards; ++shard) {
+    const Shard& each = (*shards_)[shard];
+    if ((now & shard_bit(shard)) != 0) continue;
+    if (!each.present()) {
+      plan.push_back((each.trouble.empty() ? "'" + each.path + "' is not there" : each.trouble) +
+                     ": left as it is; to replace it for good, name it with --replace");
+    } else if ((shards_->knowing() & shard_bit(shard)) == 0) {
+      plan.push_back("'" + each.path + "' is new, of " + human_bytes(shape().file_bytes()) +
+                     ", and is rebuilt from the others");
+    } else {
+      plan.push_back("'" + each.path +
+                     "' missed what was written meanwhile and is brought up to date");
+    }
+  }
+  return plan;
 }
 
 }  // namespace stoker::coded

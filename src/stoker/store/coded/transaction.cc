@@ -18,34 +18,24 @@ Error no_object(std::string_view key) {
 
 }  // namespace
 
-Result<std::unique_ptr<Transaction>> CodedStore::begin() {
-  const auto map = map_.lock();
-  if (map->refused) return *map->refused;
-  return std::unique_ptr<Transaction>(new StagedTransaction(*this));
-}
-
 StagedTransaction::~StagedTransaction() {
   {
     std::lock_guard lock(state_->mutex);
     if (state_->done) return;  // the writer gives up what it owned
-    const auto map = store_.map_.lock();
+    const auto map = map_.lock();
     for (const auto& [key, object] : state_->objects) map->owned.erase(key);
   }
   // Who abandons it does not wait for what is on its way.
-  if (state_->early_bytes > 0) store_.abandon(std::move(state_));
+  if (state_->early_bytes > 0) abandon();
 }
 
 // Its memory and its slots are free when what is on its way has ended.
-void CodedStore::abandon(std::shared_ptr<TransactionState> state) {
-  {
-    const auto map = map_.lock();
-    ++map->abandoned;
-  }
-  readers_->run([this, state = std::move(state)]() mutable {
+void StagedTransaction::abandon() {
+  ++map_.lock()->abandoned;
+  parts_.readers.run([&map = map_, state = std::move(state_)]() mutable {
     state.reset();
-    const auto map = map_.lock();
-    --map->abandoned;
-    map_.changed();
+    --map.lock()->abandoned;
+    map.changed();
   });
 }
 
@@ -56,7 +46,7 @@ Result<StagedObject*> StagedTransaction::own(std::string_view key) {
   if (key.empty() || key.size() > kKeyMax)
     return make_error(Code::invalid_argument, "an object's name has 1 to 1024 bytes", kWhere);
   if (const auto at = state_->objects.find(key); at != state_->objects.end()) return &at->second;
-  const auto map = store_.map_.lock();
+  const auto map = map_.lock();
   if (map->refused) return *map->refused;
   if (!map->owned.emplace(key).second) {
     return make_error(Code::busy,
@@ -100,14 +90,13 @@ Status StagedTransaction::resize(std::string_view key, uint64_t bytes, uint32_t 
     object->exists = object->made = true;
     object->bytes = object->kept = 0;
     object->announced = bytes;
-    object->chunk_bytes = chunk_bytes != 0 ? chunk_bytes : store_.shape_.object_chunk_bytes;
-    const auto map = store_.map_.lock();
+    object->chunk_bytes = chunk_bytes != 0 ? chunk_bytes : shape_.object_chunk_bytes;
+    const auto map = map_.lock();
     object->expected = map->classes.at_creation({class_volume(key), key, bytes});
   }
   const uint64_t before = object->bytes;
   if (bytes < before) {
-    const size_t stripes =
-        (bytes + store_.shape_.stripe_bytes() - 1) / store_.shape_.stripe_bytes();
+    const size_t stripes = (bytes + shape_.stripe_bytes() - 1) / shape_.stripe_bytes();
     object->stripes.erase(object->stripes.lower_bound(stripes), object->stripes.end());
     object->kept = std::min(object->kept, bytes);
   }
@@ -123,7 +112,7 @@ Status StagedTransaction::resize(std::string_view key, uint64_t bytes, uint32_t 
 // What lay in the last stripe behind the end, when the object was longer, becomes zeros.
 Status StagedTransaction::zero_to(std::string_view key, StagedObject& object, uint64_t from,
                                   uint64_t to) {
-  const uint64_t stripe_bytes = store_.shape_.stripe_bytes();
+  const uint64_t stripe_bytes = shape_.stripe_bytes();
   const size_t index = from / stripe_bytes;
   const auto staged = object.stripes.find(index);
   const bool holds_bytes =
@@ -146,7 +135,7 @@ Status StagedTransaction::zero_to(std::string_view key, StagedObject& object, ui
 // Of a stripe that has no older one under it a block that is not staged.
 bool StagedTransaction::reads_as_zeros(const StagedObject& object, size_t index,
                                        uint64_t in_stripe) const {
-  const Shape& shape = store_.shape_;
+  const Shape& shape = shape_;
   if (object.base_stripe(index, shape.stripe_bytes())) return false;
   const auto stripe = object.stripes.find(index);
   if (stripe == object.stripes.end()) return true;
@@ -190,16 +179,16 @@ Future<void> StagedTransaction::write(std::string_view key, uint64_t offset, Sli
 Result<StagedStripe*> StagedTransaction::stage_stripe(StagedObject& object, size_t index) {
   if (const auto at = object.stripes.find(index); at != object.stripes.end()) return &at->second;
   StagedStripe stripe;
-  stripe.base = object.base_stripe(index, store_.shape_.stripe_bytes());
+  stripe.base = object.base_stripe(index, shape_.stripe_bytes());
   if (!stripe.base) {
-    STOKER_ASSIGN(stripe.fresh, store_.map_.make_stripe(object.expected));
+    STOKER_ASSIGN(stripe.fresh, map_.make_stripe(object.expected));
   }
   return &object.stripes.emplace(index, std::move(stripe)).first->second;
 }
 
 Status StagedTransaction::write_locked(std::string_view key, StagedObject& object, uint64_t offset,
                                        Slice from, Priority priority) {
-  const Shape& shape = store_.shape_;
+  const Shape& shape = shape_;
   STOKER_TRY(read_halves(key, object, offset, from.size, priority));
   for (size_t moved = 0; moved < from.size;) {
     const uint64_t at = offset + moved;
@@ -218,7 +207,7 @@ Status StagedTransaction::write_locked(std::string_view key, StagedObject& objec
       // do so with others; they have their room in the log.)
       if (2 * stripe->blocks > shape.k * shape.rows() ||
           state_->log_bytes > shape.segment_bytes / 4) {
-        STOKER_ASSIGN(stripe->fresh, store_.map_.make_stripe(object.expected));
+        STOKER_ASSIGN(stripe->fresh, map_.make_stripe(object.expected));
         state_->log_bytes -= stripe->blocks * kBlock;
       }
     }
@@ -239,7 +228,7 @@ Status StagedTransaction::read_halves(std::string_view key, const StagedObject& 
       first + 2 * kBlock > object.kept)
     return {};
   Slice old{halves_.blocks.data(), halves_.blocks.size(), -1};
-  STOKER_TRY(store_.reader_.read(key, object.base, first, old, priority));
+  STOKER_TRY(reader_.read(key, object.base, first, old, priority));
   halves_ = {std::move(halves_.blocks), first, 2 * kBlock};
   return {};
 }
@@ -247,7 +236,7 @@ Status StagedTransaction::read_halves(std::string_view key, const StagedObject& 
 // Once a stripe: what is written over and over is not worth it. Not before its last block has come
 // to its end.
 void StagedTransaction::start_full(StagedObject& object, uint64_t offset, size_t bytes) {
-  const Shape& shape = store_.shape_;
+  const Shape& shape = shape_;
   const uint64_t end = offset + bytes;
   for (uint64_t at = align_down(offset, shape.stripe_bytes()); at < end;
        at += shape.stripe_bytes()) {
@@ -263,8 +252,8 @@ void StagedTransaction::start_full(StagedObject& object, uint64_t offset, size_t
 // All of the stripe is there: its blocks need not wait for the commit. An eighth of the cap is for
 // their parity at most, and what finds no room waits for the commit after all.
 void StagedTransaction::start_early(StagedStripe& stripe) {
-  const uint64_t bytes = EarlyStripe::parity_bytes(store_.shape_);
-  const Budget& budget = store_.runtime_.budget;
+  const uint64_t bytes = EarlyStripe::parity_bytes(shape_);
+  const Budget& budget = parts_.budget;
   if (bytes > budget.cap() / kEarlyShare) return;
   uint64_t held = 0;
   for (auto& [key, object] : state_->objects) {
@@ -275,20 +264,20 @@ void StagedTransaction::start_early(StagedStripe& stripe) {
     }
   }
   if (held + bytes > std::min(kEarlyBytes, budget.cap() / kEarlyShare)) return;
-  auto grant = store_.runtime_.budget.take(bytes, "writing a stripe of a coded store");
+  auto grant = parts_.budget.take(bytes, "writing a stripe of a coded store");
   if (!grant) return;
   std::vector<Slice> data;
   for (const auto& [position, chunk] : stripe.chunks) data.push_back(chunk.bytes.slice());
   uint64_t epoch = 0;
   uint32_t positions = 0;
   {
-    const auto map = store_.map_.lock();
+    const auto map = map_.lock();
     epoch = map->epoch;
-    for (size_t c = 0; c < store_.shape_.n(); ++c)
+    for (size_t c = 0; c < shape_.n(); ++c)
       positions |= (map->live & shard_bit(stripe.fresh->shards[c])) != 0 ? uint32_t{1} << c : 0;
   }
   state_->early_bytes += bytes;
-  stripe.early = EarlyStripe::start(store_.shards(), store_.code_, *stripe.fresh, std::move(data),
+  stripe.early = EarlyStripe::start(parts_.shards, parts_.code, *stripe.fresh, std::move(data),
                                     positions, epoch, std::move(*grant));
 }
 
@@ -296,7 +285,7 @@ void StagedTransaction::start_early(StagedStripe& stripe) {
 Status StagedTransaction::stage_block(const StagedObject& object, StagedStripe& stripe,
                                       size_t index, uint64_t in_stripe, Slice from,
                                       Priority priority) {
-  const Shape& shape = store_.shape_;
+  const Shape& shape = shape_;
   stripe.early.reset();  // it has what is about to change
   StagedChunk& chunk = stripe.chunks[in_stripe / shape.chunk_bytes];
   if (chunk.rows.empty()) {
@@ -309,11 +298,11 @@ Status StagedTransaction::stage_block(const StagedObject& object, StagedStripe& 
   if (!chunk.rows[row]) {
     if (state_->grants.empty() || stripe.blocks % 256 == 0) {
       const auto take = [&] {
-        return store_.runtime_.budget.take(std::min<uint64_t>(256 * kBlock, shape.stripe_bytes()),
-                                           "what a transaction of a coded store has written");
+        return parts_.budget.take(std::min<uint64_t>(256 * kBlock, shape.stripe_bytes()),
+                                  "what a transaction of a coded store has written");
       };
       auto grant = take();
-      if (!grant && store_.map_.await_abandoned()) grant = take();
+      if (!grant && map_.await_abandoned()) grant = take();
       if (!grant) return grant.error();
       state_->grants.push_back(std::move(*grant));
     }
@@ -331,13 +320,13 @@ Status StagedTransaction::old_block(const StagedObject& object, const StagedStri
                                     Priority priority) {
   std::memset(into, 0, kBlock);
   if (!stripe.base) return {};
-  const uint64_t at = index * store_.shape_.stripe_bytes() + block * kBlock;
+  const uint64_t at = index * shape_.stripe_bytes() + block * kBlock;
   if (at >= object.kept) return {};
   if (at >= halves_.at && at < halves_.at + halves_.size) {
     std::memcpy(into, halves_.blocks.data() + (at - halves_.at), kBlock);
     return {};
   }
-  STOKER_TRY(store_.reader_.read("", object.base, at, {into, kBlock, -1}, priority));
+  STOKER_TRY(reader_.read("", object.base, at, {into, kBlock, -1}, priority));
   // Bytes behind the end have no meaning.
   if (object.kept - at < kBlock)
     std::memset(into + (object.kept - at), 0, kBlock - (object.kept - at));
@@ -369,10 +358,10 @@ Status StagedTransaction::expect(std::string_view key, Class expected) {
 
 Future<void> StagedTransaction::read(std::string_view key, uint64_t offset, Slice into,
                                      ReadOptions options) {
-  if (!options.snapshot.empty()) return store_.read(key, offset, into, options);
+  if (!options.snapshot.empty()) return parts_.store.read(key, offset, into, options);
   std::lock_guard lock(state_->mutex);
   const auto at = state_->objects.find(key);
-  if (at == state_->objects.end()) return store_.read(key, offset, into, options);
+  if (at == state_->objects.end()) return parts_.store.read(key, offset, into, options);
   const StagedObject& object = at->second;
   if (!object.exists) return no_object(key);
   if (offset > object.bytes || into.size > object.bytes - offset) {
@@ -388,12 +377,11 @@ Future<void> StagedTransaction::read(std::string_view key, uint64_t offset, Slic
 // The committed bytes that the transaction kept, then over them its own.
 Status StagedTransaction::read_locked(std::string_view key, const StagedObject& object,
                                       uint64_t offset, Slice into, Priority priority) {
-  const Shape& shape = store_.shape_;
+  const Shape& shape = shape_;
   const uint64_t kept = object.base && !object.made && object.kept > offset
                             ? std::min<uint64_t>(object.kept - offset, into.size)
                             : 0;
-  if (kept > 0)
-    STOKER_TRY(store_.reader_.read(key, object.base, offset, into.sub(0, kept), priority));
+  if (kept > 0) STOKER_TRY(reader_.read(key, object.base, offset, into.sub(0, kept), priority));
   if (into.size > kept) std::memset(into.data + kept, 0, into.size - kept);
   for (uint64_t at = offset; at < offset + into.size;) {
     const size_t piece = std::min<uint64_t>(kBlock - at % kBlock, offset + into.size - at);
@@ -419,21 +407,15 @@ Future<Version> StagedTransaction::commit(Durability) {
                         "the transaction is already committed: begin another", kWhere);
     state_->done = true;
     failed = state_->failed;
-    const auto map = store_.map_.lock();
+    const auto map = map_.lock();
     if (!failed && map->refused) failed = map->refused;
     if (failed) {
       for (const auto& [key, object] : state_->objects) map->owned.erase(key);
     }
   }
   if (failed) return *failed;
-  CodedStore::Request request;
-  request.state = state_;
-  Future<Version> future = request.committed.future();
-  store_.used();
-  std::lock_guard lock(store_.queue_mutex_);
-  store_.queue_.push_back(std::move(request));
-  store_.queued_.notify_all();
-  return future;
+  parts_.paces.used();
+  return parts_.writer.commit(state_);
 }
 
 }  // namespace stoker::coded

@@ -7,14 +7,36 @@
 #include <string_view>
 #include <vector>
 
-#include "stoker/store/coded/coded_store.h"
+#include "stoker/base/pool.h"
+#include "stoker/codec/erasure.h"
+#include "stoker/store/coded/pace.h"
+#include "stoker/store/coded/reader.h"
+#include "stoker/store/coded/staged.h"
+#include "stoker/store/coded/writer.h"
 
 namespace stoker::coded {
 
+// What a transaction works with.
+struct TransactionParts {
+  Store& store;  // what the transaction has not changed is read there
+  CommittedMap& map;
+  Shards& shards;
+  Reader& reader;
+  const codec::ErasureCode& code;
+  Budget& budget;
+  Paces& paces;
+  Pool& readers;
+  Writer& writer;
+};
+
 class StagedTransaction final : public Transaction {
  public:
-  explicit StagedTransaction(CodedStore& store)
-      : store_(store), state_(std::make_shared<TransactionState>()) {}
+  explicit StagedTransaction(const TransactionParts& parts)
+      : parts_(parts),
+        map_(parts.map),
+        shape_(parts.shards.shape()),
+        reader_(parts.reader),
+        state_(std::make_shared<TransactionState>()) {}
   ~StagedTransaction() override;
 
   Status resize(std::string_view key, uint64_t bytes, uint32_t chunk_bytes) override;
@@ -27,6 +49,7 @@ class StagedTransaction final : public Transaction {
   Future<Version> commit(Durability durability) override;
 
  private:
+  void abandon();
   // The staged object, owned from now on; busy if another transaction owns it. With the state's
   // mutex held, as all that follow.
   Result<StagedObject*> own(std::string_view key);
@@ -53,7 +76,10 @@ class StagedTransaction final : public Transaction {
     size_t size = 0;
   };
 
-  CodedStore& store_;
+  const TransactionParts parts_;
+  CommittedMap& map_;
+  const Shape& shape_;
+  Reader& reader_;
   Halves halves_;
   std::shared_ptr<TransactionState> state_;
 };

@@ -14,15 +14,19 @@ constexpr size_t kRowsAtOnce = 64;
 
 }  // namespace
 
-WrongRows::WrongRows(CodedStore& store, const Stripe& stripe, size_t position,
-                     CodedStore::Compared& found, CodedStore::Rebuilt& done)
-    : store_(store),
+WrongRows::WrongRows(CommittedMap& map, Shards& shards, Reader& reader, Pace& pace,
+                     const Stripe& stripe, size_t position, Compared& found, Rebuilt& done)
+    : map_(map),
+      shards_(shards),
+      shape_(shards.shape()),
+      reader_(reader),
+      pace_(pace),
       stripe_(stripe),
       position_(position),
       found_(found),
       done_(done),
       wrong_(std::exchange(found.wrong_rows, {})),
-      rows_(store.rows_of_share(kRowsAtOnce, store.shape_.n())) {}
+      rows_(reader.rows_of_share(kRowsAtOnce, shape_.n())) {}
 
 Status WrongRows::run() {
   STOKER_TRY(pass());
@@ -60,38 +64,35 @@ Status WrongRows::pass() {
 
 // As many of the next rows as there is room for, those that stand together as one.
 Result<std::unique_ptr<WrongRows::Part>> WrongRows::begin() {
-  const Shape& shape = store_.shape_;
   auto part = std::make_unique<Part>();
-  STOKER_ASSIGN(part->memory,
-                store_.reader_.take_scratch(std::min(rows_, wrong_.size() - at_), shape.n(),
-                                            "rebuilding a chunk of a coded store"));
+  STOKER_ASSIGN(part->memory, reader_.take_scratch(std::min(rows_, wrong_.size() - at_), shape_.n(),
+                                                   "rebuilding a chunk of a coded store"));
   std::span<std::byte> blocks = part->memory->bytes.span();
   for (size_t left = part->memory->rows; left > 0;) {
     size_t count = 1;
     while (count < left && wrong_[at_ + count] == wrong_[at_] + count) ++count;
     const uint32_t position = uint32_t{1} << position_;
     part->rows.push_back({&stripe_, wrong_[at_], count, position,
-                          blocks.first(shape.n() * count * kBlock), position});
-    blocks = blocks.subspan(shape.n() * count * kBlock);
+                          blocks.first(shape_.n() * count * kBlock), position});
+    blocks = blocks.subspan(shape_.n() * count * kBlock);
     at_ += count;
     left -= count;
   }
-  part->reads.emplace(store_.shards(), store_.map_.live(), part->rows, part->memory,
-                      Priority::scrub);
+  part->reads.emplace(shards_, map_.live(), part->rows, part->memory, Priority::scrub);
   return part;
 }
 
 // The writes that it begins are waited for by the next one: until then it keeps the memory.
 Status WrongRows::finish(Part& part) {
-  store_.reader_.finish_rows(*part.reads);
+  reader_.finish_rows(*part.reads);
   STOKER_TRY(written());
   if (part.memory->bytes.lost()) {  // a disk was given up that may still write there
     for (const RowsWanted& rows : part.rows) read_again(rows);
     return {};
   }
-  writing_.emplace(part.memory, store_.shards());
+  writing_.emplace(part.memory, shards_);
   for (const RowsWanted& rows : part.rows) {
-    store_.pace_.spend(rows.blocks_read * kBlock);
+    pace_.spend(rows.blocks_read * kBlock);
     if (rows.status) {
       take(rows);
     } else {
@@ -103,21 +104,20 @@ Status WrongRows::finish(Part& part) {
 }
 
 void WrongRows::take(const RowsWanted& rows) {
-  const Shape& shape = store_.shape_;
   const std::span<std::byte> blocks =
       rows.blocks.subspan(position_ * rows.count * kBlock, rows.count * kBlock);
   for (size_t r = 0; r < rows.count; ++r) {
     const size_t row = rows.first + r;
-    uint32_t& crc = found_.next.crcs[row * shape.n() + position_];
+    uint32_t& crc = found_.next.crcs[row * shape_.n() + position_];
     const uint32_t now = crc32c(blocks.data() + r * kBlock, kBlock);
-    if (crc != now) found_.wrong_pages.insert(row / shape.rows_per_page());
+    if (crc != now) found_.wrong_pages.insert(row / shape_.rows_per_page());
     crc = now;
-    if (position_ >= shape.k) found_.next.unsound[row * shape.m + position_ - shape.k] = false;
+    if (position_ >= shape_.k) found_.next.unsound[row * shape_.m + position_ - shape_.k] = false;
     found_.wrong_rows.push_back(row);
   }
   const Slice from = writing_->memory->bytes.slice();
   writing_->transfers.write(
-      stripe_.shards[position_], shape.block_at(stripe_.slots[position_], rows.first),
+      stripe_.shards[position_], shape_.block_at(stripe_.slots[position_], rows.first),
       from.sub(static_cast<size_t>(blocks.data() - from.data), blocks.size()));
 }
 
@@ -139,7 +139,7 @@ Status WrongRows::written() {
   writing_.reset();
   if (why.empty()) return {};
   return make_error(Code::io,
-                    "a chunk on the shard '" + store_.shards()[stripe_.shards[position_]].path +
+                    "a chunk on the shard '" + shards_[stripe_.shards[position_]].path +
                         "' cannot be rebuilt: " + why,
                     "store/coded/rebuild");
 }

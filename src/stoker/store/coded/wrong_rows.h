@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "stoker/store/coded/coded_store.h"
+#include "stoker/store/coded/rebuilder.h"
 #include "stoker/store/coded/row_reads.h"
 
 namespace stoker::coded {
@@ -18,8 +18,8 @@ class WrongRows {
  public:
   // Of `found` the wrong rows are taken; those that are right at the end stand in their place, with
   // their checksums.
-  WrongRows(CodedStore& store, const Stripe& stripe, size_t position, CodedStore::Compared& found,
-            CodedStore::Rebuilt& done);
+  WrongRows(CommittedMap& map, Shards& shards, Reader& reader, Pace& pace, const Stripe& stripe,
+            size_t position, Compared& found, Rebuilt& done);
   // Rows that cannot be decoded stay erasures, and are no reason to go without the rest. Nothing is
   // flushed. An error: the shard cannot be written, or the cap has no room for a row.
   Status run();
@@ -45,11 +45,15 @@ class WrongRows {
   void lose(const RowsWanted& rows);
   Status written();
 
-  CodedStore& store_;
+  CommittedMap& map_;
+  Shards& shards_;
+  const Shape& shape_;
+  Reader& reader_;
+  Pace& pace_;
   const Stripe& stripe_;
   const size_t position_;
-  CodedStore::Compared& found_;
-  CodedStore::Rebuilt& done_;
+  Compared& found_;
+  Rebuilt& done_;
   std::vector<size_t> wrong_;  // rows of this pass
   size_t at_ = 0;              // of these, that is read next
   size_t rows_;                // at once, at most

@@ -1,12 +1,11 @@
-// What the writer thread does to the shards as a set: appending frames, making room in the logs,
-// table images, the epoch.
+#include "stoker/store/coded/log_set.h"
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
 #include <random>
 
 #include "stoker/base/log.h"
-#include "stoker/store/coded/coded_store.h"
 #include "stoker/store/coded/mutation.h"
 
 namespace stoker::coded {
@@ -14,7 +13,11 @@ namespace {
 
 constexpr const char* kWhere = "store/coded/log_space";
 constexpr size_t kImagePiece = 256 * kKiB;
-constexpr size_t kFoldAtOnce = 16;  // stripes
+
+Error failing(const std::string& path, const std::string& why, Code code = Code::io) {
+  return make_error(code, "the shard '" + path + "' cannot be brought up to date: " + why,
+                    "store/coded/resync");
+}
 
 uint64_t random_generation() {
   std::random_device random;
@@ -23,35 +26,34 @@ uint64_t random_generation() {
 
 }  // namespace
 
-ShardSet CodedStore::without_room(const std::map<size_t, FrameBuilder>& frames) const {
+ShardSet LogSet::without_room(const std::map<size_t, FrameBuilder>& frames) const {
   const ShardSet set = map_.live();
   const size_t round = rounds_.item_bytes(shape_);
   ShardSet full = 0;
   for (const auto& [shard, frame] : frames) {
     const size_t bytes = frame.bytes(round);
-    const bool fits = bytes <= shape_.segment_bytes && (*shards_)[shard].log->fits(bytes, 0);
+    const bool fits = bytes <= shape_.segment_bytes && shards_[shard].log->fits(bytes, 0);
     if ((set & shard_bit(shard)) != 0 && !fits) full |= shard_bit(shard);
   }
   return full;
 }
 
-Status CodedStore::append(std::map<size_t, FrameBuilder>& frames, ShardSet touched,
-                          std::map<size_t, LogFrame>& written) {
+Status LogSet::append(std::map<size_t, FrameBuilder>& frames, ShardSet touched,
+                      std::map<size_t, LogFrame>& written) {
   if (const ShardSet full = without_room(frames); full != 0) {
     return make_error(
         Code::out_of_space,
-        "the log of '" + (*shards_)[static_cast<size_t>(std::countr_zero(full))].path + "' is full",
+        "the log of '" + shards_[static_cast<size_t>(std::countr_zero(full))].path + "' is full",
         kWhere);
   }
-  ShardBatch batch(*shards_, Priority::demand);
+  ShardBatch batch(shards_, Priority::demand);
   const ShardSet set = map_.live();
   const auto round =
       frames.empty() ? std::nullopt : std::optional(rounds_.begin(shape_, image_stamp_));
   for (auto& [shard, frame] : frames) {
     if ((set & shard_bit(shard)) == 0) continue;
     frame.add(*round);
-    const LogFrame& made =
-        written.emplace(shard, (*shards_)[shard].log->append(frame)).first->second;
+    const LogFrame& made = written.emplace(shard, shards_[shard].log->append(frame)).first->second;
     batch.write(shard, made.offset, made.bytes.slice());
     touched |= shard_bit(shard);
   }
@@ -65,77 +67,33 @@ Status CodedStore::append(std::map<size_t, FrameBuilder>& frames, ShardSet touch
   return {};
 }
 
-Status CodedStore::flush(ShardSet set) {
-  ShardBatch batch(*shards_, Priority::demand);
+Status LogSet::flush(ShardSet set) {
+  ShardBatch batch(shards_, Priority::demand);
   batch.sync(set & map_.live());
   const ShardSet failed = batch.run();
   return failed == 0 ? Status() : drop_shards(failed, batch.why());
 }
 
-bool CodedStore::fits(size_t bytes, size_t reserve) const {
+bool LogSet::fits(size_t bytes) const {
   const ShardSet set = map_.live();
   for (size_t shard = 0; shard < shape_.shards; ++shard) {
-    if ((set & shard_bit(shard)) != 0 && !(*shards_)[shard].log->fits(bytes, reserve)) return false;
+    if ((set & shard_bit(shard)) != 0 && !shards_[shard].log->fits(bytes, kReserve)) return false;
   }
   return true;
 }
 
-size_t CodedStore::free_segments() const {
+size_t LogSet::free_segments() const {
   const ShardSet set = map_.live();
   size_t free = SIZE_MAX;
   for (size_t shard = 0; shard < shape_.shards; ++shard) {
-    if ((set & shard_bit(shard)) != 0)
-      free = std::min(free, (*shards_)[shard].log->free_segments());
+    if ((set & shard_bit(shard)) != 0) free = std::min(free, shards_[shard].log->free_segments());
   }
   return free;
 }
 
-// A full log holds commits up until enough is folded; it fails them only if nothing is left to
-// fold.
-Status CodedStore::make_room(size_t bytes) {
-  bool again = false;
-  for (;;) {
-    if (fits(bytes, kReserve)) return {};
-    const auto done = fold_step({kFoldAtOnce});
-    if (!done && done.error().code != Code::over_budget) return done.error();
-    const size_t folded = done ? *done : 0;
-    {
-      const auto map = map_.lock();
-      map->counts.awaited_folds += folded;
-    }
-    const bool held = !since_image_.empty();
-    if (held) STOKER_TRY(checkpoint());
-    if (fits(bytes, kReserve)) return {};
-    if (!done) return done.error();
-    if (folded > 0 || held) continue;
-    // What could not be folded once may be by now.
-    const auto map = map_.lock();
-    if (again || map->stuck.empty()) break;
-    map->stuck.clear();
-    again = true;
-  }
-  return make_error(Code::out_of_space,
-                    "the logs of the store " + map_.name() + " have no room for " +
-                        human_bytes(bytes) + ": commit less at a time",
-                    kWhere);
-}
-
-// Crash after crash must not eat up the segments that opening needs.
-Status CodedStore::restore_reserve() {
-  while (free_segments() < kReserve) {
-    const auto folded = fold_step({kFoldAtOnce});
-    if (folded) STOKER_TRY(checkpoint());
-    if (!folded || *folded == 0) {
-      log().warn("the logs of the coded store are nearly full and cannot be folded");
-      return {};
-    }
-  }
-  return {};
-}
-
 // Writes the table as an image on every live shard, into the area that does not hold the newest
 // one.
-Status CodedStore::checkpoint() {
+Status LogSet::checkpoint(ShardSet beside, ShardSet& failed) {
   std::vector<std::string> pieces;
   Stamp stamp = 0;
   {
@@ -156,7 +114,7 @@ Status CodedStore::checkpoint() {
   end.put(stamp);
   payloads.push_back(end.take());
   const uint64_t generation = random_generation();
-  LogWriter writer({shards_->store(), generation}, shape_.area_bytes);
+  LogWriter writer({shards_.store(), generation}, shape_.area_bytes);
   uint64_t bytes = 0;
   for (const std::string& payload : payloads) bytes += framed_bytes(payload.size());
   if (bytes > shape_.area_bytes)
@@ -176,33 +134,31 @@ Status CodedStore::checkpoint() {
   moved_ += image_cost_;
   moved_at_image_ = moved_;
   const auto write = [&](ShardSet to) -> ShardSet {
-    ShardBatch batch(*shards_, Priority::write_back);
+    ShardBatch batch(shards_, Priority::write_back);
     for (size_t shard = 0; shard < shape_.shards; ++shard) {
       if ((to & shard_bit(shard)) == 0) continue;
-      Shard& each = (*shards_)[shard];
+      Shard& each = shards_[shard];
       each.image_area ^= 1;
       batch.write(shard, shape_.area_at(each.image_area), image.slice());
     }
     return batch.run();
   };
-  const ShardSet failed = write(set | (joining_ ? shard_bit(*joining_) : 0));
-  if (joining_ && (failed & shard_bit(*joining_)) != 0)
-    give_up_joining("writing the object table on '" + (*shards_)[*joining_].path + "' failed");
-  if (failed != 0) STOKER_TRY(drop_shards(failed, "writing the object table failed"));
+  const ShardSet not_written = write(set | beside);
+  failed = not_written & beside;
+  if (not_written != 0) STOKER_TRY(drop_shards(not_written, "writing the object table failed"));
   STOKER_TRY(flush(set));
   since_image_.clear();
   image_stamp_ = stamp;
   return {};
 }
 
-// These shards failed: the others go on, once they have agreed on that durably.
-Status CodedStore::drop_shards(ShardSet failed, const std::string& why) {
+Status LogSet::drop_shards(ShardSet failed, const std::string& why) {
   ShardSet left = 0;
   {
     const auto map = map_.lock();
     left = map->live & ~failed;
     for (size_t shard = 0; shard < shape_.shards; ++shard) {
-      if ((failed & map->live & shard_bit(shard)) != 0) (*shards_)[shard].trouble = why;
+      if ((failed & map->live & shard_bit(shard)) != 0) shards_[shard].trouble = why;
     }
     if (left == map->live) return {};  // not live any more, or not yet
   }
@@ -215,8 +171,7 @@ Status CodedStore::drop_shards(ShardSet failed, const std::string& why) {
   return change_epoch(left);
 }
 
-// Proposes, then confirms. A shard that fails meanwhile is left out of the next attempt.
-Status CodedStore::change_epoch(ShardSet to) {
+Status LogSet::change_epoch(ShardSet to) {
   for (;;) {
     if (!shape_.writable(to)) {
       const Error refused = make_error(
@@ -228,7 +183,7 @@ Status CodedStore::change_epoch(ShardSet to) {
       map_.lock()->refused = refused;
       return make_error(Code::io, refused.what, kWhere);
     }
-    const Epoch next{shards_->epoch_seen() + 1, to};
+    const Epoch next{shards_.epoch_seen() + 1, to};
     if (next.number >= uint64_t{1} << (64 - kNumberBits))
       return make_error(Code::unsupported,
                         "this coded store was opened more often than its format can count: copy "
@@ -238,17 +193,17 @@ Status CodedStore::change_epoch(ShardSet to) {
     std::string why;
     for (size_t shard = 0; shard < shape_.shards; ++shard) {
       if ((to & shard_bit(shard)) == 0) continue;
-      (*shards_)[shard].super.proposed = next;
-      incarnations[shard] = (*shards_)[shard].super.incarnation;
+      shards_[shard].super.proposed = next;
+      incarnations[shard] = shards_[shard].super.incarnation;
     }
-    ShardSet failed = shards_->write_superblocks(to, why);
+    ShardSet failed = shards_.write_superblocks(to, why);
     if (failed == 0) {
       for (size_t shard = 0; shard < shape_.shards; ++shard) {
         if ((to & shard_bit(shard)) == 0) continue;
-        (*shards_)[shard].super.confirmed = next;
-        (*shards_)[shard].super.incarnations = incarnations;
+        shards_[shard].super.confirmed = next;
+        shards_[shard].super.incarnations = incarnations;
       }
-      failed = shards_->write_superblocks(to, why);
+      failed = shards_.write_superblocks(to, why);
     }
     if (failed == 0) {
       const auto map = map_.lock();
@@ -263,11 +218,61 @@ Status CodedStore::change_epoch(ShardSet to) {
   }
 }
 
-void CodedStore::set_trouble(ShardSet set, const std::string& why) {
+void LogSet::set_trouble(ShardSet set, const std::string& why) {
   const auto map = map_.lock();
   for (size_t shard = 0; shard < shape_.shards; ++shard) {
-    if ((set & shard_bit(shard)) != 0) (*shards_)[shard].trouble = why;
+    if ((set & shard_bit(shard)) != 0) shards_[shard].trouble = why;
   }
+}
+
+Status LogSet::append_settled(size_t shard, const std::vector<std::pair<StripePtr, ValRef>>& vals) {
+  Shard& each = shards_[shard];
+  for (size_t first = 0; first < vals.size();) {
+    FrameBuilder frame;
+    std::vector<AlignedBytes> memory;
+    std::vector<Run> runs;
+    std::vector<size_t> at;
+    size_t end = first;
+    for (size_t blocks = 0; end < vals.size() && blocks * kBlock < shape_.segment_bytes / 4;
+         ++end) {
+      const auto& [stripe, val] = vals[end];
+      runs.push_back({Run::From::log, stripe, val->chunk, val->first, val->crcs.size(), val, 0,
+                      memory.emplace_back(val->crcs.size() * kBlock).data()});
+      blocks += val->crcs.size();
+    }
+    reader_.fetch_records(runs, Priority::scrub);
+    if (std::any_of(memory.begin(), memory.end(),
+                    [](const AlignedBytes& blocks) { return blocks.lost(); }))
+      continue;
+    for (size_t i = first; i < end; ++i) {
+      const auto& val = vals[i].second;
+      at.push_back(frame.block_count());
+      frame.add(ValItem{val->stamp, false, val->stripe, val->chunk, val->first, val->crcs, 0},
+                memory[i - first].span());
+    }
+    if (frame.bytes() > shape_.segment_bytes || !each.log->fits(frame.bytes(), kReserve))
+      return failing(each.path, "its log is full", Code::out_of_space);
+    const LogFrame made = each.log->append(frame);
+    ShardBatch batch(shards_, Priority::scrub);
+    batch.write(shard, made.offset, made.bytes.slice());
+    if (batch.run() != 0) return failing(each.path, batch.why());
+    const auto map = map_.lock();
+    for (size_t i = first; i < end; ++i) {
+      const auto& [stripe, val] = vals[i];
+      const auto more = std::make_shared<Val>(*val);  // readers may be looking at the old one
+      std::erase_if(more->places, [shard](const Place& place) { return place.shard == shard; });
+      const bool data = stripe->shards[val->chunk] == shard;
+      more->places.insert(data ? more->places.begin() : more->places.end(),
+                          {shard, made.blocks_at + at[i - first] * kBlock});
+      more->held.push_back(made.segment);
+      if (!more->told) rounds_.add(more);
+      for (auto& [block, newer] : stripe->overlay) {
+        if (newer.val == val) newer.val = more;
+      }
+    }
+    first = end;
+  }
+  return {};
 }
 
 }  // namespace stoker::coded

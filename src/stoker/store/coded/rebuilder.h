@@ -1,0 +1,85 @@
+// Rebuilder: what a shard has of a chunk is compared with what the headers of all say, and written
+// where it differs.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "stoker/store/coded/log_set.h"
+#include "stoker/store/coded/pace.h"
+#include "stoker/store/coded/reader.h"
+
+namespace stoker::coded {
+
+struct Compared {
+  Headers next;                    // with what was found out of this chunk
+  std::vector<size_t> wrong_rows;  // whose block is not what it should be, or not known
+  std::set<size_t> lost_pages;     // header pages of which no copy is intact
+  std::set<size_t> wrong_pages;    // with entries that are not what they should be
+  std::set<size_t> bad_copies;     // whose older copy should be intact too, and is not
+};
+
+struct Piece {
+  size_t first_page = 0, pages = 0;  // of a chunk's header
+  size_t first = 0, rows = 0;        // that these are of
+};
+
+struct Rebuilt {
+  size_t blocks = 0, pages = 0;  // that were wrong and are right now
+  size_t lost = 0;               // blocks that could not be decoded
+  std::string why;               // of the first of these
+};
+
+// A chunk on its way to be right on its shard, live or not, where it differs from what the others
+// say: so far up to `page`.
+struct Rebuilding {
+  std::weak_ptr<Stripe> stripe;  // weak: what is removed meanwhile frees its slots
+  size_t position = 0, page = 0;
+  Rebuilt done = {};
+};
+
+// Writer thread. What it moves is spent of `pace`.
+class Rebuilder {
+ public:
+  Rebuilder(CommittedMap& map, Shards& shards, Reader& reader, LogSet& logs, Pace& pace)
+      : map_(map),
+        shards_(shards),
+        shape_(shards.shape()),
+        reader_(reader),
+        logs_(logs),
+        pace_(pace) {}
+
+  // Every row of this piece of the chunk with what the headers of all say.
+  Result<Compared> compare(const StripePtr& stripe, size_t position, const Piece& piece);
+  // about kRowsRebuilt rows; false: that was the last
+  Result<bool> rebuild_step(Rebuilding& chunk);
+  Result<Rebuilt> rebuild(const StripePtr& stripe, size_t position);  // all steps
+  // Before a page is written whose copies could not be read: on the disk they may have higher
+  // counters than the next one, and count again when the others are gone.
+  Status mend_unread(const StripePtr& stripe);
+  void note_loss(const StripePtr& stripe, size_t position, const std::string& why);
+  Status load_headers_paced(const StripePtr& stripe);
+
+ private:
+  struct Own {
+    AlignedBytes pairs;                         // its header pages; zeros where there are none
+    std::vector<std::optional<uint32_t>> crcs;  // by row: of its block; none: it could not be read
+  };
+  bool adopt(Headers& headers, const RawHeaders& own, size_t position) const;
+  void install(const StripePtr& stripe, Headers headers);
+  Result<Own> read_own(const Stripe& stripe, size_t position, const Piece& piece, RawHeaders& raw);
+  Status rebuild_piece(const StripePtr& stripe, size_t position, const Piece& piece, Rebuilt& done);
+
+  CommittedMap& map_;
+  Shards& shards_;
+  const Shape& shape_;
+  Reader& reader_;
+  LogSet& logs_;
+  Pace& pace_;
+};
+
+}  // namespace stoker::coded
