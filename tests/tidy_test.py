@@ -47,6 +47,27 @@ FLOORS: list[set[str]] = [
     {"run"},
 ]
 ABOVE_ALL = {"__init__.py", "open.py"}
+# The owners of src/stoker/store/coded, from the ground up, and the files of each: a file includes
+# those of its own floor and of the floors below. What stands on none of them is the ground: it
+# includes nothing of them.
+CODED = "src/stoker/store/coded"
+CODED_FLOORS: list[set[str]] = [
+    {"committed_map"},
+    {"reader", "read", "degraded", "header_reads"},
+    {"log_set"},
+    {"rebuilder", "rebuild", "wrong_rows"},
+    {"joining"},
+    {"folder", "folding", "fold", "fold_compute", "fold_apply"},
+    {"recovery"},
+    {"committer", "commit"},
+    {"resync", "admit"},
+    {"scrubber", "scrub"},
+    {"background"},
+    {"writer"},
+    {"transaction"},
+    {"coded_store", "fsck", "repair"},
+]
+CODED_FACE = "store"  # store.h is what others include, store.cc the implementation of the facade
 CODE = {".cc", ".h"}
 TEXT = {".cc", ".h", ".py", ".pyi", ".md", ".sh", ".txt", ".cmake", ".toml", ".json", ".yml", ""}
 
@@ -107,6 +128,36 @@ def upward_includes(root: Path) -> list[str]:
                     f" {found.group(1) or found.group(2)}, which stands above {part}"
                 )
     return problems
+
+
+def coded_owners_below(root: Path) -> list[str]:
+    """An owner in the coded store includes the owners below it only."""
+    floor = {stem: at for at, stems in enumerate(CODED_FLOORS) for stem in stems}
+    problems = []
+    for path in files(root):
+        if path.suffix not in CODE or is_test(path) or path.parent != root / CODED:
+            continue
+        top = path.name == f"{CODED_FACE}.cc"
+        own = len(CODED_FLOORS) if top else floor.get(path.stem, -1)
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            found = re.match(r'#include "stoker/store/coded/(\w+)\.h"', line)
+            if found and floor.get(found.group(1), -1) > own:
+                problems.append(
+                    f"{path.relative_to(root)}:{number} includes {found.group(1)}.h,"
+                    f" which stands above it"
+                )
+    return problems
+
+
+def friends(root: Path) -> list[str]:
+    """No class of a store lets another one look at its members."""
+    return [
+        f"{path.relative_to(root)}:{number} has a friend; give it what it needs"
+        for path in files(root)
+        if path.suffix in CODE and path.is_relative_to(root / "src/stoker/store")
+        for number, line in enumerate(without_comments(path.read_text()).splitlines(), 1)
+        if re.match(r"\s*friend\b", line)
+    ]
 
 
 def upward_imports(root: Path) -> list[str]:
@@ -460,6 +511,8 @@ def long_architecture(root: Path) -> list[str]:
 
 RULES: list[Callable[[Path], list[str]]] = [
     upward_includes,
+    coded_owners_below,
+    friends,
     upward_imports,
     banned_calls,
     unused_files,
@@ -479,6 +532,7 @@ def test_repository_keeps_the_rule(rule: Callable[[Path], list[str]]) -> None:
 
 
 OFFLOAD = "python/stoker/offload/"
+SEEN = CODED.removeprefix("src/")
 CMAKE = "stoker_library(base SOURCES a.cc)"
 # rule, files of a made-up tree, how many problems it must find there
 BROKEN = [
@@ -496,6 +550,12 @@ BROKEN = [
         1,
     ),
     (upward_includes, {"src/stoker/io/x_test.cc": '#include "stoker/testing/sim.h"'}, 0),
+    (coded_owners_below, {f"{CODED}/fold.cc": f'#include "{SEEN}/committer.h"'}, 1),
+    (coded_owners_below, {f"{CODED}/table.h": f'#include "{SEEN}/committed_map.h"'}, 1),
+    (coded_owners_below, {f"{CODED}/commit.cc": f'#include "{SEEN}/folder.h"'}, 0),
+    (coded_owners_below, {f"{CODED}/fold_test.cc": f'#include "{SEEN}/committer.h"'}, 0),
+    (friends, {"src/stoker/store/local/x.h": "class A {\n  friend class B;\n};"}, 1),
+    (friends, {"src/stoker/store/local/x.h": "// a friend\nclass A {\n};"}, 0),
     (upward_imports, {f"{OFFLOAD}paging/order.py": "import stoker.offload.steps.steps"}, 1),
     (upward_imports, {f"{OFFLOAD}paging/order.py": "from stoker.offload.steps import late"}, 1),
     (upward_imports, {f"{OFFLOAD}paging/order.py": "from ..steps.steps import Steps"}, 1),

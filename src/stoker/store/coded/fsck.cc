@@ -8,7 +8,6 @@
 
 #include "stoker/store/coded/coded_store.h"
 #include "stoker/store/coded/look.h"
-#include "stoker/store/coded/recovery.h"
 
 namespace stoker::coded {
 

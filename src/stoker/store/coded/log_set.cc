@@ -11,7 +11,7 @@
 namespace stoker::coded {
 namespace {
 
-constexpr const char* kWhere = "store/coded/log_space";
+constexpr const char* kWhere = "store/coded/log_set";
 constexpr size_t kImagePiece = 256 * kKiB;
 
 Error failing(const std::string& path, const std::string& why, Code code = Code::io) {

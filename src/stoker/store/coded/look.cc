@@ -59,4 +59,28 @@ size_t PiecewiseRead::step() {
   return piece;
 }
 
+std::optional<TableImage> read_table_image(const StoreId& store, std::span<const std::byte> area) {
+  MemoryLogSource source(area);
+  const auto first = read_frame(source, store, 0);
+  if (!first || !*first) return {};
+  LogScan scan(source, {store, (*first)->generation});
+  TableImage image;
+  for (auto item = scan.next(); item && *item; item = scan.next()) {
+    const auto* record = std::get_if<LogRecord>(&**item);
+    if (record == nullptr) return {};
+    ByteReader in(record->payload);
+    const auto kind = in.get<uint32_t>();
+    if (kind == 1) {
+      const auto piece = in.get_bytes(in.left());
+      image.pieces.emplace_back(reinterpret_cast<const char*>(piece.data()), piece.size());
+      continue;
+    }
+    const auto pieces = in.get<uint32_t>();
+    image.stamp = in.get<uint64_t>();
+    if (kind != 2 || !in.ok() || pieces != image.pieces.size()) return {};
+    return image;
+  }
+  return {};
+}
+
 }  // namespace stoker::coded

@@ -4,10 +4,12 @@
 
 #include <array>
 #include <map>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "stoker/store/coded/shards.h"
 
@@ -15,6 +17,13 @@ namespace stoker::coded {
 
 using ValKey = std::tuple<Stamp, uint64_t, size_t, size_t>;  // stamp, stripe, chunk, first row
 inline ValKey key_of(const Val& val) { return {val.stamp, val.stripe, val.chunk, val.first}; }
+
+// The table image in an area, if there is a whole one.
+struct TableImage {
+  Stamp stamp = 0;
+  std::vector<std::string> pieces;
+};
+std::optional<TableImage> read_table_image(const StoreId& store, std::span<const std::byte> area);
 
 // What the intact frames of one shard's log say and have.
 struct LogContent {

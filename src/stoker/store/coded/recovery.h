@@ -1,5 +1,5 @@
 // Recovery: from what lies on the shards to a store that serves: steps 2 to 10 of *Open* in
-// docs/formats/coded_store.md.
+// docs/formats/coded_store.md. What it finds it leaves with the owners that it is given.
 #pragma once
 
 #include <map>
@@ -11,16 +11,10 @@
 
 #include "stoker/store/coded/folder.h"
 #include "stoker/store/coded/headers.h"
+#include "stoker/store/coded/look.h"
 #include "stoker/store/coded/rounds.h"
 
 namespace stoker::coded {
-
-// The table image in an area, if there is a whole one.
-struct TableImage {
-  Stamp stamp = 0;
-  std::vector<std::string> pieces;
-};
-std::optional<TableImage> read_table_image(const StoreId& store, std::span<const std::byte> area);
 
 // Used once, before the store has threads.
 class Recovery {
@@ -59,8 +53,6 @@ class Recovery {
     bool undone = false;
     std::vector<SegmentRef> held;
   };
-  // stamp, stripe, chunk, first row
-  using ValKey = std::tuple<Stamp, uint64_t, size_t, size_t>;
   // fold, stripe, chunk, row
   using StageKey = std::tuple<uint64_t, uint64_t, size_t, size_t>;
 

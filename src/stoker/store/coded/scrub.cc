@@ -8,7 +8,6 @@
 
 #include "stoker/base/log.h"
 #include "stoker/store/coded/look.h"
-#include "stoker/store/coded/recovery.h"
 
 namespace stoker::coded {
 namespace {
