@@ -41,13 +41,13 @@ Future<Version> LocalStore::commit(const StatePtr& state, Durability durability)
   state->phase = TransactionState::Phase::committing;
   while (!state->partials.empty())
     seal(state, std::shared_ptr<StagedChunk>(state->partials.front()));
-  auto entry = std::make_unique<Entry>();
+  auto entry = std::make_unique<CommitEntry>();
   entry->durability = durability;
   entry->state = state;
   Future<Version> future = entry->promise.future();
-  queue_.push_back(std::move(entry));
+  committer_.push(std::move(entry));
   if (state->pending > 0) return future;  // the last of its writes kicks
-  if (durability == Durability::durable || queue_.size() > 1 || processing_) {
+  if (durability == Durability::durable || committer_.waiting() > 1 || committer_.claimed()) {
     kick();
     return future;
   }
@@ -59,12 +59,12 @@ Future<Version> LocalStore::commit(const StatePtr& state, Durability durability)
 // throws in here ends the process, as on the worker.
 void LocalStore::process_here(Lock& lock) noexcept {
   start_processing();
-  auto group = next_group();
+  auto group = committer_.next_group();
   lock.unlock();
   run_group(std::move(group));
   lock.lock();
   // What came meanwhile may have to wait for a disk: not here.
-  if (queue_.empty())
+  if (committer_.waiting() == 0)
     stop_processing();
   else
     worker_.run([this] { process(); });
@@ -77,39 +77,39 @@ Status LocalStore::check_name(std::string_view snapshot) {
 }
 
 Future<void> LocalStore::snapshot(std::string_view name) {
-  return enqueue_named(Entry::Kind::snapshot, name, Durability::durable);
+  return enqueue_named(CommitEntry::Kind::snapshot, name, Durability::durable);
 }
 Future<void> LocalStore::drop(std::string_view name, Durability durability) {
-  return enqueue_named(Entry::Kind::drop, name, durability);
+  return enqueue_named(CommitEntry::Kind::drop, name, durability);
 }
 
-Future<void> LocalStore::enqueue_named(Entry::Kind kind, std::string_view name,
+Future<void> LocalStore::enqueue_named(CommitEntry::Kind kind, std::string_view name,
                                        Durability durability) {
   STOKER_TRY(check_name(name));
   std::lock_guard lock(mutex_);
   if (read_only_option_)
     return make_error(Code::read_only, "the store '" + composition() + "' was opened to read only",
                       kWhere);
-  auto entry = std::make_unique<Entry>();
+  auto entry = std::make_unique<CommitEntry>();
   entry->kind = kind;
   entry->name = name;
   entry->durability = durability;
   Future<void> future = entry->named.future();
-  queue_.push_back(std::move(entry));
+  committer_.push(std::move(entry));
   kick();
   return future;
 }
 
 // With the mutex: the worker looks at the queue soon, or whoever does already looks once more.
 void LocalStore::kick() {
-  if (processing_) return;
+  if (committer_.claimed()) return;
   start_processing();
   worker_.run([this] { process(); });
 }
 
 void LocalStore::process() {
   Lock lock(mutex_);
-  for (auto group = next_group(); !group.empty(); group = next_group()) {
+  for (auto group = committer_.next_group(); !group.empty(); group = committer_.next_group()) {
     lock.unlock();
     run_group(std::move(group));
     lock.lock();
@@ -117,43 +117,22 @@ void LocalStore::process() {
   stop_processing();
 }
 
-// Both with the mutex. One thread at a time takes entries out of the queue.
+// Both with the mutex.
 void LocalStore::start_processing() {
-  processing_ = true;
+  STOKER_CHECK(committer_.claim());
   ++in_flight_;
 }
 
 void LocalStore::stop_processing() {
-  processing_ = false;
+  committer_.release();
   if (--in_flight_ == 0) idle_.notify_all();
 }
 
-// With the mutex: what is ready at the head of the queue and may share a record: commits that wait
-// together, or one snapshot or drop. Deferred ones at the head go alone, since nothing need be
-// written for them.
-std::vector<std::unique_ptr<LocalStore::Entry>> LocalStore::next_group() {
-  std::vector<std::unique_ptr<Entry>> group;
-  while (!queue_.empty()) {
-    const Entry& head = *queue_.front();
-    if (head.kind == Entry::Kind::commit && head.state->pending > 0) break;
-    if (!group.empty()) {
-      const Entry& first = *group.front();
-      if (head.kind != Entry::Kind::commit || first.kind != Entry::Kind::commit) break;
-      if (first.durability == Durability::deferred && head.durability == Durability::durable) break;
-      if (!head.state->required.empty() || !head.state->name.empty())
-        break;  // what it asks for is of what the commits before it leave
-    }
-    group.push_back(std::move(queue_.front()));
-    queue_.pop_front();
-  }
-  return group;
-}
-
-void LocalStore::run_group(std::vector<std::unique_ptr<Entry>> group) {
+void LocalStore::run_group(CommitGroup group) {
   std::string items;
   uint64_t touched = 0;
   Growth grown;  // by the whole group
-  std::vector<std::pair<std::unique_ptr<Entry>, Status>> refused;
+  std::vector<std::pair<std::unique_ptr<CommitEntry>, Status>> refused;
   {
     std::lock_guard lock(mutex_);
     for (auto& entry : group) {
@@ -165,7 +144,7 @@ void LocalStore::run_group(std::vector<std::unique_ptr<Entry>> group) {
         refused.emplace_back(std::move(entry), status);
         continue;
       }
-      if (entry->kind == Entry::Kind::commit) entry->version = ++next_version_;
+      if (entry->kind == CommitEntry::Kind::commit) entry->version = ++next_version_;
       items += entry->items;
       grown = more;
       if (entry->state) touched |= entry->state->touched;
@@ -176,7 +155,7 @@ void LocalStore::run_group(std::vector<std::unique_ptr<Entry>> group) {
   if (group.empty()) return;
   if (group.front()->durability == Durability::deferred) return run_deferred(group);
 
-  const Status status = make_durable(items, touched);
+  const Status status = committer_.make_durable(items, touched, *map_, mutex_);
   {
     std::lock_guard lock(mutex_);
     if (status) {
@@ -193,16 +172,11 @@ void LocalStore::run_group(std::vector<std::unique_ptr<Entry>> group) {
 }
 
 // Visible now; carried by the next record.
-void LocalStore::run_deferred(std::vector<std::unique_ptr<Entry>>& group) {
+void LocalStore::run_deferred(CommitGroup& group) {
   {
     std::lock_guard lock(mutex_);
     for (auto& entry : group) {
-      // More than a record may hold: the next durable commit writes an image of the map, which has
-      // them.
-      if (deferred_items_ && deferred_items_->size() + entry->items.size() > journal_.payload_max())
-        deferred_items_.reset();
-      if (deferred_items_) *deferred_items_ += entry->items;
-      if (entry->state) deferred_touched_ |= entry->state->touched;
+      committer_.defer(*entry);
       flip(*entry);
     }
   }
@@ -210,18 +184,18 @@ void LocalStore::run_deferred(std::vector<std::unique_ptr<Entry>>& group) {
 }
 
 // Checks that the entry can be and says what it does to the map.
-Status LocalStore::encode(Entry& entry, Version version) {
+Status LocalStore::encode(CommitEntry& entry, Version version) {
   if (poisoned_)
     return make_error(Code::read_only,
                       "the store refuses writes until it is reopened: " + poisoned_->what, kWhere);
   ByteWriter out;
-  if (entry.kind == Entry::Kind::snapshot) {
+  if (entry.kind == CommitEntry::Kind::snapshot) {
     STOKER_TRY(put_name(out, entry.name));
-  } else if (entry.kind == Entry::Kind::drop) {
+  } else if (entry.kind == CommitEntry::Kind::drop) {
     if (map_->find_snapshot(entry.name) == nullptr)
       return make_error(Code::not_found, "there is no snapshot '" + entry.name + "'", kWhere);
     put_drop(out, entry.name);
-  } else if (entry.kind == Entry::Kind::commit) {
+  } else if (entry.kind == CommitEntry::Kind::commit) {
     if (entry.state->error) return *entry.state->error;
     STOKER_TRY(check_requirements(*entry.state));
     put_version(out, version);
@@ -290,10 +264,10 @@ void LocalStore::encode_object(ByteWriter& out, const std::string& key, const St
 }
 
 // By how much the map grows at most.
-LocalStore::Growth LocalStore::growth_of(const Entry& entry) const {
+LocalStore::Growth LocalStore::growth_of(const CommitEntry& entry) const {
   constexpr uint64_t per_extent = kChunkRecordBytes + 9, per_object = 40;
-  if (entry.kind == Entry::Kind::snapshot) return {entry.items.size() + per_object, 0};
-  if (entry.kind != Entry::Kind::commit) return {};
+  if (entry.kind == CommitEntry::Kind::snapshot) return {entry.items.size() + per_object, 0};
+  if (entry.kind != CommitEntry::Kind::commit) return {};
   const bool kept = !map_->snapshots().empty();  // what is replaced may stay, for a snapshot
   Growth growth;
   if (!entry.state->name.empty()) growth.image_bytes += entry.state->name.size() + per_object;
@@ -322,13 +296,13 @@ Status LocalStore::check_room(const Growth& growth, std::string_view group,
     return make_error(Code::out_of_space,
                       "the objects of the store would have too many chunks: use larger ones",
                       kWhere);
-  if (map_->image_bound() + growth.image_bytes <= journal_.payload_max()) return {};
+  if (map_->image_bound() + growth.image_bytes <= committer_.payload_max()) return {};
   Map after = *map_;
   std::vector<Extent> freed;
   STOKER_TRY(after.apply(bytes_of(group), freed));
   STOKER_TRY(after.apply(bytes_of(entry), freed));
   STOKER_ASSIGN(const uint64_t bytes, framed_image_bytes(after));
-  if (bytes <= journal_.payload_max()) return {};
+  if (bytes <= committer_.payload_max()) return {};
   STOKER_ASSIGN(const uint64_t before, framed_image_bytes(*map_));
   if (bytes <= before) return {};
   return make_error(Code::out_of_space,
@@ -337,46 +311,8 @@ Status LocalStore::check_room(const Growth& growth, std::string_view group,
                     kWhere);
 }
 
-// Nobody else changes the map meanwhile (processing_).
-Status LocalStore::make_durable(const std::string& items, uint64_t touched) {
-  touched |= deferred_touched_;
-  IoBatch flush(runtime_.loop, Priority::demand);
-  for (size_t volume = 0; volume < volumes_.size(); ++volume) {
-    if ((touched >> volume & 1U) != 0) flush.sync(volumes_[volume].file.id);
-  }
-  if (const Status status = flush.run(); !status)
-    return status.error().with("flushing the data of a commit");
-  const auto deferred = std::exchange(deferred_items_, std::string());
-  deferred_touched_ = 0;
-  if (deferred && journal_.fits(deferred->size() + items.size())) return append(*deferred + items);
-  // The image holds the deferred commits.
-  if (items.size() <= journal_.payload_max()) {
-    STOKER_TRY(write_image(*map_));
-    return items.empty() ? Status() : append(items);
-  }
-  // Too much for a record, though the map that results is not: it holds these commits as well.
-  std::optional<Map> after;
-  {
-    std::lock_guard lock(mutex_);
-    after.emplace(*map_);
-  }
-  std::vector<Extent> freed;
-  STOKER_TRY(after->apply(bytes_of(items), freed));
-  return write_image(*after);
-}
-
-Status LocalStore::append(const std::string& record) {
-  const Status status = journal_.append(record);
-  return status ? status : status.error().with("writing the journal");
-}
-
-Status LocalStore::write_image(const Map& map) {
-  const Status status = journal_.begin(map);
-  return status ? status : status.error().with("writing a new image of the map");
-}
-
 // With the mutex.
-void LocalStore::flip(Entry& entry) {
+void LocalStore::flip(CommitEntry& entry) {
   std::vector<Extent> freed;
   const Status applied = map_->apply(bytes_of(entry.items), freed);
   STOKER_CHECK(applied.has_value());
@@ -391,13 +327,13 @@ void LocalStore::flip(Entry& entry) {
   if (state.orphaned) open_.erase(&state);
 }
 
-void LocalStore::finish(Entry& entry, const Status& status) {
+void LocalStore::finish(CommitEntry& entry, const Status& status) {
   if (!status && entry.state) {
     std::lock_guard lock(mutex_);
     let_go(*entry.state, TransactionState::Phase::failed);
     if (entry.state->orphaned) open_.erase(entry.state.get());
   }
-  if (entry.kind != Entry::Kind::commit) {
+  if (entry.kind != CommitEntry::Kind::commit) {
     entry.named.complete(status);
   } else if (status) {
     entry.promise.complete(entry.version);
@@ -445,10 +381,10 @@ void LocalStore::give_what_nobody_reads() {
 bool LocalStore::make_room(Lock& lock) {
   if (poisoned_ || runtime_.loop.here() || worker_.here()) return false;
   if (!undurable_.empty()) {
-    auto entry = std::make_unique<Entry>();
-    entry->kind = Entry::Kind::flush;
+    auto entry = std::make_unique<CommitEntry>();
+    entry->kind = CommitEntry::Kind::flush;
     const Future<void> flushed = entry->named.future();
-    queue_.push_back(std::move(entry));
+    committer_.push(std::move(entry));
     kick();
     lock.unlock();
     const bool done = flushed.wait().has_value();

@@ -19,7 +19,7 @@
 #include "stoker/base/pool.h"
 #include "stoker/memory/budget.h"
 #include "stoker/store/local/allocator.h"
-#include "stoker/store/local/journal.h"
+#include "stoker/store/local/committer.h"
 #include "stoker/store/local/load.h"
 #include "stoker/store/local/map.h"
 #include "stoker/store/local/staged.h"
@@ -28,8 +28,6 @@
 #include "stoker/store/store.h"
 
 namespace stoker::local {
-
-using StatePtr = std::shared_ptr<TransactionState>;
 
 class LocalStore final : public Store {
  public:
@@ -49,8 +47,21 @@ class LocalStore final : public Store {
   Future<void> drop(std::string_view name, Durability durability) override;
   StoreInfo info() const override;
 
+  // What a transaction does; `state` is its own. write.cc, read.cc, commit.cc
+  Status resize(TransactionState& state, std::string_view key, uint64_t bytes,
+                uint32_t chunk_bytes);
+  Status remove(TransactionState& state, std::string_view key);
+  Status require(TransactionState& state, std::string_view key, std::string_view tag);
+  Status name(TransactionState& state, std::string_view snapshot);
+  Future<void> write(const StatePtr& state, std::string_view key, uint64_t offset, Slice from,
+                     Priority priority);
+  // `state` null: the committed version.
+  Future<void> start_read(StatePtr state, std::string_view key, uint64_t offset, Slice into,
+                          const ReadOptions& options);
+  Future<Version> commit(const StatePtr& state, Durability durability);
+  void abandon(const StatePtr& state);
+
  private:
-  friend class LocalTransaction;
   static constexpr Features kFeatures{.atomic = AtomicUnit::transaction,
                                       .update = true,
                                       .snapshots = true,
@@ -59,19 +70,6 @@ class LocalStore final : public Store {
                                       .versions = true};
   using Lock = std::unique_lock<std::mutex>;
   using Jobs = std::vector<std::function<void()>>;
-
-  // A commit, snapshot or drop on its way into the journal; or a flush, which makes durable what
-  // was deferred before it.
-  struct Entry {
-    enum class Kind : uint8_t { commit, snapshot, drop, flush } kind = Kind::commit;
-    Durability durability = Durability::durable;
-    StatePtr state;
-    Promise<Version> promise;
-    std::string name;
-    Promise<void> named;  // of all but commits
-    std::string items;    // what it does to the map
-    Version version = 0;
-  };
 
   // What commits add to the map.
   struct Growth {
@@ -88,9 +86,7 @@ class LocalStore final : public Store {
              std::unique_ptr<Map> map, Allocator allocator, Journal journal,
              const StoreOptions& options);
 
-  // read.cc: `state` null: the committed version.
-  Future<void> start_read(StatePtr state, std::string_view key, uint64_t offset, Slice into,
-                          const ReadOptions& options);
+  // read.cc
   void try_read(std::unique_ptr<Transfer> transfer, StatePtr state, std::string snapshot,
                 uint64_t offset, Slice into);
   Result<std::shared_ptr<StagedChunk>> gather(Transfer& transfer, const StatePtr& state,
@@ -104,13 +100,6 @@ class LocalStore final : public Store {
   void unpin(uint64_t epoch);
 
   // write.cc
-  Status resize(TransactionState& state, std::string_view key, uint64_t bytes,
-                uint32_t chunk_bytes);
-  Status remove(TransactionState& state, std::string_view key);
-  Status require(TransactionState& state, std::string_view key, std::string_view tag);
-  Status name(TransactionState& state, std::string_view snapshot);
-  Future<void> write(const StatePtr& state, std::string_view key, uint64_t offset, Slice from,
-                     Priority priority);
   Status check_writable(const TransactionState& state) const;
   Result<StagedObject*> own(TransactionState& state, std::string_view key, bool must_exist);
   Result<StagedObject*> writable(TransactionState& state, std::string_view key, uint64_t offset,
@@ -143,7 +132,6 @@ class LocalStore final : public Store {
   void settle_node(StagedChunk& node, const Status& status, Jobs& run);
   static void write_done(Transfer& transfer, void* store);
   void start_write(std::unique_ptr<Transfer> transfer);
-  void abandon(const StatePtr& state);
   void let_go(TransactionState& state, TransactionState::Phase phase);
   void write_settled(const StatePtr& state, const Status& status);
 
@@ -162,29 +150,24 @@ class LocalStore final : public Store {
                    const Status& status);
 
   // commit.cc
-  Future<Version> commit(const StatePtr& state, Durability durability);
-  Future<void> enqueue_named(Entry::Kind kind, std::string_view name, Durability durability);
+  Future<void> enqueue_named(CommitEntry::Kind kind, std::string_view name, Durability durability);
   void kick();
   void process();
   void process_here(Lock& lock) noexcept;
   void start_processing();
   void stop_processing();
-  std::vector<std::unique_ptr<Entry>> next_group();
-  void run_group(std::vector<std::unique_ptr<Entry>> group);
-  Status encode(Entry& entry, Version version);
+  void run_group(CommitGroup group);
+  Status encode(CommitEntry& entry, Version version);
   Status check_requirements(const TransactionState& state) const;
   static Status check_name(std::string_view snapshot);
   Status put_name(ByteWriter& out, std::string_view name) const;
   void encode_object(ByteWriter& out, const std::string& key, const StagedObject& object,
                      Version version) const;
-  Growth growth_of(const Entry& entry) const;
+  Growth growth_of(const CommitEntry& entry) const;
   Status check_room(const Growth& growth, std::string_view group, std::string_view entry) const;
-  Status make_durable(const std::string& items, uint64_t touched);
-  Status append(const std::string& record);
-  Status write_image(const Map& map);
-  void run_deferred(std::vector<std::unique_ptr<Entry>>& group);
-  void flip(Entry& entry);
-  void finish(Entry& entry, const Status& status);
+  void run_deferred(CommitGroup& group);
+  void flip(CommitEntry& entry);
+  void finish(CommitEntry& entry, const Status& status);
   void poison(const Error& error);
   void note_given_up(const Status& status);
   // Extents that nothing names any more, durably, counted in limbo_blocks_: free once no read of
@@ -223,17 +206,9 @@ class LocalStore final : public Store {
   size_t in_flight_ = 0;  // transfers, merges and jobs: the destructor waits for them
   std::vector<Grant> map_grants_;
   uint64_t map_granted_ = 0, map_charged_ = 0;
-  std::deque<std::unique_ptr<Entry>> queue_;  // in order of the commit() calls
-  // a thread takes entries out of it, or the worker is about to
-  bool processing_ = false;
   std::optional<Error> poisoned_;
   Version next_version_ = 0, durable_ = 0;
-
-  // Of whoever processes the queue: the worker, or the caller of a deferred commit.
-  Journal journal_;
-  // of deferred commits that no record carries; none: too many for one
-  std::optional<std::string> deferred_items_ = std::string();
-  uint64_t deferred_touched_ = 0;
+  Committer committer_;
 
   Pool worker_{1};  // the last member: it ends before what its jobs use
 };

@@ -102,7 +102,7 @@ LocalStore::LocalStore(std::unique_ptr<Loop> own_loop, const Runtime& runtime, V
       map_charged_(map_->memory_bytes()),
       next_version_(map_->version()),
       durable_(map_->version()),
-      journal_(std::move(journal)) {}
+      committer_(runtime_.loop, volumes_, std::move(journal)) {}
 
 // Nothing is made durable that was not: closing is no commit.
 LocalStore::~LocalStore() {
