@@ -115,7 +115,7 @@ Status Folding::choose(const FoldBounds& bounds) {
   return {};
 }
 
-// With the store's mutex.
+// With the map locked.
 size_t Folding::newer_rows(const Stripe& stripe) const {
   size_t rows = 0;
   size_t last = SIZE_MAX;

@@ -23,7 +23,7 @@ namespace stoker::coded {
 struct Shard : StoreFile {
   Superblock super;
   // why it is missing or was dropped; empty: nothing is wrong with it. Of a store that serves:
-  // guarded by its mutex
+  // guarded by the CommittedMap's mutex
   std::string trouble;
   std::unique_ptr<ShardLog> log;
   size_t image_area = 1;        // that holds the newest table image; the next goes into the other
