@@ -244,3 +244,25 @@ def test_checkpoints_of_a_trainer(tmp_path):
     (newest,) = (tmp_path / "run").glob("step-*")  # the second run began at step 5
     assert newest.name.startswith("step-000005-")
     transformers.AutoModelForCausalLM.from_pretrained(newest)
+
+
+def test_sharded_checkpoints(tmp_path):
+    def run(ranks: int, steps: int) -> str:
+        words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+        words += [EXAMPLES / "sharded_checkpoints.py", tmp_path, "--steps", steps]
+        done = subprocess.run(
+            list(map(str, [sys.executable, *words])),
+            capture_output=True,
+            text=True,
+            env=ONE_THREAD,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "2 ranks begin behind step 0" in run(2, 3)
+    assert "1 ranks begin behind step 3" in run(1, 4)
+    folders = sorted((tmp_path / "run").glob("step-*"))
+    assert [each.name[:11] for each in folders] == ["step-000003", "step-000004"]
+    model = transformers.AutoModelForCausalLM.from_pretrained(folders[0])
+    assert model.config.num_hidden_layers == 2

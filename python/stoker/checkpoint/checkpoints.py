@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -20,27 +20,31 @@ from torch import nn
 from stoker import _core
 from stoker.checkpoint import gate, planes
 from stoker.checkpoint import state as states
+from stoker.checkpoint.commits import commit, composition_of, copy_checkpoint, removable, sound
 from stoker.checkpoint.grace import Grace
-from stoker.checkpoint.manifest import (
-    MANIFEST,
-    TABLE,
-    File,
-    Manifest,
-    Name,
-    Table,
-    dump_table,
-    hash_of,
-)
+from stoker.checkpoint.handle import Handle
+from stoker.checkpoint.manifest import File, Manifest, Name
 from stoker.checkpoint.pace import Costs, Pace
 from stoker.checkpoint.parts import Edited
 from stoker.checkpoint.reading import Reader
 from stoker.checkpoint.retention import Keep
+from stoker.checkpoint.sharded import Share, distribute, places_of
+from stoker.checkpoint.shards import local
 from stoker.checkpoint.state import Contents, Run
+from stoker.checkpoint.together import Together
 from stoker.checkpoint.unchanged import Before
 from stoker.checkpoint.workspace import Ring, Tier
-from stoker.errors import Corruption, InvalidArgument, Mismatch, NotFound, StokerError
+from stoker.errors import (
+    Corruption,
+    InvalidArgument,
+    Mismatch,
+    NotFound,
+    StokerError,
+    Unsupported,
+)
 from stoker.offload.storage import record
 from stoker.offload.model.blocks import Block
+from stoker.offload.ranks.ranks import sharded_modules
 from stoker.offload.run.optimizer import OffloadedOptimizer
 from stoker.offload.division.amounts import parse_bytes
 from stoker.offload.run.snapshots import check_room_to_copy
@@ -48,47 +52,6 @@ from stoker.offload.run.snapshots import check_room_to_copy
 log = logging.getLogger("stoker")
 _SNAPSHOT = "checkpoint-"
 FAILURES_EVERY = 4 * 3600.0  # seconds; what "auto" assumes until it is told
-
-
-@dataclass
-class Handle:
-    """A save under way."""
-
-    step: int
-    folder: str
-    _tiers: list[str]
-    _error: BaseException | None = None
-    _events: dict[str, threading.Event] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._events = {name: threading.Event() for name in ("copied", "durable", *self._tiers)}
-
-    def done(self, what: str = "durable") -> bool:
-        return self._event(what).is_set()
-
-    def wait(self, what: str = "durable", timeout: float | None = None) -> None:
-        """Until the state may change ("copied"), the checkpoint would survive a power loss
-        ("durable"), or another tier has it whole (its composition). Raises what the save raised."""
-        if not self._event(what).wait(timeout):
-            said = f"the checkpoint of step {self.step} was not {what} after {timeout:g} s"
-            raise TimeoutError(said)
-        if self._error is not None and what != "copied":
-            raise self._error
-
-    def _event(self, what: str) -> threading.Event:
-        if what not in self._events:
-            raise InvalidArgument(
-                f"wait({what!r}): give one of {', '.join(map(repr, self._events))}"
-            )
-        return self._events[what]
-
-    def _reached(self, what: str) -> None:
-        self._events[what].set()
-
-    def _ends(self, error: BaseException | None) -> None:
-        self._error = self._error or error
-        for event in self._events.values():
-            event.set()
 
 
 @dataclass(frozen=True)
@@ -181,6 +144,7 @@ class Checkpoints:
         self.costs = Costs()
         self._grace = Grace(grace) if grace is not None else None
         self._attempt = max((name.attempt for name in self._tiers[0].folders()), default=0)
+        self._ranks: Together | None = None  # once a sharded model was given
         gate.add(self)
 
     # -- saving ------------------------------------------------------------------------------------
@@ -215,18 +179,28 @@ class Checkpoints:
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
             raise InvalidArgument(f"step={step!r} is no number of a step")
         self._check_open()
-        if self._grace is not None and (left := self._grace.left) is not None:
-            self._grace.close()  # what is saved now is not saved again
+        left = self._grace.left if self._grace is not None else None
+        due = force or self._due(step)
+        name = Name(step, self._attempt + 1, secrets.token_hex(4))
+        if (ranks := self._ranks_of(model)) is not None:
+            failed = self._failed is not None
+            due, left, failed, told = ranks.agree(step, due, left, failed, str(name))
+            name = Name.of(told)
+            if failed:
+                self._finish()  # all of them raise
+        if left is not None:
+            if self._grace is not None:
+                self._grace.close()  # what is saved now is not saved again
             self._grace = None
             what = {"model": model, "optimizer": optimizer, "loader": loader, "extra": extra}
             self._save_and_end(left, step, **what, files=files, metric=metric, pin=pin)
         self._raise_failure()
-        if not force and not self._due(step):
+        if not due:
             return None
         begin = time.monotonic()
         self._pace.saved(begin, 0.0)
         try:
-            return self._begin(step, model, optimizer, loader, extra, files or {}, metric, pin)
+            return self._begin(name, model, optimizer, loader, extra, files or {}, metric, pin)
         finally:
             self._waited(time.monotonic() - begin)
 
@@ -255,7 +229,7 @@ class Checkpoints:
 
     def _begin(
         self,
-        step: int,
+        name: Name,
         model: nn.Module | None,
         optimizer: Any,
         loader: Any,
@@ -266,24 +240,27 @@ class Checkpoints:
     ) -> Handle:
         self._finish()
         self._raise_failure()
-        self._attempt += 1
-        name = Name(step, self._attempt, secrets.token_hex(4))
-        objects, runs = self._objects(optimizer, loader, extra, str(name))
-        try:
-            more = _contents_of(files)
-            contents = states.collect(model, objects, runs, self._full, more, self._ring.plane)
-        except BaseException:
-            _drop(runs)
-            raise
+        self._attempt = name.attempt
+        ranks = self._ranks if Together.needed(model) else None
+        if ranks is None:
+            contents, runs = self._collect(name, model, optimizer, loader, extra, files)
+        else:
+            share = lambda: self._share(ranks, model, optimizer, loader, extra, files)
+            contents, runs = ranks.front.guard("state", share), []
+            ranks.front.exchange("state")
         said = {
-            "writer": {"stoker": _core.__version__, "host": socket.gethostname(), "ranks": 1},
+            "writer": {
+                "stoker": _core.__version__,
+                "host": socket.gethostname(),
+                "ranks": ranks.world if ranks is not None else 1,
+            },
             "metric": None if metric is None else float(metric),
             "pinned": bool(pin),
         }
-        handle = Handle(step, str(name), [tier.composition for tier in self._tiers])
+        handle = Handle(name.step, str(name), [tier.composition for tier in self._tiers])
         self._handle = handle
         if not contents.in_memory:
-            handle._reached("copied")
+            handle.reached("copied")
         self._thread = threading.Thread(
             target=self._run,
             args=(handle, name, contents, runs, said),
@@ -297,6 +274,43 @@ class Checkpoints:
         ):
             handle.wait("copied")  # nothing else holds back who changes the state
         return handle
+
+    def _collect(
+        self,
+        name: Name,
+        model: nn.Module | None,
+        optimizer: Any,
+        loader: Any,
+        extra: Any,
+        files: Any,
+    ) -> tuple[Contents, list[Run]]:
+        objects, runs = self._objects(optimizer, loader, extra, str(name))
+        try:
+            more = _contents_of(files)
+            buffer = self._ring.plane
+            return states.collect(model, objects, runs, self._full, more, buffer), runs
+        except BaseException:
+            _drop(runs)
+            raise
+
+    def _share(
+        self, ranks: Together, model: nn.Module, optimizer: Any, loader: Any, extra: Any, files: Any
+    ) -> Share:
+        objects, runs = self._objects(optimizer, loader, extra, "")
+        if runs:
+            raise Unsupported(
+                "stoker.Checkpoints cannot save a sharded run of stoker.offload() yet; its stores"
+                " keep it"
+            )
+        return Share(ranks, model, objects, _contents_of(files), self._full)
+
+    def _ranks_of(self, model: nn.Module | None) -> Together | None:
+        """The ranks that share the model; None for one that this process has whole."""
+        if not Together.needed(model):
+            return None
+        if self._ranks is None:
+            self._ranks = Together()
+        return self._ranks
 
     def _due(self, step: int) -> bool:
         if self._every == "auto":
@@ -327,34 +341,42 @@ class Checkpoints:
         return objects, runs
 
     def _run(
-        self, handle: Handle, name: Name, contents: Contents, runs: list[Run], said: dict[str, Any]
+        self,
+        handle: Handle,
+        name: Name,
+        contents: Contents | Share,
+        runs: list[Run],
+        said: dict[str, Any],
     ) -> None:
         """On the thread of its own."""
         error: BaseException | None = None
         begin = time.monotonic()
+        ranks = self._ranks if isinstance(contents, Share) else None
         try:
             first = self._tiers[0]
             try:
-                manifest = self._write(first, name, contents, said, handle)
+                written = self._write(first, name, contents, said, handle)
             except BaseException:
-                first.remove_quietly(name)
+                if ranks is None or ranks.leads:
+                    first.remove_quietly(name)
                 raise
             finally:
                 _drop(runs)
             self._pace.persist = time.monotonic() - begin
             self.costs.saved += 1
-            self.costs.bytes += manifest.bytes
-            handle._reached("durable")
-            handle._reached(first.composition)
-            self._retain(first)
-            for tier in self._tiers[1:]:
-                copy_checkpoint(first, tier, name, self._ring)
-                handle._reached(tier.composition)
-                self._retain(tier)
+            self.costs.bytes += written
+            handle.reached("durable")
+            handle.reached(first.composition)
+            if ranks is None:
+                self._spread(handle, name)
+            else:
+                if ranks.leads:
+                    ranks.back.guard("spread", lambda: self._spread(handle, name))
+                ranks.back.exchange("spread")
             log.info(
                 "checkpoint %s: %s in %.1f s",
                 name,
-                _core.human_bytes(manifest.bytes),
+                _core.human_bytes(written),
                 time.monotonic() - begin,
             )
         except BaseException as caught:
@@ -364,11 +386,30 @@ class Checkpoints:
         busy = time.thread_time()  # processors that training may have wanted
         self._pace.spent(busy)
         self.costs.processor_seconds += busy
-        handle._ends(error)
+        handle.ends(error)
+
+    def _spread(self, handle: Handle, name: Name) -> None:
+        """Copies it to the other tiers, and lets old ones go."""
+        first = self._tiers[0]
+        self._retain(first)
+        for tier in self._tiers[1:]:
+            copy_checkpoint(first, tier, name, self._ring)
+            handle.reached(tier.composition)
+            self._retain(tier)
 
     def _write(
-        self, tier: Tier, name: Name, contents: Contents, said: dict[str, Any], handle: Handle
-    ) -> Manifest:
+        self,
+        tier: Tier,
+        name: Name,
+        contents: Contents | Share,
+        said: dict[str, Any],
+        handle: Handle,
+    ) -> int:
+        """The bytes that this process wrote."""
+        if isinstance(contents, Share):
+            copied = lambda: handle.reached("copied")
+            ends = lambda *all_of_it: commit(tier, name, *all_of_it, said)
+            return contents.write(tier, name, self._ring, copied, ends)
         hashes = []
         left = len(contents.files)
 
@@ -376,7 +417,7 @@ class Checkpoints:
             nonlocal left
             left -= 1
             if left == 0:
-                handle._reached("copied")
+                handle.reached("copied")
 
         before = Before(tier) if any(each.frozen for each in contents.files) else None
         for whole in contents.files:
@@ -391,7 +432,7 @@ class Checkpoints:
             File(each.name, each.bytes, len(of_file))
             for each, of_file in zip(contents.files, hashes)
         ]
-        return commit(tier, name, files, hashes, contents, said)
+        return commit(tier, name, files, hashes, contents, said).bytes
 
     def _retain(self, tier: Tier) -> list[Name]:
         """Nothing that is whole goes before the newest was read back."""
@@ -426,7 +467,7 @@ class Checkpoints:
         if self._handle is None or self._handle.done("copied"):
             return
         begin = time.monotonic()
-        self._handle._event("copied").wait()
+        self._handle.event("copied").wait()
         self._waited(time.monotonic() - begin)
 
     def _waited(self, seconds: float) -> None:
@@ -472,6 +513,8 @@ class Checkpoints:
         self._raise_failure()
         self._check_open()
         wanted = (_optimizers(optimizer), loader, _extras(extra))
+        if (ranks := self._ranks_of(model)) is not None:
+            return self._restore_together(ranks, step, model, *wanted)
         for reader in self.readers(step):
             try:
                 return self._load(reader, model, *wanted)
@@ -479,6 +522,43 @@ class Checkpoints:
                 _skipped(error)
         self._none_was_sound(step)
         return None
+
+    def _restore_together(
+        self, ranks: Together, step: int | None, model: nn.Module, *wanted: Any
+    ) -> Restored | None:
+        """All ranks load the same one, or go on to the same older one."""
+        readers = self.readers(step)
+        while True:
+            found = None
+            if ranks.leads:
+                found = ranks.front.guard("restore", lambda: next(readers, None))
+            told = ranks.front.exchange("restore", facts=found and str(found.manifest.name))[0]
+            if told is None:
+                self._none_was_sound(step)
+                return None
+            restored, error = None, None
+            try:
+                restored = self._load(found or self._reader_of(Name.of(told)), model, *wanted)
+            except (Corruption, NotFound) as caught:
+                error = caught
+            except BaseException as caught:
+                ranks.front.tell("restored", caught)
+                raise
+            errors = ranks.front.exchange("restored", facts=error and str(error)[:2000])
+            if not any(errors):
+                return restored
+            _skipped(error or StokerError(next(filter(None, errors))))
+
+    def _reader_of(self, name: Name) -> Reader:
+        """Of the first tier that has it sound."""
+        error: StokerError | None = None
+        for i, tier in enumerate(self._tiers):
+            try:
+                others = self._tiers[:i] + self._tiers[i + 1 :]
+                return Reader(tier, name, self._ring, others)
+            except (Corruption, NotFound) as caught:
+                error = error or caught
+        raise error
 
     def _none_was_sound(self, step: int | None) -> None:
         """Raises where there were checkpoints: to begin anew would lose them."""
@@ -538,15 +618,23 @@ class Checkpoints:
                 raise Mismatch(
                     f"{reader.where} holds no {key}; it has {', '.join(sorted(manifest.objects))}"
                 )
+        for module in sharded_modules(model) if model is not None else ():
+            module.reshard()
         targets = _targets(model, reader) if model is not None else {}
         values = {key for key in manifest.objects if key.startswith("extra.") and key not in things}
-        loaded = reader.objects([*things, *values, "rng"])
+        like: dict[int, torch.Tensor] = {}
+        for key, thing in optimizers.items():
+            like |= places_of(manifest, key, thing)
+        rng = f"rng.{self._ranks.rank}" if self._ranks is not None else "rng"
+        rng = rng if rng in manifest.objects else "rng"
+        loaded = reader.objects([*things, *values, rng], like=like)
         for key, thing in optimizers.items():
             _check_groups(reader, key, thing, loaded[key])
+            distribute(loaded[key], thing)
         reader.load_tensors(targets)
         for key, thing in things.items():
             thing.load_state_dict(loaded[key])
-        record.set_rng_state(loaded["rng"])
+        record.set_rng_state(loaded[rng])
         plain = {
             key.removeprefix("extra."): loaded[key].get("value", loaded[key]) for key in values
         }
@@ -612,87 +700,6 @@ def _check_groups(reader: Reader, key: str, optimizer: Any, state: Any) -> None:
         )
 
 
-def composition_of(store: str | os.PathLike) -> str:
-    """A composition string; a plain path is a folder of plain files."""
-    text = os.fspath(store)
-    known = ("dir:", "s3:", "local:", "coded(", "memory:")
-    return text if text.startswith(known) else f"dir:{os.path.abspath(os.path.expanduser(text))}"
-
-
-def commit(
-    tier: Tier,
-    name: Name,
-    files: list[File],
-    hashes: list,
-    contents: Contents,
-    said: dict[str, Any],
-) -> Manifest:
-    """Writes table and manifest. From here on it is a checkpoint."""
-    table = dump_table(zip(files, hashes))
-    manifest = Manifest(
-        name.step,
-        name.attempt,
-        name.id,
-        created=time.time(),
-        files=files,
-        tables=[Table(TABLE, len(table), hash_of(table).hex())],
-        aliases=contents.aliases,
-        state=contents.state,
-        objects=contents.objects,
-        offloaded=contents.offloaded,
-        **said,
-    )
-    tier.put(name, TABLE, table)
-    tier.put_manifest(name, manifest.dump(), [TABLE, *(each.name for each in files)])
-    return manifest
-
-
-def copy_checkpoint(
-    source: Tier, to: Tier, name: Name, ring: Ring, progress: Any = lambda _: None
-) -> None:
-    """Copies a checkpoint to another tier, verified on the way. Its manifest is the last object."""
-    if name in to.names():
-        return
-    reader = Reader(source, name, ring, [])
-    try:
-        before = Before(to)
-        for file in reader.manifest.files:
-            if before.take(name, file.name, file.bytes, reader.hashes(file)):
-                progress(file.bytes)
-            else:
-                to.write_stream(name, file, reader.stream(file), ring, progress)
-        to.put(name, TABLE, source.store.read_bytes(f"{name}/{TABLE}"))
-        files = [TABLE, *(each.name for each in reader.manifest.files)]
-        to.put_manifest(name, source.store.read_bytes(f"{name}/{MANIFEST}"), files)
-    except BaseException:
-        to.remove_quietly(name)
-        raise
-
-
-def sound(tier: Tier) -> list[Manifest]:
-    """The manifests of a tier that match their digest."""
-    found = []
-    for name in tier.names():
-        try:
-            found.append(tier.manifest(name))
-        except (Corruption, NotFound, Mismatch):
-            continue
-    return found
-
-
-def removable(tier: Tier, keep: Keep) -> list[Name]:
-    """What `keep` lets go: checkpoints that no rule holds, and what attempts left that came to
-    nothing. One whose manifest does not verify stays: somebody may want to look at it."""
-    manifests = sound(tier)
-    if not manifests:
-        return []
-    stays = keep.reasons(manifests)
-    gone = [each.name for each in manifests if str(each.name) not in stays]
-    newest = max(each.name for each in manifests)
-    given_up = set(tier.folders()) - set(tier.names())
-    return gone + sorted(name for name in given_up if name.attempt < newest.attempt)
-
-
 def _targets(model: nn.Module, reader: Reader) -> dict[str, torch.Tensor]:
     """The model's tensors by the names that the checkpoint has. Mismatch if they are not the
     same."""
@@ -708,7 +715,7 @@ def _targets(model: nn.Module, reader: Reader) -> dict[str, torch.Tensor]:
             " model"
         )
     for alias, name in reader.manifest.aliases.items():
-        if found[alias].data_ptr() != found[name].data_ptr():
+        if local(found[alias]).data_ptr() != local(found[name]).data_ptr():
             raise Mismatch(
                 f"{reader.where} has {alias} tied to {name}, the model has them apart; tie them"
                 " first (model.tie_weights(), say)"

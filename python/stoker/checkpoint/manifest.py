@@ -7,6 +7,7 @@ parse_table() raise Corruption for anything that a writer of this format cannot 
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 from collections.abc import Iterable
@@ -16,9 +17,11 @@ from typing import Any
 import torch
 
 from stoker import _core
+from stoker.checkpoint.rectangles import common
 from stoker.errors import Corruption, InvalidArgument, Mismatch
 
-FORMAT, VERSION = "stoker checkpoint", 1
+FORMAT = "stoker checkpoint"
+VERSION, VERSION_SHARDED = 1, 2  # the second where ranks wrote it together
 MANIFEST, TABLE = "MANIFEST.json", "chunks-00000.bin"
 CHUNK = 4 << 20  # bytes
 _FOLDER = re.compile(r"step-(\d{6,18})-(\d{6,18})-([0-9a-f]{8})")
@@ -94,6 +97,8 @@ class Manifest:
     state: list[Piece] = field(default_factory=list)
     objects: dict[str, Any] = field(default_factory=dict)
     offloaded: dict[str, Any] = field(default_factory=dict)
+    # By the number of a piece: {"shape", "parts": [{"begin", "part"}]}, the tensor it is a part of.
+    sharded: dict[str, Any] = field(default_factory=dict)
     metric: float | None = None
     pinned: bool = False
 
@@ -109,7 +114,10 @@ class Manifest:
         return next(each for each in self.files if each.name == name)
 
     def dump(self) -> bytes:
-        whole = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        version = VERSION_SHARDED if self.sharded else VERSION
+        whole = {"format": FORMAT, "version": version, **asdict(self)}
+        if not self.sharded:
+            del whole["sharded"]
         text = json.dumps(whole, separators=(",", ":"), allow_nan=True, ensure_ascii=False)
         head = text[:-1].encode("utf-8", "surrogatepass")
         return head + b',"digest":"' + hash_of(head).hex().encode() + b'"}\n'
@@ -124,11 +132,14 @@ class Manifest:
             whole = json.loads(found[1] + b"}")
             if whole.pop("format") != FORMAT:
                 raise Mismatch(f"{where}: {MANIFEST} is not that of a checkpoint of Stoker")
-            if (version := whole.pop("version")) != VERSION:
+            version = whole.pop("version")
+            if version not in (VERSION, VERSION_SHARDED):
                 raise Mismatch(
-                    f"{where} has format {version}; this Stoker reads {VERSION}: use a newer one"
+                    f"{where} has format {version}; this Stoker reads formats up to"
+                    f" {VERSION_SHARDED}: use a newer one"
                 )
             made = cls(**whole)
+            _rule((version == VERSION_SHARDED) == bool(made.sharded), "the version")
             made.files = [File(**each) for each in made.files]
             made.tables = [Table(**each) for each in made.tables]
             made.state = [Piece(**each) for each in made.state]
@@ -156,8 +167,27 @@ class Manifest:
             _rule(each.file in sizes and each.offset + each.bytes <= sizes[each.file], each.name)
             _rule(all(_number(size) for size in each.shape), f"the shape of {each.name}")
         _rule(_number(self.step) and _number(self.attempt), "step and attempt")
-        for each in (self.aliases, self.objects, self.offloaded, self.writer):
+        for each in (self.aliases, self.objects, self.offloaded, self.writer, self.sharded):
             _rule(isinstance(each, dict), "members that are no objects")
+        for number, cut in self.sharded.items():
+            self._check_sharded(number, cut)
+
+    def _check_sharded(self, number: str, cut: dict[str, Any]) -> None:
+        """Its parts are the whole tensor, each element once."""
+        shape, what = cut["shape"], f"the parts of {number}"
+        _rule(all(_number(size) for size in shape), what)
+        _rule(int(number) in [each["part"] for each in cut["parts"]], what)
+        seen: list[tuple[list[int], list[int]]] = []
+        for each in cut["parts"]:
+            _rule(_number(each["part"]) and each["part"] < len(self.state), what)
+            piece, begin = self.state[each["part"]], each["begin"]
+            _rule(len(begin) == len(piece.shape) == len(shape), what)
+            _rule(all(_number(at) for at in begin), what)
+            _rule(all(b + n <= all_ for b, n, all_ in zip(begin, piece.shape, shape)), what)
+            _rule(piece.dtype == self.state[int(number)].dtype, what)
+            _rule(not any(common(begin, piece.shape, *other) for other in seen), what)
+            seen.append((begin, piece.shape))
+        _rule(sum(math.prod(size) for _, size in seen) == math.prod(shape), what)
 
 
 def _rule(holds: Any, what: str) -> None:

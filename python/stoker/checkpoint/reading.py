@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from stoker import _core
-from stoker.checkpoint import tensors
-from stoker.checkpoint.manifest import CHUNK, Entry, File, Manifest, Name, parse_table
+from stoker.checkpoint import shards, tensors
+from stoker.checkpoint.manifest import CHUNK, Entry, File, Manifest, Name, Piece, parse_table
+from stoker.checkpoint.rectangles import common, runs
 from stoker.checkpoint.state import parts_in
 from stoker.checkpoint.workspace import Buffer, Ring, Tier
 from stoker.errors import Corruption, InvalidArgument, IoError, Mismatch, NotFound, StokerError
@@ -176,8 +178,9 @@ class Reader:
         return found
 
     def load_tensors(self, into: dict[str, torch.Tensor], progress: Any = lambda _: None) -> None:
-        """Fills tensors by their names. Mismatch unless the checkpoint has each, with its type and
-        shape. Then nothing was changed; a Corruption that is found later leaves some filled."""
+        """Fills tensors by their names; of distributed ones this rank's part. Mismatch unless the
+        checkpoint has each, with its type and shape. Then nothing was changed; a Corruption that is
+        found later leaves some filled."""
         there = self.tensors()
         by_file: dict[str, list[Wanted]] = {}
         later = []
@@ -190,13 +193,21 @@ class Reader:
                     f" {list(spec.shape)}, the model has it as {tensors.dtype_name(tensor.dtype)}"
                     f" {list(tensor.shape)}"
                 )
-            direct = tensor.device.type == "cpu" and tensor.is_contiguous()
+            part = shards.mine(name, tensor) if shards.is_sharded(tensor) else None
+            ours = shards.local(tensor)
+            direct = ours.device.type == "cpu" and ours.is_contiguous()
             if not direct:
-                held = torch.empty(spec.shape, dtype=spec.dtype, device="cpu")
-                later.append((tensor, held))
-            target = tensor if direct else held
-            by_file.setdefault(file, []).append(
-                Wanted(placed.offset, spec.bytes, target.data_ptr())
+                held = torch.empty(ours.shape, dtype=spec.dtype, device="cpu")
+                later.append((ours, held))
+            target = ours if direct else held
+            whole = part or shards.Rectangle((0,) * len(spec.shape), spec.shape)
+            by_file.setdefault(file, []).extend(
+                Wanted(
+                    placed.offset + run.at * spec.dtype.itemsize,
+                    run.count * spec.dtype.itemsize,
+                    target.data_ptr() + run.within * spec.dtype.itemsize,
+                )
+                for run in runs(spec.shape, whole.begin, whole.size)
             )
         for file, wanted in by_file.items():
             self.copy(file, wanted, progress)
@@ -215,35 +226,58 @@ class Reader:
             found[alias] = found[name]
         return found
 
-    def objects(self, names: list[str], progress: Any = lambda _: None) -> dict[str, Any]:
-        """What state_dict() of these objects was."""
+    def objects(
+        self,
+        names: list[str],
+        progress: Any = lambda _: None,
+        like: dict[int, torch.Tensor] | None = None,
+    ) -> dict[str, Any]:
+        """What state_dict() of these objects was. `like`: distributed tensors, by the number of
+        the part that becomes one of the same placement; of it only this rank's part is read."""
         records = {name: self.manifest.objects[name] for name in names}
         parts = self._parts(
-            {number for each in records.values() for number in parts_in(each)}, progress
+            {number for each in records.values() for number in parts_in(each)}, progress, like or {}
         )
         return {name: record.decode(each, parts.__getitem__) for name, each in records.items()}
 
-    def _parts(self, numbers: set[int], progress: Any) -> dict[int, torch.Tensor]:
+    def _parts(
+        self, numbers: set[int], progress: Any, like: dict[int, torch.Tensor]
+    ) -> dict[int, torch.Tensor]:
         by_file: dict[str, list[Wanted]] = {}
-        found = {}
+        held, found = [], {}  # `held`: memory that is read into
         for number in sorted(numbers):
             if not 0 <= number < len(self.manifest.state):
                 raise Corruption(
                     f"{self.where}: the manifest refers to a part {number} that it lacks"
                 )
-            piece = self.manifest.state[number]
-            tensor = torch.empty(piece.shape, dtype=getattr(torch, piece.dtype), device="cpu")
-            if tensor.numel() * tensor.element_size() != piece.bytes:
-                raise Corruption(
-                    f"{self.where}: the manifest gives {piece.name} {piece.bytes} bytes"
-                )
-            found[number] = tensor
-            by_file.setdefault(piece.file, []).append(
-                Wanted(piece.offset, piece.bytes, tensor.data_ptr())
+            shape, pieces = self._pieces(number)
+            param = like.get(number)
+            part = (
+                shards.mine(pieces[0][1].name, param)
+                if param is not None
+                else shards.Rectangle((0,) * len(shape), shape)
             )
+            dtype = getattr(torch, pieces[0][1].dtype)
+            tensor = torch.empty(part.size, dtype=dtype, device="cpu")
+            for begin, piece in pieces:
+                if math.prod(piece.shape) * dtype.itemsize != piece.bytes:
+                    raise Corruption(
+                        f"{self.where}: the manifest gives {piece.name} {piece.bytes} bytes"
+                    )
+                by_file.setdefault(piece.file, []).extend(_wanted(piece, begin, part, tensor))
+            held.append(tensor)
+            found[number] = tensor if param is None else shards.distributed(tensor, param)
         for file, wanted in by_file.items():
             self.copy(file, wanted, progress)
         return found
+
+    def _pieces(self, number: int) -> tuple[tuple[int, ...], list[tuple[Sequence[int], Piece]]]:
+        """The shape of a part, and the pieces that it is made of, with where they begin."""
+        state, cut = self.manifest.state, self.manifest.sharded.get(str(number))
+        if cut is None:
+            shape = tuple(state[number].shape)
+            return shape, [((0,) * len(shape), state[number])]
+        return tuple(cut["shape"]), [(each["begin"], state[each["part"]]) for each in cut["parts"]]
 
     def bytes_of(self, name: str) -> bytes:
         """All of a small file."""
@@ -255,3 +289,32 @@ class Reader:
         held = torch.empty(max(1, placed.spec.bytes), dtype=torch.uint8, device="cpu")
         self.copy(file, [Wanted(placed.offset, placed.spec.bytes, held.data_ptr())])
         return placed.spec, ctypes.string_at(held.data_ptr(), placed.spec.bytes)
+
+
+def _wanted(
+    piece: Piece, begin: Sequence[int], part: shards.Rectangle, into: torch.Tensor
+) -> Iterator[Wanted]:
+    """What a piece has of a rectangle of the same tensor, by runs that are together in both."""
+    shared = common(begin, piece.shape, part.begin, part.size)
+    if shared is None:
+        return
+    first, size = shared
+    width = into.element_size()
+    in_piece = [at - b for at, b in zip(first, begin)]
+    in_part = [at - b for at, b in zip(first, part.begin)]
+    # Both lists of runs cover the shared rectangle in row-major order; cut where either ends.
+    ours = runs(part.size, in_part, size)
+    mine = next(ours, None)
+    for theirs in runs(piece.shape, in_piece, size):
+        done = 0
+        while done < theirs.count:
+            offset = theirs.within + done - mine.within
+            count = min(theirs.count - done, mine.count - offset)
+            yield Wanted(
+                piece.offset + (theirs.at + done) * width,
+                count * width,
+                into.data_ptr() + (mine.at + offset) * width,
+            )
+            done += count
+            if offset + count == mine.count:
+                mine = next(ours, None)

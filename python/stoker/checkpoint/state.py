@@ -50,6 +50,7 @@ class Contents:
     state: list[Piece] = field(default_factory=list)
     objects: dict[str, Any] = field(default_factory=dict)
     offloaded: dict[str, Any] = field(default_factory=dict)
+    sharded: dict[str, Any] = field(default_factory=dict)
     in_memory: bool = False  # whether the loop must leave tensors alone until they are copied
 
 
@@ -153,11 +154,11 @@ def collect(
         contents.files = _laid_out(*_renamed(model))
     elif model is not None:
         contents.files, contents.aliases = _model_files(model, hold, by_name)
-        files = {**_configs(model), **files}
+        files = {**configs_of(model), **files}
     taken = {PACK, *(each.name for each in contents.files)}
     for name, data in files.items():
         check_name(name, taken)
-        contents.files.append(_of_bytes(name, data))
+        contents.files.append(of_bytes(name, data))
     for name, thing in objects.items():
         state = thing if isinstance(thing, dict) else thing.state_dict()
         contents.objects[name] = record.encode(state, name, part)
@@ -166,7 +167,7 @@ def collect(
     return contents
 
 
-def _of_bytes(name: str, data: bytes) -> Whole:
+def of_bytes(name: str, data: bytes) -> Whole:
     return Whole(name, len(data), [Part(0, len(data), Bytes(data))])
 
 
@@ -188,9 +189,10 @@ def _model_files(
             )
         if hasattr(tensor, "placements"):
             raise Unsupported(
-                f"{name} is sharded; save sharded models with torch.distributed.checkpoint for now"
+                f"{name} is sharded, but no parameter of the model is: give save() the model that"
+                " fully_shard() made"
             )
-        same = id(tensor) if away else _place(tensor)
+        same = id(tensor) if away else place_of(tensor)
         if same in first:
             aliases[name] = first[same]
             continue
@@ -216,7 +218,9 @@ def _renamed(weights: Elsewhere) -> tuple[dict[str, Spec], dict[str, Source]]:
 
 def _laid_out(specs: dict[str, Spec], sources: dict[str, Source]) -> list[Whole]:
     """The safetensors files of tensors, and their index."""
-    layouts, index = tensors.lay_out(list(specs.values()))
+    layouts, index = tensors.lay_out(
+        [[each for each in specs.values() if each.trained == trained] for trained in (True, False)]
+    )
     files = [
         Whole(
             layout.name,
@@ -233,7 +237,7 @@ def _laid_out(specs: dict[str, Spec], sources: dict[str, Source]) -> list[Whole]
         for layout in layouts
     ]
     if index is not None:
-        files.append(_of_bytes("model.safetensors.index.json", index))
+        files.append(of_bytes(tensors.INDEX, index))
     return files
 
 
@@ -257,7 +261,7 @@ def named_tensors(model: nn.Module, away: bool) -> dict[str, torch.Tensor]:
     return found
 
 
-def _place(tensor: torch.Tensor) -> Any:
+def place_of(tensor: torch.Tensor) -> Any:
     """Equal for tensors that are the same memory; one without memory is only itself."""
     if tensor.numel() == 0:
         return id(tensor)
@@ -270,7 +274,7 @@ def _place(tensor: torch.Tensor) -> Any:
     )
 
 
-def _configs(model: nn.Module) -> dict[str, bytes]:
+def configs_of(model: nn.Module) -> dict[str, bytes]:
     """What transformers puts beside a model's weights."""
     model = getattr(model, "_orig_mod", model)
     found = {}

@@ -15,6 +15,7 @@ from stoker.errors import Corruption, InvalidArgument
 
 ALIGN = 4096  # of the data section, and of what lies in packs
 FILE_BYTES = 4 << 30
+INDEX = "model.safetensors.index.json"
 HEADER_BYTES_MAX = 100_000_000
 _NAMES = {
     torch.float64: "F64",
@@ -71,12 +72,10 @@ class Layout:
         return bool(self.tensors) and not any(each.spec.trained for each in self.tensors)
 
 
-def lay_out(specs: list[Spec]) -> tuple[list[Layout], bytes | None]:
-    """The files of a model, and their index if there are several."""
-    groups: list[list[Spec]] = []
-    for trained in (True, False):
-        groups += _by_size([each for each in specs if each.trained == trained])
-    groups = groups or [[]]
+def lay_out(apart: list[list[Spec]]) -> tuple[list[Layout], bytes | None]:
+    """The files of a model, and their index if there are several. `apart`: tensors that share no
+    file with those of another list."""
+    groups = [files for specs in apart for files in _by_size(specs)] or [[]]
     single = len(groups) == 1
     layouts = []
     for i, group in enumerate(groups):
@@ -87,7 +86,7 @@ def lay_out(specs: list[Spec]) -> tuple[list[Layout], bytes | None]:
     if single:
         return layouts, None
     where = {each.spec.name: layout.name for layout in layouts for each in layout.tensors}
-    total = sum(spec.bytes for spec in specs)
+    total = sum(spec.bytes for specs in apart for spec in specs)
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
     return layouts, (json.dumps(index, indent=2) + "\n").encode()
 

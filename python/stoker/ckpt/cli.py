@@ -15,13 +15,8 @@ from tqdm import tqdm
 
 from stoker import _core
 from stoker.checkpoint import importing
-from stoker.checkpoint.checkpoints import (
-    Checkpoints,
-    composition_of,
-    copy_checkpoint,
-    removable,
-    sound,
-)
+from stoker.checkpoint.checkpoints import Checkpoints
+from stoker.checkpoint.commits import composition_of, copy_checkpoint, removable, sound
 from stoker.checkpoint.manifest import MANIFEST, Name
 from stoker.checkpoint.reading import Reader
 from stoker.checkpoint.retention import Keep

@@ -47,7 +47,7 @@ from torch.futures import Future
 
 from stoker import _core
 from stoker.checkpoint import gate, parts, rectangles, tensors
-from stoker.checkpoint.checkpoints import commit, composition_of, sound
+from stoker.checkpoint.commits import commit, composition_of, sound
 from stoker.checkpoint.manifest import File, Manifest, Name, Piece
 from stoker.checkpoint.reading import Reader as Checkpoint
 from stoker.checkpoint.reading import Wanted

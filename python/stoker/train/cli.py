@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.checkpoints import composition_of
+from ..checkpoint.commits import composition_of
 from ..command import FAILED, WRONG, Parser, named, printable, sentence
 from ..data.corpus import quick_corpus
 from ..errors import StokerError

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoints
-from ..checkpoint.checkpoints import composition_of
+from ..checkpoint.commits import composition_of
 from ..errors import AlreadyExists, StokerError
 from .progress import say
 from .settings import Settings, human_bytes

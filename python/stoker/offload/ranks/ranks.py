@@ -26,14 +26,21 @@ MESSAGE_BYTES = 4096
 EVERY_RANK = (
     "step(), flush(), state_dict(), close() and clip_grad_norm_() must be called by every rank"
 )
+GO_ON = (
+    "end all processes and start them again with resume=True: the run goes on behind the last step"
+    " that all of them have committed"
+)
 T = TypeVar("T")
 
 
 class Ranks:
     """This process among those that share the model. Used by the thread that trains."""
 
-    def __init__(self, group: Any, rank: int, world: int) -> None:
-        self._group = group
+    def __init__(
+        self, group: Any, rank: int, world: int, rule: str = EVERY_RANK, advice: str = GO_ON
+    ) -> None:
+        """`rule`: what every rank must call. `advice`: what to do when one is lost."""
+        self._group, self._rule, self._advice = group, rule, advice
         self.rank, self.world = rank, world
         self._told: BaseException | None = None  # the error that all ranks know of
         self._passed: str | None = None  # the last point, if this rank heard all there and no error
@@ -87,27 +94,33 @@ class Ranks:
                     f"parameter {name} is on the meta device and has no values; give the sharded"
                     " model its weights before stoker.offload()"
                 )
-        return Ranks._over(mesh)
+        return Ranks.among(mesh.get_group(), mesh.get_local_rank(), mesh.size(), mesh.device_type)
 
     @staticmethod
-    def _over(mesh: Any) -> Ranks:
-        """A group over the ranks of the mesh. Not by new_group(): its names are those of the
-        attempt before where torchrun has started the processes again, whose addresses the store
-        still knows."""
+    def among(
+        theirs: Any,
+        rank: int,
+        world: int,
+        device_type: str,
+        rule: str = EVERY_RANK,
+        advice: str = GO_ON,
+    ) -> Ranks:
+        """A group over the ranks of the process group `theirs`. Not by new_group(): its names are
+        those of the attempt before where torchrun has started the processes again, whose addresses
+        the store still knows."""
         distributed = torch.distributed
-        theirs, rank, world = mesh.get_group(), mesh.get_local_rank(), mesh.size()
-        name = torch.tensor(secrets.randbits(62), device=mesh.device_type)
+        name = torch.tensor(secrets.randbits(62), device=device_type)
         try:
             distributed.broadcast(name, group=theirs, group_src=0)
             store = distributed.PrefixStore(
                 f"stoker/{name.item():x}", distributed.distributed_c10d._get_default_store()
             )
             ranks = Ranks(
-                distributed.ProcessGroupGloo(
-                    store, rank, world, _timeout(theirs, mesh.device_type)
-                ),
+                distributed.ProcessGroupGloo(store, rank, world, _timeout(theirs, device_type)),
                 rank,
                 world,
+                rule,
+                advice,
             )
         except RuntimeError as error:
             raise RankLost(
@@ -162,7 +175,7 @@ class Ranks:
             self._lost = (
                 "the ranks are at different points: "
                 + ", ".join(f"rank {rank} at {each['point']!r}" for rank, each in enumerate(told))
-                + f"; {EVERY_RANK}"
+                + f"; {self._rule}"
             )
             raise self._gone()
         failed = [(rank, *each["error"]) for rank, each in enumerate(told) if each["error"]]
@@ -229,6 +242,24 @@ class Ranks:
     def _parse(message: torch.Tensor) -> dict[str, Any]:
         return json.loads(message.numpy().tobytes())
 
+    def send(self, tensor: torch.Tensor, to: int, tag: int) -> None:
+        """A contiguous tensor in host memory goes to rank `to`, which receives it with this tag."""
+        self._move(lambda: self._group.send([tensor], to, tag))
+
+    def receive(self, into: torch.Tensor, source: int, tag: int) -> None:
+        self._move(lambda: self._group.recv([into], source, tag))
+
+    def _move(self, begin: Callable[[], Any]) -> None:
+        self.check()
+        try:
+            begin().wait()
+        except RuntimeError as error:
+            self.leave(
+                f"rank {self.rank} does not hear from all other ranks any more"
+                f" ({str(error).splitlines()[0]}); {self._rule}"
+            )
+            raise self._gone() from error
+
     def _gather(self, point: str, message: bytes) -> list[torch.Tensor]:
         self.check()
         mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
@@ -238,16 +269,13 @@ class Ranks:
         except RuntimeError as error:  # gloo: a connection was closed, or nothing came in time
             self.leave(
                 f"rank {self.rank} does not hear from all other ranks any more"
-                f" ({str(error).splitlines()[0]}), while it waited at {point!r}; {EVERY_RANK}"
+                f" ({str(error).splitlines()[0]}), while it waited at {point!r}; {self._rule}"
             )
             raise self._gone() from error
         return all_of_them
 
     def _gone(self) -> RankLost:
-        return RankLost(
-            f"{self._lost}; end all processes and start them again with resume=True: the run goes"
-            " on behind the last step that all of them have committed"
-        )
+        return RankLost(f"{self._lost}; {self._advice}")
 
 
 def sharded_modules(model: nn.Module) -> list:

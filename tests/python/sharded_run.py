@@ -1,0 +1,167 @@
+"""What a rank does in test_sharded_checkpoints.py: trains, saves and restores a sharded model."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import threading
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import stoker
+from fsdp_run import Odd
+from models import batch, loss_of
+
+
+class Uneven(Odd):
+    """With a tied weight, a buffer, and shapes that ranks share unevenly or have nothing of."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(layers=2, width=32, **options)
+        self.also = self.odd  # the same module under two names
+        self.register_buffer("seen", torch.arange(40_000.0))
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach()
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def digest(tensor: torch.Tensor) -> str:
+    data = whole(tensor).contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return hashlib.sha256(data).hexdigest()
+
+
+def digests(model: torch.nn.Module, opt: torch.optim.Optimizer) -> dict[str, str]:
+    """Of every weight and every state, whole."""
+    found = {}
+    for name, param in model.named_parameters():
+        states = {"": param, **opt.state.get(param, {})}
+        for key, value in states.items():
+            if isinstance(value, torch.Tensor):
+                found[f"{name} {key}"] = digest(value)
+    found["seen"] = digest(model.seen)
+    return found
+
+
+def made(world: int, dtype: str, seed: int, mesh: tuple[int, ...] | None):
+    torch.manual_seed(seed)
+    model = Uneven().to(getattr(torch, dtype))
+    if world > 0:
+        options = {}
+        if mesh is not None:
+            names = ("replicate", "shard")[-len(mesh) :]
+            options["mesh"] = init_device_mesh("cpu", mesh, mesh_dim_names=names)
+        for layer in model.layers:
+            fully_shard(layer, **options)
+        fully_shard(model, **options)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def trained(model, opt, steps: range) -> list[float]:
+    losses = []
+    for step in steps:
+        loss = loss_of(model, batch(step))
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def save(tell, rank, world, store, dtype="float32", mesh=None, steps=3, extra=None) -> None:
+    model, opt = made(world, dtype, 0, mesh)
+    with stoker.Checkpoints(store, keep=2) as ckpt:
+        trained(model, opt, range(steps))
+        was = digests(model, opt)
+        ckpt.save(steps, model=model, optimizer=opt, extra={"note": [rank, world]})
+        losses = trained(model, opt, range(steps, steps + 2))  # step() waits for the save
+        ckpt.wait()
+        tell(digests=was, losses=losses, rng=torch.rand(2).tolist() if extra else None)
+
+
+def load(tell, rank, world, store, dtype="float32", mesh=None, steps=3) -> None:
+    model, opt = made(world, dtype, 1, mesh)
+    trained(model, opt, range(1))  # the state is there, with other values
+    with stoker.Checkpoints(store) as ckpt:
+        found = ckpt.restore(model=model, optimizer=opt)
+    now = digests(model, opt)
+    losses = trained(model, opt, range(steps, steps + 2))
+    tell(digests=now, losses=losses, step=found.step, extra=found.extra, folder=found.folder)
+
+
+def killed(tell, rank, world, store, victim, after) -> None:
+    """Saves twice; in the second save rank `victim` is killed as it writes its file `after`."""
+    model, opt = made(world, "float32", 0, None)
+    ckpt = stoker.Checkpoints(store, keep=5)
+    trained(model, opt, range(1))
+    ckpt.save(1, model=model, optimizer=opt).wait()
+    tell(digests=digests(model, opt))
+    trained(model, opt, range(1, 2))
+    if rank == victim:
+        tier, written = ckpt._tiers[0], []
+        really, put = tier.write, tier.put_manifest
+
+        def write(*given):
+            if len(written) == after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            written.append(given)
+            return really(*given)
+
+        def put_manifest(*given):
+            if after == "manifest":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return put(*given)
+
+        tier.write, tier.put_manifest = write, put_manifest
+    handle = ckpt.save(2, model=model, optimizer=opt)
+    handle.wait(timeout=60)
+    tell(saved=2)
+
+
+def full_disk(tell, rank, world, store, victim) -> None:
+    """A save that fails on one rank fails on all; the next one works."""
+    model, opt = made(world, "float32", 0, None)
+    ckpt = stoker.Checkpoints(store, keep=5)
+    trained(model, opt, range(1))
+    if rank == victim:
+        tier = ckpt._tiers[0]
+        really = tier.write
+
+        def write(*given):
+            tier.write = really
+            raise stoker.errors.OutOfSpace("the disk is full")
+
+        tier.write = write
+    handle = ckpt.save(1, model=model, optimizer=opt)
+    try:
+        handle.wait(timeout=60)
+    except stoker.errors.StokerError as error:
+        tell(failed=type(error).__name__, text=str(error))
+    try:
+        ckpt.save(1, model=model, optimizer=opt)
+    except stoker.errors.StokerError as error:
+        tell(raised=type(error).__name__)
+    ckpt.save(2, model=model, optimizer=opt).wait(timeout=60)
+    tell(names=[str(name) for name in ckpt._tiers[0].folders()], threads=threading.active_count())
+    ckpt.close()
+
+
+def ends(tell, rank, world, store, victim) -> None:
+    """One rank gets SIGTERM: all save and end."""
+    model, opt = made(world, "float32", 0, None)
+    ckpt = stoker.Checkpoints(store, every=100, grace=60)
+    for step in range(1, 6):
+        trained(model, opt, range(step, step + 1))
+        if rank == victim and step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            ckpt.save(step, model=model, optimizer=opt)
+        except SystemExit as ended:
+            tell(code=ended.code, at=step)
+            dist.barrier()
+            return

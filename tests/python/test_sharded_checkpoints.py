@@ -1,0 +1,153 @@
+"""Checkpoints of a sharded model: saved by some ranks, restored by others."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import sharded_run
+from fsdp_run import Group
+from stoker.checkpoint.manifest import Manifest
+
+
+def ran(tmp_path, world: int, work, **options) -> list[list[dict]]:
+    group = Group(tmp_path, world, work, **options)
+    told = group.finish()
+    assert group.codes() == [0] * world, told
+    return told
+
+
+class Alone:
+    """What one process without ranks tells."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict] = []
+
+    def __call__(self, **what) -> None:
+        self.lines.append(json.loads(json.dumps(what)))
+
+
+def loaded(tmp_path, world: int, folder: Path, **options) -> list[list[dict]]:
+    if world == 0:
+        tell = Alone()
+        sharded_run.load(tell, 0, 0, folder, **options)
+        return [tell.lines]
+    return ran(tmp_path, world, sharded_run.load, store=folder, **options)
+
+
+def same_as(saved, told) -> None:
+    for (line,) in told:
+        assert line["digests"] == saved[0][0]["digests"] and line["step"] == 3
+        assert line["extra"]["note"] == saved[0][0].get("note", line["extra"]["note"])
+
+
+def test_two_ranks_save_and_others_restore(tmp_path):
+    folder = tmp_path / "run"
+    saved = ran(tmp_path, 2, sharded_run.save, store=folder)
+    for world in (0, 2, 3):
+        told = loaded(tmp_path, world, folder)
+        same_as(saved, told)
+        assert told[0][0]["extra"] == {"note": [0, 2]}
+        if world == 2:  # the same ranks go on with the same losses
+            assert [each[0]["losses"] for each in told] == [each[0]["losses"] for each in saved]
+    (made,) = folder.glob("step-*")
+    names = {each.name for each in made.iterdir()}
+    assert {f"model-0000{n}-of-00002.safetensors" for n in (1, 2)} <= names
+    assert {"state-00000.pack", "state-00001.pack"} <= names
+    sizes = [(made / f"model-0000{n}-of-00002.safetensors").stat().st_size for n in (1, 2)]
+    assert max(sizes) < 1.5 * min(sizes)  # by balanced bytes
+    manifest = Manifest.parse((made / "MANIFEST.json").read_bytes(), "here")
+    assert manifest.sharded and "also.weight" in manifest.aliases and "rng.1" in manifest.objects
+    assert sum(len(cut["parts"]) == 2 for cut in manifest.sharded.values()) >= 2
+
+
+def test_one_process_saves_and_ranks_restore(tmp_path):
+    folder = tmp_path / "run"
+    tell = Alone()
+    sharded_run.save(tell, 0, 0, folder, dtype="bfloat16")
+    same_as([tell.lines], loaded(tmp_path, 2, folder, dtype="bfloat16"))
+
+
+def test_copies_of_shards_are_written_once(tmp_path):
+    folder = tmp_path / "run"
+    saved = ran(tmp_path, 2, sharded_run.save, store=folder, mesh=(2, 1))
+    (made,) = folder.glob("step-*")
+    assert not (made / "state-00001.pack").exists()
+    same_as(saved, loaded(tmp_path, 0, folder))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("first", "then"), list(itertools.product((1, 2, 3, 4), (0, 1, 2, 3, 4))))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_any_ranks_to_any_ranks(tmp_path, first, then, dtype):
+    folder = tmp_path / "run"
+    saved = ran(tmp_path, first, sharded_run.save, store=folder, dtype=dtype)
+    same_as(saved, loaded(tmp_path, then, folder, dtype=dtype))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("first", "then"), [((2, 2), None), (None, (2, 2)), ((4, 1), (1, 4))])
+def test_meshes_of_two_dimensions(tmp_path, first, then):
+    folder = tmp_path / "run"
+    saved = ran(tmp_path, 4, sharded_run.save, store=folder, mesh=first)
+    same_as(saved, loaded(tmp_path, 4, folder, mesh=then))
+
+
+def is_left(tmp_path, folder: Path, digests: dict) -> None:
+    (line,) = loaded(tmp_path, 0, folder, steps=1)[0]
+    assert line["step"] == 1 and line["digests"] == digests
+
+
+@pytest.mark.parametrize(
+    ("victim", "after"),
+    [
+        (1, 0),
+        pytest.param(1, 1, marks=pytest.mark.soak),
+        pytest.param(0, 0, marks=pytest.mark.soak),
+        pytest.param(0, 1, marks=pytest.mark.soak),
+        pytest.param(0, "manifest", marks=pytest.mark.soak),
+    ],
+)
+def test_kill_9_of_a_rank_leaves_the_checkpoint_before(tmp_path, victim, after):
+    folder = tmp_path / "run"
+    group = Group(tmp_path, 2, sharded_run.killed, store=folder, victim=victim, after=after)
+    told = group.finish()
+    codes = group.codes()
+    assert codes[victim] == -9 and codes[1 - victim] == 1, told
+    assert told[1 - victim][-1]["error"] == "RankLost", told
+    is_left(tmp_path, folder, told[1 - victim][0]["digests"])
+
+
+@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.soak)])
+def test_a_full_disk_on_one_rank_fails_the_save_on_all(tmp_path, victim):
+    told = ran(tmp_path, 2, sharded_run.full_disk, store=tmp_path / "run", victim=victim)
+    for rank, (failed, raised, after) in enumerate(told):
+        assert failed["failed"] == raised["raised"] == "OutOfSpace", told
+        assert (f"rank {victim}" in failed["text"]) == (rank != victim)
+        assert [name[:11] for name in after["names"]] == ["step-000002"]
+
+
+def test_sigterm_to_one_rank_ends_all_of_them(tmp_path):
+    told = ran(tmp_path, 2, sharded_run.ends, store=tmp_path / "run", victim=1)
+    assert told == [[{"code": 143, "at": 3}]] * 2
+    assert [each.name[:11] for each in (tmp_path / "run").glob("step-*")] == ["step-000003"]
+
+
+def test_what_cannot_be_saved_is_a_sentence():
+    from stoker.checkpoint import shards
+    from stoker.errors import Unsupported
+
+    class Partial:
+        def is_shard(self):
+            return False
+
+    class Tensor:
+        shape, placements = (4, 4), (Partial(),)
+        device_mesh = torch.empty(2)
+
+    with pytest.raises(Unsupported, match="w is placed as .*Shard.*Replicate"):
+        shards.division("w", Tensor())
