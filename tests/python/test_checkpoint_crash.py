@@ -248,7 +248,7 @@ def durable_is_said_too_early(monkeypatch):
 
     def early(self, name, file, data, new=False):
         if file == TABLE:
-            under_way[0]._reached("durable")
+            under_way[0].reached("durable")
             threading.Event().wait(0.2)  # as long as the loop may take to be told
         put(self, name, file, data, new)
 

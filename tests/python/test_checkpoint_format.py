@@ -128,7 +128,48 @@ def test_a_manifest_that_breaks_a_rule_is_refused_whatever_it_says(saved):
         with pytest.raises((errors.Corruption, errors.Mismatch), match="here"):
             parse({**good, **wrong})
     with pytest.raises(errors.Mismatch, match="use a newer one"):
-        parse({**good, "version": 2})
+        parse({**good, "version": 3})
+
+
+def test_the_parts_of_a_sharded_tensor_are_all_of_it_and_no_more(saved):
+    good = json.loads((saved / MANIFEST).read_bytes())
+    del good["digest"]
+    file = {**good["files"][0]}
+    piece = {"name": "m", "dtype": "float32", "file": file["name"], "offset": 0}
+    good["state"] = [
+        {**piece, "shape": [2, 3], "bytes": 24},
+        {**piece, "shape": [1, 3], "bytes": 12},
+    ]
+    parts = [{"begin": [0, 0], "part": 0}, {"begin": [2, 0], "part": 1}]
+
+    def parse(cut, version: int = 2) -> Manifest:
+        made = {**good, "version": version, "sharded": cut}
+        return Manifest.parse(signed(json.dumps(made, separators=(",", ":"))), "here")
+
+    assert parse({"0": {"shape": [3, 3], "parts": parts}}).sharded
+    with pytest.raises(errors.Corruption, match="the version"):
+        parse({"0": {"shape": [3, 3], "parts": parts}}, 1)
+    with pytest.raises(errors.Corruption, match="the version"):
+        parse({})
+    wrong = [
+        ([4, 3], parts),  # a gap
+        ([3, 3], parts[:1]),
+        ([3, 3], [parts[0], {"begin": [1, 0], "part": 1}]),  # twice
+        ([3, 3], [parts[0], {"begin": [2, 1], "part": 1}]),  # beyond the end
+        ([3, 3], [parts[0], {"begin": [2], "part": 1}]),
+        ([3, 3], [parts[0], {"begin": [-1, 0], "part": 1}]),
+        ([3, 3], [parts[0], {"begin": [2, 0], "part": 7}]),
+        ([3, 3], [parts[1]]),
+        (["3", 3], parts),
+        (9, parts),
+        ([3, 3], 9),
+    ]
+    for shape, those in wrong:
+        with pytest.raises(errors.Corruption, match="here"):
+            parse({"0": {"shape": shape, "parts": those}})
+    for number in ("1x", "7", "-1"):
+        with pytest.raises(errors.Corruption, match="here"):
+            parse({number: {"shape": [3, 3], "parts": parts}})
 
 
 def test_no_bytes_make_a_reader_fail_otherwise(saved):
