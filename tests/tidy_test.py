@@ -58,7 +58,7 @@ CODED_FLOORS: list[set[str]] = [
     {"rebuilder", "rebuild", "wrong_rows"},
     {"joining"},
     {"folder", "folding", "fold", "fold_compute", "fold_apply"},
-    {"recovery"},
+    {"recovery", "settle"},
     {"committer", "commit"},
     {"resync", "admit"},
     {"scrubber", "scrub"},

@@ -1,6 +1,5 @@
 // The header pages of stripes, from all live shards to what they say together in memory.
 #include <algorithm>
-#include <bit>
 #include <iterator>
 #include <utility>
 

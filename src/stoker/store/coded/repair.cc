@@ -1,6 +1,4 @@
 // Repair and scrub of a coded store that nobody else has open: started, watched, and told.
-#include <algorithm>
-#include <bit>
 #include <chrono>
 
 #include "stoker/store/coded/coded_store.h"

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "stoker/base/log.h"
-
 namespace stoker::coded {
 namespace {
 

@@ -1,7 +1,6 @@
 #include "stoker/store/coded/store.h"
 
 #include <algorithm>
-#include <bit>
 #include <utility>
 
 #include "stoker/base/log.h"
