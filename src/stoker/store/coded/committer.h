@@ -39,7 +39,8 @@ class Committer {
         budget_(parts.budget),
         folder_(folder) {}
 
-  // Conditions of all but the first of them are not looked at. Each is answered.
+  // Only the first of them may have conditions: they are of what the commits before it left. Each
+  // is answered.
   void commit(std::vector<CommitRequest> batch);
   // What a commit may add to a shard's log at most: VALs, and the record that names its stripes.
   uint64_t log_bytes(const TransactionState& state) const;
