@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
@@ -142,6 +143,9 @@ def full_disk(tell, rank, world, store, victim) -> None:
         handle.wait(timeout=60)
     except stoker.errors.StokerError as error:
         tell(failed=type(error).__name__, text=str(error))
+    if rank == victim:
+        with contextlib.suppress(stoker.errors.OutOfSpace):
+            ckpt.wait()  # it was told once more; the other rank was not
     try:
         ckpt.save(1, model=model, optimizer=opt)
     except stoker.errors.StokerError as error:

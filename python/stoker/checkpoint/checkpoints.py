@@ -186,15 +186,19 @@ class Checkpoints:
             failed = self._failed is not None
             due, left, failed, told = ranks.agree(step, due, left, failed, str(name))
             name = Name.of(told)
-            if failed:
-                self._finish()  # all of them raise
+            if failed:  # all ranks raise, also one that was told already
+                self._finish()
+                told_already = StokerError("the last save failed, as another rank reports")
+                self._failed = self._failed or told_already
+                self._raise_failure()
         if left is not None:
             if self._grace is not None:
                 self._grace.close()  # what is saved now is not saved again
             self._grace = None
             what = {"model": model, "optimizer": optimizer, "loader": loader, "extra": extra}
             self._save_and_end(left, step, **what, files=files, metric=metric, pin=pin)
-        self._raise_failure()
+        if ranks is None:  # else they agreed that none has failed
+            self._raise_failure()
         if not due:
             return None
         begin = time.monotonic()
@@ -676,6 +680,7 @@ class Checkpoints:
         for tier in self._tiers:
             tier.close()
         self._tiers = []
+        self._ranks = None
         if getattr(self, "_failed", None) is not None:
             self._raise_failure()
 
