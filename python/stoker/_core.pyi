@@ -62,8 +62,14 @@ class SampleTable:
     # runs: uint64 [n, 3] of object, samples, offset of the first
     @staticmethod
     def equal(keys: list[str], runs: Any, stride: int, bytes: int) -> SampleTable: ...
+    # runs: object, samples, offset of the first row of each array; row_bytes: of each array
+    @staticmethod
+    def rows(
+        keys: list[str], runs: list[tuple[int, int, list[int]]], row_bytes: list[int]
+    ) -> SampleTable: ...
     # Sample i has parts [starts[i], starts[i + 1]) of objects (uint32), offsets, bytes (uint64) and
-    # crcs (uint32). The arrays are used where they are.
+    # crcs (uint32). The arrays are used where they are. record: once it is read, the one
+    # part of each sample is split into columns of so many bytes (0: the sample says): record.h.
     @staticmethod
     def ranges(
         keys: list[str],
@@ -73,6 +79,7 @@ class SampleTable:
         offsets: Any,
         bytes: Any,
         crcs: Any | None = None,
+        record: list[int] = ...,
     ) -> SampleTable: ...
     def key(self, object: int) -> str: ...  # of the object with this number
     def __len__(self) -> int: ...

@@ -19,7 +19,8 @@ import torch
 import stoker
 from stoker import _core
 from stoker.data import Files, Indexed, Loader, Tar
-from stoker.data.index import TAR, WHOLE, Index, build, of_objects, read, write
+from stoker.data.index import TAR, WHOLE, Index, read, write
+from stoker.data.indexing import build, of_objects
 from stoker.dataset.cli import main
 from stoker.errors import Corruption, InvalidArgument, Mismatch, NotFound
 
@@ -101,6 +102,18 @@ def test_the_command_indexes_a_folder_of_files(tmp_path):
         want = Files(store).batch(np.array([1, 0], np.uint64))
         assert [name for name, _ in got] == ["b/c.jpg", "a.jpg"]
         assert all(torch.equal(a[1], b[1]) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("ending", [".tar.gz", ".tgz", ".tar.zst"])
+def test_compressed_tar_files_are_refused_by_name(shards, tmp_path, ending, capsys):
+    """Before, a folder of these was indexed as files, and beside plain ones they were left out."""
+    (shards / f"9{ending}").write_bytes(b"\x1f\x8b")
+    assert main(["index", f"dir:{shards}", "--out", str(tmp_path / "i")]) == 1
+    assert f"9{ending} is compressed" in capsys.readouterr().err
+    for path in shards.glob("*.tar"):
+        path.unlink()
+    assert main(["index", f"dir:{shards}", "--out", str(tmp_path / "i")]) == 1
+    assert f"9{ending} is compressed" in capsys.readouterr().err
 
 
 def test_every_flipped_bit_of_a_sample_is_found_with_checksums(shards, tmp_path):

@@ -109,6 +109,18 @@ std::shared_ptr<SampleTable> equal_table(std::vector<std::string> keys, const Tr
       unwrap(SampleTable::equal(std::move(keys), all, stride, bytes)));
 }
 
+// object, samples, offset of the first row of each array
+using RowRunOfPython = std::tuple<uint64_t, uint64_t, std::vector<uint64_t>>;
+
+std::shared_ptr<SampleTable> row_table(std::vector<std::string> keys,
+                                       const std::vector<RowRunOfPython>& runs,
+                                       std::vector<uint64_t> row_bytes) {
+  std::vector<data::RowRun> all;
+  for (const auto& [object, samples, offsets] : runs) all.push_back({object, samples, offsets});
+  return std::make_shared<SampleTable>(
+      unwrap(SampleTable::rows(std::move(keys), std::move(all), std::move(row_bytes))));
+}
+
 // Keeps the arrays alive: some are mapped files.
 template <typename T>
 std::span<const T> span_of(
@@ -119,7 +131,8 @@ std::span<const T> span_of(
 std::shared_ptr<SampleTable> range_table(std::vector<std::string> keys,
                                          std::vector<uint64_t> object_bytes, const Numbers& starts,
                                          const Words& objects, const Numbers& offsets,
-                                         const Numbers& bytes, const std::optional<Words>& crcs) {
+                                         const Numbers& bytes, const std::optional<Words>& crcs,
+                                         data::RecordLayout record) {
   struct Owner {
     Numbers starts;
     Words objects;
@@ -138,8 +151,8 @@ std::shared_ptr<SampleTable> range_table(std::vector<std::string> keys,
                            span_of(bytes),
                            crcs ? span_of(*crcs) : std::span<const uint32_t>(),
                            owner};
-  return std::make_shared<SampleTable>(
-      unwrap(SampleTable::ranges(std::move(keys), std::move(object_bytes), std::move(arrays))));
+  return std::make_shared<SampleTable>(unwrap(SampleTable::ranges(
+      std::move(keys), std::move(object_bytes), std::move(arrays), std::move(record))));
 }
 
 using Runs = nb::ndarray<nb::numpy, uint64_t, nb::shape<-1, 5>>;
@@ -409,9 +422,10 @@ void bind_data(nb::module_& module) {
   nb::class_<SampleTable>(module, "SampleTable", "Where the bytes of each sample of a source lie.")
       .def_static("equal", &equal_table, nb::arg("keys"), nb::arg("runs"), nb::arg("stride"),
                   nb::arg("bytes"))
+      .def_static("rows", &row_table, nb::arg("keys"), nb::arg("runs"), nb::arg("row_bytes"))
       .def_static("ranges", &range_table, nb::arg("keys"), nb::arg("object_bytes"),
                   nb::arg("starts"), nb::arg("objects"), nb::arg("offsets"), nb::arg("bytes"),
-                  nb::arg("crcs") = nb::none())
+                  nb::arg("crcs") = nb::none(), nb::arg("record") = data::RecordLayout())
       .def(
           "key",
           [](const SampleTable& table, uint64_t object) -> const std::string& {

@@ -5,22 +5,25 @@ from .images import IMAGENET, Jpeg
 from .loader import Loader, Source
 from .order import Mixture, Permutation, sample_at
 from .prepare import Prepared, prepare, prepare_apart
-from .sources import Files, Indexed, Rows, Tar, Tokens
+from .sources import Arrow, Files, Indexed, Mds, Rows, Safetensors, Tar, Tokens
 from .token_file import TokenFile, TokenFileWriter, Windows
 from .vocabulary import load_tokenizer
 from .workers import TransformError
 
 __all__ = [
     "IMAGENET",
+    "Arrow",
     "CorpusError",
     "Files",
     "Indexed",
     "Jpeg",
     "Loader",
+    "Mds",
     "Mixture",
     "Permutation",
     "Prepared",
     "Rows",
+    "Safetensors",
     "Source",
     "Tar",
     "TokenFile",

@@ -120,7 +120,8 @@ class Decoding:
         shape = (len(images.kept), jpeg.height, jpeg.width, 3)
         batch = Decoded(image=pixels.view(shape).permute(0, 3, 1, 2))
         batch.kept = images.kept
-        batch.update(_columns(self._reading.each(images.kept), images.parts))
+        samples = self._reading.each(images.kept)
+        batch.update(_columns(samples, self._reading.part_names(images.kept, images.parts)))
         return batch
 
 
@@ -131,13 +132,13 @@ def name_of(sample: Any, number: int) -> str:
     return sample[0] if isinstance(sample, tuple) and sample else str(number)
 
 
-def _columns(samples: Several[Any], parts: Several[int]) -> dict[str, list[Any]]:
-    """Lists of what the samples have beside their images."""
+def _columns(samples: Several[Any], images: Several[str]) -> dict[str, list[Any]]:
+    """Lists of what the samples have beside their images, which have these names."""
     columns: dict[str, list[Any]] = {"__key__": [name_of(each, 0) for each in samples]}
-    for row, (sample, part) in enumerate(zip(samples, parts, strict=True)):
+    for row, (sample, image) in enumerate(zip(samples, images, strict=True)):
         if not isinstance(sample, dict):
             continue
-        for at, (extension, content) in enumerate(list(sample.items())[1:]):
-            if at != part:
+        for extension, content in sample.items():
+            if extension not in ("__key__", image):
                 columns.setdefault(extension, [None] * len(samples))[row] = content
     return columns

@@ -1,16 +1,16 @@
-"""Where each sample of a data set lies: made in memory, or mapped from a file.
+"""Where each sample of a data set lies: arrays in memory, or mapped from a file.
 
-docs/formats/data_index.md has the format.
+docs/formats/data_index.md has the format, `indexing.py` makes them.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-import shutil
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +19,35 @@ import numpy as np
 from stoker import _core
 
 from ..errors import Corruption, InvalidArgument, Mismatch, NotFound
-from .tar_members import members
 
 MAGIC = b"STKINDEX"  # docs/formats/data_index.md
 VERSION = 1
-TAR, WHOLE = 1, 2  # a sample is the members of one name; a sample is a whole object
+# A sample is the members of one name; a whole object; a record of an MDS shard; a row of an
+# Arrow object, or of a safetensors object.
+TAR, WHOLE, MDS, ARROW, SAFETENSORS = 1, 2, 3, 4, 5
+KINDS = {TAR: "tar", WHOLE: "files", MDS: "mds", ARROW: "arrow", SAFETENSORS: "safetensors"}
+NAMED = (TAR, WHOLE)  # kinds whose samples have names
 _HEADER = struct.Struct("<8sIIQQQQIIQ60xI")
 _FOLDERS_MOST = 64  # that are listed one by one
-_TYPES = {"starts": "<u8", "object": "<u4", "extension": "<u2", "offset": "<u8", "bytes": "<u8"}
+# The sections behind the objects, in their order.
+_TYPES = {
+    "starts": "<u8",
+    "object": "<u4",
+    "extension": "<u2",
+    "offset": "<u8",
+    "bytes": "<u8",
+    "crc": "<u4",
+    "name_ends": "<u8",
+    "names": "u1",
+}
+Sections = Callable[[], Iterator[np.ndarray]]
 
 
 @dataclass(frozen=True)
 class Index:
     """Sample i has parts [starts[i], starts[i + 1]); each part lies in an object from an offset on,
-    and has an extension. objects: {"key", "bytes", "tag"}."""
+    and has an extension. objects: {"key", "bytes", "tag"}. columns: of kinds whose samples are
+    records or rows, {"name", "encoding", "bytes"}, see mds.py; also "shape", see arrow.py."""
 
     kind: int
     objects: list[dict[str, Any]]
@@ -45,11 +60,13 @@ class Index:
     crc: np.ndarray | None
     name_ends: np.ndarray
     names: np.ndarray  # uint8
+    columns: list[dict[str, Any]] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self.name_ends)
+        return len(self.starts) - 1
 
     def name(self, sample: int) -> str:
+        """Of a kind that is NAMED."""
         first = int(self.name_ends[sample - 1]) if sample else 0
         return self.names[first : int(self.name_ends[sample])].tobytes().decode()
 
@@ -58,7 +75,8 @@ class Index:
         parts = self.extension[int(self.starts[sample]) : int(self.starts[sample + 1])]
         return [self.extensions[number] for number in parts.tolist()]
 
-    def table(self) -> _core.SampleTable:
+    def table(self, record: Sequence[int] = ()) -> _core.SampleTable:
+        """record: bytes of the columns that each sample is split into (0: the sample says)."""
         return _core.SampleTable.ranges(
             [each["key"] for each in self.objects],
             [each["bytes"] for each in self.objects],
@@ -67,6 +85,7 @@ class Index:
             self.offset,
             self.bytes,
             self.crc,
+            list(record),
         )
 
     def check(self, store: _core.Store) -> None:
@@ -100,98 +119,104 @@ def _prefixes(keys: Sequence[str]) -> list[str]:
     return [os.path.commonprefix(inside) for inside in folders.values()]
 
 
-def of_objects(store: _core.Store, objects: Sequence[dict[str, Any]], kind: int) -> Index:
-    """Reads sizes and headers only. objects: as store.list() and store.stat() describe them."""
-    extensions: dict[str, int] = {}
-    starts, name_ends, names = [0], [], bytearray()
-    rows: list[tuple[int, int, int, int]] = []
-    for number, each in enumerate(objects):
-        for name, parts in _samples(store, each, kind):
-            for extension, offset, size in parts:
-                rows.append(
-                    (number, extensions.setdefault(extension, len(extensions)), offset, size)
-                )
-            starts.append(len(rows))
-            names += name.encode()
-            name_ends.append(len(names))
-    if len(extensions) >= 1 << 16:
-        raise InvalidArgument(f"there are {len(extensions)} extensions; 65,535 are the most")
-    columns = np.array(rows, np.uint64).reshape(-1, 4).T
-    return Index(
-        kind,
-        [{key: each[key] for key in ("key", "bytes", "tag")} for each in objects],
-        list(extensions),
-        np.array(starts, "<u8"),
-        *(column.astype(kind) for column, kind in zip(columns, list(_TYPES.values())[1:])),
-        None,
-        np.array(name_ends, "<u8"),
-        np.frombuffer(bytes(names), np.uint8),
-    )
+def _shifted(parts: Sequence[Index], extensions: dict[str, int]) -> dict[str, Sections]:
+    """Each section of the index that has what all of these have, in this order: how to get it,
+    piece by piece. extensions: their numbers there."""
+
+    def section(name: str, of: Callable[[Index, int, int, int], np.ndarray]) -> Sections:
+        def pieces() -> Iterator[np.ndarray]:
+            objects = rows = letters = 0
+            for part in parts:
+                yield np.ascontiguousarray(of(part, objects, rows, letters), _TYPES[name])
+                objects += len(part.objects)
+                rows += len(part.object)
+                letters += len(part.names)
+
+        return pieces
+
+    def renumbered(part: Index, *_: int) -> np.ndarray:
+        numbers = [extensions[each] for each in part.extensions]
+        return np.array([*numbers, 0], "<u2")[part.extension]
+
+    starts = section("starts", lambda part, _, rows, __: part.starts[1:] + np.uint64(rows))
+    with_crcs = all(part.crc is not None for part in parts)
+    return {
+        "starts": lambda: itertools.chain([np.zeros(1, "<u8")], starts()),
+        "object": section("object", lambda part, objects, *_: part.object + np.uint32(objects)),
+        "extension": section("extension", renumbered),
+        "offset": section("offset", lambda part, *_: part.offset),
+        "bytes": section("bytes", lambda part, *_: part.bytes),
+        "crc": section("crc", lambda part, *_: part.crc) if with_crcs else lambda: iter(()),
+        "name_ends": section("name_ends", lambda part, _, __, at: part.name_ends + np.uint64(at)),
+        "names": section("names", lambda part, *_: part.names),
+    }
 
 
-def _samples(
-    store: _core.Store, found: dict[str, Any], kind: int
-) -> Iterator[tuple[str, list[tuple[str, int, int]]]]:
-    """Name and (extension, offset, bytes) of each part."""
-    key, size = found["key"], found["bytes"]
-    if kind == WHOLE:
-        yield key, [("", 0, size)]
-        return
-    for member in members(store, key, size):
-        yield member.name, [(extension, *span) for extension, span in member.parts.items()]
+def _extensions(parts: Sequence[Index]) -> dict[str, int]:
+    numbers: dict[str, int] = {}
+    for part in parts:
+        for each in part.extensions:
+            numbers.setdefault(each, len(numbers))
+    if len(numbers) >= 1 << 16:
+        raise InvalidArgument(f"there are {len(numbers)} extensions; 65,535 are the most")
+    return numbers
+
+
+def _columns(parts: Sequence[Index]) -> list[dict[str, Any]]:
+    columns = parts[0].columns
+    for part in parts:
+        if part.columns != columns:
+            raise InvalidArgument(
+                f"'{part.objects[0]['key']}' has other columns than '{parts[0].objects[0]['key']}'"
+                ": give each kind its own source, or its own index"
+            )
+    return columns
 
 
 def joined(parts: Sequence[Index]) -> Index:
-    """One index of what several have, in this order."""
-    extensions: dict[str, int] = {}
-    columns: dict[str, list[np.ndarray]] = {name: [] for name in (*_TYPES, "name_ends", "names")}
-    objects, rows, letters = [], 0, 0
-    columns["starts"].append(np.zeros(1, "<u8"))
-    for part in parts:
-        numbers = [extensions.setdefault(each, len(extensions)) for each in part.extensions]
-        columns["starts"].append(part.starts[1:] + np.uint64(rows))
-        columns["object"].append(part.object + np.uint32(len(objects)))
-        columns["extension"].append(np.array([*numbers, 0], "<u2")[part.extension])
-        columns["offset"].append(part.offset)
-        columns["bytes"].append(part.bytes)
-        columns["name_ends"].append(part.name_ends + np.uint64(letters))
-        columns["names"].append(part.names)
-        objects += part.objects
-        rows += len(part.object)
-        letters += len(part.names)
-    crcs = [part.crc for part in parts]
-    return Index(
-        parts[0].kind,
-        objects,
-        list(extensions),
-        **{name: np.concatenate(column) for name, column in columns.items()},
-        crc=np.concatenate(crcs) if all(each is not None for each in crcs) else None,
-    )
+    """One index of what several of one kind have, in this order."""
+    extensions = _extensions(parts)
+    found = {name: list(pieces()) for name, pieces in _shifted(parts, extensions).items()}
+    arrays = {name: np.concatenate(each) if each else None for name, each in found.items()}
+    objects = [each for part in parts for each in part.objects]
+    return Index(parts[0].kind, objects, list(extensions), **arrays, columns=_columns(parts))
 
 
 # ---- the file
 
 
-def _padded(data: bytes) -> bytes:
-    return data + bytes(-len(data) % 64)
-
-
-def write(index: Index, path: Path) -> None:
-    """Durable when this returns, and whole whenever it can be seen."""
-    text = json.dumps({"objects": index.objects, "extensions": index.extensions}).encode()
-    crc = index.crc if index.crc is not None else np.zeros(0, "<u4")
-    arrays = [getattr(index, name).astype(kind) for name, kind in _TYPES.items()]
-    arrays += [crc.astype("<u4"), index.name_ends.astype("<u8"), index.names]
-    size = 128 + len(_padded(text)) + sum(-(-each.nbytes // 64) * 64 for each in arrays)
+def write(parts: Index | Sequence[Index], path: Path) -> None:
+    """One index, or what several of one kind have together. Durable when this returns, and whole
+    whenever it can be seen. Memory: that of the largest part."""
+    parts = [parts] if isinstance(parts, Index) else parts
+    extensions = _extensions(parts)
+    about: dict[str, Any] = {
+        "objects": [each for part in parts for each in part.objects],
+        "extensions": list(extensions),
+    }
+    first = parts[0]
+    if first.columns:
+        about["columns"] = _columns(parts)
+    text = json.dumps(about).encode()
+    samples = rows = letters = 0
+    with_crcs = True
+    for part in parts:
+        samples += len(part)
+        rows += len(part.object)
+        letters += len(part.names)
+        with_crcs = with_crcs and part.crc is not None
+    counts = _counts(first.kind, samples, rows, letters, with_crcs)
+    size = 128 + _padded(len(text))
+    size += sum(_padded(counts[name] * np.dtype(kind).itemsize) for name, kind in _TYPES.items())
     head = _HEADER.pack(
         MAGIC,
         VERSION,
-        index.kind,
-        len(index),
-        len(index.object),
+        first.kind,
+        samples,
+        rows,
         len(text),
-        index.names.nbytes,
-        index.crc is not None,
+        letters,
+        with_crcs,
         _crc32c(text),
         size,
         0,
@@ -200,10 +225,10 @@ def write(index: Index, path: Path) -> None:
     try:
         with temporary.open("wb") as file:
             file.write(head + struct.pack("<I", _crc32c(head)))
-            for each in (text, *arrays):
-                data = each if isinstance(each, bytes) else memoryview(each).cast("B")
-                file.write(data)
-                file.write(bytes(-len(data) % 64))
+            for pieces in (lambda: iter([text]), *_shifted(parts, extensions).values()):
+                for each in pieces():
+                    file.write(each if isinstance(each, bytes) else memoryview(each).cast("B"))
+                file.write(bytes(-file.tell() % 64))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -214,6 +239,20 @@ def write(index: Index, path: Path) -> None:
             os.close(folder)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _padded(size: int) -> int:
+    return -(-size // 64) * 64
+
+
+def _counts(kind: int, samples: int, parts: int, letters: int, with_crcs: bool) -> dict[str, int]:
+    """Items of each section."""
+    return dict.fromkeys(_TYPES, parts) | {
+        "starts": samples + 1,
+        "crc": parts if with_crcs else 0,
+        "name_ends": samples if kind in NAMED else 0,
+        "names": letters,
+    }
 
 
 def _crc32c(data: bytes) -> int:
@@ -239,7 +278,7 @@ def read(path: str | os.PathLike[str]) -> Index:
         raise InvalidArgument(f"{path} is no index of a data set: `stoker data index` makes one")
     if crc != _crc32c(head[:-4]) or size != len(whole):
         raise damaged
-    if version != VERSION or kind not in (TAR, WHOLE):
+    if version != VERSION or kind not in KINDS:
         raise Mismatch(
             f"the index {path} is of version {version}, kind {kind}, which this Stoker does not "
             "know: use a newer one, or make the index anew"
@@ -259,62 +298,13 @@ def read(path: str | os.PathLike[str]) -> Index:
     if _crc32c(described) != text_crc:
         raise damaged
     about = json.loads(described)
-    counts = dict.fromkeys(_TYPES, parts) | {"starts": samples + 1}
+    counts = _counts(kind, samples, parts, names, bool(has_crc))
     arrays = {name: section(dtype, counts[name]) for name, dtype in _TYPES.items()}
-    found = section("<u4", parts if has_crc else 0)
+    if not has_crc:
+        arrays["crc"] = None
     index = Index(
-        kind,
-        about["objects"],
-        about["extensions"],
-        **arrays,
-        crc=found if has_crc else None,
-        name_ends=section("<u8", samples),
-        names=section("u1", names),
+        kind, about["objects"], about["extensions"], **arrays, columns=about.get("columns", [])
     )
     if index.starts[0] != 0 or index.starts[-1] != parts:
         raise damaged
     return index
-
-
-# ---- making it
-
-
-def build(
-    store: _core.Store,
-    objects: Sequence[dict[str, Any]],
-    kind: int,
-    out: Path,
-    crcs: Callable[[Index], np.ndarray] | None,
-    done: Callable[[dict[str, Any]], None],
-) -> Index:
-    """Indexes object by object. What is done stays in a folder beside `out` until all is: a build
-    that was ended goes on from there. crcs: gives the CRCs of all parts. done: told each object."""
-    if not objects:
-        raise NotFound("there is nothing to index: no object has such a name")
-    parts = out.with_name(out.name + ".parts")
-    parts.mkdir(parents=True, exist_ok=True)
-    all_of_them = []
-    for number, each in enumerate(objects):
-        path = parts / f"{number:08d}"
-        part = _finished(path, each, kind, crcs is not None)
-        if part is None:
-            part = of_objects(store, [each], kind)
-            if crcs is not None:
-                part = replace(part, crc=crcs(part))
-            write(part, path)
-        all_of_them.append(part)
-        done(each)
-    whole = joined(all_of_them)
-    write(whole, out)
-    shutil.rmtree(parts)
-    return whole
-
-
-def _finished(path: Path, found: dict[str, Any], kind: int, with_crcs: bool) -> Index | None:
-    """The part of an earlier build, if it is one of this very object."""
-    try:
-        part = read(path)
-    except (OSError, Corruption, InvalidArgument, Mismatch):
-        return None
-    same = [{key: found[key] for key in ("key", "bytes", "tag")}] == part.objects
-    return part if same and part.kind == kind and (part.crc is not None) == with_crcs else None

@@ -1,4 +1,4 @@
-"""Samples in objects of any store: tokens, rows of arrays, whole files, WebDataset's tar files.
+"""Samples in objects of any store: tokens, rows of arrays, files, tar files, MDS, Arrow.
 
 A source knows where each sample lies and reads a batch of them by one call (`Store.read_many`), so
 that a slow store works on all of them at once. Opening one reads sizes and headers only. The tag of
@@ -22,8 +22,11 @@ import torch
 from stoker import _core
 
 from ..errors import Corruption, InvalidArgument, NotFound
-from .index import TAR, WHOLE, Index, of_objects, read
+from . import arrow, mds
+from .index import ARROW, KINDS, MDS, SAFETENSORS, TAR, WHOLE, Index, read
+from .indexing import of_objects
 from .stored import Places, Stored
+from .tensor_rows import TensorRows, columns_of, row_bytes, tensors_of
 
 _INDEX = struct.Struct(
     "<9sQBQQ"
@@ -149,8 +152,9 @@ class Indexed(Stored):
     """Samples that an index tells of, as `stoker data index` makes one (a path), or in memory.
 
     Batches are lists: of dicts for tar files ("__key__", and each extension with its bytes), of
-    (key, bytes) for whole objects. Bytes are uint8 tensors. Opening reads no object. Raises
-    NotFound and Mismatch for objects that are not there or were changed since.
+    (key, bytes) for whole objects, of dicts by column for the other kinds. Bytes are uint8 tensors.
+    Opening reads no object. Raises NotFound and Mismatch for objects that are not there or were
+    changed since.
     """
 
     def __init__(self, store: _core.Store, index: str | os.PathLike[str] | Index) -> None:
@@ -160,21 +164,37 @@ class Indexed(Stored):
             self._index = read(index)
             self._index.check(store)
         digest = hashlib.sha256(json.dumps(self._index.objects).encode()).hexdigest()
-        kind = "tar" if self._index.kind == TAR else "files"
+        kind, columns = self._index.kind, self._index.columns
+        self._records = mds.Records(columns) if kind == MDS else None
+        self._cells = arrow.Cells(columns) if kind == ARROW else None
+        self._rows = TensorRows(columns) if kind == SAFETENSORS else None
         super().__init__(
             store,
-            self._index.table(),
-            f"{kind} {digest}",
+            self._index.table(self._records.bytes if self._records else ()),
+            f"{KINDS[kind]} {digest}",
             sum(each["bytes"] for each in self._index.objects),
         )
 
     def sample(self, number: int, memory: np.ndarray, places: Places) -> Any:
         """One sample."""
-        parts = [torch.from_numpy(memory[place[0] : sum(place)]) for place in places]
+        raw = [memory[at : at + size] for at, size in places]
+        if self._records is not None:
+            return self._records.sample(number, raw)
+        if self._cells is not None:
+            return self._cells.sample(number, raw, self._index.extensions_of(number))
+        if self._rows is not None:
+            return self._rows.sample(number, raw)
+        parts = [torch.from_numpy(each) for each in raw]
         name = self._index.name(number)
         if self._index.kind == WHOLE:
             return name, parts[0]
         return {"__key__": name, **dict(zip(self._index.extensions_of(number), parts, strict=True))}
+
+    def part_name(self, number: int, part: int) -> str:
+        for of in (self._records, self._cells, self._rows):
+            if of is not None:
+                return of.names[part]
+        return self._index.extensions_of(number)[part]
 
 
 class Files(Indexed):
@@ -209,6 +229,112 @@ class Tar(Indexed):
     def __init__(self, store: _core.Store, keys: str | Sequence[str]) -> None:
         keys = [keys] if isinstance(keys, str) else list(keys)
         super().__init__(store, of_objects(store, [store.stat(key) for key in keys], TAR))
+
+
+class Mds(Indexed):
+    """MDS shards, as MosaicML Streaming's MDSWriter makes them: folders with an index.json.
+
+    Batches are lists of dicts by column: numbers, str, what JSON holds; arrays as tensors; bytes,
+    JPEGs and PNGs as uint8 tensors of what was written. Opening reads each index.json and the
+    offsets in front of each shard: of many, make an index once (`Indexed`). Raises InvalidArgument
+    for pickled columns and compressed shards, Corruption for shards that are cut or differ from
+    their index.json.
+    """
+
+    def __init__(self, store: _core.Store, folders: str | Sequence[str] = "") -> None:
+        folders = [folders] if isinstance(folders, str) else list(folders)
+        found = []
+        for folder in folders:
+            prefix = folder.rstrip("/") + "/" if folder else ""
+            found += mds.shards(store, [prefix + mds.INDEX], store.list(prefix))
+        super().__init__(store, of_objects(store, found, MDS))
+
+
+class Arrow(Indexed):
+    """Rows of Arrow streams and files, as HF `datasets` saves them (`save_to_disk`).
+
+    names: folders with a state.json, or with .arrow objects; or such objects. Batches are lists of
+    dicts by column: numbers, bool and str; binary as uint8 tensors; lists of numbers as tensors;
+    None where a cell is null; dates and times as integers in the unit of their column. Members of
+    structs are columns, "image.bytes". Opening reads the head and the offsets of each record batch:
+    of many, make an index once (`Indexed`). Raises InvalidArgument for other types, compressed or
+    dictionary-encoded ones; Corruption for objects that are cut or damaged.
+    """
+
+    def __init__(self, store: _core.Store, names: str | Sequence[str] = "") -> None:
+        names = [names] if isinstance(names, str) else list(names)
+        found = []
+        for name in names:
+            found += arrow.objects(store, name, store.list(name))
+        super().__init__(store, of_objects(store, found, ARROW))
+
+
+class Safetensors(Stored):
+    """Rows of safetensors files: sample i is row i, through all objects.
+
+        Safetensors(store, "data.safetensors", "images")   # one tensor: [samples, ...] of its type
+        Safetensors(store, keys)                           # all tensors: list of dicts by name
+        Safetensors(store, keys, ["images", "labels"])     # some of them
+
+    The tensors of an object have the same first dimension, and all objects the same tensors, types
+    and shapes of a row. Opening reads headers only, however many rows there are. Raises
+    InvalidArgument for tensors that do not fit one another, Corruption for objects that are cut.
+    """
+
+    def __init__(
+        self,
+        store: _core.Store,
+        keys: str | Sequence[str],
+        tensors: str | Sequence[str] | None = None,
+    ) -> None:
+        keys = [keys] if isinstance(keys, str) else list(keys)
+        names = [tensors] if isinstance(tensors, str) else tensors
+        objects = [store.stat(key) for key in keys]
+        placed = [tensors_of(store, each, names) for each in objects]
+        columns = columns_of(placed[0])
+        for key, each in zip(keys, placed, strict=True):
+            if columns_of(each) != columns:
+                raise InvalidArgument(
+                    f"'{key}' has other tensors, types or shapes than '{keys[0]}': give each kind "
+                    "its own source"
+                )
+        self._rows = TensorRows(columns)
+        counts = [each[0].spec.shape[0] for each in placed]
+        sizes = [row_bytes(each) for each in placed[0]]
+        if isinstance(tensors, str):
+            self.kind = self._dtype, self._shape = (
+                placed[0][0].spec.dtype,
+                tuple(columns[0]["shape"]),
+            )
+            runs = [(at, counts[at], each[0].offset) for at, each in enumerate(placed)]
+            table = _core.SampleTable.equal(
+                keys, np.array(runs, np.uint64).reshape(-1, 3), sizes[0], sizes[0]
+            )
+        else:
+            table = _core.SampleTable.rows(
+                keys,
+                [
+                    (at, counts[at], [tensor.offset for tensor in each])
+                    for at, each in enumerate(placed)
+                ],
+                sizes,
+            )
+        chosen = "" if tensors is None else f" {json.dumps(tensors)}"
+        about = [{name: each[name] for name in ("key", "bytes", "tag")} for each in objects]
+        digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()
+        super().__init__(store, table, f"safetensors {digest}{chosen}", sum(counts) * sum(sizes))
+
+    def rows(self, memory: np.ndarray, count: int) -> torch.Tensor:
+        """[count, ...] of the one tensor's type"""
+        return torch.from_numpy(memory).view(self._dtype).reshape(count, *self._shape)
+
+    def sample(self, number: int, memory: np.ndarray, places: Places) -> Any:
+        if self.kind is not None:
+            return super().sample(number, memory, places)
+        return self._rows.sample(number, [memory[at : at + size] for at, size in places])
+
+    def part_name(self, number: int, part: int) -> str:
+        return self._rows.names[part]
 
 
 # ---- what lies where

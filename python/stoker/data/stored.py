@@ -49,6 +49,10 @@ class Stored:
         """One sample of whatever parts."""
         return self.rows(memory[places[0][0] : sum(places[0])], 1)[0]
 
+    def part_name(self, number: int, part: int) -> str:
+        """Under which name a sample that is a dict has this part of it."""
+        return ""
+
     @cached_property
     def _alone(self) -> StoredSources:
         return StoredSources([self], 2)
@@ -117,6 +121,14 @@ class Reading:
         return [
             self._of.sources[int(sources[at])].sample(int(samples[at]), memory, places[at])
             for at in which
+        ]
+
+    def part_names(self, which: Several[int], parts: Several[int]) -> list[str]:
+        """Of some samples of it, once it is there, the name of one part each."""
+        sources, samples = self._batch.picks
+        return [
+            self._of.sources[int(sources[at])].part_name(int(samples[at]), part)
+            for at, part in zip(which, parts, strict=True)
         ]
 
     def decoded_by(self, decoder: _core.ImageDecoder, first: int, epoch: int) -> _core.Images:

@@ -12,9 +12,10 @@ from tqdm import tqdm
 import stoker
 from stoker import _core
 from stoker.command import Parser, fail, named, say
-from stoker.data.index import TAR, WHOLE, Index, build, read
-from stoker.data.stored import StoredSources
-from stoker.data.sources import Indexed
+from stoker.data import arrow, mds
+from stoker.data.index import ARROW, KINDS, MDS, SAFETENSORS, TAR, WHOLE, Index, read
+from stoker.data.indexing import build
+from stoker.data.stored import Stored, StoredSources
 from stoker.errors import InvalidArgument, StokerError
 
 _DESCRIPTION = """\
@@ -22,6 +23,8 @@ Data sets in stores. STORE is a folder, or a composition ("dir:/folder", "s3://b
 "local:/folder"). `stoker.data.Indexed(store, FILE)` reads what was indexed."""
 _EPILOG = """\
 Exit status: 0 it was done; 1 it failed; 2 the command line is wrong."""
+# Compressed ones are refused by name, rather than left out.
+_TARS = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
 _AT_ONCE = 64 << 20  # bytes of samples that are read at once for their checksums
 
 
@@ -37,8 +40,9 @@ def parser() -> Parser:
     index.add_argument("--out", type=Path, required=True, metavar="FILE", help="the index")
     index.add_argument(
         "--kind",
-        choices=("tar", "files"),
-        help="samples are members of tar files, or whole objects (default: by the names)",
+        choices=tuple(KINDS.values()),
+        help="samples are members of tar files, whole objects, records of MDS shards, or rows of "
+        "Arrow or safetensors files (default: by the names)",
     )
     index.add_argument(
         "--crc", action="store_true", help="read all samples and note their checksums"
@@ -63,9 +67,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _index(args) -> int:
     with stoker.open_store(args.store, read_only=True) as store:
         found = store.list(args.prefix)
-        tars = [each for each in found if each["key"].endswith(".tar")]
-        kind = {"tar": TAR, "files": WHOLE, None: TAR if tars else WHOLE}[args.kind]
-        chosen = tars if kind == TAR else found
+        named = {name: kind for kind, name in KINDS.items()}
+        kind = named[args.kind] if args.kind else _kind_of(found)
+        chosen = _chosen(store, found, kind)
         if args.out.is_dir():
             raise InvalidArgument(f"{args.out} is a folder: name a file for the index")
         total = sum(each["bytes"] for each in chosen)
@@ -79,9 +83,36 @@ def _index(args) -> int:
     return 0
 
 
+def _kind_of(found: list[dict]) -> int:
+    names = [each["key"] for each in found]
+    if any(name.endswith(_TARS) for name in names):
+        return TAR
+    shards = any(name.endswith((".mds", ".mds.zstd")) for name in names)
+    if shards and mds.topmost(names):
+        return MDS
+    for ending, kind in ((".arrow", ARROW), (".safetensors", SAFETENSORS)):
+        if any(name.endswith(ending) for name in names):
+            return kind
+    return WHOLE
+
+
+def _chosen(store: _core.Store, found: list[dict], kind: int) -> list[dict]:
+    """Those that samples of this kind lie in."""
+    if kind == TAR:
+        return [each for each in found if each["key"].endswith(_TARS)]
+    if kind == MDS:
+        indexes = mds.topmost([each["key"] for each in found])
+        return mds.shards(store, indexes, found) if indexes else []
+    if kind == ARROW:
+        return arrow.all_objects(store, found)
+    if kind == SAFETENSORS:
+        return [each for each in found if each["key"].endswith(".safetensors")]
+    return found
+
+
 def _crcs(store: _core.Store, index: Index) -> np.ndarray:
     """CRC-32C of every part."""
-    reader = StoredSources([Indexed(store, index)], 2)
+    reader = StoredSources([Stored(store, index.table(), "", 0)], 2)  # records are left whole
     crcs, first = [], 0
     # Bytes of all samples before each.
     before = np.append(0, np.cumsum(index.bytes, dtype=np.int64))[index.starts.astype(np.int64)]
@@ -105,12 +136,13 @@ def _show(args) -> int:
 
 def _facts(index: Index) -> dict:
     return {
-        "kind": "tar" if index.kind == TAR else "files",
+        "kind": KINDS[index.kind],
         "objects": len(index.objects),
         "samples": len(index),
         "parts": len(index.object),
         "bytes": int(index.bytes.sum(dtype=np.uint64)),
         "extensions": index.extensions,
+        "columns": index.columns,
         "checksums": index.crc is not None,
     }
 

@@ -46,7 +46,7 @@ class BatchReader::State {
               std::all_of(sources_.begin(), sources_.end(),
                           [first](const auto& each) { return row_bytes_of(each) == first; });
     checks_ = std::any_of(sources_.begin(), sources_.end(), [](const auto& each) {
-      return each.integers.has_value() || each.table->has_crcs();
+      return each.integers.has_value() || each.table->has_crcs() || each.table->has_records();
     });
   }
   ~State() {
@@ -241,6 +241,9 @@ class BatchReader::State {
       if (const Status sound = verify_all(*work->batch); !sound) work->error = sound.error();
       times.verified = times.taken + (now() - copied);  // the copy is part of the assembly
       widen_all(*work);
+      if (!work->error) {
+        if (const Status whole = split_all(*work->batch); !whole) work->error = whole.error();
+      }
       times.assembled = now();
       finish(work);
     });
@@ -269,6 +272,34 @@ class BatchReader::State {
                                 {batch.memory.data() + place.offset, place.bytes}));
       }
     }
+    return {};
+  }
+
+  // Records become their columns, where they lie.
+  Status split_all(Batch& batch) const {
+    const bool records = std::any_of(sources_.begin(), sources_.end(), [](const BatchSource& each) {
+      return each.table->has_records();
+    });
+    if (!records) return {};
+    std::vector<Place> parts;
+    std::vector<uint64_t> starts{0};
+    starts.reserve(batch.starts.size());
+    for (size_t i = 0; i < batch.picks.size(); ++i) {
+      const auto& [source, sample] = batch.picks[i];
+      const SampleTable& table = *sources_[source].table;
+      const Place* of = batch.parts.data() + batch.starts[i];
+      if (table.has_records()) {
+        const size_t before = parts.size();
+        STOKER_TRY(table.split(sample, {batch.memory.data() + of->offset, of->bytes}, parts));
+        for (size_t at = before; at < parts.size(); ++at) parts[at].offset += of->offset;
+      } else {
+        const size_t count = batch.starts[i + 1] - batch.starts[i];
+        parts.insert(parts.end(), of, of + count);
+      }
+      starts.push_back(parts.size());
+    }
+    batch.parts = std::move(parts);
+    batch.starts = std::move(starts);
     return {};
   }
 

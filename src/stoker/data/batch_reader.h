@@ -29,11 +29,6 @@ struct BatchSource {
   std::optional<Integer> integers;
 };
 
-// Bytes of a batch's memory.
-struct Place {
-  uint64_t offset = 0, bytes = 0;
-};
-
 // Bytes of one object that a batch needed.
 struct Asked {
   uint64_t source = 0, object = 0, bytes = 0;
@@ -55,7 +50,7 @@ struct Batch {
   AlignedBytes memory;
   uint64_t bytes = 0;  // of it that the batch takes
   std::vector<Pick> picks;
-  // Of pick i: parts [starts[i], starts[i + 1]).
+  // Of pick i: parts [starts[i], starts[i + 1]), places in the memory. Of records: their columns.
   std::vector<Place> parts;
   std::vector<uint64_t> starts;
   // Bytes that each source's store was asked for, and by how many ranges. What is read for several

@@ -54,8 +54,37 @@ Result<SampleTable> SampleTable::equal(std::vector<std::string> keys,
   return table;
 }
 
+Result<SampleTable> SampleTable::rows(std::vector<std::string> keys, std::vector<RowRun> runs,
+                                      std::vector<uint64_t> row_bytes) {
+  SampleTable table(std::move(keys));
+  constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
+  if (row_bytes.empty() || std::ranges::count(row_bytes, uint64_t{0}) != 0)
+    return make_error(Code::invalid_argument, "rows have at least one byte", kWhere);
+  uint64_t samples = 0;
+  for (const RowRun& run : runs) {
+    if (run.object >= table.keys_.size()) return unknown_object(run.object, table.keys_.size());
+    if (run.offsets.size() != row_bytes.size())
+      return make_error(Code::invalid_argument,
+                        "a run names " + std::to_string(run.offsets.size()) + " arrays of " +
+                            std::to_string(row_bytes.size()),
+                        kWhere);
+    for (size_t i = 0; i < row_bytes.size(); ++i) {
+      if (run.offsets[i] > kMost || run.samples > (kMost - run.offsets[i]) / row_bytes[i])
+        return make_error(Code::invalid_argument, "rows lie beyond the largest offset", kWhere);
+    }
+    if (run.samples > kMost - samples)
+      return make_error(Code::invalid_argument, "there are more rows than can be counted", kWhere);
+    samples += run.samples;
+    table.ends_.push_back(samples);
+  }
+  table.row_runs_ = std::move(runs);
+  table.row_bytes_ = std::move(row_bytes);
+  return table;
+}
+
 Result<SampleTable> SampleTable::ranges(std::vector<std::string> keys,
-                                        std::vector<uint64_t> object_bytes, RangeArrays arrays) {
+                                        std::vector<uint64_t> object_bytes, RangeArrays arrays,
+                                        RecordLayout record) {
   SampleTable table(std::move(keys));
   const size_t parts = arrays.objects.size();
   const bool fits = object_bytes.size() == table.keys_.size() && !arrays.starts.empty() &&
@@ -67,27 +96,38 @@ Result<SampleTable> SampleTable::ranges(std::vector<std::string> keys,
                       kWhere);
   table.object_bytes_ = std::move(object_bytes);
   table.arrays_ = std::move(arrays);
+  table.record_ = std::move(record);
   return table;
 }
 
 uint64_t SampleTable::samples() const {
-  if (bytes_ == 0) return arrays_.starts.size() - 1;
+  if (bytes_ == 0 && row_bytes_.empty()) return arrays_.starts.size() - 1;
   return ends_.empty() ? 0 : ends_.back();
 }
 
 Result<uint64_t> SampleTable::append(uint64_t sample, uint64_t into,
                                      std::vector<Piece>& pieces) const {
   STOKER_CHECK(sample < samples());
-  if (bytes_ != 0) {
+  if (bytes_ != 0 || !row_bytes_.empty()) {
     const auto end = std::upper_bound(ends_.begin(), ends_.end(), sample);
     const auto run = static_cast<size_t>(end - ends_.begin());
     const uint64_t before = run == 0 ? 0 : ends_[run - 1];
+    if (bytes_ == 0) {
+      const RowRun& rows = row_runs_[run];
+      for (size_t i = 0; i < row_bytes_.size(); ++i) {
+        const uint64_t bytes = row_bytes_[i];
+        pieces.push_back({rows.object, rows.offsets[i] + (sample - before) * bytes, bytes, into});
+        into += bytes;
+      }
+      return into;
+    }
     const EqualRun& of = runs_[run];
     pieces.push_back({of.object, of.offset + (sample - before) * stride_, bytes_, into});
     return into + bytes_;
   }
   const uint64_t first = arrays_.starts[sample], last = arrays_.starts[sample + 1];
   if (first > last || last > arrays_.objects.size()) return impossible(sample);
+  if (has_records() && last - first != 1) return impossible(sample);
   for (uint64_t part = first; part < last; ++part) {
     const Piece piece{arrays_.objects[part], arrays_.offsets[part], arrays_.bytes[part], into};
     if (piece.object >= keys_.size()) return impossible(sample);
@@ -104,7 +144,7 @@ Result<std::vector<PlanRun>> SampleTable::plan() const {
   for (const EqualRun& run : runs_) {
     if (run.samples > 0) plan.push_back({run.object, run.offset, bytes_, run.samples, stride_});
   }
-  if (bytes_ != 0) return plan;
+  if (bytes_ != 0 || !row_bytes_.empty()) return plan;
   std::vector<Piece> parts;
   for (uint64_t sample = 0; sample < samples(); ++sample) {
     parts.clear();
@@ -126,12 +166,22 @@ Result<std::vector<PlanRun>> SampleTable::plan() const {
 Status SampleTable::verify(uint64_t sample, size_t number, std::span<const std::byte> read) const {
   const uint64_t part = arrays_.starts[sample] + number;
   if (crc32c(read.data(), read.size()) == arrays_.crcs[part]) return {};
+  return damaged(sample, part, "differ from the index; fetch that object anew, or index it again");
+}
+
+Status SampleTable::split(uint64_t sample, std::span<const std::byte> read,
+                          std::vector<Place>& places) const {
+  if (split_record(record_, read, places)) return {};
+  return damaged(sample, arrays_.starts[sample],
+                 "do not hold its columns exactly; fetch that object anew");
+}
+
+Error SampleTable::damaged(uint64_t sample, uint64_t part, const char* how) const {
   return make_error(Code::corruption,
                     "sample " + std::to_string(sample) + " is damaged: bytes " +
                         std::to_string(arrays_.offsets[part]) + " to " +
                         std::to_string(arrays_.offsets[part] + arrays_.bytes[part]) + " of '" +
-                        keys_[arrays_.objects[part]] +
-                        "' differ from the index; fetch that object anew, or index it again",
+                        keys_[arrays_.objects[part]] + "' " + how,
                     kWhere);
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "stoker/data/record.h"
 #include "stoker/store/plan.h"
 #include "stoker/store/store.h"
 
@@ -17,6 +18,13 @@ struct EqualRun {
   uint64_t object = 0;  // which of the keys
   uint64_t samples = 0;
   uint64_t offset = 0;  // of the first
+};
+
+// A number of samples in one object, of one row each of several arrays.
+struct RowRun {
+  uint64_t object = 0;
+  uint64_t samples = 0;
+  std::vector<uint64_t> offsets;  // of the first row of each array
 };
 
 // Sample i has parts [starts[i], starts[i + 1]). Arrays that somebody else owns, a mapped index
@@ -36,10 +44,16 @@ class SampleTable {
   // the runs.
   static Result<SampleTable> equal(std::vector<std::string> keys, const std::vector<EqualRun>& runs,
                                    uint64_t stride, uint64_t bytes);
+  // Samples with one part of each of several arrays, whose rows have so many bytes and follow one
+  // another; numbered through the runs.
+  static Result<SampleTable> rows(std::vector<std::string> keys, std::vector<RowRun> runs,
+                                  std::vector<uint64_t> row_bytes);
   // Samples of any ranges in objects of so many bytes. The arrays are looked at sample by sample
-  // only: they may be larger than memory.
+  // only: they may be larger than memory. record: each sample has one part, which is split into
+  // such columns once it is read.
   static Result<SampleTable> ranges(std::vector<std::string> keys,
-                                    std::vector<uint64_t> object_bytes, RangeArrays arrays);
+                                    std::vector<uint64_t> object_bytes, RangeArrays arrays,
+                                    RecordLayout record = {});
 
   uint64_t samples() const;
   const std::vector<std::string>& keys() const { return keys_; }
@@ -51,23 +65,32 @@ class SampleTable {
   // sample: less than samples(). corruption: its ranges cannot be.
   Result<uint64_t> append(uint64_t sample, uint64_t into, std::vector<Piece>& pieces) const;
   // Each sample as an item of a Plan, from its first byte to its last; nothing if one is of several
-  // objects. corruption: its ranges cannot be.
+  // objects, or of rows of several arrays. corruption: its ranges cannot be.
   Result<std::vector<PlanRun>> plan() const;
   bool has_crcs() const { return !arrays_.crcs.empty(); }
+  bool has_records() const { return !record_.empty(); }
   // Compares a part of a sample that append() gave a place, the number-th of it.
   Status verify(uint64_t sample, size_t number, std::span<const std::byte> read) const;
+  // Appends where the columns of a sample lie, counted from its first byte. corruption: they do not
+  // fill it.
+  Status split(uint64_t sample, std::span<const std::byte> read, std::vector<Place>& places) const;
 
  private:
   explicit SampleTable(std::vector<std::string> keys) : keys_(std::move(keys)) {}
+  Error damaged(uint64_t sample, uint64_t part, const char* how) const;
 
   std::vector<std::string> keys_;
   // equal samples
   std::vector<EqualRun> runs_;
   std::vector<uint64_t> ends_;  // samples of each run and those before it
   uint64_t stride_ = 0, bytes_ = 0;
+  // rows
+  std::vector<RowRun> row_runs_;
+  std::vector<uint64_t> row_bytes_;
   // ranges
   std::vector<uint64_t> object_bytes_;
   RangeArrays arrays_;
+  RecordLayout record_;
 };
 
 }  // namespace stoker::data
