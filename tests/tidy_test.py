@@ -706,9 +706,15 @@ def test_every_rule_has_a_tree_in_which_it_fails() -> None:
     assert {rule for rule, _, count in BROKEN if count} == set(RULES)
 
 
-def test_make_sanitize_runs_the_tests_of_each_sanitizer() -> None:
-    planned = subprocess.run(
-        ["make", "--dry-run", "sanitize"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    for sanitizer in ("asan-ubsan", "tsan"):
-        assert re.search(rf'tools/sanitize.sh {sanitizer} \d+ "\w', planned)
+def test_make_sanitize_leaves_no_test_out_for_good() -> None:
+    """All run under asan-ubsan; what tsan leaves out runs in `make soak`, but for tests without
+    threads."""
+
+    def planned(target: str) -> str:
+        words = ["make", "--dry-run", target]
+        return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert re.search(r'tools/sanitize.sh asan-ubsan \d+ "none"', planned("sanitize"))
+    assert re.search(r'tools/sanitize.sh tsan \d+ "\w', planned("sanitize"))
+    soak = re.search(r'tools/sanitize.sh tsan \d+ "([^"]*)"', planned("soak"))
+    assert soak and soak[1] == "classes_test|codec_test|optim_test"

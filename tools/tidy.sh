@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The layout of every source, then clang-tidy over the C++ sources of the library and the command,
+# The layout of every source, then clang-tidy (with the checks of base/mutex.h) over the C++ sources,
 # or over those that changed since a commit. Usage: tidy.sh BUILD_DIR JOBS [SINCE]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -29,5 +29,5 @@ done < <(listed | sort -u)
 # The flags in the build's list are gcc's: clang need not know them all.
 printf '%s\n' "${sources[@]}" |
   xargs -P "$jobs" -n 4 "$tidy" -p "$build" --quiet --warnings-as-errors='*' \
-    --extra-arg=-Wno-unknown-warning-option
+    --extra-arg=-Wno-unknown-warning-option --extra-arg=-Wthread-safety
 echo "stoker tidy: ${#sources[@]} sources are clean" >&2

@@ -7,14 +7,13 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "stoker/base/mutex.h"
 #include "stoker/base/result.h"
 
 namespace stoker {
@@ -37,15 +36,15 @@ struct ContinuationOf final : Continuation<T> {
 
 template <typename T>
 struct FutureState {
-  std::mutex mutex;
-  std::condition_variable done;
-  std::optional<Result<T>> result;
-  std::vector<std::unique_ptr<Continuation<T>>> continuations;
+  Mutex mutex;
+  CondVar done;
+  std::optional<Result<T>> result;  // written once, with the mutex; whoever saw it set reads it
+  std::vector<std::unique_ptr<Continuation<T>>> continuations GUARDED_BY(mutex);
 
   void complete(Result<T> value) {
     std::vector<std::unique_ptr<Continuation<T>>> run;
     {
-      std::lock_guard lock(mutex);
+      MutexLock lock(mutex);
       STOKER_CHECK(!result.has_value());
       result.emplace(std::move(value));
       run.swap(continuations);
@@ -73,13 +72,13 @@ class [[nodiscard]] Future {
   bool valid() const { return state_ != nullptr; }
 
   bool ready() const {
-    std::lock_guard lock(state_->mutex);
+    MutexLock lock(state_->mutex);
     return state_->result.has_value();
   }
 
   // The result stays owned by the shared state: valid as long as any handle lives.
   const Result<T>& wait() const {
-    std::unique_lock lock(state_->mutex);
+    MutexLock lock(state_->mutex);
     state_->done.wait(lock, [this] { return state_->result.has_value(); });
     return *state_->result;
   }
@@ -87,7 +86,7 @@ class [[nodiscard]] Future {
   // Waits at most `timeout`; whether the result is there. For callers that have something else to
   // look at meanwhile (signals).
   bool wait_for(std::chrono::nanoseconds timeout) const {
-    std::unique_lock lock(state_->mutex);
+    MutexLock lock(state_->mutex);
     return state_->done.wait_for(lock, timeout, [this] { return state_->result.has_value(); });
   }
 
@@ -95,7 +94,7 @@ class [[nodiscard]] Future {
   template <typename F>
   void on_done(F f) const {
     {
-      std::lock_guard lock(state_->mutex);
+      MutexLock lock(state_->mutex);
       if (!state_->result.has_value()) {
         state_->continuations.push_back(
             std::make_unique<detail::ContinuationOf<T, F>>(std::move(f)));

@@ -19,7 +19,7 @@ Pool::Pool(size_t threads) {
 
 Pool::~Pool() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_all();
@@ -28,7 +28,7 @@ Pool::~Pool() {
 
 void Pool::run(std::function<void()> task) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     tasks_.push_back(std::move(task));
   }
   wake_.notify_one();
@@ -41,9 +41,9 @@ bool Pool::here() const {
 }
 
 void Pool::work() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   for (;;) {
-    wake_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
+    wake_.wait(lock, [this]() REQUIRES(mutex_) { return stopping_ || !tasks_.empty(); });
     if (tasks_.empty()) return;
     auto task = std::move(tasks_.front());
     tasks_.pop_front();

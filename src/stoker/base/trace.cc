@@ -6,7 +6,7 @@
 namespace stoker {
 
 void Trace::start(size_t spans_max) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   spans_.clear();
   spans_.reserve(spans_max);
   spans_max_ = spans_max;
@@ -16,7 +16,7 @@ void Trace::start(size_t spans_max) {
 
 void Trace::add(Span span) {
   span.thread = std::hash<std::thread::id>()(std::this_thread::get_id());
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!on()) return;  // stopped meanwhile
   if (spans_.size() == spans_max_) {
     ++dropped_;
@@ -26,7 +26,7 @@ void Trace::add(Span span) {
 }
 
 std::pair<std::vector<Span>, size_t> Trace::stop() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   on_ = false;
   return {std::exchange(spans_, {}), std::exchange(dropped_, 0)};
 }

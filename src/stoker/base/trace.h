@@ -4,12 +4,12 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "stoker/base/clock.h"
+#include "stoker/base/mutex.h"
 
 namespace stoker {
 
@@ -32,10 +32,10 @@ class Trace {
 
  private:
   std::atomic<bool> on_{false};
-  std::mutex mutex_;
-  std::vector<Span> spans_;  // guarded by mutex_, as those below
-  size_t spans_max_ = 0;
-  size_t dropped_ = 0;
+  Mutex mutex_;
+  std::vector<Span> spans_ GUARDED_BY(mutex_);
+  size_t spans_max_ GUARDED_BY(mutex_) = 0;
+  size_t dropped_ GUARDED_BY(mutex_) = 0;
 };
 
 // Adds a span for its scope, if the trace is on when that begins. `name` is called at the end, and

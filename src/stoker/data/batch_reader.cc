@@ -2,15 +2,14 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <string>
 #include <utility>
 
 #include "stoker/base/bytes.h"
 #include "stoker/base/clock.h"
+#include "stoker/base/mutex.h"
 #include "stoker/base/pool.h"
 #include "stoker/data/neighbour_reads.h"
 
@@ -50,8 +49,8 @@ class BatchReader::State {
     });
   }
   ~State() {
-    std::unique_lock lock(mutex_);
-    idle_.wait(lock, [this] { return under_way_ == 0; });
+    MutexLock lock(mutex_);
+    idle_.wait(lock, [this]() REQUIRES(mutex_) { return under_way_ == 0; });
   }
 
   BatchRead read(Reads reads) {
@@ -77,7 +76,7 @@ class BatchReader::State {
       if (!sources_[soon.source].table->apart()) (void)get(soon, *work->batch, read);
     }
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       ++under_way_;
     }
     start(work);
@@ -96,8 +95,8 @@ class BatchReader::State {
     // Of each pick, where it came with its neighbours; or nothing.
     std::vector<NeighbourReadPtr> neighbours;
     std::atomic<size_t> left{1};  // calls to stores, and the one that starts them
-    std::mutex mutex;
-    std::optional<Error> error;  // guarded by mutex
+    Mutex mutex;
+    std::optional<Error> error;  // written with the mutex, until `left` is 0
     Promise<BatchPtr> promise;
   };
   using WorkPtr = std::shared_ptr<Work>;
@@ -173,7 +172,7 @@ class BatchReader::State {
       batch.asked[of.source] += got.read->asked();
       batch.ranges[of.source] += got.read->requests();
       {
-        std::lock_guard lock(mutex_);
+        MutexLock lock(mutex_);
         ++under_way_;
       }
       got.read->done().on_done([this](const Status&) { left(); });
@@ -227,7 +226,7 @@ class BatchReader::State {
 
   void part_done(const WorkPtr& work, const Status& status) {
     if (!status) {
-      std::lock_guard lock(work->mutex);
+      MutexLock lock(work->mutex);
       if (!work->error) work->error = status.error();
     }
     if (--work->left != 0) return;
@@ -336,7 +335,7 @@ class BatchReader::State {
   }
 
   void left() {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (--under_way_ == 0) idle_.notify_all();
   }
 
@@ -344,10 +343,10 @@ class BatchReader::State {
   const std::shared_ptr<Spares> spares_, raw_spares_;
   NeighbourReads neighbours_;
   bool packed_ = false, checks_ = false;
-  std::mutex mutex_;
-  std::condition_variable idle_;
-  size_t under_way_ = 0;  // guarded by mutex_
-  Pool pool_{1};          // the last member: it ends before what its jobs use
+  Mutex mutex_;
+  CondVar idle_;
+  size_t under_way_ GUARDED_BY(mutex_) = 0;
+  Pool pool_{1};  // the last member: it ends before what its jobs use
 };
 
 Result<std::unique_ptr<BatchReader>> BatchReader::make(std::vector<BatchSource> sources,

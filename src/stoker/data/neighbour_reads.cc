@@ -51,7 +51,7 @@ std::span<const Piece> NeighbourRead::parts(uint64_t sample) const {
 }
 
 Result<NeighbourReads::Got> NeighbourReads::get(const BatchSource& source, const Neighbours& of) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   NeighbourReadPtr& known = reads_[of];
   if (known && !(known->done().ready() && !known->done().wait())) return Got{known, false};
   auto made = std::make_shared<NeighbourRead>(of, spares_);
@@ -66,7 +66,7 @@ Result<NeighbourReads::Got> NeighbourReads::get(const BatchSource& source, const
 }
 
 void NeighbourReads::keep(uint32_t source, uint64_t lane, uint64_t turn) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto begin = reads_.lower_bound({source, lane, 0, 0, 0});
   const auto first = reads_.lower_bound({source, lane, turn, 0, 0});
   reads_.erase(begin, first);

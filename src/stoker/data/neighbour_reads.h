@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
 #include "stoker/base/future.h"
+#include "stoker/base/mutex.h"
 #include "stoker/data/sample_table.h"
 #include "stoker/data/sequence.h"
 #include "stoker/data/spares.h"
@@ -70,8 +70,8 @@ class NeighbourReads {
 
  private:
   const std::shared_ptr<Spares> spares_;
-  std::mutex mutex_;
-  std::map<Neighbours, NeighbourReadPtr> reads_;  // guarded by mutex_
+  Mutex mutex_;
+  std::map<Neighbours, NeighbourReadPtr> reads_ GUARDED_BY(mutex_);
 };
 
 }  // namespace stoker::data

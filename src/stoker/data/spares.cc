@@ -12,7 +12,7 @@ constexpr uint64_t kPage = 4096;
 
 AlignedBytes Spares::take(uint64_t bytes) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = kept_.lower_bound(bytes);
     // Much larger ones stay for those that need them.
     if (found != kept_.end() && found->first <= std::max(2 * bytes, 16 * kPage)) {
@@ -27,7 +27,7 @@ AlignedBytes Spares::take(uint64_t bytes) {
 void Spares::give_back(AlignedBytes memory) {
   // A disk that was given up may still write there: it is kept back for good.
   if (memory.data() == nullptr || memory.lost()) return;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const uint64_t bytes = memory.size();
   kept_.emplace(bytes, std::move(memory));
   if (kept_.size() > most_) kept_.erase(kept_.begin());

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 
+#include "stoker/base/mutex.h"
 #include "stoker/store/blocking_io.h"
 
 namespace stoker::data {
@@ -22,8 +22,8 @@ class Spares {
 
  private:
   const size_t most_;
-  std::mutex mutex_;
-  std::multimap<uint64_t, AlignedBytes> kept_;  // by bytes; guarded by mutex_
+  Mutex mutex_;
+  std::multimap<uint64_t, AlignedBytes> kept_ GUARDED_BY(mutex_);  // by bytes
 };
 
 }  // namespace stoker::data

@@ -197,7 +197,7 @@ Result<FileInfo> FileTable::open(const OpenFile& request) {
 }
 
 FileInfo FileTable::add(File file) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   auto place = std::find_if(files_.begin(), files_.end(), [](const File& f) { return f.fd < 0; });
   if (place == files_.end()) place = files_.emplace(files_.end());
   file.info.id = static_cast<FileId>(place - files_.begin());
@@ -206,7 +206,7 @@ FileInfo FileTable::add(File file) {
 }
 
 Status FileTable::close(FileId id) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (id < 0 || static_cast<size_t>(id) >= files_.size() ||
       files_[static_cast<size_t>(id)].fd < 0) {
     return make_error(Code::invalid_argument, "no file is open under the id " + std::to_string(id),
@@ -223,7 +223,7 @@ Status FileTable::close(FileId id) {
 }
 
 const FileTable::File* FileTable::find(FileId id) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (id < 0 || static_cast<size_t>(id) >= files_.size()) return nullptr;
   const File& file = files_[static_cast<size_t>(id)];
   return file.fd < 0 ? nullptr : &file;

@@ -4,11 +4,11 @@
 
 #include <cstdint>
 #include <deque>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "stoker/base/mutex.h"
 #include "stoker/base/result.h"
 #include "stoker/io/engine.h"
 #include "stoker/io/nvme/command.h"
@@ -43,8 +43,8 @@ class FileTable {
   const File* find(FileId id) const;
 
  private:
-  mutable std::mutex mutex_;
-  std::deque<File> files_;  // guarded by mutex_; never shrinks, so that pointers hold
+  mutable Mutex mutex_;
+  std::deque<File> files_ GUARDED_BY(mutex_);  // never shrinks, so that pointers hold
 };
 
 // Why `op` cannot be started on `file` (null: unknown id), as the op's error; true if it can.

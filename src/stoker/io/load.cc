@@ -1,7 +1,6 @@
 #include "stoker/io/load.h"
+#include "stoker/base/mutex.h"
 
-#include <condition_variable>
-#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -16,30 +15,32 @@ class Run {
       : loop_(loop), file_(file), memory_(memory), load_(load), ops_(load.depth) {}
 
   Result<LoadResult> go() {
-    started_ns_ = loop_.clock().now_ns();
     std::vector<Op*> first;
+    MutexLock lock(mutex_);
+    started_ns_ = loop_.clock().now_ns();
     for (size_t i = 0; i < ops_.size() && more(); ++i) {
       ops_[i].bytes = memory_.sub(i * load_.block_bytes, load_.block_bytes);
       prepare(ops_[i]);
       first.push_back(&ops_[i]);
     }
     active_ = first.size();
+    lock.unlock();
     STOKER_TRY(loop_.submit(first));
-    std::unique_lock lock(mutex_);
-    finished_.wait(lock, [this] { return active_ == 0; });
+    lock.lock();
+    finished_.wait(lock, [this]() REQUIRES(mutex_) { return active_ == 0; });
     if (error_) return *error_;
     return result_;
   }
 
  private:
   uint64_t blocks() const { return load_.file_bytes / load_.block_bytes; }
-  bool more() const {
+  bool more() const REQUIRES(mutex_) {
     if (error_) return false;
     return load_.limit_ns == 0 ? started_ < blocks()
                                : loop_.clock().now_ns() - started_ns_ < load_.limit_ns;
   }
 
-  void prepare(Op& op) {
+  void prepare(Op& op) REQUIRES(mutex_) {
     const bool writes =
         load_.kind == Load::Kind::write || (load_.kind == Load::Kind::mixed && started_ % 2 == 1);
     op.kind = writes ? Op::Kind::write : Op::Kind::read;
@@ -52,7 +53,7 @@ class Run {
   }
 
   void completed(Op& op) {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     if (!op.result) {
       if (!error_) error_ = op.result.error();
     } else {
@@ -75,14 +76,13 @@ class Run {
   const Slice memory_;
   const Load load_;
   std::vector<Op> ops_;
-  std::mutex mutex_;
-  std::condition_variable finished_;
-  // Written before the first submission, then guarded by mutex_.
-  uint64_t started_ns_ = 0;
-  uint64_t started_ = 0;
-  size_t active_ = 0;
-  std::optional<Error> error_;
-  LoadResult result_;
+  Mutex mutex_;
+  CondVar finished_;
+  uint64_t started_ns_ GUARDED_BY(mutex_) = 0;
+  uint64_t started_ GUARDED_BY(mutex_) = 0;
+  size_t active_ GUARDED_BY(mutex_) = 0;
+  std::optional<Error> error_ GUARDED_BY(mutex_);
+  LoadResult result_ GUARDED_BY(mutex_);
 };
 
 }  // namespace

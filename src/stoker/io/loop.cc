@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <mutex>
 #include <numeric>
 #include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
 
+#include "stoker/base/mutex.h"
 #include "stoker/io/bounce.h"
 #include "stoker/io/flights.h"
 #include "stoker/io/scheduler.h"
@@ -31,9 +31,9 @@ uint64_t background_bytes(const Op& op) {
 // they name.
 void keep_until_the_end(std::unique_ptr<Engine> engine, std::unique_ptr<Flights> flights) {
   using Kept = std::vector<std::pair<std::unique_ptr<Engine>, std::unique_ptr<Flights>>>;
-  static std::mutex mutex;
+  static Mutex mutex;
   static Kept* kept = new Kept;
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   kept->emplace_back(std::move(engine), std::move(flights));
 }
 

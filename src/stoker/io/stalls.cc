@@ -14,12 +14,12 @@ std::string seconds(uint64_t ns) {
 }  // namespace
 
 void Stalls::opened(FileId file, const std::string& path) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   files_[file] = File{path, false, std::nullopt, 0};
 }
 
 Status Stalls::closed(FileId file) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = files_.find(file);
   if (found == files_.end()) return {};
   if (found->second.orphans > 0) {
@@ -37,13 +37,13 @@ Status Stalls::closed(FileId file) {
 
 std::optional<Error> Stalls::given_up(FileId file) const {
   if (!any()) return std::nullopt;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = files_.find(file);
   return found == files_.end() ? std::nullopt : found->second.error;
 }
 
 void Stalls::slow(FileId file, uint64_t age_ns, uint64_t error_ns) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   File& state = files_[file];
   if (state.slow) return;
   state.slow = true;
@@ -55,7 +55,7 @@ void Stalls::slow(FileId file, uint64_t age_ns, uint64_t error_ns) {
 }
 
 void Stalls::answered(FileId file, uint64_t age_ns) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   File& state = files_[file];
   if (!state.slow || state.error) return;
   state.slow = false;
@@ -63,12 +63,12 @@ void Stalls::answered(FileId file, uint64_t age_ns) {
 }
 
 void Stalls::orphaned(FileId file) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   ++files_[file].orphans;
 }
 
 Error Stalls::give_up(FileId file, uint64_t age_ns) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   File& state = files_[file];
   if (!state.error) {
     any_ = true;
@@ -83,7 +83,7 @@ Error Stalls::give_up(FileId file, uint64_t age_ns) {
 }
 
 void Stalls::landed(FileId file) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   --files_[file].orphans;
 }
 

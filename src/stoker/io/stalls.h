@@ -7,10 +7,10 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 
+#include "stoker/base/mutex.h"
 #include "stoker/io/op.h"
 
 namespace stoker {
@@ -43,8 +43,8 @@ class Stalls {
     std::optional<Error> error;
     size_t orphans = 0;
   };
-  mutable std::mutex mutex_;
-  std::map<FileId, File> files_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  std::map<FileId, File> files_ GUARDED_BY(mutex_);
   std::atomic<bool> any_{false};
 };
 

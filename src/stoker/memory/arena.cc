@@ -123,7 +123,7 @@ Arena::~Arena() {
 
 Result<Buffer> Arena::take(size_t bytes) {
   const uint64_t need = align_up(std::max<size_t>(bytes, 1), kIoAlign);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (auto hole = free_.begin(); hole != free_.end(); ++hole) {
     const auto [offset, size] = *hole;
     if (size < need) continue;
@@ -140,7 +140,7 @@ Result<Buffer> Arena::take(size_t bytes) {
 }
 
 void Arena::give_back(const Slice& slice) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   uint64_t offset = static_cast<uint64_t>(slice.data - data_);
   uint64_t size = slice.size;
   if (is_lost(slice.data, size)) {
@@ -164,17 +164,17 @@ void Arena::give_back(const Slice& slice) {
 }
 
 uint64_t Arena::used() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return used_;
 }
 
 uint64_t Arena::peak() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return peak_;
 }
 
 uint64_t Arena::largest_free() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   uint64_t largest = 0;
   for (const auto& [offset, size] : free_) largest = std::max(largest, size);
   return largest;

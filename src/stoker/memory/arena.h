@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 
+#include "stoker/base/mutex.h"
 #include "stoker/base/result.h"
 #include "stoker/memory/budget.h"
 #include "stoker/memory/slice.h"
@@ -79,12 +79,12 @@ class Arena {
   const PageReport pages_;
   const int32_t id_;
   Grant grant_;
-  mutable std::mutex mutex_;
-  std::map<uint64_t, uint64_t> free_;  // offset -> bytes, coalesced; guarded by mutex_
-  // of used_: in Buffers that are gone and never come back (lost.h); guarded by mutex_
-  uint64_t lost_ = 0;
-  uint64_t used_ = 0;  // guarded by mutex_
-  uint64_t peak_ = 0;  // guarded by mutex_
+  mutable Mutex mutex_;
+  std::map<uint64_t, uint64_t> free_ GUARDED_BY(mutex_);  // offset -> bytes, coalesced
+  // of used_: in Buffers that are gone and never come back (lost.h)
+  uint64_t lost_ GUARDED_BY(mutex_) = 0;
+  uint64_t used_ GUARDED_BY(mutex_) = 0;
+  uint64_t peak_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace stoker

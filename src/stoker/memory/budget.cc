@@ -21,7 +21,7 @@ Grant::~Grant() {
 }
 
 Result<Grant> Budget::take(uint64_t bytes, std::string_view who) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (bytes > cap_ - used_) {
     return make_error(Code::over_budget,
                       std::string(who) + " needs " + human_bytes(bytes) +
@@ -35,18 +35,18 @@ Result<Grant> Budget::take(uint64_t bytes, std::string_view who) {
 }
 
 void Budget::give_back(uint64_t bytes) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   STOKER_CHECK(bytes <= used_);
   used_ -= bytes;
 }
 
 uint64_t Budget::used() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return used_;
 }
 
 uint64_t Budget::peak() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return peak_;
 }
 

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 #include <string_view>
 
+#include "stoker/base/mutex.h"
 #include "stoker/base/result.h"
 
 namespace stoker {
@@ -45,9 +45,9 @@ class Budget {
   friend class Grant;
   void give_back(uint64_t bytes);
   const uint64_t cap_;
-  mutable std::mutex mutex_;
-  uint64_t used_ = 0;  // guarded by mutex_
-  uint64_t peak_ = 0;  // guarded by mutex_
+  mutable Mutex mutex_;
+  uint64_t used_ GUARDED_BY(mutex_) = 0;
+  uint64_t peak_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace stoker

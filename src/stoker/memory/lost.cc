@@ -2,16 +2,17 @@
 
 #include <algorithm>
 #include <atomic>
-#include <mutex>
 #include <vector>
+
+#include "stoker/base/mutex.h"
 
 namespace stoker {
 namespace {
 
 std::atomic<bool> any{false};
-std::mutex mutex;
+Mutex mutex;
 
-std::vector<Slice>& lost() {  // guarded by mutex
+std::vector<Slice>& lost() REQUIRES(mutex) {
   static auto* slices = new std::vector<Slice>;
   return *slices;
 }
@@ -19,14 +20,14 @@ std::vector<Slice>& lost() {  // guarded by mutex
 }  // namespace
 
 void lose(const Slice& memory) {
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   lost().push_back(memory);
   any = true;
 }
 
 bool is_lost(const std::byte* data, size_t bytes) {
   if (!any.load(std::memory_order_relaxed)) return false;
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   return std::any_of(lost().begin(), lost().end(), [&](const Slice& slice) {
     return slice.data < data + bytes && data < slice.data + slice.size;
   });

@@ -6,11 +6,11 @@
 #include <chrono>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <thread>
 
 #include "stoker/base/check.h"
+#include "stoker/base/mutex.h"
 
 namespace stoker::net {
 namespace {
@@ -149,7 +149,7 @@ class Http::Impl {
       : options_(std::move(options)), multi_(multi), thread_([this] { run(); }) {}
   ~Impl() {
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       stopping_ = true;
     }
     curl_multi_wakeup(multi_);
@@ -163,7 +163,7 @@ class Http::Impl {
     call->request = std::move(request);
     call->done = std::move(done);
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       const Ticket ticket = call->ticket = next_++;
       if (!stopping_) {
         arrived_.push_back(std::move(call));
@@ -177,7 +177,7 @@ class Http::Impl {
 
   void cancel(Ticket ticket) {
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       cancelled_.push_back(ticket);
     }
     curl_multi_wakeup(multi_);
@@ -185,7 +185,7 @@ class Http::Impl {
 
   void after(uint64_t delay_ms, std::function<void()> task) {
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       timers_.emplace(std::chrono::steady_clock::now() + Milliseconds(delay_ms), std::move(task));
     }
     curl_multi_wakeup(multi_);
@@ -204,7 +204,7 @@ class Http::Impl {
       std::vector<Ticket> cancelled;
       bool stopping = false;
       {
-        std::lock_guard lock(mutex_);
+        MutexLock lock(mutex_);
         arrived.swap(arrived_);
         cancelled.swap(cancelled_);
         stopping = stopping_;
@@ -232,7 +232,7 @@ class Http::Impl {
     for (;;) {
       std::function<void()> task;
       {
-        std::lock_guard lock(mutex_);
+        MutexLock lock(mutex_);
         if (timers_.empty()) return 1000;
         const Time now = std::chrono::steady_clock::now(), next = timers_.begin()->first;
         if (next > now)
@@ -383,12 +383,12 @@ class Http::Impl {
 
   const HttpOptions options_;
   CURLM* const multi_;
-  std::mutex mutex_;  // guards what follows
-  std::vector<std::unique_ptr<Call>> arrived_;
-  std::vector<Ticket> cancelled_;
-  std::multimap<Time, std::function<void()>> timers_;
-  Ticket next_ = 1;
-  bool stopping_ = false;
+  Mutex mutex_;
+  std::vector<std::unique_ptr<Call>> arrived_ GUARDED_BY(mutex_);
+  std::vector<Ticket> cancelled_ GUARDED_BY(mutex_);
+  std::multimap<Time, std::function<void()>> timers_ GUARDED_BY(mutex_);
+  Ticket next_ GUARDED_BY(mutex_) = 1;
+  bool stopping_ GUARDED_BY(mutex_) = false;
   std::thread thread_;  // the last member
 };
 

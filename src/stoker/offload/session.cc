@@ -63,24 +63,24 @@ Result<std::unique_ptr<Session>> Session::make(Store& store, const Runtime& runt
 
 Session::~Session() {
   updater_->close();
-  std::unique_lock lock(mutex_);
-  idle_.wait(lock, [this] { return transfers_ == 0; });
+  MutexLock lock(mutex_);
+  idle_.wait(lock, [this]() REQUIRES(mutex_) { return transfers_ == 0; });
 }
 
 void Session::begin_transfer() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   ++transfers_;
 }
 
 void Session::end_transfer() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (--transfers_ == 0) idle_.notify_all();
 }
 
 Result<BlockId> Session::add_block(BlockSpec spec) {
   spec.moments = options_.moments;
   STOKER_ASSIGN(BlockLayout layout, BlockLayout::make(std::move(spec), options_.tile_elements));
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& block : blocks_) {
     if (block->layout.name() == layout.name())
       return bad("there is a block " + layout.name() + " already");
@@ -90,7 +90,7 @@ Result<BlockId> Session::add_block(BlockSpec spec) {
 }
 
 Result<Block*> Session::find(BlockId block) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (block >= blocks_.size())
     return bad("there is no block " + std::to_string(block) + " in this session");
   return blocks_[block].get();
@@ -187,7 +187,7 @@ Status Session::retain(BlockId block) {
         "block " + found->layout.name() + " is being updated, or its state is kept already",
         "offload/session");
   }
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   retained_bytes_ += bytes;
   return {};
 }
@@ -199,7 +199,7 @@ Status Session::release(BlockId block) {
         Code::busy, "block " + found->layout.name() + " is being updated, or its state is not kept",
         "offload/session");
   }
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   retained_bytes_ -= found->layout.state_bytes();
   return {};
 }
@@ -211,7 +211,7 @@ Status Session::invalidate(BlockId block) {
 }
 
 uint64_t Session::retained_bytes() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return retained_bytes_;
 }
 

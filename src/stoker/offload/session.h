@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "stoker/base/mutex.h"
 #include "stoker/memory/arena.h"
 #include "stoker/offload/updater.h"
 #include "stoker/store/open.h"
@@ -81,13 +82,13 @@ class Session {
   Arena& arena_;
   const SessionOptions options_;
   Traffic traffic_;
-  mutable std::mutex mutex_;
-  // guarded by mutex_; the Blocks themselves by the Updater
-  std::vector<std::unique_ptr<Block>> blocks_;
-  uint64_t retained_bytes_ = 0;       // guarded by mutex_
-  size_t transfers_ = 0;              // weight transfers in flight; guarded by mutex_
-  std::condition_variable idle_;      // transfers_ became 0
-  std::unique_ptr<Updater> updater_;  // its end waits: after everything it touches
+  mutable Mutex mutex_;
+  // The Blocks themselves are guarded by the Updater.
+  std::vector<std::unique_ptr<Block>> blocks_ GUARDED_BY(mutex_);
+  uint64_t retained_bytes_ GUARDED_BY(mutex_) = 0;
+  size_t transfers_ GUARDED_BY(mutex_) = 0;  // weight transfers in flight
+  CondVar idle_;                             // transfers_ became 0
+  std::unique_ptr<Updater> updater_;         // its end waits: after everything it touches
 };
 
 }  // namespace stoker::offload

@@ -3,39 +3,39 @@
 namespace stoker::offload {
 
 void JobCount::begin() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   ++computing_;
   ++holding_;
 }
 
 void JobCount::hold() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   ++holding_;
 }
 
 void JobCount::computed() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   --computing_;
 }
 
 void JobCount::end() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (--holding_ == 0) none_.notify_all();
 }
 
 size_t JobCount::computing() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return computing_;
 }
 
 void JobCount::wait_none() const {
-  std::unique_lock lock(mutex_);
-  none_.wait(lock, [this] { return holding_ == 0; });
+  MutexLock lock(mutex_);
+  none_.wait(lock, [this]() REQUIRES(mutex_) { return holding_ == 0; });
 }
 
 Future<Version> StepTransaction::commit(Durability durability) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (committed_)
       return make_error(Code::invalid_argument, "this transaction was committed already",
                         "offload/step");
@@ -58,17 +58,17 @@ Future<Version> StepTransaction::commit(Durability durability) {
 }
 
 void StepTransaction::poison(const Error& error) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!poison_) poison_ = error;
 }
 
 std::optional<Error> StepTransaction::poisoned() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return poison_;
 }
 
 Status StepTransaction::begin_job() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (committed_)
     return make_error(Code::invalid_argument,
                       "this transaction was committed: updates need a new one", "offload/step");

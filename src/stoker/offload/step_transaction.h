@@ -6,12 +6,11 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <optional>
 
 #include "stoker/base/future.h"
+#include "stoker/base/mutex.h"
 #include "stoker/store/store.h"
 
 namespace stoker::offload {
@@ -34,10 +33,10 @@ class JobCount {
   void wait_none() const;  // until all have ended
 
  private:
-  mutable std::mutex mutex_;
-  mutable std::condition_variable none_;
-  size_t computing_ = 0;  // guarded by mutex_
-  size_t holding_ = 0;    // guarded by mutex_
+  mutable Mutex mutex_;
+  mutable CondVar none_;
+  size_t computing_ GUARDED_BY(mutex_) = 0;
+  size_t holding_ GUARDED_BY(mutex_) = 0;
 };
 
 // Any thread.
@@ -69,9 +68,9 @@ class StepTransaction {
   const std::shared_ptr<CommitFate> fate_ = std::make_shared<CommitFate>();
   std::atomic<bool> abandoned_{false};
   const std::shared_ptr<JobCount> jobs_ = std::make_shared<JobCount>();
-  mutable std::mutex mutex_;
-  std::optional<Error> poison_;  // guarded by mutex_
-  bool committed_ = false;       // commit() was called; guarded by mutex_
+  mutable Mutex mutex_;
+  std::optional<Error> poison_ GUARDED_BY(mutex_);
+  bool committed_ GUARDED_BY(mutex_) = false;  // commit() was called
 };
 
 }  // namespace stoker::offload

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "stoker/base/mutex.h"
 #include "stoker/offload/updater.h"
 
 namespace stoker::offload {
@@ -30,7 +31,7 @@ void Updater::advance(const TilePtr& tile) {
     tile->weights = nullptr;
   }
   if (tile->retained) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     tile->has_state = tile->block->retained->valid[tile->index] != 0;
   }
   const bool state = job.active(tile->index) && !tile->has_state;
@@ -81,7 +82,7 @@ void Updater::reads_done(const TilePtr& tile) {
   traffic_.read_latency_ns.add(Clock::real().now_ns() - tile->since_ns);
   bool dropped = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     tile->reading = false;
     if (!tile->job && !tile->dropped) return;  // prefetched: waits for its job
     dropped = tile->dropped;
@@ -248,7 +249,7 @@ void Updater::finish_tile(const TilePtr& tile) {
   {
     const JobPtr job = std::move(tile->job);
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       give(tile);
     }
     finish_job(job, 1);
@@ -263,7 +264,7 @@ void Updater::finish_job(const JobPtr& job, size_t tiles) {
   const Status status = job->status();
   JobPtr next;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     std::erase(waiting_, job);
     block.jobs.pop_front();
     drop_tiles(block);  // what the job had no use for is of the past now

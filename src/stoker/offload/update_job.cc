@@ -69,7 +69,7 @@ void UpdateJob::combine_hashes() {
 
 void UpdateJob::fail(const Error& error) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (status_) status_ = error;
   }
   failed_ = true;
@@ -77,7 +77,7 @@ void UpdateJob::fail(const Error& error) {
 }
 
 Status UpdateJob::status() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return status_;
 }
 

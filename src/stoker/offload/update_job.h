@@ -3,10 +3,10 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "stoker/base/future.h"
+#include "stoker/base/mutex.h"
 #include "stoker/memory/slice.h"
 #include "stoker/offload/gradient.h"
 #include "stoker/offload/step_transaction.h"
@@ -78,8 +78,8 @@ class UpdateJob {
   std::vector<std::vector<Hash128>> pieces_;  // by segment; each piece is written by one tile
   std::vector<Hash128> hashes_;
   std::atomic<bool> failed_{false}, finite_{true};
-  mutable std::mutex mutex_;
-  Status status_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  Status status_ GUARDED_BY(mutex_);
   Promise<void> computed_, written_;
   Future<void> computed_future_, written_future_;
 };

@@ -12,12 +12,12 @@ Updater::Updater(Store& store, Pool& pool, Traffic& traffic, std::vector<Buffer>
 
 void Updater::close() {
   drop_prefetched();
-  std::unique_lock lock(mutex_);
-  idle_.wait(lock, [this] { return active_ == 0; });
+  MutexLock lock(mutex_);
+  idle_.wait(lock, [this]() REQUIRES(mutex_) { return active_ == 0; });
 }
 
 void Updater::leave() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (--active_ == 0) idle_.notify_all();
 }
 
@@ -36,7 +36,7 @@ std::shared_ptr<UpdateJob> Updater::start(Block& block, UpdateRequest request) {
   auto job = std::make_shared<UpdateJob>(block, std::move(request), traffic_);
   bool first = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     ++active_;
     block.jobs.push_back(job);
     first = block.jobs.size() == 1;
@@ -49,7 +49,7 @@ void Updater::activate(const JobPtr& job) {
   Block& block = job->block_;
   const Stamp wanted = stamp_of(block, job->request_.source);
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     std::erase_if(wanted_, [&](const Wanted& each) { return each.block == &block; });
     if (!block.prefetched_stamp.serves(wanted)) drop_tiles(block);
     if (block.retained) {
@@ -66,7 +66,7 @@ void Updater::pump() {
   for (;;) {
     Begin begin;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (!next(begin)) return;
     }
     if (begin.ended) {
@@ -159,7 +159,7 @@ size_t Updater::prefetch(Block& block, const std::shared_ptr<StepTransaction>& s
   const Stamp stamp = stamp_of(block, source);
   size_t before = 0;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!block.jobs.empty() || block.retained) return 0;
     const bool current = block.prefetched_stamp.serves(stamp);
     const auto queued = std::find_if(wanted_.begin(), wanted_.end(),
@@ -174,7 +174,7 @@ size_t Updater::prefetch(Block& block, const std::shared_ptr<StepTransaction>& s
     before = prefetched_.size();
   }
   pump();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return prefetched_.size() > before ? prefetched_.size() - before : 0;
 }
 
@@ -202,9 +202,10 @@ void Updater::let_go(std::shared_ptr<StepTransaction>& source) {
 bool Updater::steal() {
   // others are at work and will free theirs
   if (prefetched_.size() < memory_.places()) return false;
-  const auto found = std::find_if(
-      prefetched_.rbegin(), prefetched_.rend(),
-      [this](const TilePtr& tile) { return !tile->dropped && !memory_.lent(tile->memory); });
+  const auto found = std::find_if(prefetched_.rbegin(), prefetched_.rend(),
+                                  [this](const TilePtr& tile) REQUIRES(mutex_) {
+                                    return !tile->dropped && !memory_.lent(tile->memory);
+                                  });
   // dropped already: they pump when their reads are done
   if (found == prefetched_.rend()) return false;
   const TilePtr victim = *found;
@@ -242,7 +243,7 @@ void Updater::give(const TilePtr& tile) {
 size_t Updater::lend(const Slice& region) {
   size_t places = 0;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     places = memory_.lend(region);
   }
   if (places != 0) pump();
@@ -251,7 +252,7 @@ size_t Updater::lend(const Slice& region) {
 
 void Updater::recall(const Slice& region) {
   {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     if (!memory_.begin_recall(region)) return;
     const std::vector<TilePtr> prefetched = prefetched_;
     for (const TilePtr& tile : prefetched) {
@@ -259,14 +260,14 @@ void Updater::recall(const Slice& region) {
       tile->block->prefetched.erase(tile->index);
       drop(tile);
     }
-    returned_.wait(lock, [&] { return memory_.end_recall(region); });
+    returned_.wait(lock, [&]() REQUIRES(mutex_) { return memory_.end_recall(region); });
   }
   pump();  // a job that hoped for this memory may have to take a prefetched tile's now
 }
 
 void Updater::drop_prefetched() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     wanted_.clear();
     std::vector<Block*> blocks;
     for (const TilePtr& tile : prefetched_) blocks.push_back(tile->block);
@@ -279,7 +280,7 @@ void Updater::drop_prefetched() {
 
 bool Updater::retain(Block& block, Buffer memory) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!block.jobs.empty() || block.retained) return false;
     std::erase_if(wanted_, [&](const Wanted& each) { return each.block == &block; });
     drop_tiles(block);
@@ -292,7 +293,7 @@ bool Updater::retain(Block& block, Buffer memory) {
 }
 
 bool Updater::release(Block& block) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!block.jobs.empty() || !block.retained) return false;
   block.retained.reset();
   return true;
@@ -300,7 +301,7 @@ bool Updater::release(Block& block) {
 
 void Updater::invalidate(Block& block) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (block.jobs.empty()) drop_tiles(block);
     if (block.retained) block.retained->stamp = {};
   }

@@ -11,12 +11,11 @@
 // leave().
 #pragma once
 
-#include <condition_variable>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "stoker/base/mutex.h"
 #include "stoker/base/pool.h"
 #include "stoker/offload/tile.h"
 #include "stoker/offload/tile_memory.h"
@@ -73,17 +72,19 @@ class Updater {
   };
 
   Stamp stamp_of(const Block& block, const std::shared_ptr<StepTransaction>& source);
-  void activate(const JobPtr& job);                     // its block is free: it may begin
-  void pump();                                          // begins all that can begin
-  bool next(Begin& begin);                              // under mutex_
-  TilePtr tile_for(const JobPtr& job, uint64_t index);  // under mutex_; null: no memory
+  void activate(const JobPtr& job);  // its block is free: it may begin
+  void pump();                       // begins all that can begin
+  bool next(Begin& begin) REQUIRES(mutex_);
+  // null: no memory
+  TilePtr tile_for(const JobPtr& job, uint64_t index) REQUIRES(mutex_);
   void skip_rest(const JobPtr& job);
-  TilePtr new_tile(Block& block, uint64_t index);  // under mutex_; memory is free
-  bool steal();                                    // under mutex_
-  // under mutex_; its block forgets it apart from this
-  void drop(const TilePtr& tile);
-  void drop_tiles(Block& block);   // under mutex_
-  void give(const TilePtr& tile);  // under mutex_
+  // memory is free
+  TilePtr new_tile(Block& block, uint64_t index) REQUIRES(mutex_);
+  bool steal() REQUIRES(mutex_);
+  // its block forgets it apart from this
+  void drop(const TilePtr& tile) REQUIRES(mutex_);
+  void drop_tiles(Block& block) REQUIRES(mutex_);
+  void give(const TilePtr& tile) REQUIRES(mutex_);
   void begin_prefetch(Begin& begin);
   // drops the share, then counts it out
   static void let_go(std::shared_ptr<StepTransaction>& source);
@@ -109,15 +110,16 @@ class Updater {
   Pool& pool_;
   Traffic& traffic_;
   const uint64_t seed_;
-  std::mutex mutex_;
-  std::condition_variable idle_;      // active_ became 0
-  std::condition_variable returned_;  // a tile gave its memory back
-  TileMemory memory_;                 // guarded by mutex_, as all below
-  std::deque<JobPtr> waiting_;        // with tiles that have not begun, oldest first
-  std::deque<Wanted> wanted_;         // prefetches with tiles that have not begun
+  Mutex mutex_;
+  CondVar idle_;      // active_ became 0
+  CondVar returned_;  // a tile gave its memory back
+  TileMemory memory_ GUARDED_BY(mutex_);
+  // with tiles that have not begun, oldest first
+  std::deque<JobPtr> waiting_ GUARDED_BY(mutex_);
+  std::deque<Wanted> wanted_ GUARDED_BY(mutex_);  // prefetches with tiles that have not begun
   // all that no job took yet, oldest first (those dropped while reading included)
-  std::vector<TilePtr> prefetched_;
-  size_t active_ = 0;  // jobs + tiles alive
+  std::vector<TilePtr> prefetched_ GUARDED_BY(mutex_);
+  size_t active_ GUARDED_BY(mutex_) = 0;  // jobs + tiles alive
 };
 
 }  // namespace stoker::offload

@@ -60,7 +60,7 @@ Status PosixEngine::add_thread() {
 PosixEngine::~PosixEngine() {
   STOKER_CHECK(in_flight_ == 0);
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
   }
   work_.notify_all();
@@ -72,7 +72,7 @@ size_t PosixEngine::submit(std::span<Op* const> ops) {
   if (taken == 0) return 0;
   size_t started = 0;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (Op* op : ops.first(taken)) {
       const bool good = startable(*op, files_.find(op->file));
       (good ? queued_ : done_).push(*op);
@@ -96,8 +96,8 @@ size_t PosixEngine::submit(std::span<Op* const> ops) {
 size_t PosixEngine::poll(uint64_t wait_ns) {
   OpList done;
   {
-    std::unique_lock lock(mutex_);
-    const auto ready = [this] { return !done_.empty() || woken_; };
+    MutexLock lock(mutex_);
+    const auto ready = [this]() REQUIRES(mutex_) { return !done_.empty() || woken_; };
     if (wait_ns == UINT64_MAX) {
       progress_.wait(lock, ready);
     } else if (wait_ns != 0) {
@@ -118,16 +118,16 @@ size_t PosixEngine::poll(uint64_t wait_ns) {
 
 void PosixEngine::wake() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     woken_ = true;
   }
   progress_.notify_one();
 }
 
 void PosixEngine::work() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   for (;;) {
-    work_.wait(lock, [this] { return stopping_ || !queued_.empty(); });
+    work_.wait(lock, [this]() REQUIRES(mutex_) { return stopping_ || !queued_.empty(); });
     Op* op = queued_.pop();
     if (op == nullptr) return;
     lock.unlock();

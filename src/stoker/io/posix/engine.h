@@ -1,12 +1,11 @@
 // PosixEngine: pread and pwrite on a fixed set of threads, for machines that refuse io_uring.
 #pragma once
 
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
+#include "stoker/base/mutex.h"
 #include "stoker/io/engine.h"
 #include "stoker/io/file_table.h"
 #include "stoker/io/op_list.h"
@@ -36,15 +35,15 @@ class PosixEngine final : public Engine {
 
   const uint32_t depth_;
   FileTable files_;
-  std::mutex mutex_;
-  std::condition_variable work_;      // for the threads: something queued, or stopping
-  std::condition_variable progress_;  // for poll(): something done, or woken
-  OpList queued_;                     // guarded by mutex_
-  OpList done_;                       // guarded by mutex_
-  bool woken_ = false;                // guarded by mutex_
-  bool stopping_ = false;             // guarded by mutex_
-  uint32_t working_ = 0;              // queued or carried; guarded by mutex_
-  uint32_t in_flight_ = 0;            // of the polling thread
+  Mutex mutex_;
+  CondVar work_;      // for the threads: something queued, or stopping
+  CondVar progress_;  // for poll(): something done, or woken
+  OpList queued_ GUARDED_BY(mutex_);
+  OpList done_ GUARDED_BY(mutex_);
+  bool woken_ GUARDED_BY(mutex_) = false;
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  uint32_t working_ GUARDED_BY(mutex_) = 0;  // queued or carried
+  uint32_t in_flight_ = 0;                   // of the polling thread
   std::vector<std::thread> threads_;
 };
 

@@ -33,7 +33,9 @@ void UringRegistry::start() {
         strerror(-result));
   }
   if (const int result = io_uring_register_buffers_sparse(ring_, kSlots); result == 0) {
+    MutexLock lock(mutex_);
     slots_.assign(kSlots, false);
+    has_memory_ = true;
   } else {
     log().info(
         "the kernel keeps no table of memory for io_uring ({}): pages are pinned at each transfer",
@@ -70,7 +72,7 @@ void UringRegistry::free_slots(uint32_t first, uint32_t count) {
 }
 
 void UringRegistry::add(const Arena& arena) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (slots_.empty() || regions_.count(arena.id()) != 0) return;
   const uint32_t count = slots_of(arena.size());
   const int first = take_slots(count);
@@ -98,7 +100,7 @@ void UringRegistry::add(const Arena& arena) {
 }
 
 void UringRegistry::remove(const Arena& arena) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto region = regions_.find(arena.id());
   if (region == regions_.end()) return;
   free_slots(region->second.first_slot, slots_of(region->second.size));
@@ -107,7 +109,7 @@ void UringRegistry::remove(const Arena& arena) {
 
 int UringRegistry::find(const Slice& bytes) const {
   if (bytes.arena < 0) return -1;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = regions_.find(bytes.arena);
   if (found == regions_.end()) return -1;
   const Region& region = found->second;

@@ -6,10 +6,10 @@
 #include <liburing.h>
 
 #include <cstdint>
-#include <mutex>
 #include <unordered_map>
 #include <vector>
 
+#include "stoker/base/mutex.h"
 #include "stoker/io/op.h"
 #include "stoker/memory/arena.h"
 
@@ -22,7 +22,7 @@ class UringRegistry {
   explicit UringRegistry(io_uring* ring) : ring_(ring) {}
 
   void start();  // once the ring exists
-  bool has_memory() const { return !slots_.empty(); }
+  bool has_memory() const { return has_memory_; }
 
   // files beyond the table go by their descriptor: has_file() tells
   Status add_file(FileId id, int fd);
@@ -40,16 +40,17 @@ class UringRegistry {
     uint64_t size;
     uint32_t first_slot;
   };
-  int take_slots(uint32_t count);  // adjacent free ones, marked as taken, or -1
-  void free_slots(uint32_t first, uint32_t count);
+  int take_slots(uint32_t count) REQUIRES(mutex_);  // adjacent free ones, marked as taken, or -1
+  void free_slots(uint32_t first, uint32_t count) REQUIRES(mutex_);
 
   io_uring* const ring_;
-  uint32_t files_ = 0;  // size of the file table; 0: none
-  mutable std::mutex mutex_;
-  // taken; empty: no table. Its size is fixed by start(); guarded by mutex_
-  std::vector<bool> slots_;
-  std::unordered_map<int32_t, Region> regions_;  // by Arena::id(); guarded by mutex_
-  bool refusal_logged_ = false;                  // guarded by mutex_
+  uint32_t files_ = 0;       // size of the file table; 0: none
+  bool has_memory_ = false;  // there is a table of memory
+  mutable Mutex mutex_;
+  // taken; empty: no table. Its size is fixed by start().
+  std::vector<bool> slots_ GUARDED_BY(mutex_);
+  std::unordered_map<int32_t, Region> regions_ GUARDED_BY(mutex_);  // by Arena::id()
+  bool refusal_logged_ GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace stoker

@@ -363,6 +363,9 @@ TEST_F(Remote, ACommitWhoseAnswerIsLostIsInDoubt) {
 }
 
 TEST_F(Remote, AForkedProcessConnectsForItself) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "the thread sanitizer starts no threads in a forked process";
+#endif
   start();
   ASSERT_OK(put(*client_, "a", pattern(100'000, 1)));
   const auto view = client_->view("a", 0, 10).wait();
