@@ -1,5 +1,8 @@
 // S3Store against a server that misbehaves. Counts requests and looks at bytes; never at the clock.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <spdlog/sinks/base_sink.h>
+#include <spdlog/spdlog.h>
 
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -8,9 +11,11 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <set>
 #include <thread>
 
+#include "stoker/base/log.h"
 #include "stoker/store/runtime.h"
 #include "stoker/store/s3/store.h"
 #include "stoker/testing/s3_server.h"
@@ -585,6 +590,37 @@ TEST_F(S3Fault, AListingThatNeverEndsIsCutOff) {
   EXPECT_EQ(code_of(store_->list("")), Code::io);
   server_->control({{"page", 2}});
   EXPECT_EQ(store_->list("")->size(), 5U);
+}
+
+class LastLine final : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  std::string line;
+  int lines = 0;
+
+ private:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    line.assign(message.payload.data(), message.payload.size());
+    ++lines;
+  }
+  void flush_() override {}
+};
+
+// Silence would make a copy look whole.
+TEST_F(S3Fault, NamesThatCannotBeUsedAreToldWhenTheyAreLeftOut) {
+  server_->fill("a//", 2);
+  server_->fill("folder/", 1);
+  ASSERT_OK(put("one", pattern(10, 1)));
+  const auto told = std::make_shared<LastLine>();
+  log().logger().sinks().push_back(told);
+  const auto all = store_->list("");
+  const auto level = store_->list_level("a/");
+  log().logger().sinks().pop_back();
+  ASSERT_OK(all);
+  EXPECT_EQ(all->size(), 2U);
+  ASSERT_OK(level);
+  EXPECT_TRUE(level->objects.empty() && level->folders.empty());
+  EXPECT_EQ(told->lines, 2);
+  EXPECT_THAT(told->line, testing::HasSubstr("the first is 'a//'"));
 }
 
 // Ten pages; of a folder beside them, its name alone.

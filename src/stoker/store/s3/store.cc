@@ -169,8 +169,12 @@ Result<Level> S3Store::list_level(std::string_view prefix, std::string_view snap
 // All pages. Keys, and folders where there is a delimiter, come in order: a server that repeats
 // itself does not keep us for ever.
 Status S3Store::list_into(std::string_view prefix, std::string_view delimiter, Level& found) const {
-  std::string token, last_key, last_folder;
+  std::string token, last_key, last_folder, unusable;
+  size_t left_out = 0;
   const std::string wanted = whole(prefix);
+  const auto leave_out = [&](const std::string& name) {
+    if (left_out++ == 0) unusable = name;
+  };
   const auto broken = [this](const std::string& why) {
     return make_error(Code::io, "the listing of the " + client_->where() + " " + why, kWhere);
   };
@@ -199,6 +203,8 @@ Status S3Store::list_into(std::string_view prefix, std::string_view delimiter, L
         STOKER_ASSIGN(const std::string folder, take(each.text_of("Prefix"), last_folder));
         if (check_key(location_, std::string_view(folder).substr(0, folder.size() - 1)))
           found.folders.push_back(folder);
+        else
+          leave_out(folder);
       }
       if (each.name != "Contents") continue;
       const auto bytes = number(each.text_of("Size"));
@@ -207,11 +213,21 @@ Status S3Store::list_into(std::string_view prefix, std::string_view delimiter, L
       STOKER_ASSIGN(info.key, take(each.text_of("Key"), last_key));
       info.bytes = *bytes;
       info.tag = tag_of_etag(each.text_of("ETag"));
-      if (info.key.starts_with(kProbePrefix) || !check_key(location_, info.key))
-        continue;  // folders of a console, say
-      found.objects.push_back(std::move(info));
+      if (info.key.starts_with(kProbePrefix)) continue;
+      if (check_key(location_, info.key))
+        found.objects.push_back(std::move(info));
+      else if (info.bytes > 0 || !info.key.ends_with('/'))  // else it is a folder of a console
+        leave_out(info.key);
     }
-    if (page.text_of("IsTruncated") != "true") return {};
+    if (page.text_of("IsTruncated") != "true") {
+      if (left_out > 0)
+        log().warn(
+            "{} names in the {} cannot be used and are left out, the first is '{}': no part "
+            "between "
+            "'/' may be empty, '.' or '..'; rename them with another tool",
+            left_out, client_->where(), unusable);
+      return {};
+    }
     if (page.text_of("NextContinuationToken") == token ||
         page.text_of("NextContinuationToken").empty())
       return broken("does not go on where it ended");
