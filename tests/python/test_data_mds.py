@@ -115,6 +115,21 @@ def test_samples_of_all_shards_in_any_order(folder):
             loader.close()
 
 
+@pytest.mark.parametrize("where", ["memory:", "local:{}/other"])
+def test_shards_are_read_from_any_store(folder, tmp_path, where):
+    with stoker.open_store(f"dir:{folder}") as store:
+        want = everything(Mds(store))
+    where = where.format(tmp_path)
+    with stoker.open_store(where, create=True, capacity="64MiB") as store:
+        change = store.begin()
+        for path in folder.iterdir():
+            data = path.read_bytes()
+            change.resize(f"set/{path.name}", len(data))
+            change.write_bytes(f"set/{path.name}", 0, data)
+        change.commit().wait()
+        assert everything(Mds(store, "set")) == want
+
+
 def test_every_type_of_column(tmp_path):
     picture = io.BytesIO()
     Image.new("RGB", (8, 8), (200, 10, 10)).save(picture, "JPEG")

@@ -20,7 +20,7 @@ from stoker import _core
 
 from ..errors import Corruption, InvalidArgument, NotFound
 from .flat import Table
-from .index import ARROW, Index, joined
+from .index import ARROW, Index
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
 # How a part is read: as it is; None; of a byte of eight truth values, one.

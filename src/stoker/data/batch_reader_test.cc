@@ -78,6 +78,36 @@ TEST_F(Reading, UnequalSamplesBeginAtMultiplesOf64) {
   EXPECT_EQ(checking->read({{{0, 2}, {0, 0}}, {}, {}}).batch.wait().error().code, Code::corruption);
 }
 
+TEST_F(Reading, RecordsAreSplitIntoTheirColumns) {
+  // Two columns, one of two bytes: a size, then both.
+  put("a", std::string("\3\0\0\0xxabc", 9) + std::string("\0\0\0\0yy", 6) +
+               std::string("\4\0\0\0xxabc", 9));
+  static const std::vector<uint64_t> starts{0, 1, 2, 3}, offsets{0, 9, 15}, bytes{9, 6, 9};
+  static const std::vector<uint32_t> objects{0, 0, 0};
+  const auto records =
+      table(SampleTable::ranges({"a"}, {24}, {starts, objects, offsets, bytes, {}, {}}, {0, 2}));
+  const auto whole =
+      table(SampleTable::ranges({"a"}, {24}, {starts, objects, offsets, bytes, {}, {}}));
+  const auto reader =
+      BatchReader::make({{store_.get(), records, {}}, {store_.get(), whole, {}}}, 2).value();
+  const auto batch = reader->read({{{0, 1}, {1, 2}, {0, 0}}, {}, {}}).batch.wait().value();
+  ASSERT_EQ(batch->starts, (std::vector<uint64_t>{0, 2, 3, 5}));
+  EXPECT_EQ(text(*batch, batch->parts[0]), "");
+  EXPECT_EQ(text(*batch, batch->parts[1]), "yy");
+  EXPECT_EQ(batch->parts[2].bytes, 9);
+  EXPECT_EQ(text(*batch, batch->parts[3]), "xxa");  // sizes first, then the columns in order
+  EXPECT_EQ(text(*batch, batch->parts[4]), "bc");
+  const auto wrong = reader->read({{{0, 0}, {0, 2}}, {}, {}}).batch.wait();
+  EXPECT_EQ(wrong.error().code, Code::corruption);
+  EXPECT_NE(wrong.error().what.find("sample 2"), std::string::npos) << wrong.error().what;
+  EXPECT_NE(wrong.error().what.find("'a'"), std::string::npos) << wrong.error().what;
+  // Also where they came with their neighbours.
+  const auto order = Sequence::in_order(2);
+  const auto near = reader->read(order.reads(0, 2)).batch.wait().value();
+  EXPECT_EQ(near->starts, (std::vector<uint64_t>{0, 2, 4}));
+  EXPECT_EQ(text(*near, near->parts[3]), "yy");
+}
+
 TEST_F(Reading, MemoryIsUsedAgainButNotWhileSomebodyHasIt) {
   put("a", std::string(40, 'x'));
   const auto rows = table(SampleTable::equal({"a"}, {{0, 4, 0}}, 10, 10));

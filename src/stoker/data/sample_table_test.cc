@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -41,6 +42,31 @@ struct Owned {
 RangeArrays arrays(Owned all) {
   const auto owned = std::make_shared<const Owned>(std::move(all));
   return {owned->starts, owned->objects, owned->offsets, owned->bytes, owned->crcs, owned};
+}
+
+TEST(SampleTable, RowsOfSeveralArraysAreNumberedThroughTheRuns) {
+  const auto table =
+      SampleTable::rows({"a", "b"}, {{0, 3, {100, 200}}, {1, 0, {0, 0}}, {1, 2, {8, 0}}}, {4, 1})
+          .value();
+  EXPECT_EQ(table.samples(), 5);
+  EXPECT_EQ(table.equal_bytes(), 0);
+  const auto third = pieces(table, 2, 7);
+  ASSERT_EQ(third.size(), 2);
+  EXPECT_EQ(third[0].offset, 108);
+  EXPECT_EQ(third[0].into, 7);
+  EXPECT_EQ(third[1].offset, 202);
+  EXPECT_EQ(third[1].into, 11);
+  const auto last = pieces(table, 4);
+  EXPECT_EQ(last[0].object, 1);
+  EXPECT_EQ(last[0].offset, 12);
+  EXPECT_EQ(last[1].offset, 1);
+  EXPECT_TRUE(table.plan().value().empty());
+  constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
+  EXPECT_FALSE(SampleTable::rows({"a"}, {{1, 1, {0}}}, {1}));
+  EXPECT_FALSE(SampleTable::rows({"a"}, {{0, 1, {0, 0}}}, {1}));
+  EXPECT_FALSE(SampleTable::rows({"a"}, {{0, 1, {0}}}, {0}));
+  EXPECT_FALSE(SampleTable::rows({"a"}, {{0, kMost / 4 + 1, {0}}}, {4}));
+  EXPECT_FALSE(SampleTable::rows({"a"}, {{0, kMost, {0}}, {0, 1, {0}}}, {1}));
 }
 
 TEST(SampleTable, RangesMayBeOfAnyNumberAndLength) {
