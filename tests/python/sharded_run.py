@@ -23,7 +23,8 @@ class Uneven(Odd):
 
     def __init__(self, **options) -> None:
         super().__init__(layers=2, width=32, **options)
-        self.also = self.odd  # the same module under two names
+        self.one = torch.nn.Linear(32, 1)  # of which rank 0 has all
+        self.also, self.again = self.odd, self.one  # the same modules under two names
         self.register_buffer("seen", torch.arange(40_000.0))
 
 

@@ -61,7 +61,8 @@ def test_two_ranks_save_and_others_restore(tmp_path):
     sizes = [(made / f"model-0000{n}-of-00002.safetensors").stat().st_size for n in (1, 2)]
     assert max(sizes) < 1.5 * min(sizes)  # by balanced bytes
     manifest = Manifest.parse((made / "MANIFEST.json").read_bytes(), "here")
-    assert manifest.sharded and "also.weight" in manifest.aliases and "rng.1" in manifest.objects
+    assert manifest.sharded and "rng.1" in manifest.objects
+    assert {"also.weight", "again.weight"} <= set(manifest.aliases)
     assert sum(len(cut["parts"]) == 2 for cut in manifest.sharded.values()) >= 2
 
 

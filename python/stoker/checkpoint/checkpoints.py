@@ -251,7 +251,11 @@ class Checkpoints:
         else:
             share = lambda: self._share(ranks, model, optimizer, loader, extra, files)
             contents, runs = ranks.front.guard("state", share), []
-            ranks.front.exchange("state")
+            if len(set(ranks.front.exchange("state", facts=contents.plan))) > 1:
+                raise Mismatch(
+                    "the ranks have different models, or shard them differently; make the same"
+                    " model on all ranks, and give it to fully_shard() in the same way"
+                )
         said = {
             "writer": {
                 "stoker": _core.__version__,

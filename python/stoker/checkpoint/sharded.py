@@ -69,6 +69,11 @@ class Share:
             if together.leads:
                 self._contents.objects[name] = said
 
+    @property
+    def plan(self) -> str:
+        """Equal on ranks that will pass the same tensors in the same order."""
+        return self._passing.plan
+
     # -- what is saved -----------------------------------------------------------------------------
 
     def _held(self, tensor: torch.Tensor, copied: bool = False) -> torch.Tensor:
@@ -88,7 +93,8 @@ class Share:
                     f"two tensors of the model would be called {name}; unwrap the model before it"
                     " is saved"
                 )
-            same = place_of(shards.local(tensor))
+            # Not by its memory: a rank that has nothing of it must judge as the others do.
+            same = id(tensor) if shards.is_sharded(tensor) else place_of(tensor)
             if same in first:
                 aliases[name] = first[same]
             else:

@@ -7,6 +7,7 @@ other tells. There are two lines: `front` for the threads that train, `back` for
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import queue
 import threading
@@ -101,6 +102,12 @@ class Passing:
         self._unwanted = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="stoker gather", daemon=True)
+
+    @property
+    def plan(self) -> str:
+        """Which tensors come from where, in which order: a digest."""
+        said = [(each.spec.name, each.owner, str(each.division)) for each in self._weights]
+        return hashlib.sha256(repr(said).encode()).hexdigest()
 
     def start(self) -> None:
         self._thread.start()
