@@ -36,8 +36,9 @@ constexpr std::array kCommands = {
                   "Watch a run: its step, what waits, disk, cache, checkpoints (Python, torch)"},
     PythonCommand{nullptr, "ckpt", "stoker.ckpt",
                   "List, verify, compare, copy and remove checkpoints (Python, torch)"},
-    PythonCommand{nullptr, "data", "stoker.dataset",
-                  "Index data sets, and tell what an index holds (Python, torch)"},
+    PythonCommand{
+        nullptr, "data", "stoker.dataset",
+        "Turn texts into tokens, index data sets, tell what an index holds (Python, torch)"},
     PythonCommand{"bench", "offload", "stoker.bench",
                   "Measure offloaded training against its floor (Python, torch)"},
     PythonCommand{"bench", "plan", "stoker.bench",

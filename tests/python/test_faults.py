@@ -225,7 +225,7 @@ def test_a_bad_corpus_is_named(train, corpus, tmp_path):
 def test_a_damaged_token_file_is_named_and_rebuilt_on_request(train, cache, killed, tmp_path):
     own = tmp_path / "cache"
     shutil.copytree(cache, own)
-    tokens = next(own.glob("*.tokens"))
+    tokens = next(own.glob("*/*.tokens"))
     flip(tokens, tokens.stat().st_size // 2)
     shown = train_refused(*train(tmp_path / "flipped", "--steps", "1", "--cache", str(own)))
     assert str(tokens) in shown and "block" in shown and "--rebuild-tokens" in shown

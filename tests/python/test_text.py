@@ -24,15 +24,16 @@ from stoker.data import (
     Loader,
     Permutation,
     TokenFile,
-    TokenFileWriter,
     Windows,
     load_tokenizer,
     prepare,
     prepare_apart,
     sample_at,
 )
-from stoker.data.corpus import find_text_files, read_text
-from stoker.data.prepare import _choose_heldout, _end_with_the_parent, _pieces
+from stoker.data.corpus import TextFile, find_text_files
+from stoker.data.prepare import _end_with_the_parent, _heldout_below
+from stoker.data.texts import Reader, of_files, read_slice, slices
+from stoker.data.token_file import TokenPacker
 from stoker.errors import Corruption
 
 FORMAT_PAGE = Path(__file__).resolve().parents[2] / "docs" / "formats" / "tokens.md"
@@ -50,6 +51,16 @@ def write_corpus(folder: Path, files: int = 40, seed: int = 1) -> Path:
         lines = [" ".join(words[w] for w in rng.zipf(1.4, 12) % 300) for _ in range(60)]
         (folder / f"page{index:03}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
+
+
+def texts_of(files: list[TextFile], piece: int = 1 << 20) -> list[str]:
+    """All documents, in order."""
+    inputs = of_files(files)
+    with Reader() as reader:
+        parts = slices(inputs, reader, piece)
+        return [
+            text for part in parts for text in read_slice(part, inputs, reader, "text", piece).texts
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -115,16 +126,16 @@ def test_missing_empty_and_unreadable_corpora_are_sentences(tmp_path, monkeypatc
     (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(b"hello " * 1000)[:-9])
     (file,) = find_text_files([tmp_path / "cut.txt.gz"])
     with pytest.raises(CorpusError, match=r"cut\.txt\.gz cannot be read"):
-        read_text(file)
+        texts_of([file])
     (tmp_path / "closed.txt").write_text("x")
     (file,) = find_text_files([tmp_path / "closed.txt"])
 
-    def refuse(_):  # root may read everything, so the refusal is made up
+    def refuse(*_, **__):  # root may read everything, so the refusal is made up
         raise PermissionError(13, "Permission denied", "closed.txt")
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr("builtins.open", refuse)
     with pytest.raises(CorpusError, match=r"closed\.txt cannot be read \(Permission denied\)"):
-        read_text(file)
+        texts_of([file])
 
 
 def test_files_are_found_in_a_stable_order_without_hidden_skipped_or_doubled_ones(tmp_path):
@@ -144,21 +155,27 @@ def test_files_are_found_in_a_stable_order_without_hidden_skipped_or_doubled_one
     (tmp_path / "broken.txt").symlink_to(tmp_path / "nowhere")
     found = find_text_files([tmp_path], skip=["translations"])
     assert [f.name for f in found] == ["a.rst", "again.txt", "sub/c.md.gz"]
-    assert read_text(found[2]) == "packed"
+    assert texts_of(found[2:]) == ["packed"]
     assert len(find_text_files([tmp_path, tmp_path / "b.txt"], skip=["translations"])) == 3
 
 
-def test_pieces_rebuild_the_text_and_respect_the_limit():
-    text = "".join(f"line {i} {'x' * (i % 50)}\n" for i in range(300)) + "y" * 500 + "\nend"
-    pieces = list(_pieces(text, 200))
+@pytest.mark.parametrize("packed", [False, True])
+def test_pieces_rebuild_the_text_and_respect_the_limit(tmp_path, packed):
+    text = "".join(f"line {i} {'ž' * (i % 25)}\n" for i in range(300)) + "y" * 500 + "\nend"
+    path = tmp_path / ("text.txt.gz" if packed else "text.txt")
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    pieces = texts_of(find_text_files([path]), 200)
     assert "".join(pieces) == text
-    assert all(len(piece) <= 200 or "y" * 500 in piece for piece in pieces)
+    longest = max(len(line.encode()) for line in text.splitlines(True) if "y" not in line)
+    assert all(len(each.encode()) < 200 + longest or "y" * 500 in each for each in pieces)
 
 
 def test_copies_of_a_document_are_on_one_side():
-    chosen = _choose_heldout({bytes([i]) * 16: 100 for i in range(50)})
+    sizes = {f"{i:032x}": 100 for i in range(50)}
     # a tenth of a tiny corpus, in order of digests
-    assert chosen == {bytes([i]) * 16 for i in range(5)}
+    assert [each for each in sizes if each < _heldout_below(sizes)] == list(sizes)[:5]
+    # one is left to train on, and one is held out
+    assert _heldout_below({"a" * 32: 1, "b" * 32: 1}) == "b" * 32
 
 
 # -- token file ------------------------------------------------------------------------------------
@@ -167,10 +184,10 @@ def test_copies_of_a_document_are_on_one_side():
 def make_file(path: Path, vocabulary: int = 300) -> tuple[TokenFile, np.ndarray]:
     rng = np.random.default_rng(0)
     documents = [rng.integers(1, vocabulary, n) for n in (10, 50_000, 1, 40_000, 7)]
-    with TokenFileWriter(path, vocabulary, 0, b"k" * 32) as writer:
-        for index, tokens in enumerate(documents):
-            writer.add(tokens, heldout=index >= 3)
-        writer.close()
+    packer = TokenPacker(vocabulary, 0, b"k" * 32)
+    for index, tokens in enumerate(documents):
+        packer.add(tokens, heldout=index >= 3)
+    path.write_bytes(packer.file())
     return TokenFile(path), np.concatenate([np.append(d, 0) for d in documents])
 
 
@@ -255,18 +272,18 @@ def test_a_file_cut_after_it_was_opened_is_noticed(tmp_path):
         file.tokens(40_000, 10)
 
 
-def test_an_unfinished_file_never_gets_its_name(tmp_path):
-    with (
-        pytest.raises(RuntimeError),
-        TokenFileWriter(tmp_path / "t.tokens", 300, 0, b"k" * 32) as writer,
-    ):
-        writer.add([1, 2, 3], heldout=False)
-        raise RuntimeError("the disk is full, say")
-    assert list(tmp_path.iterdir()) == []
-    with TokenFileWriter(tmp_path / "t.tokens", 300, 0, b"k" * 32) as writer:
-        writer.add([1], heldout=True)
-        with pytest.raises(ValueError, match="would break the split"):
-            writer.add([1], heldout=False)
+def test_windows_are_counted_through_files_and_cross_none(tmp_path):
+    file, expected = make_file(tmp_path / "t.tokens")
+    packer = TokenPacker(300, 0, b"k" * 32)
+    packer.add([9] * 200, heldout=True)
+    packer.add([7] * 100, heldout=False)  # in any order
+    (tmp_path / "u.tokens").write_bytes(packer.file())
+    both = [file, TokenFile(tmp_path / "u.tokens")]
+    train, heldout = Windows(both, "train", 64), Windows(both, "heldout", 64)
+    assert len(train) == 50_013 // 64 + 1 and len(heldout) == 40_008 // 64 + 3
+    assert train[len(train) - 1].tolist() == [7] * 65
+    assert np.array_equal(train[len(train) - 2], Windows(file, "train", 64)[len(train) - 2])
+    assert heldout[len(heldout) - 3].tolist() == [9] * 65
 
 
 def test_the_worked_example_of_the_format_page_decodes(tmp_path):
@@ -291,7 +308,8 @@ def test_the_worked_example_of_the_format_page_decodes(tmp_path):
 
 def test_prepared_tokens_are_the_text(prepared):
     tokenizer = load_tokenizer(Path(prepared.tokenizer))
-    with TokenFile(prepared.tokens) as file:
+    (tokens,) = prepared.tokens
+    with TokenFile(tokens) as file:
         header = file.header
         total = header.train_tokens + header.heldout_tokens
         ends = [*file.documents[1:], total]
@@ -299,7 +317,7 @@ def test_prepared_tokens_are_the_text(prepared):
             tokenizer.decode(file.tokens(int(s), int(e - s) - 1).tolist())
             for s, e in zip(file.documents, ends)
         }
-    corpus = {p.read_text() for p in (Path(prepared.tokens).parents[1] / "corpus").iterdir()}
+    corpus = {p.read_text() for p in (Path(tokens).parents[2] / "corpus").iterdir()}
     assert sorted("".join(texts)) == sorted("".join(corpus))  # nothing lost, nothing added
     assert 0 < header.heldout_tokens < 0.2 * total
 
@@ -316,9 +334,9 @@ def test_a_second_call_finds_the_file_and_a_change_makes_another(tmp_path):
     again = prepare([corpus], tmp_path / "cache", vocabulary=300)
     assert first.built and not again.built and again.tokens == first.tokens
     assert prepare([corpus], tmp_path / "cache", vocabulary=320).tokens != first.tokens
-    before = Path(first.tokens).read_bytes()
+    before = Path(first.tokens[0]).read_bytes()
     assert prepare([corpus], tmp_path / "cache", vocabulary=300, rebuild=True).built
-    assert Path(first.tokens).read_bytes() == before  # the build is a function of the corpus
+    assert Path(first.tokens[0]).read_bytes() == before  # the build is a function of the corpus
     (corpus / "page000.txt").write_text("something else\n" * 50)
     assert prepare([corpus], tmp_path / "cache", vocabulary=300).tokens != first.tokens
     loaded = prepare([corpus], tmp_path / "cache", tokenizer=Path(first.tokenizer))
@@ -327,7 +345,7 @@ def test_a_second_call_finds_the_file_and_a_change_makes_another(tmp_path):
 
 def test_a_damaged_cached_file_is_a_sentence_and_can_be_rebuilt(tmp_path):
     corpus = write_corpus(tmp_path / "corpus", files=12)
-    made = Path(prepare([corpus], tmp_path / "cache", vocabulary=300).tokens)
+    made = Path(prepare([corpus], tmp_path / "cache", vocabulary=300).tokens[0])
     os.truncate(made, made.stat().st_size // 2)
     with pytest.raises(CorpusError, match="is damaged.*--rebuild-tokens"):
         prepare_apart([corpus], tmp_path / "cache", vocabulary=300)
@@ -350,7 +368,7 @@ def test_too_little_text_and_bad_tokenizers_are_sentences(tmp_path):
 
 
 def test_batches_follow_the_order_and_a_resume_needs_one_integer(prepared):
-    with TokenFile(prepared.tokens) as file:
+    with TokenFile(prepared.tokens[0]) as file:
         windows = Windows(file, "train", 32)
         loader = Loader(windows, batch=4, seed=9, endless=True)
         seen = list(itertools.islice(loader, 10))

@@ -1,12 +1,13 @@
 """From text and samples to batches: sources, order, loader; corpus, vocabulary, token file."""
 
+from .build import shards
 from .corpus import CorpusError, default_corpus
 from .images import IMAGENET, Jpeg
 from .loader import Loader, Source
 from .order import Mixture, Permutation, sample_at
 from .prepare import Prepared, prepare, prepare_apart
 from .sources import Arrow, Files, Indexed, Mds, Rows, Safetensors, Tar, Tokens
-from .token_file import TokenFile, TokenFileWriter, Windows
+from .token_file import TokenFile, Windows
 from .vocabulary import load_tokenizer
 from .workers import TransformError
 
@@ -27,7 +28,6 @@ __all__ = [
     "Source",
     "Tar",
     "TokenFile",
-    "TokenFileWriter",
     "Tokens",
     "TransformError",
     "Windows",
@@ -36,4 +36,5 @@ __all__ = [
     "prepare",
     "prepare_apart",
     "sample_at",
+    "shards",
 ]

@@ -5,6 +5,7 @@ import sys
 
 from .prepare import main
 
-# its reader was killed: it ends too, without a traceback
-signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-sys.exit(main())
+if __name__ == "__main__":
+    # its reader was killed: it ends too, without a traceback
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    sys.exit(main())

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import os
 import sysconfig
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +37,9 @@ SUFFIXES = (
     ".js",
     ".ts",
     ".sh",
+    ".jsonl",
+    ".ndjson",
+    ".parquet",
 )
 # Debian's linux-doc, without the translations (a small model has no room for a second language).
 DEFAULT_PATTERN = "linux-doc*/html/_sources"
@@ -154,21 +155,6 @@ def _walk(root: Path, skip: Sequence[str]) -> Iterator[Path]:
             # text.
             if not name.startswith(".") and is_text_name(name) and path.is_file():
                 yield path
-
-
-def read_text(file: TextFile) -> str:
-    """The text of a file, unpacked if its name ends in .gz; bytes that are not UTF-8 become
-    U+FFFD."""
-    try:
-        raw = file.path.read_bytes()
-        if file.path.name.lower().endswith(".gz"):
-            raw = gzip.decompress(raw)
-    except (OSError, EOFError, zlib.error) as error:  # gzip.BadGzipFile is an OSError
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise CorpusError(
-            f"the corpus file {file.path} cannot be read ({reason}): repair it or leave it out"
-        ) from error
-    return raw.decode("utf-8", errors="replace")
 
 
 def fingerprint(files: Sequence[TextFile]) -> str:

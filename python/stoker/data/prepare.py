@@ -1,4 +1,4 @@
-"""From files of text to a token file, built once and found again by a key.
+"""The corpus of `stoker train`: tokens that are built once and found again by a key.
 
 Also a program: `python -m stoker.data --folder OUT PATH...` does the same in a process of its own.
 The trainer runs it that way, so that the memory which learning a vocabulary takes is not the
@@ -16,16 +16,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tqdm import tqdm
 
 from ..errors import Corruption, StokerError
-from .corpus import CorpusError, TextFile, find_text_files, fingerprint, read_text
-from .token_file import TokenFile, TokenFileWriter
-from .vocabulary import end_of_text, load_tokenizer, train_tokenizer
+from ..stores import open_store
+from .build import INDEX, TOKENIZER, Rule, build, digest_of, documents, index_of, learn
+from .corpus import CorpusError, TextFile, find_text_files, fingerprint
+from .texts import Reader, of_files
+from .token_file import TokenFile
+from .vocabulary import load_tokenizer
 
 PIECES = 50  # a file larger than 1/50 of the corpus is cut into documents of at most that size
 HELDOUT_SHARE = 0.01
@@ -36,19 +39,11 @@ HELDOUT_LEAST_BYTES = 64 << 10  # but never more than a tenth of the corpus
 class Prepared:
     """What prepare() made or found again."""
 
-    tokens: str
+    tokens: list[str]  # the token files, in order
     tokenizer: str
     built: bool
     files: int
     text_bytes: int
-
-
-@dataclass(frozen=True)
-class _Document:
-    file: TextFile
-    text: str
-    size: int
-    digest: bytes
 
 
 def prepare(
@@ -59,7 +54,7 @@ def prepare(
     skip: Sequence[str] = (),
     rebuild: bool = False,
 ) -> Prepared:
-    """Make sure that `folder` holds the token file of these texts, and say where it is.
+    """Make sure that `folder` holds the tokens of these texts, and say where it is.
 
     vocabulary: tokens to learn; ignored when `tokenizer` names one to load. rebuild: make it anew
     even if it is there. Raises CorpusError for the user's faults, OSError where `folder` cannot be
@@ -67,22 +62,22 @@ def prepare(
     """
     files = find_text_files(paths, skip)
     text_bytes = sum(file.size_bytes for file in files)
-    key = _key(files, vocabulary, tokenizer)
-    tokens_path = folder / f"{key.hex()[:16]}.tokens"
-    tokenizer_path = folder / f"{key.hex()[:16]}.tokenizer.json"
-    done = Prepared(str(tokens_path), str(tokenizer_path), True, len(files), text_bytes)
-    if not rebuild and tokenizer_path.exists() and tokens_path.exists():
-        # a damaged one is an error with a sentence, not a silent rebuild
-        with TokenFile(tokens_path) as found:
-            if found.header.key != key:
+    home = folder / _key(files, vocabulary, tokenizer)[:16]
+    made = rebuild or not (home / INDEX).exists()
+    if made:
+        home.mkdir(parents=True, exist_ok=True)
+        _build(files, text_bytes, vocabulary, tokenizer, home)
+    with open_store(f"dir:{home.resolve()}", read_only=True) as store:
+        index = index_of(store)
+    tokens = [str(home / each["key"]) for each in index["shards"]]
+    for path in tokens:  # a damaged one is an error with a sentence, not a silent rebuild
+        with TokenFile(path) as found:
+            if found.header.key.hex() != index["key"]:
                 raise Corruption(
-                    f"the token file {tokens_path} was made from another corpus; "
+                    f"the token file {path} was made from another corpus; "
                     "rebuild it with --rebuild-tokens"
                 )
-        return Prepared(**{**asdict(done), "built": False})
-    folder.mkdir(parents=True, exist_ok=True)
-    _build(files, text_bytes, vocabulary, tokenizer, tokens_path, tokenizer_path, key)
-    return done
+    return Prepared(tokens, str(home / TOKENIZER), made, len(files), text_bytes)
 
 
 def prepare_apart(
@@ -131,62 +126,27 @@ def prepare_apart(
     return Prepared(**answer)
 
 
-def _key(files: Sequence[TextFile], vocabulary: int, tokenizer: Path | None) -> bytes:
+def _key(files: Sequence[TextFile], vocabulary: int, tokenizer: Path | None) -> str:
     digest = hashlib.sha256(fingerprint(files).encode())
     if tokenizer is None:
         digest.update(f"learn {vocabulary}".encode())
     else:
         digest.update(load_tokenizer(tokenizer).to_str().encode())
     digest.update(f"split {PIECES} {HELDOUT_SHARE} {HELDOUT_LEAST_BYTES}".encode())
-    return digest.digest()
+    return digest.hexdigest()
 
 
-def _documents(files: Sequence[TextFile], piece_bytes: int, what: str) -> Iterator[_Document]:
-    """Every document of the corpus, with progress in bytes of files read."""
-    total = sum(file.size_bytes for file in files)
-    with tqdm(
-        total=total,
-        desc=what,
-        unit="B",
-        unit_scale=True,
-        unit_divisor=1024,
-        leave=False,
-        disable=None,
-    ) as progress:
-        for file in files:
-            for text in _pieces(read_text(file), piece_bytes):
-                raw = text.encode()
-                yield _Document(file, text, len(raw), hashlib.blake2b(raw, digest_size=16).digest())
-            progress.update(file.size_bytes)
-
-
-def _pieces(text: str, limit: int) -> Iterator[str]:
-    """`text` cut behind line ends into pieces of at most `limit` characters (one longer line stays
-    whole)."""
-    start = 0
-    while len(text) - start > limit:
-        cut = text.rfind("\n", start, start + limit) + 1
-        if cut <= start:
-            cut = text.find("\n", start + limit) + 1 or len(text)
-        yield text[start:cut]
-        start = cut
-    if text[start:].strip():
-        yield text[start:]
-
-
-def _choose_heldout(sizes: dict[bytes, int]) -> set[bytes]:
-    """The digests of the held-out documents: chosen by content, so that copies of a text are on one
-    side."""
+def _heldout_below(sizes: dict[str, int]) -> str:
+    """Documents with a lower digest are held out: chosen by content, so that copies of a text are
+    on one side. sizes: bytes by digest, of all copies; at least two."""
     total = sum(sizes.values())
     wanted = max(HELDOUT_SHARE * total, min(HELDOUT_LEAST_BYTES, total / 10))
-    chosen: set[bytes] = set()
     held = 0
     for digest in sorted(sizes):
         if held >= wanted:
-            break
-        chosen.add(digest)
+            return digest
         held += sizes[digest]
-    return chosen
+    return max(sizes)
 
 
 def _build(
@@ -194,68 +154,33 @@ def _build(
     text_bytes: int,
     vocabulary: int,
     tokenizer_from: Path | None,
-    tokens_path: Path,
-    tokenizer_path: Path,
-    key: bytes,
+    home: Path,
 ) -> None:
-    piece_bytes = max(4096, text_bytes // PIECES)
-    sizes: dict[bytes, int] = {}
-    for document in _documents(files, piece_bytes, "reading the corpus"):
-        sizes[document.digest] = sizes.get(document.digest, 0) + document.size
+    inputs = of_files(files)
+    rule = Rule(
+        piece_bytes=max(4096, text_bytes // PIECES), learn=0 if tokenizer_from else vocabulary
+    )
+    sizes: dict[str, int] = {}
+    with Reader() as reader:
+        for text in documents(inputs, rule, reader, "reading the corpus"):
+            digest = digest_of(text)
+            sizes[digest] = sizes.get(digest, 0) + len(text.encode())
     if len(sizes) < 2:
         raise CorpusError(
             f"the corpus has {sum(sizes.values())} bytes of text, too few to train on and to hold "
             "some out: give more text with --data"
         )
-    heldout = _choose_heldout(sizes)
+    rule = replace(rule, heldout_below=_heldout_below(sizes))
     if tokenizer_from is None:
-        tokenizer = train_tokenizer(
-            (
-                d.text
-                for d in _documents(files, piece_bytes, "learning the vocabulary")
-                if d.digest not in heldout
-            ),
-            vocabulary,
-        )
+        description = learn(inputs, rule)
     else:
-        tokenizer = load_tokenizer(tokenizer_from)
-    _write_atomically(tokenizer_path, tokenizer.to_str(pretty=True))
-    with TokenFileWriter(
-        tokens_path, tokenizer.get_vocab_size(), end_of_text(tokenizer), key
-    ) as writer:
-        for part, what in ((False, "tokenizing"), (True, "tokenizing the held-out part")):
-            documents = (
-                d for d in _documents(files, piece_bytes, what) if (d.digest in heldout) == part
-            )
-            for batch in _batches(documents, 1 << 20):
-                for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
-                    writer.add(encoding.ids, heldout=part)
-        writer.close()
+        description = load_tokenizer(tokenizer_from).to_str(pretty=True)
+    with open_store(f"dir:{home.resolve()}", create=True) as out:
+        build(inputs, description, out, rule, 1, _say, restart=True)
 
 
-def _batches(documents: Iterator[_Document], size: int) -> Iterator[list[str]]:
-    """Texts of about `size` bytes together: enough to keep the tokenizer's threads busy."""
-    batch, held = [], 0
-    for document in documents:
-        batch.append(document.text)
-        held += document.size
-        if held >= size:
-            yield batch
-            batch, held = [], 0
-    if batch:
-        yield batch
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with open(partial, "w", encoding="utf-8") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        partial.rename(path)
-    finally:
-        partial.unlink(missing_ok=True)
+def _say(text: str) -> None:
+    tqdm.write(text, file=sys.stderr)  # stdout has the answer
 
 
 def _end_with_the_parent() -> None:

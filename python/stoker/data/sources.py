@@ -14,7 +14,7 @@ import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from .index import ARROW, KINDS, MDS, SAFETENSORS, TAR, WHOLE, Index, read
 from .indexing import of_objects
 from .stored import Places, Stored
 from .tensor_rows import TensorRows, columns_of, row_bytes, tensors_of
+from .token_file import HEADER_BYTES, check_size, header_of
 
 _INDEX = struct.Struct(
     "<9sQBQQ"
@@ -77,6 +78,7 @@ class Tokens(Stored):
 
         Tokens(store, "train.bin", 1024)          # the type: of Megatron's train.idx beside it
         Tokens(store, ["a.npy", "b.npy"], 1024)   # arrays of one dimension
+        Tokens(store, shards(store), 1024)        # what `stoker data build` made
         Tokens(store, "raw.bin", 1024, dtype="uint16")
 
     Sample i of an object holds tokens [i * length, i * length + length] of it: targets are inputs
@@ -92,11 +94,13 @@ class Tokens(Stored):
         length: int,
         *,
         dtype: str | None = None,
+        split: Literal["train", "heldout"] = "train",
     ) -> None:
+        """split: which part of the token files of a build; other files have only one."""
         if length < 1:
             raise ValueError(f"a window has at least one token, not {length}")
         keys = [keys] if isinstance(keys, str) else list(keys)
-        arrays = [_tokens_of(store, key, dtype) for key in keys]
+        arrays = [_tokens_of(store, key, dtype, split) for key in keys]
         types = {array.dtype for array in arrays}
         if len(types) > 1:
             raise InvalidArgument(
@@ -111,7 +115,8 @@ class Tokens(Stored):
         super().__init__(
             store,
             _equal(keys, arrays, counts, length * width, (length + 1) * width),
-            f"tokens {_Objects(store, keys).fingerprint} {dtype_of_all.str}, windows of {length}",
+            f"tokens {_Objects(store, keys).fingerprint} {dtype_of_all.str}, windows of {length}"
+            + (f", {split}" if split != "train" else ""),
             sum(counts) * length * width,
         )
 
@@ -340,7 +345,11 @@ class Safetensors(Stored):
 # ---- what lies where
 
 
-def _tokens_of(store: _core.Store, key: str, dtype: str | None) -> Array:
+def _tokens_of(store: _core.Store, key: str, dtype: str | None, split: str) -> Array:
+    if key.endswith(".tokens"):
+        return _of_build(store, key, split)
+    if split != "train":
+        raise InvalidArgument(f"{key} has no split '{split}': token files of a build have")
     if key.endswith(".npy"):
         array = _npy(store, key)
         if array.shape or array.dtype.kind not in "iu":
@@ -364,6 +373,18 @@ def _tokens_of(store: _core.Store, key: str, dtype: str | None) -> Array:
             f"{key} holds uint64, which torch has no room for: write it with a smaller type"
         )
     return array
+
+
+def _of_build(store: _core.Store, key: str, split: str) -> Array:
+    size = store.stat(key)["bytes"]
+    header = header_of(store.read_bytes(key, 0, min(size, HEADER_BYTES)), key)
+    check_size(header, size, key)
+    before, count = {
+        "train": (0, header.train_tokens),
+        "heldout": (header.train_tokens, header.heldout_tokens),
+    }[split]
+    width = header.token_bytes
+    return Array(key, header.tokens_offset + before * width, count, np.dtype(f"<u{width}"))
 
 
 def _megatron_type(store: _core.Store, key: str) -> np.dtype:

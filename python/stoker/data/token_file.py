@@ -1,17 +1,16 @@
 """The indexed token file: all tokens of a corpus, training part first, held-out part behind it.
 
-docs/formats/tokens.md is the grammar; this is its only writer and reader. A file is made beside its
-final name and renamed when it is whole and durable, so a file under its final name was complete
-once. Every read is checked against the CRC of the blocks that it touches.
+docs/formats/tokens.md is the grammar; this is its only writer. A file is made in memory, and stored
+as one object. Every read of TokenFile is checked against the CRC of the blocks that it touches.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,90 +58,102 @@ class Header:
         return body + struct.pack("<I", zlib.crc32(body))
 
 
-class TokenFileWriter:
-    """Writes one token file: train documents, then held-out documents, then close(). One thread.
+class TokenPacker:
+    """Makes one token file in memory: add() documents, then file(). One thread."""
 
-    Used as a context manager; leaving it by an exception removes the unfinished file.
-    """
-
-    def __init__(self, path: Path, vocabulary: int, end_of_text: int, key: bytes) -> None:
-        self.path = path
-        self._partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    def __init__(self, vocabulary: int, end_of_text: int, key: bytes) -> None:
+        """key: 32 bytes that tell this corpus from others."""
         self._vocabulary, self._end_of_text, self._key = vocabulary, end_of_text, key
         self._dtype = _DTYPES[2 if vocabulary <= 1 << 16 else 4]
-        self._counts = [0, 0]  # tokens of the training part, tokens of the held-out part
-        self._starts: list[int] = []  # first token of each document
-        self._train_documents = 0
-        self._pending = bytearray()  # less than one block, not yet written
-        self._checksums: list[int] = []
-        self._file = open(self._partial, "wb")
-        self._file.write(bytes(HEADER_BYTES))
-
-    def __enter__(self) -> TokenFileWriter:
-        return self
-
-    def __exit__(self, kind, value, trace) -> None:
-        if kind is not None:
-            self._file.close()
-            with contextlib.suppress(FileNotFoundError):
-                self._partial.unlink()
+        # Of the training part, and of the held-out part: tokens, and the first of each document.
+        self._tokens = (bytearray(), bytearray())
+        self._starts: tuple[list[int], list[int]] = ([], [])
 
     def add(self, tokens: list[int] | np.ndarray, heldout: bool) -> None:
-        """Append one document; the end-of-text token is put behind it. Held-out ones come last."""
-        if not heldout and self._counts[1]:
-            raise ValueError("a training document behind a held-out one would break the split")
-        self._starts.append(sum(self._counts))
-        self._train_documents += not heldout
-        self._counts[heldout] += len(tokens) + 1
-        self._pending += (
-            np.asarray(tokens, self._dtype).tobytes()
-            + self._dtype.type(self._end_of_text).tobytes()
-        )
-        while len(self._pending) >= BLOCK_BYTES:
-            self._write_block(BLOCK_BYTES)
+        """One document; the end-of-text token is put behind it. Each part keeps its order."""
+        part = self._tokens[heldout]
+        self._starts[heldout].append(len(part) // self._dtype.itemsize)
+        part += np.asarray(tokens, self._dtype).data.cast("B")
+        part += self._dtype.type(self._end_of_text).tobytes()
 
-    def _write_block(self, size: int) -> None:
-        block = bytes(self._pending[:size])
-        del self._pending[:size]
-        self._checksums.append(zlib.crc32(block))
-        self._file.write(block)
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Tokens of the training part, and of the held-out part."""
+        train, heldout = (len(part) // self._dtype.itemsize for part in self._tokens)
+        return train, heldout
 
-    def close(self) -> None:
-        """Write tables and header, make them durable, give the file its name, make the name
-        durable."""
-        if self._pending:
-            self._write_block(len(self._pending))
-        documents = np.asarray(self._starts, "<u8").tobytes()
-        checksums = np.asarray(self._checksums, "<u4").tobytes()
-        documents_offset = self._file.tell()
-        self._file.write(documents + checksums)
+    @property
+    def documents(self) -> tuple[int, int]:
+        return len(self._starts[0]), len(self._starts[1])
+
+    def file(self) -> bytes:
+        """The whole file."""
+        counts = self.counts
+        tokens = b"".join(self._tokens)
+        documents = np.array(
+            [*self._starts[0], *(counts[0] + start for start in self._starts[1])], "<u8"
+        ).tobytes()
+        checksums = np.array(
+            [
+                zlib.crc32(tokens[at : at + BLOCK_BYTES])
+                for at in range(0, len(tokens), BLOCK_BYTES)
+            ],
+            "<u4",
+        ).tobytes()
+        documents_offset = HEADER_BYTES + len(tokens)
+        checksums_offset = documents_offset + len(documents)
         header = Header(
             self._dtype.itemsize,
             self._vocabulary,
             BLOCK_BYTES,
             self._end_of_text,
-            *self._counts,
-            len(self._starts),
-            self._train_documents,
+            *counts,
+            sum(self.documents),
+            self.documents[0],
             HEADER_BYTES,
             documents_offset,
-            documents_offset + len(documents),
-            self._file.tell(),
+            checksums_offset,
+            checksums_offset + len(checksums),
             self._key,
             zlib.crc32(documents),
             zlib.crc32(checksums),
         )
-        self._file.seek(0)
-        self._file.write(header.pack())
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._partial.rename(self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        return b"".join((header.pack(), tokens, documents, checksums))
+
+
+def header_of(raw: bytes, name: str) -> Header:
+    """The header in the first bytes of a token file. Raises Corruption."""
+    if len(raw) < HEADER_BYTES:
+        raise damaged(name, f"the header is truncated at {len(raw)} of {HEADER_BYTES} bytes")
+    magic, version, header_bytes, *fields = _HEADER.unpack_from(raw)
+    if magic != MAGIC:
+        raise damaged(name, "it does not begin as a token file does")
+    if struct.unpack("<I", raw[HEADER_BYTES - 4 : HEADER_BYTES])[0] != zlib.crc32(
+        raw[: HEADER_BYTES - 4]
+    ):
+        raise damaged(name, "the header's checksum does not match")
+    if version != VERSION or header_bytes != HEADER_BYTES:
+        raise damaged(
+            name, f"it has format version {version}, this program reads version {VERSION}"
+        )
+    return Header(*fields)
+
+
+def check_size(header: Header, size: int, name: str) -> None:
+    """Corruption if the file has another size than its header says."""
+    if size != header.file_bytes:
+        block = max(0, size - header.tokens_offset) // header.block_bytes
+        raise damaged(
+            name,
+            f"it has {size} of {header.file_bytes} bytes, block {block} and what follows is cut",
+        )
+
+
+def damaged(name: str, what: str) -> Corruption:
+    return Corruption(
+        f"the token file {name} is damaged: {what}; make it anew from the corpus "
+        "(stoker train --rebuild-tokens, stoker data build --restart)"
+    )
 
 
 class TokenFile:
@@ -186,31 +197,11 @@ class TokenFile:
         self.close()
 
     def _damage(self, what: str) -> Corruption:
-        return Corruption(
-            f"the token file {self.path} is damaged: {what}; "
-            "rebuild it from the corpus with --rebuild-tokens"
-        )
+        return damaged(str(self.path), what)
 
     def _read_header(self) -> Header:
-        raw = os.pread(self._fd, HEADER_BYTES, 0)
-        if len(raw) < HEADER_BYTES:
-            raise self._damage(f"the header is truncated at {len(raw)} of {HEADER_BYTES} bytes")
-        magic, version, header_bytes, *fields = _HEADER.unpack_from(raw)
-        if magic != MAGIC:
-            raise self._damage("it does not begin as a token file does")
-        if struct.unpack("<I", raw[-4:])[0] != zlib.crc32(raw[:-4]):
-            raise self._damage("the header's checksum does not match")
-        if version != VERSION or header_bytes != HEADER_BYTES:
-            raise self._damage(
-                f"it has format version {version}, this program reads version {VERSION}"
-            )
-        header = Header(*fields)
-        size = os.fstat(self._fd).st_size
-        if size != header.file_bytes:
-            block = max(0, size - header.tokens_offset) // header.block_bytes
-            raise self._damage(
-                f"it has {size} of {header.file_bytes} bytes, block {block} and what follows is cut"
-            )
+        header = header_of(os.pread(self._fd, HEADER_BYTES, 0), str(self.path))
+        check_size(header, os.fstat(self._fd).st_size, str(self.path))
         return header
 
     def _read_table(self, name: str, start: int, end: int, crc: int, dtype: str) -> np.ndarray:
@@ -257,28 +248,35 @@ class TokenFile:
 
 
 class Windows:
-    """One split of a token file as windows of `length` inputs and the one token behind them.
+    """One split of token files as windows of `length` inputs and the one token behind them.
 
-    Window i holds tokens [i * length, i * length + length] of the split: targets are inputs moved
-    by one, so neighbours share one token, and no window reaches into the other split.
+    Window i of a file holds tokens [i * length, i * length + length] of its split: targets are
+    inputs moved by one, so neighbours share one token. No window reaches into the other split, or
+    into another file; windows are counted through the files.
     """
 
-    def __init__(self, file: TokenFile, split: str, length: int) -> None:
-        train = file.header.train_tokens
-        self.file, self.length = file, length
-        self._start, tokens = {"train": (0, train), "heldout": (train, file.header.heldout_tokens)}[
-            split
+    def __init__(self, files: TokenFile | Sequence[TokenFile], split: str, length: int) -> None:
+        self.files = [files] if isinstance(files, TokenFile) else list(files)
+        self.length, self.split = length, split
+        # The first token of the split in each file, and the windows before each file's.
+        self._starts = [
+            {"train": 0, "heldout": file.header.train_tokens}[split] for file in self.files
         ]
-        self.count = max(0, (tokens - 1) // length)
+        self._before = [0]
+        for file in self.files:
+            tokens = getattr(file.header, f"{split}_tokens")
+            self._before.append(self._before[-1] + max(0, (tokens - 1) // length))
 
     def __len__(self) -> int:
-        return self.count
+        return self._before[-1]
 
     def __getitem__(self, index: int) -> np.ndarray:
         """The length + 1 tokens of a window, as int64."""
-        if not 0 <= index < self.count:
-            raise IndexError(f"window {index} of {self.count}")
-        return self.file.tokens(self._start + index * self.length, self.length + 1).astype(np.int64)
+        if not 0 <= index < len(self):
+            raise IndexError(f"window {index} of {len(self)}")
+        at = bisect_right(self._before, index) - 1
+        start = self._starts[at] + (index - self._before[at]) * self.length
+        return self.files[at].tokens(start, self.length + 1).astype(np.int64)
 
     def batch(self, samples: np.ndarray) -> torch.Tensor:
         """Several windows, int64 [samples, length + 1]."""
@@ -289,4 +287,5 @@ class Windows:
 
     @property
     def fingerprint(self) -> str:
-        return f"tokens {self.file.header.key.hex()} from {self._start}, windows of {self.length}"
+        keys = "".join(file.header.key.hex() for file in self.files)
+        return f"tokens {keys}, {self.split}, windows of {self.length}"

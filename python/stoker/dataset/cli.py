@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +14,16 @@ from tqdm import tqdm
 
 import stoker
 from stoker import _core
-from stoker.command import Parser, fail, named, say
+from stoker.command import Parser, fail, named, number, say, whole
 from stoker.data import arrow, mds
+from stoker.data.build import Built, Rule, learn, learned_before, share_below
+from stoker.data.build import build as build_tokens
+from stoker.data.corpus import find_text_files
 from stoker.data.index import ARROW, KINDS, MDS, SAFETENSORS, TAR, WHOLE, Index, read
 from stoker.data.indexing import build
 from stoker.data.stored import Stored, StoredSources
+from stoker.data.texts import Input, of_files, of_store
+from stoker.data.vocabulary import load_tokenizer
 from stoker.errors import InvalidArgument, StokerError
 
 _DESCRIPTION = """\
@@ -48,6 +56,7 @@ def parser() -> Parser:
         "--crc", action="store_true", help="read all samples and note their checksums"
     )
     index.set_defaults(run=_index)
+    _add_build(commands)
     text = "tell what an index holds"
     show = commands.add_parser("show", help=text, description=text[0].upper() + text[1:] + ".")
     show.add_argument("index", type=Path, metavar="FILE", help="the index")
@@ -56,11 +65,159 @@ def parser() -> Parser:
     return top
 
 
+_BUILD = """\
+Turn texts into shards of tokens that stoker.data.Tokens reads, and an index.json that says what
+they were made of.
+
+IN is a file or a folder (text: *.txt, *.md, *.html, *.py, ...; *.jsonl; *.parquet; text and JSONL
+also with .gz), or a store ("dir:/folder", "s3://bucket/prefix"). Each text file, each line of JSONL
+and each row of Parquet is a document; a text file larger than a shard is cut at line ends. OUT is a
+folder or a store. The tokens are the same whatever the number of processes.
+
+The same command goes on after it was killed: shards that are there are kept."""
+_BUILD_EPILOG = """\
+Example:
+  stoker data build texts more.jsonl dir:/data/tokens --tokenizer gpt2/tokenizer.json
+and in Python:
+  with stoker.open_store("dir:/data/tokens") as store:
+      source = Tokens(store, shards(store), 1024)
+
+Parquet needs the Python package pyarrow. The Python package gigatoken makes this many times as
+fast; it is used where its ids equal those of tokenizers on a sample of the documents.
+Exit status: 0 it was done; 1 it failed; 2 the command line is wrong."""
+
+
+def _add_build(commands) -> None:
+    build = commands.add_parser(
+        "build",
+        help="turn text, JSONL and Parquet into tokens",
+        description=_BUILD,
+        epilog=_BUILD_EPILOG,
+    )
+    build.add_argument("inputs", nargs="+", type=named, metavar="IN", help="texts, or a store")
+    build.add_argument("out", type=named, metavar="OUT", help="where the tokens go")
+    which = build.add_mutually_exclusive_group(required=True)
+    which.add_argument(
+        "--tokenizer", type=Path, metavar="FILE", help="a tokenizer.json, or the folder it is in"
+    )
+    which.add_argument(
+        "--learn",
+        type=whole(257, 1 << 24),
+        metavar="TOKENS",
+        help="learn a byte-level BPE of so many tokens from the inputs (keeps their distinct words"
+        " in memory)",
+    )
+    build.add_argument(
+        "--column",
+        default="text",
+        metavar="NAME",
+        help="which field of JSONL, or column of Parquet, has the text (default: text)",
+    )
+    build.add_argument(
+        "--heldout",
+        type=number(0, 0.5),
+        default=0.0,
+        metavar="SHARE",
+        help="hold out about this share of the documents, chosen by what they say; "
+        'Tokens(..., split="heldout") reads them (default: 0)',
+    )
+    build.add_argument(
+        "--shard",
+        default="64MiB",
+        metavar="SIZE",
+        help="bytes of the inputs for each shard; a killed build loses less than one of each "
+        "process (default: 64MiB)",
+    )
+    build.add_argument(
+        "--processes",
+        type=whole(1, 4096),
+        default=len(os.sched_getaffinity(0)),
+        metavar="N",
+        help="how many tokenise (default: one for each core; less where there are fewer shards)",
+    )
+    build.add_argument(
+        "--restart", action="store_true", help="remove what another build left in OUT, and begin"
+    )
+    build.add_argument("--json", action="store_true", help="print JSON")
+    build.set_defaults(run=_build)
+
+
+_STORE = re.compile(r"(dir|s3|local|unix|memory):|(coded|cached)\(")
+
+
+def _build(args) -> int:
+    shard = _core.parse_bytes(args.shard)
+    if not 4096 <= shard <= 1 << 40:
+        raise InvalidArgument(f"--shard {args.shard}: a shard takes 4KiB to 1TiB of the inputs")
+    inputs = _inputs(args.inputs, args.out)
+    rule = Rule(
+        column=args.column,
+        heldout_below=share_below(args.heldout),
+        shard_bytes=shard,
+        piece_bytes=shard,
+        learn=args.learn or 0,
+    )
+    quiet = lambda text: print(text, file=sys.stderr)  # noqa: E731
+    out = args.out if _STORE.match(args.out) else f"dir:{Path(args.out).resolve()}"
+    description = args.tokenizer and load_tokenizer(args.tokenizer).to_str(pretty=True)
+    began = time.monotonic()
+    with stoker.open_store(out, create=True) as store:
+        if description is None and not args.restart:
+            description = learned_before(store, rule)
+        done = build_tokens(
+            inputs,
+            description or learn(inputs, rule),
+            store,
+            rule,
+            args.processes,
+            quiet,
+            args.restart,
+        )
+    seconds = time.monotonic() - began
+    if args.json:
+        print(json.dumps({"built": done.built, "seconds": seconds, "index": done.index}))
+    else:
+        say(_told(done, args.out, seconds))
+    return 0
+
+
+def _inputs(given: list[str], out: str) -> list[Input]:
+    stores = [each for each in given if _STORE.match(each)]
+    paths = [each for each in given if not _STORE.match(each)]
+    inputs = of_files(find_text_files(paths)) if paths else []
+    for composition in stores:
+        inputs += of_store(composition)
+    target = Path(out.removeprefix("dir:")).resolve() if not out.startswith("s3:") else None
+    for each in [*paths, *(each[4:] for each in stores if each.startswith("dir:"))]:
+        folder = Path(each).resolve()
+        if target is not None and (target == folder or folder in target.parents):
+            raise InvalidArgument(
+                f"OUT {out} lies in IN {each}: the next build would take it for text; "
+                "choose an OUT beside it"
+            )
+    return inputs
+
+
+def _told(done: Built, out: str, seconds: float) -> str:
+    index = done.index
+    size = _core.human_bytes(index["text_bytes"])
+    heldout = f", {index['heldout_tokens']:,} of them held out" if index["heldout_tokens"] else ""
+    tokens = index["train_tokens"] + index["heldout_tokens"]
+    count = index["train_documents"] + index["heldout_documents"]
+    told = (
+        f"{out}: {tokens:,} tokens{heldout}, of {count:,} documents ({size} of text) in "
+        f"{len(index['shards'])} shards"
+    )
+    if not done.built:
+        return f"{told}; they were there already"
+    return f"{told}, in {seconds:.1f} s"
+
+
 def main(arguments: list[str] | None = None) -> int:
     args = parser().parse_args(arguments)
     try:
         return args.run(args)
-    except (StokerError, OSError) as error:
+    except (StokerError, OSError, ValueError) as error:
         return fail("stoker data", error)
 
 

@@ -103,14 +103,17 @@ class Corpus:
         cache = Path(settings.cache) if settings.cache else out / "data"
         tokenizer = Path(settings.tokenizer) if settings.tokenizer else None
         self.prepared = prepare_apart(paths, cache, settings.vocabulary, tokenizer, skip, rebuild)
-        self.tokens = TokenFile(self.prepared.tokens)
+        self.tokens = [TokenFile(path) for path in self.prepared.tokens]
         self.tokenizer = load_tokenizer(Path(self.prepared.tokenizer))
         self.train = Windows(self.tokens, "train", settings.window)
         self.heldout = Windows(self.tokens, "heldout", settings.window)
-        header = self.tokens.header
+        self.vocabulary = self.tokens[0].header.vocabulary
+        self.key = self.tokens[0].header.key.hex()
+        self.train_tokens = sum(each.header.train_tokens for each in self.tokens)
+        self.heldout_tokens = sum(each.header.heldout_tokens for each in self.tokens)
         for name, windows, count in (
-            ("training", self.train, header.train_tokens),
-            ("held-out", self.heldout, header.heldout_tokens),
+            ("training", self.train, self.train_tokens),
+            ("held-out", self.heldout, self.heldout_tokens),
         ):
             if not len(windows):
                 raise CorpusError(
@@ -120,12 +123,16 @@ class Corpus:
                 )
 
     def describe(self) -> str:
-        header, how = self.tokens.header, "built" if self.prepared.built else "found again"
+        how = "built" if self.prepared.built else "found again"
         return (
             f"corpus       {self.prepared.files} files, {self.prepared.text_bytes / 1e6:.1f} MB,"
-            f" {header.train_tokens} training and {header.heldout_tokens} held-out tokens,"
-            f" vocabulary {header.vocabulary} (token file {how})"
+            f" {self.train_tokens} training and {self.heldout_tokens} held-out tokens,"
+            f" vocabulary {self.vocabulary} (token file {how})"
         )
+
+    def close(self) -> None:
+        for each in self.tokens:
+            each.close()
 
 
 class Run:
@@ -151,7 +158,7 @@ class Run:
         say(self.corpus.describe())
         self.chosen = chosen_windows(self.corpus.heldout, settings.eval_windows)
         self.config = ModelConfig(
-            self.corpus.tokens.header.vocabulary,
+            self.corpus.vocabulary,
             settings.layers,
             settings.hidden,
             settings.heads,
@@ -256,7 +263,7 @@ class Run:
 
     def _check_identity(self, stored: dict[str, Any] | None) -> None:
         """The corpus a run began with must still be the same bytes."""
-        key = self.corpus.tokens.header.key.hex()
+        key = self.corpus.key
         if stored is not None and stored["corpus_key"] != key:
             raise InvalidArgument(
                 "the corpus has changed since this run began, so its order of samples is lost: "
@@ -445,7 +452,7 @@ class Run:
         self.loader.close()
         self.saving.close()
         self.opt.close()
-        self.corpus.tokens.close()
+        self.corpus.close()
 
 
 def check_memory(settings: Settings) -> None:
