@@ -97,9 +97,9 @@ class Reader:
 
     def read(self, file: Input, begin: int, end: int) -> bytes:
         """Bytes [begin, end). Raises CorpusError where they are not there."""
-        if begin == end:
-            return b""
         if file.store:
+            if begin == end:
+                return b""
             if file.store not in self._stores:
                 opened = open_store(file.store, read_only=True)
                 self._stores[file.store] = self._open.enter_context(opened)
@@ -110,8 +110,11 @@ class Reader:
                 out = bytearray()
                 while len(out) < end - begin and (more := opened.read(end - begin - len(out))):
                     out += more
+                grown = not file.size and opened.read(1)  # what cannot be read is told even so
         except OSError as error:
             raise _unreadable(file, error.strerror or error) from error
+        if grown:
+            raise _unreadable(file, "its size was told as 0, and it has bytes")
         if len(out) < end - begin:
             raise _unreadable(file, f"it has {begin + len(out)} bytes now, and had {file.size}")
         return bytes(out)
