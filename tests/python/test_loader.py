@@ -14,12 +14,23 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import accelerate
 import numpy as np
 import pytest
 import torch
 
 import stoker
-from stoker.data import Files, Loader, Mixture, Permutation, Rows, Tar, Tokens, sources
+from stoker.data import (
+    Files,
+    Loader,
+    Mixture,
+    Permutation,
+    Rows,
+    Tar,
+    Tokens,
+    as_dataloader,
+    sources,
+)
 from stoker.data.order import Sequence
 from stoker.errors import Corruption, InvalidArgument, NotFound
 
@@ -76,6 +87,89 @@ def test_accelerate_leaves_the_loader_as_it_is():
     prepared = Accelerator(cpu=True).prepare(loader)
     assert prepared is loader, "it takes its part of each batch by itself"
     assert sorted(torch.cat(list(prepared)).tolist()) == list(range(10))
+
+
+def test_a_dataloader_of_a_loader_skips_without_reading():
+    reads = []
+
+    class Told(Numbers):
+        def batch(self, samples):
+            reads.append(len(samples))
+            return super().batch(samples)
+
+    whole = [list(Loader(Numbers(22), batch=4, seed=1))]
+    for drop_last in (False, True):
+        loader = Loader(Told(22), batch=4, seed=1, drop_last=drop_last, ahead=1)
+        batches = as_dataloader(loader)
+        assert len(batches) == len(loader) == 6 - drop_last and len(batches.dataset) == 22
+        first, second = list(batches), list(batches)
+        assert all(torch.equal(a, b) for a, b in zip(first, whole[0]))
+        assert sorted(torch.cat(second).tolist()) != sorted(torch.cat(first).tolist()) or (
+            torch.cat(second).tolist() != torch.cat(first).tolist()
+        ), "each pass is the next epoch"
+        again = as_dataloader(Loader(Told(22), batch=4, seed=1, drop_last=drop_last, ahead=1))
+        again.batch_sampler.set_epoch(1)
+        reads.clear()
+        skipped = accelerate.skip_first_batches(again, 4)
+        got = list(skipped)
+        assert all(torch.equal(a, b) for a, b in zip(got, second[4:], strict=True))
+        assert len(reads) == len(got), "what is skipped is not read"
+
+
+def test_the_trainer_goes_on_without_replaying_a_batch_and_evaluates_each_sample_once(tmp_path):
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(()))
+            self.seen = {True: [], False: []}
+
+        def forward(self, x, labels=None):
+            self.seen[self.training] += x.tolist()
+            return {"loss": (self.weight - 1) ** 2, "logits": x * self.weight}
+
+    class Stop(TrainerCallback):
+        def __init__(self, at):
+            self.at = at
+
+        def on_step_end(self, args, state, control, **_):
+            control.should_training_stop = state.global_step == self.at
+            control.should_save = control.should_training_stop
+
+    def make(stop=None):
+        rows = lambda x: {"x": x, "labels": x}  # noqa: E731
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path / "out"),
+            use_cpu=True,
+            num_train_epochs=3,
+            gradient_accumulation_steps=2,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+        )
+        trainer = Trainer(Model(), arguments, callbacks=[Stop(stop)] if stop else None)
+        train = Loader(Numbers(22), batch=4, seed=1, collate=rows)
+        evaluation = Loader(Numbers(13, "others"), batch=4, shuffle=False, collate=rows)
+        trainer.get_train_dataloader = lambda: as_dataloader(train)
+        trainer.get_eval_dataloader = lambda *_: as_dataloader(evaluation)
+        return trainer
+
+    whole = make()
+    whole.train()
+    seen = whole.model.seen[True]
+    assert [sorted(seen[i : i + 22]) for i in (0, 22, 44)] == [list(range(22))] * 3
+    assert len(seen) == 66
+    for stop in (1, 3, 4, 8):  # inside of an epoch, and at its end
+        first = make(stop)
+        first.train()
+        second = make()
+        second.train(resume_from_checkpoint=str(tmp_path / "out" / f"checkpoint-{stop}"))
+        assert first.model.seen[True] + second.model.seen[True] == seen, stop
+    for _ in range(2):
+        whole.model.seen[False].clear()
+        whole.evaluate()
+        assert whole.model.seen[False] == list(range(13))
 
 
 # -- order
@@ -140,6 +234,21 @@ def test_a_resume_with_other_ranks_loses_and_repeats_nothing():
             assert sum(parts, []) == whole[step]
         for loader in (*loaders, *others):
             loader.close()
+
+
+@pytest.mark.parametrize(
+    ("pairs", "seed"), [(12, 1), pytest.param(200, 17, marks=pytest.mark.soak)]
+)
+def test_ranks_that_are_killed_go_on_with_each_sample_once_and_in_order(tmp_path, pairs, seed):
+    script = Path(__file__).parent / "loader_kill_run.py"
+    done = subprocess.run(
+        [sys.executable, script, tmp_path / "run", str(pairs), str(seed)],
+        capture_output=True,
+        text=True,
+        timeout=120 + 10 * pairs,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{pairs} pairs, ")
 
 
 def steps(loader: Loader, count: int) -> list[list[int]]:

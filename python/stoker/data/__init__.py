@@ -8,6 +8,7 @@ from .order import Mixture, Permutation, sample_at
 from .prepare import Prepared, prepare, prepare_apart
 from .sources import Arrow, Files, Indexed, Mds, Rows, Safetensors, Tar, Tokens
 from .token_file import TokenFile, Windows
+from .torch_dataloader import as_dataloader
 from .vocabulary import load_tokenizer
 from .workers import TransformError
 
@@ -31,6 +32,7 @@ __all__ = [
     "Tokens",
     "TransformError",
     "Windows",
+    "as_dataloader",
     "default_corpus",
     "load_tokenizer",
     "prepare",

@@ -195,6 +195,22 @@ class Loader:
         if epoch != self.epoch:
             self._go_to(epoch * self._batches.order.count)
 
+    @property
+    def samples(self) -> int:
+        """Samples an epoch, of all ranks."""
+        if not self._batches.order.count:
+            raise TypeError("a mixture has no epochs")
+        return self._batches.order.count
+
+    def go_to(self, epoch: int, batch: int) -> None:
+        """The next batch is this one of this epoch, both from 0. What was read ahead is kept if it
+        is the next one anyway."""
+        if not 0 <= batch < len(self):
+            raise IndexError(f"batch {batch} of {len(self)} an epoch")
+        position = epoch * self.samples + batch * self.global_batch
+        if position != self._position:
+            self._go_to(position)
+
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
