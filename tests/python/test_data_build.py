@@ -145,7 +145,10 @@ def test_processes_and_engines_change_no_byte(corpus, tokenizer, tmp_path, monke
     assert run(*words[:1], tmp_path / "plain", *words[1:]) == 0
     plain = contents(tmp_path / "plain")
     assert json.loads(plain["index.json"])["tokenised_by"] == "tokenizers"
-    tokens = lambda of: {name: data for name, data in of.items() if name.endswith(".tokens")}  # noqa: E731
+
+    def tokens(of: dict[str, bytes]) -> dict[str, bytes]:
+        return {name: data for name, data in of.items() if name.endswith(".tokens")}
+
     assert len(tokens(one)) > 3 and tokens(one) == tokens(plain)
 
 
