@@ -79,7 +79,7 @@ class SampleTable:
         offsets: Any,
         bytes: Any,
         crcs: Any | None = None,
-        record: list[int] = ...,
+        record: list[int] = [],
     ) -> SampleTable: ...
     def key(self, object: int) -> str: ...  # of the object with this number
     def __len__(self) -> int: ...

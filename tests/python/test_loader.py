@@ -342,8 +342,11 @@ def test_a_forked_child_reads_on_by_itself():
 
 
 def test_no_thread_outlives_the_epoch_or_the_loader():
+    before = set(threading.enumerate())  # other tests' loaders may still be there
+
     def threads():
-        return [each for each in threading.enumerate() if each.name.startswith("stoker-loader")]
+        now = set(threading.enumerate()) - before
+        return [each for each in now if each.name.startswith("stoker-loader")]
 
     loader = Loader(Numbers(50), batch=4, seed=1)
     list(loader)
