@@ -11,7 +11,7 @@ void parallel(Pool& pool, size_t count, const std::function<void(size_t)>& each)
   std::atomic<size_t> next{0};
   Mutex mutex;
   CondVar finished;
-  size_t running GUARDED_BY(mutex) = std::min(pool.threads(), count);
+  size_t running = std::min(pool.threads(), count);  // guarded by mutex
   const size_t tasks = running;
   for (size_t task = 0; task < tasks; ++task) {
     pool.run([&] {
