@@ -163,7 +163,7 @@ void Joining::tell() {
 
 Status Joining::checkpoint() {
   ShardSet failed = 0;
-  const Status written = logs_.checkpoint(set(), failed);
+  Status written = logs_.checkpoint(set(), failed);
   if (failed != 0) give_up("writing the object table on '" + shards_[*shard_].path + "' failed");
   return written;
 }

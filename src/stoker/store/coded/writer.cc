@@ -118,6 +118,7 @@ void Writer::serve(std::vector<Request> batch) {
     return;
   }
   std::vector<CommitRequest> commits;
+  commits.reserve(batch.size());
   for (Request& request : batch) commits.push_back(std::move(request.commit));
   committer_.commit(std::move(commits));
 }
