@@ -25,6 +25,9 @@ constexpr const char* kWhere = "data/jpeg";
 constexpr uint32_t kLargest = 16384;
 // A few bytes may claim any size; a progressive image of this one takes 1 GB to decode.
 constexpr uint64_t kMostPixels = 1U << 28;
+// Each scan of a progressive image passes over all of it, and may take some bytes only. Encoders
+// write 20 at the most.
+constexpr int kMostScans = 100;
 // Pixels beside the crop that are decoded with it: the decoder takes their colours for the edge.
 constexpr double kMargin = 2;
 constexpr float kWhite = 255;
@@ -101,12 +104,21 @@ void warn(j_common_ptr info, int level) {
     leave(info);
 }
 
+// Called once for each part of a file that is read as a whole before the first row.
+void count_scans(j_common_ptr info) {
+  if (reinterpret_cast<jpeg_decompress_struct*>(info)->input_scan_number <= kMostScans) return;
+  auto* const errors = reinterpret_cast<Errors*>(info->err);
+  (void)std::snprintf(errors->why, sizeof errors->why, "it has more than %d scans", kMostScans);
+  std::longjmp(errors->out, 1);  // NOLINT(cert-err52-cpp)
+}
+
 // The decoder and the memory for its rows.
 struct Decoder {
   Decoder() {
     info.err = jpeg_std_error(&errors.base);
     errors.base.error_exit = leave;
     errors.base.emit_message = warn;
+    progress.progress_monitor = count_scans;
   }
   ~Decoder() { jpeg_destroy_decompress(&info); }
   Decoder(const Decoder&) = delete;
@@ -114,12 +126,14 @@ struct Decoder {
 
   jpeg_decompress_struct info{};
   Errors errors{};
+  jpeg_progress_mgr progress{};
 };
 
 // Each step is false where libjpeg left it with errors.why set.
 bool read_header(Decoder& decoder, std::span<const std::byte> file) {
   if (setjmp(decoder.errors.out) != 0) return false;  // NOLINT(cert-err52-cpp)
-  jpeg_create_decompress(&decoder.info);
+  jpeg_create_decompress(&decoder.info);              // clears what is not `err`
+  decoder.info.progress = &decoder.progress;
   jpeg_mem_src(&decoder.info, reinterpret_cast<const unsigned char*>(file.data()), file.size());
   jpeg_read_header(&decoder.info, TRUE);
   return true;
@@ -276,6 +290,9 @@ bool is_jpeg(std::span<const std::byte> file) {
 
 Status decode_jpeg(std::span<const std::byte> file, const JpegOptions& options, uint64_t epoch,
                    uint64_t sample, std::byte* into) {
+  // libjpeg would look for a header behind any bytes: one file, one judgement.
+  if (!is_jpeg(file))
+    return make_error(Code::corruption, "it does not begin as a JPEG does", kWhere);
   Decoder decoder;
   if (!read_header(decoder, file)) return damaged(decoder);
   jpeg_decompress_struct& info = decoder.info;

@@ -2,8 +2,13 @@
 
 #include <gtest/gtest.h>
 
+// jpeglib.h needs size_t and FILE.
+#include <cstdio>
+#include <cstdlib>
 #include <set>
 #include <vector>
+
+#include <jpeglib.h>
 
 #include "stoker/data/resize.h"
 
@@ -18,6 +23,45 @@ JpegOptions options(Crop crop, bool flip = false) {
   all.flip = flip;
   all.seed = 3;
   return all;
+}
+
+// A grey square of 64 pixels; with a script, progressive.
+std::vector<std::byte> encoded(const std::vector<jpeg_scan_info>& scans = {}) {
+  jpeg_compress_struct info{};
+  jpeg_error_mgr errors{};
+  info.err = jpeg_std_error(&errors);
+  jpeg_create_compress(&info);
+  unsigned char* file = nullptr;
+  unsigned long bytes = 0;  // NOLINT(google-runtime-int): libjpeg's
+  jpeg_mem_dest(&info, &file, &bytes);
+  info.image_width = info.image_height = 64;
+  info.input_components = 1;
+  info.in_color_space = JCS_GRAYSCALE;
+  jpeg_set_defaults(&info);
+  if (!scans.empty()) {
+    info.scan_info = scans.data();
+    info.num_scans = static_cast<int>(scans.size());
+  }
+  jpeg_start_compress(&info, TRUE);
+  std::vector<JSAMPLE> row(64, 99);
+  JSAMPROW rows = row.data();
+  while (info.next_scanline < info.image_height) (void)jpeg_write_scanlines(&info, &rows, 1);
+  jpeg_finish_compress(&info);
+  const auto* const first = reinterpret_cast<const std::byte*>(file);
+  std::vector<std::byte> all(first, first + bytes);
+  jpeg_destroy_compress(&info);
+  std::free(file);  // NOLINT(cppcoreguidelines-no-malloc): libjpeg's
+  return all;
+}
+
+// One scan for a bit of a coefficient.
+std::vector<jpeg_scan_info> script(int coefficients, int bits) {
+  std::vector<jpeg_scan_info> scans{{1, {0}, 0, 0, 0, 0}};
+  for (int k = 1; k <= coefficients; ++k) {
+    scans.push_back({1, {0}, k, k, 0, bits});
+    for (int bit = bits; bit > 0; --bit) scans.push_back({1, {0}, k, k, bit, bit - 1});
+  }
+  return scans;
 }
 
 TEST(Jpeg, TheCropLiesInTheImageAndDependsOnItsKeyOnly) {
@@ -63,6 +107,27 @@ TEST(Jpeg, WhatIsNoJpegIsDamage) {
     EXPECT_EQ(decode_jpeg(file, options(Crop::whole), 0, 0, into.data()).error().code,
               Code::corruption);
   }
+}
+
+TEST(Jpeg, WhatBeginsOtherwiseIsDamageThoughAJpegFollows) {
+  const JpegOptions whole = options(Crop::whole);
+  std::vector<std::byte> file = encoded(), into(whole.bytes());
+  ASSERT_TRUE(is_jpeg(file));
+  EXPECT_TRUE(decode_jpeg(file, whole, 0, 0, into.data()));
+  file.insert(file.begin() + 2, std::byte{0});  // libjpeg goes on behind it
+  ASSERT_FALSE(is_jpeg(file));
+  EXPECT_EQ(decode_jpeg(file, whole, 0, 0, into.data()).error().code, Code::corruption);
+}
+
+TEST(Jpeg, AFileOfCountlessScansIsRefused) {
+  const JpegOptions whole = options(Crop::whole);
+  std::vector<std::byte> into(whole.bytes());
+  EXPECT_TRUE(decode_jpeg(encoded(script(63, 0)), whole, 0, 0, into.data()));  // 64 scans
+  EXPECT_EQ(into.front(), std::byte{99});
+  const Status done = decode_jpeg(encoded(script(63, 1)), whole, 0, 0, into.data());  // 127
+  ASSERT_FALSE(done);
+  EXPECT_EQ(done.error().code, Code::corruption);
+  EXPECT_NE(done.error().what.find("more than 100 scans"), std::string::npos) << done.error().what;
 }
 
 TEST(Resize, WeightsSumUpToOneInsideTheLine) {
