@@ -1,5 +1,6 @@
 // What a cache adds to the suite: how often it asks the slow store, and what it survives.
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <atomic>
 #include <filesystem>
@@ -483,6 +484,25 @@ TEST_F(CachedStore, ASlotThatIsFilledAnewDuringAReadIsNotBelieved) {
   EXPECT_EQ(cache().hit_bytes, kBlock) << "b alone";
 }
 
+// Read whole from its slot to stay in memory, while somebody finds that its bytes are wrong.
+TEST_F(CachedStore, WhatIsForgottenDuringAReadStaysNowhere) {
+  ASSERT_OK(open());
+  const Bytes bytes = pattern(kBlock, 1);
+  put("a", bytes);
+  read("a", 0, kBlock);
+  ASSERT_OK(open());
+  held_->hold();
+  Bytes into(kBlock);
+  const auto reading = store_->read("a", 0, slice_of(into));
+  while (held_->waiting == 0) std::this_thread::yield();
+  EXPECT_OK(store_->forget("a", 0, kBlock));
+  held_->let_go();
+  EXPECT_OK(reading.wait());
+  EXPECT_EQ(into, bytes);
+  EXPECT_EQ(read("a", 0, kBlock), bytes);
+  EXPECT_EQ(cache().fetched_bytes, kBlock) << "not from memory";
+}
+
 // Many readers, blocks that come and go: never a wrong byte.
 TEST_F(CachedStore, ReadersBesideEvictionsSeeTheRightBytes) {
   options_.dram_bytes = 1 * kMiB;
@@ -607,6 +627,19 @@ TEST(CachePolicy, ManyItemsOfFewBlocksAreNamedAtOnce) {
 }
 
 // A mixture of a small source, which comes round often, and a large one.
+// What docs/stores/cached.md says of the memory of a map: a plan names each block of a large set.
+TEST(CachePolicy, APlanTakesLittleMemoryForABlock) {
+  constexpr uint64_t kBlocks = 100'000;
+  const ObjectInfo object{.key = "a", .bytes = kBlocks * kBlock, .tag = "t"};
+  const Plan plan{.keys = {"a"},
+                  .runs = {{.bytes = kBlock, .items = kBlocks, .stride = kBlock}},
+                  .order = Plan::Shuffled{}};
+  const size_t before = mallinfo2().uordblks;
+  const auto follower = cached::Follower::make(plan, {object}, kBlock);
+  ASSERT_OK(follower);
+  EXPECT_LE(mallinfo2().uordblks - before, 128 * kBlocks);
+}
+
 TEST(CachePolicy, AMixtureThatIsFollowedIsFetchedAsBeladyWould) {
   constexpr uint64_t kSmall = 40, kLarge = 400, kPlaces = 200, kReads = 20'000;
   const Plan::Mixed mixed{{kSmall, kLarge}, {0.3, 0.7}, 5};

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <algorithm>
-#include <deque>
 #include <initializer_list>
 #include <map>
 #include <memory>
@@ -26,6 +25,25 @@ namespace stoker::cached {
 // Planned, but nobody can say when, or no more.
 inline constexpr uint64_t kSomeDay = ~uint64_t{1};
 inline constexpr uint64_t kNever = ~uint64_t{0};
+
+// Positions at which one block is used, in order. Most blocks of most plans have few or none.
+class Uses {
+ public:
+  bool empty() const { return first_ == positions_.size(); }
+  size_t size() const { return positions_.size() - first_; }
+  uint64_t front() const { return positions_[first_]; }
+  void push_back(uint64_t position) { positions_.push_back(position); }
+  void pop_front() {
+    if (2 * ++first_ < positions_.size()) return;
+    positions_.erase(positions_.begin(), positions_.begin() + static_cast<ptrdiff_t>(first_));
+    first_ = 0;
+    if (positions_.empty()) positions_ = {};
+  }
+
+ private:
+  std::vector<uint64_t> positions_;
+  size_t first_ = 0;
+};
 
 class Follower {
  public:
@@ -61,7 +79,7 @@ class Follower {
   uint64_t last_ = 0;  // the position where the plan ends
   uint64_t position_ = 0, dropped_ = 0, unrolled_ = 0;
   uint64_t known_uses_ = 0;  // in blocks_
-  std::unordered_map<BlockId, std::deque<uint64_t>, BlockIdHash> blocks_;
+  std::unordered_map<BlockId, Uses, BlockIdHash> blocks_;
 };
 
 class Followers {

@@ -194,7 +194,9 @@ bool CachedStore::came_from_slot(Piece& piece, const Status& moved) {
     counts_.hit_bytes += piece.into.size;
     if (piece.block) {
       piece.copy();
-      keep(piece.block);
+      // Not what was forgotten meanwhile: then no slot is its own any more.
+      const auto place = places_.find(piece.id);
+      if (place != places_.end() && place->second.slot == piece.slot) keep(piece.block);
     }
     return true;
   }

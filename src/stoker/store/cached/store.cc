@@ -260,11 +260,14 @@ Status CachedStore::forget(std::string_view key, uint64_t offset, uint64_t bytes
     forget_block(id);
   }
   const uint64_t wanted = ++flush_wanted_;
+  const uint64_t life = life_;  // of another one the map says nothing of what was forgotten
   wake_.notify_one();
-  flushed_.wait(lock, [&] { return flush_done_ >= wanted || !slots_; });
-  if (slots_) return {};
-  return make_error(
-      Code::io, "the cache forgot the bytes, but cannot say so durably: " + counts_.off, kWhere);
+  flushed_.wait(lock, [&] { return flush_done_ >= wanted || life_ != life || !slots_; });
+  if (slots_ && life_ == life) return {};
+  return make_error(Code::io,
+                    "the cache forgot the bytes, but cannot say so durably; forget them again" +
+                        (counts_.off.empty() ? "" : ": " + counts_.off),
+                    kWhere);
 }
 
 Result<std::unique_ptr<Transaction>> CachedStore::begin() {
