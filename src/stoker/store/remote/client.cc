@@ -516,10 +516,12 @@ Future<View> RemoteStore::view(std::string_view key, uint64_t offset, size_t byt
       Span span;
       Mapping mapping;
       Lent(LinkPtr the_link, const Span& the_span, Mapping the_mapping)
-          : link(std::move(the_link)), span(the_span), mapping(std::move(the_mapping)) {}
+          : link(std::move(the_link)), span(the_span), mapping(std::move(the_mapping)) {
+        link->lend();
+      }
       Lent(const Lent&) = delete;
       Lent& operator=(const Lent&) = delete;
-      ~Lent() { link->unpin({span}); }
+      ~Lent() { link->give_back(span); }
     };
     (void)madvise(mapping->data(), mapping->size(), MADV_POPULATE_READ);
     const auto lent = std::make_shared<Lent>(link, span, std::move(*mapping));

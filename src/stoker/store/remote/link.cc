@@ -1,11 +1,14 @@
 #include "stoker/store/remote/link.h"
 
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <thread>
 #include <utility>
 
 namespace stoker::remote {
@@ -21,6 +24,7 @@ constexpr size_t kUnpinAt = 16;
 
 Link::Link(Fd socket, std::string path, Fd memory, Mapping mapping)
     : socket_(std::move(socket)),
+      wake_(eventfd(0, EFD_CLOEXEC)),
       path_(std::move(path)),
       memory_fd_(std::move(memory)),
       memory_(std::move(mapping)),
@@ -32,6 +36,7 @@ Result<std::shared_ptr<Link>> Link::make(const std::string& path, bool read_only
   STOKER_ASSIGN(Mapping mapping, Mapping::make(memory.get(), 0, kMemory, Mapping::How::shared));
   auto link =
       std::make_shared<Link>(std::move(socket), path, std::move(memory), std::move(mapping));
+  if (!link->wake_) return errno_error(errno, "cannot make an eventfd", kWhere);
   STOKER_TRY(link->greet(read_only));
   return link;
 }
@@ -94,11 +99,12 @@ void Link::run() {
   auto heard = Clock::now();
   auto pinged = heard;
   for (;;) {
-    pollfd polled{socket_.get(), POLLIN, 0};
+    pollfd polled[2] = {{socket_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(pinged + heartbeat / 3 -
                                                                             Clock::now());
-    const int ready = poll(&polled, 1, static_cast<int>(std::max<int64_t>(0, left.count() + 1)));
+    const int ready = poll(polled, 2, static_cast<int>(std::max<int64_t>(0, left.count() + 1)));
     if (ready < 0 && errno != EINTR) break;
+    if (polled[1].revents != 0) break;
     if (Clock::now() >= pinged + heartbeat / 3) {
       if (Clock::now() > heard + heartbeat && ready == 0) break;
       pinged = Clock::now();
@@ -123,6 +129,37 @@ void Link::run() {
     pump();
   }
   lose();
+  const std::lock_guard lock(mutex_);
+  over_ = true;
+  if (lent_ == 0) shutdown(socket_.get(), SHUT_RDWR);
+}
+
+// Waits for room until the link is lost; run() sees that the other side closed it.
+void Link::send_out(const Outgoing& message) {
+  while (send(socket_.get(), message, false) == Sent::later) {
+    pollfd polled[2] = {{socket_.get(), POLLOUT, 0}, {wake_.get(), POLLIN, 0}};
+    (void)poll(polled, 2, -1);
+    if (polled[1].revents != 0) return;
+    // Room there is, but too many descriptors are on their way.
+    if (send(socket_.get(), message, false) != Sent::later) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+void Link::lend() {
+  const std::lock_guard lock(mutex_);
+  ++lent_;
+}
+
+void Link::give_back(const Span& span) {
+  if (made_ != forks()) return;  // it is the parent's
+  {
+    const std::lock_guard lock(mutex_);
+    --lent_;
+    if (over_ && lent_ == 0) shutdown(socket_.get(), SHUT_RDWR);
+    if (lost_) return;
+  }
+  unpin({span});
 }
 
 // Past the queue, which may wait for a slow store for longer than the heartbeat. Where there is no
@@ -141,7 +178,8 @@ void Link::lose() {
     const std::lock_guard lock(mutex_);
     lost_ = true;
   }
-  shutdown(socket_.get(), SHUT_RDWR);  // whoever is sending is done soon
+  const uint64_t wake = 1;
+  (void)!::write(wake_.get(), &wake, sizeof wake);  // whoever is sending is done soon
   {
     const std::lock_guard order(sending_);
     const std::lock_guard lock(mutex_);
@@ -197,7 +235,7 @@ void Link::pump() {
     {
       const std::lock_guard lock(mutex_);
       if (unpinned_.size() >= kUnpinAt || !queue_.empty()) unpinned.swap(unpinned_);
-      going = !queue_.empty() && under_way_.size() < kAtOnce &&
+      going = !lost_ && !queue_.empty() && under_way_.size() < kAtOnce &&
               take_memory(queue_.front().memory, place);
       if (going) {
         Call call = std::move(queue_.front());
@@ -211,15 +249,14 @@ void Link::pump() {
     }
     if (!unpinned.empty()) {
       const Request pins{.kind = Kind::unpin, .numbers = std::move(unpinned)};
-      if (const auto message = outgoing({Kind::unpin, false, 0}, encode(pins)))
-        (void)send(socket_.get(), *message, true);
+      if (const auto message = outgoing({Kind::unpin, false, 0}, encode(pins))) send_out(*message);
     }
     if (!going) return;
     if (before) before(memory_.data() + place);
     request.place = place;
     const auto message = outgoing({request.kind, false, id}, encode(request));
     if (message) {
-      (void)send(socket_.get(), *message, true);  // run() sees that it is closed
+      send_out(*message);
       continue;
     }
     UnderWay refused;

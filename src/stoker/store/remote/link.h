@@ -33,6 +33,10 @@ class Link {
 
   void run();   // receives until the link is lost
   void lose();  // any thread: what is under way fails, and run() returns soon
+  // What the server lent lives on, also when the link is lost: the server sees the connection end
+  // when the last of it was given back. lend() is called on the thread of the link.
+  void lend();
+  void give_back(const Span& span);
   bool lost() const;
 
   // Never waits for an answer. In a forked process it fails: the link is its parent's.
@@ -60,9 +64,11 @@ class Link {
   bool take_memory(size_t bytes, size_t& place);  // with the mutex
   void give_memory(size_t place, size_t bytes);   // with the mutex
   void ping();
+  void send_out(const Outgoing& message);
 
   const uint64_t made_ = forks();
   const Fd socket_;
+  const Fd wake_;  // readable once the link is lost
   const std::string path_;
   const Fd memory_fd_;
   const Mapping memory_;
@@ -70,10 +76,11 @@ class Link {
   Fd blocks_fd_;
   Mapping blocks_;
 
-  std::mutex sending_;        // before mutex_; the order of what is sent
-  mutable std::mutex mutex_;  // guards what follows
-  bool lost_ = false;
-  uint64_t next_id_ = 1;  // 0 is that of pings
+  std::mutex sending_;                // before mutex_; the order of what is sent
+  mutable std::mutex mutex_;          // guards what follows
+  bool lost_ = false, over_ = false;  // over: run() returned
+  size_t lent_ = 0;                   // views that live
+  uint64_t next_id_ = 1;              // 0 is that of pings
   std::deque<Call> queue_;
   std::unordered_map<uint64_t, UnderWay> under_way_;
   std::vector<bool> taken_;  // of the memory, by granule

@@ -117,8 +117,25 @@ TEST_F(Remote, PinsAreBoundedAndEndWithTheClient) {
   }
   EXPECT_EQ(server_->counts().pins, 16U) << "a quarter of the blocks; the others are copies";
   EXPECT_EQ(read_all(**connect(), "a"), pattern(4 * kMiB, 1));
+  views.clear();
   client_.reset();
   EXPECT_TRUE(soon([&] { return server_->counts().pins == 0; }));
+}
+
+TEST_F(Remote, AViewStaysAsItIsWhenItsStoreIsGone) {
+  start();
+  const Bytes bytes = pattern(64 * kKiB, 1);
+  ASSERT_OK(put(*inner_, "a", bytes));
+  ASSERT_OK(put(*inner_, "others", pattern(8 * kMiB, 2)));
+  auto other = std::move(*connect());
+  auto view = *other->view("a", 0, 64 * kKiB).wait();
+  ASSERT_EQ(server_->counts().pins, 1U) << "no copy was made";
+  other.reset();
+  for (int round = 0; round < 2; ++round) read_all(*client_, "others");  // all slots, twice
+  EXPECT_EQ(std::memcmp(view.data.get(), bytes.data(), bytes.size()), 0);
+  view = {};
+  EXPECT_TRUE(soon([&] { return server_->counts().pins == 0; }));
+  EXPECT_TRUE(soon([&] { return server_->counts().clients == 1; }));
 }
 
 TEST_F(Remote, AClientThatEndsHasItsTransactionsAbandoned) {
@@ -201,6 +218,70 @@ TEST_F(Remote, AClientThatIsSilentIsGivenUp) {
   EXPECT_TRUE(closed(socket.get()));
   EXPECT_TRUE(soon([&] { return server_->counts().transactions == 0; }));
   EXPECT_TRUE(client_->list("")) << "the library of this one says that it lives";
+}
+
+// The client hears of no piece, so it cannot give back what was pinned for the others.
+TEST_F(Remote, AReadThatFailsLeavesNoPins) {
+  start();
+  ASSERT_OK(put(*inner_, "a", pattern(64 * kKiB, 1)));
+  Bytes into(128 * kKiB);
+  const std::vector<std::string> keys = {"a", "missing"};
+  const std::vector<Piece> pieces = {{0, 0, 64 * kKiB, 0}, {1, 0, 64 * kKiB, 64 * kKiB}};
+  for (int i = 0; i < 3; ++i)
+    EXPECT_EQ(code_of(client_->read_many(keys, pieces, slice_of(into), {}).wait()),
+              Code::not_found);
+  EXPECT_EQ(server_->counts().pins, 0U);
+}
+
+// One that was stopped goes on, and reads what it was lent.
+TEST_F(Remote, ASilentClientKeepsItsPinsUntilItsSocketIsClosed) {
+  options_.heartbeat_ms = 300;
+  start();
+  ASSERT_OK(put(*inner_, "a", pattern(64 * kKiB, 1)));
+  Fd socket = greet(options_.path, std::move(*remote::make_memory("test", 1 << 16)), 1 << 16);
+  ASSERT_TRUE(*remote::receive(socket.get(), remote::kAnswerMax));
+  send(socket.get(), {.kind = Kind::begin});
+  remote::Request read{.kind = Kind::read, .keys = {"a"}};
+  read.pieces = {{0, 0, 64 * kKiB}};
+  send(socket.get(), read);
+  EXPECT_TRUE(soon([&] { return server_->counts().transactions == 1; }));
+  EXPECT_TRUE(closed(socket.get()));
+  EXPECT_TRUE(soon([&] { return server_->counts().transactions == 0; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_EQ(server_->counts().pins, 1U);
+  socket = {};
+  EXPECT_TRUE(soon([&] { return server_->counts().pins == 0; }));
+}
+
+// commit() is called once, and beside no other call: the server sees to it, whoever the client is.
+TEST_F(Remote, ATransactionIsCommittedOnce) {
+  start();
+  const Fd socket = greet(options_.path, std::move(*remote::make_memory("test", 4096)), 4096);
+  ASSERT_TRUE(*remote::receive(socket.get(), remote::kAnswerMax));
+  const auto next = [&] {
+    const auto packet = remote::receive(socket.get(), remote::kAnswerMax);
+    EXPECT_TRUE(packet && *packet);
+    return *remote::decode_answer(std::as_bytes(std::span((*packet)->body)));
+  };
+  send(socket.get(), {.kind = Kind::begin});
+  const uint64_t id = next().number;
+  remote::Request request{.kind = Kind::resize, .transaction = id, .bytes = 10, .key = "a"};
+  send(socket.get(), request);
+  EXPECT_FALSE(next().error);
+  request.kind = Kind::commit;
+  for (int i = 0; i < 3; ++i) send(socket.get(), request);
+  request.kind = Kind::write;
+  send(socket.get(), request);
+  request.kind = Kind::remove;
+  send(socket.get(), request);
+  int committed = 0;
+  for (int i = 0; i < 5; ++i) {
+    const auto answer = next();
+    committed += answer.error ? 0 : 1;
+    EXPECT_TRUE(!answer.error || answer.error->code == Code::invalid_argument);
+  }
+  EXPECT_EQ(committed, 1);
+  EXPECT_OK(client_->stat("a"));
 }
 
 TEST_F(Remote, WhoBreaksARuleIsCutOff) {

@@ -67,6 +67,13 @@ struct Session::Reading {
     }
     return --left == 0;
   }
+  std::vector<uint32_t> kept() const {
+    std::vector<uint32_t> slots;
+    for (const auto& each : spans)
+      for (const Span& span : each)
+        if (span.slot != kNoSlot) slots.push_back(span.slot);
+    return slots;
+  }
   Answer answer() const {
     Answer all;
     all.error = error;
@@ -91,7 +98,7 @@ Session::~Session() {
 void Session::end() {
   {
     const std::lock_guard lock(mutex_);
-    ended_ = true;
+    ended_ = stopping_ = true;
   }
   const uint64_t one = 1;
   (void)!::write(wake_.get(), &one, sizeof one);
@@ -103,6 +110,7 @@ void Session::run() {
   using Clock = std::chrono::steady_clock;
   const auto heartbeat = std::chrono::milliseconds(served_.options.heartbeat_ms);
   auto heard = Clock::now();
+  bool silent = false;  // or deaf
   for (bool going = true; going;) {
     pollfd polled[2] = {{socket_.get(), 0, 0}, {wake_.get(), POLLIN, 0}};
     bool room = false;
@@ -121,8 +129,9 @@ void Session::run() {
     if ((polled[1].revents & POLLIN) != 0) (void)!::read(wake_.get(), &woken, sizeof woken);
     if (ready == 0 && Clock::now() >= heard + heartbeat) {
       const std::lock_guard lock(mutex_);
-      if (room || !out_.empty()) break;  // silent, or deaf
-      heard = Clock::now();              // the store is slow, and nothing is read meanwhile
+      silent = room || !out_.empty();
+      if (silent) break;
+      heard = Clock::now();  // the store is slow, and nothing is read meanwhile
       continue;
     }
     if ((polled[0].revents & POLLOUT) != 0) {
@@ -138,19 +147,40 @@ void Session::run() {
       break;
     }
   }
-  std::map<uint64_t, TransactionPtr> transactions;
-  std::unordered_map<uint32_t, uint32_t> pins;
+  std::map<uint64_t, Open> transactions;
   {
     const std::lock_guard lock(mutex_);
     ended_ = true;
     transactions.swap(transactions_);
-    pins.swap(pins_);
     out_.clear();
   }
-  shutdown(socket_.get(), SHUT_RDWR);
+  transactions.clear();
   end_plans();
+  if (silent) linger();
+  shutdown(socket_.get(), SHUT_RDWR);
+  std::unordered_map<uint32_t, uint32_t> pins;
+  {
+    const std::lock_guard lock(mutex_);
+    pins.swap(pins_);
+  }
   for (const auto& [slot, count] : pins)
     for (uint32_t each = 0; each < count; ++each) served_.blocks->unpin(slot);
+}
+
+// A client that was stopped may go on and read what it was lent: that ends with its socket.
+void Session::linger() {
+  shutdown(socket_.get(), SHUT_WR);
+  for (;;) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (stopping_ || pins_.empty()) return;
+    }
+    pollfd polled[2] = {{socket_.get(), POLLRDHUP, 0}, {wake_.get(), POLLIN, 0}};
+    if (poll(polled, 2, -1) < 0 && errno != EINTR) return;
+    if (polled[0].revents != 0) return;
+    uint64_t woken = 0;
+    if ((polled[1].revents & POLLIN) != 0) (void)!::read(wake_.get(), &woken, sizeof woken);
+  }
 }
 
 bool Session::hello(Packet packet) {
@@ -210,7 +240,7 @@ bool Session::take(const Packet& packet) {
     TransactionPtr ended;  // ends without the mutex
     const std::lock_guard lock(mutex_);
     if (const auto at = transactions_.find(request.transaction); at != transactions_.end()) {
-      ended = std::move(at->second);
+      ended = std::move(at->second.transaction);
       transactions_.erase(at);
     }
     return true;
@@ -298,8 +328,41 @@ Status Session::check_rights(const Request& request) const {
 Session::TransactionPtr Session::transaction(uint64_t id) {
   const std::lock_guard lock(mutex_);
   const auto at = transactions_.find(id);
-  return at == transactions_.end() ? nullptr : at->second;
+  return at == transactions_.end() ? nullptr : at->second.transaction;
 }
+
+Session::TransactionPtr Session::open_transaction(uint64_t id) {
+  const std::lock_guard lock(mutex_);
+  const auto at = transactions_.find(id);
+  return at == transactions_.end() || at->second.committed ? nullptr : at->second.transaction;
+}
+
+// As long as it lives the transaction is not committed. Null: it cannot be changed any more.
+class Session::Use {
+ public:
+  Use(Session& session, uint64_t id) : session_(session), id_(id) {
+    const std::lock_guard lock(session_.mutex_);
+    const auto at = session_.transactions_.find(id_);
+    if (at == session_.transactions_.end() || at->second.committed) return;
+    ++at->second.calls;
+    transaction_ = at->second.transaction;
+  }
+  ~Use() {
+    if (!transaction_) return;
+    const std::lock_guard lock(session_.mutex_);
+    if (const auto at = session_.transactions_.find(id_); at != session_.transactions_.end())
+      --at->second.calls;
+  }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+  explicit operator bool() const { return transaction_ != nullptr; }
+  Transaction* operator->() const { return transaction_.get(); }
+
+ private:
+  Session& session_;
+  const uint64_t id_;
+  TransactionPtr transaction_;  // its last holder ends it, without the mutex
+};
 
 bool Session::in_memory(uint64_t place, uint64_t bytes) const {
   return place <= memory_bytes_ && bytes <= memory_bytes_ - place;
@@ -330,13 +393,12 @@ Result<Answer> Session::begin() {
                       std::to_string(kTransactionsMax) +
                           " transactions of this client are open: commit or drop some",
                       kWhere);
-  transactions_.emplace(next_transaction_, std::move(shared));
+  transactions_.emplace(next_transaction_, Open{.transaction = std::move(shared)});
   return Answer{.number = next_transaction_++};
 }
 
 Result<Answer> Session::blocking(const Request& request) {
   Store& store = served_.store;
-  const TransactionPtr staged = transaction(request.transaction);
   switch (request.kind) {
     case Kind::stat: {
       STOKER_ASSIGN(ObjectInfo object, store.stat(request.key, request.text));
@@ -358,6 +420,8 @@ Result<Answer> Session::blocking(const Request& request) {
       return Answer{.blob = encode(info)};
     }
     case Kind::forget: {
+      // The store first: a block that is filled before it forgot holds what it forgot.
+      const Status forgot = store.forget(request.key, request.offset, request.bytes);
       const auto object = store.stat(request.key);
       const uint64_t block = served_.blocks->block_bytes();
       if (object && request.offset < object->bytes && request.bytes != 0) {
@@ -366,13 +430,14 @@ Result<Answer> Session::blocking(const Request& request) {
         for (uint64_t index = request.offset / block; index * block < end; ++index)
           served_.blocks->forget(block_name(request.key, object->tag, index));
       }
-      return plain(store.forget(request.key, request.offset, request.bytes));
+      return plain(forgot);
     }
     case Kind::follow:
       return follow(request);
     default:
       break;
   }
+  const Use staged(*this, request.transaction);
   if (!staged)
     return make_error(Code::invalid_argument, "this transaction has ended: begin another", kWhere);
   switch (request.kind) {
@@ -435,7 +500,7 @@ void Session::end_plans() {
 // ---- transactions
 
 void Session::write(uint64_t id, const Request& request) {
-  const TransactionPtr staged = transaction(request.transaction);
+  const TransactionPtr staged = open_transaction(request.transaction);
   if (!staged)
     return answer(id, make_error(Code::invalid_argument, "this transaction has ended", kWhere),
                   request.bytes);
@@ -457,9 +522,21 @@ void Session::write(uint64_t id, const Request& request) {
 }
 
 void Session::commit(uint64_t id, const Request& request) {
-  TransactionPtr staged = transaction(request.transaction);
+  TransactionPtr staged;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto at = transactions_.find(request.transaction);
+    if (at != transactions_.end() && at->second.calls == 0 && !at->second.committed) {
+      at->second.committed = true;
+      staged = at->second.transaction;
+    }
+  }
   if (!staged)
-    return answer(id, make_error(Code::invalid_argument, "this transaction has ended", kWhere), 0);
+    return answer(
+        id,
+        make_error(Code::invalid_argument,
+                   "this transaction has ended, or is being changed by another call", kWhere),
+        0);
   const Future<Version> done =
       staged->commit(request.number == 1 ? Durability::durable : Durability::deferred);
   done.on_done([self = shared_from_this(), id,
@@ -485,7 +562,9 @@ void Session::read(const std::shared_ptr<Reading>& reading) {
   for (size_t i = 0; i < pieces; ++i) {
     served_.workers.run([self = shared_from_this(), reading, i] {
       const Status status = self->read_piece(*reading, i);
-      if (reading->done(i, status)) self->answer(reading->id, reading->answer(), reading->bytes);
+      if (!reading->done(i, status)) return;
+      if (reading->error) (void)self->unpin(reading->kept());  // the client hears of none of them
+      self->answer(reading->id, reading->answer(), reading->bytes);
     });
   }
 }

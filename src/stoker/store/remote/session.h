@@ -41,10 +41,17 @@ class Session : public std::enable_shared_from_this<Session> {
 
  private:
   using TransactionPtr = std::shared_ptr<Transaction>;
+  struct Open {
+    TransactionPtr transaction;
+    size_t calls = 0;  // that workers are doing
+    bool committed = false;
+  };
+  class Use;       // of a transaction, by a worker
   struct Reading;  // a read that several workers do
 
   enum class Outcome : uint8_t { done, again, direct };
 
+  void linger();
   bool hello(Packet packet);
   bool take(const Packet& packet);  // false: the connection ends
   bool has_room();
@@ -54,7 +61,8 @@ class Session : public std::enable_shared_from_this<Session> {
 
   Status check_key(std::string_view key) const;
   Status check_rights(const Request& request) const;
-  TransactionPtr transaction(uint64_t id);
+  TransactionPtr transaction(uint64_t id);       // to read, also when it was committed
+  TransactionPtr open_transaction(uint64_t id);  // to change it
   bool in_memory(uint64_t place, uint64_t bytes) const;
   Result<Answer> blocking(const Request& request);
   Result<Answer> list(const Request& request);
@@ -78,8 +86,8 @@ class Session : public std::enable_shared_from_this<Session> {
   bool greeted_ = false, read_only_ = false;  // of the thread of run()
   uint64_t next_transaction_ = 1;             // too
 
-  std::mutex mutex_;  // guards what follows
-  bool ended_ = false;
+  std::mutex mutex_;                       // guards what follows
+  bool ended_ = false, stopping_ = false;  // stopping: the server ends
   size_t under_way_ = 0;
   uint64_t bytes_under_way_ = 0;
   struct Waiting {
@@ -87,7 +95,7 @@ class Session : public std::enable_shared_from_this<Session> {
     uint64_t bytes = 0;
   };
   std::deque<Waiting> out_;  // what the socket had no room for
-  std::map<uint64_t, TransactionPtr> transactions_;
+  std::map<uint64_t, Open> transactions_;
   std::unordered_map<uint32_t, uint32_t> pins_;  // by slot
   size_t pin_count_ = 0;
 };

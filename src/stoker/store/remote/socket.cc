@@ -60,8 +60,8 @@ Sent send(int socket, const Outgoing& message, bool wait) {
 }
 
 Result<std::optional<Packet>> receive(int socket, size_t body_max) {
-  std::string bytes(kMessageMax, '\0');
-  iovec into{bytes.data(), bytes.size()};
+  char bytes[kMessageMax];
+  iovec into{bytes, sizeof bytes};
   msghdr packet{};
   packet.msg_iov = &into;
   packet.msg_iovlen = 1;
@@ -86,11 +86,11 @@ Result<std::optional<Packet>> receive(int socket, size_t body_max) {
   if (got == 0) return std::optional<Packet>();
   if ((packet.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || fds.size() > 1)
     return make_error(Code::corruption, "a message breaks the protocol: it is too long", kWhere);
-  bytes.resize(static_cast<size_t>(got));
+  const std::string_view message(bytes, static_cast<size_t>(got));
   Packet out;
-  STOKER_ASSIGN(out.header, decode_header(std::as_bytes(std::span(bytes))));
+  STOKER_ASSIGN(out.header, decode_header(std::as_bytes(std::span(message))));
   if (out.header.apart) {
-    if (fds.empty() || bytes.size() != kHeaderBytes)
+    if (fds.empty() || message.size() != kHeaderBytes)
       return make_error(Code::corruption, "a message breaks the protocol: its body is missing",
                         kWhere);
     STOKER_ASSIGN(const uint64_t size, check_memory(fds[0].get(), body_max));
@@ -100,7 +100,7 @@ Result<std::optional<Packet>> receive(int socket, size_t body_max) {
     out.body.resize(size);
     STOKER_TRY(read_memory(fds[0].get(), 0, std::as_writable_bytes(std::span(out.body))));
   } else {
-    out.body = bytes.substr(kHeaderBytes);
+    out.body = message.substr(kHeaderBytes);
     if (!fds.empty()) out.fd = std::move(fds[0]);
   }
   return std::optional<Packet>(std::move(out));
