@@ -7,6 +7,7 @@ import hashlib
 import os
 import signal
 import threading
+import time
 
 import torch
 import torch.distributed as dist
@@ -123,6 +124,28 @@ def killed(tell, rank, world, store, victim, after) -> None:
     handle = ckpt.save(2, model=model, optimizer=opt)
     handle.wait(timeout=60)
     tell(saved=2)
+
+
+def goes_on(tell, rank, world, store, steps, straggler=None) -> None:
+    """Saves each step, from the newest that is there to `steps`, unless it is killed before."""
+    model, opt = made(world, "float32", 0, None)
+    with stoker.Checkpoints(store, keep=2) as ckpt:
+        if rank == straggler:
+            tier = ckpt._tiers[0]
+            really = tier.write
+
+            def late(*given):
+                time.sleep(0.1)
+                return really(*given)
+
+            tier.write = late
+        found = ckpt.restore(model=model, optimizer=opt)
+        step = found.step if found else 0
+        while step < steps:
+            trained(model, opt, range(step, step + 1))
+            step += 1
+            ckpt.save(step, model=model, optimizer=opt).wait(timeout=60)
+            tell(step=step)
 
 
 def full_disk(tell, rank, world, store, victim) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
+import time
 from pathlib import Path
 
 import pytest
@@ -121,6 +123,31 @@ def test_kill_9_of_a_rank_leaves_the_checkpoint_before(tmp_path, victim, after):
     assert codes[victim] == -9 and codes[1 - victim] == 1, told
     assert told[1 - victim][-1]["error"] == "RankLost", told
     is_left(tmp_path, folder, told[1 - victim][0]["digests"])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("world", "kills"), [(2, 20), (4, 10)])
+def test_kill_9_at_any_moment_loses_no_checkpoint(tmp_path, world, kills):
+    """Of any rank, while others lag; the ranks then go on to the bits of a run without kills."""
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    rng, folder, durable = random.Random(seed), tmp_path / "run", 0
+    for kill in range(kills):
+        straggler = rng.randrange(world) if kill % 2 else None
+        options = {"store": folder, "steps": 5000, "straggler": straggler}
+        group = Group(tmp_path, world, sharded_run.goes_on, **options)
+        group.wait_for(durable + 1)
+        time.sleep(rng.uniform(0.0, 0.5))
+        group.kill(rng.randrange(world))
+        told = group.finish()
+        durable = max([durable, *(line.get("step", 0) for lines in told for line in lines)])
+        (line,) = loaded(tmp_path, 0, folder, steps=1)[0]
+        assert line["step"] >= durable
+    steps = line["step"] + 1
+    ran(tmp_path, world, sharded_run.goes_on, store=folder, steps=steps)
+    ran(tmp_path, world, sharded_run.goes_on, store=tmp_path / "whole", steps=steps)
+    ours, theirs = (loaded(tmp_path, 0, tmp_path / each)[0][0] for each in ("run", "whole"))
+    assert ours["digests"] == theirs["digests"] and ours["step"] == theirs["step"] == steps
 
 
 @pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.soak)])
