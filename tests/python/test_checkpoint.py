@@ -561,6 +561,14 @@ def test_a_second_save_waits_for_the_first(folder, held):
         second.wait()
 
 
+def test_a_step_that_may_be_in_a_graph_finds_its_state_copied(folder, held):
+    model, _ = made()
+    opt = torch.optim.AdamW(model.parameters(), capturable=True)
+    with checkpoints(folder) as ckpt:
+        threading.Timer(0.2, held.set).start()
+        assert ckpt.save(1, model=model, optimizer=opt).done("copied")
+
+
 def test_sigterm_saves_at_the_end_of_the_step_and_a_second_one_ends_at_once(tmp_path):
     def begun():
         command = [sys.executable, HERE / "checkpoint_run.py", tmp_path / "run", "500", "60"]

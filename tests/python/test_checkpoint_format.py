@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import warnings
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from torch import nn
 import stoker
 from stoker import errors
 from stoker.checkpoint import tensors
+from stoker.checkpoint.reading import Reader
 from stoker.ckpt.cli import main
 from stoker.checkpoint.manifest import (
     CHUNK,
@@ -205,6 +207,47 @@ def test_no_bytes_make_a_reader_fail_otherwise(saved):
         of(tensors.read_header, bad, len(bad))
 
 
+def test_no_manifest_makes_a_whole_read_fail_otherwise(saved, tmp_path):
+    """Values of the manifest changed at random, behind a right digest; then all is read."""
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    rng = random.Random(seed)
+    store = tmp_path / "run"
+    shutil.copytree(saved, store / saved.name)
+    text = (saved / MANIFEST).read_bytes()
+    good = text[: text.rindex(b',"digest"')] + b"}"
+    odd = [None, -1, 0, 1, 7, 1 << 40, 1.5, "", "x", "float16", [], [1], {}, {"__part__": 5}, True]
+
+    def places(value, found) -> list:
+        for key in value if isinstance(value, dict) else range(len(value)):
+            found.append((value, key))
+            if isinstance(value[key], (dict, list)):
+                places(value[key], found)
+        return found
+
+    read = refused = 0
+    with stoker.Checkpoints(store, staging="64MiB") as ckpt:
+        tier = ckpt._tiers[0]
+        for _ in range(500):
+            bad = json.loads(good)
+            inside, key = rng.choice(places(bad, []))
+            inside[key] = rng.choice(odd)
+            made = signed(json.dumps(bad, separators=(",", ":")))
+            (store / saved.name / MANIFEST).write_bytes(made)
+            try:
+                reader = Reader(tier, Name.of(saved.name), ckpt._ring, [])
+                reader.verify()
+                reader.weights()
+                reader.objects(list(reader.manifest.objects))
+                stoker.Keep(last=1, every_steps=2, every_seconds=60, best=1).reasons(
+                    [reader.manifest]
+                )
+                read += 1
+            except (errors.Corruption, errors.Mismatch, errors.NotFound):
+                refused += 1
+    assert read and refused
+
+
 def test_tables_of_many_chunks():
     files = [File("a", 3 * CHUNK + 5, 4), File("b", 0, 0), File("c", CHUNK, 1)]
     data = dump_table((each, [bytes([i]) * 16 for i in range(each.chunks)]) for each in files)
@@ -275,6 +318,31 @@ def test_transformers_loads_the_folder(tmp_path, kind):
         return
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_batch_norms_are_written_as_save_pretrained_does(tmp_path):
+    """Their running means are buffers."""
+    transformers = pytest.importorskip("transformers")
+    from safetensors.torch import load_file
+
+    config = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[16, 32], depths=[1, 1], layer_type="basic"
+    )
+    torch.manual_seed(0)
+    model = transformers.ResNetModel(config)
+    model(torch.randn(2, 3, 32, 32))  # in training mode: the means move
+    with stoker.Checkpoints(tmp_path / "ours", staging="64MiB") as ckpt:
+        handle = ckpt.save(1, model=model)
+        handle.wait()
+    model.save_pretrained(tmp_path / "theirs")
+    ours, theirs = (
+        load_file(folder / "model.safetensors")
+        for folder in (tmp_path / "ours" / handle.folder, tmp_path / "theirs")
+    )
+    assert ours.keys() == theirs.keys() and any("running_mean" in name for name in ours)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    loaded = transformers.AutoModel.from_pretrained(tmp_path / "ours" / handle.folder)
+    assert all(torch.equal(value, ours[name]) for name, value in loaded.state_dict().items())
 
 
 def test_the_command(tmp_path, capsys):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import logging
 import os
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
@@ -20,16 +24,22 @@ from torch import nn
 from stoker import _core
 from stoker.checkpoint import gate, planes
 from stoker.checkpoint import state as states
-from stoker.checkpoint.commits import commit, composition_of, copy_checkpoint, removable, sound
+from stoker.checkpoint.commits import (
+    check_newest,
+    commit,
+    composition_of,
+    copy_checkpoint,
+    removable,
+)
 from stoker.checkpoint.grace import Grace
 from stoker.checkpoint.handle import Handle
 from stoker.checkpoint.manifest import File, Manifest, Name
-from stoker.checkpoint.pace import Costs, Pace
+from stoker.checkpoint.pace import COPYING_AT_MOST, Costs, Pace
 from stoker.checkpoint.parts import Edited
 from stoker.checkpoint.reading import Reader
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.sharded import Share, distribute, places_of
-from stoker.checkpoint.shards import local
+from stoker.checkpoint.shards import is_sharded, local
 from stoker.checkpoint.state import Contents, Run
 from stoker.checkpoint.together import Together
 from stoker.checkpoint.unchanged import Before
@@ -51,7 +61,8 @@ from stoker.offload.run.snapshots import check_room_to_copy
 
 log = logging.getLogger("stoker")
 _SNAPSHOT = "checkpoint-"
-FAILURES_EVERY = 4 * 3600.0  # seconds; what "auto" assumes until it is told
+# Those of this process: it waits at its end for what they save.
+_all: weakref.WeakSet[Checkpoints] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
@@ -96,7 +107,7 @@ class Checkpoints:
 
     every: None saves at each save(); a number, at steps that are multiples of it; "auto", as often
     as loses the least time, by what a save costs and how often runs fail (`failures_every`, in
-    seconds).
+    seconds; by default it is learned from restarts). Each store of `also` has a pace of its own.
 
     staging: bytes of memory for bytes on their way ("256MiB"). "full" copies all of the state in
     save(), for optimizers that are not torch's own, and loops that edit weights by themselves.
@@ -116,7 +127,7 @@ class Checkpoints:
         every: int | Literal["auto"] | None = None,
         also: list[str] | tuple[str, ...] = (),
         staging: int | str = "256MiB",
-        failures_every: float = FAILURES_EVERY,
+        failures_every: float | None = None,
         grace: float | None = None,
     ) -> None:
         if every is not None and every != "auto" and not (isinstance(every, int) and every > 0):
@@ -141,11 +152,19 @@ class Checkpoints:
         self._handle: Handle | None = None
         self._failed: BaseException | None = None
         self._pace = Pace(failures_every)
+        self._copying = {each: Pace(failures_every) for each in compositions[1:]}
+        self._behind: dict[str, Name] = {}  # what tiers did not get yet
+        self._restarted = self._anew = self._told = False
+        self._ends: float | None = None  # when a run that got SIGTERM must have ended
         self.costs = Costs()
         self._grace = Grace(grace) if grace is not None else None
-        self._attempt = max((name.attempt for name in self._tiers[0].folders()), default=0)
+        self._attempt = max(
+            (name.attempt for tier in self._tiers for name in tier.folders()), default=0
+        )
+        self._newer: Mismatch | None = None  # a checkpoint that only a newer Stoker reads
         self._ranks: Together | None = None  # once a sharded model was given
         gate.add(self)
+        _all.add(self)
 
     # -- saving ------------------------------------------------------------------------------------
 
@@ -168,7 +187,7 @@ class Checkpoints:
         same.
         extra: values and objects with state_dict(), by name. Random states are always saved.
         files: more files for the folder (a tokenizer's, say), by name: bytes, or a path.
-        metric: what `keep` rates it by. pin: it stays until it is unpinned by hand. force: save
+        metric: what `keep` rates it by. pin: no rule lets it go, only `stoker ckpt rm`. force: save
         though none is due.
 
         Until the bytes have left memory, step() of every torch optimizer waits. Where the optimizer
@@ -222,6 +241,7 @@ class Checkpoints:
         return handle
 
     def _save_and_end(self, seconds: float, step: int, **what: Any) -> NoReturn:
+        self._ends = time.monotonic() + seconds
         try:
             handle = self.save_within(seconds, step, **what)
         except (StokerError, TimeoutError) as error:
@@ -261,6 +281,8 @@ class Checkpoints:
                 "stoker": _core.__version__,
                 "host": socket.gethostname(),
                 "ranks": ranks.world if ranks is not None else 1,
+                "ran_seconds": round(self._pace.ran, 3),
+                "restarts": self._pace.restarts,
             },
             "metric": None if metric is None else float(metric),
             "pinned": bool(pin),
@@ -277,9 +299,7 @@ class Checkpoints:
         )
         self._thread.start()
         optimizers = _optimizers(optimizer).values()
-        if not optimizers or not all(
-            isinstance(each, torch.optim.Optimizer) for each in optimizers
-        ):
+        if not optimizers or not all(map(_waits, optimizers)):
             handle.wait("copied")  # nothing else holds back who changes the state
         return handle
 
@@ -322,9 +342,8 @@ class Checkpoints:
 
     def _due(self, step: int) -> bool:
         if self._every == "auto":
-            return (self._handle is None or self._handle.done()) and self._pace.due(
-                time.monotonic()
-            )
+            busy = self._thread is not None and self._thread.is_alive()  # save() would wait
+            return not busy and self._pace.due(time.monotonic())
         return self._every is None or step % self._every == 0
 
     def _objects(
@@ -389,7 +408,10 @@ class Checkpoints:
             )
         except BaseException as caught:
             error = caught
-            log.error("the checkpoint of step %d failed: %s", handle.step, caught)
+            what = "failed"
+            if handle.done():
+                what = "is durable, but what follows failed"
+            log.error("the checkpoint of step %d %s: %s", handle.step, what, caught)
             self._failed = caught
         busy = time.thread_time()  # processors that training may have wanted
         self._pace.spent(busy)
@@ -398,12 +420,61 @@ class Checkpoints:
 
     def _spread(self, handle: Handle, name: Name) -> None:
         """Copies it to the other tiers, and lets old ones go."""
-        first = self._tiers[0]
-        self._retain(first)
+        errors = []
+        with contextlib.suppress(StokerError):  # who cannot list now says so below
+            self._tell_newer(name)
+        for tier in self._tiers:
+            try:
+                if tier is not self._tiers[0] and not self._copy(handle, name, tier):
+                    continue
+                self._retain(tier, name)
+            except StokerError as error:  # the others get it nevertheless
+                errors.append(error)
+        for error in errors[1:]:
+            log.error("the checkpoint of step %d: %s", name.step, error)
+        if errors:
+            raise errors[0]
+
+    def _copy(self, handle: Handle, name: Name, tier: Tier) -> bool:
+        """Whether the tier got it: with every="auto" it does if a copy pays."""
+        pace, begin, used = self._copying[tier.composition], time.monotonic(), time.thread_time()
+        self._behind[tier.composition] = name
+        if self._every == "auto" and not pace.due(begin):
+            handle.passes(tier.composition)
+            return False
+        copy_checkpoint(self._tiers[0], tier, name, self._ring)
+        del self._behind[tier.composition]
+        handle.reached(tier.composition)
+        now = time.monotonic()
+        pace.persist = COPYING_AT_MOST * (now - begin)
+        pace.saved(now, time.thread_time() - used)
+        return True
+
+    def _catch_up(self) -> None:
+        """Brings the newest to the tiers that did not get it."""
+        there = self._tiers[0].names()
         for tier in self._tiers[1:]:
-            copy_checkpoint(first, tier, name, self._ring)
-            handle.reached(tier.composition)
-            self._retain(tier)
+            if (name := self._behind.pop(tier.composition, None)) in there:
+                copy_checkpoint(self._tiers[0], tier, name, self._ring)
+                self._retain(tier, name)
+
+    def _tell_newer(self, name: Name) -> None:
+        """Says once that restore() will not take what this run saves."""
+        if self._told or self.keep.last == sys.maxsize:
+            return
+        first = self._tiers[0]
+        newest = max(first.names(), default=name)
+        if newest.step > name.step:
+            self._told = True
+            log.warning(
+                "%s holds step %d, which restore() takes rather than step %d of this run; remove"
+                " what is newer (stoker ckpt rm %s --after %d), or save to another folder",
+                first.composition,
+                newest.step,
+                name.step,
+                first.composition,
+                name.step,
+            )
 
     def _write(
         self,
@@ -427,9 +498,10 @@ class Checkpoints:
             if left == 0:
                 handle.reached("copied")
 
-        before = Before(tier) if any(each.frozen for each in contents.files) else None
+        frozen = any(each.frozen for each in contents.files) and not self._anew
+        before = Before(tier) if frozen else None
         for whole in contents.files:
-            of_file = before.hashes_of(whole, self._ring) if whole.frozen else None
+            of_file = before.hashes_of(whole, self._ring) if before and whole.frozen else None
             if of_file is not None and before.take(name, whole.name, whole.bytes, of_file):
                 self.costs.taken_bytes += whole.bytes
                 copied()
@@ -440,14 +512,19 @@ class Checkpoints:
             File(each.name, each.bytes, len(of_file))
             for each, of_file in zip(contents.files, hashes)
         ]
-        return commit(tier, name, files, hashes, contents, said).bytes
+        written = commit(tier, name, files, hashes, contents, said).bytes
+        self._anew = False
+        return written
 
-    def _retain(self, tier: Tier) -> list[Name]:
+    def _retain(self, tier: Tier, just: Name | None = None) -> list[Name]:
         """Nothing that is whole goes before the newest was read back."""
-        gone = removable(tier, self.keep)
-        kept = [each.name for each in sound(tier) if each.name not in gone]
-        if gone and kept:
-            Reader(tier, max(kept), self._ring, []).verify()
+        gone = removable(tier, self.keep, just)
+        if gone:
+            try:
+                check_newest(tier, gone, self._ring)
+            except Corruption:
+                self._anew = True  # the next save takes no file over from it
+                raise
         for name in gone:
             tier.remove(name)
         return gone
@@ -458,11 +535,15 @@ class Checkpoints:
         self._finish()
         return [tier.where(name) for tier in self._tiers for name in self._retain(tier)]
 
-    def remove_all(self) -> None:
-        """Removes every checkpoint from every tier, whatever `keep` says."""
+    def remove_all(self, but: str | None = None) -> None:
+        """Removes every checkpoint from every tier, whatever `keep` says. `but`: the folder of one
+        that stays; if it is not sound, nothing is removed."""
         self._finish()
         for tier in self._tiers:
-            for name in tier.folders():
+            gone = [name for name in tier.folders() if str(name) != but]
+            if but is not None and gone:
+                Reader(tier, Name.of(but), self._ring, []).verify()
+            for name in gone:
                 tier.remove(name)
 
     def wait(self) -> None:
@@ -491,6 +572,16 @@ class Checkpoints:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+    def _finish_in_time(self) -> bool:
+        """Whether the save under way is done. A run that got SIGTERM waits for it as long as its
+        grace lasts."""
+        if self._ends is not None and self._thread is not None:
+            self._thread.join(max(0.0, self._ends - time.monotonic()))
+            if self._thread.is_alive():
+                return False
+        self._finish()
+        return True
 
     def _raise_failure(self) -> None:
         if self._failed is not None and (self._thread is None or not self._thread.is_alive()):
@@ -523,13 +614,24 @@ class Checkpoints:
         wanted = (_optimizers(optimizer), loader, _extras(extra))
         if (ranks := self._ranks_of(model)) is not None:
             return self._restore_together(ranks, step, model, *wanted)
+        begin = time.monotonic()
         for reader in self.readers(step):
             try:
-                return self._load(reader, model, *wanted)
+                restored = self._load(reader, model, *wanted)
+                self._learn(reader, time.monotonic() - begin)
+                return restored
             except (Corruption, NotFound) as error:
                 _skipped(error)
         self._none_was_sound(step)
         return None
+
+    def _learn(self, reader: Reader, seconds: float) -> None:
+        """That the run was restarted, for every="auto"; once a process."""
+        if not self._restarted:
+            self._restarted = True
+            for pace in (self._pace, *self._copying.values()):
+                pace.restarted(reader.manifest.writer)
+                pace.restart = seconds
 
     def _restore_together(
         self, ranks: Together, step: int | None, model: nn.Module, *wanted: Any
@@ -544,9 +646,10 @@ class Checkpoints:
             if told is None:
                 self._none_was_sound(step)
                 return None
-            restored, error = None, None
+            restored, error, begin = None, None, time.monotonic()
             try:
-                restored = self._load(found or self._reader_of(Name.of(told)), model, *wanted)
+                reader = found or self._reader_of(Name.of(told))
+                restored = self._load(reader, model, *wanted)
             except (Corruption, NotFound) as caught:
                 error = caught
             except BaseException as caught:
@@ -554,6 +657,7 @@ class Checkpoints:
                 raise
             errors = ranks.front.exchange("restored", facts=error and str(error)[:2000])
             if not any(errors):
+                self._learn(reader, time.monotonic() - begin)
                 return restored
             _skipped(error or StokerError(next(filter(None, errors))))
 
@@ -576,6 +680,8 @@ class Checkpoints:
                 " there is"
             )
         if any(tier.names() for tier in self._tiers):
+            if self._newer is not None:
+                raise self._newer
             raise Corruption(
                 f"none of the checkpoints in {', '.join(tier.composition for tier in self._tiers)}"
                 " is sound, and what was given may hold parts of one; `stoker ckpt verify --all`"
@@ -585,6 +691,7 @@ class Checkpoints:
     def readers(self, step: int | None = None) -> Any:
         """The checkpoints, the newest first, each from the first tier that has it sound."""
         self._finish()  # a save uses the same buffers
+        self._newer = None
         tiers_of: dict[Name, list[Tier]] = {}
         for tier in self._tiers:
             for name in tier.names():
@@ -598,6 +705,8 @@ class Checkpoints:
                     yield Reader(tier, name, self._ring, others)
                     break
                 except (Corruption, NotFound, Mismatch) as error:
+                    if isinstance(error, Mismatch):
+                        self._newer = error
                     _skipped(error)
 
     def _load(
@@ -626,6 +735,11 @@ class Checkpoints:
                 raise Mismatch(
                     f"{reader.where} holds no {key}; it has {', '.join(sorted(manifest.objects))}"
                 )
+            if not hasattr(things[key], "load_state_dict"):
+                raise InvalidArgument(
+                    f"{key} has no load_state_dict(); leave it out: plain values come back in the"
+                    " result's `extra`"
+                )
         for module in sharded_modules(model) if model is not None else ():
             module.reshard()
         targets = _targets(model, reader) if model is not None else {}
@@ -644,7 +758,10 @@ class Checkpoints:
             thing.load_state_dict(loaded[key])
         record.set_rng_state(loaded[rng])
         plain = {
-            key.removeprefix("extra."): loaded[key].get("value", loaded[key]) for key in values
+            key.removeprefix("extra."): (
+                loaded[key]["value"] if list(loaded[key]) == ["value"] else loaded[key]
+            )
+            for key in values
         }
         return Restored(manifest.step, str(manifest.name), reader.tier.composition, plain, manifest)
 
@@ -658,13 +775,15 @@ class Checkpoints:
         given. For stoker.offload(), which knows its blocks."""
         self._finish()
         self._raise_failure()
-        there = planes.step_in(store)
+        there, begin = planes.step_in(store), time.monotonic()
         for reader in self.readers(step):
+            self._learn(reader, 0.0)
             if step is None and there is not None and there >= reader.manifest.step:
                 return False
             planes.check_model(reader, blocks)
             try:
                 planes.write_run(reader, store, self._ring.plane)
+                self._pace.restart = time.monotonic() - begin
                 return True
             except (Corruption, NotFound) as error:
                 _skipped(error)
@@ -676,11 +795,17 @@ class Checkpoints:
             raise InvalidArgument("these checkpoints are closed; make stoker.Checkpoints() anew")
 
     def close(self) -> None:
-        """Waits for the save under way, closes the stores, and raises what it raised."""
-        if getattr(self, "_thread", None) is not None:
-            self._finish()
+        """Waits for the save under way, brings the newest to all stores, closes them, and raises
+        what went wrong."""
         if getattr(self, "_grace", None) is not None:
             self._grace.close()
+        if getattr(self, "_thread", None) is not None and not self._finish_in_time():
+            return  # the process ends, and the thread uses the stores
+        try:
+            if getattr(self, "_behind", None) and self._ends is None:
+                self._catch_up()
+        except StokerError as error:
+            self._failed = self._failed or error
         for tier in self._tiers:
             tier.close()
         self._tiers = []
@@ -693,6 +818,23 @@ class Checkpoints:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+@atexit.register
+def _wait_for_saves() -> None:
+    """At the end of a program that did not call close()."""
+    for each in list(_all):
+        if each._thread is not None and each._thread.is_alive():
+            log.warning("waiting for the save of step %d; close() does so too", each._handle.step)
+            each._finish_in_time()
+
+
+def _waits(optimizer: Any) -> bool:
+    """Whether its step() waits for saves. A step in a CUDA graph, for which `capturable` is, runs no
+    hook."""
+    return isinstance(optimizer, torch.optim.Optimizer) and not any(
+        group.get("capturable") for group in optimizer.param_groups
+    )
 
 
 def _check_groups(reader: Reader, key: str, optimizer: Any, state: Any) -> None:
@@ -714,22 +856,66 @@ def _targets(model: nn.Module, reader: Reader) -> dict[str, torch.Tensor]:
     same."""
     found: dict[str, torch.Tensor] = {}
     for name, tensor in states.named_tensors(model, away=False).items():
-        found[states.plain(name)] = tensor.detach()
+        if hasattr(tensor, "_stoker_session"):
+            raise Mismatch(
+                f"the values of {name} are in the store of stoker.offload(); restore by"
+                " stoker.offload(..., restore=ckpt), or before the model is given to it"
+            )
+        if local(tensor).is_meta:
+            raise Mismatch(
+                f"{name} of the model is on the meta device and has no memory; call"
+                ' model.to_empty(device="cpu") first'
+            )
+        found[states.plain(name)] = tensor
+    names, every = set(found), found
     there = {*reader.tensors(), *reader.manifest.aliases}
+    found = _tied_once(found, there, reader)
     if missing := sorted(found.keys() - there):
         raise Mismatch(f"{reader.where} lacks {_some(missing)}; it belongs to another model")
-    if left := sorted(there - found.keys()):
+    if left := sorted(there - names):
         raise Mismatch(
             f"the model lacks {_some(left)}, which {reader.where} holds; it belongs to another"
             " model"
         )
     for alias, name in reader.manifest.aliases.items():
-        if local(found[alias]).data_ptr() != local(found[name]).data_ptr():
+        if local(every[alias]).data_ptr() != local(every[name]).data_ptr():
             raise Mismatch(
                 f"{reader.where} has {alias} tied to {name}, the model has them apart; tie them"
                 " first (model.tie_weights(), say)"
             )
-    return {name: tensor for name, tensor in found.items() if name not in reader.manifest.aliases}
+    return {
+        name: tensor.detach()
+        for name, tensor in found.items()
+        if name not in reader.manifest.aliases
+    }
+
+
+def _tied_once(
+    found: dict[str, torch.Tensor], there: set[str], reader: Reader
+) -> dict[str, torch.Tensor]:
+    """Of names that are the same memory in the model, those that are to be read: the checkpoint may
+    have the weight once, under one of the names. Mismatch if it has different values for them."""
+    groups: dict[Any, list[str]] = {}
+    for name, tensor in found.items():
+        same = id(tensor) if is_sharded(tensor) else states.place_of(tensor)
+        groups.setdefault(same, []).append(name)
+    kept = dict(found)
+    aliases, places = reader.manifest.aliases, reader.tensors()
+    for names in groups.values():
+        known = [name for name in names if name in there]
+        if not known:
+            continue
+        for name in set(names) - there:
+            del kept[name]
+        first, *others = dict.fromkeys(aliases.get(name, name) for name in known)
+        for other in others:
+            (one, left), (two, right) = (reader.tensor(*places[n]) for n in (first, other))
+            if (one.dtype, one.shape, left) != (two.dtype, two.shape, right):
+                raise Mismatch(
+                    f"{reader.where} has {first} and {other} apart, with different values, and the"
+                    " model has them tied; make the model without the tie"
+                )
+    return kept
 
 
 def _some(names: list[str]) -> str:

@@ -93,14 +93,30 @@ def sound(tier: Tier) -> list[Manifest]:
     return found
 
 
-def removable(tier: Tier, keep: Keep) -> list[Name]:
+def removable(tier: Tier, keep: Keep, just: Name | None = None) -> list[Name]:
     """What `keep` lets go: checkpoints that no rule holds, and what attempts left that came to
-    nothing. One whose manifest does not verify stays: somebody may want to look at it."""
+    nothing. One whose manifest does not verify stays: somebody may want to look at it. `just`: what
+    was saved just now. It stays, also where the store holds newer steps: of a run that went back,
+    or of another run."""
     manifests = sound(tier)
     if not manifests:
         return []
     stays = keep.reasons(manifests)
-    gone = [each.name for each in manifests if str(each.name) not in stays]
+    gone = [each.name for each in manifests if str(each.name) not in stays and each.name != just]
     newest = max(each.name for each in manifests)
     given_up = set(tier.folders()) - set(tier.names())
     return gone + sorted(name for name in given_up if name.attempt < newest.attempt)
+
+
+def check_newest(tier: Tier, gone: list[Name], ring: Ring) -> None:
+    """Reads the newest that stays, before others go. Corruption if it is damaged."""
+    kept = [each.name for each in sound(tier) if each.name not in gone]
+    if not kept:
+        return
+    try:
+        Reader(tier, max(kept), ring, []).verify()
+    except (Corruption, NotFound) as error:
+        raise Corruption(
+            f"nothing is removed, as the newest checkpoint is damaged: {error}; remove its folder,"
+            " or copy it anew from another store"
+        ) from error

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from stoker.errors import InvalidArgument
+from stoker.checkpoint.commits import composition_of
+from stoker.errors import InvalidArgument, NotFound
 
 
 @dataclass
@@ -17,6 +18,8 @@ class Handle:
     _tiers: list[str]
     _error: BaseException | None = None
     _events: dict[str, threading.Event] = field(default_factory=dict)
+    _reached: set[str] = field(default_factory=set)
+    _passed: set[str] = field(default_factory=set)  # tiers that do not get it
 
     def __post_init__(self) -> None:
         self._events = {name: threading.Event() for name in ("copied", "durable", *self._tiers)}
@@ -26,22 +29,38 @@ class Handle:
 
     def wait(self, what: str = "durable", timeout: float | None = None) -> None:
         """Until the state may change ("copied"), the checkpoint would survive a power loss
-        ("durable"), or another tier has it whole (its composition). Raises what the save raised."""
-        if not self.event(what).wait(timeout):
+        ("durable"), or another tier has it whole (its composition, or its path). Raises what the
+        save raised before it came so far."""
+        what = self._name(what)
+        if not self._events[what].wait(timeout):
             said = f"the checkpoint of step {self.step} was not {what} after {timeout:g} s"
             raise TimeoutError(said)
-        if self._error is not None and what != "copied":
+        if what in self._reached or what == "copied":
+            return
+        if self._error is not None:
             raise self._error
+        if what in self._passed:
+            raise NotFound(
+                f'step {self.step} was not copied to {what}: with every="auto" a store gets as many'
+                " copies as pay; close() brings it the newest"
+            )
 
     def event(self, what: str) -> threading.Event:
-        if what not in self._events:
-            raise InvalidArgument(
-                f"wait({what!r}): give one of {', '.join(map(repr, self._events))}"
-            )
-        return self._events[what]
+        return self._events[self._name(what)]
+
+    def _name(self, what: str) -> str:
+        for each in (what, composition_of(what)):
+            if each in self._events:
+                return each
+        raise InvalidArgument(f"wait({what!r}): give one of {', '.join(map(repr, self._events))}")
 
     def reached(self, what: str) -> None:
+        self._reached.add(what)
         self._events[what].set()
+
+    def passes(self, tier: str) -> None:
+        self._passed.add(tier)
+        self._events[tier].set()
 
     def ends(self, error: BaseException | None) -> None:
         self._error = self._error or error

@@ -166,9 +166,15 @@ class Manifest:
             _rule(_number(each.offset) and _number(each.bytes), each.name)
             _rule(each.file in sizes and each.offset + each.bytes <= sizes[each.file], each.name)
             _rule(all(_number(size) for size in each.shape), f"the shape of {each.name}")
+            dtype = getattr(torch, each.dtype, None)
+            _rule(isinstance(dtype, torch.dtype), f"the dtype of {each.name}")
+            _rule(math.prod(each.shape) * dtype.itemsize == each.bytes, f"bytes of {each.name}")
         _rule(_number(self.step) and _number(self.attempt), "step and attempt")
         for each in (self.aliases, self.objects, self.offloaded, self.writer, self.sharded):
             _rule(isinstance(each, dict), "members that are no objects")
+        _rule(all(isinstance(name, str) for name in self.aliases.values()), "aliases")
+        _rule(isinstance(self.created, (int, float)) and math.isfinite(self.created), "created")
+        _rule(self.metric is None or isinstance(self.metric, (int, float)), "metric")
         for number, cut in self.sharded.items():
             self._check_sharded(number, cut)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass
@@ -17,15 +19,39 @@ class Costs:
     processor_seconds: float = 0.0  # of the thread that saves
 
 
+FAILURES_EVERY = 4 * 3600.0  # seconds; what is assumed as long as nothing was learned
+COPYING_AT_MOST = 4  # copies to another store take one part of so many of the time
+
+
 class Pace:
     """How often `every="auto"` saves. With C the seconds that a save costs training, M those
     between failures and R those of a restart, T = C + sqrt(2 (M + R) C + C^2) loses the least:
     J. T. Daly, A higher order estimate of the optimum checkpoint interval, FGCS 22 (2006)."""
 
-    def __init__(self, failures_every: float) -> None:
-        self.failures_every = failures_every
+    def __init__(self, failures_every: float | None) -> None:
+        """`failures_every`: None to learn it from restarts."""
+        self._given = failures_every
+        self._begin = time.monotonic()
+        self._ran, self.restarts = 0.0, 0  # what processes before this one knew
         self.cost = self.persist = self.restart = 0.0
         self._last: float | None = None
+
+    @property
+    def failures_every(self) -> float:
+        if self._given is not None:
+            return self._given
+        return (FAILURES_EVERY + self.ran) / (1 + self.restarts)
+
+    @property
+    def ran(self) -> float:
+        """Seconds that the run has had, in all of its processes."""
+        return self._ran + time.monotonic() - self._begin
+
+    def restarted(self, writer: dict[str, Any]) -> None:
+        """This process goes on with a run, of which a manifest says `writer`."""
+        ran, restarts = writer.get("ran_seconds", 0.0), writer.get("restarts", 0)
+        if isinstance(ran, (int, float)) and isinstance(restarts, int) and min(ran, restarts) >= 0:
+            self._ran, self.restarts = float(ran), restarts + 1
 
     def spent(self, seconds: float) -> None:
         """More that the newest save has cost."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
-import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -175,6 +174,9 @@ class Reader:
                 if placed.spec.name in found:
                     raise Corruption(f"{self.where}: two files hold {placed.spec.name}")
                 found[placed.spec.name] = (file.name, placed)
+        for alias, name in self.manifest.aliases.items():
+            if alias in found or name not in found:
+                raise Corruption(f"{self.where}: {alias} cannot be another name of {name}")
         return found
 
     def load_tensors(self, into: dict[str, torch.Tensor], progress: Any = lambda _: None) -> None:
@@ -235,10 +237,14 @@ class Reader:
         """What state_dict() of these objects was. `like`: distributed tensors, by the number of
         the part that becomes one of the same placement; of it only this rank's part is read."""
         records = {name: self.manifest.objects[name] for name in names}
-        parts = self._parts(
-            {number for each in records.values() for number in parts_in(each)}, progress, like or {}
-        )
-        return {name: record.decode(each, parts.__getitem__) for name, each in records.items()}
+        try:
+            numbers = {number for each in records.values() for number in parts_in(each)}
+            parts = self._parts(numbers, progress, like or {})
+            return {name: record.decode(each, parts.__getitem__) for name, each in records.items()}
+        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+            if isinstance(error, StokerError):
+                raise
+            raise Corruption(f"{self.where}: the manifest breaks the format ({error})") from error
 
     def _parts(
         self, numbers: set[int], progress: Any, like: dict[int, torch.Tensor]
@@ -260,10 +266,6 @@ class Reader:
             dtype = getattr(torch, pieces[0][1].dtype)
             tensor = torch.empty(part.size, dtype=dtype, device="cpu")
             for begin, piece in pieces:
-                if math.prod(piece.shape) * dtype.itemsize != piece.bytes:
-                    raise Corruption(
-                        f"{self.where}: the manifest gives {piece.name} {piece.bytes} bytes"
-                    )
                 by_file.setdefault(piece.file, []).extend(_wanted(piece, begin, part, tensor))
             held.append(tensor)
             found[number] = tensor if param is None else shards.distributed(tensor, param)
@@ -278,6 +280,10 @@ class Reader:
             shape = tuple(state[number].shape)
             return shape, [((0,) * len(shape), state[number])]
         return tuple(cut["shape"]), [(each["begin"], state[each["part"]]) for each in cut["parts"]]
+
+    def small(self, name: str) -> bytes:
+        """The manifest or the table, as it lies there."""
+        return self.tier.store.read_bytes(f"{self._name}/{name}")
 
     def bytes_of(self, name: str) -> bytes:
         """All of a small file."""

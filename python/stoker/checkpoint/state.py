@@ -200,6 +200,11 @@ def _model_files(
         trained = isinstance(tensor, nn.Parameter) and tensor.requires_grad or name in buffers
         if name in away:
             specs[name], sources[name] = away[name]
+        elif hasattr(tensor, "_stoker_session"):
+            raise InvalidArgument(
+                f"the values of {name} are in the store of stoker.offload(); give save() the"
+                " optimizer that it made, too"
+            )
         else:
             specs[name] = Spec(name, tensor.dtype, tuple(tensor.shape), trained)
             sources[name] = hold(name, tensor.clone() if name in buffers else tensor)

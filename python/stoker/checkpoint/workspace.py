@@ -14,7 +14,7 @@ from typing import Any
 from stoker import _core
 from stoker.checkpoint.manifest import CHUNK, MANIFEST, File, Manifest, Name
 from stoker.checkpoint.parts import Whole, memory
-from stoker.errors import Conflict, Corruption, IoError, NotFound, StokerError
+from stoker.errors import Conflict, Corruption, InDoubt, IoError, NotFound, StokerError
 
 log = logging.getLogger("stoker")
 Fill = Callable[[int], Any]  # fills a chunk's memory, at the address
@@ -179,14 +179,23 @@ class Tier:
 
     def put(self, name: Name, file: str, data: bytes, new: bool = False) -> None:
         """A small file, durable when it returns. `new`: Conflict if it is there."""
-        txn = self.store.begin()
         key = f"{name}/{file}"
-        if new:
-            txn.require(key, None)
-        txn.resize(key, len(data))
-        for at in range(0, len(data), CHUNK):
-            txn.write_bytes(key, at, data[at : at + CHUNK])
-        txn.commit("durable").wait()
+        for last in (False, False, True):
+            txn = self.store.begin()
+            if new:
+                txn.require(key, None)
+            txn.resize(key, len(data))
+            for at in range(0, len(data), CHUNK):
+                txn.write_bytes(key, at, data[at : at + CHUNK])
+            try:
+                txn.commit("durable").wait()
+                return
+            except InDoubt:  # the answer of a bucket was lost: it may be there, with these bytes
+                with contextlib.suppress(StokerError):
+                    if self.store.read_bytes(key) == data:
+                        return
+                if last:
+                    raise
 
     def put_manifest(self, name: Name, data: bytes, files: list[str]) -> None:
         """Makes it a checkpoint of these files; Conflict where another writer has removed it."""

@@ -16,8 +16,14 @@ from tqdm import tqdm
 from stoker import _core
 from stoker.checkpoint import importing
 from stoker.checkpoint.checkpoints import Checkpoints
-from stoker.checkpoint.commits import composition_of, copy_checkpoint, removable, sound
-from stoker.checkpoint.manifest import MANIFEST, Name
+from stoker.checkpoint.commits import (
+    check_newest,
+    composition_of,
+    copy_checkpoint,
+    removable,
+    sound,
+)
+from stoker.checkpoint.manifest import MANIFEST, TABLE, Name
 from stoker.checkpoint.reading import Reader
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.tensors import dtype_name
@@ -80,6 +86,10 @@ def parser() -> Parser:
     )
     gc.add_argument("--mode", choices=("min", "max"), default="min", help="which metric is best")
     gc.add_argument("--dry-run", action="store_true", help="remove nothing")
+    rm = command("rm", _rm, "remove checkpoints, also pinned ones", step=False)
+    which = rm.add_mutually_exclusive_group(required=True)
+    which.add_argument("--step", type=whole(0), metavar="N", help="those of this step")
+    which.add_argument("--after", type=whole(0), metavar="N", help="those of later steps than N")
     cp = command("cp", _cp, "copy a checkpoint to another store, verified on the way")
     cp.add_argument("to", metavar="TO", help="the store to copy it to; made where there is none")
     load = command("import", _import, "make a checkpoint of weights of other tools", step=False)
@@ -202,7 +212,14 @@ def _show(args: argparse.Namespace, stores: _Stores) -> int:
 
 def _verify(args: argparse.Namespace, stores: _Stores) -> int:
     tier = stores.tier(args.store)
-    names = tier.names() if args.all else [stores.name(tier, args.step)]
+    names = [each for each in tier.names() if args.step is None or each.step == args.step]
+    if not names:
+        which = "" if args.step is None else f" of step {args.step}"
+        raise NotFound(f"{tier.composition} holds no checkpoint{which}")
+    if not args.all:  # those that a reader tries first do not open
+        whole = {each.name for each in sound(tier)}
+        opens = next((i for i, name in enumerate(names) if name in whole), len(names))
+        names = names[: opens + 1]
     bad = 0
     for name in names:
         try:
@@ -266,7 +283,10 @@ def _export(args: argparse.Namespace, stores: _Stores) -> int:
                     bar.update(size)
                 out.flush()
                 os.fsync(out.fileno())
-    say(f"{args.folder}: {len(files)} files of {reader.where}")
+    more = [TABLE, MANIFEST] if args.everything else []
+    for name in more:
+        (args.folder / name).write_bytes(reader.small(name))
+    say(f"{args.folder}: {len(files) + len(more)} files of {reader.where}")
     return 0
 
 
@@ -275,19 +295,38 @@ def _gc(args: argparse.Namespace, stores: _Stores) -> int:
     tier = stores.tier(args.store, write=not args.dry_run)
     for name, reason in sorted(keep.reasons(sound(tier)).items(), reverse=True):
         say(f"keeps    {name}  {reason}")
-    for name in removable(tier, keep):
+    gone = removable(tier, keep)
+    if gone:
+        check_newest(tier, gone, stores.ring)
+    for name in gone:
         say(f"removes  {name}")
         if not args.dry_run:
             tier.remove(name)
     return 0
 
 
+def _rm(args: argparse.Namespace, stores: _Stores) -> int:
+    tier = stores.tier(args.store, write=True)
+    goes = lambda name: name.step == args.step if args.after is None else name.step > args.after
+    gone = sorted(filter(goes, tier.folders()))
+    if not gone:
+        raise NotFound(f"{tier.composition} holds no such checkpoint; `stoker ckpt ls` lists them")
+    for name in gone:
+        tier.remove(name)
+        say(f"removed  {name}")
+    return 0
+
+
 def _cp(args: argparse.Namespace, stores: _Stores) -> int:
     source, to = stores.tier(args.store), stores.tier(args.to, write=True)
     name = stores.name(source, args.step)
+    there = name in to.names()
     with _bar(source.manifest(name).bytes, "copy") as bar:
-        copy_checkpoint(source, to, name, stores.ring, bar.update)
-    say(f"{to.where(name)}: copied")
+        if there:
+            Reader(to, name, stores.ring, []).verify(bar.update)
+        else:
+            copy_checkpoint(source, to, name, stores.ring, bar.update)
+    say(f"{to.where(name)}: {'was there already, and is sound' if there else 'copied'}")
     return 0
 
 

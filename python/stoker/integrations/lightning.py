@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from typing import Any
 
 import torch
@@ -50,13 +51,15 @@ class StokerCheckpointIO(CheckpointIO):
             raise TypeError("StokerCheckpointIO takes no storage_options; leave them out")
         weights = checkpoint.get("state_dict", {})
         rest = {key: value for key, value in checkpoint.items() if key != "state_dict"}
-        with Checkpoints(path, keep=1, staging=self._staging) as ckpt:
-            ckpt.save(
+        with Checkpoints(path, keep=sys.maxsize, staging=self._staging) as ckpt:
+            handle = ckpt.save(
                 int(checkpoint.get("global_step", 0)),
                 model=Imported(weights),
                 extra={_REST: {"names": list(weights), "rest": rest}},
-            ).wait()
-            ckpt.wait()  # the one before is gone
+            )
+            ckpt.wait()
+            # what the path held before goes, also if it was of a later step of another run
+            ckpt.remove_all(but=handle.folder)
 
     def load_checkpoint(
         self, path: str | os.PathLike, map_location: Any = None, weights_only: bool | None = None

@@ -1,0 +1,427 @@
+"""stoker.Checkpoints: several stores, going back, tied weights, and the end of a program."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import types
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import stoker
+from checkpoint_run import made, train
+from faults import ONE_THREAD
+from stoker import errors
+from stoker.checkpoint import checkpoints as whole
+from stoker.checkpoint.manifest import MANIFEST, Manifest, hash_of
+from stoker.checkpoint.pace import FAILURES_EVERY, Pace
+from stoker.checkpoint.reading import Reader
+from stoker.ckpt import cli
+
+
+def checkpoints(store, **kwargs) -> stoker.Checkpoints:
+    return stoker.Checkpoints(store, **{"staging": "64MiB", **kwargs})
+
+
+def steps_in(folder: Path) -> list[int]:
+    return sorted(int(each.parent.name[5:11]) for each in folder.glob("step-*/MANIFEST.json"))
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """Copies to the store "broken" fail."""
+    really = whole.copy_checkpoint
+
+    def copy(source, to, *given):
+        if to.composition.endswith("/broken"):
+            raise errors.IoError("the link is down")
+        really(source, to, *given)
+
+    monkeypatch.setattr(whole, "copy_checkpoint", copy)
+
+
+def test_a_store_that_fails_takes_no_copy_from_the_others(tmp_path, broken, caplog):
+    model = nn.Linear(4, 4)
+    ckpt = checkpoints(tmp_path / "run", also=[f"{tmp_path}/broken", f"{tmp_path}/sound"])
+    handle = ckpt.save(1, model=model)
+    handle.wait("durable")  # this disk has it, whatever happens to the copies
+    handle.wait(f"{tmp_path}/sound")
+    with pytest.raises(errors.IoError, match="link is down"):
+        handle.wait(f"dir:{tmp_path}/broken")
+    handle.wait("durable")
+    with pytest.raises(errors.InvalidArgument, match="give one of"):
+        handle.wait("elsewhere")
+    with pytest.raises(errors.IoError, match="link is down"):
+        ckpt.close()
+    assert "step 1 is durable, but what follows failed" in caplog.text
+    assert steps_in(tmp_path / "sound") == [1] == steps_in(tmp_path / "run")
+
+
+def test_a_slow_store_gets_fewer_copies_and_the_newest_at_the_end(tmp_path):
+    model = nn.Linear(4, 4)
+    with checkpoints(tmp_path / "run", every="auto", also=[f"{tmp_path}/slow"]) as ckpt:
+        ckpt.save(1, model=model).wait(f"{tmp_path}/slow")
+        ckpt.wait()
+        ckpt._copying[f"dir:{tmp_path}/slow"].persist = 3600.0  # it took long
+        handle = ckpt.save(2, model=model, force=True)
+        with pytest.raises(errors.NotFound, match="step 2 was not copied to .*slow"):
+            handle.wait(f"{tmp_path}/slow")
+        ckpt.wait()
+        assert steps_in(tmp_path / "slow") == [1] and steps_in(tmp_path / "run") == [1, 2]
+    assert steps_in(tmp_path / "slow") == [1, 2]
+
+
+def test_auto_never_waits_for_a_copy_to_a_slow_store(tmp_path, monkeypatch):
+    model, go = nn.Linear(4, 4), []
+    really = whole.copy_checkpoint
+
+    def copy(*given):
+        while not go:
+            time.sleep(0.01)
+        really(*given)
+
+    monkeypatch.setattr(whole, "copy_checkpoint", copy)
+    with checkpoints(tmp_path / "run", every="auto", also=[f"{tmp_path}/slow"]) as ckpt:
+        ckpt.save(1, model=model).wait()
+        ckpt._pace._last = -1e9  # a save pays
+        assert ckpt.save(2, model=model) is None
+        go.append(True)
+        ckpt.wait()
+        ckpt._pace._last = -1e9
+        assert ckpt.save(3, model=model) is not None
+
+
+def test_the_time_between_failures_is_learned_from_restarts(tmp_path):
+    assert Pace(7200).failures_every == 7200
+    pace = Pace(None)
+    assert pace.failures_every == pytest.approx(FAILURES_EVERY, rel=0.01)
+    pace.restarted({"ran_seconds": 3600.0, "restarts": 8})
+    assert pace.failures_every == pytest.approx((FAILURES_EVERY + 3600) / 10, rel=0.01)
+    pace.restarted({"ran_seconds": "x", "restarts": -1})  # of another version
+    assert pace.restarts == 9
+
+    model = nn.Linear(4, 4)
+    for process in range(3):
+        with checkpoints(tmp_path / "run", every="auto") as ckpt:
+            found = ckpt.restore(model=model)
+            ckpt.restore(model=model)  # counts once
+            assert ckpt._pace.restarts == process == (found is not None) * process
+            assert (ckpt._pace.restart > 0) == (process > 0)
+            handle = ckpt.save(process + 1, model=model)
+            handle.wait()
+            ran = ckpt._pace.ran
+        text = (tmp_path / "run" / handle.folder / MANIFEST).read_bytes()
+        writer = Manifest.parse(text, "here").writer
+        assert writer["restarts"] == process and 0 < writer["ran_seconds"] <= ran
+
+
+def test_who_goes_back_keeps_what_is_saved_then(tmp_path, caplog, capsys):
+    model = nn.Linear(4, 4)
+    with checkpoints(tmp_path / "run", keep=2) as ckpt:
+        for step in (180, 190, 200):
+            ckpt.save(step, model=model).wait()
+        ckpt.wait()
+        assert ckpt.restore(model=model, step=190).step == 190
+        ckpt.save(195, model=model).wait()  # no rule would keep it
+        ckpt.save(196, model=model).wait()
+    assert steps_in(tmp_path / "run") == [190, 196, 200] or steps_in(tmp_path / "run") == [196, 200]
+    assert caplog.text.count("holds step 200, which restore() takes rather than step 195") == 1
+    assert f"stoker ckpt rm dir:{tmp_path}/run --after 195" in caplog.text
+    assert cli.main(["rm", f"{tmp_path}/run", "--after", "196"]) == 0
+    assert capsys.readouterr().out.count("removed  step-000200-") == 1
+    assert cli.main(["rm", f"{tmp_path}/run", "--after", "196"]) == 1
+    with checkpoints(tmp_path / "run") as ckpt:
+        assert ckpt.restore(model=model).step == 196
+
+
+def test_attempts_are_counted_over_all_stores(tmp_path):
+    model = nn.Linear(4, 4)
+    with checkpoints(tmp_path / "backup") as ckpt:
+        for _ in range(3):
+            ckpt.save(5, model=model).wait()
+    with checkpoints(tmp_path / "new", also=[f"{tmp_path}/backup"]) as ckpt:
+        ckpt.restore(model=model)
+        with torch.no_grad():
+            model.bias.fill_(7)
+        handle = ckpt.save(5, model=model)  # the newest of this step
+    with checkpoints(tmp_path / "new", also=[f"{tmp_path}/backup"]) as ckpt:
+        assert ckpt.restore(model=model).folder == handle.folder
+
+
+def order(where: str, **what) -> None:
+    """Tells s3_server.py what it is to do wrong."""
+    endpoint = where.partition("endpoint=")[2].partition("&")[0]
+    data = json.dumps({"clear": False, **what}).encode()
+    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/_control", data=data)).close()
+
+
+LOST = {"method": "PUT", "times": 1, "match": "MANIFEST"}
+DENIED = {**LOST, "kind": "status", "status": 403, "code": "AccessDenied", "match": "pack"}
+
+
+@pytest.mark.parametrize("conditions", [True, False])
+def test_a_bucket_that_answers_badly_loses_no_checkpoint(s3, conditions):
+    """Each save is whole, or says that it failed."""
+    model, opt = made()
+    order(s3, conditions=conditions)
+    with checkpoints(s3, keep=2) as ckpt:
+        ckpt.save(1, model=model, optimizer=opt).wait()
+        kinds = ("close_after", "close")  # it was done, and it was not
+        for step, fault in enumerate([*({**LOST, "kind": kind} for kind in kinds), DENIED], 2):
+            train(model, opt, step)
+            order(s3, conditions=conditions, faults=[fault])
+            ckpt.save(step, model=model, optimizer=opt)
+            error = None
+            try:
+                ckpt.wait()
+            except errors.StokerError as caught:
+                error = caught
+            assert (error is not None) == (fault is DENIED), (fault, error)
+            order(s3, conditions=conditions, faults=[])
+            other, _ = made()
+            assert ckpt.restore(model=other).step == (step - 1 if error else step)
+            if error is None:
+                expected = model.state_dict()
+                for name, value in other.state_dict().items():
+                    assert torch.equal(value, expected[name]), (name, fault)
+            for name in ckpt._tiers[0].names():
+                Reader(ckpt._tiers[0], name, ckpt._ring, []).verify()
+
+
+class Tied(nn.Module):
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+        if tied:
+            self.b.weight = self.a.weight
+
+
+def test_weights_that_lie_apart_are_not_tied_in_silence(tmp_path):
+    apart = Tied(False)
+    with checkpoints(tmp_path / "run") as ckpt:
+        ckpt.save(1, model=apart).wait()
+        tied = Tied(True)
+        before = tied.a.weight.clone()
+        with pytest.raises(errors.Mismatch, match=r"a\.weight and b\.weight apart, with different"):
+            ckpt.restore(model=tied)
+        assert torch.equal(tied.a.weight, before)
+        with torch.no_grad():
+            apart.b.weight.copy_(apart.a.weight)
+        ckpt.save(2, model=apart).wait()
+        assert ckpt.restore(model=tied).step == 2
+        assert torch.equal(tied.a.weight, apart.a.weight)
+
+
+def test_a_file_that_has_a_tied_weight_once_fills_both_names(tmp_path):
+    from safetensors.torch import save_file
+
+    tied = Tied(True)
+    save_file({"a.weight": tied.a.weight.detach()}, tmp_path / "model.safetensors")
+    assert cli.main(["import", f"{tmp_path}/run", f"{tmp_path}/model.safetensors"]) == 0
+    with checkpoints(tmp_path / "run") as ckpt:
+        other = Tied(True)
+        assert ckpt.restore(model=other).step == 0
+        assert torch.equal(other.b.weight, tied.a.weight)
+        with pytest.raises(errors.Mismatch, match=r"lacks b\.weight"):
+            ckpt.restore(model=Tied(False))
+
+
+def test_what_was_plain_comes_back_plain(tmp_path):
+    class Mean:
+        def state_dict(self):
+            return {"value": 3.0, "count": 7}
+
+    model = nn.Linear(4, 4)
+    with checkpoints(tmp_path / "run") as ckpt:
+        ckpt.save(1, model=model, extra={"mean": Mean(), "note": {"value": 1}}).wait()
+        found = ckpt.restore(model=model).extra
+        assert found == {"mean": {"value": 3.0, "count": 7}, "note": {"value": 1}}
+        with pytest.raises(errors.InvalidArgument, match="extra.note has no load_state_dict"):
+            ckpt.restore(model=model, extra={"note": {}})
+
+
+def test_a_model_without_memory_is_not_restored_in_silence(tmp_path):
+    model = nn.Linear(4, 4)
+    with checkpoints(tmp_path / "run") as ckpt:
+        ckpt.save(1, model=model).wait()
+        with torch.device("meta"):
+            empty = nn.Linear(4, 4)
+        with pytest.raises(errors.Mismatch, match="weight of the model is on the meta device"):
+            ckpt.restore(model=empty)
+        empty.to_empty(device="cpu")
+        ckpt.restore(model=empty)
+        assert torch.equal(empty.weight, model.weight)
+
+
+def test_weights_in_a_store_are_neither_saved_nor_restored_as_placeholders(tmp_path):
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    opt = torch.optim.AdamW(model.parameters())
+    with checkpoints(tmp_path / "run") as ckpt:
+        ckpt.save(1, model=model).wait()
+        store = tmp_path / "store"
+        model, opt = stoker.offload(model, opt, store=store, dram="64MiB", checkpoints=ckpt)
+        with pytest.raises(errors.InvalidArgument, match="give save.. the optimizer"):
+            ckpt.save(2, model=model)
+        with pytest.raises(errors.Mismatch, match="restore by stoker.offload"):
+            ckpt.restore(model=model)
+        ckpt.save(2, model=model, optimizer=opt).wait()
+        opt.close()
+
+
+def test_a_run_that_got_sigterm_waits_no_longer_than_its_grace(tmp_path, monkeypatch):
+    model, go = nn.Linear(4, 4), threading.Event()
+    monkeypatch.setattr(whole, "copy_checkpoint", lambda *_: go.wait(60))
+    with pytest.raises(SystemExit) as ended:  # noqa: SIM117
+        with checkpoints(tmp_path / "run", grace=2.0, also=[f"{tmp_path}/slow"]) as ckpt:
+            os.kill(os.getpid(), signal.SIGTERM)
+            ckpt.save(1, model=model)
+    assert ended.value.code == 143 and steps_in(tmp_path / "run") == [1]
+    assert ckpt._thread.is_alive()  # a copy that takes longer is given up
+    go.set()
+    ckpt._thread.join()
+
+
+def test_a_program_that_ends_without_close_waits_for_its_save(tmp_path):
+    script = f"""
+import stoker, torch
+from stoker.checkpoint import parts
+import time
+read = parts.Bytes.read
+def slow(*given):
+    time.sleep(0.3)
+    read(*given)
+parts.Bytes.read = slow
+ckpt = stoker.Checkpoints({str(tmp_path / "run")!r}, staging="64MiB")
+model = torch.nn.Linear(4, 4)
+opt = torch.optim.AdamW(model.parameters())
+ckpt.save(1, model=model, optimizer=opt)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=ONE_THREAD, timeout=60
+    )
+    assert ran.returncode == 0 and "waiting for the save of step 1" in ran.stderr, ran.stderr
+    assert steps_in(tmp_path / "run") == [1]
+
+
+def test_a_damaged_file_is_not_taken_over_once_that_is_known(tmp_path):
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(8, 8))
+    model[0].requires_grad_(False)
+    with checkpoints(tmp_path / "run", keep=1) as ckpt:
+        first = ckpt.save(1, model=model)
+        ckpt.wait()
+        flip(tmp_path / "run" / first.folder / "model-00002-of-00002.safetensors", 4100)
+        second = ckpt.save(2, model=model)  # takes over the damaged file
+        with pytest.raises(errors.Corruption, match="nothing is removed, as the newest"):
+            ckpt.wait()
+        second.wait("durable")
+        third = ckpt.save(3, model=model)
+        ckpt.wait()
+        assert steps_in(tmp_path / "run") == [3]
+        assert cli.main(["verify", f"{tmp_path}/run"]) == 0
+        assert ckpt.restore(model=model).folder == third.folder
+
+
+def test_the_command_says_what_is_damaged_before_anything_goes(tmp_path, capsys):
+    def run(*arguments) -> tuple[int, str]:
+        status = cli.main([str(each) for each in arguments])
+        told = capsys.readouterr()
+        return status, told.out + told.err
+
+    model = nn.Linear(300, 300)
+    store, other = tmp_path / "run", tmp_path / "other"
+    with checkpoints(store) as ckpt:
+        handles = [ckpt.save(step, model=model) for step in (1, 2)]
+    newest = store / handles[1].folder
+    assert run("cp", store, other)[0] == 0
+    flip(other / handles[1].folder / "model.safetensors", 5000)
+    status, told = run("cp", store, other)  # it is there, but not sound
+    assert status == 1 and "is damaged" in told
+    status, told = run("export", store, tmp_path / "out", "--everything")
+    assert status == 0
+    assert (tmp_path / "out" / MANIFEST).read_bytes() == (newest / MANIFEST).read_bytes()
+
+    flip(newest / "model.safetensors", 5000)
+    status, told = run("gc", store, "--last", 1)
+    assert status == 1 and "nothing is removed, as the newest checkpoint is damaged" in told
+    assert steps_in(store) == [1, 2]
+    flip(newest / "model.safetensors", 5000)
+
+    flip(newest / MANIFEST, 20)
+    status, told = run("verify", store)  # not only the newest that opens
+    assert status == 1 and "DAMAGED" in told and f"{handles[0].folder}: sound" in told
+    (tmp_path / "empty").mkdir()
+    status, told = run("verify", "--all", tmp_path / "empty")
+    assert status == 1 and "holds no checkpoint" in told
+
+
+def test_a_manifest_from_the_future_is_told_and_kept(tmp_path):
+    model = nn.Linear(4, 4)
+    with checkpoints(tmp_path / "run", keep=1) as ckpt:
+        first = ckpt.save(1, model=model)
+        ckpt.wait()
+        manifest = tmp_path / "run" / first.folder / MANIFEST
+        head = manifest.read_bytes().rpartition(b',"digest":')[0]
+        head = head.replace(b'"version":1', b'"version":9', 1)
+        manifest.write_bytes(head + b',"digest":"' + hash_of(head).hex().encode() + b'"}\n')
+        with (
+            pytest.warns(UserWarning, match="has format 9"),
+            pytest.raises(errors.Mismatch, match="has format 9.*use a newer one"),
+        ):
+            ckpt.restore(model=model)
+        ckpt.save(2, model=model)
+        ckpt.wait()
+        assert steps_in(tmp_path / "run") == [1, 2]  # nobody removes what it cannot read
+
+
+@pytest.mark.soak
+def test_a_model_is_trained_by_a_compiled_step_while_it_is_saved(tmp_path):
+    model, opt = made()
+    step = torch.compile(opt.step, backend="eager")
+    with checkpoints(tmp_path / "run") as ckpt:
+        for at in range(3):
+            train(model, opt, at)
+        model(torch.randn(4, 600)).square().mean().backward()
+        was = {name: value.clone() for name, value in model.state_dict().items()}
+        ckpt.save(1, model=model, optimizer=opt)
+        step()
+        ckpt.wait()
+        ckpt.restore(model=model, optimizer=opt)
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, was[name]), name
+
+
+def test_a_path_of_lightning_holds_what_was_saved_last(tmp_path, monkeypatch):
+    """Also where it held a later step of another run, as "last.ckpt" may."""
+    try:
+        from stoker.integrations.lightning import StokerCheckpointIO
+    except ImportError:  # Lightning is not installed: its base class has no code that is used
+        base = types.ModuleType("lightning.fabric.plugins")
+        base.CheckpointIO = object
+        monkeypatch.setitem(sys.modules, "lightning.fabric.plugins", base)
+        from stoker.integrations.lightning import StokerCheckpointIO
+
+        del sys.modules["stoker.integrations.lightning"]
+    files, path = StokerCheckpointIO(staging="16MiB"), tmp_path / "last.ckpt"
+    for step in (500, 7, 7):
+        value = torch.full((300,), float(step))
+        files.save_checkpoint({"state_dict": {"w": value}, "global_step": step, "note": step}, path)
+        assert steps_in(path) == [step]
+        found = files.load_checkpoint(path)
+        assert found["note"] == step and torch.equal(found["state_dict"]["w"], value)
+    files.remove_checkpoint(path)
+    assert not path.exists()
