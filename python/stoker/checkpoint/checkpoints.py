@@ -830,8 +830,7 @@ def _wait_for_saves() -> None:
 
 
 def _waits(optimizer: Any) -> bool:
-    """Whether its step() waits for saves. A step in a CUDA graph, for which `capturable` is, runs no
-    hook."""
+    """Whether its step() waits for saves. One in a CUDA graph runs no hook: `capturable`."""
     return isinstance(optimizer, torch.optim.Optimizer) and not any(
         group.get("capturable") for group in optimizer.param_groups
     )
